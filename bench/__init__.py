@@ -1,0 +1,1 @@
+"""Side-by-side workloads against PyTorch, JAX, scikit-learn and OpenBLAS: ``python -m bench all``."""

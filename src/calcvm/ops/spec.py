@@ -1,0 +1,257 @@
+"""The form of the instruction set: operators, their rows, and what a row declares about itself.
+
+An *operator* (`OpSpec`) is what a graph is made of.  A *row* (`RowSpec`) is one instruction of the VM:
+an operator has forward rows and backward rows.  Everything else in calcvm is derived from these
+declarations: encoding, dispatch, autodiff, lifetimes, verifier, disassembly, documentation, tests and
+benchmarks.  So a declaration that lies is a defect, and every property declared here has a test that
+fails when it is a lie.
+
+Sizes (`elems`, `part`, `flops`) are expressions over the row's words, such as ``"M*K"``.  They are
+evaluated with numbers, with `Affine` sizes, and shown in the reference as written.  The name ``D`` is
+the number of heap elements in eight bytes (2 in a float32 heap, 1 in a float64 heap).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+from calcvm.ops.dims import Affine, Shape, affine, numel
+
+MAX_WORDS = 32  # W: words in an encoded row, the opcode and the flags included
+HEADER_WORDS = 2
+
+
+@lru_cache(maxsize=None)
+def _compile(expression: str) -> CodeType:
+    return compile(expression, f"<size {expression}>", "eval")
+
+
+def evaluate(expression: str, words: Mapping[str, Any]) -> Any:
+    """Value of a size expression from the operator table over ``words``."""
+    return eval(_compile(expression), {"__builtins__": {"max": _max, "min": min, "abs": abs}}, words)
+
+
+def _max(*sizes: Any) -> Any:
+    if all(isinstance(s, int) for s in sizes):
+        return max(sizes)
+    a = [affine(s) for s in sizes]
+    return Affine(max(s.a for s in a), max(s.b for s in a))  # an upper bound when batches differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """One integer or float word of a row.
+
+    kind : "dim" (a size, may depend on the batch, >= 0), "int" (a constant in [lo, hi]) or "float"
+        (a float64 stored as its bits, in [lo, hi], finite).
+    """
+
+    name: str
+    kind: str = "dim"
+    lo: float = 0
+    hi: float = 2**40
+
+
+def dims(names: str) -> tuple[Word, ...]:
+    return tuple(Word(name=n) for n in names.split())
+
+
+def choice(name: str, n: int) -> Word:
+    """An integer word in [0, n)."""
+    return Word(name=name, kind="int", lo=0, hi=n - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """One operand of a row: which heap cells it may touch, how, and by which worker.
+
+    access : "r" read; "w" every element is set; "a" set, or added to where the row's word ``acc`` is 1;
+        "u" read and updated in place (parameters, optimizer state); "s" scratch of this row alone.
+    elems : extent, in elements.
+    part : how the workers share it.  An expression n: worker w touches only elements of units
+        [n*w // nw, n*(w+1) // nw), each elems/n long.  "" or an n of 0: any worker may touch any
+        element; of scratch, worker w has the w-th of nw equal parts.  "w0": worker 0 alone.
+    """
+
+    name: str
+    access: str
+    elems: str
+    part: str = ""
+    optional: bool = False
+
+    @property
+    def reads(self) -> bool:
+        return self.access in "rua"
+
+    @property
+    def writes(self) -> bool:
+        return self.access in "wuas"
+
+
+def R(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
+    return Operand(name=name, access="r", elems=elems, part=part, **kw)
+
+
+def W(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
+    return Operand(name=name, access="w", elems=elems, part=part, **kw)
+
+
+def A(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
+    return Operand(name=name, access="a", elems=elems, part=part, **kw)
+
+
+def U(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
+    return Operand(name=name, access="u", elems=elems, part=part, **kw)
+
+
+def S(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
+    """Scratch.  Its ``elems`` may use ``nw``, the planned number of workers."""
+    return Operand(name=name, access="s", elems=elems, part=part, **kw)
+
+
+ACC = Word(name="acc", kind="int", lo=0, hi=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSpec:
+    """One instruction: ``kernels_*/`` hold a kernel of the same name and the same words.
+
+    opcode : append-only; never reuse or renumber (stored programs name it).
+    in_place : pairs (written, read) that may share storage when the read value dies here.
+    require : expressions over the words that must be >= 0: what the kernel relies on beyond the ranges.
+    """
+
+    opcode: int
+    name: str
+    synopsis: str
+    words: tuple[Word, ...]
+    operands: tuple[Operand, ...]
+    in_place: tuple[tuple[str, str], ...] = ()
+    require: tuple[str, ...] = ()
+    flops: str = "0"
+
+    def __post_init__(self) -> None:
+        if HEADER_WORDS + len(self.words) + len(self.operands) > MAX_WORDS:
+            raise ValueError(f"row {self.name} has more than {MAX_WORDS} words")
+
+    @property
+    def reads(self) -> tuple[Operand, ...]:
+        return tuple(o for o in self.operands if o.reads)
+
+    @property
+    def writes(self) -> tuple[Operand, ...]:
+        return tuple(o for o in self.operands if o.writes and o.access != "s")
+
+    def operand(self, name: str) -> Operand:
+        return next(o for o in self.operands if o.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attr:
+    """One attribute of an operator: its default, and what it may be (checked when the graph is built)."""
+
+    name: str
+    default: Any = None
+    check: Callable[[Any], bool] = field(default=lambda v: True, repr=False)
+    doc: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """Shapes (with None for the batch) and attributes that tests and benchmarks run the operator with.
+
+    low, high : the range inputs are drawn from.  integer : {input: n} draws integers in [0, n).
+    batch : the batch size used.  grad : False where the gradient is not checked (kinks, labels).
+    """
+
+    shapes: tuple[tuple[int | None, ...], ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    batch: int = 5
+    low: float = -2.0
+    high: float = 2.0
+    integer: Mapping[str, int] = field(default_factory=dict)
+    bench: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpSpec:
+    """One operator.
+
+    category : unary | binary | reduction | contraction | shape | loss | metric | random | optimizer | system
+    inputs, outputs, saved : names.  Saved values are written by the forward for the backward alone.
+    shape : (input shapes, attributes) -> {output or saved name: shape}; raises ValueError with the reason.
+    words : (shapes by name, attributes) -> {word: value} for all rows of the operator.
+    fwd : rows in order.  bwd : rows in order; an operand ``d<input>`` or ``d<output>`` is that value's
+        gradient.  A backward row is emitted when one of the gradients it writes is needed.  Which values
+        the backward reads is what its rows read, nothing more.  Names starting with ``t_`` are
+        temporaries between rows of one operator (shape from `shape`).
+    view : the output is the input under another shape: no row at all, in either direction.
+    passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
+    broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
+    differentiable : inputs that have a gradient.
+    """
+
+    name: str
+    synopsis: str
+    category: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...] = ("y",)
+    saved: tuple[str, ...] = ()
+    attrs: tuple[Attr, ...] = ()
+    shape: Callable[[tuple[Shape, ...], Mapping[str, Any]], dict[str, Shape]] = field(repr=False)
+    words: Callable[[Mapping[str, Shape], Mapping[str, Any]], dict[str, Any]] = field(repr=False)
+    fwd: tuple[RowSpec, ...] = ()
+    bwd: tuple[RowSpec, ...] = ()
+    differentiable: tuple[str, ...] = ()
+    view: bool = False
+    passes: tuple[str, ...] = ()
+    broadcast: bool = False
+    optional_inputs: tuple[str, ...] = ()
+    onnx: tuple[str, ...] = ()
+    examples: tuple[Example, ...] = ()
+    source: str = ""
+
+    @property
+    def rows(self) -> tuple[RowSpec, ...]:
+        return self.fwd + self.bwd
+
+    @property
+    def bwd_reads(self) -> tuple[str, ...]:
+        """Forward values that the backward reads: all others may be overwritten after the forward."""
+        names = {o.name for row in self.bwd for o in row.operands if o.reads}
+        return tuple(n for n in (*self.inputs, *self.outputs, *self.saved) if n in names)
+
+
+# ---------------------------------------------------------------- the table
+OPS: dict[str, OpSpec] = {}
+ROWS: dict[str, RowSpec] = {}
+OPCODES: dict[int, RowSpec] = {}
+
+
+def register(spec: OpSpec) -> OpSpec:
+    """Add an operator to the table.  Rows may be shared by operators; opcodes and names are unique."""
+    if spec.name in OPS:
+        raise ValueError(f"operator {spec.name!r} is already registered")
+    for row in spec.rows:
+        if ROWS.get(row.name, row) is not row or OPCODES.get(row.opcode, row) is not row:
+            raise ValueError(f"row {row.name!r} (opcode {row.opcode}) is already registered otherwise")
+    for row in spec.rows:
+        ROWS[row.name] = OPCODES[row.opcode] = row
+    OPS[spec.name] = spec
+    return spec
+
+
+# ---------------------------------------------------------------- small rules that families share
+def rows_cols(shape: Shape) -> dict[str, Any]:
+    """A tensor as rows of its leading dimension: workers then own the same rows in every operator."""
+    if not shape:
+        return {"rows": 1, "cols": 1}
+    return {"rows": shape[0], "cols": numel(shape[1:])}
+
+
+def same_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    return {"y": inputs[0]}

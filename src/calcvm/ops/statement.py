@@ -1,0 +1,101 @@
+"""What lowering produces and the planner reads: values, and statements over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from calcvm.ops.dims import Affine
+from calcvm.ops.spec import RowSpec, evaluate
+
+# kinds of values, and the zone each belongs to
+ZONE_OF = {
+    "parameter": "forward",  # persistent
+    "state": "forward",  # persistent: counters, hyperparameters, running statistics
+    "placeholder": "forward",  # written by the user or the fetch; kept from step to step, not switched
+    "activation": "forward",
+    "gradient": "gradient",  # persistent where rounds add up, else transient
+    "optimizer": "optimizer",  # persistent
+    "workspace": "workspace",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Value:
+    """One value of a program.
+
+    elems : size in heap elements, a form of the batch.
+    persistent : lives between steps, inside its zone's persistent block (a model switch copies it).
+    resident : its storage is never shared: placeholders, kept results, values used by several paths.
+    align : where values of one kind should lie in the order of creation (merging of update rows).
+    """
+
+    name: str
+    kind: str
+    elems: Affine
+    persistent: bool = False
+    resident: bool = False
+
+    @property
+    def zone(self) -> str:
+        return ZONE_OF[self.kind]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Statement:
+    """One row before it has offsets: a spec, its words, and a value for each operand (None: left out)."""
+
+    spec: RowSpec
+    words: Mapping[str, Any]  # int, Affine or float
+    operands: Mapping[str, Value | None]
+    path: str
+    phase: str  # forward | loss | backward | optimize | end_round
+    label: str = ""  # the operator and variable it serves, for messages and listings
+    extents: Mapping[str, Affine] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        known = {**self.words}
+        sizes = {
+            o.name: evaluate(o.elems, known)
+            for o in self.spec.operands
+            if o.access != "s" and self.operands.get(o.name) is not None
+        }
+        object.__setattr__(self, "extents", sizes)
+
+    @property
+    def read_values(self) -> list[Value]:
+        out = []
+        for o in self.spec.operands:
+            v = self.operands.get(o.name)
+            if v is not None and (o.access in "ru" or (o.access == "a" and self.words.get("acc") == 1)):
+                out.append(v)
+        return out
+
+    @property
+    def written_values(self) -> list[Value]:
+        return [v for o in self.spec.writes if (v := self.operands.get(o.name)) is not None]
+
+
+PHASES = ("forward", "loss", "backward", "optimize", "end_round")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """A graph as statements: what the planner takes and the program is encoded from."""
+
+    values: tuple[Value, ...]
+    statements: tuple[Statement, ...]
+    paths: tuple[str, ...]
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def sections(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(path, phase) -> [start, stop) of statements; statements are in this order already."""
+        out, i = {}, 0
+        for path in self.paths:
+            for phase in PHASES:
+                start = i
+                while i < len(self.statements) and (self.statements[i].path, self.statements[i].phase) == (path, phase):
+                    i += 1
+                out[path, phase] = (start, i)
+        return out
