@@ -1,0 +1,43 @@
+"""Errors: each says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class CalcError(ValueError):
+    """Base of all errors that calcvm raises for bad input; nothing has been changed when it is raised."""
+
+
+class ShapeError(CalcError):
+    """Shapes do not fit: names the operator, the variables and both shapes."""
+
+
+class PlanError(CalcError):
+    """No plan fits.  ``needed`` and ``allowed`` are bytes (None where memory is not the reason)."""
+
+    def __init__(self, message: str, needed: int | None = None, allowed: int | None = None):
+        super().__init__(message)
+        self.needed = needed
+        self.allowed = allowed
+
+
+class ProgramError(CalcError):
+    """A program or model file is damaged, foreign, of an unknown version, or fails verification."""
+
+
+class UnsupportedOperator(CalcError):
+    """The operator, or this use of it, has no rule or kernel."""
+
+
+class Trap(CalcError):
+    """A kernel met a value it cannot compute with: names row, operator and variable.
+
+    Unlike the other errors it is raised after the call in which it happened.
+    """
+
+
+class MissingExtra(CalcError, ImportError):
+    """An optional package is not installed; names the extra that brings it."""
+
+    def __init__(self, package: str, extra: str, purpose: str):
+        super().__init__(f'{purpose} needs {package}: install it with pip install "calcvm[{extra}]"')
+        self.package, self.extra = package, extra
