@@ -1,1 +1,288 @@
-"""To come."""
+"""Losses and metrics: per-row values first, shared over rows, then one row that makes them a scalar.
+
+Every loss is the mean over what it averages (`count` values), so its backward divides by `count` again:
+a word of its own because it follows the batch.  ``t_l`` is the row's share of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from calcvm.ops.dims import Shape, affine, numel, show
+from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, W, Word, choice, dims, register, rows_cols
+
+ROWS_COLS = dims("rows cols")
+COUNT = dims("count")
+SEED = R("dloss", "1")
+
+
+# ---------------------------------------------------------------- from rows to a scalar
+def _final(opcode: int, name: str, out: str, synopsis: str) -> RowSpec:
+    return RowSpec(
+        opcode=opcode,
+        name=name,
+        synopsis=synopsis,
+        words=dims("rows count"),
+        operands=(R("t_l", "rows", "w0"), W(out, "1", "w0")),
+        flops="rows",
+    )
+
+
+LOSS_MEAN = _final(180, "loss_mean", "loss", "loss = sum_r l[r] / count")
+MEAN = _final(198, "metric_mean", "y", "y = sum_r l[r] / count")
+ROOT_MEAN = _final(199, "metric_root_mean", "y", "y = sqrt(sum_r l[r] / count)")
+
+
+# ---------------------------------------------------------------- losses over pairs of equal shape
+def _pair_shape(out: str) -> Any:
+    def shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+        x, t = inputs
+        if x != t:
+            raise ValueError(f"prediction {show(x)} and target {show(t)} differ in shape")
+        return {out: (), "t_l": x[:1]}
+
+    return shape
+
+
+def _pair_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**rows_cols(shapes["x"]), "count": numel(shapes["x"]), **attrs}
+
+
+def _pair_fwd(opcode: int, name: str, synopsis: str, words: tuple[Word, ...], flops: int) -> RowSpec:
+    return RowSpec(
+        opcode=opcode,
+        name=f"{name}_fwd",
+        synopsis=synopsis,
+        words=ROWS_COLS + words,
+        operands=(R("x", "rows*cols", "rows"), R("t", "rows*cols", "rows"), W("t_l", "rows", "rows")),
+        flops=f"{flops}*rows*cols",
+    )
+
+
+def _pair_bwd(opcode: int, name: str, wrt: str, synopsis: str, words: tuple[Word, ...], flops: int) -> RowSpec:
+    reads = "x" if (name, wrt) == ("binary_cross_entropy", "t") else "xt"
+    dx = f"d{wrt}"
+    return RowSpec(
+        opcode=opcode,
+        name=f"{name}_bwd_{wrt}",
+        synopsis=f"{dx}[r,c] = dloss/count * {synopsis}",
+        words=ROWS_COLS + COUNT + words,
+        operands=(SEED, *(R(v, "rows*cols", "rows") for v in reads), W(dx, "rows*cols", "rows")),
+        in_place=tuple((dx, v) for v in reads),
+        flops=f"{flops}*rows*cols",
+    )
+
+
+def _pair(opcode: int, name: str, term: str, dx: str, dt: str, *, attrs: tuple[Attr, ...] = (), **kw: Any) -> OpSpec:
+    words = tuple(Word(name=a.name, kind="float", lo=0, hi=1e300) for a in attrs)
+    examples = ((None, 3), (None, 1), (None,), (None, 4, 5), (7, 17))
+    return register(
+        OpSpec(
+            name=name,
+            synopsis=f"loss = mean({term})",
+            category="loss",
+            inputs=("x", "t"),
+            outputs=("loss",),
+            attrs=attrs,
+            shape=_pair_shape("loss"),
+            words=_pair_words,
+            fwd=(_pair_fwd(opcode, name, f"l[r] = sum_c {term}", words, kw.pop("flops")), LOSS_MEAN),
+            bwd=(
+                _pair_bwd(opcode + 1, name, "x", dx, words, 4),
+                _pair_bwd(opcode + 2, name, "t", dt, words, 4),
+            ),
+            differentiable=("x", "t"),
+            examples=tuple(Example(shapes=(s, s)) for s in examples)
+            + (Example(shapes=((None, 64), (None, 64)), batch=256, bench=True),),
+            **kw,
+        )
+    )
+
+
+_pair(
+    184,
+    "binary_cross_entropy",
+    "max(x,0) - x*t + log(1 + exp(-|x|))",
+    "(sigmoid(x) - t)",
+    "-x",
+    flops=12,
+    source="torch.nn.BCEWithLogitsLoss: x are logits, t probabilities",
+)
+MSE = _pair(187, "mse", "(x - t)^2", "2*(x - t)", "2*(t - x)", flops=3)
+_pair(
+    190, "mae", "|x - t|", "sign(x - t)", "sign(t - x)", flops=2, source="the derivative at x = t is 0, as in PyTorch"
+)
+_pair(
+    193,
+    "huber",
+    "(e = |x - t|) <= delta ? e^2/2 : delta*(e - delta/2)",
+    "clamp(x - t, -delta, delta)",
+    "clamp(t - x, -delta, delta)",
+    flops=6,
+    attrs=(
+        Attr(name="delta", default=1.0, check=lambda v: 0 < v < 1e300, doc="where the parabola becomes a line, > 0"),
+    ),
+    source="Huber 1964; torch.nn.HuberLoss",
+)
+
+
+# ---------------------------------------------------------------- softmax cross entropy
+def _classes(inputs: tuple[Shape, ...]) -> bool:
+    """True where the target holds a probability for each class, False where it holds labels."""
+    x, t = inputs
+    if not x:
+        raise ValueError("scores need a last axis of classes")
+    if t == x:
+        return True
+    if t in (x[:-1], x[:-1] + (affine(1),)):
+        return False
+    raise ValueError(
+        f"target {show(t)} is neither labels {show(x[:-1])} nor probabilities {show(x)} for the scores {show(x)}"
+    )
+
+
+def _class_words(x: Shape, dense: bool) -> dict[str, Any]:
+    if len(x) == 1:
+        return {"rows": 1, "inner": 1, "N": x[0], "dense": int(dense)}
+    return {"rows": x[0], "inner": numel(x[1:-1]), "N": x[-1], "dense": int(dense)}
+
+
+def _ce_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    _classes(inputs)
+    x = inputs[0]
+    return {"loss": (), "p": x, "t_l": x[:-1][:1]}
+
+
+def _ce_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x = shapes["logits"]
+    words = _class_words(x, _classes((x, shapes["target"])))
+    return {**words, "count": numel(x[:-1]), "smoothing": attrs["label_smoothing"]}
+
+
+CLASSES = (*dims("rows inner N"), choice("dense", 2))
+SMOOTHING = Word(name="smoothing", kind="float", lo=0, hi=1)
+TARGET = R("target", "rows*inner*(1 + dense*(N - 1))", "rows")
+
+register(
+    OpSpec(
+        name="softmax_cross_entropy",
+        synopsis="loss = mean_r(-sum_j q[r,j]*log(softmax(logits)[r,j])), q = (1-s)*target + s/N",
+        category="loss",
+        inputs=("logits", "target"),
+        outputs=("loss",),
+        saved=("p",),
+        attrs=(
+            Attr(name="label_smoothing", default=0.0, check=lambda v: 0 <= v < 1, doc="weight s of the uniform target"),
+        ),
+        shape=_ce_shape,
+        words=_ce_words,
+        fwd=(
+            RowSpec(
+                opcode=181,
+                name="softmax_cross_entropy_fwd",
+                synopsis="p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j])",
+                words=(*CLASSES, SMOOTHING),
+                operands=(
+                    R("logits", "rows*inner*N", "rows"),
+                    TARGET,
+                    W("p", "rows*inner*N", "rows"),
+                    W("t_l", "rows", "rows"),
+                ),
+                in_place=(("p", "logits"),),
+                require=("N - 1",),
+                flops="16*rows*inner*N",
+            ),
+            LOSS_MEAN,
+        ),
+        bwd=(
+            RowSpec(
+                opcode=182,
+                name="softmax_cross_entropy_bwd",
+                synopsis="dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j])",
+                words=(*CLASSES, *COUNT, SMOOTHING),
+                operands=(
+                    SEED,
+                    TARGET,
+                    R("p", "rows*inner*N", "rows"),
+                    W("dlogits", "rows*inner*N", "rows"),
+                ),
+                in_place=(("dlogits", "p"),),
+                require=("N - 1",),
+                flops="3*rows*inner*N",
+            ),
+        ),
+        differentiable=("logits",),
+        examples=(
+            Example(shapes=((None, 3), (None,)), integer={"target": 3}),
+            Example(shapes=((None, 10), (None,)), integer={"target": 10}, batch=32, bench=True),
+            Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, attrs={"label_smoothing": 0.1}),
+            Example(shapes=((None, 37), (None,)), integer={"target": 37}, low=-30, high=30),
+            Example(shapes=((None, 4, 6), (None, 4)), integer={"target": 6}, batch=3),
+            Example(shapes=((None, 5), (None, 5)), low=0.1, high=1.0),
+            Example(shapes=((None, 21), (None, 21)), low=0.1, high=1.0, attrs={"label_smoothing": 0.25}),
+            Example(shapes=((None, 1), (None, 1)), low=0.1, high=1.0),
+            Example(shapes=((7,), ()), integer={"target": 7}),
+        ),
+        source="Szegedy et al. 2016 (label smoothing); torch.nn.CrossEntropyLoss",
+    )
+)
+
+
+# ---------------------------------------------------------------- metrics
+register(
+    OpSpec(
+        name="rmse",
+        synopsis="y = sqrt(mean((x - t)^2))",
+        category="metric",
+        inputs=("x", "t"),
+        shape=_pair_shape("y"),
+        words=_pair_words,
+        fwd=(MSE.fwd[0], ROOT_MEAN),
+        examples=(Example(shapes=((None, 3), (None, 3))), Example(shapes=((None,), (None,)))),
+    )
+)
+
+
+def _accuracy_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    _classes(inputs)
+    return {"y": (), "t_l": inputs[0][:-1][:1]}
+
+
+def _accuracy_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x = shapes["scores"]
+    return {**_class_words(x, _classes((x, shapes["target"]))), "count": numel(x[:-1])}
+
+
+register(
+    OpSpec(
+        name="accuracy",
+        synopsis="y = mean_r(argmax_j scores[r,j] == target[r])",
+        category="metric",
+        inputs=("scores", "target"),
+        shape=_accuracy_shape,
+        words=_accuracy_words,
+        fwd=(
+            RowSpec(
+                opcode=196,
+                name="accuracy_fwd",
+                synopsis="l[r] = number of rows of r whose first largest score is the target's class",
+                words=CLASSES,
+                operands=(
+                    R("scores", "rows*inner*N", "rows"),
+                    R("target", "rows*inner*(1 + dense*(N - 1))", "rows"),
+                    W("t_l", "rows", "rows"),
+                ),
+                require=("N - 1",),
+                flops="rows*inner*N",
+            ),
+            MEAN,
+        ),
+        examples=(
+            Example(shapes=((None, 3), (None,)), integer={"target": 3}, batch=11),
+            Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, batch=32),
+            Example(shapes=((None, 5), (None, 5)), batch=9),
+            Example(shapes=((None, 4, 3), (None, 4)), integer={"target": 3}),
+        ),
+    )
+)

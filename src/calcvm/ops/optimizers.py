@@ -1,1 +1,285 @@
-"""To come."""
+"""Optimizers: update rows, the step counter with its schedule, clipping, penalties.
+
+Hyperparameters are float64 values in the heap (``hyper``: the slots below, eight bytes each, in any
+heap), so one program serves every learning rate.  A step runs, in this order:
+
+1. ``zero`` at the end of a round; ``penalty`` adds regularizers to a final gradient;
+2. ``clip_value`` clamps a gradient in place; or ``sumsq`` writes sums of squares of a gradient, one for
+   each of its rows, into that gradient's slice of one array of partial sums, and ``clip_norm_scale``
+   turns the array into the slot ``clip_scale``;
+3. ``tick`` counts the step and computes what depends on it alone;
+4. one update row for each parameter; its word ``clip`` makes it read ``clip_scale`` (no pass of its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from calcvm.ops.dims import Shape, affine
+from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, U, W, Word, choice, dims, register, rows_cols
+
+HYPER_SLOTS = (
+    # set by the user
+    "learning_rate",
+    "beta1",  # or momentum
+    "beta2",  # or alpha
+    "eps",
+    "weight_decay",
+    "clip_value",
+    "clip_norm",
+    "step_size",  # of the schedule `Step`
+    "gamma",
+    "total_steps",
+    "min_lr",
+    "warmup_steps",
+    # advanced by `tick` and `clip_norm_scale`
+    "t",  # steps counted
+    "beta1_t",  # beta1^t
+    "beta2_t",
+    "gamma_t",  # gamma to the power of its uses so far
+    "lr_t",  # scheduled learning rate
+    "step_size_t",  # lr_t / (1 - beta1^t)
+    "inv_sqrt_correction2_t",  # 1 / sqrt(1 - beta2^t)
+    "clip_scale",
+)
+HYPER_ELEMS = f"{len(HYPER_SLOTS)}*D"
+# Slots that do not start at 0.
+HYPER_START = {"beta1_t": 1.0, "beta2_t": 1.0, "gamma_t": 1.0, "clip_scale": 1.0, "inv_sqrt_correction2_t": 1.0}
+SCHEDULES = ("constant", "step", "exponential", "cosine")
+
+HYPER = R("hyper", HYPER_ELEMS)
+ROWS_COLS = dims("rows cols")
+CLIP = choice("clip", 2)
+
+
+def _leading(name: str) -> Any:
+    def words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+        return {**rows_cols(shapes[name]), **attrs}
+
+    return words
+
+
+def _same(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    return {}
+
+
+def _register(
+    opcode: int,
+    name: str,
+    synopsis: str,
+    words: tuple[Word, ...],
+    operands: tuple[Operand, ...],
+    *,
+    attrs: tuple[Attr, ...] = (),
+    shape: Any = None,
+    word_values: Any = None,
+    examples: tuple[Example, ...],
+    in_place: tuple[tuple[str, str], ...] = (),
+    flops: str = "0",
+    source: str = "",
+) -> None:
+    """One row as an operator of its own: operands are inputs where read, outputs where written."""
+    row = RowSpec(
+        opcode=opcode, name=name, synopsis=synopsis, words=words, operands=operands, in_place=in_place, flops=flops
+    )
+
+    def updated(inputs: tuple[Shape, ...], a: Mapping[str, Any]) -> dict[str, Shape]:
+        by_name = dict(zip((o.name for o in row.reads), inputs))
+        return {o.name: by_name[o.name] for o in row.writes if o.name in by_name} | (shape(inputs, a) if shape else {})
+
+    register(
+        OpSpec(
+            name=name,
+            synopsis=synopsis,
+            category="optimizer",
+            inputs=tuple(o.name for o in row.reads),
+            outputs=tuple(o.name for o in row.writes),
+            attrs=attrs,
+            shape=updated,
+            words=word_values or _leading(operands[0].name),
+            fwd=(row,),
+            examples=examples,
+            source=source,
+        )
+    )
+
+
+_FLAG = Attr(name="clip", default=0, check=lambda v: v in (0, 1), doc="1: gradients are scaled by hyper.clip_scale")
+N_SLOTS = len(HYPER_SLOTS)
+
+
+# ---------------------------------------------------------------- update rows
+def _update(opcode: int, name: str, state: str, synopsis: str, flops: int, source: str) -> None:
+    n = 2 + len(state.split())
+
+    def example(shape: tuple[int, ...], clip: int, **kw: Any) -> Example:
+        return Example(shapes=(shape,) * n + ((N_SLOTS,),), attrs={"clip": clip}, low=0.1, high=0.9, **kw)
+
+    _register(
+        opcode,
+        name,
+        f"g' = clip_scale*g + weight_decay*p; {synopsis}" if name != "adamw" else synopsis,
+        (*ROWS_COLS, CLIP),
+        (
+            U("p", "rows*cols", "rows"),
+            R("g", "rows*cols", "rows"),
+            *(U(s, "rows*cols", "rows") for s in state.split()),
+            HYPER,
+        ),
+        attrs=(_FLAG,),
+        examples=(
+            example((6, 4), 0),
+            example((3,), 1),
+            example((5, 37), 1),
+            example((784, 64), 0, bench=True),
+        ),
+        flops=f"{flops}*rows*cols",
+        source=source,
+    )
+
+
+_update(220, "sgd", "", "p -= lr_t*g'", 2, "torch.optim.SGD")
+_update(221, "momentum", "m", "m = beta1*m + g'; p -= lr_t*m", 4, "Polyak 1964; torch.optim.SGD(momentum), dampening 0")
+_update(
+    222,
+    "nesterov",
+    "m",
+    "m = beta1*m + g'; p -= lr_t*(g' + beta1*m)",
+    6,
+    "Sutskever et al. 2013; torch.optim.SGD(nesterov=True)",
+)
+_ADAM = (
+    "m += (1-beta1)*(g' - m); v = beta2*v + (1-beta2)*g'^2; p -= step_size_t*m/(sqrt(v)*inv_sqrt_correction2_t + eps)"
+)
+_update(223, "adam", "m v", _ADAM, 12, "Kingma and Ba 2015; torch.optim.Adam")
+_update(
+    224,
+    "adamw",
+    "m v",
+    f"g' = clip_scale*g; p *= 1 - lr_t*weight_decay; {_ADAM}",
+    13,
+    "Loshchilov and Hutter 2019; torch.optim.AdamW",
+)
+_update(
+    225,
+    "rmsprop",
+    "v",
+    "v = beta2*v + (1-beta2)*g'^2; p -= lr_t*g'/(sqrt(v) + eps)",
+    8,
+    "Tieleman and Hinton 2012; torch.optim.RMSprop",
+)
+_update(
+    226,
+    "rmsprop_momentum",
+    "v m",
+    "v = beta2*v + (1-beta2)*g'^2; m = beta1*m + g'/(sqrt(v) + eps); p -= lr_t*m",
+    10,
+    "torch.optim.RMSprop(momentum)",
+)
+_update(
+    227,
+    "adagrad",
+    "v",
+    "v += g'^2; p -= lr_t*g'/(sqrt(v) + eps)",
+    7,
+    "Duchi et al. 2011; torch.optim.Adagrad",
+)
+
+
+# ---------------------------------------------------------------- the step: counter and schedule
+_register(
+    230,
+    "tick",
+    "t += 1; beta1_t *= beta1; beta2_t *= beta2; lr_t = schedule(t - 1)*min(1, t/warmup_steps); step_size_t = "
+    "lr_t/(1 - beta1_t); inv_sqrt_correction2_t = 1/sqrt(1 - beta2_t)",
+    (choice("schedule", len(SCHEDULES)),),
+    (U("hyper", HYPER_ELEMS, "w0"),),
+    attrs=(
+        Attr(
+            name="schedule", default=0, check=lambda v: v in range(len(SCHEDULES)), doc=f"0..3: {', '.join(SCHEDULES)}"
+        ),
+    ),
+    word_values=lambda shapes, attrs: dict(attrs),
+    examples=tuple(Example(shapes=((N_SLOTS,),), attrs={"schedule": s}, low=0.1, high=0.9) for s in range(4))
+    + tuple(Example(shapes=((N_SLOTS,),), attrs={"schedule": s}, low=2.1, high=3.9) for s in range(4)),
+    source="torch.optim.lr_scheduler: StepLR, ExponentialLR, CosineAnnealingLR; the schedule starts after the warm-up",
+)
+
+
+# ---------------------------------------------------------------- clipping
+_GRADIENT = U("g", "rows*cols", "rows")
+
+_register(
+    231,
+    "clip_value",
+    "g = min(max(g, -clip_value), clip_value)",
+    ROWS_COLS,
+    (_GRADIENT, HYPER),
+    examples=(
+        Example(shapes=((6, 4), (N_SLOTS,)), low=0.1, high=0.9),
+        Example(shapes=((3,), (N_SLOTS,)), low=0.1, high=0.9),
+    ),
+    flops="2*rows*cols",
+    source="torch.nn.utils.clip_grad_value_",
+)
+_register(
+    232,
+    "sumsq",
+    "s[r] = sum_c g[r,c]^2",
+    ROWS_COLS,
+    (R("g", "rows*cols", "rows"), W("s", "rows", "rows")),
+    shape=lambda inputs, attrs: {"s": inputs[0][:1] or (affine(1),)},
+    examples=(
+        Example(shapes=((6, 4),)),
+        Example(shapes=((37,),)),
+        Example(shapes=((5, 137),)),
+        Example(shapes=((784, 64),), bench=True),
+    ),
+    flops="2*rows*cols",
+)
+_register(
+    233,
+    "clip_norm_scale",
+    "clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6))",
+    dims("n"),
+    (R("s", "n", "w0"), U("hyper", HYPER_ELEMS, "w0")),
+    word_values=lambda shapes, attrs: {"n": shapes["s"][0]},
+    examples=(
+        Example(shapes=((2,), (N_SLOTS,)), low=0.1, high=0.9),
+        Example(shapes=((300,), (N_SLOTS,)), low=0.1, high=0.9),
+    ),
+    flops="n",
+    source="torch.nn.utils.clip_grad_norm_",
+)
+
+
+# ---------------------------------------------------------------- penalties, zero
+_register(
+    234,
+    "penalty",
+    "g += l1*sign(p) + 2*l2*p",
+    (*ROWS_COLS, Word(name="l1", kind="float", lo=0, hi=1e300), Word(name="l2", kind="float", lo=0, hi=1e300)),
+    (R("p", "rows*cols", "rows"), _GRADIENT),
+    attrs=(
+        Attr(name="l1", default=0.0, check=lambda v: 0 <= v < 1e300, doc="weight of sum |p|"),
+        Attr(name="l2", default=0.0, check=lambda v: 0 <= v < 1e300, doc="weight of sum p^2"),
+    ),
+    examples=tuple(
+        Example(shapes=(s, s), attrs=a)
+        for s, a in (((6, 4), {"l1": 0.01}), ((5,), {"l2": 0.1}), ((3, 19), {"l1": 0.3, "l2": 0.2}))
+    ),
+    flops="4*rows*cols",
+    source="the gradient of l1*sum|p| + l2*sum p^2, as in Keras",
+)
+_register(
+    235,
+    "zero",
+    "g = 0",
+    ROWS_COLS,
+    (W("g", "rows*cols", "rows"),),
+    attrs=(Attr(name="shape", default=(1,), doc="shape of g"),),
+    shape=lambda inputs, attrs: {"g": tuple(affine(n) for n in attrs["shape"])},
+    word_values=lambda shapes, attrs: rows_cols(shapes["g"]),
+    examples=(Example(shapes=(), attrs={"shape": (6, 4)}), Example(shapes=(), attrs={"shape": (3,)})),
+)
