@@ -1,0 +1,69 @@
+# Every target sets up what it needs in .venv: a machine with Python (3.10 or later) and make is enough.
+# PYTHON=...       the Python to make .venv with (default: the first suitable one on the path)
+# TORCH_INDEX=...  where to fetch torch from; https://download.pytorch.org/whl/cpu has the small CPU build
+# PYTEST_ARGS=...  arguments for pytest, such as "-k planner" or '-m "not slow"'
+# DEMO_ARGS=...    arguments for the demo, such as "--data ~/mnist"
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-peers lint format bench fuzz clean
+
+help: ## print the targets
+	@echo "make TARGET, where TARGET is one of"
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1 \2/p' Makefile | awk '{t=$$1; $$1=""; printf "  %-11s%s\n", t, $$0}'
+
+demo: $(VENV)/.demo ## train a network on real scans: the plan, the training, the accuracy
+	$(BIN)/calcvm demo $(DEMO_ARGS)
+
+# one thread for the peers' libraries: their idle threads would spin against the worker team
+test: $(VENV)/.torch ## run every test (with PyTorch: numbers must agree)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-peers: $(VENV)/.torch ## run only the comparisons with other libraries
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.peers ## run the benchmarks against the peers and write bench/RESULTS.md
+	$(BIN)/python -m bench all
+
+fuzz: $(VENV)/.dev ## run 100 000 programs with altered words: none may touch a byte outside the heap
+	$(BIN)/python tests/fuzz_programs.py --programs 100000
+
+clean: ## remove .venv and everything that was made (the JIT cache is the user's: see calcvm info)
+	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks src/calcvm.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------- set-up, once for each set of extras
+$(BIN)/python:
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.10 python; do \
+	    if $$python -c '$(SUITABLE)' 2>/dev/null; then $$python -m venv $(VENV) && exit 0; exit 1; fi; \
+	done; \
+	echo "no Python 3.10 or later with the venv module found: install one, or name it with PYTHON=..."; exit 1
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(PIP) -e ".[demo]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.dev
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e ".[torch]"
+	@touch $@
+
+$(VENV)/.peers: $(VENV)/.torch
+	$(PIP) -e ".[peers]"
+	@touch $@
