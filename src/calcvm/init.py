@@ -1,0 +1,176 @@
+"""Initializers: ``init(shape, rng)`` returns the float64 start of a parameter.
+
+Weights are stored (inputs, outputs): a weight of shape ``(*receptive field, n_in, n_out)`` has a fan-in
+of ``n_in`` and a fan-out of ``n_out`` times the size of the receptive field.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from calcvm.errors import CalcError
+
+Shape = tuple[int, ...]
+
+
+def fans(shape: Shape) -> tuple[int, int]:
+    """Fan-in and fan-out of a weight; a vector of n has fans n and n."""
+    if len(shape) < 2:
+        n = math.prod(shape)
+        return n, n
+    field = math.prod(shape[:-2])
+    return shape[-2] * field, shape[-1] * field
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """Base: a callable from a shape and a random generator to values."""
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Constant(Initializer):
+    """Every element is ``value``."""
+
+    value: float
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        return np.full(shape, float(self.value))
+
+
+@dataclass(frozen=True)
+class Zeros(Constant):
+    """Every element is 0."""
+
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ones(Constant):
+    """Every element is 1."""
+
+    value: float = 1.0
+
+
+@dataclass(frozen=True)
+class Uniform(Initializer):
+    """Uniform in [low, high)."""
+
+    low: float = -0.05
+    high: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise CalcError(f"Uniform: low {self.low!r} must be at most high {self.high!r}")
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        return rng.uniform(self.low, self.high, shape)
+
+
+@dataclass(frozen=True)
+class Normal(Initializer):
+    """Normal of ``mean`` and standard deviation ``std``."""
+
+    mean: float = 0.0
+    std: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not self.std >= 0:
+            raise CalcError(f"{type(self).__name__}: std must be >= 0, not {self.std!r}")
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        return rng.normal(self.mean, self.std, shape)
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(Normal):
+    """Normal of ``mean`` and ``std`` before truncation; values beyond two ``std`` are drawn anew."""
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        x = np.asarray(rng.standard_normal(shape))
+        while (far := np.abs(x) > 2).any():
+            x[far] = rng.standard_normal(np.count_nonzero(far))
+        return self.mean + self.std * x
+
+
+@dataclass(frozen=True)
+class _Scaled(Initializer):
+    """Mean 0 and variance gain^2 / fan."""
+
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.gain >= 0:
+            raise CalcError(f"{type(self).__name__}: gain must be >= 0, not {self.gain!r}")
+
+    def _std(self, shape: Shape) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class XavierNormal(_Scaled):
+    """Normal of variance ``gain^2 * 2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
+
+    def _std(self, shape: Shape) -> float:
+        return self.gain * math.sqrt(2 / max(1, sum(fans(shape))))
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        return rng.normal(0, self._std(shape), shape)
+
+
+@dataclass(frozen=True)
+class XavierUniform(XavierNormal):
+    """Uniform of the same variance as `XavierNormal`."""
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        bound = math.sqrt(3) * self._std(shape)
+        return rng.uniform(-bound, bound, shape)
+
+
+@dataclass(frozen=True)
+class HeNormal(_Scaled):
+    """Normal of variance ``gain^2 / fan_in`` (He et al. 2015); the default gain, sqrt(2), is that of ReLU."""
+
+    gain: float = math.sqrt(2)
+
+    def _std(self, shape: Shape) -> float:
+        return self.gain / math.sqrt(max(1, fans(shape)[0]))
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        return rng.normal(0, self._std(shape), shape)
+
+
+@dataclass(frozen=True)
+class HeUniform(HeNormal):
+    """Uniform of the same variance as `HeNormal`."""
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        bound = math.sqrt(3) * self._std(shape)
+        return rng.uniform(-bound, bound, shape)
+
+
+@dataclass(frozen=True)
+class Orthogonal(Initializer):
+    """``gain`` times a random matrix of orthonormal rows or columns (Saxe et al. 2014).
+
+    The last axis of the shape is one side of the matrix, the others together the other side.
+    """
+
+    gain: float = 1.0
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        if len(shape) < 2:
+            raise CalcError(f"Orthogonal: the shape {shape} has fewer than 2 axes")
+        m, n = math.prod(shape[:-1]), shape[-1]
+        q, r = np.linalg.qr(rng.standard_normal((max(m, n), min(m, n))))
+        q *= np.where(np.diag(r) < 0, -1.0, 1.0)  # makes the distribution uniform
+        return self.gain * (q if m >= n else q.T).reshape(shape)
+
+
+GlorotUniform, GlorotNormal = XavierUniform, XavierNormal
+KaimingUniform, KaimingNormal = HeUniform, HeNormal
