@@ -1,0 +1,329 @@
+"""Elementary functions as straight-line LLVM IR, written once for scalars and vectors of both dtypes.
+
+A formula takes and returns `V`, a value under construction.  `_math` makes scalar functions and
+elementwise loops of formulas.  No formula branches or calls libm, so each costs the same for every input
+and vectorises.  The stated bounds are tested in tests/test_math.py; where a formula says "flushes", a
+result below the smallest normal number is zero.
+
+Sources: range reductions as in fdlibm (exp, log, log1p, tanh); the erf of large arguments as
+1 - exp(-q(x)) after N. Juffa; polynomial coefficients other than fdlibm's are weighted minimax fits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from calcvm.kernels_cpu._common import FAST, I32, I64
+
+FLAGS = tuple(sorted(FAST))
+
+
+class V:
+    """A float (or a vector of floats, or of integers of their width) in LLVM IR, with Python's operators."""
+
+    __slots__ = ("b", "v")
+
+    def __init__(self, b: ir.IRBuilder, v: Any):
+        self.b, self.v = b, v
+
+    @property
+    def lanes(self) -> int:
+        return self.v.type.count if isinstance(self.v.type, ir.VectorType) else 0
+
+    @property
+    def element(self) -> Any:
+        return self.v.type.element if self.lanes else self.v.type
+
+    @property
+    def is_f64(self) -> bool:
+        return self.element in (ir.DoubleType(), I64)
+
+    def over(self, element: Any) -> Any:
+        """The type with this shape and another element."""
+        return ir.VectorType(element, self.lanes) if self.lanes else element
+
+    def const(self, c: Any) -> V:
+        if isinstance(c, V):
+            return c
+        return V(self.b, ir.Constant(self.v.type, [c] * self.lanes if self.lanes else c))
+
+    def pick(self, f32: Any, f64: Any) -> Any:
+        return f64 if self.is_f64 else f32
+
+    def _op(self, float_op: str, int_op: str, x: Any, y: Any) -> V:
+        x, y = self.const(x).v, self.const(y).v
+        if isinstance(self.element, ir.IntType):
+            return V(self.b, getattr(self.b, int_op)(x, y))
+        return V(self.b, getattr(self.b, float_op)(x, y, flags=FLAGS))
+
+    def __add__(self, o: Any) -> V:
+        return self._op("fadd", "add", self, o)
+
+    def __sub__(self, o: Any) -> V:
+        return self._op("fsub", "sub", self, o)
+
+    def __rsub__(self, o: Any) -> V:
+        return self._op("fsub", "sub", o, self)
+
+    def __mul__(self, o: Any) -> V:
+        return self._op("fmul", "mul", self, o)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __truediv__(self, o: Any) -> V:
+        return self._op("fdiv", "sdiv", self, o)
+
+    def __rtruediv__(self, o: Any) -> V:
+        return self._op("fdiv", "sdiv", o, self)
+
+    def __neg__(self) -> V:
+        return V(self.b, self.b.fneg(self.v))
+
+    def __and__(self, o: Any) -> V:
+        return V(self.b, self.b.and_(self.v, self.const(o).v))
+
+    def __or__(self, o: Any) -> V:
+        return V(self.b, self.b.or_(self.v, self.const(o).v))
+
+    def __xor__(self, o: Any) -> V:
+        return V(self.b, self.b.xor(self.v, self.const(o).v))
+
+    def __lshift__(self, n: int) -> V:
+        return V(self.b, self.b.shl(self.v, self.const(n).v))
+
+    def __rshift__(self, n: int) -> V:  # arithmetic
+        return V(self.b, self.b.ashr(self.v, self.const(n).v))
+
+    def shift_right(self, n: int) -> V:  # logical
+        return V(self.b, self.b.lshr(self.v, self.const(n).v))
+
+    def _compare(self, op: str, o: Any) -> Any:
+        o = self.const(o).v
+        if isinstance(self.element, ir.IntType):
+            return self.b.icmp_signed(op, self.v, o)
+        return self.b.fcmp_ordered(op, self.v, o)
+
+    def __lt__(self, o: Any) -> Any:
+        return self._compare("<", o)
+
+    def __gt__(self, o: Any) -> Any:
+        return self._compare(">", o)
+
+    def __ge__(self, o: Any) -> Any:
+        return self._compare(">=", o)
+
+    def __le__(self, o: Any) -> Any:
+        return self._compare("<=", o)
+
+    def equals(self, o: Any) -> Any:
+        return self._compare("==", o)
+
+    def where(self, condition: Any, other: Any) -> V:
+        """This value where the condition (a comparison's result) holds, else ``other``."""
+        return V(self.b, self.b.select(condition, self.v, self.const(other).v))
+
+    def bits(self) -> V:
+        return V(self.b, self.b.bitcast(self.v, self.over(I64 if self.is_f64 else I32)))
+
+    def as_float(self) -> V:
+        return V(self.b, self.b.bitcast(self.v, self.over(ir.DoubleType() if self.is_f64 else ir.FloatType())))
+
+    def call(self, name: str, *others: Any) -> V:
+        """An LLVM intrinsic over values of this type."""
+        t = self.v.type
+        tag = (f"v{self.lanes}" if self.lanes else "") + ("f64" if self.is_f64 else "f32")
+        fn = cgutils.get_or_insert_function(
+            self.b.module, ir.FunctionType(t, [t] * (1 + len(others))), f"llvm.{name}.{tag}"
+        )
+        return V(self.b, self.b.call(fn, [self.v, *(self.const(o).v for o in others)]))
+
+
+def fma(x: V, y: Any, z: Any) -> V:
+    """x*y + z: one rounding where the target has FMA, two where it has not; never a library call."""
+    return x.call("fmuladd", y, z)
+
+
+def poly(x: V, f32: tuple, f64: tuple) -> V:
+    """c[0] + c[1]*x + ... by Horner's rule."""
+    c = x.pick(f32, f64)
+    y = x.const(c[-1])
+    for a in c[-2::-1]:
+        y = fma(y, x, a)
+    return y
+
+
+def fabs(x: V) -> V:
+    return x.call("fabs")
+
+
+def sqrt(x: V) -> V:
+    return x.call("sqrt")
+
+
+def clamp(x: V, lo: float, hi: float) -> V:
+    """x in [lo, hi]; NaN stays."""
+    x = x.const(hi).where(x > hi, x)
+    return x.const(lo).where(x < lo, x)
+
+
+def maximum(x: V, y: Any) -> V:
+    """The larger; NaN if either is."""
+    y = x.const(y)
+    larger = x.where(x > y, y)
+    return x.where(V(x.b, x.b.fcmp_unordered("uno", x.v, x.v)).v, larger)
+
+
+# ---------------------------------------------------------------- exp and what is built on it
+# e**r = 1 + r + r*r*Q(r) on |r| <= 0.3476
+_Q32 = (0.4999999332, 0.1666651882, 0.0416684105, 0.008368932375, 0.001381405224)
+_Q64 = (
+    0.5000000000000011032, 0.1666666666666640831, 0.04166666666652632105, 0.008333333333496106673,
+    0.001388888894473425713, 0.000198412695053645919, 2.48014918682093825e-5, 2.755758532734735362e-6,
+    2.763071509454321259e-7, 2.500107209004033438e-8,
+)  # fmt: skip
+_LN2_HI = (0.693359375, 6.93147180369123816490e-01)
+_LN2_LO = (-2.12194440054690583e-4, 1.90821492927058770002e-10)
+
+
+def _reduce(x: V) -> tuple[V, V]:
+    """(k, r): x = k*ln2 + r with |r| <= ln2/2 and k an integer; |x| below 1100 or NaN."""
+    magic = x.pick(1.5 * 2**23, 1.5 * 2**52)  # its addition rounds to an integer kept in the low bits
+    t = fma(x, 1.4426950408889634, magic)
+    n = t - magic
+    r = fma(n, -x.pick(*_LN2_HI), x)
+    r = fma(n, -x.pick(*_LN2_LO), r)
+    return t.bits() - magic_bits(x, magic), r
+
+
+def magic_bits(x: V, magic: float) -> V:
+    return x.const(magic).bits()
+
+
+def _power_of_two(k: V) -> V:
+    """2**k for k within the normal exponents."""
+    return ((k + k.pick(127, 1023)) << k.pick(23, 52)).as_float()
+
+
+def exp(x: V) -> V:
+    """e**x: <= 1 ulp; overflows to inf, underflows gradually, NaN stays."""
+    k, r = _reduce(clamp(x, x.pick(-105.0, -760.0), x.pick(90.0, 711.0)))
+    p = fma(r * r, poly(r, _Q32, _Q64), r) + 1
+    half = k >> 1  # two factors: k itself may exceed the exponents
+    return p * _power_of_two(half) * _power_of_two(k - half)
+
+
+def expm1(x: V) -> V:
+    """e**x - 1 without cancellation: <= 2 ulp."""
+    y = clamp(x, x.pick(-20.0, -40.0), x.pick(90.0, 711.0))
+    k, r = _reduce(y)
+    p = fma(r * r, poly(r, _Q32, _Q64), r)
+    s = _power_of_two(k - 1)
+    return 2 * fma(s, p, s - 0.5)
+
+
+def tanh(x: V) -> V:
+    """<= 3 ulp."""
+    y = fabs(x)
+    y = x.const(x.pick(20.0, 40.0)).where(y > x.pick(20.0, 40.0), y)
+    e = expm1(y + y)
+    return (e / (e + 2)).call("copysign", x)
+
+
+def sigmoid(x: V) -> V:
+    """1 / (1 + e**-x): <= 3 ulp; flushes below -88.7 (float32) and -709.7 (float64)."""
+    return 1 / (exp(-x) + 1)
+
+
+# ---------------------------------------------------------------- log and what is built on it
+_L32 = (0.66666662693, 0.40000972152, 0.28498786688, 0.24279078841)
+_L64 = (
+    6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01,
+    1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01,
+)  # fmt: skip
+
+
+def _split(x: V) -> tuple[V, V]:
+    """(k, m): x = 2**k * m, m in [sqrt(1/2), sqrt(2)), for positive normal x."""
+    one, root, shift = x.pick((0x3F800000, 0x3F3504F3, 23), (0x3FF0000000000000, 0x3FE6A09E667F3BCD, 52))
+    i = x.bits() + (one - root)
+    k = (i >> shift) - x.pick(127, 1023)
+    return k, ((i & ((1 << shift) - 1)) + root).as_float()
+
+
+def _to_float(k: V, like: V) -> V:
+    """A small integer as a float; by bits, for machines without a vector conversion of 64 bits."""
+    magic = like.pick(1.5 * 2**23, 1.5 * 2**52)
+    return (k + magic_bits(like, magic)).as_float() - magic
+
+
+def _log_1_plus(f: V, k: V, c: V | None) -> V:
+    """k*ln2 + log(1 + f) + c."""
+    s = f / (f + 2)
+    z = s * s
+    r = z * poly(z, _L32, _L64)
+    h = 0.5 * (f * f)
+    hi, lo = f.pick((6.9313812256e-01, 9.0580006145e-06), (_LN2_HI[1], _LN2_LO[1]))
+    low = k * lo if c is None else fma(k, lo, c)
+    return fma(k, hi, f - (h - fma(s, h + r, low)))
+
+
+def log(x: V) -> V:
+    """<= 1 ulp; log(0) = -inf, log(x < 0) = nan."""
+    tiny = x < x.pick(2.0**-126, 2.0**-1022)
+    k, m = _split((x * x.pick(2.0**25, 2.0**54)).where(tiny, x))
+    n = _to_float(k, x)
+    n = (n - x.pick(25.0, 54.0)).where(tiny, n)
+    y = _log_1_plus(m - 1, n, None)
+    y = y.where(x < float("inf"), x)  # inf and NaN as they are
+    y = x.const(float("nan")).where(x < 0, y)
+    return x.const(float("-inf")).where(x.equals(0), y)
+
+
+def log1p(x: V) -> V:
+    """log(1 + x) without cancellation: <= 2 ulp; log1p(-1) = -inf, below nan."""
+    u = x + 1
+    k, m = _split(u)
+    n = _to_float(k, x)
+    small = k.equals(0)
+    c = (x - (u - 1)).where(u < 2, 1 - (u - x)) / u  # what the rounding of 1 + x lost
+    y = _log_1_plus(x.where(small, m - 1), n, x.const(0.0).where(small, c))
+    y = y.where(x < float("inf"), x)
+    y = x.const(float("nan")).where(x < -1, y)
+    return x.const(float("-inf")).where(x.equals(-1), y)
+
+
+def softplus(x: V) -> V:
+    """log(1 + e**x): <= 3 ulp."""
+    return x.const(0.0).where(x < 0, x) + log1p(exp(-fabs(x)))
+
+
+# ---------------------------------------------------------------- erf
+_S32 = (1.128379166, -0.3761262581, 0.1128358496, -0.02685380393, 0.005188312482, -0.0008010060114, 7.853420647e-5)
+_S64 = (
+    1.128379167095512566, -0.3761263890318351931, 0.1128379167094417571, -0.02686617064311008556,
+    0.005223977606107581096, -0.0008548325928812437367, 0.000120552935624503225, -1.492471203455371148e-5,
+    1.644712838788613356e-6, -1.620629020993402009e-7, 1.371088188355625603e-8, -7.779290405657261144e-10,
+)  # fmt: skip
+_B32 = (
+    5.36494126, 4.418160786, 0.923750984, 0.01646580024, -0.003570547004, 0.0007302113192, -0.0001376756101,
+    2.17141936e-5,
+)  # fmt: skip
+_B64 = (
+    5.364941264616636182, 4.418160805994414474, 0.9237508418239497722, 0.01646511813736316432, -0.003570756347970252907,
+    0.0007323993780877820959, -0.000135309329772351949, 2.07064706594091113e-5, -1.952189717961226196e-6,
+    -2.037280775470416597e-7, 1.731757407261310702e-7, -5.769488695964452963e-8, 1.39867697084735676e-8,
+    -2.61023534139426247e-9, 2.583183947253903363e-10, 7.154669477407403264e-11, -3.690822286743357591e-11,
+    4.926032195256696366e-12,
+)  # fmt: skip
+
+
+def erf(x: V) -> V:
+    """<= 2 ulp."""
+    y = fabs(x)
+    near = y * poly(y * y, _S32, _S64)  # |x| < 1: odd polynomial
+    t = y.const(y.pick(4.0, 6.0)).where(y > y.pick(4.0, 6.0), y) - 2
+    far = 1 - exp(-poly(t, _B32, _B64))
+    return near.where(y < 1, far).call("copysign", x)

@@ -1,0 +1,276 @@
+"""What kernels compute with: scalar functions, elementwise loops and reductions over (pointer, n).
+
+``exp, expm1, log, log1p, tanh, sigmoid, softplus, erf`` take a float of the heap's dtype, inline, and
+vectorise in a plain loop; their bounds are stated in `_formulas`.  `elementwise` and `reduction` make
+loops in vector IR of a formula: unlike a loop that the compiler vectorises they need no check for
+overlap (so they run at full speed in place), and their last elements cost one masked vector, not a
+scalar loop: 10 elements cost what 16 cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from calcvm.kernels_cpu import _formulas as F
+from calcvm.kernels_cpu._common import I1, I32, I64
+from calcvm.kernels_cpu._formulas import V
+from calcvm.kernels_cpu._simd import VECTOR_BITS
+
+MASKS = VECTOR_BITS >= 256  # else masked loads are emulated, and a scalar loop ends the vector loop
+
+
+def scalar(formula: Callable) -> Any:
+    """A formula of one float as a function that kernels call."""
+
+    @intrinsic
+    def function(tc, x):
+        return x(x), lambda ctx, b, sig, args: formula(V(b, args[0])).v
+
+    return function
+
+
+exp, expm1, tanh, sigmoid = scalar(F.exp), scalar(F.expm1), scalar(F.tanh), scalar(F.sigmoid)
+log, log1p, softplus, erf = scalar(F.log), scalar(F.log1p), scalar(F.softplus), scalar(F.erf)
+
+
+# ---------------------------------------------------------------- loops
+class Lanes:
+    """Vectors of the target's width for one element type: masked loads and stores, splats."""
+
+    def __init__(self, b: ir.IRBuilder, element: Any):
+        self.b, self.size = b, 4 if isinstance(element, ir.FloatType) else 8
+        self.n = VECTOR_BITS // 8 // self.size
+        self.vec = ir.VectorType(element, self.n)
+        self.mask = ir.VectorType(I1, self.n)
+        self.tag = f"v{self.n}f{8 * self.size}.p0"
+
+    def splat(self, x: Any) -> Any:
+        undef = ir.Constant(ir.VectorType(x.type, self.n), ir.Undefined)
+        one = self.b.insert_element(undef, x, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(one, undef, ir.Constant(ir.VectorType(I32, self.n), [0] * self.n))
+
+    def below(self, left: Any) -> Any:
+        """The mask of the first ``left`` lanes (all, if there are fewer)."""
+        left = self.b.select(self.b.icmp_signed("<", left, _c(self.n)), left, _c(self.n))
+        iota = ir.Constant(ir.VectorType(I32, self.n), list(range(self.n)))
+        return self.b.icmp_signed("<", iota, self.splat(self.b.trunc(left, I32)))
+
+    def load(self, p: Any, i: Any, mask: Any) -> V:
+        p = self.b.bitcast(self.b.gep(p, [i]), self.vec.as_pointer())
+        if mask is None:
+            return V(self.b, self.b.load(p, align=self.size))
+        ft = ir.FunctionType(self.vec, [p.type, I32, self.mask, self.vec])
+        f = cgutils.get_or_insert_function(self.b.module, ft, f"llvm.masked.load.{self.tag}")
+        return V(self.b, self.b.call(f, [p, ir.Constant(I32, self.size), mask, ir.Constant(self.vec, [0.0] * self.n)]))
+
+    def store(self, v: V, p: Any, i: Any, mask: Any) -> None:
+        p = self.b.bitcast(self.b.gep(p, [i]), self.vec.as_pointer())
+        if mask is None:
+            self.b.store(v.v, p, align=self.size)
+            return
+        ft = ir.FunctionType(ir.VoidType(), [self.vec, p.type, I32, self.mask])
+        f = cgutils.get_or_insert_function(self.b.module, ft, f"llvm.masked.store.{self.tag}")
+        self.b.call(f, [v.v, p, ir.Constant(I32, self.size), mask])
+
+
+def _intrinsic(kinds: str, result: bool, emit: Callable) -> Any:
+    """An intrinsic of ``n``, then an argument for each kind: ``p`` pointer to heap elements, ``i`` integer,
+    ``f`` float; returns a float if ``result``."""
+
+    def call(tc: Any, *args: Any) -> Any:
+        element = args[1 + kinds.index("p")].dtype
+        sig_types = [types.int64]
+        for a, kind in zip(args[1:], kinds):
+            sig_types.append(a if kind == "p" else types.int64 if kind == "i" else element)
+        sig = (element if result else types.void)(*sig_types)
+
+        def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
+            out = emit(Lanes(b, ctx.get_value_type(element)), *values)
+            return out if result else ctx.get_dummy_value()
+
+        return sig, codegen
+
+    names = ", ".join(f"a{i}" for i in range(1 + len(kinds)))
+    scope: dict[str, Any] = {"call": call}
+    exec(f"def loop(tc, {names}): return call(tc, {names})", scope)
+    return intrinsic(scope["loop"])
+
+
+def _c(n: int) -> Any:
+    return ir.Constant(I64, n)
+
+
+def _vectors(e: Lanes, n: Any, body: Callable, carried: list, step: int = 1) -> list:
+    """Run ``body(i, load mask or None, lanes, carried, u) -> carried`` over [0, n) by vectors; the last by mask.
+
+    ``carried`` has ``step`` groups of values; block u of each step vectors updates group u, and the masked
+    vectors at the end go to groups in turn: the shape of a reduction depends on n alone.
+    """
+    b, lanes = e.b, e.n
+    width = len(carried) // step
+    whole = b.and_(n, _c(-lanes * step))
+    start = b.block
+    head, loop, after = (b.append_basic_block(f"each.{s}") for s in ("head", "loop", "after"))
+    b.branch(head)
+    b.position_at_end(head)
+    i = b.phi(I64)
+    i.add_incoming(_c(0), start)
+    acc = [b.phi(v.type) for v in carried]
+    for p, v in zip(acc, carried):
+        p.add_incoming(v, start)
+    b.cbranch(b.icmp_signed("<", i, whole), loop, after)
+    b.position_at_end(loop)
+    new = []
+    for u in range(step):
+        new += body(b.add(i, _c(u * lanes)) if u else i, None, acc[u * width : (u + 1) * width])
+    i.add_incoming(b.add(i, _c(lanes * step)), b.block)
+    for p, v in zip(acc, new):
+        p.add_incoming(v, b.block)
+    b.branch(head)
+    b.position_at_end(after)
+    done = list(acc)
+    at = whole
+    for u in range(step):  # what is left: at most ``step`` vectors, the last one partial
+        here = b.block
+        tail, end = b.append_basic_block("each.tail"), b.append_basic_block("each.end")
+        b.cbranch(b.icmp_signed("<", at, n), tail, end)
+        b.position_at_end(tail)
+        group = done[u * width : (u + 1) * width]
+        updated = body(at, b.sub(n, at), group)
+        tail = b.block
+        b.branch(end)
+        b.position_at_end(end)
+        for k in range(width):
+            p = b.phi(group[k].type)
+            p.add_incoming(group[k], here)
+            p.add_incoming(updated[k], tail)
+            done[u * width + k] = p
+        at = b.add(at, _c(lanes))
+    return done
+
+
+def _scalar_tail(e: Lanes, at: Any, left: Any, one: Callable) -> None:
+    """Run ``one(i)`` for min(left, lanes) elements from ``at`` on: for machines without masks."""
+    b = e.b
+    stop = b.add(at, b.select(b.icmp_signed("<", left, _c(e.n)), left, _c(e.n)))
+    start = b.block
+    loop, after = b.append_basic_block("tail.loop"), b.append_basic_block("tail.after")
+    b.branch(loop)  # left > 0
+    b.position_at_end(loop)
+    i = b.phi(I64)
+    i.add_incoming(at, start)
+    one(i)
+    new = b.add(i, _c(1))
+    i.add_incoming(new, b.block)
+    b.cbranch(b.icmp_signed("<", new, stop), loop, after)
+    b.position_at_end(after)
+
+
+def elementwise(formula: Callable, reads: str, n_params: int = 0, indexed: bool = False) -> Any:
+    """A loop ``each(n, reads..., y, params...)``: y[i] = formula(reads[i]..., params...) for i in [0, n).
+
+    reads : a letter each: ``v`` an array, ``s`` one element for all i.  y may be one of the arrays.
+    indexed : a further int64 argument before the params, the index of element 0; the formula gets the
+        elements' indexes (int64 lanes) before its params.
+    """
+
+    def emit(e: Lanes, n: Any, *args: Any) -> None:
+        b, k = e.b, len(reads)
+        ptrs, y = args[:k], args[k]
+        first = args[k + 1] if indexed else None
+        params = args[k + 1 + indexed :]
+        singles = {j: b.load(ptrs[j]) for j in range(k) if reads[j] == "s"}
+
+        def lanes_of(x: Any) -> V:
+            return V(b, e.splat(x))
+
+        def vector(i: Any, mask: Any) -> None:
+            xs = [lanes_of(singles[j]) if reads[j] == "s" else e.load(ptrs[j], i, mask) for j in range(k)]
+            if indexed:
+                iota = ir.Constant(ir.VectorType(I64, e.n), list(range(e.n)))
+                xs.append(V(b, b.add(e.splat(b.add(first, i)), iota)))
+            e.store(formula(*xs, *map(lanes_of, params)), y, i, mask)
+
+        def element(i: Any) -> None:
+            xs = [V(b, singles[j] if reads[j] == "s" else b.load(b.gep(ptrs[j], [i]))) for j in range(k)]
+            if indexed:
+                xs.append(V(b, b.add(first, i)))
+            b.store(formula(*xs, *(V(b, p) for p in params)).v, b.gep(y, [i]))
+
+        def body(i: Any, left: Any, carried: list) -> list:
+            if left is None:
+                vector(i, None)
+            elif MASKS:
+                vector(i, e.below(left))
+            else:
+                _scalar_tail(e, i, left, element)
+            return carried
+
+        if singles:  # n may be 0, and then the single element may be another's: do not even load it
+            with b.if_then(b.icmp_signed(">", n, _c(0))):
+                _vectors(e, n, body, [])
+        else:
+            _vectors(e, n, body, [])
+
+    return _intrinsic("p" * (len(reads) + 1) + "i" * indexed + "f" * n_params, False, emit)
+
+
+def _horizontal(e: Lanes, v: Any, combine: Callable) -> Any:
+    """All lanes of a vector combined by a tree."""
+    b, n = e.b, e.n
+    while n > 1:
+        n //= 2
+        undef = ir.Constant(v.type, ir.Undefined)
+        lo = b.shuffle_vector(v, undef, ir.Constant(ir.VectorType(I32, n), list(range(n))))
+        hi = b.shuffle_vector(v, undef, ir.Constant(ir.VectorType(I32, n), list(range(n, 2 * n))))
+        v = combine(V(b, lo), V(b, hi)).v
+    return b.extract_element(v, ir.Constant(I32, 0))
+
+
+def reduction(combine: Callable, initial: float, formula: Callable, reads: str, n_params: int = 0, store: bool = False):
+    """A loop ``all(n, reads..., [y,] params...)`` that combines formula(reads[i]..., params...) over [0, n).
+
+    The shape of the reduction (4 vectors of partial results, then a tree) depends on n alone.  With
+    ``store`` the terms are written to y as well (which may be one of the arrays).
+    """
+
+    def emit(e: Lanes, n: Any, *args: Any) -> Any:
+        b, k = e.b, len(reads)
+        ptrs, y, params = args[:k], args[k] if store else None, args[k + store :]
+        neutral = ir.Constant(e.vec, [initial] * e.n)
+
+        def body(i: Any, left: Any, carried: list) -> list:
+            mask = None if left is None else e.below(left)
+            xs = [e.load(p, i, mask) for p in ptrs]
+            term = formula(*xs, *(V(b, e.splat(p)) for p in params))
+            if store:
+                e.store(term, y, i, mask)
+            if mask is not None:
+                term = V(b, b.select(mask, term.v, neutral))
+            return [combine(V(b, carried[0]), term).v]
+
+        a = [V(b, v) for v in _vectors(e, n, body, [neutral] * 4, 4)]
+        return _horizontal(e, combine(combine(a[0], a[1]), combine(a[2], a[3])).v, combine)
+
+    return _intrinsic("p" * (len(reads) + store) + "f" * n_params, True, emit)
+
+
+def _add(x: V, y: V) -> V:
+    return x + y
+
+
+rsum = reduction(_add, 0.0, lambda x: x, "v")  # rsum(n, x)
+rsumsq = reduction(_add, 0.0, lambda x: x * x, "v")  # sum of squares: rsumsq(n, x)
+rdot = reduction(_add, 0.0, lambda x, y: x * y, "vv")  # rdot(n, x, y)
+rmax = reduction(F.maximum, float("-inf"), lambda x: x, "v")  # NaN if any is
+rmin = reduction(lambda x, y: -F.maximum(-x, -y), float("inf"), lambda x: x, "v")
+# rexp(n, x, y, m): y = exp(x - m), and its sum.  The heart of every softmax; y may be x.
+rexp = reduction(_add, 0.0, lambda x, m: F.exp(x - m), "v", 1, store=True)
+rexpsum = reduction(_add, 0.0, lambda x, m: F.exp(x - m), "v", 1)  # the sum alone: rexpsum(n, x, m)
+scale = elementwise(lambda x, a: x * a, "v", 1)  # scale(n, x, y, a): y = x * a; y may be x
