@@ -1,0 +1,171 @@
+"""Loaders of real data: IDX files (the format of MNIST) and scikit-learn's bundled digits."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from calcvm.errors import CalcError, MissingExtra
+
+_IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_CHUNK_BYTES = 1 << 20
+
+
+def read_idx(path: str | Path, rank: int | None = None) -> np.ndarray:
+    """Read an IDX file, gzipped or not (its first bytes tell, not its name).
+
+    Parameters
+    ----------
+    path : str or Path
+    rank : int, optional
+        How many dimensions the file must have: 3 for MNIST's images, 1 for its labels.
+
+    Returns
+    -------
+    ndarray, of the file's shape and element type, in native byte order
+
+    Raises
+    ------
+    CalcError
+        The file is missing, is no IDX file, is of another rank, or is shorter or longer than its header says.
+
+    References
+    ----------
+    http://yann.lecun.com/exdb/mnist/ ("the IDX file format")
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            if not zipped:
+                return _read_idx(raw, path, rank)
+            with gzip.open(raw) as unzipped:
+                return _read_idx(unzipped, path, rank)  # type: ignore[arg-type]
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CalcError(f"{path}: damaged gzip data ({error}); fetch the file again") from error
+    except OSError as error:
+        raise CalcError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _read_idx(file: BinaryIO, path: Path, rank: int | None) -> np.ndarray:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _IDX_TYPES:
+        raise CalcError(f"{path}: not an IDX file (it begins with {magic.hex() or 'nothing'}, not 0000, type, rank)")
+    dtype, file_rank = np.dtype(_IDX_TYPES[magic[2]]), magic[3]
+    if rank is not None and file_rank != rank:
+        raise CalcError(f"{path}: has {file_rank} dimensions, expected {rank} (images have 3, labels 1)")
+    header = file.read(4 * file_rank)
+    if len(header) < 4 * file_rank:
+        raise CalcError(f"{path}: truncated in its header ({4 + len(header)} of {4 + 4 * file_rank} bytes)")
+    shape = tuple(int(n) for n in np.frombuffer(header, ">u4"))
+    expected = math.prod(shape) * dtype.itemsize
+    data = bytearray()  # read in chunks: a damaged header may announce any size
+    while len(data) <= expected and (chunk := file.read(min(_CHUNK_BYTES, expected + 1 - len(data)))):
+        data += chunk
+    if len(data) < expected:
+        raise CalcError(f"{path}: truncated: shape {shape} needs {expected} bytes, the file has {len(data)}")
+    if len(data) > expected:
+        raise CalcError(f"{path}: longer than shape {shape}, which needs {expected} bytes")
+    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+
+
+def mnist(directory: str | Path, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
+    """MNIST, or a set in its format, from a directory of IDX files.
+
+    The files are ``<part>-images-idx3-ubyte`` and ``<part>-labels-idx1-ubyte``, with or without ``.gz``.
+
+    Parameters
+    ----------
+    directory : str or Path
+    part : {"train", "t10k"}
+
+    Returns
+    -------
+    X : ndarray, shape (n_images, height * width), uint8
+    y : ndarray, shape (n_images,), uint8
+
+    Raises
+    ------
+    CalcError
+        A file is missing or damaged, or the numbers of images and labels differ.
+    """
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise CalcError(f"{directory}: no such directory; name the one that holds {part}-images-idx3-ubyte")
+    images_path, labels_path = (_find(directory, f"{part}-{name}-ubyte") for name in ("images-idx3", "labels-idx1"))
+    images, labels = read_idx(images_path, rank=3), read_idx(labels_path, rank=1)
+    if len(images) != len(labels):
+        raise CalcError(f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels")
+    if images.dtype != np.uint8 or labels.dtype != np.uint8:
+        raise CalcError(f"{directory}: images are {images.dtype} and labels {labels.dtype}, expected unsigned bytes")
+    if len(images) == 0:
+        raise CalcError(f"{images_path}: holds no images")
+    return images.reshape(len(images), -1), labels
+
+
+def _find(directory: Path, name: str) -> Path:
+    for path in (directory / name, directory / f"{name}.gz"):
+        if path.exists():
+            return path
+    raise CalcError(f"{directory}: holds neither {name} nor {name}.gz")
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """scikit-learn's bundled digits: 1797 scans of 8 by 8 pixels, grey levels 0 to 16.
+
+    Returns
+    -------
+    X : ndarray, shape (1797, 64), uint8
+    y : ndarray, shape (1797,), uint8
+
+    Raises
+    ------
+    MissingExtra
+        scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingExtra("scikit-learn", "demo", "the digits data set") from error
+    X, y = load_digits(return_X_y=True)
+    return X.astype(np.uint8), y.astype(np.uint8)
+
+
+def train_test_split(
+    X: np.ndarray, y: np.ndarray, held_out: float = 0.2, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Shuffle and split samples: the same seed gives the same split.
+
+    Parameters
+    ----------
+    X, y : ndarray, of equal lengths
+    held_out : float
+        The fraction of samples to hold out, in (0, 1); rounded to at least one sample on either side.
+    seed : int
+
+    Returns
+    -------
+    X_train, y_train, X_test, y_test : ndarray
+
+    Raises
+    ------
+    CalcError
+        Lengths differ, there are fewer than two samples, or ``held_out`` is not a fraction.
+    """
+    n = len(X)
+    if n != len(y):
+        raise CalcError(f"X has {n} samples, y has {len(y)}: they must be equal")
+    if n < 2:
+        raise CalcError(f"{n} samples cannot be split: at least two are needed")
+    if not 0 < held_out < 1:
+        raise CalcError(f"held_out is {held_out}, expected a fraction between 0 and 1")
+    n_test = min(max(round(n * held_out), 1), n - 1)
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(n)
+    test, train = np.sort(order[:n_test]), np.sort(order[n_test:])
+    return X[train], y[train], X[test], y[test]

@@ -1,0 +1,167 @@
+"""The loaders, on small IDX files written here."""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calcvm import data
+from calcvm.errors import CalcError, MissingExtra
+
+CODES = {"u1": 0x08, "i1": 0x09, ">i2": 0x0B, ">i4": 0x0C, ">f4": 0x0D, ">f8": 0x0E}
+
+
+def idx_bytes(array: np.ndarray, dtype: str = "u1") -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, CODES[dtype], array.ndim, *array.shape) + array.astype(dtype).tobytes()
+
+
+def write_mnist(directory: Path, images: np.ndarray, labels: np.ndarray, zipped: bool = False) -> None:
+    for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+        content = idx_bytes(array)
+        path = directory / f"train-{name}-ubyte{'.gz' if zipped else ''}"
+        path.write_bytes(gzip.compress(content) if zipped else content)
+
+
+@pytest.fixture
+def images() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (7, 5, 3)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("shape", [(), (4,), (3, 1, 2), (0, 5)])
+def test_reads_back_what_was_written(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    written = np.random.default_rng(1).integers(0, 100, shape).astype(dtype)
+    (tmp_path / "a").write_bytes(idx_bytes(written, dtype))
+    read = data.read_idx(tmp_path / "a")
+    assert read.dtype == np.dtype(dtype).newbyteorder("=") and read.dtype.isnative
+    assert np.array_equal(read, written) and read.shape == shape
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_mnist_gives_flat_images_and_labels(tmp_path: Path, images: np.ndarray, zipped: bool) -> None:
+    write_mnist(tmp_path, images, np.arange(7), zipped)
+    X, y = data.mnist(tmp_path)
+    assert X.dtype == y.dtype == np.uint8
+    assert np.array_equal(X, images.reshape(7, 15)) and np.array_equal(y, np.arange(7))
+
+
+def test_gzip_is_told_by_content_not_by_name(tmp_path: Path, images: np.ndarray) -> None:
+    (tmp_path / "a.gz").write_bytes(idx_bytes(images))
+    (tmp_path / "b").write_bytes(gzip.compress(idx_bytes(images)))
+    assert np.array_equal(data.read_idx(tmp_path / "a.gz"), data.read_idx(tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b"", "not an IDX file"),
+        (lambda b: b"\x89PNG" + b[4:], "not an IDX file .it begins with 89504e47"),
+        (lambda b: b[:2] + b"\x0a" + b[3:], "not an IDX file"),  # no such element type
+        (lambda b: b[:3] + b"\x01" + b[4:], "has 1 dimensions, expected 3"),
+        (lambda b: b[:9], "truncated in its header .9 of 16 bytes"),
+        (lambda b: b[:-1], "needs 105 bytes, the file has 104"),
+        (lambda b: b + b"\0", "longer than shape"),
+        (lambda b: b[:4] + b"\xff" * 12 + b[16:], "truncated: shape"),  # announces 7e28 bytes
+    ],
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_damaged_files_are_refused(tmp_path: Path, images: np.ndarray, change, message: str, zipped: bool) -> None:
+    content = change(idx_bytes(images))
+    (tmp_path / "a").write_bytes(gzip.compress(content) if zipped else content)
+    with pytest.raises(CalcError, match=message):
+        data.read_idx(tmp_path / "a", rank=3)
+
+
+@pytest.mark.parametrize("keep", [12, 40, -9, -4])
+def test_damaged_gzip_is_refused(tmp_path: Path, images: np.ndarray, keep: int) -> None:
+    (tmp_path / "a").write_bytes(gzip.compress(idx_bytes(images))[:keep])
+    with pytest.raises(CalcError, match="damaged gzip|truncated"):
+        data.read_idx(tmp_path / "a")
+
+
+def test_altered_gzip_is_refused(tmp_path: Path, images: np.ndarray) -> None:
+    content = bytearray(gzip.compress(idx_bytes(images)))
+    content[-6] ^= 1  # its checksum
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(CalcError, match="damaged gzip"):
+        data.read_idx(tmp_path / "a")
+
+
+def test_missing_files_are_named(tmp_path: Path, images: np.ndarray) -> None:
+    with pytest.raises(CalcError, match="cannot be read"):
+        data.read_idx(tmp_path / "nothing")
+    with pytest.raises(CalcError, match="no such directory"):
+        data.mnist(tmp_path / "nothing")
+    with pytest.raises(CalcError, match=r"neither train-images-idx3-ubyte nor train-images-idx3-ubyte\.gz"):
+        data.mnist(tmp_path)
+    write_mnist(tmp_path, images, np.arange(7))
+    with pytest.raises(CalcError, match="neither t10k-images"):
+        data.mnist(tmp_path, "t10k")
+
+
+def test_sets_that_do_not_fit_are_refused(tmp_path: Path, images: np.ndarray) -> None:
+    write_mnist(tmp_path, images, np.arange(6))
+    with pytest.raises(CalcError, match="7 images.* 6 labels"):
+        data.mnist(tmp_path)
+    write_mnist(tmp_path, images[:0], np.arange(0))
+    with pytest.raises(CalcError, match="holds no images"):
+        data.mnist(tmp_path)
+    write_mnist(tmp_path, images, np.zeros((7, 1, 1)))
+    with pytest.raises(CalcError, match="has 3 dimensions, expected 1"):
+        data.mnist(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx_bytes(np.arange(7), ">i4"))
+    with pytest.raises(CalcError, match="labels int32, expected unsigned bytes"):
+        data.mnist(tmp_path)
+
+
+def test_digits_are_the_1797_scans() -> None:
+    pytest.importorskip("sklearn")
+    X, y = data.digits()
+    assert X.shape == (1797, 64) and X.dtype == y.dtype == np.uint8
+    assert X.max() == 16 and sorted(set(y.tolist())) == list(range(10))
+
+
+def test_digits_without_scikit_learn_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *args, **kwargs):
+        if name.startswith("sklearn"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MissingExtra, match=r"calcvm\[demo\]"):
+        data.digits()
+
+
+@pytest.mark.parametrize(("n", "held_out", "n_test"), [(10, 0.2, 2), (1797, 0.2, 359), (2, 0.01, 1), (3, 0.99, 2)])
+def test_split_is_a_partition_and_deterministic(n: int, held_out: float, n_test: int) -> None:
+    X, y = np.arange(2 * n).reshape(n, 2), np.arange(n)
+    parts = data.train_test_split(X, y, held_out, seed=3)
+    X_train, y_train, X_test, y_test = parts
+    assert len(X_test) == n_test
+    assert sorted([*y_train, *y_test]) == list(range(n))
+    assert np.array_equal(X_train, X[y_train]) and np.array_equal(X_test, X[y_test])
+    assert all(np.array_equal(a, b) for a, b in zip(parts, data.train_test_split(X, y, held_out, seed=3)))
+    if n > 3:
+        assert not np.array_equal(y_test, data.train_test_split(X, y, held_out, seed=4)[3])
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "held_out", "message"),
+    [
+        (np.zeros(3), np.zeros(4), 0.2, "X has 3 samples, y has 4"),
+        (np.zeros(1), np.zeros(1), 0.2, "at least two"),
+        (np.zeros(0), np.zeros(0), 0.2, "at least two"),
+        (np.zeros(5), np.zeros(5), 1.0, "between 0 and 1"),
+        (np.zeros(5), np.zeros(5), float("nan"), "between 0 and 1"),
+    ],
+)
+def test_split_refuses(X: np.ndarray, y: np.ndarray, held_out: float, message: str) -> None:
+    with pytest.raises(CalcError, match=message):
+        data.train_test_split(X, y, held_out)
