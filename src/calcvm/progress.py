@@ -1,0 +1,105 @@
+"""What `fit` says while it runs: one plain line an epoch, or a bar where rich and a terminal are there."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Reporter(Protocol):
+    """Called by `fit` between calls into compiled code; never from inside them."""
+
+    def step(self, epoch: int, step: int, loss: float) -> None:
+        """``step`` steps of epoch ``epoch`` (both from 0) are done; ``loss`` is the latest."""
+
+    def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Epoch ``epoch`` is done."""
+
+    def close(self) -> None:
+        """Training has ended, by its end or by an error.  May be called twice."""
+
+
+def reporter(total_epochs: int, steps_per_epoch: int, enabled: bool = True) -> Reporter:
+    """The reporter that fits where we are: silent, a bar on a terminal with rich, else plain lines on stderr."""
+    if not enabled:
+        return Silent()
+    if sys.stderr.isatty():
+        try:
+            return Bar(total_epochs, steps_per_epoch)
+        except ImportError:  # rich is in the extra cli
+            pass
+    return Lines(total_epochs)
+
+
+def describe(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value) or value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.4f}"
+    return f"{value:.3e}"
+
+
+class Silent:
+    def step(self, epoch: int, step: int, loss: float) -> None:
+        pass
+
+    def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Lines(Silent):
+    """``epoch 3/20  loss 0.1234  val_loss 0.2345  0.12 s``"""
+
+    def __init__(self, total_epochs: int):
+        self.total = total_epochs
+        self.since = time.perf_counter()
+
+    def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        now = time.perf_counter()
+        width = len(str(self.total))
+        line = f"epoch {epoch + 1:{width}}/{self.total}  {describe(metrics)}  {now - self.since:.2f} s"
+        print(line, file=sys.stderr, flush=True)
+        self.since = now
+
+
+class Bar:
+    """One bar over all steps; the line says the epoch and its metrics."""
+
+    def __init__(self, total_epochs: int, steps_per_epoch: int):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self.epochs, self.steps = total_epochs, steps_per_epoch
+        self.metrics = ""
+        self.progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[metrics]}"),
+            console=Console(stderr=True),
+        )
+        self.task = self.progress.add_task(
+            "", total=total_epochs * steps_per_epoch, epoch=0, epochs=total_epochs, metrics=""
+        )
+        self.progress.start()
+
+    def step(self, epoch: int, step: int, loss: float) -> None:
+        metrics = self.metrics or describe({"loss": loss})
+        self.progress.update(self.task, completed=epoch * self.steps + step, epoch=epoch + 1, metrics=metrics)
+
+    def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        self.metrics = describe(metrics)
+        self.progress.update(self.task, completed=(epoch + 1) * self.steps, epoch=epoch + 1, metrics=self.metrics)
+
+    def close(self) -> None:
+        self.progress.stop()
