@@ -1,1 +1,204 @@
-"""To come."""
+"""Matrix products: linear (with bias and a fused activation) and matmul (transposable, batched)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from calcvm.ops.dims import ONE, Shape, numel, show
+from calcvm.ops.spec import ACC, A, Attr, Example, OpSpec, R, RowSpec, S, W, Word, choice, dims, register
+
+# Activations that a linear row can apply: all can be differentiated from their output alone.
+ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu")
+ACT = choice("act", len(ACTIVATIONS))
+ALPHA = Word(name="alpha", kind="float", lo=-1e30, hi=1e30)  # slope of leaky_relu, alpha of elu
+
+# Scratch of one worker for packed panels, in elements: see kernels_cpu/_gemm.py.
+GEMM_WS = "0"
+
+LINEAR = dims("rows inner N K")
+MATMUL = (*dims("G M N K"), *(choice(n, 2) for n in ("ta", "tb", "ab", "bb", "by")))
+A_ELEMS, B_ELEMS, Y_ELEMS = "(G if ab else 1)*M*K", "(G if bb else 1)*K*N", "G*M*N"
+PACK = f"nw*({GEMM_WS})"
+
+
+def linear_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, w = inputs[:2]
+    if len(x) < 2 or len(w) != 2 or x[-1] != w[0]:
+        raise ValueError(f"x {show(x)} and w {show(w)}: the last size of x must be the first of w")
+    if len(inputs) > 2 and inputs[2] != (w[1],):
+        raise ValueError(f"bias {show(inputs[2])} must have shape {show((w[1],))}")
+    return {"y": (*x[:-1], w[1])}
+
+
+def linear_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x, w = shapes["x"], shapes["w"]
+    act = ACTIVATIONS.index(attrs.get("act", "none"))
+    return {"rows": x[0], "inner": numel(x[1:-1]), "N": w[1], "K": w[0], "act": act, "alpha": attrs.get("alpha", 0.0)}
+
+
+def matmul_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    a, b = inputs
+    if len(a) < 2 or len(b) < 2:
+        raise ValueError(f"a {show(a)} and b {show(b)}: both must have rank 2 or more")
+    if a[:-2] and b[:-2] and a[:-2] != b[:-2]:
+        raise ValueError(f"a {show(a)} and b {show(b)}: leading sizes must agree, or one operand have none")
+    m, k = (a[-1], a[-2]) if attrs.get("transpose_a") else (a[-2], a[-1])
+    kb, n = (b[-1], b[-2]) if attrs.get("transpose_b") else (b[-2], b[-1])
+    if k != kb:
+        raise ValueError(f"a {show(a)} and b {show(b)}: the summed sizes differ, {k} and {kb}")
+    return {"y": (*(a[:-2] or b[:-2]), m, n)}
+
+
+def matmul_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    a, b, y = shapes["a"], shapes["b"], shapes["y"]
+    ta, tb = bool(attrs.get("transpose_a")), bool(attrs.get("transpose_b"))
+    lead = y[:-2]
+    return {
+        "G": numel(lead), "M": y[-2], "N": y[-1], "K": a[-2] if ta else a[-1],
+        "ta": ta, "tb": tb, "ab": bool(a[:-2]), "bb": bool(b[:-2]),
+        "by": numel(lead) == ONE,
+    }  # fmt: skip
+
+
+LINEAR_FWD = RowSpec(
+    opcode=1,
+    name="linear_fwd",
+    synopsis="y[m,n] = act(sum_k x[m,k]*w[k,n] + b[n])",
+    words=(*LINEAR, ACT, ALPHA),
+    operands=(
+        R("x", "rows*inner*K", "rows"),
+        R("w", "K*N"),
+        R("b", "N", optional=True),
+        W("y", "rows*inner*N", "rows"),
+        S("ws", PACK),
+    ),
+    flops="2*rows*inner*N*K",
+)
+LINEAR_BWD_W = RowSpec(
+    opcode=2,
+    name="linear_bwd_w",
+    synopsis="dw[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n]",
+    words=(*LINEAR, ACC),
+    operands=(
+        R("x", "rows*inner*K"),
+        R("dy", "rows*inner*N"),
+        A("dw", "K*N", "K"),
+        A("db", "N", "N", optional=True),
+        S("ws", PACK),
+    ),
+    flops="2*rows*inner*N*K",
+)
+LINEAR_BWD_X = RowSpec(
+    opcode=3,
+    name="linear_bwd_x",
+    synopsis="dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*w[k,n]",
+    words=(*LINEAR, ACT, ALPHA),
+    operands=(
+        R("w", "K*N"),
+        R("dy", "rows*inner*N", "rows"),
+        R("ya", "rows*inner*K", "rows", optional=True),
+        W("dx", "rows*inner*K", "rows"),
+        S("ws", PACK),
+    ),
+    flops="2*rows*inner*N*K",
+)
+
+register(
+    OpSpec(
+        name="linear",
+        synopsis="y[m,n] = act(sum_k x[m,k]*w[k,n] + b[n])",
+        category="contraction",
+        inputs=("x", "w", "b"),
+        optional_inputs=("b",),
+        shape=linear_shape,
+        words=linear_words,
+        fwd=(LINEAR_FWD,),
+        bwd=(LINEAR_BWD_W, LINEAR_BWD_X),
+        differentiable=("x", "w", "b"),
+        onnx=("Gemm", "MatMul"),
+        examples=(
+            Example(shapes=((None, 7), (7, 5), (5,))),
+            Example(shapes=((None, 6), (6, 3)), batch=4),
+            Example(shapes=((None, 3, 4), (4, 17), (17,)), batch=3),
+            Example(shapes=((None, 16), (16, 33), (33,)), batch=1),
+            Example(shapes=((None, 64), (64, 64), (64,)), batch=32, bench=True),
+        ),
+        source="Goodfellow et al., Deep Learning, 6.5.6",
+    )
+)
+
+MATMUL_FWD = RowSpec(
+    opcode=4,
+    name="matmul_fwd",
+    synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
+    words=MATMUL,
+    operands=(
+        R("a", A_ELEMS, "0 if by and ta or not ab else (M if by else G)"),
+        R("b", B_ELEMS, "0 if by or not bb else G"),
+        W("y", Y_ELEMS, "M if by else G"),
+        S("ws", PACK),
+    ),
+    require=("1 - G if by else 0",),
+    flops="2*G*M*N*K",
+)
+MATMUL_BWD_A = RowSpec(
+    opcode=5,
+    name="matmul_bwd_a",
+    synopsis="da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]",
+    words=(*MATMUL, ACC),
+    operands=(
+        R("b", B_ELEMS, "G if ab and bb and not by else 0"),
+        R("dy", Y_ELEMS, "G if ab and not by else 0"),
+        A("da", A_ELEMS, "G if ab and not by else (K if ta else M)"),
+        S("ws", PACK),
+    ),
+    require=("1 - G if by else 0",),
+    flops="2*G*M*N*K",
+)
+MATMUL_BWD_B = RowSpec(
+    opcode=6,
+    name="matmul_bwd_b",
+    synopsis="db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]",
+    words=(*MATMUL, ACC),
+    operands=(
+        R("a", A_ELEMS, "G if ab and bb and not by else 0"),
+        R("dy", Y_ELEMS, "G if bb and not by else 0"),
+        A("db", B_ELEMS, "G if bb and not by else (N if tb else K)"),
+        S("ws", PACK),
+    ),
+    require=("1 - G if by else 0",),
+    flops="2*G*M*N*K",
+)
+
+register(
+    OpSpec(
+        name="matmul",
+        synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
+        category="contraction",
+        inputs=("a", "b"),
+        attrs=(
+            Attr(name="transpose_a", default=False, check=lambda v: isinstance(v, bool), doc="a is stored [k,m]"),
+            Attr(name="transpose_b", default=False, check=lambda v: isinstance(v, bool), doc="b is stored [n,k]"),
+        ),
+        shape=matmul_shape,
+        words=matmul_words,
+        fwd=(MATMUL_FWD,),
+        bwd=(MATMUL_BWD_A, MATMUL_BWD_B),
+        differentiable=("a", "b"),
+        onnx=("MatMul", "Gemm"),
+        examples=(
+            Example(shapes=((None, 6), (6, 3))),
+            Example(shapes=((6, 5), (6, 3)), attrs={"transpose_a": True}),
+            Example(shapes=((None, 6), (3, 6)), attrs={"transpose_b": True}),
+            Example(shapes=((6, 5), (3, 6)), attrs={"transpose_a": True, "transpose_b": True}),
+            Example(shapes=((None, 4, 3), (None, 3, 5)), batch=3),
+            Example(shapes=((None, 3, 4), (None, 5, 3)), attrs={"transpose_a": True, "transpose_b": True}, batch=3),
+            Example(shapes=((None, 4, 3), (3, 5)), batch=3),
+            Example(shapes=((4, 3), (None, 3, 5)), batch=3),
+            Example(shapes=((None, 3, 4), (5, 3)), attrs={"transpose_a": True, "transpose_b": True}, batch=3),
+            Example(shapes=((None, 64), (64, 64)), batch=32, bench=True),
+        ),
+        source="Golub and Van Loan, Matrix Computations, 1.1",
+    )
+)

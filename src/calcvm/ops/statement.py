@@ -21,14 +21,13 @@ ZONE_OF = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Value:
     """One value of a program.
 
     elems : size in heap elements, a form of the batch.
     persistent : lives between steps, inside its zone's persistent block (a model switch copies it).
     resident : its storage is never shared: placeholders, kept results, values used by several paths.
-    align : where values of one kind should lie in the order of creation (merging of update rows).
     """
 
     name: str
@@ -44,13 +43,17 @@ class Value:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statement:
-    """One row before it has offsets: a spec, its words, and a value for each operand (None: left out)."""
+    """One row before it has offsets: a spec, its words, and a value for each operand (None: left out).
+
+    shifts : elements by which an operand starts inside its value (0 where not named).
+    """
 
     spec: RowSpec
     words: Mapping[str, Any]  # int, Affine or float
     operands: Mapping[str, Value | None]
     path: str
     phase: str  # forward | loss | backward | optimize | end_round
+    shifts: Mapping[str, int] = field(default_factory=dict)
     label: str = ""  # the operator and variable it serves, for messages and listings
     extents: Mapping[str, Affine] = field(init=False, repr=False)
 

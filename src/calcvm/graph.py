@@ -1,0 +1,329 @@
+"""The meta-model: a graph of operators on variables, divided into paths (CalcGraph, algorithms 2 to 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
+from calcvm.ops import OPS, OpSpec
+from calcvm.ops.dims import Affine, Shape, numel, shape_of, show
+
+if TYPE_CHECKING:
+    from calcvm.init import Initializer
+    from calcvm.optim import Optimizer, Regularizer
+
+
+@dataclass(frozen=True)
+class TensorDescriptor:
+    """The shape of a variable: generic, with the batch open, and current, for a batch size.
+
+    generic : tuple of int or None (the batch) or Affine (a multiple of the batch).
+    """
+
+    shape: Shape
+
+    @property
+    def generic(self) -> tuple[int | None | Affine, ...]:
+        return tuple(s.b if s.constant else (None if s == Affine(1, 0) else s) for s in self.shape)
+
+    def current(self, batch_size: int) -> tuple[int, ...]:
+        return tuple(s.at(batch_size) for s in self.shape)
+
+    @property
+    def elems(self) -> Affine:
+        return numel(self.shape)
+
+    def __str__(self) -> str:
+        return show(self.shape)
+
+
+@dataclass(eq=False)
+class Variable:
+    """A tensor of the graph: placeholder, parameter, constant or the result of an operator.
+
+    Arithmetic (``+ - * / @ **``, unary minus, ``abs``, slices) builds operators in the active path.
+    """
+
+    graph: CalcGraph = field(repr=False)
+    name: str
+    kind: str  # placeholder | parameter | constant | state | result
+    descriptor: TensorDescriptor
+    path: Path | None = field(default=None, repr=False)
+    producer: Operation | None = field(default=None, repr=False)
+    init: Any = field(default=None, repr=False)
+    regularizer: Any = field(default=None, repr=False)
+    trainable: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        return self.descriptor.shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.descriptor}"
+
+    def __add__(self, other: Variable | float) -> Variable:
+        return (
+            apply("add", self, other) if isinstance(other, _TENSOR) else apply("affine", self, scale=1.0, shift=other)
+        )
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Variable | float) -> Variable:
+        if isinstance(other, _TENSOR):
+            return apply("sub", self, other)
+        return apply("affine", self, scale=1.0, shift=-other)
+
+    def __rsub__(self, other: Variable | float) -> Variable:
+        if isinstance(other, _TENSOR):
+            return apply("sub", other, self)
+        return apply("affine", self, scale=-1.0, shift=other)
+
+    def __mul__(self, other: Variable | float) -> Variable:
+        return (
+            apply("mul", self, other) if isinstance(other, _TENSOR) else apply("affine", self, scale=other, shift=0.0)
+        )
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Variable | float) -> Variable:
+        if isinstance(other, _TENSOR):
+            return apply("div", self, other)
+        return apply("affine", self, scale=1.0 / other, shift=0.0)
+
+    def __rtruediv__(self, other: Variable | float) -> Variable:
+        if isinstance(other, _TENSOR):
+            return apply("div", other, self)
+        return other * apply("pow", self, exponent=-1.0)
+
+    def __matmul__(self, other: Variable) -> Variable:
+        return apply("matmul", self, other)
+
+    def __pow__(self, exponent: float) -> Variable:
+        return apply("pow", self, exponent=float(exponent))
+
+    def __neg__(self) -> Variable:
+        return apply("neg", self)
+
+    def __abs__(self) -> Variable:
+        return apply("abs", self)
+
+    def __getitem__(self, index: Any) -> Variable:
+        """Slices with constant bounds and step 1; ``:`` alone on the batch dimension."""
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) > self.rank or not all(isinstance(i, slice) and i.step in (None, 1) for i in index):
+            raise ShapeError(f"slice of {self}: give one slice with step 1 for each dimension, at most {self.rank}")
+        starts, stops = [], []
+        for size, i in zip(self.shape, (*index, *[slice(None)] * (self.rank - len(index)))):
+            start, stop, _ = i.indices(size.b) if size.constant else (i.start, i.stop, 1)
+            starts.append(start)
+            stops.append(stop)
+        return apply("slice", self, starts=tuple(starts), stops=tuple(stops))
+
+
+_TENSOR = (Variable, np.ndarray)
+
+
+@dataclass(eq=False)
+class Operation:
+    """An operator applied to variables."""
+
+    spec: OpSpec
+    inputs: dict[str, Variable]
+    outputs: dict[str, Variable]
+    saved: dict[str, Shape]
+    attrs: dict[str, Any]
+    name: str
+
+    def shapes(self) -> dict[str, Shape]:
+        """Shape of every input, output and saved value, by the spec's names."""
+        named = {n: v.shape for n, v in (*self.inputs.items(), *self.outputs.items())}
+        return {**named, **self.saved}
+
+
+@dataclass(eq=False)
+class Path:
+    """A part of the graph that runs as one: forward only, or with a backward that minimizes a loss."""
+
+    graph: CalcGraph = field(repr=False)
+    name: str
+    backward: bool
+    operations: list[Operation] = field(default_factory=list, repr=False)
+    loss: Variable | None = None
+    output: Variable | None = None
+    optimizer: Any = None
+
+    def __enter__(self) -> Path:
+        self.graph._active.append(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.graph._active.pop()
+
+    def minimize(self, loss: Variable, optimizer: Optimizer, output: Variable | None = None) -> None:
+        """Train the trainable parameters behind ``loss`` (one element) with ``optimizer``.
+
+        ``output`` : the network's result; operators it does not need form the section "loss", so that the
+        network can run forward without targets.
+        """
+        if not self.backward:
+            raise CalcError(f"path {self.name!r} is forward only: open it with g.path({self.name!r}, backward=True)")
+        if self.loss is not None:
+            raise CalcError(f"path {self.name!r} minimizes {self.loss.name!r} already: one loss a path")
+        if numel(loss.shape) != 1:
+            raise ShapeError(f"minimize: loss {loss} must have one element: reduce it, for example by mean")
+        if loss.path is not self:
+            raise CalcError(f"minimize: {loss.name!r} is not computed in path {self.name!r}")
+        self.loss, self.optimizer, self.output = loss, optimizer, output
+
+    @property
+    def variables(self) -> Iterator[Variable]:
+        for op in self.operations:
+            yield from op.outputs.values()
+
+
+class CalcGraph:
+    """A graph of operators in paths that share variables."""
+
+    def __init__(self) -> None:
+        self.variables: dict[str, Variable] = {}
+        self.paths: dict[str, Path] = {}
+        self._active: list[Path] = []
+        self._counts: dict[str, int] = {}
+
+    def placeholder(self, name: str, shape: Sequence[int | None]) -> Variable:
+        """Data that the user sets.  ``shape`` : sizes, None for the batch dimension."""
+        return self._add(name, "placeholder", shape_of(tuple(shape)))
+
+    def parameter(
+        self,
+        name: str,
+        shape: Sequence[int],
+        init: Initializer | np.ndarray | None = None,
+        regularizer: Regularizer | None = None,
+        trainable: bool = True,
+    ) -> Variable:
+        """A value that training changes (unless ``trainable=False``: frozen).
+
+        init : an initializer of `calcvm.init` (default `XavierUniform`, `Zeros` for vectors), or an array.
+        """
+        dims = shape_of(tuple(shape))
+        if not all(s.constant and s.b > 0 for s in dims):
+            raise ShapeError(f"parameter {name!r}: shape {show(dims)} must be positive numbers, without the batch")
+        if isinstance(init, np.ndarray) and init.shape != tuple(shape):
+            raise ShapeError(f"parameter {name!r}: initial array {init.shape} is not of its shape {tuple(shape)}")
+        if init is None:
+            from calcvm import init as initializers
+
+            init = initializers.XavierUniform() if len(dims) > 1 else initializers.Zeros()
+        return self._add(name, "parameter", dims, init=init, regularizer=regularizer, trainable=trainable)
+
+    def constant(self, name: str, value: np.ndarray) -> Variable:
+        """A fixed array."""
+        value = np.asarray(value, np.float64)
+        return self._add(name, "constant", shape_of(value.shape), init=value)
+
+    def path(self, name: str, backward: bool = False) -> Path:
+        """A new path; operators built inside ``with`` belong to it."""
+        if name in self.paths:
+            raise CalcError(f"path {name!r} exists already: paths of a graph have different names")
+        path = self.paths[name] = Path(self, name, backward)
+        return path
+
+    @contextmanager
+    def extend(self, name: str) -> Iterator[Path]:
+        """Reopen a path to add operators."""
+        with self.paths[name] as path:
+            yield path
+
+    def state(self, name: str, elems: Affine | int) -> Variable:
+        """A raw block of the heap's persistent state, shared by name (random counters, rates)."""
+        if name in self.variables:
+            return self.variables[name]
+        return self._add(name, "state", shape_of((elems,)))
+
+    @property
+    def active(self) -> Path:
+        if not self._active:
+            raise CalcError("operators belong to a path: build them inside `with g.path(name):`")
+        return self._active[-1]
+
+    def unique(self, stem: str) -> str:
+        """``stem`` or ``stem_2``, ``stem_3``, ...: a name that no variable has yet."""
+        while True:
+            n = self._counts[stem] = self._counts.get(stem, 0) + 1
+            name = stem if n == 1 else f"{stem}_{n}"
+            if name not in self.variables:
+                return name
+
+    def _add(self, name: str, kind: str, shape: Shape, **fields: Any) -> Variable:
+        if name in self.variables:
+            raise CalcError(f"variable {name!r} exists already: variables of a graph have different names")
+        v = self.variables[name] = Variable(self, name, kind, TensorDescriptor(shape), **fields)
+        return v
+
+
+def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = None, **attrs: Any) -> Variable:
+    """Apply the operator ``name`` of the table; returns its first output.
+
+    Raises
+    ------
+    ShapeError : the inputs' shapes do not fit; names operator, variables and shapes.
+    UnsupportedOperator : the table has no such operator.
+    CalcError : an attribute is unknown or out of range.
+    """
+    spec = OPS.get(name)
+    if spec is None:
+        raise UnsupportedOperator(f"operator {name!r} is not in the table; known: {', '.join(sorted(OPS))}")
+    graph = next((v.graph for v in inputs if isinstance(v, Variable)), None)
+    if graph is None:
+        raise CalcError(f"{name}: at least one input must be a variable of a graph")
+    path = graph.active
+    named: dict[str, Variable] = {}
+    for slot, v in zip(spec.inputs, inputs):
+        if v is None:
+            continue
+        if not isinstance(v, Variable):
+            v = graph.constant(graph.unique(f"{name}_{slot}"), v)
+        if v.graph is not graph:
+            raise CalcError(f"{name}: {v.name!r} belongs to another graph")
+        named[slot] = v
+    missing = [s for s in spec.inputs if s not in named and s not in spec.optional_inputs]
+    if missing or len(inputs) > len(spec.inputs):
+        raise CalcError(f"{name}: takes inputs {', '.join(spec.inputs)}; got {len(inputs)}")
+    attrs = _checked_attrs(spec, attrs)
+    try:
+        shapes = spec.shape(tuple(v.shape for v in named.values()), attrs)
+    except (ValueError, OverflowError) as e:
+        raise ShapeError(f"{name}({', '.join(map(str, named.values()))}): {e}") from None
+    op_name = out or graph.unique(name)
+    outputs = {}
+    for i, slot in enumerate(spec.outputs):
+        v = graph._add(op_name if i == 0 else f"{op_name}.{slot}", "result", shapes[slot], path=path)
+        outputs[slot] = v
+    saved = {n: s for n, s in shapes.items() if n not in outputs}
+    op = Operation(spec, named, outputs, saved, attrs, op_name)
+    for v in outputs.values():
+        v.producer = op
+    path.operations.append(op)
+    return next(iter(outputs.values()))
+
+
+def _checked_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    known = {a.name: a for a in spec.attrs}
+    unknown = [n for n in given if n not in known]
+    if unknown:
+        raise CalcError(f"{spec.name}: unknown attribute {unknown[0]!r}; it takes {', '.join(known) or 'none'}")
+    attrs = {a.name: given.get(a.name, a.default) for a in spec.attrs}
+    for n, value in attrs.items():
+        if not known[n].check(value):
+            raise CalcError(f"{spec.name}: attribute {n}={value!r} is not allowed ({known[n].doc})")
+    return attrs

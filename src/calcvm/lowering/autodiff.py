@@ -1,0 +1,168 @@
+"""Reverse-mode differentiation at compile time, from the specs alone.
+
+Operators are walked backwards from the loss.  A backward row is emitted when a gradient that it writes
+is needed: placeholders, constants and what only frozen parameters reach get none.  Gradients are single
+assignment; where a variable has several uses its contributions are added.  Parameter gradients are the
+exception: their value is written once (set) where one round exists, and added to where rounds add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from calcvm.errors import UnsupportedOperator
+from calcvm.graph import Operation, Path, Variable
+from calcvm.lowering.emit import Emitter
+from calcvm.ops import OPS
+from calcvm.ops.dims import Shape, numel
+from calcvm.ops.statement import Value
+
+
+@dataclass
+class Backward:
+    """The backward of one path under construction."""
+
+    emit: Emitter
+    path: Path
+    operations: list[Operation]
+    accumulate: bool  # rounds add up: parameter gradients persist and are added to
+    parameter_gradient: dict[Variable, Value] = field(default_factory=dict)
+    contributions: dict[Variable, list[Value]] = field(default_factory=dict)
+    written: set[Variable] = field(default_factory=set)  # parameters whose gradient holds a value already
+
+    def run(self, seed: Value) -> None:
+        loss = self.path.loss
+        assert loss is not None
+        reached = self._reached(loss)
+        needs = self._needs(reached)
+        self.needs = needs
+        self.contributions[loss] = [seed]
+        for op in reversed(reached):
+            if any(v in needs for v in op.outputs.values()):
+                self._operation(op)
+
+    def _reached(self, loss: Variable) -> list[Operation]:
+        """Operators that the loss depends on, in order."""
+        wanted, out = {loss}, []
+        for op in reversed(self.operations):
+            if any(v in wanted for v in op.outputs.values()):
+                wanted.update(op.inputs.values())
+                out.append(op)
+        return out[::-1]
+
+    def _needs(self, operations: Iterable[Operation]) -> set[Variable]:
+        """Variables whose gradient is needed: trainable parameters, and what lies between them and the loss."""
+        needs: set[Variable] = set()
+        for op in operations:
+            inputs = [v for n, v in op.inputs.items() if n in op.spec.differentiable]
+            needs.update(v for v in inputs if v.kind == "parameter" and v.trainable)
+            if any(v in needs for v in inputs):
+                needs.update(op.outputs.values())
+            blocked = [v for n, v in op.inputs.items() if v in needs and n not in op.spec.differentiable]
+            if blocked:
+                raise UnsupportedOperator(
+                    f"{op.name}: operator {op.spec.name!r} has no gradient for its input {blocked[0].name!r}; "
+                    f"freeze the parameters behind it (trainable=False) or leave it out of the loss"
+                )
+        return needs
+
+    def _operation(self, op: Operation) -> None:
+        spec, emit = op.spec, self.emit
+        dy = {slot: g for slot, v in op.outputs.items() if (g := self._total(v)) is not None}
+        if not dy:
+            return
+        first = next(iter(dy.values()))
+        if spec.view:
+            self._give(op.inputs[spec.inputs[0]], first, op.name)
+            return
+        wanted = {n for n, v in op.inputs.items() if v in self.needs and n in spec.differentiable}
+        out_shape = op.outputs[spec.outputs[0]].shape
+        for n in spec.passes:
+            if n in wanted:
+                self._give_reduced(op.inputs[n], first, out_shape, op.name)
+        shapes = op.shapes()
+        local = {**emit.locals[op], **{f"d{slot}": g for slot, g in dy.items()}}
+        for row in spec.bwd:
+            if not any(o.name[1:] in wanted for o in row.writes):
+                continue
+            operands: dict[str, Value | None] = {o.name: local.get(o.name) for o in row.operands}
+            given: list[tuple[Variable, Value, Shape]] = []
+            added: dict[str, bool] = {}  # targets that the row can add to: whether they hold a value
+            for o in row.writes:
+                v = op.inputs.get(o.name[1:])
+                if v is None or (v not in self.needs and o.optional):
+                    continue
+                shape = out_shape if spec.broadcast else shapes[o.name[1:]]
+                target = self.parameter_gradient.get(v)
+                if target is not None and o.access == "a":
+                    added[o.name] = not self._first(v)
+                elif target is None or shape != v.shape or not self._first(v):
+                    target = emit.value(f"d{v.name}", "gradient", numel(shape))
+                    given.append((v, target, shape))
+                    if o.access == "a":
+                        added[o.name] = False
+                operands[o.name] = target
+            acc = any(added.values())
+            for name, held in added.items():
+                if acc and not held:  # one row, one mode: what holds nothing yet starts at zero
+                    value = operands[name]
+                    assert value is not None
+                    emit.row("zero", {"rows": value.elems, "cols": 1}, {"g": value}, op.name)
+            emit.row(row, {**emit.words[op], "acc": int(acc)}, operands, op.name)
+            for v, g, shape in given:
+                self._give_reduced(v, g, shape, op.name)
+
+    def _first(self, v: Variable) -> bool:
+        """Whether this contribution may set the parameter's gradient (and remember that one has)."""
+        if self.accumulate or v in self.written:
+            return False
+        self.written.add(v)
+        return True
+
+    def _give_reduced(self, v: Variable, g: Value, shape: Shape, label: str) -> None:
+        """Add a gradient of ``shape`` to ``v``'s, summed over the axes along which ``v`` was broadcast."""
+        full: Shape = shape
+        padded = (1,) * (len(full) - len(v.shape)) + v.shape
+        axes = [i for i, (s, t) in enumerate(zip(full, padded)) if s != t]
+        while axes:  # one block of neighbouring axes at a time, from the right
+            block = [axes.pop()]
+            while axes and axes[-1] == block[0] - 1:
+                block.insert(0, axes.pop())
+            attrs = {"axes": tuple(block), "keepdims": True}
+            out = OPS["sum"].shape((full,), attrs)["y"]
+            words = OPS["sum"].words({"x": full, "y": out}, attrs)
+            target = self.parameter_gradient.get(v) if not axes and v in self.parameter_gradient else None
+            direct = target is not None and self._first(v)
+            reduced = target if direct else self.emit.value(f"d{v.name}", "gradient", numel(out))
+            self.emit.row(OPS["sum"].fwd[0], words, {"x": g, "y": reduced}, label)
+            if direct:
+                return
+            assert reduced is not None
+            g, full = reduced, out
+        self._give(v, g, label)
+
+    def _give(self, v: Variable, g: Value, label: str) -> None:
+        """Record a contribution to the gradient of ``v`` (of its shape)."""
+        target = self.parameter_gradient.get(v)
+        if target is None:
+            if v in self.needs:
+                self.contributions.setdefault(v, []).append(g)
+        elif self._first(v):
+            self.emit.elementwise("affine_fwd", v.shape, {"x": g, "y": target}, label, scale=1.0, shift=0.0)
+        else:
+            self.emit.elementwise("accumulate", v.shape, {"x": g, "y": target}, label)
+
+    def _total(self, v: Variable) -> Value | None:
+        """The gradient of ``v``: its contributions added up."""
+        parts = self.contributions.pop(v, [])
+        if not parts or v not in self.needs:
+            return None
+        total = parts[0]
+        add = OPS["add"]
+        for part in parts[1:]:
+            g = self.emit.value(f"d{v.name}", "gradient", numel(v.shape))
+            words = add.words({"a": v.shape, "b": v.shape, "y": v.shape}, {})
+            self.emit.row(add.fwd[0], words, {"a": total, "b": part, "y": g}, f"d{v.name}")
+            total = g
+        return total

@@ -1,0 +1,78 @@
+"""The statement list under construction: values by variable, rows by spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from calcvm.graph import Operation, Variable
+from calcvm.ops import ROWS, RowSpec
+from calcvm.ops.dims import Affine, Shape, affine, numel
+from calcvm.ops.spec import evaluate, rows_cols
+from calcvm.ops.statement import Statement, Value
+
+
+class Emitter:
+    """Collects values and statements of one program."""
+
+    def __init__(self, dtype: str, workers: int):
+        self.slots = {"float32": 2, "float64": 1}[dtype]  # heap elements in eight bytes: the specs' D
+        self.workers = workers
+        self.values: list[Value] = []
+        self.env: dict[Variable, Value] = {}
+        self.statements: list[Statement] = []
+        self.locals: dict[Operation, dict[str, Value]] = {}  # an operator's values by the spec's names
+        self.words: dict[Operation, dict[str, Any]] = {}
+        self.path = self.phase = ""
+
+    def value(self, name: str, kind: str, elems: Affine | int, **flags: bool) -> Value:
+        v = Value(name=name, kind=kind, elems=affine(elems), **flags)
+        self.values.append(v)
+        return v
+
+    def row(
+        self,
+        spec: RowSpec | str,
+        words: Mapping[str, Any],
+        operands: Mapping[str, Value | None],
+        label: str,
+        shifts: Mapping[str, int] | None = None,
+    ) -> Statement:
+        """Append a row; scratch operands get values of their own."""
+        spec = ROWS[spec] if isinstance(spec, str) else spec
+        known = {**{w.name: words[w.name] for w in spec.words}, "D": self.slots, "nw": self.workers}
+        named = dict(operands)
+        for o in spec.operands:
+            if o.access == "s":
+                elems = affine(evaluate(o.elems, known))
+                named[o.name] = self.value(f"{label}.{o.name}", "workspace", elems) if elems else None
+        named = {o.name: named.get(o.name) for o in spec.operands}
+        s = Statement(
+            spec=spec, words=known, operands=named, path=self.path, phase=self.phase, label=label, shifts=shifts or {}
+        )
+        self.statements.append(s)
+        return s
+
+    def elementwise(
+        self, spec: str, shape: Shape, operands: Mapping[str, Value], label: str, **words: Any
+    ) -> Statement:
+        """A row over all elements of ``shape``, shared by its leading dimension."""
+        return self.row(spec, {**rows_cols(shape), **words}, operands, label)
+
+    def forward(self, op: Operation) -> None:
+        """The forward rows of an operator; a view is another name for its input's value."""
+        spec = op.spec
+        if spec.view:
+            self.env[op.outputs[spec.outputs[0]]] = self.env[op.inputs[spec.inputs[0]]]
+            return
+        shapes = op.shapes()
+        local: dict[str, Value] = {n: self.env[v] for n, v in op.inputs.items()}
+        for slot, v in op.outputs.items():
+            local[slot] = self.env[v] = self.value(v.name, "activation", numel(v.shape))
+        for slot, shape in op.saved.items():
+            local[slot] = self.value(f"{op.name}.{slot}", "activation", numel(shape))
+        op_words = spec.words(shapes, op.attrs)
+        self.locals[op] = local
+        self.words[op] = op_words
+        for row in spec.fwd:
+            self.row(row, op_words, {o.name: local.get(o.name) for o in row.operands}, op.name)

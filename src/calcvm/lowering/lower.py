@@ -1,0 +1,301 @@
+"""From a graph to statements in sections: forward, loss, backward, optimize, end_round of each path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from calcvm.errors import CalcError
+from calcvm.graph import CalcGraph, Operation, Path, Variable
+from calcvm.lowering.autodiff import Backward
+from calcvm.lowering.emit import Emitter
+from calcvm.lowering.fuse import fuse_activations, fuse_bias
+from calcvm.ops.dims import affine, numel
+from calcvm.ops.optimizers import HYPER_SLOTS
+from calcvm.ops.spec import rows_cols
+from calcvm.ops.statement import PHASES, Lowered, Statement, Value
+
+# Parameters from this size on are updated as soon as their gradient is final, so that the gradient's
+# storage dies early; smaller ones are updated together at the end, where their rows merge into one.
+LARGE_PARAMETER = 16384
+
+
+@dataclass
+class Facts:
+    """What the program must know about the graph, beside its rows; JSON-able but for ``constants``."""
+
+    variables: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    paths: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def lower(
+    graph: CalcGraph,
+    *,
+    dtype: str = "float32",
+    workers: int = 1,
+    accumulate: bool = True,
+    keep: Iterable[str] = (),
+) -> tuple[Lowered, Facts]:
+    """Statements of a graph, and the facts a program carries.
+
+    Parameters
+    ----------
+    dtype : "float32" or "float64"
+        Type of the heap's elements.
+    workers : int
+        The largest team that will run it: scratch is sized for it.
+    accumulate : bool
+        Several rounds of forward and backward may precede an optimize: gradients persist and add up.
+        Otherwise a step is one round, and large parameters are updated inside the backward.
+    keep : names of variables whose values must stay readable after a step.
+
+    Raises
+    ------
+    CalcError : a kept name is unknown, or a path has a backward but minimizes nothing.
+    UnsupportedOperator : the loss depends on parameters through an operator without a gradient.
+    """
+    return _Lowering(graph, dtype, workers, accumulate, set(keep)).run()
+
+
+class _Lowering:
+    def __init__(self, graph: CalcGraph, dtype: str, workers: int, accumulate: bool, keep: set[str]):
+        self.graph, self.accumulate = graph, accumulate
+        self.emit = Emitter(dtype, workers)
+        self.facts = Facts()
+        unknown = keep - set(graph.variables)
+        if unknown:
+            raise CalcError(f"keep: no variable is called {sorted(unknown)[0]!r}")
+        self.kept = self._kept(keep)
+
+    def _kept(self, keep: set[str]) -> set[Variable]:
+        """Results that stay readable: named ones, losses, outputs, last results, what other paths read."""
+        kept = {self.graph.variables[n] for n in keep}
+        for path in self.graph.paths.values():
+            kept |= {v for v in (path.loss, path.output) if v is not None}
+            used = {v for op in path.operations for v in op.inputs.values()}
+            kept |= {v for v in path.variables if v not in used}
+            kept |= {v for v in used if v.kind == "result" and v.path is not path}
+        return kept
+
+    def run(self) -> tuple[Lowered, Facts]:
+        for v in self.graph.variables.values():
+            if v.kind != "result":
+                self._source(v)
+        for path in self.graph.paths.values():
+            self._path(path)
+        kept_values = {self.emit.env[v] for v in self.kept if v in self.emit.env}
+        statements = fuse_activations(self.emit.statements, kept_values)
+        for value in kept_values:
+            if not value.persistent:
+                value.resident = True
+        used = {v for s in statements for v in s.operands.values() if v is not None}
+        used |= {v for v in self.emit.values if v.persistent or v.kind == "placeholder"}
+        for v in self.graph.variables.values():
+            self._describe(v, used)
+        values = tuple(v for v in self.emit.values if v in used)
+        return Lowered(values=values, statements=tuple(statements), paths=tuple(self.graph.paths)), self.facts
+
+    # ------------------------------------------------------------ values
+    def _source(self, v: Variable) -> None:
+        """The value of a placeholder, parameter, constant or state."""
+        if v.kind == "placeholder":
+            self.emit.env[v] = self.emit.value(v.name, "placeholder", numel(v.shape), resident=True)
+        elif v.kind == "parameter":
+            self.emit.env[v] = self.emit.value(v.name, "parameter", numel(v.shape), persistent=True)
+            self.facts.parameters[v.name] = {"init": self._init(v), "trainable": v.trainable}
+        else:
+            words = self.emit.slots if v.kind == "state" else 1
+            self.emit.env[v] = self.emit.value(v.name, "state", numel(v.shape) * words, persistent=True)
+            self.facts.state[v.name] = {"kind": "constant", "array": v.name} if v.kind == "constant" else dict(v.init)
+            if v.kind == "constant":
+                self.facts.constants[v.name] = v.init
+
+    def _init(self, v: Variable) -> dict[str, Any]:
+        if isinstance(v.init, np.ndarray):
+            self.facts.constants[v.name] = v.init
+            return {"array": v.name}
+        return {"class": type(v.init).__name__, "fields": dict(vars(v.init))}
+
+    def _describe(self, v: Variable, used: set[Value]) -> None:
+        value = self.emit.env.get(v)
+        if value is None or value not in used:
+            reason = "fused into another operator"
+        elif v.kind == "result" and not value.resident:
+            reason = "overwritten within the step"
+        else:
+            reason = ""
+        self.facts.variables[v.name] = {
+            "symbol": value.name if value is not None and value in used else None,
+            "shape": [[s.a, s.b] for s in v.shape],
+            "kind": v.kind,
+            "path": v.path.name if v.path else None,
+            "unreadable": reason,
+            "classes": self._classes(v),
+        }
+
+    def _classes(self, v: Variable) -> int | None:
+        """For a placeholder of integer labels: how many classes its operators allow."""
+        limits = [
+            affine(words["N"])
+            for op, words in self.emit.words.items()
+            if words.get("dense") == 0 and op.inputs.get("target") is v
+        ]
+        return min(n.b for n in limits) if limits else None
+
+    # ------------------------------------------------------------ paths
+    def _path(self, path: Path) -> None:
+        emit = self.emit
+        emit.path = path.name
+        operations = fuse_bias(path, self.kept)
+        before_loss = self._ancestors(operations, path.output) if path.output else set(operations)
+        for phase, wanted in (("forward", True), ("loss", False)):
+            emit.phase = phase
+            chosen = [op for op in operations if (op in before_loss) == wanted]
+            for rng in dict.fromkeys(op.inputs["rng"] for op in chosen if "rng" in op.inputs):
+                emit.row("rng_advance", {}, {"rng": emit.env[rng]}, rng.name)
+            for op in chosen:
+                emit.forward(op)
+        facts: dict[str, Any] = {"backward": path.loss is not None, "output": path.output and path.output.name}
+        self.facts.paths[path.name] = facts
+        if path.backward and path.loss is None:
+            raise CalcError(
+                f"path {path.name!r} has a backward but no loss: call {path.name}.minimize(loss, optimizer)"
+            )
+        if path.loss is not None:
+            self._backward(path, operations, facts)
+
+    @staticmethod
+    def _ancestors(operations: list[Operation], v: Variable) -> set[Operation]:
+        wanted, out = {v}, set()
+        for op in reversed(operations):
+            if any(o in wanted for o in op.outputs.values()):
+                wanted.update(op.inputs.values())
+                out.add(op)
+        return out
+
+    def _backward(self, path: Path, operations: list[Operation], facts: dict[str, Any]) -> None:
+        emit, opt = self.emit, path.optimizer
+        emit.phase = "backward"
+        start = len(emit.statements)
+        seed = self._state(f"{path.name}.seed", 1, {"kind": "seed"})
+        hyper = self._state(
+            f"{path.name}.hyper", len(HYPER_SLOTS) * emit.slots, {"kind": "hyper", "slots": opt.slots()}
+        )
+        backward = Backward(emit, path, operations, self.accumulate)
+        trained = self._trained(operations, path)
+        inlined = (
+            set() if self.accumulate or opt.clip_norm else {p for p in trained if numel(p.shape).b >= LARGE_PARAMETER}
+        )
+        for p in trained:
+            stays = p not in inlined
+            backward.parameter_gradient[p] = emit.value(f"d{p.name}", "gradient", numel(p.shape), persistent=stays)
+        backward.run(seed)
+        states = {p: self._optimizer_state(p, opt) for p in trained}
+        update = _Update(emit, opt, hyper, backward.parameter_gradient, states)
+        if inlined:
+            update.tick(emit.statements.insert, start)
+            for p in trained:
+                if p in inlined:
+                    update.inline(p, start)
+        emit.phase = "optimize"
+        rest = [p for p in trained if p not in inlined]
+        if not inlined:
+            update.tick()
+        update.all(rest)
+        emit.phase = "end_round"
+        if self.accumulate:
+            for p in trained:
+                emit.elementwise("zero", p.shape, {"g": backward.parameter_gradient[p]}, p.name)
+        facts.update(
+            loss=path.loss and path.loss.name,
+            optimizer=type(opt).__name__,
+            hyper=hyper.name,
+            seed=seed.name,
+            accumulate=self.accumulate,
+            gradients={p.name: (None if p in inlined else f"d{p.name}") for p in trained},
+        )
+
+    def _state(self, name: str, elems: int, facts: Mapping[str, Any]) -> Value:
+        self.facts.state[name] = dict(facts)
+        return self.emit.value(name, "state", elems, persistent=True)
+
+    def _trained(self, operations: list[Operation], path: Path) -> list[Variable]:
+        assert path.loss is not None
+        behind = self._ancestors(operations, path.loss)
+        inputs = {v for op in behind for v in op.inputs.values()}
+        trained = [v for v in self.graph.variables.values() if v in inputs and v.kind == "parameter" and v.trainable]
+        if not trained:
+            raise CalcError(f"path {path.name!r}: the loss {path.loss.name!r} depends on no trainable parameter")
+        return trained
+
+    def _optimizer_state(self, p: Variable, opt: Any) -> dict[str, Value]:
+        out = {}
+        for name, start in opt.state.items():
+            out[name] = self.emit.value(f"{p.name}.{name}", "optimizer", numel(p.shape), persistent=True)
+            if start:
+                self.facts.state[out[name].name] = {"kind": "fill", "value": start}
+        return out
+
+
+class _Update:
+    """The optimizer's rows: penalties, clipping, updates."""
+
+    def __init__(self, emit: Emitter, opt: Any, hyper: Value, gradients: Mapping[Variable, Value], states: Any):
+        self.emit, self.opt, self.hyper, self.gradients, self.states = emit, opt, hyper, gradients, states
+
+    def tick(self, insert: Any = None, at: int = 0) -> None:
+        self.emit.row("tick", {"schedule": self.opt.schedule_code}, {"hyper": self.hyper}, "tick")
+        if insert:
+            insert(at, self.emit.statements.pop())
+
+    def prepare(self, p: Variable) -> None:
+        """Regularizer and clipping by value of one final gradient."""
+        g, r = self.gradients[p], p.regularizer
+        if r is not None:
+            self.emit.elementwise("penalty", p.shape, {"p": self.emit.env[p], "g": g}, p.name, l1=r.l1, l2=r.l2)
+        if self.opt.clip_value is not None:
+            self.emit.elementwise("clip_value", p.shape, {"g": g, "hyper": self.hyper}, p.name)
+
+    def update(self, p: Variable) -> None:
+        operands = {"p": self.emit.env[p], "g": self.gradients[p], **self.states[p], "hyper": self.hyper}
+        self.emit.elementwise(self.opt.row, p.shape, operands, p.name, clip=int(self.opt.clip_norm is not None))
+
+    def all(self, parameters: list[Variable]) -> None:
+        for p in parameters:
+            self.prepare(p)
+        if self.opt.clip_norm is not None:
+            self._clip_norm(parameters)
+        for p in parameters:
+            self.update(p)
+
+    def _clip_norm(self, parameters: list[Variable]) -> None:
+        """One partial sum of squares a row of each gradient, in one array; then the common scale."""
+        n = sum(p.shape[0].b if p.shape else 1 for p in parameters)
+        sums, at = self.emit.value("clip.sumsq", "workspace", n), 0
+        for p in parameters:
+            words = rows_cols(p.shape)
+            operands = {"g": self.gradients[p], "s": sums}
+            self.emit.row("sumsq", words, operands, p.name, shifts={"s": at})
+            at += affine(words["rows"]).b
+        self.emit.row("clip_norm_scale", {"n": n}, {"s": sums, "hyper": self.hyper}, "clip_norm")
+
+    def inline(self, p: Variable, start: int) -> None:
+        """Update ``p`` right after the last row that reads it or touches its gradient."""
+        out = self.emit.statements
+        touched = {self.emit.env[p], self.gradients[p]}
+        last = max(i for i in range(start, len(out)) if any(v in touched for v in out[i].operands.values()))
+        end = len(out)
+        self.prepare(p)
+        self.update(p)
+        rows: list[Statement] = out[end:]
+        del out[end:]
+        out[last + 1 : last + 1] = rows
+
+
+assert PHASES == ("forward", "loss", "backward", "optimize", "end_round")
