@@ -1,0 +1,115 @@
+"""The planner: pure functions over statements that decide, before anything is allocated, where all lies.
+
+``plan(lowered, itemsize=4, batch_size=100)`` orders the statements, merges updates, works in place where
+the operators allow it, packs what is live at once into one heap, and sets the barriers.
+"""
+
+from __future__ import annotations
+
+from calcvm.errors import PlanError
+from calcvm.ops.statement import Lowered
+from calcvm.planner.batch import largest_batch
+from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
+from calcvm.planner.lifetimes import Machine
+from calcvm.planner.merge import merge_rows
+from calcvm.planner.offsets import load
+from calcvm.planner.order import improve
+from calcvm.planner.result import Plan, Zone
+from calcvm.planner.sync import barriers
+
+__all__ = ["Plan", "Zone", "plan"]
+
+EFFORT = 20_000  # placements that the local search may try, where a gap to the bound remains
+
+
+def plan(
+    lowered: Lowered,
+    *,
+    itemsize: int,
+    batch_size: int | None = None,
+    memory: int | None = None,
+    workers: int = 1,
+    merge_updates: bool = True,
+    effort: int = EFFORT,
+) -> Plan:
+    """Plan a program for a batch size, or for the largest batch that a budget allows.
+
+    Parameters
+    ----------
+    lowered : the program as statements.
+    itemsize : bytes of a heap element, 4 or 8.
+    batch_size : the largest batch that will be run; None: the largest that ``memory`` allows.
+    memory : budget in bytes, a hard cap.
+    workers : the largest team that will run the program (scratch is sized for it).
+
+    Raises
+    ------
+    PlanError
+        If the program does not fit into ``memory``, with the bytes needed and allowed.
+    """
+    if itemsize not in (4, 8):
+        raise PlanError(f"itemsize must be 4 (float32) or 8 (float64), not {itemsize}")
+    if batch_size is None and memory is None:
+        raise PlanError("give a batch size, or the memory to fill")
+    if batch_size is not None and batch_size < 1:
+        raise PlanError(f"batch_size must be at least 1, not {batch_size}")
+    if workers < 1:
+        raise PlanError(f"workers must be at least 1, not {workers}")
+    machine = Machine(itemsize, workers)
+    merged, groups = merge_rows(improve(lowered, batch_size or 1024, machine), machine, merge_updates)
+    layout = lay_out(merged, groups, machine)
+
+    def required(batch: int) -> int:
+        return (layout.fixed(batch) + layout.pack(batch, effort).height * machine.align) * itemsize
+
+    if batch_size is None:
+        assert memory is not None
+        batch_size = largest_batch(memory, lambda b: max(layout.load(b)) * itemsize, required)
+    packing = layout.pack(batch_size, effort)
+    offsets, bounds = layout.place(batch_size, packing)
+    live = layout.load(batch_size)
+    heap_elems = bounds["arena"][1]
+    if memory is not None and heap_elems * itemsize > memory:
+        needed = heap_elems * itemsize
+        raise PlanError(
+            f"a batch of {batch_size} needs {needed:,} bytes, {memory:,} are allowed: "
+            "allow more memory or take a smaller batch",
+            needed,
+            memory,
+        )
+    return Plan(
+        lowered=merged,
+        offsets=offsets,
+        sync=barriers(merged.statements, offsets, batch_size, machine),
+        zones=_zones(layout, batch_size, bounds),
+        heap_elems=heap_elems,
+        itemsize=itemsize,
+        batch_size=batch_size,
+        workers=workers,
+        live_bytes=tuple(n * itemsize for n in live),
+        lower_bound_bytes=max(live) * itemsize,
+        blocks=groups.blocks,
+        layout=layout,
+        effort=effort,
+    )
+
+
+def _zones(layout: Layout, batch: int, bounds: dict[str, tuple[int, int]]) -> dict[str, Zone]:
+    itemsize = layout.machine.itemsize
+    out = {}
+    for name in ("reserved", *PERSISTENT_ZONES, "workspace", "arena"):
+        start, stop = bounds.get(name, (0, 0))
+        resident = [u for u in layout.resident if name in (u.zone, "arena")]
+        units = [u for u in layout.transient if name in (u.zone, "arena")]
+        live = load([layout.size(u, batch) for u in units], [u.first for u in units], [u.last for u in units])
+        own = (stop - start) * itemsize
+        out[name] = Zone(
+            name,
+            start,
+            stop,
+            own,
+            persistent_bytes=own if name in PERSISTENT_ZONES else 0,
+            resident_bytes=sum(layout.size(u, batch) for u in resident) * itemsize,
+            transient_bytes=max(live, default=0) * itemsize,
+        )
+    return out

@@ -1,0 +1,49 @@
+"""The largest batch for a budget: doubling, then bisection, with the packer inside.
+
+After algorithm 1 of the CalcGraph paper; batches whose liveness bound exceeds the budget are never
+packed, and as packed peaks are not monotone in the batch size the two batches above the result are tried too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from calcvm.errors import PlanError
+
+MAX_BATCH = 2**24  # the answer where memory does not depend on the batch
+
+
+def largest_batch(allowed: int, bound: Callable[[int], int], required: Callable[[int], int]) -> int:
+    """Largest batch size found that needs at most ``allowed`` bytes.
+
+    Parameters
+    ----------
+    bound : lower bound of the bytes that a batch needs.
+    required : bytes that the packer needs for a batch.
+
+    Raises
+    ------
+    PlanError
+        If not even a batch of one fits.
+    """
+
+    def fits(batch: int) -> bool:
+        return bound(batch) <= allowed and required(batch) <= allowed
+
+    if not fits(1):
+        needed = required(1)
+        raise PlanError(
+            f"a batch of 1 needs {needed:,} bytes, {allowed:,} are allowed ({needed - allowed:,} too few): "
+            "allow more memory, or make the model smaller",
+            needed,
+            allowed,
+        )
+    good, bad = 1, 2
+    while bad <= MAX_BATCH and fits(bad):
+        good, bad = bad, 2 * bad
+    if bad > MAX_BATCH:
+        return good
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return next(batch for batch in (good + 2, good + 1, good) if batch == good or fits(batch))

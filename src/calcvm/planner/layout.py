@@ -1,0 +1,167 @@
+"""Where everything lies: the heap's zones, and the storage units that share its arena.
+
+[reserved][forward persistent][optimizer][gradient persistent][arena: resident values, then transient ones]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from calcvm.ops.dims import Affine
+from calcvm.ops.statement import Lowered, Value
+from calcvm.planner.inplace import in_place
+from calcvm.planner.lifetimes import Machine, always_live, at_most, is_persistent, lifetimes, operands
+from calcvm.planner.merge import Groups
+from calcvm.planner.offsets import Packing, load, pack
+
+RESERVED = 16  # elements at the start of a heap, for traps
+
+PERSISTENT_ZONES = ("forward", "optimizer", "gradient")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Cells that hold one value, a chain of values in place of one another, or a block of values.
+
+    values : (value, elements from the unit's start).
+    first, last : statements between which it is live, inclusive.
+    """
+
+    values: tuple[tuple[Value, int], ...]
+    elems: Affine
+    first: int
+    last: int
+    zone: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything about storage but the offsets of transient units; holds for every batch size."""
+
+    machine: Machine
+    persistent: Mapping[str, tuple[Unit, ...]]  # by zone, in order
+    resident: tuple[Unit, ...]
+    transient: tuple[Unit, ...]
+    n_statements: int
+
+    def size(self, unit: Unit, batch: int) -> int:
+        """Elements, up to a whole number of cache lines."""
+        return self.machine.up(at_most(unit.elems, batch))
+
+    def fixed(self, batch: int) -> int:
+        """Elements below the transient part of the arena."""
+        units = [u for zone in self.persistent.values() for u in zone] + list(self.resident)
+        return self.machine.up(RESERVED) + sum(self.size(u, batch) for u in units)
+
+    def load(self, batch: int) -> list[int]:
+        """Live elements at each statement."""
+        sizes = [self.size(u, batch) for u in self.transient]
+        live = load(sizes, [u.first for u in self.transient], [u.last for u in self.transient])
+        fixed = self.fixed(batch)
+        return [fixed + (live[t] if t < len(live) else 0) for t in range(max(self.n_statements, 1))]
+
+    def pack(self, batch: int, effort: int) -> Packing:
+        align = self.machine.align
+        sizes = [self.size(u, batch) // align for u in self.transient]
+        return pack(sizes, [u.first for u in self.transient], [u.last for u in self.transient], effort=effort)
+
+    def place(self, batch: int, packing: Packing) -> tuple[dict[Value, int], dict[str, tuple[int, int]]]:
+        """Offsets of all values, and [start, stop) of every zone."""
+        offsets: dict[Value, int] = {}
+        bounds: dict[str, tuple[int, int]] = {"reserved": (0, self.machine.up(RESERVED))}
+        top = self.machine.up(RESERVED)
+
+        def put(unit: Unit, start: int) -> int:
+            for v, inner in unit.values:
+                offsets[v] = start + inner
+            return start + self.size(unit, batch)
+
+        for zone in PERSISTENT_ZONES:
+            start = top
+            for unit in self.persistent[zone]:
+                top = put(unit, top)
+            bounds[zone] = (start, top)
+        arena = top
+        for unit in self.resident:
+            top = put(unit, top)
+        for unit, offset in zip(self.transient, packing.offsets, strict=True):
+            put(unit, top + offset * self.machine.align)
+        bounds["arena"] = (arena, top + packing.height * self.machine.align)
+        return offsets, bounds
+
+
+def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
+    """Storage units of a program, from lifetimes, in-place work and blocks."""
+    live = lifetimes(lowered.statements)
+    always = always_live(lowered) | groups.promoted
+    member_of = {v: block for block, members in groups.blocks.items() for v in members}
+    pinned = always | member_of.keys() | groups.blocks.keys()
+    scratch = _scratch(lowered, machine)
+    head = in_place(lowered, live, pinned, machine)
+    chains: dict[Value, list[Value]] = {}
+    for v in live:
+        if v not in groups.blocks and v not in member_of:
+            chains.setdefault(head[v], []).append(v)
+
+    end = max(len(lowered.statements) - 1, 0)
+    persistent: dict[str, list[tuple[tuple, Unit]]] = {zone: [] for zone in PERSISTENT_ZONES}
+    resident: list[tuple[tuple, Unit]] = []
+    transient: list[Unit] = []
+    created = {v: i for i, v in enumerate(lowered.values)}
+
+    def add(values: tuple[tuple[Value, int], ...], elems: Affine, zone: str) -> None:
+        v = values[0][0]
+        spans = [live[u] for u, _ in values if u in live]
+        if any(u in always and u not in groups.blocks for u, _ in values):
+            unit = Unit(values, elems, 0, end, zone)
+            if is_persistent(v) or v in groups.promoted:
+                rank = groups.order.get(v)
+                first = v.kind not in ("parameter", "optimizer", "gradient")
+                key = (first, rank is None, rank or (), created.get(v, len(created)))
+                persistent[zone if zone in persistent else "forward"].append((key, unit))
+            else:
+                resident.append(((v.kind != "placeholder", created.get(v, len(created))), unit))
+        elif spans:
+            transient.append(Unit(values, elems, min(f for f, _ in spans), max(e for _, e in spans), zone))
+
+    done: set[Value] = set()
+    for v in [*lowered.values, *live]:
+        if v in done:
+            continue
+        if v in member_of:
+            block = member_of[v]
+            members, inner, at = groups.blocks[block], [], 0
+            for m in members:
+                inner.append((m, at))
+                at += machine.up(m.elems.b)
+            add((*inner, (block, 0)), block.elems, block.zone)
+            done.update(members, (block,))
+        elif v in groups.blocks:
+            continue
+        elif v in live:
+            chain = chains.get(head[v], [])
+            if head[v] is v:
+                add(tuple((u, 0) for u in chain), scratch.get(v, v.elems), v.zone)
+            done.update(chain if head[v] is v else (v,))
+        elif v in always:
+            add(((v, 0),), v.elems, v.zone)
+            done.add(v)
+    return Layout(
+        machine,
+        {zone: tuple(u for _, u in sorted(items, key=lambda item: item[0])) for zone, items in persistent.items()},
+        tuple(u for _, u in sorted(resident, key=lambda item: item[0])),
+        tuple(transient),
+        len(lowered.statements),
+    )
+
+
+def _scratch(lowered: Lowered, machine: Machine) -> dict[Value, Affine]:
+    """Sizes of workspaces: what the operator table asks for with the planned number of workers."""
+    out: dict[Value, Affine] = {}
+    for st in lowered.statements:
+        for o, v in operands(st):
+            if o.access == "s":
+                need, have = machine.extent(o, st), out.get(v, v.elems)
+                out[v] = Affine(max(need.a, have.a), max(need.b, have.b))
+    return out

@@ -1,0 +1,99 @@
+"""Who touches which value when: the facts about statements that the rest of the planner stands on.
+
+Time is the index of a statement.  Lifetimes are inclusive.  Paths never run interleaved, and a path's
+transient values need not survive another path's run, so values of different paths never meet in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from calcvm.ops.dims import Affine, affine
+from calcvm.ops.spec import Operand, evaluate
+from calcvm.ops.statement import Lowered, Statement, Value
+
+PERSISTENT_KINDS = ("parameter", "state", "optimizer")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What sizes may depend on besides a statement's words: heap elements per cache line, workers."""
+
+    itemsize: int
+    workers: int = 1
+
+    @property
+    def align(self) -> int:
+        """Heap elements in 64 bytes."""
+        return 64 // self.itemsize
+
+    def up(self, elems: int) -> int:
+        return -(-elems // self.align) * self.align
+
+    def size(self, expression: str, st: Statement) -> Affine:
+        """A size expression of the operator table over a statement's words."""
+        names = {"D": 8 // self.itemsize, "nw": self.workers, **st.words}
+        return affine(evaluate(expression, names))
+
+    def extent(self, operand: Operand, st: Statement) -> Affine:
+        """Elements of an operand that the statement may touch."""
+        known = st.extents.get(operand.name)
+        return affine(known) if known is not None else self.size(operand.elems, st)
+
+
+def at_most(form: Affine, batch: int) -> int:
+    """The largest size of a form for batches from 1 to ``batch``."""
+    return max(form.at(1), form.at(batch), 0)
+
+
+def is_persistent(v: Value) -> bool:
+    return v.persistent or v.kind in PERSISTENT_KINDS
+
+
+def operands(st: Statement) -> Iterator[tuple[Operand, Value]]:
+    """The operands of a statement that are present."""
+    for o in st.spec.operands:
+        v = st.operands.get(o.name)
+        if v is not None:
+            yield o, v
+
+
+def reads(o: Operand, st: Statement) -> bool:
+    """Whether the statement needs what the operand held before."""
+    return o.access in "ru" or (o.access == "a" and st.words.get("acc") == 1)
+
+
+def effects(st: Statement) -> tuple[set[Value], set[Value]]:
+    """Values that a statement reads, and values that it writes (scratch among them)."""
+    read = {v for o, v in operands(st) if reads(o, st)}
+    written = {v for o, v in operands(st) if o.writes}
+    return read, written
+
+
+def always_live(lowered: Lowered) -> set[Value]:
+    """Values whose storage is never shared.
+
+    Those that persist or are resident, and those that need not be written by a path before it reads
+    them, or that several paths use.
+    """
+    out = {v for v in lowered.values if is_persistent(v) or v.resident or v.kind == "placeholder"}
+    path_of: dict[Value, str] = {}
+    for st in lowered.statements:
+        read, written = effects(st)
+        out |= {v for v in read if v not in path_of}
+        for v in read | written:
+            if path_of.setdefault(v, st.path) != st.path:
+                out.add(v)
+            if is_persistent(v) or v.resident:
+                out.add(v)
+    return out
+
+
+def lifetimes(statements: Sequence[Statement]) -> dict[Value, tuple[int, int]]:
+    """First and last statement that touches each value, in order of first touch."""
+    out: dict[Value, tuple[int, int]] = {}
+    for t, st in enumerate(statements):
+        for _, v in operands(st):
+            out[v] = (out[v][0], t) if v in out else (t, t)
+    return out

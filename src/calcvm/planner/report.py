@@ -1,0 +1,79 @@
+"""The plan as tables: zones, statements with their live bytes, totals and bounds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from calcvm.planner.result import Plan
+
+WIDTH = 100
+
+
+def rows(plan: Plan) -> list[dict[str, Any]]:
+    """One dict a statement: index, path, phase, row, label, live bytes, barrier, peak."""
+    return [
+        {
+            "index": t,
+            "path": st.path,
+            "phase": st.phase,
+            "row": st.spec.name,
+            "label": st.label,
+            "live_bytes": plan.live_bytes[t],
+            "sync": plan.sync[t],
+            "peak": t == plan.peak,
+        }
+        for t, st in enumerate(plan.statements)
+    ]
+
+
+def describe(plan: Plan, max_rows: int | None) -> str:
+    """Zones, statements and totals, at most ``WIDTH`` columns wide."""
+    lines = [
+        f"plan: batch {plan.batch_size}, {plan.workers} worker{'s' * (plan.workers != 1)}, "
+        f"float{8 * plan.itemsize}, {len(plan.statements)} rows, {sum(plan.sync)} barriers",
+        "",
+        f"{'zone':<12}{'start':>14}{'stop':>14}{'persistent':>14}{'resident':>16}{'transient':>16} bytes",
+    ]
+    for z in plan.zones.values():
+        start, stop = (f"{z.start_elems:,}", f"{z.stop_elems:,}") if z.stop_elems else ("-", "-")
+        lines.append(
+            f"{z.name:<12}{start:>14}{stop:>14}{z.persistent_bytes:>14,}{z.resident_bytes:>16,}{z.transient_bytes:>16,}"
+        )
+    lines += ["", f"{'row':>6}  {'section':<20} {'instruction':<22} {'live bytes':>15}     label"]
+    table = [_line(row) for row in rows(plan)]
+    if max_rows is not None and len(table) > max_rows:
+        table = _elide(table, plan.peak, max_rows)
+    lines += table
+    over = plan.heap_bytes - plan.lower_bound_bytes
+    lines += [
+        "",
+        f"heap         {plan.heap_bytes:>15,} bytes = {plan.heap_elems:,} elements",
+        f"lower bound  {plan.lower_bound_bytes:>15,} bytes (the packing adds {over:,}, {100 * plan.gap:.2f} %)",
+        f"save all     {plan.save_all_bytes:>15,} bytes if no two values shared memory",
+        f"formula      {plan.formula}",
+    ]
+    return "\n".join(line.rstrip()[:WIDTH] for line in lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    section = f"{row['path']}.{row['phase']}"
+    mark = "<- peak" if row["peak"] else ""
+    sync = "|" if row["sync"] else " "
+    head = f"{row['index']:>6}  {section[:20]:<20} {row['row'][:22]:<22} {row['live_bytes']:>15,}  {sync}  "
+    room = WIDTH - len(head) - len(mark) - 1
+    return f"{head}{row['label'][:room]} {mark}"
+
+
+def _elide(table: list[str], peak: int, max_rows: int) -> list[str]:
+    """Head, the rows around the peak, and tail."""
+    third = max(max_rows // 3, 1)
+    keep = {*range(third), *range(len(table) - third, len(table))}
+    keep |= {t for t in range(peak - third // 2, peak + third // 2 + 1) if 0 <= t < len(table)}
+    out, last = [], -1
+    for t in sorted(keep):
+        if t > last + 1:
+            out.append(f"{'...':>6}  {t - last - 1} rows")
+        out.append(table[t])
+        last = t
+    return out

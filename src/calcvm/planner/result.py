@@ -1,0 +1,143 @@
+"""What the planner answers: where every value lies, in which order, and how many bytes that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from calcvm.ops.dims import Affine
+from calcvm.ops.statement import Lowered, Value
+from calcvm.planner.layout import RESERVED, Layout
+
+
+@dataclass(frozen=True)
+class Zone:
+    """A contiguous stretch of the heap, and what values of that zone need.
+
+    start_elems, stop_elems : the zone's own stretch; persistent alone, but for "arena", which the
+        resident and transient values of all zones share.
+    persistent_bytes : bytes that live between steps; what a model switch copies.
+    resident_bytes : bytes that are never shared, but need not be copied.
+    transient_bytes : largest total of this zone's transient values that are live at once.
+    """
+
+    name: str
+    start_elems: int
+    stop_elems: int
+    bytes: int
+    persistent_bytes: int = 0
+    resident_bytes: int = 0
+    transient_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A plan allocates nothing; it says what a heap will hold.
+
+    lowered : the program in its final order, with merged rows; ``statements`` are its rows.
+    offsets : first element of every value that has cells (a block's is its first member's).
+    sync : whether each statement is followed by a barrier.
+    zones : by name: reserved, forward, optimizer, gradient, workspace, arena.
+    heap_elems, heap_bytes : what is allocated, exactly.
+    lower_bound_bytes : no packing of these statements in this order needs less.
+    live_bytes : bytes that must exist at each statement; ``peak`` is the statement with most.
+    blocks : members of each value that spans several (merged updates).
+    """
+
+    lowered: Lowered
+    offsets: Mapping[Value, int]
+    sync: tuple[bool, ...]
+    zones: Mapping[str, Zone]
+    heap_elems: int
+    itemsize: int
+    batch_size: int
+    workers: int
+    live_bytes: tuple[int, ...]
+    lower_bound_bytes: int
+    blocks: Mapping[Value, tuple[Value, ...]]
+    layout: Layout = field(repr=False)
+    effort: int = field(repr=False, default=0)
+
+    @property
+    def statements(self) -> tuple:
+        return self.lowered.statements
+
+    @property
+    def heap_bytes(self) -> int:
+        return self.heap_elems * self.itemsize
+
+    @property
+    def gap(self) -> float:
+        """How far the heap is above the lower bound, as a fraction of it."""
+        return self.heap_bytes / self.lower_bound_bytes - 1
+
+    @property
+    def peak(self) -> int:
+        """The first statement at which most bytes are live."""
+        return max(range(len(self.live_bytes)), key=lambda t: (self.live_bytes[t], -t))
+
+    @property
+    def save_all_bytes(self) -> int:
+        """Bytes if nothing shared cells: every value in its own."""
+        blocks, machine = self.blocks, self.layout.machine
+        own = sum(machine.up(v.elems.at(self.batch_size)) for v in self.offsets if v not in blocks)
+        return (machine.up(RESERVED) + own) * self.itemsize
+
+    def bytes_at(self, batch: int) -> int:
+        """Bytes that must exist at the peak of a batch, cache lines included: the packer may add a gap."""
+        return max(self.layout.load(batch)) * self.itemsize
+
+    def required(self, batch: int) -> int:
+        """Exact heap bytes of a plan for another batch, in the same order."""
+        fixed = self.layout.fixed(batch)
+        height = self.layout.pack(batch, self.effort).height
+        return (fixed + height * self.layout.machine.align) * self.itemsize
+
+    @cached_property
+    def _peak_form(self) -> tuple[Affine, int]:
+        """Elements live at the peak as a form of the batch, and how many units that are rounded up."""
+        t = self.peak
+        units = [u for zone in self.layout.persistent.values() for u in zone] + list(self.layout.resident)
+        units += [u for u in self.layout.transient if u.first <= t <= u.last]
+        form, rounded = Affine(0, self.layout.machine.up(RESERVED)), 0
+        for u in units:
+            if u.elems.constant:
+                form += self.layout.machine.up(u.elems.b)
+            else:
+                form += u.elems
+                rounded += u.elems.a % self.layout.machine.align != 0 or u.elems.b % self.layout.machine.align != 0
+        return form * self.itemsize, rounded
+
+    @property
+    def formula(self) -> str:
+        """Bytes live at the peak statement as a form of the batch size."""
+        form, rounded = self._peak_form
+        slack = (
+            f"up to {64 * rounded - self.itemsize * rounded} bytes more for alignment"
+            if rounded
+            else "exact at the peak"
+        )
+        return f"{form} bytes ({slack}; the packing adds {self.heap_bytes - self.lower_bound_bytes})"
+
+    def report(self) -> list[dict[str, Any]]:
+        """One dict a statement: what the table of `str` shows."""
+        from calcvm.planner.report import rows
+
+        return rows(self)
+
+    def describe(self, max_rows: int | None = 40) -> str:
+        """The tables of `str`; long programs are elided in the middle (None: all rows)."""
+        from calcvm.planner.report import describe
+
+        return describe(self, max_rows)
+
+    def picture(self, path: str) -> None:
+        """Draw the heap over the statements into an image file (needs the extra ``plot``)."""
+        from calcvm.planner.picture import picture
+
+        picture(self, path)
+
+    def __str__(self) -> str:
+        return self.describe()
