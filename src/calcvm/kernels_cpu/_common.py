@@ -245,6 +245,16 @@ def kernel(fn: Callable | None = None, *, needs: tuple[str, ...] = ()) -> Any:
     return register if fn is None else register(fn)
 
 
+def kernel_from(text: str, scope: dict[str, Any]) -> None:
+    """Register the kernel that ``text`` spells, in the module globals ``scope``: for kernels alike but for a formula."""
+    exec(compile(text, scope["__file__"], "exec"), scope)
+    definition = ast.parse(text).body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    fn = scope[definition.name]
+    fn.text = text
+    kernel(fn)
+
+
 def routine(signature: str) -> Any:
     """Register a native routine; returns what kernels call.
 
@@ -293,7 +303,7 @@ _UNPACK = {"int": "{n} = r[{k}]", "float": "{n} = f64_of_bits(r[{k}])", "ptr": "
 def _bind(k: Kernel) -> Callable:
     """The kernel as a function of (h, r, w, nw): its parameters become reads of the row's words."""
     fn = k.source
-    tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
+    tree = ast.parse(getattr(fn, "text", None) or textwrap.dedent(inspect.getsource(fn)))
     node = tree.body[0]
     assert isinstance(node, ast.FunctionDef)
     lines = [_UNPACK[kind].format(n=name, k=i + PREFIX) for i, (name, kind) in enumerate(k.words)]
