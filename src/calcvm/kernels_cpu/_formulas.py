@@ -131,6 +131,15 @@ class V:
     def as_float(self) -> V:
         return V(self.b, self.b.bitcast(self.v, self.over(ir.DoubleType() if self.is_f64 else ir.FloatType())))
 
+    def as_f64(self) -> V:
+        if self.is_f64:
+            return self
+        return V(self.b, self.b.fpext(self.v, self.over(ir.DoubleType())))
+
+    def rounded(self, like: V) -> V:
+        """A float64 value in the type of ``like``."""
+        return self if like.is_f64 else V(self.b, self.b.fptrunc(self.v, like.v.type))
+
     def call(self, name: str, *others: Any) -> V:
         """An LLVM intrinsic over values of this type."""
         t = self.v.type
