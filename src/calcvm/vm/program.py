@@ -1,0 +1,301 @@
+"""A program: rows of integers over one heap, and all that is needed to run, show, check and store them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from calcvm.errors import CalcError, ProgramError
+from calcvm.ops.dims import Affine, Shape
+from calcvm.ops.spec import MAX_WORDS, OPCODES, RowSpec
+from calcvm.vm.serialize import read_archive, write_archive
+
+FORMAT_VERSION = 1
+ITEMSIZE = {"float32": 4, "float64": 8}
+KEPT_KINDS = ("parameter", "state", "optimizer", "placeholder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symbol:
+    """Where a value lives: ``elems`` heap elements from ``offset`` on, for a batch of any size.
+
+    members : of a block, the values (by index) that it spans; merged rows work on blocks.
+    """
+
+    name: str
+    kind: str
+    offset: int
+    elems: Affine
+    shape: Shape
+    persistent: bool = False
+    resident: bool = False
+    members: tuple[int, ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Its storage is nobody else's at any time."""
+        return self.persistent or self.resident or self.kind in KEPT_KINDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zone:
+    """A zone of the heap, in elements: [start, stop), of which [persistent_start, persistent_stop) persists."""
+
+    name: str
+    start: int
+    stop: int
+    persistent_start: int = 0
+    persistent_stop: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Program:
+    """Verified rows over one heap.  Build one with `assemble` or `load_program`, never by hand.
+
+    rows : int64[n, MAX_WORDS], encoded for ``batch_size``, the largest batch.
+    patches : int64[m, 4], (row, word, a, b) sorted by row and word: this word is ``a*B + b``.
+    sections : (path, phase) -> [start, stop) of rows.
+    workers : the largest team; scratch is sized for it.
+    operand_values : int32[n, MAX_WORDS], the symbol behind each operand word, -1 elsewhere.
+    labels : for each row the operator and variable it serves.
+    info : facts about the graph, JSON-able: placeholders, results, parameters, hyperparameters.
+    """
+
+    dtype: str
+    rows: np.ndarray = field(repr=False)
+    patches: np.ndarray = field(repr=False)
+    sections: Mapping[tuple[str, str], tuple[int, int]]
+    batch_size: int
+    workers: int
+    heap_elems: int
+    zones: tuple[Zone, ...] = field(repr=False)
+    symbols: tuple[Symbol, ...] = field(repr=False)
+    operand_values: np.ndarray = field(repr=False)
+    labels: tuple[str, ...] = field(repr=False)
+    info: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        freeze = object.__setattr__
+        freeze(self, "rows", _read_only(self.rows, np.int64))
+        freeze(self, "patches", _read_only(self.patches, np.int64))
+        freeze(self, "operand_values", _read_only(self.operand_values, np.int32))
+        freeze(self, "constants", {k: _read_only(v, None) for k, v in self.constants.items()})
+        freeze(self, "info", json.loads(json.dumps(self.info)))  # the same before and after a file
+
+    # ------------------------------------------------------------ facts
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def heap_bytes(self) -> int:
+        return self.heap_elems * self.itemsize
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(path for path, _ in self.sections))
+
+    @cached_property
+    def by_name(self) -> dict[str, Symbol]:
+        return {s.name: s for s in self.symbols}
+
+    def symbol(self, name: str) -> Symbol:
+        try:
+            return self.by_name[name]
+        except KeyError:
+            raise CalcError(f"the program has no value {name!r}; it has {', '.join(sorted(self.by_name))}") from None
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 of everything the program holds."""
+        documents, arrays = self.to_parts()
+        digest = hashlib.sha256(_canonical(documents))
+        for name in sorted(arrays):
+            array = arrays[name]
+            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self.hash == other.hash
+
+    def __hash__(self) -> int:
+        return int(self.hash[:15], 16)
+
+    # ------------------------------------------------------------ batches
+    def patch(self, rows_out: np.ndarray, batch: int) -> None:
+        """Set the words of ``rows_out`` (a copy of ``rows``, C-contiguous) that depend on the batch."""
+        if not 1 <= batch <= self.batch_size:
+            raise CalcError(f"batch {batch}: the program is planned for 1 to {self.batch_size}")
+        at, a, b = self._patch_plan
+        rows_out.reshape(-1)[at] = a * batch + b
+
+    def rows_for(self, batch: int) -> np.ndarray:
+        """A new, writable array of rows for ``batch``."""
+        rows = self.rows.copy()
+        self.patch(rows, batch)
+        return rows
+
+    @cached_property
+    def _patch_plan(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        row, word, a, b = (np.ascontiguousarray(c) for c in self.patches.T)
+        return row * MAX_WORDS + word, a, b
+
+    # ------------------------------------------------------------ showing and storing
+    def disassemble(self, batch: int | None = None) -> str:
+        """One line a row, as an equation with names, shapes and offsets."""
+        from calcvm.vm.disassemble import disassemble
+
+        return disassemble(self, batch)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the program to a file; the file appears whole or not at all."""
+        documents, arrays = self.to_parts()
+        write_archive(path, documents, arrays, kind="program", version=self.format_version)
+
+    def to_parts(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The program as JSON-able documents and arrays, each under a name that starts with ``program``."""
+        document = {
+            "format_version": self.format_version,
+            "dtype": self.dtype,
+            "batch_size": self.batch_size,
+            "workers": self.workers,
+            "heap_elems": self.heap_elems,
+            "sections": [[path, phase, *span] for (path, phase), span in self.sections.items()],
+            "zones": [asdict(z) for z in self.zones],
+            "symbols": [
+                [
+                    s.name,
+                    s.kind,
+                    s.offset,
+                    _form(s.elems),
+                    [_form(d) for d in s.shape],
+                    s.persistent,
+                    s.resident,
+                    list(s.members),
+                ]
+                for s in self.symbols
+            ],  # fmt: skip
+            "labels": list(self.labels),
+            "info": dict(self.info),
+            "instructions": instructions(self.rows),
+        }
+        arrays = {"rows": self.rows, "patches": self.patches, "operand_values": self.operand_values}
+        named = {f"program/{k}": v for k, v in arrays.items()}
+        named.update({f"program/constants/{k}": v for k, v in self.constants.items()})
+        return {"program": document}, named
+
+    @staticmethod
+    def from_parts(documents: Mapping[str, Any], arrays: Mapping[str, np.ndarray], where: str = "program") -> Program:
+        """The program that `to_parts` took apart, verified; ``where`` names its source in errors."""
+        from calcvm.vm.verify import verify
+
+        try:
+            document = documents["program"]
+            version = document["format_version"]
+            if version != FORMAT_VERSION:
+                raise ProgramError(
+                    f"{where}: program format {version}, this calcvm reads {FORMAT_VERSION}: compile the graph again"
+                )
+            prefix = "program/constants/"
+            program = Program(
+                dtype=str(document["dtype"]),
+                rows=_array(arrays, "program/rows", np.int64),
+                patches=_array(arrays, "program/patches", np.int64),
+                sections={(str(p), str(f)): (int(i), int(j)) for p, f, i, j in document["sections"]},
+                batch_size=int(document["batch_size"]),
+                workers=int(document["workers"]),
+                heap_elems=int(document["heap_elems"]),
+                zones=tuple(Zone(**z) for z in document["zones"]),
+                symbols=tuple(
+                    Symbol(name=str(name), kind=str(kind), offset=int(offset), elems=_affine(elems),
+                           shape=tuple(_affine(d) for d in shape), persistent=bool(persistent), resident=bool(resident),
+                           members=tuple(int(m) for m in members))
+                    for name, kind, offset, elems, shape, persistent, resident, members in document["symbols"]
+                ),
+                operand_values=_array(arrays, "program/operand_values", np.int32),
+                labels=tuple(str(label) for label in document["labels"]),
+                info=document["info"],
+                constants={k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)},
+                format_version=version,
+            )  # fmt: skip
+            stored = document["instructions"]
+            verify(program)
+            _same_instructions(stored, instructions(program.rows), where)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            if isinstance(error, CalcError):
+                raise
+            raise ProgramError(f"{where}: not a well-formed program ({type(error).__name__}: {error})") from error
+        return program
+
+
+def load_program(path: str | PathLike[str]) -> Program:
+    """Read and verify a program that `Program.save` wrote.
+
+    Raises
+    ------
+    ProgramError
+        The file is truncated, altered, foreign, of an unknown version, or does not verify.
+    """
+    archive = read_archive(path, kind="program", versions=(FORMAT_VERSION,))
+    return Program.from_parts(archive.documents, archive.arrays, where=str(path))
+
+
+# ---------------------------------------------------------------- small helpers
+def instructions(rows: np.ndarray) -> dict[str, str]:
+    """Names of the instructions that ``rows`` use, each with a digest of its form (words and operands)."""
+    out = {}
+    for opcode in sorted({int(c) for c in rows[:, 0]}) if rows.size else []:
+        spec = OPCODES.get(opcode)
+        if spec is not None:
+            out[spec.name] = _signature(spec)
+    return out
+
+
+def _signature(spec: RowSpec) -> str:
+    words = [(w.name, w.kind) for w in spec.words]
+    operands = [(o.name, o.access, o.elems, o.optional) for o in spec.operands]
+    return hashlib.sha256(repr((spec.opcode, spec.name, words, operands)).encode()).hexdigest()[:16]
+
+
+def _same_instructions(stored: Mapping[str, str], ours: Mapping[str, str], where: str) -> None:
+    if stored != ours:
+        changed = sorted({*stored.items()} ^ {*ours.items()})
+        names = ", ".join(dict.fromkeys(name for name, _ in changed))
+        raise ProgramError(f"{where}: written for other instructions ({names}): compile the graph again")
+
+
+def _read_only(array: np.ndarray, dtype: Any) -> np.ndarray:
+    array = np.ascontiguousarray(array, dtype)
+    if array.flags.writeable:
+        array = array.copy()
+        array.flags.writeable = False
+    return array
+
+
+def _array(arrays: Mapping[str, np.ndarray], name: str, dtype: Any) -> np.ndarray:
+    if arrays[name].dtype != dtype:
+        raise TypeError(f"{name} is {arrays[name].dtype}, not {np.dtype(dtype)}")
+    return arrays[name]
+
+
+def _form(n: Affine) -> list[int]:
+    return [n.a, n.b]
+
+
+def _affine(form: Any) -> Affine:
+    a, b = form
+    return Affine(int(a), int(b))
+
+
+def _canonical(document: Any) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
