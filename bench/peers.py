@@ -1,125 +1,154 @@
 """The contestants of the MLP training step: calcvm and its peers, each at its best.
 
-Every contestant trains the same network (sigmoid hidden layers, mean softmax cross entropy, Adam) from the
-same weights on the same batch, and is one class with one method::
+All train the same network (sigmoid hidden layers, mean softmax cross entropy, Adam) from the same weights on
+the same batch.  A contestant is a class:
 
-    steps(n) -> float        # n training steps, done when it returns; the loss that step n computed
+    __init__(task, x, y, threads)    # imports, builds and compiles
+    restart()                        # the initial weights, fresh moments
+    steps(n) -> float                # n training steps, done when it returns; the loss that step n computed
+    weights() -> [(w, b), ...]       # as they are now
 
-It lives in a process of its own (thread counts are fixed at start-up in most libraries) that builds, reports
-its loss after `VERIFY_STEPS` steps and then times batches of steps on request, one JSON line each way; see
-`bench.harness.Contestant` for the other end of the pipe.
+Each runs in a process of its own, because most libraries fix their threads at start-up: it answers requests of
+`bench.harness.Process`, such as ``{"steps": 1000}``, and can be tried by hand::
 
     echo '{"steps": 1000}' | python -m bench.peers '{"who": "jax_scan", "sizes": [4, 16, 3], "batch": 32, "threads": 1}'
 """
+
+from __future__ import annotations
 
 import json
 import os
 import sys
 import time
+from importlib import import_module
+from typing import Any, ClassVar
 
 import numpy as np
 
+from bench.harness import best_seconds, memory_bytes
+
 LEARNING_RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 VERIFY_STEPS = 20
-SCAN_STEPS = 1000  # most steps of one JAX scan: more only lengthens the smallest time that can be asked for
 
 
-def make_task(sizes, batch, seed=0):
-    """A learnable classification task and the initial weights that every contestant starts from.
+class Task:
+    """A learnable classification task: a prototype per class, under noise that makes classes overlap.
 
     Parameters
     ----------
     sizes : sequence of int
         Neurons per layer, input first.
-    batch : int
-        Rows of the batch.
     seed : int, optional
-        Seed of everything.
+        Seed of the prototypes and of the initial weights.
 
-    Returns
-    -------
+    Attributes
+    ----------
     weights : list of (w, b)
-        ``w`` of shape (n_in, n_out), ``b`` of shape (n_out,), float32.
-    x : ndarray, shape (batch, sizes[0]), float32
-        One blurred prototype per class, plus noise.
-    y : ndarray, shape (batch,), int64
-        Class of each row.
+        What every contestant starts from: w of shape (n_in, n_out), b of shape (n_out,), float32.
     """
-    rng = np.random.default_rng(seed)
-    weights = [
-        (
-            (rng.standard_normal((n_in, n_out)) / np.sqrt(n_in)).astype(np.float32),
-            (rng.standard_normal(n_out) * 0.1).astype(np.float32),
-        )
-        for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True)
-    ]
-    prototypes = rng.standard_normal((sizes[-1], sizes[0])).astype(np.float32)
-    y = rng.integers(0, sizes[-1], batch)
-    x = rng.standard_normal((batch, sizes[0]), dtype=np.float32)
-    x += 0.35 * prototypes[y]
-    return weights, x, y
 
+    def __init__(self, sizes: list[int], seed: int = 0):
+        rng = np.random.default_rng(seed)
+        self.sizes = sizes
+        self.weights = [
+            (
+                (rng.standard_normal((n_in, n_out)) / np.sqrt(n_in)).astype(np.float32),
+                (rng.standard_normal(n_out) * 0.1).astype(np.float32),
+            )
+            for n_in, n_out in zip(sizes[:-1], sizes[1:])
+        ]
+        # prototypes 4 standard deviations apart, whatever the number of inputs
+        self.prototypes = (rng.standard_normal((sizes[-1], sizes[0])) * 4 / np.sqrt(2 * sizes[0])).astype(np.float32)
 
-def step_flops(sizes, batch):
-    """FLOPs of the matrix products of one step: forward, weight gradients, and input gradients past layer 1."""
-    products = [n_in * n_out for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True)]
-    return 2 * batch * (3 * sum(products) - products[0])
+    def sample(self, n: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """`n` rows: x of shape (n, sizes[0]), float32, and their classes y, int64."""
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, self.sizes[-1], n)
+        x = rng.standard_normal((n, self.sizes[0]), dtype=np.float32)
+        for i, c in enumerate(y):
+            x[i] += self.prototypes[c]  # row by row: no temporary of x's size
+        return x, y
+
+    def accuracy(self, weights: list[tuple[np.ndarray, np.ndarray]], n: int = 10_000) -> float:
+        """Share of `n` unseen rows that a network with `weights` classifies correctly, judged in float64."""
+        x, y = self.sample(n, seed=2)
+        a = x.astype(np.float64)
+        for i, (w, b) in enumerate(weights):
+            a = a @ w.astype(np.float64) + b
+            if i < len(weights) - 1:
+                a = 1 / (1 + np.exp(-a))
+        return float((a.argmax(1) == y).mean())
+
+    def step_flops(self, batch: int) -> int:
+        """FLOPs of a step's matrix products: forward, weight gradients, input gradients past the first layer."""
+        products = [n_in * n_out for n_in, n_out in zip(self.sizes[:-1], self.sizes[1:])]
+        return 2 * batch * (3 * sum(products) - products[0])
+
+    def step_bytes(self, batch: int) -> int:
+        """Least bytes of a step: Adam reads four and writes three arrays of parameters; the batch is read twice."""
+        n_parameters = sum(w.size + b.size for w, b in self.weights)
+        return 4 * (7 * n_parameters + 2 * batch * self.sizes[0])
 
 
 class Ours:
     """calcvm: `Model.run_steps` on the batch in the heap, one call whatever n is."""
 
     package = "calcvm"
+    note = ""
 
-    def __init__(self, sizes, weights, x, y, workers):
+    def __init__(self, task: Task, x: np.ndarray, y: np.ndarray, threads: int | None):
         import calcvm as cv
         from calcvm import nn
 
-        net = nn.Linear(sizes[1])
-        for width in sizes[2:]:
+        net = nn.Linear(task.sizes[1])
+        for width in task.sizes[2:]:
             net = net >> nn.Sigmoid() >> nn.Linear(width)
-        options = {} if workers is None else {"workers": workers}
         self.model = cv.Model(
             net,
-            input_shape=(sizes[0],),
+            input_shape=(task.sizes[0],),
             loss="softmax_cross_entropy",
             optimizer=cv.Adam(LEARNING_RATE),
             batch_size=len(x),
             seed=0,
-            **options,
+            **({} if threads is None else {"workers": threads}),
         )
-        self._start(weights, x, y)
+        self.initial = task.weights
 
-    def _start(self, weights, x, y):
-        """Place the batch in the heap and set the weights: the placing step's update is undone by loading again."""
-        raise NotImplementedError
-
-    def steps(self, n):
+    def steps(self, n: int) -> float:
         return float(self.model.run_steps(n))
+
+
+class OursDefault(Ours):
+    """calcvm with the number of workers that its plan chooses."""
 
 
 class TorchEager:
     """PyTorch eager with the fused Adam."""
 
     package = "torch"
+    note = ""
 
-    def __init__(self, sizes, weights, x, y, threads):
+    def __init__(self, task: Task, x: np.ndarray, y: np.ndarray, threads: int):
         import torch
 
         torch.set_num_threads(threads)
-        layers = []
-        for i, (w, b) in enumerate(weights):
-            layer = torch.nn.Linear(*w.shape)
-            with torch.no_grad():
-                layer.weight.copy_(torch.from_numpy(w.T))
-                layer.bias.copy_(torch.from_numpy(b))
-            layers += [torch.nn.Sigmoid(), layer] if i else [layer]
+        self.initial = [torch.from_numpy(np.ascontiguousarray(a)) for w, b in task.weights for a in (w.T, b)]
+        layers: list[Any] = []
+        for n_in, n_out in zip(task.sizes[:-1], task.sizes[1:]):
+            layers += [*([torch.nn.Sigmoid()] if layers else []), torch.nn.Linear(n_in, n_out)]
         self.net = torch.nn.Sequential(*layers)
         self.x, self.y = torch.from_numpy(x), torch.from_numpy(y)
         self.loss = torch.nn.functional.cross_entropy
         self.optimizer = torch.optim.Adam(self.net.parameters(), LEARNING_RATE, (BETA1, BETA2), EPSILON, fused=True)
 
-    def steps(self, n):
+    def restart(self) -> None:
+        for p, initial in zip(self.net.parameters(), self.initial):
+            p.data.copy_(initial)
+        for state in self.optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+
+    def steps(self, n: int) -> float:
         for _ in range(n):
             self.optimizer.zero_grad()
             loss = self.loss(self.net(self.x), self.y)
@@ -127,60 +156,83 @@ class TorchEager:
             self.optimizer.step()
         return loss.item()
 
+    def weights(self) -> list:
+        flat = [p.detach().numpy() for p in self.net.parameters()]
+        return [(w.T, b) for w, b in zip(flat[::2], flat[1::2])]
+
 
 class TorchCompile:
-    """`torch.compile` of the whole step: forward, backward and Adam are one graph, one call a step."""
+    """`torch.compile` of the whole step: forward, backward and Adam in one graph, entered by a C++ wrapper.
+
+    The optimizer is written out because `torch.optim` would be a second graph.
+    """
 
     package = "torch"
-    variant = {}
+    note = ""
 
-    def __init__(self, sizes, weights, x, y, threads):
+    def __init__(self, task: Task, x: np.ndarray, y: np.ndarray, threads: int):
         import torch
         import torch._inductor.config as inductor
 
         torch.set_num_threads(threads)
         inductor.cpp.threads = threads
-        inductor.cpp_wrapper = self.variant.get("cpp_wrapper", True)
-        self.state = [torch.from_numpy(np.ascontiguousarray(a)) for w, b in weights for a in (w.T, b)]
-        self.first = [torch.zeros_like(p) for p in self.state]
-        self.second = [torch.zeros_like(p) for p in self.state]
-        self.count = torch.zeros(())
+        inductor.cpp_wrapper = True
+        self.initial = [torch.from_numpy(np.ascontiguousarray(a)) for w, b in task.weights for a in (w.T, b)]
+        self.state = [torch.empty_like(p) for p in self.initial]
+        self.first = [torch.empty_like(p) for p in self.initial]
+        self.second = [torch.empty_like(p) for p in self.initial]
+        # of the coming step; kept as state because Inductor would inline their formulas into every element's update
+        self.powers, self.rate, self.root = torch.empty(2), torch.empty(()), torch.empty(())
         self.x, self.y = torch.from_numpy(x), torch.from_numpy(y)
         linear, entropy = torch.nn.functional.linear, torch.nn.functional.cross_entropy
 
         def loss_of(params, x, y):
-            for w, b in zip(params[:-2:2], params[1:-2:2], strict=True):
+            for w, b in zip(params[:-2:2], params[1:-2:2]):
                 x = linear(x, w, b).sigmoid()
             return entropy(linear(x, *params[-2:]), y)
 
-        def step(params, first, second, count, x, y):
+        def step(params, first, second, powers, rate, root, x, y):
             grads, loss = torch.func.grad_and_value(loss_of)(params, x, y)
-            count.add_(1)
-            rate = LEARNING_RATE / (1 - BETA1**count)
-            root = (1 - BETA2**count).sqrt()
-            for p, m, v, g in zip(params, first, second, grads, strict=True):
+            for p, m, v, g in zip(params, first, second, grads):
                 m.lerp_(g, 1 - BETA1)
                 v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
                 p.sub_(rate * m / (v.sqrt() / root + EPSILON))
+            powers[0] *= BETA1
+            powers[1] *= BETA2
+            rate.copy_(LEARNING_RATE / (1 - powers[0]))
+            root.copy_((1 - powers[1]).sqrt())
             return loss
 
         self.no_grad = torch.no_grad
-        self.step = torch.compile(step, fullgraph=True, dynamic=False, mode=self.variant.get("mode"))
+        self.step = torch.compile(step, fullgraph=True, dynamic=False)
 
-    def steps(self, n):
-        step, args = self.step, (self.state, self.first, self.second, self.count, self.x, self.y)
+    def restart(self) -> None:
+        for p, m, v, initial in zip(self.state, self.first, self.second, self.initial):
+            p.copy_(initial)
+            m.zero_()
+            v.zero_()
+        self.powers[0], self.powers[1] = BETA1, BETA2
+        self.rate.fill_(LEARNING_RATE / (1 - BETA1))
+        self.root.fill_((1 - BETA2) ** 0.5)
+
+    def steps(self, n: int) -> float:
+        step, args = self.step, (self.state, self.first, self.second, self.powers, self.rate, self.root, self.x, self.y)
         with self.no_grad():
             for _ in range(n):
                 loss = step(*args)
         return loss.item()
+
+    def weights(self) -> list:
+        return [(w.numpy().T, b.numpy()) for w, b in zip(self.state[::2], self.state[1::2])]
 
 
 class JaxStep:
     """`jax.jit` of one step with donated buffers, called once per step."""
 
     package = "jax"
+    note = ""
 
-    def __init__(self, sizes, weights, x, y, threads):
+    def __init__(self, task: Task, x: np.ndarray, y: np.ndarray, threads: int):
         import jax
         import jax.numpy as jnp
 
@@ -202,38 +254,53 @@ class JaxStep:
             params = tree(lambda p, m, v: p - rate * m / (jnp.sqrt(v) / root + EPSILON), params, first, second)
             return (params, first, second, count), loss
 
-        params = [(jnp.asarray(w), jnp.asarray(b)) for w, b in weights]
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        self.state = params, zeros, jax.tree.map(jnp.copy, zeros), jnp.zeros(())
+        self.initial = task.weights
         self.x, self.y = jnp.asarray(x), jnp.asarray(y, jnp.int32)
+        self.asarray, self.tree = jnp.array, jax.tree.map
+        self.step = jax.jit(step, donate_argnums=0)
         self._compile(jax, step)
 
-    def _compile(self, jax, step):
-        self.step = jax.jit(step, donate_argnums=0)
+    def _compile(self, jax: Any, step: Any) -> None:
+        pass
 
-    def steps(self, n):
+    def restart(self) -> None:
+        zeros = lambda: self.tree(lambda a: self.asarray(np.zeros_like(a)), self.initial)
+        self.state = self.tree(self.asarray, self.initial), zeros(), zeros(), self.asarray(np.float32(0))
+
+    def steps(self, n: int) -> float:
         state, step, x, y = self.state, self.step, self.x, self.y
         for _ in range(n):
             state, loss = step(state, x, y)
         self.state = state
         return float(loss)
 
+    def weights(self) -> list:
+        return [(np.asarray(w), np.asarray(b)) for w, b in self.state[0]]
+
 
 class JaxScan(JaxStep):
-    """`jax.lax.scan` over the steps, in one jitted call with donated buffers."""
+    """`jax.lax.scan` over all steps in one jitted call with donated buffers, unrolled as suits the network best."""
 
-    def _compile(self, jax, step):
-        def scan(state, x, y, n):
-            state, losses = jax.lax.scan(lambda s, _: step(s, x, y), state, length=n)
+    UNROLL: ClassVar = (1, 4, 16)
+    TRIAL_STEPS: ClassVar = 64
+
+    def _compile(self, jax: Any, step: Any) -> None:
+        def scan(state, x, y, n, unroll):
+            state, losses = jax.lax.scan(lambda s, _: step(s, x, y), state, length=n, unroll=unroll)
             return state, losses[-1]
 
-        self.scan = jax.jit(scan, static_argnums=3, donate_argnums=0)
+        self.scan = jax.jit(scan, static_argnums=(3, 4), donate_argnums=0)
+        self.unroll = 1
+        self.restart()
+        seconds = {1: best_seconds(lambda: self.steps(self.TRIAL_STEPS), 3)}
+        if seconds[1] < 1e-4 * self.TRIAL_STEPS:  # above that a step's own work outweighs the loop
+            for self.unroll in self.UNROLL[1:]:
+                seconds[self.unroll] = best_seconds(lambda: self.steps(self.TRIAL_STEPS), 3)
+            self.unroll = min(seconds, key=lambda unroll: seconds[unroll])
+        self.note = f"unroll {self.unroll}"
 
-    def steps(self, n):
-        while n:
-            k = min(n, SCAN_STEPS)
-            self.state, loss = self.scan(self.state, self.x, self.y, k)
-            n -= k
+    def steps(self, n: int) -> float:
+        self.state, loss = self.scan(self.state, self.x, self.y, n, min(n, self.unroll))
         return float(loss)
 
 
@@ -241,69 +308,91 @@ class ScikitLearn:
     """scikit-learn's `MLPClassifier.partial_fit`, one call per step."""
 
     package = "sklearn"
+    note = ""
 
-    def __init__(self, sizes, weights, x, y, threads):
+    def __init__(self, task: Task, x: np.ndarray, y: np.ndarray, threads: int):
         from sklearn.neural_network import MLPClassifier
 
-        self.x, self.y = x, y
+        self.initial, self.x, self.y = task.weights, x, y
         self.net = MLPClassifier(
-            tuple(sizes[1:-1]),
+            tuple(task.sizes[1:-1]),
             activation="logistic",
             alpha=0,
             batch_size=len(x),
             learning_rate_init=LEARNING_RATE,
             shuffle=False,
         )
-        self.net.partial_fit(x, y, classes=np.arange(sizes[-1]))  # allocates; what it learned is overwritten
-        for (w, b), coef, intercept in zip(weights, self.net.coefs_, self.net.intercepts_, strict=True):
+        self.net.partial_fit(x, y, classes=np.arange(task.sizes[-1]))  # allocates; restart() undoes its learning
+
+    def restart(self) -> None:
+        for (w, b), coef, intercept in zip(self.initial, self.net.coefs_, self.net.intercepts_):
             coef[:], intercept[:] = w, b
         adam = self.net._optimizer
         adam.t = 0
-        for moment in adam.ms + adam.vs:
+        for moment in [*adam.ms, *adam.vs]:
             moment[:] = 0
 
-    def steps(self, n):
+    def steps(self, n: int) -> float:
         for _ in range(n):
             self.net.partial_fit(self.x, self.y)
         return self.net.loss_
 
+    def weights(self) -> list:
+        return list(zip(self.net.coefs_, self.net.intercepts_))
 
-CONTESTANTS = {
+
+CONTESTANTS: dict[str, Any] = {
     "ours": Ours,
+    "ours_default": OursDefault,
+    "jax_scan": JaxScan,
+    "jax_step": JaxStep,
     "torch_eager": TorchEager,
     "torch_compile": TorchCompile,
-    "jax_step": JaxStep,
-    "jax_scan": JaxScan,
     "sklearn": ScikitLearn,
+}
+NAMES = {
+    "ours": "calcvm",
+    "ours_default": "calcvm, default workers",
+    "jax_scan": "JAX scan",
+    "jax_step": "JAX jit step",
+    "torch_eager": "torch eager",
+    "torch_compile": "torch.compile",
+    "sklearn": "scikit-learn",
 }
 
 
-def thread_environment(threads):
-    """Environment that holds every library of a fresh process to `threads` threads."""
-    env = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")}
-    if threads == 1:
-        env["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    return env
-
-
-def main(spec):
+def main(spec: dict[str, Any]) -> None:
     """Serve one contestant over stdin and stdout, a JSON line each way, until stdin ends."""
     out, sys.stdout = sys.stdout, sys.stderr  # libraries may print; the pipe is ours
-    answer = lambda **reply: print(json.dumps(reply), file=out, flush=True)  # noqa: E731
-    if spec.get("cpu") is not None:
-        os.sched_setaffinity(0, {spec["cpu"]})
-    if spec.get("variant"):
-        TorchCompile.variant = spec["variant"]
-    weights, x, y = make_task(spec["sizes"], spec["batch"])
+
+    def answer(**reply: Any) -> None:
+        print(json.dumps(reply), file=out, flush=True)
+
+    if spec.get("core") is not None:
+        os.sched_setaffinity(0, {spec["core"]})
+    kind, task = CONTESTANTS[spec["who"]], Task(spec["sizes"])
+    import_module(kind.package)
+    imported = memory_bytes("VmRSS")
+    x, y = (np.load(path) for path in spec["data"]) if "data" in spec else task.sample(spec["batch"])
     start = time.perf_counter()
-    contestant = CONTESTANTS[spec["who"]](spec["sizes"], weights, x, y, spec["threads"])
+    contestant = kind(task, x, y, spec["threads"])
+    del x, y  # a contestant that needs them keeps them
+    contestant.restart()
     loss = contestant.steps(VERIFY_STEPS)
-    answer(loss=loss, setup_seconds=time.perf_counter() - start)
+    setup = time.perf_counter() - start
+    heap = getattr(contestant, "heap_bytes", None)
+    answer(loss=loss, setup_seconds=setup, note=contestant.note, heap_bytes=heap)
     for line in sys.stdin:
-        n = json.loads(line)["steps"]
-        start = time.perf_counter()
-        loss = contestant.steps(n)
-        answer(seconds=time.perf_counter() - start, loss=loss)
+        request = json.loads(line)
+        if "steps" in request:
+            contestant.restart()
+            start = time.perf_counter()
+            loss = contestant.steps(request["steps"])
+            answer(seconds=time.perf_counter() - start, loss=loss)
+        elif "accuracy" in request:
+            answer(accuracy=task.accuracy(contestant.weights()))
+        else:
+            answer(imported=imported, peak=memory_bytes("VmHWM"))
 
 
 if __name__ == "__main__":
