@@ -3,8 +3,8 @@
 import numpy as np
 
 
-def linear(x, w, b=None):
-    return np.einsum("...k,kn->...n", x, w) + (0 if b is None else b)
+def linear(x, wt, b=None):
+    return np.einsum("...k,kn->...n", x, wt) + (0 if b is None else b)
 
 
 def matmul(a, b, transpose_a=False, transpose_b=False):

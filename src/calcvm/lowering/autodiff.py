@@ -15,7 +15,7 @@ from calcvm.errors import UnsupportedOperator
 from calcvm.graph import Operation, Path, Variable
 from calcvm.lowering.emit import Emitter
 from calcvm.ops import OPS
-from calcvm.ops.dims import Shape, numel
+from calcvm.ops.dims import Shape
 from calcvm.ops.statement import Value
 
 
@@ -98,7 +98,7 @@ class Backward:
                 if target is not None and o.access == "a":
                     added[o.name] = not self._first(v)
                 elif target is None or shape != v.shape or not self._first(v):
-                    target = emit.value(f"d{v.name}", "gradient", numel(shape))
+                    target = emit.tensor(f"d{v.name}", "gradient", shape)
                     given.append((v, target, shape))
                     if o.access == "a":
                         added[o.name] = False
@@ -134,7 +134,7 @@ class Backward:
             words = OPS["sum"].words({"x": full, "y": out}, attrs)
             target = self.parameter_gradient.get(v) if not axes and v in self.parameter_gradient else None
             direct = target is not None and self._first(v)
-            reduced = target if direct else self.emit.value(f"d{v.name}", "gradient", numel(out))
+            reduced = target if direct else self.emit.tensor(f"d{v.name}", "gradient", out)
             self.emit.row(OPS["sum"].fwd[0], words, {"x": g, "y": reduced}, label)
             if direct:
                 return
@@ -161,7 +161,7 @@ class Backward:
         total = parts[0]
         add = OPS["add"]
         for part in parts[1:]:
-            g = self.emit.value(f"d{v.name}", "gradient", numel(v.shape))
+            g = self.emit.tensor(f"d{v.name}", "gradient", v.shape)
             words = add.words({"a": v.shape, "b": v.shape, "y": v.shape}, {})
             self.emit.row(add.fwd[0], words, {"a": total, "b": part, "y": g}, f"d{v.name}")
             total = g

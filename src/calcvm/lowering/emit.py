@@ -25,10 +25,13 @@ class Emitter:
         self.words: dict[Operation, dict[str, Any]] = {}
         self.path = self.phase = ""
 
-    def value(self, name: str, kind: str, elems: Affine | int, **flags: bool) -> Value:
-        v = Value(name=name, kind=kind, elems=affine(elems), **flags)
+    def value(self, name: str, kind: str, elems: Affine | int, **facts: Any) -> Value:
+        v = Value(name=name, kind=kind, elems=affine(elems), **facts)
         self.values.append(v)
         return v
+
+    def tensor(self, name: str, kind: str, shape: Shape, **facts: Any) -> Value:
+        return self.value(name, kind, numel(shape), shape=shape, **facts)
 
     def row(
         self,
@@ -68,9 +71,9 @@ class Emitter:
         shapes = op.shapes()
         local: dict[str, Value] = {n: self.env[v] for n, v in op.inputs.items()}
         for slot, v in op.outputs.items():
-            local[slot] = self.env[v] = self.value(v.name, "activation", numel(v.shape))
+            local[slot] = self.env[v] = self.tensor(v.name, "activation", v.shape)
         for slot, shape in op.saved.items():
-            local[slot] = self.value(f"{op.name}.{slot}", "activation", numel(shape))
+            local[slot] = self.tensor(f"{op.name}.{slot}", "activation", shape)
         op_words = spec.words(shapes, op.attrs)
         self.locals[op] = local
         self.words[op] = op_words

@@ -27,7 +27,7 @@ def fuse_bias(path: Path, needed_elsewhere: set[Variable]) -> list[Operation]:
             y = product.outputs["y"]
             if product in out and uses[y] == 1 and y not in needed_elsewhere:
                 a, b = product.inputs["a"], product.inputs["b"]
-                inputs = {"x": a, "w": b, "b": bias}
+                inputs = {"x": a, "wt": b, "b": bias}
                 out.remove(product)
                 op = Operation(OPS["linear"], inputs, op.outputs, {}, {}, op.name)
         out.append(op)

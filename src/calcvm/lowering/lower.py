@@ -105,9 +105,9 @@ class _Lowering:
     def _source(self, v: Variable) -> None:
         """The value of a placeholder, parameter, constant or state."""
         if v.kind == "placeholder":
-            self.emit.env[v] = self.emit.value(v.name, "placeholder", numel(v.shape), resident=True)
+            self.emit.env[v] = self.emit.tensor(v.name, "placeholder", v.shape, resident=True)
         elif v.kind == "parameter":
-            self.emit.env[v] = self.emit.value(v.name, "parameter", numel(v.shape), persistent=True)
+            self.emit.env[v] = self.emit.tensor(v.name, "parameter", v.shape, persistent=True)
             self.facts.parameters[v.name] = {"init": self._init(v), "trainable": v.trainable}
         else:
             words = self.emit.slots if v.kind == "state" else 1
@@ -194,7 +194,7 @@ class _Lowering:
         )
         for p in trained:
             stays = p not in inlined
-            backward.parameter_gradient[p] = emit.value(f"d{p.name}", "gradient", numel(p.shape), persistent=stays)
+            backward.parameter_gradient[p] = emit.tensor(f"d{p.name}", "gradient", p.shape, persistent=stays)
         backward.run(seed)
         states = {p: self._optimizer_state(p, opt) for p in trained}
         update = _Update(emit, opt, hyper, backward.parameter_gradient, states)
@@ -237,7 +237,7 @@ class _Lowering:
     def _optimizer_state(self, p: Variable, opt: Any) -> dict[str, Value]:
         out = {}
         for name, start in opt.state.items():
-            out[name] = self.emit.value(f"{p.name}.{name}", "optimizer", numel(p.shape), persistent=True)
+            out[name] = self.emit.tensor(f"{p.name}.{name}", "optimizer", p.shape, persistent=True)
             if start:
                 self.facts.state[out[name].name] = {"kind": "fill", "value": start}
         return out

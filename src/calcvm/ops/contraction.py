@@ -32,7 +32,7 @@ def linear_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[st
 
 
 def linear_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
-    x, w = shapes["x"], shapes["w"]
+    x, w = shapes["x"], shapes["wt"]
     act = ACTIVATIONS.index(attrs.get("act", "none"))
     return {"rows": x[0], "inner": numel(x[1:-1]), "N": w[1], "K": w[0], "act": act, "alpha": attrs.get("alpha", 0.0)}
 
@@ -64,11 +64,11 @@ def matmul_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[
 LINEAR_FWD = RowSpec(
     opcode=1,
     name="linear_fwd",
-    synopsis="y[m,n] = act(sum_k x[m,k]*w[k,n] + b[n])",
+    synopsis="y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n])",
     words=(*LINEAR, ACT, ALPHA),
     operands=(
         R("x", "rows*inner*K", "rows"),
-        R("w", "K*N"),
+        R("wt", "K*N"),
         R("b", "N", optional=True),
         W("y", "rows*inner*N", "rows"),
         S("ws", PACK),
@@ -78,12 +78,12 @@ LINEAR_FWD = RowSpec(
 LINEAR_BWD_W = RowSpec(
     opcode=2,
     name="linear_bwd_w",
-    synopsis="dw[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n]",
+    synopsis="dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n]",
     words=(*LINEAR, ACC),
     operands=(
         R("x", "rows*inner*K"),
         R("dy", "rows*inner*N"),
-        A("dw", "K*N", "K"),
+        A("dwt", "K*N", "K"),
         A("db", "N", "N", optional=True),
         S("ws", PACK),
     ),
@@ -92,10 +92,10 @@ LINEAR_BWD_W = RowSpec(
 LINEAR_BWD_X = RowSpec(
     opcode=3,
     name="linear_bwd_x",
-    synopsis="dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*w[k,n]",
+    synopsis="dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n]",
     words=(*LINEAR, ACT, ALPHA),
     operands=(
-        R("w", "K*N"),
+        R("wt", "K*N"),
         R("dy", "rows*inner*N", "rows"),
         R("ya", "rows*inner*K", "rows", optional=True),
         W("dx", "rows*inner*K", "rows"),
@@ -107,15 +107,15 @@ LINEAR_BWD_X = RowSpec(
 register(
     OpSpec(
         name="linear",
-        synopsis="y[m,n] = act(sum_k x[m,k]*w[k,n] + b[n])",
+        synopsis="y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n])",
         category="contraction",
-        inputs=("x", "w", "b"),
+        inputs=("x", "wt", "b"),
         optional_inputs=("b",),
         shape=linear_shape,
         words=linear_words,
         fwd=(LINEAR_FWD,),
         bwd=(LINEAR_BWD_W, LINEAR_BWD_X),
-        differentiable=("x", "w", "b"),
+        differentiable=("x", "wt", "b"),
         onnx=("Gemm", "MatMul"),
         examples=(
             Example(shapes=((None, 7), (7, 5), (5,))),
@@ -134,7 +134,7 @@ MATMUL_FWD = RowSpec(
     synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
     words=MATMUL,
     operands=(
-        R("a", A_ELEMS, "0 if by and ta or not ab else (M if by else G)"),
+        R("a", A_ELEMS, "(0 if ta else M) if by else (G if ab else 0)"),
         R("b", B_ELEMS, "0 if by or not bb else G"),
         W("y", Y_ELEMS, "M if by else G"),
         S("ws", PACK),

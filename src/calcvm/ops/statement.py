@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calcvm.ops.dims import Affine
+from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.spec import RowSpec, evaluate
 
 # kinds of values, and the zone each belongs to
@@ -33,6 +33,7 @@ class Value:
     name: str
     kind: str
     elems: Affine
+    shape: Shape | None = None
     persistent: bool = False
     resident: bool = False
 

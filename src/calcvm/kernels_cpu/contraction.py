@@ -1,0 +1,162 @@
+"""Matrix products: the rows of linear and matmul, all on the one GEMM routine.
+
+A worker computes its rows of the result in blocks that stay in cache, so that activations and their
+derivatives are applied to values that have just been computed.
+"""
+
+from __future__ import annotations
+
+from calcvm.kernels_cpu import _formulas as F
+from calcvm.kernels_cpu._common import Float, Ptr, at, kernel, njit, share
+from calcvm.kernels_cpu._gemm import gemm
+from calcvm.kernels_cpu._math import elementwise
+
+NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.ACTIVATIONS
+BLOCK_ELEMS = 8192  # of a result block: 32 KiB in float32
+SET, FROM_INIT = 0, 1  # GEMM's modes
+
+# y = act(x)
+relu = elementwise(lambda x: x.where(x > 0.0, x * 0.0), "v")
+leaky = elementwise(lambda x, a: (x * a).where(x < 0.0, x), "v", 1)
+sigmoid = elementwise(F.sigmoid, "v")
+tanh = elementwise(F.tanh, "v")
+elu = elementwise(lambda x, a: (a * F.expm1(x)).where(x < 0.0, x), "v", 1)
+# d = d * act'(.), the derivative taken from the activation's output y
+drelu = elementwise(lambda d, y: d.where(y > 0.0, y * 0.0), "vv")
+dleaky = elementwise(lambda d, y, a: d.where(y > 0.0, d * a), "vv", 1)
+dsigmoid = elementwise(lambda d, y: d * y * (1.0 - y), "vv")
+dtanh = elementwise(lambda d, y: d * (1.0 - y * y), "vv")
+delu = elementwise(lambda d, y, a: d.where(y > 0.0, d * (y + a)), "vv", 1)
+add = elementwise(lambda x, y: x + y, "vv")
+clear = elementwise(lambda x: x.const(0.0), "v")
+
+
+@njit(inline=True)
+def block_rows(n):
+    """Rows of n elements in a block: a multiple of 24, which every tile height divides."""
+    return max(BLOCK_ELEMS // max(n, 1) // 24 * 24, 24)
+
+
+@kernel(needs=("gemm",))
+def linear_fwd(w, nw, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr):
+    """y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n]);  x (M,K), wt (K,N), b (N,), y (M,N), M = rows*inner."""
+    lo, hi = share(rows, w, nw)
+    lo, hi = lo * inner, hi * inner
+    mode = SET if r[10] < 0 else FROM_INIT  # noqa: F821  (the row: is there a bias?)
+    step = hi - lo if act == NONE else block_rows(N)
+    while lo < hi:
+        m = min(step, hi - lo)
+        yi = at(y, lo * N)
+        gemm(m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, ws)
+        if act == SIGMOID:
+            sigmoid(m * N, yi, yi)
+        elif act == RELU:
+            relu(m * N, yi, yi)
+        elif act == TANH:
+            tanh(m * N, yi, yi)
+        elif act == LEAKY_RELU:
+            leaky(m * N, yi, yi, alpha)
+        elif act == ELU:
+            elu(m * N, yi, yi, alpha)
+        lo += m
+
+
+@kernel(needs=("gemm",))
+def linear_bwd_w(w, nw, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
+    """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n].  Workers own rows of dwt, columns of db."""
+    M = rows * inner
+    lo, hi = share(K, w, nw)
+    gemm(hi - lo, N, M, at(x, lo), 1, K, dy, N, 1, at(dwt, lo * N), N, at(dwt, lo * N), N, acc, ws)
+    if r[10] >= 0:  # noqa: F821
+        lo, hi = share(N, w, nw)
+        n, d = hi - lo, at(db, lo)
+        if not acc:
+            clear(n, d, d)
+        for m in range(M):
+            add(n, d, at(dy, m * N + lo), d)
+
+
+@kernel(needs=("gemm",))
+def linear_bwd_x(w, nw, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
+    """dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n];  ya is the output of the activation that made x."""
+    lo, hi = share(rows, w, nw)
+    lo, hi = lo * inner, hi * inner
+    step = hi - lo if act == NONE else block_rows(K)
+    while lo < hi:
+        m = min(step, hi - lo)
+        d, y = at(dx, lo * K), at(ya, lo * K)
+        gemm(m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, ws)
+        if act == SIGMOID:
+            dsigmoid(m * K, d, y, d)
+        elif act == RELU:
+            drelu(m * K, d, y, d)
+        elif act == TANH:
+            dtanh(m * K, d, y, d)
+        elif act == LEAKY_RELU:
+            dleaky(m * K, d, y, d, alpha)
+        elif act == ELU:
+            delu(m * K, d, y, d, alpha)
+        lo += m
+
+
+# ---------------------------------------------------------------- matmul
+@njit(inline=True)
+def strides(transposed, rows, cols):
+    """Row and column stride of a logical (rows, cols) matrix that may be stored as (cols, rows)."""
+    if transposed:
+        return 1, rows
+    return cols, 1
+
+
+@kernel(needs=("gemm",))
+def matmul_fwd(w, nw, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws: Ptr):
+    """y[g,m,n] = sum_k a[g,m,k]*b[g,k,n].  Workers own products g, or rows m of the only one."""
+    a_rs, a_cs = strides(ta, M, K)
+    b_rs, b_cs = strides(tb, K, N)
+    lo, hi = share(M if by else G, w, nw)
+    if by:
+        gemm(hi - lo, N, K, at(a, lo * a_rs), a_rs, a_cs, b, b_rs, b_cs, at(y, lo * N), N, y, 0, SET, ws)
+    else:
+        for g in range(lo, hi):
+            gemm(M, N, K, at(a, g * ab * M * K), a_rs, a_cs, at(b, g * bb * K * N), b_rs, b_cs,
+                 at(y, g * M * N), N, y, 0, SET, ws)  # fmt: skip
+
+
+@kernel(needs=("gemm",))
+def matmul_bwd_a(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
+    """da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]; summed over g where a is shared.  da is stored as a is."""
+    b_rs, b_cs = strides(tb, K, N)
+    rows, cols = (K, M) if ta else (M, K)
+    over_g = ab and not by
+    lo, hi = share(G if over_g else rows, w, nw)
+    first, last = (lo, hi) if over_g else (0, G)
+    i, m = (0, rows) if over_g else (lo, hi - lo)
+    if not acc and not over_g and G == 0:
+        clear(m * cols, at(da, i * cols), at(da, i * cols))
+    for g in range(first, last):
+        bg, dyg, c = at(b, g * bb * K * N), at(dy, g * M * N), at(da, g * ab * M * K + i * cols)
+        mode = FROM_INIT if acc or (not ab and g > 0) else SET
+        if ta:
+            gemm(m, M, N, at(bg, i * b_rs), b_rs, b_cs, dyg, 1, N, c, M, c, M, mode, ws)
+        else:
+            gemm(m, K, N, at(dyg, i * N), N, 1, bg, b_cs, b_rs, c, K, c, K, mode, ws)
+
+
+@kernel(needs=("gemm",))
+def matmul_bwd_b(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
+    """db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]; summed over g where b is shared.  db is stored as b is."""
+    a_rs, a_cs = strides(ta, M, K)
+    rows, cols = (N, K) if tb else (K, N)
+    over_g = bb and not by
+    lo, hi = share(G if over_g else rows, w, nw)
+    first, last = (lo, hi) if over_g else (0, G)
+    i, m = (0, rows) if over_g else (lo, hi - lo)
+    if not acc and not over_g and G == 0:
+        clear(m * cols, at(db, i * cols), at(db, i * cols))
+    for g in range(first, last):
+        ag, dyg, c = at(a, g * ab * M * K), at(dy, g * M * N), at(db, g * bb * K * N + i * cols)
+        mode = FROM_INIT if acc or (not bb and g > 0) else SET
+        if tb:
+            gemm(m, K, M, at(dyg, i), 1, N, ag, a_rs, a_cs, c, K, c, K, mode, ws)
+        else:
+            gemm(m, N, M, at(ag, i * a_cs), a_cs, a_rs, dyg, N, 1, c, N, c, N, mode, ws)

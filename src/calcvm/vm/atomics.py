@@ -1,0 +1,93 @@
+"""Raw memory for the jitted VM: loads, stores and atomics at addresses, and the call through an address."""
+
+from __future__ import annotations
+
+import platform
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+I64 = ir.IntType(64)
+_ELEMENTS = {
+    "f32": (ir.FloatType(), types.float32),
+    "f64": (ir.DoubleType(), types.float64),
+    "u8": (ir.IntType(8), types.uint8),
+    "i32": (ir.IntType(32), types.int32),
+    "i64": (I64, types.int64),
+}
+
+
+def pointer_to(element: str):  # type: ignore[no-untyped-def]
+    """An intrinsic that turns an address into a pointer to elements of a type."""
+    llvm_type, numba_type = _ELEMENTS[element]
+
+    @intrinsic
+    def cast(tc, address):
+        def codegen(ctx, b, sig, args):
+            return b.inttoptr(args[0], llvm_type.as_pointer())
+
+        return types.CPointer(numba_type)(types.int64), codegen
+
+    return cast
+
+
+f32_at, f64_at, u8_at, i32_at, i64_at = (pointer_to(e) for e in ("f32", "f64", "u8", "i32", "i64"))
+
+
+@intrinsic
+def call_kernel(tc, address, heap, row, worker, n_workers):
+    """Call the kernel at a native address."""
+
+    def codegen(ctx, b, sig, args):
+        ft = ir.FunctionType(ir.VoidType(), [I64.as_pointer(), I64.as_pointer(), I64, I64])
+        heap, row = (b.inttoptr(a, I64.as_pointer()) for a in args[1:3])
+        b.call(b.inttoptr(args[0], ft.as_pointer()), [heap, row, args[3], args[4]])
+        return ctx.get_dummy_value()
+
+    i = types.int64
+    return types.void(i, i, i, i, i), codegen
+
+
+@intrinsic
+def atomic_add(tc, address, value):
+    """Add to the int64 at an address; returns what was there."""
+
+    def codegen(ctx, b, sig, args):
+        return b.atomic_rmw("add", b.inttoptr(args[0], I64.as_pointer()), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_load(tc, address):
+    def codegen(ctx, b, sig, args):
+        return b.load_atomic(b.inttoptr(args[0], I64.as_pointer()), "seq_cst", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def atomic_store(tc, address, value):
+    def codegen(ctx, b, sig, args):
+        b.store_atomic(args[1], b.inttoptr(args[0], I64.as_pointer()), "seq_cst", 8)
+        return ctx.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+_PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(platform.machine())
+
+
+@intrinsic
+def pause(tc):
+    """Tell the processor that this is a spin loop."""
+
+    def codegen(ctx, b, sig, args):
+        if _PAUSE:
+            ft = ir.FunctionType(ir.VoidType(), [])
+            b.call(cgutils.get_or_insert_function(b.module, ft, _PAUSE), [])
+        return ctx.get_dummy_value()
+
+    return types.void(), codegen

@@ -1,0 +1,82 @@
+"""A team of workers: threads that wait inside compiled code and run each job together with the caller.
+
+Python's thread pools and Numba's threading layers fork and join for every call (1.8 to 50 us); these
+threads spin for a moment, then yield, then sleep, so that a job given to an awake team starts within a
+fraction of a microsecond and an idle team costs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+
+from calcvm.errors import CalcError
+from calcvm.vm import loop
+
+MAX_WORKERS = (loop.CONTROL_BYTES - loop.PARKED) // loop.LINE
+
+
+class Team:
+    """Workers 1, 2, ... of a process; the caller is worker 0."""
+
+    def __init__(self) -> None:
+        block = np.zeros(loop.CONTROL_BYTES // 8 + loop.LINE // 8, np.int64)
+        start = -block.ctypes.data % loop.LINE // 8
+        self._control = block[start : start + loop.CONTROL_BYTES // 8]
+        self.address = self._control.ctypes.data
+        self._wake: list[threading.Semaphore] = [threading.Semaphore(0)]
+        self._busy = threading.Lock()
+        self._pid = os.getpid()
+
+    def run(self, job: np.ndarray, n_workers: int) -> None:
+        """Run a job with up to ``n_workers`` workers; the result does not depend on how many.
+
+        A team that another thread is using leaves the caller to run its job alone.
+        """
+        address = job.ctypes.data
+        if n_workers > 1 and self._busy.acquire(blocking=False):
+            try:
+                self._grow(n_workers)
+                job[loop.TEAM], job[loop.BARRIER] = n_workers, self.address
+                if loop.entry(loop.post)(self.address, address, n_workers):
+                    self._rouse(n_workers)
+                loop.entry(loop.join)(self.address, address, n_workers)
+            finally:
+                self._busy.release()
+        else:
+            job[loop.TEAM] = 1
+            loop.entry(loop.run_alone)(address)
+
+    def _rouse(self, n_workers: int) -> None:
+        for w in range(1, n_workers):
+            word = (loop.PARKED + w * loop.LINE) // 8
+            if self._control[word]:
+                self._control[word] = 0
+                self._wake[w].release()
+
+    def _grow(self, n_workers: int) -> None:
+        if n_workers > MAX_WORKERS:
+            raise CalcError(f"workers={n_workers}: a team has at most {MAX_WORKERS}")
+        for w in range(len(self._wake), n_workers):
+            self._wake.append(threading.Semaphore(0))
+            seen = int(self._control[loop.SEQ // 8])
+            threading.Thread(target=self._work, args=(w, seen), name=f"calcvm-{w}", daemon=True).start()
+
+    def _work(self, worker: int, seen: int) -> None:
+        serve = loop.entry(loop.serve)
+        while True:
+            seen = serve(self.address, worker, seen)
+            self._wake[worker].acquire()
+
+
+_team: Team | None = None
+
+
+def team() -> Team:
+    """The process's team (a forked child gets a new one: threads do not survive a fork)."""
+    global _team
+    if _team is None or _team._pid != os.getpid():
+        _team = Team()
+    return _team
