@@ -91,10 +91,10 @@ def _greedy(
         ready = [st for st in position if not waiting[st]]
         while ready:
 
-            def cost(st: Statement) -> tuple[int, int]:
+            def cost(st: Statement, rank: Mapping[Statement, int] = position) -> tuple[int, int]:
                 grows = sum(size[v] for v in touched[st] if v not in alive)
                 frees = sum(size[v] for v in touched[st] if uses[v] == 1)
-                return grows - frees, position[st]
+                return grows - frees, rank[st]
 
             st = min(ready, key=cost)
             ready.remove(st)

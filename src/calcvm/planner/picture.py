@@ -47,8 +47,9 @@ def picture(plan: Plan, path: str) -> None:
             )
             text.set_clip_on(True)
     live = [b / plan.itemsize / scale for b in plan.live_bytes]
-    axes.step(range(len(live)), live, where="mid", color="black", linewidth=1, label="live")
-    axes.axhline(plan.lower_bound_bytes / plan.itemsize / scale, color="black", linestyle=":", linewidth=1)
+    lines = axes.step(range(len(live)), live, where="mid", color="black", linewidth=1, label="live")
+    bound = plan.lower_bound_bytes / plan.itemsize / scale
+    lines.append(axes.axhline(bound, color="black", linestyle=":", linewidth=1, label="lower bound"))
     axes.set(xlim=(-0.5, n - 0.5), ylim=(0, 1.02 * plan.heap_elems / scale))
     axes.set(xlabel="statement", ylabel=f"offset in the heap ({unit})")
     axes.set_title(
@@ -59,10 +60,9 @@ def picture(plan: Plan, path: str) -> None:
         names = [f"{st.spec.name} {st.label}"[:34] for st in plan.statements]
         axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
         axes.set_xlabel("")
-    handles = [Patch(color=c, label=zone) for zone, c in COLOURS.items()]
-    handles.append(Patch(color="grey", alpha=0.45, label="paler: shares its cells"))
-    handles.append(axes.get_legend_handles_labels()[0][0])
-    figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
+    patches = [Patch(color=c, label=zone) for zone, c in COLOURS.items()]
+    patches.append(Patch(color="grey", alpha=0.45, label="paler: shares its cells"))
+    figure.legend(handles=[*patches, *lines], loc="outside right upper", fontsize=7, frameon=False)
     figure.savefig(path, dpi=130)
 
 

@@ -1,0 +1,240 @@
+"""An independent check of plans: the memory simulated cell by cell, no code shared with the planner.
+
+Every cell holds a tag that says what was last written into it.  Running the planned rows of all paths,
+in several orders of the paths and for several batch sizes, every read must find the value that the
+program without a plan would find.  The cells that workers touch between two barriers are enumerated
+for several team sizes: no two workers may meet in a cell that one of them writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from calcvm.ops.dims import Affine
+from calcvm.ops.spec import Operand, evaluate
+from calcvm.ops.statement import Lowered, Statement, Value
+
+RESERVED = 16
+
+
+class Broken(AssertionError):
+    """The plan is wrong."""
+
+
+def number(x: Any, batch: int) -> Any:
+    return x.at(batch) if isinstance(x, Affine) else x
+
+
+def extent(o: Operand, st: Statement, batch: int, names: dict[str, int]) -> int:
+    words = {**names, **{k: number(w, batch) for k, w in st.words.items()}}
+    return int(evaluate(o.elems, words))
+
+
+def cells(plan: Any, o: Operand, st: Statement, batch: int) -> range:
+    names = {"D": 8 // plan.itemsize, "nw": plan.workers}
+    start = plan.offsets[st.operands[o.name]] + st.shifts.get(o.name, 0)
+    return range(start, start + extent(o, st, batch, names))
+
+
+def check(plan: Any, original: Lowered, batches: Sequence[int], teams: Sequence[int] = (1, 2, 3, 5)) -> None:
+    """Raise `Broken` unless the plan runs ``original`` correctly."""
+    check_rows(plan, original)
+    check_shape(plan)
+    for batch in batches:
+        paths = list(original.paths)
+        for order in (paths, paths[::-1], [p for p in paths for _ in range(2)] + paths):
+            Memory(plan, batch).run(order)
+        for team in teams:
+            if team <= plan.workers or plan.workers == 1:
+                check_team(plan, batch, team)
+
+
+def check_rows(plan: Any, original: Lowered) -> None:
+    """The planned rows do what the original rows do, each once, in an order that respects dependencies."""
+
+    def member_rows(st: Statement) -> list[tuple]:
+        blocks = {n: v for n, v in st.operands.items() if v in plan.blocks}
+        if not blocks:
+            return [(st.path, st.phase, st.spec.name, tuple((n, v) for n, v in st.operands.items()))]
+        count = {len(plan.blocks[v]) for v in blocks.values()}
+        if len(count) != 1:
+            raise Broken(f"{st.label}: blocks of different lengths")
+        inner = {tuple(plan.offsets[m] - plan.offsets[v] for m in plan.blocks[v]) + (v.elems,) for v in blocks.values()}
+        if len(inner) != 1:
+            raise Broken(f"{st.label}: blocks are not parallel")
+        return [
+            (
+                st.path,
+                st.phase,
+                st.spec.name,
+                tuple((n, plan.blocks[v][i] if n in blocks else v) for n, v in st.operands.items()),
+            )
+            for i in range(count.pop())
+        ]
+
+    planned = [row for st in plan.statements for row in member_rows(st)]
+    wanted = [row for st in original.statements for row in member_rows(st)]
+    if sorted(map(repr_row, planned)) != sorted(map(repr_row, wanted)):
+        raise Broken("rows were lost, added or changed")
+    keys = [(original.paths.index(st.path), PHASES.index(st.phase)) for st in plan.statements]
+    if keys != sorted(keys):
+        raise Broken("a row left its section")
+    # what each row reads must have been written by the same row as before
+    if producers(planned, original) != producers(wanted, original):
+        raise Broken("a row reads another row's result than before")
+
+
+PHASES = ("forward", "loss", "backward", "optimize", "end_round")
+
+
+def repr_row(row: tuple) -> str:
+    return repr((row[0], row[1], row[2], [(n, id(v)) for n, v in row[3]]))
+
+
+def producers(rows: Sequence[tuple], original: Lowered) -> dict[str, list[tuple]]:
+    """For each row, which row wrote each operand last (rows by content, occurrences in order)."""
+    specs = {st.spec.name: st.spec for st in original.statements}
+    writer: dict[Value, str] = {}
+    out: dict[str, list[tuple]] = {}
+    for row in rows:
+        spec = specs[row[2]]
+        values = dict(row[3])
+        present = [o for o in spec.operands if values.get(o.name) is not None]
+        out.setdefault(repr_row(row), []).append(
+            tuple((o.name, writer.get(values[o.name])) for o in present if o.access in "rua")
+        )
+        for o in present:
+            if o.access in "wua":
+                writer[values[o.name]] = repr_row(row)
+    return out
+
+
+def check_shape(plan: Any) -> None:
+    """Alignment, zones, the heap's end."""
+    line = 64 // plan.itemsize
+    for v, start in plan.offsets.items():
+        if start % line or start < RESERVED or start + v.elems.at(plan.batch_size) > plan.heap_elems:
+            raise Broken(f"{v.name} at {start} is misaligned or outside the heap")
+        zone = plan.zones[v.zone] if v.persistent else None
+        if zone and not (zone.start_elems <= start and start + v.elems.at(1) <= zone.stop_elems):
+            raise Broken(f"{v.name} persists outside its zone")
+    if plan.heap_bytes < plan.lower_bound_bytes:
+        raise Broken("a heap below its lower bound")
+
+
+class Memory:
+    """Cells with tags: ("value", name of the value, writes so far, index)."""
+
+    def __init__(self, plan: Any, batch: int):
+        self.plan, self.batch = plan, batch
+        self.tag: list[Any] = [None] * plan.heap_elems
+        self.writes: dict[Value, int] = {}
+        for v, start in plan.offsets.items():  # what lives between steps is there from the start
+            if (v.persistent or v.resident or v.kind == "placeholder") and v not in plan.blocks:
+                for i in range(v.elems.at(batch)):
+                    if self.tag[start + i] is not None:
+                        raise Broken(f"{v.name} overlaps another value that always lives")
+                    self.tag[start + i] = (v, 0, i)
+
+    def run(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            written: set[Value] = set()
+            for st in self.plan.statements:
+                if st.path == path:
+                    self.step(st, written)
+
+    def members(self, v: Value) -> tuple[Value, ...]:
+        return self.plan.blocks.get(v, (v,))
+
+    def step(self, st: Statement, written: set[Value]) -> None:
+        plan, batch = self.plan, self.batch
+        present = [(o, st.operands[o.name]) for o in st.spec.operands if st.operands.get(o.name) is not None]
+        span = {o.name: cells(plan, o, st, batch) for o, _ in present}
+        for o, v in present:
+            if o.access in "ru" or (o.access == "a" and st.words["acc"] == 1):
+                self.read(o, v, span[o.name], st, written)
+        for o, _ in present:
+            if o.access == "r":
+                continue
+            for p, _ in present:  # operands of one row overlap only where the operator allows it
+                if p is not o and meet(span[o.name], span[p.name]):
+                    same = span[o.name].start == span[p.name].start
+                    if not (same and ({(o.name, p.name), (p.name, o.name)} & set(st.spec.in_place))):
+                        raise Broken(f"{st.label}: {o.name} and {p.name} overlap")
+        for o, v in present:
+            if o.access == "s":
+                for i in span[o.name]:
+                    self.tag[i] = ("scratch", st.label)
+            elif o.access in "wua":
+                self.write(v, span[o.name], written)
+
+    def read(self, o: Operand, v: Value, span: range, st: Statement, written: set[Value]) -> None:
+        for m in self.members(v):
+            start = self.plan.offsets[m]
+            for i in range(start, start + m.elems.at(self.batch)):
+                if i in span and self.tag[i] != (m, self.writes.get(m, 0), i - start):
+                    raise Broken(f"{st.label}: {o.name} ({m.name}) finds {self.tag[i]}")
+        inside = {
+            i
+            for m in self.members(v)
+            for i in range(self.plan.offsets[m], self.plan.offsets[m] + m.elems.at(self.batch))
+        }
+        for i in span:  # the padding of a block is as it was when the heap was made
+            if i not in inside and self.tag[i] is not None:
+                raise Broken(f"{st.label}: padding of {v.name} holds {self.tag[i]}")
+
+    def write(self, v: Value, span: range, written: set[Value]) -> None:
+        for m in self.members(v):
+            written.add(m)
+            self.writes[m] = self.writes.get(m, 0) + 1
+            start = self.plan.offsets[m]
+            for i in range(start, start + m.elems.at(self.batch)):
+                old = self.tag[i]
+                if i in span or (isinstance(old, tuple) and old[0] is m):  # a shifted write changes its part alone
+                    self.tag[i] = (m, self.writes[m], i - start)
+
+
+def meet(a: range, b: range) -> bool:
+    return len(a) > 0 and len(b) > 0 and a.start < b.stop and b.start < a.stop
+
+
+# ---------------------------------------------------------------- teams
+def worker_cells(plan: Any, o: Operand, st: Statement, batch: int, team: int) -> list[set[int]]:
+    """Cells that each worker may touch."""
+    span = cells(plan, o, st, batch)
+    if o.part == "w0":
+        return [set(span)] + [set() for _ in range(team - 1)]
+    words = {"D": 8 // plan.itemsize, "nw": plan.workers, **{k: number(w, batch) for k, w in st.words.items()}}
+    units = int(evaluate(o.part, words)) if o.part else 0
+    if units:
+        size = len(span) // units
+        return [set(span[units * w // team * size : units * (w + 1) // team * size]) for w in range(team)]
+    if o.access == "s":
+        return [set(span[len(span) * w // team : len(span) * (w + 1) // team]) for w in range(team)]
+    return [set(span) for _ in range(team)]
+
+
+def check_team(plan: Any, batch: int, team: int) -> None:
+    """No two workers meet between barriers, whatever their relative speed."""
+    readers: dict[int, dict[int, set[int]]] = {}  # cell -> row -> workers
+    writers: dict[int, dict[int, set[int]]] = {}
+    for t, st in enumerate(plan.statements):
+        touched = []
+        for o in st.spec.operands:
+            if st.operands.get(o.name) is None:
+                continue
+            for w, own in enumerate(worker_cells(plan, o, st, batch, team)):
+                touched += [(i, w, o.access != "r") for i in own]
+        for i, w, writes in touched:
+            for kind in (writers,) if not writes else (writers, readers):
+                for row, others in kind.get(i, {}).items():
+                    if row != t and others - {w}:
+                        raise Broken(f"cell {i}: worker {w} in row {t} meets {others} of row {row}")
+            (writers if writes else readers).setdefault(i, {}).setdefault(t, set()).add(w)
+        last = t + 1 == len(plan.statements) or plan.statements[t + 1].path != st.path
+        if last and not plan.sync[t]:
+            raise Broken(f"row {t} ends path {st.path} without a barrier")
+        if plan.sync[t]:
+            readers.clear()
+            writers.clear()
