@@ -1,0 +1,354 @@
+"""Losses and metrics: per-row values shared over rows, then a scalar by worker 0 (see `calcvm.ops.losses`)."""
+
+from __future__ import annotations
+
+import math
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from calcvm.kernels_cpu import _formulas as F
+from calcvm.kernels_cpu._common import I64, Float, Ptr, at, kernel, like, njit, share, trap
+from calcvm.kernels_cpu._math import Lanes, _horizontal, elementwise, log, reduction, rexp, rmax, rsum, scale
+from calcvm.kernels_cpu._simd import VECTOR_BITS
+
+BAD_LABEL = 1  # trap code
+
+
+def _sum(x, y):
+    return x + y
+
+
+@njit(inline=True)
+def span(rows, cols, w, nw):
+    """First element and number of elements of the rows that worker ``w`` owns."""
+    lo, hi = share(rows, w, nw)
+    return lo * cols, (hi - lo) * cols
+
+
+# ---------------------------------------------------------------- from rows to a scalar
+@kernel
+def loss_mean(w, nw, rows, count, t_l: Ptr, loss: Ptr):
+    """loss = sum_r l[r] / count; worker 0 alone."""
+    if w == 0:
+        loss[0] = rsum(rows, t_l) / like(t_l, count)
+
+
+@kernel
+def metric_mean(w, nw, rows, count, t_l: Ptr, y: Ptr):
+    """y = sum_r l[r] / count; worker 0 alone."""
+    if w == 0:
+        y[0] = rsum(rows, t_l) / like(t_l, count)
+
+
+@kernel
+def metric_root_mean(w, nw, rows, count, t_l: Ptr, y: Ptr):
+    """y = sqrt(sum_r l[r] / count); worker 0 alone."""
+    if w == 0:
+        y[0] = like(t_l, math.sqrt(rsum(rows, t_l) / like(t_l, count)))
+
+
+# ---------------------------------------------------------------- losses over pairs of equal shape
+def _huber(x, t, delta):
+    e = F.fabs(x - t)
+    return (e * e * 0.5).where(e <= delta, delta * (e - delta * 0.5))
+
+
+def _clamp(d, delta, a):
+    d = delta.where(d > delta, d)
+    return a * (-delta).where(d < -delta, d)
+
+
+def _sign(d, a):
+    return a * d.const(1.0).where(d > 0.0, d.const(-1.0).where(d < 0.0, d))
+
+
+def _bce(x, t):
+    return F.softplus(x) - x * t
+
+
+def _mse(x, t):
+    return (x - t) * (x - t)
+
+
+def _mae(x, t):
+    return F.fabs(x - t)
+
+
+bce_each, bce_sum = elementwise(_bce, "vv"), reduction(_sum, 0.0, _bce, "vv")
+mse_each, mse_sum = elementwise(_mse, "vv"), reduction(_sum, 0.0, _mse, "vv")
+mae_each, mae_sum = elementwise(_mae, "vv"), reduction(_sum, 0.0, _mae, "vv")
+huber_each, huber_sum = elementwise(_huber, "vv", 1), reduction(_sum, 0.0, _huber, "vv", 1)
+bce_dx = elementwise(lambda x, t, a: a * (F.sigmoid(x) - t), "vv", 1)
+mse_dx = elementwise(lambda x, t, a: a * (x - t), "vv", 1)
+mae_dx = elementwise(lambda x, t, a: _sign(x - t, a), "vv", 1)
+huber_dx = elementwise(lambda x, t, delta, a: _clamp(x - t, delta, a), "vv", 2)
+
+
+@kernel
+def binary_cross_entropy_fwd(w, nw, rows, cols, x: Ptr, t: Ptr, t_l: Ptr):
+    """l[r] = sum_c max(x,0) - x*t + log(1 + exp(-|x|)); rows shared."""
+    lo, hi = share(rows, w, nw)
+    if cols == 1:
+        bce_each(hi - lo, at(x, lo), at(t, lo), at(t_l, lo))
+    else:
+        for i in range(lo, hi):
+            t_l[i] = bce_sum(cols, at(x, i * cols), at(t, i * cols))
+
+
+@kernel
+def binary_cross_entropy_bwd_x(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, t: Ptr, dx: Ptr):
+    """dx = dloss/count * (sigmoid(x) - t); dx may be x or t; rows shared."""
+    lo, n = span(rows, cols, w, nw)
+    bce_dx(n, at(x, lo), at(t, lo), at(dx, lo), dloss[0] / like(x, count))
+
+
+@kernel
+def binary_cross_entropy_bwd_t(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, dt: Ptr):
+    """dt = dloss/count * -x; dt may be x; rows shared."""
+    lo, n = span(rows, cols, w, nw)
+    scale(n, at(x, lo), at(dt, lo), -dloss[0] / like(x, count))
+
+
+@kernel
+def mse_fwd(w, nw, rows, cols, x: Ptr, t: Ptr, t_l: Ptr):
+    """l[r] = sum_c (x - t)^2; rows shared."""
+    lo, hi = share(rows, w, nw)
+    if cols == 1:
+        mse_each(hi - lo, at(x, lo), at(t, lo), at(t_l, lo))
+    else:
+        for i in range(lo, hi):
+            t_l[i] = mse_sum(cols, at(x, i * cols), at(t, i * cols))
+
+
+@kernel
+def mse_bwd_x(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, t: Ptr, dx: Ptr):
+    """dx = dloss/count * 2*(x - t); dx may be x or t; rows shared."""
+    lo, n = span(rows, cols, w, nw)
+    mse_dx(n, at(x, lo), at(t, lo), at(dx, lo), (dloss[0] + dloss[0]) / like(x, count))
+
+
+@kernel
+def mse_bwd_t(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, t: Ptr, dt: Ptr):
+    """dt = dloss/count * 2*(t - x); dt may be x or t; rows shared."""
+    lo, n = span(rows, cols, w, nw)
+    mse_dx(n, at(t, lo), at(x, lo), at(dt, lo), (dloss[0] + dloss[0]) / like(x, count))
+
+
+@kernel
+def mae_fwd(w, nw, rows, cols, x: Ptr, t: Ptr, t_l: Ptr):
+    """l[r] = sum_c |x - t|; rows shared."""
+    lo, hi = share(rows, w, nw)
+    if cols == 1:
+        mae_each(hi - lo, at(x, lo), at(t, lo), at(t_l, lo))
+    else:
+        for i in range(lo, hi):
+            t_l[i] = mae_sum(cols, at(x, i * cols), at(t, i * cols))
+
+
+@kernel
+def mae_bwd_x(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, t: Ptr, dx: Ptr):
+    """dx = dloss/count * sign(x - t), sign(0) = 0; dx may be x or t; rows shared."""
+    lo, n = span(rows, cols, w, nw)
+    mae_dx(n, at(x, lo), at(t, lo), at(dx, lo), dloss[0] / like(x, count))
+
+
+@kernel
+def mae_bwd_t(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, t: Ptr, dt: Ptr):
+    """dt = dloss/count * sign(t - x), sign(0) = 0; dt may be x or t; rows shared."""
+    lo, n = span(rows, cols, w, nw)
+    mae_dx(n, at(t, lo), at(x, lo), at(dt, lo), dloss[0] / like(x, count))
+
+
+@kernel
+def huber_fwd(w, nw, rows, cols, delta: Float, x: Ptr, t: Ptr, t_l: Ptr):
+    """l[r] = sum_c (e = |x - t|) <= delta ? e^2/2 : delta*(e - delta/2); rows shared."""
+    lo, hi = share(rows, w, nw)
+    if cols == 1:
+        huber_each(hi - lo, at(x, lo), at(t, lo), at(t_l, lo), delta)
+    else:
+        for i in range(lo, hi):
+            t_l[i] = huber_sum(cols, at(x, i * cols), at(t, i * cols), delta)
+
+
+@kernel
+def huber_bwd_x(w, nw, rows, cols, count, delta: Float, dloss: Ptr, x: Ptr, t: Ptr, dx: Ptr):
+    """dx = dloss/count * clamp(x - t, -delta, delta); dx may be x or t; rows shared."""
+    lo, n = span(rows, cols, w, nw)
+    huber_dx(n, at(x, lo), at(t, lo), at(dx, lo), delta, dloss[0] / like(x, count))
+
+
+@kernel
+def huber_bwd_t(w, nw, rows, cols, count, delta: Float, dloss: Ptr, x: Ptr, t: Ptr, dt: Ptr):
+    """dt = dloss/count * clamp(t - x, -delta, delta); dt may be x or t; rows shared."""
+    lo, n = span(rows, cols, w, nw)
+    huber_dx(n, at(t, lo), at(x, lo), at(dt, lo), delta, dloss[0] / like(x, count))
+
+
+# ---------------------------------------------------------------- softmax cross entropy
+below_max = reduction(_sum, 0.0, lambda x, m: m - x, "v", 1)  # sum of m - x
+# sum of t*(m - x), without 0*inf where a masked class has the score -inf
+weighted = reduction(_sum, 0.0, lambda t, x, m: (t * (m - x)).where(t > 0.0, t * 0.0), "vv", 1)
+add_log = elementwise(lambda s, d: F.log(s) + d, "vv")
+affine = elementwise(lambda p, a, c: p * a - c, "v", 2)
+minus = elementwise(lambda p, t, a, b, c: p * a - t * b - c, "vv", 3)
+
+
+@intrinsic
+def softmax_lanes(tc, n, x, y):
+    """(max x, sum exp(x - max)) of a row of n elements that fit one vector; y = softmax(x), y may be x.
+
+    The row never leaves its register: 9 ns a row of 10 where a pass each for maximum, exp and division
+    takes 28 (Zen 4, tests/test_losses.py's shapes): no masked load waits for a masked store.
+    """
+    element = x.dtype
+
+    def codegen(ctx, b, sig, args):
+        n, x, y = args
+        e = Lanes(b, ctx.get_value_type(element))
+        mask, first = e.below(n), ir.Constant(I64, 0)
+        v = e.load(x, first, mask)
+        known = F.V(b, b.select(mask, v.v, ir.Constant(e.vec, [float("-inf")] * e.n)))
+        m = _horizontal(e, known.v, lambda p, q: p.where(p > q, q))  # may miss a NaN: exp and the sum do not
+        terms = F.V(b, b.select(mask, F.exp(v - F.V(b, e.splat(m))).v, ir.Constant(e.vec, [0.0] * e.n)))
+        s = _horizontal(e, terms.v, _sum)
+        e.store(terms * F.V(b, e.splat((1.0 / F.V(b, s)).v)), y, first, mask)
+        return ctx.make_tuple(b, sig.return_type, [m, s])
+
+    return types.UniTuple(element, 2)(types.int64, x, y), codegen
+
+
+@intrinsic
+def lanes(tc, x):
+    """Elements of a vector of x's dtype."""
+    n = VECTOR_BITS // x.dtype.bitwidth
+    return types.int64(x), lambda ctx, b, sig, args: ir.Constant(I64, n)
+
+
+@njit(inline=True)
+def softmax_row(n, x, y, m):
+    """y = softmax(x), y may be x, m the maximum of x; returns sum exp(x - m)."""
+    if n <= lanes(x):
+        return softmax_lanes(n, x, y)[1]
+    s = rexp(n, x, y, m)
+    scale(n, y, y, like(x, 1.0) / s)
+    return s
+
+
+@njit(inline=True)
+def class_of(h, r, label, n):
+    """The label as an index; a label that is none of 0..n-1 traps (and the index is safe)."""
+    if label >= 0 and label < n:
+        k = int(label)
+        if k == label:
+            return k
+    trap(h, r, BAD_LABEL)
+    return 0
+
+
+@intrinsic
+def stack(tc, x):
+    """A vector of x's dtype on the stack."""
+    element = x.dtype
+
+    def codegen(ctx, b, sig, args):
+        t = ctx.get_value_type(element)
+        room = cgutils.alloca_once(b, ir.ArrayType(t, VECTOR_BITS // element.bitwidth))
+        return b.bitcast(room, t.as_pointer())
+
+    return types.CPointer(element)(x), codegen
+
+
+@njit
+def few_classes(h, r, lo, hi, n, logits, labels, p, t_l):
+    """Cross entropy of rows of at most one vector, against labels, one log a vector of rows."""
+    sums = stack(p)
+    while lo < hi:
+        rows = min(hi - lo, lanes(p))
+        for j in range(rows):
+            k = lo + j
+            picked = logits[k * n + class_of(h, r, labels[k], n)]  # before p, which may be logits, is set
+            m, s = softmax_lanes(n, at(logits, k * n), at(p, k * n))
+            sums[j] = s
+            t_l[k] = m - picked
+        add_log(rows, sums, at(t_l, lo), at(t_l, lo))
+        lo += rows
+
+
+@kernel
+def softmax_cross_entropy_fwd(
+    w, nw, rows, inner, N, dense, smoothing: Float, logits: Ptr, target: Ptr, p: Ptr, t_l: Ptr
+):
+    """p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j]), q = (1-s)*target + s/N.
+
+    logits (rows*inner, N), target the same or labels (rows*inner,), l (rows,) sums over inner; p may be
+    logits; rows shared.
+    """
+    lo, hi = share(rows, w, nw)
+    if not dense and smoothing == 0 and inner == 1 and N <= lanes(p):
+        few_classes(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
+        return
+    hard, soft = like(p, 1 - smoothing), like(p, smoothing / N)
+    for i in range(lo, hi):
+        total = like(p, 0.0)
+        for k in range(i * inner, (i + 1) * inner):
+            x = at(logits, k * N)
+            m, weight, term = rmax(N, x), like(p, 1.0), like(p, 0.0)
+            if dense:
+                t = at(target, k * N)
+                weight = hard * rsum(N, t) + like(p, smoothing)
+                term = hard * weighted(N, t, x, m)
+            else:
+                term = hard * (m - x[class_of(h, r, target[k], N)])  # noqa: F821
+            if smoothing != 0:
+                term += soft * below_max(N, x, m)
+            total += weight * log(softmax_row(N, x, at(p, k * N), m)) + term
+        t_l[i] = total
+
+
+@kernel
+def softmax_cross_entropy_bwd(
+    w, nw, rows, inner, N, dense, count, smoothing: Float, dloss: Ptr, target: Ptr, p: Ptr, dlogits: Ptr
+):
+    """dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j]); dlogits may be p; rows shared."""
+    lo, hi = share(rows, w, nw)
+    lo, hi = lo * inner, hi * inner
+    a = dloss[0] / like(p, count)
+    hard, soft = a * like(p, 1 - smoothing), a * like(p, smoothing / N)
+    if dense:
+        for k in range(lo, hi):
+            t = at(target, k * N)
+            weight = hard * rsum(N, t) + a * like(p, smoothing)
+            minus(N, at(p, k * N), t, at(dlogits, k * N), weight, hard, soft)
+    else:
+        affine((hi - lo) * N, at(p, lo * N), at(dlogits, lo * N), a, soft)
+        for k in range(lo, hi):
+            dlogits[k * N + class_of(h, r, target[k], N)] -= hard  # noqa: F821
+
+
+# ---------------------------------------------------------------- metrics
+@njit(inline=True)
+def argmax(x, n):
+    """Index of the first largest element; NaN is never larger."""
+    best = 0
+    for j in range(1, n):
+        if x[j] > x[best]:
+            best = j
+    return best
+
+
+@kernel
+def accuracy_fwd(w, nw, rows, inner, N, dense, scores: Ptr, target: Ptr, t_l: Ptr):
+    """l[r] = number of the inner positions of r whose first largest score is the target's class; rows shared."""
+    lo, hi = share(rows, w, nw)
+    for i in range(lo, hi):
+        hits = 0
+        for k in range(i * inner, (i + 1) * inner):
+            if dense:
+                label = argmax(at(target, k * N), N)
+            else:
+                label = class_of(h, r, target[k], N)  # noqa: F821
+            hits += argmax(at(scores, k * N), N) == label
+        t_l[i] = like(scores, hits)
