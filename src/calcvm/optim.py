@@ -266,7 +266,7 @@ class Adagrad(Optimizer):
 
 # ---------------------------------------------------------------- regularizers
 @dataclass(frozen=True)
-class Elastic:
+class Regularizer:
     """The penalty ``l1 * sum |p| + l2 * sum p^2`` on a parameter (as in Keras)."""
 
     l1: float
@@ -276,15 +276,19 @@ class Elastic:
         _at_least_0(self, "l1", "l2")
 
 
-class L1(Elastic):
+class Elastic(Regularizer):
+    """Both penalties: ``l1 * sum |p| + l2 * sum p^2``."""
+
+
+class L1(Regularizer):
     """The penalty ``l * sum |p|`` on a parameter."""
 
-    def __init__(self, l: float):  # noqa: E741
+    def __init__(self, l: float):
         super().__init__(l, 0.0)
 
 
-class L2(Elastic):
+class L2(Regularizer):
     """The penalty ``l * sum p^2`` on a parameter."""
 
-    def __init__(self, l: float):  # noqa: E741
+    def __init__(self, l: float):
         super().__init__(0.0, l)

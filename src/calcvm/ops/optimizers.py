@@ -201,8 +201,7 @@ _register(
         ),
     ),
     word_values=lambda shapes, attrs: dict(attrs),
-    examples=tuple(Example(shapes=((N_SLOTS,),), attrs={"schedule": s}, low=0.1, high=0.9) for s in range(4))
-    + tuple(Example(shapes=((N_SLOTS,),), attrs={"schedule": s}, low=2.1, high=3.9) for s in range(4)),
+    examples=tuple(Example(shapes=((N_SLOTS,),), attrs={"schedule": s}, low=0.1, high=0.9) for s in range(4)),
     source="torch.optim.lr_scheduler: StepLR, ExponentialLR, CosineAnnealingLR; the schedule starts after the warm-up",
 )
 
