@@ -31,7 +31,7 @@ def run(text: str, filename: str) -> None:
     for line, code, expected in blocks(text):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile("\n" * (line - 1) + code, filename, "exec"), namespace)
+            exec(compile("\n" * (line - 1) + code, filename, "exec", dont_inherit=True), namespace)
         if expected is not None:
             assert [s.rstrip() for s in printed.getvalue().splitlines()] == expected.splitlines(), f"{filename}:{line}"
 

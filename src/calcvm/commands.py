@@ -1,0 +1,236 @@
+"""The commands of ``calcvm``: demo, plan, train, dis, info (extra ``cli``)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+import calcvm as cv
+from calcvm import data as datasets
+from calcvm import nn
+from calcvm.errors import CalcError, ProgramError
+from calcvm.kernels_cpu._common import cache_root, cpu_name
+from calcvm.kernels_cpu._simd import VECTOR_BITS
+
+app = typer.Typer(
+    help="Train small neural networks in known memory.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+HELD_OUT = 0.2
+ENOUGH = 0.96  # held-out accuracy below which the demo has failed
+ACTIVATIONS = {"sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU, "elu": nn.ELU}
+EXTRAS = {
+    "cli": ("typer", "rich"),
+    "plot": ("matplotlib",),
+    "demo": ("scikit-learn",),
+    "blas": ("scipy",),
+    "peers": ("torch", "jax", "onnxruntime"),
+}
+
+Layers = Annotated[str, typer.Argument(help="Sizes of the layers, the input's first: 784-64-64-10.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="The largest batch.")]
+Memory = Annotated[str | None, typer.Option(help='A budget, such as "64 MiB": plan the largest batch that fits.')]
+Activation = Annotated[str, typer.Option(help=f"Of the hidden layers: {', '.join(ACTIVATIONS)}.")]
+Seed = Annotated[int, typer.Option(help="Of the initial weights and the shuffling: same seed, same bits.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Size of the team (default: chosen by the plan's cost).")]
+
+
+def network(layers: str, activation: str) -> tuple[nn.Sequential, int, int]:
+    """The layers of ``784-64-64-10``, and the sizes of input and output."""
+    parts = layers.split("-")
+    if len(parts) < 2 or not all(p.isdecimal() and int(p) > 0 for p in parts):
+        raise CalcError(f"layers {layers!r}: give two sizes or more, joined by '-', such as 784-64-64-10")
+    if activation not in ACTIVATIONS:
+        raise CalcError(f"activation {activation!r} is unknown: take one of {', '.join(ACTIVATIONS)}")
+    sizes = [int(p) for p in parts]
+    net = nn.Sequential(nn.Linear(sizes[1]))
+    for size in sizes[2:]:
+        net = net >> ACTIVATIONS[activation]() >> nn.Linear(size)
+    return net, sizes[0], sizes[-1]
+
+
+@app.command()
+def demo(
+    data: Annotated[Path | None, typer.Option(help="Directory of MNIST's IDX files (default: bundled digits).")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Default: 20 on MNIST, 30 on the digits.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a step.")] = 32,
+    out: Annotated[Path, typer.Option(help="Where heap.png and model.calc are written.")] = Path("out"),
+    seed: Seed = 0,
+    workers: Workers = None,
+) -> None:
+    """Train the paper's network on real scans: the plan, the training, the accuracy on a held-out fifth."""
+    if data is None:
+        X, y = datasets.digits()
+        layers, grey_levels, rate, epochs = "64-64-64-10", 16, 1e-2, epochs or 30
+    else:
+        X, y = datasets.mnist(data)
+        layers, grey_levels, rate, epochs = f"{X.shape[1]}-64-64-10", 255, 1e-3, epochs or 20
+    X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, HELD_OUT)
+    net, n_in, _ = network(layers, "sigmoid")
+    model = cv.Model(
+        nn.Affine(1 / grey_levels) >> net,
+        input_shape=(n_in,),
+        loss="softmax_cross_entropy",
+        optimizer=cv.Adam(rate),
+        batch_size=batch_size,
+        seed=seed,
+        workers=workers,
+    )
+    print(f"network {layers}, sigmoid, Adam; {len(X_train)} scans to learn from, {len(X_test)} held out\n")
+    print(model.plan, end="\n\n", flush=True)
+
+    model.step(X_train[:batch_size], y_train[:batch_size])  # the first call compiles or loads the kernels
+    start = time.perf_counter()
+    model.fit(X_train, y_train, epochs=epochs, progress=True)
+    seconds = time.perf_counter() - start
+    n_steps = epochs * -(-len(X_train) // batch_size)
+    accuracy = float(np.mean(model.predict(X_test).argmax(axis=1) == y_test))
+
+    out.mkdir(parents=True, exist_ok=True)
+    model.plan.picture(out / "heap.png")
+    model.save(out / "model.calc")
+    print(f"accuracy {accuracy:.4f} on the held-out fifth after {epochs} epochs")
+    print(f"{seconds / n_steps * 1e6:.1f} us per step of {batch_size}: {n_steps} steps in {seconds:.2f} s")
+    print(f"wrote {out / 'heap.png'} and {out / 'model.calc'}")
+    if accuracy < ENOUGH:
+        raise CalcError(f"accuracy {accuracy:.4f} is below {ENOUGH}: the demo has failed")
+
+
+def graph(layers: str, activation: str) -> cv.CalcGraph:
+    """A classifier's graph, trained by Adam."""
+    net, n_in, _ = network(layers, activation)
+    g = cv.CalcGraph()
+    x, target = g.placeholder("input", (None, n_in)), g.placeholder("target", (None,))
+    with g.path("learn", backward=True) as learn:
+        scores = net.build(x)
+        learn.minimize(cv.softmax_cross_entropy(scores, target), optimizer=cv.Adam(1e-3), output=scores)
+    return g
+
+
+@app.command()
+def plan(
+    layers: Layers,
+    batch_size: BatchSize = None,
+    memory: Memory = None,
+    activation: Activation = "sigmoid",
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    picture: Annotated[Path | None, typer.Option(help="Also draw the heap over the statements into this file.")] = None,
+) -> None:
+    """Say what training a classifier with Adam needs, statement by statement.  Nothing is allocated."""
+    if batch_size is None and memory is None:
+        raise CalcError("give --batch-size, or --memory for the largest batch that fits")
+    planned = cv.plan(graph(layers, activation), batch_size=batch_size, memory=memory, dtype=dtype)
+    print(planned)
+    if picture is not None:
+        planned.picture(picture)
+
+
+@app.command()
+def train(
+    data: Annotated[Path, typer.Argument(help="A .npz file with X (samples first) and y.")],
+    layers: Layers,
+    out: Annotated[Path, typer.Option(help="Where the model is saved.")] = Path("model.calc"),
+    epochs: Annotated[int, typer.Option(min=1)] = 20,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="Adam's.")] = 1e-3,
+    activation: Activation = "sigmoid",
+    held_out: Annotated[float, typer.Option(help="Fraction of the samples to validate on.")] = HELD_OUT,
+    seed: Seed = 0,
+    workers: Workers = None,
+) -> None:
+    """Train on a file: a classifier where y has integers, else a regression by the mean squared error."""
+    X, y = _npz(data)
+    net, n_in, n_out = network(layers, activation)
+    X = X.reshape(len(X), -1)
+    classes = np.issubdtype(y.dtype, np.integer)
+    width = n_out if classes else int(np.prod(y.shape[1:]))
+    if X.shape[1] != n_in or width != n_out or (classes and y.ndim != 1):
+        raise CalcError(
+            f"{data}: X {X.shape} and y {y.shape} ({y.dtype}) do not fit layers {layers}, "
+            f"which take {n_in} values and give {n_out}"
+        )
+    X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, held_out)
+    model = cv.Model(
+        net,
+        input_shape=(n_in,),
+        loss="softmax_cross_entropy" if classes else "mse",
+        optimizer=cv.Adam(learning_rate),
+        batch_size=batch_size,
+        seed=seed,
+        workers=workers,
+    )
+    print(model.plan, end="\n\n", flush=True)
+    model.fit(X_train, y_train, epochs=epochs, validation=(X_test, y_test), progress=True)
+    if classes:
+        print(f"accuracy {np.mean(model.predict(X_test).argmax(axis=1) == y_test):.4f} on the held-out {len(X_test)}")
+    else:
+        error = model.predict(X_test) - y_test.reshape(len(y_test), -1)
+        print(f"root mean squared error {np.sqrt(np.mean(error**2)):.4g} on the held-out {len(X_test)}")
+    model.save(out)
+    print(f"wrote {out}")
+
+
+def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not {"X", "y"} <= set(archive.files):
+                raise CalcError(f"{path}: has arrays {', '.join(archive.files) or 'none'}; X and y are needed")
+            X, y = archive["X"], archive["y"]
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise CalcError(f"{path}: cannot be read as .npz ({error})") from error
+    except (ValueError, AttributeError) as error:  # pickled, or a bare .npy
+        if isinstance(error, CalcError):
+            raise
+        raise CalcError(
+            f"{path}: not an .npz file of plain arrays; write it with numpy.savez(path, X=X, y=y)"
+        ) from error
+    if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
+        raise CalcError(f"{path}: X {X.shape} and y {y.shape}: give X (samples, ...) and as many y")
+    return X, y
+
+
+@app.command()
+def dis(
+    what: Annotated[str, typer.Argument(help="A program or model file, or sizes of layers: 784-64-64-10.")],
+    batch_size: Annotated[int, typer.Option(min=1, help="The largest batch, for layers.")] = 32,
+    activation: Activation = "sigmoid",
+) -> None:
+    """Print a program, one line a row, as equations with names, shapes and offsets."""
+    if Path(what).exists():
+        print(_program(Path(what)).disassemble())
+    elif set(what) <= set("0123456789-"):
+        print(cv.compile(graph(what, activation), batch_size=batch_size).disassemble())
+    else:
+        raise CalcError(f"{what}: no such file; name a program, a model, or sizes of layers such as 784-64-64-10")
+
+
+@app.command()
+def info() -> None:
+    """Versions, processor, vector width, the cache of compiled kernels, extras."""
+    print(
+        f"calcvm    {_version('calcvm')}  (Python {platform.python_version()}, {platform.system()} {platform.machine()})"
+    )
+    print("          " + ", ".join(f"{name} {_version(name)}" for name in ("numpy", "numba", "llvmlite")))
+    print(f"processor {cpu_name()}, {len(os.sched_getaffinity(0))} cores, vectors of {VECTOR_BITS} bits")
+    files = [p.stat().st_size for p in cache_root().rglob("*") if p.is_file()]
+    print(f"cache     {cache_root()}: {len(files)} files, {sum(files) / 1e6:.1f} MB")
+    for extra, packages in EXTRAS.items():
+        print(f"extra     {extra:<6} {', '.join(f'{p} {_version(p)}' for p in packages)}")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,218 @@
+"""The command line and the progress reports."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_data import write_mnist
+
+import calcvm as cv
+from calcvm import progress
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+from typer.testing import CliRunner  # noqa: E402
+
+from calcvm.commands import app  # noqa: E402
+
+
+def calcvm(*args: str) -> str:
+    """Standard output of a command that must succeed."""
+    result = CliRunner().invoke(app, [str(a) for a in args])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*args: object) -> str:
+    """The message of the CalcError that a command must end with."""
+    result = CliRunner().invoke(app, [str(a) for a in args])
+    assert isinstance(result.exception, cv.CalcError), result.output
+    return str(result.exception)
+
+
+# ---------------------------------------------------------------- the process
+def process(*args: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.argv = ['calcvm', *{list(args)!r}]; {before}\nfrom calcvm.cli import main\nmain()"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_without_the_extra_the_command_names_it(package: str) -> None:
+    result = process("info", before=f"sys.modules[{package!r}] = None")
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr == f'the command calcvm needs {package}: pip install "calcvm[cli]"\n'
+
+
+def test_bad_input_is_one_line_and_status_1() -> None:
+    result = process("plan", "784--10", "--batch-size", "5")
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr.startswith("calcvm: layers '784--10': give two sizes") and result.stderr.count("\n") == 1
+
+
+def test_module_is_the_command() -> None:
+    result = subprocess.run([sys.executable, "-m", "calcvm", "--help"], capture_output=True, text=True)
+    assert result.returncode == 0
+    for command in ("demo", "plan", "train", "dis", "info"):
+        assert command in result.stdout
+
+
+# ---------------------------------------------------------------- progress
+def test_lines_one_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    report = progress.reporter(10, 5, enabled=True)  # captured stderr is no terminal: plain lines
+    for epoch in range(2):
+        for step in range(5):
+            report.step(epoch, step + 1, 0.5)
+        report.epoch(epoch, {"loss": 0.25, "val_loss": 1.5e-7})
+    report.close()
+    report.close()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"(epoch  [12]/10  loss 0\.2500  val_loss 1\.500e-07  \d+\.\d\d s\n){2}", err)
+
+
+def test_disabled_reports_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    report = progress.reporter(1, 1, enabled=False)
+    report.step(0, 1, 0.5)
+    report.epoch(0, {"loss": 0.5})
+    report.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_a_bar_and_without_rich_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    bar = progress.reporter(2, 5)
+    assert isinstance(bar, progress.Bar)
+    bar.step(1, 2, 0.5)
+    assert bar.progress.tasks[0].completed == 7
+    bar.epoch(1, {"loss": 0.25})
+    assert bar.progress.finished and "loss 0.2500" in bar.metrics
+    bar.close()
+    bar.close()
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    assert isinstance(progress.reporter(2, 5), progress.Lines)
+
+
+# ---------------------------------------------------------------- plan, dis, info
+def test_plan_prints_the_plan_of_the_graph(tmp_path: Path) -> None:
+    printed = calcvm("plan", "20-16-5", "--batch-size", 30, "--picture", tmp_path / "heap.png")
+    assert "batch 30" in printed and "linear_1" in printed and "<- peak" in printed
+    assert (tmp_path / "heap.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_plan_fills_a_budget() -> None:
+    batch = int(re.search(r"batch (\d+)", calcvm("plan", "20-16-5", "--memory", "64 KiB"))[1])
+    heap = int(re.search(r"heap +([\d,]+) bytes", calcvm("plan", "20-16-5", "--batch-size", batch))[1].replace(",", ""))
+    more = int(
+        re.search(r"heap +([\d,]+) bytes", calcvm("plan", "20-16-5", "--batch-size", batch + 1))[1].replace(",", "")
+    )
+    assert heap <= 65536 < more
+
+
+def test_plan_refuses() -> None:
+    assert "--batch-size, or --memory" in refused("plan", "20-5")
+    assert "allowed" in refused("plan", "20-16-5", "--memory", "1 KiB")
+    assert "layers '20'" in refused("plan", "20", "--batch-size", 1)
+    assert "layers '20-0'" in refused("plan", "20-0", "--batch-size", 1)
+    assert "activation 'sine'" in refused("plan", "20-5", "--batch-size", 1, "--activation", "sine")
+
+
+def test_info_names_versions_and_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALCVM_CACHE_DIR", str(tmp_path))
+    (tmp_path / "kernel").write_bytes(bytes(1_500_000))
+    printed = calcvm("info")
+    assert f"numpy {np.__version__}" in printed and f"{tmp_path}: 1 files, 1.5 MB" in printed
+    assert re.search(r"vectors of (128|256|512) bits", printed)
+
+
+def test_dis_shows_layers_programs_and_models(tmp_path: Path) -> None:
+    layers = calcvm("dis", "6-4-3", "--batch-size", 7)
+    assert "linear_fwd" in layers and "softmax_cross_entropy" in layers
+    calcvm_train(tmp_path, epochs=1)
+    model = cv.load(tmp_path / "m.calc")
+    model.program.save(tmp_path / "p.calc")
+    assert calcvm("dis", tmp_path / "m.calc") == model.program.disassemble() + "\n"
+    assert calcvm("dis", tmp_path / "p.calc") == model.program.disassemble() + "\n"
+
+
+def test_dis_refuses(tmp_path: Path) -> None:
+    assert "no such file" in refused("dis", tmp_path / "nothing")
+    (tmp_path / "foreign").write_bytes(b"PK not really")
+    assert "foreign" in refused("dis", tmp_path / "foreign")
+
+
+# ---------------------------------------------------------------- train
+def calcvm_train(tmp_path: Path, regression: bool = False, epochs: int = 30) -> str:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((400, 6)).astype("float32")
+    y = X[:, :3] * 2 if regression else X[:, :3].argmax(axis=1)
+    np.savez(tmp_path / "d.npz", X=X, y=y)
+    options = ["--epochs", epochs, "--learning-rate", 0.02, "--out", tmp_path / "m.calc"]
+    return calcvm("train", tmp_path / "d.npz", "6-16-3", *options)
+
+
+def test_train_a_classifier(tmp_path: Path) -> None:
+    printed = calcvm_train(tmp_path)
+    assert float(re.search(r"accuracy ([\d.]+) on the held-out 80", printed)[1]) > 0.8
+    X = np.load(tmp_path / "d.npz")["X"]
+    assert cv.load(tmp_path / "m.calc").predict(X).shape == (400, 3)
+
+
+def test_train_a_regression(tmp_path: Path) -> None:
+    printed = calcvm_train(tmp_path, regression=True)
+    assert float(re.search(r"root mean squared error ([\d.]+) on", printed)[1]) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("arrays", "layers", "message"),
+    [
+        ({"X": np.zeros((9, 6))}, "6-3", "X and y are needed"),
+        ({"X": np.zeros((9, 6)), "y": np.zeros(8, int)}, "6-3", "as many y"),
+        ({"X": np.zeros(9), "y": np.zeros(9, int)}, "6-3", "give X .samples"),
+        ({"X": np.zeros((9, 5)), "y": np.zeros(9, int)}, "6-3", "do not fit layers 6-3"),
+        ({"X": np.zeros((9, 6)), "y": np.zeros((9, 2))}, "6-3", "do not fit layers 6-3"),
+        ({"X": np.array([{}] * 9), "y": np.zeros(9, int)}, "6-3", "not an .npz file of plain arrays"),
+    ],
+)
+def test_train_refuses_data(tmp_path: Path, arrays: dict[str, np.ndarray], layers: str, message: str) -> None:
+    np.savez(tmp_path / "d.npz", **arrays)
+    assert re.search(message, refused("train", tmp_path / "d.npz", layers))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\3\4 cut", b"\x93NUMPY"])
+def test_train_refuses_files(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "d.npz").write_bytes(content)
+    assert "d.npz" in refused("train", tmp_path / "d.npz", "6-3")
+
+
+# ---------------------------------------------------------------- demo
+def test_demo_on_the_digits(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    printed = calcvm("demo", "--out", tmp_path)  # exits 1 below 0.96
+    assert float(re.search(r"accuracy (0\.\d+)", printed)[1]) >= 0.96
+    assert printed.index("<- peak") < printed.index("accuracy") and "us per step" in printed
+    assert (tmp_path / "heap.png").read_bytes().startswith(b"\x89PNG")
+    assert cv.load(tmp_path / "model.calc").predict(np.zeros((2, 64), np.uint8)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_demo_on_idx_files(tmp_path: Path, zipped: bool) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, 500)
+    images = rng.integers(0, 60, (500, 28, 28))  # noise, and a bright patch that tells the class
+    for image, label in zip(images, labels):
+        image[2 * label : 2 * label + 4, 4:20] += 180
+    write_mnist(tmp_path, images, labels, zipped)
+    printed = calcvm("demo", "--data", tmp_path, "--out", tmp_path, "--epochs", 30, "--seed", 1, "--workers", 1)
+    assert "784-64-64-10" in printed and "400 scans to learn from, 100 held out" in printed
+
+
+def test_demo_fails_below_its_accuracy(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    write_mnist(tmp_path, rng.integers(0, 256, (50, 4, 4)), rng.integers(0, 10, 50))
+    assert "is below 0.96" in refused("demo", "--data", tmp_path, "--out", tmp_path, "--epochs", 1)
