@@ -57,7 +57,7 @@ def assemble(
             if value is not None:
                 if value not in index:
                     raise ProgramError(f"row {i} ({statement.label}): the plan has no offset for {value.name}")
-                offsets[operand.name] = plan.offsets[value]
+                offsets[operand.name] = plan.offsets[value] + statement.shifts.get(operand.name, 0)
                 operand_values[i, k] = index[value]
         rows[i] = encode_row(statement.spec, numbers, offsets, flags)
     program = Program(

@@ -38,7 +38,6 @@ MAX_BATCH = 2**40
 MAX_WORKERS = 1024
 MAX_HEAP = 2**48
 EMPTY_LIMIT = 2**20  # work that a row of size zero may imply, whatever the heap
-SYSTEM_OPCODES = range(260, 280)  # the only rows that may write placeholders
 LATE = ("backward", "optimize", "end_round")  # phases that may change parameters
 
 
@@ -589,7 +588,7 @@ class _Verifier:
             return
         if operand.access == "s" and s.kind != "workspace":
             self.fail(i, f"{where} is scratch, but {s.name} is of kind {s.kind}")
-        if s.kind == "placeholder" and int(p.rows[i, 0]) not in SYSTEM_OPCODES:
+        if s.kind == "placeholder":
             self.fail(i, f"{where} writes placeholder {s.name}")
         if s.kind in ("parameter", "optimizer"):
             if operand.access != "u":
