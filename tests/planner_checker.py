@@ -130,12 +130,13 @@ class Memory:
         self.plan, self.batch = plan, batch
         self.tag: list[Any] = [None] * plan.heap_elems
         self.writes: dict[Value, int] = {}
-        for v, start in plan.offsets.items():  # what lives between steps is there from the start
-            if (v.persistent or v.resident or v.kind == "placeholder") and v not in plan.blocks:
-                for i in range(v.elems.at(batch)):
-                    if self.tag[start + i] is not None:
-                        raise Broken(f"{v.name} overlaps another value that always lives")
-                    self.tag[start + i] = (v, 0, i)
+        self.owner: dict[int, Value] = {}  # cells of what lives between steps: there from the start
+        for v in kept_values(plan):
+            for i in range(v.elems.at(batch)):
+                cell = plan.offsets[v] + i
+                if self.owner.setdefault(cell, v) is not v:
+                    raise Broken(f"{v.name} overlaps {self.owner[cell].name}: both live between steps")
+                self.tag[cell] = (v, 0, i)
 
     def run(self, paths: Sequence[str]) -> None:
         for path in paths:
@@ -165,7 +166,7 @@ class Memory:
         for o, v in present:
             if o.access == "s":
                 for i in span[o.name]:
-                    self.tag[i] = ("scratch", st.label)
+                    self.put(i, v, ("scratch", st.label))
             elif o.access in "wua":
                 self.write(v, span[o.name], written)
 
@@ -192,7 +193,28 @@ class Memory:
             for i in range(start, start + m.elems.at(self.batch)):
                 old = self.tag[i]
                 if i in span or (isinstance(old, tuple) and old[0] is m):  # a shifted write changes its part alone
-                    self.tag[i] = (m, self.writes[m], i - start)
+                    self.put(i, m, (m, self.writes[m], i - start))
+
+    def put(self, cell: int, v: Value, tag: tuple) -> None:
+        if self.owner.get(cell, v) is not v:
+            raise Broken(f"{v.name} is written onto {self.owner[cell].name}, which lives between steps")
+        self.tag[cell] = tag
+
+
+def kept_values(plan: Any) -> list[Value]:
+    """Values that live between steps: declared so, or read by a path before it writes them."""
+    out = [v for v in plan.offsets if v.persistent or v.resident or v.kind == "placeholder"]
+    for path in {st.path for st in plan.statements}:
+        written: set[Value] = set()
+        for st in plan.statements:
+            if st.path == path:
+                for o in st.spec.operands:
+                    for v in plan.blocks.get(st.operands.get(o.name), (st.operands.get(o.name),)):
+                        reads = o.access in "ru" or (o.access == "a" and st.words["acc"] == 1)
+                        if v is not None and reads and v not in written:
+                            out.append(v)
+                written |= {v for o in st.spec.operands if o.writes and (v := st.operands.get(o.name)) is not None}
+    return [v for v in dict.fromkeys(out) if v not in plan.blocks]
 
 
 def meet(a: range, b: range) -> bool:

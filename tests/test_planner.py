@@ -20,6 +20,7 @@ from calcvm.ops.dims import BATCH, ONE, Affine, Size, affine
 from calcvm.ops.spec import ACC, A, R, RowSpec, S, U, W, choice, dims
 from calcvm.ops.statement import PHASES, Lowered, Statement, Value
 from calcvm.planner import plan
+from calcvm.planner.batch import MAX_BATCH, largest_batch
 from calcvm.planner.lifetimes import Machine
 from calcvm.planner.offsets import load, pack
 from calcvm.planner.sync import barriers
@@ -89,6 +90,22 @@ ACCUMULATE = RowSpec(
     words=ROWS_COLS,
     operands=(R("x", E, "rows"), U("y", E, "rows")),
 )
+FIRST = RowSpec(
+    opcode=1011,
+    name="first",
+    synopsis="y[r] = x[r,0]",
+    words=ROWS_COLS,
+    operands=(R("x", E, "rows"), W("y", "rows", "rows")),
+    in_place=(("y", "x"),),
+)
+FINISH = RowSpec(
+    opcode=1012,
+    name="finish",
+    synopsis="s = f(x)",
+    words=ROWS_COLS,
+    operands=(R("x", E, "w0"), W("s", "1", "w0")),
+)
+FREE = RowSpec(opcode=1013, name="free", synopsis="y = any", words=ROWS_COLS, operands=(W("y", E),))
 
 
 class Build:
@@ -236,6 +253,63 @@ def test_square_in_place_of_itself_needs_both_pairs() -> None:
         assert (p.offsets[h] == p.offsets[y]) is shares
 
 
+def test_in_place_only_for_equal_sizes() -> None:
+    b = Build()
+    h = b.map(STRICT, "h", x=b.value("x", "placeholder", BATCH, 2, resident=True))
+    y = b.value("y", "activation", BATCH)
+    b.over(FIRST, "y", x=h, y=y)
+    b.over(TOTAL, "s", x=y, s=b.value("s", "activation", ONE, resident=True))
+    p = plan(b.done(), itemsize=4, batch_size=4)
+    assert p.offsets[y] != p.offsets[h]
+
+
+def test_kept_result_has_its_own_cells() -> None:
+    b = Build()
+    h = b.map(STRICT, "h", x=b.value("x", "placeholder", BATCH, 16, resident=True))
+    y = b.map(UNARY, "y", x=h)
+    y.resident = True
+    p = plan(b.done(), itemsize=4, batch_size=4)
+    check(p, b.done(), batches=(4,))
+    assert p.offsets[y] != p.offsets[h]
+
+
+def test_value_read_before_it_is_written_is_kept() -> None:
+    b = Build()
+    x = b.value("x", "placeholder", BATCH, 16, resident=True)
+    carry = b.value("carry", "activation", BATCH, 16)
+    h = b.map(BINARY, "h", a=x, b=carry)  # of the step before
+    k = b.map(STRICT, "k", x=h)
+    b.over(STRICT, "carry", x=k, y=carry)
+    lowered = b.done()
+    p = plan(lowered, itemsize=4, batch_size=4)
+    check(p, lowered, batches=(4,))
+
+
+def test_order_respects_reads_before_updates() -> None:
+    b = Build()
+    x = b.value("x", "placeholder", BATCH, 16, resident=True)
+    y, z = b.map(STRICT, "y", x=x), b.map(STRICT, "z", x=x)
+    r = b.map(STRICT, "r", x=y)  # must see y before z is added to it, though z would be gone then
+    b.over(ACCUMULATE, "y += z", x=z, y=y)
+    for k, v in enumerate((r, y)):
+        b.over(TOTAL, f"s{k}", x=v, s=b.value(f"s{k}", "activation", ONE, resident=True))
+    lowered = b.done()
+    check(plan(lowered, itemsize=4, batch_size=4), lowered, batches=(4,))
+
+
+def test_order_respects_the_last_write() -> None:
+    b = Build()
+    x = b.value("x", "placeholder", BATCH, 16, resident=True)
+    z = b.map(STRICT, "z", x=x)
+    g = b.value("g", "activation", BATCH, 16)
+    q = b.map(STRICT, "q", x=x)
+    b.over(STRICT, "g = q", x=q, y=g)
+    b.over(STRICT, "g = z", x=z, y=g)  # earlier it would free z before q is made
+    b.over(TOTAL, "s", x=g, s=b.value("s", "activation", ONE, resident=True))
+    lowered = b.done()
+    check(plan(lowered, itemsize=4, batch_size=4), lowered, batches=(4,))
+
+
 def test_order_uses_a_gradient_up_before_the_next() -> None:
     b = Build()
     x = b.value("x", "placeholder", BATCH, 16, resident=True)
@@ -320,9 +394,10 @@ def test_zero_rows_merge_with_the_updates() -> None:
     assert [s.spec.name for s in p.statements if s.phase in ("optimize", "end_round")] == ["update", "zero"]
 
 
-def test_parameters_gradients_and_state_are_parallel() -> None:
-    lowered = mlp((20, 33, 7), accumulate=True)
-    p = plan(lowered, itemsize=4, batch_size=4)
+@pytest.mark.parametrize("merge_updates", [False, True])
+def test_parameters_gradients_and_state_are_parallel(merge_updates: bool) -> None:
+    lowered = mlp((16, 33, 16, 4), accumulate=True)
+    p = plan(lowered, itemsize=4, batch_size=4, merge_updates=merge_updates)
     at = {v.name: o for v, o in p.offsets.items()}
     names = [v.name for v in lowered.values if v.kind == "parameter"]
     for prefix in ("d", "m."):
@@ -334,8 +409,15 @@ def test_large_transient_gradients_do_not_persist_for_padding() -> None:
     p = plan(lowered, itemsize=4, batch_size=4)
     check(p, lowered, batches=(4,))
     assert p.zones["gradient"].persistent_bytes == 0
-    merged = [s for s in p.statements if s.spec is UPDATE]
-    assert 1 < len(merged) < 8
+    # 10000 elements are whole lines, so the first bias may follow; all others would need padding
+    assert [s.label for s in p.statements if s.spec is UPDATE and ".." in s.label] == ["w0 .. b0"]
+    assert sum(s.spec is UPDATE for s in p.statements) == 7
+
+
+def test_large_parameters_do_not_part_the_small_ones() -> None:
+    p = plan(mlp((16, 4400, 16, 4400, 32), accumulate=True), itemsize=4, batch_size=1)
+    labels = [s.label for s in p.statements if s.spec is UPDATE]
+    assert len(labels) == 5 and sum(".." in s for s in labels) == 1
 
 
 def test_different_updates_do_not_merge() -> None:
@@ -398,6 +480,31 @@ def test_barriers_are_fewest_and_late() -> None:
     assert barriers(b.done().statements, overlapping, 8, Machine(4, 5))[0]
 
 
+def test_barriers_by_kind_of_sharing() -> None:
+    b = Build()
+    x = b.value("x", "placeholder", BATCH, 16, resident=True)
+    s, r = b.value("s", "activation", ONE), b.value("r", "activation", ONE)
+    b.over(FINISH, "s", x=x, s=s)
+    b.row(FINISH, {"rows": 1, "cols": 1}, "r", x=s, s=r)
+    offsets = {v: 1000 * k for k, v in enumerate(b.values)}
+    assert barriers(b.rows, offsets, 8, Machine(4, 5)) == (False, True)  # worker 0 alone, twice
+
+    b = Build()
+    y = b.value("y", "activation", BATCH, 16)
+    for _ in range(2):
+        b.over(FREE, "y", y=y)
+    assert barriers(b.rows, {y: 64}, 8, Machine(4, 5)) == (True, True)  # any worker may write any cell
+
+    b = Build()
+    wide, out = b.value("wide", "activation", 32, 16), b.value("out", "activation", 16, 16)
+    words = {"rows": 16, "cols": 16}
+    b.row(STRICT, words, x=out, y=wide)
+    b.row(STRICT, words, x=wide, y=out)
+    assert barriers(b.rows, {wide: 64, out: 4096}, 8, Machine(4, 5)) == (False, True)
+    b.rows[1] = replace(b.rows[1], shifts={"x": 128})  # rows 8 to 24 of what the first one wrote
+    assert barriers(b.rows, {wide: 64, out: 4096}, 8, Machine(4, 5)) == (True, True)
+
+
 # ---------------------------------------------------------------- batch and budget
 def test_largest_batch_for_a_budget() -> None:
     lowered = mlp((50, 40, 30, 3))
@@ -406,6 +513,22 @@ def test_largest_batch_for_a_budget() -> None:
         assert p.heap_bytes <= memory
         assert plan(lowered, itemsize=4, batch_size=p.batch_size, memory=memory).heap_bytes == p.heap_bytes
         assert all(plan(lowered, itemsize=4, batch_size=p.batch_size + k).heap_bytes > memory for k in (1, 2))
+
+
+def test_batches_above_the_first_that_does_not_fit_are_tried() -> None:
+    fitting = {*range(1, 10), 11}  # packed peaks are not monotone
+
+    def required(batch: int) -> int:
+        return 100 if batch in fitting else 200
+
+    assert largest_batch(150, lambda batch: batch, required) == 11
+
+
+def test_budget_without_a_batch() -> None:
+    b = Build()
+    x = b.value("x", "placeholder", 16, resident=True)
+    b.over(TOTAL, "s", x=x, s=b.value("s", "activation", ONE, resident=True))
+    assert plan(b.done(), itemsize=4, memory=1000).batch_size == MAX_BATCH
 
 
 def test_budget_below_one_row() -> None:

@@ -117,8 +117,7 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
             unit = Unit(values, elems, 0, end, zone)
             if is_persistent(v) or v in groups.promoted:
                 rank = groups.order.get(v)
-                first = v.kind not in ("parameter", "optimizer", "gradient")
-                key = (first, rank is None, rank or (), created.get(v, len(created)))
+                key = (rank is None, rank or (), created.get(v, len(created)))
                 persistent[zone if zone in persistent else "forward"].append((key, unit))
             else:
                 resident.append(((v.kind != "placeholder", created.get(v, len(created))), unit))
