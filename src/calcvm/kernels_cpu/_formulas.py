@@ -185,6 +185,11 @@ def maximum(x: V, y: Any) -> V:
     return x.where(V(x.b, x.b.fcmp_unordered("uno", x.v, x.v)).v, larger)
 
 
+def minimum(x: V, y: Any) -> V:
+    """The smaller; NaN if either is."""
+    return -maximum(-x, -x.const(y))
+
+
 # ---------------------------------------------------------------- exp and what is built on it
 # e**r = 1 + r + r*r*Q(r) on |r| <= 0.3476
 _Q32 = (0.4999999332, 0.1666651882, 0.0416684105, 0.008368932375, 0.001381405224)

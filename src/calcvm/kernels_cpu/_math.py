@@ -172,10 +172,11 @@ def _scalar_tail(e: Lanes, at: Any, left: Any, one: Callable) -> None:
     b.position_at_end(after)
 
 
-def elementwise(formula: Callable, reads: str, n_params: int = 0, indexed: bool = False) -> Any:
+def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool = False) -> Any:
     """A loop ``each(n, reads..., y, params...)``: y[i] = formula(reads[i]..., params...) for i in [0, n).
 
     reads : a letter each: ``v`` an array, ``s`` one element for all i.  y may be one of the arrays.
+    params : a letter each: ``f`` a float, ``i`` an int64.
     indexed : a further int64 argument before the params, the index of element 0; the formula gets the
         elements' indexes (int64 lanes) before its params.
     """
@@ -184,7 +185,7 @@ def elementwise(formula: Callable, reads: str, n_params: int = 0, indexed: bool 
         b, k = e.b, len(reads)
         ptrs, y = args[:k], args[k]
         first = args[k + 1] if indexed else None
-        params = args[k + 1 + indexed :]
+        given = args[k + 1 + indexed :]
         singles = {j: b.load(ptrs[j]) for j in range(k) if reads[j] == "s"}
 
         def lanes_of(x: Any) -> V:
@@ -195,13 +196,13 @@ def elementwise(formula: Callable, reads: str, n_params: int = 0, indexed: bool 
             if indexed:
                 iota = ir.Constant(ir.VectorType(I64, e.n), list(range(e.n)))
                 xs.append(V(b, b.add(e.splat(b.add(first, i)), iota)))
-            e.store(formula(*xs, *map(lanes_of, params)), y, i, mask)
+            e.store(formula(*xs, *map(lanes_of, given)), y, i, mask)
 
         def element(i: Any) -> None:
             xs = [V(b, singles[j] if reads[j] == "s" else b.load(b.gep(ptrs[j], [i]))) for j in range(k)]
             if indexed:
                 xs.append(V(b, b.add(first, i)))
-            b.store(formula(*xs, *(V(b, p) for p in params)).v, b.gep(y, [i]))
+            b.store(formula(*xs, *(V(b, p) for p in given)).v, b.gep(y, [i]))
 
         def body(i: Any, left: Any, carried: list) -> list:
             if left is None:
@@ -218,7 +219,7 @@ def elementwise(formula: Callable, reads: str, n_params: int = 0, indexed: bool 
         else:
             _vectors(e, n, body, [])
 
-    return _intrinsic("p" * (len(reads) + 1) + "i" * indexed + "f" * n_params, False, emit)
+    return _intrinsic("p" * (len(reads) + 1) + "i" * indexed + params, False, emit)
 
 
 def _horizontal(e: Lanes, v: Any, combine: Callable) -> Any:
@@ -269,8 +270,77 @@ rsum = reduction(_add, 0.0, lambda x: x, "v")  # rsum(n, x)
 rsumsq = reduction(_add, 0.0, lambda x: x * x, "v")  # sum of squares: rsumsq(n, x)
 rdot = reduction(_add, 0.0, lambda x, y: x * y, "vv")  # rdot(n, x, y)
 rmax = reduction(F.maximum, float("-inf"), lambda x: x, "v")  # NaN if any is
-rmin = reduction(lambda x, y: -F.maximum(-x, -y), float("inf"), lambda x: x, "v")
+rmin = reduction(F.minimum, float("inf"), lambda x: x, "v")
 # rexp(n, x, y, m): y = exp(x - m), and its sum.  The heart of every softmax; y may be x.
 rexp = reduction(_add, 0.0, lambda x, m: F.exp(x - m), "v", 1, store=True)
 rexpsum = reduction(_add, 0.0, lambda x, m: F.exp(x - m), "v", 1)  # the sum alone: rexpsum(n, x, m)
-scale = elementwise(lambda x, a: x * a, "v", 1)  # scale(n, x, y, a): y = x * a; y may be x
+scale = elementwise(lambda x, a: x * a, "v", "f")  # scale(n, x, y, a): y = x * a; y may be x
+copy = elementwise(lambda x: x, "v")  # copy(n, x, y)
+fill = elementwise(lambda value: value, "", "f")  # fill(n, y, value)
+
+
+# ---------------------------------------------------------------- reductions along columns
+def _for(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, body: Callable) -> list:
+    """``for i in range(start, stop, step): carried = body(i, carried)``."""
+    entry = b.block
+    head, loop, after = (b.append_basic_block(f"for.{s}") for s in ("head", "loop", "after"))
+    b.branch(head)
+    b.position_at_end(head)
+    i = b.phi(I64)
+    i.add_incoming(start, entry)
+    state = [b.phi(v.type) for v in carried]
+    for p, v in zip(state, carried):
+        p.add_incoming(v, entry)
+    b.cbranch(b.icmp_signed("<", i, stop), loop, after)
+    b.position_at_end(loop)
+    new = body(i, state)
+    i.add_incoming(b.add(i, _c(step)), b.block)
+    for p, v in zip(state, new):
+        p.add_incoming(v, b.block)
+    b.branch(head)
+    b.position_at_end(after)
+    return state
+
+
+def column_reduction(combine: Callable, initial: float) -> Any:
+    """A loop ``cols(n, rows, stride, x, y, factor)``: y[i] = factor * combination of x[r*stride + i] over r, i in [0, n).
+
+    A column is combined in blocks of 128 rows by 4 partial results, so its shape depends on ``rows`` alone.
+    """
+    block, ways = 128, 4
+
+    def emit(e: Lanes, n: Any, rows: Any, stride: Any, x: Any, y: Any, factor: Any) -> None:
+        b = e.b
+        neutral = ir.Constant(e.vec, [initial] * e.n)
+        by = V(b, e.splat(factor))
+
+        def body(i: Any, left: Any, carried: list) -> list:
+            mask = None if left is None else e.below(left)
+            column = b.gep(x, [i])
+
+            def take(r: Any, acc: Any) -> Any:
+                return combine(V(b, acc), e.load(column, b.mul(r, stride), mask)).v
+
+            def one_block(start: Any, total: list) -> list:
+                end = b.add(start, _c(block))
+                end = b.select(b.icmp_signed("<", end, rows), end, rows)
+                whole = b.add(start, b.and_(b.sub(end, start), _c(-ways)))
+                four = _for(
+                    b,
+                    start,
+                    whole,
+                    ways,
+                    [neutral] * ways,
+                    lambda r, a: [take(b.add(r, _c(k)), a[k]) for k in range(ways)],
+                )
+                first = _for(b, whole, end, 1, four[:1], lambda r, a: [take(r, a[0])])[0]
+                a = [V(b, v) for v in (first, *four[1:])]
+                return [combine(V(b, total[0]), combine(combine(a[0], a[1]), combine(a[2], a[3]))).v]
+
+            (total,) = _for(b, _c(0), rows, block, [neutral], one_block)
+            e.store(V(b, total) * by, y, i, mask)
+            return carried
+
+        _vectors(e, n, body, [])
+
+    return _intrinsic("iippf", False, emit)

@@ -67,7 +67,7 @@ def {name}(w, nw, rows, cols{words}, {pointers}):
 def _map(name: str, formula, reads: str, out: str, words: str = "", setup: str = "", params: str = "") -> None:  # type: ignore[no-untyped-def]
     """``words``: annotated words beside rows and cols; ``params``: what the formula gets after the operands."""
     operands = [*reads.split(), out]
-    globals()[f"_loop_{name}"] = elementwise(formula, "v" * len(reads.split()), len(params.split()))
+    globals()[f"_loop_{name}"] = elementwise(formula, "v" * len(reads.split()), "f" * len(params.split()))
     kernel_from(
         MAP.format(
             name=name,

@@ -1,1 +1,360 @@
-"""To come."""
+"""Operators that move elements: views, transposition, concatenation, slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from calcvm.ops.dims import ONE, ZERO, Affine, Shape, affine, numel, show
+from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, W, choice, dims, register
+
+AXES = 6
+
+
+def _is_int_tuple(v: Any) -> bool:
+    return isinstance(v, tuple) and all(isinstance(n, int) for n in v)
+
+
+# ---------------------------------------------------------------- views
+def reshape_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    (x,) = inputs
+    total = numel(x)
+    asked = tuple(attrs["shape"])
+    if asked.count(-1) > 1:
+        raise ValueError(f"reshape to {asked}: at most one size may be -1")
+    known = numel(tuple(Affine(1) if n is None else affine(n) for n in asked if n != -1))
+    rest = ONE
+    if -1 in asked:
+        try:
+            rest = total // known
+        except ArithmeticError:
+            raise ValueError(f"unknown batch in a reshape, or no whole size: {show(x)} to {asked}") from None
+    y = tuple(Affine(1) if n is None else rest if n == -1 else affine(n) for n in asked)
+    if numel(y) != total:
+        unknown = total.a and not numel(y).a
+        why = "unknown batch in a reshape: give it as None or -1" if unknown else "the numbers of elements differ"
+        raise ValueError(f"{why}: {show(x)} to {asked}")
+    return {"y": y}
+
+
+def flatten_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    (x,) = inputs
+    return {"y": (x[0] if x else ONE, numel(x[1:]))}
+
+
+def _no_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+register(
+    OpSpec(
+        name="reshape",
+        synopsis="y = x under another shape",
+        category="shape",
+        inputs=("x",),
+        attrs=(
+            Attr(
+                name="shape",
+                check=lambda v: isinstance(v, tuple) and all(n is None or (isinstance(n, int) and n >= -1) for n in v),
+                doc="sizes; None is the batch, one -1 is what remains",
+            ),
+        ),
+        shape=reshape_shape,
+        words=_no_words,
+        view=True,
+        differentiable=("x",),
+        onnx=("Reshape", "Squeeze", "Unsqueeze"),
+        examples=(
+            Example(shapes=((None, 6),), attrs={"shape": (None, 2, 3)}),
+            Example(shapes=((None, 2, 3),), attrs={"shape": (-1, 6)}),
+            Example(shapes=((4, 3),), attrs={"shape": (2, -1)}),
+        ),
+    )
+)
+register(
+    OpSpec(
+        name="flatten",
+        synopsis="y = x as (leading axis, everything else)",
+        category="shape",
+        inputs=("x",),
+        shape=flatten_shape,
+        words=_no_words,
+        view=True,
+        differentiable=("x",),
+        onnx=("Flatten",),
+        examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((None,),))),
+    )
+)
+
+
+# ---------------------------------------------------------------- transposition
+def transpose_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    (x,) = inputs
+    axes = _axes(x, attrs)
+    return {"y": tuple(x[a] for a in axes)}
+
+
+def _axes(x: Shape, attrs: Mapping[str, Any]) -> tuple[int, ...]:
+    axes = attrs.get("axes")
+    if axes is None:
+        axes = tuple(reversed(range(len(x))))
+    if sorted(axes) != list(range(len(x))):
+        raise ValueError(f"axes {tuple(axes)} are no permutation of the axes of {show(x)}")
+    return tuple(axes)
+
+
+def _permutation(x: Shape, axes: tuple[int, ...], size: str, stride: str, same: str) -> dict[str, Any]:
+    """Sizes of the permuted tensor and the strides of x along them; its leading axis is never merged."""
+    strides, step = [ONE] * len(x), ONE
+    for i in reversed(range(len(x))):
+        strides[i], step = step, step * x[i]
+    groups: list[tuple[Affine, Affine]] = []
+    for a in axes[1:]:
+        n, s = x[a], strides[a]
+        if n == ONE:
+            continue
+        if groups and groups[-1][1] == s * n:
+            groups[-1] = (groups[-1][0] * n, s)
+        else:
+            groups.append((n, s))
+    if len(groups) > AXES - 1:
+        raise ValueError(f"transpose of {show(x)} by {axes}: more than {AXES} groups of axes")
+    groups = [(ONE, ZERO)] * (AXES - 1 - len(groups)) + groups
+    if axes:
+        groups.insert(0, (x[axes[0]], strides[axes[0]]))
+    else:
+        groups.insert(0, (ONE, ONE))
+    words: dict[str, Any] = {f"{size}{i}": n for i, (n, _) in enumerate(groups)}
+    words |= {f"{stride}{i}": s for i, (_, s) in enumerate(groups)}
+    return {**words, same: int(not axes or axes[0] == 0)}
+
+
+def transpose_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x = shapes["x"]
+    axes = _axes(x, attrs)
+    inverse = tuple(axes.index(i) for i in range(len(axes)))
+    y = tuple(x[a] for a in axes)
+    return {**_permutation(x, axes, "d", "s", "same"), **_permutation(y, inverse, "e", "t", "back")}
+
+
+def _permute(opcode: int, name: str, source: str, target: str, d: str, s: str, same: str) -> RowSpec:
+    total = "*".join(f"{d}{i}" for i in range(AXES))
+    below = "max(0, 1 + " + " + ".join(f"({d}{i} - 1)*{s}{i}" for i in range(1, AXES)) + ")"
+    # Where the leading axis stays, its stride covers what lies below it: workers read their own rows.
+    span = f"max(0, {below} + ({d}0 - 1)*{s}0)"
+    return RowSpec(
+        opcode=opcode,
+        name=name,
+        synopsis=f"{target}[i0..i5] = {source}[sum_k ik*{s}k]",
+        words=(*dims(" ".join(f"{v}{i}" for v in (d, s) for i in range(AXES))), choice(same, 2)),
+        operands=(
+            R(source, f"{d}0*{s}0 if {same} else {span}", f"{d}0 if {same} else 0"),
+            W(target, total, f"{d}0"),
+        ),
+        require=(f"{s}0 - {below} if {same} else 0",),
+    )
+
+
+register(
+    OpSpec(
+        name="transpose",
+        synopsis="y[i_axes[0], i_axes[1], ...] = x[i_0, i_1, ...]",
+        category="shape",
+        inputs=("x",),
+        attrs=(Attr(name="axes", default=None, check=lambda v: v is None or _is_int_tuple(v), doc="None: reversed"),),
+        shape=transpose_shape,
+        words=transpose_words,
+        fwd=(_permute(140, "transpose_fwd", "x", "y", "d", "s", "same"),),
+        bwd=(_permute(141, "transpose_bwd", "dy", "dx", "e", "t", "back"),),
+        differentiable=("x",),
+        onnx=("Transpose",),
+        examples=(
+            Example(shapes=((None, 7),), attrs={"axes": (1, 0)}),
+            Example(shapes=((17, 35),)),
+            Example(shapes=((None, 3, 5),), attrs={"axes": (0, 2, 1)}),
+            Example(shapes=((None, 3, 4, 5),), attrs={"axes": (0, 3, 1, 2)}),
+            Example(shapes=((None, 3, 4, 5),), attrs={"axes": (2, 0, 3, 1)}),
+            Example(shapes=((2, 3, 2, 4, 2, 3),), attrs={"axes": (0, 5, 1, 4, 2, 3)}, batch=2),
+            Example(shapes=((None, 3),), attrs={"axes": (0, 1)}),
+            Example(shapes=((),)),
+            Example(shapes=((None, 64, 64),), attrs={"axes": (0, 2, 1)}, batch=16, bench=True),
+        ),
+    )
+)
+
+
+# ---------------------------------------------------------------- concatenation
+CONCAT = dims("rows inner A B")
+
+
+def _axis(x: Shape, attrs: Mapping[str, Any]) -> int:
+    axis = attrs.get("axis", -1)
+    if not -len(x) <= axis < len(x):
+        raise ValueError(f"axis {axis} of shape {show(x)}")
+    return axis % len(x)
+
+
+def concat_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    a, b = inputs
+    i = _axis(a, attrs)
+    if len(a) != len(b) or a[:i] != b[:i] or a[i + 1 :] != b[i + 1 :]:
+        raise ValueError(f"concat of {show(a)} and {show(b)} along axis {i}: the other sizes must agree")
+    return {"y": (*a[:i], a[i] + b[i], *a[i + 1 :])}
+
+
+def concat_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    a, b = shapes["a"], shapes["b"]
+    i = _axis(a, attrs)
+    rows = a[0] if i else ONE
+    return {"rows": rows, "inner": numel(a[1:i]), "A": numel(a[i:]), "B": numel(b[i:])}
+
+
+def _concat_bwd(opcode: int, wrt: str, start: str, n: str) -> RowSpec:
+    return RowSpec(
+        opcode=opcode,
+        name=f"concat_bwd_{wrt}",
+        synopsis=f"d{wrt}[r,i] = dy[r,{start}i]",
+        words=CONCAT,
+        operands=(R("dy", "rows*inner*(A + B)", "rows"), W(f"d{wrt}", f"rows*inner*{n}", "rows")),
+    )
+
+
+register(
+    OpSpec(
+        name="concat",
+        synopsis="y[r] = a[r] followed by b[r]",
+        category="shape",
+        inputs=("a", "b"),
+        attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="axis to join along"),),
+        shape=concat_shape,
+        words=concat_words,
+        fwd=(
+            RowSpec(
+                opcode=142,
+                name="concat_fwd",
+                synopsis="y[r] = a[r] followed by b[r]",
+                words=CONCAT,
+                operands=(
+                    R("a", "rows*inner*A", "rows"),
+                    R("b", "rows*inner*B", "rows"),
+                    W("y", "rows*inner*(A + B)", "rows"),
+                ),
+            ),
+        ),
+        bwd=(_concat_bwd(143, "a", "", "A"), _concat_bwd(144, "b", "A + ", "B")),
+        differentiable=("a", "b"),
+        onnx=("Concat",),
+        examples=(
+            Example(shapes=((None, 3), (None, 5))),
+            Example(shapes=((None, 2, 3), (None, 4, 3)), attrs={"axis": 1}),
+            Example(shapes=((None, 2, 3), (None, 2, 17)), attrs={"axis": -1}),
+            Example(shapes=((4, 3), (2, 3)), attrs={"axis": 0}),
+        ),
+    )
+)
+
+
+# ---------------------------------------------------------------- slices
+def _ranges(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, Affine, bool]]:
+    """(start, size, whole) for each axis."""
+    starts, stops = attrs["starts"], attrs["stops"]
+    if len(starts) != len(stops) or len(starts) > len(x):
+        raise ValueError(f"slice of {show(x)}: starts {starts} and stops {stops} need one number an axis")
+    out = []
+    for i, size in enumerate(x):
+        start, stop = (starts[i], stops[i]) if i < len(starts) else (0, None)
+        if start == 0 and stop is None:
+            out.append((0, size, True))
+            continue
+        if not size.constant:
+            raise ValueError(f"slice of {show(x)}: axis {i} is the batch and must stay whole (start 0, stop None)")
+        n = size.b
+        start = start + n if start < 0 else start
+        stop = n if stop is None else stop + n if stop < 0 else stop
+        if not 0 <= start <= stop <= n:
+            raise ValueError(f"slice of {show(x)}: {start}:{stop} is no range of axis {i}")
+        out.append((start, affine(stop - start), stop - start == n))
+    return out
+
+
+def slice_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    return {"y": tuple(n for _, n, _ in _ranges(inputs[0], attrs))}
+
+
+def slice_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x = shapes["x"]
+    ranges = _ranges(x, attrs)
+    groups: list[tuple[Affine, Affine]] = []  # inner axes from the last on: size, stride of x
+    step, off, whole_below = ONE, ZERO, True
+    for size, (start, n, whole) in zip(x[:0:-1], ranges[:0:-1]):
+        off = off + step * start
+        if groups and whole_below:
+            groups[-1] = (groups[-1][0] * n, groups[-1][1])
+        elif not groups or n != ONE:
+            groups.append((n, step))
+        whole_below = whole if len(groups) else True
+        step = step * size
+    if len(groups) > AXES - 1:
+        raise ValueError(f"slice of {show(x)}: more than {AXES} groups of axes")
+    groups += [(ONE, ZERO)] * (AXES - 1 - len(groups))
+    words: dict[str, Any] = {"rows": x[0] if x else ONE, "cols": numel(x[1:]), "off": off}
+    words |= {"first": ranges[0][0] if x else 0, "d0": ranges[0][1] if x else ONE}
+    words |= {f"d{AXES - 1 - i}": n for i, (n, _) in enumerate(groups)}
+    return words | {f"s{AXES - 1 - i}": s for i, (_, s) in enumerate(groups) if i}
+
+
+SLICE = dims("rows cols first off d0 d1 d2 d3 d4 d5 s1 s2 s3 s4")
+SLICE_SIZE = "d0*d1*d2*d3*d4*d5"
+SLICE_REQUIRE = (
+    "rows - first - d0",
+    "cols - off - max(0, d5 + " + " + ".join(f"(d{i} - 1)*s{i}" for i in range(1, AXES - 1)) + ")",
+)
+register(
+    OpSpec(
+        name="slice",
+        synopsis="y = x[starts[0]:stops[0], starts[1]:stops[1], ...]",
+        category="shape",
+        inputs=("x",),
+        attrs=(
+            Attr(name="starts", check=_is_int_tuple, doc="first index along each axis"),
+            Attr(
+                name="stops",
+                check=lambda v: isinstance(v, tuple) and all(n is None or isinstance(n, int) for n in v),
+                doc="end along each axis, None: the axis's size",
+            ),
+        ),
+        shape=slice_shape,
+        words=slice_words,
+        fwd=(
+            RowSpec(
+                opcode=145,
+                name="slice_fwd",
+                synopsis="y = x[starts:stops]",
+                words=SLICE,
+                operands=(R("x", "rows*cols", "d0 if d0 == rows else 0"), W("y", SLICE_SIZE, "d0")),
+                require=SLICE_REQUIRE,
+            ),
+        ),
+        bwd=(
+            RowSpec(
+                opcode=146,
+                name="slice_bwd",
+                synopsis="dx[starts:stops] = dy, 0 elsewhere",
+                words=SLICE,
+                operands=(R("dy", SLICE_SIZE, "d0 if d0 == rows else 0"), W("dx", "rows*cols", "rows")),
+                require=SLICE_REQUIRE,
+            ),
+        ),
+        differentiable=("x",),
+        onnx=("Slice", "Split"),
+        examples=(
+            Example(shapes=((None, 7),), attrs={"starts": (0, 2), "stops": (None, 5)}),
+            Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1), "stops": (None, 3)}),
+            Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1, 2), "stops": (None, None, -1)}),
+            Example(shapes=((None, 3, 4, 2, 5),), attrs={"starts": (0, 1, 1, 0, 1), "stops": (None, 3, 3, 1, 5)}),
+            Example(shapes=((6, 4),), attrs={"starts": (1,), "stops": (4,)}),
+            Example(shapes=((6, 4),), attrs={"starts": (2, 1), "stops": (-1, 3)}),
+            Example(shapes=((9,),), attrs={"starts": (3,), "stops": (8,)}),
+        ),
+    )
+)

@@ -1,0 +1,138 @@
+"""Reductions and softmax.  Sums have a fixed shape: blocks by vectors, their totals in float64 or by blocks again."""
+
+from __future__ import annotations
+
+from calcvm.kernels_cpu import _formulas as F
+from calcvm.kernels_cpu._common import Ptr, at, kernel, kernel_from, like, share  # noqa: F401
+from calcvm.kernels_cpu._math import (  # noqa: F401
+    column_reduction,
+    copy,
+    elementwise,
+    fill,
+    log,
+    rdot,
+    rexp,
+    rexpsum,
+    rmax,
+    rmin,
+    rsum,
+    scale,
+)
+
+BLOCK = 4096  # elements of a row that are summed in the heap's precision
+
+# ---------------------------------------------------------------- over (O, P, R0, R1, I)
+FORWARD = '''\
+def {name}_fwd(w, nw, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
+    """{equation}; x (O,P,R,I), y (O,P,I); O is shared, or I (by = 1)."""
+    R = R0 * R1
+    first, last, lo, hi = 0, O * P, 0, I
+    if by == 1:
+        lo, hi = share(I, w, nw)
+    else:
+        first, last = share(O, w, nw)
+        first, last = first * P, last * P
+    factor = {factor}
+    for o in range(first, last):
+        if I == 1:
+            {along_row}
+        else:
+            _columns_{name}(hi - lo, R, I, at(x, o * R * I + lo), at(y, o * I + lo), factor)
+'''
+SUM_ROW = """total = 0.0
+            for start in range(0, R, BLOCK):
+                total += rsum(min(BLOCK, R - start), at(x, o * R + start))
+            y[o] = like(h, total) * factor"""
+_add = lambda a, b: a + b
+_columns_sum = _columns_mean = column_reduction(_add, 0.0)
+_columns_max = column_reduction(F.maximum, float("-inf"))
+_columns_min = column_reduction(F.minimum, float("inf"))
+for _name, _equation, _factor, _row in (
+    ("sum", "y = sum_r x", "like(h, 1)", SUM_ROW),
+    ("mean", "y = sum_r x / R", "like(h, 1) / like(h, R)", SUM_ROW),
+    ("max", "y = max_r x", "like(h, 1)", "y[o] = rmax(R, at(x, o * R))"),
+    ("min", "y = min_r x", "like(h, 1)", "y[o] = rmin(R, at(x, o * R))"),
+):
+    kernel_from(FORWARD.format(name=_name, equation=_equation, factor=_factor, along_row=_row), globals())
+
+SPREAD = '''\
+def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, dx: Ptr):
+    """dx[o,p,r,i] = dy[o,p,i]{factor_text}; all of dx is set; O*R0 rows are shared (one of O and R0 is 1)."""
+    lo, hi = share(O * R0, w, nw)
+    factor = {factor}
+    for u in range(lo, hi):
+        for p in range(P):
+            o = (u // R0) * P + p
+            to = (u * P + p) * R1
+            if I == 1:
+                fill(R1, at(dx, to), dy[o] * factor)
+            else:
+                for r in range(R1):
+                    scale(I, at(dy, o * I), at(dx, (to + r) * I), factor)
+'''
+kernel_from(SPREAD.format(name="sum", factor_text="", factor="like(h, 1)"), globals())
+kernel_from(SPREAD.format(name="mean", factor_text=" / R", factor="like(h, 1) / like(h, R0 * R1)"), globals())
+
+SELECT = '''\
+def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
+    """dx = dy at the first r where x = y, else 0; all of dx is set, may be x; O is shared."""
+    R = R0 * R1
+    lo, hi = share(O, w, nw)
+    for o in range(lo * P, hi * P):
+        for i in range(I):
+            best = y[o * I + i]
+            g = dy[o * I + i]
+            for r in range(R):
+                k = (o * R + r) * I + i
+                hit = x[k] == best
+                dx[k] = g if hit else like(h, 0)
+                if hit:
+                    g = like(h, 0)
+'''
+kernel_from(SELECT.format(name="max"), globals())
+kernel_from(SELECT.format(name="min"), globals())
+
+
+# ---------------------------------------------------------------- softmax
+_shift = elementwise(lambda x, top, spread: (x - top) - spread, "v", "ff")
+_softmax_dx = elementwise(lambda dy, y, d: y * (dy - d), "vv", "f")
+_log_softmax_dx = elementwise(lambda dy, y, s: dy - F.exp(y) * s, "vv", "f")
+
+
+@kernel
+def softmax_fwd(w, nw, rows, inner, N, x: Ptr, y: Ptr):
+    """y = exp(x - max x) / sum of the same; x, y (rows*inner, N); rows are shared; y may be x."""
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * inner, hi * inner):
+        xi, yi = at(x, i * N), at(y, i * N)
+        total = rexp(N, xi, yi, rmax(N, xi))
+        scale(N, yi, yi, like(h, 1) / total)  # noqa: F821
+
+
+@kernel
+def softmax_bwd(w, nw, rows, inner, N, dy: Ptr, y: Ptr, dx: Ptr):
+    """dx = y*(dy - sum dy*y); (rows*inner, N); rows are shared; dx may be dy or y."""
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * inner, hi * inner):
+        k = i * N
+        _softmax_dx(N, at(dy, k), at(y, k), at(dx, k), rdot(N, at(dy, k), at(y, k)))
+
+
+@kernel
+def log_softmax_fwd(w, nw, rows, inner, N, x: Ptr, y: Ptr):
+    """y = x - max x - log(sum exp(x - max x)); (rows*inner, N); rows are shared; y may be x."""
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * inner, hi * inner):
+        xi = at(x, i * N)
+        top = rmax(N, xi)
+        spread = log(rexpsum(N, xi, top))
+        _shift(N, xi, at(y, i * N), top, spread)
+
+
+@kernel
+def log_softmax_bwd(w, nw, rows, inner, N, dy: Ptr, y: Ptr, dx: Ptr):
+    """dx = dy - exp(y)*sum dy; (rows*inner, N); rows are shared; dx may be dy or y."""
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * inner, hi * inner):
+        k = i * N
+        _log_softmax_dx(N, at(dy, k), at(y, k), at(dx, k), rsum(N, at(dy, k)))
