@@ -22,18 +22,19 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "graph": ({"errors", "ops", "init", "optim"}, {"numpy"}),
     "functions": ({"errors", "ops", "graph"}, {"numpy"}),
     "nn": ({"errors", "ops", "init", "optim", "graph", "functions"}, {"numpy"}),
-    "planner": ({"errors", "ops"}, {"numpy"}),
+    "planner": ({"errors", "ops"}, {"numpy", "matplotlib"}),
     "lowering": ({"errors", "ops", "graph"}, {"numpy"}),
     "kernels_cpu": (set(), {"numba", "numpy", "llvmlite"}),
     "kernels_cuda": (set(), {"numba", "numpy", "llvmlite"}),
-    "vm": ({"errors", "ops", "kernels_cpu", "kernels_cuda"}, {"numba", "numpy", "llvmlite", "scipy"}),
+    "vm": ({"errors", "ops", "init", "kernels_cpu", "kernels_cuda"}, {"numba", "numpy", "llvmlite", "scipy"}),
     "progress": ({"errors"}, {"rich"}),
-    "model": (ALL_LOWER, {"numpy"}),
+    "compiler": ({"errors", "ops", "graph", "lowering", "planner", "vm"}, set()),
+    "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
     "data": ({"", "errors"}, {"numpy", "sklearn"}),
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
     "commands": ({"", "errors", "data", "nn", "kernels_cpu"}, {"numpy", "typer"}),  # kernels_cpu: info
     "__main__": ({"cli"}, set()),
-    "": (ALL_LOWER | {"model", "data"}, set()),
+    "": (ALL_LOWER | {"compiler", "model", "data"}, set()),
 }
 
 

@@ -79,8 +79,9 @@ def demo(
     X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, HELD_OUT)
     net, n_in, _ = network(layers, "sigmoid")
     model = cv.Model(
-        nn.Affine(1 / grey_levels) >> net,
+        net,
         input_shape=(n_in,),
+        preprocess=nn.Scale(1 / grey_levels),
         loss="softmax_cross_entropy",
         optimizer=cv.Adam(rate),
         batch_size=batch_size,
@@ -95,7 +96,7 @@ def demo(
     model.fit(X_train, y_train, epochs=epochs, progress=True)
     seconds = time.perf_counter() - start
     n_steps = epochs * -(-len(X_train) // batch_size)
-    accuracy = float(np.mean(model.predict(X_test).argmax(axis=1) == y_test))
+    accuracy = model.evaluate(X_test, y_test)["accuracy"]
 
     out.mkdir(parents=True, exist_ok=True)
     model.plan.picture(out / "heap.png")
@@ -130,7 +131,7 @@ def plan(
     """Say what training a classifier with Adam needs, statement by statement.  Nothing is allocated."""
     if batch_size is None and memory is None:
         raise CalcError("give --batch-size, or --memory for the largest batch that fits")
-    planned = cv.plan(graph(layers, activation), batch_size=batch_size, memory=memory, dtype=dtype)
+    planned = cv.plan(graph(layers, activation), batch_size=batch_size, memory=memory, dtype=dtype, accumulate=False)
     print(planned)
     if picture is not None:
         planned.picture(picture)
@@ -173,7 +174,7 @@ def train(
     print(model.plan, end="\n\n", flush=True)
     model.fit(X_train, y_train, epochs=epochs, validation=(X_test, y_test), progress=True)
     if classes:
-        print(f"accuracy {np.mean(model.predict(X_test).argmax(axis=1) == y_test):.4f} on the held-out {len(X_test)}")
+        print(f"accuracy {model.evaluate(X_test, y_test)['accuracy']:.4f} on the held-out {len(X_test)}")
     else:
         error = model.predict(X_test) - y_test.reshape(len(y_test), -1)
         print(f"root mean squared error {np.sqrt(np.mean(error**2)):.4g} on the held-out {len(X_test)}")
@@ -210,17 +211,24 @@ def dis(
     if Path(what).exists():
         print(_program(Path(what)).disassemble())
     elif set(what) <= set("0123456789-"):
-        print(cv.compile(graph(what, activation), batch_size=batch_size).disassemble())
+        print(cv.compile(graph(what, activation), batch_size=batch_size, accumulate=False).disassemble())
     else:
         raise CalcError(f"{what}: no such file; name a program, a model, or sizes of layers such as 784-64-64-10")
+
+
+def _program(path: Path) -> cv.Program:
+    try:
+        return cv.load_program(path)
+    except ProgramError as error:
+        if "holds a model" not in str(error):
+            raise
+    return cv.load(path).program
 
 
 @app.command()
 def info() -> None:
     """Versions, processor, vector width, the cache of compiled kernels, extras."""
-    print(
-        f"calcvm    {_version('calcvm')}  (Python {platform.python_version()}, {platform.system()} {platform.machine()})"
-    )
+    print(f"calcvm    {cv.__version__}  (Python {platform.python_version()}, {platform.system()} {platform.machine()})")
     print("          " + ", ".join(f"{name} {_version(name)}" for name in ("numpy", "numba", "llvmlite")))
     print(f"processor {cpu_name()}, {len(os.sched_getaffinity(0))} cores, vectors of {VECTOR_BITS} bits")
     files = [p.stat().st_size for p in cache_root().rglob("*") if p.is_file()]
