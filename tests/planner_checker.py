@@ -107,6 +107,7 @@ def producers(rows: Sequence[tuple], original: Lowered) -> dict[str, list[tuple]
         for o in present:
             if o.access in "wua":
                 writer[values[o.name]] = repr_row(row)
+    out["at the end"] = sorted((id(v), row) for v, row in writer.items())
     return out
 
 
