@@ -80,11 +80,11 @@ def _mae(x, t):
 bce_each, bce_sum = elementwise(_bce, "vv"), reduction(_sum, 0.0, _bce, "vv")
 mse_each, mse_sum = elementwise(_mse, "vv"), reduction(_sum, 0.0, _mse, "vv")
 mae_each, mae_sum = elementwise(_mae, "vv"), reduction(_sum, 0.0, _mae, "vv")
-huber_each, huber_sum = elementwise(_huber, "vv", 1), reduction(_sum, 0.0, _huber, "vv", 1)
-bce_dx = elementwise(lambda x, t, a: a * (F.sigmoid(x) - t), "vv", 1)
-mse_dx = elementwise(lambda x, t, a: a * (x - t), "vv", 1)
-mae_dx = elementwise(lambda x, t, a: _sign(x - t, a), "vv", 1)
-huber_dx = elementwise(lambda x, t, delta, a: _clamp(x - t, delta, a), "vv", 2)
+huber_each, huber_sum = elementwise(_huber, "vv", "f"), reduction(_sum, 0.0, _huber, "vv", 1)
+bce_dx = elementwise(lambda x, t, a: a * (F.sigmoid(x) - t), "vv", "f")
+mse_dx = elementwise(lambda x, t, a: a * (x - t), "vv", "f")
+mae_dx = elementwise(lambda x, t, a: _sign(x - t, a), "vv", "f")
+huber_dx = elementwise(lambda x, t, delta, a: _clamp(x - t, delta, a), "vv", "ff")
 
 
 @kernel
@@ -192,8 +192,8 @@ below_max = reduction(_sum, 0.0, lambda x, m: m - x, "v", 1)  # sum of m - x
 # sum of t*(m - x), without 0*inf where a masked class has the score -inf
 weighted = reduction(_sum, 0.0, lambda t, x, m: (t * (m - x)).where(t > 0.0, t * 0.0), "vv", 1)
 add_log = elementwise(lambda s, d: F.log(s) + d, "vv")
-affine = elementwise(lambda p, a, c: p * a - c, "v", 2)
-minus = elementwise(lambda p, t, a, b, c: p * a - t * b - c, "vv", 3)
+affine = elementwise(lambda p, a, c: p * a - c, "v", "ff")
+minus = elementwise(lambda p, t, a, b, c: p * a - t * b - c, "vv", "fff")
 
 
 @intrinsic
