@@ -1,4 +1,9 @@
-"""GEMM micro-kernels as LLVM vector IR."""
+"""Vector IR: the width of the target's vectors, an emitter for them, and GEMM's micro-kernels.
+
+A kernel that LLVM's vectoriser would not find (accumulators in registers, broadcasts, masked tails,
+transposes) is written here as vector IR, generic in the element type, and emitted once a module as an
+internal function that jitted code calls (``native``).
+"""
 
 from __future__ import annotations
 
@@ -70,6 +75,10 @@ class Emit:
     def indices(values: list[int]) -> Any:
         return ir.Constant(ir.VectorType(I32, len(values)), values)
 
+    def smaller(self, i: int, top: Any) -> Any:
+        """min(i, top)"""
+        return self.b.select(self.b.icmp_signed("<", c64(i), top), c64(i), top) if i else c64(0)
+
     def splat(self, x: Any) -> Any:
         v = ir.VectorType(x.type, self.lanes)
         undef = ir.Constant(v, ir.Undefined)
@@ -92,8 +101,16 @@ class Emit:
         if mask is None:
             self.b.store(v, p, align=self.size)
             return
-        f = self.fn(f"llvm.masked.store.v{self.lanes}{self.tag}.p0", ir.VoidType(), self.vec, p.type, I32, self.mask_type)
+        f = self.fn(
+            f"llvm.masked.store.v{self.lanes}{self.tag}.p0", ir.VoidType(), self.vec, p.type, I32, self.mask_type
+        )
         self.b.call(f, [v, p, ir.Constant(I32, self.size), mask])
+
+    def prefetch(self, p: Any, level: int = 3) -> None:
+        """Ask for the cache line at ``p`` (3: into L1, 2: into L2); never faults."""
+        p = self.b.bitcast(p, ir.IntType(8).as_pointer())
+        f = self.fn("llvm.prefetch.p0", ir.VoidType(), p.type, I32, I32, I32)
+        self.b.call(f, [p, *(ir.Constant(I32, v) for v in (0, level, 1))])
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         """One rounding where the target has FMA, two where it has not; never a library call."""
@@ -131,39 +148,44 @@ def native(name: str, signature: str, emit: Callable) -> Any:
     return intrinsic(scope[name])
 
 
-def micro(mr: int, nv: int, masked: bool) -> Any:
+def micro(mr: int, nv: int, masked: bool, prefetch: bool = False) -> Any:
     """C[:m, nv vectors] = init + sum_k A[i*ars + k*acs] * B[k*brs + j], for 1 <= m <= mr rows.
 
     Rows past ``m`` repeat row m-1: they compute and store the same bits, so one instance serves every
     remainder.  ``masked``: the last vector has ``rem`` live lanes.  mode 0 starts from zero, 1 from init.
     """
 
-    def emit(e, m, k, a, ars, acs, b_start, brs, c, crs, init, irs, mode, rem):  # type: ignore[no-untyped-def]
+    def emit(e, m, k, a, ars, acs, b_start, brs, c, crs, init, irs, mode, rem, ahead=None):  # type: ignore[no-untyped-def]
         b = e.b
         mask = e.lanes_below(rem) if masked else None
         masks = [None] * (nv - 1) + [mask]
         top = b.sub(m, c64(1))
-        rows = [b.select(b.icmp_signed("<", c64(i), top), c64(i), top) if i else c64(0) for i in range(mr)]
+        rows = [e.smaller(i, top) for i in range(mr)]
         starts = [e.at(a, b.mul(ars, i)) for i in rows]
-        entry = b.block
-        load, head, loop, done = (b.append_basic_block(name) for name in ("load", "head", "loop", "done"))
-        b.cbranch(b.icmp_signed("==", mode, c64(0)), head, load)
 
-        b.position_at_end(load)
-        loaded = [e.load(e.at(init, b.mul(irs, i), j * e.lanes), masks[j]) for i in rows for j in range(nv)]
-        b.branch(head)
+        def each(base, stride, visit):  # type: ignore[no-untyped-def]
+            for i, row in enumerate(rows):
+                p = e.at(base, b.mul(stride, row))
+                for j in range(nv):
+                    visit(i * nv + j, e.at(p, None, j * e.lanes), masks[j])
 
-        b.position_at_end(head)
-        first = [e.phi(e.vec, (e.zero, entry), (v, load)) for v in loaded]
+        fresh = b.icmp_signed("==", mode, c64(0))
+        with b.if_then(b.not_(fresh)):
+            each(init, irs, lambda t, p, mask: e.prefetch(p))
+        head, loop, done = b.block, b.append_basic_block("k"), b.append_basic_block("done")
+        zeros = [e.zero] * (mr * nv)
         b.cbranch(b.icmp_signed(">", k, c64(0)), loop, done)
 
         b.position_at_end(loop)
         left, bp = e.phi(I64, (k, head)), e.phi(a.type, (b_start, head))
         ap = [e.phi(a.type, (p, head)) for p in starts]
-        acc = [e.phi(e.vec, (v, head)) for v in first]
+        acc = [e.phi(e.vec, (v, head)) for v in zeros]
         bv = [e.load(e.at(bp, None, j * e.lanes), masks[j]) for j in range(nv)]
         av = [e.splat(b.load(p, align=e.size)) for p in ap]
         new = [e.fma(av[i], bv[j], acc[i * nv + j]) for i in range(mr) for j in range(nv)]
+        if prefetch:
+            for p in ap[0], ap[-1]:
+                e.prefetch(e.at(p, ahead), 2)
         rest = b.sub(left, c64(1))
         left.add_incoming(rest, loop)
         bp.add_incoming(e.at(bp, brs), loop)
@@ -174,12 +196,20 @@ def micro(mr: int, nv: int, masked: bool) -> Any:
         b.cbranch(b.icmp_signed("==", rest, c64(0)), done, loop)
 
         b.position_at_end(done)
-        out = [e.phi(e.vec, (f, head), (v, loop)) for f, v in zip(first, new)]
-        for i in range(mr):
-            for j in range(nv):
-                e.store(out[i * nv + j], e.at(c, b.mul(crs, rows[i]), j * e.lanes), masks[j])
+        out = [e.phi(e.vec, (f, head), (v, loop)) for f, v in zip(zeros, new)]
+        with b.if_else(fresh) as (set_, add):
+            with set_:
+                each(c, crs, lambda t, p, mask: e.store(out[t], p, mask))
+            with add:
+                sums = list(out)
 
-    return native(f"gemm_{mr}x{nv}{'m' if masked else ''}", "iipiipipipiii", emit)
+                def add_init(t, p, mask):  # type: ignore[no-untyped-def]
+                    sums[t] = b.fadd(out[t], e.load(p, mask))
+
+                each(init, irs, add_init)
+                each(c, crs, lambda t, p, mask: e.store(sums[t], p, mask))
+
+    return native(f"gemm_{mr}x{nv}{'m' if masked else ''}", "iipiipipipiiii" if prefetch else "iipiipipipiii", emit)
 
 
 def pack_rows(nv: int, masked: bool) -> Any:
@@ -201,7 +231,7 @@ def transpose() -> Any:
     def emit(e, n, src, rs, dst, dst_rs):  # type: ignore[no-untyped-def]
         b, lanes = e.b, e.lanes
         top = b.sub(n, c64(1))
-        rows = [b.select(b.icmp_signed("<", c64(i), top), c64(i), top) for i in range(lanes)]
+        rows = [e.smaller(i, top) for i in range(lanes)]
         v = [e.load(e.at(src, b.mul(rs, i))) for i in rows]
         s = 1
         while s < lanes:  # swap the off-diagonal s x s blocks
