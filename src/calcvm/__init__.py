@@ -1,0 +1,50 @@
+"""calcvm: train and run neural networks in known memory, with no Python in the loop."""
+
+from __future__ import annotations
+
+from calcvm import init, nn
+from calcvm.compiler import compile, plan
+from calcvm.errors import (
+    CalcError,
+    MissingExtra,
+    PlanError,
+    ProgramError,
+    ShapeError,
+    Trap,
+    UnsupportedOperator,
+)
+from calcvm.functions import *  # noqa: F403
+from calcvm.functions import __all__ as _functions
+from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
+from calcvm.model import History, Model, load
+from calcvm.ops import OpSpec, RowSpec
+from calcvm.ops import register as register_op
+from calcvm.optim import (
+    L1,
+    L2,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Constant,
+    Cosine,
+    Elastic,
+    Exponential,
+    Optimizer,
+    RMSProp,
+    Step,
+)
+from calcvm.planner import Plan
+from calcvm.vm.heap import CalcHeap
+from calcvm.vm.program import Program, load_program
+from calcvm.vm.resident import Resident
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "L1", "L2", "SGD", "Adagrad", "Adam", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "Constant", "Cosine",
+    "Elastic", "Exponential", "History", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan", "PlanError",
+    "Program", "ProgramError", "RMSProp", "Resident", "RowSpec", "ShapeError", "Step", "TensorDescriptor", "Trap",
+    "UnsupportedOperator", "Variable", "apply", "compile", "init", "load", "load_program", "nn", "plan",
+    "register_op", *_functions,
+]  # fmt: skip

@@ -72,7 +72,7 @@ class Variable:
 
     def __add__(self, other: Variable | float) -> Variable:
         return (
-            apply("add", self, other) if isinstance(other, _TENSOR) else apply("affine", self, scale=1.0, shift=other)
+            apply("add", self, other) if isinstance(other, _TENSOR) else apply("affine", self, a=1.0, b=other)
         )
 
     __radd__ = __add__
@@ -80,16 +80,16 @@ class Variable:
     def __sub__(self, other: Variable | float) -> Variable:
         if isinstance(other, _TENSOR):
             return apply("sub", self, other)
-        return apply("affine", self, scale=1.0, shift=-other)
+        return apply("affine", self, a=1.0, b=-other)
 
     def __rsub__(self, other: Variable | float) -> Variable:
         if isinstance(other, _TENSOR):
             return apply("sub", other, self)
-        return apply("affine", self, scale=-1.0, shift=other)
+        return apply("affine", self, a=-1.0, b=other)
 
     def __mul__(self, other: Variable | float) -> Variable:
         return (
-            apply("mul", self, other) if isinstance(other, _TENSOR) else apply("affine", self, scale=other, shift=0.0)
+            apply("mul", self, other) if isinstance(other, _TENSOR) else apply("affine", self, a=other, b=0.0)
         )
 
     __rmul__ = __mul__
@@ -97,7 +97,7 @@ class Variable:
     def __truediv__(self, other: Variable | float) -> Variable:
         if isinstance(other, _TENSOR):
             return apply("div", self, other)
-        return apply("affine", self, scale=1.0 / other, shift=0.0)
+        return apply("affine", self, a=1.0 / other, b=0.0)
 
     def __rtruediv__(self, other: Variable | float) -> Variable:
         if isinstance(other, _TENSOR):
@@ -244,11 +244,10 @@ class CalcGraph:
         with self.paths[name] as path:
             yield path
 
-    def state(self, name: str, elems: Affine | int) -> Variable:
-        """A raw block of the heap's persistent state, shared by name (random counters, rates)."""
-        if name in self.variables:
-            return self.variables[name]
-        return self._add(name, "state", shape_of((elems,)))
+    def state(self, name: str, words: int, init: Mapping[str, Any]) -> Variable:
+        """A block of 64-bit words in the heap's persistent state, shared by name (counters, rates)."""
+        known = self.variables.get(name)
+        return known or self._add(name, "state", shape_of((words,)), init=init)
 
     @property
     def active(self) -> Path:

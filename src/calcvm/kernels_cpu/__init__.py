@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 
-FAMILIES = ("contraction", "elementwise", "reduction", "shape", "random", "losses", "optimizers")
+# The order in which they are looked through: what most programs need comes first.
+FAMILIES = ("contraction", "losses", "optimizers", "elementwise", "reduction", "shape", "random")
 
 
 def load() -> None:
-    """Import all families, so that their kernels are registered."""
+    """Import all families, so that every kernel is registered."""
     for family in FAMILIES:
         import_module(f"calcvm.kernels_cpu.{family}")
 
@@ -17,6 +18,8 @@ def address_of(name: str, dtype: str) -> int:
     """Native address of a row's kernel for heaps of ``dtype``."""
     from calcvm.kernels_cpu._common import KERNELS
 
-    if name not in KERNELS:
-        load()
+    for family in FAMILIES:
+        if name in KERNELS:
+            break
+        import_module(f"calcvm.kernels_cpu.{family}")
     return KERNELS[name].address(dtype)

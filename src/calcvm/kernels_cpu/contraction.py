@@ -9,6 +9,7 @@ from __future__ import annotations
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import Float, Ptr, at, kernel, njit, share
 from calcvm.kernels_cpu._gemm import gemm
+from calcvm.kernels_cpu._gemv import gemv
 from calcvm.kernels_cpu._math import elementwise
 
 NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.ACTIVATIONS
@@ -17,18 +18,24 @@ SET, FROM_INIT = 0, 1  # GEMM's modes
 
 # y = act(x)
 relu = elementwise(lambda x: x.where(x > 0.0, x * 0.0), "v")
-leaky = elementwise(lambda x, a: (x * a).where(x < 0.0, x), "v", 1)
+leaky = elementwise(lambda x, a: (x * a).where(x < 0.0, x), "v", "f")
 sigmoid = elementwise(F.sigmoid, "v")
 tanh = elementwise(F.tanh, "v")
-elu = elementwise(lambda x, a: (a * F.expm1(x)).where(x < 0.0, x), "v", 1)
+elu = elementwise(lambda x, a: (a * F.expm1(x)).where(x < 0.0, x), "v", "f")
 # d = d * act'(.), the derivative taken from the activation's output y
 drelu = elementwise(lambda d, y: d.where(y > 0.0, y * 0.0), "vv")
-dleaky = elementwise(lambda d, y, a: d.where(y > 0.0, d * a), "vv", 1)
+dleaky = elementwise(lambda d, y, a: d.where(y > 0.0, d * a), "vv", "f")
 dsigmoid = elementwise(lambda d, y: d * y * (1.0 - y), "vv")
 dtanh = elementwise(lambda d, y: d * (1.0 - y * y), "vv")
-delu = elementwise(lambda d, y, a: d.where(y > 0.0, d * (y + a)), "vv", 1)
+delu = elementwise(lambda d, y, a: d.where(y > 0.0, d * (y + a)), "vv", "f")
 add = elementwise(lambda x, y: x + y, "vv")
 clear = elementwise(lambda x: x.const(0.0), "v")
+
+
+@njit(inline=True)
+def panel(k, n):
+    """Scratch of one worker for packed panels, as ops.contraction declares it."""
+    return min(k, 512) * min(n + 15, 256)
 
 
 @njit(inline=True)
@@ -37,7 +44,7 @@ def block_rows(n):
     return max(BLOCK_ELEMS // max(n, 1) // 24 * 24, 24)
 
 
-@kernel(needs=("gemm",))
+@kernel(needs=("gemm", "gemv"))
 def linear_fwd(w, nw, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr):
     """y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n]);  x (M,K), wt (K,N), b (N,), y (M,N), M = rows*inner."""
     lo, hi = share(rows, w, nw)
@@ -47,7 +54,10 @@ def linear_fwd(w, nw, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: 
     while lo < hi:
         m = min(step, hi - lo)
         yi = at(y, lo * N)
-        gemm(m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, ws)
+        if rows * inner == 1:
+            gemv(N, K, x, 1, wt, N, 1, yi, b, mode)
+        else:
+            gemm(m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, at(ws, w * panel(K, N)))
         if act == SIGMOID:
             sigmoid(m * N, yi, yi)
         elif act == RELU:
@@ -66,7 +76,8 @@ def linear_bwd_w(w, nw, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: P
     """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n].  Workers own rows of dwt, columns of db."""
     M = rows * inner
     lo, hi = share(K, w, nw)
-    gemm(hi - lo, N, M, at(x, lo), 1, K, dy, N, 1, at(dwt, lo * N), N, at(dwt, lo * N), N, acc, ws)
+    d = at(dwt, lo * N)
+    gemm(hi - lo, N, M, at(x, lo), 1, K, dy, N, 1, d, N, d, N, acc, at(ws, w * panel(M, N)))
     if r[10] >= 0:  # noqa: F821
         lo, hi = share(N, w, nw)
         n, d = hi - lo, at(db, lo)
@@ -76,7 +87,7 @@ def linear_bwd_w(w, nw, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: P
             add(n, d, at(dy, m * N + lo), d)
 
 
-@kernel(needs=("gemm",))
+@kernel(needs=("gemm", "gemv"))
 def linear_bwd_x(w, nw, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
     """dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n];  ya is the output of the activation that made x."""
     lo, hi = share(rows, w, nw)
@@ -85,7 +96,10 @@ def linear_bwd_x(w, nw, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, 
     while lo < hi:
         m = min(step, hi - lo)
         d, y = at(dx, lo * K), at(ya, lo * K)
-        gemm(m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, ws)
+        if rows * inner == 1:
+            gemv(K, N, dy, 1, wt, 1, N, d, d, SET)
+        else:
+            gemm(m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, at(ws, w * panel(N, K)))
         if act == SIGMOID:
             dsigmoid(m * K, d, y, d)
         elif act == RELU:
@@ -114,6 +128,7 @@ def matmul_fwd(w, nw, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws
     a_rs, a_cs = strides(ta, M, K)
     b_rs, b_cs = strides(tb, K, N)
     lo, hi = share(M if by else G, w, nw)
+    ws = at(ws, w * panel(K, N))
     if by:
         gemm(hi - lo, N, K, at(a, lo * a_rs), a_rs, a_cs, b, b_rs, b_cs, at(y, lo * N), N, y, 0, SET, ws)
     else:
@@ -131,6 +146,7 @@ def matmul_bwd_a(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da
     lo, hi = share(G if over_g else rows, w, nw)
     first, last = (lo, hi) if over_g else (0, G)
     i, m = (0, rows) if over_g else (lo, hi - lo)
+    ws = at(ws, w * max(panel(N, K), panel(N, M)))
     if not acc and not over_g and G == 0:
         clear(m * cols, at(da, i * cols), at(da, i * cols))
     for g in range(first, last):
@@ -151,6 +167,7 @@ def matmul_bwd_b(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, a: Ptr, dy: Ptr, db
     lo, hi = share(G if over_g else rows, w, nw)
     first, last = (lo, hi) if over_g else (0, G)
     i, m = (0, rows) if over_g else (lo, hi - lo)
+    ws = at(ws, w * max(panel(M, K), panel(M, N)))
     if not acc and not over_g and G == 0:
         clear(m * cols, at(db, i * cols), at(db, i * cols))
     for g in range(first, last):

@@ -149,7 +149,7 @@ class Backward:
             if v in self.needs:
                 self.contributions.setdefault(v, []).append(g)
         elif self._first(v):
-            self.emit.elementwise("affine_fwd", v.shape, {"x": g, "y": target}, label, scale=1.0, shift=0.0)
+            self.emit.elementwise("affine_fwd", v.shape, {"x": g, "y": target}, label, a=1.0, b=0.0)
         else:
             self.emit.elementwise("accumulate", v.shape, {"x": g, "y": target}, label)
 

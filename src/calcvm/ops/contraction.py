@@ -13,13 +13,23 @@ ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu")
 ACT = choice("act", len(ACTIVATIONS))
 ALPHA = Word(name="alpha", kind="float", lo=-1e30, hi=1e30)  # slope of leaky_relu, alpha of elu
 
-# Scratch of one worker for packed panels, in elements: see kernels_cpu/_gemm.py.
-GEMM_WS = "0"
+
+def _panel(k: str, n: str) -> str:
+    """Scratch for packed panels of k rows and n columns of a GEMM's second operand, a part for each worker.
+
+    The form of kernels_cpu/_gemm.py's `gemm_ws`; the kernels find their parts by the same expression.
+    """
+    return f"nw*min({k}, 512)*min({n} + 15, 256)"
+
+
+def _wide(k: str, n: str) -> str:
+    """The same where the second operand is packed only if its rows are long."""
+    return f"({_panel(k, n)} if {n} >= 1024 else 0)"
+
 
 LINEAR = dims("rows inner N K")
 MATMUL = (*dims("G M N K"), *(choice(n, 2) for n in ("ta", "tb", "ab", "bb", "by")))
 A_ELEMS, B_ELEMS, Y_ELEMS = "(G if ab else 1)*M*K", "(G if bb else 1)*K*N", "G*M*N"
-PACK = f"nw*({GEMM_WS})"
 
 
 def linear_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
@@ -71,7 +81,7 @@ LINEAR_FWD = RowSpec(
         R("wt", "K*N"),
         R("b", "N", optional=True),
         W("y", "rows*inner*N", "rows"),
-        S("ws", PACK),
+        S("ws", _wide("K", "N")),
     ),
     flops="2*rows*inner*N*K",
 )
@@ -85,7 +95,7 @@ LINEAR_BWD_W = RowSpec(
         R("dy", "rows*inner*N"),
         A("dwt", "K*N", "K"),
         A("db", "N", "N", optional=True),
-        S("ws", PACK),
+        S("ws", _wide("rows*inner", "N")),
     ),
     flops="2*rows*inner*N*K",
 )
@@ -99,7 +109,7 @@ LINEAR_BWD_X = RowSpec(
         R("dy", "rows*inner*N", "rows"),
         R("ya", "rows*inner*K", "rows", optional=True),
         W("dx", "rows*inner*K", "rows"),
-        S("ws", PACK),
+        S("ws", _panel("N", "K")),
     ),
     flops="2*rows*inner*N*K",
 )
@@ -137,7 +147,7 @@ MATMUL_FWD = RowSpec(
         R("a", A_ELEMS, "(0 if ta else M) if by else (G if ab else 0)"),
         R("b", B_ELEMS, "0 if by or not bb else G"),
         W("y", Y_ELEMS, "M if by else G"),
-        S("ws", PACK),
+        S("ws", f"{_panel('K', 'N')} if tb else {_wide('K', 'N')}"),
     ),
     require=("1 - G if by else 0",),
     flops="2*G*M*N*K",
@@ -151,7 +161,7 @@ MATMUL_BWD_A = RowSpec(
         R("b", B_ELEMS, "G if ab and bb and not by else 0"),
         R("dy", Y_ELEMS, "G if ab and not by else 0"),
         A("da", A_ELEMS, "G if ab and not by else (K if ta else M)"),
-        S("ws", PACK),
+        S("ws", f"max({_panel('N', 'K')}, {_panel('N', 'M')})"),
     ),
     require=("1 - G if by else 0",),
     flops="2*G*M*N*K",
@@ -165,7 +175,7 @@ MATMUL_BWD_B = RowSpec(
         R("a", A_ELEMS, "G if ab and bb and not by else 0"),
         R("dy", Y_ELEMS, "G if bb and not by else 0"),
         A("db", B_ELEMS, "G if bb and not by else (N if tb else K)"),
-        S("ws", PACK),
+        S("ws", f"max({_panel('M', 'K')}, {_panel('M', 'N')})"),
     ),
     require=("1 - G if by else 0",),
     flops="2*G*M*N*K",

@@ -57,6 +57,10 @@ class Affine:
             return self.a == 0 and self.b == other
         return isinstance(other, Affine) and (self.a, self.b) == (other.a, other.b)
 
+    def __ge__(self, other: int) -> bool:
+        """Whether some batch makes it so large: sizes are bounded from above."""
+        return self.a > 0 or self.b >= other
+
     def __bool__(self) -> bool:
         return self.a != 0 or self.b != 0
 

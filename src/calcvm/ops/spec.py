@@ -32,7 +32,7 @@ def _compile(expression: str) -> CodeType:
 
 def evaluate(expression: str, words: Mapping[str, Any]) -> Any:
     """Value of a size expression from the operator table over ``words``."""
-    return eval(_compile(expression), {"__builtins__": {"max": _max, "min": min, "abs": abs}}, words)
+    return eval(_compile(expression), {"__builtins__": {"max": _max, "min": _min, "abs": abs}}, words)
 
 
 def _max(*sizes: Any) -> Any:
@@ -40,6 +40,14 @@ def _max(*sizes: Any) -> Any:
         return max(sizes)
     a = [affine(s) for s in sizes]
     return Affine(max(s.a for s in a), max(s.b for s in a))  # an upper bound when batches differ
+
+
+def _min(*sizes: Any) -> Any:
+    if all(isinstance(s, int) for s in sizes):
+        return min(sizes)
+    a = [affine(s) for s in sizes]
+    numbers = [s for s in a if s.constant]
+    return min(numbers, key=lambda s: s.b) if numbers else a[0]  # an upper bound when batches differ
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,9 @@ def bits_float(word: int) -> float:
     return float(np.int64(word).view(np.float64))
 
 
-def encode_row(spec: RowSpec, words: Mapping[str, Any], offsets: Mapping[str, int | None], flags: int = 0) -> np.ndarray:
+def encode_row(
+    spec: RowSpec, words: Mapping[str, Any], offsets: Mapping[str, int | None], flags: int = 0
+) -> np.ndarray:
     """One row, int64[MAX_WORDS].  ``words`` are numbers here: batch forms are evaluated by the caller."""
     row = np.zeros(MAX_WORDS, np.int64)
     row[0], row[1] = spec.opcode, flags

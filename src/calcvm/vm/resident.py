@@ -75,7 +75,8 @@ class Resident:
         self._rows_batch = program.batch_size
         self._table = _kernel_table(program)
         self._job = np.zeros(loop.JOB_WORDS, np.int64)
-        self._job[[loop.TABLE, loop.HEAP]] = self._table.ctypes.data, self.elements.ctypes.data
+        self.table_address, self.heap_address = self._table.ctypes.data, self.elements.ctypes.data
+        self._job[[loop.TABLE, loop.HEAP]] = self.table_address, self.heap_address
         self._symbols = {s.name: s for s in program.symbols}
         self._variables: Mapping[str, Any] = program.info["variables"]
         self._set_batch: dict[str, int] = {}  # placeholders that hold data: the batch it has
@@ -251,6 +252,10 @@ class Resident:
         self._run(path, *PHASES, steps=n)
         loss = self.program.info["paths"].get(path, {}).get("loss")
         return float(self[loss]) if loss else None
+
+    def run_section(self, path: str, phase: str) -> None:
+        """Run one section of a path."""
+        self._run(path, phase)
 
     def _needs_forward(self, path: str) -> None:
         if path not in self._ran:

@@ -1,0 +1,274 @@
+"""Operators on variables, by function.  Each adds an operator to the active path and returns its result.
+
+Shapes follow NumPy: elementwise operators broadcast, reductions take axes and ``keepdims``.  The operator
+reference (``docs/operators.md``, generated from the table) has the equations and sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from calcvm.errors import ShapeError
+from calcvm.graph import Variable, apply
+from calcvm.ops.dims import Affine
+
+__all__ = [
+    "abs",
+    "accuracy",
+    "add",
+    "binary_cross_entropy",
+    "concat",
+    "div",
+    "dropout",
+    "elu",
+    "exp",
+    "flatten",
+    "gelu",
+    "huber",
+    "leaky_relu",
+    "linear",
+    "log",
+    "log_softmax",
+    "mae",
+    "matmul",
+    "max",
+    "mean",
+    "min",
+    "mse",
+    "mul",
+    "neg",
+    "pow",
+    "relu",
+    "reshape",
+    "rmse",
+    "sigmoid",
+    "softmax",
+    "softmax_cross_entropy",
+    "softplus",
+    "sqrt",
+    "square",
+    "sub",
+    "sum",
+    "tanh",
+    "transpose",
+]
+
+Axes = int | Sequence[int] | None
+
+
+def matmul(a: Variable, b: Variable, transpose_a: bool = False, transpose_b: bool = False) -> Variable:
+    """Matrix product over the last two axes; leading axes are batches, and one operand may have none."""
+    return apply("matmul", a, b, transpose_a=transpose_a, transpose_b=transpose_b)
+
+
+def linear(x: Variable, weight: Variable, bias: Variable | None = None) -> Variable:
+    """``x @ weight + bias``: x (..., K), weight (K, N), bias (N,)."""
+    return apply("linear", x, weight, bias)
+
+
+def add(a: Variable, b: Variable) -> Variable:
+    """a + b, broadcasting."""
+    return a + b
+
+
+def sub(a: Variable, b: Variable) -> Variable:
+    """a - b, broadcasting."""
+    return a - b
+
+
+def mul(a: Variable, b: Variable) -> Variable:
+    """a * b, broadcasting."""
+    return a * b
+
+
+def div(a: Variable, b: Variable) -> Variable:
+    """a / b, broadcasting."""
+    return a / b
+
+
+def neg(x: Variable) -> Variable:
+    """-x."""
+    return apply("neg", x)
+
+
+def abs(x: Variable) -> Variable:  # noqa: A001
+    """|x|; its derivative at 0 is 0."""
+    return apply("abs", x)
+
+
+def sqrt(x: Variable) -> Variable:
+    """Square root."""
+    return apply("sqrt", x)
+
+
+def square(x: Variable) -> Variable:
+    """x * x."""
+    return apply("square", x)
+
+
+def exp(x: Variable) -> Variable:
+    """e to the x."""
+    return apply("exp", x)
+
+
+def log(x: Variable) -> Variable:
+    """Natural logarithm."""
+    return apply("log", x)
+
+
+def pow(x: Variable, exponent: float) -> Variable:  # noqa: A001
+    """x to a constant power."""
+    return apply("pow", x, exponent=float(exponent))
+
+
+def relu(x: Variable) -> Variable:
+    """max(x, 0)."""
+    return apply("relu", x)
+
+
+def leaky_relu(x: Variable, alpha: float = 0.01) -> Variable:
+    """x where positive, alpha * x elsewhere."""
+    return apply("leaky_relu", x, alpha=alpha)
+
+
+def sigmoid(x: Variable) -> Variable:
+    """1 / (1 + exp(-x))."""
+    return apply("sigmoid", x)
+
+
+def tanh(x: Variable) -> Variable:
+    """Hyperbolic tangent."""
+    return apply("tanh", x)
+
+
+def gelu(x: Variable, approximate: str = "none") -> Variable:
+    """x * Phi(x), with the normal distribution Phi by erf ("none") or approximated by "tanh"."""
+    return apply("gelu", x, approximate=approximate)
+
+
+def softplus(x: Variable) -> Variable:
+    """log(1 + exp(x))."""
+    return apply("softplus", x)
+
+
+def elu(x: Variable, alpha: float = 1.0) -> Variable:
+    """x where positive, alpha * (exp(x) - 1) elsewhere."""
+    return apply("elu", x, alpha=alpha)
+
+
+def softmax(x: Variable, axis: int = -1) -> Variable:
+    """exp(x) normalized to sum 1 over an axis."""
+    return apply("softmax", x, axis=axis)
+
+
+def log_softmax(x: Variable, axis: int = -1) -> Variable:
+    """log(softmax(x))."""
+    return apply("log_softmax", x, axis=axis)
+
+
+def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool) -> Variable:
+    """Reduce over any axes: blocks of neighbouring axes one after the other, from the right."""
+    if axes is None:
+        return apply(name, x, axes=None, keepdims=keepdims)
+    chosen = sorted({a + x.rank if a < 0 else a for a in ((axes,) if isinstance(axes, int) else axes)})
+    if not all(0 <= a < x.rank for a in chosen):
+        raise ShapeError(f"{name} of {x}: axes {axes} are outside its {x.rank} dimensions")
+    while chosen:
+        block = [chosen.pop()]
+        while chosen and chosen[-1] == block[0] - 1:
+            block.insert(0, chosen.pop())
+        x = apply(name, x, axes=tuple(block), keepdims=keepdims)
+    return x
+
+
+def sum(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+    """Sum over axes (default all)."""
+    return _reduce("sum", x, axes, keepdims)
+
+
+def mean(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:
+    """Mean over axes (default all)."""
+    return _reduce("mean", x, axes, keepdims)
+
+
+def max(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+    """Largest element over axes (default all)."""
+    return _reduce("max", x, axes, keepdims)
+
+
+def min(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+    """Smallest element over axes (default all)."""
+    return _reduce("min", x, axes, keepdims)
+
+
+def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:
+    """The same elements under another shape: None the batch, at most one -1 what is left.  Costs nothing."""
+    return apply("reshape", x, shape=tuple(shape))
+
+
+def flatten(x: Variable) -> Variable:
+    """(B, ...) as (B, elements of a sample).  Costs nothing."""
+    return apply("flatten", x)
+
+
+def transpose(x: Variable, axes: Sequence[int] | None = None) -> Variable:
+    """Axes in another order (default reversed)."""
+    return apply("transpose", x, axes=None if axes is None else tuple(axes))
+
+
+def concat(variables: Sequence[Variable], axis: int = -1) -> Variable:
+    """Join variables along an axis."""
+    if not variables:
+        raise ShapeError("concat: give at least one variable")
+    joined = variables[0]
+    for v in variables[1:]:
+        joined = apply("concat", joined, v, axis=axis)
+    return joined
+
+
+def dropout(x: Variable, rate: float = 0.5) -> Variable:
+    """Zero each element with probability ``rate`` and scale the others by 1 / (1 - rate).
+
+    The mask is a function of the model's seed, the step and the element: it is not stored.
+    """
+    if not 0 <= rate < 1:
+        raise ShapeError(f"dropout of {x}: rate {rate!r} must be in [0, 1)")
+    g = x.graph
+    rng = g.state("rng", 2, {"kind": "rng"})
+    name = g.unique("dropout")
+    return apply("dropout", x, rng, g.state(f"{name}.rate", 1, {"kind": "float64", "value": rate}), out=name)
+
+
+def softmax_cross_entropy(logits: Variable, target: Variable, label_smoothing: float = 0.0) -> Variable:
+    """Mean cross entropy of softmax(logits) (B, N) against labels (B,) or probabilities (B, N)."""
+    return apply("softmax_cross_entropy", logits, target, label_smoothing=label_smoothing)
+
+
+def binary_cross_entropy(logits: Variable, target: Variable) -> Variable:
+    """Mean cross entropy of sigmoid(logits) against targets in [0, 1] of the same shape."""
+    return apply("binary_cross_entropy", logits, target)
+
+
+def mse(x: Variable, target: Variable) -> Variable:
+    """Mean squared error."""
+    return apply("mse", x, target)
+
+
+def mae(x: Variable, target: Variable) -> Variable:
+    """Mean absolute error."""
+    return apply("mae", x, target)
+
+
+def huber(x: Variable, target: Variable, delta: float = 1.0) -> Variable:
+    """Mean Huber loss: a parabola within ``delta``, a line beyond."""
+    return apply("huber", x, target, delta=delta)
+
+
+def rmse(x: Variable, target: Variable) -> Variable:
+    """Root of the mean squared error (a metric: it has no gradient)."""
+    return apply("rmse", x, target)
+
+
+def accuracy(scores: Variable, target: Variable) -> Variable:
+    """Share of rows whose largest score is the target's class: labels (B,) or one-hot (B, N)."""
+    return apply("accuracy", scores, target)

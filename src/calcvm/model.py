@@ -1,0 +1,385 @@
+"""`Model`: a network with a loss and an optimizer, trained, evaluated, saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from calcvm import compiler, nn
+from calcvm import functions as F
+from calcvm.errors import CalcError, ProgramError, ShapeError
+from calcvm.graph import CalcGraph, Variable
+from calcvm.ops.dims import Affine
+from calcvm.optim import Optimizer
+from calcvm.planner import Plan
+from calcvm.progress import reporter
+from calcvm.vm.epoch import Epoch
+from calcvm.vm.heap import CalcHeap
+from calcvm.vm.program import Program, Symbol
+from calcvm.vm.resident import Hyper, Resident
+from calcvm.vm.serialize import read_archive, write_archive
+
+FORMAT_VERSION = 1
+SLICE_SECONDS = 0.1  # compiled code returns to Python this often: for the bar, and for Ctrl-C
+
+LOSSES = {
+    "softmax_cross_entropy": F.softmax_cross_entropy,
+    "binary_cross_entropy": F.binary_cross_entropy,
+    "mse": F.mse,
+    "mae": F.mae,
+    "huber": F.huber,
+}
+METRICS = {"softmax_cross_entropy": ("accuracy", F.accuracy)}
+
+
+@dataclass
+class History:
+    """Figures of each epoch, by name: ``loss``, ``val_loss``, ``accuracy``, ``seconds``, ..."""
+
+    epochs: list[dict[str, float]] = field(default_factory=list)
+    stopped: str = "all epochs done"
+
+    def __getitem__(self, name: str) -> list[float]:
+        return [e[name] for e in self.epochs if name in e]
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+
+class Model:
+    """A network compiled for training.
+
+    Parameters
+    ----------
+    net : nn.Layer
+        Layers, composed by ``>>``.
+    input_shape : tuple of int
+        Shape of one sample.
+    loss : str or callable
+        "softmax_cross_entropy" (integer labels), "binary_cross_entropy", "mse", "mae", "huber", or a
+        function of (output, target) variables.
+    optimizer : Optimizer
+        Such as ``cv.Adam(1e-3)``.
+    batch_size : int, optional
+        Samples of a step; without it, as many as ``memory`` allows.
+    learning_batch : int, optional
+        Samples an update is made from, where that is more than ``batch_size``: rounds add up.
+    target_shape : tuple of int, optional
+        Shape of one target (default: a label for softmax_cross_entropy, else the output's shape).
+    preprocess : nn.Layer, optional
+        Layers without parameters applied to the raw input, as a path of their own.
+    seed, dtype, workers, memory, device : see `calcvm.plan`.
+    """
+
+    def __init__(
+        self,
+        net: nn.Layer,
+        *,
+        input_shape: tuple[int, ...],
+        loss: Any = "softmax_cross_entropy",
+        optimizer: Optimizer,
+        batch_size: int | None = None,
+        learning_batch: int | None = None,
+        target_shape: tuple[int, ...] | None = None,
+        preprocess: nn.Layer | None = None,
+        memory: int | str | None = None,
+        seed: int = 0,
+        dtype: str = "float32",
+        device: str = "cpu",
+        workers: int | None = None,
+    ):
+        graph = build_graph(net, input_shape, loss, optimizer, target_shape, preprocess)
+        accumulate = learning_batch is not None
+        self._plan: Plan | None = compiler.plan(
+            graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
+            accumulate=accumulate,
+        )  # fmt: skip
+        program = compiler.compile(graph, plan=self._plan)
+        if learning_batch is not None and learning_batch < program.batch_size:
+            raise CalcError(f"learning_batch={learning_batch} is below the batch of {program.batch_size}")
+        self._attach(program, learning_batch or program.batch_size, seed)
+
+    def _attach(self, program: Program, learning_batch: int, seed: int) -> None:
+        self.program, self.learning_batch, self.epochs_done = program, learning_batch, 0
+        self.heap = CalcHeap(program.heap_bytes)
+        self.resident: Resident = self.heap.load(program, seed=seed)
+
+    # ------------------------------------------------------------ what it is
+    @property
+    def plan(self) -> Plan:
+        """The plan it was compiled from (of a loaded model only the program is kept)."""
+        if self._plan is None:
+            raise CalcError("a loaded model has no plan; its program has the offsets: print(model.program.disassemble())")
+        return self._plan
+
+    @property
+    def batch_size(self) -> int:
+        return self.program.batch_size
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Parameters by name, as views into the heap."""
+        return self.resident.parameters
+
+    @property
+    def hyper(self) -> Hyper:
+        """Hyperparameters by name; setting one takes effect with the next step."""
+        return self.resident.hyper("learn")
+
+    def grad(self, name: str) -> np.ndarray:
+        """Gradient of a parameter after the last step (kept for small parameters, or with `learning_batch`)."""
+        return self.resident.grad(name, "learn")
+
+    def __getitem__(self, name: str) -> Any:
+        return self.resident[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.resident[name] = value
+
+    # ------------------------------------------------------------ steps
+    def step(self, x: Any, y: Any) -> float:
+        """One training step on a batch of at most ``batch_size`` samples; returns its loss.
+
+        The model is unchanged if the data are refused.
+        """
+        x, y = np.asarray(x), np.asarray(y)
+        if self.resident.check("input", x) != self.resident.check("target", y):
+            raise ShapeError(f"input {x.shape} and target {y.shape} differ in their number of samples")
+        self.resident["input"], self.resident["target"] = x, y
+        return self.run_steps(1)
+
+    def run_steps(self, n: int) -> float:
+        """``n`` training steps on the data already in the heap, in one call; returns the last loss."""
+        if n < 1:
+            raise CalcError(f"run_steps({n}): at least one step")
+        if "preprocess" in self.program.paths:
+            self.resident.forward("preprocess")
+        loss = self.resident.run_steps(n, "learn")
+        assert loss is not None
+        return loss
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Outputs by name for a batch of inputs by name."""
+        for name, value in inputs.items():
+            self.resident[name] = value
+        if "preprocess" in self.program.paths:
+            self.resident.forward("preprocess")
+        self.resident.run_section("predict", "forward")
+        return {"output": self.resident["output"]}
+
+    # ------------------------------------------------------------ whole data sets
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        epochs: int = 1,
+        *,
+        validation: tuple[Any, Any] | float | None = None,
+        patience: int | None = None,
+        shuffle: bool = True,
+        check_finite: bool = False,
+        progress: bool = True,
+    ) -> History:
+        """Train for whole epochs in compiled code, reading the arrays where they are.
+
+        Parameters
+        ----------
+        X : ndarray, shape (n, *input_shape), float32, float64, uint8, int32 or int64
+            C-contiguous arrays of these types are not copied.
+        y : ndarray, shape (n, *target_shape) or (n,) labels
+        validation : (X, y), or the share of samples at the end of the data to hold out.
+        patience : int, optional
+            Stop when the validation loss has not fallen for so many epochs.
+        check_finite : bool
+            Refuse data with NaN or Inf.
+        progress : bool
+            A bar on a terminal (extra ``cli``), one line an epoch elsewhere.
+
+        Returns
+        -------
+        History : figures of each epoch.  Ctrl-C ends training between two steps; the model stays usable.
+        """
+        X, y, held = self._split(X, y, validation)
+        if patience is not None and held is None:
+            raise CalcError("patience needs validation data: give validation=(X, y) or a share such as 0.2")
+        spans = [self._path_spans("learn", "forward", "loss", "backward")]
+        if "preprocess" in self.program.paths:
+            spans.insert(0, self._path_spans("preprocess", "forward"))
+        train = Epoch(
+            self.resident, {"input": X, "target": y}, spans, [self._path_spans("learn", "optimize", "end_round")],
+            learning=self.learning_batch, results=["loss"], seed_of="learn", check_finite=check_finite,
+        )  # fmt: skip
+        judge = self._judge(*held, check_finite) if held is not None else None
+        history, best, since = History(), np.inf, 0
+        report = reporter(epochs, train.rounds, progress)
+        try:
+            for epoch in range(epochs):
+                start = time.perf_counter()
+                train.begin(self._key() if shuffle else None)
+                for done in train.slices(SLICE_SECONDS):
+                    report.step(epoch, done, train.mean("loss"))
+                self.epochs_done += 1
+                figures = {"loss": train.mean("loss")}
+                if judge is not None:
+                    figures |= {f"val_{k}": v for k, v in judge().items()}
+                report.epoch(epoch, figures)
+                history.epochs.append({**figures, "seconds": time.perf_counter() - start})
+                if judge is not None and patience is not None:
+                    best, since = (figures["val_loss"], 0) if figures["val_loss"] < best else (best, since + 1)
+                    if since >= patience:
+                        history.stopped = f"the validation loss has not fallen for {patience} epochs"
+                        break
+        except KeyboardInterrupt:
+            history.stopped = "interrupted"
+        finally:
+            report.close()
+        return history
+
+    def evaluate(self, X: Any, y: Any, *, check_finite: bool = False) -> dict[str, float]:
+        """Loss, and accuracy where it has a meaning, over a data set, without dropout."""
+        return self._judge(*map(np.asarray, (X, y)), check_finite)()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Outputs of the network for a data set, shape (n, *output_shape), without dropout."""
+        X = np.asarray(X)
+        spans = [self._path_spans("predict", "forward")]
+        if "preprocess" in self.program.paths:
+            spans.insert(0, self._path_spans("preprocess", "forward"))
+        n = self.resident.check("input", X, samples=True)
+        shape = [Affine(*s) for s in self.program.info["variables"]["output"]["shape"]]
+        out = np.empty((n, *(s.b for s in shape[1:])), self.program.dtype)
+        run = Epoch(self.resident, {"input": X}, spans, [], outputs={"output": out})
+        run.begin(None)
+        for _ in run.slices(SLICE_SECONDS):
+            pass
+        return out
+
+    def _judge(self, X: np.ndarray, y: np.ndarray, check_finite: bool = False) -> Any:
+        spans = [self._path_spans("predict", "forward", "loss")]
+        if "preprocess" in self.program.paths:
+            spans.insert(0, self._path_spans("preprocess", "forward"))
+        names = [n for n in ("predict.loss", "accuracy") if n in self.program.info["variables"]]
+        run = Epoch(
+            self.resident, {"input": X, "target": y}, spans, [], results=names, check_finite=check_finite
+        )
+
+        def judge() -> dict[str, float]:
+            run.begin(None)
+            for _ in run.slices(SLICE_SECONDS):
+                pass
+            return {n.removeprefix("predict."): run.mean(n) for n in names}
+
+        return judge
+
+    def _path_spans(self, path: str, *phases: str) -> tuple[int, int]:
+        return self.resident._span(path, phases)
+
+    def _split(self, X: Any, y: Any, validation: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+        X, y = np.asarray(X), np.asarray(y)
+        if len(X) != len(y):
+            raise ShapeError(f"X has {len(X)} samples, y has {len(y)}")
+        if isinstance(validation, float):
+            keep = len(X) - round(len(X) * validation)
+            if not 0 < keep < len(X):
+                raise CalcError(f"validation={validation}: no samples are left on one side of {len(X)}")
+            return X[:keep], y[:keep], (X[keep:], y[keep:])
+        return X, y, None if validation is None else tuple(map(np.asarray, validation))
+
+    def _key(self) -> int:
+        """Shuffling key of the epoch: a function of the seed and the epoch's number."""
+        return (self.resident.seed * 0x9E3779B97F4A7C15 + self.epochs_done * 0xD1342543DE82EF95 + 1) % 2**63
+
+    # ------------------------------------------------------------ files
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write program, parameters, optimizer state and counters to one file, without pickle."""
+        documents, arrays = self.program.to_parts()
+        documents["model"] = {
+            "seed": self.resident.seed,
+            "epochs": self.epochs_done,
+            "learning_batch": self.learning_batch,
+        }
+        for s in persistent(self.program):
+            cells = self.resident.elements[s.offset : s.offset + s.elems.b]
+            arrays[f"state/{s.name}"] = cells.copy()
+        write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)
+
+
+def persistent(program: Program) -> list[Symbol]:
+    """Symbols whose values a model is: what a file must hold."""
+    return [s for s in program.symbols if s.persistent and not getattr(s, "members", ())]
+
+
+def load(path: str | PathLike[str]) -> Model:
+    """A model that `Model.save` wrote; its program is verified.
+
+    Raises
+    ------
+    ProgramError : the file is truncated, altered, foreign, or of an unknown version.
+    """
+    archive = read_archive(path, kind="model", versions=(FORMAT_VERSION,))
+    where = os.fspath(path)
+    program = Program.from_parts(archive.documents, archive.arrays, where=str(where))
+    model = Model.__new__(Model)
+    model._plan = None
+    try:
+        facts = archive.documents["model"]
+        model._attach(program, int(facts["learning_batch"]), int(facts["seed"]))
+        model.epochs_done = int(facts["epochs"])
+        for s in persistent(program):
+            cells = archive.arrays[f"state/{s.name}"]
+            if cells.shape != (s.elems.b,) or cells.dtype != program.dtype:
+                raise ProgramError(f"{where}: the state of {s.name!r} has shape {cells.shape}, ({s.elems.b},) is wanted")
+            model.resident.elements[s.offset : s.offset + s.elems.b].view(np.uint8)[:] = cells.view(np.uint8)
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ProgramError(f"{where}: not a whole model ({error}): save it again") from None
+    return model
+
+
+def build_graph(
+    net: nn.Layer,
+    input_shape: tuple[int, ...],
+    loss: Any,
+    optimizer: Optimizer,
+    target_shape: tuple[int, ...] | None = None,
+    preprocess: nn.Layer | None = None,
+) -> CalcGraph:
+    """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout)."""
+    loss_fn = LOSSES.get(loss) if isinstance(loss, str) else loss
+    if loss_fn is None:
+        raise CalcError(f"loss {loss!r} is unknown; take one of {', '.join(LOSSES)} or a function")
+    network = nn.Sequential(net)
+    g = CalcGraph()
+    x = g.placeholder("input", (None, *input_shape))
+    if preprocess is not None:
+        with g.path("preprocess"):
+            x = nn.Sequential(preprocess).build(x, "preprocess.", training=False)
+    with g.path("learn", backward=True) as learn:
+        y = network.build(x, training=True)
+        if target_shape is None:
+            target_shape = () if loss == "softmax_cross_entropy" else tuple(s.b for s in y.shape[1:])
+        target = g.placeholder("target", (None, *target_shape))
+        learn.minimize(named(loss_fn(y, target), "loss"), optimizer, output=y)
+    with g.path("predict") as predict:
+        predict.output = output = named(network.build(x, training=False), "output")
+        named(loss_fn(output, target), "predict.loss")
+        if loss in METRICS:
+            name, metric = METRICS[loss]
+            named(metric(output, target), name)
+    return g
+
+
+def named(v: Variable, name: str) -> Variable:
+    """Give a variable another name."""
+    g = v.graph
+    if g.variables.get(name, v) is not v:
+        raise CalcError(f"variable {name!r} exists already")
+    g.variables = {name if k == v.name else k: u for k, u in g.variables.items()}
+    v.name = name
+    return v
