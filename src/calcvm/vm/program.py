@@ -275,7 +275,7 @@ def _same_instructions(stored: Mapping[str, str], ours: Mapping[str, str], where
 
 
 def _read_only(array: np.ndarray, dtype: Any) -> np.ndarray:
-    array = np.ascontiguousarray(array, dtype)
+    array = np.asarray(array, dtype, order="C")
     if array.flags.writeable:
         array = array.copy()
         array.flags.writeable = False

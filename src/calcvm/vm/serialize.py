@@ -55,7 +55,7 @@ def write_archive(
         members.append(_member(f"documents/{i}.json", "document", name, json.dumps(document).encode()))
     for i, (name, array) in enumerate(arrays.items()):
         buffer = io.BytesIO()
-        np.lib.format.write_array(buffer, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+        np.lib.format.write_array(buffer, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
         members.append(_member(f"arrays/{i}.npy", "array", name, buffer.getvalue()))
     manifest = json.dumps(
         {"format": FORMAT, "kind": kind, "version": version, "members": [entry for entry, _ in members]}, indent=1
