@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,6 +59,16 @@ class Variable:
     init: Any = field(default=None, repr=False)
     regularizer: Any = field(default=None, repr=False)
     trainable: bool = False
+    unnamed: bool = field(default=False, repr=False)  # called after its operator
+
+    def rename(self, name: str) -> Variable:
+        """Give the variable another name."""
+        names = self.graph.variables
+        if names.get(name, self) is not self:
+            raise CalcError(f"variable {name!r} exists already: variables of a graph have different names")
+        self.graph.variables = {name if v is self else key: v for key, v in names.items()}
+        self.name, self.unnamed = name, False
+        return self
 
     @property
     def shape(self) -> Shape:
@@ -156,6 +167,7 @@ class Path:
     graph: CalcGraph = field(repr=False)
     name: str
     backward: bool
+    adopt: bool = True
     operations: list[Operation] = field(default_factory=list, repr=False)
     loss: Variable | None = None
     output: Variable | None = None
@@ -167,6 +179,15 @@ class Path:
 
     def __exit__(self, *exc: object) -> None:
         self.graph._active.pop()
+        if self.adopt:
+            self._adopt_names(sys._getframe(1).f_locals)
+
+    def _adopt_names(self, scope: Mapping[str, Any]) -> None:
+        """Call results by the Python names they have at the end of the ``with`` block: ``R = cv.rmse(Y, O)``."""
+        taken = self.graph.variables
+        for name, v in list(scope.items()):
+            if isinstance(v, Variable) and v.path is self and v.unnamed and name not in taken and name[0] != "_":
+                v.rename(name)
 
     def minimize(self, loss: Variable, optimizer: Optimizer, output: Variable | None = None) -> None:
         """Train the trainable parameters behind ``loss`` (one element) with ``optimizer``.
@@ -231,11 +252,14 @@ class CalcGraph:
         value = np.asarray(value, np.float64)
         return self._add(name, "constant", shape_of(value.shape), init=value)
 
-    def path(self, name: str, backward: bool = False) -> Path:
-        """A new path; operators built inside ``with`` belong to it."""
+    def path(self, name: str, backward: bool = False, adopt: bool = True) -> Path:
+        """A new path; operators built inside ``with`` belong to it.
+
+        adopt : call results by the Python names that they have at the end of the ``with`` block.
+        """
         if name in self.paths:
             raise CalcError(f"path {name!r} exists already: paths of a graph have different names")
-        path = self.paths[name] = Path(self, name, backward)
+        path = self.paths[name] = Path(self, name, backward, adopt)
         return path
 
     @contextmanager
@@ -306,7 +330,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
     op_name = out or graph.unique(name)
     outputs = {}
     for i, slot in enumerate(spec.outputs):
-        v = graph._add(op_name if i == 0 else f"{op_name}.{slot}", "result", shapes[slot], path=path)
+        v = graph._add(op_name if i == 0 else f"{op_name}.{slot}", "result", shapes[slot], path=path, unnamed=out is None)
         outputs[slot] = v
     saved = {n: s for n, s in shapes.items() if n not in outputs}
     op = Operation(spec, named, outputs, saved, attrs, op_name)

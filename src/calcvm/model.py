@@ -15,7 +15,7 @@ import numpy as np
 from calcvm import compiler, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ProgramError, ShapeError
-from calcvm.graph import CalcGraph, Variable
+from calcvm.graph import CalcGraph
 from calcvm.ops.dims import Affine
 from calcvm.optim import Optimizer
 from calcvm.planner import Plan
@@ -358,28 +358,18 @@ def build_graph(
     g = CalcGraph()
     x = g.placeholder("input", (None, *input_shape))
     if preprocess is not None:
-        with g.path("preprocess"):
+        with g.path("preprocess", adopt=False):
             x = nn.Sequential(preprocess).build(x, "preprocess.", training=False)
-    with g.path("learn", backward=True) as learn:
+    with g.path("learn", backward=True, adopt=False) as learn:
         y = network.build(x, training=True)
         if target_shape is None:
             target_shape = () if loss == "softmax_cross_entropy" else tuple(s.b for s in y.shape[1:])
         target = g.placeholder("target", (None, *target_shape))
-        learn.minimize(named(loss_fn(y, target), "loss"), optimizer, output=y)
-    with g.path("predict") as predict:
-        predict.output = output = named(network.build(x, training=False), "output")
-        named(loss_fn(output, target), "predict.loss")
+        learn.minimize(loss_fn(y, target).rename("loss"), optimizer, output=y)
+    with g.path("predict", adopt=False) as predict:
+        predict.output = output = network.build(x, training=False).rename("output")
+        loss_fn(output, target).rename("predict.loss")
         if loss in METRICS:
             name, metric = METRICS[loss]
-            named(metric(output, target), name)
+            metric(output, target).rename(name)
     return g
-
-
-def named(v: Variable, name: str) -> Variable:
-    """Give a variable another name."""
-    g = v.graph
-    if g.variables.get(name, v) is not v:
-        raise CalcError(f"variable {name!r} exists already")
-    g.variables = {name if k == v.name else k: u for k, u in g.variables.items()}
-    v.name = name
-    return v

@@ -146,7 +146,7 @@ def matmul_bwd_a(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da
     lo, hi = share(G if over_g else rows, w, nw)
     first, last = (lo, hi) if over_g else (0, G)
     i, m = (0, rows) if over_g else (lo, hi - lo)
-    ws = at(ws, w * max(panel(N, K), panel(N, M)))
+    ws = at(ws, w * (panel(N, M) if ta else panel(N, K)))
     if not acc and not over_g and G == 0:
         clear(m * cols, at(da, i * cols), at(da, i * cols))
     for g in range(first, last):
@@ -167,7 +167,7 @@ def matmul_bwd_b(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, a: Ptr, dy: Ptr, db
     lo, hi = share(G if over_g else rows, w, nw)
     first, last = (lo, hi) if over_g else (0, G)
     i, m = (0, rows) if over_g else (lo, hi - lo)
-    ws = at(ws, w * max(panel(M, K), panel(M, N)))
+    ws = at(ws, w * (panel(M, K) if tb else panel(M, N)))
     if not acc and not over_g and G == 0:
         clear(m * cols, at(db, i * cols), at(db, i * cols))
     for g in range(first, last):
