@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,34 +16,43 @@ ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(text: str) -> list[tuple[int, str, str | None]]:
-    """(line, code, expected output or None) of each Python block."""
-    found = [(text[: m.start()].count("\n") + 2, m[1], m[2], m.start(), m.end()) for m in FENCE.finditer(text)]
-    result = []
-    for i, (line, language, code, _, end) in enumerate(found):
-        if language != "python":
-            continue
-        after = found[i + 1] if i + 1 < len(found) else None
-        directly = after is not None and after[1] == "text" and not text[end : after[3]].strip()
-        result.append((line, code, after[2] if after and directly else None))
-    return result
+def blocks(text: str) -> Iterator[tuple[int, str, re.Match[str] | None]]:
+    """(line, code, the text block directly after it or None) of each Python block."""
+    fences = list(FENCE.finditer(text))
+    for fence, after in zip(fences, [*fences[1:], None]):
+        if fence[1] == "python":
+            directly = after is not None and after[1] == "text" and not text[fence.end() : after.start()].strip()
+            yield text.count("\n", 0, fence.start()) + 1, fence[2], after if directly else None
 
 
-def run(text: str, filename: str) -> None:
+def outputs(text: str, filename: str) -> Iterator[tuple[int, re.Match[str], str]]:
+    """Run all Python blocks; (line, text block, what was printed) for those that say what they print."""
     namespace: dict[str, object] = {"__name__": "readme"}
-    for line, code, expected in blocks(text):
+    for line, code, said in blocks(text):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile("\n" * (line - 1) + code, filename, "exec", dont_inherit=True), namespace)
-        if expected is not None:
-            assert [s.rstrip() for s in printed.getvalue().splitlines()] == expected.splitlines(), f"{filename}:{line}"
+            exec(compile("\n" * line + code, filename, "exec", dont_inherit=True), namespace)
+        if said is not None:
+            yield line, said, "".join(f"{s.rstrip()}\n" for s in printed.getvalue().splitlines())
+
+
+def agrees(printed: str, said: str) -> bool:
+    """A line of three dots stands for any number of lines."""
+    pattern = "".join(r"(?:.*\n)*" if line == "...\n" else re.escape(line) for line in said.splitlines(keepends=True))
+    return re.fullmatch(pattern, printed) is not None
+
+
+def check(text: str, filename: str) -> None:
+    for line, said, printed in outputs(text, filename):
+        message = f"{filename}:{line}: prints something else (python tests/test_readme.py rewrites it)"
+        assert agrees(printed, said[2]), message
 
 
 def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text()
-    assert len(blocks(text)) >= 5
-    run(text, "README.md")
+    assert len(list(blocks(text))) >= 5
+    check(text, "README.md")
 
 
 def test_readme_links_lead_somewhere() -> None:
@@ -50,8 +62,27 @@ def test_readme_links_lead_somewhere() -> None:
 
 
 def test_a_wrong_readme_is_caught() -> None:
-    run("```python\nx = 1\n```\n\n```python\nprint(x)\n```\n```text\n1\n```\n", "right")
-    with pytest.raises(AssertionError, match="wrong:2"):
-        run("```python\nprint(1)\n```\n\n```text\n2\n```\n", "wrong")
+    check("```python\nx = 1\n```\n\n```python\nprint(x)\n```\n```text\n1\n```\n", "right")
+    with pytest.raises(AssertionError, match="wrong:1"):
+        check("```python\nprint(1)\n```\n\n```text\n2\n```\n", "wrong")
+    check("```python\nprint(1)\nprint(2)\nprint(3)\n```\n```text\n...\n3\n```\n", "right")
+    with pytest.raises(AssertionError, match="wrong:1"):
+        check("```python\nprint(1)\nprint(2)\n```\n\n```text\n...\n1\n```\n", "wrong")
     with pytest.raises(ZeroDivisionError):
-        run("```python\n1 / 0\n```\n", "broken")
+        check("```python\n1 / 0\n```\n", "broken")
+
+
+def rewrite() -> None:
+    """Write what README's blocks print now into README, where it says something else."""
+    path = ROOT / "README.md"
+    text = path.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for _, said, printed in reversed(list(outputs(text, "README.md"))):
+            if not agrees(printed, said[2]):
+                text = text[: said.start(2)] + printed + text[said.end(2) :]
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    rewrite()
