@@ -99,7 +99,7 @@ def demo(
     accuracy = model.evaluate(X_test, y_test)["accuracy"]
 
     out.mkdir(parents=True, exist_ok=True)
-    model.plan.picture(out / "heap.png")
+    model.plan.picture(str(out / "heap.png"))
     model.save(out / "model.calc")
     print(f"accuracy {accuracy:.4f} on the held-out fifth after {epochs} epochs")
     print(f"{seconds / n_steps * 1e6:.1f} us per step of {batch_size}: {n_steps} steps in {seconds:.2f} s")
@@ -134,7 +134,7 @@ def plan(
     planned = cv.plan(graph(layers, activation), batch_size=batch_size, memory=memory, dtype=dtype, accumulate=False)
     print(planned)
     if picture is not None:
-        planned.picture(picture)
+        planned.picture(str(picture))
 
 
 @app.command()
