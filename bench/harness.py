@@ -15,10 +15,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,7 +114,6 @@ def fma_gflops() -> float:
 
     Each supported vector width is measured and the best taken: a core may run its widest at half rate.
     """
-    import llvmlite.binding as llvm
     from llvmlite import ir
     from numba import njit, types
     from numba.core import cgutils
@@ -158,7 +159,7 @@ def fma_gflops() -> float:
         if feature and not features.get(feature):
             continue
         run = chains(lanes)
-        best = max(best, 2 * 12 * lanes * n / best_seconds(lambda: run(n, np.float32(0.5))) / 1e9)
+        best = max(best, 2 * 12 * lanes * n / best_seconds(partial(run, n, np.float32(0.5))) / 1e9)
     return best
 
 
@@ -177,8 +178,14 @@ def copy_gbs(nbytes: int = 1 << 28) -> float:
 
 # ---------------------------------------------------------------- fresh processes
 def environment(threads: int | None = None, **extra: str) -> dict[str, str]:
-    """Environment of a fresh process that finds this tree and holds every library to `threads` threads."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    """Environment of a fresh process that finds this tree and holds every library to `threads` threads.
+
+    Settings of the libraries in the caller's environment are dropped: an ``OPENBLAS_CORETYPE`` left there by a
+    continuous-integration image halved OpenBLAS's speed.
+    """
+    tuned = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "GOMP_", "DNNL_", "ONEDNN_", "XLA_", "JAX_", "TORCH", "NUMBA_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(tuned)}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src"), env.get("PYTHONPATH", "")])
     if threads is not None:
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")
         env |= dict.fromkeys(names, str(threads))
@@ -245,6 +252,22 @@ class Process:
         raise RuntimeError(last_line(self.log.read()) or f"exit status {self.popen.returncode}")
 
 
+def answers(core: int | None) -> Callable[..., None]:
+    """The other end of `Process`: call what is returned with an answer's fields.
+
+    Keeps this process on `core` (None: any), and what libraries print out of the pipe.
+    """
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    pipe = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(**reply: Any) -> None:
+        print(json.dumps(reply), file=pipe, flush=True)
+
+    return answer
+
+
 def memory_bytes(field: str) -> int:
     """`VmRSS` (now) or `VmHWM` (peak) of this process."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -277,11 +300,13 @@ class Result:
         self.data["tables"].append({"title": title, "header": list(header), "rows": [list(r) for r in rows]})
         say(f"\n{title}\n{format_table(header, rows)}")
 
-    def target(self, number: str, what: str, value: float | None, bound: float, unit: str, at_most: bool = False) -> None:
+    def target(
+        self, which: str, what: str, value: float | None, bound: float, unit: str, at_most: bool = False
+    ) -> None:
         """One line of the target table; `value` None means that it could not be measured."""
         reached = value is not None and (value <= bound if at_most else value >= bound)
         sign = "<=" if at_most else ">="
-        entry = {"number": number, "what": what, "value": value, "bound": f"{sign} {bound:g} {unit}", "unit": unit}
+        entry = {"number": which, "what": what, "value": value, "bound": f"{sign} {number(bound)} {unit}", "unit": unit}
         self.data["targets"].append({**entry, "reached": reached})
 
     def note(self, text: str) -> None:

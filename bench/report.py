@@ -28,7 +28,11 @@ def main() -> None:
     targets = sorted((t for data in stored for t in data["targets"]), key=lambda t: int(t["number"][1:]))
     if targets:
         reached = sum(t["reached"] for t in targets)
-        parts += ["## Targets", f"{reached} of {len(targets)} reached.", format_table(TARGET_HEADER, target_rows(targets))]
+        parts += [
+            "## Targets",
+            f"{reached} of {len(targets)} reached.",
+            format_table(TARGET_HEADER, target_rows(targets)),
+        ]
     for data in stored:
         machine, limits = data["machine"], data["limits"]
         versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
