@@ -1,0 +1,91 @@
+"""Float64 definitions of the elementwise operators."""
+
+import math
+
+import numpy as np
+
+
+def neg(x):
+    return -x
+
+
+def abs(x):  # noqa: A001
+    return np.abs(x)
+
+
+def sqrt(x):
+    return np.sqrt(x)
+
+
+def square(x):
+    return x * x
+
+
+def exp(x):
+    return np.exp(x)
+
+
+def log(x):
+    return np.log(x)
+
+
+def pow(x, exponent):  # noqa: A001
+    return np.power(x, exponent)
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def leaky_relu(x, alpha=0.01):
+    return np.where(x > 0, x, alpha * x)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def tanh(x):
+    return np.tanh(x)
+
+
+def gelu(x, approximate="none"):
+    if approximate == "tanh":
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.vectorize(math.erf, otypes=[float])(x / np.sqrt(2)))
+
+
+def softplus(x):
+    return np.logaddexp(0, x)
+
+
+def elu(x, alpha=1.0):
+    return np.where(x > 0, x, alpha * np.expm1(x))
+
+
+def affine(x, a=1.0, b=0.0):
+    return a * x + b
+
+
+def add(a, b):
+    return a + b
+
+
+def sub(a, b):
+    return a - b
+
+
+def mul(a, b):
+    return a * b
+
+
+def div(a, b):
+    return a / b
+
+
+def accumulate(y, x):
+    return {"y": y + x}
+
+
+def fill(shape, value=0.0):
+    return {"y": np.full(shape, value)}

@@ -1,0 +1,29 @@
+"""Float64 definitions of the reductions."""
+
+import numpy as np
+
+
+def sum(x, axes=None, keepdims=False):  # noqa: A001
+    return np.sum(x, axis=axes, keepdims=keepdims)
+
+
+def mean(x, axes=None, keepdims=False):
+    return np.mean(x, axis=axes, keepdims=keepdims)
+
+
+def max(x, axes=None, keepdims=False):  # noqa: A001
+    return np.max(x, axis=axes, keepdims=keepdims)
+
+
+def min(x, axes=None, keepdims=False):  # noqa: A001
+    return np.min(x, axis=axes, keepdims=keepdims)
+
+
+def softmax(x, axis=-1):
+    e = np.exp(x - x.max(axis, keepdims=True))
+    return e / e.sum(axis, keepdims=True)
+
+
+def log_softmax(x, axis=-1):
+    z = x - x.max(axis, keepdims=True)
+    return z - np.log(np.exp(z).sum(axis, keepdims=True))

@@ -1,0 +1,503 @@
+"""Runs one operator's rows on heaps laid out by hand, and checks each property that its spec declares.
+
+Every operand lies between guards, starts at a multiple of 64 bytes, and is as long as its declared
+extent; what a row must set is filled with the guards' own NaN before, so that a cell that was not set
+shows.  Each ``check_*`` raises AssertionError where the spec lies; tests/test_operators.py runs them over
+the whole table, and on specs that lie on purpose.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from calcvm.kernels_cpu._common import KERNELS
+from calcvm.ops import FAMILIES
+from calcvm.ops.dims import Affine, numel, shape_of
+from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec, evaluate
+from calcvm.vm.encoding import encode_row
+from tests.reference import reference
+
+for _family in FAMILIES:
+    import_module(f"calcvm.kernels_cpu.{_family}")
+
+NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+RESERVED = 16
+SENTINEL = {"float32": (np.uint32, 0x7FC5EED5), "float64": (np.uint64, 0x7FF85EED5EED5EED)}
+EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
+INTEGERS = ("rng",)  # operands of 64-bit cells that hold int64, not float64
+
+
+def is_wide(operand: Operand) -> bool:
+    """The operand holds 64-bit cells whatever the heap's dtype: its extent counts them in D."""
+    return "D" in compile(operand.elems, "elems", "eval").co_names
+
+
+# ---------------------------------------------------------------- cases
+@dataclass
+class Case:
+    """An operator with an example's sizes at its batch, and inputs drawn for it."""
+
+    spec: OpSpec
+    example: Example
+    dtype: str
+    batch: int
+    words: dict[str, Any] = field(init=False)
+    shapes: dict[str, tuple[int, ...]] = field(init=False)
+    values: dict[str, np.ndarray] = field(init=False)  # flat, as the heap holds them; wide ones as 64-bit cells
+
+    def __post_init__(self) -> None:
+        spec, example = self.spec, self.example
+        self.attrs = {a.name: a.default for a in spec.attrs} | dict(example.attrs)
+        for a in spec.attrs:
+            assert a.check(self.attrs[a.name]), f"{spec.name}: example's {a.name} fails the attribute's own check"
+        given = dict(zip(spec.inputs, map(shape_of, example.shapes)))
+        shapes = given | spec.shape(tuple(given.values()), self.attrs)
+        self.forms = dict(spec.words(shapes, self.attrs))
+        self.words = {k: v.at(self.batch) if isinstance(v, Affine) else v for k, v in self.forms.items()}
+        self.shapes = {n: tuple(d.at(self.batch) for d in s) for n, s in shapes.items()}
+        self.given = tuple(given)
+        self.wide = {o.name for row in spec.rows for o in row.operands if is_wide(o)}
+        rng = np.random.default_rng(sum(map(ord, spec.name)) + len(example.shapes))
+        self.values = {}
+        for n in self.given:
+            size = int(np.prod(self.shapes[n], dtype=int))
+            if n in INTEGERS:
+                v: np.ndarray = rng.integers(1, 1000, size)
+            elif n in example.integer:
+                v = rng.integers(0, example.integer[n], size).astype(self.dtype)
+            else:
+                v = rng.uniform(example.low, example.high, size)
+            self.values[n] = v if n in self.wide else v.astype(self.dtype)
+
+    def array(self, name: str, flat: np.ndarray) -> np.ndarray:
+        """A value in its shape, float64 (integers stay)."""
+        flat = flat if flat.dtype == np.int64 else flat.astype(np.float64)
+        return flat.reshape(self.shapes[name])
+
+    def expected(self, **changed: np.ndarray) -> dict[str, np.ndarray]:
+        """What the reference gives for the inputs (some of them changed)."""
+        fn = reference(self.spec.name)
+        assert fn is not None, f"operator {self.spec.name} has no reference in tests/reference"
+        inputs = [changed.get(n, self.array(n, self.values[n])) for n in self.given]
+        attrs = dict(self.example.attrs)
+        if isinstance(attrs.get("shape"), tuple):
+            attrs["shape"] = tuple(self.batch if n is None else n for n in attrs["shape"])
+        out = fn(*inputs, **attrs)
+        return out if isinstance(out, dict) else {self.spec.outputs[0]: out}
+
+    def forward(self, **how: Any) -> dict[str, np.ndarray]:
+        """All values after the forward rows."""
+        values = dict(self.values)
+        if self.spec.view:
+            values[self.spec.outputs[0]] = values[self.spec.inputs[0]].copy()
+        for row in self.spec.fwd:
+            values |= run_row(row, self.words, values, self.dtype, **how)
+        return values
+
+    def output_gradients(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(7)
+        return {
+            f"d{n}": rng.uniform(-1, 1, int(np.prod(self.shapes[n], dtype=int))).astype(self.dtype)
+            for n in self.spec.outputs
+        }
+
+    def backward(self, values: Mapping[str, np.ndarray], **how: Any) -> dict[str, np.ndarray]:
+        """Gradients as the rows give them, by d-name."""
+        values = {**values}
+        found: dict[str, np.ndarray] = {}
+        for row in self.spec.bwd:
+            new = run_row(row, self.words, values, self.dtype, known=self.known(), **how)
+            values |= new
+            found |= new
+        return {n: v for n, v in found.items() if n[1:] in self.spec.inputs}
+
+    def known(self) -> set[str]:
+        """Values that exist in this example (an operand that is not one of them is left out)."""
+        names = set(self.shapes)
+        return names | {f"d{n}" for n in names}
+
+    def gradient(self, name: str, gradients: Mapping[str, np.ndarray], dy: np.ndarray) -> np.ndarray:
+        """The gradient of an input in its shape: reduced over broadcast axes, passed on where there is no row."""
+        y = self.spec.outputs[0]
+        passed = self.spec.view or name in self.spec.passes
+        g = (dy if passed else gradients[f"d{name}"]).astype(np.float64)
+        shape = self.shapes[name]
+        if self.spec.broadcast:
+            full = self.shapes[y]
+            g = g.reshape(full)
+            g = g.sum(tuple(range(len(full) - len(shape))))
+            axes = tuple(i for i, n in enumerate(shape) if n == 1)
+            g = g.sum(axes, keepdims=True)
+        return g.reshape(shape)
+
+
+def cases(spec: OpSpec, dtype: str) -> list[Case]:
+    found = [Case(spec, e, dtype, e.batch) for e in spec.examples if not e.bench]
+    assert found, f"operator {spec.name} has no example"
+    return found
+
+
+# ---------------------------------------------------------------- one row
+def run_row(
+    row: RowSpec,
+    words: Mapping[str, Any],
+    values: Mapping[str, np.ndarray],
+    dtype: str,
+    *,
+    n_workers: int = 1,
+    only: int | None = None,
+    reverse: bool = False,
+    alias: tuple[str, str] | None = None,
+    known: set[str] | None = None,
+    poison: Mapping[str, np.ndarray] | None = None,
+    raw: bool = False,
+) -> dict[str, np.ndarray]:
+    """What the row wrote, by operand.  Raises where a guard was touched or a cell was not set.
+
+    only : run this worker alone (nothing is required to be set).  alias : (written, read) in one storage.
+    poison : {operand: mask of cells} that are NaN before.  raw : the bits of written operands and scratch.
+    """
+    uint, sentinel = SENTINEL[dtype]
+    size = np.dtype(dtype).itemsize
+    d = 8 // size
+    env = {"acc": 0, **words, "D": d, "nw": n_workers}
+    pad = 64 // size
+    offsets: dict[str, int | None] = {}
+    extents: dict[str, int] = {}
+    end = RESERVED + pad
+    for o in row.operands:
+        absent = o.optional and (o.name not in known if known is not None else o.name not in values)
+        if absent:
+            offsets[o.name] = None
+            continue
+        extents[o.name] = n = int(evaluate(o.elems, env))
+        assert n >= 0, f"{row.name}: extent of {o.name} is {n}"
+        if alias and o.name == alias[0]:
+            continue
+        offsets[o.name] = end
+        end += -(-n // pad) * pad + pad
+    if alias:
+        assert extents[alias[0]] == extents[alias[1]]
+        offsets[alias[0]] = offsets[alias[1]]
+    store = np.empty(end * size + 64, np.uint8)
+    start = -store.ctypes.data % 64
+    cells = store[start : start + end * size].view(uint)
+    cells[:] = sentinel
+    cells[:RESERVED] = 0
+    inside = np.zeros(end, bool)
+    for o in row.operands:
+        at, n = offsets[o.name], extents.get(o.name, 0)
+        if at is None:
+            continue
+        inside[at : at + n] = True
+        if o.reads:
+            v = values[o.name]
+            v = (v.view(dtype) if v.dtype.itemsize == 8 and dtype == "float32" else v.view(dtype)).view(uint)
+            assert v.size == n, f"{row.name}: {o.name} has {v.size} elements, its declared extent is {n}"
+            cells[at : at + n] = v
+        if poison and o.name in poison:
+            cells[at : at + n][poison[o.name]] = sentinel
+    for expression in row.require:
+        assert evaluate(expression, env) >= 0, f"{row.name} requires {expression} >= 0"
+    encoded = encode_row(row, env, offsets, 3 << 8)
+    native = NATIVE(KERNELS[row.name].address(dtype))
+    workers = range(n_workers) if only is None else [only]
+    for w in reversed(workers) if reverse else workers:
+        native(cells.ctypes.data, encoded.ctypes.data, w, n_workers)
+    assert (cells[~inside][RESERVED:] == sentinel).all(), f"{row.name} wrote outside its operands"
+    assert only is not None or not cells[:RESERVED].any(), f"{row.name} trapped"
+    out = {}
+    for o in row.operands:
+        at, n = offsets[o.name], extents.get(o.name, 0)
+        if at is None or not (o.writes if raw else o.writes and o.access != "s"):
+            continue
+        got = cells[at : at + n].copy()
+        if raw:
+            out[o.name] = got
+            continue
+        if o.access == "w":
+            assert (got != sentinel).all(), f"{row.name} did not set all of {o.name}"
+        got = got.view(dtype)
+        out[o.name] = got.view(np.int64 if o.name in INTEGERS else np.float64) if is_wide(o) else got
+    return out
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.tobytes() == b.tobytes()
+
+
+def close(got: np.ndarray, want: np.ndarray, tolerance: float, what: str) -> None:
+    """Within ``tolerance`` of each value and of the largest."""
+    want = np.asarray(want, np.float64)
+    assert got.shape == want.shape, f"{what}: shape {got.shape}, expected {want.shape}"
+    if want.size == 0:
+        return
+    scale = np.abs(want) + max(np.abs(want).max(), 1e-3)
+    error = np.abs(got - want) / scale
+    assert error.max() <= tolerance, f"{what}: relative error {error.max():.2e} exceeds {tolerance:.2e}"
+
+
+# ---------------------------------------------------------------- checks
+def check_forward(case: Case) -> None:
+    """The forward rows compute the reference, and set all that they declare."""
+    values = case.forward()
+    want = case.expected()
+    assert set(case.spec.outputs) <= set(want), f"{case.spec.name}: the reference gives {sorted(want)}"
+    for name, w in want.items():
+        if name not in values:
+            continue  # a name the reference explains, and no value of the operator
+        got = case.array(name, values[name])
+        close(got, w, 64 * EPS[case.dtype], f"{case.spec.name}.{name}")
+
+
+def check_gradients(case: Case) -> None:
+    """float64: the backward rows agree with central differences of the reference."""
+    spec = case.spec
+    values = case.forward()
+    seeds = case.output_gradients()
+    y = spec.outputs[0]
+    gradients = case.backward(values | seeds)
+    dy = seeds[f"d{y}"]
+
+    def loss(**changed: np.ndarray) -> float:
+        return float((np.asarray(case.expected(**changed)[y]).reshape(-1) * dy).sum())
+
+    for name in spec.differentiable:
+        if name not in case.given:
+            continue
+        x = case.array(name, values[name] if name in case.wide else case.values[name])
+        want = np.zeros(x.shape)
+        h = 1e-5
+        for i in np.ndindex(x.shape):
+            up, down = x.copy(), x.copy()
+            up[i] += h
+            down[i] -= h
+            want[i] = (loss(**{name: up}) - loss(**{name: down})) / (2 * h)
+        close(case.gradient(name, gradients, dy), want, 1e-6, f"{spec.name}: gradient of {name}")
+
+
+def check_gradients_float32(case: Case) -> None:
+    """float32: the backward rows agree with themselves in float64 on the same inputs."""
+    exact = Case(case.spec, case.example, "float64", case.batch)
+    exact.values = {n: v if n in case.wide else v.astype(np.float64) for n, v in case.values.items()}
+    seeds = case.output_gradients()
+    wide = {n: v.astype(np.float64) for n, v in seeds.items()}
+    got = case.backward(case.forward() | seeds)
+    want = exact.backward(exact.forward() | wide)
+    for name, g in got.items():
+        close(g.astype(np.float64), want[name], 256 * EPS["float32"], f"{case.spec.name}: {name} in float32")
+
+
+def _row_runs(case: Case) -> list[tuple[RowSpec, dict[str, np.ndarray]]]:
+    """Each row with the values it starts from."""
+    values = dict(case.values)
+    runs = []
+    for row in case.spec.fwd:
+        runs.append((row, dict(values)))
+        values |= run_row(row, case.words, values, case.dtype, known=case.known())
+    values |= case.output_gradients()
+    for row in case.spec.bwd:
+        start = dict(values)
+        for o in row.operands:
+            if o.access in "ua" and o.name not in start and o.name[1:] in case.shapes:
+                start[o.name] = np.linspace(-1, 1, int(np.prod(case.shapes[o.name[1:]], dtype=int))).astype(case.dtype)
+        runs.append((row, start))
+        values |= run_row(row, case.words, start, case.dtype, known=case.known())
+    return runs
+
+
+def _run(case: Case, row: RowSpec, values: Mapping[str, np.ndarray], **how: Any) -> dict[str, np.ndarray]:
+    return run_row(row, case.words, values, case.dtype, known=case.known(), **how)
+
+
+def check_workers(case: Case) -> None:
+    """1, 2, 3 and 5 workers give the same bits, in whatever order they run."""
+    for row, values in _row_runs(case):
+        want = _run(case, row, values)
+        for n in (2, 3, 5):
+            for reverse in (False, True):
+                got = _run(case, row, values, n_workers=n, reverse=reverse)
+                for name, v in want.items():
+                    assert same_bits(got[name], v), f"{row.name}: {name} differs with {n} workers"
+
+
+def check_reads(case: Case) -> None:
+    """A value that a row declares to read matters, and one that it declares only to write does not (that is
+    checked by every run: such cells are NaN before)."""
+    for row, values in _row_runs(case):
+        if row not in case.spec.bwd:
+            continue
+        want = _run(case, row, values)
+        for o in row.operands:
+            if o.access != "r" or o.name not in values or not values[o.name].size or is_wide(o):
+                continue
+            differs = False
+            for other in (np.nan, 0.0, -3.0):
+                changed = {**values, o.name: np.full_like(values[o.name], other)}
+                try:
+                    got = _run(case, row, changed)
+                except AssertionError:  # trapped: it was read
+                    differs = True
+                    break
+                differs |= any(not same_bits(got[n], v) for n, v in want.items())
+            if any(v.size and np.any(v) for v in want.values()):
+                assert differs, f"{row.name} declares to read {o.name}, which changes nothing"
+
+
+def check_in_place(case: Case) -> None:
+    """Each pair that may share storage gives the same bits when it does, for any team."""
+    for row, values in _row_runs(case):
+        present = {o.name for o in row.operands if not o.optional or o.name in case.known()}
+        for written, read in row.in_place:
+            if not {written, read} <= present:
+                continue
+            env = {"acc": 0, **case.words, "D": 1, "nw": 1}
+            a, b = (int(evaluate(row.operand(n).elems, env)) for n in (written, read))
+            if a != b:
+                continue  # a broadcast operand: the planner only merges equal sizes
+            want = _run(case, row, values)
+            for n, reverse in ((1, False), (3, False), (3, True)):
+                got = _run(case, row, values, alias=(written, read), n_workers=n, reverse=reverse)
+                for name, v in want.items():
+                    assert same_bits(got[name], v), f"{row.name}: {name} differs with {written} in place of {read}"
+
+
+def check_parts(case: Case) -> None:
+    """A worker alone reads and writes only its declared share of each operand, and sets that share right."""
+    _, sentinel = SENTINEL[case.dtype]
+    for row, values in _row_runs(case):
+        for n_workers in (2, 3):
+            env = {"acc": 0, **case.words, "D": 8 // np.dtype(case.dtype).itemsize, "nw": n_workers}
+            whole = _run(case, row, values, n_workers=n_workers, raw=True)
+            for w in range(n_workers):
+                foreign = {}
+                for o in row.operands:
+                    if o.optional and o.name not in case.known():
+                        continue
+                    n = int(evaluate(o.elems, env))
+                    mask = np.ones(n, bool)
+                    units = 1 if o.part == "w0" else int(evaluate(o.part, env)) if o.part else 0
+                    if o.part == "w0":
+                        mask[:] = w != 0
+                    elif units:
+                        assert n % units == 0, f"{row.name}: {o.name} of {n} elements is not shared by {units} units"
+                        lo, hi = units * w // n_workers, units * (w + 1) // n_workers
+                        mask[lo * (n // units) : hi * (n // units)] = False
+                    elif o.access == "s":
+                        mask[w * (n // n_workers) : (w + 1) * (n // n_workers)] = False
+                    else:
+                        continue
+                    foreign[o.name] = mask
+                alone = _run(case, row, values, n_workers=n_workers, only=w, poison=foreign, raw=True)
+                for name, mask in foreign.items():
+                    if name not in alone:
+                        continue
+                    message = f"{row.name}: worker {w} of {n_workers} wrote {name} outside its share"
+                    assert (alone[name][mask] == sentinel).all(), message
+                    if row.operand(name).access != "s":
+                        message = f"{row.name}: worker {w} of {n_workers} reads what is not in its share, for {name}"
+                        assert same_bits(alone[name][~mask], whole[name][~mask]), message
+
+
+def check_accumulation(case: Case) -> None:
+    """A row with the word ``acc`` sets with 0 and adds with 1."""
+    for row, values in _row_runs(case):
+        if "acc" not in {w.name for w in row.words}:
+            continue
+        added = replace(case)
+        added.words = {**case.words, "acc": 1}
+        added.values = case.values
+        start = {o.name: values[o.name] for o in row.operands if o.access == "a" and o.name in values}
+        assert start, f"{row.name} has the word acc and nothing that it adds to"
+        poison = {n: np.ones(v.size, bool) for n, v in start.items()}
+        once, twice = _run(case, row, values, poison=poison), _run(added, row, values)
+        for n, v in start.items():
+            close(twice[n] - v.astype(np.float64), once[n], 64 * EPS[case.dtype], f"{row.name}: {n} with acc")
+
+
+def check_names(spec: OpSpec) -> None:
+    """Kernels have the words and operands of the spec, in order and of its kinds."""
+    for row in spec.rows:
+        assert row.name in KERNELS, f"row {row.name} has no kernel"
+        kinds = {"float": "float", "dim": "int", "int": "int"}
+        want = [(w.name, kinds[w.kind]) for w in row.words] + [(o.name, "ptr") for o in row.operands]
+        assert list(KERNELS[row.name].words) == want, f"{row.name}: kernel has {KERNELS[row.name].words}, spec {want}"
+
+
+class Counted(np.ndarray):
+    """An array that counts the elements that arithmetic gives."""
+
+    operations = 0
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kw: Any) -> Any:
+        plain = [np.asarray(x) if isinstance(x, Counted) else x for x in inputs]
+        kw = {k: tuple(np.asarray(x) for x in v) if k == "out" else v for k, v in kw.items()}
+        out = getattr(ufunc, method)(*plain, **kw)
+        if ufunc is np.matmul:
+            Counted.operations += 2 * np.size(out) * np.shape(plain[0])[-1]
+        elif not ufunc.__name__.startswith(("less", "greater", "equal", "not", "logical", "bitwise", "is")):
+            Counted.operations += np.size(plain[0]) if method == "reduce" else np.size(out)
+        return np.asarray(out).view(Counted)
+
+    def __array_function__(self, func: Any, kinds: Any, args: Any, kw: Any) -> Any:
+        if func is np.einsum:
+            plain = [np.asarray(a) if isinstance(a, Counted) else a for a in args]
+            info = np.einsum_path(*plain, optimize=False)[1]
+            Counted.operations += int(float(info.split("Naive FLOP count:")[1].split()[0]))
+            return np.asarray(func(*plain, **kw)).view(Counted)
+        return super().__array_function__(func, kinds, args, kw)
+
+
+def check_flops(case: Case) -> None:
+    """Declared operations of the forward: within a factor of 4 of those that the reference does; linear in the batch."""
+    forms = [evaluate(row.flops, {"acc": 0, **case.forms}) for row in case.spec.fwd]
+    declared = sum(f.at(case.batch) if isinstance(f, Affine) else int(f) for f in forms)
+    Counted.operations = 0
+    case.expected(**{n: case.array(n, case.values[n]).view(Counted) for n in case.given if n not in INTEGERS})
+    counted = Counted.operations
+    if case.spec.category in ("shape", "system", "random") or counted <= 32:
+        assert declared >= 0
+    else:
+        assert counted / 4 <= declared <= 4 * counted, (
+            f"{case.spec.name} declares {declared} operations, its reference does {counted}"
+        )
+    for row in case.spec.rows:
+        f = evaluate(row.flops, {"acc": 0, **case.forms})
+        extents = [evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1}) for o in row.operands]
+        if isinstance(f, Affine) and f:
+            assert f.b == 0 or f.a == 0, f"{row.name}: {f} operations are not proportional to the batch"
+            grows = any(isinstance(e, Affine) and e.a for e in extents)
+            assert bool(f.a) == grows, f"{row.name}: {f} operations, extents {extents}"
+
+
+def check_extents(case: Case) -> None:
+    """Extents, as forms of the batch, are the sizes of the values they name."""
+    sizes = {n: numel(shape_of(())) for n in ()}
+    given = dict(zip(case.spec.inputs, map(shape_of, case.example.shapes)))
+    sizes = {n: numel(s) for n, s in (given | case.spec.shape(tuple(given.values()), case.attrs)).items()}
+    for row in case.spec.rows:
+        for o in row.operands:
+            name = o.name if o.name in sizes else o.name[1:] if o.name.startswith("d") else ""
+            if name not in sizes or o.access == "s":
+                continue
+            if case.spec.broadcast and o.name.startswith("d"):
+                name = case.spec.outputs[0]  # gradients in the output's full shape
+            got = evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1})
+            assert got == sizes[name] or sizes[name] == got, f"{row.name}: extent of {o.name} is {got}, not {sizes[name]}"
+
+
+CHECKS = {
+    "extents": check_extents,
+    "forward": check_forward,
+    "workers": check_workers,
+    "in_place": check_in_place,
+    "parts": check_parts,
+    "reads": check_reads,
+    "accumulation": check_accumulation,
+}

@@ -1,0 +1,347 @@
+"""Every operator of the table x its examples x dtypes: values, gradients, and each declared property."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calcvm.ops import OPCODES, OPS, ROWS
+from calcvm.ops.dims import shape_of
+from calcvm.ops.spec import Example, R, W
+from tests import rowrun
+from tests.reference import reference
+from tests.rowrun import CHECKS, Case, cases
+
+DTYPES = ("float32", "float64")
+SNAPSHOT = Path(__file__).with_name("opcodes.txt")
+NAMES = sorted(OPS)
+DIFFERENTIABLE = [n for n in NAMES if OPS[n].differentiable and OPS[n].category != "optimizer"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_complete(name):
+    spec = OPS[name]
+    assert reference(name) is not None, f"{name} has no reference"
+    assert any(not e.bench for e in spec.examples), f"{name} has no example"
+    rowrun.check_names(spec)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_declared(name, dtype, check):
+    for case in cases(OPS[name], dtype):
+        CHECKS[check](case)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients(name):
+    for case in cases(OPS[name], "float64"):
+        rowrun.check_gradients(case)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_float32(name):
+    for case in cases(OPS[name], "float32"):
+        rowrun.check_gradients_float32(case)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flops(name):
+    for example in OPS[name].examples:
+        rowrun.check_flops(Case(OPS[name], example, "float64", example.batch))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if any(None in s for e in OPS[n].examples for s in e.shapes)])
+def test_empty_batch(name):
+    """No row touches anything, or divides by the batch on its own account, when the batch is empty."""
+    for example in OPS[name].examples:
+        if example.bench or not any(None in s for s in example.shapes):
+            continue
+        case = Case(OPS[name], example, "float32", 0)
+        values = case.forward(n_workers=2)
+        if OPS[name].differentiable:
+            case.backward(values | case.output_gradients(), n_workers=2)
+
+
+def test_opcodes_are_append_only():
+    """Stored programs name opcodes: a line of the snapshot may be added, never changed."""
+    known = dict(line.split() for line in SNAPSHOT.read_text().splitlines())
+    now = {str(code): row.name for code, row in sorted(OPCODES.items())}
+    changed = {c: (n, now.get(c)) for c, n in known.items() if now.get(c) != n}
+    assert not changed, f"opcodes changed or removed: {changed}"
+    missing = {c: n for c, n in now.items() if c not in known}
+    assert not missing, f"add to {SNAPSHOT.name}: {missing}"
+    assert len({row.name for row in OPCODES.values()}) == len(OPCODES) == len(ROWS)
+
+
+# ---------------------------------------------------------------- the checks themselves catch lies
+def lying(name, row=0, bwd=False, **changes):
+    spec = OPS[name]
+    rows = list(spec.bwd if bwd else spec.fwd)
+    rows[row] = replace(rows[row], **changes)
+    return replace(spec, **{"bwd" if bwd else "fwd": tuple(rows)})
+
+
+def operands(name, replaced, row=0, bwd=False):
+    rows = OPS[name].bwd if bwd else OPS[name].fwd
+    by_name = {o.name: o for o in replaced}
+    return tuple(by_name.get(o.name, o) for o in rows[row].operands)
+
+
+SIZE = "rows*cols"
+LIES = {
+    "reads what it declares to write": (
+        "reads",
+        lambda: lying("exp", bwd=True, operands=operands("exp", [W("dy", SIZE, "rows")], bwd=True)),
+    ),
+    "declares a read that it does not make": (
+        "reads",
+        lambda: lying("sub", bwd=True, operands=operands("sub", [R("db", SIZE)], bwd=True)),
+    ),
+    "not in place": (
+        "in_place",
+        lambda: lying("softmax", bwd=True, in_place=(("dx", "dy"),), name="log_softmax_bwd")
+        if False
+        else lying("transpose", in_place=(("y", "x"),)),
+    ),
+    "writes outside its share": ("parts", lambda: lying("sum", operands=operands("sum", [W("y", "O*P*I", "O")]))),
+    "reads outside its share": (
+        "parts",
+        lambda: lying("transpose", operands=operands("transpose", [R("x", "d0*d1*d2*d3*d4*d5", "d0")])),
+    ),
+    "extent too small": (
+        "extents",
+        lambda: lying("relu", operands=operands("relu", [W("y", "rows*cols - 1", "")])),
+    ),
+    "extent too large": (
+        "extents",
+        lambda: lying("relu", operands=operands("relu", [W("y", "rows*cols + 1", "")])),
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_lie_is_caught(lie):
+    check, make = LIES[lie]
+    spec = make()
+    with pytest.raises(AssertionError):
+        for case in cases(spec, "float64"):
+            CHECKS[check](case)
+
+
+def test_wrong_reference_is_caught(monkeypatch):
+    monkeypatch.setattr(rowrun, "reference", lambda name: lambda x: np.tanh(x) * (1 + 1e-9))
+    with pytest.raises(AssertionError, match="relative error"):
+        rowrun.check_forward(cases(OPS["tanh"], "float64")[0])
+    with pytest.raises(AssertionError, match="relative error"):
+        monkeypatch.setattr(rowrun, "reference", lambda name: lambda x: np.tanh(x) * (1 + 1e-4))
+        rowrun.check_gradients(cases(OPS["tanh"], "float64")[0])
+
+
+def test_wrong_names_are_caught():
+    spec = lying("exp", bwd=True, operands=OPS["exp"].bwd[0].operands[:1])
+    with pytest.raises(AssertionError, match="kernel has"):
+        rowrun.check_names(spec)
+
+
+def test_wrong_flops_are_caught():
+    for flops in (f"20*{SIZE}", "cols", f"{SIZE} + 7"):
+        with pytest.raises(AssertionError):
+            rowrun.check_flops(cases(lying("exp", flops=flops), "float64")[1])
+
+
+def test_damaged_guards_are_caught():
+    """A row that writes past a declared extent is seen, whatever the size of its value."""
+    case = cases(OPS["relu"], "float64")[0]
+    row = replace(OPS["relu"].fwd[0], operands=operands("relu", [W("y", "rows*cols - 1")]))
+    with pytest.raises(AssertionError, match="outside its operands"):
+        rowrun.run_row(row, case.words, case.values, "float64")
+    row = replace(OPS["relu"].fwd[0], operands=operands("relu", [W("y", "rows*cols + 1")]))
+    with pytest.raises(AssertionError, match="did not set"):
+        rowrun.run_row(row, case.words, case.values, "float64")
+
+
+def test_worker_dependence_is_caught():
+    """Kernels that ignore the team leave a worker's share unset or write it twice: seen by `parts`."""
+    spec = lying("rng_advance", operands=(replace(OPS["rng_advance"].fwd[0].operands[0], part="D"),))
+    with pytest.raises(AssertionError):
+        rowrun.check_parts(cases(spec, "float64")[0])
+
+
+# ---------------------------------------------------------------- shapes that are refused
+@pytest.mark.parametrize(
+    ("name", "shapes", "attrs", "message"),
+    [
+        ("add", ((None, 3), (4,)), {}, "broadcast"),
+        ("sum", ((2, 3, 4),), {"axes": (0, 2)}, "split"),
+        ("sum", ((2, 3),), {"axes": (2,)}, "axes"),
+        ("softmax", ((None, 3, 4),), {"axis": 1}, "transpose first"),
+        ("reshape", ((None, 6),), {"shape": (3, 4)}, "unknown batch"),
+        ("reshape", ((4, 6),), {"shape": (5, -1)}, "unknown batch in a reshape, or no whole size"),
+        ("reshape", ((4, 6),), {"shape": (-1, -1)}, "at most one"),
+        ("transpose", ((4, 6),), {"axes": (0, 0)}, "permutation"),
+        ("concat", ((4, 6), (3, 5)), {"axis": 1}, "agree"),
+        ("slice", ((None, 6),), {"starts": (1,), "stops": (None,)}, "batch"),
+        ("slice", ((4, 6),), {"starts": (3,), "stops": (1,)}, "range"),
+    ],
+)
+def test_refused_shape(name, shapes, attrs, message):
+    spec = OPS[name]
+    attrs = {a.name: a.default for a in spec.attrs} | attrs
+    with pytest.raises(ValueError, match=message):
+        given = dict(zip(spec.inputs, map(shape_of, shapes)))
+        spec.words(given | spec.shape(tuple(given.values()), attrs), attrs)
+
+
+# ---------------------------------------------------------------- values a user can see
+SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if OPS[n].category == "unary" and n != "pow"] + ["softmax", "log_softmax"]
+)
+def test_special_values(name, dtype):
+    """NaN, infinities and zeros give what NumPy gives."""
+    for special in SPECIAL:
+        case = Case(OPS[name], Example(shapes=((2, 3),)), dtype, 1)
+        x = np.array([special, 0.5, -0.5, 1.5, special, 0.25])
+        case.values["x"] = x.astype(dtype)
+        with np.errstate(all="ignore"):
+            want = next(iter(case.expected().values())).reshape(-1)
+            got = case.forward()["y"].astype(float)
+        if name == "gelu" and special == -np.inf:
+            want = np.where(np.isnan(want), got, want)  # -inf * 0: both nan and 0 are in use
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-12, err_msg=f"{name}({special})")
+
+
+@pytest.mark.parametrize("exponent", [-3.0, -2.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 17.0])
+def test_pow_of_any_base(exponent):
+    x = np.array([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, np.nan, np.inf])
+    case = Case(OPS["pow"], Example(shapes=((9,),), attrs={"exponent": exponent}), "float64", 1)
+    case.values["x"] = x
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(case.forward()["y"], np.power(x, exponent), rtol=1e-13)
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 63, 64, 65, 127, 129, 4095, 4097, 100_003])
+def test_long_sums(n):
+    """A float32 sum of n numbers errs far less than n roundings; its gradient and columns do too."""
+    rng = np.random.default_rng(n)
+    x = rng.uniform(0, 1, n).astype(np.float32)
+    for shape, attrs in (((n,), {"axes": None}), ((n, 2), {"axes": (0,)})):
+        case = Case(OPS["mean"], Example(shapes=(shape,), attrs=attrs), "float32", 1)
+        case.values["x"] = np.repeat(x, int(np.prod(shape)) // n)
+        got = case.forward()["y"]
+        np.testing.assert_allclose(got, np.full(got.shape, x.astype(float).mean()), rtol=16 * 2.0**-23)
+
+
+def test_extrema_send_the_gradient_to_the_first():
+    case = Case(OPS["max"], Example(shapes=((2, 4),), attrs={"axes": (1,)}), "float64", 1)
+    case.values["x"] = np.array([1.0, 3.0, 3.0, 2.0, 5.0, 5.0, 5.0, 5.0])
+    values = case.forward() | {"dy": np.array([10.0, 20.0])}
+    assert case.backward(values)["dx"].tolist() == [0, 10, 0, 0, 20, 0, 0, 0]
+
+
+# ---------------------------------------------------------------- dropout
+def dropped(rate, seed=3, counter=5, stream=0, n=200_000, n_workers=1):
+    case = Case(OPS["dropout"], Example(shapes=((n,), (2,), ()), attrs={"stream": stream}), "float32", 1)
+    case.values |= {"x": np.ones(n, np.float32), "rng": np.array([seed, counter]), "rate": np.array([rate])}
+    return case.forward(n_workers=n_workers)["y"]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
+def test_dropout_statistics(rate):
+    y = dropped(rate)
+    kept = y != 0
+    assert np.allclose(y[kept], 1 / (1 - rate))
+    error = 5 * np.sqrt(rate * (1 - rate) / y.size)
+    assert abs(kept.mean() - (1 - rate)) <= error
+    for lag in (1, 2, 16, 64):  # neighbours are independent
+        both = (kept[lag:] & kept[:-lag]).mean()
+        assert abs(both - (1 - rate) ** 2) <= 2 * error
+
+
+def test_dropout_of_everything():
+    assert not dropped(1.0).any()
+
+
+def test_dropout_depends_on_seed_step_and_stream():
+    base = dropped(0.5) != 0
+    for other in ({"seed": 4}, {"counter": 6}, {"stream": 1}, {"seed": -3}):
+        agreement = ((dropped(0.5, **other) != 0) == base).mean()
+        assert abs(agreement - 0.5) < 0.01, other
+    assert np.array_equal(dropped(0.5, n_workers=3) != 0, base)
+
+
+# ---------------------------------------------------------------- PyTorch
+def torch_functions():
+    torch = pytest.importorskip("torch")
+    f = torch.nn.functional
+    return {
+        "neg": lambda x: -x,
+        "abs": torch.abs,
+        "sqrt": torch.sqrt,
+        "square": torch.square,
+        "exp": torch.exp,
+        "log": torch.log,
+        "pow": lambda x, exponent: x**exponent,
+        "relu": torch.relu,
+        "leaky_relu": lambda x, alpha=0.01: f.leaky_relu(x, alpha),
+        "sigmoid": torch.sigmoid,
+        "tanh": torch.tanh,
+        "gelu": lambda x, approximate="none": f.gelu(x, approximate=approximate),
+        "softplus": f.softplus,
+        "elu": lambda x, alpha=1.0: f.elu(x, alpha),
+        "add": torch.add,
+        "sub": torch.sub,
+        "mul": torch.mul,
+        "div": torch.div,
+        "sum": lambda x, axes=None, keepdims=False: (
+            x.sum() if axes is None else x if axes == () else x.sum(axes, keepdim=keepdims)
+        ),
+        "mean": lambda x, axes=None, keepdims=False: (
+            x.mean() if axes is None else x if axes == () else x.mean(axes, keepdim=keepdims)
+        ),
+        "softmax": lambda x, axis=-1: torch.softmax(x, axis),
+        "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
+        "transpose": lambda x, axes=None: x.permute(tuple(reversed(range(x.dim()))) if axes is None else axes),
+        "concat": lambda a, b, axis=-1: torch.cat([a, b], axis),
+        "linear": lambda x, w, b=None: x @ w + (0 if b is None else b),
+        "mse": f.mse_loss,
+        "mae": f.l1_loss,
+        "huber": lambda x, t, delta=1.0: f.huber_loss(x, t, delta=delta),
+    }
+
+
+PEERS = sorted(
+    "neg abs sqrt square exp log pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean softmax "
+    "log_softmax transpose concat linear mse mae huber".split()
+)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", PEERS)
+def test_against_torch(name):
+    fn = torch_functions()[name]
+    import torch
+
+    for case in cases(OPS[name], "float32"):
+        inputs = [
+            torch.tensor(case.values[n].reshape(case.shapes[n]), requires_grad=n in OPS[name].differentiable)
+            for n in case.given
+        ]
+        y = fn(*inputs, **case.example.attrs)
+        values, seeds = case.forward(), case.output_gradients()
+        (out,) = OPS[name].outputs
+        rowrun.close(case.array(out, values[out]), y.detach().numpy(), 1e-5, f"{name} against torch")
+        y.backward(torch.tensor(seeds[f"d{out}"].reshape(tuple(y.shape))))
+        gradients = case.backward(values | seeds)
+        for n, x in zip(case.given, inputs):
+            if x.requires_grad:
+                got = case.gradient(n, gradients, seeds[f"d{out}"])
+                rowrun.close(got, x.grad.numpy(), 2e-5, f"{name}: gradient of {n} against torch")
