@@ -568,6 +568,18 @@ def test_bad_arguments(wrong: dict[str, int]) -> None:
         plan(mlp((2, 1)), **{"itemsize": 4, **wrong})
 
 
+def test_plan_and_lowering_agree_about_the_machine() -> None:
+    b = Build()
+    x = b.value("x", "placeholder", 16, resident=True)
+    b.over(TOTAL, "s", {"nw": 2, "D": 2}, x=x, s=b.value("s", "activation", ONE, resident=True))
+    lowered = b.done()
+    plan(lowered, itemsize=4, batch_size=1, workers=1)
+    with pytest.raises(PlanError, match="2 workers"):
+        plan(lowered, itemsize=4, batch_size=1, workers=3)
+    with pytest.raises(PlanError, match="dtype"):
+        plan(lowered, itemsize=8, batch_size=1)
+
+
 # ---------------------------------------------------------------- generated programs
 @st.composite
 def programs(draw: Any) -> Lowered:
@@ -756,12 +768,12 @@ def test_minimalloc_instances(name: str, capsys: pytest.CaptureFixture[str]) -> 
     sizes, first = [int(r["size"]) for r in table], [int(r["lower"]) for r in table]
     last = [int(r["upper"]) - 1 for r in table]
     start = time.perf_counter()
-    packing = pack(sizes, first, last, effort=20_000)
+    packing = pack(sizes, first, last, effort=150_000)
     seconds = time.perf_counter() - start
     assert_disjoint(sizes, first, last, packing.offsets)
     with capsys.disabled():
         print(f"\n  {name}: {len(sizes)} buffers, {packing.height / 1048576:.3f} x capacity, {seconds:.2f} s", end="")
-    assert packing.bound <= packing.height <= 1.41 * 1048576
+    assert packing.bound <= packing.height <= 1.15 * 1048576  # the best plain orders reach 1.17 to 1.41
 
 
 # ---------------------------------------------------------------- cost, report, picture
@@ -840,3 +852,5 @@ def test_local_search_is_seeded() -> None:
     assert searched == pack(sizes, first, last, effort=30_000)
     assert searched.height <= plain.height
     assert_disjoint(sizes, first, last, searched.offsets)
+    assert plain.height > plain.bound  # so that there was something to search for
+    assert pack(sizes, first, last, effort=30_000, enough=plain.height).height == plain.height

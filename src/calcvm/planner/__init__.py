@@ -19,7 +19,7 @@ from calcvm.planner.sync import barriers
 
 __all__ = ["Plan", "Zone", "plan"]
 
-EFFORT = 20_000  # placements that the local search may try, where a gap to the bound remains
+EFFORT = 20_000  # placements that the packer may try where a gap to the bound remains: about 0.1 s
 
 
 def plan(
@@ -56,15 +56,18 @@ def plan(
     if workers < 1:
         raise PlanError(f"workers must be at least 1, not {workers}")
     machine = Machine(itemsize, workers)
+    _check_machine(lowered, machine)
     merged, groups = merge_rows(improve(lowered, batch_size or 1024, machine), machine, merge_updates)
     layout = lay_out(merged, groups, machine)
 
-    def required(batch: int) -> int:
-        return (layout.fixed(batch) + layout.pack(batch, effort).height * machine.align) * itemsize
-
     if batch_size is None:
         assert memory is not None
-        batch_size = largest_batch(memory, lambda b: max(layout.load(b)) * itemsize, required)
+        allowed = memory // itemsize
+        batch_size = largest_batch(
+            memory,
+            lambda b: max(layout.load(b)) * itemsize,
+            lambda b: layout.required(b, effort, allowed) * itemsize,
+        )
     packing = layout.pack(batch_size, effort)
     offsets, bounds = layout.place(batch_size, packing)
     live = layout.load(batch_size)
@@ -92,6 +95,15 @@ def plan(
         layout=layout,
         effort=effort,
     )
+
+
+def _check_machine(lowered: Lowered, machine: Machine) -> None:
+    """Lowering sized scratch and 8-byte numbers for the machine that is planned for."""
+    for st in lowered.statements:
+        if st.words.get("D", 8 // machine.itemsize) != 8 // machine.itemsize:
+            raise PlanError(f"{st.label}: lowered for another dtype than one of {machine.itemsize} bytes")
+        if st.words.get("nw", machine.workers) < machine.workers:
+            raise PlanError(f"{st.label}: lowered for {st.words['nw']} workers, planned for {machine.workers}")
 
 
 def _zones(layout: Layout, batch: int, bounds: dict[str, tuple[int, int]]) -> dict[str, Zone]:

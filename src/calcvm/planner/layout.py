@@ -61,10 +61,17 @@ class Layout:
         fixed = self.fixed(batch)
         return [fixed + (live[t] if t < len(live) else 0) for t in range(max(self.n_statements, 1))]
 
-    def pack(self, batch: int, effort: int) -> Packing:
+    def pack(self, batch: int, effort: int, allowed: int = 0) -> Packing:
+        """Pack the transient units; a heap of ``allowed`` elements is good enough."""
         align = self.machine.align
+        enough = (allowed - self.fixed(batch)) // align
         sizes = [self.size(u, batch) // align for u in self.transient]
-        return pack(sizes, [u.first for u in self.transient], [u.last for u in self.transient], effort=effort)
+        first, last = [u.first for u in self.transient], [u.last for u in self.transient]
+        return pack(sizes, first, last, effort=effort, enough=enough)
+
+    def required(self, batch: int, effort: int, allowed: int = 0) -> int:
+        """Elements of the heap that the packer needs."""
+        return self.fixed(batch) + self.pack(batch, effort, allowed).height * self.machine.align
 
     def place(self, batch: int, packing: Packing) -> tuple[dict[Value, int], dict[str, tuple[int, int]]]:
         """Offsets of all values, and [start, stop) of every zone."""

@@ -91,9 +91,7 @@ class Plan:
 
     def required(self, batch: int) -> int:
         """Exact heap bytes of a plan for another batch, in the same order."""
-        fixed = self.layout.fixed(batch)
-        height = self.layout.pack(batch, self.effort).height
-        return (fixed + height * self.layout.machine.align) * self.itemsize
+        return self.layout.required(batch, self.effort) * self.itemsize
 
     @cached_property
     def _peak_form(self) -> tuple[Affine, int]:
