@@ -44,6 +44,7 @@ from calcvm.vm.verify import verify
 PAGE = mmap.PAGESIZE
 SENTINEL = 0xA5
 HANG_SECONDS = 60
+LARGEST_HEAP = 1 << 24  # bytes; what is accepted for a larger heap is counted, not run
 KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 EXTREMES = (0, 1, 2, -1, -2, 15, 16, 2**31, 2**32, -(2**31), 2**40, 2**40 + 1, 2**47, 2**62, 2**63 - 1, -(2**63))
 
@@ -379,7 +380,7 @@ def written(row: np.ndarray, slots: int, workers: int) -> list[tuple[int, int]]:
 
 
 # ---------------------------------------------------------------- the campaign
-COUNTS = ("programs", "refused", "run", "escapes", "strays", "errors")
+COUNTS = ("programs", "refused", "run", "escapes", "strays", "errors", "too_large")
 
 
 def campaign(start: int, stop: int, seed: int, progress: np.ndarray) -> None:
@@ -402,6 +403,9 @@ def campaign(start: int, stop: int, seed: int, progress: np.ndarray) -> None:
         except Exception as error:
             print(f"program {i}: the verifier raised {type(error).__name__}: {error}", flush=True)
             progress[6] += 1
+            continue
+        if program.heap_bytes > LARGEST_HEAP:
+            progress[7] += 1
             continue
         escapes, strays = runner.run(program, rng)
         if escapes or strays:

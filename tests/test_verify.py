@@ -110,6 +110,16 @@ def test_only_optional_operands_are_left_out(program):
     verify(replace(altered(program, (row, "b", -1)), operand_values=values))
 
 
+def test_an_operand_is_left_out_only_where_the_words_allow_it(program):
+    """The output that an activation's derivative reads: not needed where there is no activation."""
+    row = row_of(program, "linear_bwd_x")
+    values = program.operand_values.copy()
+    values[row, word_of(program, row, "ya")] = -1
+    p = replace(altered(program, (row, "ya", -1)), operand_values=values)
+    refused(p, f"row {row} linear_bwd_x .*operand ya of 96 elements is left out")
+    verify(altered(p, (row, "act", 0)))
+
+
 def test_symbols_stand_behind_operands_alone(program):
     for word, value in ((0, 0), (MAX_WORDS - 1, 0), (word_of(program, 0, "y"), 10**6), (word_of(program, 0, "y"), -2)):
         values = program.operand_values.copy()
@@ -397,7 +407,7 @@ def test_every_size_is_bounded_by_an_extent(name):
     """A size of 2^40 is refused, so that no loop can run on without touching an operand."""
     spec = ROWS[name]
     for big in spec.words:
-        if big.kind != "dim" or big.name in NOT_LOOPS or re.fullmatch(r"[abs][0-5]", big.name):
+        if big.kind != "dim" or big.name in NOT_LOOPS or re.fullmatch(r"[abst][0-5]", big.name):
             continue
         for others in (1, 0):
             words = {

@@ -107,7 +107,7 @@ LINEAR_BWD_X = RowSpec(
     operands=(
         R("wt", "K*N"),
         R("dy", "rows*inner*N", "rows"),
-        R("ya", "rows*inner*K", "rows", optional=True),
+        R("ya", "rows*inner*K", "rows", optional="act == 0"),
         W("dx", "rows*inner*K", "rows"),
         S("ws", _panel("N", "K")),
     ),

@@ -83,13 +83,14 @@ class Operand:
     part : how the workers share it.  An expression n: worker w touches only elements of units
         [n*w // nw, n*(w+1) // nw), each elems/n long.  "" or an n of 0: any worker may touch any
         element; of scratch, worker w has the w-th of nw equal parts.  "w0": worker 0 alone.
+    optional : whether it may be left out; or an expression over the row's words, where it is not 0.
     """
 
     name: str
     access: str
     elems: str
     part: str = ""
-    optional: bool = False
+    optional: bool | str = False
 
     @property
     def reads(self) -> bool:

@@ -187,6 +187,7 @@ class _Row:
         self.extents = table([o.elems for o in spec.operands])
         self.parts = table([o.part if o.part not in ("", "w0") else "0" for o in spec.operands])
         self.require = table(spec.require) if spec.require else None
+        self.optional = table([o.optional if isinstance(o.optional, str) else str(o.optional) for o in spec.operands])
         sizes = {w.name for w in spec.words if w.kind == "dim" or (w.kind == "int" and w.lo >= 0)} | {"D", "nw"}
         constants = {w.name for w in spec.words if w.kind == "int"} | {"D", "nw"}
         self.growing = all(_grows(ast.parse(o.elems, mode="eval").body, sizes, constants) for o in spec.operands)
@@ -512,7 +513,7 @@ class _Verifier:
             first, last = max(extents[k][0], 0), max(extents[k][1], 0)
             start, symbol = row[r.first_operand + k], values[r.first_operand + k]
             if start == ABSENT:
-                if not operand.optional and (first or last):
+                if (first or last) and not r.optional(*at_last, *tail)[k]:
                     self.fail(i, f"operand {operand.name} of {last} elements is left out")
                 if symbol != -1:
                     self.fail(i, f"operand {operand.name} is left out, but has symbol {symbol}")
