@@ -6,10 +6,13 @@ derivatives are applied to values that have just been computed.
 
 from __future__ import annotations
 
+from numba.core import cgutils
+from numba.extending import intrinsic
+
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import Float, Ptr, at, kernel, njit, share
 from calcvm.kernels_cpu._gemm import gemm
-from calcvm.kernels_cpu._gemv import gemv
+from calcvm.kernels_cpu._gemv import column_sums, gemv
 from calcvm.kernels_cpu._math import elementwise
 
 NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.ACTIVATIONS
@@ -28,8 +31,17 @@ dleaky = elementwise(lambda d, y, a: d.where(y > 0.0, d * a), "vv", "f")
 dsigmoid = elementwise(lambda d, y: d * y * (1.0 - y), "vv")
 dtanh = elementwise(lambda d, y: d * (1.0 - y * y), "vv")
 delu = elementwise(lambda d, y, a: d.where(y > 0.0, d * (y + a)), "vv", "f")
-add = elementwise(lambda x, y: x + y, "vv")
 clear = elementwise(lambda x: x.const(0.0), "v")
+
+
+@intrinsic
+def one(tc, like):
+    """A pointer to 1, of the dtype of the pointer ``like``."""
+
+    def codegen(ctx, b, sig, args):
+        return cgutils.alloca_once_value(b, ctx.get_constant(like.dtype, 1))
+
+    return like(like), codegen
 
 
 @njit(inline=True)
@@ -80,11 +92,7 @@ def linear_bwd_w(w, nw, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: P
     gemm(hi - lo, N, M, at(x, lo), 1, K, dy, N, 1, d, N, d, N, acc, at(ws, w * panel(M, N)))
     if r[10] >= 0:  # noqa: F821
         lo, hi = share(N, w, nw)
-        n, d = hi - lo, at(db, lo)
-        if not acc:
-            clear(n, d, d)
-        for m in range(M):
-            add(n, d, at(dy, m * N + lo), d)
+        column_sums(hi - lo, M, one(dy), 0, at(dy, lo), N, at(db, lo), at(db, lo), acc, False)
 
 
 @kernel(needs=("gemm", "gemv"))
