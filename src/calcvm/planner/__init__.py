@@ -6,12 +6,14 @@ the operators allow it, packs what is live at once into one heap, and sets the b
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from calcvm.errors import PlanError
 from calcvm.ops.statement import Lowered
 from calcvm.planner.batch import largest_batch
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
 from calcvm.planner.lifetimes import Machine
-from calcvm.planner.merge import merge_rows
+from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.offsets import load
 from calcvm.planner.order import improve
 from calcvm.planner.result import Plan, Zone
@@ -57,17 +59,29 @@ def plan(
         raise PlanError(f"workers must be at least 1, not {workers}")
     machine = Machine(itemsize, workers)
     _check_machine(lowered, machine)
-    merged, groups = merge_rows(improve(lowered, batch_size or 1024, machine), machine, merge_updates)
-    layout = lay_out(merged, groups, machine)
 
+    def prepare(ordered: Lowered) -> tuple[Lowered, Groups, Layout]:
+        merged, groups = merge_rows(ordered, machine, merge_updates)
+        return merged, groups, lay_out(merged, groups, machine)
+
+    def largest(layout: Layout, allowed: int) -> int:
+        return largest_batch(
+            allowed,
+            lambda b: max(layout.load(b)) * itemsize,
+            lambda b: layout.required(b, effort, allowed // itemsize) * itemsize,
+        )
+
+    ordered = improve(lowered, batch_size or 1, machine)
+    merged, groups, layout = prepare(ordered)
     if batch_size is None:
         assert memory is not None
-        allowed = memory // itemsize
-        batch_size = largest_batch(
-            memory,
-            lambda b: max(layout.load(b)) * itemsize,
-            lambda b: layout.required(b, effort, allowed) * itemsize,
-        )
+        batch_size = largest(layout, memory)
+        again = improve(lowered, batch_size, machine)
+        if again.statements != ordered.statements:  # the best order depends on the batch
+            other = prepare(again)
+            with suppress(PlanError):
+                if (better := largest(other[2], memory)) > batch_size:
+                    (merged, groups, layout), batch_size = other, better
     packing = layout.pack(batch_size, effort)
     offsets, bounds = layout.place(batch_size, packing)
     live = layout.load(batch_size)
