@@ -2,20 +2,20 @@
 
 Tiles.  C is computed in tiles held in registers, a panel of columns at a time: WIDE panels of 6 rows x 4
 vectors (24 accumulators, 4 vectors of B and a broadcast of A fill the 32 registers of AVX-512 and NEON;
-6 x 2 on the 16 of AVX2 and SSE), MID panels of 8 x 2, and a TAIL of 8 x 1 with dead lanes.  Leftover rows
-take the panel's low tile.  With AVX-512 a masked load costs nothing, so panels may end in dead lanes and
+6 x 2 on the 16 of AVX2 and SSE), MID panels of 8 x 2 (8 x 1 without AVX-512), and a TAIL of 8 x 1 with dead
+lanes.  Leftover rows take the panel's low tile.  With AVX-512 a masked load costs nothing, so panels may end in dead lanes and
 50 columns are one WIDE panel; elsewhere only the TAIL is masked.  One Zen 5 core, float32: 6 x 4 and 8 x 2
 run at 268-274 GFLOP/s for K from 64 to 784, the FMA peak; 12 x 2 no faster, 12 x 1 at 215, 24 x 1 at 140.
 
 Blocks.  K in blocks of at most KC rows of B: a WIDE panel (128 KB) stays in L2, and the sum of a block is
-added to what C holds.  KC = 256 halves the panel and doubles the traffic of C: 5 % slower from 1024^3 on.
+added to what C holds.  KC = 256 with NC = 512 doubles the traffic of C: 2 to 6 % slower, 512^3 to 4096^3.
 ROWS rows of A meet all of a block's columns while they are in L1.
 
 Packing.  Into ``ws``, a block of KC x NC, where B is given by columns (16 x 16 elements transposed in
 registers), or has rows so long that a panel meets a new page every row and rows enough of A to pay for the
-copy: 64x1024x1024 209 against 166 GFLOP/s, but 64x1000x300 the same and 24x128x784 190 against 264.  A is
-never packed: rows are read by broadcast, at any stride.  A by columns with little reuse is prefetched:
-784x64x10000 246 against 184 GFLOP/s.
+copy: 32x4096x1024 130 against 98 GFLOP/s, but 24x1024x1024 168 against 215 and 24x128x784 190 against 264.
+A is never packed: it is read by broadcast, at any stride.  A by columns with little reuse is prefetched:
+784x64x10000 242 against 206 GFLOP/s.
 
 Determinism.  Each element is one chain over k within a K block, in order, and block sums are added in
 order, in every tile: the bits do not depend on how rows are shared among workers, nor on M.
@@ -29,8 +29,8 @@ from calcvm.kernels_cpu._simd import FREE_MASKS, VECTOR_REGISTERS, lanes_of, mic
 
 KC = 512  # rows of B in a block: a multiple of every vector's lanes
 NC = 256  # columns of B in a packed block: a multiple of every panel's width
-ROWS = 24  # rows of A in a block: a multiple of every tile's rows
-PACK_ROWS, PACK_COLUMNS = 64, 1024  # B given by rows is packed from this size on
+ROWS = 24  # rows of A in a block, up to half more in the last: a multiple of every tile's rows
+PACK_ROWS, PACK_COLUMNS = 32, 1024  # B given by rows is packed from this size on
 AHEAD = 32  # rows of B between the prefetch of A and its use
 
 WIDE_ROWS, WIDE_LOW, WIDE = 6, 2, 4 if VECTOR_REGISTERS == 32 else 2
@@ -49,12 +49,12 @@ def gemm_ws(M: int, N: int, K: int, b_transposed: bool) -> int:
 
     ``b_transposed``: ``b_cs != 1``.  ``gemv`` needs none.
     """
-    if M == 0 or N <= 1 or not (b_transposed or (M >= 64 and N >= 1024)):
+    if M == 0 or N <= 1 or not (b_transposed or (M >= 32 and N >= 1024)):
         return 0
     return min(K, 512) * min((N + 15) // 16 * 16, 256)
 
 
-@njit
+@njit(inline=True)
 def panel_vectors(left, lanes):
     """Vectors in the next panel when ``left`` columns are left."""
     slack = lanes - 1 if FREE_MASKS else 0
@@ -65,7 +65,7 @@ def panel_vectors(left, lanes):
     return 1
 
 
-@njit
+@njit(inline=True)
 def pack(n, k, b, brs, bcs, ws):
     """Pack B[k, n] into panels of k rows, each panel as wide as its tile."""
     lanes = lanes_of(b)
@@ -90,14 +90,14 @@ def pack(n, k, b, brs, bcs, ws):
         j += width
 
 
-@njit
+@njit(inline=True)
 def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
     """C = init + A @ B in tiles, ROWS rows of A at a time against all of B."""
     lanes = lanes_of(b)
     step = K if packed else 1
     r = 0
     while r < M:
-        end = min(M, r + ROWS)
+        end = r + ROWS if M - r > ROWS + ROWS // 2 else M
         j = 0
         while j < N:
             left = N - j
@@ -141,6 +141,7 @@ def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws
 
     INIT is 0 in mode 0 and init[i*init_rs + j] in mode 1: a bias with init_rs = 0, or C itself to
     accumulate.  ``b_cs`` is 1, or ``b_rs`` is (any strides are right, others slow).  ``ws``: ``gemm_ws`` elements.
+    C may be init, and overlaps nothing else.
     """
     if M <= 0 or N <= 0:
         return
@@ -151,11 +152,10 @@ def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws
         column_sums(M, K, b, b_rs, a, a_cs, c, init, mode, False)
         return
     packed = N > 1 and (b_cs != 1 or (M >= PACK_ROWS and N >= PACK_COLUMNS))
-    if not packed and K <= KC:
-        block(M, N, K, a, a_rs, a_cs, b, b_rs, packed, c, c_rs, init, init_rs, mode)
-        return
-    blocks = (K + KC - 1) // KC
-    kc = ((K + blocks - 1) // max(blocks, 1) + 15) // 16 * 16
+    kc = K
+    if K > KC:  # blocks of equal size
+        blocks = (K + KC - 1) // KC
+        kc = ((K + blocks - 1) // blocks + 15) // 16 * 16
     p = 0
     while True:
         k = min(kc, K - p)
