@@ -191,8 +191,8 @@ FULL = f"d0*{INNER}"
 
 
 def _row_span(s: str) -> str:
-    """Elements that operand ``s`` spans below one index of the leading axis."""
-    return "max(0, 1 + " + " + ".join(f"(d{i} - 1)*{s}{i}" for i in range(1, AXES)) + ")"
+    """Elements that operand ``s`` spans below one index of the leading axis (fewer than 1 only if a size is 0)."""
+    return "(1 + " + " + ".join(f"(d{i} - 1)*{s}{i}" for i in range(1, AXES)) + ")"
 
 
 def _extent(s: str) -> str:

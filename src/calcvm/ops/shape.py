@@ -139,9 +139,9 @@ def transpose_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> di
 
 def _permute(opcode: int, name: str, source: str, target: str, d: str, s: str, same: str) -> RowSpec:
     total = "*".join(f"{d}{i}" for i in range(AXES))
-    below = "max(0, 1 + " + " + ".join(f"({d}{i} - 1)*{s}{i}" for i in range(1, AXES)) + ")"
+    below = "1 + " + " + ".join(f"({d}{i} - 1)*{s}{i}" for i in range(1, AXES))
     # Where the leading axis stays, its stride covers what lies below it: workers read their own rows.
-    span = f"max(0, {below} + ({d}0 - 1)*{s}0)"
+    span = f"{below} + ({d}0 - 1)*{s}0"
     return RowSpec(
         opcode=opcode,
         name=name,
@@ -151,7 +151,7 @@ def _permute(opcode: int, name: str, source: str, target: str, d: str, s: str, s
             R(source, f"{d}0*{s}0 if {same} else {span}", f"{d}0 if {same} else 0"),
             W(target, total, f"{d}0"),
         ),
-        require=(f"{s}0 - {below} if {same} else 0",),
+        require=(f"{s}0 - ({below}) if {same} else 0",),
     )
 
 
@@ -307,7 +307,7 @@ SLICE = dims("rows cols first off d0 d1 d2 d3 d4 d5 s1 s2 s3 s4")
 SLICE_SIZE = "d0*d1*d2*d3*d4*d5"
 SLICE_REQUIRE = (
     "rows - first - d0",
-    "cols - off - max(0, d5 + " + " + ".join(f"(d{i} - 1)*s{i}" for i in range(1, AXES - 1)) + ")",
+    "cols - off - (d5 + " + " + ".join(f"(d{i} - 1)*s{i}" for i in range(1, AXES - 1)) + ")",
 )
 register(
     OpSpec(

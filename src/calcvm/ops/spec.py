@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -25,7 +25,7 @@ MAX_WORDS = 32  # W: words in an encoded row, the opcode and the flags included
 HEADER_WORDS = 2
 
 
-@lru_cache(maxsize=None)
+@cache
 def _compile(expression: str) -> CodeType:
     return compile(expression, f"<size {expression}>", "eval")
 
