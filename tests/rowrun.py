@@ -196,9 +196,9 @@ def run_row(
         if at is None:
             continue
         inside[at : at + n] = True
-        if o.reads:
+        if o.access in "ru" or (o.access == "a" and env["acc"] == 1):
             v = values[o.name]
-            v = (v.view(dtype) if v.dtype.itemsize == 8 and dtype == "float32" else v.view(dtype)).view(uint)
+            v = v.view(uint)
             assert v.size == n, f"{row.name}: {o.name} has {v.size} elements, its declared extent is {n}"
             cells[at : at + n] = v
         if poison and o.name in poison:
@@ -221,7 +221,7 @@ def run_row(
         if raw:
             out[o.name] = got
             continue
-        if o.access == "w":
+        if o.access == "w" or (o.access == "a" and env["acc"] == 0):
             assert (got != sentinel).all(), f"{row.name} did not set all of {o.name}"
         got = got.view(dtype)
         out[o.name] = got.view(np.int64 if o.name in INTEGERS else np.float64) if is_wide(o) else got
@@ -327,27 +327,31 @@ def check_workers(case: Case) -> None:
                     assert same_bits(got[name], v), f"{row.name}: {name} differs with {n} workers"
 
 
-def check_reads(case: Case) -> None:
-    """A value that a row declares to read matters, and one that it declares only to write does not (that is
-    checked by every run: such cells are NaN before)."""
-    for row, values in _row_runs(case):
-        if row not in case.spec.bwd:
-            continue
-        want = _run(case, row, values)
-        for o in row.operands:
-            if o.access != "r" or o.name not in values or not values[o.name].size or is_wide(o):
+def check_reads(found: list[Case]) -> None:
+    """A value that a backward row declares to read matters in some example.  (That what it declares only to
+    write does not matter is seen in every run: such cells are NaN before.)"""
+    idle: dict[tuple[str, str], bool] = {}
+    for case in found:
+        for row, values in _row_runs(case):
+            if row not in case.spec.bwd:
                 continue
-            differs = False
-            for other in (np.nan, 0.0, -3.0):
-                changed = {**values, o.name: np.full_like(values[o.name], other)}
-                try:
-                    got = _run(case, row, changed)
-                except AssertionError:  # trapped: it was read
-                    differs = True
-                    break
-                differs |= any(not same_bits(got[n], v) for n, v in want.items())
-            if any(v.size and np.any(v) for v in want.values()):
-                assert differs, f"{row.name} declares to read {o.name}, which changes nothing"
+            want = _run(case, row, values)
+            for o in row.operands:
+                if o.access != "r" or o.name not in values or is_wide(o):
+                    continue
+                idle.setdefault((row.name, o.name), True)
+                for other in (np.nan, 0.0, -3.0, 3.0):
+                    changed = {**values, o.name: np.full_like(values[o.name], other)}
+                    try:
+                        got = _run(case, row, changed)
+                    except AssertionError:  # trapped: it was read
+                        idle[row.name, o.name] = False
+                        break
+                    if any(not same_bits(got[n], v) for n, v in want.items()):
+                        idle[row.name, o.name] = False
+                        break
+    for (row_name, operand), unread in idle.items():
+        assert not unread, f"{row_name} declares to read {operand}, which changes nothing"
 
 
 def check_in_place(case: Case) -> None:
@@ -478,7 +482,6 @@ def check_flops(case: Case) -> None:
 
 def check_extents(case: Case) -> None:
     """Extents, as forms of the batch, are the sizes of the values they name."""
-    sizes = {n: numel(shape_of(())) for n in ()}
     given = dict(zip(case.spec.inputs, map(shape_of, case.example.shapes)))
     sizes = {n: numel(s) for n, s in (given | case.spec.shape(tuple(given.values()), case.attrs)).items()}
     for row in case.spec.rows:
@@ -489,15 +492,25 @@ def check_extents(case: Case) -> None:
             if case.spec.broadcast and o.name.startswith("d"):
                 name = case.spec.outputs[0]  # gradients in the output's full shape
             got = evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1})
-            assert got == sizes[name] or sizes[name] == got, f"{row.name}: extent of {o.name} is {got}, not {sizes[name]}"
+            assert got == sizes[name] or sizes[name] == got, (
+                f"{row.name}: extent of {o.name} is {got}, not {sizes[name]}"
+            )
+
+
+def _each(check: Any) -> Any:
+    def over(found: list[Case]) -> None:
+        for case in found:
+            check(case)
+
+    return over
 
 
 CHECKS = {
-    "extents": check_extents,
-    "forward": check_forward,
-    "workers": check_workers,
-    "in_place": check_in_place,
-    "parts": check_parts,
+    "extents": _each(check_extents),
+    "forward": _each(check_forward),
+    "workers": _each(check_workers),
+    "in_place": _each(check_in_place),
+    "parts": _each(check_parts),
     "reads": check_reads,
-    "accumulation": check_accumulation,
+    "accumulation": _each(check_accumulation),
 }

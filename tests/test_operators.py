@@ -33,8 +33,7 @@ def test_complete(name):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_declared(name, dtype, check):
-    for case in cases(OPS[name], dtype):
-        CHECKS[check](case)
+    CHECKS[check](cases(OPS[name], dtype))
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
@@ -100,13 +99,11 @@ LIES = {
     ),
     "declares a read that it does not make": (
         "reads",
-        lambda: lying("sub", bwd=True, operands=operands("sub", [R("db", SIZE)], bwd=True)),
+        lambda: lying("leaky_relu", bwd=True, operands=operands("leaky_relu", [R("y", "0*rows")], bwd=True)),
     ),
     "not in place": (
         "in_place",
-        lambda: lying("softmax", bwd=True, in_place=(("dx", "dy"),), name="log_softmax_bwd")
-        if False
-        else lying("transpose", in_place=(("y", "x"),)),
+        lambda: lying("transpose", in_place=(("y", "x"),)),
     ),
     "writes outside its share": ("parts", lambda: lying("sum", operands=operands("sum", [W("y", "O*P*I", "O")]))),
     "reads outside its share": (
@@ -129,8 +126,7 @@ def test_lie_is_caught(lie):
     check, make = LIES[lie]
     spec = make()
     with pytest.raises(AssertionError):
-        for case in cases(spec, "float64"):
-            CHECKS[check](case)
+        CHECKS[check](cases(spec, "float64"))
 
 
 def test_wrong_reference_is_caught(monkeypatch):
