@@ -184,13 +184,13 @@ def train(
 
 def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             if not {"X", "y"} <= set(archive.files):
                 raise CalcError(f"{path}: has arrays {', '.join(archive.files) or 'none'}; X and y are needed")
             X, y = archive["X"], archive["y"]
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise CalcError(f"{path}: cannot be read as .npz ({error})") from error
-    except (ValueError, AttributeError) as error:  # pickled, or a bare .npy
+    except (ValueError, AttributeError, TypeError) as error:  # pickled, or a bare .npy
         if isinstance(error, CalcError):
             raise
         raise CalcError(
