@@ -65,6 +65,8 @@ CE_CASES = {
     "probabilities": ((6, 5), probabilities, {}),
     "unnormalized": ((6, 5), lambda s: 3 * probabilities(s), {}),
     "smoothed probabilities": ((4, 3, 37), probabilities, {"label_smoothing": 0.3}),
+    "any weights": ((6, 16), lambda s: rng(5).normal(size=s), {"label_smoothing": 0.2}),
+    "any weights of many": ((6, 40), lambda s: rng(5).normal(size=s), {}),
     "one class": ((4, 1), lambda s: np.ones(s), {}),
     "no batch": ((7,), lambda s: labels((), 7), {}),
 }

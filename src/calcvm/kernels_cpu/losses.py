@@ -10,7 +10,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import I64, Float, Ptr, at, kernel, like, njit, share, trap
+from calcvm.kernels_cpu._common import I1, I64, Float, Ptr, at, kernel, like, njit, share, trap
 from calcvm.kernels_cpu._math import Lanes, _horizontal, elementwise, log, reduction, rexp, rmax, rsum, scale
 from calcvm.kernels_cpu._simd import VECTOR_BITS
 
@@ -188,36 +188,17 @@ def huber_bwd_t(w, nw, rows, cols, count, delta: Float, dloss: Ptr, x: Ptr, t: P
 
 
 # ---------------------------------------------------------------- softmax cross entropy
+def _term(q, x, m):
+    """q*(m - x), without 0*inf where a masked class has the score -inf."""
+    return q.const(0.0).where(q.equals(0.0), q * (m - x))
+
+
 below_max = reduction(_sum, 0.0, lambda x, m: m - x, "v", 1)  # sum of m - x
-# sum of t*(m - x), without 0*inf where a masked class has the score -inf
-weighted = reduction(_sum, 0.0, lambda t, x, m: (t * (m - x)).where(t > 0.0, t * 0.0), "vv", 1)
+weighted = reduction(_sum, 0.0, _term, "vv", 1)
+add_weighted_log = elementwise(lambda s, weight, d: weight * F.log(s) + d, "vvv")
 add_log = elementwise(lambda s, d: F.log(s) + d, "vv")
 affine = elementwise(lambda p, a, c: p * a - c, "v", "ff")
 minus = elementwise(lambda p, t, a, b, c: p * a - t * b - c, "vv", "fff")
-
-
-@intrinsic
-def softmax_lanes(tc, n, x, y):
-    """(max x, sum exp(x - max)) of a row of n elements that fit one vector; y = softmax(x), y may be x.
-
-    The row never leaves its register: 9 ns a row of 10 where a pass each for maximum, exp and division
-    takes 28 (Zen 4, tests/test_losses.py's shapes): no masked load waits for a masked store.
-    """
-    element = x.dtype
-
-    def codegen(ctx, b, sig, args):
-        n, x, y = args
-        e = Lanes(b, ctx.get_value_type(element))
-        mask, first = e.below(n), ir.Constant(I64, 0)
-        v = e.load(x, first, mask)
-        known = F.V(b, b.select(mask, v.v, ir.Constant(e.vec, [float("-inf")] * e.n)))
-        m = _horizontal(e, known.v, lambda p, q: p.where(p > q, q))  # may miss a NaN: exp and the sum do not
-        terms = F.V(b, b.select(mask, F.exp(v - F.V(b, e.splat(m))).v, ir.Constant(e.vec, [0.0] * e.n)))
-        s = _horizontal(e, terms.v, _sum)
-        e.store(terms * F.V(b, e.splat((1.0 / F.V(b, s)).v)), y, first, mask)
-        return ctx.make_tuple(b, sig.return_type, [m, s])
-
-    return types.UniTuple(element, 2)(types.int64, x, y), codegen
 
 
 @intrinsic
@@ -227,11 +208,90 @@ def lanes(tc, x):
     return types.int64(x), lambda ctx, b, sig, args: ir.Constant(I64, n)
 
 
+@intrinsic
+def stack(tc, x):
+    """A vector of x's dtype on the stack."""
+    element = x.dtype
+
+    def codegen(ctx, b, sig, args):
+        t = ctx.get_value_type(element)
+        room = cgutils.alloca_once(b, ir.ArrayType(t, VECTOR_BITS // element.bitwidth))
+        return b.bitcast(room, t.as_pointer())
+
+    return types.CPointer(element)(x), codegen
+
+
+class Short(Lanes):
+    """Vectors of ``bits``, at most the target's width."""
+
+    def __init__(self, b, element, bits):
+        super().__init__(b, element)
+        self.n = bits // 8 // self.size
+        self.vec, self.mask = ir.VectorType(element, self.n), ir.VectorType(I1, self.n)
+        self.tag = f"v{self.n}f{8 * self.size}.p0"
+
+    def softmax(self, n, x, y):
+        """Maximum, sum of exp(x - maximum) and x of a row; y = softmax(x)."""
+        b, mask, first = self.b, self.below(n), ir.Constant(I64, 0)
+        v = self.load(x, first, mask)
+        known = b.select(mask, v.v, ir.Constant(self.vec, [float("-inf")] * self.n))
+        m = _horizontal(self, known, lambda p, q: p.where(p > q, q))  # may miss a NaN: exp and the sum do not
+        terms = F.exp(v - F.V(b, self.splat(m)))
+        terms = F.V(b, b.select(mask, terms.v, ir.Constant(self.vec, [0.0] * self.n)))
+        s = _horizontal(self, terms.v, _sum)
+        self.store(terms * F.V(b, self.splat((1.0 / F.V(b, s)).v)), y, first, mask)
+        return m, s, v
+
+
+def one_vector(bits):
+    """Softmax of a row of n elements that fit one vector of ``bits``: (max x, sum exp(x - max)).
+
+    y = softmax(x), y may be x.  The row never leaves its register, so no masked load waits for a masked
+    store: a pass each for maximum, exp and division takes three times as long (32 rows of 10, Zen 4).
+    """
+
+    @intrinsic
+    def softmax(tc, n, x, y):
+        element = x.dtype
+
+        def codegen(ctx, b, sig, args):
+            e = Short(b, ctx.get_value_type(element), bits)
+            return ctx.make_tuple(b, sig.return_type, e.softmax(*args)[:2])
+
+        return types.UniTuple(element, 2)(types.int64, x, y), codegen
+
+    return softmax
+
+
+@intrinsic
+def softmax_weighted(tc, n, x, t, y, hard, soft):
+    """Of a row of n elements that fit one vector, with q = hard*t + soft: (sum exp(x - max), sum q, sum q*(max - x)).
+
+    y = softmax(x), y may be x.
+    """
+    element = x.dtype
+
+    def codegen(ctx, b, sig, args):
+        n, x, t, y, hard, soft = args
+        e = Short(b, ctx.get_value_type(element), VECTOR_BITS)
+        mask, zero = e.below(n), ir.Constant(e.vec, [0.0] * e.n)
+        q = e.load(t, ir.Constant(I64, 0), mask) * F.V(b, e.splat(hard)) + F.V(b, e.splat(soft))
+        m, s, v = e.softmax(n, x, y)
+        q = F.V(b, b.select(mask, q.v, zero))
+        weight, term = _horizontal(e, q.v, _sum), _horizontal(e, _term(q, v, F.V(b, e.splat(m))).v, _sum)
+        return ctx.make_tuple(b, sig.return_type, [s, weight, term])
+
+    return types.UniTuple(element, 3)(types.int64, x, t, y, element, element), codegen
+
+
+softmax_vector = one_vector(VECTOR_BITS)
+
+
 @njit(inline=True)
 def softmax_row(n, x, y, m):
     """y = softmax(x), y may be x, m the maximum of x; returns sum exp(x - m)."""
     if n <= lanes(x):
-        return softmax_lanes(n, x, y)[1]
+        return softmax_vector(n, x, y)[1]
     s = rexp(n, x, y, m)
     scale(n, y, y, like(x, 1.0) / s)
     return s
@@ -248,32 +308,43 @@ def class_of(h, r, label, n):
     return 0
 
 
-@intrinsic
-def stack(tc, x):
-    """A vector of x's dtype on the stack."""
-    element = x.dtype
+def few_classes(bits):
+    """Cross entropy of rows that fit one vector of ``bits``, against labels: one log a vector of rows."""
+    softmax = one_vector(bits)
 
-    def codegen(ctx, b, sig, args):
-        t = ctx.get_value_type(element)
-        room = cgutils.alloca_once(b, ir.ArrayType(t, VECTOR_BITS // element.bitwidth))
-        return b.bitcast(room, t.as_pointer())
+    @njit
+    def rows_of(h, r, lo, hi, n, logits, labels, p, t_l):
+        sums = stack(p)
+        while lo < hi:
+            rows = min(hi - lo, lanes(p))
+            for j in range(rows):
+                k = lo + j
+                picked = logits[k * n + class_of(h, r, labels[k], n)]  # before p, which may be logits, is set
+                m, s = softmax(n, at(logits, k * n), at(p, k * n))
+                sums[j] = s
+                t_l[k] = m - picked
+            add_log(rows, sums, at(t_l, lo), at(t_l, lo))
+            lo += rows
 
-    return types.CPointer(element)(x), codegen
+    return rows_of
+
+
+few, fewest = few_classes(VECTOR_BITS), few_classes(128)  # for 3 classes in three quarters of the time
 
 
 @njit
-def few_classes(h, r, lo, hi, n, logits, labels, p, t_l):
-    """Cross entropy of rows of at most one vector, against labels, one log a vector of rows."""
-    sums = stack(p)
+def few_weighted(lo, hi, n, logits, target, p, t_l, hard, soft):
+    """Cross entropy of rows that fit one vector, against probabilities: one log a vector of rows."""
+    sums, weights = stack(p), stack(p)
     while lo < hi:
         rows = min(hi - lo, lanes(p))
         for j in range(rows):
-            k = lo + j
-            picked = logits[k * n + class_of(h, r, labels[k], n)]  # before p, which may be logits, is set
-            m, s = softmax_lanes(n, at(logits, k * n), at(p, k * n))
+            k = (lo + j) * n
+            s, weight, term = softmax_weighted(n, at(logits, k), at(target, k), at(p, k), hard, soft)
             sums[j] = s
-            t_l[k] = m - picked
-        add_log(rows, sums, at(t_l, lo), at(t_l, lo))
+            weights[j] = weight
+            t_l[lo + j] = term
+        add_weighted_log(rows, sums, weights, at(t_l, lo), at(t_l, lo))
         lo += rows
 
 
@@ -287,10 +358,15 @@ def softmax_cross_entropy_fwd(
     logits; rows shared.
     """
     lo, hi = share(rows, w, nw)
-    if not dense and smoothing == 0 and inner == 1 and N <= lanes(p):
-        few_classes(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
-        return
     hard, soft = like(p, 1 - smoothing), like(p, smoothing / N)
+    if inner == 1 and N <= lanes(p) and (dense or smoothing == 0):
+        if dense:
+            few_weighted(lo, hi, N, logits, target, p, t_l, hard, soft)
+        elif N * VECTOR_BITS <= lanes(p) * 128:
+            fewest(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
+        else:
+            few(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
+        return
     for i in range(lo, hi):
         total = like(p, 0.0)
         for k in range(i * inner, (i + 1) * inner):
