@@ -71,8 +71,10 @@ def plan(
         budget = None if memory is None else parse_bytes(memory)
         return planner.plan(lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team)
 
-    if workers is not None:
-        return planned(workers)
+    if device == "blas" and workers not in (None, 1):
+        raise CalcError("device 'blas': programs run with workers=1; BLAS has threads of its own")
+    if workers is not None or device == "blas":
+        return planned(workers or 1)
     alone = planned(1)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores == 1 or flops(alone.lowered, alone.batch_size) < TEAM_FLOPS:

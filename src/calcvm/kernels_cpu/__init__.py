@@ -14,12 +14,22 @@ def load() -> None:
         import_module(f"calcvm.kernels_cpu.{family}")
 
 
-def address_of(name: str, dtype: str) -> int:
-    """Native address of a row's kernel for heaps of ``dtype``."""
+def address_of(name: str, dtype: str, device: str = "cpu") -> int:
+    """Native address of a row's kernel for heaps of ``dtype``.
+
+    Raises
+    ------
+    MissingExtra : the device needs a package that is not installed.
+    """
     from calcvm.kernels_cpu._common import KERNELS
+
+    if device == "blas":
+        from calcvm.kernels_cpu import _blas
+
+        _blas.require()
 
     for family in FAMILIES:
         if name in KERNELS:
             break
         import_module(f"calcvm.kernels_cpu.{family}")
-    return KERNELS[name].address(dtype)
+    return KERNELS[name].address(dtype, device)

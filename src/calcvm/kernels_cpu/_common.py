@@ -202,16 +202,18 @@ class Kernel:
         parameters = list(inspect.signature(fn, eval_str=False).parameters.values())[2:]
         self.words = tuple((p.name, _kind(p.annotation)) for p in parameters)
         self.source = fn
-        self._compiled: dict[str, Any] = {}
+        self._compiled: dict[tuple[str, str], Any] = {}
 
-    def address(self, dtype: str) -> int:
+    def address(self, dtype: str, device: str = "cpu") -> int:
         """Native address for heaps of ``dtype``, compiling or loading from the cache at first use."""
+        key = dtype, device if self.needs else "cpu"
         with _LOCK:
-            if dtype not in self._compiled:
-                for name in self.needs:
-                    ROUTINES[name].address(dtype)
-                self._compiled[dtype] = compile_native(_bind(self), kernel_signature(dtype))
-            return self._compiled[dtype].address
+            if key not in self._compiled:
+                with on_device(key[1]):
+                    for name in self.needs:
+                        ROUTINES[_substitute(name)].address(dtype)
+                    self._compiled[key] = compile_native(_bind(self), kernel_signature(dtype))
+            return self._compiled[key].address
 
 
 class Routine:
@@ -278,10 +280,30 @@ def _call_symbol(name: str, kinds: str, args: tuple) -> Any:
 
     def codegen(ctx, b, sig, values):
         ft = ir.FunctionType(ir.VoidType(), [ctx.get_value_type(t) for t in sig.args])
-        b.call(cgutils.get_or_insert_function(b.module, ft, _symbol(name, dtype)), list(values))
+        b.call(cgutils.get_or_insert_function(b.module, ft, _symbol(_substitute(name), dtype)), list(values))
         return ctx.get_dummy_value()
 
     return signature, codegen
+
+
+# A device may replace routines by its own of the same arguments: {device: {routine: routine}}.
+DEVICES: dict[str, dict[str, str]] = {"cpu": {}}
+_device = "cpu"
+
+
+@contextmanager
+def on_device(device: str) -> Iterator[None]:
+    """Compile with the routines of a device; compiled code of different devices is cached apart."""
+    global _device
+    saved, _device = _device, device
+    try:
+        yield
+    finally:
+        _device = saved
+
+
+def _substitute(name: str) -> str:
+    return DEVICES[_device].get(name, name)
 
 
 def _symbol(name: str, dtype: str) -> str:
@@ -374,7 +396,8 @@ def cache_directory() -> Iterator[None]:
             path = Path(tempfile.mkdtemp(prefix="calcvm-cache-"))
         _cache_dir = str(path)
     with _LOCK:
-        saved, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _cache_dir
+        folder = _cache_dir if _device == "cpu" else os.path.join(_cache_dir, _device)
+        saved, numba.config.CACHE_DIR = numba.config.CACHE_DIR, folder
         try:
             yield
         finally:

@@ -317,7 +317,7 @@ def _kernel_table(program: Program) -> np.ndarray:
     opcodes = sorted({int(c) for c in program.rows[:, 0]})
     table = np.zeros(max(opcodes, default=0) + 1, np.int64)
     for code in opcodes:
-        table[code] = address_of(OPCODES[code].name, program.dtype)
+        table[code] = address_of(OPCODES[code].name, program.dtype, program.info.get("device", "cpu"))
     return table
 
 
