@@ -149,7 +149,7 @@ MATMUL_FWD = RowSpec(
         W("y", Y_ELEMS, "M if by else G"),
         S("ws", f"{_panel('K', 'N')} if tb else {_wide('K', 'N')}"),
     ),
-    require=("1 - G if by else 0",),
+    require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
 )
 MATMUL_BWD_A = RowSpec(
@@ -163,7 +163,7 @@ MATMUL_BWD_A = RowSpec(
         A("da", A_ELEMS, "G if ab and not by else (K if ta else M)"),
         S("ws", f"{_panel('N', 'M')} if ta else {_wide('N', 'K')} if tb else {_panel('N', 'K')}"),
     ),
-    require=("1 - G if by else 0",),
+    require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
 )
 MATMUL_BWD_B = RowSpec(
@@ -177,7 +177,7 @@ MATMUL_BWD_B = RowSpec(
         A("db", B_ELEMS, "G if bb and not by else (N if tb else K)"),
         S("ws", f"({_panel('M', 'K')} if ta or K >= 1024 else 0) if tb else {_wide('M', 'N')}"),
     ),
-    require=("1 - G if by else 0",),
+    require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
 )
 
