@@ -21,6 +21,7 @@ from bench.harness import (
     Process,
     Result,
     answers,
+    compiled_loop,
     geomean,
     idlest_core,
     number,
@@ -46,17 +47,6 @@ TOLERANCE = 1e-5  # of the largest element, times sqrt(K)
 NAMES = {"ours": "calcvm", "openblas": "OpenBLAS", "numpy": "numpy.matmul", "torch": "torch.mm", "onednn": "oneDNN"}
 
 Run = Callable[[int], object]  # repeats the product so many times
-
-
-def compiled_loop(address: int, argument_types: list) -> Callable:
-    """A compiled ``loop(n, *arguments)`` that calls the native function at `address`, n times."""
-    from numba import njit
-
-    function = ctypes.CFUNCTYPE(None, *argument_types)(address)
-    names = ", ".join(f"a{i}" for i in range(len(argument_types)))
-    scope: dict[str, Any] = {"function": function}
-    exec(f"def loop(n, {names}):\n    for _ in range(n):\n        function({names})", scope)
-    return njit(scope["loop"])
 
 
 class Ours:

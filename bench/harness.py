@@ -4,6 +4,7 @@ Absolute times drift on a shared machine, ratios hold: contestants take turns (A
 taken within each turn and its median over the turns is reported, beside the minimum and median of the times.
 """
 
+import ctypes
 import json
 import math
 import os
@@ -174,6 +175,17 @@ def copy_gbs(nbytes: int = 1 << 28) -> float:
             np.copyto(target, source)
 
     return 2 * nbytes * n / best_seconds(run) / 1e9
+
+
+def compiled_loop(address: int, argument_types: list) -> Callable:
+    """A compiled ``loop(n, *arguments)`` that calls the native function at `address`, n times."""
+    from numba import njit
+
+    function = ctypes.CFUNCTYPE(None, *argument_types)(address)
+    names = ", ".join(f"a{i}" for i in range(len(argument_types)))
+    scope: dict[str, Any] = {"function": function}
+    exec(f"def loop(n, {names}):\n    for _ in range(n):\n        function({names})", scope)
+    return njit(scope["loop"])
 
 
 # ---------------------------------------------------------------- fresh processes

@@ -97,12 +97,10 @@ class Ours:
     note = ""
 
     def __init__(self, task: Task, x: Any, y: np.ndarray, threads: int | None):
-        import calcvm as cv
-        from calcvm import nn
-
-        net = nn.Linear(task.sizes[1])
+        cv: Any = import_module("calcvm")
+        net = cv.nn.Linear(task.sizes[1])
         for width in task.sizes[2:]:
-            net = net >> nn.Sigmoid() >> nn.Linear(width)
+            net = net >> cv.nn.Sigmoid() >> cv.nn.Linear(width)
         self.model = cv.Model(
             net,
             input_shape=(task.sizes[0],),
@@ -112,15 +110,17 @@ class Ours:
             seed=0,
             **({} if threads is None else {"workers": threads}),
         )
-        self.initial = [a for layer in task.weights for a in layer]
+        self.initial = task.weights
+        # a weight is stored (inputs, outputs) or (outputs, inputs): the first, not square, tells
+        self.transposed = next(iter(self.model.parameters.values())).shape != task.weights[0][0].shape
         self.x, self.y = x, y
         self.heap_bytes = self.model.plan.heap_bytes
 
     def restart(self) -> None:
         self.model.resident.reset(seed=0)
-        for p, initial in zip(self.model.parameters.values(), self.initial):
-            assert p.shape == initial.shape
-            p[...] = initial
+        for (w, b), (initial_w, initial_b) in zip(self.weights(), self.initial):
+            assert w.shape == initial_w.shape
+            w[...], b[...] = initial_w, initial_b
         self._place()
 
     def _place(self) -> None:
@@ -131,7 +131,7 @@ class Ours:
 
     def weights(self) -> list:
         flat = list(self.model.parameters.values())
-        return list(zip(flat[::2], flat[1::2]))
+        return [(w.T if self.transposed else w, b) for w, b in zip(flat[::2], flat[1::2])]
 
 
 class OursDefault(Ours):
@@ -145,9 +145,10 @@ class OursFromFile(Ours):
         super().restart()
         resident, n = self.model.resident, self.x.size
         symbol = next(s for s in resident.program.symbols if s.name == "input")
+        cells = memoryview(resident.elements[symbol.offset : symbol.offset + n]).cast("B")
         with io.FileIO(self.x.filename) as file:
             file.seek(self.x.offset)
-            assert file.readinto(resident.elements[symbol.offset : symbol.offset + n].view(np.uint8)) == 4 * n
+            assert file.readinto(cells) == len(cells)
 
     def _place(self) -> None:
         self.model["input"], self.model["target"] = np.broadcast_to(np.float32(0), self.x.shape), self.y

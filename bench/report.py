@@ -24,6 +24,9 @@ allow over the time taken.
 def main() -> None:
     """Write the report of every workload that has a stored result."""
     stored = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
+    if not stored:
+        say("nothing is measured yet: python -m bench all")
+        return
     parts = [INTRODUCTION]
     targets = sorted((t for data in stored for t in data["targets"]), key=lambda t: int(t["number"][1:]))
     if targets:

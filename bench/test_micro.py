@@ -1,0 +1,64 @@
+"""Microbenchmarks of every operator's rows, from the operator table: ``pytest bench/test_micro.py``.
+
+The cases are the table's examples with ``bench=True``, and for an operator without one its first example.  A row
+runs as the VM runs it: called through its native address from compiled code, on one worker.  FLOPs and bytes of a
+row, as its spec counts them, are in the columns ``extra_info`` of ``--benchmark-json``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from bench.harness import compiled_loop
+from calcvm.kernels_cpu import address_of
+from calcvm.ops import OPS
+from calcvm.ops.spec import RowSpec, evaluate
+from calcvm.vm.encoding import encode_row
+from tests.rowrun import RESERVED, Case, _row_runs
+
+DTYPE, ALIGN_ELEMS, CALLS = "float32", 16, 100
+SIGNATURE = [ctypes.c_int64] * 4  # heap, row, worker, n_workers
+
+
+def rows() -> Iterator:
+    for spec in OPS.values():
+        marked = [e for e in spec.examples if e.bench]
+        for i, example in enumerate(marked or spec.examples[:1]):
+            for row in spec.rows:
+                shapes = "x".join(str(n or example.batch) for n in example.shapes[0]) if example.shapes else "scalar"
+                yield pytest.param(spec, example, row, id=f"{row.name}-{shapes}-{i}")
+
+
+def place(case: Case, row: RowSpec, values: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, int]:
+    """A heap that holds the row's operands, the encoded row, and the bytes of its operands."""
+    words = {"acc": 0, **case.words, "D": 8 // np.dtype(DTYPE).itemsize, "nw": 1}
+    present = [o for o in row.operands if not o.optional or o.name in case.known()]
+    extents = {o.name: int(evaluate(o.elems, words)) for o in present}
+    offsets, end = {}, RESERVED
+    for name, n in extents.items():
+        offsets[name] = end
+        end += -(-n // ALIGN_ELEMS) * ALIGN_ELEMS
+    cells = np.zeros(end + ALIGN_ELEMS, DTYPE)
+    cells = cells[-cells.ctypes.data // cells.itemsize % ALIGN_ELEMS :]
+    for name, n in extents.items():
+        if name in values:
+            cells[offsets[name] : offsets[name] + n] = values[name].view(DTYPE)
+    return cells, encode_row(row, words, offsets), cells.itemsize * sum(extents.values())
+
+
+@pytest.mark.parametrize(("spec", "example", "row"), list(rows()))
+def test_row(benchmark, spec, example, row):
+    case = Case(spec, example, DTYPE, example.batch)
+    values = next(values for r, values in _row_runs(case) if r is row)
+    cells, encoded, n_bytes = place(case, row, values)
+    loop = compiled_loop(address_of(row.name, DTYPE), SIGNATURE)
+    arguments = (CALLS, cells.ctypes.data, encoded.ctypes.data, 0, 1)
+    loop(*arguments)
+    assert not cells[:RESERVED].any(), f"{row.name} trapped"
+    words = {"acc": 0, **case.words, "D": 2, "nw": 1}
+    benchmark.extra_info.update(calls=CALLS, flops=int(evaluate(row.flops, words)), bytes=n_bytes)
+    benchmark(loop, *arguments)
