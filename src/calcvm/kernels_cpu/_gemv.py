@@ -82,7 +82,7 @@ def _column_sums(nv: int) -> Any:
         def step(at_k, chain):  # type: ignore[no-untyped-def]
             xv = e.splat(b.load(e.at(x, b.mul(at_k, xs)), align=e.size))
             row = e.at(b_ptr, b.mul(at_k, rs))
-            if nv > 1:  # 1x64x784 in 1.0 us, 1.4 without
+            if nv > 1:  # 8 % faster at 1x64x784, where B is in L2
                 for j in range(nv):
                     e.prefetch(e.at(row, b.mul(rs, c64(8)), j * e.lanes))
             for j, mask in enumerate(masks):
