@@ -151,7 +151,7 @@ class _Segment:
                 offsets = self._lowest_first(seeds[trial], neighbours)
             else:
                 offsets = self._lowest_first(priority, neighbours)
-                limit = 0.97 * self.height
+                limit = 0.93 * self.height
                 for i, offset in enumerate(offsets):
                     if offset + self.sizes[i] > limit:
                         priority[i] -= 0.3 * rng.random()
