@@ -1,8 +1,9 @@
 """Runs one operator's rows on heaps laid out by hand, and checks each property that its spec declares.
 
 Every operand lies between guards, starts at a multiple of 64 bytes, and is as long as its declared
-extent; what a row must set is filled with the guards' own NaN before, so that a cell that was not set
-shows.  Each ``check_*`` raises AssertionError where the spec lies; tests/test_operators.py runs them over
+extent.  Guards are NaN, of a payload of their operand's own: what is computed from one operand's guard
+never looks like another's.  What a row must set is filled with the same NaN before, so that a cell that
+was not set shows.  Each ``check_*`` raises AssertionError where the spec lies; tests/test_operators.py runs them over
 the whole table, and on specs that lie on purpose.
 """
 
@@ -28,9 +29,14 @@ for _family in FAMILIES:
 
 NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 RESERVED = 16
-SENTINEL = {"float32": (np.uint32, 0x7FC5EED5), "float64": (np.uint64, 0x7FF85EED5EED5EED)}
+GUARD = {"float32": (np.uint32, 0x7FC5EE00), "float64": (np.uint64, 0x7FF85EED5EED5E00)}
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
 INTEGERS = ("rng",)  # operands of 64-bit cells that hold int64, not float64
+
+
+def guard_of(row: RowSpec, operand: Operand, dtype: str) -> int:
+    """Bits of the NaN around an operand, and in it before it is set."""
+    return GUARD[dtype][1] + 1 + row.operands.index(operand)
 
 
 def is_wide(operand: Operand) -> bool:
@@ -163,7 +169,7 @@ def run_row(
     only : run this worker alone (nothing is required to be set).  alias : (written, read) in one storage.
     poison : {operand: mask of cells} that are NaN before.  raw : the bits of written operands and scratch.
     """
-    uint, sentinel = SENTINEL[dtype]
+    uint, background = GUARD[dtype]
     size = np.dtype(dtype).itemsize
     d = 8 // size
     env = {"acc": 0, **words, "D": d, "nw": n_workers}
@@ -181,14 +187,14 @@ def run_row(
         if alias and o.name == alias[0]:
             continue
         offsets[o.name] = end
-        end += -(-n // pad) * pad + pad
+        end += -(-n // pad) * pad + 2 * pad
     if alias:
         assert extents[alias[0]] == extents[alias[1]]
         offsets[alias[0]] = offsets[alias[1]]
     store = np.empty(end * size + 64, np.uint8)
     start = -store.ctypes.data % 64
     cells = store[start : start + end * size].view(uint)
-    cells[:] = sentinel
+    cells[:] = background
     cells[:RESERVED] = 0
     inside = np.zeros(end, bool)
     for o in row.operands:
@@ -196,13 +202,17 @@ def run_row(
         if at is None:
             continue
         inside[at : at + n] = True
+        guard = guard_of(row, o, dtype)
+        if not alias or o.name != alias[0]:
+            cells[at - pad : at + n + pad] = guard
         if o.access in "ru" or (o.access == "a" and env["acc"] == 1):
             v = values[o.name]
             v = v.view(uint)
             assert v.size == n, f"{row.name}: {o.name} has {v.size} elements, its declared extent is {n}"
             cells[at : at + n] = v
         if poison and o.name in poison:
-            cells[at : at + n][poison[o.name]] = sentinel
+            cells[at : at + n][poison[o.name]] = guard
+    before = cells.copy()
     for expression in row.require:
         assert evaluate(expression, env) >= 0, f"{row.name} requires {expression} >= 0"
     encoded = encode_row(row, env, offsets, 3 << 8)
@@ -210,7 +220,8 @@ def run_row(
     workers = range(n_workers) if only is None else [only]
     for w in reversed(workers) if reverse else workers:
         native(cells.ctypes.data, encoded.ctypes.data, w, n_workers)
-    assert (cells[~inside][RESERVED:] == sentinel).all(), f"{row.name} wrote outside its operands"
+    inside[:RESERVED] = True
+    assert (cells[~inside] == before[~inside]).all(), f"{row.name} wrote outside its operands"
     assert only is not None or not cells[:RESERVED].any(), f"{row.name} trapped"
     out = {}
     for o in row.operands:
@@ -222,7 +233,7 @@ def run_row(
             out[o.name] = got
             continue
         if o.access == "w" or (o.access == "a" and env["acc"] == 0):
-            assert (got != sentinel).all(), f"{row.name} did not set all of {o.name}"
+            assert (got != guard_of(row, o, dtype)).all(), f"{row.name} did not set all of {o.name}"
         got = got.view(dtype)
         out[o.name] = got.view(np.int64 if o.name in INTEGERS else np.float64) if is_wide(o) else got
     return out
@@ -374,7 +385,6 @@ def check_in_place(case: Case) -> None:
 
 def check_parts(case: Case) -> None:
     """A worker alone reads and writes only its declared share of each operand, and sets that share right."""
-    _, sentinel = SENTINEL[case.dtype]
     for row, values in _row_runs(case):
         for n_workers in (2, 3):
             env = {"acc": 0, **case.words, "D": 8 // np.dtype(case.dtype).itemsize, "nw": n_workers}
@@ -403,7 +413,8 @@ def check_parts(case: Case) -> None:
                     if name not in alone:
                         continue
                     message = f"{row.name}: worker {w} of {n_workers} wrote {name} outside its share"
-                    assert (alone[name][mask] == sentinel).all(), message
+                    guard = guard_of(row, row.operand(name), case.dtype)
+                    assert (alone[name][mask] == guard).all(), message
                     if row.operand(name).access != "s":
                         message = f"{row.name}: worker {w} of {n_workers} reads what is not in its share, for {name}"
                         assert same_bits(alone[name][~mask], whole[name][~mask]), message

@@ -92,32 +92,112 @@ def operands(name, replaced, row=0, bwd=False):
 
 
 SIZE = "rows*cols"
+# Kernels that do something else than their spec says.
+BODIES = {
+    "idle": """
+def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * cols, hi * cols):
+        dx[i] = dy[i]
+""",
+    "adds": """
+def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * cols, hi * cols):
+        dx[i] += dy[i] * y[i]
+""",
+    "counts its team": """
+def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * cols, hi * cols):
+        dx[i] = dy[i] * y[i] * nw
+""",
+    "everybody does everything": """
+def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    for i in range(rows * cols):
+        dx[i] = dy[i] * y[i]
+""",
+    "reads its neighbours": """
+def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * cols, hi * cols):
+        dx[i] = dy[i] * y[rows * cols - 1 - i]
+""",
+    "one too many": """
+def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * cols, hi * cols + 1):
+        dx[i] = dy[i] * y[i]
+""",
+    "one too few": """
+def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * cols, hi * cols - 1):
+        dx[i] = dy[i] * y[i]
+""",
+    "writes before it reads": """
+def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * cols, hi * cols):
+        dx[i] = y[i]
+    for i in range(lo * cols, hi * cols):
+        dx[i] *= dy[i]
+""",
+}
+SEEN_BY = {
+    "idle": "reads",
+    "adds": "workers",
+    "counts its team": "workers",
+    "everybody does everything": "parts",
+    "reads its neighbours": "parts",
+    "one too many": "workers",
+    "one too few": "workers",
+    "writes before it reads": "in_place",
+}
+BODY_OF_TRUTH = BODIES["everybody does everything"].replace(
+    "    for i in range(rows * cols)", "    lo, hi = share(rows, w, nw)\n    for i in range(lo * cols, hi * cols)"
+)
+
+
+def toy(body, monkeypatch):
+    """The operator exp with a backward of its own."""
+    from calcvm.kernels_cpu import _common
+
+    row = replace(OPS["exp"].bwd[0], name="toy")
+    monkeypatch.setattr(_common, "KERNELS", {**_common.KERNELS})
+    monkeypatch.setattr(rowrun, "KERNELS", _common.KERNELS)
+    scope = {"share": _common.share, "Ptr": _common.Ptr, "__file__": __file__, "__name__": __name__}
+    _common.kernel_from(body.strip() + "\n", scope)
+    return replace(OPS["exp"], bwd=(row,))
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_lying_kernel_is_caught(body, monkeypatch):
+    spec = toy(BODIES[body], monkeypatch)
+    with pytest.raises(AssertionError):
+        CHECKS[SEEN_BY[body]](cases(spec, "float64"))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_honest_kernel_passes(check, monkeypatch):
+    CHECKS[check](cases(toy(BODY_OF_TRUTH, monkeypatch), "float64"))
+
+
 LIES = {
-    "reads what it declares to write": (
+    "declares to write what it reads": (
         "reads",
         lambda: lying("exp", bwd=True, operands=operands("exp", [W("dy", SIZE, "rows")], bwd=True)),
     ),
-    "declares a read that it does not make": (
-        "reads",
-        lambda: lying("leaky_relu", bwd=True, operands=operands("leaky_relu", [R("y", "0*rows")], bwd=True)),
-    ),
-    "not in place": (
-        "in_place",
-        lambda: lying("transpose", in_place=(("y", "x"),)),
-    ),
+    "not in place": ("in_place", lambda: lying("transpose", in_place=(("y", "x"),))),
     "writes outside its share": ("parts", lambda: lying("sum", operands=operands("sum", [W("y", "O*P*I", "O")]))),
     "reads outside its share": (
         "parts",
         lambda: lying("transpose", operands=operands("transpose", [R("x", "d0*d1*d2*d3*d4*d5", "d0")])),
     ),
-    "extent too small": (
-        "extents",
-        lambda: lying("relu", operands=operands("relu", [W("y", "rows*cols - 1", "")])),
-    ),
-    "extent too large": (
-        "extents",
-        lambda: lying("relu", operands=operands("relu", [W("y", "rows*cols + 1", "")])),
-    ),
+    "worker 0 alone": ("parts", lambda: lying("relu", operands=operands("relu", [W("y", SIZE, "w0")]))),
+    "extent too small": ("extents", lambda: lying("relu", operands=operands("relu", [W("y", "rows*cols - 1")]))),
+    "extent too large": ("extents", lambda: lying("relu", operands=operands("relu", [W("y", "rows*cols + 1")]))),
+    "requires what does not hold": ("workers", lambda: lying("relu", require=("rows - 100",))),
 }
 
 

@@ -1,0 +1,192 @@
+"""Elementary functions, vector loops and reductions of kernels: bounds in units of the last place, full range."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+
+import numba
+import numpy as np
+import pytest
+
+from calcvm.kernels_cpu import _formulas, _math
+from calcvm.kernels_cpu._common import FAST, at, kernel_signature
+
+NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+DTYPES = ("float32", "float64")
+FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "softplus", "erf")
+# Largest error in units of the last place, as the docstrings state.
+BOUND = {"exp": 1, "expm1": 2, "log": 1, "log1p": 2, "tanh": 3, "sigmoid": 3, "softplus": 3, "erf": 2.5}
+
+
+def compile_kernel(fn, dtype):
+    return numba.cfunc(kernel_signature(dtype), fastmath=FAST, error_model="numpy")(fn)
+
+
+def vector_kernel(name, dtype):
+    loop = _math.elementwise(getattr(_formulas, name), "v")
+
+    def kernel(h, r, w, nw):
+        loop(r[0], at(h, r[1]), at(h, r[2]))
+
+    return compile_kernel(kernel, dtype)
+
+
+def scalar_kernel(name, dtype):
+    function = getattr(_math, name)
+
+    def kernel(h, r, w, nw):
+        x, y = at(h, r[1]), at(h, r[2])
+        for i in range(r[0]):
+            y[i] = function(x[i])
+
+    return compile_kernel(kernel, dtype)
+
+
+_KERNELS: dict = {}
+
+
+def evaluate(name, x, make=vector_kernel):
+    key = (name, x.dtype.name, make)
+    if key not in _KERNELS:
+        _KERNELS[key] = make(name, x.dtype.name)
+    n = x.size
+    heap = np.concatenate([x, np.zeros(n, x.dtype)])
+    words = np.array([n, 0, n], np.int64)
+    NATIVE(_KERNELS[key].address)(heap.ctypes.data, words.ctypes.data, 0, 1)
+    return heap[n:]
+
+
+def exact(name, x):
+    """In extended precision (erf: by the C library, in the next wider type or float64's own to 1 ulp)."""
+    wide = x.astype(np.longdouble)
+    one = np.longdouble(1)
+    if name == "erf":
+        return np.array([math.erf(float(v)) for v in x], np.longdouble)
+    with np.errstate(all="ignore"):
+        return {
+            "exp": np.exp,
+            "expm1": np.expm1,
+            "log": np.log,
+            "log1p": np.log1p,
+            "tanh": np.tanh,
+            "sigmoid": lambda v: one / (one + np.exp(-v)),
+            "softplus": lambda v: np.logaddexp(np.longdouble(0), v),
+        }[name](wide)
+
+
+def arguments(name, dtype):
+    rng = np.random.default_rng(1)
+    n = 30_000
+    near, far = rng.uniform(-6, 6, n), rng.standard_normal(n) * 10.0 ** rng.uniform(-6, 1, n)
+    limit = 87.0 if dtype == "float32" else 708.0
+    x = np.concatenate([near, far, rng.uniform(-limit, limit, n)])
+    if name == "log":
+        span = 37 if dtype == "float32" else 307
+        x = np.concatenate([np.abs(x), 10.0 ** rng.uniform(-span, span, n), rng.uniform(0.5, 2, n)])
+    if name == "log1p":
+        x = np.where(x <= -1, -x, x)
+    return x.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_error_in_ulps(name, dtype):
+    if np.finfo(np.longdouble).nmant < 60:
+        pytest.skip("long double is no wider than float64 here: no reference")
+    x = arguments(name, dtype)
+    y, want = evaluate(name, x), exact(name, x)
+    normal = np.abs(want) >= np.finfo(dtype).tiny
+    ulp = np.spacing(np.abs(want[normal]).astype(dtype)).astype(np.longdouble)
+    error = np.abs(y[normal] - want[normal]) / ulp
+    worst = int(np.argmax(error))
+    slack = 1 if name == "erf" and dtype == "float64" else 0  # of the reference itself
+    assert error[worst] <= BOUND[name] + slack, f"{error[worst]:.2f} ulp at {x[normal][worst]!r}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_special_values(name, dtype):
+    x = np.array([np.nan, np.inf, -np.inf, 0.0, -1.0, -2.0, 1e-30, 1e30, -1e30, 88.8, -104.5, 710.0, -760.0], dtype)
+    with np.errstate(all="ignore"):
+        want = exact(name, x).astype(dtype)
+    y = evaluate(name, x)
+    tiny = np.abs(want) < np.finfo(dtype).tiny
+    np.testing.assert_allclose(y[~tiny], want[~tiny], rtol=1e-6)
+    assert (np.abs(y[tiny]) <= np.finfo(dtype).tiny).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_denormals(dtype):
+    """exp underflows gradually, and log takes denormal arguments."""
+    x = np.linspace(-103.5, -87.4, 100) if dtype == "float32" else np.linspace(-744.5, -708.5, 100)
+    x = x.astype(dtype)
+    y = evaluate("exp", x)
+    want = np.exp(x.astype(np.longdouble))
+    assert (np.abs(y - want) <= 1.01 * np.finfo(dtype).smallest_subnormal).all()
+    np.testing.assert_allclose(evaluate("log", want.astype(dtype)), np.log(want.astype(dtype)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_scalar_functions_equal_loops(name, dtype):
+    x = arguments(name, dtype)[:4099]
+    np.testing.assert_array_equal(evaluate(name, x, scalar_kernel), evaluate(name, x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_loops_are_packed(dtype):
+    """Loops use vector registers, and no function calls."""
+    for name in ("exp", "erf"):
+        for make in (vector_kernel, scalar_kernel):
+            assembly = make(name, dtype)._library.get_asm_str()
+            packed = "mulpd" if dtype == "float64" else "mulps"
+            assert packed in assembly or "fmul\tv" in assembly or "fmla\tv" in assembly, f"{name}: nothing is packed"
+            assert not re.search(r"(callq?|bl)\s+\S*(exp|erf|log)", assembly), f"{name} calls libm"
+
+
+def reductions(dtype):
+    def kernel(h, r, w, nw):
+        n, x, y, out = r[0], at(h, r[1]), at(h, r[2]), at(h, r[3])
+        out[0] = _math.rsum(n, x)
+        out[1] = _math.rsumsq(n, x)
+        out[2] = _math.rmax(n, x)
+        out[3] = _math.rmin(n, x)
+        out[4] = _math.rdot(n, x, x)
+        out[5] = _math.rexpsum(n, x, out[2])
+        out[6] = _math.rexp(n, x, y, out[2])
+        _math.scale(n, y, y, 1 / out[6])
+
+    return compile_kernel(kernel, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reductions(dtype):
+    native = reductions(dtype)
+    rtol = 1e-5 if dtype == "float32" else 1e-13
+    for n in (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000):
+        x = np.random.default_rng(n).standard_normal(n).astype(dtype)
+        heap = np.full(4000, 77, dtype)
+        heap[16 : 16 + n] = x
+        words = np.array([n, 16, 1500, 3000], np.int64)
+        NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1)
+        v = x.astype(float)
+        e = np.exp(v - v.max())
+        want = [v.sum(), (v * v).sum(), v.max(), v.min(), (v * v).sum(), e.sum(), e.sum()]
+        np.testing.assert_allclose(heap[3000:3007], want, rtol=rtol, atol=rtol)
+        np.testing.assert_allclose(heap[1500 : 1500 + n], e / e.sum(), rtol=rtol)
+        outside = np.ones(4000, bool)
+        outside[16 : 16 + n] = outside[1500 : 1500 + n] = outside[3000:3007] = False
+        assert (heap[outside] == 77).all()
+
+
+def test_extrema_propagate_nan():
+    native = reductions("float32")
+    for n in (1, 5, 40, 200):
+        for k in range(0, n, max(n // 7, 1)):
+            heap = np.zeros(4000, np.float32)
+            heap[16 + k] = np.nan
+            words = np.array([n, 16, 1500, 3000], np.int64)
+            NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1)
+            assert np.isnan(heap[3000:3007]).all()
