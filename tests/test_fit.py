@@ -84,7 +84,7 @@ def test_shuffling_visits_every_sample_once_in_a_new_order():
         for first in range(1000):
             total = run._sums[0]
             run._job[[loop.FIRST, loop.COUNT]] = first, 1
-            resident.execute(run._job)
+            resident.execute(run._job, run._job.ctypes.data)
             order.append(round((run._sums[0] - total) ** 0.5))
         assert sorted(order) == list(range(1, 1001))
         seen.append(order)

@@ -63,6 +63,27 @@ def test_two_rounds_accumulate_until_end_round():
     np.testing.assert_array_equal(model["w"], np.zeros((2, 1)))
 
 
+def test_paths_share_memory_so_a_backward_needs_its_own_forward():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 2))
+    w = g.parameter("w", (2, 3))
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.mean(cv.square(x @ w)), optimizer=cv.SGD(0.5))
+    with g.path("other"):
+        z = cv.exp(x)
+    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4))
+    model["x"] = np.ones((4, 2))
+    with pytest.raises(cv.CalcError, match=r"call forward\('learn'\) first"):
+        model.backward("learn")
+    model.forward("learn")
+    model.forward("other")
+    np.testing.assert_allclose(model[z.name], np.full((4, 2), np.e), rtol=1e-6)
+    with pytest.raises(cv.CalcError, match=r"'other' has run since forward\('learn'\)"):
+        model.backward("learn")
+    model.forward("learn")
+    model.backward("learn")
+
+
 def test_memory_gives_the_batch():
     g = cv.CalcGraph()
     x = g.placeholder("x", (None, 100))

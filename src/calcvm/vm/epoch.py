@@ -90,7 +90,7 @@ class Epoch:
         while self._done < self.rounds:
             job[loop.FIRST], job[loop.COUNT] = self._done, min(count, self.rounds - self._done)
             start = time.perf_counter()
-            self.model.execute(job)
+            self.model.execute(job, job.ctypes.data)
             elapsed = time.perf_counter() - start
             self._done += int(job[loop.COUNT])
             self._per_round = elapsed / int(job[loop.COUNT])

@@ -50,13 +50,13 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
 
 def _best(model: Resident, pc: int, seconds: float) -> float:
     job, steps, best = model._job, 1, float("inf")
-    job[loop.KIND], job[loop.ROWS] = loop.RUN_ROWS, model._rows.ctypes.data
+    job[loop.KIND], job[loop.ROWS] = loop.RUN_ROWS, model._rows_address
     job[loop.START], job[loop.STOP] = pc, pc + 1
     spent = 0.0
     for _ in range(40):
         job[loop.STEPS] = steps
         began = time.perf_counter()
-        model.execute(job)
+        model.execute(job, model._job_address)
         spent = time.perf_counter() - began
         if spent > seconds / 4:
             best = min(best, spent / steps)

@@ -75,12 +75,14 @@ class Resident:
         self._rows_batch = program.batch_size
         self._table = _kernel_table(program)
         self._job = np.zeros(loop.JOB_WORDS, np.int64)
+        self._job_address, self._rows_address = self._job.ctypes.data, self._rows.ctypes.data
         self.table_address, self.heap_address = self._table.ctypes.data, self.elements.ctypes.data
         self._job[[loop.TABLE, loop.HEAP]] = self.table_address, self.heap_address
         self._symbols = {s.name: s for s in program.symbols}
         self._variables: Mapping[str, Any] = program.info["variables"]
         self._set_batch: dict[str, int] = {}  # placeholders that hold data: the batch it has
         self._ran: dict[str, int] = {}  # paths that were run: the batch
+        self._arena = ""  # the path whose transient values the heap holds
         self._inputs = _placeholders_of_paths(program)
         self._spans = {path: _spans(program, path) for path in program.paths}
         self.reset(seed)
@@ -235,6 +237,11 @@ class Resident:
     def backward(self, path: str) -> None:
         """Gradients of the loss; they add up until `end_round` where the program accumulates."""
         self._needs_forward(path)
+        if self._arena != path:
+            raise CalcError(
+                f"path {self._arena!r} has run since forward({path!r}), and paths share the memory of what they "
+                f"compute: call forward({path!r}) again before backward({path!r})"
+            )
         self._run(path, "backward")
 
     def optimize(self, path: str) -> None:
@@ -275,13 +282,13 @@ class Resident:
             self._rows_batch = batch
         job = self._job
         job[loop.KIND] = loop.RUN_ROWS
-        job[loop.ROWS], job[loop.START], job[loop.STOP], job[loop.STEPS] = self._rows.ctypes.data, start, stop, steps
-        self._ran[path] = batch
-        self.execute(job)
+        job[loop.ROWS], job[loop.START], job[loop.STOP], job[loop.STEPS] = self._rows_address, start, stop, steps
+        self._ran[path], self._arena = batch, path
+        self.execute(job, self._job_address)
 
-    def execute(self, job: np.ndarray) -> None:
-        """Run a job with the model's workers, and raise what a kernel trapped."""
-        team().run(job, self.workers)
+    def execute(self, job: np.ndarray, address: int) -> None:
+        """Run the job at ``address`` with the model's workers, and raise what a kernel trapped."""
+        team().run(job, address, self.workers)
         if self.elements[0]:
             self._raise_trap()
 

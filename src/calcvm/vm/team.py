@@ -30,12 +30,11 @@ class Team:
         self._busy = threading.Lock()
         self._pid = os.getpid()
 
-    def run(self, job: np.ndarray, n_workers: int) -> None:
-        """Run a job with up to ``n_workers`` workers; the result does not depend on how many.
+    def run(self, job: np.ndarray, address: int, n_workers: int) -> None:
+        """Run the job at ``address`` with up to ``n_workers`` workers; the result does not depend on how many.
 
         A team that another thread is using leaves the caller to run its job alone.
         """
-        address = job.ctypes.data
         if n_workers > 1 and self._busy.acquire(blocking=False):
             try:
                 self._grow(n_workers)

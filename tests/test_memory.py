@@ -1,0 +1,79 @@
+"""Memory: predicted bytes are allocated bytes, and nothing is allocated while it runs."""
+
+import gc
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+
+
+def paper_network():
+    return nn.Linear(64) >> nn.Sigmoid() >> nn.Linear(64) >> nn.Sigmoid() >> nn.Linear(10)
+
+
+def make(batch_size, **options):
+    return cv.Model(paper_network(), input_shape=(784,), optimizer=cv.Adam(1e-3), batch_size=batch_size, **options)
+
+
+def resident_bytes():
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * 4096
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"dtype": "float64"}, {"learning_batch": 100}])
+def test_predicted_bytes_are_allocated_bytes(options):
+    model = make(33, **options)
+    assert model.plan.heap_bytes == model.heap.nbytes == model.resident.elements.nbytes == model.program.heap_bytes
+
+
+def test_paper_network_at_batch_10000_fits_in_43_MB():
+    plan = cv.plan(cv.model.build_graph(paper_network(), (784,), "softmax_cross_entropy", cv.Adam()),
+                   batch_size=10000, accumulate=False)  # fmt: skip
+    assert plan.lower_bound_bytes <= plan.heap_bytes <= 43e6
+
+
+def test_ten_thousand_steps_allocate_nothing():
+    rng = np.random.default_rng(0)
+    model = make(8, workers=2)
+    x, y = rng.standard_normal((8, 784)).astype("float32"), rng.integers(0, 10, 8)
+    for _ in range(3):
+        model.step(x, y)
+        model.run_steps(2)
+    gc.collect()
+    before = resident_bytes()
+    model.run_steps(10_000)
+    grown = resident_bytes() - before
+    assert grown <= 64 * 1024, f"the process grew by {grown} bytes"
+    tracemalloc.start()
+    try:
+        model.run_steps(1)
+        first = tracemalloc.take_snapshot()
+        for _ in range(200):
+            model.step(x, y)
+        model.run_steps(10_000)
+        gc.collect()
+        second = tracemalloc.take_snapshot()
+    finally:
+        tracemalloc.stop()
+    ours = tracemalloc.Filter(True, str(Path(cv.__file__).parent / "*"))
+    stats = second.filter_traces([ours]).compare_to(first.filter_traces([ours]), "filename")
+    kept = sum(s.size_diff for s in stats)
+    assert kept <= 1024, stats  # a few interpreter objects (the last loss), nothing that grows with the steps
+
+
+def test_an_epoch_allocates_only_its_tables():
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((5000, 784)).astype("float32"), rng.integers(0, 10, 5000)
+    model = make(50)
+    model.fit(X, y, epochs=1, progress=False)
+    tracemalloc.start()
+    try:
+        model.fit(X, y, epochs=3, progress=False)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 500_000 < X.nbytes  # row tables, feeds, history: no copy of the data
