@@ -6,6 +6,7 @@ import os
 import platform
 import time
 import zipfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +30,13 @@ app = typer.Typer(
 
 HELD_OUT = 0.2
 ENOUGH = 0.96  # held-out accuracy below which the demo has failed
-ACTIVATIONS = {"sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU, "elu": nn.ELU}
+ACTIVATIONS: dict[str, Callable[..., nn.Layer]] = {
+    "sigmoid": nn.Sigmoid,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "elu": nn.ELU,
+}
 EXTRAS = {
     "cli": ("typer", "rich"),
     "plot": ("matplotlib",),
