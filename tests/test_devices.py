@@ -47,7 +47,7 @@ def test_blas_matmul_in_every_layout():
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.linalg.cython_blas", None)
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(cv.MissingExtra, match=r'calcvm\[blas\]'):
+    with pytest.raises(cv.MissingExtra, match=r"calcvm\[blas\]"):
         cv.Model(nn.Linear(2), input_shape=(2,), optimizer=cv.Adam(), batch_size=1, device="blas")
 
 

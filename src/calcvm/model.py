@@ -116,7 +116,9 @@ class Model:
     def plan(self) -> Plan:
         """The plan it was compiled from (of a loaded model only the program is kept)."""
         if self._plan is None:
-            raise CalcError("a loaded model has no plan; its program has the offsets: print(model.program.disassemble())")
+            raise CalcError(
+                "a loaded model has no plan; its program has the offsets: print(model.program.disassemble())"
+            )
         return self._plan
 
     @property
@@ -216,7 +218,7 @@ class Model:
             self.resident, {"input": X, "target": y}, spans, [self._path_spans("learn", "optimize", "end_round")],
             learning=self.learning_batch, results=["loss"], seed_of="learn", check_finite=check_finite,
         )  # fmt: skip
-        judge = self._judge(*held, check_finite) if held is not None else None
+        judge = self._judge(held[0], held[1], check_finite) if held is not None else None
         history, best, since = History(), np.inf, 0
         report = reporter(epochs, train.rounds, progress)
         try:
@@ -244,7 +246,7 @@ class Model:
 
     def evaluate(self, X: Any, y: Any, *, check_finite: bool = False) -> dict[str, float]:
         """Loss, and accuracy where it has a meaning, over a data set, without dropout."""
-        return self._judge(*map(np.asarray, (X, y)), check_finite)()
+        return self._judge(np.asarray(X), np.asarray(y), check_finite)()
 
     def predict(self, X: Any) -> np.ndarray:
         """Outputs of the network for a data set, shape (n, *output_shape), without dropout."""
@@ -266,9 +268,7 @@ class Model:
         if "preprocess" in self.program.paths:
             spans.insert(0, self._path_spans("preprocess", "forward"))
         names = [n for n in ("predict.loss", "accuracy") if n in self.program.info["variables"]]
-        run = Epoch(
-            self.resident, {"input": X, "target": y}, spans, [], results=names, check_finite=check_finite
-        )
+        run = Epoch(self.resident, {"input": X, "target": y}, spans, [], results=names, check_finite=check_finite)
 
         def judge() -> dict[str, float]:
             run.begin(None)
@@ -335,7 +335,9 @@ def load(path: str | PathLike[str]) -> Model:
         for s in persistent(program):
             cells = archive.arrays[f"state/{s.name}"]
             if cells.shape != (s.elems.b,) or cells.dtype != program.dtype:
-                raise ProgramError(f"{where}: the state of {s.name!r} has shape {cells.shape}, ({s.elems.b},) is wanted")
+                raise ProgramError(
+                    f"{where}: the state of {s.name!r} has shape {cells.shape}, ({s.elems.b},) is wanted"
+                )
             model.resident.elements[s.offset : s.offset + s.elems.b].view(np.uint8)[:] = cells.view(np.uint8)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ProgramError(f"{where}: not a whole model ({error}): save it again") from None

@@ -115,7 +115,7 @@ class Function(Layer):
         return f"{name}({', '.join(given)})"
 
 
-def _layer(fn: Callable[..., Variable], name: str) -> type[Function]:
+def _layer(fn: Callable[..., Variable], name: str) -> Any:
     def __init__(self: Function, *args: float, **kwargs: Any) -> None:
         Function.__init__(self, fn, *args, **kwargs)
 

@@ -15,12 +15,7 @@ def load() -> None:
 
 
 def address_of(name: str, dtype: str, device: str = "cpu") -> int:
-    """Native address of a row's kernel for heaps of ``dtype``.
-
-    Raises
-    ------
-    MissingExtra : the device needs a package that is not installed.
-    """
+    """Native address of a row's kernel for heaps of ``dtype`` (ImportError: the device's package is missing)."""
     from calcvm.kernels_cpu._common import KERNELS
 
     if device == "blas":

@@ -12,24 +12,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
-from calcvm.errors import MissingExtra
 from calcvm.kernels_cpu._common import DEVICES, I8, I32, at, routine
 
 DEVICES["blas"] = {"gemm": "blas_gemm", "gemv": "blas_gemv"}
 
 
 def require() -> None:
-    """Make SciPy's BLAS known to the linker.
-
-    Raises
-    ------
-    MissingExtra : SciPy is not installed.
-    """
-    try:
-        for letter in "sd":
-            llvm.add_symbol(f"calcvm_{letter}gemm", get_cython_function_address("scipy.linalg.cython_blas", f"{letter}gemm"))
-    except ImportError:
-        raise MissingExtra("scipy", "blas", "the device 'blas'") from None
+    """Make SciPy's BLAS known to the linker (ImportError: SciPy is not installed)."""
+    for name in ("sgemm", "dgemm"):
+        llvm.add_symbol(f"calcvm_{name}", get_cython_function_address("scipy.linalg.cython_blas", name))
 
 
 @intrinsic

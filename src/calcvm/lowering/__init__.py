@@ -7,6 +7,6 @@ trainable parameters need (`autodiff.py`), the optimizer's rows follow, and fusi
 
 from __future__ import annotations
 
-from calcvm.lowering.lower import LARGE_PARAMETER, lower
+from calcvm.lowering.sections import LARGE_PARAMETER, lower
 
 __all__ = ["LARGE_PARAMETER", "lower"]

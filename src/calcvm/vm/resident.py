@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from calcvm import init as initializers
-from calcvm.errors import CalcError, ShapeError, Trap
+from calcvm.errors import CalcError, MissingExtra, ShapeError, Trap
 from calcvm.kernels_cpu import address_of
 from calcvm.ops.dims import Affine, show
 from calcvm.ops.optimizers import HYPER_SLOTS
@@ -137,8 +137,8 @@ class Resident:
             raise CalcError(f"no variable {name!r}; there are {', '.join(self._variables)}") from None
 
     def _view(self, symbol: Symbol, batch: int = 1, shape: Any = None) -> np.ndarray:
-        sizes = symbol.shape if shape is None else [Affine(*s) for s in shape]
-        sizes = tuple(s.at(batch) for s in sizes)
+        forms = symbol.shape if shape is None else [Affine(*s) for s in shape]
+        sizes = tuple(s.at(batch) for s in forms)
         n = int(np.prod(sizes, dtype=np.int64))
         return self.elements[symbol.offset : symbol.offset + n].reshape(sizes)
 
@@ -323,17 +323,22 @@ def _kernel_table(program: Program) -> np.ndarray:
     """Native addresses by opcode, of the opcodes the program uses."""
     opcodes = sorted({int(c) for c in program.rows[:, 0]})
     table = np.zeros(max(opcodes, default=0) + 1, np.int64)
-    for code in opcodes:
-        table[code] = address_of(OPCODES[code].name, program.dtype, program.info.get("device", "cpu"))
+    device = program.info.get("device", "cpu")
+    try:
+        for code in opcodes:
+            table[code] = address_of(OPCODES[code].name, program.dtype, device)
+    except ImportError as error:
+        if device == "cpu":
+            raise
+        raise MissingExtra("scipy", device, f"the device {device!r}") from error
     return table
 
 
 def _spans(program: Program, path: str) -> dict[str, tuple[int, int]]:
-    spans, at = {}, None
+    spans, at = {}, 0
     for phase in PHASES:
-        span = program.sections.get((path, phase))
-        spans[phase] = span = span or (at, at)
-        at = span[1]
+        spans[phase] = program.sections.get((path, phase), (at, at))
+        at = spans[phase][1]
     return spans
 
 
