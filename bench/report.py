@@ -15,9 +15,9 @@ INTRODUCTION = """# Measured results
 Written by `python -m bench.report` from the last runs of the commands below; do not edit.
 
 Contestants take turns (A B C, A B C, ...) on the same work, same weights, same threads; a time is printed only
-for one that computes the same result.  *min* and *median* are over the turns, *times ours* is the median of the
-ratios within each turn, *of limit* is the time that the machine's measured FMA peak and copy bandwidth
-allow over the time taken.
+for one that computes the same result.  *min* and *median* are over the turns, *times ours* is the ratio of the
+minima, *by turns* the median of the ratios within each turn, *of limit* the time that the machine's measured FMA
+peak and copy bandwidth allow over the time taken.
 """
 
 
