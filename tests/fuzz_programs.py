@@ -31,7 +31,7 @@ from calcvm import optim
 from calcvm.errors import ProgramError
 from calcvm.graph import CalcGraph, apply
 from calcvm.kernels_cpu import address_of
-from calcvm.lowering.lower import lower
+from calcvm.lowering import lower
 from calcvm.ops import OPCODES
 from calcvm.ops.dims import Affine
 from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS
