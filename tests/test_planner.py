@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from calcvm import planner
 from calcvm.errors import PlanError
 from calcvm.graph import CalcGraph, apply
 from calcvm.init import XavierUniform, Zeros
@@ -441,6 +442,22 @@ def test_different_updates_do_not_merge() -> None:
     assert len(plan(lowered, itemsize=4, batch_size=1, merge_updates=False).statements) == 4
 
 
+def test_updates_inside_the_backward_stay_apart() -> None:
+    b = Build()
+    hyper = b.value("hyper", "state", 8, persistent=True)
+    x = b.value("x", "placeholder", BATCH, 4, resident=True)
+    b.phase = "backward"
+    for k in range(3):  # each gradient is gone before the next is made
+        w = b.value(f"w{k}", "parameter", 4, 4, persistent=True)
+        g = b.value(f"g{k}", "gradient", 4, 4)
+        b.row(WEIGHTS, {"M": BATCH, "K": 4, "N": 4, "acc": 0}, g.name, a=x, dy=x, dw=g)
+        b.over(UPDATE, f"w{k}", {"clip": 0}, p=w, g=g, hyper=hyper)
+    lowered = b.done()
+    p = plan(lowered, itemsize=4, batch_size=4)
+    check(p, lowered, batches=(4,))
+    assert not p.blocks and p.zones["gradient"].transient_bytes == 4 * 4 * 4
+
+
 def test_update_stays_where_its_parameter_is_still_read() -> None:
     b = Build()
     hyper = b.value("hyper", "state", 8, persistent=True)
@@ -530,6 +547,45 @@ def test_batches_above_the_first_that_does_not_fit_are_tried() -> None:
     assert largest_batch(150, lambda batch: batch, required) == 11
 
 
+def tangled() -> Lowered:
+    """Lifetimes and sizes that plain first-fit packs with a gap."""
+    rng = random.Random(8)
+    b = Build()
+    events = []
+    for k in range(60):
+        v = b.value(f"v{k}", "activation", BATCH, 16 * rng.randrange(1, 60))
+        born = 2 * rng.randrange(50)
+        events += [(born, k, v), (born + 1 + 2 * rng.randrange(1, 20), k, v)]
+    for t, _, v in sorted(events, key=lambda e: e[:2]):
+        spec, name = (TOTAL, "x") if t % 2 else (FREE, "y")
+        sums = {"s": b.value(f"s{t}", "activation", ONE, resident=True)} if t % 2 else {}
+        b.over(spec, v.name, **{name: v}, **sums)
+    return b.done()
+
+
+def test_budget_counts_the_gap_of_the_packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "improve", lambda lowered, *_: lowered)
+    lowered = tangled()
+    for memory in (300_000, 1_000_000):
+        p = plan(lowered, itemsize=4, memory=memory, effort=0)
+        assert p.gap > 0 and p.heap_bytes <= memory
+        assert p.bytes_at(p.batch_size + 1) <= memory  # the bound alone would have allowed more
+        assert plan(lowered, itemsize=4, batch_size=p.batch_size + 1, effort=0).heap_bytes > memory
+
+
+def test_budget_orders_again_for_the_batch_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Build()
+    x = b.value("x", "placeholder", BATCH, 16, resident=True)
+    results = [b.map(STRICT, f"v{k}", x=x) for k in range(5)]
+    for k, v in enumerate(results):
+        b.over(TOTAL, f"s{k}", x=v, s=b.value(f"s{k}", "activation", ONE, resident=True))
+    lowered = b.done()
+    best = plan(lowered, itemsize=4, memory=10_000)
+    improve = planner.improve
+    monkeypatch.setattr(planner, "improve", lambda low, n, machine: low if n < 5 else improve(low, n, machine))
+    assert plan(lowered, itemsize=4, memory=10_000).batch_size == best.batch_size
+
+
 def test_budget_without_a_batch() -> None:
     b = Build()
     x = b.value("x", "placeholder", 16, resident=True)
@@ -577,6 +633,14 @@ def test_bytes_are_a_formula_of_the_batch() -> None:
     assert "*B" in p.formula and "exact at the peak" in p.formula
     a, b = p.formula.split(" ")[0].split("*B")
     assert int(a) * 200 + int(b) == p.lower_bound_bytes
+
+
+def test_formula_says_how_exact_it_is() -> None:
+    b = Build()
+    x = b.value("x", "placeholder", BATCH, 1, resident=True)
+    b.over(TOTAL, "s", x=x, s=b.value("s", "activation", ONE, resident=True))
+    p = plan(b.done(), itemsize=4, batch_size=3)
+    assert p.formula == "4*B+128 bytes (up to 60 bytes more for alignment; the packing adds 0)"
 
 
 @pytest.mark.parametrize(
