@@ -1,4 +1,4 @@
-"""README's Python blocks run, one after another, and print what the text block after them says."""
+"""README's Python blocks run and print what the text blocks after them say; CONTRIBUTING's recipe works."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import io
 import os
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +72,48 @@ def test_a_wrong_readme_is_caught() -> None:
         check("```python\nprint(1)\nprint(2)\n```\n\n```text\n...\n1\n```\n", "wrong")
     with pytest.raises(ZeroDivisionError):
         check("```python\n1 / 0\n```\n", "broken")
+
+
+RECIPE = """
+import sys
+from pathlib import Path
+from tests import rowrun
+from tests.reference import elementwise
+from calcvm.ops import OPS
+
+sys.path.insert(0, ".")
+import recipe_spec, recipe_kernels
+exec(Path("recipe_reference.py").read_text(), vars(elementwise))
+spec = OPS["softsign"]
+rowrun.check_names(spec)
+for dtype in ("float32", "float64"):
+    for check in rowrun.CHECKS.values():
+        check(rowrun.cases(spec, dtype))
+for case in rowrun.cases(spec, "float64"):
+    rowrun.check_gradients(case)
+print("the recipe works")
+"""
+
+
+def test_contributing_recipe_makes_an_operator(tmp_path: Path) -> None:
+    """The operator of CONTRIBUTING.md passes what every operator passes, with nothing else written."""
+    spec, kernels, reference = re.findall(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    opcodes = iter((9998, 9999))
+    spec = re.sub(r"opcode=\.\.\.", lambda _: f"opcode={next(opcodes)}", spec)
+    files = {
+        "recipe_spec.py": "from calcvm.ops.spec import *\nfrom calcvm.ops.spec import dims\n\n" + spec,
+        "recipe_kernels.py": "from calcvm.kernels_cpu._common import Ptr, fabs, kernel, like, share\n\n\n" + kernels,
+        "recipe_reference.py": reference,
+        "recipe.py": RECIPE,
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "CALCVM_CACHE_DIR": str(tmp_path / "cache")}
+    result = subprocess.run(
+        [sys.executable, "recipe.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert result.stdout == "the recipe works\n", result.stderr
 
 
 def rewrite() -> None:
