@@ -316,6 +316,17 @@ def test_long_sums(n):
         np.testing.assert_allclose(got, np.full(got.shape, x.astype(float).mean()), rtol=16 * 2.0**-23)
 
 
+def test_wide_columns():
+    """Columns are summed in the same order whether four vectors of them go together or one, for any team."""
+    x = np.random.default_rng(0).standard_normal((300, 211)).astype(np.float32)
+    case = Case(OPS["sum"], Example(shapes=((300, 211),), attrs={"axes": (0,)}), "float32", 1)
+    case.values["x"] = x.reshape(-1)
+    want = case.forward()["y"]
+    np.testing.assert_allclose(want, x.astype(float).sum(0), rtol=1e-4, atol=1e-4)
+    for n_workers in (2, 3, 7, 50, 211, 300):
+        assert np.array_equal(case.forward(n_workers=n_workers)["y"], want)
+
+
 def test_extrema_send_the_gradient_to_the_first():
     case = Case(OPS["max"], Example(shapes=((2, 4),), attrs={"axes": (1,)}), "float64", 1)
     case.values["x"] = np.array([1.0, 3.0, 3.0, 2.0, 5.0, 5.0, 5.0, 5.0])

@@ -10,6 +10,7 @@ scalar loop: 10 elements cost what 16 cost.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from llvmlite import ir
@@ -79,9 +80,14 @@ class Lanes:
         self.b.call(f, [v.v, p, ir.Constant(I32, self.size), mask])
 
 
-def _intrinsic(kinds: str, result: bool, emit: Callable) -> Any:
+_serial = count()
+
+
+def _intrinsic(kinds: str, result: bool, emit: Callable, outlined: bool = False) -> Any:
     """An intrinsic of ``n``, then an argument for each kind: ``p`` pointer to heap elements, ``i`` integer,
-    ``f`` float; returns a float if ``result``."""
+    ``f`` float; returns a float if ``result``.  ``outlined``: a function of its own in each module that calls it
+    (for kernels that call it from several places)."""
+    serial = next(_serial)
 
     def call(tc: Any, *args: Any) -> Any:
         element = args[1 + kinds.index("p")].dtype
@@ -91,6 +97,19 @@ def _intrinsic(kinds: str, result: bool, emit: Callable) -> Any:
         sig = (element if result else types.void)(*sig_types)
 
         def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
+            if outlined:
+                name = f"calcvm_loop_{serial}_{element}"
+                f = b.module.globals.get(name)
+                if f is None:
+                    f = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [v.type for v in values]), name)
+                    f.linkage = "internal"
+                    f.attributes.add("nounwind")
+                    f.attributes.add("noinline")
+                    inner = ir.IRBuilder(f.append_basic_block("entry"))
+                    emit(Lanes(inner, ctx.get_value_type(element)), *f.args)
+                    inner.ret_void()
+                b.call(f, list(values))
+                return ctx.get_dummy_value()
             out = emit(Lanes(b, ctx.get_value_type(element)), *values)
             return out if result else ctx.get_dummy_value()
 
@@ -172,7 +191,7 @@ def _scalar_tail(e: Lanes, at: Any, left: Any, one: Callable) -> None:
     b.position_at_end(after)
 
 
-def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool = False) -> Any:
+def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool = False, outlined: bool = False) -> Any:
     """A loop ``each(n, reads..., y, params...)``: y[i] = formula(reads[i]..., params...) for i in [0, n).
 
     reads : a letter each: ``v`` an array, ``s`` one element for all i.  y may be one of the arrays.
@@ -219,7 +238,7 @@ def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool =
         else:
             _vectors(e, n, body, [])
 
-    return _intrinsic("p" * (len(reads) + 1) + "i" * indexed + params, False, emit)
+    return _intrinsic("p" * (len(reads) + 1) + "i" * indexed + params, False, emit, outlined)
 
 
 def _horizontal(e: Lanes, v: Any, combine: Callable) -> Any:
@@ -270,6 +289,8 @@ rsum = reduction(_add, 0.0, lambda x: x, "v")  # rsum(n, x)
 rsumsq = reduction(_add, 0.0, lambda x: x * x, "v")  # sum of squares: rsumsq(n, x)
 rdot = reduction(_add, 0.0, lambda x, y: x * y, "vv")  # rdot(n, x, y)
 rmax = reduction(F.maximum, float("-inf"), lambda x: x, "v")  # NaN if any is
+# The largest of a row whose result a NaN spoils anyway: half the cost of rmax, and not NaN for sure.
+rtop = reduction(lambda x, y: x.where(x > y, y), float("-inf"), lambda x: x, "v")
 rmin = reduction(F.minimum, float("inf"), lambda x: x, "v")
 # rexp(n, x, y, m): y = exp(x - m), and its sum.  The heart of every softmax; y may be x.
 rexp = reduction(_add, 0.0, lambda x, m: F.exp(x - m), "v", 1, store=True)
@@ -307,40 +328,128 @@ def column_reduction(combine: Callable, initial: float) -> Any:
 
     A column is combined in blocks of 128 rows by 4 partial results, so its shape depends on ``rows`` alone.
     """
-    block, ways = 128, 4
+    block, ways, wide = 128, 4, 4
 
     def emit(e: Lanes, n: Any, rows: Any, stride: Any, x: Any, y: Any, factor: Any) -> None:
         b = e.b
         neutral = ir.Constant(e.vec, [initial] * e.n)
         by = V(b, e.splat(factor))
 
-        def body(i: Any, left: Any, carried: list) -> list:
+        def columns(x: Any, y: Any, i: Any, left: Any, vectors: int) -> None:
+            """Reduce ``vectors`` vectors of columns from i on: in either number they get the same bits."""
             mask = None if left is None else e.below(left)
-            column = b.gep(x, [i])
+            at = [b.add(i, _c(k * e.n)) for k in range(vectors)]
 
-            def take(r: Any, acc: Any) -> Any:
-                return combine(V(b, acc), e.load(column, b.mul(r, stride), mask)).v
+            def take(r: Any, acc: list) -> list:
+                row = b.gep(x, [b.mul(r, stride)])
+                return [combine(V(b, a), e.load(row, k, mask)).v for a, k in zip(acc, at)]
+
+            def four(r: Any, acc: list) -> list:
+                out = []
+                for k in range(ways):
+                    out += take(b.add(r, _c(k)), acc[k * vectors : (k + 1) * vectors])
+                return out
 
             def one_block(start: Any, total: list) -> list:
                 end = b.add(start, _c(block))
                 end = b.select(b.icmp_signed("<", end, rows), end, rows)
                 whole = b.add(start, b.and_(b.sub(end, start), _c(-ways)))
-                four = _for(
-                    b,
-                    start,
-                    whole,
-                    ways,
-                    [neutral] * ways,
-                    lambda r, a: [take(b.add(r, _c(k)), a[k]) for k in range(ways)],
-                )
-                first = _for(b, whole, end, 1, four[:1], lambda r, a: [take(r, a[0])])[0]
-                a = [V(b, v) for v in (first, *four[1:])]
-                return [combine(V(b, total[0]), combine(combine(a[0], a[1]), combine(a[2], a[3]))).v]
+                acc = _for(b, start, whole, ways, [neutral] * (ways * vectors), four)
+                acc[:vectors] = _for(b, whole, end, 1, acc[:vectors], take)
+                out = []
+                for v in range(vectors):
+                    a = [V(b, acc[k * vectors + v]) for k in range(ways)]
+                    both = combine(combine(a[0], a[1]), combine(a[2], a[3]))
+                    out.append(combine(V(b, total[v]), both).v)
+                return out
 
-            (total,) = _for(b, _c(0), rows, block, [neutral], one_block)
-            e.store(V(b, total) * by, y, i, mask)
+            totals = _for(b, _c(0), rows, block, [neutral] * vectors, one_block)
+            for total, k in zip(totals, at):
+                e.store(V(b, total) * by, y, k, mask)
+
+        def several(i: Any, carried: list) -> list:
+            columns(x, y, i, None, wide)
+            return carried
+
+        def one(i: Any, left: Any, carried: list) -> list:
+            columns(b.gep(x, [whole]), b.gep(y, [whole]), i, left, 1)
+            return carried
+
+        whole = b.and_(n, _c(-wide * e.n))
+        _for(b, _c(0), whole, wide * e.n, [], several)
+        _vectors(e, b.sub(n, whole), one, [])
+
+    return _intrinsic("iippf", False, emit)
+
+
+def _select_first() -> Any:
+    """A loop ``first(n, rows, stride, dy, x, y, dx)``: down each column i, dx = dy[i] where x = y[i] for the first time, else 0.
+
+    dx may be x.
+    """
+
+    def emit(e: Lanes, n: Any, rows: Any, stride: Any, dy: Any, x: Any, y: Any, dx: Any) -> None:
+        b = e.b
+
+        def body(i: Any, left: Any, carried: list) -> list:
+            mask = None if left is None else e.below(left)
+            best = e.load(y, i, mask)
+
+            def row(r: Any, state: list) -> list:
+                g = V(b, state[0])
+                k = b.add(b.mul(r, stride), i)
+                hit = e.load(x, k, mask).equals(best)
+                e.store(g.where(hit, 0.0), dx, k, mask)
+                return [g.const(0.0).where(hit, g).v]
+
+            _for(b, _c(0), rows, 1, [e.load(dy, i, mask).v], row)
             return carried
 
         _vectors(e, n, body, [])
 
-    return _intrinsic("iippf", False, emit)
+    return _intrinsic("iipppp", False, emit)
+
+
+first_of_columns = _select_first()
+
+
+# ---------------------------------------------------------------- transposition in registers
+def _interleave(b: ir.IRBuilder, x: Any, y: Any, start: int) -> Any:
+    """x[start], y[start], x[start + 1], ...: half of both vectors."""
+    n = x.type.count
+    order = [start + k // 2 + (n if k % 2 else 0) for k in range(n)]
+    return b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, n), order))
+
+
+def _transpose_tiles() -> Any:
+    """A loop ``tiles(n, x_stride, y_stride, x, y)``: y[i*y_stride + j] = x[j*x_stride + i], i below lanes, j below n.
+
+    ``n`` is a multiple of the lanes.  Each cache line is read and written once and whole, so that it does not
+    matter that lines a power of two apart share one cache set.
+    """
+
+    def emit(e: Lanes, n: Any, x_stride: Any, y_stride: Any, x: Any, y: Any) -> None:
+        b = e.b
+
+        def tile(j: Any, carried: list) -> list:
+            v = [e.load(x, b.mul(b.add(j, _c(k)), x_stride), None).v for k in range(e.n)]
+            half = e.n // 2
+            for _ in range(e.n.bit_length() - 1):  # a perfect shuffle of all lanes of all vectors, log2 times
+                v = [_interleave(b, v[k // 2], v[k // 2 + half], (k % 2) * half) for k in range(e.n)]
+            for k in range(e.n):
+                e.store(V(b, v[k]), y, b.add(b.mul(y_stride, _c(k)), j), None)
+            return carried
+
+        _for(b, _c(0), n, e.n, [], tile)
+
+    return _intrinsic("iipp", False, emit, outlined=True)
+
+
+tiles = _transpose_tiles()
+
+
+@intrinsic
+def lanes(tc, x):
+    """Elements of a vector of the target for the dtype of ``x``, a pointer."""
+    n = VECTOR_BITS // x.dtype.bitwidth
+    return types.int64(x), lambda ctx, b, sig, args: _c(n)

@@ -162,6 +162,12 @@ def {name}(w, nw, d0, d1, d2, d3, d4, d5, {strides}, {pointers}):
         {start_rows}
         {by_rows}
         return
+    if n == d5:  # a row is one inner loop
+        for i0 in range(lo, hi):
+            o = i0 * n
+            {start_row}
+            {by_row}
+        return
     for i0 in range(lo, hi):
         o = i0 * n
         for i1 in range(d1):
@@ -196,7 +202,7 @@ def _broadcast(name: str, formula, reads: str, strided: str, out: str) -> None: 
     operands, over = [*reads.split(), out], strided.split()
     for s in ("", *over):  # at most one operand is one element throughout an inner loop
         modes = "".join("s" if o == s else "v" for o in reads.split())
-        globals()[f"_loop_{name}_{modes}"] = elementwise(formula, modes)
+        globals()[f"_loop_{name}_{modes}"] = elementwise(formula, modes, outlined=True)
     starts = " + ".join(f"i{k} * {{s}}{k}" for k in range(5))
     kernel_from(
         BROADCAST.format(
@@ -210,6 +216,8 @@ def _broadcast(name: str, formula, reads: str, strided: str, out: str) -> None: 
             single="".join(f" and {s}0 <= 1" for s in over) + (" and a0 + b0 > 0" if len(over) == 2 else ""),
             start_rows="\n        ".join(f"o{s} = lo * {s}0" for s in over),
             by_rows=_dispatch(name, "hi - lo", "0", operands, over, " " * 8),
+            start_row="\n            ".join(f"o{s} = i0 * {s}0" for s in over),
+            by_row=_dispatch(name, "d5", "5", operands, over, " " * 12),
             start="\n                        ".join(f"o{s} = " + starts.format(s=s) for s in over),
             by_d5=_dispatch(name, "d5", "5", operands, over, " " * 24),
         ),

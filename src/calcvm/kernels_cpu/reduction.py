@@ -9,6 +9,7 @@ from calcvm.kernels_cpu._math import (  # noqa: F401
     copy,
     elementwise,
     fill,
+    first_of_columns,
     log,
     rdot,
     rexp,
@@ -16,6 +17,7 @@ from calcvm.kernels_cpu._math import (  # noqa: F401
     rmax,
     rmin,
     rsum,
+    rtop,
     scale,
 )
 
@@ -79,15 +81,8 @@ def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
     R = R0 * R1
     lo, hi = share(O, w, nw)
     for o in range(lo * P, hi * P):
-        for i in range(I):
-            best = y[o * I + i]
-            g = dy[o * I + i]
-            for r in range(R):
-                k = (o * R + r) * I + i
-                hit = x[k] == best
-                dx[k] = g if hit else like(h, 0)
-                if hit:
-                    g = like(h, 0)
+        k = o * R * I
+        first_of_columns(I, R, I, at(dy, o * I), at(x, k), at(y, o * I), at(dx, k))
 '''
 kernel_from(SELECT.format(name="max"), globals())
 kernel_from(SELECT.format(name="min"), globals())
@@ -105,7 +100,7 @@ def softmax_fwd(w, nw, rows, inner, N, x: Ptr, y: Ptr):
     lo, hi = share(rows, w, nw)
     for i in range(lo * inner, hi * inner):
         xi, yi = at(x, i * N), at(y, i * N)
-        total = rexp(N, xi, yi, rmax(N, xi))
+        total = rexp(N, xi, yi, rtop(N, xi))
         scale(N, yi, yi, like(h, 1) / total)  # noqa: F821
 
 
@@ -124,7 +119,7 @@ def log_softmax_fwd(w, nw, rows, inner, N, x: Ptr, y: Ptr):
     lo, hi = share(rows, w, nw)
     for i in range(lo * inner, hi * inner):
         xi = at(x, i * N)
-        top = rmax(N, xi)
+        top = rtop(N, xi)
         spread = log(rexpsum(N, xi, top))
         _shift(N, xi, at(y, i * N), top, spread)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calcvm.kernels_cpu._common import Ptr, at, kernel, kernel_from, like, njit, share  # noqa: F401
-from calcvm.kernels_cpu._math import copy, fill
+from calcvm.kernels_cpu._math import copy, fill, lanes, tiles
 
 TILE = 16  # a tile of lines of x and of y fits into L1 whatever the strides
 
@@ -15,7 +15,17 @@ def _move(m, n, y, y_stride, x, x_stride, x_step):
         for i in range(m):
             copy(n, at(x, i * x_stride), at(y, i * y_stride))
         return
-    for i0 in range(0, m, TILE):
+    i_start = 0
+    if x_stride == 1:
+        size = lanes(x)
+        whole = n - n % size
+        i_start = m - m % size
+        for i in range(0, i_start, size):
+            tiles(whole, x_step, y_stride, at(x, i), at(y, i * y_stride))
+        for i in range(i_start):
+            for j in range(whole, n):
+                y[i * y_stride + j] = x[i + j * x_step]
+    for i0 in range(i_start, m, TILE):
         for j0 in range(0, n, TILE):
             for i in range(i0, min(i0 + TILE, m)):
                 xi, yi = at(x, i * x_stride), at(y, i * y_stride)

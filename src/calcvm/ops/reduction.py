@@ -65,6 +65,8 @@ _CASES: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
     ((None, 3, 5, 4), {"axes": (1, 2)}),
     ((None, 3, 5), {"axes": (0, 1), "keepdims": True}),
     ((3, 2, 5), {"axes": (1,)}),
+    ((3, 150), {"axes": (0,)}),
+    ((131, 3), {"axes": (0,)}),
     ((37,), {"axes": None}),
     ((), {"axes": None}),
     ((None, 3), {"axes": ()}),
