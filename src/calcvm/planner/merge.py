@@ -222,9 +222,8 @@ class _Merger:
             self.in_block.update(track)
             if padded and not is_persistent(track[0]):
                 self.promoted.update(track)
-            self.block_of[track] = replace(
-                track[0], name=f"{track[0].name}..{track[-1].name}", elems=Affine(0, self._total(run))
-            )
+            name = f"{track[0].name}..{track[-1].name}"
+            self.block_of[track] = replace(track[0], name=name, elems=Affine(0, self._total(run)), shape=None)
         return True
 
     def _total(self, run: Sequence[Value]) -> int:
