@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.ops.dims import ONE, Shape, numel, show
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, W, choice, dims, register
+from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, W, choice, dims, register
 
 REDUCE = (*dims("O P R0 R1 I"), choice("by", 2))  # by 1: shared over I, the leading axis being reduced
 X_ELEMS, Y_ELEMS = "O*P*R0*R1*I", "O*P*I"
@@ -84,7 +84,7 @@ def _reduction(opcode: int, name: str, y: str, dx: str, reads: str, onnx: str, f
         flops=f"{flops[0]}*{X_ELEMS}",
     )
     if reads:  # the first of equals is sought along R: one worker for each O
-        operands = (
+        operands: tuple[Operand, ...] = (
             R("dy", Y_ELEMS, "O"),
             R("x", X_ELEMS, "O"),
             R("y", Y_ELEMS, "O"),
