@@ -10,7 +10,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import Float, Ptr, at, kernel, njit, share
+from calcvm.kernels_cpu._common import Float, Ptr, at, f64_of_bits, kernel, njit, routine, share
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._gemv import column_sums, gemv
 from calcvm.kernels_cpu._math import elementwise
@@ -56,7 +56,39 @@ def block_rows(n):
     return max(BLOCK_ELEMS // max(n, 1) // 24 * 24, 24)
 
 
-@kernel(needs=("gemm", "gemv"))
+@routine("ipii")
+def activate(n, y, act, alpha_bits):
+    """y = act(y); a routine, so that rows without an activation do not load its constants."""
+    alpha = f64_of_bits(alpha_bits)
+    if act == SIGMOID:
+        sigmoid(n, y, y)
+    elif act == RELU:
+        relu(n, y, y)
+    elif act == TANH:
+        tanh(n, y, y)
+    elif act == LEAKY_RELU:
+        leaky(n, y, y, alpha)
+    elif act == ELU:
+        elu(n, y, y, alpha)
+
+
+@routine("ippii")
+def scale_by_derivative(n, d, y, act, alpha_bits):
+    """d *= act'(.), the derivative taken from the activation's output y."""
+    alpha = f64_of_bits(alpha_bits)
+    if act == SIGMOID:
+        dsigmoid(n, d, y, d)
+    elif act == RELU:
+        drelu(n, d, y, d)
+    elif act == TANH:
+        dtanh(n, d, y, d)
+    elif act == LEAKY_RELU:
+        dleaky(n, d, y, d, alpha)
+    elif act == ELU:
+        delu(n, d, y, d, alpha)
+
+
+@kernel(needs=("gemm", "gemv", "activate"))
 def linear_fwd(w, nw, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr):
     """y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n]);  x (M,K), wt (K,N), b (N,), y (M,N), M = rows*inner."""
     lo, hi = share(rows, w, nw)
@@ -70,16 +102,8 @@ def linear_fwd(w, nw, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: 
             gemv(N, K, x, 1, wt, N, 1, yi, b, mode)
         else:
             gemm(m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, at(ws, w * panel(K, N)))
-        if act == SIGMOID:
-            sigmoid(m * N, yi, yi)
-        elif act == RELU:
-            relu(m * N, yi, yi)
-        elif act == TANH:
-            tanh(m * N, yi, yi)
-        elif act == LEAKY_RELU:
-            leaky(m * N, yi, yi, alpha)
-        elif act == ELU:
-            elu(m * N, yi, yi, alpha)
+        if act != NONE:
+            activate(m * N, yi, act, r[7])  # noqa: F821  (alpha's bits)
         lo += m
 
 
@@ -95,7 +119,7 @@ def linear_bwd_w(w, nw, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: P
         column_sums(hi - lo, M, one(dy), 0, at(dy, lo), N, at(db, lo), at(db, lo), acc, False)
 
 
-@kernel(needs=("gemm", "gemv"))
+@kernel(needs=("gemm", "gemv", "scale_by_derivative"))
 def linear_bwd_x(w, nw, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
     """dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n];  ya is the output of the activation that made x."""
     lo, hi = share(rows, w, nw)
@@ -108,16 +132,8 @@ def linear_bwd_x(w, nw, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, 
             gemv(K, N, dy, 1, wt, 1, N, d, d, SET)
         else:
             gemm(m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, at(ws, w * panel(N, K)))
-        if act == SIGMOID:
-            dsigmoid(m * K, d, y, d)
-        elif act == RELU:
-            drelu(m * K, d, y, d)
-        elif act == TANH:
-            dtanh(m * K, d, y, d)
-        elif act == LEAKY_RELU:
-            dleaky(m * K, d, y, d, alpha)
-        elif act == ELU:
-            delu(m * K, d, y, d, alpha)
+        if act != NONE:
+            scale_by_derivative(m * K, d, y, act, r[7])  # noqa: F821
         lo += m
 
 
