@@ -15,6 +15,7 @@ from calcvm.kernels_cpu._math import Lanes, _horizontal, elementwise, log, reduc
 from calcvm.kernels_cpu._simd import VECTOR_BITS
 
 BAD_LABEL = 1  # trap code
+SHORT_ROWS = 4
 
 
 def _sum(x, y):
@@ -329,7 +330,46 @@ def few_classes(bits):
     return rows_of
 
 
-few, fewest = few_classes(VECTOR_BITS), few_classes(128)  # for 3 classes in three quarters of the time
+few = few_classes(VECTOR_BITS)
+exp_each = elementwise(F.exp, "v")
+
+
+@njit(inline=True)
+def short_rows(h, r, lo, rows, n, logits, labels, p, t_l, sums):
+    """As `few` for a vector of rows much shorter than it: the exponentials of all of them in one pass."""
+    for k in range(lo, lo + rows):
+        x, y = at(logits, k * n), at(p, k * n)
+        picked, m = x[class_of(h, r, labels[k], n)], x[0]  # before p, which may be logits, is set
+        for j in range(1, n):
+            m = max(m, x[j])
+        for j in range(n):
+            y[j] = x[j] - m
+        t_l[k] = m - picked
+    exp_each(rows * n, at(p, lo * n), at(p, lo * n))
+    for k in range(lo, lo + rows):
+        y, s = at(p, k * n), like(p, 0.0)
+        for j in range(n):
+            s += y[j]
+        sums[k - lo] = s
+        s = like(p, 1.0) / s
+        for j in range(n):
+            y[j] *= s
+    add_log(rows, sums, at(t_l, lo), at(t_l, lo))
+
+
+@njit
+def fewest(h, r, lo, hi, n, logits, labels, p, t_l):
+    """Cross entropy of very short rows; loops over 2 and 3 classes are unrolled."""
+    sums = stack(p)
+    while lo < hi:
+        rows = min(hi - lo, lanes(p))
+        if n == 2:
+            short_rows(h, r, lo, rows, 2, logits, labels, p, t_l, sums)
+        elif n == 3:
+            short_rows(h, r, lo, rows, 3, logits, labels, p, t_l, sums)
+        else:
+            short_rows(h, r, lo, rows, n, logits, labels, p, t_l, sums)
+        lo += rows
 
 
 @njit
@@ -362,7 +402,7 @@ def softmax_cross_entropy_fwd(
     if inner == 1 and N <= lanes(p) and (dense or smoothing == 0):
         if dense:
             few_weighted(lo, hi, N, logits, target, p, t_l, hard, soft)
-        elif N * VECTOR_BITS <= lanes(p) * 128:
+        elif rows >= SHORT_ROWS and N <= lanes(p) // 2:
             fewest(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
         else:
             few(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
