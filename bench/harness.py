@@ -197,8 +197,8 @@ def compiled_loop(address: int, argument_types: list) -> Callable:
 def environment(threads: int | None = None, **extra: str) -> dict[str, str]:
     """Environment of a fresh process that finds this tree and holds every library to `threads` threads.
 
-    Settings of the libraries in the caller's environment are dropped: an ``OPENBLAS_CORETYPE`` left there by a
-    continuous-integration image halved OpenBLAS's speed.
+    Settings of the libraries in the caller's environment are dropped: an ``OPENBLAS_CORETYPE`` left in a
+    shell halved OpenBLAS's speed on a Zen 5.
     """
     tuned = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "GOMP_", "DNNL_", "ONEDNN_", "XLA_", "JAX_", "TORCH", "NUMBA_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(tuned)}

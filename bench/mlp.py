@@ -112,8 +112,8 @@ def time_case(
                 accuracy[name] = process.ask(accuracy=True)["accuracy"]
         task = Task(sizes)
         limit_flops = task.step_flops(batch) / (result.data["limits"]["fma_gflops"] * 1e9 * threads)
-        n_bytes = task.step_bytes(batch)
-        limit = max(limit_flops, n_bytes / (copy_gbs(n_bytes // 2) * 1e9 * threads))
+        size = task.resident_bytes + 4 * batch * sizes[0]
+        limit = max(limit_flops, task.step_bytes(batch) / (copy_gbs(size // 2) * 1e9 * threads))
         ours = best_of(times, "ours", "ours_default")
         rows = []
         for name in running:

@@ -84,10 +84,15 @@ class Task:
         products = [n_in * n_out for n_in, n_out in zip(self.sizes[:-1], self.sizes[1:])]
         return 2 * batch * (3 * sum(products) - products[0])
 
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of parameters and moments."""
+        return 3 * 4 * sum(w.size + b.size for w, b in self.weights)
+
     def step_bytes(self, batch: int) -> int:
-        """Least bytes of a step: Adam reads four and writes three arrays of parameters; the batch is read twice."""
-        n_parameters = sum(w.size + b.size for w, b in self.weights)
-        return 4 * (7 * n_parameters + 2 * batch * self.sizes[0])
+        """Least bytes that a step moves: the forward reads the parameters, Adam reads and writes them and their
+        moments; the forward and the first weight gradient read the batch."""
+        return self.resident_bytes * 7 // 3 + 2 * 4 * batch * self.sizes[0]
 
 
 class Ours:
@@ -324,9 +329,9 @@ class JaxScan(JaxStep):
         self.scan = jax.jit(scan, static_argnums=(3, 4), donate_argnums=0)
         self.unroll = 1
         self.restart()
-        seconds = {1: best_seconds(lambda: self.steps(self.TRIAL_STEPS), 15)}
-        if seconds[1] < 1e-4 * self.TRIAL_STEPS:  # above that a step's own work outweighs the loop
-            for unroll in self.UNROLL[1:]:
+        if best_seconds(lambda: self.steps(16), 1) < 16e-4:  # above that a step's own work outweighs the loop
+            seconds = {}
+            for unroll in self.UNROLL:
                 self.unroll = unroll
                 seconds[unroll] = best_seconds(lambda: self.steps(self.TRIAL_STEPS), 15)
             self.unroll = min(seconds, key=lambda unroll: seconds[unroll])
