@@ -196,7 +196,9 @@ def test_two_models_in_one_heap():
 
 def test_ctrl_c_leaves_a_consistent_model():
     code = """
-import numpy as np, sys, calcvm as cv
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
+import numpy as np, calcvm as cv
 from calcvm import nn
 rng = np.random.default_rng(0)
 X, y = rng.standard_normal((50000, 20)), rng.integers(0, 3, 50000)
@@ -217,3 +219,5 @@ print("done", m.step(X[:32], y[:32]) > 0, flush=True)
         assert (out, child.returncode) == ("done True\n", 0)
     finally:
         child.kill()
+        child.wait()
+        child.stdout.close()

@@ -171,6 +171,21 @@ def test_same_seed_same_bits_for_any_team(dtype):
             np.testing.assert_array_equal(value, results[0][2][name])
 
 
+def test_dropouts_of_one_graph_draw_differently():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 400))
+    with g.path("run"):
+        a, b = cv.dropout(x, 0.5), cv.dropout(x, 0.5)
+    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=5, keep=[a.name, b.name]))
+    model["x"] = np.ones((5, 400))
+    model.forward("run")
+    first = model[a.name]
+    share = np.mean((first > 0) == (model[b.name] > 0))
+    assert 0.45 < share < 0.55 and 0.45 < np.mean(first > 0) < 0.55
+    model.forward("run")
+    assert 0.45 < np.mean((first > 0) == (model[a.name] > 0)) < 0.55  # another step, another mask
+
+
 def test_frozen_parameters_do_not_move_and_prune_the_backward():
     net = nn.Linear(8, trainable=False) >> nn.Tanh() >> nn.Linear(3)
     model = cv.Model(net, input_shape=(4,), optimizer=cv.Adam(0.1), batch_size=16)

@@ -11,6 +11,7 @@ from calcvm import planner
 from calcvm.errors import CalcError, PlanError
 from calcvm.graph import CalcGraph
 from calcvm.lowering import lower
+from calcvm.ops.dims import Affine
 from calcvm.ops.spec import evaluate
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
@@ -20,8 +21,8 @@ from calcvm.vm.program import Program
 
 ITEMSIZE = {"float32": 4, "float64": 8}
 DEVICES = ("cpu", "blas")
-# A team pays once its share of a step's arithmetic exceeds its barriers: measured on 2 cores of an
-# AVX-512 server, 784-64-64-10 gains from batch 32 on (7e6 FLOP), 64-32-10 at batch 32 (0.5e6) hardly.
+# A team pays once its share of a step's arithmetic exceeds its barriers (about 0.1 us each, and the lines
+# that move between caches): see bench/RESULTS.md.
 TEAM_FLOPS = 2e6
 
 
@@ -86,12 +87,12 @@ def plan(
 
 
 def flops(lowered: Lowered, batch: int) -> int:
-    """Floating-point operations of all statements at a batch size."""
-    total = 0
+    """Floating-point operations of a run of the most expensive path."""
+    totals = dict.fromkeys(lowered.paths, 0)
     for s in lowered.statements:
-        words = {k: v.at(batch) if hasattr(v, "at") else v for k, v in s.words.items()}
-        total += int(evaluate(s.spec.flops, words))
-    return total
+        words = {k: v.at(batch) if isinstance(v, Affine) else v for k, v in s.words.items()}
+        totals[s.path] += int(evaluate(s.spec.flops, words))
+    return max(totals.values(), default=0)
 
 
 def compile(  # noqa: A001

@@ -6,6 +6,7 @@ reference (``docs/operators.md``, generated from the table) has the equations an
 
 from __future__ import annotations
 
+from builtins import sum as sum_of
 from collections.abc import Sequence
 
 from calcvm.errors import ShapeError
@@ -42,6 +43,7 @@ __all__ = [
     "reshape",
     "rmse",
     "sigmoid",
+    "slice",
     "softmax",
     "softmax_cross_entropy",
     "softplus",
@@ -236,7 +238,14 @@ def dropout(x: Variable, rate: float = 0.5) -> Variable:
     g = x.graph
     rng = g.state("rng", 2, {"kind": "rng"})
     name = g.unique("dropout")
-    return apply("dropout", x, rng, g.state(f"{name}.rate", 1, {"kind": "float64", "value": rate}), out=name)
+    stream = sum_of(op.spec.name == "dropout" for path in g.paths.values() for op in path.operations)
+    state = g.state(f"{name}.rate", 1, {"kind": "float64", "value": rate})
+    return apply("dropout", x, rng, state, out=name, stream=stream)
+
+
+def slice(x: Variable, starts: Sequence[int | None], stops: Sequence[int | None]) -> Variable:  # noqa: A001
+    """``x[starts[0]:stops[0], ...]``, also written with Python's slices; None: from the start, to the end."""
+    return apply("slice", x, starts=tuple(starts), stops=tuple(stops))
 
 
 def softmax_cross_entropy(logits: Variable, target: Variable, label_smoothing: float = 0.0) -> Variable:

@@ -82,9 +82,7 @@ class Variable:
         return f"{self.name} {self.descriptor}"
 
     def __add__(self, other: Variable | float) -> Variable:
-        return (
-            apply("add", self, other) if isinstance(other, _TENSOR) else apply("affine", self, a=1.0, b=other)
-        )
+        return apply("add", self, other) if isinstance(other, _TENSOR) else apply("affine", self, a=1.0, b=other)
 
     __radd__ = __add__
 
@@ -99,9 +97,7 @@ class Variable:
         return apply("affine", self, a=-1.0, b=other)
 
     def __mul__(self, other: Variable | float) -> Variable:
-        return (
-            apply("mul", self, other) if isinstance(other, _TENSOR) else apply("affine", self, a=other, b=0.0)
-        )
+        return apply("mul", self, other) if isinstance(other, _TENSOR) else apply("affine", self, a=other, b=0.0)
 
     __rmul__ = __mul__
 
@@ -330,7 +326,9 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
     op_name = out or graph.unique(name)
     outputs = {}
     for i, slot in enumerate(spec.outputs):
-        v = graph._add(op_name if i == 0 else f"{op_name}.{slot}", "result", shapes[slot], path=path, unnamed=out is None)
+        v = graph._add(
+            op_name if i == 0 else f"{op_name}.{slot}", "result", shapes[slot], path=path, unnamed=out is None
+        )
         outputs[slot] = v
     saved = {n: s for n, s in shapes.items() if n not in outputs}
     op = Operation(spec, named, outputs, saved, attrs, op_name)

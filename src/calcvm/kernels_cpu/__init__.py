@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from calcvm.kernels_cpu._common import Kernel
 
 # The order in which they are looked through: what most programs need comes first.
 FAMILIES = ("contraction", "losses", "optimizers", "elementwise", "reduction", "shape", "random")
@@ -14,17 +18,31 @@ def load() -> None:
         import_module(f"calcvm.kernels_cpu.{family}")
 
 
-def address_of(name: str, dtype: str, device: str = "cpu") -> int:
-    """Native address of a row's kernel for heaps of ``dtype`` (ImportError: the device's package is missing)."""
+def find(name: str) -> Kernel:
+    """The kernel of a row, from the first family that has it."""
     from calcvm.kernels_cpu._common import KERNELS
-
-    if device == "blas":
-        from calcvm.kernels_cpu import _blas
-
-        _blas.require()
 
     for family in FAMILIES:
         if name in KERNELS:
             break
         import_module(f"calcvm.kernels_cpu.{family}")
-    return KERNELS[name].address(dtype, device)
+    return KERNELS[name]
+
+
+def address_of(name: str, dtype: str, device: str = "cpu") -> int:
+    """Address of a row's C-callable kernel for heaps of ``dtype`` (ImportError: the device's package is missing)."""
+    _prepare(device)
+    return find(name).address(dtype, device)
+
+
+def body_of(name: str, dtype: str, device: str = "cpu") -> int:
+    """Address of the same code as the VM calls it."""
+    _prepare(device)
+    return find(name).body(dtype, device)
+
+
+def _prepare(device: str) -> None:
+    if device == "blas":
+        from calcvm.kernels_cpu import _blas
+
+        _blas.require()

@@ -205,7 +205,14 @@ class Kernel:
         self._compiled: dict[tuple[str, str], Any] = {}
 
     def address(self, dtype: str, device: str = "cpu") -> int:
-        """Native address for heaps of ``dtype``, compiling or loading from the cache at first use."""
+        """Address of the C-callable kernel for heaps of ``dtype``, compiled or loaded from the cache at first use."""
+        return self._native(dtype, device).address
+
+    def body(self, dtype: str, device: str = "cpu") -> int:
+        """Address of the same code in Numba's calling convention, without the C wrapper: what the VM calls."""
+        return _inner_address(self._native(dtype, device))
+
+    def _native(self, dtype: str, device: str) -> Any:
         key = dtype, device if self.needs else "cpu"
         with _LOCK:
             if key not in self._compiled:
@@ -213,7 +220,7 @@ class Kernel:
                     for name in self.needs:
                         ROUTINES[_substitute(name)].address(dtype)
                     self._compiled[key] = compile_native(_bind(self), kernel_signature(dtype))
-            return self._compiled[key].address
+            return self._compiled[key]
 
 
 class Routine:

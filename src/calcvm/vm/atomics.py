@@ -37,16 +37,16 @@ f32_at, f64_at, u8_at, i32_at, i64_at = (pointer_to(e) for e in ("f32", "f64", "
 
 
 @intrinsic
-def call_kernel(tc, address, heap, row, worker, n_workers):
-    """Call the kernel at a native address."""
+def call_kernel(tc, body, heap, row, worker, n_workers):
+    """Call the kernel whose body (in Numba's calling convention) is at an address."""
+    i = types.int64
+    arguments = (i, i, i, i)  # pointers and integers are passed alike
 
     def codegen(ctx, b, sig, args):
-        ft = ir.FunctionType(ir.VoidType(), [I64.as_pointer(), I64.as_pointer(), I64, I64])
-        heap, row = (b.inttoptr(a, I64.as_pointer()) for a in args[1:3])
-        b.call(b.inttoptr(args[0], ft.as_pointer()), [heap, row, args[3], args[4]])
+        ft = ctx.call_conv.get_function_type(types.void, arguments)
+        ctx.call_conv.call_function(b, b.inttoptr(args[0], ft.as_pointer()), types.void, arguments, args[1:])
         return ctx.get_dummy_value()
 
-    i = types.int64
     return types.void(i, i, i, i, i), codegen
 
 

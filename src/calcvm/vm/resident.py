@@ -9,7 +9,7 @@ import numpy as np
 
 from calcvm import init as initializers
 from calcvm.errors import CalcError, MissingExtra, ShapeError, Trap
-from calcvm.kernels_cpu import address_of
+from calcvm.kernels_cpu import body_of
 from calcvm.ops.dims import Affine, show
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.spec import OPCODES
@@ -326,7 +326,7 @@ def _kernel_table(program: Program) -> np.ndarray:
     device = program.info.get("device", "cpu")
     try:
         for code in opcodes:
-            table[code] = address_of(OPCODES[code].name, program.dtype, device)
+            table[code] = body_of(OPCODES[code].name, program.dtype, device)
     except ImportError as error:
         if device == "cpu":
             raise
