@@ -51,14 +51,25 @@ Run = Callable[[int], object]  # repeats the product so many times
 
 
 class Ours:
-    """The routine behind every contraction row, called through its native address."""
+    """The routines behind every contraction row, called as the kernels call them."""
 
     def __init__(self) -> None:
-        from calcvm.kernels_cpu import _gemm  # noqa: F401  registers the routine
-        from calcvm.kernels_cpu._common import ROUTINES
+        from numba import njit
 
-        routine = ROUTINES["gemm"]
-        self.loop = compiled_loop(routine.address("float32"), [ctypes.c_int64] * len(routine.kinds))
+        from calcvm.kernels_cpu._common import ROUTINES
+        from calcvm.kernels_cpu.contraction import product
+        from calcvm.vm.atomics import f32_at
+
+        for name in ("gemm", "gemv"):
+            ROUTINES[name].address("float32")
+
+        @njit
+        def loop(times, m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, ws):
+            pa, pb, pc, pw = f32_at(a), f32_at(b), f32_at(c), f32_at(ws)
+            for _ in range(times):
+                product(m, m, n, k, pa, a_rs, a_cs, pb, b_rs, b_cs, pc, n, pc, 0, 0, pw)
+
+        self.loop = loop
         workspace = np.zeros(WORKSPACE_ELEMS + 16, np.float32)
         self.workspace = workspace[-workspace.ctypes.data // 4 % 16 :]
 
@@ -66,7 +77,7 @@ class Ours:
         (m, k), n = a.shape, b.shape[1]
         rows, cols = ([s // 4 for s in array.strides] for array in (a, b))
         pa, pb, pc, ws = (array.ctypes.data for array in (a, b, c, self.workspace))
-        arguments = (m, n, k, pa, *rows, pb, *cols, pc, n, pc, 0, 0, ws)
+        arguments = (m, n, k, pa, *rows, pb, *cols, pc, ws)
         return lambda times: self.loop(times, *arguments)
 
 

@@ -56,6 +56,15 @@ def block_rows(n):
     return max(BLOCK_ELEMS // max(n, 1) // 24 * 24, 24)
 
 
+@njit(inline=True)
+def product(M, m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws):
+    """m rows of a GEMM of M rows in all; of one row alone by ``gemv``, whose sums have another order."""
+    if M == 1:
+        gemv(n, k, a, a_cs, b, b_rs, b_cs, c, init, mode)
+    else:
+        gemm(m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws)
+
+
 @routine("ipii")
 def activate(n, y, act, alpha_bits):
     """y = act(y); a routine, so that rows without an activation do not load its constants."""
@@ -98,10 +107,7 @@ def linear_fwd(w, nw, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: 
     while lo < hi:
         m = min(step, hi - lo)
         yi = at(y, lo * N)
-        if rows * inner == 1:
-            gemv(N, K, x, 1, wt, N, 1, yi, b, mode)
-        else:
-            gemm(m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, at(ws, w * panel(K, N)))
+        product(rows * inner, m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, at(ws, w * panel(K, N)))
         if act != NONE:
             activate(m * N, yi, act, r[7])  # noqa: F821  (alpha's bits)
         lo += m
@@ -128,10 +134,7 @@ def linear_bwd_x(w, nw, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, 
     while lo < hi:
         m = min(step, hi - lo)
         d, y = at(dx, lo * K), at(ya, lo * K)
-        if rows * inner == 1:
-            gemv(K, N, dy, 1, wt, 1, N, d, d, SET)
-        else:
-            gemm(m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, at(ws, w * panel(N, K)))
+        product(rows * inner, m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, at(ws, w * panel(N, K)))
         if act != NONE:
             scale_by_derivative(m * K, d, y, act, r[7])  # noqa: F821
         lo += m
@@ -146,7 +149,7 @@ def strides(transposed, rows, cols):
     return cols, 1
 
 
-@kernel(needs=("gemm",))
+@kernel(needs=("gemm", "gemv"))
 def matmul_fwd(w, nw, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws: Ptr):
     """y[g,m,n] = sum_k a[g,m,k]*b[g,k,n].  Workers own products g, or rows m of the only one."""
     a_rs, a_cs = strides(ta, M, K)
@@ -154,7 +157,7 @@ def matmul_fwd(w, nw, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws
     lo, hi = share(M if by else G, w, nw)
     ws = at(ws, w * panel(K, N))
     if by:
-        gemm(hi - lo, N, K, at(a, lo * a_rs), a_rs, a_cs, b, b_rs, b_cs, at(y, lo * N), N, y, 0, SET, ws)
+        product(M, hi - lo, N, K, at(a, lo * a_rs), a_rs, a_cs, b, b_rs, b_cs, at(y, lo * N), N, y, 0, SET, ws)
     else:
         for g in range(lo, hi):
             gemm(M, N, K, at(a, g * ab * M * K), a_rs, a_cs, at(b, g * bb * K * N), b_rs, b_cs,
