@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers lint format bench fuzz clean
+.PHONY: help demo test test-peers lint format docs bench fuzz clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -34,6 +34,9 @@ lint: $(VENV)/.dev ## check style, format and types
 format: $(VENV)/.dev ## format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev ## write docs/operators.md from the operator table
+	$(BIN)/python tools/operators.py
 
 bench: $(VENV)/.peers ## run the benchmarks against the peers and write bench/RESULTS.md
 	$(BIN)/python -m bench all

@@ -1,0 +1,201 @@
+"""docs/ says what is so: links, module paths, snippets, quoted numbers, and a reference that follows the table."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_math import BOUND
+from tests.test_readme import blocks, check
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "calcvm"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [*DOCS, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+WIDTH = 140
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [p.name for p in paths]
+
+
+# ---------------------------------------------------------------- the operator reference
+def reference(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A process of its own: what other tests register is none of the table's."""
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True)
+
+
+def test_operator_reference_is_up_to_date() -> None:
+    result = reference("tools/operators.py", "--check")
+    assert result.returncode == 0, f"run `make docs`\n{result.stdout[:2000]}{result.stderr}"
+
+
+ALTERED = """
+import sys
+from dataclasses import replace
+sys.path.insert(0, "tools")
+import operators
+from calcvm.ops import OPS
+row = OPS["exp"].fwd[0]
+changed = {changed}
+OPS["exp"] = replace(OPS["exp"], **changed)
+sys.argv = ["operators.py", "--check"]
+sys.exit(operators.main())
+"""
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "{'synopsis': 'y = e'}",
+        "{'source': 'somewhere'}",
+        "{'fwd': (replace(row, opcode=9999),)}",
+        "{'fwd': (replace(row, in_place=()),)}",
+        "{'fwd': (replace(row, flops='7*rows'),)}",
+        "{'fwd': (replace(row, operands=(replace(row.operands[0], part=''), row.operands[1])),)}",
+        "{'bwd': ()}",
+    ],
+)
+def test_a_stale_reference_is_caught(changed: str) -> None:
+    result = reference("-c", ALTERED.replace("{changed}", changed))
+    assert result.returncode == 1 and "+++ table" in result.stdout, result.stderr
+
+
+def test_reference_has_every_operator_and_row() -> None:
+    from calcvm.ops import OPS
+
+    text = (ROOT / "docs" / "operators.md").read_text()
+    headings = re.findall(r"^###? (\S+)$", text, re.MULTILINE)
+    assert len(headings) == len(set(headings)), "two headings with one anchor"
+    for spec in OPS.values():
+        if spec.words.__module__.startswith("calcvm.ops."):
+            assert spec.name in headings
+            assert all(f"{row.opcode:>4}  {row.name}: " in text for row in spec.rows)
+
+
+# ---------------------------------------------------------------- links, paths, width
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", CODE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+def broken_links(page: Path) -> list[str]:
+    bad = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", CODE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        other = page.parent / file if file else page
+        if not other.exists() or (anchor and anchor not in anchors(other)):
+            bad.append(target)
+    return bad
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_a_broken_link_is_caught(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One, two\n[a](page.md) [b](#one-two) [c](https://x.y) [d](none.md) [e](page.md#none)\n")
+    assert broken_links(page) == ["none.md", "page.md#none"]
+
+
+def missing_paths(text: str) -> list[str]:
+    """Paths in code ticks (with a folder, or ending in .py) that are neither below the package nor below the root."""
+    ticked = re.findall(r"`([\w./]+)`", CODE.sub("", text))
+    paths = {t for t in ticked if t.endswith((".py", ".md", ".txt", "/")) or re.fullmatch(r"\w+/\w+", t)}
+    paths |= set(re.findall(r"\b[\w/]+\.py\b", "\n".join(CODE.findall(text))))
+    files = {p.name for p in PACKAGE.rglob("*.py")}
+    return sorted(p for p in paths if p not in files and not (PACKAGE / p).exists() and not (ROOT / p).exists())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_named_files_exist(page: Path) -> None:
+    assert missing_paths(page.read_text()) == []
+
+
+def test_a_missing_file_is_caught() -> None:
+    assert missing_paths(
+        "`ops/spec.py` `tests/rowrun.py` `vm/` `no/such.py`\n```text\nvm/none.py vm/loop.py\n```\n"
+    ) == [
+        "no/such.py",
+        "vm/none.py",
+    ]
+
+
+def test_architecture_names_every_room() -> None:
+    text = ARCHITECTURE.read_text()
+    for room in PACKAGE.iterdir():
+        if room.is_dir() and (room / "__init__.py").exists():
+            assert f"`{room.name}/`" in text, room.name
+        elif room.suffix == ".py" and not room.name.startswith("__"):
+            assert f"`{room.name}`" in text, room.name
+
+
+@pytest.mark.parametrize("page", DOCS, ids=names(DOCS))
+def test_lines_are_short(page: Path) -> None:
+    for n, line in enumerate(page.read_text().splitlines(), 1):
+        generated_table = page.name == "operators.md" and line.startswith("|")
+        assert len(line) <= WIDTH or generated_table, f"{page.name}:{n}"
+
+
+# ---------------------------------------------------------------- what architecture.md claims
+@pytest.mark.parametrize("page", DOCS, ids=names(DOCS))
+def test_snippets_run_and_print_what_is_said(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check(page.read_text(), page.name)
+
+
+def test_architecture_has_snippets() -> None:
+    assert sum(said is not None for _, _, said in blocks(ARCHITECTURE.read_text())) >= 2
+
+
+def table(text: str, header: str) -> list[list[str]]:
+    lines = text[text.index(header) :].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_quoted_numbers_are_beside_the_code() -> None:
+    """Every number of the table of measurements stands in the file that the table names."""
+    rows = table(ARCHITECTURE.read_text(), "| decision | measured |")
+    assert len(rows) >= 10
+    for decision, measured, shape, where in rows:
+        file = where.strip("`")
+        text = ((PACKAGE / file) if (PACKAGE / file).exists() else ROOT / file).read_text()
+        for number in re.findall(r"[\dx^-]*\d[\d.x_^e-]*", f"{measured} {shape}".replace(";", " ").replace(":", " ")):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?![\d])", text), f"{decision}: {number} is not in {file}"
+
+
+def test_quoted_error_bounds_are_the_tested_ones() -> None:
+    text = ARCHITECTURE.read_text()
+    header = next(line for line in text.splitlines() if line.startswith("| function |"))
+    (bounds,) = table(text, header)
+    said = dict(zip([c.strip() for c in header.strip("|").split("|")][1:], map(float, bounds[1:])))
+    assert said == BOUND
+
+
+def test_quoted_constants_are_the_code_s() -> None:
+    from calcvm.lowering import LARGE_PARAMETER
+    from calcvm.ops.spec import MAX_WORDS
+    from calcvm.vm.team import MAX_WORKERS
+
+    text = " ".join(ARCHITECTURE.read_text().split())
+    assert f"`LARGE_PARAMETER` elements ({LARGE_PARAMETER})" in text
+    assert f"A row is {MAX_WORDS} words" in text and f"at most {MAX_WORDS} words" in text
+    assert f"at most {MAX_WORKERS} workers" in text
+    for check_name in re.findall(r"`((?:check|test)_\w+)`", text):
+        sources = (ROOT / "tests" / name for name in ("rowrun.py", "test_operators.py"))
+        assert any(f"def {check_name}(" in source.read_text() for source in sources), check_name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_pages_are_ascii(page: Path) -> None:
+    assert page.read_text().isascii()
