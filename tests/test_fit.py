@@ -10,7 +10,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm import loop
+from calcvm.vm import job as layout
 from calcvm.vm.epoch import Epoch
 
 
@@ -83,8 +83,8 @@ def test_shuffling_visits_every_sample_once_in_a_new_order():
         order = []
         for first in range(1000):
             total = run._sums[0]
-            run._job[[loop.FIRST, loop.COUNT]] = first, 1
-            resident.execute(run._job, run._job.ctypes.data)
+            run._job[[layout.FIRST, layout.COUNT]] = first, 1
+            resident.execute("run_rounds", run._job, run._job.ctypes.data)
             order.append(round((run._sums[0] - total) ** 0.5))
         assert sorted(order) == list(range(1, 1001))
         seen.append(order)

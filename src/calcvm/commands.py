@@ -18,7 +18,7 @@ import calcvm as cv
 from calcvm import data as datasets
 from calcvm import nn
 from calcvm.errors import CalcError, ProgramError
-from calcvm.kernels_cpu._common import cache_root, cpu_name
+from calcvm.kernels_cpu._native import cache_root, cpu_name
 from calcvm.kernels_cpu._simd import VECTOR_BITS
 
 app = typer.Typer(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from calcvm.kernels_cpu import _native
 
 if TYPE_CHECKING:
     from calcvm.kernels_cpu._common import Kernel
@@ -19,7 +22,7 @@ def load() -> None:
 
 
 def find(name: str) -> Kernel:
-    """The kernel of a row, from the first family that has it."""
+    """The kernel of a row, from the first family that has it; imports Numba."""
     from calcvm.kernels_cpu._common import KERNELS
 
     for family in FAMILIES:
@@ -30,19 +33,24 @@ def find(name: str) -> Kernel:
 
 
 def address_of(name: str, dtype: str, device: str = "cpu") -> int:
-    """Address of a row's C-callable kernel for heaps of ``dtype`` (ImportError: the device's package is missing)."""
-    _prepare(device)
-    return find(name).address(dtype, device)
+    """Native address of a row's kernel for heaps of ``dtype`` (ImportError: the device's package is missing).
 
-
-def body_of(name: str, dtype: str, device: str = "cpu") -> int:
-    """Address of the same code as the VM calls it."""
-    _prepare(device)
-    return find(name).body(dtype, device)
-
-
-def _prepare(device: str) -> None:
+    What is in the cache is linked without importing Numba.
+    """
     if device == "blas":
         from calcvm.kernels_cpu import _blas
 
         _blas.require()
+    common = sys.modules.get("calcvm.kernels_cpu._common")
+    if common is not None and name in common.KERNELS:  # perhaps a user's own
+        return common.KERNELS[name].address(dtype, device)
+    return _native.address(_native.symbol_of(name, dtype, device), _build)
+
+
+def _build(symbol: str) -> tuple[bytes, tuple[str, ...]]:
+    from calcvm.kernels_cpu._common import ROUTINES, build
+
+    name = symbol.removeprefix("calcvm_").rsplit("_", 2)[0]
+    if name not in ROUTINES:
+        find(name)
+    return build(symbol)

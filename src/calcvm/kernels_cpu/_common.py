@@ -1,4 +1,4 @@
-"""What every CPU kernel stands on: the kernel decorator, pointers, dtype-generic constants, the cache.
+"""What every CPU kernel stands on: the kernel decorator, pointers, dtype-generic constants, compilation.
 
 This is the one module that holds jit flags.  A kernel is written with its row's words as named
 parameters, after the worker's number and the team's size:
@@ -18,24 +18,24 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import os
-import sys
-import tempfile
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import llvmlite
 import llvmlite.binding as llvm
 import numba
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.compiler import Flags, compile_extra
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.cpu import FastMathOptions
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+from calcvm.kernels_cpu import _native
 
 # ---------------------------------------------------------------- flags and types
 FAST = {"contract", "nsz", "arcp"}  # NaN and Inf stay IEEE
@@ -192,56 +192,71 @@ def trap(h, r, code):
     h[TRAP_PC] = like(h, r[1] >> FLAG_PC_SHIFT)
 
 
-# ---------------------------------------------------------------- registry, compilation, cache
-class Kernel:
-    """One row kernel: its parameters, and its native address for each dtype once compiled."""
+# ---------------------------------------------------------------- registry
+class Native:
+    """A function that is compiled for each dtype (and device) to an object file of one symbol."""
 
-    def __init__(self, fn: Callable, needs: tuple[str, ...]):
-        self.name = fn.__name__
-        self.needs = needs
-        parameters = list(inspect.signature(fn, eval_str=False).parameters.values())[2:]
-        self.words = tuple((p.name, _kind(p.annotation)) for p in parameters)
-        self.source = fn
-        self._compiled: dict[tuple[str, str], Any] = {}
+    def __init__(self, fn: Callable, needs: tuple[str, ...] = ()):
+        self.name, self.fn, self.needs = fn.__name__, fn, needs
+        file = Path(fn.__code__.co_filename)
+        self.mark = ""  # of functions from elsewhere, whose files the cache's folder does not stand for
+        if file.parent != _native.SOURCES:
+            text = getattr(fn, "text", "") + (file.read_text() if file.is_file() else "")
+            self.mark = "." + hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def address(self, dtype: str, device: str = "cpu") -> int:
-        """Address of the C-callable kernel for heaps of ``dtype``, compiled or loaded from the cache at first use."""
-        return self._native(dtype, device).address
+        """Address for heaps of ``dtype``, compiled or linked from the cache at first use."""
+        return _native.address(self.symbol(dtype, device), build)
 
-    def body(self, dtype: str, device: str = "cpu") -> int:
-        """Address of the same code in Numba's calling convention, without the C wrapper: what the VM calls."""
-        return _inner_address(self._native(dtype, device))
+    def symbol(self, dtype: str, device: str = "cpu") -> str:
+        return _native.symbol_of(self.name, dtype, device) + self.mark
 
-    def _native(self, dtype: str, device: str) -> Any:
-        key = dtype, device if self.needs else "cpu"
-        with _LOCK:
-            if key not in self._compiled:
-                with on_device(key[1]):
-                    for name in self.needs:
-                        ROUTINES[_substitute(name)].address(dtype)
-                    self._compiled[key] = compile_native(_bind(self), kernel_signature(dtype))
-            return self._compiled[key]
+    def compile(self, dtype: str, device: str) -> tuple[bytes, tuple[str, ...]]:
+        with on_device(device):
+            needs = tuple(ROUTINES[_substitute(n)].symbol(dtype) for n in self.needs)
+            return compile_object(self.bound(), self.signature(dtype), self.symbol(dtype, device)), needs
+
+    def bound(self) -> Callable:
+        return self.fn
+
+    def signature(self, dtype: str) -> Any:
+        raise NotImplementedError
 
 
-class Routine:
+class Kernel(Native):
+    """One row kernel: ``words`` are its parameters, named and typed, in the order of the row's words."""
+
+    def __init__(self, fn: Callable, needs: tuple[str, ...]):
+        super().__init__(fn, needs)
+        parameters = list(inspect.signature(fn, eval_str=False).parameters.values())[2:]
+        self.words = tuple((p.name, _kind(p.annotation)) for p in parameters)
+
+    def bound(self) -> Callable:
+        return _bind(self)
+
+    def signature(self, dtype: str) -> Any:
+        return kernel_signature(dtype)
+
+
+class Routine(Native):
     """A native function that kernels call by symbol, so that its code is compiled once, not per kernel."""
 
-    def __init__(self, fn: Callable, signature: str):
-        self.name, self.fn, self.kinds = fn.__name__, fn, signature
-        self._compiled: dict[str, Any] = {}
+    def __init__(self, fn: Callable, kinds: str):
+        super().__init__(fn)
+        self.kinds = kinds
 
-    def address(self, dtype: str) -> int:
-        with _LOCK:
-            if dtype not in self._compiled:
-                compiled = compile_native(self.fn, types.void(*_types(self.kinds, dtype)))
-                llvm.add_symbol(_symbol(self.name, dtype), _inner_address(compiled))
-                self._compiled[dtype] = compiled
-            return self._compiled[dtype].address
+    def signature(self, dtype: str) -> Any:
+        return types.void(*_types(self.kinds, dtype))
+
+
+def build(symbol: str) -> tuple[bytes, tuple[str, ...]]:
+    """Object file and needs of a kernel or routine, by its symbol."""
+    name, dtype, device = symbol.removeprefix("calcvm_").rsplit("_", 2)
+    return (ROUTINES.get(name) or KERNELS[name]).compile(dtype, device.partition(".")[0])
 
 
 KERNELS: dict[str, Kernel] = {}
 ROUTINES: dict[str, Routine] = {}
-_LOCK = threading.RLock()
 
 
 def kernel(fn: Callable | None = None, *, needs: tuple[str, ...] = ()) -> Any:
@@ -286,22 +301,12 @@ def _call_symbol(name: str, kinds: str, args: tuple) -> Any:
     signature = types.void(*_types(kinds, dtype))
 
     def codegen(ctx, b, sig, values):
-        ft = ctx.call_conv.get_function_type(sig.return_type, sig.args)
-        f = cgutils.get_or_insert_function(b.module, ft, _symbol(_substitute(name), dtype))
-        ctx.call_conv.call_function(b, f, sig.return_type, sig.args, values)
+        symbol = ROUTINES[_substitute(name)].symbol(dtype)
+        ft = ir.FunctionType(ir.VoidType(), [v.type for v in values])
+        b.call(cgutils.get_or_insert_function(b.module, ft, symbol), list(values))
         return ctx.get_dummy_value()
 
     return signature, codegen
-
-
-def _inner_address(compiled: Any) -> int:
-    """Address of a C-callable's body, in Numba's calling convention.
-
-    The wrapper would copy the arguments on the stack once more, by vectors, which must wait for the caller's
-    narrower stores: 5 ns a call (1x3x16 on Zen 5), as much as a tiny product itself.
-    """
-    name = compiled._wrapper_name.removeprefix("cfunc.")
-    return compiled._library.get_pointer_to_function(name)
 
 
 # A device may replace routines by its own of the same arguments: {device: {routine: routine}}.
@@ -324,10 +329,6 @@ def _substitute(name: str) -> str:
     return DEVICES[_device].get(name, name)
 
 
-def _symbol(name: str, dtype: str) -> str:
-    return f"calcvm_{name}_{dtype}"
-
-
 def _types(kinds: str, dtype: str) -> list:
     return [types.CPointer(DTYPES[dtype]) if k == "p" else types.int64 for k in kinds]
 
@@ -342,7 +343,7 @@ _UNPACK = {"int": "{n} = r[{k}]", "float": "{n} = f64_of_bits(r[{k}])", "ptr": "
 
 def _bind(k: Kernel) -> Callable:
     """The kernel as a function of (h, r, w, nw): its parameters become reads of the row's words."""
-    fn = k.source
+    fn = k.fn
     tree = ast.parse(getattr(fn, "text", None) or textwrap.dedent(inspect.getsource(fn)))
     node = tree.body[0]
     assert isinstance(node, ast.FunctionDef)
@@ -359,64 +360,45 @@ def _bind(k: Kernel) -> Callable:
     return scope[fn.__name__]
 
 
-def compile_native(fn: Callable, signature: Any) -> Any:
-    """Compile ``fn`` to a C-callable function of ``signature``, through the cache."""
-    with cache_directory():
-        return numba.cfunc(signature, cache=True, fastmath=FAST, error_model="numpy")(fn)
+# ---------------------------------------------------------------- compilation
+def compile_object(fn: Callable, signature: Any, symbol: str) -> bytes:
+    """Compile ``fn`` to an object file that exports the C function ``symbol`` and nothing else.
+
+    Numba's own body takes two more arguments (result, exception) and is called by its C wrapper; here it is
+    inlined into ours: through a wrapper, arguments on the stack are copied by vectors, which must wait for the
+    caller's narrower stores (5 ns a call, as much as a product 1x3x16 on Zen 5).
+    """
+    with global_compiler_lock:
+        target = cpu_target
+        target.target_context.refresh()
+        flags = Flags()
+        flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+        flags.error_model, flags.fastmath = "numpy", FastMathOptions(FAST)
+        result = compile_extra(
+            target.typing_context, target.target_context, fn, signature.args, signature.return_type, flags, {}
+        )
+        library, body = result.library, result.fndesc.mangled_name
+        for other in dict.fromkeys(library._linking_libraries):
+            library._final_module.link_in(other._get_module_for_linking(), preserve=True)
+        module = llvm.parse_assembly(str(library._final_module) + _wrapper(signature, body, symbol))
+        for value in (*module.functions, *module.global_variables):
+            if not value.is_declaration and value.name != symbol:
+                value.linkage = "internal"
+        module.get_function(body).add_function_attribute("alwaysinline")
+        library._final_module = module
+        library._optimize_final_module()
+        return library._codegen._tm.emit_object(module)
 
 
-def cache_root() -> Path:
-    """Where compiled code is kept: ``CALCVM_CACHE_DIR``, else the user's cache folder."""
-    root = os.environ.get("CALCVM_CACHE_DIR")
-    if root:
-        return Path(root)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "calcvm"
-
-
-def _source_key() -> str:
-    """Numba's cache does not notice changes in imported files: key the folder by all kernel sources."""
-    here = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted([*here.glob("*.py"), *(here.parent / "vm" / name for name in ("atomics.py", "loop.py"))]):
-        digest.update(path.read_bytes())
-    versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)
-    digest.update(repr((versions, cpu_name(), cpu_features())).encode())
-    return digest.hexdigest()[:20]
-
-
-def cpu_name() -> str:
-    """The processor that Numba compiles for (``NUMBA_CPU_NAME`` overrides the host's)."""
-    return numba.config.CPU_NAME or llvm.get_host_cpu_name()
-
-
-def cpu_features() -> str:
-    """Its features as LLVM spells them (``NUMBA_CPU_FEATURES`` overrides the host's)."""
-    if numba.config.CPU_FEATURES is not None:
-        return numba.config.CPU_FEATURES
-    return "" if numba.config.CPU_NAME else llvm.get_host_cpu_features().flatten()
-
-
-_cache_dir: str | None = None
-
-
-@contextmanager
-def cache_directory() -> Iterator[None]:
-    """Point Numba's cache at our folder while one of our functions is compiled or loaded."""
-    global _cache_dir
-    if _cache_dir is None:
-        path = cache_root() / _source_key()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if not os.access(path, os.W_OK):
-                raise PermissionError(path)
-        except OSError:  # read-only home: compile anew in each process
-            path = Path(tempfile.mkdtemp(prefix="calcvm-cache-"))
-        _cache_dir = str(path)
-    with _LOCK:
-        folder = _cache_dir if _device == "cpu" else os.path.join(_cache_dir, _device)
-        saved, numba.config.CACHE_DIR = numba.config.CACHE_DIR, folder
-        try:
-            yield
-        finally:
-            numba.config.CACHE_DIR = saved
+def _wrapper(signature: Any, body: str, symbol: str) -> str:
+    """The C function around a body in Numba's calling convention, as LLVM IR."""
+    kinds = ["ptr" if isinstance(t, types.CPointer) else "i64" for t in signature.args]
+    params = ", ".join(f"{t} %a{i}" for i, t in enumerate(kinds))
+    given = "".join(f", {t} %a{i}" for i, t in enumerate(kinds))
+    value = "ptr" if signature.return_type == types.void else "i64"
+    result = "void" if value == "ptr" else value
+    last = "ret void" if value == "ptr" else f"%v = load {value}, ptr %r\n  ret {value} %v"
+    return (
+        f'\ndefine {result} @"{symbol}"({params}) {{\n  %r = alloca {value}\n  %e = alloca ptr\n'
+        f'  %s = call i32 @"{body}"(ptr %r, ptr %e{given})\n  {last}\n}}\n'
+    )

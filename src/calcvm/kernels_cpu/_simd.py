@@ -16,7 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu._common import I1, I32, I64, cpu_features, cpu_name
+from calcvm.kernels_cpu._common import I1, I32, I64
+from calcvm.kernels_cpu._native import cpu_features, cpu_name
 
 
 def _vector_bits() -> tuple[int, int]:

@@ -36,18 +36,25 @@ def pointer_to(element: str):  # type: ignore[no-untyped-def]
 f32_at, f64_at, u8_at, i32_at, i64_at = (pointer_to(e) for e in ("f32", "f64", "u8", "i32", "i64"))
 
 
-@intrinsic
-def call_kernel(tc, body, heap, row, worker, n_workers):
-    """Call the kernel whose body (in Numba's calling convention) is at an address."""
-    i = types.int64
-    arguments = (i, i, i, i)  # pointers and integers are passed alike
-
+def _caller(n: int):  # type: ignore[no-untyped-def]
     def codegen(ctx, b, sig, args):
-        ft = ctx.call_conv.get_function_type(types.void, arguments)
-        ctx.call_conv.call_function(b, b.inttoptr(args[0], ft.as_pointer()), types.void, arguments, args[1:])
+        ft = ir.FunctionType(ir.VoidType(), [I64] * n)  # pointers and integers are passed alike
+        b.call(b.inttoptr(args[0], ft.as_pointer()), list(args[1:]))
         return ctx.get_dummy_value()
 
-    return types.void(i, i, i, i, i), codegen
+    return types.void(*[types.int64] * (n + 1)), codegen
+
+
+@intrinsic
+def call_kernel(tc, address, heap, row, worker, n_workers):
+    """Call the kernel at a native address."""
+    return _caller(4)
+
+
+@intrinsic
+def call_job(tc, address, job, worker):
+    """Call the code of a job."""
+    return _caller(2)
 
 
 @intrinsic

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from calcvm.errors import CalcError, ShapeError
-from calcvm.vm import loop
+from calcvm.vm import job as layout
 from calcvm.vm.resident import Resident
 
 Span = tuple[int, int]
@@ -18,7 +18,7 @@ FINITE_BLOCK = 1 << 20
 class Epoch:
     """Passes over the samples of arrays, in batches, through spans of a program's rows.
 
-    data : placeholder -> array of samples; C-contiguous arrays of `loop.FEED_DTYPES` are read in place.
+    data : placeholder -> array of samples; C-contiguous arrays of `layout.FEED_DTYPES` are read in place.
     spans, end_spans : rows run for each round, and after each learning batch.
     learning : samples of a learning batch (default: the program's batch, one round each).
     results : scalar results that are averaged over the samples.
@@ -52,7 +52,7 @@ class Epoch:
         self._arrays = [_readable(name, array, check_finite) for name, array in data.items()]
         self._feeds = np.array([_feed(model, name, a) for name, a in zip(data, self._arrays)], np.int64)
         drains = [_feed(model, name, a) for name, a in (outputs or {}).items()]
-        self._drains = np.array(drains, np.int64).reshape(-1, loop.FEED_WORDS)
+        self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
         self._outputs = outputs
         self._results = np.array([_offset(model, name) for name in results], np.int64)
         self._sums = np.zeros(max(len(results), 1))
@@ -60,46 +60,45 @@ class Epoch:
         self._rows = [program.rows_for(b) if b else program.rows for b in (batch, short, rest)]
         seed = program.info["paths"][seed_of] if seed_of else {}
         seed_off = program.symbol(seed["seed"]).offset if seed.get("accumulate") else -1
-        job = self._job = np.zeros(loop.JOB_WORDS, np.int64)
-        job[loop.KIND] = loop.RUN_ROUNDS
-        job[[loop.TABLE, loop.HEAP]] = model.table_address, model.heap_address
-        job[[loop.ROWS_FULL, loop.ROWS_SHORT, loop.ROWS_LAST]] = [r.ctypes.data for r in self._rows]
+        job = self._job = np.zeros(layout.JOB_WORDS, np.int64)
+        job[[layout.TABLE, layout.HEAP]] = model.table_address, model.heap_address
+        job[[layout.ROWS_FULL, layout.ROWS_SHORT, layout.ROWS_LAST]] = [r.ctypes.data for r in self._rows]
         for word, count, array in (
-            (loop.SPANS, loop.N_SPANS, self._spans),
-            (loop.END_SPANS, loop.N_END_SPANS, self._end_spans),
-            (loop.FEEDS, loop.N_FEEDS, self._feeds),
-            (loop.DRAINS, loop.N_DRAINS, self._drains),
-            (loop.RESULTS, loop.N_RESULTS, self._results),
+            (layout.SPANS, layout.N_SPANS, self._spans),
+            (layout.END_SPANS, layout.N_END_SPANS, self._end_spans),
+            (layout.FEEDS, layout.N_FEEDS, self._feeds),
+            (layout.DRAINS, layout.N_DRAINS, self._drains),
+            (layout.RESULTS, layout.N_RESULTS, self._results),
         ):
             job[word], job[count] = array.ctypes.data, len(array)
-        job[loop.SUMS] = self._sums.ctypes.data
-        job[[loop.N_SAMPLES, loop.BATCH, loop.LEARNING]] = n, batch, learning
-        job[[loop.ITEMSIZE, loop.SEED_OFF]] = program.itemsize, seed_off
+        job[layout.SUMS] = self._sums.ctypes.data
+        job[[layout.N_SAMPLES, layout.BATCH, layout.LEARNING]] = n, batch, learning
+        job[[layout.ITEMSIZE, layout.SEED_OFF]] = program.itemsize, seed_off
         self._per_round = 0.0  # seconds, as last measured
 
     def begin(self, key: int | None) -> None:
         """Start a pass: in the order that ``key`` chooses, or (None) in the data's own."""
         self._sums[:] = 0
-        self._job[loop.FIRST] = self._done = 0
-        self._job[loop.SHUFFLE], self._job[loop.KEY] = (0, 0) if key is None else (1, key)
+        self._job[layout.FIRST] = self._done = 0
+        self._job[layout.SHUFFLE], self._job[layout.KEY] = (0, 0) if key is None else (1, key)
 
     def slices(self, seconds: float) -> Iterator[int]:
         """Run the pass in slices of about ``seconds``; yields how many rounds are done."""
         job = self._job
         count = max(1, int(seconds / self._per_round)) if self._per_round else 1
         while self._done < self.rounds:
-            job[loop.FIRST], job[loop.COUNT] = self._done, min(count, self.rounds - self._done)
+            job[layout.FIRST], job[layout.COUNT] = self._done, min(count, self.rounds - self._done)
             start = time.perf_counter()
-            self.model.execute(job, job.ctypes.data)
+            self.model.execute("run_rounds", job, job.ctypes.data)
             elapsed = time.perf_counter() - start
-            self._done += int(job[loop.COUNT])
-            self._per_round = elapsed / int(job[loop.COUNT])
+            self._done += int(job[layout.COUNT])
+            self._per_round = elapsed / int(job[layout.COUNT])
             count = max(1, min(int(seconds / max(self._per_round, 1e-9)), 8 * count))
             yield self._done
 
     def mean(self, name: str) -> float:
         """Mean of a result over the samples seen so far in this pass."""
-        batch, learning = int(self._job[loop.BATCH]), int(self._job[loop.LEARNING])
+        batch, learning = int(self._job[layout.BATCH]), int(self._job[layout.LEARNING])
         per_learning = -(-learning // batch)
         whole, part = divmod(self._done, per_learning)
         seen = min(whole * learning + min(part * batch, learning), self.samples)
@@ -109,7 +108,7 @@ class Epoch:
 def _readable(name: str, array: np.ndarray, check_finite: bool) -> np.ndarray:
     if array.dtype == bool:
         array = array.view(np.uint8)
-    if array.dtype.name not in loop.FEED_DTYPES:
+    if array.dtype.name not in layout.FEED_DTYPES:
         array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
     array = np.ascontiguousarray(array)
     if check_finite and array.dtype.kind == "f":
@@ -124,7 +123,7 @@ def _readable(name: str, array: np.ndarray, check_finite: bool) -> np.ndarray:
 
 def _feed(model: Resident, name: str, array: np.ndarray) -> tuple[int, int, int, int]:
     per_sample = array.size // len(array)
-    return array.ctypes.data, loop.FEED_DTYPES[array.dtype.name], per_sample, _offset(model, name)
+    return array.ctypes.data, layout.FEED_DTYPES[array.dtype.name], per_sample, _offset(model, name)
 
 
 def _offset(model: Resident, name: str) -> int:

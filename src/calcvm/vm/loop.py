@@ -1,7 +1,7 @@
 """The VM: jitted loops that walk rows, and whole epochs of them.
 
-A *job* is an int64 array that says what to run; every worker of a team executes the same job
-(`execute`), meeting the others at barriers.  Python is entered once a job.
+A *job* is an int64 array that says what to run, by which code (`run_rows`, `run_rounds`); every worker of
+a team runs the same job, meeting the others at barriers.  Python is entered once a job.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import numba
 import numpy as np
 from numba import types
 
-from calcvm.kernels_cpu._common import cache_directory
-from calcvm.ops.spec import MAX_WORDS
 from calcvm.vm.atomics import (
     atomic_add,
     atomic_load,
     atomic_store,
+    call_job,
     call_kernel,
     f32_at,
     f64_at,
@@ -26,33 +25,12 @@ from calcvm.vm.atomics import (
     pause,
     u8_at,
 )
-
-ROW_BYTES = 8 * MAX_WORDS
-LINE = 64  # bytes of a cache line: what several workers write lies on lines of its own
-
-# A team's control block, byte offsets.
-CONTROL_BYTES = 64 * LINE
-SEQ, JOB, DONE, ARRIVED, GENERATION, PARKED = (k * LINE for k in (0, 1, 2, 3, 4, 8))
-
-# Words of a job.
-KIND, TEAM, BARRIER, TABLE, HEAP = range(5)
-RUN_ROWS, RUN_ROUNDS = 0, 1
-ROWS, START, STOP, STEPS = 5, 6, 7, 8
-(
-    ROWS_FULL, ROWS_SHORT, ROWS_LAST,  # rows patched for the technical batch, a learning batch's rest, the data's rest
-    SPANS, N_SPANS, END_SPANS, N_END_SPANS,  # (start, stop) pairs: each round; after a learning batch
-    FEEDS, N_FEEDS, DRAINS, N_DRAINS, RESULTS, N_RESULTS, SUMS,
-    N_SAMPLES, BATCH, LEARNING, FIRST, COUNT, KEY, SHUFFLE, ITEMSIZE, SEED_OFF,
-) = range(5, 28)  # fmt: skip
-JOB_WORDS = 32
-
-# Words of a feed (source array to placeholder) or drain (result to array).
-ADDRESS, DTYPE, ELEMS, OFFSET = range(4)
-FEED_WORDS = 4
-FEED_DTYPES = {"float32": 0, "float64": 1, "uint8": 2, "int32": 3, "int64": 4}
-
-SPINS = 2000  # about 20 us, then the processor is offered to others: machines are oversubscribed
-PARK_AFTER = 20000  # looks at the job counter before an idle worker goes to sleep
+from calcvm.vm.job import (
+    ADDRESS, ARRIVED, BARRIER, BATCH, CODE, COUNT, DONE, DRAINS, DTYPE, ELEMS, END_SPANS, FEED_WORDS, FEEDS, FIRST,
+    GENERATION, HEAP, ITEMSIZE, JOB, KEY, LEARNING, LINE, N_DRAINS, N_END_SPANS, N_FEEDS, N_RESULTS, N_SAMPLES,
+    N_SPANS, OFFSET, PARK_AFTER, PARKED, RESULTS, ROW_BYTES, ROWS, ROWS_FULL, ROWS_LAST, ROWS_SHORT,
+    SEED_OFF, SEQ, SHUFFLE, SPANS, SPINS, START, STEPS, STOP, SUMS, TABLE, TEAM,
+)  # fmt: skip
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
@@ -187,10 +165,19 @@ def deliver(job, base, n):
 
 
 # ---------------------------------------------------------------- jobs
-@_helper
-def run_rounds(job, control, worker):
+def run_rows(job, worker):
+    """Rows [START, STOP), STEPS times."""
+    words = i64_at(job)
+    for _ in range(words[STEPS]):
+        run_span(
+            words[BARRIER], words[TABLE], words[HEAP], words[ROWS], words[START], words[STOP], worker, words[TEAM]
+        )
+
+
+def run_rounds(job, worker):
     """Rounds [FIRST, FIRST+COUNT) of an epoch: fetch, run the round's sections, and those that end a learning batch."""
     words = i64_at(job)
+    control = words[BARRIER]
     n, batch, learning, nw = words[N_SAMPLES], words[BATCH], words[LEARNING], words[TEAM]
     table, heap = words[TABLE], words[HEAP]
     per_learning = (learning + batch - 1) // batch
@@ -225,23 +212,7 @@ def run_rounds(job, control, worker):
             deliver(job, base, m)
 
 
-@_helper
-def execute(job, worker):
-    words = i64_at(job)
-    control, nw = words[BARRIER], words[TEAM]
-    if words[KIND] == RUN_ROWS:
-        for _ in range(words[STEPS]):
-            run_span(control, words[TABLE], words[HEAP], words[ROWS], words[START], words[STOP], worker, nw)
-    else:
-        run_rounds(job, control, worker)
-
-
-# ---------------------------------------------------------------- entries from Python
-def run_alone(job):
-    """Run a job with the calling thread alone."""
-    execute(job, 0)
-
-
+# ---------------------------------------------------------------- the team
 def post(control, job, n_workers):
     """Give a job to the team; returns whether a worker sleeps and must be woken."""
     atomic_store(control + JOB, job)
@@ -255,7 +226,7 @@ def post(control, job, n_workers):
 
 def join(control, job, n_workers):
     """Work on the posted job as worker 0, then wait for the others."""
-    execute(job, 0)
+    call_job(i64_at(job)[CODE], job, 0)
     spins = 0
     while atomic_load(control + DONE) < n_workers - 1:
         spins += 1
@@ -276,7 +247,7 @@ def serve(control, worker, seen):
             if job == 0:
                 return -1
             if worker < i64_at(job)[TEAM]:
-                execute(job, worker)
+                call_job(i64_at(job)[CODE], job, worker)
                 atomic_add(control + DONE, 1)
             continue
         looks += 1
@@ -292,19 +263,10 @@ def serve(control, worker, seen):
             looks = 0
 
 
-_SIGNATURES = {
-    run_alone: types.void(types.int64),
-    post: types.int64(types.int64, types.int64, types.int64),
-    join: types.void(types.int64, types.int64, types.int64),
-    serve: types.int64(types.int64, types.int64, types.int64),
+SIGNATURES = {
+    "run_rows": types.void(types.int64, types.int64),
+    "run_rounds": types.void(types.int64, types.int64),
+    "post": types.int64(types.int64, types.int64, types.int64),
+    "join": types.void(types.int64, types.int64, types.int64),
+    "serve": types.int64(types.int64, types.int64, types.int64),
 }
-_compiled: dict[Any, Any] = {}
-
-
-def entry(fn: Any) -> Any:
-    """The compiled form of an entry, from the cache where possible."""
-    if fn not in _compiled:
-        with cache_directory():
-            jit = numba.njit(_SIGNATURES[fn], cache=True, nogil=True, error_model="numpy")
-            _compiled[fn] = jit(fn)
-    return _compiled[fn]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from calcvm.ops.spec import OPCODES, evaluate
 from calcvm.ops.statement import PHASES
-from calcvm.vm import loop
+from calcvm.vm import job as layout
 from calcvm.vm.encoding import decode_row
 from calcvm.vm.resident import Resident
 
@@ -50,13 +50,13 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
 
 def _best(model: Resident, pc: int, seconds: float) -> float:
     job, steps, best = model._job, 1, float("inf")
-    job[loop.KIND], job[loop.ROWS] = loop.RUN_ROWS, model._rows_address
-    job[loop.START], job[loop.STOP] = pc, pc + 1
+    job[layout.ROWS] = model._rows_address
+    job[layout.START], job[layout.STOP] = pc, pc + 1
     spent = 0.0
     for _ in range(40):
-        job[loop.STEPS] = steps
+        job[layout.STEPS] = steps
         began = time.perf_counter()
-        model.execute(job, model._job_address)
+        model.execute("run_rows", job, model._job_address)
         spent = time.perf_counter() - began
         if spent > seconds / 4:
             best = min(best, spent / steps)

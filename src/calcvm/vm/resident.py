@@ -9,12 +9,12 @@ import numpy as np
 
 from calcvm import init as initializers
 from calcvm.errors import CalcError, MissingExtra, ShapeError, Trap
-from calcvm.kernels_cpu import body_of
+from calcvm.kernels_cpu import address_of
 from calcvm.ops.dims import Affine, show
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
-from calcvm.vm import loop
+from calcvm.vm import job as layout
 from calcvm.vm.heap import CalcHeap
 from calcvm.vm.program import Program, Symbol
 from calcvm.vm.team import team
@@ -74,10 +74,10 @@ class Resident:
         self._rows = program.rows.copy()
         self._rows_batch = program.batch_size
         self._table = _kernel_table(program)
-        self._job = np.zeros(loop.JOB_WORDS, np.int64)
+        self._job = np.zeros(layout.JOB_WORDS, np.int64)
         self._job_address, self._rows_address = self._job.ctypes.data, self._rows.ctypes.data
         self.table_address, self.heap_address = self._table.ctypes.data, self.elements.ctypes.data
-        self._job[[loop.TABLE, loop.HEAP]] = self.table_address, self.heap_address
+        self._job[[layout.TABLE, layout.HEAP]] = self.table_address, self.heap_address
         self._symbols = {s.name: s for s in program.symbols}
         self._variables: Mapping[str, Any] = program.info["variables"]
         self._set_batch: dict[str, int] = {}  # placeholders that hold data: the batch it has
@@ -281,14 +281,13 @@ class Resident:
             self.program.patch(self._rows, batch)
             self._rows_batch = batch
         job = self._job
-        job[loop.KIND] = loop.RUN_ROWS
-        job[loop.ROWS], job[loop.START], job[loop.STOP], job[loop.STEPS] = self._rows_address, start, stop, steps
+        job[layout.ROWS], job[layout.START], job[layout.STOP], job[layout.STEPS] = self._rows_address, start, stop, steps
         self._ran[path], self._arena = batch, path
-        self.execute(job, self._job_address)
+        self.execute("run_rows", job, self._job_address)
 
-    def execute(self, job: np.ndarray, address: int) -> None:
-        """Run the job at ``address`` with the model's workers, and raise what a kernel trapped."""
-        team().run(job, address, self.workers)
+    def execute(self, code: str, job: np.ndarray, address: int) -> None:
+        """Run the job at ``address`` by ``code`` with the model's workers, and raise what a kernel trapped."""
+        team().run(code, job, address, self.workers)
         if self.elements[0]:
             self._raise_trap()
 
@@ -326,7 +325,7 @@ def _kernel_table(program: Program) -> np.ndarray:
     device = program.info.get("device", "cpu")
     try:
         for code in opcodes:
-            table[code] = body_of(OPCODES[code].name, program.dtype, device)
+            table[code] = address_of(OPCODES[code].name, program.dtype, device)
     except ImportError as error:
         if device == "cpu":
             raise

@@ -13,44 +13,47 @@ import threading
 import numpy as np
 
 from calcvm.errors import CalcError
-from calcvm.vm import loop
+from calcvm.vm import job as layout
+from calcvm.vm.entry import address as address_of
+from calcvm.vm.entry import entry
 
-MAX_WORKERS = (loop.CONTROL_BYTES - loop.PARKED) // loop.LINE
+MAX_WORKERS = (layout.CONTROL_BYTES - layout.PARKED) // layout.LINE
 
 
 class Team:
     """Workers 1, 2, ... of a process; the caller is worker 0."""
 
     def __init__(self) -> None:
-        block = np.zeros(loop.CONTROL_BYTES // 8 + loop.LINE // 8, np.int64)
-        start = -block.ctypes.data % loop.LINE // 8
-        self._control = block[start : start + loop.CONTROL_BYTES // 8]
+        block = np.zeros(layout.CONTROL_BYTES // 8 + layout.LINE // 8, np.int64)
+        start = -block.ctypes.data % layout.LINE // 8
+        self._control = block[start : start + layout.CONTROL_BYTES // 8]
         self.address = self._control.ctypes.data
         self._wake: list[threading.Semaphore] = [threading.Semaphore(0)]
         self._busy = threading.Lock()
         self._pid = os.getpid()
 
-    def run(self, job: np.ndarray, address: int, n_workers: int) -> None:
-        """Run the job at ``address`` with up to ``n_workers`` workers; the result does not depend on how many.
+    def run(self, code: str, job: np.ndarray, address: int, n_workers: int) -> None:
+        """Run the job at ``address`` by ``code`` with up to ``n_workers`` workers; the result is the same for any team.
 
         A team that another thread is using leaves the caller to run its job alone.
         """
         if n_workers > 1 and self._busy.acquire(blocking=False):
             try:
                 self._grow(n_workers)
-                job[loop.TEAM], job[loop.BARRIER] = n_workers, self.address
-                if loop.entry(loop.post)(self.address, address, n_workers):
+                job[layout.TEAM], job[layout.BARRIER] = n_workers, self.address
+                job[layout.CODE] = address_of(code)
+                if entry("post")(self.address, address, n_workers):
                     self._rouse(n_workers)
-                loop.entry(loop.join)(self.address, address, n_workers)
+                entry("join")(self.address, address, n_workers)
             finally:
                 self._busy.release()
         else:
-            job[loop.TEAM] = 1
-            loop.entry(loop.run_alone)(address)
+            job[layout.TEAM] = 1
+            entry(code)(address, 0)
 
     def _rouse(self, n_workers: int) -> None:
         for w in range(1, n_workers):
-            word = (loop.PARKED + w * loop.LINE) // 8
+            word = (layout.PARKED + w * layout.LINE) // 8
             if self._control[word]:
                 self._control[word] = 0
                 self._wake[w].release()
@@ -60,11 +63,11 @@ class Team:
             raise CalcError(f"workers={n_workers}: a team has at most {MAX_WORKERS}")
         for w in range(len(self._wake), n_workers):
             self._wake.append(threading.Semaphore(0))
-            seen = int(self._control[loop.SEQ // 8])
+            seen = int(self._control[layout.SEQ // 8])
             threading.Thread(target=self._work, args=(w, seen), name=f"calcvm-{w}", daemon=True).start()
 
     def _work(self, worker: int, seen: int) -> None:
-        serve = loop.entry(loop.serve)
+        serve = entry("serve")
         while True:
             seen = serve(self.address, worker, seen)
             self._wake[worker].acquire()

@@ -1,0 +1,31 @@
+"""The layout of what Python and the compiled loops share: control blocks, jobs, feeds."""
+
+from __future__ import annotations
+
+from calcvm.ops.spec import MAX_WORDS
+
+ROW_BYTES = 8 * MAX_WORDS
+LINE = 64  # bytes of a cache line: what several workers write lies on lines of its own
+
+# A team's control block, byte offsets.
+CONTROL_BYTES = 64 * LINE
+SEQ, JOB, DONE, ARRIVED, GENERATION, PARKED = (k * LINE for k in (0, 1, 2, 3, 4, 8))
+
+# Words of a job.
+CODE, TEAM, BARRIER, TABLE, HEAP = range(5)  # CODE: the address of what runs it, run_rows or run_rounds
+ROWS, START, STOP, STEPS = 5, 6, 7, 8
+(
+    ROWS_FULL, ROWS_SHORT, ROWS_LAST,  # rows patched for the technical batch, a learning batch's rest, the data's rest
+    SPANS, N_SPANS, END_SPANS, N_END_SPANS,  # (start, stop) pairs: each round; after a learning batch
+    FEEDS, N_FEEDS, DRAINS, N_DRAINS, RESULTS, N_RESULTS, SUMS,
+    N_SAMPLES, BATCH, LEARNING, FIRST, COUNT, KEY, SHUFFLE, ITEMSIZE, SEED_OFF,
+) = range(5, 28)  # fmt: skip
+JOB_WORDS = 32
+
+# Words of a feed (source array to placeholder) or drain (result to array).
+ADDRESS, DTYPE, ELEMS, OFFSET = range(4)
+FEED_WORDS = 4
+FEED_DTYPES = {"float32": 0, "float64": 1, "uint8": 2, "int32": 3, "int64": 4}
+
+SPINS = 2000  # about 20 us, then the processor is offered to others: machines are oversubscribed
+PARK_AFTER = 20000  # looks at the job counter before an idle worker goes to sleep
