@@ -12,6 +12,7 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.vm import job as layout
 from calcvm.vm.epoch import Epoch
+from calcvm.vm.serialize import read_archive, write_archive
 
 
 def quadrants(n=400, seed=0):
@@ -102,6 +103,37 @@ def test_save_and_load_go_on_bit_for_bit(tmp_path):
     for m in (model, loaded):
         m.fit(X, y, epochs=2, progress=False)
     assert bits(loaded) == bits(model)
+
+
+def test_damaged_model_files_are_refused_by_name(tmp_path):
+    model, path = make(), tmp_path / "m.calc"
+    model.save(path)
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    damaged = [whole[: len(whole) // 2], whole[:-1], b"", b"PK nothing", whole + b"x"]
+    for _ in range(100):  # one flipped bit each
+        data = bytearray(whole)
+        data[rng.integers(len(data))] ^= 1 << rng.integers(8)
+        damaged.append(bytes(data))
+    refused = 0
+    for data in damaged:
+        path.write_bytes(data)
+        try:
+            loaded = cv.load(path)
+        except cv.ProgramError as error:
+            assert str(path) in str(error)
+            refused += 1
+        else:  # a bit that no reader of zip files looks at
+            assert bits(loaded) == bits(model)
+    assert refused >= 95
+    model.program.save(path)
+    with pytest.raises(cv.ProgramError, match="holds a program, not a model"):
+        cv.load(path)
+    model.save(path)
+    archive = read_archive(path, kind="model", versions=(1,))
+    write_archive(path, archive.documents, archive.arrays, kind="model", version=99)
+    with pytest.raises(cv.ProgramError, match="format 99"):
+        cv.load(path)
 
 
 def test_hyperparameters_change_without_compiling():

@@ -292,8 +292,8 @@ def test_documents_of_another_form_are_refused(program, field, value):
     documents["program"][field] = value
     if field == "rows":
         arrays = {k: v for k, v in arrays.items() if k != "program/rows"}
-    if field == "info":
-        assert Program.from_parts(documents, arrays).info == value  # anything JSON-able is as good
+    if field == "info" and isinstance(value, dict):
+        assert Program.from_parts(documents, arrays).info == value  # facts that nothing here relies on
         return
     with pytest.raises(ProgramError):
         Program.from_parts(documents, arrays)

@@ -186,6 +186,23 @@ def test_dropouts_of_one_graph_draw_differently():
     assert 0.45 < np.mean((first > 0) == (model[a.name] > 0)) < 0.55  # another step, another mask
 
 
+def test_dropout_on_both_sides_of_the_output_keeps_its_mask_in_the_backward():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 60))
+    w = g.parameter("w", (60,), init=cv.init.Ones())
+    with g.path("learn", backward=True) as learn:
+        y = cv.dropout(x * w, 0.5)
+        learn.minimize(cv.sum(cv.dropout(y, 0.5)), optimizer=cv.SGD(0.0), output=y)
+    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1, dtype="float64"))
+    model["x"] = np.ones((1, 60))
+    model.forward("learn")
+    model.backward("learn")
+    dw = model.grad("w")
+    assert set(dw) <= {0.0, 4.0} and dw.any()
+    assert not dw[model["y"][0] == 0].any()  # what the first dropout zeroed has no gradient
+    assert model[learn.loss.name] == dw.sum()
+
+
 def test_frozen_parameters_do_not_move_and_prune_the_backward():
     net = nn.Linear(8, trainable=False) >> nn.Tanh() >> nn.Linear(3)
     model = cv.Model(net, input_shape=(4,), optimizer=cv.Adam(0.1), batch_size=16)

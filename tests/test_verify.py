@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calcvm import optim
+import calcvm as cv
+from calcvm import nn, optim
 from calcvm.errors import ProgramError
 from calcvm.ops import OPCODES, ROWS
 from calcvm.ops.dims import Affine
@@ -425,3 +427,25 @@ def test_no_altered_program_touches_memory_outside_its_heap():
     counts = fuzz_programs.run(600, seed=1, verbose=False)
     assert fuzz_programs.harmless(counts), counts
     assert counts["programs"] == 600 and counts["refused"] > 100 and counts["run"] > 50, counts
+
+
+@pytest.mark.parametrize(
+    "alter, message",
+    [
+        (lambda i: i["variables"]["input"].update(symbol="linear_1.weight"), "'input'"),
+        (lambda i: i["variables"]["input"].update(shape=[[1, 0], [0, 100000]]), "'input'.*100000\\*B"),
+        (lambda i: i["variables"]["output"].update(symbol="nothing"), "no symbol 'nothing'"),
+        (lambda i: i["paths"]["learn"].update(seed="input"), "its seed is not a state of 1"),
+        (lambda i: i["paths"]["learn"].update(hyper="learn.seed"), "its hyper is not a state"),
+    ],
+)
+def test_facts_beside_the_rows_are_proven(alter, message):
+    """fit and predict fill and read what ``info`` names: it cannot name anything but the truth."""
+    net = nn.Linear(3) >> nn.Tanh() >> nn.Linear(2)
+    model = cv.Model(net, input_shape=(4,), optimizer=optim.Adam(), batch_size=5)
+    documents, arrays = model.program.to_parts()
+    documents = json.loads(json.dumps(documents))
+    assert Program.from_parts(documents, arrays) == model.program
+    alter(documents["program"]["info"])
+    with pytest.raises(ProgramError, match=message):
+        Program.from_parts(documents, arrays)

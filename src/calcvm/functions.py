@@ -240,7 +240,9 @@ def dropout(x: Variable, rate: float = 0.5) -> Variable:
     name = g.unique("dropout")
     stream = sum_of(op.spec.name == "dropout" for path in g.paths.values() for op in path.operations)
     state = g.state(f"{name}.rate", 1, {"kind": "float64", "value": rate})
-    return apply("dropout", x, rng, state, out=name, stream=stream)
+    y = apply("dropout", x, rng, state, out=name, stream=stream)
+    y.unnamed = True
+    return y
 
 
 def slice(x: Variable, starts: Sequence[int | None], stops: Sequence[int | None]) -> Variable:  # noqa: A001

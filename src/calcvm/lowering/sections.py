@@ -156,11 +156,12 @@ class _Lowering:
         before_loss = self._ancestors(operations, path.output) if path.output else set(operations)
         for phase, wanted in (("forward", True), ("loss", False)):
             emit.phase = phase
-            chosen = [op for op in operations if (op in before_loss) == wanted]
-            for rng in dict.fromkeys(op.inputs["rng"] for op in chosen if "rng" in op.inputs):
-                emit.row("rng_advance", {}, {"rng": emit.env[rng]}, rng.name)
-            for op in chosen:
-                emit.forward(op)
+            if phase == "forward":  # once a path: its backward draws the same numbers again
+                for rng in dict.fromkeys(op.inputs["rng"] for op in operations if "rng" in op.inputs):
+                    emit.row("rng_advance", {}, {"rng": emit.env[rng]}, rng.name)
+            for op in operations:
+                if (op in before_loss) == wanted:
+                    emit.forward(op)
         facts: dict[str, Any] = {"backward": path.loss is not None, "output": path.output and path.output.name}
         self.facts.paths[path.name] = facts
         if path.backward and path.loss is None:

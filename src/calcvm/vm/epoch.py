@@ -122,6 +122,9 @@ def _readable(name: str, array: np.ndarray, check_finite: bool) -> np.ndarray:
 
 
 def _feed(model: Resident, name: str, array: np.ndarray) -> tuple[int, int, int, int]:
+    shape = model.program.info["variables"][name]["shape"]
+    if not shape or shape[0] != [1, 0]:
+        raise ShapeError(f"{name!r}: data sets need the batch as the first dimension")
     per_sample = array.size // len(array)
     return array.ctypes.data, layout.FEED_DTYPES[array.dtype.name], per_sample, _offset(model, name)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from calcvm import init as initializers
-from calcvm.errors import CalcError, MissingExtra, ShapeError, Trap
+from calcvm.errors import CalcError, MissingExtra, ProgramError, ShapeError, Trap
 from calcvm.kernels_cpu import address_of
 from calcvm.ops.dims import Affine, show
 from calcvm.ops.optimizers import HYPER_SLOTS
@@ -105,7 +105,10 @@ class Resident:
         if "array" in spec:
             view[...] = self.program.constants[spec["array"]]
         else:
-            view[...] = getattr(initializers, spec["class"])(**spec["fields"])(view.shape, rng)
+            kind = getattr(initializers, spec["class"], None)
+            if not (isinstance(kind, type) and issubclass(kind, initializers.Initializer)):
+                raise ProgramError(f"parameter {name!r}: no initializer is called {spec['class']!r}")
+            view[...] = kind(**spec["fields"])(view.shape, rng)
 
     def _set_state(self, name: str, facts: Mapping[str, Any]) -> None:
         symbol = self._symbols.get(name)

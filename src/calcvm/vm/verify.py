@@ -28,6 +28,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from calcvm.errors import ProgramError
+from calcvm.ops.dims import Affine, numel
+from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS, OPCODES, Operand, RowSpec
 from calcvm.ops.statement import PHASES
 from calcvm.vm.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_SYNC
@@ -285,6 +287,7 @@ class _Verifier:
         self.check_zones()
         self.check_symbols()
         self.check_patches()
+        self.check_facts()
         self.accesses = [self.check_row(i, row, values) for i, (row, values) in enumerate(self.decoded)]
         self.check_kept_apart()
         for path in self.program.paths:
@@ -331,6 +334,30 @@ class _Verifier:
         self.slots = 8 // p.itemsize
         self.decoded = list(zip(p.rows.tolist(), p.operand_values.tolist()))
         self.phases = [""] * n
+
+    def check_facts(self) -> None:
+        """What Python and the epoch loop take from ``info`` (shapes to check data by, places to fill) is true."""
+        symbols, info = self.program.by_name, self.program.info
+        for name, facts in info.get("variables", {}).items():
+            if facts["symbol"] is None:
+                continue
+            symbol = symbols.get(facts["symbol"])
+            if symbol is None:
+                raise ProgramError(f"variable {name!r}: the program has no symbol {facts['symbol']!r}")
+            elems = numel(tuple(Affine(int(a), int(b)) for a, b in facts["shape"]))
+            if facts["kind"] == "state":
+                elems = elems * self.slots
+            if elems != symbol.elems or (facts["kind"] == "placeholder" and symbol.kind != "placeholder"):
+                raise ProgramError(
+                    f"variable {name!r}, {facts['kind']} of {elems} elements, is not the symbol {symbol.name!r}, "
+                    f"{symbol.kind} of {symbol.elems}"
+                )
+        for path, facts in info.get("paths", {}).items():
+            for role, elems in (("seed", 1), ("hyper", len(HYPER_SLOTS) * self.slots)):
+                if role in facts:
+                    symbol = symbols.get(facts[role])
+                    if symbol is None or (symbol.kind, symbol.elems) != ("state", elems):
+                        raise ProgramError(f"path {path!r}: its {role} is not a state of {elems} elements")
 
     def check_sections(self) -> None:
         at, n = 0, len(self.decoded)
