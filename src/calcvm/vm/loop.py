@@ -169,9 +169,7 @@ def run_rows(job, worker):
     """Rows [START, STOP), STEPS times."""
     words = i64_at(job)
     for _ in range(words[STEPS]):
-        run_span(
-            words[BARRIER], words[TABLE], words[HEAP], words[ROWS], words[START], words[STOP], worker, words[TEAM]
-        )
+        run_span(words[BARRIER], words[TABLE], words[HEAP], words[ROWS], words[START], words[STOP], worker, words[TEAM])
 
 
 def run_rounds(job, worker):

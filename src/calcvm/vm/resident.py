@@ -284,7 +284,12 @@ class Resident:
             self.program.patch(self._rows, batch)
             self._rows_batch = batch
         job = self._job
-        job[layout.ROWS], job[layout.START], job[layout.STOP], job[layout.STEPS] = self._rows_address, start, stop, steps
+        job[layout.ROWS], job[layout.START], job[layout.STOP], job[layout.STEPS] = (
+            self._rows_address,
+            start,
+            stop,
+            steps,
+        )
         self._ran[path], self._arena = batch, path
         self.execute("run_rows", job, self._job_address)
 
