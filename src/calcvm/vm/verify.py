@@ -353,11 +353,11 @@ class _Verifier:
                     f"{symbol.kind} of {symbol.elems}"
                 )
         for path, facts in info.get("paths", {}).items():
-            for role, elems in (("seed", 1), ("hyper", len(HYPER_SLOTS) * self.slots)):
+            for role, wanted in (("seed", 1), ("hyper", len(HYPER_SLOTS) * self.slots)):
                 if role in facts:
                     symbol = symbols.get(facts[role])
-                    if symbol is None or (symbol.kind, symbol.elems) != ("state", elems):
-                        raise ProgramError(f"path {path!r}: its {role} is not a state of {elems} elements")
+                    if symbol is None or (symbol.kind, symbol.elems) != ("state", wanted):
+                        raise ProgramError(f"path {path!r}: its {role} is not a state of {wanted} elements")
 
     def check_sections(self) -> None:
         at, n = 0, len(self.decoded)
