@@ -111,8 +111,8 @@ class Ours:
             input_shape=(task.sizes[0],),
             loss="softmax_cross_entropy",
             optimizer=cv.Adam(LEARNING_RATE),
-            batch_size=len(x),
             seed=0,
+            **self.options(len(x)),
             **({} if threads is None else {"workers": threads}),
         )
         self.initial = task.weights
@@ -120,6 +120,9 @@ class Ours:
         self.transposed = next(iter(self.model.parameters.values())).shape != task.weights[0][0].shape
         self.x, self.y = x, y
         self.heap_bytes = self.model.plan.heap_bytes
+
+    def options(self, n: int) -> dict[str, int]:
+        return {"batch_size": n}
 
     def restart(self) -> None:
         self.model.resident.reset(seed=0)
@@ -141,6 +144,22 @@ class Ours:
 
 class OursDefault(Ours):
     """calcvm with the number of workers that its plan chooses."""
+
+
+class OursRounds(Ours):
+    """calcvm with a technical batch of `ROUND` that adds up to the learning batch: `Model.fit` on the arrays in place."""
+
+    ROUND: ClassVar = 500
+    note = f"rounds of {ROUND}"
+
+    def options(self, n: int) -> dict[str, int]:
+        return {"batch_size": self.ROUND, "learning_batch": n}
+
+    def _place(self) -> None:
+        pass
+
+    def steps(self, n: int) -> float:
+        return self.model.fit(self.x, self.y, epochs=n, shuffle=False, progress=False)["loss"][-1]
 
 
 class OursFromFile(Ours):
@@ -342,6 +361,12 @@ class JaxScan(JaxStep):
         return float(loss)
 
 
+class JaxScanPlain(JaxScan):
+    """The same without unrolling."""
+
+    UNROLL: ClassVar = (1,)
+
+
 class ScikitLearn:
     """scikit-learn's `MLPClassifier.partial_fit`, one call per step."""
 
@@ -383,7 +408,9 @@ CONTESTANTS: dict[str, Any] = {
     "ours": Ours,
     "ours_default": OursDefault,
     "ours_from_file": OursFromFile,
+    "ours_rounds": OursRounds,
     "jax_scan": JaxScan,
+    "jax_scan_plain": JaxScanPlain,
     "jax_step": JaxStep,
     "torch_eager": TorchEager,
     "torch_compile": TorchCompile,
@@ -393,7 +420,9 @@ NAMES = {
     "ours": "calcvm",
     "ours_default": "calcvm, default workers",
     "ours_from_file": "calcvm, batch read into the heap",
+    "ours_rounds": "calcvm, fit in rounds",
     "jax_scan": "JAX scan",
+    "jax_scan_plain": "JAX scan, plain",
     "jax_step": "JAX jit step",
     "torch_eager": "torch eager",
     "torch_compile": "torch.compile",
