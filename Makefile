@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers lint format docs bench fuzz clean
+.PHONY: help demo test test-peers lint format docs bench bench-rows fuzz clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -40,6 +40,9 @@ docs: $(VENV)/.dev ## write docs/operators.md from the operator table
 
 bench: $(VENV)/.peers ## run the benchmarks against the peers and write bench/RESULTS.md
 	$(BIN)/python -m bench all
+
+bench-rows: $(VENV)/.dev ## time every row of the operator table alone
+	$(BIN)/python -m pytest bench/test_micro.py --benchmark-sort=name
 
 fuzz: $(VENV)/.dev ## run 100 000 programs with altered words: none may touch a byte outside the heap
 	$(BIN)/python tests/fuzz_programs.py --programs 100000

@@ -1,0 +1,1 @@
+"""The room of the CUDA kernels: the same families, rows and contract as `kernels_cpu`.  Empty so far."""

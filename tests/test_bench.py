@@ -1,0 +1,36 @@
+"""The benchmarks run: smoke runs of the workloads' commands, without judging a time."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments):
+    done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+def test_the_training_step_beside_pytorch():
+    pytest.importorskip("torch")
+    out = run("bench", "mlp", "--quick", "--who", "ours,torch_eager")
+    assert "torch eager" in out and "DISAGREES" not in out
+
+
+@pytest.mark.slow
+def test_a_row_of_the_table():
+    out = run("pytest", "-q", "bench/test_micro.py", "-k", "tanh", "--benchmark-disable", "-p", "no:cacheprovider")
+    assert " passed" in out
+
+
+def test_every_workload_has_a_command():
+    for module in ("mlp", "gemm", "coldstart", "report"):
+        assert importlib.util.find_spec(f"bench.{module}")
+    assert "--quick" in run("bench", "--help")
