@@ -25,23 +25,34 @@ from __future__ import annotations
 
 from calcvm.kernels_cpu._common import at, njit, routine
 from calcvm.kernels_cpu._gemv import column_sums, dots
-from calcvm.kernels_cpu._simd import FREE_MASKS, VECTOR_REGISTERS, lanes_of, micro, pack_rows, transpose
+from calcvm.kernels_cpu._simd import (
+    FREE_MASKS,
+    VECTOR_REGISTERS,
+    lanes_of,
+    pack_columns,
+    pack_rows,
+    panel,
+    stack,
+    thin,
+    transpose,
+)
 
 KC = 512  # rows of B in a block: a multiple of every vector's lanes
 NC = 256  # columns of B in a packed block: a multiple of every panel's width
-ROWS = 24  # rows of A in a block, up to half more in the last: a multiple of every tile's rows
+ROWS = 48  # rows of A in a block: a multiple of every tile's rows
 PACK_ROWS, PACK_COLUMNS = 32, 1024  # B given by rows is packed from this size on
+THIN = 4  # columns left for which vectors hold rows of C
 AHEAD = 32  # rows of B between the prefetch of A and its use
 
-WIDE_ROWS, WIDE_LOW, WIDE = 6, 2, 4 if VECTOR_REGISTERS == 32 else 2
-MID_ROWS, MID_LOW, MID = 8, 4, 2 if FREE_MASKS else 1
-TAIL_ROWS = 8
-
-wide, wide_low = micro(WIDE_ROWS, WIDE, FREE_MASKS, prefetch=True), micro(WIDE_LOW, WIDE, FREE_MASKS)
-mid, mid_low = micro(MID_ROWS, MID, FREE_MASKS), micro(MID_LOW, MID, FREE_MASKS)
-tail = micro(TAIL_ROWS, 1, True)
+WIDE, MID = (4 if VECTOR_REGISTERS == 32 else 2), (2 if FREE_MASKS else 1)
+wide = panel([(6, 5), (2, 1)], WIDE, FREE_MASKS)
+mid = panel([(8, 5), (4, 1)], MID, FREE_MASKS)
+tail, tail_columns = panel([(8, 1)], 1, True), panel([(16, 16)], 1, True, columns=True)
+thin_block = thin()
+copy_columns = pack_columns(ROWS)
+a_block = stack(KC * ROWS)
 pack_wide = pack_rows(WIDE, FREE_MASKS)
-transpose_block = transpose()
+transposed = transpose()
 
 
 def gemm_ws(M: int, N: int, K: int, b_transposed: bool) -> int:
@@ -77,16 +88,12 @@ def pack(n, k, b, brs, bcs, ws):
         live = min(width, n - j)
         if bcs == 1 and nv == WIDE:
             pack_wide(k, src, brs, dst, live - (WIDE - 1) * lanes)
+        elif brs == 1:
+            transposed(live, k, src, bcs, dst, width)
         else:
-            blocks = k // lanes * lanes if brs == 1 else 0
-            for x in range(0, live, lanes):
-                m = min(lanes, live - x)
-                sx, dx = at(src, x * bcs), at(dst, x)
-                for p in range(0, blocks, lanes):
-                    transpose_block(m, at(sx, p), bcs, at(dx, p * width), width)
-                for p in range(blocks, k):
-                    for y in range(m):
-                        dx[p * width + y] = sx[p * brs + y * bcs]
+            for p in range(k):
+                for y in range(live):
+                    dst[p * width + y] = src[p * brs + y * bcs]
         j += width
 
 
@@ -95,9 +102,18 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
     """C = init + A @ B in tiles, ROWS rows of A at a time against all of B."""
     lanes = lanes_of(b)
     step = K if packed else 1
+    own = a_block(a)
+    few = FREE_MASKS and 1 <= N % lanes <= THIN and N % (WIDE * lanes) < 3 * lanes
     r = 0
     while r < M:
-        end = r + ROWS if M - r > ROWS + ROWS // 2 else M
+        m = ROWS // 2 if ROWS < M - r < ROWS + ROWS // 2 else min(ROWS, M - r)
+        ai, rs, cs = at(a, r * ars), ars, acs
+        if acs == 1 and few and m >= 16:
+            transposed(m, K, ai, ars, own, ROWS)
+            ai, rs, cs = own, 1, ROWS
+        elif ars == 1 and N > WIDE * lanes and K * acs > 32768 and (FREE_MASKS or m == ROWS):
+            copy_columns(m, K, ai, acs, own)
+            ai, rs, cs = own, 1, ROWS
         j = 0
         while j < N:
             left = N - j
@@ -106,33 +122,24 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
             stride = width if packed else brs
             bj = at(b, j * step)
             rem = min(left - width + lanes, lanes)
-            i = r
+            cj, dj = at(c, r * crs + j), at(init, r * irs + j)
             if nv == WIDE:
-                ahead = AHEAD * acs if acs != 1 and N <= 2 * WIDE * lanes else 0
-                while i < end:
-                    ai, ci, di = at(a, i * ars), at(c, i * crs + j), at(init, i * irs + j)
-                    if end - i > 2 * WIDE_LOW:
-                        wide(min(end - i, WIDE_ROWS), K, ai, ars, acs, bj, stride, ci, crs, di, irs, mode, rem, ahead)
-                        i += WIDE_ROWS
-                    else:
-                        wide_low(min(end - i, WIDE_LOW), K, ai, ars, acs, bj, stride, ci, crs, di, irs, mode, rem)
-                        i += WIDE_LOW
+                ahead = AHEAD * cs if cs != 1 and N <= 2 * WIDE * lanes else 0
+                wide(m, K, ai, rs, cs, bj, stride, cj, crs, dj, irs, mode, rem, ahead)
             elif nv == MID and (FREE_MASKS or rem == lanes):
-                while i < end:
-                    ai, ci, di = at(a, i * ars), at(c, i * crs + j), at(init, i * irs + j)
-                    if end - i > MID_LOW:
-                        mid(min(end - i, MID_ROWS), K, ai, ars, acs, bj, stride, ci, crs, di, irs, mode, rem)
-                        i += MID_ROWS
-                    else:
-                        mid_low(end - i, K, ai, ars, acs, bj, stride, ci, crs, di, irs, mode, rem)
-                        i += MID_LOW
+                mid(m, K, ai, rs, cs, bj, stride, cj, crs, dj, irs, mode, rem, 0)
+            elif few and rs == 1 and m >= 16:
+                thin_block(m, left, K, ai, cs, bj, stride, cj, crs, dj, irs, mode)
             else:
-                while i < end:
-                    ai, ci, di = at(a, i * ars), at(c, i * crs + j), at(init, i * irs + j)
-                    tail(min(end - i, TAIL_ROWS), K, ai, ars, acs, bj, stride, ci, crs, di, irs, mode, rem)
-                    i += TAIL_ROWS
+                x = 0
+                if rs == 1:
+                    x = m // 16 * 16
+                    tail_columns(x, K, ai, 1, cs, bj, stride, cj, crs, dj, irs, mode, rem, 0)
+                tail(
+                    m - x, K, at(ai, x * rs), rs, cs, bj, stride, at(cj, x * crs), crs, at(dj, x * irs), irs, mode, rem, 0
+                )
             j += width
-        r = end
+        r += m
 
 
 @routine("iiipiipiipipiip")

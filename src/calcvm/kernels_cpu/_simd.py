@@ -46,13 +46,13 @@ def c64(v: int) -> Any:
 
 
 class Emit:
-    """An IR builder with vectors of the target's width for one element type."""
+    """An IR builder with vectors of the target's width (or of ``lanes``) for one element type."""
 
-    def __init__(self, b: ir.IRBuilder, element: Any):
+    def __init__(self, b: ir.IRBuilder, element: Any, lanes: int = 0):
         self.b, self.element = b, element
         self.size = 4 if isinstance(element, ir.FloatType) else 8
         self.tag = "f32" if self.size == 4 else "f64"
-        self.lanes = VECTOR_BITS // 8 // self.size
+        self.lanes = lanes or VECTOR_BITS // 8 // self.size
         self.vec = ir.VectorType(element, self.lanes)
         self.mask_type = ir.VectorType(I1, self.lanes)
         self.zero = ir.Constant(self.vec, [0.0] * self.lanes)
@@ -135,6 +135,7 @@ def native(name: str, signature: str, emit: Callable) -> Any:
                 f.linkage = "internal"
                 f.attributes.add("nounwind")
                 f.attributes.add("noinline")
+                f.attributes.add("optsize")  # no unrolling
                 inner = ir.IRBuilder(f.append_basic_block("entry"))
                 emit(Emit(inner, element), *f.args)
                 inner.ret_void()
@@ -149,68 +150,90 @@ def native(name: str, signature: str, emit: Callable) -> Any:
     return intrinsic(scope[name])
 
 
-def micro(mr: int, nv: int, masked: bool, prefetch: bool = False) -> Any:
-    """C[:m, nv vectors] = init + sum_k A[i*ars + k*acs] * B[k*brs + j], for 1 <= m <= mr rows.
+def panel(heights: list[tuple[int, int]], nv: int, masked: bool, columns: bool = False) -> Any:
+    """C[:m, nv vectors] = init + sum_k A[i*ars + k*acs] * B[k*brs + j], in tiles of rows held in registers.
 
-    Rows past ``m`` repeat row m-1: they compute and store the same bits, so one instance serves every
-    remainder.  ``masked``: the last vector has ``rem`` live lanes.  mode 0 starts from zero, 1 from init.
+    ``heights``: (rows of a tile, the least rows left that it is for), tallest first; the last is for 1.  Rows
+    past the end repeat the last: they compute and store the same bits, so one tile serves every remainder.
+    ``masked``: the last vector has ``rem`` live lanes.  mode 0 starts from zero, 1 from init.  A is prefetched
+    ``ahead`` elements ahead of its use, where ahead is not 0.
     """
 
-    def emit(e, m, k, a, ars, acs, b_start, brs, c, crs, init, irs, mode, rem, ahead=None):  # type: ignore[no-untyped-def]
-        b = e.b
-        mask = e.lanes_below(rem) if masked else None
-        masks = [None] * (nv - 1) + [mask]
-        top = b.sub(m, c64(1))
-        rows = [e.smaller(i, top) for i in range(mr)]
-        starts = [e.at(a, b.mul(ars, i)) for i in rows]
-
-        def each(base, stride, visit):  # type: ignore[no-untyped-def]
-            for i, row in enumerate(rows):
-                p = e.at(base, b.mul(stride, row))
-                for j in range(nv):
-                    visit(i * nv + j, e.at(p, None, j * e.lanes), masks[j])
-
+    def emit(e, m, k, a, ars, acs, b_start, brs, c, crs, init, irs, mode, rem, ahead):  # type: ignore[no-untyped-def]
+        b, ars = e.b, c64(1) if columns else ars
+        masks = [None] * (nv - 1) + [e.lanes_below(rem) if masked else None]
         fresh = b.icmp_signed("==", mode, c64(0))
-        with b.if_then(b.not_(fresh)):
-            each(init, irs, lambda t, p, mask: e.prefetch(p))
-        head, loop, done = b.block, b.append_basic_block("k"), b.append_basic_block("done")
-        zeros = [e.zero] * (mr * nv)
-        b.cbranch(b.icmp_signed(">", k, c64(0)), loop, done)
+        add = b.not_(fresh)
 
-        b.position_at_end(loop)
-        left, bp = e.phi(I64, (k, head)), e.phi(a.type, (b_start, head))
-        ap = [e.phi(a.type, (p, head)) for p in starts]
-        acc = [e.phi(e.vec, (v, head)) for v in zeros]
-        bv = [e.load(e.at(bp, None, j * e.lanes), masks[j]) for j in range(nv)]
-        av = [e.splat(b.load(p, align=e.size)) for p in ap]
-        new = [e.fma(av[i], bv[j], acc[i * nv + j]) for i in range(mr) for j in range(nv)]
-        if prefetch:
-            for p in ap[0], ap[-1]:
-                e.prefetch(e.at(p, ahead), 2)
-        rest = b.sub(left, c64(1))
-        left.add_incoming(rest, loop)
-        bp.add_incoming(e.at(bp, brs), loop)
-        for p in ap:
-            p.add_incoming(e.at(p, acs), loop)
-        for p, v in zip(acc, new):
-            p.add_incoming(v, loop)
-        b.cbranch(b.icmp_signed("==", rest, c64(0)), done, loop)
+        def tile(mr, exact, left, a, c, init):  # type: ignore[no-untyped-def]
+            live = [None if exact else b.icmp_signed("<", c64(i), left) for i in range(1, mr)]
 
-        b.position_at_end(done)
-        out = [e.phi(e.vec, (f, head), (v, loop)) for f, v in zip(zeros, new)]
-        with b.if_else(fresh) as (set_, add):
-            with set_:
-                each(c, crs, lambda t, p, mask: e.store(out[t], p, mask))
-            with add:
-                sums = list(out)
+            def row_pointers(p, stride):  # type: ignore[no-untyped-def]
+                pointers = [p]
+                for more in live:
+                    pointers.append(e.at(pointers[-1], b.select(more, stride, c64(0)) if more else stride))
+                return pointers
 
-                def add_init(t, p, mask):  # type: ignore[no-untyped-def]
-                    sums[t] = b.fadd(out[t], e.load(p, mask))
+            def each(base, stride, visit):  # type: ignore[no-untyped-def]
+                for i, p in enumerate(row_pointers(base, stride)):
+                    for j in range(nv):
+                        visit(i * nv + j, e.at(p, None, j * e.lanes), masks[j])
 
-                each(init, irs, add_init)
-                each(c, crs, lambda t, p, mask: e.store(sums[t], p, mask))
+            with b.if_then(add):
+                each(init, irs, lambda t, p, mask: e.prefetch(p))
+            head, loop, done = b.block, b.append_basic_block("k"), b.append_basic_block("done")
+            starts = row_pointers(a, ars)[:1 if columns else mr]
+            b.cbranch(b.icmp_signed(">", k, c64(0)), loop, done)
 
-    return native(f"gemm_{mr}x{nv}{'m' if masked else ''}", "iipiipipipiiii" if prefetch else "iipiipipipiii", emit)
+            b.position_at_end(loop)
+            k_left, bp = e.phi(I64, (k, head)), e.phi(a.type, (b_start, head))
+            moving = [e.phi(a.type, (p, head)) for p in starts]
+            acc = [e.phi(e.vec, (e.zero, head)) for _ in range(mr * nv)]
+            ap = [e.at(moving[0], None, i) for i in range(mr)] if columns else moving
+            bv = [e.load(e.at(bp, None, j * e.lanes), masks[j]) for j in range(nv)]
+            av = [e.splat(b.load(p, align=e.size)) for p in ap]
+            new = [e.fma(av[i], bv[j], acc[i * nv + j]) for i in range(mr) for j in range(nv)]
+            if nv * mr > 16:
+                for p in ap[0], ap[-1]:
+                    e.prefetch(e.at(p, ahead), 2)
+            rest = b.sub(k_left, c64(1))
+            k_left.add_incoming(rest, loop)
+            bp.add_incoming(e.at(bp, brs), loop)
+            for p in moving:
+                p.add_incoming(e.at(p, acs), loop)
+            for p, v in zip(acc, new):
+                p.add_incoming(v, loop)
+            b.cbranch(b.icmp_signed("==", rest, c64(0)), done, loop)
+
+            b.position_at_end(done)
+            out = [e.phi(e.vec, (e.zero, head), (v, loop)) for v in new]
+            with b.if_else(fresh) as (set_, sum_):
+                with set_:
+                    each(c, crs, lambda t, p, mask: e.store(out[t], p, mask))
+                with sum_:
+                    sums = list(out)
+
+                    def add_init(t, p, mask):  # type: ignore[no-untyped-def]
+                        sums[t] = b.fadd(out[t], e.load(p, mask))
+
+                    each(init, irs, add_init)
+                    each(c, crs, lambda t, p, mask: e.store(sums[t], p, mask))
+
+        at_row = cgutils.alloca_once_value(b, c64(0))
+        for mr, least in heights:
+            test, body, end = (b.append_basic_block(x) for x in ("rows", "tile", "end"))
+            b.branch(test)
+            b.position_at_end(test)
+            i = b.load(at_row)
+            left = b.sub(m, i)
+            b.cbranch(b.icmp_signed(">=", left, c64(least)), body, end)
+            b.position_at_end(body)
+            tile(mr, mr == least, left, *(e.at(p, b.mul(i, stride)) for p, stride in ((a, ars), (c, crs), (init, irs))))
+            b.store(b.add(i, c64(mr)), at_row)
+            b.branch(test)
+            b.position_at_end(end)
+
+    return native(f"gemm_{nv}{'m' if masked else ''}{'c' if columns else ''}", "iipiipipipiiii", emit)
 
 
 def pack_rows(nv: int, masked: bool) -> Any:
@@ -226,27 +249,114 @@ def pack_rows(nv: int, masked: bool) -> Any:
     return native(f"gemm_pack{nv}{'m' if masked else ''}", "ipipi", emit)
 
 
+def thin() -> Any:
+    """C[:m, n] = init + sum_k A[i + k*acs] * B[k*brs + j] for 1 <= n <= 4, A by columns: vectors hold rows of C."""
+
+    def emit(e, m, n, k, a, acs, b_start, brs, c, crs, init, irs, mode):  # type: ignore[no-untyped-def]
+        b, lanes, four = e.b, e.lanes, Emit(e.b, e.element, 4)
+        fresh = b.icmp_signed("==", mode, c64(0))
+        mask = four.lanes_below(n)
+        init_mask = four.lanes_below(b.select(fresh, c64(0), n))
+        columns = [e.smaller(j, b.sub(n, c64(1))) for j in range(4)]
+        sums = [cgutils.alloca_once_value(b, e.zero) for _ in range(8)]
+        rows = cgutils.alloca_once(b, e.vec, 8)
+        with cgutils.for_range_slice(b, c64(0), m, c64(2 * lanes)) as (i, _):
+            left = b.sub(m, i)
+            masks = [e.lanes_below(b.sub(left, c64(v * lanes))) for v in range(2)]
+            for s in sums:
+                b.store(e.zero, s)
+            with cgutils.for_range(b, k) as loop:
+                p, q = e.at(e.at(a, i), b.mul(loop.index, acs)), e.at(b_start, b.mul(loop.index, brs))
+                av = [e.load(e.at(p, None, v * lanes), masks[v]) for v in range(2)]
+                for j, column in enumerate(columns):
+                    x = e.splat(b.load(e.at(q, column), align=e.size))
+                    for v in range(2):
+                        s = sums[4 * v + j]
+                        b.store(e.fma(av[v], x, b.load(s)), s)
+            for v in range(2):  # four vectors of rows become rows of four
+                x = [b.load(s) for s in sums[4 * v : 4 * v + 4]]
+                for q in range(4):
+                    pairs = [lanes // 2 * (q // 2) + t // 2 + lanes * (t % 2) for t in range(lanes)]
+                    fours = [lanes // 2 * (q % 2) + t // 4 * 2 + t % 2 + lanes * (t % 4 // 2) for t in range(lanes)]
+                    x01, x23 = (b.shuffle_vector(x[t], x[t + 1], e.indices(pairs)) for t in (0, 2))
+                    b.store(b.shuffle_vector(x01, x23, e.indices(fours)), b.gep(rows, [c64(4 * v + q)]))
+            found = b.bitcast(rows, a.type)
+            with cgutils.for_range(b, b.select(b.icmp_signed("<", left, c64(2 * lanes)), left, c64(2 * lanes))) as loop:
+                row = b.add(i, loop.index)
+                x = four.load(e.at(found, b.mul(loop.index, c64(4))))
+                y = b.fadd(x, four.load(e.at(init, b.mul(row, irs)), init_mask))
+                four.store(b.select(fresh, x, y), e.at(c, b.mul(row, crs)), mask)
+
+    return native("gemm_thin", "iiipipipipii", emit)
+
+
+def pack_columns(width: int) -> Any:
+    """dst[p*width + i] = src[p*cs + i] for i < n <= width and p < k; past n it reads as zero where masks are free."""
+
+    def emit(e, n, k, src, cs, dst):  # type: ignore[no-untyped-def]
+        at = range(0, width, e.lanes)
+        masks = [e.lanes_below(e.b.sub(n, c64(x))) if FREE_MASKS else None for x in at]
+        with cgutils.for_range(e.b, k) as loop:
+            p, q = e.at(src, e.b.mul(loop.index, cs)), e.at(dst, e.b.mul(loop.index, c64(width)))
+            for x, mask in zip(at, masks):
+                e.store(e.load(e.at(p, None, x), mask), e.at(q, None, x))
+
+    return native("gemm_pack_columns", "iipip", emit)
+
+
 def transpose() -> Any:
-    """dst[k*dst_rs + j] = src[j*rs + k] for k and j below the vector's length; columns past ``n`` repeat n-1."""
+    """dst[p*width + x] = src[x*cs + p] for x < n and p < k; columns past n, up to a whole vector, repeat n-1."""
 
-    def emit(e, n, src, rs, dst, dst_rs):  # type: ignore[no-untyped-def]
+    def emit(e, n, k, src, cs, dst, width):  # type: ignore[no-untyped-def]
         b, lanes = e.b, e.lanes
-        top = b.sub(n, c64(1))
-        rows = [e.smaller(i, top) for i in range(lanes)]
-        v = [e.load(e.at(src, b.mul(rs, i))) for i in rows]
-        s = 1
-        while s < lanes:  # swap the off-diagonal s x s blocks
-            low = [x if not x & s else lanes + x - s for x in range(lanes)]
-            high = [x + s if not x & s else lanes + x for x in range(lanes)]
-            for i in range(lanes):
-                if not i & s:
-                    x, y = v[i], v[i + s]
-                    v[i], v[i + s] = (b.shuffle_vector(x, y, e.indices(t)) for t in (low, high))
-            s *= 2
-        for i in range(lanes):
-            e.store(v[i], e.at(dst, b.mul(dst_rs, c64(i))))
+        last = b.sub(k, c64(lanes))  # blocks of lanes x lanes elements; the last of a column overlaps another
+        fits = b.icmp_signed(">=", last, c64(0))
+        with cgutils.for_range_slice(b, c64(0), n, c64(lanes)) as (x, _):
+            left = b.sub(n, x)
+            here, there = e.at(src, b.mul(x, cs)), e.at(dst, x)
+            with b.if_else(fits) as (blocks, elements):
+                with blocks, cgutils.for_range_slice(b, c64(0), k, c64(lanes)) as (p, _):
+                    p = b.select(b.icmp_signed("<", p, last), p, last)
+                    column = e.at(here, p)
+                    v = [e.load(column)]
+                    for i in range(1, lanes):
+                        column = e.at(column, b.select(b.icmp_signed("<", c64(i), left), cs, c64(0)))
+                        v.append(e.load(column))
+                    s = 1
+                    while s < lanes:  # swap the off-diagonal s x s blocks
+                        low = [y if not y & s else lanes + y - s for y in range(lanes)]
+                        high = [y + s if not y & s else lanes + y for y in range(lanes)]
+                        for i in range(lanes):
+                            if not i & s:
+                                y, z = v[i], v[i + s]
+                                v[i], v[i + s] = (b.shuffle_vector(y, z, e.indices(t)) for t in (low, high))
+                        s *= 2
+                    row = e.at(there, b.mul(p, width))
+                    for y in v:
+                        e.store(y, row)
+                        row = e.at(row, width)
+                with elements, cgutils.for_range(b, k) as row:
+                    live = b.select(b.icmp_signed("<", left, c64(lanes)), left, c64(lanes))
+                    with cgutils.for_range(b, live) as column:
+                        p = e.at(here, b.add(b.mul(column.index, cs), row.index))
+                        b.store(b.load(p), e.at(there, b.add(b.mul(row.index, width), column.index)))
 
-    return native("gemm_transpose", "ipipi", emit)
+    return native("gemm_transpose", "iipipi", emit)
+
+
+def stack(elements: int) -> Any:
+    """An intrinsic: a pointer to so many elements of the type of its argument's, on the stack."""
+
+    @intrinsic
+    def on_stack(tc, p):
+        def codegen(ctx, b, sig, args):
+            memory = cgutils.alloca_once(b, ctx.get_value_type(p.dtype), elements)
+            memory.align = 64
+            return memory
+
+        return p(p), codegen
+
+    return on_stack
 
 
 @intrinsic
