@@ -40,7 +40,7 @@ from calcvm.kernels_cpu._simd import (
 KC = 512  # rows of B in a block: a multiple of every vector's lanes
 NC = 256  # columns of B in a packed block: a multiple of every panel's width
 ROWS = 48  # rows of A in a block: a multiple of every tile's rows
-PACK_ROWS, PACK_COLUMNS = 32, 1024  # B given by rows is packed from this size on
+PACK_ROWS, PACK_COLUMNS = 32, 512  # B given by rows is packed from this size on
 THIN = 4  # columns left for which vectors hold rows of C
 AHEAD = 32  # rows of B between the prefetch of A and its use
 
@@ -108,12 +108,16 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
     while r < M:
         m = ROWS // 2 if ROWS < M - r < ROWS + ROWS // 2 else min(ROWS, M - r)
         ai, rs, cs = at(a, r * ars), ars, acs
+        ahead, ahead_cs = ai, 0
         if acs == 1 and few and m >= 16:
             transposed(m, K, ai, ars, own, ROWS)
             ai, rs, cs = own, 1, ROWS
         elif ars == 1 and N > WIDE * lanes and K * acs > 32768 and (FREE_MASKS or m == ROWS):
             copy_columns(m, K, ai, acs, own)
+            ahead, ahead_cs = at(a, r + m if r + m < M else 0), acs
             ai, rs, cs = own, 1, ROWS
+        elif ars == 1:
+            ahead, ahead_cs = at(ai, AHEAD * acs), acs
         j = 0
         while j < N:
             left = N - j
@@ -124,19 +128,19 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
             rem = min(left - width + lanes, lanes)
             cj, dj = at(c, r * crs + j), at(init, r * irs + j)
             if nv == WIDE:
-                ahead = AHEAD * cs if cs != 1 and N <= 2 * WIDE * lanes else 0
-                wide(m, K, ai, rs, cs, bj, stride, cj, crs, dj, irs, mode, rem, ahead)
+                wide(m, K, ai, rs, cs, bj, stride, cj, crs, dj, irs, mode, rem, ahead, ahead_cs)
+                ahead, ahead_cs = ai, 0
             elif nv == MID and (FREE_MASKS or rem == lanes):
-                mid(m, K, ai, rs, cs, bj, stride, cj, crs, dj, irs, mode, rem, 0)
+                mid(m, K, ai, rs, cs, bj, stride, cj, crs, dj, irs, mode, rem, ai, 0)
             elif few and rs == 1 and m >= 16:
                 thin_block(m, left, K, ai, cs, bj, stride, cj, crs, dj, irs, mode)
             else:
                 x = 0
                 if rs == 1:
                     x = m // 16 * 16
-                    tail_columns(x, K, ai, 1, cs, bj, stride, cj, crs, dj, irs, mode, rem, 0)
+                    tail_columns(x, K, ai, 1, cs, bj, stride, cj, crs, dj, irs, mode, rem, ai, 0)
                 tail(
-                    m - x, K, at(ai, x * rs), rs, cs, bj, stride, at(cj, x * crs), crs, at(dj, x * irs), irs, mode, rem, 0
+                    m - x, K, at(ai, x * rs), rs, cs, bj, stride, at(cj, x * crs), crs, at(dj, x * irs), irs, mode, rem, ai, 0
                 )
             j += width
         r += m

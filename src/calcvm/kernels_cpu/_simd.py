@@ -155,17 +155,17 @@ def panel(heights: list[tuple[int, int]], nv: int, masked: bool, columns: bool =
 
     ``heights``: (rows of a tile, the least rows left that it is for), tallest first; the last is for 1.  Rows
     past the end repeat the last: they compute and store the same bits, so one tile serves every remainder.
-    ``masked``: the last vector has ``rem`` live lanes.  mode 0 starts from zero, 1 from init.  A is prefetched
-    ``ahead`` elements ahead of its use, where ahead is not 0.
+    ``masked``: the last vector has ``rem`` live lanes.  mode 0 starts from zero, 1 from init.  Tall tiles
+    prefetch ``ahead``, columns of m rows that are ``ahead_cs`` apart, each tile its own rows of them.
     """
 
-    def emit(e, m, k, a, ars, acs, b_start, brs, c, crs, init, irs, mode, rem, ahead):  # type: ignore[no-untyped-def]
+    def emit(e, m, k, a, ars, acs, b_start, brs, c, crs, init, irs, mode, rem, ahead, ahead_cs):  # type: ignore[no-untyped-def]
         b, ars = e.b, c64(1) if columns else ars
         masks = [None] * (nv - 1) + [e.lanes_below(rem) if masked else None]
         fresh = b.icmp_signed("==", mode, c64(0))
         add = b.not_(fresh)
 
-        def tile(mr, exact, left, a, c, init):  # type: ignore[no-untyped-def]
+        def tile(mr, exact, left, a, c, init, ahead):  # type: ignore[no-untyped-def]
             live = [None if exact else b.icmp_signed("<", c64(i), left) for i in range(1, mr)]
 
             def row_pointers(p, stride):  # type: ignore[no-untyped-def]
@@ -188,14 +188,16 @@ def panel(heights: list[tuple[int, int]], nv: int, masked: bool, columns: bool =
             b.position_at_end(loop)
             k_left, bp = e.phi(I64, (k, head)), e.phi(a.type, (b_start, head))
             moving = [e.phi(a.type, (p, head)) for p in starts]
+            soon = e.phi(a.type, (ahead, head)) if nv * mr > 16 else None
             acc = [e.phi(e.vec, (e.zero, head)) for _ in range(mr * nv)]
             ap = [e.at(moving[0], None, i) for i in range(mr)] if columns else moving
             bv = [e.load(e.at(bp, None, j * e.lanes), masks[j]) for j in range(nv)]
             av = [e.splat(b.load(p, align=e.size)) for p in ap]
             new = [e.fma(av[i], bv[j], acc[i * nv + j]) for i in range(mr) for j in range(nv)]
             if nv * mr > 16:
-                for p in ap[0], ap[-1]:
-                    e.prefetch(e.at(p, ahead), 2)
+                for i in 0, mr - 1:
+                    e.prefetch(e.at(soon, None, i), 2)
+                soon.add_incoming(e.at(soon, ahead_cs), loop)
             rest = b.sub(k_left, c64(1))
             k_left.add_incoming(rest, loop)
             bp.add_incoming(e.at(bp, brs), loop)
@@ -228,12 +230,13 @@ def panel(heights: list[tuple[int, int]], nv: int, masked: bool, columns: bool =
             left = b.sub(m, i)
             b.cbranch(b.icmp_signed(">=", left, c64(least)), body, end)
             b.position_at_end(body)
-            tile(mr, mr == least, left, *(e.at(p, b.mul(i, stride)) for p, stride in ((a, ars), (c, crs), (init, irs))))
+            walks = (a, ars), (c, crs), (init, irs), (ahead, c64(1))
+            tile(mr, mr == least, left, *(e.at(p, b.mul(i, stride)) for p, stride in walks))
             b.store(b.add(i, c64(mr)), at_row)
             b.branch(test)
             b.position_at_end(end)
 
-    return native(f"gemm_{nv}{'m' if masked else ''}{'c' if columns else ''}", "iipiipipipiiii", emit)
+    return native(f"gemm_{nv}{'m' if masked else ''}{'c' if columns else ''}", "iipiipipipiiipi", emit)
 
 
 def pack_rows(nv: int, masked: bool) -> Any:
