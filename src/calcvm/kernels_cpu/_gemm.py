@@ -45,9 +45,9 @@ THIN = 4  # columns left for which vectors hold rows of C
 AHEAD = 32  # rows of B between the prefetch of A and its use
 
 WIDE, MID = (4 if VECTOR_REGISTERS == 32 else 2), (2 if FREE_MASKS else 1)
-wide = panel([(6, 5), (2, 1)], WIDE, FREE_MASKS)
-mid = panel([(8, 5), (4, 1)], MID, FREE_MASKS)
-tail, tail_columns = panel([(8, 1)], 1, True), panel([(16, 16)], 1, True, columns=True)
+wide = panel([(6, 6), (4, 3), (2, 1)], WIDE, FREE_MASKS)
+mid = panel([(8, 8), (4, 1)], MID, FREE_MASKS)
+tail, tail_columns = panel([(8, 8), (4, 1)], 1, True), panel([(16, 16)], 1, True, columns=True)
 thin_block = thin()
 copy_columns = pack_columns(ROWS)
 a_block = stack(KC * ROWS)
