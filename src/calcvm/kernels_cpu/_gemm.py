@@ -135,13 +135,12 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
             elif few and rs == 1 and m >= 16:
                 thin_block(m, left, K, ai, cs, bj, stride, cj, crs, dj, irs, mode)
             else:
-                x = 0
-                if rs == 1:
-                    x = m // 16 * 16
+                x = m // 16 * 16 if rs == 1 else 0
+                if x > 0:
                     tail_columns(x, K, ai, 1, cs, bj, stride, cj, crs, dj, irs, mode, rem, ai, 0)
-                tail(
-                    m - x, K, at(ai, x * rs), rs, cs, bj, stride, at(cj, x * crs), crs, at(dj, x * irs), irs, mode, rem, ai, 0
-                )
+                if x < m:
+                    ax, cx, dx = at(ai, x * rs), at(cj, x * crs), at(dj, x * irs)
+                    tail(m - x, K, ax, rs, cs, bj, stride, cx, crs, dx, irs, mode, rem, ai, 0)
             j += width
         r += m
 

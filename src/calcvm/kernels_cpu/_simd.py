@@ -80,6 +80,10 @@ class Emit:
         """min(i, top)"""
         return self.b.select(self.b.icmp_signed("<", c64(i), top), c64(i), top) if i else c64(0)
 
+    def opaque(self, p: Any) -> Any:
+        """The pointer as one that the compiler cannot derive from others, which it would do in every iteration."""
+        return self.b.asm(ir.FunctionType(p.type, [p.type]), "", "=r,0", [p], side_effect=False)
+
     def splat(self, x: Any) -> Any:
         v = ir.VectorType(x.type, self.lanes)
         undef = ir.Constant(v, ir.Undefined)
@@ -182,7 +186,8 @@ def panel(heights: list[tuple[int, int]], nv: int, masked: bool, columns: bool =
             with b.if_then(add):
                 each(init, irs, lambda t, p, mask: e.prefetch(p))
             head, loop, done = b.block, b.append_basic_block("k"), b.append_basic_block("done")
-            starts = row_pointers(a, ars)[:1 if columns else mr]
+            every = mr if columns else 3 if exact else 1  # rows that share a moving pointer
+            starts = [e.opaque(p) for p in row_pointers(a, ars)[::every]]
             b.cbranch(b.icmp_signed(">", k, c64(0)), loop, done)
 
             b.position_at_end(loop)
@@ -190,7 +195,7 @@ def panel(heights: list[tuple[int, int]], nv: int, masked: bool, columns: bool =
             moving = [e.phi(a.type, (p, head)) for p in starts]
             soon = e.phi(a.type, (ahead, head)) if nv * mr > 16 else None
             acc = [e.phi(e.vec, (e.zero, head)) for _ in range(mr * nv)]
-            ap = [e.at(moving[0], None, i) for i in range(mr)] if columns else moving
+            ap = [e.at(moving[i // every], b.mul(ars, c64(i % every)) if i % every else None) for i in range(mr)]
             bv = [e.load(e.at(bp, None, j * e.lanes), masks[j]) for j in range(nv)]
             av = [e.splat(b.load(p, align=e.size)) for p in ap]
             new = [e.fma(av[i], bv[j], acc[i * nv + j]) for i in range(mr) for j in range(nv)]
