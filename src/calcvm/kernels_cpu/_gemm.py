@@ -3,19 +3,24 @@
 Tiles.  C is computed in tiles held in registers, a panel of columns at a time: WIDE panels of 6 rows x 4
 vectors (24 accumulators, 4 vectors of B and a broadcast of A fill the 32 registers of AVX-512 and NEON;
 6 x 2 on the 16 of AVX2 and SSE), MID panels of 8 x 2 (8 x 1 without AVX-512), and a TAIL of 8 x 1 with dead
-lanes.  Leftover rows take the panel's low tile.  With AVX-512 a masked load costs nothing, so panels may end in dead lanes and
-50 columns are one WIDE panel; elsewhere only the TAIL is masked.  One Zen 5 core, float32: 6 x 4 and 8 x 2
-run at 268-274 GFLOP/s for K from 64 to 784, the FMA peak; 12 x 2 no faster, 12 x 1 at 215, 24 x 1 at 140.
+lanes.  Leftover rows take lower tiles; whole tiles have code of their own, which knows how its rows lie.  With
+AVX-512 a masked load costs nothing, so panels may end in dead lanes and 50 columns are one WIDE panel;
+elsewhere only the TAIL is masked.  One Zen 5 core, float32: 6 x 4 and 8 x 2 run at 250-260 GFLOP/s for K from 64
+to 784, the FMA peak.  A TAIL of A by columns has 16 rows off one pointer: 139 against 120 GFLOP/s at 32x10x64.
+Up to THIN columns left by the vectors are computed in vectors of C's rows instead, from A by columns, which is
+copied so where it is by rows: 32x3x16 69 against 28 GFLOP/s, 31x33x37 200 against 145.
 
 Blocks.  K in blocks of at most KC rows of B: a WIDE panel (128 KB) stays in L2, and the sum of a block is
 added to what C holds.  KC = 256 with NC = 512 doubles the traffic of C: 2 to 6 % slower, 512^3 to 4096^3.
-ROWS rows of A meet all of a block's columns while they are in L1.
+ROWS rows of A meet all of a block's columns while they are in L2 (24, 48 and 96 rows: no difference).
 
-Packing.  Into ``ws``, a block of KC x NC, where B is given by columns (16 x 16 elements transposed in
-registers), or has rows so long that a panel meets a new page every row and rows enough of A to pay for the
-copy: 32x4096x1024 130 against 98 GFLOP/s, but 24x1024x1024 168 against 215 and 24x128x784 190 against 264.
-A is never packed: it is read by broadcast, at any stride.  A by columns with little reuse is prefetched:
-784x64x10000 242 against 206 GFLOP/s.
+Packing.  B into ``ws``, a block of KC x NC, where it is given by columns (vectors x vectors of elements transposed
+in registers), or has rows so long that a panel meets a new page every row and rows enough of A to pay for the
+copy: 1000^3 234 against 213 GFLOP/s.  A is read by broadcast, at any stride; but where it is by columns far
+apart that several panels meet, ROWS x KC elements are copied to the stack (ROWS * KC: 96 KB in float32), while
+the next block is prefetched: 1000^3 238 against 199 GFLOP/s.  At strides of a power of two the prefetched lines
+push each other out of L2 (2048^3 220).  A by columns with little reuse is prefetched in place: 784x64x10000
+242 against 206 GFLOP/s.
 
 Determinism.  Each element is one chain over k within a K block, in order, and block sums are added in
 order, in every tile: the bits do not depend on how rows are shared among workers, nor on M.
@@ -41,8 +46,9 @@ KC = 512  # rows of B in a block: a multiple of every vector's lanes
 NC = 256  # columns of B in a packed block: a multiple of every panel's width
 ROWS = 48  # rows of A in a block: a multiple of every tile's rows
 PACK_ROWS, PACK_COLUMNS = 32, 512  # B given by rows is packed from this size on
+FAR = 1 << 15  # elements that A by columns spans from which it is copied
 THIN = 4  # columns left for which vectors hold rows of C
-AHEAD = 32  # rows of B between the prefetch of A and its use
+AHEAD = 32  # columns of A between the prefetch of A and its use
 
 WIDE, MID = (4 if VECTOR_REGISTERS == 32 else 2), (2 if FREE_MASKS else 1)
 wide = panel([(6, 6), (4, 3), (2, 1)], WIDE, FREE_MASKS)
@@ -60,7 +66,7 @@ def gemm_ws(M: int, N: int, K: int, b_transposed: bool) -> int:
 
     ``b_transposed``: ``b_cs != 1``.  ``gemv`` needs none.
     """
-    if M == 0 or N <= 1 or not (b_transposed or (M >= 32 and N >= 1024)):
+    if M == 0 or N <= 1 or not (b_transposed or (M >= 32 and N >= 512)):
         return 0
     return min(K, 512) * min((N + 15) // 16 * 16, 256)
 
@@ -112,7 +118,7 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
         if acs == 1 and few and m >= 16:
             transposed(m, K, ai, ars, own, ROWS)
             ai, rs, cs = own, 1, ROWS
-        elif ars == 1 and N > WIDE * lanes and K * acs > 32768 and (FREE_MASKS or m == ROWS):
+        elif ars == 1 and N > WIDE * lanes and K * acs > FAR and (FREE_MASKS or m == ROWS):
             copy_columns(m, K, ai, acs, own)
             ahead, ahead_cs = at(a, r + m if r + m < M else 0), acs
             ai, rs, cs = own, 1, ROWS

@@ -24,7 +24,7 @@ def _panel(k: str, n: str) -> str:
 
 def _wide(k: str, n: str) -> str:
     """The same where the second operand is packed only if its rows are long."""
-    return f"({_panel(k, n)} if {n} >= 1024 else 0)"
+    return f"({_panel(k, n)} if {n} >= 512 else 0)"
 
 
 LINEAR = dims("rows inner N K")
@@ -175,7 +175,7 @@ MATMUL_BWD_B = RowSpec(
         R("a", A_ELEMS, "G if ab and bb and not by else 0"),
         R("dy", Y_ELEMS, "G if bb and not by else 0"),
         A("db", B_ELEMS, "G if bb and not by else (N if tb else K)"),
-        S("ws", f"({_panel('M', 'K')} if ta or K >= 1024 else 0) if tb else {_wide('M', 'N')}"),
+        S("ws", f"({_panel('M', 'K')} if ta or K >= 512 else 0) if tb else {_wide('M', 'N')}"),
     ),
     require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
