@@ -5,8 +5,8 @@ vectors (24 accumulators, 4 vectors of B and a broadcast of A fill the 32 regist
 6 x 2 on the 16 of AVX2 and SSE), MID panels of 8 x 2 (8 x 1 without AVX-512), and a TAIL of 8 x 1 with dead
 lanes.  Leftover rows take lower tiles; whole tiles have code of their own, which knows how its rows lie.  With
 AVX-512 a masked load costs nothing, so panels may end in dead lanes and 50 columns are one WIDE panel;
-elsewhere only the TAIL is masked.  One Zen 5 core, float32: 6 x 4 and 8 x 2 run at 250-260 GFLOP/s for K from 64
-to 784, the FMA peak.  A TAIL of A by columns has 16 rows off one pointer: 139 against 120 GFLOP/s at 32x10x64.
+elsewhere only the TAIL is masked.  One Zen 5 core, float32: 6 x 4 and 8 x 2 run at 268-274 GFLOP/s for K from 64
+to 784, the FMA peak; 12 x 1 at 215, 24 x 1 at 140, their rows each by a pointer of its own.  A TAIL of A by columns has 16 rows off one pointer: 139 against 120 GFLOP/s at 32x10x64.
 Up to THIN columns left by the vectors are computed in vectors of C's rows instead, from A by columns, which is
 copied so where it is by rows: 32x3x16 69 against 28 GFLOP/s, 31x33x37 200 against 145.
 
@@ -16,7 +16,8 @@ ROWS rows of A meet all of a block's columns while they are in L2 (24, 48 and 96
 
 Packing.  B into ``ws``, a block of KC x NC, where it is given by columns (vectors x vectors of elements transposed
 in registers), or has rows so long that a panel meets a new page every row and rows enough of A to pay for the
-copy: 1000^3 234 against 213 GFLOP/s.  A is read by broadcast, at any stride; but where it is by columns far
+copy: 32x4096x1024 130 against 98 GFLOP/s, 1000^3 234 against 213, but 24x1024x1024 168 against 215 and
+24x128x784 190 against 264.  A is read by broadcast, at any stride; but where it is by columns far
 apart that several panels meet, ROWS x KC elements are copied to the stack (ROWS * KC: 96 KB in float32), while
 the next block is prefetched: 1000^3 238 against 199 GFLOP/s.  At strides of a power of two the prefetched lines
 push each other out of L2 (2048^3 220).  A by columns with little reuse is prefetched in place: 784x64x10000
