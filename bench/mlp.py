@@ -197,7 +197,7 @@ def memory(result: Result, who: Sequence[str], threads: int) -> None:
             process.close()
             peaks[name] = reply["peak"] - reply["imported"]
             mb = [reply["imported"], reply["peak"], reply["peak"] - reply["imported"], process.ready["heap_bytes"]]
-            heap = process.ready["heap_bytes"] or heap
+            heap = process.ready["heap_bytes"] if name == "ours" else heap
             rows.append([NAMES[name], *(f"{v / 1e6:.1f}" if v else "-" for v in mb)])
     header = ["MB", "after import", "peak", "peak - import", "heap"]
     result.table(f"Memory of {label(DIGITS, BIG_BATCH)}, {VERIFY_STEPS} steps", header, rows)

@@ -337,7 +337,7 @@ class JaxStep:
 class JaxScan(JaxStep):
     """`jax.lax.scan` over all steps in one jitted call with donated buffers, unrolled as suits the network best."""
 
-    UNROLL: ClassVar = (1, 4, 16)
+    UNROLL: ClassVar[tuple[int, ...]] = (1, 4, 16)
     TRIAL_STEPS: ClassVar = 256
 
     def _compile(self, jax: Any, step: Any) -> None:
@@ -364,7 +364,7 @@ class JaxScan(JaxStep):
 class JaxScanPlain(JaxScan):
     """The same without unrolling."""
 
-    UNROLL: ClassVar = (1,)
+    UNROLL: ClassVar[tuple[int, ...]] = (1,)
 
 
 class ScikitLearn:

@@ -5,6 +5,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
+from calcvm.vm.epoch import Epoch
 
 OPTIMIZERS = {
     "sgd": (cv.SGD(0.05), lambda t, p: t.optim.SGD(p, lr=0.05)),
@@ -152,6 +153,37 @@ def test_rounds_add_up_to_the_learning_batch():
     for name, value in whole.parameters.items():
         np.testing.assert_allclose(parts.parameters[name], value, rtol=1e-9, atol=1e-12)
     assert parts.program.heap_bytes < whole.program.heap_bytes
+
+
+def test_an_interrupted_learning_batch_leaves_nothing_behind():
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((105, 7)), rng.integers(0, 5, 105)
+    models = [
+        cv.Model(network(), input_shape=(7,), optimizer=cv.SGD(0.1), batch_size=10, learning_batch=105, seed=2)
+        for _ in range(2)
+    ]
+    spans = [models[1]._path_spans("learn", "forward", "loss", "backward")]
+    ends = [models[1]._path_spans("learn", "optimize", "end_round")]
+    cut = Epoch(models[1].resident, {"input": X, "target": y}, spans, ends, learning=105, seed_of="learn")
+    cut.begin(None)
+    rounds = cut.slices(0.0)
+    next(rounds)
+    assert any(models[1].grad(name).any() for name in models[1].parameters)
+    rounds.close()  # as an exception in the loop's body does
+    for model in models:
+        model.fit(X, y, epochs=2, shuffle=False, progress=False)
+        model.step(X[:10], y[:10])  # a step of its own weighs in full
+    for name, value in models[0].parameters.items():
+        np.testing.assert_array_equal(models[1].parameters[name], value)
+    alone = cv.Model(network(), input_shape=(7,), optimizer=cv.SGD(0.1), batch_size=10, learning_batch=105, seed=2)
+    for name, value in alone.parameters.items():
+        value[...] = models[0].parameters[name]
+    moved = [{k: v.copy() for k, v in m.parameters.items()} for m in (alone, models[0])]
+    for m in (alone, models[0]):
+        m.step(X[:10], y[:10])
+    for name in moved[0]:
+        np.testing.assert_array_equal(alone.parameters[name], models[0].parameters[name])
+        assert (alone.parameters[name] != moved[0][name]).any()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

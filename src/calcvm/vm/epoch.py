@@ -40,7 +40,7 @@ class Epoch:
         check_finite: bool = False,
     ):
         program = model.program
-        self.model, self.names = model, list(results)
+        self.model, self.names, self._seed_of = model, list(results), seed_of
         sizes = {name: model.check(name, array, samples=True) for name, array in data.items()}
         if len(set(sizes.values())) > 1:
             raise ShapeError(f"the arrays differ in their number of samples ({sizes})")
@@ -84,6 +84,13 @@ class Epoch:
 
     def slices(self, seconds: float) -> Iterator[int]:
         """Run the pass in slices of about ``seconds``; yields how many rounds are done."""
+        try:
+            yield from self._slices(seconds)
+        finally:  # also where training was interrupted in the middle of a learning batch
+            if self._seed_of:
+                self.model.settle(self._seed_of)
+
+    def _slices(self, seconds: float) -> Iterator[int]:
         job = self._job
         count = max(1, int(seconds / self._per_round)) if self._per_round else 1
         while self._done < self.rounds:

@@ -225,6 +225,14 @@ class Resident:
         symbol = self._symbols[self._facts(path)["hyper"]]
         return Hyper(self.elements[symbol.offset : symbol.offset + symbol.elems.b].view(np.float64))
 
+    def settle(self, path: str) -> None:
+        """Drop what rounds have added up, and weigh the next one in full: the state between two learning batches."""
+        facts = self._facts(path)
+        if facts["accumulate"]:
+            self._view(self._symbols[facts["seed"]])[...] = 1
+            for gradient in facts["gradients"].values():
+                self._view(self._symbols[gradient])[...] = 0
+
     def _facts(self, path: str | None) -> Mapping[str, Any]:
         paths = self.program.info["paths"]
         path = path or next((p for p, facts in paths.items() if facts["backward"]), None)
