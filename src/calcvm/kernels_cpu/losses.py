@@ -330,7 +330,7 @@ def few_classes(bits):
     return rows_of
 
 
-few = few_classes(VECTOR_BITS)
+few, four = few_classes(VECTOR_BITS), few_classes(128)  # a short vector is summed in two steps instead of four
 exp_each = elementwise(F.exp, "v")
 
 
@@ -359,13 +359,11 @@ def short_rows(h, r, lo, rows, n, logits, labels, p, t_l, sums):
 
 @njit
 def fewest(h, r, lo, hi, n, logits, labels, p, t_l):
-    """Cross entropy of very short rows; loops over 2 and 3 classes are unrolled."""
+    """Cross entropy of very short rows; loops over 3 classes are unrolled."""
     sums = stack(p)
     while lo < hi:
         rows = min(hi - lo, lanes(p))
-        if n == 2:
-            short_rows(h, r, lo, rows, 2, logits, labels, p, t_l, sums)
-        elif n == 3:
+        if n == 3:
             short_rows(h, r, lo, rows, 3, logits, labels, p, t_l, sums)
         else:
             short_rows(h, r, lo, rows, n, logits, labels, p, t_l, sums)
@@ -404,6 +402,8 @@ def softmax_cross_entropy_fwd(
             few_weighted(lo, hi, N, logits, target, p, t_l, hard, soft)
         elif rows >= SHORT_ROWS and N <= lanes(p) // 2:
             fewest(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
+        elif N * VECTOR_BITS <= lanes(p) * 128:
+            four(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
         else:
             few(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
         return

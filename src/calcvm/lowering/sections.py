@@ -199,14 +199,14 @@ class _Lowering:
         backward.run(seed)
         states = {p: self._optimizer_state(p, opt) for p in trained}
         update = _Update(emit, opt, hyper, backward.parameter_gradient, states)
-        if inlined:
+        if not self.accumulate:  # early: the updates do not wait for what it divides
             update.tick(emit.statements.insert, start)
-            for p in trained:
-                if p in inlined:
-                    update.inline(p, start)
+        for p in trained:
+            if p in inlined:
+                update.inline(p, start)
         emit.phase = "optimize"
         rest = [p for p in trained if p not in inlined]
-        if not inlined:
+        if self.accumulate:
             update.tick()
         update.all(rest)
         emit.phase = "end_round"
