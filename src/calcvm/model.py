@@ -161,8 +161,7 @@ class Model:
         """``n`` training steps on the data already in the heap, in one call; returns the last loss."""
         if n < 1:
             raise CalcError(f"run_steps({n}): at least one step")
-        if "preprocess" in self.program.paths:
-            self.resident.forward("preprocess")
+        self._preprocess()
         loss = self.resident.run_steps(n, "learn")
         assert loss is not None
         return loss
@@ -171,8 +170,7 @@ class Model:
         """Outputs by name for a batch of inputs by name."""
         for name, value in inputs.items():
             self.resident[name] = value
-        if "preprocess" in self.program.paths:
-            self.resident.forward("preprocess")
+        self._preprocess()
         self.resident.run_section("predict", "forward")
         return {"output": self.resident["output"]}
 
@@ -211,9 +209,7 @@ class Model:
         X, y, held = self._split(X, y, validation)
         if patience is not None and held is None:
             raise CalcError("patience needs validation data: give validation=(X, y) or a share such as 0.2")
-        spans = [self._path_spans("learn", "forward", "loss", "backward")]
-        if "preprocess" in self.program.paths:
-            spans.insert(0, self._path_spans("preprocess", "forward"))
+        spans = self._spans("learn", "forward", "loss", "backward")
         train = Epoch(
             self.resident, {"input": X, "target": y}, spans, [self._path_spans("learn", "optimize", "end_round")],
             learning=self.learning_batch, results=["loss"], seed_of="learn", check_finite=check_finite,
@@ -251,35 +247,36 @@ class Model:
     def predict(self, X: Any) -> np.ndarray:
         """Outputs of the network for a data set, shape (n, *output_shape), without dropout."""
         X = np.asarray(X)
-        spans = [self._path_spans("predict", "forward")]
-        if "preprocess" in self.program.paths:
-            spans.insert(0, self._path_spans("preprocess", "forward"))
+        spans = self._spans("predict", "forward")
         n = self.resident.check("input", X, samples=True)
         shape = [Affine(*s) for s in self.program.info["variables"]["output"]["shape"]]
         out = np.empty((n, *(s.b for s in shape[1:])), self.program.dtype)
         run = Epoch(self.resident, {"input": X}, spans, [], outputs={"output": out})
-        run.begin(None)
-        for _ in run.slices(SLICE_SECONDS):
-            pass
+        run.whole(SLICE_SECONDS)
         return out
 
     def _judge(self, X: np.ndarray, y: np.ndarray, check_finite: bool = False) -> Any:
-        spans = [self._path_spans("predict", "forward", "loss")]
-        if "preprocess" in self.program.paths:
-            spans.insert(0, self._path_spans("preprocess", "forward"))
+        spans = self._spans("predict", "forward", "loss")
         names = [n for n in ("predict.loss", "accuracy") if n in self.program.info["variables"]]
         run = Epoch(self.resident, {"input": X, "target": y}, spans, [], results=names, check_finite=check_finite)
 
         def judge() -> dict[str, float]:
-            run.begin(None)
-            for _ in run.slices(SLICE_SECONDS):
-                pass
+            run.whole(SLICE_SECONDS)
             return {n.removeprefix("predict."): run.mean(n) for n in names}
 
         return judge
 
     def _path_spans(self, path: str, *phases: str) -> tuple[int, int]:
         return self.resident._span(path, phases)
+
+    def _spans(self, path: str, *phases: str) -> list[tuple[int, int]]:
+        """What a round runs: the preprocessing, if there is any, then phases of a path."""
+        before = [self._path_spans("preprocess", "forward")] if "preprocess" in self.program.paths else []
+        return [*before, self._path_spans(path, *phases)]
+
+    def _preprocess(self) -> None:
+        if "preprocess" in self.program.paths:
+            self.resident.forward("preprocess")
 
     def _split(self, X: Any, y: Any, validation: Any) -> tuple[np.ndarray, np.ndarray, Any]:
         X, y = np.asarray(X), np.asarray(y)
@@ -313,7 +310,7 @@ class Model:
 
 def persistent(program: Program) -> list[Symbol]:
     """Symbols whose values a model is: what a file must hold."""
-    return [s for s in program.symbols if s.persistent and not getattr(s, "members", ())]
+    return [s for s in program.symbols if s.persistent and not s.members]
 
 
 def load(path: str | PathLike[str]) -> Model:

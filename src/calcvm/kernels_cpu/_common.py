@@ -41,7 +41,6 @@ from calcvm.kernels_cpu import _native
 FAST = {"contract", "nsz", "arcp"}  # NaN and Inf stay IEEE
 REASSOC = FAST | {"reassoc"}  # reductions only: the order is fixed when the kernel is compiled
 PREFIX = 2  # words before a row's own: opcode, flags
-FLAG_SYNC = 1  # flags: a team barrier after this row
 FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
 TRAP_CODE, TRAP_PC = 0, 1  # heap elements that a trap writes (the heap's first block is reserved)
 

@@ -183,15 +183,22 @@ def matmul_fwd(w, nw, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws
                  at(y, g * M * N), N, y, 0, SET, ws)  # fmt: skip
 
 
+@njit(inline=True)
+def shares(over_g, G, rows, w, nw):
+    """A worker's part of a gradient: its products g (first, last), its rows (start, number) of each."""
+    lo, hi = share(G if over_g else rows, w, nw)
+    if over_g:
+        return lo, hi, 0, rows
+    return 0, G, lo, hi - lo
+
+
 @kernel(needs=("gemm",))
 def matmul_bwd_a(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
     """da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]; summed over g where a is shared.  da is stored as a is."""
     b_rs, b_cs = strides(tb, K, N)
     rows, cols = (K, M) if ta else (M, K)
     over_g = ab and not by
-    lo, hi = share(G if over_g else rows, w, nw)
-    first, last = (lo, hi) if over_g else (0, G)
-    i, m = (0, rows) if over_g else (lo, hi - lo)
+    first, last, i, m = shares(over_g, G, rows, w, nw)
     ws = at(ws, w * (panel(N, M) if ta else panel(N, K)))
     if not acc and not over_g and G == 0:
         clear(m * cols, at(da, i * cols), at(da, i * cols))
@@ -210,9 +217,7 @@ def matmul_bwd_b(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, a: Ptr, dy: Ptr, db
     a_rs, a_cs = strides(ta, M, K)
     rows, cols = (N, K) if tb else (K, N)
     over_g = bb and not by
-    lo, hi = share(G if over_g else rows, w, nw)
-    first, last = (lo, hi) if over_g else (0, G)
-    i, m = (0, rows) if over_g else (lo, hi - lo)
+    first, last, i, m = shares(over_g, G, rows, w, nw)
     ws = at(ws, w * (panel(M, K) if tb else panel(M, N)))
     if not acc and not over_g and G == 0:
         clear(m * cols, at(db, i * cols), at(db, i * cols))

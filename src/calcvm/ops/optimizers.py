@@ -60,10 +60,6 @@ def _leading(name: str) -> Any:
     return words
 
 
-def _same(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    return {}
-
-
 def _register(
     opcode: int,
     name: str,

@@ -90,6 +90,12 @@ class Epoch:
             if self._seed_of:
                 self.model.settle(self._seed_of)
 
+    def whole(self, seconds: float) -> None:
+        """Run a pass in the data's own order, in slices that leave room for Ctrl-C."""
+        self.begin(None)
+        for _ in self.slices(seconds):
+            pass
+
     def _slices(self, seconds: float) -> Iterator[int]:
         job = self._job
         count = max(1, int(seconds / self._per_round)) if self._per_round else 1

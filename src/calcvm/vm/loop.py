@@ -82,6 +82,15 @@ def _helper(fn: Any) -> Any:
     return numba.njit(error_model="numpy", nogil=True)(fn)
 
 
+@_helper
+def idle(looks):
+    """Spin for a moment, then offer the processor to others."""
+    if looks > SPINS:
+        _sched_yield()
+    else:
+        pause()
+
+
 # ---------------------------------------------------------------- rows
 @_helper
 def barrier(control, n_workers):
@@ -93,10 +102,7 @@ def barrier(control, n_workers):
         spins = 0
         while atomic_load(control + GENERATION) == generation:
             spins += 1
-            if spins > SPINS:
-                _sched_yield()
-            else:
-                pause()
+            idle(spins)
 
 
 @_helper
@@ -271,10 +277,7 @@ def join(control, job, n_workers):
     spins = 0
     while atomic_load(control + DONE) < n_workers - 1:
         spins += 1
-        if spins > SPINS:
-            _sched_yield()
-        else:
-            pause()
+        idle(spins)
 
 
 def serve(control, worker, seen):
@@ -292,10 +295,7 @@ def serve(control, worker, seen):
                 atomic_add(control + DONE, 1)
             continue
         looks += 1
-        if looks > SPINS:
-            _sched_yield()
-        else:
-            pause()
+        idle(looks)
         if looks > PARK_AFTER:
             atomic_store(control + PARKED + worker * LINE, 1)
             if atomic_load(control + SEQ) == seen:  # else a job came while we were lying down
