@@ -76,16 +76,14 @@ def test_shuffling_visits_every_sample_once_in_a_new_order():
     model = cv.Model(nn.Linear(1, bias=False, init=cv.init.Zeros()), input_shape=(1,), loss="mse",
                      optimizer=cv.SGD(0.0), batch_size=1, dtype="float64")  # fmt: skip
     # With weight 0 and batches of one the loss is the square of the sample: read it after each round.
-    resident = model.resident
-    span = resident._span("learn", ("forward", "loss"))
     for key in (1, 2):
-        run = Epoch(resident, {"input": X, "target": X}, [span], [], results=["loss"])
+        run = Epoch(model.resident, {"input": X, "target": X}, "learn", results=["loss"])
         run.begin(key)
         order = []
         for first in range(1000):
             total = run._sums[0]
             run._job[[layout.FIRST, layout.COUNT]] = first, 1
-            resident.execute("run_rounds", run._job, run._job.ctypes.data)
+            run._run()
             order.append(round((run._sums[0] - total) ** 0.5))
         assert sorted(order) == list(range(1, 1001))
         seen.append(order)
@@ -212,7 +210,7 @@ def test_a_heap_too_small_says_both_numbers():
     assert (error.value.needed, error.value.allowed) == (program.heap_bytes, program.heap_bytes - 1)
 
 
-def test_two_models_in_one_heap():
+def test_two_models_side_by_side():
     X, y = quadrants(50)
     program = make().program
     heap = cv.CalcHeap(3 * program.heap_bytes)

@@ -16,7 +16,7 @@ from calcvm.errors import (
 from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions
 from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
-from calcvm.model import History, Model, load
+from calcvm.model import History, Model, build_graph, load
 from calcvm.ops import OpSpec, RowSpec
 from calcvm.ops import register as register_op
 from calcvm.optim import (
@@ -45,6 +45,6 @@ __all__ = [
     "L1", "L2", "SGD", "Adagrad", "Adam", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "Constant", "Cosine",
     "Elastic", "Exponential", "History", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan", "PlanError",
     "Program", "ProgramError", "RMSProp", "Resident", "RowSpec", "ShapeError", "Step", "TensorDescriptor", "Trap",
-    "UnsupportedOperator", "Variable", "apply", "compile", "init", "load", "load_program", "nn", "plan",
+    "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "init", "load", "load_program", "nn", "plan",
     "register_op", *_functions,
 ]  # fmt: skip

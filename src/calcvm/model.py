@@ -94,6 +94,8 @@ class Model:
         dtype: str = "float32",
         device: str = "cpu",
         workers: int | None = None,
+        heap: CalcHeap | None = None,
+        name: str | None = None,
     ):
         graph = build_graph(net, input_shape, loss, optimizer, target_shape, preprocess)
         accumulate = learning_batch is not None
@@ -104,12 +106,24 @@ class Model:
         program = compiler.compile(graph, plan=self._plan)
         if learning_batch is not None and learning_batch < program.batch_size:
             raise CalcError(f"learning_batch={learning_batch} is below the batch of {program.batch_size}")
-        self._attach(program, learning_batch or program.batch_size, seed)
+        self.resident: Resident = (heap or CalcHeap(program.heap_bytes)).load(program, seed=seed, name=name)
+        self.learning_batch = learning_batch or program.batch_size
 
-    def _attach(self, program: Program, learning_batch: int, seed: int) -> None:
-        self.program, self.learning_batch, self.epochs_done = program, learning_batch, 0
-        self.heap = CalcHeap(program.heap_bytes)
-        self.resident: Resident = self.heap.load(program, seed=seed)
+    @classmethod
+    def on(cls, resident: Resident) -> Model:
+        """A model of a heap (`CalcHeap.load`, `CalcHeap.open`) to fit, evaluate and save.
+
+        Its program must be of a graph that `build_graph` makes: placeholders input and target, paths learn and predict.
+        """
+        missing = {"learn", "predict"} - {*resident.program.paths}
+        missing |= {"input", "target"} - {*resident.binding.variables}
+        if missing:
+            raise CalcError(
+                f"the program of {resident!r} is not of build_graph: it has no {', '.join(sorted(missing))}"
+            )
+        model = cls.__new__(cls)
+        model._plan, model.resident = None, resident
+        return model
 
     # ------------------------------------------------------------ what it is
     @property
@@ -122,12 +136,33 @@ class Model:
         return self._plan
 
     @property
+    def program(self) -> Program:
+        return self.resident.program
+
+    @property
+    def heap(self) -> CalcHeap:
+        return self.resident.heap
+
+    @property
     def batch_size(self) -> int:
         return self.program.batch_size
 
     @property
+    def learning_batch(self) -> int:
+        """Samples an update is made from."""
+        return self.resident.facts.get("learning_batch", self.batch_size)
+
+    @learning_batch.setter
+    def learning_batch(self, n: int) -> None:
+        self.resident.facts["learning_batch"] = n
+
+    @property
+    def epochs_done(self) -> int:
+        return self.resident.facts["rounds"]
+
+    @property
     def parameters(self) -> dict[str, np.ndarray]:
-        """Parameters by name, as views into the heap."""
+        """Parameters by name, as views into the heap (of a heap's several models: see `Resident.parameters`)."""
         return self.resident.parameters
 
     @property
@@ -151,28 +186,25 @@ class Model:
 
         The model is unchanged if the data are refused.
         """
-        x, y = np.asarray(x), np.asarray(y)
-        if self.resident.check("input", x) != self.resident.check("target", y):
-            raise ShapeError(f"input {x.shape} and target {y.shape} differ in their number of samples")
-        self.resident["input"], self.resident["target"] = x, y
-        return self.run_steps(1)
+        loss = self.resident.step(x, y, path="learn")
+        assert loss is not None
+        return loss
 
     def run_steps(self, n: int) -> float:
         """``n`` training steps on the data already in the heap, in one call; returns the last loss."""
-        if n < 1:
-            raise CalcError(f"run_steps({n}): at least one step")
-        self._preprocess()
         loss = self.resident.run_steps(n, "learn")
         assert loss is not None
         return loss
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for a batch of inputs by name."""
-        for name, value in inputs.items():
-            self.resident[name] = value
-        self._preprocess()
-        self.resident.run_section("predict", "forward")
-        return {"output": self.resident["output"]}
+        with self.resident:
+            for name, value in inputs.items():
+                self.resident[name] = value
+            for path in self.resident.binding.before["predict"]:
+                self.resident.forward(path)
+            self.resident.run_section("predict", "forward")
+            return {"output": self.resident["output"]}
 
     # ------------------------------------------------------------ whole data sets
     def fit(
@@ -209,10 +241,9 @@ class Model:
         X, y, held = self._split(X, y, validation)
         if patience is not None and held is None:
             raise CalcError("patience needs validation data: give validation=(X, y) or a share such as 0.2")
-        spans = self._spans("learn", "forward", "loss", "backward")
         train = Epoch(
-            self.resident, {"input": X, "target": y}, spans, [self._path_spans("learn", "optimize", "end_round")],
-            learning=self.learning_batch, results=["loss"], seed_of="learn", check_finite=check_finite,
+            self.resident, {"input": X, "target": y}, "learn", train=True,
+            learning=self.learning_batch, results=["loss"], check_finite=check_finite,
         )  # fmt: skip
         judge = self._judge(held[0], held[1], check_finite) if held is not None else None
         history, best, since = History(), np.inf, 0
@@ -223,7 +254,8 @@ class Model:
                 train.begin(self._key() if shuffle else None)
                 for done in train.slices(SLICE_SECONDS):
                     report.step(epoch, done, train.mean("loss"))
-                self.epochs_done += 1
+                self.resident.facts["rounds"] += 1
+                self.resident.commit()
                 figures = {"loss": train.mean("loss")}
                 if judge is not None:
                     figures |= {f"val_{k}": v for k, v in judge().items()}
@@ -247,36 +279,22 @@ class Model:
     def predict(self, X: Any) -> np.ndarray:
         """Outputs of the network for a data set, shape (n, *output_shape), without dropout."""
         X = np.asarray(X)
-        spans = self._spans("predict", "forward")
         n = self.resident.check("input", X, samples=True)
         shape = [Affine(*s) for s in self.program.info["variables"]["output"]["shape"]]
         out = np.empty((n, *(s.b for s in shape[1:])), self.program.dtype)
-        run = Epoch(self.resident, {"input": X}, spans, [], outputs={"output": out})
+        run = Epoch(self.resident, {"input": X}, "predict", outputs={"output": out})
         run.whole(SLICE_SECONDS)
         return out
 
     def _judge(self, X: np.ndarray, y: np.ndarray, check_finite: bool = False) -> Any:
-        spans = self._spans("predict", "forward", "loss")
         names = [n for n in ("predict.loss", "accuracy") if n in self.program.info["variables"]]
-        run = Epoch(self.resident, {"input": X, "target": y}, spans, [], results=names, check_finite=check_finite)
+        run = Epoch(self.resident, {"input": X, "target": y}, "predict", results=names, check_finite=check_finite)
 
         def judge() -> dict[str, float]:
             run.whole(SLICE_SECONDS)
             return {n.removeprefix("predict."): run.mean(n) for n in names}
 
         return judge
-
-    def _path_spans(self, path: str, *phases: str) -> tuple[int, int]:
-        return self.resident._span(path, phases)
-
-    def _spans(self, path: str, *phases: str) -> list[tuple[int, int]]:
-        """What a round runs: the preprocessing, if there is any, then phases of a path."""
-        before = [self._path_spans("preprocess", "forward")] if "preprocess" in self.program.paths else []
-        return [*before, self._path_spans(path, *phases)]
-
-    def _preprocess(self) -> None:
-        if "preprocess" in self.program.paths:
-            self.resident.forward("preprocess")
 
     def _split(self, X: Any, y: Any, validation: Any) -> tuple[np.ndarray, np.ndarray, Any]:
         X, y = np.asarray(X), np.asarray(y)
@@ -302,9 +320,9 @@ class Model:
             "epochs": self.epochs_done,
             "learning_batch": self.learning_batch,
         }
-        for s in persistent(self.program):
-            cells = self.resident.elements[s.offset : s.offset + s.elems.b]
-            arrays[f"state/{s.name}"] = cells.copy()
+        with self.resident as frame:
+            for s in persistent(self.program):
+                arrays[f"state/{s.name}"] = frame.elements[s.offset : s.offset + s.elems.b].copy()
         write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)
 
 
@@ -323,22 +341,21 @@ def load(path: str | PathLike[str]) -> Model:
     archive = read_archive(path, kind="model", versions=(FORMAT_VERSION,))
     where = os.fspath(path)
     program = Program.from_parts(archive.documents, archive.arrays, where=str(where))
-    model = Model.__new__(Model)
-    model._plan = None
     try:
         facts = archive.documents["model"]
-        model._attach(program, int(facts["learning_batch"]), int(facts["seed"]))
-        model.epochs_done = int(facts["epochs"])
-        for s in persistent(program):
-            cells = archive.arrays[f"state/{s.name}"]
-            if cells.shape != (s.elems.b,) or cells.dtype != program.dtype:
-                raise ProgramError(
-                    f"{where}: the state of {s.name!r} has shape {cells.shape}, ({s.elems.b},) is wanted"
-                )
-            model.resident.elements[s.offset : s.offset + s.elems.b].view(np.uint8)[:] = cells.view(np.uint8)
+        resident = CalcHeap(program.heap_bytes).load(program, seed=int(facts["seed"]))
+        resident.facts.update(rounds=int(facts["epochs"]), learning_batch=int(facts["learning_batch"]))
+        with resident as frame:
+            for s in persistent(program):
+                cells = archive.arrays[f"state/{s.name}"]
+                if cells.shape != (s.elems.b,) or cells.dtype != program.dtype:
+                    raise ProgramError(
+                        f"{where}: the state of {s.name!r} has shape {cells.shape}, ({s.elems.b},) is wanted"
+                    )
+                frame.elements[s.offset : s.offset + s.elems.b].view(np.uint8)[:] = cells.view(np.uint8)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ProgramError(f"{where}: not a whole model ({error}): save it again") from None
-    return model
+    return Model.on(resident)
 
 
 def build_graph(

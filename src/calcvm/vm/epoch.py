@@ -11,36 +11,34 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.vm import job as layout
 from calcvm.vm.resident import Resident
 
-Span = tuple[int, int]
 FINITE_BLOCK = 1 << 20
 
 
 class Epoch:
-    """Passes over the samples of arrays, in batches, through spans of a program's rows.
+    """Passes over the samples of arrays, in batches, through a path of a model.
 
     data : placeholder -> array of samples; C-contiguous arrays of `layout.FEED_DTYPES` are read in place.
-    spans, end_spans : rows run for each round, and after each learning batch.
+    train : each round runs backward too, each learning batch ends with an update.
     learning : samples of a learning batch (default: the program's batch, one round each).
     results : scalar results that are averaged over the samples.
     outputs : result -> array that receives its value for every sample.
-    seed_of : the path whose loss gradient is scaled by each round's share of its learning batch.
     """
 
     def __init__(
         self,
         model: Resident,
         data: Mapping[str, np.ndarray],
-        spans: Sequence[Span],
-        end_spans: Sequence[Span],
+        path: str,
         *,
+        train: bool = False,
         learning: int | None = None,
         results: Sequence[str] = (),
         outputs: Mapping[str, np.ndarray] | None = None,
-        seed_of: str | None = None,
         check_finite: bool = False,
     ):
-        program = model.program
-        self.model, self.names, self._seed_of = model, list(results), seed_of
+        program, binding = model.program, model.binding
+        self.model, self.names, self._trains = model, list(results), path if train else None
+        self._changes = path in binding.changes
         sizes = {name: model.check(name, array, samples=True) for name, array in data.items()}
         if len(set(sizes.values())) > 1:
             raise ShapeError(f"the arrays differ in their number of samples ({sizes})")
@@ -56,13 +54,17 @@ class Epoch:
         self._outputs = outputs
         self._results = np.array([_offset(model, name) for name in results], np.int64)
         self._sums = np.zeros(max(len(results), 1))
-        self._spans, self._end_spans = np.array(spans, np.int64), np.array(end_spans, np.int64).reshape(-1, 2)
-        self._rows = [program.rows_for(b) if b else program.rows for b in (batch, short, rest)]
-        seed = program.info["paths"][seed_of] if seed_of else {}
-        seed_off = program.symbol(seed["seed"]).offset if seed.get("accumulate") else -1
+        phases = ("forward", "loss", "backward") if train else ("forward", "loss") if results else ("forward",)
+        ends = [binding.span(path, ("optimize", "end_round"))] if train else []
+        self._spans = np.array(binding.round(path, *phases), np.int64)
+        self._end_spans = np.array(ends, np.int64).reshape(-1, 2)
+        self._rows = [binding.rows(b or batch) for b in (batch, short, rest)]
+        seed = binding.training(path) if train else {}
+        self._adds_up = bool(seed.get("accumulate"))
+        seed_off = program.symbol(seed["seed"]).offset if self._adds_up else -1
         job = self._job = np.zeros(layout.JOB_WORDS, np.int64)
-        job[[layout.TABLE, layout.HEAP]] = model.table_address, model.heap_address
-        job[[layout.ROWS_FULL, layout.ROWS_SHORT, layout.ROWS_LAST]] = [r.ctypes.data for r in self._rows]
+        job[layout.TABLE] = binding.table_address
+        job[[layout.ROWS_FULL, layout.ROWS_SHORT, layout.ROWS_LAST]] = [address for _, address in self._rows]
         for word, count, array in (
             (layout.SPANS, layout.N_SPANS, self._spans),
             (layout.END_SPANS, layout.N_END_SPANS, self._end_spans),
@@ -87,8 +89,8 @@ class Epoch:
         try:
             yield from self._slices(seconds)
         finally:  # also where training was interrupted in the middle of a learning batch
-            if self._seed_of:
-                self.model.settle(self._seed_of)
+            if self._trains:
+                self.model.settle(self._trains)
 
     def whole(self, seconds: float) -> None:
         """Run a pass in the data's own order, in slices that leave room for Ctrl-C."""
@@ -102,12 +104,23 @@ class Epoch:
         while self._done < self.rounds:
             job[layout.FIRST], job[layout.COUNT] = self._done, min(count, self.rounds - self._done)
             start = time.perf_counter()
-            self.model.execute("run_rounds", job, job.ctypes.data)
+            self._run()
             elapsed = time.perf_counter() - start
             self._done += int(job[layout.COUNT])
             self._per_round = elapsed / int(job[layout.COUNT])
             count = max(1, min(int(seconds / max(self._per_round, 1e-9)), 8 * count))
             yield self._done
+
+    def _run(self) -> None:
+        """Run the job's rounds; what placeholders and results held before is gone."""
+        model, job = self.model, self._job
+        with model as frame:
+            tenant = model.tenant
+            tenant.forget()
+            tenant.changed |= self._changes
+            tenant.open = self._adds_up  # until the pass is settled
+            job[layout.HEAP] = frame.address
+            model.execute(frame, "run_rounds", job, job.ctypes.data)
 
     def mean(self, name: str) -> float:
         """Mean of a result over the samples seen so far in this pass."""

@@ -1,19 +1,28 @@
-"""The heap: one allocation of a fixed size, in which programs are loaded."""
+"""The heap: one allocation of a fixed size that models share, side by side or one after the other."""
 
 from __future__ import annotations
 
+import os
 import re
-from typing import TYPE_CHECKING
+import threading
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calcvm.errors import CalcError, PlanError
+from calcvm.errors import CalcError, PlanError, ProgramError
+from calcvm.vm import job as layout
+from calcvm.vm.binding import Binding, bind
+from calcvm.vm.pieces import ALIGN_BYTES, Pieces
+from calcvm.vm.store import MemoryStore, Store
 
 if TYPE_CHECKING:
     from calcvm.vm.program import Program
     from calcvm.vm.resident import Resident
 
-ALIGN_BYTES = 64
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -27,56 +36,405 @@ def parse_bytes(memory: int | str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+@dataclass
+class Stats:
+    """What switching has cost: ``switches`` of models into the heap, ``bytes`` copied out and in, ``seconds``."""
+
+    switches: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def reset(self) -> None:
+        self.switches, self.bytes, self.seconds = 0, 0, 0.0
+
+
+class Tenant:
+    """What a heap knows of a model: where it is, and what its piece holds beside its image."""
+
+    __slots__ = ("name", "binding", "workers", "facts", "frame", "changed", "exposed", "open", "held", "ran", "arena")
+
+    def __init__(self, name: str, binding: Binding | None, workers: int, facts: dict[str, Any]):
+        self.name, self.binding, self.workers, self.facts = name, binding, workers, facts
+        self.frame: Frame | None = None
+        self.changed = False  # since the store has its image
+        self.exposed = False  # views of its memory were given out: it may change at any time
+        self.open = False  # in the middle of an accumulation: the gradient is part of the image
+        self.held: dict[str, int] = {}  # placeholders that hold data: the batch it has
+        self.ran: dict[str, int] = {}  # paths that were run: the batch
+        self.arena = ""  # the path whose transient values the piece holds
+
+    def forget(self) -> None:
+        """Its placeholders and results are gone."""
+        self.held.clear()
+        self.ran.clear()
+        self.arena = ""
+
+
+class Frame:
+    """A piece of the heap with a program bound to it, and the model that is in it."""
+
+    __slots__ = (
+        "address",
+        "binding",
+        "bytes",
+        "elements",
+        "image",
+        "job",
+        "job_address",
+        "pins",
+        "start",
+        "stop",
+        "tenant",
+        "thread",
+    )
+
+    def __init__(self, binding: Binding, start: int, stop: int, piece: np.ndarray):
+        program = binding.program
+        self.binding, self.start, self.stop = binding, start, stop
+        self.bytes = piece[: program.heap_bytes]
+        self.elements = self.bytes.view(program.dtype)
+        self.image = self.bytes[slice(*binding.image)]
+        self.address = piece.ctypes.data
+        self.tenant: Tenant | None = None
+        self.pins, self.thread = 0, 0
+        self.job = np.zeros(layout.JOB_WORDS, np.int64)
+        self.job[[layout.TABLE, layout.HEAP]] = binding.table_address, self.address
+        self.job_address = self.job.ctypes.data
+
+
 class CalcHeap:
-    """Memory for programs: ``nbytes`` bytes, allocated once and never more.
+    """Memory for models: ``nbytes`` bytes, allocated once and never more.
+
+    Models lie side by side while they fit.  Where room is needed, those used least recently are switched
+    out: their persistent block (parameters, state, optimizer) is copied to the store, and back when they are
+    used again.  Nothing is planned, compiled or allocated for it, and training goes on with the same bits.
 
     Parameters
     ----------
     memory : int or str
         Bytes, or a text such as ``"64 MiB"``.
+    store : MemoryStore or FileStore, optional
+        Where models are that are not in the heap (default: a `MemoryStore` of its own).
+
+    Attributes
+    ----------
+    nbytes : int
+    stats : switches, bytes and seconds of switching
     """
 
-    def __init__(self, memory: int | str):
+    def __init__(self, memory: int | str, store: Store | None = None):
         self.nbytes = parse_bytes(memory)
+        self.store: Store = MemoryStore() if store is None else store
+        self.stats = Stats()
         block = np.zeros(self.nbytes + ALIGN_BYTES, np.uint8)
         start = -block.ctypes.data % ALIGN_BYTES
         self._bytes = block[start : start + self.nbytes]
-        self._taken: dict[int, int] = {}  # start -> stop
+        self._pieces = Pieces(self.nbytes)
+        self._frames: OrderedDict[Frame, None] = OrderedDict()  # least recently used first
+        self._tenants: dict[str, Tenant] = {}
+        self._handles: weakref.WeakValueDictionary[str, Resident] = weakref.WeakValueDictionary()
+        self._last: Tenant | None = None
+        self._changed = threading.Condition(threading.RLock())
+        self._waiting = 0
+        self._numbered = 0
+        if self.store.persistent:  # a process that ends in order leaves nothing unsaved
+            self._end = weakref.finalize(self, _flush_at_exit, self._tenants, self.store, os.getpid())
 
-    @property
-    def free_bytes(self) -> int:
-        """Bytes that no program holds (not necessarily in one piece)."""
-        return self.nbytes - sum(stop - start for start, stop in self._taken.items())
+    # ------------------------------------------------------------ models
+    def load(self, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None) -> Resident:
+        """A new model: place a program in the heap and initialize its parameters from ``seed``.
 
-    def load(self, program: Program, seed: int = 0, workers: int | None = None) -> Resident:
-        """Place a program in the heap and initialize its parameters from ``seed``.
+        Parameters
+        ----------
+        workers : int, optional
+            Team that runs it (default: the program's).
+        name : str, optional
+            By which store and heap know it (default: ``model-0``, ``model-1``, ...).
 
         Raises
         ------
-        PlanError : the heap has no free piece of the program's size (``needed`` and ``allowed`` bytes).
+        PlanError : the program is larger than the heap (``needed`` and ``allowed`` bytes).
+        CalcError : the name is in use.
         """
+        if program.heap_bytes > self.nbytes:
+            raise PlanError(
+                f"the program needs {program.heap_bytes:,} bytes, the heap has {self.nbytes:,}: "
+                f"make the heap larger, or compile with memory={self.nbytes}",
+                program.heap_bytes,
+                self.nbytes,
+            )
+        if workers is not None and not 1 <= workers <= program.workers:
+            raise CalcError(
+                f"workers={workers}: the program was planned for 1 to {program.workers}; compile with workers={workers}"
+            )
+        with self._changed:
+            name = self._new_name(name)
+            if self.store.persistent:
+                self.store.put_program(program)
+            facts = {"program": program.hash, "seed": seed, "rounds": 0}
+            tenant = self._tenants[name] = Tenant(name, bind(program), workers or program.workers, facts)
+            model = self._handle(tenant)
+            try:
+                self._switch_in(tenant, fresh=True)
+                model.reset(seed)
+            except BaseException:
+                model.close()
+                raise
+        return model
+
+    def open(self, name: str, *, workers: int | None = None) -> Resident:
+        """A model of the store, by name: one that an earlier process trained, for instance.
+
+        Raises
+        ------
+        CalcError : there is no such model.
+        ProgramError : its file is torn, altered or foreign; the error names the file.
+        """
+        with self._changed:
+            if name in self._tenants:
+                return self._handle(self._tenants[name])
+            if name not in self.store:
+                raise CalcError(f"no model {name!r}; there are {_some(self.names)}")
+            facts, image = self.store.get(name)
+            try:
+                program = self.store.get_program(facts["program"])
+                binding = bind(program)
+                start, stop = binding.opened if facts.get("open") else binding.image
+            except KeyError as error:
+                raise ProgramError(f"model {name!r}: its file lacks {error}") from None
+            if image.nbytes != stop - start or program.heap_bytes > self.nbytes:
+                raise ProgramError(
+                    f"model {name!r}: an image of {image.nbytes:,} bytes for a program of {program.heap_bytes:,} "
+                    f"({stop - start:,} persistent), in a heap of {self.nbytes:,}"
+                )
+            tenant = Tenant(name, binding, min(workers or program.workers, program.workers), facts)
+            tenant.open = bool(facts.get("open"))
+            self._tenants[name] = tenant
+            return self._handle(tenant)
+
+    def __getitem__(self, name: str) -> Resident:
+        return self.open(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tenants or name in self.store
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all models, loaded or in the store."""
+        return sorted({*self._tenants, *self.store.names()})
+
+    @property
+    def resident(self) -> Resident | None:
+        """The model used last."""
+        return None if self._last is None else self._handle(self._last)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that no model holds (not necessarily in one piece)."""
+        return self._pieces.free_bytes
+
+    def flush(self) -> None:
+        """Write every model that has changed to the store."""
+        with self._changed:
+            for frame in self._frames:
+                self._keep(frame)
+
+    def close(self) -> None:
+        """Write what has changed and close the store; the heap's models cannot be used afterwards."""
+        with self._changed:
+            self.flush()
+            for name in list(self._tenants):
+                self._drop(self._tenants.pop(name))
+            self.store.close()
+            if self.store.persistent:
+                self._end.detach()
+
+    def __enter__(self) -> CalcHeap:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ switching
+    def enter(self, model: Resident) -> Frame:
+        """Make a model resident and keep it so until `leave`; waits where other threads keep all others."""
+        frame = self._enter(model.tenant, True)
+        assert frame is not None
+        return frame
+
+    def try_enter(self, model: Resident) -> Frame | None:
+        """As `enter`, but None where there is no room beside the models that are kept."""
+        return self._enter(model.tenant, False)
+
+    def leave(self, model: Resident) -> None:
+        """Allow a model that was entered to be switched out again."""
+        with self._changed:
+            model.tenant.frame.pins -= 1  # type: ignore[union-attr]
+            if self._waiting:
+                self._changed.notify_all()
+
+    def _enter(self, tenant: Tenant, wait: bool) -> Frame | None:
+        with self._changed:
+            frame = tenant.frame
+            if frame is None:
+                frame = self._switch_in(tenant, wait=wait)
+                if frame is None:
+                    return None
+            elif self._last is not tenant:
+                self._frames.move_to_end(frame)
+            self._last = tenant
+            frame.pins += 1
+            frame.thread = threading.get_ident()
+            return frame
+
+    def _switch_in(self, tenant: Tenant, *, fresh: bool = False, wait: bool = True) -> Frame | None:
+        binding = tenant.binding
+        if binding is None:
+            raise CalcError(f"model {tenant.name!r} is closed")
+        started = perf_counter()
+        frame = self._room(binding, wait)
+        if frame is None:
+            return None
+        if fresh:
+            frame.bytes[:] = 0
+        else:
+            image = frame.bytes[slice(*binding.opened)] if tenant.open else frame.image
+            self.store.get(tenant.name, image)
+            frame.elements[:2] = 0  # what another model's kernels may have trapped
+            if binding.accumulates and not tenant.open:
+                frame.bytes[slice(*binding.gradient)] = 0
+            self.stats.bytes += image.nbytes
+            self.stats.switches += 1
+        frame.tenant, tenant.frame = tenant, frame
+        self.stats.seconds += perf_counter() - started
+        return frame
+
+    def _room(self, binding: Binding, wait: bool) -> Frame | None:
+        """A frame for a program that holds no model, making room where there is none."""
+        while True:
+            piece = self._pieces.take(binding.program.heap_bytes)
+            if piece is not None:
+                frame = Frame(binding, *piece, self._bytes[slice(*piece)])
+                self._frames[frame] = None
+                return frame
+            victim = next((f for f in self._frames if not f.pins), None)
+            if victim is not None:
+                self._switch_out(victim)
+                if victim.binding is binding:
+                    self._frames.move_to_end(victim)
+                    return victim
+                self._free(victim)
+            elif not wait:
+                return None
+            elif all(f.thread == threading.get_ident() for f in self._frames):
+                needed = binding.program.heap_bytes
+                raise PlanError(
+                    f"the program needs {needed:,} bytes, and the heap's {self.nbytes:,} are held by models in use: "
+                    "leave one of them first, or make the heap larger",
+                    needed,
+                    self.free_bytes,
+                )
+            else:
+                self._waiting += 1
+                self._changed.wait()
+                self._waiting -= 1
+
+    def _switch_out(self, frame: Frame) -> None:
+        """Empty a frame: its model's image goes to the store."""
+        tenant = frame.tenant
+        if tenant is not None:
+            self._keep(frame)
+            tenant.exposed = False
+            tenant.frame = frame.tenant = None
+            tenant.forget()
+
+    def _keep(self, frame: Frame) -> None:
+        """Copy a model's image to the store if it may differ from what is there."""
+        tenant = frame.tenant
+        if tenant is not None and (tenant.changed or tenant.exposed):
+            self.stats.bytes += put(tenant, self.store)
+
+    def _free(self, frame: Frame) -> None:
+        del self._frames[frame]
+        self._pieces.give(frame.start, frame.stop)
+
+    def commit(self, model: Resident) -> None:
+        """Write a model to the store now, if it has changed and the store outlives the process."""
+        with self._changed:
+            frame = model.tenant.frame
+            if frame is not None and self.store.persistent:
+                self._keep(frame)
+
+    def remove(self, model: Resident) -> None:
+        """Give a model's room back (see `Resident.close`)."""
+        with self._changed:
+            tenant = model.tenant
+            if self._tenants.get(tenant.name) is not tenant:
+                return
+            if tenant.frame is not None and tenant.frame.pins:
+                raise CalcError(f"model {tenant.name!r} is in use: it cannot be closed now")
+            self.commit(model)
+            del self._tenants[tenant.name]
+            self._drop(tenant)
+            if not self.store.persistent:
+                self.store.remove(tenant.name)
+
+    def _drop(self, tenant: Tenant) -> None:
+        frame = tenant.frame
+        if frame is not None:
+            frame.tenant = tenant.frame = None
+            self._free(frame)
+        if self._last is tenant:
+            self._last = None
+        tenant.binding = None
+
+    # ------------------------------------------------------------ names
+    def _handle(self, tenant: Tenant) -> Resident:
         from calcvm.vm.resident import Resident
 
-        return Resident(program, self, seed=seed, workers=workers)
+        handle = self._handles.get(tenant.name)
+        if handle is None or handle.tenant is not tenant:
+            handle = self._handles[tenant.name] = Resident(self, tenant)
+        return handle
 
-    def take(self, nbytes: int) -> tuple[int, np.ndarray]:
-        """Reserve a zeroed piece: its start, and its bytes."""
-        start, largest = 0, 0
-        for taken, stop in [*sorted(self._taken.items()), (self.nbytes, self.nbytes)]:
-            if taken - start >= nbytes:
-                self._taken[start] = start + nbytes
-                piece = self._bytes[start : start + nbytes]
-                piece[:] = 0
-                return start, piece
-            largest = max(largest, taken - start)
-            start = max(start, -(-stop // ALIGN_BYTES) * ALIGN_BYTES)
-        raise PlanError(
-            f"the program needs {nbytes:,} bytes, the heap's largest free piece has {largest:,} of {self.nbytes:,}: "
-            f"make the heap larger, close a model, or compile with memory={largest}",
-            nbytes,
-            largest,
-        )
+    def _new_name(self, name: str | None) -> str:
+        if name is None:
+            while f"model-{self._numbered}" in self:
+                self._numbered += 1
+            return f"model-{self._numbered}"
+        if not isinstance(name, str) or not name:
+            raise CalcError(f"a model's name is a text that is not empty, not {name!r}")
+        if name in self._tenants:
+            raise CalcError(f"the heap has a model {name!r}: names differ; take heap[{name!r}] or another name")
+        if name in self.store:
+            raise CalcError(
+                f"the store has a model {name!r}: go on with heap.open({name!r}), or remove it with store.remove"
+            )
+        return name
 
-    def release(self, start: int) -> None:
-        """Give a piece back."""
-        self._taken.pop(start, None)
+
+def put(tenant: Tenant, store: Store) -> int:
+    """Copy a resident model's image to the store; the bytes copied."""
+    frame, binding = tenant.frame, tenant.binding
+    assert frame is not None and binding is not None
+    if tenant.open:
+        image = frame.bytes[slice(*binding.opened)]
+        tenant.facts["open"] = True
+    else:
+        image = frame.image
+        tenant.facts.pop("open", None)
+    store.put(tenant.name, tenant.facts, image)
+    tenant.changed = False
+    return image.nbytes
+
+
+def _flush_at_exit(tenants: dict[str, Tenant], store: Store, pid: int) -> None:
+    if os.getpid() == pid:  # not a forked child
+        for tenant in tenants.values():
+            if tenant.frame is not None and (tenant.changed or tenant.exposed):
+                put(tenant, store)
+        store.close()
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f", ... ({len(names)})" if len(names) > 10 else "") if names else "none"

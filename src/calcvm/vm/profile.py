@@ -34,32 +34,31 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
     """
     saved = model.elements.copy()
     model.forward(path)
+    rows, _ = model.binding.rows(model.tenant.ran[path])
     out = []
     try:
         for phase in phases:
-            start, stop = model._span(path, (phase,))
+            start, stop = model.binding.span(path, (phase,))
             for pc in range(start, stop):
-                spec, words, _ = decode_row(model._rows[pc])
-                flops = int(evaluate(spec.flops, {**words, "D": 8 // model.elements.itemsize}))
-                ns = _best(model, pc, seconds)
+                spec, words, _ = decode_row(rows[pc])
+                flops = int(evaluate(spec.flops, {**words, "D": 8 // saved.itemsize}))
+                ns = _best(model, rows.ctypes.data, pc, seconds)
                 out.append(RowTime(pc, OPCODES[spec.opcode].name, model.program.labels[pc], ns, flops))
     finally:
         model.elements[:] = saved
     return out
 
 
-def _best(model: Resident, pc: int, seconds: float) -> float:
-    job, steps, best = model._job, 1, float("inf")
-    job[layout.ROWS] = model._rows_address
-    job[layout.START], job[layout.STOP] = pc, pc + 1
-    spent = 0.0
-    for _ in range(40):
-        job[layout.STEPS] = steps
-        began = time.perf_counter()
-        model.execute("run_rows", job, model._job_address)
-        spent = time.perf_counter() - began
-        if spent > seconds / 4:
-            best = min(best, spent / steps)
-        else:
-            steps *= 4
+def _best(model: Resident, rows: int, pc: int, seconds: float) -> float:
+    steps, best, spent = 1, float("inf"), 0.0
+    with model as frame:
+        for _ in range(40):
+            frame.job[layout.ROWS : layout.STEPS + 1] = rows, pc, pc + 1, steps
+            began = time.perf_counter()
+            model.execute(frame, "run_rows", frame.job, frame.job_address)
+            spent = time.perf_counter() - began
+            if spent > seconds / 4:
+                best = min(best, spent / steps)
+            else:
+                steps *= 4
     return best * 1e9

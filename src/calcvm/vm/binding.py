@@ -1,0 +1,175 @@
+"""A program made ready to run: what all its models share, wherever in a heap they lie."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from calcvm.errors import CalcError, MissingExtra, ProgramError
+from calcvm.kernels_cpu import address_of
+from calcvm.ops.spec import OPCODES
+from calcvm.ops.statement import PHASES
+from calcvm.vm.program import Program, Symbol
+
+Span = tuple[int, int]
+KEPT_BATCHES = 64  # copies of the rows, patched for a batch, that are kept
+
+_bindings: WeakValueDictionary[str, Binding] = WeakValueDictionary()
+
+
+def bind(program: Program) -> Binding:
+    """The program's binding; equal programs share one."""
+    binding = _bindings.get(program.hash)
+    if binding is None:
+        binding = _bindings[program.hash] = Binding(program)
+    return binding
+
+
+class Binding:
+    """Kernel addresses, rows for a batch, spans of sections, and the blocks that a model switch copies.
+
+    image : bytes [start, stop) of a program's piece that persist: parameters, state, optimizer.
+    opened : the same with persistent gradients, as they are in the middle of an accumulation.
+    gradient : bytes [start, stop) to be zeroed where a model comes in between two learning batches.
+    """
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.symbols = program.by_name
+        self.variables = program.info["variables"]
+        self.paths = program.info["paths"]
+        self.table = _kernel_table(program)
+        self.table_address = self.table.ctypes.data
+        self._rows: dict[int, tuple[np.ndarray, int]] = {}
+        self._spans = {path: _spans(program, path) for path in program.paths}
+        kept = [s for s in program.symbols if s.persistent]
+        self.image = _hull([s for s in kept if s.kind != "gradient"], program.itemsize)
+        self.gradient = _hull([s for s in kept if s.kind == "gradient"], program.itemsize)
+        self.opened = _hull(kept, program.itemsize)
+        if self.gradient[0] < self.image[1] and self.image[0] < self.gradient[1]:
+            raise ProgramError("the program's gradients lie between its parameters: compile the graph again")
+        self.accumulates = any(facts.get("accumulate") for facts in self.paths.values())
+
+    def rows(self, batch: int) -> tuple[np.ndarray, int]:
+        """Rows for ``batch`` (shared by all, not to be written) and their address."""
+        kept = self._rows.get(batch)
+        if kept is None:
+            if len(self._rows) >= KEPT_BATCHES:
+                self._rows.pop(next(iter(self._rows)), None)
+            rows = self.program.rows_for(batch)
+            kept = self._rows[batch] = rows, rows.ctypes.data
+        return kept
+
+    # ------------------------------------------------------------ paths
+    def path(self, path: str | None) -> str:
+        """A path by name; without one, the first that trains."""
+        name = path or next((p for p, facts in self.paths.items() if facts["backward"]), None)
+        if name is None or name not in self._spans:
+            raise CalcError(f"no path {path!r}; there are {', '.join(self._spans)}" if path else "no path trains")
+        return name
+
+    def training(self, path: str | None) -> Any:
+        """Facts of a path that trains."""
+        name = path or next((p for p, facts in self.paths.items() if facts["backward"]), None)
+        if name is None or name not in self.paths or not self.paths[name]["backward"]:
+            raise CalcError(f"path {path!r} does not train; paths: {', '.join(self.paths)}")
+        return self.paths[name]
+
+    def span(self, path: str, phases: tuple[str, ...]) -> Span:
+        """Rows of neighbouring phases of a path."""
+        spans = self._spans[self.path(path)]
+        return spans[phases[0]][0], spans[phases[-1]][1]
+
+    def round(self, path: str, *phases: str) -> list[Span]:
+        """What a round runs: the paths whose results ``path`` reads, forward, then phases of its own."""
+        return [*(self.span(p, ("forward", "loss")) for p in self.before[path]), self.span(path, phases)]
+
+    @cached_property
+    def before(self) -> dict[str, list[str]]:
+        """For each path those that must run forward first, since it reads what they compute."""
+        maker = {facts["symbol"]: facts["path"] for facts in self.variables.values() if facts.get("path")}
+        reads = {p: {maker[n] for n in self._used[p] if n in maker} - {p} for p in self.program.paths}
+        out: dict[str, list[str]] = {}
+        for path in self.program.paths:
+            found, todo = set(), set(reads[path])
+            while todo:
+                p = todo.pop()
+                found.add(p)
+                todo |= reads[p] - found - {path}
+            out[path] = [p for p in self.program.paths if p in found]
+        return out
+
+    @cached_property
+    def inputs(self) -> dict[str, list[str]]:
+        """For each path the placeholders that its rows read."""
+        out = {}
+        for path, names in self._used.items():
+            symbols = [self.symbols[n] for n in names]
+            out[path] = [s.name for s in symbols if s.kind == "placeholder"]
+        return out
+
+    @cached_property
+    def feeds(self) -> dict[str, list[str]]:
+        """For each path the placeholders that a round of it needs, in the order they were declared."""
+        out = {}
+        for path in self.program.paths:
+            needed = {n for p in (*self.before[path], path) for n in self.inputs[p]}
+            out[path] = [n for n, facts in self.variables.items() if facts["symbol"] in needed]
+        return out
+
+    @cached_property
+    def changes(self) -> frozenset[str]:
+        """Paths that change what a model is: all but those that only read it."""
+        changing = set()
+        for (path, _), (start, stop) in self.program.sections.items():
+            for pc in range(start, stop):
+                spec = OPCODES[int(self.program.rows[pc, 0])]
+                for k, operand in enumerate(spec.operands, 2 + len(spec.words)):
+                    value = self.program.operand_values[pc, k]
+                    if value >= 0 and operand.access != "r" and self.program.symbols[value].persistent:
+                        changing.add(path)
+        return frozenset(changing)
+
+    @cached_property
+    def _used(self) -> dict[str, list[str]]:
+        """For each path the symbols of its rows, in the program's order."""
+        out = {}
+        for path in self.program.paths:
+            blocks = [self.program.operand_values[a:b] for (p, _), (a, b) in self.program.sections.items() if p == path]
+            used = {int(i) for block in blocks for i in np.unique(block) if i >= 0}
+            out[path] = [self.program.symbols[i].name for i in sorted(used)]
+        return out
+
+
+def _kernel_table(program: Program) -> np.ndarray:
+    """Native addresses by opcode, of the opcodes the program uses."""
+    opcodes = sorted({int(c) for c in program.rows[:, 0]})
+    table = np.zeros(max(opcodes, default=0) + 1, np.int64)
+    device = program.info.get("device", "cpu")
+    try:
+        for code in opcodes:
+            table[code] = address_of(OPCODES[code].name, program.dtype, device)
+    except ImportError as error:
+        if device == "cpu":
+            raise
+        raise MissingExtra("scipy", device, f"the device {device!r}") from error
+    return table
+
+
+def _spans(program: Program, path: str) -> dict[str, Span]:
+    spans, at = {}, 0
+    for phase in PHASES:
+        spans[phase] = program.sections.get((path, phase), (at, at))
+        at = spans[phase][1]
+    return spans
+
+
+def _hull(symbols: list[Symbol], itemsize: int) -> Span:
+    """Bytes from the first to the last cell of symbols."""
+    if not symbols:
+        return 0, 0
+    start, stop = min(s.offset for s in symbols), max(s.offset + s.elems.b for s in symbols)
+    return start * itemsize, stop * itemsize

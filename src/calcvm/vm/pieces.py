@@ -1,0 +1,38 @@
+"""Pieces of a block of memory: first fit, neighbours join when they are given back."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+ALIGN_BYTES = 64
+
+
+class Pieces:
+    """Which bytes of ``nbytes`` are free; pieces start on cache lines."""
+
+    def __init__(self, nbytes: int):
+        self._free = [(0, nbytes)] if nbytes else []  # sorted, never adjacent
+
+    @property
+    def free_bytes(self) -> int:
+        return sum(stop - start for start, stop in self._free)
+
+    def take(self, nbytes: int) -> tuple[int, int] | None:
+        """The first free piece of at least ``nbytes``, as [start, stop); None where there is none."""
+        for i, (start, end) in enumerate(self._free):
+            if end - start >= nbytes:
+                stop = min(-(-(start + nbytes) // ALIGN_BYTES) * ALIGN_BYTES, end)
+                self._free[i : i + 1] = [(stop, end)] if stop < end else []
+                return start, stop
+        return None
+
+    def give(self, start: int, stop: int) -> None:
+        """Give a piece back."""
+        i = bisect_left(self._free, (start, stop))
+        if i < len(self._free) and self._free[i][0] == stop:
+            stop = self._free.pop(i)[1]
+        if i and self._free[i - 1][1] == start:
+            i -= 1
+            start = self._free.pop(i)[0]
+        if start < stop:
+            self._free.insert(i, (start, stop))
