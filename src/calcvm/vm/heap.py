@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from calcvm.vm.program import Program
     from calcvm.vm.resident import Resident
 
+SPARE_FRAMES = 64  # kept to be used again: making one takes as long as two switches
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -86,6 +87,7 @@ class Frame:
         "stop",
         "tenant",
         "thread",
+        "traps",
     )
 
     def __init__(self, binding: Binding, start: int, stop: int, piece: np.ndarray):
@@ -94,6 +96,7 @@ class Frame:
         self.bytes = piece[: program.heap_bytes]
         self.elements = self.bytes.view(program.dtype)
         self.image = self.bytes[slice(*binding.image)]
+        self.traps = self.elements[:2]
         self.address = piece.ctypes.data
         self.tenant: Tenant | None = None
         self.pins, self.thread = 0, 0
@@ -131,10 +134,12 @@ class CalcHeap:
         self._bytes = block[start : start + self.nbytes]
         self._pieces = Pieces(self.nbytes)
         self._frames: OrderedDict[Frame, None] = OrderedDict()  # least recently used first
+        self._spare: dict[tuple[Binding, int], Frame] = {}
         self._tenants: dict[str, Tenant] = {}
         self._handles: weakref.WeakValueDictionary[str, Resident] = weakref.WeakValueDictionary()
         self._last: Tenant | None = None
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # a frame may be switched out again
         self._waiting = 0
         self._numbered = 0
         if self.store.persistent:  # a process that ends in order leaves nothing unsaved
@@ -167,7 +172,7 @@ class CalcHeap:
             raise CalcError(
                 f"workers={workers}: the program was planned for 1 to {program.workers}; compile with workers={workers}"
             )
-        with self._changed:
+        with self._lock:
             name = self._new_name(name)
             if self.store.persistent:
                 self.store.put_program(program)
@@ -190,7 +195,7 @@ class CalcHeap:
         CalcError : there is no such model.
         ProgramError : its file is torn, altered or foreign; the error names the file.
         """
-        with self._changed:
+        with self._lock:
             if name in self._tenants:
                 return self._handle(self._tenants[name])
             if name not in self.store:
@@ -235,13 +240,13 @@ class CalcHeap:
 
     def flush(self) -> None:
         """Write every model that has changed to the store."""
-        with self._changed:
+        with self._lock:
             for frame in self._frames:
                 self._keep(frame)
 
     def close(self) -> None:
         """Write what has changed and close the store; the heap's models cannot be used afterwards."""
-        with self._changed:
+        with self._lock:
             self.flush()
             for name in list(self._tenants):
                 self._drop(self._tenants.pop(name))
@@ -268,13 +273,13 @@ class CalcHeap:
 
     def leave(self, model: Resident) -> None:
         """Allow a model that was entered to be switched out again."""
-        with self._changed:
+        with self._lock:
             model.tenant.frame.pins -= 1  # type: ignore[union-attr]
             if self._waiting:
                 self._changed.notify_all()
 
     def _enter(self, tenant: Tenant, wait: bool) -> Frame | None:
-        with self._changed:
+        with self._lock:
             frame = tenant.frame
             if frame is None:
                 frame = self._switch_in(tenant, wait=wait)
@@ -300,7 +305,7 @@ class CalcHeap:
         else:
             image = frame.bytes[slice(*binding.opened)] if tenant.open else frame.image
             self.store.get(tenant.name, image)
-            frame.elements[:2] = 0  # what another model's kernels may have trapped
+            frame.traps.fill(0)
             if binding.accumulates and not tenant.open:
                 frame.bytes[slice(*binding.gradient)] = 0
             self.stats.bytes += image.nbytes
@@ -314,10 +319,14 @@ class CalcHeap:
         while True:
             piece = self._pieces.take(binding.program.heap_bytes)
             if piece is not None:
-                frame = Frame(binding, *piece, self._bytes[slice(*piece)])
+                frame = self._spare.pop((binding, piece[0]), None)
+                if frame is None:
+                    frame = Frame(binding, *piece, self._bytes[slice(*piece)])
                 self._frames[frame] = None
                 return frame
-            victim = next((f for f in self._frames if not f.pins), None)
+            victim = next(iter(self._frames))
+            if victim.pins:
+                victim = next((f for f in self._frames if not f.pins), None)
             if victim is not None:
                 self._switch_out(victim)
                 if victim.binding is binding:
@@ -357,17 +366,20 @@ class CalcHeap:
     def _free(self, frame: Frame) -> None:
         del self._frames[frame]
         self._pieces.give(frame.start, frame.stop)
+        if len(self._spare) >= SPARE_FRAMES:
+            del self._spare[next(iter(self._spare))]
+        self._spare[frame.binding, frame.start] = frame
 
     def commit(self, model: Resident) -> None:
         """Write a model to the store now, if it has changed and the store outlives the process."""
-        with self._changed:
+        with self._lock:
             frame = model.tenant.frame
             if frame is not None and self.store.persistent:
                 self._keep(frame)
 
     def remove(self, model: Resident) -> None:
         """Give a model's room back (see `Resident.close`)."""
-        with self._changed:
+        with self._lock:
             tenant = model.tenant
             if self._tenants.get(tenant.name) is not tenant:
                 return
