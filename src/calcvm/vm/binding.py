@@ -10,6 +10,7 @@ import numpy as np
 
 from calcvm.errors import CalcError, MissingExtra, ProgramError
 from calcvm.kernels_cpu import address_of
+from calcvm.ops.dims import Affine
 from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
 from calcvm.vm.program import Program, Symbol
@@ -43,6 +44,8 @@ class Binding:
         self.paths = program.info["paths"]
         self.table = _kernel_table(program)
         self.table_address = self.table.ctypes.data
+        self.forms = {name: tuple(Affine(*form) for form in facts["shape"]) for name, facts in self.variables.items()}
+        self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._rows: dict[int, tuple[np.ndarray, int]] = {}
         self._spans = {path: _spans(program, path) for path in program.paths}
         kept = [s for s in program.symbols if s.persistent]
@@ -62,6 +65,13 @@ class Binding:
             rows = self.program.rows_for(batch)
             kept = self._rows[batch] = rows, rows.ctypes.data
         return kept
+
+    def shape(self, variable: str, batch: int) -> tuple[int, ...]:
+        """Shape of a variable for a batch."""
+        shape = self._shapes.get((variable, batch))
+        if shape is None:
+            shape = self._shapes[variable, batch] = tuple(form.at(batch) for form in self.forms[variable])
+        return shape
 
     # ------------------------------------------------------------ paths
     def path(self, path: str | None) -> str:

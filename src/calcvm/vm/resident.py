@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from calcvm import init as initializers
 from calcvm.errors import CalcError, ProgramError, ShapeError, Trap
-from calcvm.ops.dims import Affine, show
+from calcvm.ops.dims import show
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
@@ -200,13 +201,12 @@ class Resident:
             raise CalcError(
                 f"{name!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{name!r}]"
             )
-        kind, symbol, shape, batch = facts["kind"], self.binding.symbols[facts["symbol"]], facts["shape"], 1
+        binding, kind, batch = self.binding, facts["kind"], 1
+        symbol = binding.symbols[facts["symbol"]]
         with self as frame:
-            if kind == "state":
-                shape = None
-            elif kind == "placeholder":
+            if kind == "placeholder":
                 batch = self._held(name)
-            elif kind not in ("parameter", "constant"):
+            elif kind not in ("parameter", "constant", "state"):
                 path = facts["path"]
                 if path not in self.tenant.ran:
                     raise CalcError(
@@ -214,7 +214,7 @@ class Resident:
                         f"heap: call forward({path!r}) first"
                     )
                 batch = self.tenant.ran[path]
-            value = _view(frame, symbol, batch, shape)
+            value = _view(frame, symbol, None if kind == "state" else binding.shape(name, batch))
             return value.copy() if value.ndim else value[()]
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -227,9 +227,9 @@ class Resident:
         self._place(name, array, self.check(name, array))
 
     def _place(self, name: str, array: np.ndarray, batch: int) -> None:
-        facts = self.binding.variables[name]
+        symbol = self.binding.symbols[self.binding.variables[name]["symbol"]]
         with self as frame:
-            _view(frame, self.binding.symbols[facts["symbol"]], batch, facts["shape"])[...] = array
+            _view(frame, symbol, array.shape)[...] = array
             self.tenant.held[name] = batch
 
     def _held(self, name: str) -> int:
@@ -248,7 +248,7 @@ class Resident:
         samples : the array is a data set, whose number of samples has no limit.
         """
         facts = self._variable(name)
-        shape = tuple(Affine(*s) for s in facts["shape"])
+        shape = self.binding.forms[name]
         if array.dtype.kind not in "fiub":
             raise CalcError(f"{name!r}: data of dtype {array.dtype} cannot be used; give numbers")
         if array.ndim != len(shape):
@@ -256,7 +256,7 @@ class Resident:
         batch = next((n // s.a for s, n in zip(shape, array.shape) if s.a), 1)
         if array.size == 0:
             raise CalcError(f"{name!r}: the data are empty (shape {array.shape}); {show(shape)} is wanted")
-        if array.shape != tuple(s.at(batch) for s in shape):
+        if array.shape != (self.binding.shape(name, batch) if not samples else tuple(s.at(batch) for s in shape)):
             raise ShapeError(f"{name!r}: data of shape {array.shape} do not fit {show(shape)}")
         if not samples and batch > self.program.batch_size:
             raise CalcError(
@@ -425,14 +425,16 @@ def trapped(frame: Frame) -> None:
     raise Trap(f"row {pc} ({row}, {program.labels[pc]}): {TRAPS.get(code, f'trap {code}')}")
 
 
-def _view(frame: Frame, symbol: Symbol, batch: int = 1, shape: Any = None) -> np.ndarray:
-    forms = symbol.shape if shape is None else [Affine(*s) for s in shape]
-    sizes = tuple(s.at(batch) for s in forms)
-    n = int(np.prod(sizes, dtype=np.int64))
-    return frame.elements[symbol.offset : symbol.offset + n].reshape(sizes)
+def _view(frame: Frame, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """A symbol's cells; of one that does not depend on the batch, without a shape in its own."""
+    if shape is None:
+        shape = tuple(form.b for form in symbol.shape)
+    return frame.elements[symbol.offset : symbol.offset + math.prod(shape)].reshape(shape)
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:
+    if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
+        return
     low, high = labels.min(), labels.max()
     whole = labels.dtype.kind != "f" or bool((labels == np.floor(labels)).all())
     if not (low >= 0 and high < classes and whole):
