@@ -111,6 +111,19 @@ def test_steps_agree_with_torch(name, dtype):
 
 
 @pytest.mark.peers
+@pytest.mark.parametrize("dtype", RTOL)
+def test_adamhat_agrees_with_scikit_learn(dtype):
+    sklearn = pytest.importorskip("sklearn.neural_network._stochastic_optimizers")
+    start, gradients = rng().normal(size=SHAPE), rng(1).normal(size=(STEPS, *SHAPE))
+    expected = start.copy()
+    theirs = sklearn.AdamOptimizer([expected], 0.01, 0.8, 0.95, 1e-2)
+    for g in gradients:
+        theirs.update_params([expected], [g])
+    got, _ = train(optim.AdamHat(0.01, 0.8, 0.95, 1e-2), start, gradients, dtype)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=RTOL[dtype] * np.abs(expected - start).max())
+
+
+@pytest.mark.peers
 @pytest.mark.parametrize(
     ("schedule", "make"),
     [

@@ -25,6 +25,7 @@ from calcvm.optim import (
     SGD,
     Adagrad,
     Adam,
+    AdamHat,
     AdamW,
     Constant,
     Cosine,
@@ -42,9 +43,9 @@ from calcvm.vm.resident import Resident
 __version__ = "0.1.0"
 
 __all__ = [
-    "L1", "L2", "SGD", "Adagrad", "Adam", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "Constant", "Cosine",
-    "Elastic", "Exponential", "History", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan", "PlanError",
-    "Program", "ProgramError", "RMSProp", "Resident", "RowSpec", "ShapeError", "Step", "TensorDescriptor", "Trap",
-    "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "init", "load", "load_program", "nn", "plan",
-    "register_op", *_functions,
+    "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "Constant",
+    "Cosine", "Elastic", "Exponential", "History", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan",
+    "PlanError", "Program", "ProgramError", "RMSProp", "Resident", "RowSpec", "ShapeError", "Step",
+    "TensorDescriptor", "Trap", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "init",
+    "load", "load_program", "nn", "plan", "register_op", *_functions,
 ]  # fmt: skip

@@ -158,6 +158,12 @@ class Optimizer:
     def schedule_code(self) -> int:
         return SCHEDULES.index((self.schedule or Constant()).kind)
 
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What decides the rows: all but the values of `slots`."""
+        clipped = (self.clip_value is not None, self.clip_norm is not None)
+        return (type(self).__name__, self.row, *self.state.items(), self.schedule_code, *clipped)
+
     def slots(self) -> dict[str, float]:
         """Value of every hyperparameter slot before the first step."""
         out = dict.fromkeys(HYPER_SLOTS, 0.0) | HYPER_START | {"lr_t": float(self.learning_rate)}
@@ -212,6 +218,14 @@ class Adam(Optimizer):
     @property
     def state(self) -> dict[str, float]:
         return {"m": 0.0, "v": 0.0}
+
+
+@dataclass(frozen=True)
+class AdamHat(Adam):
+    """Adam with ``eps`` added to the root before its bias is corrected: Kingma and Ba's epsilon hat.
+
+    In the first steps ``eps`` then weighs up to ``1 / sqrt(1 - beta2)`` times as much as in `Adam`.
+    """
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,12 @@ def adam(p, g, m, v, hyper, clip=0):
     return _adam(p, g, m, v, h)
 
 
+def adamhat(p, g, m, v, hyper, clip=0):
+    h, g = gradient(p, g, hyper, clip)
+    root = h["inv_sqrt_correction2_t"]
+    return _adam(p, g, m, v, {**h, "step_size_t": h["step_size_t"] / root, "inv_sqrt_correction2_t": 1.0})
+
+
 def adamw(p, g, m, v, hyper, clip=0):
     h = named(hyper)
     return _adam(p * (1 - h["lr_t"] * h["weight_decay"]), g * (h["clip_scale"] if clip else 1), m, v, h)

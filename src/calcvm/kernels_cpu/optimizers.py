@@ -87,12 +87,11 @@ def nesterov(w, nw, rows, cols, clip, p: Ptr, g: Ptr, m: Ptr, hyper: Ptr):
         p[i] -= lr * (gi + mu * mi)
 
 
-@kernel
-def adam(w, nw, rows, cols, clip, p: Ptr, g: Ptr, m: Ptr, v: Ptr, hyper: Ptr):
-    """m += (1-beta1)*(g' - m); v = beta2*v + (1-beta2)*g'^2; p -= step_size_t*m/(sqrt(v)*c2 + eps)."""
-    lo, hi = span(rows, cols, w, nw)
-    step, scale, decay = slot(p, hyper, STEP_SIZE_T), slot(p, hyper, CLIP_SCALE), slot(p, hyper, WEIGHT_DECAY)
-    c2, eps, beta2 = slot(p, hyper, INV_SQRT_CORRECTION2_T), slot(p, hyper, EPS), slot(p, hyper, BETA2)
+@njit(inline=True)
+def adam_steps(lo, hi, clip, p, g, m, v, hyper, step, c2):
+    """m += (1-beta1)*(g' - m); v = beta2*v + (1-beta2)*g'^2; p -= step*m/(sqrt(v)*c2 + eps)."""
+    scale, decay = slot(p, hyper, CLIP_SCALE), slot(p, hyper, WEIGHT_DECAY)
+    eps, beta2 = slot(p, hyper, EPS), slot(p, hyper, BETA2)
     a1, a2 = like(p, 1 - as_f64(hyper)[BETA1]), like(p, 1 - as_f64(hyper)[BETA2])
     for i in range(lo, hi):
         gi = gradient(g[i], p[i], clip, scale, decay)
@@ -101,6 +100,21 @@ def adam(w, nw, rows, cols, clip, p: Ptr, g: Ptr, m: Ptr, v: Ptr, hyper: Ptr):
         m[i] = mi
         v[i] = vi
         p[i] -= step * mi / (sqrt(vi) * c2 + eps)
+
+
+@kernel
+def adam(w, nw, rows, cols, clip, p: Ptr, g: Ptr, m: Ptr, v: Ptr, hyper: Ptr):
+    """p -= step_size_t*m/(sqrt(v)*c2 + eps), c2 the root's correction."""
+    lo, hi = span(rows, cols, w, nw)
+    adam_steps(lo, hi, clip, p, g, m, v, hyper, slot(p, hyper, STEP_SIZE_T), slot(p, hyper, INV_SQRT_CORRECTION2_T))
+
+
+@kernel
+def adamhat(w, nw, rows, cols, clip, p: Ptr, g: Ptr, m: Ptr, v: Ptr, hyper: Ptr):
+    """p -= step_size_t/c2*m/(sqrt(v) + eps): eps is added to the root before its correction."""
+    lo, hi = span(rows, cols, w, nw)
+    step = like(p, as_f64(hyper)[STEP_SIZE_T] / as_f64(hyper)[INV_SQRT_CORRECTION2_T])
+    adam_steps(lo, hi, clip, p, g, m, v, hyper, step, like(p, 1.0))
 
 
 @kernel

@@ -183,6 +183,16 @@ _update(
 )
 
 
+_update(
+    228,
+    "adamhat",
+    "m v",
+    "m += (1-beta1)*(g' - m); v = beta2*v + (1-beta2)*g'^2; p -= step_size_t/inv_sqrt_correction2_t*m/(sqrt(v) + eps)",
+    12,
+    "Kingma and Ba 2015, end of section 2, with epsilon hat; sklearn.neural_network",
+)
+
+
 # ---------------------------------------------------------------- the step: counter and schedule
 _register(
     230,
