@@ -360,7 +360,7 @@ def _bind(k: Kernel) -> Callable:
 
 
 # ---------------------------------------------------------------- compilation
-def compile_object(fn: Callable, signature: Any, symbol: str) -> bytes:
+def compile_object(fn: Callable, signature: Any, symbol: str, fastmath: set[str] = FAST) -> bytes:
     """Compile ``fn`` to an object file that exports the C function ``symbol`` and nothing else.
 
     Numba's own body takes two more arguments (result, exception) and is called by its C wrapper; here it is
@@ -372,7 +372,7 @@ def compile_object(fn: Callable, signature: Any, symbol: str) -> bytes:
         target.target_context.refresh()
         flags = Flags()
         flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
-        flags.error_model, flags.fastmath = "numpy", FastMathOptions(FAST)
+        flags.error_model, flags.fastmath = "numpy", FastMathOptions(fastmath)
         result = compile_extra(
             target.typing_context, target.target_context, fn, signature.args, signature.return_type, flags, {}
         )

@@ -26,7 +26,7 @@ import llvmlite.binding as llvm
 
 MAGIC = b"calcvm object 1\n"
 SOURCES = Path(__file__).parent
-JITTED = (SOURCES.parent / "vm" / "atomics.py", SOURCES.parent / "vm" / "loop.py")
+JITTED = tuple(SOURCES.parent / "vm" / f"{name}.py" for name in ("atomics", "job", "loop", "samples"))
 
 Build = Callable[[str], tuple[bytes, tuple[str, ...]]]  # symbol -> object file, symbols that it calls
 

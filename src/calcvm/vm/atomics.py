@@ -9,6 +9,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from calcvm.vm.entry import ARGUMENTS, symbol
+
 I64 = ir.IntType(64)
 _ELEMENTS = {
     "f32": (ir.FloatType(), types.float32),
@@ -55,6 +57,18 @@ def call_kernel(tc, address, heap, row, worker, n_workers):
 def call_job(tc, address, job, worker):
     """Call the code of a job."""
     return _caller(2)
+
+
+def call_entry(name: str):  # type: ignore[no-untyped-def]
+    """Signature and code of a call of another entry (one that the caller's entry NEEDS), by its symbol."""
+    n = ARGUMENTS[name]
+
+    def codegen(ctx, b, sig, args):
+        ft = ir.FunctionType(ir.VoidType(), [I64] * n)
+        b.call(cgutils.get_or_insert_function(b.module, ft, symbol(name)), list(args))
+        return ctx.get_dummy_value()
+
+    return types.void(*[types.int64] * n), codegen
 
 
 @intrinsic

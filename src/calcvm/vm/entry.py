@@ -8,26 +8,41 @@ from typing import Any
 
 from calcvm.kernels_cpu import _native
 
-ARGUMENTS = {"run_rows": 2, "run_rounds": 2, "post": 3, "join": 3, "serve": 3}  # all int64
+ARGUMENTS = {
+    "run_rows": 2, "run_rounds": 2, "run_task": 2, "run_fleet": 2, "post": 3, "join": 3, "serve": 3,
+    "permute": 5, "copy_rows": 8,
+}  # all int64  # fmt: skip
+ANSWERS = {"post", "serve"}  # return an int64
+NEEDS = {"run_rounds": ("permute", "copy_rows")}  # entries that an entry calls by symbol
 ANY = "any"  # the loops are the same for every dtype
+
+
+def symbol(name: str) -> str:
+    return _native.symbol_of(name, ANY)
 
 
 @cache
 def address(name: str) -> int:
     """Native address of an entry: the code of a job."""
-    return _native.address(_native.symbol_of(name, ANY), _build)
+    return _native.address(symbol(name), _build)
 
 
 @cache
 def entry(name: str) -> Any:
-    """One of `calcvm.vm.loop`'s entries, from the cache where it can be (then Numba is not imported)."""
-    result = ctypes.c_int64 if name in ("post", "serve") else None
+    """A compiled loop, from the cache where it can be (then Numba is not imported)."""
+    result = ctypes.c_int64 if name in ANSWERS else None
     return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * ARGUMENTS[name])(address(name))
 
 
-def _build(symbol: str) -> tuple[bytes, tuple[str, ...]]:
+def _build(symbol_: str) -> tuple[bytes, tuple[str, ...]]:
+    from numba import types
+
     from calcvm.kernels_cpu._common import compile_object
     from calcvm.vm import loop
 
-    name = symbol.removeprefix("calcvm_").rsplit("_", 2)[0]
-    return compile_object(getattr(loop, name), loop.SIGNATURES[name], symbol), ()
+    name = symbol_.removeprefix("calcvm_").rsplit("_", 2)[0]
+    signature = (types.int64 if name in ANSWERS else types.void)(*[types.int64] * ARGUMENTS[name])
+    needs = NEEDS.get(name, ())
+    for need in needs:  # before what calls them: Numba links its pieces as it compiles
+        address(need)
+    return compile_object(getattr(loop, name), signature, symbol_, fastmath=set()), tuple(map(symbol, needs))

@@ -1,4 +1,4 @@
-"""The layout of what Python and the compiled loops share: control blocks, jobs, feeds."""
+"""The layout of what Python and the compiled loops share: control blocks, jobs, tasks, feeds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,26 @@ ROWS, START, STOP, STEPS = 5, 6, 7, 8
     SPANS, N_SPANS, END_SPANS, N_END_SPANS,  # (start, stop) pairs: each round; after a learning batch
     FEEDS, N_FEEDS, DRAINS, N_DRAINS, RESULTS, N_RESULTS, SUMS,
     N_SAMPLES, BATCH, LEARNING, FIRST, COUNT, KEY, SHUFFLE, ITEMSIZE, SEED_OFF,
-) = range(5, 28)  # fmt: skip
+    INDEX,  # address of int64 numbers of the samples in their arrays, or 0: the arrays themselves are the data set
+) = range(5, 29)  # fmt: skip
 JOB_WORDS = 32
+
+# Words of a task: a rounds job that is run a turn at a time, through epochs.  CODE is the address of run_rounds.
+(
+    ROUNDS, MEANS,  # rounds of an epoch; where the next epoch's means of the results go (float64, moved on by N_RESULTS)
+    EPOCH, LIMIT, SEED,  # epochs done; to be done in all; seed of the order of the samples
+    JUDGE,  # a job with ROUNDS and MEANS, run whole after each epoch, or 0; its first mean is what PATIENCE watches
+    PATIENCE, BEST, SINCE,  # epochs without a new best (-1: any number); the best (bits of a float64); epochs since
+    STATUS,
+) = range(29, 39)  # fmt: skip
+CLAIM = 48  # who has counted it up from 0 holds the task; on a cache line of its own, wherever the task begins
+TASK_WORDS = 56
+READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is passed over
+
+# Words of a fleet's job.
+TASKS, N_TASKS, SLICE, LAPS = range(5, 9)  # address of the tasks' addresses; rounds of a turn; turns of each task
+NEXT = 16  # turns given out, on a cache line of its own
+FLEET_WORDS = 24
 
 # Words of a feed (source array to placeholder) or drain (result to array).
 ADDRESS, DTYPE, ELEMS, OFFSET = range(4)

@@ -6,9 +6,6 @@ a team runs the same job, meeting the others at barriers.  Python is entered onc
 
 from __future__ import annotations
 
-from typing import Any
-
-import numba
 import numpy as np
 from numba import types
 
@@ -20,69 +17,75 @@ from calcvm.vm.atomics import (
     call_kernel,
     f32_at,
     f64_at,
-    i32_at,
     i64_at,
     pause,
-    u8_at,
 )
 from calcvm.vm.job import (
-    ADDRESS,
     ARRIVED,
     BARRIER,
     BATCH,
+    BEST,
+    CLAIM,
     CODE,
     COUNT,
     DONE,
-    DRAINS,
-    DTYPE,
-    ELEMS,
     END_SPANS,
-    FEED_WORDS,
-    FEEDS,
+    EPOCH,
+    FINISHED,
     FIRST,
     GENERATION,
     HEAP,
     ITEMSIZE,
     JOB,
+    JUDGE,
     KEY,
+    LAPS,
     LEARNING,
+    LIMIT,
     LINE,
-    N_DRAINS,
+    MEANS,
     N_END_SPANS,
-    N_FEEDS,
     N_RESULTS,
     N_SAMPLES,
     N_SPANS,
-    OFFSET,
+    N_TASKS,
+    NEXT,
+    NOT_FINITE,
     PARK_AFTER,
     PARKED,
-    RESULTS,
+    PATIENCE,
+    READY,
+    ROUNDS,
     ROW_BYTES,
     ROWS,
     ROWS_FULL,
     ROWS_LAST,
     ROWS_SHORT,
+    SEED,
     SEED_OFF,
     SEQ,
-    SHUFFLE,
+    SINCE,
+    SLICE,
     SPANS,
     SPINS,
     START,
+    STATUS,
     STEPS,
     STOP,
+    STOPPED,
     SUMS,
     TABLE,
+    TASKS,
     TEAM,
+    TRAPPED,
 )  # fmt: skip
+from calcvm.vm.samples import copy_rows, deliver, far, fetch, fetch_ahead, helper, permute  # noqa: F401 (entries)
 
+U = np.uint64
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
-def _helper(fn: Any) -> Any:
-    return numba.njit(error_model="numpy", nogil=True)(fn)
-
-
-@_helper
+@helper
 def idle(looks):
     """Spin for a moment, then offer the processor to others."""
     if looks > SPINS:
@@ -92,7 +95,7 @@ def idle(looks):
 
 
 # ---------------------------------------------------------------- rows
-@_helper
+@helper
 def barrier(control, n_workers):
     generation = atomic_load(control + GENERATION)
     if atomic_add(control + ARRIVED, 1) == n_workers - 1:
@@ -105,7 +108,7 @@ def barrier(control, n_workers):
             idle(spins)
 
 
-@_helper
+@helper
 def run_span(control, table, heap, rows, start, stop, worker, n_workers):
     addresses = i64_at(table)
     for pc in range(start, stop):
@@ -116,101 +119,14 @@ def run_span(control, table, heap, rows, start, stop, worker, n_workers):
             barrier(control, n_workers)
 
 
-# ---------------------------------------------------------------- data
-U = np.uint64
-
-
-@_helper
-def mix(x):
-    """splitmix64's finalizer: a bijection of 64 bits."""
-    x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
-    return x ^ (x >> U(31))
-
-
-@_helper
-def shuffled(i, n, bits, key):
-    """Place i of a permutation of [0, n) that the key chooses; needs no table.
-
-    Three rounds of multiply and xor-shift are a bijection of ``bits`` bits; walk its cycle back into [0, n).
-    """
-    mask = (U(1) << U(bits)) - U(1)
-    half = U((bits + 1) // 2)
-    k1, k2 = mix(key), mix(key + U(0x9E3779B97F4A7C15))
-    x = U(i)
-    while True:
-        x = (x * U(0x9E3779B97F4A7C15) + k1) & mask
-        x = ((x ^ (x >> half)) * U(0xBF58476D1CE4E5B9)) & mask
-        x = ((x ^ (x >> half)) * U(0x94D049BB133111EB) + k2) & mask
-        x = x ^ (x >> half)
-        if x < U(n):
-            return np.int64(x)
-
-
-@_helper
-def copy_in(dst, i0, address, dtype, j0, n):
-    """dst[i0 : i0+n] = source[j0 : j0+n], converted to the heap's type."""
-    if dtype == 0:
-        s0 = f32_at(address + 4 * j0)
-        for i in range(n):
-            dst[i0 + i] = s0[i]
-    elif dtype == 1:
-        s1 = f64_at(address + 8 * j0)
-        for i in range(n):
-            dst[i0 + i] = s1[i]
-    elif dtype == 2:
-        s2 = u8_at(address + j0)
-        for i in range(n):
-            dst[i0 + i] = s2[i]
-    elif dtype == 3:
-        s3 = i32_at(address + 4 * j0)
-        for i in range(n):
-            dst[i0 + i] = s3[i]
+@helper
+def weigh(job, share):
+    """Scale the gradient of the loss by a round's share of its learning batch."""
+    words = i64_at(job)
+    if words[ITEMSIZE] == 4:
+        f32_at(words[HEAP])[words[SEED_OFF]] = np.float32(share)
     else:
-        s4 = i64_at(address + 8 * j0)
-        for i in range(n):
-            dst[i0 + i] = s4[i]
-
-
-@_helper
-def fetch(job, base, n, bits, worker):
-    """Gather a batch of samples into the placeholders; workers take shares of the batch."""
-    words = i64_at(job)
-    feeds, heap, n_samples, key = words[FEEDS], words[HEAP], words[N_SAMPLES], U(words[KEY])
-    nw = words[TEAM]
-    lo, hi = n * worker // nw, n * (worker + 1) // nw
-    for i in range(lo, hi):
-        j = shuffled(base + i, n_samples, bits, key) if words[SHUFFLE] else base + i
-        for k in range(words[N_FEEDS]):
-            feed = i64_at(feeds + 8 * FEED_WORDS * k)
-            e = feed[ELEMS]
-            if words[ITEMSIZE] == 4:
-                copy_in(f32_at(heap), feed[OFFSET] + i * e, feed[ADDRESS], feed[DTYPE], j * e, e)
-            else:
-                copy_in(f64_at(heap), feed[OFFSET] + i * e, feed[ADDRESS], feed[DTYPE], j * e, e)
-
-
-@_helper
-def deliver(job, base, n):
-    """Copy results of a batch out, in the order of the samples, and add up weighted scalars."""
-    words = i64_at(job)
-    heap, narrow = words[HEAP], words[ITEMSIZE] == 4
-    for k in range(words[N_DRAINS]):
-        drain = i64_at(words[DRAINS] + 8 * FEED_WORDS * k)
-        e, off = drain[ELEMS], drain[OFFSET]
-        if narrow:
-            dst32, src32 = f32_at(drain[ADDRESS] + 4 * base * e), f32_at(heap + 4 * off)
-            for i in range(n * e):
-                dst32[i] = src32[i]
-        else:
-            dst64, src64 = f64_at(drain[ADDRESS] + 8 * base * e), f64_at(heap + 8 * off)
-            for i in range(n * e):
-                dst64[i] = src64[i]
-    sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
-    for k in range(words[N_RESULTS]):
-        off = offsets[k]
-        value = np.float64(f32_at(heap)[off]) if narrow else f64_at(heap)[off]
-        sums[k] += value * n
+        f64_at(words[HEAP])[words[SEED_OFF]] = share
 
 
 # ---------------------------------------------------------------- jobs
@@ -229,23 +145,20 @@ def run_rounds(job, worker):
     table, heap = words[TABLE], words[HEAP]
     per_learning = (learning + batch - 1) // batch
     spans, end_spans = i64_at(words[SPANS]), i64_at(words[END_SPANS])
-    bits = 0
-    while (1 << bits) < n:
-        bits += 1
+    ahead = far(job)
     for k in range(words[FIRST], words[FIRST] + words[COUNT]):
         start = k // per_learning * learning
-        stop = min(start + learning, n)
+        stop = start + learning if start + learning < n else n
         base = start + k % per_learning * batch
-        m = min(batch, stop - base)
+        m = batch if base + batch < stop else stop - base
         rows = words[ROWS_FULL]
         if m != batch:
             rows = words[ROWS_SHORT] if stop - start == learning else words[ROWS_LAST]
-        fetch(job, base, m, bits, worker)
+        fetch(job, base, m, worker)
+        if ahead:
+            fetch_ahead(job, base + m, batch if base + m + batch < n else n - base - m, worker)
         if worker == 0 and words[SEED_OFF] >= 0:
-            if words[ITEMSIZE] == 4:
-                f32_at(heap)[words[SEED_OFF]] = np.float32(m / (stop - start))
-            else:
-                f64_at(heap)[words[SEED_OFF]] = m / (stop - start)
+            weigh(job, m / (stop - start))
         if nw > 1:
             barrier(control, nw)
         for s in range(words[N_SPANS]):
@@ -257,6 +170,116 @@ def run_rounds(job, worker):
             barrier(control, nw)
         if worker == 0:
             deliver(job, base, m)
+
+
+# ---------------------------------------------------------------- tasks
+@helper
+def begin(job):
+    """Start a pass over the samples."""
+    words = i64_at(job)
+    words[FIRST] = 0
+    for k in range(words[N_RESULTS]):
+        f64_at(words[SUMS])[k] = 0.0
+
+
+@helper
+def advance(job, most):
+    """Run up to ``most`` rounds of a pass, alone; returns how many."""
+    words = i64_at(job)
+    left = words[ROUNDS] - words[FIRST]
+    words[TEAM], words[COUNT] = 1, most if most < left else left
+    call_job(words[CODE], job, 0)
+    words[FIRST] += words[COUNT]
+    return words[COUNT]
+
+
+@helper
+def trapped(job):
+    words = i64_at(job)
+    return (f32_at(words[HEAP])[0] if words[ITEMSIZE] == 4 else f64_at(words[HEAP])[0]) != 0.0
+
+
+@helper
+def conclude(job):
+    """Append the means of a whole pass to MEANS; returns the first of them."""
+    words = i64_at(job)
+    sums, means = f64_at(words[SUMS]), f64_at(words[MEANS])
+    for k in range(words[N_RESULTS]):
+        means[k] = sums[k] / words[N_SAMPLES]
+    words[MEANS] += 8 * words[N_RESULTS]
+    return means[0]
+
+
+@helper
+def epoch_key(seed, epoch):
+    """`Model`'s shuffling key of an epoch."""
+    return np.int64((U(seed) * U(0x9E3779B97F4A7C15) + U(epoch) * U(0xD1342543DE82EF95) + U(1)) & U(2**63 - 1))
+
+
+@helper
+def end_epoch(task):
+    """After an epoch's last round: its means, the judge's, what they decide."""
+    words = i64_at(task)
+    loss = conclude(task)
+    words[FIRST] = 0
+    words[EPOCH] += 1
+    if words[SEED_OFF] >= 0:
+        weigh(task, 1.0)
+    if words[JUDGE]:
+        judge = words[JUDGE]
+        begin(judge)
+        advance(judge, i64_at(judge)[ROUNDS])
+        score = conclude(judge)
+        best = f64_at(task + 8 * BEST)
+        if score < best[0]:
+            best[0], words[SINCE] = score, 0
+        else:
+            words[SINCE] += 1
+    if not np.isfinite(loss):
+        words[STATUS] = NOT_FINITE
+    elif words[JUDGE] and 0 <= words[PATIENCE] <= words[SINCE]:
+        words[STATUS] = STOPPED
+    if trapped(task):
+        words[STATUS] = TRAPPED
+
+
+def run_task(task, budget):
+    """Up to ``budget`` rounds of a task, from where it stopped, through the ends of its epochs."""
+    words = i64_at(task)
+    while words[STATUS] == READY and words[EPOCH] < words[LIMIT] and budget > 0:
+        if words[FIRST] == 0:
+            begin(task)
+            words[KEY] = epoch_key(words[SEED], words[EPOCH])
+        budget -= advance(task, budget)
+        if trapped(task):
+            words[STATUS] = TRAPPED
+        elif words[FIRST] == words[ROUNDS]:
+            end_epoch(task)
+    if words[STATUS] == READY and words[EPOCH] >= words[LIMIT]:
+        words[STATUS] = FINISHED
+
+
+give_turn = helper(run_task)  # for compiled callers
+
+
+def run_fleet(job, worker):
+    """Turns of SLICE rounds for tasks one after the other, LAPS times around, by any number of workers.
+
+    Nobody waits: a task that another worker holds is passed over.  A worker to whom a whole lap had nothing to
+    give is done.
+    """
+    words = i64_at(job)
+    n, vain = words[N_TASKS], 0
+    while vain < n:
+        turn = atomic_add(job + 8 * NEXT, 1)
+        if turn >= n * words[LAPS]:
+            break
+        task = i64_at(words[TASKS])[turn % n]
+        vain += 1
+        if atomic_add(task + 8 * CLAIM, 1) == 0 and i64_at(task)[STATUS] == READY:
+            give_turn(task, words[SLICE])
+            vain = 0
+        atomic_add(task + 8 * CLAIM, -1)
 
 
 # ---------------------------------------------------------------- the team
@@ -302,12 +325,3 @@ def serve(control, worker, seen):
                 return seen
             atomic_store(control + PARKED + worker * LINE, 0)
             looks = 0
-
-
-SIGNATURES = {
-    "run_rows": types.void(types.int64, types.int64),
-    "run_rounds": types.void(types.int64, types.int64),
-    "post": types.int64(types.int64, types.int64, types.int64),
-    "join": types.void(types.int64, types.int64, types.int64),
-    "serve": types.int64(types.int64, types.int64, types.int64),
-}
