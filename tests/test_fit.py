@@ -82,7 +82,7 @@ def test_shuffling_visits_every_sample_once_in_a_new_order():
         order = []
         for first in range(1000):
             total = run._sums[0]
-            run._job[[layout.FIRST, layout.COUNT]] = first, 1
+            run.job[[layout.FIRST, layout.COUNT]] = first, 1
             run._run()
             order.append(round((run._sums[0] - total) ** 0.5))
         assert sorted(order) == list(range(1, 1001))

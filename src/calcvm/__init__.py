@@ -13,6 +13,7 @@ from calcvm.errors import (
     Trap,
     UnsupportedOperator,
 )
+from calcvm.fleet import Fleet, Handle, Results
 from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions
 from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
@@ -29,6 +30,7 @@ from calcvm.optim import (
     AdamW,
     Constant,
     Cosine,
+    CosineRestarts,
     Elastic,
     Exponential,
     Optimizer,
@@ -39,13 +41,14 @@ from calcvm.planner import Plan
 from calcvm.vm.heap import CalcHeap
 from calcvm.vm.program import Program, load_program
 from calcvm.vm.resident import Resident
+from calcvm.vm.store import FileStore, MemoryStore
 
 __version__ = "0.1.0"
 
 __all__ = [
     "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "Constant",
-    "Cosine", "Elastic", "Exponential", "History", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan",
-    "PlanError", "Program", "ProgramError", "RMSProp", "Resident", "RowSpec", "ShapeError", "Step",
+    "Cosine", "CosineRestarts", "Elastic", "Exponential", "FileStore", "Fleet", "Handle", "History", "MemoryStore", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan",
+    "PlanError", "Program", "ProgramError", "RMSProp", "Resident", "Results", "RowSpec", "ShapeError", "Step",
     "TensorDescriptor", "Trap", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "init",
     "load", "load_program", "nn", "plan", "register_op", *_functions,
 ]  # fmt: skip

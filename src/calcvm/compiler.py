@@ -77,13 +77,18 @@ def plan(
     if workers is not None or device == "blas":
         return planned(workers or 1)
     alone = planned(1)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = n_cores()
     if cores == 1 or flops(alone.lowered, alone.batch_size) < TEAM_FLOPS:
         return alone
     try:
         return planned(cores)
     except PlanError:  # a team's scratch does not fit
         return alone
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 plan_of = plan  # under a name that `compile` does not use itself

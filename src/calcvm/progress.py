@@ -44,6 +44,42 @@ def _number(value: float) -> str:
     return f"{value:.3e}"
 
 
+class Count:
+    """A bar over epochs of many models on a terminal with rich, else a plain line now and then on stderr."""
+
+    SECONDS = 2.0  # between plain lines
+
+    def __init__(self, total: int, enabled: bool = True):
+        self.total, self.enabled, self.bar = total, enabled, None
+        self.since = self.shown = time.perf_counter()
+        if enabled and sys.stderr.isatty():
+            try:
+                from rich.console import Console
+                from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            except ImportError:  # rich is in the extra cli
+                return
+            self.bar = Progress(
+                TextColumn("{task.completed:,}/{task.total:,} epochs"), BarColumn(), TimeElapsedColumn(),
+                TimeRemainingColumn(), TextColumn("{task.fields[text]}"), console=Console(stderr=True),
+            )  # fmt: skip
+            self.task = self.bar.add_task("", total=total, text="")
+            self.bar.start()
+
+    def step(self, done: int, text: str = "") -> None:
+        """``done`` epochs of all models together are done."""
+        now = time.perf_counter()
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, text=text)
+        elif self.enabled and (now - self.shown > self.SECONDS or done >= self.total):
+            self.shown = now
+            print(f"{done:,}/{self.total:,} epochs  {text}  {now - self.since:.1f} s", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Training has ended."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
 class Silent:
     def step(self, epoch: int, step: int, loss: float) -> None:
         pass

@@ -18,6 +18,7 @@ class Epoch:
     """Passes over the samples of arrays, in batches, through a path of a model.
 
     data : placeholder -> array of samples; C-contiguous arrays of `layout.FEED_DTYPES` are read in place.
+    samples : the numbers of those to use (default: all), or a slice; the arrays are not copied.
     train : each round runs backward too, each learning batch ends with an update.
     learning : samples of a learning batch (default: the program's batch, one round each).
     results : scalar results that are averaged over the samples.
@@ -30,6 +31,7 @@ class Epoch:
         data: Mapping[str, np.ndarray],
         path: str,
         *,
+        samples: np.ndarray | slice | None = None,
         train: bool = False,
         learning: int | None = None,
         results: Sequence[str] = (),
@@ -39,15 +41,19 @@ class Epoch:
         program, binding = model.program, model.binding
         self.model, self.names, self._trains = model, list(results), path if train else None
         self._changes = path in binding.changes
+        if isinstance(samples, slice):
+            data, samples = {name: array[samples] for name, array in data.items()}, None
         sizes = {name: model.check(name, array, samples=True) for name, array in data.items()}
         if len(set(sizes.values())) > 1:
             raise ShapeError(f"the arrays differ in their number of samples ({sizes})")
-        self.samples = n = next(iter(sizes.values()))
+        n = next(iter(sizes.values()))
+        self._index = None if samples is None else _index(samples, n)
+        self.samples = n = n if self._index is None else len(self._index)
         batch = program.batch_size
         learning = learning or batch
         short, rest = learning % batch, n % learning % batch
         self.rounds = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
-        self._arrays = [_readable(name, array, check_finite) for name, array in data.items()]
+        self._arrays = [readable(name, array, check_finite) for name, array in data.items()]
         self._feeds = np.array([_feed(model, name, a) for name, a in zip(data, self._arrays)], np.int64)
         drains = [_feed(model, name, a) for name, a in (outputs or {}).items()]
         self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
@@ -60,9 +66,9 @@ class Epoch:
         self._end_spans = np.array(ends, np.int64).reshape(-1, 2)
         self._rows = [binding.rows(b or batch) for b in (batch, short, rest)]
         seed = binding.training(path) if train else {}
-        self._adds_up = bool(seed.get("accumulate"))
-        seed_off = program.symbol(seed["seed"]).offset if self._adds_up else -1
-        job = self._job = np.zeros(layout.JOB_WORDS, np.int64)
+        self.adds_up = bool(seed.get("accumulate"))
+        seed_off = program.symbol(seed["seed"]).offset if self.adds_up else -1
+        job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
         job[layout.TABLE] = binding.table_address
         job[[layout.ROWS_FULL, layout.ROWS_SHORT, layout.ROWS_LAST]] = [address for _, address in self._rows]
         for word, count, array in (
@@ -76,13 +82,14 @@ class Epoch:
         job[layout.SUMS] = self._sums.ctypes.data
         job[[layout.N_SAMPLES, layout.BATCH, layout.LEARNING]] = n, batch, learning
         job[[layout.ITEMSIZE, layout.SEED_OFF]] = program.itemsize, seed_off
+        job[layout.INDEX] = 0 if self._index is None else self._index.ctypes.data
         self._per_round = 0.0  # seconds, as last measured
 
     def begin(self, key: int | None) -> None:
         """Start a pass: in the order that ``key`` chooses, or (None) in the data's own."""
         self._sums[:] = 0
-        self._job[layout.FIRST] = self._done = 0
-        self._job[layout.SHUFFLE], self._job[layout.KEY] = (0, 0) if key is None else (1, key)
+        self.job[layout.FIRST] = self._done = 0
+        self.job[layout.SHUFFLE], self.job[layout.KEY] = (0, 0) if key is None else (1, key)
 
     def slices(self, seconds: float) -> Iterator[int]:
         """Run the pass in slices of about ``seconds``; yields how many rounds are done."""
@@ -99,7 +106,7 @@ class Epoch:
             pass
 
     def _slices(self, seconds: float) -> Iterator[int]:
-        job = self._job
+        job = self.job
         count = max(1, int(seconds / self._per_round)) if self._per_round else 1
         while self._done < self.rounds:
             job[layout.FIRST], job[layout.COUNT] = self._done, min(count, self.rounds - self._done)
@@ -113,25 +120,38 @@ class Epoch:
 
     def _run(self) -> None:
         """Run the job's rounds; what placeholders and results held before is gone."""
-        model, job = self.model, self._job
+        model, job = self.model, self.job
         with model as frame:
             tenant = model.tenant
             tenant.forget()
             tenant.changed |= self._changes
-            tenant.open = self._adds_up  # until the pass is settled
+            tenant.open = self.adds_up  # until the pass is settled
             job[layout.HEAP] = frame.address
             model.execute(frame, "run_rounds", job, job.ctypes.data)
 
     def mean(self, name: str) -> float:
         """Mean of a result over the samples seen so far in this pass."""
-        batch, learning = int(self._job[layout.BATCH]), int(self._job[layout.LEARNING])
+        batch, learning = int(self.job[layout.BATCH]), int(self.job[layout.LEARNING])
         per_learning = -(-learning // batch)
         whole, part = divmod(self._done, per_learning)
         seen = min(whole * learning + min(part * batch, learning), self.samples)
         return float(self._sums[self.names.index(name)]) / max(seen, 1)
 
 
-def _readable(name: str, array: np.ndarray, check_finite: bool) -> np.ndarray:
+def _index(samples: np.ndarray, n: int) -> np.ndarray:
+    """Numbers of samples, checked against their number."""
+    index = np.asarray(samples)
+    if index.dtype == bool and index.shape == (n,):
+        index = np.flatnonzero(index)
+    if index.ndim != 1 or index.dtype.kind not in "iu" or not len(index):
+        raise CalcError(f"samples: give a slice or numbers of samples, shape (n,); this is {index.dtype} {index.shape}")
+    low, high = index.min(), index.max()
+    if low < 0 or high >= n:
+        raise CalcError(f"samples: numbers from {low} to {high}, but there are {n} samples, 0 to {n - 1}")
+    return np.ascontiguousarray(index, np.int64)
+
+
+def readable(name: str, array: np.ndarray, check_finite: bool) -> np.ndarray:
     if array.dtype == bool:
         array = array.view(np.uint8)
     if array.dtype.name not in layout.FEED_DTYPES:

@@ -1,0 +1,492 @@
+"""`Fleet`: many models, of one shape or of many, trained at once in one heap."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from calcvm.compiler import n_cores
+from calcvm.errors import CalcError, PlanError, Trap
+from calcvm.model import Model
+from calcvm.progress import Count
+from calcvm.vm import job as layout
+from calcvm.vm.entry import address as address_of
+from calcvm.vm.epoch import Epoch, readable
+from calcvm.vm.heap import CalcHeap, Frame, parse_bytes
+from calcvm.vm.program import Program
+from calcvm.vm.resident import Resident, trapped
+from calcvm.vm.signals import orderly_end
+from calcvm.vm.store import Store
+from calcvm.vm.team import team
+
+SLICE_SECONDS = 0.1  # compiled code returns to Python this often: for the bar, for Ctrl-C, for models that wait
+FIRST_ROUNDS = 8  # of a turn, before anything was measured
+TURNS = 16  # a worker's share of turns in a slice, at least: what one waits for another at its end
+STATUS = {
+    layout.FINISHED: "done",
+    layout.STOPPED: "stopped early",
+    layout.NOT_FINITE: "not finite",
+    layout.TRAPPED: "trapped",
+}
+
+
+class Handle:
+    """A model of a fleet: how far it is, and what it has reached.
+
+    Attributes
+    ----------
+    name : str
+    status : "waiting", "done" (with the epochs asked for), "stopped early" (its patience), "not finite" (its loss),
+        "trapped" (by a kernel), "stopped" (by `stop`) or "closed"; ``error`` says why or where.
+    nbytes : bytes of the heap that it takes while it is trained.
+    resident : the model in the heap.
+    """
+
+    def __init__(self, fleet: Fleet, resident: Resident, train: Epoch, judge: Epoch | None, epochs: int | None):
+        self._fleet, self.resident, self._train, self._judge, self.epochs = fleet, resident, train, judge, epochs
+        self.name, self.nbytes = resident.name, resident.program.heap_bytes
+        self.status, self.error = "waiting", ""
+        self._before = int(resident.facts["rounds"])  # epochs of earlier runs
+        self._means = [np.zeros((0, 1))] + ([np.zeros((0, len(judge.names)))] if judge else [])
+        self._model: Model | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.name!r}: {self.status}, {self.epochs_done} epochs, loss {self.loss:.4g}>"
+
+    @property
+    def epochs_done(self) -> int:
+        """Whole epochs it has been trained for, those of earlier processes among them."""
+        return int(self._train.job[layout.EPOCH])
+
+    @property
+    def losses(self) -> np.ndarray:
+        """Mean training loss of each epoch in this fleet, shape (n_epochs,)."""
+        return self._column(0, 0)
+
+    @property
+    def loss(self) -> float:
+        """The last of `losses`; NaN before the first epoch."""
+        return _last(self.losses)
+
+    @property
+    def metrics(self) -> dict[str, np.ndarray]:
+        """Figures of the validation data after each epoch, by name: ``val_loss``, ``val_accuracy``."""
+        names = self._judge.names if self._judge else []
+        return {f"val_{name.removeprefix('predict.')}": self._column(1, i) for i, name in enumerate(names)}
+
+    @property
+    def val_losses(self) -> np.ndarray:
+        """Loss on the validation data after each epoch, shape (n_epochs,)."""
+        return self.metrics["val_loss"] if self._judge else np.zeros(0)
+
+    @property
+    def val_loss(self) -> float:
+        return _last(self.val_losses)
+
+    @property
+    def model(self) -> Model:
+        """The model itself: predict, evaluate, save."""
+        if self._model is None:
+            self._model = Model.on(self.resident)
+        return self._model
+
+    def stop(self, reason: str = "") -> None:
+        """Train it no more; it can still be used."""
+        self.status, self.error = "stopped", reason
+
+    def close(self) -> None:
+        """Give its room back at once; a `FileStore` keeps its file."""
+        self.resident.close()
+        self.status = "closed"
+        self._fleet._forget(self)
+
+    # ------------------------------------------------------------ for the fleet
+    @property
+    def open(self) -> bool:
+        """Whether it can be trained on."""
+        return self.status in ("waiting", "done")
+
+    def _column(self, which: int, i: int) -> np.ndarray:
+        return self._means[which][: self.epochs_done - self._before, i].copy()
+
+    def _hope(self) -> None:
+        """Forget the best loss so far: patience starts anew."""
+        job = self._train.job
+        job[layout.SINCE], job[layout.BEST : layout.BEST + 1].view(np.float64)[0] = 0, np.inf
+
+    def _enter(self, frame: Frame, goal: int) -> None:
+        """Prepare the task for epochs up to ``goal`` in a frame of the heap."""
+        done = self.epochs_done - self._before
+        for i, pass_ in enumerate(self._passes):
+            means, job = self._means[i], pass_.job
+            if len(means) < goal - self._before:
+                means = self._means[i] = np.resize(means, (goal - self._before, means.shape[1]))
+            job[layout.HEAP] = frame.address
+            job[layout.MEANS] = means.ctypes.data + means.strides[0] * done
+        job = self._train.job
+        job[layout.LIMIT], job[layout.STATUS] = goal, layout.READY
+        tenant = self.resident.tenant
+        tenant.forget()
+        tenant.changed, tenant.open = True, self._train.adds_up
+
+    def _leave(self, frame: Frame) -> None:
+        """Take note of where the task stands, before its frame may become another's."""
+        job, tenant = self._train.job, self.resident.tenant
+        tenant.open &= bool(job[layout.FIRST])
+        tenant.facts["rounds"] = self.epochs_done
+        code = int(job[layout.STATUS])
+        self.status = STATUS.get(code, "waiting")
+        if code == layout.TRAPPED:
+            try:
+                trapped(frame)
+            except Trap as error:
+                self.error = str(error)
+        elif code == layout.NOT_FINITE:
+            self.error = f"the loss of epoch {self.epochs_done} is {self.loss}"
+
+    @property
+    def _passes(self) -> list[Epoch]:
+        return [self._train, *([self._judge] if self._judge else [])]
+
+
+class Fleet:
+    """Many models trained at once: each by one worker at a time, none waiting for another.
+
+    Workers take the next model from a queue, train it for some rounds on its own slice of the heap, and go on,
+    in compiled code.  Models of one program share its rows, different ones run side by side.  A model ends with
+    the same bits as by `Model.fit` alone, for any number of workers and any order.
+
+    Parameters
+    ----------
+    memory : int or str
+        Bytes of the heap, or a text such as ``"1 GiB"``.
+    workers : int, optional
+        Default: the machine's cores.
+    store : MemoryStore or FileStore, optional
+        Where models are while others take their room, if they do not all fit at once.  In a `FileStore` each is
+        also kept after every epoch, so that a process that is killed loses at most the epoch in flight.
+
+    Examples
+    --------
+    >>> fleet = cv.Fleet(memory="64 MiB")
+    >>> handles = [fleet.add(program, data=(X, y), seed=s) for s in range(1000)]
+    >>> print(fleet.fit(epochs=30))
+    """
+
+    def __init__(self, memory: int | str, workers: int | None = None, store: Store | None = None):
+        if workers is not None and workers < 1:
+            raise CalcError(f"workers={workers}: at least one")
+        self.workers = workers or n_cores()
+        self.heap = CalcHeap(memory, store)
+        self.handles: dict[str, Handle] = {}
+        self._arrays: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of users, and as they can be read in place
+        self._job = np.zeros(layout.FLEET_WORDS, np.int64)
+        self._per_round = 0.0  # seconds of the team, as last measured
+
+    def __len__(self) -> int:
+        return len(self.handles)
+
+    def __repr__(self) -> str:
+        return f"<fleet of {len(self)} models, {self.free_bytes:,} of {self.heap.nbytes:,} bytes free>"
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the heap that no model takes now."""
+        return self.heap.free_bytes
+
+    @property
+    def results(self) -> Results:
+        """A row for each model."""
+        return Results(self.handles.values())
+
+    # ------------------------------------------------------------ models
+    def add(
+        self,
+        program: Program | str,
+        *,
+        data: tuple[Any, ...] | Mapping[str, Any],
+        samples: Any = None,
+        validation: Any = None,
+        seed: int = 0,
+        hyper: Mapping[str, float] | None = None,
+        name: str | None = None,
+        epochs: int | None = None,
+        patience: int | None = None,
+        learning_batch: int | None = None,
+        shuffle: bool = True,
+        memory: int | str | None = None,
+        check_finite: bool = False,
+    ) -> Handle:
+        """A new model, or by its name one that the store kept.
+
+        Parameters
+        ----------
+        program : Program or str
+            Of any graph with a path that trains.
+        data : arrays for the placeholders of that path, in the order they were declared, or by name
+            Read where they are; many models may share them.
+        samples : slice or ndarray of int, shape (n,), optional
+            The samples of ``data`` to train on (default: all).
+        validation : tuple or mapping of arrays, or slice or numbers of samples of ``data``, optional
+            What to judge it by after each epoch.
+        seed : int
+        hyper : mapping, optional
+            Hyperparameters that differ from the program's, by name: ``{"learning_rate": 1e-3}``.
+        epochs : int, optional
+            Its own number of epochs in each `fit`.
+        patience : int, optional
+            Stop when the validation loss has not fallen for so many epochs.
+        memory : int or str, optional
+            Quota: refuse a program that takes more bytes.
+
+        Raises
+        ------
+        PlanError : the program is larger than its quota or the heap (``needed`` and ``allowed`` bytes).
+        CalcError : data, name or hyperparameters do not fit; nothing has been added then.
+        """
+        if isinstance(program, str):
+            resident, new = self.heap.open(program), program not in self.handles
+            if not new:
+                raise CalcError(f"the fleet has a model {program!r}: fleet.handles[{program!r}]")
+        else:
+            self._quota(program, memory, name)
+            resident, new = self.heap.load(program, seed=seed, workers=1, name=name), True
+        try:
+            self._quota(resident.program, memory, resident.name)
+            binding = resident.binding
+            path = binding.path(None)
+            loss = binding.training(path)["loss"]
+            if loss is None:
+                raise CalcError(f"path {path!r} has no loss to follow")
+            arrays = self._named(binding.feeds[path], data)
+            learning = learning_batch or resident.facts.get("learning_batch")
+            if learning_batch:
+                resident.facts["learning_batch"] = learning_batch
+            train = Epoch(
+                resident, arrays, path, samples=samples, train=True, learning=learning, results=[loss],
+                check_finite=check_finite,
+            )  # fmt: skip
+            judge = None
+            if validation is not None:
+                own = isinstance(validation, (tuple, Mapping))
+                judge = Epoch(
+                    resident, self._named(binding.feeds[path], validation) if own else arrays, "predict",
+                    samples=None if own else validation, check_finite=check_finite,
+                    results=[n for n in ("predict.loss", "accuracy") if n in binding.variables],
+                )  # fmt: skip
+            elif patience is not None:
+                raise CalcError("patience needs validation data: give validation=")
+            for slot, value in (hyper or {}).items():
+                resident.hyper(path)[slot] = value
+        except BaseException:
+            resident.close()
+            raise
+        handle = Handle(self, resident, train, judge, epochs)
+        job = train.job
+        job[[layout.CODE, layout.ROUNDS]] = address_of("run_rounds"), train.rounds
+        job[[layout.EPOCH, layout.SEED]] = resident.facts["rounds"], resident.seed
+        job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
+        handle._hope()
+        if judge is not None:
+            judge.job[[layout.CODE, layout.ROUNDS]] = address_of("run_rounds"), judge.rounds
+            job[layout.JUDGE] = judge.job.ctypes.data
+        self.handles[handle.name] = handle
+        return handle
+
+    def _quota(self, program: Program, memory: int | str | None, name: str | None) -> None:
+        allowed = None if memory is None else parse_bytes(memory)
+        if allowed is not None and program.heap_bytes > allowed:
+            raise PlanError(
+                f"model {name or 'new'}: needs {program.heap_bytes:,} bytes, its quota is {allowed:,}: raise memory=, "
+                "or compile with a smaller batch",
+                program.heap_bytes,
+                allowed,
+            )
+
+    def _named(self, names: Sequence[str], data: Any) -> dict[str, np.ndarray]:
+        """Arrays by placeholder, as compiled code can read them; each array of a user is converted once."""
+        if not isinstance(data, Mapping):
+            if len(data) != len(names):
+                raise CalcError(f"data: {len(names)} arrays are wanted ({', '.join(names)}), not {len(data)}")
+            data = dict(zip(names, data))
+        elif {*data} != {*names}:
+            raise CalcError(f"data for {', '.join(map(repr, data))}; wanted are {', '.join(names)}")
+        out = {}
+        for name, given in data.items():
+            if id(given) not in self._arrays:
+                array = np.asarray(given)
+                converted = array if array.dtype.kind not in "fiub" else readable(name, array, False)
+                if converted is given:
+                    out[name] = converted
+                    continue
+                self._arrays[id(given)] = given, converted
+            out[name] = self._arrays[id(given)][1]
+        return out
+
+    def _forget(self, handle: Handle) -> None:
+        self.handles.pop(handle.name, None)
+
+    # ------------------------------------------------------------ training
+    def fit(self, epochs: int = 1, *, progress: bool = True, checkpoint: int | None = None) -> Results:
+        """Train every model for whole epochs (its own number, where `add` gave one).
+
+        Parameters
+        ----------
+        checkpoint : int, optional
+            Epochs after which a model is written to the fleet's `FileStore` (default 1).
+
+        Returns
+        -------
+        Results : a row for each model.  Ctrl-C and SIGTERM end training between two rounds of every model, with
+            the store in order; ``results.stopped`` says so.
+        """
+        goals = {h: h.epochs_done + (h.epochs or epochs) for h in self.handles.values() if h.open}
+        for handle in goals:
+            handle._hope()
+        start = sum(h.epochs_done for h in goals)
+        report = Count(sum(goals.values()) - start, progress)
+        stopped = ""
+        try:
+            with orderly_end():
+                for _ in self._passes(goals, checkpoint or 1):
+                    losses = [h.loss for h in goals if np.isfinite(h.loss)] or [np.nan]
+                    report.step(sum(h.epochs_done for h in goals) - start, f"mean loss {np.mean(losses):.4g}")
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        finally:
+            report.close()
+        results = self.results
+        results.stopped = stopped
+        return results
+
+    def advance(self, epochs: int | Mapping[Handle, int] = 1, *, checkpoint: int | None = None) -> list[Handle]:
+        """Train all models that can be trained for ``epochs`` more, or each by a number of its own.
+
+        Returns
+        -------
+        list of Handle : those that were trained, in the order they were added.
+        """
+        wanted = epochs if isinstance(epochs, Mapping) else dict.fromkeys(self.handles.values(), epochs)
+        goals = {h: h.epochs_done + n for h, n in wanted.items() if h.open and n > 0}
+        for _ in self._passes(goals, checkpoint or 1):
+            pass
+        return list(goals)
+
+    def _passes(self, goals: Mapping[Handle, int], checkpoint: int) -> Iterator[None]:
+        """Run models to their goals; yields after each slice of work."""
+        persistent = self.heap.store.persistent
+        waiting, active = deque(h for h, goal in goals.items() if h.epochs_done < goal), {}
+        try:
+            while waiting or active:
+                while waiting:
+                    handle = waiting[0]
+                    enter = self.heap.try_enter if active else self.heap.enter
+                    frame = enter(handle.resident)
+                    if frame is None:
+                        break
+                    active[waiting.popleft()] = frame
+                    goal = goals[handle]
+                    handle._enter(frame, min(goal, handle.epochs_done + checkpoint) if persistent else goal)
+                self._slice(list(active))
+                for handle in [h for h in active if h._train.job[layout.STATUS] != layout.READY]:
+                    self._rest(handle, active.pop(handle))
+                    if handle.status == "done" and handle.epochs_done < goals[handle]:
+                        waiting.appendleft(handle)  # while it is there
+                yield
+        finally:
+            for handle, frame in active.items():
+                self._rest(handle, frame)
+
+    def _rest(self, handle: Handle, frame: Frame) -> None:
+        handle._leave(frame)
+        try:
+            if handle.status != "waiting":
+                handle.resident.commit()
+        finally:
+            self.heap.leave(handle.resident)
+
+    def _slice(self, active: Sequence[Handle]) -> None:
+        """Some turns for each task: about `SLICE_SECONDS` of the team's time."""
+        tasks = np.array([h._train.job.ctypes.data for h in active], np.int64)
+        laps = -(-TURNS * self.workers // len(active))
+        if self._per_round:
+            rounds = max(1, int(SLICE_SECONDS / self._per_round / (laps * len(active))))
+        else:
+            rounds = FIRST_ROUNDS
+        job = self._job
+        job[[layout.TASKS, layout.N_TASKS, layout.LAPS]] = tasks.ctypes.data, len(tasks), laps
+        job[[layout.SLICE, layout.NEXT]] = rounds, 0
+        before = _rounds_done(active)
+        start = time.perf_counter()
+        team().run("run_fleet", job, job.ctypes.data, min(self.workers, len(active)))
+        elapsed = time.perf_counter() - start
+        self._per_round = elapsed / max(_rounds_done(active) - before, 1)
+
+
+class Results(Sequence):
+    """A table with a row for each model; printing shows its first rows.
+
+    Each row is a dict: name, status, error, epochs, loss, the validation's last figures, and bytes of the heap.
+    """
+
+    SHOWN = 20
+
+    def __init__(self, handles: Iterable[Handle]):
+        self.stopped = ""
+        self._rows = [
+            {
+                "name": h.name, "status": h.status, "epochs": h.epochs_done, "loss": h.loss,
+                **{name: _last(values) for name, values in h.metrics.items()},
+                "bytes": h.nbytes, "error": h.error,
+            }
+            for h in handles
+        ]  # fmt: skip
+
+    @overload
+    def __getitem__(self, i: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, i: int | slice) -> Any:
+        return self._rows[i]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def column(self, name: str) -> np.ndarray:
+        """A figure of every model, shape (n_models,); NaN where a model has none."""
+        return np.array([row.get(name, np.nan) for row in self._rows])
+
+    def best(self, k: int = 1, by: str = "val_loss", largest: bool = False) -> list[dict[str, Any]]:
+        """The k rows with the smallest (or largest) figure; those without one come last."""
+        sign = -1 if largest else 1
+        return sorted(self._rows, key=lambda row: _finite_first(sign * row.get(by, np.nan)))[:k]
+
+    def __str__(self) -> str:
+        names = [n for n in dict.fromkeys(k for row in self._rows for k in row) if n != "error"]
+        if any(row["error"] for row in self._rows):
+            names.append("error")
+        shown = [[_text(row.get(name, "")) for name in names] for row in self._rows[: self.SHOWN]]
+        widths = [max(len(line[i]) for line in [names, *shown]) for i in range(len(names))]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in [names, *shown]]
+        more = len(self) - len(shown)
+        return "\n".join([*lines, *([f"... {more} more"] if more else []), *([self.stopped] if self.stopped else [])])
+
+
+def _rounds_done(handles: Sequence[Handle]) -> int:
+    return sum(int(h._train.job[layout.EPOCH]) * h._train.rounds + int(h._train.job[layout.FIRST]) for h in handles)
+
+
+def _last(values: np.ndarray) -> float:
+    return float(values[-1]) if len(values) else float("nan")
+
+
+def _finite_first(value: float) -> tuple[bool, float]:
+    return (not np.isfinite(value), value)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
