@@ -1,0 +1,286 @@
+"""Fleets: the bits of `Model.fit` for any workers, order and heap; stopping, quotas, stores, bad input."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((210, 6)).astype(np.float32)
+Y = (X[:, 0] + X[:, 1] ** 2 > 0.5).astype(np.int64)
+
+
+def network(width: int = 8, depth: int = 1, rate: float = 0.0) -> nn.Layer:
+    net: nn.Layer = nn.Linear(width) >> nn.Tanh()
+    for _ in range(depth - 1):
+        net = net >> nn.Linear(width) >> nn.ReLU()
+    return (net >> nn.Dropout(rate) if rate else net) >> nn.Linear(2)
+
+
+def program(
+    width: int = 8, depth: int = 1, rate: float = 0.0, optimizer=None, batch: int = 16, **options
+) -> cv.Program:
+    graph = cv.build_graph(network(width, depth, rate), (6,), "softmax_cross_entropy", optimizer or cv.Adam(1e-2))
+    return cv.compile(graph, batch_size=batch, **{"accumulate": False, "workers": 1, **options})
+
+
+PROGRAMS = {
+    "adam": program(),
+    "deep": program(12, 3, optimizer=cv.AdamW(1e-2)),
+    "dropout": program(10, 2, 0.3),
+    "momentum": program(9, optimizer=cv.SGD(0.05, momentum=0.9), batch=7),
+    "float64": program(dtype="float64"),
+}
+
+
+def alone(prog: cv.Program, epochs: int, seed: int = 0, data=(X, Y), **fit) -> tuple[cv.Model, cv.History]:
+    """The model by itself: what a fleet must reproduce."""
+    model = cv.Model.on(cv.CalcHeap(prog.heap_bytes).load(prog, seed=seed))
+    return model, model.fit(*data, epochs=epochs, progress=False, **fit)
+
+
+def same(handle: cv.Handle, model: cv.Model, history: cv.History) -> None:
+    np.testing.assert_array_equal(handle.losses, history["loss"])
+    with handle.resident:
+        for name, value in handle.resident.parameters.items():
+            np.testing.assert_array_equal(value, model.parameters[name])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("room", ["all", "few", "one"])
+def test_the_bits_of_each_model_alone(workers, room):
+    sizes = [p.heap_bytes for p in PROGRAMS.values()]
+    memory = {"all": 4 * sum(sizes) + 4096, "few": 3 * max(sizes), "one": max(sizes)}[room]
+    fleet = cv.Fleet(memory, workers=workers)
+    handles = {(n, s): fleet.add(p, data=(X, Y), seed=s) for s in range(3) for n, p in PROGRAMS.items()}
+    fleet.fit(2, progress=False)
+    results = fleet.fit(3, progress=False)
+    assert [row["status"] for row in results] == ["done"] * 15
+    assert (fleet.heap.stats.switches > 0) == (room != "all")
+    for (name, seed), handle in handles.items():
+        same(handle, *alone(PROGRAMS[name], 5, seed))
+
+
+def test_the_order_does_not_matter():
+    losses = []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        fleet = cv.Fleet("1 MiB", workers=2)
+        handles = {s: fleet.add(PROGRAMS["dropout"], data=(X, Y), seed=s) for s in order}
+        fleet.fit(4, progress=False)
+        losses.append([handles[s].losses for s in range(4)])
+    np.testing.assert_array_equal(*losses)
+
+
+def test_learning_batches_of_several_rounds():
+    prog = program(batch=8, accumulate=True)
+    fleet = cv.Fleet("1 MiB", workers=2)
+    handle = fleet.add(prog, data=(X, Y), seed=1, learning_batch=50)
+    for _ in range(3):
+        fleet.advance(1)
+    heap = cv.CalcHeap(prog.heap_bytes)
+    model = cv.Model.on(heap.load(prog, seed=1))
+    model.learning_batch = 50
+    same(handle, model, model.fit(X, Y, epochs=3, progress=False))
+
+
+def test_samples_by_number_by_slice_and_shared_arrays():
+    numbers = np.random.default_rng(1).permutation(210)[:100]
+    fleet = cv.Fleet("1 MiB")
+    by_number = fleet.add(PROGRAMS["adam"], data=(X, Y), samples=numbers)
+    by_slice = fleet.add(PROGRAMS["adam"], data={"target": Y, "input": X}, samples=slice(50, 150), validation=numbers)
+    fleet.fit(3, progress=False)
+    same(by_number, *alone(PROGRAMS["adam"], 3, data=(X[numbers], Y[numbers])))
+    model, history = alone(PROGRAMS["adam"], 3, data=(X[50:150], Y[50:150]), validation=(X[numbers], Y[numbers]))
+    same(by_slice, model, history)
+    np.testing.assert_array_equal(by_slice.val_losses, history["val_loss"])
+    np.testing.assert_array_equal(by_slice.metrics["val_accuracy"], history["val_accuracy"])
+    assert by_slice.val_loss == history["val_loss"][-1] and by_slice.loss == history["loss"][-1]
+
+
+def test_patience_is_that_of_fit():
+    held = (X[150:], Y[150:])
+    fleet = cv.Fleet("1 MiB", workers=2)
+    rates = [1e-3, 1e-1, 1.0]
+    handles = [
+        fleet.add(PROGRAMS["adam"], data=(X[:150], Y[:150]), validation=held, patience=2, hyper={"learning_rate": r})
+        for r in rates
+    ]
+    fleet.fit(30, progress=False)
+    for rate, handle in zip(rates, handles):
+        model = cv.Model.on(cv.CalcHeap("1 MiB").load(PROGRAMS["adam"]))
+        model.hyper["learning_rate"] = rate
+        history = model.fit(X[:150], Y[:150], epochs=30, validation=held, patience=2, progress=False)
+        same(handle, model, history)
+        assert (handle.status == "stopped early") == (len(history) < 30)
+    assert {h.status for h in handles} == {"done", "stopped early"}
+
+
+def test_epochs_of_its_own_and_advancing_each_by_its_own():
+    fleet = cv.Fleet("1 MiB", workers=2)
+    a = fleet.add(PROGRAMS["adam"], data=(X, Y), epochs=2)
+    b = fleet.add(PROGRAMS["adam"], data=(X, Y))
+    fleet.fit(5, progress=False)
+    assert (a.epochs_done, b.epochs_done) == (2, 5)
+    assert fleet.advance({a: 3, b: 0}) == [a]
+    assert (a.epochs_done, b.epochs_done) == (5, 5)
+    np.testing.assert_array_equal(a.losses, b.losses)
+    b.stop("enough")
+    assert fleet.advance(1) == [a] and (b.status, b.error, b.epochs_done) == ("stopped", "enough", 5)
+
+
+def test_a_loss_that_is_not_finite_stops_that_model_only():
+    broken = X.copy()
+    broken[3, 2] = np.nan
+    fleet = cv.Fleet("1 MiB", workers=2)
+    bad = fleet.add(PROGRAMS["adam"], data=(broken, Y), name="bad")
+    good = fleet.add(PROGRAMS["adam"], data=(X, Y))
+    results = fleet.fit(4, progress=False)
+    assert (bad.status, bad.epochs_done) == ("not finite", 1) and "nan" in bad.error
+    same(good, *alone(PROGRAMS["adam"], 4))
+    assert results.best(1, "loss")[0]["name"] == good.name and "not finite" in str(results)
+    assert fleet.advance(1) == [good]
+
+
+def test_a_trap_is_reported_and_the_others_go_on():
+    labels = Y.copy()
+    fleet = cv.Fleet("1 MiB", workers=2)
+    bad = fleet.add(PROGRAMS["adam"], data=(X, labels))
+    good = fleet.add(PROGRAMS["adam"], data=(X, Y))
+    labels[5] = 9  # behind the check's back
+    fleet.fit(2, progress=False)
+    assert bad.status == "trapped" and "label" in bad.error and good.status == "done"
+    same(good, *alone(PROGRAMS["adam"], 2))
+
+
+def test_what_does_not_fit_is_refused_with_the_bytes():
+    prog = PROGRAMS["deep"]
+    fleet = cv.Fleet(prog.heap_bytes)
+    with pytest.raises(cv.PlanError, match="quota") as error:
+        fleet.add(prog, data=(X, Y), memory=1000)
+    assert (error.value.needed, error.value.allowed) == (prog.heap_bytes, 1000)
+    with pytest.raises(cv.PlanError) as error:
+        cv.Fleet(prog.heap_bytes - 64).add(prog, data=(X, Y))
+    assert (error.value.needed, error.value.allowed) == (prog.heap_bytes, prog.heap_bytes - 64)
+    assert len(fleet) == 0 and fleet.free_bytes == prog.heap_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": (X,)}, "2 arrays are wanted"),
+        ({"data": {"input": X}}, "wanted are input, target"),
+        ({"data": (X[:, :5], Y)}, "do not fit"),
+        ({"data": (X[:10], Y)}, "differ in their number"),
+        ({"data": (X, Y + 1)}, "labels must be integers"),
+        ({"samples": np.array([0, 210])}, "there are 210 samples"),
+        ({"samples": np.array([-1])}, "there are 210 samples"),
+        ({"samples": np.array([0.5])}, "numbers of samples"),
+        ({"patience": 3}, "validation"),
+        ({"hyper": {"learning_rat": 1.0}}, "learning_rat"),
+        ({"hyper": {"learning_rate": float("nan")}}, "finite"),
+        ({"name": "first"}, "has a model 'first'"),
+        ({"name": ""}, "not empty"),
+    ],
+)
+def test_bad_input_adds_nothing(change, message):
+    fleet = cv.Fleet("1 MiB")
+    fleet.add(PROGRAMS["adam"], data=(X, Y), name="first")
+    free = fleet.free_bytes
+    with pytest.raises(cv.CalcError, match=message):
+        fleet.add(PROGRAMS["adam"], **{"data": (X, Y), **change})
+    assert len(fleet) == 1 and fleet.free_bytes == free and fleet.heap.names == ["first"]
+
+
+def test_closing_gives_the_slice_back_and_the_rest_is_unchanged():
+    fleet = cv.Fleet(2 * PROGRAMS["adam"].heap_bytes)
+    a, b = (fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s) for s in range(2))
+    fleet.advance(1)
+    a.close()
+    assert a.status == "closed" and fleet.free_bytes == PROGRAMS["adam"].heap_bytes and list(fleet.handles) == [b.name]
+    c = fleet.add(PROGRAMS["adam"], data=(X, Y), seed=2)
+    fleet.advance(2)
+    assert fleet.heap.stats.switches == 0
+    same(b, *alone(PROGRAMS["adam"], 3, 1))
+    same(c, *alone(PROGRAMS["adam"], 2, 2))
+
+
+def test_a_file_store_keeps_every_epoch_and_another_fleet_goes_on(tmp_path):
+    fleet = cv.Fleet(2 * PROGRAMS["dropout"].heap_bytes, workers=2, store=cv.FileStore(tmp_path))
+    for s in range(5):
+        fleet.add(PROGRAMS["dropout"], data=(X, Y), seed=s, name=f"user {s}")
+    fleet.fit(3, progress=False)
+    fleet.heap.close()
+    fleet = cv.Fleet(2 * PROGRAMS["dropout"].heap_bytes, store=cv.FileStore(tmp_path))
+    assert fleet.heap.names == [f"user {s}" for s in range(5)]
+    handles = [fleet.add(name, data=(X, Y)) for name in fleet.heap.names]
+    assert [h.epochs_done for h in handles] == [3] * 5
+    fleet.fit(2, progress=False)
+    for s, handle in enumerate(handles):
+        model, history = alone(PROGRAMS["dropout"], 5, s)
+        np.testing.assert_array_equal(handle.losses, history["loss"][3:])
+        np.testing.assert_array_equal(handle.model.predict(X), model.predict(X))
+    with pytest.raises(cv.CalcError, match="has a model 'user 1'"):
+        fleet.add("user 1", data=(X, Y))
+    fleet.heap.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_training_with_the_store_in_order(tmp_path, number):
+    code = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
+import numpy as np, calcvm as cv
+from tests.test_fleet import PROGRAMS, X, Y
+fleet = cv.Fleet("1 MiB", workers=2, store=cv.FileStore({str(tmp_path)!r}))
+for s in range(3):
+    fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s, name=str(s))
+print("ready", flush=True)
+results = fleet.fit(1000000, progress=False, checkpoint=50)
+print(results.stopped, flush=True)
+"""
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(1.0)
+        child.send_signal(number)
+        out, _ = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    expected = ("interrupted\n", 0) if number == signal.SIGINT else ("", 128 + signal.SIGTERM)
+    assert (out, child.returncode) == expected
+    with cv.CalcHeap("1 MiB", store=cv.FileStore(tmp_path)) as heap:
+        for name in heap.names:
+            model = cv.Model.on(heap.open(name))
+            assert model.epochs_done > 0 and model.evaluate(X, Y)["accuracy"] > 0.8
+        assert heap.names == ["0", "1", "2"]
+
+
+def test_results_are_a_table():
+    fleet = cv.Fleet("4 MiB")
+    for s in range(25):
+        fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s, validation=slice(0, 50))
+    results = fleet.fit(2, progress=False)
+    assert len(results) == 25 and results[3]["name"] == "model-3" and len(results[:2]) == 2
+    np.testing.assert_array_equal(results.column("loss"), [h.loss for h in fleet.handles.values()])
+    best = results.best(3, "val_accuracy", largest=True)
+    assert best[0]["val_accuracy"] == results.column("val_accuracy").max()
+    lines = str(results).splitlines()
+    assert len(lines) == 22 and lines[0].split()[:4] == ["name", "status", "epochs", "loss"] and "5 more" in lines[-1]
+
+
+def test_progress_says_how_far_it_is(capsys):
+    fleet = cv.Fleet("1 MiB")
+    for s in range(2):
+        fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s)
+    fleet.fit(3)
+    assert "6/6 epochs  mean loss 0." in capsys.readouterr().err
