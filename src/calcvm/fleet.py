@@ -379,7 +379,8 @@ class Fleet:
     def _passes(self, goals: Mapping[Handle, int], checkpoint: int) -> Iterator[None]:
         """Run models to their goals; yields after each slice of work."""
         persistent = self.heap.store.persistent
-        waiting, active = deque(h for h, goal in goals.items() if h.epochs_done < goal), {}
+        waiting = deque(h for h, goal in goals.items() if h.epochs_done < goal)
+        active: dict[Handle, Frame] = {}
         try:
             while waiting or active:
                 while waiting:
@@ -437,7 +438,7 @@ class Results(Sequence):
 
     def __init__(self, handles: Iterable[Handle]):
         self.stopped = ""
-        self._rows = [
+        self._rows: list[dict[str, Any]] = [
             {
                 "name": h.name, "status": h.status, "epochs": h.epochs_done, "loss": h.loss,
                 **{name: _last(values) for name, values in h.metrics.items()},
