@@ -12,6 +12,7 @@ from calcvm.errors import CalcError
 from calcvm.kernels_cpu import optimizers as kernels
 from calcvm.ops import OPS, ROWS
 from calcvm.ops.optimizers import HYPER_SLOTS, SCHEDULES
+from calcvm.vm.program import instructions
 from tests.reference import optimizers as reference
 from tests.rowcall import Heap
 
@@ -123,6 +124,14 @@ def test_adamhat_agrees_with_scikit_learn(dtype):
     np.testing.assert_allclose(got, expected, rtol=0, atol=RTOL[dtype] * np.abs(expected - start).max())
 
 
+def rates(schedule, steps, rate):
+    """The learning rate of each step."""
+    ours = optim.SGD(rate, schedule=schedule)
+    heap = Heap("float32", {"hyper": hyper_of(ours)})
+    at = HYPER_SLOTS.index("lr_t")
+    return np.array([heap.call("tick", schedule=ours.schedule_code)["hyper"][at] for _ in range(steps)])
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize(
     ("schedule", "make"),
@@ -132,6 +141,14 @@ def test_adamhat_agrees_with_scikit_learn(dtype):
         (optim.Exponential(0.9), lambda s, o: s.ExponentialLR(o, 0.9)),
         (optim.Cosine(STEPS), lambda s, o: s.CosineAnnealingLR(o, STEPS)),
         (optim.Cosine(25, min_lr=0.01), lambda s, o: s.CosineAnnealingLR(o, 25, 0.01)),
+        (optim.CosineRestarts(1), lambda s, o: s.CosineAnnealingWarmRestarts(o, 1)),
+        (optim.CosineRestarts(7, min_lr=0.01), lambda s, o: s.CosineAnnealingWarmRestarts(o, 7, 1, 0.01)),
+        (optim.CosineRestarts(3, 2), lambda s, o: s.CosineAnnealingWarmRestarts(o, 3, 2)),
+        (optim.CosineRestarts(1, 3, min_lr=0.2), lambda s, o: s.CosineAnnealingWarmRestarts(o, 1, 3, 0.2)),
+        (
+            optim.CosineRestarts(4, warmup_steps=5),
+            lambda s, o: s.SequentialLR(o, [s.LinearLR(o, 1 / 5, 1, 4), s.CosineAnnealingWarmRestarts(o, 4)], [5]),
+        ),
         (
             optim.Exponential(0.8, warmup_steps=5),
             lambda s, o: s.SequentialLR(o, [s.LinearLR(o, 1 / 5, 1, 4), s.ExponentialLR(o, 0.8)], [5]),
@@ -153,18 +170,47 @@ def test_rates_agree_with_torch(schedule, make):
         expected.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         theirs.step()
-    ours = optim.SGD(0.1, schedule=schedule)
-    heap = Heap("float32", {"hyper": hyper_of(ours)})
-    got = [heap.call("tick", schedule=ours.schedule_code)["hyper"][HYPER_SLOTS.index("lr_t")] for _ in range(STEPS)]
-    np.testing.assert_allclose(got, expected, rtol=1e-12)
+    np.testing.assert_allclose(rates(schedule, STEPS, 0.1), expected, rtol=1e-12)
 
 
 # ---------------------------------------------------------------- the step
 def test_cosine_stays_down():
-    ours = optim.SGD(0.1, schedule=optim.Cosine(3, min_lr=0.02))
-    heap = Heap("float64", {"hyper": hyper_of(ours)})
-    rates = [heap.call("tick", schedule=3)["hyper"][HYPER_SLOTS.index("lr_t")] for _ in range(6)]
-    np.testing.assert_allclose(rates, [0.1, 0.08, 0.04, 0.02, 0.02, 0.02], rtol=1e-12)
+    got = rates(optim.Cosine(3, min_lr=0.02), 6, 0.1)
+    np.testing.assert_allclose(got, [0.1, 0.08, 0.04, 0.02, 0.02, 0.02], rtol=1e-12)
+
+
+def test_restarts_do_not_drift():
+    got = rates(optim.CosineRestarts(10, 3), 200_000, 1.0)  # cycles of 10 * 3**i steps
+    starts = np.cumsum([0, *(10 * 3**i for i in range(9))])
+    assert np.flatnonzero(got == 1.0).tolist() == starts.tolist()
+    last = got[starts[-2] : starts[-1]]
+    np.testing.assert_allclose(last, (1 + np.cos(np.pi * np.arange(len(last)) / len(last))) / 2, atol=1e-15)
+
+
+@pytest.mark.parametrize(("factor", "lengths"), [(1.0, [4, 4, 4]), (1.5, [4, 6, 9, 14]), (1.1, [4, 5, 5, 6])])
+def test_cycles_are_whole_and_start_at_the_full_rate(factor, lengths):
+    got = rates(optim.CosineRestarts(4, factor), sum(lengths) + 1, 1.0)
+    assert np.flatnonzero(got == 1.0).tolist() == [0, *np.cumsum(lengths)]
+    for start, n in zip(np.cumsum([0, *lengths]), lengths):
+        cycle = got[start : start + n]
+        assert (np.diff(cycle) < 0).all() and 0 < cycle[-1] < 0.2
+
+
+def test_a_period_made_shorter_restarts_at_once():
+    ours = optim.SGD(1.0, schedule=optim.CosineRestarts(100))
+    heap = Heap("float32", {"hyper": hyper_of(ours)})
+    for _ in range(50):
+        heap.call("tick", schedule=4)
+    heap["hyper"][HYPER_SLOTS.index("total_steps")] = 2
+    at = HYPER_SLOTS.index("lr_t")
+    got = [heap.call("tick", schedule=4)["hyper"][at] for _ in range(4)]
+    np.testing.assert_allclose(got, [1, 0.5, 1, 0.5], rtol=1e-15)
+
+
+def test_programs_saved_with_fewer_schedules_still_load():
+    """A stored program names its instructions with a digest of their form, and its schedule with a number."""
+    assert instructions(np.array([[ROWS["tick"].opcode]])) == {"tick": "ea46e841701e5312"}
+    assert SCHEDULES[:5] == ("constant", "step", "exponential", "cosine", "cosine_restarts")
 
 
 def test_a_changed_rate_takes_effect_at_once():
@@ -322,6 +368,10 @@ def test_positional_rate():
         lambda: optim.Adagrad(weight_decay=-1),
         lambda: optim.Step(0),
         lambda: optim.Cosine(10.5),
+        lambda: optim.CosineRestarts(0),
+        lambda: optim.CosineRestarts(10, 0.5),
+        lambda: optim.CosineRestarts(10, float("inf")),
+        lambda: optim.CosineRestarts(10, min_lr=-0.1),
         lambda: optim.Exponential(-0.1),
         lambda: optim.Constant(warmup_steps=-1),
         lambda: optim.L1(-1.0),

@@ -96,6 +96,10 @@ SCHEDULES = {
     "step": (cv.Step(5, 0.5), lambda t, o: t.optim.lr_scheduler.StepLR(o, 5, 0.5)),
     "exponential": (cv.Exponential(0.9), lambda t, o: t.optim.lr_scheduler.ExponentialLR(o, 0.9)),
     "cosine": (cv.Cosine(20), lambda t, o: t.optim.lr_scheduler.CosineAnnealingLR(o, 20)),
+    "restarts": (
+        cv.CosineRestarts(4, 2),
+        lambda t, o: t.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 4, 2),
+    ),
     "warm-up": (
         cv.Constant(warmup_steps=5),
         lambda t, o: t.optim.lr_scheduler.LambdaLR(o, lambda k: min(1, (k + 1) / 5)),

@@ -50,12 +50,13 @@ class Schedule:
 
     warmup_steps: int = 0
     kind: ClassVar[str] = "constant"
+    slot_of: ClassVar[dict[str, str]] = {}  # attribute: slot, where the names differ
 
     def __post_init__(self) -> None:
         _count(self, "warmup_steps", 0)
 
     def slots(self) -> dict[str, float]:
-        return {f.name: float(getattr(self, f.name)) for f in fields(self)}
+        return {self.slot_of.get(f.name, f.name): float(getattr(self, f.name)) for f in fields(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,27 @@ class Cosine(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         _count(self, "total_steps", 1)
+        _at_least_0(self, "min_lr")
+
+
+@dataclass(frozen=True)
+class CosineRestarts(Schedule):
+    """Half a cosine from the rate down to ``min_lr`` over ``period`` steps, then from the rate again: SGDR.
+
+    Each cycle is ``factor`` times as long as the one before, in whole steps.  Loshchilov and Hutter 2017; as
+    torch's CosineAnnealingWarmRestarts, whose ``T_mult`` is an integer.
+    """
+
+    period: int
+    factor: float = 1.0
+    min_lr: float = 0.0
+    kind: ClassVar[str] = "cosine_restarts"
+    slot_of: ClassVar[dict[str, str]] = {"period": "total_steps", "factor": "gamma"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _count(self, "period", 1)
+        _check(self, "factor", _number(self.factor) and self.factor >= 1, "a number >= 1")
         _at_least_0(self, "min_lr")
 
 

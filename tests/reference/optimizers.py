@@ -86,6 +86,14 @@ def tick(hyper, schedule=0):
     elif schedule == 3:
         part = min(k / h["total_steps"], 1)
         lr = h["min_lr"] + (lr - h["min_lr"]) * (1 + np.cos(np.pi * part)) / 2
+    elif schedule == 4:
+        begin = h["gamma_t"] - 1
+        length = h["total_steps"] + begin * (h["gamma"] - 1)
+        if k - begin >= length:
+            begin, length = k, h["total_steps"] + k * (h["gamma"] - 1)
+            h["gamma_t"] = k + 1
+        part = min((k - begin) / length, 1)
+        lr = h["min_lr"] + (lr - h["min_lr"]) * (1 + np.cos(np.pi * part)) / 2
     h["lr_t"] = lr
     h["beta1_t"] *= h["beta1"]
     h["beta2_t"] *= h["beta2"]

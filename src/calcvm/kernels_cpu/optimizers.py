@@ -26,7 +26,7 @@ from calcvm.kernels_cpu._common import (
 LEARNING_RATE, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP_VALUE, CLIP_NORM = range(7)
 STEP_SIZE, GAMMA, TOTAL_STEPS, MIN_LR, WARMUP_STEPS = range(7, 12)
 T, BETA1_T, BETA2_T, GAMMA_T, LR_T, STEP_SIZE_T, INV_SQRT_CORRECTION2_T, CLIP_SCALE = range(12, 20)
-CONSTANT, STEP, EXPONENTIAL, COSINE = range(4)
+CONSTANT, STEP, EXPONENTIAL, COSINE, COSINE_RESTARTS = range(5)
 
 
 @njit(inline=True)
@@ -194,8 +194,16 @@ def tick(w, nw, schedule, hyper: Ptr):
     if k < 0:
         lr = lr * t / s[WARMUP_STEPS]
     elif schedule != CONSTANT:
-        if schedule == COSINE:
+        if schedule == COSINE or schedule == COSINE_RESTARTS:
             total = s[TOTAL_STEPS]
+            if schedule == COSINE_RESTARTS:
+                begin = s[GAMMA_T] - 1
+                total += begin * (s[GAMMA] - 1)  # the geometric series: this cycle's length from all before it
+                if k - begin >= total:
+                    total += (k - begin) * (s[GAMMA] - 1)
+                    begin = k
+                    s[GAMMA_T] = begin + 1
+                k -= begin
             part = k / total if k < total else 1.0
             lr = s[MIN_LR] + (lr - s[MIN_LR]) * 0.5 * (1 + math.cos(math.pi * part))
         else:

@@ -29,15 +29,15 @@ HYPER_SLOTS = (
     "clip_value",
     "clip_norm",
     "step_size",  # of the schedule `Step`
-    "gamma",
-    "total_steps",
+    "gamma",  # or of `CosineRestarts`: the factor
+    "total_steps",  # or of `CosineRestarts`: the period
     "min_lr",
     "warmup_steps",
     # advanced by `tick` and `clip_norm_scale`
     "t",  # steps counted
     "beta1_t",  # beta1^t
     "beta2_t",
-    "gamma_t",  # gamma to the power of its uses so far
+    "gamma_t",  # gamma to the power of its uses so far, or of `CosineRestarts`: the step a cycle began with, from 1
     "lr_t",  # scheduled learning rate
     "step_size_t",  # lr_t / (1 - beta1^t)
     "inv_sqrt_correction2_t",  # 1 / sqrt(1 - beta2^t)
@@ -46,7 +46,7 @@ HYPER_SLOTS = (
 HYPER_ELEMS = f"{len(HYPER_SLOTS)}*D"
 # Slots that do not start at 0.
 HYPER_START = {"beta1_t": 1.0, "beta2_t": 1.0, "gamma_t": 1.0, "clip_scale": 1.0, "inv_sqrt_correction2_t": 1.0}
-SCHEDULES = ("constant", "step", "exponential", "cosine")
+SCHEDULES = ("constant", "step", "exponential", "cosine", "cosine_restarts")  # append-only: programs name the place
 
 HYPER = R("hyper", HYPER_ELEMS)
 ROWS_COLS = dims("rows cols")
@@ -203,12 +203,18 @@ _register(
     (U("hyper", HYPER_ELEMS, "w0"),),
     attrs=(
         Attr(
-            name="schedule", default=0, check=lambda v: v in range(len(SCHEDULES)), doc=f"0..3: {', '.join(SCHEDULES)}"
+            name="schedule",
+            default=0,
+            check=lambda v: v in range(len(SCHEDULES)),
+            doc=f"0..{len(SCHEDULES) - 1}: {', '.join(SCHEDULES)}",
         ),
     ),
     word_values=lambda shapes, attrs: dict(attrs),
-    examples=tuple(Example(shapes=((N_SLOTS,),), attrs={"schedule": s}, low=0.1, high=0.9) for s in range(4)),
-    source="torch.optim.lr_scheduler: StepLR, ExponentialLR, CosineAnnealingLR; the schedule starts after the warm-up",
+    examples=tuple(
+        Example(shapes=((N_SLOTS,),), attrs={"schedule": s}, low=0.1, high=0.9) for s in range(len(SCHEDULES))
+    ),
+    source="torch.optim.lr_scheduler: StepLR, ExponentialLR, CosineAnnealingLR, CosineAnnealingWarmRestarts; the schedule "
+    "starts after the warm-up",
 )
 
 
