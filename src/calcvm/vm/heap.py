@@ -319,13 +319,11 @@ class CalcHeap:
         while True:
             piece = self._pieces.take(binding.program.heap_bytes)
             if piece is not None:
-                frame = self._spare.pop((binding, piece[0]), None)
-                if frame is None:
-                    frame = Frame(binding, *piece, self._bytes[slice(*piece)])
+                frame = self._spare.pop((binding, piece[0]), None) or Frame(binding, *piece, self._bytes[slice(*piece)])
                 self._frames[frame] = None
                 return frame
-            victim = next(iter(self._frames))
-            if victim.pins:
+            victim: Frame | None = next(iter(self._frames))
+            if victim is not None and victim.pins:
                 victim = next((f for f in self._frames if not f.pins), None)
             if victim is not None:
                 self._switch_out(victim)
