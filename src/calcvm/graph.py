@@ -71,6 +71,16 @@ class Variable:
         return self
 
     @property
+    def form(self) -> tuple[Any, ...]:
+        """What `CalcGraph.form` compares of a placeholder, parameter, constant or state."""
+        init: Any = self.init
+        if isinstance(init, np.ndarray):
+            init = (init.shape, init.dtype.str, init.tobytes())
+        elif isinstance(init, Mapping):
+            init = tuple(init.items())
+        return (self.name, self.kind, self.shape, init, self.regularizer, self.trainable)
+
+    @property
     def shape(self) -> Shape:
         return self.descriptor.shape
 
@@ -150,6 +160,12 @@ class Operation:
     attrs: dict[str, Any]
     name: str
 
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What `CalcGraph.form` compares of an operation."""
+        names = (*((n, v.name) for n, v in (*self.inputs.items(), *self.outputs.items())),)
+        return (self.spec.name, self.name, names, tuple(self.attrs.items()))
+
     def shapes(self) -> dict[str, Shape]:
         """Shape of every input, output and saved value, by the spec's names."""
         named = {n: v.shape for n, v in (*self.inputs.items(), *self.outputs.items())}
@@ -200,6 +216,13 @@ class Path:
         if loss.path is not self:
             raise CalcError(f"minimize: {loss.name!r} is not computed in path {self.name!r}")
         self.loss, self.optimizer, self.output = loss, optimizer, output
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What `CalcGraph.form` compares of a path."""
+        ends = (v and v.name for v in (self.loss, self.output))
+        optimizer = self.optimizer and self.optimizer.form
+        return (self.name, self.backward, *ends, optimizer, *(op.form for op in self.operations))
 
     @property
     def variables(self) -> Iterator[Variable]:
@@ -268,6 +291,15 @@ class CalcGraph:
         """A block of 64-bit words in the heap's persistent state, shared by name (counters, rates)."""
         known = self.variables.get(name)
         return known or self._add(name, "state", shape_of((words,)), init=init)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """Equal for graphs that compile to one program, but for the numbers that are hyperparameters.
+
+        Those are the optimizers' `slots`; everything else is compared: names, shapes, operators, initializers.
+        """
+        sources = [v for v in self.variables.values() if v.kind != "result"]
+        return (*(v.form for v in sources), *(path.form for path in self.paths.values()))
 
     @property
     def active(self) -> Path:
