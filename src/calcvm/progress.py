@@ -45,12 +45,12 @@ def _number(value: float) -> str:
 
 
 class Count:
-    """A bar over epochs of many models on a terminal with rich, else a plain line now and then on stderr."""
+    """A bar over epochs of many models (or another ``unit``) on a terminal with rich, else a line now and then."""
 
     SECONDS = 2.0  # between plain lines
 
-    def __init__(self, total: int, enabled: bool = True):
-        self.total, self.enabled, self.bar = total, enabled, None
+    def __init__(self, total: int, enabled: bool = True, unit: str = "epochs"):
+        self.total, self.enabled, self.unit, self.bar = total, enabled, unit, None
         self.since = self.shown = time.perf_counter()
         if enabled and sys.stderr.isatty():
             try:
@@ -59,20 +59,21 @@ class Count:
             except ImportError:  # rich is in the extra cli
                 return
             self.bar = Progress(
-                TextColumn("{task.completed:,}/{task.total:,} epochs"), BarColumn(), TimeElapsedColumn(),
+                TextColumn(f"{{task.completed:,}}/{{task.total:,}} {unit}"), BarColumn(), TimeElapsedColumn(),
                 TimeRemainingColumn(), TextColumn("{task.fields[text]}"), console=Console(stderr=True),
             )  # fmt: skip
             self.task = self.bar.add_task("", total=total, text="")
             self.bar.start()
 
     def step(self, done: int, text: str = "") -> None:
-        """``done`` epochs of all models together are done."""
+        """``done`` of the total are done; ``text`` is shown beside it."""
         now = time.perf_counter()
         if self.bar is not None:
             self.bar.update(self.task, completed=done, text=text)
         elif self.enabled and (now - self.shown > self.SECONDS or done >= self.total):
             self.shown = now
-            print(f"{done:,}/{self.total:,} epochs  {text}  {now - self.since:.1f} s", file=sys.stderr, flush=True)
+            took = f"{now - self.since:.1f} s"
+            print(f"{done:,}/{self.total:,} {self.unit}  {text}  {took}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Training has ended."""
