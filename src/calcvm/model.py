@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -20,7 +20,7 @@ from calcvm.ops.dims import Affine
 from calcvm.optim import Optimizer
 from calcvm.planner import Plan
 from calcvm.progress import reporter
-from calcvm.vm.epoch import Epoch
+from calcvm.vm.epoch import Epoch, shuffling_key
 from calcvm.vm.heap import CalcHeap
 from calcvm.vm.program import Program, Symbol
 from calcvm.vm.resident import Hyper, Resident
@@ -245,7 +245,7 @@ class Model:
             self.resident, {"input": X, "target": y}, "learn", train=True,
             learning=self.learning_batch, results=["loss"], check_finite=check_finite,
         )  # fmt: skip
-        judge = self._judge(held[0], held[1], check_finite) if held is not None else None
+        judge = self.judge({"input": held[0], "target": held[1]}, check_finite) if held is not None else None
         history, best, since = History(), np.inf, 0
         report = reporter(epochs, train.rounds, progress)
         try:
@@ -274,7 +274,7 @@ class Model:
 
     def evaluate(self, X: Any, y: Any, *, check_finite: bool = False) -> dict[str, float]:
         """Loss, and accuracy where it has a meaning, over a data set, without dropout."""
-        return self._judge(np.asarray(X), np.asarray(y), check_finite)()
+        return self.judge({"input": np.asarray(X), "target": np.asarray(y)}, check_finite)()
 
     def predict(self, X: Any) -> np.ndarray:
         """Outputs of the network for a data set, shape (n, *output_shape), without dropout."""
@@ -286,9 +286,13 @@ class Model:
         run.whole(SLICE_SECONDS)
         return out
 
-    def _judge(self, X: np.ndarray, y: np.ndarray, check_finite: bool = False) -> Any:
+    def judge(self, data: Mapping[str, np.ndarray], check_finite: bool = False) -> Callable[[], dict[str, float]]:
+        """A function that evaluates the model as it is when called, on ``input`` and ``target``.
+
+        With ``output`` in place of ``input`` it evaluates those outputs, whoever computed them.
+        """
         names = [n for n in ("predict.loss", "accuracy") if n in self.program.info["variables"]]
-        run = Epoch(self.resident, {"input": X, "target": y}, "predict", results=names, check_finite=check_finite)
+        run = Epoch(self.resident, data, "predict", results=names, check_finite=check_finite)
 
         def judge() -> dict[str, float]:
             run.whole(SLICE_SECONDS)
@@ -308,8 +312,8 @@ class Model:
         return X, y, None if validation is None else tuple(map(np.asarray, validation))
 
     def _key(self) -> int:
-        """Shuffling key of the epoch: a function of the seed and the epoch's number."""
-        return (self.resident.seed * 0x9E3779B97F4A7C15 + self.epochs_done * 0xD1342543DE82EF95 + 1) % 2**63
+        """Shuffling key of the next epoch."""
+        return shuffling_key(self.resident.seed, self.epochs_done)
 
     # ------------------------------------------------------------ files
     def save(self, path: str | PathLike[str]) -> None:

@@ -18,6 +18,7 @@ class Epoch:
     """Passes over the samples of arrays, in batches, through a path of a model.
 
     data : placeholder -> array of samples; C-contiguous arrays of `layout.FEED_DTYPES` are read in place.
+        Where the path's output is among them, the network is not run: results are of those outputs.
     samples : the numbers of those to use (default: all), or a slice; the arrays are not copied.
     train : each round runs backward too, each learning batch ends with an update.
     learning : samples of a learning batch (default: the program's batch, one round each).
@@ -60,9 +61,11 @@ class Epoch:
         self._outputs = outputs
         self._results = np.array([_offset(model, name) for name in results], np.int64)
         self._sums = np.zeros(max(len(results), 1))
+        given = binding.paths[path]["output"] in data
         phases = ("forward", "loss", "backward") if train else ("forward", "loss") if results else ("forward",)
         ends = [binding.span(path, ("optimize", "end_round"))] if train else []
-        self._spans = np.array(binding.round(path, *phases), np.int64)
+        spans = [binding.span(path, ("loss",))] if given else binding.round(path, *phases)
+        self._spans = np.array(spans, np.int64)
         self._end_spans = np.array(ends, np.int64).reshape(-1, 2)
         self._rows = [binding.rows(b or batch) for b in (batch, short, rest)]
         seed = binding.training(path) if train else {}
@@ -149,6 +152,11 @@ def _index(samples: np.ndarray, n: int) -> np.ndarray:
     if low < 0 or high >= n:
         raise CalcError(f"samples: numbers from {low} to {high}, but there are {n} samples, 0 to {n - 1}")
     return np.ascontiguousarray(index, np.int64)
+
+
+def shuffling_key(seed: int, epoch: int) -> int:
+    """What chooses the order of an epoch's samples: a function of the model's seed and the epochs done before."""
+    return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1342543DE82EF95 + 1) % 2**63
 
 
 def readable(name: str, array: np.ndarray, check_finite: bool) -> np.ndarray:

@@ -212,7 +212,7 @@ def conclude(job):
 
 @helper
 def epoch_key(seed, epoch):
-    """`Model`'s shuffling key of an epoch."""
+    """`calcvm.vm.epoch.shuffling_key`."""
     return np.int64((U(seed) * U(0x9E3779B97F4A7C15) + U(epoch) * U(0xD1342543DE82EF95) + U(1)) & U(2**63 - 1))
 
 
