@@ -180,7 +180,8 @@ class CalcHeap:
             tenant = self._tenants[name] = Tenant(name, bind(program), workers or program.workers, facts)
             model = self._handle(tenant)
             try:
-                self._switch_in(tenant, fresh=True)
+                self._enter(tenant, fresh=True)
+                self.leave(model)
                 model.reset(seed)
             except BaseException:
                 model.close()
@@ -242,7 +243,9 @@ class CalcHeap:
         """Write every model that has changed to the store."""
         with self._lock:
             for frame in self._frames:
-                self._keep(frame)
+                tenant = frame.tenant
+                if tenant is not None and (tenant.changed or tenant.exposed):
+                    self._keep(tenant, frame)
 
     def close(self) -> None:
         """Write what has changed and close the store; the heap's models cannot be used afterwards."""
@@ -263,13 +266,13 @@ class CalcHeap:
     # ------------------------------------------------------------ switching
     def enter(self, model: Resident) -> Frame:
         """Make a model resident and keep it so until `leave`; waits where other threads keep all others."""
-        frame = self._enter(model.tenant, True)
+        frame = self._enter(model.tenant)
         assert frame is not None
         return frame
 
     def try_enter(self, model: Resident) -> Frame | None:
         """As `enter`, but None where there is no room beside the models that are kept."""
-        return self._enter(model.tenant, False)
+        return self._enter(model.tenant, wait=False)
 
     def leave(self, model: Resident) -> None:
         """Allow a model that was entered to be switched out again."""
@@ -278,13 +281,14 @@ class CalcHeap:
             if self._waiting:
                 self._changed.notify_all()
 
-    def _enter(self, tenant: Tenant, wait: bool) -> Frame | None:
+    def _enter(self, tenant: Tenant, *, fresh: bool = False, wait: bool = True) -> Frame | None:
         with self._lock:
             frame = tenant.frame
             if frame is None:
-                frame = self._switch_in(tenant, wait=wait)
-                if frame is None:
-                    return None
+                while (frame := tenant.frame or self._switch_in(tenant, fresh)) is None:
+                    if not wait:
+                        return None
+                    self._wait(tenant)
             elif self._last is not tenant:
                 self._frames.move_to_end(frame)
             self._last = tenant
@@ -292,12 +296,13 @@ class CalcHeap:
             frame.thread = threading.get_ident()
             return frame
 
-    def _switch_in(self, tenant: Tenant, *, fresh: bool = False, wait: bool = True) -> Frame | None:
-        binding = tenant.binding
+    def _switch_in(self, tenant: Tenant, fresh: bool) -> Frame | None:
+        """Bring a model into a frame; None where all frames are kept."""
+        binding, stats = tenant.binding, self.stats
         if binding is None:
             raise CalcError(f"model {tenant.name!r} is closed")
         started = perf_counter()
-        frame = self._room(binding, wait)
+        frame = self._room(binding)
         if frame is None:
             return None
         if fresh:
@@ -308,13 +313,13 @@ class CalcHeap:
             frame.traps.fill(0)
             if binding.accumulates and not tenant.open:
                 frame.bytes[slice(*binding.gradient)] = 0
-            self.stats.bytes += image.nbytes
-            self.stats.switches += 1
+            stats.bytes += image.size
+            stats.switches += 1
         frame.tenant, tenant.frame = tenant, frame
-        self.stats.seconds += perf_counter() - started
+        stats.seconds += perf_counter() - started
         return frame
 
-    def _room(self, binding: Binding, wait: bool) -> Frame | None:
+    def _room(self, binding: Binding) -> Frame | None:
         """A frame for a program that holds no model, making room where there is none."""
         while True:
             piece = self._pieces.take(binding.program.heap_bytes)
@@ -325,41 +330,37 @@ class CalcHeap:
             victim: Frame | None = next(iter(self._frames))
             if victim is not None and victim.pins:
                 victim = next((f for f in self._frames if not f.pins), None)
-            if victim is not None:
-                self._switch_out(victim)
-                if victim.binding is binding:
-                    self._frames.move_to_end(victim)
-                    return victim
-                self._free(victim)
-            elif not wait:
+            if victim is None:
                 return None
-            elif all(f.thread == threading.get_ident() for f in self._frames):
-                needed = binding.program.heap_bytes
-                raise PlanError(
-                    f"the program needs {needed:,} bytes, and the heap's {self.nbytes:,} are held by models in use: "
-                    "leave one of them first, or make the heap larger",
-                    needed,
-                    self.free_bytes,
-                )
-            else:
-                self._waiting += 1
-                self._changed.wait()
-                self._waiting -= 1
+            tenant = victim.tenant
+            if tenant is not None:
+                if tenant.changed or tenant.exposed:
+                    self._keep(tenant, victim)
+                tenant.exposed = False
+                tenant.frame = victim.tenant = None
+                tenant.forget()
+            if victim.binding is binding:
+                self._frames.move_to_end(victim)
+                return victim
+            self._free(victim)
 
-    def _switch_out(self, frame: Frame) -> None:
-        """Empty a frame: its model's image goes to the store."""
-        tenant = frame.tenant
-        if tenant is not None:
-            self._keep(frame)
-            tenant.exposed = False
-            tenant.frame = frame.tenant = None
-            tenant.forget()
+    def _wait(self, tenant: Tenant) -> None:
+        """Wait until another thread leaves a model."""
+        if all(f.thread == threading.get_ident() for f in self._frames):
+            needed = tenant.binding.program.heap_bytes  # type: ignore[union-attr]
+            raise PlanError(
+                f"the program needs {needed:,} bytes, and the heap's {self.nbytes:,} are held by models in use: "
+                "leave one of them first, or make the heap larger",
+                needed,
+                self.free_bytes,
+            )
+        self._waiting += 1
+        self._changed.wait()
+        self._waiting -= 1
 
-    def _keep(self, frame: Frame) -> None:
-        """Copy a model's image to the store if it may differ from what is there."""
-        tenant = frame.tenant
-        if tenant is not None and (tenant.changed or tenant.exposed):
-            self.stats.bytes += put(tenant, self.store)
+    def _keep(self, tenant: Tenant, frame: Frame) -> None:
+        """Copy a model's image to the store."""
+        self.stats.bytes += put(tenant, frame, self.store)
 
     def _free(self, frame: Frame) -> None:
         del self._frames[frame]
@@ -371,9 +372,9 @@ class CalcHeap:
     def commit(self, model: Resident) -> None:
         """Write a model to the store now, if it has changed and the store outlives the process."""
         with self._lock:
-            frame = model.tenant.frame
-            if frame is not None and self.store.persistent:
-                self._keep(frame)
+            tenant = model.tenant
+            if self.store.persistent and tenant.frame is not None and (tenant.changed or tenant.exposed):
+                self._keep(tenant, tenant.frame)
 
     def remove(self, model: Resident) -> None:
         """Give a model's room back (see `Resident.close`)."""
@@ -423,26 +424,26 @@ class CalcHeap:
         return name
 
 
-def put(tenant: Tenant, store: Store) -> int:
+def put(tenant: Tenant, frame: Frame, store: Store) -> int:
     """Copy a resident model's image to the store; the bytes copied."""
-    frame, binding = tenant.frame, tenant.binding
-    assert frame is not None and binding is not None
+    facts = tenant.facts
     if tenant.open:
-        image = frame.bytes[slice(*binding.opened)]
-        tenant.facts["open"] = True
+        image = frame.bytes[slice(*frame.binding.opened)]
+        facts["open"] = True
     else:
         image = frame.image
-        tenant.facts.pop("open", None)
-    store.put(tenant.name, tenant.facts, image)
+        if "open" in facts:
+            del facts["open"]
+    store.put(tenant.name, facts, image)
     tenant.changed = False
-    return image.nbytes
+    return image.size
 
 
 def _flush_at_exit(tenants: dict[str, Tenant], store: Store, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child
         for tenant in tenants.values():
             if tenant.frame is not None and (tenant.changed or tenant.exposed):
-                put(tenant, store)
+                put(tenant, tenant.frame, store)
         store.close()
 
 
