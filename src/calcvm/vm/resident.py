@@ -172,11 +172,11 @@ class Resident:
         """Write the model to the heap's `FileStore` now (it is also written when it is switched out or closed)."""
         self.heap.commit(self)
 
-    def copy(self, name: str | None = None) -> Resident:
-        """A new model in the same heap with the same parameters, optimizer state, counters and seed."""
+    def copy(self, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
+        """A new model with the same parameters, optimizer state, counters and seed, in the same heap or in another."""
         with self as frame:
             image = frame.image.copy()
-        other = self.heap.load(self.program, self.seed, self.workers, name)
+        other = (heap or self.heap).load(self.program, self.seed, self.workers, name)
         with other as frame:
             frame.image[:] = image
             other.facts.update({**self.facts})
