@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from calcvm import planner
@@ -120,6 +120,6 @@ def compile(  # noqa: A001
     """
     plan = plan or plan_of(graph, **options)
     info = plan.lowered.info
-    facts = asdict(info["facts"])
+    facts = dict(vars(info["facts"]))
     constants = facts.pop("constants")
     return assemble(plan.lowered, plan, info["dtype"], {**facts, "device": info["device"]}, constants)
