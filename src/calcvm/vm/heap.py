@@ -88,6 +88,7 @@ class Frame:
         "tenant",
         "thread",
         "traps",
+        "view",
     )
 
     def __init__(self, binding: Binding, start: int, stop: int, piece: np.ndarray):
@@ -96,6 +97,7 @@ class Frame:
         self.bytes = piece[: program.heap_bytes]
         self.elements = self.bytes.view(program.dtype)
         self.image = self.bytes[slice(*binding.image)]
+        self.view = self.image.data  # copied in half the time that an array takes
         self.traps = self.elements[:2]
         self.address = piece.ctypes.data
         self.tenant: Tenant | None = None
@@ -308,12 +310,12 @@ class CalcHeap:
         if fresh:
             frame.bytes[:] = 0
         else:
-            image = frame.bytes[slice(*binding.opened)] if tenant.open else frame.image
+            image = frame.bytes.data[slice(*binding.opened)] if tenant.open else frame.view
             self.store.get(tenant.name, image)
             frame.traps.fill(0)
             if binding.accumulates and not tenant.open:
                 frame.bytes[slice(*binding.gradient)] = 0
-            stats.bytes += image.size
+            stats.bytes += image.nbytes
             stats.switches += 1
         frame.tenant, tenant.frame = tenant, frame
         stats.seconds += perf_counter() - started
@@ -428,15 +430,15 @@ def put(tenant: Tenant, frame: Frame, store: Store) -> int:
     """Copy a resident model's image to the store; the bytes copied."""
     facts = tenant.facts
     if tenant.open:
-        image = frame.bytes[slice(*frame.binding.opened)]
+        image = frame.bytes.data[slice(*frame.binding.opened)]
         facts["open"] = True
     else:
-        image = frame.image
+        image = frame.view
         if "open" in facts:
             del facts["open"]
     store.put(tenant.name, facts, image)
     tenant.changed = False
-    return image.size
+    return image.nbytes
 
 
 def _flush_at_exit(tenants: dict[str, Tenant], store: Store, pid: int) -> None:
