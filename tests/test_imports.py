@@ -31,11 +31,12 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "compiler": ({"errors", "ops", "graph", "lowering", "planner", "vm"}, set()),
     "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
     "fleet": ({"errors", "compiler", "model", "progress", "vm"}, {"numpy"}),
+    "ensemble": ({"errors", "model", "ops", "vm"}, {"numpy"}),
     "data": ({"", "errors"}, {"numpy", "sklearn"}),
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
     "commands": ({"", "errors", "data", "nn", "kernels_cpu"}, {"numpy", "typer"}),  # kernels_cpu: info
     "__main__": ({"cli"}, set()),
-    "": (ALL_LOWER | {"compiler", "model", "fleet", "data"}, set()),
+    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "data"}, set()),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from calcvm import init, nn
 from calcvm.compiler import compile, plan
+from calcvm.ensemble import Ensemble, snapshot_ensemble
 from calcvm.errors import (
     CalcError,
     MissingExtra,
@@ -47,8 +48,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "Constant",
-    "Cosine", "CosineRestarts", "Elastic", "Exponential", "FileStore", "Fleet", "Handle", "History", "MemoryStore", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan",
-    "PlanError", "Program", "ProgramError", "RMSProp", "Resident", "Results", "RowSpec", "ShapeError", "Step",
-    "TensorDescriptor", "Trap", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "init",
-    "load", "load_program", "nn", "plan", "register_op", *_functions,
+    "Cosine", "CosineRestarts", "Elastic", "Ensemble", "Exponential", "FileStore", "Fleet", "Handle", "History",
+    "MemoryStore", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan", "PlanError", "Program",
+    "ProgramError", "RMSProp", "Resident", "Results", "RowSpec", "ShapeError", "Step", "TensorDescriptor", "Trap",
+    "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "init", "load", "load_program", "nn", "plan",
+    "register_op", "snapshot_ensemble", *_functions,
 ]  # fmt: skip

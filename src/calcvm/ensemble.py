@@ -1,0 +1,255 @@
+"""`Ensemble`: several models that predict together; snapshots of one model by a cyclic learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from calcvm.errors import CalcError, ShapeError
+from calcvm.model import Model
+from calcvm.ops.dims import Affine, Shape, show
+from calcvm.ops.optimizers import SCHEDULES
+from calcvm.vm.encoding import decode_row
+from calcvm.vm.heap import CalcHeap
+from calcvm.vm.program import Program
+
+METHODS = ("mean", "vote")
+SOFTMAX, BINARY = "softmax_cross_entropy_fwd", "binary_cross_entropy_fwd"
+SCORES = {SOFTMAX: "logits", BINARY: "x"}  # losses of scores, and their operand that holds them
+
+
+class Ensemble:
+    """Models of the same inputs and outputs that predict together.
+
+    Parameters
+    ----------
+    models : sequence of Model
+        Side by side in one heap, switched through it, or each in its own: predictions are the same.
+    method : "mean" or "vote"
+        "mean": the mean of the outputs; where they are the scores of a cross-entropy loss, the mean of their
+        probabilities.  "vote": each model votes for the class that it finds most probable.
+    weights : sequence of float, shape (n_models,), optional
+        What each model counts (default: all the same).
+
+    Raises
+    ------
+    CalcError : there is no model, their inputs, outputs or losses differ, or there are no classes to vote for.
+
+    References
+    ----------
+    Hansen and Salamon, Neural network ensembles, 1990.
+
+    Examples
+    --------
+    >>> ensemble = cv.Ensemble([handle.model for handle in fleet.handles.values()])
+    >>> ensemble.evaluate(X, y)
+    """
+
+    def __init__(self, models: Sequence[Model], method: str = "mean", weights: Sequence[float] | None = None):
+        self.models, self.method = list(models), method
+        if not self.models:
+            raise CalcError("an ensemble needs at least one model")
+        if method not in METHODS:
+            raise CalcError(f"method {method!r} is unknown; take one of {', '.join(METHODS)}")
+        self.weights = np.ones(len(self)) if weights is None else np.array(weights, np.float64)
+        if self.weights.shape != (len(self),):
+            raise ShapeError(f"weights of shape {self.weights.shape} for {len(self)} models: give each its own")
+        if not (np.isfinite(self.weights).all() and (self.weights >= 0).all() and self.weights.any()):
+            raise CalcError(f"weights {self.weights.tolist()}: give finite numbers >= 0, at least one above 0")
+        programs = [model.program for model in self.models]
+        self._loss = _loss_of_scores(programs[0])
+        self._dtype = np.result_type(*(program.dtype for program in programs))
+        for i, program in enumerate(programs):
+            for name in ("input", "output"):
+                ours, first = _shape(program, name), _shape(programs[0], name)
+                if ours != first:
+                    raise ShapeError(f"model {i}: its {name} is {show(ours)}, that of model 0 is {show(first)}")
+            if _loss_of_scores(program) != self._loss:
+                raise CalcError(
+                    f"model {i}: its outputs mean something else than those of model 0: their losses differ"
+                )
+        if method == "vote":
+            self._needs_classes()
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def __repr__(self) -> str:
+        return f"<ensemble of {len(self)} models, by {self.method}>"
+
+    # ------------------------------------------------------------ predictions
+    def predict(self, X: Any) -> np.ndarray:
+        """Combined outputs for a data set, shape (n, *output_shape).
+
+        "mean": the mean of the outputs, or with a cross-entropy loss `predict_proba`.  "vote": the share of the
+        votes that each class has.
+        """
+        if self.method == "vote":
+            return self._votes(X)
+        return self.predict_proba(X) if self._loss else self._mean(lambda outputs: outputs, X)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Mean of the models' probabilities, by either method, shape (n, *output_shape).
+
+        Raises
+        ------
+        CalcError : the loss is no cross-entropy, so that the outputs are no scores of classes.
+        """
+        scores = self._scores(X)
+        probabilities = np.exp(scores) if self._loss == SOFTMAX else np.exp(-np.logaddexp(0, -scores))
+        return probabilities.astype(self._dtype)
+
+    def predict_classes(self, X: Any) -> np.ndarray:
+        """The classes that `predict` decides for, int64; of equals the lowest.
+
+        softmax_cross_entropy: the largest output's, shape (n,).  binary_cross_entropy: 1 where an output is above
+        one half, else 0, shape (n, *output_shape).
+        """
+        self._needs_classes()
+        combined = self.predict(X)
+        return combined.argmax(axis=-1) if self._loss == SOFTMAX else (combined > 0.5).astype(np.int64)
+
+    def evaluate(self, X: Any, y: Any) -> dict[str, float]:
+        """The figures of `Model.evaluate`, of the combined outputs.
+
+        The loss is the first model's.  With a cross-entropy it is that of `predict_proba`, by either method; the
+        accuracy is that of `predict_classes`.
+        """
+        judge, y = self.models[0].judge, np.asarray(y)
+        if not self._loss:
+            return judge({"output": self.predict(X), "target": y})()
+        figures = judge({"output": self._scores(X), "target": y})()
+        if self.method == "vote" and "accuracy" in figures:
+            figures["accuracy"] = judge({"output": self._votes(X), "target": y})()["accuracy"]
+        return figures
+
+    # ------------------------------------------------------------ parts
+    def _needs_classes(self) -> None:
+        if not self._loss:
+            raise CalcError("the models have no classes, since their loss is no cross-entropy: take predict, by 'mean'")
+
+    def _mean(self, term: Callable[[np.ndarray], np.ndarray], X: Any) -> np.ndarray:
+        """Weighted mean of a term of the models' outputs, summed in float64 in their order."""
+        total = sum(weight * term(model.predict(X)) for model, weight in zip(self.models, self.weights))
+        return (total / self.weights.sum()).astype(self._dtype)
+
+    def _votes(self, X: Any) -> np.ndarray:
+        """Share of the votes for each class, or (binary_cross_entropy) for 1."""
+        if self._loss == SOFTMAX:
+            return self._mean(lambda scores: np.eye(scores.shape[-1])[scores.argmax(axis=-1)], X)
+        return self._mean(lambda scores: scores > 0, X)
+
+    def _scores(self, X: Any) -> np.ndarray:
+        """Scores whose probabilities are the mean of the models' ones, in float64.
+
+        Probabilities are summed as logarithms: a class that every model finds improbable keeps a finite loss.
+        """
+        self._needs_classes()
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(self.weights / self.weights.sum())
+        yes = no = np.array(-np.inf)
+        for model, log_weight in zip(self.models, log_weights):
+            scores = model.predict(X).astype(np.float64)
+            if self._loss == SOFTMAX:
+                yes = np.logaddexp(yes, log_weight + scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True))
+            else:
+                yes = np.logaddexp(yes, log_weight - np.logaddexp(0, -scores))
+                no = np.logaddexp(no, log_weight - np.logaddexp(0, scores))
+        return yes if self._loss == SOFTMAX else yes - no
+
+
+def snapshot_ensemble(
+    model: Model,
+    X: Any,
+    y: Any,
+    *,
+    cycles: int = 5,
+    epochs_per_cycle: int = 10,
+    learning_rate: float | None = None,
+    shuffle: bool = True,
+    check_finite: bool = False,
+    progress: bool = True,
+) -> Ensemble:
+    """Train one model in cycles of a cosine learning rate, and keep what it is at the end of each.
+
+    Parameters
+    ----------
+    model : Model
+        Compiled with the schedule `CosineRestarts`, whose period and factor are set here.  A warm-up that is not
+        over takes the place of the first cycle's first steps.
+    X, y, shuffle, check_finite, progress : see `Model.fit`.
+    cycles, epochs_per_cycle : int
+    learning_rate : float, optional
+        At the beginning of each cycle (default: the model's).
+
+    Returns
+    -------
+    Ensemble : the snapshots, oldest first, by "mean"; ``cv.Ensemble(snapshots.models[-3:])`` takes the last three.
+        They have a heap of their own, of ``cycles`` times the program's ``heap_bytes``.  After Ctrl-C there are
+        those of the cycles that were whole.
+
+    Raises
+    ------
+    CalcError : the model has another schedule, or the loss of a cycle is not finite.
+
+    References
+    ----------
+    Huang et al., Snapshot ensembles: train 1, get M for free, 2017.
+    """
+    for what, count in (("cycles", cycles), ("epochs_per_cycle", epochs_per_cycle)):
+        if not isinstance(count, int) or count < 1:
+            raise CalcError(f"{what}={count!r}: give an integer >= 1")
+    if _schedule(model.program) != "cosine_restarts":
+        raise CalcError(
+            f"the model's schedule is {_schedule(model.program)!r}: "
+            "compile it with an optimizer such as cv.SGD(0.1, schedule=cv.CosineRestarts(1))"
+        )
+    samples = model.resident.check("input", np.asarray(X), samples=True)
+    heap = CalcHeap(cycles * model.program.heap_bytes)
+    hyper = model.hyper
+    hyper["total_steps"], hyper["gamma"] = epochs_per_cycle * -(-samples // model.learning_batch), 1.0
+    hyper["gamma_t"] = hyper["t"] - hyper["warmup_steps"] + 1  # the first cycle begins with the next step
+    if learning_rate is not None:
+        hyper["learning_rate"] = learning_rate
+    snapshots: list[Model] = []
+    for cycle in range(cycles):
+        history = model.fit(X, y, epochs_per_cycle, shuffle=shuffle, check_finite=check_finite, progress=progress)
+        if len(history) < epochs_per_cycle:  # Ctrl-C
+            if not snapshots:
+                raise KeyboardInterrupt
+            break
+        loss = history["loss"][-1]
+        if not np.isfinite(loss):
+            raise CalcError(
+                f"cycle {cycle + 1} of {cycles} ended with a loss of {loss}: take a smaller learning_rate, or look for "
+                "NaN in the data with check_finite=True"
+            )
+        snapshots.append(Model.on(model.resident.copy(f"cycle-{cycle + 1}", heap)))
+    return Ensemble(snapshots)
+
+
+# ---------------------------------------------------------------- facts of programs
+def _shape(program: Program, name: str) -> Shape:
+    return tuple(Affine(*form) for form in program.info["variables"][name]["shape"])
+
+
+def _loss_of_scores(program: Program) -> str:
+    """The row that makes a loss of the output as scores of classes; "" where there is none."""
+    output = program.symbol(program.info["variables"]["output"]["symbol"]).offset
+    for pc in range(*program.sections["predict", "loss"]):
+        spec, _, offsets = decode_row(program.rows[pc])
+        if spec.name in SCORES and offsets[SCORES[spec.name]] == output:
+            return spec.name
+    return ""
+
+
+def _schedule(program: Program) -> str:
+    """The learning-rate schedule of the path learn."""
+    for (path, _), section in program.sections.items():
+        for pc in range(*section):
+            spec, words, _ = decode_row(program.rows[pc])
+            if path == "learn" and spec.name == "tick":
+                return SCHEDULES[words["schedule"]]
+    raise CalcError("the model's program counts no steps")
