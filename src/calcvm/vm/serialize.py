@@ -13,11 +13,12 @@ import json
 import os
 import secrets
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from calcvm.errors import ProgramError
 FORMAT = "calcvm"
 MANIFEST = "manifest.json"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal content, equal bytes
+_TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +48,7 @@ def write_archive(
     kind: str,
     version: int,
 ) -> None:
-    """Write an archive so that ``path`` holds either what it held before or all of the new content.
-
-    The content goes to a temporary file beside ``path``, is flushed to the disk, and then renamed.
-    """
+    """Write an archive so that ``path`` holds either what it held before or all of the new content."""
     members: list[tuple[dict[str, Any], bytes]] = []
     for i, (name, document) in enumerate(documents.items()):
         members.append(_member(f"documents/{i}.json", "document", name, json.dumps(document).encode()))
@@ -61,22 +60,59 @@ def write_archive(
         {"format": FORMAT, "kind": kind, "version": version, "members": [entry for entry, _ in members]}, indent=1
     ).encode()
 
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    with replacing(Path(path)) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.comment = hashlib.sha256(manifest).hexdigest().encode()
+        archive.writestr(zipfile.ZipInfo(MANIFEST, _EPOCH), manifest)
+        for entry, data in members:
+            archive.writestr(zipfile.ZipInfo(entry["member"], _EPOCH), data)
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True, previous: Path | None = None) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` when the block ends well; else ``path`` is as it was.
+
+    durable : what was written is on the disk before it takes the place, and its place is when the block has ended.
+    previous : where to keep what ``path`` held before.
+    """
+    temporary = _temporary(path)
+    file = open(temporary, "xb")
     try:
-        with open(temporary, "xb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                archive.comment = hashlib.sha256(manifest).hexdigest().encode()
-                archive.writestr(zipfile.ZipInfo(MANIFEST, _EPOCH), manifest)
-                for entry, data in members:
-                    archive.writestr(zipfile.ZipInfo(entry["member"], _EPOCH), data)
+        with file:
+            yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
+        if previous is not None:
+            _keep(path, previous)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what writers that were killed left behind; nobody may be writing to the folder."""
+    for path in folder.glob(f".*{_TEMPORARY}"):
+        path.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}")
+
+
+def _keep(path: Path, previous: Path) -> None:
+    """Make ``previous`` another name of the file at ``path``, if there is one; at no time is there less than before."""
+    link = _temporary(path)
+    try:
+        os.link(path, link)
+    except FileNotFoundError:
+        return
+    try:
+        os.replace(link, previous)
+    finally:
+        link.unlink(missing_ok=True)  # where both were the same file already, replacing does nothing
 
 
 def read_archive(path: str | PathLike[str], *, kind: str, versions: Sequence[int]) -> Archive:
@@ -168,8 +204,8 @@ def _parse_array(data: bytes, where: str) -> np.ndarray:
     return np.frombuffer(data, dtype, count, start).reshape(shape) if count else np.empty(shape, dtype)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system can."""
+def sync_folder(folder: Path) -> None:
+    """Make names given, changed and removed in a folder durable, where the system can."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

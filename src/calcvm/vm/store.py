@@ -1,50 +1,357 @@
-"""Stub until the store lands."""
+"""Stores: where the images of models are that are not in a heap, in memory or in files."""
 
-from typing import Any, Protocol
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import struct
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+from urllib.parse import quote, unquote
 
 import numpy as np
 
+from calcvm.errors import CalcError, ProgramError
+from calcvm.vm.program import Program, load_program
+from calcvm.vm.serialize import remove_temporaries, replacing, sync_folder
+
+FORMAT_VERSION = 1
+MAGIC = b"calcvmMD"
+HEADER = struct.Struct("<8sIIQ")  # magic, version, bytes of the facts, bytes of the image
+DIGEST_BYTES = hashlib.sha256().digest_size
+LONGEST_NAME = 200  # characters when quoted: file names hold 255, with the suffixes of temporary files
+
+REMEDIES = {
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room in your quota",
+    errno.EFBIG: "raise the limit on the size of files",
+    errno.EROFS: "make the disk writable, or copy the store elsewhere",
+    errno.EACCES: "change its permissions, or copy the store elsewhere",
+}
+
 
 class Store(Protocol):
+    """What a heap asks of a store.
+
+    persistent : what it holds outlives the process.
+    """
+
     persistent: bool
 
-    def put(self, name: str, facts: dict, image: np.ndarray) -> None: ...
-    def get(self, name: str, image: Any = None) -> Any: ...
-    def names(self) -> list: ...
-    def __contains__(self, name: object) -> bool: ...
-    def remove(self, name: str) -> None: ...
+    def put(self, name: str, facts: dict[str, Any], image: memoryview) -> None:
+        """Keep a copy of ``image`` (bytes, contiguous) and ``facts`` (JSON-able)."""
+
+    def get(self, name: str, image: memoryview | None = None) -> tuple[dict[str, Any], memoryview]:
+        """Facts and a copy of the image, in ``image`` if that is given (of the same size)."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def names(self) -> list[str]: ...
+
+    def remove(self, name: str) -> None:
+        """Forget a model; one that is not there is no error."""
+
+    def put_program(self, program: Program) -> None: ...
+
+    def get_program(self, digest: str) -> Program:
+        """The program of a hash."""
+
     def close(self) -> None: ...
-    def put_program(self, program: Any) -> None: ...
-    def get_program(self, digest: str) -> Any: ...
 
 
 class MemoryStore:
+    """Images in memory beside the heap: an array a model, allocated once."""
+
     persistent = False
 
-    def __init__(self):
-        self._k = {}
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[dict[str, Any], memoryview]] = {}
+        self._programs: dict[str, Program] = {}
 
-    def put(self, name, facts, image):
-        kept = self._k.get(name)
-        if kept is not None and kept[1].size == image.size:
-            kept[1][:] = image
+    def put(self, name: str, facts: dict[str, Any], image: memoryview) -> None:
+        """Copy ``image``; ``facts`` itself is kept."""
+        kept = self._kept.get(name)
+        if kept is None or kept[1].nbytes != image.nbytes:
+            kept = self._kept[name] = facts, np.empty(image.nbytes, np.uint8).data
+        elif kept[0] is not facts:
+            kept = self._kept[name] = facts, kept[1]
+        kept[1][:] = image
+
+    def get(self, name: str, image: memoryview | None = None) -> tuple[dict[str, Any], memoryview]:
+        try:
+            facts, kept = self._kept[name]
+        except KeyError:
+            raise CalcError(f"the store has no model {name!r}") from None
+        if image is None:
+            image = memoryview(bytearray(kept))
+        elif image.nbytes != kept.nbytes:
+            raise CalcError(_disagree(name, image.nbytes, kept.nbytes))
         else:
-            self._k[name] = (facts, image.copy())
-
-    def get(self, name, image=None):
-        facts, kept = self._k[name]
-        if image is not None:
             image[:] = kept
-        return facts, kept
+        return facts, image
 
-    def __contains__(self, name):
-        return name in self._k
+    def __contains__(self, name: str) -> bool:
+        return name in self._kept
 
-    def names(self):
-        return list(self._k)
+    def names(self) -> list[str]:
+        return list(self._kept)
 
-    def remove(self, name):
-        self._k.pop(name, None)
+    def remove(self, name: str) -> None:
+        self._kept.pop(name, None)
 
-    def close(self):
-        self._k.clear()
+    def put_program(self, program: Program) -> None:
+        self._programs[program.hash] = program
+
+    def get_program(self, digest: str) -> Program:
+        try:
+            return self._programs[digest]
+        except KeyError:
+            raise ProgramError(f"the store has no program {digest!r}") from None
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._kept.clear()
+        self._programs.clear()
+
+
+class FileStore:
+    """Images in files: one file a model, in a folder that one process at a time has open.
+
+    ``models/NAME.model`` is a model (its name quoted as in a web address), ``models/NAME.previous`` the version
+    before it, ``programs/HASH.calc`` a program.  A file appears whole or not at all, and is checked when it is
+    read; whenever the process is killed, each model is there in its last version or the one being written.
+
+    Parameters
+    ----------
+    folder : path
+        Made if it is not there.
+    durable : bool
+        Wait until each version is on the disk.  Without, writing is faster and survives a killed process, but
+        not a power cut or a crash of the system: models written shortly before may then be damaged (and refused).
+
+    Raises
+    ------
+    CalcError : the folder is open in this or another process, or cannot be written.
+    """
+
+    persistent = True
+
+    def __init__(self, folder: str | PathLike[str], durable: bool = True):
+        self.folder, self.durable = Path(folder), durable
+        self._models, self._of_programs = self.folder / "models", self.folder / "programs"
+        self._programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
+        with _telling(self.folder, "opened as a store"):
+            for path in (self._models, self._of_programs):
+                path.mkdir(parents=True, exist_ok=True)
+            handle = _lock(self.folder)
+            self._open = weakref.finalize(self, os.close, handle)
+            self._open.atexit = False
+            os.register_at_fork(after_in_child=self._open)  # else a child would keep the store locked
+            for path in (self._models, self._of_programs):
+                remove_temporaries(path)
+        if durable:
+            sync_folder(self.folder)
+            sync_folder(self.folder.parent)
+
+    def __repr__(self) -> str:
+        return f"FileStore({str(self.folder)!r})"
+
+    # ------------------------------------------------------------ models
+    def put(self, name: str, facts: dict[str, Any], image: memoryview) -> None:
+        """Write a version of a model; the one before it becomes the previous version.
+
+        Raises
+        ------
+        CalcError : the disk is full or cannot be written.  The store then holds what it held before.
+        """
+        path = self._path(name)
+        try:
+            document = json.dumps(facts).encode()
+        except (TypeError, ValueError) as error:
+            raise CalcError(f"model {name!r}: its facts cannot be written as JSON ({error})") from None
+        header = HEADER.pack(MAGIC, FORMAT_VERSION, len(document), image.nbytes) + document
+        digest = hashlib.sha256(header)
+        digest.update(image)
+        with (
+            _telling(path, "written"),
+            replacing(path, durable=self.durable, previous=path.with_suffix(".previous")) as file,
+        ):
+            file.write(header)
+            file.write(image)
+            file.write(digest.digest())
+
+    def get(
+        self, name: str, image: memoryview | None = None, *, previous: bool = False
+    ) -> tuple[dict[str, Any], memoryview]:
+        """Facts and image of a model, checked.
+
+        Parameters
+        ----------
+        image : memoryview of bytes, optional
+            Where to read the image to; what it holds is undefined where the file is refused.
+        previous : bool
+            The version before the last one.
+
+        Raises
+        ------
+        CalcError : there is no such model, or the file cannot be read.
+        ProgramError : the file is truncated, altered, foreign or of an unknown version.
+        """
+        path = self._path(name)
+        path = path.with_suffix(".previous") if previous else path
+        with _telling(path, "read"):
+            try:
+                file = open(path, "rb")
+            except FileNotFoundError:
+                version = "previous version of" if previous else "model"
+                raise CalcError(f"{self.folder}: the store has no {version} {name!r}") from None
+            with file:
+                return _read(file, path, name, image)
+
+    def __contains__(self, name: str) -> bool:
+        return self._path(name).exists()
+
+    def names(self) -> list[str]:
+        with _telling(self._models, "read"), os.scandir(self._checked(self._models)) as entries:
+            stems = [entry.name.removesuffix(".model") for entry in entries if entry.name.endswith(".model")]
+        return [unquote(stem, errors="surrogatepass") for stem in stems]
+
+    def remove(self, name: str) -> None:
+        path = self._path(name)
+        with _telling(path, "removed"):
+            path.with_suffix(".previous").unlink(missing_ok=True)  # first: it is of no other model of this name
+            path.unlink(missing_ok=True)
+        if self.durable:
+            sync_folder(self._models)
+
+    # ------------------------------------------------------------ programs
+    def put_program(self, program: Program) -> None:
+        """Write a program's file, if there is none."""
+        path = self._checked(self._of_programs) / f"{program.hash}.calc"
+        if not path.exists():
+            with _telling(path, "written"):
+                program.save(path)
+        self._programs[program.hash] = program
+
+    def get_program(self, digest: str) -> Program:
+        """The program of a hash, verified; models in use share one.
+
+        Raises
+        ------
+        ProgramError : its file is missing, truncated, altered, foreign or of an unknown version.
+        """
+        path = self._checked(self._of_programs) / f"{digest}.calc"
+        program = self._programs.get(digest)
+        if program is None:
+            if not re.fullmatch("[0-9a-f]{64}", digest) or not path.exists():
+                raise ProgramError(f"{path}: there is no such program: copy it from a whole copy of the store")
+            with _telling(path, "read"):
+                program = load_program(path)
+            if program.hash != digest:
+                raise ProgramError(f"{path}: holds another program ({program.hash}): copy it anew")
+            self._programs[digest] = program
+        return program
+
+    def close(self) -> None:
+        """Let others open the folder; the store cannot be used afterwards."""
+        self._open()
+
+    # ------------------------------------------------------------ files
+    def _checked(self, path: Path) -> Path:
+        if not self._open.alive:
+            raise CalcError(f"{self.folder}: the store is closed here (a fork closes it in the child): open it again")
+        return path
+
+    def _path(self, name: str) -> Path:
+        if not isinstance(name, str) or not name:
+            raise CalcError(f"a model's name is a text that is not empty, not {name!r}")
+        quoted = re.sub(r"^\.", "%2E", quote(name, safe="", errors="surrogatepass"))
+        if len(quoted) > LONGEST_NAME:
+            raise CalcError(
+                f"the name {name[:40]!r}... takes {len(quoted)} characters in a file name, {LONGEST_NAME} are allowed "
+                "(letters, digits and _.-~ take one each, other bytes three): take a shorter one"
+            )
+        return self._checked(self._models) / f"{quoted}.model"
+
+
+def _read(file: BinaryIO, path: Path, name: str, image: memoryview | None) -> tuple[dict[str, Any], memoryview]:
+    """Facts and image of an open file, every byte of it checked."""
+    size = os.fstat(file.fileno()).st_size
+    header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        raise _refused(path, f"truncated to {size} bytes")
+    magic, version, n_facts, n_image = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise _refused(path, "not a model that calcvm wrote")
+    if version != FORMAT_VERSION:
+        raise _refused(path, f"format {version}, this calcvm reads {FORMAT_VERSION}: use the calcvm that wrote it")
+    wanted = HEADER.size + n_facts + n_image + DIGEST_BYTES
+    if size != wanted:
+        raise _refused(path, f"truncated or altered: it has {size:,} bytes, its header says {wanted:,}")
+    document = file.read(n_facts)
+    if image is None:
+        image = np.empty(n_image, np.uint8).data
+    elif image.nbytes != n_image:
+        raise CalcError(_disagree(name, image.nbytes, n_image))
+    file.readinto(image)  # type: ignore[attr-defined]
+    digest = hashlib.sha256(header + document)
+    digest.update(image)
+    if file.read() != digest.digest():
+        raise _refused(path, "altered: it does not match its checksum")
+    try:
+        facts = json.loads(document)
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict):
+        raise _refused(path, "not a model that calcvm wrote")
+    return facts, image
+
+
+def _refused(path: Path, reason: str) -> ProgramError:
+    previous = path.with_suffix(".previous")
+    if path != previous and previous.exists():
+        return ProgramError(f"{path}: {reason}.  {previous} is the version before it: rename that to {path.name}")
+    return ProgramError(f"{path}: {reason}.  Copy it anew, or remove it")
+
+
+def _disagree(name: str, given: int, kept: int) -> str:
+    return f"model {name!r}: its image has {kept:,} bytes, room for {given:,} was given"
+
+
+def _lock(folder: Path) -> int:
+    """A handle that keeps others from locking the folder until it is closed, or the process ends."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.read(handle, 20).decode("ascii", "replace") or "unknown"
+        os.close(handle)
+        where = "this process" if owner == str(os.getpid()) else f"process {owner}"
+        raise CalcError(f"{folder}: the store is open in {where}: close it there, or take another folder") from None
+    except BaseException:
+        os.close(handle)
+        raise
+    with suppress(OSError):  # it only serves the message above
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+    return handle
+
+
+@contextmanager
+def _telling(path: Path, what: str) -> Iterator[None]:
+    """Errors of the system as ours: which file, why, what to do."""
+    try:
+        yield
+    except OSError as error:
+        remedy = REMEDIES.get(error.errno or 0, "see to the disk")
+        raise CalcError(
+            f"{path}: cannot be {what} ({error.strerror or error}): {remedy}.  What the store held is unchanged"
+        ) from error
