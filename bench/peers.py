@@ -282,6 +282,32 @@ class TorchCompile:
         return [(w.numpy().T, b.numpy()) for w, b in zip(self.state[::2], self.state[1::2])]
 
 
+def jax_step() -> Any:
+    """A training step of one network: (state, x, y) to (state, loss); state is (weights, two moments, steps done)."""
+    import jax
+    import jax.numpy as jnp
+
+    def loss_of(params, x, y):
+        for w, b in params[:-1]:
+            x = jax.nn.sigmoid(x @ w + b)
+        w, b = params[-1]
+        logits = x @ w + b
+        return jnp.mean(jax.nn.logsumexp(logits, axis=1) - jnp.take_along_axis(logits, y[:, None], axis=1)[:, 0])
+
+    def step(state, x, y):
+        params, first, second, count = state
+        loss, grads = jax.value_and_grad(loss_of)(params, x, y)
+        count = count + 1
+        rate, root = LEARNING_RATE / (1 - BETA1**count), jnp.sqrt(1 - BETA2**count)
+        tree = jax.tree.map
+        first = tree(lambda m, g: BETA1 * m + (1 - BETA1) * g, first, grads)
+        second = tree(lambda v, g: BETA2 * v + (1 - BETA2) * g * g, second, grads)
+        params = tree(lambda p, m, v: p - rate * m / (jnp.sqrt(v) / root + EPSILON), params, first, second)
+        return (params, first, second, count), loss
+
+    return step
+
+
 class JaxStep:
     """`jax.jit` of one step with donated buffers, called once per step."""
 
@@ -292,24 +318,7 @@ class JaxStep:
         import jax
         import jax.numpy as jnp
 
-        def loss_of(params, x, y):
-            for w, b in params[:-1]:
-                x = jax.nn.sigmoid(x @ w + b)
-            w, b = params[-1]
-            logits = x @ w + b
-            return jnp.mean(jax.nn.logsumexp(logits, axis=1) - jnp.take_along_axis(logits, y[:, None], axis=1)[:, 0])
-
-        def step(state, x, y):
-            params, first, second, count = state
-            loss, grads = jax.value_and_grad(loss_of)(params, x, y)
-            count = count + 1
-            rate, root = LEARNING_RATE / (1 - BETA1**count), jnp.sqrt(1 - BETA2**count)
-            tree = jax.tree.map
-            first = tree(lambda m, g: BETA1 * m + (1 - BETA1) * g, first, grads)
-            second = tree(lambda v, g: BETA2 * v + (1 - BETA2) * g * g, second, grads)
-            params = tree(lambda p, m, v: p - rate * m / (jnp.sqrt(v) / root + EPSILON), params, first, second)
-            return (params, first, second, count), loss
-
+        step = jax_step()
         self.initial = task.weights
         self.x, self.y = jnp.asarray(x), jnp.asarray(y, jnp.int32)
         self.asarray, self.tree = jnp.array, jax.tree.map
