@@ -97,9 +97,8 @@ class Ensemble:
         ------
         CalcError : the loss is no cross-entropy, so that the outputs are no scores of classes.
         """
-        scores = self._scores(X)
-        probabilities = np.exp(scores) if self._loss == SOFTMAX else np.exp(-np.logaddexp(0, -scores))
-        return probabilities.astype(self._dtype)
+        self._needs_classes()
+        return self._mean(_softmax if self._loss == SOFTMAX else _sigmoid, X)
 
     def predict_classes(self, X: Any) -> np.ndarray:
         """The classes that `predict` decides for, int64; of equals the lowest.
@@ -132,7 +131,8 @@ class Ensemble:
 
     def _mean(self, term: Callable[[np.ndarray], np.ndarray], X: Any) -> np.ndarray:
         """Weighted mean of a term of the models' outputs, summed in float64 in their order."""
-        total = sum(weight * term(model.predict(X)) for model, weight in zip(self.models, self.weights))
+        terms = (term(model.predict(X).astype(np.float64)) for model in self.models)
+        total = sum(weight * values for weight, values in zip(self.weights, terms))
         return (total / self.weights.sum()).astype(self._dtype)
 
     def _votes(self, X: Any) -> np.ndarray:
@@ -146,7 +146,6 @@ class Ensemble:
 
         Probabilities are summed as logarithms: a class that every model finds improbable keeps a finite loss.
         """
-        self._needs_classes()
         with np.errstate(divide="ignore"):
             log_weights = np.log(self.weights / self.weights.sum())
         yes = no = np.array(-np.inf)
@@ -230,7 +229,16 @@ def snapshot_ensemble(
     return Ensemble(snapshots)
 
 
-# ---------------------------------------------------------------- facts of programs
+# ---------------------------------------------------------------- scores and facts of programs
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
+
+
+def _sigmoid(scores: np.ndarray) -> np.ndarray:
+    return np.exp(-np.logaddexp(0, -scores))
+
+
 def _shape(program: Program, name: str) -> Shape:
     return tuple(Affine(*form) for form in program.info["variables"][name]["shape"])
 
