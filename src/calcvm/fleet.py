@@ -50,6 +50,7 @@ class Handle:
         self._fleet, self.resident, self._train, self._judge, self.epochs = fleet, resident, train, judge, epochs
         self.name, self.nbytes = resident.name, resident.program.heap_bytes
         self.status, self.error = "waiting", ""
+        self._slot = fleet._take_slot(train.job)
         self._before = int(resident.facts["rounds"])  # epochs of earlier runs
         self._means = [np.zeros((0, 1))] + ([np.zeros((0, len(judge.names)))] if judge else [])
         self._model: Model | None = None
@@ -60,7 +61,7 @@ class Handle:
     @property
     def epochs_done(self) -> int:
         """Whole epochs it has been trained for, those of earlier processes among them."""
-        return int(self._train.job[layout.EPOCH])
+        return int(self._job[layout.EPOCH])
 
     @property
     def losses(self) -> np.ndarray:
@@ -106,6 +107,11 @@ class Handle:
 
     # ------------------------------------------------------------ for the fleet
     @property
+    def _job(self) -> np.ndarray:
+        """Words of its task."""
+        return self._train.job if self._slot < 0 else self._fleet._tasks[self._slot]
+
+    @property
     def open(self) -> bool:
         """Whether it can be trained on."""
         return self.status in ("waiting", "done")
@@ -115,29 +121,32 @@ class Handle:
 
     def _hope(self) -> None:
         """Forget the best loss so far: patience starts anew."""
-        job = self._train.job
+        job = self._job
         job[layout.SINCE], job[layout.BEST : layout.BEST + 1].view(np.float64)[0] = 0, np.inf
 
     def _enter(self, frame: Frame, goal: int) -> None:
         """Prepare the task for epochs up to ``goal`` in a frame of the heap."""
-        done = self.epochs_done - self._before
-        for i, pass_ in enumerate(self._passes):
-            means, job = self._means[i], pass_.job
+        job, resident = self._job, self.resident
+        done = int(job[layout.EPOCH]) - self._before
+        jobs = [job] if self._judge is None else [job, self._judge.job]
+        for i, words in enumerate(jobs):
+            means = self._means[i]
             if len(means) < goal - self._before:
-                means = self._means[i] = np.resize(means, (goal - self._before, means.shape[1]))
-            job[layout.HEAP] = frame.address
-            job[layout.MEANS] = means.ctypes.data + means.strides[0] * done
-        job = self._train.job
+                longer = np.zeros((max(goal - self._before, 2 * len(means)), means.shape[1]))
+                longer[: len(means)] = means
+                means = self._means[i] = longer
+            words[layout.HEAP] = frame.address
+            words[layout.MEANS] = means.ctypes.data + means.strides[0] * done
         job[layout.LIMIT], job[layout.STATUS] = goal, layout.READY
-        tenant = self.resident.tenant
+        tenant = resident.tenant
         tenant.forget()
         tenant.changed, tenant.open = True, self._train.adds_up
 
     def _leave(self, frame: Frame) -> None:
         """Take note of where the task stands, before its frame may become another's."""
-        job, tenant = self._train.job, self.resident.tenant
+        job, tenant = self._job, self.resident.tenant
         tenant.open &= bool(job[layout.FIRST])
-        tenant.facts["rounds"] = self.epochs_done
+        tenant.facts["rounds"] = int(job[layout.EPOCH])
         code = int(job[layout.STATUS])
         self.status = STATUS.get(code, "waiting")
         if code == layout.TRAPPED:
@@ -147,10 +156,6 @@ class Handle:
                 self.error = str(error)
         elif code == layout.NOT_FINITE:
             self.error = f"the loss of epoch {self.epochs_done} is {self.loss}"
-
-    @property
-    def _passes(self) -> list[Epoch]:
-        return [self._train, *([self._judge] if self._judge else [])]
 
 
 class Fleet:
@@ -184,6 +189,8 @@ class Fleet:
         self.heap = CalcHeap(memory, store)
         self.handles: dict[str, Handle] = {}
         self._arrays: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of users, and as they can be read in place
+        self._tasks = np.zeros((0, layout.TASK_WORDS), np.int64)
+        self._free_slots: list[int] = []
         self._job = np.zeros(layout.FLEET_WORDS, np.int64)
         self._per_round = 0.0  # seconds of the team, as last measured
 
@@ -200,8 +207,8 @@ class Fleet:
 
     @property
     def results(self) -> Results:
-        """A row for each model."""
-        return Results(self.handles.values())
+        """A row for each model, as it is when it is looked at."""
+        return Results(self.handles)
 
     # ------------------------------------------------------------ models
     def add(
@@ -285,16 +292,15 @@ class Fleet:
         except BaseException:
             resident.close()
             raise
-        handle = Handle(self, resident, train, judge, epochs)
         job = train.job
         job[[layout.CODE, layout.ROUNDS]] = address_of("run_rounds"), train.rounds
         job[[layout.EPOCH, layout.SEED]] = resident.facts["rounds"], resident.seed
         job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
-        handle._hope()
         if judge is not None:
             judge.job[[layout.CODE, layout.ROUNDS]] = address_of("run_rounds"), judge.rounds
             job[layout.JUDGE] = judge.job.ctypes.data
-        self.handles[handle.name] = handle
+        handle = self.handles[resident.name] = Handle(self, resident, train, judge, epochs)
+        handle._hope()
         return handle
 
     def _quota(self, program: Program, memory: int | str | None, name: str | None) -> None:
@@ -327,8 +333,25 @@ class Fleet:
             out[name] = self._arrays[id(given)][1]
         return out
 
+    def _take_slot(self, words: np.ndarray) -> int:
+        """A place in the table of tasks, holding ``words``."""
+        if not self._free_slots:
+            n = len(self._tasks)
+            block = np.zeros((max(64, 2 * n) * layout.TASK_WORDS + layout.LINE // 8), np.int64)
+            start = -block.ctypes.data % layout.LINE // 8
+            table = block[start : start + max(64, 2 * n) * layout.TASK_WORDS].reshape(-1, layout.TASK_WORDS)
+            table[:n] = self._tasks
+            self._tasks = table
+            self._free_slots = list(range(len(table) - 1, n - 1, -1))
+        slot = self._free_slots.pop()
+        self._tasks[slot] = words
+        return slot
+
     def _forget(self, handle: Handle) -> None:
-        self.handles.pop(handle.name, None)
+        if self.handles.pop(handle.name, None) is not None:
+            handle._train.job[:] = self._tasks[handle._slot]  # its figures can still be read
+            self._free_slots.append(handle._slot)
+            handle._slot = -1
 
     # ------------------------------------------------------------ training
     def fit(self, epochs: int = 1, *, progress: bool = True, checkpoint: int | None = None) -> Results:
@@ -347,21 +370,19 @@ class Fleet:
         goals = {h: h.epochs_done + (h.epochs or epochs) for h in self.handles.values() if h.open}
         for handle in goals:
             handle._hope()
-        start = sum(h.epochs_done for h in goals)
+        slots = np.array([h._slot for h in goals], np.int64)
+        start = int(self._tasks[slots, layout.EPOCH].sum())
         report = Count(sum(goals.values()) - start, progress)
         stopped = ""
         try:
             with orderly_end():
                 for _ in self._passes(goals, checkpoint or 1):
-                    losses = [h.loss for h in goals if np.isfinite(h.loss)] or [np.nan]
-                    report.step(sum(h.epochs_done for h in goals) - start, f"mean loss {np.mean(losses):.4g}")
+                    report.step(int(self._tasks[slots, layout.EPOCH].sum()) - start, lambda: _mean_loss(goals))
         except KeyboardInterrupt:
             stopped = "interrupted"
         finally:
             report.close()
-        results = self.results
-        results.stopped = stopped
-        return results
+        return Results(self.handles, stopped)
 
     def advance(self, epochs: int | Mapping[Handle, int] = 1, *, checkpoint: int | None = None) -> list[Handle]:
         """Train all models that can be trained for ``epochs`` more, or each by a number of its own.
@@ -380,7 +401,7 @@ class Fleet:
         """Run models to their goals; yields after each slice of work."""
         persistent = self.heap.store.persistent
         waiting = deque(h for h, goal in goals.items() if h.epochs_done < goal)
-        active: dict[Handle, Frame] = {}
+        active: dict[int, tuple[Handle, Frame]] = {}  # by slot
         try:
             while waiting or active:
                 while waiting:
@@ -389,17 +410,20 @@ class Fleet:
                     frame = enter(handle.resident)
                     if frame is None:
                         break
-                    active[waiting.popleft()] = frame
+                    waiting.popleft()
+                    active[handle._slot] = handle, frame
                     goal = goals[handle]
                     handle._enter(frame, min(goal, handle.epochs_done + checkpoint) if persistent else goal)
-                self._slice(list(active))
-                for handle in [h for h in active if h._train.job[layout.STATUS] != layout.READY]:
-                    self._rest(handle, active.pop(handle))
+                slots = np.fromiter(active, np.int64, len(active))
+                self._slice(slots)
+                for slot in slots[self._tasks[slots, layout.STATUS] != layout.READY].tolist():
+                    handle, frame = active.pop(slot)
+                    self._rest(handle, frame)
                     if handle.status == "done" and handle.epochs_done < goals[handle]:
                         waiting.appendleft(handle)  # while it is there
                 yield
         finally:
-            for handle, frame in active.items():
+            for handle, frame in active.values():
                 self._rest(handle, frame)
 
     def _rest(self, handle: Handle, frame: Frame) -> None:
@@ -410,41 +434,46 @@ class Fleet:
         finally:
             self.heap.leave(handle.resident)
 
-    def _slice(self, active: Sequence[Handle]) -> None:
+    def _slice(self, slots: np.ndarray) -> None:
         """Some turns for each task: about `SLICE_SECONDS` of the team's time."""
-        tasks = np.array([h._train.job.ctypes.data for h in active], np.int64)
-        laps = -(-TURNS * self.workers // len(active))
+        table, n, job = self._tasks, len(slots), self._job
+        addresses = table.ctypes.data + slots * table.strides[0]
+        laps = -(-TURNS * self.workers // n)
+        rounds = FIRST_ROUNDS
         if self._per_round:
-            rounds = max(1, int(SLICE_SECONDS / self._per_round / (laps * len(active))))
-        else:
-            rounds = FIRST_ROUNDS
-        job = self._job
-        job[[layout.TASKS, layout.N_TASKS, layout.LAPS]] = tasks.ctypes.data, len(tasks), laps
+            rounds = max(1, int(SLICE_SECONDS / self._per_round / (laps * n)))
+        job[[layout.TASKS, layout.N_TASKS, layout.LAPS]] = addresses.ctypes.data, n, laps
         job[[layout.SLICE, layout.NEXT]] = rounds, 0
-        before = _rounds_done(active)
+        before = self._rounds_done(slots)
         start = time.perf_counter()
-        team().run("run_fleet", job, job.ctypes.data, min(self.workers, len(active)))
+        team().run("run_fleet", job, job.ctypes.data, min(self.workers, n))
         elapsed = time.perf_counter() - start
-        self._per_round = elapsed / max(_rounds_done(active) - before, 1)
+        self._per_round = elapsed / max(self._rounds_done(slots) - before, 1)
+
+    def _rounds_done(self, slots: np.ndarray) -> int:
+        epochs, rounds, first = (self._tasks[slots, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
+        return int((epochs * rounds + first).sum())
 
 
 class Results(Sequence):
-    """A table with a row for each model; printing shows its first rows.
+    """A table with a row for each model of a fleet, as it is when it is looked at; printing shows its first rows.
 
     Each row is a dict: name, status, error, epochs, loss, the validation's last figures, and bytes of the heap.
     """
 
     SHOWN = 20
 
-    def __init__(self, handles: Iterable[Handle]):
-        self.stopped = ""
-        self._rows: list[dict[str, Any]] = [
+    def __init__(self, handles: Mapping[str, Handle], stopped: str = ""):
+        self._handles, self.stopped = handles, stopped
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
             {
                 "name": h.name, "status": h.status, "epochs": h.epochs_done, "loss": h.loss,
                 **{name: _last(values) for name, values in h.metrics.items()},
                 "bytes": h.nbytes, "error": h.error,
             }
-            for h in handles
+            for h in self._handles.values()
         ]  # fmt: skip
 
     @overload
@@ -452,33 +481,35 @@ class Results(Sequence):
     @overload
     def __getitem__(self, i: slice) -> list[dict[str, Any]]: ...
     def __getitem__(self, i: int | slice) -> Any:
-        return self._rows[i]
+        return self._rows()[i]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._handles)
 
     def column(self, name: str) -> np.ndarray:
         """A figure of every model, shape (n_models,); NaN where a model has none."""
-        return np.array([row.get(name, np.nan) for row in self._rows])
+        return np.array([row.get(name, np.nan) for row in self._rows()])
 
     def best(self, k: int = 1, by: str = "val_loss", largest: bool = False) -> list[dict[str, Any]]:
         """The k rows with the smallest (or largest) figure; those without one come last."""
         sign = -1 if largest else 1
-        return sorted(self._rows, key=lambda row: _finite_first(sign * row.get(by, np.nan)))[:k]
+        return sorted(self._rows(), key=lambda row: _finite_first(sign * row.get(by, np.nan)))[:k]
 
     def __str__(self) -> str:
-        names = [n for n in dict.fromkeys(k for row in self._rows for k in row) if n != "error"]
-        if any(row["error"] for row in self._rows):
+        rows = self._rows()
+        names = [n for n in dict.fromkeys(k for row in rows for k in row) if n != "error"]
+        if any(row["error"] for row in rows):
             names.append("error")
-        shown = [[_text(row.get(name, "")) for name in names] for row in self._rows[: self.SHOWN]]
+        shown = [[_text(row.get(name, "")) for name in names] for row in rows[: self.SHOWN]]
         widths = [max(len(line[i]) for line in [names, *shown]) for i in range(len(names))]
         lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in [names, *shown]]
         more = len(self) - len(shown)
         return "\n".join([*lines, *([f"... {more} more"] if more else []), *([self.stopped] if self.stopped else [])])
 
 
-def _rounds_done(handles: Sequence[Handle]) -> int:
-    return sum(int(h._train.job[layout.EPOCH]) * h._train.rounds + int(h._train.job[layout.FIRST]) for h in handles)
+def _mean_loss(handles: Iterable[Handle]) -> str:
+    losses = [h.loss for h in handles if np.isfinite(h.loss)]
+    return f"mean loss {np.mean(losses):.4g}" if losses else ""
 
 
 def _last(values: np.ndarray) -> float:

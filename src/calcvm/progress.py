@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 
@@ -65,15 +65,15 @@ class Count:
             self.task = self.bar.add_task("", total=total, text="")
             self.bar.start()
 
-    def step(self, done: int, text: str = "") -> None:
-        """``done`` of the total are done; ``text`` is shown beside it."""
+    def step(self, done: int, text: Callable[[], str]) -> None:
+        """``done`` of the total are done; ``text()`` is shown beside it."""
         now = time.perf_counter()
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, text=text)
+            self.bar.update(self.task, completed=done, text=text())
         elif self.enabled and (now - self.shown > self.SECONDS or done >= self.total):
             self.shown = now
             took = f"{now - self.since:.1f} s"
-            print(f"{done:,}/{self.total:,} {self.unit}  {text}  {took}", file=sys.stderr, flush=True)
+            print(f"{done:,}/{self.total:,} {self.unit}  {text()}  {took}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Training has ended."""
