@@ -255,7 +255,7 @@ def far(job):
 
 @helper
 def fetch_ahead(job, base, n, worker):
-    """Ask for the lines that `fetch` of these samples will read: 32 rows of 64 B out of 20 MB cost 0.6 us, not 1.9."""
+    """Ask for the lines that `fetch` of these samples will read: 32 rows of 64 B out of 20 MB cost 0.4 us, not 1.6."""
     words, places = i64_at(job), scratch()
     at, stop = n * worker // words[TEAM], n * (worker + 1) // words[TEAM]
     while at < stop:
