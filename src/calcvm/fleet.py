@@ -154,6 +154,7 @@ class Handle:
                 trapped(frame)
             except Trap as error:
                 self.error = str(error)
+            self.resident.settle(self.resident.binding.path(None))
         elif code == layout.NOT_FINITE:
             self.error = f"the loss of epoch {self.epochs_done} is {self.loss}"
 
