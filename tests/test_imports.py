@@ -32,11 +32,15 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
     "fleet": ({"errors", "compiler", "model", "progress", "vm"}, {"numpy"}),
     "ensemble": ({"errors", "model", "ops", "vm"}, {"numpy"}),
+    "explore": (
+        {"errors", "graph", "compiler", "model", "fleet", "ensemble", "progress", "vm"},
+        {"numpy", "optuna", "cmaes", "ray", "matplotlib"},
+    ),
     "data": ({"", "errors"}, {"numpy", "sklearn"}),
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
     "commands": ({"", "errors", "data", "nn", "kernels_cpu"}, {"numpy", "typer"}),  # kernels_cpu: info
     "__main__": ({"cli"}, set()),
-    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "data"}, set()),
+    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "explore", "data"}, set()),
 }
 
 
@@ -117,7 +121,7 @@ def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, line: str, caug
 
 
 def test_importing_calcvm_brings_no_optional_package() -> None:
-    optional = ["scipy", "matplotlib", "rich", "typer", "sklearn", "torch", "jax", "onnxruntime"]
+    optional = ["scipy", "matplotlib", "rich", "typer", "sklearn", "torch", "jax", "onnxruntime", "optuna", "ray"]
     code = f"import calcvm, sys; print([m for m in {optional} if m in sys.modules])"
     # numba imports scipy itself where it is installed, to see whether it is: that much is not ours
     numba = f"import numba, sys; print([m for m in {optional} if m in sys.modules])"

@@ -14,6 +14,7 @@ from calcvm.errors import (
     Trap,
     UnsupportedOperator,
 )
+from calcvm.explore import Exploration, RayEngine, explore
 from calcvm.fleet import Fleet, Handle, Results
 from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions
@@ -48,9 +49,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "Constant",
-    "Cosine", "CosineRestarts", "Elastic", "Ensemble", "Exponential", "FileStore", "Fleet", "Handle", "History",
-    "MemoryStore", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan", "PlanError", "Program",
-    "ProgramError", "RMSProp", "Resident", "Results", "RowSpec", "ShapeError", "Step", "TensorDescriptor", "Trap",
-    "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "init", "load", "load_program", "nn", "plan",
-    "register_op", "snapshot_ensemble", *_functions,
+    "Cosine", "CosineRestarts", "Elastic", "Ensemble", "Exploration", "Exponential", "FileStore", "Fleet", "Handle",
+    "History", "MemoryStore", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan", "PlanError", "Program",
+    "ProgramError", "RMSProp", "RayEngine", "Resident", "Results", "RowSpec", "ShapeError", "Step", "TensorDescriptor",
+    "Trap", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "init", "load",
+    "load_program", "nn", "plan", "register_op", "snapshot_ensemble", *_functions,
 ]  # fmt: skip

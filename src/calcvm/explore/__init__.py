@@ -1,0 +1,181 @@
+"""Exploration: hyperparameter and architecture search.  Optuna chooses and judges, fleets train."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from calcvm.errors import CalcError, ShapeError
+from calcvm.explore.cluster import Cluster, RayEngine
+from calcvm.explore.engine import Engine, Local
+from calcvm.explore.result import Exploration
+from calcvm.explore.search import Search
+from calcvm.explore.study import Study
+from calcvm.explore.trial import Trial
+from calcvm.explore.worker import Build, Task
+from calcvm.progress import Count
+from calcvm.vm.heap import parse_bytes
+
+__all__ = ["Exploration", "RayEngine", "Trial", "explore"]
+
+CONCURRENT = 64  # trials at once in a heap: more keep its workers no busier, and a sampler learns from them later
+
+
+def explore(
+    build: Build,
+    space: Mapping[str, Any],
+    *,
+    data: Any,
+    validation: Any = None,
+    n_trials: int = 100,
+    rounds: int = 30,
+    memory: int | str = "256 MiB",
+    workers: int | None = None,
+    batch_size: int = 32,
+    sampler: Any = "tpe",
+    pruner: Any = "hyperband",
+    metric: str | None = None,
+    maximize: bool | None = None,
+    concurrent: int = CONCURRENT,
+    engine: str | RayEngine = "local",
+    storage: Any = None,
+    study_name: str = "explore",
+    seed: int = 0,
+    keep: int = 1,
+    progress: bool = True,
+) -> Exploration:
+    """Search hyperparameters and architectures.
+
+    Parameters
+    ----------
+    build : callable
+        ``build(trial)`` returns a graph (`build_graph`, or any with a path that trains and one called "predict"), or a
+        graph and a dict of hyperparameters; there ``"batch_size"`` is the trial's own.  ``trial["width"]`` is what the
+        sampler chose.  Graphs that differ in hyperparameters of the optimizer alone share one program.
+    space : dict
+        By name a list of values, ``(low, high)``, ``(low, high, "log")``, ``(low, high, step)`` (whole numbers between
+        whole bounds), or a distribution of Optuna.
+    data : tuple of ndarray, or mapping
+        As for `Fleet.add`; shared by all trials, never copied.
+    validation : the same, or the share of samples at the end of the data to hold out
+    n_trials : int
+        Of the whole study: with ``storage`` those of earlier runs count.
+    rounds : int
+        Epochs of a trial that is not pruned.
+    memory : int or str
+        The heap's bytes; a trial whose program is larger fails.
+    workers : int, optional
+        Default: all cores.
+    batch_size : int
+    sampler : "tpe", "random", "grid", "cmaes", or a sampler of Optuna
+    pruner : "hyperband", "halving", "median", None, or a pruner of Optuna
+    metric : str, optional
+        A figure of a round: "val_loss" (the default where there is validation data), "val_accuracy", "loss".
+    maximize : bool, optional
+        Default: whether the metric is an accuracy.
+    concurrent : int
+        The most trials at once in a heap; fewer where more do not fit.
+    engine : "local", "ray", or a `RayEngine`
+        "ray": a fleet with a heap of ``memory`` bytes on every node.
+    storage : str, optional
+        Such as ``"sqlite:///search.db"``: every trial that has ended is kept there, and a search with the same
+        ``study_name`` goes on after the last.
+    seed : int
+        With engine "local" the same seed gives the same result, for any number of workers.
+    keep : int
+        Models to keep at hand; `Exploration.top` trains others again.
+    progress : bool
+
+    Returns
+    -------
+    Exploration : also after Ctrl-C, with what is done (``result.stopped`` says so)
+
+    Raises
+    ------
+    CalcError : an argument is unusable; the study has not been touched then.
+    MissingExtra : Optuna (extra ``explore``) or Ray (extra ``ray``) is not installed.
+
+    Examples
+    --------
+    >>> def build(trial):
+    ...     net = nn.Linear(trial["width"]) >> nn.ReLU() >> nn.Linear(10)
+    ...     return cv.build_graph(net, (64,), "softmax_cross_entropy", cv.Adam(trial["rate"]))
+    >>> space = {"width": (8, 64), "rate": (1e-4, 1e-1, "log")}
+    >>> result = cv.explore(build, space, data=(X, y), validation=0.2, n_trials=1000, metric="val_accuracy")
+    >>> result.best.params, result.top(1)[0].predict(X)
+    """
+    start = time.perf_counter()
+    for name, value in (("n_trials", n_trials), ("rounds", rounds), ("concurrent", concurrent)):
+        if value < 1:
+            raise CalcError(f"{name}={value}: at least one")
+    data, validation = _held_out(data, validation)
+    metric = metric or ("loss" if validation is None else "val_loss")
+    if validation is None and metric.startswith("val_"):
+        raise CalcError(f"metric {metric!r} needs validation data: give validation=(X, y) or a share such as 0.2")
+    maximize = metric.endswith("accuracy") if maximize is None else maximize
+    task = Task(build, data, validation, rounds, batch_size, parse_bytes(memory), workers)
+    study = Study(
+        space, sampler, pruner, maximize=maximize, rounds=rounds, seed=seed, storage=storage, name=study_name,
+        facts={"metric": metric, "rounds": rounds, "seed": seed, "space": _described(space)},
+    )  # fmt: skip
+    n_trials = min(n_trials, study.size or n_trials)
+    trainer = _engine(engine, task)
+    count = Count(n_trials, progress, "trials")
+    sign = -1 if maximize else 1
+
+    def show(search: Search) -> None:
+        values = [sign * t.value for t in search.trials.values() if t.status == "complete" and t.value is not None]
+        count.step(search.ended, lambda: f"best {metric} {sign * min(values):.4g}" if values else "")
+
+    search = Search(
+        study, trainer, n_trials=n_trials, rounds=rounds, metric=metric, maximize=maximize, concurrent=concurrent,
+        keep=keep, seed=seed, show=show,
+    )  # fmt: skip
+    try:
+        search.run()
+    finally:
+        count.close()
+        trainer.close()
+    trials = [search.trials[number] for number in sorted(search.trials)]
+    seconds = {"total": time.perf_counter() - start, "optuna": study.seconds}
+    return Exploration(
+        trials, study.optuna, metric, maximize, task, trainer.model,
+        stopped=search.stopped, lost=search.lost, seconds=seconds,
+    )  # fmt: skip
+
+
+def _held_out(data: Any, validation: Any) -> tuple[Any, Any]:
+    """Data to train on and to judge by."""
+    arrays = list(data.values() if isinstance(data, Mapping) else data)
+    sizes = {np.shape(array)[:1] for array in arrays}
+    if len(sizes) > 1:
+        raise ShapeError(
+            f"data of shapes {', '.join(str(np.shape(a)) for a in arrays)}: their numbers of samples differ"
+        )
+    if not isinstance(validation, float):
+        return data, validation
+    n = len(arrays[0])
+    n_kept = n - round(n * validation)
+    if not 0 < n_kept < n:
+        raise CalcError(f"validation={validation}: no samples are left on one side of {n}")
+    names = list(data) if isinstance(data, Mapping) else None
+    parts = [tuple(np.asarray(a)[part] for a in arrays) for part in (slice(n_kept), slice(n_kept, None))]
+    kept, held = (dict(zip(names, part)) if names else part for part in parts)
+    return kept, held
+
+
+def _described(space: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(entry) for name, entry in space.items()}
+
+
+def _engine(engine: str | RayEngine, task: Task) -> Engine:
+    if engine == "local":
+        return Local(task)
+    if engine == "ray":
+        engine = RayEngine()
+    if not isinstance(engine, RayEngine):
+        raise CalcError(f"engine {engine!r}: take 'local', 'ray', or a cv.RayEngine")
+    return Cluster(engine, task)

@@ -1,0 +1,50 @@
+"""Programs of a search: graphs that differ in their hyperparameters alone are compiled once."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+
+from calcvm import compiler
+from calcvm.graph import CalcGraph
+from calcvm.vm.program import Program
+
+
+class Programs:
+    """Compiles graphs, and remembers the programs used last.
+
+    Parameters
+    ----------
+    memory : int
+        The most bytes of the heap that a program may take.
+    """
+
+    KEPT = 512  # 60 kB each
+
+    def __init__(self, memory: int):
+        self.memory = memory
+        self._kept: OrderedDict[tuple, Program] = OrderedDict()
+
+    def of(self, graph: CalcGraph, batch_size: int) -> tuple[Program, dict[str, float]]:
+        """The program of a graph, and the hyperparameters in which the graph differs from it.
+
+        Raises
+        ------
+        PlanError : it does not fit (``needed`` and ``allowed`` bytes).
+        """
+        key = (batch_size, graph.form)
+        program = self._kept.get(key)
+        if program is None:
+            program = compiler.compile(graph, batch_size=batch_size, memory=self.memory, workers=1, accumulate=False)
+            self._kept[key] = program
+            if len(self._kept) > self.KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return program, _differences(graph, program)
+
+
+def _differences(graph: CalcGraph, program: Program) -> dict[str, float]:
+    """Slots of the optimizer that differ from the program's (clipping that both lack is infinite in both)."""
+    (path,) = (p for p in graph.paths.values() if p.optimizer is not None)
+    slots = program.info["state"][program.info["paths"][path.name]["hyper"]]["slots"]
+    return {k: v for k, v in path.optimizer.slots().items() if v != slots[k] and math.isfinite(v)}

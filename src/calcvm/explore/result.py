@@ -1,0 +1,150 @@
+"""What a search has found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from calcvm.ensemble import Ensemble
+from calcvm.errors import CalcError
+from calcvm.explore.trial import Trial
+from calcvm.explore.worker import Task, Turn, Worker
+from calcvm.model import Model
+from calcvm.vm.pieces import ALIGN_BYTES
+
+
+class Exploration:
+    """The trials of a search, and its models.  Printing shows the best trials and how many ended how.
+
+    Attributes
+    ----------
+    trials : list of Trial, by number
+    study : Optuna's study, for its plots and importances
+    metric : str
+    maximize : bool
+    stopped : why the search ended before its time, or ""
+    lost : workers that died
+    seconds : dict of float: ``total``, and of it what ``optuna`` took
+    """
+
+    SHOWN = 10
+
+    def __init__(
+        self,
+        trials: list[Trial],
+        study: Any,
+        metric: str,
+        maximize: bool,
+        task: Task,
+        model: Callable[[int], Model | None],
+        *,
+        stopped: str,
+        lost: int,
+        seconds: Mapping[str, float],
+    ):
+        self.trials, self.study, self.metric, self.maximize = trials, study, metric, maximize
+        self.stopped, self.lost, self.seconds = stopped, lost, dict(seconds)
+        self._task, self._model = task, model
+
+    def __len__(self) -> int:
+        return len(self.trials)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many trials ended how, by status."""
+        return dict(Counter(trial.status for trial in self.trials).most_common())
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """Complete trials, best first."""
+        sign = -1 if self.maximize else 1
+        return sorted((t for t in self.trials if t.status == "complete"), key=lambda t: (sign * t.value, t.number))  # type: ignore[operator]
+
+    @property
+    def best(self) -> Trial:
+        """The complete trial with the best value.
+
+        Raises
+        ------
+        CalcError : no trial is complete; says what most of them failed with.
+        """
+        return self._first(1)[0]
+
+    def _first(self, k: int) -> list[Trial]:
+        ranked = self.ranked
+        if not 1 <= k <= len(ranked):
+            reasons = Counter(t.reason for t in self.trials if t.status == "failed").most_common(1)
+            why = f"; {reasons[0][1]} failed with: {reasons[0][0]}" if reasons else ""
+            raise CalcError(f"the best {k}: of {len(self)} trials {len(ranked)} are complete{why}")
+        return ranked[:k]
+
+    def column(self, name: str) -> np.ndarray:
+        """An attribute or parameter of every trial, shape (n_trials,): ``column("value")``, ``column("width")``."""
+        values = [t.params[name] if name in t.params else getattr(t, name) for t in self.trials]
+        return np.array([np.nan if value is None else value for value in values])
+
+    # ------------------------------------------------------------ models
+    def top(self, k: int = 1) -> list[Model]:
+        """Models of the k best trials, best first.
+
+        The ``keep`` best are there; others are trained again, which gives the same bits.
+        """
+        trials = self._first(k)
+        models = {t.number: self._model(t.number) for t in trials}
+        missing = [t for t in trials if models[t.number] is None]
+        if missing:
+            models |= self._trained_again(missing)
+        return [model for t in trials if (model := models[t.number]) is not None]
+
+    def _trained_again(self, trials: list[Trial]) -> dict[int, Model | None]:
+        room = sum((t.nbytes or 0) + ALIGN_BYTES for t in trials)
+        worker = Worker(replace(self._task, validation=None, memory=max(room, self._task.memory)))
+        fresh = [Trial(t.number, t.params, t.seed) for t in trials]
+        for report in worker.turn(Turn(fresh, rounds={t.number: t.rounds for t in trials})):
+            if report.status == "failed":
+                raise CalcError(f"trial {report.number} cannot be trained again: {report.reason}")
+        return {t.number: worker.model(t.number) for t in trials}
+
+    def ensemble(self, k: int, method: str = "mean") -> Ensemble:
+        """The k best models, to predict together (see `Ensemble`)."""
+        return Ensemble(self.top(k), method=method)
+
+    # ------------------------------------------------------------ showing
+    def picture(self, path: str | PathLike[str]) -> None:
+        """Draw learning curves and the best value over time into a file (extra ``plot``)."""
+        from calcvm.explore.picture import draw
+
+        draw(self, path)
+
+    def __str__(self) -> str:
+        header = ["trial", self.metric, *self.trials[0].params, "rounds", "bytes"] if self.trials else []
+        rows = [
+            [
+                str(t.number),
+                f"{t.value:.4f}",
+                *(_text(v) for v in t.params.values()),
+                str(t.rounds),
+                f"{t.nbytes or 0:,}",
+            ]
+            for t in self.ranked[: self.SHOWN]
+        ]
+        widths = [max(map(len, column)) for column in zip(header, *rows)]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in (header, *rows)]
+        counts = ", ".join(f"{n:,} {status}" for status, n in self.counts.items())
+        lines.append(
+            f"{len(self):,} trials: {counts}; {self.seconds['total']:.1f} s, Optuna {self.seconds['optuna']:.1f} s"
+        )
+        reasons = Counter(t.reason for t in self.trials if t.status == "failed").most_common(3)
+        lines += [f"{n} failed: {reason}" for reason, n in reasons]
+        if self.lost:
+            lines.append(f"workers that died, their trials run again: {self.lost}")
+        return "\n".join([*lines, *([f"stopped: {self.stopped}"] if self.stopped else [])])
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
