@@ -484,6 +484,9 @@ class Results(Sequence):
     def __getitem__(self, i: int | slice) -> Any:
         return self._rows()[i]
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows())
+
     def __len__(self) -> int:
         return len(self._handles)
 
