@@ -1,4 +1,7 @@
-"""README's Python blocks run and print what the text blocks after them say; CONTRIBUTING's recipe works."""
+"""README's Python blocks run and print what the text blocks after them say; CONTRIBUTING's recipe works.
+
+The blocks of docs/ run in `test_docs`; ``python tests/test_readme.py`` rewrites what they and README's say.
+"""
 
 from __future__ import annotations
 
@@ -116,17 +119,17 @@ def test_contributing_recipe_makes_an_operator(tmp_path: Path) -> None:
     assert result.stdout == "the recipe works\n", result.stderr
 
 
-def rewrite() -> None:
-    """Write what README's blocks print now into README, where it says something else."""
-    path = ROOT / "README.md"
-    text = path.read_text()
+def rewrite(page: Path) -> None:
+    """Write what a page's blocks print now into the page, where it says something else."""
+    text = page.read_text()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for _, said, printed in reversed(list(outputs(text, "README.md"))):
+        for _, said, printed in reversed(list(outputs(text, page.name))):
             if not agrees(printed, said[2]):
                 text = text[: said.start(2)] + printed + text[said.end(2) :]
-    path.write_text(text)
+    page.write_text(text)
 
 
 if __name__ == "__main__":
-    rewrite()
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        rewrite(page)
