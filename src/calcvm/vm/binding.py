@@ -35,6 +35,7 @@ class Binding:
     image : bytes [start, stop) of a program's piece that persist: parameters, state, optimizer.
     opened : the same with persistent gradients, as they are in the middle of an accumulation.
     gradient : bytes [start, stop) to be zeroed where a model comes in between two learning batches.
+    padding : elements before and between gradients, which updates of whole blocks read, and nothing writes.
     """
 
     def __init__(self, program: Program):
@@ -52,6 +53,7 @@ class Binding:
         self.image = _hull([s for s in kept if s.kind != "gradient"], program.itemsize)
         self.gradient = _hull([s for s in kept if s.kind == "gradient"], program.itemsize)
         self.opened = _hull(kept, program.itemsize)
+        self.padding = _padding(kept, slice(*(n // program.itemsize for n in self.image)))
         if self.gradient[0] < self.image[1] and self.image[0] < self.gradient[1]:
             raise ProgramError("the program's gradients lie between its parameters: compile the graph again")
         self.accumulates = any(facts.get("accumulate") for facts in self.paths.values())
@@ -183,3 +185,14 @@ def _hull(symbols: list[Symbol], itemsize: int) -> Span:
         return 0, 0
     start, stop = min(s.offset for s in symbols), max(s.offset + s.elems.b for s in symbols)
     return start * itemsize, stop * itemsize
+
+
+def _padding(symbols: list[Symbol], image: slice) -> np.ndarray:
+    """Elements from the first to the last cell of symbols that are no symbol's, outside the image."""
+    start, stop = _hull(symbols, 1)
+    free = np.ones(stop, bool)
+    free[:start] = free[image] = False
+    for symbol in symbols:
+        if not symbol.members:
+            free[symbol.offset : symbol.offset + symbol.elems.b] = False
+    return np.flatnonzero(free)

@@ -328,6 +328,7 @@ class CalcHeap:
             if piece is not None:
                 frame = self._spare.pop((binding, piece[0]), None) or Frame(binding, *piece, self._bytes[slice(*piece)])
                 self._frames[frame] = None
+                frame.elements[binding.padding] = 0  # of another program's model
                 return frame
             victim: Frame | None = next(iter(self._frames))
             if victim is not None and victim.pins:
