@@ -217,11 +217,24 @@ class TorchEager:
         return [(w.T, b) for w, b in zip(flat[::2], flat[1::2])]
 
 
-class TorchCompile:
-    """`torch.compile` of the whole step: forward, backward and Adam in one graph, entered by a C++ wrapper.
+def torch_adam(params: Any, first: Any, second: Any, powers: Any, rate: Any, root: Any, grads: Any) -> None:
+    """Adam, written out: `torch.optim` would be a second graph for `torch.compile`.
 
-    The optimizer is written out because `torch.optim` would be a second graph.
+    ``powers`` of the betas, ``rate`` and ``root`` are of the coming step; kept as state because Inductor would
+    inline their formulas into every element's update.
     """
+    for p, m, v, g in zip(params, first, second, grads):
+        m.lerp_(g, 1 - BETA1)
+        v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
+        p.sub_(rate * m / (v.sqrt() / root + EPSILON))
+    powers[0] *= BETA1
+    powers[1] *= BETA2
+    rate.copy_(LEARNING_RATE / (1 - powers[0]))
+    root.copy_((1 - powers[1]).sqrt())
+
+
+class TorchCompile:
+    """`torch.compile` of the whole step: forward, backward and Adam in one graph, entered by a C++ wrapper."""
 
     package = "torch"
     note = ""
@@ -237,7 +250,6 @@ class TorchCompile:
         self.state = [torch.empty_like(p) for p in self.initial]
         self.first = [torch.empty_like(p) for p in self.initial]
         self.second = [torch.empty_like(p) for p in self.initial]
-        # of the coming step; kept as state because Inductor would inline their formulas into every element's update
         self.powers, self.rate, self.root = torch.empty(2), torch.empty(()), torch.empty(())
         self.x, self.y = torch.from_numpy(x), torch.from_numpy(y)
         linear, entropy = torch.nn.functional.linear, torch.nn.functional.cross_entropy
@@ -249,14 +261,7 @@ class TorchCompile:
 
         def step(params, first, second, powers, rate, root, x, y):
             grads, loss = torch.func.grad_and_value(loss_of)(params, x, y)
-            for p, m, v, g in zip(params, first, second, grads):
-                m.lerp_(g, 1 - BETA1)
-                v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
-                p.sub_(rate * m / (v.sqrt() / root + EPSILON))
-            powers[0] *= BETA1
-            powers[1] *= BETA2
-            rate.copy_(LEARNING_RATE / (1 - powers[0]))
-            root.copy_((1 - powers[1]).sqrt())
+            torch_adam(params, first, second, powers, rate, root, grads)
             return loss
 
         self.no_grad = torch.no_grad
