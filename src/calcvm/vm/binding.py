@@ -53,7 +53,7 @@ class Binding:
         self.image = _hull([s for s in kept if s.kind != "gradient"], program.itemsize)
         self.gradient = _hull([s for s in kept if s.kind == "gradient"], program.itemsize)
         self.opened = _hull(kept, program.itemsize)
-        self.padding = _padding(kept, slice(*(n // program.itemsize for n in self.image)))
+        self.padding = _padding(self.image[1] // program.itemsize, [s for s in kept if s.kind == "gradient"])
         if self.gradient[0] < self.image[1] and self.image[0] < self.gradient[1]:
             raise ProgramError("the program's gradients lie between its parameters: compile the graph again")
         self.accumulates = any(facts.get("accumulate") for facts in self.paths.values())
@@ -187,12 +187,11 @@ def _hull(symbols: list[Symbol], itemsize: int) -> Span:
     return start * itemsize, stop * itemsize
 
 
-def _padding(symbols: list[Symbol], image: slice) -> np.ndarray:
-    """Elements from the first to the last cell of symbols that are no symbol's, outside the image."""
-    start, stop = _hull(symbols, 1)
-    free = np.ones(stop, bool)
-    free[:start] = free[image] = False
-    for symbol in symbols:
+def _padding(start: int, gradients: list[Symbol]) -> np.ndarray:
+    """Elements from ``start`` to the last gradient that are no gradient's."""
+    gaps = [np.zeros(0, np.int64)]
+    for symbol in sorted(gradients, key=lambda s: s.offset):
         if not symbol.members:
-            free[symbol.offset : symbol.offset + symbol.elems.b] = False
-    return np.flatnonzero(free)
+            gaps.append(np.arange(start, symbol.offset))
+            start = symbol.offset + symbol.elems.b
+    return np.concatenate(gaps)
