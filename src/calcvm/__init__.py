@@ -14,7 +14,7 @@ from calcvm.errors import (
     Trap,
     UnsupportedOperator,
 )
-from calcvm.explore import Exploration, RayEngine, explore
+from calcvm.explore import Exploration, RayEngine, Trial, explore
 from calcvm.fleet import Fleet, Handle, Results
 from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions
@@ -52,6 +52,6 @@ __all__ = [
     "Cosine", "CosineRestarts", "Elastic", "Ensemble", "Exploration", "Exponential", "FileStore", "Fleet", "Handle",
     "History", "MemoryStore", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan", "PlanError", "Program",
     "ProgramError", "RMSProp", "RayEngine", "Resident", "Results", "RowSpec", "ShapeError", "Step", "TensorDescriptor",
-    "Trap", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "init", "load",
+    "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "init", "load",
     "load_program", "nn", "plan", "register_op", "snapshot_ensemble", *_functions,
 ]  # fmt: skip

@@ -1,0 +1,41 @@
+"""The examples run, at a reduced size, and do what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(name: str, *arguments: str) -> str:
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(ROOT / "examples" / f"{name}.py"), "--quick", *arguments],
+        capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_architecture_search(tmp_path: Path) -> None:
+    for package in ("optuna", "sklearn", "matplotlib"):
+        pytest.importorskip(package)
+    out = run("nas", "--out", str(tmp_path))
+    assert "12 trials: " in out and "failed" not in out
+    best, together = map(float, re.search(r"best model ([\d.]+), the five best together ([\d.]+)", out).groups())  # type: ignore[union-attr]
+    assert best > 0.5 and together > 0.5
+    assert (tmp_path / "nas.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_model_for_each_user_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    first, again = (run("per_user", "--store", str(tmp_path / "users")) for _ in range(2))
+    assert "0 models found" in first and "60 made" in first and "300 epochs" in first
+    assert "60 models found" in again and "0 made" in again
+    errors = [float(re.search(r"one for each ([\d.]+)", out)[1]) for out in (first, again)]  # type: ignore[index]
+    assert errors[1] < errors[0]
