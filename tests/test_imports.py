@@ -36,6 +36,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "graph", "compiler", "model", "fleet", "ensemble", "progress", "vm"},
         {"numpy", "optuna", "cmaes", "ray", "matplotlib"},
     ),
+    "sklearn": (ALL_LOWER | {"compiler", "model", "fleet"}, {"numpy", "scipy", "sklearn", "joblib"}),
     "data": ({"", "errors"}, {"numpy", "sklearn"}),
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
     "commands": ({"", "errors", "data", "nn", "kernels_cpu"}, {"numpy", "typer"}),  # kernels_cpu: info

@@ -1,0 +1,235 @@
+"""The network behind an estimator: its graph, compiled once a design, and its place in a heap."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from calcvm import compiler, init, nn
+from calcvm import functions as F
+from calcvm.graph import CalcGraph, Variable
+from calcvm.model import persistent
+from calcvm.optim import SGD, AdamHat, Optimizer
+from calcvm.vm.heap import CalcHeap
+from calcvm.vm.program import Program
+from calcvm.vm.resident import Resident
+
+KEPT_PROGRAMS = 64
+ACTIVATIONS = {"identity": None, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
+# Hyperparameters are set in the heap; these only choose the rows.  For L-BFGS, a momentum of 0 is the gradient.
+OPTIMIZERS: dict[str, Optimizer] = {
+    "adam": AdamHat(),
+    "sgd": SGD(1.0),
+    "momentum": SGD(1.0, momentum=0.5),
+    "nesterov": SGD(1.0, momentum=0.5, nesterov=True),
+    "lbfgs": SGD(1.0, momentum=0.5),
+}
+
+
+@dataclass(frozen=True)
+class Design:
+    """What the program of a network depends on.
+
+    out_activation : softmax, logistic, identity or exp: it decides the loss.
+    optimizer : one of `OPTIMIZERS`.
+    weighted : samples have weights.
+    penalized : alpha is not 0.
+    judged : a path predicts, for early stopping.
+    workers : the largest team (None: as large as a step is worth).
+    """
+
+    units: tuple[int, ...]
+    activation: str
+    out_activation: str
+    optimizer: str
+    weighted: bool
+    penalized: bool
+    judged: bool
+    batch: int
+    dtype: str
+    workers: int | None
+
+    @property
+    def labels(self) -> bool:
+        """Whether targets are class numbers and not a column for each output."""
+        return self.out_activation == "softmax" and not self.weighted
+
+    @property
+    def normed(self) -> bool:
+        """Whether a batch's sums are divided by the sum of its weights (without weights: of ones)."""
+        return self.optimizer != "lbfgs" and (self.weighted or self.penalized)
+
+    @property
+    def two_losses(self) -> bool:
+        """Whether the loss is not what is descended: scikit-learn means squared errors over outputs, but descends the sum."""
+        return self.out_activation == "identity" and self.units[-1] > 1
+
+
+# ---------------------------------------------------------------- the graph
+def graph_of(design: Design) -> CalcGraph:
+    """Path learn of a design, and predict if it is judged.
+
+    The loss of a batch is scikit-learn's, ``(sum_i w_i*l_i + alpha/2 * sum W^2) / sum_i w_i``; for L-BFGS it is
+    ``mean_i w_i*l_i``, so that batches add up.
+    """
+    g = CalcGraph()
+    activation, n_outputs = ACTIVATIONS[design.activation], design.units[-1]
+    layers: list[nn.Layer] = []
+    for n in design.units[1:-1]:
+        layers += [nn.Linear(n, init=init.Zeros()), *([activation()] if activation else [])]
+    net = nn.Sequential(*layers, nn.Linear(n_outputs, init=init.Zeros()))
+    x = g.placeholder("input", (None, design.units[0]))
+    t = g.placeholder("target", (None,) if design.labels else (None, n_outputs))
+    weight = g.placeholder("weight", (None,)) if design.weighted or design.normed else None
+    with g.path("learn", backward=True, adopt=False) as learn:
+        z = net.build(x)
+        norm = F.sum(weight) if weight is not None and design.normed else None
+        if weight is not None and design.weighted:
+            each = weight * _each(design, z, t)
+            data = F.mean(each) if norm is None else F.sum(each) / norm
+        else:
+            data = F.mean(_each(design, z, t)) if design.out_activation == "exp" else _mean(design, z, t)
+        reported = data / n_outputs if design.two_losses else data
+        if design.penalized and norm is not None:
+            alpha = g.parameter("alpha", (1,), init=init.Zeros(), trainable=False)
+            squares = [F.sum(F.square(v)) for v in [*g.variables.values()] if v.kind == "parameter" and v.rank == 2]
+            penalty = F.reshape(alpha, ()) * sum(squares[1:], squares[0]) * 0.5 / norm
+            goal = data + penalty
+            loss = goal if reported is data else reported + penalty
+        else:
+            goal, loss = data, reported
+        learn.minimize(goal, OPTIMIZERS[design.optimizer], output=z)
+        loss.rename("loss")
+    if design.judged:
+        with g.path("predict", adopt=False) as predict:
+            predict.output = net.build(x, training=False).rename("output")
+    return g
+
+
+def _mean(design: Design, z: Variable, t: Variable) -> Variable:
+    """The mean loss of a batch, by the operators made for it."""
+    if design.out_activation == "softmax":
+        return F.softmax_cross_entropy(z, t)
+    if design.out_activation == "logistic":
+        return F.binary_cross_entropy(z, t) * design.units[-1]
+    return F.mse(z, t) * (0.5 * design.units[-1])
+
+
+def _each(design: Design, z: Variable, t: Variable) -> Variable:
+    """The loss of each sample, shape (batch,)."""
+    if design.out_activation == "softmax":
+        return F.neg(F.sum(t * F.log_softmax(z), axes=1))
+    if design.out_activation == "logistic":
+        return F.sum(F.softplus(z) - t * z, axes=1)
+    if design.out_activation == "identity":
+        return F.sum(F.square(z - t), axes=1) * 0.5
+    # half the Poisson deviance; what of it depends on the target alone is data
+    return F.sum(F.exp(z) - t * z, axes=1) + z.graph.placeholder("constant", (None,))
+
+
+@lru_cache(KEPT_PROGRAMS)
+def program_of(design: Design) -> Program:
+    """The program of a design, compiled once a process."""
+    return compiler.compile(
+        graph_of(design), batch_size=design.batch, dtype=design.dtype, workers=design.workers,
+        accumulate=design.optimizer == "lbfgs", keep=["loss"],
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- in a heap
+class Network:
+    """A design in a heap of its own; at rest, and in a pickle, it is arrays."""
+
+    def __init__(self, design: Design, seed: int = 0):
+        self.design, self.seed, self.rounds = design, seed, 0
+        self._resident: Resident | None = None
+        self._state: Mapping[str, np.ndarray] = {}
+
+    @property
+    def resident(self) -> Resident:
+        if self._resident is None:
+            program = program_of(self.design)
+            heap = CalcHeap(program.heap_bytes)
+            self._resident = heap.load(program, seed=self.seed, workers=min(program.workers, allowed_workers()))
+            self._resident.facts["rounds"] = self.rounds
+            for name, cells in self._cells(self._resident):
+                if name in self._state:
+                    cells[:] = self._state[name]
+        return self._resident
+
+    def rest(self) -> None:
+        """Give the heap back."""
+        self._keep()
+        self._resident = None
+
+    def fits(self, design: Design) -> bool:
+        """Whether the state is one for another design."""
+        return all(getattr(design, what) == getattr(self.design, what) for what in ("units", "optimizer", "dtype"))
+
+    def redesigned(self, design: Design, n_samples: int) -> Network:
+        """The same parameters and optimizer state for a design that they fit."""
+        batch = self.design.batch
+        if design == self.design or (
+            replace(design, batch=batch) == self.design and n_samples <= min(batch, design.batch)
+        ):
+            return self  # what is one batch in either is one here
+        self._keep()
+        other = Network(design, self.seed)
+        other.rounds, other._state = self.rounds, self._state
+        return other
+
+    def _keep(self) -> None:
+        if self._resident is not None:
+            self.rounds = self._resident.facts["rounds"]
+            self._state = {name: cells.copy() for name, cells in self._cells(self._resident)}
+
+    @staticmethod
+    def _cells(resident: Resident) -> Iterator[tuple[str, np.ndarray]]:
+        """Bytes of all that persists, by name."""
+        elements = resident.elements
+        for s in persistent(resident.program):
+            yield s.name, elements[s.offset : s.offset + s.elems.b].view(np.uint8)
+
+    def __getstate__(self) -> dict[str, object]:
+        self._keep()
+        return {**vars(self), "_resident": None}
+
+
+def allowed_workers() -> int:
+    """What OMP_NUM_THREADS allows, which joblib also sets where processes share a machine."""
+    try:
+        return max(1, int(os.environ["OMP_NUM_THREADS"]))
+    except (KeyError, ValueError):
+        return compiler.n_cores()
+
+
+def weights_of(resident: Resident) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Weights and biases by layer, as views into the heap."""
+    views = resident.parameters
+    by_layer = {kind: [v for name, v in views.items() if name.endswith(kind)] for kind in ("weight", "bias")}
+    return by_layer["weight"], by_layer["bias"]
+
+
+def gradients_of(resident: Resident) -> list[np.ndarray]:
+    """The momenta of all weights, then of all biases, as views into the heap."""
+    cells = {s.name: resident.elements[s.offset : s.offset + s.elems.b] for s in persistent(resident.program)}
+    return [cells[f"{name}.m"] for kind in ("weight", "bias") for name in resident.parameters if name.endswith(kind)]
+
+
+def set_rate(resident: Resident, rate: float) -> None:
+    """Another learning rate from now on.
+
+    scikit-learn's velocities hold the rate of their time, ours do not: they are scaled.
+    """
+    hyper = resident.hyper()
+    before = hyper["learning_rate"]
+    hyper["learning_rate"] = rate
+    if hyper["t"] and before != rate:
+        elements = resident.elements
+        for s in persistent(resident.program):
+            if s.kind == "optimizer":
+                elements[s.offset : s.offset + s.elems.b] *= before / rate
