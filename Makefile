@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers lint format docs bench bench-rows fuzz clean
+.PHONY: help demo test test-peers lint format docs bench bench-rows fuzz kill clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -46,6 +46,9 @@ bench-rows: $(VENV)/.dev ## time every row of the operator table alone
 
 fuzz: $(VENV)/.dev ## run 100 000 programs with altered words: none may touch a byte outside the heap
 	$(BIN)/python tests/fuzz_programs.py --programs 100000
+
+kill: $(VENV)/.dev ## kill 200 training processes, damage 1000 files: no model may be lost, no damage go unseen
+	$(BIN)/python -m tests.store_faults --kills 200 --flips 1000
 
 clean: ## remove .venv and everything that was made (the JIT cache is the user's: see calcvm info)
 	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks src/calcvm.egg-info

@@ -17,6 +17,7 @@ from calcvm import optim
 from calcvm.errors import CalcError, ProgramError
 from calcvm.vm.program import Program
 from calcvm.vm.store import FileStore, MemoryStore
+from tests import store_faults
 from tests.fuzz_programs import mlp
 
 NAMES = ["a", "user/17", "../../up", ".", "..", ".hidden", "x.previous", "x.model", "a b\n\t", "ü—模型 🙂", "\x00", "%2F",
@@ -458,3 +459,16 @@ store.put("m", {"version": 3}, memoryview(bytes([3]) * 3000))
     store.put("m", {"version": 4}, memoryview(bytes(3000)))
     store.close()
     assert sorted(content(tmp_path)) == ["models/m.model", "models/m.previous"]
+
+
+# ---------------------------------------------------------------- samples of `make kill`
+def test_models_outlive_killed_processes():
+    counts = store_faults.kills(5, seed=1, verbose=False)
+    assert store_faults.harmless(counts), counts
+    assert counts["kills"] == 5 and counts["opened"] >= 20 and counts["rounds"] > 50, counts
+
+
+def test_damaged_files_are_refused_by_name():
+    counts = store_faults.flips(100, seed=1, verbose=False)
+    assert store_faults.harmless(counts), counts
+    assert counts["refused"] == counts["damaged"] == 100
