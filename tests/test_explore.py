@@ -16,13 +16,13 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.explore.engine import Local
-from calcvm.explore.programs import Programs
-from calcvm.explore.search import TRIES, Search
-from calcvm.explore.space import distributions, grid
-from calcvm.explore.study import Study
-from calcvm.explore.trial import Trial
-from calcvm.explore.worker import Report, Task, Turn, Worker
+from calcvm.exploration.engine import Local
+from calcvm.exploration.programs import Programs
+from calcvm.exploration.search import TRIES, Search
+from calcvm.exploration.space import distributions, grid
+from calcvm.exploration.study import Study
+from calcvm.exploration.trial import Trial
+from calcvm.exploration.worker import Report, Task, Turn, Worker
 
 optuna = pytest.importorskip("optuna")
 ROOT = Path(__file__).parent.parent

@@ -32,7 +32,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
     "fleet": ({"errors", "compiler", "model", "progress", "vm"}, {"numpy"}),
     "ensemble": ({"errors", "model", "ops", "vm"}, {"numpy"}),
-    "explore": (
+    "exploration": (
         {"errors", "graph", "compiler", "model", "fleet", "ensemble", "progress", "vm"},
         {"numpy", "optuna", "cmaes", "ray", "matplotlib"},
     ),
@@ -41,7 +41,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
     "commands": ({"", "errors", "data", "nn", "kernels_cpu"}, {"numpy", "typer"}),  # kernels_cpu: info
     "__main__": ({"cli"}, set()),
-    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "explore", "data"}, set()),
+    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data"}, set()),
 }
 
 

@@ -14,7 +14,7 @@ from calcvm.errors import (
     Trap,
     UnsupportedOperator,
 )
-from calcvm.explore import Exploration, RayEngine, Trial, explore
+from calcvm.exploration import Exploration, RayEngine, Trial, explore
 from calcvm.fleet import Fleet, Handle, Results
 from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions

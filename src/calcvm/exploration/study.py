@@ -17,8 +17,8 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from calcvm.errors import CalcError, MissingExtra
-from calcvm.explore.space import distributions, grid
-from calcvm.explore.trial import Trial, seed_of
+from calcvm.exploration.space import distributions, grid
+from calcvm.exploration.trial import Trial, seed_of
 
 REDUCTION = 3  # of 3 trials at a rung one goes on
 STARTUP_TRIALS = 10  # of the median pruner: complete trials that it compares with

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from calcvm.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from calcvm.explore.result import Exploration
+    from calcvm.exploration.result import Exploration
 
 COLOURS = {"complete": "tab:blue", "pruned": "0.7", "failed": "tab:red", "interrupted": "tab:orange"}
 

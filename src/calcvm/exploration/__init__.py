@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from calcvm.errors import CalcError, ShapeError
-from calcvm.explore.cluster import Cluster, RayEngine
-from calcvm.explore.engine import Engine, Local
-from calcvm.explore.result import Exploration
-from calcvm.explore.search import Search
-from calcvm.explore.study import Study
-from calcvm.explore.trial import Trial
-from calcvm.explore.worker import Build, Task
+from calcvm.exploration.cluster import Cluster, RayEngine
+from calcvm.exploration.engine import Engine, Local
+from calcvm.exploration.result import Exploration
+from calcvm.exploration.search import Search
+from calcvm.exploration.study import Study
+from calcvm.exploration.trial import Trial
+from calcvm.exploration.worker import Build, Task
 from calcvm.progress import Count
 from calcvm.vm.heap import parse_bytes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from calcvm.explore.worker import Report, Task, Turn, Worker
+from calcvm.exploration.worker import Report, Task, Turn, Worker
 from calcvm.model import Model
 
 

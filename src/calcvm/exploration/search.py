@@ -10,10 +10,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from calcvm.errors import CalcError
-from calcvm.explore.engine import Engine
-from calcvm.explore.study import Study
-from calcvm.explore.trial import Trial, seed_of
-from calcvm.explore.worker import Report, Turn
+from calcvm.exploration.engine import Engine
+from calcvm.exploration.study import Study
+from calcvm.exploration.trial import Trial, seed_of
+from calcvm.exploration.worker import Report, Turn
 from calcvm.vm.signals import orderly_end
 
 TRIES = 3  # of a trial whose workers die

@@ -12,7 +12,7 @@ PLAIN = (str, int, float, bool, type(None))
 
 
 def distributions(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Optuna's distributions by name (see `calcvm.explore.explore` for the forms that a space takes).
+    """Optuna's distributions by name (see `calcvm.exploration.explore` for the forms that a space takes).
 
     Raises
     ------

@@ -12,8 +12,8 @@ import numpy as np
 
 from calcvm.ensemble import Ensemble
 from calcvm.errors import CalcError
-from calcvm.explore.trial import Trial
-from calcvm.explore.worker import Task, Turn, Worker
+from calcvm.exploration.trial import Trial
+from calcvm.exploration.worker import Task, Turn, Worker
 from calcvm.model import Model
 from calcvm.vm.pieces import ALIGN_BYTES
 
@@ -117,7 +117,7 @@ class Exploration:
     # ------------------------------------------------------------ showing
     def picture(self, path: str | PathLike[str]) -> None:
         """Draw learning curves and the best value over time into a file (extra ``plot``)."""
-        from calcvm.explore.picture import draw
+        from calcvm.exploration.picture import draw
 
         draw(self, path)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calcvm.errors import CalcError, MissingExtra
-from calcvm.explore.worker import Report, Task, Turn, Worker
+from calcvm.exploration.worker import Report, Task, Turn, Worker
 from calcvm.model import Model, load
 
 START_SECONDS = 60  # in which a worker must come up

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from calcvm.errors import CalcError
-from calcvm.explore.programs import Programs
-from calcvm.explore.trial import Trial
+from calcvm.exploration.programs import Programs
+from calcvm.exploration.trial import Trial
 from calcvm.fleet import Fleet, Handle
 from calcvm.graph import CalcGraph
 from calcvm.model import Model
