@@ -248,3 +248,16 @@ def test_frozen_parameters_do_not_move_and_prune_the_backward():
     assert len(model.program.rows) < len(full.program.rows)
     with pytest.raises(cv.CalcError, match="linear_1.weight.*has no gradient"):
         model.grad("linear_1.weight")
+
+
+def test_sums_of_squares_over_axes_that_are_no_neighbours():
+    x = np.random.default_rng(3).normal(size=(3, 2, 5))
+    g = cv.CalcGraph()
+    p = g.parameter("p", x.shape, init=x)
+    with g.path("learn", backward=True) as learn:
+        y = cv.sum_squares(p, axes=(0, 2))  # squares the first block, and only adds the second up
+        learn.minimize(cv.sum(y * np.array([1.0, 3.0])), optimizer=cv.SGD(1.0))
+    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1, dtype="float64"))
+    model.forward("learn")
+    model.backward("learn")
+    np.testing.assert_allclose(model.grad("p"), 2 * x * np.array([1.0, 3.0])[:, None])

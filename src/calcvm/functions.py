@@ -51,6 +51,7 @@ __all__ = [
     "square",
     "sub",
     "sum",
+    "sum_squares",
     "tanh",
     "transpose",
 ]
@@ -168,8 +169,8 @@ def log_softmax(x: Variable, axis: int = -1) -> Variable:
     return apply("log_softmax", x, axis=axis)
 
 
-def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool) -> Variable:
-    """Reduce over any axes: blocks of neighbouring axes one after the other, from the right."""
+def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, then: str = "") -> Variable:
+    """Reduce over any axes: blocks of neighbouring axes one after the other, from the right; the rest by ``then``."""
     if axes is None:
         return apply(name, x, axes=None, keepdims=keepdims)
     chosen = sorted({a + x.rank if a < 0 else a for a in ((axes,) if isinstance(axes, int) else axes)})
@@ -179,13 +180,18 @@ def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool) -> Variable:
         block = [chosen.pop()]
         while chosen and chosen[-1] == block[0] - 1:
             block.insert(0, chosen.pop())
-        x = apply(name, x, axes=tuple(block), keepdims=keepdims)
+        x, name = apply(name, x, axes=tuple(block), keepdims=keepdims), then or name
     return x
 
 
 def sum(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Sum over axes (default all)."""
     return _reduce("sum", x, axes, keepdims)
+
+
+def sum_squares(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:
+    """Sum of the squares over axes (default all)."""
+    return _reduce("sum_squares", x, axes, keepdims, then="sum")
 
 
 def mean(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:

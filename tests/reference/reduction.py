@@ -7,6 +7,10 @@ def sum(x, axes=None, keepdims=False):  # noqa: A001
     return np.sum(x, axis=axes, keepdims=keepdims)
 
 
+def sum_squares(x, axes=None, keepdims=False):
+    return np.sum(x**2, axis=axes, keepdims=keepdims)
+
+
 def mean(x, axes=None, keepdims=False):
     return np.mean(x, axis=axes, keepdims=keepdims)
 

@@ -323,8 +323,8 @@ def _for(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, body:
     return state
 
 
-def column_reduction(combine: Callable, initial: float) -> Any:
-    """A loop ``cols(n, rows, stride, x, y, factor)``: y[i] = factor * combination of x[r*stride + i] over r, i in [0, n).
+def column_reduction(combine: Callable, initial: float, formula: Callable = lambda x: x) -> Any:
+    """A loop ``cols(n, rows, stride, x, y, factor)``: y[i] = factor * combination of formula(x[r*stride + i]) over r.
 
     A column is combined in blocks of 128 rows by 4 partial results, so its shape depends on ``rows`` alone.
     """
@@ -342,7 +342,7 @@ def column_reduction(combine: Callable, initial: float) -> Any:
 
             def take(r: Any, acc: list) -> list:
                 row = b.gep(x, [b.mul(r, stride)])
-                return [combine(V(b, a), e.load(row, k, mask)).v for a, k in zip(acc, at)]
+                return [combine(V(b, a), formula(e.load(row, k, mask))).v for a, k in zip(acc, at)]
 
             def four(r: Any, acc: list) -> list:
                 out = []

@@ -17,6 +17,7 @@ from calcvm.kernels_cpu._math import (  # noqa: F401
     rmax,
     rmin,
     rsum,
+    rsumsq,
     rtop,
     scale,
 )
@@ -43,23 +44,25 @@ def {name}_fwd(w, nw, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
 '''
 SUM_ROW = """total = 0.0
             for start in range(0, R, BLOCK):
-                total += rsum(min(BLOCK, R - start), at(x, o * R + start))
+                total += {part}(min(BLOCK, R - start), at(x, o * R + start))
             y[o] = like(h, total) * factor"""
 _add = lambda a, b: a + b
 _columns_sum = _columns_mean = column_reduction(_add, 0.0)
 _columns_max = column_reduction(F.maximum, float("-inf"))
 _columns_min = column_reduction(F.minimum, float("inf"))
+_columns_sum_squares = column_reduction(_add, 0.0, lambda x: x * x)
 for _name, _equation, _factor, _row in (
-    ("sum", "y = sum_r x", "like(h, 1)", SUM_ROW),
-    ("mean", "y = sum_r x / R", "like(h, 1) / like(h, R)", SUM_ROW),
+    ("sum", "y = sum_r x", "like(h, 1)", SUM_ROW.format(part="rsum")),
+    ("mean", "y = sum_r x / R", "like(h, 1) / like(h, R)", SUM_ROW.format(part="rsum")),
     ("max", "y = max_r x", "like(h, 1)", "y[o] = rmax(R, at(x, o * R))"),
     ("min", "y = min_r x", "like(h, 1)", "y[o] = rmin(R, at(x, o * R))"),
+    ("sum_squares", "y = sum_r x^2", "like(h, 1)", SUM_ROW.format(part="rsumsq")),
 ):
     kernel_from(FORWARD.format(name=_name, equation=_equation, factor=_factor, along_row=_row), globals())
 
 SPREAD = '''\
-def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, dx: Ptr):
-    """dx[o,p,r,i] = dy[o,p,i]{factor_text}; all of dx is set; O*R0 rows are shared (one of O and R0 is 1)."""
+def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, {x}dx: Ptr):
+    """dx[o,p,r,i] = {equation}; all of dx is set; O*R0 rows are shared (one of O and R0 is 1)."""
     lo, hi = share(O * R0, w, nw)
     factor = {factor}
     for u in range(lo, hi):
@@ -67,13 +70,28 @@ def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, dx: Ptr):
             o = (u // R0) * P + p
             to = (u * P + p) * R1
             if I == 1:
-                fill(R1, at(dx, to), dy[o] * factor)
+                {along}
             else:
-                for r in range(R1):
-                    scale(I, at(dy, o * I), at(dx, (to + r) * I), factor)
+                for k in range(to * I, (to + R1) * I, I):
+                    {across}
 '''
-kernel_from(SPREAD.format(name="sum", factor_text="", factor="like(h, 1)"), globals())
-kernel_from(SPREAD.format(name="mean", factor_text=" / R", factor="like(h, 1) / like(h, R0 * R1)"), globals())
+_times = elementwise(lambda dy, x, a: a * dy * x, "vv", "f")
+FILLED = {
+    "along": "fill(R1, at(dx, to), dy[o] * factor)",
+    "across": "scale(I, at(dy, o * I), at(dx, k), factor)",
+    "x": "",
+}
+TIMES_X = {
+    "along": "scale(R1, at(x, to), at(dx, to), dy[o] * factor)",
+    "across": "_times(I, at(dy, o * I), at(x, k), at(dx, k), factor)",
+    "x": "x: Ptr, ",
+}
+for _name, _equation, _factor, _how in (
+    ("sum", "dy[o,p,i]", "like(h, 1)", FILLED),
+    ("mean", "dy[o,p,i] / R", "like(h, 1) / like(h, R0 * R1)", FILLED),
+    ("sum_squares", "2*dy[o,p,i]*x[o,p,r,i]", "like(h, 2)", TIMES_X),
+):
+    kernel_from(SPREAD.format(name=_name, equation=_equation, factor=_factor, **_how), globals())
 
 SELECT = '''\
 def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):

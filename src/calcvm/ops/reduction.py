@@ -83,7 +83,7 @@ def _reduction(opcode: int, name: str, y: str, dx: str, reads: str, onnx: str, f
         require=ONE_IS_1,
         flops=f"{flops[0]}*{X_ELEMS}",
     )
-    if reads:  # the first of equals is sought along R: one worker for each O
+    if reads == "xy":  # the first of equals is sought along R: one worker for each O
         operands: tuple[Operand, ...] = (
             R("dy", Y_ELEMS, "O"),
             R("x", X_ELEMS, "O"),
@@ -91,7 +91,8 @@ def _reduction(opcode: int, name: str, y: str, dx: str, reads: str, onnx: str, f
             W("dx", X_ELEMS, "O"),
         )
     else:
-        operands = (R("dy", Y_ELEMS, "O if R0 == 1 else 0"), W("dx", X_ELEMS, "O*R0"))
+        x = tuple(R(name, X_ELEMS, "O*R0") for name in reads)
+        operands = (R("dy", Y_ELEMS, "O if R0 == 1 else 0"), *x, W("dx", X_ELEMS, "O*R0"))
     bwd = RowSpec(
         opcode=opcode + 1,
         name=f"{name}_bwd",
@@ -142,6 +143,7 @@ _reduction(
     "ReduceMin",
     (1, 1),
 )
+_reduction(118, "sum_squares", "sum_r x[o,p,r,i]^2", "2*dy[o,p,i]*x[o,p,r,i]", "x", "ReduceSumSquare", (2, 2))
 
 
 # ---------------------------------------------------------------- softmax

@@ -96,7 +96,7 @@ def graph_of(design: Design) -> CalcGraph:
         reported = data / n_outputs if design.two_losses else data
         if design.penalized and norm is not None:
             alpha = g.parameter("alpha", (1,), init=init.Zeros(), trainable=False)
-            squares = [F.sum(F.square(v)) for v in [*g.variables.values()] if v.kind == "parameter" and v.rank == 2]
+            squares = [F.sum_squares(v) for v in [*g.variables.values()] if v.kind == "parameter" and v.rank == 2]
             penalty = F.reshape(alpha, ()) * sum(squares[1:], squares[0]) * 0.5 / norm
             goal = data + penalty
             loss = goal if reported is data else reported + penalty
