@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.__main__ import WORKLOADS
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -30,7 +32,14 @@ def test_a_row_of_the_table():
     assert " passed" in out
 
 
+@pytest.mark.slow
+def test_the_search_of_architectures():
+    pytest.importorskip("optuna")
+    out = run("bench", "exploration", "--quick")
+    assert "60 trials" in out and "FAILED" not in out
+
+
 def test_every_workload_has_a_command():
-    for module in ("mlp", "gemm", "coldstart", "report"):
+    for module in (*WORKLOADS, "report"):
         assert importlib.util.find_spec(f"bench.{module}")
     assert "--quick" in run("bench", "--help")

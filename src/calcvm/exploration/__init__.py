@@ -98,6 +98,12 @@ def explore(
     CalcError : an argument is unusable; the study has not been touched then.
     MissingExtra : Optuna (extra ``explore``) or Ray (extra ``ray``) is not installed.
 
+    Notes
+    -----
+    Optuna takes its time: for 1000 trials with Hyperband 6 s with TPE and 1.3 s with random sampling, of 10 s and 6 s
+    (two cores, the digits, networks up to 64-64-64-64-10).  It is asked only where something can be decided, not
+    between two rungs, and a storage is written once a trial: 6 to 25 ms in SQLite, by the disk.
+
     Examples
     --------
     >>> def build(trial):

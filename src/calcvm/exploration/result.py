@@ -62,8 +62,9 @@ class Exploration:
     @property
     def ranked(self) -> list[Trial]:
         """Complete trials, best first."""
+        done = [(t.value, t) for t in self.trials if t.status == "complete" and t.value is not None]
         sign = -1 if self.maximize else 1
-        return sorted((t for t in self.trials if t.status == "complete"), key=lambda t: (sign * t.value, t.number))  # type: ignore[operator]
+        return [t for _, t in sorted(done, key=lambda pair: (sign * pair[0], pair[1].number))]
 
     @property
     def best(self) -> Trial:

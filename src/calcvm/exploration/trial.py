@@ -12,7 +12,7 @@ from calcvm.errors import CalcError
 
 @dataclass
 class Trial:
-    """One model of a search.  ``build`` gets it when its parameters are chosen; the result lists it with what it reached.
+    """One model of a search: ``build`` gets it with what was chosen, the result lists it with what it reached.
 
     Attributes
     ----------
