@@ -65,7 +65,8 @@ def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, {x}dx: Ptr):
     """dx[o,p,r,i] = {equation}; all of dx is set; O*R0 rows are shared (one of O and R0 is 1)."""
     lo, hi = share(O * R0, w, nw)
     factor = {factor}
-    for u in range(lo, hi):
+    rows = max(hi - lo, 1) if O * P * I == 1 else 1  # that one dy is for
+    for u in range(lo, hi, rows):
         for p in range(P):
             o = (u // R0) * P + p
             to = (u * P + p) * R1
@@ -77,12 +78,12 @@ def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, {x}dx: Ptr):
 '''
 _times = elementwise(lambda dy, x, a: a * dy * x, "vv", "f")
 FILLED = {
-    "along": "fill(R1, at(dx, to), dy[o] * factor)",
+    "along": "fill(rows * R1, at(dx, to), dy[o] * factor)",
     "across": "scale(I, at(dy, o * I), at(dx, k), factor)",
     "x": "",
 }
 TIMES_X = {
-    "along": "scale(R1, at(x, to), at(dx, to), dy[o] * factor)",
+    "along": "scale(rows * R1, at(x, to), at(dx, to), dy[o] * factor)",
     "across": "_times(I, at(dy, o * I), at(x, k), at(dx, k), factor)",
     "x": "x: Ptr, ",
 }
