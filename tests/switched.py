@@ -45,10 +45,11 @@ def turn(model: cv.Resident, number: int, k: int) -> list[float | None]:
     n = int(rng.integers(1, BATCH + 1))
     x, y = rng.standard_normal((n, N_INPUTS)), rng.integers(0, N_CLASSES, n)
     if model.binding.accumulates:
-        model["input"], model["target"] = x, y  # the gradient stays open over two turns of three
-        model.forward("learn")
-        model.backward("learn")
-        told: list[float | None] = [float(model["loss"])]
+        with model:  # other threads must not take its place between these calls
+            model["input"], model["target"] = x, y
+            model.forward("learn")
+            model.backward("learn")  # the gradient stays open over two turns of three
+            told: list[float | None] = [float(model["loss"])]
         if k % 3 == 2:
             model.optimize("learn")
             model.end_round("learn")

@@ -72,6 +72,22 @@ def test_threads_that_share_a_heap():
     assert heap.stats.switches > turns
 
 
+def test_a_flush_meanwhile_writes_whole_models(tmp_path):
+    """What one thread writes while another trains is read back as it was at the end of some run."""
+    store, done = cv.FileStore(tmp_path, durable=False), threading.Event()
+    model = cv.CalcHeap("1 MiB", store).load(programs()["adam"], seed=1, name="m")
+    model.step(X, Y)
+    thread = threading.Thread(target=lambda: [model.run_steps(500) for _ in range(100)] and done.set())
+    thread.start()
+    flushes = 0
+    while not done.is_set():
+        model.heap.flush()
+        store.get("m")  # refused where it was written in the middle of a step
+        flushes += 1
+    thread.join()
+    assert flushes > 5
+
+
 def test_a_switch_that_is_left_out_is_noticed():
     """The comparison itself: models that do not get their bits back differ."""
 
@@ -212,6 +228,10 @@ def test_data_and_results_are_gone_and_the_error_says_so():
         a.run_steps(1)
     with pytest.raises(cv.CalcError, match="forward"):
         a.backward("learn")
+    with pytest.raises(cv.CalcError, match="no gradient since the model came into the heap"):
+        a.grad("linear_2.bias")
+    a.step(X, Y)
+    assert a.grad("linear_2.bias").any()
 
 
 def test_a_trap_is_not_the_next_models():

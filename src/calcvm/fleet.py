@@ -140,7 +140,7 @@ class Handle:
         job[layout.LIMIT], job[layout.STATUS] = goal, layout.READY
         tenant = resident.tenant
         tenant.forget()
-        tenant.changed, tenant.open = True, self._train.adds_up
+        tenant.changed, tenant.graded, tenant.open = True, True, self._train.adds_up
 
     def _leave(self, frame: Frame) -> None:
         """Take note of where the task stands, before its frame may become another's."""

@@ -128,6 +128,7 @@ class Epoch:
             tenant = model.tenant
             tenant.forget()
             tenant.changed |= self._changes
+            tenant.graded |= self._trains is not None
             tenant.open = self.adds_up  # until the pass is settled
             job[layout.HEAP] = frame.address
             model.execute(frame, "run_rounds", job, job.ctypes.data)

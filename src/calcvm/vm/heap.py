@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from calcvm.vm.program import Program
     from calcvm.vm.resident import Resident
 
+YIELD_SECONDS = 0.001
 SPARE_FRAMES = 64  # kept to be used again: making one takes as long as two switches
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -52,7 +53,20 @@ class Stats:
 class Tenant:
     """What a heap knows of a model: where it is, and what its piece holds beside its image."""
 
-    __slots__ = ("name", "binding", "workers", "facts", "frame", "changed", "exposed", "open", "held", "ran", "arena")
+    __slots__ = (
+        "name",
+        "binding",
+        "workers",
+        "facts",
+        "frame",
+        "changed",
+        "exposed",
+        "open",
+        "graded",
+        "held",
+        "ran",
+        "arena",
+    )
 
     def __init__(self, name: str, binding: Binding | None, workers: int, facts: dict[str, Any]):
         self.name, self.binding, self.workers, self.facts = name, binding, workers, facts
@@ -60,6 +74,7 @@ class Tenant:
         self.changed = False  # since the store has its image
         self.exposed = False  # views of its memory were given out: it may change at any time
         self.open = False  # in the middle of an accumulation: the gradient is part of the image
+        self.graded = False  # its frame holds gradients of its own
         self.held: dict[str, int] = {}  # placeholders that hold data: the batch it has
         self.ran: dict[str, int] = {}  # paths that were run: the batch
         self.arena = ""  # the path whose transient values the piece holds
@@ -244,10 +259,8 @@ class CalcHeap:
     def flush(self) -> None:
         """Write every model that has changed to the store."""
         with self._lock:
-            for frame in self._frames:
-                tenant = frame.tenant
-                if tenant is not None and (tenant.changed or tenant.exposed):
-                    self._keep(tenant, frame)
+            for tenant in list(self._tenants.values()):
+                self._commit(tenant)
 
     def close(self) -> None:
         """Write what has changed and close the store; the heap's models cannot be used afterwards."""
@@ -285,6 +298,8 @@ class CalcHeap:
 
     def _enter(self, tenant: Tenant, *, fresh: bool = False, wait: bool = True) -> Frame | None:
         with self._lock:
+            if self._waiting and not (tenant.frame and tenant.frame.pins):
+                self._changed.wait(YIELD_SECONDS)  # who has waited goes first
             frame = tenant.frame
             if frame is None:
                 while (frame := tenant.frame or self._switch_in(tenant, fresh)) is None:
@@ -339,7 +354,7 @@ class CalcHeap:
             if tenant is not None:
                 if tenant.changed or tenant.exposed:
                     self._keep(tenant, victim)
-                tenant.exposed = False
+                tenant.exposed = tenant.graded = False
                 tenant.frame = victim.tenant = None
                 tenant.forget()
             if victim.binding is binding:
@@ -357,6 +372,10 @@ class CalcHeap:
                 needed,
                 self.free_bytes,
             )
+        self._await()
+
+    def _await(self) -> None:
+        """Wait until a model is left by who used it."""
         self._waiting += 1
         self._changed.wait()
         self._waiting -= 1
@@ -375,9 +394,15 @@ class CalcHeap:
     def commit(self, model: Resident) -> None:
         """Write a model to the store now, if it has changed and the store outlives the process."""
         with self._lock:
-            tenant = model.tenant
-            if self.store.persistent and tenant.frame is not None and (tenant.changed or tenant.exposed):
-                self._keep(tenant, tenant.frame)
+            if self.store.persistent:
+                self._commit(model.tenant)
+
+    def _commit(self, tenant: Tenant) -> None:
+        """Copy a model to the store if it may have changed; waits while another thread uses it."""
+        while (frame := tenant.frame) is not None and frame.pins and frame.thread != threading.get_ident():
+            self._await()
+        if frame is not None and (tenant.changed or tenant.exposed):
+            self._keep(tenant, frame)
 
     def remove(self, model: Resident) -> None:
         """Give a model's room back (see `Resident.close`)."""
@@ -445,7 +470,8 @@ def put(tenant: Tenant, frame: Frame, store: Store) -> int:
 def _flush_at_exit(tenants: dict[str, Tenant], store: Store, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child
         for tenant in tenants.values():
-            if tenant.frame is not None and (tenant.changed or tenant.exposed):
+            # what another thread is changing stays as it was written last
+            if tenant.frame is not None and not tenant.frame.pins and (tenant.changed or tenant.exposed):
                 put(tenant, tenant.frame, store)
         store.close()
 

@@ -289,6 +289,8 @@ class Resident:
                 f"the gradient of {name!r} is used up by the update inside the backward; compile with accumulate=True"
             )
         with self as frame:
+            if not (self.binding.training(path)["accumulate"] or self.tenant.graded):
+                raise CalcError(f"{name!r} has no gradient since the model came into the heap: call backward first")
             return _view(frame, self.binding.symbols[gradients[name]]).copy()
 
     def hyper(self, path: str | None = None) -> Hyper:
@@ -391,6 +393,7 @@ class Resident:
             rows, address = binding.rows(batch)  # held here: another thread's batches may drop it
             frame.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
             tenant.changed |= path in binding.changes
+            tenant.graded |= "backward" in phases
             if binding.accumulates:
                 tenant.open = phases[-1] != "end_round" and (tenant.open or "backward" in phases)
             self.execute(frame, "run_rows", frame.job, frame.job_address)
