@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from calcvm.compiler import n_cores
-from calcvm.errors import CalcError, PlanError, Trap
-from calcvm.model import Model
+from calcvm.errors import CalcError, PlanError
+from calcvm.fleet.handle import Handle
+from calcvm.fleet.results import Results
 from calcvm.progress import Count
 from calcvm.vm import job as layout
 from calcvm.vm.entry import address as address_of
 from calcvm.vm.epoch import Epoch, readable
 from calcvm.vm.heap import CalcHeap, Frame, parse_bytes
 from calcvm.vm.program import Program
-from calcvm.vm.resident import Resident, trapped
 from calcvm.vm.signals import orderly_end
 from calcvm.vm.store import Store
 from calcvm.vm.team import team
@@ -26,137 +26,6 @@ from calcvm.vm.team import team
 SLICE_SECONDS = 0.1  # compiled code returns to Python this often: for the bar, for Ctrl-C, for models that wait
 FIRST_ROUNDS = 8  # of a turn, before anything was measured
 TURNS = 16  # a worker's share of turns in a slice, at least: what one waits for another at its end
-STATUS = {
-    layout.FINISHED: "done",
-    layout.STOPPED: "stopped early",
-    layout.NOT_FINITE: "not finite",
-    layout.TRAPPED: "trapped",
-}
-
-
-class Handle:
-    """A model of a fleet: how far it is, and what it has reached.
-
-    Attributes
-    ----------
-    name : str
-    status : "waiting", "done" (with the epochs asked for), "stopped early" (its patience), "not finite" (its loss),
-        "trapped" (by a kernel), "stopped" (by `stop`) or "closed"; ``error`` says why or where.
-    nbytes : bytes of the heap that it takes while it is trained.
-    resident : the model in the heap.
-    """
-
-    def __init__(self, fleet: Fleet, resident: Resident, train: Epoch, judge: Epoch | None, epochs: int | None):
-        self._fleet, self.resident, self._train, self._judge, self.epochs = fleet, resident, train, judge, epochs
-        self.name, self.nbytes = resident.name, resident.program.heap_bytes
-        self.status, self.error = "waiting", ""
-        self._slot = fleet._take_slot(train.job)
-        self._before = int(resident.facts["rounds"])  # epochs of earlier runs
-        self._means = [np.zeros((0, 1))] + ([np.zeros((0, len(judge.names)))] if judge else [])
-        self._model: Model | None = None
-
-    def __repr__(self) -> str:
-        return f"<{self.name!r}: {self.status}, {self.epochs_done} epochs, loss {self.loss:.4g}>"
-
-    @property
-    def epochs_done(self) -> int:
-        """Whole epochs it has been trained for, those of earlier processes among them."""
-        return int(self._job[layout.EPOCH])
-
-    @property
-    def losses(self) -> np.ndarray:
-        """Mean training loss of each epoch in this fleet, shape (n_epochs,)."""
-        return self._column(0, 0)
-
-    @property
-    def loss(self) -> float:
-        """The last of `losses`; NaN before the first epoch."""
-        return _last(self.losses)
-
-    @property
-    def metrics(self) -> dict[str, np.ndarray]:
-        """Figures of the validation data after each epoch, by name: ``val_loss``, ``val_accuracy``."""
-        names = self._judge.names if self._judge else []
-        return {f"val_{name.removeprefix('predict.')}": self._column(1, i) for i, name in enumerate(names)}
-
-    @property
-    def val_losses(self) -> np.ndarray:
-        """Loss on the validation data after each epoch, shape (n_epochs,)."""
-        return self.metrics["val_loss"] if self._judge else np.zeros(0)
-
-    @property
-    def val_loss(self) -> float:
-        return _last(self.val_losses)
-
-    @property
-    def model(self) -> Model:
-        """The model itself: predict, evaluate, save."""
-        if self._model is None:
-            self._model = Model.on(self.resident)
-        return self._model
-
-    def stop(self, reason: str = "") -> None:
-        """Train it no more; it can still be used."""
-        self.status, self.error = "stopped", reason
-
-    def close(self) -> None:
-        """Give its room back at once; a `FileStore` keeps its file."""
-        self.resident.close()
-        self.status = "closed"
-        self._fleet._forget(self)
-
-    # ------------------------------------------------------------ for the fleet
-    @property
-    def _job(self) -> np.ndarray:
-        """Words of its task."""
-        return self._train.job if self._slot < 0 else self._fleet._tasks[self._slot]
-
-    @property
-    def open(self) -> bool:
-        """Whether it can be trained on."""
-        return self.status in ("waiting", "done")
-
-    def _column(self, which: int, i: int) -> np.ndarray:
-        return self._means[which][: self.epochs_done - self._before, i].copy()
-
-    def _hope(self) -> None:
-        """Forget the best loss so far: patience starts anew."""
-        job = self._job
-        job[layout.SINCE], job[layout.BEST : layout.BEST + 1].view(np.float64)[0] = 0, np.inf
-
-    def _enter(self, frame: Frame, goal: int) -> None:
-        """Prepare the task for epochs up to ``goal`` in a frame of the heap."""
-        job, resident = self._job, self.resident
-        done = int(job[layout.EPOCH]) - self._before
-        jobs = [job] if self._judge is None else [job, self._judge.job]
-        for i, words in enumerate(jobs):
-            means = self._means[i]
-            if len(means) < goal - self._before:
-                longer = np.zeros((max(goal - self._before, 2 * len(means)), means.shape[1]))
-                longer[: len(means)] = means
-                means = self._means[i] = longer
-            words[layout.HEAP] = frame.address
-            words[layout.MEANS] = means.ctypes.data + means.strides[0] * done
-        job[layout.LIMIT], job[layout.STATUS] = goal, layout.READY
-        tenant = resident.tenant
-        tenant.forget()
-        tenant.changed, tenant.graded, tenant.open = True, True, self._train.adds_up
-
-    def _leave(self, frame: Frame) -> None:
-        """Take note of where the task stands, before its frame may become another's."""
-        job, tenant = self._job, self.resident.tenant
-        tenant.open &= bool(job[layout.FIRST])
-        tenant.facts["rounds"] = int(job[layout.EPOCH])
-        code = int(job[layout.STATUS])
-        self.status = STATUS.get(code, "waiting")
-        if code == layout.TRAPPED:
-            try:
-                trapped(frame)
-            except Trap as error:
-                self.error = str(error)
-            self.resident.settle(self.resident.binding.path(None))
-        elif code == layout.NOT_FINITE:
-            self.error = f"the loss of epoch {self.epochs_done} is {self.loss}"
 
 
 class Fleet:
@@ -456,73 +325,6 @@ class Fleet:
         return int((epochs * rounds + first).sum())
 
 
-class Results(Sequence):
-    """A table with a row for each model of a fleet, as it is when it is looked at; printing shows its first rows.
-
-    Each row is a dict: name, status, error, epochs, loss, the validation's last figures, and bytes of the heap.
-    """
-
-    SHOWN = 20
-
-    def __init__(self, handles: Mapping[str, Handle], stopped: str = ""):
-        self._handles, self.stopped = handles, stopped
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": h.name, "status": h.status, "epochs": h.epochs_done, "loss": h.loss,
-                **{name: _last(values) for name, values in h.metrics.items()},
-                "bytes": h.nbytes, "error": h.error,
-            }
-            for h in self._handles.values()
-        ]  # fmt: skip
-
-    @overload
-    def __getitem__(self, i: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, i: int | slice) -> Any:
-        return self._rows()[i]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._rows())
-
-    def __len__(self) -> int:
-        return len(self._handles)
-
-    def column(self, name: str) -> np.ndarray:
-        """A figure of every model, shape (n_models,); NaN where a model has none."""
-        return np.array([row.get(name, np.nan) for row in self._rows()])
-
-    def best(self, k: int = 1, by: str = "val_loss", largest: bool = False) -> list[dict[str, Any]]:
-        """The k rows with the smallest (or largest) figure; those without one come last."""
-        sign = -1 if largest else 1
-        return sorted(self._rows(), key=lambda row: _finite_first(sign * row.get(by, np.nan)))[:k]
-
-    def __str__(self) -> str:
-        rows = self._rows()
-        names = [n for n in dict.fromkeys(k for row in rows for k in row) if n != "error"]
-        if any(row["error"] for row in rows):
-            names.append("error")
-        shown = [[_text(row.get(name, "")) for name in names] for row in rows[: self.SHOWN]]
-        widths = [max(len(line[i]) for line in [names, *shown]) for i in range(len(names))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in [names, *shown]]
-        more = len(self) - len(shown)
-        return "\n".join([*lines, *([f"... {more} more"] if more else []), *([self.stopped] if self.stopped else [])])
-
-
 def _mean_loss(handles: Iterable[Handle]) -> str:
     losses = [h.loss for h in handles if np.isfinite(h.loss)]
     return f"mean loss {np.mean(losses):.4g}" if losses else ""
-
-
-def _last(values: np.ndarray) -> float:
-    return float(values[-1]) if len(values) else float("nan")
-
-
-def _finite_first(value: float) -> tuple[bool, float]:
-    return (not np.isfinite(value), value)
-
-
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

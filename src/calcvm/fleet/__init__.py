@@ -1,0 +1,7 @@
+"""Many models, of one shape or of many, trained at once in one heap."""
+
+from calcvm.fleet.fleet import Fleet
+from calcvm.fleet.handle import Handle
+from calcvm.fleet.results import Results
+
+__all__ = ["Fleet", "Handle", "Results"]

@@ -1,0 +1,78 @@
+"""`Results`: figures of all models of a fleet, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from calcvm.fleet.handle import Handle
+
+
+class Results(Sequence):
+    """A table with a row for each model of a fleet, as it is when it is looked at; printing shows its first rows.
+
+    Each row is a dict: name, status, error, epochs, loss, the validation's last figures, and bytes of the heap.
+    """
+
+    SHOWN = 20
+
+    def __init__(self, handles: Mapping[str, Handle], stopped: str = ""):
+        self._handles, self.stopped = handles, stopped
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": h.name, "status": h.status, "epochs": h.epochs_done, "loss": h.loss,
+                **{name: last(values) for name, values in h.metrics.items()},
+                "bytes": h.nbytes, "error": h.error,
+            }
+            for h in self._handles.values()
+        ]  # fmt: skip
+
+    @overload
+    def __getitem__(self, i: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, i: int | slice) -> Any:
+        return self._rows()[i]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows())
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def column(self, name: str) -> np.ndarray:
+        """A figure of every model, shape (n_models,); NaN where a model has none."""
+        return np.array([row.get(name, np.nan) for row in self._rows()])
+
+    def best(self, k: int = 1, by: str = "val_loss", largest: bool = False) -> list[dict[str, Any]]:
+        """The k rows with the smallest (or largest) figure; those without one come last."""
+        sign = -1 if largest else 1
+        return sorted(self._rows(), key=lambda row: _finite_first(sign * row.get(by, np.nan)))[:k]
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        names = [n for n in dict.fromkeys(k for row in rows for k in row) if n != "error"]
+        if any(row["error"] for row in rows):
+            names.append("error")
+        shown = [[_text(row.get(name, "")) for name in names] for row in rows[: self.SHOWN]]
+        widths = [max(len(line[i]) for line in [names, *shown]) for i in range(len(names))]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in [names, *shown]]
+        more = len(self) - len(shown)
+        return "\n".join([*lines, *([f"... {more} more"] if more else []), *([self.stopped] if self.stopped else [])])
+
+
+def last(values: np.ndarray) -> float:
+    return float(values[-1]) if len(values) else float("nan")
+
+
+def _finite_first(value: float) -> tuple[bool, float]:
+    return (not np.isfinite(value), value)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
