@@ -294,6 +294,19 @@ def test_sparse_features_and_frames():
         np.testing.assert_allclose(ours.predict_proba(kind(X)), other.predict_proba(kind(X)))
 
 
+@pytest.mark.parametrize("target", Y)
+@pytest.mark.parametrize("options", [dict(activation="logistic"), dict(hidden_layer_sizes=()), dict(solver="lbfgs")])
+def test_many_samples_are_predicted_by_a_program(target, options, monkeypatch):
+    model = pair(target, max_iter=8, random_state=0, **options)[0].fit(X, Y[target])
+    for features in (X, X.astype("float32"), np.round(3 * X).astype(int), np.asfortranarray(X)):
+        expected = model._forward_pass_fast(features)
+        with monkeypatch.context() as patch:
+            patch.setattr(estimators, "LARGE_FLOPS", 0)
+            found = model._forward_pass_fast(features)
+        assert found.dtype == expected.dtype == np.float64
+        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+
+
 # ---------------------------------------------------------------- bad input
 def test_what_is_refused():
     with pytest.raises(ValueError, match="'dtype' parameter"):
@@ -306,6 +319,12 @@ def test_what_is_refused():
         MLPClassifier(early_stopping=True).partial_fit(X, Y["classes"], classes=[0, 1, 2])
     with pytest.raises(ValueError, match="The validation set is too small"):
         MLPRegressor(early_stopping=True).fit(X[:9], Y["number"][:9])
+    known = MLPClassifier().partial_fit(X, Y["classes"], classes=[0, 1, 2])
+    for labels in (Y["classes"] + 1, Y["classes"] - 1, Y["classes"] + 0.5, Y["two classes"]):
+        with pytest.raises(ValueError, match="classes not in|type|continuous|could not convert"):
+            known.partial_fit(X, labels)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        known.partial_fit(X, Y["classes"][1:])
     with pytest.raises(AttributeError, match="partial_fit"):
         MLPClassifier(solver="lbfgs").partial_fit(X, Y["classes"], classes=[0, 1, 2])
     with pytest.warns(UserWarning, match="going to be clipped"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -20,6 +20,12 @@ from calcvm.vm.resident import Resident
 
 KEPT_PROGRAMS = 64
 ACTIVATIONS = {"identity": None, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
+OUT_ACTIVATIONS: dict[str, Callable[[Variable], Variable]] = {
+    "softmax": F.softmax,
+    "logistic": F.sigmoid,
+    "identity": lambda z: z,
+    "exp": F.exp,
+}
 # Hyperparameters are set in the heap; these only choose the rows.  For L-BFGS, a momentum of 0 is the gradient.
 OPTIMIZERS: dict[str, Optimizer] = {
     "adam": AdamHat(),
@@ -35,10 +41,10 @@ class Design:
     """What the program of a network depends on.
 
     out_activation : softmax, logistic, identity or exp: it decides the loss.
-    optimizer : one of `OPTIMIZERS`.
+    optimizer : one of `OPTIMIZERS`, or "": the network only predicts.
     weighted : samples have weights.
     penalized : alpha is not 0.
-    judged : a path predicts, for early stopping.
+    judged : a path predicts.
     workers : the largest team (None: as large as a step is worth).
     """
 
@@ -71,7 +77,7 @@ class Design:
 
 # ---------------------------------------------------------------- the graph
 def graph_of(design: Design) -> CalcGraph:
-    """Path learn of a design, and predict if it is judged.
+    """Path learn of a design if it has an optimizer, and predict if it is judged.
 
     The loss of a batch is scikit-learn's, ``(sum_i w_i*l_i + alpha/2 * sum W^2) / sum_i w_i``; for L-BFGS it is
     ``mean_i w_i*l_i``, so that batches add up.
@@ -84,30 +90,36 @@ def graph_of(design: Design) -> CalcGraph:
     net = nn.Sequential(*layers, nn.Linear(n_outputs, init=init.Zeros()))
     x = g.placeholder("input", (None, design.units[0]))
     t = g.placeholder("target", (None,) if design.labels else (None, n_outputs))
-    weight = g.placeholder("weight", (None,)) if design.weighted or design.normed else None
-    with g.path("learn", backward=True, adopt=False) as learn:
-        z = net.build(x)
-        norm = F.sum(weight) if weight is not None and design.normed else None
-        if weight is not None and design.weighted:
-            each = weight * _each(design, z, t)
-            data = F.mean(each) if norm is None else F.sum(each) / norm
-        else:
-            data = F.mean(_each(design, z, t)) if design.out_activation == "exp" else _mean(design, z, t)
-        reported = data / n_outputs if design.two_losses else data
-        if design.penalized and norm is not None:
-            alpha = g.parameter("alpha", (1,), init=init.Zeros(), trainable=False)
-            squares = [F.sum_squares(v) for v in [*g.variables.values()] if v.kind == "parameter" and v.rank == 2]
-            penalty = F.reshape(alpha, ()) * sum(squares[1:], squares[0]) * 0.5 / norm
-            goal = data + penalty
-            loss = goal if reported is data else reported + penalty
-        else:
-            goal, loss = data, reported
-        learn.minimize(goal, OPTIMIZERS[design.optimizer], output=z)
-        loss.rename("loss")
+    if design.optimizer:
+        with g.path("learn", backward=True, adopt=False) as learn:
+            z = net.build(x)
+            loss, goal = _losses(design, g, z, t)
+            learn.minimize(goal, OPTIMIZERS[design.optimizer], output=z)
+            loss.rename("loss")
     if design.judged:
         with g.path("predict", adopt=False) as predict:
-            predict.output = net.build(x, training=False).rename("output")
+            output = OUT_ACTIVATIONS[design.out_activation](net.build(x, training=False))
+            predict.output = output.rename("output")
     return g
+
+
+def _losses(design: Design, g: CalcGraph, z: Variable, t: Variable) -> tuple[Variable, Variable]:
+    """What is reported, and what is descended: the same, but see `Design.two_losses`."""
+    weight = g.placeholder("weight", (None,)) if design.weighted or design.normed else None
+    norm = F.sum(weight) if weight is not None and design.normed else None
+    if weight is not None and design.weighted:
+        each = weight * _each(design, z, t)
+        goal = F.mean(each) if norm is None else F.sum(each) / norm
+    else:
+        goal = F.mean(_each(design, z, t)) if design.out_activation == "exp" else _mean(design, z, t)
+    loss = goal / design.units[-1] if design.two_losses else goal
+    if norm is None or not design.penalized:
+        return loss, goal
+    alpha = g.parameter("alpha", (1,), init=init.Zeros(), trainable=False)
+    squares = [F.sum_squares(v) for v in [*g.variables.values()] if v.kind == "parameter" and v.rank == 2]
+    penalty = F.reshape(alpha, ()) * sum(squares[1:], squares[0]) * 0.5 / norm
+    total = goal + penalty
+    return (loss + penalty if design.two_losses else total), total
 
 
 def _mean(design: Design, z: Variable, t: Variable) -> Variable:
@@ -136,7 +148,7 @@ def program_of(design: Design) -> Program:
     """The program of a design, compiled once a process."""
     return compiler.compile(
         graph_of(design), batch_size=design.batch, dtype=design.dtype, workers=design.workers,
-        accumulate=design.optimizer == "lbfgs", keep=["loss"],
+        accumulate=design.optimizer == "lbfgs", keep=["loss"] if design.optimizer else [],
     )  # fmt: skip
 
 
