@@ -39,6 +39,14 @@ def test_the_search_of_architectures():
     assert "60 trials" in out and "FAILED" not in out
 
 
+@pytest.mark.slow
+@pytest.mark.peers
+def test_the_estimators_beside_scikit_learn():
+    pytest.importorskip("sklearn", minversion="1.7")
+    out = run("bench", "estimators", "--quick")
+    assert "FleetSearchCV" in out and "FAILED" not in out
+
+
 def test_every_workload_has_a_command():
     for module in (*WORKLOADS, "report"):
         assert importlib.util.find_spec(f"bench.{module}")
