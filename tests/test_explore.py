@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -416,6 +418,30 @@ def test_ctrl_c_returns_what_is_done(tmp_path):
     assert len(stored) == len(result) - result.counts["interrupted"]
     again = explore(storage=where)
     assert len(again) == 20 and "interrupted" not in again.counts and not again.stopped
+
+
+@pytest.mark.parametrize("after", [0.2, 0.35, 0.5, 0.65])
+def test_ctrl_c_at_any_moment(after):
+    timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    result = explore(n_trials=100_000, rounds=81, sampler="tpe", pruner="hyperband")
+    timer.join()
+    assert result.stopped == "interrupted" and {"running"}.isdisjoint(result.counts)
+    assert not [t for t in result.study.get_trials(deepcopy=False) if not t.state.is_finished()]
+    if result.counts.get("complete"):
+        assert np.isfinite(result.top(1)[0].evaluate(*VALIDATION)["loss"])
+
+
+def test_a_ctrl_c_that_python_drops_ends_the_search_after_the_turn():
+    def build(trial):
+        if trial.number == 5:
+            with contextlib.suppress(KeyboardInterrupt):  # as in a finalizer
+                signal.raise_signal(signal.SIGINT)
+        return network(trial)
+
+    handler = signal.getsignal(signal.SIGINT)
+    result = explore(build, concurrent=3)
+    assert result.stopped == "interrupted" and len(result) < 20 and signal.getsignal(signal.SIGINT) is handler
 
 
 # ---------------------------------------------------------------- storage

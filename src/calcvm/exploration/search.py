@@ -14,7 +14,7 @@ from calcvm.exploration.engine import Engine
 from calcvm.exploration.study import Study
 from calcvm.exploration.trial import Trial, seed_of
 from calcvm.exploration.worker import Report, Turn
-from calcvm.vm.signals import orderly_end
+from calcvm.vm.signals import kept_interrupts, orderly_end
 
 TRIES = 3  # of a trial whose workers die
 
@@ -71,9 +71,10 @@ class Search:
     def run(self) -> None:
         """Search.  Ctrl-C, a storage that cannot be written and a cluster that is gone end it with what is done."""
         try:
-            with orderly_end():
+            with orderly_end(), kept_interrupts() as check:
                 while self._hand_out():
                     home, reports = self.engine.wait()
+                    check()
                     self._idle.add(home)
                     if reports is None:
                         self._lose(home)
@@ -91,7 +92,7 @@ class Search:
             for trial in self.trials.values():
                 if trial.status == "running":
                     trial.status, trial.reason = "interrupted", self.stopped
-                    self.study.end(trial)
+            self.study.close()
 
     # ------------------------------------------------------------ to workers
     def _hand_out(self) -> bool:

@@ -130,7 +130,7 @@ class Study:
 
     @_timed
     def end(self, trial: Trial) -> None:
-        """Record what became of a trial, and store it unless it was interrupted.
+        """Record what became of a trial, and store it.
 
         Raises
         ------
@@ -138,9 +138,7 @@ class Study:
         """
         states = library().trial.TrialState
         state = {"complete": states.COMPLETE, "pruned": states.PRUNED}.get(trial.status, states.FAIL)
-        live = self._live.pop(trial.number, None)
-        if live is None:
-            return
+        live = self._live.pop(trial.number)
         self._judged.pop(trial.number, None)
         if trial.reason:
             live.set_user_attr("reason", trial.reason)
@@ -150,7 +148,7 @@ class Study:
             if "Study.stop" not in str(error):  # how an exhausted sampler ends `Study.optimize`
                 raise
             self.exhausted = True
-        if self._stored is None or trial.status == "interrupted":
+        if self._stored is None:
             return
         frozen = self.optuna.get_trials(deepcopy=False)[trial.number]
         facts = {k: v for k, v in asdict(trial).items() if k not in ("params", "value")}
@@ -166,6 +164,12 @@ class Study:
             )  # fmt: skip
         except Exception as error:  # of the storage's own making
             raise CalcError(f"the storage cannot be written: {_first_line(error)}") from error
+
+    def close(self) -> None:
+        """Leave no trial running, not even one that was being asked for when the search was interrupted."""
+        states = library().trial.TrialState
+        for frozen in self.optuna.get_trials(deepcopy=False, states=(states.RUNNING,)):
+            self.optuna.tell(frozen.number, state=states.FAIL)
 
 
 # ---------------------------------------------------------------- by name

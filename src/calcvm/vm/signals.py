@@ -1,12 +1,13 @@
-"""An orderly end where the process is asked to end."""
+"""An orderly end where the process is asked to end, or the user interrupts."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -24,3 +25,30 @@ def orderly_end() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def kept_interrupts() -> Iterator[Callable[[], None]]:
+    """Yields a function that raises `KeyboardInterrupt` where one has come meanwhile.
+
+    Ctrl-C raises it, too, but Python drops what is raised in finalizers and callbacks.
+    """
+    handler, came = signal.getsignal(signal.SIGINT), False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal came
+        came = True
+        handler(number, frame)  # type: ignore[misc, operator]
+
+    def check() -> None:
+        if came:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield check
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, handler)
