@@ -420,6 +420,7 @@ def test_ctrl_c_returns_what_is_done(tmp_path):
     assert len(again) == 20 and "interrupted" not in again.counts and not again.stopped
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the first may be raised in a finalizer
 @pytest.mark.parametrize("after", [0.2, 0.35, 0.5, 0.65])
 def test_ctrl_c_at_any_moment(after):
     timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
