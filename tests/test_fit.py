@@ -46,6 +46,37 @@ def test_early_stopping():
     assert len(history) == 4 and "has not fallen for 3 epochs" in history.stopped
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("learning_batch", [None, 120])
+def test_epochs_one_after_the_other_are_those_of_fit(workers, shuffle, learning_batch):
+    X, y = quadrants(430)
+    models = [make(workers=workers, learning_batch=learning_batch) for _ in range(2)]
+    history = models[0].fit(X, y, epochs=7, shuffle=shuffle, progress=False)
+    train = Epoch(
+        models[1].resident, {"input": X, "target": y}, "learn", train=True, learning=learning_batch, results=["loss"]
+    )
+    losses = []
+    for n, seconds in ((1, 0.1), (5, 0.0), (1, 0.1)):  # also with a look at Python after every round
+        losses += [loss for (loss,) in train.epochs(n, seconds, shuffle)]
+    assert losses == history["loss"] and bits(models[0]) == bits(models[1])
+    assert models[1].epochs_done == 7
+
+
+def test_epochs_go_on_after_a_loss_that_is_not_finite_and_stop_at_a_trap():
+    X, y = quadrants()
+    model = make(loss="mse", optimizer=cv.SGD(1e30))
+    data = {"input": X, "target": np.stack([y, y], 1)}
+    train = Epoch(model.resident, data, "learn", train=True, results=["loss"])
+    losses = [loss for (loss,) in train.epochs(5, 0.1)]
+    assert len(losses) == 5 and np.isnan(losses[-1])
+    model, labels = make(), y.copy()
+    train = Epoch(model.resident, {"input": X, "target": labels}, "learn", train=True, results=["loss"])
+    labels[:] = 7  # behind the back of what has checked them
+    with pytest.raises(cv.Trap, match="label"):
+        list(train.epochs(3, 0.1))
+
+
 @pytest.mark.parametrize("dtype", ["float64", "uint8", "int32", "int64", "int16", "bool"])
 def test_every_dtype_of_data_trains_as_float32_does(dtype):
     rng = np.random.default_rng(1)

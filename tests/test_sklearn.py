@@ -30,7 +30,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from calcvm.errors import CalcError, PlanError  # noqa: E402
 from calcvm.sklearn import FleetSearchCV, MLPClassifier, MLPRegressor, estimators, network  # noqa: E402
-from calcvm.vm.epoch import Epoch  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
@@ -340,15 +339,14 @@ def test_weights_that_are_not_finite(dtype):
 
 
 def test_an_interrupt_leaves_a_fitted_estimator(monkeypatch):
-    slices, calls = Epoch.slices, []
+    ends = estimators.Compiled._epoch_ends
 
-    def interrupted(self, seconds):
-        calls.append(0)
-        if len(calls) == 3:
+    def interrupted(self, *epoch):
+        if self.n_iter_ == 2:
             raise KeyboardInterrupt
-        return slices(self, seconds)
+        return ends(self, *epoch)
 
-    monkeypatch.setattr(Epoch, "slices", interrupted)
+    monkeypatch.setattr(estimators.Compiled, "_epoch_ends", interrupted)
     model = MLPClassifier(random_state=0)
     with pytest.warns(UserWarning, match="interrupted"):
         model.fit(X, Y["classes"])

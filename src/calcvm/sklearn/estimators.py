@@ -29,7 +29,7 @@ from sklearn.utils.validation import check_consistent_length, validate_data
 from calcvm.errors import CalcError
 from calcvm.model import SLICE_SECONDS
 from calcvm.sklearn.network import Design, Network, gradients_of, set_rate, weights_of
-from calcvm.vm.epoch import Epoch, shuffling_key
+from calcvm.vm.epoch import Epoch
 from calcvm.vm.resident import Resident
 
 AUTO_BATCH = 200  # scikit-learn's
@@ -119,16 +119,13 @@ class Compiled:
         train = Epoch(resident, data, "learn", samples=task.rows, train=True, results=["loss"])
         score = self._judge(resident, task, data["input"])
         try:
-            for _ in range(1 if incremental else self.max_iter):
-                train.begin(shuffling_key(resident.seed, resident.facts["rounds"]) if self.shuffle else None)
-                for _ in train.slices(SLICE_SECONDS):
-                    pass
-                resident.facts["rounds"] += 1
-                if self._epoch_ends(resident, train.mean("loss"), train.samples, score):
-                    break
-            else:
-                if not incremental:
+            ended = False
+            while not ended:
+                for (loss,) in train.epochs(1 if incremental else self._certain_epochs(), SLICE_SECONDS, self.shuffle):
+                    ended = self._epoch_ends(resident, loss, train.samples, score) or incremental
+                if self.n_iter_ == self.max_iter and not ended:
                     self._warn_of_max_iter()
+                    break
         except KeyboardInterrupt:
             warnings.warn("Training interrupted by user.", stacklevel=2)
         finally:
@@ -230,8 +227,8 @@ class Compiled:
         return False
 
     def _certain_epochs(self: Any) -> int:
-        """How many epochs will follow before one can be the last, or change the rate, or is judged."""
-        if self.early_stopping or (self.solver == "sgd" and self.learning_rate == "invscaling"):
+        """How many epochs will follow before one can be the last, change the rate, be judged, or be told of."""
+        if self.early_stopping or self.verbose or (self.solver == "sgd" and self.learning_rate == "invscaling"):
             return 1
         patience = self.n_iter_no_change + 1 - self._no_improvement_count
         return max(1, int(min(patience, self.max_iter - self.n_iter_)))

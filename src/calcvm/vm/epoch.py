@@ -9,7 +9,10 @@ import numpy as np
 
 from calcvm.errors import CalcError, ShapeError
 from calcvm.vm import job as layout
-from calcvm.vm.resident import Resident
+from calcvm.vm.entry import address as address_of
+from calcvm.vm.entry import entry
+from calcvm.vm.heap import Frame
+from calcvm.vm.resident import Resident, trapped
 
 FINITE_BLOCK = 1 << 20
 
@@ -121,17 +124,56 @@ class Epoch:
             count = max(1, min(int(seconds / max(self._per_round, 1e-9)), 8 * count))
             yield self._done
 
+    def epochs(self, n: int, seconds: float, shuffle: bool = True) -> Iterator[list[float]]:
+        """Train for ``n`` passes in the orders that the model's seed chooses; yields the results' means of each.
+
+        Where one worker runs the model, compiled code goes on from pass to pass, and comes back after ``seconds``.
+        """
+        model, facts = self.model, self.model.facts
+        if model.workers > 1:
+            for _ in range(n):
+                self.begin(shuffling_key(model.seed, facts["rounds"]) if shuffle else None)
+                for _ in self.slices(seconds):
+                    pass
+                facts["rounds"] += 1
+                yield [self.mean(name) for name in self.names]
+            return
+        job, means, first = self.job, np.zeros((n, len(self.names))), facts["rounds"]
+        job[[layout.CODE, layout.ROUNDS, layout.MEANS]] = address_of("run_rounds"), self.rounds, means.ctypes.data
+        job[[layout.SEED, layout.SHUFFLE, layout.EPOCH]] = model.seed, shuffle, first
+        job[[layout.LIMIT, layout.FIRST, layout.PATIENCE]] = first + n, 0, -1
+        try:
+            while facts["rounds"] < first + n:
+                job[layout.STATUS] = layout.READY  # also after a loss that is not finite
+                done, start = facts["rounds"], time.perf_counter()
+                count = max(1, int(seconds / self._per_round)) if self._per_round else 1
+                with model as frame:
+                    self._enter(frame)
+                    before = job[layout.EPOCH] * self.rounds + job[layout.FIRST]
+                    entry("run_task")(job.ctypes.data, count)
+                    if frame.elements[0]:
+                        trapped(frame)
+                rounds = int(job[layout.EPOCH] * self.rounds + job[layout.FIRST] - before)
+                self._per_round = (time.perf_counter() - start) / rounds
+                facts["rounds"] = int(job[layout.EPOCH])
+                yield from means[done - first : facts["rounds"] - first].tolist()
+        finally:
+            model.settle(str(self._trains))
+
     def _run(self) -> None:
-        """Run the job's rounds; what placeholders and results held before is gone."""
-        model, job = self.model, self.job
-        with model as frame:
-            tenant = model.tenant
-            tenant.forget()
-            tenant.changed |= self._changes
-            tenant.graded |= self._trains is not None
-            tenant.open = self.adds_up  # until the pass is settled
-            job[layout.HEAP] = frame.address
-            model.execute(frame, "run_rounds", job, job.ctypes.data)
+        """Run the job's rounds."""
+        with self.model as frame:
+            self._enter(frame)
+            self.model.execute(frame, "run_rounds", self.job, self.job.ctypes.data)
+
+    def _enter(self, frame: Frame) -> None:
+        """Prepare the job for the model's place in the heap; what its placeholders and results held before is gone."""
+        tenant = self.model.tenant
+        tenant.forget()
+        tenant.changed |= self._changes
+        tenant.graded |= self._trains is not None
+        tenant.open = self.adds_up  # until the pass is settled
+        self.job[layout.HEAP] = frame.address
 
     def mean(self, name: str) -> float:
         """Mean of a result over the samples seen so far in this pass."""
