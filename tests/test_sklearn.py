@@ -306,6 +306,15 @@ def test_many_samples_are_predicted_by_a_program(target, options, monkeypatch):
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
 
 
+def test_many_features_are_not_copied(monkeypatch):
+    options = dict(max_iter=4, random_state=0, dtype="float32", batch_size=32)
+    copied = MLPClassifier(**options).fit(X, Y["classes"])
+    monkeypatch.setattr(estimators, "COPIED_BYTES", 0)
+    assert estimators.dense(X, "float32") is X and estimators.dense(X.T, "float32").flags.c_contiguous
+    in_place = MLPClassifier(**options).fit(X, Y["classes"])
+    assert all(map(np.array_equal, copied.coefs_, in_place.coefs_))
+
+
 # ---------------------------------------------------------------- bad input
 def test_what_is_refused():
     with pytest.raises(ValueError, match="'dtype' parameter"):

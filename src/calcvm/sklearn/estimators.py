@@ -34,6 +34,7 @@ from calcvm.vm.resident import Resident
 
 AUTO_BATCH = 200  # scikit-learn's
 LBFGS_BATCH = 1024  # samples at a time of a gradient over all of them
+COPIED_BYTES = 1 << 28  # features up to so many are converted before the first epoch and not in each, which takes 4 %
 PREDICT_BATCH = 512
 LARGE_FLOPS = 2e7  # of a prediction: from here on a program, which costs 0.2 ms to set up, is faster than NumPy
 # An epoch of fewer operations takes at most a fifth longer in float64 (120 samples, 4-100-3: 32 us and not 26).
@@ -350,7 +351,9 @@ def at_most(batch: int, n_samples: int) -> int:
 
 
 def dense(X: Any, dtype: str) -> np.ndarray:
-    """Features as a contiguous array, which compiled code reads where it is."""
+    """Features as compiled code reads them best; many are not copied."""
+    if isinstance(X, np.ndarray) and X.flags.c_contiguous and X.nbytes > COPIED_BYTES:
+        return X
     with np.errstate(over="ignore"):  # what is infinite in float32 ends as scikit-learn's error about the weights
         return np.ascontiguousarray(X.toarray() if issparse(X) else X, dtype)
 
