@@ -455,6 +455,7 @@ def test_a_stored_study_goes_on(tmp_path):
     assert same_bits(more.top(1)[0], alone(more.best, 9))
     stored = optuna.load_study(study_name="explore", storage=where)
     assert len(stored.trials) == 25 and stored.best_value == more.best.value
+    stored.enqueue_trial({"width": 4})  # by somebody else
     none = explore(lambda trial: pytest.fail("no trial is left"), storage=where, n_trials=25)
     assert outcome(none) == outcome(more)
     assert len(explore(storage=where, study_name="another", n_trials=3)) == 3

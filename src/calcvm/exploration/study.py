@@ -82,7 +82,8 @@ class Study:
         self.rungs = _rungs(pruner, rounds)
         direction = "maximize" if maximize else "minimize"
         self._stored = None if storage is None else _open(lib, storage, name, direction, facts)
-        earlier = [] if self._stored is None else self._stored.get_trials(deepcopy=False)
+        stored = [] if self._stored is None else self._stored.get_trials(deepcopy=False)
+        earlier = [trial for trial in stored if FACTS in trial.user_attrs]  # not what others have added
         if sampler == "grid":
             self.size = math.prod(map(len, grid(space).values()))
         sampler = _sampler(
@@ -178,7 +179,7 @@ def _sampler(lib: Any, given: Any, space: Mapping[str, Any], seed: int, pruned: 
     if isinstance(given, make.BaseSampler):
         return given
     known: dict[str, Callable[[], Any]] = {
-        "tpe": lambda: make.TPESampler(seed=seed, constant_liar=True),
+        "tpe": lambda: make.TPESampler(seed=seed, multivariate=True, constant_liar=True),
         "random": lambda: make.RandomSampler(seed=seed),
         "grid": lambda: make.GridSampler(grid(space), seed=seed),
         "cmaes": lambda: make.CmaEsSampler(seed=seed, warn_independent_sampling=False, consider_pruned_trials=pruned),
