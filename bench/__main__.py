@@ -1,4 +1,4 @@
-"""Command line: ``python -m bench all|mlp|gemm|coldstart|fleet|switching|exploration|estimators|paper|report [--quick] [--who NAME,...]``."""
+"""Command line: ``python -m bench all|WORKLOAD|report [--quick] [--who NAME,...]``."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from importlib import import_module
 from bench import report
 from bench.peers import CONTESTANTS
 
-WORKLOADS = ("mlp", "gemm", "coldstart", "fleet", "switching", "exploration", "estimators")
+WORKLOADS = ("mlp", "gemm", "coldstart", "fleet", "switching", "exploration", "estimators", "paper")
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +306,7 @@ class Result:
             "machine": machine(),
             "limits": {"fma_gflops": fma_gflops(), "copy_gbs": copy_gbs()},
             "tables": [],
+            "pictures": [],
             "targets": [],
             "notes": [],
         }
@@ -316,6 +317,20 @@ class Result:
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self.data["tables"].append({"title": title, "header": list(header), "rows": [list(r) for r in rows]})
         say(f"\n{title}\n{format_table(header, rows)}")
+
+    def picture(self, name: str, title: str, draw: Callable[[Any], None]) -> None:
+        """A picture that ``draw`` makes on a Matplotlib figure; none where Matplotlib is missing, or of a smoke run."""
+        try:
+            figure_of = import_module("matplotlib.figure").Figure
+        except ImportError:
+            self.note(f"no picture of {title}: Matplotlib is not installed")
+            return
+        figure = figure_of(figsize=(7.2, 4.5), layout="constrained")
+        draw(figure)
+        if not self.data["quick"]:
+            self.path.parent.mkdir(exist_ok=True)
+            figure.savefig(self.path.parent / f"{name}.png", dpi=100)
+            self.data["pictures"].append({"title": title, "file": f"{name}.png"})
 
     def target(
         self, which: str, what: str, value: float | None, bound: float, unit: str, at_most: bool = False

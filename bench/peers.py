@@ -69,16 +69,6 @@ class Task:
             x[i] += self.prototypes[c]  # row by row: no temporary of x's size
         return x, y
 
-    def accuracy(self, weights: list[tuple[np.ndarray, np.ndarray]], n: int = 10_000) -> float:
-        """Share of `n` unseen rows that a network with `weights` classifies correctly, judged in float64."""
-        x, y = self.sample(n, seed=2)
-        a = x.astype(np.float64)
-        for i, (w, b) in enumerate(weights):
-            a = a @ w.astype(np.float64) + b
-            if i < len(weights) - 1:
-                a = 1 / (1 + np.exp(-a))
-        return float((a.argmax(1) == y).mean())
-
     def step_flops(self, batch: int) -> int:
         """FLOPs of a step's matrix products: forward, weight gradients, input gradients past the first layer."""
         products = [n_in * n_out for n_in, n_out in zip(self.sizes[:-1], self.sizes[1:])]
@@ -93,6 +83,27 @@ class Task:
         """Least bytes that a step moves: the forward reads the parameters, Adam reads and writes them and their
         moments; the forward and the first weight gradient read the batch."""
         return self.resident_bytes * 7 // 3 + 2 * 4 * batch * self.sizes[0]
+
+
+def accuracy(weights: list[tuple[np.ndarray, np.ndarray]], x: np.ndarray, y: np.ndarray) -> float:
+    """Share of rows that a network with ``weights`` classifies correctly, judged in float64."""
+    a = x.astype(np.float64)
+    for i, (w, b) in enumerate(weights):
+        a = a @ w.astype(np.float64) + b
+        if i < len(weights) - 1:
+            a = 1 / (1 + np.exp(-a))
+    return float((a.argmax(1) == y).mean())
+
+
+def curve(contestant: Any, rounds: int, every: int, x: np.ndarray, y: np.ndarray) -> dict[str, list[float]]:
+    """Loss of each step from the start on, and accuracy on x and y after every so many of them."""
+    losses, shares = [], []
+    contestant.restart()
+    for i in range(1, rounds + 1):
+        losses.append(contestant.steps(1))
+        if i % every == 0:
+            shares.append(accuracy(contestant.weights(), x, y))
+    return {"losses": losses, "accuracies": shares}
 
 
 class Ours:
@@ -471,7 +482,9 @@ def main(spec: dict[str, Any]) -> None:
             loss = contestant.steps(request["steps"])
             answer(seconds=time.perf_counter() - start, loss=loss)
         elif "accuracy" in request:
-            answer(accuracy=task.accuracy(contestant.weights()))
+            answer(accuracy=accuracy(contestant.weights(), *task.sample(10_000, seed=2)))
+        elif "curve" in request:
+            answer(**curve(contestant, request["curve"], request["every"], *map(np.load, request["test"])))
         else:
             answer(imported=imported, peak=memory_bytes("VmHWM"))
 

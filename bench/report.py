@@ -28,7 +28,9 @@ def main() -> None:
         say("nothing is measured yet: python -m bench all")
         return
     parts = [INTRODUCTION]
-    targets = sorted((t for data in stored for t in data["targets"]), key=lambda t: int(t["number"][1:]))
+    targets = sorted(
+        (t for data in stored for t in data["targets"]), key=lambda t: (t["number"][0], float(t["number"][1:]))
+    )
     if targets:
         reached = sum(t["reached"] for t in targets)
         parts += [
@@ -47,6 +49,7 @@ def main() -> None:
         ]
         for table in data["tables"]:
             parts += [f"### {table['title']}", format_table(table["header"], table["rows"])]
+        parts += [f"![{p['title']}]({RESULTS.name}/{p['file']})" for p in data.get("pictures", [])]
         if data["notes"]:
             parts.append("\n".join(f"- {note}" for note in data["notes"]))
     OUTPUT.write_text("\n\n".join(part.strip() for part in parts) + "\n")

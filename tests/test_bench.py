@@ -47,6 +47,21 @@ def test_the_estimators_beside_scikit_learn():
     assert "FleetSearchCV" in out and "FAILED" not in out
 
 
+@pytest.mark.slow
+@pytest.mark.peers
+@pytest.mark.parametrize(("workload", "shows"), [("fleet", "4 architectures"), ("paper", "4.5: models of")])
+def test_many_models_beside_pytorch(workload, shows):
+    pytest.importorskip("torch")
+    out = run("bench", workload, "--quick")
+    assert shows in out and "torch eager" in out and "FAILED" not in out
+
+
+@pytest.mark.slow
+def test_switching_models():
+    out = run("bench", "switching", "--quick")
+    assert "random switches among 20 models" in out and "FAILED" not in out
+
+
 def test_every_workload_has_a_command():
     for module in (*WORKLOADS, "report"):
         assert importlib.util.find_spec(f"bench.{module}")
