@@ -6,13 +6,12 @@ learning using models.  Software and Systems Modeling, 2022.  https://doi.org/10
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from bench.harness import Result
-from bench.paper import accuracy, cost, room, scale
-from bench.paper.samples import sources
 
-EXPERIMENTS = {"4.2": accuracy, "4.3": cost, "4.4": scale, "4.5": room}
+EXPERIMENTS = {"4.2": "accuracy", "4.3": "cost", "4.4": "scale", "4.5": "room"}
 
 
 def main(quick: bool = False, data: str | Path | None = None, only: str | None = None) -> bool:
@@ -26,8 +25,8 @@ def main(quick: bool = False, data: str | Path | None = None, only: str | None =
         One experiment, such as "4.4" (nothing is stored then).
     """
     result = Result("paper", "The paper's experiments", quick or only is not None)
-    found = sources(data)
+    found = import_module("bench.paper.samples").sources(data)
     for section, experiment in EXPERIMENTS.items():
         if only in (None, section):
-            experiment.run(result, found, quick)
+            import_module(f"bench.paper.{experiment}").run(result, found, quick)
     return result.save()

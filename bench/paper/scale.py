@@ -125,7 +125,7 @@ def tabulate(
         ours = best.get(("calcvm", models, rounds), (float("nan"), ""))[0]
         for family in FAMILIES:
             seconds, who = best.get((family, models, rounds), (float("nan"), ""))
-            named = f" ({NAMES[who]})" if family != "calcvm" else ""
+            named = f" ({NAMES[who]})" if who and family != "calcvm" else ""
             row.append(number(seconds * 1e3) + named if who else "-")
             if family != "calcvm":
                 row.append(number(seconds / ours) if who else "-")
