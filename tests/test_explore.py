@@ -513,7 +513,7 @@ def test_a_storage_that_fails_on_the_way_ends_the_search_with_what_is_done(tmp_p
 
 CHILD = """
 from tests.test_explore import explore
-explore(storage={where!r}, n_trials=400, pruner="halving", sampler="tpe")
+explore(storage={where!r}, n_trials=4000, pruner="halving", sampler="tpe")
 """
 
 

@@ -14,7 +14,7 @@ from calcvm.exploration.engine import Engine
 from calcvm.exploration.study import Study
 from calcvm.exploration.trial import Trial, seed_of
 from calcvm.exploration.worker import Report, Turn
-from calcvm.vm.signals import kept_interrupts, orderly_end
+from calcvm.vm.signals import orderly_end
 
 TRIES = 3  # of a trial whose workers die
 
@@ -71,7 +71,7 @@ class Search:
     def run(self) -> None:
         """Search.  Ctrl-C, a storage that cannot be written and a cluster that is gone end it with what is done."""
         try:
-            with orderly_end(), kept_interrupts() as check:
+            with orderly_end() as check:
                 while self._hand_out():
                     home, reports = self.engine.wait()
                     check()

@@ -19,7 +19,7 @@ from calcvm.vm.entry import address as address_of
 from calcvm.vm.epoch import Epoch, readable
 from calcvm.vm.heap import CalcHeap, Frame, parse_bytes
 from calcvm.vm.program import Program
-from calcvm.vm.signals import kept_interrupts, orderly_end
+from calcvm.vm.signals import orderly_end
 from calcvm.vm.store import Store
 from calcvm.vm.team import team
 
@@ -245,7 +245,7 @@ class Fleet:
         report = Count(sum(goals.values()) - start, progress)
         stopped = ""
         try:
-            with orderly_end(), kept_interrupts() as check:
+            with orderly_end() as check:
                 for _ in self._passes(goals, checkpoint or 1):
                     report.step(int(self._tasks[slots, layout.EPOCH].sum()) - start, lambda: _mean_loss(goals))
                     check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,44 +10,31 @@ from typing import Any
 
 
 @contextmanager
-def orderly_end() -> Iterator[None]:
+def orderly_end() -> Iterator[Callable[[], None]]:
     """Let SIGTERM end the process as ``sys.exit`` does, so that what is open is written and closed.
 
-    Only where nobody else handles the signal, and on the main thread (others cannot set handlers).
+    Yields a function to call now and then: it raises once more what SIGTERM or Ctrl-C has raised, since Python
+    drops what is raised in finalizers and callbacks.  Signals that someone else handles are left alone, and all are
+    outside the main thread, which alone can handle them.
     """
-    mine = threading.current_thread() is threading.main_thread()
-    if not mine or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-@contextmanager
-def kept_interrupts() -> Iterator[Callable[[], None]]:
-    """Yields a function that raises `KeyboardInterrupt` where one has come meanwhile.
-
-    Ctrl-C raises it, too, but Python drops what is raised in finalizers and callbacks.
-    """
-    handler, came = signal.getsignal(signal.SIGINT), False
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal came
-        came = True
-        handler(number, frame)  # type: ignore[misc, operator]
+    came: list[BaseException] = []
 
     def check() -> None:
         if came:
-            raise KeyboardInterrupt
+            raise came[0]
 
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield check
-        return
-    signal.signal(signal.SIGINT, note)
+    def end(number: int, frame: Any) -> None:
+        came.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
+        raise came[-1]
+
+    ours = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    if threading.current_thread() is not threading.main_thread():
+        ours = {}
+    before = {number: handler for number, handler in ours.items() if signal.getsignal(number) is handler}
+    for number in before:
+        signal.signal(number, end)
     try:
         yield check
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
