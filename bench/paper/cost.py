@@ -5,24 +5,29 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from bench.harness import Process, Result, interleave, n_cores, number
 from bench.mlp import ROUNDS, agreeing, start
+from bench.paper.bars import bars
 from bench.paper.samples import Source
 from bench.peers import NAMES
 
 WHO = ("ours", "ours_rounds", "jax_scan", "torch_eager", "torch_compile")
-REPEATS, QUICK_ROUNDS, QUICK_SAMPLES = 2, 10, 500
+TURNS, QUICK_ROUNDS, QUICK_SAMPLES = 5, 10, 500  # the rounds are shared out to turns
 
 
 def run(result: Result, sources: Sequence[Source], quick: bool) -> None:
     """Seconds and megabytes of every source's model."""
+    found = {}
     for source in sources[: 1 if quick else None]:
-        compare(result, source.first(QUICK_SAMPLES) if quick else source, quick)
+        found[source.name] = compare(result, source.first(QUICK_SAMPLES) if quick else source, quick)
+    title = "4.3: seconds of training, and memory beyond what a process takes after its imports"
+    result.picture("paper-4.3", title, lambda figure: draw(figure, found))
 
 
-def compare(result: Result, source: Source, quick: bool) -> None:
-    """Train the paper's network for the paper's rounds, all samples a batch."""
+def compare(result: Result, source: Source, quick: bool) -> dict[str, tuple[float, float]]:
+    """Train the paper's network for the paper's rounds, all samples a batch; seconds and bytes by contestant."""
     rounds = QUICK_ROUNDS if quick else ROUNDS
     name = "-".join(map(str, source.sizes))
     what = f"4.3: {source.name}, {name}, {rounds} rounds of {len(source.x)} samples"
@@ -39,8 +44,8 @@ def compare(result: Result, source: Source, quick: bool) -> None:
     try:
         agree = agreeing(result, running, what)
         if "jax_scan" in agree:
-            agree["jax_scan"].ask(steps=rounds)  # compiled for each length
-        times = interleave({who: partial(seconds, p, rounds) for who, p in agree.items()}, 1 if quick else REPEATS)
+            agree["jax_scan"].ask(steps=rounds // TURNS)  # compiled for each length
+        times = interleave({who: partial(seconds, p, rounds) for who, p in agree.items()}, TURNS)
         memory = {who: process.ask(memory=True) for who, process in agree.items()}
     finally:
         for process in running.values():
@@ -70,7 +75,17 @@ def compare(result: Result, source: Source, quick: bool) -> None:
         result.target("§4.3", f"{what}: seconds of the fastest peer over ours", least, 1.0, "x")
         least = min(taken[who] for who in peers) / taken["ours"]
         result.target("§4.3", f"{what}: memory of the smallest peer over ours", least, 1.0, "x")
+    return {who: (min(t), taken[who]) for who, t in times.items()}
+
+
+def draw(figure: Any, found: dict[str, dict[str, tuple[float, float]]]) -> None:
+    """A row of bars for each source: seconds, and megabytes."""
+    for row, (name, contestants) in zip(figure.subplots(len(found), 2, squeeze=False), found.items()):
+        bars(row[0], {NAMES[who]: s for who, (s, _) in contestants.items()}, f"{name}: seconds", "%.2f")
+        bars(row[1], {NAMES[who]: n / 1e6 for who, (_, n) in contestants.items()}, f"{name}: MB", "%.0f")
+        row[1].set_yticklabels([])
 
 
 def seconds(process: Process, rounds: int) -> float:
-    return process.ask(steps=rounds)["seconds"]
+    """Seconds that all rounds take by a turn of some of them."""
+    return TURNS * process.ask(steps=rounds // TURNS)["seconds"]

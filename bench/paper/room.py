@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.harness import Result, fresh, memory_bytes
 from bench.mlp import DIGITS
+from bench.paper.bars import bars
 from bench.paper.samples import Source
 from bench.peers import BETA1, BETA2, EPSILON, LEARNING_RATE, Task, jax_step
 
@@ -34,6 +35,7 @@ TRIALS, CLOSE = 5, 0.02  # of a stacking contestant, until it fills the memory t
 def run(result: Result, sources: Sequence[Source], quick: bool) -> None:
     """A table for each network."""
     budget = QUICK_BUDGET if quick else BUDGET
+    found = {}
     for sizes in SIZES[: 1 if quick else None]:
         name = "-".join(map(str, sizes))
         what = f"4.5: models of {name}, batch {BATCH}, Adam, in {budget >> 20} MiB"
@@ -59,7 +61,18 @@ def run(result: Result, sources: Sequence[Source], quick: bool) -> None:
                     f"{n / counts[ours]:.2f}" if ours in counts else "-",
                 ]
             )
+        found[name] = {label: counts[who] for who, label in {**AT_ONCE, **ALIVE}.items() if who in counts}
         result.table(what, ["", "contestant", "models", "bytes each", "MiB measured", "over ours"], rows)
+    title = f"4.5: models in {budget >> 20} MiB"
+    result.picture("paper-4.5", title, lambda figure: draw(figure, found))
+
+
+def draw(figure: Any, found: dict[str, dict[str, int]]) -> None:
+    """Bars of the models there is room for, a part for each network."""
+    for i, (axes, (name, counts)) in enumerate(zip(figure.subplots(1, len(found), squeeze=False)[0], found.items())):
+        bars(axes, counts, name, "%.0f")
+        if i:
+            axes.set_yticklabels([])
 
 
 def trial(who: str, sizes: list[int], budget: int, **more: int) -> tuple[int, int]:
