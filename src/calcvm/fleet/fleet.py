@@ -170,7 +170,7 @@ class Fleet:
             judge.job[[layout.CODE, layout.ROUNDS]] = address_of("run_rounds"), judge.rounds
             job[layout.JUDGE] = judge.job.ctypes.data
         handle = self.handles[resident.name] = Handle(self, resident, train, judge, epochs)
-        handle._hope()
+        self._hope(np.array([handle._slot]))
         return handle
 
     def _quota(self, program: Program, memory: int | str | None, name: str | None) -> None:
@@ -237,10 +237,10 @@ class Fleet:
         Results : a row for each model.  Ctrl-C and SIGTERM end training between two rounds of every model, with
             the store in order; ``results.stopped`` says so.
         """
-        goals = {h: h.epochs_done + (h.epochs or epochs) for h in self.handles.values() if h.open}
-        for handle in goals:
-            handle._hope()
-        slots = np.array([h._slot for h in goals], np.int64)
+        handles = [h for h in self.handles.values() if h.open]
+        goals = self._goals(handles, [h.epochs or epochs for h in handles])
+        slots = np.array([h._slot for h in handles], np.int64)
+        self._hope(slots)
         start = int(self._tasks[slots, layout.EPOCH].sum())
         report = Count(sum(goals.values()) - start, progress)
         stopped = ""
@@ -263,47 +263,68 @@ class Fleet:
         list of Handle : those that were trained, in the order they were added.
         """
         wanted = epochs if isinstance(epochs, Mapping) else dict.fromkeys(self.handles.values(), epochs)
-        goals = {h: h.epochs_done + n for h, n in wanted.items() if h.open and n > 0}
+        wanted = {h: n for h, n in wanted.items() if h.open and n > 0}
+        goals = self._goals(wanted, wanted.values())
         for _ in self._passes(goals, checkpoint or 1):
             pass
         return list(goals)
 
+    def _goals(self, handles: Iterable[Handle], epochs: Iterable[int]) -> dict[Handle, int]:
+        """Numbers of epochs after which handles have trained for ``epochs`` more."""
+        done = self._tasks[[h._slot for h in handles], layout.EPOCH].tolist()
+        return {h: before + more for h, before, more in zip(handles, done, epochs)}
+
+    def _hope(self, slots: np.ndarray) -> None:
+        """Forget the best losses so far: patience starts anew."""
+        self._tasks[slots, layout.SINCE] = 0
+        self._tasks[slots, layout.BEST] = np.array(np.inf).view(np.int64)
+
     def _passes(self, goals: Mapping[Handle, int], checkpoint: int) -> Iterator[None]:
         """Run models to their goals; yields after each slice of work."""
-        persistent = self.heap.store.persistent
-        waiting = deque(h for h, goal in goals.items() if h.epochs_done < goal)
+        waiting = deque(goals)
         active: dict[int, tuple[Handle, Frame]] = {}  # by slot
         try:
             while waiting or active:
+                before = len(active)
                 while waiting:
                     handle = waiting[0]
                     enter = self.heap.try_enter if active else self.heap.enter
                     frame = enter(handle.resident)
                     if frame is None:
                         break
-                    waiting.popleft()
-                    active[handle._slot] = handle, frame
-                    goal = goals[handle]
-                    handle._enter(frame, min(goal, handle.epochs_done + checkpoint) if persistent else goal)
+                    active[waiting.popleft()._slot] = handle, frame
+                    handle._enter(frame, goals[handle])
                 slots = np.fromiter(active, np.int64, len(active))
+                self._ready(slots[before:], [goals[h] for h, _ in list(active.values())[before:]], checkpoint)
                 self._slice(slots)
-                for slot in slots[self._tasks[slots, layout.STATUS] != layout.READY].tolist():
-                    handle, frame = active.pop(slot)
-                    self._rest(handle, frame)
+                for handle in self._rest(active, slots[self._tasks[slots, layout.STATUS] != layout.READY]):
                     if handle.status == "done" and handle.epochs_done < goals[handle]:
                         waiting.appendleft(handle)  # while it is there
                 yield
         finally:
-            for handle, frame in active.values():
-                self._rest(handle, frame)
+            self._rest(active, np.fromiter(active, np.int64, len(active)))
 
-    def _rest(self, handle: Handle, frame: Frame) -> None:
-        handle._leave(frame)
-        try:
-            if handle.status != "waiting":
-                handle.resident.commit()
-        finally:
-            self.heap.leave(handle.resident)
+    def _ready(self, slots: np.ndarray, goals: list[int], checkpoint: int) -> None:
+        """Let tasks run to their goals, or where models are kept in files to the next checkpoint."""
+        limits = np.array(goals, np.int64)
+        if self.heap.store.persistent:
+            limits = np.minimum(limits, self._tasks[slots, layout.EPOCH] + checkpoint)
+        self._tasks[slots, layout.LIMIT], self._tasks[slots, layout.STATUS] = limits, layout.READY
+
+    def _rest(self, active: dict[int, tuple[Handle, Frame]], slots: np.ndarray) -> list[Handle]:
+        """Leave the models of ``slots``; those that have come to an end are kept in files."""
+        rested = []
+        states = self._tasks[slots][:, [layout.STATUS, layout.EPOCH, layout.FIRST]].tolist()
+        for slot, state in zip(slots.tolist(), states):
+            handle, frame = active.pop(slot)
+            handle._leave(frame, *state)
+            try:
+                if self.heap.store.persistent and handle.status != "waiting":
+                    handle.resident.commit()
+            finally:
+                self.heap.leave(handle.resident)
+            rested.append(handle)
+        return rested
 
     def _slice(self, slots: np.ndarray) -> None:
         """Some turns for each task: about `SLICE_SECONDS` of the team's time."""

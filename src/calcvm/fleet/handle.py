@@ -42,6 +42,7 @@ class Handle:
         self.name, self.nbytes = resident.name, resident.program.heap_bytes
         self.status, self.error = "waiting", ""
         self._slot = fleet._take_slot(train.job)
+        self._address = 0  # of the frame that its task points at
         self._before = int(resident.facts["rounds"])  # epochs of earlier runs
         self._means = [np.zeros((0, 1))] + ([np.zeros((0, len(judge.names)))] if judge else [])
         self._model: Model | None = None
@@ -110,41 +111,40 @@ class Handle:
     def _column(self, which: int, i: int) -> np.ndarray:
         return self._means[which][: self.epochs_done - self._before, i].copy()
 
-    def _hope(self) -> None:
-        """Forget the best loss so far: patience starts anew."""
-        job = self._job
-        job[layout.SINCE], job[layout.BEST : layout.BEST + 1].view(np.float64)[0] = 0, np.inf
-
     def _enter(self, frame: Frame, goal: int) -> None:
-        """Prepare the task for epochs up to ``goal`` in a frame of the heap."""
-        job, resident = self._job, self.resident
-        done = int(job[layout.EPOCH]) - self._before
-        jobs = [job] if self._judge is None else [job, self._judge.job]
-        for i, words in enumerate(jobs):
-            means = self._means[i]
-            if len(means) < goal - self._before:
+        """Point the task at its frame of the heap, with room for the figures of epochs up to ``goal``."""
+        if frame.address != self._address:
+            self._address = frame.address
+            for words in self._jobs:
+                words[layout.HEAP] = frame.address
+        if len(self._means[0]) < goal - self._before:
+            done = self.epochs_done - self._before
+            for i, words in enumerate(self._jobs):
+                means = self._means[i]
                 longer = np.zeros((max(goal - self._before, 2 * len(means)), means.shape[1]))
-                longer[: len(means)] = means
-                means = self._means[i] = longer
-            words[layout.HEAP] = frame.address
-            words[layout.MEANS] = means.ctypes.data + means.strides[0] * done
-        job[layout.LIMIT], job[layout.STATUS] = goal, layout.READY
-        tenant = resident.tenant
+                longer[:done] = means[:done]
+                self._means[i] = longer
+                words[layout.MEANS] = longer.ctypes.data + longer.strides[0] * done  # moved on by each epoch
+        tenant = self.resident.tenant
         tenant.forget()
-        tenant.changed, tenant.graded, tenant.open = True, True, self._train.adds_up
+        tenant.changed = tenant.graded = True
+        tenant.open = self._train.adds_up
 
-    def _leave(self, frame: Frame) -> None:
+    def _leave(self, frame: Frame, status: int, epoch: int, first: int) -> None:
         """Take note of where the task stands, before its frame may become another's."""
-        job, tenant = self._job, self.resident.tenant
-        tenant.open &= bool(job[layout.FIRST])
-        tenant.facts["rounds"] = int(job[layout.EPOCH])
-        code = int(job[layout.STATUS])
-        self.status = STATUS.get(code, "waiting")
-        if code == layout.TRAPPED:
+        tenant = self.resident.tenant
+        tenant.facts["rounds"] = epoch
+        tenant.open &= first > 0
+        self.status = STATUS.get(status, "waiting")
+        if status == layout.TRAPPED:
             try:
                 trapped(frame)
             except Trap as error:
                 self.error = str(error)
             self.resident.settle(self.resident.binding.path(None))
-        elif code == layout.NOT_FINITE:
-            self.error = f"the loss of epoch {self.epochs_done} is {self.loss}"
+        elif status == layout.NOT_FINITE:
+            self.error = f"the loss of epoch {epoch} is {self.loss}"
+
+    @property
+    def _jobs(self) -> list[np.ndarray]:
+        return [self._job] if self._judge is None else [self._job, self._judge.job]
