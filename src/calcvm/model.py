@@ -36,6 +36,7 @@ LOSSES = {
     "mae": F.mae,
     "huber": F.huber,
 }
+JUDGED = {"predict.loss": "loss", "accuracy": "accuracy"}  # results of the path predict: the figure each is called
 METRICS = {"softmax_cross_entropy": ("accuracy", F.accuracy)}
 
 
@@ -291,12 +292,12 @@ class Model:
 
         With ``output`` in place of ``input`` it evaluates those outputs, whoever computed them.
         """
-        names = [n for n in ("predict.loss", "accuracy") if n in self.program.info["variables"]]
+        names = judged(self.program)
         run = Epoch(self.resident, data, "predict", results=names, check_finite=check_finite)
 
         def judge() -> dict[str, float]:
             run.whole(SLICE_SECONDS)
-            return {n.removeprefix("predict."): run.mean(n) for n in names}
+            return {JUDGED[name]: run.mean(name) for name in names}
 
         return judge
 
@@ -328,6 +329,11 @@ class Model:
             for s in persistent(self.program):
                 arrays[f"state/{s.name}"] = frame.elements[s.offset : s.offset + s.elems.b].copy()
         write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)
+
+
+def judged(program: Program) -> list[str]:
+    """Results that a model is judged by, of those in `JUDGED`."""
+    return [name for name in JUDGED if name in program.info["variables"]]
 
 
 def persistent(program: Program) -> list[Symbol]:

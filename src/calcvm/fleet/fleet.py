@@ -13,17 +13,20 @@ from calcvm.compiler import n_cores
 from calcvm.errors import CalcError, PlanError
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
+from calcvm.model import judged
 from calcvm.progress import Count
 from calcvm.vm import job as layout
 from calcvm.vm.entry import address as address_of
 from calcvm.vm.epoch import Epoch, readable
 from calcvm.vm.heap import CalcHeap, Frame, parse_bytes
+from calcvm.vm.pieces import aligned
 from calcvm.vm.program import Program
 from calcvm.vm.signals import orderly_end
 from calcvm.vm.store import Store
 from calcvm.vm.team import team
 
 SLICE_SECONDS = 0.1  # compiled code returns to Python this often: for the bar, for Ctrl-C, for models that wait
+FIRST_SLOTS = 64  # of the table of tasks
 FIRST_ROUNDS = 8  # of a turn, before anything was measured
 TURNS = 16  # a worker's share of turns in a slice, at least: what one waits for another at its end
 
@@ -126,12 +129,12 @@ class Fleet:
         CalcError : data, name or hyperparameters do not fit; nothing has been added then.
         """
         if isinstance(program, str):
-            resident, new = self.heap.open(program), program not in self.handles
-            if not new:
+            if program in self.handles:
                 raise CalcError(f"the fleet has a model {program!r}: fleet.handles[{program!r}]")
+            resident = self.heap.open(program)
         else:
             self._quota(program, memory, name)
-            resident, new = self.heap.load(program, seed=seed, workers=1, name=name), True
+            resident = self.heap.load(program, seed=seed, workers=1, name=name)
         try:
             self._quota(resident.program, memory, resident.name)
             binding = resident.binding
@@ -153,7 +156,7 @@ class Fleet:
                 judge = Epoch(
                     resident, self._named(binding.feeds[path], validation) if own else arrays, "predict",
                     samples=None if own else validation, check_finite=check_finite,
-                    results=[n for n in ("predict.loss", "accuracy") if n in binding.variables],
+                    results=judged(resident.program),
                 )  # fmt: skip
             elif patience is not None:
                 raise CalcError("patience needs validation data: give validation=")
@@ -206,13 +209,10 @@ class Fleet:
     def _take_slot(self, words: np.ndarray) -> int:
         """A place in the table of tasks, holding ``words``."""
         if not self._free_slots:
-            n = len(self._tasks)
-            block = np.zeros((max(64, 2 * n) * layout.TASK_WORDS + layout.LINE // 8), np.int64)
-            start = -block.ctypes.data % layout.LINE // 8
-            table = block[start : start + max(64, 2 * n) * layout.TASK_WORDS].reshape(-1, layout.TASK_WORDS)
+            n, more = len(self._tasks), max(FIRST_SLOTS, 2 * len(self._tasks))
+            table = aligned(8 * layout.TASK_WORDS * more).view(np.int64).reshape(more, layout.TASK_WORDS)
             table[:n] = self._tasks
-            self._tasks = table
-            self._free_slots = list(range(len(table) - 1, n - 1, -1))
+            self._tasks, self._free_slots = table, list(range(more - 1, n - 1, -1))
         slot = self._free_slots.pop()
         self._tasks[slot] = words
         return slot

@@ -16,7 +16,7 @@ import numpy as np
 from calcvm.errors import CalcError, PlanError, ProgramError
 from calcvm.vm import job as layout
 from calcvm.vm.binding import Binding, bind
-from calcvm.vm.pieces import ALIGN_BYTES, Pieces
+from calcvm.vm.pieces import Pieces, aligned
 from calcvm.vm.store import MemoryStore, Store
 
 if TYPE_CHECKING:
@@ -146,9 +146,7 @@ class CalcHeap:
         self.nbytes = parse_bytes(memory)
         self.store: Store = MemoryStore() if store is None else store
         self.stats = Stats()
-        block = np.zeros(self.nbytes + ALIGN_BYTES, np.uint8)
-        start = -block.ctypes.data % ALIGN_BYTES
-        self._bytes = block[start : start + self.nbytes]
+        self._bytes = aligned(self.nbytes)
         self._pieces = Pieces(self.nbytes)
         self._frames: OrderedDict[Frame, None] = OrderedDict()  # least recently used first
         self._spare: dict[tuple[Binding, int], Frame] = {}

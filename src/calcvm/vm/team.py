@@ -16,6 +16,7 @@ from calcvm.errors import CalcError
 from calcvm.vm import job as layout
 from calcvm.vm.entry import address as address_of
 from calcvm.vm.entry import entry
+from calcvm.vm.pieces import aligned
 
 MAX_WORKERS = (layout.CONTROL_BYTES - layout.PARKED) // layout.LINE
 
@@ -24,9 +25,7 @@ class Team:
     """Workers 1, 2, ... of a process; the caller is worker 0."""
 
     def __init__(self) -> None:
-        block = np.zeros(layout.CONTROL_BYTES // 8 + layout.LINE // 8, np.int64)
-        start = -block.ctypes.data % layout.LINE // 8
-        self._control = block[start : start + layout.CONTROL_BYTES // 8]
+        self._control = aligned(layout.CONTROL_BYTES).view(np.int64)
         self.address = self._control.ctypes.data
         self._wake: list[threading.Semaphore] = [threading.Semaphore(0)]
         self._busy = threading.Lock()
