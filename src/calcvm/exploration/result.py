@@ -14,6 +14,7 @@ from calcvm.ensemble import Ensemble
 from calcvm.errors import CalcError
 from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Task, Turn, Worker
+from calcvm.fleet.results import laid_out
 from calcvm.model import Model
 from calcvm.vm.pieces import ALIGN_BYTES
 
@@ -134,8 +135,7 @@ class Exploration:
             ]
             for t in self.ranked[: self.SHOWN]
         ]
-        widths = [max(map(len, column)) for column in zip(header, *rows)]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in (header, *rows)]
+        lines = laid_out([header, *rows])
         counts = ", ".join(f"{n:,} {status}" for status, n in self.counts.items())
         lines.append(
             f"{len(self):,} trials: {counts}; {self.seconds['total']:.1f} s, Optuna {self.seconds['optuna']:.1f} s"

@@ -125,10 +125,7 @@ class Handle:
                 longer[:done] = means[:done]
                 self._means[i] = longer
                 words[layout.MEANS] = longer.ctypes.data + longer.strides[0] * done  # moved on by each epoch
-        tenant = self.resident.tenant
-        tenant.forget()
-        tenant.changed = tenant.graded = True
-        tenant.open = self._train.adds_up
+        self._train.occupy()
 
     def _leave(self, frame: Frame, status: int, epoch: int, first: int) -> None:
         """Take note of where the task stands, before its frame may become another's."""

@@ -59,11 +59,15 @@ class Results(Sequence):
         names = [n for n in dict.fromkeys(k for row in rows for k in row) if n != "error"]
         if any(row["error"] for row in rows):
             names.append("error")
-        shown = [[_text(row.get(name, "")) for name in names] for row in rows[: self.SHOWN]]
-        widths = [max(len(line[i]) for line in [names, *shown]) for i in range(len(names))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in [names, *shown]]
-        more = len(self) - len(shown)
+        lines = laid_out([names, *([_text(row.get(name, "")) for name in names] for row in rows[: self.SHOWN])])
+        more = len(self) - len(rows[: self.SHOWN])
         return "\n".join([*lines, *([f"... {more} more"] if more else []), *([self.stopped] if self.stopped else [])])
+
+
+def laid_out(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines whose columns line up."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
 
 
 def last(values: np.ndarray) -> float:

@@ -72,8 +72,8 @@ class Epoch:
         self._end_spans = np.array(ends, np.int64).reshape(-1, 2)
         self._rows = [binding.rows(b or batch) for b in (batch, short, rest)]
         seed = binding.training(path) if train else {}
-        self.adds_up = bool(seed.get("accumulate"))
-        seed_off = program.symbol(seed["seed"]).offset if self.adds_up else -1
+        self._adds_up = bool(seed.get("accumulate"))
+        seed_off = program.symbol(seed["seed"]).offset if self._adds_up else -1
         job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
         job[layout.TABLE] = binding.table_address
         job[[layout.ROWS_FULL, layout.ROWS_SHORT, layout.ROWS_LAST]] = [address for _, address in self._rows]
@@ -167,13 +167,17 @@ class Epoch:
             self.model.execute(frame, "run_rounds", self.job, self.job.ctypes.data)
 
     def _enter(self, frame: Frame) -> None:
-        """Prepare the job for the model's place in the heap; what its placeholders and results held before is gone."""
+        """Prepare the job for the model's place in the heap."""
+        self.occupy()
+        self.job[layout.HEAP] = frame.address
+
+    def occupy(self) -> None:
+        """Take note of what rounds do to the model: what its placeholders and results held before is gone."""
         tenant = self.model.tenant
         tenant.forget()
         tenant.changed |= self._changes
         tenant.graded |= self._trains is not None
-        tenant.open = self.adds_up  # until the pass is settled
-        self.job[layout.HEAP] = frame.address
+        tenant.open = self._adds_up  # until the pass is settled
 
     def mean(self, name: str) -> float:
         """Mean of a result over the samples seen so far in this pass."""
