@@ -50,6 +50,9 @@ EXTREMES = (0, 1, 2, -1, -2, 15, 16, 2**31, 2**32, -(2**31), 2**40, 2**40 + 1, 2
 
 
 # ---------------------------------------------------------------- real programs
+FUNCTIONS = {"gpu": 0, "max": max, "min": min, "ceil_div": lambda n, m: -(-n // m)}  # of size expressions
+
+
 def mlp(sizes: tuple[int, ...], optimizer: optim.Optimizer, loss: str = "softmax_cross_entropy", act: str = "sigmoid",
         batch: int = 7, workers: int = 2, dtype: str = "float32", accumulate: bool = True) -> Program:  # fmt: skip
     """An assembled MLP: linear layers with an activation between them, a loss, an optimizer, a metric path."""
@@ -244,7 +247,7 @@ def synthetic(rng: np.random.Generator, opcodes: list[int]) -> Program:
                 words[w.name] = float(np.clip(rng.choice([0.0, 0.5, 1.0, -1.0, 2.0, rng.normal(), 1e30]), w.lo, w.hi))
         if "a5" in words or "b5" in words:
             _strides(words, rng)
-        sizes = {**words, "D": slots, "nw": workers, "max": max, "min": min}
+        sizes = {**words, "D": slots, "nw": workers, **FUNCTIONS}
         offsets: dict[str, int | None] = {}
         for k, o in enumerate(spec.operands, HEADER_WORDS + len(spec.words)):
             elems = max(eval(o.elems, {"__builtins__": {}}, sizes), 0)
@@ -370,7 +373,7 @@ class Runner:
 def written(row: np.ndarray, slots: int, workers: int) -> list[tuple[int, int]]:
     """Start and elements of the operands that a row may write."""
     spec = OPCODES[int(row[0])]
-    names: dict[str, int] = {"D": slots, "nw": workers, "max": max, "min": min}  # type: ignore[dict-item]
+    names: dict[str, int] = {"D": slots, "nw": workers, **FUNCTIONS}  # type: ignore[dict-item]
     names |= {w.name: int(row[k]) for k, w in enumerate(spec.words, HEADER_WORDS)}
     out = []
     for k, o in enumerate(spec.operands, HEADER_WORDS + len(spec.words)):

@@ -32,7 +32,7 @@ def extent(o: Operand, st: Statement, batch: int, names: dict[str, int]) -> int:
 
 
 def cells(plan: Any, o: Operand, st: Statement, batch: int) -> range:
-    names = {"D": 8 // plan.itemsize, "nw": plan.workers}
+    names = {"D": 8 // plan.itemsize, "nw": plan.workers, "gpu": 0}
     start = plan.offsets[st.operands[o.name]] + st.shifts.get(o.name, 0)
     return range(start, start + extent(o, st, batch, names))
 
@@ -228,7 +228,7 @@ def worker_cells(plan: Any, o: Operand, st: Statement, batch: int, team: int) ->
     span = cells(plan, o, st, batch)
     if o.part == "w0":
         return [set(span)] + [set() for _ in range(team - 1)]
-    words = {"D": 8 // plan.itemsize, "nw": plan.workers, **{k: number(w, batch) for k, w in st.words.items()}}
+    words = {"D": 8 // plan.itemsize, "nw": plan.workers, "gpu": 0, **{k: number(w, batch) for k, w in st.words.items()}}
     units = int(evaluate(o.part, words)) if o.part else 0
     if units:
         size = len(span) // units

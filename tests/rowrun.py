@@ -44,6 +44,26 @@ def is_wide(operand: Operand) -> bool:
     return "D" in compile(operand.elems, "elems", "eval").co_names
 
 
+# ---------------------------------------------------------------- what runs a row
+class Cpu:
+    """Rows by the CPU's kernels, a worker after the other."""
+
+    gpu, kernels, teams = 0, KERNELS, (2, 3, 5)
+
+    def kind(self, o: Operand) -> str:
+        """What a kernel's parameter for an operand must be declared as."""
+        return "ptr"
+
+    def run(self, name, dtype, cells, row, n_workers, only, reverse) -> None:  # type: ignore[no-untyped-def]
+        native = NATIVE(KERNELS[name].address(dtype))
+        workers = range(n_workers) if only is None else [only]
+        for w in reversed(workers) if reverse else workers:
+            native(cells.ctypes.data, row.ctypes.data, w, n_workers)
+
+
+backend: Any = Cpu()  # tests/cuda puts another in its place
+
+
 # ---------------------------------------------------------------- cases
 @dataclass
 class Case:
@@ -172,7 +192,7 @@ def run_row(
     uint, background = GUARD[dtype]
     size = np.dtype(dtype).itemsize
     d = 8 // size
-    env = {"acc": 0, **words, "D": d, "nw": n_workers}
+    env = {"acc": 0, **words, "D": d, "nw": n_workers, "gpu": backend.gpu}
     pad = 64 // size
     offsets: dict[str, int | None] = {}
     extents: dict[str, int] = {}
@@ -216,10 +236,7 @@ def run_row(
     for expression in row.require:
         assert evaluate(expression, env) >= 0, f"{row.name} requires {expression} >= 0"
     encoded = encode_row(row, env, offsets, 3 << 8)
-    native = NATIVE(KERNELS[row.name].address(dtype))
-    workers = range(n_workers) if only is None else [only]
-    for w in reversed(workers) if reverse else workers:
-        native(cells.ctypes.data, encoded.ctypes.data, w, n_workers)
+    backend.run(row.name, dtype, cells, encoded, n_workers, only, reverse)
     inside[:RESERVED] = True
     assert (cells[~inside] == before[~inside]).all(), f"{row.name} wrote outside its operands"
     assert only is not None or not cells[:RESERVED].any(), f"{row.name} trapped"
@@ -331,7 +348,7 @@ def check_workers(case: Case) -> None:
     """1, 2, 3 and 5 workers give the same bits, in whatever order they run."""
     for row, values in _row_runs(case):
         want = _run(case, row, values)
-        for n in (2, 3, 5):
+        for n in backend.teams:
             for reverse in (False, True):
                 got = _run(case, row, values, n_workers=n, reverse=reverse)
                 for name, v in want.items():
@@ -372,7 +389,7 @@ def check_in_place(case: Case) -> None:
         for written, read in row.in_place:
             if not {written, read} <= present:
                 continue
-            env = {"acc": 0, **case.words, "D": 1, "nw": 1}
+            env = {"acc": 0, **case.words, "D": 1, "nw": 1, "gpu": backend.gpu}
             a, b = (int(evaluate(row.operand(n).elems, env)) for n in (written, read))
             if a != b:
                 continue  # a broadcast operand: the planner only merges equal sizes
@@ -386,8 +403,9 @@ def check_in_place(case: Case) -> None:
 def check_parts(case: Case) -> None:
     """A worker alone reads and writes only its declared share of each operand, and sets that share right."""
     for row, values in _row_runs(case):
-        for n_workers in (2, 3):
+        for n_workers in backend.teams[:2]:
             env = {"acc": 0, **case.words, "D": 8 // np.dtype(case.dtype).itemsize, "nw": n_workers}
+            env["gpu"] = backend.gpu
             whole = _run(case, row, values, n_workers=n_workers, raw=True)
             for w in range(n_workers):
                 foreign = {}
@@ -403,7 +421,7 @@ def check_parts(case: Case) -> None:
                         assert n % units == 0, f"{row.name}: {o.name} of {n} elements is not shared by {units} units"
                         lo, hi = units * w // n_workers, units * (w + 1) // n_workers
                         mask[lo * (n // units) : hi * (n // units)] = False
-                    elif o.access == "s":
+                    elif o.access == "s" and not backend.gpu:
                         mask[w * (n // n_workers) : (w + 1) * (n // n_workers)] = False
                     else:
                         continue
@@ -439,10 +457,11 @@ def check_accumulation(case: Case) -> None:
 def check_names(spec: OpSpec) -> None:
     """Kernels have the words and operands of the spec, in order and of its kinds."""
     for row in spec.rows:
-        assert row.name in KERNELS, f"row {row.name} has no kernel"
+        assert row.name in backend.kernels, f"row {row.name} has no kernel"
         kinds = {"float": "float", "dim": "int", "int": "int"}
-        want = [(w.name, kinds[w.kind]) for w in row.words] + [(o.name, "ptr") for o in row.operands]
-        assert list(KERNELS[row.name].words) == want, f"{row.name}: kernel has {KERNELS[row.name].words}, spec {want}"
+        want = [(w.name, kinds[w.kind]) for w in row.words] + [(o.name, backend.kind(o)) for o in row.operands]
+        words = list(backend.kernels[row.name].words)
+        assert words == want, f"{row.name}: kernel has {words}, spec {want}"
 
 
 class Counted(np.ndarray):
@@ -484,7 +503,7 @@ def check_flops(case: Case) -> None:
         )
     for row in case.spec.rows:
         f = evaluate(row.flops, {"acc": 0, **case.forms})
-        extents = [evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1}) for o in row.operands]
+        extents = [evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1, "gpu": backend.gpu}) for o in row.operands]
         if isinstance(f, Affine) and f:
             assert f.b == 0 or f.a == 0, f"{row.name}: {f} operations are not proportional to the batch"
             grows = any(isinstance(e, Affine) and e.a for e in extents)
@@ -502,7 +521,7 @@ def check_extents(case: Case) -> None:
                 continue
             if case.spec.broadcast and o.name.startswith("d"):
                 name = case.spec.outputs[0]  # gradients in the output's full shape
-            got = evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1})
+            got = evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1, "gpu": backend.gpu})
             assert got == sizes[name] or sizes[name] == got, (
                 f"{row.name}: extent of {o.name} is {got}, not {sizes[name]}"
             )

@@ -396,7 +396,7 @@ def test_scratch_grows_with_the_team(name):
     words = {w.name: 3 if w.kind == "dim" else max(w.lo, 0) for w in spec.words}
     for o in spec.operands:
         if o.access == "s":
-            sizes = [evaluate(o.elems, {**words, "D": 2, "nw": nw}) for nw in range(1, 9)]
+            sizes = [evaluate(o.elems, {**words, "D": 2, "nw": nw, "gpu": 0}) for nw in range(1, 9)]
             assert sizes == sorted(sizes)
 
 

@@ -15,9 +15,9 @@ from calcvm.ops.statement import Statement, Value
 class Emitter:
     """Collects values and statements of one program."""
 
-    def __init__(self, dtype: str, workers: int):
+    def __init__(self, dtype: str, workers: int, gpu: bool):
         self.slots = {"float32": 2, "float64": 1}[dtype]  # heap elements in eight bytes: the specs' D
-        self.workers = workers
+        self.workers, self.gpu = workers, gpu
         self.values: list[Value] = []
         self.env: dict[Variable, Value] = {}
         self.statements: list[Statement] = []
@@ -43,7 +43,7 @@ class Emitter:
     ) -> Statement:
         """Append a row; scratch operands get values of their own."""
         spec = ROWS[spec] if isinstance(spec, str) else spec
-        known = {**{w.name: words[w.name] for w in spec.words}, "D": self.slots, "nw": self.workers}
+        known = {**{w.name: words[w.name] for w in spec.words}, "D": self.slots, "nw": self.workers, "gpu": int(self.gpu)}
         named = dict(operands)
         for o in spec.operands:
             if o.access == "s":

@@ -39,6 +39,7 @@ def lower(
     *,
     dtype: str = "float32",
     workers: int = 1,
+    gpu: bool = False,
     accumulate: bool = True,
     keep: Iterable[str] = (),
 ) -> tuple[Lowered, Facts]:
@@ -60,13 +61,13 @@ def lower(
     CalcError : a kept name is unknown, or a path has a backward but minimizes nothing.
     UnsupportedOperator : the loss depends on parameters through an operator without a gradient.
     """
-    return _Lowering(graph, dtype, workers, accumulate, set(keep)).run()
+    return _Lowering(graph, Emitter(dtype, workers, gpu), accumulate, set(keep)).run()
 
 
 class _Lowering:
-    def __init__(self, graph: CalcGraph, dtype: str, workers: int, accumulate: bool, keep: set[str]):
+    def __init__(self, graph: CalcGraph, emit: Emitter, accumulate: bool, keep: set[str]):
         self.graph, self.accumulate = graph, accumulate
-        self.emit = Emitter(dtype, workers)
+        self.emit = emit
         self.facts = Facts()
         unknown = keep - set(graph.variables)
         if unknown:

@@ -8,7 +8,8 @@ fails when it is a lie.
 
 Sizes (`elems`, `part`, `flops`) are expressions over the row's words, such as ``"M*K"``.  They are
 evaluated with numbers, with `Affine` sizes, and shown in the reference as written.  The name ``D`` is
-the number of heap elements in eight bytes (2 in a float32 heap, 1 in a float64 heap).
+the number of heap elements in eight bytes (2 in a float32 heap, 1 in a float64 heap); extents of scratch may
+also use ``nw``, the planned number of workers, and ``gpu``, 1 for the device "cuda" and else 0.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ def _compile(expression: str) -> CodeType:
 
 def evaluate(expression: str, words: Mapping[str, Any]) -> Any:
     """Value of a size expression from the operator table over ``words``."""
-    return eval(_compile(expression), {"__builtins__": {"max": _max, "min": _min, "abs": abs}}, words)
+    return eval(_compile(expression), _FUNCTIONS, words)
+
+
+def _ceil_div(n: Any, m: int) -> Any:
+    """n/m rounded up, of sizes that do not depend on the batch."""
+    if isinstance(n, Affine):
+        if not n.constant:
+            raise OverflowError(f"({n}) / {m} depends on the batch")
+        return Affine(0, -(-n.b // m))
+    return -(-n // m)
 
 
 def _max(*sizes: Any) -> Any:
@@ -48,6 +58,9 @@ def _min(*sizes: Any) -> Any:
     a = [affine(s) for s in sizes]
     numbers = [s for s in a if s.constant]
     return min(numbers, key=lambda s: s.b) if numbers else a[0]  # an upper bound when batches differ
+
+
+_FUNCTIONS = {"__builtins__": {"max": _max, "min": _min, "abs": abs, "ceil_div": _ceil_div}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +95,7 @@ class Operand:
     elems : extent, in elements.
     part : how the workers share it.  An expression n: worker w touches only elements of units
         [n*w // nw, n*(w+1) // nw), each elems/n long.  "" or an n of 0: any worker may touch any
-        element; of scratch, worker w has the w-th of nw equal parts.  "w0": worker 0 alone.
+        element; of scratch, on a CPU, worker w has the w-th of nw equal parts.  "w0": worker 0 alone.
     optional : whether it may be left out; or an expression over the row's words, where it is not 0.
     """
 
@@ -118,7 +131,7 @@ def U(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
 
 
 def S(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
-    """Scratch.  Its ``elems`` may use ``nw``, the planned number of workers."""
+    """Scratch of this row alone."""
     return Operand(name=name, access="s", elems=elems, part=part, **kw)
 
 

@@ -31,6 +31,7 @@ def plan(
     batch_size: int | None = None,
     memory: int | None = None,
     workers: int = 1,
+    gpu: bool = False,
     merge_updates: bool = True,
     effort: int = EFFORT,
 ) -> Plan:
@@ -43,6 +44,7 @@ def plan(
     batch_size : the largest batch that will be run; None: the largest that ``memory`` allows.
     memory : budget in bytes, a hard cap.
     workers : the largest team that will run the program (scratch is sized for it).
+    gpu : workers are thread blocks of a GPU.
 
     Raises
     ------
@@ -57,7 +59,7 @@ def plan(
         raise PlanError(f"batch_size must be at least 1, not {batch_size}")
     if workers < 1:
         raise PlanError(f"workers must be at least 1, not {workers}")
-    machine = Machine(itemsize, workers)
+    machine = Machine(itemsize, workers, gpu)
     _check_machine(lowered, machine)
 
     def prepare(ordered: Lowered) -> tuple[Lowered, Groups, Layout]:

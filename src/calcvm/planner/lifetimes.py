@@ -18,10 +18,11 @@ PERSISTENT_KINDS = ("parameter", "state", "optimizer")
 
 @dataclass(frozen=True)
 class Machine:
-    """What sizes may depend on besides a statement's words: heap elements per cache line, workers."""
+    """What sizes may depend on besides a statement's words: heap elements per cache line, workers, device."""
 
     itemsize: int
     workers: int = 1
+    gpu: bool = False
 
     @property
     def align(self) -> int:
@@ -33,7 +34,7 @@ class Machine:
 
     def size(self, expression: str, st: Statement) -> Affine:
         """A size expression of the operator table over a statement's words."""
-        names = {"D": 8 // self.itemsize, "nw": self.workers, **st.words}
+        names = {"D": 8 // self.itemsize, "nw": self.workers, "gpu": int(self.gpu), **st.words}
         return affine(evaluate(expression, names))
 
     def extent(self, operand: Operand, st: Statement) -> Affine:

@@ -27,7 +27,7 @@ def _sharing(o: Operand, st: Statement, start: int, extent: Affine, machine: Mac
         return "last worker"
     if units:
         return (start, extent, units)
-    return (start, extent, "scratch") if o.access == "s" else None
+    return (start, extent, "scratch") if o.access == "s" and not machine.gpu else None
 
 
 def barriers(

@@ -164,10 +164,19 @@ def _extreme(pick: Callable[..., int]) -> Callable[..., Any]:
     return of
 
 
-_NAMES = {"__builtins__": {}, "max": _extreme(max), "min": _extreme(min), "abs": abs}
+def _parts_of(n: int, m: int) -> int:
+    if isinstance(n, _Form):
+        raise _Unproven
+    return (n + m - 1) // m
+
+
+_NAMES = {"__builtins__": {}, "max": _extreme(max), "min": _extreme(min), "abs": abs, "ceil_div": _parts_of}
 
 
 # ---------------------------------------------------------------- a row's spec, ready for checking
+MACHINE = ("D", "nw", "gpu")  # what sizes depend on beside words
+
+
 class _Row:
     """One instruction's ranges and size expressions, compiled once."""
 
@@ -180,7 +189,7 @@ class _Row:
         self.floats = tuple(k for k, w in enumerate(spec.words) if w.kind == "float")
         self.in_place = frozenset(spec.in_place)
         names = [w.name for w in spec.words]
-        arguments = ", ".join([*names, "D", "nw"])
+        arguments = ", ".join([*names, *MACHINE])
 
         def table(expressions: Sequence[str]) -> Callable[..., tuple]:
             body = "".join(f"({e}), " for e in expressions)
@@ -190,8 +199,8 @@ class _Row:
         self.parts = table([o.part if o.part not in ("", "w0") else "0" for o in spec.operands])
         self.require = table(spec.require) if spec.require else None
         self.optional = table([o.optional if isinstance(o.optional, str) else str(o.optional) for o in spec.operands])
-        sizes = {w.name for w in spec.words if w.kind == "dim" or (w.kind == "int" and w.lo >= 0)} | {"D", "nw"}
-        constants = {w.name for w in spec.words if w.kind == "int"} | {"D", "nw"}
+        sizes = {w.name for w in spec.words if w.kind == "dim" or (w.kind == "int" and w.lo >= 0)} | {*MACHINE}
+        constants = {w.name for w in spec.words if w.kind == "int"} | {*MACHINE}
         self.growing = all(_grows(ast.parse(o.elems, mode="eval").body, sizes, constants) for o in spec.operands)
         self.aligned = tuple("D" in {n.id for n in ast.walk(ast.parse(o.elems)) if isinstance(n, ast.Name)}
                              for o in spec.operands)  # fmt: skip
@@ -331,7 +340,7 @@ class _Verifier:
                 raise ProgramError(f"{name} is {value}: it must be from {low} to {high}")
         if len(p.labels) != n:
             raise ProgramError(f"{len(p.labels)} labels for {n} rows")
-        self.slots = 8 // p.itemsize
+        self.slots, self.gpu = 8 // p.itemsize, int(p.info.get("device") == "cuda")
         self.decoded = list(zip(p.rows.tolist(), p.operand_values.tolist()))
         self.phases = [""] * n
 
@@ -522,7 +531,7 @@ class _Verifier:
         for k in r.floats:
             at_last[k] = struct.unpack("<d", struct.pack("<q", at_last[k]))[0]
         self.check_ranges(i, r, at_last)
-        tail = (self.slots, self.program.workers)
+        tail = (self.slots, self.program.workers, self.gpu)
         patched = self.patched.get(i)
         at_first = at_last
         if patched:
@@ -550,7 +559,7 @@ class _Verifier:
                 self.fail(i, f"operand {operand.name} at {start} holds 8-byte numbers: it must be at a multiple of 2")
             if not last:
                 continue
-            how = _sharing(operand, start, (first, last), (parts_first[k], parts_last[k]))
+            how = _sharing(operand, start, (first, last), (parts_first[k], parts_last[k]), self.gpu)
             reads = operand.access in "ru" or (operand.access == "a" and r.acc is not None and at_last[r.acc] == 1)
             out.append(_Access(i, operand, symbol, start, (first, last), reads, how))
         if len(out) > 1:
@@ -720,7 +729,7 @@ class _Verifier:
         )
 
 
-def _sharing(operand: Operand, start: int, ends: tuple[int, int], units: tuple[int, int]) -> object:
+def _sharing(operand: Operand, start: int, ends: tuple[int, int], units: tuple[int, int], gpu: int) -> object:
     """A key: accesses with equal keys give every worker the same cells.  None: any worker may touch any cell."""
     if operand.part == "w0":
         return "first worker"
@@ -728,4 +737,4 @@ def _sharing(operand: Operand, start: int, ends: tuple[int, int], units: tuple[i
         return "last worker"  # share(1, w, nw) is empty but for w = nw - 1
     if min(units) > 0:
         return (start, ends, units)
-    return (start, ends, "scratch") if operand.access == "s" else None
+    return (start, ends, "scratch") if operand.access == "s" and not gpu else None

@@ -1,0 +1,381 @@
+"""The one door to numba-cuda, and what a kernel may ask of the device.
+
+Each function here has two faces of one name.  Called from Python it is the *simulation*: a CUDA thread is
+then a Python thread of Numba's simulator (`_simulator`), a pointer a NumPy array.  Compiled by numba-cuda
+it is the device's own instruction.  So kernels are plain Python functions that run in both worlds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from calcvm.errors import MissingExtra
+
+try:
+    import numba_cuda  # noqa: F401  (Numba's own, older CUDA target must not take its place)
+    from llvmlite import ir
+    from numba import cuda
+    from numba.cuda import dispatcher, types
+    from numba.cuda.extending import intrinsic, overload, register_jitable
+except ImportError as error:
+    raise MissingExtra("numba-cuda", "cuda", "the device 'cuda'") from error
+
+I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+DTYPES = {"float32": types.float32, "float64": types.float64}
+POINTERS = {name: types.CPointer(t) for name, t in DTYPES.items()}
+WORDS = types.CPointer(types.int64)
+PTX_VERSION = "8.0"  # what any driver of CUDA 12 or later assembles, and all that is used; NVVM writes its own, newer
+
+# Dynamic shared memory of a block, in bytes: two rows of the program for the VM, then scratch of the row that runs.
+ROW_BUFFERS, SCRATCH_AT = 0, 512
+
+
+def compiled_by(codegen: Callable[..., Any]) -> Callable[[Callable], Callable]:
+    """Decorator of a simulation: ``codegen(typingctx, *types)`` is the intrinsic that the compiler takes instead."""
+
+    def mark(simulated: Callable) -> Callable:
+        parameters = ", ".join(simulated.__code__.co_varnames[: simulated.__code__.co_argcount])
+        scope: dict[str, Any] = {"native": intrinsic(codegen)}
+        exec(f"def choose({parameters}):\n    def f({parameters}): return native({parameters})\n    return f", scope)
+        overload(simulated, jit_options={"forceinline": True})(scope["choose"])
+        return simulated
+
+    return mark
+
+
+def device(fn: Callable | None = None, *, inline: bool = True) -> Any:
+    """A helper that kernels call: compiled into them (``inline``), or once, to be called."""
+    wrap = register_jitable(forceinline=True) if inline else register_jitable
+    return wrap if fn is None else wrap(fn)
+
+
+# ---------------------------------------------------------------- where a thread is
+def _me() -> Any:
+    return threading.current_thread()
+
+
+def _special(name: str) -> Any:
+    def codegen(tc):
+        def build(ctx, b, sig, args):
+            asm = ir.InlineAsm(ir.FunctionType(I32, []), f"mov.u32 $0, %{name};", "=r")
+            return b.zext(b.call(asm, []), I64)
+
+        return types.int64(), build
+
+    return codegen
+
+
+@compiled_by(_special("tid.x"))
+def thread():
+    """Number of the thread in its block."""
+    return _me().threadIdx.x
+
+
+@compiled_by(_special("ntid.x"))
+def threads():
+    """Threads of a block: a power of 4, from 64 up (in the simulator from 4 up)."""
+    return _me().block.threads
+
+
+@compiled_by(_special("ctaid.x"))
+def block():
+    """Number of the block in its grid."""
+    return _me().blockIdx.x
+
+
+@compiled_by(_special("nctaid.x"))
+def blocks():
+    """Blocks of the grid."""
+    return _me().block.blocks
+
+
+@compiled_by(_special("laneid"))
+def lane():
+    """Number of the thread in its warp."""
+    return _me().threadIdx.x % _me().block.warp
+
+
+def _warp_size(tc):
+    return types.int64(), lambda ctx, b, sig, args: I64(32)
+
+
+@compiled_by(_warp_size)
+def warp_size():
+    """Threads of a warp (in the simulator fewer than 32)."""
+    return _me().block.warp
+
+
+# ---------------------------------------------------------------- waiting
+def _asm(text: str, constraints: str = "", result: Any = types.void, side_effect: bool = True) -> Any:
+    """An intrinsic without arguments that is one line of PTX."""
+
+    def codegen(tc):
+        def build(ctx, b, sig, args):
+            value = ir.VoidType() if result is types.void else ctx.get_value_type(result)
+            out = b.call(ir.InlineAsm(ir.FunctionType(value, []), text, constraints, side_effect), [])
+            return ctx.get_dummy_value() if result is types.void else out
+
+        return result(), build
+
+    return codegen
+
+
+@compiled_by(_asm("bar.sync 0;", "~{memory}"))
+def sync():
+    """Wait for all threads of the block; every one of them must come here."""
+    _me().syncthreads()
+
+
+@compiled_by(_asm("bar.warp.sync -1;", "~{memory}"))
+def sync_warp():
+    """Wait for all threads of the warp: what they wrote to shared memory can then be read by the others."""
+    _me().sync_warp()
+
+
+@compiled_by(_asm("fence.acq_rel.gpu;", "~{memory}"))
+def fence():
+    """Order this thread's accesses to memory as all blocks see them."""
+
+
+@compiled_by(_asm("nanosleep.u32 40;", "~{memory}"))
+def pause():
+    """Wait for a moment."""
+    _me().pause()
+
+
+@compiled_by(_asm("mov.u64 $0, %globaltimer;", "=l", types.int64))
+def now():
+    """Nanoseconds of the device's clock."""
+    return _me().block.now()
+
+
+# ---------------------------------------------------------------- pointers
+def _at(tc, base, off):
+    return base(base, types.int64), lambda ctx, b, sig, args: b.gep(args[0], [args[1]])
+
+
+@compiled_by(_at)
+def at(base, off):
+    """Pointer ``off`` elements past ``base``."""
+    return base[off:]
+
+
+def _reinterpret(target: Any) -> Any:
+    def codegen(tc, pointer):
+        def build(ctx, b, sig, args):
+            return b.bitcast(args[0], ctx.get_value_type(sig.return_type))
+
+        return types.CPointer(target)(pointer), build
+
+    return codegen
+
+
+@compiled_by(_reinterpret(types.float64))
+def as_f64(pointer):
+    """The memory at a pointer as float64."""
+    return _wide(pointer, np.float64)
+
+
+@compiled_by(_reinterpret(types.int64))
+def as_i64(pointer):
+    """The memory at a pointer as int64."""
+    return _wide(pointer, np.int64)
+
+
+def _wide(pointer: np.ndarray, dtype: Any) -> np.ndarray:
+    size = pointer.itemsize
+    return pointer[: pointer.size // (8 // size) * (8 // size)].view(dtype)
+
+
+def _address(target: Any) -> Any:
+    def codegen(tc, address):
+        def build(ctx, b, sig, args):
+            return b.inttoptr(args[0], ctx.get_value_type(sig.return_type))
+
+        return types.CPointer(target)(types.int64), build
+
+    return codegen
+
+
+def _memory(address: int, dtype: Any) -> np.ndarray:
+    return _me().block.memory(address, dtype)
+
+
+@compiled_by(_address(types.float32))
+def f32_at(address):
+    """The memory at an address as float32."""
+    return _memory(address, np.float32)
+
+
+@compiled_by(_address(types.float64))
+def f64_at(address):
+    return _memory(address, np.float64)
+
+
+@compiled_by(_address(types.uint8))
+def u8_at(address):
+    return _memory(address, np.uint8)
+
+
+@compiled_by(_address(types.int32))
+def i32_at(address):
+    return _memory(address, np.int32)
+
+
+@compiled_by(_address(types.int64))
+def i64_at(address):
+    return _memory(address, np.int64)
+
+
+def _shared(offset: int, target: Any = None) -> Any:
+    def codegen(tc, *like):
+        element = target or like[0].dtype
+
+        def build(ctx, b, sig, args):
+            name = "calcvm_shared"
+            memory = b.module.globals.get(name)
+            if memory is None:
+                memory = ir.GlobalVariable(b.module, ir.ArrayType(I8, 0), name, addrspace=3)
+                memory.linkage, memory.align = "external", 16
+            at = b.addrspacecast(memory, I8.as_pointer())
+            return b.bitcast(b.gep(at, [I64(offset)]), ctx.get_value_type(sig.return_type))
+
+        return types.CPointer(element)(*like), build
+
+    return codegen
+
+
+def _shared_scratch(tc, like):
+    return _shared(SCRATCH_AT)(tc, like)
+
+
+@compiled_by(_shared_scratch)
+def shared(like):
+    """The block's shared scratch, as elements of the type of the pointer ``like``: free when a kernel begins."""
+    return _me().block.shared[SCRATCH_AT:].view(like.dtype)
+
+
+def _shared_rows(tc):
+    return _shared(ROW_BUFFERS, types.int64)(tc)
+
+
+@compiled_by(_shared_rows)
+def shared_rows():
+    """Shared memory of the VM alone: two rows."""
+    return _me().block.shared[ROW_BUFFERS:SCRATCH_AT].view(np.int64)
+
+
+# ---------------------------------------------------------------- numbers
+def _like(tc, x, c):
+    target = x.dtype if isinstance(x, types.CPointer) else x
+    return target(x, types.unliteral(c)), lambda ctx, b, sig, args: ctx.cast(b, args[1], sig.args[1], target)
+
+
+@compiled_by(_like)
+def like(x, c):
+    """The number ``c`` in the dtype of ``x`` (a float, or a pointer to floats): dtype-generic constants."""
+    return x.dtype.type(c)
+
+
+def _f64_of_bits(tc, word):
+    return types.float64(types.int64), lambda ctx, b, sig, args: b.bitcast(args[0], ir.DoubleType())
+
+
+@compiled_by(_f64_of_bits)
+def f64_of_bits(word):
+    """The float64 whose bits an integer word holds."""
+    return np.array(word, np.int64).view(np.float64)[()]
+
+
+# ---------------------------------------------------------------- what threads tell each other
+def _shuffle(tc, x, mask):
+    wide = x in (types.float64, types.int64)
+
+    def build(ctx, b, sig, args):
+        value, mask = args
+        ft = ir.FunctionType(I32, [I32, I32])
+        move = ir.InlineAsm(ft, "shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", "=r,r,r", side_effect=True)
+        mask = b.trunc(mask, I32)
+        bits = b.bitcast(value, I64 if wide else I32)
+        if not wide:
+            return b.bitcast(b.call(move, [bits, mask]), value.type)
+        low, high = b.trunc(bits, I32), b.trunc(b.lshr(bits, I64(32)), I32)
+        low, high = (b.zext(b.call(move, [part, mask]), I64) for part in (low, high))
+        return b.bitcast(b.or_(low, b.shl(high, I64(32))), value.type)
+
+    return x(x, types.int64), build
+
+
+@compiled_by(_shuffle)
+def shuffle_xor(x, mask):
+    """``x`` of the thread of this warp whose lane differs in the bits of ``mask``; the whole warp must call it."""
+    return _me().exchange(x, mask)
+
+
+def _atomic(operation: str) -> Any:
+    def codegen(tc, pointer, value):
+        def build(ctx, b, sig, args):
+            ft = ir.FunctionType(I64, [args[0].type, I64])
+            asm = ir.InlineAsm(ft, f"{operation} $0, [$1], $2;", "=l,l,l,~{memory}", side_effect=True)
+            return b.call(asm, list(args))
+
+        return types.int64(pointer, types.int64), build
+
+    return codegen
+
+
+@compiled_by(_atomic("atom.acq_rel.gpu.add.u64"))
+def atomic_add(pointer, value):
+    """Add to the int64 at a pointer; returns what it was.  Orders memory as `fence` does."""
+    old = int(pointer[0])
+    pointer[0] = old + value
+    return old
+
+
+def _load(tc, pointer):
+    def build(ctx, b, sig, args):
+        ft = ir.FunctionType(I64, [args[0].type])
+        asm = ir.InlineAsm(ft, "ld.acquire.gpu.u64 $0, [$1];", "=l,l,~{memory}", side_effect=True)
+        return b.call(asm, list(args))
+
+    return types.int64(pointer), build
+
+
+@compiled_by(_load)
+def atomic_load(pointer):
+    """The int64 at a pointer, as other blocks have left it."""
+    return int(pointer[0])
+
+
+# ---------------------------------------------------------------- compilation
+_LOCK = threading.Lock()
+
+
+def compile_ptx(fn: Callable, signature: tuple, name: str, cc: tuple[int, int], max_threads: int, min_blocks: int) -> str:
+    """PTX of a kernel called ``name``, for a compute capability; no driver is needed.
+
+    max_threads, min_blocks : threads of a block, and blocks that must fit one multiprocessor: they bound registers.
+    """
+    with _LOCK:
+        before = dispatcher.get_current_device  # helpers ask the current device, and there may be none
+        dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
+        try:
+            ptx, _ = cuda.compile(
+                fn, signature, device=False, abi="numba", cc=cc, output="ptx", launch_bounds=(max_threads, min_blocks)
+            )
+        finally:
+            dispatcher.get_current_device = before
+    return _named(ptx, name)
+
+
+def _named(ptx: str, name: str) -> str:
+    """The PTX with a plain name for its only entry, in a version that older drivers know."""
+    lines = ptx.replace("\0", "").splitlines()
+    (mangled,) = {line.split("(")[0].split()[-1] for line in lines if ".entry " in line}
+    lines = [f".version {PTX_VERSION}" if line.startswith(".version") else line for line in lines]
+    return "\n".join(lines).replace(mangled, name)
