@@ -31,8 +31,8 @@ POINTERS = {name: types.CPointer(t) for name, t in DTYPES.items()}
 WORDS = types.CPointer(types.int64)
 PTX_VERSION = "8.0"  # what any driver of CUDA 12 or later assembles, and all that is used; NVVM writes its own, newer
 
-# Dynamic shared memory of a block, in bytes: two rows of the program for the VM, then scratch of the row that runs.
-ROW_BUFFERS, SCRATCH_AT = 0, 512
+# Dynamic shared memory of a block, in bytes: what the VM keeps there (`shared_words`), then scratch of the row that runs.
+SCRATCH_AT = 1024
 
 
 def compiled_by(codegen: Callable[..., Any]) -> Callable[[Callable], Callable]:
@@ -260,14 +260,38 @@ def shared(like):
     return _me().block.shared[SCRATCH_AT:].view(like.dtype)
 
 
-def _shared_rows(tc):
-    return _shared(ROW_BUFFERS, types.int64)(tc)
+def _shared_words(tc):
+    return _shared(0, types.int64)(tc)
 
 
-@compiled_by(_shared_rows)
-def shared_rows():
-    """Shared memory of the VM alone: two rows."""
-    return _me().block.shared[ROW_BUFFERS:SCRATCH_AT].view(np.int64)
+@compiled_by(_shared_words)
+def shared_words():
+    """Shared memory of the VM alone: `SCRATCH_AT` bytes of int64."""
+    return _me().block.shared[:SCRATCH_AT].view(np.int64)
+
+
+def _copy_async(tc, to, of):
+    def build(ctx, b, sig, args):
+        ft = ir.FunctionType(ir.VoidType(), [args[0].type, args[1].type])
+        text = (
+            "{ .reg .u64 a; .reg .u32 s; cvta.to.shared.u64 a, $0; cvt.u32.u64 s, a; "
+            "cp.async.ca.shared.global [s], [$1], 16; }"
+        )
+        b.call(ir.InlineAsm(ft, text, "l,l,~{memory}", side_effect=True), list(args))
+        return ctx.get_dummy_value()
+
+    return types.void(to, of), build
+
+
+@compiled_by(_copy_async)
+def copy_async(to, of):
+    """Begin to copy 16 bytes (two int64, aligned) from global to shared memory; `copy_wait` ends it."""
+    to[:2] = of[:2]
+
+
+@compiled_by(_asm("cp.async.wait_all;", "~{memory}"))
+def copy_wait():
+    """Wait for the copies that this thread has begun; others see them after a `sync`."""
 
 
 # ---------------------------------------------------------------- numbers
@@ -293,6 +317,19 @@ def f64_of_bits(word):
 
 
 # ---------------------------------------------------------------- what threads tell each other
+def _bit_length(tc, n):
+    def build(ctx, b, sig, args):
+        return b.sub(I64(64), b.ctlz(args[0], ir.IntType(1)(0)))
+
+    return types.int64(types.int64), build
+
+
+@compiled_by(_bit_length)
+def bit_length(n):
+    """Bits that a number >= 0 takes: 0 for 0."""
+    return int(n).bit_length()
+
+
 def _shuffle(tc, x, mask):
     wide = x in (types.float64, types.int64)
 

@@ -30,7 +30,8 @@ JOB_WORDS = 32
     JUDGE,  # a job with ROUNDS and MEANS, run whole after each epoch, or 0; its first mean is what PATIENCE watches
     PATIENCE, BEST, SINCE,  # epochs without a new best (-1: any number); the best (bits of a float64); epochs since
     STATUS,
-) = range(29, 39)  # fmt: skip
+    STAGED,  # on a GPU, as feeds: where the samples of the next round wait (ADDRESS), and their placeholders; or 0
+) = range(29, 40)  # fmt: skip
 CLAIM = 48  # who has counted it up from 0 holds the task; on a cache line of its own, wherever the task begins
 TASK_WORDS = 56
 READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is passed over
