@@ -35,6 +35,14 @@ class Trap(CalcError):
     """
 
 
+class DeviceError(CalcError):
+    """A device is not there, or refused a call.  ``lost``: it will answer none until the process has been started anew."""
+
+    def __init__(self, message: str, lost: bool = False):
+        super().__init__(message)
+        self.lost = lost
+
+
 class MissingExtra(CalcError, ImportError):
     """An optional package is not installed; names the extra that brings it."""
 
