@@ -164,13 +164,13 @@ def _extreme(pick: Callable[..., int]) -> Callable[..., Any]:
     return of
 
 
-def _parts_of(n: int, m: int) -> int:
+def _ceil_div(n: Any, m: int) -> int:
     if isinstance(n, _Form):
         raise _Unproven
     return (n + m - 1) // m
 
 
-_NAMES = {"__builtins__": {}, "max": _extreme(max), "min": _extreme(min), "abs": abs, "ceil_div": _parts_of}
+_NAMES = {"__builtins__": {}, "max": _extreme(max), "min": _extreme(min), "abs": abs, "ceil_div": _ceil_div}
 
 
 # ---------------------------------------------------------------- a row's spec, ready for checking
@@ -572,7 +572,7 @@ class _Verifier:
                 self.fail(i, f"{word.name} = {value} is outside [{word.lo}, {word.hi}]")
 
     def extents(
-        self, i: int, r: _Row, at_first: list[Any], at_last: list[Any], tail: tuple[int, int], patched: Any
+        self, i: int, r: _Row, at_first: list[Any], at_last: list[Any], tail: tuple[int, int, int], patched: Any
     ) -> list[tuple[int, int]]:
         """Each operand's elements at batch 1 and at the largest; the row's requirements hold at both."""
         try:
@@ -598,7 +598,7 @@ class _Verifier:
             if min(ends) < 0:
                 self.fail(i, f"{expression} = {min(ends)}, it must not be negative")
 
-    def check_empty(self, i: int, r: _Row, words: list[Any], tail: tuple[int, int]) -> None:
+    def check_empty(self, i: int, r: _Row, words: list[Any], tail: tuple[int, int, int]) -> None:
         """A size of zero must not hide a product of the others that no operand bounds."""
         ones = [max(v, 1) if r.words[k].kind == "dim" else v for k, v in enumerate(words)]
         limit = max(self.program.heap_elems, EMPTY_LIMIT)

@@ -88,6 +88,11 @@ def _functions(opcodes: tuple[int, ...], dtype: str, marks: tuple[str, ...]) -> 
     return loop.entries(*(_cuda.device(scope[n]) for n in ("dispatch", "two_halves", "finish")), heap_at)
 
 
+def has_second_half(opcode: int) -> bool:
+    """Whether a row is two launches, with all blocks' work between them done."""
+    return kernels()[OPCODES[opcode].name].finish is not None
+
+
 def _rows(opcodes: Iterable[int]) -> dict[int, Kernel]:
     known = kernels()
     return {code: known[OPCODES[code].name] for code in sorted(set(opcodes))}
@@ -105,7 +110,11 @@ def ptx(entry: str, opcodes: Iterable[int], dtype: str, target: Target) -> str:
     marks = tuple(k.mark for k in _rows(codes).values())
     major, minor = target.cc
     known = repr((entry, codes, marks, dtype, target.cc, target.threads, target.blocks, _sources()))
-    path = _native.cache_root() / "ptx" / f"{entry}-{hashlib.sha256(known.encode()).hexdigest()[:24]}.sm_{major}{minor}.ptx"
+    path = (
+        _native.cache_root()
+        / "ptx"
+        / f"{entry}-{hashlib.sha256(known.encode()).hexdigest()[:24]}.sm_{major}{minor}.ptx"
+    )
     try:
         text = path.read_text()
     except OSError:

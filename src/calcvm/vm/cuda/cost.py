@@ -11,14 +11,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from calcvm.ops.dims import Affine
 from calcvm.ops.spec import evaluate
 from calcvm.ops.statement import Statement
-
-if TYPE_CHECKING:
-    from calcvm.planner import Plan
 
 MODES = ("grid", "graph", "fleet")
 
@@ -53,7 +50,13 @@ class Figures:
 
 
 def seconds(
-    statements: Sequence[Statement], barriers: Sequence[bool], batch: int, itemsize: int, mode: str, blocks: int, figures: Figures
+    statements: Sequence[Statement],
+    barriers: Sequence[bool],
+    batch: int,
+    itemsize: int,
+    mode: str,
+    blocks: int,
+    figures: Figures,
 ) -> float:
     """Time of running each statement once."""
     share = min(blocks / figures.multiprocessors, 1.0)
@@ -62,7 +65,9 @@ def seconds(
     for statement, barrier in zip(statements, barriers):
         words = {k: v.at(batch) if isinstance(v, Affine) else v for k, v in statement.words.items()}
         flops = evaluate(statement.spec.flops, words)
-        moved = itemsize * sum(evaluate(o.elems, words) for o in statement.spec.operands if statement.operands.get(o.name))
+        moved = itemsize * sum(
+            evaluate(o.elems, words) for o in statement.spec.operands if statement.operands.get(o.name)
+        )
         work = max(flops / (figures.flops * figures.product), moved / (figures.bandwidth * memory)) / share
         if mode == "graph":
             total += max(work, figures.node)
@@ -76,14 +81,16 @@ def candidates(multiprocessors: int) -> list[int]:
     return sorted({max(multiprocessors >> k, 1) for k in range(9)})
 
 
-def choose(plan: Plan, figures: Figures, mode: str | None = None, blocks: int | None = None) -> tuple[str, int]:
+def choose(plan: Any, figures: Figures, mode: str | None = None, blocks: int | None = None) -> tuple[str, int]:
     """The cheapest way to run a plan, of those that ``mode`` and ``blocks`` leave open: mode and thread blocks."""
     modes = ("grid", "graph") if mode is None else (mode,)
     if mode == "fleet":
         return mode, 1
     best = None
     for m in modes:
-        for n in [blocks] if blocks else [figures.multiprocessors] if m == "graph" else candidates(figures.multiprocessors):
+        for n in (
+            [blocks] if blocks else [figures.multiprocessors] if m == "graph" else candidates(figures.multiprocessors)
+        ):
             time = seconds(plan.statements, plan.sync, plan.batch_size, plan.itemsize, m, n, figures)
             if best is None or time < best[0]:
                 best = time, m, n

@@ -1,0 +1,463 @@
+"""`Cuda`: a GPU as a device of calcvm, which runs jobs of the VM, in one of three ways.
+
+*grid*: one kernel walks the rows of a job; its blocks meet where the plan has a barrier.  *fleet*: a block a
+model.  *graph*: a launch a row, recorded once and then launched as a whole.  Each gives the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from calcvm.errors import CalcError, DeviceError
+from calcvm.kernels_cpu._native import cache_root
+from calcvm.ops.spec import MAX_WORDS, OPCODES
+from calcvm.vm import job as layout
+from calcvm.vm.cuda import build
+from calcvm.vm.cuda.arena import Arena, Piece
+from calcvm.vm.cuda.cost import Figures
+from calcvm.vm.cuda.driver import Driver, Launch
+from calcvm.vm.cuda.loop import CONTROL_BYTES, GAVE_UP, PATIENCE_NS
+
+SIMULATOR = "CALCVM_CUDA_SIMULATOR"  # set to 1: a simulated device takes the place of a GPU
+PATIENCE_SECONDS = 20  # a block waits so long for the others, then the launch is given up
+CHUNK_BYTES = 1 << 16
+ROW_COPIES = 4  # of a program's rows, patched for a batch, that its tables have room for
+KEPT_GRAPHS = 64
+RESERVED_BYTES = 256 << 20  # of the device, that data sets leave free: for code, and for other processes
+FLEET_THREADS, FLEET_BLOCKS = 64, 8  # threads of a block that has a model alone; blocks of a multiprocessor
+WIDE_BLOCKS = 4  # of a multiprocessor, of a row's own launch that is no matrix product
+
+# The box: words that a launch is given and gives back.
+CONTROL, JOB = 0, CONTROL_BYTES // 8
+FLEET = JOB + layout.TASK_WORDS
+SELF = FLEET + layout.FLEET_WORDS  # the address of the job, as a table of one task
+BOX_WORDS = SELF + 1
+DEVICE_BYTES = 2 * CHUNK_BYTES + 8 * BOX_WORDS  # what a process takes once
+
+
+def table_bytes(n_rows: int) -> int:
+    """Device memory of a program's rows."""
+    return 8 * MAX_WORDS * ROW_COPIES * n_rows
+
+
+class Code:
+    """What a program's models share on the device: its opcodes, and room for its rows."""
+
+    address = 0  # no table of kernels: dispatch is compiled
+
+    def __init__(self, device: Cuda, program: Any):
+        self.opcodes = tuple(sorted({int(c) for c in program.rows[:, 0]}))
+        self.mode = program.info.get("mode") or "grid"
+        self.precision = program.info.get("precision") or "float32"
+        self.dtype, self.itemsize, self.rows = program.dtype, program.itemsize, program.rows
+        self.graphs: dict[Any, int] = {}
+        self._device, self._used = device, 0
+        self._tables: list[int] = []
+        self._grow()
+
+    def _grow(self) -> None:
+        nbytes = table_bytes(len(self.rows))
+        self._tables.append(self._device.allocate(nbytes))
+        weakref.finalize(self, self._device.free, self._tables[-1], nbytes).atexit = False
+
+    def place(self, rows: np.ndarray) -> int:
+        """Device address of a copy of rows."""
+        if self._used == ROW_COPIES * len(self._tables):
+            self._grow()
+        address = self._tables[-1] + self._used % ROW_COPIES * rows.nbytes
+        self._used += 1
+        self._device.driver.to_device(address, np.ascontiguousarray(rows))
+        return address
+
+
+class Cuda:
+    """One GPU, for the whole process.
+
+    driver : of the GPU, or of a simulated one (``compiled`` False: kernels are Python functions then).
+    allocated_bytes, allocations : device memory that is held now; how often any was asked for.
+    jobs : how many were run.
+    context_bytes : what the driver took for itself and other processes for theirs, when this was made.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self, driver: Driver, *, compiled: bool = True, threads: int = 256, fleet_threads: int = FLEET_THREADS
+    ):
+        self.driver, self.compiled = driver, compiled
+        self.threads, self.fleet_threads = threads, fleet_threads
+        self.allocated_bytes = self.allocations = self.jobs = 0
+        free, total = driver.memory()
+        self.context_bytes = total - free
+        self.figures = Figures.load(self.figures_path)
+        self.lock = threading.RLock()
+        self.stream = driver.stream(independent=True)
+        self.shared_pieces = Arena(driver, self.allocate, CHUNK_BYTES)
+        self._constants = Arena(driver, self.allocate, CHUNK_BYTES)
+        self._known: dict[bytes, weakref.ref[Piece]] = {}
+        self._owned: dict[int, list] = {}  # what is kept for an array of the caller's, by its id
+        self._outputs: dict[int, tuple[int, int]] = {}  # by the array's id: device address, bytes
+        self._box, self._box_address = driver.pinned(8 * BOX_WORDS).view(np.int64), self.allocate(8 * BOX_WORDS)
+        self._modules: dict[Any, tuple[int, int]] = {}
+        self._table: tuple[int, int] = (0, 0)  # of a fleet's tasks: address, bytes
+
+    @property
+    def n_workers(self) -> int:
+        """Blocks that the device has room for, of a fleet's: of each multiprocessor some."""
+        return self.driver.multiprocessors * FLEET_BLOCKS
+
+    @property
+    def figures_path(self) -> Any:
+        """Where figures of this GPU are kept, once measured."""
+        return cache_root() / "gpus" / f"{self.driver.name.replace(' ', '-')}.json"
+
+    # ------------------------------------------------------------ memory
+    def allocate(self, nbytes: int) -> int:
+        """Device memory (PlanError: it has not as much, with the bytes needed and free)."""
+        address = self.driver.alloc(nbytes)
+        self.allocated_bytes += nbytes
+        self.allocations += 1
+        return address
+
+    def free(self, address: int, nbytes: int) -> None:
+        self.driver.free(address)
+        self.allocated_bytes -= nbytes
+
+    def memory(self, nbytes: int) -> Any:
+        """The one allocation of a heap."""
+        from calcvm.vm.cuda.frame import DeviceMemory
+
+        return DeviceMemory(self, nbytes)
+
+    def constant(self, array: np.ndarray) -> int:
+        """Device address of a copy of an array that nobody changes, kept while the array is; equal ones share one."""
+        content = np.ascontiguousarray(array).tobytes()
+        known = self._known.get(content)
+        piece = known() if known else None
+        if piece is None:
+            piece = self._constants.take(array.shape, array.dtype)
+            piece.array[...] = array
+            self.driver.to_device(piece.address, piece.array.reshape(-1))
+            self._known[content] = weakref.ref(piece, partial(_forget, self._known, content))
+        self._keep(array, piece)
+        return piece.address
+
+    def shared(self, elems: int, dtype: Any = np.float64) -> Piece:
+        """Cells that both sides write: the device sees the host's when a job begins, the host the device's when it ends."""
+        return self.shared_pieces.take(elems, dtype)
+
+    def samples(self, array: np.ndarray) -> int:
+        """Device address of a data set: of a copy, or where it does not fit, of the array itself, page-locked."""
+        held = next((x for x in self._owned.get(id(array), ()) if isinstance(x, DataSet)), None)
+        if held is None:
+            held = DataSet(self, array)
+            self._keep(array, held)
+        elif held.resident and held.jobs != self.jobs:  # the array may have changed since it was used
+            held.copy(self, array)
+        return held.address
+
+    def output(self, array: np.ndarray) -> int:
+        """Device address of as much memory as an array has; `collect` copies it back."""
+        address = self.allocate(array.nbytes)
+        self._outputs[id(array)] = address, array.nbytes
+        weakref.finalize(array, self._forget, id(array)).atexit = False
+        return address
+
+    def _forget(self, output: int) -> None:
+        self.free(*self._outputs.pop(output))
+
+    def collect(self, *outputs: np.ndarray) -> None:
+        """Copy what was delivered to outputs; shared pieces come back with each job."""
+        with self.lock:
+            for array in outputs:
+                self.driver.to_host(array.reshape(-1), self._outputs[id(array)][0], self.stream)
+            self.driver.synchronize(self.stream)
+
+    def _keep(self, array: np.ndarray, what: Any) -> None:
+        """Keep something while the caller's array lives."""
+        if id(array) not in self._owned:
+            weakref.finalize(array, self._owned.pop, id(array), None).atexit = False
+        self._owned.setdefault(id(array), []).append(what)
+
+    # ------------------------------------------------------------ programs
+    def prepare(self, program: Any) -> Code:
+        """What a program's models share; nothing is compiled before it runs."""
+        return Code(self, program)
+
+    def function(self, entry: str, opcodes: Iterable[int], dtype: str, target: build.Target) -> tuple[int, int]:
+        """A kernel, and how many of its blocks one multiprocessor runs at once."""
+        key = entry, tuple(opcodes), dtype, target
+        found = self._modules.get(key)
+        if found is None:
+            if self.compiled:
+                image: str | bytes = build.ptx(entry, opcodes, dtype, target)
+            else:
+                from calcvm.vm.cuda import simulated
+
+                image = repr(key).encode()
+                simulated.KERNELS[image] = build.functions(opcodes, dtype)[entry]
+            function = self.driver.function(self.driver.load(image), f"calcvm_{entry}")
+            nbytes = target.shared_bytes(np.dtype(dtype).itemsize)
+            if nbytes > 48 << 10:
+                self.driver.allow_shared(function, nbytes)
+            found = self._modules[key] = function, self.driver.occupancy(function, target.threads, nbytes)
+        return found
+
+    def _target(self, precision: str, threads: int, blocks: int) -> build.Target:
+        return build.Target(self.driver.compute_capability, threads, blocks, precision)
+
+    # ------------------------------------------------------------ jobs
+    def prepare_task(self, job: np.ndarray, binding: Any) -> None:
+        """Nothing: a job's words that are the device's own are set when it runs."""
+
+    def run(self, code: str, job: np.ndarray, address: int, workers: int, binding: Any) -> None:
+        """Run a job of one model (see `calcvm.vm.device.Device`)."""
+        with self.lock:
+            box, rows = self._box, binding.code
+            box[:FLEET] = 0
+            box[JOB : JOB + len(job)] = job
+            box[JOB + layout.BARRIER] = self._at(CONTROL)
+            if code == "run_rows":
+                run = self._rows_as_graph if rows.mode == "graph" else self._rows_by_grid
+            elif code == "run_rounds":
+                run = self._rounds_as_graphs if rows.mode == "graph" else self._rounds_by_grid
+            else:
+                run = self._task
+                self._set_fleet(self._at(SELF), 1, int(job[layout.COUNT]))
+                box[SELF] = self._at(JOB)
+            if code != "run_rows":
+                self.shared_pieces.send(self.stream)
+            self._send_box()
+            run(job, workers, rows)
+            if code != "run_rows":
+                self.shared_pieces.fetch(self.stream)
+            self._fetch_box()
+            if code != "run_rows":
+                job[:] = box[JOB : JOB + len(job)]
+
+    def run_fleet(
+        self, tasks: np.ndarray, slots: np.ndarray, rounds: int, laps: int, workers: int, bindings: Iterable[Any]
+    ) -> None:
+        """A turn of ``rounds`` * ``laps`` rounds for each task, a block a model, all in one launch."""
+        codes = list({id(b): b.code for b in bindings}.values())
+        opcodes = sorted({opcode for code in codes for opcode in code.opcodes})
+        if len({(c.dtype, c.precision) for c in codes}) > 1:
+            raise CalcError("models that train in one launch have one dtype and one precision: take a fleet for each")
+        with self.lock:
+            nbytes = tasks.nbytes + 8 * len(tasks)
+            if nbytes > self._table[1]:
+                if self._table[1]:
+                    self.free(*self._table)
+                self._table = self.allocate(nbytes), nbytes
+            start, judged = self._table[0], tasks[:, layout.JUDGE] != 0
+            moved = start - tasks.ctypes.data
+            tasks[:, layout.BARRIER] = self._at(CONTROL)
+            tasks[judged, layout.JUDGE] += moved
+            self.driver.to_device(start, tasks.reshape(-1), self.stream)
+            self.driver.to_device(start + tasks.nbytes, start + slots * tasks.strides[0], self.stream)
+            self._box[:FLEET] = 0
+            self._set_fleet(start + tasks.nbytes, len(slots), rounds * laps)
+            self.shared_pieces.send(self.stream)
+            self._send_box()
+            self._turns(opcodes, codes[0], len(slots))
+            self.shared_pieces.fetch(self.stream)
+            self.driver.to_host(tasks.reshape(-1), start, self.stream)
+            self._fetch_box()
+            tasks[judged, layout.JUDGE] -= moved
+
+    def _set_fleet(self, addresses: int, n: int, rounds: int) -> None:
+        box = self._box
+        box[FLEET:] = 0
+        box[[FLEET + layout.TASKS, FLEET + layout.N_TASKS, FLEET + layout.SLICE]] = addresses, n, rounds
+
+    def _at(self, word: int) -> int:
+        """Device address of a word of the box."""
+        return self._box_address + 8 * word
+
+    def _send_box(self) -> None:
+        self.jobs += 1
+        self._box[CONTROL + PATIENCE_NS] = PATIENCE_SECONDS * 10**9
+        self.driver.to_device(self._box_address, self._box, self.stream)
+
+    def _fetch_box(self) -> None:
+        """Wait for what was launched."""
+        self.driver.to_host(self._box, self._box_address, self.stream)
+        self.driver.synchronize(self.stream)
+        if self._box[CONTROL + GAVE_UP]:
+            raise DeviceError(
+                f"a grid's blocks waited {PATIENCE_SECONDS} s for each other in vain, and the launch was given up: "
+                "another process may hold the GPU; try mode='graph', or fewer workers"
+            )
+
+    # ------------------------------------------------------------ a grid
+    def _rows_by_grid(self, job: np.ndarray, workers: int, code: Code) -> None:
+        self._grid("rows", code, workers, 0)
+
+    def _rounds_by_grid(self, job: np.ndarray, workers: int, code: Code) -> None:
+        self._grid("rounds", code, workers, 1 if job[layout.STAGED] else 0)
+
+    def _grid(self, entry: str, code: Code, workers: int, feeders: int) -> None:
+        """One kernel of ``workers`` blocks, or of as many as are resident at once: they wait for each other."""
+        _, resident = self.function(entry, code.opcodes, code.dtype, self._target(code.precision, self.threads, 1))
+        most = resident * self.driver.multiprocessors
+        if most < 1 + feeders:
+            raise DeviceError(f"{self.driver.name} cannot run {1 + feeders} blocks of {self.threads} threads at once")
+        blocks = min(workers, most - feeders) + feeders
+        self._job_launch(entry, code.opcodes, code, blocks, blocks > 1)()
+
+    # ------------------------------------------------------------ blocks of their own
+    def _task(self, job: np.ndarray, workers: int, code: Code) -> None:
+        self._turns(code.opcodes, code, 1)
+
+    def _turns(self, opcodes: Sequence[int], code: Code, n: int) -> None:
+        """Turns of the fleet in the box, of ``n`` tasks, with a block for each if there is room."""
+        target = self._target(code.precision, self.fleet_threads, FLEET_BLOCKS)
+        function, resident = self.function("fleet", opcodes, code.dtype, target)
+        blocks = max(min(n, resident * self.driver.multiprocessors), 1)
+        self._launch(function, target, code, blocks, [self._at(FLEET)], False)()
+
+    # ------------------------------------------------------------ graphs
+    def _rows_as_graph(self, job: np.ndarray, workers: int, code: Code) -> None:
+        start, stop, rows = (int(job[word]) for word in (layout.START, layout.STOP, layout.ROWS))
+        heap = int(job[layout.HEAP])
+        key = ("rows", rows, start, stop, heap, workers)
+        graph = self._graph(code, key, lambda: self._row_launches(code, workers, rows, [(start, stop)], heap))
+        for _ in range(int(job[layout.STEPS])):
+            self.driver.run_graph(graph, self.stream)
+
+    def _rounds_as_graphs(self, job: np.ndarray, workers: int, code: Code) -> None:
+        """A graph a round: its samples, its rows, its results."""
+        heap, spans, ends = (
+            int(job[layout.HEAP]),
+            self._pairs(job, layout.SPANS, layout.N_SPANS),
+            self._pairs(job, layout.END_SPANS, layout.N_END_SPANS),
+        )
+        for k in range(int(job[layout.FIRST]), int(job[layout.FIRST] + job[layout.COUNT])):
+            rows, is_last = _round(job, k)
+            all_spans = spans + ends if is_last else spans
+
+            def launches(rows: int = rows, all_spans: list = all_spans) -> list[Launch]:
+                bring, hand_over = (
+                    self._job_launch(e, (), code, n, False) for e, n in (("bring", workers), ("hand_over", 1))
+                )
+                return [bring, *self._row_launches(code, workers, rows, all_spans, heap), hand_over]
+
+            key = ("rounds", rows, tuple(all_spans), heap, workers)
+            self.driver.run_graph(self._graph(code, key, launches), self.stream)
+
+    def _pairs(self, job: np.ndarray, word: int, count: int) -> list[tuple[int, int]]:
+        """A job's spans, which lie on the device."""
+        found = np.zeros(2 * int(job[count]), np.int64)
+        self.driver.to_host(found, int(job[word]))
+        return [(int(a), int(b)) for a, b in found.reshape(-1, 2)]
+
+    def _graph(self, code: Code, key: Any, make: Callable[[], list[Launch]]) -> int:
+        """The graph of a list of launches, recorded at its first use."""
+        if key not in code.graphs:
+            if len(code.graphs) >= KEPT_GRAPHS:
+                self.driver.free_graph(code.graphs.pop(next(iter(code.graphs))))
+            launches = make()  # before the recording: it loads modules
+            code.graphs[key] = self.driver.graph(self.stream, lambda: _make(launches))
+        return code.graphs[key]
+
+    def _row_launches(
+        self, code: Code, workers: int, rows: int, spans: list[tuple[int, int]], heap: int
+    ) -> list[Launch]:
+        """A launch a row (two where it has two halves), each of blocks enough to fill the device."""
+        found = []
+        for start, stop in spans:
+            for pc in range(start, stop):
+                opcode = int(code.rows[pc, 0])
+                product = OPCODES[opcode].name.startswith(("linear", "matmul"))
+                target = self._target(code.precision, self.threads, 1 if product else WIDE_BLOCKS)
+                function, resident = self.function("row", (opcode,), code.dtype, target)
+                blocks = workers if product else max(workers, resident * self.driver.multiprocessors)
+                for half in range(1 + build.has_second_half(opcode)):
+                    arguments = [heap, rows + 8 * MAX_WORDS * pc, half]
+                    found.append(self._launch(function, target, code, blocks, arguments, False))
+        return found
+
+    # ------------------------------------------------------------ launches
+    def _job_launch(self, entry: str, opcodes: Sequence[int], code: Code, blocks: int, cooperative: bool) -> Launch:
+        """A launch of the job in the box."""
+        target = self._target(code.precision, self.threads, 1)
+        function, _ = self.function(entry, opcodes, code.dtype, target)
+        return self._launch(function, target, code, blocks, [self._at(JOB)], cooperative)
+
+    def _launch(
+        self, function: int, target: build.Target, code: Code, blocks: int, arguments: list[int], cooperative: bool
+    ) -> Launch:
+        return self.driver.launch(
+            function, blocks, target.threads, arguments, shared_bytes=target.shared_bytes(code.itemsize),
+            stream=self.stream, cooperative=cooperative,
+        )  # fmt: skip
+
+
+class DataSet:
+    """Samples as the device reads them: a copy in its memory, or the host's own array, page-locked."""
+
+    def __init__(self, device: Cuda, array: np.ndarray):
+        self.resident = array.nbytes + RESERVED_BYTES <= device.driver.memory()[0]
+        if self.resident:
+            self.address = device.allocate(array.nbytes)
+            weakref.finalize(self, device.free, self.address, array.nbytes).atexit = False
+            self.copy(device, array)
+        else:
+            cells = (ctypes.c_ubyte * array.nbytes).from_address(array.ctypes.data)  # does not keep the array alive
+            alias = np.ctypeslib.as_array(cells)
+            self.address = device.driver.register(alias)
+            weakref.finalize(self, device.driver.unregister, alias).atexit = False
+
+    def copy(self, device: Cuda, array: np.ndarray) -> None:
+        """Bring the copy up to date."""
+        device.driver.to_device(self.address, array.reshape(-1))
+        self.jobs = device.jobs
+
+
+def _forget(known: dict[bytes, Any], content: bytes, dead: Any) -> None:
+    if known.get(content) is dead:  # not one that took its place
+        del known[content]
+
+
+def _make(launches: Iterable[Launch]) -> None:
+    for launch in launches:
+        launch()
+
+
+def _round(job: np.ndarray, k: int) -> tuple[int, bool]:
+    """Of round ``k`` of a pass: the address of its rows, and whether it ends a learning batch."""
+    n, batch, learning = (int(job[word]) for word in (layout.N_SAMPLES, layout.BATCH, layout.LEARNING))
+    per_learning = -(-learning // batch)
+    start = k // per_learning * learning
+    stop = min(start + learning, n)
+    base = start + k % per_learning * batch
+    m = min(batch, stop - base)
+    short = layout.ROWS_SHORT if stop - start == learning else layout.ROWS_LAST
+    return int(job[layout.ROWS_FULL if m == batch else short]), base + m == stop
+
+
+# ---------------------------------------------------------------- the process's device
+_device: Cuda | None = None
+_opening = threading.Lock()
+
+
+def cuda() -> Cuda:
+    """The process's GPU, opened at first use (DeviceError: no driver, no GPU; MissingExtra: no numba-cuda)."""
+    global _device
+    with _opening:
+        if _device is None:
+            if os.environ.get(SIMULATOR) == "1":
+                from calcvm.vm.cuda.simulated import Library
+
+                _device = Cuda(Driver(Library()), compiled=False, threads=16, fleet_threads=4)
+            else:
+                _device = Cuda(Driver.open())
+        return _device
