@@ -112,10 +112,10 @@ def test_shuffling_visits_every_sample_once_in_a_new_order():
         run.begin(key)
         order = []
         for first in range(1000):
-            total = run._sums[0]
+            total = run._sums.array[0]
             run.job[[layout.FIRST, layout.COUNT]] = first, 1
             run._run()
-            order.append(round((run._sums[0] - total) ** 0.5))
+            order.append(round((run._sums.array[0] - total) ** 0.5))
         assert sorted(order) == list(range(1, 1001))
         seen.append(order)
     assert seen[0] != seen[1] and seen[0] != sorted(seen[0])

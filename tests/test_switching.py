@@ -162,7 +162,7 @@ def test_nothing_is_planned_or_compiled_for_a_switch(monkeypatch):
     models = [heap.load(program, seed=i) for i in range(4)]
     for model in models:
         model.step(X, Y)
-    for name in ("calcvm.planner.plan", "calcvm.vm.assemble.assemble", "calcvm.vm.heap.bind", "calcvm.vm.heap.Frame"):
+    for name in ("calcvm.planner.plan", "calcvm.vm.assemble.assemble", "calcvm.vm.heap.bind", "calcvm.vm.frame.Frame"):
         monkeypatch.setattr(name, lambda *a, name=name, **k: pytest.fail(f"{name} was called"))
     for i in range(40):
         models[i % 4].step(X, Y)

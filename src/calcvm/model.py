@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -107,7 +107,7 @@ class Model:
         program = compiler.compile(graph, plan=self._plan)
         if learning_batch is not None and learning_batch < program.batch_size:
             raise CalcError(f"learning_batch={learning_batch} is below the batch of {program.batch_size}")
-        self.resident: Resident = (heap or CalcHeap(program.heap_bytes)).load(program, seed=seed, name=name)
+        self.resident: Resident = (heap or _heap_of(program)).load(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
 
     @classmethod
@@ -326,8 +326,9 @@ class Model:
             "learning_batch": self.learning_batch,
         }
         with self.resident as frame:
-            for s in persistent(self.program):
-                arrays[f"state/{s.name}"] = frame.elements[s.offset : s.offset + s.elems.b].copy()
+            image = frame.get_image(open=True)
+        for name, cells in _state(self.resident, image):
+            arrays[f"state/{name}"] = cells
         write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)
 
 
@@ -339,6 +340,18 @@ def judged(program: Program) -> list[str]:
 def persistent(program: Program) -> list[Symbol]:
     """Symbols whose values a model is: what a file must hold."""
     return [s for s in program.symbols if s.persistent and not s.members]
+
+
+def _state(resident: Resident, image: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Views of all that persists in an image with its gradients, by name."""
+    start, elements = resident.binding.opened[0] // resident.program.itemsize, image.view(resident.program.dtype)
+    for s in persistent(resident.program):
+        yield s.name, elements[s.offset - start : s.offset - start + s.elems.b]
+
+
+def _heap_of(program: Program) -> CalcHeap:
+    """A heap for one model of a program."""
+    return CalcHeap(program.heap_bytes, device=program.info.get("device", "cpu"))
 
 
 def load(path: str | PathLike[str]) -> Model:
@@ -353,16 +366,18 @@ def load(path: str | PathLike[str]) -> Model:
     program = Program.from_parts(archive.documents, archive.arrays, where=str(where))
     try:
         facts = archive.documents["model"]
-        resident = CalcHeap(program.heap_bytes).load(program, seed=int(facts["seed"]))
+        resident = _heap_of(program).load(program, seed=int(facts["seed"]))
         resident.facts.update(rounds=int(facts["epochs"]), learning_batch=int(facts["learning_batch"]))
         with resident as frame:
-            for s in persistent(program):
-                cells = archive.arrays[f"state/{s.name}"]
-                if cells.shape != (s.elems.b,) or cells.dtype != program.dtype:
+            image = frame.get_image(open=True)
+            for name, cells in _state(resident, image):
+                given = archive.arrays[f"state/{name}"]
+                if given.shape != cells.shape or given.dtype != program.dtype:
                     raise ProgramError(
-                        f"{where}: the state of {s.name!r} has shape {cells.shape}, ({s.elems.b},) is wanted"
+                        f"{where}: the state of {name!r} has shape {given.shape}, {cells.shape} is wanted"
                     )
-                frame.elements[s.offset : s.offset + s.elems.b].view(np.uint8)[:] = cells.view(np.uint8)
+                cells.view(np.uint8)[:] = given.view(np.uint8)
+            frame.set_image(image, open=True)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ProgramError(f"{where}: not a whole model ({error}): save it again") from None
     return Model.on(resident)

@@ -9,21 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from calcvm.compiler import n_cores
 from calcvm.errors import CalcError, PlanError
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
 from calcvm.model import judged
 from calcvm.progress import Count
 from calcvm.vm import job as layout
-from calcvm.vm.entry import address as address_of
+from calcvm.vm.binding import Binding
 from calcvm.vm.epoch import Epoch, readable
-from calcvm.vm.heap import CalcHeap, Frame, parse_bytes
+from calcvm.vm.frame import Frame
+from calcvm.vm.heap import CalcHeap, parse_bytes
 from calcvm.vm.pieces import aligned
 from calcvm.vm.program import Program
 from calcvm.vm.signals import orderly_end
 from calcvm.vm.store import Store
-from calcvm.vm.team import team
 
 SLICE_SECONDS = 0.1  # compiled code returns to Python this often: for the bar, for Ctrl-C, for models that wait
 FIRST_SLOTS = 64  # of the table of tasks
@@ -43,10 +42,12 @@ class Fleet:
     memory : int or str
         Bytes of the heap, or a text such as ``"1 GiB"``.
     workers : int, optional
-        Default: the machine's cores.
+        Default: as many as the device runs at once, such as the machine's cores.
     store : MemoryStore or FileStore, optional
         Where models are while others take their room, if they do not all fit at once.  In a `FileStore` each is
         also kept after every epoch, so that a process that is killed loses at most the epoch in flight.
+    device : str
+        What the models' programs are compiled for.
 
     Examples
     --------
@@ -55,16 +56,15 @@ class Fleet:
     >>> print(fleet.fit(epochs=30))
     """
 
-    def __init__(self, memory: int | str, workers: int | None = None, store: Store | None = None):
+    def __init__(self, memory: int | str, workers: int | None = None, store: Store | None = None, device: str = "cpu"):
         if workers is not None and workers < 1:
             raise CalcError(f"workers={workers}: at least one")
-        self.workers = workers or n_cores()
-        self.heap = CalcHeap(memory, store)
+        self.heap = CalcHeap(memory, store, device)
+        self.workers = workers or self.heap.device.n_workers
         self.handles: dict[str, Handle] = {}
         self._arrays: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of users, and as they can be read in place
         self._tasks = np.zeros((0, layout.TASK_WORDS), np.int64)
         self._free_slots: list[int] = []
-        self._job = np.zeros(layout.FLEET_WORDS, np.int64)
         self._per_round = 0.0  # seconds of the team, as last measured
 
     def __len__(self) -> int:
@@ -166,12 +166,10 @@ class Fleet:
             resident.close()
             raise
         job = train.job
-        job[[layout.CODE, layout.ROUNDS]] = address_of("run_rounds"), train.rounds
-        job[[layout.EPOCH, layout.SEED]] = resident.facts["rounds"], resident.seed
+        job[[layout.ROUNDS, layout.EPOCH, layout.SEED]] = train.rounds, resident.facts["rounds"], resident.seed
         job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
         if judge is not None:
-            judge.job[[layout.CODE, layout.ROUNDS]] = address_of("run_rounds"), judge.rounds
-            job[layout.JUDGE] = judge.job.ctypes.data
+            judge.job[layout.ROUNDS] = judge.rounds
         handle = self.handles[resident.name] = Handle(self, resident, train, judge, epochs)
         self._hope(np.array([handle._slot]))
         return handle
@@ -206,22 +204,26 @@ class Fleet:
             out[name] = self._arrays[id(given)][1]
         return out
 
-    def _take_slot(self, words: np.ndarray) -> int:
-        """A place in the table of tasks, holding ``words``."""
+    def _take_slot(self, words: np.ndarray, judges: int | None = None) -> int:
+        """A place in the table of tasks, holding ``words``; of the judge of the task in the place ``judges``."""
         if not self._free_slots:
             n, more = len(self._tasks), max(FIRST_SLOTS, 2 * len(self._tasks))
             table = aligned(8 * layout.TASK_WORDS * more).view(np.int64).reshape(more, layout.TASK_WORDS)
             table[:n] = self._tasks
+            judge = table[:n, layout.JUDGE]
+            judge[judge != 0] += table.ctypes.data - self._tasks.ctypes.data
             self._tasks, self._free_slots = table, list(range(more - 1, n - 1, -1))
         slot = self._free_slots.pop()
         self._tasks[slot] = words
+        if judges is not None:
+            self._tasks[judges, layout.JUDGE] = self._tasks.ctypes.data + slot * self._tasks.strides[0]
         return slot
 
     def _forget(self, handle: Handle) -> None:
         if self.handles.pop(handle.name, None) is not None:
             handle._train.job[:] = self._tasks[handle._slot]  # its figures can still be read
-            self._free_slots.append(handle._slot)
-            handle._slot = -1
+            self._free_slots += [slot for slot in (handle._slot, handle._judge_slot) if slot >= 0]
+            handle._slot = handle._judge_slot = -1
 
     # ------------------------------------------------------------ training
     def fit(self, epochs: int = 1, *, progress: bool = True, checkpoint: int | None = None) -> Results:
@@ -296,7 +298,7 @@ class Fleet:
                     handle._enter(frame, goals[handle])
                 slots = np.fromiter(active, np.int64, len(active))
                 self._ready(slots[before:], [goals[h] for h, _ in list(active.values())[before:]], checkpoint)
-                self._slice(slots)
+                self._slice(slots, (frame.binding for _, frame in active.values()))
                 for handle in self._rest(active, slots[self._tasks[slots, layout.STATUS] != layout.READY]):
                     if handle.status == "done" and handle.epochs_done < goals[handle]:
                         waiting.appendleft(handle)  # while it is there
@@ -326,19 +328,16 @@ class Fleet:
             rested.append(handle)
         return rested
 
-    def _slice(self, slots: np.ndarray) -> None:
+    def _slice(self, slots: np.ndarray, bindings: Iterable[Binding]) -> None:
         """Some turns for each task: about `SLICE_SECONDS` of the team's time."""
-        table, n, job = self._tasks, len(slots), self._job
-        addresses = table.ctypes.data + slots * table.strides[0]
+        n = len(slots)
         laps = -(-TURNS * self.workers // n)
         rounds = FIRST_ROUNDS
         if self._per_round:
             rounds = max(1, int(SLICE_SECONDS / self._per_round / (laps * n)))
-        job[[layout.TASKS, layout.N_TASKS, layout.LAPS]] = addresses.ctypes.data, n, laps
-        job[[layout.SLICE, layout.NEXT]] = rounds, 0
         before = self._rounds_done(slots)
         start = time.perf_counter()
-        team().run("run_fleet", job, job.ctypes.data, min(self.workers, n))
+        self.heap.device.run_fleet(self._tasks, slots, rounds, laps, self.workers, bindings)
         elapsed = time.perf_counter() - start
         self._per_round = elapsed / max(self._rounds_done(slots) - before, 1)
 

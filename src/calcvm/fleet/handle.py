@@ -10,9 +10,10 @@ from calcvm.errors import Trap
 from calcvm.fleet.results import last
 from calcvm.model import JUDGED, Model
 from calcvm.vm import job as layout
+from calcvm.vm.device import Shared
 from calcvm.vm.epoch import Epoch
-from calcvm.vm.heap import Frame
-from calcvm.vm.resident import Resident, trapped
+from calcvm.vm.frame import Frame
+from calcvm.vm.resident import Resident
 
 if TYPE_CHECKING:
     from calcvm.fleet.fleet import Fleet
@@ -42,9 +43,11 @@ class Handle:
         self.name, self.nbytes = resident.name, resident.program.heap_bytes
         self.status, self.error = "waiting", ""
         self._slot = fleet._take_slot(train.job)
+        self._judge_slot = -1 if judge is None else fleet._take_slot(judge.job, judges=self._slot)
         self._address = 0  # of the frame that its task points at
         self._before = int(resident.facts["rounds"])  # epochs of earlier runs
         self._means = [np.zeros((0, 1))] + ([np.zeros((0, len(judge.names)))] if judge else [])
+        self._shared: list[Shared] = []  # whose arrays these are
         self._model: Model | None = None
 
     def __repr__(self) -> str:
@@ -119,12 +122,16 @@ class Handle:
                 words[layout.HEAP] = frame.address
         if len(self._means[0]) < goal - self._before:
             done = self.epochs_done - self._before
+            self._shared = []
             for i, words in enumerate(self._jobs):
                 means = self._means[i]
-                longer = np.zeros((max(goal - self._before, 2 * len(means)), means.shape[1]))
+                n = max(goal - self._before, 2 * len(means))
+                shared = frame.binding.device.shared(n * means.shape[1])
+                longer = shared.array.reshape(n, means.shape[1])
                 longer[:done] = means[:done]
                 self._means[i] = longer
-                words[layout.MEANS] = longer.ctypes.data + longer.strides[0] * done  # moved on by each epoch
+                self._shared.append(shared)
+                words[layout.MEANS] = shared.address + longer.strides[0] * done  # moved on by each epoch
         self._train.occupy()
 
     def _leave(self, frame: Frame, status: int, epoch: int, first: int) -> None:
@@ -135,7 +142,7 @@ class Handle:
         self.status = STATUS.get(status, "waiting")
         if status == layout.TRAPPED:
             try:
-                trapped(frame)
+                frame.check()
             except Trap as error:
                 self.error = str(error)
             self.resident.settle(self.resident.binding.path(None))
@@ -144,4 +151,4 @@ class Handle:
 
     @property
     def _jobs(self) -> list[np.ndarray]:
-        return [self._job] if self._judge is None else [self._job, self._judge.job]
+        return [self._job] if self._judge is None else [self._job, self._fleet._tasks[self._judge_slot]]

@@ -8,11 +8,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from calcvm.errors import CalcError, MissingExtra, ProgramError
-from calcvm.kernels_cpu import address_of
+from calcvm.errors import CalcError, ProgramError
 from calcvm.ops.dims import Affine
 from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
+from calcvm.vm.device import device_of
 from calcvm.vm.program import Program, Symbol
 
 Span = tuple[int, int]
@@ -30,8 +30,10 @@ def bind(program: Program) -> Binding:
 
 
 class Binding:
-    """Kernel addresses, rows for a batch, spans of sections, and the blocks that a model switch copies.
+    """A program on its device: kernels, rows for a batch, spans of sections, and the blocks that a model switch copies.
 
+    device, code : what runs the program, and what that has prepared of it.
+    table_address : what jobs hold as TABLE.
     image : bytes [start, stop) of a program's piece that persist: parameters, state, optimizer.
     opened : the same with persistent gradients, as they are in the middle of an accumulation.
     gradient : bytes [start, stop) to be zeroed where a model comes in between two learning batches.
@@ -43,8 +45,9 @@ class Binding:
         self.symbols = program.by_name
         self.variables = program.info["variables"]
         self.paths = program.info["paths"]
-        self.table = _kernel_table(program)
-        self.table_address = self.table.ctypes.data
+        self.device = device_of(program.info.get("device", "cpu"))
+        self.code = self.device.prepare(program)
+        self.table_address = self.code.address
         self.forms = {name: tuple(Affine(*form) for form in facts["shape"]) for name, facts in self.variables.items()}
         self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._rows: dict[int, tuple[np.ndarray, int]] = {}
@@ -59,13 +62,13 @@ class Binding:
         self.accumulates = any(facts.get("accumulate") for facts in self.paths.values())
 
     def rows(self, batch: int) -> tuple[np.ndarray, int]:
-        """Rows for ``batch`` (shared by all, not to be written) and their address."""
+        """Rows for ``batch`` (shared by all, not to be written) and their address on the device."""
         kept = self._rows.get(batch)
         if kept is None:
             if len(self._rows) >= KEPT_BATCHES:
                 self._rows.pop(next(iter(self._rows)), None)
             rows = self.program.rows_for(batch)
-            kept = self._rows[batch] = rows, rows.ctypes.data
+            kept = self._rows[batch] = rows, self.device.constant(rows)
         return kept
 
     def shape(self, variable: str, batch: int) -> tuple[int, ...]:
@@ -154,21 +157,6 @@ class Binding:
             used = {int(i) for block in blocks for i in np.unique(block) if i >= 0}
             out[path] = [self.program.symbols[i].name for i in sorted(used)]
         return out
-
-
-def _kernel_table(program: Program) -> np.ndarray:
-    """Native addresses by opcode, of the opcodes the program uses."""
-    opcodes = sorted({int(c) for c in program.rows[:, 0]})
-    table = np.zeros(max(opcodes, default=0) + 1, np.int64)
-    device = program.info.get("device", "cpu")
-    try:
-        for code in opcodes:
-            table[code] = address_of(OPCODES[code].name, program.dtype, device)
-    except ImportError as error:
-        if device == "cpu":
-            raise
-        raise MissingExtra("scipy", device, f"the device {device!r}") from error
-    return table
 
 
 def _spans(program: Program, path: str) -> dict[str, Span]:

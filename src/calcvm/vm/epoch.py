@@ -9,10 +9,8 @@ import numpy as np
 
 from calcvm.errors import CalcError, ShapeError
 from calcvm.vm import job as layout
-from calcvm.vm.entry import address as address_of
-from calcvm.vm.entry import entry
-from calcvm.vm.heap import Frame
-from calcvm.vm.resident import Resident, trapped
+from calcvm.vm.frame import Frame
+from calcvm.vm.resident import Resident
 
 FINITE_BLOCK = 1 << 20
 
@@ -43,6 +41,7 @@ class Epoch:
         check_finite: bool = False,
     ):
         program, binding = model.program, model.binding
+        device = self._device = binding.device
         self.model, self.names, self._trains = model, list(results), path if train else None
         self._changes = path in binding.changes
         if isinstance(samples, slice):
@@ -58,12 +57,14 @@ class Epoch:
         short, rest = learning % batch, n % learning % batch
         self.rounds = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
         self._arrays = [readable(name, array, check_finite) for name, array in data.items()]
-        self._feeds = np.array([_feed(model, name, a) for name, a in zip(data, self._arrays)], np.int64)
-        drains = [_feed(model, name, a) for name, a in (outputs or {}).items()]
+        self._feeds = np.array(
+            [_feed(model, name, a, device.samples(a)) for name, a in zip(data, self._arrays)], np.int64
+        )
+        self._outputs = outputs or {}
+        drains = [_feed(model, name, a, device.output(a)) for name, a in self._outputs.items()]
         self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
-        self._outputs = outputs
         self._results = np.array([_offset(model, name) for name in results], np.int64)
-        self._sums = np.zeros(max(len(results), 1))
+        self._sums = device.shared(max(len(results), 1))
         given = binding.paths[path]["output"] in data
         phases = ("forward", "loss", "backward") if train else ("forward", "loss") if results else ("forward",)
         ends = [binding.span(path, ("optimize", "end_round"))] if train else []
@@ -75,7 +76,7 @@ class Epoch:
         self._adds_up = bool(seed.get("accumulate"))
         seed_off = program.symbol(seed["seed"]).offset if self._adds_up else -1
         job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
-        job[layout.TABLE] = binding.table_address
+        device.prepare_task(job, binding)
         job[[layout.ROWS_FULL, layout.ROWS_SHORT, layout.ROWS_LAST]] = [address for _, address in self._rows]
         for word, count, array in (
             (layout.SPANS, layout.N_SPANS, self._spans),
@@ -84,16 +85,16 @@ class Epoch:
             (layout.DRAINS, layout.N_DRAINS, self._drains),
             (layout.RESULTS, layout.N_RESULTS, self._results),
         ):
-            job[word], job[count] = array.ctypes.data, len(array)
-        job[layout.SUMS] = self._sums.ctypes.data
+            job[word], job[count] = device.constant(array), len(array)
+        job[layout.SUMS] = self._sums.address
         job[[layout.N_SAMPLES, layout.BATCH, layout.LEARNING]] = n, batch, learning
         job[[layout.ITEMSIZE, layout.SEED_OFF]] = program.itemsize, seed_off
-        job[layout.INDEX] = 0 if self._index is None else self._index.ctypes.data
+        job[layout.INDEX] = 0 if self._index is None else device.constant(self._index)
         self._per_round = 0.0  # seconds, as last measured
 
     def begin(self, key: int | None) -> None:
         """Start a pass: in the order that ``key`` chooses, or (None) in the data's own."""
-        self._sums[:] = 0
+        self._sums.array[:] = 0
         self.job[layout.FIRST] = self._done = 0
         self.job[layout.SHUFFLE], self.job[layout.KEY] = (0, 0) if key is None else (1, key)
 
@@ -101,6 +102,7 @@ class Epoch:
         """Run the pass in slices of about ``seconds``; yields how many rounds are done."""
         try:
             yield from self._slices(seconds)
+            self._device.collect(*self._outputs.values())
         finally:  # also where training was interrupted in the middle of a learning batch
             if self._trains:
                 self.model.settle(self._trains)
@@ -138,8 +140,9 @@ class Epoch:
                 facts["rounds"] += 1
                 yield [self.mean(name) for name in self.names]
             return
-        job, means, first = self.job, np.zeros((n, len(self.names))), facts["rounds"]
-        job[[layout.CODE, layout.ROUNDS, layout.MEANS]] = address_of("run_rounds"), self.rounds, means.ctypes.data
+        job, first, shared = self.job, facts["rounds"], self._device.shared(n * len(self.names))
+        means = shared.array.reshape(n, len(self.names))
+        job[[layout.ROUNDS, layout.MEANS]] = self.rounds, shared.address
         job[[layout.SEED, layout.SHUFFLE, layout.EPOCH]] = model.seed, shuffle, first
         job[[layout.LIMIT, layout.FIRST, layout.PATIENCE]] = first + n, 0, -1
         try:
@@ -150,9 +153,9 @@ class Epoch:
                 with model as frame:
                     self._enter(frame)
                     before = job[layout.EPOCH] * self.rounds + job[layout.FIRST]
-                    entry("run_task")(job.ctypes.data, count)
-                    if frame.elements[0]:
-                        trapped(frame)
+                    job[layout.COUNT] = count
+                    frame.execute("run_task", job, job.ctypes.data, 1)
+                self._device.collect()
                 rounds = int(job[layout.EPOCH] * self.rounds + job[layout.FIRST] - before)
                 self._per_round = (time.perf_counter() - start) / rounds
                 facts["rounds"] = int(job[layout.EPOCH])
@@ -164,7 +167,8 @@ class Epoch:
         """Run the job's rounds."""
         with self.model as frame:
             self._enter(frame)
-            self.model.execute(frame, "run_rounds", self.job, self.job.ctypes.data)
+            frame.execute("run_rounds", self.job, self.job.ctypes.data, self.model.workers)
+        self._device.collect()
 
     def _enter(self, frame: Frame) -> None:
         """Prepare the job for the model's place in the heap."""
@@ -185,7 +189,7 @@ class Epoch:
         per_learning = -(-learning // batch)
         whole, part = divmod(self._done, per_learning)
         seen = min(whole * learning + min(part * batch, learning), self.samples)
-        return float(self._sums[self.names.index(name)]) / max(seen, 1)
+        return float(self._sums.array[self.names.index(name)]) / max(seen, 1)
 
 
 def _index(samples: np.ndarray, n: int) -> np.ndarray:
@@ -222,12 +226,12 @@ def readable(name: str, array: np.ndarray, check_finite: bool) -> np.ndarray:
     return array
 
 
-def _feed(model: Resident, name: str, array: np.ndarray) -> tuple[int, int, int, int]:
+def _feed(model: Resident, name: str, array: np.ndarray, address: int) -> tuple[int, int, int, int]:
     shape = model.program.info["variables"][name]["shape"]
     if not shape or shape[0] != [1, 0]:
         raise ShapeError(f"{name!r}: data sets need the batch as the first dimension")
     per_sample = array.size // len(array)
-    return array.ctypes.data, layout.FEED_DTYPES[array.dtype.name], per_sample, _offset(model, name)
+    return address, layout.FEED_DTYPES[array.dtype.name], per_sample, _offset(model, name)
 
 
 def _offset(model: Resident, name: str) -> int:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calcvm.errors import CalcError, PlanError, ProgramError
-from calcvm.vm import job as layout
 from calcvm.vm.binding import Binding, bind
-from calcvm.vm.pieces import Pieces, aligned
+from calcvm.vm.device import device_of, heaps_of
+from calcvm.vm.frame import Frame
+from calcvm.vm.pieces import Pieces
 from calcvm.vm.store import MemoryStore, Store
 
 if TYPE_CHECKING:
@@ -86,42 +87,6 @@ class Tenant:
         self.arena = ""
 
 
-class Frame:
-    """A piece of the heap with a program bound to it, and the model that is in it."""
-
-    __slots__ = (
-        "address",
-        "binding",
-        "bytes",
-        "elements",
-        "image",
-        "job",
-        "job_address",
-        "pins",
-        "start",
-        "stop",
-        "tenant",
-        "thread",
-        "traps",
-        "view",
-    )
-
-    def __init__(self, binding: Binding, start: int, stop: int, piece: np.ndarray):
-        program = binding.program
-        self.binding, self.start, self.stop = binding, start, stop
-        self.bytes = piece[: program.heap_bytes]
-        self.elements = self.bytes.view(program.dtype)
-        self.image = self.bytes[slice(*binding.image)]
-        self.view = self.image.data  # copied in half the time that an array takes
-        self.traps = self.elements[:2]
-        self.address = piece.ctypes.data
-        self.tenant: Tenant | None = None
-        self.pins, self.thread = 0, 0
-        self.job = np.zeros(layout.JOB_WORDS, np.int64)
-        self.job[[layout.TABLE, layout.HEAP]] = binding.table_address, self.address
-        self.job_address = self.job.ctypes.data
-
-
 class CalcHeap:
     """Memory for models: ``nbytes`` bytes, allocated once and never more.
 
@@ -135,18 +100,22 @@ class CalcHeap:
         Bytes, or a text such as ``"64 MiB"``.
     store : MemoryStore or FileStore, optional
         Where models are that are not in the heap (default: a `MemoryStore` of its own).
+    device : str
+        Whose memory it is: that of the device the models' programs are compiled for ("cpu" and "blas" share one).
 
     Attributes
     ----------
     nbytes : int
+    device : Device
     stats : switches, bytes and seconds of switching
     """
 
-    def __init__(self, memory: int | str, store: Store | None = None):
+    def __init__(self, memory: int | str, store: Store | None = None, device: str = "cpu"):
         self.nbytes = parse_bytes(memory)
+        self.device = device_of(device)
         self.store: Store = MemoryStore() if store is None else store
         self.stats = Stats()
-        self._bytes = aligned(self.nbytes)
+        self._memory = self.device.memory(self.nbytes)
         self._pieces = Pieces(self.nbytes)
         self._frames: OrderedDict[Frame, None] = OrderedDict()  # least recently used first
         self._spare: dict[tuple[Binding, int], Frame] = {}
@@ -174,8 +143,9 @@ class CalcHeap:
         Raises
         ------
         PlanError : the program is larger than the heap (``needed`` and ``allowed`` bytes).
-        CalcError : the name is in use.
+        CalcError : the name is in use, or the program is compiled for another device.
         """
+        self._check_device(program)
         if program.heap_bytes > self.nbytes:
             raise PlanError(
                 f"the program needs {program.heap_bytes:,} bytes, the heap has {self.nbytes:,}: "
@@ -208,7 +178,7 @@ class CalcHeap:
 
         Raises
         ------
-        CalcError : there is no such model.
+        CalcError : there is no such model, or it is of another device.
         ProgramError : its file is torn, altered or foreign; the error names the file.
         """
         with self._lock:
@@ -219,6 +189,7 @@ class CalcHeap:
             facts, image = self.store.get(name)
             try:
                 program = self.store.get_program(facts["program"])
+                self._check_device(program)
                 binding = bind(program)
                 start, stop = binding.opened if facts.get("open") else binding.image
             except KeyError as error:
@@ -232,6 +203,14 @@ class CalcHeap:
             tenant.open = bool(facts.get("open"))
             self._tenants[name] = tenant
             return self._handle(tenant)
+
+    def _check_device(self, program: Program) -> None:
+        wanted = heaps_of(program.info.get("device", "cpu"))
+        if wanted != heaps_of(self.device.name):
+            raise CalcError(
+                f"the program is compiled for {wanted!r}, the heap is of device {self.device.name!r}: "
+                f"CalcHeap(..., device={wanted!r})"
+            )
 
     def __getitem__(self, name: str) -> Resident:
         return self.open(name)
@@ -261,7 +240,7 @@ class CalcHeap:
                 self._commit(tenant)
 
     def close(self) -> None:
-        """Write what has changed and close the store; the heap's models cannot be used afterwards."""
+        """Write what has changed, close the store, give the memory back; its models cannot be used afterwards."""
         with self._lock:
             self.flush()
             for name in list(self._tenants):
@@ -269,6 +248,8 @@ class CalcHeap:
             self.store.close()
             if self.store.persistent:
                 self._end.detach()
+            self._spare.clear()
+            self._memory.close()
 
     def __enter__(self) -> CalcHeap:
         return self
@@ -321,14 +302,9 @@ class CalcHeap:
         if frame is None:
             return None
         if fresh:
-            frame.bytes[:] = 0
+            frame.clear()
         else:
-            image = frame.bytes.data[slice(*binding.opened)] if tenant.open else frame.view
-            self.store.get(tenant.name, image)
-            frame.traps.fill(0)
-            if binding.accumulates and not tenant.open:
-                frame.bytes[slice(*binding.gradient)] = 0
-            stats.bytes += image.nbytes
+            stats.bytes += frame.restore(self.store, tenant.name, tenant.open)
             stats.switches += 1
         frame.tenant, tenant.frame = tenant, frame
         stats.seconds += perf_counter() - started
@@ -339,9 +315,9 @@ class CalcHeap:
         while True:
             piece = self._pieces.take(binding.program.heap_bytes)
             if piece is not None:
-                frame = self._spare.pop((binding, piece[0]), None) or Frame(binding, *piece, self._bytes[slice(*piece)])
+                frame = self._spare.pop((binding, piece[0]), None) or self._memory.frame(binding, *piece)
                 self._frames[frame] = None
-                frame.elements[binding.padding] = 0  # of another program's model
+                frame.clear_padding()  # of another program's model
                 return frame
             victim: Frame | None = next(iter(self._frames))
             if victim is not None and victim.pins:
@@ -351,7 +327,7 @@ class CalcHeap:
             tenant = victim.tenant
             if tenant is not None:
                 if tenant.changed or tenant.exposed:
-                    self._keep(tenant, victim)
+                    self.stats.bytes += put(tenant, victim, self.store)
                 tenant.exposed = tenant.graded = False
                 tenant.frame = victim.tenant = None
                 tenant.forget()
@@ -378,10 +354,6 @@ class CalcHeap:
         self._changed.wait()
         self._waiting -= 1
 
-    def _keep(self, tenant: Tenant, frame: Frame) -> None:
-        """Copy a model's image to the store."""
-        self.stats.bytes += put(tenant, frame, self.store)
-
     def _free(self, frame: Frame) -> None:
         del self._frames[frame]
         self._pieces.give(frame.start, frame.stop)
@@ -400,7 +372,7 @@ class CalcHeap:
         while (frame := tenant.frame) is not None and frame.pins and frame.thread != threading.get_ident():
             self._await()
         if frame is not None and (tenant.changed or tenant.exposed):
-            self._keep(tenant, frame)
+            self.stats.bytes += put(tenant, frame, self.store)
 
     def remove(self, model: Resident) -> None:
         """Give a model's room back (see `Resident.close`)."""
@@ -454,15 +426,12 @@ def put(tenant: Tenant, frame: Frame, store: Store) -> int:
     """Copy a resident model's image to the store; the bytes copied."""
     facts = tenant.facts
     if tenant.open:
-        image = frame.bytes.data[slice(*frame.binding.opened)]
         facts["open"] = True
-    else:
-        image = frame.view
-        if "open" in facts:
-            del facts["open"]
-    store.put(tenant.name, facts, image)
+    elif "open" in facts:
+        del facts["open"]
+    copied = frame.keep(store, tenant.name, facts, tenant.open)
     tenant.changed = False
-    return image.nbytes
+    return copied
 
 
 def _flush_at_exit(tenants: dict[str, Tenant], store: Store, pid: int) -> None:

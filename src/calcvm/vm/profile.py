@@ -32,9 +32,10 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
 
     A row alone finds its operands in cache: the sum is a lower bound of the step's time.
     """
-    saved = model.elements.copy()
+    with model as frame:
+        saved = frame.snapshot()
     model.forward(path)
-    rows, _ = model.binding.rows(model.tenant.ran[path])
+    rows, address = model.binding.rows(model.tenant.ran[path])
     out = []
     try:
         for phase in phases:
@@ -42,10 +43,11 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
             for pc in range(start, stop):
                 spec, words, _ = decode_row(rows[pc])
                 flops = int(evaluate(spec.flops, {**words, "D": 8 // saved.itemsize}))
-                ns = _best(model, rows.ctypes.data, pc, seconds)
+                ns = _best(model, address, pc, seconds)
                 out.append(RowTime(pc, OPCODES[spec.opcode].name, model.program.labels[pc], ns, flops))
     finally:
-        model.elements[:] = saved
+        with model as frame:
+            frame.fill(saved)
     return out
 
 
@@ -55,7 +57,7 @@ def _best(model: Resident, rows: int, pc: int, seconds: float) -> float:
         for _ in range(40):
             frame.job[layout.ROWS : layout.STEPS + 1] = rows, pc, pc + 1, steps
             began = time.perf_counter()
-            model.execute(frame, "run_rows", frame.job, frame.job_address)
+            frame.execute("run_rows", frame.job, frame.job_address, model.workers)
             spent = time.perf_counter() - began
             if spent > seconds / 4:
                 best = min(best, spent / steps)

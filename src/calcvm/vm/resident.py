@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 
 from calcvm import init as initializers
-from calcvm.errors import CalcError, ProgramError, ShapeError, Trap
+from calcvm.errors import CalcError, ProgramError, ShapeError
 from calcvm.ops.dims import show
 from calcvm.ops.optimizers import HYPER_SLOTS
-from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
 from calcvm.vm import job as layout
 from calcvm.vm.binding import Binding
-from calcvm.vm.heap import CalcHeap, Frame, Tenant
+from calcvm.vm.device import heaps_of
+from calcvm.vm.frame import Frame, cells_of
+from calcvm.vm.heap import CalcHeap, Tenant
 from calcvm.vm.program import Program, Symbol
-from calcvm.vm.team import team
-
-TRAPS = {1: "a target label is not an integer in [0, classes)"}
 
 
 class Hyper(MutableMapping):
@@ -37,7 +34,9 @@ class Hyper(MutableMapping):
         if not np.isfinite(value):
             raise CalcError(f"hyperparameter {name!r}: {value!r} is not a finite number")
         with self._model as frame:
-            self._slots(frame)[self._index(name)] = value
+            slots = self._slots(frame)
+            slots[self._index(name)] = value
+            frame.write(self._symbol, slots.view(self._model.program.dtype), (self._symbol.elems.b,))
             self._model.tenant.changed = True
 
     def __delitem__(self, name: str) -> None:
@@ -53,7 +52,7 @@ class Hyper(MutableMapping):
         return f"Hyper({dict(self)})"
 
     def _slots(self, frame: Frame) -> np.ndarray:
-        return frame.elements[self._symbol.offset : self._symbol.offset + self._symbol.elems.b].view(np.float64)
+        return frame.cells(self._symbol, (self._symbol.elems.b,)).view(np.float64)
 
     @staticmethod
     def _index(name: str) -> int:
@@ -116,33 +115,49 @@ class Resident:
 
     @property
     def elements(self) -> np.ndarray:
-        """The model's piece of the heap; a view, which is its own until it is switched out."""
-        with self as frame:
+        """The model's piece of the heap; a view, which is its own until it is switched out.
+
+        Raises
+        ------
+        CalcError : the heap is not of the host's memory.
+        """
+        with self._on_host() as frame:
             self.tenant.exposed = True
             return frame.elements
 
     @property
     def heap_address(self) -> int:
-        """Address of its piece of the heap, until it is switched out."""
-        with self as frame:
+        """Address of its piece of the heap, until it is switched out (CalcError: as `elements`)."""
+        with self._on_host() as frame:
             return frame.address
+
+    def _on_host(self) -> Resident:
+        if heaps_of(self.heap.device.name) != "cpu":
+            raise CalcError(
+                f"model {self.name!r} is in the memory of device {self.heap.device.name!r}, which has no views: "
+                "model[name] and model.parameters give copies"
+            )
+        return self
 
     # ------------------------------------------------------------ start and end
     def reset(self, seed: int) -> None:
         """Initialize parameters, optimizer state and counters as `CalcHeap.load` with ``seed`` does."""
         tenant, info = self.tenant, self.program.info
         with self as frame:
-            frame.bytes[:] = 0
+            elements = frame.blank()
             tenant.forget()
             tenant.facts |= {"seed": int(seed), "rounds": 0}
             tenant.changed, tenant.open = True, False
             for i, (name, facts) in enumerate(info["parameters"].items()):
-                self._set_parameter(frame, name, facts["init"], np.random.default_rng([seed, i]))
+                self._set_parameter(elements, name, facts["init"], np.random.default_rng([seed, i]))
             for name, facts in info["state"].items():
-                self._set_state(frame, name, facts)
+                self._set_state(elements, name, facts)
+            frame.fill(elements)
 
-    def _set_parameter(self, frame: Frame, name: str, spec: Mapping[str, Any], rng: np.random.Generator) -> None:
-        view = _view(frame, self.binding.symbols[name])
+    def _set_parameter(
+        self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator
+    ) -> None:
+        view = cells_of(elements, self.binding.symbols[name])
         if "array" in spec:
             view[...] = self.program.constants[spec["array"]]
         else:
@@ -151,11 +166,11 @@ class Resident:
                 raise ProgramError(f"parameter {name!r}: no initializer is called {spec['class']!r}")
             view[...] = kind(**spec["fields"])(view.shape, rng)
 
-    def _set_state(self, frame: Frame, name: str, facts: Mapping[str, Any]) -> None:
+    def _set_state(self, elements: np.ndarray, name: str, facts: Mapping[str, Any]) -> None:
         symbol = self.binding.symbols.get(name)
         if symbol is None:
             return
-        cells = frame.elements[symbol.offset : symbol.offset + symbol.elems.b]
+        cells = cells_of(elements, symbol, (symbol.elems.b,))
         kind = facts["kind"]
         if kind == "hyper":
             cells.view(np.float64)[:] = [facts["slots"][slot] for slot in HYPER_SLOTS]
@@ -175,10 +190,10 @@ class Resident:
     def copy(self, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
         """A new model with the same parameters, optimizer state, counters and seed, in the same heap or in another."""
         with self as frame:
-            image = frame.image.copy()
+            image = frame.get_image()
         other = (heap or self.heap).load(self.program, self.seed, self.workers, name)
         with other as frame:
-            frame.image[:] = image
+            frame.set_image(image)
             other.facts.update({**self.facts})
         return other
 
@@ -214,7 +229,7 @@ class Resident:
                         f"heap: call forward({path!r}) first"
                     )
                 batch = self.tenant.ran[path]
-            value = _view(frame, symbol, None if kind == "state" else binding.shape(name, batch))
+            value = frame.cells(symbol, None if kind == "state" else binding.shape(name, batch))
             return value.copy() if value.ndim else value[()]
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -229,7 +244,7 @@ class Resident:
     def _place(self, name: str, array: np.ndarray, batch: int) -> None:
         symbol = self.binding.symbols[self.binding.variables[name]["symbol"]]
         with self as frame:
-            _view(frame, symbol, array.shape)[...] = array
+            frame.write(symbol, array, array.shape)
             self.tenant.held[name] = batch
 
     def _held(self, name: str) -> int:
@@ -269,10 +284,17 @@ class Resident:
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
-        """Parameters by name, as views into the heap: the model's own until it is switched out (see ``with model``)."""
+        """Parameters by name, as views into the heap: the model's own until it is switched out (see ``with model``).
+
+        Of a device with memory of its own they are copies, which cannot be written to.
+        """
         with self as frame:
-            self.tenant.exposed = True
-            return {name: _view(frame, self.binding.symbols[name]) for name in self.program.info["parameters"]}
+            self.tenant.exposed |= frame.writable
+            arrays = {name: frame.cells(self.binding.symbols[name]) for name in self.program.info["parameters"]}
+            if not frame.writable:
+                for array in arrays.values():
+                    array.flags.writeable = False
+            return arrays
 
     def grad(self, name: str, path: str | None = None) -> np.ndarray:
         """A copy of a parameter's gradient after `backward`.
@@ -291,7 +313,7 @@ class Resident:
         with self as frame:
             if not (self.binding.training(path)["accumulate"] or self.tenant.graded):
                 raise CalcError(f"{name!r} has no gradient since the model came into the heap: call backward first")
-            return _view(frame, self.binding.symbols[gradients[name]]).copy()
+            return frame.cells(self.binding.symbols[gradients[name]]).copy()
 
     def hyper(self, path: str | None = None) -> Hyper:
         """Hyperparameters of the path that trains."""
@@ -302,9 +324,9 @@ class Resident:
         facts = self.binding.training(path)
         if facts["accumulate"]:
             with self as frame:
-                _view(frame, self.binding.symbols[facts["seed"]])[...] = 1
+                frame.write(self.binding.symbols[facts["seed"]], 1)
                 for gradient in facts["gradients"].values():
-                    _view(frame, self.binding.symbols[gradient])[...] = 0
+                    frame.clear_symbol(self.binding.symbols[gradient])
                 self.tenant.changed, self.tenant.open = True, False
 
     # ------------------------------------------------------------ running
@@ -375,7 +397,7 @@ class Resident:
                 self._run(other, ("forward", "loss"))
             self._run(path, PHASES, n)
             loss = binding.paths.get(path, {}).get("loss")
-            return float(frame.elements[binding.symbols[binding.variables[loss]["symbol"]].offset]) if loss else None
+            return frame.scalar(binding.symbols[binding.variables[loss]["symbol"]].offset) if loss else None
 
     def _needs_forward(self, path: str) -> None:
         if path not in self.tenant.ran:
@@ -396,13 +418,7 @@ class Resident:
             tenant.graded |= "backward" in phases
             if binding.accumulates:
                 tenant.open = phases[-1] != "end_round" and (tenant.open or "backward" in phases)
-            self.execute(frame, "run_rows", frame.job, frame.job_address)
-
-    def execute(self, frame: Frame, code: str, job: np.ndarray, address: int) -> None:
-        """Run the job at ``address`` by ``code`` with the model's workers, and raise what a kernel trapped."""
-        team().run(code, job, address, self.tenant.workers)
-        if frame.elements[0]:
-            trapped(frame)
+            frame.execute("run_rows", frame.job, frame.job_address, tenant.workers)
 
     def _batch_of(self, path: str) -> int:
         """The batch of the data that a path's placeholders hold."""
@@ -417,22 +433,6 @@ class Resident:
                 raise ShapeError(f"placeholders of path {path!r} hold batches of different sizes ({sizes})")
             batch = n
         return batch or self.program.batch_size
-
-
-def trapped(frame: Frame) -> None:
-    """Raise what a kernel wrote to the trap words, and clear them."""
-    code, pc = int(frame.elements[0]), int(frame.elements[1])
-    frame.elements[:2] = 0
-    program = frame.binding.program
-    row = OPCODES[int(program.rows[pc, 0])].name
-    raise Trap(f"row {pc} ({row}, {program.labels[pc]}): {TRAPS.get(code, f'trap {code}')}")
-
-
-def _view(frame: Frame, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """A symbol's cells; of one that does not depend on the batch, without a shape in its own."""
-    if shape is None:
-        shape = tuple(form.b for form in symbol.shape)
-    return frame.elements[symbol.offset : symbol.offset + math.prod(shape)].reshape(shape)
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:

@@ -1,0 +1,198 @@
+"""Frames: pieces of a heap that models take turns in, and the memory that they are pieces of.
+
+All that is done to a model's memory is done by methods of its frame, so that a device with memory of its own
+has frames of its own (`calcvm.vm.device`).  Here are those of the host's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from calcvm.errors import Trap
+from calcvm.ops.spec import OPCODES
+from calcvm.vm import job as layout
+from calcvm.vm.pieces import aligned
+
+if TYPE_CHECKING:
+    from calcvm.vm.binding import Binding
+    from calcvm.vm.heap import Tenant
+    from calcvm.vm.program import Symbol
+    from calcvm.vm.store import Store
+
+TRAPS = {1: "a target label is not an integer in [0, classes)"}
+NO_TRAP = 0, 0
+
+
+class Frame:
+    """A piece of a heap with a program bound to it, and the model that is in it.
+
+    The image is what persists (`Binding.image`); ``open`` adds the gradients of an accumulation.
+
+    Attributes
+    ----------
+    writable : views that `cells` gives can be written to.
+    address : of the piece, as compiled code sees it.
+    bytes, elements, image : the piece and the image, as views; of memory on the host alone.
+    job, job_address : a job for the piece, to be filled in.
+    """
+
+    __slots__ = (
+        "address",
+        "binding",
+        "bytes",
+        "elements",
+        "image",
+        "job",
+        "job_address",
+        "pins",
+        "start",
+        "stop",
+        "tenant",
+        "thread",
+        "traps",
+        "view",
+    )
+
+    writable = True
+
+    def __init__(self, binding: Binding, start: int, stop: int, piece: np.ndarray):
+        self._bind(binding, start, stop, piece.ctypes.data)
+        self.bytes = piece[: binding.program.heap_bytes]
+        self.elements = self.bytes.view(binding.program.dtype)
+        self.image = self.bytes[slice(*binding.image)]
+        self.view = self.image.data  # copied in half the time that an array takes
+        self.traps = self.elements[:2]
+
+    def _bind(self, binding: Binding, start: int, stop: int, address: int) -> None:
+        """What all kinds of frames have."""
+        self.binding, self.start, self.stop, self.address = binding, start, stop, address
+        self.tenant: Tenant | None = None
+        self.pins, self.thread = 0, 0
+        self.job = np.zeros(layout.JOB_WORDS, np.int64)
+        self.job[[layout.TABLE, layout.HEAP]] = binding.table_address, address
+        self.job_address = self.job.ctypes.data
+
+    # ------------------------------------------------------------ cells of symbols
+    def cells(self, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """A symbol's cells: a view of them if the frame is writable, else a copy."""
+        return cells_of(self.elements, symbol, shape)
+
+    def write(self, symbol: Symbol, value: Any, shape: tuple[int, ...] | None = None) -> None:
+        """Set a symbol's cells to a value that is broadcast and converted to the heap's type.
+
+        8-byte numbers are given as elements of the heap: ``array.view(program.dtype)``.
+        """
+        cells_of(self.elements, symbol, shape)[...] = value
+
+    def clear_symbol(self, symbol: Symbol) -> None:
+        """Set a symbol's cells to 0."""
+        self.write(symbol, 0)
+
+    def scalar(self, offset: int) -> float:
+        """The element at an offset."""
+        return float(self.elements[offset])
+
+    # ------------------------------------------------------------ the whole piece
+    def clear(self) -> None:
+        """Set the piece to 0."""
+        self.bytes[:] = 0
+
+    def clear_padding(self) -> None:
+        """Set to 0 what updates of whole blocks read, and nothing writes (`Binding.padding`)."""
+        self.elements[self.binding.padding] = 0
+
+    def blank(self) -> np.ndarray:
+        """Zeros for all elements of the piece, to be set and given to `fill`: here the piece itself."""
+        self.clear()
+        return self.elements
+
+    def snapshot(self) -> np.ndarray:
+        """A copy of all elements of the piece, for `fill`."""
+        return self.elements.copy()
+
+    def fill(self, elements: np.ndarray) -> None:
+        """Set all elements of the piece."""
+        if elements is not self.elements:
+            self.elements[:] = elements
+
+    # ------------------------------------------------------------ the image
+    def get_image(self, open: bool = False) -> np.ndarray:  # noqa: A002
+        """A copy of the image's bytes."""
+        return self.bytes[slice(*(self.binding.opened if open else self.binding.image))].copy()
+
+    def set_image(self, image: np.ndarray, open: bool = False) -> None:  # noqa: A002
+        """Set the image's bytes."""
+        self.bytes[slice(*(self.binding.opened if open else self.binding.image))] = image
+
+    def keep(self, store: Store, name: str, facts: dict[str, Any], open: bool) -> int:  # noqa: A002
+        """Copy the image to a store; the bytes copied."""
+        image = self.bytes.data[slice(*self.binding.opened)] if open else self.view
+        store.put(name, facts, image)
+        return image.nbytes
+
+    def restore(self, store: Store, name: str, open: bool) -> int:  # noqa: A002
+        """Copy the image from a store, with no trap and no gradients but the image's; the bytes copied."""
+        image = self.bytes.data[slice(*self.binding.opened)] if open else self.view
+        store.get(name, image)
+        self.traps.fill(0)
+        if self.binding.accumulates and not open:
+            self.bytes[slice(*self.binding.gradient)] = 0
+        return image.nbytes
+
+    # ------------------------------------------------------------ running
+    def execute(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
+        """Run the job at ``address`` by ``code`` (see `Device.run`), and raise what a kernel trapped."""
+        self.binding.device.run(code, job, address, workers, self.binding)
+        self.check()
+
+    def check(self) -> None:
+        """Raise what a kernel trapped."""
+        code, pc = self.trap()
+        if code:
+            program = self.binding.program
+            row = OPCODES[int(program.rows[pc, 0])].name
+            raise Trap(f"row {pc} ({row}, {program.labels[pc]}): {TRAPS.get(code, f'trap {code}')}")
+
+    def trap(self) -> tuple[int, int]:
+        """Code and row of what a kernel trapped, once; zeros where there is nothing."""
+        if not self.elements[0]:
+            return NO_TRAP
+        code, pc = int(self.elements[0]), int(self.elements[1])
+        self.traps.fill(0)
+        return code, pc
+
+
+def cells_of(elements: np.ndarray, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """A symbol's cells among the elements of a piece; of one that does not depend on the batch, in its own shape."""
+    if shape is None:
+        shape = tuple(form.b for form in symbol.shape)
+    return elements[symbol.offset : symbol.offset + math.prod(shape)].reshape(shape)
+
+
+class Memory(Protocol):
+    """A heap's one allocation, of ``nbytes`` bytes."""
+
+    nbytes: int
+
+    def frame(self, binding: Binding, start: int, stop: int) -> Frame:
+        """A program bound to the bytes [start, stop), which begin on a cache line."""
+
+    def close(self) -> None:
+        """Give the memory back: its frames are not used any more."""
+
+
+class HostMemory:
+    """Memory of the host, zeroed."""
+
+    def __init__(self, nbytes: int):
+        self.nbytes = nbytes
+        self._bytes = aligned(nbytes)
+
+    def frame(self, binding: Binding, start: int, stop: int) -> Frame:
+        return Frame(binding, start, stop, self._bytes[start:stop])
+
+    def close(self) -> None:
+        """It goes with the last view of it that was given out."""
