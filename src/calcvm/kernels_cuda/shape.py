@@ -1,1 +1,155 @@
-"""shape kernels."""
+"""Kernels that move elements."""
+
+from __future__ import annotations
+
+from calcvm.kernels_cuda._common import Ptr, kernel, kernel_from, share
+from calcvm.kernels_cuda._cuda import at, device, like, shared, sync, thread, threads
+from calcvm.kernels_cuda._loops import copy_lines, fill, gather, offset, onward, scatter
+
+
+# ---------------------------------------------------------------- transposition
+@device
+def _side():
+    """Of a tile: two of float64 fit into the shared memory of a block."""
+    return 32 if threads() > 64 else min(threads(), 16)
+
+
+@device
+def _tile(m, n, x, x_stride, y, y_stride, side, tile):
+    """y[i*y_stride + j] = x[i + j*x_stride] for i below m and j below n, both cut to ``side``, by shared memory.
+
+    Lines of the tile are one element longer than ``side``, so that a column of it lies in as many banks as a line.
+    """
+    m, n = min(m, side), min(n, side)
+    a, b, turn = thread() & (side - 1), thread() // side, threads() // side
+    j = b
+    while j < n and a < m:  # neighbouring threads take neighbours in x; four loads are in flight
+        j1, j2, j3 = min(j + turn, n - 1), min(j + 2 * turn, n - 1), min(j + 3 * turn, n - 1)
+        v, v1, v2, v3 = x[j * x_stride + a], x[j1 * x_stride + a], x[j2 * x_stride + a], x[j3 * x_stride + a]
+        tile[j * (side + 1) + a] = v
+        tile[j1 * (side + 1) + a] = v1
+        tile[j2 * (side + 1) + a] = v2
+        tile[j3 * (side + 1) + a] = v3
+        j += 4 * turn
+    sync()
+    i = b
+    while i < m and a < n:  # and now in y
+        y[i * y_stride + a] = tile[a * (side + 1) + i]
+        i += turn
+
+
+@device
+def _tiles(n0, d, x, s, y, y_s, m, y_stride):
+    """y = x[strides s] over axes (n0, *d), where x's neighbours lie along another axis, of size m and stride ``y_stride``.
+
+    The block takes tiles of that axis by the last one, one after the other, in two buffers: a thread may fill
+    one while others still empty the other, so that it waits once a tile.
+    """
+    side, n = _side(), d[4]
+    now, other = shared(x), at(shared(x), side * (side + 1))
+    i, over = (0, 0, 0, 0, 0, 0), (d[0], d[1], d[2], d[3], 1)
+    while i[0] < n0:
+        x_i, y_i = at(x, offset(i, s)), at(y, offset(i, y_s))
+        p = 0
+        while p < m:
+            q = 0
+            while q < n:
+                _tile(m - p, n - q, at(x_i, p + q * s[5]), s[5], at(y_i, p * y_stride + q), y_stride, side, now)
+                now, other = other, now
+                q += side
+            p += side
+        i = onward(i, (0, 0, 0, 0, 0, 1), over)
+
+
+@device
+def _permute(n0, d, x, s, y):
+    """y[i0..i5] = x[sum_k ik*sk]; y is dense, (n0, *d)."""
+    d1, d2, d3, d4, d5 = d
+    y_s = (d1 * d2 * d3 * d4 * d5, d2 * d3 * d4 * d5, d3 * d4 * d5, d4 * d5, d5, 1)
+    m, y_stride, c0, c1, c2, c3, c4 = 1, 0, n0, d1, d2, d3, d4
+    if s[4] == 1 and d4 > 1:  # x's neighbours lie along this axis
+        m, y_stride, c4 = d4, y_s[4], 1
+    elif s[3] == 1 and d3 > 1:
+        m, y_stride, c3 = d3, y_s[3], 1
+    elif s[2] == 1 and d2 > 1:
+        m, y_stride, c2 = d2, y_s[2], 1
+    elif s[1] == 1 and d1 > 1:
+        m, y_stride, c1 = d1, y_s[1], 1
+    elif s[0] == 1:
+        m, y_stride, c0 = n0, y_s[0], 1
+    if n0 * y_s[0] <= 0:
+        return
+    if s[5] == 1 and y_s[0] == d5:  # a line is a copy
+        copy_lines(n0, d5, x, s[0], 1, y, d5)
+    elif s[5] != 1 and 4 * min(m, d5) >= _side():
+        _tiles(c0, (c1, c2, c3, c4, d5), x, s, y, y_s, m, y_stride)
+    else:  # threads that are neighbours in y are so in x, or meet in its cache lines
+        gather(n0, d, x, s, y)
+
+
+PERMUTE = '''\
+def {name}(w, nw, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, same, {x}: Ptr, {y}: Ptr):
+    """{y}[i0..i5] = {x}[sum_k ik*sk]; {y} (d0..d5); d0 is shared, {x} too where its leading axis stays."""
+    lo, hi = share(d0, w, nw)
+    n = d1 * d2 * d3 * d4 * d5
+    _permute(hi - lo, (d1, d2, d3, d4, d5), at({x}, lo * s0), (s0, s1, s2, s3, s4, s5), at({y}, lo * n))
+'''
+kernel_from(PERMUTE.format(name="transpose_fwd", x="x", y="y"), globals())
+
+
+BACK = PERMUTE
+for _k in range(6):
+    BACK = BACK.replace(f"d{_k}", f"e{_k}").replace(f"s{_k}", f"t{_k}")
+kernel_from(BACK.replace("same", "back").format(name="transpose_bwd", x="dy", y="dx"), globals())
+
+
+# ---------------------------------------------------------------- concatenation
+@kernel
+def concat_fwd(w, nw, rows, inner, A, B, a: Ptr, b: Ptr, y: Ptr):
+    """y[r] = a[r] followed by b[r]; a (rows*inner, A), b (rows*inner, B); rows are shared."""
+    lo, hi = share(rows, w, nw)
+    r, lines = lo * inner, (hi - lo) * inner
+    copy_lines(lines, A, at(a, r * A), A, 1, at(y, r * (A + B)), A + B)
+    copy_lines(lines, B, at(b, r * B), B, 1, at(y, r * (A + B) + A), A + B)
+
+
+@kernel
+def concat_bwd_a(w, nw, rows, inner, A, B, dy: Ptr, da: Ptr):
+    """da[r] = the first A of dy[r]; rows are shared."""
+    lo, hi = share(rows, w, nw)
+    copy_lines((hi - lo) * inner, A, at(dy, lo * inner * (A + B)), A + B, 1, at(da, lo * inner * A), A)
+
+
+@kernel
+def concat_bwd_b(w, nw, rows, inner, A, B, dy: Ptr, db: Ptr):
+    """db[r] = the last B of dy[r]; rows are shared."""
+    lo, hi = share(rows, w, nw)
+    copy_lines((hi - lo) * inner, B, at(dy, lo * inner * (A + B) + A), A + B, 1, at(db, lo * inner * B), B)
+
+
+# ---------------------------------------------------------------- slices
+@kernel
+def slice_fwd(w, nw, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, x: Ptr, y: Ptr):
+    """y[i0] = the block (d1..d5) at ``off`` in row first + i0 of x (rows, cols); d0 is shared."""
+    lo, hi = share(d0, w, nw)
+    n = d1 * d2 * d3 * d4 * d5
+    x, y = at(x, (first + lo) * cols + off), at(y, lo * n)
+    if n == d5:
+        copy_lines(hi - lo, n, x, cols, 1, y, n)
+    else:
+        gather(hi - lo, (d1, d2, d3, d4, d5), x, (cols, s1, s2, s3, s4, 1), y)
+
+
+@kernel
+def slice_bwd(w, nw, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, dy: Ptr, dx: Ptr):
+    """dx = 0, and dy in the block that `slice_fwd` read; all of dx is set; rows are shared."""
+    lo, hi = share(rows, w, nw)
+    n = d1 * d2 * d3 * d4 * d5
+    fill(lo * cols, hi * cols, dx, like(dx, 0))
+    sync()
+    lo, hi = max(lo, first), min(hi, first + d0)
+    dy, dx = at(dy, (lo - first) * n), at(dx, lo * cols + off)
+    if n == d5:
+        copy_lines(hi - lo, n, dy, n, 1, dx, cols)
+    else:
+        scatter(hi - lo, (d1, d2, d3, d4, d5), dy, dx, (cols, s1, s2, s3, s4, 1))
