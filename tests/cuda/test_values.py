@@ -12,6 +12,7 @@ from calcvm.ops import OPS
 from calcvm.ops.spec import Example
 from tests import rowrun
 from tests.cuda.simulated import Simulated
+from tests.cuda.test_ptx import ptx_of
 from tests.rowrun import Case, Cpu, run_row
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 100.0, -100.0, 1e-30])
@@ -131,7 +132,14 @@ def test_broadcasts(name, a, b, threads, monkeypatch):
             np.testing.assert_array_equal(got[f"d{row.name[-1]}"], sums[row.name])
 
 
-# ---------------------------------------------------------------- alignment
+# ---------------------------------------------------------------- quads
+@pytest.mark.parametrize("name", ["relu_bwd", "add_fwd", "dropout_fwd", "concat_bwd_a"])
+def test_wide_accesses(name):
+    text = ptx_of(name, "float32")
+    assert "ld.global.v4.f32" in text and "st.global.v4.f32" in text
+    assert "ld.global.v2.f64" in ptx_of(name, "float64")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_any_alignment(dtype):
     """Elements from anywhere to anywhere, of operands that lie anywhere."""
