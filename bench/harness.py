@@ -27,7 +27,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 REPEATS, QUICK_REPEATS = 7, 2
-PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "jax", "jaxlib", "scikit-learn")
+PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scipy", "torch", "jax", "jaxlib", "scikit-learn")
 
 
 # ---------------------------------------------------------------- timing

@@ -1,15 +1,19 @@
 """Write ``bench/RESULTS.md`` from the stored results: ``python -m bench.report``.
 
-The one way numbers get there: none is typed.
+The one way numbers get there: none is typed.  Workloads are measured on different machines and days; the section of one
+without a stored result here is kept as it is.
 """
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from bench.gpu import NOT_MEASURED
 from bench.harness import RESULTS, ROOT, TARGET_HEADER, format_table, number, say, target_rows
 
 OUTPUT = ROOT / "bench" / "RESULTS.md"
+GPU = "On a GPU"  # where titles of what ran there begin
 INTRODUCTION = """# Measured results
 
 Written by `python -m bench.report` from the last runs of the commands below; do not edit.
@@ -22,38 +26,56 @@ peak and copy bandwidth allow over the time taken.
 
 
 def main() -> None:
-    """Write the report of every workload that has a stored result."""
+    """Write the report: of every workload that has a stored result, and of the others what it says already."""
     stored = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-    if not stored:
+    old_targets, sections = written(OUTPUT.read_text() if OUTPUT.exists() else "")
+    if not stored and not sections:
         say("nothing is measured yet: python -m bench all")
         return
+    found = [t for data in stored for t in data["targets"]]
+    numbers = {t["number"] for t in found}
+    targets = [row for row in old_targets if row[0] not in numbers] + target_rows(found)
+    targets.sort(key=lambda row: (row[0][0], float(row[0][1:])))
+    sections |= {data["title"]: section(data) for data in stored}
+    sections.pop(GPU, None)
+    if not any(title.startswith(GPU) for title in sections):
+        sections[GPU] = f"`python -m bench gpu`: {NOT_MEASURED}."
     parts = [INTRODUCTION]
-    targets = sorted(
-        (t for data in stored for t in data["targets"]), key=lambda t: (t["number"][0], float(t["number"][1:]))
-    )
     if targets:
-        reached = sum(t["reached"] for t in targets)
-        parts += [
-            "## Targets",
-            f"{reached} of {len(targets)} reached.",
-            format_table(TARGET_HEADER, target_rows(targets)),
-        ]
-    for data in stored:
-        machine, limits = data["machine"], data["limits"]
-        versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-        parts += [
-            f"## {data['title']}",
-            f"`{data['command']}`, {machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['system']}; "
-            f"one core's FMA peak {number(limits['fma_gflops'])} GFLOP/s, copy {number(limits['copy_gbs'])} GB/s; "
-            f"{versions}.",
-        ]
-        for table in data["tables"]:
-            parts += [f"### {table['title']}", format_table(table["header"], table["rows"])]
-        parts += [f"![{p['title']}]({RESULTS.name}/{p['file']})" for p in data.get("pictures", [])]
-        if data["notes"]:
-            parts.append("\n".join(f"- {note}" for note in data["notes"]))
+        reached = sum(row[-1] == "reached" for row in targets)
+        parts += ["## Targets", f"{reached} of {len(targets)} reached.", format_table(TARGET_HEADER, targets)]
+    parts += [f"## {title}\n\n{text}" for title, text in sections.items()]
     OUTPUT.write_text("\n\n".join(part.strip() for part in parts) + "\n")
     say(f"wrote {OUTPUT.relative_to(ROOT)}")
+
+
+def section(data: dict[str, Any]) -> str:
+    """One workload's machine, tables, pictures and notes."""
+    machine, limits = data["machine"], data["limits"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    parts = [
+        f"`{data['command']}`, {machine['date']}: {machine['cpu']}, {machine['cores']} cores, {machine['system']}; "
+        f"one core's FMA peak {number(limits['fma_gflops'])} GFLOP/s, copy {number(limits['copy_gbs'])} GB/s; "
+        f"{versions}.",
+    ]
+    if "gpu" in data:
+        parts.append(f"GPU: {data['gpu']['text']}.")
+    for table in data["tables"]:
+        parts += [f"### {table['title']}", format_table(table["header"], table["rows"])]
+    parts += [f"![{p['title']}]({RESULTS.name}/{p['file']})" for p in data.get("pictures", [])]
+    if data["notes"]:
+        parts.append("\n".join(f"- {note}" for note in data["notes"]))
+    return "\n\n".join(parts)
+
+
+def written(report: str) -> tuple[list[list[str]], dict[str, str]]:
+    """Rows of the target table, and the sections by title, of a report that `main` wrote."""
+    sections = {}
+    for part in report.split("\n## ")[1:]:
+        title, _, text = part.partition("\n")
+        sections[title.strip()] = text.strip()
+    lines = [line for line in sections.pop("Targets", "").splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines], sections
 
 
 if __name__ == "__main__":
