@@ -1,4 +1,4 @@
-"""The device blas: the same training through SciPy's BLAS."""
+"""Devices: BLAS trains the same; what is of another device is refused; frames of the host."""
 
 import sys
 
@@ -7,6 +7,10 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
+from calcvm.kernels_cpu import find
+from calcvm.ops.spec import OPCODES
+from calcvm.vm.binding import bind
+from calcvm.vm.frame import Frame, HostMemory
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -21,9 +25,8 @@ def test_blas_trains_as_cpu_does(dtype, batch):
         model = cv.Model(net, input_shape=(20,), optimizer=cv.Adam(0.01), batch_size=batch, dtype=dtype, device=device)
         losses.append([model.step(X, y) for _ in range(20)])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4 if dtype == "float32" else 1e-10)
-    from calcvm.kernels_cpu._common import KERNELS
-
-    assert KERNELS["linear_fwd"].address(dtype, "blas") != KERNELS["linear_fwd"].address(dtype)
+    kernel = find("linear_fwd")
+    assert kernel.address(dtype, "blas") != kernel.address(dtype)
 
 
 def test_blas_matmul_in_every_layout():
@@ -55,3 +58,183 @@ def test_unknown_devices_and_teams_are_refused():
     for options, message in (({"device": "tpu"}, "tpu"), ({"device": "blas", "workers": 2}, "workers=1")):
         with pytest.raises(cv.CalcError, match=message):
             cv.Model(nn.Linear(2), input_shape=(2,), optimizer=cv.Adam(), batch_size=1, **options)
+
+
+# ---------------------------------------------------------------- the device cuda, without one
+def small_graph():
+    net = nn.Linear(3) >> nn.Tanh() >> nn.Linear(2)
+    return cv.build_graph(net, (4,), "softmax_cross_entropy", cv.Adam())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cuda", "mode": "warp"}, "mode 'warp': take one of grid, graph, fleet"),
+        ({"device": "cuda", "precision": "float16"}, "precision 'float16': take one of float32, tf32"),
+        ({"device": "cuda", "precision": "tf32", "dtype": "float64"}, "not of dtype 'float64'"),
+        ({"device": "cuda", "mode": "fleet", "workers": 2}, "workers=1"),
+        ({"mode": "grid"}, "of device 'cuda'"),
+        ({"device": "blas", "precision": "tf32"}, "of device 'cuda'"),
+    ],
+)
+def test_unknown_modes_and_precisions_are_refused(options, message):
+    with pytest.raises(cv.CalcError, match=message):
+        cv.plan(small_graph(), batch_size=8, **options)
+
+
+def test_a_row_without_a_cuda_kernel_is_named(monkeypatch):
+    monkeypatch.setattr("calcvm.kernels_cuda.kernels", lambda: {"linear_fwd": None})
+    with pytest.raises(cv.UnsupportedOperator, match=r"row '(?!linear_fwd)\w+' \(of .+\) has no CUDA kernel.*'cpu'"):
+        cv.plan(small_graph(), batch_size=8, device="cuda", mode="grid", workers=2)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """As if there were a CUDA kernel for every row."""
+    monkeypatch.setattr("calcvm.kernels_cuda.kernels", lambda: {spec.name: None for spec in OPCODES.values()})
+
+
+@pytest.mark.parametrize("mode", ["grid", "graph", "fleet"])
+def test_a_program_says_how_it_is_run(mode, kernels):
+    workers = 1 if mode == "fleet" else 40
+    program = cv.compile(small_graph(), batch_size=8, device="cuda", mode=mode, workers=workers)
+    assert [program.info[name] for name in ("device", "mode", "precision")] == ["cuda", mode, "float32"]
+    assert program.workers == workers
+    host = cv.compile(small_graph(), batch_size=8)
+    assert host.info["device"] == "cpu" and not {"mode", "precision"} & {*host.info}
+
+
+def test_blocks_are_more_than_a_team_may_have(kernels):
+    graph = small_graph()
+    assert cv.compile(graph, batch_size=2, device="cuda", mode="grid", workers=2000).workers == 2000
+    for device, workers in (("cuda", 65536), ("cpu", 2000)):
+        mode = "grid" if device == "cuda" else None
+        with pytest.raises(cv.ProgramError, match=f"workers is {workers}"):
+            cv.compile(graph, batch_size=2, device=device, mode=mode, workers=workers)
+
+
+def test_programs_and_heaps_of_other_devices_are_refused(kernels):
+    graph = small_graph()
+    program = cv.compile(graph, batch_size=8, device="cuda", mode="grid", workers=2)
+    heap = cv.CalcHeap("1 MiB")
+    with pytest.raises(cv.CalcError, match=r"compiled for 'cuda', the heap is of device 'cpu': .*device='cuda'\)"):
+        heap.load(program)
+    assert not heap.names and heap.free_bytes == heap.nbytes
+    with pytest.raises(cv.CalcError, match="compiled for 'cuda'"):
+        cv.Fleet("1 MiB").add(program, data=(np.zeros((8, 4)), np.zeros(8, int)))
+    with pytest.raises(cv.CalcError, match="device 'tpu'"):
+        cv.CalcHeap("1 MiB", device="tpu")
+    pytest.importorskip("scipy")
+    blas = cv.compile(graph, batch_size=8, device="blas")
+    for device in ("cpu", "blas"):
+        assert cv.CalcHeap("1 MiB", device=device).load(blas).program is blas
+
+
+# ---------------------------------------------------------------- frames of the host
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_frame_reads_and_writes(dtype):
+    program = cv.compile(small_graph(), batch_size=8, dtype=dtype, workers=1)
+    model = cv.CalcHeap(2 * program.heap_bytes).load(program, seed=1)
+    weight, state = program.by_name["linear_1.weight"], program.by_name[model.binding.training(None)["hyper"]]
+    with model as frame:
+        assert frame.writable
+        view = frame.cells(weight)
+        frame.write(weight, np.arange(3.0))
+        assert view.shape == (4, 3) and (view == [0, 1, 2]).all()  # live, broadcast, converted
+        assert frame.scalar(weight.offset + 2) == 2
+        words = np.linspace(0, 1, state.elems.b * program.itemsize // 8)
+        frame.write(state, words.view(dtype), (state.elems.b,))
+        np.testing.assert_array_equal(frame.cells(state, (state.elems.b,)).view(np.float64), words)
+        whole, image = frame.snapshot(), frame.get_image()
+        frame.clear_symbol(weight)
+        assert not view.any() and frame.cells(state, (state.elems.b,)).any()
+        frame.set_image(image)
+        assert (view == [0, 1, 2]).all()
+        frame.clear()
+        assert not frame.elements.any()
+        frame.fill(whole)
+        np.testing.assert_array_equal(frame.elements, whole)
+        blank = frame.blank()
+        blank[weight.offset] = 5
+        frame.fill(blank)
+        assert frame.scalar(weight.offset) == 5 and frame.bytes.any() and not view.reshape(-1)[1:].any()
+
+
+@pytest.mark.parametrize("open", [False, True])
+def test_a_frame_is_kept_and_restored(open):  # noqa: A002
+    program = cv.compile(small_graph(), batch_size=8, workers=1)
+    binding = bind(program)
+    frame = HostMemory(program.heap_bytes).frame(binding, 0, program.heap_bytes)
+    store = cv.MemoryStore()
+    frame.elements[:] = np.arange(1, program.heap_elems + 1)
+    image, opened = frame.get_image(), frame.get_image(open=True)
+    start, stop = binding.opened if open else binding.image
+    assert len(opened) > len(image) and image.base is None
+    assert frame.keep(store, "a", {}, open) == stop - start
+    frame.elements[:] = -1
+    assert frame.trap() == (-1, -1) and frame.trap() == (0, 0)
+    frame.elements[:2] = 1, 2
+    assert frame.restore(store, "a", open) == stop - start
+    np.testing.assert_array_equal(frame.get_image(open), opened if open else image)
+    gradients = frame.bytes[slice(*binding.gradient)].view(program.dtype)
+    assert frame.trap() == (0, 0) and gradients.any() == open  # without: as between two learning batches
+    frame.elements[:] = 1
+    frame.clear_padding()
+    assert not frame.elements[binding.padding].any() and frame.elements.sum() == program.heap_elems - len(
+        binding.padding
+    )
+
+
+def test_a_trap_is_raised_once():
+    model = cv.Model(nn.Linear(2), input_shape=(2,), optimizer=cv.SGD(0.1), batch_size=1)
+    with model.resident as frame:
+        frame.elements[:2] = 1, 1
+        with pytest.raises(cv.Trap, match="row 1 .*label"):
+            frame.check()
+        frame.check()
+
+
+class Copies(Frame):
+    """A frame as a device with memory of its own has it: what it gives are copies."""
+
+    __slots__ = ()
+    writable = False
+
+    def cells(self, symbol, shape=None):
+        return super().cells(symbol, shape).copy()
+
+    def blank(self):
+        return np.zeros_like(self.elements)
+
+
+def test_models_of_frames_that_copy_train_as_others(monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((50, 4), dtype=np.float32), rng.integers(0, 2, 50)
+    net = nn.Linear(3) >> nn.Tanh() >> nn.Dropout(0.2) >> nn.Linear(2)
+
+    def train():
+        models = [
+            cv.Model(net, input_shape=(4,), optimizer=cv.Adam(), batch_size=8, learning_batch=learning, seed=3)
+            for learning in (None, 16)
+        ]
+        told = []
+        for k, model in enumerate(models):
+            model.hyper["learning_rate"] = 0.02
+            told += [model.step(X[:8], y[:8]), *model.fit(X, y, epochs=2, validation=0.2, progress=False)["val_loss"]]
+            model.save(tmp_path / f"{k}.model")
+            again, copied = cv.load(tmp_path / f"{k}.model"), cv.Model.on(model.resident.copy(heap=cv.CalcHeap("1 MB")))
+            told += [a.tobytes() for m in (model, again, copied) for a in (*m.parameters.values(), m.predict(X))]
+        return model, told
+
+    _, expected = train()
+    monkeypatch.setattr("calcvm.vm.frame.Frame", Copies)
+    model, told = train()
+    assert told == expected
+    resident = model.resident
+    assert not resident.tenant.exposed
+    with pytest.raises(ValueError, match="read-only"):
+        model.parameters["linear_1.bias"][0] = 1
+    monkeypatch.setattr(resident.heap.device, "name", "cuda")
+    for name in ("elements", "heap_address"):
+        with pytest.raises(cv.CalcError, match="memory of device 'cuda'"):
+            getattr(resident, name)

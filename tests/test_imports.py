@@ -28,7 +28,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "kernels_cuda": ({"errors"}, {"numba", "numba_cuda", "numpy", "llvmlite"}),
     "vm": ({"errors", "ops", "init", "kernels_cpu", "kernels_cuda"}, {"numba", "numpy", "llvmlite", "scipy"}),
     "progress": ({"errors"}, {"rich"}),
-    "compiler": ({"errors", "ops", "graph", "lowering", "planner", "vm"}, set()),
+    "compiler": ({"errors", "ops", "graph", "lowering", "planner", "vm", "kernels_cuda"}, set()),
     "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
     "fleet": ({"errors", "compiler", "model", "progress", "vm"}, {"numpy"}),
     "ensemble": ({"errors", "model", "ops", "vm"}, {"numpy"}),

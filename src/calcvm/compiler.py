@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from calcvm import planner
-from calcvm.errors import CalcError, PlanError
+from calcvm import kernels_cuda, planner
+from calcvm.errors import CalcError, DeviceError, MissingExtra, PlanError, UnsupportedOperator
 from calcvm.graph import CalcGraph
 from calcvm.lowering import lower
 from calcvm.ops.dims import Affine
@@ -16,11 +16,13 @@ from calcvm.ops.spec import evaluate
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
 from calcvm.vm.assemble import assemble
+from calcvm.vm.device import DEVICES, n_cores
 from calcvm.vm.heap import parse_bytes
 from calcvm.vm.program import Program
 
 ITEMSIZE = {"float32": 4, "float64": 8}
-DEVICES = ("cpu", "blas")
+MODES = ("grid", "graph", "fleet")
+PRECISIONS = ("float32", "tf32")
 # A team pays once its share of a step's arithmetic exceeds its barriers (about 0.1 us each, and the lines
 # that move between caches): see bench/RESULTS.md.
 TEAM_FLOPS = 2e6
@@ -36,6 +38,8 @@ def plan(
     workers: int | None = None,
     accumulate: bool = True,
     keep: Iterable[str] = (),
+    mode: str | None = None,
+    precision: str = "float32",
 ) -> Plan:
     """What a graph needs: order, offsets, bytes.  Allocates nothing.
 
@@ -46,34 +50,48 @@ def plan(
     memory : int or str, optional
         Hard cap of the heap in bytes, or a text such as ``"64 MiB"``.
     dtype : "float32" or "float64"
-    device : "cpu" (own kernels) or "blas" (matrix products through SciPy; extra ``blas``)
+    device : "cpu" (own kernels), "blas" (matrix products through SciPy; extra ``blas``) or "cuda" (extra ``cuda``)
     workers : int, optional
-        Largest team; by default the machine's cores where a step is long enough to share, else 1.
+        Largest team; by default the machine's cores where a step is long enough to share, else 1.  On "cuda" thread
+        blocks; by default what the cost model finds fastest.
     accumulate : bool
         Whether several rounds may precede an optimize (gradients persist and add up).  Otherwise large
         parameters are updated inside the backward, which saves their gradients' memory.
     keep : names of results that stay readable after a step.
+    mode : "grid", "graph" or "fleet", optional
+        How "cuda" runs the program: all rows in one kernel, a launch a row, or as one of many models, by one block.
+        By default the faster of the first two, by the cost model.
+    precision : "float32" or "tf32"
+        Of the matrix products on "cuda"; "tf32" rounds their factors to 10 bits.
 
     Raises
     ------
     PlanError : it does not fit, with ``needed`` and ``allowed`` bytes.
+    UnsupportedOperator : the device has no kernel for a row.
     """
     if dtype not in ITEMSIZE:
         raise CalcError(f"dtype {dtype!r}: take 'float32' or 'float64'")
     if device not in DEVICES:
         raise CalcError(f"device {device!r}: take one of {', '.join(DEVICES)}")
+    _check_options(device, dtype, workers, mode, precision)
     if batch_size is None and memory is None:
         raise PlanError("give batch_size= or memory=: how large may a batch be?")
     keep = tuple(keep)
 
-    def planned(team: int) -> Plan:
-        lowered, facts = lower(graph, dtype=dtype, workers=team, accumulate=accumulate, keep=keep)
-        lowered = replace(lowered, info={"dtype": dtype, "device": device, "facts": facts})
-        budget = None if memory is None else parse_bytes(memory)
-        return planner.plan(lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team)
+    gpu = device == "cuda"
+    budget = None if memory is None else parse_bytes(memory)
 
-    if device == "blas" and workers not in (None, 1):
-        raise CalcError("device 'blas': programs run with workers=1; BLAS has threads of its own")
+    def planned(team: int) -> Plan:
+        lowered, facts = lower(graph, dtype=dtype, workers=team, gpu=gpu, accumulate=accumulate, keep=keep)
+        lowered = replace(lowered, info={"dtype": dtype, "device": device, "facts": facts})
+        if gpu:
+            _check_kernels(lowered)
+        return planner.plan(
+            lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu
+        )
+
+    if gpu:
+        return _planned_for_gpu(planned, mode, workers, precision)
     if workers is not None or device == "blas":
         return planned(workers or 1)
     alone = planned(1)
@@ -86,9 +104,60 @@ def plan(
         return alone
 
 
-def n_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _check_options(device: str, dtype: str, workers: int | None, mode: str | None, precision: str) -> None:
+    """What a device does not know is refused."""
+    if mode not in (None, *MODES):
+        raise CalcError(f"mode {mode!r}: take one of {', '.join(MODES)}")
+    if precision not in PRECISIONS:
+        raise CalcError(f"precision {precision!r}: take one of {', '.join(PRECISIONS)}")
+    if device != "cuda" and (mode is not None or precision != "float32"):
+        raise CalcError(f"device {device!r} has no mode and no precision: they are of device 'cuda'")
+    if precision == "tf32" and dtype != "float32":
+        raise CalcError(f"precision 'tf32' is of float32, not of dtype {dtype!r}")
+    if mode == "fleet" and workers not in (None, 1):
+        raise CalcError("mode 'fleet': a model is run by one thread block, workers=1")
+    if device == "blas" and workers not in (None, 1):
+        raise CalcError("device 'blas': programs run with workers=1; BLAS has threads of its own")
+
+
+def _check_kernels(lowered: Lowered) -> None:
+    """Every row has a CUDA kernel."""
+    kernels = kernels_cuda.kernels()
+    for s in lowered.statements:
+        if s.spec.name not in kernels:
+            raise UnsupportedOperator(f"row {s.spec.name!r} (of {s.label}) has no CUDA kernel; take device='cpu'")
+
+
+def _planned_for_gpu(planned: Callable[[int], Plan], mode: str | None, workers: int | None, precision: str) -> Plan:
+    """The plan for a mode and thread blocks; what is not given is the cost model's choice."""
+    if mode == "fleet":
+        workers = 1
+    try:
+        plan = planned(workers or 2)  # two have the barriers and the scratch of several
+    except PlanError:
+        if workers is not None:
+            raise
+        plan, workers = planned(1), 1
+    if mode is None or workers is None:
+        from calcvm.vm.cuda.cost import choose
+
+        mode, workers = choose(plan, _figures(), mode, workers)
+        if workers != plan.workers:
+            with suppress(PlanError):  # their scratch does not fit
+                plan = planned(workers)
+    info = {**plan.lowered.info, "mode": mode, "precision": precision}
+    return replace(plan, lowered=replace(plan.lowered, info=info))
+
+
+def _figures() -> Any:
+    """Those of this machine's GPU; where there is none, the ones assumed."""
+    from calcvm.vm.cuda.cost import Figures
+    from calcvm.vm.cuda.device import cuda
+
+    try:
+        return cuda().figures
+    except (DeviceError, MissingExtra):
+        return Figures()
 
 
 plan_of = plan  # under a name that `compile` does not use itself
@@ -122,4 +191,5 @@ def compile(  # noqa: A001
     info = plan.lowered.info
     facts = dict(vars(info["facts"]))
     constants = facts.pop("constants")
-    return assemble(plan.lowered, plan, info["dtype"], {**facts, "device": info["device"]}, constants)
+    device = {name: info[name] for name in ("device", "mode", "precision") if name in info}
+    return assemble(plan.lowered, plan, info["dtype"], {**facts, **device}, constants)

@@ -76,7 +76,7 @@ class Model:
         Shape of one target (default: a label for softmax_cross_entropy, else the output's shape).
     preprocess : nn.Layer, optional
         Layers without parameters applied to the raw input, as a path of their own.
-    seed, dtype, workers, memory, device : see `calcvm.plan`.
+    seed, dtype, workers, memory, device, mode, precision : see `calcvm.plan`.
     """
 
     def __init__(
@@ -95,6 +95,8 @@ class Model:
         dtype: str = "float32",
         device: str = "cpu",
         workers: int | None = None,
+        mode: str | None = None,
+        precision: str = "float32",
         heap: CalcHeap | None = None,
         name: str | None = None,
     ):
@@ -102,7 +104,7 @@ class Model:
         accumulate = learning_batch is not None
         self._plan: Plan | None = compiler.plan(
             graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
-            accumulate=accumulate,
+            accumulate=accumulate, mode=mode, precision=precision,
         )  # fmt: skip
         program = compiler.compile(graph, plan=self._plan)
         if learning_batch is not None and learning_batch < program.batch_size:

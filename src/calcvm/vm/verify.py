@@ -38,6 +38,7 @@ from calcvm.vm.program import FORMAT_VERSION, ITEMSIZE, Program, Symbol
 RESERVED = 16  # elements at the heap's start that no operand may touch
 MAX_BATCH = 2**40
 MAX_WORKERS = 1024
+MAX_BLOCKS = 65535  # of device cuda, whose workers are thread blocks
 MAX_HEAP = 2**48
 EMPTY_LIMIT = 2**20  # work that a row of size zero may imply, whatever the heap
 LATE = ("backward", "optimize", "end_round")  # phases that may change parameters
@@ -331,16 +332,16 @@ class _Verifier:
         ):
             if array.dtype != dtype or array.shape != shape:
                 raise ProgramError(f"{name} is {array.dtype}{array.shape}, not {np.dtype(dtype)}{shape}")
+        self.slots, self.gpu = 8 // p.itemsize, int(p.info.get("device") == "cuda")
         for name, value, low, high in (
             ("batch_size", p.batch_size, 1, MAX_BATCH),
-            ("workers", p.workers, 1, MAX_WORKERS),
+            ("workers", p.workers, 1, MAX_BLOCKS if self.gpu else MAX_WORKERS),
             ("heap_elems", p.heap_elems, RESERVED, MAX_HEAP),
         ):
             if not isinstance(value, int) or not low <= value <= high:
                 raise ProgramError(f"{name} is {value}: it must be from {low} to {high}")
         if len(p.labels) != n:
             raise ProgramError(f"{len(p.labels)} labels for {n} rows")
-        self.slots, self.gpu = 8 // p.itemsize, int(p.info.get("device") == "cuda")
         self.decoded = list(zip(p.rows.tolist(), p.operand_values.tolist()))
         self.phases = [""] * n
 
