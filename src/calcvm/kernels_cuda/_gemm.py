@@ -1,8 +1,626 @@
-"""Matrix products by tiles in shared memory."""
+"""Matrix products of a thread block: C = init + A B by tiles in shared memory and registers.
+
+Tiles.  The threads of a block form a square of ``side()`` rows and columns; each computes a micro-tile of RM x RN
+elements in registers, rows ``side()`` apart and columns in groups of four neighbours, so that a warp's 4 x 8
+threads read fragments of 16 bytes that meet in no bank.  `choose` takes the micro-tile that costs least for the shape at hand.
+
+Copies.  K is walked in steps of some columns of A and rows of B.  Up to four steps lie in shared memory: later ones
+are copied asynchronously (cp.async) while one is multiplied, 16 bytes at once where rows lie so, else element by
+element with neighbouring threads on neighbouring elements, along whichever axis is contiguous.
+
+Results.  Sums go through shared memory, so that C, a bias and an activation's output are read and written row by row.
+
+Determinism.  Each element is one chain of fma over k in a block of ``kc`` summands, in order, and block sums are
+added in order, in every tile: the bits do not depend on tiles, on shares, or on a split of the sum.
+"""
+
+# ruff: noqa: F401, F821  (functions made of texts: what they use, and their names)
 
 from __future__ import annotations
 
+from typing import Any
+
+from llvmlite import ir
+from numba.cuda import types
+
+from calcvm.kernels_cuda._cuda import (
+    I32,
+    I64,
+    _asm,
+    as_f64,
+    as_i64,
+    at,
+    bit_length,
+    compiled_by,
+    device,
+    intrinsic,
+    like,
+    overload,
+    shared,
+    sync,
+    thread,
+    threads,
+)
+from calcvm.kernels_cuda._math import exp, expm1, tanh
+
+KC = 512  # summands in a block: a multiple of every step
+STAGES = 4  # steps in shared memory, at most
+SLOTS, SLOT_ELEMS = 64, 1 << 20  # partial results of a split sum, and their elements
+NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.ACTIVATIONS
+DERIVATIVE = 8  # added to an activation: multiply by its derivative instead
+SET, FROM_INIT = 0, 1  # modes
+# Words of a product's description, and how many there are.
+A, A_RS, A_KS, A_GS, B, B_KS, B_CS, B_GS, C, C_RS, INIT, INIT_RS, YA, MODE, ACT, ALPHA, SUMMANDS, BLOCK, REAL = range(
+    19
+)
+FIELDS = 32
+
 
 def shared_bytes(threads: int, itemsize: int) -> int:
-    """Shared scratch that the largest tile of a block of so many threads takes: what kernels may use."""
-    return 32 * threads * itemsize * 2
+    """Shared scratch of a block of so many threads: what kernels may use."""
+    return max(min(192 * threads, 47104), 8192)
+
+
+# ---------------------------------------------------------------- what the device offers beside _cuda
+def _fma(tc, x, y, z):
+    return x(x, x, x), lambda ctx, b, sig, args: b.fma(*args)
+
+
+@compiled_by(_fma)
+def fma(x, y, z):
+    """x*y + z, rounded once (in the simulator twice)."""
+    return x * y + z
+
+
+def _itemsize(tc, p):
+    return types.int64(p), lambda ctx, b, sig, args: I64(p.dtype.bitwidth // 8)
+
+
+@compiled_by(_itemsize)
+def itemsize(p):
+    """Bytes of an element."""
+    return p.itemsize
+
+
+def _aligned(tc, p):
+    def build(ctx, b, sig, args):
+        return b.icmp_unsigned("==", b.and_(b.ptrtoint(args[0], I64), I64(15)), I64(0))
+
+    return types.boolean(p), build
+
+
+@compiled_by(_aligned)
+def aligned(p):
+    """Whether a pointer is at a multiple of 16 bytes."""
+    return p.ctypes.data % 16 == 0
+
+
+def _since(tc, base, p):
+    def build(ctx, b, sig, args):
+        base, p = (b.ptrtoint(x, I64) for x in args)
+        return b.ashr(b.sub(p, base), I64({32: 2, 64: 3}[sig.args[0].dtype.bitwidth]))
+
+    return types.int64(base, p), build
+
+
+@compiled_by(_since)
+def since(base, p):
+    """Elements from one pointer to another."""
+    return (p.ctypes.data - base.ctypes.data) // p.itemsize
+
+
+def _four(b: Any, p: Any, i: Any) -> Any:
+    element = p.type.pointee
+    return b.bitcast(b.gep(p, [i]), ir.VectorType(element, 4).as_pointer())
+
+
+def _load4(tc, p, i):
+    def build(ctx, b, sig, args):
+        v = b.load(_four(b, *args), align=16)
+        out = ir.Constant(ctx.get_value_type(sig.return_type), ir.Undefined)
+        for k in range(4):
+            out = b.insert_value(out, b.extract_element(v, I32(k)), k)
+        return out
+
+    return types.UniTuple(p.dtype, 4)(p, types.int64), build
+
+
+@compiled_by(_load4)
+def load4(p, i):
+    """Four neighbours, the first at a multiple of 16 bytes."""
+    return p[i], p[i + 1], p[i + 2], p[i + 3]
+
+
+def _store4(tc, p, i, w, x, y, z):
+    def build(ctx, b, sig, args):
+        v = ir.Constant(ir.VectorType(args[0].type.pointee, 4), ir.Undefined)
+        for k, value in enumerate(args[2:]):
+            v = b.insert_element(v, value, I32(k))
+        b.store(v, _four(b, *args[:2]), align=16)
+        return ctx.get_dummy_value()
+
+    return types.void(p, types.int64, *[p.dtype] * 4), build
+
+
+@compiled_by(_store4)
+def store4(p, i, w, x, y, z):
+    p[i], p[i + 1], p[i + 2], p[i + 3] = w, x, y, z
+
+
+def _to_shared(b: Any, p: Any) -> Any:
+    """The address of a pointer into shared memory, as cp.async takes it."""
+    inside = b.addrspacecast(p, ir.PointerType(p.type.pointee, 3))
+    return b.trunc(b.ptrtoint(inside, I64), I32)
+
+
+def _copy(tc, dst, i, src, j):
+    def build(ctx, b, sig, args):
+        to, src_at = _to_shared(b, b.gep(args[0], [args[1]])), b.ptrtoint(b.gep(args[2], [args[3]]), I64)
+        text = f"cp.async.ca.shared.global [$0], [$1], {dst.dtype.bitwidth // 8};"
+        ft = ir.FunctionType(ir.VoidType(), [I32, I64])
+        b.call(ir.InlineAsm(ft, text, "r,l,~{memory}", side_effect=True), [to, src_at])
+        return ctx.get_dummy_value()
+
+    return types.void(dst, types.int64, src, types.int64), build
+
+
+@compiled_by(_copy)
+def copy(dst, i, src, j):
+    """Begin to copy src[j] to dst[i], in shared memory."""
+    dst[i] = src[j]
+
+
+def _copy16(tc, dst, i, src, j, n):
+    size = dst.dtype.bitwidth // 8
+
+    def build(ctx, b, sig, args):
+        to, src_at = _to_shared(b, b.gep(args[0], [args[1]])), b.ptrtoint(b.gep(args[2], [args[3]]), I64)
+        text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+        ft = ir.FunctionType(ir.VoidType(), [I32, I64, I32])
+        n = b.trunc(args[4], I32)
+        n = b.select(b.icmp_signed(">", n, I32(0)), n, I32(0))
+        n = b.select(b.icmp_signed("<", n, I32(16 // size)), n, I32(16 // size))
+        b.call(ir.InlineAsm(ft, text, "r,l,r,~{memory}", side_effect=True), [to, src_at, b.mul(n, I32(size))])
+        return ctx.get_dummy_value()
+
+    return types.void(dst, types.int64, src, types.int64, types.int64), build
+
+
+@compiled_by(_copy16)
+def copy16(dst, i, src, j, n):
+    """Begin to copy 16 bytes from src[j] on to dst[i], in shared memory; elements from the n-th on become 0."""
+    assert aligned(at(dst, i)) and (n <= 0 or aligned(at(src, j)))
+    for k in range(16 // dst.itemsize):
+        dst[i + k] = src[j + k] if k < n else 0
+
+
+@compiled_by(_asm("cp.async.commit_group;", "~{memory}"))
+def commit():
+    """The copies begun since the last time are one group."""
+
+
+def _wait_for(n: int) -> Any:
+    @compiled_by(_asm(f"cp.async.wait_group {n};", "~{memory}"))
+    def wait():
+        """Wait until all but so many of this thread's last groups are there."""
+
+    return wait
+
+
+wait_all, wait_but_1, wait_but_2 = _wait_for(0), _wait_for(1), _wait_for(2)
+
+
+@device
+def wait_for_step(stages):
+    """Wait for the oldest of ``stages`` - 1 groups."""
+    if stages == 4:
+        wait_but_2()
+    elif stages == 3:
+        wait_but_1()
+    else:
+        wait_all()
+
+
+# ---------------------------------------------------------------- threads in a tile
+@device
+def log2(n):
+    """Whole part of the logarithm of a positive number."""
+    return bit_length(n) - 1
+
+
+@device
+def side():
+    """Rows of threads, and columns."""
+    return 1 << (log2(threads()) >> 1)
+
+
+@device
+def place():
+    """A thread's row and column.  A warp is 4 x 8 threads."""
+    t, bits = thread(), log2(threads()) >> 1
+    if bits < 3:
+        return t >> bits, t & ((1 << bits) - 1)
+    warp = t >> 5
+    across = bits - 3
+    return ((t >> 3) & 3) + 4 * (warp >> across), (t & 7) + 8 * (warp & ((1 << across) - 1))
+
+
+@device
+def described(h):
+    """The description of the product at hand: words in shared scratch."""
+    return as_i64(shared(h))
+
+
+@device
+def tiles_at(h):
+    """Where tiles lie in shared scratch, of the type of the pointer ``h``, and how many elements there are."""
+    before = 8 * FIELDS // itemsize(h)
+    return at(shared(h), before), max(min(192 * threads(), 47104), 8192) // itemsize(h) - before
+
+
+@device
+def by_minor(minors, v):
+    """How threads divide a matrix whose minor axis is contiguous, v elements at once: (first, step) on both axes."""
+    t, bits = thread(), log2(max(min(threads(), minors // v), 1))
+    return t >> bits, threads() >> bits, (t & ((1 << bits) - 1)) * v, v << bits
+
+
+@device
+def by_major(minors):
+    """The same where the major axis is contiguous: patches of 8 x 4 to a warp, which meet in no bank."""
+    t, n = thread(), threads()
+    across = min(log2(n), 3)
+    down = min(log2(n) - across, log2(minors))
+    major = (t & ((1 << across) - 1)) + ((t >> (across + down)) << across)
+    return major, n >> down, (t >> across) & ((1 << down) - 1), 1 << down
+
+
+@device
+def fetch(dst, ld, majors, minors, to_major, to_minor, src, ms, ns, how, wide, filler):
+    """dst[p*ld + q] = src[p*ms + q*ns] for p < majors, q < minors; ``filler`` up to to_major, to_minor."""
+    p, dp, first, dq = how
+    while p < to_major:
+        q = first
+        while q < to_minor:
+            if p < majors and wide:
+                copy16(dst, p * ld + q, src, p * ms + q, minors - q)
+            elif p < majors and q < minors:
+                copy(dst, p * ld + q, src, p * ms + q * ns)
+            else:
+                dst[p * ld + q] = filler
+                if wide:
+                    dst[p * ld + q + 1] = filler
+                    if itemsize(dst) == 4:
+                        dst[p * ld + q + 2] = filler
+                        dst[p * ld + q + 3] = filler
+            q += dq
+        p += dp
+
+
+# ---------------------------------------------------------------- results
+def _on_four(indent: int, formula: str) -> str:
+    return "\n".join(" " * indent + f"x{k} = " + formula.replace("#", str(k)) for k in range(4))
+
+
+_FORWARD = {
+    "RELU": "x# if x# > zero else x# * zero",
+    "LEAKY_RELU": "x# * a if x# < zero else x#",
+    "SIGMOID": "one / (one + exp(-x#))",
+    "TANH": "tanh(x#)",
+    "ELU": "a * expm1(x#) if x# < zero else x#",
+}
+_BACKWARD = {
+    "RELU": "x# if y# > zero else y# * zero",
+    "LEAKY_RELU": "x# if y# > zero else x# * a",
+    "SIGMOID": "x# * y# * (one - y#)",
+    "TANH": "x# * (one - y# * y#)",
+    "ELU": "x# if y# > zero else x# * (y# + a)",
+}
+
+
+def _branches(formulas: dict[str, str], offset: str) -> str:
+    return "\n".join(f"            if act == {n}{offset}:\n{_on_four(16, f)}" for n, f in formulas.items())
+
+
+# Four rows at once: their reads are independent, where one after the other would wait for memory four times.  A row beyond
+# the last is the thread's own first one again.
+_PUT = f'''
+def put(h, rows, cols, ld, width, off, i_off, again, whole):
+    """C's elements from ``off`` on: act(init + sum), the sum in shared memory, the activation where the sum is ``whole``;
+    ``again``: a sum is there already, and this one is added to it."""
+    p, s = described(h), tiles_at(h)[0]
+    c, c_rs = at(h, p[C] + off), p[C_RS]
+    init, init_rs, mode = (c, c_rs, FROM_INIT) if again else (at(h, p[INIT] + i_off), p[INIT_RS], p[MODE])
+    act = p[ACT] if whole else NONE
+    ya = at(h, p[YA] + off)
+    zero, one, a = like(h, 0), like(h, 1), like(h, as_f64(p)[ALPHA])
+    i_first, di, j, dj = by_minor(width, 1)
+    while j < cols:
+        i0 = i_first
+        while i0 < rows:
+            i1 = i0 + di if i0 + di < rows else i0
+            i2 = i0 + 2 * di if i0 + 2 * di < rows else i0
+            i3 = i0 + 3 * di if i0 + 3 * di < rows else i0
+{_on_four(12, "s[i# * ld + j]")}
+            if mode == FROM_INIT:
+{_on_four(16, "init[i# * init_rs + j] + x#")}
+            if act > DERIVATIVE:
+                y0, y1 = ya[i0 * c_rs + j], ya[i1 * c_rs + j]
+                y2, y3 = ya[i2 * c_rs + j], ya[i3 * c_rs + j]
+            else:
+                y0, y1, y2, y3 = x0, x1, x2, x3
+{_branches(_FORWARD, "")}
+{_branches(_BACKWARD, " + DERIVATIVE")}
+            c[i0 * c_rs + j] = x0
+            c[i1 * c_rs + j] = x1
+            c[i2 * c_rs + j] = x2
+            c[i3 * c_rs + j] = x3
+            i0 += 4 * di
+        j += dj
+'''
+
+
+# ---------------------------------------------------------------- a tile
+# Micro-tiles: rows and columns of a thread, depth of a step in float32 (half of it in float64), rounds in which results leave
+# through shared memory, cost of a summand (an instruction is 1: RM*RN products, loads of fragments, the loop).
+MICRO = (
+    (8, 8, 8, 4, 84),
+    (4, 8, 8, 2, 48),
+    (5, 4, 16, 1, 33),
+    (4, 4, 16, 1, 28),
+    (2, 4, 16, 1, 18),
+    (1, 4, 16, 1, 13),
+    (5, 1, 16, 1, 15),
+    (1, 1, 32, 1, 7),
+)
+
+_TILE = '''
+def tile_{RM}x{RN}(h, i, j, m, n, first, last, off):
+    """The tile of m x n elements at (i, j) of a `product`, {RM} x {RN} a thread: its summands from ``first`` to ``last``.
+    C is ``off`` elements further on."""
+    p = described(h)
+    S, kc, real = p[SUMMANDS], p[BLOCK], p[REAL] - i
+    a_rs, a_ks, a_gs = p[A_RS], p[A_KS], p[A_GS]
+    b_ks, b_cs, b_gs = p[B_KS], p[B_CS], p[B_GS]
+    a, b = at(h, p[A] + i * a_rs), at(h, p[B] + j * b_cs)
+    y, x = place()
+    d = side()
+    depth, v = {depth} * 4 // itemsize(h), 16 // itemsize(h)
+    lda, ldb = depth + v, d * {RN} + v
+    size = d * {RM} * lda + depth * ldb
+    s, room = tiles_at(h)
+    stages = 4 if 4 * size <= room else 3 if 3 * size <= room else 2
+    a_wide = a_ks == 1 and aligned(a) and ((a_rs | a_gs) & (v - 1)) == 0 and ((S & (v - 1)) == 0 or last <= S)
+    b_wide = b_cs == 1 and aligned(b) and ((b_ks | b_gs) & (v - 1)) == 0
+    a_how = by_minor(depth, v if a_wide else 1) if a_ks == 1 else by_major(depth)
+    b_how = by_minor(d * {RN}, v if b_wide else 1) if b_cs == 1 else by_major(d * {RN})
+    zero, one = like(h, 0), like(h, 1)
+    to, slot, out = first, 0, 0  # the next summand to be copied; the parts of shared memory to copy to, to multiply from
+    g = to // S if to >= S and S > 0 else 0
+    k = to - g * S
+    done = to
+    of_k = k  # place of the next summand to be multiplied in its product
+    while True:
+        stop = min(done + kc, last)
+{clear}
+        ahead = 1 - stages
+        while done < stop:
+            if ahead >= 0:
+                wait_for_step(stages)
+                sync()
+            if to < stop:
+                there = min(min(depth, S - k), stop - to)
+                full = (there + 3) & -4
+                q = at(s, slot * size)
+                fetch(q, lda, real, there, m, full, at(a, g * a_gs + k * a_ks), a_rs, a_ks, a_how, a_wide, one)
+                q = at(q, d * {RM} * lda)
+                fetch(q, ldb, there, n, full, n, at(b, g * b_gs + k * b_ks), b_ks, b_cs, b_how, b_wide, zero)
+                slot = slot + 1 if slot + 1 < stages else 0
+                to += there
+                k += there
+                if k == S:
+                    k = 0
+                    g += 1
+            commit()
+            if ahead >= 0:
+                there = min(min(depth, S - of_k), stop - done)
+                pa = out * size + y * lda
+                pb = out * size + d * {RM} * lda + x * {group}
+                end = pa + there
+                while pa < end:
+{multiply}
+                    pa += 4
+                out = out + 1 if out + 1 < stages else 0
+                done += there
+                of_k = of_k + there if of_k + there < S else 0
+            ahead += 1
+        sync()
+        again, finished = done > first + kc, done >= last
+{leave}
+        if finished:
+            return
+'''
+
+
+def _tile(RM: int, RN: int, depth: int, rounds: int) -> str:
+    group = min(RN, 4)
+    clear = [" = ".join(f"c{i}_{j}" for j in range(RN)) + " = zero" for i in range(RM)]
+    multiply = [f"a{i}_0, a{i}_1, a{i}_2, a{i}_3 = load4(s, pa + {i} * d * lda)" for i in range(RM)]
+    for q in range(4):
+        if RN == 1:
+            multiply.append("b0 = s[pb]")
+        for j in range(0, RN if RN > 1 else 0, 4):
+            multiply.append(f"b{j}, b{j + 1}, b{j + 2}, b{j + 3} = load4(s, pb + {j} * d)")
+        multiply += [f"c{i}_{j} = fma(a{i}_{q}, b{j}, c{i}_{j})" for i in range(RM) for j in range(RN)]
+        multiply.append("pb += ldb")
+    leave, step = [], -(-RM // rounds)
+    for r in range(0, RM, step):
+        leave.append(f"if m > {r} * d:")
+        for i in range(r, min(r + step, RM)):
+            row = f"({i - r} * d + y) * ldb + x * {group}"
+            if RN == 1:
+                leave.append(f"    s[{row}] = c{i}_0")
+            for j in range(0, RN if RN > 1 else 0, 4):
+                leave.append(f"    store4(s, {row} + {j} * d, " + ", ".join(f"c{i}_{j + k}" for k in range(4)) + ")")
+        leave += [
+            "    sync()",
+            f"    put(h, min(m - {r} * d, {step} * d), n, ldb, d * {RN}, off + (i + {r} * d) * p[C_RS] + j, "
+            f"(i + {r} * d) * p[INIT_RS] + j, again, finished)",
+            "    sync()",
+        ]
+
+    def lines(found: list[str], indent: int) -> str:
+        return "\n".join(" " * indent + line for line in found)
+
+    return _TILE.format(
+        RM=RM, RN=RN, depth=depth, group=group,
+        clear=lines(clear, 8), multiply=lines(multiply, 20), leave=lines(leave, 8),
+    )  # fmt: skip
+
+
+@intrinsic
+def _called(tc):
+    """Mark the function that it stands in: LLVM shall call it, and not copy it to wherever it is used."""
+
+    def codegen(ctx, b, sig, args):
+        b.function.attributes.add("noinline")
+        return ctx.get_dummy_value()
+
+    return types.void(), codegen
+
+
+def _define(text: str) -> None:
+    """Make a device function of a text, compiled once and called."""
+    head, body = text.strip().split("):\n", 1)
+    scope: dict[str, Any] = {}
+    exec(compile(text, __file__, "exec"), globals(), scope)
+    ((name, fn),) = scope.items()
+    exec(compile(f"{head}):\n    _called()\n{body}", __file__, "exec"), globals(), scope)
+    native = scope[name]
+    overload(fn, strict=False)(lambda *arguments: native)
+    globals()[name] = fn
+
+
+def _tile_of() -> str:
+    """A tile by its number."""
+    body = [
+        f"    if which == {k}:\n        tile_{RM}x{RN}(h, i, j, m, n, first, last, off)"
+        for k, (RM, RN, *_) in enumerate(MICRO)
+    ]
+    return "def tile(which, h, i, j, m, n, first, last, off):\n" + "\n".join(body)
+
+
+def _choose() -> str:
+    """The cheapest micro-tile for m x n results, each in ``parts`` parts, by ``nw`` workers; its rows and columns of elements."""
+    lines = [
+        "def choose(m, n, parts, nw):",
+        "    d, bits = side(), log2(side())",
+        "    down, across = (m + d - 1) >> bits, (n + d - 1) >> bits",
+        "    best = (m + d) * (n + d) * (parts + nw) * 1000",
+    ]
+    for k, (RM, RN, _, _, cost) in enumerate(MICRO):
+        lines += [
+            f"    tiles = (down + {RM - 1}) // {RM} * ((across + {RN - 1}) // {RN}) * parts",
+            f"    cost = (tiles + nw - 1) // nw * {cost} if nw > 1 else tiles * {cost}",
+            "    if cost < best:",
+            f"        best, which, rows, cols = cost, {k}, {RM} * d, {RN} * d",
+        ]
+    lines[4:4] = [f"    which, rows, cols = 0, {MICRO[0][0]} * d, {MICRO[0][1]} * d"]
+    return "\n".join([*lines, "    return which, rows, cols"])
+
+
+_define(_PUT)
+for _micro in MICRO:
+    _define(_tile(*_micro[:4]))
+_define(_tile_of())
+_define(_choose())
+
+
+# ---------------------------------------------------------------- products
+@device
+def product(
+    h, S, kc, real, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs, c, c_rs, init, init_rs, mode, act, alpha, ya
+):  # fmt: skip
+    """Describe what `gemm` and `partial_sums` shall compute: C[i,j] = act(INIT + sum_f A[i,f] * B[f,j]).
+
+    f = g*S + k: A[i,f] = a[g*a_gs + i*a_rs + k*a_ks], B[f,j] = b[g*b_gs + k*b_ks + j*b_cs]; A's rows from ``real`` on
+    are 1.  INIT is 0 in mode SET, init[i*init_rs + j] in FROM_INIT.  C's and ya's rows are ``c_rs`` apart.  ``kc``
+    summands are one chain.  The description lies in shared memory, where it takes no registers of the tiles.
+    """
+    p = described(h)
+    if thread() == 0:
+        p[A], p[A_RS], p[A_KS], p[A_GS] = since(h, a), a_rs, a_ks, a_gs
+        p[B], p[B_KS], p[B_CS], p[B_GS] = since(h, b), b_ks, b_cs, b_gs
+        p[C], p[C_RS], p[INIT], p[INIT_RS], p[YA] = since(h, c), c_rs, since(h, init), init_rs, since(h, ya)
+        p[MODE], p[ACT], p[SUMMANDS], p[BLOCK], p[REAL] = mode, act, S, kc, real
+        as_f64(p)[ALPHA] = alpha
+    sync()
+
+
+@device
+def gemm(h, m, n, last):
+    """The m x n elements of the `product` described, of ``last`` summands, by this block alone."""
+    which, rows, cols = choose(m, n, 1, 1)
+    i = 0
+    while i < m:
+        j = 0
+        while j < n:
+            tile(which, h, i, j, min(rows, m - i), min(cols, n - j), 0, last, 0)
+            j += cols
+        i += rows
+
+
+@device
+def summands(last, elems):
+    """Summands in a block, for results of so many elements: of few elements, partial sums may be many."""
+    slots = min(max(SLOT_ELEMS // max(elems, 1), 1), SLOTS)
+    if last <= KC * slots:
+        return KC
+    return (last + KC * slots - 1) // (KC * slots) * KC
+
+
+@device
+def worth_splitting(last, kc, elems):
+    """Whether all workers should compute partial sums of a result that is shared by rows."""
+    return last > kc or (last > 128 and elems >= 1 << 18)
+
+
+@device
+def partial_sums(h, w, nw, m, n, last, kc):
+    """The sums of each block of ``kc`` summands, an (m, n) result after the other; all workers share tiles of blocks."""
+    blocks = (last + kc - 1) // kc
+    which, rows, cols = choose(m, n, blocks, nw)
+    down, across = (m + rows - 1) // rows, (n + cols - 1) // cols
+    unit = w
+    while unit < down * across * blocks:
+        part = unit // (down * across)
+        i = unit // across - part * down
+        j = (unit - (part * down + i) * across) * cols
+        i *= rows
+        first = part * kc
+        tile(which, h, i, j, min(rows, m - i), min(cols, n - j), first, min(first + kc, last), part * m * n)
+        unit += nw
+
+
+@device
+def add_up(lo, hi, last, kc, elems, ws, c, acc):
+    """c[i] (+)= sum of the blocks' partial sums ws[p*elems + i], in order, for i in [lo, hi)."""
+    blocks = (last + kc - 1) // kc
+    i = lo + thread()
+    while i < hi:
+        p, x = 1, ws[i]
+        if acc:
+            x = c[i] + x
+        while p + 3 < blocks:
+            x0, x1 = ws[p * elems + i], ws[(p + 1) * elems + i]
+            x2, x3 = ws[(p + 2) * elems + i], ws[(p + 3) * elems + i]
+            x = x + x0
+            x = x + x1
+            x = x + x2
+            x = x + x3
+            p += 4
+        while p < blocks:
+            x = x + ws[p * elems + i]
+            p += 1
+        c[i] = x
+        i += threads()

@@ -27,6 +27,26 @@ def _wide(k: str, n: str) -> str:
     return f"({_panel(k, n)} if {n} >= 512 else 0)"
 
 
+def _by_device(gpu: str, cpu: str) -> str:
+    """Scratch of a row on a GPU, and on a CPU."""
+    return f"{f'({gpu})' if ' if ' in gpu else gpu} if gpu else {cpu}"
+
+
+def _partial(elems: str) -> str:
+    """Scratch for the partial sums of a result of so many elements, on a GPU of several workers.
+
+    At most what kernels_cuda/_gemm.py's `summands` makes of it: up to 64 partial results, together of 2**20 elements
+    or one result.
+    """
+    return f"min(64*{elems}, max(1048576, {elems})) if nw > 1 else 0"
+
+
+def _partial_over(summed: str, elems: str) -> str:
+    """The same for a result whose size does not depend on the batch: no more than one for 512 summands, if it is small."""
+    few = f"{summed}*ceil_div({elems}, 512) + {elems}"
+    return f"(max(1048576, {elems}) if {elems} >= 65536 else {few}) if nw > 1 else 0"
+
+
 LINEAR = dims("rows inner N K")
 MATMUL = (*dims("G M N K"), *(choice(n, 2) for n in ("ta", "tb", "ab", "bb", "by")))
 A_ELEMS, B_ELEMS, Y_ELEMS = "(G if ab else 1)*M*K", "(G if bb else 1)*K*N", "G*M*N"
@@ -81,7 +101,7 @@ LINEAR_FWD = RowSpec(
         R("wt", "K*N"),
         R("b", "N", optional=True),
         W("y", "rows*inner*N", "rows"),
-        S("ws", _wide("K", "N")),
+        S("ws", _by_device("0", _wide("K", "N"))),
     ),
     flops="2*rows*inner*N*K",
 )
@@ -95,7 +115,7 @@ LINEAR_BWD_W = RowSpec(
         R("dy", "rows*inner*N"),
         A("dwt", "K*N", "K"),
         A("db", "N", "N", optional=True),
-        S("ws", _wide("rows*inner", "N")),
+        S("ws", _by_device(_partial_over("rows*inner", "(K + 1)*N"), _wide("rows*inner", "N"))),
     ),
     flops="2*rows*inner*N*K",
 )
@@ -109,7 +129,7 @@ LINEAR_BWD_X = RowSpec(
         R("dy", "rows*inner*N", "rows"),
         R("ya", "rows*inner*K", "rows", optional="act == 0"),
         W("dx", "rows*inner*K", "rows"),
-        S("ws", _panel("N", "K")),
+        S("ws", _by_device("0", _panel("N", "K"))),
     ),
     flops="2*rows*inner*N*K",
 )
@@ -147,7 +167,7 @@ MATMUL_FWD = RowSpec(
         R("a", A_ELEMS, "(0 if ta else M) if by else (G if ab else 0)"),
         R("b", B_ELEMS, "0 if by or not bb else G"),
         W("y", Y_ELEMS, "M if by else G"),
-        S("ws", f"{_panel('K', 'N')} if tb else {_wide('K', 'N')}"),
+        S("ws", _by_device("0", f"{_panel('K', 'N')} if tb else {_wide('K', 'N')}")),
     ),
     require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
@@ -161,7 +181,13 @@ MATMUL_BWD_A = RowSpec(
         R("b", B_ELEMS, "G if ab and bb and not by else 0"),
         R("dy", Y_ELEMS, "G if ab and not by else 0"),
         A("da", A_ELEMS, "G if ab and not by else (K if ta else M)"),
-        S("ws", f"{_panel('N', 'M')} if ta else {_wide('N', 'K')} if tb else {_panel('N', 'K')}"),
+        S(
+            "ws",
+            _by_device(
+                f"0 if by or ab else {_partial('M*K')}",
+                f"{_panel('N', 'M')} if ta else {_wide('N', 'K')} if tb else {_panel('N', 'K')}",
+            ),
+        ),
     ),
     require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
@@ -175,7 +201,13 @@ MATMUL_BWD_B = RowSpec(
         R("a", A_ELEMS, "G if ab and bb and not by else 0"),
         R("dy", Y_ELEMS, "G if bb and not by else 0"),
         A("db", B_ELEMS, "G if bb and not by else (N if tb else K)"),
-        S("ws", f"({_panel('M', 'K')} if ta or K >= 512 else 0) if tb else {_wide('M', 'N')}"),
+        S(
+            "ws",
+            _by_device(
+                f"0 if bb and not by else {_partial('K*N')}",
+                f"({_panel('M', 'K')} if ta or K >= 512 else 0) if tb else {_wide('M', 'N')}",
+            ),
+        ),
     ),
     require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
