@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_from, share, trap  # noqa: F401
-from calcvm.kernels_cuda._cuda import device, like, shared, shuffle_xor, sync, sync_warp, thread, threads
+from calcvm.kernels_cuda._cuda import device, like, shared, shuffle_xor, sync, sync_warp, threads
+from calcvm.kernels_cuda._loops import elementwise
 from calcvm.kernels_cuda._math import exp, fabs, log, log1p, sqrt
 from calcvm.kernels_cuda._reduce import (  # noqa: F401
     add,
@@ -21,6 +22,7 @@ from calcvm.kernels_cuda._reduce import (  # noqa: F401
     reduce,
     slots_of,
 )
+from calcvm.kernels_cuda.elementwise import sigmoid
 from calcvm.kernels_cuda.reduction import INF, exp_below
 
 BAD_LABEL = 1  # trap code
@@ -72,20 +74,14 @@ PAIR_BWD = '''\
 def {name}_bwd_{wrt}(w, nw, rows, cols, count, {delta}dloss: Ptr, {reads}: Ptr, d{wrt}: Ptr):
     """d{wrt} = dloss/count * {equation}; d{wrt} may be {either}; rows shared."""
     lo, hi = share(rows, w, nw)
-    each(_{name}_dx, ({args}, {seed} / like(x, count)), 0, d{wrt}, lo * cols + thread(), hi * cols - 1, threads())
+    _{name}_{dx}(lo * cols, hi * cols, {args}, {seed} / like(dloss, count))
 '''
 
 
 @device
 def _binary_cross_entropy(pair, q, k):
     x, t = pair[0][k], pair[1][k]
-    return (like(x, 0) if x < 0 else x) + log1p(exp(-fabs(x))) - x * t
-
-
-@device
-def _binary_cross_entropy_dx(args, q, k):
-    x, t, a = args
-    return a * (like(x, 1) / (like(x, 1) + exp(-x[k])) - t[k])
+    return (like(x, 0) if x < like(x, 0) else x) + log1p(exp(-fabs(x))) - x * t
 
 
 @device
@@ -95,21 +91,8 @@ def _mse(pair, q, k):
 
 
 @device
-def _mse_dx(args, q, k):
-    x, t, a = args
-    return a * (x[k] - t[k])
-
-
-@device
 def _mae(pair, q, k):
     return fabs(pair[0][k] - pair[1][k])
-
-
-@device
-def _mae_dx(args, q, k):
-    x, t, a = args
-    d = x[k] - t[k]
-    return a * (like(d, 1) if d > 0 else like(d, -1) if d < 0 else d)
 
 
 @device
@@ -119,46 +102,46 @@ def _huber(args, q, k):
     return e * e * like(e, 0.5) if e <= delta else delta * (e - delta * like(e, 0.5))
 
 
-@device
-def _huber_dx(args, q, k):
-    x, t, delta, a = args
-    d = x[k] - t[k]
+def _mae_slope(x, t, a):
+    d = x - t
+    return a * (like(d, 1) if d > like(d, 0) else like(d, -1) if d < like(d, 0) else d)
+
+
+def _huber_slope(x, t, delta, a):
+    d = x - t
     d = delta if d > delta else d
     return a * (-delta if d < -delta else d)
 
 
-@kernel
-def binary_cross_entropy_bwd_t(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, dt: Ptr):
-    """dt = dloss/count * -x; dt may be x; rows shared."""
-    lo, hi = share(rows, w, nw)
-    each(_scaled, (x, -dloss[0] / like(x, count)), 0, dt, lo * cols + thread(), hi * cols - 1, threads())
+_binary_cross_entropy_dx = elementwise(lambda x, t, a: a * (sigmoid(x) - t), 2, 1)
+_binary_cross_entropy_dt = elementwise(lambda x, a: -a * x, 1, 1)
+_mse_dx = elementwise(lambda x, t, a: a * (x - t), 2, 1)
+_mae_dx = elementwise(_mae_slope, 2, 1)
+_huber_dx = elementwise(_huber_slope, 2, 2)
 
-
-@device
-def _scaled(args, q, k):
-    x, a = args
-    return x[k] * a
-
-
-_XT, _DELTA = {"delta": "", "args": "x, t"}, {"delta": "delta: Float, ", "args": "x, t, like(x, delta)"}
-_TX, _TDELTA = _XT | {"args": "t, x"}, _DELTA | {"args": "t, x, like(x, delta)"}
-_BOTH = {"reads": "x: Ptr, t", "either": "x or t", "seed": "dloss[0]"}
-_TWICE = _BOTH | {"seed": "(dloss[0] + dloss[0])"}
+_XT, _ONE = {"args": "x, t"}, {"delta": ""}
+_DELTA = {"delta": "delta: Float, "}
 for _name, _equation, _how in (
-    ("binary_cross_entropy", "max(x,0) - x*t + log(1 + exp(-|x|))", _XT),
-    ("mse", "(x - t)^2", _XT),
-    ("mae", "|x - t|", _XT),
-    ("huber", "(e = |x - t|) <= delta ? e^2/2 : delta*(e - delta/2)", _DELTA),
+    ("binary_cross_entropy", "max(x,0) - x*t + log(1 + exp(-|x|))", _ONE | _XT),
+    ("mse", "(x - t)^2", _ONE | _XT),
+    ("mae", "|x - t|", _ONE | _XT),
+    ("huber", "(e = |x - t|) <= delta ? e^2/2 : delta*(e - delta/2)", _DELTA | {"args": "x, t, like(x, delta)"}),
 ):
     kernel_from(PAIR.format(name=_name, equation=_equation, **_how), globals())
+
+_BOTH = {"reads": "x: Ptr, t", "either": "x or t", "seed": "dloss[0]", "dx": "dx"}
+_X_ALONE = {"reads": "x", "either": "x", "seed": "dloss[0]", "dx": "dt", "args": "x, dt"}
+_TWICE = _BOTH | {"seed": "(dloss[0] + dloss[0])"}
+_DX, _DT = {"args": "x, t, dx"}, {"args": "t, x, dt"}
 for _name, _wrt, _equation, _how in (
-    ("binary_cross_entropy", "x", "(sigmoid(x) - t)", _BOTH | _XT),
-    ("mse", "x", "2*(x - t)", _TWICE | _XT),
-    ("mse", "t", "2*(t - x)", _TWICE | _TX),
-    ("mae", "x", "sign(x - t), sign(0) = 0", _BOTH | _XT),
-    ("mae", "t", "sign(t - x), sign(0) = 0", _BOTH | _TX),
-    ("huber", "x", "clamp(x - t, -delta, delta)", _BOTH | _DELTA),
-    ("huber", "t", "clamp(t - x, -delta, delta)", _BOTH | _TDELTA),
+    ("binary_cross_entropy", "x", "(sigmoid(x) - t)", _ONE | _BOTH | _DX),
+    ("binary_cross_entropy", "t", "-x", _ONE | _X_ALONE),
+    ("mse", "x", "2*(x - t)", _ONE | _TWICE | _DX),
+    ("mse", "t", "2*(t - x)", _ONE | _TWICE | _DT),
+    ("mae", "x", "sign(x - t), sign(0) = 0", _ONE | _BOTH | _DX),
+    ("mae", "t", "sign(t - x), sign(0) = 0", _ONE | _BOTH | _DT),
+    ("huber", "x", "clamp(x - t, -delta, delta)", _DELTA | _BOTH | {"args": "x, t, dx, like(dx, delta)"}),
+    ("huber", "t", "clamp(t - x, -delta, delta)", _DELTA | _BOTH | {"args": "t, x, dt, like(dt, delta)"}),
 ):
     kernel_from(PAIR_BWD.format(name=_name, wrt=_wrt, equation=_equation, **_how), globals())
 
@@ -200,7 +183,7 @@ def rows_of_scores(value, args, lo, hi, inner, N, t_l):
 @device
 def class_of(h, r, label, n):
     """The label as an index; a label that is none of 0..n-1 traps (and the index is safe)."""
-    if label >= 0 and label < like(label, 1e18):
+    if label >= like(label, 0) and label < like(label, 1e18):
         k = int(label)
         if k < n and like(label, k) == label:
             return k
@@ -220,7 +203,7 @@ def _below(args, q, k):
 def _weighted(args, q, k):
     """t*(top - x), without 0*inf where a masked class has the score -inf."""
     x, top, t = args
-    return like(top, 0) if t[k] == 0 else t[k] * (top - x[k])
+    return like(top, 0) if t[k] == like(top, 0) else t[k] * (top - x[k])
 
 
 @device
@@ -243,7 +226,7 @@ def _entropy(args, place, ok, k, last, g):
         term = hard * joined(add, fold(_weighted, add, zero, zero, (x, top, target), 0, k, last, step), g)
     elif ok:
         term = hard * (top - x[place * N + class_of(h, r, target[place], N)])
-    if soft != 0:
+    if soft != zero:
         term += soft * joined(add, fold(_below, add, zero, zero, (x, top), 0, k, last, step), g)
     sync_warp()  # p may be logits, of which each lane has read its label's
     each(_softmax, (x, top, like(p, 1) / total), 0, p, k, last, step)
