@@ -105,6 +105,27 @@ def test_samples_by_number_by_slice_and_shared_arrays():
     assert by_slice.val_loss == history["val_loss"][-1] and by_slice.loss == history["loss"][-1]
 
 
+def test_models_that_are_judged_come_and_go_between_epochs():
+    """The table of tasks grows while judges lie in it, and their places are given to others."""
+    fleet = cv.Fleet("2 MiB", workers=2)
+    held = (X[150:], Y[150:])
+
+    def add(n):
+        return [fleet.add(PROGRAMS["adam"], data=(X, Y), validation=held, seed=3) for _ in range(n)]
+
+    first = add(20)
+    fleet.advance(2)
+    for handle in first[5:10]:
+        handle.close()
+    second = add(80)
+    fleet.advance(2)
+    _, history = alone(PROGRAMS["adam"], 4, 3, validation=held)
+    for handle in first[:5] + first[10:]:
+        np.testing.assert_array_equal(handle.val_losses, history["val_loss"])
+    for handle in second:
+        np.testing.assert_array_equal(handle.val_losses, history["val_loss"][:2])
+
+
 def test_patience_is_that_of_fit():
     held = (X[150:], Y[150:])
     fleet = cv.Fleet("1 MiB", workers=2)

@@ -63,7 +63,7 @@ class Fleet:
         self.workers = workers or self.heap.device.n_workers
         self.handles: dict[str, Handle] = {}
         self._arrays: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of users, and as they can be read in place
-        self._tasks = np.zeros((0, layout.TASK_WORDS), np.int64)
+        self._tasks, self._address = np.zeros((0, layout.TASK_WORDS), np.int64), 0
         self._free_slots: list[int] = []
         self._per_round = 0.0  # seconds of the team, as last measured
 
@@ -211,12 +211,13 @@ class Fleet:
             table = aligned(8 * layout.TASK_WORDS * more).view(np.int64).reshape(more, layout.TASK_WORDS)
             table[:n] = self._tasks
             judge = table[:n, layout.JUDGE]
-            judge[judge != 0] += table.ctypes.data - self._tasks.ctypes.data
-            self._tasks, self._free_slots = table, list(range(more - 1, n - 1, -1))
+            address = table.ctypes.data
+            judge[judge != 0] += address - self._address
+            self._tasks, self._address, self._free_slots = table, address, list(range(more - 1, n - 1, -1))
         slot = self._free_slots.pop()
         self._tasks[slot] = words
         if judges is not None:
-            self._tasks[judges, layout.JUDGE] = self._tasks.ctypes.data + slot * self._tasks.strides[0]
+            self._tasks[judges, layout.JUDGE] = self._address + slot * self._tasks.strides[0]
         return slot
 
     def _forget(self, handle: Handle) -> None:

@@ -137,7 +137,8 @@ class Cpu:
         return Table(program, self.name)
 
     def prepare_task(self, job: np.ndarray, binding: Binding) -> None:
-        job[[layout.CODE, layout.TABLE]] = entry_address("run_rounds"), binding.table_address
+        job[layout.CODE] = entry_address("run_rounds")
+        job[layout.TABLE] = binding.table_address
 
     def constant(self, array: np.ndarray) -> int:
         return array.ctypes.data

@@ -77,7 +77,7 @@ class Epoch:
         seed_off = program.symbol(seed["seed"]).offset if self._adds_up else -1
         job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
         device.prepare_task(job, binding)
-        job[[layout.ROWS_FULL, layout.ROWS_SHORT, layout.ROWS_LAST]] = [address for _, address in self._rows]
+        job[layout.ROWS_FULL : layout.ROWS_LAST + 1] = [address for _, address in self._rows]
         for word, count, array in (
             (layout.SPANS, layout.N_SPANS, self._spans),
             (layout.END_SPANS, layout.N_END_SPANS, self._end_spans),
@@ -87,8 +87,8 @@ class Epoch:
         ):
             job[word], job[count] = device.constant(array), len(array)
         job[layout.SUMS] = self._sums.address
-        job[[layout.N_SAMPLES, layout.BATCH, layout.LEARNING]] = n, batch, learning
-        job[[layout.ITEMSIZE, layout.SEED_OFF]] = program.itemsize, seed_off
+        job[layout.N_SAMPLES : layout.LEARNING + 1] = n, batch, learning
+        job[layout.ITEMSIZE : layout.SEED_OFF + 1] = program.itemsize, seed_off
         job[layout.INDEX] = 0 if self._index is None else device.constant(self._index)
         self._per_round = 0.0  # seconds, as last measured
 

@@ -137,7 +137,8 @@ class Frame:
         """Copy the image from a store, with no trap and no gradients but the image's; the bytes copied."""
         image = self.bytes.data[slice(*self.binding.opened)] if open else self.view
         store.get(name, image)
-        self.traps.fill(0)
+        if self.elements[0]:
+            self.traps.fill(0)
         if self.binding.accumulates and not open:
             self.bytes[slice(*self.binding.gradient)] = 0
         return image.nbytes
