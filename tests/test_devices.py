@@ -10,6 +10,7 @@ from calcvm import nn
 from calcvm.kernels_cpu import find
 from calcvm.ops.spec import OPCODES
 from calcvm.vm.binding import bind
+from calcvm.vm.device import Cpu, Shared
 from calcvm.vm.frame import Frame, HostMemory
 
 
@@ -238,3 +239,24 @@ def test_models_of_frames_that_copy_train_as_others(monkeypatch, tmp_path):
     for name in ("elements", "heap_address"):
         with pytest.raises(cv.CalcError, match="memory of device 'cuda'"):
             getattr(resident, name)
+
+
+def test_shared_memory_is_held_while_it_is_used(monkeypatch):
+    class Shortlived(Shared):
+        def __del__(self):
+            self.array[:] = np.nan
+
+    def shared(self, elems, dtype=np.float64):
+        array = np.zeros(elems, dtype)
+        return Shortlived(array, array.ctypes.data)
+
+    monkeypatch.setattr(Cpu, "shared", shared)
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((50, 4), dtype=np.float32), rng.integers(0, 2, 50)
+    program = cv.compile(small_graph(), batch_size=8, workers=1, accumulate=False)
+    fleet = cv.Fleet("1 MiB", workers=1)
+    handle = fleet.add(program, data=(X, y), validation=(X, y))
+    fleet.fit(2, progress=False)
+    fleet.advance(3)  # its figures move
+    assert len(handle.losses) == 5 and np.isfinite([handle.losses, handle.val_losses]).all()
+    assert handle.model.evaluate(X, y)["loss"] == handle.val_loss

@@ -122,7 +122,7 @@ class Handle:
                 words[layout.HEAP] = frame.address
         if len(self._means[0]) < goal - self._before:
             done = self.epochs_done - self._before
-            self._shared = []
+            taken = []  # before the old ones are given back, whose figures are copied
             for i, words in enumerate(self._jobs):
                 means = self._means[i]
                 n = max(goal - self._before, 2 * len(means))
@@ -130,8 +130,9 @@ class Handle:
                 longer = shared.array.reshape(n, means.shape[1])
                 longer[:done] = means[:done]
                 self._means[i] = longer
-                self._shared.append(shared)
+                taken.append(shared)
                 words[layout.MEANS] = shared.address + longer.strides[0] * done  # moved on by each epoch
+            self._shared = taken
         self._train.occupy()
 
     def _leave(self, frame: Frame, status: int, epoch: int, first: int) -> None:

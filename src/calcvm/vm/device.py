@@ -31,7 +31,7 @@ DEVICES = ("cpu", "blas", "cuda")
 
 @dataclass
 class Shared:
-    """Small memory that the host and compiled code both write: sums, means.
+    """Small memory that the host and compiled code both write: sums, means.  It goes back when this object does.
 
     array : on the host.
     address : of it, as compiled code sees it.
