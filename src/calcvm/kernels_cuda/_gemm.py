@@ -276,25 +276,49 @@ def by_major(minors):
 
 
 @device
-def fetch(dst, ld, majors, minors, to_major, to_minor, src, ms, ns, how, wide, filler):
-    """dst[p*ld + q] = src[p*ms + q*ns] for p < majors, q < minors; ``filler`` up to to_major, to_minor."""
-    p, dp, first, dq = how
-    while p < to_major:
-        q = first
-        while q < to_minor:
-            if p < majors and wide:
-                copy16(dst, p * ld + q, src, p * ms + q, minors - q)
-            elif p < majors and q < minors:
-                copy(dst, p * ld + q, src, p * ms + q * ns)
-            else:
-                dst[p * ld + q] = filler
-                if wide:
-                    dst[p * ld + q + 1] = filler
-                    if itemsize(dst) == 4:
-                        dst[p * ld + q + 2] = filler
-                        dst[p * ld + q + 3] = filler
-            q += dq
-        p += dp
+def fetch(dst, majors, minors, to_major, to_minor, src, how, across, wide, filler):
+    """dst[p*ld + q] = src[p*ms + q*ns] for p < majors, q < minors; ``filler`` up to to_major, to_minor.
+
+    ``across``: what a step of either axis (as `by_minor` and `by_major` have them) adds to the places in src and dst; src and
+    dst are where this thread begins.
+    """
+    start, dp, q, dq = how
+    src_dp, src_dq, dst_dp = across
+    i, j = 0, 0
+    while q < to_minor:
+        p, ip, jp = start, i, j
+        if wide:
+            while p < majors:
+                copy16(dst, ip, src, jp, minors - q)
+                p += dp
+                ip += dst_dp
+                jp += src_dp
+        elif q < minors:
+            while p + 3 * dp < majors:
+                copy(dst, ip, src, jp)
+                copy(dst, ip + dst_dp, src, jp + src_dp)
+                copy(dst, ip + 2 * dst_dp, src, jp + 2 * src_dp)
+                copy(dst, ip + 3 * dst_dp, src, jp + 3 * src_dp)
+                p += 4 * dp
+                ip += 4 * dst_dp
+                jp += 4 * src_dp
+            while p < majors:
+                copy(dst, ip, src, jp)
+                p += dp
+                ip += dst_dp
+                jp += src_dp
+        while p < to_major:
+            dst[ip] = filler
+            if wide:
+                dst[ip + 1] = filler
+                if itemsize(dst) == 4:
+                    dst[ip + 2] = filler
+                    dst[ip + 3] = filler
+            p += dp
+            ip += dst_dp
+        q += dq
+        i += dq
+        j += src_dq
 
 
 # ---------------------------------------------------------------- results
@@ -361,44 +385,56 @@ def put(h, rows, cols, ld, width, off, i_off, again, whole):
 
 
 # ---------------------------------------------------------------- a tile
-# Micro-tiles: rows and columns of a thread, depth of a step in float32 (half of it in float64), rounds in which results leave
-# through shared memory, cost of a summand (an instruction is 1: RM*RN products, loads of fragments, the loop).
+# Micro-tiles: rows and columns of a thread, rounds in which results leave through shared memory, and what a summand costs:
+# a thread's instructions, of which RM*RN are products (SASS of sm_90; the small ones wait longer than they compute).
 MICRO = (
-    (8, 8, 8, 4, 84),
-    (4, 8, 8, 2, 48),
-    (5, 4, 16, 1, 33),
-    (4, 4, 16, 1, 28),
-    (2, 4, 16, 1, 18),
-    (1, 4, 16, 1, 13),
-    (5, 1, 16, 1, 15),
-    (1, 1, 32, 1, 7),
+    (8, 8, 4, 90),
+    (4, 8, 2, 50),
+    (5, 4, 1, 31),
+    (4, 4, 1, 26),
+    (2, 4, 1, 17),
+    (1, 4, 1, 13),
+    (5, 1, 1, 14),
+    (1, 1, 1, 8),
 )
+DEPTH = 32  # summands in a step, of float32, where two steps fit; of float64 half
+FEW = 64  # summands up to which steps are half as deep: all of them are copied at once
 
 _TILE = '''
 def tile_{RM}x{RN}(h, i, j, m, n, first, last, off):
     """The tile of m x n elements at (i, j) of a `product`, {RM} x {RN} a thread: its summands from ``first`` to ``last``.
     C is ``off`` elements further on."""
     p = described(h)
-    S, kc, real = p[SUMMANDS], p[BLOCK], p[REAL] - i
+    S, kc, real = p[SUMMANDS], p[BLOCK], min(p[REAL] - i, m)
     a_rs, a_ks, a_gs = p[A_RS], p[A_KS], p[A_GS]
     b_ks, b_cs, b_gs = p[B_KS], p[B_CS], p[B_GS]
     a, b = at(h, p[A] + i * a_rs), at(h, p[B] + j * b_cs)
     y, x = place()
     d = side()
-    depth, v = {depth} * 4 // itemsize(h), 16 // itemsize(h)
-    lda, ldb = depth + v, d * {RN} + v
-    size = d * {RM} * lda + depth * ldb
     s, room = tiles_at(h)
+    v = 16 // itemsize(h)
+    ldb = d * {RN} + v
+    depth = DEPTH * 4 // itemsize(h) if last - first > FEW else DEPTH * 2 // itemsize(h)
+    while 2 * (d * {RM} * (depth + v) + depth * ldb) > room:
+        depth >>= 1
+    lda = depth + v
+    size = d * {RM} * lda + depth * ldb
     stages = 4 if 4 * size <= room else 3 if 3 * size <= room else 2
     a_wide = a_ks == 1 and aligned(a) and ((a_rs | a_gs) & (v - 1)) == 0 and ((S & (v - 1)) == 0 or last <= S)
     b_wide = b_cs == 1 and aligned(b) and ((b_ks | b_gs) & (v - 1)) == 0
     a_how = by_minor(depth, v if a_wide else 1) if a_ks == 1 else by_major(depth)
     b_how = by_minor(d * {RN}, v if b_wide else 1) if b_cs == 1 else by_major(d * {RN})
     zero, one = like(h, 0), like(h, 1)
+    a_at = a_how[0] * lda + a_how[2]
+    b_at = d * {RM} * lda + b_how[0] * ldb + b_how[2]
+    a_across = a_how[1] * a_rs, a_how[3] * a_ks, a_how[1] * lda
+    b_across = b_how[1] * b_ks, b_how[3] * b_cs, b_how[1] * ldb
+    a, b = at(a, a_how[0] * a_rs + a_how[2] * a_ks), at(b, b_how[0] * b_ks + b_how[2] * b_cs)
     to, slot, out = first, 0, 0  # the next summand to be copied; the parts of shared memory to copy to, to multiply from
     g = to // S if to >= S and S > 0 else 0
     k = to - g * S
     done = to
+    a_off, b_off = g * a_gs + k * a_ks, g * b_gs + k * b_ks
     of_k = k  # place of the next summand to be multiplied in its product
     while True:
         stop = min(done + kc, last)
@@ -411,26 +447,27 @@ def tile_{RM}x{RN}(h, i, j, m, n, first, last, off):
             if to < stop:
                 there = min(min(depth, S - k), stop - to)
                 full = (there + 3) & -4
-                q = at(s, slot * size)
-                fetch(q, lda, real, there, m, full, at(a, g * a_gs + k * a_ks), a_rs, a_ks, a_how, a_wide, one)
-                q = at(q, d * {RM} * lda)
-                fetch(q, ldb, there, n, full, n, at(b, g * b_gs + k * b_ks), b_ks, b_cs, b_how, b_wide, zero)
-                slot = slot + 1 if slot + 1 < stages else 0
+                fetch(at(s, slot + a_at), real, there, m, full, at(a, a_off), a_how, a_across, a_wide, one)
+                fetch(at(s, slot + b_at), there, n, full, n, at(b, b_off), b_how, b_across, b_wide, zero)
+                slot = slot + size if slot + size < stages * size else 0
                 to += there
                 k += there
+                a_off += there * a_ks
+                b_off += there * b_ks
                 if k == S:
                     k = 0
                     g += 1
+                    a_off, b_off = g * a_gs, g * b_gs
             commit()
             if ahead >= 0:
                 there = min(min(depth, S - of_k), stop - done)
-                pa = out * size + y * lda
-                pb = out * size + d * {RM} * lda + x * {group}
+                pa = out + y * lda
+                pb = out + d * {RM} * lda + x * {group}
                 end = pa + there
                 while pa < end:
 {multiply}
                     pa += 4
-                out = out + 1 if out + 1 < stages else 0
+                out = out + size if out + size < stages * size else 0
                 done += there
                 of_k = of_k + there if of_k + there < S else 0
             ahead += 1
@@ -442,7 +479,7 @@ def tile_{RM}x{RN}(h, i, j, m, n, first, last, off):
 '''
 
 
-def _tile(RM: int, RN: int, depth: int, rounds: int) -> str:
+def _tile(RM: int, RN: int, rounds: int) -> str:
     group = min(RN, 4)
     clear = [" = ".join(f"c{i}_{j}" for j in range(RN)) + " = zero" for i in range(RM)]
     multiply = [f"a{i}_0, a{i}_1, a{i}_2, a{i}_3 = load4(s, pa + {i} * d * lda)" for i in range(RM)]
@@ -473,7 +510,7 @@ def _tile(RM: int, RN: int, depth: int, rounds: int) -> str:
         return "\n".join(" " * indent + line for line in found)
 
     return _TILE.format(
-        RM=RM, RN=RN, depth=depth, group=group,
+        RM=RM, RN=RN, group=group,
         clear=lines(clear, 8), multiply=lines(multiply, 20), leave=lines(leave, 8),
     )  # fmt: skip
 
@@ -518,7 +555,7 @@ def _choose() -> str:
         "    down, across = (m + d - 1) >> bits, (n + d - 1) >> bits",
         "    best = (m + d) * (n + d) * (parts + nw) * 1000",
     ]
-    for k, (RM, RN, _, _, cost) in enumerate(MICRO):
+    for k, (RM, RN, _, cost) in enumerate(MICRO):
         lines += [
             f"    tiles = (down + {RM - 1}) // {RM} * ((across + {RN - 1}) // {RN}) * parts",
             f"    cost = (tiles + nw - 1) // nw * {cost} if nw > 1 else tiles * {cost}",
@@ -531,7 +568,7 @@ def _choose() -> str:
 
 _define(_PUT)
 for _micro in MICRO:
-    _define(_tile(*_micro[:4]))
+    _define(_tile(*_micro[:3]))
 _define(_tile_of())
 _define(_choose())
 
@@ -580,9 +617,9 @@ def summands(last, elems):
 
 
 @device
-def worth_splitting(last, kc, elems):
-    """Whether all workers should compute partial sums of a result that is shared by rows."""
-    return last > kc or (last > 128 and elems >= 1 << 18)
+def worth_splitting(nw, last, kc, elems):
+    """Whether all workers should compute partial sums of a result that is shared by rows; ops.contraction gives them room."""
+    return nw > 1 and (last > kc or (last > 128 and elems >= 1 << 18))
 
 
 @device

@@ -44,7 +44,7 @@ def linear_bwd_w(w, nw, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: O
     """
     M, all_rows = rows * inner, K + 1 if has_db else K
     kc = summands(M, (K + 1) * N)
-    if has_ws and worth_splitting(M, kc, (K + 1) * N):
+    if has_ws and worth_splitting(nw, M, kc, (K + 1) * N):
         product(h, M, kc, K, x, 1, K, 0, dy, N, 1, 0, ws, N, ws, N, SET, NONE, 0.0, ws)
         partial_sums(h, w, nw, all_rows, N, M, kc)
     else:
@@ -65,7 +65,7 @@ def linear_bwd_w(w, nw, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: O
     """Partial sums added up in order.  Workers own rows of dwt and columns of db."""
     M, all_rows = rows * inner, K + 1 if has_db else K
     kc = summands(M, (K + 1) * N)
-    if has_ws and worth_splitting(M, kc, (K + 1) * N):
+    if has_ws and worth_splitting(nw, M, kc, (K + 1) * N):
         lo, hi = share(K, w, nw)
         add_up(lo * N, hi * N, M, kc, all_rows * N, ws, dwt, acc)
         if has_db:
@@ -120,7 +120,7 @@ def gradient(h, w, nw, over_g, G, m, n, S, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b
             g += 1
         return
     kc = summands(G * S, m * n)
-    if has_ws and worth_splitting(G * S, kc, m * n):
+    if has_ws and worth_splitting(nw, G * S, kc, m * n):
         product(h, S, kc, m, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs, ws, n, ws, n, SET, NONE, 0.0, ws)
         partial_sums(h, w, nw, m, n, G * S, kc)
         return
@@ -136,7 +136,7 @@ def gradient(h, w, nw, over_g, G, m, n, S, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b
 def gradient_finish(w, nw, over_g, G, m, n, S, c, acc, ws, has_ws):
     """The partial sums of `gradient` added up."""
     kc = summands(G * S, m * n)
-    if not over_g and has_ws and worth_splitting(G * S, kc, m * n):
+    if not over_g and has_ws and worth_splitting(nw, G * S, kc, m * n):
         lo, hi = share(m, w, nw)
         add_up(lo * n, hi * n, G * S, kc, m * n, ws, c, acc)
 
@@ -147,16 +147,20 @@ def matmul_bwd_a(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da
     b_rs, b_cs = strides(tb, K, N)
     over_g = ab and not by
     if ta:
-        gradient(h, w, nw, over_g, G, K, M, N, b, b_rs, b_cs, bb * K * N, dy, 1, N, M * N, da, acc, ws, has_ws)
+        gradient(
+            h, w, nw, over_g, G, K, M, N, b, b_rs, b_cs, bb * K * N, dy, 1, N, M * N, da, acc, ws, has_ws and not by
+        )
     else:
-        gradient(h, w, nw, over_g, G, M, K, N, dy, N, 1, M * N, b, b_cs, b_rs, bb * K * N, da, acc, ws, has_ws)
+        gradient(
+            h, w, nw, over_g, G, M, K, N, dy, N, 1, M * N, b, b_cs, b_rs, bb * K * N, da, acc, ws, has_ws and not by
+        )
 
 
 @finish
 def matmul_bwd_a(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da: Ptr, ws: Optional):  # noqa: F811
     """Partial sums added up in order.  Workers own rows of da."""
     rows, cols = (K, M) if ta else (M, K)
-    gradient_finish(w, nw, ab and not by, G, rows, cols, N, da, acc, ws, has_ws)
+    gradient_finish(w, nw, ab and not by, G, rows, cols, N, da, acc, ws, has_ws and not by)
 
 
 @kernel
