@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from calcvm.kernels_cuda._cuda import at, device, f64_of_bits, like, register_jitable, thread
+from calcvm.kernels_cuda._cuda import at, called, device, f64_of_bits, like, overload, thread
 
 PREFIX = 2  # words before a row's own: opcode, flags
 FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
@@ -76,8 +76,13 @@ class Kernel:
 
     @cached_property
     def bound(self) -> Callable:
-        """The kernel as a function of (h, r, w, nw), for the simulator and for the compiler alike."""
-        return register_jitable(_bind(self))
+        """The kernel as a function of (h, r, w, nw), for the simulator and for the compiler.
+
+        Compiled, it stays a function of its own: its registers do not add to those of the loop that calls it.
+        """
+        simulated, native = _bind(self), _bind(self, "called()\n")
+        overload(simulated, strict=False)(lambda h, r, w, nw: native)
+        return simulated
 
     @cached_property
     def mark(self) -> str:
@@ -128,7 +133,7 @@ def _text(fn: Callable) -> str:
     return getattr(fn, "text", None) or textwrap.dedent(inspect.getsource(fn))
 
 
-def _bind(k: Kernel) -> Callable:
+def _bind(k: Kernel, before: str = "") -> Callable:
     """The kernel as a function of (h, r, w, nw): its parameters become reads of the row's words."""
     tree = ast.parse(_text(k.fn))
     node = tree.body[0]
@@ -136,11 +141,11 @@ def _bind(k: Kernel) -> Callable:
     lines = [_UNPACK[kind].format(n=name, k=i + PREFIX) for i, (name, kind) in enumerate(k.words)]
     node.decorator_list = []
     node.args = ast.parse("def f(h, r, w, nw): pass").body[0].args  # type: ignore[attr-defined]
-    node.body = [*ast.parse("\n".join(lines)).body, *node.body]
+    node.body = [*ast.parse(before + "\n".join(lines)).body, *node.body]
     ast.fix_missing_locations(tree)
     ast.increment_lineno(tree, k.fn.__code__.co_firstlineno - 1)
     scope: dict[str, Any] = {}
     names = k.fn.__globals__
-    names.update(at=at, f64_of_bits=f64_of_bits)
+    names.update(at=at, f64_of_bits=f64_of_bits, called=called)
     exec(compile(tree, k.fn.__code__.co_filename, "exec"), names, scope)
     return scope[k.fn.__name__]

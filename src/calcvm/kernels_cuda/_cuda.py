@@ -31,6 +31,8 @@ POINTERS = {name: types.CPointer(t) for name, t in DTYPES.items()}
 WORDS = types.CPointer(types.int64)
 PTX_VERSION = "8.0"  # what any driver of CUDA 12 or later assembles, and all that is used; NVVM writes its own, newer
 
+TOGETHER = ("convergent",)  # of calls that all threads of a warp make together: no pass may move them into a branch
+
 # Dynamic shared memory of a block, in bytes: what the VM keeps there (`shared_words`), then scratch of the row that runs.
 SCRATCH_AT = 1024
 
@@ -52,6 +54,17 @@ def device(fn: Callable | None = None, *, inline: bool = True) -> Any:
     """A helper that kernels call: compiled into them (``inline``), or once, to be called."""
     wrap = register_jitable(forceinline=True) if inline else register_jitable
     return wrap if fn is None else wrap(fn)
+
+
+@intrinsic
+def called(tc):
+    """Mark the function that it stands in: it is called, and not copied to wherever it is used."""
+
+    def build(ctx, b, sig, args):
+        b.function.attributes.add("noinline")
+        return ctx.get_dummy_value()
+
+    return types.void(), build
 
 
 # ---------------------------------------------------------------- where a thread is
@@ -112,12 +125,13 @@ def warp_size():
 
 # ---------------------------------------------------------------- waiting
 def _asm(text: str, constraints: str = "", result: Any = types.void, side_effect: bool = True) -> Any:
-    """An intrinsic without arguments that is one line of PTX."""
+    """An intrinsic without arguments that is one line of PTX; what threads do together is not moved into branches."""
 
     def codegen(tc):
         def build(ctx, b, sig, args):
             value = ir.VoidType() if result is types.void else ctx.get_value_type(result)
-            out = b.call(ir.InlineAsm(ir.FunctionType(value, []), text, constraints, side_effect), [])
+            asm = ir.InlineAsm(ir.FunctionType(value, []), text, constraints, side_effect)
+            out = b.call(asm, [], attrs=TOGETHER if "sync" in text else ())
             return ctx.get_dummy_value() if result is types.void else out
 
         return result(), build
@@ -340,9 +354,9 @@ def _shuffle(tc, x, mask):
         mask = b.trunc(mask, I32)
         bits = b.bitcast(value, I64 if wide else I32)
         if not wide:
-            return b.bitcast(b.call(move, [bits, mask]), value.type)
+            return b.bitcast(b.call(move, [bits, mask], attrs=TOGETHER), value.type)
         low, high = b.trunc(bits, I32), b.trunc(b.lshr(bits, I64(32)), I32)
-        low, high = (b.zext(b.call(move, [part, mask]), I64) for part in (low, high))
+        low, high = (b.zext(b.call(move, [part, mask], attrs=TOGETHER), I64) for part in (low, high))
         return b.bitcast(b.or_(low, b.shl(high, I64(32))), value.type)
 
     return x(x, types.int64), build
@@ -350,7 +364,10 @@ def _shuffle(tc, x, mask):
 
 @compiled_by(_shuffle)
 def shuffle_xor(x, mask):
-    """``x`` of the thread of this warp whose lane differs in the bits of ``mask``; the whole warp must call it."""
+    """``x`` of the thread of this warp whose lane differs in the bits of ``mask``; the whole warp must call it.
+
+    It orders no memory: before other lanes overwrite what this one has read there, there must be a `sync_warp`.
+    """
     return _me().exchange(x, mask)
 
 

@@ -85,7 +85,8 @@ def _functions(opcodes: tuple[int, ...], dtype: str, marks: tuple[str, ...]) -> 
     )
     exec(compile(text, __file__, "exec"), scope)
     heap_at = {"float32": _cuda.f32_at, "float64": _cuda.f64_at}[dtype]
-    return loop.entries(*(_cuda.device(scope[n]) for n in ("dispatch", "two_halves", "finish")), heap_at)
+    dispatch, two_halves, finish = (_cuda.device(scope[n]) for n in ("dispatch", "two_halves", "finish"))
+    return loop.entries(dispatch, two_halves, finish, heap_at)
 
 
 def has_second_half(opcode: int) -> bool:

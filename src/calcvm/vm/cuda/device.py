@@ -61,12 +61,25 @@ class Code:
         self.graphs: dict[Any, int] = {}
         self._device, self._used = device, 0
         self._tables: list[int] = []
+        self._room = 0, 0
+        self._free_room: Any = None
+        self.staged: np.ndarray | None = None  # the feeds of the last pass whose samples waited there
         self._grow()
 
     def _grow(self) -> None:
         nbytes = table_bytes(len(self.rows))
         self._tables.append(self._device.allocate(nbytes))
         weakref.finalize(self, self._device.free, self._tables[-1], nbytes).atexit = False
+
+    def room(self, nbytes: int) -> int:
+        """Device address of memory where samples wait for their round."""
+        if nbytes > self._room[1]:
+            if self._free_room is not None:
+                self._free_room()
+            self._room = self._device.allocate(nbytes), nbytes
+            self._free_room = weakref.finalize(self, self._device.free, *self._room)
+            self._free_room.atexit = False
+        return self._room[0]
 
     def place(self, rows: np.ndarray) -> int:
         """Device address of a copy of rows."""
@@ -84,6 +97,7 @@ class Cuda:
     driver : of the GPU, or of a simulated one (``compiled`` False: kernels are Python functions then).
     allocated_bytes, allocations : device memory that is held now; how often any was asked for.
     jobs : how many were run.
+    reserved_bytes : device memory that data sets leave free; one that does not fit is read from the host.
     context_bytes : what the driver took for itself and other processes for theirs, when this was made.
     """
 
@@ -94,6 +108,7 @@ class Cuda:
     ):
         self.driver, self.compiled = driver, compiled
         self.threads, self.fleet_threads = threads, fleet_threads
+        self.reserved_bytes = RESERVED_BYTES if compiled else 0
         self.allocated_bytes = self.allocations = self.jobs = 0
         free, total = driver.memory()
         self.context_bytes = total - free
@@ -107,6 +122,7 @@ class Cuda:
         self._outputs: dict[int, tuple[int, int]] = {}  # by the array's id: device address, bytes
         self._box, self._box_address = driver.pinned(8 * BOX_WORDS).view(np.int64), self.allocate(8 * BOX_WORDS)
         self._modules: dict[Any, tuple[int, int]] = {}
+        self._far: set[int] = set()  # addresses of data sets in the host's memory
         self._table: tuple[int, int] = (0, 0)  # of a fleet's tasks: address, bytes
 
     @property
@@ -233,6 +249,8 @@ class Cuda:
                 run = self._task
                 self._set_fleet(self._at(SELF), 1, int(job[layout.COUNT]))
                 box[SELF] = self._at(JOB)
+            if code == "run_rounds" and rows.mode != "graph":
+                box[JOB + layout.STAGED] = self._staged(job, rows)
             if code != "run_rows":
                 self.shared_pieces.send(self.stream)
             self._send_box()
@@ -302,7 +320,23 @@ class Cuda:
         self._grid("rows", code, workers, 0)
 
     def _rounds_by_grid(self, job: np.ndarray, workers: int, code: Code) -> None:
-        self._grid("rounds", code, workers, 1 if job[layout.STAGED] else 0)
+        self._grid("rounds", code, workers, 1 if self._box[JOB + layout.STAGED] else 0)
+
+    def _staged(self, job: np.ndarray, code: Code) -> int:
+        """Where a feeder block is to bring samples that lie in the host's memory, as feeds; 0 where all are on the device.
+
+        The feeder reads them over the bus while the workers run the round before.
+        """
+        feeds = np.zeros((int(job[layout.N_FEEDS]), layout.FEED_WORDS), np.int64)
+        self.driver.to_host(feeds, int(job[layout.FEEDS]))
+        if not self._far.intersection(feeds[:, layout.ADDRESS].tolist()):
+            return 0
+        bytes_each = -(-feeds[:, layout.ELEMS] * int(job[layout.BATCH]) * code.itemsize // 64) * 64
+        staged = feeds.copy()
+        staged[:, layout.ADDRESS] = code.room(int(bytes_each.sum())) + np.cumsum(bytes_each) - bytes_each
+        staged[:, layout.DTYPE] = layout.FEED_DTYPES[code.dtype]
+        code.staged = staged
+        return self.constant(staged)
 
     def _grid(self, entry: str, code: Code, workers: int, feeders: int) -> None:
         """One kernel of ``workers`` blocks, or of as many as are resident at once: they wait for each other."""
@@ -405,7 +439,7 @@ class DataSet:
     """Samples as the device reads them: a copy in its memory, or the host's own array, page-locked."""
 
     def __init__(self, device: Cuda, array: np.ndarray):
-        self.resident = array.nbytes + RESERVED_BYTES <= device.driver.memory()[0]
+        self.resident = array.nbytes + device.reserved_bytes <= device.driver.memory()[0]
         if self.resident:
             self.address = device.allocate(array.nbytes)
             weakref.finalize(self, device.free, self.address, array.nbytes).atexit = False
@@ -415,6 +449,8 @@ class DataSet:
             alias = np.ctypeslib.as_array(cells)
             self.address = device.driver.register(alias)
             weakref.finalize(self, device.driver.unregister, alias).atexit = False
+            device._far.add(self.address)
+            weakref.finalize(self, device._far.discard, self.address).atexit = False
 
     def copy(self, device: Cuda, array: np.ndarray) -> None:
         """Bring the copy up to date."""
