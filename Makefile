@@ -2,19 +2,21 @@
 # PYTHON=...       the Python to make .venv with (default: the first suitable one on the path)
 # TORCH_INDEX=...  where to fetch torch from; https://download.pytorch.org/whl/cpu has the small CPU build
 # PYTEST_ARGS=...  arguments for pytest, such as "-k planner" or '-m "not slow"'
+# BENCH_ARGS=...   arguments for bench-gpu, such as "--part mlp,tiny"
 # DEMO_ARGS=...    arguments for the demo, such as "--data ~/mnist"
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+SANITIZER := compute-sanitizer
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers lint format docs bench bench-rows fuzz kill clean
+.PHONY: help demo test test-peers test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1 \2/p' Makefile | awk '{t=$$1; $$1=""; printf "  %-11s%s\n", t, $$0}'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1 \2/p' Makefile | awk '{t=$$1; $$1=""; printf "  %-13s%s\n", t, $$0}'
 
 demo: $(VENV)/.demo ## train a network on real scans: the plan, the training, the accuracy
 	$(BIN)/calcvm demo $(DEMO_ARGS)
@@ -25,6 +27,16 @@ test: $(VENV)/.torch ## run every test (with PyTorch: numbers must agree)
 
 test-peers: $(VENV)/.torch ## run only the comparisons with other libraries
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
+
+test-gpu: $(VENV)/.dev ## run the tests of the CUDA device; fails where there is no GPU
+	$(BIN)/python -m pytest --gpu -m gpu tests/gpu tests/cuda $(PYTEST_ARGS)
+
+# all six, then fail if one did: each report is of use
+sanitize-gpu: $(VENV)/.dev ## train under compute-sanitizer: no access out of bounds, no race
+	@failed=0; for tool in memcheck racecheck; do for mode in grid graph fleet; do \
+	    echo "compute-sanitizer --tool $$tool: $$mode"; \
+	    CALCVM_CUDA_SIMULATOR=0 $(SANITIZER) --tool $$tool --error-exitcode 1 $(BIN)/python tests/gpu/sanitize.py $$mode || failed=1; \
+	done; done; exit $$failed
 
 lint: $(VENV)/.dev ## check style, format and types
 	$(BIN)/ruff check .
@@ -40,6 +52,9 @@ docs: $(VENV)/.dev ## write docs/operators.md from the operator table
 
 bench: $(VENV)/.peers ## run the benchmarks against the peers and write bench/RESULTS.md
 	$(BIN)/python -m bench all
+
+bench-gpu: $(VENV)/.peers ## run the benchmarks of the CUDA device against the peers on the same GPU
+	$(BIN)/python -m bench gpu $(BENCH_ARGS)
 
 bench-rows: $(VENV)/.dev ## time every row of the operator table alone
 	$(BIN)/python -m pytest bench/test_micro.py --benchmark-sort=name
