@@ -19,7 +19,9 @@ LAYOUTS = ((0, 0), (0, 1), (1, 0), (1, 1))  # transposed: A, B
 
 
 # ---------------------------------------------------------------- tiles
-def tile(which, m, n, S, G=1, *, threads=4, dtype="float32", trans=(0, 0), shift=0, ones=0, init=False, k=None):
+def tile(
+    which, m, n, S, G=1, *, threads=4, dtype="float32", trans=(0, 0), shift=0, ones=0, init=False, seed=0, of=np.asarray
+):
     """C = A B by one tile of number ``which``, and in float64; A and B in the layouts ``trans``, ``shift`` elements off."""
     rng = np.random.default_rng(m + 31 * n + 997 * S)
     a = rng.uniform(-1, 1, (G, S, m) if trans[0] else (G, m, S)).astype(dtype)
@@ -45,10 +47,10 @@ def tile(which, m, n, S, G=1, *, threads=4, dtype="float32", trans=(0, 0), shift
     launch(
         on_each, (heap,), blocks=1, threads=threads, shared_bytes=SCRATCH_AT + _gemm.shared_bytes(threads, c.itemsize)
     )
-    wide_a = a.astype(np.float64).transpose((0, 2, 1) if trans[0] else (0, 1, 2)).copy()
+    wide_a = of(a).astype(np.float64).transpose((0, 2, 1) if trans[0] else (0, 1, 2)).copy()
     if ones:
         wide_a[:, -ones:] = 1
-    want = (wide_a @ b.astype(np.float64).transpose((0, 2, 1) if trans[1] else (0, 1, 2))).sum(0)
+    want = (wide_a @ of(b).astype(np.float64).transpose((0, 2, 1) if trans[1] else (0, 1, 2))).sum(0)
     got = heap[c_off : c_off + c.size].reshape(m, n).copy()
     heap[c_off : c_off + c.size] = np.nan
     assert np.count_nonzero(~np.isnan(heap)) == a.size + b.size, "a tile wrote outside C"
@@ -111,6 +113,56 @@ def test_tile_of_nothing():
     for which in (0, 7):
         got, want = tile(which, 2, 2, 0)
         assert (got == 0).all() and (want == 0).all()
+
+
+def test_any_order():
+    """The order in which threads come to each wait does not matter: none is missing."""
+    for which in (2, 7):
+        found = [tile(which, 5, 3, 70, threads=16, trans=(1, 0), seed=seed)[0] for seed in range(6)]
+        assert all(same_bits(x, found[0]) for x in found)
+
+
+# ---------------------------------------------------------------- tensor cores
+def test_tf32_rounding():
+    one = np.float32(1)
+    assert _gemm.tf32(one + np.float32(2**-11)) == one + np.float32(2**-10), "ties go away from zero"
+    assert _gemm.tf32(-one - np.float32(2**-11)) == -one - np.float32(2**-10)
+    assert _gemm.tf32(one + np.float32(2**-12)) == one
+    assert np.isnan(_gemm.tf32(np.float32(np.nan))) and np.isinf(_gemm.tf32(np.float32(np.inf)))
+
+
+def rounded(x):
+    return np.vectorize(lambda v: _gemm.tf32(np.float32(v)), otypes=[np.float32])(x)
+
+
+@pytest.mark.parametrize("trans", LAYOUTS)
+@pytest.mark.parametrize("which", range(len(_gemm.TENSOR)))
+def test_tensor_tile(which, trans, monkeypatch):
+    """Factors are rounded, sums are not; a heap of float64 is computed as ever."""
+    monkeypatch.setattr(_gemm, "precision", "tf32")
+    down, across, _ = _gemm.TENSOR[which]
+    for threads, fragments in ((4, 1), (16, 4)):
+        M, N = 4 * down * fragments, 4 * across
+        for m, n, S, shift in ((M, N, 9, 0), (max(M - 3, 1), max(N - 1, 1), 35, 1), (1, 2, 67, 0)):
+            got, want = tile(which, m, n, S, threads=threads, trans=trans, shift=shift, of=rounded)
+            close(got.ravel(), want.ravel(), 64 * EPS["float32"], f"{m}x{n}x{S} of {threads} threads")
+    got, want = tile(2, 5, 3, 9, dtype="float64", trans=trans)
+    close(got.ravel(), want.ravel(), 64 * EPS["float64"], "float64")
+
+
+def test_tensor_rows(monkeypatch):
+    """Rows in tf32 are near those in float32, and have the same bits by any team."""
+    for name in ("linear_fwd", "linear_bwd_w", "linear_bwd_x"):
+        words = dict(rows=3, inner=175, N=3, K=9)
+        exact = row(name, words, 4, 1)[1]
+        monkeypatch.setattr(_gemm, "precision", "tf32")
+        want = row(name, words, 4, 1)[1]
+        for n, x in want.items():
+            close(x, exact[n].astype(np.float64), 2.0**-9, f"{name}: {n}")
+            assert not same_bits(x, exact[n])
+            for threads, workers in ((16, 1), (4, 3), (16, 2)):
+                assert same_bits(row(name, words, threads, workers)[1][n], x), f"{name}: {workers} workers of {threads}"
+        monkeypatch.setattr(_gemm, "precision", "float32")
 
 
 # ---------------------------------------------------------------- rows

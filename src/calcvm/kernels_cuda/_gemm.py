@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.cuda import types
 
@@ -27,6 +28,7 @@ from calcvm.kernels_cuda._cuda import (
     I32,
     I64,
     _asm,
+    _special,
     as_f64,
     as_i64,
     at,
@@ -34,14 +36,17 @@ from calcvm.kernels_cuda._cuda import (
     compiled_by,
     device,
     intrinsic,
+    lane,
     like,
     overload,
     shared,
     sync,
     thread,
     threads,
+    warp_size,
 )
 from calcvm.kernels_cuda._math import exp, expm1, tanh
+from calcvm.kernels_cuda._reduce import warp, warps
 
 KC = 512  # summands in a block: a multiple of every step
 STAGES = 4  # steps in shared memory, at most
@@ -321,6 +326,122 @@ def fetch(dst, majors, minors, to_major, to_minor, src, how, across, wide, fille
         j += src_dq
 
 
+# ---------------------------------------------------------------- tensor cores
+precision = "float32"  # of products in the simulator: "float32" or "tf32"
+
+
+@compiled_by(_special("envreg0"))
+def use_tf32():
+    """Whether products of float32 are computed by tensor cores, from factors rounded to tf32.
+
+    A register that means nothing: who builds a program writes 0 or 1 in its place.
+    """
+    return int(precision == "tf32")
+
+
+@device
+def by_tensor_cores(h):
+    """Whether products in this heap are: tf32 stands in for float32 alone."""
+    return use_tf32() != 0 and itemsize(h) == 4
+
+
+def _fragment(places: tuple[tuple[int, int], ...], rows_apart: bool) -> Any:
+    """Elements (p, q) of a matrix in shared memory, rounded to tf32, each moved by the lane: by lane // 4 rows and lane % 4
+    columns where lanes of four are ``rows_apart``, else the other way round."""
+
+    def codegen(tc, s, i, ld):
+        def build(ctx, b, sig, args):
+            s, i, ld = args
+            number = b.zext(b.call(ir.InlineAsm(ir.FunctionType(I32, []), "mov.u32 $0, %laneid;", "=r"), []), I64)
+            slow, fast = b.lshr(number, I64(2)), b.and_(number, I64(3))
+            down, across = (slow, fast) if rows_apart else (fast, slow)
+            i = b.add(b.add(i, across), b.mul(down, ld))
+            out = ir.Constant(ctx.get_value_type(sig.return_type), ir.Undefined)
+            for k, (p, q) in enumerate(places):
+                x = b.load(b.gep(s, [b.add(b.add(i, I64(q)), b.mul(I64(p), ld))]))
+                if sig.args[0].dtype == types.float32:
+                    ft = ir.FunctionType(I32, [x.type])
+                    x = b.bitcast(b.call(ir.InlineAsm(ft, "cvt.rna.tf32.f32 $0, $1;", "=r,f"), [x]), x.type)
+                out = b.insert_value(out, x, k)
+            return out
+
+        return types.UniTuple(s.dtype, len(places))(s, types.int64, types.int64), build
+
+    return codegen
+
+
+# In the simulator, whose warps are smaller, a fragment is where it lies; `mma` finds its elements there.
+@compiled_by(_fragment(((0, 0), (8, 0), (0, 4), (8, 4)), True))
+def fragment_a(s, i, ld):
+    """A warp's 16 x 8 elements of A from s[i] on, rows ``ld`` apart: four to a thread."""
+    return s, i, ld, None
+
+
+@compiled_by(_fragment(((0, 0), (4, 0)), False))
+def fragment_b(s, i, ld):
+    """A warp's 8 x 8 elements of B: two to a thread."""
+    return i, ld
+
+
+def _mma(tc, c0, c1, c2, c3, a0, a1, a2, a3, b0, b1):
+    def build(ctx, b, sig, args):
+        out = ir.Constant(ctx.get_value_type(sig.return_type), ir.Undefined)
+        results = args[:4]  # in a heap of float64, which has no tensor core of this kind, nobody comes here
+        if sig.args[0] == types.float32:
+            f = ir.FloatType()
+            text = (
+                "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+                "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+            )
+            ft = ir.FunctionType(ir.LiteralStructType([f] * 4), [I32] * 6 + [f] * 4)
+            factors = [b.bitcast(x, I32) for x in args[4:]]
+            asm = ir.InlineAsm(ft, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", side_effect=True)
+            sums = b.call(asm, [*factors, *args[:4]])
+            results = [b.extract_value(sums, k) for k in range(4)]
+        for k, x in enumerate(results):
+            out = b.insert_value(out, x, k)
+        return out
+
+    return types.UniTuple(c0, 4)(*[c0] * 10), build
+
+
+@compiled_by(_mma)
+def mma(c0, c1, c2, c3, a0, a1, a2, a3, b0, b1):
+    """A warp's C += A B of 16 x 8 x 8: neighbours in row lane // 4, and 8 rows below, to a thread."""
+    s, i, lda, j, ldb = a0, a1, a2, b0, b1
+    half, pairs = warp_halves()
+    out = []
+    for k, c in enumerate((c0, c1, c2, c3)):
+        p, q = lane() // pairs + k // 2 * half, lane() % pairs * 2 + k % 2
+        for e in range(8):
+            c = c + tf32(s[i + p * lda + e]) * tf32(s[j + e * ldb + q])
+        out.append(c)
+    return tuple(out)
+
+
+def tf32(x):
+    """A float32 as tensor cores take it: with 10 bits of mantissa, ties away from zero (in the simulator)."""
+    bits = (x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return x if np.isnan(x) else bits.view(np.float32)
+
+
+@device
+def warp_halves():
+    """Rows of half a fragment of C, and pairs of columns: 8 and 4 (in the simulator 2 and 2)."""
+    pairs = 4 if warp_size() > 4 else 2
+    return warp_size() // pairs, pairs
+
+
+@device
+def place_of_warp(down, across):
+    """Warps of a block, each of down x across fragments of C: rows and columns of their tile, and where this one's begin."""
+    half, pairs = warp_halves()
+    n = warps()
+    beside = 2 if n >= 8 else 1
+    rows, cols = 2 * half * down, 2 * pairs * across
+    return n // beside * rows, beside * cols, warp() // beside * rows, warp() % beside * cols
+
+
 # ---------------------------------------------------------------- results
 def _on_four(indent: int, formula: str) -> str:
     return "\n".join(" " * indent + f"x{k} = " + formula.replace("#", str(k)) for k in range(4))
@@ -397,36 +518,41 @@ MICRO = (
     (5, 1, 1, 14),
     (1, 1, 1, 8),
 )
+TENSOR = (
+    (2, 4, 10),
+    (1, 4, 8),
+    (1, 1, 6),
+)  # the same of tensor cores' tiles: fragments of a warp, down and across, and cost
 DEPTH = 32  # summands in a step, of float32, where two steps fit; of float64 half
 FEW = 64  # summands up to which steps are half as deep: all of them are copied at once
 
 _TILE = '''
-def tile_{RM}x{RN}(h, i, j, m, n, first, last, off):
-    """The tile of m x n elements at (i, j) of a `product`, {RM} x {RN} a thread: its summands from ``first`` to ``last``.
+def tile_{name}(h, i, j, m, n, first, last, off):
+    """The tile of m x n elements at (i, j) of a `product`, {what}: its summands from ``first`` to ``last``.
     C is ``off`` elements further on."""
     p = described(h)
     S, kc, real = p[SUMMANDS], p[BLOCK], min(p[REAL] - i, m)
     a_rs, a_ks, a_gs = p[A_RS], p[A_KS], p[A_GS]
     b_ks, b_cs, b_gs = p[B_KS], p[B_CS], p[B_GS]
     a, b = at(h, p[A] + i * a_rs), at(h, p[B] + j * b_cs)
-    y, x = place()
     d = side()
+    {place}
     s, room = tiles_at(h)
     v = 16 // itemsize(h)
-    ldb = d * {RN} + v
+    ldb = cols + {pad} * v
     depth = DEPTH * 4 // itemsize(h) if last - first > FEW else DEPTH * 2 // itemsize(h)
-    while 2 * (d * {RM} * (depth + v) + depth * ldb) > room:
+    while 2 * (rows * (depth + v) + depth * ldb) > room:
         depth >>= 1
     lda = depth + v
-    size = d * {RM} * lda + depth * ldb
+    size = rows * lda + depth * ldb
     stages = 4 if 4 * size <= room else 3 if 3 * size <= room else 2
     a_wide = a_ks == 1 and aligned(a) and ((a_rs | a_gs) & (v - 1)) == 0 and ((S & (v - 1)) == 0 or last <= S)
     b_wide = b_cs == 1 and aligned(b) and ((b_ks | b_gs) & (v - 1)) == 0
     a_how = by_minor(depth, v if a_wide else 1) if a_ks == 1 else by_major(depth)
-    b_how = by_minor(d * {RN}, v if b_wide else 1) if b_cs == 1 else by_major(d * {RN})
+    b_how = by_minor(cols, v if b_wide else 1) if b_cs == 1 else by_major(cols)
     zero, one = like(h, 0), like(h, 1)
     a_at = a_how[0] * lda + a_how[2]
-    b_at = d * {RM} * lda + b_how[0] * ldb + b_how[2]
+    b_at = rows * lda + b_how[0] * ldb + b_how[2]
     a_across = a_how[1] * a_rs, a_how[3] * a_ks, a_how[1] * lda
     b_across = b_how[1] * b_ks, b_how[3] * b_cs, b_how[1] * ldb
     a, b = at(a, a_how[0] * a_rs + a_how[2] * a_ks), at(b, b_how[0] * b_ks + b_how[2] * b_cs)
@@ -446,7 +572,7 @@ def tile_{RM}x{RN}(h, i, j, m, n, first, last, off):
                 sync()
             if to < stop:
                 there = min(min(depth, S - k), stop - to)
-                full = (there + 3) & -4
+                full = (there + {whole} - 1) & -{whole}
                 fetch(at(s, slot + a_at), real, there, m, full, at(a, a_off), a_how, a_across, a_wide, one)
                 fetch(at(s, slot + b_at), there, n, full, n, at(b, b_off), b_how, b_across, b_wide, zero)
                 slot = slot + size if slot + size < stages * size else 0
@@ -462,11 +588,11 @@ def tile_{RM}x{RN}(h, i, j, m, n, first, last, off):
             if ahead >= 0:
                 there = min(min(depth, S - of_k), stop - done)
                 pa = out + y * lda
-                pb = out + d * {RM} * lda + x * {group}
+                pb = out + rows * lda + x
                 end = pa + there
                 while pa < end:
 {multiply}
-                    pa += 4
+                    pa += {whole}
                 out = out + size if out + size < stages * size else 0
                 done += there
                 of_k = of_k + there if of_k + there < S else 0
@@ -479,8 +605,22 @@ def tile_{RM}x{RN}(h, i, j, m, n, first, last, off):
 '''
 
 
+def _lines(found: list[str], indent: int) -> str:
+    return "\n".join(" " * indent + line for line in found)
+
+
+def _put(first: str, rows: str) -> list[str]:
+    """Lines that let ``rows`` rows of a tile from the first on leave through shared memory."""
+    return [
+        "    sync()",
+        f"    put(h, min(m - {first}, {rows}), n, ldb, cols, off + (i + {first}) * p[C_RS] + j, "
+        f"(i + {first}) * p[INIT_RS] + j, again, finished)",
+        "    sync()",
+    ]
+
+
 def _tile(RM: int, RN: int, rounds: int) -> str:
-    group = min(RN, 4)
+    """A tile by threads: products in registers."""
     clear = [" = ".join(f"c{i}_{j}" for j in range(RN)) + " = zero" for i in range(RM)]
     multiply = [f"a{i}_0, a{i}_1, a{i}_2, a{i}_3 = load4(s, pa + {i} * d * lda)" for i in range(RM)]
     for q in range(4):
@@ -494,24 +634,44 @@ def _tile(RM: int, RN: int, rounds: int) -> str:
     for r in range(0, RM, step):
         leave.append(f"if m > {r} * d:")
         for i in range(r, min(r + step, RM)):
-            row = f"({i - r} * d + y) * ldb + x * {group}"
+            row = f"({i - r} * d + y) * ldb + x"
             if RN == 1:
                 leave.append(f"    s[{row}] = c{i}_0")
             for j in range(0, RN if RN > 1 else 0, 4):
                 leave.append(f"    store4(s, {row} + {j} * d, " + ", ".join(f"c{i}_{j + k}" for k in range(4)) + ")")
-        leave += [
-            "    sync()",
-            f"    put(h, min(m - {r} * d, {step} * d), n, ldb, d * {RN}, off + (i + {r} * d) * p[C_RS] + j, "
-            f"(i + {r} * d) * p[INIT_RS] + j, again, finished)",
-            "    sync()",
-        ]
-
-    def lines(found: list[str], indent: int) -> str:
-        return "\n".join(" " * indent + line for line in found)
-
+        leave += _put(f"{r} * d", f"{step} * d")
     return _TILE.format(
-        RM=RM, RN=RN, group=group,
-        clear=lines(clear, 8), multiply=lines(multiply, 20), leave=lines(leave, 8),
+        name=f"{RM}x{RN}", what=f"{RM} x {RN} a thread", whole=4, pad=1,
+        place=f"y, x = place()\n    x *= {min(RN, 4)}\n    rows, cols = {RM} * d, {RN} * d",
+        clear=_lines(clear, 8), multiply=_lines(multiply, 20), leave=_lines(leave, 8),
+    )  # fmt: skip
+
+
+def _tensor_tile(down: int, across: int) -> str:
+    """A tile by warps: products by tensor cores, of factors rounded to tf32."""
+    sums = {(i, j): ", ".join(f"c{i}_{j}_{k}" for k in range(4)) for i in range(down) for j in range(across)}
+    multiply = [
+        ", ".join(f"a{i}_{k}" for k in range(4)) + f" = fragment_a(s, pa + {i} * 2 * half * lda, lda)"
+        for i in range(down)
+    ]
+    for j in range(across):
+        multiply.append(f"b0, b1 = fragment_b(s, pb + {j} * 2 * pairs, ldb)")
+        for i in range(down):
+            multiply.append(
+                f"{sums[i, j]} = mma({sums[i, j]}, " + ", ".join(f"a{i}_{k}" for k in range(4)) + ", b0, b1)"
+            )
+    multiply.append("pb += 8 * ldb")
+    leave = ["if m > 0:"]
+    for (i, j), _ in sums.items():
+        for k in range(4):
+            row = f"(y + {i} * 2 * half + {k // 2} * half + lane() // pairs) * ldb"
+            leave.append(f"    s[{row} + x + {j} * 2 * pairs + lane() % pairs * 2 + {k % 2}] = c{i}_{j}_{k}")
+    leave += _put("0", "rows")
+    return _TILE.format(
+        name=f"tensor_{down}x{across}", what=f"{down} x {across} fragments of 16 x 8 a warp", whole=8, pad=2,
+        place=f"half, pairs = warp_halves()\n    rows, cols, y, x = place_of_warp({down}, {across})",
+        clear=_lines([f"{c} = zero, zero, zero, zero" for c in sums.values()], 8),
+        multiply=_lines(multiply, 20), leave=_lines(leave, 8),
     )  # fmt: skip
 
 
@@ -540,35 +700,61 @@ def _define(text: str) -> None:
 
 def _tile_of() -> str:
     """A tile by its number."""
-    body = [
-        f"    if which == {k}:\n        tile_{RM}x{RN}(h, i, j, m, n, first, last, off)"
-        for k, (RM, RN, *_) in enumerate(MICRO)
-    ]
-    return "def tile(which, h, i, j, m, n, first, last, off):\n" + "\n".join(body)
+    call = "(h, i, j, m, n, first, last, off)"
+    names = [[f"tile_tensor_{a}x{b}" for a, b, _ in TENSOR], [f"tile_{RM}x{RN}" for RM, RN, _, _ in MICRO]]
+    tensor, plain = ([f"if which == {k}:\n    {name}{call}" for k, name in enumerate(group)] for group in names)
+    body = ["if by_tensor_cores(h):", *tensor, "else:", *plain]
+    lines = [line if line in (body[0], "else:") else "    " + line.replace("\n", "\n    ") for line in body]
+    return f"def tile(which, {call[1:]}:\n" + _lines("\n".join(lines).split("\n"), 4)
+
+
+def _cheapest(sizes: list[tuple[str, str, int]]) -> list[str]:
+    lines = ["best = -1"]
+    for k, (rows, cols, cost) in enumerate(sizes):
+        lines += [
+            f"tiles = {rows} * {cols} * parts",
+            f"cost = (tiles + nw - 1) // nw * {cost} if nw > 1 else tiles * {cost}",
+            "if best < 0 or cost < best:",
+            f"    best, which = cost, {k}",
+        ]
+    return lines
 
 
 def _choose() -> str:
-    """The cheapest micro-tile for m x n results, each in ``parts`` parts, by ``nw`` workers; its rows and columns of elements."""
-    lines = [
-        "def choose(m, n, parts, nw):",
-        "    d, bits = side(), log2(side())",
-        "    down, across = (m + d - 1) >> bits, (n + d - 1) >> bits",
-        "    best = (m + d) * (n + d) * (parts + nw) * 1000",
+    """The cheapest tile for m x n results, each in ``parts`` parts, by ``nw`` workers; its rows and columns of elements."""
+
+    def parts(n: str, size: int) -> str:
+        return f"(({n} + {size - 1}) // {size})"
+
+    micro = [(parts("down", RM), parts("across", RN), cost) for RM, RN, _, cost in MICRO]
+    tensor = [(parts("down", a), parts("across", b), cost) for a, b, cost in TENSOR]
+
+    def branch(found: Any, choice: list[tuple[str, str, int]]) -> list[str]:
+        lines = ["down, across = (m + rows - 1) >> log2(rows), (n + cols - 1) >> log2(cols)", *_cheapest(choice)]
+        for k, (a, b, *_) in enumerate(found):
+            lines += [f"if which == {k}:", f"    return which, {a} * rows, {b} * cols"]
+        return lines
+
+    body = [
+        "which = 0",
+        "if by_tensor_cores(h):",
+        *_indented(["rows, cols, y, x = place_of_warp(1, 1)", *branch(TENSOR, tensor)]),
+        "else:",
+        *_indented(["rows, cols = side(), side()", *branch(MICRO, micro)]),
+        "return which, rows, cols",
     ]
-    for k, (RM, RN, _, cost) in enumerate(MICRO):
-        lines += [
-            f"    tiles = (down + {RM - 1}) // {RM} * ((across + {RN - 1}) // {RN}) * parts",
-            f"    cost = (tiles + nw - 1) // nw * {cost} if nw > 1 else tiles * {cost}",
-            "    if cost < best:",
-            f"        best, which, rows, cols = cost, {k}, {RM} * d, {RN} * d",
-        ]
-    lines[4:4] = [f"    which, rows, cols = 0, {MICRO[0][0]} * d, {MICRO[0][1]} * d"]
-    return "\n".join([*lines, "    return which, rows, cols"])
+    return "def choose(h, m, n, parts, nw):\n" + _lines(body, 4)
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return ["    " + line for line in lines]
 
 
 _define(_PUT)
 for _micro in MICRO:
     _define(_tile(*_micro[:3]))
+for _fragments in TENSOR:
+    _define(_tensor_tile(*_fragments[:2]))
 _define(_tile_of())
 _define(_choose())
 
@@ -597,7 +783,7 @@ def product(
 @device
 def gemm(h, m, n, last):
     """The m x n elements of the `product` described, of ``last`` summands, by this block alone."""
-    which, rows, cols = choose(m, n, 1, 1)
+    which, rows, cols = choose(h, m, n, 1, 1)
     i = 0
     while i < m:
         j = 0
@@ -626,7 +812,7 @@ def worth_splitting(nw, last, kc, elems):
 def partial_sums(h, w, nw, m, n, last, kc):
     """The sums of each block of ``kc`` summands, an (m, n) result after the other; all workers share tiles of blocks."""
     blocks = (last + kc - 1) // kc
-    which, rows, cols = choose(m, n, blocks, nw)
+    which, rows, cols = choose(h, m, n, blocks, nw)
     down, across = (m + rows - 1) // rows, (n + cols - 1) // cols
     unit = w
     while unit < down * across * blocks:
