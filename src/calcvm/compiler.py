@@ -145,8 +145,11 @@ def _planned_for_gpu(planned: Callable[[int], Plan], mode: str | None, workers: 
         if workers != plan.workers:
             with suppress(PlanError):  # their scratch does not fit
                 plan = planned(workers)
+    from calcvm.vm.cuda.device import PROCESS_BYTES, table_bytes
+
     info = {**plan.lowered.info, "mode": mode, "precision": precision}
-    return replace(plan, lowered=replace(plan.lowered, info=info))
+    device_bytes = {"heap": plan.heap_bytes, "rows": table_bytes(len(plan.statements)), "process": PROCESS_BYTES}
+    return replace(plan, lowered=replace(plan.lowered, info=info), device_bytes=device_bytes)
 
 
 def _figures() -> Any:

@@ -206,7 +206,7 @@ def snapshot_ensemble(
             "compile it with an optimizer such as cv.SGD(0.1, schedule=cv.CosineRestarts(1))"
         )
     samples = model.resident.check("input", np.asarray(X), samples=True)
-    heap = CalcHeap(cycles * model.program.heap_bytes)
+    heap = CalcHeap(cycles * model.program.heap_bytes, device=model.heap.device.name)
     hyper = model.hyper
     hyper["total_steps"], hyper["gamma"] = epochs_per_cycle * -(-samples // model.learning_batch), 1.0
     hyper["gamma_t"] = hyper["t"] - hyper["warmup_steps"] + 1  # the first cycle begins with the next step

@@ -53,6 +53,9 @@ def describe(plan: Plan, max_rows: int | None) -> str:
         f"save all     {plan.save_all_bytes:>15,} bytes if no two values shared memory",
         f"formula      {plan.formula}",
     ]
+    if plan.device_bytes:
+        parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in plan.device_bytes.items())
+        lines.append(f"on the GPU   {plan.device_total:>15,} bytes: {parts}; beside them data sets, and the driver's own")
     return "\n".join(line.rstrip()[:WIDTH] for line in lines)
 
 

@@ -44,6 +44,7 @@ class Plan:
     lower_bound_bytes : no packing of these statements in this order needs less.
     live_bytes : bytes that must exist at each statement; ``peak`` is the statement with most.
     blocks : members of each value that spans several (merged updates).
+    device_bytes : of a program for a GPU, all that is allocated there to run it, by what it is for.
     """
 
     lowered: Lowered
@@ -59,6 +60,7 @@ class Plan:
     blocks: Mapping[Value, tuple[Value, ...]]
     layout: Layout = field(repr=False)
     effort: int = field(repr=False, default=0)
+    device_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def statements(self) -> tuple:
@@ -67,6 +69,11 @@ class Plan:
     @property
     def heap_bytes(self) -> int:
         return self.heap_elems * self.itemsize
+
+    @property
+    def device_total(self) -> int:
+        """Bytes that the program takes on a GPU, data sets apart (0: it is for another device)."""
+        return sum(self.device_bytes.values())
 
     @property
     def gap(self) -> float:

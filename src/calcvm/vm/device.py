@@ -20,6 +20,7 @@ from calcvm.vm import job as layout
 from calcvm.vm.entry import address as entry_address
 from calcvm.vm.entry import entry
 from calcvm.vm.frame import HostMemory, Memory
+from calcvm.vm.store import MemoryStore, Store
 from calcvm.vm.team import team
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class Device(Protocol):
 
     def memory(self, nbytes: int) -> Memory:
         """A heap's one allocation (PlanError: there is not so much, ``needed`` and ``allowed`` bytes)."""
+
+    def store(self) -> Store:
+        """A store in the host's memory, of a heap that is given none."""
 
     def prepare(self, program: Program) -> Code:
         """Make a program's rows ready to be run; what `Binding.code` keeps."""
@@ -132,6 +136,9 @@ class Cpu:
 
     def memory(self, nbytes: int) -> Memory:
         return HostMemory(nbytes)
+
+    def store(self) -> Store:
+        return MemoryStore()
 
     def prepare(self, program: Program) -> Table:
         return Table(program, self.name)

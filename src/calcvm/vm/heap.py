@@ -18,7 +18,7 @@ from calcvm.vm.binding import Binding, bind
 from calcvm.vm.device import device_of, heaps_of
 from calcvm.vm.frame import Frame
 from calcvm.vm.pieces import Pieces
-from calcvm.vm.store import MemoryStore, Store
+from calcvm.vm.store import Store
 
 if TYPE_CHECKING:
     from calcvm.vm.program import Program
@@ -113,7 +113,7 @@ class CalcHeap:
     def __init__(self, memory: int | str, store: Store | None = None, device: str = "cpu"):
         self.nbytes = parse_bytes(memory)
         self.device = device_of(device)
-        self.store: Store = MemoryStore() if store is None else store
+        self.store: Store = self.device.store() if store is None else store
         self.stats = Stats()
         self._memory = self.device.memory(self.nbytes)
         self._pieces = Pieces(self.nbytes)

@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,7 @@ CONTROL, JOB = 0, CONTROL_BYTES // 8
 FLEET = JOB + layout.TASK_WORDS
 SELF = FLEET + layout.FLEET_WORDS  # the address of the job, as a table of one task
 BOX_WORDS = SELF + 1
-DEVICE_BYTES = 2 * CHUNK_BYTES + 8 * BOX_WORDS  # what a process takes once
+PROCESS_BYTES = 2 * CHUNK_BYTES + 8 * BOX_WORDS  # what the first program of a process takes beside its own
 
 
 def table_bytes(n_rows: int) -> int:
@@ -112,7 +113,7 @@ class Cuda:
         self.allocated_bytes = self.allocations = self.jobs = 0
         free, total = driver.memory()
         self.context_bytes = total - free
-        self.figures = Figures.load(self.figures_path)
+        self.figures = replace(Figures.load(self.figures_path), multiprocessors=driver.multiprocessors)
         self.lock = threading.RLock()
         self.stream = driver.stream(independent=True)
         self.shared_pieces = Arena(driver, self.allocate, CHUNK_BYTES)
@@ -152,6 +153,12 @@ class Cuda:
         from calcvm.vm.cuda.frame import DeviceMemory
 
         return DeviceMemory(self, nbytes)
+
+    def store(self) -> Any:
+        """A store in page-locked memory."""
+        from calcvm.vm.cuda.frame import PinnedStore
+
+        return PinnedStore(self)
 
     def constant(self, array: np.ndarray) -> int:
         """Device address of a copy of an array that nobody changes, kept while the array is; equal ones share one."""
@@ -436,7 +443,7 @@ class Cuda:
 
 
 class DataSet:
-    """Samples as the device reads them: a copy in its memory, or the host's own array, page-locked."""
+    """Samples as the device reads them: a copy in its memory, or page-locked in the host's."""
 
     def __init__(self, device: Cuda, array: np.ndarray):
         self.resident = array.nbytes + device.reserved_bytes <= device.driver.memory()[0]
@@ -444,13 +451,20 @@ class DataSet:
             self.address = device.allocate(array.nbytes)
             weakref.finalize(self, device.free, self.address, array.nbytes).atexit = False
             self.copy(device, array)
-        else:
+            return
+        try:
             cells = (ctypes.c_ubyte * array.nbytes).from_address(array.ctypes.data)  # does not keep the array alive
-            alias = np.ctypeslib.as_array(cells)
-            self.address = device.driver.register(alias)
-            weakref.finalize(self, device.driver.unregister, alias).atexit = False
-            device._far.add(self.address)
-            weakref.finalize(self, device._far.discard, self.address).atexit = False
+            locked = np.ctypeslib.as_array(cells)
+            self.address = device.driver.register(locked)
+            weakref.finalize(self, device.driver.unregister, locked).atexit = False
+        except DeviceError as error:
+            if error.lost:
+                raise
+            self._copy = device.driver.pinned(array.nbytes)  # its pages are another array's too, which is locked
+            self._copy[:] = array.reshape(-1).view(np.uint8)
+            self.address = device.driver.device_address(self._copy)
+        device._far.add(self.address)
+        weakref.finalize(self, device._far.discard, self.address).atexit = False
 
     def copy(self, device: Cuda, array: np.ndarray) -> None:
         """Bring the copy up to date."""
