@@ -153,7 +153,7 @@ def test_tensor_tile(which, trans, monkeypatch):
 def test_tensor_rows(monkeypatch):
     """Rows in tf32 are near those in float32, and have the same bits by any team."""
     for name in ("linear_fwd", "linear_bwd_w", "linear_bwd_x"):
-        words = dict(rows=3, inner=175, N=3, K=9)
+        words = dict(rows=3, inner=175, N=3, K=5)
         exact = row(name, words, 4, 1)[1]
         monkeypatch.setattr(_gemm, "precision", "tf32")
         want = row(name, words, 4, 1)[1]
@@ -246,8 +246,8 @@ def test_activation(act):
 
 @pytest.mark.parametrize("ta, tb", LAYOUTS)
 @pytest.mark.parametrize(
-    "sizes", [(1, 9, 5, 530, 0, 0, 1), (1, 1100, 3, 2, 0, 0, 1), (3, 4, 9, 5, 1, 1, 0), (140, 4, 3, 2, 1, 0, 0),
-              (140, 3, 4, 2, 0, 1, 0)]
+    "sizes", [(1, 9, 5, 530, 0, 0, 1), (1, 520, 3, 2, 0, 0, 1), (3, 4, 9, 5, 1, 1, 0), (129, 4, 3, 2, 1, 0, 0),
+              (129, 3, 4, 2, 0, 1, 0)]
 )  # fmt: skip
 def test_matmul(sizes, ta, tb):
     """As `test_linear`, for all layouts, batches of products, and gradients of an operand that they share."""
@@ -275,7 +275,7 @@ def test_matmul(sizes, ta, tb):
         else:
             exact = flat(a.transpose(0, 2, 1) @ dy, bb, tb) + acc * values["db"]
         close(want[out], exact, 64 * EPS["float32"], name)
-        for threads, workers in ((16, 1), (4, 3), (16, 2)):
+        for threads, workers in ((16, 1), (4, 3)):
             got = row(name, words, threads, workers, acc=acc)[1]
             assert same_bits(got[out], want[out]), f"{name} differs with {workers} workers of {threads} threads"
 
