@@ -27,15 +27,16 @@ from numba.cuda import types
 from calcvm.kernels_cuda._cuda import (
     I32,
     I64,
+    TOGETHER,
     _asm,
     _special,
     as_f64,
     as_i64,
     at,
     bit_length,
+    called,
     compiled_by,
     device,
-    intrinsic,
     lane,
     like,
     overload,
@@ -396,7 +397,7 @@ def _mma(tc, c0, c1, c2, c3, a0, a1, a2, a3, b0, b1):
             ft = ir.FunctionType(ir.LiteralStructType([f] * 4), [I32] * 6 + [f] * 4)
             factors = [b.bitcast(x, I32) for x in args[4:]]
             asm = ir.InlineAsm(ft, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", side_effect=True)
-            sums = b.call(asm, [*factors, *args[:4]])
+            sums = b.call(asm, [*factors, *args[:4]], attrs=TOGETHER)
             results = [b.extract_value(sums, k) for k in range(4)]
         for k, x in enumerate(results):
             out = b.insert_value(out, x, k)
@@ -675,24 +676,13 @@ def _tensor_tile(down: int, across: int) -> str:
     )  # fmt: skip
 
 
-@intrinsic
-def _called(tc):
-    """Mark the function that it stands in: LLVM shall call it, and not copy it to wherever it is used."""
-
-    def codegen(ctx, b, sig, args):
-        b.function.attributes.add("noinline")
-        return ctx.get_dummy_value()
-
-    return types.void(), codegen
-
-
 def _define(text: str) -> None:
     """Make a device function of a text, compiled once and called."""
     head, body = text.strip().split("):\n", 1)
     scope: dict[str, Any] = {}
     exec(compile(text, __file__, "exec"), globals(), scope)
     ((name, fn),) = scope.items()
-    exec(compile(f"{head}):\n    _called()\n{body}", __file__, "exec"), globals(), scope)
+    exec(compile(f"{head}):\n    called()\n{body}", __file__, "exec"), globals(), scope)
     native = scope[name]
     overload(fn, strict=False)(lambda *arguments: native)
     globals()[name] = fn
