@@ -15,6 +15,10 @@ for _family in FAMILIES:
     import_module(f"calcvm.kernels_cuda.{_family}")
 
 
+def on_each(fn, h, r):  # type: ignore[no-untyped-def]
+    fn(h, r, block(), blocks())
+
+
 class Simulated:
     """``threads`` to a block; all blocks at once, in an order that a seed draws."""
 
@@ -32,13 +36,8 @@ class Simulated:
         for half in (kernel, kernel.finish):
             if half is None:
                 continue
-            fn = half.bound
-
-            def on_each(h, r):  # type: ignore[no-untyped-def]
-                fn(h, r, block(), blocks())
-
             launch(
-                on_each, (heap, row), blocks=n_workers, threads=self.threads, seed=int(reverse),
+                on_each, (half.bound, heap, row), blocks=n_workers, threads=self.threads, seed=int(reverse),
                 shared_bytes=SCRATCH_AT + shared_bytes(self.threads, heap.itemsize),
                 only=None if only is None else [only],
             )  # fmt: skip

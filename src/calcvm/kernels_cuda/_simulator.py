@@ -9,6 +9,7 @@ error instead of a hang.
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -84,7 +85,9 @@ class Block:
 class Grid:
     """One launch."""
 
-    def __init__(self, fn: Callable, args: Sequence[Any], memory: Callable[[int, Any], np.ndarray], blocks: int, seed: int):
+    def __init__(
+        self, fn: Callable, args: Sequence[Any], memory: Callable[[int, Any], np.ndarray], blocks: int, seed: int
+    ):
         self.fn, self.args, self.memory, self.blocks = fn, args, memory, blocks
         self.back = threading.Semaphore(0)
         self.stopped = False
@@ -148,4 +151,10 @@ def launch(
     only : numbers of the blocks that run, in place of all.  memory : what is at an address, as an array of a dtype.
     """
     grid = Grid(fn, args, memory, blocks, seed)
-    grid.run([Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)])
+    collecting = gc.isenabled()
+    gc.disable()  # a finalizer that waits for what the launching thread holds would wait for ever
+    try:
+        grid.run([Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)])
+    finally:
+        if collecting:
+            gc.enable()
