@@ -29,6 +29,8 @@ test-peers: $(VENV)/.torch ## run only the comparisons with other libraries
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.dev ## run the tests of the CUDA device; fails where there is no GPU
+	@$(BIN)/python -c "from calcvm.vm.cuda.driver import Driver; Driver.open()" # before the work of compiling
+	$(BIN)/python -m tests.gpu.prebuild
 	$(BIN)/python -m pytest --gpu -m gpu tests/gpu tests/cuda $(PYTEST_ARGS)
 
 # all six, then fail if one did: each report is of use
