@@ -228,7 +228,12 @@ def worker_cells(plan: Any, o: Operand, st: Statement, batch: int, team: int) ->
     span = cells(plan, o, st, batch)
     if o.part == "w0":
         return [set(span)] + [set() for _ in range(team - 1)]
-    words = {"D": 8 // plan.itemsize, "nw": plan.workers, "gpu": 0, **{k: number(w, batch) for k, w in st.words.items()}}
+    words = {
+        "D": 8 // plan.itemsize,
+        "nw": plan.workers,
+        "gpu": 0,
+        **{k: number(w, batch) for k, w in st.words.items()},
+    }
     units = int(evaluate(o.part, words)) if o.part else 0
     if units:
         size = len(span) // units

@@ -503,7 +503,9 @@ def check_flops(case: Case) -> None:
         )
     for row in case.spec.rows:
         f = evaluate(row.flops, {"acc": 0, **case.forms})
-        extents = [evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1, "gpu": backend.gpu}) for o in row.operands]
+        extents = [
+            evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1, "gpu": backend.gpu}) for o in row.operands
+        ]
         if isinstance(f, Affine) and f:
             assert f.b == 0 or f.a == 0, f"{row.name}: {f} operations are not proportional to the batch"
             grows = any(isinstance(e, Affine) and e.a for e in extents)

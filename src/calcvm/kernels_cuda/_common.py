@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from calcvm.kernels_cuda._cuda import at, called, device, f64_of_bits, like, overload, thread
+from calcvm.kernels_cuda._cuda import at, called, device, f64_of_bits, in_global, like, overload, thread
 
 PREFIX = 2  # words before a row's own: opcode, flags
 FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
@@ -80,7 +80,7 @@ class Kernel:
 
         Compiled, it stays a function of its own: its registers do not add to those of the loop that calls it.
         """
-        simulated, native = _bind(self), _bind(self, "called()\n")
+        simulated, native = _bind(self), _bind(self, "called()\nh = in_global(h)\n")
         overload(simulated, strict=False)(lambda h, r, w, nw: native)
         return simulated
 
@@ -146,6 +146,6 @@ def _bind(k: Kernel, before: str = "") -> Callable:
     ast.increment_lineno(tree, k.fn.__code__.co_firstlineno - 1)
     scope: dict[str, Any] = {}
     names = k.fn.__globals__
-    names.update(at=at, f64_of_bits=f64_of_bits, called=called)
+    names.update(at=at, f64_of_bits=f64_of_bits, called=called, in_global=in_global)
     exec(compile(tree, k.fn.__code__.co_filename, "exec"), names, scope)
     return scope[k.fn.__name__]

@@ -72,7 +72,9 @@ def _me() -> Any:
     return threading.current_thread()
 
 
-def _special(name: str) -> Any:
+def special_register(name: str) -> Any:
+    """An intrinsic that reads one of PTX's registers."""
+
     def codegen(tc):
         def build(ctx, b, sig, args):
             asm = ir.InlineAsm(ir.FunctionType(I32, []), f"mov.u32 $0, %{name};", "=r")
@@ -83,31 +85,31 @@ def _special(name: str) -> Any:
     return codegen
 
 
-@compiled_by(_special("tid.x"))
+@compiled_by(special_register("tid.x"))
 def thread():
     """Number of the thread in its block."""
     return _me().threadIdx.x
 
 
-@compiled_by(_special("ntid.x"))
+@compiled_by(special_register("ntid.x"))
 def threads():
     """Threads of a block: a power of 4, from 64 up (in the simulator from 4 up)."""
     return _me().block.threads
 
 
-@compiled_by(_special("ctaid.x"))
+@compiled_by(special_register("ctaid.x"))
 def block():
     """Number of the block in its grid."""
     return _me().blockIdx.x
 
 
-@compiled_by(_special("nctaid.x"))
+@compiled_by(special_register("nctaid.x"))
 def blocks():
     """Blocks of the grid."""
     return _me().block.blocks
 
 
-@compiled_by(_special("laneid"))
+@compiled_by(special_register("laneid"))
 def lane():
     """Number of the thread in its warp."""
     return _me().threadIdx.x % _me().block.warp
@@ -124,7 +126,7 @@ def warp_size():
 
 
 # ---------------------------------------------------------------- waiting
-def _asm(text: str, constraints: str = "", result: Any = types.void, side_effect: bool = True) -> Any:
+def ptx_line(text: str, constraints: str = "", result: Any = types.void, side_effect: bool = True) -> Any:
     """An intrinsic without arguments that is one line of PTX; what threads do together is not moved into branches."""
 
     def codegen(tc):
@@ -139,30 +141,35 @@ def _asm(text: str, constraints: str = "", result: Any = types.void, side_effect
     return codegen
 
 
-@compiled_by(_asm("bar.sync 0;", "~{memory}"))
+@compiled_by(ptx_line("bar.sync 0;", "~{memory}"))
 def sync():
     """Wait for all threads of the block; every one of them must come here."""
     _me().syncthreads()
 
 
-@compiled_by(_asm("bar.warp.sync -1;", "~{memory}"))
+@compiled_by(ptx_line("bar.warp.sync -1;", "~{memory}"))
 def sync_warp():
     """Wait for all threads of the warp: what they wrote to shared memory can then be read by the others."""
     _me().sync_warp()
 
 
-@compiled_by(_asm("fence.acq_rel.gpu;", "~{memory}"))
+@compiled_by(ptx_line("fence.acq_rel.gpu;", "~{memory}"))
 def fence():
     """Order this thread's accesses to memory as all blocks see them."""
 
 
-@compiled_by(_asm("nanosleep.u32 40;", "~{memory}"))
+@compiled_by(ptx_line("nanosleep.u32 40;", "~{memory}"))
 def pause():
     """Wait for a moment."""
     _me().pause()
 
 
-@compiled_by(_asm("mov.u64 $0, %globaltimer;", "=l", types.int64))
+@compiled_by(ptx_line("", "~{memory}"))
+def loaded():
+    """No load before this is moved behind it: a division's slow path, a branch, holds back the loads that follow."""
+
+
+@compiled_by(ptx_line("mov.u64 $0, %globaltimer;", "=l", types.int64))
 def now():
     """Nanoseconds of the device's clock."""
     return _me().block.now()
@@ -177,6 +184,21 @@ def _at(tc, base, off):
 def at(base, off):
     """Pointer ``off`` elements past ``base``."""
     return base[off:]
+
+
+def _in_global(tc, pointer):
+    def build(ctx, b, sig, args):
+        element = args[0].type.pointee
+        asm = ir.InlineAsm(ir.FunctionType(I64, [args[0].type]), "cvta.to.global.u64 $0, $1;", "=l,l")
+        return b.addrspacecast(b.inttoptr(b.call(asm, list(args)), ir.PointerType(element, 1)), args[0].type)
+
+    return pointer(pointer), build
+
+
+@compiled_by(_in_global)
+def in_global(pointer):
+    """The pointer, known to be into global memory: an access by one that may be into any takes longer."""
+    return pointer
 
 
 def _reinterpret(target: Any) -> Any:
@@ -303,7 +325,7 @@ def copy_async(to, of):
     to[:2] = of[:2]
 
 
-@compiled_by(_asm("cp.async.wait_all;", "~{memory}"))
+@compiled_by(ptx_line("cp.async.wait_all;", "~{memory}"))
 def copy_wait():
     """Wait for the copies that this thread has begun; others see them after a `sync`."""
 
@@ -410,7 +432,9 @@ def atomic_load(pointer):
 _LOCK = threading.Lock()
 
 
-def compile_ptx(fn: Callable, signature: tuple, name: str, cc: tuple[int, int], max_threads: int, min_blocks: int) -> str:
+def compile_ptx(
+    fn: Callable, signature: tuple, name: str, cc: tuple[int, int], max_threads: int, min_blocks: int
+) -> str:
     """PTX of a kernel called ``name``, for a compute capability; no driver is needed.
 
     max_threads, min_blocks : threads of a block, and blocks that must fit one multiprocessor: they bound registers.

@@ -28,8 +28,6 @@ from calcvm.kernels_cuda._cuda import (
     I32,
     I64,
     TOGETHER,
-    _asm,
-    _special,
     as_f64,
     as_i64,
     at,
@@ -37,10 +35,13 @@ from calcvm.kernels_cuda._cuda import (
     called,
     compiled_by,
     device,
+    in_global,
     lane,
     like,
     overload,
+    ptx_line,
     shared,
+    special_register,
     sync,
     thread,
     threads,
@@ -68,16 +69,6 @@ def shared_bytes(threads: int, itemsize: int) -> int:
 
 
 # ---------------------------------------------------------------- what the device offers beside _cuda
-def _fma(tc, x, y, z):
-    return x(x, x, x), lambda ctx, b, sig, args: b.fma(*args)
-
-
-@compiled_by(_fma)
-def fma(x, y, z):
-    """x*y + z, rounded once (in the simulator twice)."""
-    return x * y + z
-
-
 def _itemsize(tc, p):
     return types.int64(p), lambda ctx, b, sig, args: I64(p.dtype.bitwidth // 8)
 
@@ -118,39 +109,6 @@ def since(base, p):
 def _four(b: Any, p: Any, i: Any) -> Any:
     element = p.type.pointee
     return b.bitcast(b.gep(p, [i]), ir.VectorType(element, 4).as_pointer())
-
-
-def _load4(tc, p, i):
-    def build(ctx, b, sig, args):
-        v = b.load(_four(b, *args), align=16)
-        out = ir.Constant(ctx.get_value_type(sig.return_type), ir.Undefined)
-        for k in range(4):
-            out = b.insert_value(out, b.extract_element(v, I32(k)), k)
-        return out
-
-    return types.UniTuple(p.dtype, 4)(p, types.int64), build
-
-
-@compiled_by(_load4)
-def load4(p, i):
-    """Four neighbours, the first at a multiple of 16 bytes."""
-    return p[i], p[i + 1], p[i + 2], p[i + 3]
-
-
-def _store4(tc, p, i, w, x, y, z):
-    def build(ctx, b, sig, args):
-        v = ir.Constant(ir.VectorType(args[0].type.pointee, 4), ir.Undefined)
-        for k, value in enumerate(args[2:]):
-            v = b.insert_element(v, value, I32(k))
-        b.store(v, _four(b, *args[:2]), align=16)
-        return ctx.get_dummy_value()
-
-    return types.void(p, types.int64, *[p.dtype] * 4), build
-
-
-@compiled_by(_store4)
-def store4(p, i, w, x, y, z):
-    p[i], p[i + 1], p[i + 2], p[i + 3] = w, x, y, z
 
 
 def _to_shared(b: Any, p: Any) -> Any:
@@ -200,13 +158,13 @@ def copy16(dst, i, src, j, n):
         dst[i + k] = src[j + k] if k < n else 0
 
 
-@compiled_by(_asm("cp.async.commit_group;", "~{memory}"))
+@compiled_by(ptx_line("cp.async.commit_group;", "~{memory}"))
 def commit():
     """The copies begun since the last time are one group."""
 
 
 def _wait_for(n: int) -> Any:
-    @compiled_by(_asm(f"cp.async.wait_group {n};", "~{memory}"))
+    @compiled_by(ptx_line(f"cp.async.wait_group {n};", "~{memory}"))
     def wait():
         """Wait until all but so many of this thread's last groups are there."""
 
@@ -331,7 +289,7 @@ def fetch(dst, majors, minors, to_major, to_minor, src, how, across, wide, fille
 precision = "float32"  # of products in the simulator: "float32" or "tf32"
 
 
-@compiled_by(_special("envreg0"))
+@compiled_by(special_register("envreg0"))
 def use_tf32():
     """Whether products of float32 are computed by tensor cores, from factors rounded to tf32.
 
@@ -527,42 +485,80 @@ TENSOR = (
 DEPTH = 32  # summands in a step, of float32, where two steps fit; of float64 half
 FEW = 64  # summands up to which steps are half as deep: all of them are copied at once
 
-_TILE = '''
-def tile_{name}(h, i, j, m, n, first, last, off):
-    """The tile of m x n elements at (i, j) of a `product`, {what}: its summands from ``first`` to ``last``.
-    C is ``off`` elements further on."""
+# Numbers of a tile's layout, which `layout` finds and `bring` goes by.
+A_AT, B_AT, A_WIDE, B_WIDE, STEP, LDA, LDB, SIZE, IN_FLIGHT, A_HOW, B_HOW, A_TO, B_TO, A_ACROSS, B_ACROSS = (
+    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 18, 19, 22,
+)  # fmt: skip
+
+# What all tiles do alike is called by them: one copy of it in a program, and typed once.
+_LAYOUT = '''
+def layout(h, i, j, first, last, rows, cols, pad):
+    """How this thread copies a tile of rows x cols at (i, j) of a `product`: where A and B begin, whether 16 bytes go at
+    once, summands of a step, rows of the copies, their size, steps in flight, and each axis' first and next places."""
     p = described(h)
-    S, kc, real = p[SUMMANDS], p[BLOCK], min(p[REAL] - i, m)
-    a_rs, a_ks, a_gs = p[A_RS], p[A_KS], p[A_GS]
-    b_ks, b_cs, b_gs = p[B_KS], p[B_CS], p[B_GS]
-    a, b = at(h, p[A] + i * a_rs), at(h, p[B] + j * b_cs)
-    d = side()
-    {place}
-    s, room = tiles_at(h)
+    S, a_rs, a_ks, b_ks, b_cs = p[SUMMANDS], p[A_RS], p[A_KS], p[B_KS], p[B_CS]
+    a, b = p[A] + i * a_rs, p[B] + j * b_cs
+    room = tiles_at(h)[1]
     v = 16 // itemsize(h)
-    ldb = cols + {pad} * v
+    ldb = cols + pad * v
     depth = DEPTH * 4 // itemsize(h) if last - first > FEW else DEPTH * 2 // itemsize(h)
     while 2 * (rows * (depth + v) + depth * ldb) > room:
         depth >>= 1
     lda = depth + v
     size = rows * lda + depth * ldb
     stages = 4 if 4 * size <= room else 3 if 3 * size <= room else 2
-    a_wide = a_ks == 1 and aligned(a) and ((a_rs | a_gs) & (v - 1)) == 0 and ((S & (v - 1)) == 0 or last <= S)
-    b_wide = b_cs == 1 and aligned(b) and ((b_ks | b_gs) & (v - 1)) == 0
-    a_how = by_minor(depth, v if a_wide else 1) if a_ks == 1 else by_major(depth)
-    b_how = by_minor(cols, v if b_wide else 1) if b_cs == 1 else by_major(cols)
-    zero, one = like(h, 0), like(h, 1)
-    a_at = a_how[0] * lda + a_how[2]
-    b_at = rows * lda + b_how[0] * ldb + b_how[2]
-    a_across = a_how[1] * a_rs, a_how[3] * a_ks, a_how[1] * lda
-    b_across = b_how[1] * b_ks, b_how[3] * b_cs, b_how[1] * ldb
-    a, b = at(a, a_how[0] * a_rs + a_how[2] * a_ks), at(b, b_how[0] * b_ks + b_how[2] * b_cs)
-    to, slot, out = first, 0, 0  # the next summand to be copied; the parts of shared memory to copy to, to multiply from
-    g = to // S if to >= S and S > 0 else 0
-    k = to - g * S
-    done = to
-    a_off, b_off = g * a_gs + k * a_ks, g * b_gs + k * b_ks
-    of_k = k  # place of the next summand to be multiplied in its product
+    a_wide = a_ks == 1 and aligned(at(h, a)) and ((a_rs | p[A_GS]) & (v - 1)) == 0 and ((S & (v - 1)) == 0 or last <= S)
+    b_wide = b_cs == 1 and aligned(at(h, b)) and ((b_ks | p[B_GS]) & (v - 1)) == 0
+    a0, a1, a2, a3 = by_minor(depth, v if a_wide else 1) if a_ks == 1 else by_major(depth)
+    b0, b1, b2, b3 = by_minor(cols, v if b_wide else 1) if b_cs == 1 else by_major(cols)
+    return (
+        a + a0 * a_rs + a2 * a_ks, b + b0 * b_ks + b2 * b_cs, 1 if a_wide else 0, 1 if b_wide else 0, depth, lda, ldb, size, stages,
+        a0, a1, a2, a3, b0, b1, b2, b3, a0 * lda + a2, rows * lda + b0 * ldb + b2,
+        a1 * a_rs, a3 * a_ks, a1 * lda, b1 * b_ks, b3 * b_cs, b1 * ldb,
+    )
+'''
+_BRING = '''
+def bring(h, t, state, stop, real, m, n, whole):
+    """Begin to copy a step of A and B; returns what the next one begins with: summand, part of shared memory, place in
+    its product, that product, and how far A and B are on."""
+    p, s = described(h), tiles_at(h)[0]
+    to, slot, k, g, a_off, b_off = state
+    S = p[SUMMANDS]
+    there = min(min(t[STEP], S - k), stop - to)
+    full = (there + whole - 1) & -whole
+    fetch(at(s, slot + t[A_TO]), real, there, m, full, at(h, t[A_AT] + a_off), (t[9], t[10], t[11], t[12]),
+          (t[19], t[20], t[21]), t[A_WIDE] != 0, like(h, 1))
+    fetch(at(s, slot + t[B_TO]), there, n, full, n, at(h, t[B_AT] + b_off), (t[13], t[14], t[15], t[16]),
+          (t[22], t[23], t[24]), t[B_WIDE] != 0, like(h, 0))
+    slot += t[SIZE]
+    if slot == t[SIZE] * t[IN_FLIGHT]:
+        slot = 0
+    to += there
+    k += there
+    a_off += there * p[A_KS]
+    b_off += there * p[B_KS]
+    if k == S:
+        k = 0
+        g += 1
+        a_off, b_off = g * p[A_GS], g * p[B_GS]
+    return to, slot, k, g, a_off, b_off
+'''
+
+_TILE = '''
+def tile_{name}(h, i, j, m, n, first, last, off):
+    """The tile of m x n elements at (i, j) of a `product`, {what}: its summands from ``first`` to ``last``.
+    C is ``off`` elements further on."""
+    p = described(h)
+    S, kc, real = p[SUMMANDS], p[BLOCK], min(p[REAL] - i, m)
+    d = side()
+    {place}
+    s = tiles_at(h)[0]
+    t = layout(h, i, j, first, last, rows, cols, {pad})
+    lda, ldb, size, stages = t[LDA], t[LDB], t[SIZE], t[IN_FLIGHT]
+    g = first // S if first >= S and S > 0 else 0
+    of_k = first - g * S  # place of the next summand to be multiplied in its product
+    state = first, 0, of_k, g, g * p[A_GS] + of_k * p[A_KS], g * p[B_GS] + of_k * p[B_KS]
+    done, out = first, 0  # summands multiplied; the part of shared memory to multiply from
     while True:
         stop = min(done + kc, last)
 {clear}
@@ -571,23 +567,11 @@ def tile_{name}(h, i, j, m, n, first, last, off):
             if ahead >= 0:
                 wait_for_step(stages)
                 sync()
-            if to < stop:
-                there = min(min(depth, S - k), stop - to)
-                full = (there + {whole} - 1) & -{whole}
-                fetch(at(s, slot + a_at), real, there, m, full, at(a, a_off), a_how, a_across, a_wide, one)
-                fetch(at(s, slot + b_at), there, n, full, n, at(b, b_off), b_how, b_across, b_wide, zero)
-                slot = slot + size if slot + size < stages * size else 0
-                to += there
-                k += there
-                a_off += there * a_ks
-                b_off += there * b_ks
-                if k == S:
-                    k = 0
-                    g += 1
-                    a_off, b_off = g * a_gs, g * b_gs
+            if state[0] < stop:
+                state = bring(h, t, state, stop, real, m, n, {whole})
             commit()
             if ahead >= 0:
-                there = min(min(depth, S - of_k), stop - done)
+                there = min(min(t[STEP], S - of_k), stop - done)
                 pa = out + y * lda
                 pb = out + rows * lda + x
                 end = pa + there
@@ -620,31 +604,111 @@ def _put(first: str, rows: str) -> list[str]:
     ]
 
 
+# What a thread does with its sums, each as one intrinsic: as statements of a text, Numba would take seconds to type them.
+def _no_sums(n: int) -> Any:
+    def codegen(tc, h):
+        def build(ctx, b, sig, args):
+            return ctx.get_constant_null(sig.return_type)
+
+        return types.UniTuple(h.dtype, n)(h), build
+
+    @compiled_by(codegen)
+    def no_sums(h):
+        """Sums of nothing, in the dtype of the pointer ``h``."""
+        return (h.dtype.type(0),) * n
+
+    return no_sums
+
+
+def _products(RM: int, RN: int) -> Any:
+    group = min(RN, 4)
+
+    def codegen(tc, s, pa, pb, d, lda, ldb, c):
+        def build(ctx, b, sig, args):
+            s, pa, pb, d, lda, ldb, c = args
+            sums = [b.extract_value(c, k) for k in range(RM * RN)]
+            steps = [b.mul(b.mul(d, lda), I64(i)) for i in range(RM)]
+            rows = [b.load(_four(b, s, b.add(pa, step)), align=16) for step in steps]
+            for q in range(4):
+                if RN == 1:
+                    columns = [b.load(b.gep(s, [pb]))]
+                else:
+                    fours = [b.load(_four(b, s, b.add(pb, b.mul(d, I64(j)))), align=16) for j in range(0, RN, group)]
+                    columns = [b.extract_element(four, I32(k)) for four in fours for k in range(group)]
+                for i in range(RM):
+                    x = b.extract_element(rows[i], I32(q))
+                    for j in range(RN):
+                        sums[i * RN + j] = b.fma(x, columns[j], sums[i * RN + j])
+                pb = b.add(pb, ldb)
+            out = ir.Constant(ctx.get_value_type(sig.return_type), ir.Undefined)
+            for k, x in enumerate(sums):
+                out = b.insert_value(out, x, k)
+            return out
+
+        return c(s, *[types.int64] * 5, c), build
+
+    @compiled_by(codegen)
+    def products(s, pa, pb, d, lda, ldb, c):
+        """The sums with four products more each: rows of A ``d*lda`` apart, columns of B in fours ``4*d`` apart."""
+        sums = list(c)
+        for q in range(4):
+            columns = [s[pb + j // group * group * d + j % group] for j in range(RN)]
+            for i in range(RM):
+                x = s[pa + i * d * lda + q]
+                for j in range(RN):
+                    sums[i * RN + j] = x * columns[j] + sums[i * RN + j]
+            pb += ldb
+        return tuple(sums)
+
+    return products
+
+
+def _leave(RM: int, RN: int, first: int, last: int) -> Any:
+    def places(i: int) -> list[tuple[int, int]]:
+        return [((first + i) * RN + j, j) for j in range(0, RN, min(RN, 4))]
+
+    def codegen(tc, s, at_, d, ldb, c):
+        def build(ctx, b, sig, args):
+            s, start, d, ldb, c = args
+            for i in range(last - first):
+                row = b.add(start, b.mul(b.mul(d, ldb), I64(i)))
+                for k, j in places(i):
+                    to = b.add(row, b.mul(d, I64(j)))
+                    if RN == 1:
+                        b.store(b.extract_value(c, k), b.gep(s, [to]))
+                        continue
+                    v = ir.Constant(ir.VectorType(s.type.pointee, 4), ir.Undefined)
+                    for lane_ in range(4):
+                        v = b.insert_element(v, b.extract_value(c, k + lane_), I32(lane_))
+                    b.store(v, _four(b, s, to), align=16)
+            return ctx.get_dummy_value()
+
+        return types.void(s, *[types.int64] * 3, c), build
+
+    @compiled_by(codegen)
+    def leave(s, at_, d, ldb, c):
+        """Sums of some rows of the micro-tile to shared memory, as `products` has them."""
+        for i in range(last - first):
+            for k, j in places(i):
+                for n in range(min(RN, 4)):
+                    s[at_ + i * d * ldb + j * d + n] = c[k + n]
+
+    return leave
+
+
 def _tile(RM: int, RN: int, rounds: int) -> str:
     """A tile by threads: products in registers."""
-    clear = [" = ".join(f"c{i}_{j}" for j in range(RN)) + " = zero" for i in range(RM)]
-    multiply = [f"a{i}_0, a{i}_1, a{i}_2, a{i}_3 = load4(s, pa + {i} * d * lda)" for i in range(RM)]
-    for q in range(4):
-        if RN == 1:
-            multiply.append("b0 = s[pb]")
-        for j in range(0, RN if RN > 1 else 0, 4):
-            multiply.append(f"b{j}, b{j + 1}, b{j + 2}, b{j + 3} = load4(s, pb + {j} * d)")
-        multiply += [f"c{i}_{j} = fma(a{i}_{q}, b{j}, c{i}_{j})" for i in range(RM) for j in range(RN)]
-        multiply.append("pb += ldb")
-    leave, step = [], -(-RM // rounds)
+    shape, scope, leave, step = f"{RM}x{RN}", globals(), [], -(-RM // rounds)
+    scope[f"no_sums_{shape}"], scope[f"products_{shape}"] = _no_sums(RM * RN), _products(RM, RN)
     for r in range(0, RM, step):
-        leave.append(f"if m > {r} * d:")
-        for i in range(r, min(r + step, RM)):
-            row = f"({i - r} * d + y) * ldb + x"
-            if RN == 1:
-                leave.append(f"    s[{row}] = c{i}_0")
-            for j in range(0, RN if RN > 1 else 0, 4):
-                leave.append(f"    store4(s, {row} + {j} * d, " + ", ".join(f"c{i}_{j + k}" for k in range(4)) + ")")
+        scope[f"leave_{shape}_{r}"] = _leave(RM, RN, r, min(r + step, RM))
+        leave += [f"if m > {r} * d:", f"    leave_{shape}_{r}(s, y * ldb + x, d, ldb, c)"]
         leave += _put(f"{r} * d", f"{step} * d")
+    multiply = [f"c = products_{shape}(s, pa, pb, d, lda, ldb, c)", "pb += 4 * ldb"]
     return _TILE.format(
-        name=f"{RM}x{RN}", what=f"{RM} x {RN} a thread", whole=4, pad=1,
+        name=shape, what=f"{RM} x {RN} a thread", whole=4, pad=1,
         place=f"y, x = place()\n    x *= {min(RN, 4)}\n    rows, cols = {RM} * d, {RN} * d",
-        clear=_lines(clear, 8), multiply=_lines(multiply, 20), leave=_lines(leave, 8),
+        clear=f"        c = no_sums_{shape}(h)", multiply=_lines(multiply, 20), leave=_lines(leave, 8),
     )  # fmt: skip
 
 
@@ -670,7 +734,7 @@ def _tensor_tile(down: int, across: int) -> str:
     leave += _put("0", "rows")
     return _TILE.format(
         name=f"tensor_{down}x{across}", what=f"{down} x {across} fragments of 16 x 8 a warp", whole=8, pad=2,
-        place=f"half, pairs = warp_halves()\n    rows, cols, y, x = place_of_warp({down}, {across})",
+        place=f"half, pairs = warp_halves()\n    zero = like(h, 0)\n    rows, cols, y, x = place_of_warp({down}, {across})",
         clear=_lines([f"{c} = zero, zero, zero, zero" for c in sums.values()], 8),
         multiply=_lines(multiply, 20), leave=_lines(leave, 8),
     )  # fmt: skip
@@ -682,7 +746,8 @@ def _define(text: str) -> None:
     scope: dict[str, Any] = {}
     exec(compile(text, __file__, "exec"), globals(), scope)
     ((name, fn),) = scope.items()
-    exec(compile(f"{head}):\n    called()\n{body}", __file__, "exec"), globals(), scope)
+    heap = "    h = in_global(h)\n" if "h, " in head else ""
+    exec(compile(f"{head}):\n    called()\n{heap}{body}", __file__, "exec"), globals(), scope)
     native = scope[name]
     overload(fn, strict=False)(lambda *arguments: native)
     globals()[name] = fn
@@ -741,6 +806,8 @@ def _indented(lines: list[str]) -> list[str]:
 
 
 _define(_PUT)
+_define(_LAYOUT)
+_define(_BRING)
 for _micro in MICRO:
     _define(_tile(*_micro[:3]))
 for _fragments in TENSOR:

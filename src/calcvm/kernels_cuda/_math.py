@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from calcvm.kernels_cuda._cuda import overload
+from calcvm.kernels_cuda._cuda import compiled_by, overload
 
 
 def _libm(name: str, simulate: Callable, native: Callable, arity: int = 1) -> Any:
@@ -37,3 +37,13 @@ floor = _libm("floor", np.floor, math.floor)
 copysign = _libm("copysign", np.copysign, math.copysign, 2)
 power = _libm("power", np.power, math.pow, 2)
 erf = _libm("erf", lambda x: x.dtype.type(math.erf(x)), math.erf)
+
+
+@compiled_by(lambda tc, x, y, z: (x(x, x, x), lambda ctx, b, sig, args: b.fma(*args)))
+def fma(x, y, z):
+    """x*y + z, rounded once (in the simulator twice).
+
+    Written where a sum of a product occurs: an assembler that is free to choose might fuse it in one loop of a
+    formula and not in another, and the bits of an element would depend on its loop.
+    """
+    return x * y + z

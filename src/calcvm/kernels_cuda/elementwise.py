@@ -11,25 +11,15 @@ import math
 import numpy as np
 
 from calcvm.kernels_cuda._common import kernel_from, share  # noqa: F401  (kernels' text uses them)
-from calcvm.kernels_cuda._cuda import at, compiled_by, device, like  # noqa: F401
+from calcvm.kernels_cuda._cuda import at, device, like  # noqa: F401
 from calcvm.kernels_cuda._loops import axiswise, elementwise, linewise
-from calcvm.kernels_cuda._math import erf, exp, expm1, fabs, log, log1p, power, sqrt, tanh
+from calcvm.kernels_cuda._math import erf, exp, expm1, fabs, fma, log, log1p, power, sqrt, tanh
 
 SQRT_HALF, INV_SQRT_2PI = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
 SQRT_2_BY_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 
 # ---------------------------------------------------------------- formulas that are no single function
-@compiled_by(lambda tc, x, y, z: (x(x, x, x), lambda ctx, b, sig, args: b.fma(*args)))
-def fma(x, y, z):
-    """x*y + z, rounded once (in the simulator twice).
-
-    Written where a sum of a product occurs: an assembler that is free to choose might fuse it in one loop of a
-    formula and not in another, and the bits of an element would depend on its loop.
-    """
-    return x * y + z
-
-
 @device
 def sigmoid(x):
     return like(x, 1) / (like(x, 1) + exp(-x))

@@ -17,13 +17,12 @@ from calcvm.kernels_cuda._common import (
     share,
 )
 from calcvm.kernels_cuda._cuda import (
-    _asm,
     as_f64,
     at,
-    compiled_by,
     device,
     lane,
     like,
+    loaded,  # noqa: F401  (in text below)
     shared,
     sync,
     thread,
@@ -55,11 +54,6 @@ def gradient(g, p, scale, decay):
     """Scaled, with L2 decay if there is any."""
     g *= scale
     return g + decay * p if decay != 0 else g
-
-
-@compiled_by(_asm("", "~{memory}"))
-def loaded():
-    """No load before this is moved behind it: a division's slow path, a branch, holds back the loads that follow."""
 
 
 _EACH = '''

@@ -43,7 +43,12 @@ class Emitter:
     ) -> Statement:
         """Append a row; scratch operands get values of their own."""
         spec = ROWS[spec] if isinstance(spec, str) else spec
-        known = {**{w.name: words[w.name] for w in spec.words}, "D": self.slots, "nw": self.workers, "gpu": int(self.gpu)}
+        known = {
+            **{w.name: words[w.name] for w in spec.words},
+            "D": self.slots,
+            "nw": self.workers,
+            "gpu": int(self.gpu),
+        }
         named = dict(operands)
         for o in spec.operands:
             if o.access == "s":

@@ -55,7 +55,9 @@ def describe(plan: Plan, max_rows: int | None) -> str:
     ]
     if plan.device_bytes:
         parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in plan.device_bytes.items())
-        lines.append(f"on the GPU   {plan.device_total:>15,} bytes: {parts}; beside them data sets, and the driver's own")
+        lines.append(
+            f"on the GPU   {plan.device_total:>15,} bytes: {parts}; beside them data sets, and the driver's own"
+        )
     return "\n".join(line.rstrip()[:WIDTH] for line in lines)
 
 

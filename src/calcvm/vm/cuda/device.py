@@ -7,6 +7,7 @@ model.  *graph*: a launch a row, recorded once and then launched as a whole.  Ea
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import threading
 import weakref
@@ -33,8 +34,11 @@ CHUNK_BYTES = 1 << 16
 ROW_COPIES = 4  # of a program's rows, patched for a batch, that its tables have room for
 KEPT_GRAPHS = 64
 RESERVED_BYTES = 256 << 20  # of the device, that data sets leave free: for code, and for other processes
-FLEET_THREADS, FLEET_BLOCKS = 64, 8  # threads of a block that has a model alone; blocks of a multiprocessor
-WIDE_BLOCKS = 4  # of a multiprocessor, of a row's own launch that is no matrix product
+FLEET_THREADS, FLEET_BLOCKS = (
+    64,
+    6,
+)  # threads of a block that has a model alone; blocks of a multiprocessor: 168 registers
+WIDE_BLOCKS = 2  # of a multiprocessor, of a row's own launch that is no matrix product
 
 # The box: words that a launch is given and gives back.
 CONTROL, JOB = 0, CONTROL_BYTES // 8
@@ -139,14 +143,16 @@ class Cuda:
     # ------------------------------------------------------------ memory
     def allocate(self, nbytes: int) -> int:
         """Device memory (PlanError: it has not as much, with the bytes needed and free)."""
-        address = self.driver.alloc(nbytes)
-        self.allocated_bytes += nbytes
-        self.allocations += 1
+        with self.lock:
+            address = self.driver.alloc(nbytes)
+            self.allocated_bytes += nbytes
+            self.allocations += 1
         return address
 
     def free(self, address: int, nbytes: int) -> None:
-        self.driver.free(address)
-        self.allocated_bytes -= nbytes
+        with self.lock:  # a finalizer may call it, in any thread
+            self.driver.free(address)
+            self.allocated_bytes -= nbytes
 
     def memory(self, nbytes: int) -> Any:
         """The one allocation of a heap."""
@@ -406,7 +412,13 @@ class Cuda:
             if len(code.graphs) >= KEPT_GRAPHS:
                 self.driver.free_graph(code.graphs.pop(next(iter(code.graphs))))
             launches = make()  # before the recording: it loads modules
-            code.graphs[key] = self.driver.graph(self.stream, lambda: _make(launches))
+            collecting = gc.isenabled()
+            gc.disable()  # a finalizer that frees memory would spoil the recording
+            try:
+                code.graphs[key] = self.driver.graph(self.stream, lambda: _make(launches))
+            finally:
+                if collecting:
+                    gc.enable()
         return code.graphs[key]
 
     def _row_launches(
