@@ -12,7 +12,7 @@ SANITIZER := compute-sanitizer
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill clean
+.PHONY: help demo test test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -27,6 +27,9 @@ test: $(VENV)/.torch ## run every test (with PyTorch: numbers must agree)
 
 test-peers: $(VENV)/.torch ## run only the comparisons with other libraries
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
+
+ptx: $(VENV)/.dev ## compile every CUDA kernel of every dtype for every compute capability; needs no GPU
+	CALCVM_ALL_PTX=1 $(BIN)/python -m pytest tests/cuda/test_ptx.py $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.dev ## run the tests of the CUDA device; fails where there is no GPU
 	@$(BIN)/python -c "from calcvm.vm.cuda.driver import Driver; Driver.open()" # before the work of compiling

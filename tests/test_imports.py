@@ -39,7 +39,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet"}, {"numpy", "scipy", "sklearn", "joblib"}),
     "data": ({"", "errors"}, {"numpy", "sklearn"}),
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
-    "commands": ({"", "errors", "data", "nn", "kernels_cpu"}, {"numpy", "typer"}),  # kernels_cpu: info
+    "commands": ({"", "errors", "data", "nn", "kernels_cpu", "vm"}, {"numpy", "typer"}),  # kernels_cpu, vm: info
     "__main__": ({"cli"}, set()),
     "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data"}, set()),
 }

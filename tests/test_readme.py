@@ -87,25 +87,31 @@ from calcvm.ops import OPS
 sys.path.insert(0, ".")
 import recipe_spec, recipe_kernels
 exec(Path("recipe_reference.py").read_text(), vars(elementwise))
+import recipe_on_gpu
+from tests.cuda.simulated import Simulated
 spec = OPS["softsign"]
-rowrun.check_names(spec)
-for dtype in ("float32", "float64"):
-    for check in rowrun.CHECKS.values():
-        check(rowrun.cases(spec, dtype))
-for case in rowrun.cases(spec, "float64"):
-    rowrun.check_gradients(case)
+for rowrun.backend in (rowrun.backend, Simulated()):
+    rowrun.check_names(spec)
+    for dtype in ("float32", "float64"):
+        for check in rowrun.CHECKS.values():
+            check(rowrun.cases(spec, dtype))
+    for case in rowrun.cases(spec, "float64"):
+        rowrun.check_gradients(case)
 print("the recipe works")
 """
 
 
 def test_contributing_recipe_makes_an_operator(tmp_path: Path) -> None:
     """The operator of CONTRIBUTING.md passes what every operator passes, with nothing else written."""
-    spec, kernels, reference = re.findall(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    spec, kernels, on_gpu, reference = re.findall(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     opcodes = iter((9998, 9999))
     spec = re.sub(r"opcode=\.\.\.", lambda _: f"opcode={next(opcodes)}", spec)
     files = {
         "recipe_spec.py": "from calcvm.ops.spec import *\nfrom calcvm.ops.spec import dims\n\n" + spec,
         "recipe_kernels.py": "from calcvm.kernels_cpu._common import Ptr, fabs, kernel, like, share\n\n\n" + kernels,
+        "recipe_on_gpu.py": "from calcvm.kernels_cuda._common import Ptr, kernel, share\n"
+        "from calcvm.kernels_cuda._cuda import like, thread, threads\nfrom calcvm.kernels_cuda._math import fabs\n\n\n"
+        + on_gpu,
         "recipe_reference.py": reference,
         "recipe.py": RECIPE,
     }

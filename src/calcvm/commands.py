@@ -41,6 +41,7 @@ EXTRAS = {
     "plot": ("matplotlib",),
     "demo": ("scikit-learn",),
     "blas": ("scipy",),
+    "cuda": ("numba-cuda",),
     "peers": ("torch", "jax", "onnxruntime"),
 }
 
@@ -240,8 +241,25 @@ def info() -> None:
     print(f"processor {cpu_name()}, {len(os.sched_getaffinity(0))} cores, vectors of {VECTOR_BITS} bits")
     files = [p.stat().st_size for p in cache_root().rglob("*") if p.is_file()]
     print(f"cache     {cache_root()}: {len(files)} files, {sum(files) / 1e6:.1f} MB")
+    print(f"gpu       {_gpu()}")
     for extra, packages in EXTRAS.items():
         print(f"extra     {extra:<6} {', '.join(f'{p} {_version(p)}' for p in packages)}")
+
+
+def _gpu() -> str:
+    """The device "cuda", or why there is none."""
+    from calcvm.vm.cuda.driver import Driver
+
+    try:
+        driver = Driver.open()
+    except cv.CalcError as error:
+        return f"none: {error}"
+    free, total = driver.memory()
+    major, minor = driver.compute_capability
+    return (
+        f"{driver.name}, compute capability {major}.{minor}, {driver.multiprocessors} multiprocessors, "
+        f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free, driver for CUDA {'.'.join(map(str, driver.version))}"
+    )
 
 
 def _version(package: str) -> str:

@@ -241,6 +241,23 @@ def test_a_bad_label_traps(gpu, way):
     m.step(X, Y)
 
 
+def test_an_altered_row_is_refused(gpu):
+    """A program for a GPU is held to the same proofs as any."""
+    from dataclasses import replace
+
+    from calcvm.ops.spec import OPCODES
+    from calcvm.vm.verify import verify
+
+    program = cv.compile(graph(), batch_size=5, device="cuda", mode="grid", workers=2, accumulate=False)
+    verify(program)
+    pc = next(i for i, row in enumerate(program.rows) if OPCODES[int(row[0])].name == "linear_fwd")
+    for word, value in ((2 + 6, program.heap_elems - 1), (2 + 2, 10**6), (0, 9999)):
+        rows = program.rows.copy()
+        rows[pc, word] = value
+        with pytest.raises(cv.ProgramError, match=f"row {pc}"):
+            verify(replace(program, rows=rows))
+
+
 def test_a_lost_device_leaves_the_last_state(gpu, tmp_path):
     m = model("cuda", mode="grid", workers=2)
     for _ in range(2):
