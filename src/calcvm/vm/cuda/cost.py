@@ -58,10 +58,10 @@ def seconds(
     blocks: int,
     figures: Figures,
 ) -> float:
-    """Time of running each statement once."""
+    """Time of a run of the path that takes longest."""
     share = min(blocks / figures.multiprocessors, 1.0)
     memory = figures.graph_memory if mode == "graph" else figures.grid_memory
-    total = 0.0
+    totals = dict.fromkeys((s.path for s in statements), 0.0)
     for statement, barrier in zip(statements, barriers):
         words = {k: v.at(batch) if isinstance(v, Affine) else v for k, v in statement.words.items()}
         flops = evaluate(statement.spec.flops, words)
@@ -70,10 +70,10 @@ def seconds(
         )
         work = max(flops / (figures.flops * figures.product), moved / (figures.bandwidth * memory)) / share
         if mode == "graph":
-            total += max(work, figures.node)
+            totals[statement.path] += max(work, figures.node)
         else:
-            total += max(work, figures.row) + (figures.barrier if barrier and blocks > 1 else 0.0)
-    return total
+            totals[statement.path] += max(work, figures.row) + (figures.barrier if barrier and blocks > 1 else 0.0)
+    return max(totals.values(), default=0.0)
 
 
 def candidates(multiprocessors: int) -> list[int]:

@@ -30,6 +30,7 @@ from calcvm.vm.cuda.loop import CONTROL_BYTES, GAVE_UP, PATIENCE_NS
 
 SIMULATOR = "CALCVM_CUDA_SIMULATOR"  # set to 1: a simulated device takes the place of a GPU
 PATIENCE_SECONDS = 20  # a block waits so long for the others, then the launch is given up
+CAPABILITIES = (8, 0), (9, 0)  # the oldest that runs, the newest that is compiled for
 CHUNK_BYTES = 1 << 16
 ROW_COPIES = 4  # of a program's rows, patched for a batch, that its tables have room for
 KEPT_GRAPHS = 64
@@ -111,6 +112,11 @@ class Cuda:
     def __init__(
         self, driver: Driver, *, compiled: bool = True, threads: int = 256, fleet_threads: int = FLEET_THREADS
     ):
+        if driver.compute_capability < CAPABILITIES[0]:
+            raise DeviceError(
+                f"{driver.name} has compute capability {driver.compute_capability}, {CAPABILITIES[0]} or later is needed: "
+                "take device='cpu'"
+            )
         self.driver, self.compiled = driver, compiled
         self.threads, self.fleet_threads = threads, fleet_threads
         self.reserved_bytes = RESERVED_BYTES if compiled else 0
@@ -128,6 +134,7 @@ class Cuda:
         self._box, self._box_address = driver.pinned(8 * BOX_WORDS).view(np.int64), self.allocate(8 * BOX_WORDS)
         self._modules: dict[Any, tuple[int, int]] = {}
         self._far: set[int] = set()  # addresses of data sets in the host's memory
+        self.with_job: list[tuple[np.ndarray, int]] = []  # what the next job's end also copies: array, device address
         self._table: tuple[int, int] = (0, 0)  # of a fleet's tasks: address, bytes
 
     @property
@@ -241,7 +248,8 @@ class Cuda:
         return found
 
     def _target(self, precision: str, threads: int, blocks: int) -> build.Target:
-        return build.Target(self.driver.compute_capability, threads, blocks, precision)
+        newest = min(self.driver.compute_capability, CAPABILITIES[1])  # later ones assemble its PTX
+        return build.Target(newest, threads, blocks, precision)
 
     # ------------------------------------------------------------ jobs
     def prepare_task(self, job: np.ndarray, binding: Any) -> None:
@@ -320,7 +328,9 @@ class Cuda:
 
     def _fetch_box(self) -> None:
         """Wait for what was launched."""
-        self.driver.to_host(self._box, self._box_address, self.stream)
+        wanted, self.with_job = self.with_job, []
+        for array, address in (*wanted, (self._box, self._box_address)):
+            self.driver.to_host(array, address, self.stream)
         self.driver.synchronize(self.stream)
         if self._box[CONTROL + GAVE_UP]:
             raise DeviceError(

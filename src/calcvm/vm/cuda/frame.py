@@ -79,9 +79,9 @@ class DeviceFrame(Frame):
             cells.reshape(-1).view(np.uint8)[:] = self._last[start - first : start - first + cells.nbytes]
 
     def _write(self, cells: np.ndarray, start: int) -> None:
+        """Copy bytes to the piece, in the stream's order; of pageable memory, so that ``cells`` may go on return."""
         with self.device.lock:
             self.driver.to_device(self.address + start, cells.reshape(-1), self.device.stream)
-            self.driver.synchronize(self.device.stream)
 
     # ------------------------------------------------------------ the whole piece
     def clear(self) -> None:
@@ -106,7 +106,6 @@ class DeviceFrame(Frame):
 
     def fill(self, elements: np.ndarray) -> None:
         self._write(elements, 0)
-        self._note()
 
     # ------------------------------------------------------------ the image
     def _span(self, open: bool) -> tuple[int, int]:  # noqa: A002
@@ -146,16 +145,16 @@ class DeviceFrame(Frame):
 
     # ------------------------------------------------------------ running
     def execute(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
-        super().execute(code, job, address, workers)
-        self._note()
-
-    def _note(self) -> None:
-        """Keep a copy of the image on the host."""
         start, stop = self.binding.opened
         with self.device.lock:
             if self._last is None:
                 self._last = self.driver.pinned(stop - start)
-            self.driver.to_host(self._last, self.address + start, self.device.stream)
+                self._traps = self.driver.pinned(2 * self.itemsize).view(self.program.dtype)
+            self.device.with_job = [(self._traps, self.address), (self._last, self.address + start)]
+            self.device.run(code, job, address, workers, self.binding)
+            trapped = bool(self._traps[0])
+        if trapped:
+            self.check()
 
     def trap(self) -> tuple[int, int]:
         cells = np.empty(2, self.program.dtype)
