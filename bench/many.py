@@ -129,9 +129,10 @@ class OursApart:
 
     package = "calcvm"
     note = ""
+    one: ClassVar[Any] = Ours
 
-    def __init__(self, tasks: list[Many], threads: int):
-        self.fleets = [Ours([task], threads) for task in tasks]
+    def __init__(self, tasks: list[Many], where: Any):
+        self.fleets = [self.one([task], where) for task in tasks]
         self.models = sum(f.models for f in self.fleets)
 
     def train(self, epochs: int) -> float:

@@ -85,6 +85,21 @@ def agreeing(result: Result, running: dict[str, Process], what: str) -> dict[str
     return agree
 
 
+def turns(agree: dict[str, Process], seconds: float, most: int, quick: bool) -> dict[str, list[float]]:
+    """Seconds per step of every turn, the contestants one after the other; a turn takes about ``seconds``."""
+    n_steps = {}
+    for name, process in agree.items():
+        one = min(process.ask(steps=VERIFY_STEPS)["seconds"] for _ in range(2)) / VERIFY_STEPS
+        n_steps[name] = min(most, max(5, int(seconds / one)))
+        process.ask(steps=n_steps[name])  # JAX compiles a scan for each length
+
+    def turn(name: str) -> float:
+        return agree[name].ask(steps=n_steps[name])["seconds"] / n_steps[name]
+
+    runs = {name: lambda name=name: turn(name) for name in agree}
+    return interleave(runs, QUICK_REPEATS if quick else REPEATS)
+
+
 def time_case(
     result: Result, who: Sequence[str], sizes: list[int], batch: int, threads: int, quick: bool
 ) -> dict[str, list[float]]:
@@ -93,18 +108,7 @@ def time_case(
     running = start_all(result, who, sizes, batch, threads)
     try:
         agree = agreeing(result, running, what) if running else {}
-        n_steps = {}
-        for name, process in agree.items():
-            seconds = min(process.ask(steps=VERIFY_STEPS)["seconds"] for _ in range(2)) / VERIFY_STEPS
-            n = int((QUICK_TURN_SECONDS if quick else TURN_SECONDS) / seconds)
-            n_steps[name] = min(MAX_STEPS, max(5, n))
-            process.ask(steps=n_steps[name])  # JAX compiles a scan for each length
-
-        def turn(name: str) -> float:
-            return agree[name].ask(steps=n_steps[name])["seconds"] / n_steps[name]
-
-        runs = {name: lambda name=name: turn(name) for name in agree}
-        times = interleave(runs, QUICK_REPEATS if quick else REPEATS)
+        times = turns(agree, QUICK_TURN_SECONDS if quick else TURN_SECONDS, MAX_STEPS, quick)
         accuracy = {}
         if batch == BIG_BATCH and not quick:
             for name, process in agree.items():

@@ -244,6 +244,23 @@ def torch_adam(params: Any, first: Any, second: Any, powers: Any, rate: Any, roo
     root.copy_((1 - powers[1]).sqrt())
 
 
+def torch_step(torch: Any) -> Any:
+    """A training step of a multi-layer perceptron as one function: forward, backward and Adam; returns the loss."""
+    linear, entropy = torch.nn.functional.linear, torch.nn.functional.cross_entropy
+
+    def loss_of(params, x, y):
+        for w, b in zip(params[:-2:2], params[1:-2:2]):
+            x = linear(x, w, b).sigmoid()
+        return entropy(linear(x, *params[-2:]), y)
+
+    def step(params, first, second, powers, rate, root, x, y):
+        grads, loss = torch.func.grad_and_value(loss_of)(params, x, y)
+        torch_adam(params, first, second, powers, rate, root, grads)
+        return loss
+
+    return step
+
+
 class TorchCompile:
     """`torch.compile` of the whole step: forward, backward and Adam in one graph, entered by a C++ wrapper."""
 
@@ -263,20 +280,8 @@ class TorchCompile:
         self.second = [torch.empty_like(p) for p in self.initial]
         self.powers, self.rate, self.root = torch.empty(2), torch.empty(()), torch.empty(())
         self.x, self.y = torch.from_numpy(x), torch.from_numpy(y)
-        linear, entropy = torch.nn.functional.linear, torch.nn.functional.cross_entropy
-
-        def loss_of(params, x, y):
-            for w, b in zip(params[:-2:2], params[1:-2:2]):
-                x = linear(x, w, b).sigmoid()
-            return entropy(linear(x, *params[-2:]), y)
-
-        def step(params, first, second, powers, rate, root, x, y):
-            grads, loss = torch.func.grad_and_value(loss_of)(params, x, y)
-            torch_adam(params, first, second, powers, rate, root, grads)
-            return loss
-
         self.no_grad = torch.no_grad
-        self.step = torch.compile(step, fullgraph=True, dynamic=False)
+        self.step = torch.compile(torch_step(torch), fullgraph=True, dynamic=False)
 
     def restart(self) -> None:
         for p, m, v, initial in zip(self.state, self.first, self.second, self.initial):

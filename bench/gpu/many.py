@@ -87,21 +87,10 @@ class Ours:
         return np.array([h.loss for h in self.handles])
 
 
-class OursApart:
+class OursApart(many.OursApart):
     """calcvm: a fleet for each architecture, one after the other."""
 
-    package = "calcvm"
-    note = ""
-
-    def __init__(self, tasks: list[Many], device: str):
-        self.fleets = [Ours([task], device) for task in tasks]
-        self.models = sum(f.models for f in self.fleets)
-
-    def train(self, epochs: int) -> float:
-        return sum(f.train(epochs) for f in self.fleets)
-
-    def losses(self) -> np.ndarray:
-        return np.concatenate([f.losses() for f in self.fleets])
+    one = Ours
 
 
 class JaxVmap(many.JaxVmap):

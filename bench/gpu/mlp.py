@@ -15,8 +15,8 @@ from typing import Any
 
 from bench.gpu.limits import Limits, result, step_cost
 from bench.gpu.peers import CONTESTANTS, LEARNING_RATE, NAMES, VERIFY_STEPS, Task, settings
-from bench.harness import QUICK_REPEATS, REPEATS, Process, Result, interleave, number, ratio, turn_ratio
-from bench.mlp import BIG_BATCH, DIGITS, TINY, best_of, label
+from bench.harness import Process, Result, number, ratio, turn_ratio
+from bench.mlp import BIG_BATCH, DIGITS, TINY, best_of, label, turns
 
 CASES: dict[str, list[tuple[list[int], int]]] = {"mlp": [(DIGITS, BIG_BATCH)], "tiny": [(TINY, 1), (TINY, 32)]}
 TITLES = {"mlp": "On a GPU: the paper's network", "tiny": "On a GPU: a tiny network"}
@@ -82,18 +82,7 @@ def time_case(
     running = start_all(result, who, sizes, batch, device)
     try:
         agree = agreeing(result, running, what) if running else {}
-        n_steps = {}
-        for name, process in agree.items():
-            seconds = min(process.ask(steps=VERIFY_STEPS)["seconds"] for _ in range(2)) / VERIFY_STEPS
-            n = int((QUICK_TURN_SECONDS if quick else TURN_SECONDS) / seconds)
-            n_steps[name] = min(MAX_STEPS, max(5, n))
-            process.ask(steps=n_steps[name])  # JAX compiles a scan for each length
-
-        def turn(name: str) -> float:
-            return agree[name].ask(steps=n_steps[name])["seconds"] / n_steps[name]
-
-        runs = {name: lambda name=name: turn(name) for name in agree}
-        times = interleave(runs, QUICK_REPEATS if quick else REPEATS)
+        times = turns(agree, QUICK_TURN_SECONDS if quick else TURN_SECONDS, MAX_STEPS, quick)
         limit, text = limit_of(limits, sizes, batch)
         best = best_of(times, *(name for name in times if name.startswith("ours") and not name.endswith("tf32")))
         rows = []

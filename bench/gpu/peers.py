@@ -16,7 +16,7 @@ import numpy as np
 
 from bench import peers
 from bench.harness import answers, best_seconds
-from bench.peers import BETA1, BETA2, EPSILON, LEARNING_RATE, VERIFY_STEPS, Task, torch_adam
+from bench.peers import BETA1, BETA2, EPSILON, LEARNING_RATE, VERIFY_STEPS, Task, torch_step
 
 WARM_STEPS = 3  # before a CUDA graph is captured: libraries choose and allocate in the first ones
 
@@ -162,18 +162,7 @@ class TorchCompileGraph(TorchGraph):
         self.first = [torch.empty_like(p) for p in self.initial]
         self.second = [torch.empty_like(p) for p in self.initial]
         self.powers, self.rate, self.root = (torch.empty(s, device=self.device) for s in ((2,), (), ()))
-        linear, entropy = torch.nn.functional.linear, torch.nn.functional.cross_entropy
-
-        def loss_of(params, x, y):
-            for w, b in zip(params[:-2:2], params[1:-2:2]):
-                x = linear(x, w, b).sigmoid()
-            return entropy(linear(x, *params[-2:]), y)
-
-        def step(params, first, second, powers, rate, root, x, y):
-            grads, loss = torch.func.grad_and_value(loss_of)(params, x, y)
-            torch_adam(params, first, second, powers, rate, root, grads)
-            return loss
-
+        step = torch_step(torch)
         mode = "max-autotune-no-cudagraphs"
         self.step = torch.compile(step, fullgraph=True, dynamic=False, mode=mode) if self.compiled else step
 
