@@ -199,6 +199,8 @@ def test_predicted_bytes_are_allocated_and_no_more(gpu, way):
     allocations = gpu.allocations
     for n in (17, 5, 17, 3):
         m.step(X[:n], Y[:n])
+    assert {address % 256 for _, address in m.binding._rows.values()} == {0}
+    assert len({address for _, address in m.binding._rows.values()}) == 3
     m.run_steps(3)
     assert gpu.allocations == allocations
     del m, program

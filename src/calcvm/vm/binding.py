@@ -68,7 +68,7 @@ class Binding:
             if len(self._rows) >= KEPT_BATCHES:
                 self._rows.pop(next(iter(self._rows)), None)
             rows = self.program.rows_for(batch)
-            kept = self._rows[batch] = rows, self.device.constant(rows)
+            kept = self._rows[batch] = rows, self.device.place(rows, self.code)
         return kept
 
     def shape(self, variable: str, batch: int) -> tuple[int, ...]:

@@ -75,6 +75,9 @@ class Device(Protocol):
     def prepare_task(self, job: np.ndarray, binding: Binding) -> None:
         """Set the words of a rounds job (TASK_WORDS) that are the device's own."""
 
+    def place(self, rows: np.ndarray, code: Any) -> int:
+        """Address of a program's rows, patched for a batch; ``code`` is what `prepare` made."""
+
     def constant(self, array: np.ndarray) -> int:
         """Address of contents that compiled code reads and nobody changes; equal ones may share a copy."""
 
@@ -146,6 +149,9 @@ class Cpu:
     def prepare_task(self, job: np.ndarray, binding: Binding) -> None:
         job[layout.CODE] = entry_address("run_rounds")
         job[layout.TABLE] = binding.table_address
+
+    def place(self, rows: np.ndarray, code: Any) -> int:
+        return rows.ctypes.data
 
     def constant(self, array: np.ndarray) -> int:
         return array.ctypes.data

@@ -65,8 +65,8 @@ class Code:
         self.precision = program.info.get("precision") or "float32"
         self.dtype, self.itemsize, self.rows = program.dtype, program.itemsize, program.rows
         self.graphs: dict[Any, int] = {}
-        self._device, self._used = device, 0
-        self._tables: list[int] = []
+        self._device = device
+        self._places: list[int] = []  # for copies of the rows: addresses that are free
         self._room = 0, 0
         self._free_room: Any = None
         self.staged: np.ndarray | None = None  # the feeds of the last pass whose samples waited there
@@ -74,8 +74,9 @@ class Code:
 
     def _grow(self) -> None:
         nbytes = table_bytes(len(self.rows))
-        self._tables.append(self._device.allocate(nbytes))
-        weakref.finalize(self, self._device.free, self._tables[-1], nbytes).atexit = False
+        start = self._device.allocate(nbytes)
+        weakref.finalize(self, self._device.free, start, nbytes).atexit = False
+        self._places += range(start, start + nbytes, max(nbytes // ROW_COPIES, 1))
 
     def room(self, nbytes: int) -> int:
         """Device address of memory where samples wait for their round."""
@@ -88,12 +89,12 @@ class Code:
         return self._room[0]
 
     def place(self, rows: np.ndarray) -> int:
-        """Device address of a copy of rows."""
-        if self._used == ROW_COPIES * len(self._tables):
+        """Device address of a copy of rows, kept while the array is."""
+        if not self._places:
             self._grow()
-        address = self._tables[-1] + self._used % ROW_COPIES * rows.nbytes
-        self._used += 1
-        self._device.driver.to_device(address, np.ascontiguousarray(rows))
+        address = self._places.pop()
+        weakref.finalize(rows, self._places.append, address).atexit = False
+        self._device.driver.to_device(address, rows)
         return address
 
 
@@ -173,6 +174,10 @@ class Cuda:
 
         return PinnedStore(self)
 
+    def place(self, rows: np.ndarray, code: Code) -> int:
+        """Device address of a copy of a program's rows, patched for a batch."""
+        return code.place(rows)
+
     def constant(self, array: np.ndarray) -> int:
         """Device address of a copy of an array that nobody changes, kept while the array is; equal ones share one."""
         content = np.ascontiguousarray(array).tobytes()
@@ -182,7 +187,7 @@ class Cuda:
             piece = self._constants.take(array.shape, array.dtype)
             piece.array[...] = array
             self.driver.to_device(piece.address, piece.array.reshape(-1))
-            self._known[content] = weakref.ref(piece, partial(_forget, self._known, content))
+            self._known[content] = weakref.ref(piece, partial(_unknow, self._known, content))
         self._keep(array, piece)
         return piece.address
 
@@ -296,11 +301,11 @@ class Cuda:
                 if self._table[1]:
                     self.free(*self._table)
                 self._table = self.allocate(nbytes), nbytes
-            start, judged = self._table[0], tasks[:, layout.JUDGE] != 0
-            moved = start - tasks.ctypes.data
+            start = self._table[0]
             tasks[:, layout.BARRIER] = self._at(CONTROL)
-            tasks[judged, layout.JUDGE] += moved
-            self.driver.to_device(start, tasks.reshape(-1), self.stream)
+            there = tasks.copy()
+            there[there[:, layout.JUDGE] != 0, layout.JUDGE] += start - tasks.ctypes.data
+            self.driver.to_device(start, there.reshape(-1), self.stream)
             self.driver.to_device(start + tasks.nbytes, start + slots * tasks.strides[0], self.stream)
             self._box[:FLEET] = 0
             self._set_fleet(start + tasks.nbytes, len(slots), rounds * laps)
@@ -308,9 +313,12 @@ class Cuda:
             self._send_box()
             self._turns(opcodes, codes[0], len(slots))
             self.shared_pieces.fetch(self.stream)
-            self.driver.to_host(tasks.reshape(-1), start, self.stream)
+            there = np.empty_like(tasks)
+            self.driver.to_host(there.reshape(-1), start, self.stream)
             self._fetch_box()
-            tasks[judged, layout.JUDGE] -= moved
+            judges = tasks[:, layout.JUDGE].copy()
+            tasks[:] = there
+            tasks[:, layout.JUDGE] = judges
 
     def _set_fleet(self, addresses: int, n: int, rounds: int) -> None:
         box = self._box
@@ -494,7 +502,7 @@ class DataSet:
         self.jobs = device.jobs
 
 
-def _forget(known: dict[bytes, Any], content: bytes, dead: Any) -> None:
+def _unknow(known: dict[bytes, Any], content: bytes, dead: Any) -> None:
     if known.get(content) is dead:  # not one that took its place
         del known[content]
 
