@@ -490,7 +490,8 @@ A_AT, B_AT, A_WIDE, B_WIDE, STEP, LDA, LDB, SIZE, IN_FLIGHT, A_HOW, B_HOW, A_TO,
     0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 18, 19, 22,
 )  # fmt: skip
 
-# What all tiles do alike is called by them: one copy of it in a program, and typed once.
+# What all tiles do alike is called by them: one copy of it in a program, and typed once.  With a copy in each, and each product
+# a statement, the first matrix product of a process took 19 s to PTX, not 9 (Zen 5), and NVIDIA's assembler 2.5 s, not 1.0.
 _LAYOUT = '''
 def layout(h, i, j, first, last, rows, cols, pad):
     """How this thread copies a tile of rows x cols at (i, j) of a `product`: where A and B begin, whether 16 bytes go at

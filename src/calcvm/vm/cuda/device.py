@@ -35,10 +35,9 @@ CHUNK_BYTES = 1 << 16
 ROW_COPIES = 4  # of a program's rows, patched for a batch, that its tables have room for
 KEPT_GRAPHS = 64
 RESERVED_BYTES = 256 << 20  # of the device, that data sets leave free: for code, and for other processes
-FLEET_THREADS, FLEET_BLOCKS = (
-    64,
-    6,
-)  # threads of a block that has a model alone; blocks of a multiprocessor: 168 registers
+# Threads of a block that has a model alone, and blocks of a multiprocessor.  With 6 blocks a thread has 168 registers; with 8 it has
+# 128, and NVIDIA's assembler takes 36 s for the paper's network, not 7 (CUDA 13.0).
+FLEET_THREADS, FLEET_BLOCKS = 64, 6
 WIDE_BLOCKS = 2  # of a multiprocessor, of a row's own launch that is no matrix product
 
 # The box: words that a launch is given and gives back.
