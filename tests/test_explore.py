@@ -423,10 +423,19 @@ def test_ctrl_c_returns_what_is_done(tmp_path):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the first may be raised in a finalizer
 @pytest.mark.parametrize("after", [0.2, 0.35, 0.5, 0.65])
 def test_ctrl_c_at_any_moment(after):
-    timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    done = threading.Event()
+
+    def press() -> None:  # again, where a finalizer dropped the first
+        wait = after
+        while not done.wait(wait):
+            os.kill(os.getpid(), signal.SIGINT)
+            wait = 10
+
+    presser = threading.Thread(target=press)
+    presser.start()
     result = explore(n_trials=100_000, rounds=81, sampler="tpe", pruner="hyperband")
-    timer.join()
+    done.set()
+    presser.join()
     assert result.stopped == "interrupted" and {"running"}.isdisjoint(result.counts)
     assert not [t for t in result.study.get_trials(deepcopy=False) if not t.state.is_finished()]
     if result.counts.get("complete"):

@@ -11,8 +11,8 @@ from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops import OPS
 from calcvm.ops.spec import Example
 from tests import rowrun
+from tests.cuda.compiling import ptx_of
 from tests.cuda.simulated import Simulated
-from tests.cuda.test_ptx import ptx_of
 from tests.rowrun import Case, Cpu, run_row
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 100.0, -100.0, 1e-30])
