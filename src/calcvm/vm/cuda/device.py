@@ -26,7 +26,7 @@ from calcvm.vm.cuda import build
 from calcvm.vm.cuda.arena import Arena, Piece
 from calcvm.vm.cuda.cost import Figures
 from calcvm.vm.cuda.driver import Driver, Launch
-from calcvm.vm.cuda.loop import CONTROL_BYTES, GAVE_UP, PATIENCE_NS
+from calcvm.vm.cuda.loop import CONTROL_BYTES, GAVE_UP, PATIENCE_NS, round_of, rows_of
 
 SIMULATOR = "CALCVM_CUDA_SIMULATOR"  # set to 1: a simulated device takes the place of a GPU
 PATIENCE_SECONDS = 20  # a block waits so long for the others, then the launch is given up
@@ -405,7 +405,8 @@ class Cuda:
             self._pairs(job, layout.END_SPANS, layout.N_END_SPANS),
         )
         for k in range(int(job[layout.FIRST]), int(job[layout.FIRST] + job[layout.COUNT])):
-            rows, is_last = _round(job, k)
+            _, m, of_learning, is_last = round_of(job, k)
+            rows = int(rows_of(job, m, of_learning))
             all_spans = spans + ends if is_last else spans
 
             def launches(rows: int = rows, all_spans: list = all_spans) -> list[Launch]:
@@ -509,18 +510,6 @@ def _unknow(known: dict[bytes, Any], content: bytes, dead: Any) -> None:
 def _make(launches: Iterable[Launch]) -> None:
     for launch in launches:
         launch()
-
-
-def _round(job: np.ndarray, k: int) -> tuple[int, bool]:
-    """Of round ``k`` of a pass: the address of its rows, and whether it ends a learning batch."""
-    n, batch, learning = (int(job[word]) for word in (layout.N_SAMPLES, layout.BATCH, layout.LEARNING))
-    per_learning = -(-learning // batch)
-    start = k // per_learning * learning
-    stop = min(start + learning, n)
-    base = start + k % per_learning * batch
-    m = min(batch, stop - base)
-    short = layout.ROWS_SHORT if stop - start == learning else layout.ROWS_LAST
-    return int(job[layout.ROWS_FULL if m == batch else short]), base + m == stop
 
 
 # ---------------------------------------------------------------- the process's device
