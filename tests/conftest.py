@@ -1,9 +1,12 @@
-"""What all tests share: one thread for the peers' libraries; tests that need a GPU run where there is one."""
+"""What all tests share: a time limit, samples of long suites, one thread for the peers' libraries, where a GPU is."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
+from collections.abc import Iterator
 from functools import cache
+from typing import TextIO
 
 import pytest
 
@@ -11,10 +14,37 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # idle threads of other libraries would spin against ours
 os.environ.setdefault("MPLBACKEND", "Agg")
 SIMULATOR = "CALCVM_CUDA_SIMULATOR"
+STDERR = pytest.StashKey[TextIO]()
+TIME_LIMIT = 300.0  # seconds of a test, unless it is marked time_limit
+WHOLE_TIME_LIMIT = 3600.0  # of one that runs the whole of a suite
+
+
+# ---------------------------------------------------------------- long suites, and no test for ever
+@pytest.fixture
+def whole(request: pytest.FixtureRequest) -> bool:
+    """Whether the test runs all that it has (--whole), not a sample."""
+    return bool(request.config.getoption("--whole"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.fdopen(os.dup(2), "w")  # here pytest does not capture
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End the process where a test takes too long: by a thread of C, which needs neither signals nor Python's lock."""
+    mark = item.get_closest_marker("time_limit")
+    limit = WHOLE_TIME_LIMIT if item.config.getoption("--whole") else mark.args[0] if mark else TIME_LIMIT
+    faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[STDERR])
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # ---------------------------------------------------------------- tests that need a GPU
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="run all of the suites of which `make test` has a sample")
     parser.addoption("--gpu", action="store_true", help="there must be a GPU: none, or a skipped test, is a failure")
 
 
