@@ -227,7 +227,7 @@ def last_line(text: str) -> str:
 
 
 class Process:
-    """A fresh process that answers JSON requests, one line each way; `ready` is its first answer.
+    """A fresh process that answers JSON requests, one line each way; `ready` is its first answer, to ``asked``.
 
     Raises
     ------
@@ -235,7 +235,7 @@ class Process:
         When the process ends instead of answering, with the last line of its stderr.
     """
 
-    def __init__(self, *args: str, threads: int | None = None, **extra: str):
+    def __init__(self, *args: str, threads: int | None = None, asked: Any = None, **extra: str):
         self.log = tempfile.TemporaryFile("w+")
         self.popen = subprocess.Popen(
             [sys.executable, *args],
@@ -246,7 +246,7 @@ class Process:
             stderr=self.log,
             text=True,
         )
-        self.ready = self._answer()
+        self.ready = self._answer() if asked is None else self.ask(**asked)
 
     def ask(self, **request: Any) -> dict[str, Any]:
         assert self.popen.stdin is not None
