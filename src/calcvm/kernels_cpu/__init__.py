@@ -44,13 +44,11 @@ def address_of(name: str, dtype: str, device: str = "cpu") -> int:
     common = sys.modules.get("calcvm.kernels_cpu._common")
     if common is not None and name in common.KERNELS:  # perhaps a user's own
         return common.KERNELS[name].address(dtype, device)
-    return _native.address(_native.symbol_of(name, dtype, device), _build)
+    symbol = _native.symbol_of(name, dtype, device)
+    return _native.address(symbol, _build, *(_native.modules_of(family, device) for family in FAMILIES))
 
 
-def _build(symbol: str) -> tuple[bytes, tuple[str, ...]]:
-    from calcvm.kernels_cpu._common import ROUTINES, build
+def _build(symbol: str, places: tuple[_native.Modules, ...]) -> _native.Compiled:
+    from calcvm.kernels_cpu._common import build
 
-    name = symbol.removeprefix("calcvm_").rsplit("_", 2)[0]
-    if name not in ROUTINES:
-        find(name)
-    return build(symbol)
+    return build(symbol, places)

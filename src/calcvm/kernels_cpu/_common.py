@@ -21,6 +21,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -198,22 +199,30 @@ class Native:
     def __init__(self, fn: Callable, needs: tuple[str, ...] = ()):
         self.name, self.fn, self.needs = fn.__name__, fn, needs
         file = Path(fn.__code__.co_filename)
-        self.mark = ""  # of functions from elsewhere, whose files the cache's folder does not stand for
-        if file.parent != _native.SOURCES:
+        self.sources = _native.modules_of(file.stem)
+        self.mark = ""
+        if file.parent != _native.SOURCES:  # from elsewhere: it may use anything of ours
+            self.sources = tuple(sorted(f"kernels_cpu.{path.stem}" for path in _native.SOURCES.glob("*.py")))
             text = getattr(fn, "text", "") + (file.read_text() if file.is_file() else "")
+            text += "".join(ROUTINES[n].mark for n in needs if n in ROUTINES)
             self.mark = "." + hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def address(self, dtype: str, device: str = "cpu") -> int:
         """Address for heaps of ``dtype``, compiled or linked from the cache at first use."""
-        return _native.address(self.symbol(dtype, device), build)
+        return _native.address(self.symbol(dtype, device), build, self.modules(device))
 
     def symbol(self, dtype: str, device: str = "cpu") -> str:
         return _native.symbol_of(self.name, dtype, device) + self.mark
 
-    def compile(self, dtype: str, device: str) -> tuple[bytes, tuple[str, ...]]:
+    def modules(self, device: str = "cpu") -> _native.Modules:
+        """Those that compiled code comes from."""
+        return self.sources + _native.of_device(device)
+
+    def compile(self, dtype: str, device: str) -> _native.Compiled:
         with on_device(device):
-            needs = tuple(ROUTINES[_substitute(n)].symbol(dtype) for n in self.needs)
-            return compile_object(self.bound(), self.signature(dtype), self.symbol(dtype, device)), needs
+            routines = [ROUTINES[_substitute(n)] for n in self.needs]
+            code = compile_object(self.bound(), self.signature(dtype), self.symbol(dtype, device))
+            return _native.Compiled(self.modules(device), code, {r.symbol(dtype): r.modules() for r in routines})
 
     def bound(self) -> Callable:
         return self.fn
@@ -248,9 +257,13 @@ class Routine(Native):
         return types.void(*_types(self.kinds, dtype))
 
 
-def build(symbol: str) -> tuple[bytes, tuple[str, ...]]:
-    """Object file and needs of a kernel or routine, by its symbol."""
+def build(symbol: str, places: tuple[_native.Modules, ...]) -> _native.Compiled:
+    """A kernel or routine, by its symbol, from the first of the places that has it."""
     name, dtype, device = symbol.removeprefix("calcvm_").rsplit("_", 2)
+    for source, *_ in places:
+        if name in ROUTINES or name in KERNELS:
+            break
+        import_module(f"calcvm.{source}")
     return (ROUTINES.get(name) or KERNELS[name]).compile(dtype, device.partition(".")[0])
 
 

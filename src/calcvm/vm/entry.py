@@ -15,6 +15,7 @@ ARGUMENTS = {
 ANSWERS = {"post", "serve"}  # return an int64
 NEEDS = {"run_rounds": ("permute", "copy_rows")}  # entries that an entry calls by symbol
 ANY = "any"  # the loops are the same for every dtype
+MODULES = ("vm.loop",)  # what they come from
 
 
 def symbol(name: str) -> str:
@@ -24,7 +25,7 @@ def symbol(name: str) -> str:
 @cache
 def address(name: str) -> int:
     """Native address of an entry: the code of a job."""
-    return _native.address(symbol(name), _build)
+    return _native.address(symbol(name), _build, MODULES)
 
 
 @cache
@@ -34,7 +35,7 @@ def entry(name: str) -> Any:
     return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * ARGUMENTS[name])(address(name))
 
 
-def _build(symbol_: str) -> tuple[bytes, tuple[str, ...]]:
+def _build(symbol_: str, places: tuple[_native.Modules, ...]) -> _native.Compiled:
     from numba import types
 
     from calcvm.kernels_cpu._common import compile_object
@@ -45,4 +46,5 @@ def _build(symbol_: str) -> tuple[bytes, tuple[str, ...]]:
     needs = NEEDS.get(name, ())
     for need in needs:  # before what calls them: Numba links its pieces as it compiles
         address(need)
-    return compile_object(getattr(loop, name), signature, symbol_, fastmath=set()), tuple(map(symbol, needs))
+    code = compile_object(getattr(loop, name), signature, symbol_, fastmath=set())
+    return _native.Compiled(MODULES, code, {symbol(need): MODULES for need in needs})

@@ -1,0 +1,176 @@
+"""The cache of compiled code: what each function's place in it depends on, and what does not go well."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import calcvm
+from calcvm.kernels_cpu import FAMILIES, _native
+
+SOURCE = Path(calcvm.__file__).parent
+KERNELS = {family: _native.modules_of(family) for family in (*FAMILIES, "_gemm", "_gemv", "_blas")}
+ON_BLAS = {f"{family} on blas": _native.modules_of(family, "blas") for family in FAMILIES}
+LOOPS = {"loops": ("vm.loop",)}
+PLACES = KERNELS | ON_BLAS | LOOPS
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of the package that may be edited."""
+    copy = tmp_path / "sources" / "calcvm"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(_native, "PACKAGE", copy)
+    forget()
+    yield copy
+    forget()
+
+
+def forget():
+    for remembered in (_native.folder, _native._scan, _native._file):
+        remembered.cache_clear()
+
+
+def edit(file):
+    file.write_text(file.read_text() + "\n# edited\n")
+
+
+# ---------------------------------------------------------------- keys
+@pytest.mark.parametrize(
+    "file, compiled_again",
+    [
+        ("kernels_cpu/losses.py", {"losses", "losses on blas"}),
+        ("kernels_cpu/_gemm.py", {"_gemm", "contraction", "contraction on blas"}),
+        ("kernels_cpu/_gemv.py", {"_gemv", "_gemm", "contraction", "contraction on blas"}),
+        ("kernels_cpu/_blas.py", {"_blas", *ON_BLAS}),
+        ("kernels_cpu/_common.py", set(PLACES)),
+        ("vm/loop.py", {"loops"}),
+        ("vm/samples.py", {"loops"}),
+        ("ops/spec.py", {"loops"}),  # a word of a job holds as many as a row may have
+        ("kernels_cpu/__init__.py", set()),
+        ("vm/team.py", set()),
+        ("kernels_cuda/losses.py", set()),
+    ],
+)
+def test_an_edit_compiles_again_what_is_made_of_it_and_nothing_else(package, file, compiled_again):
+    before = {name: _native.folder(modules) for name, modules in PLACES.items()}
+    edit(package / file)
+    forget()
+    assert {name for name, modules in PLACES.items() if _native.folder(modules) != before[name]} == compiled_again
+
+
+def test_the_imports_that_keys_follow_are_those_that_python_sees():
+    everything = (*(f"kernels_cpu.{path.stem}" for path in _native.SOURCES.glob("*.py")), "vm.loop")
+    followed = _native.closure(everything)
+    assert {"ops.spec", "ops.dims", "vm.atomics"} < followed.keys()
+    for module, (_, imports) in followed.items():
+        assert imports == tuple(sorted(imported(SOURCE.joinpath(*module.split(".")).with_suffix(".py")))), module
+
+
+def imported(file):
+    """Modules of the package that a file imports, at any depth, by its syntax tree."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("calcvm") for alias in node.names), "the keys follow `from` alone"
+        elif isinstance(node, ast.ImportFrom) and (node.level or node.module.partition(".")[0] == "calcvm"):
+            assert not node.level and "." in node.module, "the keys follow `from calcvm.` alone"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            inside = [name for name in names if (SOURCE.parent / f"{name.replace('.', '/')}.py").is_file()]
+            found.update(name.removeprefix("calcvm.") for name in inside or [node.module])
+    return found
+
+
+# ---------------------------------------------------------------- processes
+ADDRESSES = """
+import json, pathlib, sys
+from calcvm.kernels_cpu import address_of
+if pathlib.Path("own.py").exists():
+    import own
+from calcvm.vm.entry import address
+for name in sys.argv[1:]:
+    assert address(name) if name == "post" else address_of(name, "float32")
+print(json.dumps("numba" in sys.modules))
+"""
+
+
+def compiles(sources, cache, *names, **environment):
+    """Take the addresses of kernels in a new process: whether it imported Numba, and the files that it wrote."""
+    before = files(cache)
+    environment = {**os.environ, "PYTHONPATH": str(sources), "CALCVM_CACHE_DIR": str(cache), **environment}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ADDRESSES, *names],
+        cwd=sources,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), {at.name for at, time in files(cache).items() if before.get(at) != time}
+
+
+def files(cache):
+    return {path: path.stat().st_mtime_ns for path in Path(cache).rglob("*.o")}
+
+
+def test_an_edited_kernel_is_compiled_and_its_neighbours_come_from_the_cache(tmp_path, package):
+    cache, names = tmp_path / "cache", ("concat_fwd", "rng_advance", "post")
+    concat, rng, post = (f"calcvm_{name}_cpu.o" for name in ("concat_fwd_float32", "rng_advance_float32", "post_any"))
+    assert compiles(package.parent, cache, *names) == (True, {concat, rng, post})
+    assert compiles(package.parent, cache, *names) == (False, set())
+    edit(package / "kernels_cpu" / "shape.py")
+    assert compiles(package.parent, cache, *names) == (True, {concat})
+    edit(package / "vm" / "loop.py")
+    assert compiles(package.parent, cache, *names) == (True, {post})
+    assert compiles(package.parent, cache, *names) == (False, set())
+
+
+def test_a_routine_that_is_gone_is_compiled_for_the_kernels_that_are_there(tmp_path, package):
+    cache = tmp_path / "cache"
+    kernel, gemm = "calcvm_matmul_bwd_a_float32_cpu.o", "calcvm_gemm_float32_cpu.o"
+    assert compiles(package.parent, cache, "matmul_bwd_a") == (True, {kernel, gemm})
+    (damaged,) = cache.rglob(gemm)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert compiles(package.parent, cache, "matmul_bwd_a") == (True, {gemm})
+    assert compiles(package.parent, cache, "matmul_bwd_a") == (False, set())
+
+
+OWN = """
+from calcvm.kernels_cpu._common import Ptr, kernel
+
+@kernel
+def own(w, nw, x: Ptr):
+    x[0] = {value}
+"""
+
+
+def test_a_kernel_from_elsewhere_depends_on_its_file_and_on_all_of_ours(tmp_path, package):
+    cache, own = tmp_path / "cache", package.parent / "own.py"
+    marks = set()
+    for value, edited in ((1, None), (2, None), (2, "_gemm")):
+        own.write_text(OWN.format(value=value))
+        if edited:
+            edit(package / "kernels_cpu" / f"{edited}.py")
+        _, (file,) = compiles(package.parent, cache, "own")
+        marks.add(file)
+    assert len(marks) == 2  # of the two texts of its file
+    assert compiles(package.parent, cache, "own")[1] == set()
+
+
+def test_a_cache_that_cannot_be_written_leaves_nothing_behind_and_is_told_of(tmp_path):
+    (tmp_path / "file").touch()
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    code = "from calcvm.kernels_cpu import address_of; print(address_of('concat_fwd', 'float32') != 0)"
+    environment = {**os.environ, "CALCVM_CACHE_DIR": str(tmp_path / "file"), "TMPDIR": str(temporary)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert "RuntimeWarning: compiled code cannot be kept in" in done.stderr and "CALCVM_CACHE_DIR" in done.stderr
+    assert not list(temporary.iterdir())
