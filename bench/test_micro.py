@@ -16,7 +16,8 @@ import pytest
 from bench.harness import compiled_loop
 from calcvm.kernels_cpu import address_of
 from calcvm.ops import OPS
-from calcvm.ops.spec import RowSpec, evaluate
+from calcvm.ops.sizes import evaluate
+from calcvm.ops.spec import RowSpec
 from calcvm.vm.encoding import encode_row
 from tests.rowrun import RESERVED, Case, _row_runs
 

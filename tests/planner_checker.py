@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from calcvm.ops.dims import Affine
-from calcvm.ops.spec import Operand, evaluate
+from calcvm.ops.sizes import evaluate
+from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 
 RESERVED = 16

@@ -20,7 +20,8 @@ import numpy as np
 from calcvm.kernels_cpu._common import KERNELS
 from calcvm.ops import FAMILIES
 from calcvm.ops.dims import Affine, numel, shape_of
-from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec, evaluate
+from calcvm.ops.sizes import evaluate
+from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec
 from calcvm.vm.encoding import encode_row
 from tests.reference import reference
 

@@ -135,7 +135,7 @@ def result(limits: Limits, part: str, title: str, quick: bool) -> Result:
 # ---------------------------------------------------------------- what a step asks
 def step_cost(plan: Any, path: str = "learn") -> tuple[float, float]:
     """(FLOPs, bytes) of a path's rows at the plan's batch, by the operator table."""
-    evaluate = import_module("calcvm.ops.spec").evaluate
+    evaluate = import_module("calcvm.ops.sizes").evaluate
     batch, flops, elems = plan.batch_size, 0.0, 0.0
     for statement in plan.statements:
         if statement.path != path:

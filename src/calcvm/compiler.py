@@ -12,7 +12,7 @@ from calcvm.errors import CalcError, DeviceError, MissingExtra, PlanError, Unsup
 from calcvm.graph import CalcGraph
 from calcvm.lowering import lower
 from calcvm.ops.dims import Affine
-from calcvm.ops.spec import evaluate
+from calcvm.ops.sizes import evaluate
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
 from calcvm.vm.assemble import assemble

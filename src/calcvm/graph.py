@@ -12,7 +12,7 @@ import numpy as np
 
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops import OPS, OpSpec
-from calcvm.ops.dims import Affine, Shape, numel, shape_of, show
+from calcvm.ops.dims import BATCH, ONE, Affine, Quadratic, Shape, numel, shape_of, show
 
 if TYPE_CHECKING:
     from calcvm.init import Initializer
@@ -134,16 +134,12 @@ class Variable:
         return apply("abs", self)
 
     def __getitem__(self, index: Any) -> Variable:
-        """Slices with constant bounds and step 1; ``:`` alone on the batch dimension."""
+        """Slices with constant bounds and step 1, for the leading dimensions; ``:`` (or ``0:``) on the batch dimension."""
         index = index if isinstance(index, tuple) else (index,)
         if len(index) > self.rank or not all(isinstance(i, slice) and i.step in (None, 1) for i in index):
             raise ShapeError(f"slice of {self}: give one slice with step 1 for each dimension, at most {self.rank}")
-        starts, stops = [], []
-        for size, i in zip(self.shape, (*index, *[slice(None)] * (self.rank - len(index)))):
-            start, stop, _ = i.indices(size.b) if size.constant else (i.start, i.stop, 1)
-            starts.append(start)
-            stops.append(stop)
-        return apply("slice", self, starts=tuple(starts), stops=tuple(stops))
+        ends = [i.indices(n.b)[:2] if n.constant else (i.start, i.stop) for n, i in zip(self.shape, index)]
+        return apply("slice", self, starts=tuple(a for a, _ in ends), stops=tuple(b for _, b in ends))
 
 
 _TENSOR = (Variable, np.ndarray)
@@ -240,8 +236,18 @@ class CalcGraph:
         self._counts: dict[str, int] = {}
 
     def placeholder(self, name: str, shape: Sequence[int | None]) -> Variable:
-        """Data that the user sets.  ``shape`` : sizes, None for the batch dimension."""
-        return self._add(name, "placeholder", shape_of(tuple(shape)))
+        """Data that the user sets.
+
+        Parameters
+        ----------
+        shape : sizes; None for the batch, at most once.
+        """
+        dims = shape_of(tuple(shape))
+        if sum(not s.constant for s in dims) > 1:
+            raise ShapeError(
+                f"placeholder {name!r}: shape {show(dims)} has the batch more than once: give numbers instead"
+            )
+        return self._add(name, "placeholder", dims)
 
     def parameter(
         self,
@@ -352,8 +358,16 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
         raise CalcError(f"{name}: takes inputs {', '.join(spec.inputs)}; got {len(inputs)}")
     attrs = _checked_attrs(spec, attrs)
     try:
-        shapes = spec.shape(tuple(v.shape for v in named.values()), attrs)
-    except (ValueError, OverflowError) as e:
+        given = {slot: v.shape for slot, v in named.items()}
+        shapes = spec.shape(tuple(given.values()), attrs)
+        for shape in shapes.values():
+            if sum(not s.constant for s in shape) > 1:
+                raise Quadratic(
+                    f"the result {show(shape)} has the batch more than once, but sizes must be linear in it: if an axis "
+                    f"of 1 is missing, reshape an input, such as {show((BATCH,))} to {show((BATCH, ONE))}"
+                )
+        spec.words({**given, **shapes}, attrs)
+    except ValueError as e:
         raise ShapeError(f"{name}({', '.join(map(str, named.values()))}): {e}") from None
     op_name = out or graph.unique(name)
     outputs = {}

@@ -10,7 +10,8 @@ import pytest
 from calcvm.kernels_cuda import _gemm
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, at
 from calcvm.kernels_cuda._simulator import launch
-from calcvm.ops.spec import ROWS, evaluate
+from calcvm.ops.sizes import evaluate
+from calcvm.ops.spec import ROWS
 from tests import rowrun
 from tests.cuda.simulated import Simulated
 from tests.rowrun import EPS, close, run_row, same_bits

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from calcvm.errors import UnsupportedOperator
 from calcvm.graph import Operation, Variable
 from calcvm.ops import ROWS, RowSpec
-from calcvm.ops.dims import Affine, Shape, affine, numel
-from calcvm.ops.spec import evaluate, rows_cols
+from calcvm.ops.dims import Shape, affine, numel
+from calcvm.ops.sizes import MAX_BATCH, Extent, Piecewise, Undecided, extent
+from calcvm.ops.spec import rows_cols
 from calcvm.ops.statement import Statement, Value
 
 
@@ -25,8 +27,9 @@ class Emitter:
         self.words: dict[Operation, dict[str, Any]] = {}
         self.path = self.phase = ""
 
-    def value(self, name: str, kind: str, elems: Affine | int, **facts: Any) -> Value:
-        v = Value(name=name, kind=kind, elems=affine(elems), **facts)
+    def value(self, name: str, kind: str, elems: Extent | int, **facts: Any) -> Value:
+        size = elems if isinstance(elems, Piecewise) else affine(elems)
+        v = Value(name=name, kind=kind, elems=size, **facts)
         self.values.append(v)
         return v
 
@@ -50,14 +53,19 @@ class Emitter:
             "gpu": int(self.gpu),
         }
         named = dict(operands)
-        for o in spec.operands:
-            if o.access == "s":
-                elems = affine(evaluate(o.elems, known))
-                named[o.name] = self.value(f"{label}.{o.name}", "workspace", elems) if elems else None
-        named = {o.name: named.get(o.name) for o in spec.operands}
-        s = Statement(
-            spec=spec, words=known, operands=named, path=self.path, phase=self.phase, label=label, shifts=shifts or {}
-        )
+        try:
+            for o in spec.operands:
+                if o.access == "s":
+                    elems = extent(o.elems, known)
+                    needed = elems.bounds(MAX_BATCH)[1] > 0
+                    named[o.name] = self.value(f"{label}.{o.name}", "workspace", elems) if needed else None
+            named = {o.name: named.get(o.name) for o in spec.operands}
+            s = Statement(
+                spec=spec, words=known, operands=named, path=self.path, phase=self.phase, label=label,
+                shifts=shifts or {},
+            )  # fmt: skip
+        except Undecided as error:
+            raise UnsupportedOperator(f"{label}: row {spec.name!r} has no size for every batch: {error}") from None
         self.statements.append(s)
         return s
 

@@ -39,7 +39,8 @@ def _bias_of(op: Operation) -> tuple[Operation, Variable] | None:
         m = product.producer
         if m is None or m.spec.name != "matmul" or any(m.attrs.values()):
             continue
-        if len(m.inputs["b"].shape) == 2 and bias.shape == product.shape[-1:]:
+        w = m.inputs["b"].shape
+        if len(w) == 2 and all(n.constant for n in w) and bias.shape == product.shape[-1:]:
             return m, bias
     return None
 

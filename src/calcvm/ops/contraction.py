@@ -54,6 +54,8 @@ A_ELEMS, B_ELEMS, Y_ELEMS = "(G if ab else 1)*M*K", "(G if bb else 1)*K*N", "G*M
 
 def linear_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x, w = inputs[:2]
+    if not all(s.constant for s in w):
+        raise ValueError(f"the weights {show(w)} depend on the batch: use matmul")
     if len(x) < 2 or len(w) != 2 or x[-1] != w[0]:
         raise ValueError(f"x {show(x)} and w {show(w)}: the last size of x must be the first of w")
     if len(inputs) > 2 and inputs[2] != (w[1],):

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+class Quadratic(ValueError):
+    """A size that grows with the square of the batch."""
+
+
 @dataclass(frozen=True)
 class Affine:
     """The integer ``a*B + b`` of the batch size ``B``; ``a == 0`` is a plain number."""
@@ -14,6 +18,19 @@ class Affine:
 
     def at(self, batch: int) -> int:
         return self.a * batch + self.b
+
+    def until(self, last: int) -> Affine:
+        """The same size for batches up to ``last``."""
+        return self
+
+    def around(self, batch: int) -> Affine:
+        """The form that the size has at a batch."""
+        return self
+
+    def bounds(self, last: int) -> tuple[int, int]:
+        """The least and the largest for batches from 1 to ``last``."""
+        ends = self.at(1), self.at(last)
+        return min(ends), max(ends)
 
     @property
     def constant(self) -> bool:
@@ -37,7 +54,7 @@ class Affine:
     def __mul__(self, other: Size) -> Affine:
         o = affine(other)
         if self.a and o.a:
-            raise OverflowError(f"({self}) * ({o}) is quadratic in the batch size")
+            raise Quadratic(f"({self}) * ({o}) is quadratic in the batch size")
         return Affine(self.a * o.b + self.b * o.a, self.b * o.b)
 
     __rmul__ = __mul__
@@ -56,10 +73,6 @@ class Affine:
         if isinstance(other, int):
             return self.a == 0 and self.b == other
         return isinstance(other, Affine) and (self.a, self.b) == (other.a, other.b)
-
-    def __ge__(self, other: int) -> bool:
-        """Whether some batch makes it so large: sizes are bounded from above."""
-        return self.a > 0 or self.b >= other
 
     def __bool__(self) -> bool:
         return self.a != 0 or self.b != 0
@@ -92,6 +105,13 @@ def shape_of(sizes: tuple | list) -> Shape:
 
 
 def numel(shape: Shape) -> Affine:
+    """Elements of a tensor.
+
+    Raises
+    ------
+    Quadratic
+        More than one axis depends on the batch.
+    """
     n = ONE
     for s in shape:
         n = n * s

@@ -15,6 +15,10 @@ def _is_int_tuple(v: Any) -> bool:
     return isinstance(v, tuple) and all(isinstance(n, int) for n in v)
 
 
+def _are_ends(v: Any) -> bool:
+    return isinstance(v, tuple) and all(n is None or isinstance(n, int) for n in v)
+
+
 # ---------------------------------------------------------------- views
 def reshape_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
     (x,) = inputs
@@ -259,20 +263,20 @@ def _ranges(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, Affine, bool]
     """(start, size, whole) for each axis."""
     starts, stops = attrs["starts"], attrs["stops"]
     if len(starts) != len(stops) or len(starts) > len(x):
-        raise ValueError(f"slice of {show(x)}: starts {starts} and stops {stops} need one number an axis")
+        raise ValueError(f"starts {starts} and stops {stops} need one number an axis of {show(x)}")
     out = []
     for i, size in enumerate(x):
-        start, stop = (starts[i], stops[i]) if i < len(starts) else (0, None)
+        start, stop = (starts[i] or 0, stops[i]) if i < len(starts) else (0, None)
         if start == 0 and stop is None:
             out.append((0, size, True))
             continue
         if not size.constant:
-            raise ValueError(f"slice of {show(x)}: axis {i} is the batch and must stay whole (start 0, stop None)")
+            raise ValueError(f"axis {i} of {show(x)} is the batch, from which nothing can be cut: give it as :")
         n = size.b
         start = start + n if start < 0 else start
         stop = n if stop is None else stop + n if stop < 0 else stop
         if not 0 <= start <= stop <= n:
-            raise ValueError(f"slice of {show(x)}: {start}:{stop} is no range of axis {i}")
+            raise ValueError(f"{start}:{stop} is no range of axis {i} of {show(x)}")
         out.append((start, affine(stop - start), stop - start == n))
     return out
 
@@ -316,12 +320,8 @@ register(
         category="shape",
         inputs=("x",),
         attrs=(
-            Attr(name="starts", check=_is_int_tuple, doc="first index along each axis"),
-            Attr(
-                name="stops",
-                check=lambda v: isinstance(v, tuple) and all(n is None or isinstance(n, int) for n in v),
-                doc="end along each axis, None: the axis's size",
-            ),
+            Attr(name="starts", check=_are_ends, doc="first index along each axis, None: 0"),
+            Attr(name="stops", check=_are_ends, doc="end along each axis, None: the axis's size"),
         ),
         shape=slice_shape,
         words=slice_words,
@@ -348,7 +348,7 @@ register(
         differentiable=("x",),
         onnx=("Slice", "Split"),
         examples=(
-            Example(shapes=((None, 7),), attrs={"starts": (0, 2), "stops": (None, 5)}),
+            Example(shapes=((None, 7),), attrs={"starts": (None, 2), "stops": (None, 5)}),
             Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1), "stops": (None, 3)}),
             Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1, 2), "stops": (None, None, -1)}),
             Example(shapes=((None, 3, 4, 2, 5),), attrs={"starts": (0, 1, 1, 0, 1), "stops": (None, 3, 3, 1, 5)}),

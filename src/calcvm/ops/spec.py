@@ -6,8 +6,8 @@ declarations: encoding, dispatch, autodiff, lifetimes, verifier, disassembly, do
 benchmarks.  So a declaration that lies is a defect, and every property declared here has a test that
 fails when it is a lie.
 
-Sizes (`elems`, `part`, `flops`) are expressions over the row's words, such as ``"M*K"``.  They are
-evaluated with numbers, with `Affine` sizes, and shown in the reference as written.  The name ``D`` is
+Sizes (`elems`, `part`, `flops`) are expressions over the row's words, such as ``"M*K"``.  What they mean for
+each batch `calcvm.ops.sizes` decides; the reference shows them as written.  The name ``D`` is
 the number of heap elements in eight bytes (2 in a float32 heap, 1 in a float64 heap); extents of scratch may
 also use ``nw``, the planned number of workers, and ``gpu``, 1 for the device "cuda" and else 0.
 """
@@ -16,51 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from types import CodeType
 from typing import Any
 
-from calcvm.ops.dims import Affine, Shape, affine, numel
+from calcvm.ops.dims import Shape, numel
 
 MAX_WORDS = 32  # W: words in an encoded row, the opcode and the flags included
 HEADER_WORDS = 2
-
-
-@cache
-def _compile(expression: str) -> CodeType:
-    return compile(expression, f"<size {expression}>", "eval")
-
-
-def evaluate(expression: str, words: Mapping[str, Any]) -> Any:
-    """Value of a size expression from the operator table over ``words``."""
-    return eval(_compile(expression), _FUNCTIONS, words)
-
-
-def _ceil_div(n: Any, m: int) -> Any:
-    """n/m rounded up, of sizes that do not depend on the batch."""
-    if isinstance(n, Affine):
-        if not n.constant:
-            raise OverflowError(f"({n}) / {m} depends on the batch")
-        return Affine(0, -(-n.b // m))
-    return -(-n // m)
-
-
-def _max(*sizes: Any) -> Any:
-    if all(isinstance(s, int) for s in sizes):
-        return max(sizes)
-    a = [affine(s) for s in sizes]
-    return Affine(max(s.a for s in a), max(s.b for s in a))  # an upper bound when batches differ
-
-
-def _min(*sizes: Any) -> Any:
-    if all(isinstance(s, int) for s in sizes):
-        return min(sizes)
-    a = [affine(s) for s in sizes]
-    numbers = [s for s in a if s.constant]
-    return min(numbers, key=lambda s: s.b) if numbers else a[0]  # an upper bound when batches differ
-
-
-_FUNCTIONS = {"__builtins__": {"max": _max, "min": _min, "abs": abs, "ceil_div": _ceil_div}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from calcvm.ops.dims import Affine, Shape
-from calcvm.ops.spec import RowSpec, evaluate
+from calcvm.ops.dims import Shape
+from calcvm.ops.sizes import Extent, extent
+from calcvm.ops.spec import RowSpec
 
 # kinds of values, and the zone each belongs to
 ZONE_OF = {
@@ -25,14 +26,14 @@ ZONE_OF = {
 class Value:
     """One value of a program.
 
-    elems : size in heap elements, a form of the batch.
+    elems : size in heap elements for each batch; ``a*B + b`` but for scratch.
     persistent : lives between steps, inside its zone's persistent block (a model switch copies it).
     resident : its storage is never shared: placeholders, kept results, values used by several paths.
     """
 
     name: str
     kind: str
-    elems: Affine
+    elems: Extent
     shape: Shape | None = None
     persistent: bool = False
     resident: bool = False
@@ -56,12 +57,12 @@ class Statement:
     phase: str  # forward | loss | backward | optimize | end_round
     shifts: Mapping[str, int] = field(default_factory=dict)
     label: str = ""  # the operator and variable it serves, for messages and listings
-    extents: Mapping[str, Affine] = field(init=False, repr=False)
+    extents: Mapping[str, Extent] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         known = {**self.words}
         sizes = {
-            o.name: evaluate(o.elems, known)
+            o.name: extent(o.elems, known)
             for o in self.spec.operands
             if o.access != "s" and self.operands.get(o.name) is not None
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from calcvm.ops.dims import Affine
+from calcvm.ops.sizes import Extent, largest
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.inplace import in_place
 from calcvm.planner.lifetimes import Machine, always_live, at_most, is_persistent, lifetimes, operands
@@ -29,7 +29,7 @@ class Unit:
     """
 
     values: tuple[tuple[Value, int], ...]
-    elems: Affine
+    elems: Extent
     first: int
     last: int
     zone: str
@@ -117,7 +117,7 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
     transient: list[Unit] = []
     created = {v: i for i, v in enumerate(lowered.values)}
 
-    def add(values: tuple[tuple[Value, int], ...], elems: Affine, zone: str) -> None:
+    def add(values: tuple[tuple[Value, int], ...], elems: Extent, zone: str) -> None:
         v = values[0][0]
         spans = [live[u] for u, _ in values if u in live]
         if any(u in always and u not in groups.blocks for u, _ in values):
@@ -140,7 +140,7 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
             members, inner, at = groups.blocks[block], [], 0
             for m in members:
                 inner.append((m, at))
-                at += machine.up(m.elems.b)
+                at += machine.up(m.elems.at(1))
             add((*inner, (block, 0)), block.elems, block.zone)
             done.update(members, (block,))
         elif v in groups.blocks:
@@ -162,12 +162,11 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
     )
 
 
-def _scratch(lowered: Lowered, machine: Machine) -> dict[Value, Affine]:
+def _scratch(lowered: Lowered, machine: Machine) -> dict[Value, Extent]:
     """Sizes of workspaces: what the operator table asks for with the planned number of workers."""
-    out: dict[Value, Affine] = {}
+    out: dict[Value, Extent] = {}
     for st in lowered.statements:
         for o, v in operands(st):
             if o.access == "s":
-                need, have = machine.extent(o, st), out.get(v, v.elems)
-                out[v] = Affine(max(need.a, have.a), max(need.b, have.b))
+                out[v] = largest(machine.extent(o, st), out.get(v, v.elems))
     return out

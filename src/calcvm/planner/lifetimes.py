@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from calcvm.ops.dims import Affine, affine
-from calcvm.ops.spec import Operand, evaluate
+from calcvm.ops.sizes import Extent, extent
+from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 
 PERSISTENT_KINDS = ("parameter", "state", "optimizer")
@@ -32,20 +32,20 @@ class Machine:
     def up(self, elems: int) -> int:
         return -(-elems // self.align) * self.align
 
-    def size(self, expression: str, st: Statement) -> Affine:
+    def size(self, expression: str, st: Statement) -> Extent:
         """A size expression of the operator table over a statement's words."""
         names = {"D": 8 // self.itemsize, "nw": self.workers, "gpu": int(self.gpu), **st.words}
-        return affine(evaluate(expression, names))
+        return extent(expression, names)
 
-    def extent(self, operand: Operand, st: Statement) -> Affine:
+    def extent(self, operand: Operand, st: Statement) -> Extent:
         """Elements of an operand that the statement may touch."""
         known = st.extents.get(operand.name)
-        return affine(known) if known is not None else self.size(operand.elems, st)
+        return known if known is not None else self.size(operand.elems, st)
 
 
-def at_most(form: Affine, batch: int) -> int:
-    """The largest size of a form for batches from 1 to ``batch``."""
-    return max(form.at(1), form.at(batch), 0)
+def at_most(size: Extent, batch: int) -> int:
+    """The largest of a size for batches from 1 to ``batch``."""
+    return max(size.bounds(batch)[1], 0)
 
 
 def is_persistent(v: Value) -> bool:

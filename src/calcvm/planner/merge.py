@@ -115,14 +115,14 @@ def _parameter_order(
 
     def key(item: tuple[int, Value]) -> tuple[int, ...]:
         i, p = item
-        n = p.elems.b
+        n = p.elems.at(1)
         return (first_group.get(p, len(number)), -(n >= LARGE), n % machine.align != 0, i)
 
     ordered = [p for _, p in sorted(enumerate(parameters), key=key)]
     runs: list[list[Value]] = []
     total = 0
     for p in ordered:
-        n = machine.up(p.elems.b)
+        n = machine.up(p.elems.at(1))
         joins = runs and first_group.get(p) == first_group.get(runs[-1][-1]) and total + n <= MERGE_LIMIT
         if not joins:
             runs.append([])
@@ -131,11 +131,11 @@ def _parameter_order(
         total += n
     cut: list[list[Value]] = []
     for run in runs:
-        small = sum(machine.up(p.elems.b) for p in run) <= PADDED_LIMIT
+        small = sum(machine.up(p.elems.at(1)) for p in run) <= PADDED_LIMIT
         transient = any(gradients.get(p) for p in run)
         start = 0
         for i, p in enumerate(run):
-            padded = p.elems.b % machine.align != 0
+            padded = p.elems.at(1) % machine.align != 0
             if i + 1 == len(run) or (padded and transient and not small):
                 cut.append(run[start : i + 1])
                 start = i + 1
@@ -208,7 +208,7 @@ class _Merger:
     def _claim(self, rows: Sequence[_Candidate], run: Sequence[Value]) -> bool:
         """Make a block of each operand's values, unless one of them is in another block already."""
         tracks = [tuple(c.whole[name] for c in rows) for name in rows[0].whole]
-        padded = any(p.elems.b % self.machine.align for p in run[:-1])
+        padded = any(p.elems.at(1) % self.machine.align for p in run[:-1])
         for track in tracks:
             if len({(v.kind, is_persistent(v), v.resident) for v in track}) > 1 or len(set(track)) < len(track):
                 return False
@@ -227,7 +227,7 @@ class _Merger:
         return True
 
     def _total(self, run: Sequence[Value]) -> int:
-        return sum(self.machine.up(p.elems.b) for p in run[:-1]) + run[-1].elems.b
+        return sum(self.machine.up(p.elems.at(1)) for p in run[:-1]) + run[-1].elems.at(1)
 
     def _statement(self, rows: Sequence[_Candidate], run: Sequence[Value]) -> Statement:
         st = rows[-1].statement

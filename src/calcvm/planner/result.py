@@ -109,10 +109,11 @@ class Plan:
         form, rounded = Affine(0, self.layout.machine.up(RESERVED)), 0
         for u in units:
             if u.elems.constant:
-                form += self.layout.machine.up(u.elems.b)
+                form += self.layout.machine.up(u.elems.at(1))
             else:
-                form += u.elems
-                rounded += u.elems.a % self.layout.machine.align != 0 or u.elems.b % self.layout.machine.align != 0
+                own = u.elems.around(self.batch_size)
+                form += own
+                rounded += own.a % self.layout.machine.align != 0 or own.b % self.layout.machine.align != 0
         return form * self.itemsize, rounded
 
     @property

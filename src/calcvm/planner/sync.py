@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from calcvm.ops.dims import Affine
+from calcvm.ops.dims import ZERO
+from calcvm.ops.sizes import Extent
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Statement, Value
 from calcvm.planner.lifetimes import Machine, at_most, operands
@@ -18,16 +19,19 @@ from calcvm.planner.lifetimes import Machine, at_most, operands
 Access = tuple[int, int, object]  # [start, stop) of cells, and how the workers share them
 
 
-def _sharing(o: Operand, st: Statement, start: int, extent: Affine, machine: Machine) -> object:
-    """A key: two accesses with equal keys give each worker the same cells.  None: agrees with nothing."""
+def _sharing(o: Operand, st: Statement, start: int, extent: Extent, batch: int, machine: Machine) -> object:
+    """A key: two accesses with equal keys give each worker the same cells, for each batch up to ``batch``.
+
+    None: agrees with nothing.
+    """
     if o.part == "w0":
         return "worker 0"
-    units = machine.size(o.part, st) if o.part else Affine(0, 0)
+    units = machine.size(o.part, st).until(batch) if o.part else ZERO
     if units == 1:
         return "last worker"
-    if units:
-        return (start, extent, units)
-    return (start, extent, "scratch") if o.access == "s" and not machine.gpu else None
+    if units.bounds(batch)[0] > 0:
+        return (start, extent.until(batch), units)
+    return (start, extent.until(batch), "scratch") if o.access == "s" and not machine.gpu else None
 
 
 def barriers(
@@ -46,7 +50,7 @@ def barriers(
             start = offsets[v] + st.shifts.get(o.name, 0)
             stop = start + at_most(extent, batch)
             if stop > start:
-                key = (start, stop, _sharing(o, st, start, extent, machine))
+                key = (start, stop, _sharing(o, st, start, extent, batch, machine))
                 own[key] = own.get(key, False) or o.writes
         if _conflict(pending, own):
             flags[t - 1] = True

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.errors import ProgramError
-from calcvm.ops.dims import Affine, affine, numel
+from calcvm.ops.dims import Affine, numel
 from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.vm.encoding import FLAG_PC_SHIFT, FLAG_SYNC, encode_row
@@ -95,12 +95,13 @@ def _numbers(statement: Statement, batch: int) -> tuple[dict[str, Any], list[tup
 
 def _symbol(v: Value, plan: Any, index: Mapping[Value, int], shapes: Mapping[str, tuple[Affine, ...]]) -> Symbol:
     shape = shapes.get(v.name)
+    elems = v.elems if isinstance(v.elems, Affine) else Affine(0, v.elems.bounds(plan.batch_size)[1])
     return Symbol(
         name=v.name,
         kind=v.kind,
         offset=int(plan.offsets[v]),
-        elems=affine(v.elems),
-        shape=shape if shape is not None and numel(shape) == v.elems else (affine(v.elems),),
+        elems=elems,
+        shape=shape if shape is not None and numel(shape) == elems else (elems,),
         persistent=v.persistent,
         resident=v.resident,
         members=tuple(index[m] for m in plan.blocks.get(v, ())),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from calcvm.ops.spec import OPCODES, evaluate
+from calcvm.ops.sizes import evaluate
+from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
 from calcvm.vm import job as layout
 from calcvm.vm.encoding import decode_row

@@ -3,17 +3,16 @@
 The hot loop checks nothing, so no program runs unverified.  This file shares no code with the planner.
 
 Memory safety rests on the rows and ``heap_elems`` alone.  It holds for every batch from 1 to the
-largest because nothing is checked that is not monotone in between: words are ``a*B + b`` with a > 0, and
-an extent built from words by sums, products and choices on constant words grows with them, so that its
-value at the largest batch bounds all others; any other expression (differences, divisions) is evaluated
-as a `_Form` that tracks its direction and is refused where none can be shown.  Sizes are Python integers:
-nothing overflows.  Extents bound all loops: a row with a zero size must also fit with that size taken as
-one, so that no product of its other sizes is unbounded.
+largest because sizes are exact functions of the batch (`calcvm.ops.sizes`), whose least and largest values
+are known; what is no such function is refused.  Sizes are Python integers: nothing overflows.  Extents bound
+all loops: a row with a zero size must also fit with that size taken as one, so that no product of its other
+sizes is unbounded.
 
 The rest makes a program mean what it says: each operand lies inside its symbol, symbols that are kept
 share cells with none, reads find what their symbol last wrote (interval shadow map), and no worker meets
-another's write without a barrier.  These are decided at batch 1 and at the largest batch; between them
-both extents and shares are affine, so that what agrees or covers at both ends does so everywhere.
+another's write without a barrier.  Shares are compared at every batch; what reads find is decided at batch 1
+and at the largest: between them extents are affine (of scratch, the largest counts), so that what covers at
+both ends does so everywhere.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ import ast
 import math
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from calcvm.errors import ProgramError
-from calcvm.ops.dims import Affine, numel
+from calcvm.ops.dims import ZERO, Affine, numel
 from calcvm.ops.optimizers import HYPER_SLOTS
+from calcvm.ops.sizes import FUNCTIONS, MAX_BATCH, Extent, Piecewise, exact
 from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS, OPCODES, Operand, RowSpec
 from calcvm.ops.statement import PHASES
 from calcvm.vm.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_SYNC
 from calcvm.vm.program import FORMAT_VERSION, ITEMSIZE, Program, Symbol
 
 RESERVED = 16  # elements at the heap's start that no operand may touch
-MAX_BATCH = 2**40
 MAX_WORKERS = 1024
 MAX_BLOCKS = 65535  # of device cuda, whose workers are thread blocks
 MAX_HEAP = 2**48
@@ -53,125 +52,6 @@ def verify(program: Program) -> None:
         Naming the row, operator, operand, variable and numbers of the first thing wrong.
     """
     _Verifier(program).run()
-
-
-# ---------------------------------------------------------------- sizes as the batch runs
-class _Unproven(Exception):
-    """No direction of a size can be shown."""
-
-
-class _Form:
-    """A size as B runs from 1 to the largest batch: its values at both ends, and its direction.
-
-    way : 1 never falls, -1 never rises, 0 constant, None unknown.
-    """
-
-    __slots__ = ("first", "last", "way")
-
-    def __init__(self, first: int, last: int, way: int | None):
-        self.first, self.last, self.way = first, last, way
-
-    def __add__(self, other: Any) -> _Form:
-        o = _form(other)
-        way = None if self.way is None or o.way is None or self.way * o.way < 0 else self.way or o.way
-        return _Form(self.first + o.first, self.last + o.last, way)
-
-    def __neg__(self) -> _Form:
-        return _Form(-self.first, -self.last, None if self.way is None else -self.way)
-
-    def __sub__(self, other: Any) -> _Form:
-        return self + -_form(other)
-
-    def __rsub__(self, other: Any) -> _Form:
-        return _form(other) - self
-
-    def __mul__(self, other: Any) -> _Form:
-        o = _form(other)
-        way: int | None = None
-        if self.way == 0 and o.way is not None:
-            way = o.way * _sign(self.first)
-        elif o.way == 0 and self.way is not None:
-            way = self.way * _sign(o.first)
-        elif self.way == o.way and min(self.first, self.last, o.first, o.last) >= 0:
-            way = self.way
-        return _Form(self.first * o.first, self.last * o.last, way)
-
-    def __floordiv__(self, other: Any) -> _Form:
-        o = _form(other)
-        way = self.way if o.way == 0 and o.first > 0 else None
-        return _Form(self.first // o.first, self.last // o.last, way)
-
-    def __rfloordiv__(self, other: Any) -> _Form:
-        return _form(other) // self
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def bound(self) -> tuple[int, int]:
-        """Values at both ends, of which one is the least and one the most."""
-        if self.way is None:
-            raise _Unproven
-        return self.first, self.last
-
-    def _constant_truth(self, truth: Callable[[int], bool]) -> bool:
-        first, last = self.bound()
-        if truth(first) != truth(last):
-            raise _Unproven
-        return truth(first)
-
-    def __lt__(self, other: Any) -> bool:
-        return (self - other)._constant_truth(lambda d: d < 0)
-
-    def __le__(self, other: Any) -> bool:
-        return (self - other)._constant_truth(lambda d: d <= 0)
-
-    def __gt__(self, other: Any) -> bool:
-        return (self - other)._constant_truth(lambda d: d > 0)
-
-    def __ge__(self, other: Any) -> bool:
-        return (self - other)._constant_truth(lambda d: d >= 0)
-
-    def __eq__(self, other: object) -> bool:
-        return not (self - other)
-
-    def __ne__(self, other: object) -> bool:
-        return bool(self - other)
-
-    def __bool__(self) -> bool:
-        first, last = self.bound()
-        if _sign(first) != _sign(last):
-            raise _Unproven
-        return first != 0
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _sign(n: int) -> int:
-    return (n > 0) - (n < 0)
-
-
-def _form(n: Any) -> _Form:
-    return n if isinstance(n, _Form) else _Form(n, n, 0)
-
-
-def _extreme(pick: Callable[..., int]) -> Callable[..., Any]:
-    def of(*sizes: Any) -> Any:
-        if not any(isinstance(s, _Form) for s in sizes):
-            return pick(sizes)
-        forms = [_form(s) for s in sizes]
-        ways = {f.way for f in forms} - {0}
-        way = None if len(ways) > 1 else next(iter(ways), 0)
-        return _Form(pick(f.first for f in forms), pick(f.last for f in forms), way)
-
-    return of
-
-
-def _ceil_div(n: Any, m: int) -> int:
-    if isinstance(n, _Form):
-        raise _Unproven
-    return (n + m - 1) // m
-
-
-_NAMES = {"__builtins__": {}, "max": _extreme(max), "min": _extreme(min), "abs": abs, "ceil_div": _ceil_div}
 
 
 # ---------------------------------------------------------------- a row's spec, ready for checking
@@ -194,32 +74,15 @@ class _Row:
 
         def table(expressions: Sequence[str]) -> Callable[..., tuple]:
             body = "".join(f"({e}), " for e in expressions)
-            return eval(compile(f"lambda {arguments}: ({body})", f"<{spec.name}>", "eval"), dict(_NAMES))
+            return eval(compile(f"lambda {arguments}: ({body})", f"<{spec.name}>", "eval"), FUNCTIONS)
 
         self.extents = table([o.elems for o in spec.operands])
         self.parts = table([o.part if o.part not in ("", "w0") else "0" for o in spec.operands])
-        self.require = table(spec.require) if spec.require else None
+        self.require = table(spec.require)
         self.optional = table([o.optional if isinstance(o.optional, str) else str(o.optional) for o in spec.operands])
-        sizes = {w.name for w in spec.words if w.kind == "dim" or (w.kind == "int" and w.lo >= 0)} | {*MACHINE}
-        constants = {w.name for w in spec.words if w.kind == "int"} | {*MACHINE}
-        self.growing = all(_grows(ast.parse(o.elems, mode="eval").body, sizes, constants) for o in spec.operands)
         self.aligned = tuple("D" in {n.id for n in ast.walk(ast.parse(o.elems)) if isinstance(n, ast.Name)}
                              for o in spec.operands)  # fmt: skip
         self.acc = names.index("acc") if "acc" in names else None
-
-
-def _grows(node: ast.AST, sizes: set[str], constants: set[str]) -> bool:
-    """Whether an expression never falls when sizes grow: sums, products, and choices on constants."""
-    if isinstance(node, ast.Name):
-        return node.id in sizes
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, int) and node.value >= 0
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
-        return _grows(node.left, sizes, constants) and _grows(node.right, sizes, constants)
-    if isinstance(node, ast.IfExp):
-        tested = {n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)}
-        return tested <= constants and _grows(node.body, sizes, constants) and _grows(node.orelse, sizes, constants)
-    return False
 
 
 _ROWS: dict[int, _Row] = {}
@@ -237,7 +100,10 @@ def _row(opcode: int) -> _Row | None:
 
 # ---------------------------------------------------------------- accesses
 class _Access:
-    """What one operand of one row touches: [start, start+first) at batch 1, [start, start+last) at the largest."""
+    """What one operand of one row touches: [start, start+first) at batch 1, [start, start+last) at the largest.
+
+    how : who of the workers touches which of these cells, for every batch.
+    """
 
     __slots__ = ("row", "operand", "symbol", "start", "first", "last", "reads", "writes", "how")
 
@@ -492,7 +358,7 @@ class _Verifier:
     def check_patches(self) -> None:
         """Patched words are sizes, at most one patch each, that agree with the rows at the largest batch."""
         p = self.program
-        self.patched: dict[int, dict[int, int]] = {}  # row -> {word: its value at batch 1}
+        self.patched: dict[int, dict[int, Affine]] = {}  # row -> {word: its size}
         before = (-1, -1)
         for row, word, a, b in p.patches.tolist():
             if not 0 <= row < len(p.rows):
@@ -513,7 +379,7 @@ class _Verifier:
                     f"size {spec.words[k].name} = {a}*B{b:+d} is {a * self.batch + b} at batch {self.batch}, "
                     f"but the row says {self.decoded[row][0][word]}",
                 )
-            self.patched.setdefault(row, {})[k] = a + b
+            self.patched.setdefault(row, {})[k] = Affine(a, b)
             before = (row, word)
 
     # ------------------------------------------------------------ one row
@@ -537,17 +403,15 @@ class _Verifier:
         at_first = at_last
         if patched:
             at_first = at_last.copy()
-            for k, value in patched.items():
-                at_first[k] = value
+            for k, size in patched.items():
+                at_first[k] = size.at(1)
             self.check_ranges(i, r, at_first)
-        extents = self.extents(i, r, at_first, at_last, tail, patched)
+        extents, parts = self.exactly(i, r, at_last, tail, patched or {})
         if any(not at_first[k] for k in r.dims):
             self.check_empty(i, r, at_last, tail)
-        parts_first = r.parts(*at_first, *tail)
-        parts_last = r.parts(*at_last, *tail) if patched else parts_first
         out = []
         for k, operand in enumerate(r.spec.operands):
-            first, last = max(extents[k][0], 0), max(extents[k][1], 0)
+            first, last = self.ends(i, operand, extents[k])
             start, symbol = row[r.first_operand + k], values[r.first_operand + k]
             if start == ABSENT:
                 if (first or last) and not r.optional(*at_last, *tail)[k]:
@@ -560,7 +424,7 @@ class _Verifier:
                 self.fail(i, f"operand {operand.name} at {start} holds 8-byte numbers: it must be at a multiple of 2")
             if not last:
                 continue
-            how = _sharing(operand, start, (first, last), (parts_first[k], parts_last[k]), self.gpu)
+            how = self.sharing(i, operand, start, extents[k], parts[k])
             reads = operand.access in "ru" or (operand.access == "a" and r.acc is not None and at_last[r.acc] == 1)
             out.append(_Access(i, operand, symbol, start, (first, last), reads, how))
         if len(out) > 1:
@@ -572,32 +436,53 @@ class _Verifier:
             if not word.lo <= value <= word.hi or (word.kind == "float" and not math.isfinite(value)):
                 self.fail(i, f"{word.name} = {value} is outside [{word.lo}, {word.hi}]")
 
-    def extents(
-        self, i: int, r: _Row, at_first: list[Any], at_last: list[Any], tail: tuple[int, int, int], patched: Any
-    ) -> list[tuple[int, int]]:
-        """Each operand's elements at batch 1 and at the largest; the row's requirements hold at both."""
-        try:
-            if not patched:
-                if r.require:
-                    self.check_require(i, r, [(v, v) for v in r.require(*at_last, *tail)])
-                return [(n, n) for n in r.extents(*at_last, *tail)]
-            forms = at_last
-            if r.require or not r.growing:
-                forms = [_Form(at_first[k], v, 1) if k in patched else v for k, v in enumerate(at_last)]
-            if r.require:
-                self.check_require(i, r, [_form(v).bound() for v in r.require(*forms, *tail)])
-            if r.growing:
-                return list(zip(r.extents(*at_first, *tail), r.extents(*at_last, *tail)))
-            return [_form(n).bound() for n in r.extents(*forms, *tail)]
-        except _Unproven:
-            self.fail(i, f"its sizes cannot be bounded for all batches from 1 to {self.batch}")
-        except ArithmeticError as error:
-            self.fail(i, f"its sizes have no value ({error})")
+    def exactly(
+        self, i: int, r: _Row, at_last: list[Any], tail: tuple[int, int, int], patched: Mapping[int, Affine]
+    ) -> tuple[Sequence[Extent], Sequence[Extent]]:
+        """Each operand's elements, and the units that it is shared by; what the row requires holds for every batch."""
+        words = [patched.get(k, v) for k, v in enumerate(at_last)]
+        n = len(r.spec.operands)
 
-    def check_require(self, i: int, r: _Row, bounds: list[tuple[int, int]]) -> None:
-        for expression, ends in zip(r.spec.require, bounds):
-            if min(ends) < 0:
-                self.fail(i, f"{expression} = {min(ends)}, it must not be negative")
+        def on(words: list[Any]) -> tuple:
+            return (*r.extents(*words, *tail), *r.parts(*words, *tail), *r.require(*words, *tail))
+
+        try:
+            found = exact(on, words, self.batch) if patched else tuple(Affine(0, v) for v in on(words))
+            for expression, size in zip(r.spec.require, found[2 * n :]):
+                least = size.bounds(self.batch)[0]
+                if least < 0:
+                    self.fail(i, f"{expression} = {least}, it must not be negative")
+            return found[:n], found[n : 2 * n]
+        except ArithmeticError as error:
+            self.fail(i, f"its sizes cannot be bounded for all batches from 1 to {self.batch}: {error}")
+
+    def ends(self, i: int, operand: Operand, size: Extent) -> tuple[int, int]:
+        """Elements at batch 1 and at the largest, between which they are affine; of scratch, if it is not, the most."""
+        if not isinstance(size, Piecewise):
+            return max(size.at(1), 0), max(size.at(self.batch), 0)
+        if operand.access != "s":
+            self.fail(i, f"operand {operand.name} is of {size} elements: only scratch need not be linear in the batch")
+        most = max(self.bounds(i, size)[1], 0)
+        return most, most
+
+    def bounds(self, i: int, size: Extent) -> tuple[int, int]:
+        try:
+            return size.bounds(self.batch)
+        except ArithmeticError as error:
+            self.fail(i, f"its sizes cannot be bounded for all batches from 1 to {self.batch}: {error}")
+
+    def sharing(self, i: int, operand: Operand, start: int, size: Extent, units: Extent) -> object:
+        """A key: accesses with equal keys give every worker the same cells at every batch.
+
+        None: any worker may touch any cell.
+        """
+        if operand.part == "w0":
+            return "first worker"
+        if units == 1:
+            return "last worker"  # share(1, w, nw) is empty but for w = nw - 1
+        if units != ZERO and self.bounds(i, units)[0] > 0:
+            return (start, size, units)
+        return (start, size, "scratch") if operand.access == "s" and not self.gpu else None
 
     def check_empty(self, i: int, r: _Row, words: list[Any], tail: tuple[int, int, int]) -> None:
         """A size of zero must not hide a product of the others that no operand bounds."""
@@ -728,14 +613,3 @@ class _Verifier:
             f"{a.operand.name} ({self.name(a.symbol)}) [{a.start}, {a.start + a.last}) of row {a.row} "
             "with no barrier between them",
         )
-
-
-def _sharing(operand: Operand, start: int, ends: tuple[int, int], units: tuple[int, int], gpu: int) -> object:
-    """A key: accesses with equal keys give every worker the same cells.  None: any worker may touch any cell."""
-    if operand.part == "w0":
-        return "first worker"
-    if units == (1, 1):
-        return "last worker"  # share(1, w, nw) is empty but for w = nw - 1
-    if min(units) > 0:
-        return (start, ends, units)
-    return (start, ends, "scratch") if operand.access == "s" and not gpu else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from calcvm.ops.dims import Affine
-from calcvm.ops.spec import evaluate
+from calcvm.ops.sizes import evaluate
 from calcvm.ops.statement import Statement
 
 MODES = ("grid", "graph", "fleet")

@@ -1,0 +1,328 @@
+"""What a size expression means: one exact function of the batch, for lowering, planner and verifier alike.
+
+The words of an expression are numbers or ``a*B + b``.  On a range of batches its value is a polynomial of B with
+integer coefficients, until something is decided: ``min``, ``max``, a comparison.  Where the answer changes inside
+the range, the range is cut there, and what remains is evaluated anew.  So a size is a polynomial piece by piece,
+exact for every batch from 1 to `MAX_BATCH`; forms that are equal cancel, and sizes that are equal compare equal.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import zip_longest
+from types import CodeType
+from typing import Any
+
+from calcvm.ops.dims import Affine, affine
+
+MAX_BATCH = 2**40  # the largest that there may be
+
+
+class Undecided(ArithmeticError):
+    """An expression is no polynomial on any range of batches, or one of unknown direction."""
+
+
+class _Cut(Exception):
+    """A decision changes at batch ``at``."""
+
+    def __init__(self, at: int):
+        self.at = at
+
+
+class Form:
+    """A polynomial of the batch that is no constant, for batches from ``first`` to ``last``.
+
+    coefficients : of B^0, B^1, ...
+    """
+
+    __slots__ = ("coefficients", "first", "last")
+
+    def __init__(self, coefficients: tuple[int, ...], first: int, last: int):
+        self.coefficients, self.first, self.last = coefficients, first, last
+
+    def at(self, batch: int) -> int:
+        return _value(self.coefficients, batch)
+
+    def _new(self, coefficients: Sequence[int]) -> Form | int:
+        n = len(coefficients)
+        while n and not coefficients[n - 1]:
+            n -= 1
+        return Form(tuple(coefficients[:n]), self.first, self.last) if n > 1 else coefficients[0] if n else 0
+
+    # ------------------------------------------------------------ arithmetic
+    def __add__(self, other: Form | int) -> Form | int:
+        return self._new([a + b for a, b in zip_longest(self.coefficients, _coefficients(other), fillvalue=0)])
+
+    def __neg__(self) -> Form | int:
+        return self._new([-a for a in self.coefficients])
+
+    def __sub__(self, other: Form | int) -> Form | int:
+        return self + -other
+
+    def __rsub__(self, other: int) -> Form | int:
+        return -self + other
+
+    def __mul__(self, other: Form | int) -> Form | int:
+        theirs = _coefficients(other)
+        out = [0] * (len(self.coefficients) + len(theirs) - 1)
+        for i, a in enumerate(self.coefficients):
+            for j, b in enumerate(theirs):
+                out[i + j] += a * b
+        return self._new(out)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __floordiv__(self, other: Form | int) -> Form | int:
+        """Exact where what grows is a multiple of a number."""
+        if isinstance(other, Form) or not other or any(a % other for a in self.coefficients[1:]):
+            raise Undecided(f"({_show(self.coefficients)}) // ({other}) is no polynomial of the batch")
+        return self._new([a // other for a in self.coefficients])
+
+    def __rfloordiv__(self, other: int) -> int:
+        raise Undecided(f"({other}) // ({_show(self.coefficients)}) is no polynomial of the batch")
+
+    def __abs__(self) -> Form | int:
+        return self if self >= 0 else -self
+
+    def __str__(self) -> str:
+        return _show(self.coefficients)
+
+    # ------------------------------------------------------------ decisions
+    def bounds(self) -> tuple[int, int]:
+        """The least and the largest value: those at both ends, since it never falls or never rises."""
+        begin, end = self.at(self.first), self.at(self.last)
+        if len(self.coefficients) > 2:
+            ways = {c > 0 for c in _shifted(self.coefficients, self.first)[1:] if c}
+            if len(ways) > 1:
+                raise Undecided(f"{self} has no direction that can be shown")
+        return min(begin, end), max(begin, end)
+
+    def _decide(self, key: Callable[[int], int]) -> int:
+        """``key`` of all values: it never falls or never rises, as the form itself."""
+        self.bounds()
+        begin = key(self.at(self.first))
+        if key(self.at(self.last)) == begin:
+            return begin
+        raise _Cut(bisect_left(range(self.last + 1), True, self.first, key=lambda b: key(self.at(b)) != begin))
+
+    def __bool__(self) -> bool:
+        return self._decide(_sign) != 0
+
+    def __eq__(self, other: object) -> bool:
+        return not self - other  # type: ignore[operator]
+
+    def __ne__(self, other: object) -> bool:
+        return bool(self - other)  # type: ignore[operator]
+
+    def __lt__(self, other: Form | int) -> bool:
+        return _negative(self - other)
+
+    def __gt__(self, other: Form | int) -> bool:
+        return _negative(other - self)
+
+    def __le__(self, other: Form | int) -> bool:
+        return not self > other
+
+    def __ge__(self, other: Form | int) -> bool:
+        return not self < other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _negative(n: Form | int) -> bool:
+    return bool(n._decide(lambda v: v < 0)) if isinstance(n, Form) else n < 0
+
+
+def _coefficients(n: Form | int) -> tuple[int, ...]:
+    return n.coefficients if isinstance(n, Form) else (int(n),)
+
+
+def _sign(n: int) -> int:
+    return (n > 0) - (n < 0)
+
+
+def _value(coefficients: Sequence[int], batch: int) -> int:
+    out = 0
+    for c in reversed(coefficients):
+        out = out * batch + c
+    return out
+
+
+def _shifted(coefficients: Sequence[int], by: int) -> list[int]:
+    """Coefficients of the same polynomial in B - ``by``."""
+    out: list[int] = []
+    for c in reversed(coefficients):
+        out = [a + b for a, b in zip_longest([by * a for a in out], [0, *out], fillvalue=0)] or [0]
+        out[0] += c
+    return out
+
+
+def _show(coefficients: Sequence[int]) -> str:
+    terms = (f"{c}" if k == 0 else f"{c}*B" if k == 1 else f"{c}*B^{k}" for k, c in enumerate(coefficients) if c)
+    return " + ".join(reversed([*terms])) or "0"
+
+
+# ---------------------------------------------------------------- sizes for all batches
+@dataclass(frozen=True)
+class Piecewise:
+    """A size that is not ``a*B + b`` throughout.
+
+    pieces : (first batch, coefficients of B^0, B^1, ...) in order, the first from batch 1 on.
+    """
+
+    pieces: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def constant(self) -> bool:
+        return False
+
+    def at(self, batch: int) -> int:
+        return _value(self._coefficients(batch), batch)
+
+    def around(self, batch: int) -> Affine:
+        """The form that the size has at a batch: a number where none is ``a*B + b``."""
+        found = self._coefficients(batch)
+        return _affine(found) if len(found) <= 2 else Affine(0, _value(found, batch))
+
+    def _coefficients(self, batch: int) -> tuple[int, ...]:
+        return self.pieces[bisect_left(self.pieces, batch + 1, key=lambda piece: piece[0]) - 1][1]
+
+    def until(self, last: int) -> Affine | Piecewise:
+        """The same size for batches up to ``last``."""
+        return _joined([piece for piece in self.pieces if piece[0] <= last])
+
+    def bounds(self, last: int) -> tuple[int, int]:
+        """The least and the largest for batches from 1 to ``last``."""
+        pieces = [piece for piece in self.pieces if piece[0] <= last]
+        ends = [first - 1 for first, _ in pieces[1:]] + [last]
+        found = [Form(c, first, end).bounds() for (first, c), end in zip(pieces, ends)]
+        return min(least for least, _ in found), max(most for _, most in found)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{_show(c)} from {first} on" for first, c in self.pieces)
+
+
+Extent = Affine | Piecewise
+
+
+def _joined(pieces: Sequence[tuple[int, tuple[int, ...]]]) -> Extent:
+    """Pieces in order as a size; neighbours that go on alike are one."""
+    kept = [piece for before, piece in zip([(0, None), *pieces], pieces) if before[1] != piece[1]]
+    if len(kept) == 1 and len(kept[0][1]) <= 2:
+        return _affine(kept[0][1])
+    return Piecewise(tuple(kept))
+
+
+def _affine(coefficients: tuple[int, ...]) -> Affine:
+    b, a = (*coefficients, 0)[:2]
+    return Affine(a, b)
+
+
+def exact(function: Callable[[list[Any]], Sequence[Form | int]], words: Sequence[Any], last: int) -> tuple[Extent, ...]:
+    """What ``function`` makes of ``words`` (numbers, `Affine` sizes), for all batches from 1 to ``last``.
+
+    Raises
+    ------
+    Undecided
+        Something is no polynomial of the batch, or one without a direction, where that must be known.
+    """
+    pieces: list[tuple[int, Sequence[Form | int]]] = []
+    first = 1
+    while first <= last:
+        end = last
+        while True:
+            try:
+                found = function([_on(w, first, end) if isinstance(w, Affine) else w for w in words])
+                break
+            except _Cut as cut:
+                end = cut.at - 1
+        pieces.append((first, found))
+        first = end + 1
+    columns = zip(*(found for _, found in pieces))
+    return tuple(_joined([(b, _coefficients(n)) for (b, _), n in zip(pieces, column)]) for column in columns)
+
+
+def _on(size: Affine, first: int, last: int) -> Form | int:
+    return Form((size.b, size.a), first, last) if size.a else size.b
+
+
+def largest(a: Extent, b: Extent) -> Extent:
+    """The larger of two sizes at every batch."""
+
+    def on(words: list[Any]) -> tuple[Form | int]:
+        first, last = words[0].first, words[0].last
+        return (_max(*(_piece(size, first, last) for size in (a, b))),)
+
+    return a if a == b else exact(on, [Affine(1, 0)], MAX_BATCH)[0]
+
+
+def _piece(size: Extent, first: int, last: int) -> Form | int:
+    if isinstance(size, Affine):
+        return _on(size, first, last)
+    later = [b for b, _ in size.pieces if first < b <= last]
+    if later:
+        raise _Cut(later[0])
+    return Form((0, 1), first, last)._new(size._coefficients(first))
+
+
+# ---------------------------------------------------------------- the language
+def _max(*sizes: Any) -> Any:
+    out = sizes[0]
+    for size in sizes[1:]:
+        out = size if size > out else out
+    return out
+
+
+def _min(*sizes: Any) -> Any:
+    out = sizes[0]
+    for size in sizes[1:]:
+        out = size if size < out else out
+    return out
+
+
+def _ceil_div(n: Any, m: Any) -> Any:
+    return -(-n // m)
+
+
+FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "max": _max, "min": _min, "abs": abs, "ceil_div": _ceil_div}
+
+
+@cache
+def _compiled(expression: str) -> tuple[CodeType, tuple[str, ...]]:
+    code = compile(expression, f"<size {expression}>", "eval")
+    return code, tuple(n for n in code.co_names if n not in FUNCTIONS)
+
+
+def evaluate(expression: str, words: Mapping[str, Any]) -> Any:
+    """Value of a size expression over ``words``: a number, and where words depend on the batch an `Affine` or `Piecewise`.
+
+    Raises
+    ------
+    Undecided
+        The expression has no value of these forms.
+    """
+    code, names = _compiled(expression)
+    values = [(n, words[n]) for n in names if n in words]
+    if any(isinstance(v, Affine) for _, v in values):
+        return _evaluated(expression, tuple(values))
+    return eval(code, FUNCTIONS, dict(values))
+
+
+@lru_cache(maxsize=1 << 14)
+def _evaluated(expression: str, words: tuple[tuple[str, Any], ...]) -> Extent:
+    code, _ = _compiled(expression)
+    names = [n for n, _ in words]
+
+    def on(values: list[Any]) -> tuple[Any]:
+        return (eval(code, FUNCTIONS, dict(zip(names, values))),)
+
+    return exact(on, [v for _, v in words], MAX_BATCH)[0]
+
+
+def extent(expression: str, words: Mapping[str, Any]) -> Extent:
+    """The same as a size for all batches, also where it is a number."""
+    n = evaluate(expression, words)
+    return n if isinstance(n, Piecewise) else affine(n)
