@@ -25,7 +25,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "planner": ({"errors", "ops"}, {"numpy", "matplotlib"}),
     "lowering": ({"errors", "ops", "graph"}, {"numpy"}),
     "kernels_cpu": ({"errors"}, {"numba", "numpy", "llvmlite"}),
-    "kernels_cuda": ({"errors"}, {"numba", "numba_cuda", "numpy", "llvmlite"}),
+    "kernels_cuda": ({"errors"}, {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"}),
     "vm": ({"errors", "ops", "init", "kernels_cpu", "kernels_cuda"}, {"numba", "numpy", "llvmlite", "scipy"}),
     "progress": ({"errors"}, {"rich"}),
     "compiler": ({"errors", "ops", "graph", "lowering", "planner", "vm", "kernels_cuda"}, set()),

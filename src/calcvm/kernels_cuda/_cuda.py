@@ -1,7 +1,7 @@
 """The one door to numba-cuda, and what a kernel may ask of the device.
 
 Each function here has two faces of one name.  Called from Python it is the *simulation*: a CUDA thread is
-then a Python thread of Numba's simulator (`_simulator`), a pointer a NumPy array.  Compiled by numba-cuda
+then a greenlet (`_simulator`), a pointer a NumPy array.  Compiled by numba-cuda
 it is the device's own instruction.  So kernels are plain Python functions that run in both worlds.
 """
 
@@ -24,6 +24,10 @@ try:
     from numba.cuda.extending import intrinsic, overload, register_jitable
 except ImportError as error:
     raise MissingExtra("numba-cuda", "cuda", "the device 'cuda'") from error
+try:
+    from greenlet import getcurrent as _me  # the simulated thread that runs
+except ImportError:  # nothing can be simulated: `_simulator` says so
+    pass
 
 I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 DTYPES = {"float32": types.float32, "float64": types.float64}
@@ -68,10 +72,6 @@ def called(tc):
 
 
 # ---------------------------------------------------------------- where a thread is
-def _me() -> Any:
-    return threading.current_thread()
-
-
 def special_register(name: str) -> Any:
     """An intrinsic that reads one of PTX's registers."""
 
@@ -88,7 +88,7 @@ def special_register(name: str) -> Any:
 @compiled_by(special_register("tid.x"))
 def thread():
     """Number of the thread in its block."""
-    return _me().threadIdx.x
+    return _me().number
 
 
 @compiled_by(special_register("ntid.x"))
@@ -100,7 +100,7 @@ def threads():
 @compiled_by(special_register("ctaid.x"))
 def block():
     """Number of the block in its grid."""
-    return _me().blockIdx.x
+    return _me().block.number
 
 
 @compiled_by(special_register("nctaid.x"))
@@ -112,7 +112,7 @@ def blocks():
 @compiled_by(special_register("laneid"))
 def lane():
     """Number of the thread in its warp."""
-    return _me().threadIdx.x % _me().block.warp
+    return _me().number % _me().block.warp
 
 
 def _warp_size(tc):
@@ -144,7 +144,7 @@ def ptx_line(text: str, constraints: str = "", result: Any = types.void, side_ef
 @compiled_by(ptx_line("bar.sync 0;", "~{memory}"))
 def sync():
     """Wait for all threads of the block; every one of them must come here."""
-    _me().syncthreads()
+    _me().sync()
 
 
 @compiled_by(ptx_line("bar.warp.sync -1;", "~{memory}"))

@@ -1,61 +1,57 @@
-"""Blocks of threads on the host: Numba's simulator, with a scheduler of its own.
+"""Blocks of threads on the host: every simulated thread is a greenlet, and one of them runs at a time.
 
-Numba's simulator runs one block after the other and lets the operating system interleave a block's threads.
-Here all blocks of a grid are alive at once, so that grids may wait for each other, and one thread runs at a
-time, from one point where it waits to the next, in an order drawn from a seed: a run can be repeated, a
-missing `sync` shows as a wrong number under some seed, and a `sync` that some thread never reaches is an
-error instead of a hang.
+All blocks of a grid are alive at once, so that grids may wait for each other, and the turn goes on where a
+thread waits, to the next in an order drawn from a seed: a run can be repeated, a missing `sync` shows as a
+wrong number under some seed, and a `sync` that some thread never reaches is an error instead of a hang.
 """
 
 from __future__ import annotations
 
 import gc
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Any
 
 import numpy as np
-from numba.cuda.simulator.kernel import BlockThread
 
-from calcvm.errors import CalcError
+from calcvm.errors import CalcError, MissingExtra
+
+try:
+    from greenlet import greenlet
+except ImportError as error:
+    raise MissingExtra("greenlet", "dev", "the simulated CUDA device") from error
 
 WARP = 4  # threads: blocks of 16 have several warps
 READY, AT_SYNC, AT_WARP, DONE = range(4)
 
 
-class Thread(BlockThread):
-    """A CUDA thread: a Python thread that runs while it has the turn."""
+class Thread(greenlet):
+    """A CUDA thread: what `calcvm.kernels_cuda._cuda` asks of the one that runs."""
 
-    def __init__(self, grid: Grid, block: Block, number: int):
-        super().__init__(self._work, block, (block.number, 0, 0), (number, 0, 0), False)
-        self.grid, self.block, self.number = grid, block, number
-        self.turn = threading.Semaphore(0)
+    def __init__(self, block: Block, number: int):
+        super().__init__(self._work)
+        self.block, self.number = block, number
         self.state = READY
+        self.gr_context = copy_context()  # NumPy's errstate is the launch's
 
     def _work(self) -> None:
-        self.turn.acquire()
-        try:
-            with np.errstate(all="ignore"):
-                if not self.grid.stopped:
-                    self.grid.fn(*self.grid.args)
-        finally:
-            self.state = DONE
-            self.grid.back.release()
+        self.block.grid.fn(*self.block.grid.args)
+        self.state = DONE
 
-    def give_up_turn(self, state: int) -> None:
+    def _give_up_turn(self, state: int) -> None:
         self.state = state
-        self.grid.back.release()
-        self.turn.acquire()
-        if self.grid.stopped:
-            raise SystemExit
+        self.parent.switch()
 
-    def syncthreads(self) -> None:
-        self.give_up_turn(AT_SYNC)
+    def sync(self) -> None:
+        self._give_up_turn(AT_SYNC)
+
+    def sync_warp(self) -> None:
+        self._give_up_turn(AT_WARP)
 
     def pause(self) -> None:
-        self.give_up_turn(READY)
+        self._give_up_turn(READY)
 
     def exchange(self, x: Any, mask: int) -> Any:
         """`x` of another thread of the warp."""
@@ -65,21 +61,17 @@ class Thread(BlockThread):
         self.sync_warp()
         return got
 
-    def sync_warp(self) -> None:
-        self.give_up_turn(AT_WARP)
-
 
 class Block:
     """What a block's threads share."""
 
     def __init__(self, grid: Grid, number: int, threads: int, shared_bytes: int):
-        self.number, self.threads, self.blocks = number, threads, grid.blocks
+        self.grid, self.number, self.threads, self.blocks = grid, number, threads, grid.blocks
         self.warp = min(WARP, threads)
-        self._block_dim = (threads, 1, 1)  # what Numba's threads ask
         self.shared = np.full(shared_bytes, 0xFF, np.uint8)  # NaN: nothing may be read before it is written
         self.offered: list[Any] = [None] * threads
         self.memory, self.now = grid.memory, time.monotonic_ns
-        self.members = [Thread(grid, self, k) for k in range(threads)]
+        self.members = [Thread(self, k) for k in range(threads)]
 
 
 class Grid:
@@ -89,37 +81,28 @@ class Grid:
         self, fn: Callable, args: Sequence[Any], memory: Callable[[int, Any], np.ndarray], blocks: int, seed: int
     ):
         self.fn, self.args, self.memory, self.blocks = fn, args, memory, blocks
-        self.back = threading.Semaphore(0)
-        self.stopped = False
         self.order = random.Random(seed)
 
     def run(self, running: list[Block]) -> None:
+        """Run these blocks to their end; what a thread raises ends all."""
         members = [t for b in running for t in b.members]
-        for t in members:
-            t.start()
         try:
-            while any(t.state != DONE for t in members):
-                ready = [t for t in members if t.state == READY]
-                self.order.shuffle(ready)
-                for t in ready:
-                    t.turn.release()
-                    self.back.acquire()
-                    if t.exception:
-                        raise t.exception[0].with_traceback(t.exception[1])
-                for b in running:
-                    self._meet(b)
-                if all(t.state in (AT_SYNC, AT_WARP, DONE) for t in members) and any(t.state != DONE for t in members):
-                    stuck = [t for t in members if t.state != DONE]
+            while waiting := [t for t in members if t.state != DONE]:
+                ready = [t for t in waiting if t.state == READY]
+                if not ready:
                     raise CalcError(
-                        f"{len(stuck)} threads, of them thread {stuck[0].number} of block {stuck[0].block.number}, "
+                        f"{len(waiting)} threads, of them thread {waiting[0].number} of block {waiting[0].block.number}, "
                         "wait for others that have ended or wait elsewhere"
                     )
+                self.order.shuffle(ready)
+                for t in ready:
+                    t.switch()
+                for b in running:
+                    self._meet(b)
         finally:
-            self.stopped = True
             for t in members:
-                t.turn.release()
-            for t in members:
-                t.join()
+                if not t.dead:
+                    t.throw()  # GreenletExit: where it waits, it ends
 
     def _meet(self, block: Block) -> None:
         """Let threads go on whose block has come to a sync as a whole, or whose warp has."""
@@ -152,9 +135,10 @@ def launch(
     """
     grid = Grid(fn, args, memory, blocks, seed)
     collecting = gc.isenabled()
-    gc.disable()  # a finalizer that waits for what the launching thread holds would wait for ever
+    gc.disable()  # no finalizer calls the driver in the midst of a kernel
     try:
-        grid.run([Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)])
+        with np.errstate(all="ignore"):
+            grid.run([Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)])
     finally:
         if collecting:
             gc.enable()
