@@ -136,7 +136,7 @@ def test_programs_and_heaps_of_other_devices_are_refused(kernels):
 def test_a_frame_reads_and_writes(dtype):
     program = cv.compile(small_graph(), batch_size=8, dtype=dtype, workers=1)
     model = cv.CalcHeap(2 * program.heap_bytes).load(program, seed=1)
-    weight, state = program.by_name["linear_1.weight"], program.by_name[model.binding.training(None)["hyper"]]
+    weight, state = program.by_name["linear_1.weight"], program.symbols[model.binding.training(None)["hyper"]]
     with model as frame:
         assert frame.writable
         view = frame.cells(weight)

@@ -10,6 +10,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
+from calcvm.model import FORMAT_VERSION
 from calcvm.vm import job as layout
 from calcvm.vm.epoch import Epoch
 from calcvm.vm.serialize import read_archive, write_archive
@@ -159,7 +160,7 @@ def test_damaged_model_files_are_refused_by_name(tmp_path):
     with pytest.raises(cv.ProgramError, match="holds a program, not a model"):
         cv.load(path)
     model.save(path)
-    archive = read_archive(path, kind="model", versions=(1,))
+    archive = read_archive(path, kind="model", versions=(FORMAT_VERSION,))
     write_archive(path, archive.documents, archive.arrays, kind="model", version=99)
     with pytest.raises(cv.ProgramError, match="format 99"):
         cv.load(path)

@@ -15,7 +15,7 @@ from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
 from calcvm.ops.spec import MAX_WORDS
 from calcvm.vm.encoding import decode_row, encode_row
-from calcvm.vm.program import Program, load_program
+from calcvm.vm.program import FORMAT_VERSION, Program, load_program
 from calcvm.vm.serialize import read_archive, write_archive
 from tests.fuzz_programs import mlp
 
@@ -198,9 +198,12 @@ def test_other_kinds_and_versions_are_refused(tmp_path):
     with pytest.raises(ProgramError, match="holds a model, not a program"):
         load_program(path)
     write_archive(path, {"a": 1}, {}, kind="program", version=99)
-    with pytest.raises(ProgramError, match="format 99, this calcvm reads 1"):
+    with pytest.raises(ProgramError, match="format 99, this calcvm reads 2"):
         load_program(path)
     write_archive(path, {"a": 1}, {}, kind="program", version=1)
+    with pytest.raises(ProgramError, match="format 1, this calcvm reads 2: .* compile the graph again"):
+        load_program(path)
+    write_archive(path, {"a": 1}, {}, kind="program", version=FORMAT_VERSION)
     with pytest.raises(ProgramError, match="not a well-formed program"):
         load_program(path)
 
@@ -271,7 +274,7 @@ def test_a_program_for_other_instructions_is_refused(program, tmp_path):
     """Words of an instruction changed since the file was written."""
     documents, arrays = program.to_parts()
     documents["program"]["instructions"]["linear_fwd"] = "0" * 16
-    write_archive(tmp_path / "p", documents, arrays, kind="program", version=1)
+    write_archive(tmp_path / "p", documents, arrays, kind="program", version=FORMAT_VERSION)
     with pytest.raises(ProgramError, match="other instructions .linear_fwd.: compile the graph again"):
         load_program(tmp_path / "p")
 
@@ -280,7 +283,8 @@ def test_a_stored_program_is_verified(program, tmp_path):
     documents, arrays = program.to_parts()
     rows = arrays["program/rows"].copy()
     rows[0, MAX_WORDS - 1] = 1
-    write_archive(tmp_path / "p", documents, {**arrays, "program/rows": rows}, kind="program", version=1)
+    arrays = {**arrays, "program/rows": rows}
+    write_archive(tmp_path / "p", documents, arrays, kind="program", version=FORMAT_VERSION)
     with pytest.raises(ProgramError, match="must be zero"):
         load_program(tmp_path / "p")
 

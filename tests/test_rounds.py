@@ -201,7 +201,7 @@ class Task:
         ends = self._spans("learn", ("optimize", "end_round"))
         job[[layout.END_SPANS, layout.N_END_SPANS]] = ends.ctypes.data, len(ends)
         facts = model.program.info["paths"]["learn"]
-        job[layout.SEED_OFF] = model.program.symbol(facts["seed"]).offset if facts["accumulate"] else -1
+        job[layout.SEED_OFF] = model.program.symbols[facts["seed"]].offset if facts["accumulate"] else -1
         job[[layout.SHUFFLE, layout.SEED]] = shuffle, model.resident.seed
         job[[layout.EPOCH, layout.LIMIT]] = model.epochs_done, model.epochs_done + epochs
         job[[layout.PATIENCE]] = -1 if patience is None else patience
@@ -215,7 +215,7 @@ class Task:
         program, resident = self.model.program, self.model.resident
         job = np.zeros(layout.TASK_WORDS, np.int64)
         batch, n = program.batch_size, len(X)
-        offsets = [program.symbol(program.info["variables"][r]["symbol"]).offset for r in results]
+        offsets = [program.symbols[program.info["variables"][r]["symbol"]].offset for r in results]
         feeds = [
             (a.ctypes.data, layout.FEED_DTYPES[a.dtype.name], a.size // n, program.symbol(name).offset)
             for name, a in (("input", X), ("target", y))

@@ -279,6 +279,11 @@ def test_sections_cover_the_rows_in_order(program):
     verify(replace(program, sections=sections))
 
 
+def test_symbols_have_names_of_their_own(program):
+    symbols = [replace(s, name=program.symbols[0].name) if i == 3 else s for i, s in enumerate(program.symbols)]
+    refused(replace(program, symbols=tuple(symbols)), f"two symbols are called '{program.symbols[0].name}'")
+
+
 def test_zones_do_not_overlap(program):
     zones = list(program.zones)
     zones[2] = replace(zones[2], start=zones[2].start - 1)
@@ -417,11 +422,20 @@ def test_no_altered_program_touches_memory_outside_its_heap():
 @pytest.mark.parametrize(
     "alter, message",
     [
-        (lambda i: i["variables"]["input"].update(symbol="linear_1.weight"), "'input'"),
+        (lambda i: i["variables"]["input"].update(symbol=i["variables"]["linear_1.weight"]["symbol"]), "'input'"),
         (lambda i: i["variables"]["input"].update(shape=[[1, 0], [0, 100000]]), "'input'.*100000\\*B"),
-        (lambda i: i["variables"]["output"].update(symbol="nothing"), "no symbol 'nothing'"),
-        (lambda i: i["paths"]["learn"].update(seed="input"), "its seed is not a state of 1"),
-        (lambda i: i["paths"]["learn"].update(hyper="learn.seed"), "its hyper is not a state"),
+        (lambda i: i["variables"]["output"].update(symbol="output"), "no symbol 'output'"),
+        (lambda i: i["variables"]["output"].update(symbol=10**6), "no symbol 1000000"),
+        (lambda i: i["variables"]["output"].update(symbol=True), "no symbol True"),
+        (lambda i: i["variables"]["output"].update(of="input"), "'output' .* view of 'input', which lies elsewhere"),
+        (lambda i: i["paths"]["learn"].update(seed=i["variables"]["input"]["symbol"]), "its seed is not a state of 1"),
+        (lambda i: i["paths"]["learn"].update(hyper=i["paths"]["learn"]["seed"]), "its hyper is not a state"),
+        (lambda i: i["paths"]["learn"]["gradients"].update({"linear_1.weight": 0}), "not the gradient of 'linear_1"),
+        (lambda i: i["paths"]["learn"]["moments"]["linear_1.bias"].update(m=0), "not the optimizer of 'linear_1.bias'"),
+        (lambda i: i["paths"]["learn"]["needs"].update(forward=["linear_1.bias"]), "neither a placeholder nor a res"),
+        (lambda i: i["paths"]["learn"]["needs"].update(forward=[]), "reads 'input'.*says nothing of it"),
+        (lambda i: i["state"][0].update(symbol=i["variables"]["input"]["symbol"]), "initial state of placeholder"),
+        (lambda i: i["parameters"].update(input={}), "parameter 'input'"),
     ],
 )
 def test_facts_beside_the_rows_are_proven(alter, message):

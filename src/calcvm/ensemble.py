@@ -11,6 +11,7 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.model import Model
 from calcvm.ops.dims import Affine, Shape, show
 from calcvm.ops.optimizers import SCHEDULES
+from calcvm.ops.spec import HEADER_WORDS
 from calcvm.vm.encoding import decode_row
 from calcvm.vm.heap import CalcHeap
 from calcvm.vm.program import Program
@@ -245,11 +246,13 @@ def _shape(program: Program, name: str) -> Shape:
 
 def _loss_of_scores(program: Program) -> str:
     """The row that makes a loss of the output as scores of classes; "" where there is none."""
-    output = program.symbol(program.info["variables"]["output"]["symbol"]).offset
+    output = program.info["variables"]["output"]["symbol"]
     for pc in range(*program.sections["predict", "loss"]):
-        spec, _, offsets = decode_row(program.rows[pc])
-        if spec.name in SCORES and offsets[SCORES[spec.name]] == output:
-            return spec.name
+        spec = decode_row(program.rows[pc])[0]
+        if spec.name in SCORES:
+            scores = HEADER_WORDS + len(spec.words) + spec.operands.index(spec.operand(SCORES[spec.name]))
+            if program.operand_values[pc, scores] == output:
+                return spec.name
     return ""
 
 

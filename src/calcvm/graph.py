@@ -13,6 +13,7 @@ import numpy as np
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.dims import BATCH, ONE, Affine, Quadratic, Shape, numel, shape_of, show
+from calcvm.ops.statement import unique
 
 if TYPE_CHECKING:
     from calcvm.init import Initializer
@@ -59,16 +60,26 @@ class Variable:
     init: Any = field(default=None, repr=False)
     regularizer: Any = field(default=None, repr=False)
     trainable: bool = False
-    unnamed: bool = field(default=False, repr=False)  # called after its operator
+    unnamed: bool = field(default=False, repr=False)  # nobody chose its name: it gives it to who does
 
     def rename(self, name: str) -> Variable:
         """Give the variable another name."""
-        names = self.graph.variables
-        if names.get(name, self) is not self:
-            raise CalcError(f"variable {name!r} exists already: variables of a graph have different names")
-        self.graph.variables = {name if v is self else key: v for key, v in names.items()}
-        self.name, self.unnamed = name, False
+        self.graph._claim(name, self)
+        self._call(name)
+        self.unnamed = False
         return self
+
+    def _call(self, name: str) -> None:
+        self.graph.variables = {name if v is self else key: v for key, v in self.graph.variables.items()}
+        self.name = name
+
+    @property
+    def source(self) -> Variable:
+        """The variable whose value it shows: itself, or what it is a view of."""
+        v = self
+        while v.producer is not None and v.producer.spec.view:
+            v = v.producer.inputs[v.producer.spec.inputs[0]]
+        return v
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -231,6 +242,7 @@ class CalcGraph:
 
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}
+        self.states: dict[str, Variable] = {}  # by what they are for
         self.paths: dict[str, Path] = {}
         self._active: list[Path] = []
         self._counts: dict[str, int] = {}
@@ -295,8 +307,11 @@ class CalcGraph:
 
     def state(self, name: str, words: int, init: Mapping[str, Any]) -> Variable:
         """A block of 64-bit words in the heap's persistent state, shared by name (counters, rates)."""
-        known = self.variables.get(name)
-        return known or self._add(name, "state", shape_of((words,)), init=init)
+        known = self.states.get(name)
+        if known is None:
+            known = self._add(self.unique(name), "state", shape_of((words,)), init=init, unnamed=True)
+            self.states[name] = known
+        return known
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -315,15 +330,18 @@ class CalcGraph:
 
     def unique(self, stem: str) -> str:
         """``stem`` or ``stem_2``, ``stem_3``, ...: a name that no variable has yet."""
-        while True:
-            n = self._counts[stem] = self._counts.get(stem, 0) + 1
-            name = stem if n == 1 else f"{stem}_{n}"
-            if name not in self.variables:
-                return name
+        return unique(stem, self.variables, self._counts)
+
+    def _claim(self, name: str, new: Variable | None = None) -> None:
+        """Make a name free for a variable: only names that somebody chose are kept."""
+        taken = self.variables.get(name)
+        if taken is not None and taken is not new:
+            if not taken.unnamed:
+                raise CalcError(f"variable {name!r} exists already: variables of a graph have different names")
+            taken._call(self.unique(name))
 
     def _add(self, name: str, kind: str, shape: Shape, **fields: Any) -> Variable:
-        if name in self.variables:
-            raise CalcError(f"variable {name!r} exists already: variables of a graph have different names")
+        self._claim(name)
         v = self.variables[name] = Variable(self, name, kind, TensorDescriptor(shape), **fields)
         return v
 
@@ -350,6 +368,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
             continue
         if not isinstance(v, Variable):
             v = graph.constant(graph.unique(f"{name}_{slot}"), v)
+            v.unnamed = True
         if v.graph is not graph:
             raise CalcError(f"{name}: {v.name!r} belongs to another graph")
         named[slot] = v

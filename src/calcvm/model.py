@@ -26,7 +26,7 @@ from calcvm.vm.program import Program, Symbol
 from calcvm.vm.resident import Hyper, Resident
 from calcvm.vm.serialize import read_archive, write_archive
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 SLICE_SECONDS = 0.1  # compiled code returns to Python this often: for the bar, and for Ctrl-C
 
 LOSSES = {
@@ -204,9 +204,7 @@ class Model:
         with self.resident:
             for name, value in inputs.items():
                 self.resident[name] = value
-            for path in self.resident.binding.before["predict"]:
-                self.resident.forward(path)
-            self.resident.run_section("predict", "forward")
+            self.resident.run_round("predict", ("forward",))
             return {"output": self.resident["output"]}
 
     # ------------------------------------------------------------ whole data sets
@@ -329,8 +327,8 @@ class Model:
         }
         with self.resident as frame:
             image = frame.get_image(open=True)
-        for name, cells in _state(self.resident, image):
-            arrays[f"state/{name}"] = cells
+        for number, cells in _state(self.resident, image):
+            arrays[f"state/{number}"] = cells
         write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)
 
 
@@ -339,16 +337,16 @@ def judged(program: Program) -> list[str]:
     return [name for name in JUDGED if name in program.info["variables"]]
 
 
-def persistent(program: Program) -> list[Symbol]:
-    """Symbols whose values a model is: what a file must hold."""
-    return [s for s in program.symbols if s.persistent and not s.members]
+def persistent(program: Program) -> dict[int, Symbol]:
+    """Symbols whose values a model is, by number: what a file must hold."""
+    return {i: s for i, s in enumerate(program.symbols) if s.persistent and not s.members}
 
 
-def _state(resident: Resident, image: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Views of all that persists in an image with its gradients, by name."""
+def _state(resident: Resident, image: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Views of all that persists in an image with its gradients, by number of the symbol."""
     start, elements = resident.binding.opened[0] // resident.program.itemsize, image.view(resident.program.dtype)
-    for s in persistent(resident.program):
-        yield s.name, elements[s.offset - start : s.offset - start + s.elems.b]
+    for number, s in persistent(resident.program).items():
+        yield number, elements[s.offset - start : s.offset - start + s.elems.b]
 
 
 def _heap_of(program: Program) -> CalcHeap:
@@ -372,9 +370,10 @@ def load(path: str | PathLike[str]) -> Model:
         resident.facts.update(rounds=int(facts["epochs"]), learning_batch=int(facts["learning_batch"]))
         with resident as frame:
             image = frame.get_image(open=True)
-            for name, cells in _state(resident, image):
-                given = archive.arrays[f"state/{name}"]
+            for number, cells in _state(resident, image):
+                given = archive.arrays[f"state/{number}"]
                 if given.shape != cells.shape or given.dtype != program.dtype:
+                    name = program.symbols[number].name
                     raise ProgramError(
                         f"{where}: the state of {name!r} has shape {given.shape}, {cells.shape} is wanted"
                     )

@@ -142,7 +142,7 @@ class Fleet:
             loss = binding.training(path)["loss"]
             if loss is None:
                 raise CalcError(f"path {path!r} has no loss to follow")
-            arrays = self._named(binding.feeds[path], data)
+            arrays = self._named(binding.feeds(path), data)
             learning = learning_batch or resident.facts.get("learning_batch")
             if learning_batch:
                 resident.facts["learning_batch"] = learning_batch
@@ -154,7 +154,7 @@ class Fleet:
             if validation is not None:
                 own = isinstance(validation, (tuple, Mapping))
                 judge = Epoch(
-                    resident, self._named(binding.feeds[path], validation) if own else arrays, "predict",
+                    resident, self._named(binding.feeds("predict"), validation) if own else arrays, "predict",
                     samples=None if own else validation, check_finite=check_finite,
                     results=judged(resident.program),
                 )  # fmt: skip

@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from calcvm.errors import UnsupportedOperator
 from calcvm.graph import Operation, Variable
 from calcvm.ops import ROWS, RowSpec
-from calcvm.ops.dims import Shape, affine, numel
+from calcvm.ops.dims import Affine, Shape, affine, numel
 from calcvm.ops.sizes import MAX_BATCH, Extent, Piecewise, Undecided, extent
 from calcvm.ops.spec import rows_cols
-from calcvm.ops.statement import Statement, Value
+from calcvm.ops.statement import Statement, Value, unique
 
 
 class Emitter:
-    """Collects values and statements of one program."""
+    """Collects values and statements of one program.
 
-    def __init__(self, dtype: str, workers: int, gpu: bool):
+    Variables keep their names (``reserved``); a value of lowering's own whose name is taken is numbered.
+    """
+
+    def __init__(self, dtype: str, workers: int, gpu: bool, reserved: Iterable[str]):
         self.slots = {"float32": 2, "float64": 1}[dtype]  # heap elements in eight bytes: the specs' D
         self.workers, self.gpu = workers, gpu
         self.values: list[Value] = []
+        self._names, self._counts = set(reserved), dict[str, int]()
         self.env: dict[Variable, Value] = {}
         self.statements: list[Statement] = []
         self.locals: dict[Operation, dict[str, Value]] = {}  # an operator's values by the spec's names
         self.words: dict[Operation, dict[str, Any]] = {}
         self.path = self.phase = ""
 
-    def value(self, name: str, kind: str, elems: Extent | int, **facts: Any) -> Value:
-        size = elems if isinstance(elems, Piecewise) else affine(elems)
-        v = Value(name=name, kind=kind, elems=size, **facts)
+    def value(self, stem: str, kind: str, elems: Extent | int, **facts: Any) -> Value:
+        """A value of lowering's own."""
+        name = unique(stem, self._names, self._counts)
+        self._names.add(name)
+        return self._value(name, kind, elems if isinstance(elems, Piecewise) else affine(elems), **facts)
+
+    def tensor(self, stem: str, kind: str, shape: Shape, **facts: Any) -> Value:
+        return self.value(stem, kind, numel(shape), shape=shape, **facts)
+
+    def variable(self, v: Variable, kind: str, elems: Affine | None = None, **facts: Any) -> None:
+        """The value of a variable: of its shape, or of ``elems`` elements."""
+        shape = None if elems else v.shape
+        self.env[v] = self._value(v.name, kind, elems or numel(v.shape), shape=shape, **facts)
+
+    def _value(self, name: str, kind: str, elems: Extent, **facts: Any) -> Value:
+        v = Value(name=name, kind=kind, elems=elems, **facts)
         self.values.append(v)
         return v
-
-    def tensor(self, name: str, kind: str, shape: Shape, **facts: Any) -> Value:
-        return self.value(name, kind, numel(shape), shape=shape, **facts)
 
     def row(
         self,
@@ -84,7 +98,8 @@ class Emitter:
         shapes = op.shapes()
         local: dict[str, Value] = {n: self.env[v] for n, v in op.inputs.items()}
         for slot, v in op.outputs.items():
-            local[slot] = self.env[v] = self.tensor(v.name, "activation", v.shape)
+            self.variable(v, "activation")
+            local[slot] = self.env[v]
         for slot, shape in op.saved.items():
             local[slot] = self.tensor(f"{op.name}.{slot}", "activation", shape)
         op_words = spec.words(shapes, op.attrs)

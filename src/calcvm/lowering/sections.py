@@ -25,11 +25,23 @@ LARGE_PARAMETER = 16384
 
 @dataclass
 class Facts:
-    """What the program must know about the graph, beside its rows; JSON-able but for ``constants``."""
+    """What the program must know about the graph, beside its rows; JSON-able but for ``constants`` and for values.
+
+    Keys are names that the user knows: of variables and of paths.  What lies in the heap is a `Value`, for which
+    assembling puts its number among the program's symbols (None: it has no cells).
+
+    variables : of each its "symbol", "shape", "kind", "path" and "phase" that compute it, the variable that it is a
+        view "of" (itself, of others), why it is "unreadable", and the "classes" of labels.
+    parameters : "init" and "trainable"; their order chooses their random numbers.
+    state : what each "symbol" of the optimizers, counters and constants starts with.
+    paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and other paths'
+        results; its "output"; of one that trains its "loss", "optimizer", "hyper", "seed", and the parameters'
+        "moments" and "gradients".
+    """
 
     variables: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
-    state: dict[str, Any] = field(default_factory=dict)
+    state: list[dict[str, Any]] = field(default_factory=list)
     paths: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -58,10 +70,10 @@ def lower(
 
     Raises
     ------
-    CalcError : a kept name is unknown, or a path has a backward but minimizes nothing.
+    CalcError : a kept name is unknown, a path has a backward but minimizes nothing, or paths read each other.
     UnsupportedOperator : the loss depends on parameters through an operator without a gradient.
     """
-    return _Lowering(graph, Emitter(dtype, workers, gpu), accumulate, set(keep)).run()
+    return _Lowering(graph, Emitter(dtype, workers, gpu, graph.variables), accumulate, set(keep)).run()
 
 
 class _Lowering:
@@ -73,6 +85,7 @@ class _Lowering:
         if unknown:
             raise CalcError(f"keep: no variable is called {sorted(unknown)[0]!r}")
         self.kept = self._kept(keep)
+        self.phase: dict[Variable, str] = {}  # in which results are computed
 
     def _kept(self, keep: set[str]) -> set[Variable]:
         """Results that stay readable: named ones, losses, outputs, last results, what other paths read."""
@@ -88,7 +101,8 @@ class _Lowering:
         for v in self.graph.variables.values():
             if v.kind != "result":
                 self._source(v)
-        for path in self.graph.paths.values():
+        order = self._order()
+        for path in order:
             self._path(path)
         kept_values = {self.emit.env[v] for v in self.kept if v in self.emit.env}
         statements = fuse_activations(self.emit.statements, kept_values)
@@ -100,22 +114,44 @@ class _Lowering:
         for v in self.graph.variables.values():
             self._describe(v, used)
         values = tuple(v for v in self.emit.values if v in used)
-        return Lowered(values=values, statements=tuple(statements), paths=tuple(self.graph.paths)), self.facts
+        return Lowered(values=values, statements=tuple(statements), paths=tuple(p.name for p in order)), self.facts
+
+    def _order(self) -> list[Path]:
+        """The paths, each after those whose results it reads."""
+        order: list[Path] = []
+
+        def visit(path: Path, behind: tuple[Path, ...]) -> None:
+            if path in behind:
+                names = " -> ".join(p.name for p in (*behind[behind.index(path) :], path))
+                raise CalcError(f"paths read each other's results ({names}): move operators to a path of their own")
+            if path not in order:
+                for v in [v for op in path.operations for v in op.inputs.values()]:
+                    if v.path is not None and v.path is not path:
+                        visit(v.path, (*behind, path))
+                order.append(path)
+
+        for path in self.graph.paths.values():
+            visit(path, ())
+        return order
 
     # ------------------------------------------------------------ values
     def _source(self, v: Variable) -> None:
         """The value of a placeholder, parameter, constant or state."""
         if v.kind == "placeholder":
-            self.emit.env[v] = self.emit.tensor(v.name, "placeholder", v.shape, resident=True)
+            self.emit.variable(v, "placeholder", resident=True)
         elif v.kind == "parameter":
-            self.emit.env[v] = self.emit.tensor(v.name, "parameter", v.shape, persistent=True)
+            self.emit.variable(v, "parameter", persistent=True)
             self.facts.parameters[v.name] = {"init": self._init(v), "trainable": v.trainable}
+        elif v.kind == "constant":
+            self.emit.variable(v, "state", persistent=True)
+            self._starts(self.emit.env[v], kind="constant", array=v.name)
+            self.facts.constants[v.name] = v.init
         else:
-            words = self.emit.slots if v.kind == "state" else 1
-            self.emit.env[v] = self.emit.value(v.name, "state", numel(v.shape) * words, persistent=True)
-            self.facts.state[v.name] = {"kind": "constant", "array": v.name} if v.kind == "constant" else dict(v.init)
-            if v.kind == "constant":
-                self.facts.constants[v.name] = v.init
+            self.emit.variable(v, "state", numel(v.shape) * self.emit.slots, persistent=True)
+            self._starts(self.emit.env[v], **v.init)
+
+    def _starts(self, symbol: Value, /, **how: Any) -> None:
+        self.facts.state.append({"symbol": symbol, **how})
 
     def _init(self, v: Variable) -> dict[str, Any]:
         if isinstance(v.init, np.ndarray):
@@ -127,15 +163,17 @@ class _Lowering:
         value = self.emit.env.get(v)
         if value is None or value not in used:
             reason = "fused into another operator"
-        elif v.kind == "result" and not value.resident:
+        elif v.kind == "result" and not (value.resident or value.persistent):
             reason = "overwritten within the step"
         else:
             reason = ""
         self.facts.variables[v.name] = {
-            "symbol": value.name if value is not None and value in used else None,
+            "symbol": value if value in used else None,
             "shape": [[s.a, s.b] for s in v.shape],
             "kind": v.kind,
             "path": v.path.name if v.path else None,
+            "phase": self.phase.get(v),
+            "of": v.source.name,
             "unreadable": reason,
             "classes": self._classes(v),
         }
@@ -145,7 +183,7 @@ class _Lowering:
         limits = [
             affine(words["N"])
             for op, words in self.emit.words.items()
-            if words.get("dense") == 0 and op.inputs.get("target") is v
+            if words.get("dense") == 0 and op.inputs["target"].source is v
         ]
         return min(n.b for n in limits) if limits else None
 
@@ -155,22 +193,36 @@ class _Lowering:
         emit.path = path.name
         operations = fuse_bias(path, self.kept)
         before_loss = self._ancestors(operations, path.output) if path.output else set(operations)
+        needs: dict[str, list[str]] = {}
         for phase, wanted in (("forward", True), ("loss", False)):
             emit.phase = phase
+            section = [op for op in operations if (op in before_loss) == wanted]
+            self.phase.update({v: phase for op in section for v in op.outputs.values()})
+            read = [v.source for op in section for v in op.inputs.values()]
+            if path.output and wanted:
+                read.append(path.output.source)
+            needs[phase] = [*dict.fromkeys(v.name for v in read if self._outside(v, path))]
             if phase == "forward":  # once a path: its backward draws the same numbers again
                 for rng in dict.fromkeys(op.inputs["rng"] for op in operations if "rng" in op.inputs):
                     emit.row("rng_advance", {}, {"rng": emit.env[rng]}, rng.name)
-            for op in operations:
-                if (op in before_loss) == wanted:
-                    emit.forward(op)
-        facts: dict[str, Any] = {"backward": path.loss is not None, "output": path.output and path.output.name}
-        self.facts.paths[path.name] = facts
+            for op in section:
+                emit.forward(op)
+        facts = self.facts.paths[path.name] = {
+            "backward": path.loss is not None,
+            "output": path.output and path.output.name,
+            "needs": needs,
+        }
         if path.backward and path.loss is None:
             raise CalcError(
                 f"path {path.name!r} has a backward but no loss: call {path.name}.minimize(loss, optimizer)"
             )
         if path.loss is not None:
             self._backward(path, operations, facts)
+
+    @staticmethod
+    def _outside(v: Variable, path: Path) -> bool:
+        """Whether ``path`` reads ``v`` as it finds it: a placeholder, or a result of another path."""
+        return v.kind == "placeholder" or (v.kind == "result" and v.path is not path)
 
     @staticmethod
     def _ancestors(operations: list[Operation], v: Variable) -> set[Operation]:
@@ -185,10 +237,10 @@ class _Lowering:
         emit, opt = self.emit, path.optimizer
         emit.phase = "backward"
         start = len(emit.statements)
-        seed = self._state(f"{path.name}.seed", 1, {"kind": "seed"})
-        hyper = self._state(
-            f"{path.name}.hyper", len(HYPER_SLOTS) * emit.slots, {"kind": "hyper", "slots": opt.slots()}
-        )
+        seed = emit.value(f"{path.name}.seed", "state", 1, persistent=True)
+        self._starts(seed, kind="seed")
+        hyper = emit.value(f"{path.name}.hyper", "state", len(HYPER_SLOTS) * emit.slots, persistent=True)
+        self._starts(hyper, kind="hyper", slots=opt.slots())
         backward = Backward(emit, path, operations, self.accumulate)
         trained = self._trained(operations, path)
         inlined = (
@@ -217,15 +269,12 @@ class _Lowering:
         facts.update(
             loss=path.loss and path.loss.name,
             optimizer=type(opt).__name__,
-            hyper=hyper.name,
-            seed=seed.name,
+            hyper=hyper,
+            seed=seed,
             accumulate=self.accumulate,
-            gradients={p.name: (None if p in inlined else f"d{p.name}") for p in trained},
+            moments={p.name: state for p, state in states.items()},
+            gradients={p.name: (None if p in inlined else g) for p, g in backward.parameter_gradient.items()},
         )
-
-    def _state(self, name: str, elems: int, facts: Mapping[str, Any]) -> Value:
-        self.facts.state[name] = dict(facts)
-        return self.emit.value(name, "state", elems, persistent=True)
 
     def _trained(self, operations: list[Operation], path: Path) -> list[Variable]:
         assert path.loss is not None
@@ -241,7 +290,7 @@ class _Lowering:
         for name, start in opt.state.items():
             out[name] = self.emit.tensor(f"{p.name}.{name}", "optimizer", p.shape, persistent=True)
             if start:
-                self.facts.state[out[name].name] = {"kind": "fill", "value": start}
+                self._starts(out[name], kind="fill", value=start)
         return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,20 @@ ZONE_OF = {
 }
 
 
+def unique(stem: str, taken: Container[str], counts: dict[str, int]) -> str:
+    """``stem`` or ``stem_2``, ``stem_3``, ...: a name that is not taken; ``counts`` keeps how far each stem is."""
+    while True:
+        n = counts[stem] = counts.get(stem, 0) + 1
+        name = stem if n == 1 else f"{stem}_{n}"
+        if name not in taken:
+            return name
+
+
 @dataclass(kw_only=True, eq=False)
 class Value:
     """One value of a program.
 
+    name : for people; values are told apart by what they are, never by it.
     elems : size in heap elements for each batch; ``a*B + b`` but for scratch.
     persistent : lives between steps, inside its zone's persistent block (a model switch copies it).
     resident : its storage is never shared: placeholders, kept results, values used by several paths.

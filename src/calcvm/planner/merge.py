@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from calcvm.ops.dims import ONE, Affine, affine
-from calcvm.ops.statement import Lowered, Statement, Value
+from calcvm.ops.statement import Lowered, Statement, Value, unique
 from calcvm.planner.lifetimes import Machine, effects, is_persistent, operands
 
 PHASES = ("optimize", "end_round")  # whose rows over rows and columns are elementwise
@@ -154,6 +154,7 @@ class _Merger:
         self.block_of: dict[tuple[Value, ...], Value] = {}
         self.promoted: set[Value] = set()
         self.in_block: set[Value] = set()
+        self.names, self.counts = {v.name for v in lowered.values}, dict[str, int]()
 
     def result(self, order: Mapping[Value, tuple[int, ...]]) -> tuple[Lowered, Groups]:
         for c in self.candidates:  # gradients and state are at home where their parameter is
@@ -222,7 +223,8 @@ class _Merger:
             self.in_block.update(track)
             if padded and not is_persistent(track[0]):
                 self.promoted.update(track)
-            name = f"{track[0].name}..{track[-1].name}"
+            name = unique(f"{track[0].name}..{track[-1].name}", self.names, self.counts)
+            self.names.add(name)
             self.block_of[track] = replace(track[0], name=name, elems=Affine(0, self._total(run)), shape=None)
         return True
 

@@ -203,7 +203,7 @@ class Network:
     def _cells(resident: Resident) -> Iterator[tuple[str, np.ndarray]]:
         """Bytes of all that persists, by name."""
         elements = resident.elements
-        for s in persistent(resident.program):
+        for s in persistent(resident.program).values():
             yield s.name, elements[s.offset : s.offset + s.elems.b].view(np.uint8)
 
     def __getstate__(self) -> dict[str, object]:
@@ -228,8 +228,9 @@ def weights_of(resident: Resident) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 def gradients_of(resident: Resident) -> list[np.ndarray]:
     """The momenta of all weights, then of all biases, as views into the heap."""
-    cells = {s.name: resident.elements[s.offset : s.offset + s.elems.b] for s in persistent(resident.program)}
-    return [cells[f"{name}.m"] for kind in ("weight", "bias") for name in resident.parameters if name.endswith(kind)]
+    symbols, moments = resident.program.symbols, resident.binding.training(None)["moments"]
+    found = [symbols[moments[name]["m"]] for kind in ("weight", "bias") for name in moments if name.endswith(kind)]
+    return [resident.elements[s.offset : s.offset + s.elems.b] for s in found]
 
 
 def set_rate(resident: Resident, rate: float) -> None:
@@ -242,6 +243,6 @@ def set_rate(resident: Resident, rate: float) -> None:
     hyper["learning_rate"] = rate
     if hyper["t"] and before != rate:
         elements = resident.elements
-        for s in persistent(resident.program):
+        for s in persistent(resident.program).values():
             if s.kind == "optimizer":
                 elements[s.offset : s.offset + s.elems.b] *= before / rate

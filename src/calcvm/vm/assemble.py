@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from calcvm.errors import ProgramError
-from calcvm.ops.dims import Affine, numel
+from calcvm.ops.dims import Affine
 from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.vm.encoding import FLAG_PC_SHIFT, FLAG_SYNC, encode_row
@@ -30,18 +31,19 @@ def assemble(
     lowered : the statements in the order of the rows; the plan's own (``plan.lowered``) come first.
     plan : offsets by value, sync flags, zones, batch_size, workers, heap_elems.
     dtype : "float32" or "float64".
-    info : JSON-able facts; ``info["variables"]`` gives shapes: name -> {"symbol": value, "shape": forms}.
+    info : JSON-able facts, such as lowering's; for a value in them stands its number in the program's symbols.
 
     Raises
     ------
     ProgramError
-        The rows do not verify: a defect of lowering or planning, named with row, operator and operand.
+        Two values have one name, or the rows do not verify: a defect of lowering or planning, named with row, operator and operand.
     """
     lowered = getattr(plan, "lowered", lowered)
-    info = dict(info or {})
     values = [v for v in lowered.values if v in plan.offsets]
     index = {v: i for i, v in enumerate(values)}
-    shapes = _shapes(info)
+    shared = [name for name, count in Counter(v.name for v in values).items() if count > 1]
+    if shared:
+        raise ProgramError(f"two values of the program are called {shared[0]!r}: a listing could not tell them apart")
     n = len(lowered.statements)
     rows = np.zeros((n, MAX_WORDS), np.int64)
     operand_values = np.full((n, MAX_WORDS), -1, np.int32)
@@ -69,10 +71,10 @@ def assemble(
         workers=plan.workers,
         heap_elems=plan.heap_elems,
         zones=tuple(_zone(z) for z in plan.zones.values() if z.stop_elems > z.start_elems),
-        symbols=tuple(_symbol(v, plan, index, shapes) for v in values),
+        symbols=tuple(_symbol(v, plan, index) for v in values),
         operand_values=operand_values,
         labels=tuple(s.label for s in lowered.statements),
-        info=info,
+        info=_numbered(info or {}, index),
         constants=dict(constants or {}),
     )
     verify(program)
@@ -93,30 +95,27 @@ def _numbers(statement: Statement, batch: int) -> tuple[dict[str, Any], list[tup
     return numbers, forms
 
 
-def _symbol(v: Value, plan: Any, index: Mapping[Value, int], shapes: Mapping[str, tuple[Affine, ...]]) -> Symbol:
-    shape = shapes.get(v.name)
+def _numbered(info: Any, index: Mapping[Value, int]) -> Any:
+    """Facts with the number of each value's symbol for the value (None: it has no cells)."""
+    if isinstance(info, Value):
+        return index.get(info)
+    if isinstance(info, Mapping):
+        return {key: _numbered(fact, index) for key, fact in info.items()}
+    return [_numbered(fact, index) for fact in info] if isinstance(info, (list, tuple)) else info
+
+
+def _symbol(v: Value, plan: Any, index: Mapping[Value, int]) -> Symbol:
     elems = v.elems if isinstance(v.elems, Affine) else Affine(0, v.elems.bounds(plan.batch_size)[1])
     return Symbol(
         name=v.name,
         kind=v.kind,
         offset=int(plan.offsets[v]),
         elems=elems,
-        shape=shape if shape is not None and numel(shape) == elems else (elems,),
+        shape=(elems,) if v.shape is None else v.shape,
         persistent=v.persistent,
         resident=v.resident,
         members=tuple(index[m] for m in plan.blocks.get(v, ())),
     )
-
-
-def _shapes(info: Mapping[str, Any]) -> dict[str, tuple[Affine, ...]]:
-    """Shapes by value name, gradients among them."""
-    out: dict[str, tuple[Affine, ...]] = {}
-    for facts in info.get("variables", {}).values():
-        if facts.get("symbol") is not None:
-            shape = tuple(Affine(*form) for form in facts["shape"])
-            out.setdefault(facts["symbol"], shape)
-            out.setdefault(f"d{facts['symbol']}", shape)
-    return out
 
 
 def _zone(z: Any) -> Zone:

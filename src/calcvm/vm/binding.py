@@ -16,6 +16,7 @@ from calcvm.vm.device import device_of
 from calcvm.vm.program import Program, Symbol
 
 Span = tuple[int, int]
+FORWARD = ("forward", "loss")  # phases that compute results
 KEPT_BATCHES = 64  # copies of the rows, patched for a batch, that are kept
 
 _bindings: WeakValueDictionary[str, Binding] = WeakValueDictionary()
@@ -42,7 +43,6 @@ class Binding:
 
     def __init__(self, program: Program):
         self.program = program
-        self.symbols = program.by_name
         self.variables = program.info["variables"]
         self.paths = program.info["paths"]
         self.device = device_of(program.info.get("device", "cpu"))
@@ -51,6 +51,7 @@ class Binding:
         self.forms = {name: tuple(Affine(*form) for form in facts["shape"]) for name, facts in self.variables.items()}
         self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._rows: dict[int, tuple[np.ndarray, int]] = {}
+        self._before: dict[tuple[str, tuple[str, ...]], list[tuple[str, tuple[str, ...]]]] = {}
         self._spans = {path: _spans(program, path) for path in program.paths}
         kept = [s for s in program.symbols if s.persistent]
         self.image = _hull([s for s in kept if s.kind != "gradient"], program.itemsize)
@@ -70,6 +71,10 @@ class Binding:
             rows = self.program.rows_for(batch)
             kept = self._rows[batch] = rows, self.device.place(rows, self.code)
         return kept
+
+    def symbol(self, variable: str) -> Symbol:
+        """Where a variable's value lies."""
+        return self.program.symbols[self.variables[variable]["symbol"]]
 
     def shape(self, variable: str, batch: int) -> tuple[int, ...]:
         """Shape of a variable for a batch."""
@@ -99,41 +104,34 @@ class Binding:
         return spans[phases[0]][0], spans[phases[-1]][1]
 
     def round(self, path: str, *phases: str) -> list[Span]:
-        """What a round runs: the paths whose results ``path`` reads, forward, then phases of its own."""
-        return [*(self.span(p, ("forward", "loss")) for p in self.before[path]), self.span(path, phases)]
+        """What a round runs: what makes the results that phases of ``path`` read, then those."""
+        return [*(self.span(*other) for other in self.before(path, phases)), self.span(path, phases)]
 
-    @cached_property
-    def before(self) -> dict[str, list[str]]:
-        """For each path those that must run forward first, since it reads what they compute."""
-        maker = {facts["symbol"]: facts["path"] for facts in self.variables.values() if facts.get("path")}
-        reads = {p: {maker[n] for n in self._used[p] if n in maker} - {p} for p in self.program.paths}
-        out: dict[str, list[str]] = {}
-        for path in self.program.paths:
-            found, todo = set(), set(reads[path])
+    def needs(self, path: str, phases: tuple[str, ...] = PHASES) -> list[str]:
+        """Variables that phases of a path read and do not compute: placeholders, and other paths' results."""
+        sections = self.paths[path]["needs"]
+        return [*dict.fromkeys(name for phase in phases for name in sections.get(phase, ()))]
+
+    def before(self, path: str, phases: tuple[str, ...] = PHASES) -> list[tuple[str, tuple[str, ...]]]:
+        """Paths, with their phases, that make what phases of a path read, in the order in which they must run."""
+        found = self._before.get((path, phases))
+        if found is None:
+            wanted, todo = dict[str, tuple[str, ...]](), self.needs(path, phases)
             while todo:
-                p = todo.pop()
-                found.add(p)
-                todo |= reads[p] - found - {path}
-            out[path] = [p for p in self.program.paths if p in found]
-        return out
+                facts = self.variables[todo.pop()]
+                other = facts["path"]
+                if other is not None:
+                    making = FORWARD[: FORWARD.index(facts["phase"]) + 1]
+                    if len(making) > len(wanted.get(other, ())):
+                        wanted[other] = making
+                        todo += self.needs(other, making)
+            found = self._before[path, phases] = [(p, wanted[p]) for p in self.program.paths if p in wanted]
+        return found
 
-    @cached_property
-    def inputs(self) -> dict[str, list[str]]:
-        """For each path the placeholders that its rows read."""
-        out = {}
-        for path, names in self._used.items():
-            symbols = [self.symbols[n] for n in names]
-            out[path] = [s.name for s in symbols if s.kind == "placeholder"]
-        return out
-
-    @cached_property
-    def feeds(self) -> dict[str, list[str]]:
-        """For each path the placeholders that a round of it needs, in the order they were declared."""
-        out = {}
-        for path in self.program.paths:
-            needed = {n for p in (*self.before[path], path) for n in self.inputs[p]}
-            out[path] = [n for n, facts in self.variables.items() if facts["symbol"] in needed]
-        return out
+    def feeds(self, path: str, phases: tuple[str, ...] = PHASES) -> list[str]:
+        """Placeholders that a round of phases of a path needs, in the order they were declared."""
+        read = {name for p in (*self.before(path, phases), (path, phases)) for name in self.needs(*p)}
+        return [name for name, facts in self.variables.items() if name in read and facts["kind"] == "placeholder"]
 
     @cached_property
     def changes(self) -> frozenset[str]:
@@ -147,16 +145,6 @@ class Binding:
                     if value >= 0 and operand.access != "r" and self.program.symbols[value].persistent:
                         changing.add(path)
         return frozenset(changing)
-
-    @cached_property
-    def _used(self) -> dict[str, list[str]]:
-        """For each path the symbols of its rows, in the program's order."""
-        out = {}
-        for path in self.program.paths:
-            blocks = [self.program.operand_values[a:b] for (p, _), (a, b) in self.program.sections.items() if p == path]
-            used = {int(i) for block in blocks for i in np.unique(block) if i >= 0}
-            out[path] = [self.program.symbols[i].name for i in sorted(used)]
-        return out
 
 
 def _spans(program: Program, path: str) -> dict[str, Span]:

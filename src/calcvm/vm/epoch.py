@@ -63,18 +63,22 @@ class Epoch:
         self._outputs = outputs or {}
         drains = [_feed(model, name, a, device.output(a)) for name, a in self._outputs.items()]
         self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
-        self._results = np.array([_offset(model, name) for name in results], np.int64)
+        self._results = np.array([binding.symbol(name).offset for name in results], np.int64)
         self._sums = device.shared(max(len(results), 1))
         given = binding.paths[path]["output"] in data
         phases = ("forward", "loss", "backward") if train else ("forward", "loss") if results else ("forward",)
         ends = [binding.span(path, ("optimize", "end_round"))] if train else []
-        spans = [binding.span(path, ("loss",))] if given else binding.round(path, *phases)
+        phases = ("loss",) if given else phases
+        missing = [name for name in binding.feeds(path, phases) if name not in data]
+        if missing:
+            raise CalcError(f"path {path!r} needs data for {', '.join(map(repr, missing))} too")
+        spans = binding.round(path, *phases)
         self._spans = np.array(spans, np.int64)
         self._end_spans = np.array(ends, np.int64).reshape(-1, 2)
         self._rows = [binding.rows(b or batch) for b in (batch, short, rest)]
-        seed = binding.training(path) if train else {}
-        self._adds_up = bool(seed.get("accumulate"))
-        seed_off = program.symbol(seed["seed"]).offset if self._adds_up else -1
+        facts = binding.training(path) if train else {}
+        self._adds_up = bool(facts.get("accumulate"))
+        seed_off = program.symbols[facts["seed"]].offset if self._adds_up else -1
         job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
         device.prepare_task(job, binding)
         job[layout.ROWS_FULL : layout.ROWS_LAST + 1] = [address for _, address in self._rows]
@@ -180,7 +184,8 @@ class Epoch:
         tenant = self.model.tenant
         tenant.forget()
         tenant.changed |= self._changes
-        tenant.graded |= self._trains is not None
+        if self._trains:
+            tenant.graded.add(self._trains)
         tenant.open = self._adds_up  # until the pass is settled
 
     def mean(self, name: str) -> float:
@@ -231,8 +236,4 @@ def _feed(model: Resident, name: str, array: np.ndarray, address: int) -> tuple[
     if not shape or shape[0] != [1, 0]:
         raise ShapeError(f"{name!r}: data sets need the batch as the first dimension")
     per_sample = array.size // len(array)
-    return address, layout.FEED_DTYPES[array.dtype.name], per_sample, _offset(model, name)
-
-
-def _offset(model: Resident, name: str) -> int:
-    return model.program.symbol(model.program.info["variables"][name]["symbol"]).offset
+    return address, layout.FEED_DTYPES[array.dtype.name], per_sample, model.binding.symbol(name).offset

@@ -75,9 +75,9 @@ class Tenant:
         self.changed = False  # since the store has its image
         self.exposed = False  # views of its memory were given out: it may change at any time
         self.open = False  # in the middle of an accumulation: the gradient is part of the image
-        self.graded = False  # its frame holds gradients of its own
+        self.graded: set[str] = set()  # paths whose gradients its frame holds
         self.held: dict[str, int] = {}  # placeholders that hold data: the batch it has
-        self.ran: dict[str, int] = {}  # paths that were run: the batch
+        self.ran: dict[tuple[str, str], int] = {}  # paths and phases that were run: the batch
         self.arena = ""  # the path whose transient values the piece holds
 
     def forget(self) -> None:
@@ -328,7 +328,8 @@ class CalcHeap:
             if tenant is not None:
                 if tenant.changed or tenant.exposed:
                     self.stats.bytes += put(tenant, victim, self.store)
-                tenant.exposed = tenant.graded = False
+                tenant.exposed = False
+                tenant.graded.clear()
                 tenant.frame = victim.tenant = None
                 tenant.forget()
             if victim.binding is binding:

@@ -36,7 +36,7 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
     with model as frame:
         saved = frame.snapshot()
     model.forward(path)
-    rows, address = model.binding.rows(model.tenant.ran[path])
+    rows, address = model.binding.rows(model.tenant.ran[path, "forward"])
     out = []
     try:
         for phase in phases:

@@ -17,7 +17,7 @@ from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.spec import MAX_WORDS, OPCODES, RowSpec
 from calcvm.vm.serialize import read_archive, write_archive
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: facts named symbols, which were not told apart
 ITEMSIZE = {"float32": 4, "float64": 8}
 KEPT_KINDS = ("parameter", "state", "optimizer", "placeholder")
 
@@ -26,6 +26,7 @@ KEPT_KINDS = ("parameter", "state", "optimizer", "placeholder")
 class Symbol:
     """Where a value lives: ``elems`` heap elements from ``offset`` on, for a batch of any size.
 
+    name : a symbol's own among its program's, for reading.
     members : of a block, the values (by index) that it spans; merged rows work on blocks.
     """
 
@@ -65,7 +66,7 @@ class Program:
     workers : the largest team; scratch is sized for it.
     operand_values : int32[n, MAX_WORDS], the symbol behind each operand word, -1 elsewhere.
     labels : for each row the operator and variable it serves.
-    info : facts about the graph, JSON-able: placeholders, results, parameters, hyperparameters.
+    info : facts about the graph, JSON-able (`calcvm.lowering.Facts`); symbols in them are their numbers.
     """
 
     dtype: str
@@ -106,6 +107,7 @@ class Program:
 
     @cached_property
     def by_name(self) -> dict[str, Symbol]:
+        """Symbols by name, for people: what refers to a symbol does so by its number."""
         return {s.name: s for s in self.symbols}
 
     def symbol(self, name: str) -> Symbol:

@@ -13,7 +13,7 @@ from calcvm.ops.dims import show
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.statement import PHASES
 from calcvm.vm import job as layout
-from calcvm.vm.binding import Binding
+from calcvm.vm.binding import FORWARD, Binding
 from calcvm.vm.device import heaps_of
 from calcvm.vm.frame import Frame, cells_of
 from calcvm.vm.heap import CalcHeap, Tenant
@@ -150,14 +150,14 @@ class Resident:
             tenant.changed, tenant.open = True, False
             for i, (name, facts) in enumerate(info["parameters"].items()):
                 self._set_parameter(elements, name, facts["init"], np.random.default_rng([seed, i]))
-            for name, facts in info["state"].items():
-                self._set_state(elements, name, facts)
+            for facts in info["state"]:
+                self._set_state(elements, facts)
             frame.fill(elements)
 
     def _set_parameter(
         self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator
     ) -> None:
-        view = cells_of(elements, self.binding.symbols[name])
+        view = cells_of(elements, self.binding.symbol(name))
         if "array" in spec:
             view[...] = self.program.constants[spec["array"]]
         else:
@@ -166,10 +166,10 @@ class Resident:
                 raise ProgramError(f"parameter {name!r}: no initializer is called {spec['class']!r}")
             view[...] = kind(**spec["fields"])(view.shape, rng)
 
-    def _set_state(self, elements: np.ndarray, name: str, facts: Mapping[str, Any]) -> None:
-        symbol = self.binding.symbols.get(name)
-        if symbol is None:
+    def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
+        if facts["symbol"] is None:
             return
+        symbol = self.program.symbols[facts["symbol"]]
         cells = cells_of(elements, symbol, (symbol.elems.b,))
         kind = facts["kind"]
         if kind == "hyper":
@@ -210,26 +210,16 @@ class Resident:
             raise CalcError(f"no variable {name!r}; there are {', '.join(variables)}") from None
 
     def __getitem__(self, name: str) -> Any:
-        """A copy of a variable's value."""
+        """A copy of a variable's value; a view shows what the variable that it is a view of holds now."""
         facts = self._variable(name)
         if facts["unreadable"]:
             raise CalcError(
                 f"{name!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{name!r}]"
             )
-        binding, kind, batch = self.binding, facts["kind"], 1
-        symbol = binding.symbols[facts["symbol"]]
+        binding = self.binding
         with self as frame:
-            if kind == "placeholder":
-                batch = self._held(name)
-            elif kind not in ("parameter", "constant", "state"):
-                path = facts["path"]
-                if path not in self.tenant.ran:
-                    raise CalcError(
-                        f"{name!r} belongs to path {path!r}, which has not been run since the model came into the "
-                        f"heap: call forward({path!r}) first"
-                    )
-                batch = self.tenant.ran[path]
-            value = frame.cells(symbol, None if kind == "state" else binding.shape(name, batch))
+            batch = self._batch_in(facts["of"])
+            value = frame.cells(binding.symbol(name), None if facts["kind"] == "state" else binding.shape(name, batch))
             return value.copy() if value.ndim else value[()]
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -242,10 +232,12 @@ class Resident:
         self._place(name, array, self.check(name, array))
 
     def _place(self, name: str, array: np.ndarray, batch: int) -> None:
-        symbol = self.binding.symbols[self.binding.variables[name]["symbol"]]
+        binding, tenant = self.binding, self.tenant
         with self as frame:
-            frame.write(symbol, array, array.shape)
-            self.tenant.held[name] = batch
+            frame.write(binding.symbol(name), array, array.shape)
+            tenant.held[name] = batch
+            if tenant.arena and name in binding.needs(tenant.arena):
+                tenant.arena = ""  # a backward would read other data than the forward did
 
     def _held(self, name: str) -> int:
         """The batch of the data in a placeholder."""
@@ -254,6 +246,22 @@ class Resident:
             raise CalcError(
                 f"placeholder {name!r} was never set, or its data are gone since whole data sets were run or another "
                 f"model was in its place: model[{name!r}] = data"
+            )
+        return batch
+
+    def _batch_in(self, name: str) -> int:
+        """The batch of what a variable holds (1: it does not depend on the batch)."""
+        facts = self.binding.variables[name]
+        if facts["kind"] == "placeholder":
+            return self._held(name)
+        if facts["kind"] != "result":
+            return 1
+        path = facts["path"]
+        batch = self.tenant.ran.get((path, facts["phase"]))
+        if batch is None:
+            raise CalcError(
+                f"{name!r} belongs to path {path!r}, which has not been run since the model came into the "
+                f"heap: call forward({path!r}) first"
             )
         return batch
 
@@ -290,20 +298,24 @@ class Resident:
         """
         with self as frame:
             self.tenant.exposed |= frame.writable
-            arrays = {name: frame.cells(self.binding.symbols[name]) for name in self.program.info["parameters"]}
+            arrays = {name: frame.cells(self.binding.symbol(name)) for name in self.program.info["parameters"]}
             if not frame.writable:
                 for array in arrays.values():
                     array.flags.writeable = False
             return arrays
 
     def grad(self, name: str, path: str | None = None) -> np.ndarray:
-        """A copy of a parameter's gradient after `backward`.
+        """A copy of a parameter's gradient after `backward`; of several paths that train it each has its own.
+
+        path : default: the first that trains.
 
         Raises
         ------
         CalcError : the parameter is frozen, or is updated inside the backward (its gradient is gone).
         """
-        gradients = self.binding.training(path)["gradients"]
+        path = self.binding.path(path)
+        facts = self.binding.training(path)
+        gradients = facts["gradients"]
         if name not in gradients:
             raise CalcError(f"{name!r} has no gradient; these have one: {', '.join(gradients) or 'none'}")
         if gradients[name] is None:
@@ -311,39 +323,38 @@ class Resident:
                 f"the gradient of {name!r} is used up by the update inside the backward; compile with accumulate=True"
             )
         with self as frame:
-            if not (self.binding.training(path)["accumulate"] or self.tenant.graded):
-                raise CalcError(f"{name!r} has no gradient since the model came into the heap: call backward first")
-            return frame.cells(self.binding.symbols[gradients[name]]).copy()
+            if not (facts["accumulate"] or path in self.tenant.graded):
+                raise CalcError(
+                    f"{name!r} has no gradient since the model came into the heap: call backward({path!r}) first"
+                )
+            return frame.cells(self.program.symbols[gradients[name]]).copy()
 
     def hyper(self, path: str | None = None) -> Hyper:
         """Hyperparameters of the path that trains."""
-        return Hyper(self, self.binding.symbols[self.binding.training(path)["hyper"]])
+        return Hyper(self, self.program.symbols[self.binding.training(path)["hyper"]])
 
     def settle(self, path: str) -> None:
         """Drop what rounds have added up, and weigh the next one in full: the state between two learning batches."""
         facts = self.binding.training(path)
         if facts["accumulate"]:
+            symbols = self.program.symbols
             with self as frame:
-                frame.write(self.binding.symbols[facts["seed"]], 1)
+                frame.write(symbols[facts["seed"]], 1)
                 for gradient in facts["gradients"].values():
-                    frame.clear_symbol(self.binding.symbols[gradient])
+                    frame.clear_symbol(symbols[gradient])
                 self.tenant.changed, self.tenant.open = True, False
 
     # ------------------------------------------------------------ running
     def forward(self, path: str) -> None:
-        """Run a path's forward and loss sections on the data in its placeholders."""
-        self._run(path, ("forward", "loss"))
+        """Run a path's forward and loss sections on the data in its placeholders and in the results that it reads.
+
+        It runs for the batch of those data, and refuses data of different batches.
+        """
+        self._run(path, FORWARD)
 
     def backward(self, path: str) -> None:
         """Gradients of the loss; they add up until `end_round` where the program accumulates."""
-        with self:
-            self._needs_forward(path)
-            if self.tenant.arena != path:
-                raise CalcError(
-                    f"path {self.tenant.arena!r} has run since forward({path!r}), and paths share the memory of what "
-                    f"they compute: call forward({path!r}) again before backward({path!r})"
-                )
-            self._run(path, ("backward",))
+        self._run(path, ("backward",))
 
     def optimize(self, path: str) -> None:
         """Update the parameters."""
@@ -370,7 +381,7 @@ class Resident:
         -------
         float : the loss (None: the path names none).  The model is unchanged if the data are refused.
         """
-        names = self.binding.feeds[self.binding.path(path)]
+        names = self.binding.feeds(self.binding.path(path))
         if len(data) != len(names):
             raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         arrays = [np.asarray(array) for array in data]
@@ -393,46 +404,75 @@ class Resident:
         binding = self.binding
         path = binding.path(path)
         with self as frame:
-            for other in binding.before[path]:
-                self._run(other, ("forward", "loss"))
-            self._run(path, PHASES, n)
-            loss = binding.paths.get(path, {}).get("loss")
-            return frame.scalar(binding.symbols[binding.variables[loss]["symbol"]].offset) if loss else None
+            self.run_round(path, PHASES, n)
+            loss = binding.paths[path].get("loss")
+            return frame.scalar(binding.symbol(loss).offset) if loss else None
 
-    def _needs_forward(self, path: str) -> None:
-        if path not in self.tenant.ran:
+    def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
+        """Run phases of a path ``steps`` times, after once making the results of other paths that they read."""
+        with self:
+            for other in self.binding.before(path, phases):
+                self._run(*other)
+            self._run(path, phases, steps)
+
+    def _needs_forward(self, path: str) -> int:
+        """The batch that a path has run forward at."""
+        ran = self.tenant.ran
+        if not {(path, phase) for phase in FORWARD} <= ran.keys():
             raise CalcError(f"path {path!r} has not been run forward: call forward({path!r}) first")
+        return ran[path, "forward"]
 
     def _run(self, path: str, phases: tuple[str, ...], steps: int = 1) -> None:
         binding, tenant = self.binding, self.tenant
         start, stop = binding.span(path, phases)
         with self as frame:
             if phases[0] in ("optimize", "end_round"):  # they read what persists
-                batch = tenant.ran.get(path, self.program.batch_size)
+                batch = tenant.ran.get((path, "forward"), self.program.batch_size)
+            elif phases[0] == "backward":
+                batch = self._needs_forward(path)
+                self._needs_arena(path)
             else:
-                batch = self._batch_of(path)
-                tenant.ran[path], tenant.arena = batch, path
+                batch = self._batch_of(path, phases)
+                for phase in FORWARD:
+                    if phase in phases or binding.span(path, (phase,))[0] == binding.span(path, (phase,))[1]:
+                        tenant.ran[path, phase] = batch
+                    elif phase == "loss":
+                        tenant.ran.pop((path, phase), None)  # of an earlier forward
+                tenant.arena = path
             rows, address = binding.rows(batch)  # held here: another thread's batches may drop it
             frame.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
             tenant.changed |= path in binding.changes
-            tenant.graded |= "backward" in phases
+            if "backward" in phases:
+                tenant.graded.add(path)
             if binding.accumulates:
                 tenant.open = phases[-1] != "end_round" and (tenant.open or "backward" in phases)
             frame.execute("run_rows", frame.job, frame.job_address, tenant.workers)
 
-    def _batch_of(self, path: str) -> int:
-        """The batch of the data that a path's placeholders hold."""
-        batch = 0
-        for name in self.binding.inputs[path]:
-            n = self._held(name)
-            if not self.binding.symbols[name].elems.a:
-                continue
-            if batch and n != batch:
-                held = self.tenant.held
-                sizes = ", ".join(f"{k!r}: {held.get(k)}" for k in self.binding.inputs[path])
-                raise ShapeError(f"placeholders of path {path!r} hold batches of different sizes ({sizes})")
-            batch = n
-        return batch or self.program.batch_size
+    def _needs_arena(self, path: str) -> None:
+        """What the path's forward computed is still there, and so are the data that it read."""
+        other = self.tenant.arena
+        if other != path:
+            why = (
+                f"path {other!r} has run since forward({path!r}), and paths share the memory of what they compute"
+                if other
+                else f"data that forward({path!r}) read have been set anew"
+            )
+            raise CalcError(f"{why}: call forward({path!r}) again before backward({path!r})")
+
+    def _batch_of(self, path: str, phases: tuple[str, ...]) -> int:
+        """The batch of the data that phases of a path read: in placeholders, and in results of other paths."""
+        binding = self.binding
+        sizes = {name: self._batch_in(name) for name in binding.needs(path, phases)}
+        sizes = {name: batch for name, batch in sizes.items() if binding.symbol(name).elems.a}
+        if phases[0] != "forward" and (path, "forward") in self.tenant.ran:
+            sizes[f"path {path}"] = self.tenant.ran[path, "forward"]
+        if len(set(sizes.values())) > 1:
+            held = ", ".join(f"{name!r}: {batch}" for name, batch in sizes.items())
+            raise ShapeError(
+                f"path {path!r} reads batches of different sizes ({held}): set placeholders of the same number of "
+                "samples, and run the paths whose results it reads on them"
+            )
+        return next(iter(sizes.values()), self.program.batch_size)
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:

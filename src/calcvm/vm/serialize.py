@@ -159,7 +159,7 @@ def _read(archive: zipfile.ZipFile, size: int, kind: str, versions: tuple[int, .
         known = ", ".join(str(v) for v in versions)
         raise ProgramError(
             f"{name}: {kind} format {contents['version']}, this calcvm reads {known}: "
-            "use the calcvm that wrote it, or save it again"
+            "use the calcvm that wrote it, or compile the graph again"
         )
     listed = {entry["member"] for entry in contents["members"]} | {MANIFEST}
     if listed != set(infos):

@@ -166,6 +166,7 @@ class _Verifier:
         self.check_facts()
         self.accesses = [self.check_row(i, row, values) for i, (row, values) in enumerate(self.decoded)]
         self.check_kept_apart()
+        self.check_needs()
         for path in self.program.paths:
             span = self.path_rows(path)
             if span:
@@ -213,13 +214,12 @@ class _Verifier:
 
     def check_facts(self) -> None:
         """What Python and the epoch loop take from ``info`` (shapes to check data by, places to fill) is true."""
-        symbols, info = self.program.by_name, self.program.info
-        for name, facts in info.get("variables", {}).items():
+        info = self.program.info
+        variables = info.get("variables", {})
+        for name, facts in variables.items():
             if facts["symbol"] is None:
                 continue
-            symbol = symbols.get(facts["symbol"])
-            if symbol is None:
-                raise ProgramError(f"variable {name!r}: the program has no symbol {facts['symbol']!r}")
+            symbol = self.symbol(f"variable {name!r}", facts["symbol"])
             elems = numel(tuple(Affine(int(a), int(b)) for a, b in facts["shape"]))
             if facts["kind"] == "state":
                 elems = elems * self.slots
@@ -228,12 +228,43 @@ class _Verifier:
                     f"variable {name!r}, {facts['kind']} of {elems} elements, is not the symbol {symbol.name!r}, "
                     f"{symbol.kind} of {symbol.elems}"
                 )
+            of = variables.get(facts.get("of", name))
+            if of is None or of["symbol"] != facts["symbol"]:
+                raise ProgramError(f"variable {name!r} is said to be a view of {facts['of']!r}, which lies elsewhere")
+        for name in info.get("parameters", {}):
+            if name not in variables or variables[name]["kind"] != "parameter":
+                raise ProgramError(f"parameter {name!r} is no variable of that kind")
+        for facts in info.get("state", []):
+            if facts["symbol"] is not None:
+                symbol = self.symbol("initial state", facts["symbol"])
+                if symbol.kind not in ("state", "optimizer"):
+                    raise ProgramError(f"initial state of {symbol.kind} {symbol.name!r}, which is none")
         for path, facts in info.get("paths", {}).items():
-            for role, wanted in (("seed", 1), ("hyper", len(HYPER_SLOTS) * self.slots)):
-                if role in facts:
-                    symbol = symbols.get(facts[role])
-                    if symbol is None or (symbol.kind, symbol.elems) != ("state", wanted):
-                        raise ProgramError(f"path {path!r}: its {role} is not a state of {wanted} elements")
+            self.check_path_facts(f"path {path!r}", facts, variables)
+
+    def check_path_facts(self, where: str, facts: Any, variables: Any) -> None:
+        for names in facts["needs"].values():
+            for name in names:
+                if name not in variables or variables[name]["kind"] not in ("placeholder", "result"):
+                    raise ProgramError(f"{where} reads {name!r}, which is neither a placeholder nor a result")
+        for role, wanted in (("seed", 1), ("hyper", len(HYPER_SLOTS) * self.slots)):
+            if role in facts:
+                symbol = self.symbol(f"{where}: its {role}", facts[role])
+                if (symbol.kind, symbol.elems) != ("state", wanted):
+                    raise ProgramError(f"{where}: its {role} is not a state of {wanted} elements")
+        for name, number in facts.get("gradients", {}).items():
+            moments = facts.get("moments", {}).get(name, {}).values()
+            for kind, k in (("gradient", number), *(("optimizer", k) for k in moments)):
+                if k is not None:
+                    symbol = self.symbol(f"{where}: {kind} of {name!r}", k)
+                    if (symbol.kind, symbol.elems) != (kind, self.program.symbols[variables[name]["symbol"]].elems):
+                        raise ProgramError(f"{where}: {symbol.kind} {symbol.name!r} is not the {kind} of {name!r}")
+
+    def symbol(self, where: str, number: Any) -> Symbol:
+        """The symbol of a number in ``info``."""
+        if type(number) is not int or not 0 <= number < len(self.program.symbols):
+            raise ProgramError(f"{where}: the program has no symbol {number!r}")
+        return self.program.symbols[number]
 
     def check_sections(self) -> None:
         at, n = 0, len(self.decoded)
@@ -280,7 +311,11 @@ class _Verifier:
         zones = sorted((z for z in p.zones if z.stop > z.start), key=lambda z: z.start)
         starts = [z.start for z in zones]
         self.sizes = []  # (elements at batch 1, at the largest batch)
+        names: set[str] = set()
         for s in p.symbols:
+            if s.name in names:
+                raise ProgramError(f"two symbols are called {s.name!r}: names tell them apart in listings")
+            names.add(s.name)
             first, last = s.elems.at(1), s.elems.at(self.batch)
             if s.elems.a < 0 or first < 0:
                 raise ProgramError(f"symbol {s.name}: size {s.elems} shrinks with the batch or is negative")
@@ -354,6 +389,22 @@ class _Verifier:
             last = max(last, (stop, i))
             if self.kept[i]:
                 last_kept = max(last_kept, (stop, i))
+
+    def check_needs(self) -> None:
+        """What a path reads and does not compute is what ``info`` says it needs, in whatever shape."""
+        p = self.program
+        if "paths" not in p.info:
+            return
+        maker = {a.symbol: path for path in p.paths for i in self.path_rows(path) for a in self.accesses[i] if a.writes}
+        for path in p.paths:
+            names = [name for names in p.info["paths"][path]["needs"].values() for name in names]
+            needed = {p.info["variables"][name]["symbol"] for name in names}
+            for i in self.path_rows(path):
+                for a in self.accesses[i]:
+                    s = p.symbols[a.symbol]
+                    outside = s.kind == "placeholder" or (not s.persistent and maker.get(a.symbol, path) != path)
+                    if a.reads and outside and a.symbol not in needed:
+                        self.fail(i, f'operand {a.operand.name} reads {s.name!r}, and info["paths"] says nothing of it')
 
     def check_patches(self) -> None:
         """Patched words are sizes, at most one patch each, that agree with the rows at the largest batch."""
