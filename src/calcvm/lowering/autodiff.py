@@ -1,9 +1,11 @@
 """Reverse-mode differentiation at compile time, from the specs alone.
 
-Operators are walked backwards from the loss.  A backward row is emitted when a gradient that it writes
-is needed: placeholders, constants and what only frozen parameters reach get none.  Gradients are single
-assignment; where a variable has several uses its contributions are added.  Parameter gradients are the
-exception: their value is written once (set) where one round exists, and added to where rounds add up.
+Operators are walked backwards from the loss.  A backward row is emitted when it writes a gradient that is
+needed, or a temporary that such a row reads; placeholders, constants and what only frozen parameters reach
+need none.  An output that the loss does not use has no gradient: rows leave it out where they may, else it is
+zeros.  Gradients are single assignment; where a variable has several uses its contributions are added.
+Parameter gradients are the exception: their value is written once (set) where one round exists, and added to
+where rounds add up.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from calcvm.graph import Operation, Path, Variable
 from calcvm.lowering.emit import Emitter
 from calcvm.ops import OPS
 from calcvm.ops.dims import Shape
+from calcvm.ops.spec import RowSpec, evaluate
 from calcvm.ops.statement import Value
 
 
@@ -83,9 +86,8 @@ class Backward:
                 self._give_reduced(op.inputs[n], first, out_shape, op.name)
         shapes = op.shapes()
         local = {**emit.locals[op], **{f"d{slot}": g for slot, g in dy.items()}}
-        for row in spec.bwd:
-            if not any(o.name[1:] in wanted for o in row.writes):
-                continue
+        for row in self._rows_for(op, wanted):
+            self._fill_missing(op, row, local)
             operands: dict[str, Value | None] = {o.name: local.get(o.name) for o in row.operands}
             given: list[tuple[Variable, Value, Shape]] = []
             added: dict[str, bool] = {}  # targets that the row can add to: whether they hold a value
@@ -112,6 +114,27 @@ class Backward:
             emit.row(row, {**emit.words[op], "acc": int(acc)}, operands, op.name)
             for v, g, shape in given:
                 self._give_reduced(v, g, shape, op.name)
+
+    @staticmethod
+    def _rows_for(op: Operation, wanted: set[str]) -> list[RowSpec]:
+        """Backward rows of an operator that write gradients of ``wanted`` inputs, or what such rows read."""
+        rows: list[RowSpec] = []
+        needed = {f"d{n}" for n in wanted}
+        for row in reversed(op.spec.bwd):
+            if any(o.name in needed for o in row.writes):
+                rows.insert(0, row)
+                needed |= {o.name for o in row.reads}
+        return rows
+
+    def _fill_missing(self, op: Operation, row: RowSpec, local: dict[str, Value]) -> None:
+        """Zeros for the gradients that a row reads and cannot leave out, of outputs that the loss does not use."""
+        words = self.emit.words[op]
+        for o in row.reads:
+            v = op.outputs.get(o.name[1:]) if o.name[0] == "d" else None
+            optional = evaluate(o.optional, words) if isinstance(o.optional, str) else o.optional
+            if v is not None and o.name not in local and not optional:
+                zeros = local[o.name] = self.emit.tensor(f"d{v.name}", "gradient", v.shape)
+                self.emit.elementwise("zero", v.shape, {"g": zeros}, op.name)
 
     def _first(self, v: Variable) -> bool:
         """Whether this contribution may set the parameter's gradient (and remember that one has)."""
