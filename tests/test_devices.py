@@ -1,5 +1,6 @@
 """Devices: BLAS trains the same; what is of another device is refused; frames of the host."""
 
+import itertools
 import sys
 
 import numpy as np
@@ -8,10 +9,14 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.kernels_cpu import find
-from calcvm.ops.spec import OPCODES
+from calcvm.kernels_cpu._common import KERNELS
+from calcvm.ops import OPS
+from calcvm.ops.spec import OPCODES, Example
 from calcvm.vm.binding import bind
 from calcvm.vm.device import Cpu, Shared
 from calcvm.vm.frame import Frame, HostMemory
+from tests import rowrun
+from tests.rowrun import NATIVE, Case
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -46,6 +51,45 @@ def test_blas_matmul_in_every_layout():
             model.forward("run")
             left = x.swapaxes(1, 2) if ta else x
             np.testing.assert_allclose(model["y"], left @ (model["b"].T if tb else model["b"]), rtol=1e-12)
+
+
+class Blas(rowrun.Cpu):
+    """Rows by the CPU's kernels over BLAS's products, by one worker."""
+
+    def run(self, name, dtype, cells, row, n_workers, only, reverse):
+        NATIVE(KERNELS[name].address(dtype, "blas"))(cells.ctypes.data, row.ctypes.data, 0, 1)
+
+
+SMALL = [
+    ("linear", ((m, k), (k, n), (n,)), {}) for m, k, n in itertools.product((1, 2, 3, 5), repeat=3)
+] + [
+    ("matmul", ((*lead, *((k, m) if ta else (m, k))), (n, k) if tb else (k, n)), {"transpose_a": ta, "transpose_b": tb})
+    for lead in ((), (1,), (3,))
+    for m, k, n in itertools.product((1, 2, 5), repeat=3)
+    for ta, tb in itertools.product((False, True), repeat=2)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_blas_multiplies_small_matrices_of_every_layout_as_cpu_does(dtype, monkeypatch, capfd):
+    """Forward and backward: what BLAS refuses it says on the process's own output, and computes nothing."""
+    pytest.importorskip("scipy")
+    from calcvm.kernels_cpu import _blas
+
+    _blas.require()
+    for name, shapes, attrs in SMALL:
+        case = Case(OPS[name], Example(shapes=shapes, attrs=attrs), dtype, 1)
+        results = []
+        for backend in (rowrun.Cpu(), Blas()):
+            monkeypatch.setattr(rowrun, "backend", backend)
+            values = case.forward() | case.output_gradients()
+            results.append({"y": values["y"], **case.backward(values)})
+        for what, want in results[0].items():
+            tolerance = 1e-5 if dtype == "float32" else 1e-13
+            np.testing.assert_allclose(
+                results[1][what], want, tolerance, tolerance, err_msg=f"{what} of {name} {shapes} {attrs}"
+            )
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_missing_extra_is_named(monkeypatch):

@@ -9,8 +9,9 @@ from calcvm.kernels_cuda import _loops
 from calcvm.kernels_cuda._cuda import at
 from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops import OPS
+from calcvm.ops.contraction import ACTIVATIONS
 from calcvm.ops.spec import Example
-from tests import rowrun
+from tests import extremes, rowrun
 from tests.cuda.compiling import ptx_of
 from tests.cuda.simulated import Simulated
 from tests.rowrun import Case, Cpu, run_row
@@ -52,12 +53,11 @@ def test_special_values(name, dtype):
 def test_special_gradients(monkeypatch, name, dtype):
     """Backward rows give what the CPU's give."""
     for attrs in [dict(e.attrs) for e in OPS[name].examples if not e.bench]:
-        x = SPECIAL if name != "pow" else SPECIAL[SPECIAL != -np.inf]  # the CPU's (-inf)^2.5 is nan, IEEE 754's inf
-        case = unary(name, dtype, x, attrs)
+        case = unary(name, dtype, SPECIAL, attrs)
         gradients = []
         for backend in (Cpu(), Simulated(4)):
             monkeypatch.setattr(rowrun, "backend", backend)
-            values = case.forward() | {"dy": np.linspace(-1, 2, x.size).astype(dtype)}
+            values = case.forward() | {"dy": np.linspace(-1, 2, SPECIAL.size).astype(dtype)}
             gradients.append(case.backward(values)["dx"])
         np.testing.assert_allclose(gradients[1], gradients[0], rtol=1e-5, atol=1e-30, err_msg=f"{name} {attrs}")
 
@@ -68,6 +68,28 @@ def test_pow_of_any_base(exponent):
     with np.errstate(all="ignore"):
         want = np.power(x, exponent)
     np.testing.assert_allclose(unary("pow", "float64", x, {"exponent": exponent}).forward()["y"], want, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ACTIVATIONS[1:])
+def test_fused_activations_have_the_bits_of_those_alone(name, dtype):
+    with np.errstate(all="ignore"):
+        extremes.check_fused(name, dtype, n=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_binary_cross_entropy_is_exact_however_confident(dtype):
+    with np.errstate(all="ignore"):
+        extremes.check_binary_cross_entropy(dtype, bound=4, n=81)
+        extremes.check_binary_cross_entropy_of_infinities(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("exponent", [-1.0, 0.1, 0.5, 1.0, 2.0, 2.5, 3.0])
+def test_pow_is_within_2_ulp_over_the_whole_range(exponent, dtype):
+    with np.errstate(all="ignore"):
+        extremes.check_pow(dtype, exponent, bound=2, n=50)
+        extremes.check_special_powers(dtype, exponent)
 
 
 # ---------------------------------------------------------------- sizes

@@ -12,7 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
-from calcvm.kernels_cpu._common import DEVICES, I8, I32, at, routine
+from calcvm.kernels_cpu._common import DEVICES, I8, I32, at, njit, routine
 
 DEVICES["blas"] = {"gemm": "blas_gemm", "gemv": "blas_gemv"}
 
@@ -52,6 +52,14 @@ def call_gemm(tc, transpose_a, transpose_b, m, n, k, a, lda, b, ldb, beta, c, ld
     return types.void(i, i, i, i, i, a, i, b, i, i, c, i), codegen
 
 
+@njit(inline=True)
+def layout(rows, cols, rs, cs):
+    """Whether a matrix lies by columns, and how far apart its lines are: BLAS wants them apart even where there is one."""
+    if cs == 1 or cols == 1:
+        return 0, max(rs, cols)
+    return 1, max(cs, rows)
+
+
 @routine("iiipiipiipipiip")
 def blas_gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws):
     """As ``gemm``; by rows, C = A B is by columns C' = B' A'."""
@@ -64,9 +72,9 @@ def blas_gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mod
             else:
                 c[i * c_rs + j] = 0
     if K > 0:
-        tb, ldb = (0, b_rs) if b_cs == 1 else (1, b_cs)
-        ta, lda = (0, a_rs) if a_cs == 1 else (1, a_cs)
-        call_gemm(tb, ta, N, M, K, b, max(ldb, 1), a, max(lda, 1), 1, c, max(c_rs, 1))
+        tb, ldb = layout(K, N, b_rs, b_cs)
+        ta, lda = layout(M, K, a_rs, a_cs)
+        call_gemm(tb, ta, N, M, K, b, ldb, a, lda, 1, c, max(c_rs, N))
 
 
 @routine("iipipiippi")
@@ -78,6 +86,6 @@ def blas_gemv(N, K, a, a_cs, b, b_rs, b_cs, c, init, mode):
         else:
             c[j] = 0
     if K > 0 and N > 0:
-        tb, ldb = (0, b_rs) if b_cs == 1 else (1, b_cs)
-        ta, lda = (0, max(K, 1)) if a_cs == 1 else (1, a_cs)
-        call_gemm(tb, ta, N, 1, K, b, max(ldb, 1), at(a, 0), max(lda, 1), 1, c, N)
+        tb, ldb = layout(K, N, b_rs, b_cs)
+        ta, lda = layout(1, K, 1, a_cs)
+        call_gemm(tb, ta, N, 1, K, b, ldb, at(a, 0), lda, 1, c, N)

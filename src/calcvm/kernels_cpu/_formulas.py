@@ -320,6 +320,99 @@ def softplus(x: V) -> V:
     return x.const(0.0).where(x < 0, x) + log1p(exp(-fabs(x)))
 
 
+# ---------------------------------------------------------------- powers
+# (3/2) * (log((1 + s) / (1 - s)) - 2*s - 2/3*s**3) / s**5 by z = s*s on z <= 0.0295
+_L_POW = (
+    0.59999999999999999725, 0.42857142857144052747, 0.33333333332481750932, 0.27272727503560079372, 0.23076892393476165226,
+    0.20002209775958249908, 0.17559281279968190792, 0.17585533535473841002,
+)  # fmt: skip
+_LN2 = (0.6931471526622772, 2.7897668087737545e-08)  # ln 2 as a number of 25 bits and the rest; below 2/(3*ln 2)
+_LOG2_E_BY_3 = (0.9617966711521149, 2.2773860736742555e-08)
+
+
+def _high(x: V) -> V:
+    """A float64 without the lower half of its bits: the product of two such is exact, contracted or not."""
+    return (x.bits() & -(1 << 27)).as_float()
+
+
+def _log2(x: V) -> tuple[V, V]:
+    """log2(x) as the sum of two, the first of 26 bits, right to 2**-65, for positive finite float64 x."""
+    tiny = x < 2.0**-1022
+    k, m = _split((x * 2.0**54).where(tiny, x))
+    n = _to_float(k, x)
+    n = (n - 54.0).where(tiny, n)
+    f, g = m - 1, m + 1
+    s = f / g
+    s_hi, g_hi = _high(s), _high(g)
+    s_lo = (f - s_hi * g_hi - s_hi * (m - (g_hi - 1))) / g
+    z, z_hi = s * s, s_hi * s_hi
+    rest = z * z * poly(z, _L_POW, _L_POW) + s_lo * (s_hi + s)
+    t_hi = _high(3 + z_hi + rest)  # log(m) = 2/3 * s * t
+    t_lo = rest - ((t_hi - 3) - z_hi)
+    u, v = s_hi * t_hi, s_lo * t_hi + t_lo * s
+    p_hi = _high(u + v)
+    p_lo = v - (p_hi - u)
+    u, v = p_hi * _LOG2_E_BY_3[0], p_hi * _LOG2_E_BY_3[1] + p_lo * sum(_LOG2_E_BY_3)
+    hi = _high(u + v + n)
+    return hi, v - ((hi - n) - u)
+
+
+def power(x: V, p: V, low: V) -> V:
+    """x**(p + low) for float64 x >= 0 or NaN, finite p, and ``low`` below p's last place: <= 1 ulp; as fdlibm's e_pow."""
+    hi, lo = _log2(x)
+    p_hi = _high(p)
+    u, v = p_hi * hi, (p - p_hi + low) * hi + p * lo
+    z = u + v
+    inside = fabs(z) < 1100
+    t = clamp(z, -1100.0, 1100.0) + 1.5 * 2**52
+    a, v = (u - (t - 1.5 * 2**52)).where(inside, 0.0), v.where(inside, 0.0)
+    r_hi = _high(a + v)
+    u, v = r_hi * _LN2[0], r_hi * _LN2[1] + (v - (r_hi - a)) * sum(_LN2)
+    r = u + v
+    y = 1 + (u + fma(r * r, poly(r, _Q32, _Q64), v))
+    k = t.bits() - magic_bits(t, 1.5 * 2**52)
+    half = k >> 1
+    y = y * _power_of_two(half) * _power_of_two(k - half)
+    nothing, inf = x.const(0.0), x.const(float("inf"))
+    y = nothing.where(p > 0, inf).where(x.equals(0), y)
+    return y.where(x < inf, inf.where(p > 0, nothing).where(x.equals(inf), x))
+
+
+# ---------------------------------------------------------------- activations, and gradients by their outputs
+# Alone and inside a linear row they are these, so that fusion changes no bit.  The slope of elu is right to half an
+# ulp of alpha: the output has no more to tell.
+def relu(x: V) -> V:
+    return x.const(0.0).where(x < 0, x)
+
+
+def relu_slope(dy: V, y: V) -> V:
+    return dy.const(0.0).where(y <= 0, dy)
+
+
+def leaky_relu(x: V, alpha: V) -> V:
+    return x.where(x > 0, alpha * x)
+
+
+def leaky_relu_slope(dy: V, y: V, alpha: V) -> V:
+    return dy.where(y > 0, alpha * dy)
+
+
+def sigmoid_slope(dy: V, y: V) -> V:
+    return dy * (y * (1 - y))
+
+
+def tanh_slope(dy: V, y: V) -> V:
+    return dy * (1 - y * y)
+
+
+def elu(x: V, alpha: V) -> V:
+    return x.where(x > 0, alpha * expm1(x))
+
+
+def elu_slope(dy: V, y: V, alpha: V) -> V:
+    return dy.where(y > 0, dy * (y + alpha))
+
+
 # ---------------------------------------------------------------- erf
 _S32 = (1.128379166, -0.3761262581, 0.1128358496, -0.02685380393, 0.005188312482, -0.0008010060114, 7.853420647e-5)
 _S64 = (

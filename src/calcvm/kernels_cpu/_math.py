@@ -85,7 +85,7 @@ _serial = count()
 
 def _intrinsic(kinds: str, result: bool, emit: Callable, outlined: bool = False) -> Any:
     """An intrinsic of ``n``, then an argument for each kind: ``p`` pointer to heap elements, ``i`` integer,
-    ``f`` float; returns a float if ``result``.  ``outlined``: a function of its own in each module that calls it
+    ``f`` float, ``d`` float64 in any heap; returns a float if ``result``.  ``outlined``: a function of its own in each module that calls it
     (for kernels that call it from several places)."""
     serial = next(_serial)
 
@@ -93,7 +93,7 @@ def _intrinsic(kinds: str, result: bool, emit: Callable, outlined: bool = False)
         element = args[1 + kinds.index("p")].dtype
         sig_types = [types.int64]
         for a, kind in zip(args[1:], kinds):
-            sig_types.append(a if kind == "p" else types.int64 if kind == "i" else element)
+            sig_types.append({"p": a, "i": types.int64, "f": element, "d": types.float64}[kind])
         sig = (element if result else types.void)(*sig_types)
 
         def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
@@ -195,7 +195,7 @@ def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool =
     """A loop ``each(n, reads..., y, params...)``: y[i] = formula(reads[i]..., params...) for i in [0, n).
 
     reads : a letter each: ``v`` an array, ``s`` one element for all i.  y may be one of the arrays.
-    params : a letter each: ``f`` a float, ``i`` an int64.
+    params : a letter each: ``f`` a float, ``i`` an int64, ``d`` a float64 in any heap.
     indexed : a further int64 argument before the params, the index of element 0; the formula gets the
         elements' indexes (int64 lanes) before its params.
     """

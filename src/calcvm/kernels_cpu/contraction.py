@@ -20,17 +20,15 @@ BLOCK_ELEMS = 8192  # of a result block: 32 KiB in float32
 SET, FROM_INIT = 0, 1  # GEMM's modes
 
 # y = act(x)
-relu = elementwise(lambda x: x.where(x > 0.0, x * 0.0), "v")
-leaky = elementwise(lambda x, a: (x * a).where(x < 0.0, x), "v", "f")
-sigmoid = elementwise(F.sigmoid, "v")
-tanh = elementwise(F.tanh, "v")
-elu = elementwise(lambda x, a: (a * F.expm1(x)).where(x < 0.0, x), "v", "f")
+relu, leaky = elementwise(F.relu, "v"), elementwise(F.leaky_relu, "v", "f")
+sigmoid, tanh, elu = elementwise(F.sigmoid, "v"), elementwise(F.tanh, "v"), elementwise(F.elu, "v", "f")
 # d = d * act'(.), the derivative taken from the activation's output y
-drelu = elementwise(lambda d, y: d.where(y > 0.0, y * 0.0), "vv")
-dleaky = elementwise(lambda d, y, a: d.where(y > 0.0, d * a), "vv", "f")
-dsigmoid = elementwise(lambda d, y: d * y * (1.0 - y), "vv")
-dtanh = elementwise(lambda d, y: d * (1.0 - y * y), "vv")
-delu = elementwise(lambda d, y, a: d.where(y > 0.0, d * (y + a)), "vv", "f")
+drelu, dleaky = elementwise(F.relu_slope, "vv"), elementwise(F.leaky_relu_slope, "vv", "f")
+dsigmoid, dtanh, delu = (
+    elementwise(F.sigmoid_slope, "vv"),
+    elementwise(F.tanh_slope, "vv"),
+    elementwise(F.elu_slope, "vv", "f"),
+)
 clear = elementwise(lambda x: x.const(0.0), "v")
 # rows of an outer product, set and added
 times = elementwise(lambda y, a: y * a, "v", "f")

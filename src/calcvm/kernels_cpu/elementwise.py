@@ -7,6 +7,7 @@ size.  ``rows`` are shared; a broadcast operand is read by every worker.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np  # noqa: F401
 
@@ -24,15 +25,19 @@ def _sign(x: V) -> V:
     return x.const(1.0).where(x > 0, x.const(-1.0).where(x < 0, 0.0))
 
 
-def _pow(x: V, p: V, odd: V) -> V:
-    """x**p by exp(p*log|x|), in float64; ``odd`` is what (-1)**p is: 1, -1, or NaN for no integer p."""
-    y = F.exp(p.as_f64() * F.log(F.fabs(x).as_f64())).rounded(x)
-    y = (y * odd).where(x < 0, y)
-    return x.const(1.0).where(p.equals(0), y)
+def _pow(x: V, p: V, low: V, odd: V) -> V:
+    """x**(p + low) as float64, for float64 p; ``odd`` is what (-1)**p is: 1, -1, or NaN for no integer p."""
+    wide = x.as_f64()
+    size = F.fabs(wide)
+    y = F.power(size, p, low) if x.is_f64 else F.exp(p * F.log(size))  # whose error is far below float32's
+    signed = (-y).where(odd < 0, y)  # of -0 and -inf, which have a power by any p
+    y = (y * odd).where(wide < 0, signed.where(wide.bits() < 0, y))
+    return signed.where(wide.equals(float("-inf")), y)
 
 
-def _pow_bwd(dy: V, x: V, p: V, odd: V) -> V:
-    return dy.const(0.0).where(p.equals(0), dy * p * _pow(x, p - 1, -odd))
+def _root(x: V) -> V:
+    """x**0.5, which differs from the square root for -0 and -inf."""
+    return x.const(float("inf")).where(x.equals(float("-inf")), F.fabs(F.sqrt(x)))
 
 
 def _gelu(x: V, by_tanh: bool) -> V:
@@ -59,12 +64,11 @@ def {name}(w, nw, rows, cols{words}, {pointers}):
     """{equation}; rows are shared; in place over any operand."""
     lo, hi = share(rows, w, nw)
     i = lo * cols
-    {setup}
     {loop}((hi - lo) * cols, {args}{params})
 '''
 
 
-def _map(name: str, formula, reads: str, out: str, words: str = "", setup: str = "", params: str = "") -> None:  # type: ignore[no-untyped-def]
+def _map(name: str, formula, reads: str, out: str, words: str = "", params: str = "") -> None:  # type: ignore[no-untyped-def]
     """``words``: annotated words beside rows and cols; ``params``: what the formula gets after the operands."""
     operands = [*reads.split(), out]
     globals()[f"_loop_{name}"] = elementwise(formula, "v" * len(reads.split()), "f" * len(params.split()))
@@ -74,7 +78,6 @@ def _map(name: str, formula, reads: str, out: str, words: str = "", setup: str =
             words="".join(f", {w}" for w in words.split()),
             pointers=", ".join(f"{o}: Ptr" for o in dict.fromkeys(operands)),
             equation=f"{out} = {name}({', '.join(operands[:-1])})",
-            setup=setup or "# one vector loop",
             loop=f"_loop_{name}",
             args=", ".join(f"at({o}, i)" for o in operands),
             params="".join(f", like(h, {p})" for p in params.split()),
@@ -95,26 +98,81 @@ _map("exp_fwd", F.exp, "x", "y")
 _map("exp_bwd", lambda dy, y: dy * y, "dy y", "dx")
 _map("log_fwd", F.log, "x", "y")
 _map("log_bwd", lambda dy, x: dy / x, "dy x", "dx")
-_map("relu_fwd", lambda x: x.const(0.0).where(x < 0, x), "x", "y")
-_map("relu_bwd", lambda dy, y: dy.const(0.0).where(y <= 0, dy), "dy y", "dx")
+_map("relu_fwd", F.relu, "x", "y")
+_map("relu_bwd", F.relu_slope, "dy y", "dx")
 _map("sigmoid_fwd", F.sigmoid, "x", "y")
-_map("sigmoid_bwd", lambda dy, y: dy * (y * (1 - y)), "dy y", "dx")
+_map("sigmoid_bwd", F.sigmoid_slope, "dy y", "dx")
 _map("tanh_fwd", F.tanh, "x", "y")
-_map("tanh_bwd", lambda dy, y: dy * (1 - y * y), "dy y", "dx")
+_map("tanh_bwd", F.tanh_slope, "dy y", "dx")
 _map("softplus_fwd", F.softplus, "x", "y")
 _map("softplus_bwd", lambda dy, y: -dy * F.expm1(-y), "dy y", "dx")
-_map("leaky_relu_fwd", lambda x, a: x.where(x > 0, a * x), "x", "y", "alpha:Float", params="alpha")
-_map("leaky_relu_bwd", lambda dy, y, a: dy.where(y > 0, a * dy), "dy y", "dx", "alpha:Float", params="alpha")
-_map("elu_fwd", lambda x, a: x.where(x > 0, a * F.expm1(x)), "x", "y", "alpha:Float", params="alpha")
-_map("elu_bwd", lambda dy, y, a: dy.where(y > 0, dy * (y + a)), "dy y", "dx", "alpha:Float", params="alpha")
+_map("leaky_relu_fwd", F.leaky_relu, "x", "y", "alpha:Float", params="alpha")
+_map("leaky_relu_bwd", F.leaky_relu_slope, "dy y", "dx", "alpha:Float", params="alpha")
+_map("elu_fwd", F.elu, "x", "y", "alpha:Float", params="alpha")
+_map("elu_bwd", F.elu_slope, "dy y", "dx", "alpha:Float", params="alpha")
 _map("affine_fwd", lambda x, a, b: F.fma(x, a, b), "x", "y", "a:Float b:Float", params="a b")
 _map("affine_bwd", lambda dy, a: dy * a, "dy", "dx", "a:Float", params="a")
-_ODD = "odd = 1.0 - 4.0 * (0.5 * exponent - floor(0.5 * exponent)) if exponent == floor(exponent) else np.nan"
-_map("pow_fwd", _pow, "x", "y", "exponent:Float", _ODD, "exponent odd")
-_map("pow_bwd", _pow_bwd, "dy x", "dx", "exponent:Float", _ODD, "exponent odd")
 _map("sub_bwd_b", lambda dy: -dy, "dy", "db")
 _map("accumulate", lambda x, y: x + y, "x y", "y")
 _map("fill", lambda value: value, "", "y", "value:Float", params="value")
+
+
+# Powers that are something simpler, which is faster and rounded less; others go by logarithms.
+POWERS = {
+    0.0: lambda x: x.const(1.0),
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    -1.0: lambda x: 1 / x,
+    -2.0: lambda x: (1 / x) * (1 / x),
+    0.5: _root,
+    -0.5: lambda x: 1 / _root(x),
+}
+POW = '''\
+def {name}(w, nw, rows, cols, exponent: Float, {pointers}):
+    """{equation}; rows are shared; in place over any operand."""
+    lo, hi = share(rows, w, nw)
+    i, n = lo * cols, (hi - lo) * cols
+    p = exponent - {less}
+    low = exponent - (p + {less})  # what the difference has lost
+    {cases}
+    odd = 1.0 - 4.0 * (0.5 * p - floor(0.5 * p)) if p == floor(p) else np.nan
+    _loop_{name}(n, {args}, p, low, odd, exponent)
+'''
+
+
+def _powers(name: str, equation: str, reads: str, out: str, less: float, formula, first: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
+    """``formula``: of what is read, the power of x, and the exponent; ``first``: results where a condition holds."""
+    operands = [*reads.split(), out]
+    args, modes = ", ".join(f"at({o}, i)" for o in operands), "v" * len(reads.split())
+
+    def by(power):  # type: ignore[no-untyped-def]
+        def whole(*given: V) -> V:
+            *read, p, low, odd, exponent = given
+            return formula(*read, power(read[-1], p, low, odd).as_f64(), exponent).rounded(read[-1])
+
+        return elementwise(whole, modes, "dddd")
+
+    loops = {condition: elementwise(result, modes, "dddd") for condition, result in first.items()}
+    loops |= {f"p == {p}": by(lambda x, *_, f=f: f(x)) for p, f in POWERS.items()}
+    globals()[f"_loop_{name}"] = by(_pow)
+    globals().update({f"_loop_{name}_{k}": loop for k, loop in enumerate(loops.values())})
+    call = "        _loop_{name}_{k}(n, {args}, p, low, p, exponent)\n        return"
+    cases = [f"if {c}:\n{call.format(name=name, k=k, args=args)}" for k, c in enumerate(loops)]
+    text = POW.format(
+        name=name,
+        equation=equation,
+        pointers=", ".join(f"{o}: Ptr" for o in operands),
+        less=less,
+        cases="\n    ".join(cases),
+        args=args,
+    )
+    kernel_from(text, globals())
+
+
+_powers("pow_fwd", "y = x^p", "x", "y", 0.0, lambda x, y, p: y, {})
+_SLOPE_OF_1 = {"exponent == 0.0": lambda dy, *_: dy.const(0.0)}
+_powers("pow_bwd", "dx = dy*p*x^(p-1)", "dy x", "dx", 1.0, lambda dy, x, y, p: dy.as_f64() * p * y, _SLOPE_OF_1)
 
 
 CHOICE = '''\

@@ -66,8 +66,22 @@ def _sign(d, a):
     return a * d.const(1.0).where(d > 0.0, d.const(-1.0).where(d < 0.0, d))
 
 
+def _against(x, t):
+    """How much of the target is against the logit."""
+    return (1 - t).where(x > 0, t)
+
+
 def _bce(x, t):
-    return F.softplus(x) - x * t
+    """softplus(x) - x*t, in terms that are never negative: nothing cancels, and 0*inf is 0."""
+    y, away = F.fabs(x), _against(x, t)
+    return y.const(0.0).where(away.equals(0), y * away) + F.log1p(F.exp(-y))
+
+
+def _bce_dx(x, t, a):
+    """a * (sigmoid(x) - t), by the probability of what the logit is against."""
+    e = F.exp(-F.fabs(x))
+    p, away = e / (e + 1), _against(x, t)
+    return a * (away - p).where(x > 0, p - away)
 
 
 def _mse(x, t):
@@ -82,7 +96,7 @@ bce_each, bce_sum = elementwise(_bce, "vv"), reduction(_sum, 0.0, _bce, "vv")
 mse_each, mse_sum = elementwise(_mse, "vv"), reduction(_sum, 0.0, _mse, "vv")
 mae_each, mae_sum = elementwise(_mae, "vv"), reduction(_sum, 0.0, _mae, "vv")
 huber_each, huber_sum = elementwise(_huber, "vv", "f"), reduction(_sum, 0.0, _huber, "vv", 1)
-bce_dx = elementwise(lambda x, t, a: a * (F.sigmoid(x) - t), "vv", "f")
+bce_dx = elementwise(_bce_dx, "vv", "f")
 mse_dx = elementwise(lambda x, t, a: a * (x - t), "vv", "f")
 mae_dx = elementwise(lambda x, t, a: _sign(x - t, a), "vv", "f")
 huber_dx = elementwise(lambda x, t, delta, a: _clamp(x - t, delta, a), "vv", "ff")
@@ -90,7 +104,7 @@ huber_dx = elementwise(lambda x, t, delta, a: _clamp(x - t, delta, a), "vv", "ff
 
 @kernel
 def binary_cross_entropy_fwd(w, nw, rows, cols, x: Ptr, t: Ptr, t_l: Ptr):
-    """l[r] = sum_c max(x,0) - x*t + log(1 + exp(-|x|)); rows shared."""
+    """l[r] = sum_c |x|*(x > 0 ? 1 - t : t) + log(1 + exp(-|x|)); rows shared."""
     lo, hi = share(rows, w, nw)
     if cols == 1:
         bce_each(hi - lo, at(x, lo), at(t, lo), at(t_l, lo))

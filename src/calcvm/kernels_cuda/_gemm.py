@@ -47,7 +47,18 @@ from calcvm.kernels_cuda._cuda import (
     threads,
     warp_size,
 )
-from calcvm.kernels_cuda._math import exp, expm1, tanh
+from calcvm.kernels_cuda._math import (  # noqa: F401  (the text of `put` uses them)
+    elu,
+    elu_slope,
+    leaky_relu,
+    leaky_relu_slope,
+    relu,
+    relu_slope,
+    sigmoid,
+    sigmoid_slope,
+    tanh,
+    tanh_slope,
+)
 from calcvm.kernels_cuda._reduce import warp, warps
 
 KC = 512  # summands in a block: a multiple of every step
@@ -407,18 +418,18 @@ def _on_four(indent: int, formula: str) -> str:
 
 
 _FORWARD = {
-    "RELU": "x# if x# > zero else x# * zero",
-    "LEAKY_RELU": "x# * a if x# < zero else x#",
-    "SIGMOID": "one / (one + exp(-x#))",
+    "RELU": "relu(x#)",
+    "LEAKY_RELU": "leaky_relu(x#, a)",
+    "SIGMOID": "sigmoid(x#)",
     "TANH": "tanh(x#)",
-    "ELU": "a * expm1(x#) if x# < zero else x#",
+    "ELU": "elu(x#, a)",
 }
 _BACKWARD = {
-    "RELU": "x# if y# > zero else y# * zero",
-    "LEAKY_RELU": "x# if y# > zero else x# * a",
-    "SIGMOID": "x# * y# * (one - y#)",
-    "TANH": "x# * (one - y# * y#)",
-    "ELU": "x# if y# > zero else x# * (y# + a)",
+    "RELU": "relu_slope(x#, y#)",
+    "LEAKY_RELU": "leaky_relu_slope(x#, y#, a)",
+    "SIGMOID": "sigmoid_slope(x#, y#)",
+    "TANH": "tanh_slope(x#, y#)",
+    "ELU": "elu_slope(x#, y#, a)",
 }
 
 
@@ -437,7 +448,7 @@ def put(h, rows, cols, ld, width, off, i_off, again, whole):
     init, init_rs, mode = (c, c_rs, FROM_INIT) if again else (at(h, p[INIT] + i_off), p[INIT_RS], p[MODE])
     act = p[ACT] if whole else NONE
     ya = at(h, p[YA] + off)
-    zero, one, a = like(h, 0), like(h, 1), like(h, as_f64(p)[ALPHA])
+    a = like(h, as_f64(p)[ALPHA])
     i_first, di, j, dj = by_minor(width, 1)
     while j < cols:
         i0 = i_first

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from calcvm.kernels_cuda._cuda import compiled_by, overload
+from calcvm.kernels_cuda._cuda import compiled_by, device, like, overload
 
 
 def _libm(name: str, simulate: Callable, native: Callable, arity: int = 1) -> Any:
@@ -47,3 +47,50 @@ def fma(x, y, z):
     formula and not in another, and the bits of an element would depend on its loop.
     """
     return x * y + z
+
+
+# ---------------------------------------------------------------- activations, and gradients by their outputs
+# Alone and inside a linear row they are these, so that fusion changes no bit.
+@device
+def relu(x):
+    return like(x, 0) if x < like(x, 0) else x
+
+
+@device
+def relu_slope(dy, y):
+    return like(y, 0) if y <= like(y, 0) else dy
+
+
+@device
+def leaky_relu(x, alpha):
+    return x if x > like(x, 0) else alpha * x
+
+
+@device
+def leaky_relu_slope(dy, y, alpha):
+    return dy if y > like(y, 0) else alpha * dy
+
+
+@device
+def sigmoid(x):
+    return like(x, 1) / (like(x, 1) + exp(-x))
+
+
+@device
+def sigmoid_slope(dy, y):
+    return dy * (y * (like(y, 1) - y))
+
+
+@device
+def tanh_slope(dy, y):
+    return dy * fma(-y, y, like(y, 1))
+
+
+@device
+def elu(x, alpha):
+    return x if x > like(x, 0) else alpha * expm1(x)
+
+
+@device
+def elu_slope(dy, y, alpha):
+    return dy if y > like(y, 0) else dy * (y + alpha)

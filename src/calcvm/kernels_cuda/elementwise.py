@@ -13,7 +13,27 @@ import numpy as np
 from calcvm.kernels_cuda._common import kernel_from, share  # noqa: F401  (kernels' text uses them)
 from calcvm.kernels_cuda._cuda import at, device, like  # noqa: F401
 from calcvm.kernels_cuda._loops import axiswise, elementwise, linewise
-from calcvm.kernels_cuda._math import erf, exp, expm1, fabs, fma, log, log1p, power, sqrt, tanh
+from calcvm.kernels_cuda._math import (
+    elu,
+    elu_slope,
+    erf,
+    exp,
+    expm1,
+    fabs,
+    fma,
+    leaky_relu,
+    leaky_relu_slope,
+    log,
+    log1p,
+    power,
+    relu,
+    relu_slope,
+    sigmoid,
+    sigmoid_slope,
+    sqrt,
+    tanh,
+    tanh_slope,
+)
 
 SQRT_HALF, INV_SQRT_2PI = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
 SQRT_2_BY_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715
@@ -21,30 +41,34 @@ SQRT_2_BY_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 # ---------------------------------------------------------------- formulas that are no single function
 @device
-def sigmoid(x):
-    return like(x, 1) / (like(x, 1) + exp(-x))
-
-
-@device
 def _sign(x):
     """-1, 0 or 1; NaN is 0, as no gradient passes there."""
     return like(x, 1) if x > like(x, 0) else like(x, -1) if x < like(x, 0) else like(x, 0)
 
 
 @device
-def _positive(x):
-    """max(x, 0); NaN stays."""
-    return like(x, 0) if x < like(x, 0) else x
-
-
-@device
 def _pow(x, p):
-    """x**p, in float64."""
-    return like(x, power(np.float64(x), np.float64(p)))
+    """x**p of a float64 p: what is something simpler as that, which is rounded less, else in float64."""
+    if p == 0.0:
+        return like(x, 1)
+    if p == 1.0:
+        return x
+    if p == 2.0:
+        return x * x
+    if p == -1.0:
+        return like(x, 1) / x
+    if p == 0.5:  # differs from the square root for -0 and -inf
+        return like(x, math.inf) if x == like(x, -math.inf) else fabs(sqrt(x))
+    return like(x, power(np.float64(x), p))
 
 
 def _pow_bwd(dy, x, p):
-    return like(dy, 0) if p == like(p, 0) else dy * p * _pow(x, p - like(p, 1))
+    if p == 0.0:
+        return like(dy, 0)
+    y, lost = _pow(x, p - 1.0), p - (p - 1.0 + 1.0)
+    if lost != 0.0 and x > like(x, 0) and x < like(x, math.inf):
+        y = fma(y, like(x, lost) * log(x), y)
+    return dy * like(x, p) * y
 
 
 @device
@@ -78,8 +102,11 @@ def {name}(w, nw, rows, cols{words}, {pointers}):
 '''
 
 
-def _map(name: str, formula, reads: str, out: str, params: str = "", ways: int = 2) -> None:  # type: ignore[no-untyped-def]
-    """``params``: float words beside rows and cols, which the formula gets after the operands; ``ways``: of the loop."""
+def _map(  # type: ignore[no-untyped-def]
+    name: str, formula, reads: str, out: str, params: str = "", ways: int = 2, as_they_are: bool = False
+) -> None:
+    """``params``: float words beside rows and cols, which the formula gets after the operands, in the heap's dtype or
+    ``as_they_are``, in float64; ``ways``: of the loop."""
     operands, over = [*reads.split(), out], params.split()
     globals()[f"_loop_{name}"] = elementwise(formula, len(operands) - 1, len(over), ways=ways)
     kernel_from(
@@ -88,7 +115,7 @@ def _map(name: str, formula, reads: str, out: str, params: str = "", ways: int =
             words="".join(f", {p}: Float" for p in over),
             pointers=", ".join(f"{o}: Ptr" for o in dict.fromkeys(operands)),
             equation=f"{out} = {name}({', '.join(operands[:-1])})",
-            args=", ".join(operands + [f"like(h, {p})" for p in over]),
+            args=", ".join(operands + [p if as_they_are else f"like(h, {p})" for p in over]),
         ),
         globals(),
     )
@@ -106,22 +133,22 @@ _map("exp_fwd", lambda x: exp(x), "x", "y")
 _map("exp_bwd", lambda dy, y: dy * y, "dy y", "dx")
 _map("log_fwd", lambda x: log(x), "x", "y", ways=1)
 _map("log_bwd", lambda dy, x: dy / x, "dy x", "dx")
-_map("relu_fwd", lambda x: _positive(x), "x", "y")
-_map("relu_bwd", lambda dy, y: like(y, 0) if y <= like(y, 0) else dy, "dy y", "dx")
+_map("relu_fwd", lambda x: relu(x), "x", "y")
+_map("relu_bwd", lambda dy, y: relu_slope(dy, y), "dy y", "dx")
 _map("sigmoid_fwd", lambda x: sigmoid(x), "x", "y")
-_map("sigmoid_bwd", lambda dy, y: dy * (y * (like(y, 1) - y)), "dy y", "dx")
+_map("sigmoid_bwd", lambda dy, y: sigmoid_slope(dy, y), "dy y", "dx")
 _map("tanh_fwd", lambda x: tanh(x), "x", "y")
-_map("tanh_bwd", lambda dy, y: dy * fma(-y, y, like(y, 1)), "dy y", "dx")
-_map("softplus_fwd", lambda x: _positive(x) + log1p(exp(-fabs(x))), "x", "y", ways=1)
+_map("tanh_bwd", lambda dy, y: tanh_slope(dy, y), "dy y", "dx")
+_map("softplus_fwd", lambda x: relu(x) + log1p(exp(-fabs(x))), "x", "y", ways=1)
 _map("softplus_bwd", lambda dy, y: -dy * expm1(-y), "dy y", "dx", ways=1)
-_map("leaky_relu_fwd", lambda x, a: x if x > like(x, 0) else a * x, "x", "y", "alpha")
-_map("leaky_relu_bwd", lambda dy, y, a: dy if y > like(y, 0) else a * dy, "dy y", "dx", "alpha")
-_map("elu_fwd", lambda x, a: x if x > like(x, 0) else a * expm1(x), "x", "y", "alpha", ways=1)
-_map("elu_bwd", lambda dy, y, a: dy if y > like(y, 0) else dy * (y + a), "dy y", "dx", "alpha")
+_map("leaky_relu_fwd", lambda x, a: leaky_relu(x, a), "x", "y", "alpha")
+_map("leaky_relu_bwd", lambda dy, y, a: leaky_relu_slope(dy, y, a), "dy y", "dx", "alpha")
+_map("elu_fwd", lambda x, a: elu(x, a), "x", "y", "alpha", ways=1)
+_map("elu_bwd", lambda dy, y, a: elu_slope(dy, y, a), "dy y", "dx", "alpha")
 _map("affine_fwd", lambda x, a, b: fma(x, a, b), "x", "y", "a b")
 _map("affine_bwd", lambda dy, a: dy * a, "dy", "dx", "a")
-_map("pow_fwd", lambda x, p: _pow(x, p), "x", "y", "exponent", ways=0)
-_map("pow_bwd", _pow_bwd, "dy x", "dx", "exponent", ways=0)
+_map("pow_fwd", lambda x, p: _pow(x, p), "x", "y", "exponent", ways=0, as_they_are=True)
+_map("pow_bwd", _pow_bwd, "dy x", "dx", "exponent", ways=0, as_they_are=True)
 _map("sub_bwd_b", lambda dy: -dy, "dy", "db")
 _map("accumulate", lambda x, y: x + y, "x y", "y")
 _map("fill", lambda value: value, "", "y", "value")

@@ -22,7 +22,6 @@ from calcvm.kernels_cuda._reduce import (  # noqa: F401
     reduce,
     slots_of,
 )
-from calcvm.kernels_cuda.elementwise import sigmoid
 from calcvm.kernels_cuda.reduction import INF, exp_below
 
 BAD_LABEL = 1  # trap code
@@ -79,9 +78,16 @@ def {name}_bwd_{wrt}(w, nw, rows, cols, count, {delta}dloss: Ptr, {reads}: Ptr, 
 
 
 @device
+def _against(x, t):
+    """How much of the target is against the logit."""
+    return like(t, 1) - t if x > like(x, 0) else t
+
+
+@device
 def _binary_cross_entropy(pair, q, k):
     x, t = pair[0][k], pair[1][k]
-    return (like(x, 0) if x < like(x, 0) else x) + log1p(exp(-fabs(x))) - x * t
+    y, away = fabs(x), _against(x, t)
+    return (like(x, 0) if away == like(x, 0) else y * away) + log1p(exp(-y))
 
 
 @device
@@ -113,7 +119,13 @@ def _huber_slope(x, t, delta, a):
     return a * (-delta if d < -delta else d)
 
 
-_binary_cross_entropy_dx = elementwise(lambda x, t, a: a * (sigmoid(x) - t), 2, 1)
+def _binary_cross_entropy_slope(x, t, a):
+    e = exp(-fabs(x))
+    p, away = e / (e + like(e, 1)), _against(x, t)
+    return a * (away - p if x > like(x, 0) else p - away)
+
+
+_binary_cross_entropy_dx = elementwise(_binary_cross_entropy_slope, 2, 1)
 _binary_cross_entropy_dt = elementwise(lambda x, a: -a * x, 1, 1)
 _mse_dx = elementwise(lambda x, t, a: a * (x - t), 2, 1)
 _mae_dx = elementwise(_mae_slope, 2, 1)
@@ -122,7 +134,7 @@ _huber_dx = elementwise(_huber_slope, 2, 2)
 _XT, _ONE = {"args": "x, t"}, {"delta": ""}
 _DELTA = {"delta": "delta: Float, "}
 for _name, _equation, _how in (
-    ("binary_cross_entropy", "max(x,0) - x*t + log(1 + exp(-|x|))", _ONE | _XT),
+    ("binary_cross_entropy", "|x|*(x > 0 ? 1 - t : t) + log(1 + exp(-|x|))", _ONE | _XT),
     ("mse", "(x - t)^2", _ONE | _XT),
     ("mae", "|x - t|", _ONE | _XT),
     ("huber", "(e = |x - t|) <= delta ? e^2/2 : delta*(e - delta/2)", _DELTA | {"args": "x, t, like(x, delta)"}),
