@@ -59,7 +59,7 @@ def ours(n_trials: int, rounds: int, **options: Any) -> dict[str, Any]:
             Path(kill).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         activation = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}[trial["activation"]]
-        net = nn.Linear(10)
+        net: nn.Layer = nn.Linear(10)
         for _ in range(trial["depth"]):
             net = nn.Linear(trial["width"]) >> activation() >> net
         return cv.build_graph(net, (64,), "softmax_cross_entropy", cv.Adam(trial["rate"]))

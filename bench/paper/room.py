@@ -105,7 +105,7 @@ def ours(sizes: list[int], budget: int, switched: bool) -> dict[str, int]:
     """As many as the plan says: each is loaded and takes a step, and none had to go."""
     import calcvm as cv
 
-    net = cv.nn.Linear(sizes[1])
+    net: cv.nn.Layer = cv.nn.Linear(sizes[1])
     for width in sizes[2:]:
         net = net >> cv.nn.Sigmoid() >> cv.nn.Linear(width)
     graph = import_module("calcvm.model").build_graph(net, (sizes[0],), "softmax_cross_entropy", cv.Adam(LEARNING_RATE))

@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from calcvm import kernels_cuda, planner
+from calcvm import checks, kernels_cuda, planner
 from calcvm.errors import CalcError, DeviceError, MissingExtra, PlanError, UnsupportedOperator
-from calcvm.graph import CalcGraph
+from calcvm.graph import CalcGraph, Variable
 from calcvm.lowering import lower
 from calcvm.ops.dims import Affine
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.statement import Lowered
-from calcvm.planner import Plan
+from calcvm.planner import MAX_BATCH, Plan
 from calcvm.vm.assemble import assemble
 from calcvm.vm.device import DEVICES, n_cores
 from calcvm.vm.heap import parse_bytes
@@ -23,6 +23,7 @@ from calcvm.vm.program import Program
 ITEMSIZE = {"float32": 4, "float64": 8}
 MODES = ("grid", "graph", "fleet")
 PRECISIONS = ("float32", "tf32")
+MAX_WORKERS = 1024
 # A team pays once its share of a step's arithmetic exceeds its barriers (about 0.1 us each, and the lines
 # that move between caches): see bench/RESULTS.md.
 TEAM_FLOPS = 2e6
@@ -69,14 +70,18 @@ def plan(
     PlanError : it does not fit, with ``needed`` and ``allowed`` bytes.
     UnsupportedOperator : the device has no kernel for a row.
     """
-    if dtype not in ITEMSIZE:
-        raise CalcError(f"dtype {dtype!r}: take 'float32' or 'float64'")
-    if device not in DEVICES:
-        raise CalcError(f"device {device!r}: take one of {', '.join(DEVICES)}")
+    checks.one_of("plan", graph, CalcGraph, "a graph (cv.CalcGraph, cv.build_graph)")
+    dtype = checks.choice("dtype", _name_of(dtype), ITEMSIZE)
+    checks.choice("device", device, DEVICES)
+    accumulate = checks.flag("accumulate", accumulate)
+    if workers is not None:
+        workers = checks.integer("workers", workers, 1, MAX_WORKERS)
     _check_options(device, dtype, workers, mode, precision)
     if batch_size is None and memory is None:
         raise PlanError("give batch_size= or memory=: how large may a batch be?")
-    keep = tuple(keep)
+    if batch_size is not None:
+        batch_size = checks.integer("batch_size", batch_size, 1, MAX_BATCH)
+    keep = _names(keep)
 
     gpu = device == "cuda"
     budget = None if memory is None else parse_bytes(memory)
@@ -93,7 +98,7 @@ def plan(
     if gpu:
         return _planned_for_gpu(planned, mode, workers, precision)
     if workers is not None or device == "blas":
-        return planned(workers or 1)
+        return planned(1 if workers is None else workers)
     alone = planned(1)
     cores = n_cores()
     if cores == 1 or flops(alone.lowered, alone.batch_size) < TEAM_FLOPS:
@@ -104,12 +109,23 @@ def plan(
         return alone
 
 
+def _name_of(dtype: Any) -> Any:
+    """ "float32" of ``np.float32`` and of ``np.dtype("float32")`` too."""
+    return dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", dtype))
+
+
+def _names(keep: Any) -> tuple[str, ...]:
+    """Names of results; the results themselves are welcome."""
+    if isinstance(keep, str) or not isinstance(keep, Iterable):
+        raise CalcError(f"keep: give a list of names of results, such as keep=['y'], not {checks.shown(keep)}")
+    return tuple(checks.text("keep: a name", v.name if isinstance(v, Variable) else v, "y") for v in keep)
+
+
 def _check_options(device: str, dtype: str, workers: int | None, mode: str | None, precision: str) -> None:
     """What a device does not know is refused."""
-    if mode not in (None, *MODES):
-        raise CalcError(f"mode {mode!r}: take one of {', '.join(MODES)}")
-    if precision not in PRECISIONS:
-        raise CalcError(f"precision {precision!r}: take one of {', '.join(PRECISIONS)}")
+    if mode is not None:
+        checks.choice("mode", mode, MODES)
+    checks.choice("precision", precision, PRECISIONS)
     if device != "cuda" and (mode is not None or precision != "float32"):
         raise CalcError(f"device {device!r} has no mode and no precision: they are of device 'cuda'")
     if precision == "tf32" and dtype != "float32":
@@ -190,7 +206,12 @@ def compile(  # noqa: A001
     PlanError, CalcError : as `plan`.
     ProgramError : the rows do not verify (a defect of calcvm or of a registered operator).
     """
-    plan = plan or plan_of(graph, **options)
+    checks.one_of("compile", graph, CalcGraph, "a graph (cv.CalcGraph, cv.build_graph)")
+    if plan is None:
+        plan = plan_of(graph, **options)
+    elif options:
+        raise CalcError(f"compile: the plan has its {next(iter(options))} already: give options to cv.plan")
+    checks.one_of("compile: plan", plan, Plan, "a plan (cv.plan)")
     info = plan.lowered.info
     facts = dict(vars(info["facts"]))
     constants = facts.pop("constants")

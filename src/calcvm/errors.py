@@ -48,4 +48,11 @@ class MissingExtra(CalcError, ImportError):
 
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(f'{purpose} needs {package}: install it with pip install "calcvm[{extra}]"')
-        self.package, self.extra = package, extra
+        self.package, self.extra, self.purpose = package, extra, purpose
+
+    def __reduce__(self) -> tuple:  # a pool's worker hands its errors over
+        return type(self), (self.package, self.extra, self.purpose)
+
+
+class CalcWarning(RuntimeWarning):
+    """Something went on that is hardly what was meant, such as training after a loss that is not finite."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from builtins import sum as sum_of
 from collections.abc import Sequence
+from typing import Any
 
-from calcvm.errors import ShapeError
+from calcvm import checks
+from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
 from calcvm.ops.dims import Affine
 
@@ -69,23 +71,33 @@ def linear(x: Variable, weight: Variable, bias: Variable | None = None) -> Varia
     return apply("linear", x, weight, bias)
 
 
+def _pair(name: str, a: Any, b: Any) -> None:
+    """One operand at least is a variable: others would compute something else in silence."""
+    if not isinstance(a, Variable) and not isinstance(b, Variable):
+        raise CalcError(f"{name}: a variable is wanted, not {checks.called(a)} and {checks.called(b)}")
+
+
 def add(a: Variable, b: Variable) -> Variable:
     """a + b, broadcasting."""
+    _pair("add", a, b)
     return a + b
 
 
 def sub(a: Variable, b: Variable) -> Variable:
     """a - b, broadcasting."""
+    _pair("sub", a, b)
     return a - b
 
 
 def mul(a: Variable, b: Variable) -> Variable:
     """a * b, broadcasting."""
+    _pair("mul", a, b)
     return a * b
 
 
 def div(a: Variable, b: Variable) -> Variable:
     """a / b, broadcasting."""
+    _pair("div", a, b)
     return a / b
 
 
@@ -121,7 +133,7 @@ def log(x: Variable) -> Variable:
 
 def pow(x: Variable, exponent: float) -> Variable:  # noqa: A001
     """x to a constant power."""
-    return apply("pow", x, exponent=float(exponent))
+    return apply("pow", x, exponent=exponent)
 
 
 def relu(x: Variable) -> Variable:
@@ -171,9 +183,10 @@ def log_softmax(x: Variable, axis: int = -1) -> Variable:
 
 def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, then: str = "") -> Variable:
     """Reduce over any axes: blocks of neighbouring axes one after the other, from the right; the rest by ``then``."""
-    if axes is None:
+    if axes is None or not isinstance(x, Variable):
         return apply(name, x, axes=None, keepdims=keepdims)
-    chosen = sorted({a + x.rank if a < 0 else a for a in ((axes,) if isinstance(axes, int) else axes)})
+    given = _axes(name, (axes,) if checks.is_integer(axes) else axes)
+    chosen = sorted({a + x.rank if a < 0 else a for a in given})
     if not all(0 <= a < x.rank for a in chosen):
         raise ShapeError(f"{name} of {x}: axes {axes} are outside its {x.rank} dimensions")
     while chosen:
@@ -182,6 +195,12 @@ def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, then: str = "") 
             block.insert(0, chosen.pop())
         x, name = apply(name, x, axes=tuple(block), keepdims=keepdims), then or name
     return x
+
+
+def _axes(name: str, axes: Any) -> tuple[int, ...]:
+    if not isinstance(axes, (tuple, list)) or not all(map(checks.is_integer, axes)):
+        raise ShapeError(f"{name}: axes {checks.shown(axes)}: give an axis, or a tuple of them")
+    return checks.plain(tuple(axes))
 
 
 def sum(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
@@ -211,6 +230,8 @@ def min(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # 
 
 def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:
     """The same elements under another shape: None the batch, at most one -1 what is left.  Costs nothing."""
+    if not isinstance(shape, (tuple, list)):
+        raise ShapeError(f"reshape: shape {checks.shown(shape)}: give a tuple such as (None, 8), None for the batch")
     return apply("reshape", x, shape=tuple(shape))
 
 
@@ -221,13 +242,14 @@ def flatten(x: Variable) -> Variable:
 
 def transpose(x: Variable, axes: Sequence[int] | None = None) -> Variable:
     """Axes in another order (default reversed)."""
-    return apply("transpose", x, axes=None if axes is None else tuple(axes))
+    return apply("transpose", x, axes=None if axes is None else _axes("transpose", axes))
 
 
 def concat(variables: Sequence[Variable], axis: int = -1) -> Variable:
     """Join variables along an axis."""
-    if not variables:
-        raise ShapeError("concat: give at least one variable")
+    if not isinstance(variables, (list, tuple)) or not variables:
+        raise ShapeError(f"concat: give a list of variables to join, such as [a, b], not {checks.shown(variables)}")
+    checks.one_of("concat", variables[0], Variable, "a list of variables")
     joined = variables[0]
     for v in variables[1:]:
         joined = apply("concat", joined, v, axis=axis)
@@ -239,8 +261,8 @@ def dropout(x: Variable, rate: float = 0.5) -> Variable:
 
     The mask is a function of the model's seed, the step and the element: it is not stored.
     """
-    if not 0 <= rate < 1:
-        raise ShapeError(f"dropout of {x}: rate {rate!r} must be in [0, 1)")
+    checks.one_of("dropout", x, Variable, "a variable")
+    rate = checks.number(f"dropout of {x}: rate", rate, 0, 1, ends="[)")
     g = x.graph
     rng = g.state("rng", 2, {"kind": "rng"})
     name = g.unique("dropout")
@@ -253,11 +275,19 @@ def dropout(x: Variable, rate: float = 0.5) -> Variable:
 
 def slice(x: Variable, starts: Sequence[int | None], stops: Sequence[int | None]) -> Variable:  # noqa: A001
     """``x[starts[0]:stops[0], ...]``, also written with Python's slices; None: from the start, to the end."""
+    for what, bounds in (("starts", starts), ("stops", stops)):
+        if not isinstance(bounds, (tuple, list)):
+            raise ShapeError(f"slice: {what} {checks.shown(bounds)}: give a tuple with a bound for each axis")
     return apply("slice", x, starts=tuple(starts), stops=tuple(stops))
 
 
 def softmax_cross_entropy(logits: Variable, target: Variable, label_smoothing: float = 0.0) -> Variable:
     """Mean cross entropy of softmax(logits) (B, N) against labels (B,) or probabilities (B, N)."""
+    if isinstance(logits, Variable) and logits.rank and logits.shape[-1] == 1:
+        raise ShapeError(
+            f"softmax_cross_entropy of {logits}: one output's softmax is 1 and its loss 0, whatever it is: give an output "
+            "a class, or take binary_cross_entropy"
+        )
     return apply("softmax_cross_entropy", logits, target, label_smoothing=label_smoothing)
 
 

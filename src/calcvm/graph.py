@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calcvm import checks
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.dims import BATCH, ONE, Affine, Quadratic, Shape, numel, shape_of, show
+from calcvm.ops.spec import Attr
 from calcvm.ops.statement import unique
 
 if TYPE_CHECKING:
@@ -48,8 +50,11 @@ class TensorDescriptor:
 class Variable:
     """A tensor of the graph: placeholder, parameter, constant or the result of an operator.
 
-    Arithmetic (``+ - * / @ **``, unary minus, ``abs``, slices) builds operators in the active path.
+    Arithmetic (``+ - * / @ **``, unary minus, ``abs``, slices) builds operators in the active path.  The other side
+    may be a number or an array, which becomes a constant of the graph.
     """
+
+    __array_ufunc__ = None  # arrays leave ``array * variable`` to the variable
 
     graph: CalcGraph = field(repr=False)
     name: str
@@ -64,6 +69,7 @@ class Variable:
 
     def rename(self, name: str) -> Variable:
         """Give the variable another name."""
+        checks.text("a variable's name", name, "x")
         self.graph._claim(name, self)
         self._call(name)
         self.unnamed = False
@@ -102,41 +108,53 @@ class Variable:
     def __str__(self) -> str:
         return f"{self.name} {self.descriptor}"
 
-    def __add__(self, other: Variable | float) -> Variable:
-        return apply("add", self, other) if isinstance(other, _TENSOR) else apply("affine", self, a=1.0, b=other)
+    def __add__(self, other: Operand) -> Variable:
+        x = _operand(self, "+", other)
+        return apply("add", self, x) if isinstance(x, _TENSOR) else apply("affine", self, a=1.0, b=x)
 
-    __radd__ = __add__
+    def __radd__(self, other: Operand) -> Variable:
+        return self + other
 
-    def __sub__(self, other: Variable | float) -> Variable:
-        if isinstance(other, _TENSOR):
-            return apply("sub", self, other)
-        return apply("affine", self, a=1.0, b=-other)
+    def __sub__(self, other: Operand) -> Variable:
+        x = _operand(self, "-", other)
+        return apply("sub", self, x) if isinstance(x, _TENSOR) else apply("affine", self, a=1.0, b=-x)
 
-    def __rsub__(self, other: Variable | float) -> Variable:
-        if isinstance(other, _TENSOR):
-            return apply("sub", other, self)
-        return apply("affine", self, a=-1.0, b=other)
+    def __rsub__(self, other: Operand) -> Variable:
+        x = _operand(self, "-", other)
+        return apply("sub", x, self) if isinstance(x, _TENSOR) else apply("affine", self, a=-1.0, b=x)
 
-    def __mul__(self, other: Variable | float) -> Variable:
-        return apply("mul", self, other) if isinstance(other, _TENSOR) else apply("affine", self, a=other, b=0.0)
+    def __mul__(self, other: Operand) -> Variable:
+        x = _operand(self, "*", other)
+        return apply("mul", self, x) if isinstance(x, _TENSOR) else apply("affine", self, a=x, b=0.0)
 
-    __rmul__ = __mul__
+    def __rmul__(self, other: Operand) -> Variable:
+        return self * other
 
-    def __truediv__(self, other: Variable | float) -> Variable:
-        if isinstance(other, _TENSOR):
-            return apply("div", self, other)
-        return apply("affine", self, a=1.0 / other, b=0.0)
+    def __truediv__(self, other: Operand) -> Variable:
+        x = _operand(self, "/", other)
+        if isinstance(x, _TENSOR):
+            return apply("div", self, x)
+        if x == 0:
+            raise CalcError(f"{self.name} / 0: division by zero")
+        return apply("affine", self, a=1.0 / x, b=0.0)
 
-    def __rtruediv__(self, other: Variable | float) -> Variable:
-        if isinstance(other, _TENSOR):
-            return apply("div", other, self)
-        return other * apply("pow", self, exponent=-1.0)
+    def __rtruediv__(self, other: Operand) -> Variable:
+        x = _operand(self, "/", other)
+        return apply("div", x, self) if isinstance(x, _TENSOR) else x * apply("pow", self, exponent=-1.0)
 
-    def __matmul__(self, other: Variable) -> Variable:
+    def __matmul__(self, other: Variable | np.ndarray) -> Variable:
         return apply("matmul", self, other)
 
-    def __pow__(self, exponent: float) -> Variable:
-        return apply("pow", self, exponent=float(exponent))
+    def __rmatmul__(self, other: np.ndarray) -> Variable:
+        return apply("matmul", other, self)
+
+    def __pow__(self, exponent: Any) -> Variable:
+        if isinstance(exponent, _TENSOR):
+            raise CalcError(f"{self.name} ** variable: the exponent is a number; write cv.exp(exponent * cv.log(x))")
+        return apply("pow", self, exponent=exponent)
+
+    def __iter__(self) -> Iterator[Variable]:
+        raise CalcError(f"{self} is one variable and no sequence of them: take parts of it by slices")
 
     def __neg__(self) -> Variable:
         return apply("neg", self)
@@ -154,6 +172,27 @@ class Variable:
 
 
 _TENSOR = (Variable, np.ndarray)
+Operand = Variable | np.ndarray | float
+
+
+def _operand(x: Variable, sign: str, other: Any) -> Any:
+    """The other side of an operator: a variable, a number, or an array (a list of numbers too)."""
+    if isinstance(other, Variable):
+        return other
+    if checks.is_number(other):
+        return checks.number(f"{x.name} {sign} number: it", other)
+    return as_array(f"{x.name} {sign} {type(other).__name__}", other)
+
+
+def as_array(what: str, value: Any) -> np.ndarray:
+    """A constant of float64."""
+    try:
+        array = np.asarray(value)
+        if array.dtype.kind not in "fiub":
+            raise TypeError
+        return array.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise CalcError(f"{what}: a variable, a number or an array is wanted, not {checks.shown(value)}") from None
 
 
 @dataclass(eq=False)
@@ -208,12 +247,17 @@ class Path:
             if isinstance(v, Variable) and v.path is self and v.unnamed and name not in taken and name[0] != "_":
                 v.rename(name)
 
-    def minimize(self, loss: Variable, optimizer: Optimizer, output: Variable | None = None) -> None:
-        """Train the trainable parameters behind ``loss`` (one element) with ``optimizer``.
+    def minimize(self, loss: Variable, optimizer: Optimizer | str, output: Variable | None = None) -> None:
+        """Train the trainable parameters behind ``loss`` (one element) with ``optimizer``, or one's name (``"adam"``).
 
         ``output`` : the network's result; operators it does not need form the section "loss", so that the
         network can run forward without targets.
         """
+        from calcvm.optim import optimizer_of
+
+        checks.one_of("minimize", loss, Variable, "a variable, the loss,")
+        if output is not None:
+            checks.one_of("minimize: output", output, Variable, "a variable")
         if not self.backward:
             raise CalcError(f"path {self.name!r} is forward only: open it with g.path({self.name!r}, backward=True)")
         if self.loss is not None:
@@ -222,7 +266,7 @@ class Path:
             raise ShapeError(f"minimize: loss {loss} must have one element: reduce it, for example by mean")
         if loss.path is not self:
             raise CalcError(f"minimize: {loss.name!r} is not computed in path {self.name!r}")
-        self.loss, self.optimizer, self.output = loss, optimizer, output
+        self.loss, self.optimizer, self.output = loss, optimizer_of(optimizer), output
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -247,6 +291,11 @@ class CalcGraph:
         self._active: list[Path] = []
         self._counts: dict[str, int] = {}
 
+    def __repr__(self) -> str:
+        kinds = [v.kind for v in self.variables.values()]
+        counts = ", ".join(f"{kinds.count(kind)} {kind}s" for kind in ("placeholder", "parameter", "result"))
+        return f"<CalcGraph: {counts}; paths {', '.join(self.paths) or 'none'}>"
+
     def placeholder(self, name: str, shape: Sequence[int | None]) -> Variable:
         """Data that the user sets.
 
@@ -254,7 +303,7 @@ class CalcGraph:
         ----------
         shape : sizes; None for the batch, at most once.
         """
-        dims = shape_of(tuple(shape))
+        dims = shape_of(checks.sizes(f"placeholder {name!r}: shape", shape, batch=True))
         if sum(not s.constant for s in dims) > 1:
             raise ShapeError(
                 f"placeholder {name!r}: shape {show(dims)} has the batch more than once: give numbers instead"
@@ -265,28 +314,27 @@ class CalcGraph:
         self,
         name: str,
         shape: Sequence[int],
-        init: Initializer | np.ndarray | None = None,
+        init: Initializer | np.ndarray | str | None = None,
         regularizer: Regularizer | None = None,
         trainable: bool = True,
     ) -> Variable:
         """A value that training changes (unless ``trainable=False``: frozen).
 
-        init : an initializer of `calcvm.init` (default `XavierUniform`, `Zeros` for vectors), or an array.
+        init : an initializer of `calcvm.init` (default `XavierUniform`, `Zeros` for vectors), its name such as
+            ``"he_normal"``, or an array.
         """
-        dims = shape_of(tuple(shape))
-        if not all(s.constant and s.b > 0 for s in dims):
-            raise ShapeError(f"parameter {name!r}: shape {show(dims)} must be positive numbers, without the batch")
-        if isinstance(init, np.ndarray) and init.shape != tuple(shape):
-            raise ShapeError(f"parameter {name!r}: initial array {init.shape} is not of its shape {tuple(shape)}")
-        if init is None:
-            from calcvm import init as initializers
+        from calcvm.init import initializer_of
+        from calcvm.optim import regularizer_of
 
-            init = initializers.XavierUniform() if len(dims) > 1 else initializers.Zeros()
-        return self._add(name, "parameter", dims, init=init, regularizer=regularizer, trainable=trainable)
+        what = f"parameter {name!r}"
+        sizes = checks.sizes(f"{what}: shape", shape)
+        trainable = checks.flag(f"{what}: trainable", trainable)
+        init, regularizer = initializer_of(what, init, sizes), regularizer_of(what, regularizer)
+        return self._add(name, "parameter", shape_of(sizes), init=init, regularizer=regularizer, trainable=trainable)
 
     def constant(self, name: str, value: np.ndarray) -> Variable:
         """A fixed array."""
-        value = np.asarray(value, np.float64)
+        value = as_array(f"constant {name!r}", value)
         return self._add(name, "constant", shape_of(value.shape), init=value)
 
     def path(self, name: str, backward: bool = False, adopt: bool = True) -> Path:
@@ -294,14 +342,18 @@ class CalcGraph:
 
         adopt : call results by the Python names that they have at the end of the ``with`` block.
         """
+        checks.text("a path's name", name, "learn")
         if name in self.paths:
             raise CalcError(f"path {name!r} exists already: paths of a graph have different names")
+        backward, adopt = checks.flag("backward", backward), checks.flag("adopt", adopt)
         path = self.paths[name] = Path(self, name, backward, adopt)
         return path
 
     @contextmanager
     def extend(self, name: str) -> Iterator[Path]:
         """Reopen a path to add operators."""
+        if not isinstance(name, str) or name not in self.paths:
+            raise CalcError(f"no path {checks.shown(name)}; there are {', '.join(self.paths) or 'none'}")
         with self.paths[name] as path:
             yield path
 
@@ -341,6 +393,7 @@ class CalcGraph:
             taken._call(self.unique(name))
 
     def _add(self, name: str, kind: str, shape: Shape, **fields: Any) -> Variable:
+        checks.text("a variable's name", name, "x")
         self._claim(name)
         v = self.variables[name] = Variable(self, name, kind, TensorDescriptor(shape), **fields)
         return v
@@ -355,19 +408,20 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
     UnsupportedOperator : the table has no such operator.
     CalcError : an attribute is unknown or out of range.
     """
-    spec = OPS.get(name)
+    spec = OPS.get(name) if isinstance(name, str) else None
     if spec is None:
-        raise UnsupportedOperator(f"operator {name!r} is not in the table; known: {', '.join(sorted(OPS))}")
+        raise UnsupportedOperator(f"operator {checks.shown(name)} is not in the table; known: {', '.join(sorted(OPS))}")
     graph = next((v.graph for v in inputs if isinstance(v, Variable)), None)
     if graph is None:
-        raise CalcError(f"{name}: at least one input must be a variable of a graph")
+        given = ", ".join(map(checks.shown, inputs)) or "none"
+        raise CalcError(f"{name}: at least one input must be a variable of a graph, not {given}")
     path = graph.active
     named: dict[str, Variable] = {}
     for slot, v in zip(spec.inputs, inputs):
         if v is None:
             continue
         if not isinstance(v, Variable):
-            v = graph.constant(graph.unique(f"{name}_{slot}"), v)
+            v = graph.constant(graph.unique(f"{name}_{slot}"), as_array(f"{name}: {slot}", v))
             v.unnamed = True
         if v.graph is not graph:
             raise CalcError(f"{name}: {v.name!r} belongs to another graph")
@@ -408,8 +462,15 @@ def _checked_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     unknown = [n for n in given if n not in known]
     if unknown:
         raise CalcError(f"{spec.name}: unknown attribute {unknown[0]!r}; it takes {', '.join(known) or 'none'}")
-    attrs = {a.name: given.get(a.name, a.default) for a in spec.attrs}
+    attrs = {a.name: checks.plain(given.get(a.name, a.default)) for a in spec.attrs}
     for n, value in attrs.items():
-        if not known[n].check(value):
-            raise CalcError(f"{spec.name}: attribute {n}={value!r} is not allowed ({known[n].doc})")
+        if not _allowed(known[n], value):
+            raise CalcError(f"{spec.name}: attribute {n}={checks.shown(value)} is not allowed ({known[n].doc})")
     return attrs
+
+
+def _allowed(attr: Attr, value: Any) -> bool:
+    try:
+        return bool(attr.check(value))
+    except (TypeError, ValueError, OverflowError):  # it is of a type that cannot be compared with the range
+        return False

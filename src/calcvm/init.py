@@ -7,11 +7,13 @@ of ``n_in`` and a fan-out of ``n_out`` times the size of the receptive field.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
-from calcvm.errors import CalcError
+from calcvm import checks
+from calcvm.errors import CalcError, ShapeError
 
 Shape = tuple[int, ...]
 
@@ -28,6 +30,11 @@ def fans(shape: Shape) -> tuple[int, int]:
 @dataclass(frozen=True)
 class Initializer:
     """Base: a callable from a shape and a random generator to values."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = checks.number(f"{type(self).__name__}: {f.name}", getattr(self, f.name), -1e300, 1e300)
+            object.__setattr__(self, f.name, value)
 
     def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
         raise NotImplementedError
@@ -65,6 +72,7 @@ class Uniform(Initializer):
     high: float = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.low <= self.high:
             raise CalcError(f"Uniform: low {self.low!r} must be at most high {self.high!r}")
 
@@ -80,6 +88,7 @@ class Normal(Initializer):
     std: float = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.std >= 0:
             raise CalcError(f"{type(self).__name__}: std must be >= 0, not {self.std!r}")
 
@@ -105,6 +114,7 @@ class _Scaled(Initializer):
     gain: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.gain >= 0:
             raise CalcError(f"{type(self).__name__}: gain must be >= 0, not {self.gain!r}")
 
@@ -174,3 +184,55 @@ class Orthogonal(Initializer):
 
 GlorotUniform, GlorotNormal = XavierUniform, XavierNormal
 KaimingUniform, KaimingNormal = HeUniform, HeNormal
+
+KINDS = (
+    Zeros, Ones, Constant, Uniform, Normal, TruncatedNormal, XavierNormal, XavierUniform, HeNormal, HeUniform, Orthogonal
+)  # fmt: skip
+# "he_normal": HeNormal, "glorot_uniform": XavierUniform, ...; those that need a value are not named by a text
+NAMES = {
+    "".join("_" + c.lower() if c.isupper() else c for c in name)[1:]: kind
+    for name, kind in list(globals().items())
+    if kind in KINDS and kind is not Constant
+}
+
+
+def initializer_of(what: str, given: Any, shape: Shape) -> Initializer | np.ndarray:
+    """What a parameter of ``shape`` starts from: an initializer, given as one, by its name or class, or an array.
+
+    Raises
+    ------
+    CalcError : it is none of these.  A function is none: a program keeps the initializer's name and numbers, so that
+        other seeds, files and processes draw from it too.
+    """
+    if given is None:
+        return XavierUniform() if len(shape) > 1 else Zeros()
+    if isinstance(given, str):
+        if given.lower() not in NAMES:
+            raise CalcError(f"{what}: initializer {checks.shown(given)} is unknown; take one of {', '.join(NAMES)}")
+        given = NAMES[given.lower()]
+    if isinstance(given, type) and given in KINDS:
+        if given is Constant:
+            raise CalcError(f"{what}: Constant needs its value: init=cv.init.Constant(0.1)")
+        given = given()  # type: ignore[call-arg]
+    if type(given) in KINDS:
+        if isinstance(given, Orthogonal) and len(shape) < 2:
+            raise CalcError(f"{what}: Orthogonal: the shape {shape} has fewer than 2 axes")
+        return given
+    if callable(given):
+        name = getattr(given, "__name__", type(given).__name__)
+        raise CalcError(
+            f"{what}: {name} is no initializer of cv.init, and functions cannot be stored in a program: give their "
+            f"values, init={name}({shape}, np.random.default_rng(0))"
+        )
+    wanted = "an initializer such as cv.init.HeNormal(), its name, or an array"
+    if not isinstance(given, (np.ndarray, list, tuple)):
+        raise CalcError(f"{what}: init: {wanted} is wanted, not {checks.shown(given)}")
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise CalcError(f"{what}: init: the rows of {checks.shown(given)} differ in length") from None
+    if array.dtype.kind not in "fiub":
+        raise CalcError(f"{what}: init: {wanted} is wanted, not an array of {array.dtype}")
+    if array.shape != shape:
+        raise ShapeError(f"{what}: initial array {array.shape} is not of its shape {shape}")
+    return array

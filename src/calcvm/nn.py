@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
+from calcvm import checks
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
+from calcvm.init import initializer_of
 from calcvm.ops.dims import show
+from calcvm.optim import regularizer_of
+
+LARGEST_SIZE = 2**40  # of a value, in elements
+AXES = 64  # more than any variable has
 
 
 class Layer:
     """Base of layers.  ``layer.build(x, scope, training)`` adds its operators to the active path."""
+
+    stateless: ClassVar[bool] = False  # it has no parameters: a network may have it several times
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         """The layer's output; parameters of ``scope`` that the graph has already are shared."""
@@ -22,19 +30,33 @@ class Layer:
     def __rshift__(self, other: Layer) -> Sequential:
         return Sequential(self, other)
 
+    def __rrshift__(self, other: Any) -> Sequential:
+        return Sequential(other, self)
+
     @property
     def kind(self) -> str:
         return type(self).__name__.lower()
 
 
 class Sequential(Layer):
-    """Layers one after the other: ``Linear(64) >> Sigmoid() >> Linear(10)``."""
+    """Layers one after the other: ``Linear(64) >> Sigmoid() >> Linear(10)``.
+
+    Raises
+    ------
+    CalcError : something is no layer, or a layer with parameters is there twice.
+    """
 
     def __init__(self, *layers: Layer):
+        self.layers: list[Layer] = []
         for layer in layers:
-            if not isinstance(layer, Layer):
-                raise CalcError(f"Sequential takes layers of calcvm.nn; {layer!r} is a {type(layer).__name__}")
-        self.layers = [inner for layer in layers for inner in (layer if isinstance(layer, Sequential) else [layer])]
+            checks.one_of("a network", layer, Layer, "a layer of calcvm.nn, such as nn.ReLU(),")
+            for inner in layer if isinstance(layer, Sequential) else [layer]:
+                if not inner.stateless and any(inner is known for known in self.layers):
+                    raise CalcError(
+                        f"a network has the same {inner!r} twice, and layers do not share weights: make another "
+                        f"{type(inner).__name__}, or a graph of your own that uses one parameter twice"
+                    )
+                self.layers.append(inner)
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
@@ -47,6 +69,7 @@ class Sequential(Layer):
         for layer in self.layers:
             n = counts[layer.kind] = counts.get(layer.kind, 0) + 1
             x = layer.build(x, f"{scope}{layer.kind}_{n}", training)
+            checks.one_of(f"build of {layer!r} must return a variable", x, Variable, "a variable")
         return x
 
 
@@ -54,7 +77,8 @@ class Sequential(Layer):
 class Linear(Layer):
     """``y = x @ weight + bias``: x (..., K), weight (K, units), bias (units,).
 
-    init, bias_init : initializers (default XavierUniform, Zeros).  trainable : False freezes the layer.
+    init, bias_init : initializers, their names, or arrays (default XavierUniform, Zeros).  trainable : False freezes
+    the layer.
     """
 
     units: int
@@ -65,8 +89,19 @@ class Linear(Layer):
     trainable: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.units, int) or self.units < 1:
-            raise CalcError(f"Linear: units must be a positive integer, not {self.units!r}")
+        self.units = checks.integer("Linear: units", self.units, 1, LARGEST_SIZE)
+        if checks.is_integer(self.bias):
+            raise CalcError(
+                f"Linear: bias must be True or False, not {self.bias!r}: Linear(units) finds out itself how many values "
+                f"it is given; PyTorch's Linear({self.units}, {self.bias}) is nn.Linear({self.bias})"
+            )
+        self.bias = checks.flag("Linear: bias", self.bias)
+        self.trainable = checks.flag("Linear: trainable", self.trainable)
+        self.regularizer = regularizer_of("Linear", self.regularizer)
+        for name in ("init", "bias_init"):  # of arrays the shape is looked at when its inputs are known
+            given = getattr(self, name)
+            if given is not None and not hasattr(given, "__len__") or isinstance(given, str):
+                setattr(self, name, initializer_of(f"Linear: {name}", given, (1, 1)))
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         if x.rank < 2 or not x.shape[-1].constant:
@@ -94,45 +129,155 @@ def _shared(x: Variable, trainable: bool) -> Callable[..., Variable]:
 class Dropout(Layer):
     """Zeroes elements with probability ``rate`` while training; nothing otherwise."""
 
+    stateless: ClassVar[bool] = True
     rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        self.rate = checks.number("Dropout: rate", self.rate, 0, 1, ends="[)")
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         return F.dropout(x, self.rate) if training and self.rate else x
 
 
 class Function(Layer):
-    """A function of one variable as a layer; also the base of the activations."""
+    """A function of one variable as a layer: ``Function(cv.tanh)``, ``Function(lambda x: x * x)``."""
 
-    def __init__(self, fn: Callable[[Variable], Variable], *args: float, **kwargs: Any):
+    stateless: ClassVar[bool] = True
+
+    def __init__(self, fn: Callable[..., Variable], *args: Any, **kwargs: Any):
+        if not callable(fn) or isinstance(fn, (type, Layer)):
+            raise CalcError(f"Function takes a function of one variable, such as cv.tanh, not {checks.shown(fn)}")
         self._fn, self._args, self._kwargs = fn, args, kwargs
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        return self._fn(x, *self._args, **self._kwargs)
+        y = self._fn(x, *self._args, **self._kwargs)
+        return checks.one_of(f"{self!r} must return a variable", y, Variable, "a variable")
 
     def __repr__(self) -> str:
         given = [*map(str, self._args), *(f"{k}={v!r}" for k, v in self._kwargs.items())]
-        name = type(self).__name__ if type(self) is not Function else f"Function {self._fn.__name__}"
-        return f"{name}({', '.join(given)})"
+        return f"Function {getattr(self._fn, '__name__', self._fn)}({', '.join(given)})"
 
 
-def _layer(fn: Callable[..., Variable], name: str) -> Any:
-    def __init__(self: Function, *args: float, **kwargs: Any) -> None:
-        Function.__init__(self, fn, *args, **kwargs)
+@dataclass(eq=False)
+class Activation(Layer):
+    """Base of layers without parameters: an operator on every element, or on every row."""
 
-    return type(name, (Function,), {"__init__": __init__, "__doc__": fn.__doc__, "__module__": __name__})
+    stateless: ClassVar[bool] = True
+    function: ClassVar[Callable[..., Variable]]
+
+    def __post_init__(self) -> None:
+        """Fields are numbers unless a layer says otherwise."""
+        for f in fields(self):
+            setattr(
+                self, f.name, checks.number(f"{type(self).__name__}: {f.name}", getattr(self, f.name), -1e300, 1e300)
+            )
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        return type(self).function(x, **vars(self))
 
 
-Scale = _layer(lambda x, a=1.0, b=0.0: apply("affine", x, a=a, b=b), "Scale")
-Scale.__doc__ = "``a * x + b`` with constants: scaling of raw data, for example."
-Flatten = _layer(F.flatten, "Flatten")
-Reshape = _layer(lambda x, *shape: F.reshape(x, (None, *shape)), "Reshape")
-Reshape.__doc__ = "Another shape for each sample: ``Reshape(8, 8)``."
-ReLU = _layer(F.relu, "ReLU")
-LeakyReLU = _layer(F.leaky_relu, "LeakyReLU")
-Sigmoid = _layer(F.sigmoid, "Sigmoid")
-Tanh = _layer(F.tanh, "Tanh")
-GELU = _layer(F.gelu, "GELU")
-Softplus = _layer(F.softplus, "Softplus")
-ELU = _layer(F.elu, "ELU")
-Softmax = _layer(F.softmax, "Softmax")
-LogSoftmax = _layer(F.log_softmax, "LogSoftmax")
+@dataclass(eq=False)
+class Scale(Activation):
+    """``a * x + b`` with constants: scaling of raw data, for example."""
+
+    a: float = 1.0
+    b: float = 0.0
+    function = staticmethod(lambda x, a, b: apply("affine", x, a=a, b=b))
+
+
+@dataclass(eq=False)
+class Flatten(Activation):
+    """(B, ...) as (B, elements of a sample).  Costs nothing."""
+
+    function = staticmethod(F.flatten)
+
+
+class Reshape(Layer):
+    """Another shape for each sample: ``Reshape(8, 8)``."""
+
+    stateless: ClassVar[bool] = True
+
+    def __init__(self, *shape: int):
+        given: tuple[Any, ...] = shape
+        if len(given) == 1 and isinstance(given[0], (tuple, list)):
+            given = tuple(given[0])
+        self.shape = checks.sizes("Reshape: the shape of a sample", given, low=-1)
+
+    def __repr__(self) -> str:
+        return f"Reshape({', '.join(map(str, self.shape))})"
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        return F.reshape(x, (None, *self.shape))
+
+
+@dataclass(eq=False)
+class ReLU(Activation):
+    """max(x, 0)."""
+
+    function = staticmethod(F.relu)
+
+
+@dataclass(eq=False)
+class LeakyReLU(Activation):
+    """x where positive, ``alpha * x`` elsewhere."""
+
+    alpha: float = 0.01
+    function = staticmethod(F.leaky_relu)
+
+
+@dataclass(eq=False)
+class Sigmoid(Activation):
+    """1 / (1 + exp(-x))."""
+
+    function = staticmethod(F.sigmoid)
+
+
+@dataclass(eq=False)
+class Tanh(Activation):
+    """Hyperbolic tangent."""
+
+    function = staticmethod(F.tanh)
+
+
+@dataclass(eq=False)
+class GELU(Activation):
+    """x * Phi(x), with the normal distribution Phi by erf ("none") or approximated by "tanh"."""
+
+    approximate: str = "none"
+    function = staticmethod(F.gelu)
+
+    def __post_init__(self) -> None:
+        checks.choice("GELU: approximate", self.approximate, ("none", "tanh"))
+
+
+@dataclass(eq=False)
+class Softplus(Activation):
+    """log(1 + exp(x))."""
+
+    function = staticmethod(F.softplus)
+
+
+@dataclass(eq=False)
+class ELU(Activation):
+    """x where positive, ``alpha * (exp(x) - 1)`` elsewhere."""
+
+    alpha: float = 1.0
+    function = staticmethod(F.elu)
+
+
+@dataclass(eq=False)
+class Softmax(Activation):
+    """exp(x) normalized to sum 1 over an axis, which is the last one."""
+
+    axis: int = -1
+    function = staticmethod(F.softmax)
+
+    def __post_init__(self) -> None:
+        self.axis = checks.integer(f"{type(self).__name__}: axis", self.axis, -AXES, AXES)
+
+
+@dataclass(eq=False)
+class LogSoftmax(Softmax):
+    """log(softmax(x)), over the last axis."""
+
+    function = staticmethod(F.log_softmax)

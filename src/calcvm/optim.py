@@ -6,37 +6,36 @@ The formulas are PyTorch's; the rows that compute them are declared in `calcvm.o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
+from calcvm import checks
 from calcvm.errors import CalcError
 from calcvm.ops.optimizers import HYPER_SLOTS, HYPER_START, SCHEDULES
 
-
-def _check(owner: Any, name: str, ok: bool, wanted: str) -> None:
-    if not ok:
-        raise CalcError(f"{type(owner).__name__}: {name} must be {wanted}, not {getattr(owner, name)!r}")
+LARGEST_COUNT = 2**53  # of steps: slots are float64
 
 
-def _number(x: Any) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+def _set(owner: Any, name: str, value: Any) -> None:
+    object.__setattr__(owner, name, value)  # frozen: for users
+
+
+def _what(owner: Any, name: str) -> str:
+    return f"{type(owner).__name__}: {name}"
 
 
 def _at_least_0(owner: Any, *names: str) -> None:
     for name in names:
-        value = getattr(owner, name)
-        _check(owner, name, _number(value) and value >= 0, "a number >= 0")
+        _set(owner, name, checks.number(_what(owner, name), getattr(owner, name), 0))
 
 
 def _below_1(owner: Any, *names: str) -> None:
     for name in names:
-        value = getattr(owner, name)
-        _check(owner, name, _number(value) and 0 <= value < 1, "a number in [0, 1)")
+        _set(owner, name, checks.number(_what(owner, name), getattr(owner, name), 0, 1, ends="[)"))
 
 
 def _count(owner: Any, name: str, least: int) -> None:
-    value = getattr(owner, name)
-    _check(owner, name, isinstance(value, int) and value >= least, f"an integer >= {least}")
+    _set(owner, name, checks.integer(_what(owner, name), getattr(owner, name), least, LARGEST_COUNT))
 
 
 # ---------------------------------------------------------------- schedules
@@ -124,7 +123,7 @@ class CosineRestarts(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         _count(self, "period", 1)
-        _check(self, "factor", _number(self.factor) and self.factor >= 1, "a number >= 1")
+        _set(self, "factor", checks.number(_what(self, "factor"), self.factor, 1))
         _at_least_0(self, "min_lr")
 
 
@@ -162,11 +161,13 @@ class Optimizer:
     slot_of: ClassVar[dict[str, str]] = {}  # attribute: slot, where the names differ
 
     def __post_init__(self) -> None:
-        _check(self, "schedule", self.schedule is None or isinstance(self.schedule, Schedule), "a Schedule or None")
+        if self.schedule is not None:
+            wanted = "a schedule such as cv.Cosine(1000)"
+            checks.one_of(_what(self, "schedule"), self.schedule, Schedule, wanted)
         _at_least_0(self, "learning_rate")
         for name in ("clip_value", "clip_norm"):
-            value = getattr(self, name)
-            _check(self, name, value is None or (_number(value) and value > 0), "a number > 0 or None")
+            if (value := getattr(self, name)) is not None:
+                _set(self, name, checks.number(_what(self, name), value, 0, ends="(]", unless=" or None"))
 
     @property
     def row(self) -> str:
@@ -210,8 +211,9 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         _at_least_0(self, "momentum", "weight_decay")
-        if self.nesterov:
-            _check(self, "momentum", self.momentum > 0, "greater than 0 for nesterov")
+        _set(self, "nesterov", checks.flag(_what(self, "nesterov"), self.nesterov))
+        if self.nesterov and not self.momentum:
+            raise CalcError("SGD: momentum must be greater than 0 for nesterov, not 0")
 
     @property
     def row(self) -> str:
@@ -300,6 +302,31 @@ class Adagrad(Optimizer):
         return {"v": float(self.initial_accumulator)}
 
 
+OPTIMIZERS = {kind.__name__.lower(): kind for kind in (SGD, Adam, AdamHat, AdamW, RMSProp, Adagrad)}
+
+
+def optimizer_of(given: Any) -> Optimizer:
+    """An optimizer, by its name or class too where it has a default learning rate.
+
+    Raises
+    ------
+    CalcError : there is none of that name, or it is no optimizer.
+    """
+    names = ", ".join(repr(name) for name in OPTIMIZERS)
+    if isinstance(given, str):
+        if given.lower() not in OPTIMIZERS:
+            raise CalcError(f"optimizer {checks.shown(given)} is unknown; take one of {names}")
+        given = OPTIMIZERS[given.lower()]
+    if isinstance(given, type) and given in OPTIMIZERS.values():
+        if any(f.init and f.default is MISSING for f in fields(given)):
+            raise CalcError(f"{given.__name__} has no default learning rate: give optimizer=cv.{given.__name__}(0.1)")
+        return given()
+    if type(given) not in OPTIMIZERS.values():
+        what = f"the class {given.__name__}" if isinstance(given, type) else checks.shown(given)
+        raise CalcError(f"optimizer: one such as cv.Adam(1e-3) or one of the names {names} is wanted, not {what}")
+    return given
+
+
 # ---------------------------------------------------------------- regularizers
 @dataclass(frozen=True)
 class Regularizer:
@@ -309,7 +336,8 @@ class Regularizer:
     l2: float
 
     def __post_init__(self) -> None:
-        _at_least_0(self, "l1", "l2")
+        for name in ("l1", "l2"):
+            _set(self, name, checks.number(_what(self, name), getattr(self, name), 0, 1e300, ends="[)"))
 
 
 class Elastic(Regularizer):
@@ -328,3 +356,11 @@ class L2(Regularizer):
 
     def __init__(self, l: float):
         super().__init__(0.0, l)
+
+
+def regularizer_of(what: str, given: Any) -> Regularizer | None:
+    """A regularizer, or None (CalcError: it is something else)."""
+    if given is not None and not isinstance(given, Regularizer):
+        hint = f"cv.L2({given!r})" if checks.is_number(given) else "cv.L2(1e-4), cv.L1(1e-4) or cv.Elastic(1e-5, 1e-4)"
+        raise CalcError(f"{what}: its regularizer must be one such as {hint}, not {checks.shown(given)}")
+    return given

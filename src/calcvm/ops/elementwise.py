@@ -19,7 +19,7 @@ SIZE = "rows*cols"
 
 def _float(name: str, default: float | None, doc: str, lo: float = -1e300, hi: float = 1e300) -> tuple[Attr, Word]:
     def check(v: Any) -> bool:
-        return isinstance(v, (int, float)) and math.isfinite(v) and lo <= v <= hi
+        return isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) and lo <= v <= hi
 
     return Attr(name=name, default=default, check=check, doc=doc), Word(name=name, kind="float", lo=lo, hi=hi)
 

@@ -13,7 +13,9 @@ heap), so one program serves every learning rate.  A step runs, in this order:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from calcvm.ops.dims import Shape, affine
@@ -47,6 +49,51 @@ HYPER_ELEMS = f"{len(HYPER_SLOTS)}*D"
 # Slots that do not start at 0.
 HYPER_START = {"beta1_t": 1.0, "beta2_t": 1.0, "gamma_t": 1.0, "clip_scale": 1.0, "inv_sqrt_correction2_t": 1.0}
 SCHEDULES = ("constant", "step", "exponential", "cosine", "cosine_restarts")  # append-only: programs name the place
+
+
+# ---------------------------------------------------------------- what a user may set
+@dataclass(frozen=True)
+class Slot:
+    """The values that a hyperparameter may have: between two bounds, of which ``ends`` tells as in mathematics."""
+
+    low: float = 0.0
+    high: float = 1e300
+    ends: str = "[]"
+    whole: bool = False
+
+
+SLOTS = {
+    "learning_rate": Slot(),
+    "beta1": Slot(high=1, ends="[)"),
+    "beta2": Slot(high=1, ends="[)"),
+    "eps": Slot(),
+    "weight_decay": Slot(),
+    "clip_value": Slot(ends="(]"),
+    "clip_norm": Slot(ends="(]"),
+    "step_size": Slot(low=1, whole=True),
+    "gamma": Slot(),
+    "total_steps": Slot(low=1, whole=True),
+    "min_lr": Slot(),
+    "warmup_steps": Slot(whole=True),
+}
+SCHEDULE_SLOTS = {
+    "constant": (),
+    "step": ("step_size", "gamma"),
+    "exponential": ("gamma",),
+    "cosine": ("total_steps", "min_lr"),
+    "cosine_restarts": ("total_steps", "gamma", "min_lr"),
+}
+
+
+def slots_of(row: RowSpec, words: Mapping[str, Any]) -> dict[str, Slot]:
+    """The slots of a user that a row's results depend on: those that its equation names."""
+    if row.name == "tick":  # the powers of beta1 and beta2 are for those who name these themselves
+        schedule = SCHEDULES[words["schedule"]]
+        slots = {name: SLOTS[name] for name in ("learning_rate", "warmup_steps", *SCHEDULE_SLOTS[schedule])}
+        return slots | ({"gamma": Slot(low=1)} if schedule == "cosine_restarts" else {})
+    slots = {name: SLOTS[name] for name in re.findall(r"\w+", row.synopsis) if name in SLOTS}
+    return slots | ({"beta1": Slot()} if row.name in ("momentum", "nesterov", "rmsprop_momentum") else {})
+
 
 HYPER = R("hyper", HYPER_ELEMS)
 ROWS_COLS = dims("rows cols")

@@ -18,10 +18,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
 
 MAX_WORDS = 32  # W: words in an encoded row, the opcode and the flags included
 HEADER_WORDS = 2
+MAX_OPCODE = 2**16 - 1  # a table of addresses has a place for each up to a program's largest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +105,7 @@ ACC = Word(name="acc", kind="int", lo=0, hi=1)
 class RowSpec:
     """One instruction: ``kernels_*/`` hold a kernel of the same name and the same words.
 
-    opcode : append-only; never reuse or renumber (stored programs name it).
+    opcode : from 0 to 65535, append-only; never reuse or renumber (stored programs name it).
     in_place : pairs (written, read) that may share storage when the read value dies here.
     require : expressions over the words that must be >= 0: what the kernel relies on beyond the ranges.
     """
@@ -118,8 +120,12 @@ class RowSpec:
     flops: str = "0"
 
     def __post_init__(self) -> None:
+        if type(self.opcode) is not int or not 0 <= self.opcode <= MAX_OPCODE:
+            raise CalcError(
+                f"row {self.name!r}: the opcode must be an integer from 0 to {MAX_OPCODE}, not {self.opcode!r}"
+            )
         if HEADER_WORDS + len(self.words) + len(self.operands) > MAX_WORDS:
-            raise ValueError(f"row {self.name} has more than {MAX_WORDS} words")
+            raise CalcError(f"row {self.name!r} has more than {MAX_WORDS} words")
 
     @property
     def reads(self) -> tuple[Operand, ...]:
@@ -198,6 +204,9 @@ class OpSpec:
     examples: tuple[Example, ...] = ()
     source: str = ""
 
+    def __reduce__(self) -> tuple:  # graphs are pickled and copied; rules are functions, which the table has
+        return _by_name, (self.name,)
+
     @property
     def rows(self) -> tuple[RowSpec, ...]:
         return self.fwd + self.bwd
@@ -216,16 +225,37 @@ OPCODES: dict[int, RowSpec] = {}
 
 
 def register(spec: OpSpec) -> OpSpec:
-    """Add an operator to the table.  Rows may be shared by operators; opcodes and names are unique."""
+    """Add an operator to the table.  Rows may be shared by operators; opcodes and names are unique.
+
+    Raises
+    ------
+    CalcError : it is no `OpSpec`, or its name or the name or opcode of a row is taken.
+    """
+    if not isinstance(spec, OpSpec):
+        raise CalcError(f"register_op takes a cv.OpSpec, not {spec!r}")
     if spec.name in OPS:
-        raise ValueError(f"operator {spec.name!r} is already registered")
+        raise CalcError(f"operator {spec.name!r} is registered already: take another name")
     for row in spec.rows:
-        if ROWS.get(row.name, row) is not row or OPCODES.get(row.opcode, row) is not row:
-            raise ValueError(f"row {row.name!r} (opcode {row.opcode}) is already registered otherwise")
+        if ROWS.get(row.name, row) is not row:
+            raise CalcError(f"operator {spec.name!r}: row {row.name!r} is registered already, and differs")
+        if (taken := OPCODES.get(row.opcode, row)) is not row:
+            raise CalcError(
+                f"operator {spec.name!r}: opcode {row.opcode} of row {row.name!r} is that of row {taken.name!r}; "
+                f"{max(OPCODES) + 1} is free"
+            )
     for row in spec.rows:
         ROWS[row.name] = OPCODES[row.opcode] = row
     OPS[spec.name] = spec
     return spec
+
+
+def _by_name(name: str) -> OpSpec:
+    """An operator of a graph that was pickled."""
+    if name not in OPS:
+        raise CalcError(
+            f"the graph has an operator {name!r} that is not in the table: register it first (cv.register_op)"
+        )
+    return OPS[name]
 
 
 # ---------------------------------------------------------------- small rules that families share

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from calcvm.errors import PlanError
 
-MAX_BATCH = 2**24  # the answer where memory does not depend on the batch
+MAX_BATCH = 2**40  # the largest that rows can state; the answer where memory does not depend on the batch
 
 
 def largest_batch(allowed: int, bound: Callable[[int], int], required: Callable[[int], int]) -> int:

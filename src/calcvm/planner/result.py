@@ -32,7 +32,7 @@ class Zone:
     transient_bytes: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """A plan allocates nothing; it says what a heap will hold.
 
@@ -144,6 +144,10 @@ class Plan:
         from calcvm.planner.picture import picture
 
         picture(self, path)
+
+    def __repr__(self) -> str:
+        rows = f"{len(self.statements)} rows, paths {', '.join(self.lowered.paths)}"
+        return f"<Plan: batch {self.batch_size:,}, {self.heap_bytes:,} bytes, {rows}>"
 
     def __str__(self) -> str:
         return self.describe()

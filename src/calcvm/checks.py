@@ -1,0 +1,145 @@
+"""What users give, checked and made plain: numbers of NumPy are numbers, and a mistake is told in one sentence.
+
+Every function takes ``what`` the value is (where it stands and its name) and returns the value as Python's own int,
+float, str or bool, which a file can hold.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from calcvm.errors import CalcError, ShapeError
+
+SHOWN = 60  # characters of a value in a message
+LARGEST = 2**63 - 1
+HUGE = 1e300  # bounds from here on need not be told
+T = TypeVar("T")
+
+
+def shown(value: Any) -> str:
+    """A value in a message: in one line, and cut where it is long."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"{type(value).__name__} of shape {shape}"
+    if isinstance(value, (list, tuple, dict, set, str, bytes)) and len(value) > SHOWN:
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, int) and abs(value) > 2**200:  # Python writes no integers of thousands of digits
+        return f"an integer of {value.bit_length()} bits"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, in tuples and lists too; everything else as it is."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(plain, value)) if type(value) in (tuple, list) else value
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item() if value.dtype.kind in "iufb" else value
+    return value
+
+
+def is_integer(value: Any) -> bool:
+    """Whether it is a whole number's type: Python's or NumPy's, and no bool."""
+    return isinstance(plain(value), Integral) and not isinstance(plain(value), bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number's type: Python's or NumPy's, and no bool."""
+    return isinstance(plain(value), Real) and not isinstance(plain(value), bool)
+
+
+def integer(what: str, value: Any, low: int = 1, high: int = LARGEST, *, unless: str = "") -> int:
+    """An integer in [low, high].
+
+    Raises
+    ------
+    CalcError : it is none; ``unless`` says what may be given in its place.
+    """
+    if is_integer(value) and low <= (number := operator.index(plain(value))) <= high:
+        return number
+    bounds = f">= {low}" if high == LARGEST else f"from {low} to {high}"
+    raise CalcError(f"{what} must be an integer {bounds}{unless}, not {shown(value)}")
+
+
+def number(
+    what: str, value: Any, low: float = -math.inf, high: float = math.inf, *, ends: str = "[]", unless: str = ""
+) -> float:
+    """A finite number between two bounds, of which ``ends`` tells as in mathematics: "[)" has the low one alone."""
+    if is_number(value):
+        try:
+            x = float(value)
+        except OverflowError:
+            x = math.inf
+        if (
+            math.isfinite(x)
+            and (low < x if ends[0] == "(" else low <= x)
+            and (x < high if ends[1] == ")" else x <= high)
+        ):
+            return given if isinstance(given := plain(value), (int, float)) else x
+    raise CalcError(f"{what} must be {_interval(low, high, ends)}{unless}, not {shown(value)}")
+
+
+def _interval(low: float, high: float, ends: str) -> str:
+    if -HUGE < low and high < HUGE:
+        return f"a number in {ends[0]}{low:g}, {high:g}{ends[1]}"
+    if low > -HUGE:
+        return f"a number {'>' if ends[0] == '(' else '>='} {low:g}"
+    return "a finite number"
+
+
+def called(value: Any) -> str:
+    """An object in a message: what it is, and of which type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} (write {value.__name__}(...))"
+    return shown(value) if value is None else f"{shown(value)} ({type(value).__name__})"
+
+
+def flag(what: str, value: Any) -> bool:
+    """True or False."""
+    value = plain(value)
+    if not isinstance(value, bool):
+        raise CalcError(f"{what} must be True or False, not {shown(value)}")
+    return value
+
+
+def text(what: str, value: Any, example: str = "") -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise CalcError(f"{what} is a text{example and f' such as {example!r}'}, not {shown(value)}")
+    return value
+
+
+def choice(what: str, value: Any, known: Iterable[Any]) -> Any:
+    """One of the values that are known."""
+    known = tuple(known)
+    if not any(value is k or (isinstance(value, str) and value == k) for k in known):
+        raise CalcError(f"{what} {shown(value)} is unknown; take one of {', '.join(str(k) for k in known)}")
+    return value
+
+
+def one_of(what: str, value: Any, kind: type[T] | tuple[type, ...], wanted: str) -> T:
+    """An object of a type; ``wanted`` says which, and how to get one."""
+    if not isinstance(value, kind):
+        raise CalcError(f"{what}: {wanted} is wanted, not {called(value)}")
+    return value  # type: ignore[return-value]
+
+
+def sizes(what: str, shape: Any, *, batch: bool = False, low: int = 1) -> tuple[Any, ...]:
+    """A shape: integers, and (``batch``) None for the batch."""
+    if isinstance(shape, (str, bytes, Mapping)) or not isinstance(shape, (Sequence, Iterable)):
+        hint = f": write ({plain(shape)},)" if is_integer(shape) else ""
+        raise ShapeError(f"{what} must be a tuple of sizes such as (8, 8), not {shown(shape)}{hint}")
+    out: list[int | None] = []
+    for size in (shape := tuple(shape)):
+        if size is None and batch:
+            out.append(None)
+        elif is_integer(size) and low <= operator.index(plain(size)) <= LARGEST:
+            out.append(operator.index(plain(size)))
+        else:
+            why = "the batch is added to it" if size is None else f"{shown(size)} is no size"
+            raise ShapeError(f"{what} must be a tuple of sizes such as (8, 8), not {shown(shape)}: {why}")
+    return tuple(out)
