@@ -260,10 +260,10 @@ def test_snapshots_of_ctrl_c_are_those_of_whole_cycles(monkeypatch):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"cycles": 0}, "cycles=0: give an integer"),
-        ({"epochs_per_cycle": 2.5}, "epochs_per_cycle=2.5"),
+        ({"cycles": 0}, "cycles must be an integer >= 1, not 0"),
+        ({"epochs_per_cycle": 2.5}, "epochs_per_cycle must be an integer >= 1, not 2.5"),
         ({"learning_rate": 1e38}, "cycle 1 of 5 ended with a loss of nan: take a smaller learning_rate"),
-        ({"learning_rate": float("nan")}, "'learning_rate': nan is not a finite number"),
+        ({"learning_rate": float("nan")}, "'learning_rate' must be a number >= 0, not nan"),
     ],
 )
 def test_bad_cycles_are_refused(how, message):

@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_refused_with_the_bytes():
         ({"samples": np.array([0.5])}, "numbers of samples"),
         ({"patience": 3}, "validation"),
         ({"hyper": {"learning_rat": 1.0}}, "learning_rat"),
-        ({"hyper": {"learning_rate": float("nan")}}, "finite"),
+        ({"hyper": {"learning_rate": float("nan")}}, "must be a number >= 0, not nan"),
         ({"name": "first"}, "has a model 'first'"),
         ({"name": ""}, "not empty"),
     ],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins as _builtins
+
 from calcvm import init, nn
 from calcvm.compiler import compile, plan
 from calcvm.ensemble import Ensemble, snapshot_ensemble
 from calcvm.errors import (
     CalcError,
+    CalcWarning,
     MissingExtra,
     PlanError,
     ProgramError,
@@ -48,10 +51,12 @@ from calcvm.vm.store import FileStore, MemoryStore
 __version__ = "0.1.0"
 
 __all__ = [
-    "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "Constant",
+    "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Constant",
     "Cosine", "CosineRestarts", "Elastic", "Ensemble", "Exploration", "Exponential", "FileStore", "Fleet", "Handle",
     "History", "MemoryStore", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan", "PlanError", "Program",
     "ProgramError", "RMSProp", "RayEngine", "Resident", "Results", "RowSpec", "ShapeError", "Step", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "init", "load",
     "load_program", "nn", "plan", "register_op", "snapshot_ensemble", *_functions,
 ]  # fmt: skip
+# `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
+__all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model import Model
 from calcvm.ops.dims import Affine, Shape, show
@@ -49,12 +50,19 @@ class Ensemble:
     """
 
     def __init__(self, models: Sequence[Model], method: str = "mean", weights: Sequence[float] | None = None):
-        self.models, self.method = list(models), method
+        given: Any = models
+        if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
+            hint = ": [model]" if isinstance(given, Model) else ""
+            raise CalcError(f"an ensemble takes a list of models, not {checks.called(given)}{hint}")
+        self.models, self.method = list(models), checks.choice("method", method, METHODS)
+        for i, model in enumerate(self.models):
+            checks.one_of(f"model {i} of the ensemble", model, Model, "a model (of a fleet: handle.model)")
         if not self.models:
             raise CalcError("an ensemble needs at least one model")
-        if method not in METHODS:
-            raise CalcError(f"method {method!r} is unknown; take one of {', '.join(METHODS)}")
-        self.weights = np.ones(len(self)) if weights is None else np.array(weights, np.float64)
+        try:
+            self.weights = np.ones(len(self)) if weights is None else np.array(weights, np.float64)
+        except (TypeError, ValueError):
+            raise CalcError(f"weights {checks.shown(weights)}: give a number for each model") from None
         if self.weights.shape != (len(self),):
             raise ShapeError(f"weights of shape {self.weights.shape} for {len(self)} models: give each its own")
         if not (np.isfinite(self.weights).all() and (self.weights >= 0).all() and self.weights.any()):
@@ -198,9 +206,8 @@ def snapshot_ensemble(
     ----------
     Huang et al., Snapshot ensembles: train 1, get M for free, 2017.
     """
-    for what, count in (("cycles", cycles), ("epochs_per_cycle", epochs_per_cycle)):
-        if not isinstance(count, int) or count < 1:
-            raise CalcError(f"{what}={count!r}: give an integer >= 1")
+    checks.one_of("snapshot_ensemble", model, Model, "a model")
+    cycles, epochs_per_cycle = checks.integer("cycles", cycles), checks.integer("epochs_per_cycle", epochs_per_cycle)
     if _schedule(model.program) != "cosine_restarts":
         raise CalcError(
             f"the model's schedule is {_schedule(model.program)!r}: "
@@ -215,17 +222,19 @@ def snapshot_ensemble(
         hyper["learning_rate"] = learning_rate
     snapshots: list[Model] = []
     for cycle in range(cycles):
-        history = model.fit(X, y, epochs_per_cycle, shuffle=shuffle, check_finite=check_finite, progress=progress)
-        if len(history) < epochs_per_cycle:  # Ctrl-C
-            if not snapshots:
-                raise KeyboardInterrupt
-            break
-        loss = history["loss"][-1]
+        history = model.fit(
+            X, y, epochs_per_cycle, shuffle=shuffle, check_finite=check_finite, terminate_on_nan=True, progress=progress
+        )
+        loss = history["loss"][-1] if len(history) else 0.0
         if not np.isfinite(loss):
             raise CalcError(
                 f"cycle {cycle + 1} of {cycles} ended with a loss of {loss}: take a smaller learning_rate, or look for "
                 "NaN in the data with check_finite=True"
             )
+        if len(history) < epochs_per_cycle:  # Ctrl-C
+            if not snapshots:
+                raise KeyboardInterrupt
+            break
         snapshots.append(Model.on(model.resident.copy(f"cycle-{cycle + 1}", heap)))
     return Ensemble(snapshots)
 

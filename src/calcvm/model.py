@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -12,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from calcvm import compiler, nn
+from calcvm import checks, compiler, nn
 from calcvm import functions as F
-from calcvm.errors import CalcError, ProgramError, ShapeError
-from calcvm.graph import CalcGraph
-from calcvm.ops.dims import Affine
-from calcvm.optim import Optimizer
+from calcvm.errors import CalcError, CalcWarning, ProgramError, ShapeError
+from calcvm.graph import CalcGraph, Variable
+from calcvm.ops.dims import Affine, show
+from calcvm.optim import Optimizer, optimizer_of
 from calcvm.planner import Plan
 from calcvm.progress import reporter
 from calcvm.vm.epoch import Epoch, shuffling_key
@@ -42,13 +43,22 @@ METRICS = {"softmax_cross_entropy": ("accuracy", F.accuracy)}
 
 @dataclass
 class History:
-    """Figures of each epoch, by name: ``loss``, ``val_loss``, ``accuracy``, ``seconds``, ..."""
+    """Figures of each epoch, by name: ``loss``, ``seconds``, and with validation data ``val_loss``, ``val_accuracy``.
+
+    ``stopped`` says why training ended, and from which epoch on the loss was not finite.
+    """
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     stopped: str = "all epochs done"
 
     def __getitem__(self, name: str) -> list[float]:
+        known = dict.fromkeys(k for e in self.epochs for k in e)
+        if name not in known and self.epochs:
+            raise CalcError(f"no figure {name!r} of the epochs; there are {', '.join(known)}")
         return [e[name] for e in self.epochs if name in e]
+
+    def __iter__(self) -> Iterator[dict[str, float]]:
+        return iter(self.epochs)
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -66,8 +76,8 @@ class Model:
     loss : str or callable
         "softmax_cross_entropy" (integer labels), "binary_cross_entropy", "mse", "mae", "huber", or a
         function of (output, target) variables.
-    optimizer : Optimizer
-        Such as ``cv.Adam(1e-3)``.
+    optimizer : Optimizer or str
+        Such as ``cv.Adam(1e-3)``, or ``"adam"`` with its default learning rate.
     batch_size : int, optional
         Samples of a step; without it, as many as ``memory`` allows.
     learning_batch : int, optional
@@ -85,7 +95,7 @@ class Model:
         *,
         input_shape: tuple[int, ...],
         loss: Any = "softmax_cross_entropy",
-        optimizer: Optimizer,
+        optimizer: Optimizer | str,
         batch_size: int | None = None,
         learning_batch: int | None = None,
         target_shape: tuple[int, ...] | None = None,
@@ -100,6 +110,10 @@ class Model:
         heap: CalcHeap | None = None,
         name: str | None = None,
     ):
+        if heap is not None:
+            checks.one_of("Model: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
+        if learning_batch is not None:
+            learning_batch = checks.integer("learning_batch", learning_batch)
         graph = build_graph(net, input_shape, loss, optimizer, target_shape, preprocess)
         accumulate = learning_batch is not None
         self._plan: Plan | None = compiler.plan(
@@ -118,6 +132,7 @@ class Model:
 
         Its program must be of a graph that `build_graph` makes: placeholders input and target, paths learn and predict.
         """
+        checks.one_of("Model.on", resident, Resident, "a model of a heap (heap.load, heap.open)")
         missing = {"learn", "predict"} - {*resident.program.paths}
         missing |= {"input", "target"} - {*resident.binding.variables}
         if missing:
@@ -129,6 +144,11 @@ class Model:
         return model
 
     # ------------------------------------------------------------ what it is
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} {show(self.resident.binding.forms[name])}" for name in ("input", "output"))
+        n = sum(self.program.symbol(name).elems.b for name in self.program.info["parameters"])
+        return f"<Model {self.resident.name!r}: {sizes}, {n:,} parameters, {self.epochs_done} epochs done>"
+
     @property
     def plan(self) -> Plan:
         """The plan it was compiled from (of a loaded model only the program is kept)."""
@@ -218,6 +238,7 @@ class Model:
         patience: int | None = None,
         shuffle: bool = True,
         check_finite: bool = False,
+        terminate_on_nan: bool = False,
         progress: bool = True,
     ) -> History:
         """Train for whole epochs in compiled code, reading the arrays where they are.
@@ -232,6 +253,8 @@ class Model:
             Stop when the validation loss has not fallen for so many epochs.
         check_finite : bool
             Refuse data with NaN or Inf.
+        terminate_on_nan : bool
+            Stop after an epoch whose loss is not finite.  Otherwise training goes on, with a `CalcWarning`.
         progress : bool
             A bar on a terminal (extra ``cli``), one line an epoch elsewhere.
 
@@ -239,15 +262,20 @@ class Model:
         -------
         History : figures of each epoch.  Ctrl-C ends training between two steps; the model stays usable.
         """
+        epochs = checks.integer("epochs", epochs)
+        shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
+        terminate_on_nan = checks.flag("terminate_on_nan", terminate_on_nan)
         X, y, held = self._split(X, y, validation)
-        if patience is not None and held is None:
-            raise CalcError("patience needs validation data: give validation=(X, y) or a share such as 0.2")
+        if patience is not None:
+            patience = checks.integer("patience", patience, 0)
+            if held is None:
+                raise CalcError("patience needs validation data: give validation=(X, y) or a share such as 0.2")
         train = Epoch(
             self.resident, {"input": X, "target": y}, "learn", train=True,
             learning=self.learning_batch, results=["loss"], check_finite=check_finite,
         )  # fmt: skip
         judge = self.judge({"input": held[0], "target": held[1]}, check_finite) if held is not None else None
-        history, best, since = History(), np.inf, 0
+        history, best, since, diverged = History(), np.inf, 0, ""
         report = reporter(epochs, train.rounds, progress)
         try:
             for epoch in range(epochs):
@@ -262,6 +290,11 @@ class Model:
                     figures |= {f"val_{k}": v for k, v in judge().items()}
                 report.epoch(epoch, figures)
                 history.epochs.append({**figures, "seconds": time.perf_counter() - start})
+                if not diverged and not np.isfinite(figures["loss"]):
+                    diverged = f"the loss of epoch {epoch + 1} is {figures['loss']}"
+                    if terminate_on_nan:
+                        history.stopped = diverged
+                        break
                 if judge is not None and patience is not None:
                     best, since = (figures["val_loss"], 0) if figures["val_loss"] < best else (best, since + 1)
                     if since >= patience:
@@ -271,15 +304,23 @@ class Model:
             history.stopped = "interrupted"
         finally:
             report.close()
+        if diverged and not terminate_on_nan:
+            history.stopped += f"; {diverged}"
+            warnings.warn(
+                f"{diverged}, and training went on: take a smaller learning rate, look for NaN in the data with "
+                "check_finite=True, or stop there with terminate_on_nan=True",
+                CalcWarning,
+                stacklevel=2,
+            )
         return history
 
     def evaluate(self, X: Any, y: Any, *, check_finite: bool = False) -> dict[str, float]:
         """Loss, and accuracy where it has a meaning, over a data set, without dropout."""
-        return self.judge({"input": np.asarray(X), "target": np.asarray(y)}, check_finite)()
+        return self.judge({"input": _samples("X", X), "target": _samples("y", y)}, check_finite)()
 
     def predict(self, X: Any) -> np.ndarray:
         """Outputs of the network for a data set, shape (n, *output_shape), without dropout."""
-        X = np.asarray(X)
+        X = _samples("X", X)
         n = self.resident.check("input", X, samples=True)
         shape = [Affine(*s) for s in self.program.info["variables"]["output"]["shape"]]
         out = np.empty((n, *(s.b for s in shape[1:])), self.program.dtype)
@@ -302,15 +343,18 @@ class Model:
         return judge
 
     def _split(self, X: Any, y: Any, validation: Any) -> tuple[np.ndarray, np.ndarray, Any]:
-        X, y = np.asarray(X), np.asarray(y)
+        X, y = _samples("X", X), _samples("y", y)
         if len(X) != len(y):
             raise ShapeError(f"X has {len(X)} samples, y has {len(y)}")
-        if isinstance(validation, float):
-            keep = len(X) - round(len(X) * validation)
-            if not 0 < keep < len(X):
-                raise CalcError(f"validation={validation}: no samples are left on one side of {len(X)}")
-            return X[:keep], y[:keep], (X[keep:], y[keep:])
-        return X, y, None if validation is None else tuple(map(np.asarray, validation))
+        if validation is None:
+            return X, y, None
+        if not checks.is_number(validation):
+            return X, y, _held_out(validation)
+        share = checks.number("validation", validation, 0, 1, ends="()", unless=", the share of samples, or (X, y)")
+        keep = len(X) - round(len(X) * share)
+        if not 0 < keep < len(X):
+            raise CalcError(f"validation={share}: no samples are left on one side of {len(X)}")
+        return X[:keep], y[:keep], (X[keep:], y[keep:])
 
     def _key(self) -> int:
         """Shuffling key of the next epoch."""
@@ -330,6 +374,31 @@ class Model:
         for number, cells in _state(self.resident, image):
             arrays[f"state/{number}"] = cells
         write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)
+
+
+def _samples(what: str, data: Any) -> np.ndarray:
+    """A data set as an array, samples first."""
+    try:
+        array = np.asarray(data)
+    except ValueError:  # rows of different lengths, mostly
+        raise ShapeError(f"{what}: {checks.shown(data)} is no array: its rows differ in shape") from None
+    if array.ndim == 0:
+        hint = f"; give its arrays, such as list({what}.values())" if isinstance(data, Mapping) else ""
+        raise CalcError(f"{what}: an array of samples is wanted, not {checks.called(data)}{hint}")
+    return array
+
+
+def _held_out(validation: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The samples and targets of validation data."""
+    if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+        n = f"a {type(validation).__name__} of {len(validation)}" if isinstance(validation, (tuple, list)) else None
+        raise CalcError(
+            "validation: (X, y) or a share of the samples such as 0.2 is wanted, not "
+            f"{n or checks.called(validation)}"
+            + (": there are no sample weights" if n and len(validation) == 3 else "")
+        )
+    X, y = validation
+    return _samples("validation X", X), _samples("validation y", y)
 
 
 def judged(program: Program) -> list[str]:
@@ -388,16 +457,25 @@ def build_graph(
     net: nn.Layer,
     input_shape: tuple[int, ...],
     loss: Any,
-    optimizer: Optimizer,
+    optimizer: Optimizer | str,
     target_shape: tuple[int, ...] | None = None,
     preprocess: nn.Layer | None = None,
 ) -> CalcGraph:
     """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout)."""
     loss_fn = LOSSES.get(loss) if isinstance(loss, str) else loss
-    if loss_fn is None:
-        raise CalcError(f"loss {loss!r} is unknown; take one of {', '.join(LOSSES)} or a function")
+    if not callable(loss_fn) or isinstance(loss_fn, (type, nn.Layer)):
+        raise CalcError(f"loss {checks.shown(loss)} is unknown; take one of {', '.join(LOSSES)} or a function")
+    input_shape = checks.sizes("input_shape, the shape of one sample,", input_shape)
+    if target_shape is not None:
+        target_shape = checks.sizes("target_shape, the shape of one target,", target_shape)
+    optimizer = optimizer_of(optimizer)
     network = nn.Sequential(net)
     g = CalcGraph()
+
+    def loss_of(y: Variable, target: Variable, name: str) -> Variable:
+        wanted = "a function of (output, target) that returns a variable of one element"
+        return checks.one_of("loss", loss_fn(y, target), Variable, wanted).rename(name)
+
     x = g.placeholder("input", (None, *input_shape))
     if preprocess is not None:
         with g.path("preprocess", adopt=False):
@@ -407,11 +485,11 @@ def build_graph(
         if target_shape is None:
             target_shape = () if loss == "softmax_cross_entropy" else tuple(s.b for s in y.shape[1:])
         target = g.placeholder("target", (None, *target_shape))
-        learn.minimize(loss_fn(y, target).rename("loss"), optimizer, output=y)
+        learn.minimize(loss_of(y, target, "loss"), optimizer, output=y)
     with g.path("predict", adopt=False) as predict:
         predict.output = output = network.build(x, training=False).rename("output")
-        loss_fn(output, target).rename("predict.loss")
-        if loss in METRICS:
+        loss_of(output, target, "predict.loss")
+        if isinstance(loss, str) and loss in METRICS:
             name, metric = METRICS[loss]
             metric(output, target).rename(name)
     return g

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from calcvm import checks
+from calcvm.compiler import MAX_WORKERS
 from calcvm.errors import CalcError, ShapeError
 from calcvm.exploration.cluster import Cluster, RayEngine
 from calcvm.exploration.engine import Engine, Local
@@ -114,11 +116,18 @@ def explore(
     >>> result.best.params, result.top(1)[0].predict(X)
     """
     start = time.perf_counter()
-    for name, value in (("n_trials", n_trials), ("rounds", rounds), ("concurrent", concurrent)):
-        if value < 1:
-            raise CalcError(f"{name}={value}: at least one")
+    if not callable(build):
+        raise CalcError(f"build: a function of a trial that returns a graph is wanted, not {checks.called(build)}")
+    n_trials, rounds = checks.integer("n_trials", n_trials), checks.integer("rounds", rounds)
+    concurrent, batch_size = checks.integer("concurrent", concurrent), checks.integer("batch_size", batch_size)
+    workers = None if workers is None else checks.integer("workers", workers, 1, MAX_WORKERS)
+    seed, keep = checks.integer("seed", seed, 0), checks.integer("keep", keep, 0)
+    maximize = None if maximize is None else checks.flag("maximize", maximize)
+    checks.text("study_name", study_name, "explore")
     data, validation = _held_out(data, validation)
-    metric = metric or ("loss" if validation is None else "val_loss")
+    if metric is None:
+        metric = "loss" if validation is None else "val_loss"
+    checks.text("metric", metric, "val_loss")
     if validation is None and metric.startswith("val_"):
         raise CalcError(f"metric {metric!r} needs validation data: give validation=(X, y) or a share such as 0.2")
     maximize = metric.endswith("accuracy") if maximize is None else maximize
@@ -155,14 +164,17 @@ def explore(
 
 def _held_out(data: Any, validation: Any) -> tuple[Any, Any]:
     """Data to train on and to judge by."""
+    if not isinstance(data, (tuple, list, Mapping)) or not data:
+        raise CalcError(f"data: a tuple of arrays (X, y), or a mapping by name, is wanted, not {checks.called(data)}")
     arrays = list(data.values() if isinstance(data, Mapping) else data)
     sizes = {np.shape(array)[:1] for array in arrays}
     if len(sizes) > 1:
         raise ShapeError(
             f"data of shapes {', '.join(str(np.shape(a)) for a in arrays)}: their numbers of samples differ"
         )
-    if not isinstance(validation, float):
+    if not checks.is_number(validation):
         return data, validation
+    validation = checks.number("validation", validation, 0, 1, ends="()", unless=", the share of samples, or arrays")
     n = len(arrays[0])
     n_kept = n - round(n * validation)
     if not 0 < n_kept < n:
@@ -178,10 +190,10 @@ def _described(space: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _engine(engine: str | RayEngine, task: Task) -> Engine:
-    if engine == "local":
+    if isinstance(engine, str) and engine == "local":
         return Local(task)
-    if engine == "ray":
+    if isinstance(engine, str) and engine == "ray":
         engine = RayEngine()
     if not isinstance(engine, RayEngine):
-        raise CalcError(f"engine {engine!r}: take 'local', 'ray', or a cv.RayEngine")
+        raise CalcError(f"engine {checks.shown(engine)}: take 'local', 'ray', or a cv.RayEngine")
     return Cluster(engine, task)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from calcvm import checks
 from calcvm.errors import CalcError, MissingExtra
 from calcvm.exploration.worker import Report, Task, Turn, Worker
 from calcvm.model import Model, load
@@ -33,6 +34,12 @@ class RayEngine:
 
     address: str | None = None
     actors: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.address is not None:
+            checks.text("RayEngine: address", self.address, "auto")
+        if self.actors is not None:
+            object.__setattr__(self, "actors", checks.integer("RayEngine: actors", self.actors))
 
 
 class _Actor:

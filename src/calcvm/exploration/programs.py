@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
-from calcvm import compiler
+from calcvm import checks, compiler
 from calcvm.graph import CalcGraph
 from calcvm.vm.program import Program
 
@@ -32,6 +32,7 @@ class Programs:
         ------
         PlanError : it does not fit (``needed`` and ``allowed`` bytes).
         """
+        batch_size = checks.integer("batch_size", batch_size)
         key = (batch_size, graph.form)
         program = self._kept.get(key)
         if program is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from calcvm import checks
 from calcvm.ensemble import Ensemble
 from calcvm.errors import CalcError
 from calcvm.exploration.trial import Trial
@@ -55,6 +56,11 @@ class Exploration:
     def __len__(self) -> int:
         return len(self.trials)
 
+    def __repr__(self) -> str:
+        ranked = self.ranked
+        best = f", best {self.metric} {ranked[0].value:.4g} (trial {ranked[0].number})" if ranked else ""
+        return f"<exploration of {len(self)} trials{best}>"
+
     @property
     def counts(self) -> dict[str, int]:
         """How many trials ended how, by status."""
@@ -78,7 +84,7 @@ class Exploration:
         return self._first(1)[0]
 
     def _first(self, k: int) -> list[Trial]:
-        ranked = self.ranked
+        k, ranked = checks.integer("the number of models", k), self.ranked
         if not 1 <= k <= len(ranked):
             reasons = Counter(t.reason for t in self.trials if t.status == "failed").most_common(1)
             why = f"; {reasons[0][1]} failed with: {reasons[0][0]}" if reasons else ""
@@ -87,7 +93,11 @@ class Exploration:
 
     def column(self, name: str) -> np.ndarray:
         """An attribute or parameter of every trial, shape (n_trials,): ``column("value")``, ``column("width")``."""
-        values = [t.params[name] if name in t.params else getattr(t, name) for t in self.trials]
+        known = {"number", "seed", "status", "reason", "value", "rounds", "nbytes", "seconds"}
+        known |= {p for t in self.trials for p in t.params}
+        if not isinstance(name, str) or name not in known:
+            raise CalcError(f"no column {checks.shown(name)}; there are {', '.join(sorted(known))}")
+        values = [t.params[name] if name in t.params else getattr(t, name, None) for t in self.trials]
         return np.array([np.nan if value is None else value for value in values])
 
     # ------------------------------------------------------------ models

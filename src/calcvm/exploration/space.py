@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from calcvm import checks
 from calcvm.errors import CalcError
 
 PLAIN = (str, int, float, bool, type(None))
@@ -19,8 +20,10 @@ def distributions(space: Mapping[str, Any]) -> dict[str, Any]:
     CalcError : the space is empty, or an entry is of no known form; names the entry.
     """
     if not isinstance(space, Mapping) or not space:
-        raise CalcError(f"space must name at least one parameter, such as {{'width': (8, 64)}}; it is {space!r}")
-    return {name: _distribution(name, entry) for name, entry in space.items()}
+        raise CalcError(
+            f"space must name at least one parameter, such as {{'width': (8, 64)}}; it is {checks.shown(space)}"
+        )
+    return {checks.text("space: a name", name, "width"): _distribution(name, entry) for name, entry in space.items()}
 
 
 def _distribution(name: str, entry: Any) -> Any:
@@ -28,6 +31,7 @@ def _distribution(name: str, entry: Any) -> Any:
 
     if isinstance(entry, optuna.BaseDistribution):
         return entry
+    entry = checks.plain(entry)
     if isinstance(entry, list):
         if not entry or not all(isinstance(value, PLAIN) for value in entry):
             raise CalcError(

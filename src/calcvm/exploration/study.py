@@ -16,6 +16,7 @@ from dataclasses import asdict
 from functools import wraps
 from typing import Any, TypeVar
 
+from calcvm import checks
 from calcvm.errors import CalcError, MissingExtra
 from calcvm.exploration.space import distributions, grid
 from calcvm.exploration.trial import Trial, seed_of
@@ -84,7 +85,7 @@ class Study:
         self._stored = None if storage is None else _open(lib, storage, name, direction, facts)
         stored = [] if self._stored is None else self._stored.get_trials(deepcopy=False)
         earlier = [trial for trial in stored if FACTS in trial.user_attrs]  # not what others have added
-        if sampler == "grid":
+        if isinstance(sampler, str) and sampler == "grid":
             self.size = math.prod(map(len, grid(space).values()))
         sampler = _sampler(
             lib, sampler, space, seed if not earlier else seed_of(seed, len(earlier)), pruner is not None
@@ -184,8 +185,10 @@ def _sampler(lib: Any, given: Any, space: Mapping[str, Any], seed: int, pruned: 
         "grid": lambda: make.GridSampler(grid(space), seed=seed),
         "cmaes": lambda: make.CmaEsSampler(seed=seed, warn_independent_sampling=False, consider_pruned_trials=pruned),
     }
-    if given not in known:
-        raise CalcError(f"sampler {given!r}: take one of {', '.join(map(repr, known))}, or a sampler of Optuna")
+    if not isinstance(given, str) or given not in known:
+        raise CalcError(
+            f"sampler {checks.shown(given)}: take one of {', '.join(map(repr, known))}, or a sampler of Optuna"
+        )
     if given == "cmaes":
         try:
             import cmaes  # noqa: F401
@@ -206,8 +209,10 @@ def _pruner(lib: Any, given: Any, rounds: int) -> Any:
         "median": lambda: make.MedianPruner(STARTUP_TRIALS),
         None: make.NopPruner,
     }
-    if given not in known:
-        raise CalcError(f"pruner {given!r}: take one of {', '.join(map(repr, known))}, or a pruner of Optuna")
+    if not isinstance(given, (str, type(None))) or given not in known:
+        raise CalcError(
+            f"pruner {checks.shown(given)}: take one of {', '.join(map(repr, known))}, or a pruner of Optuna"
+        )
     return known[given]()
 
 
@@ -215,7 +220,7 @@ def _rungs(pruner: Any, rounds: int) -> list[int]:
     """After which rounds a pruner can decide anything; ``rounds`` is the last."""
     if pruner is None:
         return [rounds]
-    if pruner in ("hyperband", "halving"):
+    if isinstance(pruner, str) and pruner in ("hyperband", "halving"):
         return [*(REDUCTION**k for k in range(64) if REDUCTION**k < rounds), rounds]
     return list(range(1, rounds + 1))
 

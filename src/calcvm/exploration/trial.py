@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from calcvm import checks
 from calcvm.errors import CalcError
 
 
@@ -41,8 +42,10 @@ class Trial:
     def __getitem__(self, name: str) -> Any:
         try:
             return self.params[name]
-        except KeyError:
-            raise CalcError(f"the space has no {name!r}; it has {', '.join(map(repr, self.params))}") from None
+        except (KeyError, TypeError):
+            raise CalcError(
+                f"the space has no {checks.shown(name)}; it has {', '.join(map(repr, self.params))}"
+            ) from None
 
 
 def seed_of(seed: int, number: int) -> int:

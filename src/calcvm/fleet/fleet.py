@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from calcvm import checks
+from calcvm.compiler import MAX_WORKERS
 from calcvm.errors import CalcError, PlanError
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
@@ -18,7 +20,7 @@ from calcvm.vm import job as layout
 from calcvm.vm.binding import Binding
 from calcvm.vm.epoch import Epoch, readable
 from calcvm.vm.frame import Frame
-from calcvm.vm.heap import CalcHeap, parse_bytes
+from calcvm.vm.heap import CalcHeap, check_program, parse_bytes
 from calcvm.vm.pieces import aligned
 from calcvm.vm.program import Program
 from calcvm.vm.signals import orderly_end
@@ -57,8 +59,7 @@ class Fleet:
     """
 
     def __init__(self, memory: int | str, workers: int | None = None, store: Store | None = None, device: str = "cpu"):
-        if workers is not None and workers < 1:
-            raise CalcError(f"workers={workers}: at least one")
+        workers = None if workers is None else checks.integer("workers", workers, 1, MAX_WORKERS)
         self.heap = CalcHeap(memory, store, device)
         self.workers = workers or self.heap.device.n_workers
         self.handles: dict[str, Handle] = {}
@@ -128,11 +129,19 @@ class Fleet:
         PlanError : the program is larger than its quota or the heap (``needed`` and ``allowed`` bytes).
         CalcError : data, name or hyperparameters do not fit; nothing has been added then.
         """
+        if epochs is not None:
+            epochs = checks.integer("epochs", epochs)
+        if patience is not None:
+            patience = checks.integer("patience", patience, 0)
+        if hyper is not None:
+            checks.one_of("hyper", hyper, Mapping, 'a mapping such as {"learning_rate": 1e-3}')
+        shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
         if isinstance(program, str):
             if program in self.handles:
                 raise CalcError(f"the fleet has a model {program!r}: fleet.handles[{program!r}]")
             resident = self.heap.open(program)
         else:
+            check_program(program)
             self._quota(program, memory, name)
             resident = self.heap.load(program, seed=seed, workers=1, name=name)
         try:
@@ -142,7 +151,8 @@ class Fleet:
             loss = binding.training(path)["loss"]
             if loss is None:
                 raise CalcError(f"path {path!r} has no loss to follow")
-            arrays = self._named(binding.feeds(path), data)
+            names = binding.feeds(path)
+            arrays = self._named(names, _arrays("data", data, names))
             learning = learning_batch or resident.facts.get("learning_batch")
             if learning_batch:
                 resident.facts["learning_batch"] = learning_batch
@@ -153,8 +163,16 @@ class Fleet:
             judge = None
             if validation is not None:
                 own = isinstance(validation, (tuple, Mapping))
+                if "predict" not in binding.paths:
+                    raise CalcError(
+                        "validation: models are judged by a path called 'predict', and the program's paths are "
+                        f"{', '.join(binding.paths)}: build one in the graph, as cv.build_graph does"
+                    )
+                if own:
+                    names = binding.feeds("predict")
+                    judged_on = self._named(names, _arrays("validation", validation, names))
                 judge = Epoch(
-                    resident, self._named(binding.feeds("predict"), validation) if own else arrays, "predict",
+                    resident, judged_on if own else arrays, "predict",
                     samples=None if own else validation, check_finite=check_finite,
                     results=judged(resident.program),
                 )  # fmt: skip
@@ -240,6 +258,7 @@ class Fleet:
         Results : a row for each model.  Ctrl-C and SIGTERM end training between two rounds of every model, with
             the store in order; ``results.stopped`` says so.
         """
+        epochs, checkpoint = checks.integer("epochs", epochs), _checkpoint(checkpoint)
         handles = [h for h in self.handles.values() if h.open]
         goals = self._goals(handles, [h.epochs or epochs for h in handles])
         slots = np.array([h._slot for h in handles], np.int64)
@@ -249,7 +268,7 @@ class Fleet:
         stopped = ""
         try:
             with orderly_end() as check:
-                for _ in self._passes(goals, checkpoint or 1):
+                for _ in self._passes(goals, checkpoint):
                     report.step(int(self._tasks[slots, layout.EPOCH].sum()) - start, lambda: _mean_loss(goals))
                     check()
         except KeyboardInterrupt:
@@ -265,10 +284,19 @@ class Fleet:
         -------
         list of Handle : those that were trained, in the order they were added.
         """
-        wanted = epochs if isinstance(epochs, Mapping) else dict.fromkeys(self.handles.values(), epochs)
+        checkpoint = _checkpoint(checkpoint)
+        if isinstance(epochs, Mapping):
+            wanted = {
+                checks.one_of("advance", h, Handle, "a handle of the fleet"): checks.integer(f"epochs of {h}", n, 0)
+                for h, n in epochs.items()
+            }
+            if foreign := next((h for h in wanted if h._fleet is not self), None):
+                raise CalcError(f"advance: {foreign} is of another fleet")
+        else:
+            wanted = dict.fromkeys(self.handles.values(), checks.integer("epochs", epochs, 0))
         wanted = {h: n for h, n in wanted.items() if h.open and n > 0}
         goals = self._goals(wanted, wanted.values())
-        for _ in self._passes(goals, checkpoint or 1):
+        for _ in self._passes(goals, checkpoint):
             pass
         return list(goals)
 
@@ -345,6 +373,20 @@ class Fleet:
     def _rounds_done(self, slots: np.ndarray) -> int:
         epochs, rounds, first = (self._tasks[slots, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
         return int((epochs * rounds + first).sum())
+
+
+def _checkpoint(epochs: int | None) -> int:
+    return 1 if epochs is None else checks.integer("checkpoint, in epochs,", epochs)
+
+
+def _arrays(what: str, data: Any, names: Sequence[str]) -> Any:
+    """A tuple of arrays, or a mapping."""
+    if not isinstance(data, (tuple, list, Mapping)):
+        raise CalcError(
+            f"{what}: a tuple of arrays ({', '.join(names)}), or a mapping of them by name, is wanted, not "
+            f"{checks.called(data)}"
+        )
+    return data
 
 
 def _mean_loss(handles: Iterable[Handle]) -> str:

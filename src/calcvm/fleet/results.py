@@ -54,6 +54,9 @@ class Results(Sequence):
         sign = -1 if largest else 1
         return sorted(self._rows(), key=lambda row: _finite_first(sign * row.get(by, np.nan)))[:k]
 
+    def __repr__(self) -> str:
+        return f"<results of {len(self)} models, of which {sum(h.open for h in self._handles.values())} can go on>"
+
     def __str__(self) -> str:
         rows = self._rows()
         names = [n for n in dict.fromkeys(k for row in rows for k in row) if n != "error"]

@@ -16,6 +16,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, ParameterGrid, check_cv
 from sklearn.utils import _safe_indexing, check_array, indexable
 
+from calcvm.errors import PlanError
 from calcvm.fleet import Fleet
 from calcvm.sklearn.estimators import Compiled, Task, dense, instead_of_training, with_options
 from calcvm.sklearn.network import allowed_workers, program_of
@@ -158,7 +159,11 @@ def train_together(fits: Sequence[Fit], X: np.ndarray, memory: int | str, worker
     """Train, as one fleet, what a fleet can train."""
     todo = [fit for fit in fits if not fit.task.design.two_losses]
     needed = sum(program_of(fit.task.design).heap_bytes + ALIGN_BYTES for fit in todo)
-    fleet = Fleet(min(parse_bytes(memory), needed), workers)
+    largest = max((program_of(fit.task.design).heap_bytes for fit in todo), default=0)
+    if largest > (allowed := parse_bytes(memory)):
+        text = f"FleetSearchCV: memory={memory!r}, but a candidate needs {largest:,} bytes: raise memory="
+        raise PlanError(text, largest, allowed)
+    fleet = Fleet(min(allowed, needed), workers)
     shared: dict[tuple, np.ndarray] = {}  # what models of a fold, or all, have in common
     running = {}
     for fit in todo:

@@ -8,15 +8,19 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from calcvm import checks
 from calcvm.errors import CalcError, ProgramError
 from calcvm.ops.dims import Affine
+from calcvm.ops.optimizers import Slot, slots_of
 from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
 from calcvm.vm.device import device_of
+from calcvm.vm.encoding import decode_row
 from calcvm.vm.program import Program, Symbol
 
 Span = tuple[int, int]
 FORWARD = ("forward", "loss")  # phases that compute results
+PROBABILITIES = {"binary_cross_entropy_fwd": "t"}  # rows, and their operand that is between 0 and 1
 KEPT_BATCHES = 64  # copies of the rows, patched for a batch, that are kept
 
 _bindings: WeakValueDictionary[str, Binding] = WeakValueDictionary()
@@ -86,17 +90,40 @@ class Binding:
     # ------------------------------------------------------------ paths
     def path(self, path: str | None) -> str:
         """A path by name; without one, the first that trains."""
-        name = path or next((p for p, facts in self.paths.items() if facts["backward"]), None)
-        if name is None or name not in self._spans:
-            raise CalcError(f"no path {path!r}; there are {', '.join(self._spans)}" if path else "no path trains")
+        name = next((p for p, facts in self.paths.items() if facts["backward"]), None) if path is None else path
+        if not isinstance(name, str) or name not in self._spans:
+            there = f"no path {checks.shown(path)}; there are {', '.join(self._spans)}"
+            raise CalcError("no path trains" if path is None else there)
         return name
 
     def training(self, path: str | None) -> Any:
         """Facts of a path that trains."""
-        name = path or next((p for p, facts in self.paths.items() if facts["backward"]), None)
-        if name is None or name not in self.paths or not self.paths[name]["backward"]:
-            raise CalcError(f"path {path!r} does not train; paths: {', '.join(self.paths)}")
+        name = self.path(path)
+        if not self.paths[name]["backward"]:
+            raise CalcError(f"path {name!r} does not train; paths: {', '.join(self.paths)}")
         return self.paths[name]
+
+    def hyper(self, path: str | None) -> dict[str, Slot]:
+        """Hyperparameters that have an effect on a path that trains, and the values that they may have."""
+        path, slots = self.path(path), dict[str, Slot]()
+        for (of, _), section in self.program.sections.items():
+            for pc in range(*section) if of == path else ():
+                spec = OPCODES[int(self.program.rows[pc, 0])]
+                if any(operand.name == "hyper" for operand in spec.operands):
+                    slots |= slots_of(spec, decode_row(self.program.rows[pc])[1])
+        return slots
+
+    @cached_property
+    def probabilities(self) -> frozenset[str]:
+        """Placeholders whose values a loss takes for probabilities."""
+        found = set()  # numbers of symbols
+        for pc in range(len(self.program.rows)):
+            spec = OPCODES[int(self.program.rows[pc, 0])]
+            for k, operand in enumerate(spec.operands, 2 + len(spec.words)):
+                if PROBABILITIES.get(spec.name) == operand.name:
+                    found.add(int(self.program.operand_values[pc, k]))
+        placeholders = {name: facts for name, facts in self.variables.items() if facts["kind"] == "placeholder"}
+        return frozenset(name for name, facts in placeholders.items() if facts["symbol"] in found)
 
     def span(self, path: str, phases: tuple[str, ...]) -> Span:
         """Rows of neighbouring phases of a path."""

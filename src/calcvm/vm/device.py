@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from calcvm.errors import CalcError, MissingExtra
+from calcvm.errors import CalcError, MissingExtra, UnsupportedOperator
 from calcvm.kernels_cpu import address_of
 from calcvm.ops.spec import OPCODES
 from calcvm.vm import job as layout
@@ -120,6 +120,9 @@ class Table:
         try:
             for code in opcodes:
                 self.addresses[code] = address_of(OPCODES[code].name, program.dtype, device)
+        except KeyError:
+            name = OPCODES[code].name
+            raise UnsupportedOperator(f"row {name!r} has no kernel: write one of its name (CONTRIBUTING.md)") from None
         except ImportError as error:
             if device == "cpu":
                 raise

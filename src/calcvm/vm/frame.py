@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from calcvm.errors import Trap
+from calcvm.errors import PlanError, Trap
 from calcvm.ops.spec import OPCODES
 from calcvm.vm import job as layout
 from calcvm.vm.pieces import aligned
@@ -190,7 +190,11 @@ class HostMemory:
 
     def __init__(self, nbytes: int):
         self.nbytes = nbytes
-        self._bytes = aligned(nbytes)
+        try:
+            self._bytes = aligned(nbytes)
+        except (MemoryError, ValueError, OverflowError):  # ValueError: more than an array can have
+            text = f"a heap of {nbytes:,} bytes: the machine has not so much memory: take smaller batches or models"
+            raise PlanError(text, nbytes) from None
 
     def frame(self, binding: Binding, start: int, stop: int) -> Frame:
         return Frame(binding, start, stop, self._bytes[start:stop])

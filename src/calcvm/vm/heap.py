@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from calcvm import checks
 from calcvm.errors import CalcError, PlanError, ProgramError
 from calcvm.vm.binding import Binding, bind
 from calcvm.vm.device import device_of, heaps_of
 from calcvm.vm.frame import Frame
 from calcvm.vm.pieces import Pieces
+from calcvm.vm.program import Program
 from calcvm.vm.store import Store
 
 if TYPE_CHECKING:
-    from calcvm.vm.program import Program
     from calcvm.vm.resident import Resident
 
 YIELD_SECONDS = 0.001
@@ -33,9 +34,9 @@ def parse_bytes(memory: int | str) -> int:
     """Bytes from a number or a text such as ``"64 MiB"`` (or MB, GiB, ...)."""
     if isinstance(memory, (int, np.integer)) and not isinstance(memory, bool) and memory >= 0:
         return int(memory)
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", memory) if isinstance(memory, str) else None
-    if match is None or match[2].upper() not in _UNITS or match[1].count(".") > 1:
-        raise CalcError(f"memory {memory!r}: give bytes, or a text such as '64 MiB' or '1.5 GB'")
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]*)\s*([A-Za-z]*)\s*", memory) if isinstance(memory, str) else None
+    if match is None or match[2].upper() not in _UNITS or not 1 <= len(match[1].replace(".", "", 1)) <= 20:
+        raise CalcError(f"memory {checks.shown(memory)}: give bytes, or a text such as '64 MiB' or '1.5 GB'")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -112,6 +113,10 @@ class CalcHeap:
 
     def __init__(self, memory: int | str, store: Store | None = None, device: str = "cpu"):
         self.nbytes = parse_bytes(memory)
+        if store is not None and (isinstance(store, type) or not hasattr(store, "get_program")):
+            raise CalcError(
+                f"store: one such as cv.MemoryStore() or cv.FileStore(folder) is wanted, not {checks.called(store)}"
+            )
         self.device = device_of(device)
         self.store: Store = self.device.store() if store is None else store
         self.stats = Stats()
@@ -145,6 +150,8 @@ class CalcHeap:
         PlanError : the program is larger than the heap (``needed`` and ``allowed`` bytes).
         CalcError : the name is in use, or the program is compiled for another device.
         """
+        check_program(program)
+        seed = checks.integer("seed", seed, 0)
         self._check_device(program)
         if program.heap_bytes > self.nbytes:
             raise PlanError(
@@ -153,7 +160,8 @@ class CalcHeap:
                 program.heap_bytes,
                 self.nbytes,
             )
-        if workers is not None and not 1 <= workers <= program.workers:
+        workers = None if workers is None else checks.integer("workers", workers)
+        if workers is not None and workers > program.workers:
             raise CalcError(
                 f"workers={workers}: the program was planned for 1 to {program.workers}; compile with workers={workers}"
             )
@@ -181,6 +189,8 @@ class CalcHeap:
         CalcError : there is no such model, or it is of another device.
         ProgramError : its file is torn, altered or foreign; the error names the file.
         """
+        checks.text("a model's name", name)
+        workers = None if workers is None else checks.integer("workers", workers)
         with self._lock:
             if name in self._tenants:
                 return self._handle(self._tenants[name])
@@ -211,6 +221,10 @@ class CalcHeap:
                 f"the program is compiled for {wanted!r}, the heap is of device {self.device.name!r}: "
                 f"CalcHeap(..., device={wanted!r})"
             )
+
+    def __repr__(self) -> str:
+        names = _some(self.names)
+        return f"<CalcHeap: {self.free_bytes:,} of {self.nbytes:,} bytes free on {self.device.name!r}, models: {names}>"
 
     def __getitem__(self, name: str) -> Resident:
         return self.open(name)
@@ -421,6 +435,14 @@ class CalcHeap:
                 f"the store has a model {name!r}: go on with heap.open({name!r}), or remove it with store.remove"
             )
         return name
+
+
+def check_program(program: Any) -> None:
+    """What is loaded is a compiled program; what it was made from is often given instead."""
+    hint = {"Model": ": its .program", "CalcGraph": ": cv.compile(graph)", "Plan": ": cv.compile(graph, plan=plan)"}
+    kind = type(program).__name__
+    wanted = f"a compiled program{hint.get(kind, ' (cv.compile, cv.load_program)')}"
+    checks.one_of("a model of the heap", program, Program, wanted)
 
 
 def put(tenant: Tenant, frame: Frame, store: Store) -> int:

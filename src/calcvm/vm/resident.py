@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from calcvm import checks
 from calcvm import init as initializers
 from calcvm.errors import CalcError, ProgramError, ShapeError
 from calcvm.ops.dims import show
-from calcvm.ops.optimizers import HYPER_SLOTS
+from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
 from calcvm.ops.statement import PHASES
 from calcvm.vm import job as layout
 from calcvm.vm.binding import FORWARD, Binding
@@ -19,25 +20,46 @@ from calcvm.vm.frame import Frame, cells_of
 from calcvm.vm.heap import CalcHeap, Tenant
 from calcvm.vm.program import Program, Symbol
 
+LARGEST_COUNT = 2**53  # that a float64 holds
+
 
 class Hyper(MutableMapping):
-    """Hyperparameters of a path, by name: values in the heap, effective from the next step on."""
+    """Hyperparameters of a path, by name: values in the heap, effective from the next step on.
 
-    def __init__(self, model: Resident, symbol: Symbol):
-        self._model, self._symbol = model, symbol
+    Setting one that the path's optimizer, schedule and clipping do not read, or to a value they cannot have, is refused.
+    """
+
+    def __init__(self, model: Resident, symbol: Symbol, path: str):
+        self._model, self._symbol, self._path = model, symbol, path
 
     def __getitem__(self, name: str) -> float:
         with self._model as frame:
             return float(self._slots(frame)[self._index(name)])
 
     def __setitem__(self, name: str, value: float) -> None:
-        if not np.isfinite(value):
-            raise CalcError(f"hyperparameter {name!r}: {value!r} is not a finite number")
         with self._model as frame:
-            slots = self._slots(frame)
-            slots[self._index(name)] = value
+            slots, i = self._slots(frame), self._index(name)
+            if checks.is_number(value) and value == slots[i]:  # as copying another model's does
+                return
+            slots[i] = self._checked(name, value)
             frame.write(self._symbol, slots.view(self._model.program.dtype), (self._symbol.elems.b,))
             self._model.tenant.changed = True
+
+    def _checked(self, name: str, value: Any) -> float:
+        known, what = self._model.binding.hyper(self._path), f"hyperparameter {name!r}"
+        if name not in SLOTS:  # advanced by the program
+            return checks.number(what, value)
+        if name not in known:
+            raise CalcError(
+                f"{what} has no effect: path {self._path!r} was compiled with an optimizer, schedule and clipping that "
+                f"read {', '.join(known)}"
+            )
+        slot = known[name]
+        if slot.whole:
+            value = checks.plain(value)
+            n = int(value) if isinstance(value, float) and value.is_integer() else value
+            return checks.integer(what, n, int(slot.low), LARGEST_COUNT)
+        return checks.number(what, value, slot.low, slot.high, ends=slot.ends)
 
     def __delitem__(self, name: str) -> None:
         raise CalcError(f"hyperparameter {name!r} cannot be removed; set it")
@@ -56,8 +78,8 @@ class Hyper(MutableMapping):
 
     @staticmethod
     def _index(name: str) -> int:
-        if name not in HYPER_SLOTS:
-            raise CalcError(f"no hyperparameter {name!r}; there are {', '.join(HYPER_SLOTS)}")
+        if not isinstance(name, str) or name not in HYPER_SLOTS:
+            raise CalcError(f"no hyperparameter {checks.shown(name)}; there are {', '.join(HYPER_SLOTS)}")
         return HYPER_SLOTS.index(name)
 
 
@@ -143,6 +165,7 @@ class Resident:
     def reset(self, seed: int) -> None:
         """Initialize parameters, optimizer state and counters as `CalcHeap.load` with ``seed`` does."""
         tenant, info = self.tenant, self.program.info
+        seed = checks.integer("seed", seed, 0)
         with self as frame:
             elements = frame.blank()
             tenant.forget()
@@ -189,6 +212,8 @@ class Resident:
 
     def copy(self, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
         """A new model with the same parameters, optimizer state, counters and seed, in the same heap or in another."""
+        if heap is not None:
+            checks.one_of("copy: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
         with self as frame:
             image = frame.get_image()
         other = (heap or self.heap).load(self.program, self.seed, self.workers, name)
@@ -206,8 +231,8 @@ class Resident:
         variables = self.binding.variables
         try:
             return variables[name]
-        except KeyError:
-            raise CalcError(f"no variable {name!r}; there are {', '.join(variables)}") from None
+        except (KeyError, TypeError):
+            raise CalcError(f"no variable {checks.shown(name)}; there are {', '.join(variables)}") from None
 
     def __getitem__(self, name: str) -> Any:
         """A copy of a variable's value; a view shows what the variable that it is a view of holds now."""
@@ -288,6 +313,10 @@ class Resident:
             )
         if facts["classes"] is not None:
             _check_labels(name, array, facts["classes"])
+        elif name in self.binding.probabilities and not (array.min() >= 0 and array.max() <= 1):
+            raise CalcError(
+                f"{name!r}: binary_cross_entropy takes targets in [0, 1]; found {array.min()} to {array.max()}"
+            )
         return batch
 
     @property
@@ -316,8 +345,8 @@ class Resident:
         path = self.binding.path(path)
         facts = self.binding.training(path)
         gradients = facts["gradients"]
-        if name not in gradients:
-            raise CalcError(f"{name!r} has no gradient; these have one: {', '.join(gradients) or 'none'}")
+        if not isinstance(name, str) or name not in gradients:
+            raise CalcError(f"{checks.shown(name)} has no gradient; these have one: {', '.join(gradients) or 'none'}")
         if gradients[name] is None:
             raise CalcError(
                 f"the gradient of {name!r} is used up by the update inside the backward; compile with accumulate=True"
@@ -331,7 +360,8 @@ class Resident:
 
     def hyper(self, path: str | None = None) -> Hyper:
         """Hyperparameters of the path that trains."""
-        return Hyper(self, self.program.symbols[self.binding.training(path)["hyper"]])
+        facts = self.binding.training(path)
+        return Hyper(self, self.program.symbols[facts["hyper"]], self.binding.path(path))
 
     def settle(self, path: str) -> None:
         """Drop what rounds have added up, and weigh the next one in full: the state between two learning batches."""
@@ -367,7 +397,8 @@ class Resident:
         self._run(path, ("end_round",))
 
     def run_section(self, path: str, phase: str) -> None:
-        """Run one section of a path."""
+        """Run one section of a path: forward, loss, backward, optimize or end_round."""
+        checks.choice("section", phase, PHASES)
         self._run(path, (phase,))
 
     def step(self, *data: Any, path: str | None = None) -> float | None:
@@ -399,8 +430,7 @@ class Resident:
 
         Paths whose results the path reads run forward once, before the first step.
         """
-        if n < 1:
-            raise CalcError(f"run_steps({n}): at least one step")
+        n = checks.integer("run_steps: the number of steps", n)
         binding = self.binding
         path = binding.path(path)
         with self as frame:

@@ -1,0 +1,613 @@
+"""What a user writes by mistake, and the sentence that is the answer; numbers of NumPy, strings and repr."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import os
+import pickle
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+from calcvm.ops import OPCODES, OPS, ROWS
+from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS, slots_of
+
+X = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
+Y = np.arange(40) % 3
+
+
+def model(net=None, **options):
+    defaults = dict(input_shape=(4,), optimizer=cv.SGD(0.1), batch_size=8, workers=1)
+    return cv.Model(net or nn.Linear(3), **{**defaults, **options})
+
+
+def graph(**options):
+    return cv.build_graph(nn.Linear(3), (4,), "softmax_cross_entropy", **{"optimizer": cv.SGD(0.1), **options})
+
+
+@cache
+def shared():
+    """Models that mistakes leave as they were."""
+    program = cv.compile(graph(), batch_size=8, workers=1)
+    return SimpleNamespace(
+        model=model(), program=program, heap=cv.CalcHeap("1 MiB"), fleet=cv.Fleet("1 MiB", workers=1)
+    )
+
+
+class scene:
+    """A graph with variables x (B, 4), W (4, 4) and b (4,), and a path that trains, open."""
+
+    def __init__(self):
+        self.g = g = cv.CalcGraph()
+        self.x, self.W, self.b = g.placeholder("x", (None, 4)), g.parameter("W", (4, 4)), g.parameter("b", (4,))
+        self.path = g.path("learn", backward=True).__enter__()
+
+    def loss(self):
+        return cv.mean(cv.square(self.x @ self.W))
+
+
+def own_graph(**compiled):
+    """The program of a graph of one's own, with no path called predict."""
+    s = scene()
+    s.path.minimize(s.loss(), cv.SGD(0.1))
+    return cv.compile(s.g, batch_size=8, workers=1, accumulate=False)
+
+
+class MyInit(cv.init.Initializer):
+    def __call__(self, shape, rng):
+        return rng.random(shape)
+
+
+class Nothing(nn.Layer):
+    def build(self, x, scope, training):
+        return None
+
+
+def row_spec(**changes):
+    return replace(OPS["relu"].fwd[0], name="nok_fwd", **changes)
+
+
+def operator(**changes):
+    return replace(OPS["relu"], **{"name": "nok", "fwd": (), "bwd": (), **changes})
+
+
+def fit(*args, **kwargs):
+    return shared().model.fit(*(args or (X, Y)), progress=False, **kwargs)
+
+
+def explore(**changes):
+    defaults = dict(data=(X, Y), validation=0.2, n_trials=1, rounds=1, progress=False)
+    space = changes.pop("space", {"rate": (0.01, 0.1)})
+    build = changes.pop("build", lambda trial: graph(optimizer=cv.SGD(trial["rate"])))
+    return cv.explore(build, space, **{**defaults, **changes})
+
+
+def add(program=None, **options):
+    return shared().fleet.add(program or shared().program, **{"data": (X, Y), **options})
+
+
+def binary(y):
+    net = model(nn.Linear(1), loss="binary_cross_entropy")
+    return net.fit(X, y.reshape(-1, 1), progress=False)
+
+
+C, S, P, U = cv.CalcError, cv.ShapeError, cv.PlanError, cv.UnsupportedOperator
+MISTAKES = [
+    # ---- layers, where they are written
+    ("nn.Linear(4, 8)", lambda: nn.Linear(4, 8), C, r"PyTorch's Linear\(4, 8\) is nn.Linear\(8\)"),
+    ("Linear bias text", lambda: nn.Linear(4, "no"), C, "bias must be True or False, not 'no'"),
+    ("Linear 0 units", lambda: nn.Linear(0), C, "units must be an integer from 1 to"),
+    ("Linear 1.5 units", lambda: nn.Linear(1.5), C, "units must be an integer .* not 1.5"),
+    ("Linear True units", lambda: nn.Linear(True), C, "units must be an integer .* not True"),
+    ("Linear without end", lambda: nn.Linear(10**4000), C, "not an integer of 13288 bits"),
+    ("Linear trainable", lambda: nn.Linear(3, trainable="yes"), C, "trainable must be True or False"),
+    ("Linear regularizer", lambda: nn.Linear(3, regularizer=0.01), C, r"one such as cv.L2\(0.01\), not 0.01"),
+    ("Linear init class of ours that needs a value", lambda: nn.Linear(3, init=cv.init.Constant), C, "needs its value"),
+    ("Linear init unknown name", lambda: nn.Linear(3, init="he"), C, "initializer 'he' is unknown; .* he_normal"),
+    ("Linear own initializer", lambda: nn.Linear(3, init=MyInit()), C, r"init=MyInit\("),
+    ("Linear function as init", lambda: nn.Linear(3, init=lambda s, r: r.random(s)), C, "functions cannot be stored"),
+    ("Linear init list of another shape", lambda: model(nn.Linear(3, init=[[1.0, 2]])), S, r"\(1, 2\) is not of its"),
+    ("Linear init ragged", lambda: model(nn.Linear(3, init=[[1.0], [1, 2]])), C, "differ in length"),
+    ("Linear init text array", lambda: model(nn.Linear(3, init=[["a"] * 3] * 4)), C, "an array of <U1"),
+    ("Orthogonal of a vector", lambda: nn.Linear(3, bias_init=cv.init.Orthogonal()) and model(
+        nn.Linear(3, bias_init="orthogonal")), C, "fewer than 2 axes"),
+    ("LeakyReLU text", lambda: nn.LeakyReLU("x"), C, "alpha must be a finite number, not 'x'"),
+    ("ELU nan", lambda: nn.ELU(float("nan")), C, "alpha must be a finite number, not nan"),
+    ("GELU", lambda: nn.GELU("erf"), C, "approximate 'erf' is unknown; take one of none, tanh"),
+    ("Softmax axis", lambda: nn.Softmax(0.5), C, "axis must be an integer"),
+    ("Scale", lambda: nn.Scale("1"), C, "Scale: a must be a finite number"),
+    ("Dropout 1", lambda: nn.Dropout(1), C, r"rate must be a number in \[0, 1\), not 1"),
+    ("Dropout text", lambda: nn.Dropout("half"), C, "rate must be a number"),
+    ("Reshape 1.5", lambda: nn.Reshape(1.5), S, "1.5 is no size"),
+    ("Function of a layer", lambda: nn.Function(nn.ReLU()), C, "a function of one variable"),
+    ("Function that returns nothing", lambda: model(nn.Function(lambda x: None)), C, "must return a variable"),
+    ("layer that builds nothing", lambda: model(Nothing() >> nn.Linear(3)), C, "build of .* must return a variable"),
+    ("layer >> 3", lambda: nn.ReLU() >> 3, C, "a layer of calcvm.nn, .* not 3"),
+    ("3 >> layer", lambda: 3 >> nn.ReLU(), C, "a layer of calcvm.nn, .* not 3"),
+    ("layer >> class", lambda: nn.Linear(3) >> nn.ReLU, C, r"not the class ReLU \(write ReLU\(...\)\)"),
+    ("the same layer twice", lambda: (lambda l: l >> nn.ReLU() >> l)(nn.Linear(4)), C, "twice, .* make another Linear"),
+    # ---- optimizers, schedules, initializers
+    ("unknown optimizer", lambda: model(optimizer="adma"), C, "optimizer 'adma' is unknown; take one of 'sgd', 'adam'"),
+    ("sgd by name", lambda: model(optimizer="sgd"), C, r"SGD has no default learning rate: .*cv.SGD\(0.1\)"),
+    ("class SGD", lambda: model(optimizer=cv.SGD), C, "SGD has no default learning rate"),
+    ("no optimizer", lambda: model(optimizer=None), C, r"one such as cv.Adam\(1e-3\).* not None"),
+    ("base optimizer", lambda: model(optimizer=cv.Optimizer(0.1)), C, r"one such as cv.Adam\(1e-3\)"),
+    ("minimize by None", lambda: (lambda s: s.path.minimize(s.loss(), None))(scene()), C, "optimizer: one such as"),
+    ("rate text", lambda: cv.SGD("0.1"), C, "SGD: learning_rate must be a number >= 0, not '0.1'"),
+    ("rate negative", lambda: cv.Adam(-1), C, "learning_rate must be a number >= 0, not -1"),
+    ("rate bool", lambda: cv.SGD(True), C, "learning_rate must be a number >= 0, not True"),
+    ("rate nan", lambda: cv.SGD(float("nan")), C, "must be a number >= 0, not nan"),
+    ("beta1", lambda: cv.Adam(beta1=1), C, r"Adam: beta1 must be a number in \[0, 1\), not 1"),
+    ("nesterov", lambda: cv.SGD(0.1, nesterov=1), C, "nesterov must be True or False"),
+    ("clip_norm", lambda: cv.SGD(0.1, clip_norm=0), C, "clip_norm must be a number > 0 or None, not 0"),
+    ("schedule class", lambda: cv.SGD(0.1, schedule=cv.Cosine), C, r"a schedule .* not the class Cosine"),
+    ("step size", lambda: cv.Step(2.5), C, "step_size must be an integer from 1 to .* not 2.5"),
+    ("L2 text", lambda: cv.L2("x"), C, "L2: l2 must be a number"),
+    ("Uniform text", lambda: cv.init.Uniform("a"), C, "Uniform: low must be a finite number"),
+    # ---- variables and operators
+    ("variable + text", lambda: scene().x + "a", C, "a variable, a number or an array is wanted, not 'a'"),
+    ("variable + None", lambda: scene().x + None, C, "a variable, a number or an array is wanted, not None"),
+    ("variable * nan", lambda: scene().x * float("nan"), C, "must be a finite number, not nan"),
+    ("variable / 0", lambda: scene().x / 0, C, "division by zero"),
+    ("variable ** variable", lambda: (lambda s: s.x**s.b)(scene()), C, r"write cv.exp\(exponent \* cv.log\(x\)\)"),
+    ("variable @ text", lambda: scene().x @ "a", C, "matmul: b: a variable, a number or an array"),
+    ("iterating", lambda: list(scene().x), C, "one variable and no sequence"),
+    ("concat of one", lambda: cv.concat(scene().x), S, "concat: give a list of variables"),
+    ("concat of numbers", lambda: cv.concat([1, 2]), C, "concat: a list of variables is wanted"),
+    ("relu of a number", lambda: cv.relu(3), C, "relu: at least one input must be a variable of a graph, not 3"),
+    ("add of numbers", lambda: cv.add(1, 2), C, "add: a variable is wanted, not 1 .int. and 2"),
+    ("reshape to a number", lambda: cv.reshape(scene().x, 4), S, "give a tuple such as"),
+    ("axes text", lambda: cv.sum(scene().x, "rows"), S, "axes 'rows': give an axis"),
+    ("keepdims", lambda: cv.sum(scene().x, 1, keepdims=2), C, "attribute keepdims=2 is not allowed"),
+    ("transpose by text", lambda: cv.transpose(scene().x, "10"), S, "axes '10'"),
+    ("slice by numbers", lambda: cv.slice(scene().x, 0, 2), S, "starts 0: give a tuple"),
+    ("alpha text", lambda: cv.leaky_relu(scene().x, "0.1"), C, "attribute alpha='0.1' is not allowed"),
+    ("exponent None", lambda: cv.pow(scene().x, None), C, "attribute exponent=None is not allowed"),
+    ("smoothing text", lambda: (lambda s: cv.softmax_cross_entropy(s.x, s.x, "a"))(scene()), C, "label_smoothing='a'"),
+    ("cross entropy of one output", lambda: model(nn.Linear(1)), S, "give an output a class, or take binary_cross_entropy"),
+    ("dropout rate", lambda: cv.dropout(scene().x, "a"), C, r"rate must be a number in \[0, 1\)"),
+    ("unknown operator", lambda: cv.apply(None, scene().x), U, "operator None is not in the table"),
+    # ---- graphs
+    ("placeholder shape number", lambda: cv.CalcGraph().placeholder("x", 4), S, r"write \(4,\)"),
+    ("placeholder shape text", lambda: cv.CalcGraph().placeholder("x", "4"), S, "a tuple of sizes"),
+    ("placeholder name", lambda: cv.CalcGraph().placeholder(None, (None, 4)), C, "a variable's name is a text"),
+    ("parameter with the batch", lambda: cv.CalcGraph().parameter("w", (None, 4)), S, "a tuple of sizes"),
+    ("parameter name", lambda: cv.CalcGraph().parameter(3, (4,)), C, "a variable's name is a text such as 'x', not 3"),
+    ("parameter regularizer", lambda: cv.CalcGraph().parameter("w", (4,), regularizer=cv.L2), C, "its regularizer must be"),
+    ("constant text", lambda: cv.CalcGraph().constant("c", "a"), C, "constant 'c': a variable, a number or an array"),
+    ("path name", lambda: cv.CalcGraph().path(["learn"]), C, "a path's name is a text such as 'learn'"),
+    ("path backward", lambda: cv.CalcGraph().path("learn", backward="yes"), C, "backward must be True or False"),
+    ("extend", lambda: scene().g.extend("zz").__enter__(), C, "no path 'zz'; there are learn"),
+    ("minimize a number", lambda: scene().path.minimize(3, cv.SGD(0.1)), C, "minimize: a variable, the loss, is wanted"),
+    ("minimize output", lambda: (lambda s: s.path.minimize(s.loss(), cv.SGD(0.1), "y"))(scene()), C, "output: a variable"),
+    # ---- models
+    ("input_shape number", lambda: model(input_shape=4), S, r"input_shape, .* not 4: write \(4,\)"),
+    ("input_shape with the batch", lambda: model(input_shape=(None, 4)), S, "the batch is added to it"),
+    ("target_shape", lambda: model(target_shape=3), S, "target_shape"),
+    ("net class", lambda: model(nn.ReLU), C, "not the class ReLU"),
+    ("net text", lambda: model("mlp"), C, "a layer of calcvm.nn"),
+    ("loss name", lambda: model(loss="cross_entropy"), C, "loss 'cross_entropy' is unknown; take one of softmax"),
+    ("loss number", lambda: model(loss=3), C, "loss 3 is unknown"),
+    ("loss that returns nothing", lambda: model(loss=lambda y, t: None, target_shape=()), C, "returns a variable .* not None"),
+    ("loss that returns a number", lambda: model(loss=lambda y, t: 0.0, target_shape=()), C, "returns a variable .* not 0.0"),
+    ("batch_size 1.5", lambda: model(batch_size=1.5), C, "batch_size must be an integer from 1 to .* not 1.5"),
+    ("batch_size text", lambda: model(batch_size="8"), C, "batch_size must be an integer .* not '8'"),
+    ("batch_size 0", lambda: model(batch_size=0), C, "batch_size must be an integer from 1"),
+    ("batch_size of a terabyte", lambda: model(batch_size=10**12), P, "a heap of .* bytes: the machine has not so much"),
+    ("learning_batch", lambda: model(learning_batch=0), C, "learning_batch must be an integer >= 1, not 0"),
+    ("workers 0", lambda: model(workers=0), C, "workers must be an integer from 1 to 1024, not 0"),
+    ("workers 10**9", lambda: model(workers=10**9), C, "workers must be an integer from 1 to 1024"),
+    ("dtype", lambda: model(dtype="float16"), C, "dtype 'float16' is unknown; take one of float32, float64"),
+    ("dtype object", lambda: model(dtype=object()), C, "take one of float32, float64"),
+    ("device", lambda: model(device="gpu"), C, "device 'gpu' is unknown; take one of cpu, blas, cuda"),
+    ("seed -1", lambda: model(seed=-1), C, "seed must be an integer >= 0, not -1"),
+    ("seed None", lambda: model(seed=None), C, "seed must be an integer >= 0, not None"),
+    ("seed 2**63", lambda: model(seed=2**63), C, "seed must be an integer"),
+    ("heap text", lambda: model(heap="1 MiB"), C, r"a heap such as cv.CalcHeap\(.* not '1 MiB'"),
+    ("memory .", lambda: model(memory="."), C, r"memory '.': give bytes"),
+    ("memory nan", lambda: model(memory=float("nan")), C, "memory nan: give bytes"),
+    ("plan of a model", lambda: cv.plan(shared().model, batch_size=8), C, "a graph .* is wanted, not <Model"),
+    ("compile a model", lambda: cv.compile(shared().model), C, "compile: a graph .* is wanted, not <Model"),
+    ("compile with a number as plan", lambda: cv.compile(graph(), plan=8), C, "compile: plan: a plan"),
+    ("compile with a plan and options", lambda: cv.compile(graph(), plan=cv.plan(graph(), batch_size=8), batch_size=8), C,
+     "the plan has its batch_size already"),
+    ("keep text", lambda: cv.plan(graph(), batch_size=8, keep="output"), C, "keep=.'y'., not 'output'"),
+    ("keep -1", lambda: cv.plan(graph(), batch_size=8, keep=-1), C, "a list of names of results"),
+    # ---- training
+    ("fit(None)", lambda: fit(None, Y), C, "an array of samples is wanted, not None"),
+    ("fit of a generator", lambda: fit((x for x in X), Y), C, "an array of samples is wanted, not .*generator"),
+    ("fit of a dict", lambda: fit({"a": X}, Y), C, "an array of samples is wanted, not .*dict"),
+    ("fit of rows of different lengths", lambda: fit([[1.0], [1.0, 2]], Y), C, "X|input"),
+    ("epochs 0", lambda: fit(epochs=0), C, "epochs must be an integer >= 1, not 0"),
+    ("epochs -1", lambda: fit(epochs=-1), C, "epochs must be an integer >= 1, not -1"),
+    ("epochs 1.5", lambda: fit(epochs=1.5), C, "epochs must be an integer >= 1, not 1.5"),
+    ("validation 1", lambda: fit(validation=1), C, r"validation must be a number in \(0, 1\).* not 1"),
+    ("validation 1.5", lambda: fit(validation=1.5), C, r"a number in \(0, 1\), the share of samples, or \(X, y\), not 1.5"),
+    ("validation of X alone", lambda: fit(validation=(X,)), C, r"\(X, y\) or a share .* not a tuple of 1"),
+    ("validation with weights", lambda: fit(validation=(X, Y, Y)), C, "there are no sample weights"),
+    ("validation text", lambda: fit(validation="0.2"), C, r"\(X, y\) or a share of the samples such as 0.2"),
+    ("patience -1", lambda: fit(validation=0.2, patience=-1), C, "patience must be an integer >= 0, not -1"),
+    ("shuffle", lambda: fit(shuffle="no"), C, "shuffle must be True or False"),
+    ("run_steps 1.5", lambda: shared().model.run_steps(1.5), C, "number of steps must be an integer >= 1, not 1.5"),
+    ("run_steps 0", lambda: shared().model.run_steps(0), C, "number of steps must be an integer >= 1"),
+    ("history of no such figure", lambda: fit()["acc"], C, "no figure 'acc' of the epochs; there are loss, seconds"),
+    ("val_loss without validation", lambda: fit()["val_loss"], C, "no figure 'val_loss'"),
+    ("targets above 1", lambda: binary(np.where(Y > 0, 2.0, 0)), C, r"targets in \[0, 1\]; found 0.0 to 2.0"),
+    ("targets of -1", lambda: binary(np.where(Y > 0, 1, -1)), C, r"targets in \[0, 1\]; found -1 to 1"),
+    ("targets of nan", lambda: binary(np.where(Y > 0, 1, np.nan)), C, r"targets in \[0, 1\]; found nan"),
+    ("predict of None", lambda: shared().model.predict(None), C, "an array of samples is wanted, not None"),
+    ("unknown variable", lambda: shared().model[0], C, "no variable 0; there are input"),
+    ("gradient of none", lambda: shared().model.grad(["W"]), C, "has no gradient; these have one"),
+    # ---- hyperparameters
+    ("rate text in hyper", lambda: hyper(cv.SGD(0.1), "learning_rate", "a"), C, "must be a number >= 0, not 'a'"),
+    ("rate -1 in hyper", lambda: hyper(cv.SGD(0.1), "learning_rate", -1), C, "must be a number >= 0, not -1"),
+    ("rate nan in hyper", lambda: hyper(cv.SGD(0.1), "learning_rate", float("nan")), C, "must be a number >= 0"),
+    ("beta1 of SGD", lambda: hyper(cv.SGD(0.1), "beta1", 0.9), C, "has no effect: path 'learn' .* read learning_rate"),
+    ("beta1 of RMSProp", lambda: hyper(cv.RMSProp(), "beta1", 0.9), C, "'beta1' has no effect"),
+    ("beta1 of Adam", lambda: hyper(cv.Adam(), "beta1", 2), C, r"must be a number in \[0, 1\), not 2"),
+    ("clip_norm not compiled in", lambda: hyper(cv.Adam(), "clip_norm", 1.0), C, "'clip_norm' has no effect"),
+    ("clip_value not compiled in", lambda: hyper(cv.Adam(), "clip_value", 1.0), C, "'clip_value' has no effect"),
+    ("clip_norm 0", lambda: hyper(cv.SGD(0.1, clip_norm=1), "clip_norm", 0), C, "must be a number > 0, not 0"),
+    ("gamma without schedule", lambda: hyper(cv.SGD(0.1), "gamma", 0.5), C, "'gamma' has no effect"),
+    ("total_steps without", lambda: hyper(cv.SGD(0.1, schedule=cv.Step(3)), "total_steps", 5), C, "has no effect"),
+    ("total_steps 1.5", lambda: hyper(cv.SGD(0.1, schedule=cv.Cosine(3)), "total_steps", 1.5), C, "an integer from 1 to"),
+    ("factor below 1", lambda: hyper(cv.SGD(0.1, schedule=cv.CosineRestarts(3)), "gamma", 0.5), C, "a number >= 1"),
+    ("hyper of no name", lambda: hyper(cv.SGD(0.1), None, 0.5), C, "no hyperparameter None; there are"),
+    ("hyper of a fleet", lambda: add(hyper={"beta1": 0.9}), C, "'beta1' has no effect"),
+    ("hyper of a fleet out of range", lambda: add(hyper={"learning_rate": -1}), C, "a number >= 0, not -1"),
+    # ---- heaps, fleets, ensembles
+    ("heap of nonsense", lambda: cv.CalcHeap("lots"), C, "memory 'lots': give bytes"),
+    ("heap of a petabyte", lambda: cv.CalcHeap("1000000 GiB"), P, "a heap of 1,073,741,824,000,000 bytes"),
+    ("heap with a store class", lambda: cv.CalcHeap("1 MiB", cv.MemoryStore), C, "not the class MemoryStore"),
+    ("load a model", lambda: shared().heap.load(shared().model), C, "a compiled program: its .program is wanted"),
+    ("load a graph", lambda: shared().heap.load(graph()), C, r"a compiled program: cv.compile\(graph\) is wanted"),
+    ("load a plan", lambda: shared().heap.load(cv.plan(graph(), batch_size=8)), C, r"cv.compile\(graph, plan=plan\)"),
+    ("load a file name", lambda: shared().heap.load("x.calc"), C, "a compiled program .*load_program"),
+    ("load with seed -1", lambda: shared().heap.load(shared().program, seed=-1), C, "seed must be an integer >= 0"),
+    ("open None", lambda: shared().heap.open(None), C, "a model's name is a text"),
+    ("section", lambda: shared().model.resident.run_section("learn", "backwards"), C, "'backwards' is unknown; take one of forward"),
+    ("path of a model", lambda: shared().model.resident.forward(["learn"]), C, r"no path \['learn'\]; there are learn"),
+    ("fleet workers", lambda: cv.Fleet("1 MiB", workers=1.5), C, "workers must be an integer from 1 to 1024, not 1.5"),
+    ("fleet workers 0", lambda: cv.Fleet("1 MiB", workers=0), C, "workers must be an integer from 1"),
+    ("add a model", lambda: add(shared().model), C, "a compiled program: its .program is wanted"),
+    ("add data X", lambda: add(data=X), C, r"a tuple of arrays \(input, target\).* not ndarray of shape \(40, 4\)"),
+    ("add epochs", lambda: add(epochs=0), C, "epochs must be an integer >= 1"),
+    ("add patience", lambda: add(patience=-1, validation=(X, Y)), C, "patience must be an integer >= 0"),
+    ("add validation without a path predict", lambda: add(own_graph(), data=(X,), validation=(X,)), C,
+     "judged by a path called 'predict', and the program's paths are learn"),
+    ("fleet epochs", lambda: shared().fleet.fit(epochs=0, progress=False), C, "epochs must be an integer >= 1"),
+    ("advance", lambda: shared().fleet.advance(-1), C, "epochs must be an integer >= 0"),
+    ("advance names", lambda: shared().fleet.advance({"a": 1}), C, "a handle of the fleet is wanted, not 'a'"),
+    ("ensemble of a model", lambda: cv.Ensemble(shared().model), C, r"a list of models, not <Model .*: \[model\]"),
+    ("ensemble of numbers", lambda: cv.Ensemble([1, 2]), C, "model 0 of the ensemble: a model .* is wanted, not 1"),
+    ("ensemble method", lambda: cv.Ensemble([shared().model], "median"), C, "method 'median' is unknown; take one of mean, vote"),
+    ("ensemble weights", lambda: cv.Ensemble([shared().model], weights="a"), C, "weights 'a': give a number for each"),
+    # ---- exploration
+    ("explore keep", lambda: explore(keep=-1), C, "keep must be an integer >= 0, not -1"),
+    ("explore rounds", lambda: explore(rounds=1.5), C, "rounds must be an integer >= 1, not 1.5"),
+    ("explore seed", lambda: explore(seed=-1), C, "seed must be an integer >= 0"),
+    ("explore data", lambda: explore(data=X), C, "a tuple of arrays .X, y., or a mapping by name, is wanted"),
+    ("explore validation", lambda: explore(validation=1), C, "the share of samples, or arrays, not 1"),
+    ("explore build", lambda: explore(build=graph()), C, "a function of a trial that returns a graph is wanted, not <CalcGraph"),
+    ("explore sampler", lambda: explore(sampler=[]), C, r"sampler \[\]: take one of 'tpe'"),
+    ("explore pruner", lambda: explore(pruner={}), C, r"pruner {}: take one of 'hyperband'"),
+    ("explore engine", lambda: explore(engine={}), C, r"engine {}: take 'local'"),
+    # ---- operators of one's own
+    ("register nothing", lambda: cv.register_op("relu"), C, "register_op takes a cv.OpSpec, not 'relu'"),
+    ("register a name twice", lambda: cv.register_op(OPS["relu"]), C, "operator 'relu' is registered already"),
+    ("register a row otherwise", lambda: cv.register_op(operator(fwd=(replace(OPS["relu"].fwd[0], opcode=60000),))), C,
+     "row 'relu_fwd' is registered already, and differs"),
+    ("register a taken opcode", lambda: cv.register_op(operator(fwd=(row_spec(),))), C,
+     r"opcode \d+ of row 'nok_fwd' is that of row 'relu_fwd'; \d+ is free"),
+    ("opcode -1", lambda: row_spec(opcode=-1), C, "the opcode must be an integer from 0 to 65535, not -1"),
+    ("opcode 2**40", lambda: row_spec(opcode=2**40), C, "the opcode must be an integer from 0 to 65535"),
+]  # fmt: skip
+
+
+def hyper(optimizer, name, value):
+    model(optimizer=optimizer).hyper[name] = value
+
+
+@pytest.mark.parametrize(("mistake", "kind", "message"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
+def test_a_mistake_is_told_in_a_sentence(mistake, kind, message):
+    with pytest.raises(kind) as error:
+        mistake()
+    assert re.search(message, str(error.value)), str(error.value)
+    assert "\n" not in str(error.value) and type(error.value).__module__ == "calcvm.errors"
+
+
+def test_there_is_a_row_of_every_kind_of_mistake():
+    assert len(MISTAKES) > 120 and len({m[0] for m in MISTAKES}) == len(MISTAKES)
+
+
+# ---------------------------------------------------------------- numbers
+I64, F32 = np.int64, np.float32
+NUMBERS = {
+    "batch_size": lambda: model(batch_size=I64(8)).batch_size == 8,
+    "learning_batch": lambda: model(learning_batch=I64(16)).learning_batch == 16,
+    "workers": lambda: model(workers=np.int32(1)),
+    "seed": lambda: model(seed=np.uint8(3)),
+    "input_shape": lambda: model(input_shape=np.array([4]), target_shape=()),
+    "memory": lambda: model(batch_size=None, memory=I64(4096)),
+    "dtype type": lambda: model(dtype=np.float64).program.dtype == "float64",
+    "dtype": lambda: model(dtype=np.dtype("float64")).program.dtype == "float64",
+    "units": lambda: nn.Linear(I64(3)).units.__class__ is int,
+    "rate": lambda: cv.SGD(F32(0.5), momentum=F32(0.5)),
+    "schedule": lambda: cv.SGD(0.5, schedule=cv.Step(I64(3), F32(0.5))),
+    "clip": lambda: model(optimizer=cv.Adam(clip_norm=F32(1), clip_value=I64(1))),
+    "regularizer": lambda: model(nn.Linear(3, regularizer=cv.L2(F32(0.5)))),
+    "dropout": lambda: model(nn.Dropout(F32(0.5)) >> nn.Linear(3)),
+    "uniform": lambda: model(nn.Linear(3, init=cv.init.Uniform(F32(-1), F32(1)))),
+    "constant": lambda: model(nn.Linear(3, init=cv.init.Constant(np.array(2.0)))),
+    "activation": lambda: model(nn.Linear(3) >> nn.LeakyReLU(F32(0.5)) >> nn.ELU(F32(2))),
+    "reshape": lambda: model(nn.Reshape(I64(2), I64(2)) >> nn.Flatten() >> nn.Linear(3)),
+    "operators": lambda: (lambda s: F32(2) * (s.x + I64(3)) / np.float64(2) - np.array(1))(scene()),
+    "axes": lambda: (lambda s: cv.transpose(cv.sum(s.W, I64(1), keepdims=np.True_), (I64(1), I64(0))))(scene()),
+    "slices": lambda: cv.slice(scene().W, (I64(1), 0), (I64(2), None)),
+    "epochs": lambda: fit(epochs=I64(2), validation=F32(0.25), patience=I64(1)),
+    "run_steps": lambda: (lambda m: (m.step(X[:8], Y[:8]), m.run_steps(I64(2))))(model()),
+    "hyper": lambda: hyper(cv.SGD(0.1, schedule=cv.Step(3)), "step_size", I64(5)),
+    "whole hyper": lambda: hyper(cv.SGD(0.1, schedule=cv.Step(3)), "step_size", 5.0),
+    "fleet": lambda: cv.Fleet(I64(2**20), workers=I64(1)).add(
+        shared().program, data=(X, Y), epochs=I64(1), seed=I64(1), hyper={"learning_rate": F32(0.1)}
+    ),
+    "explore": lambda: explore(
+        space={"rate": [F32(0.1)], "width": (I64(2), I64(3)), "x": (F32(0.5), F32(1))},
+        n_trials=I64(1), rounds=I64(1), batch_size=I64(8), keep=I64(1), seed=I64(1),
+    ),
+    "snapshots": lambda: cv.snapshot_ensemble(
+        model(optimizer=cv.SGD(0.1, schedule=cv.CosineRestarts(1))), X, Y, cycles=I64(1), epochs_per_cycle=I64(1),
+        progress=False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", NUMBERS.values(), ids=NUMBERS)
+def test_numbers_of_numpy_are_numbers(make, tmp_path):
+    answer = make()
+    assert answer is not False
+    if isinstance(answer, cv.Model):  # what it holds can be written
+        answer.save(tmp_path / "m.calc")
+        assert cv.load(tmp_path / "m.calc").program == answer.program
+
+
+# ---------------------------------------------------------------- names in place of objects
+@pytest.mark.parametrize("given", ["adam", "Adam", cv.Adam])
+def test_optimizers_by_name_and_class(given):
+    by_name, by_hand = model(optimizer=given), model(optimizer=cv.Adam())
+    assert by_name.program == by_hand.program
+
+
+@pytest.mark.parametrize("given", ["he_normal", "kaiming_normal", cv.init.HeNormal])
+def test_initializers_by_name_and_class(given):
+    by_name, by_hand = model(nn.Linear(3, init=given)), model(nn.Linear(3, init=cv.init.HeNormal()))
+    assert by_name.program == by_hand.program
+    assert np.array_equal(by_name["linear_1.weight"], by_hand["linear_1.weight"])
+
+
+def test_every_initializer_that_needs_no_value_has_a_name():
+    named = {type(cv.init.initializer_of("", name, (2, 2))) for name in cv.init.NAMES}
+    assert named == {*cv.init.KINDS} - {cv.init.Constant}
+
+
+def test_lists_are_arrays():
+    weight = [[1.0, 2, 3]] * 4
+    assert model(nn.Linear(3, init=weight, bias_init=[1, 2, 3]))["linear_1.weight"].tolist() == weight
+
+
+def test_stateless_layers_may_come_twice():
+    act = nn.ReLU()
+    assert len(model(nn.Linear(4) >> act >> nn.Linear(3) >> act).parameters) == 4
+
+
+# ---------------------------------------------------------------- arrays beside variables
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (lambda a, x: a * x, lambda a, x: a * x),
+        (lambda a, x: a + x, lambda a, x: a + x),
+        (lambda a, x: a - x, lambda a, x: a - x),
+        (lambda a, x: a / x, lambda a, x: a / x),
+        (lambda a, x: a.tolist() * x, lambda a, x: a * x),
+        (
+            lambda a, x: np.eye(4) @ cv.transpose(x) if not isinstance(x, np.ndarray) else 0,
+            lambda a, x: np.eye(4) @ x.T,
+        ),
+        (lambda a, x: a[0] * x, lambda a, x: a[0] * x),
+        (lambda a, x: a[:1][0] / x, lambda a, x: a[0] / x),
+    ],
+)
+def test_arrays_on_the_left_of_variables(ours, theirs):
+    a, values = np.array([1.0, 2, 3, 4]), np.full((5, 4), 2.0)
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (5, 4))
+    with g.path("run", adopt=False) as path:
+        path.output = ours(a, x).rename("y")
+    resident = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1, dtype="float64"))
+    resident["x"] = values
+    resident.forward("run")
+    np.testing.assert_allclose(resident["y"], theirs(a, values))
+
+
+def test_star_import_leaves_pythons_functions_alone():
+    scope = {}
+    exec("from calcvm import *", scope)
+    shadowed = [name for name in scope if hasattr(builtins, name) and not name.startswith("__")]
+    assert shadowed == [] and "relu" in scope and callable(cv.sum) and callable(cv.compile)
+
+
+# ---------------------------------------------------------------- hyperparameters have the effect that is declared
+OPTIMIZERS = {
+    "sgd": cv.SGD(0.1), "momentum": cv.SGD(0.1, momentum=0.5), "nesterov": cv.SGD(0.1, momentum=0.5, nesterov=True),
+    "adam": cv.Adam(), "adamhat": cv.AdamHat(), "adamw": cv.AdamW(), "rmsprop": cv.RMSProp(),
+    "rmsprop momentum": cv.RMSProp(momentum=0.5), "adagrad": cv.Adagrad(), "clip": cv.SGD(0.1, clip_norm=0.1),
+    "clip value": cv.SGD(0.1, clip_value=0.01),
+    "step": cv.SGD(0.1, schedule=cv.Step(2)), "exponential": cv.SGD(0.1, schedule=cv.Exponential(0.9)),
+    "cosine": cv.SGD(0.1, schedule=cv.Cosine(9)), "restarts": cv.SGD(0.1, schedule=cv.CosineRestarts(3, 2)),
+}  # fmt: skip
+OTHER = {"step_size": 3.0, "total_steps": 4.0, "warmup_steps": 2.0, "gamma": 1.5, "learning_rate": 0.07, "eps": 1e-3,
+         "clip_value": 0.02, "clip_norm": 0.05, "min_lr": 0.01, "weight_decay": 0.3, "beta1": 0.3, "beta2": 0.4}  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_what_may_be_set_is_what_training_reads(optimizer):
+    """Every slot, written behind the back of the check: the parameters differ after seven steps where it may be set."""
+    program = cv.compile(graph(optimizer=optimizer), batch_size=8, workers=1, accumulate=False, dtype="float64")
+    heap = cv.CalcHeap("1 MiB")
+
+    def trained(**slots):
+        resident = heap.load(program, seed=1)
+        mapping = resident.hyper()
+        with resident as frame:
+            values = mapping._slots(frame)
+            for name, value in slots.items():
+                values[HYPER_SLOTS.index(name)] = value
+        for _ in range(7):
+            resident.step(X[:8], Y[:8])
+        weight = resident["linear_1.weight"].tobytes()
+        allowed = set(resident.binding.hyper("learn"))
+        resident.close()
+        return weight, allowed
+
+    weight, allowed = trained()
+    assert allowed == {name for name in SLOTS if trained(**{name: OTHER[name]})[0] != weight}
+
+
+def test_slots_are_those_of_every_row_that_reads_hyperparameters():
+    assert {*SLOTS, *OTHER} == {*SLOTS} == {*OTHER} and set(SLOTS) < set(HYPER_SLOTS)
+    readers = [row for row in ROWS.values() if any(o.name == "hyper" for o in row.operands)]
+    assert all(slots_of(row, {"schedule": 0}) for row in readers) and len(readers) >= 11
+
+
+def test_hyperparameters_are_copied_between_models_of_one_program():
+    a, b = model(optimizer=cv.Adam(0.5)), model(optimizer=cv.Adam(0.25))
+    b.hyper.update(a.hyper)
+    assert dict(b.hyper) == dict(a.hyper)
+
+
+# ---------------------------------------------------------------- losses that are not finite
+def diverging(**options):
+    data = np.full_like(X, 1e30)
+    return model(loss="mse", optimizer=cv.SGD(1e30)), dict(X=data, y=np.zeros((40, 3)), progress=False, **options)
+
+
+def test_a_loss_that_is_not_finite_is_told_once_with_its_epoch():
+    net, call = diverging(epochs=4)
+    with pytest.warns(cv.CalcWarning, match="the loss of epoch 1 is (inf|nan), and training went on") as told:
+        history = net.fit(**call)
+    assert len(told) == 1 and told[0].filename == __file__ and len(history) == 4
+    assert re.fullmatch("all epochs done; the loss of epoch 1 is (inf|nan)", history.stopped)
+
+
+def test_training_can_stop_at_a_loss_that_is_not_finite():
+    net, call = diverging(epochs=4, terminate_on_nan=True)
+    history = net.fit(**call)
+    assert len(history) == 1 and re.fullmatch("the loss of epoch 1 is (inf|nan)", history.stopped)
+
+
+def test_finite_losses_are_no_news():
+    assert model().fit(X, Y, 2, terminate_on_nan=True, progress=False).stopped == "all epochs done"
+
+
+# ---------------------------------------------------------------- plans, pickles, kernels
+def test_the_largest_batch_that_fits_is_not_cut_off():
+    plan = cv.plan(graph(), memory="100 GiB", workers=1)
+    assert (
+        2**24 < plan.batch_size and cv.plan(graph(), batch_size=plan.batch_size + 3, workers=1).heap_bytes > 100 * 2**30
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [cv.CalcError("a"), cv.ShapeError("a"), cv.PlanError("a", 1, 2), cv.ProgramError("a"), cv.UnsupportedOperator("a"),
+     cv.Trap("a"), cv.MissingExtra("ray", "ray", "engine"), __import__("calcvm.errors").errors.DeviceError("a", lost=True)],
+    ids=lambda e: type(e).__name__,
+)  # fmt: skip
+def test_errors_survive_a_process_pool(error):
+    for other in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert type(other) is type(error) and str(other) == str(error) and vars(other) == vars(error)
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))], ids=["deepcopy", "pickle"])
+def test_graphs_are_copied_whole(how):
+    g = graph(optimizer=cv.Adam(schedule=cv.Cosine(9)))
+    other = how(g)
+    assert other.form == g.form and cv.compile(other, batch_size=8) == cv.compile(g, batch_size=8)
+    assert all(v.graph is other for v in other.variables.values())
+
+
+def test_a_row_without_a_kernel_is_named():
+    spec = operator(fwd=(row_spec(opcode=60123),))
+    cv.register_op(spec)
+    try:
+        s = scene()
+        s.path.minimize(cv.mean(cv.apply("nok", s.x) + cv.sum(s.W)), cv.SGD(0.1))
+        with pytest.raises(cv.UnsupportedOperator, match="row 'nok_fwd' has no kernel"):
+            cv.CalcHeap("1 MiB").load(cv.compile(s.g, batch_size=8, workers=1))
+    finally:
+        del OPS["nok"], ROWS["nok_fwd"], OPCODES[60123]
+
+
+def test_a_fleet_search_names_its_own_parameter():
+    sk = pytest.importorskip("calcvm.sklearn")
+    search = sk.FleetSearchCV(sk.MLPClassifier((4,), max_iter=2), {"alpha": [0.1]}, memory="1 KiB", cv=2)
+    with pytest.raises(cv.PlanError, match=r"FleetSearchCV: memory='1 KiB', but a candidate needs [\d,]+ bytes"):
+        search.fit(X, Y)
+
+
+# ---------------------------------------------------------------- what a notebook shows
+def test_representations_are_one_short_line():
+    fleet = cv.Fleet("1 MiB", workers=1)
+    fleet.add(shared().program, data=(X, Y))
+    found = explore()
+    things = [shared().model, cv.plan(graph(), batch_size=8), graph(), shared().heap, fleet.fit(progress=False), found,
+              fleet, nn.Linear(3) >> nn.LeakyReLU(0.5)]  # fmt: skip
+    for thing in things:
+        text = repr(thing)
+        assert len(text) < 160 and "\n" not in text and " object at 0x" not in text
+    assert "15 parameters" in repr(shared().model) and "batch 8" in repr(things[1]) and "trial 0" in repr(found)
+
+
+def test_types_of_layers_are_known_to_mypy(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "user.py").write_text(
+        textwrap.dedent(
+            """
+            from calcvm import nn
+            net: nn.Sequential = nn.Linear(3) >> nn.ReLU()
+            nn.ReLU() >> 3
+            nn.LeakyReLU("x")
+            nn.Linear(4, 8)
+            """
+        )
+    )
+    env = {**os.environ, "MYPYPATH": os.path.dirname(os.path.dirname(cv.__file__))}
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        "--cache-dir",
+        str(tmp_path / "c"),
+        "user.py",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+    wrong = {int(line.split(":")[1]) for line in done.stdout.splitlines() if "error:" in line}
+    assert wrong == {4, 5, 6}, done.stdout
+
+
+def test_help_shows_the_parameters_of_activations():
+    import inspect
+
+    assert [*inspect.signature(nn.LeakyReLU).parameters] == ["alpha"] and [*inspect.signature(nn.ReLU).parameters] == []
