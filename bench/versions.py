@@ -33,7 +33,7 @@ Case = Callable[[int], object]  # runs the case so many times
 def model(sizes: list[int], batch: int, workers: int) -> Any:
     import calcvm as cv
 
-    net = cv.nn.Linear(sizes[1])
+    net: Any = cv.nn.Linear(sizes[1])
     for width in sizes[2:]:
         net = net >> cv.nn.Sigmoid() >> cv.nn.Linear(width)
     made = cv.Model(net, input_shape=(sizes[0],), optimizer=cv.Adam(1e-3), batch_size=batch, workers=workers)
@@ -99,7 +99,7 @@ def fleet() -> dict[str, Case]:
     for workers in sorted({1, n_cores()}):
         made = cv.Fleet("64 MiB", workers=workers)
         for sizes in ([16, 32, 32, 4], [16, 16, 4], [16, 64, 4]):
-            net = cv.nn.Linear(sizes[1])
+            net: Any = cv.nn.Linear(sizes[1])
             for width in sizes[2:]:
                 net = net >> cv.nn.Sigmoid() >> cv.nn.Linear(width)
             graph = cv.build_graph(net, (16,), "softmax_cross_entropy", cv.Adam(1e-3))

@@ -431,15 +431,15 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
         raise CalcError(f"{name}: takes inputs {', '.join(spec.inputs)}; got {len(inputs)}")
     attrs = _checked_attrs(spec, attrs)
     try:
-        given = {slot: v.shape for slot, v in named.items()}
-        shapes = spec.shape(tuple(given.values()), attrs)
+        of_inputs = {slot: v.shape for slot, v in named.items()}
+        shapes = spec.shape(tuple(of_inputs.values()), attrs)
         for shape in shapes.values():
             if sum(not s.constant for s in shape) > 1:
                 raise Quadratic(
                     f"the result {show(shape)} has the batch more than once, but sizes must be linear in it: if an axis "
                     f"of 1 is missing, reshape an input, such as {show((BATCH,))} to {show((BATCH, ONE))}"
                 )
-        spec.words({**given, **shapes}, attrs)
+        spec.words({**of_inputs, **shapes}, attrs)
     except ValueError as e:
         raise ShapeError(f"{name}({', '.join(map(str, named.values()))}): {e}") from None
     op_name = out or graph.unique(name)

@@ -18,7 +18,8 @@ from calcvm.graph import Operation, Path, Variable
 from calcvm.lowering.emit import Emitter
 from calcvm.ops import OPS
 from calcvm.ops.dims import Shape
-from calcvm.ops.spec import RowSpec, evaluate
+from calcvm.ops.sizes import evaluate
+from calcvm.ops.spec import RowSpec
 from calcvm.ops.statement import Value
 
 
