@@ -288,7 +288,7 @@ def test_data_for_every_placeholder_of_a_pass_are_asked_for():
 NASTY = [
     ("dt", "t"), ("t", "dt"), ("W", "W.m"), ("W.m", "W"), ("learn.seed", "learn.hyper"), ("rng", "dropout.rate"),
     ("mse.t_l", "dmse"), ("ddt", "dt"), ("loss", "dloss"), ("dropout", "ddropout"), ("p..q", "add"), ("mul", "sub_a"),
-    ("clip.sumsq", "dp"), ("W.v", "Größe"), ("dt_2", "dt"), ("", " "),
+    ("clip.sumsq", "dp"), ("W.v", "Größe"), ("dt_2", "dt"), ("  ", " "),
 ]  # fmt: skip
 
 
