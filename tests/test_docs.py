@@ -185,7 +185,7 @@ def test_quoted_error_bounds_are_the_tested_ones() -> None:
 def test_quoted_constants_are_the_code_s() -> None:
     from calcvm.lowering import LARGE_PARAMETER
     from calcvm.ops.spec import MAX_WORDS
-    from calcvm.vm.team import MAX_WORKERS
+    from calcvm.vm.job import MAX_WORKERS
 
     text = " ".join(ARCHITECTURE.read_text().split())
     assert f"`LARGE_PARAMETER` elements ({LARGE_PARAMETER})" in text

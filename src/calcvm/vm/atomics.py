@@ -82,6 +82,16 @@ def atomic_add(tc, address, value):
 
 
 @intrinsic
+def atomic_swap(tc, address, value):
+    """Store an int64 at an address; returns what was there."""
+
+    def codegen(ctx, b, sig, args):
+        return b.atomic_rmw("xchg", b.inttoptr(args[0], I64.as_pointer()), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
 def atomic_load(tc, address):
     def codegen(ctx, b, sig, args):
         return b.load_atomic(b.inttoptr(args[0], I64.as_pointer()), "seq_cst", 8)

@@ -21,7 +21,7 @@ from calcvm.vm.entry import address as entry_address
 from calcvm.vm.entry import entry
 from calcvm.vm.frame import HostMemory, Memory
 from calcvm.vm.store import MemoryStore, Store
-from calcvm.vm.team import team
+from calcvm.vm.team import run as run_by_team
 
 if TYPE_CHECKING:
     from calcvm.vm.binding import Binding
@@ -167,7 +167,7 @@ class Cpu:
 
     def run(self, code: str, job: np.ndarray, address: int, workers: int, binding: Binding) -> None:
         if workers > 1:
-            team().run(code, job, address, workers)
+            run_by_team(code, job, address, workers)
         elif code == "run_task":
             entry(code)(address, int(job[layout.COUNT]))
         else:
@@ -181,7 +181,7 @@ class Cpu:
         job = np.zeros(layout.FLEET_WORDS, np.int64)
         job[[layout.TASKS, layout.N_TASKS]] = addresses.ctypes.data, len(slots)
         job[[layout.SLICE, layout.LAPS]] = rounds, laps
-        team().run("run_fleet", job, job.ctypes.data, min(workers, len(slots)))
+        run_by_team("run_fleet", job, job.ctypes.data, min(workers, len(slots)))
 
     def collect(self, *outputs: np.ndarray) -> None:
         """It is there."""

@@ -9,10 +9,9 @@ from typing import Any
 from calcvm.kernels_cpu import _native
 
 ARGUMENTS = {
-    "run_rows": 2, "run_rounds": 2, "run_task": 2, "run_fleet": 2, "post": 3, "join": 3, "serve": 3,
+    "run_rows": 2, "run_rounds": 2, "run_task": 2, "run_fleet": 2, "run_team": 3, "serve": 1,
     "permute": 5, "copy_rows": 8,
 }  # all int64  # fmt: skip
-ANSWERS = {"post", "serve"}  # return an int64
 NEEDS = {"run_rounds": ("permute", "copy_rows")}  # entries that an entry calls by symbol
 ANY = "any"  # the loops are the same for every dtype
 MODULES = ("vm.loop",)  # what they come from
@@ -31,8 +30,7 @@ def address(name: str) -> int:
 @cache
 def entry(name: str) -> Any:
     """A compiled loop, from the cache where it can be (then Numba is not imported)."""
-    result = ctypes.c_int64 if name in ANSWERS else None
-    return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * ARGUMENTS[name])(address(name))
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * ARGUMENTS[name])(address(name))
 
 
 def _build(symbol_: str, places: tuple[_native.Modules, ...]) -> _native.Compiled:
@@ -42,7 +40,7 @@ def _build(symbol_: str, places: tuple[_native.Modules, ...]) -> _native.Compile
     from calcvm.vm import loop
 
     name = symbol_.removeprefix("calcvm_").rsplit("_", 2)[0]
-    signature = (types.int64 if name in ANSWERS else types.void)(*[types.int64] * ARGUMENTS[name])
+    signature = types.void(*[types.int64] * ARGUMENTS[name])
     needs = NEEDS.get(name, ())
     for need in needs:  # before what calls them: Numba links its pieces as it compiles
         address(need)

@@ -7,9 +7,14 @@ from calcvm.ops.spec import MAX_WORDS
 ROW_BYTES = 8 * MAX_WORDS
 LINE = 64  # bytes of a cache line: what several workers write lies on lines of its own
 
-# A team's control block, byte offsets.
+# A team's control block, byte offsets.  SERVE: the address of what workers run; HIRED: how many there are.
 CONTROL_BYTES = 64 * LINE
-SEQ, JOB, DONE, ARRIVED, GENERATION, PARKED = (k * LINE for k in (0, 1, 2, 3, 4, 8))
+BUSY, ARRIVED, GENERATION, HIRED, BOXES = (k * LINE for k in (0, 1, 2, 3, 8))
+SERVE = HIRED + 8
+MAX_WORKERS = (CONTROL_BYTES - BOXES) // LINE  # worker w has the box at BOXES + w * LINE
+
+# A worker's box, byte offsets: the address of the job that it has (0: none), then what it sleeps by.
+PARKED, NUMBER, THREAD, SEMAPHORE = 8, 16, 24, 32  # a sem_t has 32 bytes
 
 # Words of a job.
 CODE, TEAM, BARRIER, TABLE, HEAP = range(5)  # CODE: the address of what runs it, run_rows or run_rounds
@@ -47,4 +52,4 @@ FEED_WORDS = 4
 FEED_DTYPES = {"float32": 0, "float64": 1, "uint8": 2, "int32": 3, "int64": 4}
 
 SPINS = 2000  # about 20 us, then the processor is offered to others: machines are oversubscribed
-PARK_AFTER = 20000  # looks at the job counter before an idle worker goes to sleep
+PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep

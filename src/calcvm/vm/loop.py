@@ -13,6 +13,7 @@ from calcvm.vm.atomics import (
     atomic_add,
     atomic_load,
     atomic_store,
+    atomic_swap,
     call_job,
     call_kernel,
     f32_at,
@@ -25,18 +26,19 @@ from calcvm.vm.job import (
     BARRIER,
     BATCH,
     BEST,
+    BOXES,
+    BUSY,
     CLAIM,
     CODE,
     COUNT,
-    DONE,
     END_SPANS,
     EPOCH,
     FINISHED,
     FIRST,
     GENERATION,
     HEAP,
+    HIRED,
     ITEMSIZE,
-    JOB,
     JUDGE,
     KEY,
     LAPS,
@@ -51,6 +53,7 @@ from calcvm.vm.job import (
     N_TASKS,
     NEXT,
     NOT_FINITE,
+    NUMBER,
     PARK_AFTER,
     PARKED,
     PATIENCE,
@@ -63,7 +66,8 @@ from calcvm.vm.job import (
     ROWS_SHORT,
     SEED,
     SEED_OFF,
-    SEQ,
+    SEMAPHORE,
+    SERVE,
     SINCE,
     SLICE,
     SPANS,
@@ -77,12 +81,17 @@ from calcvm.vm.job import (
     TABLE,
     TASKS,
     TEAM,
+    THREAD,
     TRAPPED,
 )  # fmt: skip
 from calcvm.vm.samples import copy_rows, deliver, far, fetch, fetch_ahead, helper, permute  # noqa: F401 (entries)
 
 U = np.uint64
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_pthread_create = types.ExternalFunction("pthread_create", types.int32(*[types.int64] * 4))
+_sem_init = types.ExternalFunction("sem_init", types.int32(types.int64, types.int32, types.int32))
+_sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
+_sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
 
 
 @helper
@@ -283,45 +292,74 @@ def run_fleet(job, worker):
 
 
 # ---------------------------------------------------------------- the team
-def post(control, job, n_workers):
-    """Give a job to the team; returns whether a worker sleeps and must be woken."""
-    atomic_store(control + JOB, job)
-    atomic_store(control + DONE, 0)
-    atomic_add(control + SEQ, 1)
-    sleeping = 0
-    for w in range(1, n_workers):
-        sleeping += atomic_load(control + PARKED + w * LINE)
-    return sleeping
+def run_team(control, job, n_workers):
+    """Run a job as worker 0 of a team of at most ``n_workers``, alone where another thread has the team.
+
+    All there is to a team is done here, in one call: what calls it sees before or after.  When it is over no worker
+    looks at the job any more.
+    """
+    words, team = i64_at(job), 1
+    mine = n_workers > 1 and atomic_swap(control + BUSY, 1) == 0
+    if mine:
+        team = hire(control, n_workers)
+    words[TEAM], words[BARRIER] = team, control
+    for w in range(1, team):
+        post(control + BOXES + w * LINE, job)
+    call_job(words[CODE], job, 0)
+    for w in range(1, team):
+        looks = 0
+        while atomic_load(control + BOXES + w * LINE) != 0:
+            looks += 1
+            idle(looks)
+    if mine:
+        atomic_store(control + BUSY, 0)
 
 
-def join(control, job, n_workers):
-    """Work on the posted job as worker 0, then wait for the others."""
-    call_job(i64_at(job)[CODE], job, 0)
-    spins = 0
-    while atomic_load(control + DONE) < n_workers - 1:
-        spins += 1
-        idle(spins)
+@helper
+def hire(control, n_workers):
+    """See that workers 1 to ``n_workers - 1`` are there, as far as the system has threads; returns the team's size."""
+    hired = i64_at(control + HIRED)
+    while hired[0] < n_workers - 1:
+        box = control + BOXES + (hired[0] + 1) * LINE
+        i64_at(box + NUMBER)[0] = hired[0] + 1
+        if (
+            _sem_init(box + SEMAPHORE, 0, 0) != 0
+            or _pthread_create(box + THREAD, 0, i64_at(control + SERVE)[0], box) != 0
+        ):
+            break
+        hired[0] += 1
+    return min(n_workers, hired[0] + 1)
 
 
-def serve(control, worker, seen):
-    """Run jobs as ``worker`` until none has come for a while; returns the last job number seen."""
-    looks = 0
+@helper
+def post(box, job):
+    """Give a worker a job, and wake it if it sleeps."""
+    atomic_store(box, job)
+    if atomic_load(box + PARKED) and atomic_swap(box + PARKED, 0):
+        _sem_post(box + SEMAPHORE)
+
+
+def serve(box):
+    """A worker's life: run the jobs that come into its box, and empty it after each."""
+    worker, looks = i64_at(box + NUMBER)[0], 0
     while True:
-        seq = atomic_load(control + SEQ)
-        if seq != seen:
-            seen, looks = seq, 0
-            job = atomic_load(control + JOB)
-            if job == 0:
-                return -1
-            if worker < i64_at(job)[TEAM]:
-                call_job(i64_at(job)[CODE], job, worker)
-                atomic_add(control + DONE, 1)
-            continue
-        looks += 1
-        idle(looks)
-        if looks > PARK_AFTER:
-            atomic_store(control + PARKED + worker * LINE, 1)
-            if atomic_load(control + SEQ) == seen:  # else a job came while we were lying down
-                return seen
-            atomic_store(control + PARKED + worker * LINE, 0)
+        job = atomic_load(box)
+        if job != 0:
+            call_job(i64_at(job)[CODE], job, worker)
+            atomic_store(box, 0)
             looks = 0
+        elif looks < PARK_AFTER:
+            looks += 1
+            idle(looks)
+        else:
+            park(box)
+            looks = 0
+
+
+@helper
+def park(box):
+    """Sleep until a job is posted.  Whoever lowers the flag, poster or worker, decides whether there is a token."""
+    atomic_store(box + PARKED, 1)
+    if atomic_load(box) == 0 or atomic_swap(box + PARKED, 0) == 0:
+        while _sem_wait(box + SEMAPHORE) != 0:  # a signal
+            pass
