@@ -47,5 +47,6 @@ class Programs:
 def _differences(graph: CalcGraph, program: Program) -> dict[str, float]:
     """Slots of the optimizer that differ from the program's (clipping that both lack is infinite in both)."""
     (path,) = (p for p in graph.paths.values() if p.optimizer is not None)
-    slots = program.info["state"][program.info["paths"][path.name]["hyper"]]["slots"]
+    hyper = program.info["paths"][path.name]["hyper"]
+    (slots,) = (facts["slots"] for facts in program.info["state"] if facts["symbol"] == hyper)
     return {k: v for k, v in path.optimizer.slots().items() if v != slots[k] and math.isfinite(v)}
