@@ -344,8 +344,8 @@ def test_a_metric_that_there_is_not():
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        (dict(n_trials=0), "n_trials=0"),
-        (dict(rounds=0), "rounds=0"),
+        (dict(n_trials=0), "n_trials must be an integer >= 1, not 0"),
+        (dict(rounds=0), "rounds must be an integer >= 1, not 0"),
         (dict(metric="val_loss", validation=None), "needs validation data"),
         (dict(validation=0.001), "no samples are left"),
         (dict(data=(X, Y[:-1])), "samples differ"),

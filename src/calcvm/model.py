@@ -146,7 +146,7 @@ class Model:
     # ------------------------------------------------------------ what it is
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} {show(self.resident.binding.forms[name])}" for name in ("input", "output"))
-        n = sum(self.program.symbol(name).elems.b for name in self.program.info["parameters"])
+        n = sum(self.resident.binding.symbol(name).elems.b for name in self.program.info["parameters"])
         return f"<Model {self.resident.name!r}: {sizes}, {n:,} parameters, {self.epochs_done} epochs done>"
 
     @property
