@@ -39,10 +39,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hidden_layer_sizes=(32, 32)": {"hidden_layer_sizes": (32, 32)},
     'solver="lbfgs"': {"solver": "lbfgs"},
 }
-SEEDS, FEW_SEEDS, QUICK_SEEDS = 20, 6, 2  # for the accuracy of the default parameters, for times, for a smoke run
+SEEDS, FEW_SEEDS, QUICK_SEEDS = 20, 6, 1  # for the accuracy of the default parameters, for times, for a smoke run
+QUICK_SAMPLES, QUICK_EPOCHS = 400, 15
 ACCURACY_TOLERANCE, FEW_TOLERANCE = 0.005, 0.03  # between mean accuracies over all seeds, over few
 SPEED_TARGET = 10.0
-PARTIAL_ROWS, PARTIAL_CALLS = (32, 200), 50
+PARTIAL_ROWS, PARTIAL_CALLS, PREDICT_ROWS = (32, 200), 50, 100_000
 GRID: dict[str, list[Any]] = {
     "hidden_layer_sizes": [(16,), (64,), (32, 32)],
     "alpha": [1e-5, 1e-3],
@@ -57,20 +58,23 @@ IDLE_SECONDS = 0.1  # before each turn: idle threads of the contestant before sp
 class Contestant:
     """One of `NAMES` in this process."""
 
-    def __init__(self, who: str, threads: int):
+    def __init__(self, who: str, threads: int, quick: bool):
         from sklearn.datasets import load_digits
 
         self.threads = threads
         self.kind = import_module(
             "calcvm.sklearn" if who.startswith("ours") else "sklearn.neural_network"
         ).MLPClassifier
-        self.options = {"dtype": "float64"} if who == "ours_float64" else {}
+        self.options: dict[str, Any] = {"dtype": "float64"} if who == "ours_float64" else {}
         self.X, self.y = load_digits(return_X_y=True)
+        if quick:
+            self.X, self.y = self.X[:QUICK_SAMPLES], self.y[:QUICK_SAMPLES]
+            self.options["max_iter"] = QUICK_EPOCHS
         if who == "sklearn_float32":
             self.X = self.X.astype("float32")
 
     def estimator(self, seed: int = 0, **parameters: Any) -> Any:
-        return self.kind(random_state=seed, **parameters, **self.options)
+        return self.kind(random_state=seed, **{**self.options, **parameters})
 
     def fit(self, seed: int, parameters: Mapping[str, Any]) -> dict[str, float]:
         from sklearn.model_selection import train_test_split
@@ -127,7 +131,7 @@ def serve(spec: Mapping[str, Any]) -> None:
     """Answer requests, a JSON line each way: the name of a method and its arguments."""
     answer = answers(spec["core"])
     warnings.simplefilter("ignore")  # searches and short fits do not converge
-    contestant = Contestant(spec["who"], spec["threads"])
+    contestant = Contestant(spec["who"], spec["threads"], spec["quick"])
     answer(ready=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -136,8 +140,8 @@ def serve(spec: Mapping[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------- the tables
-def start(who: str, threads: int, core: int | None) -> Process:
-    spec = {"who": who, "threads": threads, "core": core}
+def start(who: str, threads: int, core: int | None, quick: bool) -> Process:
+    spec = {"who": who, "threads": threads, "core": core, "quick": quick}
     return Process("-m", "bench.estimators", json.dumps(spec), threads=threads)
 
 
@@ -211,7 +215,8 @@ def others(result: Result, running: Mapping[str, Process], threads: int, quick: 
     each = {name: name for name in ("ours", "sklearn")}
     for n in PARTIAL_ROWS:
         compare(f"partial_fit of {n} rows", each, call="partial_fit", rows=n)
-    compare("predict_proba of 100 000 rows", each, call="predict", rows=100_000)
+    n = QUICK_SAMPLES if quick else PREDICT_ROWS
+    compare(f"predict_proba of {n:,} rows", each, call="predict", rows=n)
     compare("cross_val_score, 5 folds", each, call="cross_validate")
     searchers = {"fleet": "ours", "grid": "ours", "sklearn": "sklearn"}
     if threads > 1:
@@ -230,7 +235,8 @@ def main(quick: bool = False) -> bool:
     result = Result("estimators", "scikit-learn estimators", quick)
     for threads in [1] if quick else sorted({1, n_cores()}):
         core = idlest_core() if threads == 1 else None
-        running = {name: start(name, threads, core) for name in ("ours", "ours_float64", "sklearn", "sklearn_float32")}
+        who = ("ours", "sklearn") if quick else ("ours", "ours_float64", "sklearn", "sklearn_float32")
+        running = {name: start(name, threads, core, quick) for name in who}
         try:
             for setting in list(SETTINGS)[: 1 if quick else None]:
                 fits(result, running, threads, setting, quick)

@@ -24,7 +24,7 @@ from bench.harness import Result, answers, fresh, n_cores
 from bench.peers import Task
 
 TRIALS, ROUNDS, REPEATS, SAMPLED = 1000, 30, 3, 100
-QUICK_TRIALS, QUICK_ROUNDS, QUICK_SAMPLED = 60, 9, 6
+QUICK_TRIALS, QUICK_ROUNDS, QUICK_SAMPLED = 12, 3, 2
 BATCH, REDUCTION = 32, 3
 SPACE: dict[str, Any] = {
     "depth": [1, 2, 3],

@@ -17,7 +17,7 @@ from bench.peers import Task
 SIZES, BATCH, BATCHES, MODELS = [16, 32, 32, 4], 32, 30, 1000
 DEPTHS, WIDTHS = (1, 2, 3, 4), (8, 12, 16, 20, 24, 32, 40, 48, 56, 64)
 SHAPES = [[SIZES[0], *[width] * depth, SIZES[-1]] for depth in DEPTHS for width in WIDTHS]
-QUICK_MODELS, QUICK_SHAPES = 60, SHAPES[:20:5]
+QUICK_MODELS, QUICK_SHAPES = 8, SHAPES[:20:5]
 TOLERANCE = 1e-4  # relative, between each model's mean losses
 TARGETS = {"jax_vmap": 5.0, "jax_devices": 5.0, "torch_one": 100.0}  # least ratio of a peer's time to ours
 FLOP_TARGET = 1.3  # time per FLOP of many shapes over that of one

@@ -33,7 +33,7 @@ from bench.peers import CONTESTANTS, NAMES, VERIFY_STEPS, Task
 
 TINY, DIGITS, BIG_BATCH, ROUNDS = [4, 16, 3], [784, 64, 64, 10], 10_000, 400
 CASES = [(TINY, 1), (TINY, 32), (DIGITS, 1), (DIGITS, 32), (DIGITS, 256), (DIGITS, BIG_BATCH)]
-QUICK_CASES = [(TINY, 32), (DIGITS, 32)]  # the first on one thread, the second on all
+QUICK_CASES, QUICK_BATCH = [(TINY, 32)], 64
 # (number, sizes, batch): least ratio of the peer's time to ours
 TARGETS: list[tuple[str, list[int], int, dict[str, float]]] = [
     ("P1", TINY, 1, {"jax_scan": 4.5, "jax_scan_plain": 4.5, "jax_step": 65, "torch_eager": 650}),
@@ -178,8 +178,8 @@ def add_targets(result: Result, times: dict[str, list[float]], sizes: list[int],
             result.target(number_, what, value, least, "x")
 
 
-def memory(result: Result, who: Sequence[str], threads: int) -> None:
-    """Peak resident memory of training at the big batch, each contestant in a process of its own.
+def memory(result: Result, who: Sequence[str], threads: int, batch: int) -> None:
+    """Peak resident memory of training at a big batch, each contestant in a process of its own.
 
     The batch comes from a file: an array, which torch uses where it is and calcvm copies into its heap; or read
     straight into the heap, so that calcvm, too, holds it once; or in rounds that read it where it is.
@@ -187,13 +187,13 @@ def memory(result: Result, who: Sequence[str], threads: int) -> None:
     rows, peaks, heap = [], {}, None
     with tempfile.TemporaryDirectory() as folder:
         paths = [str(Path(folder) / name) for name in ("x.npy", "y.npy")]
-        for path, array in zip(paths, Task(DIGITS).sample(BIG_BATCH)):
+        for path, array in zip(paths, Task(DIGITS).sample(batch)):
             np.save(path, array)
         for name in who:
             try:
                 if name.startswith("ours"):  # once before, so that the kernels are in the cache, as on any second run
-                    start(name, DIGITS, BIG_BATCH, threads, None, data=paths).close()
-                process = start(name, DIGITS, BIG_BATCH, threads, None, data=paths)
+                    start(name, DIGITS, batch, threads, None, data=paths).close()
+                process = start(name, DIGITS, batch, threads, None, data=paths)
             except RuntimeError as error:
                 result.note(f"{NAMES[name]} left out of memory: {error}")
                 continue
@@ -204,7 +204,7 @@ def memory(result: Result, who: Sequence[str], threads: int) -> None:
             heap = process.ready["heap_bytes"] if name == "ours" else heap
             rows.append([NAMES[name], *(f"{v / 1e6:.1f}" if v else "-" for v in mb)])
     header = ["MB", "after import", "peak", "peak - import", "heap"]
-    result.table(f"Memory of {label(DIGITS, BIG_BATCH)}, {VERIFY_STEPS} steps", header, rows)
+    result.table(f"Memory of {label(DIGITS, batch)}, {VERIFY_STEPS} steps", header, rows)
     result.target("P3", "heap bytes", heap and heap / 1e6, HEAP_TARGET / 1e6, "MB", at_most=True)
     for name in ("ours", "ours_from_file", "ours_rounds"):
         share = peaks[name] / peaks["torch_eager"] if {name, "torch_eager"} <= peaks.keys() else None
@@ -217,7 +217,7 @@ def main(quick: bool = False, who: Sequence[str] = ()) -> bool:
     who = who or list(CONTESTANTS)
     result = Result("mlp", "MLP training step", quick)
     for sizes, batch in QUICK_CASES if quick else CASES:
-        for threads in [n_cores() if sizes is DIGITS else 1] if quick else sorted({1, n_cores()}):
+        for threads in [n_cores()] if quick else sorted({1, n_cores()}):
             skip = {"ours_from_file"} | ({"sklearn"} if batch == BIG_BATCH else set())
             skip |= {"ours_default"} if threads == 1 else set()
             skip |= {"jax_scan_plain"} if sizes is not TINY or quick else {"ours_rounds"}
@@ -225,5 +225,6 @@ def main(quick: bool = False, who: Sequence[str] = ()) -> bool:
             skip |= {"torch_compile", "jax_step"} if quick else set()
             times = time_case(result, [name for name in who if name not in skip], sizes, batch, threads, quick)
             add_targets(result, times, sizes, batch, threads)
-    memory(result, [name for name in who if name in MEASURED[: 1 if quick else None]], n_cores())
+    measured = [name for name in who if name in MEASURED[: 1 if quick else None]]
+    memory(result, measured, n_cores(), QUICK_BATCH if quick else BIG_BATCH)
     return result.save()

@@ -34,14 +34,14 @@ from bench.harness import (
 
 KILO, MEGA = 1 << 10, 1 << 20
 SIZES = (10 * KILO, 100 * KILO, MEGA, 4 * MEGA, 16 * MEGA, 64 * MEGA)
-QUICK_SIZES = (10 * KILO, MEGA)
+QUICK_SIZES = (10 * KILO,)
 MODELS = (2, 16)  # taken in turns: their images fit into a cache, or do not
 IMAGES_BYTES = 512 * MEGA  # of all models together, at most
 TURN_SECONDS, QUICK_TURN_SECONDS = 0.1, 0.02
 BANDWIDTH_TARGET, SMALL_TARGET = 0.9, 2.0  # of memcpy from 1 MB up; us for 10 KB
 IDENTITY = {"models": 50, "turns": 1100, "switches": 1000}
 MANY = {"models": 10_000, "switches": 100_000, "heap": "64 MiB"}
-QUICK_MANY = {"models": 300, "switches": 1000, "heap": "2 MiB"}
+QUICK_MANY = {"models": 50, "switches": 200, "heap": "512 KiB"}
 RSS_TARGET, GROWTH_TARGET = 100.0, 4.0  # MiB beyond import and heap; MiB from the first tenth of the switches on
 
 

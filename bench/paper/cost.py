@@ -14,7 +14,7 @@ from bench.paper.samples import Source
 from bench.peers import NAMES
 
 WHO = ("ours", "ours_rounds", "jax_scan", "torch_eager", "torch_compile")
-TURNS, QUICK_ROUNDS, QUICK_SAMPLES = 5, 10, 500  # the rounds are shared out to turns
+TURNS, QUICK_ROUNDS, QUICK_SAMPLES = 5, 5, 100  # the rounds are shared out to turns
 
 
 def run(result: Result, sources: Sequence[Source], quick: bool) -> None:

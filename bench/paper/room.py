@@ -26,7 +26,7 @@ from bench.paper.samples import Source
 from bench.peers import BETA1, BETA2, EPSILON, LEARNING_RATE, Task, jax_step
 
 SIZES, BATCH = ([16, 32, 32, 4], DIGITS), 32
-BUDGET, QUICK_BUDGET = 256 << 20, 32 << 20
+BUDGET, QUICK_BUDGET = 256 << 20, 4 << 20
 AT_ONCE = {"ours": "calcvm, side by side", "torch_stacked": "torch, stacked", "jax_vmap": "JAX vmap"}
 ALIVE = {"ours_switched": "calcvm, switched", "torch_one": "torch modules", "jax_one": "JAX, states"}
 TRIALS, CLOSE = 5, 0.02  # of a stacking contestant, until it fills the memory to a fiftieth

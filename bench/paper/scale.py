@@ -20,7 +20,7 @@ from bench.peers import Task
 
 BATCH, BATCHES, HIDDEN = 32, 8, [64, 64]
 MODELS, ROUNDS = (1, 10, 100, 1000), (1, 10, 30)
-QUICK_MODELS, QUICK_ROUNDS = (1, 10), (1, 3)
+QUICK_MODELS, QUICK_ROUNDS = (1,), (1, 2)
 FAMILIES = {
     "calcvm": ("ours",),
     "torch": ("torch_one", "torch_stacked", "torch_compiled"),
