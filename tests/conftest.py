@@ -1,49 +1,71 @@
-"""What all tests share: a time limit, samples of long suites, one thread for the peers' libraries, where a GPU is."""
+"""What all tests share: time limits, signals, samples of long suites, one thread for the peers' libraries, a GPU."""
 
 from __future__ import annotations
 
 import faulthandler
 import os
-from collections.abc import Iterator
+import signal
 from functools import cache
 from typing import TextIO
 
 import pytest
+
+from tests import reaper
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # idle threads of other libraries would spin against ours
 os.environ.setdefault("MPLBACKEND", "Agg")
 SIMULATOR = "CALCVM_CUDA_SIMULATOR"
 STDERR = pytest.StashKey[TextIO]()
-TIME_LIMIT = 300.0  # seconds of a test, unless it is marked time_limit
-WHOLE_TIME_LIMIT = 3600.0  # of one that runs the whole of a suite
+TIME_LIMIT, WHOLE_TIME_LIMIT = 300.0, 3600.0  # seconds of a test, or of one that runs the whole of a suite
+ENDING_TIME_LIMIT = 60.0  # of what the process does after its last test
 
 
-# ---------------------------------------------------------------- long suites, and no test for ever
+# ---------------------------------------------------------------- long suites
 @pytest.fixture
 def whole(request: pytest.FixtureRequest) -> bool:
     """Whether the test runs all that it has (--whole), not a sample."""
     return bool(request.config.getoption("--whole"))
 
 
+# ---------------------------------------------------------------- nothing for ever
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.fdopen(os.dup(2), "w")  # here pytest does not capture
+    # What started us may ignore or block signals (a shell does for its background jobs), which children inherit.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    reaper.start()
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """End the process where a test takes too long: by a thread of C, which needs neither signals nor Python's lock."""
+def end_after(seconds: float, config: pytest.Config) -> None:
+    """End the process, telling what its threads do, unless this is called again: a thread of C does, without a signal."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[STDERR])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    end_after(session.config.getoption("--time-limit"), session.config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
     mark = item.get_closest_marker("time_limit")
-    limit = WHOLE_TIME_LIMIT if item.config.getoption("--whole") else mark.args[0] if mark else TIME_LIMIT
-    faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[STDERR])
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    limit = mark.args[0] if mark else item.config.getoption("--time-limit")
+    end_after(WHOLE_TIME_LIMIT if item.config.getoption("--whole") else limit, item.config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    # threads that are left and finalizers may wait for ever, too
+    end_after(min(ENDING_TIME_LIMIT, config.getoption("--time-limit")), config)
 
 
 # ---------------------------------------------------------------- tests that need a GPU
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--time-limit", type=float, default=TIME_LIMIT, help="seconds of a test that is not marked time_limit"
+    )
     parser.addoption("--whole", action="store_true", help="run all of the suites of which `make test` has a sample")
     parser.addoption("--gpu", action="store_true", help="there must be a GPU: none, or a skipped test, is a failure")
 

@@ -431,11 +431,13 @@ def test_ctrl_c_at_any_moment(after):
             os.kill(os.getpid(), signal.SIGINT)
             wait = 10
 
-    presser = threading.Thread(target=press)
+    presser = threading.Thread(target=press, daemon=True)
     presser.start()
-    result = explore(n_trials=100_000, rounds=81, sampler="tpe", pruner="hyperband")
-    done.set()
-    presser.join()
+    try:
+        result = explore(n_trials=100_000, rounds=81, sampler="tpe", pruner="hyperband")
+    finally:
+        done.set()
+        presser.join()
     assert result.stopped == "interrupted" and {"running"}.isdisjoint(result.counts)
     assert not [t for t in result.study.get_trials(deepcopy=False) if not t.state.is_finished()]
     if result.counts.get("complete"):

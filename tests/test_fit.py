@@ -258,8 +258,6 @@ def test_two_models_side_by_side():
 
 def test_ctrl_c_leaves_a_consistent_model():
     code = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
 import numpy as np, calcvm as cv
 from calcvm import nn
 rng = np.random.default_rng(0)

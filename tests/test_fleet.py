@@ -256,8 +256,6 @@ def test_a_file_store_keeps_every_epoch_and_another_fleet_goes_on(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_training_with_the_store_in_order(tmp_path, number):
     code = f"""
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in background jobs
 import numpy as np, calcvm as cv
 from tests.test_fleet import PROGRAMS, X, Y
 fleet = cv.Fleet("1 MiB", workers=2, store=cv.FileStore({str(tmp_path)!r}))
