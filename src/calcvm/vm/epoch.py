@@ -108,7 +108,7 @@ class Epoch:
             yield from self._slices(seconds)
             self._device.collect(*self._outputs.values())
         finally:  # also where training was interrupted in the middle of a learning batch
-            if self._trains:
+            if self._trains is not None:
                 self.model.settle(self._trains)
 
     def whole(self, seconds: float) -> None:
@@ -184,7 +184,7 @@ class Epoch:
         tenant = self.model.tenant
         tenant.forget()
         tenant.changed |= self._changes
-        if self._trains:
+        if self._trains is not None:
             tenant.graded.add(self._trains)
         tenant.open = self._adds_up  # until the pass is settled
 

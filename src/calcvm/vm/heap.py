@@ -79,13 +79,13 @@ class Tenant:
         self.graded: set[str] = set()  # paths whose gradients its frame holds
         self.held: dict[str, int] = {}  # placeholders that hold data: the batch it has
         self.ran: dict[tuple[str, str], int] = {}  # paths and phases that were run: the batch
-        self.arena = ""  # the path whose transient values the piece holds
+        self.arena: str | None = None  # the path whose transient values the piece holds
 
     def forget(self) -> None:
         """Its placeholders and results are gone."""
         self.held.clear()
         self.ran.clear()
-        self.arena = ""
+        self.arena = None
 
 
 class CalcHeap:

@@ -261,8 +261,8 @@ class Resident:
         with self as frame:
             frame.write(binding.symbol(name), array, array.shape)
             tenant.held[name] = batch
-            if tenant.arena and name in binding.needs(tenant.arena):
-                tenant.arena = ""  # a backward would read other data than the forward did
+            if tenant.arena is not None and name in binding.needs(tenant.arena):
+                tenant.arena = None  # a backward would read other data than the forward did
 
     def _held(self, name: str) -> int:
         """The batch of the data in a placeholder."""
@@ -436,7 +436,7 @@ class Resident:
         with self as frame:
             self.run_round(path, PHASES, n)
             loss = binding.paths[path].get("loss")
-            return frame.scalar(binding.symbol(loss).offset) if loss else None
+            return None if loss is None else frame.scalar(binding.symbol(loss).offset)
 
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
         """Run phases of a path ``steps`` times, after once making the results of other paths that they read."""
@@ -484,7 +484,7 @@ class Resident:
         if other != path:
             why = (
                 f"path {other!r} has run since forward({path!r}), and paths share the memory of what they compute"
-                if other
+                if other is not None
                 else f"data that forward({path!r}) read have been set anew"
             )
             raise CalcError(f"{why}: call forward({path!r}) again before backward({path!r})")
