@@ -186,6 +186,32 @@ def test_partial_fit_goes_on():
         same(ours, other)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(solver="sgd", learning_rate="invscaling", learning_rate_init=0.1, momentum=0.0),
+        dict(solver="sgd", learning_rate="invscaling", power_t=0.9, n_iter_no_change=1, momentum=0.9),
+        dict(solver="sgd", learning_rate="adaptive", learning_rate_init=0.3, n_iter_no_change=2, tol=1e-2),
+        dict(solver="sgd", momentum=0.5, nesterovs_momentum=False, alpha=0.3),
+        dict(solver="adam", n_iter_no_change=1, tol=1.0),
+        dict(solver="adam", learning_rate_init=0.01, beta_1=0.5, beta_2=0.99, batch_size=32),
+    ],
+    ids=["invscaling", "invscaling, nesterov", "adaptive", "momentum", "adam", "adam, batches"],
+)
+@pytest.mark.parametrize("target", ["classes", "number"])
+def test_hundreds_of_partial_fits_take_scikit_learns_steps(target, options):
+    """Long after an epoch has improved nothing for the last time: what a call leaves behind is what the next begins with."""
+    ours, other = pair(target, hidden_layer_sizes=(6,), shuffle=False, random_state=0, **options)
+    first = {"classes": [0, 1, 2]} if target == "classes" else {}
+    for _ in range(300):
+        ours.partial_fit(X, Y[target], **first)
+        other.partial_fit(X, Y[target], **first)
+        first = {}
+    same(ours, other, rtol=1e-6)
+    rate = ours._network.resident.hyper()["learning_rate"]
+    assert rate == pytest.approx(other._optimizer.learning_rate if ours.solver == "sgd" else ours.learning_rate_init)
+
+
 def test_partial_fit_after_fit_and_with_another_solver():
     ours, other = pair("number", max_iter=4, batch_size=64, shuffle=False, random_state=0)
     for estimator in (ours, other):

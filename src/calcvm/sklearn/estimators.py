@@ -216,17 +216,18 @@ class Compiled:
             self.coefs_, self.intercepts_ = map(list, weights_of(resident))
         self._update_no_improvement_count(score is not None, score, None, None)
         self._optimizer.iteration_ends(self.t_)
+        stops = False
         if self._no_improvement_count > self.n_iter_no_change:
             what = "Training loss" if score is None else "Validation score"
             reason = (
                 f"{what} did not improve more than tol={self.tol:f} for {self.n_iter_no_change} consecutive epochs."
             )
-            if self._optimizer.trigger_stopping(reason, self.verbose):
-                return True
-            self._no_improvement_count = 0
-        if self.solver == "sgd":
+            stops = self._optimizer.trigger_stopping(reason, self.verbose)
+            if not stops:
+                self._no_improvement_count = 0
+        if self.solver == "sgd":  # also where it stops: partial_fit goes on with this rate
             set_rate(resident, self._optimizer.learning_rate)
-        return False
+        return stops
 
     def _certain_epochs(self: Any) -> int:
         """How many epochs will follow before one can be the last, change the rate, be judged, or be told of."""
