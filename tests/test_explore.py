@@ -87,6 +87,8 @@ def test_a_search_finds_a_model():
     assert second.evaluate(*VALIDATION)["accuracy"] == result.ranked[1].value
     assert result.study.best_value == best.value and len(result.study.trials) == 60
     assert result.column("value").shape == result.column("width").shape == (60,)
+    with pytest.raises(cv.CalcError, match="no column 'widht'; there are .*width"):
+        result.column("widht")
     shown = str(result)
     assert f"{best.value:.4f}" in shown and "60 trials: " in shown and "activation" in shown
 

@@ -291,10 +291,42 @@ def test_results_are_a_table():
     results = fleet.fit(2, progress=False)
     assert len(results) == 25 and results[3]["name"] == "model-3" and len(results[:2]) == 2
     np.testing.assert_array_equal(results.column("loss"), [h.loss for h in fleet.handles.values()])
-    best = results.best(3, "val_accuracy", largest=True)
+    best = results.best(3, "val_accuracy")
     assert best[0]["val_accuracy"] == results.column("val_accuracy").max()
+    assert results.best(1, "val_accuracy", largest=False)[0]["val_accuracy"] == results.column("val_accuracy").min()
+    assert results.best()[0]["val_loss"] == results.column("val_loss").min()
+    assert [row["val_loss"] for row in results.best(25)] == sorted(results.column("val_loss"))
     lines = str(results).splitlines()
     assert len(lines) == 22 and lines[0].split()[:4] == ["name", "status", "epochs", "loss"] and "5 more" in lines[-1]
+
+
+def test_the_best_without_validation_has_the_smallest_loss_and_what_is_not_finite_is_last():
+    fleet = cv.Fleet("4 MiB")
+    for rate in (0.0, 1e300, 0.01, 0.1):
+        fleet.add(PROGRAMS["adam"], data=(X, Y), hyper={"learning_rate": rate}, name=f"rate {rate}")
+    with pytest.raises(cv.CalcError, match="no model has a finite 'loss', so that none is the best: train them"):
+        fleet.results.best()
+    results = fleet.fit(3, progress=False)
+    losses = results.column("loss")
+    order = [row["name"] for row in results.best(4)]
+    assert np.isnan(losses[1]) and order[3] == "rate 1e+300"
+    assert order[:3] == [f"rate {rate}" for rate in (0.1, 0.01, 0.0)] and losses[3] < losses[2] < losses[0]
+
+
+def test_a_figure_that_no_model_has_is_refused_by_name():
+    fleet = cv.Fleet("4 MiB")
+    assert fleet.results.best(2) == [] and fleet.results.column("loss").shape == (0,)
+    fleet.add(PROGRAMS["adam"], data=(X, Y))
+    fleet.add(PROGRAMS["adam"], data=(X, Y), validation=slice(0, 50))
+    results = fleet.fit(1, progress=False)
+    there = "there are name, status, epochs, loss, bytes, error, val_loss, val_accuracy"
+    for ask in (results.column, lambda name: results.best(by=name)):
+        with pytest.raises(cv.CalcError, match=f"no model has a figure 'val_acuracy'; {there}"):
+            ask("val_acuracy")
+    with pytest.raises(cv.CalcError, match="'status' is no number"):
+        results.best(by="status")
+    assert results.best(2)[0]["name"] == "model-1"  # the only one with a val_loss
+    assert np.isnan(results.column("val_loss")[0])
 
 
 def test_progress_says_how_far_it_is(capsys):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from calcvm.errors import CalcError
+
 if TYPE_CHECKING:
     from calcvm.fleet.handle import Handle
 
@@ -46,13 +48,43 @@ class Results(Sequence):
         return len(self._handles)
 
     def column(self, name: str) -> np.ndarray:
-        """A figure of every model, shape (n_models,); NaN where a model has none."""
-        return np.array([row.get(name, np.nan) for row in self._rows()])
+        """A figure of every model, shape (n_models,); NaN where a model has none.
 
-    def best(self, k: int = 1, by: str = "val_loss", largest: bool = False) -> list[dict[str, Any]]:
-        """The k rows with the smallest (or largest) figure; those without one come last."""
-        sign = -1 if largest else 1
-        return sorted(self._rows(), key=lambda row: _finite_first(sign * row.get(by, np.nan)))[:k]
+        Raises
+        ------
+        CalcError : no model has such a figure.
+        """
+        rows = self._rows()
+        _known(name, rows)
+        return np.array([row.get(name, np.nan) for row in rows])
+
+    def best(self, k: int = 1, by: str | None = None, largest: bool | None = None) -> list[dict[str, Any]]:
+        """The rows of the k best models, the best first; those without a finite figure come last.
+
+        Parameters
+        ----------
+        k : int
+        by : a figure (default: "val_loss" where a model has one, else "loss").
+        largest : whether the largest figure is the best (default: whether it is an accuracy).
+
+        Raises
+        ------
+        CalcError : no model has such a figure, or none has a finite one: none is the best.
+        """
+        rows = self._rows()
+        if by is None:
+            by = "val_loss" if any("val_loss" in row for row in rows) else "loss"
+        _known(by, rows)
+        figures = [row.get(by, np.nan) for row in rows]
+        if any(isinstance(figure, str) for figure in figures):
+            raise CalcError(f"{by!r} is no number: there is no best by it")
+        if rows and not np.isfinite(figures).any():
+            raise CalcError(
+                f"no model has a finite {by!r}, so that none is the best: train them, or look at their status"
+            )
+        sign = -1 if (by.endswith("accuracy") if largest is None else largest) else 1
+        order = sorted(range(len(rows)), key=lambda i: _finite_first(sign * figures[i]))
+        return [rows[i] for i in order[:k]]
 
     def __repr__(self) -> str:
         return f"<results of {len(self)} models, of which {sum(h.open for h in self._handles.values())} can go on>"
@@ -71,6 +103,13 @@ def laid_out(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of cells as lines whose columns line up."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+
+
+def _known(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse the name of a figure that no row has."""
+    if rows and not any(name in row for row in rows):
+        known = ", ".join(dict.fromkeys(key for row in rows for key in row))
+        raise CalcError(f"no model has a figure {name!r}; there are {known}")
 
 
 def last(values: np.ndarray) -> float:
