@@ -61,6 +61,49 @@ def test_module_is_the_command() -> None:
         assert command in result.stdout
 
 
+def test_the_version_is_said() -> None:
+    result = process("--version")
+    assert (result.returncode, result.stdout) == (0, f"calcvm {cv.__version__}\n")
+
+
+def test_an_error_of_the_system_is_one_line_too() -> None:
+    result = process("info", before="import calcvm.commands as c; c.cpu_name = lambda: open('/no/where')")
+    assert result.returncode == 1
+    assert result.stderr == "calcvm: [Errno 2] No such file or directory: '/no/where'\n"
+
+
+# ---------------------------------------------------------------- where results go
+def wrong_targets(tmp_path: Path) -> list[tuple[Path, str]]:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"")
+    return [
+        (tmp_path / "none" / "x.png", "there is no folder"),
+        (tmp_path / "file" / "x.png", "there is no folder"),
+        (tmp_path / "folder", "is a folder: name a file"),
+    ]
+
+
+def no_work(*_: object, **__: object) -> None:
+    raise AssertionError("the work has begun")
+
+
+def test_what_cannot_be_written_is_found_out_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_samples(tmp_path)
+    monkeypatch.setattr(cv, "Model", no_work)
+    monkeypatch.setattr(cv, "plan", no_work)
+    targets = wrong_targets(tmp_path)
+    for path, message in targets:
+        assert message in refused("train", tmp_path / "d.npz", "6-3", "--out", path)
+        assert message in refused("plan", "6-3", "--batch-size", 2, "--picture", path)
+    for name in ("x.xyz", "x"):
+        assert "take one of eps" in refused("plan", "6-3", "--batch-size", 2, "--picture", tmp_path / name)
+    assert "cannot be made a folder" in refused("demo", "--out", tmp_path / "file")
+    (tmp_path / "out" / "model.calc").mkdir(parents=True)
+    assert "model.calc is a folder" in refused("demo", "--out", tmp_path / "out")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert "is read-only" in refused("train", tmp_path / "d.npz", "6-3", "--out", tmp_path / "m.calc")
+
+
 # ---------------------------------------------------------------- progress
 def test_lines_one_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     report = progress.reporter(10, 5, enabled=True)  # captured stderr is no terminal: plain lines
@@ -114,6 +157,7 @@ def test_plan_fills_a_budget() -> None:
 
 
 def test_plan_refuses() -> None:
+    assert "at most 1,073,741,824 units" in refused("plan", "99999999999999999999-3", "--batch-size", 1)
     assert "--batch-size, or --memory" in refused("plan", "20-5")
     assert "allowed" in refused("plan", "20-16-5", "--memory", "1 KiB")
     assert "layers '20'" in refused("plan", "20", "--batch-size", 1)
@@ -141,16 +185,21 @@ def test_dis_shows_layers_programs_and_models(tmp_path: Path) -> None:
 
 def test_dis_refuses(tmp_path: Path) -> None:
     assert "no such file" in refused("dis", tmp_path / "nothing")
+    assert "is a folder" in refused("dis", tmp_path)
     (tmp_path / "foreign").write_bytes(b"PK not really")
     assert "foreign" in refused("dis", tmp_path / "foreign")
 
 
 # ---------------------------------------------------------------- train
-def calcvm_train(tmp_path: Path, regression: bool = False, epochs: int = 30) -> str:
+def save_samples(tmp_path: Path, regression: bool = False, dtypes: tuple[str, str] = ("float32", "int64")) -> None:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((400, 6)).astype("float32")
-    y = X[:, :3] * 2 if regression else X[:, :3].argmax(axis=1)
-    np.savez(tmp_path / "d.npz", X=X, y=y)
+    y = X[:, :3] * 2 if regression else X[:, :3].argmax(axis=1).astype(dtypes[1])
+    np.savez(tmp_path / "d.npz", X=X.astype(dtypes[0]), y=y)
+
+
+def calcvm_train(tmp_path: Path, regression: bool = False, epochs: int = 30) -> str:
+    save_samples(tmp_path, regression)
     options = ["--epochs", epochs, "--learning-rate", 0.02, "--out", tmp_path / "m.calc"]
     return calcvm("train", tmp_path / "d.npz", "6-16-3", *options)
 
@@ -175,12 +224,38 @@ def test_train_a_regression(tmp_path: Path) -> None:
         ({"X": np.zeros(9), "y": np.zeros(9, int)}, "6-3", "give X .samples"),
         ({"X": np.zeros((9, 5)), "y": np.zeros(9, int)}, "6-3", "do not fit layers 6-3"),
         ({"X": np.zeros((9, 6)), "y": np.zeros((9, 2))}, "6-3", "do not fit layers 6-3"),
+        ({"X": np.zeros((9, 6)), "y": np.zeros(9)}, "6-3", r"labels of classes are y.astype\(int\)"),
+        ({"X": np.zeros((0, 6)), "y": np.zeros(0, int)}, "6-3", "holds nothing to learn from"),
+        ({"X": np.zeros((9, 0)), "y": np.zeros(9, int)}, "6-3", "holds nothing to learn from"),
         ({"X": np.array([{}] * 9), "y": np.zeros(9, int)}, "6-3", "not an .npz file of plain arrays"),
     ],
 )
 def test_train_refuses_data(tmp_path: Path, arrays: dict[str, np.ndarray], layers: str, message: str) -> None:
     np.savez(tmp_path / "d.npz", **arrays)
     assert re.search(message, refused("train", tmp_path / "d.npz", layers))
+
+
+def test_a_loss_that_is_lost_ends_with_an_error_and_writes_nothing(tmp_path: Path) -> None:
+    save_samples(tmp_path)
+    options = ("6-3", "--epochs", 3, "--out", tmp_path / "m.calc")
+    message = refused("train", tmp_path / "d.npz", *options, "--learning-rate", 1e300)
+    assert re.search(
+        r"the loss of epoch \d is (nan|inf): take a smaller --learning-rate; .*m.calc is not written", message
+    )
+    samples = dict(np.load(tmp_path / "d.npz"))
+    samples["X"][7, 2] = np.nan
+    np.savez(tmp_path / "d.npz", **samples)
+    assert re.search("(?i)nan", refused("train", tmp_path / "d.npz", *options))
+    assert not (tmp_path / "m.calc").exists()
+
+
+def test_labels_of_either_byte_order_train_the_same(tmp_path: Path) -> None:
+    accuracies = []
+    for dtypes in (("<f4", "<i8"), (">f4", ">i8"), (">f8", ">i2")):
+        save_samples(tmp_path, dtypes=dtypes)
+        printed = calcvm("train", tmp_path / "d.npz", "6-16-3", "--epochs", 3, "--out", tmp_path / "m.calc")
+        accuracies.append(re.search(r"accuracy ([\d.]+)", printed)[1])
+    assert len(set(accuracies)) == 1
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\3\4 cut", b"\x93NUMPY"])
@@ -215,4 +290,10 @@ def test_demo_on_idx_files(tmp_path: Path, zipped: bool) -> None:
 def test_demo_fails_below_its_accuracy(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     write_mnist(tmp_path, rng.integers(0, 256, (50, 4, 4)), rng.integers(0, 10, 50))
-    assert "is below 0.96" in refused("demo", "--data", tmp_path, "--out", tmp_path, "--epochs", 1)
+    assert "is below 0.96" in refused("demo", "--data", tmp_path, "--out", tmp_path)
+
+
+def test_demo_of_few_epochs_has_not_failed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    write_mnist(tmp_path, rng.integers(0, 256, (50, 4, 4)), rng.integers(0, 10, 50))
+    assert "after 1 epochs" in calcvm("demo", "--data", tmp_path, "--out", tmp_path, "--epochs", 1)

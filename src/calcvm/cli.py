@@ -20,7 +20,7 @@ def main() -> NoReturn:
 
     try:
         app()
-    except CalcError as error:
-        print(f"calcvm: {error}", file=sys.stderr)
+    except (CalcError, OSError, MemoryError) as error:  # of the last two such as a full disk
+        print(f"calcvm: {error or type(error).__name__}", file=sys.stderr)
         sys.exit(1)
     sys.exit(0)

@@ -16,7 +16,7 @@ import typer
 import calcvm as cv
 from calcvm import data as datasets
 from calcvm import nn
-from calcvm.errors import CalcError, ProgramError
+from calcvm.errors import CalcError, MissingExtra, ProgramError
 from calcvm.kernels_cpu._native import cache_root, cpu_name
 from calcvm.kernels_cpu._simd import VECTOR_BITS
 
@@ -28,7 +28,8 @@ app = typer.Typer(
 )
 
 HELD_OUT = 0.2
-ENOUGH = 0.96  # held-out accuracy below which the demo has failed
+ENOUGH = 0.96  # held-out accuracy below which the demo has failed, after as many epochs as it takes by itself
+LARGEST_LAYER, LARGEST_BATCH = 1 << 30, 1 << 40
 ACTIVATIONS: dict[str, Callable[..., nn.Layer]] = {
     "sigmoid": nn.Sigmoid,
     "tanh": nn.Tanh,
@@ -46,10 +47,10 @@ EXTRAS = {
 }
 
 Layers = Annotated[str, typer.Argument(help="Sizes of the layers, the input's first: 784-64-64-10.")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="The largest batch.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch.")]
 Memory = Annotated[str | None, typer.Option(help='A budget, such as "64 MiB": plan the largest batch that fits.')]
 Activation = Annotated[str, typer.Option(help=f"Of the hidden layers: {', '.join(ACTIVATIONS)}.")]
-Seed = Annotated[int, typer.Option(help="Of the initial weights and the shuffling: same seed, same bits.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the initial weights and the shuffling: same seed, same bits.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Size of the team (default: chosen by the plan's cost).")]
 
 
@@ -61,28 +62,74 @@ def network(layers: str, activation: str) -> tuple[nn.Sequential, int, int]:
     if activation not in ACTIVATIONS:
         raise CalcError(f"activation {activation!r} is unknown: take one of {', '.join(ACTIVATIONS)}")
     sizes = [int(p) for p in parts]
+    if max(sizes) > LARGEST_LAYER:
+        raise CalcError(f"layers {layers!r}: a layer has at most {LARGEST_LAYER:,} units")
     net = nn.Sequential(nn.Linear(sizes[1]))
     for size in sizes[2:]:
         net = net >> ACTIVATIONS[activation]() >> nn.Linear(size)
     return net, sizes[0], sizes[-1]
 
 
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=lambda wanted: _say_version(wanted), help="Say which it is."),
+    ] = False,
+) -> None:
+    pass
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"calcvm {cv.__version__}")
+        raise typer.Exit
+
+
+def check_target(path: Path, picture: bool = False) -> None:
+    """Refuse a path that a result cannot be written to, before the work that leads to it."""
+    folder = path.parent
+    if path.is_dir():
+        raise CalcError(f"{path} is a folder: name a file")
+    if not folder.is_dir():
+        raise CalcError(f"{path} cannot be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CalcError(f"{path} cannot be written: the folder {folder} is read-only")
+    if picture:
+        try:
+            from matplotlib.backend_bases import FigureCanvasBase
+        except ImportError as error:
+            raise MissingExtra("matplotlib", "plot", "a picture of a plan") from error
+        formats = FigureCanvasBase.get_supported_filetypes()
+        if path.suffix[1:].lower() not in formats:
+            raise CalcError(
+                f"{path}: no picture is written as {path.suffix or 'a file without suffix'!r}; take one of {', '.join(formats)}"
+            )
+
+
 @app.command()
 def demo(
     data: Annotated[Path | None, typer.Option(help="Directory of MNIST's IDX files (default: bundled digits).")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Default: 20 on MNIST, 30 on the digits.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a step.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="Samples in a step.")] = 32,
     out: Annotated[Path, typer.Option(help="Where heap.png and model.calc are written.")] = Path("out"),
     seed: Seed = 0,
     workers: Workers = None,
 ) -> None:
     """Train the paper's network on real scans: the plan, the training, the accuracy on a held-out fifth."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CalcError(f"{out}: cannot be made a folder ({error.strerror})") from error
+    check_target(out / "heap.png", picture=True)
+    check_target(out / "model.calc")
     if data is None:
         X, y = datasets.digits()
-        layers, grey_levels, rate, epochs = "64-64-64-10", 16, 1e-2, epochs or 30
+        layers, grey_levels, rate, usual = "64-64-64-10", 16, 1e-2, 30
     else:
         X, y = datasets.mnist(data)
-        layers, grey_levels, rate, epochs = f"{X.shape[1]}-64-64-10", 255, 1e-3, epochs or 20
+        layers, grey_levels, rate, usual = f"{X.shape[1]}-64-64-10", 255, 1e-3, 20
+    n_epochs = epochs or usual
     X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, HELD_OUT)
     net, n_in, _ = network(layers, "sigmoid")
     model = cv.Model(
@@ -99,20 +146,19 @@ def demo(
     print(model.plan, end="\n\n", flush=True)
 
     model.step(X_train[:batch_size], y_train[:batch_size])  # the first call compiles or loads the kernels
-    history = model.fit(X_train, y_train, epochs=epochs, progress=True)
+    history = model.fit(X_train, y_train, epochs=n_epochs, progress=True)
     seconds = sorted(history["seconds"])[len(history) // 2]  # the first epoch may compile what steps did not need
     n_steps = -(-len(X_train) // batch_size)
     accuracy = model.evaluate(X_test, y_test)["accuracy"]
 
-    out.mkdir(parents=True, exist_ok=True)
     model.plan.picture(str(out / "heap.png"))
     model.save(out / "model.calc")
-    print(f"accuracy {accuracy:.4f} on the held-out fifth after {epochs} epochs")
+    print(f"accuracy {accuracy:.4f} on the held-out fifth after {n_epochs} epochs")
     print(
         f"{seconds / n_steps * 1e6:.1f} us per step of {batch_size} (median epoch: {n_steps} steps in {seconds * 1e3:.2f} ms)"
     )
     print(f"wrote {out / 'heap.png'} and {out / 'model.calc'}")
-    if accuracy < ENOUGH:
+    if epochs is None and accuracy < ENOUGH:
         raise CalcError(f"accuracy {accuracy:.4f} is below {ENOUGH}: the demo has failed")
 
 
@@ -139,6 +185,8 @@ def plan(
     """Say what training a classifier with Adam needs, statement by statement.  Nothing is allocated."""
     if batch_size is None and memory is None:
         raise CalcError("give --batch-size, or --memory for the largest batch that fits")
+    if picture is not None:
+        check_target(picture, picture=True)
     planned = cv.plan(graph(layers, activation), batch_size=batch_size, memory=memory, dtype=dtype, accumulate=False)
     print(planned)
     if picture is not None:
@@ -151,7 +199,7 @@ def train(
     layers: Layers,
     out: Annotated[Path, typer.Option(help="Where the model is saved.")] = Path("model.calc"),
     epochs: Annotated[int, typer.Option(min=1)] = 20,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples in a step.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="Samples in a step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Adam's.")] = 1e-3,
     activation: Activation = "sigmoid",
     held_out: Annotated[float, typer.Option(help="Fraction of the samples to validate on.")] = HELD_OUT,
@@ -159,15 +207,19 @@ def train(
     workers: Workers = None,
 ) -> None:
     """Train on a file: a classifier where y has integers, else a regression by the mean squared error."""
+    check_target(out)
     X, y = _npz(data)
     net, n_in, n_out = network(layers, activation)
     X = X.reshape(len(X), -1)
     classes = np.issubdtype(y.dtype, np.integer)
     width = n_out if classes else int(np.prod(y.shape[1:]))
+    hint = ""
+    if not classes and y.ndim == 1:
+        hint = "; y is no integers, so that it is numbers to come near to: labels of classes are y.astype(int)"
     if X.shape[1] != n_in or width != n_out or (classes and y.ndim != 1):
         raise CalcError(
             f"{data}: X {X.shape} and y {y.shape} ({y.dtype}) do not fit layers {layers}, "
-            f"which take {n_in} values and give {n_out}"
+            f"which take {n_in} values and give {n_out}{hint}"
         )
     X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, held_out)
     model = cv.Model(
@@ -180,7 +232,12 @@ def train(
         workers=workers,
     )
     print(model.plan, end="\n\n", flush=True)
-    model.fit(X_train, y_train, epochs=epochs, validation=(X_test, y_test), progress=True)
+    history = model.fit(X_train, y_train, epochs=epochs, validation=(X_test, y_test), progress=True, check_finite=True)
+    lost = next((i for i, loss in enumerate(history["loss"], 1) if not np.isfinite(loss)), None)
+    if lost is not None:
+        raise CalcError(
+            f"the loss of epoch {lost} is {history['loss'][lost - 1]}: take a smaller --learning-rate; {out} is not written"
+        )
     if classes:
         print(f"accuracy {model.evaluate(X_test, y_test)['accuracy']:.4f} on the held-out {len(X_test)}")
     else:
@@ -206,16 +263,20 @@ def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
         ) from error
     if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
         raise CalcError(f"{path}: X {X.shape} and y {y.shape}: give X (samples, ...) and as many y")
+    if X.size == 0:
+        raise CalcError(f"{path}: X {X.shape} holds nothing to learn from")
     return X, y
 
 
 @app.command()
 def dis(
     what: Annotated[str, typer.Argument(help="A program or model file, or sizes of layers: 784-64-64-10.")],
-    batch_size: Annotated[int, typer.Option(min=1, help="The largest batch, for layers.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch, for layers.")] = 32,
     activation: Activation = "sigmoid",
 ) -> None:
     """Print a program, one line a row, as equations with names, shapes and offsets."""
+    if Path(what).is_dir():
+        raise CalcError(f"{what} is a folder: name a program, a model, or sizes of layers such as 784-64-64-10")
     if Path(what).exists():
         print(_program(Path(what)).disassemble())
     elif set(what) <= set("0123456789-"):
