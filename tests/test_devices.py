@@ -114,8 +114,8 @@ def small_graph():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cuda", "mode": "warp"}, "mode 'warp': take one of grid, graph, fleet"),
-        ({"device": "cuda", "precision": "float16"}, "precision 'float16': take one of float32, tf32"),
+        ({"device": "cuda", "mode": "warp"}, "mode 'warp' is unknown; take one of grid, graph, fleet"),
+        ({"device": "cuda", "precision": "float16"}, "precision 'float16' is unknown; take one of float32, tf32"),
         ({"device": "cuda", "precision": "tf32", "dtype": "float64"}, "not of dtype 'float64'"),
         ({"device": "cuda", "mode": "fleet", "workers": 2}, "workers=1"),
         ({"mode": "grid"}, "of device 'cuda'"),
@@ -154,7 +154,7 @@ def test_blocks_are_more_than_a_team_may_have(kernels):
     assert cv.compile(graph, batch_size=2, device="cuda", mode="grid", workers=2000).workers == 2000
     for device, workers in (("cuda", 65536), ("cpu", 2000)):
         mode = "grid" if device == "cuda" else None
-        with pytest.raises(cv.ProgramError, match=f"workers is {workers}"):
+        with pytest.raises(cv.CalcError, match=f"workers must be an integer from 1 to .* not {workers}"):
             cv.compile(graph, batch_size=2, device=device, mode=mode, workers=workers)
 
 

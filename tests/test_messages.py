@@ -221,7 +221,7 @@ MISTAKES = [
     ("compile with a number as plan", lambda: cv.compile(graph(), plan=8), C, "compile: plan: a plan"),
     ("compile with a plan and options", lambda: cv.compile(graph(), plan=cv.plan(graph(), batch_size=8), batch_size=8), C,
      "the plan has its batch_size already"),
-    ("keep text", lambda: cv.plan(graph(), batch_size=8, keep="output"), C, "keep=.'y'., not 'output'"),
+    ("keep text", lambda: cv.plan(graph(), batch_size=8, keep="output"), C, "keep=.'y'., is wanted, not 'output'"),
     ("keep -1", lambda: cv.plan(graph(), batch_size=8, keep=-1), C, "a list of names of results"),
     # ---- training
     ("fit(None)", lambda: fit(None, Y), C, "an array of samples is wanted, not None"),
@@ -288,7 +288,7 @@ MISTAKES = [
     ("fleet epochs", lambda: shared().fleet.fit(epochs=0, progress=False), C, "epochs must be an integer >= 1"),
     ("advance", lambda: shared().fleet.advance(-1), C, "epochs must be an integer >= 0"),
     ("advance names", lambda: shared().fleet.advance({"a": 1}), C, "a handle of the fleet is wanted, not 'a'"),
-    ("ensemble of a model", lambda: cv.Ensemble(shared().model), C, r"a list of models, not <Model .*: \[model\]"),
+    ("ensemble of a model", lambda: cv.Ensemble(shared().model), C, r"a list of models, such as \[model\], is wanted, not <Model"),
     ("ensemble of numbers", lambda: cv.Ensemble([1, 2]), C, "model 0 of the ensemble: a model .* is wanted, not 1"),
     ("ensemble method", lambda: cv.Ensemble([shared().model], "median"), C, "method 'median' is unknown; take one of mean, vote"),
     ("ensemble weights", lambda: cv.Ensemble([shared().model], weights="a"), C, "weights 'a': give a number for each"),
@@ -309,8 +309,8 @@ MISTAKES = [
      "row 'relu_fwd' is registered already, and differs"),
     ("register a taken opcode", lambda: cv.register_op(operator(fwd=(row_spec(),))), C,
      r"opcode \d+ of row 'nok_fwd' is that of row 'relu_fwd'; \d+ is free"),
-    ("opcode -1", lambda: row_spec(opcode=-1), C, "the opcode must be an integer from 0 to 65535, not -1"),
-    ("opcode 2**40", lambda: row_spec(opcode=2**40), C, "the opcode must be an integer from 0 to 65535"),
+    ("opcode -1", lambda: row_spec(opcode=-1), C, "the opcode must be an integer from 0 to 1000000, not -1"),
+    ("opcode 2**40", lambda: row_spec(opcode=2**40), C, "the opcode must be an integer from 0 to 1000000"),
 ]  # fmt: skip
 
 
@@ -437,6 +437,18 @@ def test_arrays_on_the_left_of_variables(ours, theirs):
     resident["x"] = values
     resident.forward("run")
     np.testing.assert_allclose(resident["y"], theirs(a, values))
+
+
+def test_a_refused_operator_leaves_the_graph_as_it_was():
+    s = scene()
+    before = [*s.g.variables], len(s.path.operations)
+    for refused in (lambda: s.x + np.ones(3), lambda: np.ones((2, 2)) @ s.x, lambda: cv.dropout(s.x, 2)):
+        with pytest.raises(cv.CalcError):
+            refused()
+    s.path.__exit__()
+    with pytest.raises(cv.CalcError, match="operators belong to a path"):
+        cv.dropout(s.x)
+    assert before == ([*s.g.variables], len(s.path.operations))
 
 
 def test_star_import_leaves_pythons_functions_alone():

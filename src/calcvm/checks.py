@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -128,13 +128,25 @@ def one_of(what: str, value: Any, kind: type[T] | tuple[type, ...], wanted: str)
     return value  # type: ignore[return-value]
 
 
+def items(what: str, value: Any, wanted: str) -> list[Any]:
+    """What a list, tuple, array or other series holds; texts and mappings are none."""
+    try:
+        if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
+            return list(value)
+    except TypeError:
+        pass
+    raise CalcError(f"{what}: {wanted} is wanted, not {called(value)}")
+
+
 def sizes(what: str, shape: Any, *, batch: bool = False, low: int = 1) -> tuple[Any, ...]:
     """A shape: integers, and (``batch``) None for the batch."""
-    if isinstance(shape, (str, bytes, Mapping)) or not isinstance(shape, (Sequence, Iterable)):
+    try:
+        shape = tuple(items(what, shape, "a tuple of sizes"))
+    except CalcError:
         hint = f": write ({plain(shape)},)" if is_integer(shape) else ""
-        raise ShapeError(f"{what} must be a tuple of sizes such as (8, 8), not {shown(shape)}{hint}")
+        raise ShapeError(f"{what} must be a tuple of sizes such as (8, 8), not {shown(shape)}{hint}") from None
     out: list[int | None] = []
-    for size in (shape := tuple(shape)):
+    for size in shape:
         if size is None and batch:
             out.append(None)
         elif is_integer(size) and low <= operator.index(plain(size)) <= LARGEST:

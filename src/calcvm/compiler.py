@@ -14,16 +14,16 @@ from calcvm.lowering import lower
 from calcvm.ops.dims import Affine
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.statement import Lowered
-from calcvm.planner import MAX_BATCH, Plan
+from calcvm.planner import Plan
 from calcvm.vm.assemble import assemble
 from calcvm.vm.device import DEVICES, n_cores
 from calcvm.vm.heap import parse_bytes
 from calcvm.vm.program import Program
+from calcvm.vm.verify import MAX_BATCH, MAX_BLOCKS, MAX_WORKERS
 
 ITEMSIZE = {"float32": 4, "float64": 8}
 MODES = ("grid", "graph", "fleet")
 PRECISIONS = ("float32", "tf32")
-MAX_WORKERS = 1024
 # A team pays once its share of a step's arithmetic exceeds its barriers (about 0.1 us each, and the lines
 # that move between caches): see bench/RESULTS.md.
 TEAM_FLOPS = 2e6
@@ -75,7 +75,7 @@ def plan(
     checks.choice("device", device, DEVICES)
     accumulate = checks.flag("accumulate", accumulate)
     if workers is not None:
-        workers = checks.integer("workers", workers, 1, MAX_WORKERS)
+        workers = checks.integer("workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS)
     _check_options(device, dtype, workers, mode, precision)
     if batch_size is None and memory is None:
         raise PlanError("give batch_size= or memory=: how large may a batch be?")
@@ -116,9 +116,8 @@ def _name_of(dtype: Any) -> Any:
 
 def _names(keep: Any) -> tuple[str, ...]:
     """Names of results; the results themselves are welcome."""
-    if isinstance(keep, str) or not isinstance(keep, Iterable):
-        raise CalcError(f"keep: give a list of names of results, such as keep=['y'], not {checks.shown(keep)}")
-    return tuple(checks.text("keep: a name", v.name if isinstance(v, Variable) else v, "y") for v in keep)
+    given = checks.items("keep", keep, "a list of names of results, such as keep=['y'],")
+    return tuple(checks.text("keep: a name", v.name if isinstance(v, Variable) else v, "y") for v in given)
 
 
 def _check_options(device: str, dtype: str, workers: int | None, mode: str | None, precision: str) -> None:

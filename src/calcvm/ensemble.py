@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,18 +50,15 @@ class Ensemble:
     """
 
     def __init__(self, models: Sequence[Model], method: str = "mean", weights: Sequence[float] | None = None):
-        given: Any = models
-        if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
-            hint = ": [model]" if isinstance(given, Model) else ""
-            raise CalcError(f"an ensemble takes a list of models, not {checks.called(given)}{hint}")
-        self.models, self.method = list(models), checks.choice("method", method, METHODS)
+        self.models = checks.items("an ensemble", models, "a list of models, such as [model],")
+        self.method = checks.choice("method", method, METHODS)
         for i, model in enumerate(self.models):
             checks.one_of(f"model {i} of the ensemble", model, Model, "a model (of a fleet: handle.model)")
         if not self.models:
             raise CalcError("an ensemble needs at least one model")
         try:
             self.weights = np.ones(len(self)) if weights is None else np.array(weights, np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise CalcError(f"weights {checks.shown(weights)}: give a number for each model") from None
         if self.weights.shape != (len(self),):
             raise ShapeError(f"weights of shape {self.weights.shape} for {len(self)} models: give each its own")

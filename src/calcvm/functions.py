@@ -263,7 +263,7 @@ def dropout(x: Variable, rate: float = 0.5) -> Variable:
     """
     checks.one_of("dropout", x, Variable, "a variable")
     rate = checks.number(f"dropout of {x}: rate", rate, 0, 1, ends="[)")
-    g = x.graph
+    g, _ = x.graph, x.graph.active  # a path is open, or nothing is added
     rng = g.state("rng", 2, {"kind": "rng"})
     name = g.unique("dropout")
     stream = sum_of(op.spec.name == "dropout" for path in g.paths.values() for op in path.operations)

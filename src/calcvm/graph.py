@@ -413,25 +413,21 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
         raise UnsupportedOperator(f"operator {checks.shown(name)} is not in the table; known: {', '.join(sorted(OPS))}")
     graph = next((v.graph for v in inputs if isinstance(v, Variable)), None)
     if graph is None:
-        given = ", ".join(map(checks.shown, inputs)) or "none"
-        raise CalcError(f"{name}: at least one input must be a variable of a graph, not {given}")
+        others = ", ".join(map(checks.shown, inputs)) or "none"
+        raise CalcError(f"{name}: at least one input must be a variable of a graph, not {others}")
     path = graph.active
-    named: dict[str, Variable] = {}
+    operands: dict[str, Variable | np.ndarray] = {}
     for slot, v in zip(spec.inputs, inputs):
-        if v is None:
-            continue
-        if not isinstance(v, Variable):
-            v = graph.constant(graph.unique(f"{name}_{slot}"), as_array(f"{name}: {slot}", v))
-            v.unnamed = True
-        if v.graph is not graph:
+        if isinstance(v, Variable) and v.graph is not graph:
             raise CalcError(f"{name}: {v.name!r} belongs to another graph")
-        named[slot] = v
-    missing = [s for s in spec.inputs if s not in named and s not in spec.optional_inputs]
+        if v is not None:
+            operands[slot] = v if isinstance(v, Variable) else as_array(f"{name}: {slot}", v)
+    missing = [s for s in spec.inputs if s not in operands and s not in spec.optional_inputs]
     if missing or len(inputs) > len(spec.inputs):
         raise CalcError(f"{name}: takes inputs {', '.join(spec.inputs)}; got {len(inputs)}")
     attrs = _checked_attrs(spec, attrs)
     try:
-        of_inputs = {slot: v.shape for slot, v in named.items()}
+        of_inputs = {slot: shape_of(v.shape) for slot, v in operands.items()}
         shapes = spec.shape(tuple(of_inputs.values()), attrs)
         for shape in shapes.values():
             if sum(not s.constant for s in shape) > 1:
@@ -441,7 +437,14 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
                 )
         spec.words({**of_inputs, **shapes}, attrs)
     except ValueError as e:
-        raise ShapeError(f"{name}({', '.join(map(str, named.values()))}): {e}") from None
+        told = (str(v) if isinstance(v, Variable) else f"array {show(shape_of(v.shape))}" for v in operands.values())
+        raise ShapeError(f"{name}({', '.join(told)}): {e}") from None
+    named: dict[str, Variable] = {}
+    for slot, operand in operands.items():  # arrays become constants when nothing can be wrong any more
+        if not isinstance(operand, Variable):
+            operand = graph.constant(graph.unique(f"{name}_{slot}"), operand)
+            operand.unnamed = True
+        named[slot] = operand
     op_name = out or graph.unique(name)
     outputs = {}
     for i, slot in enumerate(spec.outputs):

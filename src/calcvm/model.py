@@ -53,8 +53,8 @@ class History:
 
     def __getitem__(self, name: str) -> list[float]:
         known = dict.fromkeys(k for e in self.epochs for k in e)
-        if name not in known and self.epochs:
-            raise CalcError(f"no figure {name!r} of the epochs; there are {', '.join(known)}")
+        if self.epochs and not (isinstance(name, str) and name in known):
+            raise CalcError(f"no figure {checks.shown(name)} of the epochs; there are {', '.join(known)}")
         return [e[name] for e in self.epochs if name in e]
 
     def __iter__(self) -> Iterator[dict[str, float]]:
@@ -221,6 +221,7 @@ class Model:
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for a batch of inputs by name."""
+        checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
         with self.resident:
             for name, value in inputs.items():
                 self.resident[name] = value
@@ -264,7 +265,10 @@ class Model:
         """
         epochs = checks.integer("epochs", epochs)
         shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
-        terminate_on_nan = checks.flag("terminate_on_nan", terminate_on_nan)
+        terminate_on_nan, progress = (
+            checks.flag("terminate_on_nan", terminate_on_nan),
+            checks.flag("progress", progress),
+        )
         X, y, held = self._split(X, y, validation)
         if patience is not None:
             patience = checks.integer("patience", patience, 0)
@@ -333,7 +337,7 @@ class Model:
 
         With ``output`` in place of ``input`` it evaluates those outputs, whoever computed them.
         """
-        names = judged(self.program)
+        names, check_finite = judged(self.program), checks.flag("check_finite", check_finite)
         run = Epoch(self.resident, data, "predict", results=names, check_finite=check_finite)
 
         def judge() -> dict[str, float]:

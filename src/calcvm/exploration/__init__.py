@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from calcvm import checks
-from calcvm.compiler import MAX_WORKERS
 from calcvm.errors import CalcError, ShapeError
 from calcvm.exploration.cluster import Cluster, RayEngine
 from calcvm.exploration.engine import Engine, Local
@@ -20,6 +19,7 @@ from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Build, Task
 from calcvm.progress import Count
 from calcvm.vm.heap import parse_bytes
+from calcvm.vm.verify import MAX_WORKERS
 
 __all__ = ["Exploration", "RayEngine", "Trial", "explore"]
 
@@ -123,6 +123,7 @@ def explore(
     workers = None if workers is None else checks.integer("workers", workers, 1, MAX_WORKERS)
     seed, keep = checks.integer("seed", seed, 0), checks.integer("keep", keep, 0)
     maximize = None if maximize is None else checks.flag("maximize", maximize)
+    progress = checks.flag("progress", progress)
     checks.text("study_name", study_name, "explore")
     data, validation = _held_out(data, validation)
     if metric is None:
@@ -186,7 +187,7 @@ def _held_out(data: Any, validation: Any) -> tuple[Any, Any]:
 
 
 def _described(space: Mapping[str, Any]) -> dict[str, str]:
-    return {name: repr(entry) for name, entry in space.items()}
+    return {name: repr(entry) for name, entry in space.items()} if isinstance(space, Mapping) else {}
 
 
 def _engine(engine: str | RayEngine, task: Task) -> Engine:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from calcvm import checks
-from calcvm.compiler import MAX_WORKERS
 from calcvm.errors import CalcError, PlanError
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
@@ -18,6 +17,7 @@ from calcvm.model import judged
 from calcvm.progress import Count
 from calcvm.vm import job as layout
 from calcvm.vm.binding import Binding
+from calcvm.vm.device import DEVICES
 from calcvm.vm.epoch import Epoch, readable
 from calcvm.vm.frame import Frame
 from calcvm.vm.heap import CalcHeap, check_program, parse_bytes
@@ -25,6 +25,7 @@ from calcvm.vm.pieces import aligned
 from calcvm.vm.program import Program
 from calcvm.vm.signals import orderly_end
 from calcvm.vm.store import Store
+from calcvm.vm.verify import MAX_BLOCKS, MAX_WORKERS
 
 SLICE_SECONDS = 0.1  # compiled code returns to Python this often: for the bar, for Ctrl-C, for models that wait
 FIRST_SLOTS = 64  # of the table of tasks
@@ -59,7 +60,9 @@ class Fleet:
     """
 
     def __init__(self, memory: int | str, workers: int | None = None, store: Store | None = None, device: str = "cpu"):
-        workers = None if workers is None else checks.integer("workers", workers, 1, MAX_WORKERS)
+        if workers is not None:
+            most = MAX_WORKERS if checks.choice("device", device, DEVICES) != "cuda" else MAX_BLOCKS
+            workers = checks.integer("workers", workers, 1, most)
         self.heap = CalcHeap(memory, store, device)
         self.workers = workers or self.heap.device.n_workers
         self.handles: dict[str, Handle] = {}
@@ -133,6 +136,8 @@ class Fleet:
             epochs = checks.integer("epochs", epochs)
         if patience is not None:
             patience = checks.integer("patience", patience, 0)
+        if learning_batch is not None:
+            learning_batch = checks.integer("learning_batch", learning_batch)
         if hyper is not None:
             checks.one_of("hyper", hyper, Mapping, 'a mapping such as {"learning_rate": 1e-3}')
         shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
@@ -259,6 +264,7 @@ class Fleet:
             the store in order; ``results.stopped`` says so.
         """
         epochs, checkpoint = checks.integer("epochs", epochs), _checkpoint(checkpoint)
+        progress = checks.flag("progress", progress)
         handles = [h for h in self.handles.values() if h.open]
         goals = self._goals(handles, [h.epochs or epochs for h in handles])
         slots = np.array([h._slot for h in handles], np.int64)

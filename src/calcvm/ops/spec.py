@@ -23,7 +23,7 @@ from calcvm.ops.dims import Shape, numel
 
 MAX_WORDS = 32  # W: words in an encoded row, the opcode and the flags included
 HEADER_WORDS = 2
-MAX_OPCODE = 2**16 - 1  # a table of addresses has a place for each up to a program's largest
+MAX_OPCODE = 10**6  # a table of addresses has a place for each up to the largest of a program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ ACC = Word(name="acc", kind="int", lo=0, hi=1)
 class RowSpec:
     """One instruction: ``kernels_*/`` hold a kernel of the same name and the same words.
 
-    opcode : from 0 to 65535, append-only; never reuse or renumber (stored programs name it).
+    opcode : from 0 to a million, append-only; never reuse or renumber (stored programs name it).
     in_place : pairs (written, read) that may share storage when the read value dies here.
     require : expressions over the words that must be >= 0: what the kernel relies on beyond the ranges.
     """

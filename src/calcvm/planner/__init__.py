@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from calcvm.errors import PlanError
 from calcvm.ops.statement import Lowered
-from calcvm.planner.batch import MAX_BATCH, largest_batch
+from calcvm.planner.batch import largest_batch
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
 from calcvm.planner.lifetimes import Machine
 from calcvm.planner.merge import Groups, merge_rows
@@ -19,7 +19,7 @@ from calcvm.planner.order import improve
 from calcvm.planner.result import Plan, Zone
 from calcvm.planner.sync import barriers
 
-__all__ = ["MAX_BATCH", "Plan", "Zone", "plan"]
+__all__ = ["Plan", "Zone", "plan"]
 
 EFFORT = 20_000  # placements that the packer may try where a gap to the bound remains: about 0.1 s
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from calcvm.errors import CalcError, MissingExtra, UnsupportedOperator
+from calcvm import checks
+from calcvm.errors import MissingExtra, UnsupportedOperator
 from calcvm.kernels_cpu import address_of
 from calcvm.ops.spec import OPCODES
 from calcvm.vm import job as layout
@@ -198,8 +199,7 @@ _host = {name: Cpu(name) for name in ("cpu", "blas")}
 
 def device_of(name: str) -> Device:
     """The process's device of that name (CalcError: there is none)."""
-    if name not in DEVICES:
-        raise CalcError(f"device {name!r}: take one of {', '.join(DEVICES)}")
+    checks.choice("device", name, DEVICES)
     if name == "cuda":
         from calcvm.vm.cuda.device import cuda
 

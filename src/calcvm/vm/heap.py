@@ -229,8 +229,8 @@ class CalcHeap:
     def __getitem__(self, name: str) -> Resident:
         return self.open(name)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._tenants or name in self.store
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self._tenants or name in self.store)
 
     @property
     def names(self) -> list[str]:

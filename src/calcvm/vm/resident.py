@@ -39,7 +39,7 @@ class Hyper(MutableMapping):
     def __setitem__(self, name: str, value: float) -> None:
         with self._model as frame:
             slots, i = self._slots(frame), self._index(name)
-            if checks.is_number(value) and value == slots[i]:  # as copying another model's does
+            if checks.is_number(value) and checks.plain(value) == float(slots[i]):  # as copying another model's does
                 return
             slots[i] = self._checked(name, value)
             frame.write(self._symbol, slots.view(self._model.program.dtype), (self._symbol.elems.b,))
@@ -380,26 +380,27 @@ class Resident:
 
         It runs for the batch of those data, and refuses data of different batches.
         """
-        self._run(path, FORWARD)
+        self._run(self.binding.path(path), FORWARD)
 
     def backward(self, path: str) -> None:
         """Gradients of the loss; they add up until `end_round` where the program accumulates."""
-        self._run(path, ("backward",))
+        self._run(self.binding.path(path), ("backward",))
 
     def optimize(self, path: str) -> None:
         """Update the parameters."""
+        path = self.binding.path(path)
         if not self.tenant.open:  # a gradient that adds up is part of the image
             self._needs_forward(path)
         self._run(path, ("optimize",))
 
     def end_round(self, path: str) -> None:
         """Clear the gradients for the next learning batch."""
-        self._run(path, ("end_round",))
+        self._run(self.binding.path(path), ("end_round",))
 
     def run_section(self, path: str, phase: str) -> None:
         """Run one section of a path: forward, loss, backward, optimize or end_round."""
         checks.choice("section", phase, PHASES)
-        self._run(path, (phase,))
+        self._run(self.binding.path(path), (phase,))
 
     def step(self, *data: Any, path: str | None = None) -> float | None:
         """One training step on a batch of at most ``batch_size`` samples.

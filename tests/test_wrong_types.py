@@ -1,0 +1,271 @@
+"""Every public callable with a value of a wrong type or size in the place of each parameter: it works, or says why not.
+
+What a user may see of a mistake is a `CalcError`, or Python's own TypeError about the names and the number of arguments.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+import warnings
+from functools import cache, partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+from calcvm.functions import __all__ as FUNCTIONS
+
+X = np.random.default_rng(0).standard_normal((24, 4)).astype("float32")
+Y = np.arange(24) % 3
+WRONG = [
+    None, True, -1, 0, 3, 10**30, -(10**400), 1.5, -0.0, float("nan"), float("inf"), 1e308, 1j, "x", "", b"x", [], [1, 2], ["x"],
+    [None], (), (0,), (None, None), ({},), {}, {"x": 1}, {1: 2}, set(), object(), lambda *a: None, int, cv.Adam, np.int64(3),
+    np.float32(0.5), np.bool_(True), np.zeros(0), np.zeros((2, 2)), np.array("x"), np.array([None]), range(3), iter([1]), slice(1),
+    Ellipsis, NotImplemented,
+]  # fmt: skip
+SECONDS = 5.0  # that a call may take
+ARGUMENTS = re.compile(r"unexpected keyword|positional argument|required|multiple values|takes (no|\d+)")
+
+
+def graph(optimizer=None, restarts=False):
+    optimizer = optimizer or (cv.SGD(0.1, schedule=cv.CosineRestarts(2)) if restarts else cv.Adam())
+    return cv.build_graph(nn.Linear(3), (4,), "softmax_cross_entropy", optimizer)
+
+
+@cache
+def programs():
+    return SimpleNamespace(
+        plain=cv.compile(graph(), batch_size=8, workers=1),
+        restarts=cv.compile(graph(restarts=True), batch_size=8, workers=1, accumulate=False),
+    )
+
+
+def scene():
+    """What the calls are made on: everything anew, so that none sees what another did."""
+    s = SimpleNamespace(g=cv.CalcGraph())
+    s.x, s.t = s.g.placeholder("x", (None, 4)), s.g.placeholder("t", (None,))
+    s.W, s.b = s.g.parameter("W", (4, 4)), s.g.parameter("b", (4,))
+    s.path = s.g.path("learn", backward=True).__enter__()
+    return s
+
+
+def resident(program=None):
+    model = cv.CalcHeap("1 MiB").load(program or programs().plain)
+    model.step(X[:8], Y[:8])
+    return model
+
+
+def model(program=None):
+    return cv.Model.on(resident(program))
+
+
+def fleet(**options):
+    return cv.Fleet("1 MiB", workers=1)
+
+
+def found(trial):
+    return graph(cv.SGD(trial["rate"]))
+
+
+OPERANDS = {
+    "x": "x", "a": "x", "b": "W", "weight": "W", "bias": "b", "logits": "x", "target": "x", "scores": "x",
+}  # of functions, by their parameters: variables of the scene  # fmt: skip
+OTHERS = {"exponent": 2.0, "shape": (None, 2, 2), "starts": (None, 0), "stops": (None, 2), "axis": -1}
+
+
+def function(name):
+    """A function of variables with right arguments, in a scene of its own."""
+    fn = getattr(cv, name)
+
+    def call(**wrong):
+        s = scene()
+        right = {p: getattr(s, OPERANDS[p]) for p in inspect.signature(fn).parameters if p in OPERANDS}
+        right |= {p: OTHERS[p] for p in inspect.signature(fn).parameters if p in OTHERS}
+        right |= {"variables": [s.x, s.x]} if name == "concat" else {}
+        right |= {"b": s.x} if name in ("add", "sub", "mul", "div") else {}
+        return fn(**{**right, **wrong})
+
+    return call, [*inspect.signature(fn).parameters]
+
+
+def plain(fn, skip=(), /, **right):
+    """A callable whose right arguments do not change."""
+    return lambda **wrong: fn(**{**right, **wrong}), [p for p in _parameters(fn) if p not in skip]
+
+
+def method(kind, make, name, /, **right):
+    """A method of an object that is made anew for each call."""
+    return lambda **wrong: getattr(make(), name)(**{**right, **wrong}), _parameters(getattr(kind, name))[1:]
+
+
+def item(make, key="x", value=None):
+    """``object[key]`` and ``object[key] = value``."""
+
+    def call(key=key, **wrong):
+        if value is None:
+            return make()[key]
+        make()[key] = wrong.get("value", value)
+
+    return call, ["key"] if value is None else ["key", "value"]
+
+
+def _parameters(fn):
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return [p for p, of in inspect.signature(fn).parameters.items() if of.kind not in kinds]
+
+
+DATA = dict(X=X, y=Y)
+QUIET = dict(progress=False)
+OPTIMIZERS = (cv.SGD, cv.Adam, cv.AdamHat, cv.AdamW, cv.RMSProp, cv.Adagrad)
+SCHEDULES = {cv.Step: {"step_size": 3}, cv.Exponential: {"gamma": 0.5}, cv.Cosine: {"total_steps": 3},
+             cv.CosineRestarts: {"period": 3}, cv.Constant: {}}  # fmt: skip
+ACTIVATIONS = [
+    k for k in vars(nn).values() if isinstance(k, type) and issubclass(k, nn.Activation) and k is not nn.Activation
+]
+
+
+def targets():
+    """Name: (call with some arguments wrong, the parameters)."""
+    out = {f"cv.{name}": function(name) for name in FUNCTIONS}
+    out |= {f"cv.{k.__name__}": plain(k, learning_rate=0.1) for k in OPTIMIZERS}
+    out |= {f"cv.{k.__name__}": plain(k, **right) for k, right in SCHEDULES.items()}
+    out |= {f"cv.{k.__name__}": plain(k, l=0.1) for k in (cv.L1, cv.L2)}
+    out |= {"cv.Elastic": plain(cv.Elastic, l1=0.1, l2=0.1)}
+    out |= {f"init.{k.__name__}": plain(k, **({"value": 1.0} if k is cv.init.Constant else {})) for k in cv.init.KINDS}
+    out |= {f"nn.{k.__name__}": plain(k) for k in ACTIVATIONS}
+
+    def network(**wrong):
+        return cv.build_graph(nn.Linear(**{"units": 3, **wrong}), (4,), "mse", "adam")
+
+    def dropout(**wrong):
+        return cv.build_graph(nn.Dropout(**wrong) >> nn.Linear(3), (4,), "mse", "adam")
+
+    out |= {
+        "nn.Linear": (network, _parameters(nn.Linear)),
+        "nn.Dropout": (dropout, _parameters(nn.Dropout)),
+        "nn.Reshape": (lambda size: nn.Reshape(size), ["size"]),
+        "nn.Sequential": (lambda layer: nn.Sequential(layer), ["layer"]),
+        "nn.Function": (lambda fn: nn.Function(fn), ["fn"]),
+        "layer >>": (lambda other: nn.ReLU() >> other, ["other"]),
+        "cv.apply": (lambda name="relu", x=None: cv.apply(name, scene().x if x is None else x), ["name", "x"]),
+        "cv.register_op": (lambda spec: cv.register_op(spec), ["spec"]),
+        "CalcGraph.placeholder": method(cv.CalcGraph, cv.CalcGraph, "placeholder", name="x", shape=(None, 4)),
+        "CalcGraph.parameter": method(cv.CalcGraph, cv.CalcGraph, "parameter", name="x", shape=(2, 4)),
+        "CalcGraph.constant": method(cv.CalcGraph, cv.CalcGraph, "constant", name="x", value=1.0),
+        "CalcGraph.path": method(cv.CalcGraph, cv.CalcGraph, "path", name="x"),
+        "CalcGraph.extend": (lambda name: scene().g.extend(name).__enter__(), ["name"]),
+        "Variable.rename": (lambda name: scene().x.rename(name), ["name"]),
+        "cv.build_graph": plain(
+            cv.build_graph, net=nn.Linear(3), input_shape=(4,), loss="softmax_cross_entropy", optimizer="adam"
+        ),
+        "cv.plan": (lambda **wrong: cv.plan(**{"graph": graph(), "batch_size": 8, **wrong}), _parameters(cv.plan)),
+        "cv.compile": (
+            lambda **wrong: cv.compile(**{"graph": graph(), "batch_size": 8, "workers": 1, **wrong}), ["graph", "plan"],
+        ),
+        "cv.Model": plain(
+            cv.Model, net=nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8, workers=1
+        ),
+        "Model.on": plain(cv.Model.on),
+        "Model.fit": method(cv.Model, model, "fit", **DATA, **QUIET),
+        "Model.evaluate": method(cv.Model, model, "evaluate", **DATA),
+        "Model.predict": method(cv.Model, model, "predict", X=X),
+        "Model.step": method(cv.Model, model, "step", x=X[:8], y=Y[:8]),
+        "Model.run_steps": method(cv.Model, model, "run_steps"),
+        "Model.run": method(cv.Model, model, "run"),
+        "Model.grad": method(cv.Model, model, "grad"),
+        "Model[]": item(model, "output"),
+        "Model[] =": item(model, "input", X[:8]),
+        "Model.learning_batch": (lambda n: setattr(model(), "learning_batch", n), ["n"]),
+        "Model.hyper[]": item(lambda: model().hyper, "learning_rate"),
+        "Model.hyper[] =": item(lambda: model().hyper, "learning_rate", 0.1),
+        "History[]": item(lambda: model().fit(X, Y, **QUIET), "loss"),
+        "Resident.reset": method(cv.Resident, resident, "reset"),
+        "Resident.copy": method(cv.Resident, resident, "copy"),
+        "Resident.hyper": method(cv.Resident, resident, "hyper"),
+        "Resident.grad": method(cv.Resident, resident, "grad", name="linear_1.weight"),
+        "Resident.step": (lambda **wrong: resident().step(X[:8], Y[:8], **wrong), ["path"]),
+        "Resident.run_steps": method(cv.Resident, resident, "run_steps", n=1),
+        "Resident.run_section": method(cv.Resident, resident, "run_section", path="learn", phase="forward"),
+        **{f"Resident.{n}": method(cv.Resident, resident, n, path="learn") for n in ("forward", "backward", "optimize", "end_round")},
+        "cv.CalcHeap": plain(cv.CalcHeap, memory="1 MiB"),
+        "CalcHeap.load": (
+            lambda **wrong: cv.CalcHeap("1 MiB").load(**{"program": programs().plain, **wrong}),
+            _parameters(cv.CalcHeap.load)[1:],
+        ),
+        "CalcHeap.open": method(cv.CalcHeap, partial(cv.CalcHeap, "1 MiB"), "open", name="x"),
+        "CalcHeap[]": item(partial(cv.CalcHeap, "1 MiB")),
+        "in CalcHeap": (lambda name: name in cv.CalcHeap("1 MiB"), ["name"]),
+        "cv.Fleet": plain(cv.Fleet, memory="1 MiB"),
+        "Fleet.add": (
+            lambda **wrong: fleet().add(**{"program": programs().plain, "data": (X, Y), "validation": (X, Y), **wrong}),
+            _parameters(cv.Fleet.add)[1:],
+        ),
+        "Fleet.fit": method(cv.Fleet, trained, "fit", **QUIET),
+        "Fleet.advance": method(cv.Fleet, trained, "advance"),
+        "cv.Ensemble": (lambda **wrong: cv.Ensemble(**{"models": [model()], **wrong}), _parameters(cv.Ensemble)),
+        "Ensemble.predict": method(cv.Ensemble, lambda: cv.Ensemble([model()]), "predict"),
+        "Ensemble.evaluate": method(cv.Ensemble, lambda: cv.Ensemble([model()]), "evaluate", **DATA),
+        "cv.snapshot_ensemble": (
+            lambda **wrong: cv.snapshot_ensemble(
+                **{"model": model(programs().restarts), **DATA, "cycles": 1, "epochs_per_cycle": 1, **QUIET, **wrong}
+            ),
+            _parameters(cv.snapshot_ensemble),
+        ),
+        "cv.RayEngine": plain(cv.RayEngine),
+        "cv.explore": plain(
+            cv.explore, ("engine",), build=found, space={"rate": (0.01, 0.1)}, data=(X, Y), n_trials=1, rounds=1, sampler="random",
+            **QUIET,
+        ),
+    }  # fmt: skip
+    return out
+
+
+def trained():
+    many = fleet()
+    many.add(programs().plain, data=(X, Y))
+    return many
+
+
+# public, and not called with values of a user: types of what is returned, bases, and data of the operator table
+NOT_CALLED = {
+    "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "OpSpec",
+    "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Resident", "Results", "RowSpec", "ShapeError",
+    "TensorDescriptor", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn",
+}  # fmt: skip
+FILES = {"FileStore", "load", "load_program"}  # what a name of a file may be is the system's to say
+
+
+def test_every_public_callable_is_here():
+    called = {name.removeprefix("cv.") for name in targets() if name.startswith("cv.")}
+    assert called | NOT_CALLED | FILES == {*cv.__all__, *FUNCTIONS, "compile"}
+    layers = {k.__name__ for k in vars(nn).values() if isinstance(k, type) and issubclass(k, nn.Layer)}
+    assert {f"nn.{k}" for k in layers - {"Layer", "Activation"}} <= {*targets()}
+
+
+@pytest.mark.parametrize("name", targets())
+def test_a_wrong_value_is_refused_in_words_or_works(name):
+    call, parameters = targets()[name]
+    bad = []
+    for parameter in parameters:
+        for value in WRONG:
+            start = time.perf_counter()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    call(**{parameter: value})
+            except cv.CalcError as error:
+                assert str(error) and len(str(error)) < 2000, error
+            except TypeError as error:
+                if not ARGUMENTS.search(str(error)):
+                    bad.append((parameter, value, error))
+            except Exception as error:
+                bad.append((parameter, value, error))
+            seconds = time.perf_counter() - start
+            if seconds > SECONDS:
+                bad.append((parameter, value, f"{seconds:.1f} s"))
+    text = "\n".join(f"{name}({p}={str(v)[:40]!r}): {type(e).__name__}: {str(e)[:150]}" for p, v, e in bad)
+    assert not bad, f"{len(bad)} raw errors\n{text}"
