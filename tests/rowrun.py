@@ -10,7 +10,7 @@ the whole table, and on specs that lie on purpose.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -38,6 +38,11 @@ INTEGERS = ("rng",)  # operands of 64-bit cells that hold int64, not float64
 def guard_of(row: RowSpec, operand: Operand, dtype: str) -> int:
     """Bits of the NaN around an operand, and in it before it is set."""
     return GUARD[dtype][1] + 1 + row.operands.index(operand)
+
+
+def bits_of(fill: float | None, row: RowSpec, operand: Operand, dtype: str) -> int:
+    """Bits of a number, or of the operand's NaN."""
+    return guard_of(row, operand, dtype) if fill is None else int(np.array(fill, dtype).view(GUARD[dtype][0]))
 
 
 def is_wide(operand: Operand) -> bool:
@@ -183,12 +188,13 @@ def run_row(
     alias: tuple[str, str] | None = None,
     known: set[str] | None = None,
     poison: Mapping[str, np.ndarray] | None = None,
+    fill: float | None = None,
     raw: bool = False,
 ) -> dict[str, np.ndarray]:
     """What the row wrote, by operand.  Raises where a guard was touched or a cell was not set.
 
     only : run this worker alone (nothing is required to be set).  alias : (written, read) in one storage.
-    poison : {operand: mask of cells} that are NaN before.  raw : the bits of written operands and scratch.
+    poison : {operand: mask of cells} that are NaN before, or ``fill``.  raw : the bits of written operands and scratch.
     """
     uint, background = GUARD[dtype]
     size = np.dtype(dtype).itemsize
@@ -232,7 +238,7 @@ def run_row(
             assert v.size == n, f"{row.name}: {o.name} has {v.size} elements, its declared extent is {n}"
             cells[at : at + n] = v
         if poison and o.name in poison:
-            cells[at : at + n][poison[o.name]] = guard
+            cells[at : at + n][poison[o.name]] = bits_of(fill, row, o, dtype)
     before = cells.copy()
     for expression in row.require:
         assert evaluate(expression, env) >= 0, f"{row.name} requires {expression} >= 0"
@@ -402,9 +408,21 @@ def check_in_place(case: Case) -> None:
 
 
 def check_parts(case: Case) -> None:
-    """A worker alone reads and writes only its declared share of each operand, and sets that share right."""
+    """A worker alone reads and writes only its declared share of each operand, and sets that share right.
+
+    At every batch near which shares change their form: 1, 2, 3, the team's size and its neighbours, the largest.
+    """
+    if not any(None in shape for shape in (*case.example.shapes, case.attrs.get("shape") or ())):
+        _check_parts(case, backend.teams)
+        return
+    for batch in sorted({1, 2, 3, case.batch}.union(*({n - 1, n, n + 1} for n in backend.teams))):
+        near = [n for n in backend.teams if batch in (1, 2, 3, n - 1, n, n + 1, case.batch)]
+        _check_parts(Case(case.spec, case.example, case.dtype, batch), near)
+
+
+def _check_parts(case: Case, teams: Sequence[int]) -> None:
     for row, values in _row_runs(case):
-        for n_workers in backend.teams[:2]:
+        for n_workers in teams:
             env = {"acc": 0, **case.words, "D": 8 // np.dtype(case.dtype).itemsize, "nw": n_workers}
             env["gpu"] = backend.gpu
             whole = _run(case, row, values, n_workers=n_workers, raw=True)
@@ -413,30 +431,40 @@ def check_parts(case: Case) -> None:
                 for o in row.operands:
                     if o.optional and o.name not in case.known():
                         continue
-                    n = int(evaluate(o.elems, env))
-                    mask = np.ones(n, bool)
-                    units = 1 if o.part == "w0" else int(evaluate(o.part, env)) if o.part else 0
-                    if o.part == "w0":
-                        mask[:] = w != 0
-                    elif units:
-                        assert n % units == 0, f"{row.name}: {o.name} of {n} elements is not shared by {units} units"
-                        lo, hi = units * w // n_workers, units * (w + 1) // n_workers
-                        mask[lo * (n // units) : hi * (n // units)] = False
-                    elif o.access == "s" and not backend.gpu:
-                        mask[w * (n // n_workers) : (w + 1) * (n // n_workers)] = False
-                    else:
-                        continue
-                    foreign[o.name] = mask
-                alone = _run(case, row, values, n_workers=n_workers, only=w, poison=foreign, raw=True)
-                for name, mask in foreign.items():
-                    if name not in alone:
-                        continue
-                    message = f"{row.name}: worker {w} of {n_workers} wrote {name} outside its share"
-                    guard = guard_of(row, row.operand(name), case.dtype)
-                    assert (alone[name][mask] == guard).all(), message
-                    if row.operand(name).access != "s":
-                        message = f"{row.name}: worker {w} of {n_workers} reads what is not in its share, for {name}"
-                        assert same_bits(alone[name][~mask], whole[name][~mask]), message
+                    mask = _foreign(row, o, env, w, n_workers)
+                    if mask is not None:
+                        foreign[o.name] = mask
+                for fill in (None, -1.0):  # a comparison may take NaN for what is right
+                    alone = _run(case, row, values, n_workers=n_workers, only=w, poison=foreign, fill=fill, raw=True)
+                    for name, mask in foreign.items():
+                        if name not in alone:
+                            continue
+                        operand = row.operand(name)
+                        who = f"{row.name} at batch {case.batch}: worker {w} of {n_workers}"
+                        before = bits_of(fill, row, operand, case.dtype)
+                        assert (alone[name][mask] == before).all(), f"{who} wrote {name} outside its share"
+                        if operand.access != "s":
+                            message = f"{who} reads what is not in its share, for {name}"
+                            assert same_bits(alone[name][~mask], whole[name][~mask]), message
+
+
+def _foreign(row: RowSpec, o: Operand, env: Mapping[str, Any], w: int, n_workers: int) -> np.ndarray | None:
+    """Cells of an operand that are not the worker's; None: it may touch any."""
+    n = int(evaluate(o.elems, env))
+    mask = np.ones(n, bool)
+    if o.part == "w0":
+        mask[:] = w != 0
+        return mask
+    units = int(evaluate(o.part, env)) if o.part else 0
+    if units:
+        assert n % units == 0, f"{row.name}: {o.name} of {n} elements is not shared by {units} units"
+        lo, hi = units * w // n_workers, units * (w + 1) // n_workers
+        mask[lo * (n // units) : hi * (n // units)] = False
+        return mask
+    if o.access == "s" and not backend.gpu:
+        mask[w * (n // n_workers) : (w + 1) * (n // n_workers)] = False
+        return mask
+    return None
 
 
 def check_accumulation(case: Case) -> None:

@@ -59,11 +59,11 @@ def block_rows(n):
 
 @njit(inline=True)
 def product(M, m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws):
-    """m rows of a GEMM of M rows in all; of one row alone by ``gemv``, whose sums have another order."""
-    if M == 1:
-        gemv(n, k, a, a_cs, b, b_rs, b_cs, c, init, mode)
-    else:
+    """m rows of a GEMM of M rows in all; the only row by ``gemv``, whose sums have another order.  m may be 0."""
+    if M > 1:
         gemm(m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws)
+    elif m == 1:
+        gemv(n, k, a, a_cs, b, b_rs, b_cs, c, init, mode)
 
 
 @routine("ipii")

@@ -32,6 +32,7 @@ def {name}_fwd(w, nw, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
     first, last, lo, hi = 0, O * P, 0, I
     if by == 1:
         lo, hi = share(I, w, nw)
+        last = last if lo < hi else 0
     else:
         first, last = share(O, w, nw)
         first, last = first * P, last * P

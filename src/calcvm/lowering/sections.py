@@ -179,13 +179,13 @@ class _Lowering:
         }
 
     def _classes(self, v: Variable) -> int | None:
-        """For a placeholder of integer labels: how many classes its operators allow."""
+        """For a placeholder of integer labels: how many classes its operators allow, where that is a number."""
         limits = [
             affine(words["N"])
             for op, words in self.emit.words.items()
             if words.get("dense") == 0 and op.inputs["target"].source is v
         ]
-        return min(n.b for n in limits) if limits else None
+        return min((n.b for n in limits if n.constant), default=None)
 
     # ------------------------------------------------------------ paths
     def _path(self, path: Path) -> None:

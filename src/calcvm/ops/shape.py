@@ -352,6 +352,8 @@ register(
             Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1), "stops": (None, 3)}),
             Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1, 2), "stops": (None, None, -1)}),
             Example(shapes=((None, 3, 4, 2, 5),), attrs={"starts": (0, 1, 1, 0, 1), "stops": (None, 3, 3, 1, 5)}),
+            Example(shapes=((5, None, 3),), attrs={"starts": (1, None, 0), "stops": (4, None, 2)}, batch=4),
+            Example(shapes=((4, 3, None),), attrs={"starts": (0, 1), "stops": (3, -1)}, batch=4),
             Example(shapes=((6, 4),), attrs={"starts": (1,), "stops": (4,)}),
             Example(shapes=((6, 4),), attrs={"starts": (2, 1), "stops": (-1, 3)}),
             Example(shapes=((9,),), attrs={"starts": (3,), "stops": (8,)}),

@@ -1,0 +1,151 @@
+"""A race detector that needs neither luck nor cores: one thread plays a team, in orders that a seed draws.
+
+Between two barriers the workers of a team may be anywhere: each does its share of one row after the other, and how
+the shares of different workers follow each other is chance.  `races` calls the kernels as the VM does, share by
+share, in orders that are as unlike as possible, and compares the heap at each barrier with that of a team of one, bit
+for bit.  What scratch holds is nobody's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+import calcvm as cv
+from calcvm.kernels_cpu import address_of
+from calcvm.ops import OPCODES
+from calcvm.ops.sizes import evaluate
+from calcvm.vm.encoding import FLAG_SYNC, decode_row
+from calcvm.vm.pieces import aligned
+from calcvm.vm.program import Program
+
+NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+Call = Callable[[str, int, int, int, int], None]  # instruction, heap, row (addresses), worker, team
+Inputs = Callable[[int], Mapping[str, np.ndarray]]  # data for the placeholders, for a batch
+
+
+class Race(AssertionError):
+    """A cell depends on how the workers' shares followed each other."""
+
+
+def races(
+    program: Program,
+    inputs: Inputs,
+    *,
+    batches: Sequence[int] = (),
+    teams: Sequence[int] = (2, 3, 5),
+    seed: int = 0,
+    draws: int = 2,
+    call: Call | None = None,
+) -> int:
+    """Play teams over all paths of a program, twice each; returns how many orders were played.
+
+    Parameters
+    ----------
+    inputs : batch -> arrays by placeholder.
+    batches : 1, 2 and the largest, unless given.
+    teams : sizes; those above the program's workers are left out, as there is no scratch for them.
+    draws : random orders beside those that are played always.
+    call : runs a worker's share of a row; by default the kernel.
+
+    Raises
+    ------
+    Race : naming the rows since the last barrier, team, order, batch and the first cell that differs.
+    """
+    model = cv.CalcHeap(program.heap_bytes).load(program, seed=seed, workers=1)
+    call = call or kernels(program)
+    rng, played = random.Random(seed), 0
+    for batch in sorted(set(batches or (1, 2, program.batch_size)) & {*range(1, program.batch_size + 1)}):
+        for name, array in inputs(batch).items():
+            model[name] = array
+        with model as frame:
+            start = frame.snapshot()
+        heap, scratch = _heap(start), np.zeros(start.size, bool)
+        rows = program.rows_for(batch)
+        for path in program.paths:
+            for _ in range(2):
+                for group in _groups(program, path):
+                    before = heap.copy()
+                    for pc in group:
+                        call(OPCODES[int(rows[pc, 0])].name, heap.ctypes.data, rows[pc].ctypes.data, 0, 1)
+                        _mark(program, rows[pc], scratch)
+                    for team in (n for n in teams if 1 < n <= program.workers):
+                        for how, order in _orders(len(group), team, rng, draws):
+                            other = _heap(before)
+                            for k, w in order:
+                                row = rows[group[k]]
+                                call(OPCODES[int(row[0])].name, other.ctypes.data, row.ctypes.data, w, team)
+                            _compare(program, group, heap, other, scratch, f"batch {batch}, a team of {team}, {how}")
+                            played += 1
+    model.close()
+    return played
+
+
+def kernels(program: Program) -> Call:
+    """Calls of the kernels themselves."""
+    natives = {OPCODES[int(c)].name: None for c in program.rows[:, 0]}
+    natives = {name: NATIVE(address_of(name, program.dtype, "cpu")) for name in natives}
+    return lambda name, *arguments: natives[name](*arguments)
+
+
+def _heap(elements: np.ndarray) -> np.ndarray:
+    """A copy that begins on a cache line."""
+    heap = aligned(elements.nbytes).view(elements.dtype)
+    heap[:] = elements
+    return heap
+
+
+def _groups(program: Program, path: str) -> Iterator[list[int]]:
+    """Rows of a path from one barrier to the next."""
+    group: list[int] = []
+    for (p, _), (start, stop) in program.sections.items():
+        for pc in range(start, stop) if p == path else ():
+            group.append(pc)
+            if program.rows[pc, 1] & FLAG_SYNC:
+                yield group
+                group = []
+    if group:
+        yield group
+
+
+def _orders(rows: int, team: int, rng: random.Random, draws: int) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """What an order is called, and its (row, worker) pairs; each worker's rows follow each other."""
+    workers, backwards = range(team), range(team)[::-1]
+    yield "row by row", [(k, w) for k in range(rows) for w in workers]
+    yield "row by row, the last worker first", [(k, w) for k in range(rows) for w in backwards]
+    yield "a worker after the other", [(k, w) for w in workers for k in range(rows)]
+    yield "a worker after the other, the last first", [(k, w) for w in backwards for k in range(rows)]
+    for draw in range(draws):
+        order, at = [], [0] * team
+        while left := [w for w in workers if at[w] < rows]:
+            w = rng.choice(left)
+            for _ in range(rng.randint(1, rows - at[w])):
+                order.append((at[w], w))
+                at[w] += 1
+        yield f"drawn order {draw}: {order}", order
+
+
+def _mark(program: Program, row: np.ndarray, scratch: np.ndarray) -> None:
+    """Which cells were written as scratch last."""
+    spec, words, offsets = decode_row(row)
+    names = {**words, "D": 8 // program.itemsize, "nw": program.workers, "gpu": 0}
+    for o in spec.operands:
+        if o.writes and offsets[o.name] >= 0:
+            scratch[offsets[o.name] : offsets[o.name] + evaluate(o.elems, names)] = o.access == "s"
+
+
+def _compare(
+    program: Program, group: Sequence[int], heap: np.ndarray, other: np.ndarray, scratch: np.ndarray, how: str
+) -> None:
+    bits = f"u{heap.itemsize}"
+    cells = np.flatnonzero((heap.view(bits) != other.view(bits)) & ~scratch)
+    if len(cells):
+        cell = int(cells[0])
+        names = [s.name for s in program.symbols if s.offset <= cell < s.offset + s.elems.at(program.batch_size)]
+        rows = ", ".join(f"{pc} {OPCODES[int(program.rows[pc, 0])].name} ({program.labels[pc]})" for pc in group)
+        raise Race(
+            f"rows {rows}: cell {cell} of {' or '.join(names)} is {other[cell]}, of a team of one {heap[cell]}; {how}"
+        )

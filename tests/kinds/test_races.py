@@ -1,0 +1,107 @@
+"""No order of the workers' shares between barriers changes a bit (see `tests.kinds.races`)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+from calcvm.ops import OPS
+from calcvm.vm.encoding import FLAG_SYNC
+from tests.kinds.networks import network, network_inputs, shape_graph
+from tests.kinds.placed import OPERATORS, Placed, placements
+from tests.kinds.races import Race, kernels, races
+
+NETWORKS, GRAPHS = (12, 400), (40, 3000)  # in `make test`, and whole
+SAMPLE = 12  # of `make test`: every twelfth placement of the table
+SMALL = (1, 2, 3, 7, 16, 33, 64)
+OPTIMIZERS = (
+    cv.SGD(0.1),
+    cv.SGD(0.1, momentum=0.9, clip_norm=1.0),
+    cv.Adam(),
+    cv.Adagrad(clip_value=0.1),
+    cv.RMSProp(),
+)
+
+
+def test_programs_of_the_table(whole: bool) -> None:
+    programs = [Placed(OPS[name], e) for name in OPERATORS for e in placements(OPS[name])]
+    for k, placed in enumerate(programs if whole else programs[::SAMPLE]):
+        accumulate = bool(k % 2)
+        program = cv.compile(
+            placed.graph(OPTIMIZERS[k % len(OPTIMIZERS)]), batch_size=7, workers=5, accumulate=accumulate,
+            dtype=("float32", "float64")[k // 2 % 2],
+        )  # fmt: skip
+        races(program, placed.inputs, batches=(1, 2, 3, 4, 5, 6, 7) if whole else (1, 2, 4, 6, 7), seed=k)
+
+
+def test_random_networks(whole: bool) -> None:
+    for seed in range(NETWORKS[whole]):
+        rng = random.Random(seed)
+        graph, _ = network(rng, SMALL)
+        batch = rng.choice((1, 2, 3, 4, 5, 6, 7, 16, 33))
+        program = cv.compile(graph, batch_size=batch, workers=rng.choice((2, 3, 5)), accumulate=rng.random() < 0.5)
+        races(program, network_inputs(graph, seed), seed=seed)
+
+
+def test_random_graphs(whole: bool) -> None:
+    for seed in range(GRAPHS[whole]):
+        rng = random.Random(seed)
+        graph = shape_graph(rng)
+        batch = rng.choice((1, 2, 3, 4, 5, 6, 7, 11))
+        program = cv.compile(
+            graph, batch_size=batch, workers=rng.choice((2, 3, 5)), accumulate=rng.random() < 0.5,
+            dtype=rng.choice(("float32", "float64")),
+        )  # fmt: skip
+        races(program, network_inputs(graph, seed), batches=range(1, batch + 1), seed=seed)
+
+
+# ---------------------------------------------------------------- the detector detects
+@pytest.fixture(scope="module")
+def trained() -> tuple[cv.Program, cv.CalcGraph]:
+    net = nn.Linear(16) >> nn.Tanh() >> nn.Linear(7) >> nn.ReLU() >> nn.Linear(3)
+    graph = cv.build_graph(net, (10,), "mse", cv.Adam(0.1, clip_norm=0.01))
+    return cv.compile(graph, batch_size=8, workers=3, accumulate=False), graph
+
+
+def test_every_barrier_that_is_missing_is_seen(trained: tuple[cv.Program, cv.CalcGraph]) -> None:
+    program, graph = trained
+    inputs = network_inputs(graph, 0)
+    assert races(program, inputs) > 100
+    ends = {stop - 1 for (path, _), (_, stop) in program.sections.items()}
+    barriers = [pc for pc in np.flatnonzero(program.rows[:, 1] & FLAG_SYNC) if int(pc) not in ends]
+    assert len(barriers) > 4
+    for pc in barriers:
+        rows = program.rows.copy()
+        rows[pc, 1] &= ~FLAG_SYNC
+        with pytest.raises(Race, match=rf"\b{pc} .*a team of"):
+            races(replace(program, rows=rows), inputs)
+
+
+@pytest.mark.parametrize("wrong_at", [1, 2, 7])
+def test_a_share_that_is_off_at_one_batch_is_seen(wrong_at: int) -> None:
+    """Every worker computes the whole product, at one batch: the row after it works in place."""
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 6)), g.parameter("w", (6, 4))
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.mean(cv.exp(x @ w)), cv.SGD(0.1))
+    program = cv.compile(g, batch_size=9, workers=3, accumulate=False)
+    native = kernels(program)
+    rows = {batch: program.rows_for(batch)[0, 2:7].tolist() for batch in range(1, 10)}
+
+    def off(name: str, heap: int, row: int, worker: int, team: int) -> None:
+        size = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_int64 * 7).from_address(row))[2:].tolist()
+        if name == "matmul_fwd" and size == rows[wrong_at]:
+            worker, team = 0, 1
+        native(name, heap, row, worker, team)
+
+    for batch in range(1, 10):
+        if batch == wrong_at:
+            with pytest.raises(Race, match=f"matmul_fwd.*batch {batch},"):
+                races(program, network_inputs(g, 0), batches=[batch], call=off)
+        else:
+            races(program, network_inputs(g, 0), batches=[batch], call=off)
