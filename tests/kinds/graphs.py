@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -123,22 +124,50 @@ class Case:
         with _early(self.early):
             return cv.compile(graph, keep=[of[k].name for k in self.keep], **options)
 
+    @cached_property
     def names(self) -> dict[int, str]:
         """Names of all values, by key."""
         return {key: v.name for key, v in self._build()[1].items()}
 
+    @cached_property
+    def samples(self) -> set[str]:
+        """Names of values whose leading axis is the batch, each element made of its own sample alone."""
+        found = {s.key for s in self.sources if s.data is None and s.shape[0] == BATCH}
+        leading = {key for key, v in self._build()[1].items() if v.shape[:1] == (BATCH,)}
+        for p in self.steps:
+            inputs = [k for k in p.inputs if k is not None]
+            own = all(k in found or not self._depends(k) for k in inputs) and p.key in leading
+            if own and p.op not in ("transpose", "concat") and all(k in found or k not in leading for k in inputs):
+                found.add(p.key)
+        return {self.names[k] for k in found}
+
+    def _depends(self, key: int) -> bool:
+        """Whether a value depends on the data."""
+        if any(s.key == key for s in self.sources):
+            return any(s.key == key and s.data is None for s in self.sources)
+        return any(k is not None and self._depends(k) for p in self.steps if p.key == key for k in p.inputs)
+
     def inputs(self, batch: int, draw: int = 0) -> dict[str, np.ndarray]:
         """Data for the placeholders, by name; a smaller batch has the first samples of a larger one."""
-        return {s.name: s_data for s, s_data in self._data(batch, draw)}
+        return {s.name: array for s, array in self._data(batch, draw)}
 
     def _data(self, batch: int, draw: int) -> Iterator[tuple[Source, np.ndarray]]:
         for s in self.sources:
             if s.data is None:
-                rng = np.random.default_rng([self.seed, s.key, draw])
-                full = [d.at(self.batch) for d in s.shape]
-                array = rng.integers(0, s.classes, full) if s.classes else rng.uniform(0.2, 1.4, full) * _signs(rng, full)
-                where = tuple(slice(None, d.at(batch)) for d in s.shape)
-                yield s, array[where].astype(np.float64)
+                array = self._drawn.get((s.key, draw))
+                if array is None:
+                    array = self._drawn[s.key, draw] = self._draw(s, np.random.default_rng([self.seed, s.key, draw]))
+                yield s, array[tuple(slice(None, d.at(batch)) for d in s.shape)]
+
+    @cached_property
+    def _drawn(self) -> dict[tuple[int, int], np.ndarray]:
+        return {}
+
+    def _draw(self, s: Source, rng: np.random.Generator) -> np.ndarray:
+        shape = [d.at(self.batch) for d in s.shape]
+        if s.classes:
+            return rng.integers(0, s.classes, shape).astype(np.float64)
+        return rng.uniform(0.2, 1.4, shape) * _signs(rng, shape)
 
     @property
     def text(self) -> str:
@@ -310,9 +339,7 @@ class Twin:
             n: [k for k, p in self.parameters.items() if p.requires_grad and k in keys] for n, keys in behind.items()
         }
         self.gradients = {n: dict.fromkeys(keys, 0.0) for n, keys in self.trained.items()}
-        self.optimizers = {
-            n: _torch_optimizer(t, [self.parameters[k] for k in self.trained[n]]) for n, t in case.trains.items()
-        }
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
 
     def _behind(self, key: int, path: int) -> set[int]:
         """Inputs of a path's operators that a value of it depends on."""
@@ -364,6 +391,8 @@ class Twin:
             torch.nn.utils.clip_grad_value_(own, train.settings["clip_value"])
         if train.settings.get("clip_norm"):
             torch.nn.utils.clip_grad_norm_(own, train.settings["clip_norm"])
+        if path not in self.optimizers:
+            self.optimizers[path] = _torch_optimizer(train, own)
         self.optimizers[path].step()
         self.gradients[path] = dict.fromkeys(self.trained[path], 0.0)
 
