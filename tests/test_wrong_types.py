@@ -27,7 +27,7 @@ WRONG = [
     np.float32(0.5), np.bool_(True), np.zeros(0), np.zeros((2, 2)), np.array("x"), np.array([None]), range(3), iter([1]), slice(1),
     Ellipsis, NotImplemented,
 ]  # fmt: skip
-SECONDS = 5.0  # that a call may take
+SECONDS = 60.0  # that a call may take, with the compiling of kernels at first use
 ARGUMENTS = re.compile(r"unexpected keyword|positional argument|required|multiple values|takes (no|\d+)")
 
 
