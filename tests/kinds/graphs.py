@@ -172,7 +172,9 @@ class Case:
     @property
     def text(self) -> str:
         """What was drawn, a line each."""
-        lines = [f"seed {self.seed}, batch {self.batch}, accumulate {self.accumulate}, early {self.early}, keep {self.keep}"]
+        lines = [
+            f"seed {self.seed}, batch {self.batch}, accumulate {self.accumulate}, early {self.early}, keep {self.keep}"
+        ]
         for s in self.sources:
             kind = "placeholder" if s.data is None else "parameter" if s.trainable else "frozen"
             lines.append(f"%{s.key} = {kind} {s.name!r} {s.shape} {s.regularizer or ''} {s.classes or ''}")
@@ -376,7 +378,9 @@ class Twin:
         loss = values[self.case.trains[path].loss].sum()
         found = torch.autograd.grad(loss, [self.parameters[k] for k in keys], allow_unused=True)
         for k, g in zip(keys, found):
-            self.gradients[path][k] = self.gradients[path][k] + (torch.zeros_like(self.parameters[k]) if g is None else g)
+            self.gradients[path][k] = self.gradients[path][k] + (
+                torch.zeros_like(self.parameters[k]) if g is None else g
+            )
 
     def optimize(self, path: int) -> None:
         """Update the parameters, and start new gradients."""
@@ -643,7 +647,9 @@ class _Draw:
             return None
         shape = self.of[x].shape
         axis = self.rng.randrange(len(shape))
-        fits = self.some(lambda s: len(s) == len(shape) and all(i == axis or a == b for i, (a, b) in enumerate(zip(s, shape))))
+        fits = self.some(
+            lambda s: len(s) == len(shape) and all(i == axis or a == b for i, (a, b) in enumerate(zip(s, shape)))
+        )
         return self.add("concat", x, fits, axis=axis if self.rng.random() < 0.5 else axis - len(shape))
 
     def sliced(self) -> int | None:

@@ -47,7 +47,9 @@ class Ours:
 
     def __init__(self, case: Case, program: cv.Program, workers: int = 1):
         self.case, self.names, variables = case, case.names, program.info["variables"]
-        self.model = cv.CalcHeap(program.heap_bytes, device=program.info["device"]).load(program, seed=0, workers=workers)
+        self.model = cv.CalcHeap(program.heap_bytes, device=program.info["device"]).load(
+            program, seed=0, workers=workers
+        )
         self.own = [
             [s.key for s in case.steps if s.path == p and not variables[self.names[s.key]]["unreadable"]]
             for p in range(len(case.paths))
