@@ -12,7 +12,7 @@ SANITIZER := compute-sanitizer
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill clean
+.PHONY: help demo test test-all test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -22,14 +22,17 @@ demo: $(VENV)/.demo ## train a network on real scans: the plan, the training, th
 	$(BIN)/calcvm demo $(DEMO_ARGS)
 
 # one thread for the peers' libraries: their idle threads would spin against the worker team
-test: $(VENV)/.torch ## run every test (with PyTorch: numbers must agree)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest $(PYTEST_ARGS)
+test: $(VENV)/.torch ## run every test, of long suites a sample (with PyTorch: numbers must agree)
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest --prebuild $(PYTEST_ARGS)
+
+test-all: $(VENV)/.torch fuzz kill ## run all of the suites of which `make test` has a sample; takes hours
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest --prebuild --whole $(PYTEST_ARGS)
 
 test-peers: $(VENV)/.torch ## run only the comparisons with other libraries
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
 
 ptx: $(VENV)/.dev ## compile every CUDA kernel of every dtype for every compute capability; needs no GPU
-	CALCVM_ALL_PTX=1 $(BIN)/python -m pytest tests/cuda/test_ptx.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --whole tests/cuda/test_ptx.py $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.dev ## run the tests of the CUDA device; fails where there is no GPU
 	@$(BIN)/python -c "from calcvm.vm.cuda.driver import Driver; Driver.open()" # before the work of compiling

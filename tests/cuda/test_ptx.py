@@ -28,26 +28,37 @@ def check(ptx, entry, cc):
 
 
 SAMPLE = ["adam", "add_fwd", "linear_bwd_w", "max_bwd", "softmax_cross_entropy_fwd", "transpose_fwd"]
-# One compute capability after the other: what kernels share is compiled once for each.
-SINGLE = [(name, "float32", cc) for cc in CAPABILITIES for name in sorted(kernels())]
-DOUBLE = [
-    (name, "float64", cc)
-    for cc in (CAPABILITIES if ALL else CAPABILITIES[1:])
-    for name in (sorted(kernels()) if ALL else SAMPLE)
-]
+
+
+def pytest_generate_tests(metafunc):
+    """All of float32 for the first capability; of the second, and of float64, a sample; with --whole, everything."""
+    every, (first, second) = sorted(kernels()), CAPABILITIES
+    whole = metafunc.config.getoption("--whole")
+    if "key" in metafunc.fixturenames:
+        dtype = metafunc.function.__name__.split("_")[1]
+        sample = {first: every, second: SAMPLE} if dtype == "float32" else {second: SAMPLE}
+        # One compute capability after the other: what kernels share is compiled once for each.
+        names = dict.fromkeys(CAPABILITIES, every) if whole else sample
+        keys = [(name, dtype, cc) for cc in names for name in names[cc]]
+        metafunc.parametrize("key", keys, ids=lambda k: f"{k[0]}-{k[2][0]}")
+    if "of" in metafunc.fixturenames:
+        entries = {first: build.ARGUMENTS, second: build.ARGUMENTS if whole else ["rows"]}
+        pairs = [(entry, cc) for cc in CAPABILITIES for entry in entries[cc]]
+        metafunc.parametrize("of", pairs, ids=lambda of: f"{of[0]}-{of[1][0]}")
+
+
+def asked_for(request, name):
+    """Parameters of the tests at hand, in their order."""
+    return [i.callspec.params[name] for i in request.session.items if name in getattr(i, "fixturenames", ())]
 
 
 @pytest.fixture(scope="module")
 def compiled(request, entries):
-    """PTX of kernels, of those that the tests at hand ask for; entries are compiled meanwhile."""
-    wanted = {
-        item.callspec.params["key"] for item in request.session.items if "key" in getattr(item, "fixturenames", ())
-    }
+    """PTX of kernels; entries are compiled meanwhile."""
     with process() as pool:
-        yield submit(pool, [key for key in SINGLE + DOUBLE if key in wanted])
+        yield submit(pool, asked_for(request, "key"))
 
 
-@pytest.mark.parametrize("key", SINGLE, ids=lambda k: f"{k[0]}-{k[2][0]}")
 def test_float32_kernel(key, compiled):
     name, _, cc = key
     ptx = compiled[key].result()
@@ -59,7 +70,6 @@ def test_float32_kernel(key, compiled):
         raise AssertionError(f"{name}: {len(found)} operations in float64 on a float32 heap: {found[:5]}")
 
 
-@pytest.mark.parametrize("key", DOUBLE, ids=lambda k: f"{k[0]}-{k[2][0]}")
 def test_float64_kernel(key, compiled):
     name, _, cc = key
     check(compiled[key].result(), f"calcvm_{name}", cc)
@@ -89,20 +99,15 @@ def entry_of(entry, cc, cache):
 
 
 @pytest.fixture(scope="module")
-def entries(tmp_path_factory):
+def entries(request, tmp_path_factory):
     with process() as pool:
-        yield {
-            (entry, cc): pool.submit(entry_of, entry, cc, str(tmp_path_factory.mktemp(entry)))
-            for cc in CAPABILITIES
-            for entry in build.ARGUMENTS
-        }
+        yield {of: pool.submit(entry_of, *of, str(tmp_path_factory.mktemp(of[0]))) for of in asked_for(request, "of")}
 
 
-@pytest.mark.parametrize("entry", build.ARGUMENTS)
-@pytest.mark.parametrize("cc", CAPABILITIES)
-def test_entry_of_the_vm(cc, entry, entries):
+def test_entry_of_the_vm(of, entries):
     """The paper's network, in each way that a program is run; a second time from the cache."""
-    ptx, again, torn = entries[entry, cc].result()
+    entry, cc = of
+    ptx, again, torn = entries[of].result()
     check(ptx, f"calcvm_{entry}", cc)
     assert "%ntid.x" not in ptx and "%envreg0" not in ptx
     assert again == ptx and torn == "torn"
