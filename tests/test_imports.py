@@ -42,7 +42,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "kernels_cuda": ({"errors"}, {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"}),
     "vm": ({"errors", "checks", "ops", "init", "kernels_cpu", "kernels_cuda"}, {"numba", "numpy", "llvmlite", "scipy"}),
     "progress": ({"errors"}, {"rich"}),
-    "compiler": ({"errors", "checks", "ops", "graph", "lowering", "planner", "vm", "kernels_cuda"}, set()),
+    "compiler": (
+        {"errors", "checks", "ops", "graph", "lowering", "planner", "vm", "kernels_cuda"},
+        {"typing_extensions"},
+    ),
     "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "vm"}, {"numpy"}),
     "ensemble": ({"errors", "checks", "model", "ops", "vm"}, {"numpy"}),
@@ -53,7 +56,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet"}, {"numpy", "scipy", "sklearn", "joblib"}),
     "data": ({"", "errors"}, {"numpy", "sklearn"}),
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
-    "commands": ({"", "errors", "data", "nn", "kernels_cpu", "vm"}, {"numpy", "typer"}),  # kernels_cpu, vm: info
+    "commands": (
+        {"", "errors", "data", "nn", "kernels_cpu", "vm"},
+        {"numpy", "typer", "matplotlib"},
+    ),  # kernels_cpu, vm: info
     "__main__": ({"cli"}, set()),
     "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data"}, set()),
 }

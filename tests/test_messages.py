@@ -487,7 +487,7 @@ def test_what_may_be_set_is_what_training_reads(optimizer):
         for _ in range(7):
             resident.step(X[:8], Y[:8])
         weight = resident["linear_1.weight"].tobytes()
-        allowed = set(resident.binding.hyper("learn"))
+        allowed = set(resident.binding.hyper["learn"])
         resident.close()
         return weight, allowed
 
@@ -595,11 +595,13 @@ def test_types_of_layers_are_known_to_mypy(tmp_path):
     (tmp_path / "user.py").write_text(
         textwrap.dedent(
             """
-            from calcvm import nn
+            import calcvm as cv; from calcvm import nn
             net: nn.Sequential = nn.Linear(3) >> nn.ReLU()
             nn.ReLU() >> 3
             nn.LeakyReLU("x")
             nn.Linear(4, 8)
+            cv.compile(cv.CalcGraph(), batch_size=8, workers=1)
+            cv.compile(cv.CalcGraph(), nonsense=3)
             """
         )
     )
@@ -616,7 +618,7 @@ def test_types_of_layers_are_known_to_mypy(tmp_path):
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
     wrong = {int(line.split(":")[1]) for line in done.stdout.splitlines() if "error:" in line}
-    assert wrong == {4, 5, 6}, done.stdout
+    assert wrong == {4, 5, 6, 8}, done.stdout
 
 
 def test_help_shows_the_parameters_of_activations():

@@ -6,6 +6,7 @@ What a user may see of a mistake is a `CalcError`, or Python's own TypeError abo
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 import time
 import warnings
@@ -215,6 +216,28 @@ def targets():
             ),
             _parameters(cv.snapshot_ensemble),
         ),
+        **{
+            f"variable {sign}": (lambda other, do=do: do(scene().x, other), ["other"])
+            for sign, do in {
+                "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "@": operator.matmul,
+                "**": operator.pow, "[]": operator.getitem,
+            }.items()
+        },
+        **{
+            f"{sign} variable": (lambda other, do=do: do(other, scene().x), ["other"])
+            for sign, do in {
+                "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "@": operator.matmul,
+            }.items()
+        },
+        "Path.minimize": (minimize, ["loss", "optimizer", "output"]),
+        "Results.column": method(cv.Results, lambda: trained().fit(**QUIET), "column"),
+        "Results.best": method(cv.Results, lambda: trained().fit(**QUIET), "best"),
+        "Exploration.column": method(cv.Exploration, searched, "column"),
+        "Exploration.top": method(cv.Exploration, searched, "top"),
+        "Exploration.ensemble": method(cv.Exploration, searched, "ensemble", k=1),
+        "Trial[]": item(lambda: searched().trials[0], "rate"),
+        "Resident[]": item(resident, "output"),
+        "Resident[] =": item(resident, "input", X[:8]),
         "cv.RayEngine": plain(cv.RayEngine),
         "cv.explore": plain(
             cv.explore, ("engine",), build=found, space={"rate": (0.01, 0.1)}, data=(X, Y), n_trials=1, rounds=1, sampler="random",
@@ -222,6 +245,16 @@ def targets():
         ),
     }  # fmt: skip
     return out
+
+
+def minimize(**wrong):
+    s = scene()
+    s.path.minimize(**{"loss": cv.mean(s.x @ s.W), "optimizer": "adam", **wrong})
+
+
+@cache
+def searched():
+    return cv.explore(found, {"rate": (0.01, 0.1)}, data=(X, Y), n_trials=1, rounds=1, sampler="random", **QUIET)
 
 
 def trained():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from calcvm import checks, kernels_cuda, planner
 from calcvm.errors import CalcError, DeviceError, MissingExtra, PlanError, UnsupportedOperator
@@ -22,6 +22,9 @@ from calcvm.vm.program import Program
 from calcvm.vm.verify import MAX_BATCH, MAX_BLOCKS, MAX_WORKERS
 
 ITEMSIZE = {"float32": 4, "float64": 8}
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # which only type checkers need
+
 MODES = ("grid", "graph", "fleet")
 PRECISIONS = ("float32", "tf32")
 # A team pays once its share of a step's arithmetic exceeds its barriers (about 0.1 us each, and the lines
@@ -178,6 +181,20 @@ def _figures() -> Any:
         return Figures()
 
 
+class Options(TypedDict, total=False):
+    """What `plan` takes beside the graph."""
+
+    batch_size: int | None
+    memory: int | str | None
+    dtype: str
+    device: str
+    workers: int | None
+    accumulate: bool
+    keep: Iterable[str]
+    mode: str | None
+    precision: str
+
+
 plan_of = plan  # under a name that `compile` does not use itself
 
 
@@ -191,7 +208,7 @@ def flops(lowered: Lowered, batch: int) -> int:
 
 
 def compile(  # noqa: A001
-    graph: CalcGraph, *, plan: Plan | None = None, **options: Any
+    graph: CalcGraph, *, plan: Plan | None = None, **options: Unpack[Options]
 ) -> Program:
     """Verified rows for a graph.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from calcvm import checks
 from calcvm.errors import CalcError
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class Results(Sequence):
         ------
         CalcError : no model has such a figure, or none has a finite one: none is the best.
         """
-        rows = self._rows()
+        rows, k = self._rows(), checks.integer("k, the number of models,", k)
+        largest = None if largest is None else checks.flag("largest", largest)
         if by is None:
             by = "val_loss" if any("val_loss" in row for row in rows) else "loss"
         _known(by, rows)
@@ -107,9 +109,10 @@ def laid_out(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _known(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Refuse the name of a figure that no row has."""
+    checks.text("the name of a figure", name, "loss")
     if rows and not any(name in row for row in rows):
         known = ", ".join(dict.fromkeys(key for row in rows for key in row))
-        raise CalcError(f"no model has a figure {name!r}; there are {known}")
+        raise CalcError(f"no model has a figure {checks.shown(name)}; there are {known}")
 
 
 def last(values: np.ndarray) -> float:

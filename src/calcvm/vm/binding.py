@@ -103,15 +103,16 @@ class Binding:
             raise CalcError(f"path {name!r} does not train; paths: {', '.join(self.paths)}")
         return self.paths[name]
 
-    def hyper(self, path: str | None) -> dict[str, Slot]:
-        """Hyperparameters that have an effect on a path that trains, and the values that they may have."""
-        path, slots = self.path(path), dict[str, Slot]()
-        for (of, _), section in self.program.sections.items():
-            for pc in range(*section) if of == path else ():
+    @cached_property
+    def hyper(self) -> dict[str, dict[str, Slot]]:
+        """For each path the hyperparameters that have an effect on it, and the values that they may have."""
+        out: dict[str, dict[str, Slot]] = {path: {} for path in self.program.paths}
+        for (path, _), section in self.program.sections.items():
+            for pc in range(*section):
                 spec = OPCODES[int(self.program.rows[pc, 0])]
                 if any(operand.name == "hyper" for operand in spec.operands):
-                    slots |= slots_of(spec, decode_row(self.program.rows[pc])[1])
-        return slots
+                    out[path] |= slots_of(spec, decode_row(self.program.rows[pc])[1])
+        return out
 
     @cached_property
     def probabilities(self) -> frozenset[str]:

@@ -46,7 +46,7 @@ class Hyper(MutableMapping):
             self._model.tenant.changed = True
 
     def _checked(self, name: str, value: Any) -> float:
-        known, what = self._model.binding.hyper(self._path), f"hyperparameter {name!r}"
+        known, what = self._model.binding.hyper[self._path], f"hyperparameter {name!r}"
         if name not in SLOTS:  # advanced by the program
             return checks.number(what, value)
         if name not in known:
