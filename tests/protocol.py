@@ -318,7 +318,7 @@ class Protocol:
         return [self.go(s, t, "serve")]
 
 
-BODY = {"row", "generation", "arrive", "reset", "open", "wait", "clear"}  # labels of a worker inside a job
+BODY = {"enough", "row", "generation", "arrive", "reset", "open", "wait", "clear"}  # labels of a worker inside a job
 
 
 def explore(protocol: Any, most: int = 5_000_000) -> int:
@@ -482,6 +482,50 @@ class InterruptedInside(Protocol):
 DEFECTS: list[Callable[..., Protocol]] = [
     FreedEarly, NoReset, OpenFirst, WakeFirst, FlagLate, TokenLeft, Unlocked, ClearedEarly, CountedFirst, InterruptedInside,
 ]  # fmt: skip
+
+
+class Deadline(Protocol):
+    """Rows are steps, and the team may agree to end early (`loop.enough`): worker 0 says so one step ahead, at any of them."""
+
+    ahead = 2
+
+    def memory(self) -> dict[Any, Any]:
+        return super().memory() | {("UNTIL", job): 0 for job in self.all_jobs}
+
+    def row(self, s: State, t: Any) -> Step:
+        """A step, and after it for worker 0 the clock: atomic_load(UNTIL), atomic_store(UNTIL, k + 2)"""
+        job, k = s["job", t], s["row", t]
+        (s,) = super().row(s, t)
+        if k + 1 == self.rows:
+            return [s]
+        s = self.go(s, t, "enough")
+        if t[0] == "worker" or s["UNTIL", job]:
+            return [s]
+        late = s.copy()
+        late["UNTIL", job] = k + self.ahead
+        return [s, late]
+
+    def enough(self, s: State, t: Any) -> Step:
+        """atomic_load(UNTIL) == k + 1; if not, the next step, which begins with a barrier"""
+        job = self.read(s, t)
+        if s["UNTIL", job] == s["row", t]:
+            return [self.leave(s, t)]
+        return [self.go(s, t, "generation" if s["TEAM", job] > 1 else "row")]
+
+    def returned(self, s: State, t: Any) -> Step:
+        job, everyone = s["job", t], tuple(range(s["team", t]))
+        n = s["UNTIL", job] or self.rows
+        wanted = [everyone if k < n else () for k in range(self.rows)]
+        self.require(
+            list(s["done", job]) == wanted, f"{job} ended before step {n}, and these were run: {s['done', job]}"
+        )
+        return [self.drop(s, t)]
+
+
+class DeadlineAtOnce(Deadline):
+    """Worker 0 ends with the step that it has done, which others may have gone on from."""
+
+    ahead = 1
 
 
 class Broadcast(Protocol):

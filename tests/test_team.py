@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from protocol import DEFECTS, Broadcast, InterruptedInside, Protocol, Violation, explore
+from protocol import DEFECTS, Broadcast, Deadline, DeadlineAtOnce, InterruptedInside, Protocol, Violation, explore
 
 SAMPLE = [([[2, 2, 2]], 3), ([[3, 2, 3]], 2), ([[3, 2], [2]], 2), ([[2], [2], [2]], 2)]
 WHOLE = [([[3, 2, 3]], 4), ([[3, 2, 3], [2]], 2), ([[3, 2], [2, 3]], 3), ([[2, 3], [2], [2]], 2), ([[4, 2, 3]], 2)]
@@ -28,6 +28,12 @@ def test_the_explorer_finds_a_defect(defect):
     with pytest.raises(Violation):
         for jobs, rows in (([[2]], 2), ([[2, 2]], 2), ([[2]], 3), ([[3]], 3), ([[2], [2]], 2)):
             explore(defect(jobs, rows))
+
+
+def test_a_team_that_ends_at_its_deadline_has_done_the_same_steps():
+    assert explore(Deadline([[2, 2]], 4)) > 1000 and explore(Deadline([[3, 2]], 3)) > 1000
+    with pytest.raises(Violation):
+        explore(DeadlineAtOnce([[2]], 3))
 
 
 def test_the_explorer_finds_what_the_protocol_with_one_place_for_jobs_did():

@@ -26,9 +26,9 @@ from calcvm.vm.heap import CalcHeap
 from calcvm.vm.program import Program, Symbol
 from calcvm.vm.resident import Hyper, Resident
 from calcvm.vm.serialize import read_archive, write_archive
+from calcvm.vm.slices import SLICE_SECONDS
 
 FORMAT_VERSION = 2
-SLICE_SECONDS = 0.1  # compiled code returns to Python this often: for the bar, and for Ctrl-C
 
 LOSSES = {
     "softmax_cross_entropy": F.softmax_cross_entropy,

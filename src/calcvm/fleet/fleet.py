@@ -24,10 +24,10 @@ from calcvm.vm.heap import CalcHeap, check_program, parse_bytes
 from calcvm.vm.pieces import aligned
 from calcvm.vm.program import Program
 from calcvm.vm.signals import orderly_end
+from calcvm.vm.slices import SLICE_SECONDS
 from calcvm.vm.store import Store
 from calcvm.vm.verify import MAX_BLOCKS, MAX_WORKERS
 
-SLICE_SECONDS = 0.1  # compiled code returns to Python this often: for the bar, for Ctrl-C, for models that wait
 FIRST_SLOTS = 64  # of the table of tasks
 FIRST_ROUNDS = 8  # of a turn, before anything was measured
 TURNS = 16  # a worker's share of turns in a slice, at least: what one waits for another at its end
@@ -377,8 +377,13 @@ class Fleet:
         self._per_round = elapsed / max(self._rounds_done(slots) - before, 1)
 
     def _rounds_done(self, slots: np.ndarray) -> int:
-        epochs, rounds, first = (self._tasks[slots, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
-        return int((epochs * rounds + first).sum())
+        """Of tasks and their judges."""
+        tasks, judges = self._tasks, self._tasks[slots, layout.JUDGE]
+        with_judges = np.flatnonzero(judges)
+        of_judges = (judges[with_judges] - self._address) // tasks.strides[0]
+        epochs, rounds, first = (tasks[slots, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
+        rounds[with_judges] += tasks[of_judges, layout.ROUNDS]
+        return int((epochs * rounds + first).sum() + tasks[of_judges, layout.FIRST].sum())
 
 
 def _checkpoint(epochs: int | None) -> int:

@@ -116,6 +116,8 @@ class Handle:
 
     def _enter(self, frame: Frame, goal: int) -> None:
         """Point the task at its frame of the heap, with room for the figures of epochs up to ``goal``."""
+        for words in self._jobs:
+            words[layout.PART] = 0  # what a part of a round computed is gone
         if frame.address != self._address:
             self._address = frame.address
             for words in self._jobs:

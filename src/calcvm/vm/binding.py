@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,8 +16,9 @@ from calcvm.ops.optimizers import Slot, slots_of
 from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
 from calcvm.vm.device import device_of
-from calcvm.vm.encoding import decode_row
+from calcvm.vm.encoding import FLAG_SYNC, decode_row
 from calcvm.vm.program import Program, Symbol
+from calcvm.vm.slices import SLICE_SECONDS, changing, cut, seconds_of
 
 Span = tuple[int, int]
 FORWARD = ("forward", "loss")  # phases that compute results
@@ -164,15 +166,37 @@ class Binding:
     @cached_property
     def changes(self) -> frozenset[str]:
         """Paths that change what a model is: all but those that only read it."""
-        changing = set()
-        for (path, _), (start, stop) in self.program.sections.items():
-            for pc in range(start, stop):
-                spec = OPCODES[int(self.program.rows[pc, 0])]
-                for k, operand in enumerate(spec.operands, 2 + len(spec.words)):
-                    value = self.program.operand_values[pc, k]
-                    if value >= 0 and operand.access != "r" and self.program.symbols[value].persistent:
-                        changing.add(path)
-        return frozenset(changing)
+        sections = self.program.sections.items()
+        return frozenset(path for (path, _), (start, stop) in sections if self._changing[start:stop].any())
+
+    # ------------------------------------------------------------ slices
+    @cached_property
+    def _changing(self) -> np.ndarray:
+        return changing(self.program)
+
+    @cached_property
+    def _seconds(self) -> np.ndarray:
+        return seconds_of(self.program)
+
+    @cached_property
+    def short(self) -> int:
+        """So many runs of all rows surely take less than a slice."""
+        return int(min(SLICE_SECONDS / max(self._seconds.sum(), 1e-12), 2**62))
+
+    def runs(self, *spans: Span) -> int:
+        """Runs of spans of rows that surely take less than a slice; at least one."""
+        return max(1, int(SLICE_SECONDS / max(sum(self._seconds[start:stop].sum() for start, stop in spans), 1e-12)))
+
+    def meets(self, span: Span, workers: int) -> bool:
+        """Whether rows have a barrier, at which workers can agree to stop."""
+        rows = self.program.rows[slice(*span)]
+        return self.device.stops and workers > 1 and bool((rows[:, 1] & FLAG_SYNC).any())
+
+    def cut(self, spans: Sequence[Span], workers: int) -> tuple[list[Span], int]:
+        """Spans cut into parts (see `slices.cut`), where the device can stop between rows."""
+        if not self.device.stops:
+            return list(spans), 1
+        return cut(spans, self.program.rows, self._seconds, self._changing, workers)
 
 
 def _spans(program: Program, path: str) -> dict[str, Span]:

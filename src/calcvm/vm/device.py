@@ -21,6 +21,7 @@ from calcvm.vm import job as layout
 from calcvm.vm.entry import address as entry_address
 from calcvm.vm.entry import entry
 from calcvm.vm.frame import HostMemory, Memory
+from calcvm.vm.slices import latest
 from calcvm.vm.store import MemoryStore, Store
 from calcvm.vm.team import run as run_by_team
 
@@ -59,6 +60,7 @@ class Device(Protocol):
     """
 
     name: str
+    stops: bool  # a step or round that is long can be run in parts, so that Ctrl-C is heard between them
 
     @property
     def n_workers(self) -> int:
@@ -100,7 +102,7 @@ class Device(Protocol):
     def run_fleet(
         self, tasks: np.ndarray, slots: np.ndarray, rounds: int, laps: int, workers: int, bindings: Iterable[Binding]
     ) -> None:
-        """Run turns of ``rounds`` rounds for the tasks in ``slots``, about ``laps`` times around.
+        """Run turns of ``rounds`` rounds for the tasks in ``slots``, about ``laps`` times around, or for a slice of time.
 
         tasks : int64 (n_slots, TASK_WORDS); a task's JUDGE is 0 or the host address of another of its rows.  Its
             words are afterwards as the loop left them, and what it wrote to shared memory is visible.
@@ -133,6 +135,8 @@ class Table:
 
 class Cpu:
     """The processor, by own kernels ("cpu") or with SciPy's matrix products ("blas"): arrays are read where they are."""
+
+    stops = True
 
     def __init__(self, name: str):
         self.name = name
@@ -182,6 +186,7 @@ class Cpu:
         job = np.zeros(layout.FLEET_WORDS, np.int64)
         job[[layout.TASKS, layout.N_TASKS]] = addresses.ctypes.data, len(slots)
         job[[layout.SLICE, layout.LAPS]] = rounds, laps
+        job[layout.DEADLINE] = latest()
         run_by_team("run_fleet", job, job.ctypes.data, min(workers, len(slots)))
 
     def collect(self, *outputs: np.ndarray) -> None:

@@ -11,6 +11,7 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.vm import job as layout
 from calcvm.vm.frame import Frame
 from calcvm.vm.resident import Resident
+from calcvm.vm.slices import ended, latest, sliced
 
 FINITE_BLOCK = 1 << 20
 
@@ -73,6 +74,9 @@ class Epoch:
         if missing:
             raise CalcError(f"path {path!r} needs data for {', '.join(map(repr, missing))} too")
         spans = binding.round(path, *phases)
+        turn = binding.runs(*spans, *ends)
+        spans, parts = binding.cut(spans, model.workers)
+        self._parts = range(1, parts + 1) if parts > 1 else range(1)  # 0: whole rounds
         self._spans = np.array(spans, np.int64)
         self._end_spans = np.array(ends, np.int64).reshape(-1, 2)
         self._rows = [binding.rows(b or batch) for b in (batch, short, rest)]
@@ -90,7 +94,7 @@ class Epoch:
             (layout.RESULTS, layout.N_RESULTS, self._results),
         ):
             job[word], job[count] = device.constant(array), len(array)
-        job[layout.SUMS] = self._sums.address
+        job[[layout.SUMS, layout.PARTS, layout.TURN]] = self._sums.address, self._parts[-1], turn
         job[layout.N_SAMPLES : layout.LEARNING + 1] = n, batch, learning
         job[layout.ITEMSIZE : layout.SEED_OFF + 1] = program.itemsize, seed_off
         job[layout.INDEX] = 0 if self._index is None else device.constant(self._index)
@@ -118,17 +122,10 @@ class Epoch:
             pass
 
     def _slices(self, seconds: float) -> Iterator[int]:
-        job = self.job
-        count = max(1, int(seconds / self._per_round)) if self._per_round else 1
-        while self._done < self.rounds:
-            job[layout.FIRST], job[layout.COUNT] = self._done, min(count, self.rounds - self._done)
-            start = time.perf_counter()
-            self._run()
-            elapsed = time.perf_counter() - start
-            self._done += int(job[layout.COUNT])
-            self._per_round = elapsed / int(job[layout.COUNT])
-            count = max(1, min(int(seconds / max(self._per_round, 1e-9)), 8 * count))
-            yield self._done
+        first = int(seconds / self._per_round) if self._per_round else 1
+        for done, each in sliced(self.rounds, first, seconds, self._run):
+            self._done, self._per_round = done, each
+            yield done
 
     def epochs(self, n: int, seconds: float, shuffle: bool = True) -> Iterator[list[float]]:
         """Train for ``n`` passes in the orders that the model's seed chooses; yields the results' means of each.
@@ -148,7 +145,7 @@ class Epoch:
         means = shared.array.reshape(n, len(self.names))
         job[[layout.ROUNDS, layout.MEANS]] = self.rounds, shared.address
         job[[layout.SEED, layout.SHUFFLE, layout.EPOCH]] = model.seed, shuffle, first
-        job[[layout.LIMIT, layout.FIRST, layout.PATIENCE]] = first + n, 0, -1
+        job[[layout.LIMIT, layout.FIRST, layout.PART, layout.PATIENCE]] = first + n, 0, 0, -1
         try:
             while facts["rounds"] < first + n:
                 job[layout.STATUS] = layout.READY  # also after a loss that is not finite
@@ -159,19 +156,29 @@ class Epoch:
                     before = job[layout.EPOCH] * self.rounds + job[layout.FIRST]
                     job[layout.COUNT] = count
                     frame.execute("run_task", job, job.ctypes.data, 1)
+                    while job[layout.PART]:  # a round is run to its end while the model is there
+                        frame.execute("run_task", job, job.ctypes.data, 1)
                 self._device.collect()
                 rounds = int(job[layout.EPOCH] * self.rounds + job[layout.FIRST] - before)
-                self._per_round = (time.perf_counter() - start) / rounds
+                self._per_round = (time.perf_counter() - start) / max(rounds, 1)
                 facts["rounds"] = int(job[layout.EPOCH])
                 yield from means[done - first : facts["rounds"] - first].tolist()
         finally:
             model.settle(str(self._trains))
 
-    def _run(self) -> None:
-        """Run the job's rounds."""
+    def _run(self, count: int) -> None:
+        """Run the next ``count`` rounds, each to its end while the model is there."""
+        job, parts, workers = self.job, self._parts, self.model.workers
         with self.model as frame:
             self._enter(frame)
-            frame.execute("run_rounds", self.job, self.job.ctypes.data, self.model.workers)
+            first, stop = self._done, self._done + count
+            while first < stop:
+                job[layout.FIRST], job[layout.COUNT] = first, stop - first if len(parts) == 1 else 1
+                if workers > 1:
+                    job[layout.DEADLINE], job[layout.UNTIL] = latest(), 0
+                for job[layout.PART] in parts:
+                    frame.execute("run_rounds", job, job.ctypes.data, workers)
+                first = ended(job, first + job.item(layout.COUNT))
         self._device.collect()
 
     def _enter(self, frame: Frame) -> None:

@@ -15,6 +15,7 @@ from calcvm.errors import PlanError, Trap
 from calcvm.ops.spec import OPCODES
 from calcvm.vm import job as layout
 from calcvm.vm.pieces import aligned
+from calcvm.vm.slices import SLICE_SECONDS, ended, latest, sliced
 
 if TYPE_CHECKING:
     from calcvm.vm.binding import Binding
@@ -145,9 +146,41 @@ class Frame:
 
     # ------------------------------------------------------------ running
     def execute(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
-        """Run the job at ``address`` by ``code`` (see `Device.run`), and raise what a kernel trapped."""
+        """Run the job at ``address`` by ``code`` (see `Device.run`), and raise what a kernel trapped.
+
+        Steps of rows are run in slices: Ctrl-C finds whole steps done, or a step that has changed nothing yet.
+        """
+        if code == "run_rows" and (steps := job.item(layout.STEPS)) > (1 if workers > 1 else self.binding.short):
+            self._run_steps(steps, job, address, workers)
+        else:
+            self._run(code, job, address, workers)
+
+    def _run(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
         self.binding.device.run(code, job, address, workers, self.binding)
         self.check()
+
+    def _run_steps(self, steps: int, job: np.ndarray, address: int, workers: int) -> None:
+        """Run rows many times, or a step that is long."""
+        binding, span = self.binding, (job.item(layout.START), job.item(layout.STOP))
+        pieces, _ = binding.cut([span], workers)
+
+        def run(count: int) -> None:
+            for _ in range(count if len(pieces) > 1 else 1):
+                for job[layout.START], job[layout.STOP] in pieces:
+                    job[layout.STEPS] = count if len(pieces) == 1 else 1
+                    self._run("run_rows", job, address, workers)
+
+        if len(pieces) == 1 and binding.meets(span, workers):
+            done = 0
+            while done < steps:
+                job[layout.STEPS] = steps - done
+                job[layout.DEADLINE], job[layout.UNTIL] = latest(), 0
+                self._run("run_rows", job, address, workers)
+                done += ended(job, steps - done)
+        else:
+            job[layout.DEADLINE] = 0
+            for _ in sliced(steps, binding.runs(span), SLICE_SECONDS, run):
+                pass
 
     def check(self) -> None:
         """Raise what a kernel trapped."""

@@ -18,15 +18,20 @@ PARKED, NUMBER, THREAD, SEMAPHORE = 8, 16, 24, 32  # a sem_t has 32 bytes
 
 # Words of a job.
 CODE, TEAM, BARRIER, TABLE, HEAP = range(5)  # CODE: the address of what runs it, run_rows or run_rounds
-ROWS, START, STOP, STEPS = 5, 6, 7, 8
+DEADLINE, UNTIL = (
+    5,
+    6,
+)  # of the monotonic clock, in ns (0: none); where a team then ended: before this step or round (0: it did not)
+ROWS, START, STOP, STEPS = range(7, 11)
 (
     ROWS_FULL, ROWS_SHORT, ROWS_LAST,  # rows patched for the technical batch, a learning batch's rest, the data's rest
     SPANS, N_SPANS, END_SPANS, N_END_SPANS,  # (start, stop) pairs: each round; after a learning batch
     FEEDS, N_FEEDS, DRAINS, N_DRAINS, RESULTS, N_RESULTS, SUMS,
     N_SAMPLES, BATCH, LEARNING, FIRST, COUNT, KEY, SHUFFLE, ITEMSIZE, SEED_OFF,
     INDEX,  # address of int64 numbers of the samples in their arrays, or 0: the arrays themselves are the data set
-) = range(5, 29)  # fmt: skip
-JOB_WORDS = 32
+    PART, PARTS,  # of a round that is long by itself: run this part alone, 1 to PARTS (0: whole rounds); see `slices.cut`
+) = range(7, 33)  # fmt: skip
+JOB_WORDS = 40
 
 # Words of a task: a rounds job that is run a turn at a time, through epochs.  CODE is the address of run_rounds.
 (
@@ -35,14 +40,15 @@ JOB_WORDS = 32
     JUDGE,  # a job with ROUNDS and MEANS, run whole after each epoch, or 0; its first mean is what PATIENCE watches
     PATIENCE, BEST, SINCE,  # epochs without a new best (-1: any number); the best (bits of a float64); epochs since
     STATUS,
+    TURN,  # rounds of a turn, at most (0: any number)
     STAGED,  # on a GPU, as feeds: where the samples of the next round wait (ADDRESS), and their placeholders; or 0
-) = range(29, 40)  # fmt: skip
+) = range(33, 45)  # fmt: skip
 CLAIM = 48  # who has counted it up from 0 holds the task; on a cache line of its own, wherever the task begins
 TASK_WORDS = 56
 READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is passed over
 
 # Words of a fleet's job.
-TASKS, N_TASKS, SLICE, LAPS = range(5, 9)  # address of the tasks' addresses; rounds of a turn; turns of each task
+TASKS, N_TASKS, SLICE, LAPS = range(7, 11)  # address of the tasks' addresses; rounds of a turn; turns of each task
 NEXT = 16  # turns given out, on a cache line of its own
 FLEET_WORDS = 24
 

@@ -6,6 +6,8 @@ a team runs the same job, meeting the others at barriers.  Python is entered onc
 
 from __future__ import annotations
 
+from time import CLOCK_MONOTONIC
+
 import numpy as np
 from numba import types
 
@@ -31,6 +33,7 @@ from calcvm.vm.job import (
     CLAIM,
     CODE,
     COUNT,
+    DEADLINE,
     END_SPANS,
     EPOCH,
     FINISHED,
@@ -56,6 +59,8 @@ from calcvm.vm.job import (
     NUMBER,
     PARK_AFTER,
     PARKED,
+    PART,
+    PARTS,
     PATIENCE,
     READY,
     ROUNDS,
@@ -83,11 +88,14 @@ from calcvm.vm.job import (
     TEAM,
     THREAD,
     TRAPPED,
+    TURN,
+    UNTIL,
 )  # fmt: skip
-from calcvm.vm.samples import copy_rows, deliver, far, fetch, fetch_ahead, helper, permute  # noqa: F401 (entries)
+from calcvm.vm.samples import copy_rows, deliver, far, fetch, fetch_ahead, helper, permute, scratch  # noqa: F401 (entries)
 
 U = np.uint64
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
 _pthread_create = types.ExternalFunction("pthread_create", types.int32(*[types.int64] * 4))
 _sem_init = types.ExternalFunction("sem_init", types.int32(types.int64, types.int32, types.int32))
 _sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
@@ -101,6 +109,14 @@ def idle(looks):
         _sched_yield()
     else:
         pause()
+
+
+@helper
+def now():
+    """Nanoseconds of the system's monotonic clock."""
+    t = scratch()
+    _clock_gettime(CLOCK_MONOTONIC, t)
+    return i64_at(t)[0] * 1_000_000_000 + i64_at(t)[1]
 
 
 # ---------------------------------------------------------------- rows
@@ -138,12 +154,25 @@ def weigh(job, share):
         f64_at(words[HEAP])[words[SEED_OFF]] = share
 
 
+@helper
+def enough(job, k, worker):
+    """Whether a team leaves its job after step or round ``k``, since it is past its deadline.
+
+    Worker 0 says so one ahead: a barrier in step ``k + 1`` lies between that and the others' look at it.
+    """
+    if worker == 0 and atomic_load(job + 8 * UNTIL) == 0 and now() > i64_at(job)[DEADLINE]:
+        atomic_store(job + 8 * UNTIL, k + 2)
+    return atomic_load(job + 8 * UNTIL) == k + 1
+
+
 # ---------------------------------------------------------------- jobs
 def run_rows(job, worker):
     """Rows [START, STOP), STEPS times."""
     words = i64_at(job)
-    for _ in range(words[STEPS]):
+    for k in range(words[STEPS]):
         run_span(words[BARRIER], words[TABLE], words[HEAP], words[ROWS], words[START], words[STOP], worker, words[TEAM])
+        if words[DEADLINE] and enough(job, k, worker):
+            break
 
 
 def run_rounds(job, worker):
@@ -155,6 +184,11 @@ def run_rounds(job, worker):
     per_learning = (learning + batch - 1) // batch
     spans, end_spans = i64_at(words[SPANS]), i64_at(words[END_SPANS])
     ahead = far(job)
+    first_span, last_span = 0, words[N_SPANS]
+    if words[PART] > 0:
+        first_span = words[PART] - 1
+        if words[PART] < words[PARTS]:
+            last_span = words[PART]
     for k in range(words[FIRST], words[FIRST] + words[COUNT]):
         start = k // per_learning * learning
         stop = start + learning if start + learning < n else n
@@ -163,15 +197,18 @@ def run_rounds(job, worker):
         rows = words[ROWS_FULL]
         if m != batch:
             rows = words[ROWS_SHORT] if stop - start == learning else words[ROWS_LAST]
-        fetch(job, base, m, worker)
-        if ahead:
-            fetch_ahead(job, base + m, batch if base + m + batch < n else n - base - m, worker)
-        if worker == 0 and words[SEED_OFF] >= 0:
-            weigh(job, m / (stop - start))
-        if nw > 1:
-            barrier(control, nw)
-        for s in range(words[N_SPANS]):
+        if words[PART] <= 1:
+            fetch(job, base, m, worker)
+            if ahead:
+                fetch_ahead(job, base + m, batch if base + m + batch < n else n - base - m, worker)
+            if worker == 0 and words[SEED_OFF] >= 0:
+                weigh(job, m / (stop - start))
+            if nw > 1:
+                barrier(control, nw)
+        for s in range(first_span, last_span):
             run_span(control, table, heap, rows, spans[2 * s], spans[2 * s + 1], worker, nw)
+        if 0 < words[PART] < words[PARTS]:
+            continue
         if base + m == stop:
             for s in range(words[N_END_SPANS]):
                 run_span(control, table, heap, rows, end_spans[2 * s], end_spans[2 * s + 1], worker, nw)
@@ -179,6 +216,8 @@ def run_rounds(job, worker):
             barrier(control, nw)
         if worker == 0:
             deliver(job, base, m)
+        if words[DEADLINE] and enough(job, k, worker):
+            break
 
 
 # ---------------------------------------------------------------- tasks
@@ -186,17 +225,26 @@ def run_rounds(job, worker):
 def begin(job):
     """Start a pass over the samples."""
     words = i64_at(job)
-    words[FIRST] = 0
     for k in range(words[N_RESULTS]):
         f64_at(words[SUMS])[k] = 0.0
 
 
 @helper
 def advance(job, most):
-    """Run up to ``most`` rounds of a pass, alone; returns how many."""
+    """Run up to ``most`` rounds of a pass, alone, or the next part of a long one; returns what of ``most`` that was worth."""
     words = i64_at(job)
     left = words[ROUNDS] - words[FIRST]
+    if words[FIRST] == 0 and words[PART] == 0:
+        begin(job)
     words[TEAM], words[COUNT] = 1, most if most < left else left
+    if words[PARTS] > 1:
+        words[COUNT] = 1
+        words[PART] += 1
+        call_job(words[CODE], job, 0)
+        if words[PART] == words[PARTS]:
+            words[PART] = 0
+            words[FIRST] += 1
+        return most
     call_job(words[CODE], job, 0)
     words[FIRST] += words[COUNT]
     return words[COUNT]
@@ -227,7 +275,7 @@ def epoch_key(seed, epoch):
 
 @helper
 def end_epoch(task):
-    """After an epoch's last round: its means, the judge's, what they decide."""
+    """After an epoch's last round, and the judge's: their means, what they decide."""
     words = i64_at(task)
     loss = conclude(task)
     words[FIRST] = 0
@@ -235,10 +283,8 @@ def end_epoch(task):
     if words[SEED_OFF] >= 0:
         weigh(task, 1.0)
     if words[JUDGE]:
-        judge = words[JUDGE]
-        begin(judge)
-        advance(judge, i64_at(judge)[ROUNDS])
-        score = conclude(judge)
+        score = conclude(words[JUDGE])
+        i64_at(words[JUDGE])[FIRST] = 0
         best = f64_at(task + 8 * BEST)
         if score < best[0]:
             best[0], words[SINCE] = score, 0
@@ -253,17 +299,21 @@ def end_epoch(task):
 
 
 def run_task(task, budget):
-    """Up to ``budget`` rounds of a task, from where it stopped, through the ends of its epochs."""
+    """Up to ``budget`` rounds of a task and its judge, from where they stopped, through the ends of epochs."""
     words = i64_at(task)
     while words[STATUS] == READY and words[EPOCH] < words[LIMIT] and budget > 0:
-        if words[FIRST] == 0:
-            begin(task)
+        judge = words[JUDGE]
+        if words[FIRST] < words[ROUNDS]:
             words[KEY] = epoch_key(words[SEED], words[EPOCH])
-        budget -= advance(task, budget)
-        if trapped(task):
-            words[STATUS] = TRAPPED
-        elif words[FIRST] == words[ROUNDS]:
-            end_epoch(task)
+            budget -= advance(task, budget)
+            if trapped(task):
+                words[STATUS] = TRAPPED
+                continue
+        if words[FIRST] == words[ROUNDS]:
+            if judge and budget > 0:
+                budget -= advance(judge, budget)
+            if judge == 0 or i64_at(judge)[FIRST] == i64_at(judge)[ROUNDS]:
+                end_epoch(task)
     if words[STATUS] == READY and words[EPOCH] >= words[LIMIT]:
         words[STATUS] = FINISHED
 
@@ -275,7 +325,7 @@ def run_fleet(job, worker):
     """Turns of SLICE rounds for tasks one after the other, LAPS times around, by any number of workers.
 
     Nobody waits: a task that another worker holds is passed over.  A worker to whom a whole lap had nothing to
-    give is done.
+    give is done, and so is one that comes back from a turn after the deadline.
     """
     words = i64_at(job)
     n, vain = words[N_TASKS], 0
@@ -286,9 +336,12 @@ def run_fleet(job, worker):
         task = i64_at(words[TASKS])[turn % n]
         vain += 1
         if atomic_add(task + 8 * CLAIM, 1) == 0 and i64_at(task)[STATUS] == READY:
-            give_turn(task, words[SLICE])
+            most = i64_at(task)[TURN]
+            give_turn(task, most if 0 < most < words[SLICE] else words[SLICE])
             vain = 0
         atomic_add(task + 8 * CLAIM, -1)
+        if words[DEADLINE] and now() > words[DEADLINE]:
+            break
 
 
 # ---------------------------------------------------------------- the team

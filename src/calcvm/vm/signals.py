@@ -31,9 +31,9 @@ def orderly_end() -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         ours = {}
     before = {number: handler for number, handler in ours.items() if signal.getsignal(number) is handler}
-    for number in before:
-        signal.signal(number, end)
     try:
+        for number in before:
+            signal.signal(number, end)
         yield check
     finally:
         for number, handler in before.items():

@@ -15,7 +15,6 @@ import os
 
 import numpy as np
 
-from calcvm.errors import CalcError
 from calcvm.vm import job as layout
 from calcvm.vm.entry import address as address_of
 from calcvm.vm.entry import entry
@@ -30,13 +29,11 @@ def run(code: str, job: np.ndarray, address: int, n_workers: int) -> None:
 
     A team that another thread is using leaves the caller to run its job alone.
     """
-    if n_workers > layout.MAX_WORKERS:
-        raise CalcError(f"workers={n_workers}: a team has at most {layout.MAX_WORKERS}")
     control = _controls.get("team")
     if control is None:
         control = _controls.setdefault("team", _control())
     job[layout.CODE] = address_of(code)
-    entry("run_team")(control.ctypes.data, address, n_workers)
+    entry("run_team")(control.ctypes.data, address, min(n_workers, layout.MAX_WORKERS))
 
 
 def _control() -> np.ndarray:

@@ -108,6 +108,7 @@ class Cuda:
     """
 
     name = "cuda"
+    stops = False
 
     def __init__(
         self, driver: Driver, *, compiled: bool = True, threads: int = 256, fleet_threads: int = FLEET_THREADS

@@ -144,7 +144,7 @@ class DeviceFrame(Frame):
         return stop - start
 
     # ------------------------------------------------------------ running
-    def execute(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
+    def _run(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
         start, stop = self.binding.opened
         with self.device.lock:
             if self._last is None:

@@ -1,0 +1,96 @@
+"""Slices of work: compiled code comes back to Python this often, where Ctrl-C is heard.
+
+Many steps or rounds are sliced by the time that the last ones took.  How long the first may take, and where one that is
+long by itself is cut, is estimated from the rows: an estimate that is far too long costs a call for each `SLICE_SECONDS` of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calcvm.ops.sizes import evaluate
+from calcvm.vm import job as layout
+from calcvm.vm.encoding import FLAG_SYNC, decode_row
+
+if TYPE_CHECKING:
+    from calcvm.vm.program import Program
+
+SLICE_SECONDS = 0.1
+LATEST_NS = 150_000_000  # after this a team or a fleet ends its slice, whatever was expected of it
+FLOPS, ELEMENTS = 4e9, 5e8  # a second, that the slowest of rows computes and touches: a worker of an old processor
+GROWTH = 8  # at most, from slice to slice: a measurement may be of a moment
+
+Span = tuple[int, int]
+
+
+def sliced(total: int, first: int, seconds: float, run: Callable[[int], None]) -> Iterator[tuple[int, float]]:
+    """Run ``total`` units in slices of about ``seconds``, ``first`` at first; yields how many are done, and seconds a unit."""
+    done, count = 0, max(1, first)
+    while done < total:
+        n = min(count, total - done)
+        start = time.perf_counter()
+        run(n)
+        each = max((time.perf_counter() - start) / n, 1e-9)
+        done += n
+        count = max(1, min(int(seconds / each), GROWTH * count))
+        yield done, each
+
+
+def latest() -> int:
+    """The deadline of a job that begins now."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) + LATEST_NS
+
+
+def ended(job: np.ndarray, stop: int) -> int:
+    """Before which step or round a team has ended a job that was to be run up to ``stop``."""
+    return min(job.item(layout.UNTIL) or stop, stop)
+
+
+def seconds_of(program: Program) -> np.ndarray:
+    """For each row the seconds that it may take at the largest batch."""
+    elems = [symbol.elems.at(program.batch_size) for symbol in program.symbols]
+    touched = np.array([*elems, 0])[program.operand_values].sum(axis=1)  # -1: no operand
+    flops = np.zeros(len(program.rows))
+    for pc, row in enumerate(program.rows):
+        spec, words, _ = decode_row(row)
+        flops[pc] = evaluate(spec.flops, {**words, "D": 8 // program.itemsize})
+    return flops / FLOPS + touched / ELEMENTS
+
+
+def changing(program: Program) -> np.ndarray:
+    """For each row whether it changes what persists."""
+    persists = np.array([*(symbol.persistent for symbol in program.symbols), False])
+    out = np.zeros(len(program.rows), bool)
+    for pc, row in enumerate(program.rows):
+        spec, words, _ = decode_row(row)
+        for k, operand in enumerate(spec.operands, 2 + len(words)):
+            out[pc] |= operand.access != "r" and persists[program.operand_values[pc, k]]
+    return out
+
+
+def cut(
+    spans: Sequence[Span], rows: np.ndarray, seconds: np.ndarray, changes: np.ndarray, workers: int
+) -> tuple[list[Span], int]:
+    """Spans of rows that are run one after the other, cut so that each part takes a slice; and how many parts they are.
+
+    One where all of it fits in a slice.  Cuts are where a team meets anyway.  From the first row that changes what persists
+    on there is one part, the last, which may be several spans: no update is left half done.
+    """
+    if sum(float(seconds[start:stop].sum()) for start, stop in spans) <= SLICE_SECONDS:
+        return list(spans), 1
+    out: list[Span] = []
+    for i, (start, stop) in enumerate(spans):
+        begun = start
+        for pc in range(start, stop):
+            if changes[pc]:
+                return [*out, (begun, stop), *spans[i + 1 :]], len(out) + 1
+            meets = workers == 1 or rows[pc, 1] & FLAG_SYNC
+            if meets and pc + 1 < stop and seconds[begun : pc + 1].sum() > SLICE_SECONDS:
+                out.append((begun, pc + 1))
+                begun = pc + 1
+        out.append((begun, stop))
+    return out, len(out)
