@@ -96,7 +96,7 @@ if pathlib.Path("own.py").exists():
     import own
 from calcvm.vm.entry import address
 for name in sys.argv[1:]:
-    assert address(name) if name == "post" else address_of(name, "float32")
+    assert address(name) if name == "permute" else address_of(name, "float32")
 print(json.dumps("numba" in sys.modules))
 """
 
@@ -121,14 +121,16 @@ def files(cache):
 
 
 def test_an_edited_kernel_is_compiled_and_its_neighbours_come_from_the_cache(tmp_path, package):
-    cache, names = tmp_path / "cache", ("concat_fwd", "rng_advance", "post")
-    concat, rng, post = (f"calcvm_{name}_cpu.o" for name in ("concat_fwd_float32", "rng_advance_float32", "post_any"))
-    assert compiles(package.parent, cache, *names) == (True, {concat, rng, post})
+    cache, names = tmp_path / "cache", ("concat_fwd", "rng_advance", "permute")
+    concat, rng, permute = (
+        f"calcvm_{name}_cpu.o" for name in ("concat_fwd_float32", "rng_advance_float32", "permute_any")
+    )
+    assert compiles(package.parent, cache, *names) == (True, {concat, rng, permute})
     assert compiles(package.parent, cache, *names) == (False, set())
     edit(package / "kernels_cpu" / "shape.py")
     assert compiles(package.parent, cache, *names) == (True, {concat})
     edit(package / "vm" / "loop.py")
-    assert compiles(package.parent, cache, *names) == (True, {post})
+    assert compiles(package.parent, cache, *names) == (True, {permute})
     assert compiles(package.parent, cache, *names) == (False, set())
 
 
