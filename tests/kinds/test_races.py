@@ -16,8 +16,8 @@ from tests.kinds.networks import network, network_inputs, shape_graph
 from tests.kinds.placed import OPERATORS, Placed, placements
 from tests.kinds.races import Race, kernels, races
 
-NETWORKS, GRAPHS = (12, 400), (40, 3000)  # in `make test`, and whole
-SAMPLE = 12  # of `make test`: every twelfth placement of the table
+NETWORKS, GRAPHS, GENERATED = (10, 400), (30, 3000), (20, 10_000)  # in `make test`, and whole
+SAMPLE = 20  # of `make test`: every twentieth placement of the table
 SMALL = (1, 2, 3, 7, 16, 33, 64)
 OPTIMIZERS = (
     cv.SGD(0.1),
@@ -58,6 +58,15 @@ def test_random_graphs(whole: bool) -> None:
             dtype=rng.choice(("float32", "float64")),
         )  # fmt: skip
         races(program, network_inputs(graph, seed), batches=range(1, batch + 1), seed=seed)
+
+
+def test_generated_graphs(whole: bool) -> None:
+    """Those that `test_graphs` compares with PyTorch: several paths, shared variables, values used often."""
+    generate = pytest.importorskip("tests.kinds.graphs", reason="needs PyTorch").generate
+    for seed in range(GENERATED[whole]):
+        case = generate(seed)
+        program = case.compile(workers=(2, 3, 5)[seed % 3])
+        races(program, case.inputs, batches=range(1, case.batch + 1), seed=seed)
 
 
 # ---------------------------------------------------------------- the detector detects

@@ -43,6 +43,7 @@ def run(placed: Placed, program: cv.Program, rounds: list[dict], parameters: dic
                 model.backward("learn")
                 out["loss"].append(np.array(model["loss"]))
         if placed.trains:
+            out["grad"] = {name: model.grad(name, "learn") for name in parameters}
             model.optimize("learn")
             model.end_round("learn")
             out["after"] = {name: np.array(view) for name, view in model.parameters.items()}
@@ -73,6 +74,7 @@ def check(placed: Placed, program: cv.Program, batch: int, accumulate: bool) -> 
     close(np.array(sum(found["loss"])), loss(parameters), 1e-12, f"{where}: loss")
     for name, value in parameters.items():
         gradient = value - found["after"][name]  # the rate is 1
+        close(found["grad"][name], gradient, 1e-12, f"{where}: grad of {name}")
         for _ in range(2):
             way = rng.uniform(-1, 1, value.shape)
             ends = [loss({**parameters, name: value + h * way}) for h in (STEP, -STEP)]
