@@ -7,7 +7,7 @@ import pytest
 
 import calcvm as cv
 from tests import switched
-from tests.switched import BATCH, N_CLASSES, N_INPUTS, differing, load, programs, random_order, small_heap
+from tests.switched import BATCH, N_CLASSES, N_INPUTS, contents, differing, load, programs, random_order, small_heap
 
 X = np.random.default_rng(0).standard_normal((BATCH, N_INPUTS))
 Y = np.random.default_rng(1).integers(0, N_CLASSES, BATCH)
@@ -154,6 +154,26 @@ def test_a_gradient_is_copied_only_in_the_middle_of_an_accumulation():
     opened = a.binding.opened[1] - a.binding.opened[0]
     assert opened > stop - start
     assert written == [opened + stop - start, 2 * (stop - start)]
+
+
+def test_predictions_in_the_middle_of_an_accumulation_leave_it_open():
+    """The gradient outlives what only looks at the model, and a switch after that."""
+    program = programs()["rounds"]
+    heap = heap_of(program)
+    looked_at, other = heap.load(program, seed=1), heap.load(program, seed=2)
+    alone = heap_of(program).load(program, seed=1)
+    for model in (looked_at, alone):
+        model["input"], model["target"] = X, Y
+        model.forward("learn")
+        model.backward("learn")
+    cv.Model.on(looked_at).predict(X)
+    cv.Model.on(looked_at).evaluate(X, Y)
+    with other:
+        pass
+    for model in (looked_at, alone):
+        model.optimize("learn")
+        model.end_round("learn")
+    assert contents(looked_at) == contents(alone)
 
 
 def test_nothing_is_planned_or_compiled_for_a_switch(monkeypatch):

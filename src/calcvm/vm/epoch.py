@@ -193,7 +193,7 @@ class Epoch:
         tenant.changed |= self._changes
         if self._trains is not None:
             tenant.graded.add(self._trains)
-        tenant.open = self._adds_up  # until the pass is settled
+            tenant.open = self._adds_up  # until the pass is settled; what only looks leaves it as it is
 
     def mean(self, name: str) -> float:
         """Mean of a result over the samples seen so far in this pass."""
