@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -100,7 +101,8 @@ def test_what_cannot_be_written_is_found_out_before_the_work(tmp_path: Path, mon
     assert "cannot be made a folder" in refused("demo", "--out", tmp_path / "file")
     (tmp_path / "out" / "model.calc").mkdir(parents=True)
     assert "model.calc is a folder" in refused("demo", "--out", tmp_path / "out")
-    monkeypatch.setattr("os.access", lambda *_: False)
+    access = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: access(path, mode & ~os.W_OK) and not mode & os.W_OK)
     assert "is read-only" in refused("train", tmp_path / "d.npz", "6-3", "--out", tmp_path / "m.calc")
 
 

@@ -232,7 +232,9 @@ def train(
         workers=workers,
     )
     print(model.plan, end="\n\n", flush=True)
-    history = model.fit(X_train, y_train, epochs=epochs, validation=(X_test, y_test), progress=True, check_finite=True)
+    history = model.fit(
+        X_train, y_train, epochs=epochs, validation=(X_test, y_test), check_finite=True, terminate_on_nan=True
+    )
     lost = next((i for i, loss in enumerate(history["loss"], 1) if not np.isfinite(loss)), None)
     if lost is not None:
         raise CalcError(
