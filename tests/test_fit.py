@@ -160,7 +160,7 @@ def test_damaged_model_files_are_refused_by_name(tmp_path):
     with pytest.raises(cv.ProgramError, match="holds a program, not a model"):
         cv.load(path)
     model.save(path)
-    archive = read_archive(path, kind="model", versions=(FORMAT_VERSION,))
+    archive = read_archive(path, kinds=("model",), versions=(FORMAT_VERSION,))
     write_archive(path, archive.documents, archive.arrays, kind="model", version=99)
     with pytest.raises(cv.ProgramError, match="format 99"):
         cv.load(path)

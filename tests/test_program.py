@@ -194,8 +194,8 @@ def test_foreign_files_are_refused_by_name(tmp_path):
 
 def test_other_kinds_and_versions_are_refused(tmp_path):
     path = tmp_path / "m.calc"
-    write_archive(path, {"a": 1}, {}, kind="model", version=1)
-    with pytest.raises(ProgramError, match="holds a model, not a program"):
+    write_archive(path, {"a": 1}, {}, kind="list", version=1)
+    with pytest.raises(ProgramError, match="holds a list, not a program"):
         load_program(path)
     write_archive(path, {"a": 1}, {}, kind="program", version=99)
     with pytest.raises(ProgramError, match="format 99, this calcvm reads 2"):
@@ -236,7 +236,7 @@ def test_array_headers_that_promise_more_than_follows_are_refused(tmp_path):
         z.writestr("manifest.json", manifest)
         z.writestr("arrays/0.npy", data)
     with pytest.raises(ProgramError, match="header says"):
-        read_archive(path, kind="program", versions=(1,))
+        read_archive(path, kinds=("program",), versions=(1,))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 5), (2, 3)])
@@ -244,7 +244,7 @@ def test_array_headers_that_promise_more_than_follows_are_refused(tmp_path):
 def test_arrays_of_any_shape_and_number_type_survive(tmp_path, shape, dtype):
     array = np.ones(shape, dtype)
     write_archive(tmp_path / "x", {}, {"a/b": array}, kind="k", version=1)
-    back = read_archive(tmp_path / "x", kind="k", versions=(1,)).arrays["a/b"]
+    back = read_archive(tmp_path / "x", kinds=("k",), versions=(1,)).arrays["a/b"]
     assert back.dtype == array.dtype and back.shape == array.shape
     np.testing.assert_array_equal(back, array)
 

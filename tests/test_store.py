@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from calcvm import optim
 from calcvm.errors import CalcError, ProgramError
 from calcvm.vm.program import Program
-from calcvm.vm.store import FileStore, MemoryStore
+from calcvm.vm.store import FORMAT_VERSION, HEADER, MAGIC, FileStore, MemoryStore
 from tests import store_faults
 from tests.fuzz_programs import mlp
 
@@ -234,8 +235,10 @@ def test_foreign_files_and_other_versions_are_refused(files, data, message):
 
 def test_facts_are_checked_also_where_the_checksum_fits(files):
     """A file made by hand."""
-    files.put("m", {}, image(0))
-    files.put("list", [1], image(0))  # type: ignore[arg-type]
+    files.put("list", {}, image(0))
+    path = files.folder / "models" / "list.model"
+    header = HEADER.pack(MAGIC, FORMAT_VERSION, 3, 0) + b"[1]"
+    path.write_bytes(header + hashlib.sha256(header).digest())
     with pytest.raises(ProgramError, match=r"list\.model.*not a model"):
         files.get("list")
 

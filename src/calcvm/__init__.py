@@ -10,7 +10,9 @@ from calcvm.ensemble import Ensemble, snapshot_ensemble
 from calcvm.errors import (
     CalcError,
     CalcWarning,
+    FileError,
     MissingExtra,
+    NoSuchFile,
     PlanError,
     ProgramError,
     ShapeError,
@@ -52,8 +54,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Constant",
-    "Cosine", "CosineRestarts", "Elastic", "Ensemble", "Exploration", "Exponential", "FileStore", "Fleet", "Handle",
-    "History", "MemoryStore", "MissingExtra", "Model", "OpSpec", "Optimizer", "Path", "Plan", "PlanError", "Program",
+    "Cosine", "CosineRestarts", "Elastic", "Ensemble", "Exploration", "Exponential", "FileError", "FileStore", "Fleet", "Handle",
+    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Optimizer", "Path", "Plan", "PlanError", "Program",
     "ProgramError", "RMSProp", "RayEngine", "Resident", "Results", "RowSpec", "ShapeError", "Step", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "init", "load",
     "load_program", "nn", "plan", "register_op", "snapshot_ensemble", *_functions,

@@ -14,6 +14,7 @@ from calcvm.ops.dims import Affine, Shape, show
 from calcvm.ops.optimizers import SCHEDULES
 from calcvm.ops.spec import HEADER_WORDS
 from calcvm.vm.encoding import decode_row
+from calcvm.vm.feeds import numbers
 from calcvm.vm.heap import CalcHeap
 from calcvm.vm.program import Program
 
@@ -122,7 +123,7 @@ class Ensemble:
         The loss is the first model's.  With a cross-entropy it is that of `predict_proba`, by either method; the
         accuracy is that of `predict_classes`.
         """
-        judge, y = self.models[0].judge, np.asarray(y)
+        judge = self.models[0].judge
         if not self._loss:
             return judge({"output": self.predict(X), "target": y})()
         figures = judge({"output": self._scores(X), "target": y})()
@@ -210,7 +211,7 @@ def snapshot_ensemble(
             f"the model's schedule is {_schedule(model.program)!r}: "
             "compile it with an optimizer such as cv.SGD(0.1, schedule=cv.CosineRestarts(1))"
         )
-    samples = model.resident.check("input", np.asarray(X), samples=True)
+    samples = model.resident.check("input", numbers("input", X), samples=True)
     heap = CalcHeap(cycles * model.program.heap_bytes, device=model.heap.device.name)
     hyper = model.hyper
     hyper["total_steps"], hyper["gamma"] = epochs_per_cycle * -(-samples // model.learning_batch), 1.0

@@ -24,6 +24,14 @@ class ProgramError(CalcError):
     """A program or model file is damaged, foreign, of an unknown version, or fails verification."""
 
 
+class FileError(CalcError, OSError):
+    """The system refused to read or write a file: which, why, what to do.  ``errno`` is the system's number."""
+
+
+class NoSuchFile(FileError, FileNotFoundError):
+    """There is no such file, or no such folder to write it to."""
+
+
 class UnsupportedOperator(CalcError):
     """The operator, or this use of it, has no rule or kernel."""
 

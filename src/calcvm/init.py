@@ -73,8 +73,8 @@ class Uniform(Initializer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.low <= self.high:
-            raise CalcError(f"Uniform: low {self.low!r} must be at most high {self.high!r}")
+        if not (self.low <= self.high and math.isfinite(self.high - self.low)):
+            raise CalcError(f"Uniform: low {self.low!r} must be at most high {self.high!r}, by a finite difference")
 
     def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
         return rng.uniform(self.low, self.high, shape)

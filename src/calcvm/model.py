@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from os import PathLike
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from calcvm import checks, compiler, nn
 from calcvm import functions as F
-from calcvm.errors import CalcError, CalcWarning, ProgramError, ShapeError
+from calcvm.errors import CalcError, CalcWarning, PlanError, ProgramError, ShapeError
 from calcvm.graph import CalcGraph, Variable
 from calcvm.ops.dims import Affine, show
 from calcvm.optim import Optimizer, optimizer_of
 from calcvm.planner import Plan
 from calcvm.progress import reporter
+from calcvm.vm import schema
+from calcvm.vm.binding import bind
 from calcvm.vm.epoch import Epoch, shuffling_key
-from calcvm.vm.heap import CalcHeap
+from calcvm.vm.facts import MAX_LEARNING, MAX_ROUNDS, MAX_SEED, check_learning_batch
+from calcvm.vm.feeds import numbers
+from calcvm.vm.heap import CalcHeap, parse_bytes
 from calcvm.vm.program import Program, Symbol
 from calcvm.vm.resident import Hyper, Resident
+from calcvm.vm.schema import boolean, integer, record
 from calcvm.vm.serialize import read_archive, write_archive
 from calcvm.vm.slices import SLICE_SECONDS
 
@@ -121,8 +125,8 @@ class Model:
             accumulate=accumulate, mode=mode, precision=precision,
         )  # fmt: skip
         program = compiler.compile(graph, plan=self._plan)
-        if learning_batch is not None and learning_batch < program.batch_size:
-            raise CalcError(f"learning_batch={learning_batch} is below the batch of {program.batch_size}")
+        if learning_batch is not None:
+            check_learning_batch(program, learning_batch)
         self.resident: Resident = (heap or _heap_of(program)).load(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
 
@@ -130,11 +134,12 @@ class Model:
     def on(cls, resident: Resident) -> Model:
         """A model of a heap (`CalcHeap.load`, `CalcHeap.open`) to fit, evaluate and save.
 
-        Its program must be of a graph that `build_graph` makes: placeholders input and target, paths learn and predict.
+        Its program must be of a graph that `build_graph` makes: placeholders input and target, paths learn and predict, a
+        result output.
         """
         checks.one_of("Model.on", resident, Resident, "a model of a heap (heap.load, heap.open)")
         missing = {"learn", "predict"} - {*resident.program.paths}
-        missing |= {"input", "target"} - {*resident.binding.variables}
+        missing |= {"input", "target", "output"} - {*resident.binding.variables}
         if missing:
             raise CalcError(
                 f"the program of {resident!r} is not of build_graph: it has no {', '.join(sorted(missing))}"
@@ -177,6 +182,7 @@ class Model:
 
     @learning_batch.setter
     def learning_batch(self, n: int) -> None:
+        """At least the batch (CalcError: more than that, and the program does not add gradients up)."""
         self.resident.facts["learning_batch"] = n
 
     @property
@@ -247,7 +253,7 @@ class Model:
         Parameters
         ----------
         X : ndarray, shape (n, *input_shape), float32, float64, uint8, int32 or int64
-            C-contiguous arrays of these types are not copied.
+            C-contiguous arrays of these types, in the machine's byte order, are not copied; other numbers are converted.
         y : ndarray, shape (n, *target_shape) or (n,) labels
         validation : (X, y), or the share of samples at the end of the data to hold out.
         patience : int, optional
@@ -365,27 +371,38 @@ class Model:
         return shuffling_key(self.resident.seed, self.epochs_done)
 
     # ------------------------------------------------------------ files
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write program, parameters, optimizer state and counters to one file, without pickle."""
+    def save(self, path: str | PathLike[str] | BinaryIO) -> None:
+        """Write program, parameters, optimizer state and counters to one file, without pickle.
+
+        ``path`` may be a binary file that is open.
+
+        Raises
+        ------
+        FileError : it cannot be written; a file that was there is unchanged.
+        """
         documents, arrays = self.program.to_parts()
-        documents["model"] = {
-            "seed": self.resident.seed,
-            "epochs": self.epochs_done,
-            "learning_batch": self.learning_batch,
-        }
         with self.resident as frame:
-            image = frame.get_image(open=True)
-        for number, cells in _state(self.resident, image):
-            arrays[f"state/{number}"] = cells
+            image, open_ = frame.get_image(open=True), self.resident.tenant.open
+            documents["model"] = {
+                "seed": self.resident.seed,
+                "epochs": self.epochs_done,
+                "learning_batch": self.learning_batch,
+                "open": open_,
+            }
+        for key, cells in _state(self.program, image):
+            arrays[key] = cells
         write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)
+
+    def __reduce__(self) -> Any:
+        """Pickled and copied as the file that `save` writes; the copy has a heap of its own."""
+        file = BytesIO()
+        self.save(file)
+        return _unpickled, (file.getvalue(),)
 
 
 def _samples(what: str, data: Any) -> np.ndarray:
     """A data set as an array, samples first."""
-    try:
-        array = np.asarray(data)
-    except ValueError:  # rows of different lengths, mostly
-        raise ShapeError(f"{what}: {checks.shown(data)} is no array: its rows differ in shape") from None
+    array = numbers(what, data)
     if array.ndim == 0:
         hint = f"; give its arrays, such as list({what}.values())" if isinstance(data, Mapping) else ""
         raise CalcError(f"{what}: an array of samples is wanted, not {checks.called(data)}{hint}")
@@ -415,11 +432,11 @@ def persistent(program: Program) -> dict[int, Symbol]:
     return {i: s for i, s in enumerate(program.symbols) if s.persistent and not s.members}
 
 
-def _state(resident: Resident, image: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Views of all that persists in an image with its gradients, by number of the symbol."""
-    start, elements = resident.binding.opened[0] // resident.program.itemsize, image.view(resident.program.dtype)
-    for number, s in persistent(resident.program).items():
-        yield number, elements[s.offset - start : s.offset - start + s.elems.b]
+def _state(program: Program, image: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Views of all that persists in an image with its gradients, by the name of its array in a file: its number."""
+    start, elements = bind(program).opened[0] // program.itemsize, image.view(program.dtype)
+    for i, s in persistent(program).items():
+        yield f"state/{i}", elements[s.offset - start : s.offset - start + s.elems.b]
 
 
 def _heap_of(program: Program) -> CalcHeap:
@@ -427,34 +444,61 @@ def _heap_of(program: Program) -> CalcHeap:
     return CalcHeap(program.heap_bytes, device=program.info.get("device", "cpu"))
 
 
-def load(path: str | PathLike[str]) -> Model:
-    """A model that `Model.save` wrote; its program is verified.
+_MODEL = record(
+    {"seed": integer(0, MAX_SEED), "epochs": integer(0, MAX_ROUNDS), "learning_batch": integer(1, MAX_LEARNING)},
+    optional={"open": boolean},
+)
+
+
+def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = None) -> Model:
+    """A model that `Model.save` wrote, in a heap of its own; its program is verified.
+
+    Nothing of the file is trusted, and the memory for its content is that of its size.  Running a model takes its
+    program's ``heap_bytes``, whatever the file's size: look at those of a stranger's file before, by
+    ``cv.load_program(path).heap_bytes``, or set a limit.
+
+    Parameters
+    ----------
+    path : path, or a binary file that is open.
+    memory : int or str, optional
+        The most bytes that the heap may take, or a text such as ``"64 MiB"`` (default: the machine's memory).
 
     Raises
     ------
     ProgramError : the file is truncated, altered, foreign, or of an unknown version.
+    PlanError : the heap would be larger than ``memory``, or than the machine's (``needed`` and ``allowed`` bytes).
+    FileError : it cannot be read.
     """
-    archive = read_archive(path, kind="model", versions=(FORMAT_VERSION,))
-    where = os.fspath(path)
-    program = Program.from_parts(archive.documents, archive.arrays, where=str(where))
-    try:
-        facts = archive.documents["model"]
-        resident = _heap_of(program).load(program, seed=int(facts["seed"]))
-        resident.facts.update(rounds=int(facts["epochs"]), learning_batch=int(facts["learning_batch"]))
-        with resident as frame:
-            image = frame.get_image(open=True)
-            for number, cells in _state(resident, image):
-                given = archive.arrays[f"state/{number}"]
-                if given.shape != cells.shape or given.dtype != program.dtype:
-                    name = program.symbols[number].name
-                    raise ProgramError(
-                        f"{where}: the state of {name!r} has shape {given.shape}, {cells.shape} is wanted"
-                    )
-                cells.view(np.uint8)[:] = given.view(np.uint8)
-            frame.set_image(image, open=True)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ProgramError(f"{where}: not a whole model ({error}): save it again") from None
-    return Model.on(resident)
+    archive = read_archive(path, kinds=("model",), versions=(FORMAT_VERSION,))
+    program = Program.from_parts(archive.documents, archive.arrays, where=archive.name)
+    where = f"{archive.name}: document 'model'"
+    facts = {"program": program.hash, **schema.check(_MODEL, archive.document("model"), where)}
+    facts["rounds"] = facts.pop("epochs")
+    check_learning_batch(program, facts["learning_batch"], f"{where}.", ProgramError)
+    for i, s in persistent(program).items():  # before any memory is asked for
+        given = archive.array(f"state/{i}")
+        if given.shape != (s.elems.b,) or given.dtype != program.dtype:
+            raise ProgramError(
+                f"{archive.name}: the state of {s.name!r} is {given.dtype} of shape {given.shape}, "
+                f"{program.dtype} of shape {(s.elems.b,)} is wanted"
+            )
+    allowed = None if memory is None else parse_bytes(memory)
+    if allowed is not None and program.heap_bytes > allowed:
+        raise PlanError(
+            f"{archive.name}: its heap takes {program.heap_bytes:,} bytes, memory= allows {allowed:,}",
+            program.heap_bytes,
+            allowed,
+        )
+    heap = _heap_of(program)
+    start, stop = bind(program).opened
+    image = np.zeros(stop - start, np.uint8)
+    for key, cells in _state(program, image):
+        cells.view(np.uint8)[:] = archive.array(key).view(np.uint8)
+    return Model.on(heap.adopt(program, facts, image))
+
+
+def _unpickled(data: bytes) -> Model:
+    return load(BytesIO(data))
 
 
 def build_graph(

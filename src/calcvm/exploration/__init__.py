@@ -18,6 +18,7 @@ from calcvm.exploration.study import Study
 from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Build, Task
 from calcvm.progress import Count
+from calcvm.vm.feeds import numbers
 from calcvm.vm.heap import parse_bytes
 from calcvm.vm.verify import MAX_WORKERS
 
@@ -181,7 +182,7 @@ def _held_out(data: Any, validation: Any) -> tuple[Any, Any]:
     if not 0 < n_kept < n:
         raise CalcError(f"validation={validation}: no samples are left on one side of {n}")
     names = list(data) if isinstance(data, Mapping) else None
-    parts = [tuple(np.asarray(a)[part] for a in arrays) for part in (slice(n_kept), slice(n_kept, None))]
+    parts = [tuple(numbers("data", a)[part] for a in arrays) for part in (slice(n_kept), slice(n_kept, None))]
     kept, held = (dict(zip(names, part)) if names else part for part in parts)
     return kept, held
 

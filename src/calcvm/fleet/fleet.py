@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -18,7 +20,8 @@ from calcvm.progress import Count
 from calcvm.vm import job as layout
 from calcvm.vm.binding import Binding
 from calcvm.vm.device import DEVICES
-from calcvm.vm.epoch import Epoch, readable
+from calcvm.vm.epoch import Epoch
+from calcvm.vm.feeds import readable
 from calcvm.vm.frame import Frame
 from calcvm.vm.heap import CalcHeap, check_program, parse_bytes
 from calcvm.vm.pieces import aligned
@@ -31,6 +34,17 @@ from calcvm.vm.verify import MAX_BLOCKS, MAX_WORKERS
 FIRST_SLOTS = 64  # of the table of tasks
 FIRST_ROUNDS = 8  # of a turn, before anything was measured
 TURNS = 16  # a worker's share of turns in a slice, at least: what one waits for another at its end
+
+
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """An array that compiled code cannot read where it is, and one that it can.
+
+    Models that read it keep it; while one does, ``given`` lives, and its id is no other object's.
+    """
+
+    given: Any
+    array: np.ndarray
 
 
 class Fleet:
@@ -66,7 +80,7 @@ class Fleet:
         self.heap = CalcHeap(memory, store, device)
         self.workers = workers or self.heap.device.n_workers
         self.handles: dict[str, Handle] = {}
-        self._arrays: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of users, and as they can be read in place
+        self._converted: WeakValueDictionary[int, Converted] = WeakValueDictionary()  # by the id of the user's array
         self._tasks, self._address = np.zeros((0, layout.TASK_WORDS), np.int64), 0
         self._free_slots: list[int] = []
         self._per_round = 0.0  # seconds of the team, as last measured
@@ -112,7 +126,8 @@ class Fleet:
         program : Program or str
             Of any graph with a path that trains.
         data : arrays for the placeholders of that path, in the order they were declared, or by name
-            Read where they are; many models may share them.
+            Read where they are; many models may share them.  What must be converted (lists, DataFrames, float16, another
+            byte order, ...) is converted once, and read as it was then, until the last model that reads it is closed.
         samples : slice or ndarray of int, shape (n,), optional
             The samples of ``data`` to train on (default: all).
         validation : tuple or mapping of arrays, or slice or numbers of samples of ``data``, optional
@@ -124,6 +139,9 @@ class Fleet:
             Its own number of epochs in each `fit`.
         patience : int, optional
             Stop when the validation loss has not fallen for so many epochs.
+        learning_batch : int, optional
+            Samples an update is made from, where that is more than the program's batch; the program must add gradients
+            up (``accumulate=True``).
         memory : int or str, optional
             Quota: refuse a program that takes more bytes.
 
@@ -156,14 +174,14 @@ class Fleet:
             loss = binding.training(path)["loss"]
             if loss is None:
                 raise CalcError(f"path {path!r} has no loss to follow")
+            sources: list[Converted] = []
             names = binding.feeds(path)
-            arrays = self._named(names, _arrays("data", data, names))
-            learning = learning_batch or resident.facts.get("learning_batch")
-            if learning_batch:
+            arrays = self._named(names, _arrays("data", data, names), sources)
+            if learning_batch is not None:
                 resident.facts["learning_batch"] = learning_batch
             train = Epoch(
-                resident, arrays, path, samples=samples, train=True, learning=learning, results=[loss],
-                check_finite=check_finite,
+                resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
+                results=[loss], check_finite=check_finite,
             )  # fmt: skip
             judge = None
             if validation is not None:
@@ -175,7 +193,7 @@ class Fleet:
                     )
                 if own:
                     names = binding.feeds("predict")
-                    judged_on = self._named(names, _arrays("validation", validation, names))
+                    judged_on = self._named(names, _arrays("validation", validation, names), sources)
                 judge = Epoch(
                     resident, judged_on if own else arrays, "predict",
                     samples=None if own else validation, check_finite=check_finite,
@@ -193,7 +211,7 @@ class Fleet:
         job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
         if judge is not None:
             judge.job[layout.ROUNDS] = judge.rounds
-        handle = self.handles[resident.name] = Handle(self, resident, train, judge, epochs)
+        handle = self.handles[resident.name] = Handle(self, resident, train, judge, epochs, sources)
         self._hope(np.array([handle._slot]))
         return handle
 
@@ -207,8 +225,11 @@ class Fleet:
                 allowed,
             )
 
-    def _named(self, names: Sequence[str], data: Any) -> dict[str, np.ndarray]:
-        """Arrays by placeholder, as compiled code can read them; each array of a user is converted once."""
+    def _named(self, names: Sequence[str], data: Any, sources: list[Converted]) -> dict[str, np.ndarray]:
+        """Arrays by placeholder, as compiled code can read them.
+
+        Each array of a user is converted once for all models that read it; ``sources`` keep what was converted.
+        """
         if not isinstance(data, Mapping):
             if len(data) != len(names):
                 raise CalcError(f"data: {len(names)} arrays are wanted ({', '.join(names)}), not {len(data)}")
@@ -217,14 +238,15 @@ class Fleet:
             raise CalcError(f"data for {', '.join(map(repr, data))}; wanted are {', '.join(names)}")
         out = {}
         for name, given in data.items():
-            if id(given) not in self._arrays:
-                array = np.asarray(given)
-                converted = array if array.dtype.kind not in "fiub" else readable(name, array, False)
-                if converted is given:
-                    out[name] = converted
+            source = self._converted.get(id(given))
+            if source is None:
+                array = readable(name, given, False)
+                if array is given:
+                    out[name] = array
                     continue
-                self._arrays[id(given)] = given, converted
-            out[name] = self._arrays[id(given)][1]
+                source = self._converted[id(given)] = Converted(given, array)
+            sources.append(source)
+            out[name] = source.array
         return out
 
     def _take_slot(self, words: np.ndarray, judges: int | None = None) -> int:

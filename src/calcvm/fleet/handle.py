@@ -16,7 +16,7 @@ from calcvm.vm.frame import Frame
 from calcvm.vm.resident import Resident
 
 if TYPE_CHECKING:
-    from calcvm.fleet.fleet import Fleet
+    from calcvm.fleet.fleet import Converted, Fleet
 
 STATUS = {
     layout.FINISHED: "done",
@@ -38,7 +38,16 @@ class Handle:
     resident : the model in the heap.
     """
 
-    def __init__(self, fleet: Fleet, resident: Resident, train: Epoch, judge: Epoch | None, epochs: int | None):
+    def __init__(
+        self,
+        fleet: Fleet,
+        resident: Resident,
+        train: Epoch,
+        judge: Epoch | None,
+        epochs: int | None,
+        sources: list[Converted],
+    ):
+        self._sources = sources
         self._fleet, self.resident, self._train, self._judge, self.epochs = fleet, resident, train, judge, epochs
         self.name, self.nbytes = resident.name, resident.program.heap_bytes
         self.status, self.error = "waiting", ""
@@ -99,6 +108,9 @@ class Handle:
         self.resident.close()
         self.status = "closed"
         self._fleet._forget(self)
+        self._sources.clear()
+        for run in filter(None, (self._train, self._judge)):
+            run.release()
 
     # ------------------------------------------------------------ for the fleet
     @property

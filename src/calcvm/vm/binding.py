@@ -49,6 +49,9 @@ class Binding:
 
     def __init__(self, program: Program):
         self.program = program
+        missing = {"variables", "parameters", "state", "paths"} - program.info.keys()
+        if missing:
+            raise ProgramError(f"the program says nothing of its {min(missing)}: it can be looked at, not run")
         self.variables = program.info["variables"]
         self.paths = program.info["paths"]
         self.device = device_of(program.info.get("device", "cpu"))
@@ -79,7 +82,9 @@ class Binding:
         return kept
 
     def symbol(self, variable: str) -> Symbol:
-        """Where a variable's value lies."""
+        """Where a variable's value lies (CalcError: nowhere)."""
+        if self.variables[variable]["symbol"] is None:
+            raise CalcError(f"{variable!r} has no value: it is {self.variables[variable]['unreadable']}")
         return self.program.symbols[self.variables[variable]["symbol"]]
 
     def shape(self, variable: str, batch: int) -> tuple[int, ...]:

@@ -9,17 +9,17 @@ import numpy as np
 
 from calcvm.errors import CalcError, ShapeError
 from calcvm.vm import job as layout
+from calcvm.vm.facts import check_learning_batch
+from calcvm.vm.feeds import numbers, readable
 from calcvm.vm.frame import Frame
 from calcvm.vm.resident import Resident
 from calcvm.vm.slices import ended, latest, sliced
-
-FINITE_BLOCK = 1 << 20
 
 
 class Epoch:
     """Passes over the samples of arrays, in batches, through a path of a model.
 
-    data : placeholder -> array of samples; C-contiguous arrays of `layout.FEED_DTYPES` are read in place.
+    data : placeholder -> array of samples, read in place where it can be (`calcvm.vm.feeds`).
         Where the path's output is among them, the network is not run: results are of those outputs.
     samples : the numbers of those to use (default: all), or a slice; the arrays are not copied.
     train : each round runs backward too, each learning batch ends with an update.
@@ -45,6 +45,7 @@ class Epoch:
         device = self._device = binding.device
         self.model, self.names, self._trains = model, list(results), path if train else None
         self._changes = path in binding.changes
+        data = {name: numbers(name, array) for name, array in data.items()}
         if isinstance(samples, slice):
             data, samples = {name: array[samples] for name, array in data.items()}, None
         sizes = {name: model.check(name, array, samples=True) for name, array in data.items()}
@@ -54,7 +55,9 @@ class Epoch:
         self._index = None if samples is None else _index(samples, n)
         self.samples = n = n if self._index is None else len(self._index)
         batch = program.batch_size
-        learning = learning or batch
+        learning = batch if learning is None else learning
+        if not 1 <= learning <= batch:  # compiled code counts with it
+            check_learning_batch(program, learning)
         short, rest = learning % batch, n % learning % batch
         self.rounds = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
         self._arrays = [readable(name, array, check_finite) for name, array in data.items()]
@@ -64,6 +67,9 @@ class Epoch:
         self._outputs = outputs or {}
         drains = [_feed(model, name, a, device.output(a)) for name, a in self._outputs.items()]
         self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
+        for name in results:
+            if binding.symbol(name).elems != 1:
+                raise CalcError(f"{name!r} is no single number: it has no mean over the samples")
         self._results = np.array([binding.symbol(name).offset for name in results], np.int64)
         self._sums = device.shared(max(len(results), 1))
         given = binding.paths[path]["output"] in data
@@ -99,6 +105,10 @@ class Epoch:
         job[layout.ITEMSIZE : layout.SEED_OFF + 1] = program.itemsize, seed_off
         job[layout.INDEX] = 0 if self._index is None else device.constant(self._index)
         self._per_round = 0.0  # seconds, as last measured
+
+    def release(self) -> None:
+        """Let the arrays go; the model is closed, and no pass can begin."""
+        self._arrays.clear()
 
     def begin(self, key: int | None) -> None:
         """Start a pass: in the order that ``key`` chooses, or (None) in the data's own."""
@@ -220,22 +230,6 @@ def _index(samples: np.ndarray, n: int) -> np.ndarray:
 def shuffling_key(seed: int, epoch: int) -> int:
     """What chooses the order of an epoch's samples: a function of the model's seed and the epochs done before."""
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1342543DE82EF95 + 1) % 2**63
-
-
-def readable(name: str, array: np.ndarray, check_finite: bool) -> np.ndarray:
-    if array.dtype == bool:
-        array = array.view(np.uint8)
-    if array.dtype.name not in layout.FEED_DTYPES:
-        array = array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
-    array = np.ascontiguousarray(array)
-    if check_finite and array.dtype.kind == "f":
-        flat = array.reshape(-1)
-        for i in range(0, flat.size, FINITE_BLOCK):
-            bad = np.flatnonzero(~np.isfinite(flat[i : i + FINITE_BLOCK]))
-            if bad.size:
-                where = np.unravel_index(i + int(bad[0]), array.shape)
-                raise CalcError(f"{name!r}: {flat[i + int(bad[0])]} at index {tuple(map(int, where))}; remove it")
-    return array
 
 
 def _feed(model: Resident, name: str, array: np.ndarray, address: int) -> tuple[int, int, int, int]:

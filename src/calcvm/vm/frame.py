@@ -7,6 +7,9 @@ has frames of its own (`calcvm.vm.device`).  Here are those of the host's.
 from __future__ import annotations
 
 import math
+import os
+import resource
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 TRAPS = {1: "a target label is not an integer in [0, classes)"}
 NO_TRAP = 0, 0
+RESERVED = 16  # elements at a piece's begin: the first two hold a trap
 
 
 class Frame:
@@ -37,6 +41,7 @@ class Frame:
     writable : views that `cells` gives can be written to.
     address : of the piece, as compiled code sees it.
     bytes, elements, image : the piece and the image, as views; of memory on the host alone.
+    lasting : elements up to the last that persists.
     job, job_address : a job for the piece, to be filled in.
     """
 
@@ -48,6 +53,7 @@ class Frame:
         "image",
         "job",
         "job_address",
+        "lasting",
         "pins",
         "start",
         "stop",
@@ -64,6 +70,7 @@ class Frame:
         self.bytes = piece[: binding.program.heap_bytes]
         self.elements = self.bytes.view(binding.program.dtype)
         self.image = self.bytes[slice(*binding.image)]
+        self.lasting = self.elements[: lasting_elems(binding)]
         self.view = self.image.data  # copied in half the time that an array takes
         self.traps = self.elements[:2]
 
@@ -96,28 +103,28 @@ class Frame:
         """The element at an offset."""
         return float(self.elements[offset])
 
-    # ------------------------------------------------------------ the whole piece
+    # ------------------------------------------------------------ the whole piece, and what of it lasts
     def clear(self) -> None:
-        """Set the piece to 0."""
-        self.bytes[:] = 0
+        """Set to 0 what must be: traps and what persists.  All else is written before it is read."""
+        self.lasting[:] = 0
 
     def clear_padding(self) -> None:
         """Set to 0 what updates of whole blocks read, and nothing writes (`Binding.padding`)."""
         self.elements[self.binding.padding] = 0
 
     def blank(self) -> np.ndarray:
-        """Zeros for all elements of the piece, to be set and given to `fill`: here the piece itself."""
+        """Zeros for the elements up to the last that persists, to be set and given to `fill`: here the piece itself."""
         self.clear()
-        return self.elements
+        return self.lasting
 
     def snapshot(self) -> np.ndarray:
         """A copy of all elements of the piece, for `fill`."""
         return self.elements.copy()
 
     def fill(self, elements: np.ndarray) -> None:
-        """Set all elements of the piece."""
-        if elements is not self.elements:
-            self.elements[:] = elements
+        """Set the first elements of the piece."""
+        if elements is not self.lasting:
+            self.elements[: len(elements)] = elements
 
     # ------------------------------------------------------------ the image
     def get_image(self, open: bool = False) -> np.ndarray:  # noqa: A002
@@ -128,7 +135,7 @@ class Frame:
         """Set the image's bytes."""
         self.bytes[slice(*(self.binding.opened if open else self.binding.image))] = image
 
-    def keep(self, store: Store, name: str, facts: dict[str, Any], open: bool) -> int:  # noqa: A002
+    def keep(self, store: Store, name: str, facts: Mapping[str, Any], open: bool) -> int:  # noqa: A002
         """Copy the image to a store; the bytes copied."""
         image = self.bytes.data[slice(*self.binding.opened)] if open else self.view
         store.put(name, facts, image)
@@ -206,6 +213,11 @@ def cells_of(elements: np.ndarray, symbol: Symbol, shape: tuple[int, ...] | None
     return elements[symbol.offset : symbol.offset + math.prod(shape)].reshape(shape)
 
 
+def lasting_elems(binding: Binding) -> int:
+    """Elements from a piece's begin to the last that persists."""
+    return max(binding.opened[1] // binding.program.itemsize, RESERVED)
+
+
 class Memory(Protocol):
     """A heap's one allocation, of ``nbytes`` bytes."""
 
@@ -218,16 +230,25 @@ class Memory(Protocol):
         """Give the memory back: its frames are not used any more."""
 
 
+def machine_bytes() -> int:
+    """Bytes of the machine's memory, or what of them the process may have."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return there if limit == resource.RLIM_INFINITY else min(there, limit)
+
+
 class HostMemory:
-    """Memory of the host, zeroed."""
+    """Memory of the host, zeroed; the system gives pages of it as they are touched."""
 
     def __init__(self, nbytes: int):
-        self.nbytes = nbytes
+        self.nbytes, there = nbytes, machine_bytes()
         try:
+            if nbytes > there:
+                raise MemoryError
             self._bytes = aligned(nbytes)
-        except (MemoryError, ValueError, OverflowError):  # ValueError: more than an array can have
-            text = f"a heap of {nbytes:,} bytes: the machine has not so much memory: take smaller batches or models"
-            raise PlanError(text, nbytes) from None
+        except MemoryError:
+            text = f"a heap of {nbytes:,} bytes: the machine has not so much memory, but {there:,}: take smaller batches or models"
+            raise PlanError(text, nbytes, there) from None
 
     def frame(self, binding: Binding, start: int, stop: int) -> Frame:
         return Frame(binding, start, stop, self._bytes[start:stop])

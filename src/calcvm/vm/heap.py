@@ -7,6 +7,7 @@ import re
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,10 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, PlanError, ProgramError
+from calcvm.vm import schema
 from calcvm.vm.binding import Binding, bind
 from calcvm.vm.device import device_of, heaps_of
+from calcvm.vm.facts import DIGEST, Facts
 from calcvm.vm.frame import Frame
 from calcvm.vm.pieces import Pieces
 from calcvm.vm.program import Program
@@ -70,7 +73,7 @@ class Tenant:
         "arena",
     )
 
-    def __init__(self, name: str, binding: Binding | None, workers: int, facts: dict[str, Any]):
+    def __init__(self, name: str, binding: Binding | None, workers: int, facts: Facts):
         self.name, self.binding, self.workers, self.facts = name, binding, workers, facts
         self.frame: Frame | None = None
         self.changed = False  # since the store has its image
@@ -80,6 +83,11 @@ class Tenant:
         self.held: dict[str, int] = {}  # placeholders that hold data: the batch it has
         self.ran: dict[tuple[str, str], int] = {}  # paths and phases that were run: the batch
         self.arena: str | None = None  # the path whose transient values the piece holds
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether it may differ from what the store has."""
+        return self.changed or self.exposed or self.facts.changed
 
     def forget(self) -> None:
         """Its placeholders and results are gone."""
@@ -152,6 +160,34 @@ class CalcHeap:
         """
         check_program(program)
         seed = checks.integer("seed", seed, 0)
+        values = {"program": program.hash, "seed": seed, "rounds": 0}
+        return self._start(program, values, workers, name, lambda model, frame: model.reset(seed))
+
+    def adopt(
+        self,
+        program: Program,
+        facts: Mapping[str, Any],
+        image: np.ndarray,
+        workers: int | None = None,
+        name: str | None = None,
+    ) -> Resident:
+        """A model as it was elsewhere: its facts, and its image with its gradients (`Frame.get_image`); as `load`."""
+
+        def start(model: Resident, frame: Frame) -> None:
+            frame.set_image(image, open=True)
+            model.tenant.changed, model.tenant.open = True, bool(facts.get("open"))
+
+        return self._start(program, facts, workers, name, start)
+
+    def _start(
+        self,
+        program: Program,
+        values: Mapping[str, Any],
+        workers: int | None,
+        name: str | None,
+        start: Callable[[Resident, Frame], None],
+    ) -> Resident:
+        """A new model, of which ``start`` sets what persists."""
         self._check_device(program)
         if program.heap_bytes > self.nbytes:
             raise PlanError(
@@ -167,15 +203,16 @@ class CalcHeap:
             )
         with self._lock:
             name = self._new_name(name)
+            facts = Facts(program, values)
             if self.store.persistent:
                 self.store.put_program(program)
-            facts = {"program": program.hash, "seed": seed, "rounds": 0}
             tenant = self._tenants[name] = Tenant(name, bind(program), workers or program.workers, facts)
             model = self._handle(tenant)
             try:
                 self._enter(tenant, fresh=True)
                 self.leave(model)
-                model.reset(seed)
+                with model as frame:
+                    start(model, frame)
             except BaseException:
                 model.close()
                 raise
@@ -196,20 +233,20 @@ class CalcHeap:
                 return self._handle(self._tenants[name])
             if name not in self.store:
                 raise CalcError(f"no model {name!r}; there are {_some(self.names)}")
-            facts, image = self.store.get(name)
-            try:
-                program = self.store.get_program(facts["program"])
-                self._check_device(program)
-                binding = bind(program)
-                start, stop = binding.opened if facts.get("open") else binding.image
-            except KeyError as error:
-                raise ProgramError(f"model {name!r}: its file lacks {error}") from None
+            found, image = self.store.get(name)
+            where = f"{self.store!r}, model {name!r}"
+            program = self.store.get_program(schema.check(DIGEST, found.get("program"), f"{where}: its program"))
+            facts = Facts(program, found, where)
+            self._check_device(program)
+            binding = bind(program)
+            start, stop = binding.opened if facts.get("open") else binding.image
             if image.nbytes != stop - start or program.heap_bytes > self.nbytes:
                 raise ProgramError(
-                    f"model {name!r}: an image of {image.nbytes:,} bytes for a program of {program.heap_bytes:,} "
+                    f"{where}: an image of {image.nbytes:,} bytes for a program of {program.heap_bytes:,} "
                     f"({stop - start:,} persistent), in a heap of {self.nbytes:,}"
                 )
-            tenant = Tenant(name, binding, min(workers or program.workers, program.workers), facts)
+            team = program.workers if workers is None else min(checks.integer("workers", workers), program.workers)
+            tenant = Tenant(name, binding, team, facts)
             tenant.open = bool(facts.get("open"))
             self._tenants[name] = tenant
             return self._handle(tenant)
@@ -340,7 +377,7 @@ class CalcHeap:
                 return None
             tenant = victim.tenant
             if tenant is not None:
-                if tenant.changed or tenant.exposed:
+                if tenant.unsaved:
                     self.stats.bytes += put(tenant, victim, self.store)
                 tenant.exposed = False
                 tenant.graded.clear()
@@ -386,7 +423,7 @@ class CalcHeap:
         """Copy a model to the store if it may have changed; waits while another thread uses it."""
         while (frame := tenant.frame) is not None and frame.pins and frame.thread != threading.get_ident():
             self._await()
-        if frame is not None and (tenant.changed or tenant.exposed):
+        if tenant.unsaved:
             self.stats.bytes += put(tenant, frame, self.store)
 
     def remove(self, model: Resident) -> None:
@@ -445,15 +482,20 @@ def check_program(program: Any) -> None:
     checks.one_of("a model of the heap", program, Program, wanted)
 
 
-def put(tenant: Tenant, frame: Frame, store: Store) -> int:
-    """Copy a resident model's image to the store; the bytes copied."""
+def put(tenant: Tenant, frame: Frame | None, store: Store) -> int:
+    """Copy a model's image to the store, or where it is not in a frame its facts alone; the bytes copied."""
     facts = tenant.facts
     if tenant.open:
         facts["open"] = True
     elif "open" in facts:
         del facts["open"]
-    copied = frame.keep(store, tenant.name, facts, tenant.open)
-    tenant.changed = False
+    if frame is None:
+        image = store.get(tenant.name)[1]
+        store.put(tenant.name, facts, image)
+        copied = image.nbytes
+    else:
+        copied = frame.keep(store, tenant.name, facts, tenant.open)
+    tenant.changed = facts.changed = False
     return copied
 
 
@@ -461,7 +503,7 @@ def _flush_at_exit(tenants: dict[str, Tenant], store: Store, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child
         for tenant in tenants.values():
             # what another thread is changing stays as it was written last
-            if tenant.frame is not None and not tenant.frame.pins and (tenant.changed or tenant.exposed):
+            if tenant.unsaved and not (tenant.frame is not None and tenant.frame.pins):
                 put(tenant, tenant.frame, store)
         store.close()
 

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from os import PathLike
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from calcvm.errors import CalcError, ProgramError
 from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.spec import MAX_WORDS, OPCODES, RowSpec
+from calcvm.vm import schema
+from calcvm.vm.documents import DOCUMENT
 from calcvm.vm.serialize import read_archive, write_archive
 
 FORMAT_VERSION = 2  # 1: facts named symbols, which were not told apart
@@ -90,7 +92,7 @@ class Program:
         freeze(self, "patches", _read_only(self.patches, np.int64))
         freeze(self, "operand_values", _read_only(self.operand_values, np.int32))
         freeze(self, "constants", {k: _read_only(v, None) for k, v in self.constants.items()})
-        freeze(self, "info", json.loads(json.dumps(self.info)))  # the same before and after a file
+        freeze(self, "info", json.loads(json.dumps(self.info, default=_plain)))  # the same before and after a file
 
     # ------------------------------------------------------------ facts
     @property
@@ -159,8 +161,8 @@ class Program:
 
         return disassemble(self, batch)
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the program to a file; the file appears whole or not at all."""
+    def save(self, path: str | PathLike[str] | BinaryIO) -> None:
+        """Write the program to a file that is open, or to a path: the file appears whole or not at all."""
         documents, arrays = self.to_parts()
         write_archive(path, documents, arrays, kind="program", version=self.format_version)
 
@@ -201,55 +203,58 @@ class Program:
         """The program that `to_parts` took apart, verified; ``where`` names its source in errors."""
         from calcvm.vm.verify import verify
 
+        document = documents.get("program")
+        version = document.get("format_version") if isinstance(document, Mapping) else None
+        if version is not None and version != FORMAT_VERSION:
+            raise ProgramError(
+                f"{where}: program format {version}, this calcvm reads {FORMAT_VERSION}: compile the graph again"
+            )
+        document = schema.check(DOCUMENT, document, f"{where}: not a well-formed program, it")
+        prefix = "program/constants/"
+        program = Program(
+            dtype=document["dtype"],
+            rows=_array(arrays, "rows", np.int64, where),
+            patches=_array(arrays, "patches", np.int64, where),
+            sections={(path, phase): (start, stop) for path, phase, start, stop in document["sections"]},
+            batch_size=document["batch_size"],
+            workers=document["workers"],
+            heap_elems=document["heap_elems"],
+            zones=tuple(Zone(**z) for z in document["zones"]),
+            symbols=tuple(
+                Symbol(name=name, kind=kind, offset=offset, elems=elems, shape=shape, persistent=persistent,
+                       resident=resident, members=tuple(members))
+                for name, kind, offset, elems, shape, persistent, resident, members in document["symbols"]
+            ),
+            operand_values=_array(arrays, "operand_values", np.int32, where),
+            labels=tuple(document["labels"]),
+            info=documents["program"]["info"],
+            constants={k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)},
+            format_version=FORMAT_VERSION,
+        )  # fmt: skip
+        if len(program.sections) != len(document["sections"]):
+            raise ProgramError(f"{where}: a section of the program is there twice")
         try:
-            document = documents["program"]
-            version = document["format_version"]
-            if version != FORMAT_VERSION:
-                raise ProgramError(
-                    f"{where}: program format {version}, this calcvm reads {FORMAT_VERSION}: compile the graph again"
-                )
-            prefix = "program/constants/"
-            program = Program(
-                dtype=str(document["dtype"]),
-                rows=_array(arrays, "program/rows", np.int64),
-                patches=_array(arrays, "program/patches", np.int64),
-                sections={(str(p), str(f)): (int(i), int(j)) for p, f, i, j in document["sections"]},
-                batch_size=int(document["batch_size"]),
-                workers=int(document["workers"]),
-                heap_elems=int(document["heap_elems"]),
-                zones=tuple(Zone(**z) for z in document["zones"]),
-                symbols=tuple(
-                    Symbol(name=str(name), kind=str(kind), offset=int(offset), elems=_affine(elems),
-                           shape=tuple(_affine(d) for d in shape), persistent=bool(persistent), resident=bool(resident),
-                           members=tuple(int(m) for m in members))
-                    for name, kind, offset, elems, shape, persistent, resident, members in document["symbols"]
-                ),
-                operand_values=_array(arrays, "program/operand_values", np.int32),
-                labels=tuple(str(label) for label in document["labels"]),
-                info=document["info"],
-                constants={k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)},
-                format_version=version,
-            )  # fmt: skip
-            stored = document["instructions"]
             verify(program)
-            _same_instructions(stored, instructions(program.rows), where)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            if isinstance(error, CalcError):
-                raise
-            raise ProgramError(f"{where}: not a well-formed program ({type(error).__name__}: {error})") from error
+        except ProgramError as error:
+            raise ProgramError(f"{where}: {error}") from None
+        _same_instructions(document["instructions"], instructions(program.rows), where)
         return program
 
 
-def load_program(path: str | PathLike[str]) -> Program:
-    """Read and verify a program that `Program.save` wrote.
+def load_program(path: str | PathLike[str] | BinaryIO) -> Program:
+    """Read and verify a program that `Program.save` wrote, or that of a model that `Model.save` wrote.
+
+    No memory is asked for but for the file's own content: ``heap_bytes`` is what running the program would take.
 
     Raises
     ------
     ProgramError
         The file is truncated, altered, foreign, of an unknown version, or does not verify.
+    FileError
+        It cannot be read.
     """
-    archive = read_archive(path, kind="program", versions=(FORMAT_VERSION,))
-    return Program.from_parts(archive.documents, archive.arrays, where=str(path))
+    archive = read_archive(path, kinds=("program", "model"), versions=(FORMAT_VERSION,))
+    return Program.from_parts(archive.documents, archive.arrays, where=archive.name)
 
 
 # ---------------------------------------------------------------- small helpers
@@ -284,19 +289,23 @@ def _read_only(array: np.ndarray, dtype: Any) -> np.ndarray:
     return array
 
 
-def _array(arrays: Mapping[str, np.ndarray], name: str, dtype: Any) -> np.ndarray:
-    if arrays[name].dtype != dtype:
-        raise TypeError(f"{name} is {arrays[name].dtype}, not {np.dtype(dtype)}")
-    return arrays[name]
+def _array(arrays: Mapping[str, np.ndarray], name: str, dtype: Any, where: str) -> np.ndarray:
+    array = arrays.get(f"program/{name}")
+    if array is None or array.dtype != dtype or array.ndim != 2:
+        found = "missing" if array is None else f"{array.dtype} of {array.ndim} axes"
+        raise ProgramError(f"{where}: the program's {name} are {found}, not {np.dtype(dtype)} of 2 axes")
+    return array
 
 
 def _form(n: Affine) -> list[int]:
     return [n.a, n.b]
 
 
-def _affine(form: Any) -> Affine:
-    a, b = form
-    return Affine(int(a), int(b))
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, for JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} is no number, text, list or mapping")
 
 
 def _canonical(document: Any) -> bytes:

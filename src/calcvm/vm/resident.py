@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from calcvm import checks
-from calcvm import init as initializers
-from calcvm.errors import CalcError, ProgramError, ShapeError
+from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.dims import show
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
 from calcvm.ops.statement import PHASES
 from calcvm.vm import job as layout
 from calcvm.vm.binding import FORWARD, Binding
 from calcvm.vm.device import heaps_of
+from calcvm.vm.documents import initializer
+from calcvm.vm.facts import Facts
+from calcvm.vm.feeds import numbers
 from calcvm.vm.frame import Frame, cells_of
 from calcvm.vm.heap import CalcHeap, Tenant
 from calcvm.vm.program import Program, Symbol
@@ -127,8 +129,8 @@ class Resident:
         return self.tenant.workers
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What the store keeps beside the image: the program's hash, the seed, the rounds done (JSON-able)."""
+    def facts(self) -> Facts:
+        """What the store keeps beside the image: the program's hash, the seed, the rounds done, settings (JSON-able)."""
         return self.tenant.facts
 
     @property
@@ -167,9 +169,9 @@ class Resident:
         tenant, info = self.tenant, self.program.info
         seed = checks.integer("seed", seed, 0)
         with self as frame:
+            tenant.facts.update(seed=seed, rounds=0)
             elements = frame.blank()
             tenant.forget()
-            tenant.facts |= {"seed": int(seed), "rounds": 0}
             tenant.changed, tenant.open = True, False
             for i, (name, facts) in enumerate(info["parameters"].items()):
                 self._set_parameter(elements, name, facts["init"], np.random.default_rng([seed, i]))
@@ -184,10 +186,7 @@ class Resident:
         if "array" in spec:
             view[...] = self.program.constants[spec["array"]]
         else:
-            kind = getattr(initializers, spec["class"], None)
-            if not (isinstance(kind, type) and issubclass(kind, initializers.Initializer)):
-                raise ProgramError(f"parameter {name!r}: no initializer is called {spec['class']!r}")
-            view[...] = kind(**spec["fields"])(view.shape, rng)
+            view[...] = initializer(spec)(view.shape, rng)
 
     def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
         if facts["symbol"] is None:
@@ -218,12 +217,8 @@ class Resident:
         if heap is not None:
             checks.one_of("copy: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
         with self as frame:
-            image = frame.get_image()
-        other = (heap or self.heap).load(self.program, self.seed, self.workers, name)
-        with other as frame:
-            frame.set_image(image)
-            other.facts.update({**self.facts})
-        return other
+            image, facts = frame.get_image(open=True), {**self.facts, "open": self.tenant.open}
+        return (heap or self.heap).adopt(self.program, facts, image, self.workers, name)
 
     def close(self) -> None:
         """Give the model's room back; it cannot be used afterwards.  A `FileStore` keeps its file."""
@@ -256,7 +251,7 @@ class Resident:
         if facts["kind"] != "placeholder":
             how = "change it through model.parameters" if facts["kind"] == "parameter" else "only placeholders are set"
             raise CalcError(f"{name!r} is a {facts['kind']}: {how}")
-        array = np.asarray(value)
+        array = numbers(name, value)
         self._place(name, array, self.check(name, array))
 
     def _place(self, name: str, array: np.ndarray, batch: int) -> None:
@@ -419,7 +414,7 @@ class Resident:
         names = self.binding.feeds(self.binding.path(path))
         if len(data) != len(names):
             raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
-        arrays = [np.asarray(array) for array in data]
+        arrays = [numbers(name, array) for name, array in zip(names, data)]
         sizes = [self.check(name, array) for name, array in zip(names, arrays)]
         if len(set(sizes)) > 1:
             shapes = " and ".join(f"{name} {array.shape}" for name, array in zip(names, arrays))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -10,8 +9,8 @@ import os
 import re
 import struct
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -21,7 +20,7 @@ import numpy as np
 
 from calcvm.errors import CalcError, ProgramError
 from calcvm.vm.program import Program, load_program
-from calcvm.vm.serialize import remove_temporaries, replacing, sync_folder
+from calcvm.vm.serialize import parsed, remove_temporaries, replacing, sync_folder, telling
 
 FORMAT_VERSION = 1
 MAGIC = b"calcvmMD"
@@ -29,13 +28,7 @@ HEADER = struct.Struct("<8sIIQ")  # magic, version, bytes of the facts, bytes of
 DIGEST_BYTES = hashlib.sha256().digest_size
 LONGEST_NAME = 200  # characters when quoted: file names hold 255, with the suffixes of temporary files
 
-REMEDIES = {
-    errno.ENOSPC: "make room on the disk",
-    errno.EDQUOT: "make room in your quota",
-    errno.EFBIG: "raise the limit on the size of files",
-    errno.EROFS: "make the disk writable, or copy the store elsewhere",
-    errno.EACCES: "change its permissions, or copy the store elsewhere",
-}
+UNCHANGED = ".  What the store held is unchanged"
 
 
 class Store(Protocol):
@@ -46,10 +39,10 @@ class Store(Protocol):
 
     persistent: bool
 
-    def put(self, name: str, facts: dict[str, Any], image: memoryview) -> None:
+    def put(self, name: str, facts: Mapping[str, Any], image: memoryview) -> None:
         """Keep a copy of ``image`` (bytes, contiguous) and ``facts`` (JSON-able)."""
 
-    def get(self, name: str, image: memoryview | None = None) -> tuple[dict[str, Any], memoryview]:
+    def get(self, name: str, image: memoryview | None = None) -> tuple[Mapping[str, Any], memoryview]:
         """Facts and a copy of the image, in ``image`` if that is given (of the same size)."""
 
     def __contains__(self, name: str) -> bool: ...
@@ -73,10 +66,10 @@ class MemoryStore:
     persistent = False
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[dict[str, Any], memoryview]] = {}
+        self._kept: dict[str, tuple[Mapping[str, Any], memoryview]] = {}
         self._programs: dict[str, Program] = {}
 
-    def put(self, name: str, facts: dict[str, Any], image: memoryview) -> None:
+    def put(self, name: str, facts: Mapping[str, Any], image: memoryview) -> None:
         """Copy ``image``; ``facts`` itself is kept."""
         kept = self._kept.get(name)
         if kept is None or kept[1].nbytes != image.nbytes:
@@ -85,7 +78,7 @@ class MemoryStore:
             kept = self._kept[name] = facts, kept[1]
         kept[1][:] = image
 
-    def get(self, name: str, image: memoryview | None = None) -> tuple[dict[str, Any], memoryview]:
+    def get(self, name: str, image: memoryview | None = None) -> tuple[Mapping[str, Any], memoryview]:
         try:
             facts, kept = self._kept[name]
         except KeyError:
@@ -148,7 +141,7 @@ class FileStore:
         self.folder, self.durable = Path(folder), durable
         self._models, self._of_programs = self.folder / "models", self.folder / "programs"
         self._programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
-        with _telling(self.folder, "opened as a store"):
+        with telling(str(self.folder), "opened as a store"):
             for path in (self._models, self._of_programs):
                 path.mkdir(parents=True, exist_ok=True)
             handle = _lock(self.folder)
@@ -165,7 +158,7 @@ class FileStore:
         return f"FileStore({str(self.folder)!r})"
 
     # ------------------------------------------------------------ models
-    def put(self, name: str, facts: dict[str, Any], image: memoryview) -> None:
+    def put(self, name: str, facts: Mapping[str, Any], image: memoryview) -> None:
         """Write a version of a model; the one before it becomes the previous version.
 
         Raises
@@ -174,14 +167,14 @@ class FileStore:
         """
         path = self._path(name)
         try:
-            document = json.dumps(facts).encode()
+            document = json.dumps(dict(facts)).encode()
         except (TypeError, ValueError) as error:
             raise CalcError(f"model {name!r}: its facts cannot be written as JSON ({error})") from None
         header = HEADER.pack(MAGIC, FORMAT_VERSION, len(document), image.nbytes) + document
         digest = hashlib.sha256(header)
         digest.update(image)
         with (
-            _telling(path, "written"),
+            telling(str(path), "written", UNCHANGED),
             replacing(path, durable=self.durable, previous=path.with_suffix(".previous")) as file,
         ):
             file.write(header)
@@ -190,7 +183,7 @@ class FileStore:
 
     def get(
         self, name: str, image: memoryview | None = None, *, previous: bool = False
-    ) -> tuple[dict[str, Any], memoryview]:
+    ) -> tuple[Mapping[str, Any], memoryview]:
         """Facts and image of a model, checked.
 
         Parameters
@@ -207,7 +200,7 @@ class FileStore:
         """
         path = self._path(name)
         path = path.with_suffix(".previous") if previous else path
-        with _telling(path, "read"):
+        with telling(str(path), "read"):
             try:
                 file = open(path, "rb")
             except FileNotFoundError:
@@ -220,13 +213,13 @@ class FileStore:
         return self._path(name).exists()
 
     def names(self) -> list[str]:
-        with _telling(self._models, "read"), os.scandir(self._checked(self._models)) as entries:
+        with telling(str(self._models), "read"), os.scandir(self._checked(self._models)) as entries:
             stems = [entry.name.removesuffix(".model") for entry in entries if entry.name.endswith(".model")]
         return [unquote(stem, errors="surrogatepass") for stem in stems]
 
     def remove(self, name: str) -> None:
         path = self._path(name)
-        with _telling(path, "removed"):
+        with telling(str(path), "removed", UNCHANGED):
             path.with_suffix(".previous").unlink(missing_ok=True)  # first: it is of no other model of this name
             path.unlink(missing_ok=True)
         if self.durable:
@@ -237,7 +230,7 @@ class FileStore:
         """Write a program's file, if there is none."""
         path = self._checked(self._of_programs) / f"{program.hash}.calc"
         if not path.exists():
-            with _telling(path, "written"):
+            with telling(str(path), "written", UNCHANGED):
                 program.save(path)
         self._programs[program.hash] = program
 
@@ -253,7 +246,7 @@ class FileStore:
         if program is None:
             if not re.fullmatch("[0-9a-f]{64}", digest) or not path.exists():
                 raise ProgramError(f"{path}: there is no such program: copy it from a whole copy of the store")
-            with _telling(path, "read"):
+            with telling(str(path), "read"):
                 program = load_program(path)
             if program.hash != digest:
                 raise ProgramError(f"{path}: holds another program ({program.hash}): copy it anew")
@@ -282,7 +275,7 @@ class FileStore:
         return self._checked(self._models) / f"{quoted}.model"
 
 
-def _read(file: BinaryIO, path: Path, name: str, image: memoryview | None) -> tuple[dict[str, Any], memoryview]:
+def _read(file: BinaryIO, path: Path, name: str, image: memoryview | None) -> tuple[Mapping[str, Any], memoryview]:
     """Facts and image of an open file, every byte of it checked."""
     size = os.fstat(file.fileno()).st_size
     header = file.read(HEADER.size)
@@ -306,10 +299,7 @@ def _read(file: BinaryIO, path: Path, name: str, image: memoryview | None) -> tu
     digest.update(image)
     if file.read() != digest.digest():
         raise _refused(path, "altered: it does not match its checksum")
-    try:
-        facts = json.loads(document)
-    except (ValueError, RecursionError):
-        facts = None
+    facts = parsed(document, f"{path}: its facts")
     if not isinstance(facts, dict):
         raise _refused(path, "not a model that calcvm wrote")
     return facts, image
@@ -343,15 +333,3 @@ def _lock(folder: Path) -> int:
         os.ftruncate(handle, 0)
         os.write(handle, str(os.getpid()).encode())
     return handle
-
-
-@contextmanager
-def _telling(path: Path, what: str) -> Iterator[None]:
-    """Errors of the system as ours: which file, why, what to do."""
-    try:
-        yield
-    except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, "see to the disk")
-        raise CalcError(
-            f"{path}: cannot be {what} ({error.strerror or error}): {remedy}.  What the store held is unchanged"
-        ) from error

@@ -22,23 +22,22 @@ import math
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NoReturn
 
 import numpy as np
 
 from calcvm.errors import ProgramError
-from calcvm.ops.dims import ZERO, Affine, numel
-from calcvm.ops.optimizers import HYPER_SLOTS
+from calcvm.ops.dims import ZERO, Affine
 from calcvm.ops.sizes import FUNCTIONS, MAX_BATCH, Extent, Piecewise, exact
 from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS, OPCODES, Operand, RowSpec
 from calcvm.ops.statement import PHASES
+from calcvm.vm.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS, check_info
 from calcvm.vm.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_SYNC
 from calcvm.vm.program import FORMAT_VERSION, ITEMSIZE, Program, Symbol
 
+LINE = 64  # bytes of a cache line, on which storage begins
 RESERVED = 16  # elements at the heap's start that no operand may touch
-MAX_WORKERS = 1024
-MAX_BLOCKS = 65535  # of device cuda, whose workers are thread blocks
-MAX_HEAP = 2**48
 EMPTY_LIMIT = 2**20  # work that a row of size zero may imply, whatever the heap
 LATE = ("backward", "optimize", "end_round")  # phases that may change parameters
 
@@ -163,7 +162,7 @@ class _Verifier:
         self.check_zones()
         self.check_symbols()
         self.check_patches()
-        self.check_facts()
+        check_info(self.program)
         self.accesses = [self.check_row(i, row, values) for i, (row, values) in enumerate(self.decoded)]
         self.check_kept_apart()
         self.check_needs()
@@ -212,60 +211,6 @@ class _Verifier:
         self.decoded = list(zip(p.rows.tolist(), p.operand_values.tolist()))
         self.phases = [""] * n
 
-    def check_facts(self) -> None:
-        """What Python and the epoch loop take from ``info`` (shapes to check data by, places to fill) is true."""
-        info = self.program.info
-        variables = info.get("variables", {})
-        for name, facts in variables.items():
-            if facts["symbol"] is None:
-                continue
-            symbol = self.symbol(f"variable {name!r}", facts["symbol"])
-            elems = numel(tuple(Affine(int(a), int(b)) for a, b in facts["shape"]))
-            if facts["kind"] == "state":
-                elems = elems * self.slots
-            if elems != symbol.elems or (facts["kind"] == "placeholder" and symbol.kind != "placeholder"):
-                raise ProgramError(
-                    f"variable {name!r}, {facts['kind']} of {elems} elements, is not the symbol {symbol.name!r}, "
-                    f"{symbol.kind} of {symbol.elems}"
-                )
-            of = variables.get(facts.get("of", name))
-            if of is None or of["symbol"] != facts["symbol"]:
-                raise ProgramError(f"variable {name!r} is said to be a view of {facts['of']!r}, which lies elsewhere")
-        for name in info.get("parameters", {}):
-            if name not in variables or variables[name]["kind"] != "parameter":
-                raise ProgramError(f"parameter {name!r} is no variable of that kind")
-        for facts in info.get("state", []):
-            if facts["symbol"] is not None:
-                symbol = self.symbol("initial state", facts["symbol"])
-                if symbol.kind not in ("state", "optimizer"):
-                    raise ProgramError(f"initial state of {symbol.kind} {symbol.name!r}, which is none")
-        for path, facts in info.get("paths", {}).items():
-            self.check_path_facts(f"path {path!r}", facts, variables)
-
-    def check_path_facts(self, where: str, facts: Any, variables: Any) -> None:
-        for names in facts["needs"].values():
-            for name in names:
-                if name not in variables or variables[name]["kind"] not in ("placeholder", "result"):
-                    raise ProgramError(f"{where} reads {name!r}, which is neither a placeholder nor a result")
-        for role, wanted in (("seed", 1), ("hyper", len(HYPER_SLOTS) * self.slots)):
-            if role in facts:
-                symbol = self.symbol(f"{where}: its {role}", facts[role])
-                if (symbol.kind, symbol.elems) != ("state", wanted):
-                    raise ProgramError(f"{where}: its {role} is not a state of {wanted} elements")
-        for name, number in facts.get("gradients", {}).items():
-            moments = facts.get("moments", {}).get(name, {}).values()
-            for kind, k in (("gradient", number), *(("optimizer", k) for k in moments)):
-                if k is not None:
-                    symbol = self.symbol(f"{where}: {kind} of {name!r}", k)
-                    if (symbol.kind, symbol.elems) != (kind, self.program.symbols[variables[name]["symbol"]].elems):
-                        raise ProgramError(f"{where}: {symbol.kind} {symbol.name!r} is not the {kind} of {name!r}")
-
-    def symbol(self, where: str, number: Any) -> Symbol:
-        """The symbol of a number in ``info``."""
-        if type(number) is not int or not 0 <= number < len(self.program.symbols):
-            raise ProgramError(f"{where}: the program has no symbol {number!r}")
-        return self.program.symbols[number]
-
     def check_sections(self) -> None:
         at, n = 0, len(self.decoded)
         order: list[str] = []
@@ -310,6 +255,7 @@ class _Verifier:
         p = self.program
         zones = sorted((z for z in p.zones if z.stop > z.start), key=lambda z: z.start)
         starts = [z.start for z in zones]
+        self.gaps: list[tuple[int, int, str]] = []  # between members of blocks: [start, stop), block
         self.sizes = []  # (elements at batch 1, at the largest batch)
         names: set[str] = set()
         for s in p.symbols:
@@ -335,12 +281,26 @@ class _Verifier:
         for i, s in enumerate(p.symbols):
             if s.members:
                 self.check_block(i, s)
+        self.check_padding()
+        self.check_image()
+
+    def check_image(self) -> None:
+        """What persists lies together, so that an image is as large as what it holds."""
+        at, line = RESERVED, LINE // self.program.itemsize
+        lasting = sorted(
+            (s.offset, s.elems.b, s.name, s.elems.a) for s in self.program.symbols if s.persistent and not s.members
+        )
+        for start, elems, name, grows in lasting:
+            if grows:
+                raise ProgramError(f"symbol {name} persists, and depends on the batch")
+            if start - at >= line:
+                raise ProgramError(f"symbol {name} persists at {start}, far from what persists before it, up to {at}")
+            at = max(at, start + elems)
 
     def check_block(self, index: int, block: Symbol) -> None:
-        """A block's members lie inside it in order, and what lies between them is nobody's."""
+        """A block's members lie inside it in order."""
         p, at = self.program, block.offset
         stop = block.offset + self.sizes[index][1]
-        gaps = []
         for m in block.members:
             if not 0 <= m < len(p.symbols) or p.symbols[m].members:
                 raise ProgramError(f"block {block.name}: member {m} is no value")
@@ -350,14 +310,19 @@ class _Verifier:
             if s.offset < at or s.elems.a or s.offset + s.elems.b > stop:
                 raise ProgramError(f"block {block.name}: member {s.name} at {s.offset} is outside or out of order")
             if s.offset > at:
-                gaps.append((at, s.offset))
+                self.gaps.append((at, s.offset, block.name))
             at = s.offset + s.elems.b
         if at != stop or block.elems.a:
             raise ProgramError(f"block {block.name} ends at {stop}, its members at {at}")
-        for i, s in enumerate(p.symbols):
-            end = s.offset + self.sizes[i][1]
-            if not s.members and any(s.offset < b and a < end for a, b in gaps):
-                raise ProgramError(f"block {block.name}: {s.name} uses the padding between its members")
+
+    def check_padding(self) -> None:
+        """What lies between members of a block is nobody's."""
+        gaps = sorted(self.gaps)
+        starts, reach = [start for start, _, _ in gaps], [*accumulate(((stop, name) for _, stop, name in gaps), max)]
+        for s, (_, size) in zip(self.program.symbols, self.sizes):
+            k = bisect_left(starts, s.offset + size)
+            if not s.members and k and reach[k - 1][0] > s.offset:
+                raise ProgramError(f"block {reach[k - 1][1]}: {s.name} uses the padding between its members")
 
     def check_kept_apart(self) -> None:
         """Values that are kept, or that several paths use, share cells with none at any time."""

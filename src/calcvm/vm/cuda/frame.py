@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from calcvm.errors import DeviceError
-from calcvm.vm.frame import NO_TRAP, Frame, cells_of
+from calcvm.vm.frame import NO_TRAP, Frame, cells_of, lasting_elems
 from calcvm.vm.store import MemoryStore, Store
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class DeviceFrame(Frame):
 
     # ------------------------------------------------------------ the whole piece
     def clear(self) -> None:
-        self._zero(0, self.program.heap_bytes)
+        self._zero(0, lasting_elems(self.binding) * self.itemsize)
 
     def _zero(self, start: int, stop: int) -> None:
         with self.device.lock:
@@ -97,10 +98,10 @@ class DeviceFrame(Frame):
                 self._zero(int(run[0]) * self.itemsize, int(run[-1] + 1) * self.itemsize)
 
     def blank(self) -> np.ndarray:
-        return np.zeros(self.program.heap_elems, self.program.dtype)
+        return np.zeros(lasting_elems(self.binding), self.program.dtype)
 
     def snapshot(self) -> np.ndarray:
-        elements = self.blank()
+        elements = np.empty(self.program.heap_elems, self.program.dtype)
         self._read(elements, 0)
         return elements
 
@@ -120,7 +121,7 @@ class DeviceFrame(Frame):
     def set_image(self, image: np.ndarray, open: bool = False) -> None:  # noqa: A002
         self._write(np.ascontiguousarray(image), self._span(open)[0])
 
-    def keep(self, store: Store, name: str, facts: dict[str, Any], open: bool) -> int:  # noqa: A002
+    def keep(self, store: Store, name: str, facts: Mapping[str, Any], open: bool) -> int:  # noqa: A002
         start, stop = self._span(open)
         if isinstance(store, PinnedStore):  # in the stream's order; nobody waits
             with self.device.lock:
@@ -172,7 +173,7 @@ class PinnedStore(MemoryStore):
         super().__init__()
         self._device = device
 
-    def slot(self, name: str, facts: dict[str, Any], nbytes: int) -> np.ndarray:
+    def slot(self, name: str, facts: Mapping[str, Any], nbytes: int) -> np.ndarray:
         """Where a model's image is to be copied to."""
         kept = self._kept.get(name)
         if kept is None or kept[1].nbytes != nbytes or kept[0] is not facts:
@@ -185,6 +186,6 @@ class PinnedStore(MemoryStore):
         _, view = self._kept[name]
         return np.frombuffer(view, np.uint8, nbytes)
 
-    def get(self, name: str, image: memoryview | None = None) -> tuple[dict[str, Any], memoryview]:
+    def get(self, name: str, image: memoryview | None = None) -> tuple[Mapping[str, Any], memoryview]:
         self._device.driver.synchronize(self._device.stream)
         return super().get(name, image)
