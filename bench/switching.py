@@ -66,13 +66,12 @@ def switcher(image_bytes: int, n_models: int) -> tuple[Callable[[int], float], A
     models = [heap.load(compiled, seed=i) for i in range(n_models)]
 
     def run(n: int) -> float:
-        enter, leave = heap.enter, heap.leave
         order = [models[i % n_models] for i in range(n)]
         started = time.perf_counter()
         for model in order:
-            enter(model)
-            model.tenant.changed = True  # as if it had been trained
-            leave(model)
+            with model.tenant.turn.mine:
+                heap.enter(model.tenant)
+                model.tenant.changed = True  # as if it had been trained
         return time.perf_counter() - started
 
     run(2 * n_models)  # all of them have been in the store
@@ -116,7 +115,8 @@ def time_switches(result: Result, sizes: Sequence[int], quick: bool) -> None:
         for n_models in MODELS[: 1 if quick else None]:
             n_models = max(2, min(n_models, IMAGES_BYTES // size))
             run, heap = switcher(size, n_models)
-            with heap.resident as frame:
+            with heap.resident:
+                frame = heap.resident.frame
                 blocks = frame.image, [np.frombuffer(kept, np.uint8) for _, kept in heap.store._kept.values()]
             image = frame.image.size
             others = np.zeros(image, np.uint8), [np.full(image, i, np.uint8) for i in range(n_models)]

@@ -165,7 +165,8 @@ class Alone:
 
 def state(model: cv.Resident) -> list[bytes]:
     """All that a model is, in the middle of an accumulation its gradient too; without the padding between."""
-    with model as frame:
+    with model:
+        frame = model.frame
         kept = [s for s in persistent(model.program).values() if s.kind != "gradient" or model.tenant.open]
         return [frame.elements[s.offset : s.offset + s.elems.b].tobytes() for s in kept]
 

@@ -74,7 +74,8 @@ def alone(number: int, turns: int) -> tuple[list[list[float | None]], bytes]:
 
 def contents(model: cv.Resident) -> bytes:
     """Parameters, state, moments and, in the middle of an accumulation, gradients."""
-    with model as frame:
+    with model:
+        frame = model.frame
         return frame.bytes[slice(*(model.binding.opened if model.tenant.open else model.binding.image))].tobytes()
 
 

@@ -181,7 +181,8 @@ def test_a_frame_reads_and_writes(dtype):
     program = cv.compile(small_graph(), batch_size=8, dtype=dtype, workers=1)
     model = cv.CalcHeap(2 * program.heap_bytes).load(program, seed=1)
     weight, state = program.by_name["linear_1.weight"], program.symbols[model.binding.training(None)["hyper"]]
-    with model as frame:
+    with model:
+        frame = model.frame
         assert frame.writable
         view = frame.cells(weight)
         frame.write(weight, np.arange(3.0))
@@ -232,7 +233,8 @@ def test_a_frame_is_kept_and_restored(open):  # noqa: A002
 
 def test_a_trap_is_raised_once():
     model = cv.Model(nn.Linear(2), input_shape=(2,), optimizer=cv.SGD(0.1), batch_size=1)
-    with model.resident as frame:
+    with model.resident:
+        frame = model.resident.frame
         frame.elements[:2] = 1, 1
         with pytest.raises(cv.Trap, match="row 1 .*label"):
             frame.check()

@@ -480,7 +480,8 @@ def test_what_may_be_set_is_what_training_reads(optimizer):
     def trained(**slots):
         resident = heap.load(program, seed=1)
         mapping = resident.hyper()
-        with resident as frame:
+        with resident:
+            frame = resident.frame
             values = mapping._slots(frame)
             for name, value in slots.items():
                 values[HYPER_SLOTS.index(name)] = value

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import calcvm as cv
+from calcvm.vm.turns import Turns
 from tests import switched
 from tests.switched import BATCH, N_CLASSES, N_INPUTS, contents, differing, load, programs, random_order, small_heap
 
@@ -206,7 +207,7 @@ def test_the_least_recently_used_goes_and_who_is_in_use_stays():
         c.step(X, Y)
         assert inside() == {"a", "b", "c"}
         with c:
-            assert heap.try_enter(d) is None
+            assert heap.keep(d.tenant, Turns("the test")) is None
             with pytest.raises(cv.PlanError, match="leave one of them") as refused:
                 d.step(X, Y)
             assert refused.value.needed == program.heap_bytes > refused.value.allowed
@@ -258,7 +259,8 @@ def test_a_trap_is_not_the_next_models():
     program = programs()["adam"]
     heap = heap_of(program)
     a, b = heap.load(program, seed=1), heap.load(program, seed=2)
-    with a as frame:
+    with a:
+        frame = a.frame
         a["input"], a["target"] = X, Y
         symbol = program.by_name["target"]
         frame.elements[symbol.offset] = N_CLASSES + 1
@@ -275,7 +277,8 @@ def test_nothing_of_one_model_is_written_with_another():
     heap = cv.CalcHeap(max(first.heap_bytes, second.heap_bytes))
     loud, quiet = heap.load(first, seed=0), heap.load(second, seed=0)
     for _ in range(3):
-        with loud as frame:
+        with loud:
+            frame = loud.frame
             frame.bytes[64:] = 0xA5
         quiet.step(X, Y)
     alone = heap_of(second).load(second, seed=0)

@@ -6,9 +6,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import wraps
 from io import BytesIO
 from os import PathLike
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -43,6 +44,24 @@ LOSSES = {
 }
 JUDGED = {"predict.loss": "loss", "accuracy": "accuracy"}  # results of the path predict: the figure each is called
 METRICS = {"softmax_cross_entropy": ("accuracy", F.accuracy)}
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _training(method: Method) -> Method:
+    """A method of `Model` whose turns belong together: what changes the model meanwhile waits for its end."""
+
+    @wraps(method)
+    def whole(self: Model, *args: Any, **options: Any) -> Any:
+        tenant = self.resident.tenant
+        with tenant.change:
+            try:
+                return method(self, *args, **options)
+            finally:
+                tenant.trains = 0
+
+    return whole  # type: ignore[return-value]
 
 
 @dataclass
@@ -228,13 +247,16 @@ class Model:
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for a batch of inputs by name."""
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
-        with self.resident:
-            for name, value in inputs.items():
-                self.resident[name] = value
-            self.resident.run_round("predict", ("forward",))
-            return {"output": self.resident["output"]}
+        resident = self.resident
+        arrays = {name: np.asarray(value) for name, value in inputs.items()}
+        batches = {name: resident.check_placeholder(name, array) for name, array in arrays.items()}
+        with resident.tenant.turn.mine:
+            resident.place(arrays, batches)
+            resident.run_round("predict", ("forward",))
+            return {"output": resident["output"]}
 
     # ------------------------------------------------------------ whole data sets
+    @_training
     def fit(
         self,
         X: Any,
@@ -347,8 +369,9 @@ class Model:
         run = Epoch(self.resident, data, "predict", results=names, check_finite=check_finite)
 
         def judge() -> dict[str, float]:
-            run.whole(SLICE_SECONDS)
-            return {JUDGED[name]: run.mean(name) for name in names}
+            with self.resident.tenant.turn.mine:
+                run.whole(SLICE_SECONDS)
+                return {JUDGED[name]: run.mean(name) for name in names}
 
         return judge
 
@@ -381,14 +404,15 @@ class Model:
         FileError : it cannot be written; a file that was there is unchanged.
         """
         documents, arrays = self.program.to_parts()
-        with self.resident as frame:
-            image, open_ = frame.get_image(open=True), self.resident.tenant.open
+        resident = self.resident
+        with resident.tenant.turn.mine:
             documents["model"] = {
-                "seed": self.resident.seed,
+                "seed": resident.seed,
                 "epochs": self.epochs_done,
                 "learning_batch": self.learning_batch,
-                "open": open_,
+                "open": resident.adding,
             }
+            image = resident.image()
         for key, cells in _state(self.program, image):
             arrays[key] = cells
         write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)

@@ -236,7 +236,8 @@ def test_too_little_memory(gpu):
 def test_a_bad_label_traps(gpu, way):
     m = model("cuda", **WAYS[way])
     m.step(X, Y)
-    with m.resident as frame:
+    with m.resident:
+        frame = m.resident.frame
         frame.write(m.program.symbol("target"), 9.0, (17,))
     with pytest.raises(Trap, match="softmax_cross_entropy.*label"):
         m.run_steps(1)

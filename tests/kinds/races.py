@@ -61,7 +61,8 @@ def races(
     for batch in sorted(set(batches or (1, 2, program.batch_size)) & {*range(1, program.batch_size + 1)}):
         for name, array in inputs(batch).items():
             model[name] = array
-        with model as frame:
+        with model:
+            frame = model.frame
             start = frame.snapshot()
         heap, scratch = _heap(start), np.zeros(start.size, bool)
         rows = program.rows_for(batch)

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,6 +30,7 @@ from calcvm.vm.program import Program
 from calcvm.vm.signals import orderly_end
 from calcvm.vm.slices import SLICE_SECONDS
 from calcvm.vm.store import Store
+from calcvm.vm.turns import Turns
 from calcvm.vm.verify import MAX_BLOCKS, MAX_WORKERS
 
 FIRST_SLOTS = 64  # of the table of tasks
@@ -84,6 +86,9 @@ class Fleet:
         self._tasks, self._address = np.zeros((0, layout.TASK_WORDS), np.int64), 0
         self._free_slots: list[int] = []
         self._per_round = 0.0  # seconds of the team, as last measured
+        self._adding: dict[int, str] = {}  # by thread: the model that it adds
+        self._training, self._turn = Turns("the fleet"), Turns("the fleet")  # whole trainings; slices, and the rest
+        self.heap.turns += [self._training, self._turn]
 
     def __len__(self) -> int:
         return len(self.handles)
@@ -159,6 +164,9 @@ class Fleet:
         if hyper is not None:
             checks.one_of("hyper", hyper, Mapping, 'a mapping such as {"learning_rate": 1e-3}')
         shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
+        left = self._adding.pop(get_ident(), None)
+        if left is not None and left not in self.handles and left in self.heap:
+            self.heap.open(left).close()  # an exception came when the heap had it, and the fleet had not
         if isinstance(program, str):
             if program in self.handles:
                 raise CalcError(f"the fleet has a model {program!r}: fleet.handles[{program!r}]")
@@ -166,6 +174,8 @@ class Fleet:
         else:
             check_program(program)
             self._quota(program, memory, name)
+            name = self.heap.free_name(name)
+            self._adding[get_ident()] = name
             resident = self.heap.load(program, seed=seed, workers=1, name=name)
         try:
             self._quota(resident.program, memory, resident.name)
@@ -203,17 +213,20 @@ class Fleet:
                 raise CalcError("patience needs validation data: give validation=")
             for slot, value in (hyper or {}).items():
                 resident.hyper(path)[slot] = value
+            job = train.job
+            job[[layout.ROUNDS, layout.EPOCH, layout.SEED]] = train.rounds, resident.facts["rounds"], resident.seed
+            job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
+            if judge is not None:
+                judge.job[layout.ROUNDS] = judge.rounds
+            with self._turn.mine:
+                handle = Handle(self, resident, train, judge, epochs, sources)
+                self._hope(np.array([handle._slot]))
+                self.handles[resident.name] = handle
+                return handle
         except BaseException:
-            resident.close()
+            if resident.name not in self.handles:
+                resident.close()
             raise
-        job = train.job
-        job[[layout.ROUNDS, layout.EPOCH, layout.SEED]] = train.rounds, resident.facts["rounds"], resident.seed
-        job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
-        if judge is not None:
-            judge.job[layout.ROUNDS] = judge.rounds
-        handle = self.handles[resident.name] = Handle(self, resident, train, judge, epochs, sources)
-        self._hope(np.array([handle._slot]))
-        return handle
 
     def _quota(self, program: Program, memory: int | str | None, name: str | None) -> None:
         allowed = None if memory is None else parse_bytes(memory)
@@ -266,10 +279,12 @@ class Fleet:
         return slot
 
     def _forget(self, handle: Handle) -> None:
-        if self.handles.pop(handle.name, None) is not None:
-            handle._train.job[:] = self._tasks[handle._slot]  # its figures can still be read
-            self._free_slots += [slot for slot in (handle._slot, handle._judge_slot) if slot >= 0]
-            handle._slot = handle._judge_slot = -1
+        with self._turn.mine:
+            if self.handles.pop(handle.name, None) is not None:
+                handle._train.job[:] = self._tasks[handle._slot]  # its figures can still be read
+                slots = [slot for slot in (handle._slot, handle._judge_slot) if slot >= 0]
+                handle._slot = handle._judge_slot = -1
+                self._free_slots += slots
 
     # ------------------------------------------------------------ training
     def fit(self, epochs: int = 1, *, progress: bool = True, checkpoint: int | None = None) -> Results:
@@ -283,11 +298,16 @@ class Fleet:
         Returns
         -------
         Results : a row for each model.  Ctrl-C and SIGTERM end training between two rounds of every model, with
-            the store in order; ``results.stopped`` says so.
+            the store in order; ``results.stopped`` says so.  Other threads may look at the models meanwhile, each
+            between two slices; another `fit` or `advance` waits for the end.
         """
         epochs, checkpoint = checks.integer("epochs", epochs), _checkpoint(checkpoint)
         progress = checks.flag("progress", progress)
-        handles = [h for h in self.handles.values() if h.open]
+        with self._training.mine:
+            return self._fit(epochs, progress, checkpoint)
+
+    def _fit(self, epochs: int, progress: bool, checkpoint: int) -> Results:
+        handles = [h for h in [*self.handles.values()] if h.open]
         goals = self._goals(handles, [h.epochs or epochs for h in handles])
         slots = np.array([h._slot for h in handles], np.int64)
         self._hope(slots)
@@ -321,12 +341,13 @@ class Fleet:
             if foreign := next((h for h in wanted if h._fleet is not self), None):
                 raise CalcError(f"advance: {foreign} is of another fleet")
         else:
-            wanted = dict.fromkeys(self.handles.values(), checks.integer("epochs", epochs, 0))
-        wanted = {h: n for h, n in wanted.items() if h.open and n > 0}
-        goals = self._goals(wanted, wanted.values())
-        for _ in self._passes(goals, checkpoint):
-            pass
-        return list(goals)
+            wanted = dict.fromkeys([*self.handles.values()], checks.integer("epochs", epochs, 0))
+        with self._training.mine:
+            wanted = {h: n for h, n in wanted.items() if h.open and n > 0}
+            goals = self._goals(wanted, wanted.values())
+            for _ in self._passes(goals, checkpoint):
+                pass
+            return list(goals)
 
     def _goals(self, handles: Iterable[Handle], epochs: Iterable[int]) -> dict[Handle, int]:
         """Numbers of epochs after which handles have trained for ``epochs`` more."""
@@ -342,26 +363,46 @@ class Fleet:
         """Run models to their goals; yields after each slice of work."""
         waiting = deque(goals)
         active: dict[int, tuple[Handle, Frame]] = {}  # by slot
+        heap, keeper = self.heap, self._training
+        with self._turn.mine:
+            for handle in self.handles.values():  # what an interrupted training has kept
+                heap.let_go(handle.resident.tenant, keeper)
         try:
             while waiting or active:
                 before = len(active)
-                while waiting:
-                    handle = waiting[0]
-                    enter = self.heap.try_enter if active else self.heap.enter
-                    frame = enter(handle.resident)
-                    if frame is None:
-                        break
-                    active[waiting.popleft()._slot] = handle, frame
-                    handle._enter(frame, goals[handle])
-                slots = np.fromiter(active, np.int64, len(active))
-                self._ready(slots[before:], [goals[h] for h, _ in list(active.values())[before:]], checkpoint)
-                self._slice(slots, (frame.binding for _, frame in active.values()))
-                for handle in self._rest(active, slots[self._tasks[slots, layout.STATUS] != layout.READY]):
-                    if handle.status == "done" and handle.epochs_done < goals[handle]:
-                        waiting.appendleft(handle)  # while it is there
+                with self._turn.mine:
+                    for _ in range(len(waiting)):
+                        handle = waiting[0]
+                        frame = heap.keep(handle.resident.tenant, keeper)
+                        if frame is not None:
+                            active[handle._slot] = handle, frame
+                            waiting.popleft()
+                            handle._enter(frame, goals[handle])
+                        elif handle.resident.tenant.turn.taken:
+                            waiting.rotate(-1)
+                        else:  # there is no room
+                            break
+                    if active:
+                        slots = np.fromiter(active, np.int64, len(active))
+                        self._ready(slots[before:], [goals[h] for h, _ in list(active.values())[before:]], checkpoint)
+                        self._slice(slots, (frame.binding for _, frame in active.values()))
+                        ended = self._tasks[slots, layout.STATUS] != layout.READY
+                        wanted = [h.resident.tenant.turn.taken for h, _ in active.values()]
+                        for handle in self._rest(active, slots[ended | wanted]):
+                            if handle.status == "waiting":
+                                waiting.append(handle)  # after the thread that wants it
+                            elif handle.status == "done" and handle.epochs_done < goals[handle]:
+                                waiting.appendleft(handle)  # while it is there
+                        waits = None
+                    else:
+                        waits = waiting[0].resident.tenant
+                if waits is not None:
+                    with waits.turn.mine:
+                        heap.enter(waits)
                 yield
         finally:
-            self._rest(active, np.fromiter(active, np.int64, len(active)))
+            with self._turn.mine:
+                self._rest(active, np.fromiter(active, np.int64, len(active)))
 
     def _ready(self, slots: np.ndarray, goals: list[int], checkpoint: int) -> None:
         """Let tasks run to their goals, or where models are kept in files to the next checkpoint."""
@@ -375,13 +416,14 @@ class Fleet:
         rested = []
         states = self._tasks[slots][:, [layout.STATUS, layout.EPOCH, layout.FIRST]].tolist()
         for slot, state in zip(slots.tolist(), states):
-            handle, frame = active.pop(slot)
+            handle, frame = active[slot]
             handle._leave(frame, *state)
             try:
                 if self.heap.store.persistent and handle.status != "waiting":
                     handle.resident.commit()
             finally:
-                self.heap.leave(handle.resident)
+                self.heap.let_go(handle.resident.tenant, self._training)
+                del active[slot]
             rested.append(handle)
         return rested
 

@@ -56,7 +56,8 @@ class Handle:
         self._address = 0  # of the frame that its task points at
         self._before = int(resident.facts["rounds"])  # epochs of earlier runs
         self._means = [np.zeros((0, 1))] + ([np.zeros((0, len(judge.names)))] if judge else [])
-        self._shared: list[Shared] = []  # whose arrays these are
+        self._shared: dict[int, Shared] = {}  # whose arrays these are
+        self._longer: Shared | None = None  # what takes the place of one of them
         self._model: Model | None = None
 
     def __repr__(self) -> str:
@@ -121,7 +122,7 @@ class Handle:
     @property
     def open(self) -> bool:
         """Whether it can be trained on."""
-        return self.status in ("waiting", "done")
+        return self.status in ("waiting", "done") and self.resident.tenant.binding is not None
 
     def _column(self, which: int, i: int) -> np.ndarray:
         return self._means[which][: self.epochs_done - self._before, i].copy()
@@ -131,29 +132,27 @@ class Handle:
         for words in self._jobs:
             words[layout.PART] = 0  # what a part of a round computed is gone
         if frame.address != self._address:
-            self._address = frame.address
             for words in self._jobs:
                 words[layout.HEAP] = frame.address
-        if len(self._means[0]) < goal - self._before:
-            done = self.epochs_done - self._before
-            taken = []  # before the old ones are given back, whose figures are copied
-            for i, words in enumerate(self._jobs):
-                means = self._means[i]
+            self._address = frame.address
+        for i, words in enumerate(self._jobs):
+            means, done = self._means[i], self.epochs_done - self._before
+            if len(means) < goal - self._before:
                 n = max(goal - self._before, 2 * len(means))
-                shared = frame.binding.device.shared(n * means.shape[1])
-                longer = shared.array.reshape(n, means.shape[1])
+                self._longer = frame.binding.device.shared(n * means.shape[1])
+                longer = self._longer.array.reshape(n, means.shape[1])
                 longer[:done] = means[:done]
+                words[layout.MEANS] = self._longer.address + longer.strides[0] * done  # moved on by each epoch
                 self._means[i] = longer
-                taken.append(shared)
-                words[layout.MEANS] = shared.address + longer.strides[0] * done  # moved on by each epoch
-            self._shared = taken
+                self._shared[i] = self._longer  # not before: the task points at the old one until it points here
         self._train.occupy()
 
     def _leave(self, frame: Frame, status: int, epoch: int, first: int) -> None:
         """Take note of where the task stands, before its frame may become another's."""
         tenant = self.resident.tenant
         tenant.facts["rounds"] = epoch
-        tenant.open &= first > 0
+        if first == 0:
+            tenant.open = tenant.passing = False
         self.status = STATUS.get(status, "waiting")
         if status == layout.TRAPPED:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from threading import get_ident
 
 import numpy as np
 
@@ -111,13 +112,21 @@ class Epoch:
         self._arrays.clear()
 
     def begin(self, key: int | None) -> None:
-        """Start a pass: in the order that ``key`` chooses, or (None) in the data's own."""
+        """Start a pass: in the order that ``key`` chooses, or (None) in the data's own.
+
+        What an earlier one has left of a learning batch is dropped.
+        """
+        if self._adds_up and self.model.tenant.open:
+            self.model.settle(str(self._trains))
         self._sums.array[:] = 0
         self.job[layout.FIRST] = self._done = 0
         self.job[layout.SHUFFLE], self.job[layout.KEY] = (0, 0) if key is None else (1, key)
 
     def slices(self, seconds: float) -> Iterator[int]:
-        """Run the pass in slices of about ``seconds``; yields how many rounds are done."""
+        """Run the pass in slices of about ``seconds``, each a turn; yields how many rounds are done.
+
+        Who trains has the model's ``change`` from `begin` to the end.
+        """
         try:
             yield from self._slices(seconds)
             self._device.collect(*self._outputs.values())
@@ -126,10 +135,11 @@ class Epoch:
                 self.model.settle(self._trains)
 
     def whole(self, seconds: float) -> None:
-        """Run a pass in the data's own order, in slices that leave room for Ctrl-C."""
-        self.begin(None)
-        for _ in self.slices(seconds):
-            pass
+        """Run a pass in the data's own order, as one turn, in slices that leave room for Ctrl-C."""
+        with self.model.tenant.turn.mine:
+            self.begin(None)
+            for _ in self.slices(seconds):
+                pass
 
     def _slices(self, seconds: float) -> Iterator[int]:
         first = int(seconds / self._per_round) if self._per_round else 1
@@ -159,16 +169,16 @@ class Epoch:
         try:
             while facts["rounds"] < first + n:
                 job[layout.STATUS] = layout.READY  # also after a loss that is not finite
-                done, start = facts["rounds"], time.perf_counter()
+                done = facts["rounds"]
                 count = max(1, int(seconds / self._per_round)) if self._per_round else 1
-                with model as frame:
-                    self._enter(frame)
+                with model.tenant.turn.mine:
+                    frame, start = self._enter(), time.perf_counter()
                     before = job[layout.EPOCH] * self.rounds + job[layout.FIRST]
                     job[layout.COUNT] = count
                     frame.execute("run_task", job, job.ctypes.data, 1)
                     while job[layout.PART]:  # a round is run to its end while the model is there
                         frame.execute("run_task", job, job.ctypes.data, 1)
-                self._device.collect()
+                    self._device.collect()
                 rounds = int(job[layout.EPOCH] * self.rounds + job[layout.FIRST] - before)
                 self._per_round = (time.perf_counter() - start) / max(rounds, 1)
                 facts["rounds"] = int(job[layout.EPOCH])
@@ -176,11 +186,11 @@ class Epoch:
         finally:
             model.settle(str(self._trains))
 
-    def _run(self, count: int) -> None:
-        """Run the next ``count`` rounds, each to its end while the model is there."""
+    def _run(self, count: int) -> float:
+        """Run the next ``count`` rounds in a turn, each to its end; the seconds they took."""
         job, parts, workers = self.job, self._parts, self.model.workers
-        with self.model as frame:
-            self._enter(frame)
+        with self.model.tenant.turn.mine:
+            frame, start = self._enter(), time.perf_counter()
             first, stop = self._done, self._done + count
             while first < stop:
                 job[layout.FIRST], job[layout.COUNT] = first, stop - first if len(parts) == 1 else 1
@@ -189,12 +199,15 @@ class Epoch:
                 for job[layout.PART] in parts:
                     frame.execute("run_rounds", job, job.ctypes.data, workers)
                 first = ended(job, first + job.item(layout.COUNT))
-        self._device.collect()
+            self._device.collect()
+            return time.perf_counter() - start
 
-    def _enter(self, frame: Frame) -> None:
+    def _enter(self) -> Frame:
         """Prepare the job for the model's place in the heap."""
+        frame = self.model.frame
         self.occupy()
         self.job[layout.HEAP] = frame.address
+        return frame
 
     def occupy(self) -> None:
         """Take note of what rounds do to the model: what its placeholders and results held before is gone."""
@@ -203,7 +216,9 @@ class Epoch:
         tenant.changed |= self._changes
         if self._trains is not None:
             tenant.graded.add(self._trains)
+            tenant.trains = get_ident()
             tenant.open = self._adds_up  # until the pass is settled; what only looks leaves it as it is
+            tenant.passing |= self._adds_up
 
     def mean(self, name: str) -> float:
         """Mean of a result over the samples seen so far in this pass."""

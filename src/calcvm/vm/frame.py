@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from calcvm.vm.heap import Tenant
     from calcvm.vm.program import Symbol
     from calcvm.vm.store import Store
+    from calcvm.vm.turns import Turns
 
 TRAPS = {1: "a target label is not an integer in [0, classes)"}
 NO_TRAP = 0, 0
@@ -40,6 +41,8 @@ class Frame:
     ----------
     writable : views that `cells` gives can be written to.
     address : of the piece, as compiled code sees it.
+    tenant : the model that is in it (None: it is being filled).
+    keeper : whose turn keeps the model in it, as long as it lasts, beside the model's own.
     bytes, elements, image : the piece and the image, as views; of memory on the host alone.
     lasting : elements up to the last that persists.
     job, job_address : a job for the piece, to be filled in.
@@ -53,12 +56,11 @@ class Frame:
         "image",
         "job",
         "job_address",
+        "keeper",
         "lasting",
-        "pins",
         "start",
         "stop",
         "tenant",
-        "thread",
         "traps",
         "view",
     )
@@ -78,7 +80,7 @@ class Frame:
         """What all kinds of frames have."""
         self.binding, self.start, self.stop, self.address = binding, start, stop, address
         self.tenant: Tenant | None = None
-        self.pins, self.thread = 0, 0
+        self.keeper: Turns | None = None
         self.job = np.zeros(layout.JOB_WORDS, np.int64)
         self.job[[layout.TABLE, layout.HEAP]] = binding.table_address, address
         self.job_address = self.job.ctypes.data

@@ -9,7 +9,8 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import perf_counter
+from threading import get_ident
+from time import monotonic, perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,11 +25,11 @@ from calcvm.vm.frame import Frame
 from calcvm.vm.pieces import Pieces
 from calcvm.vm.program import Program
 from calcvm.vm.store import Store
+from calcvm.vm.turns import FIRST_PAUSE, LONGEST_PAUSE, Turns, owner, stuck, unlocked
 
 if TYPE_CHECKING:
     from calcvm.vm.resident import Resident
 
-YIELD_SECONDS = 0.001
 SPARE_FRAMES = 64  # kept to be used again: making one takes as long as two switches
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -56,7 +57,12 @@ class Stats:
 
 
 class Tenant:
-    """What a heap knows of a model: where it is, and what its piece holds beside its image."""
+    """What a heap knows of a model: where it is, what its piece holds beside its image, whose turn it is.
+
+    Whoever uses its memory or changes what is noted here has its ``turn``.  What changes the model itself has
+    ``change`` before that: several rounds that belong together, such as those of `Model.fit`, keep it from the first
+    to the last, and give the turn up in between, to those that only look.
+    """
 
     __slots__ = (
         "name",
@@ -64,9 +70,15 @@ class Tenant:
         "workers",
         "facts",
         "frame",
+        "ready",
+        "turn",
+        "training",
+        "trains",
+        "lost",
         "changed",
         "exposed",
         "open",
+        "passing",
         "graded",
         "held",
         "ran",
@@ -76,9 +88,14 @@ class Tenant:
     def __init__(self, name: str, binding: Binding | None, workers: int, facts: Facts):
         self.name, self.binding, self.workers, self.facts = name, binding, workers, facts
         self.frame: Frame | None = None
+        self.ready: Frame | None = None  # its frame, as long as nobody means to take it
+        self.turn, self.training = Turns(f"model {name!r}"), Turns(f"model {name!r}")
+        self.trains = 0  # the thread that is in the middle of a training of several turns
+        self.lost = False  # a fork came in the middle of another thread's call
         self.changed = False  # since the store has its image
         self.exposed = False  # views of its memory were given out: it may change at any time
         self.open = False  # in the middle of an accumulation: the gradient is part of the image
+        self.passing = False  # that accumulation is one of a pass over data, which is settled at its end
         self.graded: set[str] = set()  # paths whose gradients its frame holds
         self.held: dict[str, int] = {}  # placeholders that hold data: the batch it has
         self.ran: dict[tuple[str, str], int] = {}  # paths and phases that were run: the batch
@@ -88,6 +105,21 @@ class Tenant:
     def unsaved(self) -> bool:
         """Whether it may differ from what the store has."""
         return self.changed or self.exposed or self.facts.changed
+
+    @property
+    def change(self) -> Any:
+        """What is to be taken before ``turn`` by who changes the model, so that only whole changes follow each other.
+
+        CalcError : another thread is in the middle of training, and waits for the turn that this one has.
+        """
+        if not self.turn.lock._is_owned():  # type: ignore[attr-defined]
+            return self.training.mine
+        if self.trains and self.trains != get_ident() and self.trains == owner(self.training.lock):
+            raise CalcError(
+                f"model {self.name!r} is being trained by another thread, which waits for this one to leave it: it "
+                "cannot be changed now"
+            )
+        return self.turn.lock
 
     def forget(self) -> None:
         """Its placeholders and results are gone."""
@@ -129,18 +161,20 @@ class CalcHeap:
         self.store: Store = self.device.store() if store is None else store
         self.stats = Stats()
         self._memory = self.device.memory(self.nbytes)
-        self._pieces = Pieces(self.nbytes)
         self._frames: OrderedDict[Frame, None] = OrderedDict()  # least recently used first
+        self._pieces = Pieces(self.nbytes)  # what no frame takes
         self._spare: dict[tuple[Binding, int], Frame] = {}
         self._tenants: dict[str, Tenant] = {}
         self._handles: weakref.WeakValueDictionary[str, Resident] = weakref.WeakValueDictionary()
         self._last: Tenant | None = None
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)  # a frame may be switched out again
-        self._waiting = 0
+        self._lock = threading.RLock()  # taken for moments; who has it waits for nobody's turn
+        self._torn = False  # a change of frames and pieces, made under `_lock`, is not finished
+        self._orphaned = False  # a model that was to be added was not: its frame is nobody's
+        self.turns: list[Turns] = []  # those that keep models of this heap, beside the models' own
         self._numbered = 0
         if self.store.persistent:  # a process that ends in order leaves nothing unsaved
             self._end = weakref.finalize(self, _flush_at_exit, self._tenants, self.store, os.getpid())
+        _heaps.add(self)
 
     # ------------------------------------------------------------ models
     def load(self, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None) -> Resident:
@@ -161,7 +195,7 @@ class CalcHeap:
         check_program(program)
         seed = checks.integer("seed", seed, 0)
         values = {"program": program.hash, "seed": seed, "rounds": 0}
-        return self._start(program, values, workers, name, lambda model, frame: model.reset(seed))
+        return self._start(program, values, workers, name, lambda model: model.initialize(seed))
 
     def adopt(
         self,
@@ -173,11 +207,11 @@ class CalcHeap:
     ) -> Resident:
         """A model as it was elsewhere: its facts, and its image with its gradients (`Frame.get_image`); as `load`."""
 
-        def start(model: Resident, frame: Frame) -> None:
-            frame.set_image(image, open=True)
+        def fill(model: Resident) -> None:
+            model.frame.set_image(image, open=True)
             model.tenant.changed, model.tenant.open = True, bool(facts.get("open"))
 
-        return self._start(program, facts, workers, name, start)
+        return self._start(program, facts, workers, name, fill)
 
     def _start(
         self,
@@ -185,9 +219,9 @@ class CalcHeap:
         values: Mapping[str, Any],
         workers: int | None,
         name: str | None,
-        start: Callable[[Resident, Frame], None],
+        fill: Callable[[Resident], None],
     ) -> Resident:
-        """A new model, of which ``start`` sets what persists."""
+        """A new model, of which ``fill`` sets what persists.  The heap has it when it is whole, and not before."""
         self._check_device(program)
         if program.heap_bytes > self.nbytes:
             raise PlanError(
@@ -202,21 +236,22 @@ class CalcHeap:
                 f"workers={workers}: the program was planned for 1 to {program.workers}; compile with workers={workers}"
             )
         with self._lock:
-            name = self._new_name(name)
-            facts = Facts(program, values)
+            self._new_name(name)
             if self.store.persistent:
                 self.store.put_program(program)
-            tenant = self._tenants[name] = Tenant(name, bind(program), workers or program.workers, facts)
-            model = self._handle(tenant)
-            try:
-                self._enter(tenant, fresh=True)
-                self.leave(model)
-                with model as frame:
-                    start(model, frame)
-            except BaseException:
-                model.close()
-                raise
-        return model
+        tenant = Tenant(name or "new", bind(program), workers or program.workers, Facts(program, values))
+        try:
+            with tenant.turn.mine:
+                self._bring(tenant, fresh=True)
+                fill(_resident(self, tenant))
+                with self._lock:
+                    tenant.name = self._new_name(name)  # another thread may have been faster
+                    tenant.turn.what = tenant.training.what = f"model {tenant.name!r}"
+                    self._tenants[tenant.name] = tenant
+                    return self._handle(tenant)
+        except BaseException:
+            self._orphaned = True
+            raise
 
     def open(self, name: str, *, workers: int | None = None) -> Resident:
         """A model of the store, by name: one that an earlier process trained, for instance.
@@ -229,6 +264,7 @@ class CalcHeap:
         checks.text("a model's name", name)
         workers = None if workers is None else checks.integer("workers", workers)
         with self._lock:
+            self._mend()
             if name in self._tenants:
                 return self._handle(self._tenants[name])
             if name not in self.store:
@@ -267,12 +303,16 @@ class CalcHeap:
         return self.open(name)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name in self._tenants or name in self.store)
+        with self._lock:
+            self._mend()
+            return isinstance(name, str) and (name in self._tenants or name in self.store)
 
     @property
     def names(self) -> list[str]:
         """Names of all models, loaded or in the store."""
-        return sorted({*self._tenants, *self.store.names()})
+        with self._lock:
+            self._mend()
+            return sorted({*self._tenants, *self.store.names()})
 
     @property
     def resident(self) -> Resident | None:
@@ -282,20 +322,31 @@ class CalcHeap:
     @property
     def free_bytes(self) -> int:
         """Bytes that no model holds (not necessarily in one piece)."""
-        return self._pieces.free_bytes
+        with self._lock:
+            self._mend()
+            return self._pieces.free_bytes
 
     def flush(self) -> None:
-        """Write every model that has changed to the store."""
-        with self._lock:
-            for tenant in list(self._tenants.values()):
+        """Write every model that has changed to the store; waits for the turn of each."""
+        for tenant in [*self._tenants.values()]:
+            with tenant.turn.mine, self._lock:
                 self._commit(tenant)
 
     def close(self) -> None:
-        """Write what has changed, close the store, give the memory back; its models cannot be used afterwards."""
+        """Write what has changed, close the store, give the memory back; its models cannot be used afterwards.
+
+        Raises
+        ------
+        CalcError : a model is in use by a thread that waits for one that this thread keeps.
+        """
+        while self._tenants:
+            for tenant in [*self._tenants.values()]:
+                with tenant.turn.mine, self._lock:
+                    self._mend()
+                    if self._tenants.get(tenant.name) is tenant:
+                        self._commit(tenant)
+                        self._drop(tenant)
         with self._lock:
-            self.flush()
-            for name in list(self._tenants):
-                self._drop(self._tenants.pop(name))
             self.store.close()
             if self.store.persistent:
                 self._end.detach()
@@ -309,56 +360,107 @@ class CalcHeap:
         self.close()
 
     # ------------------------------------------------------------ switching
-    def enter(self, model: Resident) -> Frame:
-        """Make a model resident and keep it so until `leave`; waits where other threads keep all others."""
-        frame = self._enter(model.tenant)
-        assert frame is not None
-        return frame
+    def enter(self, tenant: Tenant) -> Frame:
+        """The frame of a model whose turn this thread has: its own until the turn ends.
 
-    def try_enter(self, model: Resident) -> Frame | None:
-        """As `enter`, but None where there is no room beside the models that are kept."""
-        return self._enter(model.tenant, wait=False)
+        Brings it into the heap, and waits where other threads use all others (PlanError: this one uses them).
+        """
+        frame = tenant.ready
+        return frame if frame is not None and self._last is tenant else self._bring(tenant)
 
-    def leave(self, model: Resident) -> None:
-        """Allow a model that was entered to be switched out again."""
+    def keep(self, tenant: Tenant, keeper: Turns) -> Frame | None:
+        """Bring a model into the heap for as long as this thread's turn at ``keeper`` lasts, or `let_go` is called.
+
+        Until then whoever else takes the model's turn waits.  None : another thread has it, or there is no room.
+        """
         with self._lock:
-            model.tenant.frame.pins -= 1  # type: ignore[union-attr]
-            if self._waiting:
-                self._changed.notify_all()
-
-    def _enter(self, tenant: Tenant, *, fresh: bool = False, wait: bool = True) -> Frame | None:
-        with self._lock:
-            if self._waiting and not (tenant.frame and tenant.frame.pins):
-                self._changed.wait(YIELD_SECONDS)  # who has waited goes first
-            frame = tenant.frame
-            if frame is None:
-                while (frame := tenant.frame or self._switch_in(tenant, fresh)) is None:
-                    if not wait:
-                        return None
-                    self._wait(tenant)
-            elif self._last is not tenant:
-                self._frames.move_to_end(frame)
-            self._last = tenant
-            frame.pins += 1
-            frame.thread = threading.get_ident()
+            tenant.ready = None  # who takes its turn from now on looks here who keeps it
+            if tenant.turn.taken:
+                return None
+            frame = self._find(tenant, False)
+            if frame is not None:
+                frame.keeper, tenant.ready = keeper, None
             return frame
 
-    def _switch_in(self, tenant: Tenant, fresh: bool) -> Frame | None:
+    def let_go(self, tenant: Tenant, keeper: Turns) -> None:
+        """End `keep`."""
+        frame = tenant.frame
+        if frame is not None and frame.keeper is keeper:
+            frame.keeper = None
+
+    def _bring(self, tenant: Tenant, fresh: bool = False) -> Frame:
+        """As `enter`, of a model that is not there, or was not the last."""
+        frame = self._find(tenant, fresh)
+        if frame is not None:
+            return frame
+        with (ticket := threading.Lock()):
+            since = monotonic()
+            while (frame := self._find(tenant, fresh)) is None:
+                with self._lock:
+                    for other in self._frames:  # those who use them again and again let this thread go first
+                        if other.tenant is not None:
+                            other.tenant.turn.after(ticket)
+                if stuck(ticket, lambda: self._holders(tenant)):
+                    needed = tenant.binding.program.heap_bytes  # type: ignore[union-attr]
+                    raise PlanError(
+                        f"the program needs {needed:,} bytes, and the heap's {self.nbytes:,} are held by models in "
+                        "use: leave one of them first, or make the heap larger",
+                        needed,
+                        self.free_bytes,
+                    )
+                sleep(min(max(FIRST_PAUSE, (monotonic() - since) / 8), LONGEST_PAUSE))
+            return frame
+
+    def _holders(self, tenant: Tenant) -> list[int]:
+        """Threads of which one must go on before a model can come in, or is let go (0: nobody)."""
+        with self._lock:
+            if tenant.frame is not None:
+                keeper = tenant.frame.keeper
+                return [0 if keeper is None else owner(keeper.lock)]
+            return [
+                (0 if frame.keeper is None else owner(frame.keeper.lock))
+                or (0 if frame.tenant is None else owner(frame.tenant.turn.lock))
+                for frame in self._frames
+            ] or [0]
+
+    def _find(self, tenant: Tenant, fresh: bool) -> Frame | None:
+        """A model's frame, into which it is brought; None where all frames, or this one, are other threads'."""
+        with self._lock:
+            self._mend()
+            if tenant.binding is None:
+                raise CalcError(f"model {tenant.name!r} is closed")
+            if tenant.lost:
+                raise CalcError(
+                    f"model {tenant.name!r} was in use by another thread when this process was forked, and is in the "
+                    "middle of that here: load it anew, or fork while nobody uses it"
+                )
+            frame = tenant.frame
+            if frame is None:
+                frame = self._switch_in(tenant, tenant.binding, fresh)
+            elif frame.keeper is not None and frame.keeper.taken:
+                return None
+            if frame is not None:
+                self._frames.move_to_end(frame)
+                self._last, tenant.ready = tenant, frame
+            return frame
+
+    def _switch_in(self, tenant: Tenant, binding: Binding, fresh: bool) -> Frame | None:
         """Bring a model into a frame; None where all frames are kept."""
-        binding, stats = tenant.binding, self.stats
-        if binding is None:
-            raise CalcError(f"model {tenant.name!r} is closed")
-        started = perf_counter()
+        stats, started = self.stats, perf_counter()
+        self._torn = True
         frame = self._room(binding)
-        if frame is None:
-            return None
-        if fresh:
-            frame.clear()
-        else:
-            stats.bytes += frame.restore(self.store, tenant.name, tenant.open)
-            stats.switches += 1
-        frame.tenant, tenant.frame = tenant, frame
-        stats.seconds += perf_counter() - started
+        if frame is not None:
+            if fresh:
+                frame.clear()
+            else:
+                stats.bytes += frame.restore(self.store, tenant.name, tenant.open)
+                stats.switches += 1
+            tenant.exposed = False
+            tenant.graded.clear()
+            tenant.forget()
+            frame.tenant, tenant.frame = tenant, frame
+            stats.seconds += perf_counter() - started
+        self._torn = False
         return frame
 
     def _room(self, binding: Binding) -> Frame | None:
@@ -370,93 +472,123 @@ class CalcHeap:
                 self._frames[frame] = None
                 frame.clear_padding()  # of another program's model
                 return frame
-            victim: Frame | None = next(iter(self._frames))
-            if victim is not None and victim.pins:
-                victim = next((f for f in self._frames if not f.pins), None)
+            victim = next((frame for frame in self._frames if self._is_free(frame)), None)
             if victim is None:
                 return None
             tenant = victim.tenant
             if tenant is not None:
-                if tenant.unsaved:
+                if tenant.unsaved and not tenant.lost:
                     self.stats.bytes += put(tenant, victim, self.store)
-                tenant.exposed = False
-                tenant.graded.clear()
-                tenant.frame = victim.tenant = None
-                tenant.forget()
+                victim.tenant = tenant.frame = None
             if victim.binding is binding:
                 self._frames.move_to_end(victim)
                 return victim
             self._free(victim)
 
-    def _wait(self, tenant: Tenant) -> None:
-        """Wait until another thread leaves a model."""
-        if all(f.thread == threading.get_ident() for f in self._frames):
-            needed = tenant.binding.program.heap_bytes  # type: ignore[union-attr]
-            raise PlanError(
-                f"the program needs {needed:,} bytes, and the heap's {self.nbytes:,} are held by models in use: "
-                "leave one of them first, or make the heap larger",
-                needed,
-                self.free_bytes,
-            )
-        self._await()
-
-    def _await(self) -> None:
-        """Wait until a model is left by who used it."""
-        self._waiting += 1
-        self._changed.wait()
-        self._waiting -= 1
+    def _is_free(self, frame: Frame) -> bool:
+        """Whether nobody uses the model in a frame, and nobody will who does not come here first."""
+        tenant, keeper = frame.tenant, frame.keeper
+        if tenant is None:
+            return True
+        tenant.ready = None  # before looking: who has the turn after this finds it not ready
+        return unlocked(tenant.turn.lock) and (keeper is None or unlocked(keeper.lock))
 
     def _free(self, frame: Frame) -> None:
         del self._frames[frame]
         self._pieces.give(frame.start, frame.stop)
         if len(self._spare) >= SPARE_FRAMES:
             del self._spare[next(iter(self._spare))]
+        frame.keeper = None
         self._spare[frame.binding, frame.start] = frame
+
+    def _mend(self) -> None:
+        """Make whole what an exception has left behind in the middle of a change.
+
+        A frame's tenant is the truth: it is set when the model is in the frame, and unset when the store has it.
+        """
+        if not (self._torn or self._orphaned):
+            return
+        self._torn, self._orphaned = True, False
+        for frame in [*self._frames]:
+            tenant = frame.tenant
+            if tenant is None or not (self._tenants.get(tenant.name) is tenant or owner(tenant.turn.lock)):
+                del self._frames[frame]
+        for tenant in [*self._tenants.values()]:
+            tenant.frame = tenant.ready = None
+        for frame in self._frames:
+            frame.tenant.frame = frame  # type: ignore[union-attr]
+        self._pieces = Pieces(self.nbytes)
+        self._pieces.leave([(frame.start, frame.stop) for frame in self._frames])
+        self._torn = False
+        for tenant in [*self._tenants.values()]:
+            if tenant.binding is None:
+                self._drop(tenant)
 
     def commit(self, model: Resident) -> None:
         """Write a model to the store now, if it has changed and the store outlives the process."""
-        with self._lock:
-            if self.store.persistent:
+        if self.store.persistent:
+            with model.tenant.turn.mine, self._lock:
                 self._commit(model.tenant)
 
     def _commit(self, tenant: Tenant) -> None:
-        """Copy a model to the store if it may have changed; waits while another thread uses it."""
-        while (frame := tenant.frame) is not None and frame.pins and frame.thread != threading.get_ident():
-            self._await()
-        if tenant.unsaved:
-            self.stats.bytes += put(tenant, frame, self.store)
+        """Copy a model whose turn it is to the store, if it may have changed."""
+        self._mend()
+        if tenant.unsaved and not tenant.lost:
+            self.stats.bytes += put(tenant, tenant.frame, self.store)
 
     def remove(self, model: Resident) -> None:
         """Give a model's room back (see `Resident.close`)."""
-        with self._lock:
-            tenant = model.tenant
+        tenant = model.tenant
+        in_use = tenant.turn.lock._is_owned()  # type: ignore[attr-defined]
+        with tenant.turn.mine, self._lock:
+            self._mend()
             if self._tenants.get(tenant.name) is not tenant:
                 return
-            if tenant.frame is not None and tenant.frame.pins:
+            if in_use or (tenant.frame is not None and tenant.frame.keeper is not None and tenant.frame.keeper.taken):
                 raise CalcError(f"model {tenant.name!r} is in use: it cannot be closed now")
-            self.commit(model)
-            del self._tenants[tenant.name]
+            if self.store.persistent:
+                self._commit(tenant)
             self._drop(tenant)
-            if not self.store.persistent:
-                self.store.remove(tenant.name)
 
     def _drop(self, tenant: Tenant) -> None:
+        """Forget a model; what an exception leaves of it, `_mend` drops."""
+        self._torn = True
+        tenant.binding = tenant.ready = None
         frame = tenant.frame
         if frame is not None:
             frame.tenant = tenant.frame = None
             self._free(frame)
         if self._last is tenant:
             self._last = None
-        tenant.binding = None
+        if not self.store.persistent:
+            self.store.remove(tenant.name)
+        del self._tenants[tenant.name]
+        self._torn = False
+
+    def _after_fork(self) -> None:
+        """In a forked child: no other thread is there, and what one was doing is not finished."""
+        self._lock, self._torn = threading.RLock(), True
+        keepers = {keeper for frame in self._frames if (keeper := frame.keeper) is not None and keeper.renew()}
+        for frame in self._frames:
+            if frame.tenant is not None and (frame.tenant.turn.taken or frame.keeper in keepers):
+                frame.tenant.lost, frame.tenant.ready = True, None
+        for tenant in self._tenants.values():
+            tenant.training.renew()
+            tenant.turn.renew()
+        for turns in self.turns:
+            turns.renew()
 
     # ------------------------------------------------------------ names
     def _handle(self, tenant: Tenant) -> Resident:
-        from calcvm.vm.resident import Resident
-
         handle = self._handles.get(tenant.name)
         if handle is None or handle.tenant is not tenant:
-            handle = self._handles[tenant.name] = Resident(self, tenant)
+            handle = self._handles[tenant.name] = _resident(self, tenant)
         return handle
+
+    def free_name(self, name: str | None = None) -> str:
+        """A name that no model has: ``name``, or ``model-0``, ``model-1``, ... (CalcError: it is in use)."""
+        with self._lock:
+            return self._new_name(name)
 
     def _new_name(self, name: str | None) -> str:
         if name is None:
@@ -502,10 +634,29 @@ def put(tenant: Tenant, frame: Frame | None, store: Store) -> int:
 def _flush_at_exit(tenants: dict[str, Tenant], store: Store, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child
         for tenant in tenants.values():
-            # what another thread is changing stays as it was written last
-            if tenant.unsaved and not (tenant.frame is not None and tenant.frame.pins):
-                put(tenant, tenant.frame, store)
+            frame = tenant.frame
+            if tenant.turn.taken or (frame is not None and frame.keeper is not None and frame.keeper.taken):
+                continue  # what another thread is changing stays as it was written last
+            if tenant.unsaved:
+                put(tenant, frame, store)
         store.close()
+
+
+def _resident(heap: CalcHeap, tenant: Tenant) -> Resident:
+    from calcvm.vm.resident import Resident
+
+    return Resident(heap, tenant)
+
+
+_heaps: weakref.WeakSet[CalcHeap] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for heap in _heaps:
+        heap._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _some(names: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -20,6 +21,7 @@ class Pieces:
     """Which bytes of ``nbytes`` are free; pieces start on cache lines."""
 
     def __init__(self, nbytes: int):
+        self._nbytes = nbytes
         self._free = [(0, nbytes)] if nbytes else []  # sorted, never adjacent
 
     @property
@@ -45,3 +47,9 @@ class Pieces:
             start = self._free.pop(i)[0]
         if start < stop:
             self._free.insert(i, (start, stop))
+
+    def leave(self, taken: Iterable[tuple[int, int]]) -> None:
+        """Of all that is free, leave what is not ``taken``."""
+        ends = sorted(taken)
+        free = zip([0, *(stop for _, stop in ends)], [*(start for start, _ in ends), self._nbytes])
+        self._free = [(start, stop) for start, stop in free if start < stop]

@@ -33,8 +33,8 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
 
     A row alone finds its operands in cache: the sum is a lower bound of the step's time.
     """
-    with model as frame:
-        saved = frame.snapshot()
+    with model:
+        saved = model.frame.snapshot()
     model.forward(path)
     rows, address = model.binding.rows(model.tenant.ran[path, "forward"])
     out = []
@@ -47,14 +47,15 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
                 ns = _best(model, address, pc, seconds)
                 out.append(RowTime(pc, OPCODES[spec.opcode].name, model.program.labels[pc], ns, flops))
     finally:
-        with model as frame:
-            frame.fill(saved)
+        with model:
+            model.frame.fill(saved)
     return out
 
 
 def _best(model: Resident, rows: int, pc: int, seconds: float) -> float:
     steps, best, spent = 1, float("inf"), 0.0
-    with model as frame:
+    with model:
+        frame = model.frame
         for _ in range(40):
             frame.job[layout.ROWS : layout.STEPS + 1] = rows, pc, pc + 1, steps
             began = time.perf_counter()

@@ -16,9 +16,9 @@ from calcvm.vm import job as layout
 from calcvm.vm.binding import FORWARD, Binding
 from calcvm.vm.device import heaps_of
 from calcvm.vm.documents import initializer
-from calcvm.vm.facts import Facts
+from calcvm.vm.facts import MAX_SEED, Facts
 from calcvm.vm.feeds import numbers
-from calcvm.vm.frame import Frame, cells_of
+from calcvm.vm.frame import Frame, cells_of, lasting_elems
 from calcvm.vm.heap import CalcHeap, Tenant
 from calcvm.vm.program import Program, Symbol
 
@@ -35,17 +35,18 @@ class Hyper(MutableMapping):
         self._model, self._symbol, self._path = model, symbol, path
 
     def __getitem__(self, name: str) -> float:
-        with self._model as frame:
-            return float(self._slots(frame)[self._index(name)])
+        with self._model.tenant.turn.mine:
+            return float(self._slots(self._model.frame)[self._index(name)])
 
     def __setitem__(self, name: str, value: float) -> None:
-        with self._model as frame:
+        with self._model.tenant.turn.mine:
+            frame = self._model.frame
             slots, i = self._slots(frame), self._index(name)
             if checks.is_number(value) and checks.plain(value) == float(slots[i]):  # as copying another model's does
                 return
             slots[i] = self._checked(name, value)
-            frame.write(self._symbol, slots.view(self._model.program.dtype), (self._symbol.elems.b,))
             self._model.tenant.changed = True
+            frame.write(self._symbol, slots.view(self._model.program.dtype), (self._symbol.elems.b,))
 
     def _checked(self, name: str, value: Any) -> float:
         known, what = self._model.binding.hyper[self._path], f"hyperparameter {name!r}"
@@ -85,6 +86,23 @@ class Hyper(MutableMapping):
         return HYPER_SLOTS.index(name)
 
 
+class _Keeping:
+    """``__enter__`` and ``__exit__`` of ``with model:`` are those of its turn's lock.
+
+    Methods written in Python would let Ctrl-C in between the lock and the block.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, model: Resident | None, _: Any = None) -> Any:
+        return self if model is None else getattr(model._turn(entering=self._name == "__enter__"), self._name)
+
+    def __call__(self, model: Resident, *error: object) -> Any:
+        """As ``type(model).__enter__(model)``, such as `contextlib.ExitStack` says it."""
+        return self.__get__(model)(*error)
+
+
 class Resident:
     """A model: a program and its image, in a heap or for the time being in the heap's store.
 
@@ -92,7 +110,12 @@ class Resident:
     `optimize` and `end_round` run a path's sections, `step` and `run_steps` whole steps.  Using a model brings it
     into the heap; where that switches others out, their placeholders and results are forgotten.
 
-    ``with model:`` keeps it in the heap meanwhile, so that views of its memory stay its own.
+    Threads may share it: each call has its turn, and sees the model before or after the others' calls.  Training
+    (`Model.fit`) is a row of turns, between which others may look (`predict`, ``model[name]``, `save`), while what
+    changes the model waits for its end.
+
+    ``with model:`` is a turn that lasts: what belongs together (``model["x"] = data``, then `run_steps`) stays
+    together, and views of its memory stay its own, since it is kept in the heap meanwhile.
     """
 
     __slots__ = ("__weakref__", "heap", "tenant")
@@ -103,11 +126,20 @@ class Resident:
     def __repr__(self) -> str:
         return f"<model {self.name!r}{' in the heap' if self.tenant.frame else ''}>"
 
-    def __enter__(self) -> Frame:
-        return self.heap.enter(self)
+    __enter__, __exit__ = _Keeping("__enter__"), _Keeping("__exit__")
 
-    def __exit__(self, *error: object) -> None:
-        self.heap.leave(self)
+    def _turn(self, entering: bool) -> Any:
+        """The lock of its turn; the model is then in the heap, and no other thread in the middle of training it."""
+        tenant = self.tenant
+        if entering:
+            with tenant.change, tenant.turn.mine:
+                self.heap.enter(tenant)
+        return tenant.turn.mine if entering else tenant.turn.lock
+
+    @property
+    def frame(self) -> Frame:
+        """Where it is in the heap, which it is brought into: its own while this thread has its turn."""
+        return self.heap.enter(self.tenant)
 
     # ------------------------------------------------------------ what it is
     @property
@@ -145,15 +177,16 @@ class Resident:
         ------
         CalcError : the heap is not of the host's memory.
         """
-        with self._on_host() as frame:
+        with self._on_host().tenant.turn.mine:
+            frame = self.frame
             self.tenant.exposed = True
             return frame.elements
 
     @property
     def heap_address(self) -> int:
         """Address of its piece of the heap, until it is switched out (CalcError: as `elements`)."""
-        with self._on_host() as frame:
-            return frame.address
+        with self._on_host().tenant.turn.mine:
+            return self.frame.address
 
     def _on_host(self) -> Resident:
         if heaps_of(self.heap.device.name) != "cpu":
@@ -166,18 +199,23 @@ class Resident:
     # ------------------------------------------------------------ start and end
     def reset(self, seed: int) -> None:
         """Initialize parameters, optimizer state and counters as `CalcHeap.load` with ``seed`` does."""
-        tenant, info = self.tenant, self.program.info
-        seed = checks.integer("seed", seed, 0)
-        with self as frame:
-            tenant.facts.update(seed=seed, rounds=0)
-            elements = frame.blank()
-            tenant.forget()
-            tenant.changed, tenant.open = True, False
-            for i, (name, facts) in enumerate(info["parameters"].items()):
-                self._set_parameter(elements, name, facts["init"], np.random.default_rng([seed, i]))
-            for facts in info["state"]:
-                self._set_state(elements, facts)
-            frame.fill(elements)
+        seed = checks.integer("seed", seed, 0, MAX_SEED)
+        with self.tenant.change, self.tenant.turn.mine:
+            self.initialize(seed, np.zeros(lasting_elems(self.binding), self.program.dtype))
+
+    def initialize(self, seed: int, elements: np.ndarray | None = None) -> None:
+        """As `reset`, of a model whose turn this thread has; ``elements``, zeros, are used before its memory is set."""
+        frame, tenant, info = self.frame, self.tenant, self.program.info
+        elements = frame.blank() if elements is None else elements
+        for i, (name, facts) in enumerate(info["parameters"].items()):
+            self._set_parameter(elements, name, facts["init"], np.random.default_rng([seed, i]))
+        for facts in info["state"]:
+            self._set_state(elements, facts, seed)
+        tenant.forget()
+        tenant.changed = True
+        tenant.facts.update(seed=seed, rounds=0)
+        frame.fill(elements)
+        tenant.open = tenant.passing = False
 
     def _set_parameter(
         self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator
@@ -188,7 +226,7 @@ class Resident:
         else:
             view[...] = initializer(spec)(view.shape, rng)
 
-    def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
+    def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any], seed: int) -> None:
         if facts["symbol"] is None:
             return
         symbol = self.program.symbols[facts["symbol"]]
@@ -197,7 +235,7 @@ class Resident:
         if kind == "hyper":
             cells.view(np.float64)[:] = [facts["slots"][slot] for slot in HYPER_SLOTS]
         elif kind == "rng":
-            cells.view(np.int64)[:] = self.seed, 0
+            cells.view(np.int64)[:] = seed, 0
         elif kind == "float64":
             cells.view(np.float64)[:] = facts["value"]
         elif kind == "constant":
@@ -216,9 +254,27 @@ class Resident:
         """
         if heap is not None:
             checks.one_of("copy: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
-        with self as frame:
-            image, facts = frame.get_image(open=True), {**self.facts, "open": self.tenant.open}
+        with self.tenant.turn.mine:
+            facts, image = {**self.facts, "open": self.adding}, self.image()
         return (heap or self.heap).adopt(self.program, facts, image, self.workers, name)
+
+    @property
+    def adding(self) -> bool:
+        """Whether it holds gradients that add up, in the middle of a learning batch made by hand."""
+        return self.tenant.open and not self.tenant.passing
+
+    def image(self) -> np.ndarray:
+        """A copy of what persists, in bytes, with its gradients; in the middle of a pass as if that were settled."""
+        with self.tenant.turn.mine:
+            image = self.frame.get_image(open=True)
+            if self.tenant.passing:
+                elements = np.zeros(lasting_elems(self.binding), self.program.dtype)
+                within = elements.view(np.uint8)[slice(*self.binding.opened)]
+                within[:] = image
+                for symbol, value in self._settled():
+                    cells_of(elements, symbol)[...] = value
+                image[:] = within
+            return image
 
     def close(self) -> None:
         """Give the model's room back; it cannot be used afterwards.  A `FileStore` keeps its file."""
@@ -240,27 +296,37 @@ class Resident:
                 f"{name!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{name!r}]"
             )
         binding = self.binding
-        with self as frame:
+        with self.tenant.turn.mine:
+            frame = self.frame
             batch = self._batch_in(facts["of"])
             value = frame.cells(binding.symbol(name), None if facts["kind"] == "state" else binding.shape(name, batch))
             return value.copy() if value.ndim else value[()]
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Set a placeholder; the first size of the batch may be anything up to the planned batch."""
+        array = numbers(name, value)
+        batch = self.check_placeholder(name, array)
+        with self.tenant.change, self.tenant.turn.mine:
+            self.place({name: array}, {name: batch})
+
+    def check_placeholder(self, name: str, array: np.ndarray) -> int:
+        """As `check`, of a name that may be another variable's."""
         facts = self._variable(name)
         if facts["kind"] != "placeholder":
             how = "change it through model.parameters" if facts["kind"] == "parameter" else "only placeholders are set"
             raise CalcError(f"{name!r} is a {facts['kind']}: {how}")
-        array = numbers(name, value)
-        self._place(name, array, self.check(name, array))
+        return self.check(name, array)
 
-    def _place(self, name: str, array: np.ndarray, batch: int) -> None:
-        binding, tenant = self.binding, self.tenant
-        with self as frame:
-            frame.write(binding.symbol(name), array, array.shape)
-            tenant.held[name] = batch
+    def place(self, arrays: Mapping[str, np.ndarray], batches: Mapping[str, int]) -> None:
+        """Set placeholders, all or (where an exception comes) none: then their data are gone."""
+        frame, tenant, binding = self.frame, self.tenant, self.binding
+        for name in arrays:
+            tenant.held.pop(name, None)
             if tenant.arena is not None and name in binding.needs(tenant.arena):
                 tenant.arena = None  # a backward would read other data than the forward did
+        for name, array in arrays.items():
+            frame.write(binding.symbol(name), array, array.shape)
+        tenant.held.update(batches)
 
     def _held(self, name: str) -> int:
         """The batch of the data in a placeholder."""
@@ -323,7 +389,8 @@ class Resident:
 
         Of a device with memory of its own they are copies, which cannot be written to.
         """
-        with self as frame:
+        with self.tenant.turn.mine:
+            frame = self.frame
             self.tenant.exposed |= frame.writable
             arrays = {name: frame.cells(self.binding.symbol(name)) for name in self.program.info["parameters"]}
             if not frame.writable:
@@ -349,7 +416,8 @@ class Resident:
             raise CalcError(
                 f"the gradient of {name!r} is used up by the update inside the backward; compile with accumulate=True"
             )
-        with self as frame:
+        with self.tenant.turn.mine:
+            frame = self.frame
             if not (facts["accumulate"] or path in self.tenant.graded):
                 raise CalcError(
                     f"{name!r} has no gradient since the model came into the heap: call backward({path!r}) first"
@@ -363,14 +431,21 @@ class Resident:
 
     def settle(self, path: str) -> None:
         """Drop what rounds have added up, and weigh the next one in full: the state between two learning batches."""
-        facts = self.binding.training(path)
-        if facts["accumulate"]:
-            symbols = self.program.symbols
-            with self as frame:
-                frame.write(symbols[facts["seed"]], 1)
-                for gradient in facts["gradients"].values():
-                    frame.clear_symbol(symbols[gradient])
-                self.tenant.changed, self.tenant.open = True, False
+        if self.binding.training(path)["accumulate"]:
+            with self.tenant.turn.mine:
+                frame = self.frame
+                self.tenant.changed = True
+                for symbol, value in self._settled():
+                    frame.write(symbol, value)
+                self.tenant.open = self.tenant.passing = False
+
+    def _settled(self) -> Iterator[tuple[Symbol, float]]:
+        """What rounds that add up change beside the model, and its value between two learning batches."""
+        symbols = self.program.symbols
+        for facts in self.binding.paths.values():
+            if facts.get("accumulate"):
+                yield symbols[facts["seed"]], 1.0
+                yield from ((symbols[gradient], 0.0) for gradient in facts["gradients"].values())
 
     # ------------------------------------------------------------ running
     def forward(self, path: str) -> None:
@@ -378,27 +453,32 @@ class Resident:
 
         It runs for the batch of those data, and refuses data of different batches.
         """
-        self._run(self.binding.path(path), FORWARD)
+        self._change(self.binding.path(path), FORWARD)
 
     def backward(self, path: str) -> None:
         """Gradients of the loss; they add up until `end_round` where the program accumulates."""
-        self._run(self.binding.path(path), ("backward",))
+        self._change(self.binding.path(path), ("backward",))
 
     def optimize(self, path: str) -> None:
         """Update the parameters."""
         path = self.binding.path(path)
-        if not self.tenant.open:  # a gradient that adds up is part of the image
-            self._needs_forward(path)
-        self._run(path, ("optimize",))
+        with self.tenant.change, self.tenant.turn.mine:
+            if not self.tenant.open:  # a gradient that adds up is part of the image
+                self._needs_forward(path)
+            self._run(path, ("optimize",))
 
     def end_round(self, path: str) -> None:
         """Clear the gradients for the next learning batch."""
-        self._run(self.binding.path(path), ("end_round",))
+        self._change(self.binding.path(path), ("end_round",))
 
     def run_section(self, path: str, phase: str) -> None:
         """Run one section of a path: forward, loss, backward, optimize or end_round."""
         checks.choice("section", phase, PHASES)
-        self._run(self.binding.path(path), (phase,))
+        self._change(self.binding.path(path), (phase,))
+
+    def _change(self, path: str, phases: tuple[str, ...]) -> None:
+        with self.tenant.change, self.tenant.turn.mine:
+            self._run(path, phases)
 
     def step(self, *data: Any, path: str | None = None) -> float | None:
         """One training step on a batch of at most ``batch_size`` samples.
@@ -419,10 +499,9 @@ class Resident:
         if len(set(sizes)) > 1:
             shapes = " and ".join(f"{name} {array.shape}" for name, array in zip(names, arrays))
             raise ShapeError(f"{shapes} differ in their number of samples")
-        with self:
-            for name, array, batch in zip(names, arrays, sizes):
-                self._place(name, array, batch)
-            return self.run_steps(1, path)
+        with self.tenant.change, self.tenant.turn.mine:
+            self.place(dict(zip(names, arrays)), dict(zip(names, sizes)))
+            return self._run_steps(1, path)
 
     def run_steps(self, n: int, path: str | None = None) -> float | None:
         """``n`` whole steps on the data in the heap, in one call; returns the last loss.
@@ -430,16 +509,19 @@ class Resident:
         Paths whose results the path reads run forward once, before the first step.
         """
         n = checks.integer("run_steps: the number of steps", n)
-        binding = self.binding
+        with self.tenant.change, self.tenant.turn.mine:
+            return self._run_steps(n, path)
+
+    def _run_steps(self, n: int, path: str | None) -> float | None:
+        binding, frame = self.binding, self.frame
         path = binding.path(path)
-        with self as frame:
-            self.run_round(path, PHASES, n)
-            loss = binding.paths[path].get("loss")
-            return None if loss is None else frame.scalar(binding.symbol(loss).offset)
+        self.run_round(path, PHASES, n)
+        loss = binding.paths[path].get("loss")
+        return None if loss is None else frame.scalar(binding.symbol(loss).offset)
 
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
         """Run phases of a path ``steps`` times, after once making the results of other paths that they read."""
-        with self:
+        with self.tenant.turn.mine:
             for other in self.binding.before(path, phases):
                 self._run(*other)
             self._run(path, phases, steps)
@@ -452,30 +534,39 @@ class Resident:
         return ran[path, "forward"]
 
     def _run(self, path: str, phases: tuple[str, ...], steps: int = 1) -> None:
-        binding, tenant = self.binding, self.tenant
+        """Run phases of a path in this thread's turn.
+
+        What the rows overwrite is noted as gone before they run, and as there when they have.
+        """
+        binding, tenant, frame = self.binding, self.tenant, self.frame
         start, stop = binding.span(path, phases)
-        with self as frame:
-            if phases[0] in ("optimize", "end_round"):  # they read what persists
-                batch = tenant.ran.get((path, "forward"), self.program.batch_size)
-            elif phases[0] == "backward":
-                batch = self._needs_forward(path)
-                self._needs_arena(path)
-            else:
-                batch = self._batch_of(path, phases)
-                for phase in FORWARD:
-                    if phase in phases or binding.span(path, (phase,))[0] == binding.span(path, (phase,))[1]:
-                        tenant.ran[path, phase] = batch
-                    elif phase == "loss":
-                        tenant.ran.pop((path, phase), None)  # of an earlier forward
-                tenant.arena = path
-            rows, address = binding.rows(batch)  # held here: another thread's batches may drop it
-            frame.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
-            tenant.changed |= path in binding.changes
-            if "backward" in phases:
-                tenant.graded.add(path)
-            if binding.accumulates:
-                tenant.open = phases[-1] != "end_round" and (tenant.open or "backward" in phases)
-            frame.execute("run_rows", frame.job, frame.job_address, tenant.workers)
+        made: list[tuple[str, str]] = []
+        if phases[0] in ("optimize", "end_round"):  # they read what persists
+            batch = tenant.ran.get((path, "forward"), self.program.batch_size)
+        elif phases[0] == "backward":
+            batch = self._needs_forward(path)
+            self._needs_arena(path)
+            tenant.arena = None  # until it has run whole
+        else:
+            batch = self._batch_of(path, phases)
+            for phase in FORWARD:
+                if phase in phases or binding.span(path, (phase,))[0] == binding.span(path, (phase,))[1]:
+                    made.append((path, phase))
+                    tenant.ran.pop((path, phase), None)
+                elif phase == "loss":
+                    tenant.ran.pop((path, phase), None)  # of an earlier forward
+            tenant.arena = None
+        rows, address = binding.rows(batch)  # held here: another thread's batches may drop it
+        frame.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
+        tenant.changed |= path in binding.changes
+        if "backward" in phases:
+            tenant.graded.add(path)
+            tenant.open |= binding.accumulates
+        frame.execute("run_rows", frame.job, frame.job_address, tenant.workers)
+        tenant.open &= phases[-1] != "end_round"
+        if made or phases[0] == "backward":
+            tenant.ran.update(dict.fromkeys(made, batch))
+            tenant.arena = path
 
     def _needs_arena(self, path: str) -> None:
         """What the path's forward computed is still there, and so are the data that it read."""

@@ -149,9 +149,8 @@ def replacing(path: Path, *, durable: bool = True, previous: Path | None = None)
     previous : where to keep what ``path`` held before.
     """
     temporary = _temporary(path)
-    file = open(temporary, "xb")
     try:
-        with file:
+        with open(temporary, "xb") as file:
             yield file
             file.flush()
             if durable:

@@ -27,14 +27,17 @@ GROWTH = 8  # at most, from slice to slice: a measurement may be of a moment
 Span = tuple[int, int]
 
 
-def sliced(total: int, first: int, seconds: float, run: Callable[[int], None]) -> Iterator[tuple[int, float]]:
-    """Run ``total`` units in slices of about ``seconds``, ``first`` at first; yields how many are done, and seconds a unit."""
+def sliced(total: int, first: int, seconds: float, run: Callable[[int], float | None]) -> Iterator[tuple[int, float]]:
+    """Run ``total`` units in slices of about ``seconds``, ``first`` at first; yields how many are done, and seconds a unit.
+
+    run : what it returns is the time that the units took, where it has waited for a turn before.
+    """
     done, count = 0, max(1, first)
     while done < total:
         n = min(count, total - done)
         start = time.perf_counter()
-        run(n)
-        each = max((time.perf_counter() - start) / n, 1e-9)
+        took = run(n)
+        each = max((time.perf_counter() - start if took is None else took) / n, 1e-9)
         done += n
         count = max(1, min(int(seconds / each), GROWTH * count))
         yield done, each

@@ -1,0 +1,525 @@
+"""Threads and processes: calls on one model take turns, calls on several run at once, and forks are whole or refused."""
+
+import faulthandler
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+from calcvm.vm.turns import owner, unlocked
+
+N_THREADS = 8
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((96, 5)).astype("f4"), RNG.integers(0, 3, 96)
+
+
+@pytest.fixture(autouse=True)
+def impatient():
+    """Threads are exchanged as often as can be."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def network(**options):
+    net = nn.Linear(16) >> nn.Tanh() >> nn.Dropout(0.3) >> nn.Linear(3)
+    options = {"batch_size": 16, "workers": 1, **options}
+    return cv.Model(net, input_shape=(5,), optimizer=cv.Adam(1e-2), **options)
+
+
+def counter(heap=None, name=None):
+    """A model whose w falls by 1 with each step, so that the order of steps does not matter."""
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 1)), g.parameter("w", (1, 1), init=cv.init.Zeros())
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.mean(cv.matmul(x, w)), optimizer=cv.SGD(1.0))
+    program = cv.compile(g, batch_size=2, workers=1, accumulate=False)
+    return (heap or cv.CalcHeap(program.heap_bytes)).load(program, name=name)
+
+
+ONE = np.ones((2, 1), "f4")
+
+
+def at_once(*works, limit=60):
+    """Run functions in a thread each; what they return, or raised first."""
+    start, out = threading.Barrier(len(works)), [None] * len(works)
+
+    def run(i, work):
+        start.wait()
+        try:
+            out[i] = work()
+        except BaseException as error:
+            out[i] = error
+
+    threads = [threading.Thread(target=run, args=(i, work), daemon=True) for i, work in enumerate(works)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(limit)
+    hung = [sys._current_frames()[t.ident] for t in threads if t.is_alive()]
+    assert not hung, "".join(f"waits:\n{''.join(traceback.format_stack(f))}" for f in hung)
+    return out
+
+
+def fine(out):
+    for result in out:
+        if isinstance(result, BaseException):
+            raise result
+    return out
+
+
+# ---------------------------------------------------------------- the lock that all stands on
+def test_who_has_a_lock_is_read_from_its_text():
+    lock = threading.RLock()
+    assert owner(lock) == 0 and unlocked(lock)
+    with lock, lock:
+        assert owner(lock) == threading.get_ident() and not unlocked(lock)
+    assert owner(lock) == 0 and unlocked(lock)
+
+
+# ---------------------------------------------------------------- one model
+@pytest.mark.parametrize("workers", [1, 2])
+def test_predictions_of_a_pool_are_each_callers_own(workers, whole):
+    model = network(workers=workers)
+    data = [RNG.standard_normal((20, 5)) for _ in range(N_THREADS)]
+    alone = [model.predict(x) for x in data]
+    with ThreadPoolExecutor(N_THREADS) as pool:
+        numbers = list(range(N_THREADS)) * (500 if whole else 40)
+        for i, out in zip(numbers, pool.map(lambda i: model.predict(data[i]), numbers)):
+            np.testing.assert_array_equal(out, alone[i])
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"learning_batch": 40}], ids=str)
+def test_looking_on_does_not_change_training(options, tmp_path, whole):
+    """predict, evaluate, reading, saving and copying between the turns of fit: the same bits as alone."""
+    epochs = 100 if whole else 30
+    alone = network(**options)
+    losses = alone.fit(X, Y, epochs, progress=False)["loss"]
+    model, done = network(**options), threading.Event()
+    same = np.tile(X[:1], (50, 1))
+
+    everybody = threading.Barrier(9)
+
+    def look(what):
+        what()
+        everybody.wait(30)  # then training begins
+        n = 0
+        while not done.is_set():
+            what()
+            n += 1
+        return n
+
+    def predict():
+        out = model.predict(same)
+        assert (out == out[0]).all(), "the parameters changed within one call"
+
+    def save():
+        model.save(path := tmp_path / f"{threading.get_ident()}.calc")
+        assert np.isfinite(cv.load(path).fit(X, Y, 1, progress=False)["loss"]).all()
+
+    def fit():
+        everybody.wait(30)
+        try:
+            return model.fit(X, Y, epochs, progress=False)["loss"]
+        finally:
+            done.set()
+
+    looks = [predict, predict, lambda: model.evaluate(X, Y), lambda: model["linear_1.weight"], save,
+             lambda: model.resident.copy(heap=cv.CalcHeap("1 MiB")), lambda: model.hyper["learning_rate"],
+             lambda: model.run({"input": X[:7], "target": Y[:7]})]  # fmt: skip
+    trained, *counts = fine(at_once(fit, *(partial(look, what) for what in looks)))
+    assert trained == losses
+    for name in alone.parameters:
+        np.testing.assert_array_equal(model[name], alone[name])
+    assert sum(counts) > epochs, "who looked on had no turns"
+
+
+def test_a_file_saved_in_the_middle_of_a_learning_batch_holds_none_of_its_gradients():
+    model = network(learning_batch=48)
+    model.fit(X, Y, 1, progress=False)
+    image = model.resident.image()
+    from calcvm.vm.epoch import Epoch
+
+    train = Epoch(model.resident, {"input": X, "target": Y}, "learn", train=True, learning=48, results=["loss"])
+    train.begin(None)
+    rounds = train.slices(1e-9)
+    next(rounds)
+    elements = model.resident.image().view(np.float32)
+    gradients = model.resident.frame.get_image(open=True).view(np.float32)
+    start = model.resident.binding.gradient[0] - model.resident.binding.opened[0]
+    assert gradients[start // 4 :].any() and not elements[start // 4 :].any()
+    rounds.close()
+    assert len(image) == elements.nbytes and not model.resident.tenant.open
+
+
+def test_steps_of_threads_are_all_counted(whole):
+    n, model = (300 if whole else 60), counter()
+
+    def whole_steps():
+        for _ in range(n):
+            model.step(ONE)
+
+    def parts():
+        for _ in range(n):
+            with model:  # what belongs together
+                model["x"] = ONE
+                model.run_steps(1)
+
+    def sections():
+        for _ in range(n):
+            with model:
+                model["x"] = ONE
+                model.forward("learn")
+                model.backward("learn")
+                model.optimize("learn")
+
+    def look():
+        for _ in range(n):
+            assert float(model["w"][0, 0]).is_integer()
+            model.hyper()["eps"] = 1e-8
+
+    fine(at_once(whole_steps, parts, sections, whole_steps, parts, sections, look, look))
+    assert model["w"][0, 0] == -6 * n and model.hyper()["t"] == 6 * n
+
+
+def test_whole_trainings_follow_each_other():
+    """fit and step of several threads: as if one had been called after the other, in some order."""
+    serial = network(learning_batch=40)
+    for _ in range(4):
+        serial.fit(X, Y, 3, progress=False)
+    model = network(learning_batch=40)
+    fine(at_once(*[lambda: model.fit(X, Y, 3, progress=False)] * 4))
+    assert model.epochs_done == 12
+    for name in serial.parameters:
+        np.testing.assert_array_equal(model[name], serial[name])
+
+
+def test_looking_comes_between_two_slices_and_the_training_ends_nevertheless():
+    model = network()
+    model.fit(X, Y, 2, progress=False)
+    done, longest = threading.Event(), [0.0] * 6
+
+    def training():
+        try:
+            model.fit(np.tile(X, (3000, 1)), np.tile(Y, 3000), 2, progress=False)  # several slices
+        finally:
+            done.set()
+
+    def look(i):
+        while not done.is_set():
+            began = time.perf_counter()
+            model.predict(X)
+            longest[i] = max(longest[i], time.perf_counter() - began)
+
+    fine(at_once(training, *(partial(look, i) for i in range(6))))
+    assert 0 < min(longest) and max(longest) < 5  # a slice is 0.1 s; the machine may be busy
+
+
+def test_what_would_change_a_model_in_training_is_refused_where_it_cannot_wait():
+    model, started, go = counter(), threading.Event(), threading.Event()
+
+    def trains():
+        with model.tenant.change:
+            model.step(ONE)
+            model.tenant.trains = threading.get_ident()
+            started.set()
+            go.wait(30)
+            model.step(ONE)
+
+    def meddles():
+        started.wait(30)
+        with model.tenant.turn.mine:
+            try:
+                model.step(ONE)
+            finally:
+                go.set()
+
+    trained, refused = at_once(trains, meddles)
+    assert trained is None and isinstance(refused, cv.CalcError) and "being trained" in str(refused)
+    assert model["w"][0, 0] == -2
+
+
+def test_a_model_closed_meanwhile_says_so():
+    model = network()
+    time_to_close = threading.Timer(0.3, model.resident.close)
+    time_to_close.start()
+    with pytest.raises(cv.CalcError, match="closed"):
+        model.fit(X, Y, 10**6, progress=False)
+    assert model.heap.free_bytes == model.heap.nbytes
+
+
+# ---------------------------------------------------------------- several models
+@pytest.mark.parametrize("room", [1, 3, 8])
+def test_any_thread_on_any_model_of_a_heap(room, whole):
+    """Models that take turns in a heap, each used by all threads."""
+    n, size = (200 if whole else 30), counter().program.heap_bytes
+    heap = cv.CalcHeap(room * -(-size // 64) * 64)
+    models = [counter(heap, f"m{i}") for i in range(6)]
+
+    def work(seed):
+        rng, done = np.random.default_rng(seed), np.zeros(6)
+        for _ in range(n):
+            i = int(rng.integers(6))
+            if rng.random() < 0.6:
+                models[i].step(ONE)
+                done[i] += 1
+            elif rng.random() < 0.9:
+                assert models[i]["w"][0, 0] <= 0
+            else:
+                heap.flush()
+        return done
+
+    done = sum(fine(at_once(*(partial(work, i) for i in range(N_THREADS)))))
+    assert [-float(m["w"][0, 0]) for m in models] == done.tolist()
+    for m in models:
+        m.close()
+    assert heap.free_bytes == heap.nbytes and heap.names == []
+
+
+def test_models_come_and_go_in_many_threads():
+    heap = cv.CalcHeap("16 KiB")
+
+    def work(seed):
+        for k in range(8):
+            model = counter(heap, f"{seed}-{k}")
+            copy = model.copy()
+            copy.step(ONE)
+            assert (float(model["w"][0, 0]), float(copy["w"][0, 0])) == (0, -1)
+            model.close()
+            copy.close()
+
+    fine(at_once(*(partial(work, i) for i in range(N_THREADS))))
+    assert heap.free_bytes == heap.nbytes and heap.names == []
+
+
+def test_of_two_loads_of_one_name_one_is_refused():
+    heap = cv.CalcHeap("16 KiB")
+    program = counter().program
+    for _ in range(20):
+        out = at_once(*[lambda: heap.load(program, name="same")] * 2)
+        assert sum(isinstance(o, cv.CalcError) for o in out) == 1
+        heap["same"].close()
+        assert heap.free_bytes == heap.nbytes
+
+
+@pytest.mark.parametrize("room", [2, 4])
+def test_threads_that_would_wait_for_each_other_are_told(room):
+    size = -(-counter().program.heap_bytes // 64) * 64
+    heap = cv.CalcHeap(room * size)
+    a, b = counter(heap), counter(heap)
+    for _ in range(30):
+        both = threading.Barrier(2)
+
+        def nested(first, second, both=both):
+            with first:
+                both.wait(30)
+                second.step(ONE)
+
+        out = at_once(partial(nested, a, b), partial(nested, b, a), limit=20)
+        assert any(isinstance(o, cv.CalcError) for o in out)
+        assert all(o is None or isinstance(o, cv.CalcError) for o in out), out
+    a.step(ONE)
+    b.step(ONE)
+
+
+def test_threads_that_keep_the_whole_heap_and_want_more_are_told():
+    size = -(-counter().program.heap_bytes // 64) * 64
+    heap = cv.CalcHeap(2 * size)
+    a, b, c, d = (counter(heap) for _ in range(4))
+    for _ in range(20):
+        both = threading.Barrier(2)
+
+        def nested(first, second, both=both):
+            with first:
+                both.wait(30)
+                second.step(ONE)
+
+        out = at_once(partial(nested, a, c), partial(nested, b, d), limit=20)
+        assert any(isinstance(o, cv.PlanError) for o in out)
+        assert all(o is None or isinstance(o, cv.PlanError) for o in out), out
+    for model in (a, b, c, d):
+        model.step(ONE)
+
+
+# ---------------------------------------------------------------- fleets, ensembles, estimators
+def test_a_fleet_lets_others_look_between_its_slices(whole):
+    program = network().program
+
+    def fleet_of(n, memory):
+        fleet = cv.Fleet(memory, workers=2)
+        return fleet, [fleet.add(program, data=(X, Y), seed=i) for i in range(n)]
+
+    epochs = 400 if whole else 120
+    alone, handles = fleet_of(5, "1 MiB")
+    alone.fit(epochs, progress=False)
+    wanted = [h.losses for h in handles]
+    for memory in ("1 MiB", 3 * (program.heap_bytes + 64)):
+        fleet, handles = fleet_of(5, memory)
+        done = threading.Event()
+
+        def training(fleet=fleet, done=done):
+            try:
+                for _ in range(4):
+                    fleet.fit(epochs // 4, progress=False)
+            finally:
+                done.set()
+
+        def look(i, handles=handles, done=done):
+            n = 0
+            while not done.is_set():
+                assert np.isfinite(handles[i].model.predict(X)).all()
+                n += 1
+            return n
+
+        _, *counts = fine(at_once(training, *(partial(look, i % 5) for i in range(6))))
+        for h, losses in zip(handles, wanted):
+            np.testing.assert_array_equal(h.losses, losses)
+        assert all(counts)
+        for h in handles:
+            h.close()
+        assert fleet.free_bytes == fleet.heap.nbytes
+
+
+def test_a_fleet_takes_models_while_it_trains():
+    program, fleet = network().program, cv.Fleet("1 MiB", workers=2)
+    first = fleet.add(program, data=(X, Y), seed=0)
+    added = fine(
+        at_once(
+            lambda: fleet.fit(100, progress=False),
+            *(partial(fleet.add, program, data=(X, Y), seed=i, name=f"late {i}") for i in range(1, 90)),
+        )
+    )[1:]
+    fleet.advance({h: 100 - h.epochs_done for h in added})
+    for h in (first, added[-1]):
+        alone = cv.Model.on(cv.CalcHeap("1 MiB").load(program, seed=h.resident.seed))
+        assert h.losses.tolist() == alone.fit(X, Y, 100, progress=False)["loss"]
+
+
+def test_an_ensemble_and_an_estimator_serve_many_threads():
+    from calcvm.sklearn import MLPClassifier
+
+    heap = cv.CalcHeap("8 KiB")
+    models = [network(heap=heap, seed=i) for i in range(3)]
+    ensemble = cv.Ensemble(models)
+    estimator = MLPClassifier((64,), random_state=0, tol=1e9, n_iter_no_change=1, workers=1)
+    estimator.fit(np.tile(X, (30, 1)), np.tile(Y, 30))
+    many = np.tile(X, (60, 1))
+    calls = [lambda: ensemble.predict_proba(X), lambda: ensemble.evaluate(X, Y)["loss"],
+             lambda: estimator.predict_proba(many), lambda: ensemble.predict_classes(X)]  # fmt: skip
+    alone = [call() for call in calls]
+
+    def work(i):
+        for _ in range(5):
+            np.testing.assert_array_equal(calls[i % len(calls)](), alone[i % len(calls)])
+
+    fine(at_once(*(partial(work, i) for i in range(N_THREADS))))
+
+
+# ---------------------------------------------------------------- processes
+def in_child(work):
+    """What a forked child says of ``work``: its answer, or its error."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        faulthandler.dump_traceback_later(30, exit=True, file=sys.__stderr__)
+        try:
+            answer = f"{work()}"
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(write, answer.encode()[:4000])
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        answer = file.read()
+    os.waitpid(pid, 0)
+    return answer
+
+
+def trained(model):
+    return model.fit(X, Y, 3, progress=False)["loss"]
+
+
+def fresh():
+    return trained(network())
+
+
+def test_a_fork_in_the_middle_of_other_threads_calls_is_whole_or_refused(whole):
+    """In the child: fresh models train as ever, models that nobody used go on, one that was in use says so."""
+    size = counter().program.heap_bytes
+    heap = cv.CalcHeap(2 * -(-size // 64) * 64)
+    busy, idle, third = (counter(heap) for _ in range(3))
+    wanted, done = str(fresh()), threading.Event()
+    idle.step(ONE)
+
+    def work():
+        while not done.is_set():
+            busy.step(ONE)
+            third.step(ONE)
+
+    def steps(model):
+        before = float(model["w"][0, 0])
+        model.step(ONE)
+        return float(model["w"][0, 0]) - before
+
+    def kept():
+        with busy:
+            time.sleep(0.02)
+
+    sys.setswitchinterval(1e-3)  # the thread that forks has to come to its turn
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    threads += [threading.Thread(target=lambda: [kept() for _ in range(20) if not done.is_set()])]
+    for t in threads:
+        t.start()
+    answers = []
+    try:
+        for _ in range(60 if whole else 3):
+            assert in_child(fresh) == wanted
+            assert in_child(partial(steps, idle)) == "-1.0"
+            answers.append(in_child(partial(steps, busy)))
+    finally:
+        done.set()
+        for t in threads:
+            t.join(60)
+    assert {*answers} <= {"-1.0"} | {a for a in answers if "this process was forked" in a}, answers
+
+
+def test_what_was_in_use_at_a_fork_is_refused_and_can_be_closed():
+    model, inside, done = counter(), threading.Event(), threading.Event()
+
+    def keeps():
+        with model:
+            inside.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=keeps)
+    thread.start()
+    inside.wait(30)
+    try:
+        assert "this process was forked" in in_child(lambda: model.step(ONE))
+        assert in_child(lambda: [model.close(), model.heap.free_bytes == model.heap.nbytes]) == "[None, True]"
+    finally:
+        done.set()
+        thread.join()
+    model.step(ONE)
+
+
+def test_children_of_threads_train_with_the_same_bits():
+    wanted = fresh()
+    contexts = [multiprocessing.get_context(kind) for kind in ("fork", "spawn")]
+
+    def spawn(context):
+        with context.Pool(1) as pool:
+            return pool.apply(fresh)
+
+    out = fine(at_once(*(partial(spawn, c) for c in contexts), fresh, fresh, limit=120))
+    assert out == [wanted] * 4
