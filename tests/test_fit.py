@@ -11,7 +11,6 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.model import FORMAT_VERSION
-from calcvm.vm import job as layout
 from calcvm.vm.epoch import Epoch
 from calcvm.vm.serialize import read_archive, write_archive
 
@@ -112,10 +111,9 @@ def test_shuffling_visits_every_sample_once_in_a_new_order():
         run = Epoch(model.resident, {"input": X, "target": X}, "learn", results=["loss"])
         run.begin(key)
         order = []
-        for first in range(1000):
+        for run._done in range(1000):
             total = run._sums.array[0]
-            run.job[[layout.FIRST, layout.COUNT]] = first, 1
-            run._run()
+            run._run(1)
             order.append(round((run._sums.array[0] - total) ** 0.5))
         assert sorted(order) == list(range(1, 1001))
         seen.append(order)

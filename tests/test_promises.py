@@ -13,7 +13,7 @@ PAGE = (TESTS.parent / "docs" / "promises.md").read_text()
 PROMISES = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| you can")]
 
 
-def tests_of(file: Path) -> set[str]:
+def functions_of(file: Path) -> set[str]:
     return {node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
@@ -23,7 +23,7 @@ def test_a_promise_has_its_tests(promise: str) -> None:
     assert named or "the same" in promise, f"no test is named: {promise}"
     for file, test in named:
         assert (TESTS / file).is_file(), file
-        assert not test or test in tests_of(TESTS / file), f"{file} has no {test}"
+        assert not test or test in functions_of(TESTS / file), f"{file} has no {test}"
 
 
 def test_every_part_of_the_page_promises_something() -> None:
