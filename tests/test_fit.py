@@ -262,6 +262,7 @@ rng = np.random.default_rng(0)
 X, y = rng.standard_normal((50000, 20)), rng.integers(0, 3, 50000)
 m = cv.Model(nn.Linear(64) >> nn.Tanh() >> nn.Linear(3), input_shape=(20,), optimizer=cv.Adam(), batch_size=32)
 m.step(X[:32], y[:32])
+m.fit(X[:32], y[:32], progress=False)  # what is compiled at first use is there
 print("ready", flush=True)
 h = m.fit(X, y, epochs=100000, progress=False)
 assert h.stopped == "interrupted", h.stopped
