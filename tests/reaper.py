@@ -57,7 +57,7 @@ def _started(forked: Path, command: bytes) -> list[int]:
     pids = [int(path.name) for path in PROC.iterdir() if path.name.isdigit()]
     entry = f"{MARK}={forked}".encode()
     marked = [pid for pid in pids if entry in _read(pid, "environ").split(b"\0")]
-    noted = {int(path.name) for path in forked.iterdir()}
+    noted = {int(path.name) for path in forked.glob("*")}  # none where the folder was cleared away
     return marked + [pid for pid in noted.intersection(pids) if command and _read(pid, "cmdline") == command]
 
 
