@@ -34,7 +34,7 @@ def network(rng: random.Random, widths: tuple[int, ...] = WIDTHS) -> tuple[cv.Ca
         layer = layer >> rng.choice(ACTIVATIONS)() >> nn.Linear(n)
     if rng.random() < 0.2:
         layer = layer >> nn.Dropout(0.3)
-    loss = rng.choice(("mse", "softmax_cross_entropy"))
+    loss = rng.choice(("mse", "softmax_cross_entropy")) if sizes[-1] > 1 else "mse"
     return cv.build_graph(layer, (sizes[0],), loss, rng.choice(OPTIMIZERS)()), f"{sizes} {loss}"
 
 
