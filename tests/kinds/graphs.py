@@ -38,7 +38,6 @@ LARGEST = 600  # elements of a value
 BOUND = 50.0  # of a value's size, and of how fast it grows
 CLEAR = 1e-3  # how far values are from kinks and ties where a graph is drawn
 STILL_CLEAR = 1e-9  # and wherever it is compared
-WAITING = ("slice of the batch",)  # what is known not to compile yet
 
 
 # ---------------------------------------------------------------- what a case is made of
@@ -655,7 +654,7 @@ class _Draw:
     def sliced(self) -> int | None:
         rng = self.rng
         x = self.some(lambda s: len(s) >= 1 and any(n.constant and n.b > 1 for n in s))
-        if x is None or ("slice of the batch" in WAITING and any(not n.constant for n in self.of[x].shape)):
+        if x is None:
             return None
         starts, stops = [], []
         for n in self.of[x].shape:

@@ -296,8 +296,9 @@ def slice_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[s
             groups[-1] = (groups[-1][0] * n, groups[-1][1])
         elif not groups or n != ONE:
             groups.append((n, step))
-        whole_below = whole if len(groups) else True
-        step = step * size
+        else:
+            whole = False  # one element joins nothing: what lies below stays apart from what lies above
+        whole_below, step = whole, step * size
     if len(groups) > AXES - 1:
         raise ValueError(f"slice of {show(x)}: more than {AXES} groups of axes")
     groups += [(ONE, ZERO)] * (AXES - 1 - len(groups))
@@ -352,6 +353,7 @@ register(
             Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1), "stops": (None, 3)}),
             Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1, 2), "stops": (None, None, -1)}),
             Example(shapes=((None, 3, 4, 2, 5),), attrs={"starts": (0, 1, 1, 0, 1), "stops": (None, 3, 3, 1, 5)}),
+            Example(shapes=((None, 4, 1, 2),), attrs={"starts": (0, 1, 0, 0), "stops": (None, None, None, 1)}),
             Example(shapes=((5, None, 3),), attrs={"starts": (1, None, 0), "stops": (4, None, 2)}, batch=4),
             Example(shapes=((4, 3, None),), attrs={"starts": (0, 1), "stops": (3, -1)}, batch=4),
             Example(shapes=((6, 4),), attrs={"starts": (1,), "stops": (4,)}),
