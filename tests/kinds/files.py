@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import mmap
 import os
 import resource
 import signal
@@ -451,7 +452,7 @@ def campaign(count: int, seed: int = 0, start: int = 0) -> tuple[Counter[str], l
     """Read ``count`` altered files; what became of them, and what is wrong."""
     files, counts, wrong = bases(), Counter[str](), []
     began, number = time.monotonic(), start
-    shared = np.memmap(tempfile.TemporaryFile(), np.int64, "w+", shape=(1,))
+    shared = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.int64)
     while number < start + count:
         stop = min(number + CHUNK, start + count)
         read, write = os.pipe()
