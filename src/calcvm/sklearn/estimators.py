@@ -150,11 +150,13 @@ class Compiled:
             warnings.warn(text, stacklevel=2)
         batch = at_most(batch, n_samples)
         optimizer = "adam"
-        hyper = {"learning_rate": self.learning_rate_init, "beta1": self.beta_1, "beta2": self.beta_2}
+        hyper = {"learning_rate": self.learning_rate_init}
         if self.solver == "adam":
-            hyper["eps"] = self.epsilon
+            hyper |= {"beta1": self.beta_1, "beta2": self.beta_2, "eps": self.epsilon}
+        elif not self.momentum:
+            optimizer = "sgd"
         else:
-            optimizer = "sgd" if not self.momentum else "nesterov" if self.nesterovs_momentum else "momentum"
+            optimizer = "nesterov" if self.nesterovs_momentum else "momentum"
             hyper["beta1"] = self.momentum
         design = self._design(optimizer, dtype, sample_weight, layer_units, batch)
         return Task(
