@@ -11,11 +11,13 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ProgramError
+from calcvm.init import Initializer
 from calcvm.ops.dims import Affine
 from calcvm.ops.optimizers import Slot, slots_of
 from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
 from calcvm.vm.device import device_of
+from calcvm.vm.documents import initializer
 from calcvm.vm.encoding import FLAG_SYNC, decode_row
 from calcvm.vm.program import Program, Symbol
 from calcvm.vm.slices import SLICE_SECONDS, changing, cut, seconds_of
@@ -167,6 +169,12 @@ class Binding:
         """Placeholders that a round of phases of a path needs, in the order they were declared."""
         read = {name for p in (*self.before(path, phases), (path, phases)) for name in self.needs(*p)}
         return [name for name, facts in self.variables.items() if name in read and facts["kind"] == "placeholder"]
+
+    @cached_property
+    def initializers(self) -> dict[str, Initializer]:
+        """Of the parameters that have one, by name."""
+        starts = {name: facts["init"] for name, facts in self.program.info["parameters"].items()}
+        return {name: initializer(start) for name, start in starts.items() if "array" not in start}
 
     @cached_property
     def changes(self) -> frozenset[str]:

@@ -15,7 +15,6 @@ from calcvm.ops.statement import PHASES
 from calcvm.vm import job as layout
 from calcvm.vm.binding import FORWARD, Binding
 from calcvm.vm.device import heaps_of
-from calcvm.vm.documents import initializer
 from calcvm.vm.facts import MAX_SEED, Facts
 from calcvm.vm.feeds import numbers
 from calcvm.vm.frame import Frame, cells_of, lasting_elems
@@ -224,7 +223,7 @@ class Resident:
         if "array" in spec:
             view[...] = self.program.constants[spec["array"]]
         else:
-            view[...] = initializer(spec)(view.shape, rng)
+            view[...] = self.binding.initializers[name](view.shape, rng)
 
     def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any], seed: int) -> None:
         if facts["symbol"] is None:
