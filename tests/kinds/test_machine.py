@@ -105,7 +105,8 @@ class Twin:
         return loss
 
     def fit(self, X: np.ndarray, t: np.ndarray, epochs: int) -> list[float]:
-        """Mean losses of whole epochs, in the data's own order."""
+        """Mean losses of whole epochs, in the data's own order; what has added up by hand is dropped."""
+        self.drop()
         losses = []
         for _ in range(epochs):
             total = 0.0
@@ -213,9 +214,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=WHICH)
     def copy(self, which: int) -> None:
         entry, name = self.pick(which), self.new_name()
-        twin = deepcopy_of(entry.twin)
-        twin.drop()
-        self.entries[name] = Entry(entry.resident.copy(name), twin)
+        self.entries[name] = Entry(entry.resident.copy(name), deepcopy_of(entry.twin))
         self.entries[name].check()
 
     @some

@@ -249,7 +249,7 @@ class Resident:
     def copy(self, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
         """A new model with the same parameters, optimizer state, counters and seed, in the same heap or in another.
 
-        Gradients that add up to a learning batch which is not whole are not copied.
+        It goes on in the middle of a learning batch, with the gradients that have added up.
         """
         if heap is not None:
             checks.one_of("copy: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
