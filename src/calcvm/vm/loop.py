@@ -169,9 +169,10 @@ def enough(job, k, worker):
 def run_rows(job, worker):
     """Rows [START, STOP), STEPS times."""
     words = i64_at(job)
+    limited = words[DEADLINE] != 0
     for k in range(words[STEPS]):
         run_span(words[BARRIER], words[TABLE], words[HEAP], words[ROWS], words[START], words[STOP], worker, words[TEAM])
-        if words[DEADLINE] and enough(job, k, worker):
+        if limited and enough(job, k, worker):
             break
 
 
