@@ -342,7 +342,7 @@ class Model:
                 f"{diverged}, and training went on: take a smaller learning rate, look for NaN in the data with "
                 "check_finite=True, or stop there with terminate_on_nan=True",
                 CalcWarning,
-                stacklevel=2,
+                stacklevel=3,  # the line that calls fit: `_training` is between
             )
         return history
 
