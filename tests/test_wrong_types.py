@@ -266,7 +266,7 @@ def trained():
 # public, and not called with values of a user: types of what is returned, bases, and data of the operator table
 NOT_CALLED = {
     "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "OpSpec",
-    "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Resident", "Results", "RowSpec", "ShapeError",
+    "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Resident", "Results", "RowSpec", "ShapeError",
     "TensorDescriptor", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn",
 }  # fmt: skip
 FILES = {"FileStore", "load", "load_program"}  # what a name of a file may be is the system's to say
