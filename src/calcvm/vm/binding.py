@@ -62,6 +62,8 @@ class Binding:
         self.forms = {name: tuple(Affine(*form) for form in facts["shape"]) for name, facts in self.variables.items()}
         self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._rows: dict[int, tuple[np.ndarray, int]] = {}
+        self._cuts: dict[tuple[tuple[Span, ...], int], tuple[list[Span], int]] = {}
+        self._runs: dict[tuple[Span, ...], int] = {}
         self._before: dict[tuple[str, tuple[str, ...]], list[tuple[str, tuple[str, ...]]]] = {}
         self._spans = {path: _spans(program, path) for path in program.paths}
         kept = [s for s in program.symbols if s.persistent]
@@ -198,7 +200,11 @@ class Binding:
 
     def runs(self, *spans: Span) -> int:
         """Runs of spans of rows that surely take less than a slice; at least one."""
-        return max(1, int(SLICE_SECONDS / max(sum(self._seconds[start:stop].sum() for start, stop in spans), 1e-12)))
+        found = self._runs.get(spans)
+        if found is None:
+            seconds = sum(float(self._seconds[start:stop].sum()) for start, stop in spans)
+            found = self._runs[spans] = max(1, int(SLICE_SECONDS / max(seconds, 1e-12)))
+        return found
 
     def meets(self, span: Span, workers: int) -> bool:
         """Whether rows have a barrier, at which workers can agree to stop."""
@@ -207,9 +213,14 @@ class Binding:
 
     def cut(self, spans: Sequence[Span], workers: int) -> tuple[list[Span], int]:
         """Spans cut into parts (see `slices.cut`), where the device can stop between rows."""
-        if not self.device.stops:
-            return list(spans), 1
-        return cut(spans, self.program.rows, self._seconds, self._changing, workers)
+        key = tuple(spans), workers
+        found = self._cuts.get(key)
+        if found is None:
+            found = list(spans), 1
+            if self.device.stops:
+                found = cut(spans, self.program.rows, self._seconds, self._changing, workers)
+            self._cuts[key] = found
+        return found
 
 
 def _spans(program: Program, path: str) -> dict[str, Span]:
