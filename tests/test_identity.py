@@ -354,6 +354,17 @@ def test_the_gradient_of_a_parameter_is_the_whole_of_it():
         np.testing.assert_allclose(m.grad("b"), np.full(3, 4.0), rtol=1e-14)
 
 
+@pytest.mark.parametrize("view", [False, True])
+def test_a_parameter_behind_an_input_without_a_gradient_is_refused(view):
+    g = cv.CalcGraph()
+    x, p = g.placeholder("x", (None, 3)), g.parameter("p", (3,), init=np.ones(3))
+    with g.path("learn", backward=True) as learn:
+        metric = cv.rmse(cv.reshape(p, (3,)) if view else p, cv.mean(x, axes=0))
+        learn.minimize(metric + cv.mean(x * p), cv.SGD(0.1))
+    with pytest.raises(cv.UnsupportedOperator, match="'rmse' has no gradient for its input .*trainable=False"):
+        cv.compile(g, batch_size=4)
+
+
 def two_paths(optimizer, accumulate, dtype="float64"):
     g = cv.CalcGraph()
     x, t, u = g.placeholder("input", (None, 3)), g.placeholder("target", (None, 2)), g.placeholder("u", (None, 3))

@@ -694,12 +694,12 @@ class _Draw:
             return
         y = rng.choice(found[-4:])
         loss = self.loss(y)
-        if loss is None:
+        if loss is None or not self.differentiable(loss):
             return
         if rng.random() < 0.3 and len(found) > 1:  # of several parts
             more = self.add("mean", rng.choice(found), axes=None, keepdims=False)
             both = self.add("add", loss, more) if more is not None and not self.of[loss].shape else None
-            loss = loss if both is None else both
+            loss = both if both is not None and self.differentiable(both) else loss
         kind = rng.choice(("sgd", "sgd", "adam", "adamw", "rmsprop", "adagrad"))
         settings: dict[str, float | bool] = {"learning_rate": rng.choice((0.003, 0.01))}
         if kind == "sgd" and rng.random() < 0.6:
@@ -718,6 +718,16 @@ class _Draw:
             settings["clip_norm"] = 0.1
         steps = [p.key for p in self.steps if p.path == self.path]
         self.trains[self.path] = Train(loss, kind, settings, rng.choice(steps) if rng.random() < 0.5 else None)
+
+    def differentiable(self, key: int) -> bool:
+        """Whether a value depends on nothing of its path through a metric, which has no gradient."""
+        behind = {key}
+        for p in reversed(self.steps):
+            if p.path == self.path and p.key in behind:
+                behind |= {k for k in p.inputs if k is not None}
+                if p.op in ("rmse", "accuracy"):
+                    return False
+        return True
 
     def loss(self, y: int) -> int | None:
         rng, shape = self.rng, self.of[y].shape

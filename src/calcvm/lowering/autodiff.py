@@ -60,7 +60,7 @@ class Backward:
         needs: set[Variable] = set()
         for op in operations:
             inputs = [v for n, v in op.inputs.items() if n in op.spec.differentiable]
-            needs.update(v for v in inputs if v.kind == "parameter" and v.trainable)
+            needs.update(v for v in op.inputs.values() if v.kind == "parameter" and v.trainable)
             if any(v in needs for v in inputs):
                 needs.update(op.outputs.values())
             blocked = [v for n, v in op.inputs.items() if v in needs and n not in op.spec.differentiable]
