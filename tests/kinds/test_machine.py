@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
         return f"m{self.serial}"
 
     # ------------------------------------------------------------ models come and go
-    @precondition(lambda self: len(self.entries) < 5)
+    @precondition(lambda self: len(self.entries) < 3)
     @rule(kind=st.integers(0, 1), seed=SEEDS)
     def load(self, kind: int, seed: int) -> None:
         name = self.new_name()
@@ -210,7 +210,7 @@ class Machine(RuleBasedStateMachine):
         self.entries[name].check()
 
     @some
-    @precondition(lambda self: len(self.entries) < 5)
+    @precondition(lambda self: len(self.entries) < 3)
     @rule(which=WHICH)
     def copy(self, which: int) -> None:
         entry, name = self.pick(which), self.new_name()
@@ -438,7 +438,7 @@ def test_any_order_of_calls_gives_numpys_numbers(whole: bool) -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=3000 if whole else 50, stateful_step_count=40, derandomize=not whole, deadline=None,
+            max_examples=3000 if whole else 100, stateful_step_count=40, derandomize=not whole, deadline=None,
             database=None, print_blob=True, suppress_health_check=list(HealthCheck),
             phases=[Phase.generate] if not whole else list(Phase),
         ),
