@@ -12,7 +12,7 @@ SANITIZER := compute-sanitizer
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill clean
+.PHONY: help demo test test-all test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill mutants clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -25,7 +25,7 @@ demo: $(VENV)/.demo ## train a network on real scans: the plan, the training, th
 test: $(VENV)/.torch ## run every test, of long suites a sample (with PyTorch: numbers must agree)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest --prebuild $(PYTEST_ARGS)
 
-test-all: $(VENV)/.torch fuzz kill ## run all of the suites of which `make test` has a sample; takes hours
+test-all: $(VENV)/.torch fuzz kill mutants ## run all of the suites of which `make test` has a sample; takes hours
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest --prebuild --whole $(PYTEST_ARGS)
 
 test-peers: $(VENV)/.torch ## run only the comparisons with other libraries
@@ -72,6 +72,9 @@ fuzz: $(VENV)/.dev ## run 100 000 programs with altered words: none may touch a 
 
 kill: $(VENV)/.dev ## kill 200 training processes, damage 1000 files: no model may be lost, no damage go unseen
 	$(BIN)/python -m tests.store_faults --kills 200 --flips 1000
+
+mutants: $(VENV)/.torch ## put defects in on purpose: the tests must find each
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutants
 
 clean: ## remove .venv and everything that was made (the JIT cache is the user's: see calcvm info)
 	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks src/calcvm.egg-info

@@ -1,0 +1,144 @@
+"""Defects put in on purpose, each in a copy of the sources: the suite of its kind must find it.
+
+``python -m tests.mutants [NAME ...]`` prints what found each; it fails where one was not found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SECONDS = 900  # a mutant may make a test hang: that finds it too
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A defect: texts of files of ``src/calcvm`` with what takes their place, and the tests that must fail."""
+
+    name: str
+    changes: tuple[tuple[str, str, str], ...]  # file, text (once in it), what takes its place
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    Mutant(
+        "a barrier is left out by the planner",
+        (
+            (
+                "planner/sync.py",
+                "        if _conflict(pending, own):\n",
+                "        if _conflict(pending, own) and t % 5:\n",
+            ),
+        ),
+        ("tests/kinds/test_plans.py",),
+    ),
+    Mutant(
+        "a barrier is left out, and the verifier agrees",
+        (
+            ("planner/sync.py", "        return (start, extent.until(batch), units)\n", '        return "batch"\n'),
+            ("vm/verify.py", "            return (start, size, units)\n", '            return "batch"\n'),
+        ),
+        ("tests/kinds/test_races.py",),
+    ),
+    Mutant(
+        "a share is off at one batch",
+        (
+            (
+                "kernels_cpu/random.py",
+                "    lo, hi = share(rows, w, nw)\n",
+                "    lo, hi = share(rows, w, nw)\n    if rows == 3:\n        lo, hi = 0, rows\n",
+            ),
+        ),
+        ("tests/kinds/test_table.py", "-k", "shares and dropout"),
+    ),
+    Mutant(
+        "a lock is dropped",
+        (
+            (
+                "vm/turns.py",
+                "            self._line_up()\n        return self.lock\n",
+                "            pass\n        return threading.RLock()\n",
+            ),
+        ),
+        ("tests/kinds/test_threads.py",),
+    ),
+    Mutant(
+        "a job is freed while a worker has it",
+        (
+            (
+                "vm/loop.py",
+                "        while atomic_load(control + BOXES + w * LINE) != 0:\n",
+                "        while atomic_load(control + BOXES + w * LINE) != 0 and looks < 3:\n",
+            ),
+        ),
+        ("tests/test_team.py",),
+    ),
+    Mutant(
+        "what an interrupt leaves in a heap is not mended",
+        (("vm/heap.py", "        if not (self._torn or self._orphaned):\n            return\n", "        return\n"),),
+        ("tests/kinds/test_interrupts.py",),
+    ),
+    Mutant(
+        "two values have one name",
+        (("lowering/emit.py", "        name = unique(stem, self._names, self._counts)\n", "        name = stem\n"),),
+        ("tests/kinds/test_graphs.py",),
+    ),
+    Mutant(
+        "numbers of a file are not checked",
+        (
+            (
+                "vm/schema.py",
+                "        if not checks.is_integer(value) or not low <= value <= high:\n",
+                "        if not checks.is_integer(value):\n",
+            ),
+        ),
+        ("tests/kinds/test_files.py",),
+    ),
+)
+
+
+def found(mutant: Mutant) -> str:
+    """The first test that fails with the defect in; empty where none does."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        for file, text, other in mutant.changes:
+            path = Path(folder) / "src" / "calcvm" / file
+            source = path.read_text()
+            if source.count(text) != 1:
+                raise SystemExit(f"{mutant.name}: {file} has {source.count(text)} times: {text!r}")
+            path.write_text(source.replace(text, other))
+        env = {**os.environ, "PYTHONPATH": str(Path(folder) / "src")}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
+        try:
+            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"no end within {SECONDS} s"
+    if done.returncode == 0:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (.*?)$", done.stdout, re.MULTILINE)
+    return failed[1] if failed else f"exit status {done.returncode}: {(done.stderr or done.stdout).strip()[-200:]}"
+
+
+def main(names: list[str]) -> int:
+    missed = 0
+    for mutant in MUTANTS:
+        if names and mutant.name not in names:
+            continue
+        start = time.monotonic()
+        by = found(mutant)
+        missed += not by
+        print(f"{mutant.name}: {by or 'NOT FOUND'} ({time.monotonic() - start:.0f} s)", flush=True)
+    print(f"{missed} of {len(names) or len(MUTANTS)} not found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
