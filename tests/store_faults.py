@@ -50,7 +50,7 @@ def train_round(model: cv.Resident, number: int) -> bool:
     if done % 4 == 0:
         cv.Model.on(model).fit(x, y, progress=False)
         return True
-    if model.binding.accumulates and done % 4 > 1:
+    if model.binding.accumulating and done % 4 > 1:
         model["input"], model["target"] = x[:n], y[:n]  # the gradient of one round is used in the next
         model.forward("learn")
         model.backward("learn")

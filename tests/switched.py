@@ -44,7 +44,7 @@ def turn(model: cv.Resident, number: int, k: int) -> list[float | None]:
     rng = np.random.default_rng([number, k])
     n = int(rng.integers(1, BATCH + 1))
     x, y = rng.standard_normal((n, N_INPUTS)), rng.integers(0, N_CLASSES, n)
-    if model.binding.accumulates:
+    if model.binding.accumulating:
         with model:  # other threads must not take its place between these calls
             model["input"], model["target"] = x, y
             model.forward("learn")

@@ -448,6 +448,30 @@ def test_settling_a_path_drops_its_own_gradients():
     assert not m.grad("W", "other").any() and not m.grad("U", "other").any()
 
 
+@pytest.mark.parametrize("ends", ["a step", "a pass"])
+def test_what_a_path_has_added_up_survives_a_switch_after_another_path_has_ended(ends):
+    from calcvm.vm.epoch import Epoch
+
+    def weights(switched):
+        program = two_paths(OPTIMIZERS["adam"], accumulate=True)
+        heap = cv.CalcHeap(program.heap_bytes)
+        m = heap.load(program, seed=3)
+        m["input"], m["target"], m["u"] = A, TARGETS["learn"], TARGETS["other"]
+        m.forward("learn")
+        m.backward("learn")
+        if ends == "a step":
+            m.step(A, TARGETS["other"], path="other")
+        else:
+            Epoch(m, {"input": A, "u": TARGETS["other"]}, "other", train=True, results=[]).whole(1.0)
+        if switched:
+            heap.load(program, seed=4).step(A, TARGETS["learn"], path="learn")
+        m.optimize("learn")
+        return m["W"], m["V"]
+
+    for kept, alone in zip(weights(True), weights(False)):
+        np.testing.assert_array_equal(kept, alone)
+
+
 def test_a_path_has_gradients_after_a_backward_of_its_own():
     program = two_paths(OPTIMIZERS["adam"], accumulate=False)
     m = cv.CalcHeap(program.heap_bytes).load(program, seed=3)

@@ -152,7 +152,8 @@ class Handle:
         tenant = self.resident.tenant
         tenant.facts["rounds"] = epoch
         if first == 0:
-            tenant.open = tenant.passing = False
+            tenant.open.discard(self.resident.binding.path(None))
+            tenant.passing = None
         self.status = STATUS.get(status, "waiting")
         if status == layout.TRAPPED:
             try:

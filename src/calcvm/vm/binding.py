@@ -73,7 +73,7 @@ class Binding:
         self.padding = _padding(self.image[1] // program.itemsize, [s for s in kept if s.kind == "gradient"])
         if self.gradient[0] < self.image[1] and self.image[0] < self.gradient[1]:
             raise ProgramError("the program's gradients lie between its parameters: compile the graph again")
-        self.accumulates = any(facts.get("accumulate") for facts in self.paths.values())
+        self.accumulating = {path for path, facts in self.paths.items() if facts.get("accumulate")}
 
     def rows(self, batch: int) -> tuple[np.ndarray, int]:
         """Rows for ``batch`` (shared by all, not to be written) and their address on the device."""

@@ -116,7 +116,7 @@ class Epoch:
 
         What an earlier one has left of a learning batch is dropped.
         """
-        if self._adds_up and self.model.tenant.open:
+        if self._adds_up and self._trains in self.model.tenant.open:
             self.model.settle(str(self._trains))
         self._sums.array[:] = 0
         self.job[layout.FIRST] = self._done = 0
@@ -217,8 +217,9 @@ class Epoch:
         if self._trains is not None:
             tenant.graded.add(self._trains)
             tenant.trains = get_ident()
-            tenant.open = self._adds_up  # until the pass is settled; what only looks leaves it as it is
-            tenant.passing |= self._adds_up
+            if self._adds_up:  # until the pass is settled; what only looks leaves it as it is
+                tenant.open.add(self._trains)
+                tenant.passing = self._trains
 
     def mean(self, name: str) -> float:
         """Mean of a result over the samples seen so far in this pass."""

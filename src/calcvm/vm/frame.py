@@ -149,7 +149,7 @@ class Frame:
         store.get(name, image)
         if self.elements[0]:
             self.traps.fill(0)
-        if self.binding.accumulates and not open:
+        if self.binding.accumulating and not open:
             self.bytes[slice(*self.binding.gradient)] = 0
         return image.nbytes
 

@@ -94,8 +94,8 @@ class Tenant:
         self.lost = False  # a fork came in the middle of another thread's call
         self.changed = False  # since the store has its image
         self.exposed = False  # views of its memory were given out: it may change at any time
-        self.open = False  # in the middle of an accumulation: the gradient is part of the image
-        self.passing = False  # that accumulation is one of a pass over data, which is settled at its end
+        self.open: set[str] = set()  # paths in the middle of an accumulation: gradients are part of the image
+        self.passing: str | None = None  # of these, one that a pass over data trains, which is settled at its end
         self.graded: set[str] = set()  # paths whose gradients its frame holds
         self.held: dict[str, int] = {}  # placeholders that hold data: the batch it has
         self.ran: dict[tuple[str, str], int] = {}  # paths and phases that were run: the batch
@@ -209,7 +209,7 @@ class CalcHeap:
 
         def fill(model: Resident) -> None:
             model.frame.set_image(image, open=True)
-            model.tenant.changed, model.tenant.open = True, bool(facts.get("open"))
+            model.tenant.changed, model.tenant.open = True, _open(model.binding, facts)
 
         return self._start(program, facts, workers, name, fill)
 
@@ -283,7 +283,7 @@ class CalcHeap:
                 )
             team = program.workers if workers is None else min(checks.integer("workers", workers), program.workers)
             tenant = Tenant(name, binding, team, facts)
-            tenant.open = bool(facts.get("open"))
+            tenant.open = _open(binding, facts)
             self._tenants[name] = tenant
             return self._handle(tenant)
 
@@ -453,7 +453,7 @@ class CalcHeap:
             if fresh:
                 frame.clear()
             else:
-                stats.bytes += frame.restore(self.store, tenant.name, tenant.open)
+                stats.bytes += frame.restore(self.store, tenant.name, bool(tenant.open))
                 stats.switches += 1
             tenant.exposed = False
             tenant.graded.clear()
@@ -614,6 +614,11 @@ def check_program(program: Any) -> None:
     checks.one_of("a model of the heap", program, Program, wanted)
 
 
+def _open(binding: Binding, facts: Mapping[str, Any]) -> set[str]:
+    """Paths whose gradients an image of these facts may hold."""
+    return {*binding.accumulating} if facts.get("open") else set()
+
+
 def put(tenant: Tenant, frame: Frame | None, store: Store) -> int:
     """Copy a model's image to the store, or where it is not in a frame its facts alone; the bytes copied."""
     facts = tenant.facts
@@ -626,7 +631,7 @@ def put(tenant: Tenant, frame: Frame | None, store: Store) -> int:
         store.put(tenant.name, facts, image)
         copied = image.nbytes
     else:
-        copied = frame.keep(store, tenant.name, facts, tenant.open)
+        copied = frame.keep(store, tenant.name, facts, bool(tenant.open))
     tenant.changed = facts.changed = False
     return copied
 

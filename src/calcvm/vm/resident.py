@@ -214,7 +214,7 @@ class Resident:
         tenant.changed = True
         tenant.facts.update(seed=seed, rounds=0)
         frame.fill(elements)
-        tenant.open = tenant.passing = False
+        tenant.open, tenant.passing = set(), None
 
     def _set_parameter(
         self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator
@@ -260,17 +260,17 @@ class Resident:
     @property
     def adding(self) -> bool:
         """Whether it holds gradients that add up, in the middle of a learning batch made by hand."""
-        return self.tenant.open and not self.tenant.passing
+        return bool(self.tenant.open - {self.tenant.passing})
 
     def image(self) -> np.ndarray:
         """A copy of what persists, in bytes, with its gradients; in the middle of a pass as if that were settled."""
         with self.tenant.turn.mine:
             image = self.frame.get_image(open=True)
-            if self.tenant.passing:
+            if self.tenant.passing is not None:
                 elements = np.zeros(lasting_elems(self.binding), self.program.dtype)
                 within = elements.view(np.uint8)[slice(*self.binding.opened)]
                 within[:] = image
-                for symbol, value in self._settled():
+                for symbol, value in self._settled(self.tenant.passing):
                     cells_of(elements, symbol)[...] = value
                 image[:] = within
             return image
@@ -429,22 +429,21 @@ class Resident:
         return Hyper(self, self.program.symbols[facts["hyper"]], self.binding.path(path))
 
     def settle(self, path: str) -> None:
-        """Drop what rounds have added up, and weigh the next one in full: the state between two learning batches."""
+        """Drop what rounds of a path have added up, and weigh its next in full: as between two learning batches."""
         if self.binding.training(path)["accumulate"]:
             with self.tenant.turn.mine:
                 frame = self.frame
                 self.tenant.changed = True
-                for symbol, value in self._settled():
+                for symbol, value in self._settled(path):
                     frame.write(symbol, value)
-                self.tenant.open = self.tenant.passing = False
+                self.tenant.open.discard(path)
+                self.tenant.passing = None
 
-    def _settled(self) -> Iterator[tuple[Symbol, float]]:
-        """What rounds that add up change beside the model, and its value between two learning batches."""
-        symbols = self.program.symbols
-        for facts in self.binding.paths.values():
-            if facts.get("accumulate"):
-                yield symbols[facts["seed"]], 1.0
-                yield from ((symbols[gradient], 0.0) for gradient in facts["gradients"].values())
+    def _settled(self, path: str) -> Iterator[tuple[Symbol, float]]:
+        """What rounds of a path that add up change beside the model, and its value between two learning batches."""
+        symbols, facts = self.program.symbols, self.binding.paths[path]
+        yield symbols[facts["seed"]], 1.0
+        yield from ((symbols[gradient], 0.0) for gradient in facts["gradients"].values())
 
     # ------------------------------------------------------------ running
     def forward(self, path: str) -> None:
@@ -462,7 +461,7 @@ class Resident:
         """Update the parameters."""
         path = self.binding.path(path)
         with self.tenant.change, self.tenant.turn.mine:
-            if not self.tenant.open:  # a gradient that adds up is part of the image
+            if path not in self.tenant.open:  # a gradient that adds up is part of the image
                 self._needs_forward(path)
             self._run(path, ("optimize",))
 
@@ -560,9 +559,10 @@ class Resident:
         tenant.changed |= path in binding.changes
         if "backward" in phases:
             tenant.graded.add(path)
-            tenant.open |= binding.accumulates
+            tenant.open |= {path} & binding.accumulating
         frame.execute("run_rows", frame.job, frame.job_address, tenant.workers)
-        tenant.open &= phases[-1] != "end_round"
+        if phases[-1] == "end_round":
+            tenant.open.discard(path)
         if made or phases[0] == "backward":
             tenant.ran.update(dict.fromkeys(made, batch))
             tenant.arena = path

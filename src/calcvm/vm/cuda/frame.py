@@ -140,7 +140,7 @@ class DeviceFrame(Frame):
             store.get(name, image.data)
             self._write(image, start)
         self._zero(0, 2 * self.itemsize)
-        if self.binding.accumulates and not open:
+        if self.binding.accumulating and not open:
             self._zero(*self.binding.gradient)
         return stop - start
 
