@@ -92,12 +92,12 @@ MUTANTS = (
         ("tests/kinds/test_graphs.py",),
     ),
     Mutant(
-        "numbers of a file are not checked",
+        "a file's bytes are not checked",
         (
             (
-                "vm/schema.py",
-                "        if not checks.is_integer(value) or not low <= value <= high:\n",
-                "        if not checks.is_integer(value):\n",
+                "vm/store.py",
+                "    if file.read() != digest.digest():\n",
+                '    if file.read() == b"":\n',
             ),
         ),
         ("tests/kinds/test_files.py",),
