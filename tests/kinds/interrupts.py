@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from calcvm.errors import PlanError
+
 RETURN, C_CALL = 3, 4
 ALLOCATE = ("zeros", "empty", "array", "asarray", "ascontiguousarray", "fromiter", "full", "ones")
 
@@ -94,6 +96,6 @@ def starved(act: Callable[[], Any], n: int, monkeypatch: Any) -> tuple[BaseExcep
             patch.setattr(np, name, failing(getattr(np, name)))
         try:
             act()
-        except MemoryError as error:
+        except (MemoryError, PlanError) as error:  # PlanError: of a heap's memory
             raised = error
     return raised, left

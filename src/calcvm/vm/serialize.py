@@ -113,11 +113,17 @@ def write_archive(
     ).encode()
 
     target = nullcontext(path) if hasattr(path, "write") else replacing(_path(path))
-    with telling(str(path), "written"), target as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        archive.comment = hashlib.sha256(manifest).hexdigest().encode()
-        archive.writestr(zipfile.ZipInfo(MANIFEST, _EPOCH), manifest)
-        for entry, data in members:
-            archive.writestr(zipfile.ZipInfo(entry["member"], _EPOCH), data)
+    with telling(str(path), "written"), target as file:
+        archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+        try:
+            archive.comment = hashlib.sha256(manifest).hexdigest().encode()
+            archive.writestr(zipfile.ZipInfo(MANIFEST, _EPOCH), manifest)
+            for entry, data in members:
+                archive.writestr(zipfile.ZipInfo(entry["member"], _EPOCH), data)
+            archive.close()
+        except BaseException:
+            archive.fp = None  # given up: closing it in the middle of a member would raise another error
+            raise
 
 
 def _path(path: Any) -> Path:

@@ -108,8 +108,8 @@ class Turns:
     def renew(self) -> bool:
         """In a forked child, where no other thread is: nobody is inside; whether one was."""
         lost = self.taken
-        if lost:
-            self.lock = threading.RLock()
+        if not self.lock._is_owned():  # type: ignore[attr-defined]
+            self.lock = threading.RLock()  # also of a thread that had it and had not yet said so
         self._last, self._user = threading.Lock(), 0
         return lost
 
