@@ -59,6 +59,8 @@ def integer(what: str, value: Any, low: int = 1, high: int = LARGEST, *, unless:
     ------
     CalcError : it is none; ``unless`` says what may be given in its place.
     """
+    if type(value) is int and low <= value <= high:  # as is most often so
+        return value
     if is_integer(value) and low <= (number := operator.index(plain(value))) <= high:
         return number
     bounds = f">= {low}" if high == LARGEST else f"from {low} to {high}"

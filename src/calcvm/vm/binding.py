@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cached_property, wraps
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -22,12 +22,28 @@ from calcvm.vm.encoding import FLAG_SYNC, decode_row
 from calcvm.vm.program import Program, Symbol
 from calcvm.vm.slices import SLICE_SECONDS, changing, cut, seconds_of
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Span = tuple[int, int]
 FORWARD = ("forward", "loss")  # phases that compute results
 PROBABILITIES = {"binary_cross_entropy_fwd": "t"}  # rows, and their operand that is between 0 and 1
 KEPT_BATCHES = 64  # copies of the rows, patched for a batch, that are kept
 
 _bindings: WeakValueDictionary[str, Binding] = WeakValueDictionary()
+
+
+def kept(method: Callable[P, T]) -> Callable[P, T]:
+    """A method of a binding whose answers are kept: a program does not change."""
+    name = method.__name__
+
+    @wraps(method)
+    def answer(binding: Any, *of: Any) -> Any:
+        found = binding._kept.get((name, of))
+        if found is None:
+            found = binding._kept[name, of] = method(binding, *of)  # type: ignore[call-arg,arg-type]
+        return found
+
+    return answer  # type: ignore[return-value]
 
 
 def bind(program: Program) -> Binding:
@@ -64,7 +80,7 @@ class Binding:
         self._rows: dict[int, tuple[np.ndarray, int]] = {}
         self._cuts: dict[tuple[tuple[Span, ...], int], tuple[list[Span], int]] = {}
         self._runs: dict[tuple[Span, ...], int] = {}
-        self._before: dict[tuple[str, tuple[str, ...]], list[tuple[str, tuple[str, ...]]]] = {}
+        self._kept: dict[tuple[str, Any], Any] = {}
         self._spans = {path: _spans(program, path) for path in program.paths}
         kept = [s for s in program.symbols if s.persistent]
         self.image = _hull([s for s in kept if s.kind != "gradient"], program.itemsize)
@@ -146,31 +162,37 @@ class Binding:
         """What a round runs: what makes the results that phases of ``path`` read, then those."""
         return [*(self.span(*other) for other in self.before(path, phases)), self.span(path, phases)]
 
-    def needs(self, path: str, phases: tuple[str, ...] = PHASES) -> list[str]:
+    @kept
+    def needs(self, path: str, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:
         """Variables that phases of a path read and do not compute: placeholders, and other paths' results."""
         sections = self.paths[path]["needs"]
-        return [*dict.fromkeys(name for phase in phases for name in sections.get(phase, ()))]
+        return (*dict.fromkeys(name for phase in phases for name in sections.get(phase, ())),)
 
-    def before(self, path: str, phases: tuple[str, ...] = PHASES) -> list[tuple[str, tuple[str, ...]]]:
+    @kept
+    def makes(self, path: str, phases: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+        """Sections of a path whose results are there when phases of it have run: empty ones need not run."""
+        spans = self._spans[path]
+        return tuple((path, phase) for phase in FORWARD if phase in phases or spans[phase][0] == spans[phase][1])
+
+    @kept
+    def before(self, path: str, phases: tuple[str, ...] = PHASES) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Paths, with their phases, that make what phases of a path read, in the order in which they must run."""
-        found = self._before.get((path, phases))
-        if found is None:
-            wanted, todo = dict[str, tuple[str, ...]](), self.needs(path, phases)
-            while todo:
-                facts = self.variables[todo.pop()]
-                other = facts["path"]
-                if other is not None:
-                    making = FORWARD[: FORWARD.index(facts["phase"]) + 1]
-                    if len(making) > len(wanted.get(other, ())):
-                        wanted[other] = making
-                        todo += self.needs(other, making)
-            found = self._before[path, phases] = [(p, wanted[p]) for p in self.program.paths if p in wanted]
-        return found
+        wanted, todo = dict[str, tuple[str, ...]](), [*self.needs(path, phases)]
+        while todo:
+            facts = self.variables[todo.pop()]
+            other = facts["path"]
+            if other is not None:
+                making = FORWARD[: FORWARD.index(facts["phase"]) + 1]
+                if len(making) > len(wanted.get(other, ())):
+                    wanted[other] = making
+                    todo += self.needs(other, making)
+        return tuple((p, wanted[p]) for p in self.program.paths if p in wanted)
 
-    def feeds(self, path: str, phases: tuple[str, ...] = PHASES) -> list[str]:
+    @kept
+    def feeds(self, path: str, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:
         """Placeholders that a round of phases of a path needs, in the order they were declared."""
         read = {name for p in (*self.before(path, phases), (path, phases)) for name in self.needs(*p)}
-        return [name for name, facts in self.variables.items() if name in read and facts["kind"] == "placeholder"]
+        return tuple(name for name, facts in self.variables.items() if name in read and facts["kind"] == "placeholder")
 
     @cached_property
     def initializers(self) -> dict[str, Initializer]:

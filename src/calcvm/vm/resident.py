@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -538,7 +538,7 @@ class Resident:
         """
         binding, tenant, frame = self.binding, self.tenant, self.frame
         start, stop = binding.span(path, phases)
-        made: list[tuple[str, str]] = []
+        made: tuple[tuple[str, str], ...] = ()
         if phases[0] in ("optimize", "end_round"):  # they read what persists
             batch = tenant.ran.get((path, "forward"), self.program.batch_size)
         elif phases[0] == "backward":
@@ -546,25 +546,24 @@ class Resident:
             self._needs_arena(path)
             tenant.arena = None  # until it has run whole
         else:
-            batch = self._batch_of(path, phases)
-            for phase in FORWARD:
-                if phase in phases or binding.span(path, (phase,))[0] == binding.span(path, (phase,))[1]:
-                    made.append((path, phase))
-                    tenant.ran.pop((path, phase), None)
-                elif phase == "loss":
-                    tenant.ran.pop((path, phase), None)  # of an earlier forward
+            batch, made = self._batch_of(path, phases), binding.makes(path, phases)
+            tenant.ran.pop((path, "loss"), None)  # perhaps of an earlier forward
+            if "forward" in phases:
+                tenant.ran.pop((path, "forward"), None)
             tenant.arena = None
         rows, address = binding.rows(batch)  # held here: another thread's batches may drop it
         frame.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
         tenant.changed |= path in binding.changes
         if "backward" in phases:
             tenant.graded.add(path)
-            tenant.open |= {path} & binding.accumulating
+            if path in binding.accumulating:
+                tenant.open.add(path)
         frame.execute("run_rows", frame.job, frame.job_address, tenant.workers)
         if phases[-1] == "end_round":
             tenant.open.discard(path)
         if made or phases[0] == "backward":
-            tenant.ran.update(dict.fromkeys(made, batch))
+            for section in made:
+                tenant.ran[section] = batch
             tenant.arena = path
 
     def _needs_arena(self, path: str) -> None:
@@ -580,18 +579,30 @@ class Resident:
 
     def _batch_of(self, path: str, phases: tuple[str, ...]) -> int:
         """The batch of the data that phases of a path read: in placeholders, and in results of other paths."""
-        binding = self.binding
-        sizes = {name: self._batch_in(name) for name in binding.needs(path, phases)}
-        sizes = {name: batch for name, batch in sizes.items() if binding.symbol(name).elems.a}
-        if phases[0] != "forward" and (path, "forward") in self.tenant.ran:
+        binding, found = self.binding, 0
+        for name in binding.needs(path, phases):
+            batch = self._batch_in(name)
+            if binding.symbol(name).elems.a:
+                if found and batch != found:
+                    self._refuse_batches(path, phases)
+                found = batch
+        if phases[0] != "forward":
+            batch = self.tenant.ran.get((path, "forward"), found)
+            if found and batch != found:
+                self._refuse_batches(path, phases)
+            found = batch
+        return found or self.program.batch_size
+
+    def _refuse_batches(self, path: str, phases: tuple[str, ...]) -> NoReturn:
+        names = [name for name in self.binding.needs(path, phases) if self.binding.symbol(name).elems.a]
+        sizes = {name: self._batch_in(name) for name in names}
+        if phases[0] != "forward":
             sizes[f"path {path}"] = self.tenant.ran[path, "forward"]
-        if len(set(sizes.values())) > 1:
-            held = ", ".join(f"{name!r}: {batch}" for name, batch in sizes.items())
-            raise ShapeError(
-                f"path {path!r} reads batches of different sizes ({held}): set placeholders of the same number of "
-                "samples, and run the paths whose results it reads on them"
-            )
-        return next(iter(sizes.values()), self.program.batch_size)
+        held = ", ".join(f"{name!r}: {batch}" for name, batch in sizes.items())
+        raise ShapeError(
+            f"path {path!r} reads batches of different sizes ({held}): set placeholders of the same number of "
+            "samples, and run the paths whose results it reads on them"
+        )
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:
