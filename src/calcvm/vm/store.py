@@ -11,6 +11,7 @@ import struct
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from io import FileIO
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -145,9 +146,9 @@ class FileStore:
             for path in (self._models, self._of_programs):
                 path.mkdir(parents=True, exist_ok=True)
             handle = _lock(self.folder)
-            self._open = weakref.finalize(self, os.close, handle)
-            self._open.atexit = False
-            os.register_at_fork(after_in_child=self._open)  # else a child would keep the store locked
+            self._open = FileIO(handle)  # closed in one piece, however often
+            weakref.finalize(self, self._open.close).atexit = False
+            os.register_at_fork(after_in_child=self._open.close)  # else a child would keep the store locked
             for path in (self._models, self._of_programs):
                 remove_temporaries(path)
         if durable:
@@ -255,11 +256,11 @@ class FileStore:
 
     def close(self) -> None:
         """Let others open the folder; the store cannot be used afterwards."""
-        self._open()
+        self._open.close()
 
     # ------------------------------------------------------------ files
     def _checked(self, path: Path) -> Path:
-        if not self._open.alive:
+        if self._open.closed:
             raise CalcError(f"{self.folder}: the store is closed here (a fork closes it in the child): open it again")
         return path
 
