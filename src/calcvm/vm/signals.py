@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+DEFAULTS: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+
+
+class _Context:
+    """What signals have raised while it is open."""
+
+    def __init__(self) -> None:
+        self.came: list[BaseException] = []
+
+
+_open: weakref.WeakSet[_Context] = weakref.WeakSet()  # an interrupted end of a context cannot leave one open
 
 
 @contextmanager
@@ -17,24 +31,34 @@ def orderly_end() -> Iterator[Callable[[], None]]:
     drops what is raised in finalizers and callbacks.  Signals that someone else handles are left alone, and all are
     outside the main thread, which alone can handle them.
     """
-    came: list[BaseException] = []
+    context, before = _Context(), {}
 
     def check() -> None:
-        if came:
-            raise came[0]
+        if context.came:
+            raise context.came[0]
 
-    def end(number: int, frame: Any) -> None:
-        came.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
-        raise came[-1]
-
-    ours = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-    if threading.current_thread() is not threading.main_thread():
-        ours = {}
-    before = {number: handler for number, handler in ours.items() if signal.getsignal(number) is handler}
+    if threading.current_thread() is threading.main_thread():
+        for number, default in DEFAULTS.items():
+            if (handler := signal.getsignal(number)) is default or handler is _end:
+                before[number] = handler
     try:
+        _open.add(context)
         for number in before:
-            signal.signal(number, end)
+            signal.signal(number, _end)
         yield check
     finally:
+        _open.discard(context)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _end(number: int, frame: Any) -> None:
+    """Tell all open contexts.  A signal that comes at a context's end may leave this where none is open: as the default."""
+    if number == signal.SIGTERM and not _open:
+        signal.signal(number, DEFAULTS[signal.SIGTERM])
+        os.kill(os.getpid(), number)
+        return
+    error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+    for context in _open:
+        context.came.append(error)
+    raise error

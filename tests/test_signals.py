@@ -1,0 +1,57 @@
+"""An orderly end: signals are heard wherever they come, also after one that came at the end of another context."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from calcvm.vm import signals
+from calcvm.vm.signals import orderly_end
+
+
+@pytest.mark.parametrize("left", [signal.default_int_handler, signals._end], ids=["as ever", "left by another end"])
+def test_what_python_drops_is_raised_once_more(left):
+    signal.signal(signal.SIGINT, left)
+    with pytest.raises(KeyboardInterrupt), orderly_end() as check:
+        check()
+        with contextlib.suppress(KeyboardInterrupt):  # as in a finalizer
+            signal.raise_signal(signal.SIGINT)
+        check()
+    assert signal.getsignal(signal.SIGINT) is left and not signals._open
+
+
+def test_contexts_within_each_other_all_hear():
+    with orderly_end() as outer:
+        with contextlib.suppress(KeyboardInterrupt), orderly_end():
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            outer()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_handlers_of_others_are_left_alone():
+    heard = []
+    signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+    with orderly_end() as check:
+        signal.raise_signal(signal.SIGINT)
+        check()
+    assert heard == [1]
+
+
+def test_a_handler_that_was_left_ends_the_process_as_the_default_does():
+    code = "import signal; from calcvm.vm import signals; signal.signal(15, signals._end); signal.raise_signal(15); print('on')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGTERM and not done.stdout
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """As they were."""
+    before = {number: signal.getsignal(number) for number in signals.DEFAULTS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
