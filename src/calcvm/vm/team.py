@@ -20,7 +20,7 @@ from calcvm.vm.entry import address as address_of
 from calcvm.vm.entry import entry
 from calcvm.vm.pieces import aligned
 
-_controls: dict[str, np.ndarray] = {}  # of this process, from its first job on
+_controls: dict[str, int] = {}  # address of this process's control block, from its first job on
 os.register_at_fork(after_in_child=_controls.clear)  # threads do not survive a fork: a child has a team of its own
 
 
@@ -33,12 +33,12 @@ def run(code: str, job: np.ndarray, address: int, n_workers: int) -> None:
     if control is None:
         control = _controls.setdefault("team", _control())
     job[layout.CODE] = address_of(code)
-    entry("run_team")(control.ctypes.data, address, min(n_workers, layout.MAX_WORKERS))
+    entry("run_team")(control, address, min(n_workers, layout.MAX_WORKERS))
 
 
-def _control() -> np.ndarray:
-    """A control block: no worker, no job.  It is never freed, for workers look at it until the process is gone."""
+def _control() -> int:
+    """Address of a control block: no worker, no job.  It is never freed, for workers look at it until the process is gone."""
     control = aligned(layout.CONTROL_BYTES).view(np.int64)
     control[layout.SERVE // 8] = address_of("serve")
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(control))
-    return control
+    return control.ctypes.data
