@@ -191,8 +191,9 @@ def test_the_systems_errors_name_the_path_that_was_given(tmp_path):
     missing, folder = tmp_path / "no" / "m.calc", tmp_path / "folder"
     folder.mkdir()
     for use in (made.save, made.program.save, cv.load, cv.load_program):
-        with pytest.raises(NoSuchFile, match="a folder to write to must be there") as error:
+        with pytest.raises(NoSuchFile, match="look at the path") as error:
             use(missing)
+        assert ("the folder to write to must be there" in str(error.value)) == (use in (made.save, made.program.save))
         assert str(error.value).startswith(f"{missing}: cannot be") and error.value.errno == errno.ENOENT
         assert isinstance(error.value, FileNotFoundError) and isinstance(error.value, cv.CalcError)
         with pytest.raises(FileError, match="give the path of a file") as error:
@@ -216,10 +217,41 @@ def test_a_file_that_may_not_grow_is_named_and_unchanged(tmp_path):
 
 
 def test_what_is_no_path_is_refused(tmp_path):
-    for path in (None, 5, b"m.calc", ["m"], "a\0b"):
+    for path in (None, 5, b"m.calc", ["m"], "a\0b", "", ".", "/"):
         for use in (model().save, cv.load):
             with pytest.raises(cv.CalcError, match="is not the path of a file"):
                 use(path)
     Path(tmp_path / "text").write_text("x")
     with open(tmp_path / "text") as file, pytest.raises(cv.CalcError, match="mode 'rb'"):
         cv.load(file)
+    with open(tmp_path / "text", "w") as file, pytest.raises(cv.CalcError, match="mode 'wb'"):
+        model().save(file)
+
+
+def test_a_file_is_written_where_a_link_leads_and_stays_as_readable_as_it_was(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "latest.calc"
+    target.write_text("old")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    model().save(link)
+    assert (
+        link.is_symlink()
+        and target.stat().st_mode & 0o777 == 0o640
+        and cv.load(target).program == cv.load(link).program
+    )
+
+
+def test_a_file_takes_the_place_of_no_device_and_no_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(cv.CalcError, match="is a device or a pipe"):
+        model().save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_stored_model_that_is_larger_than_the_heap_is_no_damage(tmp_path):
+    program = model().program
+    with cv.CalcHeap(program.heap_bytes, store=cv.FileStore(tmp_path)) as heap:
+        heap.load(program, name="big")
+    with cv.CalcHeap(64, store=cv.FileStore(tmp_path)) as heap, pytest.raises(cv.PlanError) as told:
+        heap.open("big")
+    assert (told.value.needed, told.value.allowed) == (program.heap_bytes, 64)

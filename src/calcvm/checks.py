@@ -63,7 +63,8 @@ def integer(what: str, value: Any, low: int = 1, high: int = LARGEST, *, unless:
         return value
     if is_integer(value) and low <= (number := operator.index(plain(value))) <= high:
         return number
-    bounds = f">= {low}" if high == LARGEST else f"from {low} to {high}"
+    small = high == LARGEST and not (is_integer(value) and value > high)
+    bounds = f">= {low}" if small else f"from {low} to {high}"
     raise CalcError(f"{what} must be an integer {bounds}{unless}, not {shown(value)}")
 
 

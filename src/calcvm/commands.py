@@ -19,6 +19,8 @@ from calcvm import nn
 from calcvm.errors import CalcError, MissingExtra, ProgramError
 from calcvm.kernels_cpu._native import cache_root, cpu_name
 from calcvm.kernels_cpu._simd import VECTOR_BITS
+from calcvm.vm.feeds import readable
+from calcvm.vm.serialize import place
 
 app = typer.Typer(
     help="Train small neural networks in known memory.",
@@ -88,9 +90,9 @@ def _say_version(wanted: bool) -> None:
 
 def check_target(path: Path, picture: bool = False) -> None:
     """Refuse a path that a result cannot be written to, before the work that leads to it."""
-    folder = path.parent
     if path.is_dir():
         raise CalcError(f"{path} is a folder: name a file")
+    folder = place(path).parent
     if not folder.is_dir():
         raise CalcError(f"{path} cannot be written: there is no folder {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -210,7 +212,7 @@ def train(
     check_target(out)
     X, y = _npz(data)
     net, n_in, n_out = network(layers, activation)
-    X = X.reshape(len(X), -1)
+    X = readable("X", X, check_finite=True).reshape(len(X), -1)
     classes = np.issubdtype(y.dtype, np.integer)
     width = n_out if classes else int(np.prod(y.shape[1:]))
     hint = ""

@@ -167,6 +167,8 @@ class Variable:
         index = index if isinstance(index, tuple) else (index,)
         if len(index) > self.rank or not all(isinstance(i, slice) and i.step in (None, 1) for i in index):
             raise ShapeError(f"slice of {self}: give one slice with step 1 for each dimension, at most {self.rank}")
+        if any(n is not None and not checks.is_integer(n) for i in index for n in (i.start, i.stop)):
+            raise ShapeError(f"slice of {self}: the bounds of {index} must be integers")
         ends = [i.indices(n.b)[:2] if n.constant else (i.start, i.stop) for n, i in zip(self.shape, index)]
         return apply("slice", self, starts=tuple(a for a, _ in ends), stops=tuple(b for _, b in ends))
 
@@ -335,6 +337,8 @@ class CalcGraph:
     def constant(self, name: str, value: np.ndarray) -> Variable:
         """A fixed array."""
         value = as_array(f"constant {name!r}", value)
+        if not value.size:
+            raise ShapeError(f"constant {name!r}: shape {value.shape} has no elements")
         return self._add(name, "constant", shape_of(value.shape), init=value)
 
     def path(self, name: str, backward: bool = False, adopt: bool = True) -> Path:

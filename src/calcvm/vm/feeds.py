@@ -33,6 +33,8 @@ def numbers(name: str, value: Any) -> np.ndarray:
         raise CalcError(f"{name!r}: {count} values are masked: fill them (.filled(0)), or leave their samples out")
     try:
         array = np.asarray(value)
+    except (RuntimeError, TypeError) as error:  # of other libraries' arrays
+        raise CalcError(f"{name!r}: {checks.called(value)} cannot be read as an array ({error})") from None
     except ValueError:  # rows of different lengths, mostly
         raise ShapeError(f"{name!r}: {checks.shown(value)} is no array: its rows differ in shape") from None
     dtype = array.dtype

@@ -223,13 +223,7 @@ class CalcHeap:
     ) -> Resident:
         """A new model, of which ``fill`` sets what persists.  The heap has it when it is whole, and not before."""
         self._check_device(program)
-        if program.heap_bytes > self.nbytes:
-            raise PlanError(
-                f"the program needs {program.heap_bytes:,} bytes, the heap has {self.nbytes:,}: "
-                f"make the heap larger, or compile with memory={self.nbytes}",
-                program.heap_bytes,
-                self.nbytes,
-            )
+        self._check_room(program)
         workers = None if workers is None else checks.integer("workers", workers)
         if workers is not None and workers > program.workers:
             raise CalcError(
@@ -259,6 +253,7 @@ class CalcHeap:
         Raises
         ------
         CalcError : there is no such model, or it is of another device.
+        PlanError : it is larger than the heap (``needed`` and ``allowed`` bytes).
         ProgramError : its file is torn, altered or foreign; the error names the file.
         """
         checks.text("a model's name", name)
@@ -276,16 +271,25 @@ class CalcHeap:
             self._check_device(program)
             binding = bind(program)
             start, stop = binding.opened if facts.get("open") else binding.image
-            if image.nbytes != stop - start or program.heap_bytes > self.nbytes:
+            if image.nbytes != stop - start:
                 raise ProgramError(
-                    f"{where}: an image of {image.nbytes:,} bytes for a program of {program.heap_bytes:,} "
-                    f"({stop - start:,} persistent), in a heap of {self.nbytes:,}"
+                    f"{where}: an image of {image.nbytes:,} bytes for a program of {stop - start:,} that persist"
                 )
+            self._check_room(program)
             team = program.workers if workers is None else min(checks.integer("workers", workers), program.workers)
             tenant = Tenant(name, binding, team, facts)
             tenant.open = _open(binding, facts)
             self._tenants[name] = tenant
             return self._handle(tenant)
+
+    def _check_room(self, program: Program) -> None:
+        if program.heap_bytes > self.nbytes:
+            raise PlanError(
+                f"the program needs {program.heap_bytes:,} bytes, the heap has {self.nbytes:,}: "
+                f"make the heap larger, or compile with memory={self.nbytes}",
+                program.heap_bytes,
+                self.nbytes,
+            )
 
     def _check_device(self, program: Program) -> None:
         wanted = heaps_of(program.info.get("device", "cpu"))
@@ -526,6 +530,7 @@ class CalcHeap:
 
     def commit(self, model: Resident) -> None:
         """Write a model to the store now, if it has changed and the store outlives the process."""
+        _check_model("commit", model)
         if self.store.persistent:
             with model.tenant.turn.mine, self._lock:
                 self._commit(model.tenant)
@@ -538,6 +543,7 @@ class CalcHeap:
 
     def remove(self, model: Resident) -> None:
         """Give a model's room back (see `Resident.close`)."""
+        _check_model("remove", model)
         tenant = model.tenant
         in_use = tenant.turn.lock._is_owned()  # type: ignore[attr-defined]
         with tenant.turn.mine, self._lock:
@@ -617,6 +623,12 @@ def check_program(program: Any) -> None:
 def _open(binding: Binding, facts: Mapping[str, Any]) -> set[str]:
     """Paths whose gradients an image of these facts may hold."""
     return {*binding.accumulating} if facts.get("open") else set()
+
+
+def _check_model(what: str, model: Any) -> None:
+    from calcvm.vm.resident import Resident
+
+    checks.one_of(what, model, Resident, "a model of the heap, such as heap[name],")
 
 
 def put(tenant: Tenant, frame: Frame | None, store: Store) -> int:

@@ -15,10 +15,11 @@ import math
 import os
 import re
 import secrets
+import stat
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -36,7 +37,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal content, equal bytes
 _TEMPORARY = ".tmp"
 
 REMEDIES = {
-    errno.ENOENT: "look at the path; a folder to write to must be there",
+    errno.ENOENT: "look at the path",
     errno.EISDIR: "give the path of a file",
     errno.ENOTDIR: "look at the path: a part of it is a file and not a folder",
     errno.ENAMETOOLONG: "take a shorter name",
@@ -112,7 +113,9 @@ def write_archive(
         {"format": FORMAT, "kind": kind, "version": version, "members": [entry for entry, _ in members]}, indent=1
     ).encode()
 
-    target = nullcontext(path) if hasattr(path, "write") else replacing(_path(path))
+    if isinstance(path, io.TextIOBase):
+        raise CalcError(f"{path!r} is open for text: open the file in mode 'wb'")
+    target = nullcontext(path) if hasattr(path, "write") else replacing(place(path))
     with telling(str(path), "written"), target as file:
         archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
         try:
@@ -127,9 +130,22 @@ def write_archive(
 
 
 def _path(path: Any) -> Path:
-    if not isinstance(path, (str, PathLike)) or "\0" in str(path):
+    if not isinstance(path, (str, PathLike)) or "\0" in str(path) or not Path(path).name:
         raise CalcError(f"{path!r} is not the path of a file: give a text, a pathlib.Path or an open binary file")
     return Path(path)
+
+
+def place(path: Any) -> Path:
+    """Where the file of a path lies, or will: what a link leads to.
+
+    Raises
+    ------
+    CalcError : it is no path of a file, or what is there is no plain file (a device, a pipe).
+    """
+    found = Path(os.path.realpath(_path(path)))
+    if found.exists() and not (found.is_file() or found.is_dir()):
+        raise CalcError(f"{path} is a device or a pipe, which a file cannot take the place of: name a file")
+    return found
 
 
 @contextmanager
@@ -141,6 +157,8 @@ def telling(where: str, what: str, after: str = "") -> Iterator[None]:
         if isinstance(error, CalcError):
             raise
         remedy = REMEDIES.get(error.errno or 0, "see to the disk")
+        if error.errno == errno.ENOENT and what != "read":
+            remedy += "; the folder to write to must be there"
         kind = NoSuchFile if isinstance(error, FileNotFoundError) else FileError
         told = kind(f"{where}: cannot be {what} ({error.strerror or error}): {remedy}{after}")
         told.errno = error.errno
@@ -157,6 +175,8 @@ def replacing(path: Path, *, durable: bool = True, previous: Path | None = None)
     temporary = _temporary(path)
     try:
         with open(temporary, "xb") as file:
+            with suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))  # who may read and write it stays
             yield file
             file.flush()
             if durable:

@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote
 
 import numpy as np
 
+from calcvm import checks
 from calcvm.errors import CalcError, ProgramError
 from calcvm.vm.program import Program, load_program
 from calcvm.vm.serialize import parsed, remove_temporaries, replacing, sync_folder, telling
@@ -139,7 +140,9 @@ class FileStore:
     persistent = True
 
     def __init__(self, folder: str | PathLike[str], durable: bool = True):
-        self.folder, self.durable = Path(folder), durable
+        if not isinstance(folder, (str, os.PathLike)) or not str(folder):
+            raise CalcError(f"FileStore: {folder!r} is not the path of a folder")
+        self.folder, self.durable = Path(folder), checks.flag("FileStore: durable", durable)
         self._models, self._of_programs = self.folder / "models", self.folder / "programs"
         self._programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
         with telling(str(self.folder), "opened as a store"):
