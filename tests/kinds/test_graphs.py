@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from typing import Any
@@ -232,8 +231,8 @@ def over(n: int, every_team: bool, device: str = "cpu") -> Counter[str]:
     if n <= 300:
         found = [check_all(chunk, every_team, device) for chunk in chunks]
     else:
-        with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), max_tasks_per_child=4) as pool:
-            found = [f.result() for f in [pool.submit(check_all, chunk, every_team, device) for chunk in chunks]]
+        with get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=4) as pool:
+            found = pool.starmap(check_all, [(chunk, every_team, device) for chunk in chunks], chunksize=1)
     failed = [text for _, texts in found for text in texts]
     assert not failed, f"graphs in {len(failed)} of {len(chunks)} ranges of seeds fail:\n\n" + "\n\n".join(failed[:5])
     total = sum((done for done, _ in found), Counter[str]())
