@@ -50,8 +50,10 @@ def test_a_handler_that_was_left_ends_the_process_as_the_default_does():
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """As they were."""
+    """The defaults, whatever an earlier test has left; afterwards as they were."""
     before = {number: signal.getsignal(number) for number in signals.DEFAULTS}
+    for number, default in signals.DEFAULTS.items():
+        signal.signal(number, default)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
