@@ -336,3 +336,17 @@ def test_progress_says_how_far_it_is(capsys):
         fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s)
     fleet.fit(3)
     assert "6/6 epochs  mean loss 0." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mistake", [{"hyper": {"nope": 1}}, {"patience": 1}, {"learning_batch": 1}, {"samples": [99]}])
+def test_a_refused_model_leaves_nothing_in_the_store(mistake, tmp_path):
+    program = cv.compile(
+        cv.build_graph(nn.Linear(2), (3,), "mse", cv.SGD(0.1)), batch_size=4, workers=1, accumulate=False
+    )
+    data = np.ones((8, 3), "f4"), np.ones((8, 2), "f4")
+    fleet = cv.Fleet("1 MiB", store=cv.FileStore(tmp_path / "s"))
+    with pytest.raises(cv.CalcError):
+        fleet.add(program, data=data, name="q", **mistake)
+    assert "q" not in fleet.heap.names and not fleet.handles
+    fleet.add(program, data=data, name="q")
+    fleet.heap.close()

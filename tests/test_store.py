@@ -408,7 +408,7 @@ def test_what_cannot_be_a_store_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     with pytest.raises(CalcError, match="file: cannot be opened as a store"):
         FileStore(tmp_path / "file")
-    monkeypatch.setattr("calcvm.vm.store.os.open", refuse(errno.EROFS))
+    monkeypatch.setattr("calcvm.vm.store.FileIO", refuse(errno.EROFS))
     with pytest.raises(CalcError, match=r"new: cannot be opened as a store \(Read-only file system\)"):
         FileStore(tmp_path / "new")
 

@@ -523,3 +523,39 @@ def test_children_of_threads_train_with_the_same_bits():
 
     out = fine(at_once(spawned, partial(in_child, fresh), partial(in_child, fresh), fresh, fresh, limit=120))
     assert [*map(str, out)] == [str(wanted)] * 5
+
+
+@pytest.mark.parametrize("what", ["build", "load"])
+def test_children_of_threads_that_make_programs_go_on(what, tmp_path):
+    """No lock that another thread has at the fork is needed in the child: of properties, or of compiled code."""
+    path = tmp_path / "m.calc"
+
+    def make() -> cv.Model:
+        return cv.Model(nn.Linear(3), input_shape=(4,), loss="mse", optimizer="adam", batch_size=20, workers=1)
+
+    def new() -> None:
+        made = cv.load(path) if what == "load" else make()
+        made.step(np.ones((2, 4), "f4"), np.ones((2, 3), "f4"))
+
+    make().save(path)
+    new()
+    stop = threading.Event()
+    threads = [threading.Thread(target=lambda: [new() for _ in iter(stop.is_set, True)]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(25):
+            child = os.fork()
+            if not child:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(30)  # one that waits for ever is ended
+                try:
+                    new()
+                    os._exit(0)
+                finally:
+                    os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()

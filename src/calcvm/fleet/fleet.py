@@ -27,6 +27,7 @@ from calcvm.vm.frame import Frame
 from calcvm.vm.heap import CalcHeap, check_program, parse_bytes
 from calcvm.vm.pieces import aligned
 from calcvm.vm.program import Program
+from calcvm.vm.resident import Resident
 from calcvm.vm.signals import orderly_end
 from calcvm.vm.slices import SLICE_SECONDS
 from calcvm.vm.store import Store
@@ -166,7 +167,9 @@ class Fleet:
         shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
         left = self._adding.pop(get_ident(), None)
         if left is not None and left not in self.handles and left in self.heap:
-            self.heap.open(left).close()  # an exception came when the heap had it, and the fleet had not
+            self._give_up(
+                self.heap.open(left), fresh=True
+            )  # an exception came when the heap had it, and the fleet had not
         if isinstance(program, str):
             if program in self.handles:
                 raise CalcError(f"the fleet has a model {program!r}: fleet.handles[{program!r}]")
@@ -225,8 +228,14 @@ class Fleet:
                 return handle
         except BaseException:
             if resident.name not in self.handles:
-                resident.close()
+                self._give_up(resident, fresh=not isinstance(program, str))
             raise
+
+    def _give_up(self, resident: Resident, fresh: bool) -> None:
+        """Close a model that is not added; of a new one nothing stays in the store."""
+        resident.close()
+        if fresh:
+            self.heap.store.remove(resident.name)
 
     def _quota(self, program: Program, memory: int | str | None, name: str | None) -> None:
         allowed = None if memory is None else parse_bytes(memory)

@@ -47,6 +47,8 @@ class Compiled(NamedTuple):
 Build = Callable[[str, tuple[Modules, ...]], Compiled]  # of a symbol that one of the modules named first defines
 
 _LOCK = threading.RLock()
+# a fork waits until what is being compiled or linked is there: its child could not go on with that
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 _addresses: dict[str, int] = {}
 
 

@@ -17,10 +17,10 @@ import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 from calcvm.kernels_cuda._cuda import at, called, device, f64_of_bits, in_global, like, overload, thread
+from calcvm.lazy import cached_property
 
 PREFIX = 2  # words before a row's own: opcode, flags
 FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps

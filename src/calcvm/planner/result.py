@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
+from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.layout import RESERVED, Layout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
@@ -12,6 +12,7 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ProgramError
 from calcvm.init import Initializer
+from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.optimizers import Slot, slots_of
 from calcvm.ops.spec import OPCODES

@@ -6,13 +6,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from os import PathLike
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from calcvm.errors import CalcError, ProgramError
+from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.spec import MAX_WORDS, OPCODES, RowSpec
 from calcvm.vm import schema

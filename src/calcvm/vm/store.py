@@ -148,8 +148,7 @@ class FileStore:
         with telling(str(self.folder), "opened as a store"):
             for path in (self._models, self._of_programs):
                 path.mkdir(parents=True, exist_ok=True)
-            handle = _lock(self.folder)
-            self._open = FileIO(handle)  # closed in one piece, however often
+            self._open = _lock(self.folder)  # closed in one piece, however often
             weakref.finalize(self, self._open.close).atexit = False
             os.register_at_fork(after_in_child=self._open.close)  # else a child would keep the store locked
             for path in (self._models, self._of_programs):
@@ -320,20 +319,21 @@ def _disagree(name: str, given: int, kept: int) -> str:
     return f"model {name!r}: its image has {kept:,} bytes, room for {given:,} was given"
 
 
-def _lock(folder: Path) -> int:
-    """A handle that keeps others from locking the folder until it is closed, or the process ends."""
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+def _lock(folder: Path) -> FileIO:
+    """A file that keeps others from locking the folder until it is closed, as it is when nobody has it any more."""
+    file = FileIO(folder / "lock", "a+")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = os.read(handle, 20).decode("ascii", "replace") or "unknown"
-        os.close(handle)
+        file.seek(0)
+        owner = file.read(20).decode("ascii", "replace") or "unknown"
+        file.close()
         where = "this process" if owner == str(os.getpid()) else f"process {owner}"
         raise CalcError(f"{folder}: the store is open in {where}: close it there, or take another folder") from None
     except BaseException:
-        os.close(handle)
+        file.close()
         raise
     with suppress(OSError):  # it only serves the message above
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
-    return handle
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+    return file

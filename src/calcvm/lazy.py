@@ -1,0 +1,27 @@
+"""Properties that are computed once, without a lock: a forked child would inherit one that another thread has taken."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or sys.version_info >= (3, 12):
+    from functools import cached_property
+else:
+
+    class cached_property:  # noqa: N801
+        """As `functools.cached_property` is from Python 3.12 on: two threads may compute a value, one of which stays."""
+
+        def __init__(self, compute: Any):
+            self.compute, self.__doc__ = compute, compute.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.name = name
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any:
+            if instance is None:
+                return self
+            return instance.__dict__.setdefault(self.name, self.compute(instance))
+
+
+__all__ = ["cached_property"]
