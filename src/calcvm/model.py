@@ -248,7 +248,7 @@ class Model:
         """Outputs by name for a batch of inputs by name."""
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
         resident = self.resident
-        arrays = {name: np.asarray(value) for name, value in inputs.items()}
+        arrays = {name: numbers(name, value) for name, value in inputs.items()}
         batches = {name: resident.check_placeholder(name, array) for name, array in arrays.items()}
         with resident.tenant.turn.mine:
             resident.place(arrays, batches)

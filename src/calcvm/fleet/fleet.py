@@ -167,9 +167,8 @@ class Fleet:
         shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
         left = self._adding.pop(get_ident(), None)
         if left is not None and left not in self.handles and left in self.heap:
-            self._give_up(
-                self.heap.open(left), fresh=True
-            )  # an exception came when the heap had it, and the fleet had not
+            # an exception came when the heap had it, and the fleet had not
+            self._give_up(self.heap.open(left), fresh=True)
         if isinstance(program, str):
             if program in self.handles:
                 raise CalcError(f"the fleet has a model {program!r}: fleet.handles[{program!r}]")

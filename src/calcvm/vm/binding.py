@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -79,8 +79,6 @@ class Binding:
         self.forms = {name: tuple(Affine(*form) for form in facts["shape"]) for name, facts in self.variables.items()}
         self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._rows: dict[int, tuple[np.ndarray, int]] = {}
-        self._cuts: dict[tuple[tuple[Span, ...], int], tuple[list[Span], int]] = {}
-        self._runs: dict[tuple[Span, ...], int] = {}
         self._kept: dict[tuple[str, Any], Any] = {}
         self._spans = {path: _spans(program, path) for path in program.paths}
         kept = [s for s in program.symbols if s.persistent]
@@ -221,29 +219,23 @@ class Binding:
         """So many runs of all rows surely take less than a slice."""
         return int(min(SLICE_SECONDS / max(self._seconds.sum(), 1e-12), 2**62))
 
+    @kept
     def runs(self, *spans: Span) -> int:
         """Runs of spans of rows that surely take less than a slice; at least one."""
-        found = self._runs.get(spans)
-        if found is None:
-            seconds = sum(float(self._seconds[start:stop].sum()) for start, stop in spans)
-            found = self._runs[spans] = max(1, int(SLICE_SECONDS / max(seconds, 1e-12)))
-        return found
+        seconds = sum(float(self._seconds[start:stop].sum()) for start, stop in spans)
+        return max(1, int(SLICE_SECONDS / max(seconds, 1e-12)))
 
     def meets(self, span: Span, workers: int) -> bool:
         """Whether rows have a barrier, at which workers can agree to stop."""
         rows = self.program.rows[slice(*span)]
         return self.device.stops and workers > 1 and bool((rows[:, 1] & FLAG_SYNC).any())
 
-    def cut(self, spans: Sequence[Span], workers: int) -> tuple[list[Span], int]:
+    @kept
+    def cut(self, spans: tuple[Span, ...], workers: int) -> tuple[list[Span], int]:
         """Spans cut into parts (see `slices.cut`), where the device can stop between rows."""
-        key = tuple(spans), workers
-        found = self._cuts.get(key)
-        if found is None:
-            found = list(spans), 1
-            if self.device.stops:
-                found = cut(spans, self.program.rows, self._seconds, self._changing, workers)
-            self._cuts[key] = found
-        return found
+        if not self.device.stops:
+            return [*spans], 1
+        return cut(spans, self.program.rows, self._seconds, self._changing, workers)
 
 
 def _spans(program: Program, path: str) -> dict[str, Span]:

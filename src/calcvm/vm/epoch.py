@@ -82,7 +82,7 @@ class Epoch:
             raise CalcError(f"path {path!r} needs data for {', '.join(map(repr, missing))} too")
         spans = binding.round(path, *phases)
         turn = binding.runs(*spans, *ends)
-        spans, parts = binding.cut(spans, model.workers)
+        spans, parts = binding.cut((*spans,), model.workers)
         self._parts = range(1, parts + 1) if parts > 1 else range(1)  # 0: whole rounds
         self._spans = np.array(spans, np.int64)
         self._end_spans = np.array(ends, np.int64).reshape(-1, 2)

@@ -171,7 +171,7 @@ class Frame:
     def _run_steps(self, steps: int, job: np.ndarray, address: int, workers: int) -> None:
         """Run rows many times, or a step that is long."""
         binding, span = self.binding, (job.item(layout.START), job.item(layout.STOP))
-        pieces, _ = binding.cut([span], workers)
+        pieces, _ = binding.cut((span,), workers)
 
         def run(count: int) -> None:
             for _ in range(count if len(pieces) > 1 else 1):

@@ -276,7 +276,7 @@ class CalcHeap:
                     f"{where}: an image of {image.nbytes:,} bytes for a program of {stop - start:,} that persist"
                 )
             self._check_room(program)
-            team = program.workers if workers is None else min(checks.integer("workers", workers), program.workers)
+            team = program.workers if workers is None else min(workers, program.workers)
             tenant = Tenant(name, binding, team, facts)
             tenant.open = _open(binding, facts)
             self._tenants[name] = tenant
