@@ -31,7 +31,7 @@ from calcvm.vm.resident import Resident
 from calcvm.vm.signals import orderly_end
 from calcvm.vm.slices import SLICE_SECONDS
 from calcvm.vm.store import Store
-from calcvm.vm.turns import Turns
+from calcvm.vm.turns import Turns, anyone_waits
 from calcvm.vm.verify import MAX_BLOCKS, MAX_WORKERS
 
 FIRST_SLOTS = 64  # of the table of tasks
@@ -395,8 +395,9 @@ class Fleet:
                         self._ready(slots[before:], [goals[h] for h, _ in list(active.values())[before:]], checkpoint)
                         self._slice(slots, (frame.binding for _, frame in active.values()))
                         ended = self._tasks[slots, layout.STATUS] != layout.READY
-                        wanted = [h.resident.tenant.turn.taken for h, _ in active.values()]
-                        for handle in self._rest(active, slots[ended | wanted]):
+                        if anyone_waits():  # who has a model's turn, and waits for the model to be let go
+                            ended |= [h.resident.tenant.turn.taken for h, _ in active.values()]
+                        for handle in self._rest(active, slots[ended]):
                             if handle.status == "waiting":
                                 waiting.append(handle)  # after the thread that wants it
                             elif handle.status == "done" and handle.epochs_done < goals[handle]:
@@ -418,6 +419,7 @@ class Fleet:
         if self.heap.store.persistent:
             limits = np.minimum(limits, self._tasks[slots, layout.EPOCH] + checkpoint)
         self._tasks[slots, layout.LIMIT], self._tasks[slots, layout.STATUS] = limits, layout.READY
+        self._tasks[slots, layout.PART] = self._tasks[self._judges(slots)[1], layout.PART] = 0  # what was begun is gone
 
     def _rest(self, active: dict[int, tuple[Handle, Frame]], slots: np.ndarray) -> list[Handle]:
         """Leave the models of ``slots``; those that have come to an end are kept in files."""
@@ -448,11 +450,15 @@ class Fleet:
         elapsed = time.perf_counter() - start
         self._per_round = elapsed / max(self._rounds_done(slots) - before, 1)
 
+    def _judges(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of ``slots`` have judges, and the slots of those."""
+        judges = self._tasks[slots, layout.JUDGE]
+        judged = np.flatnonzero(judges)
+        return judged, (judges[judged] - self._address) // self._tasks.strides[0]
+
     def _rounds_done(self, slots: np.ndarray) -> int:
         """Of tasks and their judges."""
-        tasks, judges = self._tasks, self._tasks[slots, layout.JUDGE]
-        with_judges = np.flatnonzero(judges)
-        of_judges = (judges[with_judges] - self._address) // tasks.strides[0]
+        tasks, (with_judges, of_judges) = self._tasks, self._judges(slots)
         epochs, rounds, first = (tasks[slots, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
         rounds[with_judges] += tasks[of_judges, layout.ROUNDS]
         return int((epochs * rounds + first).sum() + tasks[of_judges, layout.FIRST].sum())

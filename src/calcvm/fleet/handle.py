@@ -129,8 +129,6 @@ class Handle:
 
     def _enter(self, frame: Frame, goal: int) -> None:
         """Point the task at its frame of the heap, with room for the figures of epochs up to ``goal``."""
-        for words in self._jobs:
-            words[layout.PART] = 0  # what a part of a round computed is gone
         if frame.address != self._address:
             for words in self._jobs:
                 words[layout.HEAP] = frame.address
@@ -152,7 +150,7 @@ class Handle:
         tenant = self.resident.tenant
         tenant.facts["rounds"] = epoch
         if first == 0:
-            tenant.open.discard(self.resident.binding.path(None))
+            tenant.open.discard(self._train.trains)
             tenant.passing = None
         self.status = STATUS.get(status, "waiting")
         if status == layout.TRAPPED:

@@ -23,7 +23,7 @@ class Epoch:
     data : placeholder -> array of samples, read in place where it can be (`calcvm.vm.feeds`).
         Where the path's output is among them, the network is not run: results are of those outputs.
     samples : the numbers of those to use (default: all), or a slice; the arrays are not copied.
-    train : each round runs backward too, each learning batch ends with an update.
+    train : each round runs backward too, each learning batch ends with an update (``trains``: the path, or None).
     learning : samples of a learning batch (default: the program's batch, one round each).
     results : scalar results that are averaged over the samples.
     outputs : result -> array that receives its value for every sample.
@@ -44,7 +44,7 @@ class Epoch:
     ):
         program, binding = model.program, model.binding
         device = self._device = binding.device
-        self.model, self.names, self._trains = model, list(results), path if train else None
+        self.model, self.names, self.trains = model, list(results), path if train else None
         self._changes = path in binding.changes
         data = {name: numbers(name, array) for name, array in data.items()}
         if isinstance(samples, slice):
@@ -116,8 +116,8 @@ class Epoch:
 
         What an earlier one has left of a learning batch is dropped.
         """
-        if self._adds_up and self._trains in self.model.tenant.open:
-            self.model.settle(str(self._trains))
+        if self._adds_up and self.trains in self.model.tenant.open:
+            self.model.settle(str(self.trains))
         self._sums.array[:] = 0
         self.job[layout.FIRST] = self._done = 0
         self.job[layout.SHUFFLE], self.job[layout.KEY] = (0, 0) if key is None else (1, key)
@@ -131,8 +131,8 @@ class Epoch:
             yield from self._slices(seconds)
             self._device.collect(*self._outputs.values())
         finally:  # also where training was interrupted in the middle of a learning batch
-            if self._trains is not None:
-                self.model.settle(self._trains)
+            if self.trains is not None:
+                self.model.settle(self.trains)
 
     def whole(self, seconds: float) -> None:
         """Run a pass in the data's own order, as one turn, in slices that leave room for Ctrl-C."""
@@ -184,7 +184,7 @@ class Epoch:
                 facts["rounds"] = int(job[layout.EPOCH])
                 yield from means[done - first : facts["rounds"] - first].tolist()
         finally:
-            model.settle(str(self._trains))
+            model.settle(str(self.trains))
 
     def _run(self, count: int) -> float:
         """Run the next ``count`` rounds in a turn, each to its end; the seconds they took."""
@@ -214,12 +214,12 @@ class Epoch:
         tenant = self.model.tenant
         tenant.forget()
         tenant.changed |= self._changes
-        if self._trains is not None:
-            tenant.graded.add(self._trains)
+        if self.trains is not None:
+            tenant.graded.add(self.trains)
             tenant.trains = get_ident()
             if self._adds_up:  # until the pass is settled; what only looks leaves it as it is
-                tenant.open.add(self._trains)
-                tenant.passing = self._trains
+                tenant.open.add(self.trains)
+                tenant.passing = self.trains
 
     def mean(self, name: str) -> float:
         """Mean of a result over the samples seen so far in this pass."""

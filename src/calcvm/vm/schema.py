@@ -52,6 +52,8 @@ def integer(low: int, high: int) -> Spec:
     wanted = f"an integer >= {low}" if high == checks.LARGEST else f"an integer from {low} to {high}"
 
     def read(value: Any) -> int:
+        if type(value) is int and low <= value <= high:  # as is most often so
+            return value
         if not checks.is_integer(value) or not low <= value <= high:
             raise _wanted(value, wanted)
         return int(value)

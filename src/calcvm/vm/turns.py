@@ -49,6 +49,11 @@ def stuck(ticket: Any, holders: Callable[[], Iterable[int]]) -> bool:
     return me in (first := _stuck()) and first == _stuck()  # who waits in both has moved nothing in between
 
 
+def anyone_waits() -> bool:
+    """Whether a thread waits, for whatever it may be."""
+    return any(w.ticket.locked() for w in [*_waiting.values()])
+
+
 def _stuck() -> dict[int, tuple[Any, set[int]]]:
     """Threads that wait for each other alone: their tickets, and for whom."""
     waiting = {thread: (w.ticket, {*w.holders()}) for thread, w in [*_waiting.items()] if w.ticket.locked()}
@@ -84,7 +89,7 @@ class Turns:
     @property
     def taken(self) -> bool:
         """Whether another thread is inside."""
-        return owner(self.lock) not in (0, get_ident())
+        return not self.lock._is_owned() and not unlocked(self.lock)  # type: ignore[attr-defined]
 
     def after(self, ticket: Any) -> None:
         """Who comes from now on waits until ``ticket`` is unlocked."""
