@@ -2,6 +2,7 @@
 # PYTHON=...       the Python to make .venv with (default: the first suitable one on the path)
 # TORCH_INDEX=...  where to fetch torch from; https://download.pytorch.org/whl/cpu has the small CPU build
 # PYTEST_ARGS=...  arguments for pytest, such as "-k planner" or '-m "not slow"'
+# JOBS=...         suites that test-all runs at a time (default: as many as there are cores)
 # BENCH_ARGS=...   arguments for bench-gpu, such as "--part mlp,tiny"
 # DEMO_ARGS=...    arguments for the demo, such as "--data ~/mnist"
 
@@ -9,10 +10,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SANITIZER := compute-sanitizer
+# one thread for the peers' libraries: their idle threads would spin against the worker team
+ALONE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg
+JOBS = $(shell $(BIN)/python -c "import os; print(os.cpu_count())")
+KINDS := $(patsubst tests/kinds/test_%.py,whole-%,$(wildcard tests/kinds/test_*.py))
+LONGEST := whole-graphs whole-races whole-others
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill mutants clean
+.PHONY: help demo test test-all whole-others $(KINDS) test-peers ptx test-gpu sanitize-gpu lint format docs bench bench-gpu bench-rows fuzz kill mutants clean
 
 help: ## print the targets
 	@echo "make TARGET, where TARGET is one of"
@@ -21,15 +27,22 @@ help: ## print the targets
 demo: $(VENV)/.demo ## train a network on real scans: the plan, the training, the accuracy
 	$(BIN)/calcvm demo $(DEMO_ARGS)
 
-# one thread for the peers' libraries: their idle threads would spin against the worker team
 test: $(VENV)/.torch ## run every test, of long suites a sample (with PyTorch: numbers must agree)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest --prebuild $(PYTEST_ARGS)
+	$(ALONE) $(BIN)/python -m pytest --prebuild $(PYTEST_ARGS)
 
-test-all: $(VENV)/.torch fuzz kill mutants ## run all of the suites of which `make test` has a sample; takes hours
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest --prebuild --whole $(PYTEST_ARGS)
+# what each has printed comes at its end
+test-all: $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes an hour
+	$(BIN)/python -m tests.prebuild
+	$(MAKE) --no-print-directory --output-sync=target --keep-going --jobs=$(JOBS) $(LONGEST) $(filter-out $(LONGEST),$(KINDS)) mutants kill fuzz
+
+whole-others: $(VENV)/.torch
+	$(ALONE) $(BIN)/python -m pytest --whole --ignore=tests/kinds $(PYTEST_ARGS)
+
+$(KINDS): whole-%: $(VENV)/.torch
+	$(ALONE) $(BIN)/python -m pytest --whole -rP tests/kinds/test_$*.py $(PYTEST_ARGS)
 
 test-peers: $(VENV)/.torch ## run only the comparisons with other libraries
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg $(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
+	$(ALONE) $(BIN)/python -m pytest -m peers $(PYTEST_ARGS)
 
 ptx: $(VENV)/.dev ## compile every CUDA kernel of every dtype for every compute capability; needs no GPU
 	$(BIN)/python -m pytest --whole tests/cuda/test_ptx.py $(PYTEST_ARGS)
@@ -74,7 +87,7 @@ kill: $(VENV)/.dev ## kill 200 training processes, damage 1000 files: no model m
 	$(BIN)/python -m tests.store_faults --kills 200 --flips 1000
 
 mutants: $(VENV)/.torch ## put defects in on purpose: the tests must find each
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.mutants
+	$(ALONE) $(BIN)/python -m tests.mutants
 
 clean: ## remove .venv and everything that was made (the JIT cache is the user's: see calcvm info)
 	rm -rf $(VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks src/calcvm.egg-info

@@ -7,6 +7,7 @@ fails still, and printed: ``generate(seed)`` draws the whole one again.
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ TEAMS = (2, 3, 5)
 STEPS = 3
 RIGHT = 1e-9  # of the largest element of an array, or of 1e-3
 CHUNK = 50  # graphs of a process at a time
+SHRINK_SECONDS = 30.0  # at most, of a failing graph
 
 Told = list[tuple[str, dict[str, np.ndarray]]]  # what happened, and what could be read then
 
@@ -197,12 +199,12 @@ def failure(case: Case, **options: Any) -> str:
     return ""
 
 
-def shrunk(case: Case, **options: Any) -> Case:
-    """A part of a failing graph that fails still."""
+def shrunk(case: Case, until: float, **options: Any) -> Case:
+    """A part of a failing graph that fails still: a small one, where there is time."""
     for step in reversed(case.steps):
-        less = case.without(step.key)
+        less = case.without(step.key) if time.monotonic() < until else None
         if less is not None and failure(less, **options):
-            return shrunk(less, **options)
+            return shrunk(less, until, **options)
     return case
 
 
@@ -218,7 +220,7 @@ def check_all(seeds: range, every_team: bool, device: str = "cpu") -> tuple[Coun
         try:
             done += check(case, **options)
         except Exception:
-            part = shrunk(case, **options)
+            part = shrunk(case, time.monotonic() + SHRINK_SECONDS, **options)
             failed.append(f"{failure(part, **options)}\n{part.text}")
             break
     return done, failed

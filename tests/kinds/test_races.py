@@ -30,25 +30,31 @@ OPTIMIZERS = (
 
 def test_programs_of_the_table(whole: bool) -> None:
     programs = [Placed(OPS[name], e) for name in OPERATORS for e in placements(OPS[name])]
+    played = 0
     for k, placed in enumerate(programs if whole else programs[::SAMPLE]):
         accumulate = bool(k % 2)
         program = cv.compile(
             placed.graph(OPTIMIZERS[k % len(OPTIMIZERS)]), batch_size=7, workers=5, accumulate=accumulate,
             dtype=("float32", "float64")[k // 2 % 2],
         )  # fmt: skip
-        races(program, placed.inputs, batches=(1, 2, 3, 4, 5, 6, 7) if whole else (1, 2, 4, 6, 7), seed=k)
+        batches = (1, 2, 3, 4, 5, 6, 7) if whole else (1, 2, 4, 6, 7)
+        played += races(program, placed.inputs, batches=batches, seed=k)
+    print(f"{played} orders")
 
 
 def test_random_networks(whole: bool) -> None:
+    played = 0
     for seed in range(NETWORKS[whole]):
         rng = random.Random(seed)
         graph, _ = network(rng, SMALL)
         batch = rng.choice((1, 2, 3, 4, 5, 6, 7, 16, 33))
         program = cv.compile(graph, batch_size=batch, workers=rng.choice((2, 3, 5)), accumulate=rng.random() < 0.5)
-        races(program, network_inputs(graph, seed), seed=seed)
+        played += races(program, network_inputs(graph, seed), seed=seed)
+    print(f"{played} orders")
 
 
 def test_random_graphs(whole: bool) -> None:
+    played = 0
     for seed in range(GRAPHS[whole]):
         rng = random.Random(seed)
         graph = shape_graph(rng)
@@ -57,16 +63,19 @@ def test_random_graphs(whole: bool) -> None:
             graph, batch_size=batch, workers=rng.choice((2, 3, 5)), accumulate=rng.random() < 0.5,
             dtype=rng.choice(("float32", "float64")),
         )  # fmt: skip
-        races(program, network_inputs(graph, seed), batches=range(1, batch + 1), seed=seed)
+        played += races(program, network_inputs(graph, seed), batches=range(1, batch + 1), seed=seed)
+    print(f"{played} orders")
 
 
 def test_generated_graphs(whole: bool) -> None:
     """Those that `test_graphs` compares with PyTorch: several paths, shared variables, values used often."""
     generate = pytest.importorskip("tests.kinds.graphs", reason="needs PyTorch").generate
+    played = 0
     for seed in range(GENERATED[whole]):
         case = generate(seed)
         program = case.compile(workers=(2, 3, 5)[seed % 3])
-        races(program, case.inputs, batches=range(1, case.batch + 1), seed=seed)
+        played += races(program, case.inputs, batches=range(1, case.batch + 1), seed=seed)
+    print(f"{played} orders")
 
 
 # ---------------------------------------------------------------- the detector detects
