@@ -39,9 +39,10 @@ class Facts(MutableMapping[str, Any]):
     meets no other number.
 
     changed : since the store has them.
+    kept : the values, checked.
     """
 
-    __slots__ = ("_values", "changed", "program")
+    __slots__ = ("changed", "kept", "program")
 
     def __init__(self, program: Program, values: Mapping[str, Any], where: str | None = None):
         """``where`` names the file that the values come from: what does not fit is then refused by a ProgramError."""
@@ -50,7 +51,7 @@ class Facts(MutableMapping[str, Any]):
         if missing:
             raise ProgramError(f"{where}: its facts lack {missing[0]!r}")
         place, error = (f"{where}: its ", ProgramError) if where else ("", CalcError)
-        self._values: dict[str, Any] = {k: self._checked(k, v, place, error) for k, v in values.items()}
+        self.kept: dict[str, Any] = {k: self._checked(k, v, place, error) for k, v in values.items()}
 
     def _checked(self, name: str, value: Any, where: str, error: type[CalcError]) -> Any:
         if name == "learning_batch":
@@ -68,28 +69,28 @@ class Facts(MutableMapping[str, Any]):
         return value
 
     def __getitem__(self, name: str) -> Any:
-        return self._values[name]
+        return self.kept[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         value = self._checked(name, value, "", CalcError)
-        if name not in self._values or self._values[name] != value:
-            self._values[name] = value
+        if name not in self.kept or self.kept[name] != value:
+            self.kept[name] = value
             self.changed = True
 
     def __delitem__(self, name: str) -> None:
         if name in NEEDED:
             raise CalcError(f"a model has a {name}: it can be set, not removed")
-        del self._values[name]
+        del self.kept[name]
         self.changed = True
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self.kept)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.kept)
 
     def __repr__(self) -> str:
-        return f"Facts({self._values})"
+        return f"Facts({self.kept})"
 
 
 def check_learning_batch(program: Program, n: Any, where: str = "", error: type[CalcError] = CalcError) -> int:

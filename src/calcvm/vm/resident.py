@@ -212,9 +212,7 @@ class Resident:
             self._set_state(elements, facts, seed)
         tenant.forget()
         tenant.changed = True
-        tenant.facts.update(seed=seed, rounds=0)
-        frame.fill(elements)
-        tenant.open, tenant.passing = set(), None
+        frame.renew(tenant, elements, {"seed": seed, "rounds": 0})
 
     def _set_parameter(
         self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator

@@ -15,6 +15,7 @@ from calcvm.vm.store import MemoryStore, Store
 if TYPE_CHECKING:
     from calcvm.vm.binding import Binding
     from calcvm.vm.cuda.device import Cuda
+    from calcvm.vm.heap import Tenant
     from calcvm.vm.program import Symbol
 
 
@@ -107,6 +108,21 @@ class DeviceFrame(Frame):
 
     def fill(self, elements: np.ndarray) -> None:
         self._write(elements, 0)
+
+    def renew(self, tenant: Tenant, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
+        came: BaseException | None = None
+        try:
+            self.fill(elements)
+        except Exception:
+            raise
+        except BaseException as signal:  # which tells nobody how far the copy has come
+            self.fill(elements)
+            came = signal
+        kept, closed = tenant.facts.kept, set[str]()
+        kept |= facts
+        tenant.open, tenant.passing = closed, None
+        if came is not None:
+            raise came
 
     # ------------------------------------------------------------ the image
     def _span(self, open: bool) -> tuple[int, int]:  # noqa: A002
