@@ -233,6 +233,17 @@ def test_closing_gives_the_slice_back_and_the_rest_is_unchanged():
     same(c, *alone(PROGRAMS["adam"], 2, 2))
 
 
+def test_a_handle_that_is_closed_again_leaves_another_of_its_name_alone():
+    fleet = cv.Fleet("1 MiB", workers=1)
+    old = fleet.add(PROGRAMS["adam"], data=(X, Y), name="m")
+    old.close()
+    new = fleet.add(PROGRAMS["adam"], data=(X, Y), name="m")
+    old.close()
+    assert fleet.handles == {"m": new} and old.status == "closed" and old.losses.size == 0
+    fleet.fit(2, progress=False)
+    assert new.epochs_done == 2
+
+
 def test_a_file_store_keeps_every_epoch_and_another_fleet_goes_on(tmp_path):
     fleet = cv.Fleet(2 * PROGRAMS["dropout"].heap_bytes, workers=2, store=cv.FileStore(tmp_path))
     for s in range(5):

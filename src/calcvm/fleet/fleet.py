@@ -272,6 +272,9 @@ class Fleet:
 
     def _take_slot(self, words: np.ndarray, judges: int | None = None) -> int:
         """A place in the table of tasks, holding ``words``; of the judge of the task in the place ``judges``."""
+        if not self._free_slots:  # but for what an exception has left in the middle of `add` and `Handle.close`
+            used = {judges, *(slot for h in self.handles.values() for slot in (h._slot, h._judge_slot))}
+            self._free_slots = [slot for slot in range(len(self._tasks)) if slot not in used]
         if not self._free_slots:
             n, more = len(self._tasks), max(FIRST_SLOTS, 2 * len(self._tasks))
             table = aligned(8 * layout.TASK_WORDS * more).view(np.int64).reshape(more, layout.TASK_WORDS)
@@ -288,11 +291,13 @@ class Fleet:
 
     def _forget(self, handle: Handle) -> None:
         with self._turn.mine:
-            if self.handles.pop(handle.name, None) is not None:
+            if handle._slot >= 0:
                 handle._train.job[:] = self._tasks[handle._slot]  # its figures can still be read
                 slots = [slot for slot in (handle._slot, handle._judge_slot) if slot >= 0]
                 handle._slot = handle._judge_slot = -1
                 self._free_slots += slots
+            if self.handles.get(handle.name) is handle:
+                del self.handles[handle.name]
 
     # ------------------------------------------------------------ training
     def fit(self, epochs: int = 1, *, progress: bool = True, checkpoint: int | None = None) -> Results:
