@@ -197,9 +197,11 @@ def _write(symbol: str, compiled: Compiled) -> Compiled:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(MAGIC + hashlib.sha256(body).digest() + body)
         os.replace(temporary, path)  # whole or not at all, also where processes race
-    except OSError as error:  # this process has what it needs
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if not isinstance(error, OSError):  # without it this process has what it needs
+            raise
         warnings.warn(
             f"compiled code cannot be kept in {cache_root()} ({error.strerror}), so every process compiles its own; "
             "the environment variable CALCVM_CACHE_DIR names another folder",
