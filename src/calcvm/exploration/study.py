@@ -91,8 +91,10 @@ class Study:
             lib, sampler, space, seed if not earlier else seed_of(seed, len(earlier)), pruner is not None
         )
         pruner = _pruner(lib, pruner, rounds)
-        with _quiet(lib):
-            self.optuna = lib.create_study(study_name=name, direction=direction, sampler=sampler, pruner=pruner)
+        make: Callable[[], Any] = lambda: lib.create_study(
+            study_name=name, direction=direction, sampler=sampler, pruner=pruner
+        )
+        self.optuna = _quietly(lib, make)
         self._live: dict[int, Any] = {}
         self._judged: dict[int, int] = {}  # the last round, by number
         self.earlier = [
@@ -230,8 +232,9 @@ def _open(lib: Any, storage: Any, name: str, direction: str, facts: dict[str, An
     """The stored study, made or found."""
     where = storage if isinstance(storage, str) else type(storage).__name__
     try:
-        with _quiet(lib):
-            study = lib.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
+        study = _quietly(
+            lib, lambda: lib.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
+        )
         known = study.user_attrs.get(FACTS)
         foreign = known is None and len(study.get_trials(deepcopy=False)) > 0
         if known is None and not foreign:
@@ -250,18 +253,17 @@ def _open(lib: Any, storage: Any, name: str, direction: str, facts: dict[str, An
     return study
 
 
-class _quiet:
-    """Without the line that Optuna logs for each new study."""
-
-    def __init__(self, lib: Any):
-        self.logging = lib.logging
-
-    def __enter__(self) -> None:
-        self.level = self.logging.get_verbosity()
-        self.logging.set_verbosity(max(self.level, self.logging.WARNING))
-
-    def __exit__(self, *error: object) -> None:
-        self.logging.set_verbosity(self.level)
+def _quietly(lib: Any, make: Callable[[], T]) -> T:
+    """What ``make`` makes, without the line that Optuna logs for each new study."""
+    level = lib.logging.get_verbosity()
+    try:
+        lib.logging.set_verbosity(max(level, lib.logging.WARNING))
+        return make()
+    finally:
+        try:
+            lib.logging.set_verbosity(level)
+        finally:  # where a signal came first
+            lib.logging.set_verbosity(level)
 
 
 def _first_line(error: Exception) -> str:
