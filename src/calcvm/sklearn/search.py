@@ -105,8 +105,7 @@ class FleetSearchCV(GridSearchCV):
                 estimator._warn_of_max_iter()
             return True
 
-        with instead_of_training(adopt):
-            results = evaluate_candidates(candidates, cv=check_cv(splits))
+        results = instead_of_training(adopt, lambda: evaluate_candidates(candidates, cv=check_cv(splits)))
         shares = np.zeros((len(candidates), len(splits)))
         for fit in fits:
             shares.flat[fit.place] = fit.estimator.n_iter_
@@ -144,12 +143,12 @@ def task_of(
         tasks.append(task)
         return True
 
-    with instead_of_training(take), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come again, as errors do: there `error_score` says what becomes of them
         try:
             estimator.set_params(**clone(parameters, safe=False))
             if estimator.solver != "lbfgs":
-                estimator.fit(stand_in, y, **params)
+                instead_of_training(take, lambda: estimator.fit(stand_in, y, **params))
         except Exception:
             return None
     return tasks[0] if tasks else None
