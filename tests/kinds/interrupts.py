@@ -1,24 +1,41 @@
-"""Exceptions at the n-th step of a call: signals as the interpreter delivers them, and memory that cannot be had."""
+"""Exceptions at the n-th step of a call, signals as the interpreter delivers them and memory that cannot be had; models to try it on."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+import calcvm as cv
+from calcvm import nn
 from calcvm.errors import PlanError
+from calcvm.vm import signals
+from calcvm.vm.turns import unlocked
 
 RETURN, C_CALL = 3, 4
 ALLOCATE = ("zeros", "empty", "array", "asarray", "ascontiguousarray", "fromiter", "full", "ones")
 
 
+SAMPLE = 12  # steps of each call in `make test`
+RNG = np.random.default_rng(0)
+X, Y = RNG.standard_normal((24, 4)).astype("f4"), RNG.integers(0, 3, 24)
+B = X[:8], Y[:8]
+NET = nn.Linear(6) >> nn.Tanh() >> nn.Dropout(0.2) >> nn.Linear(3)
+ADDING_NET = nn.Linear(6) >> nn.Tanh() >> nn.Linear(3)
+
+
 class Terminated(BaseException):
     """What SIGTERM raises here."""
+
+
+def _terminate(*_: Any) -> None:
+    raise Terminated
 
 
 @cache
@@ -58,12 +75,17 @@ def steps_of(act: Callable[[], Any]) -> int:
 
 
 def interrupted(act: Callable[[], Any], n: int, number: int = signal.SIGINT) -> tuple[BaseException | None, int]:
-    """Call ``act``, with a signal at its n-th step; what it raised, and how many steps were left."""
+    """Call ``act``, with a signal at its n-th step; what it raised, and how many steps were left.
+
+    SIGTERM raises `Terminated`, which fleets and searches take for the process's default: there it is a SystemExit.
+    """
     profile, state = _profiler()
     set_profile = ctypes.pythonapi.PyEval_SetProfile
     set_profile.argtypes = [ctypes.c_void_p, ctypes.py_object]
     raised: BaseException | None = None
     state[:] = n, number
+    default, signals.DEFAULTS[signal.SIGTERM] = signals.DEFAULTS[signal.SIGTERM], _terminate
+    handler = signal.signal(signal.SIGTERM, _terminate)
     gc.disable()  # what is collected meanwhile would be steps too
     try:
         try:
@@ -71,9 +93,11 @@ def interrupted(act: Callable[[], Any], n: int, number: int = signal.SIGINT) -> 
             act()
         finally:
             set_profile(None, None)
-    except (KeyboardInterrupt, Terminated) as error:
+            gc.enable()
+            signals.DEFAULTS[signal.SIGTERM] = default
+            signal.signal(signal.SIGTERM, handler)
+    except (KeyboardInterrupt, SystemExit, Terminated) as error:
         raised = error
-    gc.enable()
     return raised, int(state[0])
 
 
@@ -99,3 +123,103 @@ def starved(act: Callable[[], Any], n: int, monkeypatch: Any) -> tuple[BaseExcep
         except (MemoryError, PlanError) as error:  # PlanError: of a heap's memory
             raised = error
     return raised, left
+
+
+def chosen(total: int, whole: bool, seed: Any, sample: int = SAMPLE, most: int | None = None) -> Sequence[int]:
+    """Steps of a call: all of them, or at most ``most`` evenly spread ones; a sample in `make test`."""
+    if whole and most is not None and total > most:
+        return np.linspace(1, total, most).astype(int).tolist()
+    if whole or total <= sample:
+        return range(1, total + 1)
+    return sorted((np.random.default_rng(seed).choice(total, sample, replace=False) + 1).tolist())
+
+
+# ---------------------------------------------------------------- callbacks
+class Failed(Exception):
+    """What a callback raises."""
+
+
+class Hook:
+    """What callbacks call: raises at the n-th time."""
+
+    def __init__(self) -> None:
+        self.calls, self.at = 0, 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls == self.at:
+            raise Failed
+
+
+class HookedStore(cv.MemoryStore):
+    """A user's store, which calls a hook before and after all that it does."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.persistent, self.hook = persistent, Hook()
+
+
+def _hooked(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        self.hook()
+        answer = getattr(cv.MemoryStore, name)(self, *args)
+        self.hook()
+        return answer
+
+    return method
+
+
+for _name in ("put", "get", "__contains__", "names", "remove", "put_program", "get_program"):
+    setattr(HookedStore, _name, _hooked(_name))
+
+
+# ---------------------------------------------------------------- a heap and its models
+@cache
+def program_of(accumulate: bool = False, workers: int = 1) -> cv.Program:
+    net = ADDING_NET if accumulate else NET
+    graph = cv.build_graph(net, (4,), "softmax_cross_entropy", cv.Adam(0.02))
+    return cv.compile(graph, batch_size=8, workers=workers, accumulate=accumulate)
+
+
+class World:
+    """A heap with room for one (or more) of its models: the one that is used and one that must stay as it is."""
+
+    def __init__(self, room: int = 1, store: Any = None, accumulate: bool = False, workers: int = 1) -> None:
+        self.program = program_of(accumulate, workers)
+        self.heap = cv.CalcHeap(room * -(-self.program.heap_bytes // 64) * 64, store)
+        self.model = cv.Model.on(self.heap.load(self.program, seed=1, name="model"))
+        self.other = cv.Model.on(self.heap.load(self.program, seed=2, name="other"))
+        if accumulate:
+            self.model.learning_batch = 24
+        self.model.step(*B)
+        self.other.step(*B)
+        self.fleet: cv.Fleet | None = None
+        self.untouched = self.contents("other")
+
+    def fleets(self) -> World:
+        self.fleet = cv.Fleet(2 * self.program.heap_bytes + 128, workers=1)
+        for i in range(3):
+            self.fleet.add(self.program, data=(X, Y), seed=i, name=f"f{i}")
+        return self
+
+    def contents(self, model: str = "model") -> tuple[bytes, dict[str, Any]]:
+        """All that a model is: its image, with gradients where they add up, and its facts."""
+        resident = self.heap[model]
+        with resident:
+            binding = resident.binding
+            span = binding.opened if binding.accumulating else binding.image
+            start, stop = (i - binding.opened[0] for i in span)
+            facts = {k: v for k, v in resident.facts.items() if k != "open"}
+            return resident.image()[start:stop].tobytes(), facts
+
+    def sound(self) -> None:
+        """What holds after whatever came: nothing is locked, all pieces are there, the other model is what it was."""
+        for resident in (self.heap[name] for name in self.heap.names):
+            assert unlocked(resident.tenant.turn.lock) and unlocked(resident.tenant.training.lock)
+        assert unlocked(self.heap._lock)
+        free = self.heap.free_bytes
+        frames = list(self.heap._frames)
+        assert free + sum(f.stop - f.start for f in frames) == self.heap.nbytes
+        assert all(f.tenant is not None and f.tenant.frame is f for f in frames)
+        assert self.contents("other") == self.untouched
+        assert threading.active_count() == 1

@@ -3,78 +3,20 @@
 import os
 import signal
 import sys
-import threading
 
 import numpy as np
 import pytest
 
 import calcvm as cv
-from calcvm import nn
+from calcvm.fleet import fleet as fleet_module
+from calcvm.vm.cuda.frame import DeviceFrame
 from calcvm.vm.turns import unlocked
 
 sys.path.insert(0, os.path.dirname(__file__))
-from interrupts import Terminated, interrupted, starved, steps_of  # noqa: E402
+from interrupts import SAMPLE, B, Failed, HookedStore, Terminated, World, X, Y, chosen, interrupted, starved, steps_of  # noqa: E402
 
-RNG = np.random.default_rng(0)
-X, Y = RNG.standard_normal((24, 4)).astype("f4"), RNG.integers(0, 3, 24)
-B = X[:8], Y[:8]
-NET = nn.Linear(6) >> nn.Tanh() >> nn.Dropout(0.2) >> nn.Linear(3)
-SAMPLE = 12  # steps of each call in `make test`
-
-
-def compiled(accumulate=False):
-    graph = cv.build_graph(
-        nn.Linear(6) >> nn.Tanh() >> nn.Linear(3) if accumulate else NET, (4,), "softmax_cross_entropy", cv.Adam(0.02)
-    )
-    return cv.compile(graph, batch_size=8, workers=1, accumulate=accumulate)
-
-
-PROGRAMS = {}
 # what comes in a finalizer or a weak reference's callback, Python drops, and says so
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
-
-
-class World:
-    """A heap with room for one (or more) of its models: the one that is used and one that must stay as it is."""
-
-    def __init__(self, room=1, store=None, accumulate=False):
-        if accumulate not in PROGRAMS:
-            PROGRAMS[accumulate] = compiled(accumulate)
-        self.program = PROGRAMS[accumulate]
-        self.heap = cv.CalcHeap(room * -(-self.program.heap_bytes // 64) * 64, store)
-        self.model = cv.Model.on(self.heap.load(self.program, seed=1, name="model"))
-        self.other = cv.Model.on(self.heap.load(self.program, seed=2, name="other"))
-        if accumulate:
-            self.model.learning_batch = 24
-        self.model.step(*B)
-        self.other.step(*B)
-        self.fleet = None
-
-    def fleets(self):
-        self.fleet = cv.Fleet(2 * self.program.heap_bytes + 128, workers=1)
-        for i in range(3):
-            self.fleet.add(self.program, data=(X, Y), seed=i, name=f"f{i}")
-        return self
-
-    def contents(self, model="model"):
-        """All that a model is."""
-        resident = self.heap[model]
-        with resident:
-            binding = resident.binding
-            start, stop = (i - binding.opened[0] for i in binding.image)
-            return resident.image()[start:stop].tobytes(), resident.facts["rounds"]
-
-    def sound(self):
-        """What holds after whatever came: nothing is locked, all pieces are there, the other model is what it was."""
-        for resident in (self.heap[name] for name in self.heap.names):
-            assert unlocked(resident.tenant.turn.lock) and unlocked(resident.tenant.training.lock)
-        assert unlocked(self.heap._lock)
-        free = self.heap.free_bytes
-        frames = list(self.heap._frames)
-        assert free + sum(f.stop - f.start for f in frames) == self.heap.nbytes
-        assert all(f.tenant is not None and f.tenant.frame is f for f in frames)
-        assert self.contents("other") == self.untouched
-        assert threading.active_count() == 1
 
 
 def run_steps(model):
@@ -83,9 +25,17 @@ def run_steps(model):
         model.run_steps(3)
 
 
+def by_hand(model, *sections):
+    with model.resident:
+        model["input"], model["target"] = B
+        for section in sections:
+            getattr(model.resident, section)("learn")
+
+
 CALLS = {
     "step": lambda w: w.model.step(*B),
     "run_steps": lambda w: run_steps(w.model),
+    "run": lambda w: w.model.run({"input": B[0]}),
     "predict": lambda w: w.model.predict(X),
     "evaluate": lambda w: w.model.evaluate(X, Y),
     "setitem": lambda w: w.model.__setitem__("input", B[0]),
@@ -95,31 +45,53 @@ CALLS = {
     "reset": lambda w: w.model.resident.reset(7),
     "copy": lambda w: w.model.resident.copy("copy", cv.CalcHeap("64 KiB")),
     "turns": lambda w: [m.predict(B[0]) for m in (w.model, w.other, w.model)],
+    "ensemble": lambda w: cv.Ensemble([w.model, w.other], "vote").evaluate(X, Y),
     "flush": lambda w: w.heap.flush(),
     "commit": lambda w: w.model.resident.commit(),
     "save": lambda w: w.model.save(w.path / "saved.calc"),
+    # of a program that adds gradients up
+    "learning_batch": lambda w: setattr(w.model, "learning_batch", 16),
+    "grad": lambda w: w.model.grad("linear_1.weight"),
+    "forward": lambda w: by_hand(w.model, "forward"),
+    "run_round": lambda w: by_hand(w.model, "run_round"),
+    "backward": lambda w: by_hand(w.model, "forward", "backward"),
+    "optimize": lambda w: w.model.resident.optimize("learn"),
+    "end_round": lambda w: w.model.resident.end_round("learn"),
 }
+BEGUN = {  # of those, the sections that have run before the call
+    "learning_batch": (),
+    "grad": ("forward", "backward"),
+    "forward": (),
+    "run_round": (),
+    "backward": (),
+    "optimize": ("forward", "backward"),
+    "end_round": ("forward", "backward", "optimize"),
+}
+REPEATED = {"step", "run_steps", "backward", "optimize"}  # where two calls are more than one
+HERE = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}  # what a signal raises
 
 
-def worlds(tmp_path, kind):
+def worlds(tmp_path, kind, name):
     n = 0
 
     def make():
         nonlocal n
         n += 1
-        store = cv.FileStore(tmp_path / f"store {n}", durable=False) if kind == "files" else None
-        world = World(2 if kind == "roomy" else 1, store)
+        store = None
+        if kind == "files":
+            store = cv.FileStore(tmp_path / f"store {n}", durable=False)
+        elif kind == "hooked":
+            store = HookedStore(persistent=False)
+        elif kind == "hooked files":
+            store = HookedStore(persistent=True)
+        room = 2 if kind in ("roomy", "team") else 1
+        world = World(room, store, accumulate=name in BEGUN, workers=2 if kind == "team" else 1)
         world.path = tmp_path
-        world.untouched = world.contents("other")
+        if sections := BEGUN.get(name):
+            by_hand(world.model, *sections)
         return world
 
     return make
-
-
-def chosen(total, whole, seed, sample=SAMPLE):
-    if whole or total <= sample:
-        return range(1, total + 1)
-    return sorted(np.random.default_rng(seed).choice(total, sample, replace=False) + 1)
 
 
 def goes_on(world, call, before, after, once):
@@ -135,81 +107,101 @@ def goes_on(world, call, before, after, once):
     assert np.isfinite(losses).all()
 
 
-@pytest.mark.parametrize("kind", ["roomy", "crowded", "files"])
-@pytest.mark.parametrize("name", CALLS)
-def test_a_signal_at_any_step_leaves_before_or_after(name, kind, tmp_path, whole):
-    make, call = worlds(tmp_path, kind), CALLS[name]
+def interrupted_anywhere(name, kind, tmp_path, whole, number=signal.SIGINT, sample=SAMPLE):
+    make, call = worlds(tmp_path, kind, name), CALLS[name]
     call(make())  # what is compiled at the first time, is
     world = make()
     before = world.contents()
     total = steps_of(lambda: call(world))
     after = world.contents()
-    idempotent = name != "step" and name != "run_steps"
-    came, steps = 0, chosen(total, whole, [len(name), len(kind)])
+    came, steps = 0, chosen(total, whole, [len(name), len(kind)], sample)
     for n in steps:
         world = make()
-        raised, _ = interrupted(lambda world=world: call(world), int(n))
-        came += isinstance(raised, KeyboardInterrupt)
+        raised, _ = interrupted(lambda world=world: call(world), n, number)
+        came += isinstance(raised, HERE[number])
         world.sound()
-        goes_on(world, call, before, after, idempotent)
+        goes_on(world, call, before, after, name not in REPEATED)
     assert came > len(steps) / 2
 
 
-@pytest.mark.parametrize("name", ["step", "predict", "turns", "reset", "flush"])
-def test_sigterm_at_any_step_leaves_before_or_after(name, tmp_path, whole):
-    def terminate(*_):
-        raise Terminated
+@pytest.mark.parametrize("kind", ["roomy", "crowded", "files"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_signal_at_any_step_leaves_before_or_after(name, kind, tmp_path, whole):
+    interrupted_anywhere(name, kind, tmp_path, whole)
 
-    make, call = worlds(tmp_path, "crowded"), CALLS[name]
-    world = make()
-    before = world.contents()
-    total = steps_of(lambda: call(world))
-    after = world.contents()
-    handler = signal.signal(signal.SIGTERM, terminate)
-    try:
-        for n in chosen(total, whole, len(name)):
-            world = make()
-            interrupted(lambda world=world: call(world), int(n), signal.SIGTERM)
-            world.sound()
-            goes_on(world, call, before, after, name != "step")
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_signal_at_any_step_of_a_team_leaves_before_or_after(name, tmp_path, whole):
+    interrupted_anywhere(name, "team", tmp_path, whole, sample=4)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_sigterm_at_any_step_leaves_before_or_after(name, tmp_path, whole):
+    interrupted_anywhere(name, "crowded", tmp_path, whole, signal.SIGTERM, sample=4)
 
 
 @pytest.mark.parametrize("kind", ["crowded", "files"])
 @pytest.mark.parametrize("name", CALLS)
 def test_memory_that_cannot_be_had_leaves_before_or_after(name, kind, tmp_path, whole, monkeypatch):
-    make, call = worlds(tmp_path, kind), CALLS[name]
+    make, call = worlds(tmp_path, kind, name), CALLS[name]
     world = make()
     before = world.contents()
     _, left = starved(lambda: call(world), 0, monkeypatch)
     after = world.contents()
     for n in chosen(-left, whole, len(name), 6):
         world = make()
-        starved(lambda world=world: call(world), int(n), monkeypatch)
+        starved(lambda world=world: call(world), n, monkeypatch)
         world.sound()
-        goes_on(world, call, before, after, name not in ("step", "run_steps"))
+        goes_on(world, call, before, after, name not in REPEATED)
 
 
-@pytest.mark.parametrize("accumulate", [False, True])
-def test_a_signal_at_any_step_of_fit(accumulate, whole):
+@pytest.mark.parametrize("kind", ["hooked", "hooked files"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_store_that_fails_leaves_before_or_after(name, kind, tmp_path, whole):
+    """A user's own store raises at any of its calls."""
+    make, call = worlds(tmp_path, kind, name), CALLS[name]
+    world = make()
+    before, hook = world.contents(), world.heap.store.hook
+    hook.calls = 0
+    call(world)
+    total, after = hook.calls, world.contents()
+    for n in chosen(total, whole, len(name), 6):
+        world = make()
+        hook = world.heap.store.hook
+        hook.calls, hook.at = 0, n
+        with pytest.raises(Failed):
+            call(world)
+        hook.at = 0
+        world.sound()
+        goes_on(world, call, before, after, name not in REPEATED)
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "workers", "number"),
+    [
+        (False, 1, signal.SIGINT),
+        (True, 1, signal.SIGINT),
+        (True, 2, signal.SIGINT),
+        (False, 1, signal.SIGTERM),
+        (True, 1, signal.SIGTERM),
+    ],
+)
+def test_a_signal_at_any_step_of_fit(accumulate, workers, number, whole):
     """Between two epochs (each is a slice here) at any of them; then training goes on, and accumulates nothing old."""
-
-    def world_():
-        world = World(2, accumulate=accumulate)
-        world.untouched = world.contents("other")
-        return world
-
     data = (X, Y) if accumulate else B  # an epoch is one step of three rounds, or of one
-    world, states = world_(), []
+
+    def make():
+        return World(2, accumulate=accumulate, workers=workers)
+
+    world, states = make(), []
     for _ in range(5):
         states.append(world.contents()[0])
         world.model.fit(*data, 1, shuffle=False, progress=False)
-    world = world_()
+    world = make()
     total = steps_of(lambda: world.model.fit(*data, 3, shuffle=False, progress=False))
-    for n in chosen(total, whole, 3, 40):
-        world = world_()
-        interrupted(lambda world=world: world.model.fit(*data, 3, shuffle=False, progress=False), int(n))
+    for n in chosen(total, whole, 3, 24):
+        world = make()
+        interrupted(lambda world=world: world.model.fit(*data, 3, shuffle=False, progress=False), n, number)
         world.sound()
         now = world.contents()[0]
         assert now in states[:4], f"step {n} of {total}"
@@ -217,36 +209,42 @@ def test_a_signal_at_any_step_of_fit(accumulate, whole):
         assert world.contents()[0] == states[states.index(now) + 1], f"step {n} of {total}"
 
 
-@pytest.mark.parametrize("name", ["load", "close", "add", "copy", "open"])
-def test_models_that_come_and_go_are_there_or_not(name, whole):
-    """No piece of the heap and no name is lost."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["load", "close", "remove", "add", "handle", "copy", "open"])
+def test_models_that_come_and_go_are_there_or_not(name, number, whole, monkeypatch):
+    """No piece of the heap, no name and no place of a fleet is lost."""
+    monkeypatch.setattr(fleet_module, "FIRST_SLOTS", 6)
     calls = {
         "load": lambda w: w.heap.load(w.program, seed=3, name="new"),
         "copy": lambda w: w.model.resident.copy("new"),
         "close": lambda w: w.heap["model"].close() if "model" in w.heap else None,
-        "add": lambda w: w.fleet.add(w.program, data=(X, Y), seed=1, name="new"),
+        "remove": lambda w: w.heap.remove(w.model.resident),
+        "add": lambda w: w.fleet.add(w.program, data=(X, Y), validation=(X, Y), seed=1, name="new"),
+        "handle": lambda w: w.handle.close(),
         "open": lambda w: w.heap.open("model"),
     }
     call = calls[name]
 
-    def world_():
+    def make():
         world = World(3)
-        world.untouched = world.contents("other")
-        return world.fleets() if name == "add" else world
+        if name in ("add", "handle"):
+            world.handle = world.fleets().fleet.handles["f1"]
+        return world
 
-    world = world_()
+    world = make()
     total = steps_of(lambda: call(world))
-    for n in chosen(total, whole, 5, 40):
-        world = world_()
-        interrupted(lambda world=world: call(world), int(n))
+    for n in chosen(total, whole, 5, 20):
+        world = make()
+        interrupted(lambda world=world: call(world), n, number)
         world.sound()
-        heap = world.heap
-        if name == "add":
-            heap = world.fleet.heap
-            world.fleet.fit(2, progress=False)
-            if "new" not in world.fleet.handles:
+        heap, fleet = world.heap, world.fleet
+        if fleet is not None:
+            heap = fleet.heap
+            fleet.fit(2, progress=False)
+            if name == "handle" or "new" not in fleet.handles:
                 call(world)
-            assert {*heap.names} == {*world.fleet.handles}, f"step {n} of {total}"
+            assert {*heap.names} == {*fleet.handles}, f"step {n} of {total}"
+            fill_its_places(world)
         if "new" in heap:
             heap["new"].step(*B)
         elif name in ("load", "copy"):
@@ -256,8 +254,49 @@ def test_models_that_come_and_go_are_there_or_not(name, whole):
         assert heap.free_bytes == heap.nbytes and heap.names == [], f"step {n} of {total}"
 
 
-def test_a_signal_at_any_step_of_a_fleet(whole):
+def fill_its_places(world):
+    """As many models can be added to a fleet's table of tasks as to one that nobody has disturbed."""
+    fleet = world.fleet
+    tasks = fleet._tasks
+    while sum(1 + (h._judge_slot >= 0) for h in fleet.handles.values()) < len(tasks):
+        fleet.add(world.program, data=(X, Y))
+    assert fleet._tasks is tasks
+
+
+@pytest.mark.parametrize("name", ["open", "remove"])
+def test_models_in_files_are_there_or_not(name, tmp_path, whole):
+    calls = {"open": lambda heap: heap.open("model"), "remove": lambda heap: heap.store.remove("model")}
+    make, call = worlds(tmp_path, "files", name), calls[name]
+
+    def kept():
+        """A world whose models are in files alone."""
+        world = make()
+        before = world.contents()
+        world.heap.close()
+        world.heap = cv.CalcHeap(world.heap.nbytes, cv.FileStore(world.heap.store.folder, durable=False))
+        return world, before
+
+    world, _ = kept()
+    total = steps_of(lambda: call(world.heap))
+    for n in chosen(total, whole, 13):
+        world, before = kept()
+        interrupted(lambda world=world: call(world.heap), n)
+        world.sound()
+        if "model" in world.heap.names:
+            assert world.contents() == before
+        else:
+            assert name == "remove"
+            world.heap.load(world.program, name="model")
+        world.heap.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["fit", "advance"])
+def test_a_signal_at_any_step_of_a_fleet(name, number, whole):
     """Models of an interrupted fleet train on to the figures of one that nobody has disturbed."""
+
+    def train(world):
+        return world.fleet.fit(3, progress=False) if name == "fit" else world.fleet.advance(3)
 
     def figures(world, epochs):
         world.fleet.advance({h: epochs - h.epochs_done for h in world.fleet.handles.values()})
@@ -265,10 +304,10 @@ def test_a_signal_at_any_step_of_a_fleet(whole):
 
     wanted = figures(World().fleets(), 6)
     world = World().fleets()
-    total = steps_of(lambda: world.fleet.fit(3, progress=False))
-    for n in chosen(total, whole, 9, 40):
+    total = steps_of(lambda: train(world))
+    for n in chosen(total, whole, 9, 16):
         world = World().fleets()
-        interrupted(lambda world=world: world.fleet.fit(3, progress=False), int(n))
+        interrupted(lambda world=world: train(world), n, number)
         assert figures(world, 6) == wanted, f"step {n} of {total}"
         assert all(unlocked(t.lock) for t in world.fleet.heap.turns)
         for h in [*world.fleet.handles.values()]:
@@ -278,13 +317,13 @@ def test_a_signal_at_any_step_of_a_fleet(whole):
 
 
 def test_an_interrupted_end_can_be_made_again(tmp_path, whole):
-    make = worlds(tmp_path, "files")
+    make = worlds(tmp_path, "files", "close")
     world = make()
     total = steps_of(world.heap.close)
     for n in chosen(total, whole, 11, 30):
         world = make()
         wanted = world.contents()
-        interrupted(world.heap.close, int(n))
+        interrupted(world.heap.close, n)
         world.heap.close()
         with cv.CalcHeap("64 KiB", cv.FileStore(world.heap.store.folder, durable=False)) as again:
             world.heap = again
@@ -301,3 +340,22 @@ def test_a_statement_with_is_left_unlocked_wherever_a_signal_comes():
     for n in range(1, steps_of(call) + 1):
         interrupted(call, n)
         assert unlocked(world.model.resident.tenant.turn.lock), n
+
+
+def test_a_signal_in_a_copy_to_a_device_leaves_a_reset_whole():
+    """A frame of a device cannot copy and note it in one: it copies again."""
+
+    class Interrupted(DeviceFrame):
+        def __init__(self):
+            self.copies = 0
+
+        def fill(self, elements):
+            self.copies += 1
+            if self.copies == 1:
+                raise KeyboardInterrupt
+
+    tenant, frame = World(2).model.resident.tenant, Interrupted()
+    tenant.open, tenant.passing = {"learn"}, "learn"
+    with pytest.raises(KeyboardInterrupt):
+        frame.renew(tenant, np.zeros(4), {"seed": 7})
+    assert frame.copies == 2 and tenant.facts["seed"] == 7 and not tenant.open and tenant.passing is None
