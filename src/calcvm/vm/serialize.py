@@ -329,13 +329,13 @@ def _parse_array(data: bytes, where: str) -> np.ndarray:
 
 def sync_folder(folder: Path) -> None:
     """Make names given, changed and removed in a folder durable, where the system can."""
+    handles: list[int] = []
     try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
+        # by C alone: between the call of Python's and the handle's place in a variable a signal would lose it
+        handles.extend(map(os.open, (folder,), (os.O_RDONLY,)))
+        os.fsync(handles[0])
     except OSError:
         pass
     finally:
-        os.close(handle)
+        for handle in handles:
+            os.close(handle)

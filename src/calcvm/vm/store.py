@@ -145,17 +145,23 @@ class FileStore:
         self.folder, self.durable = Path(folder), checks.flag("FileStore: durable", durable)
         self._models, self._of_programs = self.folder / "models", self.folder / "programs"
         self._programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
-        with telling(str(self.folder), "opened as a store"):
-            for path in (self._models, self._of_programs):
-                path.mkdir(parents=True, exist_ok=True)
-            self._open = _lock(self.folder)  # closed in one piece, however often
-            weakref.finalize(self, self._open.close).atexit = False
-            os.register_at_fork(after_in_child=self._open.close)  # else a child would keep the store locked
-            for path in (self._models, self._of_programs):
-                remove_temporaries(path)
-        if durable:
-            sync_folder(self.folder)
-            sync_folder(self.folder.parent)
+        locked: FileIO | None = None
+        try:
+            with telling(str(self.folder), "opened as a store"):
+                for path in (self._models, self._of_programs):
+                    path.mkdir(parents=True, exist_ok=True)
+                self._open = locked = _lock(self.folder)  # closed in one piece, however often
+                weakref.finalize(self, _close, weakref.ref(locked)).atexit = False
+                _locks.add(locked)
+                for path in (self._models, self._of_programs):
+                    remove_temporaries(path)
+            if durable:
+                sync_folder(self.folder)
+                sync_folder(self.folder.parent)
+        except BaseException:  # whose traceback would keep the folder locked
+            if locked is not None:
+                locked.close()
+            raise
 
     def __repr__(self) -> str:
         return f"FileStore({str(self.folder)!r})"
@@ -319,11 +325,32 @@ def _disagree(name: str, given: int, kept: int) -> str:
     return f"model {name!r}: its image has {kept:,} bytes, room for {given:,} was given"
 
 
+_locks: weakref.WeakSet[FileIO] = weakref.WeakSet()
+
+
+def _close(file: weakref.ref[FileIO]) -> None:
+    """Close a file that may be gone; where a signal keeps this from being called, it goes with the last who has it."""
+    if (there := file()) is not None:
+        there.close()
+
+
+def _after_fork() -> None:
+    for file in _locks:  # else a child would keep the stores locked
+        file.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _lock(folder: Path) -> FileIO:
     """A file that keeps others from locking the folder until it is closed, as it is when nobody has it any more."""
     file = FileIO(folder / "lock", "a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError):  # it only serves the message below
+            file.truncate(0)
+            file.write(str(os.getpid()).encode())
+        return file
     except BlockingIOError:
         file.seek(0)
         owner = file.read(20).decode("ascii", "replace") or "unknown"
@@ -333,7 +360,3 @@ def _lock(folder: Path) -> FileIO:
     except BaseException:
         file.close()
         raise
-    with suppress(OSError):  # it only serves the message above
-        file.truncate(0)
-        file.write(str(os.getpid()).encode())
-    return file
