@@ -23,6 +23,7 @@ ALLOCATE = ("zeros", "empty", "array", "asarray", "ascontiguousarray", "fromiter
 
 
 SAMPLE = 12  # steps of each call in `make test`
+MOST = 200  # evenly spread steps in the whole, of calls that have very many and of further kinds of the same calls
 RNG = np.random.default_rng(0)
 X, Y = RNG.standard_normal((24, 4)).astype("f4"), RNG.integers(0, 3, 24)
 B = X[:8], Y[:8]

@@ -13,7 +13,21 @@ from calcvm.vm.cuda.frame import DeviceFrame
 from calcvm.vm.turns import unlocked
 
 sys.path.insert(0, os.path.dirname(__file__))
-from interrupts import SAMPLE, B, Failed, HookedStore, Terminated, World, X, Y, chosen, interrupted, starved, steps_of  # noqa: E402
+from interrupts import (  # noqa: E402
+    MOST,
+    SAMPLE,
+    B,
+    Failed,
+    HookedStore,
+    Terminated,
+    World,
+    X,
+    Y,
+    chosen,
+    interrupted,
+    starved,
+    steps_of,
+)
 
 # what comes in a finalizer or a weak reference's callback, Python drops, and says so
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
@@ -107,14 +121,14 @@ def goes_on(world, call, before, after, once):
     assert np.isfinite(losses).all()
 
 
-def interrupted_anywhere(name, kind, tmp_path, whole, number=signal.SIGINT, sample=SAMPLE):
+def interrupted_anywhere(name, kind, tmp_path, whole, number=signal.SIGINT, sample=SAMPLE, most=None):
     make, call = worlds(tmp_path, kind, name), CALLS[name]
     call(make())  # what is compiled at the first time, is
     world = make()
     before = world.contents()
     total = steps_of(lambda: call(world))
     after = world.contents()
-    came, steps = 0, chosen(total, whole, [len(name), len(kind)], sample)
+    came, steps = 0, chosen(total, whole, [len(name), len(kind)], sample, most)
     for n in steps:
         world = make()
         raised, _ = interrupted(lambda world=world: call(world), n, number)
@@ -132,12 +146,12 @@ def test_a_signal_at_any_step_leaves_before_or_after(name, kind, tmp_path, whole
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_signal_at_any_step_of_a_team_leaves_before_or_after(name, tmp_path, whole):
-    interrupted_anywhere(name, "team", tmp_path, whole, sample=4)
+    interrupted_anywhere(name, "team", tmp_path, whole, sample=2, most=MOST)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_sigterm_at_any_step_leaves_before_or_after(name, tmp_path, whole):
-    interrupted_anywhere(name, "crowded", tmp_path, whole, signal.SIGTERM, sample=4)
+    interrupted_anywhere(name, "crowded", tmp_path, whole, signal.SIGTERM, 2, MOST)
 
 
 @pytest.mark.parametrize("kind", ["crowded", "files"])
@@ -165,7 +179,7 @@ def test_a_store_that_fails_leaves_before_or_after(name, kind, tmp_path, whole):
     hook.calls = 0
     call(world)
     total, after = hook.calls, world.contents()
-    for n in chosen(total, whole, len(name), 6):
+    for n in chosen(total, whole, len(name), 3):
         world = make()
         hook = world.heap.store.hook
         hook.calls, hook.at = 0, n
@@ -199,7 +213,7 @@ def test_a_signal_at_any_step_of_fit(accumulate, workers, number, whole):
         world.model.fit(*data, 1, shuffle=False, progress=False)
     world = make()
     total = steps_of(lambda: world.model.fit(*data, 3, shuffle=False, progress=False))
-    for n in chosen(total, whole, 3, 24):
+    for n in chosen(total, whole, 3, 12, 2 * MOST):
         world = make()
         interrupted(lambda world=world: world.model.fit(*data, 3, shuffle=False, progress=False), n, number)
         world.sound()
@@ -233,7 +247,7 @@ def test_models_that_come_and_go_are_there_or_not(name, number, whole, monkeypat
 
     world = make()
     total = steps_of(lambda: call(world))
-    for n in chosen(total, whole, 5, 20):
+    for n in chosen(total, whole, 5, 20, 4 * MOST):
         world = make()
         interrupted(lambda world=world: call(world), n, number)
         world.sound()
@@ -305,7 +319,7 @@ def test_a_signal_at_any_step_of_a_fleet(name, number, whole):
     wanted = figures(World().fleets(), 6)
     world = World().fleets()
     total = steps_of(lambda: train(world))
-    for n in chosen(total, whole, 9, 16):
+    for n in chosen(total, whole, 9, 16, 2 * MOST):
         world = World().fleets()
         interrupted(lambda world=world: train(world), n, number)
         assert figures(world, 6) == wanted, f"step {n} of {total}"

@@ -4,11 +4,13 @@ These calls have up to a hundred thousand steps: the whole takes `MOST` of each,
 """
 
 import gc
+import importlib
 import os
 import signal
 import sys
 import threading
 from collections import UserDict
+from contextlib import suppress
 from io import BytesIO, StringIO
 
 import numpy as np
@@ -20,9 +22,9 @@ from calcvm.kernels_cpu import _native
 from calcvm.vm import entry, heap
 
 sys.path.insert(0, os.path.dirname(__file__))
-from interrupts import NET, B, Failed, Hook, World, X, Y, chosen, interrupted, program_of, steps_of  # noqa: E402
+from interrupts import MOST, NET, B, Failed, Hook, World, X, Y, chosen, interrupted, program_of, steps_of  # noqa: E402
 
-FEW, MOST = 4, 200  # steps of a call in `make test`, and in the whole
+FEW = 3  # steps of a call in `make test`
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore:Training interrupted by user"),
@@ -30,23 +32,24 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def optuna():
-    """Imported before anything is measured: it keeps what its imports have raised."""
-    return pytest.importorskip("optuna")
-
-
-@pytest.fixture(autouse=True)
-def nothing_leaks(tmp_path):
-    """No heap, no open file, no thread and no temporary file is left."""
+@pytest.fixture(scope="module", autouse=True)
+def nothing_leaks():
+    """No heap, no open file and no thread is left by all of these tests; Optuna keeps what its imports have raised."""
+    with suppress(ImportError):
+        importlib.import_module("optuna")
 
     def there():
         gc.collect()
-        return len(heap._heaps), len(os.listdir("/proc/self/fd")), threading.active_count()
+        return sum(1 for _ in heap._heaps), len(os.listdir("/proc/self/fd")), threading.active_count()
 
     before = there()
     yield
     assert np.less_equal(there(), before).all(), (there(), before)
+
+
+@pytest.fixture(autouse=True)
+def no_temporary_file_is_left(tmp_path):
+    yield
     assert not [*tmp_path.rglob(".*")]
 
 
@@ -125,6 +128,15 @@ def kept_code(w):
     return [(path.name, path.read_bytes()) for path in _native.folder(CODE).iterdir()]
 
 
+def snapshots(w):
+    m = cv.Model(
+        NET, input_shape=(4,), optimizer=cv.SGD(0.1, schedule=cv.CosineRestarts(1)), batch_size=8, workers=1, seed=5
+    )
+    made = cv.snapshot_ensemble(m, X, Y, cycles=2, epochs_per_cycle=1, progress=False)
+    assert np.isfinite(made.predict(X)).all()
+    return len(made), made.predict(X).tobytes()
+
+
 LINKED, CODE = [], ("vm.job", "vm.pieces")
 MAKING = {
     "build_graph": lambda w: cv.compile(cv.build_graph(NET, (4,), "mse", "adam"), plan=None, batch_size=8).hash,
@@ -135,6 +147,8 @@ MAKING = {
     "load": lambda w: state(cv.load(w.path / "model.calc")),
     "load_program": lambda w: cv.load_program(w.path / "program.calc").hash,
     "Program.save": saved_program,
+    "FileStore": lambda w: type(cv.FileStore(w.path / "store")).__name__,  # whose lock no interrupt keeps
+    "snapshot_ensemble": snapshots,
     "linking": linked,
     "compiled code": kept_code,
 }
@@ -280,12 +294,14 @@ def explored(w):
     return [(trial.params, trial.status, trial.value) for trial in found.trials]
 
 
-def test_a_signal_at_any_step_of_a_search(tmp_path, whole, optuna):
+def test_a_signal_at_any_step_of_a_search(tmp_path, whole):
     """What is returned then can be used, and the next search finds what it would have found."""
+    pytest.importorskip("optuna")
     interrupted_anywhere(explored, worlds(tmp_path), whole, 1)
 
 
-def test_a_signal_at_any_step_leaves_what_optuna_says_as_it_was(optuna):
+def test_a_signal_at_any_step_leaves_what_optuna_says_as_it_was():
+    optuna = pytest.importorskip("optuna")
     from calcvm.exploration.study import _quietly
 
     level = optuna.logging.get_verbosity()
@@ -298,7 +314,8 @@ def test_a_signal_at_any_step_leaves_what_optuna_says_as_it_was(optuna):
         assert optuna.logging.get_verbosity() == level, (n, raised)
 
 
-def test_an_exception_of_a_search_s_build_fails_its_trial(tmp_path, optuna):
+def test_an_exception_of_a_search_s_build_fails_its_trial(tmp_path):
+    pytest.importorskip("optuna")
     world = worlds(tmp_path)()
     wanted = explored(world)
     for n in range(1, 4):
