@@ -213,27 +213,36 @@ def snapshot_ensemble(
         )
     samples = model.resident.check("input", numbers("input", X), samples=True)
     heap = CalcHeap(cycles * model.program.heap_bytes, device=model.heap.device.name)
-    hyper = model.hyper
-    hyper["total_steps"], hyper["gamma"] = epochs_per_cycle * -(-samples // model.learning_batch), 1.0
-    hyper["gamma_t"] = hyper["t"] - hyper["warmup_steps"] + 1  # the first cycle begins with the next step
-    if learning_rate is not None:
-        hyper["learning_rate"] = learning_rate
-    snapshots: list[Model] = []
-    for cycle in range(cycles):
-        history = model.fit(
-            X, y, epochs_per_cycle, shuffle=shuffle, check_finite=check_finite, terminate_on_nan=True, progress=progress
-        )
-        loss = history["loss"][-1] if len(history) else 0.0
-        if not np.isfinite(loss):
-            raise CalcError(
-                f"cycle {cycle + 1} of {cycles} ended with a loss of {loss}: take a smaller learning_rate, or look for "
-                "NaN in the data with check_finite=True"
+    tenant = model.resident.tenant
+    with tenant.change:  # from the first cycle to the last
+        tenant.begin_training()
+        hyper = model.hyper
+        hyper["total_steps"], hyper["gamma"] = epochs_per_cycle * -(-samples // model.learning_batch), 1.0
+        hyper["gamma_t"] = hyper["t"] - hyper["warmup_steps"] + 1  # the first cycle begins with the next step
+        if learning_rate is not None:
+            hyper["learning_rate"] = learning_rate
+        snapshots: list[Model] = []
+        for cycle in range(cycles):
+            history = model.fit(
+                X,
+                y,
+                epochs_per_cycle,
+                shuffle=shuffle,
+                check_finite=check_finite,
+                terminate_on_nan=True,
+                progress=progress,
             )
-        if len(history) < epochs_per_cycle:  # Ctrl-C
-            if not snapshots:
-                raise KeyboardInterrupt
-            break
-        snapshots.append(Model.on(model.resident.copy(f"cycle-{cycle + 1}", heap)))
+            loss = history["loss"][-1] if len(history) else 0.0
+            if not np.isfinite(loss):
+                raise CalcError(
+                    f"cycle {cycle + 1} of {cycles} ended with a loss of {loss}: take a smaller learning_rate, or look for "
+                    "NaN in the data with check_finite=True"
+                )
+            if len(history) < epochs_per_cycle:  # Ctrl-C
+                if not snapshots:
+                    raise KeyboardInterrupt
+                break
+            snapshots.append(Model.on(model.resident.copy(f"cycle-{cycle + 1}", heap)))
     return Ensemble(snapshots)
 
 

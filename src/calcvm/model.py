@@ -57,6 +57,7 @@ def _training(method: Method) -> Method:
         tenant = self.resident.tenant
         with tenant.change:
             try:
+                tenant.begin_training()
                 return method(self, *args, **options)
             finally:
                 tenant.trains = 0

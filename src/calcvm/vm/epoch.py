@@ -117,7 +117,7 @@ class Epoch:
         What an earlier one has left of a learning batch is dropped.
         """
         if self._adds_up and self.trains in self.model.tenant.open:
-            self.model.settle(str(self.trains))
+            self.model.drop_added(str(self.trains))
         self._sums.array[:] = 0
         self.job[layout.FIRST] = self._done = 0
         self.job[layout.SHUFFLE], self.job[layout.KEY] = (0, 0) if key is None else (1, key)
@@ -132,7 +132,7 @@ class Epoch:
             self._device.collect(*self._outputs.values())
         finally:  # also where training was interrupted in the middle of a learning batch
             if self.trains is not None:
-                self.model.settle(self.trains)
+                self.model.drop_added(self.trains)
 
     def whole(self, seconds: float) -> None:
         """Run a pass in the data's own order, as one turn, in slices that leave room for Ctrl-C."""
@@ -184,7 +184,7 @@ class Epoch:
                 facts["rounds"] = int(job[layout.EPOCH])
                 yield from means[done - first : facts["rounds"] - first].tolist()
         finally:
-            model.settle(str(self.trains))
+            model.drop_added(str(self.trains))
 
     def _run(self, count: int) -> float:
         """Run the next ``count`` rounds in a turn, each to its end; the seconds they took."""

@@ -84,7 +84,7 @@ class Facts(MutableMapping[str, Any]):
         self.changed = True
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.kept)
+        return iter([*self.kept])  # other threads may set more meanwhile
 
     def __len__(self) -> int:
         return len(self.kept)

@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from time import monotonic, perf_counter, sleep
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from calcvm.vm.turns import FIRST_PAUSE, LONGEST_PAUSE, Turns, owner, stuck, unl
 if TYPE_CHECKING:
     from calcvm.vm.resident import Resident
 
+ENTRY_SECONDS = 0.1  # in which a thread that is let in takes a lock that is free
 SPARE_FRAMES = 64  # kept to be used again: making one takes as long as two switches
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -72,6 +74,7 @@ class Tenant:
         "frame",
         "ready",
         "turn",
+        "entering",
         "training",
         "trains",
         "lost",
@@ -90,6 +93,7 @@ class Tenant:
         self.frame: Frame | None = None
         self.ready: Frame | None = None  # its frame, as long as nobody means to take it
         self.turn, self.training = Turns(f"model {name!r}"), Turns(f"model {name!r}")
+        self.entering: list[weakref.ref[Any]] = []  # ``__enter__`` of those that come, each until it has the turn
         self.trains = 0  # the thread that is in the middle of a training of several turns
         self.lost = False  # a fork came in the middle of another thread's call
         self.changed = False  # since the store has its image
@@ -120,6 +124,32 @@ class Tenant:
                 "cannot be changed now"
             )
         return self.turn.lock
+
+    @property
+    def enter(self) -> Callable[[], Any]:
+        """``__enter__`` of its turn's lock, for a block that may change it: no training begins until it is called."""
+        if self.turn.lock._is_owned():  # type: ignore[attr-defined]
+            return self.turn.lock.__enter__
+        with self.change:
+            enter = partial(self.turn.mine.__enter__)
+            self.entering = [*(ref for ref in self.entering if ref() is not None), weakref.ref(enter)]
+            return enter
+
+    def begin_training(self) -> None:
+        """Let those in who have had ``change`` before this thread, and have not yet their turn.
+
+        Who has asked for ``__enter__`` and does not call it is not waited for: one does at once where the lock is free.
+        """
+        self.trains, since = 0, monotonic()
+        if self.turn.lock._is_owned():  # type: ignore[attr-defined]
+            return  # nobody comes in before its end
+        while any(ref() is not None for ref in self.entering) and monotonic() - since < ENTRY_SECONDS:
+            with self.turn.mine:
+                pass
+            if self.turn.taken:
+                since = monotonic()
+            sleep(FIRST_PAUSE)
+        self.entering = []
 
     def forget(self) -> None:
         """Its placeholders and results are gone."""
@@ -321,7 +351,8 @@ class CalcHeap:
     @property
     def resident(self) -> Resident | None:
         """The model used last."""
-        return None if self._last is None else self._handle(self._last)
+        with self._lock:
+            return None if self._last is None else self._handle(self._last)
 
     @property
     def free_bytes(self) -> int:
@@ -333,8 +364,7 @@ class CalcHeap:
     def flush(self) -> None:
         """Write every model that has changed to the store; waits for the turn of each."""
         for tenant in [*self._tenants.values()]:
-            with tenant.turn.mine, self._lock:
-                self._commit(tenant)
+            self._write(tenant)
 
     def close(self) -> None:
         """Write what has changed, close the store, give the memory back; its models cannot be used afterwards.
@@ -345,11 +375,13 @@ class CalcHeap:
         """
         while self._tenants:
             for tenant in [*self._tenants.values()]:
-                with tenant.turn.mine, self._lock:
-                    self._mend()
-                    if self._tenants.get(tenant.name) is tenant:
-                        self._commit(tenant)
-                        self._drop(tenant)
+                with tenant.turn.mine:
+                    self._reach(tenant)
+                    with self._lock:
+                        self._mend()
+                        if self._has(tenant):
+                            self._commit(tenant)
+                            self._drop(tenant)
         with self._lock:
             self.store.close()
             if self.store.persistent:
@@ -375,11 +407,12 @@ class CalcHeap:
     def keep(self, tenant: Tenant, keeper: Turns) -> Frame | None:
         """Bring a model into the heap for as long as this thread's turn at ``keeper`` lasts, or `let_go` is called.
 
-        Until then whoever else takes the model's turn waits.  None : another thread has it, or there is no room.
+        Until then whoever else takes the model's turn waits.  None : another thread has it, it is closed, or there is no
+        room.
         """
         with self._lock:
             tenant.ready = None  # who takes its turn from now on looks here who keeps it
-            if tenant.turn.taken:
+            if tenant.turn.taken or tenant.binding is None:
                 return None
             frame = self._find(tenant, False)
             if frame is not None:
@@ -515,7 +548,7 @@ class CalcHeap:
         self._torn, self._orphaned = True, False
         for frame in [*self._frames]:
             tenant = frame.tenant
-            if tenant is None or not (self._tenants.get(tenant.name) is tenant or owner(tenant.turn.lock)):
+            if tenant is None or not (self._has(tenant) or owner(tenant.turn.lock)):
                 del self._frames[frame]
         for tenant in [*self._tenants.values()]:
             tenant.frame = tenant.ready = None
@@ -532,12 +565,37 @@ class CalcHeap:
         """Write a model to the store now, if it has changed and the store outlives the process."""
         _check_model("commit", model)
         if self.store.persistent:
-            with model.tenant.turn.mine, self._lock:
-                self._commit(model.tenant)
+            self._write(model.tenant)
+
+    def write_kept(self, tenant: Tenant) -> None:
+        """As `commit`, of a model that this thread keeps: whoever has its turn waits for that to end."""
+        if self.store.persistent:
+            with self._lock:
+                self._mend()
+                self._commit(tenant)
+
+    def _write(self, tenant: Tenant) -> None:
+        """Copy a model to the store, if it may have changed; one that is closed was written then."""
+        with tenant.turn.mine:
+            self._reach(tenant)
+            with self._lock:
+                self._mend()
+                if self._has(tenant):
+                    self._commit(tenant)
+
+    def _reach(self, tenant: Tenant) -> None:
+        """Wait until nobody else keeps a model whose turn this thread has."""
+        with self._lock:
+            frame = tenant.frame
+            kept = frame is not None and frame.keeper is not None and frame.keeper.taken
+        if kept:
+            self.enter(tenant)
+
+    def _has(self, tenant: Tenant) -> bool:
+        return self._tenants.get(tenant.name) is tenant
 
     def _commit(self, tenant: Tenant) -> None:
         """Copy a model whose turn it is to the store, if it may have changed."""
-        self._mend()
         if tenant.unsaved and not tenant.lost:
             self.stats.bytes += put(tenant, tenant.frame, self.store)
 
@@ -548,7 +606,7 @@ class CalcHeap:
         in_use = tenant.turn.lock._is_owned()  # type: ignore[attr-defined]
         with tenant.turn.mine, self._lock:
             self._mend()
-            if self._tenants.get(tenant.name) is not tenant:
+            if not self._has(tenant):
                 return
             if in_use or (tenant.frame is not None and tenant.frame.keeper is not None and tenant.frame.keeper.taken):
                 raise CalcError(f"model {tenant.name!r} is in use: it cannot be closed now")
@@ -581,6 +639,7 @@ class CalcHeap:
         for tenant in self._tenants.values():
             tenant.training.renew()
             tenant.turn.renew()
+            tenant.entering = []
         for turns in self.turns:
             turns.renew()
 
@@ -592,9 +651,11 @@ class CalcHeap:
         return handle
 
     def free_name(self, name: str | None = None) -> str:
-        """A name that no model has: ``name``, or ``model-0``, ``model-1``, ... (CalcError: it is in use)."""
+        """A name that no model has: ``name`` (CalcError: it is in use), or one that nobody else is given either."""
         with self._lock:
-            return self._new_name(name)
+            free = self._new_name(name)
+            self._numbered += name is None
+            return free
 
     def _new_name(self, name: str | None) -> str:
         if name is None:
@@ -638,14 +699,16 @@ def put(tenant: Tenant, frame: Frame | None, store: Store) -> int:
         facts["open"] = True
     elif "open" in facts:
         del facts["open"]
-    if frame is None:
+    try:
+        tenant.changed = facts.changed = False  # before: what other threads set meanwhile may not be in it
+        if frame is not None:
+            return frame.keep(store, tenant.name, facts, bool(tenant.open))
         image = store.get(tenant.name)[1]
         store.put(tenant.name, facts, image)
-        copied = image.nbytes
-    else:
-        copied = frame.keep(store, tenant.name, facts, bool(tenant.open))
-    tenant.changed = facts.changed = False
-    return copied
+        return image.nbytes
+    except BaseException:
+        tenant.changed = facts.changed = True
+        raise
 
 
 def _flush_at_exit(tenants: dict[str, Tenant], store: Store, pid: int) -> None:

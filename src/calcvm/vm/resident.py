@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -95,7 +95,9 @@ class _Keeping:
         self._name = name
 
     def __get__(self, model: Resident | None, _: Any = None) -> Any:
-        return self if model is None else getattr(model._turn(entering=self._name == "__enter__"), self._name)
+        return (
+            self if model is None else model._entry() if self._name == "__enter__" else model.tenant.turn.lock.__exit__
+        )
 
     def __call__(self, model: Resident, *error: object) -> Any:
         """As ``type(model).__enter__(model)``, such as `contextlib.ExitStack` says it."""
@@ -127,13 +129,13 @@ class Resident:
 
     __enter__, __exit__ = _Keeping("__enter__"), _Keeping("__exit__")
 
-    def _turn(self, entering: bool) -> Any:
-        """The lock of its turn; the model is then in the heap, and no other thread in the middle of training it."""
+    def _entry(self) -> Callable[[], Any]:
+        """What takes its turn; the model is then in the heap, and no other thread in the middle of training it."""
         tenant = self.tenant
-        if entering:
-            with tenant.change, tenant.turn.mine:
+        with tenant.change:
+            with tenant.turn.mine:
                 self.heap.enter(tenant)
-        return tenant.turn.mine if entering else tenant.turn.lock
+            return tenant.enter
 
     @property
     def frame(self) -> Frame:
@@ -428,6 +430,11 @@ class Resident:
 
     def settle(self, path: str) -> None:
         """Drop what rounds of a path have added up, and weigh its next in full: as between two learning batches."""
+        with self.tenant.change:
+            self.drop_added(path)
+
+    def drop_added(self, path: str) -> None:
+        """As `settle`, by who trains it."""
         if self.binding.training(path)["accumulate"]:
             with self.tenant.turn.mine:
                 frame = self.frame
@@ -517,8 +524,11 @@ class Resident:
 
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
         """Run phases of a path ``steps`` times, after once making the results of other paths that they read."""
-        with self.tenant.turn.mine:
-            for other in self.binding.before(path, phases):
+        binding, tenant = self.binding, self.tenant
+        before = binding.before(path, phases)
+        changes = not binding.changes.isdisjoint([path, *(other for other, _ in before)])
+        with tenant.change if changes else tenant.turn.mine, tenant.turn.mine:
+            for other in before:
                 self._run(*other)
             self._run(path, phases, steps)
 
