@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -87,9 +87,10 @@ class Fleet:
         self._tasks, self._address = np.zeros((0, layout.TASK_WORDS), np.int64), 0
         self._free_slots: list[int] = []
         self._per_round = 0.0  # seconds of the team, as last measured
+        self.stops = False  # a model was stopped since the last slice
         self._adding: dict[int, str] = {}  # by thread: the model that it adds
-        self._training, self._turn = Turns("the fleet"), Turns("the fleet")  # whole trainings; slices, and the rest
-        self.heap.turns += [self._training, self._turn]
+        self._training, self.turn = Turns("the fleet"), Turns("the fleet")  # whole trainings; slices, and the rest
+        self.heap.turns += [self._training, self.turn]
 
     def __len__(self) -> int:
         return len(self.handles)
@@ -171,64 +172,76 @@ class Fleet:
             self._give_up(self.heap.open(left), fresh=True)
         if isinstance(program, str):
             if program in self.handles:
-                raise CalcError(f"the fleet has a model {program!r}: fleet.handles[{program!r}]")
+                self._refuse_second(program)
             resident = self.heap.open(program)
         else:
             check_program(program)
             self._quota(program, memory, name)
             name = self.heap.free_name(name)
             self._adding[get_ident()] = name
-            resident = self.heap.load(program, seed=seed, workers=1, name=name)
-        try:
-            self._quota(resident.program, memory, resident.name)
-            binding = resident.binding
-            path = binding.path(None)
-            loss = binding.training(path)["loss"]
-            if loss is None:
-                raise CalcError(f"path {path!r} has no loss to follow")
-            sources: list[Converted] = []
-            names = binding.feeds(path)
-            arrays = self._named(names, _arrays("data", data, names), sources)
-            if learning_batch is not None:
-                resident.facts["learning_batch"] = learning_batch
-            train = Epoch(
-                resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
-                results=[loss], check_finite=check_finite,
-            )  # fmt: skip
-            judge = None
-            if validation is not None:
-                own = isinstance(validation, (tuple, Mapping))
-                if "predict" not in binding.paths:
-                    raise CalcError(
-                        "validation: models are judged by a path called 'predict', and the program's paths are "
-                        f"{', '.join(binding.paths)}: build one in the graph, as cv.build_graph does"
-                    )
-                if own:
-                    names = binding.feeds("predict")
-                    judged_on = self._named(names, _arrays("validation", validation, names), sources)
-                judge = Epoch(
-                    resident, judged_on if own else arrays, "predict",
-                    samples=None if own else validation, check_finite=check_finite,
-                    results=judged(resident.program),
+            try:
+                resident = self.heap.load(program, seed=seed, workers=1, name=name)
+            except Exception:  # what the heap has by this name is another thread's
+                del self._adding[get_ident()]
+                raise
+        with resident.tenant.change:  # of threads that add the same model of the store, one is the first
+            if resident.name in self.handles:
+                self._refuse_second(resident.name)
+            try:
+                self._quota(resident.program, memory, resident.name)
+                binding = resident.binding
+                path = binding.path(None)
+                loss = binding.training(path)["loss"]
+                if loss is None:
+                    raise CalcError(f"path {path!r} has no loss to follow")
+                sources: list[Converted] = []
+                names = binding.feeds(path)
+                arrays = self._named(names, _arrays("data", data, names), sources)
+                if learning_batch is not None:
+                    resident.facts["learning_batch"] = learning_batch
+                train = Epoch(
+                    resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
+                    results=[loss], check_finite=check_finite,
                 )  # fmt: skip
-            elif patience is not None:
-                raise CalcError("patience needs validation data: give validation=")
-            for slot, value in (hyper or {}).items():
-                resident.hyper(path)[slot] = value
-            job = train.job
-            job[[layout.ROUNDS, layout.EPOCH, layout.SEED]] = train.rounds, resident.facts["rounds"], resident.seed
-            job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
-            if judge is not None:
-                judge.job[layout.ROUNDS] = judge.rounds
-            with self._turn.mine:
-                handle = Handle(self, resident, train, judge, epochs, sources)
-                self._hope(np.array([handle._slot]))
-                self.handles[resident.name] = handle
-                return handle
-        except BaseException:
-            if resident.name not in self.handles:
-                self._give_up(resident, fresh=not isinstance(program, str))
-            raise
+                judge = None
+                if validation is not None:
+                    own = isinstance(validation, (tuple, Mapping))
+                    if "predict" not in binding.paths:
+                        raise CalcError(
+                            "validation: models are judged by a path called 'predict', and the program's paths are "
+                            f"{', '.join(binding.paths)}: build one in the graph, as cv.build_graph does"
+                        )
+                    if own:
+                        names = binding.feeds("predict")
+                        judged_on = self._named(names, _arrays("validation", validation, names), sources)
+                    judge = Epoch(
+                        resident, judged_on if own else arrays, "predict",
+                        samples=None if own else validation, check_finite=check_finite,
+                        results=judged(resident.program),
+                    )  # fmt: skip
+                elif patience is not None:
+                    raise CalcError("patience needs validation data: give validation=")
+                for slot, value in (hyper or {}).items():
+                    resident.hyper(path)[slot] = value
+                job = train.job
+                job[[layout.ROUNDS, layout.EPOCH, layout.SEED]] = train.rounds, resident.facts["rounds"], resident.seed
+                job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
+                if judge is not None:
+                    judge.job[layout.ROUNDS] = judge.rounds
+                with self.turn.mine:
+                    handle = Handle(self, resident, train, judge, epochs, sources)
+                    self._hope(np.array([handle._slot]))
+                    self.handles[resident.name] = handle
+                    self._adding.pop(get_ident(), None)
+                    return handle
+            except BaseException:
+                if resident.name not in self.handles:
+                    self._give_up(resident, fresh=not isinstance(program, str))
+                raise
+
+    @staticmethod
+    def _refuse_second(name: str) -> NoReturn:
+        raise CalcError(f"the fleet has a model {name!r}: fleet.handles[{name!r}]")
 
     def _give_up(self, resident: Resident, fresh: bool) -> None:
         """Close a model that is not added; of a new one nothing stays in the store."""
@@ -290,7 +303,7 @@ class Fleet:
         return slot
 
     def _forget(self, handle: Handle) -> None:
-        with self._turn.mine:
+        with self.turn.mine:
             if handle._slot >= 0:
                 handle._train.job[:] = self._tasks[handle._slot]  # its figures can still be read
                 slots = [slot for slot in (handle._slot, handle._judge_slot) if slot >= 0]
@@ -320,10 +333,11 @@ class Fleet:
             return self._fit(epochs, progress, checkpoint)
 
     def _fit(self, epochs: int, progress: bool, checkpoint: int) -> Results:
-        handles = [h for h in [*self.handles.values()] if h.open]
-        goals = self._goals(handles, [h.epochs or epochs for h in handles])
-        slots = np.array([h._slot for h in handles], np.int64)
-        self._hope(slots)
+        with self.turn.mine:
+            handles = [h for h in self.handles.values() if h.open]
+            goals = self._goals(handles, [h.epochs or epochs for h in handles])
+            slots = np.array([h._slot for h in handles], np.int64)
+            self._hope(slots)
         start = int(self._tasks[slots, layout.EPOCH].sum())
         report = Count(sum(goals.values()) - start, progress)
         stopped = ""
@@ -356,8 +370,9 @@ class Fleet:
         else:
             wanted = dict.fromkeys([*self.handles.values()], checks.integer("epochs", epochs, 0))
         with self._training.mine:
-            wanted = {h: n for h, n in wanted.items() if h.open and n > 0}
-            goals = self._goals(wanted, wanted.values())
+            with self.turn.mine:
+                wanted = {h: n for h, n in wanted.items() if h.open and n > 0}
+                goals = self._goals(wanted, wanted.values())
             for _ in self._passes(goals, checkpoint):
                 pass
             return list(goals)
@@ -377,46 +392,63 @@ class Fleet:
         waiting = deque(goals)
         active: dict[int, tuple[Handle, Frame]] = {}  # by slot
         heap, keeper = self.heap, self._training
-        with self._turn.mine:
+        with self.turn.mine:
             for handle in self.handles.values():  # what an interrupted training has kept
                 heap.let_go(handle.resident.tenant, keeper)
         try:
             while waiting or active:
                 before = len(active)
-                with self._turn.mine:
+                with self.turn.mine:
                     for _ in range(len(waiting)):
                         handle = waiting[0]
+                        if handle.ends:  # another thread has closed or stopped it
+                            waiting.popleft()
+                            continue
                         frame = heap.keep(handle.resident.tenant, keeper)
                         if frame is not None:
                             active[handle._slot] = handle, frame
                             waiting.popleft()
                             handle._enter(frame, goals[handle])
-                        elif handle.resident.tenant.turn.taken:
+                        elif handle.ends or handle.resident.tenant.turn.taken:
                             waiting.rotate(-1)
                         else:  # there is no room
                             break
                     if active:
                         slots = np.fromiter(active, np.int64, len(active))
-                        self._ready(slots[before:], [goals[h] for h, _ in list(active.values())[before:]], checkpoint)
+                        self._ready(
+                            slots[before:], [h.limit(goals[h]) for h, _ in list(active.values())[before:]], checkpoint
+                        )
                         self._slice(slots, (frame.binding for _, frame in active.values()))
+                        if self.stops:
+                            self._end_stopped(active)
                         ended = self._tasks[slots, layout.STATUS] != layout.READY
                         if anyone_waits():  # who has a model's turn, and waits for the model to be let go
                             ended |= [h.resident.tenant.turn.taken for h, _ in active.values()]
                         for handle in self._rest(active, slots[ended]):
-                            if handle.status == "waiting":
+                            if handle.status == "waiting" or not (handle.open or handle.ends):
                                 waiting.append(handle)  # after the thread that wants it
                             elif handle.status == "done" and handle.epochs_done < goals[handle]:
                                 waiting.appendleft(handle)  # while it is there
                         waits = None
                     else:
-                        waits = waiting[0].resident.tenant
+                        waits = waiting[0].resident.tenant if waiting else None
                 if waits is not None:
                     with waits.turn.mine:
-                        heap.enter(waits)
+                        if waits.binding is not None:
+                            heap.enter(waits)
                 yield
         finally:
-            with self._turn.mine:
+            with self.turn.mine:
                 self._rest(active, np.fromiter(active, np.int64, len(active)))
+
+    def _end_stopped(self, active: Mapping[int, tuple[Handle, Frame]]) -> None:
+        """Let stopped models end with the epoch that they are in."""
+        self.stops = False
+        for slot, (handle, _) in active.items():
+            task = self._tasks[slot]
+            if handle.status == "stopped" and task[layout.STATUS] == layout.READY:
+                task[layout.LIMIT] = handle.limit(0)
+                task[layout.STATUS] = layout.FINISHED if handle.ends else layout.READY
 
     def _ready(self, slots: np.ndarray, goals: list[int], checkpoint: int) -> None:
         """Let tasks run to their goals, or where models are kept in files to the next checkpoint."""
@@ -434,11 +466,13 @@ class Fleet:
             handle, frame = active[slot]
             handle._leave(frame, *state)
             try:
-                if self.heap.store.persistent and handle.status != "waiting":
-                    handle.resident.commit()
+                if handle.status != "waiting":
+                    self.heap.write_kept(handle.resident.tenant)
             finally:
                 self.heap.let_go(handle.resident.tenant, self._training)
                 del active[slot]
+            if handle.status == "trapped":
+                handle.resident.drop_added(handle.resident.binding.path(None))
             rested.append(handle)
         return rested
 

@@ -66,7 +66,11 @@ class Handle:
     @property
     def epochs_done(self) -> int:
         """Whole epochs it has been trained for, those of earlier processes among them."""
-        return int(self._job[layout.EPOCH])
+        while True:
+            slot, job = self._slot, self._job
+            done = int(job[layout.EPOCH])
+            if slot == self._slot:  # else it was closed meanwhile, and the place may be another's
+                return done
 
     @property
     def losses(self) -> np.ndarray:
@@ -101,8 +105,10 @@ class Handle:
         return self._model
 
     def stop(self, reason: str = "") -> None:
-        """Train it no more; it can still be used."""
-        self.status, self.error = "stopped", reason
+        """Train it no more; it can still be used.  Of a training that runs, the epoch it is in is its last."""
+        with self._fleet.turn.mine:  # between two slices
+            self.status, self.error = "stopped", reason
+            self._fleet.stops = True
 
     def close(self) -> None:
         """Give its room back at once; a `FileStore` keeps its file."""
@@ -117,12 +123,23 @@ class Handle:
     @property
     def _job(self) -> np.ndarray:
         """Words of its task."""
-        return self._train.job if self._slot < 0 else self._fleet._tasks[self._slot]
+        slot = self._slot
+        return self._train.job if slot < 0 else self._fleet._tasks[slot]
 
     @property
     def open(self) -> bool:
         """Whether it can be trained on."""
         return self.status in ("waiting", "done") and self.resident.tenant.binding is not None
+
+    @property
+    def ends(self) -> bool:
+        """Whether a training that has it leaves it: it is closed, or stopped between two epochs."""
+        stopped = self.status == "stopped" and not self._job[layout.FIRST]
+        return stopped or self.status == "closed" or self.resident.tenant.binding is None
+
+    def limit(self, goal: int) -> int:
+        """Up to which epoch it is trained: to ``goal``, or where it is stopped to the end of the one it is in."""
+        return goal if self.status != "stopped" else self.epochs_done + bool(self._job[layout.FIRST])
 
     def _column(self, which: int, i: int) -> np.ndarray:
         return self._means[which][: self.epochs_done - self._before, i].copy()
@@ -148,17 +165,17 @@ class Handle:
     def _leave(self, frame: Frame, status: int, epoch: int, first: int) -> None:
         """Take note of where the task stands, before its frame may become another's."""
         tenant = self.resident.tenant
-        tenant.facts["rounds"] = epoch
+        tenant.facts["rounds"], tenant.trains = epoch, 0
         if first == 0:
             tenant.open.discard(self._train.trains)
             tenant.passing = None
-        self.status = STATUS.get(status, "waiting")
+        if self.status != "stopped":
+            self.status = STATUS.get(status, "waiting")
         if status == layout.TRAPPED:
             try:
                 frame.check()
             except Trap as error:
                 self.error = str(error)
-            self.resident.settle(self.resident.binding.path(None))
         elif status == layout.NOT_FINITE:
             self.error = f"the loss of epoch {epoch} is {self.loss}"
 

@@ -32,7 +32,7 @@ class Results(Sequence):
                 **{name: last(values) for name, values in h.metrics.items()},
                 "bytes": h.nbytes, "error": h.error,
             }
-            for h in self._handles.values()
+            for h in [*self._handles.values()]  # other threads may add some meanwhile
         ]  # fmt: skip
 
     @overload
@@ -89,7 +89,7 @@ class Results(Sequence):
         return [rows[i] for i in order[:k]]
 
     def __repr__(self) -> str:
-        return f"<results of {len(self)} models, of which {sum(h.open for h in self._handles.values())} can go on>"
+        return f"<results of {len(self)} models, of which {sum(h.open for h in [*self._handles.values()])} can go on>"
 
     def __str__(self) -> str:
         rows = self._rows()
