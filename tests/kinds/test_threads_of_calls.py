@@ -1,7 +1,9 @@
 """Every public call from 8 threads at once: each gets what it gets alone, and all changes are as if made one after the other."""
 
 import copy
+import multiprocessing
 import pickle
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -640,3 +642,109 @@ def test_names_of_a_fleet_are_each_models_own(whole):
         assert out == [fleet.handles["kept"]] and out[0].resident is kept
         fleet.fit(2, progress=False)
         assert all(h.resident[WEIGHT] == -8 for h in fleet.handles.values())
+
+# ---------------------------------------------------------------- estimators
+@pytest.mark.filterwarnings("ignore:.*(Maximum iterations|ConvergenceWarning|lbfgs)")
+def test_estimators_of_threads_are_trained_and_asked_in_turn(whole):
+    """Each thread its own estimator, and all threads one: as one thread alone; no prediction of a half of two states."""
+    from calcvm.sklearn import MLPClassifier, MLPRegressor
+
+    many = np.tile(X, (60, 1))  # enough for a program
+    n = 12 if whole else 3
+
+    def own(kind, solver, seed):
+        estimator = kind(hidden_layer_sizes=(64,), random_state=seed, max_iter=3, solver=solver, workers=1)
+        out = [estimator.fit(X, Y).predict(many)]
+        if solver != "lbfgs":
+            out.append(estimator.partial_fit(X, Y).predict(many))
+        return out
+
+    kinds = [(kind, solver) for kind in (MLPClassifier, MLPRegressor) for solver in ("adam", "sgd", "lbfgs")]
+    alone = [own(*kind, 0) for kind in kinds]
+    out = fine(at_once(*(partial(own, *kind, 0) for kind in (*kinds, *kinds[:2]))))
+    assert same(out, [*alone, *alone[:2]])
+
+    def shared():
+        return MLPClassifier((64,), random_state=0, workers=1).partial_fit(X, Y, classes=[0, 1, 2])
+
+    one, states = shared(), []
+    for _ in range(4 * n + 1):
+        states.append(one.predict_proba(many).tobytes())
+        one.partial_fit(X, Y)
+    model = shared()
+
+    def trains():
+        for _ in range(n):
+            model.partial_fit(X, Y)
+
+    def looks(look):
+        for _ in range(n):
+            assert look() in states
+
+    def pickled():
+        return pickle.loads(pickle.dumps(model)).predict_proba(many).tobytes()
+
+    fine(at_once(*[trains] * 4, *[partial(looks, lambda: model.predict_proba(many).tobytes())] * 2,
+                 *[partial(looks, pickled)] * 2))  # fmt: skip
+    assert model.predict_proba(many).tobytes() == states[-1] and model.n_iter_ == one.n_iter_ and model.t_ == one.t_ - len(X)
+
+
+# ---------------------------------------------------------------- searches, processes
+def test_searches_of_threads_try_the_same(whole):
+    pytest.importorskip("optuna")
+
+    def search(seed):
+        def build(trial):
+            return cv.build_graph(nn.Linear(trial["units"]) >> nn.Linear(3), (5,), "softmax_cross_entropy", "adam")
+
+        found = cv.explore(
+            build, {"units": [2, 4, 8]}, data=(X, Y), validation=0.25, n_trials=3, rounds=2, sampler="grid", pruner=None,
+            batch_size=16, workers=1, concurrent=2, seed=seed, progress=False,
+        )  # fmt: skip
+        return sorted((t.params["units"], t.value) for t in found.trials)
+
+    alone = [search(seed) for seed in range(2)]
+    for _ in range(4 if whole else 1):
+        assert fine(at_once(*(partial(search, i % 2) for i in range(N_THREADS if whole else 4)))) == alone * (4 if whole else 2)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_pools_begun_and_used_while_threads_train_and_predict(start, whole):
+    """Processes made in the middle of 8 threads' calls train with the same bits, and so do the threads."""
+    sys.setswitchinterval(1e-3)  # the threads of the pool have to come to their turns
+    wanted, done = fresh(), threading.Event()
+    model, shared = network(seed=4), network()
+    outputs = model.predict(X)
+    context = multiprocessing.get_context(start)
+    pools, together = {"fork": (4, 2), "spawn": (1, 0)}[start] if not whole else {"fork": (30, 4), "spawn": (3, 2)}[start]
+
+    def begins(n):
+        for _ in range(n):
+            with context.Pool(2 if together else 1) as pool:
+                assert pool.starmap_async(fresh, [()] * 3).get(120) == [wanted] * 3
+
+    def until_the_end(call):
+        n = 0
+        while not done.wait(0.005):  # the processes need some time, too
+            call()
+            n += 1
+        return n
+
+    def pooled():
+        try:
+            begins(pools)
+            fine(at_once(*[partial(begins, 1)] * together, limit=200) if together else [])
+        finally:
+            done.set()
+
+    def trains():
+        assert fresh() == wanted
+
+    calls = [trains] * 3 + [lambda: np.testing.assert_array_equal(model.predict(X), outputs)] * 3
+    calls += [lambda: shared.fit(X, Y, 1, progress=False)] * 2
+    _, *counts = fine(at_once(pooled, *(partial(until_the_end, call) for call in calls), limit=300))
+    assert all(counts)
+    alone = network()
+    for _ in range(shared.epochs_done):
+        alone.fit(X, Y, 1, progress=False)
+    np.testing.assert_array_equal(shared["linear_1.weight"], alone["linear_1.weight"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
+import os
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import sklearn
@@ -30,6 +33,7 @@ from calcvm.sklearn.network import Design, Network, gradients_of, set_rate, weig
 from calcvm.vm.epoch import Epoch
 from calcvm.vm.resident import Resident
 from calcvm.vm.slices import SLICE_SECONDS
+from calcvm.vm.turns import Turns
 
 AUTO_BATCH = 200  # scikit-learn's
 LBFGS_BATCH = 1024  # samples at a time of a gradient over all of them
@@ -77,6 +81,30 @@ def instead_of_training(stand_in: Callable[[Any, Task], bool], act: Callable[[],
         _stand_in.set(before)
 
 
+_turns: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()  # at an estimator, not in it: it is copied and pickled
+_lost: WeakSet[Any] = WeakSet()  # a fork came in the middle of another thread's call
+
+
+def turn(estimator: Any) -> Any:
+    """The lock of an estimator, when it is this thread's turn: parameters are replaced by one thread at a time."""
+    if estimator in _lost:
+        raise CalcError(
+            "the estimator was in use by another thread when this process was forked, and is in the middle of that here: "
+            "load it anew, or fork while nobody uses it"
+        )
+    turns = _turns.get(estimator)
+    return (turns or _turns.setdefault(estimator, Turns("the estimator"))).mine
+
+
+def _after_fork() -> None:
+    for estimator, turns in [*_turns.items()]:
+        if turns.renew():
+            _lost.add(estimator)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _check_hooks() -> None:
     """Refuse a scikit-learn in which what is replaced below is called otherwise, or not at all."""
     for name, first, last in (
@@ -101,7 +129,19 @@ class Compiled:
     """What is replaced of scikit-learn's perceptrons: how they are trained.
 
     It is scikit-learn's code that checks parameters and data, draws the first weights, and judges epochs.
+    Trainings, predictions and copies of an estimator take turns.
     """
+
+    def _fit(self: Any, *args: Any, **options: Any) -> Any:
+        with turn(self):
+            return super()._fit(*args, **options)  # type: ignore[misc]
+
+    def __getstate__(self: Any) -> dict[str, Any]:
+        with turn(self):
+            state = dict(super().__getstate__())  # type: ignore[misc]
+            if "_network" in state:
+                state["_network"] = copy.copy(state["_network"])  # as it is now
+            return state
 
     # ------------------------------------------------------------ sgd and adam
     def _fit_stochastic(self: Any, X: Any, y: np.ndarray, sample_weight: np.ndarray | None, *rest: Any) -> None:
@@ -294,6 +334,10 @@ class Compiled:
         """Activations of the last layer, in the precision of the weights; of few samples by scikit-learn's code."""
         if check_input:
             X = validate_data(self, X, accept_sparse=["csr", "csc"], reset=False)
+        with turn(self):
+            return self._outputs(X)
+
+    def _outputs(self: Any, X: Any) -> np.ndarray:
         dtype = self.coefs_[0].dtype
         flops = 2 * X.shape[0] * sum(c.size for c in self.coefs_)
         if flops < LARGE_FLOPS or issparse(X) or dtype.name not in ("float32", "float64"):
