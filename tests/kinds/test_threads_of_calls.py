@@ -643,6 +643,7 @@ def test_names_of_a_fleet_are_each_models_own(whole):
         fleet.fit(2, progress=False)
         assert all(h.resident[WEIGHT] == -8 for h in fleet.handles.values())
 
+
 # ---------------------------------------------------------------- estimators
 @pytest.mark.filterwarnings("ignore:.*(Maximum iterations|ConvergenceWarning|lbfgs)")
 def test_estimators_of_threads_are_trained_and_asked_in_turn(whole):
@@ -686,7 +687,11 @@ def test_estimators_of_threads_are_trained_and_asked_in_turn(whole):
 
     fine(at_once(*[trains] * 4, *[partial(looks, lambda: model.predict_proba(many).tobytes())] * 2,
                  *[partial(looks, pickled)] * 2))  # fmt: skip
-    assert model.predict_proba(many).tobytes() == states[-1] and model.n_iter_ == one.n_iter_ and model.t_ == one.t_ - len(X)
+    assert (
+        model.predict_proba(many).tobytes() == states[-1]
+        and model.n_iter_ == one.n_iter_
+        and model.t_ == one.t_ - len(X)
+    )
 
 
 # ---------------------------------------------------------------- searches, processes
@@ -705,7 +710,9 @@ def test_searches_of_threads_try_the_same(whole):
 
     alone = [search(seed) for seed in range(2)]
     for _ in range(4 if whole else 1):
-        assert fine(at_once(*(partial(search, i % 2) for i in range(N_THREADS if whole else 4)))) == alone * (4 if whole else 2)
+        assert fine(at_once(*(partial(search, i % 2) for i in range(N_THREADS if whole else 4)))) == alone * (
+            4 if whole else 2
+        )
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -716,7 +723,9 @@ def test_pools_begun_and_used_while_threads_train_and_predict(start, whole):
     model, shared = network(seed=4), network()
     outputs = model.predict(X)
     context = multiprocessing.get_context(start)
-    pools, together = {"fork": (4, 2), "spawn": (1, 0)}[start] if not whole else {"fork": (30, 4), "spawn": (3, 2)}[start]
+    pools, together = (
+        {"fork": (4, 2), "spawn": (1, 0)}[start] if not whole else {"fork": (30, 4), "spawn": (3, 2)}[start]
+    )
 
     def begins(n):
         for _ in range(n):

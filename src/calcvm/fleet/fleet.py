@@ -425,7 +425,7 @@ class Fleet:
                         if anyone_waits():  # who has a model's turn, and waits for the model to be let go
                             ended |= [h.resident.tenant.turn.taken for h, _ in active.values()]
                         for handle in self._rest(active, slots[ended]):
-                            if handle.status == "waiting" or not (handle.open or handle.ends):
+                            if handle.status == "waiting" or handle.stops_later:
                                 waiting.append(handle)  # after the thread that wants it
                             elif handle.status == "done" and handle.epochs_done < goals[handle]:
                                 waiting.appendleft(handle)  # while it is there

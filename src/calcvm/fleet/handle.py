@@ -133,13 +133,18 @@ class Handle:
 
     @property
     def ends(self) -> bool:
-        """Whether a training that has it leaves it: it is closed, or stopped between two epochs."""
-        stopped = self.status == "stopped" and not self._job[layout.FIRST]
-        return stopped or self.status == "closed" or self.resident.tenant.binding is None
+        """Whether a training that has it leaves it: it cannot be trained on, and is not stopped in the middle of an epoch."""
+        return not (self.open or self.stops_later)
+
+    @property
+    def stops_later(self) -> bool:
+        """Whether it is stopped in the middle of an epoch."""
+        there = self.resident.tenant.binding is not None
+        return self.status == "stopped" and there and bool(self._job[layout.FIRST])
 
     def limit(self, goal: int) -> int:
         """Up to which epoch it is trained: to ``goal``, or where it is stopped to the end of the one it is in."""
-        return goal if self.status != "stopped" else self.epochs_done + bool(self._job[layout.FIRST])
+        return goal if self.status != "stopped" else self.epochs_done + self.stops_later
 
     def _column(self, which: int, i: int) -> np.ndarray:
         return self._means[which][: self.epochs_done - self._before, i].copy()
