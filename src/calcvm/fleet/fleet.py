@@ -189,40 +189,14 @@ class Fleet:
                 self._refuse_second(resident.name)
             try:
                 self._quota(resident.program, memory, resident.name)
-                binding = resident.binding
-                path = binding.path(None)
-                loss = binding.training(path)["loss"]
-                if loss is None:
-                    raise CalcError(f"path {path!r} has no loss to follow")
-                sources: list[Converted] = []
-                names = binding.feeds(path)
-                arrays = self._named(names, _arrays("data", data, names), sources)
                 if learning_batch is not None:
                     resident.facts["learning_batch"] = learning_batch
-                train = Epoch(
-                    resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
-                    results=[loss], check_finite=check_finite,
-                )  # fmt: skip
-                judge = None
-                if validation is not None:
-                    own = isinstance(validation, (tuple, Mapping))
-                    if "predict" not in binding.paths:
-                        raise CalcError(
-                            "validation: models are judged by a path called 'predict', and the program's paths are "
-                            f"{', '.join(binding.paths)}: build one in the graph, as cv.build_graph does"
-                        )
-                    if own:
-                        names = binding.feeds("predict")
-                        judged_on = self._named(names, _arrays("validation", validation, names), sources)
-                    judge = Epoch(
-                        resident, judged_on if own else arrays, "predict",
-                        samples=None if own else validation, check_finite=check_finite,
-                        results=judged(resident.program),
-                    )  # fmt: skip
-                elif patience is not None:
+                sources: list[Converted] = []
+                train, judge = self._runs(resident, data, samples, validation, check_finite, sources)
+                if patience is not None and judge is None:
                     raise CalcError("patience needs validation data: give validation=")
                 for slot, value in (hyper or {}).items():
-                    resident.hyper(path)[slot] = value
+                    resident.hyper(train.trains)[slot] = value
                 job = train.job
                 job[[layout.ROUNDS, layout.EPOCH, layout.SEED]] = train.rounds, resident.facts["rounds"], resident.seed
                 job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
@@ -238,6 +212,37 @@ class Fleet:
                 if resident.name not in self.handles:
                     self._give_up(resident, fresh=not isinstance(program, str))
                 raise
+
+    def _runs(
+        self, resident: Resident, data: Any, samples: Any, validation: Any, check_finite: bool, sources: list[Converted]
+    ) -> tuple[Epoch, Epoch | None]:
+        """A model's training on its data, and what judges it; ``sources`` keep what was converted for them."""
+        binding = resident.binding
+        path = binding.path(None)
+        loss = binding.training(path)["loss"]
+        if loss is None:
+            raise CalcError(f"path {path!r} has no loss to follow")
+        names = binding.feeds(path)
+        arrays = self._named(names, _arrays("data", data, names), sources)
+        train = Epoch(
+            resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
+            results=[loss], check_finite=check_finite,
+        )  # fmt: skip
+        if validation is None:
+            return train, None
+        if "predict" not in binding.paths:
+            raise CalcError(
+                "validation: models are judged by a path called 'predict', and the program's paths are "
+                f"{', '.join(binding.paths)}: build one in the graph, as cv.build_graph does"
+            )
+        own = isinstance(validation, (tuple, Mapping))
+        if own:
+            names = binding.feeds("predict")
+            arrays = self._named(names, _arrays("validation", validation, names), sources)
+        return train, Epoch(
+            resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
+            results=judged(resident.program),
+        )  # fmt: skip
 
     @staticmethod
     def _refuse_second(name: str) -> NoReturn:
