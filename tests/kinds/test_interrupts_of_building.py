@@ -20,9 +20,20 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.kernels_cpu import _native
 from calcvm.vm import entry, heap
-
-sys.path.insert(0, os.path.dirname(__file__))
-from interrupts import MOST, NET, B, Failed, Hook, World, X, Y, chosen, interrupted, program_of, steps_of  # noqa: E402
+from tests.kinds.interrupts import (
+    MOST,
+    NET,
+    B,
+    Failed,
+    Hook,
+    World,
+    X,
+    Y,
+    chosen,
+    interrupted,
+    program_of,
+    steps_of,
+)  # fmt: skip
 
 FEW = 3  # steps of a call in `make test`
 pytestmark = [

@@ -155,10 +155,11 @@ class Handle:
             for words in self._jobs:
                 words[layout.HEAP] = frame.address
             self._address = frame.address
-        for i, words in enumerate(self._jobs):
-            means, done = self._means[i], self.epochs_done - self._before
-            if len(means) < goal - self._before:
-                n = max(goal - self._before, 2 * len(means))
+        wanted = goal - self._before
+        for i, means in enumerate(self._means):
+            if len(means) < wanted:
+                words, done = self._jobs[i], self.epochs_done - self._before
+                n = max(wanted, 2 * len(means))
                 self._longer = frame.binding.device.shared(n * means.shape[1])
                 longer = self._longer.array.reshape(n, means.shape[1])
                 longer[:done] = means[:done]
