@@ -17,15 +17,16 @@ from calcvm import checks, compiler, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, CalcWarning, PlanError, ProgramError, ShapeError
 from calcvm.graph import CalcGraph, Variable
-from calcvm.ops.dims import Affine, show
+from calcvm.ops.dims import show
 from calcvm.optim import Optimizer, optimizer_of
 from calcvm.planner import Plan
 from calcvm.progress import reporter
-from calcvm.vm import schema
+from calcvm.vm import job as layout
+from calcvm.vm import methods, schema
 from calcvm.vm.binding import bind
 from calcvm.vm.epoch import Epoch, shuffling_key
 from calcvm.vm.facts import MAX_LEARNING, MAX_ROUNDS, MAX_SEED, check_learning_batch
-from calcvm.vm.feeds import numbers
+from calcvm.vm.feeds import IN_PLACE, numbers
 from calcvm.vm.heap import CalcHeap, parse_bytes
 from calcvm.vm.program import Program, Symbol
 from calcvm.vm.resident import Hyper, Resident
@@ -88,7 +89,7 @@ class History:
         return len(self.epochs)
 
 
-class Model:
+class Model(methods.Native):
     """A network compiled for training.
 
     Parameters
@@ -237,13 +238,33 @@ class Model:
         """
         loss = self.resident.step(x, y, path="learn")
         assert loss is not None
+        methods.offer(self)
         return loss
 
     def run_steps(self, n: int) -> float:
         """``n`` training steps on the data already in the heap, in one call; returns the last loss."""
         loss = self.resident.run_steps(n, "learn")
         assert loss is not None
+        methods.offer(self)
         return loss
+
+    def bind(self, x: Any, y: Any) -> Callable[[], float]:
+        """A function that makes a training step on what ``x`` and ``y`` hold when it is called; returns its loss.
+
+        They are read where they are: C-contiguous arrays of float32, float64, uint8, int32 or int64, of one batch.
+
+        Raises
+        ------
+        CalcError : they are no such arrays, or do not fit.
+        """
+        for name, array in ("input", x), ("target", y):
+            if not (isinstance(array, np.ndarray) and array.dtype in IN_PLACE and array.flags.c_contiguous):
+                raise CalcError(
+                    f"bind: {name} is to be read where it is, which needs a C-contiguous array of "
+                    f"{', '.join(map(str, IN_PLACE))}, not {checks.called(array)}: np.ascontiguousarray(...), or step(x, y)"
+                )
+            self.resident.check(name, array)
+        return methods.bound_step(self, (x, y))
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for a batch of inputs by name."""
@@ -351,15 +372,37 @@ class Model:
         """Loss, and accuracy where it has a meaning, over a data set, without dropout."""
         return self.judge({"input": _samples("X", X), "target": _samples("y", y)}, check_finite)()
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Outputs of the network for a data set, shape (n, *output_shape), without dropout."""
+    def predict(self, X: Any, *, out: np.ndarray | None = None) -> np.ndarray:
+        """Outputs of the network for a data set, shape (n, *output_shape), without dropout.
+
+        out : where to put them: a C-contiguous array of this shape and the model's dtype.
+        """
         X = _samples("X", X)
         n = self.resident.check("input", X, samples=True)
-        shape = [Affine(*s) for s in self.program.info["variables"]["output"]["shape"]]
-        out = np.empty((n, *(s.b for s in shape[1:])), self.program.dtype)
-        run = Epoch(self.resident, {"input": X}, "predict", outputs={"output": out})
-        run.whole(SLICE_SECONDS)
+        shape = (n, *(size.b for size in self.resident.binding.forms["output"][1:]))
+        if out is None:
+            out = np.empty(shape, self.program.dtype)
+        elif not (
+            isinstance(out, np.ndarray) and out.shape == shape and out.dtype == self.program.dtype
+            and out.flags.c_contiguous and out.flags.writeable
+        ):  # fmt: skip
+            raise ShapeError(
+                f"predict: out must be a C-contiguous, writeable array of {self.program.dtype} {shape}, not "
+                f"{checks.called(out)}"
+            )
+        tenant, run = self.resident.tenant, Epoch(self.resident, {"input": X}, "predict", outputs={"output": out})
+        with tenant.turn.mine:
+            start = time.perf_counter()
+            run.whole(SLICE_SECONDS)
+            if tenant.calls is not None and n <= self.batch_size:
+                tenant.calls.arm(self.resident, layout.PREDICT, n, time.perf_counter() - start)
+        methods.offer(self)
         return out
+
+    def _trapped(self) -> None:
+        """Say what a kernel trapped in a compiled method."""
+        with self.resident.tenant.turn.mine:
+            self.resident.frame.check()
 
     def judge(self, data: Mapping[str, np.ndarray], check_finite: bool = False) -> Callable[[], dict[str, float]]:
         """A function that evaluates the model as it is when called, on ``input`` and ``target``.

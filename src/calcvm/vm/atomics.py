@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.vm.entry import ARGUMENTS, symbol
+from calcvm.vm.entry import ANSWERS, ARGUMENTS, symbol
 
 I64 = ir.IntType(64)
 _ELEMENTS = {
@@ -61,14 +61,14 @@ def call_job(tc, address, job, worker):
 
 def call_entry(name: str):  # type: ignore[no-untyped-def]
     """Signature and code of a call of another entry (one that the caller's entry NEEDS), by its symbol."""
-    n = ARGUMENTS[name]
+    n, answers = ARGUMENTS[name], name in ANSWERS
 
     def codegen(ctx, b, sig, args):
-        ft = ir.FunctionType(ir.VoidType(), [I64] * n)
-        b.call(cgutils.get_or_insert_function(b.module, ft, symbol(name)), list(args))
-        return ctx.get_dummy_value()
+        ft = ir.FunctionType(I64 if answers else ir.VoidType(), [I64] * n)
+        answer = b.call(cgutils.get_or_insert_function(b.module, ft, symbol(name)), list(args))
+        return answer if answers else ctx.get_dummy_value()
 
-    return types.void(*[types.int64] * n), codegen
+    return (types.int64 if answers else types.void)(*[types.int64] * n), codegen
 
 
 @intrinsic

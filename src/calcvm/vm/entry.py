@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from calcvm.kernels_cpu import _native
@@ -11,10 +12,21 @@ from calcvm.kernels_cpu import _native
 ARGUMENTS = {
     "run_rows": 2, "run_rounds": 2, "run_task": 2, "run_fleet": 2, "run_team": 3, "serve": 1,
     "permute": 5, "copy_rows": 8,
+    "method": 5, "step": 4, "predict": 4, "run_steps": 4, "bound_step": 4,
 }  # all int64  # fmt: skip
-NEEDS = {"run_rounds": ("permute", "copy_rows")}  # entries that an entry calls by symbol
+METHODS = {"step", "predict", "run_steps", "bound_step"}  # of `calcvm.vm.method_code`, as the next
+ANSWERS = METHODS | {"method"}  # return an object
+NEEDS = {  # entries that an entry calls by symbol
+    "run_rounds": ("permute", "copy_rows"),
+    "method": ("run_rows", "run_team", "copy_rows"),
+    **dict.fromkeys(METHODS, ("method",)),
+}
 ANY = "any"  # the loops are the same for every dtype
-MODULES = ("vm.loop",)  # what they come from
+
+
+def modules(name: str) -> tuple[str, ...]:
+    """What an entry comes from."""
+    return ("vm.method_code",) if name in ANSWERS else ("vm.loop",)
 
 
 def symbol(name: str) -> str:
@@ -24,7 +36,7 @@ def symbol(name: str) -> str:
 @cache
 def address(name: str) -> int:
     """Native address of an entry: the code of a job."""
-    return _native.address(symbol(name), _build, MODULES)
+    return _native.address(symbol(name), _build, modules(name))
 
 
 @cache
@@ -37,12 +49,13 @@ def _build(symbol_: str, places: tuple[_native.Modules, ...]) -> _native.Compile
     from numba import types
 
     from calcvm.kernels_cpu._common import compile_object
-    from calcvm.vm import loop
 
     name = symbol_.removeprefix("calcvm_").rsplit("_", 2)[0]
-    signature = types.void(*[types.int64] * ARGUMENTS[name])
+    result = types.int64 if name in ANSWERS else types.void
+    signature = result(*[types.int64] * ARGUMENTS[name])
     needs = NEEDS.get(name, ())
     for need in needs:  # before what calls them: Numba links its pieces as it compiles
         address(need)
-    code = compile_object(getattr(loop, name), signature, symbol_, fastmath=set())
-    return _native.Compiled(MODULES, code, {symbol(need): MODULES for need in needs})
+    (module,) = modules(name)
+    code = compile_object(getattr(import_module(f"calcvm.{module}"), name), signature, symbol_, fastmath=set())
+    return _native.Compiled((module,), code, {symbol(need): modules(need) for need in needs})

@@ -29,6 +29,7 @@ from calcvm.vm.store import Store
 from calcvm.vm.turns import FIRST_PAUSE, LONGEST_PAUSE, Turns, owner, stuck, unlocked
 
 if TYPE_CHECKING:
+    from calcvm.vm.methods import Calls
     from calcvm.vm.resident import Resident
 
 ENTRY_SECONDS = 0.1  # in which a thread that is let in takes a lock that is free
@@ -72,7 +73,8 @@ class Tenant:
         "workers",
         "facts",
         "frame",
-        "ready",
+        "_ready",
+        "calls",
         "turn",
         "entering",
         "training",
@@ -91,7 +93,8 @@ class Tenant:
     def __init__(self, name: str, binding: Binding | None, workers: int, facts: Facts):
         self.name, self.binding, self.workers, self.facts = name, binding, workers, facts
         self.frame: Frame | None = None
-        self.ready: Frame | None = None  # its frame, as long as nobody means to take it
+        self.calls: Calls | None = None  # what its compiled methods know
+        self._ready: Frame | None = None
         self.turn, self.training = Turns(f"model {name!r}"), Turns(f"model {name!r}")
         self.entering: list[weakref.ref[Any]] = []  # ``__enter__`` of those that come, each until it has the turn
         self.trains = 0  # the thread that is in the middle of a training of several turns
@@ -106,8 +109,24 @@ class Tenant:
         self.arena: str | None = None  # the path whose transient values the piece holds
 
     @property
+    def ready(self) -> Frame | None:
+        """Its frame, as long as nobody means to take it."""
+        return self._ready
+
+    @ready.setter
+    def ready(self, frame: Frame | None) -> None:
+        """Under the heap's lock."""
+        if self.calls is not None:
+            if frame is None:
+                self.calls.disarm()
+            self.calls.look(self)
+        self._ready = frame
+
+    @property
     def unsaved(self) -> bool:
         """Whether it may differ from what the store has."""
+        if self.calls is not None:
+            self.calls.look(self)
         return self.changed or self.exposed or self.facts.changed
 
     @property
@@ -396,12 +415,20 @@ class CalcHeap:
         self.close()
 
     # ------------------------------------------------------------ switching
+    @property
+    def still(self) -> Any:
+        """A lock: who has it, for a moment, finds no model brought in or out."""
+        return self._lock
+
     def enter(self, tenant: Tenant) -> Frame:
         """The frame of a model whose turn this thread has: its own until the turn ends.
 
         Brings it into the heap, and waits where other threads use all others (PlanError: this one uses them).
         """
-        frame = tenant.ready
+        if tenant.calls is not None and tenant.calls.behind():
+            with self._lock:
+                tenant.calls.look(tenant)
+        frame = tenant._ready
         return frame if frame is not None and self._last is tenant else self._bring(tenant)
 
     def keep(self, tenant: Tenant, keeper: Turns) -> Frame | None:
@@ -509,6 +536,8 @@ class CalcHeap:
                 self._frames[frame] = None
                 frame.clear_padding()  # of another program's model
                 return frame
+            while (oldest := next(iter(self._frames), None)) is not None and _used_since(oldest):
+                self._frames.move_to_end(oldest)
             victim = next((frame for frame in self._frames if self._is_free(frame)), None)
             if victim is None:
                 return None
@@ -632,6 +661,9 @@ class CalcHeap:
     def _after_fork(self) -> None:
         """In a forked child: no other thread is there, and what one was doing is not finished."""
         self._lock, self._torn = threading.RLock(), True
+        for tenant in self._tenants.values():
+            if tenant.calls is not None:
+                tenant.calls.disarm()  # it looks at locks that are not any more
         keepers = {keeper for frame in self._frames if (keeper := frame.keeper) is not None and keeper.renew()}
         for frame in self._frames:
             if frame.tenant is not None and (frame.tenant.turn.taken or frame.keeper in keepers):
@@ -690,6 +722,11 @@ def _check_model(what: str, model: Any) -> None:
     from calcvm.vm.resident import Resident
 
     checks.one_of(what, model, Resident, "a model of the heap, such as heap[name],")
+
+
+def _used_since(frame: Frame) -> bool:
+    """Whether compiled methods have used a frame's model since this was asked last."""
+    return frame.tenant is not None and frame.tenant.calls is not None and frame.tenant.calls.used()
 
 
 def put(tenant: Tenant, frame: Frame | None, store: Store) -> int:

@@ -59,3 +59,27 @@ FEED_DTYPES = {"float32": 0, "float64": 1, "uint8": 2, "int32": 3, "int64": 4}
 
 SPINS = 2000  # about 20 us, then the processor is offered to others: machines are oversubscribed
 PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
+
+# Words of a model that its compiled methods share (`calcvm.vm.methods`).
+(
+    ARMED,  # not 0 while the model is in its frame, and nobody means to take that
+    TURN_OWNER, TRAINING_OWNER,  # addresses of the threads that have the model's turn, and its training
+    PIECE, FRAME_JOB, CONTROL, RUN_ROWS, WORKERS,  # of the frame: its address, its job; what runs that
+    ITEM,  # bytes of an element
+    ARRAY_TYPE, INT_TYPE, OUT_NAME, NEW_ARRAY,  # Python's and NumPy's objects, and NumPy's PyArray_Empty
+    SEQ, LAST, LAST_BATCH, CHANGED_AT, FORGOT_AT,  # calls made; the last one; the last that changed the model, that forgot data
+    HELD,  # the batch of the data in the placeholders of a step; 0: there are none, as far as compiled code knows
+    NO_PLACES,  # always 0: where the only row of an array lies
+    DTYPES,  # NumPy's objects for the types in FEED_DTYPES
+) = range(21)  # fmt: skip
+METHODS = DTYPES + len(FEED_DTYPES)  # then METHOD_WORDS for each method
+# Words of a method: whether it may be called so, what it takes and does, its rows, its result (RANK -1: a number).
+SET, N_ARGUMENTS, CHANGES, FORGETS, BEGIN, END, NS, RESULT, LENGTH, RESULT_RANK, RESULT_DIMS, ROWS_OF = range(12)
+KEPT_ROWS, MOST_ARGUMENTS, MOST_RANK = 8, 4, 5
+ARGUMENTS = ROWS_OF + 2 * KEPT_ROWS  # after (batch, address of its rows) pairs
+# Words of an argument: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers).
+RANK, PER_SAMPLE, PLACE, CLASSES, MOST, DIMS = range(6)
+ARG_WORDS = DIMS + MOST_RANK
+METHOD_WORDS = ARGUMENTS + MOST_ARGUMENTS * ARG_WORDS
+STEP, PREDICT, N_METHODS = range(3)
+LONG_NS = 1_000_000  # a call that takes longer is made in Python, where other threads go on meanwhile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from time import perf_counter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,6 +20,7 @@ from calcvm.vm.facts import MAX_SEED, Facts
 from calcvm.vm.feeds import numbers
 from calcvm.vm.frame import Frame, cells_of, lasting_elems
 from calcvm.vm.heap import CalcHeap, Tenant
+from calcvm.vm.methods import WHAT
 from calcvm.vm.program import Program, Symbol
 
 LARGEST_COUNT = 2**53  # that a float64 holds
@@ -517,8 +519,11 @@ class Resident:
 
     def _run_steps(self, n: int, path: str | None) -> float | None:
         binding, frame = self.binding, self.frame
-        path = binding.path(path)
+        path, calls = binding.path(path), self.tenant.calls
+        start = perf_counter()
         self.run_round(path, PHASES, n)
+        if calls is not None and path == WHAT[layout.STEP].path:
+            calls.arm(self, layout.STEP, self.tenant.ran[path, "forward"], (perf_counter() - start) / n)
         loss = binding.paths[path].get("loss")
         return None if loss is None else frame.scalar(binding.symbol(loss).offset)
 

@@ -29,11 +29,14 @@ def run(code: str, job: np.ndarray, address: int, n_workers: int) -> None:
 
     A team that another thread is using leaves the caller to run its job alone.
     """
-    control = _controls.get("team")
-    if control is None:
-        control = _controls.setdefault("team", _control())
     job[layout.CODE] = address_of(code)
-    entry("run_team")(control, address, min(n_workers, layout.MAX_WORKERS))
+    entry("run_team")(control(), address, min(n_workers, layout.MAX_WORKERS))
+
+
+def control() -> int:
+    """Address of this process's control block."""
+    found = _controls.get("team")
+    return _controls.setdefault("team", _control()) if found is None else found
 
 
 def _control() -> int:

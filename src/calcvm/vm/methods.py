@@ -1,0 +1,327 @@
+"""Methods that the interpreter calls as compiled code: `step`, `run_steps` and `predict` of a model on arrays as they come.
+
+A call in Python looks at everything anew: names, types, shapes, turns, what the heap holds; that takes a hundred times as
+long as a small network's arithmetic.  A compiled method (`calcvm.vm.method_code`) does it all in one go, while it has the
+interpreter's lock, so that no other thread comes in between:
+
+- the arguments are plain arrays of the right sizes, labels and probabilities are in their range;
+- the model is in its frame and nobody means to take that (`ARMED`); no other thread has its turn, or for what changes it
+  its training: what Python's locks say themselves;
+- the samples are copied into the heap, the rows run, the answer is made.
+
+Whatever is not so it hands on to the method written in Python, which does it or says what is wrong, and then arms the
+compiled one.  What compiled calls have done to a model, Python takes note of when it looks next (`Calls.look`).  Long
+calls stay in Python, where other threads go on meanwhile and Ctrl-C is heard.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import math
+import sys
+import threading
+from functools import cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from calcvm.ops.statement import PHASES
+from calcvm.vm import job as layout
+from calcvm.vm import team
+from calcvm.vm.device import heaps_of
+from calcvm.vm.entry import METHODS
+from calcvm.vm.entry import address as address_of
+
+if TYPE_CHECKING:
+    from calcvm.vm.binding import Binding
+    from calcvm.vm.heap import Tenant
+    from calcvm.vm.resident import Resident
+
+WORTH = 32  # calls in Python, after which a process makes compiled methods: that takes seconds where none are cached
+FASTCALL = 0x0080 | 0x0002  # METH_FASTCALL | METH_KEYWORDS
+ARRAY_EMPTY = 184  # of NumPy's table of functions
+
+
+class What(NamedTuple):
+    """What a compiled method runs, and the variable that it answers with (None: the path's loss)."""
+
+    path: str
+    phases: tuple[str, ...]
+    result: str | None
+    forgets: bool  # what placeholders and results held is gone
+
+
+WHAT = {
+    layout.STEP: What("learn", PHASES, None, False),
+    layout.PREDICT: What("predict", ("forward",), "output", True),
+}
+
+
+class Native:
+    """What has compiled methods."""
+
+    __slots__ = ("_words",)  # an array, once there is one
+    _words: np.ndarray
+
+
+class Bound:
+    """A model's step on arrays that stay the same objects; what they hold may change."""
+
+    __slots__ = ("arguments", "model")
+
+    def __init__(self, model: Any, arguments: tuple[np.ndarray, ...]):
+        self.arguments, self.model = arguments, model
+
+
+class Calls:
+    """The words of a model's compiled methods: what they know of it, and what they have done (`calcvm.vm.job`)."""
+
+    __slots__ = ("_asked", "_dims", "_rows", "_seen", "_view", "words")
+
+    def __init__(self) -> None:
+        self.words = np.zeros(layout.METHODS + layout.N_METHODS * layout.METHOD_WORDS, np.int64)
+        self.words[[layout.ARRAY_TYPE, layout.INT_TYPE, layout.NEW_ARRAY]] = id(np.ndarray), id(int), _new_array()
+        self.words[layout.OUT_NAME] = id(sys.intern("out"))
+        self.words[layout.DTYPES : layout.METHODS] = [id(np.dtype(name)) for name in layout.FEED_DTYPES]
+        self._view = self.words.data
+        self._seen = self._asked = 0  # calls that Python has taken note of
+        self._rows: dict[tuple[int, int], np.ndarray] = {}  # whose addresses are among the words
+        self._dims: list[np.ndarray] = []
+
+    # ------------------------------------------------------------ what compiled code has done
+    def used(self) -> bool:
+        """Whether it has done something since this was asked last."""
+        before, self._asked = self._asked, self._view[layout.SEQ]
+        return before != self._asked
+
+    def disarm(self) -> None:
+        """Send all calls to Python."""
+        self._view[layout.ARMED] = 0
+
+    def behind(self) -> bool:
+        """Whether it has done something since Python looked.  Python has the model now, and may change what it holds."""
+        self._view[layout.HELD] = 0
+        return self._view[layout.SEQ] != self._seen
+
+    def look(self, tenant: Tenant) -> None:
+        """Take note of what compiled calls have done, as those in Python would have; under the heap's lock."""
+        if self.behind():
+            self._catch_up(tenant)
+
+    def _catch_up(self, tenant: Tenant) -> None:
+        view, binding, done = self._view, tenant.binding, -1
+        while done != view[layout.SEQ]:  # where another thread's call comes in the middle of this
+            done = view[layout.SEQ]
+            what, batch = WHAT[view[layout.LAST]], view[layout.LAST_BATCH]
+            tenant.changed |= view[layout.CHANGED_AT] > self._seen
+            if view[layout.FORGOT_AT] > self._seen:
+                tenant.forget()
+            if not what.forgets and binding is not None:
+                tenant.open.discard(what.path)
+                tenant.graded.add(what.path)
+                tenant.held.update(dict.fromkeys(binding.feeds(what.path), batch))
+                tenant.ran.update(dict.fromkeys(binding.makes(what.path, what.phases), batch))
+                tenant.arena = what.path
+        self._seen = done
+
+    # ------------------------------------------------------------ what compiled code must know
+    def arm(self, model: Resident, which: int, batch: int, seconds: float) -> None:
+        """Let the next calls of a method on ``batch`` samples be compiled ones; the last, in this turn, took ``seconds``."""
+        tenant, words, place = model.tenant, self.words, batch % layout.KEPT_ROWS
+        start = layout.METHODS + which * layout.METHOD_WORDS
+        method = words[start : start + layout.METHOD_WORDS]
+        entry = method[layout.ROWS_OF + 2 * place :][:2]
+        if not self._view[layout.ARMED] or entry[0] != batch:
+            binding = model.binding
+            if seconds > layout.LONG_NS / 1e9 or not (
+                method[layout.SET] or self._describe(binding, method, WHAT[which])
+            ):
+                return
+            with model.heap.still:
+                frame = tenant.ready
+                if frame is None:  # somebody means to take it
+                    return
+                entry[0] = 0  # before its rows may go
+                self._rows[which, place], address = binding.rows(batch)
+                entry[:], method[layout.NS] = (batch, address), int(1e9 * seconds)
+                words[[layout.PIECE, layout.FRAME_JOB]] = frame.address, frame.job_address
+                words[[layout.ITEM, layout.WORKERS]] = binding.program.itemsize, tenant.workers
+                words[[layout.CONTROL, layout.RUN_ROWS]] = team.control(), address_of("run_rows")
+                locks = tenant.turn.lock, tenant.training.lock
+                words[[layout.TURN_OWNER, layout.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
+                words[layout.ARMED] = 1
+        if not WHAT[which].forgets:
+            words[layout.HELD] = batch
+
+    def _describe(self, binding: Binding, method: np.ndarray, what: What) -> bool:
+        """Fill in a method's words; False where its calls are not of the plain kind."""
+        names = binding.feeds(what.path, what.phases)
+        result = what.result or binding.paths[what.path].get("loss")
+        if result is None or len(names) > layout.MOST_ARGUMENTS or binding.before(what.path, what.phases):
+            return False
+        for k, name in enumerate(names):
+            form, classes = binding.forms[name], binding.variables[name]["classes"]
+            if not _by_samples(form):
+                return False
+            argument = method[layout.ARGUMENTS + k * layout.ARG_WORDS :][: layout.ARG_WORDS]
+            sizes = [size.b for size in form[1:]]
+            argument[: layout.DIMS] = (
+                len(form), math.prod(sizes), binding.symbol(name).offset,
+                classes if classes is not None else -1 if name in binding.probabilities else 0,
+                binding.program.batch_size,
+            )  # fmt: skip
+            argument[layout.DIMS + 1 :][: len(sizes)] = sizes
+        method[layout.RESULT], method[layout.RESULT_RANK] = binding.symbol(result).offset, -1
+        if what.result is not None:
+            if not _by_samples(binding.forms[result]):
+                return False
+            dims = np.array([0, *(size.b for size in binding.forms[result][1:])], np.int64)
+            self._dims.append(dims)
+            method[[layout.RESULT_RANK, layout.RESULT_DIMS]] = len(dims), dims.ctypes.data
+            method[layout.LENGTH] = math.prod(dims[1:].tolist())
+        method[[layout.BEGIN, layout.END]] = binding.span(what.path, what.phases)
+        method[[layout.CHANGES, layout.FORGETS]] = what.path in binding.changes, what.forgets
+        method[[layout.N_ARGUMENTS, layout.SET]] = len(names), 1
+        return True
+
+
+def _by_samples(form: tuple[Any, ...]) -> bool:
+    """Whether a shape has the batch as its first size, and nowhere else."""
+    return 1 <= len(form) <= layout.MOST_RANK and (form[0].a, form[0].b) == (1, 0) and not any(s.a for s in form[1:])
+
+
+# ---------------------------------------------------------------- the objects that compiled code reads
+def _owner_at() -> int:
+    """Byte of an RLock where the thread is that has it; 0: it cannot be found."""
+    lock, me = threading.RLock(), threading.get_ident()
+    words = (ctypes.c_uint64 * (sys.getsizeof(lock) // 8)).from_address(id(lock))
+    free = [*words]
+    with lock:
+        found = [k for k, word in enumerate(words) if word == me and free[k] == 0]
+    return 8 * found[0] if len(found) == 1 and words[found[0]] == 0 else 0
+
+
+OWNER = _owner_at()
+
+
+def _arrays_are_known() -> bool:
+    """Whether an array's fields are where compiled code reads them."""
+    array = np.zeros((3, 5), np.int64)
+    words = (ctypes.c_int64 * 9).from_address(id(array))
+    halves = (ctypes.c_int32 * 18).from_address(id(array))
+    known = words[1] == id(np.ndarray) and words[2] == array.ctypes.data and words[7] == id(np.dtype(np.int64))
+    return (
+        known and halves[6] == 2 and [*(ctypes.c_int64 * 2).from_address(words[4])] == [3, 5]
+        and halves[16] & 0x501 == 0x501
+    )  # fmt: skip
+
+
+def _slots_are_known() -> bool:
+    """Whether slots and a tuple's items are where compiled code reads them."""
+    native, marks = Native(), (np.zeros(1), np.zeros(1))
+    native._words, bound = marks[0], Bound(marks[0], marks)
+    of_native = (ctypes.c_int64 * 3).from_address(id(native))
+    of_bound, of_tuple = ((ctypes.c_int64 * 5).from_address(id(o)) for o in (bound, marks))
+    return (
+        of_native[2] == id(marks[0]) and [*of_bound[2:4]] == [id(marks), id(marks[0])]
+        and [*of_tuple[2:]] == [2, *map(id, marks)]
+    )  # fmt: skip
+
+
+def _new_array() -> int:
+    """Address of NumPy's PyArray_Empty."""
+    try:
+        from numpy._core import _multiarray_umath as multiarray  # type: ignore[attr-defined]
+    except ImportError:  # before 2.0
+        from numpy.core import _multiarray_umath as multiarray  # type: ignore[no-redef]
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = ctypes.cast(get(multiarray._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
+    return int(table[ARRAY_EMPTY] or 0)
+
+
+@cache
+def possible() -> bool:
+    """Whether this interpreter's objects are laid out as compiled code reads them, and one thread at a time runs it."""
+    one_at_a_time = getattr(sys, "_is_gil_enabled", lambda: True)()
+    known = sys.implementation.name == "cpython" and OWNER and _arrays_are_known() and _slots_are_known()
+    return bool(one_at_a_time and known)
+
+
+# ---------------------------------------------------------------- the methods themselves
+class MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("code", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+
+
+_lock = threading.Lock()
+_calls = 0  # in Python, so far
+_kept: list[MethodDef] = []  # they live as long as the process
+
+
+def _definition(name: str, entry: str, doc: str) -> int:
+    """Address of the definition of a method that an entry is the code of."""
+    _kept.append(MethodDef(name.encode(), address_of(entry), FASTCALL, doc.encode()))
+    return ctypes.addressof(_kept[-1])
+
+
+def _written(cls: type) -> set[str]:
+    """Methods that are written in Python and could be compiled ones."""
+    return {name for name in METHODS & vars(cls).keys() if isinstance(vars(cls)[name], FunctionType)}
+
+
+def install(cls: type) -> None:
+    """Put compiled methods in the places of those written in Python, which are from then on ``_step``, ``_predict``, ...
+
+    A class that derives from this one may have methods of its own, as before.
+    """
+    make = ctypes.pythonapi.PyDescr_NewMethod
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_void_p]
+    for name in _written(cls):
+        written = vars(cls)[name]
+        plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
+        signature = str(inspect.Signature(plain)).replace("(self", "($self")
+        method = make(cls, _definition(name, name, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
+        setattr(cls, f"_{name}", written)
+        setattr(cls, name, method)
+
+
+def offer(model: Any) -> None:
+    """After a call in Python: have compiled methods for the next ones, where that can be and is worth it."""
+    global _calls
+    tenant = model.resident.tenant
+    if tenant.calls is None:
+        _calls += 1
+        if _calls < WORTH or not possible() or heaps_of(model.heap.device.name) != "cpu":
+            return
+        have(model)
+        tenant.calls = Calls()
+    model._words = tenant.calls.words
+
+
+def have(model: Any) -> None:
+    """See that a model's class has compiled methods."""
+    cls = next(c for c in type(model).__mro__ if Native in c.__bases__)
+    if _written(cls):
+        with _lock:
+            install(cls)
+
+
+def bound_step(model: Any, arguments: tuple[np.ndarray, ...]) -> Any:
+    """A callable that makes a step on what arrays hold then."""
+    if not possible():
+        return lambda: model.step(*arguments)
+    have(model)
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    return make(_bound_definition(), Bound(model, arguments), None)
+
+
+@cache
+def _bound_definition() -> int:
+    return _definition(
+        "step", "bound_step", "step()\n--\n\nOne training step on the arrays it was bound to; returns its loss."
+    )

@@ -1,0 +1,405 @@
+"""Compiled methods: whatever is called in whatever order, numbers, errors and what Python knows are as without them."""
+
+import ctypes
+import gc
+import inspect
+import multiprocessing
+import random
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+from calcvm.errors import CalcError, ShapeError
+from calcvm.vm import job as layout
+from calcvm.vm import methods
+
+RNG = np.random.default_rng(0)
+WRITTEN = {}  # the methods in Python, by name
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """Compiled methods are there, from the first call on; a busy machine makes no call a long one."""
+    if not methods.possible():
+        pytest.skip("this interpreter's objects are laid out in another way")
+    methods._calls = methods.WORTH
+    model = network()
+    model.step(*data(2))
+    for name in ("step", "predict", "run_steps"):
+        assert not inspect.isfunction(vars(cv.Model)[name])
+        WRITTEN[name] = vars(cv.Model)[f"_{name}"]
+    before, layout.LONG_NS = layout.LONG_NS, 10**9
+    yield
+    layout.LONG_NS = before
+
+
+def network(loss="softmax_cross_entropy", **options):
+    options = {"batch_size": 8, "workers": 1, "optimizer": cv.Adam(0.02), **options}
+    net = nn.Linear(7) >> nn.Tanh() >> nn.Dropout(0.2) >> nn.Linear(3)
+    return cv.Model(net, input_shape=(5,), loss=loss, **options)
+
+
+def data(n, dtype=np.float32, labels=np.int64):
+    x = RNG.standard_normal((n, 5)) if np.dtype(dtype).kind == "f" else RNG.integers(0, 9, (n, 5))
+    return x.astype(dtype), RNG.integers(0, 3, n).astype(labels)
+
+
+def knows(model):
+    """What Python knows of a model, and what it is."""
+    resident, tenant = model.resident, model.resident.tenant
+    with resident:
+        resident.frame  # noqa: B018 (whoever uses the model looks what compiled calls have done)
+        notes = (
+            dict(tenant.held),
+            dict(tenant.ran),
+            tenant.arena,
+            tenant.changed,
+            set(tenant.open),
+            set(tenant.graded),
+        )
+        return *notes, resident.image().tobytes()
+
+
+def is_compiled(model, which=layout.STEP):
+    """Whether the last call was a compiled one: Python has not looked since."""
+    calls = model.resident.tenant.calls
+    return calls is not None and calls.words[layout.SEQ] != calls._seen and calls.words[layout.LAST] == which
+
+
+# ---------------------------------------------------------------- the same
+ACTIONS = {
+    "step": lambda m, way, x, y: way(m, "step")(x, y),
+    "step of lists": lambda m, way, x, y: way(m, "step")(x.tolist(), y.tolist()),
+    "step in another order": lambda m, way, x, y: way(m, "step")(np.asfortranarray(x), y),
+    "predict": lambda m, way, x, y: way(m, "predict")(x).tobytes(),
+    "predict out": lambda m, way, x, y: way(m, "predict")(x, out=np.empty((len(x), 3), m.program.dtype)).tobytes(),
+    "predict many": lambda m, way, x, y: way(m, "predict")(np.repeat(x, 5, 0)).tobytes(),
+    "run_steps": lambda m, way, x, y: [way(m, "step")(x, y), way(m, "run_steps")(1), way(m, "run_steps")(3)],
+    "evaluate": lambda m, way, x, y: m.evaluate(x, y),
+    "fit": lambda m, way, x, y: m.fit(x, y, 1, progress=False)["loss"],
+    "set and run": lambda m, way, x, y: [m.__setitem__("input", x), m.__setitem__("target", y), way(m, "run_steps")(2)],
+    "read": lambda m, way, x, y: [way(m, "step")(x, y), m["loss"].tobytes(), m["input"].tobytes()],
+    "rate": lambda m, way, x, y: m.hyper.__setitem__("learning_rate", 0.01 * len(x)),
+    "reset": lambda m, way, x, y: m.resident.reset(len(x)),
+    "forward and backward": lambda m, way, x, y: [
+        way(m, "step")(x, y), m.resident.forward("learn"), m.resident.backward("learn"), m["loss"].tobytes()
+    ],
+    "a bad label": lambda m, way, x, y: refused(CalcError, lambda: way(m, "step")(x, y + 3)),
+    "a bad shape": lambda m, way, x, y: refused(ShapeError, lambda: way(m, "predict")(x[:, :4])),
+    "what is gone": lambda m, way, x, y: [way(m, "predict")(x).tobytes(), refused(CalcError, lambda: way(m, "run_steps")(1))],
+}  # fmt: skip
+
+
+def refused(error, call):
+    with pytest.raises(error) as found:
+        call()
+    return str(found.value)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float64"}, {"workers": 2}, {"learning_batch": 8}], ids=str)
+def test_calls_in_any_order_do_what_those_in_python_do(options, whole):
+    def here(m, name):
+        return getattr(m, name)
+
+    def in_python(m, name):
+        return lambda *args, **more: WRITTEN[name](m, *args, **more)
+
+    rng, reached = random.Random(str(options)), 0
+    for _ in range(60 if whole else 6):
+        ours, theirs = network(**options), network(**options)
+        for _ in range(60):
+            name, n = rng.choice([*ACTIONS]), rng.choice([1, 2, 3, 8])
+            given = data(n, rng.choice(["f4", "f8", "u1", "i4", "i8"]), rng.choice(["u1", "i4", "i8", "f4"]))
+            found = ACTIONS[name](ours, here, *given)
+            reached += is_compiled(ours) or is_compiled(ours, layout.PREDICT)
+            assert found == ACTIONS[name](theirs, in_python, *given), name
+            if rng.random() < 0.3:
+                assert knows(ours) == knows(theirs), name
+        assert knows(ours) == knows(theirs)
+    assert reached > 30
+
+
+def test_values_of_all_types_are_converted_as_in_python():
+    ours, theirs = network(), network()
+    for dtype in ("f4", "f8", "u1", "i4", "i8"):
+        for labels in ("u1", "i4", "i8"):
+            for n in (1, 5, 8):
+                for _ in range(3):
+                    x, y = data(n, dtype, labels)
+                    assert ours.step(x, y) == WRITTEN["step"](theirs, x, y)
+                assert is_compiled(ours), (dtype, labels, n)
+
+
+@pytest.mark.parametrize(
+    "loss, wrong", [("binary_cross_entropy", 1.01), ("binary_cross_entropy", np.nan), ("mse", None)]
+)
+def test_targets_are_checked_as_in_python(loss, wrong):
+    ours, theirs = network(loss), network(loss)
+    for _ in range(3):
+        x, t = data(8)[0], RNG.random((8, 3))
+        assert ours.step(x, t) == WRITTEN["step"](theirs, x, t)
+    assert is_compiled(ours)
+    if wrong is not None:
+        before = ours.resident["input"].copy()
+        t[7, 2] = wrong
+        assert refused(CalcError, lambda: ours.step(x + 1, t)) == refused(
+            CalcError, lambda: WRITTEN["step"](theirs, x + 1, t)
+        )
+        assert np.array_equal(ours.resident["input"], before)
+
+
+def test_wrong_arguments_are_told_as_in_python():
+    model, (x, y) = network(), data(8)
+    for _ in range(3):
+        model.step(x, y)
+        model.predict(x)
+    for call, message in (
+        (lambda: model.step(x), "missing 1 required positional argument: 'y'"),
+        (lambda: model.step(x, y, 3), "takes 3 positional arguments but 4 were given"),
+        (lambda: model.step(*[x] * 40), "positional arguments but"),
+        (lambda: model.step(x, z=y), "unexpected keyword argument 'z'"),
+        (lambda: model.predict(x, out=x), "out must be a C-contiguous"),
+        (lambda: model.predict(x, out=np.zeros((8, 3), "f8")), "out must be a C-contiguous"),
+        (lambda: model.predict(), "missing 1 required positional argument"),
+        (lambda: model.step(x[:0], y[:0]), "the data are empty"),
+        (lambda: model.step(x, y[:4]), "differ in their number of samples"),
+        (lambda: model.step(np.repeat(x, 2, 0), np.repeat(y, 2)), "above the planned 8"),
+        (lambda: model.step(None, y), "no array|cannot be used|rank 0"),
+        (lambda: model.run_steps(0), "must be an integer >= 1"),
+        (lambda: model.run_steps("3"), "must be an integer >= 1"),
+        (lambda: model.run_steps(2**70), "must be an integer"),
+        (lambda: cv.Model.step(3, x, y), "doesn't apply to a 'int' object"),
+    ):
+        with pytest.raises((CalcError, TypeError), match=message):
+            call()
+    assert model.step(x=x, y=y) > 0
+    assert model.predict(X=x).shape == (8, 3)
+
+
+def test_a_trap_is_raised_once():
+    model, (x, y) = network(), data(8)
+    for call in (lambda: model.step(x, y), lambda: model.predict(x), lambda: model.run_steps(1), model.bind(x, y)):
+        for _ in range(3):
+            model.step(x, y)
+            model.predict(x)
+        model.step(x, y)
+        assert is_compiled(model)
+        view = model.resident.elements
+        model.step(x, y)  # Python has looked
+        view[0] = 1  # as a kernel does
+        with pytest.raises(cv.errors.Trap, match="label"):
+            call()
+        assert np.isfinite(model.step(x, y))
+
+
+def test_they_look_like_what_they_stand_for():
+    assert [*inspect.signature(cv.Model.step).parameters] == ["self", "x", "y"]
+    assert "One training step" in cv.Model.step.__doc__ and "One training step" in network().step.__doc__
+
+    class Loud(cv.Model):
+        def step(self, x, y):
+            return -super().step(x, y)
+
+    loud = Loud(nn.Linear(3), input_shape=(5,), optimizer="adam", batch_size=8)
+    plain = cv.Model(nn.Linear(3), input_shape=(5,), optimizer="adam", batch_size=8)
+    for _ in range(4):
+        x, y = data(8)
+        assert loud.step(x, y) == -plain.step(x, y)
+
+
+# ---------------------------------------------------------------- bound
+def test_a_bound_step_reads_what_its_arrays_hold():
+    model, twin, (x, y) = network(), network(), data(8)
+    step = model.bind(x, y)
+    for k in range(6):
+        x[:], y[:] = data(8)
+        assert step() == WRITTEN["step"](twin, x, y), k
+        assert is_compiled(model) == (k > 1)
+    y[3] = 5
+    with pytest.raises(CalcError, match="labels must be integers"):
+        step()
+    with pytest.raises(CalcError, match="C-contiguous array"):
+        model.bind(x.tolist(), y)
+    with pytest.raises(ShapeError):
+        model.bind(x[:, :3].copy(), y)
+    assert knows(model) == knows(twin)
+
+
+# ---------------------------------------------------------------- models that come and go
+@pytest.mark.parametrize("room", [1, 2])
+def test_models_that_take_turns_in_a_heap(room, whole):
+    """Switched out in the middle of compiled calls, and in again: with the bits of models that never left."""
+    alone = [network(seed=k) for k in range(3)]
+    heap = cv.CalcHeap(room * -(-alone[0].program.heap_bytes // 64) * 64)
+    models = [cv.Model.on(heap.load(alone[0].program, seed=k)) for k in range(3)]
+    rng, reached = random.Random(room), 0
+    for _ in range(2000 if whole else 300):
+        k, (x, y) = rng.randrange(3), data(8)
+        for _ in range(rng.choice([1, 4])):
+            assert models[k].step(x, y) == alone[k].step(x, y)
+            reached += is_compiled(models[k])
+            assert np.array_equal(models[k].predict(x), alone[k].predict(x))
+    assert reached > 100
+    heap.close()
+    with pytest.raises(CalcError, match="closed"):
+        models[0].step(x, y)
+
+
+def test_a_model_used_by_compiled_calls_is_not_the_oldest():
+    heap = cv.CalcHeap(2 * -(-network().program.heap_bytes // 64) * 64)
+    used, other, third = (cv.Model.on(heap.load(network().program, seed=k)) for k in range(3))
+    used.step(*data(8)), used.step(*data(8))
+    other.step(*data(8))
+    used.step(*data(8))
+    assert is_compiled(used)
+    switches = heap.stats.switches
+    third.step(*data(8))
+    used.step(*data(8))
+    assert heap.stats.switches == switches + 1
+
+
+def test_what_compiled_calls_changed_is_written(tmp_path):
+    with cv.CalcHeap("1 MiB", cv.FileStore(tmp_path, durable=False)) as heap:
+        model = cv.Model.on(heap.load(network().program, seed=1, name="model"))
+        for _ in range(3):
+            model.step(*data(8))
+        model.resident.commit()
+        model.step(*data(8))
+        assert is_compiled(model)
+        found = {name: value.tobytes() for name, value in model.parameters.items()}
+    with cv.CalcHeap("1 MiB", cv.FileStore(tmp_path, durable=False)) as heap:
+        assert {name: value.tobytes() for name, value in heap.open("model").parameters.items()} == found
+
+
+# ---------------------------------------------------------------- threads and processes
+@pytest.mark.parametrize("n_models", [1, 2])
+def test_threads_count_each_step(n_models, whole):
+    """Of models whose only parameter falls by 1 a step, with predictions and fits between."""
+    models = [cv.Model(nn.Linear(1, bias=False), input_shape=(1,), loss=lambda o, t: cv.mean(o - t), optimizer=cv.SGD(1.0),
+                       batch_size=2, workers=1, target_shape=(1,)) for _ in range(n_models)]  # fmt: skip
+    one, start, steps = np.ones((2, 1), "f4"), threading.Barrier(4), 4000 if whole else 400
+    begun = [float(m.predict(one)[0, 0]) for m in models]
+    wrong, before = [], sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def work(k):
+        model = models[k % n_models]
+        start.wait()
+        for i in range(steps):
+            model.step(one, one)
+            if i % 7 == k:
+                model.predict(one)
+            if i % 97 == k:
+                model.fit(one, one, 1, progress=False)
+
+    def guarded(k):
+        try:
+            work(k)
+        except BaseException as error:
+            wrong.append(error)
+            start.abort()
+
+    threads = [threading.Thread(target=guarded, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    sys.setswitchinterval(before)
+    assert not wrong, wrong
+    fits = [sum(i % 97 == k for i in range(steps)) for k in range(4)]
+    for j, model in enumerate(models):
+        taken = sum(steps + fits[k] for k in range(4) if k % n_models == j)
+        assert float(model.predict(one)[0, 0]) == pytest.approx(begun[j] - taken, abs=1e-2)
+
+
+def _in_a_child(model, x, y, answer):
+    answer.put([model.step(x, y) for _ in range(4)])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_forked_child_goes_on_by_itself(workers):
+    model, twin, (x, y) = network(workers=workers), network(workers=workers), data(8)
+    for _ in range(3):
+        assert model.step(x, y) == twin.step(x, y)
+    context = multiprocessing.get_context("fork")
+    answer = context.Queue()
+    child = context.Process(target=_in_a_child, args=(model, x, y, answer))
+    child.start()
+    found = answer.get(timeout=60)
+    child.join()
+    assert found == [twin.step(x, y) for _ in range(4)]
+    assert found == [model.step(x, y) for _ in range(4)]
+
+
+# ---------------------------------------------------------------- nothing is lost, nothing is kept
+def test_no_reference_and_no_memory_is_lost(whole):
+    model, (x, y) = network(), data(8)
+    step, out = model.bind(x, y), np.empty((8, 3), "f4")
+    calls = {
+        "step": lambda: model.step(x, y), "predict": lambda: model.predict(x), "out": lambda: model.predict(x, out=out),
+        "bound": step, "run_steps": lambda: model.run_steps(1), "lists": lambda: model.step([[1, 2, 3, 4, 5]], [1]),
+        "keyword": lambda: model.step(x, y=y), "few": lambda: model.predict(x[:3]),
+    }  # fmt: skip
+    watched = x, y, out, model, np.dtype("f4"), np.dtype("f8"), np.dtype("i8"), None, "out", np.ndarray
+    for name, call in calls.items():
+        model.step(x, y)
+        for _ in range(5):
+            call()
+        gc.collect()
+        counts, n = [sys.getrefcount(o) for o in watched], 2_500_000 if whole and name != "lists" else 2000
+        blocks = sys.getallocatedblocks()
+        for _ in range(n):
+            call()
+        gc.collect()
+        assert sys.getallocatedblocks() - blocks < 50, name
+        assert max(abs(sys.getrefcount(o) - c) for o, c in zip(watched, counts)) < 10, name
+
+
+def test_a_model_goes_when_it_is_not_used_any_more():
+    model, (x, y) = network(), data(8)
+    for _ in range(4):
+        model.step(x, y)
+    gone, words = [], model._words
+    import weakref
+
+    weakref.finalize(model.resident, gone.append, 1)
+    del model
+    assert gone == [1] and words[layout.ARMED] in (0, 1)
+
+
+# ---------------------------------------------------------------- where they cannot be
+@pytest.mark.parametrize("what", ["_arrays_are_known", "_slots_are_known"])
+def test_an_interpreter_laid_out_otherwise_stays_with_python(what, monkeypatch):
+    monkeypatch.setattr(methods, what, lambda: False)
+    methods.possible.cache_clear()
+    try:
+        assert not methods.possible()
+        model = network()
+        for _ in range(6):
+            model.step(*data(8))
+        assert model.resident.tenant.calls is None
+    finally:
+        methods.possible.cache_clear()
+
+
+def test_long_calls_are_made_in_python(monkeypatch):
+    model, (x, y) = network(), data(8)
+    for _ in range(4):
+        model.step(x, y)
+    steps = 4_000_000 // max(int(model._words[layout.METHODS + layout.NS]), 1)
+    model.run_steps(steps)
+    assert not is_compiled(model) and model.hyper["t"] == 4 + steps
+    monkeypatch.setattr(layout, "LONG_NS", 0)
+    slow = network()
+    for _ in range(4):
+        slow.step(x, y)
+    assert not is_compiled(slow)
+
+
+def test_what_is_read_of_the_interpreter_is_there():
+    assert methods.possible()
+    assert ctypes.sizeof(ctypes.c_void_p) == 8
