@@ -39,3 +39,12 @@ def test_a_model_for_each_user_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert "60 models found" in again and "0 made" in again
     errors = [float(re.search(r"one for each ([\d.]+)", out)[1]) for out in (first, again)]  # type: ignore[index]
     assert errors[1] < errors[0]
+
+
+def test_sensors_learn_one_sample_at_a_time(tmp_path: Path) -> None:
+    first, again = (run("online", "--store", str(tmp_path / "sensors")) for _ in range(2))
+    assert "a model takes 3,840 bytes, 40 of them 153,600" in first
+    assert "0 models found" in first and "40 models found" in again and "24,000 forecasts" in first
+    early, middle, after, late = map(float, re.findall(r"error .+? ([\d.]+), of the value before", first))
+    still = float(re.findall(r"of the value before ([\d.]+)", first)[-1])
+    assert middle < early / 2 and after > 1.3 * middle and late < after / 2 and late < 0.7 * still
