@@ -208,9 +208,12 @@ def measure(result: Result, sizes: list[int], batch: int, turns: int) -> dict[st
         losses = np.abs(np.subtract(ready["losses"] or 0, told["calcvm"]["losses"] if ready["losses"] else 0)).max()
         if off > CLOSE or losses > CLOSE:
             result.fail(f"{who}: outputs are off by {off:.1e}, losses by {losses:.1e}")
-    runs = {(who, call): partial(ask, running[who], call) for who, ready in told.items() for call in ready["calls"]}
+    runs = {
+        f"{who}: {call}": partial(ask, running[who], call) for who, ready in told.items() for call in ready["calls"]
+    }
     us: dict[str, dict[str, float]] = {}
-    for (who, call), found in interleave(runs, turns).items():
+    for name, found in interleave(runs, turns).items():
+        who, call = name.split(": ")
         us.setdefault(call, {})[who] = min(found)
     for process in running.values():
         process.close()
