@@ -97,3 +97,10 @@ def test_empty():
 def test_bad_values(make):
     with pytest.raises(CalcError):
         make()
+
+
+@pytest.mark.parametrize("make", [lambda: init.Uniform(0.0, -0.0), lambda: init.XavierUniform(-0.0),
+                                  lambda: init.HeUniform(gain=-0.0), lambda: init.Normal(0.0, -0.0)])  # fmt: skip
+def test_a_negative_zero_is_a_zero(make):
+    """As an altered file had one: NumPy refuses bounds and deviations whose sign bit is set."""
+    assert not make()((3, 2), np.random.default_rng(0)).any()

@@ -34,7 +34,7 @@ class Initializer:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = checks.number(f"{type(self).__name__}: {f.name}", getattr(self, f.name), -1e300, 1e300)
-            object.__setattr__(self, f.name, value)
+            object.__setattr__(self, f.name, value + 0)  # -0.0 is taken for negative by NumPy
 
     def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
         raise NotImplementedError

@@ -257,7 +257,6 @@ class MethodDef(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("code", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
 
 
-_lock = threading.Lock()
 _calls = 0  # in Python, so far
 _kept: list[MethodDef] = []  # they live as long as the process
 
@@ -268,11 +267,6 @@ def _definition(name: str, entry: str, doc: str) -> int:
     return ctypes.addressof(_kept[-1])
 
 
-def _written(cls: type) -> set[str]:
-    """Methods that are written in Python and could be compiled ones."""
-    return {name for name in METHODS & vars(cls).keys() if isinstance(vars(cls)[name], FunctionType)}
-
-
 def install(cls: type) -> None:
     """Put compiled methods in the places of those written in Python, which are from then on ``_step``, ``_predict``, ...
 
@@ -280,8 +274,10 @@ def install(cls: type) -> None:
     """
     make = ctypes.pythonapi.PyDescr_NewMethod
     make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_void_p]
-    for name in _written(cls):
+    for name in METHODS & vars(cls).keys():
         written = vars(cls)[name]
+        if not isinstance(written, FunctionType):  # it is there: another thread may have been here
+            continue
         plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
         signature = str(inspect.Signature(plain)).replace("(self", "($self")
         method = make(cls, _definition(name, name, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
@@ -303,11 +299,8 @@ def offer(model: Any) -> None:
 
 
 def have(model: Any) -> None:
-    """See that a model's class has compiled methods."""
-    cls = next(c for c in type(model).__mro__ if Native in c.__bases__)
-    if _written(cls):
-        with _lock:
-            install(cls)
+    """See that a model's class has compiled methods; without a lock, which a forked child would inherit."""
+    install(next(c for c in type(model).__mro__ if Native in c.__bases__))
 
 
 def bound_step(model: Any, arguments: tuple[np.ndarray, ...]) -> Any:
