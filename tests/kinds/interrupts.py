@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -95,6 +96,8 @@ def interrupted(act: Callable[[], Any], n: int, number: int = signal.SIGINT) -> 
         finally:
             set_profile(None, None)
             gc.enable()
+            while logging._lock._is_owned():  # type: ignore[attr-defined]
+                logging._lock.release()  # type: ignore[attr-defined] (a signal came in it: others could not fork any more)
             signals.DEFAULTS[signal.SIGTERM] = default
             signal.signal(signal.SIGTERM, handler)
     except (KeyboardInterrupt, SystemExit, Terminated) as error:
