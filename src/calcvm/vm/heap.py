@@ -394,13 +394,7 @@ class CalcHeap:
         """
         while self._tenants:
             for tenant in [*self._tenants.values()]:
-                with tenant.turn.mine:
-                    self._reach(tenant)
-                    with self._lock:
-                        self._mend()
-                        if self._has(tenant):
-                            self._commit(tenant)
-                            self._drop(tenant)
+                self._write(tenant, drop=True)
         with self._lock:
             self.store.close()
             if self.store.persistent:
@@ -603,14 +597,16 @@ class CalcHeap:
                 self._mend()
                 self._commit(tenant)
 
-    def _write(self, tenant: Tenant) -> None:
-        """Copy a model to the store, if it may have changed; one that is closed was written then."""
+    def _write(self, tenant: Tenant, drop: bool = False) -> None:
+        """Copy a model to the store, if it may have changed, and forget it if asked to; one that is closed was written then."""
         with tenant.turn.mine:
             self._reach(tenant)
             with self._lock:
                 self._mend()
                 if self._has(tenant):
                     self._commit(tenant)
+                    if drop:
+                        self._drop(tenant)
 
     def _reach(self, tenant: Tenant) -> None:
         """Wait until nobody else keeps a model whose turn this thread has."""

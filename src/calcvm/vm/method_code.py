@@ -304,17 +304,21 @@ def number(words, method):
 
 
 @helper
+def looked_at(self, which, given, n):
+    """Of a call with arrays: addresses of words and method, the batch, and its rows; 0 where Python must be asked."""
+    at = words_of(self)
+    method = method_of(at, which) if at != 0 else 0
+    batch = batch_given(i64_at(at), method, given, n) if method != 0 else 0
+    return at, method, batch, rows_of(method, batch) if batch != 0 else 0
+
+
+@helper
 def stepped(self, given, n):
     """A training step on arrays."""
-    at = words_of(self)
-    method = method_of(at, STEP) if at != 0 else 0
-    if method == 0:
-        return ASK
-    words = i64_at(at)
-    batch = batch_given(words, method, given, n)
-    rows = rows_of(method, batch) if batch != 0 else 0
+    at, method, batch, rows = looked_at(self, STEP, given, n)
     if rows == 0:
         return ASK
+    words = i64_at(at)
     place(at, method, given, n, batch)
     return number(words, method) if run(at, method, STEP, batch, rows, 1) else TRAPPED
 
@@ -346,15 +350,10 @@ def result(words, method, batch, out):
 @helper
 def predicted(self, given, n, out):
     """Outputs for an array of samples, at most a batch."""
-    at = words_of(self)
-    method = method_of(at, PREDICT) if at != 0 else 0
-    if method == 0:
-        return ASK
-    words = i64_at(at)
-    batch = batch_given(words, method, given, n)
-    rows = rows_of(method, batch) if batch != 0 else 0
+    at, method, batch, rows = looked_at(self, PREDICT, given, n)
     if rows == 0:
         return ASK
+    words = i64_at(at)
     answer = result(words, method, batch, out)
     if answer == 0:
         return ASK
