@@ -5,6 +5,7 @@ import gc
 import inspect
 import multiprocessing
 import random
+import subprocess
 import sys
 import threading
 
@@ -158,9 +159,9 @@ def test_wrong_arguments_are_told_as_in_python():
         model.step(x, y)
         model.predict(x)
     for call, message in (
-        (lambda: model.step(x), "missing 1 required positional argument: 'y'"),
-        (lambda: model.step(x, y, 3), "takes 3 positional arguments but 4 were given"),
-        (lambda: model.step(*[x] * 40), "positional arguments but"),
+        (lambda: model.step(x), r"step takes 2 arrays \(input, target\), not 1"),
+        (lambda: model.step(x, y, 3), r"step takes 2 arrays \(input, target\), not 3"),
+        (lambda: model.step(*[x] * 40), r"step takes 2 arrays \(input, target\), not"),
         (lambda: model.step(x, z=y), "unexpected keyword argument 'z'"),
         (lambda: model.predict(x, out=x), "out must be a C-contiguous"),
         (lambda: model.predict(x, out=np.zeros((8, 3), "f8")), "out must be a C-contiguous"),
@@ -180,6 +181,22 @@ def test_wrong_arguments_are_told_as_in_python():
     assert model.predict(X=x).shape == (8, 3)
 
 
+def test_a_step_is_noted_also_where_a_prediction_came_after_it():
+    model, (x, y) = network(learning_batch=8), data(8)
+    for _ in range(3):
+        model.step(x, y)
+        model.predict(x)
+    for _ in range(3):
+        model.step(x, y)
+        model.resident.forward("learn")
+        model.resident.backward("learn")
+        assert "learn" in model.resident.tenant.open
+        model.step(x, y)
+        model.predict(x)
+        assert is_compiled(model, layout.PREDICT)
+        assert not knows(model)[4] and not model.resident.adding
+
+
 def test_a_trap_is_raised_once():
     model, (x, y) = network(), data(8)
     for call in (lambda: model.step(x, y), lambda: model.predict(x), lambda: model.run_steps(1), model.bind(x, y)):
@@ -196,8 +213,30 @@ def test_a_trap_is_raised_once():
         assert np.isfinite(model.step(x, y))
 
 
+def test_who_took_hold_of_a_method_before_has_the_compiled_one():
+    code = """
+import numpy as np, calcvm as cv
+from calcvm import nn
+from calcvm.vm import methods
+model = cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8)
+predict, step = model.predict, model.step  # functions written in Python
+x, y = np.zeros((1, 4), "float32"), np.zeros(1, "int64")
+for _ in range(methods.WORTH + 4):
+    predict(x), step(x, y)
+seen = []
+written = cv.Model._predict
+cv.Model._predict = lambda self, *a, **k: seen.append(1) or written(self, *a, **k)
+for _ in range(100):
+    predict(x), step(x, y)
+assert not seen, len(seen)
+predict([[0, 0, 0, 0]])  # Python's
+assert len(seen) == 1
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 def test_they_look_like_what_they_stand_for():
-    assert [*inspect.signature(cv.Model.step).parameters] == ["self", "x", "y"]
+    assert [*inspect.signature(cv.Model.step).parameters] == ["self", "x", "y", "more"]
     assert "One training step" in cv.Model.step.__doc__ and "One training step" in network().step.__doc__
 
     class Loud(cv.Model):

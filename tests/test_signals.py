@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from calcvm.vm import signals
@@ -57,3 +58,46 @@ def handlers():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+INSIDE_LLVM = """
+import gc, os, signal
+from llvmlite.binding import ffi
+dispose, came = ffi.lib.LLVMPY_DisposeString, []
+
+class Disposing:  # Ctrl-C comes when LLVM has freed a string, and llvmlite has not yet marked it so
+    def __call__(self, *a):
+        dispose(*a)
+        if not came:
+            came.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(1000):
+                pass
+
+ffi.lib._fntab["LLVMPY_DisposeString"] = Disposing()
+import numpy as np
+import calcvm as cv
+from calcvm import nn
+
+def step():
+    model = cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8)
+    return model.step(np.zeros((8, 4)), np.zeros(8))
+
+try:
+    step()
+    raise SystemExit("no interrupt")
+except KeyboardInterrupt as error:
+    kept = error
+del kept
+gc.collect()
+texts = [b"x" * k for k in range(2000)]
+gc.collect()
+print(step())
+"""
+
+
+def test_ctrl_c_in_the_middle_of_linking_leaves_memory_whole():
+    """Red before: free(): double free detected, since llvmlite's finalizer freed the string once more."""
+    run = subprocess.run([sys.executable, "-c", INSIDE_LLVM], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) == pytest.approx(np.log(3))

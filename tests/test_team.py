@@ -218,7 +218,7 @@ used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), resource.RLIM_INFINITY))
 alone = [m.step(X, y) for _ in range(10)]
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert len(os.listdir("/proc/self/task")) == 1
+assert len(os.listdir("/proc/self/task")) < 3  # one stack may be left, of the thread that linked the code
 assert alone + [m.step(X, y) for _ in range(10)] == ref
 assert len(os.listdir("/proc/self/task")) == 3
 """)

@@ -16,12 +16,12 @@ compares them.
 from __future__ import annotations
 
 import ast
-import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from numba.core.cpu import FastMathOptions
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from calcvm.errors import CalcError
 from calcvm.kernels_cpu import _native
 
 # ---------------------------------------------------------------- flags and types
@@ -193,6 +194,9 @@ def trap(h, r, code):
 
 
 # ---------------------------------------------------------------- registry
+_OWN = count(1)  # functions from elsewhere, each definition another
+
+
 class Native:
     """A function that is compiled for each dtype (and device) to an object file of one symbol."""
 
@@ -201,15 +205,13 @@ class Native:
         file = Path(fn.__code__.co_filename)
         self.sources = _native.modules_of(file.stem)
         self.mark = ""
-        if file.parent != _native.SOURCES:  # from elsewhere: it may use anything of ours
+        if file.parent != _native.SOURCES:  # from elsewhere: nobody knows all that it is made of, so it is not kept
             self.sources = tuple(sorted(f"kernels_cpu.{path.stem}" for path in _native.SOURCES.glob("*.py")))
-            text = getattr(fn, "text", "") + (file.read_text() if file.is_file() else "")
-            text += "".join(ROUTINES[n].mark for n in needs if n in ROUTINES)
-            self.mark = "." + hashlib.sha256(text.encode()).hexdigest()[:12]
+            self.mark = f".{next(_OWN)}"
 
     def address(self, dtype: str, device: str = "cpu") -> int:
         """Address for heaps of ``dtype``, compiled or linked from the cache at first use."""
-        return _native.address(self.symbol(dtype, device), build, self.modules(device))
+        return _native.address(self.symbol(dtype, device), build, self.modules(device), kept=not self.mark)
 
     def symbol(self, dtype: str, device: str = "cpu") -> str:
         return _native.symbol_of(self.name, dtype, device) + self.mark
@@ -356,7 +358,11 @@ _UNPACK = {"int": "{n} = r[{k}]", "float": "{n} = f64_of_bits(r[{k}])", "ptr": "
 def _bind(k: Kernel) -> Callable:
     """The kernel as a function of (h, r, w, nw): its parameters become reads of the row's words."""
     fn = k.fn
-    tree = ast.parse(getattr(fn, "text", None) or textwrap.dedent(inspect.getsource(fn)))
+    try:
+        text = getattr(fn, "text", None) or inspect.getsource(fn)
+    except OSError:
+        raise CalcError(f"kernel {k.name!r}: its source cannot be read: define it in a file or a notebook") from None
+    tree = ast.parse(textwrap.dedent(text))
     node = tree.body[0]
     assert isinstance(node, ast.FunctionDef)
     lines = [_UNPACK[kind].format(n=name, k=i + PREFIX) for i, (name, kind) in enumerate(k.words)]

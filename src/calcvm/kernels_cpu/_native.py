@@ -29,6 +29,8 @@ from typing import NamedTuple
 
 import llvmlite.binding as llvm
 
+from calcvm.undisturbed import undisturbed
+
 MAGIC = b"calcvm object 2\n"
 SOURCES = Path(__file__).parent
 PACKAGE = SOURCES.parent
@@ -56,17 +58,24 @@ def symbol_of(name: str, dtype: str, device: str = "cpu") -> str:
     return f"calcvm_{name}_{dtype}_{device}"
 
 
-def address(symbol: str, build: Build, *places: Modules) -> int:
+def address(symbol: str, build: Build, *places: Modules, kept: bool = True) -> int:
     """Address of a function, linked from the cache or built, with all that it calls, at first use.
 
     places : modules that it may come from, the likeliest first.
+    kept : whether it is in the cache, now or later.
     """
+    found = _addresses.get(symbol)
+    return undisturbed(lambda: _make(symbol, build, places, kept)) if found is None else found
+
+
+def _make(symbol: str, build: Build, places: tuple[Modules, ...], kept: bool = True) -> int:
     with _LOCK:
         if symbol not in _addresses:
-            found = next(filter(None, (_read(symbol, modules) for modules in places)), None)
-            _, code, needs = found or _write(symbol, build(symbol, places))
+            found = next(filter(None, (_read(symbol, modules) for modules in places)), None) if kept else None
+            made = found or build(symbol, places)
+            _, code, needs = made if found or not kept else _write(symbol, made)
             for need, modules in needs.items():
-                address(need, build, modules)
+                _make(need, build, (modules,))
             _addresses[symbol] = _link(symbol, code)
         return _addresses[symbol]
 
@@ -74,7 +83,7 @@ def address(symbol: str, build: Build, *places: Modules) -> int:
 # ---------------------------------------------------------------- the processor
 def cpu_name() -> str:
     """The processor that code is compiled for (``NUMBA_CPU_NAME`` overrides the host's)."""
-    return os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+    return os.environ.get("NUMBA_CPU_NAME") or undisturbed(llvm.get_host_cpu_name)
 
 
 def cpu_features() -> str:
@@ -82,7 +91,7 @@ def cpu_features() -> str:
     features = os.environ.get("NUMBA_CPU_FEATURES")
     if features is not None:
         return features
-    return "" if os.environ.get("NUMBA_CPU_NAME") else llvm.get_host_cpu_features().flatten()
+    return "" if os.environ.get("NUMBA_CPU_NAME") else undisturbed(lambda: llvm.get_host_cpu_features().flatten())
 
 
 # ---------------------------------------------------------------- linking

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.errors import MissingExtra
+from calcvm.undisturbed import undisturbed
 
 try:
     import numba_cuda  # noqa: F401  (Numba's own, older CUDA target must not take its place)
@@ -439,6 +440,12 @@ def compile_ptx(
 
     max_threads, min_blocks : threads of a block, and blocks that must fit one multiprocessor: they bound registers.
     """
+    return undisturbed(lambda: _compile_ptx(fn, signature, name, cc, max_threads, min_blocks))
+
+
+def _compile_ptx(
+    fn: Callable, signature: tuple, name: str, cc: tuple[int, int], max_threads: int, min_blocks: int
+) -> str:
     with _LOCK:
         before = dispatcher.get_current_device  # helpers ask the current device, and there may be none
         dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)

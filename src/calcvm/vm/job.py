@@ -67,15 +67,16 @@ PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
     PIECE, FRAME_JOB, CONTROL, RUN_ROWS, WORKERS,  # of the frame: its address, its job; what runs that
     ITEM,  # bytes of an element
     ARRAY_TYPE, INT_TYPE, OUT_NAME, NEW_ARRAY,  # Python's and NumPy's objects, and NumPy's PyArray_Empty
-    SEQ, LAST, LAST_BATCH, CHANGED_AT, FORGOT_AT,  # calls made; the last one; the last that changed the model, that forgot data
+    SEQ, LAST, LAST_BATCH,  # calls made; the last one
+    CHANGED_AT, STEPPED_AT, FORGOT_AT,  # the last that changed the model, that made steps, that forgot data
     HELD,  # the batch of the data in the placeholders of a step; 0: there are none, as far as compiled code knows
     NO_PLACES,  # always 0: where the only row of an array lies
     DTYPES,  # NumPy's objects for the types in FEED_DTYPES
-) = range(21)  # fmt: skip
+) = range(22)  # fmt: skip
 METHODS = DTYPES + len(FEED_DTYPES)  # then METHOD_WORDS for each method
 # Words of a method: whether it may be called so, what it takes and does, its rows, its result (RANK -1: a number).
 SET, N_ARGUMENTS, CHANGES, FORGETS, BEGIN, END, NS, RESULT, LENGTH, RESULT_RANK, RESULT_DIMS, ROWS_OF = range(12)
-KEPT_ROWS, MOST_ARGUMENTS, MOST_RANK = 8, 4, 5
+KEPT_ROWS, MOST_ARGUMENTS, MOST_RANK = 8, 8, 5
 ARGUMENTS = ROWS_OF + 2 * KEPT_ROWS  # after (batch, address of its rows) pairs
 # Words of an argument: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers).
 RANK, PER_SAMPLE, PLACE, CLASSES, MOST, DIMS = range(6)

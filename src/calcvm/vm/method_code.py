@@ -61,6 +61,7 @@ from calcvm.vm.job import (
     SET,
     START,
     STEP,
+    STEPPED_AT,
     STEPS,
     STOP,
     TEAM,
@@ -257,6 +258,8 @@ def run(at, method, which, batch, rows, steps):
         words[CHANGED_AT] = words[SEQ]
     if mw[FORGETS] != 0:
         words[FORGOT_AT], words[HELD] = words[SEQ], 0
+    else:
+        words[STEPPED_AT] = words[SEQ]
     job = i64_at(words[FRAME_JOB])
     job[ROWS], job[START], job[STOP], job[STEPS], job[DEADLINE] = rows, mw[BEGIN], mw[END], steps, 0
     if words[WORKERS] > 1:

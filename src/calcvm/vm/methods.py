@@ -21,9 +21,10 @@ import inspect
 import math
 import sys
 import threading
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -44,17 +45,20 @@ FASTCALL = 0x0080 | 0x0002  # METH_FASTCALL | METH_KEYWORDS
 ARRAY_EMPTY = 184  # of NumPy's table of functions
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
 class What(NamedTuple):
-    """What a compiled method runs, and the variable that it answers with (None: the path's loss)."""
+    """What a compiled method runs, and what of the path it answers with."""
 
     path: str
     phases: tuple[str, ...]
-    result: str | None
+    result: str  # "loss" or "output"
     forgets: bool  # what placeholders and results held is gone
 
 
 WHAT = {
-    layout.STEP: What("learn", PHASES, None, False),
+    layout.STEP: What("learn", PHASES, "loss", False),
     layout.PREDICT: What("predict", ("forward",), "output", True),
 }
 
@@ -64,6 +68,18 @@ class Native:
 
     __slots__ = ("_words",)  # an array, once there is one
     _words: np.ndarray
+
+
+def native(method: Method) -> Method:
+    """A method that is called as compiled code once there is some, also by who took hold of it before."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        return (made.get("code") or method)(self, *args, **options)
+
+    made: dict[str, Any] = {}
+    call.made = made  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
 
 
 class Bound:
@@ -116,11 +132,12 @@ class Calls:
             done = view[layout.SEQ]
             what, batch = WHAT[view[layout.LAST]], view[layout.LAST_BATCH]
             tenant.changed |= view[layout.CHANGED_AT] > self._seen
+            if view[layout.STEPPED_AT] > self._seen:
+                tenant.open.discard(WHAT[layout.STEP].path)
+                tenant.graded.add(WHAT[layout.STEP].path)
             if view[layout.FORGOT_AT] > self._seen:
                 tenant.forget()
             if not what.forgets and binding is not None:
-                tenant.open.discard(what.path)
-                tenant.graded.add(what.path)
                 tenant.held.update(dict.fromkeys(binding.feeds(what.path), batch))
                 tenant.ran.update(dict.fromkeys(binding.makes(what.path, what.phases), batch))
                 tenant.arena = what.path
@@ -158,7 +175,7 @@ class Calls:
     def _describe(self, binding: Binding, method: np.ndarray, what: What) -> bool:
         """Fill in a method's words; False where its calls are not of the plain kind."""
         names = binding.feeds(what.path, what.phases)
-        result = what.result or binding.paths[what.path].get("loss")
+        result = binding.paths[what.path].get(what.result)
         if result is None or len(names) > layout.MOST_ARGUMENTS or binding.before(what.path, what.phases):
             return False
         for k, name in enumerate(names):
@@ -174,7 +191,7 @@ class Calls:
             )  # fmt: skip
             argument[layout.DIMS + 1 :][: len(sizes)] = sizes
         method[layout.RESULT], method[layout.RESULT_RANK] = binding.symbol(result).offset, -1
-        if what.result is not None:
+        if what.result == "output":
             if not _by_samples(binding.forms[result]):
                 return False
             dims = np.array([0, *(size.b for size in binding.forms[result][1:])], np.int64)
@@ -281,8 +298,9 @@ def install(cls: type) -> None:
         plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
         signature = str(inspect.Signature(plain)).replace("(self", "($self")
         method = make(cls, _definition(name, name, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
-        setattr(cls, f"_{name}", written)
+        setattr(cls, f"_{name}", inspect.unwrap(written))
         setattr(cls, name, method)
+        written.made["code"] = method  # type: ignore[attr-defined]
 
 
 def offer(model: Any) -> None:

@@ -18,8 +18,8 @@ import secrets
 import stat
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -115,8 +115,8 @@ def write_archive(
 
     if isinstance(path, io.TextIOBase):
         raise CalcError(f"{path!r} is open for text: open the file in mode 'wb'")
-    target = nullcontext(path) if hasattr(path, "write") else replacing(place(path))
-    with telling(str(path), "written"), target as file:
+
+    def write(file: BinaryIO) -> None:
         archive = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
         try:
             archive.comment = hashlib.sha256(manifest).hexdigest().encode()
@@ -127,6 +127,12 @@ def write_archive(
         except BaseException:
             archive.fp = None  # given up: closing it in the middle of a member would raise another error
             raise
+
+    with telling(str(path), "written"):
+        if hasattr(path, "write"):
+            write(path)  # type: ignore[arg-type]
+        else:
+            replace(place(path), write)
 
 
 def _path(path: Any) -> Path:
@@ -165,9 +171,12 @@ def telling(where: str, what: str, after: str = "") -> Iterator[None]:
         raise told from error
 
 
-@contextmanager
-def replacing(path: Path, *, durable: bool = True, previous: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of ``path`` when the block ends well; else ``path`` is as it was.
+def replace(
+    path: Path, write: Callable[[BinaryIO], object], *, durable: bool = True, previous: Path | None = None
+) -> None:
+    """Let ``write`` write a file that takes the place of ``path`` when it ends well; else ``path`` is as it was.
+
+    No context manager: an exception between its beginning and the block would leave the file to whoever keeps the traceback.
 
     durable : what was written is on the disk before it takes the place, and its place is when the block has ended.
     previous : where to keep what ``path`` held before.
@@ -177,7 +186,7 @@ def replacing(path: Path, *, durable: bool = True, previous: Path | None = None)
         with open(temporary, "xb") as file:
             with suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))  # who may read and write it stays
-            yield file
+            write(file)
             file.flush()
             if durable:
                 os.fsync(file.fileno())

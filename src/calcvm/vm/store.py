@@ -22,7 +22,7 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ProgramError
 from calcvm.vm.program import Program, load_program
-from calcvm.vm.serialize import parsed, remove_temporaries, replacing, sync_folder, telling
+from calcvm.vm.serialize import parsed, remove_temporaries, replace, sync_folder, telling
 
 FORMAT_VERSION = 1
 MAGIC = b"calcvmMD"
@@ -182,13 +182,13 @@ class FileStore:
         header = HEADER.pack(MAGIC, FORMAT_VERSION, len(document), image.nbytes) + document
         digest = hashlib.sha256(header)
         digest.update(image)
-        with (
-            telling(str(path), "written", UNCHANGED),
-            replacing(path, durable=self.durable, previous=path.with_suffix(".previous")) as file,
-        ):
-            file.write(header)
-            file.write(image)
-            file.write(digest.digest())
+
+        def write(file: BinaryIO) -> None:
+            for part in (header, image, digest.digest()):
+                file.write(part)
+
+        with telling(str(path), "written", UNCHANGED):
+            replace(path, write, durable=self.durable, previous=path.with_suffix(".previous"))
 
     def get(
         self, name: str, image: memoryview | None = None, *, previous: bool = False
