@@ -40,6 +40,7 @@ __all__ = [
     "mse",
     "mul",
     "neg",
+    "pick",
     "pow",
     "relu",
     "reshape",
@@ -51,6 +52,7 @@ __all__ = [
     "softplus",
     "sqrt",
     "square",
+    "stop_gradient",
     "sub",
     "sum",
     "sum_squares",
@@ -240,6 +242,11 @@ def flatten(x: Variable) -> Variable:
     return apply("flatten", x)
 
 
+def stop_gradient(x: Variable) -> Variable:
+    """x, taken for a constant by the backward: what is behind it is not trained through it.  Costs nothing."""
+    return apply("stop_gradient", x)
+
+
 def transpose(x: Variable, axes: Sequence[int] | None = None) -> Variable:
     """Axes in another order (default reversed)."""
     return apply("transpose", x, axes=None if axes is None else _axes("transpose", axes))
@@ -271,6 +278,11 @@ def dropout(x: Variable, rate: float = 0.5) -> Variable:
     y = apply("dropout", x, rng, state, out=name, stream=stream)
     y.unnamed = True
     return y
+
+
+def pick(x: Variable, index: Variable) -> Variable:
+    """``x[..., index]``, of each row its own element: x (..., N), index (...) of integers in [0, N)."""
+    return apply("pick", x, index)
 
 
 def slice(x: Variable, starts: Sequence[int | None], stops: Sequence[int | None]) -> Variable:  # noqa: A001

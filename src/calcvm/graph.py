@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from calcvm.ops import OPS, OpSpec
 from calcvm.ops.dims import BATCH, ONE, Affine, Quadratic, Shape, numel, shape_of, show
 from calcvm.ops.spec import Attr
 from calcvm.ops.statement import unique
+from calcvm.tables import html
 
 if TYPE_CHECKING:
     from calcvm.init import Initializer
@@ -230,8 +231,10 @@ class Path:
     adopt: bool = True
     operations: list[Operation] = field(default_factory=list, repr=False)
     loss: Variable | None = None
-    output: Variable | None = None
+    output: Variable | tuple[Variable, ...] | None = None
     optimizer: Any = None
+    parameters: tuple[Variable, ...] | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)  # factors of the learning rate other than 1, by name
 
     def __enter__(self) -> Path:
         self.graph._active.append(self)
@@ -249,17 +252,34 @@ class Path:
             if isinstance(v, Variable) and v.path is self and v.unnamed and name not in taken and name[0] != "_":
                 v.rename(name)
 
-    def minimize(self, loss: Variable, optimizer: Optimizer | str, output: Variable | None = None) -> None:
+    def minimize(
+        self,
+        loss: Variable,
+        optimizer: Optimizer | str,
+        output: Variable | tuple[Variable, ...] | None = None,
+        parameters: Iterable[Variable | str] | None = None,
+        rates: Mapping[str, float] | Mapping[Variable, float] | None = None,
+    ) -> None:
         """Train the trainable parameters behind ``loss`` (one element) with ``optimizer``, or one's name (``"adam"``).
 
-        ``output`` : the network's result; operators it does not need form the section "loss", so that the
-        network can run forward without targets.
+        Parameters
+        ----------
+        output : the network's result, or a tuple of them; operators that they do not need form the section "loss", so
+            that the network can run forward without targets.
+        parameters : those to train, or their names, of all behind the loss (`CalcGraph.parameters` finds them by
+            a prefix); the others stay as they are in this path.
+        rates : factors of the learning rate, by parameter, by name, or for all whose names begin with a text that ends
+            with a dot, such as ``"linear_1."``; of several that fit, the last one holds.
+
+        Raises
+        ------
+        ShapeError : the loss has more than one element.
+        CalcError : the path does not train or has a loss already; the loss does not depend on what is to be trained.
         """
         from calcvm.optim import optimizer_of
 
         checks.one_of("minimize", loss, Variable, "a variable, the loss,")
-        if output is not None:
-            checks.one_of("minimize: output", output, Variable, "a variable")
+        outputs_of("minimize: output", output)
         if not self.backward:
             raise CalcError(f"path {self.name!r} is forward only: open it with g.path({self.name!r}, backward=True)")
         if self.loss is not None:
@@ -268,19 +288,82 @@ class Path:
             raise ShapeError(f"minimize: loss {loss} must have one element: reduce it, for example by mean")
         if loss.path is not self:
             raise CalcError(f"minimize: {loss.name!r} is not computed in path {self.name!r}")
-        self.loss, self.optimizer, self.output = loss, optimizer_of(optimizer), output
+        optimizer = optimizer_of(optimizer)
+        trained = None if parameters is None else self._to_train(loss, parameters)
+        factors = self._factors(loss, trained, rates)
+        self.loss, self.optimizer, self.output = loss, optimizer, output
+        self.parameters, self.rates = trained, factors
+
+    def _factors(self, loss: Variable, trained: tuple[Variable, ...] | None, given: Any) -> dict[str, float]:
+        """Factors of the learning rate other than 1, by name."""
+        factors: dict[str, float] = {}
+        if given is None:
+            return factors
+        names = [v.name for v in (self.trained_behind(loss) if trained is None else trained)]
+        wanted = 'a mapping such as {"linear_1.": 0.1}'
+        for key, factor in checks.one_of("minimize: rates", given, Mapping, wanted).items():
+            key = key.name if isinstance(key, Variable) and key.graph is self.graph else key
+            found = [n for n in names if isinstance(key, str) and (n == key or (key[-1:] == "." and n.startswith(key)))]
+            if not found:
+                raise CalcError(
+                    f"minimize: rates: no parameter that is trained is called {checks.shown(key)}; there are {', '.join(names)}"
+                )
+            factors |= dict.fromkeys(found, checks.number(f"minimize: the rate's factor of {key!r}", factor, 0))
+        return {name: float(factor) for name, factor in factors.items() if factor != 1}
+
+    def _to_train(self, loss: Variable, given: Any) -> tuple[Variable, ...]:
+        """Parameters, by name or themselves, that a loss has a gradient of; in the graph's order."""
+        behind = self.trained_behind(loss)
+        chosen = set[Variable]()
+        for p in checks.items("minimize: parameters", given, "a list of parameters or their names"):
+            found = self.graph.variables.get(p) if isinstance(p, str) else p
+            if not isinstance(found, Variable) or found.graph is not self.graph:
+                raise CalcError(f"minimize: the graph has no parameter {checks.shown(p)}")
+            if found not in behind:
+                why = "is no parameter" if found.kind != "parameter" else "is frozen" if not found.trainable else ""
+                raise CalcError(
+                    f"minimize: {found.name!r} {why or f'has no part in the loss {loss.name!r}'}, and cannot be trained; "
+                    f"what can: {', '.join(v.name for v in behind) or 'nothing'}"
+                )
+            chosen.add(found)
+        if not chosen:
+            raise CalcError("minimize: parameters is empty: leave it out to train all behind the loss")
+        return tuple(v for v in behind if v in chosen)
+
+    def trained_behind(self, loss: Variable) -> list[Variable]:
+        """Trainable parameters that a loss of this path has a gradient of, in the graph's order."""
+        wanted = {loss}
+        for op in reversed(self.operations):
+            if not op.spec.stops and any(v in wanted for v in op.outputs.values()):
+                wanted.update(op.inputs.values())
+        return [v for v in self.graph.variables.values() if v in wanted and v.kind == "parameter" and v.trainable]
+
+    @property
+    def outputs(self) -> tuple[Variable, ...]:
+        """The network's results: ``output``."""
+        return outputs_of(f"path {self.name!r}: output", self.output)
 
     @property
     def form(self) -> tuple[Any, ...]:
         """What `CalcGraph.form` compares of a path."""
-        ends = (v and v.name for v in (self.loss, self.output))
+        ends = (self.loss and self.loss.name, *(v.name for v in self.outputs))
         optimizer = self.optimizer and self.optimizer.form
-        return (self.name, self.backward, *ends, optimizer, *(op.form for op in self.operations))
+        trained = None if self.parameters is None else tuple([v.name for v in self.parameters])
+        rates = (*self.rates.items(),)
+        return (self.name, self.backward, *ends, optimizer, trained, rates, *(op.form for op in self.operations))
 
     @property
     def variables(self) -> Iterator[Variable]:
         for op in self.operations:
             yield from op.outputs.values()
+
+
+def outputs_of(what: str, given: Any) -> tuple[Variable, ...]:
+    """Of None, a variable or several: a tuple."""
+    several = tuple(given) if isinstance(given, (tuple, list)) else () if given is None else (given,)
+    for v in several:
+        checks.one_of(what, v, Variable, "a variable, or a tuple of them,")
+    return several
 
 
 class CalcGraph:
@@ -297,6 +380,11 @@ class CalcGraph:
         kinds = [v.kind for v in self.variables.values()]
         counts = ", ".join(f"{kinds.count(kind)} {kind}s" for kind in ("placeholder", "parameter", "result"))
         return f"<CalcGraph: {counts}; paths {', '.join(self.paths) or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        rows = [[v.kind, v.name, str(v.descriptor)] for v in self.variables.values() if v.kind != "result"]
+        rows += [["path", p.name, " ".join(op.spec.name for op in p.operations)] for p in self.paths.values()]
+        return html(repr(self), ["kind", "name", "shape, or operators"], rows)
 
     def placeholder(self, name: str, shape: Sequence[int | None]) -> Variable:
         """Data that the user sets.
@@ -316,7 +404,7 @@ class CalcGraph:
         self,
         name: str,
         shape: Sequence[int],
-        init: Initializer | np.ndarray | str | None = None,
+        init: Initializer | np.ndarray | str | Callable[..., Any] | None = None,
         regularizer: Regularizer | None = None,
         trainable: bool = True,
     ) -> Variable:
@@ -333,6 +421,11 @@ class CalcGraph:
         trainable = checks.flag(f"{what}: trainable", trainable)
         init, regularizer = initializer_of(what, init, sizes), regularizer_of(what, regularizer)
         return self._add(name, "parameter", shape_of(sizes), init=init, regularizer=regularizer, trainable=trainable)
+
+    def parameters(self, prefix: str = "") -> list[Variable]:
+        """Parameters whose names begin with ``prefix``, such as the scope that layers were built with."""
+        checks.one_of("parameters: prefix", prefix, str, "a text such as 'linear_1.'")
+        return [v for v in self.variables.values() if v.kind == "parameter" and v.name.startswith(prefix)]
 
     def constant(self, name: str, value: np.ndarray) -> Variable:
         """A fixed array."""

@@ -6,8 +6,12 @@ of ``n_in`` and a fan-out of ``n_out`` times the size of the receptive field.
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from itertools import count
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -182,27 +186,105 @@ class Orthogonal(Initializer):
         return self.gain * (q if m >= n else q.T).reshape(shape)
 
 
+# ---------------------------------------------------------------- functions of one's own
+FUNCTIONS: dict[
+    str, Callable[[Shape, np.random.Generator], Any]
+] = {}  # that graphs of this process were given, by name
+
+
+@dataclass(frozen=True)
+class Function(Initializer):
+    """A function of (shape, rng) that somebody gave; of it a program keeps the name."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        checks.text("Function: name", self.name, "module.function")
+
+    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+        if self.name not in FUNCTIONS:
+            raise CalcError(
+                f"a parameter begins with what the function {self.name!r} gives, which this process does not know: files "
+                "hold its name alone; make it known by cv.init.function(...), or build the graph here"
+            )
+        given = FUNCTIONS[self.name](shape, rng)
+        array = np.asarray(given)
+        if array.dtype.kind not in "fiub" or array.shape != shape:
+            raise ShapeError(
+                f"initializer {self.name!r}: an array of numbers of shape {shape} is wanted, not {checks.shown(given)}"
+            )
+        return array.astype(np.float64)
+
+
+def function(given: Callable[[Shape, np.random.Generator], Any]) -> Function:
+    """An initializer of a plain function: ``fn(shape, rng)`` gives an array; ``rng`` follows from the model's seed.
+
+    A program, and a file, hold its name and a digest of its code: ``module.function-1a2b3c4d``, with a number behind it
+    where another function has that.
+    """
+    if not callable(given) or isinstance(given, type) or type(given) in KINDS:
+        raise CalcError(f"cv.init.function: a function of (shape, rng) is wanted, not {checks.called(given)}")
+    code = getattr(given, "__code__", None)
+    made_of = code and (code.co_code, code.co_names, [c for c in code.co_consts if _is_plain(c)], _beside(given))
+    stem = f"{getattr(given, '__module__', '')}.{getattr(given, '__qualname__', type(given).__qualname__)}"
+    stem += f"-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:8]}"
+    for k in count(1):
+        name = stem if k == 1 else f"{stem}_{k}"
+        if _alike(FUNCTIONS.setdefault(name, given), given):
+            return Function(name)
+    raise AssertionError
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two functions do the same: one function, or the same code made again with the same numbers around it."""
+    if a is b:
+        return True
+    if not (isinstance(a, FunctionType) and isinstance(b, FunctionType) and a.__code__ is b.__code__):
+        return False
+    beside = _beside(a)
+    return beside is not None and beside == _beside(b)
+
+
+def _beside(f: Any) -> str | None:
+    """The values that a function of Python has beside its code, in a text; None: one of them may change, or is unknown."""
+    try:
+        cells = tuple(cell.cell_contents for cell in f.__closure__ or ())
+    except ValueError:  # one that is not set yet
+        return None
+    values = (cells, f.__defaults__, tuple((f.__kwdefaults__ or {}).items()))
+    return repr(values) if _is_plain(values) else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a number or a text, or a tuple of such."""
+    return (
+        value is None
+        or type(value) in (bool, int, float, str, bytes)
+        or (type(value) is tuple and all(map(_is_plain, value)))
+    )
+
+
 GlorotUniform, GlorotNormal = XavierUniform, XavierNormal
 KaimingUniform, KaimingNormal = HeUniform, HeNormal
 
 KINDS = (
-    Zeros, Ones, Constant, Uniform, Normal, TruncatedNormal, XavierNormal, XavierUniform, HeNormal, HeUniform, Orthogonal
+    Zeros, Ones, Constant, Uniform, Normal, TruncatedNormal, XavierNormal, XavierUniform, HeNormal, HeUniform, Orthogonal,
+    Function,
 )  # fmt: skip
 # "he_normal": HeNormal, "glorot_uniform": XavierUniform, ...; those that need a value are not named by a text
 NAMES = {
     "".join("_" + c.lower() if c.isupper() else c for c in name)[1:]: kind
     for name, kind in list(globals().items())
-    if kind in KINDS and kind is not Constant
+    if kind in KINDS and kind not in (Constant, Function)
 }
 
 
 def initializer_of(what: str, given: Any, shape: Shape) -> Initializer | np.ndarray:
-    """What a parameter of ``shape`` starts from: an initializer, given as one, by its name or class, or an array.
+    """What a parameter of ``shape`` starts from: an initializer, given as one, by its name or class, a function or an array.
 
     Raises
     ------
-    CalcError : it is none of these.  A function is none: a program keeps the initializer's name and numbers, so that
-        other seeds, files and processes draw from it too.
+    CalcError : it is none of these.
     """
     if given is None:
         return XavierUniform() if len(shape) > 1 else Zeros()
@@ -210,7 +292,7 @@ def initializer_of(what: str, given: Any, shape: Shape) -> Initializer | np.ndar
         if given.lower() not in NAMES:
             raise CalcError(f"{what}: initializer {checks.shown(given)} is unknown; take one of {', '.join(NAMES)}")
         given = NAMES[given.lower()]
-    if isinstance(given, type) and given in KINDS:
+    if isinstance(given, type) and given in KINDS and given is not Function:
         if given is Constant:
             raise CalcError(f"{what}: Constant needs its value: init=cv.init.Constant(0.1)")
         given = given()  # type: ignore[call-arg]
@@ -218,13 +300,9 @@ def initializer_of(what: str, given: Any, shape: Shape) -> Initializer | np.ndar
         if isinstance(given, Orthogonal) and len(shape) < 2:
             raise CalcError(f"{what}: Orthogonal: the shape {shape} has fewer than 2 axes")
         return given
-    if callable(given):
-        name = getattr(given, "__name__", type(given).__name__)
-        raise CalcError(
-            f"{what}: {name} is no initializer of cv.init, and functions cannot be stored in a program: give their "
-            f"values, init={name}({shape}, np.random.default_rng(0))"
-        )
-    wanted = "an initializer such as cv.init.HeNormal(), its name, or an array"
+    if callable(given) and not isinstance(given, type):
+        return function(given)
+    wanted = "an initializer such as cv.init.HeNormal(), its name, a function of (shape, rng), or an array"
     if not isinstance(given, (np.ndarray, list, tuple)):
         raise CalcError(f"{what}: init: {wanted} is wanted, not {checks.shown(given)}")
     try:

@@ -6,7 +6,8 @@ The formulas are PyTorch's; the rows that compute them are declared in `calcvm.o
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import MISSING, InitVar, dataclass, field, fields
 from typing import Any, ClassVar
 
 from calcvm import checks
@@ -14,6 +15,7 @@ from calcvm.errors import CalcError
 from calcvm.ops.optimizers import HYPER_SLOTS, HYPER_START, SCHEDULES
 
 LARGEST_COUNT = 2**53  # of steps: slots are float64
+MOST_SAMPLES = 10**7  # of a schedule
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
@@ -127,6 +129,36 @@ class CosineRestarts(Schedule):
         _at_least_0(self, "min_lr")
 
 
+@dataclass(frozen=True)
+class Sampled(Schedule):
+    """The rate times what a plain function says: ``function(k)`` of the step k = 0, 1, ... (torch's LambdaLR).
+
+    It is asked once, here, for k = 0, ``every``, 2 ``every``, ... below ``total_steps``; the answer holds for ``every``
+    steps, the last one from then on.  The answers are numbers >= 0 and lie in the heap, a number each.
+    """
+
+    function: InitVar[Callable[[int], float]]
+    total_steps: InitVar[int]
+    every: int = 1
+    factors: tuple[float, ...] = field(init=False)
+
+    def __post_init__(self, function: Any = None, total_steps: Any = None) -> None:  # type: ignore[override]
+        super().__post_init__()
+        if not callable(function):
+            raise CalcError(f"Sampled: a function of the step is wanted, not {checks.called(function)}")
+        _count(self, "every", 1)
+        steps = checks.integer("Sampled: total_steps", total_steps, 1, LARGEST_COUNT)
+        if -(-steps // self.every) > MOST_SAMPLES:
+            raise CalcError(
+                f"Sampled: {steps:,} steps, asked every {self.every}, are more than {MOST_SAMPLES:,} answers"
+            )
+        answers = ((k, function(k)) for k in range(0, steps, self.every))
+        _set(self, "factors", tuple(checks.number(f"Sampled: the factor of step {k}", f, 0) for k, f in answers))
+
+    def slots(self) -> dict[str, float]:
+        return {"warmup_steps": float(self.warmup_steps)}
+
+
 # ---------------------------------------------------------------- optimizers
 @dataclass(frozen=True)
 class Optimizer:
@@ -162,7 +194,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if self.schedule is not None:
-            wanted = "a schedule such as cv.Cosine(1000)"
+            wanted = "a schedule such as cv.Cosine(1000), or cv.Sampled(function, total_steps)"
             checks.one_of(_what(self, "schedule"), self.schedule, Schedule, wanted)
         _at_least_0(self, "learning_rate")
         for name in ("clip_value", "clip_norm"):
@@ -185,7 +217,8 @@ class Optimizer:
     def form(self) -> tuple[Any, ...]:
         """What decides the rows: all but the values of `slots`."""
         clipped = (self.clip_value is not None, self.clip_norm is not None)
-        return (type(self).__name__, self.row, *self.state.items(), self.schedule_code, *clipped)
+        table = (self.schedule.every, *self.schedule.factors) if isinstance(self.schedule, Sampled) else ()
+        return (type(self).__name__, self.row, *self.state.items(), self.schedule_code, *clipped, *table)
 
     def slots(self) -> dict[str, float]:
         """Value of every hyperparameter slot before the first step."""

@@ -74,6 +74,7 @@ class Train:
     optimizer: str
     settings: Mapping[str, float | bool]
     output: int | None = None
+    parameters: tuple[int, ...] | None = None  # None: all behind the loss
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class Case:
                         of[step.key] = _emit(step, [None if k is None else of[k] for k in step.inputs])
                 if train is not None:
                     output = None if train.output is None else of[train.output]
-                    path.minimize(of[train.loss], _optimizer(train), output)
+                    chosen = None if train.parameters is None else [of[k] for k in train.parameters]
+                    path.minimize(of[train.loss], _optimizer(train), output, chosen)
         return g, of
 
     def compile(self, **options: Any) -> cv.Program:
@@ -187,6 +189,11 @@ class Case:
                 lines.append(f"  {self.trains[number]}")
         return "\n".join(lines)
 
+    def trains_it(self, path: int, key: int) -> bool:
+        """Whether a path trains a parameter that is behind its loss."""
+        chosen = self.trains[path].parameters
+        return chosen is None or key in chosen
+
     def without(self, key: int) -> Case | None:
         """The case without a step and all that needs it (None: nothing is left to run)."""
         gone = {key}
@@ -195,6 +202,7 @@ class Case:
                 gone.add(p.key)
         trains = {n: t for n, t in self.trains.items() if t.loss not in gone}
         trains = {n: replace(t, output=None) if t.output in gone else t for n, t in trains.items()}
+        trains = {n: replace(t, parameters=None) for n, t in trains.items()}  # some may be behind the loss no more
         steps = tuple(p for p in self.steps if p.key not in gone)
         keep = tuple(k for k in self.keep if k not in gone)
         return replace(self, steps=steps, trains=trains, keep=keep) if steps else None
@@ -263,6 +271,8 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "sum_squares": _reduced(lambda x, **a: torch.sum(x * x, **a)),
     "softmax": lambda x, axis: torch.softmax(x, axis), "log_softmax": lambda x, axis: torch.log_softmax(x, axis),
     "flatten": lambda x: x.reshape(len(x), -1),
+    "stop_gradient": torch.Tensor.detach,
+    "pick": lambda x, index: x.gather(-1, index.long()[..., None])[..., 0],
     "transpose": lambda x, axes: x.permute(*(axes or range(x.dim())[::-1])),
     "concat": lambda a, b, axis: torch.cat([a, b], axis),
     "slice": _slice,
@@ -337,16 +347,17 @@ class Twin:
         }
         behind = {n: self._behind(t.loss, n) for n, t in case.trains.items()}
         self.trained = {
-            n: [k for k, p in self.parameters.items() if p.requires_grad and k in keys] for n, keys in behind.items()
+            n: [k for k, p in self.parameters.items() if p.requires_grad and k in keys and case.trains_it(n, k)]
+            for n, keys in behind.items()
         }
         self.gradients = {n: dict.fromkeys(keys, 0.0) for n, keys in self.trained.items()}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
 
     def _behind(self, key: int, path: int) -> set[int]:
-        """Inputs of a path's operators that a value of it depends on."""
+        """Inputs of a path's operators that a value of it has a gradient of."""
         wanted = {key}
         for step in reversed(self.case.steps):
-            if step.path == path and step.key in wanted:
+            if step.path == path and step.key in wanted and step.op != "stop_gradient":
                 wanted |= {k for k in step.inputs if k is not None}
         return wanted
 
@@ -527,7 +538,7 @@ class _Draw:
         x, rng = self.some(), self.rng
         op = rng.choice(
             ("neg", "abs", "sqrt", "square", "exp", "log", "pow", "relu", "leaky_relu", "sigmoid", "tanh", "gelu", "softplus",
-             "elu", "affine", "dropout")
+             "elu", "affine", "dropout", "stop_gradient")
         )  # fmt: skip
         attrs: dict[str, Any] = {
             "pow": {"exponent": rng.choice((2.0, 3.0, -1.0, 0.5, 1.5, -2.0, 1.0))},
@@ -638,7 +649,12 @@ class _Draw:
 
     def softmax(self) -> int | None:
         x = self.some(lambda s: len(s) >= 1 and s[-1].constant)
-        return None if x is None else self.add(self.rng.choice(("softmax", "log_softmax")), x, axis=-1)
+        y = None if x is None else self.add(self.rng.choice(("softmax", "log_softmax")), x, axis=-1)
+        if y is not None and self.of[y].shape[:-1] == (BATCH,) and self.rng.random() < 0.3:
+            t = self.placeholder((None,), classes=self.of[y].shape[-1].b)
+            self.labels.append(t)
+            return self.add("pick", y, t)
+        return y
 
     def joined(self) -> int | None:
         x = self.some(lambda s: len(s) >= 1)
@@ -687,7 +703,11 @@ class _Draw:
         own = {p.key for p in self.steps if p.path == self.path}
         depends: set[int] = set()
         for p in self.steps:
-            if p.path == self.path and any(k in depends or k in trainable for k in p.inputs):
+            if (
+                p.path == self.path
+                and p.op != "stop_gradient"
+                and any(k in depends or k in trainable for k in p.inputs)
+            ):
                 depends.add(p.key)
         found = sorted(k for k in depends if len(self.of[k].shape) >= 1)
         if not found or not own:
@@ -717,17 +737,26 @@ class _Draw:
         if rng.random() < 0.2:
             settings["clip_norm"] = 0.1
         steps = [p.key for p in self.steps if p.path == self.path]
-        self.trains[self.path] = Train(loss, kind, settings, rng.choice(steps) if rng.random() < 0.5 else None)
+        output = rng.choice(steps) if rng.random() < 0.5 else None
+        mine = sorted(trainable & {k for p in self.behind(loss) for k in p.inputs if k is not None})
+        chosen = tuple(rng.sample(mine, rng.randint(1, len(mine)))) if mine and rng.random() < 0.2 else None
+        self.trains[self.path] = Train(loss, kind, settings, output, chosen)
+
+    def behind(self, key: int) -> list[Step]:
+        """Steps of the path that a value has gradients through."""
+        wanted, found = {key}, []
+        for p in reversed(self.steps):
+            if p.path == self.path and p.key in wanted and p.op != "stop_gradient":
+                wanted |= {k for k in p.inputs if k is not None}
+                found.append(p)
+        return found
 
     def differentiable(self, key: int) -> bool:
-        """Whether a value depends on nothing of its path through a metric, which has no gradient."""
-        behind = {key}
-        for p in reversed(self.steps):
-            if p.path == self.path and p.key in behind:
-                behind |= {k for k in p.inputs if k is not None}
-                if p.op in ("rmse", "accuracy"):
-                    return False
-        return True
+        """Whether a value depends on something of its path, and on nothing through a metric, which has no gradient."""
+        trainable, behind = {s.key for s in self.sources if s.trainable}, self.behind(key)
+        return not any(p.op in ("rmse", "accuracy") for p in behind) and any(
+            k in trainable for p in behind for k in p.inputs
+        )
 
     def loss(self, y: int) -> int | None:
         rng, shape = self.rng, self.of[y].shape

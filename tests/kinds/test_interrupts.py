@@ -61,6 +61,8 @@ CALLS = {
     "parameters": lambda w: w.model.parameters,
     "hyper": lambda w: w.model.hyper.__setitem__("learning_rate", 0.5),
     "reset": lambda w: w.model.resident.reset(7),
+    "set_weights": lambda w: w.model.set_weights({k: v + 1 for k, v in w.model.get_weights().items()}),
+    "predict_proba": lambda w: w.model.predict_proba(B[0]),
     "copy": lambda w: w.model.resident.copy("copy", cv.CalcHeap("64 KiB")),
     "turns": lambda w: [m.predict(B[0]) for m in (w.model, w.other, w.model)],
     "ensemble": lambda w: cv.Ensemble([w.model, w.other], "vote").evaluate(X, Y),
@@ -85,7 +87,7 @@ BEGUN = {  # of those, the sections that have run before the call
     "optimize": ("forward", "backward"),
     "end_round": ("forward", "backward", "optimize"),
 }
-REPEATED = {"step", "run_steps", "backward", "optimize"}  # where two calls are more than one
+REPEATED = {"step", "run_steps", "backward", "optimize", "set_weights"}  # where two calls are more than one
 HERE = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}  # what a signal raises
 
 

@@ -84,12 +84,28 @@ class Seen:
     def trained(self):
         """A model that steps of its own change, in a heap of its own."""
         model = cv.Model.on(cv.CalcHeap("1 MiB").load(program(), seed=5))
-        return model.fit(X, Y, 2, validation=0.25, progress=False)["val_loss"]
+        seen = []
+        history = model.fit(
+            X,
+            Y,
+            2,
+            validation=0.25,
+            keep_best=True,
+            progress=False,
+            callbacks=[lambda m, k, f: seen.append(m.predict(X))],
+        )
+        model.set_weights(model.get_weights())
+        model.fit([(X[:9], Y[:9])] * 3, epochs=2, progress=False)
+        return history["val_loss"], seen, image_of(model.resident)
 
 
 LOOKS = {
     # one model
     "predict": lambda s: s.model.predict(X),
+    "predict_proba, predict_classes": lambda s: (s.model.predict_proba(X), s.model.predict_classes(X)),
+    "get_weights": lambda s: s.model.get_weights(),
+    "summary": lambda s: (s.model.summary(), s.model._repr_html_()),
+    "tables": lambda s: (s.results._repr_html_(), s.heap._repr_html_()[:9], s.plan._repr_html_(), s.graph._repr_html_()),
     "evaluate": lambda s: s.model.evaluate(X, Y),
     "judge": lambda s: s.model.judge({"input": X, "target": Y})(),
     "run": lambda s: s.model.run({"input": X[:7]})["output"],

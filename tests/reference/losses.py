@@ -34,6 +34,10 @@ def softmax_cross_entropy(logits, target, label_smoothing=0.0):
     return np.mean(-(q * log_p).sum(-1))
 
 
+def pick(x, index):
+    return np.take_along_axis(x, index[..., None].astype(int), -1)[..., 0]
+
+
 def rmse(x, t):
     return np.sqrt(np.mean((x - t) ** 2))
 

@@ -102,6 +102,21 @@ def tick(hyper, schedule=0):
     return {"hyper": np.array([h[name] for name in HYPER_SLOTS])}
 
 
+def rate_table(table, hyper, every=1):
+    h = named(hyper)
+    k = int(max(0, h["t"] - 1 - h["warmup_steps"]) // every)
+    return {"hyper": rated(h, table[min(k, len(table) - 1)])}
+
+
+def rate_scale(hyper, factor=1.0):
+    return {"scaled": rated(named(hyper), factor)}
+
+
+def rated(h, factor):
+    h = h | {name: h[name] * factor for name in ("lr_t", "step_size_t")}
+    return np.array([h[name] for name in HYPER_SLOTS])
+
+
 def clip_value(g, hyper):
     c = named(hyper)["clip_value"]
     return {"g": np.clip(g, -c, c)}

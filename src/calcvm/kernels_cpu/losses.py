@@ -458,6 +458,25 @@ def softmax_cross_entropy_bwd(
             dlogits[k * N + class_of(h, r, target[k], N)] -= hard  # noqa: F821
 
 
+# ---------------------------------------------------------------- an element of each row
+@kernel
+def pick_fwd(w, nw, rows, inner, N, x: Ptr, index: Ptr, y: Ptr):
+    """y[r] = x[r, index[r]]; x (rows*inner, N), index and y (rows*inner,); rows shared."""
+    lo, hi = share(rows, w, nw)
+    for k in range(lo * inner, hi * inner):
+        y[k] = x[k * N + class_of(h, r, index[k], N)]  # noqa: F821
+
+
+@kernel
+def pick_bwd(w, nw, rows, inner, N, index: Ptr, dy: Ptr, dx: Ptr):
+    """dx[r, j] = dy[r] where j is index[r], 0 elsewhere; all of dx is set; rows shared."""
+    lo, hi = share(rows, w, nw)
+    for k in range(lo * inner * N, hi * inner * N):
+        dx[k] = like(dx, 0.0)
+    for k in range(lo * inner, hi * inner):
+        dx[k * N + class_of(h, r, index[k], N)] = dy[k]  # noqa: F821
+
+
 # ---------------------------------------------------------------- metrics
 @njit(inline=True)
 def argmax(x, n):

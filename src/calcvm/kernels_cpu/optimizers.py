@@ -26,6 +26,7 @@ from calcvm.kernels_cpu._common import (
 LEARNING_RATE, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP_VALUE, CLIP_NORM = range(7)
 STEP_SIZE, GAMMA, TOTAL_STEPS, MIN_LR, WARMUP_STEPS = range(7, 12)
 T, BETA1_T, BETA2_T, GAMMA_T, LR_T, STEP_SIZE_T, INV_SQRT_CORRECTION2_T, CLIP_SCALE = range(12, 20)
+N_SLOTS = 20
 CONSTANT, STEP, EXPONENTIAL, COSINE, COSINE_RESTARTS = range(5)
 
 
@@ -216,6 +217,32 @@ def tick(w, nw, schedule, hyper: Ptr):
     s[LR_T] = lr
     s[STEP_SIZE_T] = lr / (1 - b1)
     s[INV_SQRT_CORRECTION2_T] = 1 / math.sqrt(1 - b2)
+
+
+@kernel
+def rate_table(w, nw, n, every, table: Ptr, hyper: Ptr):
+    """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  Worker 0 alone."""
+    if w != 0:
+        return
+    s = as_f64(hyper)
+    k, x = 0, (s[T] - 1 - s[WARMUP_STEPS]) / every
+    if x > 0:  # and no NaN
+        k = int(x) if x < n - 1 else n - 1
+    f = table[k]
+    s[LR_T] *= f
+    s[STEP_SIZE_T] *= f
+
+
+@kernel
+def rate_scale(w, nw, factor: Float, hyper: Ptr, scaled: Ptr):
+    """scaled = hyper, its lr_t and step_size_t times factor.  Worker 0 alone."""
+    if w != 0:
+        return
+    s, y = as_f64(hyper), as_f64(scaled)
+    for k in range(N_SLOTS):
+        y[k] = s[k]
+    y[LR_T] *= factor
+    y[STEP_SIZE_T] *= factor
 
 
 # ---------------------------------------------------------------- clipping

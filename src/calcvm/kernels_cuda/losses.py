@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_from, share, trap  # noqa: F401
-from calcvm.kernels_cuda._cuda import device, like, shared, shuffle_xor, sync, sync_warp, threads
-from calcvm.kernels_cuda._loops import elementwise
+from calcvm.kernels_cuda._cuda import device, like, shared, shuffle_xor, sync, sync_warp, thread, threads
+from calcvm.kernels_cuda._loops import elementwise, fill
 from calcvm.kernels_cuda._math import exp, fabs, log, log1p, sqrt
 from calcvm.kernels_cuda._reduce import (  # noqa: F401
     add,
@@ -294,6 +294,29 @@ def _label_dx(args, q, k):
     p, label, a, hard, soft = args
     d = p[k] * a - soft
     return d - hard if k == label else d
+
+
+# ---------------------------------------------------------------- an element of each row
+@kernel
+def pick_fwd(w, nw, rows, inner, N, x: Ptr, index: Ptr, y: Ptr):
+    """y[r] = x[r, index[r]]; x (rows*inner, N), index and y (rows*inner,); rows shared."""
+    lo, hi = share(rows, w, nw)
+    k = lo * inner + thread()
+    while k < hi * inner:
+        y[k] = x[k * N + class_of(h, r, index[k], N)]  # noqa: F821
+        k += threads()
+
+
+@kernel
+def pick_bwd(w, nw, rows, inner, N, index: Ptr, dy: Ptr, dx: Ptr):
+    """dx[r, j] = dy[r] where j is index[r], 0 elsewhere; all of dx is set; rows shared."""
+    lo, hi = share(rows, w, nw)
+    fill(lo * inner * N, hi * inner * N, dx, like(dx, 0))
+    sync()
+    k = lo * inner + thread()
+    while k < hi * inner:
+        dx[k * N + class_of(h, r, index[k], N)] = dy[k]  # noqa: F821
+        k += threads()
 
 
 # ---------------------------------------------------------------- metrics

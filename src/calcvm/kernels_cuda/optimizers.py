@@ -36,6 +36,7 @@ from calcvm.kernels_cuda._reduce import warp, warp_sum, warps
 LEARNING_RATE, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP_VALUE, CLIP_NORM = range(7)
 STEP_SIZE, GAMMA, TOTAL_STEPS, MIN_LR, WARMUP_STEPS = range(7, 12)
 T, BETA1_T, BETA2_T, GAMMA_T, LR_T, STEP_SIZE_T, INV_SQRT_CORRECTION2_T, CLIP_SCALE = range(12, 20)
+N_SLOTS = 20
 CONSTANT, STEP, EXPONENTIAL, COSINE, COSINE_RESTARTS = range(5)
 
 AT_ONCE = 4  # elements of a thread whose loads are on their way together
@@ -204,6 +205,31 @@ def tick(w, nw, schedule, hyper: Ptr):
         s[LR_T] = lr
         s[STEP_SIZE_T] = lr / (1 - b1)
         s[INV_SQRT_CORRECTION2_T] = 1 / sqrt(1 - b2)
+
+
+@kernel
+def rate_table(w, nw, n, every, table: Ptr, hyper: Ptr):
+    """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  One thread."""
+    if first(w):
+        s = as_f64(hyper)
+        k = s[T] - 1 - s[WARMUP_STEPS]
+        k = k / every if k > 0 else 0.0
+        f = table[int(k) if k < n - 1 else n - 1]
+        s[LR_T] *= f
+        s[STEP_SIZE_T] *= f
+
+
+@kernel
+def rate_scale(w, nw, factor: Float, hyper: Ptr, scaled: Ptr):
+    """scaled = hyper, its lr_t and step_size_t times factor.  One thread."""
+    if first(w):
+        s, y = as_f64(hyper), as_f64(scaled)
+        k = 0
+        while k < N_SLOTS:
+            y[k] = s[k]
+            k += 1
+        y[LR_T] *= factor
+        y[STEP_SIZE_T] *= factor
 
 
 # ---------------------------------------------------------------- clipping

@@ -47,27 +47,28 @@ class Backward:
                 self._operation(op)
 
     def _reached(self, loss: Variable) -> list[Operation]:
-        """Operators that the loss depends on, in order."""
+        """Operators through which the loss has gradients, in order."""
         wanted, out = {loss}, []
         for op in reversed(self.operations):
-            if any(v in wanted for v in op.outputs.values()):
+            if not op.spec.stops and any(v in wanted for v in op.outputs.values()):
                 wanted.update(op.inputs.values())
                 out.append(op)
         return out[::-1]
 
     def _needs(self, operations: Iterable[Operation]) -> set[Variable]:
-        """Variables whose gradient is needed: trainable parameters, and what lies between them and the loss."""
+        """Variables whose gradient is needed: the trained parameters, and what lies between them and the loss."""
         needs: set[Variable] = set()
         for op in operations:
             inputs = [v for n, v in op.inputs.items() if n in op.spec.differentiable]
-            needs.update(v for v in op.inputs.values() if v.kind == "parameter" and v.trainable)
+            needs.update(v for v in op.inputs.values() if v in self.parameter_gradient)
             if any(v in needs for v in inputs):
                 needs.update(op.outputs.values())
             blocked = [v for n, v in op.inputs.items() if v in needs and n not in op.spec.differentiable]
             if blocked:
                 raise UnsupportedOperator(
                     f"{op.name}: operator {op.spec.name!r} has no gradient for its input {blocked[0].name!r}; "
-                    f"freeze the parameters behind it (trainable=False) or leave it out of the loss"
+                    f"freeze the parameters behind it (trainable=False, minimize(parameters=...)), put cv.stop_gradient before "
+                    "it, or leave it out of the loss"
                 )
         return needs
 

@@ -17,6 +17,7 @@ from calcvm.ops.dims import affine, numel
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.spec import rows_cols
 from calcvm.ops.statement import PHASES, Lowered, Statement, Value
+from calcvm.optim import Sampled
 
 # Parameters from this size on are updated as soon as their gradient is final, so that the gradient's
 # storage dies early; smaller ones are updated together at the end, where their rows merge into one.
@@ -35,8 +36,8 @@ class Facts:
     parameters : "init" and "trainable"; their order chooses their random numbers.
     state : what each "symbol" of the optimizers, counters and constants starts with.
     paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and other paths'
-        results; its "output"; of one that trains its "loss", "optimizer", "hyper", "seed", and the parameters'
-        "moments" and "gradients".
+        results; its "output" (of several the first, and all as "outputs"); of one that trains its "loss",
+        "optimizer", "hyper", "seed", and the parameters' "moments" and "gradients".
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class _Lowering:
         """Results that stay readable: named ones, losses, outputs, last results, what other paths read."""
         kept = {self.graph.variables[n] for n in keep}
         for path in self.graph.paths.values():
-            kept |= {v for v in (path.loss, path.output) if v is not None}
+            kept |= {*path.outputs, *(() if path.loss is None else (path.loss,))}
             used = {v for op in path.operations for v in op.inputs.values()}
             kept |= {v for v in path.variables if v not in used}
             kept |= {v for v in used if v.kind == "result" and v.path is not path}
@@ -183,7 +184,7 @@ class _Lowering:
         limits = [
             affine(words["N"])
             for op, words in self.emit.words.items()
-            if words.get("dense") == 0 and op.inputs["target"].source is v
+            if (labels := op.inputs.get("target" if words.get("dense") == 0 else "index")) and labels.source is v
         ]
         return min((n.b for n in limits if n.constant), default=None)
 
@@ -192,15 +193,15 @@ class _Lowering:
         emit = self.emit
         emit.path = path.name
         operations = fuse_bias(path, self.kept)
-        before_loss = self._ancestors(operations, path.output) if path.output else set(operations)
+        before_loss = self._ancestors(operations, path.outputs) if path.outputs else set(operations)
         needs: dict[str, list[str]] = {}
         for phase, wanted in (("forward", True), ("loss", False)):
             emit.phase = phase
             section = [op for op in operations if (op in before_loss) == wanted]
             self.phase.update({v: phase for op in section for v in op.outputs.values()})
             read = [v.source for op in section for v in op.inputs.values()]
-            if path.output and wanted:
-                read.append(path.output.source)
+            if wanted:
+                read += [v.source for v in path.outputs]
             needs[phase] = [*dict.fromkeys(v.name for v in read if self._outside(v, path))]
             if phase == "forward":  # once a path: its backward draws the same numbers again
                 for rng in dict.fromkeys(op.inputs["rng"] for op in operations if "rng" in op.inputs):
@@ -209,9 +210,11 @@ class _Lowering:
                 emit.forward(op)
         facts = self.facts.paths[path.name] = {
             "backward": path.loss is not None,
-            "output": path.output and path.output.name,
+            "output": path.outputs[0].name if path.outputs else None,
             "needs": needs,
         }
+        if len(path.outputs) > 1:
+            facts["outputs"] = [v.name for v in path.outputs]
         if path.backward and path.loss is None:
             raise CalcError(
                 f"path {path.name!r} has a backward but no loss: call {path.name}.minimize(loss, optimizer)"
@@ -225,8 +228,8 @@ class _Lowering:
         return v.kind == "placeholder" or (v.kind == "result" and v.path is not path)
 
     @staticmethod
-    def _ancestors(operations: list[Operation], v: Variable) -> set[Operation]:
-        wanted, out = {v}, set()
+    def _ancestors(operations: list[Operation], variables: Iterable[Variable]) -> set[Operation]:
+        wanted, out = {*variables}, set()
         for op in reversed(operations):
             if any(o in wanted for o in op.outputs.values()):
                 wanted.update(op.inputs.values())
@@ -242,7 +245,7 @@ class _Lowering:
         hyper = emit.value(f"{path.name}.hyper", "state", len(HYPER_SLOTS) * emit.slots, persistent=True)
         self._starts(hyper, kind="hyper", slots=opt.slots())
         backward = Backward(emit, path, operations, self.accumulate)
-        trained = self._trained(operations, path)
+        trained = self._trained(path)
         inlined = (
             set() if self.accumulate or opt.clip_norm else {p for p in trained if numel(p.shape).b >= LARGE_PARAMETER}
         )
@@ -251,9 +254,13 @@ class _Lowering:
             backward.parameter_gradient[p] = emit.tensor(f"d{p.name}", "gradient", p.shape, persistent=stays)
         backward.run(seed)
         states = {p: self._optimizer_state(p, opt) for p in trained}
-        update = _Update(emit, opt, hyper, backward.parameter_gradient, states)
+        factors = self._schedule_table(path, opt)
+        update = _Update(emit, path, hyper, factors, backward.parameter_gradient, states)
         if not self.accumulate:  # early: the updates do not wait for what it divides
-            update.tick(emit.statements.insert, start)
+            behind = emit.statements[start:]
+            del emit.statements[start:]
+            update.tick()
+            emit.statements += behind
         for p in trained:
             if p in inlined:
                 update.inline(p, start)
@@ -276,11 +283,20 @@ class _Lowering:
             gradients={p.name: (None if p in inlined else g) for p, g in backward.parameter_gradient.items()},
         )
 
-    def _trained(self, operations: list[Operation], path: Path) -> list[Variable]:
+    def _schedule_table(self, path: Path, opt: Any) -> Value | None:
+        """What a schedule that is a table says, in the heap."""
+        if not isinstance(opt.schedule, Sampled):
+            return None
+        factors = np.array(opt.schedule.factors)
+        table = self.emit.value(f"{path.name}.schedule", "state", len(factors), persistent=True)
+        self._starts(table, kind="constant", array=table.name)
+        self.facts.constants[table.name] = factors
+        return table
+
+    @staticmethod
+    def _trained(path: Path) -> list[Variable]:
         assert path.loss is not None
-        behind = self._ancestors(operations, path.loss)
-        inputs = {v for op in behind for v in op.inputs.values()}
-        trained = [v for v in self.graph.variables.values() if v in inputs and v.kind == "parameter" and v.trainable]
+        trained = path.trained_behind(path.loss) if path.parameters is None else [*path.parameters]
         if not trained:
             raise CalcError(f"path {path.name!r}: the loss {path.loss.name!r} depends on no trainable parameter")
         return trained
@@ -297,13 +313,28 @@ class _Lowering:
 class _Update:
     """The optimizer's rows: penalties, clipping, updates."""
 
-    def __init__(self, emit: Emitter, opt: Any, hyper: Value, gradients: Mapping[Variable, Value], states: Any):
-        self.emit, self.opt, self.hyper, self.gradients, self.states = emit, opt, hyper, gradients, states
+    def __init__(
+        self, emit: Emitter, path: Path, hyper: Value, table: Value | None, gradients: Mapping[Variable, Value], states: Any
+    ):  # fmt: skip
+        self.emit, self.opt, self.hyper, self.table = emit, path.optimizer, hyper, table
+        self.gradients, self.states, self.rates = gradients, states, path.rates
+        self.scaled: dict[float, Value] = {}  # hyperparameters with the learning rate times a factor
 
-    def tick(self, insert: Any = None, at: int = 0) -> None:
+    def tick(self) -> None:
         self.emit.row("tick", {"schedule": self.opt.schedule_code}, {"hyper": self.hyper}, "tick")
-        if insert:
-            insert(at, self.emit.statements.pop())
+        if self.table is not None:
+            words = {"n": self.table.elems, "every": self.opt.schedule.every}
+            self.emit.row("rate_table", words, {"table": self.table, "hyper": self.hyper}, "tick")
+        if self.opt.clip_norm is None:
+            self._scale()
+
+    def _scale(self) -> None:
+        """Hyperparameters for each factor of the learning rate, when the others are final."""
+        for factor in dict.fromkeys(self.rates.values()):
+            scaled = self.scaled[factor] = self.emit.value(
+                f"{self.hyper.name}.scaled", "workspace", len(HYPER_SLOTS) * self.emit.slots
+            )
+            self.emit.row("rate_scale", {"factor": factor}, {"hyper": self.hyper, "scaled": scaled}, "tick")
 
     def prepare(self, p: Variable) -> None:
         """Regularizer and clipping by value of one final gradient."""
@@ -314,7 +345,8 @@ class _Update:
             self.emit.elementwise("clip_value", p.shape, {"g": g, "hyper": self.hyper}, p.name)
 
     def update(self, p: Variable) -> None:
-        operands = {"p": self.emit.env[p], "g": self.gradients[p], **self.states[p], "hyper": self.hyper}
+        hyper = self.scaled.get(self.rates.get(p.name, 1.0), self.hyper)
+        operands = {"p": self.emit.env[p], "g": self.gradients[p], **self.states[p], "hyper": hyper}
         self.emit.elementwise(self.opt.row, p.shape, operands, p.name, clip=int(self.opt.clip_norm is not None))
 
     def all(self, parameters: list[Variable]) -> None:
@@ -322,6 +354,7 @@ class _Update:
             self.prepare(p)
         if self.opt.clip_norm is not None:
             self._clip_norm(parameters)
+            self._scale()
         for p in parameters:
             self.update(p)
 

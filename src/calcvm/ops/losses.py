@@ -142,10 +142,14 @@ def _classes(inputs: tuple[Shape, ...]) -> bool:
     )
 
 
-def _class_words(x: Shape, dense: bool) -> dict[str, Any]:
+def _places(x: Shape) -> dict[str, Any]:
     if len(x) == 1:
-        return {"rows": 1, "inner": 1, "N": x[0], "dense": int(dense)}
-    return {"rows": x[0], "inner": numel(x[1:-1]), "N": x[-1], "dense": int(dense)}
+        return {"rows": 1, "inner": 1, "N": x[0]}
+    return {"rows": x[0], "inner": numel(x[1:-1]), "N": x[-1]}
+
+
+def _class_words(x: Shape, dense: bool) -> dict[str, Any]:
+    return {**_places(x), "dense": int(dense)}
 
 
 def _ce_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
@@ -160,7 +164,8 @@ def _ce_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str
     return {**words, "count": numel(x[:-1]), "smoothing": attrs["label_smoothing"]}
 
 
-CLASSES = (*dims("rows inner N"), choice("dense", 2))
+PLACES = dims("rows inner N")
+CLASSES = (*PLACES, choice("dense", 2))
 SMOOTHING = Word(name="smoothing", kind="float", lo=0, hi=1)
 TARGET = R("target", "rows*inner*(1 + dense*(N - 1))", "rows")
 
@@ -225,6 +230,63 @@ register(
             Example(shapes=((7,), ()), integer={"target": 7}),
         ),
         source="Szegedy et al. 2016 (label smoothing); torch.nn.CrossEntropyLoss",
+    )
+)
+
+
+# ---------------------------------------------------------------- an element of each row
+def _pick_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, index = inputs
+    if not x or index != x[:-1]:
+        raise ValueError(f"index {show(index)} is not of the shape of x {show(x)} without its last axis")
+    return {"y": index}
+
+
+register(
+    OpSpec(
+        name="pick",
+        synopsis="y[r] = x[r, index[r]]",
+        category="shape",
+        inputs=("x", "index"),
+        shape=_pick_shape,
+        words=lambda shapes, attrs: _places(shapes["x"]),
+        fwd=(
+            RowSpec(
+                opcode=147,
+                name="pick_fwd",
+                synopsis="y[r] = x[r, index[r]]",
+                words=PLACES,
+                operands=(
+                    R("x", "rows*inner*N", "rows"),
+                    R("index", "rows*inner", "rows"),
+                    W("y", "rows*inner", "rows"),
+                ),
+                require=("N - 1",),
+            ),
+        ),
+        bwd=(
+            RowSpec(
+                opcode=148,
+                name="pick_bwd",
+                synopsis="dx[r, j] = dy[r] where j is index[r], 0 elsewhere",
+                words=PLACES,
+                operands=(
+                    R("index", "rows*inner", "rows"),
+                    R("dy", "rows*inner", "rows"),
+                    W("dx", "rows*inner*N", "rows"),
+                ),
+                require=("N - 1",),
+            ),
+        ),
+        differentiable=("x",),
+        examples=(
+            Example(shapes=((None, 3), (None,)), integer={"index": 3}),
+            Example(shapes=((None, 10), (None,)), integer={"index": 10}, batch=32, bench=True),
+            Example(shapes=((None, 4, 6), (None, 4)), integer={"index": 6}, batch=3),
+            Example(shapes=((None, 1), (None,)), integer={"index": 1}),
+            Example(shapes=((7,), ()), integer={"index": 7}),
+        ),
+        source="MXNet's pick; torch.gather along the last axis",
     )
 )
 

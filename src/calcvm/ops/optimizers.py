@@ -265,6 +265,33 @@ _register(
 )
 
 
+_register(
+    236,
+    "rate_table",
+    "lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)]",
+    (*dims("n"), Word(name="every", kind="int", lo=1, hi=2**53)),
+    (R("table", "n", "w0"), U("hyper", HYPER_ELEMS, "w0")),
+    attrs=(Attr(name="every", default=1, check=lambda v: isinstance(v, int) and v >= 1, doc="steps of an entry"),),
+    word_values=lambda shapes, attrs: {"n": shapes["table"][0], **attrs},
+    examples=tuple(
+        Example(shapes=((n,), (N_SLOTS,)), attrs={"every": every}, low=0.1, high=0.9) for n, every in ((1, 1), (7, 2))
+    ),
+    source="torch.optim.lr_scheduler.LambdaLR",
+)
+_register(
+    237,
+    "rate_scale",
+    "scaled = hyper, its lr_t and step_size_t times factor",
+    (Word(name="factor", kind="float", lo=0, hi=1e300),),
+    (R("hyper", HYPER_ELEMS, "w0"), W("scaled", HYPER_ELEMS, "w0")),
+    attrs=(Attr(name="factor", default=1.0, check=lambda v: 0 <= v < 1e300, doc="of a parameter's learning rate"),),
+    shape=lambda inputs, attrs: {"scaled": inputs[0]},
+    word_values=lambda shapes, attrs: dict(attrs),
+    examples=(Example(shapes=((N_SLOTS,),), attrs={"factor": 0.25}, low=0.1, high=0.9),),
+    source="torch.optim's groups of parameters",
+)
+
+
 # ---------------------------------------------------------------- clipping
 _GRADIENT = U("g", "rows*cols", "rows")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, affine, numel, show
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, W, choice, dims, register
+from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, W, choice, dims, register, same_shape
 
 AXES = 6
 
@@ -87,6 +87,19 @@ register(
         differentiable=("x",),
         onnx=("Flatten",),
         examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((None,),))),
+    )
+)
+register(
+    OpSpec(
+        name="stop_gradient",
+        synopsis="y = x, taken for a constant by the backward",
+        category="shape",
+        inputs=("x",),
+        shape=same_shape,
+        words=_no_words,
+        view=True,
+        stops=True,
+        examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((4,),))),
     )
 )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
@@ -24,6 +25,8 @@ from calcvm.ops.dims import Shape, numel
 MAX_WORDS = 32  # W: words in an encoded row, the opcode and the flags included
 HEADER_WORDS = 2
 MAX_OPCODE = 10**6  # a table of addresses has a place for each up to the largest of a program
+OWN_OPCODES = range(1000, 65_000)  # of users' rows; calcvm's own are below
+BY_NAME = -(2**63)  # an opcode that is left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +108,13 @@ ACC = Word(name="acc", kind="int", lo=0, hi=1)
 class RowSpec:
     """One instruction: ``kernels_*/`` hold a kernel of the same name and the same words.
 
-    opcode : from 0 to a million, append-only; never reuse or renumber (stored programs name it).
+    opcode : from 0 to a million, append-only; never reuse or renumber (stored programs name it).  Left out, it is made of
+        the name, in `OWN_OPCODES`: that is for users' rows.
     in_place : pairs (written, read) that may share storage when the read value dies here.
     require : expressions over the words that must be >= 0: what the kernel relies on beyond the ranges.
     """
 
-    opcode: int
+    opcode: int = BY_NAME
     name: str
     synopsis: str
     words: tuple[Word, ...]
@@ -120,6 +124,8 @@ class RowSpec:
     flops: str = "0"
 
     def __post_init__(self) -> None:
+        if self.opcode == BY_NAME:
+            object.__setattr__(self, "opcode", OWN_OPCODES[crc32(self.name.encode()) % len(OWN_OPCODES)])
         if type(self.opcode) is not int or not 0 <= self.opcode <= MAX_OPCODE:
             raise CalcError(
                 f"row {self.name!r}: the opcode must be an integer from 0 to {MAX_OPCODE}, not {self.opcode!r}"
@@ -179,6 +185,7 @@ class OpSpec:
         the backward reads is what its rows read, nothing more.  Names starting with ``t_`` are
         temporaries between rows of one operator (shape from `shape`).
     view : the output is the input under another shape: no row at all, in either direction.
+    stops : no gradient goes through it, which is what it is for.
     passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
     broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
     differentiable : inputs that have a gradient.
@@ -197,6 +204,7 @@ class OpSpec:
     bwd: tuple[RowSpec, ...] = ()
     differentiable: tuple[str, ...] = ()
     view: bool = False
+    stops: bool = False
     passes: tuple[str, ...] = ()
     broadcast: bool = False
     optional_inputs: tuple[str, ...] = ()

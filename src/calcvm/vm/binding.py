@@ -197,7 +197,7 @@ class Binding:
     def initializers(self) -> dict[str, Initializer]:
         """Of the parameters that have one, by name."""
         starts = {name: facts["init"] for name, facts in self.program.info["parameters"].items()}
-        return {name: initializer(start) for name, start in starts.items() if "array" not in start}
+        return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
 
     @cached_property
     def changes(self) -> frozenset[str]:

@@ -34,7 +34,7 @@ READ = PHASES[:2]  # phases that compute results
 SIZE = integer(0, MAX_SIZE)
 INITIALIZERS = {
     name: kind for name, kind in vars(init).items()
-    if isinstance(kind, type) and issubclass(kind, init.Initializer) and kind is not init.Initializer and name[0] != "_"
+    if isinstance(kind, type) and issubclass(kind, init.Initializer) and kind not in (init.Initializer, init.Function) and name[0] != "_"
 }  # fmt: skip
 
 
@@ -54,6 +54,8 @@ def _shape(value: Any) -> tuple[Affine, ...]:
 
 def initializer(value: Any) -> init.Initializer:
     """An initializer of ours, made of checked numbers."""
+    if isinstance(value, dict) and value.get("class") == init.Function.__name__:
+        return init.Function(_FUNCTION(value)["fields"]["name"])
     found = _INITIALIZER(value)
     kind = INITIALIZERS[found["class"]]
     wanted = {field.name for field in fields(kind)}
@@ -74,6 +76,7 @@ def _start(value: Any) -> dict[str, Any]:
 _FORM = entry(a=SIZE, b=integer(-MAX_SIZE, MAX_SIZE))
 _SIZES = listing(_form, MAX_RANK)
 _INITIALIZER = record({"class": one_of(*INITIALIZERS), "fields": table(number())})
+_FUNCTION = record({"class": one_of(init.Function.__name__), "fields": record({"name": text("(?s:.+)")})})
 _SYMBOL = optional(SIZE)
 _STATE = {"symbol": _SYMBOL, "kind": text()}
 _STARTS = {
@@ -94,6 +97,7 @@ _VARIABLE = record(
     }
 )  # fmt: skip
 _PATH = {"backward": boolean, "output": optional(text()), "needs": table(_NAMES)}
+_SEVERAL = {"outputs": _NAMES}
 _TRAINING = {
     "loss": text(), "optimizer": text(), "hyper": SIZE, "seed": SIZE, "accumulate": boolean,
     "moments": table(table(SIZE)), "gradients": table(_SYMBOL),
@@ -104,7 +108,7 @@ INFO = record(
         "variables": table(_VARIABLE),
         "parameters": table(record({"init": record({}, others=True), "trainable": boolean})),
         "state": listing(_start),
-        "paths": table(record(_PATH, optional=_TRAINING)),
+        "paths": table(record(_PATH, optional={**_TRAINING, **_SEVERAL})),
         "device": one_of("cpu", "blas", "cuda"),
         "mode": one_of(None, "grid", "graph", "fleet"),
         "precision": one_of("float32", "tf32"),
@@ -243,8 +247,9 @@ class _Facts:
             if name not in self.variables or self.variables[name]["kind"] not in ("placeholder", "result"):
                 self.fail(where, f"it reads {name!r}, which is neither a placeholder nor a result")
             self.holding(where, name)
-        if facts["output"] is not None:
-            self.holding(where, facts["output"])
+        for name in facts.get("outputs", [facts["output"]]):
+            if name is not None:
+                self.holding(where, name)
         if not facts["backward"]:
             return
         missing = _TRAINING.keys() - facts.keys()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from threading import get_ident
 
 import numpy as np
@@ -122,13 +122,14 @@ class Epoch:
         self.job[layout.FIRST] = self._done = 0
         self.job[layout.SHUFFLE], self.job[layout.KEY] = (0, 0) if key is None else (1, key)
 
-    def slices(self, seconds: float) -> Iterator[int]:
+    def slices(self, seconds: float, marks: Sequence[int] = ()) -> Generator[int, None, None]:
         """Run the pass in slices of about ``seconds``, each a turn; yields how many rounds are done.
 
+        A slice ends where a multiple of one of ``marks`` is done.
         Who trains has the model's ``change`` from `begin` to the end.
         """
         try:
-            yield from self._slices(seconds)
+            yield from self._slices(seconds, marks)
             self._device.collect(*self._outputs.values())
         finally:  # also where training was interrupted in the middle of a learning batch
             if self.trains is not None:
@@ -141,9 +142,9 @@ class Epoch:
             for _ in self.slices(seconds):
                 pass
 
-    def _slices(self, seconds: float) -> Iterator[int]:
+    def _slices(self, seconds: float, marks: Sequence[int]) -> Iterator[int]:
         first = int(seconds / self._per_round) if self._per_round else 1
-        for done, each in sliced(self.rounds, first, seconds, self._run):
+        for done, each in sliced(self.rounds, first, seconds, self._run, marks):
             self._done, self._per_round = done, each
             yield done
 

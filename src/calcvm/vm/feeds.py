@@ -49,6 +49,13 @@ def numbers(name: str, value: Any) -> np.ndarray:
     return array.astype(np.int32 if np.can_cast(dtype, np.int32) else np.int64)
 
 
+def numeric(name: str, array: np.ndarray) -> np.ndarray:
+    """An array of numbers (CalcError: it holds something else)."""
+    if array.dtype.kind not in "fiub":
+        raise CalcError(f"{name!r}: data of dtype {array.dtype} cannot be used; give numbers")
+    return array
+
+
 def readable(name: str, value: Any, check_finite: bool) -> np.ndarray:
     """`numbers`, C-contiguous; NaN and Inf are refused where that is asked for."""
     array = np.ascontiguousarray(numbers(name, value))

@@ -18,6 +18,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, PlanError, ProgramError
+from calcvm.tables import html
 from calcvm.vm import schema
 from calcvm.vm.binding import Binding, bind
 from calcvm.vm.device import device_of, heaps_of
@@ -351,6 +352,18 @@ class CalcHeap:
     def __repr__(self) -> str:
         names = _some(self.names)
         return f"<CalcHeap: {self.free_bytes:,} of {self.nbytes:,} bytes free on {self.device.name!r}, models: {names}>"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        with self._lock:
+            for name in self.names:
+                tenant = self._tenants.get(name)
+                nbytes = (
+                    tenant.binding.program.heap_bytes if tenant is not None and tenant.binding is not None else None
+                )
+                where = "in the heap" if tenant is not None and tenant.frame else "in the store"
+                rows.append([name, where, "" if nbytes is None else f"{nbytes:,}"])
+        return html(repr(self), ["model", "where it is", "bytes in the heap"], rows)
 
     def __getitem__(self, name: str) -> Resident:
         return self.open(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -17,7 +17,7 @@ from calcvm.vm import job as layout
 from calcvm.vm.binding import FORWARD, Binding
 from calcvm.vm.device import heaps_of
 from calcvm.vm.facts import MAX_SEED, Facts
-from calcvm.vm.feeds import numbers
+from calcvm.vm.feeds import numbers, numeric
 from calcvm.vm.frame import Frame, cells_of, lasting_elems
 from calcvm.vm.heap import CalcHeap, Tenant
 from calcvm.vm.methods import WHAT
@@ -269,13 +269,57 @@ class Resident:
         with self.tenant.turn.mine:
             image = self.frame.get_image(open=True)
             if self.tenant.passing is not None:
-                elements = np.zeros(lasting_elems(self.binding), self.program.dtype)
-                within = elements.view(np.uint8)[slice(*self.binding.opened)]
-                within[:] = image
-                for symbol, value in self._settled(self.tenant.passing):
-                    cells_of(elements, symbol)[...] = value
-                image[:] = within
+                self._put(image, self._settled(self.tenant.passing))
             return image
+
+    def restore(self, image: np.ndarray) -> None:
+        """Make the model what it was when `image` was asked for; what its placeholders and results held is gone."""
+        tenant = self.tenant
+        with tenant.change, tenant.turn.mine:
+            frame = self.frame
+            tenant.forget()
+            tenant.changed = True
+            frame.set_image(image, open=True)
+
+    def set_parameters(self, given: Any) -> None:
+        """Set the parameters, all or none: arrays by name, or in the order of `parameters`.
+
+        Raises
+        ------
+        CalcError, ShapeError : there are others, or they have other shapes.
+        """
+        names, binding = [*self.program.info["parameters"]], self.binding
+        if not isinstance(given, Mapping):
+            arrays = checks.items("weights", given, "arrays by name, or a list of them,")
+            if len(arrays) != len(names):
+                raise CalcError(f"weights: {len(arrays)} arrays for {len(names)} parameters: {', '.join(names)}")
+            given = dict(zip(names, arrays))
+        wrong = [name for name in given if name not in names] or [name for name in names if name not in given]
+        if wrong:
+            why = "no parameter is called" if wrong[0] in given else "there is no array for"
+            raise CalcError(f"weights: {why} {checks.shown(wrong[0])}; the parameters are {', '.join(names)}")
+        values = {name: numeric(name, numbers(name, value)) for name, value in given.items()}
+        for name, value in values.items():
+            if value.shape != binding.shape(name, 1):
+                raise ShapeError(f"weights: {name!r} of shape {value.shape}; {binding.shape(name, 1)} is wanted")
+            limit = np.finfo(self.program.dtype).max
+            if (np.isfinite(value) & (np.abs(value.astype(np.float64)) > limit)).any():
+                raise CalcError(
+                    f"weights: {name!r} has numbers beyond {limit:.3g}, the largest of {self.program.dtype}"
+                )
+        with self.tenant.change, self.tenant.turn.mine:
+            image = self.image()
+            self._put(image, ((binding.symbol(name), value) for name, value in values.items()))
+            self.restore(image)
+
+    def _put(self, image: np.ndarray, values: Iterable[tuple[Symbol, Any]]) -> None:
+        """Set values in an image with its gradients."""
+        elements = np.zeros(lasting_elems(self.binding), self.program.dtype)
+        within = elements.view(np.uint8)[slice(*self.binding.opened)]
+        within[:] = image
+        for symbol, value in values:
+            cells_of(elements, symbol)[...] = value
+        image[:] = within
 
     def close(self) -> None:
         """Give the model's room back; it cannot be used afterwards.  A `FileStore` keeps its file."""
@@ -362,8 +406,7 @@ class Resident:
         """
         facts = self._variable(name)
         shape = self.binding.forms[name]
-        if array.dtype.kind not in "fiub":
-            raise CalcError(f"{name!r}: data of dtype {array.dtype} cannot be used; give numbers")
+        numeric(name, array)
         if array.ndim != len(shape):
             raise ShapeError(f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted")
         batch = next((n // s.a for s, n in zip(shape, array.shape) if s.a), 1)

@@ -27,14 +27,17 @@ GROWTH = 8  # at most, from slice to slice: a measurement may be of a moment
 Span = tuple[int, int]
 
 
-def sliced(total: int, first: int, seconds: float, run: Callable[[int], float | None]) -> Iterator[tuple[int, float]]:
+def sliced(
+    total: int, first: int, seconds: float, run: Callable[[int], float | None], marks: Sequence[int] = ()
+) -> Iterator[tuple[int, float]]:
     """Run ``total`` units in slices of about ``seconds``, ``first`` at first; yields how many are done, and seconds a unit.
 
+    marks : a slice ends where a multiple of one of them is done.
     run : what it returns is the time that the units took, where it has waited for a turn before.
     """
     done, count = 0, max(1, first)
     while done < total:
-        n = min(count, total - done)
+        n = min(count, total - done, *(mark - done % mark for mark in marks))
         start = time.perf_counter()
         took = run(n)
         each = max((time.perf_counter() - start if took is None else took) / n, 1e-9)

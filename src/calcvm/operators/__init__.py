@@ -1,0 +1,86 @@
+"""Operators of one's own: what declares them.  Their kernels are written with `calcvm.operators.cpu` and ``.cuda``.
+
+CONTRIBUTING.md has the recipe; ``from calcvm.operators import ...`` is the same as what the library's own are made of.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import replace
+from typing import Any
+
+from calcvm.errors import CalcError
+from calcvm.ops import spec as _spec
+from calcvm.ops.dims import Affine, Shape, numel
+from calcvm.ops.spec import (
+    ACC,
+    OWN_OPCODES,
+    A,
+    Attr,
+    Example,
+    Operand,
+    OpSpec,
+    R,
+    RowSpec,
+    S,
+    U,
+    W,
+    Word,
+    choice,
+    dims,
+    rows_cols,
+    same_shape,
+)
+
+__all__ = [
+    "ACC", "A", "Affine", "Attr", "Example", "OpSpec", "Operand", "R", "RowSpec", "S", "Shape", "U", "W", "Word", "choice",
+    "dims", "numel", "register_op", "rows_cols", "same_shape",
+]  # fmt: skip
+
+ANNOTATIONS = {"int": "", "float": ": Float", "ptr": ": Ptr"}  # of a kernel's parameters
+
+
+def register_op(spec: OpSpec) -> OpSpec:
+    """Add an operator to the table, for `calcvm.apply`.
+
+    Its rows have opcodes made of their names: leave them out.  They are the same in every process, so that stored programs
+    find them; two names that meet are refused.
+
+    Raises
+    ------
+    CalcError : it is no `OpSpec`, or its name, or the name or opcode of a row, is taken or not for users.
+    """
+    for row in spec.rows if isinstance(spec, OpSpec) else ():
+        if row.opcode not in OWN_OPCODES and _spec.ROWS.get(row.name) is not row and row.opcode not in _spec.OPCODES:
+            raise CalcError(
+                f"operator {spec.name!r}: opcode {row.opcode} of row {row.name!r} is kept for calcvm's own: leave it out"
+            )
+        for device in ("cpu", "cuda"):
+            known = sys.modules.get(f"calcvm.kernels_{device}._common")
+            if known is not None and row.name in known.KERNELS and row.opcode in OWN_OPCODES:
+                check_kernel(known.KERNELS[row.name], row)
+    again = _spec.OPS.get(spec.name) if isinstance(spec, OpSpec) else None
+    if again is not None and again.rows == spec.rows and all(row.opcode in OWN_OPCODES for row in spec.rows):
+        _spec.OPS[spec.name] = spec = replace(spec, fwd=again.fwd, bwd=again.bwd)  # a notebook's cell, run again
+        return spec
+    return _spec.register(spec)
+
+
+def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
+    """Refuse a kernel that does not have the words and operands of its row, if that is known, or that is calcvm's own."""
+    row = row or _spec.ROWS.get(kernel.name)
+    if row is None:
+        return
+    if row.opcode not in OWN_OPCODES:
+        raise CalcError(f"kernel {kernel.name!r}: the row of that name is calcvm's own: take another name")
+    kinds: dict[str, tuple[str, ...]] = {"float": ("float",), "dim": ("int",), "int": ("int",)}
+    wanted = [(word.name, kinds[word.kind]) for word in row.words]
+    wanted += [(operand.name, ("ptr", "optional")) for operand in row.operands]
+    first = [*inspect.signature(kernel.fn, eval_str=False).parameters][:2]
+    fits = len(wanted) == len(kernel.words) and all(
+        name == other and kind in allowed for (name, kind), (other, allowed) in zip(kernel.words, wanted)
+    )
+    if first != ["w", "nw"] or not fits:
+        written = ["w", "nw", *(f"{name}{ANNOTATIONS[allowed[0]]}" for name, allowed in wanted)]
+        raise CalcError(f"kernel {kernel.name!r}: its parameters must be ({', '.join(written)}), as its row says")

@@ -1,0 +1,53 @@
+"""What kernels for a CPU are written with.
+
+``@kernel`` registers the kernel of a row; its parameters are the worker, the team's size, and the row's words and operands.
+Functions that kernels call are decorated by ``@njit``.  Sums and maxima of contiguous elements (``rsum(n, x)``) are vectors
+of a fixed shape, and so the same bits for any team.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from calcvm.errors import CalcError
+from calcvm.kernels_cpu import _common
+from calcvm.kernels_cpu._common import (
+    Float,
+    Ptr,
+    as_f64,
+    as_i64,
+    at,
+    fabs,
+    floor,
+    like,
+    njit,
+    share,
+    sqrt,
+    trap,
+)
+from calcvm.kernels_cpu._math import copy, erf, exp, fill, log, rdot, rmax, rmin, rsum, rsumsq, tanh
+from calcvm.operators import check_kernel
+
+__all__ = [
+    "Float", "Ptr", "as_f64", "as_i64", "at", "copy", "erf", "exp", "fabs", "fill", "floor", "kernel", "like", "log", "njit",
+    "rdot", "rmax", "rmin", "rsum", "rsumsq", "share", "sqrt", "tanh", "trap",
+]  # fmt: skip
+
+
+def kernel(fn: Callable) -> Callable:
+    """Register the kernel of the row of its name.
+
+    Raises
+    ------
+    CalcError : its parameters are not the row's words and operands, or the row is calcvm's own.
+    """
+    before = _common.KERNELS.pop(fn.__name__, None)
+    _common.kernel(fn)
+    try:
+        check_kernel(_common.KERNELS[fn.__name__])
+    except CalcError:
+        del _common.KERNELS[fn.__name__]
+        if before is not None:
+            _common.KERNELS[fn.__name__] = before
+        raise
+    return fn

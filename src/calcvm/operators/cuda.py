@@ -1,0 +1,54 @@
+"""What kernels for a GPU are written with (extra ``cuda``).
+
+As `calcvm.operators.cpu`; a worker is a thread block, whose threads take its share apart among them by ``thread()`` and
+``threads()`` and meet at ``sync()``.  Functions that kernels call are decorated by ``@device``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from calcvm.errors import CalcError
+from calcvm.kernels_cuda import _common
+from calcvm.kernels_cuda._common import Float, Optional, Ptr, first, share, trap
+from calcvm.kernels_cuda._cuda import (
+    as_f64,
+    as_i64,
+    at,
+    device,
+    like,
+    shared,
+    shuffle_xor,
+    sync,
+    sync_warp,
+    thread,
+    threads,
+)
+from calcvm.kernels_cuda._math import copysign, cos, erf, exp, fabs, floor, fma, log, power, sqrt, tanh
+from calcvm.kernels_cuda._reduce import add, each, element, fold, larger, reduce
+from calcvm.operators import check_kernel
+
+__all__ = [
+    "Float", "Optional", "Ptr", "add", "as_f64", "as_i64", "at", "copysign", "cos", "device", "each", "element", "erf", "exp",
+    "fabs", "first", "floor", "fma", "fold", "kernel", "larger", "like", "log", "power", "reduce", "share", "shared",
+    "shuffle_xor", "sqrt", "sync", "sync_warp", "tanh", "thread", "threads", "trap",
+]  # fmt: skip
+
+
+def kernel(fn: Callable) -> Callable:
+    """Register the kernel of the row of its name.
+
+    Raises
+    ------
+    CalcError : its parameters are not the row's words and operands, or the row is calcvm's own.
+    """
+    before = _common.KERNELS.pop(fn.__name__, None)
+    _common.kernel(fn)
+    try:
+        check_kernel(_common.KERNELS[fn.__name__])
+    except CalcError:
+        del _common.KERNELS[fn.__name__]
+        if before is not None:
+            _common.KERNELS[fn.__name__] = before
+        raise
+    return fn

@@ -1,0 +1,42 @@
+"""Tables as text, and as HTML for notebooks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+
+def laid_out(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines whose columns line up."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+
+
+def html(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], rest: str = "") -> str:
+    """A table with a title above it and a line below."""
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    end = f"<p>{escape(rest)}</p>" if rest else ""
+    return f"<p>{escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{end}"
+
+
+def preformatted(text: str) -> str:
+    """Text whose columns line up."""
+    return f"<pre>{escape(text)}</pre>"
+
+
+def number(value: float) -> str:
+    """A number in few characters."""
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that says something: ``0.41 ms``, ``12.3 s``."""
+    if not math.isfinite(seconds):
+        return "?"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size or unit == "us":
+            value = seconds / size
+            return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+    raise AssertionError
