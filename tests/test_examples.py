@@ -48,3 +48,20 @@ def test_sensors_learn_one_sample_at_a_time(tmp_path: Path) -> None:
     early, middle, after, late = map(float, re.findall(r"error .+? ([\d.]+), of the value before", first))
     still = float(re.findall(r"of the value before ([\d.]+)", first)[-1])
     assert middle < early / 2 and after > 1.3 * middle and late < after / 2 and late < 0.7 * still
+
+
+def test_two_networks_draw_digits(tmp_path: Path) -> None:
+    for package in ("sklearn", "matplotlib"):
+        pytest.importorskip(package)
+    out = run("gan", "--out", str(tmp_path))
+    sure = {what: float(share) for what, share in re.findall(r"(\w+) +a classifier is sure of ([\d.]+)", out)}
+    assert sure["drawn"] > 0.3 and sure["noise"] < 0.1 < sure["scanned"]
+    assert (tmp_path / "gan.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_an_agent_learns_to_balance() -> None:
+    out = run("agent")
+    assert "the agent takes 55,808 bytes" in out
+    returns = float(re.search(r"mean return (\d+) after 10,240 decisions", out)[1])  # type: ignore[index]
+    assert returns > 50  # at first about 22
+    assert "PyTorch" in out

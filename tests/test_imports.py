@@ -26,38 +26,43 @@ ALL_LOWER = {
     "planner",
     "vm",
     "progress",
+    "tables",
+    "lazy",
 }
 ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "checks": ({"errors"}, set()),
     "lazy": (set(), set()),
+    "tables": (set(), set()),
+    "undisturbed": (set(), set()),
     "ops": ({"errors"}, set()),
     "init": ({"errors", "checks", "ops"}, {"numpy"}),
     "optim": ({"errors", "checks", "ops"}, {"numpy"}),
-    "graph": ({"errors", "checks", "ops", "init", "optim"}, {"numpy"}),
+    "graph": ({"errors", "checks", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "ops", "graph"}, {"numpy"}),
     "nn": ({"errors", "checks", "ops", "init", "optim", "graph", "functions"}, {"numpy"}),
-    "planner": ({"errors", "lazy", "ops"}, {"numpy", "matplotlib"}),
-    "lowering": ({"errors", "ops", "graph"}, {"numpy"}),
-    "kernels_cpu": ({"errors"}, {"numba", "numpy", "llvmlite"}),
-    "kernels_cuda": ({"errors", "lazy"}, {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"}),
+    "planner": ({"errors", "lazy", "ops", "tables"}, {"numpy", "matplotlib"}),
+    "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
+    "kernels_cpu": ({"errors", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
+    "kernels_cuda": ({"errors", "lazy", "undisturbed"}, {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"}),
     "vm": (
-        {"errors", "checks", "lazy", "ops", "init", "kernels_cpu", "kernels_cuda"},
+        {"errors", "checks", "lazy", "ops", "init", "kernels_cpu", "kernels_cuda", "tables"},
         {"numba", "numpy", "llvmlite", "scipy"},
     ),
-    "progress": ({"errors"}, {"rich"}),
+    "progress": ({"errors", "tables"}, {"rich"}),
     "compiler": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "vm", "kernels_cuda"},
         {"typing_extensions"},
     ),
     "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
-    "fleet": ({"errors", "checks", "compiler", "model", "progress", "vm"}, {"numpy"}),
+    "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables", "vm"}, {"numpy"}),
     "ensemble": ({"errors", "checks", "model", "ops", "vm"}, {"numpy"}),
     "exploration": (
-        {"errors", "checks", "graph", "compiler", "model", "fleet", "ensemble", "progress", "vm"},
+        {"errors", "checks", "graph", "compiler", "model", "fleet", "ensemble", "progress", "tables", "vm"},
         {"numpy", "optuna", "cmaes", "ray", "matplotlib"},
     ),
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet"}, {"numpy", "scipy", "sklearn", "joblib"}),
+    "operators": ({"errors", "ops", "kernels_cpu", "kernels_cuda"}, set()),
     "data": ({"", "errors"}, {"numpy", "sklearn"}),
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
     "commands": (
@@ -65,7 +70,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "typer", "matplotlib"},
     ),  # kernels_cpu, vm: info
     "__main__": ({"cli"}, set()),
-    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data"}, set()),
+    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data", "operators"}, set()),
 }
 
 

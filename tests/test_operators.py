@@ -397,6 +397,7 @@ def torch_functions():
         "softmax": lambda x, axis=-1: torch.softmax(x, axis),
         "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
         "transpose": lambda x, axes=None: x.permute(tuple(reversed(range(x.dim()))) if axes is None else axes),
+        "pick": lambda x, index: x.gather(-1, index.long()[..., None])[..., 0],
         "concat": lambda a, b, axis=-1: torch.cat([a, b], axis),
         "linear": lambda x, w, b=None: x @ w + (0 if b is None else b),
         "mse": f.mse_loss,
@@ -407,7 +408,7 @@ def torch_functions():
 
 PEERS = sorted(
     "neg abs sqrt square exp log pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean softmax "
-    "log_softmax transpose concat linear mse mae huber".split()
+    "log_softmax transpose pick concat linear mse mae huber".split()
 )
 
 

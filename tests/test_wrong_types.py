@@ -229,7 +229,7 @@ def targets():
                 "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "@": operator.matmul,
             }.items()
         },
-        "Path.minimize": (minimize, ["loss", "optimizer", "output"]),
+        "Path.minimize": (minimize, ["loss", "optimizer", "output", "parameters", "rates"]),
         "Results.column": method(cv.Results, lambda: trained().fit(**QUIET), "column"),
         "Results.best": method(cv.Results, lambda: trained().fit(**QUIET), "best"),
         "Exploration.column": method(cv.Exploration, searched, "column"),
@@ -239,6 +239,11 @@ def targets():
         "Resident[]": item(resident, "output"),
         "Resident[] =": item(resident, "input", X[:8]),
         "cv.RayEngine": plain(cv.RayEngine),
+        "cv.EarlyStopping": plain(cv.EarlyStopping),
+        "cv.ReduceOnPlateau": plain(cv.ReduceOnPlateau),
+        "cv.Sampled": plain(cv.Sampled, function=lambda k: 1.0, total_steps=5),
+        "Model.set_weights": method(cv.Model, lambda: model(), "set_weights"),
+        "CalcGraph.parameters": method(cv.CalcGraph, lambda: scene().g, "parameters"),
         "cv.explore": plain(
             cv.explore, ("engine",), build=found, space={"rate": (0.01, 0.1)}, data=(X, Y), n_trials=1, rounds=1, sampler="random",
             **QUIET,
@@ -265,7 +270,7 @@ def trained():
 
 # public, and not called with values of a user: types of what is returned, bases, and data of the operator table
 NOT_CALLED = {
-    "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "OpSpec",
+    "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "OpSpec",
     "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Resident", "Results", "RowSpec", "ShapeError",
     "TensorDescriptor", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn",
 }  # fmt: skip

@@ -24,9 +24,9 @@ from calcvm.fleet import Fleet, Handle, Results
 from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions
 from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
-from calcvm.model import History, Model, build_graph, load
+from calcvm.model import Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
+from calcvm.operators import register_op
 from calcvm.ops import OpSpec, RowSpec
-from calcvm.ops import register as register_op
 from calcvm.optim import (
     L1,
     L2,
@@ -42,6 +42,7 @@ from calcvm.optim import (
     Exponential,
     Optimizer,
     RMSProp,
+    Sampled,
     Step,
 )
 from calcvm.planner import Plan
@@ -53,10 +54,10 @@ from calcvm.vm.store import FileStore, MemoryStore
 __version__ = "0.1.0"
 
 __all__ = [
-    "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Constant",
-    "Cosine", "CosineRestarts", "Elastic", "Ensemble", "Exploration", "Exponential", "FileError", "FileStore", "Fleet", "Handle",
+    "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback", "Constant",
+    "Cosine", "CosineRestarts", "EarlyStopping", "Elastic", "Ensemble", "Exploration", "Exponential", "FileError", "FileStore", "Fleet", "Handle",
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Optimizer", "Path", "Plan", "PlanError", "Program",
-    "ProgramError", "RMSProp", "RayEngine", "Resident", "Results", "RowSpec", "ShapeError", "Step", "TensorDescriptor",
+    "ProgramError", "RMSProp", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "Sampled", "ShapeError", "Step", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "init", "load",
     "load_program", "nn", "plan", "register_op", "snapshot_ensemble", *_functions,
 ]  # fmt: skip

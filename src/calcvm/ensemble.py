@@ -10,17 +10,15 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model import Model
-from calcvm.ops.dims import Affine, Shape, show
+from calcvm.model.data import by_name
+from calcvm.model.scores import SOFTMAX, loss_of_scores, probabilities_of
+from calcvm.ops.dims import Shape, show
 from calcvm.ops.optimizers import SCHEDULES
-from calcvm.ops.spec import HEADER_WORDS
 from calcvm.vm.encoding import decode_row
-from calcvm.vm.feeds import numbers
 from calcvm.vm.heap import CalcHeap
 from calcvm.vm.program import Program
 
 METHODS = ("mean", "vote")
-SOFTMAX, BINARY = "softmax_cross_entropy_fwd", "binary_cross_entropy_fwd"
-SCORES = {SOFTMAX: "logits", BINARY: "x"}  # losses of scores, and their operand that holds them
 
 
 class Ensemble:
@@ -66,14 +64,13 @@ class Ensemble:
         if not (np.isfinite(self.weights).all() and (self.weights >= 0).all() and self.weights.any()):
             raise CalcError(f"weights {self.weights.tolist()}: give finite numbers >= 0, at least one above 0")
         programs = [model.program for model in self.models]
-        self._loss = _loss_of_scores(programs[0])
+        self._loss = loss_of_scores(programs[0])
         self._dtype = np.result_type(*(program.dtype for program in programs))
         for i, program in enumerate(programs):
-            for name in ("input", "output"):
-                ours, first = _shape(program, name), _shape(programs[0], name)
+            for what, ours, first in zip(("input", "output"), self._ends(i), self._ends(0)):
                 if ours != first:
-                    raise ShapeError(f"model {i}: its {name} is {show(ours)}, that of model 0 is {show(first)}")
-            if _loss_of_scores(program) != self._loss:
+                    raise ShapeError(f"model {i}: its {what} is {show(ours)}, that of model 0 is {show(first)}")
+            if loss_of_scores(program) != self._loss:
                 raise CalcError(
                     f"model {i}: its outputs mean something else than those of model 0: their losses differ"
                 )
@@ -105,7 +102,7 @@ class Ensemble:
         CalcError : the loss is no cross-entropy, so that the outputs are no scores of classes.
         """
         self._needs_classes()
-        return self._mean(_softmax if self._loss == SOFTMAX else _sigmoid, X)
+        return self._mean(probabilities_of(self._loss), X)
 
     def predict_classes(self, X: Any) -> np.ndarray:
         """The classes that `predict` decides for, int64; of equals the lowest.
@@ -123,15 +120,28 @@ class Ensemble:
         The loss is the first model's.  With a cross-entropy it is that of `predict_proba`, by either method; the
         accuracy is that of `predict_classes`.
         """
-        judge = self.models[0].judge
+        roles = self.models[0].roles
+        targets = by_name("y", roles.labels, y)
+
+        def judged(outputs: np.ndarray) -> dict[str, float]:
+            return self.models[0].judge({roles.outputs[0]: outputs, **targets})()
+
         if not self._loss:
-            return judge({"output": self.predict(X), "target": y})()
-        figures = judge({"output": self._scores(X), "target": y})()
+            return judged(self.predict(X))
+        figures = judged(self._scores(X))
         if self.method == "vote" and "accuracy" in figures:
-            figures["accuracy"] = judge({"output": self._votes(X), "target": y})()["accuracy"]
+            figures["accuracy"] = judged(self._votes(X))["accuracy"]
         return figures
 
     # ------------------------------------------------------------ parts
+    def _ends(self, i: int) -> tuple[Shape, Shape]:
+        """Shapes of a model's input and output."""
+        model = self.models[i]
+        roles, forms = model.roles, model.resident.binding.forms
+        if len(roles.inputs) != 1 or len(roles.outputs) != 1:
+            raise CalcError(f"model {i} has several inputs or outputs: an ensemble is of models with one of each")
+        return forms[roles.inputs[0]], forms[roles.outputs[0]]
+
     def _needs_classes(self) -> None:
         if not self._loss:
             raise CalcError("the models have no classes, since their loss is no cross-entropy: take predict, by 'mean'")
@@ -211,7 +221,7 @@ def snapshot_ensemble(
             f"the model's schedule is {_schedule(model.program)!r}: "
             "compile it with an optimizer such as cv.SGD(0.1, schedule=cv.CosineRestarts(1))"
         )
-    samples = model.resident.check("input", numbers("input", X), samples=True)
+    samples = len(next(iter(by_name("X", model.roles.inputs, X).values())))
     heap = CalcHeap(cycles * model.program.heap_bytes, device=model.heap.device.name)
     tenant = model.resident.tenant
     with tenant.change:  # from the first cycle to the last
@@ -246,32 +256,7 @@ def snapshot_ensemble(
     return Ensemble(snapshots)
 
 
-# ---------------------------------------------------------------- scores and facts of programs
-def _softmax(scores: np.ndarray) -> np.ndarray:
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return p / p.sum(axis=-1, keepdims=True)
-
-
-def _sigmoid(scores: np.ndarray) -> np.ndarray:
-    return np.exp(-np.logaddexp(0, -scores))
-
-
-def _shape(program: Program, name: str) -> Shape:
-    return tuple(Affine(*form) for form in program.info["variables"][name]["shape"])
-
-
-def _loss_of_scores(program: Program) -> str:
-    """The row that makes a loss of the output as scores of classes; "" where there is none."""
-    output = program.info["variables"]["output"]["symbol"]
-    for pc in range(*program.sections["predict", "loss"]):
-        spec = decode_row(program.rows[pc])[0]
-        if spec.name in SCORES:
-            scores = HEADER_WORDS + len(spec.words) + spec.operands.index(spec.operand(SCORES[spec.name]))
-            if program.operand_values[pc, scores] == output:
-                return spec.name
-    return ""
-
-
+# ---------------------------------------------------------------- facts of programs
 def _schedule(program: Program) -> str:
     """The learning-rate schedule of the path learn."""
     for (path, _), section in program.sections.items():

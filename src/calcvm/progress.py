@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from calcvm.tables import duration
+
 
 class Reporter(Protocol):
     """Called by `fit` between calls into compiled code; never from inside them."""
@@ -22,8 +24,11 @@ class Reporter(Protocol):
         """Training has ended, by its end or by an error.  May be called twice."""
 
 
-def reporter(total_epochs: int, steps_per_epoch: int, enabled: bool = True) -> Reporter:
-    """The reporter that fits where we are: silent, a bar on a terminal with rich, else plain lines on stderr."""
+def reporter(total_epochs: int, steps_per_epoch: int | None, enabled: bool = True) -> Reporter:
+    """The reporter that fits where we are: silent, a bar on a terminal with rich, else plain lines on stderr.
+
+    steps_per_epoch : None where nobody knows.
+    """
     if not enabled:
         return Silent()
     if sys.stderr.isatty():
@@ -72,7 +77,7 @@ class Count:
             self.bar.update(self.task, completed=done, text=text())
         elif self.enabled and (now - self.shown > self.SECONDS or done >= self.total):
             self.shown = now
-            took = f"{now - self.since:.1f} s"
+            took = duration(now - self.since)
             print(f"{done:,}/{self.total:,} {self.unit}  {text()}  {took}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
@@ -93,7 +98,7 @@ class Silent:
 
 
 class Lines(Silent):
-    """``epoch 3/20  loss 0.1234  val_loss 0.2345  0.12 s``"""
+    """``epoch 3/20  loss 0.1234  val_loss 0.2345  120 ms``"""
 
     def __init__(self, total_epochs: int):
         self.total = total_epochs
@@ -102,7 +107,7 @@ class Lines(Silent):
     def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         now = time.perf_counter()
         width = len(str(self.total))
-        line = f"epoch {epoch + 1:{width}}/{self.total}  {describe(metrics)}  {now - self.since:.2f} s"
+        line = f"epoch {epoch + 1:{width}}/{self.total}  {describe(metrics)}  {duration(now - self.since)}"
         print(line, file=sys.stderr, flush=True)
         self.since = now
 
@@ -110,11 +115,12 @@ class Lines(Silent):
 class Bar:
     """One bar over all steps; the line says the epoch and its metrics."""
 
-    def __init__(self, total_epochs: int, steps_per_epoch: int):
+    def __init__(self, total_epochs: int, steps_per_epoch: int | None):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        self.epochs, self.steps = total_epochs, steps_per_epoch
+        self.epochs, self.steps = total_epochs, steps_per_epoch or 1
+        self.known = steps_per_epoch is not None
         self.metrics = ""
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
@@ -126,13 +132,15 @@ class Bar:
             console=Console(stderr=True),
         )
         self.task = self.progress.add_task(
-            "", total=total_epochs * steps_per_epoch, epoch=0, epochs=total_epochs, metrics=""
+            "", total=total_epochs * self.steps, epoch=0, epochs=total_epochs, metrics=""
         )
         self.progress.start()
 
     def step(self, epoch: int, step: int, loss: float) -> None:
         metrics = self.metrics or describe({"loss": loss})
-        self.progress.update(self.task, completed=epoch * self.steps + step, epoch=epoch + 1, metrics=metrics)
+        self.progress.update(
+            self.task, completed=epoch * self.steps + (step if self.known else 0), epoch=epoch + 1, metrics=metrics
+        )
 
     def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         self.metrics = describe(metrics)

@@ -15,8 +15,8 @@ from calcvm.ensemble import Ensemble
 from calcvm.errors import CalcError
 from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Task, Turn, Worker
-from calcvm.fleet.results import laid_out
 from calcvm.model import Model
+from calcvm.tables import html, laid_out, number
 from calcvm.vm.pieces import ALIGN_BYTES
 
 
@@ -134,6 +134,15 @@ class Exploration:
         draw(self, path)
 
     def __str__(self) -> str:
+        header, rows, rest = self._shown()
+        return "\n".join([*laid_out([header, *rows]), *rest])
+
+    def _repr_html_(self) -> str:
+        header, rows, rest = self._shown()
+        return html(repr(self), header, rows, "; ".join(rest))
+
+    def _shown(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """A header, the best trials, and what is said below them."""
         header = ["trial", self.metric, *self.trials[0].params, "rounds", "bytes"] if self.trials else []
         rows = [
             [
@@ -145,17 +154,14 @@ class Exploration:
             ]
             for t in self.ranked[: self.SHOWN]
         ]
-        lines = laid_out([header, *rows])
         counts = ", ".join(f"{n:,} {status}" for status, n in self.counts.items())
-        lines.append(
-            f"{len(self):,} trials: {counts}; {self.seconds['total']:.1f} s, Optuna {self.seconds['optuna']:.1f} s"
-        )
+        rest = [f"{len(self):,} trials: {counts}; {self.seconds['total']:.1f} s, Optuna {self.seconds['optuna']:.1f} s"]
         reasons = Counter(t.reason for t in self.trials if t.status == "failed").most_common(3)
-        lines += [f"{n} failed: {reason}" for reason, n in reasons]
+        rest += [f"{n} failed: {reason}" for reason, n in reasons]
         if self.lost:
-            lines.append(f"workers that died, their trials run again: {self.lost}")
-        return "\n".join([*lines, *([f"stopped: {self.stopped}"] if self.stopped else [])])
+            rest.append(f"workers that died, their trials run again: {self.lost}")
+        return header, rows, [*rest, *([f"stopped: {self.stopped}"] if self.stopped else [])]
 
 
 def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return number(value) if isinstance(value, float) else str(value)

@@ -16,8 +16,9 @@ from calcvm import checks
 from calcvm.errors import CalcError, PlanError
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
-from calcvm.model import judged
+from calcvm.model.roles import figures
 from calcvm.progress import Count
+from calcvm.tables import preformatted
 from calcvm.vm import job as layout
 from calcvm.vm.binding import Binding
 from calcvm.vm.device import DEVICES
@@ -97,6 +98,9 @@ class Fleet:
 
     def __repr__(self) -> str:
         return f"<fleet of {len(self)} models, {self.free_bytes:,} of {self.heap.nbytes:,} bytes free>"
+
+    def _repr_html_(self) -> str:
+        return f"{preformatted(repr(self))}{self.results._repr_html_()}"
 
     @property
     def free_bytes(self) -> int:
@@ -241,7 +245,7 @@ class Fleet:
             arrays = self._named(names, _arrays("validation", validation, names), sources)
         return train, Epoch(
             resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
-            results=judged(resident.program),
+            results=[*figures(binding)],
         )  # fmt: skip
 
     @staticmethod

@@ -8,7 +8,7 @@ import numpy as np
 
 from calcvm.errors import Trap
 from calcvm.fleet.results import last
-from calcvm.model import JUDGED, Model
+from calcvm.model import Model
 from calcvm.vm import job as layout
 from calcvm.vm.device import Shared
 from calcvm.vm.epoch import Epoch
@@ -86,7 +86,7 @@ class Handle:
     def metrics(self) -> dict[str, np.ndarray]:
         """Figures of the validation data after each epoch, by name: ``val_loss``, ``val_accuracy``."""
         names = self._judge.names if self._judge else []
-        return {f"val_{JUDGED[name]}": self._column(1, i) for i, name in enumerate(names)}
+        return {f"val_{name.removeprefix('predict.')}": self._column(1, i) for i, name in enumerate(names)}
 
     @property
     def val_losses(self) -> np.ndarray:

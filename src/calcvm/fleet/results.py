@@ -9,6 +9,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError
+from calcvm.tables import html, laid_out, number
 
 if TYPE_CHECKING:
     from calcvm.fleet.handle import Handle
@@ -92,19 +93,22 @@ class Results(Sequence):
         return f"<results of {len(self)} models, of which {sum(h.open for h in [*self._handles.values()])} can go on>"
 
     def __str__(self) -> str:
+        names, rows, rest = self._shown()
+        return "\n".join([*laid_out([names, *rows]), *rest])
+
+    def _repr_html_(self) -> str:
+        names, rows, rest = self._shown()
+        return html(repr(self), names, rows, "; ".join(rest))
+
+    def _shown(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Names, the first rows, and what is said below them."""
         rows = self._rows()
         names = [n for n in dict.fromkeys(k for row in rows for k in row) if n != "error"]
         if any(row["error"] for row in rows):
             names.append("error")
-        lines = laid_out([names, *([_text(row.get(name, "")) for name in names] for row in rows[: self.SHOWN])])
-        more = len(self) - len(rows[: self.SHOWN])
-        return "\n".join([*lines, *([f"... {more} more"] if more else []), *([self.stopped] if self.stopped else [])])
-
-
-def laid_out(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of cells as lines whose columns line up."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+        cells = [[_text(row.get(name, "")) for name in names] for row in rows[: self.SHOWN]]
+        more = len(self) - len(cells)
+        return names, cells, [*([f"... {more} more"] if more > 0 else []), *([self.stopped] if self.stopped else [])]
 
 
 def _known(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -124,4 +128,4 @@ def _finite_first(value: float) -> tuple[bool, float]:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return number(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -10,6 +10,7 @@ from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.layout import RESERVED, Layout
+from calcvm.tables import preformatted
 
 
 @dataclass(frozen=True)
@@ -151,3 +152,6 @@ class Plan:
 
     def __str__(self) -> str:
         return self.describe()
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))

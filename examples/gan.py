@@ -1,0 +1,106 @@
+"""A generative adversarial network draws digits: two networks in one graph, each path trains its own.
+
+The critic learns to tell scanned digits from drawn ones, the generator to draw such that it cannot.  Needs
+``pip install "calcvm[demo]"``.  A classifier that has only seen scanned digits then says what it takes the drawn ones for;
+some are in out/gan.png.
+
+    python examples/gan.py [--epochs N] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+import calcvm as cv
+from calcvm import nn
+from calcvm.data import digits
+
+NOISE, BATCH = 16, 64
+
+
+def build() -> cv.CalcGraph:
+    """Paths critic and generator, which train their own parameters, and draw."""
+    critic = (
+        nn.Linear(128) >> nn.LeakyReLU(0.2) >> nn.Dropout(0.3) >> nn.Linear(64) >> nn.LeakyReLU(0.2) >> nn.Linear(1)
+    )
+    generator = nn.Linear(64) >> nn.LeakyReLU(0.2) >> nn.Linear(128) >> nn.LeakyReLU(0.2) >> nn.Linear(64) >> nn.Tanh()
+    g = cv.CalcGraph()
+    real, noise = g.placeholder("real", (None, 64)), g.placeholder("noise", (None, NOISE))
+    with g.path("critic", backward=True) as path:
+        fake = cv.stop_gradient(generator.build(noise, "generator.", training=True))
+        of_real, of_drawn = (critic.build(x, "critic.", training=True) for x in (real, fake))
+        loss = cv.mean(cv.softplus(-of_real)) + cv.mean(cv.softplus(of_drawn))  # cross-entropy against 1 and 0
+        path.minimize(loss, cv.Adam(1e-3, beta1=0.5), parameters=g.parameters("critic."))
+    with g.path("generator", backward=True) as path:
+        of_drawn = critic.build(generator.build(noise, "generator.", training=True), "critic.", training=True)
+        path.minimize(cv.mean(cv.softplus(-of_drawn)), cv.Adam(1e-3, beta1=0.5), parameters=g.parameters("generator."))
+    with g.path("draw") as path:
+        path.output = generator.build(noise, "generator.", training=False).rename("drawn")
+    return g
+
+
+def picture(images: np.ndarray, path: Path) -> None:
+    """Draw images (n, 64) in [-1, 1] as a sheet."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = len(images) // 16
+    framed = np.pad(images[: rows * 16].reshape(rows, 16, 8, 8), [(0, 0), (0, 0), (1, 1), (1, 1)], constant_values=-1)
+    sheet = framed.transpose(0, 2, 1, 3).reshape(rows * 10, 160)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plt.imsave(path, np.kron(sheet, np.ones((4, 4))), cmap="gray_r")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=600)
+    parser.add_argument("--quick", action="store_true", help="few epochs: shows that it runs, draws badly")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
+    args = parser.parse_args()
+    epochs = 60 if args.quick else args.epochs
+
+    X, y = digits()
+    X = (X / 8 - 1).astype("float32")
+    rng = np.random.default_rng(0)
+    model = cv.CalcHeap("1 MiB").load(cv.compile(build(), batch_size=BATCH, accumulate=False), seed=0)
+    start = time.perf_counter()
+    for epoch in range(epochs):
+        order = rng.permutation(len(X))
+        for k in range(0, len(X) - BATCH + 1, BATCH):
+            noise = rng.standard_normal((2, BATCH, NOISE), "float32")
+            critic_loss = model.step(X[order[k : k + BATCH]], noise[0], path="critic")
+            loss = model.step(noise[1], path="generator")
+        if (epoch + 1) % (epochs // 6) == 0:
+            print(f"epoch {epoch + 1}/{epochs}  critic {critic_loss:.3f}  generator {loss:.3f}")
+    seconds = time.perf_counter() - start
+    print(f"{2 * epochs * (len(X) // BATCH):,} steps in {seconds:.1f} s")
+
+    def draw(n: int) -> np.ndarray:
+        images = []
+        for _ in range(n // BATCH):
+            model["noise"] = rng.standard_normal((BATCH, NOISE), "float32")
+            model.forward("draw")
+            images.append(model["drawn"])
+        return np.concatenate(images)
+
+    judge = cv.Model(
+        nn.Linear(64) >> nn.ReLU() >> nn.Linear(10), input_shape=(64,), optimizer=cv.Adam(1e-3), batch_size=32, seed=1
+    )
+    judge.fit(X, y, epochs=20, progress=False)
+    drawn = draw(1024)
+    for what, images in ("scanned", X), ("drawn", drawn), ("noise", rng.uniform(-1, 1, (1024, 64)).astype("float32")):
+        sure = judge.predict_proba(images).max(axis=1) > 0.9
+        kinds = np.bincount(judge.predict_classes(images)[sure], minlength=10)
+        print(f"{what:8} a classifier is sure of {sure.mean():.2f}; of each digit {' '.join(map(str, kinds))}")
+    picture(drawn[:128], args.out / "gan.png")
+    print(f"picture: {args.out / 'gan.png'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""`Model`: a network with a loss and an optimizer, trained, evaluated, saved."""
+
+from __future__ import annotations
+
+from calcvm.model.callbacks import Callback, EarlyStopping, ReduceOnPlateau
+from calcvm.model.files import FORMAT_VERSION, load, persistent
+from calcvm.model.history import History
+from calcvm.model.model import Model
+from calcvm.model.networks import build_graph
+from calcvm.model.roles import Roles
+
+__all__ = [
+    "FORMAT_VERSION", "Callback", "EarlyStopping", "History", "Model", "ReduceOnPlateau", "Roles", "build_graph", "load",
+    "persistent",
+]  # fmt: skip

@@ -1,0 +1,169 @@
+"""What `Model.fit` calls between epochs, or every so many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calcvm import checks
+from calcvm.errors import CalcError
+
+if TYPE_CHECKING:
+    from calcvm.model.history import History
+    from calcvm.model.model import Model
+
+
+class Callback:
+    """Base of callbacks.  What a method returns, if it is True or a text (why), ends training.
+
+    Between calls training runs in compiled code: ``every`` is the number of steps after which it is cut for `on_step`
+    (None: never).
+    """
+
+    every: int | None = None
+
+    def on_train_begin(self, model: Model) -> None:
+        """Training begins."""
+
+    def on_step(self, model: Model, step: int, loss: float) -> Any:
+        """``step`` steps of an epoch are done, a multiple of ``every``; ``loss`` is the epoch's mean so far."""
+
+    def on_epoch_end(self, model: Model, epoch: int, figures: Mapping[str, float]) -> Any:
+        """Epoch ``epoch`` (from 0) is done; ``figures`` are those of the `History`."""
+
+    def on_train_end(self, model: Model, history: History) -> None:
+        """Training has ended, by its end, a callback or Ctrl-C; an exception calls nothing more."""
+
+
+class Function(Callback):
+    """A plain function of (model, epoch, figures), called after each epoch."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.on_epoch_end = function  # type: ignore[method-assign]
+
+
+def callbacks_of(given: Any) -> list[Callback]:
+    """Callbacks of what `fit` is given (CalcError: something is none)."""
+    wanted = "a list of callbacks: cv.Callback, or functions of (model, epoch, figures)"
+    found = []
+    for c in checks.items("callbacks", given, wanted):
+        if isinstance(c, type) or not (isinstance(c, Callback) or callable(c)):
+            raise CalcError(f"callbacks: {wanted} is wanted, not {checks.called(c)}")
+        found.append(c if isinstance(c, Callback) else Function(c))
+        if isinstance(c, Callback) and any(c is other for other in found[:-1]):
+            raise CalcError(f"callbacks: the same {type(c).__name__} is there twice")
+        if found[-1].every is not None:
+            checks.integer(f"{type(c).__name__}: every, a number of steps,", found[-1].every)
+    return found
+
+
+def reason(callback: Callback, answer: Any) -> str:
+    """Why a callback's answer ends training; "": it does not."""
+    if isinstance(answer, str):
+        return answer
+    return f"{type(callback).__name__} has ended training" if checks.plain(answer) is True else ""
+
+
+class _Watch(Callback):
+    """Base of callbacks that watch a figure.
+
+    figure : its name (default: ``val_loss`` with validation data, else ``loss``).
+    largest : whether the largest is the best (default: whether it is an accuracy).
+    min_delta : by how much it must be better than the best so far.
+    """
+
+    def __init__(self, figure: str | None, largest: bool | None, min_delta: float):
+        what = type(self).__name__
+        self.figure = None if figure is None else checks.text(f"{what}: figure", figure, "val_loss")
+        self.largest = None if largest is None else checks.flag(f"{what}: largest", largest)
+        self.min_delta = checks.number(f"{what}: min_delta", min_delta, 0)
+
+    def on_train_begin(self, model: Model) -> None:
+        self.best, self.since = np.inf, 0  # the smallest so far, or the negative of the largest; epochs since
+
+    def better(self, figures: Mapping[str, float]) -> bool:
+        """Whether the figure is better than ever; counts the epochs since it was."""
+        name = self.watched(figures)
+        if name not in figures:
+            raise CalcError(f"{type(self).__name__}: no figure {name!r}; there are {', '.join(figures)}")
+        largest = name.endswith("accuracy") if self.largest is None else self.largest
+        value = -figures[name] if largest else figures[name]
+        if value < self.best - self.min_delta:
+            self.best, self.since = value, 0
+            return True
+        self.since += 1
+        return False
+
+    def watched(self, figures: Mapping[str, float]) -> str:
+        return self.figure or ("val_loss" if "val_loss" in figures else "loss")
+
+
+class EarlyStopping(_Watch):
+    """Ends training when a figure has not become better for ``patience`` epochs (None: goes on).
+
+    keep_best : in the end the model is given back the state that it had after its best epoch: parameters, the optimizer's
+        state, counters.  It is kept in memory, in ``program.heap_bytes`` at most.
+    """
+
+    def __init__(
+        self, patience: int | None = 10, *, figure: str | None = None, largest: bool | None = None,
+        min_delta: float = 0.0, keep_best: bool = False,
+    ):  # fmt: skip
+        super().__init__(figure, largest, min_delta)
+        self.patience = None if patience is None else checks.integer("patience", patience, 0)
+        self.keep_best = checks.flag("keep_best", keep_best)
+
+    def on_train_begin(self, model: Model) -> None:
+        super().on_train_begin(model)
+        self._image: np.ndarray | None = None
+        self._epoch = 0
+
+    def on_epoch_end(self, model: Model, epoch: int, figures: Mapping[str, float]) -> Any:
+        if self.better(figures) and self.keep_best:
+            self._image, self._epoch = model.resident.image(), epoch
+        if self.patience is not None and self.since >= self.patience:
+            name = self.watched(figures)
+            what = "the validation loss has not fallen" if name == "val_loss" else f"{name} has not become better"
+            return f"{what} for {self.patience} epochs"
+
+    def on_train_end(self, model: Model, history: History) -> None:
+        if self._image is not None:
+            if self._epoch < len(history) - 1:
+                model.resident.restore(self._image)
+                history.kept = self._epoch
+            self._image = None
+
+
+class ReduceOnPlateau(_Watch):
+    """Multiplies the learning rate by ``factor`` when a figure has not become better for ``patience`` epochs.
+
+    Down to ``min_rate``; after that it waits ``cooldown`` epochs before it counts again.  As Keras's ReduceLROnPlateau.
+    """
+
+    def __init__(
+        self, factor: float = 0.1, patience: int = 10, *, min_rate: float = 0.0, cooldown: int = 0,
+        figure: str | None = None, largest: bool | None = None, min_delta: float = 1e-4,
+    ):  # fmt: skip
+        super().__init__(figure, largest, min_delta)
+        self.factor = checks.number("ReduceOnPlateau: factor", factor, 0, 1, ends="()")
+        self.patience = checks.integer("ReduceOnPlateau: patience", patience)
+        self.min_rate = checks.number("ReduceOnPlateau: min_rate", min_rate, 0)
+        self.cooldown = checks.integer("ReduceOnPlateau: cooldown", cooldown, 0)
+
+    def on_train_begin(self, model: Model) -> None:
+        super().on_train_begin(model)
+        self._rest = 0
+
+    def on_epoch_end(self, model: Model, epoch: int, figures: Mapping[str, float]) -> Any:
+        if self._rest:
+            self._rest, self.since = self._rest - 1, 0
+        self.better(figures)
+        if self._rest:
+            self.since = 0
+        if self.since >= self.patience:
+            rate = model.hyper["learning_rate"]
+            if rate > self.min_rate:
+                model.hyper["learning_rate"] = max(rate * self.factor, self.min_rate)
+            self._rest, self.since = self.cooldown, 0

@@ -1,0 +1,209 @@
+"""What users train on: arrays by placeholder, weights of samples, batches as they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from calcvm import checks
+from calcvm.errors import CalcError, ShapeError
+from calcvm.model.roles import WEIGHT, Roles
+from calcvm.vm.feeds import numbers, numeric
+from calcvm.vm.resident import Resident
+
+Arrays = dict[str, np.ndarray]
+
+
+def samples(what: str, data: Any) -> np.ndarray:
+    """A data set as an array, samples first."""
+    array = numbers(what, data)
+    if array.ndim == 0:
+        hint = f"; give its arrays, such as list({what}.values())" if isinstance(data, Mapping) else ""
+        raise CalcError(f"{what}: an array of samples is wanted, not {checks.called(data)}{hint}")
+    return array
+
+
+def by_name(what: str, names: Sequence[str], given: Any) -> Arrays:
+    """Data sets for placeholders: an array where it is one, else a tuple of arrays in their order; or a mapping by name."""
+    if isinstance(given, Mapping) and (len(names) != 1 or given.keys() == {*names}):
+        unknown = [name for name in given if name not in names]
+        missing = [name for name in names if name not in given]
+        if unknown or missing:
+            raise CalcError(
+                f"{what}: arrays for {', '.join(names) or 'nothing'} are wanted, "
+                + (f"there is none for {missing[0]!r}" if missing else f"not for {checks.shown(unknown[0])}")
+            )
+        return {name: samples(name, given[name]) for name in names}
+    if len(names) == 1:
+        return {names[0]: samples(what, given)}
+    if not names:
+        if given is not None:
+            raise CalcError(f"{what}: the model takes none: leave it out")
+        return {}
+    if not isinstance(given, (tuple, list)) or len(given) != len(names):
+        n = f"{type(given).__name__} of {len(given)}" if isinstance(given, (tuple, list)) else checks.called(given)
+        raise CalcError(f"{what}: a tuple or mapping of arrays for {', '.join(names)} is wanted, not {n}")
+    return {name: samples(name, array) for name, array in zip(names, given)}
+
+
+def training_data(
+    model: Resident, roles: Roles, X: Any, y: Any, sample_weight: Any, class_weight: Any
+) -> tuple[Arrays, Arrays]:
+    """Data sets of inputs, and of targets with what each sample counts."""
+    inputs, targets = by_name("X", roles.inputs, X), by_name("y", roles.labels, y)
+    first = next(iter(inputs.values()), None)
+    for name, array in (*inputs.items(), *targets.items()):
+        if first is not None and len(array) != len(first):
+            single = len(roles.inputs) == len(roles.labels) == 1
+            raise ShapeError(f"X has {len(first)} samples, {'y' if single else repr(name)} has {len(array)}")
+    given = [what for what, w in (("sample_weight", sample_weight), ("class_weight", class_weight)) if w is not None]
+    if not roles.weighted:
+        if given:
+            raise CalcError(
+                f"{given[0]}: the model's loss has no weights: make it with cv.Model(..., sample_weight=True)"
+            )
+        return inputs, targets
+    n = len(first if first is not None else next(iter(targets.values())))
+    weights = np.ones(n, model.program.dtype)
+    if sample_weight is not None:
+        array = numeric("sample_weight", samples("sample_weight", sample_weight))
+        if array.shape != (n,):
+            raise ShapeError(f"sample_weight: shape {array.shape} for {n} samples; {(n,)} is wanted")
+        _check_weights("sample_weight", array)
+        weights *= array
+    if class_weight is not None:
+        weights *= _of_classes(class_weight, targets)
+    return inputs, {**targets, WEIGHT: weights}
+
+
+def _check_weights(what: str, weights: np.ndarray) -> None:
+    if not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise CalcError(f"{what}: weights are finite numbers >= 0; found {weights.min()} to {weights.max()}")
+
+
+def _of_classes(given: Any, targets: Arrays) -> np.ndarray:
+    """The weight of each sample's class."""
+    y = next(iter(targets.values())) if len(targets) == 1 else np.zeros(0)
+    labels = y.reshape(-1)
+    if not len(labels) or len(labels) != len(y) or (labels != np.floor(labels)).any():
+        raise CalcError("class_weight: the model's target is no integer a sample: give sample_weight")
+    classes, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    if isinstance(given, str) and given == "balanced":
+        return (len(labels) / (len(classes) * counts))[place]
+    wanted = 'a mapping such as {0: 1.0, 1: 5.0}, or "balanced",'
+    given = checks.one_of("class_weight", given, Mapping, wanted)
+    of = {
+        checks.integer("class_weight: a class", c, 0): checks.number(f"class_weight of {c}", w, 0)
+        for c, w in given.items()
+    }
+    return np.array([of.get(int(c), 1.0) for c in classes])[place]
+
+
+def split(inputs: Arrays, targets: Arrays, validation: Any, roles: Roles) -> tuple[Arrays, Arrays | None]:
+    """The data to train on, and those to judge by: given ones, or a share at the end of the data."""
+    data = {**inputs, **targets}
+    if validation is None:
+        return data, None
+    if not checks.is_number(validation):
+        return data, held_out(validation, roles)
+    share = checks.number("validation", validation, 0, 1, ends="()", unless=", the share of samples, or (X, y)")
+    n = len(next(iter(data.values())))
+    keep = n - round(n * share)
+    if not 0 < keep < n:
+        raise CalcError(f"validation={share}: no samples are left on one side of {n}")
+    return {k: a[:keep] for k, a in data.items()}, {k: a[keep:] for k, a in data.items()}
+
+
+def held_out(validation: Any, roles: Roles) -> Arrays:
+    """The samples and targets of validation data."""
+    if not roles.labels and not (isinstance(validation, tuple) and len(validation) == 2 and validation[1] is None):
+        alone = isinstance(validation, tuple) and len(validation) == len(roles.inputs) == 1
+        return by_name("validation X", roles.inputs, validation[0] if alone else validation)
+    if not isinstance(validation, (tuple, list)) or len(validation) != 2:
+        n = f"a {type(validation).__name__} of {len(validation)}" if isinstance(validation, (tuple, list)) else None
+        raise CalcError(
+            "validation: (X, y) or a share of the samples such as 0.2 is wanted, not "
+            f"{n or checks.called(validation)}"
+            + (": there are no sample weights in validation" if n and len(validation) == 3 else "")
+        )
+    X, y = validation
+    return {**by_name("validation X", roles.inputs, X), **by_name("validation y", roles.labels, y)}
+
+
+# ---------------------------------------------------------------- batches as they come
+def comes_in_batches(X: Any, y: Any, roles: Roles) -> bool:
+    """Whether data are an iterable of batches: a generator, a loader, a list of tuples."""
+    if y is not None or not isinstance(X, Iterable) or isinstance(X, (str, bytes, Mapping)) or hasattr(X, "__array__"):
+        return False
+    if not isinstance(X, Sequence) or isinstance(X, range):
+        return True
+    return bool(roles.targets and len(X) and isinstance(X[0], (tuple, Mapping)))
+
+
+class Stream:
+    """Batches in the place of a data set: a step each, as they come (the other is `calcvm.vm.epoch.Epoch`).
+
+    step : of a model.  names : what it takes.
+    batches : iterable of tuples of arrays in this order, or of mappings by name.  What can be iterated again is begun
+        anew in each epoch.
+    rounds : batches of an epoch (None: all there are).
+    """
+
+    def __init__(self, step: Callable[..., float], names: Sequence[str], batches: Any, rounds: int | None):
+        self.rounds = rounds
+        self._step, self._names, self._batches = step, names, batches
+        self._again = iter(batches) is not batches
+        self._iterator: Iterator[Any] = iter(())
+        self._sum, self._samples = 0.0, 0
+        if not self._again:
+            self._iterator = iter(batches)
+
+    def begin(self, key: int | None) -> None:
+        """Start an epoch."""
+        if self._again:
+            self._iterator = iter(self._batches)
+        self._sum, self._samples = 0.0, 0
+
+    def slices(self, seconds: float, marks: Sequence[int] = ()) -> Generator[int, None, None]:
+        """Make a step for each batch; yields how many are done, about every ``seconds``, and at multiples of ``marks``."""
+        done, told, since = 0, 0, time.perf_counter()
+        while done != self.rounds and (batch := next(self._iterator, None)) is not None:
+            arrays = self._arrays(batch)
+            loss, n = self._step(*arrays), len(np.asarray(arrays[0]))
+            self._sum, self._samples, done = self._sum + n * loss, self._samples + n, done + 1
+            if time.perf_counter() - since > seconds or any(done % mark == 0 for mark in marks):
+                yield done
+                told, since = done, time.perf_counter()
+        if done > told:
+            yield done
+
+    @property
+    def ended(self) -> bool:
+        """Whether no batch has come in this epoch."""
+        return not self._samples
+
+    def mean(self, name: str) -> float:
+        """Mean loss of the samples seen so far in this epoch."""
+        return self._sum / max(self._samples, 1)
+
+    def _arrays(self, batch: Any) -> list[Any]:
+        if isinstance(batch, Mapping):
+            missing = [name for name in self._names if name not in batch]
+            if missing or len(batch) != len(self._names):
+                raise CalcError(
+                    f"a batch has arrays for {', '.join(map(str, batch))}; wanted: {', '.join(self._names)}"
+                )
+            return [batch[name] for name in self._names]
+        if len(self._names) == 1 and not isinstance(batch, (tuple, list)):
+            return [batch]
+        if not isinstance(batch, (tuple, list)) or len(batch) != len(self._names):
+            n = (
+                f"a {type(batch).__name__} of {len(batch)}"
+                if isinstance(batch, (tuple, list))
+                else checks.called(batch)
+            )
+            raise CalcError(f"a batch is a tuple of arrays for {', '.join(self._names)}, or a mapping by name, not {n}")
+        return [*batch]

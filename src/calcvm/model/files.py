@@ -1,0 +1,112 @@
+"""Models in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from os import PathLike
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from calcvm.errors import PlanError, ProgramError
+from calcvm.vm import schema
+from calcvm.vm.binding import bind
+from calcvm.vm.facts import MAX_LEARNING, MAX_ROUNDS, MAX_SEED, check_learning_batch
+from calcvm.vm.heap import CalcHeap, parse_bytes
+from calcvm.vm.program import Program, Symbol
+from calcvm.vm.schema import boolean, integer, record
+from calcvm.vm.serialize import read_archive, write_archive
+
+if TYPE_CHECKING:
+    from calcvm.model.model import Model
+
+FORMAT_VERSION = 2
+
+
+def persistent(program: Program) -> dict[int, Symbol]:
+    """Symbols whose values a model is, by number: what a file must hold."""
+    return {i: s for i, s in enumerate(program.symbols) if s.persistent and not s.members}
+
+
+def _state(program: Program, image: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Views of all that persists in an image with its gradients, by the name of its array in a file: its number."""
+    start, elements = bind(program).opened[0] // program.itemsize, image.view(program.dtype)
+    for i, s in persistent(program).items():
+        yield f"state/{i}", elements[s.offset - start : s.offset - start + s.elems.b]
+
+
+def heap_of(program: Program) -> CalcHeap:
+    """A heap for one model of a program."""
+    return CalcHeap(program.heap_bytes, device=program.info.get("device", "cpu"))
+
+
+def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:
+    """`Model.save`."""
+    documents, arrays = model.program.to_parts()
+    resident = model.resident
+    with resident.tenant.turn.mine:
+        documents["model"] = {
+            "seed": resident.seed,
+            "epochs": model.epochs_done,
+            "learning_batch": model.learning_batch,
+            "open": resident.adding,
+        }
+        image = resident.image()
+    for key, cells in _state(model.program, image):
+        arrays[key] = cells
+    write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)
+
+
+_MODEL = record(
+    {"seed": integer(0, MAX_SEED), "epochs": integer(0, MAX_ROUNDS), "learning_batch": integer(1, MAX_LEARNING)},
+    optional={"open": boolean},
+)
+
+
+def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = None) -> Model:
+    """A model that `Model.save` wrote, in a heap of its own; its program is verified.
+
+    Nothing of the file is trusted, and the memory for its content is that of its size.  Running a model takes its
+    program's ``heap_bytes``, whatever the file's size: look at those of a stranger's file before, by
+    ``cv.load_program(path).heap_bytes``, or set a limit.
+
+    Parameters
+    ----------
+    path : path, or a binary file that is open.
+    memory : int or str, optional
+        The most bytes that the heap may take, or a text such as ``"64 MiB"`` (default: the machine's memory).
+
+    Raises
+    ------
+    ProgramError : the file is truncated, altered, foreign, or of an unknown version.
+    PlanError : the heap would be larger than ``memory``, or than the machine's (``needed`` and ``allowed`` bytes).
+    FileError : it cannot be read.
+    """
+    from calcvm.model.model import Model
+
+    archive = read_archive(path, kinds=("model",), versions=(FORMAT_VERSION,))
+    program = Program.from_parts(archive.documents, archive.arrays, where=archive.name)
+    where = f"{archive.name}: document 'model'"
+    facts = {"program": program.hash, **schema.check(_MODEL, archive.document("model"), where)}
+    facts["rounds"] = facts.pop("epochs")
+    check_learning_batch(program, facts["learning_batch"], f"{where}.", ProgramError)
+    for i, s in persistent(program).items():  # before any memory is asked for
+        given = archive.array(f"state/{i}")
+        if given.shape != (s.elems.b,) or given.dtype != program.dtype:
+            raise ProgramError(
+                f"{archive.name}: the state of {s.name!r} is {given.dtype} of shape {given.shape}, "
+                f"{program.dtype} of shape {(s.elems.b,)} is wanted"
+            )
+    allowed = None if memory is None else parse_bytes(memory)
+    if allowed is not None and program.heap_bytes > allowed:
+        raise PlanError(
+            f"{archive.name}: its heap takes {program.heap_bytes:,} bytes, memory= allows {allowed:,}",
+            program.heap_bytes,
+            allowed,
+        )
+    heap = heap_of(program)
+    start, stop = bind(program).opened
+    image = np.zeros(stop - start, np.uint8)
+    for key, cells in _state(program, image):
+        cells.view(np.uint8)[:] = archive.array(key).view(np.uint8)
+    return Model.on(heap.adopt(program, facts, image))

@@ -1,0 +1,644 @@
+"""`Model`: a network with a loss and an optimizer, trained, evaluated, saved."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from functools import wraps
+from io import BytesIO
+from os import PathLike
+from typing import Any, BinaryIO, TypeVar, overload
+
+import numpy as np
+
+from calcvm import checks, compiler, nn
+from calcvm.errors import CalcError, CalcWarning, ShapeError
+from calcvm.graph import CalcGraph
+from calcvm.lazy import cached_property
+from calcvm.model import files, scores
+from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of, reason
+from calcvm.model.data import Arrays, Stream, by_name, comes_in_batches, held_out, split, training_data
+from calcvm.model.history import History
+from calcvm.model.networks import build_graph
+from calcvm.model.roles import Roles
+from calcvm.model.summary import summary
+from calcvm.ops.dims import show
+from calcvm.optim import Optimizer
+from calcvm.planner import Plan
+from calcvm.progress import reporter
+from calcvm.tables import preformatted
+from calcvm.vm import job as layout
+from calcvm.vm import methods
+from calcvm.vm.binding import bind
+from calcvm.vm.epoch import Epoch, shuffling_key
+from calcvm.vm.facts import check_learning_batch
+from calcvm.vm.feeds import IN_PLACE, numbers
+from calcvm.vm.heap import CalcHeap
+from calcvm.vm.program import Program
+from calcvm.vm.resident import Hyper, Resident
+from calcvm.vm.slices import SLICE_SECONDS
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _training(method: Method) -> Method:
+    """A method of `Model` whose turns belong together: what changes the model meanwhile waits for its end."""
+
+    @wraps(method)
+    def whole(self: Model, *args: Any, **options: Any) -> Any:
+        tenant = self.resident.tenant
+        with tenant.change:
+            try:
+                tenant.begin_training()
+                return method(self, *args, **options)
+            finally:
+                tenant.trains = 0
+
+    return whole  # type: ignore[return-value]
+
+
+class Model(methods.Native):
+    """A network, or a graph of one's own, compiled for training.
+
+    Parameters
+    ----------
+    net : nn.Layer or CalcGraph
+        Layers, composed by ``>>``; or a graph with a path learn, which trains, and a path predict, whose
+        ``output`` is what `predict` gives (a variable or a tuple of them): then it has its placeholders, loss and
+        optimizer, and of the other parameters those of `calcvm.plan` are left.
+    input_shape : tuple of int
+        Shape of one sample.
+    loss : str or callable
+        "softmax_cross_entropy" (integer labels), "binary_cross_entropy", "mse", "mae", "huber", or a
+        function of (output, target) variables.
+    optimizer : Optimizer or str
+        Such as ``cv.Adam(1e-3)``, or ``"adam"`` with its default learning rate.
+    batch_size : int, optional
+        Samples of a step; without it, as many as ``memory`` allows.
+    learning_batch : int, optional
+        Samples an update is made from, where that is more than ``batch_size``: rounds add up.
+    target_shape : tuple of int, optional
+        Shape of one target (default: a label for softmax_cross_entropy, else the output's shape).
+    preprocess : nn.Layer, optional
+        Layers without parameters applied to the raw input, as a path of their own.
+    metrics : list of str or callable, optional
+        What `evaluate` tells beside the loss: "accuracy", "mse", "mae", "huber", or functions of (output, target)
+        variables, by their names (default: the accuracy for softmax_cross_entropy).  Each is a mean over batches.
+    sample_weight : bool
+        Whether samples have weights in the loss: the mean is of each sample's loss times its weight.  A loss that is a
+        function then returns a term for each sample.
+    rates : mapping of str to float, optional
+        Factors of the learning rate for parameters, by name, or for all whose names begin with a text that ends with a
+        dot, such as "linear_1.".
+    seed, dtype, workers, memory, device, mode, precision : see `calcvm.plan`.
+    """
+
+    @overload
+    def __init__(
+        self,
+        net: nn.Layer,
+        *,
+        input_shape: tuple[int, ...],
+        loss: str | Callable[..., Any] = ...,
+        optimizer: Optimizer | str | type[Optimizer],
+        batch_size: int | None = ...,
+        learning_batch: int | None = ...,
+        target_shape: tuple[int, ...] | None = ...,
+        preprocess: nn.Layer | None = ...,
+        metrics: Iterable[str | Callable[..., Any]] | None = ...,
+        sample_weight: bool = ...,
+        rates: Mapping[str, float] | None = ...,
+        memory: int | str | None = ...,
+        seed: int = ...,
+        dtype: str = ...,
+        device: str = ...,
+        workers: int | None = ...,
+        mode: str | None = ...,
+        precision: str = ...,
+        heap: CalcHeap | None = ...,
+        name: str | None = ...,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        net: CalcGraph,
+        *,
+        batch_size: int | None = ...,
+        learning_batch: int | None = ...,
+        memory: int | str | None = ...,
+        seed: int = ...,
+        dtype: str = ...,
+        device: str = ...,
+        workers: int | None = ...,
+        mode: str | None = ...,
+        precision: str = ...,
+        heap: CalcHeap | None = ...,
+        name: str | None = ...,
+    ) -> None: ...
+    def __init__(
+        self,
+        net: nn.Layer | CalcGraph,
+        *,
+        input_shape: tuple[int, ...] | None = None,
+        loss: Any = None,
+        optimizer: Any = None,
+        batch_size: int | None = None,
+        learning_batch: int | None = None,
+        target_shape: tuple[int, ...] | None = None,
+        preprocess: nn.Layer | None = None,
+        metrics: Iterable[Any] | None = None,
+        sample_weight: bool = False,
+        rates: Mapping[str, float] | None = None,
+        memory: int | str | None = None,
+        seed: int = 0,
+        dtype: str = "float32",
+        device: str = "cpu",
+        workers: int | None = None,
+        mode: str | None = None,
+        precision: str = "float32",
+        heap: CalcHeap | None = None,
+        name: str | None = None,
+    ):
+        if heap is not None:
+            checks.one_of("Model: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
+        if learning_batch is not None:
+            learning_batch = checks.integer("learning_batch", learning_batch)
+        of_layers = {
+            "input_shape": input_shape, "loss": loss, "optimizer": optimizer, "target_shape": target_shape,
+            "preprocess": preprocess, "metrics": metrics, "sample_weight": None if sample_weight is False else sample_weight, "rates": rates,
+        }  # fmt: skip
+        graph = _graph(net, {what: value for what, value in of_layers.items() if value is not None})
+        accumulate = learning_batch is not None
+        self._plan: Plan | None = compiler.plan(
+            graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
+            accumulate=accumulate, mode=mode, precision=precision,
+        )  # fmt: skip
+        program = compiler.compile(graph, plan=self._plan)
+        if learning_batch is not None:
+            check_learning_batch(program, learning_batch)
+        if isinstance(net, CalcGraph):  # before it has a place
+            Roles.of(bind(program))
+        self.resident: Resident = (heap or files.heap_of(program)).load(program, seed=seed, name=name)
+        self.learning_batch = learning_batch or program.batch_size
+
+    @classmethod
+    def on(cls, resident: Resident) -> Model:
+        """A model of a heap (`CalcHeap.load`, `CalcHeap.open`) to fit, evaluate and save.
+
+        Its program must have a path learn, which trains, and a path predict.
+        """
+        checks.one_of("Model.on", resident, Resident, "a model of a heap (heap.load, heap.open)")
+        Roles.of(resident.binding)
+        model = cls.__new__(cls)
+        model._plan, model.resident = None, resident
+        return model
+
+    # ------------------------------------------------------------ what it is
+    @cached_property
+    def roles(self) -> Roles:
+        """Its inputs, targets, outputs and figures, by name."""
+        return Roles.of(self.resident.binding)
+
+    def __repr__(self) -> str:
+        if self.resident.tenant.binding is None:
+            return f"<Model {self.resident.name!r}: closed>"
+        forms = self.resident.binding.forms
+        sizes = ", ".join(f"{name} {show(forms[name])}" for name in (*self.roles.inputs, *self.roles.outputs))
+        n = sum(self.resident.binding.symbol(name).elems.b for name in self.program.info["parameters"])
+        return f"<Model {self.resident.name!r}: {sizes}, {n:,} parameters, {self.epochs_done} epochs done>"
+
+    def summary(self) -> str:
+        """Its parameters with their shapes and sizes, what trains it, and the memory that it takes."""
+        return summary(self.resident, self.roles)
+
+    def _repr_html_(self) -> str:
+        return preformatted(repr(self) if self.resident.tenant.binding is None else self.summary())
+
+    @property
+    def plan(self) -> Plan:
+        """The plan it was compiled from (of a loaded model only the program is kept)."""
+        if self._plan is None:
+            raise CalcError(
+                "a loaded model has no plan; its program has the offsets: print(model.program.disassemble())"
+            )
+        return self._plan
+
+    @property
+    def program(self) -> Program:
+        return self.resident.program
+
+    @property
+    def heap(self) -> CalcHeap:
+        return self.resident.heap
+
+    @property
+    def batch_size(self) -> int:
+        return self.program.batch_size
+
+    @property
+    def learning_batch(self) -> int:
+        """Samples an update is made from."""
+        return self.resident.facts.get("learning_batch", self.batch_size)
+
+    @learning_batch.setter
+    def learning_batch(self, n: int) -> None:
+        """At least the batch (CalcError: more than that, and the program does not add gradients up)."""
+        self.resident.facts["learning_batch"] = n
+
+    @property
+    def epochs_done(self) -> int:
+        return self.resident.facts["rounds"]
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Parameters by name, as views into the heap (of a heap's several models: see `Resident.parameters`)."""
+        return self.resident.parameters
+
+    @property
+    def hyper(self) -> Hyper:
+        """Hyperparameters by name; setting one takes effect with the next step."""
+        return self.resident.hyper("learn")
+
+    def grad(self, name: str) -> np.ndarray:
+        """Gradient of a parameter after the last step (kept for small parameters, or with `learning_batch`)."""
+        return self.resident.grad(name, "learn")
+
+    def __getitem__(self, name: str) -> Any:
+        return self.resident[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.resident[name] = value
+
+    # ------------------------------------------------------------ steps
+    @methods.native
+    def step(self, x: Any, y: Any = None, *more: Any) -> float:
+        """One training step on a batch of at most ``batch_size`` samples; returns its loss.
+
+        Of several inputs or targets, or with weights, the arrays are those of the path learn's placeholders, in the order
+        they were declared.  The model is unchanged if the data are refused.
+        """
+        loss = self.resident.step(*_given(x, y, more), path="learn")
+        assert loss is not None
+        methods.offer(self)
+        return loss
+
+    @methods.native
+    def run_steps(self, n: int) -> float:
+        """``n`` training steps on the data already in the heap, in one call; returns the last loss."""
+        loss = self.resident.run_steps(n, "learn")
+        assert loss is not None
+        methods.offer(self)
+        return loss
+
+    def bind(self, x: Any, y: Any = None, *more: Any) -> Callable[[], float]:
+        """A function that makes a training step on what ``x`` and ``y`` hold when it is called; returns its loss.
+
+        They are read where they are: C-contiguous arrays of float32, float64, uint8, int32 or int64, of one batch.
+
+        Raises
+        ------
+        CalcError : they are no such arrays, or do not fit.
+        """
+        data, names = _given(x, y, more), self.resident.binding.feeds("learn")
+        if len(data) != len(names):
+            raise CalcError(f"bind takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
+        sizes: list[int] = []
+        for name, array in zip(names, data):
+            if not (isinstance(array, np.ndarray) and array.dtype in IN_PLACE and array.flags.c_contiguous):
+                raise CalcError(
+                    f"bind: {name} is to be read where it is, which needs a C-contiguous array of "
+                    f"{', '.join(map(str, IN_PLACE))}, not {checks.called(array)}: np.ascontiguousarray(...), or step(x, y)"
+                )
+            sizes.append(self.resident.check(name, array))
+        if len(set(sizes)) > 1:
+            raise ShapeError(f"bind: the arrays differ in their number of samples ({dict(zip(names, sizes))})")
+        return methods.bound_step(self, data)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Outputs by name for a batch of inputs by name."""
+        checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
+        resident = self.resident
+        arrays = {name: numbers(name, value) for name, value in inputs.items()}
+        batches = {name: resident.check_placeholder(name, array) for name, array in arrays.items()}
+        with resident.tenant.turn.mine:
+            resident.place(arrays, batches)
+            resident.run_round("predict", ("forward",))
+            return {name: resident[name] for name in self.roles.outputs}
+
+    # ------------------------------------------------------------ whole data sets
+    @_training
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        epochs: int = 1,
+        *,
+        validation: Any = None,
+        patience: int | None = None,
+        keep_best: bool = False,
+        shuffle: bool = True,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | str | None = None,
+        callbacks: Iterable[Callback | Callable[..., Any]] = (),
+        steps_per_epoch: int | None = None,
+        check_finite: bool = False,
+        terminate_on_nan: bool = False,
+        progress: bool = True,
+    ) -> History:
+        """Train for whole epochs in compiled code, reading the arrays where they are.
+
+        Parameters
+        ----------
+        X : ndarray, shape (n, *input_shape), float32, float64, uint8, int32 or int64
+            C-contiguous arrays of these types, in the machine's byte order, are not copied; other numbers are converted.
+            Of several inputs a tuple or a mapping.  Without ``y`` an iterable of batches, such as a generator: a step each.
+        y : ndarray, shape (n, *target_shape) or (n,) labels
+        validation : (X, y), or the share of samples at the end of the data to hold out.
+        patience : int, optional
+            Stop when the validation loss has not fallen for so many epochs (see `EarlyStopping`).
+        keep_best : bool
+            In the end, take back the state after the epoch with the smallest validation loss (without validation data:
+            loss).
+        sample_weight : ndarray, shape (n,), optional
+            What each sample counts; of a model made with ``sample_weight=True``.
+        class_weight : mapping of label to number, or "balanced", optional
+            What the samples of each class count (others: 1), times ``sample_weight``.  "balanced": so that all classes count
+            the same.
+        callbacks : list of `Callback`, or of functions of (model, epoch, figures)
+            Called after each epoch; what they return, if True or a text (why), ends training.
+        steps_per_epoch : int, optional
+            Batches of an epoch, where they come one by one (default: until there are no more).
+        check_finite : bool
+            Refuse data with NaN or Inf.
+        terminate_on_nan : bool
+            Stop after an epoch whose loss is not finite.  Otherwise training goes on, with a `CalcWarning`.
+        progress : bool
+            A bar on a terminal (extra ``cli``), one line an epoch elsewhere.
+
+        Returns
+        -------
+        History : figures of each epoch.  Ctrl-C ends training between two steps; the model stays usable.
+        """
+        epochs = checks.integer("epochs", epochs)
+        shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
+        terminate_on_nan, progress = (
+            checks.flag("terminate_on_nan", terminate_on_nan),
+            checks.flag("progress", progress),
+        )
+        keep_best, watchers = checks.flag("keep_best", keep_best), callbacks_of(callbacks)
+        loss = str(self.resident.binding.training("learn")["loss"])
+        train: Epoch | Stream
+        if comes_in_batches(X, y, self.roles):
+            train, held = self._stream(X, validation, steps_per_epoch, (sample_weight, class_weight, check_finite))
+        else:
+            if steps_per_epoch is not None:
+                raise CalcError(
+                    "steps_per_epoch: of arrays an epoch is all their samples; it is for batches one by one"
+                )
+            inputs, targets = training_data(self.resident, self.roles, X, y, sample_weight, class_weight)
+            data, held = split(inputs, targets, validation, self.roles)
+            train = Epoch(
+                self.resident, self._of("learn", data), "learn", train=True,
+                learning=self.learning_batch, results=[loss], check_finite=check_finite,
+            )  # fmt: skip
+        if patience is not None:
+            patience = checks.integer("patience", patience, 0)
+            if held is None:
+                raise CalcError("patience needs validation data: give validation=(X, y) or a share such as 0.2")
+        if patience is not None or keep_best:
+            watchers.insert(0, EarlyStopping(patience, keep_best=keep_best))
+        judge = self.judge(held, check_finite) if held is not None else None
+        history, diverged = History(), ""
+        steps = [w for w in watchers if w.every is not None]
+        per_step = -(-self.learning_batch // self.batch_size) if isinstance(train, Epoch) else 1
+        marks = [per_step * int(w.every or 1) for w in steps]
+        for w in watchers:
+            w.on_train_begin(self)
+        report = reporter(epochs, train.rounds, progress)
+        try:
+            for epoch in range(epochs):
+                start, why = time.perf_counter(), ""
+                train.begin(self._key() if shuffle else None)
+                with closing(train.slices(SLICE_SECONDS, marks)) as slices:
+                    for done in slices:
+                        mean = train.mean(loss)
+                        report.step(epoch, done, mean)
+                        for w, mark in zip(steps, marks):
+                            if done % mark == 0:
+                                why = why or reason(w, w.on_step(self, done // per_step, mean))
+                        if why:
+                            break
+                if isinstance(train, Stream) and train.ended:
+                    why = f"no batch came in epoch {epoch + 1}"
+                if why:
+                    history.stopped = why
+                    break
+                self.resident.facts["rounds"] += 1
+                self.resident.commit()
+                figures = {"loss": train.mean(loss)}
+                if judge is not None:
+                    figures |= {f"val_{k}": v for k, v in judge().items()}
+                report.epoch(epoch, figures)
+                history.epochs.append({**figures, "seconds": time.perf_counter() - start})
+                if not diverged and not np.isfinite(figures["loss"]):
+                    diverged = f"the loss of epoch {epoch + 1} is {figures['loss']}"
+                    why = diverged if terminate_on_nan else ""
+                for w in watchers:
+                    why = why or reason(w, w.on_epoch_end(self, epoch, figures))
+                if why:
+                    history.stopped = why
+                    break
+        except KeyboardInterrupt:
+            history.stopped = "interrupted"
+        finally:
+            report.close()
+        for w in watchers:
+            w.on_train_end(self, history)
+        if diverged and not terminate_on_nan:
+            history.stopped += f"; {diverged}"
+            warnings.warn(
+                f"{diverged}, and training went on: take a smaller learning rate, look for NaN in the data with "
+                "check_finite=True, or stop there with terminate_on_nan=True",
+                CalcWarning,
+                stacklevel=3,  # the line that calls fit: `_training` is between
+            )
+        return history
+
+    def _stream(
+        self, batches: Any, validation: Any, steps: int | None, others: tuple[Any, ...]
+    ) -> tuple[Stream, Arrays | None]:
+        """Batches as they come, and what judges the model."""
+        for what, given in zip(("sample_weight", "class_weight", "check_finite"), others):
+            if given is not None and given is not False:
+                raise CalcError(f"{what}: of batches as they come nothing is known beforehand: make it part of them")
+        if validation is not None and checks.is_number(validation):
+            raise CalcError("validation: no share can be held out of batches as they come: give (X, y)")
+        steps = None if steps is None else checks.integer("steps_per_epoch", steps)
+        held = None if validation is None else held_out(validation, self.roles)
+        return Stream(self.step, self.resident.binding.feeds("learn"), batches, steps), held
+
+    def _of(self, path: str, data: Mapping[str, np.ndarray]) -> Arrays:
+        """Of data sets by name those that a path needs."""
+        names = self.resident.binding.feeds(path)
+        return {name: array for name, array in data.items() if name in names or name in self.roles.outputs}
+
+    def evaluate(self, X: Any, y: Any = None, *, check_finite: bool = False) -> dict[str, float]:
+        """Loss and metrics over a data set, without dropout; X and y are those of `fit`."""
+        inputs, targets = by_name("X", self.roles.inputs, X), by_name("y", self.roles.labels, y)
+        return self.judge({**inputs, **targets}, check_finite)()
+
+    @methods.native
+    def predict(self, X: Any, *, out: Any = None) -> Any:
+        """Outputs of the network for a data set, shape (n, *output_shape), without dropout.
+
+        Parameters
+        ----------
+        X : as in `fit`.
+        out : where to put them: a C-contiguous array of this shape and the model's dtype (of several outputs a mapping).
+
+        Returns
+        -------
+        ndarray, shape (n, *output_shape); of several outputs a dict of them by name
+        """
+        resident, outputs = self.resident, self.roles.outputs
+        data = by_name("X", self.roles.inputs, X)
+        sizes = {name: resident.check(name, array, samples=True) for name, array in data.items()}
+        n = next(iter(sizes.values()))
+        if out is None:
+            given = {}
+        elif len(outputs) == 1:
+            given = {outputs[0]: out}
+        else:
+            given = dict(checks.one_of("predict: out", out, Mapping, f"a mapping of arrays for {', '.join(outputs)}"))
+        arrays = {name: self._place_for(name, n, given.get(name)) for name in outputs}
+        over = [name for name, a in arrays.items() if any(np.may_share_memory(a, x) for x in data.values())]
+        places = {name: np.empty_like(a) if name in over else a for name, a in arrays.items()}  # as NumPy does
+        tenant, run = resident.tenant, Epoch(resident, data, "predict", outputs=places)
+        with tenant.turn.mine:
+            start = time.perf_counter()
+            run.whole(SLICE_SECONDS)
+            if tenant.calls is not None and n <= self.batch_size and len(outputs) == 1:
+                tenant.calls.arm(resident, layout.PREDICT, n, time.perf_counter() - start)
+        for name in over:
+            arrays[name][...] = places[name]
+        methods.offer(self)
+        return arrays if len(outputs) > 1 else arrays[outputs[0]]
+
+    def _place_for(self, name: str, n: int, out: Any) -> np.ndarray:
+        """An array for a result of ``n`` samples, which may be given."""
+        shape = (n, *(size.b for size in self.resident.binding.forms[name][1:]))
+        if out is None:
+            return np.empty(shape, self.program.dtype)
+        if not (
+            isinstance(out, np.ndarray) and out.shape == shape and out.dtype == self.program.dtype
+            and out.flags.c_contiguous and out.flags.writeable
+        ):  # fmt: skip
+            raise ShapeError(
+                f"predict: out must be a C-contiguous, writeable array of {self.program.dtype} {shape}, not "
+                f"{checks.called(out)}"
+            )
+        return out
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of the classes: softmax, or with binary_cross_entropy sigmoid, of `predict`.
+
+        Raises
+        ------
+        CalcError : the loss is no cross-entropy, so that the outputs are no scores of classes.
+        """
+        probabilities = scores.probabilities_of(scores.needed(self.program))
+        return probabilities(self.predict(X).astype(np.float64)).astype(self.program.dtype)
+
+    def predict_classes(self, X: Any) -> np.ndarray:
+        """The most probable class of each sample, int64; of equals the lowest.
+
+        softmax_cross_entropy: shape (n,).  binary_cross_entropy: 1 where a score is above 0, else 0, shape
+        (n, *output_shape).  CalcError: as `predict_proba`.
+        """
+        loss = scores.needed(self.program)
+        outputs = self.predict(X)
+        return outputs.argmax(axis=-1) if loss == scores.SOFTMAX else (outputs > 0).astype(np.int64)
+
+    # ------------------------------------------------------------ weights
+    def get_weights(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters, by name."""
+        return {name: array.copy() for name, array in self.resident.parameters.items()}
+
+    def set_weights(self, weights: Mapping[str, Any] | Iterable[Any]) -> None:
+        """Set the parameters, by name or in the order of `get_weights`; all or none.
+
+        Raises
+        ------
+        CalcError, ShapeError : there are others, or they have other shapes.
+        """
+        self.resident.set_parameters(weights)
+
+    def _trapped(self) -> None:
+        """Say what a kernel trapped in a compiled method."""
+        with self.resident.tenant.turn.mine:
+            self.resident.frame.check()
+
+    def judge(self, data: Mapping[str, np.ndarray], check_finite: bool = False) -> Callable[[], dict[str, float]]:
+        """A function that evaluates the model as it is when called, on ``input`` and ``target``.
+
+        With ``output`` in place of ``input`` it evaluates those outputs, whoever computed them.
+        """
+        figures, check_finite = self.roles.figures, checks.flag("check_finite", check_finite)
+        if not figures:
+            raise CalcError("path 'predict' has no single number that judges: build a loss or a metric in it")
+        run = Epoch(self.resident, self._of("predict", data), "predict", results=[*figures], check_finite=check_finite)
+
+        def judge() -> dict[str, float]:
+            with self.resident.tenant.turn.mine:
+                run.whole(SLICE_SECONDS)
+                return {called: run.mean(name) for name, called in figures.items()}
+
+        return judge
+
+    def _key(self) -> int:
+        """Shuffling key of the next epoch."""
+        return shuffling_key(self.resident.seed, self.epochs_done)
+
+    # ------------------------------------------------------------ files
+    def save(self, path: str | PathLike[str] | BinaryIO) -> None:
+        """Write program, parameters, optimizer state and counters to one file, without pickle.
+
+        ``path`` may be a binary file that is open.
+
+        Raises
+        ------
+        FileError : it cannot be written; a file that was there is unchanged.
+        """
+        files.write(self, path)
+
+    def __reduce__(self) -> Any:
+        """Pickled and copied as the file that `save` writes; the copy has a heap of its own."""
+        file = BytesIO()
+        self.save(file)
+        own = {name: value for name, value in vars(self).items() if name not in ("resident", "_plan", "roles")}
+        return _unpickled, (file.getvalue(), type(self)), own or None
+
+
+def _unpickled(data: bytes, cls: type[Model] = Model) -> Model:
+    model = cls.__new__(cls)
+    vars(model).update(vars(files.load(BytesIO(data))))
+    return model
+
+
+def _given(x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arrays of a call: the second may be left out."""
+    return (x,) if y is None and not more else (x, y, *more)
+
+
+def _graph(net: Any, options: dict[str, Any]) -> CalcGraph:
+    """The graph of layers, or the user's own, which has all that is said of layers."""
+    if isinstance(net, CalcGraph):
+        if options:
+            raise CalcError(f"Model: a graph of your own has its {next(iter(options))} already: leave it out")
+        return net
+    for what, example in ("input_shape", "(784,)"), ("optimizer", "cv.Adam(1e-3)"):
+        if what not in options:
+            raise CalcError(f"Model: {what} is missing; give {what}={example}")
+    return build_graph(net, **{"loss": "softmax_cross_entropy", **options})

@@ -1,0 +1,150 @@
+"""The graph of a network of layers: its loss, with weights where they are wanted, and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from calcvm import checks, nn
+from calcvm import functions as F
+from calcvm.errors import CalcError, ShapeError
+from calcvm.graph import CalcGraph, Variable
+from calcvm.model.roles import WEIGHT
+from calcvm.ops.dims import numel
+from calcvm.optim import Optimizer, optimizer_of
+
+SOFTMAX, BINARY = "softmax_cross_entropy", "binary_cross_entropy"
+LOSS_WANTED = "a function of (output, target) that returns a variable of one element"
+TERMS_WANTED = "with sample_weight a function of (output, target) that returns a variable with a term a sample"
+
+
+def _labels_or_probabilities(x: Variable, t: Variable) -> Variable:
+    """Of each row the cross entropy of softmax(x) against labels, or probabilities."""
+    log_p = F.log_softmax(x)
+    if t.shape == x.shape:
+        return -F.sum(t * log_p, axes=-1)
+    return -F.pick(log_p, t if t.rank < x.rank else F.reshape(t, log_p.descriptor.generic[:-1]))
+
+
+def _huber(x: Variable, t: Variable, delta: float = 1.0) -> Variable:
+    far = F.abs(x - t)
+    near = far - F.relu(far - delta)  # the smaller of it and delta
+    return near * (far - 0.5 * near)
+
+
+LOSSES: dict[str, Callable[..., Variable]] = {
+    SOFTMAX: F.softmax_cross_entropy,
+    BINARY: F.binary_cross_entropy,
+    "mse": F.mse,
+    "mae": F.mae,
+    "huber": F.huber,
+}
+# What each loss is the mean of: to be weighted before.
+TERMS: dict[str, Callable[..., Variable]] = {
+    SOFTMAX: _labels_or_probabilities,
+    BINARY: lambda x, t: F.softplus(x) - x * t,
+    "mse": lambda x, t: F.square(x - t),
+    "mae": lambda x, t: F.abs(x - t),
+    "huber": _huber,
+}
+
+
+def _binary_accuracy(x: Variable, t: Variable) -> Variable:
+    """Share of the scores above 0 where the target is 1, and not above where it is 0."""
+    each = F.reshape(x, (*x.descriptor.generic, 1))
+    return F.accuracy(F.concat([-each, each]), t)
+
+
+METRICS: dict[str, Callable[..., Variable]] = {
+    "accuracy": F.accuracy,
+    "mse": F.mse,
+    "mae": F.mae,
+    "huber": F.huber,
+}
+
+
+def build_graph(
+    net: nn.Layer,
+    input_shape: tuple[int, ...],
+    loss: Any,
+    optimizer: Optimizer | str,
+    target_shape: tuple[int, ...] | None = None,
+    preprocess: nn.Layer | None = None,
+    metrics: Iterable[Any] | None = None,
+    sample_weight: bool = False,
+    rates: Mapping[str, float] | None = None,
+) -> CalcGraph:
+    """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout).
+
+    The parameters are those of `Model`.
+    """
+    loss_fn = LOSSES.get(loss) if isinstance(loss, str) else loss
+    if not callable(loss_fn) or isinstance(loss_fn, (type, nn.Layer)):
+        raise CalcError(f"loss {checks.shown(loss)} is unknown; take one of {', '.join(LOSSES)} or a function")
+    input_shape = checks.sizes("input_shape, the shape of one sample,", input_shape)
+    if target_shape is not None:
+        target_shape = checks.sizes("target_shape, the shape of one target,", target_shape)
+    sample_weight = checks.flag("sample_weight", sample_weight)
+    judges = _metrics(loss, metrics)
+    optimizer = optimizer_of(optimizer)
+    network = nn.Sequential(net)
+    g = CalcGraph()
+
+    def loss_of(name: str, y: Variable, target: Variable, weight: Variable | None = None) -> Variable:
+        if weight is not None or (sample_weight and not isinstance(loss, str)):
+            terms = (TERMS[loss] if isinstance(loss, str) else loss_fn)(y, target)
+            return F.mean(_weighted(checks.one_of("loss", terms, Variable, TERMS_WANTED), weight)).rename(name)
+        return checks.one_of("loss", loss_fn(y, target), Variable, LOSS_WANTED).rename(name)
+
+    x = g.placeholder("input", (None, *input_shape))
+    if preprocess is not None:
+        with g.path("preprocess", adopt=False):
+            x = nn.Sequential(preprocess).build(x, "preprocess.", training=False)
+    with g.path("learn", backward=True, adopt=False) as learn:
+        y = network.build(x, training=True)
+        if target_shape is None:
+            target_shape = () if loss == SOFTMAX else tuple(s.b for s in y.shape[1:])
+        target = g.placeholder("target", (None, *target_shape))
+        weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
+        learn.minimize(loss_of("loss", y, target, weight), optimizer, output=y, rates=rates)
+    with g.path("predict", adopt=False) as predict:
+        predict.output = output = network.build(x, training=False).rename("output")
+        loss_of("predict.loss", output, target)
+        for name, metric in judges.items():
+            figure = checks.one_of(f"metric {name!r}", metric(output, target), Variable, LOSS_WANTED)
+            if numel(figure.shape) != 1:
+                raise ShapeError(
+                    f"metric {name!r}: {LOSS_WANTED} is wanted, not {figure}: reduce it, for example by mean"
+                )
+            figure.rename(name)
+    return g
+
+
+def _weighted(terms: Variable, weight: Variable | None) -> Variable:
+    """The terms of each sample times its weight."""
+    if not terms.rank:
+        raise ShapeError(f"loss: {TERMS_WANTED} is wanted, not {terms}")
+    if weight is None:
+        return terms
+    return terms * (F.reshape(weight, (None, *(1 for _ in terms.shape[1:]))) if terms.rank > 1 else weight)
+
+
+def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:
+    """Functions of (output, target) by name; by default the accuracy, where the loss has classes."""
+    if given is None:
+        given = ["accuracy"] if loss == SOFTMAX else []
+    wanted = f"a list of names ({', '.join(METRICS)}) or functions of (output, target)"
+    found: dict[str, Callable[..., Variable]] = {}
+    for metric in checks.items("metrics", given, wanted):
+        if isinstance(metric, str) and metric in METRICS:
+            name, function = metric, _binary_accuracy if (metric, loss) == ("accuracy", BINARY) else METRICS[metric]
+        elif callable(metric) and not isinstance(metric, (type, nn.Layer)) and hasattr(metric, "__name__"):
+            name, function = metric.__name__.strip("<>"), metric
+        else:
+            raise CalcError(f"metric {checks.shown(metric)} is unknown; give {wanted}")
+        if name in found or name == "loss":
+            raise CalcError(
+                f"two figures would be called {name!r}: give functions with names of their own (def, not lambda)"
+            )
+        found[name] = function
+    return found

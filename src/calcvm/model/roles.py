@@ -1,0 +1,82 @@
+"""What of a program a `Model` uses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from calcvm.errors import CalcError
+from calcvm.vm.binding import FORWARD, Binding
+
+WEIGHT = "sample_weight"  # the placeholder of what each sample counts in the loss
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Placeholders and results of the paths learn and predict, by name.
+
+    inputs : what the outputs are computed from.
+    targets : what learning, or judging, needs beside them.
+    outputs : what `Model.predict` gives.
+    figures : results of predict that judge a model (single numbers), and what each is called in a `History`.
+    """
+
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+    outputs: tuple[str, ...]
+    figures: Mapping[str, str]
+
+    @classmethod
+    def of(cls, binding: Binding) -> Roles:
+        """The roles in a program (CalcError: it has no such paths)."""
+        missing = [path for path in ("learn", "predict") if path not in binding.paths]
+        if missing:
+            raise CalcError(
+                f"a Model's graph has the paths learn, which trains, and predict: this has no path {missing[0]!r}, but "
+                f"{', '.join(binding.paths)}"
+            )
+        binding.training("learn")
+        inputs = binding.feeds("predict", ("forward",))
+        used = (*binding.feeds("learn"), *binding.feeds("predict", FORWARD))
+        targets = tuple(dict.fromkeys(name for name in used if name not in inputs))
+        outputs = _declared(binding) or [name for name in _readable(binding) if not _is_number(binding, name)]
+        if not outputs:
+            raise CalcError("path 'predict' has no output: predict.output = y, or a tuple of results")
+        return cls(inputs, targets, tuple(outputs), figures(binding))
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the loss has a weight for each sample."""
+        return WEIGHT in self.targets
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The targets but for the weights."""
+        return tuple(name for name in self.targets if name != WEIGHT)
+
+
+def figures(binding: Binding) -> dict[str, str]:
+    """Results of the path predict that judge a model, and what each is called."""
+    outputs = _declared(binding)
+    names = [name for name in _readable(binding) if name not in outputs and _is_number(binding, name)]
+    return {name: name.removeprefix("predict.") for name in names}
+
+
+def _declared(binding: Binding) -> list[str]:
+    """The outputs that somebody has named."""
+    facts = binding.paths["predict"]
+    return facts.get("outputs") or [name for name in [facts["output"]] if name is not None]
+
+
+def _readable(binding: Binding) -> list[str]:
+    """Results of the path predict that are there when it has run."""
+    return [
+        name for name, facts in binding.variables.items()
+        if facts["path"] == "predict" and facts["symbol"] is not None and not facts["unreadable"]
+    ]  # fmt: skip
+
+
+def _is_number(binding: Binding, name: str) -> bool:
+    form = binding.forms[name]
+    return all(size.constant for size in form) and math.prod(size.b for size in form) == 1

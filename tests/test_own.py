@@ -1,0 +1,454 @@
+"""What users bring themselves: initializers as functions, operators with kernels, scripts that mypy reads."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import init, nn
+
+ROOT = Path(__file__).parent.parent
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((8, 4)).astype("float32")
+
+
+def small(shape, rng):
+    return 0.01 * rng.standard_normal(shape)
+
+
+def model(start=small, seed=0, **options):
+    net = nn.Linear(6, init=start) >> nn.Tanh() >> nn.Linear(2)
+    return cv.Model(net, input_shape=(4,), optimizer="adam", batch_size=8, seed=seed, **options)
+
+
+# ---------------------------------------------------------------- initializers
+def test_a_function_draws_from_the_models_seed():
+    a, b, c = (model(seed=s).parameters["linear_1.weight"] for s in (0, 0, 1))
+    np.testing.assert_array_equal(a, b)
+    assert (a != c).all() and 0 < np.abs(a).max() < 0.06
+    assert model(seed=0).program == model(seed=1).program
+
+
+def test_functions_made_again_with_the_same_values_are_the_same_and_others_are_not():
+    def make(scale):
+        return lambda shape, rng: scale * np.ones(shape)
+
+    one, again, other = (model(make(s)).program for s in (1.0, 1.0, 2.0))
+    assert one == again != other
+    for program, scale in ((one, 1.0), (other, 2.0)):
+        with cv.CalcHeap(program.heap_bytes) as heap:
+            assert (heap.load(program)["linear_1.weight"] == scale).all()
+
+
+class Filling:
+    def __init__(self, value):
+        self.value = value
+
+    def fill(self, shape, rng):
+        return np.full(shape, self.value)
+
+
+def test_functions_that_differ_by_what_is_around_them_are_others():
+    def keyword(value):
+        def fill(shape, rng, *, v=value):
+            return np.full(shape, v)
+
+        return fill
+
+    def held(values):
+        return lambda shape, rng: np.full(shape, values[0])
+
+    for make in (lambda v: Filling(v).fill, keyword, lambda v: held([v])):
+        starts = [make(v) for v in (1.0, 2.0)]
+        assert [model(f).parameters["linear_1.weight"][0, 0] for f in starts] == [1.0, 2.0]
+
+
+def test_a_file_does_not_take_another_lambda_for_its_own():
+    ours = model(lambda shape, rng: np.full(shape, 7.0))
+    program = ours.program
+    name = program.info["parameters"]["linear_1.weight"]["init"]["fields"]["name"]
+    other = model(lambda shape, rng: np.full(shape, -3.0)).program
+    assert other.info["parameters"]["linear_1.weight"]["init"]["fields"]["name"] != name
+    init.FUNCTIONS.pop(name)
+    with pytest.raises(cv.CalcError, match="which this process does not know"):
+        cv.CalcHeap("1 MiB").load(program)
+
+
+def test_a_file_holds_a_functions_name_alone():
+    ours = model()
+    file = io.BytesIO()
+    ours.save(file)
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    code = """
+import io, sys
+import numpy as np
+import calcvm as cv
+data = sys.stdin.buffer.read()
+model = cv.load(io.BytesIO(data))  # what it has learnt is in the file
+sys.stdout.buffer.write(model.predict(np.ones((3, 4), "float32")).tobytes())
+try:
+    model.heap.load(cv.load_program(io.BytesIO(data)))
+except cv.PlanError:
+    cv.CalcHeap("1 MiB").load(cv.load_program(io.BytesIO(data)))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], input=file.getvalue(), capture_output=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert run.stdout == ours.predict(np.ones((3, 4), "float32")).tobytes()
+    told = run.stderr.decode().splitlines()[-1]
+    assert f"CalcError: a parameter begins with what the function '{small.__module__}.small-" in told
+    again = pickle.loads(pickle.dumps(ours))
+    again.resident.reset(0)
+    np.testing.assert_array_equal(again.parameters["linear_1.weight"], model().parameters["linear_1.weight"])
+
+
+def test_fleets_and_graphs_take_functions():
+    graph = cv.build_graph(nn.Linear(2, init=small), (4,), "mse", "adam")
+    assert graph.form == pickle.loads(pickle.dumps(graph)).form
+    program = cv.compile(graph, batch_size=8)
+    fleet = cv.Fleet(memory="1 MiB")
+    handles = [fleet.add(program, data=(X, X[:, :2]), seed=s) for s in range(3)]
+    first = [h.resident["linear_1.weight"] for h in handles]
+    assert len({w.tobytes() for w in first}) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (
+            lambda shape, rng: np.zeros(5),
+            r"an array of numbers of shape \(4, 6\) is wanted, not ndarray of shape \(5,\)",
+        ),
+        (lambda shape, rng: "a", r"of shape \(4, 6\) is wanted, not 'a'"),
+        (lambda shape, rng: None, r"of shape \(4, 6\) is wanted, not None"),
+        (dict, "a function of .shape, rng., or an array is wanted"),
+    ],
+)
+def test_functions_that_give_no_array_are_refused(given, why):
+    heap = cv.CalcHeap("1 MiB")
+    with pytest.raises(cv.CalcError, match=why):
+        model(given, heap=heap)
+    assert not heap.names and heap.free_bytes == heap.nbytes
+
+
+def test_an_error_of_a_function_is_the_users_and_leaves_no_model():
+    def wrong(shape, rng):
+        raise LookupError("mine")
+
+    heap = cv.CalcHeap("1 MiB")
+    with pytest.raises(LookupError, match="mine"):
+        model(wrong, heap=heap)
+    assert not heap.names and heap.free_bytes == heap.nbytes
+    for bad in (3, init.Zeros, init.Zeros()):
+        with pytest.raises(cv.CalcError, match=r"a function of \(shape, rng\) is wanted"):
+            init.function(bad)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- operators
+OWN = """
+import sys
+import numpy as np
+import calcvm as cv
+from calcvm.operators import Example, OpSpec, R, RowSpec, W, dims, register_op, rows_cols, same_shape
+from calcvm.operators.cpu import Ptr, fabs, kernel, like, share
+
+def rows(*names):
+    return tuple((R if n[0] != "!" else W)(n.strip("!"), "rows*cols", "rows") for n in names)
+
+def operator(name):
+    register_op(OpSpec(
+        name=name, synopsis="y = x / (1 + |x|)", category="unary", inputs=("x",), differentiable=("x",),
+        shape=same_shape, words=lambda shapes, attrs: rows_cols(shapes["x"]),
+        fwd=(RowSpec(name=name + "_fwd", synopsis="y = x / (1 + |x|)", words=dims("rows cols"),
+                     operands=rows("x", "!y"), in_place=(("y", "x"),)),),
+        bwd=(RowSpec(name=name + "_bwd", synopsis="dx = dy*(1 - |y|)^2", words=dims("rows cols"),
+                     operands=rows("y", "dy", "!dx"), in_place=(("dx", "dy"),)),),
+    ))
+
+for name in sys.argv[2].split(","):
+    operator(name)
+
+@kernel
+def softsign_fwd(w, nw, rows, cols, x: Ptr, y: Ptr):
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * cols, hi * cols):
+        y[i] = x[i] / (like(x, 1.0) + fabs(x[i]))
+
+@kernel
+def softsign_bwd(w, nw, rows, cols, y: Ptr, dy: Ptr, dx: Ptr):
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * cols, hi * cols):
+        t = like(y, 1.0) - fabs(y[i])
+        dx[i] = dy[i] * t * t
+
+x = np.linspace(-2, 2, 12).reshape(4, 3)
+if sys.argv[1] == "-":
+    g = cv.CalcGraph()
+    v, a = g.placeholder("x", (None, 3)), g.parameter("a", (3, 3))
+    with g.path("learn", backward=True) as learn:
+        y = cv.apply("softsign", v @ a)
+        learn.minimize(cv.mean(cv.square(y - 0.5)), cv.SGD(0.3), output=y)
+    program = cv.compile(g, batch_size=4, dtype="float64", keep=["y"])
+    program.save("program.calc")
+else:
+    program = cv.load_program(sys.argv[1])
+model = cv.CalcHeap("1 MiB").load(program, seed=1)
+a = np.array(model["a"])
+for _ in range(3):
+    z = x @ a
+    y = z / (1 + abs(z))
+    d = 2 * (y - 0.5) / y.size * (1 - abs(y)) ** 2
+    loss = model.step(x)
+    assert abs(loss - np.mean((y - 0.5) ** 2)) < 1e-12
+    a = a - 0.3 * x.T @ d
+    np.testing.assert_allclose(model["a"], a, rtol=1e-10)
+print("it works")
+"""
+
+
+def test_an_operator_by_public_names_and_in_stored_programs(tmp_path):
+    """Opcodes are made of names: another process, which registers in another order, reads the program."""
+    (tmp_path / "own.py").write_text(OWN)
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    for arguments in (("-", "softsign,other"), ("program.calc", "third,other,softsign")):
+        run = subprocess.run(
+            [sys.executable, "own.py", *arguments], cwd=tmp_path, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        assert run.stdout == "it works\n", run.stderr
+
+
+def test_opcodes_of_users_are_theirs():
+    from calcvm.operators import OpSpec, RowSpec, register_op
+    from calcvm.ops.spec import OWN_OPCODES
+
+    row = RowSpec(name="mine_fwd", synopsis="y = x", words=(), operands=())
+    assert (
+        row.opcode in OWN_OPCODES and row.opcode == RowSpec(name="mine_fwd", synopsis="", words=(), operands=()).opcode
+    )
+    taken = RowSpec(opcode=999, name="mine_fwd", synopsis="y = x", words=(), operands=())
+    spec = OpSpec(
+        name="mine", synopsis="y = x", category="unary", inputs=("x",), shape=lambda i, a: {"y": i[0]},
+        words=lambda s, a: {}, fwd=(taken,),
+    )  # fmt: skip
+    with pytest.raises(cv.CalcError, match="opcode 999 of row 'mine_fwd' is kept for calcvm's own: leave it out"):
+        register_op(spec)
+
+
+def test_a_kernel_that_is_defined_again_is_the_one_that_runs(tmp_path):
+    (tmp_path / "helper.py").write_text(
+        "from calcvm.operators.cpu import njit\n\n@njit\ndef times(x):\n    return x * FACTOR\n"
+    )
+    code = """
+import sys
+import numpy as np
+import calcvm as cv
+from calcvm.operators import OpSpec, R, RowSpec, W, dims, register_op, rows_cols, same_shape
+from calcvm.operators.cpu import Ptr, kernel, like, share
+import helper
+
+def spec():
+    return OpSpec(
+        name="times", synopsis="y = c*x", category="unary", inputs=("x",), shape=same_shape,
+        words=lambda s, a: rows_cols(s["x"]),
+        fwd=(RowSpec(name="times_fwd", synopsis="y = c*x", words=dims("rows cols"),
+                     operands=(R("x", "rows*cols", "rows"), W("y", "rows*cols", "rows"))),),
+    )
+
+def run():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 2))
+    with g.path("p") as p:
+        p.output = cv.apply("times", x).rename("y")
+    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1, keep=["y"]))
+    model["x"] = np.ones((1, 2))
+    model.forward("p")
+    return float(model["y"][0, 0])
+
+C = float(sys.argv[1])
+
+@kernel
+def times_fwd(w, nw, rows, cols, x: Ptr, y: Ptr):
+    lo, hi = share(rows, w, nw)
+    for i in range(lo * cols, hi * cols):
+        y[i] = helper.times(x[i]) * like(x, C)
+
+register_op(spec())
+first = run()
+register_op(spec())  # a cell of a notebook, run again
+print(first)
+"""
+    (tmp_path / "own.py").write_text(code)
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    for constant, factor in ((2, 3), (7, 3), (7, 5)):
+        text = (tmp_path / "helper.py").read_text()
+        (tmp_path / "helper.py").write_text(f"{text.split('FACTOR =')[0]}FACTOR = {factor}.0\n")
+        run = subprocess.run(
+            [sys.executable, "-B", "own.py", str(constant)], cwd=tmp_path, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        assert run.stdout == f"{constant * factor:.1f}\n", run.stderr
+
+
+WRONG_KERNELS = {
+    "a word is missing": "def own_fwd(w, nw, rows, x: Ptr, y: Ptr): pass",
+    "no worker": "def own_fwd(rows, cols, x: Ptr, y: Ptr): pass",
+    "operands change places": "def own_fwd(w, nw, rows, cols, y: Ptr, x: Ptr): pass",
+    "words change places": "def own_fwd(w, nw, cols, rows, x: Ptr, y: Ptr): pass",
+    "no pointer": "def own_fwd(w, nw, rows, cols, x, y): pass",
+    "more than the row has": "def own_fwd(w, nw, rows, cols, x: Ptr, y: Ptr, z: Ptr): pass",
+}
+
+
+@pytest.mark.parametrize("first", ["row", "kernel"])
+@pytest.mark.parametrize("what", WRONG_KERNELS)
+def test_a_kernel_that_does_not_fit_its_row_is_refused(what, first):
+    from calcvm.kernels_cpu._common import KERNELS
+    from calcvm.operators import OpSpec, R, RowSpec, W, dims, register_op, rows_cols, same_shape
+    from calcvm.operators.cpu import Ptr, kernel
+    from calcvm.ops import spec as table
+
+    scope = {"Ptr": Ptr}
+    exec(WRONG_KERNELS[what], scope)
+    row = RowSpec(
+        name="own_fwd", synopsis="y = x", words=dims("rows cols"),
+        operands=(R("x", "rows*cols", "rows"), W("y", "rows*cols", "rows")),
+    )  # fmt: skip
+    spec = OpSpec(
+        name="own", synopsis="y = x", category="unary", inputs=("x",), shape=same_shape,
+        words=lambda s, a: rows_cols(s["x"]), fwd=(row,),
+    )  # fmt: skip
+    try:
+        with pytest.raises(cv.CalcError, match=r"its parameters must be \(w, nw, rows, cols, x: Ptr, y: Ptr\)"):
+            for step in (lambda: register_op(spec), lambda: kernel(scope["own_fwd"]))[:: 1 if first == "row" else -1]:
+                step()
+    finally:
+        for known, key in (
+            (table.OPS, "own"),
+            (table.ROWS, "own_fwd"),
+            (table.OPCODES, row.opcode),
+            (KERNELS, "own_fwd"),
+        ):
+            known.pop(key, None)  # type: ignore[arg-type]
+
+
+def test_calcvms_own_kernels_stay():
+    from calcvm.operators.cpu import Ptr, kernel
+
+    def relu_fwd(w, nw, rows, cols, x: Ptr, y: Ptr):
+        pass
+
+    with pytest.raises(cv.CalcError, match="kernel 'relu_fwd': the row of that name is calcvm's own"):
+        kernel(relu_fwd)
+    assert (model().predict(X) != 0).any()
+
+
+# ---------------------------------------------------------------- types
+SCRIPT = """
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+import calcvm as cv
+from calcvm import nn
+
+X: np.ndarray = np.zeros((64, 4), "float32")
+y: np.ndarray = np.zeros(64, "int64")
+
+
+class Log(cv.Callback):
+    every = 10
+
+    def on_epoch_end(self, model: cv.Model, epoch: int, figures: Mapping[str, float]) -> str | None:
+        return "enough" if figures["loss"] < 0.1 else None
+
+
+def tell(model: cv.Model, epoch: int, figures: Mapping[str, float]) -> None:
+    print(epoch, figures["loss"])
+
+
+def start(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal(shape)
+
+
+def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    yield X[:32], y[:32]
+
+
+net = nn.Linear(8, init=start) >> nn.ReLU() >> nn.Linear(3)
+model = cv.Model(
+    net, input_shape=(4,), optimizer=cv.Adam(1e-3, schedule=cv.Sampled(lambda k: 0.5**k, 10)), batch_size=32,
+    metrics=["accuracy"], sample_weight=False, rates={"linear_1.": 0.1},
+)
+history = model.fit(X, y, epochs=2, validation=0.2, keep_best=True, callbacks=[Log(), tell, cv.ReduceOnPlateau()], progress=False)
+losses: list[float] = history["loss"]
+loss: float = model.step(X[:32], y[:32])
+again = model.bind(X[:32], y[:32])
+loss += again()
+weights: dict[str, np.ndarray] = model.get_weights()
+model.set_weights(weights)
+probabilities: np.ndarray = model.predict_proba(X)
+model.fit(batches(), epochs=1, progress=False)
+print(model.summary(), model.evaluate(X, y)["loss"])
+
+g = cv.CalcGraph()
+x = g.placeholder("x", (None, 4))
+w = g.parameter("w", (4, 1), init=start)
+with g.path("learn", backward=True) as learn:
+    out = x @ w
+    learn.minimize(cv.mean(cv.square(out)), cv.SGD(0.1), output=out, parameters=[w], rates={"w": 0.5})
+with g.path("predict") as predict:
+    predict.output = cv.stop_gradient(x @ w).rename("score")
+own = cv.Model(g, batch_size=8)
+own.fit(X, epochs=1, progress=False)
+"""
+MISTAKES = {
+    "cv.Model(net, input_shape=(4,), optimizer='adam', batch=3)": "call-overload",
+    "cv.Model(net, batch_size=3)": "call-overload",
+    "cv.Model(g, batch_size=3, loss='mse')": "call-overload",
+    "model.fit(X, y, epoch=3)": "call-arg",
+    "cv.ReduceOnPlateau(facto=0.1)": "call-arg",
+    "nn.Linear('8')": "arg-type",
+    "learn.minimize(out, 3)": "arg-type",
+    "cv.Sampled(lambda k: 'a', 10)": "return-value",
+    "model.fit(X, y, callbacks=3)": "arg-type",
+    "model.step(X[:3], y[:3]).mean()": "attr-defined",
+    "model.summary().rows": "attr-defined",
+    "g.parameters(3)": "arg-type",
+}
+
+
+@pytest.mark.time_limit(600)
+def test_mypy_reads_a_users_script_and_finds_its_mistakes(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "good.py").write_text(SCRIPT)
+    lines = SCRIPT.splitlines()
+    (tmp_path / "bad.py").write_text("\n".join([*lines, *MISTAKES]))
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "MYPYPATH": str(ROOT / "src")}
+    run = subprocess.run([sys.executable, "good.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--follow-imports=silent",
+        "--cache-dir",
+        str(tmp_path / "cache"),
+    ]
+    good = subprocess.run([*command, "good.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert good.returncode == 0, good.stdout
+    bad = subprocess.run([*command, "bad.py"], cwd=tmp_path, env=environment, capture_output=True, text=True).stdout
+    told = {int(line.split(":")[1]): line for line in bad.splitlines() if ": error:" in line}
+    for number, (mistake, kind) in enumerate(MISTAKES.items(), len(lines) + 1):
+        assert f"[{kind}]" in told.get(number, ""), (mistake, told.get(number))
+    assert len(told) == len(MISTAKES)
