@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
+_running: set[LockType] = set()  # taken until the thread that is about it ends
 
 
 def undisturbed(make: Callable[[], T]) -> T:
@@ -16,20 +18,35 @@ def undisturbed(make: Callable[[], T]) -> T:
     What a signal raises in the middle of llvmlite may leave a string of LLVM's freed and not marked so, to be freed once
     more by a finalizer.  The thread goes on where the caller is interrupted; who wants the same next waits for its lock.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:
         return make()
-    done: Future[T] = Future()
+    answers: list[T] = []
+    errors: list[BaseException] = []
+    done = allocate_lock()
+    done.acquire()
 
     def run() -> None:
+        _running.add(done)
         try:
-            done.set_result(make())
+            answers.append(make())
         except BaseException as error:
-            done.set_exception(error)
+            errors.append(error)
+        finally:
+            _running.discard(done)
+            done.release()
 
-    thread = threading.Thread(target=run, name="calcvm compiles")
-    try:
-        thread.start()
+    try:  # one call in C: an interrupted `threading.Thread.start` may leave a thread that has begun and one that has not alike
+        start_new_thread(run, ())
     except RuntimeError:  # there can be no more: the process ends, or is full
         return make()
-    thread.join()
-    return done.result()
+    with done:
+        if errors:
+            raise errors[0]
+        return answers[0]
+
+
+@atexit.register
+def _wait() -> None:
+    """Let what is being made be made: the process must not end in the middle of LLVM."""
+    for done in [*_running]:
+        done.acquire(timeout=60)
