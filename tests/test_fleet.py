@@ -69,6 +69,25 @@ def test_the_bits_of_each_model_alone(workers, room):
         same(handle, *alone(PROGRAMS[name], 5, seed))
 
 
+def test_one_sample_for_one_of_many_models():
+    """By name, with the numbers of each alone; models that do not fit at once take turns."""
+    prog = program(batch=1)
+    fleet, alone = cv.Fleet(memory=3 * prog.heap_bytes), {}
+    for i in range(8):
+        fleet.add(prog, data=(X, Y), seed=i, name=f"m{i}")
+        alone[f"m{i}"] = cv.Model.on(cv.CalcHeap(prog.heap_bytes).load(prog, seed=i))
+    out = np.empty((1, 2), "float32")
+    for k in np.random.default_rng(1).integers(0, 8, 300):
+        name, x, y = f"m{k}", X[k : k + 1], Y[k : k + 1]
+        assert fleet.step(name, x, y) == alone[name].step(x, y)
+        np.testing.assert_array_equal(fleet.predict(name, x), alone[name].predict(x))
+        assert fleet.predict(name, x, out=out) is out
+    assert fleet.predict("m3", X).shape == (210, 2)
+    for call in (lambda: fleet.step("none", X[:1], Y[:1]), lambda: fleet.predict([], X)):
+        with pytest.raises(cv.CalcError, match="the fleet has no model .*; it has m0, m1"):
+            call()
+
+
 def test_the_order_does_not_matter():
     losses = []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2]):

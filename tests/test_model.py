@@ -616,6 +616,27 @@ def test_a_graph_has_what_is_said_of_layers():
             cv.Model(nn.Linear(2), batch_size=3, **options)
 
 
+def test_patience_wants_a_loss_to_watch():
+    model = autoencoder()
+    for options in ({"patience": 3}, {"keep_best": True}):
+        with pytest.raises(cv.CalcError, match="watch the loss of path 'predict', which has none"):
+            fitted(model, B, validation=0.2, **options)
+    watch = cv.EarlyStopping(1, figure="val_error", min_delta=1e9)
+    assert len(fitted(model, B, validation=0.2, callbacks=[watch])) == 2
+    assert fitted(model, B, keep_best=True).stopped == "all epochs done"
+
+
+def test_a_path_that_predicts_from_nothing_is_refused():
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 2)), g.parameter("w", (2, 2))
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.mean(x @ w), cv.SGD(0.1))
+    with g.path("predict") as predict:
+        predict.output = w @ w
+    with pytest.raises(cv.CalcError, match="path 'predict' reads no placeholder"):
+        cv.Model(g, batch_size=2)
+
+
 def test_wrong_outputs_are_refused():
     g = cv.CalcGraph()
     x = g.placeholder("x", (None, 2))

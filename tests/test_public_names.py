@@ -115,3 +115,26 @@ def test_a_smaller_last_batch_needs_no_new_plan():
     np.testing.assert_allclose(model.parameters["linear_1.weight"], w["linear_1.weight"], rtol=1e-10)
     np.testing.assert_array_equal(model.program.rows, rows)
     assert model.resident.heap_address == address
+
+
+def test_integers_pick_along_an_axis():
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 3, 4)), g.parameter("w", (5, 4))
+    with g.path("learn", backward=True) as learn:
+        a, b, c, d = x[:, 1], x[:, -1, 2], x[:, 0:2, 3], w[2]
+        loss = cv.mean(cv.square(a - d)) + cv.mean(b) + cv.mean(c)
+        learn.minimize(loss, cv.SGD(0.0))
+    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4, keep=["a", "b", "c", "d"], accumulate=False))
+    data = np.random.default_rng(0).standard_normal((3, 3, 4)).astype("float32")
+    model["x"] = data
+    model.forward("learn")
+    for name, want in (("a", data[:, 1]), ("b", data[:, -1, 2]), ("c", data[:, 0:2, 3]), ("d", model["w"][2])):
+        np.testing.assert_array_equal(model[name], want)
+    model.backward("learn")
+    gradient = model.grad("w")
+    assert (gradient[[0, 1, 3, 4]] == 0).all() and (gradient[2] != 0).all()
+    with g.path("other"):
+        for wrong, why in ((lambda: x[0], "is the batch"), (lambda: x[:, 3], "axis 1 has 3 elements"), (lambda: x[:, -4], "axis 1"),
+                           (lambda: x[:, True], "a slice with step 1, or an integer"), (lambda: x[:, 0, 0, 0], "at most 3")):  # fmt: skip
+            with pytest.raises(cv.ShapeError, match=why):
+                wrong()

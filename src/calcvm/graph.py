@@ -164,14 +164,31 @@ class Variable:
         return apply("abs", self)
 
     def __getitem__(self, index: Any) -> Variable:
-        """Slices with constant bounds and step 1, for the leading dimensions; ``:`` (or ``0:``) on the batch dimension."""
+        """Slices with constant bounds and step 1, or integers, for the leading dimensions; ``:`` on the batch dimension."""
         index = index if isinstance(index, tuple) else (index,)
-        if len(index) > self.rank or not all(isinstance(i, slice) and i.step in (None, 1) for i in index):
-            raise ShapeError(f"slice of {self}: give one slice with step 1 for each dimension, at most {self.rank}")
-        if any(n is not None and not checks.is_integer(n) for i in index for n in (i.start, i.stop)):
+        picked = [axis for axis, i in enumerate(index) if checks.is_integer(i)]
+        slices = [i for axis, i in enumerate(index) if axis not in picked]
+        if len(index) > self.rank or not all(isinstance(i, slice) and i.step in (None, 1) for i in slices):
+            raise ShapeError(
+                f"slice of {self}: give a slice with step 1, or an integer, for each dimension, at most {self.rank}"
+            )
+        if any(n is not None and not checks.is_integer(n) for i in slices for n in (i.start, i.stop)):
             raise ShapeError(f"slice of {self}: the bounds of {index} must be integers")
-        ends = [i.indices(n.b)[:2] if n.constant else (i.start, i.stop) for n, i in zip(self.shape, index)]
-        return apply("slice", self, starts=tuple(a for a, _ in ends), stops=tuple(b for _, b in ends))
+        bounds = [self._one(axis, i) if axis in picked else i for axis, i in enumerate(index)]
+        ends = [i.indices(n.b)[:2] if n.constant else (i.start, i.stop) for n, i in zip(self.shape, bounds)]
+        y = apply("slice", self, starts=tuple(a for a, _ in ends), stops=tuple(b for _, b in ends))
+        if not picked:
+            return y
+        left = [n for axis, n in enumerate(y.shape) if axis not in picked]
+        return apply("reshape", y, shape=tuple(n.b if n.constant else -1 for n in left))
+
+    def _one(self, axis: int, i: Any) -> slice:
+        """The slice of an element along an axis."""
+        n, i = self.shape[axis], int(checks.plain(i))
+        if not n.constant or not -n.b <= i < n.b:
+            why = "is the batch, of which no sample can be picked" if not n.constant else f"has {n.b} elements"
+            raise ShapeError(f"{self}[...{i}...]: axis {axis} {why}")
+        return slice(i % n.b, i % n.b + 1)
 
 
 _TENSOR = (Variable, np.ndarray)

@@ -1,4 +1,4 @@
-"""Tables as text, and as HTML for notebooks."""
+"""Tables as text, and as HTML for notebooks; numbers, times and names in few characters."""
 
 from __future__ import annotations
 
@@ -40,3 +40,8 @@ def duration(seconds: float) -> str:
             value = seconds / size
             return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
     raise AssertionError
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are."""
+    return ", ".join(names[:10]) + (f", ... ({len(names)})" if len(names) > 10 else "") if names else "none"

@@ -16,9 +16,10 @@ from calcvm import checks
 from calcvm.errors import CalcError, PlanError
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
+from calcvm.model import Model
 from calcvm.model.roles import figures
 from calcvm.progress import Count
-from calcvm.tables import preformatted
+from calcvm.tables import preformatted, some
 from calcvm.vm import job as layout
 from calcvm.vm.binding import Binding
 from calcvm.vm.device import DEVICES
@@ -216,6 +217,21 @@ class Fleet:
                 if resident.name not in self.handles:
                     self._give_up(resident, fresh=not isinstance(program, str))
                 raise
+
+    def step(self, name: str, x: Any, y: Any = None, *more: Any) -> float:
+        """One training step of one model on a batch; returns its loss (see `Model.step`)."""
+        return self._model(name).step(x, y, *more)
+
+    def predict(self, name: str, X: Any, *, out: Any = None) -> Any:
+        """Outputs of one model for a data set (see `Model.predict`)."""
+        model = self._model(name)
+        return model.predict(X) if out is None else model.predict(X, out=out)
+
+    def _model(self, name: str) -> Model:
+        try:
+            return self.handles[name].model
+        except (KeyError, TypeError):
+            raise CalcError(f"the fleet has no model {checks.shown(name)}; it has {some([*self.handles])}") from None
 
     def _runs(
         self, resident: Resident, data: Any, samples: Any, validation: Any, check_finite: bool, sources: list[Converted]

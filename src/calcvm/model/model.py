@@ -408,6 +408,11 @@ class Model(methods.Native):
             if held is None:
                 raise CalcError("patience needs validation data: give validation=(X, y) or a share such as 0.2")
         if patience is not None or keep_best:
+            if held is not None and "loss" not in self.roles.figures.values():
+                raise CalcError(
+                    "patience and keep_best watch the loss of path 'predict', which has none: name a result of it 'predict.loss', "
+                    "or watch another figure by callbacks=[cv.EarlyStopping(figure=...)]"
+                )
             watchers.insert(0, EarlyStopping(patience, keep_best=keep_best))
         judge = self.judge(held, check_finite) if held is not None else None
         history, diverged = History(), ""
@@ -564,7 +569,8 @@ class Model(methods.Native):
     # ------------------------------------------------------------ weights
     def get_weights(self) -> dict[str, np.ndarray]:
         """Copies of the parameters, by name."""
-        return {name: array.copy() for name, array in self.resident.parameters.items()}
+        with self.resident.tenant.turn.mine:  # no other thread trains it meanwhile
+            return {name: array.copy() for name, array in self.resident.parameters.items()}
 
     def set_weights(self, weights: Mapping[str, Any] | Iterable[Any]) -> None:
         """Set the parameters, by name or in the order of `get_weights`; all or none.

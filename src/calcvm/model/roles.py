@@ -38,6 +38,8 @@ class Roles:
             )
         binding.training("learn")
         inputs = binding.feeds("predict", ("forward",))
+        if not inputs:
+            raise CalcError("path 'predict' reads no placeholder: there is nothing to predict from")
         used = (*binding.feeds("learn"), *binding.feeds("predict", FORWARD))
         targets = tuple(dict.fromkeys(name for name in used if name not in inputs))
         outputs = _declared(binding) or [name for name in _readable(binding) if not _is_number(binding, name)]

@@ -18,7 +18,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, PlanError, ProgramError
-from calcvm.tables import html
+from calcvm.tables import html, some
 from calcvm.vm import schema
 from calcvm.vm.binding import Binding, bind
 from calcvm.vm.device import device_of, heaps_of
@@ -313,7 +313,7 @@ class CalcHeap:
             if name in self._tenants:
                 return self._handle(self._tenants[name])
             if name not in self.store:
-                raise CalcError(f"no model {name!r}; there are {_some(self.names)}")
+                raise CalcError(f"no model {name!r}; there are {some(self.names)}")
             found, image = self.store.get(name)
             where = f"{self.store!r}, model {name!r}"
             program = self.store.get_program(schema.check(DIGEST, found.get("program"), f"{where}: its program"))
@@ -350,7 +350,7 @@ class CalcHeap:
             )
 
     def __repr__(self) -> str:
-        names = _some(self.names)
+        names = some(self.names)
         return f"<CalcHeap: {self.free_bytes:,} of {self.nbytes:,} bytes free on {self.device.name!r}, models: {names}>"
 
     def _repr_html_(self) -> str:
@@ -783,7 +783,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:10]) + (f", ... ({len(names)})" if len(names) > 10 else "") if names else "none"
