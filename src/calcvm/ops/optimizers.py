@@ -119,12 +119,20 @@ def _register(
     word_values: Any = None,
     examples: tuple[Example, ...],
     in_place: tuple[tuple[str, str], ...] = (),
+    require: tuple[str, ...] = (),
     flops: str = "0",
     source: str = "",
 ) -> None:
     """One row as an operator of its own: operands are inputs where read, outputs where written."""
     row = RowSpec(
-        opcode=opcode, name=name, synopsis=synopsis, words=words, operands=operands, in_place=in_place, flops=flops
+        opcode=opcode,
+        name=name,
+        synopsis=synopsis,
+        words=words,
+        operands=operands,
+        in_place=in_place,
+        require=require,
+        flops=flops,
     )
 
     def updated(inputs: tuple[Shape, ...], a: Mapping[str, Any]) -> dict[str, Shape]:
@@ -271,6 +279,7 @@ _register(
     "lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)]",
     (*dims("n"), Word(name="every", kind="int", lo=1, hi=2**53)),
     (R("table", "n", "w0"), U("hyper", HYPER_ELEMS, "w0")),
+    require=("n - 1",),
     attrs=(Attr(name="every", default=1, check=lambda v: isinstance(v, int) and v >= 1, doc="steps of an entry"),),
     word_values=lambda shapes, attrs: {"n": shapes["table"][0], **attrs},
     examples=tuple(
