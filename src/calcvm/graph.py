@@ -349,11 +349,8 @@ class Path:
 
     def trained_behind(self, loss: Variable) -> list[Variable]:
         """Trainable parameters that a loss of this path has a gradient of, in the graph's order."""
-        wanted = {loss}
-        for op in reversed(self.operations):
-            if not op.spec.stops and any(v in wanted for v in op.outputs.values()):
-                wanted.update(op.inputs.values())
-        return [v for v in self.graph.variables.values() if v in wanted and v.kind == "parameter" and v.trainable]
+        inputs = {v for op in reached(self.operations, loss) for v in op.inputs.values()}
+        return [v for v in self.graph.variables.values() if v in inputs and v.kind == "parameter" and v.trainable]
 
     @property
     def outputs(self) -> tuple[Variable, ...]:
@@ -373,6 +370,16 @@ class Path:
     def variables(self) -> Iterator[Variable]:
         for op in self.operations:
             yield from op.outputs.values()
+
+
+def reached(operations: Sequence[Operation], loss: Variable) -> list[Operation]:
+    """Operators through which a loss has gradients, in order."""
+    wanted, out = {loss}, []
+    for op in reversed(operations):
+        if not op.spec.stops and any(v in wanted for v in op.outputs.values()):
+            wanted.update(op.inputs.values())
+            out.append(op)
+    return out[::-1]
 
 
 def outputs_of(what: str, given: Any) -> tuple[Variable, ...]:

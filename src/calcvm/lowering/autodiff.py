@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from calcvm.errors import UnsupportedOperator
-from calcvm.graph import Operation, Path, Variable
+from calcvm.graph import Operation, Path, Variable, reached
 from calcvm.lowering.emit import Emitter
 from calcvm.ops import OPS
 from calcvm.ops.dims import Shape
@@ -38,22 +38,13 @@ class Backward:
     def run(self, seed: Value) -> None:
         loss = self.path.loss
         assert loss is not None
-        reached = self._reached(loss)
-        needs = self._needs(reached)
+        behind = reached(self.operations, loss)
+        needs = self._needs(behind)
         self.needs = needs
         self.contributions[loss] = [seed]
-        for op in reversed(reached):
+        for op in reversed(behind):
             if any(v in needs for v in op.outputs.values()):
                 self._operation(op)
-
-    def _reached(self, loss: Variable) -> list[Operation]:
-        """Operators through which the loss has gradients, in order."""
-        wanted, out = {loss}, []
-        for op in reversed(self.operations):
-            if not op.spec.stops and any(v in wanted for v in op.outputs.values()):
-                wanted.update(op.inputs.values())
-                out.append(op)
-        return out[::-1]
 
     def _needs(self, operations: Iterable[Operation]) -> set[Variable]:
         """Variables whose gradient is needed: the trained parameters, and what lies between them and the loss."""

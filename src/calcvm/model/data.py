@@ -72,16 +72,12 @@ def training_data(
         array = numeric("sample_weight", samples("sample_weight", sample_weight))
         if array.shape != (n,):
             raise ShapeError(f"sample_weight: shape {array.shape} for {n} samples; {(n,)} is wanted")
-        _check_weights("sample_weight", array)
+        if not (np.isfinite(array).all() and (array >= 0).all()):
+            raise CalcError(f"sample_weight: weights are finite numbers >= 0; found {array.min()} to {array.max()}")
         weights *= array
     if class_weight is not None:
         weights *= _of_classes(class_weight, targets)
     return inputs, {**targets, WEIGHT: weights}
-
-
-def _check_weights(what: str, weights: np.ndarray) -> None:
-    if not (np.isfinite(weights).all() and (weights >= 0).all()):
-        raise CalcError(f"{what}: weights are finite numbers >= 0; found {weights.min()} to {weights.max()}")
 
 
 def _of_classes(given: Any, targets: Arrays) -> np.ndarray:
@@ -155,11 +151,9 @@ class Stream:
     def __init__(self, step: Callable[..., float], names: Sequence[str], batches: Any, rounds: int | None):
         self.rounds = rounds
         self._step, self._names, self._batches = step, names, batches
-        self._again = iter(batches) is not batches
-        self._iterator: Iterator[Any] = iter(())
+        self._iterator: Iterator[Any] = iter(batches)
+        self._again = self._iterator is not batches
         self._sum, self._samples = 0.0, 0
-        if not self._again:
-            self._iterator = iter(batches)
 
     def begin(self, key: int | None) -> None:
         """Start an epoch."""

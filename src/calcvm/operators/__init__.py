@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -84,3 +85,17 @@ def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
     if first != ["w", "nw"] or not fits:
         written = ["w", "nw", *(f"{name}{ANNOTATIONS[allowed[0]]}" for name, allowed in wanted)]
         raise CalcError(f"kernel {kernel.name!r}: its parameters must be ({', '.join(written)}), as its row says")
+
+
+def register_kernel(common: Any, fn: Callable) -> Callable:
+    """Register the kernel of the row of its name with a device's ``_common``; what was there stays if it does not fit."""
+    before = common.KERNELS.pop(fn.__name__, None)
+    common.kernel(fn)
+    try:
+        check_kernel(common.KERNELS[fn.__name__])
+    except CalcError:
+        del common.KERNELS[fn.__name__]
+        if before is not None:
+            common.KERNELS[fn.__name__] = before
+        raise
+    return fn

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from calcvm.errors import CalcError
 from calcvm.kernels_cpu import _common
 from calcvm.kernels_cpu._common import (
     Float,
@@ -26,7 +25,7 @@ from calcvm.kernels_cpu._common import (
     trap,
 )
 from calcvm.kernels_cpu._math import copy, erf, exp, fill, log, rdot, rmax, rmin, rsum, rsumsq, tanh
-from calcvm.operators import check_kernel
+from calcvm.operators import register_kernel
 
 __all__ = [
     "Float", "Ptr", "as_f64", "as_i64", "at", "copy", "erf", "exp", "fabs", "fill", "floor", "kernel", "like", "log", "njit",
@@ -41,13 +40,4 @@ def kernel(fn: Callable) -> Callable:
     ------
     CalcError : its parameters are not the row's words and operands, or the row is calcvm's own.
     """
-    before = _common.KERNELS.pop(fn.__name__, None)
-    _common.kernel(fn)
-    try:
-        check_kernel(_common.KERNELS[fn.__name__])
-    except CalcError:
-        del _common.KERNELS[fn.__name__]
-        if before is not None:
-            _common.KERNELS[fn.__name__] = before
-        raise
-    return fn
+    return register_kernel(_common, fn)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from calcvm.errors import CalcError
 from calcvm.kernels_cuda import _common
 from calcvm.kernels_cuda._common import Float, Optional, Ptr, first, share, trap
 from calcvm.kernels_cuda._cuda import (
@@ -26,7 +25,7 @@ from calcvm.kernels_cuda._cuda import (
 )
 from calcvm.kernels_cuda._math import copysign, cos, erf, exp, fabs, floor, fma, log, power, sqrt, tanh
 from calcvm.kernels_cuda._reduce import add, each, element, fold, larger, reduce
-from calcvm.operators import check_kernel
+from calcvm.operators import register_kernel
 
 __all__ = [
     "Float", "Optional", "Ptr", "add", "as_f64", "as_i64", "at", "copysign", "cos", "device", "each", "element", "erf", "exp",
@@ -42,13 +41,4 @@ def kernel(fn: Callable) -> Callable:
     ------
     CalcError : its parameters are not the row's words and operands, or the row is calcvm's own.
     """
-    before = _common.KERNELS.pop(fn.__name__, None)
-    _common.kernel(fn)
-    try:
-        check_kernel(_common.KERNELS[fn.__name__])
-    except CalcError:
-        del _common.KERNELS[fn.__name__]
-        if before is not None:
-            _common.KERNELS[fn.__name__] = before
-        raise
-    return fn
+    return register_kernel(_common, fn)
