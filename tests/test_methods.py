@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from calcvm import nn
 from calcvm.errors import CalcError, ShapeError
 from calcvm.vm import job as layout
 from calcvm.vm import methods
+from calcvm.vm.entry import METHODS
 
 RNG = np.random.default_rng(0)
 WRITTEN = {}  # the methods in Python, by name
@@ -30,9 +32,9 @@ def compiled():
     methods._calls = methods.WORTH
     model = network()
     model.step(*data(2))
-    for name in ("step", "predict", "run_steps"):
+    for name, entry in METHODS.items():
         assert not inspect.isfunction(vars(cv.Model)[name])
-        WRITTEN[name] = vars(cv.Model)[f"_{name}"]
+        WRITTEN[name] = vars(cv.Model)[f"_{entry}"]
     before, layout.LONG_NS = layout.LONG_NS, 10**9
     yield
     layout.LONG_NS = before
@@ -68,7 +70,11 @@ def knows(model):
 def is_compiled(model, which=layout.STEP):
     """Whether the last call was a compiled one: Python has not looked since."""
     calls = model.resident.tenant.calls
-    return calls is not None and calls.words[layout.SEQ] != calls._seen and calls.words[layout.LAST] == which
+    return calls is not None and calls._seen != calls.words[layout.SEQ] == calls.words[layout.DONE + 2 * which + 1]
+
+
+def here(m, name):
+    return getattr(m, name)
 
 
 # ---------------------------------------------------------------- the same
@@ -80,9 +86,28 @@ ACTIONS = {
     "predict out": lambda m, way, x, y: way(m, "predict")(x, out=np.empty((len(x), 3), m.program.dtype)).tobytes(),
     "predict many": lambda m, way, x, y: way(m, "predict")(np.repeat(x, 5, 0)).tobytes(),
     "run_steps": lambda m, way, x, y: [way(m, "step")(x, y), way(m, "run_steps")(1), way(m, "run_steps")(3)],
-    "evaluate": lambda m, way, x, y: m.evaluate(x, y),
+    "evaluate": lambda m, way, x, y: way(m, "evaluate")(x, y),
+    "evaluate many": lambda m, way, x, y: way(m, "evaluate")(np.repeat(x, 5, 0), np.repeat(y, 5)),
+    "run": lambda m, way, x, y: same(way(m, "run")({"input": x})),
+    "run and read": lambda m, way, x, y: [same(way(m, "run")({"input": x})), m["output"].tobytes(), m["input"].tobytes()],
     "fit": lambda m, way, x, y: m.fit(x, y, 1, progress=False)["loss"],
-    "set and run": lambda m, way, x, y: [m.__setitem__("input", x), m.__setitem__("target", y), way(m, "run_steps")(2)],
+    "set and run": lambda m, way, x, y: [*put(m, way, x, y), way(m, "run_steps")(2)],
+    "set one": lambda m, way, x, y: [way(m, "step")(x, y), way(m, "__setitem__")("input", x[::-1]), way(m, "run_steps")(1)],
+    "set and read": lambda m, way, x, y: [way(m, "__setitem__")("input", x), m["input"].tobytes()],
+    "set in between": lambda m, way, x, y: [
+        way(m, "step")(x, y), m.resident.forward("learn"), way(m, "__setitem__")("input", x),
+        refused(CalcError, lambda: m.resident.backward("learn")),
+    ],
+    "set and go on": lambda m, way, x, y: [
+        *put(m, way, x, y), m.resident.forward("learn"), m.resident.backward("learn"), m["loss"].tobytes()
+    ],
+    "run and go on": lambda m, way, x, y: [
+        same(way(m, "run")({"input": x})), refused(CalcError, lambda: m.resident.backward("learn")),
+    ],
+    "set a few": lambda m, way, x, y: [
+        *put(m, way, x, y), way(m, "__setitem__")("target", y[:1]),
+        refused(ShapeError, lambda: way(m, "run_steps")(1)) if len(x) > 1 else way(m, "run_steps")(1),
+    ],
     "read": lambda m, way, x, y: [way(m, "step")(x, y), m["loss"].tobytes(), m["input"].tobytes()],
     "rate": lambda m, way, x, y: m.hyper.__setitem__("learning_rate", 0.01 * len(x)),
     "reset": lambda m, way, x, y: m.resident.reset(len(x)),
@@ -90,9 +115,21 @@ ACTIONS = {
         way(m, "step")(x, y), m.resident.forward("learn"), m.resident.backward("learn"), m["loss"].tobytes()
     ],
     "a bad label": lambda m, way, x, y: refused(CalcError, lambda: way(m, "step")(x, y + 3)),
+    "a bad label set": lambda m, way, x, y: refused(CalcError, lambda: way(m, "__setitem__")("target", y + 3)),
+    "a bad label judged": lambda m, way, x, y: refused(CalcError, lambda: way(m, "evaluate")(x, y + 3)),
+    "a bad name": lambda m, way, x, y: refused(CalcError, lambda: way(m, "__setitem__")("loss", x)),
+    "a bad name run": lambda m, way, x, y: refused(CalcError, lambda: way(m, "run")({"inputs": x})),
     "a bad shape": lambda m, way, x, y: refused(ShapeError, lambda: way(m, "predict")(x[:, :4])),
     "what is gone": lambda m, way, x, y: [way(m, "predict")(x).tobytes(), refused(CalcError, lambda: way(m, "run_steps")(1))],
 }  # fmt: skip
+
+
+def put(m, way, x, y):
+    return [way(m, "__setitem__")("input", x), way(m, "__setitem__")("target", y)]
+
+
+def same(found):
+    return {name: (array.shape, array.dtype, array.tobytes()) for name, array in found.items()}
 
 
 def refused(error, call):
@@ -103,25 +140,22 @@ def refused(error, call):
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "float64"}, {"workers": 2}, {"learning_batch": 8}], ids=str)
 def test_calls_in_any_order_do_what_those_in_python_do(options, whole):
-    def here(m, name):
-        return getattr(m, name)
-
     def in_python(m, name):
         return lambda *args, **more: WRITTEN[name](m, *args, **more)
 
-    rng, reached = random.Random(str(options)), 0
+    rng, reached = random.Random(str(options)), Counter()
     for _ in range(60 if whole else 6):
         ours, theirs = network(**options), network(**options)
         for _ in range(60):
             name, n = rng.choice([*ACTIONS]), rng.choice([1, 2, 3, 8])
             given = data(n, rng.choice(["f4", "f8", "u1", "i4", "i8"]), rng.choice(["u1", "i4", "i8", "f4"]))
             found = ACTIONS[name](ours, here, *given)
-            reached += is_compiled(ours) or is_compiled(ours, layout.PREDICT)
+            reached.update(which for which in range(layout.N_METHODS) if is_compiled(ours, which))
             assert found == ACTIONS[name](theirs, in_python, *given), name
             if rng.random() < 0.3:
                 assert knows(ours) == knows(theirs), name
         assert knows(ours) == knows(theirs)
-    assert reached > 30
+    assert len(reached) == layout.N_METHODS and min(reached.values()) > 3, reached
 
 
 def test_values_of_all_types_are_converted_as_in_python():
@@ -170,6 +204,17 @@ def test_wrong_arguments_are_told_as_in_python():
         (lambda: model.step(x, y[:4]), "differ in their number of samples"),
         (lambda: model.step(np.repeat(x, 2, 0), np.repeat(y, 2)), "above the planned 8"),
         (lambda: model.step(None, y), "no array|cannot be used|rank 0"),
+        (lambda: model.evaluate(x), "y: an array|no array|cannot be used|array"),
+        (lambda: model.evaluate(x, y, y), "takes from 2 to 3 positional arguments"),
+        (lambda: model.evaluate(x, y[:3]), "differ in their number of samples"),
+        (lambda: model.run(x), "run: inputs"),
+        (lambda: model.run({"input": x}, 3), "takes 2 positional arguments"),
+        (lambda: model.run({}), "placeholder 'input'"),
+        (lambda: model.run({"input": x, "output": x}), "'output' is a result"),
+        (lambda: model.__setitem__("input"), "missing 1 required positional argument"),
+        (lambda: model.__setitem__(3, x), "no variable 3"),
+        (lambda: model.__setitem__("input", x[:, :4]), "do not fit"),
+        (lambda: model.__setitem__("input", np.repeat(x, 2, 0)), "above the planned 8"),
         (lambda: model.run_steps(0), "must be an integer >= 1"),
         (lambda: model.run_steps("3"), "must be an integer >= 1"),
         (lambda: model.run_steps(2**70), "must be an integer"),
@@ -199,10 +244,15 @@ def test_a_step_is_noted_also_where_a_prediction_came_after_it():
 
 def test_a_trap_is_raised_once():
     model, (x, y) = network(), data(8)
-    for call in (lambda: model.step(x, y), lambda: model.predict(x), lambda: model.run_steps(1), model.bind(x, y)):
+    for call in (
+        lambda: model.step(x, y), lambda: model.predict(x), lambda: model.run_steps(1), model.bind(x, y),
+        lambda: model.evaluate(x, y), lambda: model.run({"input": x}),
+    ):  # fmt: skip
         for _ in range(3):
             model.step(x, y)
             model.predict(x)
+            model.evaluate(x, y)
+            model.run({"input": x})
         model.step(x, y)
         assert is_compiled(model)
         view = model.resident.elements
@@ -210,6 +260,8 @@ def test_a_trap_is_raised_once():
         view[0] = 1  # as a kernel does
         with pytest.raises(cv.errors.Trap, match="label"):
             call()
+        with pytest.raises(CalcError, match="has not been run"):
+            model["loss"]
         assert np.isfinite(model.step(x, y))
 
 
@@ -233,6 +285,51 @@ predict([[0, 0, 0, 0]])  # Python's
 assert len(seen) == 1
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_means_are_rounded_as_over_whole_data_sets():
+    ours, theirs = network("mse", dtype="float64"), network("mse", dtype="float64")
+    for _ in range(200):
+        for n in (3, 5, 6, 7):
+            x, t = data(n)[0], RNG.standard_normal((n, 3))
+            assert ours.evaluate(x, t) == WRITTEN["evaluate"](theirs, x, t)
+    assert is_compiled(ours, layout.EVALUATE)
+
+
+def of_two_inputs():
+    """A model over a graph with two inputs, two outputs and a figure; the target comes first."""
+    g = cv.CalcGraph()
+    t, a, b = (g.placeholder(name, (None, size)) for name, size in (("t", 2), ("a", 3), ("b", 4)))
+    left, right = nn.Linear(2), nn.Linear(2)
+    with g.path("learn", backward=True) as learn:
+        loss = cv.mse(left.build(a, "left.", True) + right.build(b, "right.", True), t)
+        learn.minimize(loss, cv.SGD(0.1))
+    with g.path("predict") as predict:
+        y, z = left.build(a, "left.", False), right.build(b, "right.", False)
+        predict.output = y, z
+        error = cv.mse(y + z, t)
+    assert error.name == "error"
+    return cv.Model(g, batch_size=8, workers=1)
+
+
+def test_several_inputs_and_outputs_are_as_in_python():
+    ours, theirs = of_two_inputs(), of_two_inputs()
+    for n in (1, 8, 3, 8, 3, 8):
+        t, a, b = (RNG.standard_normal((n, size)).astype("f4") for size in (2, 3, 4))
+        assert ours.step(t, a, b) == WRITTEN["step"](theirs, t, a, b)
+        assert same(ours.predict((a, b))) == same(WRITTEN["predict"](theirs, (a, b)))
+        assert ours.evaluate((a, b), t) == WRITTEN["evaluate"](theirs, (a, b), t)
+        assert same(ours.run({"b": b, "a": a})) == same(WRITTEN["run"](theirs, {"b": b, "a": a}))
+        ours["a"], theirs["a"] = a + 1, a + 1
+        assert same(ours.run({"b": b})) == same(WRITTEN["run"](theirs, {"b": b}))
+        for model in ours, theirs:
+            with pytest.raises(TypeError):
+                model.predict(a, b)
+            with pytest.raises(ShapeError, match="different sizes|number of samples"):
+                model.run({"a": a, "b": np.zeros((2, 4))})
+        assert same(ours.run({"b": b, "a": a})) == same(WRITTEN["run"](theirs, {"b": b, "a": a}))
+        assert is_compiled(ours, layout.RUN)
+        assert knows(ours) == knows(theirs)
 
 
 def test_they_look_like_what_they_stand_for():
@@ -377,13 +474,31 @@ def test_a_forked_child_goes_on_by_itself(workers):
 # ---------------------------------------------------------------- nothing is lost, nothing is kept
 def test_no_reference_and_no_memory_is_lost(whole):
     model, (x, y) = network(), data(8)
-    step, out = model.bind(x, y), np.empty((8, 3), "f4")
+    step, out, inputs = model.bind(x, y), np.empty((8, 3), "f4"), {"input": x}
     calls = {
         "step": lambda: model.step(x, y), "predict": lambda: model.predict(x), "out": lambda: model.predict(x, out=out),
         "bound": step, "run_steps": lambda: model.run_steps(1), "lists": lambda: model.step([[1, 2, 3, 4, 5]], [1]),
         "keyword": lambda: model.step(x, y=y), "few": lambda: model.predict(x[:3]),
+        "evaluate": lambda: model.evaluate(x, y), "run": lambda: model.run(inputs), "set": lambda: put(model, here, x, y),
+        "run otherwise": lambda: model.run({"input": x}),
     }  # fmt: skip
-    watched = x, y, out, model, np.dtype("f4"), np.dtype("f8"), np.dtype("i8"), None, "out", np.ndarray
+    watched = (
+        inputs,
+        x,
+        y,
+        out,
+        model,
+        "input",
+        "target",
+        "output",
+        "loss",
+        np.dtype("f4"),
+        np.dtype("f8"),
+        np.dtype("i8"),
+        None,
+        "out",
+        np.ndarray,
+    )
     for name, call in calls.items():
         model.step(x, y)
         for _ in range(5):
@@ -429,7 +544,8 @@ def test_long_calls_are_made_in_python(monkeypatch):
     model, (x, y) = network(), data(8)
     for _ in range(4):
         model.step(x, y)
-    steps = 4_000_000 // max(int(model._words[layout.METHODS + layout.NS]), 1)
+    sheet = model.resident.binding.sheet.words
+    steps = 4_000_000 // max(int(sheet[layout.METHODS + layout.NS]), 1)
     model.run_steps(steps)
     assert not is_compiled(model) and model.hyper["t"] == 4 + steps
     monkeypatch.setattr(layout, "LONG_NS", 0)

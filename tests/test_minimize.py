@@ -170,6 +170,15 @@ def test_an_operator_without_a_gradient_may_stand_behind_a_stop():
         learn.minimize(cv.rmse(y, t), cv.SGD(0.1))
 
 
+def test_a_loss_that_nothing_minimizes_is_said():
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 2)), g.parameter("w", (2, 2))
+    with g.path("predict") as predict:
+        predict.loss = cv.mean(x @ w)
+    with pytest.raises(cv.CalcError, match="a loss that nothing minimizes: call predict.minimize"):
+        cv.compile(g, batch_size=2)
+
+
 # ---------------------------------------------------------------- pick
 def test_a_policy_gradient_with_pick_is_that_of_pytorch():
     torch = pytest.importorskip("torch")

@@ -219,6 +219,11 @@ class _Lowering:
             raise CalcError(
                 f"path {path.name!r} has a backward but no loss: call {path.name}.minimize(loss, optimizer)"
             )
+        if path.loss is not None and path.optimizer is None:
+            raise CalcError(
+                f"path {path.name!r} has a loss that nothing minimizes: call {path.name}.minimize(loss, optimizer); a "
+                "figure of a path that only predicts needs no more than its name"
+            )
         if path.loss is not None:
             self._backward(path, operations, facts)
 

@@ -268,6 +268,7 @@ class Model(methods.Native):
     def __getitem__(self, name: str) -> Any:
         return self.resident[name]
 
+    @methods.native
     def __setitem__(self, name: str, value: Any) -> None:
         self.resident[name] = value
 
@@ -316,6 +317,7 @@ class Model(methods.Native):
             raise ShapeError(f"bind: the arrays differ in their number of samples ({dict(zip(names, sizes))})")
         return methods.bound_step(self, data)
 
+    @methods.native
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for a batch of inputs by name."""
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
@@ -323,9 +325,15 @@ class Model(methods.Native):
         arrays = {name: numbers(name, value) for name, value in inputs.items()}
         batches = {name: resident.check_placeholder(name, array) for name, array in arrays.items()}
         with resident.tenant.turn.mine:
+            start = time.perf_counter()
             resident.place(arrays, batches)
             resident.run_round("predict", ("forward",))
-            return {name: resident[name] for name in self.roles.outputs}
+            found = {name: resident[name] for name in self.roles.outputs}
+            if arrays.keys() == {*self.roles.inputs}:
+                n = next(iter(batches.values()))
+                methods.arm(resident, layout.RUN, n, start, self.roles.inputs, {name: name for name in found})
+        methods.offer(self)
+        return found
 
     # ------------------------------------------------------------ whole data sets
     @_training
@@ -489,10 +497,19 @@ class Model(methods.Native):
         names = self.resident.binding.feeds(path)
         return {name: array for name, array in data.items() if name in names or name in self.roles.outputs}
 
+    @methods.native
     def evaluate(self, X: Any, y: Any = None, *, check_finite: bool = False) -> dict[str, float]:
         """Loss and metrics over a data set, without dropout; X and y are those of `fit`."""
-        inputs, targets = by_name("X", self.roles.inputs, X), by_name("y", self.roles.labels, y)
-        return self.judge({**inputs, **targets}, check_finite)()
+        inputs, labels, resident = self.roles.inputs, self.roles.labels, self.resident
+        data = {**by_name("X", inputs, X), **by_name("y", labels, y)}
+        judge, n = self.judge(data, check_finite), len(data[inputs[0]])
+        with resident.tenant.turn.mine:
+            start = time.perf_counter()
+            found = judge()
+            if n <= self.batch_size and len(inputs) == 1 >= len(labels):
+                methods.arm(resident, layout.EVALUATE, n, start, (*inputs, *labels), self.roles.figures)
+        methods.offer(self)
+        return found
 
     @methods.native
     def predict(self, X: Any, *, out: Any = None) -> Any:
@@ -520,12 +537,12 @@ class Model(methods.Native):
         arrays = {name: self._place_for(name, n, given.get(name)) for name in outputs}
         over = [name for name, a in arrays.items() if any(np.may_share_memory(a, x) for x in data.values())]
         places = {name: np.empty_like(a) if name in over else a for name, a in arrays.items()}  # as NumPy does
-        tenant, run = resident.tenant, Epoch(resident, data, "predict", outputs=places)
-        with tenant.turn.mine:
+        run = Epoch(resident, data, "predict", outputs=places)
+        with resident.tenant.turn.mine:
             start = time.perf_counter()
             run.whole(SLICE_SECONDS)
-            if tenant.calls is not None and n <= self.batch_size and len(outputs) == 1:
-                tenant.calls.arm(resident, layout.PREDICT, n, time.perf_counter() - start)
+            if n <= self.batch_size and len(data) == len(outputs) == 1:
+                methods.arm(resident, layout.PREDICT, n, start, [*data], {outputs[0]: outputs[0]})
         for name in over:
             arrays[name][...] = places[name]
         methods.offer(self)
@@ -582,9 +599,13 @@ class Model(methods.Native):
         self.resident.set_parameters(weights)
 
     def _trapped(self) -> None:
-        """Say what a kernel trapped in a compiled method."""
-        with self.resident.tenant.turn.mine:
-            self.resident.frame.check()
+        """Say what a kernel trapped in a compiled method, whose results are of no use."""
+        tenant = self.resident.tenant
+        with tenant.turn.mine:
+            frame = self.resident.frame
+            tenant.ran.clear()
+            tenant.arena = None
+            frame.check()
 
     def judge(self, data: Mapping[str, np.ndarray], check_finite: bool = False) -> Callable[[], dict[str, float]]:
         """A function that evaluates the model as it is when called, on ``input`` and ``target``.

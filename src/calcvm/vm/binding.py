@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -22,6 +22,9 @@ from calcvm.vm.documents import initializer
 from calcvm.vm.encoding import FLAG_SYNC, decode_row
 from calcvm.vm.program import Program, Symbol
 from calcvm.vm.slices import SLICE_SECONDS, changing, cut, seconds_of
+
+if TYPE_CHECKING:
+    from calcvm.vm.methods import Sheet
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,6 +83,7 @@ class Binding:
         self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._rows: dict[int, tuple[np.ndarray, int]] = {}
         self._kept: dict[tuple[str, Any], Any] = {}
+        self.sheet: Sheet | None = None  # what compiled methods know of the program, once there are some
         self._spans = {path: _spans(program, path) for path in program.paths}
         kept = [s for s in program.symbols if s.persistent]
         self.image = _hull([s for s in kept if s.kind != "gradient"], program.itemsize)

@@ -12,14 +12,17 @@ from calcvm.kernels_cpu import _native
 ARGUMENTS = {
     "run_rows": 2, "run_rounds": 2, "run_task": 2, "run_fleet": 2, "run_team": 3, "serve": 1,
     "permute": 5, "copy_rows": 8,
-    "method": 5, "step": 4, "predict": 4, "run_steps": 4, "bound_step": 4,
+    "method": 5, "step": 4, "run_steps": 4, "predict": 4, "evaluate": 4, "run_by_name": 4, "set_item": 4, "bound_step": 4,
 }  # all int64  # fmt: skip
-METHODS = {"step", "predict", "run_steps", "bound_step"}  # of `calcvm.vm.method_code`, as the next
-ANSWERS = METHODS | {"method"}  # return an object
+METHODS = {  # of `calcvm.vm.method_code`, by their names in Python
+    "step": "step", "run_steps": "run_steps", "predict": "predict", "evaluate": "evaluate", "run": "run_by_name",
+    "__setitem__": "set_item",
+}  # fmt: skip
+ANSWERS = {*METHODS.values(), "bound_step", "method"}  # return an object
 NEEDS = {  # entries that an entry calls by symbol
     "run_rounds": ("permute", "copy_rows"),
     "method": ("run_rows", "run_team", "copy_rows"),
-    **dict.fromkeys(METHODS, ("method",)),
+    **dict.fromkeys(ANSWERS - {"method"}, ("method",)),
 }
 ANY = "any"  # the loops are the same for every dtype
 

@@ -177,6 +177,19 @@ class Tenant:
         self.ran.clear()
         self.arena = None
 
+    def unset(self, name: str) -> None:
+        """A placeholder's data are gone, or about to be."""
+        self.held.pop(name, None)
+        if self.arena is not None and self.binding is not None and name in self.binding.needs(self.arena):
+            self.arena = None  # a backward would read other data than the forward did
+
+    def unmake(self, path: str, phases: tuple[str, ...]) -> None:
+        """What phases of a path compute, forward or its loss, is gone, or about to be."""
+        self.ran.pop((path, "loss"), None)  # perhaps of an earlier forward
+        if "forward" in phases:
+            self.ran.pop((path, "forward"), None)
+        self.arena = None
+
 
 class CalcHeap:
     """Memory for models: ``nbytes`` bytes, allocated once and never more.

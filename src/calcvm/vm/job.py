@@ -61,26 +61,42 @@ SPINS = 2000  # about 20 us, then the processor is offered to others: machines a
 PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
 
 # Words of a model that its compiled methods share (`calcvm.vm.methods`).
+MOST_PLACEHOLDERS, MOST_ARGUMENTS, MOST_RESULTS, MOST_RANK, KEPT_ROWS = 16, 8, 4, 5, 8
+STEP, PREDICT, EVALUATE, RUN, N_METHODS = range(5)
 (
     ARMED,  # not 0 while the model is in its frame, and nobody means to take that
     TURN_OWNER, TRAINING_OWNER,  # addresses of the threads that have the model's turn, and its training
     PIECE, FRAME_JOB, CONTROL, RUN_ROWS, WORKERS,  # of the frame: its address, its job; what runs that
+    SHEET,  # address of the words of its program
+    SEQ,  # calls made, by which they are numbered
+    CHANGED_AT, FORGOT_AT,  # the last that changed the model, that forgot what placeholders and results held
+    LOOKED_AT,  # the last that Python has taken note of; what placeholders hold since then it may have changed
+    HOLDS,  # (batch, the call that placed it) of each placeholder
+) = range(14)  # fmt: skip
+DONE = HOLDS + 2 * MOST_PLACEHOLDERS  # (batch, the last call) of each method
+CALL_WORDS = DONE + 2 * N_METHODS
+
+# Words of a program's sheet, which its models' compiled methods read.
+(
     ITEM,  # bytes of an element
-    ARRAY_TYPE, INT_TYPE, OUT_NAME, NEW_ARRAY,  # Python's and NumPy's objects, and NumPy's PyArray_Empty
-    SEQ, LAST, LAST_BATCH,  # calls made; the last one
-    CHANGED_AT, STEPPED_AT, FORGOT_AT,  # the last that changed the model, that made steps, that forgot data
-    HELD,  # the batch of the data in the placeholders of a step; 0: there are none, as far as compiled code knows
+    ARRAY_TYPE, INT_TYPE, DICT_TYPE, NONE, OUT_NAME, NEW_ARRAY,  # Python's and NumPy's objects; PyArray_Empty
     NO_PLACES,  # always 0: where the only row of an array lies
+    N_PLACEHOLDERS,
     DTYPES,  # NumPy's objects for the types in FEED_DTYPES
-) = range(22)  # fmt: skip
-METHODS = DTYPES + len(FEED_DTYPES)  # then METHOD_WORDS for each method
-# Words of a method: whether it may be called so, what it takes and does, its rows, its result (RANK -1: a number).
-SET, N_ARGUMENTS, CHANGES, FORGETS, BEGIN, END, NS, RESULT, LENGTH, RESULT_RANK, RESULT_DIMS, ROWS_OF = range(12)
-KEPT_ROWS, MOST_ARGUMENTS, MOST_RANK = 8, 8, 5
-ARGUMENTS = ROWS_OF + 2 * KEPT_ROWS  # after (batch, address of its rows) pairs
-# Words of an argument: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers).
-RANK, PER_SAMPLE, PLACE, CLASSES, MOST, DIMS = range(6)
-ARG_WORDS = DIMS + MOST_RANK
-METHOD_WORDS = ARGUMENTS + MOST_ARGUMENTS * ARG_WORDS
-STEP, PREDICT, N_METHODS = range(3)
+) = range(10)  # fmt: skip
+PLACEHOLDERS = DTYPES + len(FEED_DTYPES)
+# Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers).
+NAME, RANK, PER_SAMPLE, PLACE, CLASSES, MOST, DIMS = range(7)
+PLACEHOLDER_WORDS = DIMS + MOST_RANK
+METHODS = PLACEHOLDERS + MOST_PLACEHOLDERS * PLACEHOLDER_WORDS
+# Words of a method: whether it may be called so, what it does, its rows, its placeholders, its results (NAMED: in a dict).
+SET, CHANGES, FORGETS, BEGIN, END, NS, NAMED, N_ARGUMENTS, N_ANSWERS, ROWS_OF = range(10)
+ARGUMENTS = ROWS_OF + 2 * KEPT_ROWS  # after (batch, address of its rows) pairs; numbers of placeholders
+RESULTS_OF = ARGUMENTS + MOST_ARGUMENTS
+# Words of a result: its offset, elements of a sample, rank, address of its sizes, the object of its name.
+SINGLE, MEAN = -1, -2  # in place of a rank: a single number; one that is added up and divided as over whole data sets
+RESULT, LENGTH, RESULT_RANK, RESULT_DIMS, RESULT_NAME = range(5)
+RESULT_WORDS = 5
+METHOD_WORDS = RESULTS_OF + MOST_RESULTS * RESULT_WORDS
+SHEET_WORDS = METHODS + N_METHODS * METHOD_WORDS
 LONG_NS = 1_000_000  # a call that takes longer is made in Python, where other threads go on meanwhile

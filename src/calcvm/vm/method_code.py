@@ -13,7 +13,6 @@ from numba.extending import intrinsic
 
 from calcvm.vm.atomics import I64, call_entry, f32_at, f64_at, i32_at, i64_at, u8_at
 from calcvm.vm.job import (
-    ARG_WORDS,
     ARGUMENTS,
     ARMED,
     ARRAY_TYPE,
@@ -24,44 +23,58 @@ from calcvm.vm.job import (
     CODE,
     CONTROL,
     DEADLINE,
+    DICT_TYPE,
     DIMS,
+    DONE,
     DTYPES,
     END,
+    EVALUATE,
     FORGETS,
     FORGOT_AT,
     FRAME_JOB,
-    HELD,
+    HOLDS,
     INT_TYPE,
     ITEM,
     KEPT_ROWS,
-    LAST,
-    LAST_BATCH,
     LENGTH,
     LONG_NS,
+    LOOKED_AT,
+    MEAN,
     METHOD_WORDS,
     METHODS,
     MOST,
+    N_ANSWERS,
     N_ARGUMENTS,
+    N_PLACEHOLDERS,
+    NAME,
+    NAMED,
     NEW_ARRAY,
     NO_PLACES,
+    NONE,
     NS,
     OUT_NAME,
     PER_SAMPLE,
     PIECE,
     PLACE,
+    PLACEHOLDER_WORDS,
+    PLACEHOLDERS,
     PREDICT,
     RANK,
     RESULT,
     RESULT_DIMS,
+    RESULT_NAME,
     RESULT_RANK,
+    RESULT_WORDS,
+    RESULTS_OF,
     ROWS,
     ROWS_OF,
+    RUN,
     RUN_ROWS,
     SEQ,
     SET,
+    SHEET,
     START,
     STEP,
-    STEPPED_AT,
     STEPS,
     STOP,
     TEAM,
@@ -77,7 +90,7 @@ TYPE, DATA, RANK_AT, DIMS_AT, DESCR, FLAGS = 8, 16, 24, 32, 56, 64  # of an arra
 TUPLE_SIZE, TUPLE_ITEMS = 16, 24
 PLAIN, WRITEABLE = 0x0001 | 0x0100, 0x0400  # C-contiguous, aligned
 MOST_OBJECTS = 30  # that a call hands on: more are an error of the caller's anyway
-STEP_NAME, PREDICT_NAME, RUN_STEPS_NAME, BOUND_NAME = range(4)
+STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(7)
 ASK, TRAPPED = 0, -1  # what is no answer: Python must give it; a kernel trapped
 
 _float = types.ExternalFunction("PyFloat_FromDouble", types.int64(types.float64))
@@ -87,6 +100,10 @@ _intern = types.ExternalFunction("PyUnicode_InternFromString", types.int64(types
 _call_method = types.ExternalFunction("PyObject_VectorcallMethod", types.int64(*[types.int64] * 4))
 _incref = types.ExternalFunction("Py_IncRef", types.void(types.int64))
 _decref = types.ExternalFunction("Py_DecRef", types.void(types.int64))
+_new_dict = types.ExternalFunction("PyDict_New", types.int64())
+_dict_size = types.ExternalFunction("PyDict_Size", types.int64(types.int64))
+_dict_get = types.ExternalFunction("PyDict_GetItem", types.int64(types.int64, types.int64))  # a borrowed reference
+_dict_set = types.ExternalFunction("PyDict_SetItem", types.int32(*[types.int64] * 3))  # takes references of its own
 _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 
@@ -103,7 +120,9 @@ def _text(value: str):  # type: ignore[no-untyped-def]
     return address
 
 
-_step_text, _predict_text, _run_steps_text, _trap_text = map(_text, ("_step", "_predict", "_run_steps", "_trapped"))
+_step_text, _run_steps_text, _predict_text, _evaluate_text, _run_text, _set_text, _trap_text = (
+    _text(f"_{name}") for name in ("step", "run_steps", "predict", "evaluate", "run_by_name", "set_item", "trapped")
+)
 
 
 @intrinsic
@@ -180,44 +199,49 @@ def probabilities(data, dtype, n):
 
 
 @helper
-def is_array(words, array, item_type):
+def is_array(sheet, array, item_type):
     """Whether an object is a plain array of a type of numbers."""
     return (
-        i64_at(array + TYPE)[0] == words[ARRAY_TYPE]
+        i64_at(array + TYPE)[0] == i64_at(sheet)[ARRAY_TYPE]
         and i32_at(array + FLAGS)[0] & PLAIN == PLAIN
         and (item_type == 0 or i64_at(array + DESCR)[0] == item_type)
     )
 
 
 @helper
-def dtype_of(words, array):
+def dtype_of(sheet, array):
     """Number of an array's type among the feeds'; 5: none."""
     descr = i64_at(array + DESCR)[0]
     for k in range(5):
-        if words[DTYPES + k] == descr:
+        if i64_at(sheet)[DTYPES + k] == descr:
             return k
     return 5
 
 
 @helper
-def batch_of(words, argument, array):
-    """Samples in what is given for an argument; 0 where Python must look at it."""
-    arg = i64_at(argument)
-    if not is_array(words, array, 0):
+def placeholder(sheet, k):
+    """Words of a placeholder."""
+    return i64_at(sheet + 8 * (PLACEHOLDERS + k * PLACEHOLDER_WORDS))
+
+
+@helper
+def batch_of(sheet, k, array):
+    """Samples in what is given for a placeholder; 0 where Python must look at it."""
+    if not is_array(sheet, array, 0):
         return 0
-    dtype = dtype_of(words, array)
-    if i32_at(array + RANK_AT)[0] != arg[RANK] or dtype == 5:
+    wanted, dtype = placeholder(sheet, k), dtype_of(sheet, array)
+    if i32_at(array + RANK_AT)[0] != wanted[RANK] or dtype == 5:
         return 0
     dims = i64_at(i64_at(array + DIMS_AT)[0])
-    for k in range(1, arg[RANK]):
-        if dims[k] != arg[DIMS + k]:
+    for i in range(1, wanted[RANK]):
+        if dims[i] != wanted[DIMS + i]:
             return 0
     n = dims[0]
-    if n < 1 or n > arg[MOST]:
+    if n < 1 or n > wanted[MOST]:
         return 0
-    if arg[CLASSES] != 0:
-        data, many = i64_at(array + DATA)[0], n * arg[PER_SAMPLE]
-        if not (labels(data, dtype, many, arg[CLASSES]) if arg[CLASSES] > 0 else probabilities(data, dtype, many)):
+    if wanted[CLASSES] != 0:
+        data, many, classes = i64_at(array + DATA)[0], n * wanted[PER_SAMPLE], wanted[CLASSES]
+        if not (labels(data, dtype, many, classes) if classes > 0 else probabilities(data, dtype, many)):
             return 0
     return n
 
@@ -231,12 +255,21 @@ def words_of(self):
 
 
 @helper
+def there(at, changes):
+    """Whether the model is in its frame and this thread may use it, or change it."""
+    words = i64_at(at)
+    if at == 0 or words[ARMED] == 0 or not mine(words[TURN_OWNER]):
+        return False
+    return not changes or mine(words[TRAINING_OWNER])
+
+
+@helper
 def method_of(at, which):
     """Address of a method's words; 0 where Python must be asked, since the model is not there or not this thread's."""
-    words, method = i64_at(at), at + 8 * (METHODS + which * METHOD_WORDS)
-    if words[ARMED] == 0 or i64_at(method)[SET] == 0 or not mine(words[TURN_OWNER]):
+    if not there(at, False):
         return 0
-    if i64_at(method)[CHANGES] != 0 and not mine(words[TRAINING_OWNER]):
+    method = i64_at(at)[SHEET] + 8 * (METHODS + which * METHOD_WORDS)
+    if i64_at(method)[SET] == 0 or (i64_at(method)[CHANGES] != 0 and not there(at, True)):
         return 0
     return method
 
@@ -249,17 +282,54 @@ def rows_of(method, batch):
 
 
 @helper
+def batch_given(sheet, mw, given, n):
+    """Samples in all arguments of a call; 0 where Python must look at them."""
+    if n != mw[N_ARGUMENTS]:
+        return 0
+    batch = np.int64(0)
+    for i in range(n):
+        found = batch_of(sheet, mw[ARGUMENTS + i], given[i])
+        if found == 0 or (i > 0 and found != batch):
+            return 0
+        batch = found
+    return batch
+
+
+@helper
+def place(at, k, array, batch):
+    """Copy an array into its placeholder, in the call that has begun."""
+    words = i64_at(at)
+    sheet = words[SHEET]
+    wanted, item = placeholder(sheet, k), i64_at(sheet)[ITEM]
+    many = batch * wanted[PER_SAMPLE]
+    call_copy_rows(
+        words[PIECE] + item * wanted[PLACE], i64_at(array + DATA)[0], sheet + 8 * NO_PLACES, 1, many, many,
+        dtype_of(sheet, array), item,
+    )  # fmt: skip
+    words[HOLDS + 2 * k], words[HOLDS + 2 * k + 1] = batch, words[SEQ]
+
+
+@helper
+def held(words, mw):
+    """Samples in all placeholders of a method; 0 where Python must look."""
+    batch, since = np.int64(0), max(words[FORGOT_AT], words[LOOKED_AT])
+    for i in range(mw[N_ARGUMENTS]):
+        k = HOLDS + 2 * mw[ARGUMENTS + i]
+        if words[k + 1] <= since or (i > 0 and words[k] != batch):
+            return 0
+        batch = words[k]
+    return batch
+
+
+@helper
 def run(at, method, which, batch, rows, steps):
     """Run a method's rows, and take note of that; whether no kernel trapped."""
     words, mw = i64_at(at), i64_at(method)
-    words[SEQ] += 1
-    words[LAST], words[LAST_BATCH], words[HELD] = which, batch, batch
+    words[DONE + 2 * which], words[DONE + 2 * which + 1] = batch, words[SEQ]
     if mw[CHANGES] != 0:
         words[CHANGED_AT] = words[SEQ]
     if mw[FORGETS] != 0:
-        words[FORGOT_AT], words[HELD] = words[SEQ], 0
-    else:
-        words[STEPPED_AT] = words[SEQ]
+        words[FORGOT_AT] = words[SEQ]
     job = i64_at(words[FRAME_JOB])
     job[ROWS], job[START], job[STOP], job[STEPS], job[DEADLINE] = rows, mw[BEGIN], mw[END], steps, 0
     if words[WORKERS] > 1:
@@ -269,124 +339,152 @@ def run(at, method, which, batch, rows, steps):
         job[TEAM] = 1
         call_run_rows(words[FRAME_JOB], 0)
     piece = words[PIECE]
-    return f32_at(piece)[0] == 0.0 if words[ITEM] == 4 else f64_at(piece)[0] == 0.0
+    return f32_at(piece)[0] == 0.0 if i64_at(words[SHEET])[ITEM] == 4 else f64_at(piece)[0] == 0.0
+
+
+# ---------------------------------------------------------------- what it answers
+@helper
+def fits(sheet, result, batch, out):
+    """Whether an object is an array that a result can be put into."""
+    rw, sw = i64_at(result), i64_at(sheet)
+    if not is_array(sheet, out, sw[DTYPES + (sw[ITEM] == 8)]) or i32_at(out + FLAGS)[0] & WRITEABLE == 0:
+        return False
+    if i32_at(out + RANK_AT)[0] != rw[RESULT_RANK]:
+        return False
+    found, wanted = i64_at(i64_at(out + DIMS_AT)[0]), i64_at(rw[RESULT_DIMS])
+    for k in range(1, rw[RESULT_RANK]):
+        if found[k] != wanted[k]:
+            return False
+    return found[0] == batch
 
 
 @helper
-def batch_given(words, method, given, n):
-    """Samples in all arguments of a call; 0 where Python must look at them."""
-    if n != i64_at(method)[N_ARGUMENTS]:
-        return 0
-    batch = np.int64(0)
-    for k in range(n):
-        found = batch_of(words, method + 8 * (ARGUMENTS + k * ARG_WORDS), given[k])
-        if found == 0 or (k > 0 and found != batch):
-            return 0
-        batch = found
-    return batch
-
-
-@helper
-def place(at, method, given, n, batch):
-    """Copy arguments into their placeholders."""
-    words = i64_at(at)
-    for k in range(n):
-        arg = i64_at(method + 8 * (ARGUMENTS + k * ARG_WORDS))
-        many = batch * arg[PER_SAMPLE]
-        call_copy_rows(
-            words[PIECE] + words[ITEM] * arg[PLACE], i64_at(given[k] + DATA)[0], at + 8 * NO_PLACES, 1, many, many,
-            dtype_of(words, given[k]), words[ITEM],
-        )  # fmt: skip
-
-
-@helper
-def number(words, method):
-    """A result that is one number, as a Python float."""
-    at = words[PIECE] + words[ITEM] * i64_at(method)[RESULT]
-    return _float(np.float64(f32_at(at)[0]) if words[ITEM] == 4 else f64_at(at)[0])
-
-
-@helper
-def looked_at(self, which, given, n):
-    """Of a call with arrays: addresses of words and method, the batch, and its rows; 0 where Python must be asked."""
-    at = words_of(self)
-    method = method_of(at, which) if at != 0 else 0
-    batch = batch_given(i64_at(at), method, given, n) if method != 0 else 0
-    return at, method, batch, rows_of(method, batch) if batch != 0 else 0
-
-
-@helper
-def stepped(self, given, n):
-    """A training step on arrays."""
-    at, method, batch, rows = looked_at(self, STEP, given, n)
-    if rows == 0:
-        return ASK
-    words = i64_at(at)
-    place(at, method, given, n, batch)
-    return number(words, method) if run(at, method, STEP, batch, rows, 1) else TRAPPED
-
-
-@helper
-def result(words, method, batch, out):
-    """A new reference to the array for a result: ``out`` if it fits, or (0) a new one; 0 where there is none."""
-    mw, item_type = i64_at(method), words[DTYPES + (words[ITEM] == 8)]
-    dims = i64_at(mw[RESULT_DIMS])
-    dims[0] = batch
-    if out == 0:
+def value(at, result, batch, out):
+    """A new reference to a result's value, in ``out`` if that is an array; 0 where there is no memory for it."""
+    words, rw = i64_at(at), i64_at(result)
+    sheet = words[SHEET]
+    sw, item = i64_at(sheet), i64_at(sheet)[ITEM]
+    source = words[PIECE] + item * rw[RESULT]
+    if rw[RESULT_RANK] < 0:
+        number = np.float64(f32_at(source)[0]) if item == 4 else f64_at(source)[0]
+        return _float(number * batch / batch if rw[RESULT_RANK] == MEAN else number)
+    answer = out
+    if answer != 0:
+        _incref(answer)
+    else:
+        item_type = sw[DTYPES + (item == 8)]
+        i64_at(rw[RESULT_DIMS])[0] = batch
         _incref(item_type)
-        answer = new_array(words[NEW_ARRAY], mw[RESULT_RANK], mw[RESULT_DIMS], item_type)
+        answer = new_array(sw[NEW_ARRAY], rw[RESULT_RANK], rw[RESULT_DIMS], item_type)
         if answer == 0:
-            _clear_error()
-        return answer
-    if not is_array(words, out, item_type) or i32_at(out + FLAGS)[0] & WRITEABLE == 0:
-        return 0
-    if i32_at(out + RANK_AT)[0] != mw[RESULT_RANK]:
-        return 0
-    there = i64_at(i64_at(out + DIMS_AT)[0])
-    for k in range(mw[RESULT_RANK]):
-        if there[k] != dims[k]:
             return 0
-    _incref(out)
-    return out
+    many = batch * rw[LENGTH]
+    call_copy_rows(i64_at(answer + DATA)[0], source, sheet + 8 * NO_PLACES, 1, many, many, np.int64(item == 8), item)
+    return answer
 
 
 @helper
-def predicted(self, given, n, out):
-    """Outputs for an array of samples, at most a batch."""
-    at, method, batch, rows = looked_at(self, PREDICT, given, n)
-    if rows == 0:
+def answer(at, method, batch, out):
+    """What a method answers with: a result, or a dict of all."""
+    mw = i64_at(method)
+    if mw[NAMED] == 0:
+        return value(at, method + 8 * RESULTS_OF, batch, out)
+    found = _new_dict()
+    for i in range(mw[N_ANSWERS] if found != 0 else 0):
+        result = method + 8 * (RESULTS_OF + i * RESULT_WORDS)
+        one = value(at, result, batch, 0)
+        failed = one == 0 or _dict_set(found, i64_at(result)[RESULT_NAME], one) != 0
+        if one != 0:
+            _decref(one)
+        if failed:
+            _decref(found)
+            return 0
+    return found
+
+
+# ---------------------------------------------------------------- kinds of calls
+@helper
+def called(self, which, given, n, out):
+    """Run a method on arrays; ``out``: where its result is wanted, or 0."""
+    at = words_of(self)
+    method = method_of(at, which)
+    if method == 0:
         return ASK
-    words = i64_at(at)
-    answer = result(words, method, batch, out)
-    if answer == 0:
+    words, mw = i64_at(at), i64_at(method)
+    sheet = words[SHEET]
+    batch = batch_given(sheet, mw, given, n)
+    rows = rows_of(method, batch) if batch != 0 else 0
+    if rows == 0 or (out != 0 and not fits(sheet, method + 8 * RESULTS_OF, batch, out)):
         return ASK
-    place(at, method, given, n, batch)
-    if not run(at, method, PREDICT, batch, rows, 1):
-        _decref(answer)
+    words[SEQ] += 1
+    for i in range(n):
+        place(at, mw[ARGUMENTS + i], given[i], batch)
+    if not run(at, method, which, batch, rows, 1):
         return TRAPPED
-    source, many = words[PIECE] + words[ITEM] * i64_at(method)[RESULT], batch * i64_at(method)[LENGTH]
-    call_copy_rows(i64_at(answer + DATA)[0], source, at + 8 * NO_PLACES, 1, many, many, words[ITEM] == 8, words[ITEM])
-    return answer
+    found = answer(at, method, batch, out)
+    if found == 0:  # no memory: Python says so
+        _clear_error()
+    return found
+
+
+@helper
+def called_by_name(self, given):
+    """Run the method `run` on a dict of arrays."""
+    at = words_of(self)
+    method = method_of(at, RUN)
+    if method == 0:
+        return ASK
+    mw, sheet = i64_at(method), i64_at(at)[SHEET]
+    if i64_at(given + TYPE)[0] != i64_at(sheet)[DICT_TYPE] or _dict_size(given) != mw[N_ARGUMENTS]:
+        return ASK
+    objects, n = scratch(), mw[N_ARGUMENTS]
+    arrays = i64_at(objects)
+    for i in range(n):
+        arrays[i] = _dict_get(given, placeholder(sheet, mw[ARGUMENTS + i])[NAME])
+        if arrays[i] == 0:
+            return ASK
+    return called(self, RUN, arrays, n, 0)
 
 
 @helper
 def steps_run(self, given):
     """Steps on the data that are there."""
     at = words_of(self)
-    method = method_of(at, STEP) if at != 0 else 0
+    method = method_of(at, STEP)
     if method == 0:
         return ASK
-    words = i64_at(at)
-    batch = words[HELD]
+    words, mw = i64_at(at), i64_at(method)
+    batch = held(words, mw)
     rows = rows_of(method, batch) if batch != 0 else 0
-    if rows == 0 or i64_at(given[0] + TYPE)[0] != words[INT_TYPE]:
+    if rows == 0 or i64_at(given[0] + TYPE)[0] != i64_at(words[SHEET])[INT_TYPE]:
         return ASK
     steps = _long(given[0])
     if steps == -1:
         _clear_error()
-    if steps < 1 or steps > LONG_NS // max(i64_at(method)[NS], 1):
+    if steps < 1 or steps > LONG_NS // max(mw[NS], 1):
         return ASK
-    return number(words, method) if run(at, method, STEP, batch, rows, steps) else TRAPPED
+    words[SEQ] += 1
+    return answer(at, method, batch, 0) if run(at, method, STEP, batch, rows, steps) else TRAPPED
+
+
+@helper
+def item_set(self, name, array):
+    """Set a placeholder."""
+    at = words_of(self)
+    if not there(at, True):
+        return ASK
+    words = i64_at(at)
+    sheet, sw = words[SHEET], i64_at(words[SHEET])
+    for k in range(sw[N_PLACEHOLDERS]):
+        if placeholder(sheet, k)[NAME] == name:
+            batch = batch_of(sheet, k, array)
+            if batch == 0:
+                return ASK
+            words[SEQ] += 1
+            place(at, k, array, batch)
+            _incref(sw[NONE])
+            return sw[NONE]
+    return ASK
 
 
 # ---------------------------------------------------------------- methods
@@ -409,34 +507,43 @@ def hand_on(self, args, n, names, name):
 
 def method(self, args, n, names, name):
     """What the methods below have in common: compiled once, for that takes two seconds."""
-    model, given, answer, written = self, i64_at(args), ASK, _step_text()
+    model, given, found, written = self, i64_at(args), ASK, _step_text()
     if name == BOUND_NAME:
         arguments = i64_at(self + ARGUMENTS_SLOT)[0]
         model, args = i64_at(self + MODEL_SLOT)[0], arguments + TUPLE_ITEMS
-        if n == 0 and names == 0:  # else Python is given what is too many, and says so
-            n = i64_at(arguments + TUPLE_SIZE)[0]
-            answer = stepped(model, i64_at(args), n)
-        else:
-            n = 0
-    elif name == STEP_NAME:
-        if names == 0:
-            answer = stepped(self, given, n)
-    elif name == PREDICT_NAME:
-        written = _predict_text()
-        if names == 0:
-            answer = predicted(self, given, n, 0)
-        elif i64_at(names + TUPLE_SIZE)[0] == 1 and words_of(self) != 0:
-            if i64_at(names + TUPLE_ITEMS)[0] == i64_at(words_of(self))[OUT_NAME]:
-                answer = predicted(self, given, n, given[n])
-    else:
+        given, name = i64_at(args), STEP_NAME
+        n, names = (
+            i64_at(arguments + TUPLE_SIZE)[0] if n == 0 and names == 0 else 0,
+            0,
+        )  # none: Python says what is wrong
+    which, out = STEP, np.int64(0)
+    if name == RUN_STEPS_NAME:
         written = _run_steps_text()
         if n == 1 and names == 0:
-            answer = steps_run(self, given)
-    if answer == TRAPPED:
+            found = steps_run(model, given)
+    elif name == RUN_NAME:
+        written = _run_text()
+        if n == 1 and names == 0:
+            found = called_by_name(model, given[0])
+    elif name == SET_NAME:
+        written = _set_text()
+        if n == 2 and names == 0:
+            found = item_set(model, given[0], given[1])
+    else:
+        if name == PREDICT_NAME:
+            written, which = _predict_text(), PREDICT
+            if names != 0 and i64_at(names + TUPLE_SIZE)[0] == 1 and words_of(model) != 0:
+                if i64_at(names + TUPLE_ITEMS)[0] == i64_at(i64_at(words_of(model))[SHEET])[OUT_NAME]:
+                    out = given[n]
+        elif name == EVALUATE_NAME:
+            written, which = _evaluate_text(), EVALUATE
+        if names == 0 or out != 0:
+            found = called(model, which, given, n, out)
+    if found == TRAPPED:
         n, names, written = 0, 0, _trap_text()
-    if answer == TRAPPED or answer == ASK:
-        answer = hand_on(model, args, n, names, written)
-    return answer
+    if found == TRAPPED or found == ASK:
+        found = hand_on(model, args, n, names, written)
+    return found
 
 
 @intrinsic
@@ -448,12 +555,24 @@ def step(self, args, n, names):
     return call_method(self, args, n, names, STEP_NAME)
 
 
+def run_steps(self, args, n, names):
+    return call_method(self, args, n, names, RUN_STEPS_NAME)
+
+
 def predict(self, args, n, names):
     return call_method(self, args, n, names, PREDICT_NAME)
 
 
-def run_steps(self, args, n, names):
-    return call_method(self, args, n, names, RUN_STEPS_NAME)
+def evaluate(self, args, n, names):
+    return call_method(self, args, n, names, EVALUATE_NAME)
+
+
+def run_by_name(self, args, n, names):
+    return call_method(self, args, n, names, RUN_NAME)
+
+
+def set_item(self, args, n, names):
+    return call_method(self, args, n, names, SET_NAME)
 
 
 def bound_step(self, args, n, names):

@@ -1,4 +1,4 @@
-"""Methods that the interpreter calls as compiled code: `step`, `run_steps` and `predict` of a model on arrays as they come.
+"""Methods that the interpreter calls as compiled code: what a model does with arrays as they come.
 
 A call in Python looks at everything anew: names, types, shapes, turns, what the heap holds; that takes a hundred times as
 long as a small network's arithmetic.  A compiled method (`calcvm.vm.method_code`) does it all in one go, while it has the
@@ -21,8 +21,9 @@ import inspect
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
+from time import perf_counter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -31,6 +32,7 @@ import numpy as np
 from calcvm.ops.statement import PHASES
 from calcvm.vm import job as layout
 from calcvm.vm import team
+from calcvm.vm.binding import FORWARD
 from calcvm.vm.device import heaps_of
 from calcvm.vm.entry import METHODS
 from calcvm.vm.entry import address as address_of
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from calcvm.vm.resident import Resident
 
 WORTH = 32  # calls in Python, after which a process makes compiled methods: that takes seconds where none are cached
+ARRAY = 0  # a result with a row for each sample
 FASTCALL = 0x0080 | 0x0002  # METH_FASTCALL | METH_KEYWORDS
 ARRAY_EMPTY = 184  # of NumPy's table of functions
 
@@ -49,17 +52,20 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class What(NamedTuple):
-    """What a compiled method runs, and what of the path it answers with."""
+    """What a compiled method runs, and what it answers with."""
 
     path: str
     phases: tuple[str, ...]
-    result: str  # "loss" or "output"
     forgets: bool  # what placeholders and results held is gone
+    kind: int  # of its results: ARRAY, SINGLE or MEAN
+    named: bool  # in a dict
 
 
 WHAT = {
-    layout.STEP: What("learn", PHASES, "loss", False),
-    layout.PREDICT: What("predict", ("forward",), "output", True),
+    layout.STEP: What("learn", PHASES, forgets=False, kind=layout.SINGLE, named=False),
+    layout.PREDICT: What("predict", ("forward",), forgets=True, kind=ARRAY, named=False),
+    layout.EVALUATE: What("predict", FORWARD, forgets=True, kind=layout.MEAN, named=True),
+    layout.RUN: What("predict", ("forward",), forgets=False, kind=ARRAY, named=True),
 }
 
 
@@ -91,20 +97,112 @@ class Bound:
         self.arguments, self.model = arguments, model
 
 
+class Sheet:
+    """What compiled methods know of a program, for all of its models: words, and what they point at (`calcvm.vm.job`)."""
+
+    def __init__(self, binding: Binding):
+        words = self.words = np.zeros(layout.SHEET_WORDS, np.int64)
+        self.numbers: dict[str, int] = {}  # of placeholders that are taken as they come
+        self.feeds: dict[int, list[int] | None] = {}  # of each method; None: its calls are not of the plain kind
+        self._kept: list[Any] = []
+        self._rows: dict[tuple[int, int], np.ndarray] = {}
+        words[layout.ITEM] = binding.program.itemsize
+        words[[layout.ARRAY_TYPE, layout.INT_TYPE, layout.DICT_TYPE]] = id(np.ndarray), id(int), id(dict)
+        words[[layout.NONE, layout.OUT_NAME, layout.NEW_ARRAY]] = id(None), self._name("out"), _new_array()
+        words[layout.DTYPES : layout.PLACEHOLDERS] = [id(np.dtype(name)) for name in layout.FEED_DTYPES]
+        for name, facts in binding.variables.items():
+            if facts["kind"] == "placeholder" and facts["symbol"] is not None and _by_samples(binding.forms[name]):
+                self._describe_placeholder(binding, name)
+                if len(self.numbers) == layout.MOST_PLACEHOLDERS:
+                    break
+        words[layout.N_PLACEHOLDERS] = len(self.numbers)
+
+    def _name(self, name: str) -> int:
+        """The object that literals of this text are."""
+        self._kept.append(sys.intern(name))
+        return id(self._kept[-1])
+
+    def _describe_placeholder(self, binding: Binding, name: str) -> None:
+        form, classes = binding.forms[name], binding.variables[name]["classes"]
+        sizes, k = [size.b for size in form[1:]], len(self.numbers)
+        words = self.words[layout.PLACEHOLDERS + k * layout.PLACEHOLDER_WORDS :][: layout.PLACEHOLDER_WORDS]
+        words[: layout.DIMS] = (
+            self._name(name), len(form), math.prod(sizes), binding.symbol(name).offset,
+            classes if classes is not None else -1 if name in binding.probabilities else 0, binding.program.batch_size,
+        )  # fmt: skip
+        words[layout.DIMS + 1 :][: len(sizes)] = sizes
+        self.numbers[name] = k
+
+    def _method(self, which: int) -> np.ndarray:
+        return self.words[layout.METHODS + which * layout.METHOD_WORDS :][: layout.METHOD_WORDS]
+
+    def describes(self, binding: Binding, which: int, feeds: Sequence[str], results: Mapping[str, str]) -> bool:
+        """Fill in a method's words, once; whether its calls are of the plain kind.
+
+        feeds : placeholders in the order that they are given in.
+        results : what it answers with, and what each is called.
+        """
+        if which not in self.feeds:
+            self.feeds[which] = self._describe(binding, self._method(which), WHAT[which], feeds, results)
+        return self.feeds[which] is not None
+
+    def _describe(
+        self, binding: Binding, words: np.ndarray, what: What, feeds: Sequence[str], results: Mapping[str, str]
+    ) -> list[int] | None:
+        places = [self.numbers.get(name, -1) for name in feeds]
+        if (
+            -1 in places or len(places) > layout.MOST_ARGUMENTS or not 1 <= len(results) <= layout.MOST_RESULTS
+            or {*feeds} != {*binding.feeds(what.path, what.phases)} or binding.before(what.path, what.phases)
+        ):  # fmt: skip
+            return None
+        for k, (name, called) in enumerate(results.items()):
+            facts, form = binding.variables[name], binding.forms[name]
+            made = binding.variables[facts["of"]]
+            if facts["symbol"] is None or made["path"] != what.path or made["phase"] not in what.phases:
+                return None
+            if (what.named and facts["unreadable"]) or not (
+                _by_samples(form) if what.kind == ARRAY else _is_number(form)
+            ):
+                return None
+            dims = np.array([0, *(size.b for size in form[1:])], np.int64)
+            self._kept.append(dims)
+            words[layout.RESULTS_OF + k * layout.RESULT_WORDS :][: layout.RESULT_WORDS] = (
+                binding.symbol(name).offset, math.prod(dims[1:].tolist()), len(dims) if what.kind == ARRAY else what.kind,
+                dims.ctypes.data, self._name(called),
+            )  # fmt: skip
+        words[[layout.BEGIN, layout.END]] = binding.span(what.path, what.phases)
+        words[[layout.CHANGES, layout.FORGETS]] = what.path in binding.changes, what.forgets
+        words[layout.ARGUMENTS :][: len(places)] = places
+        words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), what.named
+        words[layout.SET] = 1
+        return places
+
+    def has_rows(self, which: int, batch: int) -> bool:
+        """Whether a method's calls on so many samples know their rows."""
+        return bool(self._method(which)[layout.ROWS_OF + 2 * (batch % layout.KEPT_ROWS)] == batch)
+
+    def take_rows(self, binding: Binding, which: int, batch: int, seconds: float) -> None:
+        """See that they do, and that such a call took so long."""
+        words, place = self._method(which), batch % layout.KEPT_ROWS
+        entry = words[layout.ROWS_OF + 2 * place :][:2]
+        entry[0] = 0  # before its rows may go
+        self._rows[which, place], address = binding.rows(batch)
+        entry[:], words[layout.NS] = (batch, address), int(1e9 * seconds)
+
+
 class Calls:
-    """The words of a model's compiled methods: what they know of it, and what they have done (`calcvm.vm.job`)."""
+    """The words of a model's compiled methods: where it is, and what they have done (`calcvm.vm.job`)."""
 
-    __slots__ = ("_asked", "_dims", "_rows", "_seen", "_view", "words")
+    __slots__ = ("_asked", "_seen", "_sheet", "_view", "words")
 
-    def __init__(self) -> None:
-        self.words = np.zeros(layout.METHODS + layout.N_METHODS * layout.METHOD_WORDS, np.int64)
-        self.words[[layout.ARRAY_TYPE, layout.INT_TYPE, layout.NEW_ARRAY]] = id(np.ndarray), id(int), _new_array()
-        self.words[layout.OUT_NAME] = id(sys.intern("out"))
-        self.words[layout.DTYPES : layout.METHODS] = [id(np.dtype(name)) for name in layout.FEED_DTYPES]
+    def __init__(self, binding: Binding) -> None:
+        if binding.sheet is None:
+            binding.sheet = Sheet(binding)
+        self._sheet: Sheet = binding.sheet
+        self.words = np.zeros(layout.CALL_WORDS, np.int64)
+        self.words[layout.SHEET] = self._sheet.words.ctypes.data
         self._view = self.words.data
         self._seen = self._asked = 0  # calls that Python has taken note of
-        self._rows: dict[tuple[int, int], np.ndarray] = {}  # whose addresses are among the words
-        self._dims: list[np.ndarray] = []
 
     # ------------------------------------------------------------ what compiled code has done
     def used(self) -> bool:
@@ -118,7 +216,7 @@ class Calls:
 
     def behind(self) -> bool:
         """Whether it has done something since Python looked.  Python has the model now, and may change what it holds."""
-        self._view[layout.HELD] = 0
+        self._view[layout.LOOKED_AT] = self._view[layout.SEQ]
         return self._view[layout.SEQ] != self._seen
 
     def look(self, tenant: Tenant) -> None:
@@ -127,86 +225,80 @@ class Calls:
             self._catch_up(tenant)
 
     def _catch_up(self, tenant: Tenant) -> None:
-        view, binding, done = self._view, tenant.binding, -1
+        view, done = self._view, -1
         while done != view[layout.SEQ]:  # where another thread's call comes in the middle of this
-            done = view[layout.SEQ]
-            what, batch = WHAT[view[layout.LAST]], view[layout.LAST_BATCH]
-            tenant.changed |= view[layout.CHANGED_AT] > self._seen
-            if view[layout.STEPPED_AT] > self._seen:
+            done, since = view[layout.SEQ], self._seen
+            tenant.changed |= view[layout.CHANGED_AT] > since
+            if view[layout.DONE + 2 * layout.STEP + 1] > since:
                 tenant.open.discard(WHAT[layout.STEP].path)
                 tenant.graded.add(WHAT[layout.STEP].path)
-            if view[layout.FORGOT_AT] > self._seen:
+            if view[layout.FORGOT_AT] > since:
+                since = view[layout.FORGOT_AT]
                 tenant.forget()
-            if not what.forgets and binding is not None:
-                tenant.held.update(dict.fromkeys(binding.feeds(what.path), batch))
-                tenant.ran.update(dict.fromkeys(binding.makes(what.path, what.phases), batch))
-                tenant.arena = what.path
+            if tenant.binding is not None:
+                self._note(tenant, tenant.binding, since)
         self._seen = done
 
+    def _note(self, tenant: Tenant, binding: Binding, since: int) -> None:
+        """What placeholders and results hold by the calls after ``since``; of each kind the last counts, in their order."""
+        view = self._view
+        last: list[tuple[int, str | What]] = [(layout.HOLDS + 2 * k, name) for name, k in self._sheet.numbers.items()]
+        last += [(layout.DONE + 2 * which, what) for which, what in WHAT.items() if not what.forgets]
+        for at, what in sorted(last, key=lambda entry: view[entry[0] + 1]):
+            batch, seq = view[at], view[at + 1]
+            if seq <= since:
+                continue
+            if isinstance(what, str):
+                tenant.unset(what)
+                tenant.held[what] = batch
+            else:
+                tenant.unmake(what.path, what.phases)
+                tenant.ran.update(dict.fromkeys(binding.makes(what.path, what.phases), batch))
+                tenant.arena = what.path
+
     # ------------------------------------------------------------ what compiled code must know
-    def arm(self, model: Resident, which: int, batch: int, seconds: float) -> None:
+    def arm(
+        self, model: Resident, which: int, batch: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str]
+    ) -> None:
         """Let the next calls of a method on ``batch`` samples be compiled ones; the last, in this turn, took ``seconds``."""
-        tenant, words, place = model.tenant, self.words, batch % layout.KEPT_ROWS
-        start = layout.METHODS + which * layout.METHOD_WORDS
-        method = words[start : start + layout.METHOD_WORDS]
-        entry = method[layout.ROWS_OF + 2 * place :][:2]
-        if not self._view[layout.ARMED] or entry[0] != batch:
-            binding = model.binding
-            if seconds > layout.LONG_NS / 1e9 or not (
-                method[layout.SET] or self._describe(binding, method, WHAT[which])
-            ):
+        tenant, binding, sheet, words, view = model.tenant, model.binding, self._sheet, self.words, self._view
+        if not view[layout.ARMED] or not sheet.has_rows(which, batch):
+            if seconds > layout.LONG_NS / 1e9 or not sheet.describes(binding, which, feeds, results):
                 return
             with model.heap.still:
                 frame = tenant.ready
                 if frame is None:  # somebody means to take it
                     return
-                entry[0] = 0  # before its rows may go
-                self._rows[which, place], address = binding.rows(batch)
-                entry[:], method[layout.NS] = (batch, address), int(1e9 * seconds)
+                sheet.take_rows(binding, which, batch, seconds)
                 words[[layout.PIECE, layout.FRAME_JOB]] = frame.address, frame.job_address
-                words[[layout.ITEM, layout.WORKERS]] = binding.program.itemsize, tenant.workers
                 words[[layout.CONTROL, layout.RUN_ROWS]] = team.control(), address_of("run_rows")
+                words[layout.WORKERS] = tenant.workers
                 locks = tenant.turn.lock, tenant.training.lock
                 words[[layout.TURN_OWNER, layout.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
                 words[layout.ARMED] = 1
-        if not WHAT[which].forgets:
-            words[layout.HELD] = batch
+        if not WHAT[which].forgets:  # what Python has placed: as if by a call that it has taken note of
+            self._seen = seq = view[layout.SEQ] + 1
+            view[layout.SEQ] = seq
+            for k in sheet.feeds[which] or ():
+                view[layout.HOLDS + 2 * k], view[layout.HOLDS + 2 * k + 1] = batch, seq
 
-    def _describe(self, binding: Binding, method: np.ndarray, what: What) -> bool:
-        """Fill in a method's words; False where its calls are not of the plain kind."""
-        names = binding.feeds(what.path, what.phases)
-        result = binding.paths[what.path].get(what.result)
-        if result is None or len(names) > layout.MOST_ARGUMENTS or binding.before(what.path, what.phases):
-            return False
-        for k, name in enumerate(names):
-            form, classes = binding.forms[name], binding.variables[name]["classes"]
-            if not _by_samples(form):
-                return False
-            argument = method[layout.ARGUMENTS + k * layout.ARG_WORDS :][: layout.ARG_WORDS]
-            sizes = [size.b for size in form[1:]]
-            argument[: layout.DIMS] = (
-                len(form), math.prod(sizes), binding.symbol(name).offset,
-                classes if classes is not None else -1 if name in binding.probabilities else 0,
-                binding.program.batch_size,
-            )  # fmt: skip
-            argument[layout.DIMS + 1 :][: len(sizes)] = sizes
-        method[layout.RESULT], method[layout.RESULT_RANK] = binding.symbol(result).offset, -1
-        if what.result == "output":
-            if not _by_samples(binding.forms[result]):
-                return False
-            dims = np.array([0, *(size.b for size in binding.forms[result][1:])], np.int64)
-            self._dims.append(dims)
-            method[[layout.RESULT_RANK, layout.RESULT_DIMS]] = len(dims), dims.ctypes.data
-            method[layout.LENGTH] = math.prod(dims[1:].tolist())
-        method[[layout.BEGIN, layout.END]] = binding.span(what.path, what.phases)
-        method[[layout.CHANGES, layout.FORGETS]] = what.path in binding.changes, what.forgets
-        method[[layout.N_ARGUMENTS, layout.SET]] = len(names), 1
-        return True
+
+def arm(
+    model: Resident, which: int, batch: int, start: float, feeds: Sequence[str], results: Mapping[str, str]
+) -> None:
+    """After a call in Python that began at ``start``, in its turn: let the next ones be compiled where that can be."""
+    if model.tenant.calls is not None:
+        model.tenant.calls.arm(model, which, batch, perf_counter() - start, feeds, results)
 
 
 def _by_samples(form: tuple[Any, ...]) -> bool:
     """Whether a shape has the batch as its first size, and nowhere else."""
     return 1 <= len(form) <= layout.MOST_RANK and (form[0].a, form[0].b) == (1, 0) and not any(s.a for s in form[1:])
+
+
+def _is_number(form: tuple[Any, ...]) -> bool:
+    """Whether a shape is that of a single number."""
+    return all((size.a, size.b) == (0, 1) for size in form)
 
 
 # ---------------------------------------------------------------- the objects that compiled code reads
@@ -291,14 +383,14 @@ def install(cls: type) -> None:
     """
     make = ctypes.pythonapi.PyDescr_NewMethod
     make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_void_p]
-    for name in METHODS & vars(cls).keys():
+    for name, entry in METHODS.items():
         written = vars(cls)[name]
         if not isinstance(written, FunctionType):  # it is there: another thread may have been here
             continue
         plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
         signature = str(inspect.Signature(plain)).replace("(self", "($self")
-        method = make(cls, _definition(name, name, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
-        setattr(cls, f"_{name}", inspect.unwrap(written))
+        method = make(cls, _definition(name, entry, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
+        setattr(cls, f"_{entry}", inspect.unwrap(written))
         setattr(cls, name, method)
         written.made["code"] = method  # type: ignore[attr-defined]
 
@@ -312,7 +404,7 @@ def offer(model: Any) -> None:
         if _calls < WORTH or not possible() or heaps_of(model.heap.device.name) != "cpu":
             return
         have(model)
-        tenant.calls = Calls()
+        tenant.calls = Calls(model.resident.binding)
     model._words = tenant.calls.words
 
 

@@ -364,13 +364,11 @@ class Resident:
 
     def place(self, arrays: Mapping[str, np.ndarray], batches: Mapping[str, int]) -> None:
         """Set placeholders, all or (where an exception comes) none: then their data are gone."""
-        frame, tenant, binding = self.frame, self.tenant, self.binding
+        frame, tenant = self.frame, self.tenant
         for name in arrays:
-            tenant.held.pop(name, None)
-            if tenant.arena is not None and name in binding.needs(tenant.arena):
-                tenant.arena = None  # a backward would read other data than the forward did
+            tenant.unset(name)
         for name, array in arrays.items():
-            frame.write(binding.symbol(name), array, array.shape)
+            frame.write(self.binding.symbol(name), array, array.shape)
         tenant.held.update(batches)
 
     def _held(self, name: str) -> int:
@@ -565,10 +563,13 @@ class Resident:
         path, calls = binding.path(path), self.tenant.calls
         start = perf_counter()
         self.run_round(path, PHASES, n)
-        if calls is not None and path == WHAT[layout.STEP].path:
-            calls.arm(self, layout.STEP, self.tenant.ran[path, "forward"], (perf_counter() - start) / n)
         loss = binding.paths[path].get("loss")
-        return None if loss is None else frame.scalar(binding.symbol(loss).offset)
+        if loss is None:
+            return None
+        if calls is not None and path == WHAT[layout.STEP].path:
+            batch, seconds = self.tenant.ran[path, "forward"], (perf_counter() - start) / n
+            calls.arm(self, layout.STEP, batch, seconds, binding.feeds(path), {loss: "loss"})
+        return frame.scalar(binding.symbol(loss).offset)
 
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
         """Run phases of a path ``steps`` times, after once making the results of other paths that they read."""
@@ -603,10 +604,7 @@ class Resident:
             tenant.arena = None  # until it has run whole
         else:
             batch, made = self._batch_of(path, phases), binding.makes(path, phases)
-            tenant.ran.pop((path, "loss"), None)  # perhaps of an earlier forward
-            if "forward" in phases:
-                tenant.ran.pop((path, "forward"), None)
-            tenant.arena = None
+            tenant.unmake(path, phases)
         rows, address = binding.rows(batch)  # held here: another thread's batches may drop it
         frame.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
         tenant.changed |= path in binding.changes
