@@ -298,6 +298,33 @@ print(first)
         assert run.stdout == f"{constant * factor:.1f}\n", run.stderr
 
 
+def own_spec(**changes):
+    """An operator whose row has ``changes``."""
+    from calcvm.operators import OpSpec, R, RowSpec, W, dims, rows_cols, same_shape
+
+    row = {
+        "name": "own_fwd", "synopsis": "y = x", "words": dims("rows cols"),
+        "operands": (R("x", "rows*cols", "rows"), W("y", "rows*cols", "rows")), **changes,
+    }  # fmt: skip
+    return OpSpec(
+        name="own", synopsis="y = x", category="unary", inputs=("x",), shape=same_shape,
+        words=lambda s, a: rows_cols(s["x"]), fwd=(RowSpec(**row),),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def forgotten():
+    """What a test registers under "own" is gone after it."""
+    from calcvm.kernels_cpu._common import KERNELS
+    from calcvm.ops import spec as table
+
+    yield
+    row = table.ROWS.pop("own_fwd", None)
+    table.OPS.pop("own", None)
+    table.OPCODES.pop(row.opcode if row else None, None)
+    KERNELS.pop("own_fwd", None)
+
+
 WRONG_KERNELS = {
     "a word is missing": "def own_fwd(w, nw, rows, x: Ptr, y: Ptr): pass",
     "no worker": "def own_fwd(rows, cols, x: Ptr, y: Ptr): pass",
@@ -310,34 +337,75 @@ WRONG_KERNELS = {
 
 @pytest.mark.parametrize("first", ["row", "kernel"])
 @pytest.mark.parametrize("what", WRONG_KERNELS)
-def test_a_kernel_that_does_not_fit_its_row_is_refused(what, first):
-    from calcvm.kernels_cpu._common import KERNELS
-    from calcvm.operators import OpSpec, R, RowSpec, W, dims, register_op, rows_cols, same_shape
+def test_a_kernel_that_does_not_fit_its_row_is_refused(what, first, forgotten):
+    from calcvm.operators import register_op
     from calcvm.operators.cpu import Ptr, kernel
-    from calcvm.ops import spec as table
 
     scope = {"Ptr": Ptr}
     exec(WRONG_KERNELS[what], scope)
-    row = RowSpec(
-        name="own_fwd", synopsis="y = x", words=dims("rows cols"),
-        operands=(R("x", "rows*cols", "rows"), W("y", "rows*cols", "rows")),
-    )  # fmt: skip
-    spec = OpSpec(
-        name="own", synopsis="y = x", category="unary", inputs=("x",), shape=same_shape,
-        words=lambda s, a: rows_cols(s["x"]), fwd=(row,),
-    )  # fmt: skip
-    try:
-        with pytest.raises(cv.CalcError, match=r"its parameters must be \(w, nw, rows, cols, x: Ptr, y: Ptr\)"):
-            for step in (lambda: register_op(spec), lambda: kernel(scope["own_fwd"]))[:: 1 if first == "row" else -1]:
-                step()
-    finally:
-        for known, key in (
-            (table.OPS, "own"),
-            (table.ROWS, "own_fwd"),
-            (table.OPCODES, row.opcode),
-            (KERNELS, "own_fwd"),
-        ):
-            known.pop(key, None)  # type: ignore[arg-type]
+    with pytest.raises(cv.CalcError, match=r"its parameters must be \(w, nw, rows, cols, x: Ptr, y: Ptr\)"):
+        for step in (lambda: register_op(own_spec()), lambda: kernel(scope["own_fwd"]))[:: 1 if first == "row" else -1]:
+            step()
+
+
+def wrong_rows():
+    from calcvm.operators import A, Operand, R, W, dims
+
+    x, y = R("x", "rows*cols", "rows"), W("y", "rows*cols", "rows")
+    return {
+        "reads 'columns'; the row's words are rows, cols": {"operands": (R("x", "rows*columns"), y)},
+        "part of operand 'x': 'row' reads 'row'": {"operands": (R("x", "rows*cols", "row"), y)},
+        r"elems of operand 'x': 'rows\*' is no expression": {"operands": (R("x", "rows*"), y)},
+        r"'rows\*\*2' is no expression .sizes know words": {"operands": (R("x", "rows**2"), y)},
+        "'rows/2' is no expression": {"operands": (R("x", "rows/2"), y)},
+        "'rows.real' is no expression": {"flops": "rows.real"},
+        "'open.rows.' is no expression": {"flops": "open(rows)"},
+        "require 'n - 1': 'n - 1' reads 'n'": {"require": ("n - 1",)},
+        "operand 'z' is no value of the operator: there are dx, dy, x, y": {"operands": (x, W("z", "rows"))},
+        "in_place has pairs": {"in_place": (("x", "y"),)},
+        "in_place has": {"in_place": (("y", "z"),)},
+        "'x' is no name of one word or operand": {"operands": (x, R("x", "rows"), y)},
+        "'rows' is no name of one": {"words": dims("rows cols rows")},
+        "has access 'rw': R, W, A": {"operands": (Operand(name="x", access="rw", elems="rows"), y)},
+        "which the word ACC says": {"operands": (x, A("y", "rows*cols"))},
+    }
+
+
+@pytest.mark.parametrize("why", wrong_rows())
+def test_a_row_that_could_not_be_planned_is_refused_at_once(why):
+    from calcvm.operators import register_op
+    from calcvm.ops import spec as table
+
+    with pytest.raises(cv.CalcError, match=f"operator 'own', row 'own_fwd': .*{why}"):
+        register_op(own_spec(**wrong_rows()[why]))
+    assert "own" not in table.OPS and "own_fwd" not in table.ROWS
+
+
+def test_words_that_leave_one_out_are_refused_where_the_operator_is_used(forgotten):
+    from calcvm.operators import dims, register_op
+
+    register_op(own_spec(words=dims("rows cols depth")))
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 2))
+    with g.path("p"), pytest.raises(cv.CalcError, match="row 'own_fwd' has a word 'depth', for which `words` gives no"):
+        cv.apply("own", x)
+
+
+def test_a_kernel_that_does_not_compile_is_said(forgotten):
+    from calcvm.operators import register_op
+    from calcvm.operators.cpu import Ptr, kernel
+
+    @kernel
+    def own_fwd(w, nw, rows, cols, x: Ptr, y: Ptr):
+        y[0] = nobody_knows(x[0])  # noqa: F821
+
+    register_op(own_spec())
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 2))
+    with g.path("p") as p:
+        p.output = cv.apply("own", x).rename("y")
+    with pytest.raises(cv.CalcError, match=r"kernel 'own_fwd' cannot be compiled for float32: (.|\n)*nobody_knows"):
+        cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1))
 
 
 def test_calcvms_own_kernels_stay():

@@ -14,7 +14,7 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.dims import BATCH, ONE, Affine, Quadratic, Shape, numel, shape_of, show
-from calcvm.ops.spec import Attr
+from calcvm.ops.spec import OWN_OPCODES, Attr
 from calcvm.ops.statement import unique
 from calcvm.tables import html
 
@@ -556,7 +556,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
                     f"the result {show(shape)} has the batch more than once, but sizes must be linear in it: if an axis "
                     f"of 1 is missing, reshape an input, such as {show((BATCH,))} to {show((BATCH, ONE))}"
                 )
-        spec.words({**of_inputs, **shapes}, attrs)
+        _check_words(spec, spec.words({**of_inputs, **shapes}, attrs))
     except ValueError as e:
         told = (str(v) if isinstance(v, Variable) else f"array {show(shape_of(v.shape))}" for v in operands.values())
         raise ShapeError(f"{name}({', '.join(told)}): {e}") from None
@@ -579,6 +579,14 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
         v.producer = op
     path.operations.append(op)
     return next(iter(outputs.values()))
+
+
+def _check_words(spec: OpSpec, words: Any) -> None:
+    """Refuse words that leave one of a row's out (``acc`` is lowering's)."""
+    for row in spec.rows:
+        for word in row.words:
+            if row.opcode in OWN_OPCODES and word.name not in words and word.name != "acc":
+                raise CalcError(f"row {row.name!r} has a word {word.name!r}, for which `words` gives no value")
 
 
 def _checked_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Any]:

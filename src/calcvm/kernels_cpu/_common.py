@@ -33,6 +33,7 @@ from numba.core import cgutils
 from numba.core.compiler import Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import FastMathOptions
+from numba.core.errors import NumbaError
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
@@ -223,7 +224,10 @@ class Native:
     def compile(self, dtype: str, device: str) -> _native.Compiled:
         with on_device(device):
             routines = [ROUTINES[_substitute(n)] for n in self.needs]
-            code = compile_object(self.bound(), self.signature(dtype), self.symbol(dtype, device))
+            try:
+                code = compile_object(self.bound(), self.signature(dtype), self.symbol(dtype, device))
+            except NumbaError as error:
+                raise CalcError(f"kernel {self.name!r} cannot be compiled for {dtype}: {error}") from error
             return _native.Compiled(self.modules(device), code, {r.symbol(dtype): r.modules() for r in routines})
 
     def bound(self) -> Callable:

@@ -8,6 +8,7 @@ exact for every batch from 1 to `MAX_BATCH`; forms that are equal cancel, and si
 
 from __future__ import annotations
 
+import ast
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -294,6 +295,33 @@ FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "max": _max, "min": _min, "abs"
 def _compiled(expression: str) -> tuple[CodeType, tuple[str, ...]]:
     code = compile(expression, f"<size {expression}>", "eval")
     return code, tuple(n for n in code.co_names if n not in FUNCTIONS)
+
+
+LANGUAGE = (
+    ast.Expression, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.UnaryOp,
+    ast.USub, ast.Not, ast.BoolOp, ast.And, ast.Or, ast.Compare, ast.cmpop, ast.IfExp, ast.Call,
+)  # fmt: skip
+MACHINE = ("D", "nw", "gpu")  # what sizes may depend on beside words: elements of 8 bytes, the team, whether on a GPU
+
+
+def reads(expression: str) -> tuple[str, ...]:
+    """The names that an expression of sizes reads.
+
+    Raises
+    ------
+    SyntaxError : it is none: words, whole numbers, + - * //, comparisons, and, or, not, if-else, min, max, abs, ceil_div.
+    """
+    for node in ast.walk(ast.parse(expression, mode="eval")):
+        called = not isinstance(node, ast.Call) or (isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS)
+        if (
+            not isinstance(node, LANGUAGE)
+            or not called
+            or (isinstance(node, ast.Constant) and type(node.value) is not int)
+        ):
+            raise SyntaxError(
+                "sizes know words, whole numbers, + - * //, comparisons, if-else, min, max, abs and ceil_div"
+            )
+    return _compiled(expression)[1]
 
 
 def evaluate(expression: str, words: Mapping[str, Any]) -> Any:

@@ -29,7 +29,7 @@ import numpy as np
 
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import ZERO, Affine
-from calcvm.ops.sizes import FUNCTIONS, MAX_BATCH, Extent, Piecewise, exact
+from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH, Extent, Piecewise, exact
 from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS, OPCODES, Operand, RowSpec
 from calcvm.ops.statement import PHASES
 from calcvm.vm.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS, check_info
@@ -54,7 +54,6 @@ def verify(program: Program) -> None:
 
 
 # ---------------------------------------------------------------- a row's spec, ready for checking
-MACHINE = ("D", "nw", "gpu")  # what sizes depend on beside words
 
 
 class _Row:
