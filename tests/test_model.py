@@ -114,6 +114,7 @@ def test_a_loss_of_ones_own_gives_a_term_a_sample():
         ({"sample_weight": "heavy"}, "sample_weight"),
         ({"class_weight": "even"}, 'a mapping such as {0: 1.0, 1: 5.0}, or "balanced"'),
         ({"class_weight": {"a": 1}}, "class_weight: a class must be an integer"),
+        ({"class_weight": {0: 1, 7: 2}}, "class_weight: there is no class 7: the model's are 0 to 1"),
         ({"class_weight": {0: -1}}, "class_weight of 0 must be a number >= 0"),
     ],
 )
@@ -474,6 +475,15 @@ def test_copies_by_every_means(tmp_path):
 
 
 # ---------------------------------------------------------------- graphs of one's own
+def test_a_learning_rate_is_set_where_it_has_an_effect():
+    model = classifier()
+    for name in ("lr", "learning_rate"):
+        with pytest.raises(cv.CalcError, match=rf'model.{name} is no setting: model.hyper\["learning_rate"\] = 0.5'):
+            setattr(model, name, 0.5)
+    model.note = "a user's own"
+    assert model.note == "a user's own"
+
+
 def two_headed(batch_size=50, **options):
     """Two inputs, two outputs, a loss of two parts, two metrics."""
     g = cv.CalcGraph()

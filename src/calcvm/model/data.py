@@ -76,12 +76,13 @@ def training_data(
             raise CalcError(f"sample_weight: weights are finite numbers >= 0; found {array.min()} to {array.max()}")
         weights *= array
     if class_weight is not None:
-        weights *= _of_classes(class_weight, targets)
+        most = model.binding.variables[roles.labels[0]]["classes"] if len(roles.labels) == 1 else None
+        weights *= _of_classes(class_weight, targets, most)
     return inputs, {**targets, WEIGHT: weights}
 
 
-def _of_classes(given: Any, targets: Arrays) -> np.ndarray:
-    """The weight of each sample's class."""
+def _of_classes(given: Any, targets: Arrays, most: int | None) -> np.ndarray:
+    """The weight of each sample's class, of which the model has so many (None: any)."""
     y = next(iter(targets.values())) if len(targets) == 1 else np.zeros(0)
     labels = y.reshape(-1)
     if not len(labels) or len(labels) != len(y) or (labels != np.floor(labels)).any():
@@ -95,6 +96,8 @@ def _of_classes(given: Any, targets: Arrays) -> np.ndarray:
         checks.integer("class_weight: a class", c, 0): checks.number(f"class_weight of {c}", w, 0)
         for c, w in given.items()
     }
+    if most is not None and max(of, default=0) >= most:
+        raise CalcError(f"class_weight: there is no class {max(of)}: the model's are 0 to {most - 1}")
     return np.array([of.get(int(c), 1.0) for c in classes])[place]
 
 

@@ -201,6 +201,11 @@ class Model(methods.Native):
         """Its inputs, targets, outputs and figures, by name."""
         return Roles.of(self.resident.binding)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("learning_rate", "lr"):  # would change nothing
+            raise CalcError(f'model.{name} is no setting: model.hyper["learning_rate"] = {checks.shown(value)}')
+        super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         if self.resident.tenant.binding is None:
             return f"<Model {self.resident.name!r}: closed>"
