@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
 from functools import wraps
 from io import BytesIO
 from os import PathLike
@@ -14,25 +12,25 @@ from typing import Any, BinaryIO, TypeVar, overload
 import numpy as np
 
 from calcvm import checks, compiler, nn
-from calcvm.errors import CalcError, CalcWarning, ShapeError
+from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
 from calcvm.model import files, scores
-from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of, reason
+from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
 from calcvm.model.data import Arrays, Stream, by_name, comes_in_batches, held_out, split, training_data
 from calcvm.model.history import History
 from calcvm.model.networks import build_graph
 from calcvm.model.roles import Roles
 from calcvm.model.summary import summary
+from calcvm.model.training import Training
 from calcvm.ops.dims import show
 from calcvm.optim import Optimizer
 from calcvm.planner import Plan
-from calcvm.progress import reporter
 from calcvm.tables import preformatted
 from calcvm.vm import job as layout
 from calcvm.vm import methods
 from calcvm.vm.binding import bind
-from calcvm.vm.epoch import Epoch, shuffling_key
+from calcvm.vm.epoch import Epoch
 from calcvm.vm.facts import check_learning_batch
 from calcvm.vm.feeds import IN_PLACE, numbers
 from calcvm.vm.heap import CalcHeap
@@ -428,61 +426,7 @@ class Model(methods.Native):
                 )
             watchers.insert(0, EarlyStopping(patience, keep_best=keep_best))
         judge = self.judge(held, check_finite) if held is not None else None
-        history, diverged = History(), ""
-        steps = [w for w in watchers if w.every is not None]
-        per_step = -(-self.learning_batch // self.batch_size) if isinstance(train, Epoch) else 1
-        marks = [per_step * int(w.every or 1) for w in steps]
-        for w in watchers:
-            w.on_train_begin(self)
-        report = reporter(epochs, train.rounds, progress)
-        try:
-            for epoch in range(epochs):
-                start, why = time.perf_counter(), ""
-                train.begin(self._key() if shuffle else None)
-                with closing(train.slices(SLICE_SECONDS, marks)) as slices:
-                    for done in slices:
-                        mean = train.mean(loss)
-                        report.step(epoch, done, mean)
-                        for w, mark in zip(steps, marks):
-                            if done % mark == 0:
-                                why = why or reason(w, w.on_step(self, done // per_step, mean))
-                        if why:
-                            break
-                if isinstance(train, Stream) and train.ended:
-                    why = f"no batch came in epoch {epoch + 1}"
-                if why:
-                    history.stopped = why
-                    break
-                self.resident.facts["rounds"] += 1
-                self.resident.commit()
-                figures = {"loss": train.mean(loss)}
-                if judge is not None:
-                    figures |= {f"val_{k}": v for k, v in judge().items()}
-                report.epoch(epoch, figures)
-                history.epochs.append({**figures, "seconds": time.perf_counter() - start})
-                if not diverged and not np.isfinite(figures["loss"]):
-                    diverged = f"the loss of epoch {epoch + 1} is {figures['loss']}"
-                    why = diverged if terminate_on_nan else ""
-                for w in watchers:
-                    why = why or reason(w, w.on_epoch_end(self, epoch, figures))
-                if why:
-                    history.stopped = why
-                    break
-        except KeyboardInterrupt:
-            history.stopped = "interrupted"
-        finally:
-            report.close()
-        for w in watchers:
-            w.on_train_end(self, history)
-        if diverged and not terminate_on_nan:
-            history.stopped += f"; {diverged}"
-            warnings.warn(
-                f"{diverged}, and training went on: take a smaller learning rate, look for NaN in the data with "
-                "check_finite=True, or stop there with terminate_on_nan=True",
-                CalcWarning,
-                stacklevel=3,  # the line that calls fit: `_training` is between
-            )
-        return history
+        return Training(self, train, loss, judge, watchers).epochs(epochs, shuffle, terminate_on_nan, progress)
 
     def _stream(
         self, batches: Any, validation: Any, steps: int | None, others: tuple[Any, ...]
@@ -628,10 +572,6 @@ class Model(methods.Native):
                 return {called: run.mean(name) for name, called in figures.items()}
 
         return judge
-
-    def _key(self) -> int:
-        """Shuffling key of the next epoch."""
-        return shuffling_key(self.resident.seed, self.epochs_done)
 
     # ------------------------------------------------------------ files
     def save(self, path: str | PathLike[str] | BinaryIO) -> None:

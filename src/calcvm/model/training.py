@@ -1,0 +1,104 @@
+"""The loop of `Model.fit`: epochs in compiled code, what judges the model after each, who is told of it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from calcvm.errors import CalcWarning
+from calcvm.model.callbacks import Callback, reason
+from calcvm.model.data import Stream
+from calcvm.model.history import History
+from calcvm.progress import Reporter, reporter
+from calcvm.vm.epoch import Epoch, shuffling_key
+from calcvm.vm.slices import SLICE_SECONDS
+
+if TYPE_CHECKING:
+    from calcvm.model.model import Model
+
+
+class Training:
+    """A training of a model.
+
+    run : the passes over its data, or over batches as they come; ``loss``: the result whose mean it gives.
+    judge : gives figures of validation data, when called after an epoch.
+    callbacks : who is told of steps and epochs, and may end it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        run: Epoch | Stream,
+        loss: str,
+        judge: Callable[[], dict[str, float]] | None,
+        callbacks: Sequence[Callback],
+    ):
+        self.model, self.run, self.loss, self.judge, self.callbacks = model, run, loss, judge, callbacks
+        self._per_step = -(-model.learning_batch // model.batch_size) if isinstance(run, Epoch) else 1  # rounds
+        self._of_steps = [(c, self._per_step * int(c.every)) for c in callbacks if c.every is not None]
+
+    def epochs(self, n: int, shuffle: bool, terminate_on_nan: bool, progress: bool) -> History:
+        """Train for ``n`` epochs, or until somebody ends it; Ctrl-C does so between two steps."""
+        history, diverged = History(), ""
+        for c in self.callbacks:
+            c.on_train_begin(self.model)
+        report = reporter(n, self.run.rounds, progress)
+        try:
+            for epoch in range(n):
+                start, why = time.perf_counter(), self._pass(epoch, shuffle, report)
+                if not why:
+                    figures = self._end()
+                    report.epoch(epoch, figures)
+                    history.epochs.append({**figures, "seconds": time.perf_counter() - start})
+                    if not diverged and not np.isfinite(figures["loss"]):
+                        diverged = f"the loss of epoch {epoch + 1} is {figures['loss']}"
+                        why = diverged if terminate_on_nan else ""
+                    for c in self.callbacks:
+                        why = why or reason(c, c.on_epoch_end(self.model, epoch, figures))
+                if why:
+                    history.stopped = why
+                    break
+        except KeyboardInterrupt:
+            history.stopped = "interrupted"
+        finally:
+            report.close()
+        for c in self.callbacks:
+            c.on_train_end(self.model, history)
+        if diverged and not terminate_on_nan:
+            history.stopped += f"; {diverged}"
+            warnings.warn(
+                f"{diverged}, and training went on: take a smaller learning rate, look for NaN in the data with "
+                "check_finite=True, or stop there with terminate_on_nan=True",
+                CalcWarning,
+                stacklevel=4,  # the line that calls fit, and `_training` before it
+            )
+        return history
+
+    def _pass(self, epoch: int, shuffle: bool, report: Reporter) -> str:
+        """Run an epoch; why training ends before its end, or ""."""
+        model, run, why = self.model, self.run, ""
+        run.begin(shuffling_key(model.resident.seed, model.epochs_done) if shuffle else None)
+        with closing(run.slices(SLICE_SECONDS, [mark for _, mark in self._of_steps])) as slices:
+            for done in slices:
+                mean = run.mean(self.loss)
+                report.step(epoch, done, mean)
+                for c, mark in self._of_steps:
+                    if done % mark == 0:
+                        why = why or reason(c, c.on_step(model, done // self._per_step, mean))
+                if why:
+                    break
+        return f"no batch came in epoch {epoch + 1}" if isinstance(run, Stream) and run.ended else why
+
+    def _end(self) -> dict[str, float]:
+        """Count an epoch as done; its figures."""
+        self.model.resident.facts["rounds"] += 1
+        self.model.resident.commit()
+        figures = {"loss": self.run.mean(self.loss)}
+        if self.judge is not None:
+            figures |= {f"val_{name}": value for name, value in self.judge().items()}
+        return figures
