@@ -87,7 +87,7 @@ from calcvm.vm.samples import helper, scratch
 # Bytes of Python's objects.
 WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.Native` and `methods.Bound`; 0: nothing is there
 TYPE, DATA, RANK_AT, DIMS_AT, DESCR, FLAGS = 8, 16, 24, 32, 56, 64  # of an array
-TUPLE_SIZE, TUPLE_ITEMS = 16, 24
+TUPLE_SIZE, TUPLE_ITEMS = 16, tuple.__basicsize__  # 24, from Python 3.14 on 32: a hash is in between
 PLAIN, WRITEABLE = 0x0001 | 0x0100, 0x0400  # C-contiguous, aligned
 MOST_OBJECTS = 30  # that a call hands on: more are an error of the caller's anyway
 STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(7)

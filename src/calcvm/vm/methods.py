@@ -332,10 +332,12 @@ def _slots_are_known() -> bool:
     native, marks = Native(), (np.zeros(1), np.zeros(1))
     native._words, bound = marks[0], Bound(marks[0], marks)
     of_native = (ctypes.c_int64 * 3).from_address(id(native))
-    of_bound, of_tuple = ((ctypes.c_int64 * 5).from_address(id(o)) for o in (bound, marks))
+    of_bound = (ctypes.c_int64 * 4).from_address(id(bound))
+    items = tuple.__basicsize__ // 8
+    of_tuple = (ctypes.c_int64 * (items + 2)).from_address(id(marks))
     return (
-        of_native[2] == id(marks[0]) and [*of_bound[2:4]] == [id(marks), id(marks[0])]
-        and [*of_tuple[2:]] == [2, *map(id, marks)]
+        of_native[2] == id(marks[0]) and [*of_bound[2:]] == [id(marks), id(marks[0])]
+        and of_tuple[2] == 2 and [*of_tuple[items:]] == [*map(id, marks)]
     )  # fmt: skip
 
 
