@@ -319,35 +319,47 @@ def transpose() -> Any:
         b, lanes = e.b, e.lanes
         last = b.sub(k, c64(lanes))  # blocks of lanes x lanes elements; the last of a column overlaps another
         fits = b.icmp_signed(">=", last, c64(0))
+        mask = e.lanes_below(k) if FREE_MASKS else None
+
+        def block(here, there, left, p):  # type: ignore[no-untyped-def]
+            column = e.at(here, p)
+            v = [e.load(column, mask)]
+            for i in range(1, lanes):
+                column = e.at(column, b.select(b.icmp_signed("<", c64(i), left), cs, c64(0)))
+                v.append(e.load(column, mask))
+            s = 1
+            while s < lanes:  # swap the off-diagonal s x s blocks
+                low = [y if not y & s else lanes + y - s for y in range(lanes)]
+                high = [y + s if not y & s else lanes + y for y in range(lanes)]
+                for i in range(lanes):
+                    if not i & s:
+                        y, z = v[i], v[i + s]
+                        v[i], v[i + s] = (b.shuffle_vector(y, z, e.indices(t)) for t in (low, high))
+                s *= 2
+            return v, e.at(there, b.mul(p, width))
+
         with cgutils.for_range_slice(b, c64(0), n, c64(lanes)) as (x, _):
             left = b.sub(n, x)
             here, there = e.at(src, b.mul(x, cs)), e.at(dst, x)
-            with b.if_else(fits) as (blocks, elements):
+            with b.if_else(fits) as (blocks, rest):
                 with blocks, cgutils.for_range_slice(b, c64(0), k, c64(lanes)) as (p, _):
-                    p = b.select(b.icmp_signed("<", p, last), p, last)
-                    column = e.at(here, p)
-                    v = [e.load(column)]
-                    for i in range(1, lanes):
-                        column = e.at(column, b.select(b.icmp_signed("<", c64(i), left), cs, c64(0)))
-                        v.append(e.load(column))
-                    s = 1
-                    while s < lanes:  # swap the off-diagonal s x s blocks
-                        low = [y if not y & s else lanes + y - s for y in range(lanes)]
-                        high = [y + s if not y & s else lanes + y for y in range(lanes)]
-                        for i in range(lanes):
-                            if not i & s:
-                                y, z = v[i], v[i + s]
-                                v[i], v[i + s] = (b.shuffle_vector(y, z, e.indices(t)) for t in (low, high))
-                        s *= 2
-                    row = e.at(there, b.mul(p, width))
+                    v, row = block(here, there, left, b.select(b.icmp_signed("<", p, last), p, last))
                     for y in v:
                         e.store(y, row)
                         row = e.at(row, width)
-                with elements, cgutils.for_range(b, k) as row:
-                    live = b.select(b.icmp_signed("<", left, c64(lanes)), left, c64(lanes))
-                    with cgutils.for_range(b, live) as column:
-                        p = e.at(here, b.add(b.mul(column.index, cs), row.index))
-                        b.store(b.load(p), e.at(there, b.add(b.mul(row.index, width), column.index)))
+                with rest:
+                    if FREE_MASKS:
+                        v, row = block(here, there, left, c64(0))
+                        for i, y in enumerate(v[:-1]):
+                            with b.if_then(b.icmp_signed("<", c64(i), k)):
+                                e.store(y, row)
+                            row = e.at(row, width)
+                    else:
+                        with cgutils.for_range(b, k) as row:
+                            live = b.select(b.icmp_signed("<", left, c64(lanes)), left, c64(lanes))
+                            with cgutils.for_range(b, live) as column:
+                                p = e.at(here, b.add(b.mul(column.index, cs), row.index))
+                                b.store(b.load(p), e.at(there, b.add(b.mul(row.index, width), column.index)))
 
     return native("gemm_transpose", "iipipi", emit)
 

