@@ -16,9 +16,11 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.errors import CalcError, ShapeError
+from calcvm.ops.statement import PHASES
 from calcvm.vm import job as layout
 from calcvm.vm import methods
 from calcvm.vm.entry import METHODS
+from calcvm.vm.epoch import Epoch
 
 RNG = np.random.default_rng(0)
 WRITTEN = {}  # the methods in Python, by name
@@ -545,7 +547,7 @@ def test_long_calls_are_made_in_python(monkeypatch):
     for _ in range(4):
         model.step(x, y)
     sheet = model.resident.binding.sheet.words
-    steps = 4_000_000 // max(int(sheet[layout.METHODS + layout.NS]), 1)
+    steps = 4_000_000 // int(sheet[layout.METHODS + layout.ROWS_OF + 2])  # of a batch of 8
     model.run_steps(steps)
     assert not is_compiled(model) and model.hyper["t"] == 4 + steps
     monkeypatch.setattr(layout, "LONG_NS", 0)
@@ -553,6 +555,21 @@ def test_long_calls_are_made_in_python(monkeypatch):
     for _ in range(4):
         slow.step(x, y)
     assert not is_compiled(slow)
+
+
+def test_short_predictions_stay_on_one_worker():
+    model, x = network(workers=2, batch_size=20_000), RNG.standard_normal((20_000, 5)).astype("f4")
+    brief = model.resident.binding.brief("predict", ("forward",))
+    assert 100 < brief < 19_000
+    whole = model.predict(x)
+    for n, team in ((1, 1), (brief, 1), (brief + 1, 2), (20_000, 2), (2, 1)):
+        run = Epoch(model.resident, {"input": x[:n]}, "predict", outputs={"output": np.empty((n, 3), "f4")})
+        assert run._workers == team
+        for _ in range(3):
+            assert np.array_equal(model.predict(x[:n]), whole[:n])
+        if is_compiled(model, layout.PREDICT):  # the largest take so long that they are made in Python
+            assert model.resident.frame.job[layout.TEAM] == team
+    assert model.resident.binding.brief("learn", PHASES) < brief
 
 
 def test_what_is_read_of_the_interpreter_is_there():

@@ -21,7 +21,7 @@ from calcvm.vm.device import device_of
 from calcvm.vm.documents import initializer
 from calcvm.vm.encoding import FLAG_SYNC, decode_row
 from calcvm.vm.program import Program, Symbol
-from calcvm.vm.slices import SLICE_SECONDS, changing, cut, seconds_of
+from calcvm.vm.slices import SLICE_SECONDS, brief_batch, changing, cut, seconds_of
 
 if TYPE_CHECKING:
     from calcvm.vm.methods import Sheet
@@ -228,6 +228,11 @@ class Binding:
         """Runs of spans of rows that surely take less than a slice; at least one."""
         seconds = sum(float(self._seconds[start:stop].sum()) for start, stop in spans)
         return max(1, int(SLICE_SECONDS / max(seconds, 1e-12)))
+
+    @kept
+    def brief(self, path: str, phases: tuple[str, ...]) -> int:
+        """The largest batch on which phases of a path are so short that one worker runs them."""
+        return brief_batch(self.program, self.span(path, phases)) if self.device.stops else 0
 
     def meets(self, span: Span, workers: int) -> bool:
         """Whether rows have a barrier, at which workers can agree to stop."""

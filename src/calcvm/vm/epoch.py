@@ -83,6 +83,8 @@ class Epoch:
         spans = binding.round(path, *phases)
         turn = binding.runs(*spans, *ends)
         spans, parts = binding.cut((*spans,), model.workers)
+        alone = not train and self.rounds == 1 and n <= binding.brief(path, phases)
+        self._workers = 1 if alone else model.workers
         self._parts = range(1, parts + 1) if parts > 1 else range(1)  # 0: whole rounds
         self._spans = np.array(spans, np.int64)
         self._end_spans = np.array(ends, np.int64).reshape(-1, 2)
@@ -189,7 +191,7 @@ class Epoch:
 
     def _run(self, count: int) -> float:
         """Run the next ``count`` rounds in a turn, each to its end; the seconds they took."""
-        job, parts, workers = self.job, self._parts, self.model.workers
+        job, parts, workers = self.job, self._parts, self._workers
         with self.model.tenant.turn.mine:
             frame, start = self._enter(), time.perf_counter()
             first, stop = self._done, self._done + count

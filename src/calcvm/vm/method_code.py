@@ -17,6 +17,7 @@ from calcvm.vm.job import (
     ARMED,
     ARRAY_TYPE,
     BEGIN,
+    BRIEF,
     CHANGED_AT,
     CHANGES,
     CLASSES,
@@ -51,7 +52,6 @@ from calcvm.vm.job import (
     NEW_ARRAY,
     NO_PLACES,
     NONE,
-    NS,
     OUT_NAME,
     PER_SAMPLE,
     PIECE,
@@ -276,9 +276,9 @@ def method_of(at, which):
 
 @helper
 def rows_of(method, batch):
-    """Address of the rows for a batch; 0: they are not known here."""
-    entry = i64_at(method + 8 * (ROWS_OF + 2 * (batch % KEPT_ROWS)))
-    return entry[1] if entry[0] == batch else 0
+    """Address of the rows for a batch, and the time that they took; 0: they are not known here."""
+    entry = i64_at(method + 8 * (ROWS_OF + 3 * (batch % KEPT_ROWS)))
+    return (entry[1], entry[2]) if batch != 0 and entry[0] == batch else (0, 0)
 
 
 @helper
@@ -332,7 +332,7 @@ def run(at, method, which, batch, rows, steps):
         words[FORGOT_AT] = words[SEQ]
     job = i64_at(words[FRAME_JOB])
     job[ROWS], job[START], job[STOP], job[STEPS], job[DEADLINE] = rows, mw[BEGIN], mw[END], steps, 0
-    if words[WORKERS] > 1:
+    if words[WORKERS] > 1 and (batch > mw[BRIEF] or steps > 1):
         job[CODE] = words[RUN_ROWS]
         call_run_team(words[CONTROL], words[FRAME_JOB], words[WORKERS])
     else:
@@ -413,7 +413,7 @@ def called(self, which, given, n, out):
     words, mw = i64_at(at), i64_at(method)
     sheet = words[SHEET]
     batch = batch_given(sheet, mw, given, n)
-    rows = rows_of(method, batch) if batch != 0 else 0
+    rows, _ = rows_of(method, batch)
     if rows == 0 or (out != 0 and not fits(sheet, method + 8 * RESULTS_OF, batch, out)):
         return ASK
     words[SEQ] += 1
@@ -455,13 +455,13 @@ def steps_run(self, given):
         return ASK
     words, mw = i64_at(at), i64_at(method)
     batch = held(words, mw)
-    rows = rows_of(method, batch) if batch != 0 else 0
+    rows, ns = rows_of(method, batch)
     if rows == 0 or i64_at(given[0] + TYPE)[0] != i64_at(words[SHEET])[INT_TYPE]:
         return ASK
     steps = _long(given[0])
     if steps == -1:
         _clear_error()
-    if steps < 1 or steps > LONG_NS // max(mw[NS], 1):
+    if steps < 1 or steps > LONG_NS // ns:
         return ASK
     words[SEQ] += 1
     return answer(at, method, batch, 0) if run(at, method, STEP, batch, rows, steps) else TRAPPED

@@ -172,6 +172,7 @@ class Sheet:
             )  # fmt: skip
         words[[layout.BEGIN, layout.END]] = binding.span(what.path, what.phases)
         words[[layout.CHANGES, layout.FORGETS]] = what.path in binding.changes, what.forgets
+        words[layout.BRIEF] = binding.brief(what.path, what.phases)
         words[layout.ARGUMENTS :][: len(places)] = places
         words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), what.named
         words[layout.SET] = 1
@@ -179,15 +180,15 @@ class Sheet:
 
     def has_rows(self, which: int, batch: int) -> bool:
         """Whether a method's calls on so many samples know their rows."""
-        return bool(self._method(which)[layout.ROWS_OF + 2 * (batch % layout.KEPT_ROWS)] == batch)
+        return bool(self._method(which)[layout.ROWS_OF + 3 * (batch % layout.KEPT_ROWS)] == batch)
 
     def take_rows(self, binding: Binding, which: int, batch: int, seconds: float) -> None:
         """See that they do, and that such a call took so long."""
-        words, place = self._method(which), batch % layout.KEPT_ROWS
-        entry = words[layout.ROWS_OF + 2 * place :][:2]
+        place = batch % layout.KEPT_ROWS
+        entry = self._method(which)[layout.ROWS_OF + 3 * place :][:3]
         entry[0] = 0  # before its rows may go
         self._rows[which, place], address = binding.rows(batch)
-        entry[:], words[layout.NS] = (batch, address), int(1e9 * seconds)
+        entry[:] = batch, address, max(int(1e9 * seconds), 1)
 
 
 class Calls:

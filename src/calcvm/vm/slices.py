@@ -7,6 +7,7 @@ long by itself is cut, is estimated from the rows: an estimate that is far too l
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 SLICE_SECONDS = 0.1
 LATEST_NS = 150_000_000  # after this a team or a fleet ends its slice, whatever was expected of it
 FLOPS, ELEMENTS = 4e9, 5e8  # a second, that the slowest of rows computes and touches: a worker of an old processor
+BRIEF_SECONDS = 20e-6  # a worker that sleeps takes longer to wake up
+FAST_FLOPS, FAST_ELEMENTS = 1e11, 2e10  # a second, of a worker of a processor of today, whose data are in its caches
 GROWTH = 8  # at most, from slice to slice: a measurement may be of a moment
 
 Span = tuple[int, int]
@@ -56,15 +59,31 @@ def ended(job: np.ndarray, stop: int) -> int:
     return min(job.item(layout.UNTIL) or stop, stop)
 
 
-def seconds_of(program: Program) -> np.ndarray:
-    """For each row the seconds that it may take at the largest batch."""
-    elems = [symbol.elems.at(program.batch_size) for symbol in program.symbols]
+def work_of(program: Program, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each row its floating-point operations, and the elements that it touches, at a batch."""
+    elems = [symbol.elems.at(batch) for symbol in program.symbols]
     touched = np.array([*elems, 0])[program.operand_values].sum(axis=1)  # -1: no operand
     flops = np.zeros(len(program.rows))
-    for pc, row in enumerate(program.rows):
+    for pc, row in enumerate(program.rows_for(batch)):
         spec, words, _ = decode_row(row)
         flops[pc] = evaluate(spec.flops, {**words, "D": 8 // program.itemsize})
+    return flops, touched
+
+
+def seconds_of(program: Program) -> np.ndarray:
+    """For each row the seconds that it may take at the largest batch."""
+    flops, touched = work_of(program, program.batch_size)
     return flops / FLOPS + touched / ELEMENTS
+
+
+def brief_batch(program: Program, span: Span) -> int:
+    """The largest batch that rows are through with before a second worker would have woken up; 0: none."""
+
+    def too_long(batch: int) -> bool:
+        flops, touched = (of[slice(*span)].sum() for of in work_of(program, batch))
+        return bool(flops / FAST_FLOPS + touched / FAST_ELEMENTS > BRIEF_SECONDS)
+
+    return bisect_left(range(1, program.batch_size + 1), True, key=too_long)
 
 
 def changing(program: Program) -> np.ndarray:
