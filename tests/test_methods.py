@@ -319,7 +319,10 @@ def test_several_inputs_and_outputs_are_as_in_python():
     for n in (1, 8, 3, 8, 3, 8):
         t, a, b = (RNG.standard_normal((n, size)).astype("f4") for size in (2, 3, 4))
         assert ours.step(t, a, b) == WRITTEN["step"](theirs, t, a, b)
-        assert same(ours.predict((a, b))) == same(WRITTEN["predict"](theirs, (a, b)))
+        for given in (a, b), {"b": b, "a": a}, [a, b]:
+            assert same(ours.predict(given)) == same(WRITTEN["predict"](theirs, given))
+        for given in (a, b), {"b": b, "a": a}:
+            assert [*ours.predict(given)] == ["y", "z"] and is_compiled(ours, layout.PREDICT)
         assert ours.evaluate((a, b), t) == WRITTEN["evaluate"](theirs, (a, b), t)
         assert same(ours.run({"b": b, "a": a})) == same(WRITTEN["run"](theirs, {"b": b, "a": a}))
         ours["a"], theirs["a"] = a + 1, a + 1
@@ -327,6 +330,10 @@ def test_several_inputs_and_outputs_are_as_in_python():
         for model in ours, theirs:
             with pytest.raises(TypeError):
                 model.predict(a, b)
+            for wrong in (a,), (a, b, a), {"a": a}, {"a": a, "c": b}, {"a": a, 3: b}, a:
+                assert refused(CalcError, lambda: model.predict(wrong))  # noqa: B023
+            out = {"y": np.empty((n, 2), "f4")}
+            assert model.predict((a, b), out=out)["y"] is out["y"]
             with pytest.raises(ShapeError, match="different sizes|number of samples"):
                 model.run({"a": a, "b": np.zeros((2, 4))})
         assert same(ours.run({"b": b, "a": a})) == same(WRITTEN["run"](theirs, {"b": b, "a": a}))

@@ -490,8 +490,8 @@ class Model(methods.Native):
         with resident.tenant.turn.mine:
             start = time.perf_counter()
             run.whole(SLICE_SECONDS)
-            if n <= self.batch_size and len(data) == len(outputs) == 1:
-                methods.arm(resident, layout.PREDICT, n, start, [*data], {outputs[0]: outputs[0]})
+            if n <= self.batch_size:
+                methods.arm(resident, layout.PREDICT, n, start, [*data], {name: name for name in outputs})
         for name in over:
             arrays[name][...] = places[name]
         methods.offer(self)

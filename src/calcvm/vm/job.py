@@ -79,11 +79,11 @@ CALL_WORDS = DONE + 2 * N_METHODS
 # Words of a program's sheet, which its models' compiled methods read.
 (
     ITEM,  # bytes of an element
-    ARRAY_TYPE, INT_TYPE, DICT_TYPE, NONE, OUT_NAME, NEW_ARRAY,  # Python's and NumPy's objects; PyArray_Empty
+    ARRAY_TYPE, INT_TYPE, DICT_TYPE, TUPLE_TYPE, NONE, OUT_NAME, NEW_ARRAY,  # Python's and NumPy's objects; PyArray_Empty
     NO_PLACES,  # always 0: where the only row of an array lies
     N_PLACEHOLDERS,
     DTYPES,  # NumPy's objects for the types in FEED_DTYPES
-) = range(10)  # fmt: skip
+) = range(11)  # fmt: skip
 PLACEHOLDERS = DTYPES + len(FEED_DTYPES)
 # Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers).
 NAME, RANK, PER_SAMPLE, PLACE, CLASSES, MOST, DIMS = range(7)

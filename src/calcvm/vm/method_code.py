@@ -44,6 +44,7 @@ from calcvm.vm.job import (
     METHOD_WORDS,
     METHODS,
     MOST,
+    MOST_ARGUMENTS,
     N_ANSWERS,
     N_ARGUMENTS,
     N_PLACEHOLDERS,
@@ -79,6 +80,7 @@ from calcvm.vm.job import (
     STOP,
     TEAM,
     TRAINING_OWNER,
+    TUPLE_TYPE,
     TURN_OWNER,
     WORKERS,
 )
@@ -102,7 +104,7 @@ _incref = types.ExternalFunction("Py_IncRef", types.void(types.int64))
 _decref = types.ExternalFunction("Py_DecRef", types.void(types.int64))
 _new_dict = types.ExternalFunction("PyDict_New", types.int64())
 _dict_size = types.ExternalFunction("PyDict_Size", types.int64(types.int64))
-_dict_get = types.ExternalFunction("PyDict_GetItem", types.int64(types.int64, types.int64))  # a borrowed reference
+_dict_next = types.ExternalFunction("PyDict_Next", types.int32(*[types.int64] * 4))  # borrowed references
 _dict_set = types.ExternalFunction("PyDict_SetItem", types.int32(*[types.int64] * 3))  # takes references of its own
 _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
@@ -404,46 +406,60 @@ def answer(at, method, batch, out):
 
 # ---------------------------------------------------------------- kinds of calls
 @helper
+def by_name(sheet, mw, given, objects):
+    """Address of a dict's values in the order of a method's arguments; 0 where its keys are not their names alone.
+
+    Keys are compared by what they are, so that no code of theirs runs.
+    """
+    n, found = mw[N_ARGUMENTS], np.int64(0)
+    if _dict_size(given) != n:
+        return 0
+    arrays, at_key = i64_at(objects), objects + 8 * MOST_ARGUMENTS
+    pair = i64_at(at_key)  # key, value, where to go on
+    pair[2] = 0
+    while _dict_next(given, at_key + 16, at_key, at_key + 8) != 0:
+        for i in range(n):
+            if placeholder(sheet, mw[ARGUMENTS + i])[NAME] == pair[0]:
+                arrays[i] = pair[1]
+                found += 1
+    return objects if found == n else 0
+
+
+@helper
 def called(self, which, given, n, out):
     """Run a method on arrays; ``out``: where its result is wanted, or 0."""
     at = words_of(self)
     method = method_of(at, which)
     if method == 0:
         return ASK
-    words, mw = i64_at(at), i64_at(method)
+    words, mw, objects = i64_at(at), i64_at(method), scratch()
     sheet = words[SHEET]
-    batch = batch_given(sheet, mw, given, n)
+    if which == RUN or (which == PREDICT and mw[N_ARGUMENTS] > 1):  # they take one object
+        if n != 1 or given == 0:
+            return ASK
+        kind, one, n = i64_at(i64_at(given)[0] + TYPE)[0], i64_at(given)[0], mw[N_ARGUMENTS]
+        if kind == i64_at(sheet)[DICT_TYPE]:
+            given = by_name(sheet, mw, one, objects)
+        elif which == PREDICT and kind == i64_at(sheet)[TUPLE_TYPE] and i64_at(one + TUPLE_SIZE)[0] == n:
+            given = one + TUPLE_ITEMS
+        else:
+            given = np.int64(0)
+    if given == 0:
+        return ASK
+    arrays = i64_at(given)
+    batch = batch_given(sheet, mw, arrays, n)
     rows, _ = rows_of(method, batch)
-    if rows == 0 or (out != 0 and not fits(sheet, method + 8 * RESULTS_OF, batch, out)):
+    if rows == 0 or (out != 0 and not (mw[NAMED] == 0 and fits(sheet, method + 8 * RESULTS_OF, batch, out))):
         return ASK
     words[SEQ] += 1
     for i in range(n):
-        place(at, mw[ARGUMENTS + i], given[i], batch)
+        place(at, mw[ARGUMENTS + i], arrays[i], batch)
     if not run(at, method, which, batch, rows, 1):
         return TRAPPED
     found = answer(at, method, batch, out)
     if found == 0:  # no memory: Python says so
         _clear_error()
     return found
-
-
-@helper
-def called_by_name(self, given):
-    """Run the method `run` on a dict of arrays."""
-    at = words_of(self)
-    method = method_of(at, RUN)
-    if method == 0:
-        return ASK
-    mw, sheet = i64_at(method), i64_at(at)[SHEET]
-    if i64_at(given + TYPE)[0] != i64_at(sheet)[DICT_TYPE] or _dict_size(given) != mw[N_ARGUMENTS]:
-        return ASK
-    objects, n = scratch(), mw[N_ARGUMENTS]
-    arrays = i64_at(objects)
-    for i in range(n):
-        arrays[i] = _dict_get(given, placeholder(sheet, mw[ARGUMENTS + i])[NAME])
-        if arrays[i] == 0:
-            return ASK
-    return called(self, RUN, arrays, n, 0)
 
 
 @helper
@@ -521,10 +537,6 @@ def method(self, args, n, names, name):
         written = _run_steps_text()
         if n == 1 and names == 0:
             found = steps_run(model, given)
-    elif name == RUN_NAME:
-        written = _run_text()
-        if n == 1 and names == 0:
-            found = called_by_name(model, given[0])
     elif name == SET_NAME:
         written = _set_text()
         if n == 2 and names == 0:
@@ -537,8 +549,10 @@ def method(self, args, n, names, name):
                     out = given[n]
         elif name == EVALUATE_NAME:
             written, which = _evaluate_text(), EVALUATE
+        elif name == RUN_NAME:
+            written, which = _run_text(), RUN
         if names == 0 or out != 0:
-            found = called(model, which, given, n, out)
+            found = called(model, which, args, n, out)
     if found == TRAPPED:
         n, names, written = 0, 0, _trap_text()
     if found == TRAPPED or found == ASK:

@@ -58,7 +58,7 @@ class What(NamedTuple):
     phases: tuple[str, ...]
     forgets: bool  # what placeholders and results held is gone
     kind: int  # of its results: ARRAY, SINGLE or MEAN
-    named: bool  # in a dict
+    named: bool  # in a dict, as several results are in any case
 
 
 WHAT = {
@@ -107,7 +107,8 @@ class Sheet:
         self._kept: list[Any] = []
         self._rows: dict[tuple[int, int], np.ndarray] = {}
         words[layout.ITEM] = binding.program.itemsize
-        words[[layout.ARRAY_TYPE, layout.INT_TYPE, layout.DICT_TYPE]] = id(np.ndarray), id(int), id(dict)
+        words[[layout.ARRAY_TYPE, layout.INT_TYPE]] = id(np.ndarray), id(int)
+        words[[layout.DICT_TYPE, layout.TUPLE_TYPE]] = id(dict), id(tuple)
         words[[layout.NONE, layout.OUT_NAME, layout.NEW_ARRAY]] = id(None), self._name("out"), _new_array()
         words[layout.DTYPES : layout.PLACEHOLDERS] = [id(np.dtype(name)) for name in layout.FEED_DTYPES]
         for name, facts in binding.variables.items():
@@ -174,7 +175,8 @@ class Sheet:
         words[[layout.CHANGES, layout.FORGETS]] = what.path in binding.changes, what.forgets
         words[layout.BRIEF] = binding.brief(what.path, what.phases)
         words[layout.ARGUMENTS :][: len(places)] = places
-        words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), what.named
+        named = what.named or len(results) > 1
+        words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), named
         words[layout.SET] = 1
         return places
 
