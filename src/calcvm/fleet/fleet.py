@@ -17,6 +17,7 @@ from calcvm.errors import CalcError, PlanError
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
 from calcvm.model import Model
+from calcvm.model.data import arrays_of
 from calcvm.model.roles import figures
 from calcvm.progress import Count
 from calcvm.tables import preformatted, some
@@ -220,7 +221,7 @@ class Fleet:
 
     def step(self, name: str, x: Any, y: Any = None, *more: Any) -> float:
         """One training step of one model on a batch; returns its loss (see `Model.step`)."""
-        return self._model(name).step(x, y, *more)
+        return self._model(name).step(*arrays_of(x, y, more))
 
     def predict(self, name: str, X: Any, *, out: Any = None) -> Any:
         """Outputs of one model for a data set (see `Model.predict`)."""

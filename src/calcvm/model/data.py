@@ -17,6 +17,11 @@ from calcvm.vm.resident import Resident
 Arrays = dict[str, np.ndarray]
 
 
+def arrays_of(x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arrays of a step: the second may be left out."""
+    return (x,) if y is None and not more else (x, y, *more)
+
+
 def samples(what: str, data: Any) -> np.ndarray:
     """A data set as an array, samples first."""
     array = numbers(what, data)

@@ -17,7 +17,7 @@ from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
 from calcvm.model import files, scores
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
-from calcvm.model.data import Arrays, Stream, by_name, comes_in_batches, held_out, split, training_data
+from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, held_out, split, training_data
 from calcvm.model.history import History
 from calcvm.model.networks import build_graph
 from calcvm.model.roles import Roles
@@ -283,7 +283,7 @@ class Model(methods.Native):
         Of several inputs or targets, or with weights, the arrays are those of the path learn's placeholders, in the order
         they were declared.  The model is unchanged if the data are refused.
         """
-        loss = self.resident.step(*_given(x, y, more), path="learn")
+        loss = self.resident.step(*arrays_of(x, y, more), path="learn")
         assert loss is not None
         methods.offer(self)
         return loss
@@ -305,7 +305,7 @@ class Model(methods.Native):
         ------
         CalcError : they are no such arrays, or do not fit.
         """
-        data, names = _given(x, y, more), self.resident.binding.feeds("learn")
+        data, names = arrays_of(x, y, more), self.resident.binding.feeds("learn")
         if len(data) != len(names):
             raise CalcError(f"bind takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         sizes: list[int] = []
@@ -597,11 +597,6 @@ def _unpickled(data: bytes, cls: type[Model] = Model) -> Model:
     model = cls.__new__(cls)
     vars(model).update(vars(files.load(BytesIO(data))))
     return model
-
-
-def _given(x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arrays of a call: the second may be left out."""
-    return (x,) if y is None and not more else (x, y, *more)
 
 
 def _graph(net: Any, options: dict[str, Any]) -> CalcGraph:
