@@ -36,7 +36,7 @@ def compiled():
     model.step(*data(2))
     for name, entry in METHODS.items():
         assert not inspect.isfunction(vars(cv.Model)[name])
-        WRITTEN[name] = vars(cv.Model)[f"_{entry}"]
+        WRITTEN[name] = vars(cv.Model)[f"_calcvm_{entry}"]
     before, layout.LONG_NS = layout.LONG_NS, 10**9
     yield
     layout.LONG_NS = before
@@ -278,8 +278,8 @@ x, y = np.zeros((1, 4), "float32"), np.zeros(1, "int64")
 for _ in range(methods.WORTH + 4):
     predict(x), step(x, y)
 seen = []
-written = cv.Model._predict
-cv.Model._predict = lambda self, *a, **k: seen.append(1) or written(self, *a, **k)
+written = cv.Model._calcvm_predict
+cv.Model._calcvm_predict = lambda self, *a, **k: seen.append(1) or written(self, *a, **k)
 for _ in range(100):
     predict(x), step(x, y)
 assert not seen, len(seen)
@@ -354,6 +354,109 @@ def test_they_look_like_what_they_stand_for():
     for _ in range(4):
         x, y = data(8)
         assert loud.step(x, y) == -plain.step(x, y)
+
+
+class Words(cv.Model):
+    """A class with names that calcvm might have for its own."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(3), input_shape=(5,), optimizer="adam", batch_size=8, workers=1)
+        self._words, self.words, self.seen = ["the", "cat"], {}, []
+
+    def _step(self):
+        raise AssertionError
+
+    _predict = _evaluate = _run_steps = _set_item = _run_by_name = _trapped = _bound = _step
+
+
+def test_a_users_class_may_have_any_names():
+    for _ in range(2):
+        model, (x, y) = Words(), data(8)
+        for _ in range(4):
+            for given in ((x, y), (x.tolist(), y.tolist())):  # plain ones, and others that compiled code hands on
+                model.step(*given), model.evaluate(*given), model.predict(given[0]), model.run({"input": given[0]})
+                model["input"], model["target"] = given
+                model.run_steps(1)
+        assert model._words == ["the", "cat"]
+
+
+def test_a_bound_step_is_the_users_own_where_there_is_one():
+    class Halved(cv.Model):
+        def step(self, x, y):
+            return super().step(x / 2, y)
+
+    ours, twin = (Halved(nn.Linear(3), input_shape=(5,), optimizer="adam", batch_size=8) for _ in range(2))
+    x, y = data(8)
+    bound = ours.bind(x, y)
+    for _ in range(4):
+        assert bound() == twin.step(x, y)
+    plain = network()
+    with pytest.raises(TypeError, match="a bound step takes nothing"):
+        plain.bind(x, y)(3)
+    with pytest.raises(TypeError, match="a bound step takes nothing"):
+        plain.bind(x, y)(x=3)
+
+
+def test_what_somebody_puts_in_the_place_of_a_method_stays():
+    code = """
+import functools, unittest.mock
+import numpy as np, calcvm as cv
+from calcvm import nn
+from calcvm.vm import methods
+model = cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8)
+x, y, seen, step = np.zeros((1, 4), "float32"), np.zeros(1, "int64"), [], cv.Model.step
+
+@functools.wraps(step)
+def traced(self, *given):
+    seen.append(1)
+    return step(self, *given)
+
+cv.Model.step = traced
+with unittest.mock.patch.object(cv.Model, "predict", lambda self, x: 7):
+    for _ in range(2 * methods.WORTH):
+        model.step(x, y)
+        assert model.predict(x) == 7
+assert len(seen) == 2 * methods.WORTH and model.hyper["t"] == len(seen)
+bound = model.bind(x, y)
+bound()
+assert len(seen) == 2 * methods.WORTH + 1
+assert model.predict(x).shape == (1, 3) and model.evaluate(x, y)["loss"] > 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_garbage_collector_may_run_any_code_in_the_middle_of_a_call():
+    """Where an answer is a dict: its finalizers are run before anything is looked at."""
+    model, (x, y), hits = network(), data(8), []
+    other = x[::-1].copy()
+
+    class Bomb:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            hits.append(phase)
+            model.evaluate(other, y)
+            model.run({"input": other})
+
+    for _ in range(3):
+        wanted, found = model.evaluate(x, y), model.run({"input": x})
+    before = gc.get_threshold()
+    gc.collect()
+    gc.set_threshold(1, 1, 1)
+    try:
+        for _ in range(40):
+            phase = "before"
+            Bomb()
+            phase = "evaluate"
+            assert model.evaluate(x, y) == wanted
+            Bomb()
+            phase = "run"
+            assert same(model.run({"input": x})) == same(found)
+            phase = "after"
+    finally:
+        gc.set_threshold(*before)
+    assert hits
 
 
 # ---------------------------------------------------------------- bound
@@ -526,7 +629,7 @@ def test_a_model_goes_when_it_is_not_used_any_more():
     model, (x, y) = network(), data(8)
     for _ in range(4):
         model.step(x, y)
-    gone, words = [], model._words
+    gone, words = [], model._calcvm_words
     import weakref
 
     weakref.finalize(model.resident, gone.append, 1)

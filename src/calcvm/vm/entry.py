@@ -18,6 +18,7 @@ METHODS = {  # of `calcvm.vm.method_code`, by their names in Python
     "step": "step", "run_steps": "run_steps", "predict": "predict", "evaluate": "evaluate", "run": "run_by_name",
     "__setitem__": "set_item",
 }  # fmt: skip
+OWN = "_calcvm_"  # before the names of what compiled methods hand on to: a user's class may have a ``_step`` of its own
 ANSWERS = {*METHODS.values(), "bound_step", "method"}  # return an object
 NEEDS = {  # entries that an entry calls by symbol
     "run_rounds": ("permute", "copy_rows"),

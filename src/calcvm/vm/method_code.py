@@ -12,6 +12,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from calcvm.vm.atomics import I64, call_entry, f32_at, f64_at, i32_at, i64_at, u8_at
+from calcvm.vm.entry import OWN
 from calcvm.vm.job import (
     ARGUMENTS,
     ARMED,
@@ -123,8 +124,9 @@ def _text(value: str):  # type: ignore[no-untyped-def]
 
 
 _step_text, _run_steps_text, _predict_text, _evaluate_text, _run_text, _set_text, _trap_text = (
-    _text(f"_{name}") for name in ("step", "run_steps", "predict", "evaluate", "run_by_name", "set_item", "trapped")
+    _text(OWN + name) for name in ("step", "run_steps", "predict", "evaluate", "run_by_name", "set_item", "trapped")
 )
+_bound_text = _text(f"{OWN}bound")
 
 
 @intrinsic
@@ -386,22 +388,19 @@ def value(at, result, batch, out):
 
 
 @helper
-def answer(at, method, batch, out):
-    """What a method answers with: a result, or a dict of all."""
-    mw = i64_at(method)
-    if mw[NAMED] == 0:
+def answer(at, method, batch, out, into):
+    """What a method answers with: a result, or all of them in the dict ``into``; 0 where there is no memory for it."""
+    if into == 0:
         return value(at, method + 8 * RESULTS_OF, batch, out)
-    found = _new_dict()
-    for i in range(mw[N_ANSWERS] if found != 0 else 0):
+    for i in range(i64_at(method)[N_ANSWERS]):
         result = method + 8 * (RESULTS_OF + i * RESULT_WORDS)
         one = value(at, result, batch, 0)
-        failed = one == 0 or _dict_set(found, i64_at(result)[RESULT_NAME], one) != 0
+        failed = one == 0 or _dict_set(into, i64_at(result)[RESULT_NAME], one) != 0
         if one != 0:
             _decref(one)
         if failed:
-            _decref(found)
             return 0
-    return found
+    return into
 
 
 # ---------------------------------------------------------------- kinds of calls
@@ -426,8 +425,8 @@ def by_name(sheet, mw, given, objects):
 
 
 @helper
-def called(self, which, given, n, out):
-    """Run a method on arrays; ``out``: where its result is wanted, or 0."""
+def answered(self, which, given, n, out, into):
+    """Run a method on arrays; ``out``: where its result is wanted, or 0; ``into``: a dict for named ones."""
     at = words_of(self)
     method = method_of(at, which)
     if method == 0:
@@ -449,15 +448,35 @@ def called(self, which, given, n, out):
     arrays = i64_at(given)
     batch = batch_given(sheet, mw, arrays, n)
     rows, _ = rows_of(method, batch)
-    if rows == 0 or (out != 0 and not (mw[NAMED] == 0 and fits(sheet, method + 8 * RESULTS_OF, batch, out))):
+    if rows == 0 or (mw[NAMED] != 0) != (into != 0):
+        return ASK
+    if out != 0 and (into != 0 or not fits(sheet, method + 8 * RESULTS_OF, batch, out)):
         return ASK
     words[SEQ] += 1
     for i in range(n):
         place(at, mw[ARGUMENTS + i], arrays[i], batch)
     if not run(at, method, which, batch, rows, 1):
         return TRAPPED
-    found = answer(at, method, batch, out)
-    if found == 0:  # no memory: Python says so
+    return answer(at, method, batch, out, into)
+
+
+@helper
+def called(self, which, given, n, out):
+    """As `answered`, where there is room for an answer; else Python is asked.
+
+    A dict is made before anything is looked at: that may run the garbage collector, and so any code.
+    """
+    method, into = method_of(words_of(self), which), np.int64(0)
+    if method == 0:
+        return ASK
+    found = np.int64(ASK)
+    if i64_at(method)[NAMED] != 0:
+        into = _new_dict()
+    if into != 0 or i64_at(method)[NAMED] == 0:
+        found = answered(self, which, given, n, out, into)
+    if found != into and into != 0:
+        _decref(into)
+    if found == ASK:  # no memory: Python says so
         _clear_error()
     return found
 
@@ -480,7 +499,7 @@ def steps_run(self, given):
     if steps < 1 or steps > LONG_NS // ns:
         return ASK
     words[SEQ] += 1
-    return answer(at, method, batch, 0) if run(at, method, STEP, batch, rows, steps) else TRAPPED
+    return value(at, method + 8 * RESULTS_OF, batch, 0) if run(at, method, STEP, batch, rows, steps) else TRAPPED
 
 
 @helper
@@ -527,13 +546,12 @@ def method(self, args, n, names, name):
     if name == BOUND_NAME:
         arguments = i64_at(self + ARGUMENTS_SLOT)[0]
         model, args = i64_at(self + MODEL_SLOT)[0], arguments + TUPLE_ITEMS
-        given, name = i64_at(args), STEP_NAME
-        n, names = (
-            i64_at(arguments + TUPLE_SIZE)[0] if n == 0 and names == 0 else 0,
-            0,
-        )  # none: Python says what is wrong
+        given = i64_at(args)
+        n, names = i64_at(arguments + TUPLE_SIZE)[0] if n == 0 and names == 0 else 0, 0  # 0: it is given something
     which, out = STEP, np.int64(0)
-    if name == RUN_STEPS_NAME:
+    if name == BOUND_NAME and n == 0:
+        written = _bound_text()
+    elif name == RUN_STEPS_NAME:
         written = _run_steps_text()
         if n == 1 and names == 0:
             found = steps_run(model, given)

@@ -34,7 +34,7 @@ from calcvm.vm import job as layout
 from calcvm.vm import team
 from calcvm.vm.binding import FORWARD
 from calcvm.vm.device import heaps_of
-from calcvm.vm.entry import METHODS
+from calcvm.vm.entry import METHODS, OWN
 from calcvm.vm.entry import address as address_of
 
 if TYPE_CHECKING:
@@ -72,8 +72,12 @@ WHAT = {
 class Native:
     """What has compiled methods."""
 
-    __slots__ = ("_words",)  # an array, once there is one
-    _words: np.ndarray
+    __slots__ = ("_calcvm_words",)  # an array, once there is one
+    _calcvm_words: np.ndarray
+
+    def _calcvm_bound(self) -> None:
+        """What a bound step that is given something hands on to."""
+        raise TypeError("a bound step takes nothing: it reads the arrays that it is bound to")
 
 
 def native(method: Method) -> Method:
@@ -83,7 +87,7 @@ def native(method: Method) -> Method:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         return (made.get("code") or method)(self, *args, **options)
 
-    made: dict[str, Any] = {}
+    made: dict[str, Any] = {"call": call}
     call.made = made  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
@@ -333,7 +337,7 @@ def _arrays_are_known() -> bool:
 def _slots_are_known() -> bool:
     """Whether slots and a tuple's items are where compiled code reads them."""
     native, marks = Native(), (np.zeros(1), np.zeros(1))
-    native._words, bound = marks[0], Bound(marks[0], marks)
+    native._calcvm_words, bound = marks[0], Bound(marks[0], marks)
     of_native = (ctypes.c_int64 * 3).from_address(id(native))
     of_bound = (ctypes.c_int64 * 4).from_address(id(bound))
     items = tuple.__basicsize__ // 8
@@ -382,22 +386,24 @@ def _definition(name: str, entry: str, doc: str) -> int:
 
 
 def install(cls: type) -> None:
-    """Put compiled methods in the places of those written in Python, which are from then on ``_step``, ``_predict``, ...
+    """Put compiled methods in the places of those written in Python, which are from then on ``_calcvm_step``, ...
 
-    A class that derives from this one may have methods of its own, as before.
+    A class that derives from this one may have methods of its own, as before; what somebody has put in the place of one
+    of these stays.
     """
     make = ctypes.pythonapi.PyDescr_NewMethod
     make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_void_p]
     for name, entry in METHODS.items():
-        written = vars(cls)[name]
-        if not isinstance(written, FunctionType):  # it is there: another thread may have been here
+        written: Any = vars(cls)[name]
+        made = getattr(written, "made", {})
+        if "call" not in made or made["call"] is not written:  # it is there, or something of the user's
             continue
         plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
         signature = str(inspect.Signature(plain)).replace("(self", "($self")
         method = make(cls, _definition(name, entry, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
-        setattr(cls, f"_{entry}", inspect.unwrap(written))
+        setattr(cls, OWN + entry, inspect.unwrap(written))
         setattr(cls, name, method)
-        written.made["code"] = method  # type: ignore[attr-defined]
+        made["code"] = method
 
 
 def offer(model: Any) -> None:
@@ -410,19 +416,24 @@ def offer(model: Any) -> None:
             return
         have(model)
         tenant.calls = Calls(model.resident.binding)
-    model._words = tenant.calls.words
+    model._calcvm_words = tenant.calls.words
 
 
-def have(model: Any) -> None:
-    """See that a model's class has compiled methods; without a lock, which a forked child would inherit."""
-    install(next(c for c in type(model).__mro__ if Native in c.__bases__))
+def have(model: Any) -> type:
+    """See that a model's class has compiled methods; without a lock, which a forked child would inherit.
+
+    Returns the class of calcvm's that has them.
+    """
+    cls = next(c for c in type(model).__mro__ if Native in c.__bases__)
+    install(cls)
+    return cls
 
 
 def bound_step(model: Any, arguments: tuple[np.ndarray, ...]) -> Any:
     """A callable that makes a step on what arrays hold then."""
-    if not possible():
-        return lambda: model.step(*arguments)
-    have(model)
+    compiled = vars(have(model))["step"] if possible() else None
+    if compiled is not type(model).step or isinstance(compiled, FunctionType) or "step" in vars(model):
+        return lambda: model.step(*arguments)  # it cannot be compiled, or is one of the user's
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return make(_bound_definition(), Bound(model, arguments), None)
