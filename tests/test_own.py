@@ -227,14 +227,14 @@ def test_an_operator_by_public_names_and_in_stored_programs(tmp_path):
 
 
 def test_opcodes_of_users_are_theirs():
-    from calcvm.operators import OpSpec, RowSpec, register_op
+    from calcvm.operators import OpSpec, R, RowSpec, W, register_op
     from calcvm.ops.spec import OWN_OPCODES
 
     row = RowSpec(name="mine_fwd", synopsis="y = x", words=(), operands=())
     assert (
         row.opcode in OWN_OPCODES and row.opcode == RowSpec(name="mine_fwd", synopsis="", words=(), operands=()).opcode
     )
-    taken = RowSpec(opcode=999, name="mine_fwd", synopsis="y = x", words=(), operands=())
+    taken = RowSpec(opcode=999, name="mine_fwd", synopsis="y = x", words=(), operands=(R("x", "1"), W("y", "1")))
     spec = OpSpec(
         name="mine", synopsis="y = x", category="unary", inputs=("x",), shape=lambda i, a: {"y": i[0]},
         words=lambda s, a: {}, fwd=(taken,),
@@ -349,7 +349,7 @@ def test_a_kernel_that_does_not_fit_its_row_is_refused(what, first, forgotten):
 
 
 def wrong_rows():
-    from calcvm.operators import A, Operand, R, W, dims
+    from calcvm.operators import A, Operand, R, W, Word, dims
 
     x, y = R("x", "rows*cols", "rows"), W("y", "rows*cols", "rows")
     return {
@@ -367,6 +367,12 @@ def wrong_rows():
         "'x' is no name of one word or operand": {"operands": (x, R("x", "rows"), y)},
         "'rows' is no name of one": {"words": dims("rows cols rows")},
         "has access 'rw': R, W, A": {"operands": (Operand(name="x", access="rw", elems="rows"), y)},
+        "elems of operand 'x': 5 is no expression .it must be a text": {"operands": (R("x", 5), y)},
+        "flops: 3 is no expression": {"flops": 3},
+        "words must be a tuple of Word, not": {"words": ("rows", "cols")},
+        "operands must be a tuple of Operand, not 'xy'": {"operands": "xy"},
+        "not 'floaty' from 0": {"words": (*dims("rows cols"), Word(name="k", kind="floaty"))},
+        "not 'int' from 3 to 1": {"words": (*dims("rows cols"), Word(name="k", kind="int", lo=3, hi=1))},
         "which the word ACC says": {"operands": (x, A("y", "rows*cols"))},
     }
 
@@ -381,13 +387,119 @@ def test_a_row_that_could_not_be_planned_is_refused_at_once(why):
     assert "own" not in table.OPS and "own_fwd" not in table.ROWS
 
 
+def wrong_operators():
+    from calcvm.operators import R, RowSpec, S, dims
+
+    row = own_spec().fwd[0]
+
+    def bwd(*operands):
+        return (RowSpec(name="own_bwd", synopsis="", words=dims("rows cols"), operands=operands),)
+
+    return {
+        "its name must be an identifier": {"name": "my op"},
+        "operator 5: its name must be": {"name": 5},
+        "category 'foo' is none of unary, binary": {"category": "foo"},
+        "inputs must be a tuple of names": {"inputs": "x"},
+        "fwd must be a tuple of RowSpec": {"fwd": row},
+        "'x' is no name of one input": {"inputs": ("x", "x")},
+        "differentiable names 'q', which is no input": {"differentiable": ("q",)},
+        "no forward row writes 'y'": {"fwd": ()},
+        "'x' is said to be differentiable, but no backward row writes 'dx'": {"differentiable": ("x",)},
+        "differentiable, but no backward row writes": {"differentiable": ("x",), "bwd": bwd(R("dy", "rows*cols"), S("s", "rows"))},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("why", wrong_operators())
+def test_an_operator_that_could_not_be_used_is_refused_at_once(why):
+    from dataclasses import replace
+
+    from calcvm.operators import register_op
+    from calcvm.ops import spec as table
+
+    before = set(table.OPS), set(table.ROWS)
+    with pytest.raises(cv.CalcError, match=why):
+        register_op(replace(own_spec(), **wrong_operators()[why]))
+    assert (set(table.OPS), set(table.ROWS)) == before
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ({"shape": lambda i, a: None}, "`shape` must return a dict with a tuple of sizes for 'y'.* it returned None"),
+        ({"shape": lambda i, a: {"y": (3, 4)}}, "`shape` must return a dict"),
+        ({"shape": lambda i, a: 1 // 0}, "`shape` of operator 'own' has raised ZeroDivisionError"),
+        ({"words": lambda s: {}}, "`words` of operator 'own' has raised TypeError: .* positional argument"),
+        ({"words": lambda s, a: None}, "`words` must return a dict, not None"),
+        ({"words": lambda s, a: {"rows": "aa", "cols": 1}}, "row 'own_fwd' has a word 'rows', for which `words` gives 'aa'"),
+        ({"words": lambda s, a: {"rows": 1, "cols": 2}}, "row 'own_fwd' writes 2 elements of 'y', which has"),
+    ],
+)  # fmt: skip
+def test_rules_that_are_wrong_are_said_where_the_operator_is_used(rules, why, forgotten):
+    from dataclasses import replace
+
+    from calcvm.operators import register_op
+
+    register_op(replace(own_spec(), **rules))
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 2))
+    with g.path("p"), pytest.raises(cv.CalcError, match=why):
+        cv.apply("own", x)
+
+
+def test_a_kernel_cannot_raise():
+    from calcvm.operators.cpu import kernel
+
+    def raises(w, nw):
+        raise ValueError
+
+    def asserts(w, nw):
+        assert w
+
+    def yields(w, nw):
+        yield
+
+    for fn in raises, asserts, yields:
+        with pytest.raises(cv.CalcError, match="compiled code cannot raise, assert or yield: trap"):
+            kernel(fn)
+    with pytest.raises(cv.CalcError, match="@kernel takes a function, not 5"):
+        kernel(5)
+
+
+def test_a_kernel_registered_again_is_that_of_programs_loaded_from_then_on(forgotten):
+    from calcvm.operators import register_op
+    from calcvm.operators.cpu import Ptr, kernel
+
+    register_op(own_spec())
+    found = []
+    for times in (2, 4):
+        scope = {"Ptr": Ptr}
+        text = "def own_fwd(w, nw, rows, cols, x: Ptr, y: Ptr):\n    for i in range(rows * cols):\n"
+        text += f"        y[i] = {' + '.join(['x[i]'] * times)}\n"
+        exec(text, scope)
+        scope["own_fwd"].text = text
+        kernel(scope["own_fwd"])
+        g = cv.CalcGraph()
+        x = g.placeholder("x", (None, 2))
+        with g.path("p") as p:
+            p.output = cv.apply("own", x).rename("y")
+        found.append(cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1, workers=1)))
+    assert found[0].program == found[1].program
+    for times, model in zip((2, 4), found):
+        model["x"] = np.ones((1, 2))
+        model.forward("p")
+        assert (model["y"] == times).all()
+
+
 def test_words_that_leave_one_out_are_refused_where_the_operator_is_used(forgotten):
     from calcvm.operators import dims, register_op
 
     register_op(own_spec(words=dims("rows cols depth")))
     g = cv.CalcGraph()
     x = g.placeholder("x", (None, 2))
-    with g.path("p"), pytest.raises(cv.CalcError, match="row 'own_fwd' has a word 'depth', for which `words` gives no"):
+    with (
+        g.path("p"),
+        pytest.raises(cv.CalcError, match="row 'own_fwd' has a word 'depth', for which `words` gives None"),
+    ):
         cv.apply("own", x)
 
 

@@ -13,8 +13,9 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops import OPS, OpSpec
+from calcvm.ops.declarations import is_own, sizes_of
 from calcvm.ops.dims import BATCH, ONE, Affine, Quadratic, Shape, numel, shape_of, show
-from calcvm.ops.spec import OWN_OPCODES, Attr
+from calcvm.ops.spec import Attr
 from calcvm.ops.statement import unique
 from calcvm.tables import html
 
@@ -549,14 +550,14 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
     attrs = _checked_attrs(spec, attrs)
     try:
         of_inputs = {slot: shape_of(v.shape) for slot, v in operands.items()}
-        shapes = spec.shape(tuple(of_inputs.values()), attrs)
+        shapes = sizes_of(spec, of_inputs, attrs) if is_own(spec) else spec.shape(tuple(of_inputs.values()), attrs)
         for shape in shapes.values():
             if sum(not s.constant for s in shape) > 1:
                 raise Quadratic(
                     f"the result {show(shape)} has the batch more than once, but sizes must be linear in it: if an axis "
                     f"of 1 is missing, reshape an input, such as {show((BATCH,))} to {show((BATCH, ONE))}"
                 )
-        _check_words(spec, spec.words({**of_inputs, **shapes}, attrs))
+        spec.words({**of_inputs, **shapes}, attrs)
     except ValueError as e:
         told = (str(v) if isinstance(v, Variable) else f"array {show(shape_of(v.shape))}" for v in operands.values())
         raise ShapeError(f"{name}({', '.join(told)}): {e}") from None
@@ -581,14 +582,6 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
     return next(iter(outputs.values()))
 
 
-def _check_words(spec: OpSpec, words: Any) -> None:
-    """Refuse words that leave one of a row's out (``acc`` is lowering's)."""
-    for row in spec.rows:
-        for word in row.words:
-            if row.opcode in OWN_OPCODES and word.name not in words and word.name != "acc":
-                raise CalcError(f"row {row.name!r} has a word {word.name!r}, for which `words` gives no value")
-
-
 def _checked_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     known = {a.name: a for a in spec.attrs}
     unknown = [n for n in given if n not in known]
@@ -604,5 +597,5 @@ def _checked_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Any]:
 def _allowed(attr: Attr, value: Any) -> bool:
     try:
         return bool(attr.check(value))
-    except (TypeError, ValueError, OverflowError):  # it is of a type that cannot be compared with the range
+    except Exception:  # it is of a type that cannot be compared with the range
         return False

@@ -5,16 +5,18 @@ CONTRIBUTING.md has the recipe; ``from calcvm.operators import ...`` is the same
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 from calcvm.errors import CalcError
 from calcvm.ops import spec as _spec
+from calcvm.ops.declarations import check_spec
 from calcvm.ops.dims import Affine, Shape, numel
-from calcvm.ops.sizes import MACHINE, reads
 from calcvm.ops.spec import (
     ACC,
     OWN_OPCODES,
@@ -51,65 +53,25 @@ def register_op(spec: OpSpec) -> OpSpec:
 
     Raises
     ------
-    CalcError : it is no `OpSpec`; its name, or the name or opcode of a row, is taken or not for users; an expression of a
-        row reads what is no word of it, or an operand is nothing that the operator has.
+    CalcError : it is no `OpSpec`; its name, or the name or opcode of a row, is taken or not for users; it could not be
+        lowered, planned or verified (an expression reads what is no word of its row, no row makes an output or a gradient, ...).
     """
-    for row in spec.rows if isinstance(spec, OpSpec) else ():
+    check_spec(spec)
+    for row in spec.rows:
         if row.opcode not in OWN_OPCODES and _spec.ROWS.get(row.name) is not row and row.opcode not in _spec.OPCODES:
             raise CalcError(
                 f"operator {spec.name!r}: opcode {row.opcode} of row {row.name!r} is kept for calcvm's own: leave it out"
             )
-        if row.opcode in OWN_OPCODES:
-            check_row(spec, row)
         for device in ("cpu", "cuda"):
             known = sys.modules.get(f"calcvm.kernels_{device}._common")
             if known is not None and row.name in known.KERNELS and row.opcode in OWN_OPCODES:
                 check_kernel(known.KERNELS[row.name], row)
-    again = _spec.OPS.get(spec.name) if isinstance(spec, OpSpec) else None
+    again = _spec.OPS.get(spec.name)
     if again is not None and again.rows == spec.rows and all(row.opcode in OWN_OPCODES for row in spec.rows):
         _spec.OPS[spec.name] = spec = replace(spec, fwd=again.fwd, bwd=again.bwd)  # a notebook's cell, run again
         return spec
+    _forget(*spec.rows)
     return _spec.register(spec)
-
-
-def check_row(spec: OpSpec, row: RowSpec) -> None:
-    """Refuse a row that could not be lowered, planned or verified."""
-
-    def wrong(what: str) -> CalcError:
-        return CalcError(f"operator {spec.name!r}, row {row.name!r}: {what}")
-
-    words, operands = [word.name for word in row.words], {operand.name: operand for operand in row.operands}
-    values = (*spec.inputs, *spec.outputs, *spec.saved)
-    allowed = {*values, *(f"d{name}" for name in (*spec.inputs, *spec.outputs))}
-    for name in (*words, *(operand.name for operand in row.operands)):
-        if not name.isidentifier() or [*words, *(operand.name for operand in row.operands)].count(name) > 1:
-            raise wrong(f"{name!r} is no name of one word or operand: kernels have them as their parameters")
-    expressions = [(f"require {text!r}", text) for text in row.require] + [("flops", row.flops)]
-    for name, operand in operands.items():
-        if operand.access not in ("r", "w", "a", "u", "s"):
-            raise wrong(f"operand {name!r} has access {operand.access!r}: R, W, A, U and S make operands")
-        if operand.access != "s" and name not in allowed and not name.startswith("t_"):
-            raise wrong(
-                f"operand {name!r} is no value of the operator: there are {', '.join(sorted(allowed))}, and temporaries t_..."
-            )
-        if operand.access == "a" and "acc" not in words:
-            raise wrong(f"operand {name!r} may be added to, which the word ACC says: add it to the words")
-        texts = {"elems": operand.elems, "part": operand.part, "optional": operand.optional}
-        expressions += [
-            (f"{what} of operand {name!r}", text)
-            for what, text in texts.items() if isinstance(text, str) and (what, text) not in (("part", ""), ("part", "w0"))
-        ]  # fmt: skip
-    for what, text in expressions:
-        try:
-            unknown = [name for name in reads(text) if name not in (*words, *MACHINE)]
-        except SyntaxError as error:
-            raise wrong(f"{what}: {text!r} is no expression ({error.msg})") from None
-        if unknown:
-            raise wrong(f"{what}: {text!r} reads {unknown[0]!r}; the row's words are {', '.join(words) or 'none'}")
-    for pair in row.in_place:
-        known = [operands.get(name) for name in pair]
-        if len(known) != 2 or known[0] is None or known[1] is None or not (known[0].writes and known[1].reads):
-            raise wrong(f"in_place has pairs of an operand that is written and one that is read, not {pair!r}")
 
 
 def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
@@ -133,6 +95,10 @@ def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
 
 def register_kernel(common: Any, fn: Callable) -> Callable:
     """Register the kernel of the row of its name with a device's ``_common``; what was there stays if it does not fit."""
+    if not isinstance(fn, FunctionType):
+        raise CalcError(f"@kernel takes a function, not {fn!r}")
+    if any(step.opname in ("RAISE_VARARGS", "YIELD_VALUE") for step in dis.get_instructions(fn)):
+        raise CalcError(f"kernel {fn.__name__!r}: compiled code cannot raise, assert or yield: trap(...) ends a call")
     before = common.KERNELS.pop(fn.__name__, None)
     common.kernel(fn)
     try:
@@ -142,4 +108,12 @@ def register_kernel(common: Any, fn: Callable) -> Callable:
         if before is not None:
             common.KERNELS[fn.__name__] = before
         raise
+    _forget(_spec.ROWS.get(fn.__name__))
     return fn
+
+
+def _forget(*rows: RowSpec | None) -> None:
+    """Programs that are loaded from now on have the kernels that these rows have now."""
+    binding = sys.modules.get("calcvm.vm.binding")
+    if binding is not None:
+        binding.forget({row.opcode for row in rows if row is not None})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -56,6 +56,13 @@ def bind(program: Program) -> Binding:
     if binding is None:
         binding = _bindings[program.hash] = Binding(program)
     return binding
+
+
+def forget(opcodes: Collection[int]) -> None:
+    """The kernels of these opcodes are others now: programs that are loaded from now on have those."""
+    for name, binding in [*_bindings.items()]:
+        if np.isin(binding.program.rows[:, 0], [*opcodes]).any():
+            _bindings.pop(name, None)
 
 
 class Binding:

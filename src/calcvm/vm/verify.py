@@ -30,7 +30,7 @@ import numpy as np
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import ZERO, Affine
 from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH, Extent, Piecewise, exact
-from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS, OPCODES, Operand, RowSpec
+from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS, OPCODES, OWN_OPCODES, Operand, RowSpec
 from calcvm.ops.statement import PHASES
 from calcvm.vm.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS, check_info
 from calcvm.vm.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_SYNC
@@ -380,7 +380,7 @@ class _Verifier:
                 raise ProgramError(f"patch of row {row}: there are {len(p.rows)} rows")
             spec = OPCODES.get(self.decoded[row][0][0])
             if spec is None:
-                self.fail(row, f"no operator has opcode {self.decoded[row][0][0]}")
+                self.unknown(row, int(self.decoded[row][0][0]))
             k = word - HEADER_WORDS
             if not 0 <= k < len(spec.words) or spec.words[k].kind != "dim":
                 self.fail(row, f"word {word} is no size, only sizes may depend on the batch")
@@ -397,12 +397,17 @@ class _Verifier:
             self.patched.setdefault(row, {})[k] = Affine(a, b)
             before = (row, word)
 
+    def unknown(self, row: int, opcode: int) -> NoReturn:
+        """The opcode of a row is no operator's."""
+        own = ", which is one of a user's operator: register that first (cv.register_op)"
+        self.fail(row, f"no operator has opcode {opcode}{own if opcode in OWN_OPCODES else ''}")
+
     # ------------------------------------------------------------ one row
     def check_row(self, i: int, row: list[int], values: list[int]) -> list[_Access]:
         """Check a row by itself; returns what its operands touch."""
         r = _row(row[0])
         if r is None:
-            self.fail(i, f"no operator has opcode {row[0]}")
+            self.unknown(i, int(row[0]))
         if row[1] & ~FLAG_SYNC != i << FLAG_PC_SHIFT:
             self.fail(i, f"flags {row[1]:#x} are malformed: bits 8 up must hold the row's index")
         if any(row[r.stop :]):
