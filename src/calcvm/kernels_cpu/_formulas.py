@@ -253,8 +253,8 @@ def tanh(x: V) -> V:
 
 
 def sigmoid(x: V) -> V:
-    """1 / (1 + e**-x): <= 3 ulp; flushes below -88.7 (float32) and -709.7 (float64)."""
-    return 1 / (exp(-x) + 1)
+    """1 / (1 + e**-x): <= 3 ulp; flushes below -88.4 (float32) and -709.4 (float64), where 2**k is infinite."""
+    return 1 / (_exp_normal(clamp(-x, x.pick(-87.0, -708.0), x.pick(89.0, 709.9))) + 1)
 
 
 # ---------------------------------------------------------------- log and what is built on it
