@@ -328,6 +328,40 @@ def test_batches_train_as_the_data_set_in_their_order():
         np.testing.assert_array_equal(by_name.parameters[name], p)
 
 
+def test_batches_may_be_lists_of_arrays():
+    one, other = classifier(), classifier()
+    assert fitted(one, [[x, y] for x, y in batches()])["loss"] == fitted(other, batches())["loss"]
+
+
+class Kerass(cv.Callback):
+    def on_epoch_begin(self, model, epoch):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("callback", "why"),
+    [
+        (Kerass(), "nothing calls Kerass.on_epoch_begin: a cv.Callback has on_train_begin, on_step"),
+        (lambda epoch, logs: None, r"a function takes \(model, epoch, figures\), which .* does not"),
+    ],
+)
+def test_callbacks_that_would_not_be_called_are_refused(callback, why):
+    model = classifier()
+    with pytest.raises(cv.CalcError, match=why):
+        fitted(model, X, Y, callbacks=[callback])
+    assert model.epochs_done == 0
+
+
+def test_a_validation_loss_that_is_not_finite_is_told():
+    broken = X.copy()
+    broken[0, 0] = np.nan
+    model = classifier()
+    with pytest.warns(cv.CalcWarning, match="the val_loss of epoch 1 is nan"):
+        fitted(model, X, Y, epochs=2, validation=(broken, Y))
+    history = fitted(model, X, Y, epochs=3, validation=(broken, Y), terminate_on_nan=True)
+    assert history.stopped == "the val_loss of epoch 1 is nan" and len(history) == 1
+
+
 def test_a_generator_is_read_on_from_epoch_to_epoch_and_may_end():
     log = Log(every=2)
     history = fitted(classifier(), iter(batches()), epochs=5, steps_per_epoch=4, callbacks=[log], validation=(X, Y))
@@ -335,7 +369,8 @@ def test_a_generator_is_read_on_from_epoch_to_epoch_and_may_end():
     assert [s for s in log.seen if isinstance(s, int)] == [2, 4, 2] and "val_loss" in history.epochs[0]
     history = fitted(classifier(), (b for b in batches() * 3), epochs=3, steps_per_epoch=6)
     assert len(history) == 3 and history.stopped == "all epochs done"
-    assert fitted(classifier(), iter([]), epochs=3).stopped == "no batch came in epoch 1"
+    with pytest.raises(cv.CalcError, match="no batch has come: the iterable is empty"):
+        fitted(classifier(), iter([]), epochs=3)
 
 
 def test_a_loader_of_pytorch_is_an_iterable_of_batches():
@@ -482,6 +517,27 @@ def test_a_learning_rate_is_set_where_it_has_an_effect():
             setattr(model, name, 0.5)
     model.note = "a user's own"
     assert model.note == "a user's own"
+
+
+def test_a_model_is_a_turn_that_lasts():
+    model = classifier()
+    with model, model.resident:
+        model["input"] = X[:50]
+        np.testing.assert_array_equal(model["input"], X[:50])
+    with pytest.raises(KeyError), model:
+        raise KeyError
+    assert model.resident.tenant.turn.lock.acquire(blocking=False)
+    model.resident.tenant.turn.lock.release()
+
+
+def test_variables_are_asked_for_by_name():
+    model = classifier()
+    for one in (model, model.resident):
+        assert "input" in one and "nothing" not in one and 3 not in one
+        with pytest.raises(TypeError, match="not iterable"):
+            list(one)
+        with pytest.raises(cv.CalcError, match="'input' cannot be removed"):
+            del one["input"]
 
 
 def two_headed(batch_size=50, **options):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,9 @@ from calcvm.errors import CalcError
 if TYPE_CHECKING:
     from calcvm.model.history import History
     from calcvm.model.model import Model
+
+
+OTHERS = re.compile("on_[a-z_]*_(begin|start|end)")  # what methods of other libraries' callbacks are called
 
 
 class Callback:
@@ -51,12 +56,31 @@ def callbacks_of(given: Any) -> list[Callback]:
     for c in checks.items("callbacks", given, wanted):
         if isinstance(c, type) or not (isinstance(c, Callback) or callable(c)):
             raise CalcError(f"callbacks: {wanted} is wanted, not {checks.called(c)}")
+        strange = [name for name in dir(c) if OTHERS.fullmatch(name) and not hasattr(Callback, name)]
+        if isinstance(c, Callback) and strange:
+            raise CalcError(
+                f"callbacks: nothing calls {type(c).__name__}.{strange[0]}: a cv.Callback has on_train_begin, on_step, "
+                "on_epoch_end and on_train_end"
+            )
+        if not isinstance(c, Callback) and not _takes_three(c):
+            raise CalcError(f"callbacks: a function takes (model, epoch, figures), which {checks.called(c)} does not")
         found.append(c if isinstance(c, Callback) else Function(c))
         if isinstance(c, Callback) and any(c is other for other in found[:-1]):
             raise CalcError(f"callbacks: the same {type(c).__name__} is there twice")
         if found[-1].every is not None:
             checks.integer(f"{type(c).__name__}: every, a number of steps,", found[-1].every)
     return found
+
+
+def _takes_three(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with three arguments, as far as it says."""
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError:
+        return False
+    except ValueError:  # one in C
+        pass
+    return True
 
 
 def reason(callback: Callback, answer: Any) -> str:

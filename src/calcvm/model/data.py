@@ -144,7 +144,9 @@ def comes_in_batches(X: Any, y: Any, roles: Roles) -> bool:
         return False
     if not isinstance(X, Sequence) or isinstance(X, range):
         return True
-    return bool(roles.targets and len(X) and isinstance(X[0], (tuple, Mapping)))
+    first = X[0] if len(X) else None
+    arrays = isinstance(first, list) and len(first) > 0 and all(isinstance(a, np.ndarray) and a.ndim for a in first)
+    return bool(roles.targets and (isinstance(first, (tuple, Mapping)) or arrays))
 
 
 class Stream:

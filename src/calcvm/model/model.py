@@ -35,7 +35,7 @@ from calcvm.vm.facts import check_learning_batch
 from calcvm.vm.feeds import IN_PLACE, numbers
 from calcvm.vm.heap import CalcHeap
 from calcvm.vm.program import Program
-from calcvm.vm.resident import Hyper, Resident
+from calcvm.vm.resident import Hyper, Keeping, Resident
 from calcvm.vm.slices import SLICE_SECONDS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -194,6 +194,9 @@ class Model(methods.Native):
         return model
 
     # ------------------------------------------------------------ what it is
+    __enter__, __exit__ = Keeping("__enter__"), Keeping("__exit__")
+    __iter__ = None  # variables are asked for by name
+
     @cached_property
     def roles(self) -> Roles:
         """Its inputs, targets, outputs and figures, by name."""
@@ -274,6 +277,12 @@ class Model(methods.Native):
     @methods.native
     def __setitem__(self, name: str, value: Any) -> None:
         self.resident[name] = value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.resident
+
+    def __delitem__(self, name: str) -> None:
+        del self.resident[name]
 
     # ------------------------------------------------------------ steps
     @methods.native
@@ -384,7 +393,7 @@ class Model(methods.Native):
         check_finite : bool
             Refuse data with NaN or Inf.
         terminate_on_nan : bool
-            Stop after an epoch whose loss is not finite.  Otherwise training goes on, with a `CalcWarning`.
+            Stop after an epoch whose loss, or validation loss, is not finite.  Otherwise training goes on, with a `CalcWarning`.
         progress : bool
             A bar on a terminal (extra ``cli``), one line an epoch elsewhere.
 
@@ -547,7 +556,7 @@ class Model(methods.Native):
         """
         self.resident.set_parameters(weights)
 
-    def _trapped(self) -> None:
+    def _calcvm_trapped(self) -> None:
         """Say what a kernel trapped in a compiled method, whose results are of no use."""
         tenant = self.resident.tenant
         with tenant.turn.mine:

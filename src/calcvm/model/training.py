@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calcvm.errors import CalcWarning
+from calcvm.errors import CalcError, CalcWarning
 from calcvm.model.callbacks import Callback, reason
 from calcvm.model.data import Stream
 from calcvm.model.history import History
@@ -55,8 +55,9 @@ class Training:
                     figures = self._end()
                     report.epoch(epoch, figures)
                     history.epochs.append({**figures, "seconds": time.perf_counter() - start})
-                    if not diverged and not np.isfinite(figures["loss"]):
-                        diverged = f"the loss of epoch {epoch + 1} is {figures['loss']}"
+                    strange = [name for name in ("loss", "val_loss") if not np.isfinite(figures.get(name, 0.0))]
+                    if strange and not diverged:
+                        diverged = f"the {strange[0]} of epoch {epoch + 1} is {figures[strange[0]]}"
                         why = diverged if terminate_on_nan else ""
                     for c in self.callbacks:
                         why = why or reason(c, c.on_epoch_end(self.model, epoch, figures))
@@ -92,7 +93,11 @@ class Training:
                         why = why or reason(c, c.on_step(model, done // self._per_step, mean))
                 if why:
                     break
-        return f"no batch came in epoch {epoch + 1}" if isinstance(run, Stream) and run.ended else why
+        if not (isinstance(run, Stream) and run.ended):
+            return why
+        if epoch == 0:
+            raise CalcError("fit: no batch has come: the iterable is empty, or was used up before")
+        return f"no batch came in epoch {epoch + 1}"
 
     def _end(self) -> dict[str, float]:
         """Count an epoch as done; its figures."""

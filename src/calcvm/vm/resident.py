@@ -87,8 +87,8 @@ class Hyper(MutableMapping):
         return HYPER_SLOTS.index(name)
 
 
-class _Keeping:
-    """``__enter__`` and ``__exit__`` of ``with model:`` are those of its turn's lock.
+class Keeping:
+    """``__enter__`` and ``__exit__`` of ``with model:`` are those of the lock of its turn, or of its ``resident``'s.
 
     Methods written in Python would let Ctrl-C in between the lock and the block.
     """
@@ -96,12 +96,13 @@ class _Keeping:
     def __init__(self, name: str):
         self._name = name
 
-    def __get__(self, model: Resident | None, _: Any = None) -> Any:
-        return (
-            self if model is None else model._entry() if self._name == "__enter__" else model.tenant.turn.lock.__exit__
-        )
+    def __get__(self, model: Any, _: Any = None) -> Any:
+        if model is None:
+            return self
+        resident: Resident = getattr(model, "resident", model)
+        return resident._entry() if self._name == "__enter__" else resident.tenant.turn.lock.__exit__
 
-    def __call__(self, model: Resident, *error: object) -> Any:
+    def __call__(self, model: Any, *error: object) -> Any:
         """As ``type(model).__enter__(model)``, such as `contextlib.ExitStack` says it."""
         return self.__get__(model)(*error)
 
@@ -129,7 +130,8 @@ class Resident:
     def __repr__(self) -> str:
         return f"<model {self.name!r}{' in the heap' if self.tenant.frame else ''}>"
 
-    __enter__, __exit__ = _Keeping("__enter__"), _Keeping("__exit__")
+    __enter__, __exit__ = Keeping("__enter__"), Keeping("__exit__")
+    __iter__ = None  # variables are asked for by name
 
     def _entry(self) -> Callable[[], Any]:
         """What takes its turn; the model is then in the heap, and no other thread in the middle of training it."""
@@ -353,6 +355,12 @@ class Resident:
         batch = self.check_placeholder(name, array)
         with self.tenant.change, self.tenant.turn.mine:
             self.place({name: array}, {name: batch})
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self.binding.variables
+
+    def __delitem__(self, name: str) -> NoReturn:
+        raise CalcError(f"{checks.shown(name)} cannot be removed: a model has the variables of its program")
 
     def check_placeholder(self, name: str, array: np.ndarray) -> int:
         """As `check`, of a name that may be another variable's."""
