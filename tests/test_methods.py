@@ -564,6 +564,32 @@ def test_threads_count_each_step(n_models, whole):
         assert float(model.predict(one)[0, 0]) == pytest.approx(begun[j] - taken, abs=1e-2)
 
 
+def test_models_of_one_program_share_what_compiled_code_knows(whole):
+    """Batches whose rows take the same place, from threads that have a model each: right answers, all of them."""
+    models = [network(batch_size=40) for _ in range(4)]
+    assert len({id(m.resident.binding.sheet) for m in models}) == 1
+    given = {n: data(n) for n in (1, 9, 17, 25, 33)}
+    wanted = {n: models[0].predict(x.tolist()) for n, (x, _) in given.items()}
+    wrong, before = [], sys.getswitchinterval()
+
+    def work(k):
+        rng = random.Random(k)
+        for _ in range(4000 if whole else 300):
+            n = rng.choice([*given])
+            found = models[k].predict(given[n][0])
+            if not np.array_equal(found, wanted[n]) or models[k].evaluate(*given[n])["loss"] <= 0:
+                wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    sys.setswitchinterval(1e-5)
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    sys.setswitchinterval(before)
+    assert not wrong
+
+
 def _in_a_child(model, x, y, answer):
     answer.put([model.step(x, y) for _ in range(4)])
 

@@ -533,6 +533,8 @@ def test_a_model_is_a_turn_that_lasts():
 def test_variables_are_asked_for_by_name():
     model = classifier()
     for one in (model, model.resident):
+        with pytest.raises(cv.CalcError, match="no variable 0"):
+            one[0]
         assert "input" in one and "nothing" not in one and 3 not in one
         with pytest.raises(TypeError, match="not iterable"):
             list(one)

@@ -83,7 +83,7 @@ class Epoch:
         spans = binding.round(path, *phases)
         turn = binding.runs(*spans, *ends)
         spans, parts = binding.cut((*spans,), model.workers)
-        alone = not train and self.rounds == 1 and n <= binding.brief(path, phases)
+        alone = model.workers > 1 and not train and self.rounds == 1 and n <= binding.brief(path, phases)
         self._workers = 1 if alone else model.workers
         self._parts = range(1, parts + 1) if parts > 1 else range(1)  # 0: whole rounds
         self._spans = np.array(spans, np.int64)

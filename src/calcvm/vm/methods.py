@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,8 @@ FASTCALL = 0x0080 | 0x0002  # METH_FASTCALL | METH_KEYWORDS
 ARRAY_EMPTY = 184  # of NumPy's table of functions
 
 
+_sheets = threading.RLock()  # of who writes to a sheet: models of several heaps, and so several threads, share one
+os.register_at_fork(before=_sheets.acquire, after_in_parent=_sheets.release, after_in_child=_sheets.release)
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -270,11 +273,11 @@ class Calls:
         """Let the next calls of a method on ``batch`` samples be compiled ones; the last, in this turn, took ``seconds``."""
         tenant, binding, sheet, words, view = model.tenant, model.binding, self._sheet, self.words, self._view
         if not view[layout.ARMED] or not sheet.has_rows(which, batch):
-            if seconds > layout.LONG_NS / 1e9 or not sheet.describes(binding, which, feeds, results):
+            if seconds > layout.LONG_NS / 1e9:
                 return
-            with model.heap.still:
+            with model.heap.still, _sheets:
                 frame = tenant.ready
-                if frame is None:  # somebody means to take it
+                if frame is None or not sheet.describes(binding, which, feeds, results):  # somebody means to take it
                     return
                 sheet.take_rows(binding, which, batch, seconds)
                 words[[layout.PIECE, layout.FRAME_JOB]] = frame.address, frame.job_address

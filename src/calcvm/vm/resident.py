@@ -330,10 +330,9 @@ class Resident:
     # ------------------------------------------------------------ variables
     def _variable(self, name: str) -> Mapping[str, Any]:
         variables = self.binding.variables
-        try:
-            return variables[name]
-        except (KeyError, TypeError):
-            raise CalcError(f"no variable {checks.shown(name)}; there are {', '.join(variables)}") from None
+        if not isinstance(name, str) or name not in variables:
+            raise CalcError(f"no variable {checks.shown(name)}; there are {', '.join(variables)}")
+        return variables[name]
 
     def __getitem__(self, name: str) -> Any:
         """A copy of a variable's value; a view shows what the variable that it is a view of holds now."""
