@@ -319,6 +319,8 @@ def test_several_inputs_and_outputs_are_as_in_python():
     for n in (1, 8, 3, 8, 3, 8):
         t, a, b = (RNG.standard_normal((n, size)).astype("f4") for size in (2, 3, 4))
         assert ours.step(t, a, b) == WRITTEN["step"](theirs, t, a, b)
+        for once in ((a, b), t), ({"b": b, "a": a}, {"t": t}):
+            assert ours.step(*once) == WRITTEN["step"](theirs, t, a, b)
         for given in (a, b), {"b": b, "a": a}, [a, b]:
             assert same(ours.predict(given)) == same(WRITTEN["predict"](theirs, given))
         for given in (a, b), {"b": b, "a": a}:

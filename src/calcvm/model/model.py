@@ -290,9 +290,14 @@ class Model(methods.Native):
         """One training step on a batch of at most ``batch_size`` samples; returns its loss.
 
         Of several inputs or targets, or with weights, the arrays are those of the path learn's placeholders, in the order
-        they were declared.  The model is unchanged if the data are refused.
+        they were declared; or ``x`` and ``y`` are a tuple or mapping each, as in `fit`.  The model is unchanged if the data
+        are refused.
         """
-        loss = self.resident.step(*arrays_of(x, y, more), path="learn")
+        arrays = arrays_of(x, y, more)
+        if isinstance(x, (tuple, Mapping)) and len(self.roles.inputs) > 1 and not more:
+            given = {**by_name("x", self.roles.inputs, x), **by_name("y", self.roles.labels, y)}
+            arrays = tuple(given[name] for name in self.resident.binding.feeds("learn") if name in given)
+        loss = self.resident.step(*arrays, path="learn")
         assert loss is not None
         methods.offer(self)
         return loss

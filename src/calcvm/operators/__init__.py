@@ -95,8 +95,8 @@ def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
 
 def register_kernel(common: Any, fn: Callable) -> Callable:
     """Register the kernel of the row of its name with a device's ``_common``; what was there stays if it does not fit."""
-    if not isinstance(fn, FunctionType):
-        raise CalcError(f"@kernel takes a function, not {fn!r}")
+    if not isinstance(fn, FunctionType) or not fn.__name__.isidentifier():
+        raise CalcError(f"@kernel takes a function of a row's name, not {fn!r}")
     if any(step.opname in ("RAISE_VARARGS", "YIELD_VALUE") for step in dis.get_instructions(fn)):
         raise CalcError(f"kernel {fn.__name__!r}: compiled code cannot raise, assert or yield: trap(...) ends a call")
     before = common.KERNELS.pop(fn.__name__, None)
