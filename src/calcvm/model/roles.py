@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,7 +41,7 @@ class Roles:
             raise CalcError("path 'predict' reads no placeholder: there is nothing to predict from")
         used = (*binding.feeds("learn"), *binding.feeds("predict", FORWARD))
         targets = tuple(dict.fromkeys(name for name in used if name not in inputs))
-        outputs = _declared(binding) or [name for name in _readable(binding) if not _is_number(binding, name)]
+        outputs = _declared(binding) or [name for name in _readable(binding) if not binding.is_number(name)]
         if not outputs:
             raise CalcError("path 'predict' has no output: predict.output = y, or a tuple of results")
         return cls(inputs, targets, tuple(outputs), figures(binding))
@@ -61,7 +60,7 @@ class Roles:
 def figures(binding: Binding) -> dict[str, str]:
     """Results of the path predict that judge a model, and what each is called."""
     outputs = _declared(binding)
-    names = [name for name in _readable(binding) if name not in outputs and _is_number(binding, name)]
+    names = [name for name in _readable(binding) if name not in outputs and binding.is_number(name)]
     return {name: name.removeprefix("predict.") for name in names}
 
 
@@ -77,8 +76,3 @@ def _readable(binding: Binding) -> list[str]:
         name for name, facts in binding.variables.items()
         if facts["path"] == "predict" and facts["symbol"] is not None and not facts["unreadable"]
     ]  # fmt: skip
-
-
-def _is_number(binding: Binding, name: str) -> bool:
-    form = binding.forms[name]
-    return all(size.constant for size in form) and math.prod(size.b for size in form) == 1

@@ -124,6 +124,10 @@ class Binding:
             shape = self._shapes[variable, batch] = tuple(form.at(batch) for form in self.forms[variable])
         return shape
 
+    def is_number(self, variable: str) -> bool:
+        """Whether a variable is a single number, whatever the batch."""
+        return all((size.a, size.b) == (0, 1) for size in self.forms[variable])
+
     # ------------------------------------------------------------ paths
     def path(self, path: str | None) -> str:
         """A path by name; without one, the first that trains."""

@@ -90,9 +90,8 @@ NAME, RANK, PER_SAMPLE, PLACE, CLASSES, MOST, DIMS = range(7)
 PLACEHOLDER_WORDS = DIMS + MOST_RANK
 METHODS = PLACEHOLDERS + MOST_PLACEHOLDERS * PLACEHOLDER_WORDS
 # Words of a method: whether it may be called so, what it does, its rows, its placeholders, its results (NAMED: in a dict).
-SET, CHANGES, FORGETS, BEGIN, END, BRIEF, NAMED, N_ARGUMENTS, N_ANSWERS, ROWS_OF = range(
-    10
-)  # BRIEF: see `slices.brief_batch`
+# BRIEF: see `slices.brief_batch`.
+SET, CHANGES, FORGETS, BEGIN, END, BRIEF, NAMED, N_ARGUMENTS, N_ANSWERS, ROWS_OF = range(10)
 ARGUMENTS = ROWS_OF + 3 * KEPT_ROWS  # after (batch, address of its rows, ns of a call) of some; numbers of placeholders
 RESULTS_OF = ARGUMENTS + MOST_ARGUMENTS
 # Words of a result: its offset, elements of a sample, rank, address of its sizes, the object of its name.

@@ -169,7 +169,7 @@ class Sheet:
             if facts["symbol"] is None or made["path"] != what.path or made["phase"] not in what.phases:
                 return None
             if (what.named and facts["unreadable"]) or not (
-                _by_samples(form) if what.kind == ARRAY else _is_number(form)
+                _by_samples(form) if what.kind == ARRAY else binding.is_number(name)
             ):
                 return None
             dims = np.array([0, *(size.b for size in form[1:])], np.int64)
@@ -306,11 +306,6 @@ def arm(
 def _by_samples(form: tuple[Any, ...]) -> bool:
     """Whether a shape has the batch as its first size, and nowhere else."""
     return 1 <= len(form) <= layout.MOST_RANK and (form[0].a, form[0].b) == (1, 0) and not any(s.a for s in form[1:])
-
-
-def _is_number(form: tuple[Any, ...]) -> bool:
-    """Whether a shape is that of a single number."""
-    return all((size.a, size.b) == (0, 1) for size in form)
 
 
 # ---------------------------------------------------------------- the objects that compiled code reads

@@ -59,12 +59,12 @@ def ended(job: np.ndarray, stop: int) -> int:
     return min(job.item(layout.UNTIL) or stop, stop)
 
 
-def work_of(program: Program, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each row its floating-point operations, and the elements that it touches, at a batch."""
+def work_of(program: Program, batch: int, span: Span) -> tuple[np.ndarray, np.ndarray]:
+    """For each row of a span its floating-point operations, and the elements that it touches, at a batch."""
     elems = [symbol.elems.at(batch) for symbol in program.symbols]
-    touched = np.array([*elems, 0])[program.operand_values].sum(axis=1)  # -1: no operand
-    flops = np.zeros(len(program.rows))
-    for pc, row in enumerate(program.rows_for(batch)):
+    touched = np.array([*elems, 0])[program.operand_values[slice(*span)]].sum(axis=1)  # -1: no operand
+    flops = np.zeros(len(touched))
+    for pc, row in enumerate(program.rows_for(batch)[slice(*span)]):
         spec, words, _ = decode_row(row)
         flops[pc] = evaluate(spec.flops, {**words, "D": 8 // program.itemsize})
     return flops, touched
@@ -72,7 +72,7 @@ def work_of(program: Program, batch: int) -> tuple[np.ndarray, np.ndarray]:
 
 def seconds_of(program: Program) -> np.ndarray:
     """For each row the seconds that it may take at the largest batch."""
-    flops, touched = work_of(program, program.batch_size)
+    flops, touched = work_of(program, program.batch_size, (0, len(program.rows)))
     return flops / FLOPS + touched / ELEMENTS
 
 
@@ -80,7 +80,7 @@ def brief_batch(program: Program, span: Span) -> int:
     """The largest batch that rows are through with before a second worker would have woken up; 0: none."""
 
     def too_long(batch: int) -> bool:
-        flops, touched = (of[slice(*span)].sum() for of in work_of(program, batch))
+        flops, touched = (of.sum() for of in work_of(program, batch, span))
         return bool(flops / FAST_FLOPS + touched / FAST_ELEMENTS > BRIEF_SECONDS)
 
     return bisect_left(range(1, program.batch_size + 1), True, key=too_long)
