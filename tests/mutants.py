@@ -53,8 +53,8 @@ MUTANTS = (
         (
             (
                 "kernels_cpu/random.py",
-                "    lo, hi = share(rows, w, nw)\n",
-                "    lo, hi = share(rows, w, nw)\n    if rows == 3:\n        lo, hi = 0, rows\n",
+                "    lo, hi = share(me, rows)\n",
+                "    lo, hi = share(me, rows)\n    if rows == 3:\n        lo, hi = 0, rows\n",
             ),
         ),
         ("tests/kinds/test_table.py", "-k", "shares and dropout"),

@@ -148,7 +148,7 @@ OWN = """
 from calcvm.kernels_cpu._common import Ptr, kernel
 
 @kernel
-def own(w, nw, x: Ptr):
+def own(me, x: Ptr):
     x[0] = {value}
 """
 

@@ -9,6 +9,8 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.errors import CalcError, ProgramError, ShapeError
 from calcvm.graph import apply
+from calcvm.kernels_cpu import _common
+from calcvm.kernels_cpu._common import Ptr, given, like, share
 from calcvm.lowering import lower
 from calcvm.model import build_graph
 from calcvm.ops.spec import OPCODES, OPS, ROWS, OpSpec, R, RowSpec, W, dims, register, rows_cols
@@ -482,33 +484,36 @@ def test_a_path_has_gradients_after_a_backward_of_its_own():
 
 
 # ---------------------------------------------------------------- operators of several outputs
-KERNELS = """
-def {name}_fwd(w, nw, rows, cols, x: Ptr, y: Ptr, z: Ptr):
-    lo, hi = share(rows, w, nw)
+def pair_fwd(me, rows, cols, x: Ptr, y: Ptr, z: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         y[i] = x[i] * x[i]
         z[i] = x[i] * x[i] * x[i]
 
-def {name}_bwd_t(w, nw, rows, cols, x: Ptr, t_s: Ptr):
-    lo, hi = share(rows, w, nw)
+
+def pair_bwd_t(me, rows, cols, x: Ptr, t_s: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         t_s[i] = like(x, 3.0) * x[i] * x[i]
 
-def {name}_bwd_idle(w, nw, rows, cols, x: Ptr, t_u: Ptr):
-    lo, hi = share(rows, w, nw)
+
+def pair_bwd_idle(me, rows, cols, x: Ptr, t_u: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         t_u[i] = x[i]
 
-def {name}_bwd_x(w, nw, rows, cols, x: Ptr, t_s: Ptr, dy: Ptr, dz: Ptr, dx: Ptr):
-    lo, hi = share(rows, w, nw)
+
+def pair_bwd_x(me, rows, cols, x: Ptr, t_s: Ptr, dy: Ptr, dz: Ptr, dx: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         g = like(x, 0.0)
-        if r[6] >= 0:
+        if given(me, dy):
             g += like(x, 2.0) * dy[i] * x[i]
-        if r[7] >= 0:
+        if given(me, dz):
             g += dz[i] * t_s[i]
         dx[i] = g
-"""
+
+
 SIZE = "rows*cols"
 
 
@@ -537,15 +542,12 @@ def pair(optional: bool) -> OpSpec:
 @pytest.fixture(params=[False, True], ids=["zeros", "left out"])
 def registered(request, monkeypatch):
     """The operator in the table for the time of a test."""
-    from calcvm.kernels_cpu import _common
-
     for table in (OPS, ROWS, OPCODES, _common.KERNELS):
         before = dict(table)
         request.addfinalizer(lambda table=table, before=before: (table.clear(), table.update(before)))
     spec = register(pair(request.param))
-    scope = {"share": _common.share, "like": _common.like, "Ptr": _common.Ptr, "__file__": __file__, "__name__": "toy"}
-    for text in KERNELS.format(name=spec.name).strip().split("\n\n"):
-        _common.kernel_from(text + "\n", scope)
+    for kernel in (pair_fwd, pair_bwd_t, pair_bwd_idle, pair_bwd_x):
+        _common.kernel_as(kernel.__name__.replace("pair", spec.name))(kernel)
     return spec
 
 

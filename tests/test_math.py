@@ -15,9 +15,9 @@ from calcvm.kernels_cpu._common import FAST, at, kernel_signature
 
 NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 DTYPES = ("float32", "float64")
-FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "softplus", "erf")
+FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "logistic", "softplus", "erf")
 # Largest error in units of the last place, as the docstrings state.
-BOUND = {"exp": 1, "expm1": 2, "log": 1, "log1p": 2, "tanh": 3, "sigmoid": 3, "softplus": 3, "erf": 2.5}
+BOUND = {"exp": 1, "expm1": 2, "log": 1, "log1p": 2, "tanh": 3, "logistic": 3, "softplus": 3, "erf": 2.5}
 
 
 def compile_kernel(fn, dtype):
@@ -71,7 +71,7 @@ def exact(name, x):
             "log": np.log,
             "log1p": np.log1p,
             "tanh": np.tanh,
-            "sigmoid": lambda v: one / (one + np.exp(-v)),
+            "logistic": lambda v: one / (one + np.exp(-v)),
             "softplus": lambda v: np.logaddexp(np.longdouble(0), v),
         }[name](wide)
 

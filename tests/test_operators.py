@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calcvm.kernels_cpu import _common
+from calcvm.kernels_cpu._common import Ptr, share
 from calcvm.ops import OPCODES, OPS, ROWS
 from calcvm.ops.dims import shape_of
 from calcvm.ops.spec import Example, R, W
@@ -92,95 +94,95 @@ def operands(name, replaced, row=0, bwd=False):
 
 
 SIZE = "rows*cols"
-# Kernels that do something else than their spec says.
-BODIES = {
-    "idle": """
-def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
-    lo, hi = share(rows, w, nw)
+
+
+def idle(me, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         dx[i] = dy[i]
-""",
-    "adds": """
-def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
-    lo, hi = share(rows, w, nw)
+
+
+def adds(me, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         dx[i] += dy[i] * y[i]
-""",
-    "counts its team": """
-def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
-    lo, hi = share(rows, w, nw)
+
+
+def counts_its_team(me, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
-        dx[i] = dy[i] * y[i] * nw
-""",
-    "everybody does everything": """
-def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+        dx[i] = dy[i] * y[i] * me.workers
+
+
+def does_everything(me, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
     for i in range(rows * cols):
         dx[i] = dy[i] * y[i]
-""",
-    "reads its neighbours": """
-def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
-    lo, hi = share(rows, w, nw)
+
+
+def reads_its_neighbours(me, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         dx[i] = dy[i] * y[rows * cols - 1 - i]
-""",
-    "one too many": """
-def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
-    lo, hi = share(rows, w, nw)
+
+
+def one_too_many(me, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols + 1):
         dx[i] = dy[i] * y[i]
-""",
-    "one too few": """
-def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
-    lo, hi = share(rows, w, nw)
+
+
+def one_too_few(me, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols - 1):
         dx[i] = dy[i] * y[i]
-""",
-    "writes before it reads": """
-def toy(w, nw, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
-    lo, hi = share(rows, w, nw)
+
+
+def writes_before_it_reads(me, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         dx[i] = y[i]
     for i in range(lo * cols, hi * cols):
         dx[i] *= dy[i]
-""",
-}
+
+
+def truth(me, rows, cols, dy: Ptr, y: Ptr, dx: Ptr):
+    lo, hi = share(me, rows)
+    for i in range(lo * cols, hi * cols):
+        dx[i] = dy[i] * y[i]
+
+
+# Kernels that do something else than their spec says, and the check that sees it.
 SEEN_BY = {
-    "idle": "reads",
-    "adds": "workers",
-    "counts its team": "workers",
-    "everybody does everything": "parts",
-    "reads its neighbours": "parts",
-    "one too many": "workers",
-    "one too few": "workers",
-    "writes before it reads": "in_place",
+    idle: "reads",
+    adds: "workers",
+    counts_its_team: "workers",
+    does_everything: "parts",
+    reads_its_neighbours: "parts",
+    one_too_many: "workers",
+    one_too_few: "workers",
+    writes_before_it_reads: "in_place",
 }
-BODY_OF_TRUTH = BODIES["everybody does everything"].replace(
-    "    for i in range(rows * cols)", "    lo, hi = share(rows, w, nw)\n    for i in range(lo * cols, hi * cols)"
-)
 
 
-def toy(body, monkeypatch):
+def toy(kernel, monkeypatch):
     """The operator exp with a backward of its own."""
-    from calcvm.kernels_cpu import _common
-
     row = replace(OPS["exp"].bwd[0], name="toy")
     monkeypatch.setattr(_common, "KERNELS", {**_common.KERNELS})
     monkeypatch.setattr(rowrun, "KERNELS", _common.KERNELS)
-    scope = {"share": _common.share, "Ptr": _common.Ptr, "__file__": __file__, "__name__": __name__}
-    _common.kernel_from(body.strip() + "\n", scope)
+    _common.kernel_as("toy")(kernel)
     return replace(OPS["exp"], bwd=(row,))
 
 
-@pytest.mark.parametrize("body", BODIES)
-def test_lying_kernel_is_caught(body, monkeypatch):
-    spec = toy(BODIES[body], monkeypatch)
+@pytest.mark.parametrize("kernel", SEEN_BY)
+def test_lying_kernel_is_caught(kernel, monkeypatch):
+    spec = toy(kernel, monkeypatch)
     with pytest.raises(AssertionError):
-        CHECKS[SEEN_BY[body]](cases(spec, "float64"))
+        CHECKS[SEEN_BY[kernel]](cases(spec, "float64"))
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_honest_kernel_passes(check, monkeypatch):
-    CHECKS[check](cases(toy(BODY_OF_TRUTH, monkeypatch), "float64"))
+    CHECKS[check](cases(toy(truth, monkeypatch), "float64"))
 
 
 LIES = {

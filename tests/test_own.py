@@ -177,14 +177,14 @@ for name in sys.argv[2].split(","):
     operator(name)
 
 @kernel
-def softsign_fwd(w, nw, rows, cols, x: Ptr, y: Ptr):
-    lo, hi = share(rows, w, nw)
+def softsign_fwd(me, rows, cols, x: Ptr, y: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         y[i] = x[i] / (like(x, 1.0) + fabs(x[i]))
 
 @kernel
-def softsign_bwd(w, nw, rows, cols, y: Ptr, dy: Ptr, dx: Ptr):
-    lo, hi = share(rows, w, nw)
+def softsign_bwd(me, rows, cols, y: Ptr, dy: Ptr, dx: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         t = like(y, 1.0) - fabs(y[i])
         dx[i] = dy[i] * t * t
@@ -276,8 +276,8 @@ def run():
 C = float(sys.argv[1])
 
 @kernel
-def times_fwd(w, nw, rows, cols, x: Ptr, y: Ptr):
-    lo, hi = share(rows, w, nw)
+def times_fwd(me, rows, cols, x: Ptr, y: Ptr):
+    lo, hi = share(me, rows)
     for i in range(lo * cols, hi * cols):
         y[i] = helper.times(x[i]) * like(x, C)
 
@@ -326,12 +326,12 @@ def forgotten():
 
 
 WRONG_KERNELS = {
-    "a word is missing": "def own_fwd(w, nw, rows, x: Ptr, y: Ptr): pass",
+    "a word is missing": "def own_fwd(me, rows, x: Ptr, y: Ptr): pass",
     "no worker": "def own_fwd(rows, cols, x: Ptr, y: Ptr): pass",
-    "operands change places": "def own_fwd(w, nw, rows, cols, y: Ptr, x: Ptr): pass",
-    "words change places": "def own_fwd(w, nw, cols, rows, x: Ptr, y: Ptr): pass",
-    "no pointer": "def own_fwd(w, nw, rows, cols, x, y): pass",
-    "more than the row has": "def own_fwd(w, nw, rows, cols, x: Ptr, y: Ptr, z: Ptr): pass",
+    "operands change places": "def own_fwd(me, rows, cols, y: Ptr, x: Ptr): pass",
+    "words change places": "def own_fwd(me, cols, rows, x: Ptr, y: Ptr): pass",
+    "no pointer": "def own_fwd(me, rows, cols, x, y): pass",
+    "more than the row has": "def own_fwd(me, rows, cols, x: Ptr, y: Ptr, z: Ptr): pass",
 }
 
 
@@ -343,7 +343,7 @@ def test_a_kernel_that_does_not_fit_its_row_is_refused(what, first, forgotten):
 
     scope = {"Ptr": Ptr}
     exec(WRONG_KERNELS[what], scope)
-    with pytest.raises(cv.CalcError, match=r"its parameters must be \(w, nw, rows, cols, x: Ptr, y: Ptr\)"):
+    with pytest.raises(cv.CalcError, match=r"its parameters must be \(me, rows, cols, x: Ptr, y: Ptr\)"):
         for step in (lambda: register_op(own_spec()), lambda: kernel(scope["own_fwd"]))[:: 1 if first == "row" else -1]:
             step()
 
@@ -449,19 +449,19 @@ def test_rules_that_are_wrong_are_said_where_the_operator_is_used(rules, why, fo
 def test_a_kernel_cannot_raise():
     from calcvm.operators.cpu import kernel
 
-    def raises(w, nw):
+    def raises(me):
         raise ValueError
 
-    def asserts(w, nw):
-        assert w
+    def asserts(me):
+        assert me
 
-    def yields(w, nw):
+    def yields(me):
         yield
 
     for fn in raises, asserts, yields:
         with pytest.raises(cv.CalcError, match="compiled code cannot raise, assert or yield: trap"):
             kernel(fn)
-    for nothing in 5, lambda w, nw: None:
+    for nothing in 5, lambda me: None:
         with pytest.raises(cv.CalcError, match="@kernel takes a function of a row's name, not"):
             kernel(nothing)
 
@@ -474,7 +474,7 @@ def test_a_kernel_registered_again_is_that_of_programs_loaded_from_then_on(forgo
     found = []
     for times in (2, 4):
         scope = {"Ptr": Ptr}
-        text = "def own_fwd(w, nw, rows, cols, x: Ptr, y: Ptr):\n    for i in range(rows * cols):\n"
+        text = "def own_fwd(me, rows, cols, x: Ptr, y: Ptr):\n    for i in range(rows * cols):\n"
         text += f"        y[i] = {' + '.join(['x[i]'] * times)}\n"
         exec(text, scope)
         scope["own_fwd"].text = text
@@ -509,7 +509,7 @@ def test_a_kernel_that_does_not_compile_is_said(forgotten):
     from calcvm.operators.cpu import Ptr, kernel
 
     @kernel
-    def own_fwd(w, nw, rows, cols, x: Ptr, y: Ptr):
+    def own_fwd(me, rows, cols, x: Ptr, y: Ptr):
         y[0] = nobody_knows(x[0])  # noqa: F821
 
     register_op(own_spec())
@@ -524,7 +524,7 @@ def test_a_kernel_that_does_not_compile_is_said(forgotten):
 def test_calcvms_own_kernels_stay():
     from calcvm.operators.cpu import Ptr, kernel
 
-    def relu_fwd(w, nw, rows, cols, x: Ptr, y: Ptr):
+    def relu_fwd(me, rows, cols, x: Ptr, y: Ptr):
         pass
 
     with pytest.raises(cv.CalcError, match="kernel 'relu_fwd': the row of that name is calcvm's own"):

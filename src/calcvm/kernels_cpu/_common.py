@@ -1,23 +1,14 @@
 """What every CPU kernel stands on: the kernel decorator, pointers, dtype-generic constants, compilation.
 
-This is the one module that holds jit flags.  A kernel is written with its row's words as named
-parameters, after the worker's number and the team's size:
-
-    @kernel
-    def sigmoid_fwd(w, nw, rows, cols, x: Ptr, y: Ptr): ...
-
-and compiled as ``void(heap*, row*, int64, int64)`` for float32 or float64 heaps: an unannotated
-parameter is an integer word, ``Float`` a float64 stored as its bits, ``Ptr`` the operand's own pointer
-(``heap + offset``; two offsets into one array do not vectorise, two pointers do).  ``h`` and ``r``, the
-heap and the row, are visible in the body.  Names and order must equal the operator table's; a test
-compares them.
+This is the one module that holds jit flags.  A kernel (see `calcvm.kernel`) is compiled as
+``void(heap*, row*, int64, int64)`` for float32 or float64 heaps.  Operands are pointers of their own: two
+offsets into one array do not vectorise, two pointers do.  Names and order of a kernel's words must equal the
+operator table's; a test compares them.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -38,26 +29,16 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from calcvm.errors import CalcError
+from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC, Float, Ptr, Words, arguments, types_of, words_of  # noqa: F401
 from calcvm.kernels_cpu import _native
 
 # ---------------------------------------------------------------- flags and types
 FAST = {"contract", "nsz", "arcp"}  # NaN and Inf stay IEEE
 REASSOC = FAST | {"reassoc"}  # reductions only: the order is fixed when the kernel is compiled
-PREFIX = 2  # words before a row's own: opcode, flags
-FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
-TRAP_CODE, TRAP_PC = 0, 1  # heap elements that a trap writes (the heap's first block is reserved)
 
 DTYPES = {"float32": types.float32, "float64": types.float64}
 PI64 = types.CPointer(types.int64)
 I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
-
-
-class Ptr:
-    """Annotation: the word is an element offset; the kernel sees a pointer to it."""
-
-
-class Float:
-    """Annotation: the word holds the bits of a float64."""
 
 
 def kernel_signature(dtype: str) -> Any:
@@ -179,19 +160,32 @@ def to_int(tc, x):
     return target(x), lambda ctx, b, sig, args: b.fptosi(args[0], ctx.get_value_type(target))
 
 
+@intrinsic
+def given(tc, me, operand):
+    """Whether an operand is there: the offset of one left out is -1."""
+
+    def codegen(ctx, b, sig, args):
+        heap = b.extract_value(args[0], 0)
+        return b.icmp_unsigned("!=", args[1], b.gep(heap, [ir.Constant(I64, -1)]))
+
+    return types.boolean(me, operand), codegen
+
+
 @njit(inline=True)
-def share(n, w, nw):
-    """Half-open range of ``n`` units that worker ``w`` of ``nw`` owns."""
+def share(me, n):
+    """Half-open range of ``n`` units that this worker owns."""
+    w, nw = me.worker, me.workers
     if nw == 1:
         return 0, n
     return n * w // nw, n * (w + 1) // nw
 
 
 @njit(inline=True)
-def trap(h, r, code):
-    """Record that row ``r`` met what it cannot compute; the VM turns it into an error after the call."""
+def trap(me, code):
+    """Record that the row met what it cannot compute; the VM turns it into an error after the call."""
+    h = me.heap
     h[TRAP_CODE] = like(h, code)
-    h[TRAP_PC] = like(h, r[1] >> FLAG_PC_SHIFT)
+    h[TRAP_PC] = like(h, me.row[1] >> FLAG_PC_SHIFT)
 
 
 # ---------------------------------------------------------------- registry
@@ -201,8 +195,10 @@ _OWN = count(1)  # functions from elsewhere, each definition another
 class Native:
     """A function that is compiled for each dtype (and device) to an object file of one symbol."""
 
-    def __init__(self, fn: Callable, needs: tuple[str, ...] = ()):
-        self.name, self.fn, self.needs = fn.__name__, fn, needs
+    words: Words | None = None  # of a kernel
+
+    def __init__(self, fn: Callable, name: str = ""):
+        self.name, self.fn = name or fn.__name__, fn
         file = Path(fn.__code__.co_filename)
         self.sources = _native.modules_of(file.stem)
         self.mark = ""
@@ -223,15 +219,16 @@ class Native:
 
     def compile(self, dtype: str, device: str) -> _native.Compiled:
         with on_device(device):
-            routines = [ROUTINES[_substitute(n)] for n in self.needs]
             try:
-                code = compile_object(self.bound(), self.signature(dtype), self.symbol(dtype, device))
+                code, calls = compile_object(
+                    self.fn, self.signature(dtype), self.symbol(dtype, device), words=self.words
+                )
             except NumbaError as error:
                 raise CalcError(f"kernel {self.name!r} cannot be compiled for {dtype}: {error}") from error
-            return _native.Compiled(self.modules(device), code, {r.symbol(dtype): r.modules() for r in routines})
-
-    def bound(self) -> Callable:
-        return self.fn
+        routines = {r.symbol(dtype): r.modules() for r in ROUTINES.values()}
+        return _native.Compiled(
+            self.modules(device), code, {call: routines[call] for call in calls if call in routines}
+        )
 
     def signature(self, dtype: str) -> Any:
         raise NotImplementedError
@@ -240,13 +237,9 @@ class Native:
 class Kernel(Native):
     """One row kernel: ``words`` are its parameters, named and typed, in the order of the row's words."""
 
-    def __init__(self, fn: Callable, needs: tuple[str, ...]):
-        super().__init__(fn, needs)
-        parameters = list(inspect.signature(fn, eval_str=False).parameters.values())[2:]
-        self.words = tuple((p.name, _kind(p.annotation)) for p in parameters)
-
-    def bound(self) -> Callable:
-        return _bind(self)
+    def __init__(self, fn: Callable, name: str = "", words: Words | None = None):
+        super().__init__(fn, name)
+        self.words = words_of(fn) if words is None else words
 
     def signature(self, dtype: str) -> Any:
         return kernel_signature(dtype)
@@ -277,41 +270,45 @@ KERNELS: dict[str, Kernel] = {}
 ROUTINES: dict[str, Routine] = {}
 
 
-def kernel(fn: Callable | None = None, *, needs: tuple[str, ...] = ()) -> Any:
-    """Register a row kernel; ``needs`` names the routines it calls."""
+def kernel(fn: Callable) -> Callable:
+    """Register the kernel of the row of its name."""
+    KERNELS[fn.__name__] = Kernel(fn)
+    return fn
+
+
+def kernel_as(name: str, words: Words | None = None) -> Any:
+    """Register a kernel of another name, whose words may have others than its parameters'."""
 
     def register(fn: Callable) -> Callable:
-        KERNELS[fn.__name__] = Kernel(fn, needs)
+        KERNELS[name] = Kernel(fn, name, words)
         return fn
 
-    return register if fn is None else register(fn)
-
-
-def kernel_from(text: str, scope: dict[str, Any]) -> None:
-    """Register the kernel that ``text`` spells, in the module globals ``scope``: for kernels alike but for a formula."""
-    exec(compile(text, scope["__file__"], "exec"), scope)
-    definition = ast.parse(text).body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    fn = scope[definition.name]
-    fn.text = text
-    kernel(fn)
+    return register
 
 
 def routine(signature: str) -> Any:
     """Register a native routine; returns what kernels call.
 
-    ``signature`` has a letter an argument: ``p`` a pointer to heap elements, ``i`` an int64.  A kernel
-    that calls it must name it in ``needs``.
+    ``signature`` has a letter an argument: ``p`` a pointer to heap elements, ``i`` an int64.
     """
 
     def register(fn: Callable) -> Any:
         ROUTINES[fn.__name__] = Routine(fn, signature)
-        names = ", ".join(f"a{i}" for i in range(len(signature)))
-        scope: dict[str, Any] = {"name": fn.__name__, "kinds": signature, "call": _call_symbol}
-        exec(f"def {fn.__name__}(tc, {names}): return call(name, kinds, ({names},))", scope)
-        return intrinsic(scope[fn.__name__])
+        return intrinsic_of(len(signature), lambda *args: _call_symbol(fn.__name__, signature, args))
 
     return register
+
+
+def intrinsic_of(n: int, typing: Callable) -> Any:
+    """An intrinsic of ``n`` arguments, of whose types ``typing`` makes its signature and what generates its code."""
+
+    def template(tc: Any, *args: Any) -> Any:
+        return typing(*args)
+
+    names = ("tc", *(f"a{i}" for i in range(n)))
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    template.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  (Numba counts them)
+    return intrinsic(template)
 
 
 def _call_symbol(name: str, kinds: str, args: tuple) -> Any:
@@ -351,40 +348,13 @@ def _types(kinds: str, dtype: str) -> list:
     return [types.CPointer(DTYPES[dtype]) if k == "p" else types.int64 for k in kinds]
 
 
-def _kind(annotation: Any) -> str:
-    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return {"Ptr": "ptr", "Float": "float"}.get(name, "int")
-
-
-_UNPACK = {"int": "{n} = r[{k}]", "float": "{n} = f64_of_bits(r[{k}])", "ptr": "{n} = at(h, r[{k}])"}
-
-
-def _bind(k: Kernel) -> Callable:
-    """The kernel as a function of (h, r, w, nw): its parameters become reads of the row's words."""
-    fn = k.fn
-    try:
-        text = getattr(fn, "text", None) or inspect.getsource(fn)
-    except OSError:
-        raise CalcError(f"kernel {k.name!r}: its source cannot be read: define it in a file or a notebook") from None
-    tree = ast.parse(textwrap.dedent(text))
-    node = tree.body[0]
-    assert isinstance(node, ast.FunctionDef)
-    lines = [_UNPACK[kind].format(n=name, k=i + PREFIX) for i, (name, kind) in enumerate(k.words)]
-    node.decorator_list = []
-    node.args = ast.parse("def f(h, r, w, nw): pass").body[0].args  # type: ignore[attr-defined]
-    node.body = [*ast.parse("\n".join(lines)).body, *node.body]
-    ast.fix_missing_locations(tree)
-    ast.increment_lineno(tree, fn.__code__.co_firstlineno - 1)
-    scope: dict[str, Any] = {}
-    names = fn.__globals__
-    names.update(at=at, f64_of_bits=f64_of_bits)
-    exec(compile(tree, fn.__code__.co_filename, "exec"), names, scope)
-    return scope[fn.__name__]
-
-
 # ---------------------------------------------------------------- compilation
-def compile_object(fn: Callable, signature: Any, symbol: str, fastmath: set[str] = FAST) -> bytes:
-    """Compile ``fn`` to an object file that exports the C function ``symbol`` and nothing else.
+def compile_object(
+    fn: Callable, signature: Any, symbol: str, fastmath: set[str] = FAST, words: Words | None = None
+) -> tuple[bytes, list[str]]:
+    """Compile ``fn`` to an object file that exports the C function ``symbol`` and nothing else; and what this calls.
+
+    words : of a kernel, which takes ``me`` and them; the C function is that of a row.
 
     Numba's own body takes two more arguments (result, exception) and is called by its C wrapper; here it is
     inlined into ours: through a wrapper, arguments on the stack are copied by vectors, which must wait for the
@@ -396,31 +366,42 @@ def compile_object(fn: Callable, signature: Any, symbol: str, fastmath: set[str]
         flags = Flags()
         flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
         flags.error_model, flags.fastmath = "numpy", FastMathOptions(fastmath)
-        result = compile_extra(
-            target.typing_context, target.target_context, fn, signature.args, signature.return_type, flags, {}
-        )
+        taken = list(signature.args if words is None else types_of(words, *signature.args[:2], types))
+        if fn.__code__.co_flags & inspect.CO_VARARGS:
+            n = fn.__code__.co_argcount
+            taken[n:] = [types.StarArgTuple.from_types(taken[n:])]
+        returned = signature.return_type if words is None else types.none
+        result = compile_extra(target.typing_context, target.target_context, fn, tuple(taken), returned, flags, {})
         library, body = result.library, result.fndesc.mangled_name
+        module = library._final_module
         for other in dict.fromkeys(library._linking_libraries):
-            library._final_module.link_in(other._get_module_for_linking(), preserve=True)
-        module = llvm.parse_assembly(str(library._final_module) + _wrapper(signature, body, symbol))
+            module.link_in(other._get_module_for_linking(), preserve=True)
+        module.link_in(llvm.parse_assembly(_entry(target.target_context, signature, body, symbol, words)))
+        calls = []
         for value in (*module.functions, *module.global_variables):
-            if not value.is_declaration and value.name != symbol:
+            if value.is_declaration:
+                calls.append(value.name)
+            elif value.name != symbol:
                 value.linkage = "internal"
         module.get_function(body).add_function_attribute("alwaysinline")
-        library._final_module = module
         library._optimize_final_module()
-        return library._codegen._tm.emit_object(module)
+        return library._codegen._tm.emit_object(module), calls
 
 
-def _wrapper(signature: Any, body: str, symbol: str) -> str:
+def _entry(context: Any, signature: Any, body: str, symbol: str, words: Words | None) -> str:
     """The C function around a body in Numba's calling convention, as LLVM IR."""
-    kinds = ["ptr" if isinstance(t, types.CPointer) else "i64" for t in signature.args]
-    params = ", ".join(f"{t} %a{i}" for i, t in enumerate(kinds))
-    given = "".join(f", {t} %a{i}" for i, t in enumerate(kinds))
-    value = "ptr" if signature.return_type == types.void else "i64"
-    result = "void" if value == "ptr" else value
-    last = "ret void" if value == "ptr" else f"%v = load {value}, ptr %r\n  ret {value} %v"
-    return (
-        f'\ndefine {result} @"{symbol}"({params}) {{\n  %r = alloca {value}\n  %e = alloca ptr\n'
-        f'  %s = call i32 @"{body}"(ptr %r, ptr %e{given})\n  {last}\n}}\n'
-    )
+    module = ir.Module()
+    void = signature.return_type == types.void
+    result = I8.as_pointer() if void else I64
+    given = [context.get_value_type(t) for t in signature.args]
+    entry = ir.Function(module, ir.FunctionType(ir.VoidType() if void else I64, given), symbol)
+    b = ir.IRBuilder(entry.append_basic_block())
+    args = [*entry.args, *(arguments(b, words, *entry.args[:2]) if words is not None else ())]
+    answer, error = b.alloca(result), b.alloca(I8.as_pointer())
+    taken = [answer.type, error.type, *(a.type for a in args)]
+    b.call(ir.Function(module, ir.FunctionType(I32, taken), body), [answer, error, *args])
+    if void:
+        b.ret_void()
+    else:
+        b.ret(b.load(answer))
+    return str(module)

@@ -1,6 +1,6 @@
 """Elementary functions as straight-line LLVM IR, written once for scalars and vectors of both dtypes.
 
-A formula takes and returns `V`, a value under construction.  `_math` makes scalar functions and
+A formula (`calcvm.formulas`) takes and returns `V`, a value under construction: the CPU's numbers.  `_math` makes scalar functions and
 elementwise loops of formulas.  No formula branches or calls libm, so each costs the same for every input
 and vectorises.  The stated bounds are tested in tests/test_math.py; where a formula says "flushes", a
 result below the smallest normal number is zero.
@@ -16,12 +16,13 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
+from calcvm.formulas.number import FUNCTIONS, Number
 from calcvm.kernels_cpu._common import FAST, I32, I64
 
 FLAGS = tuple(sorted(FAST))
 
 
-class V:
+class V(Number):
     """A float (or a vector of floats, or of integers of their width) in LLVM IR, with Python's operators."""
 
     __slots__ = ("b", "v")
@@ -125,6 +126,12 @@ class V:
         """This value where the condition (a comparison's result) holds, else ``other``."""
         return V(self.b, self.b.select(condition, self.v, self.const(other).v))
 
+    def select(self, condition: Any, x: Any, y: Any) -> V:
+        return self.const(x).where(condition, y)
+
+    def fma(self, y: Any, z: Any) -> V:
+        return self.call("fmuladd", y, z)
+
     def bits(self) -> V:
         return V(self.b, self.b.bitcast(self.v, self.over(I64 if self.is_f64 else I32)))
 
@@ -152,7 +159,7 @@ class V:
 
 def fma(x: V, y: Any, z: Any) -> V:
     """x*y + z: one rounding where the target has FMA, two where it has not; never a library call."""
-    return x.call("fmuladd", y, z)
+    return x.fma(y, z)
 
 
 def poly(x: V, f32: tuple, f64: tuple) -> V:
@@ -252,7 +259,7 @@ def tanh(x: V) -> V:
     return (e / (e + 2)).call("copysign", x)
 
 
-def sigmoid(x: V) -> V:
+def logistic(x: V) -> V:
     """1 / (1 + e**-x): <= 3 ulp; flushes below -88.4 (float32) and -709.4 (float64), where 2**k is infinite."""
     return 1 / (_exp_normal(clamp(-x, x.pick(-87.0, -708.0), x.pick(89.0, 709.9))) + 1)
 
@@ -378,41 +385,6 @@ def power(x: V, p: V, low: V) -> V:
     return y.where(x < inf, inf.where(p > 0, nothing).where(x.equals(inf), x))
 
 
-# ---------------------------------------------------------------- activations, and gradients by their outputs
-# Alone and inside a linear row they are these, so that fusion changes no bit.  The slope of elu is right to half an
-# ulp of alpha: the output has no more to tell.
-def relu(x: V) -> V:
-    return x.const(0.0).where(x < 0, x)
-
-
-def relu_slope(dy: V, y: V) -> V:
-    return dy.const(0.0).where(y <= 0, dy)
-
-
-def leaky_relu(x: V, alpha: V) -> V:
-    return x.where(x > 0, alpha * x)
-
-
-def leaky_relu_slope(dy: V, y: V, alpha: V) -> V:
-    return dy.where(y > 0, alpha * dy)
-
-
-def sigmoid_slope(dy: V, y: V) -> V:
-    return dy * (y * (1 - y))
-
-
-def tanh_slope(dy: V, y: V) -> V:
-    return dy * (1 - y * y)
-
-
-def elu(x: V, alpha: V) -> V:
-    return x.where(x > 0, alpha * expm1(x))
-
-
-def elu_slope(dy: V, y: V, alpha: V) -> V:
-    return dy.where(y > 0, dy * (y + alpha))
-
-
 # ---------------------------------------------------------------- erf
 _S32 = (1.128379166, -0.3761262581, 0.1128358496, -0.02685380393, 0.005188312482, -0.0008010060114, 7.853420647e-5)
 _S64 = (
@@ -440,3 +412,7 @@ def erf(x: V) -> V:
     t = y.const(y.pick(4.0, 6.0)).where(y > y.pick(4.0, 6.0), y) - 2
     far = 1 - _exp_normal(-poly(t, _B32, _B64))  # of [-39, 0]
     return near.where(y < 1, far).call("copysign", x)
+
+
+for _name in (*FUNCTIONS, "logistic", "softplus"):
+    setattr(V, _name, globals()[_name])

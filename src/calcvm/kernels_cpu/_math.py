@@ -1,6 +1,6 @@
 """What kernels compute with: scalar functions, elementwise loops and reductions over (pointer, n).
 
-``exp, expm1, log, log1p, tanh, sigmoid, softplus, erf`` take a float of the heap's dtype, inline, and
+``exp, expm1, log, log1p, tanh, logistic, softplus, erf`` take a float of the heap's dtype, inline, and
 vectorise in a plain loop; their bounds are stated in `_formulas`.  `elementwise` and `reduction` make
 loops in vector IR of a formula: unlike a loop that the compiler vectorises they need no check for
 overlap (so they run at full speed in place), and their last elements cost one masked vector, not a
@@ -9,7 +9,7 @@ scalar loop: 10 elements cost what 16 cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import I1, I32, I64
+from calcvm.kernels_cpu._common import I1, I32, I64, intrinsic_of
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._simd import VECTOR_BITS
 
@@ -36,7 +36,7 @@ def scalar(formula: Callable) -> Any:
     return function
 
 
-exp, expm1, tanh, sigmoid = scalar(F.exp), scalar(F.expm1), scalar(F.tanh), scalar(F.sigmoid)
+exp, expm1, tanh, logistic = scalar(F.exp), scalar(F.expm1), scalar(F.tanh), scalar(F.logistic)
 log, log1p, softplus, erf = scalar(F.log), scalar(F.log1p), scalar(F.softplus), scalar(F.erf)
 
 
@@ -83,13 +83,12 @@ class Lanes:
 _serial = count()
 
 
-def _intrinsic(kinds: str, result: bool, emit: Callable, outlined: bool = False) -> Any:
+def loop_of(kinds: str, emit: Callable, result: bool = False, outlined: bool = False) -> Any:
     """An intrinsic of ``n``, then an argument for each kind: ``p`` pointer to heap elements, ``i`` integer,
-    ``f`` float, ``d`` float64 in any heap; returns a float if ``result``.  ``outlined``: a function of its own in each module that calls it
-    (for kernels that call it from several places)."""
-    serial = next(_serial)
+    ``f`` float, ``d`` float64 in any heap; returns a float if ``result``.  ``outlined``: see `outline`."""
+    name = f"calcvm_loop_{next(_serial)}"
 
-    def call(tc: Any, *args: Any) -> Any:
+    def call(*args: Any) -> Any:
         element = args[1 + kinds.index("p")].dtype
         sig_types = [types.int64]
         for a, kind in zip(args[1:], kinds):
@@ -98,27 +97,28 @@ def _intrinsic(kinds: str, result: bool, emit: Callable, outlined: bool = False)
 
         def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
             if outlined:
-                name = f"calcvm_loop_{serial}_{element}"
-                f = b.module.globals.get(name)
-                if f is None:
-                    f = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [v.type for v in values]), name)
-                    f.linkage = "internal"
-                    f.attributes.add("nounwind")
-                    f.attributes.add("noinline")
-                    inner = ir.IRBuilder(f.append_basic_block("entry"))
-                    emit(Lanes(inner, ctx.get_value_type(element)), *f.args)
-                    inner.ret_void()
-                b.call(f, list(values))
+                outline(b, f"{name}_{element}", ctx.get_value_type(element), emit, values)
                 return ctx.get_dummy_value()
             out = emit(Lanes(b, ctx.get_value_type(element)), *values)
             return out if result else ctx.get_dummy_value()
 
         return sig, codegen
 
-    names = ", ".join(f"a{i}" for i in range(1 + len(kinds)))
-    scope: dict[str, Any] = {"call": call}
-    exec(f"def loop(tc, {names}): return call(tc, {names})", scope)
-    return intrinsic(scope["loop"])
+    return intrinsic_of(1 + len(kinds), call)
+
+
+def outline(b: Any, name: str, element: Any, emit: Callable, values: Sequence[Any]) -> None:
+    """Call what is emitted as a function of its own in each module (for kernels that call it from several places)."""
+    f = b.module.globals.get(name)
+    if f is None:
+        f = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [v.type for v in values]), name)
+        f.linkage = "internal"
+        f.attributes.add("nounwind")
+        f.attributes.add("noinline")
+        inner = ir.IRBuilder(f.append_basic_block("entry"))
+        emit(Lanes(inner, element), *f.args)
+        inner.ret_void()
+    b.call(f, list(values))
 
 
 def _c(n: int) -> Any:
@@ -191,20 +191,21 @@ def _scalar_tail(e: Lanes, at: Any, left: Any, one: Callable) -> None:
     b.position_at_end(after)
 
 
-def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool = False, outlined: bool = False) -> Any:
-    """A loop ``each(n, reads..., y, params...)``: y[i] = formula(reads[i]..., params...) for i in [0, n).
+def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) -> Callable:
+    """What emits y[i] = formula(reads[i]..., params...) for i in [0, n): see `elementwise`.
 
-    reads : a letter each: ``v`` an array, ``s`` one element for all i.  y may be one of the arrays.
-    params : a letter each: ``f`` a float, ``i`` an int64, ``d`` a float64 in any heap.
-    indexed : a further int64 argument before the params, the index of element 0; the formula gets the
-        elements' indexes (int64 lanes) before its params.
+    writes : how many arrays are written, where the formula gives a tuple.
     """
 
     def emit(e: Lanes, n: Any, *args: Any) -> None:
-        b, k = e.b, len(reads)
-        ptrs, y = args[:k], args[k]
-        first = args[k + 1] if indexed else None
-        given = args[k + 1 + indexed :]
+        b, k, last = e.b, len(reads), len(reads) + (writes or 1)
+        ptrs, ys = args[:k], args[k:last]
+        first = args[last] if indexed else None
+        given = args[last + indexed :]
+
+        def results(*numbers: V) -> Sequence[V]:
+            return formula(*numbers) if writes else (formula(*numbers),)
+
         singles = {j: b.load(ptrs[j]) for j in range(k) if reads[j] == "s"}
 
         def lanes_of(x: Any) -> V:
@@ -215,13 +216,15 @@ def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool =
             if indexed:
                 iota = ir.Constant(ir.VectorType(I64, e.n), list(range(e.n)))
                 xs.append(V(b, b.add(e.splat(b.add(first, i)), iota)))
-            e.store(formula(*xs, *map(lanes_of, given)), y, i, mask)
+            for y, v in zip(ys, results(*xs, *map(lanes_of, given))):
+                e.store(v, y, i, mask)
 
         def element(i: Any) -> None:
             xs = [V(b, singles[j] if reads[j] == "s" else b.load(b.gep(ptrs[j], [i]))) for j in range(k)]
             if indexed:
                 xs.append(V(b, b.add(first, i)))
-            b.store(formula(*xs, *(V(b, p) for p in given)).v, b.gep(y, [i]))
+            for y, v in zip(ys, results(*xs, *(V(b, p) for p in given))):
+                b.store(v.v, b.gep(y, [i]))
 
         def body(i: Any, left: Any, carried: list) -> list:
             if left is None:
@@ -238,7 +241,18 @@ def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool =
         else:
             _vectors(e, n, body, [])
 
-    return _intrinsic("p" * (len(reads) + 1) + "i" * indexed + params, False, emit, outlined)
+    return emit
+
+
+def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool = False, outlined: bool = False) -> Any:
+    """A loop ``each(n, reads..., y, params...)``: y[i] = formula(reads[i]..., params...) for i in [0, n).
+
+    reads : a letter each: ``v`` an array, ``s`` one element for all i.  y may be one of the arrays.
+    params : a letter each: ``f`` a float, ``i`` an int64, ``d`` a float64 in any heap.
+    indexed : a further int64 argument before the params, the index of element 0; the formula gets the
+        elements' indexes (int64 lanes) before its params.
+    """
+    return loop_of("p" * (len(reads) + 1) + "i" * indexed + params, each(formula, reads, indexed), outlined=outlined)
 
 
 def _horizontal(e: Lanes, v: Any, combine: Callable) -> Any:
@@ -253,15 +267,11 @@ def _horizontal(e: Lanes, v: Any, combine: Callable) -> Any:
     return b.extract_element(v, ir.Constant(I32, 0))
 
 
-def reduction(combine: Callable, initial: float, formula: Callable, reads: str, n_params: int = 0, store: bool = False):
-    """A loop ``all(n, reads..., [y,] params...)`` that combines formula(reads[i]..., params...) over [0, n).
-
-    The shape of the reduction (4 vectors of partial results, then a tree) depends on n alone.  With
-    ``store`` the terms are written to y as well (which may be one of the arrays).
-    """
+def reduced(combine: Callable, initial: float, formula: Callable, k: int, store: bool = False) -> Callable:
+    """What emits formula(reads[i]..., params...) of k reads combined over i in [0, n): see `reduction`."""
 
     def emit(e: Lanes, n: Any, *args: Any) -> Any:
-        b, k = e.b, len(reads)
+        b = e.b
         ptrs, y, params = args[:k], args[k] if store else None, args[k + store :]
         neutral = ir.Constant(e.vec, [initial] * e.n)
 
@@ -278,7 +288,17 @@ def reduction(combine: Callable, initial: float, formula: Callable, reads: str, 
         a = [V(b, v) for v in _vectors(e, n, body, [neutral] * 4, 4)]
         return _horizontal(e, combine(combine(a[0], a[1]), combine(a[2], a[3])).v, combine)
 
-    return _intrinsic("p" * (len(reads) + store) + "f" * n_params, True, emit)
+    return emit
+
+
+def reduction(combine: Callable, initial: float, formula: Callable, reads: str, n_params: int = 0, store: bool = False):
+    """A loop ``all(n, reads..., [y,] params...)`` that combines formula(reads[i]..., params...) over [0, n).
+
+    The shape of the reduction (4 vectors of partial results, then a tree) depends on n alone.  With
+    ``store`` the terms are written to y as well (which may be one of the arrays).
+    """
+    emit = reduced(combine, initial, formula, len(reads), store)
+    return loop_of("p" * (len(reads) + store) + "f" * n_params, emit, result=True)
 
 
 def _add(x: V, y: V) -> V:
@@ -379,7 +399,7 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
         _for(b, _c(0), whole, wide * e.n, [], several)
         _vectors(e, b.sub(n, whole), one, [])
 
-    return _intrinsic("iippf", False, emit)
+    return loop_of("iippf", emit)
 
 
 def _select_first() -> Any:
@@ -407,7 +427,7 @@ def _select_first() -> Any:
 
         _vectors(e, n, body, [])
 
-    return _intrinsic("iipppp", False, emit)
+    return loop_of("iipppp", emit)
 
 
 first_of_columns = _select_first()
@@ -442,7 +462,7 @@ def _transpose_tiles() -> Any:
 
         _for(b, _c(0), n, e.n, [], tile)
 
-    return _intrinsic("iipp", False, emit, outlined=True)
+    return loop_of("iipp", emit, outlined=True)
 
 
 tiles = _transpose_tiles()

@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu._common import I1, I32, I64
+from calcvm.kernels_cpu._common import I1, I32, I64, intrinsic_of
 from calcvm.kernels_cpu._native import cpu_features, cpu_name
 
 
@@ -126,7 +126,7 @@ class Emit:
 def native(name: str, signature: str, emit: Callable) -> Any:
     """An intrinsic that calls a function emitted once a module (``p`` pointer, ``i`` int64)."""
 
-    def call(tc: Any, *args: Any) -> Any:
+    def call(*args: Any) -> Any:
         pointer = args[signature.index("p")]
         sig = types.void(*[pointer if k == "p" else types.int64 for k in signature])
 
@@ -148,10 +148,7 @@ def native(name: str, signature: str, emit: Callable) -> Any:
 
         return sig, codegen
 
-    names = ", ".join(f"a{i}" for i in range(len(signature)))
-    scope: dict[str, Any] = {"call": call}
-    exec(f"def {name}(tc, {names}): return call(tc, {names})", scope)
-    return intrinsic(scope[name])
+    return intrinsic_of(len(signature), call)
 
 
 def panel(heights: list[tuple[int, int]], nv: int, masked: bool, columns: bool = False) -> Any:

@@ -6,11 +6,13 @@ derivatives are applied to values that have just been computed.
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import Float, Ptr, at, f64_of_bits, kernel, njit, routine, share
+from calcvm.formulas.elementwise import ELEMENTWISE
+from calcvm.kernels_cpu._common import Float, Ptr, at, bits_of, f64_of_bits, given, kernel, njit, routine, share
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._gemv import column_sums, gemv
 from calcvm.kernels_cpu._math import elementwise
@@ -19,16 +21,19 @@ NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.A
 BLOCK_ELEMS = 8192  # of a result block: 32 KiB in float32
 SET, FROM_INIT = 0, 1  # GEMM's modes
 
-# y = act(x)
-relu, leaky = elementwise(F.relu, "v"), elementwise(F.leaky_relu, "v", "f")
-sigmoid, tanh, elu = elementwise(F.sigmoid, "v"), elementwise(F.tanh, "v"), elementwise(F.elu, "v", "f")
-# d = d * act'(.), the derivative taken from the activation's output y
-drelu, dleaky = elementwise(F.relu_slope, "vv"), elementwise(F.leaky_relu_slope, "vv", "f")
-dsigmoid, dtanh, delu = (
-    elementwise(F.sigmoid_slope, "vv"),
-    elementwise(F.tanh_slope, "vv"),
-    elementwise(F.elu_slope, "vv", "f"),
-)
+
+def _act(name: str) -> tuple[Any, Any]:
+    """Loops of an activation, y = act(x), and of its derivative by its output: d = d * act'(.)."""
+    op = ELEMENTWISE[name]
+    params = "f" * len(op.params)
+    return elementwise(op.forward.variant(), "v", params), elementwise(op.backward["x"].variant(), "vv", params)
+
+
+relu, drelu = _act("relu")
+leaky, dleaky = _act("leaky_relu")
+sigmoid, dsigmoid = _act("sigmoid")
+tanh, dtanh = _act("tanh")
+elu, delu = _act("elu")
 clear = elementwise(lambda x: x.const(0.0), "v")
 # rows of an outer product, set and added
 times = elementwise(lambda y, a: y * a, "v", "f")
@@ -98,19 +103,21 @@ def scale_by_derivative(n, d, y, act, alpha_bits):
         delu(n, d, y, d, alpha)
 
 
-@kernel(needs=("gemm", "gemv", "activate"))
-def linear_fwd(w, nw, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr):
+@kernel
+def linear_fwd(me, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr):
     """y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n]);  x (M,K), wt (K,N), b (N,), y (M,N), M = rows*inner."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     lo, hi = lo * inner, hi * inner
-    mode = SET if r[10] < 0 else FROM_INIT  # noqa: F821  (the row: is there a bias?)
+    mode = FROM_INIT if given(me, b) else SET
     step = hi - lo if act == NONE else block_rows(N)
     while lo < hi:
         m = min(step, hi - lo)
         yi = at(y, lo * N)
-        product(rows * inner, m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, at(ws, w * panel(K, N)))
+        product(
+            rows * inner, m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, at(ws, me.worker * panel(K, N))
+        )
         if act != NONE:
-            activate(m * N, yi, act, r[7])  # noqa: F821  (alpha's bits)
+            activate(m * N, yi, act, bits_of(alpha))
         lo += m
 
 
@@ -124,36 +131,36 @@ def outer(lo, hi, n, acc, x, y, d):
             times(n, y, at(d, k * n), x[k])
 
 
-@kernel(needs=("gemm",))
-def linear_bwd_w(w, nw, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
+@kernel
+def linear_bwd_w(me, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
     """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n].  Workers own rows of dwt, columns of db."""
     M = rows * inner
-    lo, hi = share(K, w, nw)
+    lo, hi = share(me, K)
     if M == 1:
         outer(lo, hi, N, acc, x, dy, dwt)
-        if r[10] >= 0:  # noqa: F821
-            lo, hi = share(N, w, nw)
+        if given(me, db):
+            lo, hi = share(me, N)
             outer(0, 1, hi - lo, acc, one(dy), at(dy, lo), at(db, lo))
         return
     d = at(dwt, lo * N)
-    gemm(hi - lo, N, M, at(x, lo), 1, K, dy, N, 1, d, N, d, N, acc, at(ws, w * panel(M, N)))
-    if r[10] >= 0:  # noqa: F821
-        lo, hi = share(N, w, nw)
+    gemm(hi - lo, N, M, at(x, lo), 1, K, dy, N, 1, d, N, d, N, acc, at(ws, me.worker * panel(M, N)))
+    if given(me, db):
+        lo, hi = share(me, N)
         column_sums(hi - lo, M, one(dy), 0, at(dy, lo), N, at(db, lo), at(db, lo), acc, False)
 
 
-@kernel(needs=("gemm", "gemv", "scale_by_derivative"))
-def linear_bwd_x(w, nw, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
+@kernel
+def linear_bwd_x(me, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
     """dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n];  ya is the output of the activation that made x."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     lo, hi = lo * inner, hi * inner
     step = hi - lo if act == NONE else block_rows(K)
     while lo < hi:
         m = min(step, hi - lo)
         d, y = at(dx, lo * K), at(ya, lo * K)
-        product(rows * inner, m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, at(ws, w * panel(N, K)))
+        product(rows * inner, m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, at(ws, me.worker * panel(N, K)))
         if act != NONE:
-            scale_by_derivative(m * K, d, y, act, r[7])  # noqa: F821
+            scale_by_derivative(m * K, d, y, act, bits_of(alpha))
         lo += m
 
 
@@ -166,13 +173,13 @@ def strides(transposed, rows, cols):
     return cols, 1
 
 
-@kernel(needs=("gemm", "gemv"))
-def matmul_fwd(w, nw, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws: Ptr):
+@kernel
+def matmul_fwd(me, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws: Ptr):
     """y[g,m,n] = sum_k a[g,m,k]*b[g,k,n].  Workers own products g, or rows m of the only one."""
     a_rs, a_cs = strides(ta, M, K)
     b_rs, b_cs = strides(tb, K, N)
-    lo, hi = share(M if by else G, w, nw)
-    ws = at(ws, w * panel(K, N))
+    lo, hi = share(me, M if by else G)
+    ws = at(ws, me.worker * panel(K, N))
     if by:
         product(M, hi - lo, N, K, at(a, lo * a_rs), a_rs, a_cs, b, b_rs, b_cs, at(y, lo * N), N, y, 0, SET, ws)
     else:
@@ -182,22 +189,22 @@ def matmul_fwd(w, nw, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws
 
 
 @njit(inline=True)
-def shares(over_g, G, rows, w, nw):
+def shares(me, over_g, G, rows):
     """A worker's part of a gradient: its products g (first, last), its rows (start, number) of each."""
-    lo, hi = share(G if over_g else rows, w, nw)
+    lo, hi = share(me, G if over_g else rows)
     if over_g:
         return lo, hi, 0, rows
     return 0, G, lo, hi - lo
 
 
-@kernel(needs=("gemm",))
-def matmul_bwd_a(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
+@kernel
+def matmul_bwd_a(me, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
     """da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]; summed over g where a is shared.  da is stored as a is."""
     b_rs, b_cs = strides(tb, K, N)
     rows, cols = (K, M) if ta else (M, K)
     over_g = ab and not by
-    first, last, i, m = shares(over_g, G, rows, w, nw)
-    ws = at(ws, w * (panel(N, M) if ta else panel(N, K)))
+    first, last, i, m = shares(me, over_g, G, rows)
+    ws = at(ws, me.worker * (panel(N, M) if ta else panel(N, K)))
     if not acc and not over_g and G == 0:
         clear(m * cols, at(da, i * cols), at(da, i * cols))
     for g in range(first, last):
@@ -209,14 +216,14 @@ def matmul_bwd_a(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da
             gemm(m, K, N, at(dyg, i * N), N, 1, bg, b_cs, b_rs, c, K, c, K, mode, ws)
 
 
-@kernel(needs=("gemm",))
-def matmul_bwd_b(w, nw, G, M, N, K, ta, tb, ab, bb, by, acc, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
+@kernel
+def matmul_bwd_b(me, G, M, N, K, ta, tb, ab, bb, by, acc, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
     """db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]; summed over g where b is shared.  db is stored as b is."""
     a_rs, a_cs = strides(ta, M, K)
     rows, cols = (N, K) if tb else (K, N)
     over_g = bb and not by
-    first, last, i, m = shares(over_g, G, rows, w, nw)
-    ws = at(ws, w * (panel(M, K) if tb else panel(M, N)))
+    first, last, i, m = shares(me, over_g, G, rows)
+    ws = at(ws, me.worker * (panel(M, K) if tb else panel(M, N)))
     if not acc and not over_g and G == 0:
         clear(m * cols, at(db, i * cols), at(db, i * cols))
     for g in range(first, last):

@@ -1,30 +1,88 @@
-"""Elementwise kernels: each is its formula and the operands that it reads.
+"""Elementwise kernels: loops over the formulas of `calcvm.formulas.elementwise`, and powers.
 
-All are one loop of vectors over the worker's rows (`_math.elementwise`), so y may be any operand of its
-size.  ``rows`` are shared; a broadcast operand is read by every worker.
+All are loops of vectors over the worker's rows, so what is written may be any operand of its size.  Rows are shared;
+a broadcast operand is read by every worker.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np  # noqa: F401
+import numpy as np
 
+from calcvm.formulas.declare import Formula
+from calcvm.formulas.elementwise import ACCUMULATE, ELEMENTWISE, FILL
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import at, floor, kernel_from, like, share  # noqa: F401  (kernels' text uses them)
+from calcvm.kernels_cpu._common import Float, Ptr, at, floor, kernel, kernel_as, njit, share
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._math import elementwise
-
-SQRT_HALF, INV_SQRT_2PI = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
-
-
-# ---------------------------------------------------------------- formulas that are no single function
-def _sign(x: V) -> V:
-    """-1, 0 or 1; NaN is 0, as no gradient passes there."""
-    return x.const(1.0).where(x > 0, x.const(-1.0).where(x < 0, 0.0))
+from calcvm.kernels_cpu._loops import Broadcast, flat, words_of
+from calcvm.kernels_cpu._math import Lanes, each, elementwise, loop_of
 
 
+def _flat(f: Formula) -> None:
+    """The kernel of a formula whose operands are of one shape (rows, cols)."""
+    words, loop = words_of(f, "rows cols"), flat(f)
+    if len(f.words) == len(f.reals):
+
+        @kernel_as(f.name, words)
+        def run(me, rows, cols, *given):
+            lo, hi = share(me, rows)
+            loop((hi - lo) * cols, lo * cols, given)
+
+        return
+    other = flat(f, 1)
+
+    @kernel_as(f.name, words)
+    def choose(me, rows, cols, choice, *given):
+        lo, hi = share(me, rows)
+        if choice == 1:
+            other((hi - lo) * cols, lo * cols, given)
+        else:
+            loop((hi - lo) * cols, lo * cols, given)
+
+
+def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
+    """The kernel of a formula of operands that are broadcast to (d0..d5); d0 is shared."""
+    over = Broadcast(f, strided)
+    flat, whole, single, line0, line5 = over.flat, over.whole, over.single, over.line0, over.line5
+
+    @kernel_as(f.name, words_of(f, "d0 d1 d2 d3 d4 d5", strided))
+    def run(me, d0, d1, d2, d3, d4, d5, *given):
+        lo, hi = share(me, d0)
+        n = d1 * d2 * d3 * d4 * d5
+        if n == 0:
+            return
+        if whole(n, given):
+            flat((hi - lo) * n, lo * n, given)
+        elif n == 1 and single(given):  # the rows are the inner loop
+            line0(hi - lo, lo, lo, 0, 0, 0, 0, given)
+        elif n == d5:  # a row is one inner loop
+            for i0 in range(lo, hi):
+                line5(n, i0 * n, i0, 0, 0, 0, 0, given)
+        else:
+            o = lo * n
+            for i0 in range(lo, hi):
+                for i1 in range(d1):
+                    for i2 in range(d2):
+                        for i3 in range(d3):
+                            for i4 in range(d4):
+                                line5(d5, o, i0, i1, i2, i3, i4, given)
+                                o += d5
+
+
+for _op in ELEMENTWISE.values():
+    _inputs = _op.forward.reads
+    for _f in _op.formulas:
+        if len(_inputs) == 1 or _f.reads == ("dy",):
+            _flat(_f)
+        else:
+            _broadcast(_f, tuple(v for v in _f.reads if v in _inputs))
+_flat(ACCUMULATE)
+_flat(FILL)
+
+
+# ---------------------------------------------------------------- powers
 def _pow(x: V, p: V, low: V, odd: V) -> V:
     """x**(p + low) as float64, for float64 p; ``odd`` is what (-1)**p is: 1, -1, or NaN for no integer p."""
     wide = x.as_f64()
@@ -40,85 +98,8 @@ def _root(x: V) -> V:
     return x.const(float("inf")).where(x.equals(float("-inf")), F.fabs(F.sqrt(x)))
 
 
-def _gelu(x: V, by_tanh: bool) -> V:
-    if by_tanh:
-        return x * F.sigmoid(2 * _gelu_argument(x))
-    return 0.5 * x * (1 + F.erf(x * SQRT_HALF))
-
-
-def _gelu_argument(x: V) -> V:
-    return math.sqrt(2 / math.pi) * F.fma(x * x * x, 0.044715, x)
-
-
-def _gelu_bwd(dy: V, x: V, by_tanh: bool) -> V:
-    if by_tanh:
-        s = F.sigmoid(2 * _gelu_argument(x))
-        slope = 2 * math.sqrt(2 / math.pi) * F.fma(x * x, 3 * 0.044715, 1.0)
-        return dy * (s + x * s * (1 - s) * slope)
-    return dy * (0.5 * (1 + F.erf(x * SQRT_HALF)) + x * INV_SQRT_2PI * F.exp(-0.5 * x * x))
-
-
-# ---------------------------------------------------------------- one row, one formula
-MAP = '''\
-def {name}(w, nw, rows, cols{words}, {pointers}):
-    """{equation}; rows are shared; in place over any operand."""
-    lo, hi = share(rows, w, nw)
-    i = lo * cols
-    {loop}((hi - lo) * cols, {args}{params})
-'''
-
-
-def _map(name: str, formula, reads: str, out: str, words: str = "", params: str = "") -> None:  # type: ignore[no-untyped-def]
-    """``words``: annotated words beside rows and cols; ``params``: what the formula gets after the operands."""
-    operands = [*reads.split(), out]
-    globals()[f"_loop_{name}"] = elementwise(formula, "v" * len(reads.split()), "f" * len(params.split()))
-    kernel_from(
-        MAP.format(
-            name=name,
-            words="".join(f", {w}" for w in words.split()),
-            pointers=", ".join(f"{o}: Ptr" for o in dict.fromkeys(operands)),
-            equation=f"{out} = {name}({', '.join(operands[:-1])})",
-            loop=f"_loop_{name}",
-            args=", ".join(f"at({o}, i)" for o in operands),
-            params="".join(f", like(h, {p})" for p in params.split()),
-        ),
-        globals(),
-    )
-
-
-_map("neg_fwd", lambda x: -x, "x", "y")
-_map("neg_bwd", lambda dy: -dy, "dy", "dx")
-_map("abs_fwd", F.fabs, "x", "y")
-_map("abs_bwd", lambda dy, x: dy * _sign(x), "dy x", "dx")
-_map("sqrt_fwd", F.sqrt, "x", "y")
-_map("sqrt_bwd", lambda dy, y: 0.5 * dy / y, "dy y", "dx")
-_map("square_fwd", lambda x: x * x, "x", "y")
-_map("square_bwd", lambda dy, x: 2 * x * dy, "dy x", "dx")
-_map("exp_fwd", F.exp, "x", "y")
-_map("exp_bwd", lambda dy, y: dy * y, "dy y", "dx")
-_map("log_fwd", F.log, "x", "y")
-_map("log_bwd", lambda dy, x: dy / x, "dy x", "dx")
-_map("relu_fwd", F.relu, "x", "y")
-_map("relu_bwd", F.relu_slope, "dy y", "dx")
-_map("sigmoid_fwd", F.sigmoid, "x", "y")
-_map("sigmoid_bwd", F.sigmoid_slope, "dy y", "dx")
-_map("tanh_fwd", F.tanh, "x", "y")
-_map("tanh_bwd", F.tanh_slope, "dy y", "dx")
-_map("softplus_fwd", F.softplus, "x", "y")
-_map("softplus_bwd", lambda dy, y: -dy * F.expm1(-y), "dy y", "dx")
-_map("leaky_relu_fwd", F.leaky_relu, "x", "y", "alpha:Float", params="alpha")
-_map("leaky_relu_bwd", F.leaky_relu_slope, "dy y", "dx", "alpha:Float", params="alpha")
-_map("elu_fwd", F.elu, "x", "y", "alpha:Float", params="alpha")
-_map("elu_bwd", F.elu_slope, "dy y", "dx", "alpha:Float", params="alpha")
-_map("affine_fwd", lambda x, a, b: F.fma(x, a, b), "x", "y", "a:Float b:Float", params="a b")
-_map("affine_bwd", lambda dy, a: dy * a, "dy", "dx", "a:Float", params="a")
-_map("sub_bwd_b", lambda dy: -dy, "dy", "db")
-_map("accumulate", lambda x, y: x + y, "x y", "y")
-_map("fill", lambda value: value, "", "y", "value:Float", params="value")
-
-
 # Powers that are something simpler, which is faster and rounded less; others go by logarithms.
-POWERS = {
+POWERS: dict[float, Callable[[V], V]] = {
     0.0: lambda x: x.const(1.0),
     1.0: lambda x: x,
     2.0: lambda x: x * x,
@@ -128,166 +109,62 @@ POWERS = {
     0.5: _root,
     -0.5: lambda x: 1 / _root(x),
 }
-POW = '''\
-def {name}(w, nw, rows, cols, exponent: Float, {pointers}):
-    """{equation}; rows are shared; in place over any operand."""
-    lo, hi = share(rows, w, nw)
-    i, n = lo * cols, (hi - lo) * cols
-    p = exponent - {less}
-    low = exponent - (p + {less})  # what the difference has lost
-    {cases}
-    odd = 1.0 - 4.0 * (0.5 * p - floor(0.5 * p)) if p == floor(p) else np.nan
-    _loop_{name}(n, {args}, p, low, odd, exponent)
-'''
 
 
-def _powers(name: str, equation: str, reads: str, out: str, less: float, formula, first: dict[str, Any]) -> None:  # type: ignore[no-untyped-def]
-    """``formula``: of what is read, the power of x, and the exponent; ``first``: results where a condition holds."""
-    operands = [*reads.split(), out]
-    args, modes = ", ".join(f"at({o}, i)" for o in operands), "v" * len(reads.split())
+def _powers(formula: Callable, reads: str) -> Any:
+    """A loop ``powers(n, reads..., y, p, low, odd, exponent)``: y = formula(reads..., x**p, exponent), x the last read."""
 
-    def by(power):  # type: ignore[no-untyped-def]
+    def by(power: Callable) -> Callable:
         def whole(*given: V) -> V:
             *read, p, low, odd, exponent = given
             return formula(*read, power(read[-1], p, low, odd).as_f64(), exponent).rounded(read[-1])
 
-        return elementwise(whole, modes, "dddd")
+        return each(whole, reads)
 
-    loops = {condition: elementwise(result, modes, "dddd") for condition, result in first.items()}
-    loops |= {f"p == {p}": by(lambda x, *_, f=f: f(x)) for p, f in POWERS.items()}
-    globals()[f"_loop_{name}"] = by(_pow)
-    globals().update({f"_loop_{name}_{k}": loop for k, loop in enumerate(loops.values())})
-    call = "        _loop_{name}_{k}(n, {args}, p, low, p, exponent)\n        return"
-    cases = [f"if {c}:\n{call.format(name=name, k=k, args=args)}" for k, c in enumerate(loops)]
-    text = POW.format(
-        name=name,
-        equation=equation,
-        pointers=", ".join(f"{o}: Ptr" for o in operands),
-        less=less,
-        cases="\n    ".join(cases),
-        args=args,
-    )
-    kernel_from(text, globals())
+    def emit(e: Lanes, n: Any, *args: Any) -> None:
+        b, p = e.b, args[-4]
+        done = b.append_basic_block("done")
+        for power, simple in POWERS.items():
+            here, there = b.append_basic_block("simple"), b.append_basic_block("else")
+            b.cbranch(b.fcmp_ordered("==", p, p.type(power)), here, there)
+            b.position_at_end(here)
+            by(lambda x, *_, simple=simple: simple(x))(e, n, *args)
+            b.branch(done)
+            b.position_at_end(there)
+        by(_pow)(e, n, *args)
+        b.branch(done)
+        b.position_at_end(done)
 
-
-_powers("pow_fwd", "y = x^p", "x", "y", 0.0, lambda x, y, p: y, {})
-_SLOPE_OF_1 = {"exponent == 0.0": lambda dy, *_: dy.const(0.0)}
-_powers("pow_bwd", "dx = dy*p*x^(p-1)", "dy x", "dx", 1.0, lambda dy, x, y, p: dy.as_f64() * p * y, _SLOPE_OF_1)
+    return loop_of("p" * (len(reads) + 1) + "dddd", emit)
 
 
-CHOICE = '''\
-def {name}(w, nw, rows, cols, approximate, {pointers}):
-    """{equation}, by erf or by tanh; rows are shared; in place over any operand."""
-    lo, hi = share(rows, w, nw)
+_pow_y = _powers(lambda x, y, p: y, "v")
+_pow_dx = _powers(lambda dy, x, y, p: dy.as_f64() * p * y, "vv")
+_none = elementwise(lambda dy: dy.const(0.0), "v")
+
+
+@njit(inline=True)
+def _odd(p):
+    """What (-1)**p is: 1, -1, or NaN for no integer p."""
+    return 1.0 - 4.0 * (0.5 * p - floor(0.5 * p)) if p == floor(p) else np.nan
+
+
+@kernel
+def pow_fwd(me, rows, cols, exponent: Float, x: Ptr, y: Ptr):
+    """y = x^exponent; rows are shared; in place."""
+    lo, hi = share(me, rows)
     i = lo * cols
-    if approximate == 1:
-        _{name}_tanh((hi - lo) * cols, {args})
-    else:
-        _{name}_erf((hi - lo) * cols, {args})
-'''
-_gelu_fwd_tanh = elementwise(lambda x: _gelu(x, True), "v")
-_gelu_fwd_erf = elementwise(lambda x: _gelu(x, False), "v")
-_gelu_bwd_tanh = elementwise(lambda dy, x: _gelu_bwd(dy, x, True), "vv")
-_gelu_bwd_erf = elementwise(lambda dy, x: _gelu_bwd(dy, x, False), "vv")
-for _name, _operands, _equation in (
-    ("gelu_fwd", ("x", "y"), "y = x*Phi(x)"),
-    ("gelu_bwd", ("dy", "x", "dx"), "dx = dy*(Phi(x) + x*phi(x))"),
-):
-    kernel_from(
-        CHOICE.format(
-            name=_name,
-            pointers=", ".join(f"{o}: Ptr" for o in _operands),
-            equation=_equation,
-            args=", ".join(f"at({o}, i)" for o in _operands),
-        ),
-        globals(),
-    )
+    _pow_y((hi - lo) * cols, at(x, i), at(y, i), exponent, 0.0, _odd(exponent), exponent)
 
 
-# ---------------------------------------------------------------- broadcasting
-BROADCAST = '''\
-def {name}(w, nw, d0, d1, d2, d3, d4, d5, {strides}, {pointers}):
-    """{equation}, strides 0 where an operand is broadcast; d0 is shared; in place over operands of y's size."""
-    lo, hi = share(d0, w, nw)
-    n = d1 * d2 * d3 * d4 * d5
-    if n == 0:
+@kernel
+def pow_bwd(me, rows, cols, exponent: Float, dy: Ptr, x: Ptr, dx: Ptr):
+    """dx = dy*exponent*x^(exponent - 1); rows are shared; in place over either operand."""
+    lo, hi = share(me, rows)
+    i, n = lo * cols, (hi - lo) * cols
+    if exponent == 0.0:
+        _none(n, at(dy, i), at(dx, i))
         return
-    if {flat}:  # nothing is broadcast
-        {loop_v}((hi - lo) * n, {flat_args})
-        return
-    if n == 1{single}:  # one element a row: the rows are the inner loop
-        o = lo
-        {start_rows}
-        {by_rows}
-        return
-    if n == d5:  # a row is one inner loop
-        for i0 in range(lo, hi):
-            o = i0 * n
-            {start_row}
-            {by_row}
-        return
-    for i0 in range(lo, hi):
-        o = i0 * n
-        for i1 in range(d1):
-            for i2 in range(d2):
-                for i3 in range(d3):
-                    for i4 in range(d4):
-                        {start}
-                        {by_d5}
-                        o += d5
-'''
-
-
-def _dispatch(name: str, count: str, step: str, operands: list[str], strided: list[str], indent: str) -> str:
-    """Calls of the loop variants by which strided operand is an array (stride 1) or one element (0)."""
-
-    def call(modes: dict[str, str]) -> str:
-        variant = "".join(modes.get(o, "v") for o in operands[:-1])
-        args = ", ".join(f"at({o}, o{o})" if o in strided else f"at({o}, o)" for o in operands)
-        return f"_loop_{name}_{variant}({count}, {args})"
-
-    if len(strided) == 1:
-        (s,) = strided
-        lines = [f"if {s}{step} == 1:", f"    {call({})}", "else:", f"    {call({s: 's'})}"]
-    else:
-        a, b = strided
-        lines = [f"if {a}{step} == 0:", f"    {call({a: 's'})}", f"elif {b}{step} == 0:", f"    {call({b: 's'})}"]
-        lines += ["else:", f"    {call({})}"]
-    return f"\n{indent}".join(lines)
-
-
-def _broadcast(name: str, formula, reads: str, strided: str, out: str) -> None:  # type: ignore[no-untyped-def]
-    operands, over = [*reads.split(), out], strided.split()
-    for s in ("", *over):  # at most one operand is one element throughout an inner loop
-        modes = "".join("s" if o == s else "v" for o in reads.split())
-        globals()[f"_loop_{name}_{modes}"] = elementwise(formula, modes, outlined=True)
-    starts = " + ".join(f"i{k} * {{s}}{k}" for k in range(5))
-    kernel_from(
-        BROADCAST.format(
-            name=name,
-            strides=", ".join(f"{s}{k}" for s in over for k in range(6)),
-            pointers=", ".join(f"{o}: Ptr" for o in operands),
-            equation=f"{out} = {name}({', '.join(reads.split())})",
-            flat=" and ".join(f"{s}0 == n" for s in over),
-            loop_v=f"_loop_{name}_{'v' * len(reads.split())}",
-            flat_args=", ".join(f"at({o}, lo * n)" for o in operands),
-            single="".join(f" and {s}0 <= 1" for s in over) + (" and a0 + b0 > 0" if len(over) == 2 else ""),
-            start_rows="\n        ".join(f"o{s} = lo * {s}0" for s in over),
-            by_rows=_dispatch(name, "hi - lo", "0", operands, over, " " * 8),
-            start_row="\n            ".join(f"o{s} = i0 * {s}0" for s in over),
-            by_row=_dispatch(name, "d5", "5", operands, over, " " * 12),
-            start="\n                        ".join(f"o{s} = " + starts.format(s=s) for s in over),
-            by_d5=_dispatch(name, "d5", "5", operands, over, " " * 24),
-        ),
-        globals(),
-    )
-
-
-_broadcast("add_fwd", lambda a, b: a + b, "a b", "a b", "y")
-_broadcast("sub_fwd", lambda a, b: a - b, "a b", "a b", "y")
-_broadcast("mul_fwd", lambda a, b: a * b, "a b", "a b", "y")
-_broadcast("div_fwd", lambda a, b: a / b, "a b", "a b", "y")
-_broadcast("mul_bwd_a", lambda dy, b: dy * b, "dy b", "b", "da")
-_broadcast("mul_bwd_b", lambda dy, a: dy * a, "dy a", "a", "db")
-_broadcast("div_bwd_a", lambda dy, b: dy / b, "dy b", "b", "da")
-_broadcast("div_bwd_b", lambda dy, y, b: -dy * y / b, "dy y b", "b", "db")
+    p = exponent - 1.0
+    low = exponent - (p + 1.0)  # what the difference has lost
+    _pow_dx(n, at(dy, i), at(x, i), at(dx, i), p, low, _odd(p), exponent)

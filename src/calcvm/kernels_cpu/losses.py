@@ -9,8 +9,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from calcvm.formulas.declare import Formula
+from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import I1, I64, Float, Ptr, at, kernel, like, njit, share, trap
+from calcvm.kernels_cpu._common import I1, I64, Float, Ptr, at, kernel, kernel_as, like, njit, share, trap
+from calcvm.kernels_cpu._loops import flat, scaled, total, words_of
 from calcvm.kernels_cpu._math import Lanes, _horizontal, elementwise, log, reduction, rexp, rmax, rsum, scale
 from calcvm.kernels_cpu._simd import VECTOR_BITS
 
@@ -22,194 +25,67 @@ def _sum(x, y):
     return x + y
 
 
-@njit(inline=True)
-def span(rows, cols, w, nw):
-    """First element and number of elements of the rows that worker ``w`` owns."""
-    lo, hi = share(rows, w, nw)
-    return lo * cols, (hi - lo) * cols
-
-
 # ---------------------------------------------------------------- from rows to a scalar
 @kernel
-def loss_mean(w, nw, rows, count, t_l: Ptr, loss: Ptr):
+def loss_mean(me, rows, count, t_l: Ptr, loss: Ptr):
     """loss = sum_r l[r] / count; worker 0 alone."""
-    if w == 0:
+    if me.worker == 0:
         loss[0] = rsum(rows, t_l) / like(t_l, count)
 
 
 @kernel
-def metric_mean(w, nw, rows, count, t_l: Ptr, y: Ptr):
+def metric_mean(me, rows, count, t_l: Ptr, y: Ptr):
     """y = sum_r l[r] / count; worker 0 alone."""
-    if w == 0:
+    if me.worker == 0:
         y[0] = rsum(rows, t_l) / like(t_l, count)
 
 
 @kernel
-def metric_root_mean(w, nw, rows, count, t_l: Ptr, y: Ptr):
+def metric_root_mean(me, rows, count, t_l: Ptr, y: Ptr):
     """y = sqrt(sum_r l[r] / count); worker 0 alone."""
-    if w == 0:
+    if me.worker == 0:
         y[0] = like(t_l, math.sqrt(rsum(rows, t_l) / like(t_l, count)))
 
 
 # ---------------------------------------------------------------- losses over pairs of equal shape
-def _huber(x, t, delta):
-    e = F.fabs(x - t)
-    return (e * e * 0.5).where(e <= delta, delta * (e - delta * 0.5))
+def _term(f: Formula) -> None:
+    """l[r] = the sum of row r's terms; rows are shared."""
+    each, sum_of, last = flat(f), total(f), len(f.reals) + 2
+
+    @kernel_as(f.name, words_of(f, "rows cols"))
+    def run(me, rows, cols, *given):
+        lo, hi = share(me, rows)
+        if cols == 1:
+            each(hi - lo, lo, given)
+        else:
+            for i in range(lo, hi):
+                given[last][i] = sum_of(cols, i * cols, given)
 
 
-def _clamp(d, delta, a):
-    d = delta.where(d > delta, d)
-    return a * (-delta).where(d < -delta, d)
+def _slope(f: Formula) -> None:
+    """The term's slope times dloss / count; rows are shared; in place over what is read."""
+    each = scaled(f)
+
+    @kernel_as(f.name, words_of(f, "rows cols count", before=("dloss",)))
+    def run(me, rows, cols, count, *given):
+        lo, hi = share(me, rows)
+        each((hi - lo) * cols, count, lo * cols, given)
 
 
-def _sign(d, a):
-    return a * d.const(1.0).where(d > 0.0, d.const(-1.0).where(d < 0.0, d))
-
-
-def _against(x, t):
-    """How much of the target is against the logit."""
-    return (1 - t).where(x > 0, t)
-
-
-def _bce(x, t):
-    """softplus(x) - x*t, in terms that are never negative: nothing cancels, and 0*inf is 0."""
-    y, away = F.fabs(x), _against(x, t)
-    return y.const(0.0).where(away.equals(0), y * away) + F.log1p(F.exp(-y))
-
-
-def _bce_dx(x, t, a):
-    """a * (sigmoid(x) - t), by the probability of what the logit is against."""
-    e = F.exp(-F.fabs(x))
-    p, away = e / (e + 1), _against(x, t)
-    return a * (away - p).where(x > 0, p - away)
-
-
-def _mse(x, t):
-    return (x - t) * (x - t)
-
-
-def _mae(x, t):
-    return F.fabs(x - t)
-
-
-bce_each, bce_sum = elementwise(_bce, "vv"), reduction(_sum, 0.0, _bce, "vv")
-mse_each, mse_sum = elementwise(_mse, "vv"), reduction(_sum, 0.0, _mse, "vv")
-mae_each, mae_sum = elementwise(_mae, "vv"), reduction(_sum, 0.0, _mae, "vv")
-huber_each, huber_sum = elementwise(_huber, "vv", "f"), reduction(_sum, 0.0, _huber, "vv", 1)
-bce_dx = elementwise(_bce_dx, "vv", "f")
-mse_dx = elementwise(lambda x, t, a: a * (x - t), "vv", "f")
-mae_dx = elementwise(lambda x, t, a: _sign(x - t, a), "vv", "f")
-huber_dx = elementwise(lambda x, t, delta, a: _clamp(x - t, delta, a), "vv", "ff")
-
-
-@kernel
-def binary_cross_entropy_fwd(w, nw, rows, cols, x: Ptr, t: Ptr, t_l: Ptr):
-    """l[r] = sum_c |x|*(x > 0 ? 1 - t : t) + log(1 + exp(-|x|)); rows shared."""
-    lo, hi = share(rows, w, nw)
-    if cols == 1:
-        bce_each(hi - lo, at(x, lo), at(t, lo), at(t_l, lo))
-    else:
-        for i in range(lo, hi):
-            t_l[i] = bce_sum(cols, at(x, i * cols), at(t, i * cols))
-
-
-@kernel
-def binary_cross_entropy_bwd_x(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, t: Ptr, dx: Ptr):
-    """dx = dloss/count * (sigmoid(x) - t); dx may be x or t; rows shared."""
-    lo, n = span(rows, cols, w, nw)
-    bce_dx(n, at(x, lo), at(t, lo), at(dx, lo), dloss[0] / like(x, count))
-
-
-@kernel
-def binary_cross_entropy_bwd_t(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, dt: Ptr):
-    """dt = dloss/count * -x; dt may be x; rows shared."""
-    lo, n = span(rows, cols, w, nw)
-    scale(n, at(x, lo), at(dt, lo), -dloss[0] / like(x, count))
-
-
-@kernel
-def mse_fwd(w, nw, rows, cols, x: Ptr, t: Ptr, t_l: Ptr):
-    """l[r] = sum_c (x - t)^2; rows shared."""
-    lo, hi = share(rows, w, nw)
-    if cols == 1:
-        mse_each(hi - lo, at(x, lo), at(t, lo), at(t_l, lo))
-    else:
-        for i in range(lo, hi):
-            t_l[i] = mse_sum(cols, at(x, i * cols), at(t, i * cols))
-
-
-@kernel
-def mse_bwd_x(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, t: Ptr, dx: Ptr):
-    """dx = dloss/count * 2*(x - t); dx may be x or t; rows shared."""
-    lo, n = span(rows, cols, w, nw)
-    mse_dx(n, at(x, lo), at(t, lo), at(dx, lo), (dloss[0] + dloss[0]) / like(x, count))
-
-
-@kernel
-def mse_bwd_t(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, t: Ptr, dt: Ptr):
-    """dt = dloss/count * 2*(t - x); dt may be x or t; rows shared."""
-    lo, n = span(rows, cols, w, nw)
-    mse_dx(n, at(t, lo), at(x, lo), at(dt, lo), (dloss[0] + dloss[0]) / like(x, count))
-
-
-@kernel
-def mae_fwd(w, nw, rows, cols, x: Ptr, t: Ptr, t_l: Ptr):
-    """l[r] = sum_c |x - t|; rows shared."""
-    lo, hi = share(rows, w, nw)
-    if cols == 1:
-        mae_each(hi - lo, at(x, lo), at(t, lo), at(t_l, lo))
-    else:
-        for i in range(lo, hi):
-            t_l[i] = mae_sum(cols, at(x, i * cols), at(t, i * cols))
-
-
-@kernel
-def mae_bwd_x(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, t: Ptr, dx: Ptr):
-    """dx = dloss/count * sign(x - t), sign(0) = 0; dx may be x or t; rows shared."""
-    lo, n = span(rows, cols, w, nw)
-    mae_dx(n, at(x, lo), at(t, lo), at(dx, lo), dloss[0] / like(x, count))
-
-
-@kernel
-def mae_bwd_t(w, nw, rows, cols, count, dloss: Ptr, x: Ptr, t: Ptr, dt: Ptr):
-    """dt = dloss/count * sign(t - x), sign(0) = 0; dt may be x or t; rows shared."""
-    lo, n = span(rows, cols, w, nw)
-    mae_dx(n, at(t, lo), at(x, lo), at(dt, lo), dloss[0] / like(x, count))
-
-
-@kernel
-def huber_fwd(w, nw, rows, cols, delta: Float, x: Ptr, t: Ptr, t_l: Ptr):
-    """l[r] = sum_c (e = |x - t|) <= delta ? e^2/2 : delta*(e - delta/2); rows shared."""
-    lo, hi = share(rows, w, nw)
-    if cols == 1:
-        huber_each(hi - lo, at(x, lo), at(t, lo), at(t_l, lo), delta)
-    else:
-        for i in range(lo, hi):
-            t_l[i] = huber_sum(cols, at(x, i * cols), at(t, i * cols), delta)
-
-
-@kernel
-def huber_bwd_x(w, nw, rows, cols, count, delta: Float, dloss: Ptr, x: Ptr, t: Ptr, dx: Ptr):
-    """dx = dloss/count * clamp(x - t, -delta, delta); dx may be x or t; rows shared."""
-    lo, n = span(rows, cols, w, nw)
-    huber_dx(n, at(x, lo), at(t, lo), at(dx, lo), delta, dloss[0] / like(x, count))
-
-
-@kernel
-def huber_bwd_t(w, nw, rows, cols, count, delta: Float, dloss: Ptr, x: Ptr, t: Ptr, dt: Ptr):
-    """dt = dloss/count * clamp(t - x, -delta, delta); dt may be x or t; rows shared."""
-    lo, n = span(rows, cols, w, nw)
-    huber_dx(n, at(t, lo), at(x, lo), at(dt, lo), delta, dloss[0] / like(x, count))
+for _loss in PAIR_LOSSES.values():
+    _term(_loss.term)
+    for _f in _loss.slopes.values():
+        _slope(_f)
 
 
 # ---------------------------------------------------------------- softmax cross entropy
-def _term(q, x, m):
+def _weighted(q, x, m):
     """q*(m - x), without 0*inf where a masked class has the score -inf."""
     return q.const(0.0).where(q.equals(0.0), q * (m - x))
 
 
 below_max = reduction(_sum, 0.0, lambda x, m: m - x, "v", 1)  # sum of m - x
-weighted = reduction(_sum, 0.0, _term, "vv", 1)
+weighted = reduction(_sum, 0.0, _weighted, "vv", 1)
 add_weighted_log = elementwise(lambda s, weight, d: weight * F.log(s) + d, "vvv")
 add_log = elementwise(lambda s, d: F.log(s) + d, "vv")
 affine = elementwise(lambda p, a, c: p * a - c, "v", "ff")
@@ -293,7 +169,7 @@ def softmax_weighted(tc, n, x, t, y, hard, soft):
         q = e.load(t, ir.Constant(I64, 0), mask) * F.V(b, e.splat(hard)) + F.V(b, e.splat(soft))
         m, s, v = e.softmax(n, x, y)
         q = F.V(b, b.select(mask, q.v, zero))
-        weight, term = _horizontal(e, q.v, _sum), _horizontal(e, _term(q, v, F.V(b, e.splat(m))).v, _sum)
+        weight, term = _horizontal(e, q.v, _sum), _horizontal(e, _weighted(q, v, F.V(b, e.splat(m))).v, _sum)
         return ctx.make_tuple(b, sig.return_type, [s, weight, term])
 
     return types.UniTuple(element, 3)(types.int64, x, t, y, element, element), codegen
@@ -313,13 +189,13 @@ def softmax_row(n, x, y, m):
 
 
 @njit(inline=True)
-def class_of(h, r, label, n):
+def class_of(me, label, n):
     """The label as an index; a label that is none of 0..n-1 traps (and the index is safe)."""
     if label >= 0 and label < n:
         k = int(label)
         if k == label:
             return k
-    trap(h, r, BAD_LABEL)
+    trap(me, BAD_LABEL)
     return 0
 
 
@@ -328,13 +204,13 @@ def few_classes(bits):
     softmax = one_vector(bits)
 
     @njit
-    def rows_of(h, r, lo, hi, n, logits, labels, p, t_l):
+    def rows_of(me, lo, hi, n, logits, labels, p, t_l):
         sums = stack(p)
         while lo < hi:
             rows = min(hi - lo, lanes(p))
             for j in range(rows):
                 k = lo + j
-                picked = logits[k * n + class_of(h, r, labels[k], n)]  # before p, which may be logits, is set
+                picked = logits[k * n + class_of(me, labels[k], n)]  # before p, which may be logits, is set
                 m, s = softmax(n, at(logits, k * n), at(p, k * n))
                 sums[j] = s
                 t_l[k] = m - picked
@@ -349,11 +225,11 @@ exp_each = elementwise(F.exp, "v")
 
 
 @njit(inline=True)
-def short_rows(h, r, lo, rows, n, logits, labels, p, t_l, sums):
+def short_rows(me, lo, rows, n, logits, labels, p, t_l, sums):
     """As `few` for a vector of rows much shorter than it: the exponentials of all of them in one pass."""
     for k in range(lo, lo + rows):
         x, y = at(logits, k * n), at(p, k * n)
-        picked, m = x[class_of(h, r, labels[k], n)], x[0]  # before p, which may be logits, is set
+        picked, m = x[class_of(me, labels[k], n)], x[0]  # before p, which may be logits, is set
         for j in range(1, n):
             m = max(m, x[j])
         for j in range(n):
@@ -372,19 +248,19 @@ def short_rows(h, r, lo, rows, n, logits, labels, p, t_l, sums):
 
 
 @njit
-def fewest(h, r, lo, hi, n, logits, labels, p, t_l):
+def fewest(me, lo, hi, n, logits, labels, p, t_l):
     """Cross entropy of very short rows; loops over 2, 3 and 4 classes are unrolled (32x4: 195 ns, 323 without)."""
     sums = stack(p)
     while lo < hi:
         rows = min(hi - lo, lanes(p))
         if n == 2:
-            short_rows(h, r, lo, rows, 2, logits, labels, p, t_l, sums)
+            short_rows(me, lo, rows, 2, logits, labels, p, t_l, sums)
         elif n == 3:
-            short_rows(h, r, lo, rows, 3, logits, labels, p, t_l, sums)
+            short_rows(me, lo, rows, 3, logits, labels, p, t_l, sums)
         elif n == 4:
-            short_rows(h, r, lo, rows, 4, logits, labels, p, t_l, sums)
+            short_rows(me, lo, rows, 4, logits, labels, p, t_l, sums)
         else:
-            short_rows(h, r, lo, rows, n, logits, labels, p, t_l, sums)
+            short_rows(me, lo, rows, n, logits, labels, p, t_l, sums)
         lo += rows
 
 
@@ -405,25 +281,23 @@ def few_weighted(lo, hi, n, logits, target, p, t_l, hard, soft):
 
 
 @kernel
-def softmax_cross_entropy_fwd(
-    w, nw, rows, inner, N, dense, smoothing: Float, logits: Ptr, target: Ptr, p: Ptr, t_l: Ptr
-):
+def softmax_cross_entropy_fwd(me, rows, inner, N, dense, smoothing: Float, logits: Ptr, target: Ptr, p: Ptr, t_l: Ptr):
     """p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j]), q = (1-s)*target + s/N.
 
     logits (rows*inner, N), target the same or labels (rows*inner,), l (rows,) sums over inner; p may be
     logits; rows shared.
     """
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     hard, soft = like(p, 1 - smoothing), like(p, smoothing / N)
     if inner == 1 and N <= lanes(p) and (dense or smoothing == 0):
         if dense:
             few_weighted(lo, hi, N, logits, target, p, t_l, hard, soft)
         elif rows >= SHORT_ROWS and N <= lanes(p) // 2:
-            fewest(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
+            fewest(me, lo, hi, N, logits, target, p, t_l)
         elif N * VECTOR_BITS <= lanes(p) * 128:
-            four(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
+            four(me, lo, hi, N, logits, target, p, t_l)
         else:
-            few(h, r, lo, hi, N, logits, target, p, t_l)  # noqa: F821
+            few(me, lo, hi, N, logits, target, p, t_l)
         return
     for i in range(lo, hi):
         total = like(p, 0.0)
@@ -435,7 +309,7 @@ def softmax_cross_entropy_fwd(
                 weight = hard * rsum(N, t) + like(p, smoothing)
                 term = hard * weighted(N, t, x, m)
             else:
-                term = hard * (m - x[class_of(h, r, target[k], N)])  # noqa: F821
+                term = hard * (m - x[class_of(me, target[k], N)])
             if smoothing != 0:
                 term += soft * below_max(N, x, m)
             total += weight * log(softmax_row(N, x, at(p, k * N), m)) + term
@@ -444,10 +318,10 @@ def softmax_cross_entropy_fwd(
 
 @kernel
 def softmax_cross_entropy_bwd(
-    w, nw, rows, inner, N, dense, count, smoothing: Float, dloss: Ptr, target: Ptr, p: Ptr, dlogits: Ptr
+    me, rows, inner, N, dense, count, smoothing: Float, dloss: Ptr, target: Ptr, p: Ptr, dlogits: Ptr
 ):
     """dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j]); dlogits may be p; rows shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     lo, hi = lo * inner, hi * inner
     a = dloss[0] / like(p, count)
     hard, soft = a * like(p, 1 - smoothing), a * like(p, smoothing / N)
@@ -459,26 +333,26 @@ def softmax_cross_entropy_bwd(
     else:
         affine((hi - lo) * N, at(p, lo * N), at(dlogits, lo * N), a, soft)
         for k in range(lo, hi):
-            dlogits[k * N + class_of(h, r, target[k], N)] -= hard  # noqa: F821
+            dlogits[k * N + class_of(me, target[k], N)] -= hard
 
 
 # ---------------------------------------------------------------- an element of each row
 @kernel
-def pick_fwd(w, nw, rows, inner, N, x: Ptr, index: Ptr, y: Ptr):
+def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr, y: Ptr):
     """y[r] = x[r, index[r]]; x (rows*inner, N), index and y (rows*inner,); rows shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     for k in range(lo * inner, hi * inner):
-        y[k] = x[k * N + class_of(h, r, index[k], N)]  # noqa: F821
+        y[k] = x[k * N + class_of(me, index[k], N)]
 
 
 @kernel
-def pick_bwd(w, nw, rows, inner, N, index: Ptr, dy: Ptr, dx: Ptr):
+def pick_bwd(me, rows, inner, N, index: Ptr, dy: Ptr, dx: Ptr):
     """dx[r, j] = dy[r] where j is index[r], 0 elsewhere; all of dx is set; rows shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     for k in range(lo * inner * N, hi * inner * N):
         dx[k] = like(dx, 0.0)
     for k in range(lo * inner, hi * inner):
-        dx[k * N + class_of(h, r, index[k], N)] = dy[k]  # noqa: F821
+        dx[k * N + class_of(me, index[k], N)] = dy[k]
 
 
 # ---------------------------------------------------------------- metrics
@@ -493,15 +367,15 @@ def argmax(x, n):
 
 
 @kernel
-def accuracy_fwd(w, nw, rows, inner, N, dense, scores: Ptr, target: Ptr, t_l: Ptr):
+def accuracy_fwd(me, rows, inner, N, dense, scores: Ptr, target: Ptr, t_l: Ptr):
     """l[r] = number of the inner positions of r whose first largest score is the target's class; rows shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     for i in range(lo, hi):
         hits = 0
         for k in range(i * inner, (i + 1) * inner):
             if dense:
                 label = argmax(at(target, k * N), N)
             else:
-                label = class_of(h, r, target[k], N)  # noqa: F821
+                label = class_of(me, target[k], N)
             hits += argmax(at(scores, k * N), N) == label
         t_l[i] = like(scores, hits)

@@ -1,26 +1,36 @@
 """Optimizer updates, step counter and schedule, clipping, penalties (see `calcvm.ops.optimizers`).
 
-In every update loop ``clip`` and ``decay`` are loop-invariant: the compiler makes a loop for each case.
+An update is a loop of its formula (`calcvm.formulas.optimizers`) for each case of clipping and decay.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from llvmlite import ir
+from numba import types
+
+from calcvm.formulas.declare import Update
+from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.kernels_cpu._common import (
+    I64,
     REASSOC,
     Float,
     Ptr,
     as_f64,
     at,
+    intrinsic_of,
     kernel,
+    kernel_as,
     like,
     maximum,
     minimum,
     njit,
     share,
-    sqrt,
 )
+from calcvm.kernels_cpu._formulas import V
+from calcvm.kernels_cpu._math import Lanes, each
 
 # Slots of ``hyper``; a test compares them with calcvm.ops.optimizers.HYPER_SLOTS.
 LEARNING_RATE, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP_VALUE, CLIP_NORM = range(7)
@@ -31,9 +41,9 @@ CONSTANT, STEP, EXPONENTIAL, COSINE, COSINE_RESTARTS = range(5)
 
 
 @njit(inline=True)
-def span(rows, cols, w, nw):
+def span(me, rows, cols):
     """Elements of the rows that worker ``w`` owns."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     return lo * cols, hi * cols
 
 
@@ -43,149 +53,69 @@ def slot(x, hyper, k):
     return like(x, as_f64(hyper)[k])
 
 
-@njit(inline=True)
-def gradient(g, p, clip, scale, decay):
-    """Scaled if ``clip``, with L2 decay if there is any."""
-    if clip:
-        g *= scale
-    if decay != 0:
-        g += decay * p
-    return g
-
-
 # ---------------------------------------------------------------- updates
-@kernel
-def sgd(w, nw, rows, cols, clip, p: Ptr, g: Ptr, hyper: Ptr):
-    """p -= lr_t*g'."""
-    lo, hi = span(rows, cols, w, nw)
-    lr, scale, decay = slot(p, hyper, LR_T), slot(p, hyper, CLIP_SCALE), slot(p, hyper, WEIGHT_DECAY)
-    for i in range(lo, hi):
-        p[i] -= lr * gradient(g[i], p[i], clip, scale, decay)
+def _loop(op: Update, clip: bool, decay: bool) -> Any:
+    """A loop ``each(n, start, given)``; given : p, g, state, hyper."""
+
+    def new(*values: V) -> tuple[V, ...]:
+        """Of p, g, state, the scale, the decay, and what else the update uses."""
+        k = 2 + len(op.state)
+        return op(values[k] if clip else None, values[k + 1] if decay else None, *values[:k], *values[k + 2 :])
+
+    def typing(n: Any, start: Any, given: Any) -> Any:
+        def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
+            dtype, count = given.types[0].dtype, len(given.types) - 1
+            e = Lanes(b, ctx.get_value_type(dtype))
+            hyper = b.bitcast(b.extract_value(args[2], count), ir.DoubleType().as_pointer())
+
+            def slot(name: str) -> V:
+                return V(b, b.load(b.gep(hyper, [I64(HYPER_SLOTS.index(name))])))
+
+            def number(name: str) -> Any:
+                return ctx.cast(b, op.coefficient(name, slot).v, types.float64, dtype)
+
+            reads = [b.gep(b.extract_value(args[2], k), [args[1]]) for k in range(count)]
+            writes = [p for k, p in enumerate(reads) if k != 1]
+            numbers = map(number, ("clip_scale", "weight_decay", *op.uses))
+            each(new, "v" * count, writes=len(writes))(e, args[0], *reads, *writes, *numbers)
+            return ctx.get_dummy_value()
+
+        return types.void(types.int64, types.int64, given), codegen
+
+    return intrinsic_of(3, typing)
 
 
-@kernel
-def momentum(w, nw, rows, cols, clip, p: Ptr, g: Ptr, m: Ptr, hyper: Ptr):
-    """m = beta1*m + g'; p -= lr_t*m."""
-    lo, hi = span(rows, cols, w, nw)
-    lr, scale, decay = slot(p, hyper, LR_T), slot(p, hyper, CLIP_SCALE), slot(p, hyper, WEIGHT_DECAY)
-    mu = slot(p, hyper, BETA1)
-    for i in range(lo, hi):
-        mi = mu * m[i] + gradient(g[i], p[i], clip, scale, decay)
-        m[i] = mi
-        p[i] -= lr * mi
+def _update(op: Update) -> None:
+    plain, clipped = _loop(op, False, False), _loop(op, True, False)
+    decayed, both = _loop(op, False, op.decay), _loop(op, True, op.decay)
+    pointers = tuple((name, "ptr") for name in ("p", "g", *op.state, "hyper"))
+
+    @kernel_as(op.name, (("rows", "int"), ("cols", "int"), ("clip", "int"), *pointers))
+    def run(me, rows, cols, clip, *given):
+        start, stop = span(me, rows, cols)
+        if slot(given[0], given[-1], WEIGHT_DECAY) == 0:
+            if clip:
+                clipped(stop - start, start, given)
+            else:
+                plain(stop - start, start, given)
+        elif clip:
+            both(stop - start, start, given)
+        else:
+            decayed(stop - start, start, given)
 
 
-@kernel
-def nesterov(w, nw, rows, cols, clip, p: Ptr, g: Ptr, m: Ptr, hyper: Ptr):
-    """m = beta1*m + g'; p -= lr_t*(g' + beta1*m)."""
-    lo, hi = span(rows, cols, w, nw)
-    lr, scale, decay = slot(p, hyper, LR_T), slot(p, hyper, CLIP_SCALE), slot(p, hyper, WEIGHT_DECAY)
-    mu = slot(p, hyper, BETA1)
-    for i in range(lo, hi):
-        gi = gradient(g[i], p[i], clip, scale, decay)
-        mi = mu * m[i] + gi
-        m[i] = mi
-        p[i] -= lr * (gi + mu * mi)
-
-
-@njit(inline=True)
-def adam_steps(lo, hi, clip, p, g, m, v, hyper, step, c2):
-    """m += (1-beta1)*(g' - m); v = beta2*v + (1-beta2)*g'^2; p -= step*m/(sqrt(v)*c2 + eps)."""
-    scale, decay = slot(p, hyper, CLIP_SCALE), slot(p, hyper, WEIGHT_DECAY)
-    eps, beta2 = slot(p, hyper, EPS), slot(p, hyper, BETA2)
-    a1, a2 = like(p, 1 - as_f64(hyper)[BETA1]), like(p, 1 - as_f64(hyper)[BETA2])
-    for i in range(lo, hi):
-        gi = gradient(g[i], p[i], clip, scale, decay)
-        mi = m[i] + a1 * (gi - m[i])
-        vi = beta2 * v[i] + a2 * gi * gi
-        m[i] = mi
-        v[i] = vi
-        p[i] -= step * mi / (sqrt(vi) * c2 + eps)
-
-
-@kernel
-def adam(w, nw, rows, cols, clip, p: Ptr, g: Ptr, m: Ptr, v: Ptr, hyper: Ptr):
-    """p -= step_size_t*m/(sqrt(v)*c2 + eps), c2 the root's correction."""
-    lo, hi = span(rows, cols, w, nw)
-    adam_steps(lo, hi, clip, p, g, m, v, hyper, slot(p, hyper, STEP_SIZE_T), slot(p, hyper, INV_SQRT_CORRECTION2_T))
-
-
-@kernel
-def adamhat(w, nw, rows, cols, clip, p: Ptr, g: Ptr, m: Ptr, v: Ptr, hyper: Ptr):
-    """p -= step_size_t/c2*m/(sqrt(v) + eps): eps is added to the root before its correction."""
-    lo, hi = span(rows, cols, w, nw)
-    step = like(p, as_f64(hyper)[STEP_SIZE_T] / as_f64(hyper)[INV_SQRT_CORRECTION2_T])
-    adam_steps(lo, hi, clip, p, g, m, v, hyper, step, like(p, 1.0))
-
-
-@kernel
-def adamw(w, nw, rows, cols, clip, p: Ptr, g: Ptr, m: Ptr, v: Ptr, hyper: Ptr):
-    """p *= 1 - lr_t*weight_decay; then as adam without decay."""
-    lo, hi = span(rows, cols, w, nw)
-    step, scale = slot(p, hyper, STEP_SIZE_T), slot(p, hyper, CLIP_SCALE)
-    c2, eps, beta2 = slot(p, hyper, INV_SQRT_CORRECTION2_T), slot(p, hyper, EPS), slot(p, hyper, BETA2)
-    a1, a2 = like(p, 1 - as_f64(hyper)[BETA1]), like(p, 1 - as_f64(hyper)[BETA2])
-    keep = like(p, 1 - as_f64(hyper)[LR_T] * as_f64(hyper)[WEIGHT_DECAY])
-    none = like(p, 0.0)
-    for i in range(lo, hi):
-        gi = gradient(g[i], p[i], clip, scale, none)
-        mi = m[i] + a1 * (gi - m[i])
-        vi = beta2 * v[i] + a2 * gi * gi
-        m[i] = mi
-        v[i] = vi
-        p[i] = keep * p[i] - step * mi / (sqrt(vi) * c2 + eps)
-
-
-@kernel
-def rmsprop(w, nw, rows, cols, clip, p: Ptr, g: Ptr, v: Ptr, hyper: Ptr):
-    """v = beta2*v + (1-beta2)*g'^2; p -= lr_t*g'/(sqrt(v) + eps)."""
-    lo, hi = span(rows, cols, w, nw)
-    lr, scale, decay = slot(p, hyper, LR_T), slot(p, hyper, CLIP_SCALE), slot(p, hyper, WEIGHT_DECAY)
-    alpha, eps, a2 = slot(p, hyper, BETA2), slot(p, hyper, EPS), like(p, 1 - as_f64(hyper)[BETA2])
-    for i in range(lo, hi):
-        gi = gradient(g[i], p[i], clip, scale, decay)
-        vi = alpha * v[i] + a2 * gi * gi
-        v[i] = vi
-        p[i] -= lr * gi / (sqrt(vi) + eps)
-
-
-@kernel
-def rmsprop_momentum(w, nw, rows, cols, clip, p: Ptr, g: Ptr, v: Ptr, m: Ptr, hyper: Ptr):
-    """v = beta2*v + (1-beta2)*g'^2; m = beta1*m + g'/(sqrt(v) + eps); p -= lr_t*m."""
-    lo, hi = span(rows, cols, w, nw)
-    lr, scale, decay = slot(p, hyper, LR_T), slot(p, hyper, CLIP_SCALE), slot(p, hyper, WEIGHT_DECAY)
-    alpha, eps, a2 = slot(p, hyper, BETA2), slot(p, hyper, EPS), like(p, 1 - as_f64(hyper)[BETA2])
-    mu = slot(p, hyper, BETA1)
-    for i in range(lo, hi):
-        gi = gradient(g[i], p[i], clip, scale, decay)
-        vi = alpha * v[i] + a2 * gi * gi
-        mi = mu * m[i] + gi / (sqrt(vi) + eps)
-        v[i] = vi
-        m[i] = mi
-        p[i] -= lr * mi
-
-
-@kernel
-def adagrad(w, nw, rows, cols, clip, p: Ptr, g: Ptr, v: Ptr, hyper: Ptr):
-    """v += g'^2; p -= lr_t*g'/(sqrt(v) + eps)."""
-    lo, hi = span(rows, cols, w, nw)
-    lr, scale, decay = slot(p, hyper, LR_T), slot(p, hyper, CLIP_SCALE), slot(p, hyper, WEIGHT_DECAY)
-    eps = slot(p, hyper, EPS)
-    for i in range(lo, hi):
-        gi = gradient(g[i], p[i], clip, scale, decay)
-        vi = v[i] + gi * gi
-        v[i] = vi
-        p[i] -= lr * gi / (sqrt(vi) + eps)
+for _op in UPDATES.values():
+    _update(_op)
 
 
 # ---------------------------------------------------------------- the step
 @kernel
-def tick(w, nw, schedule, hyper: Ptr):
+def tick(me, schedule, hyper: Ptr):
     """t += 1; the powers of beta1 and beta2; the rate of this step; Adam's corrections.
 
     Worker 0 alone.  k counts the schedule's steps, from 0 after the warm-up.
     """
-    if w != 0:
+    if me.worker != 0:
         return
     s = as_f64(hyper)
     t = s[T] + 1
@@ -220,9 +150,9 @@ def tick(w, nw, schedule, hyper: Ptr):
 
 
 @kernel
-def rate_table(w, nw, n, every, table: Ptr, hyper: Ptr):
+def rate_table(me, n, every, table: Ptr, hyper: Ptr):
     """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  Worker 0 alone."""
-    if w != 0:
+    if me.worker != 0:
         return
     s = as_f64(hyper)
     k, x = 0, (s[T] - 1 - s[WARMUP_STEPS]) / every
@@ -234,9 +164,9 @@ def rate_table(w, nw, n, every, table: Ptr, hyper: Ptr):
 
 
 @kernel
-def rate_scale(w, nw, factor: Float, hyper: Ptr, scaled: Ptr):
+def rate_scale(me, factor: Float, hyper: Ptr, scaled: Ptr):
     """scaled = hyper, its lr_t and step_size_t times factor.  Worker 0 alone."""
-    if w != 0:
+    if me.worker != 0:
         return
     s, y = as_f64(hyper), as_f64(scaled)
     for k in range(N_SLOTS):
@@ -247,9 +177,9 @@ def rate_scale(w, nw, factor: Float, hyper: Ptr, scaled: Ptr):
 
 # ---------------------------------------------------------------- clipping
 @kernel
-def clip_value(w, nw, rows, cols, g: Ptr, hyper: Ptr):
+def clip_value(me, rows, cols, g: Ptr, hyper: Ptr):
     """g = min(max(g, -clip_value), clip_value), NaN stays."""
-    lo, hi = span(rows, cols, w, nw)
+    lo, hi = span(me, rows, cols)
     c = slot(g, hyper, CLIP_VALUE)
     for i in range(lo, hi):
         g[i] = minimum(maximum(g[i], -c), c)
@@ -272,9 +202,9 @@ def sum_f64(x, n):
 
 
 @kernel
-def sumsq(w, nw, rows, cols, g: Ptr, s: Ptr):
+def sumsq(me, rows, cols, g: Ptr, s: Ptr):
     """s[r] = sum_c g[r,c]^2; rows shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     if cols == 1:
         for r in range(lo, hi):
             s[r] = g[r] * g[r]
@@ -284,9 +214,9 @@ def sumsq(w, nw, rows, cols, g: Ptr, s: Ptr):
 
 
 @kernel
-def clip_norm_scale(w, nw, n, s: Ptr, hyper: Ptr):
+def clip_norm_scale(me, n, s: Ptr, hyper: Ptr):
     """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6)); worker 0 alone.  NaN stays."""
-    if w != 0:
+    if me.worker != 0:
         return
     scale = as_f64(hyper)[CLIP_NORM] / (math.sqrt(sum_f64(s, n)) + 1e-6)
     as_f64(hyper)[CLIP_SCALE] = 1.0 if scale > 1 else scale
@@ -294,9 +224,9 @@ def clip_norm_scale(w, nw, n, s: Ptr, hyper: Ptr):
 
 # ---------------------------------------------------------------- penalties, zero
 @kernel
-def penalty(w, nw, rows, cols, l1: Float, l2: Float, p: Ptr, g: Ptr):
+def penalty(me, rows, cols, l1: Float, l2: Float, p: Ptr, g: Ptr):
     """g += l1*sign(p) + 2*l2*p; sign(0) = 0."""
-    lo, hi = span(rows, cols, w, nw)
+    lo, hi = span(me, rows, cols)
     a1, a2, none = like(p, l1), like(p, 2 * l2), like(p, 0.0)
     if l1 == 0:
         for i in range(lo, hi):
@@ -309,8 +239,8 @@ def penalty(w, nw, rows, cols, l1: Float, l2: Float, p: Ptr, g: Ptr):
 
 
 @kernel
-def zero(w, nw, rows, cols, g: Ptr):
+def zero(me, rows, cols, g: Ptr):
     """g = 0."""
-    lo, hi = span(rows, cols, w, nw)
+    lo, hi = span(me, rows, cols)
     for i in range(lo, hi):
         g[i] = like(g, 0.0)

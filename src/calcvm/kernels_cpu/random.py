@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu._common import Ptr, as_f64, as_i64, at, kernel, kernel_from, like, share  # noqa: F401
+from calcvm.kernels_cpu._common import Ptr, as_f64, as_i64, at, kernel, like, njit, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import elementwise
 
@@ -37,24 +37,35 @@ def _dropout(x: V, index: V, scale: V, key: V, threshold: V) -> V:
 
 
 _loop_dropout = elementwise(_dropout, "v", "fii", indexed=True)
-DROPOUT = '''\
-def dropout_{direction}(w, nw, rows, cols, stream, {x}: Ptr, rng: Ptr, rate: Ptr, {y}: Ptr):
-    """{y} = {x}/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared; in place."""
-    lo, hi = share(rows, w, nw)
+
+
+@njit(inline=True)
+def _drop(me, rows, cols, stream, x, rng, rate, y):
+    """y = x/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0."""
+    lo, hi = share(me, rows)
     i = lo * cols
     p = as_f64(rate)[0]
     p = 0.0 if not p > 0 else 1.0 if p > 1 else p
     state = as_i64(rng)
     key = key_of(state[0], state[1], stream)
     threshold = int(p * 4611686018427387904.0)  # of 2**62
-    _loop_dropout((hi - lo) * cols, at({x}, i), at({y}, i), i, like(h, 1.0 / (1.0 - p)), key, threshold)
-'''
-kernel_from(DROPOUT.format(direction="fwd", x="x", y="y"), globals())
-kernel_from(DROPOUT.format(direction="bwd", x="dy", y="dx"), globals())
+    _loop_dropout((hi - lo) * cols, at(x, i), at(y, i), i, like(x, 1.0 / (1.0 - p)), key, threshold)
 
 
 @kernel
-def rng_advance(w, nw, rng: Ptr):
+def dropout_fwd(me, rows, cols, stream, x: Ptr, rng: Ptr, rate: Ptr, y: Ptr):
+    """y = x/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared; in place."""
+    _drop(me, rows, cols, stream, x, rng, rate, y)
+
+
+@kernel
+def dropout_bwd(me, rows, cols, stream, dy: Ptr, rng: Ptr, rate: Ptr, dx: Ptr):
+    """dx = dy/(1 - rate) where the forward kept the element, else 0; rows are shared; in place."""
+    _drop(me, rows, cols, stream, dy, rng, rate, dx)
+
+
+@kernel
+def rng_advance(me, rng: Ptr):
     """rng.counter += 1; worker 0."""
-    if w == 0:
+    if me.worker == 0:
         as_i64(rng)[1] += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calcvm.kernels_cpu._common import Ptr, at, kernel, kernel_from, like, njit, share  # noqa: F401
+from calcvm.kernels_cpu._common import Ptr, at, kernel, like, njit, share
 from calcvm.kernels_cpu._math import copy, fill, lanes, tiles
 
 TILE = 16  # a tile of lines of x and of y fits into L1 whatever the strides
@@ -33,56 +33,60 @@ def _move(m, n, y, y_stride, x, x_stride, x_step):
                     yi[j] = xi[j * x_step]
 
 
-PERMUTE = '''\
-def {name}(w, nw, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, same, {x}: Ptr, {y}: Ptr):
-    """{y}[i0..i5] = {x}[sum_k ik*sk]; {y} (d0..d5); d0 is shared, {x} too where its leading axis stays."""
-    lo, hi = share(d0, w, nw)
-    n = d4 * d5
-    if d1 * d2 * d3 * d4 == 1:
-        _move(hi - lo, d5, at({y}, lo * d5), d5, at({x}, lo * s0), s0, s5)
+@njit(inline=True)
+def _permute(me, d, s, x, y):
+    """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5)."""
+    lo, hi = share(me, d[0])
+    if d[1] * d[2] * d[3] * d[4] == 1:
+        _move(hi - lo, d[5], at(y, lo * d[5]), d[5], at(x, lo * s[0]), s[0], s[5])
         return
-    if d1 * d2 * d3 * n == 0:
+    n = d[4] * d[5]
+    if d[1] * d[2] * d[3] * n == 0:
         return
-    to = lo * d1 * d2 * d3 * n
+    to = lo * d[1] * d[2] * d[3] * n
     for i0 in range(lo, hi):
-        for i1 in range(d1):
-            for i2 in range(d2):
-                for i3 in range(d3):
-                    start = i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3
-                    _move(d4, d5, at({y}, to), d5, at({x}, start), s4, s5)
+        for i1 in range(d[1]):
+            for i2 in range(d[2]):
+                for i3 in range(d[3]):
+                    start = i0 * s[0] + i1 * s[1] + i2 * s[2] + i3 * s[3]
+                    _move(d[4], d[5], at(y, to), d[5], at(x, start), s[4], s[5])
                     to += n
-'''
-kernel_from(PERMUTE.format(name="transpose_fwd", x="x", y="y"), globals())
 
 
-BACK = PERMUTE
-for _k in range(6):
-    BACK = BACK.replace(f"d{_k}", f"e{_k}").replace(f"s{_k}", f"t{_k}")
-kernel_from(BACK.replace("same", "back").format(name="transpose_bwd", x="dy", y="dx"), globals())
+@kernel
+def transpose_fwd(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, same, x: Ptr, y: Ptr):
+    """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5); d0 is shared, x too where its leading axis stays."""
+    _permute(me, (d0, d1, d2, d3, d4, d5), (s0, s1, s2, s3, s4, s5), x, y)
+
+
+@kernel
+def transpose_bwd(me, e0, e1, e2, e3, e4, e5, t0, t1, t2, t3, t4, t5, back, dy: Ptr, dx: Ptr):
+    """dx[i0..i5] = dy[sum_k ik*tk]; dx (e0..e5); e0 is shared, dy too where its leading axis stays."""
+    _permute(me, (e0, e1, e2, e3, e4, e5), (t0, t1, t2, t3, t4, t5), dy, dx)
 
 
 # ---------------------------------------------------------------- concatenation
 @kernel
-def concat_fwd(w, nw, rows, inner, A, B, a: Ptr, b: Ptr, y: Ptr):
+def concat_fwd(me, rows, inner, A, B, a: Ptr, b: Ptr, y: Ptr):
     """y[r] = a[r] followed by b[r]; a (rows*inner, A), b (rows*inner, B); rows are shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     for r in range(lo * inner, hi * inner):
         copy(A, at(a, r * A), at(y, r * (A + B)))
         copy(B, at(b, r * B), at(y, r * (A + B) + A))
 
 
 @kernel
-def concat_bwd_a(w, nw, rows, inner, A, B, dy: Ptr, da: Ptr):
+def concat_bwd_a(me, rows, inner, A, B, dy: Ptr, da: Ptr):
     """da[r] = the first A of dy[r]; rows are shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     for r in range(lo * inner, hi * inner):
         copy(A, at(dy, r * (A + B)), at(da, r * A))
 
 
 @kernel
-def concat_bwd_b(w, nw, rows, inner, A, B, dy: Ptr, db: Ptr):
+def concat_bwd_b(me, rows, inner, A, B, dy: Ptr, db: Ptr):
     """db[r] = the last B of dy[r]; rows are shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     for r in range(lo * inner, hi * inner):
         copy(B, at(dy, r * (A + B) + A), at(db, r * B))
 
@@ -107,19 +111,19 @@ def _slices(d1, d2, d3, d4, d5, s1, s2, s3, s4, dense, strided, back):
 
 
 @kernel
-def slice_fwd(w, nw, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, x: Ptr, y: Ptr):
+def slice_fwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, x: Ptr, y: Ptr):
     """y[i0] = the block (d1..d5) at ``off`` in row first + i0 of x (rows, cols); d0 is shared."""
-    lo, hi = share(d0, w, nw)
+    lo, hi = share(me, d0)
     n = d1 * d2 * d3 * d4 * d5
     for i in range(lo, hi):
         _slices(d1, d2, d3, d4, d5, s1, s2, s3, s4, at(y, i * n), at(x, (first + i) * cols + off), False)
 
 
 @kernel
-def slice_bwd(w, nw, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, dy: Ptr, dx: Ptr):
+def slice_bwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, dy: Ptr, dx: Ptr):
     """dx = 0, and dy in the block that `slice_fwd` read; all of dx is set; rows are shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     n = d1 * d2 * d3 * d4 * d5
-    fill((hi - lo) * cols, at(dx, lo * cols), like(h, 0))  # noqa: F821
+    fill((hi - lo) * cols, at(dx, lo * cols), like(me.heap, 0))
     for r in range(max(lo, first), min(hi, first + d0)):
         _slices(d1, d2, d3, d4, d5, s1, s2, s3, s4, at(dy, (r - first) * n), at(dx, r * cols + off), True)

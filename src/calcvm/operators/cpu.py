@@ -1,6 +1,7 @@
 """What kernels for a CPU are written with.
 
-``@kernel`` registers the kernel of a row; its parameters are the worker, the team's size, and the row's words and operands.
+``@kernel`` registers the kernel of a row; its parameters are ``me``, which tells it of its worker (``share(me, n)``,
+``trap(me, code)``, ``given(me, operand)``), and the row's words and operands.
 Functions that kernels call are decorated by ``@njit``.  Sums and maxima of contiguous elements (``rsum(n, x)``) are vectors
 of a fixed shape, and so the same bits for any team.
 """
@@ -18,6 +19,7 @@ from calcvm.kernels_cpu._common import (
     at,
     fabs,
     floor,
+    given,
     like,
     njit,
     share,
@@ -28,7 +30,7 @@ from calcvm.kernels_cpu._math import copy, erf, exp, fill, log, rdot, rmax, rmin
 from calcvm.operators import register_kernel
 
 __all__ = [
-    "Float", "Ptr", "as_f64", "as_i64", "at", "copy", "erf", "exp", "fabs", "fill", "floor", "kernel", "like", "log", "njit",
+    "Float", "Ptr", "as_f64", "as_i64", "at", "copy", "erf", "exp", "fabs", "fill", "floor", "given", "kernel", "like", "log", "njit",
     "rdot", "rmax", "rmin", "rsum", "rsumsq", "share", "sqrt", "tanh", "trap",
 ]  # fmt: skip
 

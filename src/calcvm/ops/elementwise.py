@@ -1,179 +1,125 @@
-"""Elementwise operators: unary ones, binary ones with broadcasting, and rows that lowering inserts.
-
-A backward reads the output rather than the input wherever it can, so that the input's storage can be
-the output's, and an activation fused into the row before needs no copy of its argument.
-"""
+"""Elementwise operators: those of `calcvm.formulas.elementwise`, ``pow``, and rows that lowering inserts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from calcvm.formulas.declare import Elementwise, Formula, Real
+from calcvm.formulas.elementwise import ACCUMULATE, ELEMENTWISE, FILL
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, show
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, U, W, Word, choice, dims, register, rows_cols, same_shape
+from calcvm.ops.parameters import attributes, values
+from calcvm.ops.spec import (
+    Attr,
+    Example,
+    Operand,
+    OpSpec,
+    R,
+    RowSpec,
+    U,
+    W,
+    Word,
+    choice,
+    dims,
+    register,
+    rows_cols,
+    same_shape,
+)
 
 ROWS_COLS = dims("rows cols")
 SIZE = "rows*cols"
+OPCODES = {
+    "neg": 20, "abs": 22, "sqrt": 24, "square": 26, "exp": 28, "log": 30, "pow": 32, "relu": 34, "leaky_relu": 36,
+    "sigmoid": 38, "tanh": 40, "gelu": 42, "softplus": 44, "elu": 46, "affine": 48,
+    "add": 80, "sub": 81, "mul": 83, "div": 86,
+}  # of the forward; those of the backward follow  # fmt: skip
 
 
-def _float(name: str, default: float | None, doc: str, lo: float = -1e300, hi: float = 1e300) -> tuple[Attr, Word]:
-    def check(v: Any) -> bool:
-        return isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) and lo <= v <= hi
-
-    return Attr(name=name, default=default, check=check, doc=doc), Word(name=name, kind="float", lo=lo, hi=hi)
-
-
-# ---------------------------------------------------------------- unary
-def _unary(
-    opcode: int,
-    name: str,
-    y: str,
-    dx: str,
-    reads: str,
-    *,
-    attrs: tuple[tuple[Attr, Word], ...] = (),
-    bwd_words: tuple[Word, ...] | None = None,
-    word_values: Any = None,
-    flops: tuple[int, int] = (1, 1),
-    examples: tuple[dict[str, Any], ...] = ({},),
-    low: float = -2.0,
-    onnx: tuple[str, ...] = (),
-    source: str = "",
-) -> None:
-    """y = f(x); dx = dy*f'; ``reads``: what the backward reads besides dy, "x", "y" or ""."""
-    words = tuple(w for _, w in attrs)
-
-    def values(shapes: Mapping[str, Shape], a: Mapping[str, Any]) -> dict[str, Any]:
-        return {**rows_cols(shapes["x"]), **(word_values(a) if word_values else a)}
-
-    fwd = RowSpec(
+def _row(
+    opcode: int, f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], size: str, **more: Any
+) -> RowSpec:
+    """The row of a formula."""
+    params = attributes(f.words)
+    return RowSpec(
         opcode=opcode,
-        name=f"{name}_fwd",
-        synopsis=f"y = {y}",
-        words=ROWS_COLS + words,
-        operands=(R("x", SIZE, "rows"), W("y", SIZE, "rows")),
-        in_place=(("y", "x"),),
-        flops=f"{flops[0]}*{SIZE}",
+        name=f.name,
+        synopsis=f"{f.writes} = {f.text}",
+        words=words + tuple(word for _, word in params.values()),
+        operands=operands,
+        in_place=tuple((f.writes, read) for read in f.reads),
+        flops=f"{f.operations}*{size}" if f.operations > 1 else size,
+        **more,
     )
-    read = ("dy", reads) if reads else ("dy",)
-    bwd = RowSpec(
-        opcode=opcode + 1,
-        name=f"{name}_bwd",
-        synopsis=f"dx = {dx}",
-        words=ROWS_COLS + (words if bwd_words is None else bwd_words),
-        operands=(*(R(v, SIZE, "rows") for v in read), W("dx", SIZE, "rows")),
-        in_place=tuple(("dx", v) for v in read),
-        flops=f"{flops[1]}*{SIZE}",
-    )
-    shapes: tuple[tuple[int | None, ...], ...] = ((None, 5), (None, 19), (7,), (3, 2, 9), ())
-    more = tuple(Example(shapes=((None, 3),), attrs=a, low=low) for a in examples[1:])
+
+
+def _flat(opcode: int, f: Formula) -> RowSpec:
+    """The row of a formula whose operands are all of one shape."""
+    operands = (*(R(v, SIZE, "rows") for v in f.reads), W(f.writes, SIZE, "rows"))
+    return _row(opcode, f, ROWS_COLS, operands, SIZE)
+
+
+# ---------------------------------------------------------------- of one operand
+UNARY_SHAPES: tuple[tuple[int | None, ...], ...] = ((None, 5), (None, 19), (7,), (3, 2, 9), ())
+
+
+def _unary(op: Elementwise, fwd: RowSpec, bwd: RowSpec) -> None:
+    examples = [Example(shapes=(s,), attrs=op.cases[0], low=op.low) for s in UNARY_SHAPES]
+    examples += [Example(shapes=((None, 3),), attrs=attrs, low=op.low) for attrs in op.cases[1:]]
+    examples.append(Example(shapes=((None, 64),), attrs=op.cases[0], low=op.low, batch=256, bench=True))
     register(
         OpSpec(
-            name=name,
-            synopsis=f"y = {y}",
+            name=op.name,
+            synopsis=fwd.synopsis,
             category="unary",
             inputs=("x",),
-            attrs=tuple(a for a, _ in attrs),
+            attrs=tuple(attr for attr, _ in attributes(op.params).values()),
             shape=same_shape,
-            words=values,
+            words=lambda shapes, attrs: {**rows_cols(shapes["x"]), **values(op.params, attrs)},
             fwd=(fwd,),
             bwd=(bwd,),
             differentiable=("x",),
-            onnx=onnx,
-            examples=tuple(Example(shapes=(s,), attrs=examples[0], low=low) for s in shapes)
-            + more
-            + (Example(shapes=((None, 64),), attrs=examples[0], low=low, batch=256, bench=True),),
-            source=source,
+            onnx=op.onnx,
+            examples=tuple(examples),
+            source=op.source,
         )
     )
 
 
-ALPHA_SLOPE = _float("alpha", 0.01, "slope for x < 0, >= 0", lo=0.0)
-ALPHA_ELU = _float("alpha", 1.0, "limit for x -> -inf is -alpha, >= 0", lo=0.0)
-EXPONENT = _float("exponent", None, "the power p")
-A, B = _float("a", 1.0, "factor"), _float("b", 0.0, "added")
-APPROXIMATE = Attr(
-    name="approximate", default="none", check=lambda v: v in ("none", "tanh"), doc='"none" (erf) or "tanh"'
-)
+for _op in ELEMENTWISE.values():
+    if len(_op.forward.reads) == 1:
+        _unary(_op, _flat(OPCODES[_op.name], _op.forward), _flat(OPCODES[_op.name] + 1, _op.backward["x"]))
 
-_unary(20, "neg", "-x", "-dy", "", onnx=("Neg",))
-_unary(22, "abs", "|x|", "dy*sign(x)", "x", onnx=("Abs",), source="the derivative at 0 is 0, as in PyTorch")
-_unary(24, "sqrt", "sqrt(x)", "dy/(2*y)", "y", low=0.1, flops=(1, 2), onnx=("Sqrt",))
-_unary(26, "square", "x^2", "2*x*dy", "x", flops=(1, 2))
-_unary(28, "exp", "exp(x)", "dy*y", "y", onnx=("Exp",))
-_unary(30, "log", "log(x)", "dy/x", "x", low=0.1, onnx=("Log",))
-_unary(
-    32,
-    "pow",
-    "x^p",
-    "dy*p*x^(p-1)",
-    "x",
-    attrs=(EXPONENT,),
-    low=0.1,
-    examples=tuple({"exponent": p} for p in (2.5, -1.5, 0.5, 3.0, 2.0, 1.0, 0.0)),
-    flops=(3, 5),
+POW = Elementwise(
+    name="pow",  # whose kernel is no formula: it has forms for some exponents
+    forward=Formula("pow_fwd", lambda x, exponent: x * exponent, "y"),
+    backward={},
+    params={"exponent": Real(None, "the power p")},
     onnx=("Pow",),
+    low=0.1,
+    cases=tuple({"exponent": p} for p in (2.5, -1.5, 0.5, 3.0, 2.0, 1.0, 0.0)),
     source="IEEE 754 pow: x < 0 is nan unless p is an integer; x^0 = 1; within 2 ulp over the whole range",
 )
-_unary(34, "relu", "max(x, 0)", "y > 0 ? dy : 0", "y", onnx=("Relu",))
+_EXPONENT = tuple(word for _, word in attributes(POW.params).values())
 _unary(
-    36,
-    "leaky_relu",
-    "x > 0 ? x : alpha*x",
-    "y > 0 ? dy : alpha*dy",
-    "y",
-    attrs=(ALPHA_SLOPE,),
-    examples=({"alpha": 0.01}, {"alpha": 0.3}, {"alpha": 0.0}),
-    flops=(2, 2),
-    onnx=("LeakyRelu",),
-)
-_unary(38, "sigmoid", "1/(1 + exp(-x))", "dy*y*(1 - y)", "y", flops=(3, 3), onnx=("Sigmoid",))
-_unary(40, "tanh", "tanh(x)", "dy*(1 - y^2)", "y", flops=(1, 3), onnx=("Tanh",))
-_unary(
-    42,
-    "gelu",
-    "x*Phi(x)",
-    "dy*(Phi(x) + x*phi(x))",
-    "x",
-    attrs=((APPROXIMATE, choice("approximate", 2)),),
-    word_values=lambda a: {"approximate": int(a.get("approximate", "none") == "tanh")},
-    examples=({"approximate": "none"}, {"approximate": "tanh"}),
-    flops=(4, 8),
-    onnx=("Gelu",),
-    source="Hendrycks and Gimpel 2016; Phi is the normal distribution, or its approximation by tanh",
-)
-_unary(
-    44,
-    "softplus",
-    "log(1 + exp(x))",
-    "dy*(1 - exp(-y))",
-    "y",
-    flops=(3, 3),
-    onnx=("Softplus",),
-)
-_unary(
-    46,
-    "elu",
-    "x > 0 ? x : alpha*(exp(x) - 1)",
-    "y > 0 ? dy : dy*(y + alpha)",
-    "y",
-    attrs=(ALPHA_ELU,),
-    examples=({"alpha": 1.0}, {"alpha": 0.5}),
-    flops=(3, 2),
-    onnx=("Elu",),
-    source="Clevert et al. 2016; the derivative is right to half an ulp of alpha",
-)
-_unary(
-    48,
-    "affine",
-    "a*x + b",
-    "a*dy",
-    "",
-    attrs=(A, B),
-    bwd_words=(A[1],),
-    examples=({"a": 1.5, "b": -0.25}, {"a": 0.0, "b": 3.0}, {"a": -1.0, "b": 0.0}),
-    flops=(2, 1),
+    POW,
+    RowSpec(
+        opcode=OPCODES["pow"],
+        name="pow_fwd",
+        synopsis="y = x^p",
+        words=ROWS_COLS + _EXPONENT,
+        operands=(R("x", SIZE, "rows"), W("y", SIZE, "rows")),
+        in_place=(("y", "x"),),
+        flops=f"3*{SIZE}",
+    ),
+    RowSpec(
+        opcode=OPCODES["pow"] + 1,
+        name="pow_bwd",
+        synopsis="dx = dy*p*x^(p-1)",
+        words=ROWS_COLS + _EXPONENT,
+        operands=(R("dy", SIZE, "rows"), R("x", SIZE, "rows"), W("dx", SIZE, "rows")),
+        in_place=(("dx", "dy"), ("dx", "x")),
+        flops=f"5*{SIZE}",
+    ),
 )
 
 
@@ -252,39 +198,39 @@ def _require(*operands: str) -> tuple[str, ...]:
     return (*covered, "a5 + b5 - 1") if len(operands) == 2 else covered
 
 
-def _words_of(*operands: str) -> tuple[Word, ...]:
-    return tuple(w for w in BINARY if w.name[0] == "d" or w.name[0] in operands)
+def _broadcast(opcode: int, f: Formula) -> RowSpec:
+    """The row of a formula of operands that are broadcast to y's shape: inputs by strides, all else whole."""
+    strided = [v for v in f.reads if v in ("a", "b")]
+    words = tuple(w for w in BINARY if w.name[0] == "d" or w.name[0] in strided)
+    operands = (*(_strided(v) if v in strided else R(v, FULL, "d0") for v in f.reads), W(f.writes, FULL, "d0"))
+    return _row(opcode, f, words, operands, FULL, require=_require(*strided))
 
 
-def _binary(opcode: int, name: str, y: str, bwd: tuple[RowSpec, ...], passes: tuple[str, ...], onnx: str) -> None:
-    fwd = RowSpec(
-        opcode=opcode,
-        name=f"{name}_fwd",
-        synopsis=f"y = {y}",
-        words=BINARY,
-        operands=(_strided("a"), _strided("b"), W("y", FULL, "d0")),
-        in_place=(("y", "a"), ("y", "b")),
-        require=_require("a", "b"),
-        flops=FULL,
-    )
-    shapes: tuple[tuple[tuple[int | None, ...], ...], ...] = (
-        ((None, 5), (None, 5)),
-        ((None, 19), (19,)),
-        ((4,), (None, 4)),
-        ((None, 1), (None, 18)),
-        ((None, 3, 1, 4), (5, 1)),
-        ((7,), (7,)),
-        ((7,), (1,)),
-        ((7,), ()),
-        ((), ()),
-        ((2, 1, 3, 1, 2, 1), (1, 4, 1, 2, 1, 3)),
-        ((1, 3), (None, 1)),
-    )
-    low = 0.3 if name == "div" else -2.0
+BINARY_SHAPES: tuple[tuple[tuple[int | None, ...], ...], ...] = (
+    ((None, 5), (None, 5)),
+    ((None, 19), (19,)),
+    ((4,), (None, 4)),
+    ((None, 1), (None, 18)),
+    ((None, 3, 1, 4), (5, 1)),
+    ((7,), (7,)),
+    ((7,), (1,)),
+    ((7,), ()),
+    ((), ()),
+    ((2, 1, 3, 1, 2, 1), (1, 4, 1, 2, 1, 3)),
+    ((1, 3), (None, 1)),
+)
+
+
+def _binary(op: Elementwise) -> None:
+    first = OPCODES[op.name]
+    rows = []
+    for k, f in enumerate(op.formulas[1:], 1):  # of an output's gradient alone: it is whole
+        rows.append(_flat(first + k, f) if f.reads == ("dy",) else _broadcast(first + k, f))
+    examples = [Example(shapes=s, low=op.low) for s in BINARY_SHAPES]
     register(
         OpSpec(
-            name=name,
-            synopsis=f"y = {y}",
+            name=op.name,
+            synopsis=f"y = {op.forward.text}",
             category="binary",
             inputs=("a", "b"),
             shape=broadcast_shape,
@@ -292,63 +238,21 @@ def _binary(opcode: int, name: str, y: str, bwd: tuple[RowSpec, ...], passes: tu
                 **broadcast_words(shapes, attrs),
                 **rows_cols(broadcast_shape((shapes["a"], shapes["b"]), attrs)["y"]),
             },
-            fwd=(fwd,),
-            bwd=bwd,
-            passes=passes,
+            fwd=(_broadcast(first, op.forward),),
+            bwd=tuple(rows),
+            passes=tuple(name for name, f in op.backward.items() if f.passes),
             broadcast=True,
             differentiable=("a", "b"),
-            onnx=(onnx,),
-            examples=tuple(Example(shapes=s, low=low) for s in shapes)
-            + (Example(shapes=((None, 64), (64,)), low=low, batch=256, bench=True),),
+            onnx=op.onnx,
+            examples=(*examples, Example(shapes=((None, 64), (64,)), low=op.low, batch=256, bench=True)),
             source="NumPy's broadcasting",
         )
     )
 
 
-def _product_bwd(opcode: int, name: str, wrt: str, other: str, synopsis: str) -> RowSpec:
-    """d``wrt`` = dy combined with the other operand, in y's shape."""
-    return RowSpec(
-        opcode=opcode,
-        name=name,
-        synopsis=f"d{wrt} = {synopsis}",
-        words=_words_of(other),
-        operands=(R("dy", FULL, "d0"), _strided(other), W(f"d{wrt}", FULL, "d0")),
-        in_place=((f"d{wrt}", "dy"), (f"d{wrt}", other)),
-        require=_require(other),
-        flops=FULL,
-    )
-
-
-_binary(80, "add", "a + b", (), ("a", "b"), "Add")
-_SUB_BWD_B = RowSpec(
-    opcode=82,
-    name="sub_bwd_b",
-    synopsis="db = -dy",
-    words=ROWS_COLS,
-    operands=(R("dy", SIZE, "rows"), W("db", SIZE, "rows")),
-    in_place=(("db", "dy"),),
-    flops=SIZE,
-)
-_binary(81, "sub", "a - b", (_SUB_BWD_B,), ("a",), "Sub")
-_binary(
-    83,
-    "mul",
-    "a * b",
-    (_product_bwd(84, "mul_bwd_a", "a", "b", "dy*b"), _product_bwd(85, "mul_bwd_b", "b", "a", "dy*a")),
-    (),
-    "Mul",
-)
-_DIV_BWD_B = RowSpec(
-    opcode=88,
-    name="div_bwd_b",
-    synopsis="db = -dy*y/b",
-    words=_words_of("b"),
-    operands=(R("dy", FULL, "d0"), R("y", FULL, "d0"), _strided("b"), W("db", FULL, "d0")),
-    in_place=(("db", "dy"), ("db", "y"), ("db", "b")),
-    require=_require("b"),
-    flops=f"3*{FULL}",
-)
-_binary(86, "div", "a / b", (_product_bwd(87, "div_bwd_a", "a", "b", "dy/b"), _DIV_BWD_B), (), "Div")
+for _op in ELEMENTWISE.values():
+    if len(_op.forward.reads) == 2:
+        _binary(_op)
 
 
 # ---------------------------------------------------------------- rows that lowering inserts
@@ -368,7 +272,7 @@ register(
         fwd=(
             RowSpec(
                 opcode=260,
-                name="accumulate",
+                name=ACCUMULATE.name,
                 synopsis="y += x",
                 words=ROWS_COLS,
                 operands=(R("x", SIZE, "rows"), U("y", SIZE, "rows")),
@@ -378,8 +282,6 @@ register(
         examples=(Example(shapes=((None, 5), (None, 5))), Example(shapes=((37,), (37,)))),
     )
 )
-
-_VALUE = _float("value", 0.0, "what y is set to")
 register(
     OpSpec(
         name="fill",
@@ -387,18 +289,10 @@ register(
         category="system",
         inputs=(),
         outputs=("y",),
-        attrs=(Attr(name="shape", default=(1,), doc="shape of y"), _VALUE[0]),
+        attrs=(Attr(name="shape", default=(1,), doc="shape of y"), *(a for a, _ in attributes(FILL.params).values())),
         shape=lambda inputs, attrs: {"y": tuple(Affine(1) if n is None else Affine(0, n) for n in attrs["shape"])},
-        words=lambda shapes, attrs: {**rows_cols(shapes["y"]), "value": attrs.get("value", 0.0)},
-        fwd=(
-            RowSpec(
-                opcode=261,
-                name="fill",
-                synopsis="y = value",
-                words=(*ROWS_COLS, _VALUE[1]),
-                operands=(W("y", SIZE, "rows"),),
-            ),
-        ),
+        words=lambda shapes, attrs: {**rows_cols(shapes["y"]), **values(FILL.params, attrs)},
+        fwd=(_flat(261, FILL),),
         examples=(
             Example(shapes=(), attrs={"shape": (6, 4), "value": 1.5}),
             Example(shapes=(), attrs={"shape": (None, 19), "value": -2.0}),

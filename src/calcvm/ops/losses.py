@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from calcvm.formulas.declare import Formula, PairLoss
+from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.ops.dims import Shape, affine, numel, show
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, W, Word, choice, dims, register, rows_cols
+from calcvm.ops.parameters import attributes
+from calcvm.ops.spec import OPS, Attr, Example, OpSpec, R, RowSpec, W, Word, choice, dims, register, rows_cols
 
 ROWS_COLS = dims("rows cols")
 COUNT = dims("count")
@@ -49,82 +52,57 @@ def _pair_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[s
     return {**rows_cols(shapes["x"]), "count": numel(shapes["x"]), **attrs}
 
 
-def _pair_fwd(opcode: int, name: str, synopsis: str, words: tuple[Word, ...], flops: int) -> RowSpec:
-    return RowSpec(
+PAIR_OPCODES = {"binary_cross_entropy": 184, "mse": 187, "mae": 190, "huber": 193}
+
+
+def _pair(op: PairLoss) -> OpSpec:
+    opcode, size, elems = PAIR_OPCODES[op.name], "rows*cols", {v: R(v, "rows*cols", "rows") for v in "xt"}
+    attrs = attributes(op.params)
+    words = tuple(word for _, word in attrs.values())
+
+    def bwd(k: int, v: str, f: Formula) -> RowSpec:
+        return RowSpec(
+            opcode=opcode + k,
+            name=f.name,
+            synopsis=f"d{v}[r,c] = dloss/count * ({f.text})",
+            words=ROWS_COLS + COUNT + words,
+            operands=(SEED, *(elems[r] for r in f.reads), W(f"d{v}", size, "rows")),
+            in_place=tuple((f"d{v}", r) for r in f.reads),
+            flops=f"{f.operations + 1}*{size}",
+        )
+
+    fwd = RowSpec(
         opcode=opcode,
-        name=f"{name}_fwd",
-        synopsis=synopsis,
+        name=op.term.name,
+        synopsis=f"l[r] = sum_c {op.term.text}",
         words=ROWS_COLS + words,
-        operands=(R("x", "rows*cols", "rows"), R("t", "rows*cols", "rows"), W("t_l", "rows", "rows")),
-        flops=f"{flops}*rows*cols",
+        operands=(elems["x"], elems["t"], W("t_l", "rows", "rows")),
+        flops=f"{op.term.operations + 1}*{size}",
     )
-
-
-def _pair_bwd(opcode: int, name: str, wrt: str, synopsis: str, words: tuple[Word, ...], flops: int) -> RowSpec:
-    reads = "x" if (name, wrt) == ("binary_cross_entropy", "t") else "xt"
-    dx = f"d{wrt}"
-    return RowSpec(
-        opcode=opcode,
-        name=f"{name}_bwd_{wrt}",
-        synopsis=f"{dx}[r,c] = dloss/count * {synopsis}",
-        words=ROWS_COLS + COUNT + words,
-        operands=(SEED, *(R(v, "rows*cols", "rows") for v in reads), W(dx, "rows*cols", "rows")),
-        in_place=tuple((dx, v) for v in reads),
-        flops=f"{flops}*rows*cols",
-    )
-
-
-def _pair(opcode: int, name: str, term: str, dx: str, dt: str, *, attrs: tuple[Attr, ...] = (), **kw: Any) -> OpSpec:
-    words = tuple(Word(name=a.name, kind="float", lo=0, hi=1e300) for a in attrs)
     examples = ((None, 3), (None, 1), (None,), (None, 4, 5), (7, 17))
     return register(
         OpSpec(
-            name=name,
-            synopsis=f"loss = mean({term})",
+            name=op.name,
+            synopsis=f"loss = mean({op.term.text})",
             category="loss",
             inputs=("x", "t"),
             outputs=("loss",),
-            attrs=attrs,
+            attrs=tuple(attr for attr, _ in attrs.values()),
             shape=_pair_shape("loss"),
             words=_pair_words,
-            fwd=(_pair_fwd(opcode, name, f"l[r] = sum_c {term}", words, kw.pop("flops")), LOSS_MEAN),
-            bwd=(
-                _pair_bwd(opcode + 1, name, "x", dx, words, 4),
-                _pair_bwd(opcode + 2, name, "t", dt, words, 4),
-            ),
+            fwd=(fwd, LOSS_MEAN),
+            bwd=tuple(bwd(k, v, f) for k, (v, f) in enumerate(op.slopes.items(), 1)),
             differentiable=("x", "t"),
             examples=tuple(Example(shapes=(s, s)) for s in examples)
             + (Example(shapes=((None, 64), (None, 64)), batch=256, bench=True),),
-            **kw,
+            source=op.source,
         )
     )
 
 
-_pair(
-    184,
-    "binary_cross_entropy",
-    "max(x,0) - x*t + log(1 + exp(-|x|))",
-    "(sigmoid(x) - t)",
-    "-x",
-    flops=12,
-    source="torch.nn.BCEWithLogitsLoss: x are logits, t probabilities",
-)
-MSE = _pair(187, "mse", "(x - t)^2", "2*(x - t)", "2*(t - x)", flops=3)
-_pair(
-    190, "mae", "|x - t|", "sign(x - t)", "sign(t - x)", flops=2, source="the derivative at x = t is 0, as in PyTorch"
-)
-_pair(
-    193,
-    "huber",
-    "(e = |x - t|) <= delta ? e^2/2 : delta*(e - delta/2)",
-    "clamp(x - t, -delta, delta)",
-    "clamp(t - x, -delta, delta)",
-    flops=6,
-    attrs=(
-        Attr(name="delta", default=1.0, check=lambda v: 0 < v < 1e300, doc="where the parabola becomes a line, > 0"),
-    ),
-    source="Huber 1964; torch.nn.HuberLoss",
-)
+for _loss in PAIR_LOSSES.values():
+    _pair(_loss)
+MSE = OPS["mse"]
 
 
 # ---------------------------------------------------------------- softmax cross entropy

@@ -18,33 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from calcvm.formulas.declare import Update
+from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.ops.dims import Shape, affine
 from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, U, W, Word, choice, dims, register, rows_cols
 
-HYPER_SLOTS = (
-    # set by the user
-    "learning_rate",
-    "beta1",  # or momentum
-    "beta2",  # or alpha
-    "eps",
-    "weight_decay",
-    "clip_value",
-    "clip_norm",
-    "step_size",  # of the schedule `Step`
-    "gamma",  # or of `CosineRestarts`: the factor
-    "total_steps",  # or of `CosineRestarts`: the period
-    "min_lr",
-    "warmup_steps",
-    # advanced by `tick` and `clip_norm_scale`
-    "t",  # steps counted
-    "beta1_t",  # beta1^t
-    "beta2_t",
-    "gamma_t",  # gamma to the power of its uses so far, or of `CosineRestarts`: the step a cycle began with, from 1
-    "lr_t",  # scheduled learning rate
-    "step_size_t",  # lr_t / (1 - beta1^t)
-    "inv_sqrt_correction2_t",  # 1 / sqrt(1 - beta2^t)
-    "clip_scale",
-)
 HYPER_ELEMS = f"{len(HYPER_SLOTS)}*D"
 # Slots that do not start at 0.
 HYPER_START = {"beta1_t": 1.0, "beta2_t": 1.0, "gamma_t": 1.0, "clip_scale": 1.0, "inv_sqrt_correction2_t": 1.0}
@@ -161,91 +139,37 @@ N_SLOTS = len(HYPER_SLOTS)
 
 
 # ---------------------------------------------------------------- update rows
-def _update(opcode: int, name: str, state: str, synopsis: str, flops: int, source: str) -> None:
-    n = 2 + len(state.split())
+UPDATE_OPCODES = {
+    "sgd": 220, "momentum": 221, "nesterov": 222, "adam": 223, "adamw": 224, "rmsprop": 225, "rmsprop_momentum": 226,
+    "adagrad": 227, "adamhat": 228,
+}  # fmt: skip
 
+
+def _update(op: Update) -> None:
     def example(shape: tuple[int, ...], clip: int, **kw: Any) -> Example:
-        return Example(shapes=(shape,) * n + ((N_SLOTS,),), attrs={"clip": clip}, low=0.1, high=0.9, **kw)
+        shapes = (shape,) * (2 + len(op.state)) + ((N_SLOTS,),)
+        return Example(shapes=shapes, attrs={"clip": clip}, low=0.1, high=0.9, **kw)
 
     _register(
-        opcode,
-        name,
-        f"g' = clip_scale*g + weight_decay*p; {synopsis}" if name != "adamw" else synopsis,
+        UPDATE_OPCODES[op.name],
+        op.name,
+        op.text,
         (*ROWS_COLS, CLIP),
         (
             U("p", "rows*cols", "rows"),
             R("g", "rows*cols", "rows"),
-            *(U(s, "rows*cols", "rows") for s in state.split()),
+            *(U(s, "rows*cols", "rows") for s in op.state),
             HYPER,
         ),
         attrs=(_FLAG,),
-        examples=(
-            example((6, 4), 0),
-            example((3,), 1),
-            example((5, 37), 1),
-            example((784, 64), 0, bench=True),
-        ),
-        flops=f"{flops}*rows*cols",
-        source=source,
+        examples=(example((6, 4), 0), example((3,), 1), example((5, 37), 1), example((784, 64), 0, bench=True)),
+        flops=f"{op.operations}*rows*cols",
+        source=op.source,
     )
 
 
-_update(220, "sgd", "", "p -= lr_t*g'", 2, "torch.optim.SGD")
-_update(221, "momentum", "m", "m = beta1*m + g'; p -= lr_t*m", 4, "Polyak 1964; torch.optim.SGD(momentum), dampening 0")
-_update(
-    222,
-    "nesterov",
-    "m",
-    "m = beta1*m + g'; p -= lr_t*(g' + beta1*m)",
-    6,
-    "Sutskever et al. 2013; torch.optim.SGD(nesterov=True)",
-)
-_ADAM = (
-    "m += (1-beta1)*(g' - m); v = beta2*v + (1-beta2)*g'^2; p -= step_size_t*m/(sqrt(v)*inv_sqrt_correction2_t + eps)"
-)
-_update(223, "adam", "m v", _ADAM, 12, "Kingma and Ba 2015; torch.optim.Adam")
-_update(
-    224,
-    "adamw",
-    "m v",
-    f"g' = clip_scale*g; p *= 1 - lr_t*weight_decay; {_ADAM}",
-    13,
-    "Loshchilov and Hutter 2019; torch.optim.AdamW",
-)
-_update(
-    225,
-    "rmsprop",
-    "v",
-    "v = beta2*v + (1-beta2)*g'^2; p -= lr_t*g'/(sqrt(v) + eps)",
-    8,
-    "Tieleman and Hinton 2012; torch.optim.RMSprop",
-)
-_update(
-    226,
-    "rmsprop_momentum",
-    "v m",
-    "v = beta2*v + (1-beta2)*g'^2; m = beta1*m + g'/(sqrt(v) + eps); p -= lr_t*m",
-    10,
-    "torch.optim.RMSprop(momentum)",
-)
-_update(
-    227,
-    "adagrad",
-    "v",
-    "v += g'^2; p -= lr_t*g'/(sqrt(v) + eps)",
-    7,
-    "Duchi et al. 2011; torch.optim.Adagrad",
-)
-
-
-_update(
-    228,
-    "adamhat",
-    "m v",
-    "m += (1-beta1)*(g' - m); v = beta2*v + (1-beta2)*g'^2; p -= step_size_t/inv_sqrt_correction2_t*m/(sqrt(v) + eps)",
-    12,
-    "Kingma and Ba 2015, end of section 2, with epsilon hat; sklearn.neural_network",
-)
+for _op in UPDATES.values():
+    _update(_op)
 
 
 # ---------------------------------------------------------------- the step: counter and schedule

@@ -61,5 +61,5 @@ def _build(symbol_: str, places: tuple[_native.Modules, ...]) -> _native.Compile
     for need in needs:  # before what calls them: Numba links its pieces as it compiles
         address(need)
     (module,) = modules(name)
-    code = compile_object(getattr(import_module(f"calcvm.{module}"), name), signature, symbol_, fastmath=set())
+    code, _ = compile_object(getattr(import_module(f"calcvm.{module}"), name), signature, symbol_, fastmath=set())
     return _native.Compiled((module,), code, {symbol(need): modules(need) for need in needs})

@@ -1,0 +1,254 @@
+"""What declares formulas, and what they are then: their operands, parameters, text and number of operations."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from calcvm.formulas.number import Text, fma, operations, text_of
+
+
+@dataclass(frozen=True)
+class Real:
+    """A parameter of a formula that is a number, in [lo, hi], or (lo, hi] if ``open``; without a default it must be given."""
+
+    default: float | None
+    doc: str
+    lo: float = -1e300
+    hi: float = 1e300
+    open: bool = False
+
+    def has(self, v: Any) -> bool:
+        if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v):
+            return False
+        return self.lo <= v <= self.hi and not (self.open and v == self.lo)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A parameter that is one of two names: the formula gets the name."""
+
+    names: tuple[str, str]
+    doc: str
+
+    @property
+    def default(self) -> str:
+        return self.names[0]
+
+
+Parameters = dict[str, "Real | Choice"]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What one row computes of an element: ``fn(reads..., params...)``, its parameters in this order.
+
+    name : of the row.
+    """
+
+    name: str
+    fn: Callable
+    writes: str
+    params: Parameters = field(default_factory=dict)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.fn).parameters)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Operands, in order."""
+        return tuple(name for name in self.names if name not in self.params)
+
+    @property
+    def words(self) -> dict[str, Real | Choice]:
+        """Its own parameters."""
+        return {name: p for name, p in self.params.items() if name in self.names}
+
+    @property
+    def reals(self) -> tuple[str, ...]:
+        return tuple(name for name, p in self.words.items() if isinstance(p, Real))
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """What is read and then what is written, each once."""
+        return tuple(dict.fromkeys((*self.reads, self.writes)))
+
+    def variant(self, which: int = 0) -> Callable:
+        """The formula as a function of numbers alone, ``reads`` and ``reals``, by one of the names of a choice."""
+        chosen = {name: p.names[which] for name, p in self.words.items() if isinstance(p, Choice)}
+        names = (*self.reads, *self.reals)
+        return lambda *numbers: self.fn(**dict(zip(names, numbers)), **chosen)
+
+    @property
+    def text(self) -> str:
+        return text_of(self.variant(), (*self.reads, *self.reals))
+
+    @property
+    def operations(self) -> int:
+        return operations(self.variant(), len(self.reads) + len(self.reals))
+
+    @property
+    def passes(self) -> bool:
+        """It is the value itself."""
+        return len(self.reads) == 1 and not self.operations
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """An operator on elements: its formula forward, and one for each gradient, by name.
+
+    params : attributes.  low : the least input that tests draw.  cases : attributes that tests run it with.
+    """
+
+    name: str
+    forward: Formula
+    backward: dict[str, Formula]
+    params: Parameters
+    onnx: tuple[str, ...]
+    low: float
+    cases: tuple[dict[str, Any], ...]
+    source: str
+
+    @property
+    def formulas(self) -> tuple[Formula, ...]:
+        """Those that are rows."""
+        return (self.forward, *(f for f in self.backward.values() if not f.passes))
+
+
+ELEMENTWISE: dict[str, Elementwise] = {}
+
+
+def elementwise(
+    *,
+    onnx: str = "",
+    low: float = -2.0,
+    cases: tuple[dict[str, Any], ...] = ({},),
+    source: str = "",
+    **params: Real | Choice,
+) -> Callable[[type], Elementwise]:
+    """Decorator of a class of formulas: ``y`` of inputs and parameters, and a ``d<input>`` for each gradient.
+
+    A gradient's formula names what it reads: ``dy``, inputs, ``y``.
+    """
+
+    def declare(cls: type) -> Elementwise:
+        name = cls.__name__
+        found = {key: fn for key, fn in vars(cls).items() if inspect.isfunction(fn)}
+        forward = Formula(f"{name}_fwd", found.pop("y"), "y", params)
+        single = len(forward.reads) == 1
+        backward = {
+            key[1:]: Formula(f"{name}_bwd" if single else f"{name}_bwd_{key[1:]}", fn, key, params)
+            for key, fn in found.items()
+        }
+        spec = Elementwise(name, forward, backward, params, (onnx,) if onnx else (), low, cases, source)
+        ELEMENTWISE[name] = spec
+        return spec
+
+    return declare
+
+
+# ---------------------------------------------------------------- losses over pairs
+@dataclass(frozen=True)
+class PairLoss:
+    """A loss that is a mean of terms over pairs of elements x and t: the term, and its slope by x and by t."""
+
+    name: str
+    term: Formula
+    slopes: dict[str, Formula]
+    params: Parameters
+    source: str
+
+
+PAIR_LOSSES: dict[str, PairLoss] = {}
+
+
+def pair_loss(*, source: str = "", **params: Real | Choice) -> Callable[[type], PairLoss]:
+    """Decorator of a class of formulas: ``term`` of x, t and parameters, and its slopes ``dx`` and ``dt``."""
+
+    def declare(cls: type) -> PairLoss:
+        name, found = cls.__name__, vars(cls)
+        slopes = {v: Formula(f"{name}_bwd_{v}", found[f"d{v}"], f"d{v}", params) for v in "xt"}
+        spec = PairLoss(name, Formula(f"{name}_fwd", found["term"], "t_l", params), slopes, params, source)
+        PAIR_LOSSES[name] = spec
+        return spec
+
+    return declare
+
+
+# ---------------------------------------------------------------- updates of optimizers
+@dataclass(frozen=True)
+class Update:
+    """What an optimizer does with an element: ``steps`` in order, each of a value's new number; the last is p's.
+
+    decay : whether weight_decay * p is added to the gradient before.
+    """
+
+    name: str
+    steps: dict[str, Callable]
+    decay: bool
+    coefficients: dict[str, Callable]
+    source: str
+
+    def coefficient(self, name: str, slot: Callable[[str], Any]) -> Any:
+        """One of `uses`, made of the numbers that ``slot`` gives for slots of hyperparameters."""
+        of = self.coefficients.get(name)
+        return of(*map(slot, inspect.signature(of).parameters)) if of else slot(name)
+
+    @cached_property
+    def state(self) -> tuple[str, ...]:
+        return tuple(name for name in self.steps if name != "p")
+
+    @cached_property
+    def uses(self) -> tuple[str, ...]:
+        """The numbers that are no operands."""
+        names = dict.fromkeys(name for fn in self.steps.values() for name in inspect.signature(fn).parameters)
+        return tuple(name for name in names if name not in ("p", "g", *self.state))
+
+    def __call__(self, clip_scale: Any, weight_decay: Any, p: Any, g: Any, *others: Any) -> tuple[Any, ...]:
+        """The new p and state of numbers: p, g, state, `uses`; no scale or decay: None."""
+        if weight_decay is not None:
+            g = fma(weight_decay, p, g) if clip_scale is None else fma(g, clip_scale, weight_decay * p)
+        elif clip_scale is not None:
+            g = g * clip_scale
+        values = dict(zip(("p", "g", *self.state, *self.uses), (p, g, *others)))
+        for name, fn in self.steps.items():
+            values[name] = fn(*(values[v] for v in inspect.signature(fn).parameters))
+        return tuple(values[v] for v in ("p", *self.state))
+
+    @property
+    def text(self) -> str:
+        """Equations, with g' for the gradient after scale and decay."""
+
+        def named(name: str) -> Text:
+            return self.coefficient(name, Text) if name != "g" else Text("g'")
+
+        clauses = ["g' = clip_scale*g + weight_decay*p" if self.decay else "g' = clip_scale*g"]
+        for name, fn in self.steps.items():
+            equation = f"{name} = {fn(*map(named, inspect.signature(fn).parameters)).text}"
+            clauses.append(
+                equation.replace(f"{name} = {name} - ", f"{name} -= ").replace(f"{name} = {name} + ", f"{name} += ")
+            )
+        return "; ".join(clauses)
+
+    @property
+    def operations(self) -> int:
+        return operations(lambda *numbers: self(None, None, *numbers)[0], 2 + len(self.state) + len(self.uses))
+
+
+UPDATES: dict[str, Update] = {}
+
+
+def update(*, coefficients: dict[str, Callable], source: str, decay: bool = True) -> Callable[[type], Update]:
+    """Decorator of a class of formulas: a function for each value that is updated, in order."""
+
+    def declare(cls: type) -> Update:
+        steps: dict[str, Callable] = {name: fn for name, fn in vars(cls).items() if inspect.isfunction(fn)}
+        UPDATES[cls.__name__] = Update(cls.__name__, steps, decay, coefficients, source)
+        return UPDATES[cls.__name__]
+
+    return declare

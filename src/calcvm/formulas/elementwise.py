@@ -1,0 +1,228 @@
+"""Elementwise operators.
+
+A backward reads the output rather than the input wherever it can, so that the input's storage can be the output's, and
+an activation fused into the row before needs no copy of its argument.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from calcvm.formulas import number as n
+from calcvm.formulas.declare import ELEMENTWISE, Choice, Formula, Real, elementwise
+
+__all__ = ["ACCUMULATE", "ELEMENTWISE", "FILL"]
+
+
+# ---------------------------------------------------------------- of one operand
+@elementwise(onnx="Neg")
+class neg:
+    def y(x):
+        return -x
+
+    def dx(dy):
+        return -dy
+
+
+@elementwise(onnx="Abs", source="the derivative at 0 is 0, as in PyTorch")
+class abs:  # noqa: A001
+    def y(x):
+        return n.fabs(x)
+
+    def dx(dy, x):
+        return dy * n.sign(x)
+
+
+@elementwise(onnx="Sqrt", low=0.1)
+class sqrt:
+    def y(x):
+        return n.sqrt(x)
+
+    def dx(dy, y):
+        return 0.5 * dy / y
+
+
+@elementwise()
+class square:
+    def y(x):
+        return x * x
+
+    def dx(dy, x):
+        return 2 * x * dy
+
+
+@elementwise(onnx="Exp")
+class exp:
+    def y(x):
+        return n.exp(x)
+
+    def dx(dy, y):
+        return dy * y
+
+
+@elementwise(onnx="Log", low=0.1)
+class log:
+    def y(x):
+        return n.log(x)
+
+    def dx(dy, x):
+        return dy / x
+
+
+@elementwise(onnx="Relu")
+class relu:
+    def y(x):
+        return n.where(x < 0, 0.0, x)
+
+    def dx(dy, y):
+        return n.where(y <= 0, 0.0, dy)
+
+
+@elementwise(
+    onnx="LeakyRelu",
+    alpha=Real(0.01, "slope for x < 0, >= 0", lo=0.0),
+    cases=({"alpha": 0.01}, {"alpha": 0.3}, {"alpha": 0.0}),
+)
+class leaky_relu:
+    def y(x, alpha):
+        return n.where(x > 0, x, alpha * x)
+
+    def dx(dy, y, alpha):
+        return n.where(y > 0, dy, alpha * dy)
+
+
+@elementwise(onnx="Sigmoid")
+class sigmoid:
+    def y(x):
+        return n.logistic(x)
+
+    def dx(dy, y):
+        return dy * (y * (1 - y))
+
+
+@elementwise(onnx="Tanh")
+class tanh:
+    def y(x):
+        return n.tanh(x)
+
+    def dx(dy, y):
+        return dy * (1 - y * y)
+
+
+@elementwise(
+    onnx="Gelu",
+    approximate=Choice(("none", "tanh"), '"none" (erf) or "tanh"'),
+    cases=({"approximate": "none"}, {"approximate": "tanh"}),
+    source='Hendrycks and Gimpel 2016; with approximate="tanh" the normal distribution by the hyperbolic tangent',
+)
+class gelu:
+    def y(x, approximate):
+        if approximate == "tanh":
+            return x * n.logistic(2 * _by_tanh(x))
+        return 0.5 * x * (1 + n.erf(x * SQRT_HALF))
+
+    def dx(dy, x, approximate):
+        if approximate == "tanh":
+            s = n.logistic(2 * _by_tanh(x))
+            slope = 2 * SQRT_2_BY_PI * n.fma(x * x, 3 * CUBIC, 1.0)
+            return dy * (s + x * s * (1 - s) * slope)
+        return dy * (0.5 * (1 + n.erf(x * SQRT_HALF)) + x * INV_SQRT_2PI * n.exp(-0.5 * x * x))
+
+
+SQRT_HALF, INV_SQRT_2PI = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
+SQRT_2_BY_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715
+
+
+def _by_tanh(x: Any) -> Any:
+    return SQRT_2_BY_PI * n.fma(x * x * x, CUBIC, x)
+
+
+@elementwise(onnx="Softplus")
+class softplus:
+    def y(x):
+        return n.softplus(x)
+
+    def dx(dy, y):
+        return -dy * n.expm1(-y)
+
+
+@elementwise(
+    onnx="Elu",
+    alpha=Real(1.0, "limit for x -> -inf is -alpha, >= 0", lo=0.0),
+    cases=({"alpha": 1.0}, {"alpha": 0.5}),
+    source="Clevert et al. 2016; the derivative is right to half an ulp of alpha",
+)
+class elu:
+    def y(x, alpha):
+        return n.where(x > 0, x, alpha * n.expm1(x))
+
+    def dx(dy, y, alpha):
+        return n.where(y > 0, dy, dy * (y + alpha))
+
+
+@elementwise(
+    a=Real(1.0, "factor"),
+    b=Real(0.0, "added"),
+    cases=({"a": 1.5, "b": -0.25}, {"a": 0.0, "b": 3.0}, {"a": -1.0, "b": 0.0}),
+)
+class affine:
+    def y(x, a, b):
+        return n.fma(x, a, b)
+
+    def dx(dy, a):
+        return dy * a
+
+
+# ---------------------------------------------------------------- of two operands, with NumPy's broadcasting
+@elementwise(onnx="Add")
+class add:
+    def y(a, b):
+        return a + b
+
+    def da(dy):
+        return dy
+
+    def db(dy):
+        return dy
+
+
+@elementwise(onnx="Sub")
+class sub:
+    def y(a, b):
+        return a - b
+
+    def da(dy):
+        return dy
+
+    def db(dy):
+        return -dy
+
+
+@elementwise(onnx="Mul")
+class mul:
+    def y(a, b):
+        return a * b
+
+    def da(dy, b):
+        return dy * b
+
+    def db(dy, a):
+        return dy * a
+
+
+@elementwise(onnx="Div", low=0.3)
+class div:
+    def y(a, b):
+        return a / b
+
+    def da(dy, b):
+        return dy / b
+
+    def db(dy, y, b):
+        return -dy * y / b
+
+
+# ---------------------------------------------------------------- rows that lowering inserts
+ACCUMULATE = Formula("accumulate", lambda x, y: x + y, "y")
+FILL = Formula("fill", lambda value: value, "y", {"value": Real(0.0, "what y is set to")})

@@ -1,0 +1,85 @@
+"""Losses over pairs of equal shape: a prediction x and a target t.
+
+``term`` is an element's of the loss, ``dx`` and ``dt`` its slopes; the loss is the mean of the terms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from calcvm.formulas import number as n
+from calcvm.formulas.declare import PAIR_LOSSES, Real, pair_loss
+
+__all__ = ["PAIR_LOSSES"]
+
+
+@pair_loss(source="torch.nn.BCEWithLogitsLoss: x are logits, t probabilities")
+class binary_cross_entropy:
+    def term(x, t):
+        """softplus(x) - x*t, in terms that are never negative: nothing cancels, and 0*inf is 0."""
+        y, away = n.fabs(x), _against(x, t)
+        return n.where(n.equal(away, 0), 0.0, y * away) + n.log1p(n.exp(-y))
+
+    def dx(x, t):
+        """sigmoid(x) - t, by the probability of what the logit is against."""
+        e = n.exp(-n.fabs(x))
+        p, away = e / (e + 1), _against(x, t)
+        return n.where(x > 0, away - p, p - away)
+
+    def dt(x):
+        return -x
+
+
+def _against(x: Any, t: Any) -> Any:
+    """How much of the target is against the logit."""
+    return n.where(x > 0, 1 - t, t)
+
+
+@pair_loss()
+class mse:
+    def term(x, t):
+        return (x - t) * (x - t)
+
+    def dx(x, t):
+        return 2 * (x - t)
+
+    def dt(x, t):
+        return 2 * (t - x)
+
+
+@pair_loss(source="the derivative at x = t is 0, as in PyTorch")
+class mae:
+    def term(x, t):
+        return n.fabs(x - t)
+
+    def dx(x, t):
+        return _step(x - t)
+
+    def dt(x, t):
+        return _step(t - x)
+
+
+def _step(d: Any) -> Any:
+    """-1, 0 or 1; NaN stays."""
+    return n.where(d > 0, 1.0, n.where(d < 0, -1.0, d))
+
+
+@pair_loss(
+    delta=Real(1.0, "where the parabola becomes a line, > 0", lo=0.0, open=True),
+    source="Huber 1964; torch.nn.HuberLoss",
+)
+class huber:
+    def term(x, t, delta):
+        e = n.fabs(x - t)
+        return n.where(e <= delta, e * e * 0.5, delta * (e - delta * 0.5))
+
+    def dx(x, t, delta):
+        return _within(x - t, delta)
+
+    def dt(x, t, delta):
+        return _within(t - x, delta)
+
+
+def _within(d: Any, delta: Any) -> Any:
+    d = n.where(d > delta, delta, d)
+    return n.where(d < -delta, -delta, d)

@@ -1,0 +1,161 @@
+"""Loops of a formula over a row's operands: flat, or with strides where operands are broadcast.
+
+What a row has after its sizes comes as one tuple, ``given``: strides of each broadcast operand, parameters, operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from calcvm.formulas.declare import Formula
+from calcvm.kernel import Words
+from calcvm.kernels_cpu._common import I1, I64, intrinsic_of
+from calcvm.kernels_cpu._math import Lanes, each, outline, reduced
+
+AXES = 6  # of a broadcast shape
+
+
+def words_of(f: Formula, sizes: str, strided: tuple[str, ...] = (), before: tuple[str, ...] = ()) -> Words:
+    """The words of a formula's row: sizes, strides, parameters, operands (``before``, and then its own)."""
+    strides = [f"{s}{k}" for s in strided for k in range(AXES)]
+    real = [(name, "float" if name in f.reals else "int") for name in f.words]
+    return (*((n, "int") for n in (*sizes.split(), *strides)), *real, *((n, "ptr") for n in (*before, *f.operands)))
+
+
+class Given:
+    """``given`` as LLVM values."""
+
+    def __init__(self, ctx: Any, b: Any, f: Formula, strided: tuple[str, ...], given: Any, type_: Any):
+        n = len(type_.types)
+        values = [b.extract_value(given, k) for k in range(n)]
+        self.dtype = type_.types[-1].dtype
+        self.element = ctx.get_value_type(self.dtype)
+        pointers, first = n - len(f.operands), AXES * len(strided)
+        self.strides = {s: values[AXES * k : AXES * (k + 1)] for k, s in enumerate(strided)}
+        self.reals = [ctx.cast(b, v, types.float64, self.dtype) for v in values[first : first + len(f.reals)]]
+        self.before = values[pointers - 1]  # the operand before the formula's own, where there is one
+        self.operands = dict(zip(f.operands, values[pointers:]))
+
+
+def _over(f: Formula, n: int, emit: Callable, result: bool = False) -> Any:
+    """An intrinsic of n integers, ``start`` and ``given``: ``emit`` gets operands from element ``start`` on."""
+
+    def typing(*args: Any) -> Any:
+        given = args[n + 1]
+
+        def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
+            row = Given(ctx, b, f, (), values[n + 1], given)
+            at = {name: b.gep(p, [values[n]]) for name, p in row.operands.items()}
+            out = emit(Lanes(b, row.element), *values[:n], at, row.reals)
+            return out if result else ctx.get_dummy_value()
+
+        return (given.types[-1].dtype if result else types.void)(*[types.int64] * (n + 1), given), codegen
+
+    return intrinsic_of(n + 2, typing)
+
+
+def flat(f: Formula, which: int = 0) -> Any:
+    """A loop ``each(n, start, given)`` over elements start to start + n of all operands; which : of a choice's names."""
+    emit = each(f.variant(which), "v" * len(f.reads))
+    return _over(f, 1, lambda e, n, at, reals: emit(e, n, *(at[v] for v in (*f.reads, f.writes)), *reals))
+
+
+def total(f: Formula) -> Any:
+    """The sum ``total(n, start, given)`` of the formula over elements start to start + n."""
+    emit = reduced(lambda x, y: x + y, 0.0, f.variant(), len(f.reads))
+    return _over(f, 1, lambda e, n, at, reals: emit(e, n, *(at[v] for v in f.reads), *reals), result=True)
+
+
+def scaled(f: Formula) -> Any:
+    """As `flat`, ``each(n, count, start, given)``, times a number in memory divided by ``count``: the first operand."""
+    variant, k = f.variant(), len(f.reads)
+    emit = each(lambda *numbers: numbers[-1] * variant(*numbers[:-1]), "v" * k)
+
+    def typing(n: Any, count: Any, start: Any, given: Any) -> Any:
+        def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
+            row = Given(ctx, b, f, (), args[3], given)
+            at = {name: b.gep(p, [args[2]]) for name, p in row.operands.items()}
+            by = b.fdiv(b.load(row.before), ctx.cast(b, args[1], types.int64, row.dtype))
+            emit(Lanes(b, row.element), args[0], *(at[v] for v in (*f.reads, f.writes)), *row.reals, by)
+            return ctx.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64, given), codegen
+
+    return intrinsic_of(4, typing)
+
+
+# ---------------------------------------------------------------- broadcasting
+class Broadcast:
+    """What the kernel of a formula with ``strided`` operands is made of; a stride of 0 broadcasts.
+
+    flat : a loop, see `flat`, for when nothing is broadcast.
+    whole : ``whole(n, given)``, whether that is so; n elements lie below the leading axis.
+    single : ``single(given)``, whether operands have one element below it, and at most one of them only one in all.
+    line0, line5 : ``line5(n, o, i0, i1, i2, i3, i4, given)``, n elements along an axis, from these indexes on, which
+        is element o of operands that are not broadcast.
+    """
+
+    def __init__(self, f: Formula, strided: tuple[str, ...]):
+        self.f, self.strided = f, strided
+        self.flat = self._intrinsic(2, types.void, self._flat)
+        self.whole = self._intrinsic(1, types.boolean, self._whole)
+        self.single = self._intrinsic(0, types.boolean, self._single)
+        self.line0 = self._intrinsic(7, types.void, lambda *args: self._line(0, *args))
+        self.line5 = self._intrinsic(7, types.void, lambda *args: self._line(AXES - 1, *args))
+
+    def _intrinsic(self, n: int, result: Any, emit: Callable) -> Any:
+        """An intrinsic of n integers and ``given``."""
+
+        def typing(*args: Any) -> Any:
+            def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
+                out = emit(b, Given(ctx, b, self.f, self.strided, values[n], args[n]), *values[:n])
+                return ctx.get_dummy_value() if out is None else out
+
+            return result(*[types.int64] * n, args[n]), codegen
+
+        return intrinsic_of(n + 1, typing)
+
+    def _whole(self, b: Any, row: Given, n: Any) -> Any:
+        out = ir.Constant(I1, 1)
+        for s in row.strides.values():
+            out = b.and_(out, b.icmp_signed("==", s[0], n))
+        return out
+
+    def _single(self, b: Any, row: Given) -> Any:
+        out, alone = ir.Constant(I1, 1), I64(0)
+        for s in row.strides.values():
+            out = b.and_(out, b.icmp_signed("<=", s[0], I64(1)))
+            alone = b.add(alone, b.zext(b.icmp_signed("==", s[0], I64(0)), I64))
+        return b.and_(out, b.icmp_signed("<=", alone, I64(1)))
+
+    def _flat(self, b: Any, row: Given, n: Any, start: Any) -> None:
+        self._call(b, row, "", n, {name: b.gep(p, [start]) for name, p in row.operands.items()})
+
+    def _line(self, axis: int, b: Any, row: Given, n: Any, o: Any, *index: Any) -> None:
+        at = {name: b.gep(p, [o]) for name, p in row.operands.items()}
+        for name, s in row.strides.items():
+            off = b.mul(index[0], s[0])
+            for i, stride in zip(index[1:], s[1:]):
+                off = b.add(off, b.mul(i, stride))
+            at[name] = b.gep(row.operands[name], [off])
+        done = b.append_basic_block("line")
+        for name, s in row.strides.items():  # at most one operand is one element along a line
+            here = b.append_basic_block(f"{name}.one"), b.append_basic_block(f"{name}.all")
+            b.cbranch(b.icmp_signed("==", s[axis], I64(0)), *here)
+            b.position_at_end(here[0])
+            self._call(b, row, name, n, at)
+            b.branch(done)
+            b.position_at_end(here[1])
+        self._call(b, row, "", n, at)
+        b.branch(done)
+        b.position_at_end(done)
+
+    def _call(self, b: Any, row: Given, one: str, n: Any, at: dict[str, Any]) -> None:
+        """The loop with operand ``one`` a single element."""
+        modes = "".join("s" if v == one else "v" for v in self.f.reads)
+        values = [n, *(at[v] for v in self.f.reads), at[self.f.writes], *row.reals]
+        outline(b, f"calcvm_{self.f.name}_{modes}_{row.dtype}", row.element, each(self.f.variant(), modes), values)
