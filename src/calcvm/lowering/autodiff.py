@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from calcvm.errors import UnsupportedOperator
 from calcvm.graph import Operation, Path, Variable, reached
+from calcvm.lowering import inserted
 from calcvm.lowering.emit import Emitter
-from calcvm.ops import OPS
-from calcvm.ops.dims import Shape
+from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.statement import Value
@@ -102,8 +102,8 @@ class Backward:
             for name, held in added.items():
                 if acc and not held:  # one row, one mode: what holds nothing yet starts at zero
                     value = operands[name]
-                    assert value is not None
-                    emit.row("zero", {"rows": value.elems, "cols": 1}, {"g": value}, op.name)
+                    assert value is not None and isinstance(value.elems, Affine)
+                    inserted.zero(emit, value, (value.elems,), op.name)
             emit.row(row, {**emit.words[op], "acc": int(acc)}, operands, op.name)
             for v, g, shape in given:
                 self._give_reduced(v, g, shape, op.name)
@@ -127,7 +127,7 @@ class Backward:
             optional = evaluate(o.optional, words) if isinstance(o.optional, str) else o.optional
             if v is not None and o.name not in local and not optional:
                 zeros = local[o.name] = self.emit.tensor(f"d{v.name}", "gradient", v.shape)
-                self.emit.elementwise("zero", v.shape, {"g": zeros}, op.name)
+                inserted.zero(self.emit, zeros, v.shape, op.name)
 
     def _first(self, v: Variable) -> bool:
         """Whether this contribution may set the parameter's gradient (and remember that one has)."""
@@ -145,16 +145,14 @@ class Backward:
             block = [axes.pop()]
             while axes and axes[-1] == block[0] - 1:
                 block.insert(0, axes.pop())
-            attrs = {"axes": tuple(block), "keepdims": True}
-            out = OPS["sum"].shape((full,), attrs)["y"]
-            words = OPS["sum"].words({"x": full, "y": out}, attrs)
+            out = inserted.sum_shape(full, block)
             target = self.parameter_gradient.get(v) if not axes and v in self.parameter_gradient else None
             direct = target is not None and self._first(v)
             reduced = target if direct else self.emit.tensor(f"d{v.name}", "gradient", out)
-            self.emit.row(OPS["sum"].fwd[0], words, {"x": g, "y": reduced}, label)
+            assert reduced is not None
+            inserted.sum_over(self.emit, g, reduced, full, block, label)
             if direct:
                 return
-            assert reduced is not None
             g, full = reduced, out
         self._give(v, g, label)
 
@@ -165,9 +163,9 @@ class Backward:
             if v in self.needs:
                 self.contributions.setdefault(v, []).append(g)
         elif self._first(v):
-            self.emit.elementwise("affine_fwd", v.shape, {"x": g, "y": target}, label, a=1.0, b=0.0)
+            inserted.copy(self.emit, g, target, v.shape, label)
         else:
-            self.emit.elementwise("accumulate", v.shape, {"x": g, "y": target}, label)
+            inserted.accumulate(self.emit, g, target, v.shape, label)
 
     def _total(self, v: Variable) -> Value | None:
         """The gradient of ``v``: its contributions added up."""
@@ -175,10 +173,8 @@ class Backward:
         if not parts or v not in self.needs:
             return None
         total = parts[0]
-        add = OPS["add"]
         for part in parts[1:]:
             g = self.emit.tensor(f"d{v.name}", "gradient", v.shape)
-            words = add.words({"a": v.shape, "b": v.shape, "y": v.shape}, {})
-            self.emit.row(add.fwd[0], words, {"a": total, "b": part, "y": g}, f"d{v.name}")
+            inserted.add(self.emit, total, part, g, v.shape, f"d{v.name}")
             total = g
         return total

@@ -10,12 +10,12 @@ import numpy as np
 
 from calcvm.errors import CalcError
 from calcvm.graph import CalcGraph, Operation, Path, Variable
+from calcvm.lowering import inserted
 from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
 from calcvm.lowering.fuse import fuse_activations, fuse_bias
 from calcvm.ops.dims import affine, numel
 from calcvm.ops.optimizers import HYPER_SLOTS
-from calcvm.ops.spec import rows_cols
 from calcvm.ops.statement import PHASES, Lowered, Statement, Value
 from calcvm.optim import Sampled
 
@@ -205,7 +205,7 @@ class _Lowering:
             needs[phase] = [*dict.fromkeys(v.name for v in read if self._outside(v, path))]
             if phase == "forward":  # once a path: its backward draws the same numbers again
                 for rng in dict.fromkeys(op.inputs["rng"] for op in operations if "rng" in op.inputs):
-                    emit.row("rng_advance", {}, {"rng": emit.env[rng]}, rng.name)
+                    inserted.advance(emit, rng)
             for op in section:
                 emit.forward(op)
         facts = self.facts.paths[path.name] = {
@@ -277,7 +277,7 @@ class _Lowering:
         emit.phase = "end_round"
         if self.accumulate:
             for p in trained:
-                emit.elementwise("zero", p.shape, {"g": backward.parameter_gradient[p]}, p.name)
+                inserted.zero(emit, backward.parameter_gradient[p], p.shape, p.name)
         facts.update(
             loss=path.loss and path.loss.name,
             optimizer=type(opt).__name__,
@@ -326,10 +326,9 @@ class _Update:
         self.scaled: dict[float, Value] = {}  # hyperparameters with the learning rate times a factor
 
     def tick(self) -> None:
-        self.emit.row("tick", {"schedule": self.opt.schedule_code}, {"hyper": self.hyper}, "tick")
+        inserted.tick(self.emit, self.hyper, self.opt.schedule_code)
         if self.table is not None:
-            words = {"n": self.table.elems, "every": self.opt.schedule.every}
-            self.emit.row("rate_table", words, {"table": self.table, "hyper": self.hyper}, "tick")
+            inserted.rate_table(self.emit, self.hyper, self.table, self.opt.schedule.every)
         if self.opt.clip_norm is None:
             self._scale()
 
@@ -339,15 +338,15 @@ class _Update:
             scaled = self.scaled[factor] = self.emit.value(
                 f"{self.hyper.name}.scaled", "workspace", len(HYPER_SLOTS) * self.emit.slots
             )
-            self.emit.row("rate_scale", {"factor": factor}, {"hyper": self.hyper, "scaled": scaled}, "tick")
+            inserted.rate_scale(self.emit, self.hyper, scaled, factor)
 
     def prepare(self, p: Variable) -> None:
         """Regularizer and clipping by value of one final gradient."""
         g, r = self.gradients[p], p.regularizer
         if r is not None:
-            self.emit.elementwise("penalty", p.shape, {"p": self.emit.env[p], "g": g}, p.name, l1=r.l1, l2=r.l2)
+            inserted.penalty(self.emit, p, g, r)
         if self.opt.clip_value is not None:
-            self.emit.elementwise("clip_value", p.shape, {"g": g, "hyper": self.hyper}, p.name)
+            inserted.clip_value(self.emit, p, g, self.hyper)
 
     def update(self, p: Variable) -> None:
         hyper = self.scaled.get(self.rates.get(p.name, 1.0), self.hyper)
@@ -368,11 +367,8 @@ class _Update:
         n = sum(p.shape[0].b if p.shape else 1 for p in parameters)
         sums, at = self.emit.value("clip.sumsq", "workspace", n), 0
         for p in parameters:
-            words = rows_cols(p.shape)
-            operands = {"g": self.gradients[p], "s": sums}
-            self.emit.row("sumsq", words, operands, p.name, shifts={"s": at})
-            at += affine(words["rows"]).b
-        self.emit.row("clip_norm_scale", {"n": n}, {"s": sums, "hyper": self.hyper}, "clip_norm")
+            at = inserted.sums_of_squares(self.emit, p, self.gradients[p], sums, at)
+        inserted.clip_norm(self.emit, sums, n, self.hyper)
 
     def inline(self, p: Variable, start: int) -> None:
         """Update ``p`` right after the last row that reads it or touches its gradient."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from calcvm.ops import elementwise as _elementwise  # noqa: F401  (declares the activations)
 from calcvm.ops.dims import ONE, Shape, numel, show
-from calcvm.ops.spec import ACC, A, Attr, Example, OpSpec, R, RowSpec, S, W, Word, choice, dims, register
+from calcvm.ops.spec import ACC, OPS, A, Attr, Example, OpSpec, R, RowSpec, S, W, Word, choice, dims, register
 
 # Activations that a linear row can apply: all can be differentiated from their output alone.
 ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu")
@@ -245,4 +247,40 @@ register(
         ),
         source="Golub and Van Loan, Matrix Computations, 1.1",
     )
+)
+
+
+# ---------------------------------------------------------------- what becomes one with a product
+@dataclass(frozen=True)
+class Sum:
+    """Operators that lowering makes one of: ``product`` and a ``sum`` of it and a vector, as ``into``'s three inputs."""
+
+    product: str
+    sum: str
+    into: str
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What the row ``host`` can apply to its result at once, by its words ``act`` and ``alpha``.
+
+    product : the operand of ``host`` that another row reads, as its operand ``reads``.  rows : the value of ``act``
+    for each row that may be.  takes : operands that the host then has, by those of the other row.
+    """
+
+    host: str
+    product: str
+    reads: str
+    rows: Mapping[str, int]
+    takes: Mapping[str, str]
+
+
+def _acts(row: Callable[[OpSpec], RowSpec]) -> dict[str, int]:
+    return {row(OPS[name]).name: k for k, name in enumerate(ACTIVATIONS) if k}
+
+
+BIAS = Sum("matmul", "add", "linear")
+EPILOGUES = (
+    Epilogue("linear_fwd", "y", "x", _acts(lambda op: op.fwd[0]), {"y": "y"}),
+    Epilogue("linear_bwd_x", "dx", "dy", _acts(lambda op: op.bwd[0]), {"dx": "dx", "ya": "y"}),
 )
