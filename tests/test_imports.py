@@ -43,8 +43,12 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "nn": ({"errors", "checks", "ops", "init", "optim", "graph", "functions"}, {"numpy"}),
     "planner": ({"errors", "lazy", "ops", "tables"}, {"numpy", "matplotlib"}),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
+    "kernel": (set(), {"numpy", "llvmlite"}),
     "kernels_cpu": ({"errors", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
-    "kernels_cuda": ({"errors", "lazy", "undisturbed"}, {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"}),
+    "kernels_cuda": (
+        {"errors", "kernel", "lazy", "undisturbed"},
+        {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
+    ),
     "vm": (
         {"errors", "checks", "lazy", "ops", "init", "kernels_cpu", "kernels_cuda", "tables"},
         {"numba", "numpy", "llvmlite", "scipy"},

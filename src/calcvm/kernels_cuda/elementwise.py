@@ -7,12 +7,13 @@ broadcast operand is read by every worker.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
-from calcvm.kernels_cuda._common import kernel_from, share  # noqa: F401  (kernels' text uses them)
-from calcvm.kernels_cuda._cuda import at, device, like  # noqa: F401
-from calcvm.kernels_cuda._loops import axiswise, elementwise, linewise
+from calcvm.kernels_cuda._common import Float, Ptr, kernel_as, share, words
+from calcvm.kernels_cuda._cuda import at, device, like
+from calcvm.kernels_cuda._loops import axiswise, elementwise, fill, linewise
 from calcvm.kernels_cuda._math import (
     elu,
     elu_slope,
@@ -34,6 +35,7 @@ from calcvm.kernels_cuda._math import (
     tanh,
     tanh_slope,
 )
+from calcvm.kernels_cuda._tuples import likes, mapped
 
 SQRT_HALF, INV_SQRT_2PI = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
 SQRT_2_BY_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715
@@ -94,31 +96,24 @@ def _gelu_erf_bwd(dy, x):
 
 
 # ---------------------------------------------------------------- one row, one formula
-MAP = '''\
-def {name}(w, nw, rows, cols{words}, {pointers}):
-    """{equation}; rows are shared; in place over any operand."""
-    lo, hi = share(rows, w, nw)
-    _loop_{name}(lo * cols, hi * cols, {args})
-'''
+@device
+def _as_they_are(x, numbers):
+    return numbers
 
 
-def _map(  # type: ignore[no-untyped-def]
-    name: str, formula, reads: str, out: str, params: str = "", ways: int = 2, as_they_are: bool = False
+def _map(
+    name: str, formula: Callable, reads: str, out: str, params: str = "", ways: int = 2, as_they_are: bool = False
 ) -> None:
     """``params``: float words beside rows and cols, which the formula gets after the operands, in the heap's dtype or
     ``as_they_are``, in float64; ``ways``: of the loop."""
-    operands, over = [*reads.split(), out], params.split()
-    globals()[f"_loop_{name}"] = elementwise(formula, len(operands) - 1, len(over), ways=ways)
-    kernel_from(
-        MAP.format(
-            name=name,
-            words="".join(f", {p}: Float" for p in over),
-            pointers=", ".join(f"{o}: Ptr" for o in dict.fromkeys(operands)),
-            equation=f"{out} = {name}({', '.join(operands[:-1])})",
-            args=", ".join(operands + [p if as_they_are else f"like(h, {p})" for p in over]),
-        ),
-        globals(),
-    )
+    over, names = params.split(), reads.split()
+    loop, numbers = elementwise(formula, ways=ways), _as_they_are if as_they_are else likes
+    n, end = len(over), len(over) + len(names)
+
+    @kernel_as(name, words("rows cols", params, dict.fromkeys([*names, out])))
+    def run(me, rows, cols, *given):
+        lo, hi = share(me, rows)
+        loop(lo * cols, hi * cols, given[n:end], given[-1], numbers(me.heap, given[:n]))
 
 
 _map("neg_fwd", lambda x: -x, "x", "y")
@@ -151,74 +146,77 @@ _map("pow_fwd", lambda x, p: _pow(x, p), "x", "y", "exponent", ways=0, as_they_a
 _map("pow_bwd", _pow_bwd, "dy x", "dx", "exponent", ways=0, as_they_are=True)
 _map("sub_bwd_b", lambda dy: -dy, "dy", "db")
 _map("accumulate", lambda x, y: x + y, "x y", "y")
-_map("fill", lambda value: value, "", "y", "value")
 
 
-CHOICE = '''\
-def {name}(w, nw, rows, cols, approximate, {pointers}):
-    """{equation}, by erf or by tanh; rows are shared; in place over any operand."""
-    lo, hi = share(rows, w, nw)
-    if approximate == 1:
-        _{name}_tanh(lo * cols, hi * cols, {args})
-    else:
-        _{name}_erf(lo * cols, hi * cols, {args})
-'''
-_gelu_fwd_tanh = elementwise(lambda x: x * sigmoid(_gelu_argument(x)), 1, ways=1)
-_gelu_fwd_erf = elementwise(lambda x: x * _half_erf(x), 1, ways=1)
-_gelu_bwd_tanh = elementwise(_gelu_tanh_bwd, 2, ways=1)
-_gelu_bwd_erf = elementwise(_gelu_erf_bwd, 2, ways=1)
-for _name, _operands, _equation in (
-    ("gelu_fwd", ("x", "y"), "y = x*Phi(x)"),
-    ("gelu_bwd", ("dy", "x", "dx"), "dx = dy*(Phi(x) + x*phi(x))"),
-):
-    kernel_from(
-        CHOICE.format(
-            name=_name,
-            pointers=", ".join(f"{o}: Ptr" for o in _operands),
-            equation=_equation,
-            args=", ".join(_operands),
-        ),
-        globals(),
-    )
+@kernel_as("fill")
+def _fill(me, rows, cols, value: Float, y: Ptr):
+    """y = value.  Rows are shared."""
+    lo, hi = share(me, rows)
+    fill(lo * cols, hi * cols, y, like(y, value))
+
+
+def _by_erf_or_tanh(name: str, erf: Callable, tanh: Callable, reads: str, out: str) -> None:
+    by_erf, by_tanh = elementwise(erf, ways=1), elementwise(tanh, ways=1)
+
+    @kernel_as(name, words("rows cols approximate", "", [*reads.split(), out]))
+    def run(me, rows, cols, approximate, *operands):
+        lo, hi = share(me, rows)
+        if approximate == 1:
+            by_tanh(lo * cols, hi * cols, operands[:-1], operands[-1], ())
+        else:
+            by_erf(lo * cols, hi * cols, operands[:-1], operands[-1], ())
+
+
+_by_erf_or_tanh("gelu_fwd", lambda x: x * _half_erf(x), lambda x: x * sigmoid(_gelu_argument(x)), "x", "y")
+_by_erf_or_tanh("gelu_bwd", _gelu_erf_bwd, _gelu_tanh_bwd, "dy x", "dx")
 
 
 # ---------------------------------------------------------------- broadcasting
-BROADCAST = '''\
-def {name}(w, nw, d0, d1, d2, d3, d4, d5, {words}, {pointers}):
-    """{equation}, strides 0 where an operand is broadcast; d0 is shared; in place over operands of y's size."""
-    lo, hi = share(d0, w, nw)
-    n = d1 * d2 * d3 * d4 * d5
-    {starts}
-    if {flat}:  # nothing is broadcast
-        _flat_{name}(lo * n, hi * n, {operands})
-    elif n == d5:  # a row is one line
-        _lines_{name}(hi - lo, n, {lines}, at({out}, lo * n), n)
-    else:
-        _axes_{name}(hi - lo, (d1, d2, d3, d4, d5), {axes}, at({out}, lo * n))
-'''
+@device
+def _begin(x, s, lo, n):
+    """A dense operand has no strides."""
+    return at(x, lo * n) if s is None else at(x, lo * s[0])
 
 
-def _broadcast(name: str, formula, reads: str, strided: str, out: str) -> None:  # type: ignore[no-untyped-def]
-    names, over = reads.split(), strided.split()
-    globals()[f"_flat_{name}"] = elementwise(formula, len(names))
-    globals()[f"_lines_{name}"] = linewise(formula, len(names))
-    globals()[f"_axes_{name}"] = axiswise(formula, "".join("s" if x in over else "d" for x in (*names, out)))
-    strides = {s: ", ".join(f"{s}{k}" for k in range(6)) for s in over}
-    kernel_from(
-        BROADCAST.format(
-            name=name,
-            words=", ".join(strides.values()),
-            pointers=", ".join(f"{o}: Ptr" for o in (*names, out)),
-            equation=f"{out} = {name}({', '.join(names)})",
-            operands=", ".join((*names, out)),
-            out=out,
-            starts="\n    ".join(f"{x}_lo = at({x}, lo * {f'{x}0' if x in over else 'n'})" for x in names),
-            flat=" and ".join(f"{s}0 == n" for s in over),
-            lines=", ".join(f"{x}_lo, {x}0, {x}5" if x in over else f"{x}_lo, n, 1" for x in names),
-            axes=", ".join(f"{x}_lo, ({strides[x]})" if x in over else f"{x}_lo" for x in names),
-        ),
-        globals(),
-    )
+@device
+def _line(s, n):
+    return n if s is None else s[0]
+
+
+@device
+def _step(s):
+    return 1 if s is None else s[5]
+
+
+def _broadcast(name: str, formula: Callable, reads: str, strided: str, out: str) -> None:
+    """The formula of ``reads``, of which the last or both are ``strided``: strides 0 where an operand is broadcast."""
+    flat, lines, axes = elementwise(formula), linewise(formula), axiswise(formula)
+
+    @device
+    def loop(me, d0, d, nothing_is_broadcast, xs, strides, y):
+        lo, hi = share(me, d0)
+        n = d[0] * d[1] * d[2] * d[3] * d[4]
+        if nothing_is_broadcast:
+            flat(lo * n, hi * n, xs, y, ())
+        else:
+            xs, y = mapped(_begin, (xs, strides), lo, n), at(y, lo * n)
+            if n == d[4]:  # a row is one line
+                lines(hi - lo, n, xs, mapped(_line, (strides,), n), mapped(_step, (strides,)), y, n)
+            else:
+                axes(hi - lo, d, xs, strides, y, None)
+
+    dense = (None,) * (len(reads.split()) - 1)
+
+    def of_one(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, *operands):
+        s, same = (s0, s1, s2, s3, s4, s5), s0 == d1 * d2 * d3 * d4 * d5
+        loop(me, d0, (d1, d2, d3, d4, d5), same, operands[:-1], (*dense, s), operands[-1])
+
+    def of_two(me, d0, d1, d2, d3, d4, d5, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5, a, b, y):
+        s, t, n = (a0, a1, a2, a3, a4, a5), (b0, b1, b2, b3, b4, b5), d1 * d2 * d3 * d4 * d5
+        loop(me, d0, (d1, d2, d3, d4, d5), a0 == n and b0 == n, (a, b), (s, t), y)
+
+    sizes = [f"{x}{k}" for x in ("d", *strided.split()) for k in range(6)]
+    kernel_as(name, words(" ".join(sizes), "", [*reads.split(), out]))(of_two if len(strided.split()) == 2 else of_one)
 
 
 _broadcast("add_fwd", lambda a, b: a + b, "a b", "a b", "y")

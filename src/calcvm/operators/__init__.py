@@ -83,13 +83,14 @@ def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
         raise CalcError(f"kernel {kernel.name!r}: the row of that name is calcvm's own: take another name")
     kinds: dict[str, tuple[str, ...]] = {"float": ("float",), "dim": ("int",), "int": ("int",)}
     wanted = [(word.name, kinds[word.kind]) for word in row.words]
-    wanted += [(operand.name, ("ptr", "optional")) for operand in row.operands]
-    first = [*inspect.signature(kernel.fn, eval_str=False).parameters][:2]
+    wanted += [(operand.name, ("ptr",)) for operand in row.operands]
+    context = getattr(kernel, "context", ("w", "nw"))
+    first = tuple(inspect.signature(kernel.fn, eval_str=False).parameters)[: len(context)]
     fits = len(wanted) == len(kernel.words) and all(
         name == other and kind in allowed for (name, kind), (other, allowed) in zip(kernel.words, wanted)
     )
-    if first != ["w", "nw"] or not fits:
-        written = ["w", "nw", *(f"{name}{ANNOTATIONS[allowed[0]]}" for name, allowed in wanted)]
+    if first != context or not fits:
+        written = [*context, *(f"{name}{ANNOTATIONS[allowed[0]]}" for name, allowed in wanted)]
         raise CalcError(f"kernel {kernel.name!r}: its parameters must be ({', '.join(written)}), as its row says")
 
 
