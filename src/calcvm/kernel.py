@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 PREFIX = 2  # words before a row's own: opcode, flags
 FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
+AXES = 6  # of a shape that operands are broadcast to
 TRAP_CODE, TRAP_PC = 0, 1  # heap elements that a trap writes (the heap's first block is reserved)
 
 
@@ -48,6 +49,16 @@ def words_of(fn: Callable) -> Words:
 def _kind(annotation: Any) -> str:
     name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return {"Ptr": "ptr", "Float": "float"}.get(name, "int")
+
+
+def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[str] = ()) -> Words:
+    """The words of the row of a formula (`calcvm.formulas.declare.Formula`): sizes, strides, parameters, operands.
+
+    strided : operands that have six strides each.  before : operands before the formula's own.
+    """
+    strides = [f"{s}{k}" for s in strided for k in range(AXES)]
+    params = [(name, "float" if name in f.reals else "int") for name in f.words]
+    return (*((n, "int") for n in (*sizes.split(), *strides)), *params, *((n, "ptr") for n in (*before, *f.operands)))
 
 
 def types_of(words: Words, heap: Any, row: Any, types: Any) -> list[Any]:

@@ -28,7 +28,7 @@ class Simulated:
         self.threads = threads
 
     def kind(self, o: Operand) -> str:
-        return "optional" if o.optional or o.access == "s" else "ptr"
+        return "ptr"
 
     def run(self, name, dtype, cells, row, n_workers, only, reverse) -> None:  # type: ignore[no-untyped-def]
         heap = cells.view(dtype)

@@ -165,8 +165,8 @@ def test_wide_accesses(name):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_any_alignment(dtype):
     """Elements from anywhere to anywhere, of operands that lie anywhere."""
-    twice = _loops.elementwise(lambda x, i, p: x + x + p * i, 1, 1, indexed=True)
-    lines = _loops.linewise(lambda a, b: a - b, 2)
+    twice = _loops.elementwise(lambda x, i, p: x + x + p * i, indexed=True)
+    lines = _loops.linewise(lambda a, b: a - b)
     one = {"blocks": 1, "threads": 4, "shared_bytes": 0}
     store = np.zeros(64 + 16, dtype)
     x = store[-store.ctypes.data % 64 // store.itemsize :][:64]
@@ -176,10 +176,10 @@ def test_any_alignment(dtype):
         want = y.copy()
         i = np.arange(start, start + n)
         want[y_at + i] = 2 * x[x_at + i] + 3 * i
-        launch(twice, (start, start + n, at(x, x_at), at(y, y_at), x.dtype.type(3)), **one)
+        launch(twice, (start, start + n, (at(x, x_at),), at(y, y_at), (x.dtype.type(3),)), **one)
         assert np.array_equal(y, want)
         want[:] = y[:] = 99
         for l in range(2):
             want[y_at + 20 * l :][:n] = x[x_at + 24 * l :][:n] - x[3 * l]
-        launch(lines, (2, n, at(x, x_at), 24, 1, x, 3, 0, at(y, y_at), 20), **one)
+        launch(lines, (2, n, (at(x, x_at), x), (24, 3), (1, 0), at(y, y_at), 20), **one)
         assert np.array_equal(y, want)

@@ -32,7 +32,7 @@ class DeviceRows:
         self._address, self._bytes = 0, 0
 
     def kind(self, o: Operand) -> str:
-        return "optional" if o.optional or o.access == "s" else "ptr"
+        return "ptr"
 
     def run(
         self, name: str, dtype: str, cells: np.ndarray, row: np.ndarray, n_workers: int, only: Any, reverse: bool

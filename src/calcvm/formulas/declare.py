@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -87,6 +88,11 @@ class Formula:
     @property
     def text(self) -> str:
         return text_of(self.variant(), (*self.reads, *self.reals))
+
+    @property
+    def functions(self) -> set[str]:
+        """Names of the functions that it calls."""
+        return set(re.findall(r"\w+(?=\()", self.text))
 
     @property
     def operations(self) -> int:

@@ -12,18 +12,9 @@ from llvmlite import ir
 from numba import types
 
 from calcvm.formulas.declare import Formula
-from calcvm.kernel import Words
+from calcvm.kernel import AXES
 from calcvm.kernels_cpu._common import I1, I64, intrinsic_of
 from calcvm.kernels_cpu._math import Lanes, each, outline, reduced
-
-AXES = 6  # of a broadcast shape
-
-
-def words_of(f: Formula, sizes: str, strided: tuple[str, ...] = (), before: tuple[str, ...] = ()) -> Words:
-    """The words of a formula's row: sizes, strides, parameters, operands (``before``, and then its own)."""
-    strides = [f"{s}{k}" for s in strided for k in range(AXES)]
-    real = [(name, "float" if name in f.reals else "int") for name in f.words]
-    return (*((n, "int") for n in (*sizes.split(), *strides)), *real, *((n, "ptr") for n in (*before, *f.operands)))
 
 
 class Given:

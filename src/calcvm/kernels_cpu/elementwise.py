@@ -13,16 +13,17 @@ import numpy as np
 
 from calcvm.formulas.declare import Formula
 from calcvm.formulas.elementwise import ACCUMULATE, ELEMENTWISE, FILL
+from calcvm.kernel import words_for
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import Float, Ptr, at, floor, kernel, kernel_as, njit, share
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._loops import Broadcast, flat, words_of
+from calcvm.kernels_cpu._loops import Broadcast, flat
 from calcvm.kernels_cpu._math import Lanes, each, elementwise, loop_of
 
 
 def _flat(f: Formula) -> None:
     """The kernel of a formula whose operands are of one shape (rows, cols)."""
-    words, loop = words_of(f, "rows cols"), flat(f)
+    words, loop = words_for(f, "rows cols"), flat(f)
     if len(f.words) == len(f.reals):
 
         @kernel_as(f.name, words)
@@ -47,7 +48,7 @@ def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
     over = Broadcast(f, strided)
     flat, whole, single, line0, line5 = over.flat, over.whole, over.single, over.line0, over.line5
 
-    @kernel_as(f.name, words_of(f, "d0 d1 d2 d3 d4 d5", strided))
+    @kernel_as(f.name, words_for(f, "d0 d1 d2 d3 d4 d5", strided))
     def run(me, d0, d1, d2, d3, d4, d5, *given):
         lo, hi = share(me, d0)
         n = d1 * d2 * d3 * d4 * d5

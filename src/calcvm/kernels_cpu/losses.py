@@ -11,9 +11,10 @@ from numba.extending import intrinsic
 
 from calcvm.formulas.declare import Formula
 from calcvm.formulas.losses import PAIR_LOSSES
+from calcvm.kernel import words_for
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import I1, I64, Float, Ptr, at, kernel, kernel_as, like, njit, share, trap
-from calcvm.kernels_cpu._loops import flat, scaled, total, words_of
+from calcvm.kernels_cpu._loops import flat, scaled, total
 from calcvm.kernels_cpu._math import Lanes, _horizontal, elementwise, log, reduction, rexp, rmax, rsum, scale
 from calcvm.kernels_cpu._simd import VECTOR_BITS
 
@@ -52,7 +53,7 @@ def _term(f: Formula) -> None:
     """l[r] = the sum of row r's terms; rows are shared."""
     each, sum_of, last = flat(f), total(f), len(f.reals) + 2
 
-    @kernel_as(f.name, words_of(f, "rows cols"))
+    @kernel_as(f.name, words_for(f, "rows cols"))
     def run(me, rows, cols, *given):
         lo, hi = share(me, rows)
         if cols == 1:
@@ -66,7 +67,7 @@ def _slope(f: Formula) -> None:
     """The term's slope times dloss / count; rows are shared; in place over what is read."""
     each = scaled(f)
 
-    @kernel_as(f.name, words_of(f, "rows cols count", before=("dloss",)))
+    @kernel_as(f.name, words_for(f, "rows cols count", before=("dloss",)))
     def run(me, rows, cols, count, *given):
         lo, hi = share(me, rows)
         each((hi - lo) * cols, count, lo * cols, given)

@@ -1,47 +1,37 @@
 """What every CUDA kernel stands on: the kernel decorator, shares of the work, traps.
 
-A kernel is written with its row's words as named parameters, after the worker's number and the team's size,
-as on the CPU; names and order are the operator table's, and a test compares them:
-
-    @kernel
-    def sigmoid_fwd(w, nw, rows, cols, x: Ptr, y: Ptr): ...
-
-A worker is a *thread block*: all of its threads run the kernel together, and the VM makes them wait for each
-other after each row.  What the compiler and the simulator see is ``kernel(heap, row, worker, n_workers)``.
+A worker is a *thread block*: all of its threads run the kernel (see `calcvm.kernel`) together, and the VM makes them wait for
+each other after each row.  What the compiler and the simulator see is ``kernel(heap, row, worker, n_workers)``.  Names and order
+of a kernel's words are the operator table's, and a test compares them.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import inspect
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType
 from typing import Any
 
-from calcvm.kernels_cuda._cuda import at, called, device, f64_of_bits, in_global, like, overload, thread
+from calcvm.kernel import (  # noqa: F401  (Float and Ptr are for kernels)
+    FLAG_PC_SHIFT,
+    TRAP_CODE,
+    TRAP_PC,
+    Float,
+    Me,
+    Ptr,
+    Words,
+    arguments,
+    simulated_arguments,
+    types_of,
+    words_of,
+)
+from calcvm.kernels_cuda._cuda import I64, called, compiled_by, device, in_global, like, thread, types
 from calcvm.lazy import cached_property
-
-PREFIX = 2  # words before a row's own: opcode, flags
-FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
-TRAP_CODE, TRAP_PC = 0, 1  # heap elements that a trap writes (the heap's first block is reserved)
-
-
-class Ptr:
-    """Annotation: the word is an element offset; the kernel sees a pointer to it."""
-
-
-class Optional:
-    """Annotation: as `Ptr`, of an operand that may be left out; ``has_NAME`` says whether it is there."""
-
-
-class Float:
-    """Annotation: the word holds the bits of a float64."""
 
 
 # ---------------------------------------------------------------- shares
 @device
-def share(n, w, nw):
+def part_of(n, w, nw):
     """Half-open range of ``n`` units that worker ``w`` of ``nw`` owns."""
     if nw == 1:
         return 0, n
@@ -49,16 +39,41 @@ def share(n, w, nw):
 
 
 @device
-def trap(h, r, code):
-    """Record that row ``r`` met what it cannot compute; the VM turns it into an error after the call."""
-    h[TRAP_CODE] = like(h, code)
-    h[TRAP_PC] = like(h, r[1] >> FLAG_PC_SHIFT)
+def share(me, n):
+    """Half-open range of ``n`` units that this worker owns."""
+    return part_of(n, me.worker, me.workers)
 
 
 @device
-def first(w):
-    """Whether this is the one thread that writes a scalar: thread 0 of worker 0."""
+def trap(me, code):
+    """Record that the row met what it cannot compute; the VM turns it into an error after the call."""
+    me.heap[TRAP_CODE] = like(me.heap, code)
+    me.heap[TRAP_PC] = like(me.heap, me.row[1] >> FLAG_PC_SHIFT)
+
+
+@device
+def is_first(w):
+    """Whether this is thread 0 of worker 0."""
     return w == 0 and thread() == 0
+
+
+@device
+def first(me):
+    """Whether this is the one thread that writes a scalar."""
+    return is_first(me.worker)
+
+
+def _given(tc, me, operand):
+    def build(ctx, b, sig, args):
+        return b.icmp_unsigned("!=", args[1], b.gep(b.extract_value(args[0], 0), [I64(-1)]))
+
+    return types.boolean(me, operand), build
+
+
+@compiled_by(_given)
+def given(me, operand):
+    """Whether an operand is there: the offset of one left out is -1."""
+    return operand is not None
 
 
 # ---------------------------------------------------------------- registry
@@ -68,10 +83,9 @@ class Kernel:
     finish : the row's second half, run after all workers have done the first (they have met at a barrier).
     """
 
-    def __init__(self, fn: Callable):
-        self.name, self.fn = fn.__name__, fn
-        parameters = list(inspect.signature(fn, eval_str=False).parameters.values())[2:]
-        self.words = tuple((p.name, _kind(p.annotation)) for p in parameters)
+    def __init__(self, fn: Callable, name: str = "", words: Words | None = None):
+        self.name, self.fn = name or fn.__name__, fn
+        self.words = words_of(fn) if words is None else words
         self.finish: Kernel | None = None
 
     @cached_property
@@ -80,72 +94,93 @@ class Kernel:
 
         Compiled, it stays a function of its own: its registers do not add to those of the loop that calls it.
         """
-        simulated, native = _bind(self), _bind(self, "called()\nh = in_global(h)\n")
-        overload(simulated, strict=False)(lambda h, r, w, nw: native)
-        return simulated
+        fn, taken = device(self.fn), _taken(self.words)
+
+        def run(h, r, w, nw):
+            called()
+            fn(*taken(in_global(h), r, w, nw))
+
+        return device(run, inline=False)
 
     @cached_property
     def mark(self) -> str:
-        """A digest of its source: what compiled code is kept by, for kernels from elsewhere too."""
-        own = hashlib.sha256(_text(self.fn).encode()).hexdigest()[:12]
+        """A digest of its code: what compiled code is kept by, for kernels from elsewhere too."""
+        own = hashlib.sha256("\n".join(_code(self.fn, set())).encode()).hexdigest()[:12]
         return own + (self.finish.mark if self.finish else "")
+
+
+def _taken(words: Words) -> Callable:
+    """What makes a kernel's arguments, ``me`` and the row's words, of (h, r, w, nw)."""
+
+    def codegen(tc, h, r, w, nw):
+        def build(ctx, b, sig, args):
+            me = ctx.make_tuple(b, sig.return_type[0], args)
+            return ctx.make_tuple(b, sig.return_type, [me, *arguments(b, words, args[0], args[1])])
+
+        return types.Tuple(types_of(words, h, r, types))(h, r, types.int64, types.int64), build
+
+    @compiled_by(codegen)
+    def taken(h, r, w, nw):
+        return Me(h, r, w, nw), *simulated_arguments(words, h, r)
+
+    return taken
+
+
+def _code(x: Any, seen: set[int]) -> Iterator[str]:
+    """What a function does, in pieces: its code, what it encloses, and functions of its own module or package that it names.
+
+    Of calcvm's own only what they enclose: their files have a digest already.
+    """
+    if isinstance(x, CodeType):
+        yield f"{x.co_code.hex()} {x.co_names} {x.co_varnames} {x.co_freevars}"
+        for constant in x.co_consts:
+            yield from _code(constant, seen)
+    elif isinstance(x, tuple):
+        for element in x:
+            yield from _code(element, seen)
+    elif not isinstance(x, FunctionType):
+        yield repr(x) if isinstance(x, (bool, int, float, str, slice)) else type(x).__qualname__
+    elif id(x) not in seen:
+        seen.add(id(x))
+        yield x.__qualname__
+        known = [cell.cell_contents for cell in x.__closure__ or ()]
+        if not x.__module__.startswith("calcvm."):
+            yield from _code(x.__code__, seen)
+            known += [x.__globals__.get(name) for name in x.__code__.co_names]
+        for other in known:
+            yield from _code(other, seen)
 
 
 KERNELS: dict[str, Kernel] = {}
 
 
+def words(ints: str, floats: str, pointers: Iterable[str]) -> Words:
+    """Words of a kernel whose parameters do not name them."""
+    of = {"int": ints.split(), "float": floats.split(), "ptr": pointers}
+    return tuple((name, kind) for kind, names in of.items() for name in names)
+
+
 def kernel(fn: Callable) -> Callable:
-    """Register a row kernel."""
+    """Register the kernel of the row of its name."""
     KERNELS[fn.__name__] = Kernel(fn)
     return fn
 
 
-def finish(fn: Callable) -> Callable:
-    """Register the second half of the row kernel of the same name and parameters, which is registered already."""
-    KERNELS[fn.__name__].finish = Kernel(fn)
-    return fn
+def kernel_as(name: str, words: Words | None = None) -> Any:
+    """Register a kernel of another name, whose words may have others than its parameters'."""
+
+    def register(fn: Callable) -> Callable:
+        KERNELS[name] = Kernel(fn, name, words)
+        return fn
+
+    return register
 
 
-def kernel_from(text: str, scope: dict[str, Any]) -> None:
-    """Register the kernel that ``text`` spells, in the module globals ``scope``: for kernels alike but for a formula."""
-    exec(compile(text, scope["__file__"], "exec"), scope)
-    definition = ast.parse(text).body[0]
-    assert isinstance(definition, ast.FunctionDef)
-    fn = scope[definition.name]
-    fn.text = text
-    kernel(fn)
+def finish_of(name: str) -> Any:
+    """Register the second half of a row kernel, of the same parameters, which is registered already."""
 
+    def register(fn: Callable) -> Callable:
+        KERNELS[name].finish = Kernel(fn, name)
+        return fn
 
-def _kind(annotation: Any) -> str:
-    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return {"Ptr": "ptr", "Optional": "optional", "Float": "float"}.get(name, "int")
-
-
-_UNPACK = {
-    "int": "{n} = int(r[{k}])",
-    "float": "{n} = f64_of_bits(r[{k}])",
-    "ptr": "{n} = at(h, r[{k}])",
-    "optional": "{n}, has_{n} = at(h, r[{k}]), r[{k}] >= 0",
-}
-
-
-def _text(fn: Callable) -> str:
-    return getattr(fn, "text", None) or textwrap.dedent(inspect.getsource(fn))
-
-
-def _bind(k: Kernel, before: str = "") -> Callable:
-    """The kernel as a function of (h, r, w, nw): its parameters become reads of the row's words."""
-    tree = ast.parse(_text(k.fn))
-    node = tree.body[0]
-    assert isinstance(node, ast.FunctionDef)
-    lines = [_UNPACK[kind].format(n=name, k=i + PREFIX) for i, (name, kind) in enumerate(k.words)]
-    node.decorator_list = []
-    node.args = ast.parse("def f(h, r, w, nw): pass").body[0].args  # type: ignore[attr-defined]
-    node.body = [*ast.parse(before + "\n".join(lines)).body, *node.body]
-    ast.fix_missing_locations(tree)
-    ast.increment_lineno(tree, k.fn.__code__.co_firstlineno - 1)
-    scope: dict[str, Any] = {}
-    names = k.fn.__globals__
-    names.update(at=at, f64_of_bits=f64_of_bits, called=called, in_global=in_global)
-    exec(compile(tree, k.fn.__code__.co_filename, "exec"), names, scope)
-    return scope[k.fn.__name__]
+    return register

@@ -8,7 +8,7 @@ it is the device's own instruction.  So kernels are plain Python functions that 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,8 @@ try:
     from llvmlite import ir
     from numba import cuda
     from numba.cuda import dispatcher, types
-    from numba.cuda.extending import intrinsic, overload, register_jitable
+    from numba.cuda.extending import lower_builtin, register_jitable
+    from numba.cuda.typing.templates import AbstractTemplate, infer_global
 except ImportError as error:
     raise MissingExtra("numba-cuda", "cuda", "the device 'cuda'") from error
 try:
@@ -42,17 +43,58 @@ TOGETHER = ("convergent",)  # of calls that all threads of a warp make together:
 SCRATCH_AT = 1024
 
 
+class Native(AbstractTemplate):
+    """How the compiler types and lowers a function that has two faces; arguments are positional, of any number."""
+
+    codegen: Callable[..., Any]
+    known: dict[tuple, Any]
+
+    def generic(self, args, kws):
+        if args not in self.known:
+            sig, build = self.codegen(self.context, *args, **kws)
+            lower_builtin(build, *sig.args)(build)
+            self.known[args] = sig
+            self.known.setdefault((build_of, sig.args), build)
+        return self.known[args]
+
+    def get_impl_key(self, sig):
+        return self.known[build_of, sig.args]
+
+
+build_of = object()
+
+
 def compiled_by(codegen: Callable[..., Any]) -> Callable[[Callable], Callable]:
-    """Decorator of a simulation: ``codegen(typingctx, *types)`` is the intrinsic that the compiler takes instead."""
+    """Decorator of a simulation: what ``codegen(typingctx, *types)`` builds is what the compiler takes instead."""
 
     def mark(simulated: Callable) -> Callable:
-        parameters = ", ".join(simulated.__code__.co_varnames[: simulated.__code__.co_argcount])
-        scope: dict[str, Any] = {"native": intrinsic(codegen)}
-        exec(f"def choose({parameters}):\n    def f({parameters}): return native({parameters})\n    return f", scope)
-        overload(simulated, jit_options={"forceinline": True})(scope["choose"])
+        native = {"key": simulated, "codegen": staticmethod(codegen), "known": {}}
+        infer_global(simulated, types.Function(type(Native)(simulated.__name__, (Native,), native)))
         return simulated
 
     return mark
+
+
+def call_of(tc: Any, fn: Any, args: Sequence[Any]) -> tuple[Any, Callable[..., Any]]:
+    """For a codegen: what ``fn``, a function or its type, returns for arguments of these types, and what builds the call."""
+    fn = fn if isinstance(fn, types.Type) else tc.resolve_value_type(fn)
+    sig = fn.get_call_type(tc, tuple(args), {})
+    taken, star = (
+        list(sig.args),
+        bool(sig.args) and isinstance(sig.args[-1], (types.StarArgTuple, types.StarArgUniTuple)),
+    )
+    if star:
+        taken[-1:] = sig.args[-1]
+
+    def build(ctx: Any, b: Any, values: Sequence[Any]) -> Any:
+        native = ctx.get_function(fn, sig)
+        ctx.add_linking_libs(getattr(native, "libs", ()))
+        given = [ctx.cast(b, v, of, to) for v, of, to in zip(values, args, taken)]
+        if star:
+            given[len(sig.args) - 1 :] = [ctx.make_tuple(b, sig.args[-1], given[len(sig.args) - 1 :])]
+        return native(b, given)
+
+    return sig.return_type, build
 
 
 def device(fn: Callable | None = None, *, inline: bool = True) -> Any:
@@ -61,15 +103,17 @@ def device(fn: Callable | None = None, *, inline: bool = True) -> Any:
     return wrap if fn is None else wrap(fn)
 
 
-@intrinsic
-def called(tc):
-    """Mark the function that it stands in: it is called, and not copied to wherever it is used."""
-
+def _called(tc):
     def build(ctx, b, sig, args):
         b.function.attributes.add("noinline")
         return ctx.get_dummy_value()
 
     return types.void(), build
+
+
+@compiled_by(_called)
+def called():
+    """Mark the function that it stands in: it is called, and not copied to wherever it is used."""
 
 
 # ---------------------------------------------------------------- where a thread is

@@ -14,16 +14,14 @@ Determinism.  Each element is one chain of fma over k in a block of ``kc`` summa
 added in order, in every tile: the bits do not depend on tiles, on shares, or on a split of the sum.
 """
 
-# ruff: noqa: F401, F821  (functions made of texts: what they use, and their names)
-
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.cuda import types
 
+from calcvm.formulas.elementwise import ELEMENTWISE
 from calcvm.kernels_cuda._cuda import (
     I32,
     I64,
@@ -32,34 +30,27 @@ from calcvm.kernels_cuda._cuda import (
     as_i64,
     at,
     bit_length,
+    call_of,
     called,
     compiled_by,
     device,
     in_global,
+    ir,
     lane,
     like,
-    overload,
     ptx_line,
     shared,
     special_register,
     sync,
     thread,
     threads,
+    types,
     warp_size,
 )
-from calcvm.kernels_cuda._math import (  # noqa: F401  (the text of `put` uses them)
-    elu,
-    elu_slope,
-    leaky_relu,
-    leaky_relu_slope,
-    relu,
-    relu_slope,
-    sigmoid,
-    sigmoid_slope,
-    tanh,
-    tanh_slope,
-)
+from calcvm.kernels_cuda._formulas import formula
+from calcvm.kernels_cuda._loops import aligned
 from calcvm.kernels_cuda._reduce import warp, warps
+from calcvm.kernels_cuda._tuples import by_number, folded, in_turn, mapped, stores
 
 KC = 512  # summands in a block: a multiple of every step
 STAGES = 4  # steps in shared memory, at most
@@ -88,19 +79,6 @@ def _itemsize(tc, p):
 def itemsize(p):
     """Bytes of an element."""
     return p.itemsize
-
-
-def _aligned(tc, p):
-    def build(ctx, b, sig, args):
-        return b.icmp_unsigned("==", b.and_(b.ptrtoint(args[0], I64), I64(15)), I64(0))
-
-    return types.boolean(p), build
-
-
-@compiled_by(_aligned)
-def aligned(p):
-    """Whether a pointer is at a multiple of 16 bytes."""
-    return p.ctypes.data % 16 == 0
 
 
 def _since(tc, base, p):
@@ -412,37 +390,50 @@ def place_of_warp(down, across):
     return n // beside * rows, beside * cols, warp() // beside * rows, warp() % beside * cols
 
 
+# ---------------------------------------------------------------- activations, and derivatives by their outputs
+def _act(name: str) -> tuple[Any, Any]:
+    op = ELEMENTWISE[name]
+    return formula(op.forward.variant()), formula(op.backward["x"].variant())
+
+
+relu, relu_slope = _act("relu")
+leaky_relu, leaky_relu_slope = _act("leaky_relu")
+sigmoid, sigmoid_slope = _act("sigmoid")
+tanh, tanh_slope = _act("tanh")
+elu, elu_slope = _act("elu")
+
+
 # ---------------------------------------------------------------- results
-def _on_four(indent: int, formula: str) -> str:
-    return "\n".join(" " * indent + f"x{k} = " + formula.replace("#", str(k)) for k in range(4))
+@device
+def _cell(i, p, row, j):
+    return p[i * row + j]
 
 
-_FORWARD = {
-    "RELU": "relu(x#)",
-    "LEAKY_RELU": "leaky_relu(x#, a)",
-    "SIGMOID": "sigmoid(x#)",
-    "TANH": "tanh(x#)",
-    "ELU": "elu(x#, a)",
-}
-_BACKWARD = {
-    "RELU": "relu_slope(x#, y#)",
-    "LEAKY_RELU": "leaky_relu_slope(x#, y#, a)",
-    "SIGMOID": "sigmoid_slope(x#, y#)",
-    "TANH": "tanh_slope(x#, y#)",
-    "ELU": "elu_slope(x#, y#, a)",
-}
+@device
+def _place(i, p, row, j):
+    return at(p, i * row + j)
 
 
-def _branches(formulas: dict[str, str], offset: str) -> str:
-    return "\n".join(f"            if act == {n}{offset}:\n{_on_four(16, f)}" for n, f in formulas.items())
+@device
+def _or_first(i, rows, first):
+    return i if i < rows else first
 
 
-# Four rows at once: their reads are independent, where one after the other would wait for memory four times.  A row beyond
-# the last is the thread's own first one again.
-_PUT = f'''
+@device
+def _sum(x, y):
+    return x + y
+
+
+@device(inline=False)
 def put(h, rows, cols, ld, width, off, i_off, again, whole):
     """C's elements from ``off`` on: act(init + sum), the sum in shared memory, the activation where the sum is ``whole``;
-    ``again``: a sum is there already, and this one is added to it."""
+    ``again``: a sum is there already, and this one is added to it.
+
+    Four rows at once: their reads are independent, where one after the other would wait for memory four times.  A row
+    beyond the last is the thread's own first one again.
+    """
+    called()
+    h = in_global(h)
     p, s = described(h), tiles_at(h)[0]
     c, c_rs = at(h, p[C] + off), p[C_RS]
     init, init_rs, mode = (c, c_rs, FROM_INIT) if again else (at(h, p[INIT] + i_off), p[INIT_RS], p[MODE])
@@ -451,28 +442,36 @@ def put(h, rows, cols, ld, width, off, i_off, again, whole):
     a = like(h, as_f64(p)[ALPHA])
     i_first, di, j, dj = by_minor(width, 1)
     while j < cols:
-        i0 = i_first
-        while i0 < rows:
-            i1 = i0 + di if i0 + di < rows else i0
-            i2 = i0 + 2 * di if i0 + 2 * di < rows else i0
-            i3 = i0 + 3 * di if i0 + 3 * di < rows else i0
-{_on_four(12, "s[i# * ld + j]")}
+        i = i_first
+        while i < rows:
+            four = mapped(_or_first, ((i, i + di, i + 2 * di, i + 3 * di),), rows, i)
+            x = mapped(_cell, (four,), s, ld, j)
             if mode == FROM_INIT:
-{_on_four(16, "init[i# * init_rs + j] + x#")}
-            if act > DERIVATIVE:
-                y0, y1 = ya[i0 * c_rs + j], ya[i1 * c_rs + j]
-                y2, y3 = ya[i2 * c_rs + j], ya[i3 * c_rs + j]
-            else:
-                y0, y1, y2, y3 = x0, x1, x2, x3
-{_branches(_FORWARD, "")}
-{_branches(_BACKWARD, " + DERIVATIVE")}
-            c[i0 * c_rs + j] = x0
-            c[i1 * c_rs + j] = x1
-            c[i2 * c_rs + j] = x2
-            c[i3 * c_rs + j] = x3
-            i0 += 4 * di
+                x = mapped(_sum, (mapped(_cell, (four,), init, init_rs, j), x))
+            y = mapped(_cell, (four,), ya, c_rs, j) if act > DERIVATIVE else x
+            if act == RELU:
+                x = mapped(relu, (x,))
+            if act == LEAKY_RELU:
+                x = mapped(leaky_relu, (x,), a)
+            if act == SIGMOID:
+                x = mapped(sigmoid, (x,))
+            if act == TANH:
+                x = mapped(tanh, (x,))
+            if act == ELU:
+                x = mapped(elu, (x,), a)
+            if act == RELU + DERIVATIVE:
+                x = mapped(relu_slope, (x, y))
+            if act == LEAKY_RELU + DERIVATIVE:
+                x = mapped(leaky_relu_slope, (x, y), a)
+            if act == SIGMOID + DERIVATIVE:
+                x = mapped(sigmoid_slope, (x, y))
+            if act == TANH + DERIVATIVE:
+                x = mapped(tanh_slope, (x, y))
+            if act == ELU + DERIVATIVE:
+                x = mapped(elu_slope, (x, y), a)
+            stores(mapped(_place, (four,), c, c_rs, j), x)
+            i += 4 * di
         j += dj
-'''
 
 
 # ---------------------------------------------------------------- a tile
@@ -501,12 +500,15 @@ A_AT, B_AT, A_WIDE, B_WIDE, STEP, LDA, LDB, SIZE, IN_FLIGHT, A_HOW, B_HOW, A_TO,
     0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 18, 19, 22,
 )  # fmt: skip
 
+
 # What all tiles do alike is called by them: one copy of it in a program, and typed once.  With a copy in each, and each product
 # a statement, the first matrix product of a process took 19 s to PTX, not 9 (Zen 5), and NVIDIA's assembler 2.5 s, not 1.0.
-_LAYOUT = '''
+@device(inline=False)
 def layout(h, i, j, first, last, rows, cols, pad):
     """How this thread copies a tile of rows x cols at (i, j) of a `product`: where A and B begin, whether 16 bytes go at
     once, summands of a step, rows of the copies, their size, steps in flight, and each axis' first and next places."""
+    called()
+    h = in_global(h)
     p = described(h)
     S, a_rs, a_ks, b_ks, b_cs = p[SUMMANDS], p[A_RS], p[A_KS], p[B_KS], p[B_CS]
     a, b = p[A] + i * a_rs, p[B] + j * b_cs
@@ -524,24 +526,69 @@ def layout(h, i, j, first, last, rows, cols, pad):
     a0, a1, a2, a3 = by_minor(depth, v if a_wide else 1) if a_ks == 1 else by_major(depth)
     b0, b1, b2, b3 = by_minor(cols, v if b_wide else 1) if b_cs == 1 else by_major(cols)
     return (
-        a + a0 * a_rs + a2 * a_ks, b + b0 * b_ks + b2 * b_cs, 1 if a_wide else 0, 1 if b_wide else 0, depth, lda, ldb, size, stages,
-        a0, a1, a2, a3, b0, b1, b2, b3, a0 * lda + a2, rows * lda + b0 * ldb + b2,
-        a1 * a_rs, a3 * a_ks, a1 * lda, b1 * b_ks, b3 * b_cs, b1 * ldb,
+        a + a0 * a_rs + a2 * a_ks,
+        b + b0 * b_ks + b2 * b_cs,
+        1 if a_wide else 0,
+        1 if b_wide else 0,
+        depth,
+        lda,
+        ldb,
+        size,
+        stages,
+        a0,
+        a1,
+        a2,
+        a3,
+        b0,
+        b1,
+        b2,
+        b3,
+        a0 * lda + a2,
+        rows * lda + b0 * ldb + b2,
+        a1 * a_rs,
+        a3 * a_ks,
+        a1 * lda,
+        b1 * b_ks,
+        b3 * b_cs,
+        b1 * ldb,
     )
-'''
-_BRING = '''
+
+
+@device(inline=False)
 def bring(h, t, state, stop, real, m, n, whole):
     """Begin to copy a step of A and B; returns what the next one begins with: summand, part of shared memory, place in
     its product, that product, and how far A and B are on."""
+    called()
+    h = in_global(h)
     p, s = described(h), tiles_at(h)[0]
     to, slot, k, g, a_off, b_off = state
     S = p[SUMMANDS]
     there = min(min(t[STEP], S - k), stop - to)
     full = (there + whole - 1) & -whole
-    fetch(at(s, slot + t[A_TO]), real, there, m, full, at(h, t[A_AT] + a_off), (t[9], t[10], t[11], t[12]),
-          (t[19], t[20], t[21]), t[A_WIDE] != 0, like(h, 1))
-    fetch(at(s, slot + t[B_TO]), there, n, full, n, at(h, t[B_AT] + b_off), (t[13], t[14], t[15], t[16]),
-          (t[22], t[23], t[24]), t[B_WIDE] != 0, like(h, 0))
+    fetch(
+        at(s, slot + t[A_TO]),
+        real,
+        there,
+        m,
+        full,
+        at(h, t[A_AT] + a_off),
+        (t[9], t[10], t[11], t[12]),
+        (t[19], t[20], t[21]),
+        t[A_WIDE] != 0,
+        like(h, 1),
+    )
+    fetch(
+        at(s, slot + t[B_TO]),
+        there,
+        n,
+        full,
+        n,
+        at(h, t[B_AT] + b_off),
+        (t[13], t[14], t[15], t[16]),
+        (t[22], t[23], t[24]),
+        t[B_WIDE] != 0,
+        like(h, 0),
+    )
     slot += t[SIZE]
     if slot == t[SIZE] * t[IN_FLIGHT]:
         slot = 0
@@ -554,69 +601,9 @@ def bring(h, t, state, stop, real, m, n, whole):
         g += 1
         a_off, b_off = g * p[A_GS], g * p[B_GS]
     return to, slot, k, g, a_off, b_off
-'''
-
-_TILE = '''
-def tile_{name}(h, i, j, m, n, first, last, off):
-    """The tile of m x n elements at (i, j) of a `product`, {what}: its summands from ``first`` to ``last``.
-    C is ``off`` elements further on."""
-    p = described(h)
-    S, kc, real = p[SUMMANDS], p[BLOCK], min(p[REAL] - i, m)
-    d = side()
-    {place}
-    s = tiles_at(h)[0]
-    t = layout(h, i, j, first, last, rows, cols, {pad})
-    lda, ldb, size, stages = t[LDA], t[LDB], t[SIZE], t[IN_FLIGHT]
-    g = first // S if first >= S and S > 0 else 0
-    of_k = first - g * S  # place of the next summand to be multiplied in its product
-    state = first, 0, of_k, g, g * p[A_GS] + of_k * p[A_KS], g * p[B_GS] + of_k * p[B_KS]
-    done, out = first, 0  # summands multiplied; the part of shared memory to multiply from
-    while True:
-        stop = min(done + kc, last)
-{clear}
-        ahead = 1 - stages
-        while done < stop:
-            if ahead >= 0:
-                wait_for_step(stages)
-                sync()
-            if state[0] < stop:
-                state = bring(h, t, state, stop, real, m, n, {whole})
-            commit()
-            if ahead >= 0:
-                there = min(min(t[STEP], S - of_k), stop - done)
-                pa = out + y * lda
-                pb = out + rows * lda + x
-                end = pa + there
-                while pa < end:
-{multiply}
-                    pa += {whole}
-                out = out + size if out + size < stages * size else 0
-                done += there
-                of_k = of_k + there if of_k + there < S else 0
-            ahead += 1
-        sync()
-        again, finished = done > first + kc, done >= last
-{leave}
-        if finished:
-            return
-'''
 
 
-def _lines(found: list[str], indent: int) -> str:
-    return "\n".join(" " * indent + line for line in found)
-
-
-def _put(first: str, rows: str) -> list[str]:
-    """Lines that let ``rows`` rows of a tile from the first on leave through shared memory."""
-    return [
-        "    sync()",
-        f"    put(h, min(m - {first}, {rows}), n, ldb, cols, off + (i + {first}) * p[C_RS] + j, "
-        f"(i + {first}) * p[INIT_RS] + j, again, finished)",
-        "    sync()",
-    ]
-
-
-# What a thread does with its sums, each as one intrinsic: as statements of a text, Numba would take seconds to type them.
+# What a thread does with its sums, each as one intrinsic: as statements, Numba would take seconds to type them.
 def _no_sums(n: int) -> Any:
     def codegen(tc, h):
         def build(ctx, b, sig, args):
@@ -708,124 +695,232 @@ def _leave(RM: int, RN: int, first: int, last: int) -> Any:
     return leave
 
 
-def _tile(RM: int, RN: int, rounds: int) -> str:
-    """A tile by threads: products in registers."""
-    shape, scope, leave, step = f"{RM}x{RN}", globals(), [], -(-RM // rounds)
-    scope[f"no_sums_{shape}"], scope[f"products_{shape}"] = _no_sums(RM * RN), _products(RM, RN)
-    for r in range(0, RM, step):
-        scope[f"leave_{shape}_{r}"] = _leave(RM, RN, r, min(r + step, RM))
-        leave += [f"if m > {r} * d:", f"    leave_{shape}_{r}(s, y * ldb + x, d, ldb, c)"]
-        leave += _put(f"{r} * d", f"{step} * d")
-    multiply = [f"c = products_{shape}(s, pa, pb, d, lda, ldb, c)", "pb += 4 * ldb"]
-    return _TILE.format(
-        name=shape, what=f"{RM} x {RN} a thread", whole=4, pad=1,
-        place=f"y, x = place()\n    x *= {min(RN, 4)}\n    rows, cols = {RM} * d, {RN} * d",
-        clear=f"        c = no_sums_{shape}(h)", multiply=_lines(multiply, 20), leave=_lines(leave, 8),
-    )  # fmt: skip
+def _tensor_products(down: int, across: int) -> Any:
+    def codegen(tc, s, pa, pb, d, lda, ldb, c):
+        _, load_a = call_of(tc, fragment_a, (s, types.int64, types.int64))
+        _, load_b = call_of(tc, fragment_b, (s, types.int64, types.int64))
+        _, multiply = call_of(tc, mma, (s.dtype,) * 10)
+
+        def build(ctx, b, sig, args):
+            s, pa, pb, _, lda, ldb, c = args
+            sums = [b.extract_value(c, k) for k in range(4 * down * across)]
+            of_a = [load_a(ctx, b, [s, b.add(pa, b.mul(I64(16 * i), lda)), lda]) for i in range(down)]
+            of_a = [[b.extract_value(fragment, k) for k in range(4)] for fragment in of_a]
+            for j in range(across):
+                fragment = load_b(ctx, b, [s, b.add(pb, I64(8 * j)), ldb])
+                of_b = [b.extract_value(fragment, k) for k in range(2)]
+                for i in range(down):
+                    k = 4 * (i * across + j)
+                    out = multiply(ctx, b, [*sums[k : k + 4], *of_a[i], *of_b])
+                    sums[k : k + 4] = [b.extract_value(out, n) for n in range(4)]
+            return ctx.make_tuple(b, sig.return_type, sums)
+
+        return c(s, *[types.int64] * 5, c), build
+
+    @compiled_by(codegen)
+    def products(s, pa, pb, d, lda, ldb, c):
+        """The sums of a warp's down x across fragments with the products of eight columns of A and rows of B more."""
+        half, pairs = warp_halves()
+        sums = list(c)
+        of_a = [fragment_a(s, pa + i * 2 * half * lda, lda) for i in range(down)]
+        for j in range(across):
+            of_b = fragment_b(s, pb + j * 2 * pairs, ldb)
+            for i in range(down):
+                k = 4 * (i * across + j)
+                sums[k : k + 4] = mma(*sums[k : k + 4], *of_a[i], *of_b)
+        return tuple(sums)
+
+    return products
 
 
-def _tensor_tile(down: int, across: int) -> str:
-    """A tile by warps: products by tensor cores, of factors rounded to tf32."""
-    sums = {(i, j): ", ".join(f"c{i}_{j}_{k}" for k in range(4)) for i in range(down) for j in range(across)}
-    multiply = [
-        ", ".join(f"a{i}_{k}" for k in range(4)) + f" = fragment_a(s, pa + {i} * 2 * half * lda, lda)"
-        for i in range(down)
-    ]
-    for j in range(across):
-        multiply.append(f"b0, b1 = fragment_b(s, pb + {j} * 2 * pairs, ldb)")
-        for i in range(down):
-            multiply.append(
-                f"{sums[i, j]} = mma({sums[i, j]}, " + ", ".join(f"a{i}_{k}" for k in range(4)) + ", b0, b1)"
-            )
-    multiply.append("pb += 8 * ldb")
-    leave = ["if m > 0:"]
-    for (i, j), _ in sums.items():
-        for k in range(4):
-            row = f"(y + {i} * 2 * half + {k // 2} * half + lane() // pairs) * ldb"
-            leave.append(f"    s[{row} + x + {j} * 2 * pairs + lane() % pairs * 2 + {k % 2}] = c{i}_{j}_{k}")
-    leave += _put("0", "rows")
-    return _TILE.format(
-        name=f"tensor_{down}x{across}", what=f"{down} x {across} fragments of 16 x 8 a warp", whole=8, pad=2,
-        place=f"half, pairs = warp_halves()\n    zero = like(h, 0)\n    rows, cols, y, x = place_of_warp({down}, {across})",
-        clear=_lines([f"{c} = zero, zero, zero, zero" for c in sums.values()], 8),
-        multiply=_lines(multiply, 20), leave=_lines(leave, 8),
-    )  # fmt: skip
+def _tensor_leave(down: int, across: int) -> Any:
+    def places(half: int, pairs: int) -> list[tuple[int, int]]:
+        """Row and column of each sum."""
+        rows_cols = [(2 * i * half, 2 * j * pairs) for i in range(down) for j in range(across)]
+        return [(i + k // 2 * half, j + k % 2) for i, j in rows_cols for k in range(4)]
+
+    def codegen(tc, s, at_, ldb, c):
+        def build(ctx, b, sig, args):
+            s, start, ldb, c = args
+            for k, (i, j) in enumerate(places(8, 4)):
+                b.store(b.extract_value(c, k), b.gep(s, [b.add(b.add(start, b.mul(I64(i), ldb)), I64(j))]))
+            return ctx.get_dummy_value()
+
+        return types.void(s, types.int64, types.int64, c), build
+
+    @compiled_by(codegen)
+    def leave(s, at_, ldb, c):
+        """Sums of a warp's fragments to shared memory."""
+        for x, (i, j) in zip(c, places(*warp_halves())):
+            s[at_ + i * ldb + j] = x
+
+    return leave
 
 
-def _define(text: str) -> None:
-    """Make a device function of a text, compiled once and called."""
-    head, body = text.strip().split("):\n", 1)
-    scope: dict[str, Any] = {}
-    exec(compile(text, __file__, "exec"), globals(), scope)
-    ((name, fn),) = scope.items()
-    heap = "    h = in_global(h)\n" if "h, " in head else ""
-    exec(compile(f"{head}):\n    called()\n{heap}{body}", __file__, "exec"), globals(), scope)
-    native = scope[name]
-    overload(fn, strict=False)(lambda *arguments: native)
-    globals()[name] = fn
+@device
+def put_rows(h, tile_at, sizes, first, rows, ldb, cols, again, whole):
+    """Let ``rows`` rows of a tile from the ``first`` on leave through shared memory, where they are."""
+    (i, j, off), (m, n), p = tile_at, sizes, described(h)
+    sync()
+    put(
+        h,
+        min(m - first, rows),
+        n,
+        ldb,
+        cols,
+        off + (i + first) * p[C_RS] + j,
+        (i + first) * p[INIT_RS] + j,
+        again,
+        whole,
+    )
+    sync()
 
 
-def _tile_of() -> str:
+def _round(RM: int, RN: int, first: int, rows: int) -> Any:
+    """Rows of a thread, from the ``first`` on, leave."""
+    leave = _leave(RM, RN, first, min(first + rows, RM))
+
+    @device
+    def some(h, tile_at, sizes, place, ldb, cols, again, whole, c):
+        (y, x), d = place, side()
+        if sizes[0] > first * d:
+            leave(tiles_at(h)[0], y * ldb + x, d, ldb, c)
+        put_rows(h, tile_at, sizes, first * d, rows * d, ldb, cols, again, whole)
+
+    return some
+
+
+def _micro_tile(RM: int, RN: int, rounds: int) -> Any:
+    """A tile by threads, RM x RN elements each: products in registers."""
+    step = -(-RM // rounds)
+
+    @device
+    def place_in():
+        y, x = place()
+        return RM * side(), RN * side(), y, x * min(RN, 4)
+
+    leave = in_turn([_round(RM, RN, first, step) for first in range(0, RM, step)])
+    return _tile(4, 1, place_in, _no_sums(RM * RN), _products(RM, RN), leave)
+
+
+def _tensor_tile(down: int, across: int) -> Any:
+    """A tile by warps, down x across fragments of 16 x 8 each: products by tensor cores, of factors rounded to tf32."""
+    leave = _tensor_leave(down, across)
+
+    @device
+    def place_in():
+        return place_of_warp(down, across)
+
+    @device
+    def all_leave(h, tile_at, sizes, place, ldb, cols, again, whole, c):
+        pairs, (y, x), (rows, _, _, _) = warp_halves()[1], place, place_of_warp(down, across)
+        if sizes[0] > 0:
+            leave(tiles_at(h)[0], (y + lane() // pairs) * ldb + x + lane() % pairs * 2, ldb, c)
+        put_rows(h, tile_at, sizes, 0, rows, ldb, cols, again, whole)
+
+    return _tile(8, 2, place_in, _no_sums(4 * down * across), _tensor_products(down, across), all_leave)
+
+
+def _tile(whole: int, pad: int, place_in: Callable, no_sums: Callable, products: Callable, leave: Callable) -> Any:
+    """A function of the tile of m x n elements at (i, j) of a `product`: its summands from ``first`` to ``last``.
+
+    C is ``off`` elements further on.  ``products`` takes ``whole`` summands at a time; ``pad`` keeps rows of B from meeting
+    in banks.
+    """
+
+    @device(inline=False)
+    def tile(h, i, j, m, n, first, last, off):
+        called()
+        h = in_global(h)
+        p = described(h)
+        S, kc, real = p[SUMMANDS], p[BLOCK], min(p[REAL] - i, m)
+        d = side()
+        rows, cols, y, x = place_in()
+        s = tiles_at(h)[0]
+        t = layout(h, i, j, first, last, rows, cols, pad)
+        lda, ldb, size, stages = t[LDA], t[LDB], t[SIZE], t[IN_FLIGHT]
+        g = first // S if first >= S and S > 0 else 0
+        of_k = first - g * S  # place of the next summand to be multiplied in its product
+        state = first, 0, of_k, g, g * p[A_GS] + of_k * p[A_KS], g * p[B_GS] + of_k * p[B_KS]
+        done, out = first, 0  # summands multiplied; the part of shared memory to multiply from
+        while True:
+            stop = min(done + kc, last)
+            c = no_sums(h)
+            ahead = 1 - stages
+            while done < stop:
+                if ahead >= 0:
+                    wait_for_step(stages)
+                    sync()
+                if state[0] < stop:
+                    state = bring(h, t, state, stop, real, m, n, whole)
+                commit()
+                if ahead >= 0:
+                    there = min(min(t[STEP], S - of_k), stop - done)
+                    pa = out + y * lda
+                    pb = out + rows * lda + x
+                    end = pa + there
+                    while pa < end:
+                        c = products(s, pa, pb, d, lda, ldb, c)
+                        pb += whole * ldb
+                        pa += whole
+                    out = out + size if out + size < stages * size else 0
+                    done += there
+                    of_k = of_k + there if of_k + there < S else 0
+                ahead += 1
+            sync()
+            leave(h, (i, j, off), (m, n), (y, x), ldb, cols, done > first + kc, done >= last, c)
+            if done >= last:
+                return
+
+    return tile
+
+
+_tensor_tiles = by_number({k: _tensor_tile(a, b) for k, (a, b, _) in enumerate(TENSOR)})
+_micro_tiles = by_number({k: _micro_tile(RM, RN, rounds) for k, (RM, RN, rounds, _) in enumerate(MICRO)})
+
+
+@device(inline=False)
+def tile(which, h, i, j, m, n, first, last, off):
     """A tile by its number."""
-    call = "(h, i, j, m, n, first, last, off)"
-    names = [[f"tile_tensor_{a}x{b}" for a, b, _ in TENSOR], [f"tile_{RM}x{RN}" for RM, RN, _, _ in MICRO]]
-    tensor, plain = ([f"if which == {k}:\n    {name}{call}" for k, name in enumerate(group)] for group in names)
-    body = ["if by_tensor_cores(h):", *tensor, "else:", *plain]
-    lines = [line if line in (body[0], "else:") else "    " + line.replace("\n", "\n    ") for line in body]
-    return f"def tile(which, {call[1:]}:\n" + _lines("\n".join(lines).split("\n"), 4)
+    called()
+    h = in_global(h)
+    if by_tensor_cores(h):
+        _tensor_tiles(which, h, i, j, m, n, first, last, off)
+    else:
+        _micro_tiles(which, h, i, j, m, n, first, last, off)
 
 
-def _cheapest(sizes: list[tuple[str, str, int]]) -> list[str]:
-    lines = ["best = -1"]
-    for k, (rows, cols, cost) in enumerate(sizes):
-        lines += [
-            f"tiles = {rows} * {cols} * parts",
-            f"cost = (tiles + nw - 1) // nw * {cost} if nw > 1 else tiles * {cost}",
-            "if best < 0 or cost < best:",
-            f"    best, which = cost, {k}",
-        ]
-    return lines
+# ---------------------------------------------------------------- which tile
+OF_TENSOR = (tuple(range(len(TENSOR))), *zip(*TENSOR))  # number, rows, columns, cost
+OF_MICRO = (tuple(range(len(MICRO))), *zip(*((RM, RN, cost) for RM, RN, _, cost in MICRO)))
 
 
-def _choose() -> str:
+@device
+def _candidate(number, a, b, cost, down, across, parts, nw):
+    """What a tile of a x b units costs, and the tile."""
+    tiles = (down + a - 1) // a * ((across + b - 1) // b) * parts
+    return (tiles + nw - 1) // nw * cost if nw > 1 else tiles * cost, number, a, b
+
+
+@device
+def _cheaper(one, other):
+    return other if other[0] < one[0] else one
+
+
+@device(inline=False)
+def choose(h, m, n, parts, nw):
     """The cheapest tile for m x n results, each in ``parts`` parts, by ``nw`` workers; its rows and columns of elements."""
-
-    def parts(n: str, size: int) -> str:
-        return f"(({n} + {size - 1}) // {size})"
-
-    micro = [(parts("down", RM), parts("across", RN), cost) for RM, RN, _, cost in MICRO]
-    tensor = [(parts("down", a), parts("across", b), cost) for a, b, cost in TENSOR]
-
-    def branch(found: Any, choice: list[tuple[str, str, int]]) -> list[str]:
-        lines = ["down, across = (m + rows - 1) >> log2(rows), (n + cols - 1) >> log2(cols)", *_cheapest(choice)]
-        for k, (a, b, *_) in enumerate(found):
-            lines += [f"if which == {k}:", f"    return which, {a} * rows, {b} * cols"]
-        return lines
-
-    body = [
-        "which = 0",
-        "if by_tensor_cores(h):",
-        *_indented(["rows, cols, y, x = place_of_warp(1, 1)", *branch(TENSOR, tensor)]),
-        "else:",
-        *_indented(["rows, cols = side(), side()", *branch(MICRO, micro)]),
-        "return which, rows, cols",
-    ]
-    return "def choose(h, m, n, parts, nw):\n" + _lines(body, 4)
-
-
-def _indented(lines: list[str]) -> list[str]:
-    return ["    " + line for line in lines]
-
-
-_define(_PUT)
-_define(_LAYOUT)
-_define(_BRING)
-for _micro in MICRO:
-    _define(_tile(*_micro[:3]))
-for _fragments in TENSOR:
-    _define(_tensor_tile(*_fragments[:2]))
-_define(_tile_of())
-_define(_choose())
+    called()
+    h = in_global(h)
+    if by_tensor_cores(h):
+        rows, cols, y, x = place_of_warp(1, 1)
+        down, across = (m + rows - 1) >> log2(rows), (n + cols - 1) >> log2(cols)
+        cost, which, a, b = folded(_cheaper, mapped(_candidate, OF_TENSOR, down, across, parts, nw))
+    else:
+        rows, cols = side(), side()
+        down, across = (m + rows - 1) >> log2(rows), (n + cols - 1) >> log2(cols)
+        cost, which, a, b = folded(_cheaper, mapped(_candidate, OF_MICRO, down, across, parts, nw))
+    return which, a * rows, b * cols
 
 
 # ---------------------------------------------------------------- products
@@ -878,12 +973,13 @@ def worth_splitting(nw, last, kc, elems):
 
 
 @device
-def partial_sums(h, w, nw, m, n, last, kc):
+def partial_sums(me, m, n, last, kc):
     """The sums of each block of ``kc`` summands, an (m, n) result after the other; all workers share tiles of blocks."""
+    h, nw = me.heap, me.workers
     blocks = (last + kc - 1) // kc
     which, rows, cols = choose(h, m, n, blocks, nw)
     down, across = (m + rows - 1) // rows, (n + cols - 1) // cols
-    unit = w
+    unit = me.worker
     while unit < down * across * blocks:
         part = unit // (down * across)
         i = unit // across - part * down

@@ -1,20 +1,21 @@
 """Loops of a block's threads over elements: flat, over lines, over up to six axes.
 
-A loop is made of a formula over elements, as a text, because its reads come first and its writes after them: a
-thread has several independent loads in flight, and a load at a place that is past the end is one of its first
-place again, so that no branch stands between loads.  Neighbouring threads take neighbouring elements, or
-neighbouring *quads*: four elements in 16-byte accesses, where all operands lie on 16-byte boundaries.  Nothing
-but the order of the accesses depends on that: an element has the same bits either way.
+A loop is made of a formula over elements.  Its reads come first and its writes after them: a thread has several
+independent loads in flight, and a load at a place that is past the end is one of its first place again, so that no
+branch stands between loads.  Neighbouring threads take neighbouring elements, or neighbouring *quads*: four elements in
+16-byte accesses, where all operands lie on 16-byte boundaries.  Nothing but the order of the accesses depends on that:
+an element has the same bits either way.  Operands of a loop are tuples of pointers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from calcvm.kernels_cuda._cuda import I64, at, compiled_by, device, ir, like, thread, threads, types  # noqa: F401  (loops' texts use them)
+from calcvm.kernels_cuda._cuda import I64, at, compiled_by, device, ir, thread, threads, types
+from calcvm.kernels_cuda._tuples import ats, folded, loads, mapped
 
 
 # ---------------------------------------------------------------- quads
@@ -37,23 +38,23 @@ def load4(p):
     return p[0], p[1], p[2], p[3]
 
 
-def _store4(tc, p, x0, x1, x2, x3):
+def _store4(tc, p, xs):
     def build(ctx, b, sig, args):
         place = b.bitcast(args[0], _quad(p))
         quad = ir.Constant(place.type.pointee, ir.Undefined)
         for k in range(4):
-            quad = b.insert_element(quad, args[1 + k], I64(k))
+            quad = b.insert_element(quad, b.extract_value(args[1], k), I64(k))
         b.store(quad, place, align=16)
         return ctx.get_dummy_value()
 
-    return types.void(p, *[p.dtype] * 4), build
+    return types.void(p, types.UniTuple(p.dtype, 4)), build
 
 
 @compiled_by(_store4)
-def store4(p, x0, x1, x2, x3):
+def store4(p, xs):
     """Set the four elements at a pointer, which lies on a 16-byte boundary."""
     assert aligned(p)
-    p[0], p[1], p[2], p[3] = x0, x1, x2, x3
+    p[0], p[1], p[2], p[3] = xs
 
 
 def _aligned(tc, p):
@@ -75,6 +76,16 @@ def spread4(p, step):
     if step == 0:
         return p[0], p[0], p[0], p[0]
     return load4(p)
+
+
+@device
+def both(a, b):
+    return a and b
+
+
+@device
+def all_aligned(ps):
+    return folded(both, mapped(aligned, (ps,)))
 
 
 # ---------------------------------------------------------------- places
@@ -121,145 +132,259 @@ def offset(i, s):
     return i[0] * s[0] + i[1] * s[1] + i[2] * s[2] + i[3] * s[3] + i[4] * s[4] + i[5] * s[5]
 
 
-# ---------------------------------------------------------------- texts
-def _define(text: str, formula: Callable) -> Any:
-    scope = {**globals(), "f": device(formula)}
-    exec(text, scope)
-    return device(scope["each"])
+# ---------------------------------------------------------------- flat
+@device
+def _read(ps, of):
+    return loads(ps)
 
 
-def _turns(ways: int, more: str, places: Mapping[str, str], go_on: str, read: str, write: str, level: int) -> str:
-    """``while more``: read at ``ways`` places, then write.  A variable ``v_`` is one for each place."""
-    lines = [f"while {more}:"]
-    for k in range(ways):
-        lines += [f"    more_{k} = {more}"] if k else []
-        past = f" if more_{k} else {{}}0" if k else ""
-        lines += [f"    {v}{k} = {place}{past.format(v)}" for v, place in places.items()]
-        lines += [f"    {line}" for line in f"{read}\n{go_on}".replace("_#", f"_{k}").splitlines()]
-    for k in range(ways):
-        lines += [f"    if more_{k}:"] if k else []
-        lines.append(("        " if k else "    ") + write.replace("_#", f"_{k}"))
-    return ("\n" + "    " * level).join(lines)
+@device
+def _read_at(xs, i):
+    return loads(ats(xs, i))
 
 
-def _names(letter: str, n: int) -> list[str]:
-    return [f"{letter}{k}" for k in range(n)]
+@device
+def _read4_at(xs, i):
+    return mapped(load4, (ats(xs, i),))
 
 
-def _four(x: str) -> str:
-    """The variables of a quad of ``x``."""
-    return ", ".join(f"{x}_{j}_#" for j in range(4))
+@device
+def _read_at_and_i(xs, i):
+    return (*loads(ats(xs, i)), i)
 
 
-FLAT = """\
-def each(start, stop, {arguments}):
-    head, tail = (start + 3) & -4, stop & -4
-    if head >= tail or not ({aligned}):
-        head = tail = stop
-    i, step = head + 4 * thread(), 4 * threads()
-    {quads}
-    k, n = threads() - 1 - thread(), stop - start - (tail - head)
-    while k < n:  # by the last threads, which the quads of a small array leave idle
-        i = start + k if start + k < head else start + k + tail - head
-        y[i] = {one}
-        k += threads()
-"""
+@device
+def _read4_at_and_i(xs, i):
+    return (*mapped(load4, (ats(xs, i),)), (i, i + 1, i + 2, i + 3))
 
 
-def elementwise(formula: Callable, reads: int, params: int = 0, indexed: bool = False, ways: int = 2) -> Any:
-    """A loop ``each(start, stop, reads..., y, params...)``: y[i] = formula(reads[i]..., params...), i from start to stop.
+def elementwise(formula: Callable, indexed: bool = False, ways: int = 2) -> Any:
+    """A loop ``each(start, stop, xs, y, params)``: y[i] = formula(xs[i]..., params...), i from start to stop.
 
     y may be one of the arrays.  indexed : the formula gets i before the params.  ways : quads that a thread reads
-    at once: 2, or 1 for a long formula, whose text each repeats, or 0: no quads.
+    at once: 2, or 1 for a long formula, whose code each repeats, or 0: no quads.
     """
-    names, over = _names("x", reads), _names("p", params)
+    read, read4 = (_read_at_and_i, _read4_at_and_i) if indexed else (_read_at, _read4_at)
 
-    def result(elements: Sequence[str], i: str) -> str:
-        return f"f({', '.join([*elements, *[i] * indexed, *over])})"
+    @device
+    def by_none(i, step, tail, xs, y, params):
+        pass
 
-    read = "\n".join(f"{_four(x)} = load4(at({x}, i_#))" for x in names)
-    quad = ", ".join(result([f"{x}_{j}_#" for x in names], f"i_# + {j}") for j in range(4))
-    quads = _turns(ways, "i < tail", {"i_": "i"}, "i += step", read, f"store4(at(y, i_#), {quad})", 1)
-    text = FLAT.format(
-        arguments=", ".join([*names, "y", *over]),
-        aligned=" and ".join(f"aligned({p})" for p in [*names, "y"]) if ways else "False",
-        quads=quads if ways else "",
-        one=result([f"{x}[i]" for x in names], "i"),
-    )
-    return _define(text, formula)
+    @device
+    def by_one(i, step, tail, xs, y, params):
+        while i < tail:
+            store4(at(y, i), mapped(formula, read4(xs, i), *params))
+            i += step
+
+    @device
+    def by_two(i, step, tail, xs, y, params):
+        while i < tail:
+            second = i + step
+            more = second < tail
+            a, b = read4(xs, i), read4(xs, second if more else i)
+            store4(at(y, i), mapped(formula, a, *params))
+            if more:
+                store4(at(y, second), mapped(formula, b, *params))
+            i = second + step
+
+    by_quads = (by_none, by_one, by_two)[ways]
+
+    @device
+    def each(start, stop, xs, y, params):
+        head, tail = (start + 3) & -4, stop & -4
+        if ways == 0 or head >= tail or not all_aligned((*xs, y)):
+            head = tail = stop
+        by_quads(head + 4 * thread(), 4 * threads(), tail, xs, y, params)
+        k, n = threads() - 1 - thread(), stop - start - (tail - head)
+        while k < n:  # by the last threads, which the quads of a small array leave idle
+            i = start + k if start + k < head else start + k + tail - head
+            y[i] = formula(*read(xs, i), *params)
+            k += threads()
+
+    return each
 
 
-LINES = """\
-def each(lines, n, {arguments}y, y_stride):
-    if lines <= 0 or n <= 0:
-        return
-    if (n | y_stride) & 3 == 0 and aligned(y){aligned}:
-        quads = n >> 2
-        (l, j), (dl, dj) = split(thread(), quads), split(threads(), quads)
-        {by_quads}
-        return
-    (l, j), (dl, dj) = split(thread(), n), split(threads(), n)
-    {by_ones}
-"""
+# ---------------------------------------------------------------- turns
+def _by_two(more: Callable, onward: Callable, where: Callable, read: Callable, write: Callable) -> Any:
+    """A loop ``each(at, of)`` while ``more(at, of)``: it reads at two places, one ``onward`` of the other, then writes there.
+
+    ``of`` is what these functions need beside that.  It reads ``where(at, of)``: where there is no more, the first once again.
+    """
+
+    @device
+    def each(at, of):
+        while more(at, of):
+            first, second = where(at, of), onward(at, of)
+            also, there = more(second, of), where(second, of)
+            a, b = read(first, of), read(there if also else first, of)
+            write(at, a, of)
+            if also:
+                write(second, b, of)
+            at = onward(second, of)
+
+    return each
 
 
-def linewise(formula: Callable, reads: int) -> Any:
-    """A loop ``each(lines, n, (x, x_stride, x_step)..., y, y_stride)`` over elements j of n in lines l.
+def _by_four(more: Callable, onward: Callable, where: Callable, read: Callable, write: Callable) -> Any:
+    """The same with four places."""
 
-    y[l*y_stride + j] = formula(x[l*x_stride + j*x_step]...); steps are 1, or 0 for one element a line.  y may be an
+    @device
+    def each(at, of):
+        while more(at, of):
+            second = onward(at, of)
+            third = onward(second, of)
+            fourth = onward(third, of)
+            p, p2, p3, p4 = where(at, of), where(second, of), where(third, of), where(fourth, of)
+            two, three, four = more(second, of), more(third, of), more(fourth, of)
+            a, b = read(p, of), read(p2 if two else p, of)
+            c, d = read(p3 if three else p, of), read(p4 if four else p, of)
+            write(at, a, of)
+            if two:
+                write(second, b, of)
+            if three:
+                write(third, c, of)
+            if four:
+                write(fourth, d, of)
+            at = onward(fourth, of)
+
+    return each
+
+
+# ---------------------------------------------------------------- lines
+@device
+def _place_in_line(x, stride, step, l, j):
+    return at(x, l * stride + j * step)
+
+
+@device
+def _can_be_quads(x, stride, step):
+    return step == 0 or (stride & 3 == 0 and aligned(x))
+
+
+@device
+def _more_lines(lj, of):
+    return lj[0] < of[0]
+
+
+@device
+def _along_lines(lj, of):
+    j, c = carry(lj[1] + of[3], of[1])
+    return lj[0] + of[2] + c, j
+
+
+@device
+def _in_lines(lj, of):
+    return mapped(_place_in_line, of[4], lj[0], lj[1])
+
+
+@device
+def _quads_in_lines(lj, of):
+    return mapped(_place_in_line, of[4], lj[0], 4 * lj[1])
+
+
+@device
+def _read_quads(ps, of):
+    return mapped(spread4, (ps, of[4][2]))
+
+
+def linewise(formula: Callable) -> Any:
+    """A loop ``each(lines, n, xs, strides, steps, y, y_stride)`` over elements j of n in lines l.
+
+    y[l*y_stride + j] = formula(x[l*stride + j*step]...); steps are 1, or 0 for one element a line.  y may be an
     operand of its strides.
     """
-    names = _names("x", reads)
 
-    def by(ways: int, width: int, read: str, write: str, size: str, level: int) -> str:
-        places = {f"{x}_at_": f"l * {x}_stride + {width} * j * {x}_step" for x in names}
-        places["y_at_"] = f"l * y_stride + {width} * j"
-        return _turns(ways, "l < lines", places, f"j, c = carry(j + dj, {size})\nl += dl + c", read, write, level)
+    @device
+    def write4(lj, quads, of):
+        store4(at(of[5], lj[0] * of[6] + 4 * lj[1]), mapped(formula, quads))
 
-    four = "\n".join(f"{_four(x)} = spread4(at({x}, {x}_at_#), {x}_step)" for x in names)
-    one = "\n".join(f"{x}_# = {x}[{x}_at_#]" for x in names)
-    results = ", ".join(f"f({', '.join(f'{x}_{j}_#' for x in names)})" for j in range(4))
-    text = LINES.format(
-        arguments="".join(f"{x}, {x}_stride, {x}_step, " for x in names),
-        aligned="".join(f" and ({x}_step == 0 or {x}_stride & 3 == 0 and aligned({x}))" for x in names),
-        by_quads=by(2, 4, four, f"store4(at(y, y_at_#), {results})", "quads", 2),
-        by_ones=by(4, 1, one, f"y[y_at_#] = f({', '.join(f'{x}_#' for x in names)})", "n", 1),
-    )
-    return _define(text, formula)
+    @device
+    def write(lj, xs, of):
+        of[5][lj[0] * of[6] + lj[1]] = formula(*xs)
 
+    by_quads = _by_two(_more_lines, _along_lines, _quads_in_lines, _read_quads, write4)
+    by_ones = _by_four(_more_lines, _along_lines, _in_lines, _read, write)
 
-AXES = """\
-def each(n0, d, {arguments}):
-    stop = n0 * d[0] * d[1] * d[2] * d[3] * d[4]
-    if stop <= 0:
-        return
-    k, i, step = thread(), digits(thread(), d), digits(threads(), d)
-    {loop}
-"""
+    @device
+    def each(lines, n, xs, strides, steps, y, y_stride):
+        if lines <= 0 or n <= 0:
+            return
+        operands = (xs, strides, steps)
+        if (n | y_stride) & 3 == 0 and aligned(y) and folded(both, mapped(_can_be_quads, operands)):
+            dl, dj = split(threads(), n >> 2)
+            by_quads(split(thread(), n >> 2), (lines, n >> 2, dl, dj, operands, y, y_stride))
+        else:
+            dl, dj = split(threads(), n)
+            by_ones(split(thread(), n), (lines, n, dl, dj, operands, y, y_stride))
+
+    return each
 
 
-def axiswise(formula: Callable, operands: str) -> Any:
-    """A loop ``each(n0, d, operands...)`` over an array (n0, *d) of six axes: the last operand = formula(the others).
+# ---------------------------------------------------------------- axes
+@device
+def _place_in_axes(x, s, ki):
+    return at(x, ki[0]) if s is None else at(x, offset(ki[1], s))
 
-    operands : a letter each: ``d`` dense, ``s`` strided, its argument followed by a tuple of six strides.  The last
-    one may be an operand of its strides.  An element costs additions for six axes: `linewise` is for one or two.
+
+@device
+def _more_elements(ki, of):
+    return ki[0] < of[0]
+
+
+@device
+def _along_axes(ki, of):
+    return ki[0] + threads(), onward(ki[1], of[1], of[2])
+
+
+@device
+def _in_axes(ki, of):
+    return mapped(_place_in_axes, of[3], ki)
+
+
+def axiswise(formula: Callable) -> Any:
+    """A loop ``each(n0, d, xs, strides, y, y_strides)`` over an array (n0, *d) of six axes: y = formula(*xs).
+
+    strides : of each operand six, or None for one that is dense.  y may be an operand of its strides.  An element
+    costs additions for six axes: `linewise` is for one or two.
     """
-    names = _names("x", len(operands))
-    strided = [kind == "s" for kind in operands]
-    places = {f"{x}_at_": f"offset(i, {x}_s)" if s else "k" for x, s in zip(names, strided)}
-    *reads, y = [f"{x}[{x}_at_#]" for x in names]
-    text = AXES.format(
-        arguments=", ".join(f"{x}, {x}_s" if s else x for x, s in zip(names, strided)),
-        loop=_turns(
-            4, "k < stop", places, "k, i = k + threads(), onward(i, step, d)",
-            "\n".join(f"{x}_# = {place}" for x, place in zip(names, reads)),
-            f"{y} = f({', '.join(f'{x}_#' for x in names[:-1])})", 1,
-        ),
-    )  # fmt: skip
-    return _define(text, formula)
+
+    @device
+    def write(ki, xs, of):
+        _place_in_axes(of[4], of[5], ki)[0] = formula(*xs)
+
+    elements = _by_four(_more_elements, _along_axes, _in_axes, _read, write)
+
+    @device
+    def each(n0, d, xs, strides, y, y_strides):
+        stop = n0 * d[0] * d[1] * d[2] * d[3] * d[4]
+        if stop > 0:
+            step = digits(threads(), d)
+            elements((thread(), digits(thread(), d)), (stop, step, d, (xs, strides), y, y_strides))
+
+    return each
 
 
-fill = elementwise(lambda value: value, 0, 1)  # fill(start, stop, y, value)
-copy_lines = linewise(lambda x: x, 1)  # copy_lines(lines, n, x, x_stride, x_step, y, y_stride)
-gather = axiswise(lambda x: x, "sd")  # gather(n0, d, x, strides, y)
-scatter = axiswise(lambda x: x, "ds")  # scatter(n0, d, x, y, strides)
+# ---------------------------------------------------------------- copies
+_same = device(lambda x: x)
+_filled = elementwise(device(lambda i, value: value), indexed=True)
+_copied_lines, _copied = linewise(_same), axiswise(_same)
+
+
+@device
+def fill(start, stop, y, value):
+    _filled(start, stop, (), y, (value,))
+
+
+@device
+def copy_lines(lines, n, x, x_stride, y, y_stride):
+    _copied_lines(lines, n, (x,), (x_stride,), (1,), y, y_stride)
+
+
+@device
+def gather(n0, d, x, strides, y):
+    _copied(n0, d, (x,), (strides,), y, None)
+
+
+@device
+def scatter(n0, d, x, y, strides):
+    _copied(n0, d, (x,), (None,), y, strides)

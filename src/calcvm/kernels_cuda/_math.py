@@ -12,31 +12,35 @@ from typing import Any
 
 import numpy as np
 
-from calcvm.kernels_cuda._cuda import compiled_by, device, like, overload
+from calcvm.kernels_cuda._cuda import call_of, compiled_by
 
 
-def _libm(name: str, simulate: Callable, native: Callable, arity: int = 1) -> Any:
-    """A function of one or two numbers with a face for each world."""
-    arguments = ", ".join("xyz"[:arity])
-    scope: dict[str, Any] = {"simulate": simulate, "native": native}
-    exec(f"def {name}({arguments}): return simulate({arguments})", scope)
-    exec(f"def choose({arguments}):\n    def f({arguments}): return native({arguments})\n    return f", scope)
-    overload(scope[name], jit_options={"forceinline": True})(scope["choose"])
-    return scope[name]
+def _libm(simulate: Callable, native: Callable) -> Any:
+    """A function of numbers with a face for each world."""
+
+    def codegen(tc, *args):
+        result, call = call_of(tc, native, args)
+        return result(*args), lambda ctx, b, sig, values: call(ctx, b, values)
+
+    @compiled_by(codegen)
+    def simulated(*args):
+        return simulate(*args)
+
+    return simulated
 
 
-exp = _libm("exp", np.exp, math.exp)
-expm1 = _libm("expm1", np.expm1, math.expm1)
-log = _libm("log", np.log, math.log)
-log1p = _libm("log1p", np.log1p, math.log1p)
-sqrt = _libm("sqrt", np.sqrt, math.sqrt)
-tanh = _libm("tanh", np.tanh, math.tanh)
-cos = _libm("cos", np.cos, math.cos)
-fabs = _libm("fabs", np.abs, math.fabs)
-floor = _libm("floor", np.floor, math.floor)
-copysign = _libm("copysign", np.copysign, math.copysign, 2)
-power = _libm("power", np.power, math.pow, 2)
-erf = _libm("erf", lambda x: x.dtype.type(math.erf(x)), math.erf)
+exp = _libm(np.exp, math.exp)
+expm1 = _libm(np.expm1, math.expm1)
+log = _libm(np.log, math.log)
+log1p = _libm(np.log1p, math.log1p)
+sqrt = _libm(np.sqrt, math.sqrt)
+tanh = _libm(np.tanh, math.tanh)
+cos = _libm(np.cos, math.cos)
+fabs = _libm(np.abs, math.fabs)
+floor = _libm(np.floor, math.floor)
+copysign = _libm(np.copysign, math.copysign)
+power = _libm(np.power, math.pow)
+erf = _libm(lambda x: x.dtype.type(math.erf(x)), math.erf)
 
 
 @compiled_by(lambda tc, x, y, z: (x(x, x, x), lambda ctx, b, sig, args: b.fma(*args)))
@@ -47,50 +51,3 @@ def fma(x, y, z):
     formula and not in another, and the bits of an element would depend on its loop.
     """
     return x * y + z
-
-
-# ---------------------------------------------------------------- activations, and gradients by their outputs
-# Alone and inside a linear row they are these, so that fusion changes no bit.
-@device
-def relu(x):
-    return like(x, 0) if x < like(x, 0) else x
-
-
-@device
-def relu_slope(dy, y):
-    return like(y, 0) if y <= like(y, 0) else dy
-
-
-@device
-def leaky_relu(x, alpha):
-    return x if x > like(x, 0) else alpha * x
-
-
-@device
-def leaky_relu_slope(dy, y, alpha):
-    return dy if y > like(y, 0) else alpha * dy
-
-
-@device
-def sigmoid(x):
-    return like(x, 1) / (like(x, 1) + exp(-x))
-
-
-@device
-def sigmoid_slope(dy, y):
-    return dy * (y * (like(y, 1) - y))
-
-
-@device
-def tanh_slope(dy, y):
-    return dy * fma(-y, y, like(y, 1))
-
-
-@device
-def elu(x, alpha):
-    return x if x > like(x, 0) else alpha * expm1(x)
-
-
-@device
-def elu_slope(dy, y, alpha):
-    return dy if y > like(y, 0) else dy * (y + alpha)

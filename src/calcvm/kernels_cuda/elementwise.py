@@ -1,4 +1,4 @@
-"""Elementwise kernels: each is its formula and the operands that it reads.
+"""Elementwise kernels: loops over the formulas of `calcvm.formulas.elementwise`, and powers.
 
 All are the loops of `_loops` over the worker's rows, so y may be any operand of its size.  ``rows`` are shared; a
 broadcast operand is read by every worker.
@@ -10,42 +10,109 @@ import math
 
 import numpy as np
 
-from calcvm.kernels_cuda._common import kernel_from, share  # noqa: F401  (kernels' text uses them)
-from calcvm.kernels_cuda._cuda import at, device, like  # noqa: F401
-from calcvm.kernels_cuda._loops import axiswise, elementwise, linewise
-from calcvm.kernels_cuda._math import (
-    elu,
-    elu_slope,
-    erf,
-    exp,
-    expm1,
-    fabs,
-    fma,
-    leaky_relu,
-    leaky_relu_slope,
-    log,
-    log1p,
-    power,
-    relu,
-    relu_slope,
-    sigmoid,
-    sigmoid_slope,
-    sqrt,
-    tanh,
-    tanh_slope,
-)
+from calcvm.formulas.declare import Formula
+from calcvm.formulas.elementwise import ACCUMULATE, ELEMENTWISE, FILL
+from calcvm.kernel import words_for
+from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_as, share
+from calcvm.kernels_cuda._cuda import at, device, like
+from calcvm.kernels_cuda._formulas import formula
+from calcvm.kernels_cuda._loops import axiswise, elementwise, fill, linewise
+from calcvm.kernels_cuda._math import fabs, fma, log, power, sqrt
+from calcvm.kernels_cuda._tuples import likes, mapped
 
-SQRT_HALF, INV_SQRT_2PI = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
-SQRT_2_BY_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715
+LONG = {"log", "log1p", "expm1", "erf"}  # functions whose code a loop should not repeat
 
 
-# ---------------------------------------------------------------- formulas that are no single function
+# ---------------------------------------------------------------- operands of one shape
+def _flat(f: Formula) -> None:
+    n, end = len(f.reals), len(f.reals) + len(f.reads)
+    words, ways = words_for(f, "rows cols"), 1 if f.functions & LONG else 2
+    loop = elementwise(formula(f.variant()), ways=ways)
+    if len(f.words) == n:
+
+        @kernel_as(f.name, words)
+        def run(me, rows, cols, *given):
+            lo, hi = share(me, rows)
+            loop(lo * cols, hi * cols, given[n:end], given[-1], likes(me.heap, given[:n]))
+
+        return
+    other = elementwise(formula(f.variant(1)), ways=ways)
+
+    @kernel_as(f.name, words)
+    def choose(me, rows, cols, choice, *operands):
+        lo, hi = share(me, rows)
+        if choice == 1:
+            other(lo * cols, hi * cols, operands[:-1], operands[-1], ())
+        else:
+            loop(lo * cols, hi * cols, operands[:-1], operands[-1], ())
+
+
+@kernel_as(FILL.name)
+def _fill(me, rows, cols, value: Float, y: Ptr):
+    """y = value.  Rows are shared."""
+    lo, hi = share(me, rows)
+    fill(lo * cols, hi * cols, y, like(y, value))
+
+
+# ---------------------------------------------------------------- broadcasting
 @device
-def _sign(x):
-    """-1, 0 or 1; NaN is 0, as no gradient passes there."""
-    return like(x, 1) if x > like(x, 0) else like(x, -1) if x < like(x, 0) else like(x, 0)
+def _begin(x, s, lo, n):
+    """A dense operand has no strides."""
+    return at(x, lo * n) if s is None else at(x, lo * s[0])
 
 
+@device
+def _line(s, n):
+    return n if s is None else s[0]
+
+
+@device
+def _step(s):
+    return 1 if s is None else s[5]
+
+
+def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
+    """A formula of operands of which the last or both are ``strided``: strides 0 where an operand is broadcast."""
+    of = formula(f.variant())
+    flat, lines, axes = elementwise(of), linewise(of), axiswise(of)
+
+    @device
+    def loop(me, d0, d, nothing_is_broadcast, xs, strides, y):
+        lo, hi = share(me, d0)
+        n = d[0] * d[1] * d[2] * d[3] * d[4]
+        if nothing_is_broadcast:
+            flat(lo * n, hi * n, xs, y, ())
+        else:
+            xs, y = mapped(_begin, (xs, strides), lo, n), at(y, lo * n)
+            if n == d[4]:  # a row is one line
+                lines(hi - lo, n, xs, mapped(_line, (strides,), n), mapped(_step, (strides,)), y, n)
+            else:
+                axes(hi - lo, d, xs, strides, y, None)
+
+    dense = (None,) * (len(f.reads) - 1)
+
+    def of_one(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, *operands):
+        s, same = (s0, s1, s2, s3, s4, s5), s0 == d1 * d2 * d3 * d4 * d5
+        loop(me, d0, (d1, d2, d3, d4, d5), same, operands[:-1], (*dense, s), operands[-1])
+
+    def of_two(me, d0, d1, d2, d3, d4, d5, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5, a, b, y):
+        s, t, n = (a0, a1, a2, a3, a4, a5), (b0, b1, b2, b3, b4, b5), d1 * d2 * d3 * d4 * d5
+        loop(me, d0, (d1, d2, d3, d4, d5), a0 == n and b0 == n, (a, b), (s, t), y)
+
+    kernel_as(f.name, words_for(f, "d0 d1 d2 d3 d4 d5", strided))(of_two if len(strided) == 2 else of_one)
+
+
+for _op in ELEMENTWISE.values():
+    _inputs = _op.forward.reads
+    for _f in _op.formulas:
+        if len(_inputs) == 1 or _f.reads == ("dy",):
+            _flat(_f)
+        else:
+            _broadcast(_f, tuple(v for v in _f.reads if v in _inputs))
+_flat(ACCUMULATE)
+
+
+# ---------------------------------------------------------------- powers
 @device
 def _pow(x, p):
     """x**p of a float64 p: what is something simpler as that, which is rounded less, else in float64."""
@@ -62,6 +129,7 @@ def _pow(x, p):
     return like(x, power(np.float64(x), p))
 
 
+@device
 def _pow_bwd(dy, x, p):
     if p == 0.0:
         return like(dy, 0)
@@ -71,161 +139,18 @@ def _pow_bwd(dy, x, p):
     return dy * like(x, p) * y
 
 
-@device
-def _gelu_argument(x):
-    """Twice the argument of the hyperbolic tangent."""
-    return like(x, 2 * SQRT_2_BY_PI) * fma(x * x * x, like(x, CUBIC), x)
+_powers, _slopes = elementwise(_pow, ways=0), elementwise(_pow_bwd, ways=0)
 
 
-@device
-def _half_erf(x):
-    """The normal distribution."""
-    return like(x, 0.5) * (like(x, 1) + erf(x * like(x, SQRT_HALF)))
+@kernel
+def pow_fwd(me, rows, cols, exponent: Float, x: Ptr, y: Ptr):
+    """y = x^exponent.  Rows are shared; in place."""
+    lo, hi = share(me, rows)
+    _powers(lo * cols, hi * cols, (x,), y, (exponent,))
 
 
-def _gelu_tanh_bwd(dy, x):
-    s = sigmoid(_gelu_argument(x))
-    slope = like(x, 2 * SQRT_2_BY_PI) * fma(x * x, like(x, 3 * CUBIC), like(x, 1))
-    return dy * fma(x * s * (like(x, 1) - s), slope, s)
-
-
-def _gelu_erf_bwd(dy, x):
-    return dy * fma(x * like(x, INV_SQRT_2PI), exp(like(x, -0.5) * x * x), _half_erf(x))
-
-
-# ---------------------------------------------------------------- one row, one formula
-MAP = '''\
-def {name}(w, nw, rows, cols{words}, {pointers}):
-    """{equation}; rows are shared; in place over any operand."""
-    lo, hi = share(rows, w, nw)
-    _loop_{name}(lo * cols, hi * cols, {args})
-'''
-
-
-def _map(  # type: ignore[no-untyped-def]
-    name: str, formula, reads: str, out: str, params: str = "", ways: int = 2, as_they_are: bool = False
-) -> None:
-    """``params``: float words beside rows and cols, which the formula gets after the operands, in the heap's dtype or
-    ``as_they_are``, in float64; ``ways``: of the loop."""
-    operands, over = [*reads.split(), out], params.split()
-    globals()[f"_loop_{name}"] = elementwise(formula, len(operands) - 1, len(over), ways=ways)
-    kernel_from(
-        MAP.format(
-            name=name,
-            words="".join(f", {p}: Float" for p in over),
-            pointers=", ".join(f"{o}: Ptr" for o in dict.fromkeys(operands)),
-            equation=f"{out} = {name}({', '.join(operands[:-1])})",
-            args=", ".join(operands + [p if as_they_are else f"like(h, {p})" for p in over]),
-        ),
-        globals(),
-    )
-
-
-_map("neg_fwd", lambda x: -x, "x", "y")
-_map("neg_bwd", lambda dy: -dy, "dy", "dx")
-_map("abs_fwd", lambda x: fabs(x), "x", "y")
-_map("abs_bwd", lambda dy, x: dy * _sign(x), "dy x", "dx")
-_map("sqrt_fwd", lambda x: sqrt(x), "x", "y")
-_map("sqrt_bwd", lambda dy, y: like(y, 0.5) * dy / y, "dy y", "dx")
-_map("square_fwd", lambda x: x * x, "x", "y")
-_map("square_bwd", lambda dy, x: like(x, 2) * x * dy, "dy x", "dx")
-_map("exp_fwd", lambda x: exp(x), "x", "y")
-_map("exp_bwd", lambda dy, y: dy * y, "dy y", "dx")
-_map("log_fwd", lambda x: log(x), "x", "y", ways=1)
-_map("log_bwd", lambda dy, x: dy / x, "dy x", "dx")
-_map("relu_fwd", lambda x: relu(x), "x", "y")
-_map("relu_bwd", lambda dy, y: relu_slope(dy, y), "dy y", "dx")
-_map("sigmoid_fwd", lambda x: sigmoid(x), "x", "y")
-_map("sigmoid_bwd", lambda dy, y: sigmoid_slope(dy, y), "dy y", "dx")
-_map("tanh_fwd", lambda x: tanh(x), "x", "y")
-_map("tanh_bwd", lambda dy, y: tanh_slope(dy, y), "dy y", "dx")
-_map("softplus_fwd", lambda x: relu(x) + log1p(exp(-fabs(x))), "x", "y", ways=1)
-_map("softplus_bwd", lambda dy, y: -dy * expm1(-y), "dy y", "dx", ways=1)
-_map("leaky_relu_fwd", lambda x, a: leaky_relu(x, a), "x", "y", "alpha")
-_map("leaky_relu_bwd", lambda dy, y, a: leaky_relu_slope(dy, y, a), "dy y", "dx", "alpha")
-_map("elu_fwd", lambda x, a: elu(x, a), "x", "y", "alpha", ways=1)
-_map("elu_bwd", lambda dy, y, a: elu_slope(dy, y, a), "dy y", "dx", "alpha")
-_map("affine_fwd", lambda x, a, b: fma(x, a, b), "x", "y", "a b")
-_map("affine_bwd", lambda dy, a: dy * a, "dy", "dx", "a")
-_map("pow_fwd", lambda x, p: _pow(x, p), "x", "y", "exponent", ways=0, as_they_are=True)
-_map("pow_bwd", _pow_bwd, "dy x", "dx", "exponent", ways=0, as_they_are=True)
-_map("sub_bwd_b", lambda dy: -dy, "dy", "db")
-_map("accumulate", lambda x, y: x + y, "x y", "y")
-_map("fill", lambda value: value, "", "y", "value")
-
-
-CHOICE = '''\
-def {name}(w, nw, rows, cols, approximate, {pointers}):
-    """{equation}, by erf or by tanh; rows are shared; in place over any operand."""
-    lo, hi = share(rows, w, nw)
-    if approximate == 1:
-        _{name}_tanh(lo * cols, hi * cols, {args})
-    else:
-        _{name}_erf(lo * cols, hi * cols, {args})
-'''
-_gelu_fwd_tanh = elementwise(lambda x: x * sigmoid(_gelu_argument(x)), 1, ways=1)
-_gelu_fwd_erf = elementwise(lambda x: x * _half_erf(x), 1, ways=1)
-_gelu_bwd_tanh = elementwise(_gelu_tanh_bwd, 2, ways=1)
-_gelu_bwd_erf = elementwise(_gelu_erf_bwd, 2, ways=1)
-for _name, _operands, _equation in (
-    ("gelu_fwd", ("x", "y"), "y = x*Phi(x)"),
-    ("gelu_bwd", ("dy", "x", "dx"), "dx = dy*(Phi(x) + x*phi(x))"),
-):
-    kernel_from(
-        CHOICE.format(
-            name=_name,
-            pointers=", ".join(f"{o}: Ptr" for o in _operands),
-            equation=_equation,
-            args=", ".join(_operands),
-        ),
-        globals(),
-    )
-
-
-# ---------------------------------------------------------------- broadcasting
-BROADCAST = '''\
-def {name}(w, nw, d0, d1, d2, d3, d4, d5, {words}, {pointers}):
-    """{equation}, strides 0 where an operand is broadcast; d0 is shared; in place over operands of y's size."""
-    lo, hi = share(d0, w, nw)
-    n = d1 * d2 * d3 * d4 * d5
-    {starts}
-    if {flat}:  # nothing is broadcast
-        _flat_{name}(lo * n, hi * n, {operands})
-    elif n == d5:  # a row is one line
-        _lines_{name}(hi - lo, n, {lines}, at({out}, lo * n), n)
-    else:
-        _axes_{name}(hi - lo, (d1, d2, d3, d4, d5), {axes}, at({out}, lo * n))
-'''
-
-
-def _broadcast(name: str, formula, reads: str, strided: str, out: str) -> None:  # type: ignore[no-untyped-def]
-    names, over = reads.split(), strided.split()
-    globals()[f"_flat_{name}"] = elementwise(formula, len(names))
-    globals()[f"_lines_{name}"] = linewise(formula, len(names))
-    globals()[f"_axes_{name}"] = axiswise(formula, "".join("s" if x in over else "d" for x in (*names, out)))
-    strides = {s: ", ".join(f"{s}{k}" for k in range(6)) for s in over}
-    kernel_from(
-        BROADCAST.format(
-            name=name,
-            words=", ".join(strides.values()),
-            pointers=", ".join(f"{o}: Ptr" for o in (*names, out)),
-            equation=f"{out} = {name}({', '.join(names)})",
-            operands=", ".join((*names, out)),
-            out=out,
-            starts="\n    ".join(f"{x}_lo = at({x}, lo * {f'{x}0' if x in over else 'n'})" for x in names),
-            flat=" and ".join(f"{s}0 == n" for s in over),
-            lines=", ".join(f"{x}_lo, {x}0, {x}5" if x in over else f"{x}_lo, n, 1" for x in names),
-            axes=", ".join(f"{x}_lo, ({strides[x]})" if x in over else f"{x}_lo" for x in names),
-        ),
-        globals(),
-    )
-
-
-_broadcast("add_fwd", lambda a, b: a + b, "a b", "a b", "y")
-_broadcast("sub_fwd", lambda a, b: a - b, "a b", "a b", "y")
-_broadcast("mul_fwd", lambda a, b: a * b, "a b", "a b", "y")
-_broadcast("div_fwd", lambda a, b: a / b, "a b", "a b", "y")
-_broadcast("mul_bwd_a", lambda dy, b: dy * b, "dy b", "b", "da")
-_broadcast("mul_bwd_b", lambda dy, a: dy * a, "dy a", "a", "db")
-_broadcast("div_bwd_a", lambda dy, b: dy / b, "dy b", "b", "da")
-_broadcast("div_bwd_b", lambda dy, y, b: -dy * y / b, "dy y b", "b", "db")
+@kernel
+def pow_bwd(me, rows, cols, exponent: Float, dy: Ptr, x: Ptr, dx: Ptr):
+    """dx = dy*exponent*x^(exponent - 1).  Rows are shared; in place over either operand."""
+    lo, hi = share(me, rows)
+    _slopes(lo * cols, hi * cols, (dy, x), dx, (exponent,))

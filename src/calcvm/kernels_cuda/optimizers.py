@@ -7,30 +7,33 @@ way before the first is computed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
-from calcvm.kernels_cuda._common import (
-    Float,  # noqa: F401  (in text below)
-    Ptr,
-    first,
-    kernel,
-    kernel_from,
-    share,
-)
+from calcvm.formulas.declare import Update
+from calcvm.formulas.number import equal, fma, where
+from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
+from calcvm.kernels_cuda._common import Float, Ptr, first, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import (
+    I64,
     as_f64,
     at,
+    compiled_by,
     device,
     lane,
     like,
-    loaded,  # noqa: F401  (in text below)
+    loaded,
     shared,
     sync,
     thread,
     threads,
+    types,
     warp_size,
 )
+from calcvm.kernels_cuda._formulas import Compiled, Simulated, formula
 from calcvm.kernels_cuda._math import cos, sqrt
 from calcvm.kernels_cuda._reduce import warp, warp_sum, warps
+from calcvm.kernels_cuda._tuples import ats, likes, loads, mapped, stores
 
 # Slots of ``hyper``, in the order of calcvm.ops.optimizers.HYPER_SLOTS.
 LEARNING_RATE, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP_VALUE, CLIP_NORM = range(7)
@@ -39,143 +42,110 @@ T, BETA1_T, BETA2_T, GAMMA_T, LR_T, STEP_SIZE_T, INV_SQRT_CORRECTION2_T, CLIP_SC
 N_SLOTS = 20
 CONSTANT, STEP, EXPONENTIAL, COSINE, COSINE_RESTARTS = range(5)
 
-AT_ONCE = 4  # elements of a thread whose loads are on their way together
 CHUNKS = 8  # of a total: each is a warp's, whatever the number of warps
 
 
 @device
-def span(rows, cols, w, nw):
-    """First element of this thread, and the end, of the rows that worker ``w`` owns."""
-    lo, hi = share(rows, w, nw)
+def span(me, rows, cols):
+    """First element of this thread, and the end, of the rows that this worker owns."""
+    lo, hi = share(me, rows)
     return lo * cols + thread(), hi * cols
 
 
 @device
-def gradient(g, p, scale, decay):
-    """Scaled, with L2 decay if there is any."""
-    g *= scale
-    return g + decay * p if decay != 0 else g
+def _loaded(i, xs):
+    return loads(ats(xs, i))
 
 
-_EACH = '''
-def {name}(w, nw, rows, cols, {parameters}):
-    """{doc}
+@device
+def _stored(i, stop, xs, ys):
+    if i < stop:
+        stores(ats(xs, i), ys)
 
-    Rows are shared, {at_once} elements a thread at a time.  An element past the end is the last one again, not stored.
+
+@device
+def _zipped(a, b, c, d):
+    return a, b, c, d
+
+
+def each(of: Callable) -> Callable:
+    """A loop ``each(me, rows, cols, reads, writes, params)``: writes[i]... = of(reads[i]..., params...).
+
+    Rows are shared, four elements a thread at a time.  An element past the end is the last one again, not stored.
     """
-    i, stop = span(rows, cols, w, nw)
-    step, last = threads(), stop - 1
-    {setup}
-    while i < stop:
-        {body}
-'''
 
+    @device
+    def loop(me, rows, cols, reads, writes, params):
+        i, stop = span(me, rows, cols)
+        step, last = threads(), stop - 1
+        while i < stop:
+            a, b = _loaded(i, reads), _loaded(min(i + step, last), reads)
+            c, d = _loaded(min(i + 2 * step, last), reads), _loaded(min(i + 3 * step, last), reads)
+            loaded()
+            a, b, c, d = mapped(of, mapped(_zipped, (a, b, c, d)), *params)
+            _stored(i, stop, writes, a)
+            _stored(i + step, stop, writes, b)
+            _stored(i + 2 * step, stop, writes, c)
+            _stored(i + 3 * step, stop, writes, d)
+            i += 4 * step
 
-def each(name: str, doc: str, parameters: str, setup: list[str], loads: str, stores: str, formula: str) -> None:
-    """Register a kernel of elements: ``formula`` gives ``stores`` of ``loads``, "{k}" after an operand's name its element."""
-    numbers = range(AT_ONCE)
-    body = [f"i{k} = min(i + {k} * step, last)" for k in numbers]
-    body += [f"{n}{k} = {n}[i{k}]" for k in numbers for n in loads.split()]
-    body.append("loaded()")
-    for k in numbers:
-        body.append(", ".join(f"{n}{k}" for n in stores.split()) + " = " + formula.format(k=k))
-    for k in numbers:
-        body.append(f"if i + {k} * step < stop:")
-        body += [f"    {n}[i{k}] = {n}{k}" for n in stores.split()]
-    body.append(f"i += {AT_ONCE} * step")
-    lines = {"setup": "\n    ".join(setup), "body": "\n        ".join(body)}
-    kernel_from(_EACH.format(name=name, doc=doc, parameters=parameters, at_once=AT_ONCE, **lines), globals())
+    return loop
 
 
 # ---------------------------------------------------------------- updates
-def update(
-    name: str, state: str, slots: dict[str, str], doc: str, decay: str = "s[WEIGHT_DECAY]", of: str = ""
-) -> None:
-    """Register an update: NAME_next, or ``of``, gives an element's (p, *state) for its (p, g', *state, *slots)."""
-    setup = ["s = as_f64(hyper)", "scale = like(p, s[CLIP_SCALE] if clip else 1.0)", f"decay = like(p, {decay})"]
-    setup += [f"{n} = like(p, {value})" for n, value in slots.items()]
-    given = "".join(f", {n}{{k}}" for n in state.split()) + "".join(f", {n}" for n in slots)
-    formula = f"{of or name + '_next'}(p{{k}}, gradient(g{{k}}, p{{k}}, scale, decay){given})"
-    parameters = "clip, p: Ptr, g: Ptr, " + "".join(f"{n}: Ptr, " for n in state.split()) + "hyper: Ptr"
-    each(name, doc, parameters, setup, f"p g {state}", f"p {state}", formula)
+def _numbers(op: Update) -> Callable:
+    """A function of hyper: the scale of gradients, the decay, and what else the update uses, in float64."""
+    names = ("clip_scale", "weight_decay", *op.uses)
+
+    def codegen(tc, hyper):
+        def build(ctx, b, sig, args):
+            def slot(name: str) -> Any:
+                return Compiled(b, b.load(b.gep(args[0], [I64(HYPER_SLOTS.index(name))])))
+
+            return ctx.make_tuple(b, sig.return_type, [op.coefficient(name, slot).v for name in names])
+
+        return types.UniTuple(types.float64, len(names))(hyper), build
+
+    @compiled_by(codegen)
+    def numbers(hyper):
+        return tuple(op.coefficient(name, lambda slot: Simulated(hyper[HYPER_SLOTS.index(slot)])).v for name in names)
+
+    return numbers
 
 
-@device
-def sgd_next(p, g, lr):
-    return p - lr * g
+def _update(op: Update) -> None:
+    n = 2 + len(op.state)
+
+    def new(*values: Any) -> tuple[Any, ...]:
+        p, g, *state = values[:n]
+        scale, decay, *used = values[n:]
+        g = g * scale
+        if op.decay:
+            g = where(equal(decay, 0), g, fma(decay, p, g))
+        return op(None, None, p, g, *state, *used)
+
+    loop, numbers = each(formula(new)), _numbers(op)
+    pointers = tuple((name, "ptr") for name in ("p", "g", *op.state, "hyper"))
+
+    @kernel_as(op.name, (("rows", "int"), ("cols", "int"), ("clip", "int"), *pointers))
+    def run(me, rows, cols, clip, p, g, *more):
+        given = likes(p, numbers(as_f64(more[-1])))
+        scale = given[0] if clip else like(p, 1.0)
+        loop(me, rows, cols, (p, g, *more[:-1]), (p, *more[:-1]), (scale, *given[1:]))
 
 
-@device
-def momentum_next(p, g, m, lr, mu):
-    m = mu * m + g
-    return p - lr * m, m
-
-
-@device
-def nesterov_next(p, g, m, lr, mu):
-    m = mu * m + g
-    return p - lr * (g + mu * m), m
-
-
-@device
-def adam_next(p, g, m, v, size, c2, eps, beta2, a2, a1):
-    m += a1 * (g - m)
-    v = beta2 * v + a2 * g * g
-    return p - size * m / (sqrt(v) * c2 + eps), m, v
-
-
-@device
-def adamw_next(p, g, m, v, size, c2, eps, beta2, a2, a1, keep):
-    return adam_next(keep * p, g, m, v, size, c2, eps, beta2, a2, a1)
-
-
-@device
-def rmsprop_next(p, g, v, lr, eps, beta2, a2):
-    v = beta2 * v + a2 * g * g
-    return p - lr * g / (sqrt(v) + eps), v
-
-
-@device
-def rmsprop_momentum_next(p, g, v, m, lr, eps, beta2, a2, mu):
-    v = beta2 * v + a2 * g * g
-    m = mu * m + g / (sqrt(v) + eps)
-    return p - lr * m, v, m
-
-
-@device
-def adagrad_next(p, g, v, lr, eps):
-    v += g * g
-    return p - lr * g / (sqrt(v) + eps), v
-
-
-LR, MU, ROOT = {"lr": "s[LR_T]"}, {"mu": "s[BETA1]"}, {"eps": "s[EPS]"}
-SQUARES = ROOT | {"beta2": "s[BETA2]", "a2": "1 - s[BETA2]"}
-MOMENTS = SQUARES | {"a1": "1 - s[BETA1]"}
-ADAM = {"size": "s[STEP_SIZE_T]", "c2": "s[INV_SQRT_CORRECTION2_T]"} | MOMENTS
-ADAMHAT = {"size": "s[STEP_SIZE_T] / s[INV_SQRT_CORRECTION2_T]", "c2": "1.0"} | MOMENTS
-KEEP = {"keep": "1 - s[LR_T] * s[WEIGHT_DECAY]"}
-V = "v = beta2*v + (1-beta2)*g'^2"
-M_V = f"m += (1-beta1)*(g' - m); {V}"
-
-update("sgd", "", LR, "p -= lr_t*g'.")
-update("momentum", "m", LR | MU, "m = beta1*m + g'; p -= lr_t*m.")
-update("nesterov", "m", LR | MU, "m = beta1*m + g'; p -= lr_t*(g' + beta1*m).")
-update("adam", "m v", ADAM, f"{M_V}; p -= step_size_t*m/(sqrt(v)*c2 + eps).")
-update("adamhat", "m v", ADAMHAT, f"{M_V}; p -= step_size_t/c2*m/(sqrt(v) + eps).", of="adam_next")
-update("adamw", "m v", ADAM | KEEP, "p *= 1 - lr_t*weight_decay; then as adam without decay.", decay="0.0")
-update("rmsprop", "v", LR | SQUARES, f"{V}; p -= lr_t*g'/(sqrt(v) + eps).")
-update("rmsprop_momentum", "v m", LR | SQUARES | MU, f"{V}; m = beta1*m + g'/(sqrt(v) + eps); p -= lr_t*m.")
-update("adagrad", "v", LR | ROOT, "v += g'^2; p -= lr_t*g'/(sqrt(v) + eps).")
+for _op in UPDATES.values():
+    _update(_op)
 
 
 # ---------------------------------------------------------------- the step
 @kernel
-def tick(w, nw, schedule, hyper: Ptr):
+def tick(me, schedule, hyper: Ptr):
     """t += 1; the powers of beta1 and beta2; the rate of this step; Adam's corrections.
 
     One thread.  k counts the schedule's steps, from 0 after the warm-up.
     """
-    if first(w):
+    if first(me):
         s = as_f64(hyper)
         t = s[T] + 1
         s[T] = t
@@ -208,9 +178,9 @@ def tick(w, nw, schedule, hyper: Ptr):
 
 
 @kernel
-def rate_table(w, nw, n, every, table: Ptr, hyper: Ptr):
+def rate_table(me, n, every, table: Ptr, hyper: Ptr):
     """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  One thread."""
-    if first(w):
+    if first(me):
         s = as_f64(hyper)
         k = s[T] - 1 - s[WARMUP_STEPS]
         k = k / every if k > 0 else 0.0
@@ -220,9 +190,9 @@ def rate_table(w, nw, n, every, table: Ptr, hyper: Ptr):
 
 
 @kernel
-def rate_scale(w, nw, factor: Float, hyper: Ptr, scaled: Ptr):
+def rate_scale(me, factor: Float, hyper: Ptr, scaled: Ptr):
     """scaled = hyper, its lr_t and step_size_t times factor.  One thread."""
-    if first(w):
+    if first(me):
         s, y = as_f64(hyper), as_f64(scaled)
         k = 0
         while k < N_SLOTS:
@@ -240,10 +210,13 @@ def clamp(x, c):
     return c if x > c else x
 
 
-each(
-    "clip_value", "g = min(max(g, -clip_value), clip_value), NaN stays.", "g: Ptr, hyper: Ptr",
-    ["c = like(g, as_f64(hyper)[CLIP_VALUE])"], "g", "g", "clamp(g{k}, c)",
-)  # fmt: skip
+_clip = each(device(lambda g, c: (clamp(g, c),)))
+
+
+@kernel
+def clip_value(me, rows, cols, g: Ptr, hyper: Ptr):
+    """g = min(max(g, -clip_value), clip_value), NaN stays."""
+    _clip(me, rows, cols, (g,), (g,), (like(g, as_f64(hyper)[CLIP_VALUE]),))
 
 
 @device
@@ -273,9 +246,9 @@ def wide(x):
 
 
 @kernel
-def sumsq(w, nw, rows, cols, g: Ptr, s: Ptr):
+def sumsq(me, rows, cols, g: Ptr, s: Ptr):
     """s[r] = sum_c g[r,c]^2.  Rows are shared: a row is a warp's, or one thread's if it is shorter than a warp."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     if cols < warp_size():
         r = lo + thread()
         while r < hi:
@@ -291,12 +264,12 @@ def sumsq(w, nw, rows, cols, g: Ptr, s: Ptr):
 
 
 @kernel
-def clip_norm_scale(w, nw, n, s: Ptr, hyper: Ptr):
+def clip_norm_scale(me, n, s: Ptr, hyper: Ptr):
     """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6)), NaN stays.
 
     Worker 0 alone: chunks are warps', in float64, and one thread adds them in order.
     """
-    if w != 0:
+    if me.worker != 0:
         return
     h = as_f64(hyper)
     totals, chunk = shared(h), warp()
@@ -322,16 +295,19 @@ def sign(x, one):
     return one if x > none else (-one if x < none else none)
 
 
-each(
-    "penalty", "g += l1*sign(p) + 2*l2*p; sign(0) = 0.", "l1: Float, l2: Float, p: Ptr, g: Ptr",
-    ["a1, a2 = like(p, l1), like(p, 2 * l2)"], "p g", "g", "g{k} + (sign(p{k}, a1) + a2 * p{k})",
-)  # fmt: skip
+_penalty = each(device(lambda p, g, a1, a2: (g + (sign(p, a1) + a2 * p),)))
 
 
 @kernel
-def zero(w, nw, rows, cols, g: Ptr):
+def penalty(me, rows, cols, l1: Float, l2: Float, p: Ptr, g: Ptr):
+    """g += l1*sign(p) + 2*l2*p; sign(0) = 0."""
+    _penalty(me, rows, cols, (p, g), (g,), (like(p, l1), like(p, 2 * l2)))
+
+
+@kernel
+def zero(me, rows, cols, g: Ptr):
     """g = 0.  Rows are shared, their elements among threads."""
-    i, stop = span(rows, cols, w, nw)
+    i, stop = span(me, rows, cols)
     while i < stop:
         g[i] = like(g, 0)
         i += threads()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from calcvm.kernels_cuda._common import Ptr, kernel_from, share  # noqa: F401
-from calcvm.kernels_cuda._cuda import as_f64, as_i64, device, like, shared, sync, thread, threads  # noqa: F401
-from calcvm.kernels_cuda._math import exp, log  # noqa: F401
-from calcvm.kernels_cuda._reduce import (  # noqa: F401
+from collections.abc import Callable
+
+from calcvm.kernels_cuda._common import Ptr, kernel_as, share, words
+from calcvm.kernels_cuda._cuda import as_f64, as_i64, device, like, shared, sync, thread, threads
+from calcvm.kernels_cuda._math import exp, log
+from calcvm.kernels_cuda._reduce import (
     add,
     divide,
     each,
@@ -29,19 +31,27 @@ from calcvm.kernels_cuda._reduce import (  # noqa: F401
 INF = float("inf")
 
 # ---------------------------------------------------------------- over (O, P, R0, R1, I)
-FORWARD = '''\
-def {name}_fwd(w, nw, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
-    """{equation}; x (O,P,R,I), y (O,P,I); O is shared, or I (by = 1); totals are {totals}."""
-    units, each_has, ahead, end = (I, 1, I, O * P * I) if by == 1 else (O, P * I, 1, 1)
-    lo, hi = share(units, w, nw)
-    lo, hi = lo * each_has, hi * each_has
-    totals, factor, o = {shared}, {factor}, 0
-    while o < end:  # once, but for a leading axis of several that is not shared
-        q = o + lo
-        while q < o + hi:
-            q += reduce({term}, {join}, like(x, {zero}), like(totals, {zero}), x, totals, _put, (y, factor), q, o + hi, R0 * R1, I)
-        o += ahead
-'''
+SIZES = "O P R0 R1 I by"
+
+
+@device
+def _one(x, R):
+    return like(x, 1)
+
+
+@device
+def _part(x, R):
+    return like(x, 1) / like(x, R)
+
+
+@device
+def _two(x, R):
+    return like(x, 2)
+
+
+@device
+def _own(totals):
+    return totals
 
 
 @device
@@ -50,35 +60,27 @@ def _put(to, q, c, total):
     y[q + c] = like(y, total) * factor
 
 
-WIDE = {"totals": "float64", "shared": "as_f64(shared(x))", "join": "add", "zero": "0"}
-OWN = {"totals": "in the heap's dtype", "shared": "shared(x)", "term": "element"}
-for _name, _equation, _factor, _how in (
-    ("sum", "y = sum_r x", "like(x, 1)", WIDE | {"term": "element"}),
-    ("mean", "y = sum_r x / R", "like(x, 1) / like(x, R0 * R1)", WIDE | {"term": "element"}),
-    ("sum_squares", "y = sum_r x^2", "like(x, 1)", WIDE | {"term": "square"}),
-    ("max", "y = max_r x", "like(x, 1)", OWN | {"join": "maximum", "zero": "-INF"}),
-    ("min", "y = min_r x", "like(x, 1)", OWN | {"join": "minimum", "zero": "INF"}),
-):
-    kernel_from(FORWARD.format(name=_name, equation=_equation, factor=_factor, **_how), globals())
+def _over(name: str, term: Callable, join: Callable, zero: float, factor: Callable, dtype: Callable) -> None:
+    """y = join_r term(x) * factor; x (O,P,R,I), y (O,P,I); O is shared, or I (by = 1); totals are of ``dtype``."""
 
-SPREAD = '''\
-def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, {x}dx: Ptr):
-    """dx[o,p,r,i] = {equation}; all of dx is set{in_place}; O*R0 rows are shared (one of O and R0 is 1)."""
-    lo, hi = share(O * R0, w, nw)
-    e, stop, R = lo * P * R1 * I + thread(), hi * P * R1 * I, R0 * R1
-    factor = {factor}
-    if e < stop:  # the thread's element is (o, r, i); it walks by threads(), with carries
-        o, r, i = _coordinates(e, R, I)
-        o_step, r_step, i_step = _coordinates(threads(), R, I)
-        while e < stop:
-            dx[e] = {formula}
-            e += threads()
-            o, r, i = o + o_step, r + r_step, i + i_step
-            if i >= I:
-                r, i = r + 1, i - I
-            if r >= R:
-                o, r = o + 1, r - R
-'''
+    @kernel_as(f"{name}_fwd")
+    def run(me, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
+        units, each_has, ahead, end = (I, 1, I, O * P * I) if by == 1 else (O, P * I, 1, 1)
+        lo, hi = share(me, units)
+        lo, hi = lo * each_has, hi * each_has
+        totals, to, o = dtype(shared(x)), (y, factor(x, R0 * R1)), 0
+        while o < end:  # once, but for a leading axis of several that is not shared
+            q = o + lo
+            while q < o + hi:
+                q += reduce(term, join, like(x, zero), like(totals, zero), x, totals, _put, to, q, o + hi, R0 * R1, I)
+            o += ahead
+
+
+_over("sum", element, add, 0, _one, as_f64)
+_over("mean", element, add, 0, _part, as_f64)
+_over("sum_squares", square, add, 0, _one, as_f64)
+_over("max", element, maximum, -INF, _one, _own)
+_over("min", element, minimum, INF, _one, _own)
 
 
 @device
@@ -89,20 +91,50 @@ def _coordinates(e, R, I):
     return o, u - o * R, e - u * I
 
 
-FILLED = {"formula": "dy[o * I + i] * factor", "x": "", "in_place": ""}
-TIMES_X = {"formula": "dy[o * I + i] * factor * x[e]", "x": "x: Ptr, ", "in_place": ", may be x"}
-for _name, _equation, _factor, _how in (
-    ("sum", "dy[o,p,i]", "like(dx, 1)", FILLED),
-    ("mean", "dy[o,p,i] / R", "like(dx, 1) / like(dx, R)", FILLED),
-    ("sum_squares", "2*dy[o,p,i]*x[o,p,r,i]", "like(dx, 2)", TIMES_X),
-):
-    kernel_from(SPREAD.format(name=_name, equation=_equation, factor=_factor, **_how), globals())
+@device
+def _spread(x, e, d):
+    return d
+
+
+@device
+def _spread_times_x(x, e, d):
+    return d * x[0][e]
+
+
+def _gradient(name: str, factor: Callable, formula: Callable, pointers: str) -> None:
+    """dx[o,p,r,i] = formula of dy[o,p,i] * factor; all of dx is set, may be x; O*R0 rows are shared (one of O and R0 is 1)."""
+
+    @kernel_as(f"{name}_bwd", words(SIZES, "", pointers.split()))
+    def run(me, O, P, R0, R1, I, by, dy, *xs):
+        dx = xs[-1]
+        lo, hi = share(me, O * R0)
+        e, stop, R = lo * P * R1 * I + thread(), hi * P * R1 * I, R0 * R1
+        a = factor(dx, R)
+        if e < stop:  # the thread's element is (o, r, i); it walks by threads(), with carries
+            o, r, i = _coordinates(e, R, I)
+            o_step, r_step, i_step = _coordinates(threads(), R, I)
+            while e < stop:
+                dx[e] = formula(xs, e, dy[o * I + i] * a)
+                e += threads()
+                o, r, i = o + o_step, r + r_step, i + i_step
+                if i >= I:
+                    r, i = r + 1, i - I
+                if r >= R:
+                    o, r = o + 1, r - R
+
+
+_gradient("sum", _one, _spread, "dy dx")
+_gradient("mean", _part, _spread, "dy dx")
+_gradient("sum_squares", _two, _spread_times_x, "dy x dx")
 
 NOWHERE = 1 << 62
-SELECT = '''\
-def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
+
+
+@kernel_as("max_bwd")
+@kernel_as("min_bwd")
+def _select(me, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
     """dx = dy at the first r where x = y, else 0; all of dx is set, may be x; O is shared."""
-    lo, hi = share(O, w, nw)
+    lo, hi = share(me, O)
     q, stop, R = lo * P * I, hi * P * I, R0 * R1
     found = as_i64(shared(x))
     while q < stop:
@@ -110,7 +142,6 @@ def {name}_bwd(w, nw, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
         _set_at(found, q, n, R, I, dy, dx)
         sync()
         q += n
-'''
 
 
 @device
@@ -142,25 +173,7 @@ def _one_hot(args, q, k):
     return dy if k == at else like(dy, 0)
 
 
-kernel_from(SELECT.format(name="max"), globals())
-kernel_from(SELECT.format(name="min"), globals())
-
 # ---------------------------------------------------------------- softmax
-OVER_ROWS = '''\
-def {name}(w, nw, rows, inner, N, {operands}):
-    """{equation}; (rows*inner, N); rows are shared, a row by some lanes of a warp; {in_place}."""
-    lo, hi = share(rows, w, nw)
-    hi, g, zero = hi * inner, lanes_of(N), like(h, 0)
-    before = lo * inner + group_before(g)
-    while before < hi:
-        row = before + group_in(g)
-        k, last, step = row * N + lane_in(g), (row + 1) * N - 1 if row < hi else -1, 1 << g
-        {totals}
-        each({term}, {args}, 0, {out}, k, last, step)
-        before += threads() >> g
-'''
-
-
 @device
 def exp_below(args, q, k):
     """exp(x - top)."""
@@ -169,7 +182,7 @@ def exp_below(args, q, k):
 
 
 @device
-def _softmax(args, q, k):
+def softmax_of(args, q, k):
     x, top, scale = args
     return exp(x[k] - top) * scale
 
@@ -192,33 +205,62 @@ def _log_softmax_dx(args, q, k):
     return dy[k] - exp(y[k]) * s
 
 
-_JOINED = "joined({join}, fold({term}, {join}, {zero}, {zero}, {args}, 0, k, last, step), g)".format
-_TOP = "top = " + _JOINED(join="larger", term="element", zero="like(h, -INF)", args="x")
-_TOTAL = "total = " + _JOINED(join="add", term="exp_below", zero="zero", args="(x, top)")
-_FWD = {"operands": "x: Ptr, y: Ptr", "totals": f"{_TOP}\n        {_TOTAL}", "out": "y", "in_place": "y may be x"}
-_BWD = {"operands": "dy: Ptr, y: Ptr, dx: Ptr", "out": "dx", "in_place": "dx may be dy or y"}
-_SUM = _JOINED(join="add", term="element", zero="zero", args="dy")
-_DOT = _JOINED(join="add", term="product", zero="zero", args="(dy, y)")
-for _name, _equation, _how in (
-    (
-        "softmax_fwd",
-        "y = exp(x - max x) / sum of the same",
-        _FWD | {"term": "_softmax", "args": "(x, top, like(h, 1) / total)"},
-    ),
-    (
-        "softmax_bwd",
-        "dx = y*(dy - sum dy*y)",
-        _BWD | {"totals": f"d = {_DOT}", "term": "_softmax_dx", "args": "(dy, y, d)"},
-    ),
-    (
-        "log_softmax_fwd",
-        "y = x - max x - log(sum exp(x - max x))",
-        _FWD | {"term": "_log_softmax", "args": "(x, top, log(total))"},
-    ),
-    (
-        "log_softmax_bwd",
-        "dx = dy - exp(y)*sum dy",
-        _BWD | {"totals": f"s = {_SUM}", "term": "_log_softmax_dx", "args": "(dy, y, s)"},
-    ),
-):
-    kernel_from(OVER_ROWS.format(name=_name, equation=_equation, **_how), globals())
+@device
+def sum_of(term, args, zero, k, last, g):
+    """The sum of a row's terms by 2**g lanes, of which this one's are elements k, k + 2**g, ... up to ``last``."""
+    return joined(add, fold(term, add, zero, zero, args, 0, k, last, 1 << g), g)
+
+
+@device
+def top_and_sum(x, zero, k, last, g):
+    """The largest of a row's elements, and the sum of exp(x - top)."""
+    least = like(x, -INF)
+    top = joined(larger, fold(element, larger, least, least, x, 0, k, last, 1 << g), g)
+    return top, sum_of(exp_below, (x, top), zero, k, last, g)
+
+
+@device
+def _softmax_args(x, zero, k, last, g):
+    top, total = top_and_sum(x, zero, k, last, g)
+    return x, top, like(x, 1) / total
+
+
+@device
+def _log_softmax_args(x, zero, k, last, g):
+    top, total = top_and_sum(x, zero, k, last, g)
+    return x, top, log(total)
+
+
+@device
+def _softmax_dx_args(dy, y, zero, k, last, g):
+    return dy, y, sum_of(product, (dy, y), zero, k, last, g)
+
+
+@device
+def _log_softmax_dx_args(dy, y, zero, k, last, g):
+    return dy, y, sum_of(element, dy, zero, k, last, g)
+
+
+def _over_rows(name: str, pointers: str, totals: Callable, term: Callable) -> None:
+    """Rows of N elements by ``term`` of what ``totals`` makes of a row.
+
+    (rows*inner, N); rows are shared, a row by some lanes of a warp; the last operand may be any of the others.
+    """
+
+    @kernel_as(name, words("rows inner N", "", pointers.split()))
+    def run(me, rows, inner, N, *operands):
+        out = operands[-1]
+        lo, hi = share(me, rows)
+        hi, g, zero = hi * inner, lanes_of(N), like(out, 0)
+        before = lo * inner + group_before(g)
+        while before < hi:
+            row = before + group_in(g)
+            k, last = row * N + lane_in(g), (row + 1) * N - 1 if row < hi else -1
+            each(term, totals(*operands[:-1], zero, k, last, g), 0, out, k, last, 1 << g)
+            before += threads() >> g
+
+
+_over_rows("softmax_fwd", "x y", _softmax_args, softmax_of)  # y = exp(x - max x) / sum of the same
+_over_rows("softmax_bwd", "dy y dx", _softmax_dx_args, _softmax_dx)  # dx = y*(dy - sum dy*y)
+_over_rows("log_softmax_fwd", "x y", _log_softmax_args, _log_softmax)  # y = x - max x - log(sum exp(x - max x))
+_over_rows("log_softmax_bwd", "dy y dx", _log_softmax_dx_args, _log_softmax_dx)  # dx = dy - exp(y)*sum dy

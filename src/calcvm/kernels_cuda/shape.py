@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calcvm.kernels_cuda._common import Ptr, kernel, kernel_from, share
+from calcvm.kernels_cuda._common import Ptr, kernel, kernel_as, share, words
 from calcvm.kernels_cuda._cuda import at, device, like, shared, sync, thread, threads
 from calcvm.kernels_cuda._loops import copy_lines, fill, gather, offset, onward, scatter
 
@@ -80,76 +80,74 @@ def _permute(n0, d, x, s, y):
     if n0 * y_s[0] <= 0:
         return
     if s[5] == 1 and y_s[0] == d5:  # a line is a copy
-        copy_lines(n0, d5, x, s[0], 1, y, d5)
+        copy_lines(n0, d5, x, s[0], y, d5)
     elif s[5] != 1 and 4 * min(m, d5) >= _side():
         _tiles(c0, (c1, c2, c3, c4, d5), x, s, y, y_s, m, y_stride)
     else:  # threads that are neighbours in y are so in x, or meet in its cache lines
         gather(n0, d, x, s, y)
 
 
-PERMUTE = '''\
-def {name}(w, nw, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, same, {x}: Ptr, {y}: Ptr):
-    """{y}[i0..i5] = {x}[sum_k ik*sk]; {y} (d0..d5); d0 is shared, {x} too where its leading axis stays."""
-    lo, hi = share(d0, w, nw)
-    n = d1 * d2 * d3 * d4 * d5
-    _permute(hi - lo, (d1, d2, d3, d4, d5), at({x}, lo * s0), (s0, s1, s2, s3, s4, s5), at({y}, lo * n))
-'''
-kernel_from(PERMUTE.format(name="transpose_fwd", x="x", y="y"), globals())
+def _permuting(name: str, sizes: str, x: str, y: str) -> None:
+    """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5); d0 is shared, x too where its leading axis stays."""
+
+    @kernel_as(name, words(sizes, "", [x, y]))
+    def run(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, stays, x, y):
+        lo, hi = share(me, d0)
+        n = d1 * d2 * d3 * d4 * d5
+        _permute(hi - lo, (d1, d2, d3, d4, d5), at(x, lo * s0), (s0, s1, s2, s3, s4, s5), at(y, lo * n))
 
 
-BACK = PERMUTE
-for _k in range(6):
-    BACK = BACK.replace(f"d{_k}", f"e{_k}").replace(f"s{_k}", f"t{_k}")
-kernel_from(BACK.replace("same", "back").format(name="transpose_bwd", x="dy", y="dx"), globals())
+_permuting("transpose_fwd", "d0 d1 d2 d3 d4 d5 s0 s1 s2 s3 s4 s5 same", "x", "y")
+_permuting("transpose_bwd", "e0 e1 e2 e3 e4 e5 t0 t1 t2 t3 t4 t5 back", "dy", "dx")
 
 
 # ---------------------------------------------------------------- concatenation
 @kernel
-def concat_fwd(w, nw, rows, inner, A, B, a: Ptr, b: Ptr, y: Ptr):
+def concat_fwd(me, rows, inner, A, B, a: Ptr, b: Ptr, y: Ptr):
     """y[r] = a[r] followed by b[r]; a (rows*inner, A), b (rows*inner, B); rows are shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     r, lines = lo * inner, (hi - lo) * inner
-    copy_lines(lines, A, at(a, r * A), A, 1, at(y, r * (A + B)), A + B)
-    copy_lines(lines, B, at(b, r * B), B, 1, at(y, r * (A + B) + A), A + B)
+    copy_lines(lines, A, at(a, r * A), A, at(y, r * (A + B)), A + B)
+    copy_lines(lines, B, at(b, r * B), B, at(y, r * (A + B) + A), A + B)
 
 
 @kernel
-def concat_bwd_a(w, nw, rows, inner, A, B, dy: Ptr, da: Ptr):
+def concat_bwd_a(me, rows, inner, A, B, dy: Ptr, da: Ptr):
     """da[r] = the first A of dy[r]; rows are shared."""
-    lo, hi = share(rows, w, nw)
-    copy_lines((hi - lo) * inner, A, at(dy, lo * inner * (A + B)), A + B, 1, at(da, lo * inner * A), A)
+    lo, hi = share(me, rows)
+    copy_lines((hi - lo) * inner, A, at(dy, lo * inner * (A + B)), A + B, at(da, lo * inner * A), A)
 
 
 @kernel
-def concat_bwd_b(w, nw, rows, inner, A, B, dy: Ptr, db: Ptr):
+def concat_bwd_b(me, rows, inner, A, B, dy: Ptr, db: Ptr):
     """db[r] = the last B of dy[r]; rows are shared."""
-    lo, hi = share(rows, w, nw)
-    copy_lines((hi - lo) * inner, B, at(dy, lo * inner * (A + B) + A), A + B, 1, at(db, lo * inner * B), B)
+    lo, hi = share(me, rows)
+    copy_lines((hi - lo) * inner, B, at(dy, lo * inner * (A + B) + A), A + B, at(db, lo * inner * B), B)
 
 
 # ---------------------------------------------------------------- slices
 @kernel
-def slice_fwd(w, nw, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, x: Ptr, y: Ptr):
+def slice_fwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, x: Ptr, y: Ptr):
     """y[i0] = the block (d1..d5) at ``off`` in row first + i0 of x (rows, cols); d0 is shared."""
-    lo, hi = share(d0, w, nw)
+    lo, hi = share(me, d0)
     n = d1 * d2 * d3 * d4 * d5
     x, y = at(x, (first + lo) * cols + off), at(y, lo * n)
     if n == d5:
-        copy_lines(hi - lo, n, x, cols, 1, y, n)
+        copy_lines(hi - lo, n, x, cols, y, n)
     else:
         gather(hi - lo, (d1, d2, d3, d4, d5), x, (cols, s1, s2, s3, s4, 1), y)
 
 
 @kernel
-def slice_bwd(w, nw, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, dy: Ptr, dx: Ptr):
+def slice_bwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, dy: Ptr, dx: Ptr):
     """dx = 0, and dy in the block that `slice_fwd` read; all of dx is set; rows are shared."""
-    lo, hi = share(rows, w, nw)
+    lo, hi = share(me, rows)
     n = d1 * d2 * d3 * d4 * d5
     fill(lo * cols, hi * cols, dx, like(dx, 0))
     sync()
     lo, hi = max(lo, first), min(hi, first + d0)
     dy, dx = at(dy, (lo - first) * n), at(dx, lo * cols + off)
     if n == d5:
-        copy_lines(hi - lo, n, dy, n, 1, dx, cols)
+        copy_lines(hi - lo, n, dy, n, dx, cols)
     else:
         scatter(hi - lo, (d1, d2, d3, d4, d5), dy, dx, (cols, s1, s2, s3, s4, 1))

@@ -81,15 +81,11 @@ def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
         return
     if row.opcode not in OWN_OPCODES:
         raise CalcError(f"kernel {kernel.name!r}: the row of that name is calcvm's own: take another name")
-    kinds: dict[str, tuple[str, ...]] = {"float": ("float",), "dim": ("int",), "int": ("int",)}
-    wanted = [(word.name, kinds[word.kind]) for word in row.words]
-    wanted += [(operand.name, ("ptr", "optional")) for operand in row.operands]
+    wanted = [(word.name, "float" if word.kind == "float" else "int") for word in row.words]
+    wanted += [(operand.name, "ptr") for operand in row.operands]
     first = [*inspect.signature(kernel.fn, eval_str=False).parameters][:1]
-    fits = len(wanted) == len(kernel.words) and all(
-        name == other and kind in allowed for (name, kind), (other, allowed) in zip(kernel.words, wanted)
-    )
-    if first != ["me"] or not fits:
-        written = ["me", *(f"{name}{ANNOTATIONS[allowed[0]]}" for name, allowed in wanted)]
+    if first != ["me"] or tuple(wanted) != kernel.words:
+        written = ["me", *(f"{name}{ANNOTATIONS[kind]}" for name, kind in wanted)]
         raise CalcError(f"kernel {kernel.name!r}: its parameters must be ({', '.join(written)}), as its row says")
 
 

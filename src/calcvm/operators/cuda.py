@@ -1,7 +1,8 @@
 """What kernels for a GPU are written with (extra ``cuda``).
 
-As `calcvm.operators.cpu`; a worker is a thread block, whose threads take its share apart among them by ``thread()`` and
-``threads()`` and meet at ``sync()``.  Functions that kernels call are decorated by ``@device``.
+``@kernel`` registers the kernel of a row; its parameters are ``me``, which tells it of its worker (``share(me, n)``,
+``trap(me, code)``, ``given(me, operand)``), and the row's words and operands.  A worker is a thread block, whose threads take its
+share apart among them by ``thread()`` and ``threads()`` and meet at ``sync()``.  Functions that kernels call are decorated by ``@device``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from calcvm.kernels_cuda import _common
-from calcvm.kernels_cuda._common import Float, Optional, Ptr, first, share, trap
+from calcvm.kernels_cuda._common import Float, Ptr, first, given, share, trap
 from calcvm.kernels_cuda._cuda import (
     as_f64,
     as_i64,
@@ -28,8 +29,8 @@ from calcvm.kernels_cuda._reduce import add, each, element, fold, larger, reduce
 from calcvm.operators import register_kernel
 
 __all__ = [
-    "Float", "Optional", "Ptr", "add", "as_f64", "as_i64", "at", "copysign", "cos", "device", "each", "element", "erf", "exp",
-    "fabs", "first", "floor", "fma", "fold", "kernel", "larger", "like", "log", "power", "reduce", "share", "shared",
+    "Float", "Ptr", "add", "as_f64", "as_i64", "at", "copysign", "cos", "device", "each", "element", "erf", "exp",
+    "fabs", "first", "floor", "fma", "fold", "given", "kernel", "larger", "like", "log", "power", "reduce", "share", "shared",
     "shuffle_xor", "sqrt", "sync", "sync_warp", "tanh", "thread", "threads", "trap",
 ]  # fmt: skip
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cuda import _cuda, kernels
 from calcvm.kernels_cuda._common import Kernel
 from calcvm.kernels_cuda._gemm import shared_bytes as scratch_bytes
+from calcvm.kernels_cuda._tuples import by_number, folded, mapped
 from calcvm.ops.spec import OPCODES
 from calcvm.vm.cuda import loop
 
@@ -51,22 +51,6 @@ class Target:
 
 
 # ---------------------------------------------------------------- functions
-DISPATCH = """\
-def dispatch(h, r, w, nw):
-    op = r[0]
-    {chain}
-
-
-def two_halves(op):
-    return {has_finish}
-
-
-def finish(h, r, w, nw):
-    op = r[0]
-    {finish_chain}
-"""
-
-
 def functions(opcodes: Iterable[int], dtype: str) -> dict[str, Callable]:
     """The VM's entries for a set of opcodes, as Python functions: what the simulator runs and the compiler compiles."""
     return dict(_functions(tuple(sorted(set(opcodes))), dtype, tuple(k.mark for k in _rows(opcodes).values())))
@@ -75,18 +59,37 @@ def functions(opcodes: Iterable[int], dtype: str) -> dict[str, Callable]:
 @cache
 def _functions(opcodes: tuple[int, ...], dtype: str, marks: tuple[str, ...]) -> dict[str, Callable]:
     rows = _rows(opcodes)
-    scope: dict[str, Any] = {f"row_{code}": kernel.bound for code, kernel in rows.items()}
     second = {code: kernel.finish for code, kernel in rows.items() if kernel.finish}
-    scope |= {f"second_{code}": kernel.bound for code, kernel in second.items()}
-    text = DISPATCH.format(
-        chain=_chain("row", rows),
-        has_finish=" or ".join(f"op == {code}" for code in second) or "False",
-        finish_chain=_chain("second", second),
-    )
-    exec(compile(text, __file__, "exec"), scope)
-    heap_at = {"float32": _cuda.f32_at, "float64": _cuda.f64_at}[dtype]
-    dispatch, two_halves, finish = (_cuda.device(scope[n]) for n in ("dispatch", "two_halves", "finish"))
-    return loop.entries(dispatch, two_halves, finish, heap_at)
+    first_halves = by_number({code: kernel.bound for code, kernel in rows.items()})
+    second_halves = by_number({code: kernel.bound for code, kernel in second.items()})
+    of_two = tuple(second) or (NO_OPCODE,)
+
+    @_cuda.device
+    def dispatch(h, r, w, nw):  # type: ignore[no-untyped-def]
+        first_halves(r[0], h, r, w, nw)
+
+    @_cuda.device
+    def two_halves(op):  # type: ignore[no-untyped-def]
+        return folded(_either, mapped(_equal, (of_two,), op))
+
+    @_cuda.device
+    def finish(h, r, w, nw):  # type: ignore[no-untyped-def]
+        second_halves(r[0], h, r, w, nw)
+
+    return loop.entries(dispatch, two_halves, finish, {"float32": _cuda.f32_at, "float64": _cuda.f64_at}[dtype])
+
+
+NO_OPCODE = -1
+
+
+@_cuda.device
+def _equal(a: int, b: int) -> bool:
+    return a == b
+
+
+@_cuda.device
+def _either(a: bool, b: bool) -> bool:
+    return a or b
 
 
 def has_second_half(opcode: int) -> bool:
@@ -97,11 +100,6 @@ def has_second_half(opcode: int) -> bool:
 def _rows(opcodes: Iterable[int]) -> dict[int, Kernel]:
     known = kernels()
     return {code: known[OPCODES[code].name] for code in sorted(set(opcodes))}
-
-
-def _chain(name: str, codes: Iterable[int]) -> str:
-    lines = [f"if op == {code}:\n        {name}_{code}(h, r, w, nw)" for code in codes]
-    return "\n    el".join(lines) or "pass"
 
 
 # ---------------------------------------------------------------- PTX

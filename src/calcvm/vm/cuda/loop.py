@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calcvm.kernels_cuda._common import first, share
+from calcvm.kernels_cuda._common import is_first, part_of
 from calcvm.kernels_cuda._cuda import (
     as_f64,
     at,
@@ -218,7 +218,7 @@ def fetch_one(words, feed, y, base, lo, hi):
 @device
 def fetch(words, h, base, m, w, nw):
     """Samples base, base + 1, ... of a pass into the placeholders; workers take shares of the batch."""
-    lo, hi = share(m, w, nw)
+    lo, hi = part_of(m, w, nw)
     k = 0
     while k < words[N_FEEDS]:
         feed = i64_at(words[FEEDS] + 8 * FEED_WORDS * k)
@@ -229,7 +229,7 @@ def fetch(words, h, base, m, w, nw):
 @device
 def take_staged(words, h, m, w, nw):
     """The samples that `stage` has brought, into the placeholders."""
-    lo, hi = share(m, w, nw)
+    lo, hi = part_of(m, w, nw)
     k = 0
     while k < words[N_FEEDS]:
         staged = i64_at(words[STAGED] + 8 * FEED_WORDS * k)
@@ -243,7 +243,7 @@ def take_staged(words, h, m, w, nw):
 @device
 def deliver(words, h, base, n, w, nw):
     """Copy results of a batch out, in the order of the samples, and add up weighted scalars."""
-    lo, hi = share(n, w, nw)
+    lo, hi = part_of(n, w, nw)
     k = 0
     while k < words[N_DRAINS]:
         drain = i64_at(words[DRAINS] + 8 * FEED_WORDS * k)
@@ -254,7 +254,7 @@ def deliver(words, h, base, n, w, nw):
         else:
             convert((hi - lo) * e, x, at(f64_at(drain[ADDRESS]), (base + lo) * e), thread(), threads())
         k += 1
-    if first(w):
+    if is_first(w):
         sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
         k = 0
         while k < words[N_RESULTS]:
@@ -399,11 +399,11 @@ def entries(dispatch: Callable, two_halves: Callable, finish: Callable, heap_at:
                 take_staged(words, h, m, w, nw)
             else:
                 fetch(words, h, base, m, w, nw)
-            if first(w):
+            if is_first(w):
                 weigh(words, h, np.float64(m) / np.float64(of_learning))
             if late == 0:
                 late = meet(control, nw)
-            if words[STAGED] and first(w):
+            if words[STAGED] and is_first(w):
                 atomic_add(at(control, TAKEN_ROUNDS), 1)
             rows, n_spans = rows_of(words, m, of_learning), words[N_SPANS]
             n_all = n_spans + words[N_END_SPANS] if is_last else n_spans
@@ -520,7 +520,7 @@ def entries(dispatch: Callable, two_halves: Callable, finish: Callable, heap_at:
         h = heap_at(words[HEAP])
         base, m, of_learning, _ = round_of(words, words[FIRST])
         fetch(words, h, base, m, block(), blocks())
-        if first(block()):
+        if is_first(block()):
             weigh(words, h, np.float64(m) / np.float64(of_learning))
 
     def hand_over(job):
