@@ -96,9 +96,7 @@ def _gelu_erf_bwd(dy, x):
 
 
 # ---------------------------------------------------------------- one row, one formula
-@device
-def _as_they_are(x, numbers):
-    return numbers
+_as_they_are = device(lambda x, numbers: numbers)
 
 
 def _map(
@@ -178,14 +176,8 @@ def _begin(x, s, lo, n):
     return at(x, lo * n) if s is None else at(x, lo * s[0])
 
 
-@device
-def _line(s, n):
-    return n if s is None else s[0]
-
-
-@device
-def _step(s):
-    return 1 if s is None else s[5]
+_line = device(lambda s, n: n if s is None else s[0])
+_step = device(lambda s: 1 if s is None else s[5])
 
 
 def _broadcast(name: str, formula: Callable, reads: str, strided: str, out: str) -> None:

@@ -123,24 +123,10 @@ def _pair(name: str, term: Callable, params: str = "") -> None:
             q += reduce(term, add, zero, zero, args, shared(x), _put, t_l, q, stop, cols, 1)
 
 
-@device
-def _once(dloss):
-    return dloss[0]
-
-
-@device
-def _twice(dloss):
-    return dloss[0] + dloss[0]
-
-
-@device
-def _as_they_are(xs):
-    return xs
-
-
-@device
-def _swapped(xs):
-    return xs[1], xs[0]
+_once = device(lambda dloss: dloss[0])
+_twice = device(lambda dloss: dloss[0] + dloss[0])
+_as_they_are = device(lambda xs: xs)
+_swapped = device(lambda xs: (xs[1], xs[0]))
 
 
 def _pair_bwd(
@@ -333,9 +319,7 @@ def pick_bwd(me, rows, inner, N, index: Ptr, dy: Ptr, dx: Ptr):
 
 
 # ---------------------------------------------------------------- metrics
-@device
-def _with_place(x, q, k):
-    return x[k], k
+_with_place = device(lambda x, q, k: (x[k], k))
 
 
 @device

@@ -39,9 +39,7 @@ def gradient(g, p, scale, decay):
     return g + decay * p if decay != 0 else g
 
 
-@device
-def _loaded(i, xs):
-    return loads(ats(xs, i))
+_loaded = device(lambda i, xs: loads(ats(xs, i)))
 
 
 @device
@@ -50,9 +48,7 @@ def _stored(i, stop, xs, ys):
         stores(ats(xs, i), ys)
 
 
-@device
-def _zipped(a, b, c, d):
-    return a, b, c, d
+_zipped = device(lambda a, b, c, d: (a, b, c, d))
 
 
 def each(formula: Callable) -> Callable:
@@ -81,14 +77,8 @@ def each(formula: Callable) -> Callable:
 
 
 # ---------------------------------------------------------------- updates
-@device
-def _decay(s):
-    return s[WEIGHT_DECAY]
-
-
-@device
-def _no_decay(s):
-    return 0.0
+_decay = device(lambda s: s[WEIGHT_DECAY])
+_no_decay = device(lambda s: 0.0)
 
 
 def update(name: str, state: str, following: Callable, slots: Callable, decay: Callable = _decay) -> None:
@@ -157,19 +147,9 @@ def adagrad_next(p, g, v, lr, eps):
     return p - lr * g / (sqrt(v) + eps), v
 
 
-@device
-def _squares(s):
-    return s[EPS], s[BETA2], 1 - s[BETA2]
-
-
-@device
-def _moments(s):
-    return s[EPS], s[BETA2], 1 - s[BETA2], 1 - s[BETA1]
-
-
-@device
-def _adam(s):
-    return s[STEP_SIZE_T], s[INV_SQRT_CORRECTION2_T], *_moments(s)
+_squares = device(lambda s: (s[EPS], s[BETA2], 1 - s[BETA2]))
+_moments = device(lambda s: (s[EPS], s[BETA2], 1 - s[BETA2], 1 - s[BETA1]))
+_adam = device(lambda s: (s[STEP_SIZE_T], s[INV_SQRT_CORRECTION2_T], *_moments(s)))
 
 
 # g' = g*clip_scale + weight_decay*p
@@ -285,14 +265,8 @@ def part_of_sum(x, n, i, step, zero, term):
     return (a + b) + (c + d)
 
 
-@device
-def square(x):
-    return x * x
-
-
-@device
-def wide(x):
-    return float(x)
+square = device(lambda x: x * x)
+wide = device(lambda x: float(x))
 
 
 @kernel
