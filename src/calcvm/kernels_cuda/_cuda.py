@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -31,7 +32,7 @@ try:
 except ImportError:  # nothing can be simulated: `_simulator` says so
     pass
 
-I8, I32, I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+I8, I32, I64, VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType()
 DTYPES = {"float32": types.float32, "float64": types.float64}
 POINTERS = {name: types.CPointer(t) for name, t in DTYPES.items()}
 WORDS = types.CPointer(types.int64)
@@ -43,33 +44,34 @@ TOGETHER = ("convergent",)  # of calls that all threads of a warp make together:
 SCRATCH_AT = 1024
 
 
+KNOWN: WeakSet[Callable] = WeakSet()  # functions that the compiler knows: of two faces, and helpers
+
+
 class Native(AbstractTemplate):
-    """How the compiler types and lowers a function that has two faces; arguments are positional, of any number."""
+    """How the compiler types and lowers a function of two faces, of any number of arguments."""
 
     codegen: Callable[..., Any]
-    known: dict[tuple, Any]
+    made: dict[tuple, Any]
+    builds: dict[tuple, Callable[..., Any]]
 
     def generic(self, args, kws):
-        if args not in self.known:
-            sig, build = self.codegen(self.context, *args, **kws)
-            lower_builtin(build, *sig.args)(build)
-            self.known[args] = sig
-            self.known.setdefault((build_of, sig.args), build)
-        return self.known[args]
+        if args not in self.made:
+            self.made[args], build = self.codegen(self.context, *args)
+            lower_builtin(build, *self.made[args].args)(build)
+            self.builds.setdefault(self.made[args].args, build)
+        return self.made[args]
 
     def get_impl_key(self, sig):
-        return self.known[build_of, sig.args]
-
-
-build_of = object()
+        return self.builds[sig.args]
 
 
 def compiled_by(codegen: Callable[..., Any]) -> Callable[[Callable], Callable]:
     """Decorator of a simulation: what ``codegen(typingctx, *types)`` builds is what the compiler takes instead."""
 
     def mark(simulated: Callable) -> Callable:
-        native = {"key": simulated, "codegen": staticmethod(codegen), "known": {}}
+        native = {"key": simulated, "codegen": staticmethod(codegen), "made": {}, "builds": {}}
         infer_global(simulated, types.Function(type(Native)(simulated.__name__, (Native,), native)))
+        KNOWN.add(simulated)
         return simulated
 
     return mark
@@ -79,10 +81,8 @@ def call_of(tc: Any, fn: Any, args: Sequence[Any]) -> tuple[Any, Callable[..., A
     """For a codegen: what ``fn``, a function or its type, returns for arguments of these types, and what builds the call."""
     fn = fn if isinstance(fn, types.Type) else tc.resolve_value_type(fn)
     sig = fn.get_call_type(tc, tuple(args), {})
-    taken, star = (
-        list(sig.args),
-        bool(sig.args) and isinstance(sig.args[-1], (types.StarArgTuple, types.StarArgUniTuple)),
-    )
+    taken = list(sig.args)
+    star = bool(taken) and isinstance(taken[-1], (types.StarArgTuple, types.StarArgUniTuple))
     if star:
         taken[-1:] = sig.args[-1]
 
@@ -97,10 +97,24 @@ def call_of(tc: Any, fn: Any, args: Sequence[Any]) -> tuple[Any, Callable[..., A
     return sig.return_type, build
 
 
+def asm(b: Any, text: str, constraints: str, result: Any = VOID, args: Sequence[Any] = (), **how: Any) -> Any:
+    """A line of PTX.  ``effect=False``: it may be left out.  ``attrs=TOGETHER``: the threads of a warp come to it together."""
+    line = ir.FunctionType(result, [x.type for x in args])
+    return b.call(
+        ir.InlineAsm(line, text, constraints, how.get("effect", True)), list(args), attrs=how.get("attrs", ())
+    )
+
+
 def device(fn: Callable | None = None, *, inline: bool = True) -> Any:
     """A helper that kernels call: compiled into them (``inline``), or once, to be called."""
-    wrap = register_jitable(forceinline=True) if inline else register_jitable
-    return wrap if fn is None else wrap(fn)
+
+    def mark(fn: Callable) -> Callable:
+        if fn not in KNOWN:
+            KNOWN.add(fn)
+            (register_jitable(forceinline=True) if inline else register_jitable)(fn)
+        return fn
+
+    return mark if fn is None else mark(fn)
 
 
 def _called(tc):
@@ -122,8 +136,7 @@ def special_register(name: str) -> Any:
 
     def codegen(tc):
         def build(ctx, b, sig, args):
-            asm = ir.InlineAsm(ir.FunctionType(I32, []), f"mov.u32 $0, %{name};", "=r")
-            return b.zext(b.call(asm, []), I64)
+            return b.zext(asm(b, f"mov.u32 $0, %{name};", "=r", I32, effect=False), I64)
 
         return types.int64(), build
 
@@ -171,14 +184,13 @@ def warp_size():
 
 
 # ---------------------------------------------------------------- waiting
-def ptx_line(text: str, constraints: str = "", result: Any = types.void, side_effect: bool = True) -> Any:
+def ptx_line(text: str, constraints: str = "", result: Any = types.void) -> Any:
     """An intrinsic without arguments that is one line of PTX; what threads do together is not moved into branches."""
 
     def codegen(tc):
         def build(ctx, b, sig, args):
-            value = ir.VoidType() if result is types.void else ctx.get_value_type(result)
-            asm = ir.InlineAsm(ir.FunctionType(value, []), text, constraints, side_effect)
-            out = b.call(asm, [], attrs=TOGETHER if "sync" in text else ())
+            value = VOID if result is types.void else ctx.get_value_type(result)
+            out = asm(b, text, constraints, value, attrs=TOGETHER if "sync" in text else ())
             return ctx.get_dummy_value() if result is types.void else out
 
         return result(), build
@@ -234,8 +246,8 @@ def at(base, off):
 def _in_global(tc, pointer):
     def build(ctx, b, sig, args):
         element = args[0].type.pointee
-        asm = ir.InlineAsm(ir.FunctionType(I64, [args[0].type]), "cvta.to.global.u64 $0, $1;", "=l,l")
-        return b.addrspacecast(b.inttoptr(b.call(asm, list(args)), ir.PointerType(element, 1)), args[0].type)
+        address = asm(b, "cvta.to.global.u64 $0, $1;", "=l,l", I64, args, effect=False)
+        return b.addrspacecast(b.inttoptr(address, ir.PointerType(element, 1)), args[0].type)
 
     return pointer(pointer), build
 
@@ -273,44 +285,24 @@ def _wide(pointer: np.ndarray, dtype: Any) -> np.ndarray:
     return pointer[: pointer.size // (8 // size) * (8 // size)].view(dtype)
 
 
-def _address(target: Any) -> Any:
+def _memory_of(native: Any, simulated: Any) -> Callable:
+    """A function of an address: the memory there, as numbers of a type."""
+
     def codegen(tc, address):
         def build(ctx, b, sig, args):
             return b.inttoptr(args[0], ctx.get_value_type(sig.return_type))
 
-        return types.CPointer(target)(types.int64), build
+        return types.CPointer(native)(types.int64), build
 
-    return codegen
+    @compiled_by(codegen)
+    def memory(address):
+        return _me().block.memory(address, simulated)
 
-
-def _memory(address: int, dtype: Any) -> np.ndarray:
-    return _me().block.memory(address, dtype)
-
-
-@compiled_by(_address(types.float32))
-def f32_at(address):
-    """The memory at an address as float32."""
-    return _memory(address, np.float32)
+    return memory
 
 
-@compiled_by(_address(types.float64))
-def f64_at(address):
-    return _memory(address, np.float64)
-
-
-@compiled_by(_address(types.uint8))
-def u8_at(address):
-    return _memory(address, np.uint8)
-
-
-@compiled_by(_address(types.int32))
-def i32_at(address):
-    return _memory(address, np.int32)
-
-
-@compiled_by(_address(types.int64))
-def i64_at(address):
-    return _memory(address, np.int64)
+f32_at, f64_at = _memory_of(types.float32, np.float32), _memory_of(types.float64, np.float64)
+u8_at, i32_at, i64_at = (_memory_of(getattr(types, n), getattr(np, n)) for n in ("uint8", "int32", "int64"))
 
 
 def _shared(offset: int, target: Any = None) -> Any:
@@ -353,12 +345,11 @@ def shared_words():
 
 def _copy_async(tc, to, of):
     def build(ctx, b, sig, args):
-        ft = ir.FunctionType(ir.VoidType(), [args[0].type, args[1].type])
         text = (
             "{ .reg .u64 a; .reg .u32 s; cvta.to.shared.u64 a, $0; cvt.u32.u64 s, a; "
             "cp.async.ca.shared.global [s], [$1], 16; }"
         )
-        b.call(ir.InlineAsm(ft, text, "l,l,~{memory}", side_effect=True), list(args))
+        asm(b, text, "l,l,~{memory}", args=args)
         return ctx.get_dummy_value()
 
     return types.void(to, of), build
@@ -415,15 +406,15 @@ def _shuffle(tc, x, mask):
     wide = x in (types.float64, types.int64)
 
     def build(ctx, b, sig, args):
-        value, mask = args
-        ft = ir.FunctionType(I32, [I32, I32])
-        move = ir.InlineAsm(ft, "shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", "=r,r,r", side_effect=True)
-        mask = b.trunc(mask, I32)
+        value, mask = args[0], b.trunc(args[1], I32)
+
+        def moved(part: Any) -> Any:
+            return asm(b, "shfl.sync.bfly.b32 $0, $1, $2, 31, -1;", "=r,r,r", I32, [part, mask], attrs=TOGETHER)
+
         bits = b.bitcast(value, I64 if wide else I32)
         if not wide:
-            return b.bitcast(b.call(move, [bits, mask], attrs=TOGETHER), value.type)
-        low, high = b.trunc(bits, I32), b.trunc(b.lshr(bits, I64(32)), I32)
-        low, high = (b.zext(b.call(move, [part, mask], attrs=TOGETHER), I64) for part in (low, high))
+            return b.bitcast(moved(bits), value.type)
+        low, high = (b.zext(moved(b.trunc(part, I32)), I64) for part in (bits, b.lshr(bits, I64(32))))
         return b.bitcast(b.or_(low, b.shl(high, I64(32))), value.type)
 
     return x(x, types.int64), build
@@ -438,19 +429,14 @@ def shuffle_xor(x, mask):
     return _me().exchange(x, mask)
 
 
-def _atomic(operation: str) -> Any:
-    def codegen(tc, pointer, value):
-        def build(ctx, b, sig, args):
-            ft = ir.FunctionType(I64, [args[0].type, I64])
-            asm = ir.InlineAsm(ft, f"{operation} $0, [$1], $2;", "=l,l,l,~{memory}", side_effect=True)
-            return b.call(asm, list(args))
+def _atomic(tc, pointer, value):
+    def build(ctx, b, sig, args):
+        return asm(b, "atom.acq_rel.gpu.add.u64 $0, [$1], $2;", "=l,l,l,~{memory}", I64, args)
 
-        return types.int64(pointer, types.int64), build
-
-    return codegen
+    return types.int64(pointer, types.int64), build
 
 
-@compiled_by(_atomic("atom.acq_rel.gpu.add.u64"))
+@compiled_by(_atomic)
 def atomic_add(pointer, value):
     """Add to the int64 at a pointer; returns what it was.  Orders memory as `fence` does."""
     old = int(pointer[0])
@@ -460,9 +446,7 @@ def atomic_add(pointer, value):
 
 def _load(tc, pointer):
     def build(ctx, b, sig, args):
-        ft = ir.FunctionType(I64, [args[0].type])
-        asm = ir.InlineAsm(ft, "ld.acquire.gpu.u64 $0, [$1];", "=l,l,~{memory}", side_effect=True)
-        return b.call(asm, list(args))
+        return asm(b, "ld.acquire.gpu.u64 $0, [$1];", "=l,l,~{memory}", I64, args)
 
     return types.int64(pointer), build
 

@@ -28,6 +28,7 @@ from calcvm.kernels_cuda._cuda import (
     TOGETHER,
     as_f64,
     as_i64,
+    asm,
     at,
     bit_length,
     call_of,
@@ -49,7 +50,7 @@ from calcvm.kernels_cuda._cuda import (
 )
 from calcvm.kernels_cuda._formulas import formula
 from calcvm.kernels_cuda._loops import aligned
-from calcvm.kernels_cuda._reduce import warp, warps
+from calcvm.kernels_cuda._reduce import add, warp, warps
 from calcvm.kernels_cuda._tuples import by_number, folded, in_turn, mapped, stores
 
 KC = 512  # summands in a block: a multiple of every step
@@ -110,8 +111,7 @@ def _copy(tc, dst, i, src, j):
     def build(ctx, b, sig, args):
         to, src_at = _to_shared(b, b.gep(args[0], [args[1]])), b.ptrtoint(b.gep(args[2], [args[3]]), I64)
         text = f"cp.async.ca.shared.global [$0], [$1], {dst.dtype.bitwidth // 8};"
-        ft = ir.FunctionType(ir.VoidType(), [I32, I64])
-        b.call(ir.InlineAsm(ft, text, "r,l,~{memory}", side_effect=True), [to, src_at])
+        asm(b, text, "r,l,~{memory}", args=[to, src_at])
         return ctx.get_dummy_value()
 
     return types.void(dst, types.int64, src, types.int64), build
@@ -129,11 +129,10 @@ def _copy16(tc, dst, i, src, j, n):
     def build(ctx, b, sig, args):
         to, src_at = _to_shared(b, b.gep(args[0], [args[1]])), b.ptrtoint(b.gep(args[2], [args[3]]), I64)
         text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
-        ft = ir.FunctionType(ir.VoidType(), [I32, I64, I32])
         n = b.trunc(args[4], I32)
         n = b.select(b.icmp_signed(">", n, I32(0)), n, I32(0))
         n = b.select(b.icmp_signed("<", n, I32(16 // size)), n, I32(16 // size))
-        b.call(ir.InlineAsm(ft, text, "r,l,r,~{memory}", side_effect=True), [to, src_at, b.mul(n, I32(size))])
+        asm(b, text, "r,l,r,~{memory}", args=[to, src_at, b.mul(n, I32(size))])
         return ctx.get_dummy_value()
 
     return types.void(dst, types.int64, src, types.int64, types.int64), build
@@ -300,18 +299,17 @@ def _fragment(places: tuple[tuple[int, int], ...], rows_apart: bool) -> Any:
     def codegen(tc, s, i, ld):
         def build(ctx, b, sig, args):
             s, i, ld = args
-            number = b.zext(b.call(ir.InlineAsm(ir.FunctionType(I32, []), "mov.u32 $0, %laneid;", "=r"), []), I64)
+            number = b.zext(asm(b, "mov.u32 $0, %laneid;", "=r", I32, effect=False), I64)
             slow, fast = b.lshr(number, I64(2)), b.and_(number, I64(3))
             down, across = (slow, fast) if rows_apart else (fast, slow)
             i = b.add(b.add(i, across), b.mul(down, ld))
-            out = ir.Constant(ctx.get_value_type(sig.return_type), ir.Undefined)
-            for k, (p, q) in enumerate(places):
+            found = []
+            for p, q in places:
                 x = b.load(b.gep(s, [b.add(b.add(i, I64(q)), b.mul(I64(p), ld))]))
                 if sig.args[0].dtype == types.float32:
-                    ft = ir.FunctionType(I32, [x.type])
-                    x = b.bitcast(b.call(ir.InlineAsm(ft, "cvt.rna.tf32.f32 $0, $1;", "=r,f"), [x]), x.type)
-                out = b.insert_value(out, x, k)
-            return out
+                    x = b.bitcast(asm(b, "cvt.rna.tf32.f32 $0, $1;", "=r,f", I32, [x], effect=False), x.type)
+                found.append(x)
+            return ctx.make_tuple(b, sig.return_type, found)
 
         return types.UniTuple(s.dtype, len(places))(s, types.int64, types.int64), build
 
@@ -333,22 +331,17 @@ def fragment_b(s, i, ld):
 
 def _mma(tc, c0, c1, c2, c3, a0, a1, a2, a3, b0, b1):
     def build(ctx, b, sig, args):
-        out = ir.Constant(ctx.get_value_type(sig.return_type), ir.Undefined)
         results = args[:4]  # in a heap of float64, which has no tensor core of this kind, nobody comes here
         if sig.args[0] == types.float32:
-            f = ir.FloatType()
             text = (
                 "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
                 "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
             )
-            ft = ir.FunctionType(ir.LiteralStructType([f] * 4), [I32] * 6 + [f] * 4)
-            factors = [b.bitcast(x, I32) for x in args[4:]]
-            asm = ir.InlineAsm(ft, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", side_effect=True)
-            sums = b.call(asm, [*factors, *args[:4]], attrs=TOGETHER)
+            four = ir.LiteralStructType([ir.FloatType()] * 4)
+            given = [*(b.bitcast(x, I32) for x in args[4:]), *args[:4]]
+            sums = asm(b, text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", four, given, attrs=TOGETHER)
             results = [b.extract_value(sums, k) for k in range(4)]
-        for k, x in enumerate(results):
-            out = b.insert_value(out, x, k)
-        return out
+        return ctx.make_tuple(b, sig.return_type, results)
 
     return types.UniTuple(c0, 4)(*[c0] * 10), build
 
@@ -404,24 +397,9 @@ elu, elu_slope = _act("elu")
 
 
 # ---------------------------------------------------------------- results
-@device
-def _cell(i, p, row, j):
-    return p[i * row + j]
-
-
-@device
-def _place(i, p, row, j):
-    return at(p, i * row + j)
-
-
-@device
-def _or_first(i, rows, first):
-    return i if i < rows else first
-
-
-@device
-def _sum(x, y):
-    return x + y
+_cell = device(lambda i, p, row, j: p[i * row + j])
+_place = device(lambda i, p, row, j: at(p, i * row + j))
+_or_first = device(lambda i, rows, first: i if i < rows else first)
 
 
 @device(inline=False)
@@ -447,7 +425,7 @@ def put(h, rows, cols, ld, width, off, i_off, again, whole):
             four = mapped(_or_first, ((i, i + di, i + 2 * di, i + 3 * di),), rows, i)
             x = mapped(_cell, (four,), s, ld, j)
             if mode == FROM_INIT:
-                x = mapped(_sum, (mapped(_cell, (four,), init, init_rs, j), x))
+                x = mapped(add, (mapped(_cell, (four,), init, init_rs, j), x))
             y = mapped(_cell, (four,), ya, c_rs, j) if act > DERIVATIVE else x
             if act == RELU:
                 x = mapped(relu, (x,))
@@ -496,9 +474,7 @@ DEPTH = 32  # summands in a step, of float32, where two steps fit; of float64 ha
 FEW = 64  # summands up to which steps are half as deep: all of them are copied at once
 
 # Numbers of a tile's layout, which `layout` finds and `bring` goes by.
-A_AT, B_AT, A_WIDE, B_WIDE, STEP, LDA, LDB, SIZE, IN_FLIGHT, A_HOW, B_HOW, A_TO, B_TO, A_ACROSS, B_ACROSS = (
-    0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 18, 19, 22,
-)  # fmt: skip
+A_AT, B_AT, A_WIDE, B_WIDE, STEP, LDA, LDB, SIZE, IN_FLIGHT, A_HOW, B_HOW, A_TO, B_TO, A_ACROSS, B_ACROSS = range(15)
 
 
 # What all tiles do alike is called by them: one copy of it in a program, and typed once.  With a copy in each, and each product
@@ -525,33 +501,12 @@ def layout(h, i, j, first, last, rows, cols, pad):
     b_wide = b_cs == 1 and aligned(at(h, b)) and ((b_ks | p[B_GS]) & (v - 1)) == 0
     a0, a1, a2, a3 = by_minor(depth, v if a_wide else 1) if a_ks == 1 else by_major(depth)
     b0, b1, b2, b3 = by_minor(cols, v if b_wide else 1) if b_cs == 1 else by_major(cols)
-    return (
-        a + a0 * a_rs + a2 * a_ks,
-        b + b0 * b_ks + b2 * b_cs,
-        1 if a_wide else 0,
-        1 if b_wide else 0,
-        depth,
-        lda,
-        ldb,
-        size,
-        stages,
-        a0,
-        a1,
-        a2,
-        a3,
-        b0,
-        b1,
-        b2,
-        b3,
-        a0 * lda + a2,
-        rows * lda + b0 * ldb + b2,
-        a1 * a_rs,
-        a3 * a_ks,
-        a1 * lda,
-        b1 * b_ks,
-        b3 * b_cs,
-        b1 * ldb,
-    )
+    a_at, b_at = a + a0 * a_rs + a2 * a_ks, b + b0 * b_ks + b2 * b_cs
+    a_to, b_to = a0 * lda + a2, rows * lda + b0 * ldb + b2
+    a_across, b_across = (a1 * a_rs, a3 * a_ks, a1 * lda), (b1 * b_ks, b3 * b_cs, b1 * ldb)
+    a_how, b_how = (a0, a1, a2, a3), (b0, b1, b2, b3)
+    wide = 1 if a_wide else 0, 1 if b_wide else 0
+    return a_at, b_at, *wide, depth, lda, ldb, size, stages, a_how, b_how, a_to, b_to, a_across, b_across
 
 
 @device(inline=False)
@@ -565,30 +520,9 @@ def bring(h, t, state, stop, real, m, n, whole):
     S = p[SUMMANDS]
     there = min(min(t[STEP], S - k), stop - to)
     full = (there + whole - 1) & -whole
-    fetch(
-        at(s, slot + t[A_TO]),
-        real,
-        there,
-        m,
-        full,
-        at(h, t[A_AT] + a_off),
-        (t[9], t[10], t[11], t[12]),
-        (t[19], t[20], t[21]),
-        t[A_WIDE] != 0,
-        like(h, 1),
-    )
-    fetch(
-        at(s, slot + t[B_TO]),
-        there,
-        n,
-        full,
-        n,
-        at(h, t[B_AT] + b_off),
-        (t[13], t[14], t[15], t[16]),
-        (t[22], t[23], t[24]),
-        t[B_WIDE] != 0,
-        like(h, 0),
-    )
+    a, b = at(h, t[A_AT] + a_off), at(h, t[B_AT] + b_off)
+    fetch(at(s, slot + t[A_TO]), real, there, m, full, a, t[A_HOW], t[A_ACROSS], t[A_WIDE] != 0, like(h, 1))
+    fetch(at(s, slot + t[B_TO]), there, n, full, n, b, t[B_HOW], t[B_ACROSS], t[B_WIDE] != 0, like(h, 0))
     slot += t[SIZE]
     if slot == t[SIZE] * t[IN_FLIGHT]:
         slot = 0
@@ -639,10 +573,7 @@ def _products(RM: int, RN: int) -> Any:
                     for j in range(RN):
                         sums[i * RN + j] = b.fma(x, columns[j], sums[i * RN + j])
                 pb = b.add(pb, ldb)
-            out = ir.Constant(ctx.get_value_type(sig.return_type), ir.Undefined)
-            for k, x in enumerate(sums):
-                out = b.insert_value(out, x, k)
-            return out
+            return ctx.make_tuple(b, sig.return_type, sums)
 
         return c(s, *[types.int64] * 5, c), build
 
@@ -733,46 +664,20 @@ def _tensor_products(down: int, across: int) -> Any:
     return products
 
 
-def _tensor_leave(down: int, across: int) -> Any:
-    def places(half: int, pairs: int) -> list[tuple[int, int]]:
-        """Row and column of each sum."""
-        rows_cols = [(2 * i * half, 2 * j * pairs) for i in range(down) for j in range(across)]
-        return [(i + k // 2 * half, j + k % 2) for i, j in rows_cols for k in range(4)]
-
-    def codegen(tc, s, at_, ldb, c):
-        def build(ctx, b, sig, args):
-            s, start, ldb, c = args
-            for k, (i, j) in enumerate(places(8, 4)):
-                b.store(b.extract_value(c, k), b.gep(s, [b.add(b.add(start, b.mul(I64(i), ldb)), I64(j))]))
-            return ctx.get_dummy_value()
-
-        return types.void(s, types.int64, types.int64, c), build
-
-    @compiled_by(codegen)
-    def leave(s, at_, ldb, c):
-        """Sums of a warp's fragments to shared memory."""
-        for x, (i, j) in zip(c, places(*warp_halves())):
-            s[at_ + i * ldb + j] = x
-
-    return leave
+@device
+def _sum_at(i, j, k, s, start, ldb):
+    """Where sum k of a warp's fragment (i, j) goes, from where its first one does."""
+    half, pairs = warp_halves()
+    return at(s, start + (2 * i + k // 2) * half * ldb + 2 * j * pairs + k % 2)
 
 
 @device
 def put_rows(h, tile_at, sizes, first, rows, ldb, cols, again, whole):
     """Let ``rows`` rows of a tile from the ``first`` on leave through shared memory, where they are."""
     (i, j, off), (m, n), p = tile_at, sizes, described(h)
+    c_off, init_off = off + (i + first) * p[C_RS] + j, (i + first) * p[INIT_RS] + j
     sync()
-    put(
-        h,
-        min(m - first, rows),
-        n,
-        ldb,
-        cols,
-        off + (i + first) * p[C_RS] + j,
-        (i + first) * p[INIT_RS] + j,
-        again,
-        whole,
-    )
+    put(h, min(m - first, rows), n, ldb, cols, c_off, init_off, again, whole)
     sync()
 
 
@@ -805,7 +710,7 @@ def _micro_tile(RM: int, RN: int, rounds: int) -> Any:
 
 def _tensor_tile(down: int, across: int) -> Any:
     """A tile by warps, down x across fragments of 16 x 8 each: products by tensor cores, of factors rounded to tf32."""
-    leave = _tensor_leave(down, across)
+    sums = tuple(zip(*((i, j, k) for i in range(down) for j in range(across) for k in range(4))))
 
     @device
     def place_in():
@@ -815,10 +720,11 @@ def _tensor_tile(down: int, across: int) -> Any:
     def all_leave(h, tile_at, sizes, place, ldb, cols, again, whole, c):
         pairs, (y, x), (rows, _, _, _) = warp_halves()[1], place, place_of_warp(down, across)
         if sizes[0] > 0:
-            leave(tiles_at(h)[0], (y + lane() // pairs) * ldb + x + lane() % pairs * 2, ldb, c)
+            start = (y + lane() // pairs) * ldb + x + lane() % pairs * 2
+            stores(mapped(_sum_at, sums, tiles_at(h)[0], start, ldb), c)
         put_rows(h, tile_at, sizes, 0, rows, ldb, cols, again, whole)
 
-    return _tile(8, 2, place_in, _no_sums(4 * down * across), _tensor_products(down, across), all_leave)
+    return _tile(8, 2, place_in, _no_sums(len(sums[0])), _tensor_products(down, across), all_leave)
 
 
 def _tile(whole: int, pad: int, place_in: Callable, no_sums: Callable, products: Callable, leave: Callable) -> Any:
@@ -902,9 +808,7 @@ def _candidate(number, a, b, cost, down, across, parts, nw):
     return (tiles + nw - 1) // nw * cost if nw > 1 else tiles * cost, number, a, b
 
 
-@device
-def _cheaper(one, other):
-    return other if other[0] < one[0] else one
+_cheaper = device(lambda one, other: other if other[0] < one[0] else one)
 
 
 @device(inline=False)

@@ -78,14 +78,8 @@ def spread4(p, step):
     return load4(p)
 
 
-@device
-def both(a, b):
-    return a and b
-
-
-@device
-def all_aligned(ps):
-    return folded(both, mapped(aligned, (ps,)))
+both = device(lambda a, b: a and b)
+all_aligned = device(lambda ps: folded(both, mapped(aligned, (ps,))))
 
 
 # ---------------------------------------------------------------- places
@@ -127,35 +121,15 @@ def onward(i, step, d):
     return i[0] + step[0] + c, i1, i2, i3, i4, i5
 
 
-@device
-def offset(i, s):
-    return i[0] * s[0] + i[1] * s[1] + i[2] * s[2] + i[3] * s[3] + i[4] * s[4] + i[5] * s[5]
+offset = device(lambda i, s: i[0] * s[0] + i[1] * s[1] + i[2] * s[2] + i[3] * s[3] + i[4] * s[4] + i[5] * s[5])
 
 
 # ---------------------------------------------------------------- flat
-@device
-def _read(ps, of):
-    return loads(ps)
-
-
-@device
-def _read_at(xs, i):
-    return loads(ats(xs, i))
-
-
-@device
-def _read4_at(xs, i):
-    return mapped(load4, (ats(xs, i),))
-
-
-@device
-def _read_at_and_i(xs, i):
-    return (*loads(ats(xs, i)), i)
-
-
-@device
-def _read4_at_and_i(xs, i):
-    return (*mapped(load4, (ats(xs, i),)), (i, i + 1, i + 2, i + 3))
+_read = device(lambda ps, of: loads(ps))
+_read_at = device(lambda xs, i: loads(ats(xs, i)))
+_read4_at = device(lambda xs, i: mapped(load4, (ats(xs, i),)))
+_read_at_and_i = device(lambda xs, i: (*loads(ats(xs, i)), i))
+_read4_at_and_i = device(lambda xs, i: (*mapped(load4, (ats(xs, i),)), (i, i + 1, i + 2, i + 3)))
 
 
 def elementwise(formula: Callable, indexed: bool = False, ways: int = 2) -> Any:
@@ -251,19 +225,9 @@ def _by_four(more: Callable, onward: Callable, where: Callable, read: Callable, 
 
 
 # ---------------------------------------------------------------- lines
-@device
-def _place_in_line(x, stride, step, l, j):
-    return at(x, l * stride + j * step)
-
-
-@device
-def _can_be_quads(x, stride, step):
-    return step == 0 or (stride & 3 == 0 and aligned(x))
-
-
-@device
-def _more_lines(lj, of):
-    return lj[0] < of[0]
+_place_in_line = device(lambda x, stride, step, l, j: at(x, l * stride + j * step))
+_can_be_quads = device(lambda x, stride, step: step == 0 or (stride & 3 == 0 and aligned(x)))
+_more_lines = device(lambda lj, of: lj[0] < of[0])
 
 
 @device
@@ -272,19 +236,9 @@ def _along_lines(lj, of):
     return lj[0] + of[2] + c, j
 
 
-@device
-def _in_lines(lj, of):
-    return mapped(_place_in_line, of[4], lj[0], lj[1])
-
-
-@device
-def _quads_in_lines(lj, of):
-    return mapped(_place_in_line, of[4], lj[0], 4 * lj[1])
-
-
-@device
-def _read_quads(ps, of):
-    return mapped(spread4, (ps, of[4][2]))
+_in_lines = device(lambda lj, of: mapped(_place_in_line, of[4], lj[0], lj[1]))
+_quads_in_lines = device(lambda lj, of: mapped(_place_in_line, of[4], lj[0], 4 * lj[1]))
+_read_quads = device(lambda ps, of: mapped(spread4, (ps, of[4][2])))
 
 
 def linewise(formula: Callable) -> Any:
@@ -321,24 +275,10 @@ def linewise(formula: Callable) -> Any:
 
 
 # ---------------------------------------------------------------- axes
-@device
-def _place_in_axes(x, s, ki):
-    return at(x, ki[0]) if s is None else at(x, offset(ki[1], s))
-
-
-@device
-def _more_elements(ki, of):
-    return ki[0] < of[0]
-
-
-@device
-def _along_axes(ki, of):
-    return ki[0] + threads(), onward(ki[1], of[1], of[2])
-
-
-@device
-def _in_axes(ki, of):
-    return mapped(_place_in_axes, of[3], ki)
+_place_in_axes = device(lambda x, s, ki: at(x, ki[0]) if s is None else at(x, offset(ki[1], s)))
+_more_elements = device(lambda ki, of: ki[0] < of[0])
+_along_axes = device(lambda ki, of: (ki[0] + threads(), onward(ki[1], of[1], of[2])))
+_in_axes = device(lambda ki, of: mapped(_place_in_axes, of[3], ki))
 
 
 def axiswise(formula: Callable) -> Any:

@@ -59,42 +59,17 @@ def folded(f, xs):
 
 # ---------------------------------------------------------------- of operands
 @device
-def _element(p):
-    return p[0]
-
-
-@device
 def _set(p, x):
     p[0] = x
 
 
-@device
-def _number(c, x):
-    return like(x, c)
+_element = device(lambda p: p[0])
+_number = device(lambda c, x: like(x, c))
 
-
-@device
-def ats(ps, off):
-    """The pointers ``off`` elements on."""
-    return mapped(at, (ps,), off)
-
-
-@device
-def loads(ps):
-    """The elements at pointers."""
-    return mapped(_element, (ps,))
-
-
-@device
-def stores(ps, xs):
-    """Set the elements at pointers."""
-    mapped(_set, (ps, xs))
-
-
-@device
-def likes(x, numbers):
-    """The numbers in the dtype of ``x``."""
-    return mapped(_number, (numbers,), x)
+ats = device(lambda ps, off: mapped(at, (ps,), off))  # the pointers ``off`` elements on
+loads = device(lambda ps: mapped(_element, (ps,)))  # the elements at pointers
+stores = device(lambda ps, xs: mapped(_set, (ps, xs)))  # set them
+likes = device(lambda x, numbers: mapped(_number, (numbers,), x))  # numbers in the dtype of ``x``
 
 
 # ---------------------------------------------------------------- several functions

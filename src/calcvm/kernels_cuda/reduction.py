@@ -34,24 +34,10 @@ INF = float("inf")
 SIZES = "O P R0 R1 I by"
 
 
-@device
-def _one(x, R):
-    return like(x, 1)
-
-
-@device
-def _part(x, R):
-    return like(x, 1) / like(x, R)
-
-
-@device
-def _two(x, R):
-    return like(x, 2)
-
-
-@device
-def _own(totals):
-    return totals
+_one = device(lambda x, R: like(x, 1))
+_part = device(lambda x, R: like(x, 1) / like(x, R))
+_two = device(lambda x, R: like(x, 2))
+_own = device(lambda totals: totals)
 
 
 @device
@@ -91,14 +77,8 @@ def _coordinates(e, R, I):
     return o, u - o * R, e - u * I
 
 
-@device
-def _spread(x, e, d):
-    return d
-
-
-@device
-def _spread_times_x(x, e, d):
-    return d * x[0][e]
+_spread = device(lambda x, e, d: d)
+_spread_times_x = device(lambda x, e, d: d * x[0][e])
 
 
 def _gradient(name: str, factor: Callable, formula: Callable, pointers: str) -> None:
@@ -231,14 +211,8 @@ def _log_softmax_args(x, zero, k, last, g):
     return x, top, log(total)
 
 
-@device
-def _softmax_dx_args(dy, y, zero, k, last, g):
-    return dy, y, sum_of(product, (dy, y), zero, k, last, g)
-
-
-@device
-def _log_softmax_dx_args(dy, y, zero, k, last, g):
-    return dy, y, sum_of(element, dy, zero, k, last, g)
+_softmax_dx_args = device(lambda dy, y, zero, k, last, g: (dy, y, sum_of(product, (dy, y), zero, k, last, g)))
+_log_softmax_dx_args = device(lambda dy, y, zero, k, last, g: (dy, y, sum_of(element, dy, zero, k, last, g)))
 
 
 def _over_rows(name: str, pointers: str, totals: Callable, term: Callable) -> None:
