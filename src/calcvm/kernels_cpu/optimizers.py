@@ -11,8 +11,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from calcvm.formulas import steps
 from calcvm.formulas.declare import Update
 from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
+from calcvm.formulas.steps import CLIP_NORM, CLIP_SCALE, CLIP_VALUE, WEIGHT_DECAY
 from calcvm.kernels_cpu._common import (
     I64,
     REASSOC,
@@ -31,13 +33,6 @@ from calcvm.kernels_cpu._common import (
 )
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import Lanes, each
-
-# Slots of ``hyper``; a test compares them with calcvm.ops.optimizers.HYPER_SLOTS.
-LEARNING_RATE, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP_VALUE, CLIP_NORM = range(7)
-STEP_SIZE, GAMMA, TOTAL_STEPS, MIN_LR, WARMUP_STEPS = range(7, 12)
-T, BETA1_T, BETA2_T, GAMMA_T, LR_T, STEP_SIZE_T, INV_SQRT_CORRECTION2_T, CLIP_SCALE = range(12, 20)
-N_SLOTS = 20
-CONSTANT, STEP, EXPONENTIAL, COSINE, COSINE_RESTARTS = range(5)
 
 
 @njit(inline=True)
@@ -109,70 +104,28 @@ for _op in UPDATES.values():
 
 
 # ---------------------------------------------------------------- the step
+_tick, _rate_table, _rate_scale = map(njit(inline=True), (steps.tick, steps.rate_table, steps.rate_scale))
+
+
 @kernel
 def tick(me, schedule, hyper: Ptr):
-    """t += 1; the powers of beta1 and beta2; the rate of this step; Adam's corrections.
-
-    Worker 0 alone.  k counts the schedule's steps, from 0 after the warm-up.
-    """
-    if me.worker != 0:
-        return
-    s = as_f64(hyper)
-    t = s[T] + 1
-    s[T] = t
-    lr = s[LEARNING_RATE]
-    k = t - 1 - s[WARMUP_STEPS]
-    if k < 0:
-        lr = lr * t / s[WARMUP_STEPS]
-    elif schedule != CONSTANT:
-        if schedule == COSINE or schedule == COSINE_RESTARTS:
-            total = s[TOTAL_STEPS]
-            if schedule == COSINE_RESTARTS:
-                begin = s[GAMMA_T] - 1
-                total += begin * (s[GAMMA] - 1)  # the geometric series: this cycle's length from all before it
-                if k - begin >= total:
-                    total += (k - begin) * (s[GAMMA] - 1)
-                    begin = k
-                    s[GAMMA_T] = begin + 1
-                k -= begin
-            part = k / total if k < total else 1.0
-            lr = s[MIN_LR] + (lr - s[MIN_LR]) * 0.5 * (1 + math.cos(math.pi * part))
-        else:
-            if k > 0 and (schedule == EXPONENTIAL or k % s[STEP_SIZE] == 0):
-                s[GAMMA_T] = s[GAMMA_T] * s[GAMMA]
-            lr = lr * s[GAMMA_T]
-    b1, b2 = s[BETA1_T] * s[BETA1], s[BETA2_T] * s[BETA2]
-    s[BETA1_T] = b1
-    s[BETA2_T] = b2
-    s[LR_T] = lr
-    s[STEP_SIZE_T] = lr / (1 - b1)
-    s[INV_SQRT_CORRECTION2_T] = 1 / math.sqrt(1 - b2)
+    """t += 1, and what depends on it alone.  Worker 0 alone."""
+    if me.worker == 0:
+        _tick(as_f64(hyper), schedule)
 
 
 @kernel
 def rate_table(me, n, every, table: Ptr, hyper: Ptr):
     """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  Worker 0 alone."""
-    if me.worker != 0:
-        return
-    s = as_f64(hyper)
-    k, x = 0, (s[T] - 1 - s[WARMUP_STEPS]) / every
-    if x > 0:  # and no NaN
-        k = int(x) if x < n - 1 else n - 1
-    f = table[k]
-    s[LR_T] *= f
-    s[STEP_SIZE_T] *= f
+    if me.worker == 0:
+        _rate_table(as_f64(hyper), n, every, table)
 
 
 @kernel
 def rate_scale(me, factor: Float, hyper: Ptr, scaled: Ptr):
     """scaled = hyper, its lr_t and step_size_t times factor.  Worker 0 alone."""
-    if me.worker != 0:
-        return
-    s, y = as_f64(hyper), as_f64(scaled)
-    for k in range(N_SLOTS):
-        y[k] = s[k]
-    y[LR_T] *= factor
-    y[STEP_SIZE_T] *= factor
+    if me.worker == 0:
+        _rate_scale(as_f64(hyper), as_f64(scaled), factor)
 
 
 # ---------------------------------------------------------------- clipping

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu._common import Ptr, as_f64, as_i64, at, kernel, like, njit, share
+from calcvm.kernels_cpu._common import Ptr, as_f64, as_i64, at, kernel, kernel_as, like, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import elementwise
 
@@ -39,9 +39,15 @@ def _dropout(x: V, index: V, scale: V, key: V, threshold: V) -> V:
 _loop_dropout = elementwise(_dropout, "v", "fii", indexed=True)
 
 
-@njit(inline=True)
+def _dropped(x: str, y: str) -> tuple[tuple[str, str], ...]:
+    ints = [(name, "int") for name in ("rows", "cols", "stream")]
+    return (*ints, *((name, "ptr") for name in (x, "rng", "rate", y)))
+
+
+@kernel_as("dropout_fwd", _dropped("x", "y"))
+@kernel_as("dropout_bwd", _dropped("dy", "dx"))
 def _drop(me, rows, cols, stream, x, rng, rate, y):
-    """y = x/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0."""
+    """y = x/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared; in place."""
     lo, hi = share(me, rows)
     i = lo * cols
     p = as_f64(rate)[0]
@@ -50,18 +56,6 @@ def _drop(me, rows, cols, stream, x, rng, rate, y):
     key = key_of(state[0], state[1], stream)
     threshold = int(p * 4611686018427387904.0)  # of 2**62
     _loop_dropout((hi - lo) * cols, at(x, i), at(y, i), i, like(x, 1.0 / (1.0 - p)), key, threshold)
-
-
-@kernel
-def dropout_fwd(me, rows, cols, stream, x: Ptr, rng: Ptr, rate: Ptr, y: Ptr):
-    """y = x/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared; in place."""
-    _drop(me, rows, cols, stream, x, rng, rate, y)
-
-
-@kernel
-def dropout_bwd(me, rows, cols, stream, dy: Ptr, rng: Ptr, rate: Ptr, dx: Ptr):
-    """dx = dy/(1 - rate) where the forward kept the element, else 0; rows are shared; in place."""
-    _drop(me, rows, cols, stream, dy, rng, rate, dx)
 
 
 @kernel

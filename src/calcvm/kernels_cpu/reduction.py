@@ -110,25 +110,15 @@ def sum_squares_bwd(me, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, dx: Ptr):
     _spread(me, O, P, R0, R1, I, dy, dx, like(dy, 2), x, True)
 
 
-@njit(inline=True)
-def _select(me, O, P, R, I, dy, x, y, dx):
+@kernel_as("max_bwd")
+@kernel_as("min_bwd")
+def _select(me, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
     """dx = dy at the first r where x = y, else 0; all of dx is set, may be x; O is shared."""
     lo, hi = share(me, O)
+    R = R0 * R1
     for o in range(lo * P, hi * P):
         k = o * R * I
         first_of_columns(I, R, I, at(dy, o * I), at(x, k), at(y, o * I), at(dx, k))
-
-
-@kernel
-def max_bwd(me, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
-    """dx = dy at the first r where x = y, else 0; all of dx is set, may be x; O is shared."""
-    _select(me, O, P, R0 * R1, I, dy, x, y, dx)
-
-
-@kernel
-def min_bwd(me, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
-    """dx = dy at the first r where x = y, else 0; all of dx is set, may be x; O is shared."""
-    _select(me, O, P, R0 * R1, I, dy, x, y, dx)
 
 
 # ---------------------------------------------------------------- softmax

@@ -6,13 +6,14 @@ way before the first is computed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
+from calcvm.formulas import steps
 from calcvm.formulas.declare import Update
 from calcvm.formulas.number import equal, fma, where
 from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
+from calcvm.formulas.steps import CLIP_NORM, CLIP_SCALE, CLIP_VALUE
 from calcvm.kernels_cuda._common import Float, Ptr, first, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import (
     I64,
@@ -31,16 +32,9 @@ from calcvm.kernels_cuda._cuda import (
     warp_size,
 )
 from calcvm.kernels_cuda._formulas import Compiled, Simulated, formula
-from calcvm.kernels_cuda._math import cos, sqrt
+from calcvm.kernels_cuda._math import sqrt
 from calcvm.kernels_cuda._reduce import warp, warp_sum, warps
 from calcvm.kernels_cuda._tuples import ats, likes, loads, mapped, stores
-
-# Slots of ``hyper``, in the order of calcvm.ops.optimizers.HYPER_SLOTS.
-LEARNING_RATE, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP_VALUE, CLIP_NORM = range(7)
-STEP_SIZE, GAMMA, TOTAL_STEPS, MIN_LR, WARMUP_STEPS = range(7, 12)
-T, BETA1_T, BETA2_T, GAMMA_T, LR_T, STEP_SIZE_T, INV_SQRT_CORRECTION2_T, CLIP_SCALE = range(12, 20)
-N_SLOTS = 20
-CONSTANT, STEP, EXPONENTIAL, COSINE, COSINE_RESTARTS = range(5)
 
 CHUNKS = 8  # of a total: each is a warp's, whatever the number of warps
 
@@ -139,67 +133,28 @@ for _op in UPDATES.values():
 
 
 # ---------------------------------------------------------------- the step
+_tick, _rate_table, _rate_scale = map(device, (steps.tick, steps.rate_table, steps.rate_scale))
+
+
 @kernel
 def tick(me, schedule, hyper: Ptr):
-    """t += 1; the powers of beta1 and beta2; the rate of this step; Adam's corrections.
-
-    One thread.  k counts the schedule's steps, from 0 after the warm-up.
-    """
+    """t += 1, and what depends on it alone.  One thread."""
     if first(me):
-        s = as_f64(hyper)
-        t = s[T] + 1
-        s[T] = t
-        lr = s[LEARNING_RATE]
-        k = t - 1 - s[WARMUP_STEPS]
-        if k < 0:
-            lr = lr * t / s[WARMUP_STEPS]
-        elif schedule == COSINE or schedule == COSINE_RESTARTS:
-            total = s[TOTAL_STEPS]
-            if schedule == COSINE_RESTARTS:
-                begin = s[GAMMA_T] - 1
-                total += begin * (s[GAMMA] - 1)  # the geometric series: this cycle's length from all before it
-                if k - begin >= total:
-                    total += (k - begin) * (s[GAMMA] - 1)
-                    begin = k
-                    s[GAMMA_T] = begin + 1
-                k -= begin
-            part = k / total if k < total else 1.0
-            lr = s[MIN_LR] + (lr - s[MIN_LR]) * 0.5 * (1 + cos(math.pi * part))
-        elif schedule != CONSTANT:
-            if k > 0 and (schedule == EXPONENTIAL or k % s[STEP_SIZE] == 0):
-                s[GAMMA_T] = s[GAMMA_T] * s[GAMMA]
-            lr = lr * s[GAMMA_T]
-        b1, b2 = s[BETA1_T] * s[BETA1], s[BETA2_T] * s[BETA2]
-        s[BETA1_T] = b1
-        s[BETA2_T] = b2
-        s[LR_T] = lr
-        s[STEP_SIZE_T] = lr / (1 - b1)
-        s[INV_SQRT_CORRECTION2_T] = 1 / sqrt(1 - b2)
+        _tick(as_f64(hyper), schedule)
 
 
 @kernel
 def rate_table(me, n, every, table: Ptr, hyper: Ptr):
     """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  One thread."""
     if first(me):
-        s = as_f64(hyper)
-        k = s[T] - 1 - s[WARMUP_STEPS]
-        k = k / every if k > 0 else 0.0
-        f = table[int(k) if k < n - 1 else n - 1]
-        s[LR_T] *= f
-        s[STEP_SIZE_T] *= f
+        _rate_table(as_f64(hyper), n, every, table)
 
 
 @kernel
 def rate_scale(me, factor: Float, hyper: Ptr, scaled: Ptr):
     """scaled = hyper, its lr_t and step_size_t times factor.  One thread."""
     if first(me):
-        s, y = as_f64(hyper), as_f64(scaled)
-        k = 0
-        while k < N_SLOTS:
-            y[k] = s[k]
-            k += 1
-        y[LR_T] *= factor
-        y[STEP_SIZE_T] *= factor
+        _rate_scale(as_f64(hyper), as_f64(scaled), factor)
 
 
 # ---------------------------------------------------------------- clipping
