@@ -9,6 +9,7 @@ import pytest
 
 from calcvm import optim
 from calcvm.errors import CalcError
+from calcvm.formulas import steps
 from calcvm.kernels_cpu import optimizers as kernels
 from calcvm.ops import OPS, ROWS
 from calcvm.ops.optimizers import HYPER_SLOTS, SCHEDULES
@@ -19,6 +20,11 @@ from tests.rowcall import Heap
 RTOL = {"float32": 1e-4, "float64": 1e-10}
 SHAPE = (7, 5)
 STEPS = 20
+
+
+def test_slots_and_schedules_lie_where_kernels_look_for_them():
+    assert [getattr(steps, name.upper()) for name in HYPER_SLOTS] == list(range(steps.N_SLOTS))
+    assert [getattr(steps, name.upper()) for name in SCHEDULES] == list(range(len(SCHEDULES)))
 
 
 def hyper_of(optimizer):
