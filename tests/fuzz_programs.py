@@ -32,12 +32,12 @@ from calcvm.errors import ProgramError
 from calcvm.graph import CalcGraph, apply
 from calcvm.kernels_cpu import address_of
 from calcvm.lowering import lower
-from calcvm.ops import OPCODES
+from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
-from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS
+from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
 from calcvm.planner import plan
 from calcvm.vm.assemble import assemble
-from calcvm.vm.encoding import FLAG_PC_SHIFT, FLAG_SYNC, encode_row, float_bits
+from calcvm.vm.encoding import FLAG_PC_SHIFT, FLAG_SYNC, Instruction, encode_row, float_bits, form_of, instructions
 from calcvm.vm.program import Program, Symbol, Zone
 from calcvm.vm.verify import verify
 
@@ -90,10 +90,11 @@ def tamper(program: Program, rng: np.random.Generator) -> Program:
     """One to three random alterations of a program's content."""
     f = SimpleNamespace(
         rows=program.rows.copy(), patches=program.patches.copy(), values=program.operand_values.copy(),
-        fields={},
+        fields={}, spec=program.spec,
     )  # fmt: skip
     for _ in range(rng.integers(1, 4)):
-        ALTERATIONS[rng.choice(len(ALTERATIONS), p=WEIGHTS)](program, f, rng)
+        if f.rows.shape[1] > 2:
+            ALTERATIONS[rng.choice(len(ALTERATIONS), p=WEIGHTS)](program, f, rng)
     if rng.random() < 0.3:  # a forger would keep the rows' indexes right
         f.rows[:, 1] = (np.arange(len(f.rows)) << FLAG_PC_SHIFT) | (f.rows[:, 1] & FLAG_SYNC)
     return replace(program, info={}, rows=f.rows, patches=f.patches, operand_values=f.values, **f.fields)
@@ -102,8 +103,8 @@ def tamper(program: Program, rng: np.random.Generator) -> Program:
 def _pick(f: SimpleNamespace, rng: np.random.Generator) -> tuple[int, int]:
     """A random word, mostly a used one."""
     row = int(rng.integers(len(f.rows)))
-    spec = OPCODES.get(int(f.rows[row, 0]))
-    used = HEADER_WORDS + len(spec.words) + len(spec.operands) if spec and rng.random() < 0.95 else MAX_WORDS
+    spec = f.spec(row)
+    used = min(spec.n_words if rng.random() < 0.95 else f.rows.shape[1], f.rows.shape[1])
     low = HEADER_WORDS if rng.random() < 0.9 and used > HEADER_WORDS else 0
     return row, int(rng.integers(low, used))
 
@@ -174,9 +175,36 @@ def _repoint(program, f, rng):
     f.rows[row, word] = s.offset + int(rng.integers(0, 3)) * int(rng.integers(0, s.elems.at(program.batch_size) + 1))
 
 
-def _opcode(program, f, rng):
-    row = int(rng.integers(len(f.rows)))
-    f.rows[row, 0] = rng.choice(list(OPCODES)) if rng.random() < 0.8 else rng.integers(0, 300)
+def _instruction(program, f, rng):
+    """A row of another instruction, or of none."""
+    row, n = int(rng.integers(len(f.rows))), len(program.instructions)
+    f.rows[row, 0] = rng.integers(n) if rng.random() < 0.8 else rng.choice([-1, n, n + 1, 2**31, 2**62, -(2**63)])
+
+
+def _list(program, f, rng):
+    """Another instruction in a place of the list, mostly well; or one that is of another form, twice there or not there."""
+    listed = list(f.fields.get("instructions", program.instructions))
+    k, name = int(rng.integers(len(listed))), str(rng.choice(list(ROWS)))
+    choice = rng.integers(6)
+    if choice < 3:
+        listed[k] = Instruction(name, form_of(ROWS[name]))
+    elif choice == 3:
+        listed[k] = Instruction(listed[k].name, form_of(ROWS[name]))
+    elif choice == 4:
+        listed.insert(k, listed[k] if rng.random() < 0.3 else Instruction(name, form_of(ROWS[name])))
+    elif len(listed) > 1:
+        del listed[k]
+    f.fields["instructions"] = tuple(sorted(listed) if rng.random() < 0.9 else listed)
+
+
+def _width(program, f, rng):
+    """Rows that are longer or shorter than their header says."""
+    n = int(rng.choice([-8, -1, 1, 8]))
+    change = (lambda a: np.pad(a, ((0, 0), (0, n)))) if n > 0 else (lambda a: a[:, :n].copy())
+    if rng.random() < 0.9:
+        f.rows = change(f.rows)
+    if rng.random() < 0.9:
+        f.values = change(f.values)
 
 
 def _sync(program, f, rng):
@@ -219,24 +247,25 @@ def _symbol(program, f, rng):
 
 
 ALTERATIONS = (_flip, _nudge, _shrink, _extreme, _random, _float, _swap_words, _swap_operands, _swap_rows, _copy_row,
-               _repoint, _opcode, _sync, _patch, _drop_patch, _sizes, _symbol)  # fmt: skip
-WEIGHTS = np.array([3, 3, 6, 2, 1, 1, 2, 2, 1, 1, 3, 1, 1, 1, 1, 1, 1], float)
+               _repoint, _instruction, _sync, _patch, _drop_patch, _sizes, _symbol, _list, _width)  # fmt: skip
+WEIGHTS = np.array([3, 3, 6, 2, 1, 1, 2, 2, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1, 0.3], float)
 WEIGHTS /= WEIGHTS.sum()
 
 
 # ---------------------------------------------------------------- random rows
-def synthetic(rng: np.random.Generator, opcodes: list[int]) -> Program:
+def synthetic(rng: np.random.Generator, names: list[str]) -> Program:
     """Rows of random instructions over one big symbol, operands where they may do harm: at the heap's ends."""
     dtype = ("float32", "float64")[rng.integers(2)]
     slots = 2 if dtype == "float32" else 1
     workers = int(rng.integers(1, 4))
     heap = 16 * int(rng.integers(4, 160))
     n = int(rng.integers(1, 4))
-    rows, values = np.zeros((n, MAX_WORDS), np.int64), np.full((n, MAX_WORDS), -1, np.int32)
+    specs = [ROWS[str(rng.choice(names))] for _ in range(n)]
+    listed, width = instructions(specs), row_words(specs)
+    rows, values = np.zeros((n, width), np.int64), np.full((n, width), -1, np.int32)
     top = int(rng.choice([4, 9, 20, 70]))
     half = 16 + 16 * int(rng.integers(0, heap // 32)) if rng.random() < 0.5 else heap
-    for i in range(n):
-        spec = OPCODES[int(rng.choice(opcodes))]
+    for i, spec in enumerate(specs):
         words: dict[str, float] = {}
         for w in spec.words:
             if w.kind == "dim":
@@ -260,7 +289,9 @@ def synthetic(rng: np.random.Generator, opcodes: list[int]) -> Program:
             start = int(rng.choice([low, room, rng.integers(low, max(room, low) + 1)]))
             offsets[o.name] = start - start % (slots if "D" in o.elems else 1)
             values[i, k] = int(scratch)
-        rows[i] = encode_row(spec, words, offsets, i << FLAG_PC_SHIFT | FLAG_SYNC)
+        place = [name for name, _ in listed].index(spec.name)
+        row = encode_row(spec, words, offsets, i << FLAG_PC_SHIFT | FLAG_SYNC, place)
+        rows[i, : len(row)] = row
     symbols = (
         Symbol(name="all", kind="state", offset=16, elems=Affine(0, half - 16), shape=(), persistent=True),
         Symbol(name="scratch", kind="workspace", offset=half, elems=Affine(0, heap - half), shape=()),
@@ -270,7 +301,7 @@ def synthetic(rng: np.random.Generator, opcodes: list[int]) -> Program:
         Zone(name="scratch", start=half, stop=heap),
     )
     return Program(
-        dtype=dtype, rows=rows, patches=np.zeros((0, 4), np.int64), sections={("p", "optimize"): (0, n)}, batch_size=1,
+        dtype=dtype, instructions=listed, rows=rows, patches=np.zeros((0, 4), np.int64), sections={("p", "optimize"): (0, n)}, batch_size=1,
         workers=workers, heap_elems=heap, zones=zones, symbols=symbols, operand_values=values, labels=("",) * n,
     )  # fmt: skip
 
@@ -357,22 +388,21 @@ class Runner:
         strays = 0
         bits = heap.view(np.uint32 if heap.itemsize == 4 else np.uint64)
         for row in rows:
-            spec = OPCODES[int(row[0])]
+            spec = program.specs[row[0]]
             before = bits.copy()
             kernel = self.kernel(spec.name, program.dtype)
             for w in range(workers):
                 kernel(heap.ctypes.data, row.ctypes.data, w, workers)
             changed = before != bits
             changed[:2] = False  # the trap
-            for start, n in written(row, 8 // program.itemsize, program.workers):
+            for start, n in written(spec, row, 8 // program.itemsize, program.workers):
                 changed[start : start + n] = False
             strays += int(changed.any())
         return strays
 
 
-def written(row: np.ndarray, slots: int, workers: int) -> list[tuple[int, int]]:
+def written(spec: RowSpec, row: np.ndarray, slots: int, workers: int) -> list[tuple[int, int]]:
     """Start and elements of the operands that a row may write."""
-    spec = OPCODES[int(row[0])]
     names: dict[str, int] = {"D": slots, "nw": workers, **FUNCTIONS}  # type: ignore[dict-item]
     names |= {w.name: int(row[k]) for k, w in enumerate(spec.words, HEADER_WORDS)}
     out = []
@@ -392,11 +422,11 @@ def campaign(start: int, stop: int, seed: int, progress: np.ndarray) -> None:
     for p in bases:
         _, strays = runner.run(p, np.random.default_rng(0))
         assert not strays, "an unaltered program strays"
-    opcodes = sorted(OPCODES)
+    names = sorted(ROWS)
     for i in range(start, stop):
         progress[0] = i
         rng = np.random.default_rng([seed, i])
-        program = tamper(bases[rng.integers(len(bases))], rng) if i % 2 else synthetic(rng, opcodes)
+        program = tamper(bases[rng.integers(len(bases))], rng) if i % 2 else synthetic(rng, names)
         progress[1] += 1
         try:
             verify(program)
@@ -412,8 +442,8 @@ def campaign(start: int, stop: int, seed: int, progress: np.ndarray) -> None:
             continue
         escapes, strays = runner.run(program, rng)
         if escapes or strays:
-            names = [OPCODES[int(r[0])].name for r in program.rows]
-            print(f"program {i}: {escapes} escapes, {strays} strays; rows {names}", flush=True)
+            rows = [program.spec(pc).name for pc in range(len(program.rows))]
+            print(f"program {i}: {escapes} escapes, {strays} strays; rows {rows}", flush=True)
         progress[3:6] += (1, escapes, strays)
     progress[0] = stop
 

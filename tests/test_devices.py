@@ -11,7 +11,7 @@ from calcvm import nn
 from calcvm.kernels_cpu import find
 from calcvm.kernels_cpu._common import KERNELS
 from calcvm.ops import OPS
-from calcvm.ops.spec import OPCODES, Example
+from calcvm.ops.spec import ROWS, Example
 from calcvm.vm.binding import bind
 from calcvm.vm.device import Cpu, Shared
 from calcvm.vm.frame import Frame, HostMemory
@@ -136,7 +136,7 @@ def test_a_row_without_a_cuda_kernel_is_named(monkeypatch):
 @pytest.fixture
 def kernels(monkeypatch):
     """As if there were a CUDA kernel for every row."""
-    monkeypatch.setattr("calcvm.kernels_cuda.kernels", lambda: {spec.name: None for spec in OPCODES.values()})
+    monkeypatch.setattr("calcvm.kernels_cuda.kernels", lambda: dict.fromkeys(ROWS))
 
 
 @pytest.mark.parametrize("mode", ["grid", "graph", "fleet"])

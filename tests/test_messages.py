@@ -19,8 +19,9 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.ops import OPCODES, OPS, ROWS
+from calcvm.ops import OPS, ROWS
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS, slots_of
+from calcvm.ops.spec import OWN, dims
 
 X = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
 Y = np.arange(40) % 3
@@ -306,12 +307,11 @@ MISTAKES = [
     # ---- operators of one's own
     ("register nothing", lambda: cv.register_op("relu"), C, "register_op takes a cv.OpSpec, not 'relu'"),
     ("register a name twice", lambda: cv.register_op(OPS["relu"]), C, "operator 'relu' is registered already"),
-    ("register a row otherwise", lambda: cv.register_op(operator(fwd=(replace(OPS["relu"].fwd[0], opcode=60000),))), C,
+    ("register a row otherwise", lambda: cv.register_op(operator(fwd=(replace(OPS["relu"].fwd[0], flops="7"),))), C,
      "row 'relu_fwd' is registered already, and differs"),
-    ("register a taken opcode", lambda: cv.register_op(operator(fwd=(row_spec(),))), C,
-     r"opcode \d+ of row 'nok_fwd' is that of row 'relu_fwd'; \d+ is free"),
-    ("opcode -1", lambda: row_spec(opcode=-1), C, "the opcode must be an integer from 0 to 1000000, not -1"),
-    ("opcode 2**40", lambda: row_spec(opcode=2**40), C, "the opcode must be an integer from 0 to 1000000"),
+    ("register calcvm's own anew", lambda: cv.register_op(replace(OPS["relu"], fwd=(replace(OPS["relu"].fwd[0]),))), C,
+     "operator 'relu' is registered already: take another name"),
+    ("row of many words", lambda: row_spec(words=dims(" ".join(f"w{k}" for k in range(120)))), C, "has more than 120 words"),
 ]  # fmt: skip
 
 
@@ -563,7 +563,7 @@ def test_graphs_are_copied_whole(how):
 
 
 def test_a_row_without_a_kernel_is_named():
-    spec = operator(fwd=(row_spec(opcode=60123),))
+    spec = operator(fwd=(row_spec(),))
     cv.register_op(spec)
     try:
         s = scene()
@@ -571,7 +571,8 @@ def test_a_row_without_a_kernel_is_named():
         with pytest.raises(cv.UnsupportedOperator, match="row 'nok_fwd' has no kernel"):
             cv.CalcHeap("1 MiB").load(cv.compile(s.g, batch_size=8, workers=1))
     finally:
-        del OPS["nok"], ROWS["nok_fwd"], OPCODES[60123]
+        del OPS["nok"], ROWS["nok_fwd"]
+        OWN.remove("nok_fwd")
 
 
 def test_a_fleet_search_names_its_own_parameter():

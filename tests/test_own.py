@@ -215,7 +215,7 @@ print("it works")
 
 
 def test_an_operator_by_public_names_and_in_stored_programs(tmp_path):
-    """Opcodes are made of names: another process, which registers in another order, reads the program."""
+    """Programs name their instructions: another process, which registers in another order, reads the program."""
     (tmp_path / "own.py").write_text(OWN)
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     for arguments in (("-", "softsign,other"), ("program.calc", "third,other,softsign")):
@@ -224,23 +224,6 @@ def test_an_operator_by_public_names_and_in_stored_programs(tmp_path):
             env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
         assert run.stdout == "it works\n", run.stderr
-
-
-def test_opcodes_of_users_are_theirs():
-    from calcvm.operators import OpSpec, R, RowSpec, W, register_op
-    from calcvm.ops.spec import OWN_OPCODES
-
-    row = RowSpec(name="mine_fwd", synopsis="y = x", words=(), operands=())
-    assert (
-        row.opcode in OWN_OPCODES and row.opcode == RowSpec(name="mine_fwd", synopsis="", words=(), operands=()).opcode
-    )
-    taken = RowSpec(opcode=999, name="mine_fwd", synopsis="y = x", words=(), operands=(R("x", "1"), W("y", "1")))
-    spec = OpSpec(
-        name="mine", synopsis="y = x", category="unary", inputs=("x",), shape=lambda i, a: {"y": i[0]},
-        words=lambda s, a: {}, fwd=(taken,),
-    )  # fmt: skip
-    with pytest.raises(cv.CalcError, match="opcode 999 of row 'mine_fwd' is kept for calcvm's own: leave it out"):
-        register_op(spec)
 
 
 def test_a_kernel_that_is_defined_again_is_the_one_that_runs(tmp_path):
@@ -319,9 +302,9 @@ def forgotten():
     from calcvm.ops import spec as table
 
     yield
-    row = table.ROWS.pop("own_fwd", None)
+    table.ROWS.pop("own_fwd", None)
     table.OPS.pop("own", None)
-    table.OPCODES.pop(row.opcode if row else None, None)
+    table.OWN.discard("own_fwd")
     KERNELS.pop("own_fwd", None)
 
 

@@ -37,7 +37,6 @@ E = "rows*cols"
 ROWS_COLS = dims("rows cols")
 MKN = dims("M K N")
 UNARY = RowSpec(
-    opcode=1001,
     name="unary",
     synopsis="y = f(x)",
     words=ROWS_COLS,
@@ -45,58 +44,50 @@ UNARY = RowSpec(
     in_place=(("y", "x"),),
 )
 BINARY = RowSpec(
-    opcode=1002,
     name="binary",
     synopsis="y = f(a, b)",
     words=ROWS_COLS,
     operands=(R("a", E, "rows"), R("b", E, "rows"), W("y", E, "rows")),
     in_place=(("y", "a"), ("y", "b")),
 )
-STRICT = replace(UNARY, opcode=1003, name="strict", in_place=())
+STRICT = replace(UNARY, name="strict", in_place=())
 MATMUL = RowSpec(
-    opcode=1004,
     name="matmul",
     synopsis="y = a b",
     words=MKN,
     operands=(R("a", "M*K", "M"), R("b", "K*N"), W("y", "M*N", "M"), S("ws", "nw*K")),
 )
 WEIGHTS = RowSpec(
-    opcode=1005,
     name="weights",
     synopsis="dw (+)= a' dy",
     words=(*MKN, ACC),
     operands=(R("a", "M*K"), R("dy", "M*N"), A("dw", "K*N", "K")),
 )
 TOTAL = RowSpec(
-    opcode=1006,
     name="total",
     synopsis="s = sum x",
     words=ROWS_COLS,
     operands=(R("x", E), W("s", "1", "w0")),
 )
 UPDATE = RowSpec(
-    opcode=1007,
     name="update",
     synopsis="p -= g",
     words=(*ROWS_COLS, choice("clip", 2)),
     operands=(U("p", E, "rows"), R("g", E, "rows"), U("m", E, "rows", optional=True), R("hyper", "8")),
 )
 ZERO = RowSpec(
-    opcode=1008,
     name="zero",
     synopsis="g = 0",
     words=ROWS_COLS,
     operands=(W("g", E, "rows"),),
 )
 ACCUMULATE = RowSpec(
-    opcode=1009,
     name="accumulate",
     synopsis="y += x",
     words=ROWS_COLS,
     operands=(R("x", E, "rows"), U("y", E, "rows")),
 )
 FIRST = RowSpec(
-    opcode=1011,
     name="first",
     synopsis="y[r] = x[r,0]",
     words=ROWS_COLS,
@@ -104,13 +95,12 @@ FIRST = RowSpec(
     in_place=(("y", "x"),),
 )
 FINISH = RowSpec(
-    opcode=1012,
     name="finish",
     synopsis="s = f(x)",
     words=ROWS_COLS,
     operands=(R("x", E, "w0"), W("s", "1", "w0")),
 )
-FREE = RowSpec(opcode=1013, name="free", synopsis="y = any", words=ROWS_COLS, operands=(W("y", E),))
+FREE = RowSpec(name="free", synopsis="y = any", words=ROWS_COLS, operands=(W("y", E),))
 
 
 class Build:
@@ -248,7 +238,7 @@ def test_no_in_place_while_still_read() -> None:
 
 
 def test_square_in_place_of_itself_needs_both_pairs() -> None:
-    one_sided = replace(BINARY, opcode=1010, name="one_sided", in_place=(("y", "a"),))
+    one_sided = replace(BINARY, name="one_sided", in_place=(("y", "a"),))
     for spec, shares in ((BINARY, True), (one_sided, False)):
         b = Build()
         h = b.map(UNARY, "h", x=b.value("x", "placeholder", 64, resident=True))

@@ -13,7 +13,6 @@ from calcvm import optim
 from calcvm.errors import CalcError, ProgramError
 from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
-from calcvm.ops.spec import MAX_WORDS
 from calcvm.vm.encoding import decode_row, encode_row
 from calcvm.vm.program import FORMAT_VERSION, Program, load_program
 from calcvm.vm.serialize import read_archive, write_archive
@@ -31,8 +30,11 @@ def test_encoded_rows_decode_to_what_they_were(name):
     spec = ROWS[name]
     words = {w.name: 0.5 if w.kind == "float" else k for k, w in enumerate(spec.words)}
     offsets = {o.name: None if o.optional else 16 * k for k, o in enumerate(spec.operands, 1)}
-    found, found_words, found_offsets = decode_row(encode_row(spec, words, offsets, 0))
-    assert found is spec and found_words == words
+    row = encode_row(spec, words, offsets, flags=1, instruction=7)
+    assert row.tolist()[:2] == [7, 1] and not row[spec.n_words :].any()
+    assert len(row) % 8 == 0 and spec.n_words <= len(row) < spec.n_words + 8
+    found_words, found_offsets = decode_row(spec, row)
+    assert found_words == words
     assert found_offsets == {k: -1 if v is None else v for k, v in offsets.items()}
 
 
@@ -88,6 +90,7 @@ def test_equal_graphs_give_equal_programs(program):
     "change",
     [
         lambda p: {"rows": np.where(np.arange(len(p.rows))[:, None] == 1, p.rows + 1, p.rows)},
+        lambda p: {"instructions": (p.instructions[0]._replace(form=""), *p.instructions[1:])},
         lambda p: {"patches": p.patches[:-1]},
         lambda p: {"operand_values": p.operand_values + 1},
         lambda p: {"batch_size": 99},
@@ -198,10 +201,10 @@ def test_other_kinds_and_versions_are_refused(tmp_path):
     with pytest.raises(ProgramError, match="holds a list, not a program"):
         load_program(path)
     write_archive(path, {"a": 1}, {}, kind="program", version=99)
-    with pytest.raises(ProgramError, match="format 99, this calcvm reads 2"):
+    with pytest.raises(ProgramError, match="format 99, this calcvm reads 2, 3"):
         load_program(path)
     write_archive(path, {"a": 1}, {}, kind="program", version=1)
-    with pytest.raises(ProgramError, match="format 1, this calcvm reads 2: .* compile the graph again"):
+    with pytest.raises(ProgramError, match="format 1, this calcvm reads 2, 3: .* compile the graph again"):
         load_program(path)
     write_archive(path, {"a": 1}, {}, kind="program", version=FORMAT_VERSION)
     with pytest.raises(ProgramError, match="not a well-formed program"):
@@ -273,7 +276,9 @@ def test_a_failed_save_leaves_the_old_file_whole(program, tmp_path, monkeypatch)
 def test_a_program_for_other_instructions_is_refused(program, tmp_path):
     """Words of an instruction changed since the file was written."""
     documents, arrays = program.to_parts()
-    documents["program"]["instructions"]["linear_fwd"] = "0" * 16
+    for instruction in documents["program"]["instructions"]:
+        if instruction[0] == "linear_fwd":
+            instruction[1] = "0" * 16
     write_archive(tmp_path / "p", documents, arrays, kind="program", version=FORMAT_VERSION)
     with pytest.raises(ProgramError, match="other instructions .linear_fwd.: compile the graph again"):
         load_program(tmp_path / "p")
@@ -282,14 +287,16 @@ def test_a_program_for_other_instructions_is_refused(program, tmp_path):
 def test_a_stored_program_is_verified(program, tmp_path):
     documents, arrays = program.to_parts()
     rows = arrays["program/rows"].copy()
-    rows[0, MAX_WORDS - 1] = 1
+    rows[0, -1] = 1
     arrays = {**arrays, "program/rows": rows}
     write_archive(tmp_path / "p", documents, arrays, kind="program", version=FORMAT_VERSION)
     with pytest.raises(ProgramError, match="must be zero"):
         load_program(tmp_path / "p")
 
 
-@pytest.mark.parametrize("field", ["rows", "symbols", "sections", "batch_size", "labels", "zones", "info", "dtype"])
+@pytest.mark.parametrize(
+    "field", ["rows", "symbols", "sections", "batch_size", "labels", "zones", "info", "dtype", "instructions"]
+)
 @pytest.mark.parametrize("value", [None, 5, "x", [1], {"a": 1}, [[1, 2]]])
 def test_documents_of_another_form_are_refused(program, field, value):
     documents, arrays = program.to_parts()

@@ -7,7 +7,6 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.ops import OPCODES
 from calcvm.vm import job as layout
 from calcvm.vm.binding import bind
 from calcvm.vm.entry import address, entry
@@ -392,7 +391,7 @@ def test_a_trap_stops_its_task_alone_and_stays_to_be_read():
     assert bad.status == layout.TRAPPED and good.status == layout.FINISHED
     assert bad.job[layout.FIRST] == 150 // 16 + 1, "at the end of the turn it happened in"
     code, row = (int(v) for v in bad.model.resident.elements[:2])
-    assert code == 1 and OPCODES[int(bad.model.program.rows[row, 0])].name.startswith("softmax_cross_entropy")
+    assert code == 1 and bad.model.program.spec(row).name.startswith("softmax_cross_entropy")
 
 
 def test_a_trap_in_the_judge_stops_the_task():

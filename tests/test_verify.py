@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 import calcvm as cv
 from calcvm import nn, optim
 from calcvm.errors import ProgramError
-from calcvm.ops import OPCODES, ROWS
+from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
 from calcvm.ops.sizes import evaluate
-from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS, RowSpec, Word, dims
+from calcvm.ops.spec import HEADER_WORDS, RowSpec, Word, dims
 from calcvm.ops.spec import R as Read
 from calcvm.ops.spec import W as Write
-from calcvm.vm.encoding import FLAG_SYNC, encode_row, float_bits
+from calcvm.vm.encoding import FLAG_SYNC, Instruction, encode_row, float_bits, form_of, instructions
 from calcvm.vm.program import Program, Symbol, Zone
 from calcvm.vm.verify import EMPTY_LIMIT, _Shadow, verify
 from tests import fuzz_programs
@@ -33,11 +33,11 @@ def program() -> Program:
 
 
 def row_of(p: Program, name: str, nth: int = 0) -> int:
-    return [i for i, r in enumerate(p.rows) if OPCODES[int(r[0])].name == name][nth]
+    return [i for i in range(len(p.rows)) if p.spec(i).name == name][nth]
 
 
 def word_of(p: Program, row: int, name: str) -> int:
-    spec = OPCODES[int(p.rows[row, 0])]
+    spec = p.spec(row)
     return HEADER_WORDS + [*(w.name for w in spec.words), *(o.name for o in spec.operands)].index(name)
 
 
@@ -65,12 +65,39 @@ def test_real_programs_pass(workers, dtype, accumulate, batch):
 
 
 # ---------------------------------------------------------------- rows by themselves
-def test_opcodes_must_be_known(program):
-    refused(altered(program, (0, 0, 9999)), "no operator has opcode 9999")
+@pytest.mark.parametrize("place", [-1, 9999, 2**62, -(2**63), None])
+def test_a_row_is_one_of_the_program_s_instructions(program, place):
+    n = len(program.instructions)
+    place = n if place is None else place
+    refused(altered(program, (2, 0, place)), rf"row 2 \? .*instruction {place} of a program that has {n}")
+
+
+def test_instructions_must_be_known(program):
+    def listed(*instructions: tuple[str, str]) -> Program:
+        return replace(program, instructions=tuple(Instruction(*i) for i in instructions))
+
+    first, *others = program.instructions
+    refused(listed(("a_fwd", first.form), *others), "no operator has the instruction 'a_fwd': register a user's")
+    refused(
+        listed((first.name, others[0].form), *others), rf"other instructions \({first.name}\): compile the graph again"
+    )
+    refused(listed(first, first, *others), "not in the order of their names, or one is there twice")
+    refused(listed(*others, first), "not in the order of their names")
+    refused(listed(first, *others[:-1]), "of a program that has|rows is")
+    mul = ROWS["mul_fwd"]  # no row uses it, and it has more words than theirs
+    refused(
+        listed(*sorted([first, *others, (mul.name, form_of(mul))])), r"rows is int64\(\d+, 16\), not int64\(\d+, 24\)"
+    )
+
+
+def test_rows_are_as_wide_as_the_longest_instruction(program):
+    for change in (lambda a, fill: np.pad(a, ((0, 0), (0, 8)), constant_values=fill), lambda a, fill: a[:, :-8]):
+        rows, values = change(program.rows, 0), change(program.operand_values, -1)
+        refused(replace(program, rows=rows, operand_values=values), r"rows is int64.*, not int64")
 
 
 def test_words_behind_the_last_operand_must_be_zero(program):
-    refused(altered(program, (3, MAX_WORDS - 1, 5)), "row 3 .*must be zero")
+    refused(altered(program, (3, program.rows.shape[1] - 1, 5)), "row 3 .*must be zero")
 
 
 @pytest.mark.parametrize("flags", [0x2, 0x80, 1 << 8, 1 << 40, -1])
@@ -125,7 +152,12 @@ def test_an_operand_is_left_out_only_where_the_words_allow_it(program):
 
 
 def test_symbols_stand_behind_operands_alone(program):
-    for word, value in ((0, 0), (MAX_WORDS - 1, 0), (word_of(program, 0, "y"), 10**6), (word_of(program, 0, "y"), -2)):
+    for word, value in (
+        (0, 0),
+        (program.rows.shape[1] - 1, 0),
+        (word_of(program, 0, "y"), 10**6),
+        (word_of(program, 0, "y"), -2),
+    ):
         values = program.operand_values.copy()
         values[0, word] = value
         refused(replace(program, operand_values=values), "symbol")
@@ -151,11 +183,11 @@ def one_row(name: str, words: dict, offsets: dict, workers: int = 1) -> Program:
     """A program of one row over one symbol that spans a heap of 1024 elements."""
     spec = ROWS[name]
     row = encode_row(spec, words, offsets, FLAG_SYNC)
-    values = np.full((1, MAX_WORDS), -1, np.int32)
+    values = np.full((1, len(row)), -1, np.int32)
     for k, o in enumerate(spec.operands, HEADER_WORDS + len(spec.words)):
         values[0, k] = 0 if offsets.get(o.name) is not None else -1
     return Program(
-        dtype="float32", rows=row[None], patches=np.zeros((0, 4), np.int64), sections={("p", "forward"): (0, 1)},
+        dtype="float32", instructions=instructions([spec]), rows=row[None], patches=np.zeros((0, 4), np.int64), sections={("p", "forward"): (0, 1)},
         batch_size=1, workers=workers, heap_elems=1024, zones=(Zone(name="all", start=16, stop=1024),),
         symbols=(Symbol(name="all", kind="state", offset=16, elems=Affine(0, 1008), shape=()),),
         operand_values=values, labels=("",),
@@ -198,7 +230,6 @@ def test_sizes_that_fall_behind_at_small_batches_are_refused(program):
 
 
 ODD = RowSpec(
-    opcode=60000,
     name="odd",
     synopsis="y = x",
     words=(*dims("n m"), Word(name="k", kind="int", lo=-5, hi=5)),
@@ -215,15 +246,15 @@ ODD = RowSpec(
 @settings(max_examples=300, deadline=None)
 def test_accepted_extents_hold_at_every_batch(forms, batch, k):
     """Sizes with differences, which may bulge between the ends: accepted only if bounded for every batch."""
-    OPCODES[ODD.opcode] = ODD
+    ROWS[ODD.name] = ODD
     try:
         values = {name: a * batch + b for name, (a, b) in zip("nm", forms)}
         patches = [(0, HEADER_WORDS + i, a, b) for i, (a, b) in enumerate(forms) if a]
         rows = encode_row(ODD, {**values, "k": k}, {"x": 16, "y": 216}, FLAG_SYNC)[None]
-        operand_values = np.full((1, MAX_WORDS), -1, np.int32)
+        operand_values = np.full(rows.shape, -1, np.int32)
         operand_values[0, 5:7] = 0, 1
         p = Program(
-            dtype="float32", rows=rows, patches=np.array(patches, np.int64).reshape(-1, 4), batch_size=batch, workers=1,
+            dtype="float32", instructions=instructions([ODD]), rows=rows, patches=np.array(patches, np.int64).reshape(-1, 4), batch_size=batch, workers=1,
             sections={("p", "forward"): (0, 1)}, heap_elems=416, zones=(Zone(name="z", start=16, stop=416),),
             symbols=(
                 Symbol(name="x", kind="state", offset=16, elems=Affine(0, 200), shape=()),
@@ -240,7 +271,7 @@ def test_accepted_extents_hold_at_every_batch(forms, batch, k):
             assert words["n"] >= 0 and words["m"] >= words["n"]
             assert all(evaluate(o.elems, words) <= 200 for o in ODD.operands)
     finally:
-        del OPCODES[ODD.opcode]
+        del ROWS[ODD.name]
 
 
 # ---------------------------------------------------------------- the whole
@@ -459,9 +490,9 @@ def test_many_blocks_take_no_longer_than_their_number():
     values = [Symbol(name=f"v{i}", offset=16 + i, **kept) for i in range(n)]
     blocks = [replace(v, name=f"b{i}", members=(i,)) for i, v in enumerate(values)]
     zone = Zone(name="all", start=16, stop=n + 16, persistent_start=16, persistent_stop=n + 16)
-    nothing = np.zeros((0, 32), np.int64)
+    nothing = np.zeros((0, 8), np.int64)
     program = Program(
-        dtype="float32", rows=nothing, patches=np.zeros((0, 4), np.int64), sections={}, batch_size=1, workers=1,
+        dtype="float32", instructions=(), rows=nothing, patches=np.zeros((0, 4), np.int64), sections={}, batch_size=1, workers=1,
         heap_elems=n + 16, zones=(zone,), symbols=(*values, *blocks), operand_values=nothing, labels=(),
     )  # fmt: skip
     began = time.process_time()

@@ -29,7 +29,7 @@ This file is generated from the operator table, `src/calcvm/ops/`: change the ta
 [architecture.md](architecture.md) explains the terms.
 
 An **operator** is what a graph is made of; a **row** is one instruction of the VM. An operator's forward rows run in order; a
-backward row is emitted where a gradient that it sets is needed. A row is printed as its opcode, its name and its equation; then come
+backward row is emitted where a gradient that it sets is needed. A row is printed as its name and its equation; then come
 
 - **words**: the integers (or float64 bits) after the header, in their order. A name alone is a size, from 0 to 2^40, and the only
   kind of word that may depend on the batch; the others have their range beside them.
@@ -103,7 +103,7 @@ def operand_lines(row: RowSpec) -> Iterator[str]:
 
 def row_lines(row: RowSpec) -> Iterator[str]:
     yield from textwrap.wrap(
-        f"{row.opcode:>4}  {row.name}: {row.synopsis}", WIDTH, subsequent_indent=" " * 8, break_long_words=False,
+        f"{row.name}: {row.synopsis}", WIDTH, subsequent_indent=" " * 8, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
     yield from wrapped("words", ", ".join(map(word_text, row.words)) or "none")
@@ -159,7 +159,7 @@ def operator(spec: OpSpec, shown: set[str]) -> Iterator[str]:
         yield "```text"
         for row in spec.rows:
             if row.name in shown:
-                yield f"{row.opcode:>4}  {row.name}: as above"
+                yield f"{row.name}: as above"
             else:
                 yield from row_lines(row)
             shown.add(row.name)
@@ -177,7 +177,6 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str
 
 
 def overview(spec: OpSpec) -> tuple[str, ...]:
-    opcodes = ", ".join(str(row.opcode) for row in spec.rows)
     return (
         f"[{spec.name}](#{spec.name})",
         f"`{spec.synopsis}`",
@@ -185,12 +184,11 @@ def overview(spec: OpSpec) -> tuple[str, ...]:
         ", ".join(spec.outputs),
         ", ".join(spec.saved),
         ", ".join(spec.bwd_reads) if spec.bwd else "",
-        opcodes,
         ", ".join(spec.onnx),
     )
 
 
-HEADER = ("operator", "equation", "inputs", "outputs", "saved", "backward reads", "opcodes", "ONNX")
+HEADER = ("operator", "equation", "inputs", "outputs", "saved", "backward reads", "ONNX")
 
 
 def reference() -> str:

@@ -25,8 +25,7 @@ HEAP_START = 64  # elements: what comes before is the VM's
 
 def row_spec(name: str) -> Any:
     """A row of the operator table."""
-    specs = import_module("calcvm.ops.spec").OPCODES.values()
-    return next(spec for spec in specs if spec.name == name)
+    return import_module("calcvm.ops.spec").ROWS[name]
 
 
 class Rows:
@@ -38,15 +37,17 @@ class Rows:
     def __init__(self, device: Any, rows: Sequence[tuple[str, dict, dict, bool]], elems: int):
         loop, job = import_module("calcvm.vm.cuda.loop"), import_module("calcvm.vm.job")
         encode_row = import_module("calcvm.vm.encoding").encode_row
+        number = import_module("calcvm.vm.cuda.build").number
         self.device, self.driver = device, device.driver
         specs = [row_spec(name) for name, *_ in rows]
         table = np.stack(
             [
-                encode_row(spec, words, offsets, int(sync) | k << 8)
+                encode_row(spec, words, offsets, int(sync) | k << 8, number(spec.name))
                 for k, (spec, (_, words, offsets, sync)) in enumerate(zip(specs, rows))
             ]
         )
-        self.opcodes = sorted({spec.opcode for spec in specs})
+        self.names = sorted({spec.name for spec in specs})
+        self.row_bytes = table.strides[0]
         self.n = len(rows)
         self.heap, self.rows = self.driver.alloc(4 * elems), self.driver.alloc(table.nbytes)
         self.control, self.job = self.driver.alloc(loop.CONTROL_BYTES), self.driver.alloc(8 * job.TASK_WORDS)
@@ -57,13 +58,14 @@ class Rows:
         self.driver.to_device(self.control, words)
         self.words = np.zeros(job.TASK_WORDS, np.int64)
         self.words[[job.HEAP, job.ROWS, job.STOP, job.BARRIER]] = self.heap, self.rows, self.n, self.control
+        self.words[job.ROW_BYTES] = self.row_bytes
         self.steps, self.gave_up, self.arrived = job.STEPS, loop.GAVE_UP, loop.ARRIVED
 
     def grid(self, blocks: int, steps: int) -> Callable[[], None]:
         """What runs all rows ``steps`` times, by the blocks of one grid; its launches begin at a full barrier count."""
         self.words[self.steps] = steps
         self.driver.to_device(self.job, self.words)
-        function, target = self._function("rows", self.opcodes, 1)
+        function, target = self._function("rows", self.names, 1)
         return self.driver.launch(
             function, blocks, target.threads, [self.job], shared_bytes=target.shared_bytes(4), cooperative=blocks > 1
         )
@@ -72,12 +74,15 @@ class Rows:
         """What launches each row on its own, once."""
         runs = []
         for k in range(self.n):
-            opcode = self.opcodes[0]
-            assert len(self.opcodes) == 1
-            function, target = self._function("row", [opcode], per_multiprocessor)
+            assert len(self.names) == 1
+            function, target = self._function("row", self.names, per_multiprocessor)
             n = blocks or per_multiprocessor * self.driver.multiprocessors
             run = self.driver.launch(
-                function, n, target.threads, [self.heap, self.rows + 256 * k, 0], shared_bytes=target.shared_bytes(4)
+                function,
+                n,
+                target.threads,
+                [self.heap, self.rows + self.row_bytes * k, 0],
+                shared_bytes=target.shared_bytes(4),
             )
             runs.append(run)
 
@@ -87,10 +92,10 @@ class Rows:
 
         return run_all
 
-    def _function(self, entry: str, opcodes: Sequence[int], per_multiprocessor: int) -> tuple[int, Any]:
+    def _function(self, entry: str, names: Sequence[str], per_multiprocessor: int) -> tuple[int, Any]:
         target_of = import_module("calcvm.vm.cuda.build").Target
         target = target_of(self.driver.compute_capability, self.device.threads, per_multiprocessor, "float32")
-        return self.device.function(entry, tuple(opcodes), "float32", target)[0], target
+        return self.device.function(entry, tuple(names), "float32", target)[0], target
 
     def check(self) -> None:
         """RuntimeError: a barrier was given up, so that what was timed was no barrier."""

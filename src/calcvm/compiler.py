@@ -13,6 +13,7 @@ from calcvm.graph import CalcGraph, Variable
 from calcvm.lowering import lower
 from calcvm.ops.dims import Affine
 from calcvm.ops.sizes import evaluate
+from calcvm.ops.spec import row_words
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
 from calcvm.vm.assemble import assemble
@@ -166,7 +167,9 @@ def _planned_for_gpu(planned: Callable[[int], Plan], mode: str | None, workers: 
     from calcvm.vm.cuda.device import PROCESS_BYTES, table_bytes
 
     info = {**plan.lowered.info, "mode": mode, "precision": precision}
-    device_bytes = {"heap": plan.heap_bytes, "rows": table_bytes(len(plan.statements)), "process": PROCESS_BYTES}
+    n_words = row_words(statement.spec for statement in plan.statements)
+    rows = table_bytes(len(plan.statements), n_words)
+    device_bytes = {"heap": plan.heap_bytes, "rows": rows, "process": PROCESS_BYTES}
     return replace(plan, lowered=replace(plan.lowered, info=info), device_bytes=device_bytes)
 
 

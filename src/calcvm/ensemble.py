@@ -261,7 +261,7 @@ def _schedule(program: Program) -> str:
     """The learning-rate schedule of the path learn."""
     for (path, _), section in program.sections.items():
         for pc in range(*section):
-            spec, words, _ = decode_row(program.rows[pc])
+            spec = program.spec(pc)
             if path == "learn" and spec.name == "tick":
-                return SCHEDULES[words["schedule"]]
+                return SCHEDULES[decode_row(spec, program.rows[pc])[0]["schedule"]]
     raise CalcError("the model's program counts no steps")

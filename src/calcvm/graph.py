@@ -13,9 +13,9 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops import OPS, OpSpec
-from calcvm.ops.declarations import is_own, sizes_of
+from calcvm.ops.declarations import sizes_of
 from calcvm.ops.dims import BATCH, ONE, Affine, Quadratic, Shape, numel, shape_of, show
-from calcvm.ops.spec import Attr
+from calcvm.ops.spec import Attr, is_own
 from calcvm.ops.statement import unique
 from calcvm.tables import html
 
@@ -550,7 +550,11 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
     attrs = _checked_attrs(spec, attrs)
     try:
         of_inputs = {slot: shape_of(v.shape) for slot, v in operands.items()}
-        shapes = sizes_of(spec, of_inputs, attrs) if is_own(spec) else spec.shape(tuple(of_inputs.values()), attrs)
+        shapes = (
+            sizes_of(spec, of_inputs, attrs)
+            if any(map(is_own, spec.rows))
+            else spec.shape(tuple(of_inputs.values()), attrs)
+        )
         for shape in shapes.values():
             if sum(not s.constant for s in shape) > 1:
                 raise Quadratic(

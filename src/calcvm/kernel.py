@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-PREFIX = 2  # words before a row's own: opcode, flags
+PREFIX = 2  # words before a row's own: instruction, flags
 FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
 AXES = 6  # of a shape that operands are broadcast to
 TRAP_CODE, TRAP_PC = 0, 1  # heap elements that a trap writes (the heap's first block is reserved)

@@ -248,12 +248,11 @@ def test_an_altered_row_is_refused(gpu):
     """A program for a GPU is held to the same proofs as any."""
     from dataclasses import replace
 
-    from calcvm.ops.spec import OPCODES
     from calcvm.vm.verify import verify
 
     program = cv.compile(graph(), batch_size=5, device="cuda", mode="grid", workers=2, accumulate=False)
     verify(program)
-    pc = next(i for i, row in enumerate(program.rows) if OPCODES[int(row[0])].name == "linear_fwd")
+    pc = next(i for i in range(len(program.rows)) if program.spec(i).name == "linear_fwd")
     for word, value in ((2 + 6, program.heap_elems - 1), (2 + 2, 10**6), (0, 9999)):
         rows = program.rows.copy()
         rows[pc, word] = value

@@ -19,7 +19,7 @@ SIZE = "rows*cols"
 @pytest.fixture
 def own():
     """An operator y = x + b of the user, b optional, for the time of a test."""
-    before = [(known, dict(known)) for known in (table.OPS, table.ROWS, table.OPCODES, KERNELS)]
+    before = [(known, dict(known)) for known in (table.OPS, table.ROWS, KERNELS)]
     operands = (R("x", SIZE, "rows"), R("b", SIZE, "rows", optional=True), W("y", SIZE, "rows"))
     row = RowSpec(name="own_fwd", synopsis="y = x + b", words=dims("rows cols"), operands=operands)
     register_op(

@@ -82,15 +82,15 @@ def entry_of(entry, cc, cache):
     graph = cv.build_graph(net, (784,), "softmax_cross_entropy", cv.Adam(1e-3))
     program = cv.compile(graph, batch_size=32, device="cuda", mode="grid", workers=2, accumulate=False)
     target = build.Target(cc, 64 if entry == "fleet" else 256, 1)
-    opcodes = {int(c) for c in program.rows[:, 0]}
-    texts = [build.ptx(entry, opcodes, "float32", target)]
+    names = [name for name, _ in program.instructions]
+    texts = [build.ptx(entry, names, "float32", target)]
     compiling, build._compile = build._compile, None  # now it must be there
     try:
-        texts.append(build.ptx(entry, opcodes, "float32", target))
+        texts.append(build.ptx(entry, names, "float32", target))
         (kept,) = (Path(cache) / "ptx").iterdir()
         kept.write_text(kept.read_text()[:-100])  # torn: it would be compiled again
         try:
-            build.ptx(entry, opcodes, "float32", target)
+            build.ptx(entry, names, "float32", target)
         except TypeError:
             texts.append("torn")
     finally:

@@ -9,7 +9,7 @@ import numpy as np
 
 from calcvm.kernels_cuda import FAMILIES
 from calcvm.kernels_cuda._common import KERNELS
-from calcvm.ops.spec import Operand
+from calcvm.ops.spec import MAX_WORDS, Operand
 from calcvm.vm.cuda import build
 from calcvm.vm.cuda.device import cuda
 
@@ -38,16 +38,17 @@ class DeviceRows:
         self, name: str, dtype: str, cells: np.ndarray, row: np.ndarray, n_workers: int, only: Any, reverse: bool
     ) -> None:
         assert only is None, "a grid runs all of its blocks: tests/cuda looks at a block alone"
-        driver, opcode = self.driver, int(row[0])
+        driver, row = self.driver, row.copy()
+        row[0] = build.number(name)
         heap = self._room(cells.nbytes + 2 * MARGIN) + MARGIN
         at_row = self._at_row
         driver.fill(heap - MARGIN, FILL, cells.nbytes + 2 * MARGIN)
         driver.to_device(heap, cells)
         driver.to_device(at_row, row)
         target = build.Target(driver.compute_capability, self.threads, 1, "float32")
-        function, _ = self.device.function("row", (opcode,), dtype, target)
+        function, _ = self.device.function("row", (name,), dtype, target)
         shared = target.shared_bytes(np.dtype(dtype).itemsize)
-        for half in range(1 + build.has_second_half(opcode)):
+        for half in range(1 + build.has_second_half(name)):
             driver.launch(function, n_workers, self.threads, [heap, at_row, half], shared_bytes=shared)()
         driver.synchronize()
         driver.to_host(cells, heap)
@@ -58,7 +59,7 @@ class DeviceRows:
 
     def _room(self, nbytes: int) -> int:
         if not self._address:
-            self._at_row = self.driver.alloc(256)
+            self._at_row = self.driver.alloc(8 * MAX_WORDS)
         if nbytes > self._bytes:
             if self._address:
                 self.driver.free(self._address)

@@ -12,7 +12,7 @@ from multiprocessing import get_context
 
 from calcvm.errors import DeviceError
 from calcvm.kernels_cuda import kernels
-from calcvm.ops.spec import OPCODES
+from calcvm.ops.spec import ROWS
 from calcvm.vm.cuda import build
 from calcvm.vm.cuda.device import FLEET_THREADS
 from calcvm.vm.cuda.driver import Driver
@@ -20,8 +20,8 @@ from calcvm.vm.cuda.driver import Driver
 BUILDS = (("float32", 256), ("float64", 256), ("float32", FLEET_THREADS))
 
 
-def one(opcode: int, dtype: str, threads: int, cc: tuple[int, int]) -> int:
-    return len(build.ptx("row", (opcode,), dtype, build.Target(cc, threads, 1, "float32")))
+def one(name: str, dtype: str, threads: int, cc: tuple[int, int]) -> int:
+    return len(build.ptx("row", (name,), dtype, build.Target(cc, threads, 1, "float32")))
 
 
 def capability() -> tuple[int, int]:
@@ -38,8 +38,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
     major, minor = map(int, args.cc.split(".")) if args.cc else capability()
-    codes = [code for code, spec in OPCODES.items() if spec.name in kernels()]
-    work = [(code, dtype, threads, (major, minor)) for dtype, threads in BUILDS for code in codes]
+    names = [name for name in ROWS if name in kernels()]
+    work = [(name, dtype, threads, (major, minor)) for dtype, threads in BUILDS for name in names]
     with ProcessPoolExecutor(args.jobs, get_context("spawn")) as pool:
         sizes = list(pool.map(one, *zip(*work), chunksize=1))
     print(f"{len(sizes)} kernels, {sum(sizes):,} bytes of PTX in {build._native.cache_root() / 'ptx'}")

@@ -16,7 +16,6 @@ import numpy as np
 
 import calcvm as cv
 from calcvm.kernels_cpu import address_of
-from calcvm.ops import OPCODES
 from calcvm.ops.sizes import evaluate
 from calcvm.vm.encoding import FLAG_SYNC, decode_row
 from calcvm.vm.pieces import aligned
@@ -71,14 +70,14 @@ def races(
                 for group in _groups(program, path):
                     before = heap.copy()
                     for pc in group:
-                        call(OPCODES[int(rows[pc, 0])].name, heap.ctypes.data, rows[pc].ctypes.data, 0, 1)
-                        _mark(program, rows[pc], scratch)
+                        call(program.spec(pc).name, heap.ctypes.data, rows[pc].ctypes.data, 0, 1)
+                        _mark(program, pc, rows[pc], scratch)
                     for team in (n for n in teams if 1 < n <= program.workers):
                         for how, order in _orders(len(group), team, rng, draws):
                             other = _heap(before)
                             for k, w in order:
-                                row = rows[group[k]]
-                                call(OPCODES[int(row[0])].name, other.ctypes.data, row.ctypes.data, w, team)
+                                pc = group[k]
+                                call(program.spec(pc).name, other.ctypes.data, rows[pc].ctypes.data, w, team)
                             _compare(program, group, heap, other, scratch, f"batch {batch}, a team of {team}, {how}")
                             played += 1
     model.close()
@@ -87,8 +86,7 @@ def races(
 
 def kernels(program: Program) -> Call:
     """Calls of the kernels themselves."""
-    natives = {OPCODES[int(c)].name: None for c in program.rows[:, 0]}
-    natives = {name: NATIVE(address_of(name, program.dtype, "cpu")) for name in natives}
+    natives = {name: NATIVE(address_of(name, program.dtype, "cpu")) for name, _ in program.instructions}
     return lambda name, *arguments: natives[name](*arguments)
 
 
@@ -129,9 +127,10 @@ def _orders(rows: int, team: int, rng: random.Random, draws: int) -> Iterator[tu
         yield f"drawn order {draw}: {order}", order
 
 
-def _mark(program: Program, row: np.ndarray, scratch: np.ndarray) -> None:
+def _mark(program: Program, pc: int, row: np.ndarray, scratch: np.ndarray) -> None:
     """Which cells were written as scratch last."""
-    spec, words, offsets = decode_row(row)
+    spec = program.spec(pc)
+    words, offsets = decode_row(spec, row)
     names = {**words, "D": 8 // program.itemsize, "nw": program.workers, "gpu": 0}
     for o in spec.operands:
         if o.writes and offsets[o.name] >= 0:
@@ -146,7 +145,7 @@ def _compare(
     if len(cells):
         cell = int(cells[0])
         names = [s.name for s in program.symbols if s.offset <= cell < s.offset + s.elems.at(program.batch_size)]
-        rows = ", ".join(f"{pc} {OPCODES[int(program.rows[pc, 0])].name} ({program.labels[pc]})" for pc in group)
+        rows = ", ".join(f"{pc} {program.spec(pc).name} ({program.labels[pc]})" for pc in group)
         raise Race(
             f"rows {rows}: cell {cell} of {' or '.join(names)} is {other[cell]}, of a team of one {heap[cell]}; {how}"
         )

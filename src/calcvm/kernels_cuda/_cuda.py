@@ -41,7 +41,7 @@ PTX_VERSION = "8.0"  # what any driver of CUDA 12 or later assembles, and all th
 TOGETHER = ("convergent",)  # of calls that all threads of a warp make together: no pass may move them into a branch
 
 # Dynamic shared memory of a block, in bytes: what the VM keeps there (`shared_words`), then scratch of the row that runs.
-SCRATCH_AT = 1024
+SCRATCH_AT = 2048
 
 
 KNOWN: WeakSet[Callable] = WeakSet()  # functions that the compiler knows: of two faces, and helpers

@@ -8,7 +8,6 @@ import numpy as np
 
 from calcvm.errors import CalcError
 from calcvm.ops.spec import HEADER_WORDS
-from calcvm.vm.encoding import decode_row
 from calcvm.vm.program import Program
 
 SOFTMAX, BINARY = "softmax_cross_entropy_fwd", "binary_cross_entropy_fwd"
@@ -20,7 +19,7 @@ def loss_of_scores(program: Program) -> str:
     name = program.info["paths"]["predict"]["output"]
     output = -1 if name is None else program.info["variables"][name]["symbol"]
     for pc in range(*program.sections.get(("predict", "loss"), (0, 0))):
-        spec = decode_row(program.rows[pc])[0]
+        spec = program.spec(pc)
         if spec.name in SCORES:
             scores = HEADER_WORDS + len(spec.words) + spec.operands.index(spec.operand(SCORES[spec.name]))
             if program.operand_values[pc, scores] == output:

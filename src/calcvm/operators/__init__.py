@@ -19,7 +19,6 @@ from calcvm.ops.declarations import check_spec
 from calcvm.ops.dims import Affine, Shape, numel
 from calcvm.ops.spec import (
     ACC,
-    OWN_OPCODES,
     A,
     Attr,
     Example,
@@ -33,6 +32,7 @@ from calcvm.ops.spec import (
     Word,
     choice,
     dims,
+    is_own,
     rows_cols,
     same_shape,
 )
@@ -48,30 +48,28 @@ ANNOTATIONS = {"int": "", "float": ": Float", "ptr": ": Ptr"}  # of a kernel's p
 def register_op(spec: OpSpec) -> OpSpec:
     """Add an operator to the table, for `calcvm.apply`.
 
-    Its rows have opcodes made of their names: leave them out.  They are the same in every process, so that stored programs
-    find them; two names that meet are refused.
+    Stored programs find its rows by their names.
 
     Raises
     ------
-    CalcError : it is no `OpSpec`; its name, or the name or opcode of a row, is taken or not for users; it could not be
-        lowered, planned or verified (an expression reads what is no word of its row, no row makes an output or a gradient, ...).
+    CalcError : it is no `OpSpec`; its name, or that of a row, is taken; it could not be lowered, planned or verified (an
+        expression reads what is no word of its row, no row makes an output or a gradient, ...).
     """
     check_spec(spec)
-    for row in spec.rows:
-        if row.opcode not in OWN_OPCODES and _spec.ROWS.get(row.name) is not row and row.opcode not in _spec.OPCODES:
-            raise CalcError(
-                f"operator {spec.name!r}: opcode {row.opcode} of row {row.name!r} is kept for calcvm's own: leave it out"
-            )
+    own = [row for row in spec.rows if is_own(row)]
+    for row in own:
         for device in ("cpu", "cuda"):
             known = sys.modules.get(f"calcvm.kernels_{device}._common")
-            if known is not None and row.name in known.KERNELS and row.opcode in OWN_OPCODES:
+            if known is not None and row.name in known.KERNELS:
                 check_kernel(known.KERNELS[row.name], row)
     again = _spec.OPS.get(spec.name)
-    if again is not None and again.rows == spec.rows and all(row.opcode in OWN_OPCODES for row in spec.rows):
+    if again is not None and again.rows == spec.rows and {row.name for row in spec.rows} <= _spec.OWN:
         _spec.OPS[spec.name] = spec = replace(spec, fwd=again.fwd, bwd=again.bwd)  # a notebook's cell, run again
         return spec
     _forget(*spec.rows)
-    return _spec.register(spec)
+    _spec.register(spec)
+    _spec.OWN.update(row.name for row in own)
+    return spec
 
 
 def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
@@ -79,7 +77,7 @@ def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
     row = row or _spec.ROWS.get(kernel.name)
     if row is None:
         return
-    if row.opcode not in OWN_OPCODES:
+    if not is_own(row):
         raise CalcError(f"kernel {kernel.name!r}: the row of that name is calcvm's own: take another name")
     wanted = [(word.name, "float" if word.kind == "float" else "int") for word in row.words]
     wanted += [(operand.name, "ptr") for operand in row.operands]
@@ -112,4 +110,4 @@ def _forget(*rows: RowSpec | None) -> None:
     """Programs that are loaded from now on have the kernels that these rows have now."""
     binding = sys.modules.get("calcvm.vm.binding")
     if binding is not None:
-        binding.forget({row.opcode for row in rows if row is not None})
+        binding.forget({row.name for row in rows if row is not None})

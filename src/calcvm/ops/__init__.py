@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from calcvm.ops.spec import OPCODES, OPS, ROWS, OpSpec, RowSpec, register
+from calcvm.ops.spec import OPS, ROWS, OpSpec, RowSpec, register
 
 FAMILIES = ("contraction", "elementwise", "reduction", "shape", "random", "losses", "optimizers")
 for _family in FAMILIES:
     import_module(f"calcvm.ops.{_family}")
 
-__all__ = ["FAMILIES", "OPCODES", "OPS", "ROWS", "OpSpec", "RowSpec", "register"]
+__all__ = ["FAMILIES", "OPS", "ROWS", "OpSpec", "RowSpec", "register"]

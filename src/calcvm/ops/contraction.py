@@ -96,7 +96,6 @@ def matmul_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[
 
 
 LINEAR_FWD = RowSpec(
-    opcode=1,
     name="linear_fwd",
     synopsis="y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n])",
     words=(*LINEAR, ACT, ALPHA),
@@ -110,7 +109,6 @@ LINEAR_FWD = RowSpec(
     flops="2*rows*inner*N*K",
 )
 LINEAR_BWD_W = RowSpec(
-    opcode=2,
     name="linear_bwd_w",
     synopsis="dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n]",
     words=(*LINEAR, ACC),
@@ -124,7 +122,6 @@ LINEAR_BWD_W = RowSpec(
     flops="2*rows*inner*N*K",
 )
 LINEAR_BWD_X = RowSpec(
-    opcode=3,
     name="linear_bwd_x",
     synopsis="dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n]",
     words=(*LINEAR, ACT, ALPHA),
@@ -163,7 +160,6 @@ register(
 )
 
 MATMUL_FWD = RowSpec(
-    opcode=4,
     name="matmul_fwd",
     synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
     words=MATMUL,
@@ -177,7 +173,6 @@ MATMUL_FWD = RowSpec(
     flops="2*G*M*N*K",
 )
 MATMUL_BWD_A = RowSpec(
-    opcode=5,
     name="matmul_bwd_a",
     synopsis="da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]",
     words=(*MATMUL, ACC),
@@ -197,7 +192,6 @@ MATMUL_BWD_A = RowSpec(
     flops="2*G*M*N*K",
 )
 MATMUL_BWD_B = RowSpec(
-    opcode=6,
     name="matmul_bwd_b",
     synopsis="db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]",
     words=(*MATMUL, ACC),

@@ -10,14 +10,9 @@ from typing import Any, NoReturn
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Affine, Shape, numel
 from calcvm.ops.sizes import MACHINE, evaluate, reads
-from calcvm.ops.spec import OWN_OPCODES, Operand, OpSpec, RowSpec, Word
+from calcvm.ops.spec import Operand, OpSpec, RowSpec, Word, is_own
 
 CATEGORIES = ("unary", "binary", "reduction", "contraction", "shape", "loss", "metric", "random", "optimizer", "system")
-
-
-def is_own(spec: OpSpec) -> bool:
-    """Whether an operator has rows that are not calcvm's."""
-    return any(row.opcode in OWN_OPCODES for row in spec.rows)
 
 
 # ---------------------------------------------------------------- where it is registered
@@ -46,7 +41,7 @@ def check_spec(spec: Any) -> None:
         if others:
             wrong(f"{what} names {others[0]!r}, which is no input: there are {', '.join(spec.inputs)}")
     for row in spec.rows:
-        if row.opcode in OWN_OPCODES:
+        if is_own(row):
             check_row(spec, row)
     written = {operand.name for row in spec.fwd for operand in row.writes}
     if not spec.view:
@@ -134,12 +129,12 @@ def sizes_of(spec: OpSpec, inputs: Mapping[str, Shape], attrs: Mapping[str, Any]
     if not isinstance(words, Mapping):
         raise CalcError(f"`words` must return a dict, not {repr(words)}")
     for row in spec.rows:
-        for word in row.words if row.opcode in OWN_OPCODES else ():
+        for word in row.words if is_own(row) else ():
             value = words.get(word.name, 0 if word.name == "acc" else None)  # acc is lowering's
             if not (isinstance(value, Affine) and word.kind == "dim") and not isinstance(value, Real):
                 raise CalcError(f"row {row.name!r} has a word {word.name!r}, for which `words` gives {repr(value)}")
     for row in spec.fwd:
-        for operand in row.operands if row.opcode in OWN_OPCODES else ():
+        for operand in row.operands if is_own(row) else ():
             if operand.access == "w" and operand.name in shapes and not {*reads(operand.elems)} & {*MACHINE}:
                 elems, wanted = evaluate(operand.elems, words), numel(shapes[operand.name])
                 if elems != wanted:

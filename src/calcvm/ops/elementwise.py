@@ -28,20 +28,12 @@ from calcvm.ops.spec import (
 
 ROWS_COLS = dims("rows cols")
 SIZE = "rows*cols"
-OPCODES = {
-    "neg": 20, "abs": 22, "sqrt": 24, "square": 26, "exp": 28, "log": 30, "pow": 32, "relu": 34, "leaky_relu": 36,
-    "sigmoid": 38, "tanh": 40, "gelu": 42, "softplus": 44, "elu": 46, "affine": 48,
-    "add": 80, "sub": 81, "mul": 83, "div": 86,
-}  # of the forward; those of the backward follow  # fmt: skip
 
 
-def _row(
-    opcode: int, f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], size: str, **more: Any
-) -> RowSpec:
+def _row(f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], size: str, **more: Any) -> RowSpec:
     """The row of a formula."""
     params = attributes(f.words)
     return RowSpec(
-        opcode=opcode,
         name=f.name,
         synopsis=f"{f.writes} = {f.text}",
         words=words + tuple(word for _, word in params.values()),
@@ -52,10 +44,10 @@ def _row(
     )
 
 
-def _flat(opcode: int, f: Formula) -> RowSpec:
+def _flat(f: Formula) -> RowSpec:
     """The row of a formula whose operands are all of one shape."""
     operands = (*(R(v, SIZE, "rows") for v in f.reads), W(f.writes, SIZE, "rows"))
-    return _row(opcode, f, ROWS_COLS, operands, SIZE)
+    return _row(f, ROWS_COLS, operands, SIZE)
 
 
 # ---------------------------------------------------------------- of one operand
@@ -87,7 +79,7 @@ def _unary(op: Elementwise, fwd: RowSpec, bwd: RowSpec) -> None:
 
 for _op in ELEMENTWISE.values():
     if len(_op.forward.reads) == 1:
-        _unary(_op, _flat(OPCODES[_op.name], _op.forward), _flat(OPCODES[_op.name] + 1, _op.backward["x"]))
+        _unary(_op, _flat(_op.forward), _flat(_op.backward["x"]))
 
 POW = Elementwise(
     name="pow",  # whose kernel is no formula: it has forms for some exponents
@@ -103,7 +95,6 @@ _EXPONENT = tuple(word for _, word in attributes(POW.params).values())
 _unary(
     POW,
     RowSpec(
-        opcode=OPCODES["pow"],
         name="pow_fwd",
         synopsis="y = x^p",
         words=ROWS_COLS + _EXPONENT,
@@ -112,7 +103,6 @@ _unary(
         flops=f"3*{SIZE}",
     ),
     RowSpec(
-        opcode=OPCODES["pow"] + 1,
         name="pow_bwd",
         synopsis="dx = dy*p*x^(p-1)",
         words=ROWS_COLS + _EXPONENT,
@@ -198,12 +188,12 @@ def _require(*operands: str) -> tuple[str, ...]:
     return (*covered, "a5 + b5 - 1") if len(operands) == 2 else covered
 
 
-def _broadcast(opcode: int, f: Formula) -> RowSpec:
+def _broadcast(f: Formula) -> RowSpec:
     """The row of a formula of operands that are broadcast to y's shape: inputs by strides, all else whole."""
     strided = [v for v in f.reads if v in ("a", "b")]
     words = tuple(w for w in BINARY if w.name[0] == "d" or w.name[0] in strided)
     operands = (*(_strided(v) if v in strided else R(v, FULL, "d0") for v in f.reads), W(f.writes, FULL, "d0"))
-    return _row(opcode, f, words, operands, FULL, require=_require(*strided))
+    return _row(f, words, operands, FULL, require=_require(*strided))
 
 
 BINARY_SHAPES: tuple[tuple[tuple[int | None, ...], ...], ...] = (
@@ -222,10 +212,9 @@ BINARY_SHAPES: tuple[tuple[tuple[int | None, ...], ...], ...] = (
 
 
 def _binary(op: Elementwise) -> None:
-    first = OPCODES[op.name]
     rows = []
-    for k, f in enumerate(op.formulas[1:], 1):  # of an output's gradient alone: it is whole
-        rows.append(_flat(first + k, f) if f.reads == ("dy",) else _broadcast(first + k, f))
+    for f in op.formulas[1:]:  # of an output's gradient alone: it is whole
+        rows.append(_flat(f) if f.reads == ("dy",) else _broadcast(f))
     examples = [Example(shapes=s, low=op.low) for s in BINARY_SHAPES]
     register(
         OpSpec(
@@ -238,7 +227,7 @@ def _binary(op: Elementwise) -> None:
                 **broadcast_words(shapes, attrs),
                 **rows_cols(broadcast_shape((shapes["a"], shapes["b"]), attrs)["y"]),
             },
-            fwd=(_broadcast(first, op.forward),),
+            fwd=(_broadcast(op.forward),),
             bwd=tuple(rows),
             passes=tuple(name for name, f in op.backward.items() if f.passes),
             broadcast=True,
@@ -271,7 +260,6 @@ register(
         words=lambda shapes, attrs: rows_cols(shapes["y"]),
         fwd=(
             RowSpec(
-                opcode=260,
                 name=ACCUMULATE.name,
                 synopsis="y += x",
                 words=ROWS_COLS,
@@ -292,7 +280,7 @@ register(
         attrs=(Attr(name="shape", default=(1,), doc="shape of y"), *(a for a, _ in attributes(FILL.params).values())),
         shape=lambda inputs, attrs: {"y": tuple(Affine(1) if n is None else Affine(0, n) for n in attrs["shape"])},
         words=lambda shapes, attrs: {**rows_cols(shapes["y"]), **values(FILL.params, attrs)},
-        fwd=(_flat(261, FILL),),
+        fwd=(_flat(FILL),),
         examples=(
             Example(shapes=(), attrs={"shape": (6, 4), "value": 1.5}),
             Example(shapes=(), attrs={"shape": (None, 19), "value": -2.0}),

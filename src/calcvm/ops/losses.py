@@ -21,9 +21,8 @@ SEED = R("dloss", "1")
 
 
 # ---------------------------------------------------------------- from rows to a scalar
-def _final(opcode: int, name: str, out: str, synopsis: str) -> RowSpec:
+def _final(name: str, out: str, synopsis: str) -> RowSpec:
     return RowSpec(
-        opcode=opcode,
         name=name,
         synopsis=synopsis,
         words=dims("rows count"),
@@ -32,9 +31,9 @@ def _final(opcode: int, name: str, out: str, synopsis: str) -> RowSpec:
     )
 
 
-LOSS_MEAN = _final(180, "loss_mean", "loss", "loss = sum_r l[r] / count")
-MEAN = _final(198, "metric_mean", "y", "y = sum_r l[r] / count")
-ROOT_MEAN = _final(199, "metric_root_mean", "y", "y = sqrt(sum_r l[r] / count)")
+LOSS_MEAN = _final("loss_mean", "loss", "loss = sum_r l[r] / count")
+MEAN = _final("metric_mean", "y", "y = sum_r l[r] / count")
+ROOT_MEAN = _final("metric_root_mean", "y", "y = sqrt(sum_r l[r] / count)")
 
 
 # ---------------------------------------------------------------- losses over pairs of equal shape
@@ -52,17 +51,13 @@ def _pair_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[s
     return {**rows_cols(shapes["x"]), "count": numel(shapes["x"]), **attrs}
 
 
-PAIR_OPCODES = {"binary_cross_entropy": 184, "mse": 187, "mae": 190, "huber": 193}
-
-
 def _pair(op: PairLoss) -> OpSpec:
-    opcode, size, elems = PAIR_OPCODES[op.name], "rows*cols", {v: R(v, "rows*cols", "rows") for v in "xt"}
+    size, elems = "rows*cols", {v: R(v, "rows*cols", "rows") for v in "xt"}
     attrs = attributes(op.params)
     words = tuple(word for _, word in attrs.values())
 
-    def bwd(k: int, v: str, f: Formula) -> RowSpec:
+    def bwd(v: str, f: Formula) -> RowSpec:
         return RowSpec(
-            opcode=opcode + k,
             name=f.name,
             synopsis=f"d{v}[r,c] = dloss/count * ({f.text})",
             words=ROWS_COLS + COUNT + words,
@@ -72,7 +67,6 @@ def _pair(op: PairLoss) -> OpSpec:
         )
 
     fwd = RowSpec(
-        opcode=opcode,
         name=op.term.name,
         synopsis=f"l[r] = sum_c {op.term.text}",
         words=ROWS_COLS + words,
@@ -91,7 +85,7 @@ def _pair(op: PairLoss) -> OpSpec:
             shape=_pair_shape("loss"),
             words=_pair_words,
             fwd=(fwd, LOSS_MEAN),
-            bwd=tuple(bwd(k, v, f) for k, (v, f) in enumerate(op.slopes.items(), 1)),
+            bwd=tuple(bwd(v, f) for v, f in op.slopes.items()),
             differentiable=("x", "t"),
             examples=tuple(Example(shapes=(s, s)) for s in examples)
             + (Example(shapes=((None, 64), (None, 64)), batch=256, bench=True),),
@@ -162,7 +156,6 @@ register(
         words=_ce_words,
         fwd=(
             RowSpec(
-                opcode=181,
                 name="softmax_cross_entropy_fwd",
                 synopsis="p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j])",
                 words=(*CLASSES, SMOOTHING),
@@ -180,7 +173,6 @@ register(
         ),
         bwd=(
             RowSpec(
-                opcode=182,
                 name="softmax_cross_entropy_bwd",
                 synopsis="dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j])",
                 words=(*CLASSES, *COUNT, SMOOTHING),
@@ -230,7 +222,6 @@ register(
         words=lambda shapes, attrs: _places(shapes["x"]),
         fwd=(
             RowSpec(
-                opcode=147,
                 name="pick_fwd",
                 synopsis="y[r] = x[r, index[r]]",
                 words=PLACES,
@@ -244,7 +235,6 @@ register(
         ),
         bwd=(
             RowSpec(
-                opcode=148,
                 name="pick_bwd",
                 synopsis="dx[r, j] = dy[r] where j is index[r], 0 elsewhere",
                 words=PLACES,
@@ -304,7 +294,6 @@ register(
         words=_accuracy_words,
         fwd=(
             RowSpec(
-                opcode=196,
                 name="accuracy_fwd",
                 synopsis="l[r] = number of rows of r whose first largest score is the target's class",
                 words=CLASSES,

@@ -86,7 +86,6 @@ def _leading(name: str) -> Any:
 
 
 def _register(
-    opcode: int,
     name: str,
     synopsis: str,
     words: tuple[Word, ...],
@@ -103,7 +102,6 @@ def _register(
 ) -> None:
     """One row as an operator of its own: operands are inputs where read, outputs where written."""
     row = RowSpec(
-        opcode=opcode,
         name=name,
         synopsis=synopsis,
         words=words,
@@ -139,19 +137,12 @@ N_SLOTS = len(HYPER_SLOTS)
 
 
 # ---------------------------------------------------------------- update rows
-UPDATE_OPCODES = {
-    "sgd": 220, "momentum": 221, "nesterov": 222, "adam": 223, "adamw": 224, "rmsprop": 225, "rmsprop_momentum": 226,
-    "adagrad": 227, "adamhat": 228,
-}  # fmt: skip
-
-
 def _update(op: Update) -> None:
     def example(shape: tuple[int, ...], clip: int, **kw: Any) -> Example:
         shapes = (shape,) * (2 + len(op.state)) + ((N_SLOTS,),)
         return Example(shapes=shapes, attrs={"clip": clip}, low=0.1, high=0.9, **kw)
 
     _register(
-        UPDATE_OPCODES[op.name],
         op.name,
         op.text,
         (*ROWS_COLS, CLIP),
@@ -174,7 +165,6 @@ for _op in UPDATES.values():
 
 # ---------------------------------------------------------------- the step: counter and schedule
 _register(
-    230,
     "tick",
     "t += 1; beta1_t *= beta1; beta2_t *= beta2; lr_t = schedule(t - 1)*min(1, t/warmup_steps); step_size_t = "
     "lr_t/(1 - beta1_t); inv_sqrt_correction2_t = 1/sqrt(1 - beta2_t)",
@@ -198,7 +188,6 @@ _register(
 
 
 _register(
-    236,
     "rate_table",
     "lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)]",
     (*dims("n"), Word(name="every", kind="int", lo=1, hi=2**53)),
@@ -212,7 +201,6 @@ _register(
     source="torch.optim.lr_scheduler.LambdaLR",
 )
 _register(
-    237,
     "rate_scale",
     "scaled = hyper, its lr_t and step_size_t times factor",
     (Word(name="factor", kind="float", lo=0, hi=1e300),),
@@ -229,7 +217,6 @@ _register(
 _GRADIENT = U("g", "rows*cols", "rows")
 
 _register(
-    231,
     "clip_value",
     "g = min(max(g, -clip_value), clip_value)",
     ROWS_COLS,
@@ -242,7 +229,6 @@ _register(
     source="torch.nn.utils.clip_grad_value_",
 )
 _register(
-    232,
     "sumsq",
     "s[r] = sum_c g[r,c]^2",
     ROWS_COLS,
@@ -257,7 +243,6 @@ _register(
     flops="2*rows*cols",
 )
 _register(
-    233,
     "clip_norm_scale",
     "clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6))",
     dims("n"),
@@ -274,7 +259,6 @@ _register(
 
 # ---------------------------------------------------------------- penalties, zero
 _register(
-    234,
     "penalty",
     "g += l1*sign(p) + 2*l2*p",
     (*ROWS_COLS, Word(name="l1", kind="float", lo=0, hi=1e300), Word(name="l2", kind="float", lo=0, hi=1e300)),
@@ -291,7 +275,6 @@ _register(
     source="the gradient of l1*sum|p| + l2*sum p^2, as in Keras",
 )
 _register(
-    235,
     "zero",
     "g = 0",
     ROWS_COLS,

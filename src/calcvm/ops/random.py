@@ -22,9 +22,8 @@ def _words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, A
     return {**rows_cols(shapes["x"]), "stream": attrs.get("stream", 0)}
 
 
-def _row(opcode: int, name: str, x: str, y: str) -> RowSpec:
+def _row(name: str, x: str, y: str) -> RowSpec:
     return RowSpec(
-        opcode=opcode,
         name=name,
         synopsis=f"{y}[i] = {x}[i]/(1 - rate) if u(seed, counter, stream, i) >= rate else 0",
         words=WORDS,
@@ -50,8 +49,8 @@ register(
         ),
         shape=lambda inputs, attrs: {"y": inputs[0]},
         words=_words,
-        fwd=(_row(170, "dropout_fwd", "x", "y"),),
-        bwd=(_row(171, "dropout_bwd", "dy", "dx"),),
+        fwd=(_row("dropout_fwd", "x", "y"),),
+        bwd=(_row("dropout_bwd", "dy", "dx"),),
         differentiable=("x",),
         onnx=("Dropout",),
         examples=(
@@ -75,7 +74,6 @@ register(
         words=lambda shapes, attrs: {},
         fwd=(
             RowSpec(
-                opcode=172,
                 name="rng_advance",
                 synopsis="rng.counter += 1",
                 words=(),

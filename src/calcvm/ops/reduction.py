@@ -73,9 +73,8 @@ _CASES: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
 )
 
 
-def _reduction(opcode: int, name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[int, int]) -> None:
+def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[int, int]) -> None:
     fwd = RowSpec(
-        opcode=opcode,
         name=f"{name}_fwd",
         synopsis=f"y[o,p,i] = {y}",
         words=REDUCE,
@@ -94,7 +93,6 @@ def _reduction(opcode: int, name: str, y: str, dx: str, reads: str, onnx: str, f
         x = tuple(R(name, X_ELEMS, "O*R0") for name in reads)
         operands = (R("dy", Y_ELEMS, "O if R0 == 1 else 0"), *x, W("dx", X_ELEMS, "O*R0"))
     bwd = RowSpec(
-        opcode=opcode + 1,
         name=f"{name}_bwd",
         synopsis=f"dx[o,p,r,i] = {dx}",
         words=REDUCE,
@@ -123,10 +121,9 @@ def _reduction(opcode: int, name: str, y: str, dx: str, reads: str, onnx: str, f
     )
 
 
-_reduction(110, "sum", "sum_r x[o,p,r,i]", "dy[o,p,i]", "", "ReduceSum", (1, 1))
-_reduction(112, "mean", "sum_r x[o,p,r,i] / R", "dy[o,p,i] / R", "", "ReduceMean", (1, 1))
+_reduction("sum", "sum_r x[o,p,r,i]", "dy[o,p,i]", "", "ReduceSum", (1, 1))
+_reduction("mean", "sum_r x[o,p,r,i] / R", "dy[o,p,i] / R", "", "ReduceMean", (1, 1))
 _reduction(
-    114,
     "max",
     "max_r x[o,p,r,i] (NaN if any is)",
     "dy[o,p,i] at the first r where x = y, else 0",
@@ -135,7 +132,6 @@ _reduction(
     (1, 1),
 )
 _reduction(
-    116,
     "min",
     "min_r x[o,p,r,i] (NaN if any is)",
     "dy[o,p,i] at the first r where x = y, else 0",
@@ -143,7 +139,7 @@ _reduction(
     "ReduceMin",
     (1, 1),
 )
-_reduction(118, "sum_squares", "sum_r x[o,p,r,i]^2", "2*dy[o,p,i]*x[o,p,r,i]", "x", "ReduceSumSquare", (2, 2))
+_reduction("sum_squares", "sum_r x[o,p,r,i]^2", "2*dy[o,p,i]*x[o,p,r,i]", "x", "ReduceSumSquare", (2, 2))
 
 
 # ---------------------------------------------------------------- softmax
@@ -164,7 +160,7 @@ def softmax_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict
     return {"rows": x[0] if len(x) > 1 else ONE, "inner": numel(x[1:-1]), "N": x[-1]}
 
 
-def _softmax(opcode: int, name: str, y: str, dx: str, flops: tuple[int, int], onnx: str) -> None:
+def _softmax(name: str, y: str, dx: str, flops: tuple[int, int], onnx: str) -> None:
     register(
         OpSpec(
             name=name,
@@ -176,7 +172,6 @@ def _softmax(opcode: int, name: str, y: str, dx: str, flops: tuple[int, int], on
             words=softmax_words,
             fwd=(
                 RowSpec(
-                    opcode=opcode,
                     name=f"{name}_fwd",
                     synopsis=y,
                     words=SOFTMAX,
@@ -187,7 +182,6 @@ def _softmax(opcode: int, name: str, y: str, dx: str, flops: tuple[int, int], on
             ),
             bwd=(
                 RowSpec(
-                    opcode=opcode + 1,
                     name=f"{name}_bwd",
                     synopsis=dx,
                     words=SOFTMAX,
@@ -212,7 +206,6 @@ def _softmax(opcode: int, name: str, y: str, dx: str, flops: tuple[int, int], on
 
 
 _softmax(
-    120,
     "softmax",
     "y[r,n] = exp(x[r,n] - m[r]) / sum_k exp(x[r,k] - m[r]), m = max_k x[r,k]",
     "dx[r,n] = y[r,n]*(dy[r,n] - sum_k dy[r,k]*y[r,k])",
@@ -220,7 +213,6 @@ _softmax(
     "Softmax",
 )
 _softmax(
-    122,
     "log_softmax",
     "y[r,n] = x[r,n] - m[r] - log(sum_k exp(x[r,k] - m[r])), m = max_k x[r,k]",
     "dx[r,n] = dy[r,n] - exp(y[r,n])*sum_k dy[r,k]",

@@ -154,13 +154,12 @@ def transpose_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> di
     return {**_permutation(x, axes, "d", "s", "same"), **_permutation(y, inverse, "e", "t", "back")}
 
 
-def _permute(opcode: int, name: str, source: str, target: str, d: str, s: str, same: str) -> RowSpec:
+def _permute(name: str, source: str, target: str, d: str, s: str, same: str) -> RowSpec:
     total = "*".join(f"{d}{i}" for i in range(AXES))
     below = "1 + " + " + ".join(f"({d}{i} - 1)*{s}{i}" for i in range(1, AXES))
     # Where the leading axis stays, its stride covers what lies below it: workers read their own rows.
     span = f"{below} + ({d}0 - 1)*{s}0"
     return RowSpec(
-        opcode=opcode,
         name=name,
         synopsis=f"{target}[i0..i5] = {source}[sum_k ik*{s}k]",
         words=(*dims(" ".join(f"{v}{i}" for v in (d, s) for i in range(AXES))), choice(same, 2)),
@@ -181,8 +180,8 @@ register(
         attrs=(Attr(name="axes", default=None, check=lambda v: v is None or _is_int_tuple(v), doc="None: reversed"),),
         shape=transpose_shape,
         words=transpose_words,
-        fwd=(_permute(140, "transpose_fwd", "x", "y", "d", "s", "same"),),
-        bwd=(_permute(141, "transpose_bwd", "dy", "dx", "e", "t", "back"),),
+        fwd=(_permute("transpose_fwd", "x", "y", "d", "s", "same"),),
+        bwd=(_permute("transpose_bwd", "dy", "dx", "e", "t", "back"),),
         differentiable=("x",),
         onnx=("Transpose",),
         examples=(
@@ -226,9 +225,8 @@ def concat_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[
     return {"rows": rows, "inner": numel(a[1:i]), "A": numel(a[i:]), "B": numel(b[i:])}
 
 
-def _concat_bwd(opcode: int, wrt: str, start: str, n: str) -> RowSpec:
+def _concat_bwd(wrt: str, start: str, n: str) -> RowSpec:
     return RowSpec(
-        opcode=opcode,
         name=f"concat_bwd_{wrt}",
         synopsis=f"d{wrt}[r,i] = dy[r,{start}i]",
         words=CONCAT,
@@ -247,7 +245,6 @@ register(
         words=concat_words,
         fwd=(
             RowSpec(
-                opcode=142,
                 name="concat_fwd",
                 synopsis="y[r] = a[r] followed by b[r]",
                 words=CONCAT,
@@ -258,7 +255,7 @@ register(
                 ),
             ),
         ),
-        bwd=(_concat_bwd(143, "a", "", "A"), _concat_bwd(144, "b", "A + ", "B")),
+        bwd=(_concat_bwd("a", "", "A"), _concat_bwd("b", "A + ", "B")),
         differentiable=("a", "b"),
         onnx=("Concat",),
         examples=(
@@ -341,7 +338,6 @@ register(
         words=slice_words,
         fwd=(
             RowSpec(
-                opcode=145,
                 name="slice_fwd",
                 synopsis="y = x[starts:stops]",
                 words=SLICE,
@@ -351,7 +347,6 @@ register(
         ),
         bwd=(
             RowSpec(
-                opcode=146,
                 name="slice_bwd",
                 synopsis="dx[starts:stops] = dy, 0 elsewhere",
                 words=SLICE,

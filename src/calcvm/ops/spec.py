@@ -14,19 +14,16 @@ also use ``nw``, the planned number of workers, and ``gpu``, 1 for the device "c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
 
-MAX_WORDS = 32  # W: words in an encoded row, the opcode and the flags included
 HEADER_WORDS = 2
-MAX_OPCODE = 10**6  # a table of addresses has a place for each up to the largest of a program
-OWN_OPCODES = range(1000, 65_000)  # of users' rows; calcvm's own are below
-BY_NAME = -(2**63)  # an opcode that is left out
+LINE_WORDS = 8  # of a cache line: an encoded row is whole ones
+MAX_WORDS = 15 * LINE_WORDS  # of a row: two of them, and a few words more, are what a block of a GPU keeps of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +105,11 @@ ACC = Word(name="acc", kind="int", lo=0, hi=1)
 class RowSpec:
     """One instruction: ``kernels_*/`` hold a kernel of the same name and the same words.
 
-    opcode : from 0 to a million, append-only; never reuse or renumber (stored programs name it).  Left out, it is made of
-        the name, in `OWN_OPCODES`: that is for users' rows.
+    name : stored programs know it by this, and by its words and operands: with others it is another instruction.
     in_place : pairs (written, read) that may share storage when the read value dies here.
     require : expressions over the words that must be >= 0: what the kernel relies on beyond the ranges.
     """
 
-    opcode: int = BY_NAME
     name: str
     synopsis: str
     words: tuple[Word, ...]
@@ -124,14 +119,13 @@ class RowSpec:
     flops: str = "0"
 
     def __post_init__(self) -> None:
-        if self.opcode == BY_NAME:
-            object.__setattr__(self, "opcode", OWN_OPCODES[crc32(self.name.encode()) % len(OWN_OPCODES)])
-        if type(self.opcode) is not int or not 0 <= self.opcode <= MAX_OPCODE:
-            raise CalcError(
-                f"row {self.name!r}: the opcode must be an integer from 0 to {MAX_OPCODE}, not {self.opcode!r}"
-            )
-        if HEADER_WORDS + len(self.words) + len(self.operands) > MAX_WORDS:
+        if self.n_words > MAX_WORDS:
             raise CalcError(f"row {self.name!r} has more than {MAX_WORDS} words")
+
+    @property
+    def n_words(self) -> int:
+        """Of an encoded row, the header included."""
+        return HEADER_WORDS + len(self.words) + len(self.operands)
 
     @property
     def reads(self) -> tuple[Operand, ...]:
@@ -229,15 +223,25 @@ class OpSpec:
 # ---------------------------------------------------------------- the table
 OPS: dict[str, OpSpec] = {}
 ROWS: dict[str, RowSpec] = {}
-OPCODES: dict[int, RowSpec] = {}
+OWN: set[str] = set()  # names of rows that users have registered
+
+
+def is_own(row: RowSpec) -> bool:
+    """Whether a row is a user's, registered or not."""
+    return row.name in OWN or ROWS.get(row.name) is not row
+
+
+def row_words(rows: Iterable[RowSpec]) -> int:
+    """Words of each row of a program that uses these: whole cache lines."""
+    return -(-max((row.n_words for row in rows), default=1) // LINE_WORDS) * LINE_WORDS
 
 
 def register(spec: OpSpec) -> OpSpec:
-    """Add an operator to the table.  Rows may be shared by operators; opcodes and names are unique.
+    """Add an operator to the table.  Rows may be shared by operators; their names are unique.
 
     Raises
     ------
-    CalcError : it is no `OpSpec`, or its name or the name or opcode of a row is taken.
+    CalcError : it is no `OpSpec`, or its name or that of a row is taken.
     """
     if not isinstance(spec, OpSpec):
         raise CalcError(f"register_op takes a cv.OpSpec, not {spec!r}")
@@ -246,13 +250,8 @@ def register(spec: OpSpec) -> OpSpec:
     for row in spec.rows:
         if ROWS.get(row.name, row) is not row:
             raise CalcError(f"operator {spec.name!r}: row {row.name!r} is registered already, and differs")
-        if (taken := OPCODES.get(row.opcode, row)) is not row:
-            raise CalcError(
-                f"operator {spec.name!r}: opcode {row.opcode} of row {row.name!r} is that of row {taken.name!r}; "
-                f"{max(OPCODES) + 1} is free"
-            )
     for row in spec.rows:
-        ROWS[row.name] = OPCODES[row.opcode] = row
+        ROWS[row.name] = row
     OPS[spec.name] = spec
     return spec
 

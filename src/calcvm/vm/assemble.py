@@ -10,9 +10,9 @@ import numpy as np
 
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import Affine
-from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS
+from calcvm.ops.spec import HEADER_WORDS, row_words
 from calcvm.ops.statement import Lowered, Statement, Value
-from calcvm.vm.encoding import FLAG_PC_SHIFT, FLAG_SYNC, encode_row
+from calcvm.vm.encoding import FLAG_PC_SHIFT, FLAG_SYNC, encode_row, instructions
 from calcvm.vm.program import Program, Symbol, Zone
 from calcvm.vm.verify import verify
 
@@ -45,8 +45,11 @@ def assemble(
     if shared:
         raise ProgramError(f"two values of the program are called {shared[0]!r}: a listing could not tell them apart")
     n = len(lowered.statements)
-    rows = np.zeros((n, MAX_WORDS), np.int64)
-    operand_values = np.full((n, MAX_WORDS), -1, np.int32)
+    used = instructions(s.spec for s in lowered.statements)
+    place = {name: k for k, (name, _) in enumerate(used)}
+    width = row_words(s.spec for s in lowered.statements)
+    rows = np.zeros((n, width), np.int64)
+    operand_values = np.full((n, width), -1, np.int32)
     patches: list[tuple[int, int, int, int]] = []
     for i, (statement, sync) in enumerate(zip(lowered.statements, plan.sync, strict=True)):
         flags = i << FLAG_PC_SHIFT | (FLAG_SYNC if sync else 0)
@@ -61,9 +64,11 @@ def assemble(
                     raise ProgramError(f"row {i} ({statement.label}): the plan has no offset for {value.name}")
                 offsets[operand.name] = plan.offsets[value] + statement.shifts.get(operand.name, 0)
                 operand_values[i, k] = index[value]
-        rows[i] = encode_row(statement.spec, numbers, offsets, flags)
+        row = encode_row(statement.spec, numbers, offsets, flags, place[statement.spec.name])
+        rows[i, : len(row)] = row
     program = Program(
         dtype=dtype,
+        instructions=used,
         rows=rows,
         patches=np.array(patches, np.int64).reshape(-1, 4),
         sections=lowered.sections(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -15,7 +15,6 @@ from calcvm.init import Initializer
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.optimizers import Slot, slots_of
-from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
 from calcvm.vm.device import device_of
 from calcvm.vm.documents import initializer
@@ -58,11 +57,11 @@ def bind(program: Program) -> Binding:
     return binding
 
 
-def forget(opcodes: Collection[int]) -> None:
-    """The kernels of these opcodes are others now: programs that are loaded from now on have those."""
-    for name, binding in [*_bindings.items()]:
-        if np.isin(binding.program.rows[:, 0], [*opcodes]).any():
-            _bindings.pop(name, None)
+def forget(rows: set[str]) -> None:
+    """The kernels of these rows are others now: programs that are loaded from now on have those."""
+    for digest, binding in [*_bindings.items()]:
+        if any(name in rows for name, _ in binding.program.instructions):
+            _bindings.pop(digest, None)
 
 
 class Binding:
@@ -150,9 +149,9 @@ class Binding:
         out: dict[str, dict[str, Slot]] = {path: {} for path in self.program.paths}
         for (path, _), section in self.program.sections.items():
             for pc in range(*section):
-                spec = OPCODES[int(self.program.rows[pc, 0])]
+                spec = self.program.spec(pc)
                 if any(operand.name == "hyper" for operand in spec.operands):
-                    out[path] |= slots_of(spec, decode_row(self.program.rows[pc])[1])
+                    out[path] |= slots_of(spec, decode_row(spec, self.program.rows[pc])[0])
         return out
 
     @cached_property
@@ -160,7 +159,7 @@ class Binding:
         """Placeholders whose values a loss takes for probabilities."""
         found = set()  # numbers of symbols
         for pc in range(len(self.program.rows)):
-            spec = OPCODES[int(self.program.rows[pc, 0])]
+            spec = self.program.spec(pc)
             for k, operand in enumerate(spec.operands, 2 + len(spec.words)):
                 if PROBABILITIES.get(spec.name) == operand.name:
                     found.add(int(self.program.operand_values[pc, k]))

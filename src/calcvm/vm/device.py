@@ -16,7 +16,6 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import MissingExtra, UnsupportedOperator
 from calcvm.kernels_cpu import address_of
-from calcvm.ops.spec import OPCODES
 from calcvm.vm import job as layout
 from calcvm.vm.entry import address as entry_address
 from calcvm.vm.entry import entry
@@ -115,16 +114,14 @@ class Device(Protocol):
 
 # ---------------------------------------------------------------- the processor
 class Table:
-    """Native addresses of kernels by opcode, of the opcodes that a program uses."""
+    """Native addresses of the kernels of a program's instructions, in their order."""
 
     def __init__(self, program: Program, device: str):
-        opcodes = sorted({int(c) for c in program.rows[:, 0]})
-        self.addresses = np.zeros(max(opcodes, default=0) + 1, np.int64)
+        self.addresses = np.zeros(len(program.instructions), np.int64)
         try:
-            for code in opcodes:
-                self.addresses[code] = address_of(OPCODES[code].name, program.dtype, device)
+            for k, (name, _) in enumerate(program.instructions):
+                self.addresses[k] = address_of(name, program.dtype, device)
         except KeyError:
-            name = OPCODES[code].name
             raise UnsupportedOperator(f"row {name!r} has no kernel: write one of its name (CONTRIBUTING.md)") from None
         except ImportError as error:
             if device == "cpu":

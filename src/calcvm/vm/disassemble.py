@@ -8,7 +8,7 @@ from typing import Any
 from calcvm.errors import CalcError
 from calcvm.ops.contraction import ACTIVATIONS
 from calcvm.ops.dims import Affine
-from calcvm.ops.spec import HEADER_WORDS, OPCODES, RowSpec
+from calcvm.ops.spec import HEADER_WORDS
 from calcvm.vm.encoding import ABSENT, FLAG_SYNC, bits_float
 from calcvm.vm.program import Program, Symbol, Zone
 
@@ -51,12 +51,10 @@ class _Line:
     def __init__(self, program: Program, index: int, patches: dict[tuple[int, int], Affine], batch: int | None):
         self.program, self.index, self.batch = program, index, batch
         self.row = [int(w) for w in program.rows[index]]
-        self.spec: RowSpec | None = OPCODES.get(self.row[0])
+        self.spec = program.spec(index)
         self.words: dict[str, Any] = {}
         self.operands: dict[str, tuple[int, int]] = {}  # offset and symbol
         self.shown: set[str] = set()  # operands whose shape and offset the line has given already
-        if self.spec is None:
-            return
         for k, word in enumerate(self.spec.words, HEADER_WORDS):
             value: Any = bits_float(program.rows[index, k]) if word.kind == "float" else self.row[k]
             if (index, k) in patches:
@@ -68,8 +66,6 @@ class _Line:
             self.operands[operand.name] = (self.row[k], int(program.operand_values[index, k]))
 
     def text(self) -> str:
-        if self.spec is None:
-            return f"{self.index:5d}  opcode {self.row[0]} is not known"
         clauses = [self._clause(c.strip()) for c in self._acts(self.spec.synopsis).split(";")]
         equation = "; ".join(c for c in clauses if c)
         used = set(re.findall(r"[A-Za-z_]\w*", self.spec.synopsis))

@@ -134,7 +134,7 @@ DOCUMENT = record(
         ),
         "labels": listing(text()),
         "info": record({}, others=True),
-        "instructions": table(text()),
+        "instructions": listing(entry(name=text(), form=text())),
     }
 )  # fmt: skip
 

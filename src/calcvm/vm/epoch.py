@@ -94,6 +94,7 @@ class Epoch:
         seed_off = program.symbols[facts["seed"]].offset if self._adds_up else -1
         job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
         device.prepare_task(job, binding)
+        job[layout.ROW_BYTES] = program.row_bytes
         job[layout.ROWS_FULL : layout.ROWS_LAST + 1] = [address for _, address in self._rows]
         for word, count, array in (
             (layout.SPANS, layout.N_SPANS, self._spans),

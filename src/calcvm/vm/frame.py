@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from calcvm.errors import PlanError, Trap
-from calcvm.ops.spec import OPCODES
 from calcvm.vm import job as layout
 from calcvm.vm.pieces import aligned
 from calcvm.vm.slices import SLICE_SECONDS, ended, latest, sliced
@@ -83,6 +82,7 @@ class Frame:
         self.keeper: Turns | None = None
         self.job = np.zeros(layout.JOB_WORDS, np.int64)
         self.job[[layout.TABLE, layout.HEAP]] = binding.table_address, address
+        self.job[layout.ROW_BYTES] = binding.program.row_bytes
         self.job_address = self.job.ctypes.data
 
     # ------------------------------------------------------------ cells of symbols
@@ -208,8 +208,7 @@ class Frame:
         code, pc = self.trap()
         if code:
             program = self.binding.program
-            row = OPCODES[int(program.rows[pc, 0])].name
-            raise Trap(f"row {pc} ({row}, {program.labels[pc]}): {TRAPS.get(code, f'trap {code}')}")
+            raise Trap(f"row {pc} ({program.spec(pc).name}, {program.labels[pc]}): {TRAPS.get(code, f'trap {code}')}")
 
     def trap(self) -> tuple[int, int]:
         """Code and row of what a kernel trapped, once; zeros where there is nothing."""

@@ -330,7 +330,7 @@ class CalcHeap:
             found, image = self.store.get(name)
             where = f"{self.store!r}, model {name!r}"
             program = self.store.get_program(schema.check(DIGEST, found.get("program"), f"{where}: its program"))
-            facts = Facts(program, found, where)
+            facts = Facts(program, {**found, "program": program.hash}, where)
             self._check_device(program)
             binding = bind(program)
             start, stop = binding.opened if facts.get("open") else binding.image

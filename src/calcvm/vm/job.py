@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from calcvm.ops.spec import MAX_WORDS
-
-ROW_BYTES = 8 * MAX_WORDS
 LINE = 64  # bytes of a cache line: what several workers write lies on lines of its own
 
 # A team's control block, byte offsets.  SERVE: the address of what workers run; HIRED: how many there are.
@@ -22,7 +19,8 @@ DEADLINE, UNTIL = (
     5,
     6,
 )  # of the monotonic clock, in ns (0: none); where a team then ended: before this step or round (0: it did not)
-ROWS, START, STOP, STEPS = range(7, 11)
+ROW_BYTES = 7  # from a row to the next
+ROWS, START, STOP, STEPS = range(8, 12)
 (
     ROWS_FULL, ROWS_SHORT, ROWS_LAST,  # rows patched for the technical batch, a learning batch's rest, the data's rest
     SPANS, N_SPANS, END_SPANS, N_END_SPANS,  # (start, stop) pairs: each round; after a learning batch
@@ -30,7 +28,7 @@ ROWS, START, STOP, STEPS = range(7, 11)
     N_SAMPLES, BATCH, LEARNING, FIRST, COUNT, KEY, SHUFFLE, ITEMSIZE, SEED_OFF,
     INDEX,  # address of int64 numbers of the samples in their arrays, or 0: the arrays themselves are the data set
     PART, PARTS,  # of a round that is long by itself: run this part alone, 1 to PARTS (0: whole rounds); see `slices.cut`
-) = range(7, 33)  # fmt: skip
+) = range(8, 34)  # fmt: skip
 JOB_WORDS = 40
 
 # Words of a task: a rounds job that is run a turn at a time, through epochs.  CODE is the address of run_rounds.
@@ -42,13 +40,13 @@ JOB_WORDS = 40
     STATUS,
     TURN,  # rounds of a turn, at most (0: any number)
     STAGED,  # on a GPU, as feeds: where the samples of the next round wait (ADDRESS), and their placeholders; or 0
-) = range(33, 45)  # fmt: skip
+) = range(34, 46)  # fmt: skip
 CLAIM = 48  # who has counted it up from 0 holds the task; on a cache line of its own, wherever the task begins
 TASK_WORDS = 56
 READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is passed over
 
 # Words of a fleet's job.
-TASKS, N_TASKS, SLICE, LAPS = range(7, 11)  # address of the tasks' addresses; rounds of a turn; turns of each task
+TASKS, N_TASKS, SLICE, LAPS = range(8, 12)  # address of the tasks' addresses; rounds of a turn; turns of each task
 NEXT = 16  # turns given out, on a cache line of its own
 FLEET_WORDS = 24
 

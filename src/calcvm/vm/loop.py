@@ -134,14 +134,16 @@ def barrier(control, n_workers):
 
 
 @helper
-def run_span(control, table, heap, rows, start, stop, worker, n_workers):
-    addresses = i64_at(table)
-    for pc in range(start, stop):
-        row = rows + pc * ROW_BYTES
+def run_span(job, rows, start, stop, worker):
+    of = i64_at(job)
+    control, addresses, heap, row_bytes, n_workers = of[BARRIER], i64_at(of[TABLE]), of[HEAP], of[ROW_BYTES], of[TEAM]
+    row, end = rows + start * row_bytes, rows + stop * row_bytes
+    while row < end:
         words = i64_at(row)
         call_kernel(addresses[words[0]], heap, row, worker, n_workers)
         if n_workers > 1 and words[1] & 1:
             barrier(control, n_workers)
+        row += row_bytes
 
 
 @helper
@@ -171,7 +173,7 @@ def run_rows(job, worker):
     words = i64_at(job)
     limited = words[DEADLINE] != 0
     for k in range(words[STEPS]):
-        run_span(words[BARRIER], words[TABLE], words[HEAP], words[ROWS], words[START], words[STOP], worker, words[TEAM])
+        run_span(job, words[ROWS], words[START], words[STOP], worker)
         if limited and enough(job, k, worker):
             break
 
@@ -181,7 +183,6 @@ def run_rounds(job, worker):
     words = i64_at(job)
     control = words[BARRIER]
     n, batch, learning, nw = words[N_SAMPLES], words[BATCH], words[LEARNING], words[TEAM]
-    table, heap = words[TABLE], words[HEAP]
     per_learning = (learning + batch - 1) // batch
     spans, end_spans = i64_at(words[SPANS]), i64_at(words[END_SPANS])
     ahead = far(job)
@@ -207,12 +208,12 @@ def run_rounds(job, worker):
             if nw > 1:
                 barrier(control, nw)
         for s in range(first_span, last_span):
-            run_span(control, table, heap, rows, spans[2 * s], spans[2 * s + 1], worker, nw)
+            run_span(job, rows, spans[2 * s], spans[2 * s + 1], worker)
         if 0 < words[PART] < words[PARTS]:
             continue
         if base + m == stop:
             for s in range(words[N_END_SPANS]):
-                run_span(control, table, heap, rows, end_spans[2 * s], end_spans[2 * s + 1], worker, nw)
+                run_span(job, rows, end_spans[2 * s], end_spans[2 * s + 1], worker)
         if nw > 1:
             barrier(control, nw)
         if worker == 0:

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 
 from calcvm.ops.sizes import evaluate
-from calcvm.ops.spec import OPCODES
 from calcvm.ops.statement import PHASES
 from calcvm.vm import job as layout
 from calcvm.vm.encoding import decode_row
@@ -42,10 +41,11 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
         for phase in phases:
             start, stop = model.binding.span(path, (phase,))
             for pc in range(start, stop):
-                spec, words, _ = decode_row(rows[pc])
+                spec = model.program.spec(pc)
+                words, _ = decode_row(spec, rows[pc])
                 flops = int(evaluate(spec.flops, {**words, "D": 8 // saved.itemsize}))
                 ns = _best(model, address, pc, seconds)
-                out.append(RowTime(pc, OPCODES[spec.opcode].name, model.program.labels[pc], ns, flops))
+                out.append(RowTime(pc, spec.name, model.program.labels[pc], ns, flops))
     finally:
         with model:
             model.frame.fill(saved)

@@ -14,12 +14,15 @@ import numpy as np
 from calcvm.errors import CalcError, ProgramError
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape
-from calcvm.ops.spec import MAX_WORDS, OPCODES, RowSpec
+from calcvm.ops.spec import ROWS, RowSpec
 from calcvm.vm import schema
 from calcvm.vm.documents import DOCUMENT
+from calcvm.vm.encoding import Instruction
+from calcvm.vm.formats import FORMER, converted
+from calcvm.vm.pieces import aligned
 from calcvm.vm.serialize import read_archive, write_archive
 
-FORMAT_VERSION = 2  # 1: facts named symbols, which were not told apart
+FORMAT_VERSION = 3
 ITEMSIZE = {"float32": 4, "float64": 8}
 KEPT_KINDS = ("parameter", "state", "optimizer", "placeholder")
 
@@ -62,16 +65,19 @@ class Zone:
 class Program:
     """Verified rows over one heap.  Build one with `assemble` or `load_program`, never by hand.
 
-    rows : int64[n, MAX_WORDS], encoded for ``batch_size``, the largest batch.
+    instructions : what rows may use, each by its place here; in the order of the names.
+    rows : int64[n, width], encoded for ``batch_size``, the largest batch: cache lines enough for the longest instruction.
     patches : int64[m, 4], (row, word, a, b) sorted by row and word: this word is ``a*B + b``.
     sections : (path, phase) -> [start, stop) of rows.
     workers : the largest team; scratch is sized for it.
-    operand_values : int32[n, MAX_WORDS], the symbol behind each operand word, -1 elsewhere.
+    operand_values : int32[n, width], the symbol behind each operand word, -1 elsewhere.
     labels : for each row the operator and variable it serves.
+    former : its hash in the file of a former format that it comes from.
     info : facts about the graph, JSON-able (`calcvm.lowering.Facts`); symbols in them are their numbers.
     """
 
     dtype: str
+    instructions: tuple[Instruction, ...] = field(repr=False)
     rows: np.ndarray = field(repr=False)
     patches: np.ndarray = field(repr=False)
     sections: Mapping[tuple[str, str], tuple[int, int]]
@@ -85,6 +91,7 @@ class Program:
     info: Mapping[str, Any] = field(default_factory=dict, repr=False)
     constants: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
     format_version: int = FORMAT_VERSION
+    former: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         freeze = object.__setattr__
@@ -104,6 +111,19 @@ class Program:
         return self.heap_elems * self.itemsize
 
     @property
+    def row_bytes(self) -> int:
+        return 8 * self.rows.shape[1]
+
+    @cached_property
+    def specs(self) -> tuple[RowSpec, ...]:
+        """Its instructions in this calcvm's table."""
+        return tuple(ROWS[name] for name, _ in self.instructions)
+
+    def spec(self, pc: int) -> RowSpec:
+        """The instruction of a row."""
+        return self.specs[self.rows[pc, 0]]
+
+    @property
     def paths(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(path for path, _ in self.sections))
 
@@ -121,13 +141,7 @@ class Program:
     @cached_property
     def hash(self) -> str:
         """sha256 of everything the program holds."""
-        documents, arrays = self.to_parts()
-        digest = hashlib.sha256(_canonical(documents))
-        for name in sorted(arrays):
-            array = arrays[name]
-            digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+        return _hash(*self.to_parts())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Program) and self.hash == other.hash
@@ -144,15 +158,16 @@ class Program:
         rows_out.reshape(-1)[at] = a * batch + b
 
     def rows_for(self, batch: int) -> np.ndarray:
-        """A new, writable array of rows for ``batch``."""
-        rows = self.rows.copy()
+        """A new, writable array of rows for ``batch``, which begin on cache lines."""
+        rows = aligned(self.rows.nbytes).view(np.int64).reshape(self.rows.shape)
+        rows[...] = self.rows
         self.patch(rows, batch)
         return rows
 
     @cached_property
     def _patch_plan(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         row, word, a, b = (np.ascontiguousarray(c) for c in self.patches.T)
-        return row * MAX_WORDS + word, a, b
+        return row * self.rows.shape[1] + word, a, b
 
     # ------------------------------------------------------------ showing and storing
     def disassemble(self, batch: int | None = None) -> str:
@@ -191,7 +206,7 @@ class Program:
             ],  # fmt: skip
             "labels": list(self.labels),
             "info": dict(self.info),
-            "instructions": instructions(self.rows),
+            "instructions": [list(instruction) for instruction in self.instructions],
         }
         arrays = {"rows": self.rows, "patches": self.patches, "operand_values": self.operand_values}
         named = {f"program/{k}": v for k, v in arrays.items()}
@@ -205,14 +220,19 @@ class Program:
 
         document = documents.get("program")
         version = document.get("format_version") if isinstance(document, Mapping) else None
-        if version is not None and version != FORMAT_VERSION:
+        former = ""
+        if isinstance(document, Mapping) and version == FORMER:
+            former = _hash({"program": document}, {k: v for k, v in arrays.items() if k.startswith("program/")})
+            document, arrays = converted(document, arrays, where)
+        elif version is not None and version != FORMAT_VERSION:
             raise ProgramError(
-                f"{where}: program format {version}, this calcvm reads {FORMAT_VERSION}: compile the graph again"
+                f"{where}: program format {version}, this calcvm reads {FORMER} and {FORMAT_VERSION}: compile the graph again"
             )
         document = schema.check(DOCUMENT, document, f"{where}: not a well-formed program, it")
         prefix = "program/constants/"
         program = Program(
             dtype=document["dtype"],
+            instructions=tuple(Instruction(*instruction) for instruction in document["instructions"]),
             rows=_array(arrays, "rows", np.int64, where),
             patches=_array(arrays, "patches", np.int64, where),
             sections={(path, phase): (start, stop) for path, phase, start, stop in document["sections"]},
@@ -227,9 +247,10 @@ class Program:
             ),
             operand_values=_array(arrays, "operand_values", np.int32, where),
             labels=tuple(document["labels"]),
-            info=documents["program"]["info"],
+            info=document["info"],
             constants={k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)},
             format_version=FORMAT_VERSION,
+            former=former,
         )  # fmt: skip
         if len(program.sections) != len(document["sections"]):
             raise ProgramError(f"{where}: a section of the program is there twice")
@@ -237,7 +258,6 @@ class Program:
             verify(program)
         except ProgramError as error:
             raise ProgramError(f"{where}: {error}") from None
-        _same_instructions(document["instructions"], instructions(program.rows), where)
         return program
 
 
@@ -253,32 +273,18 @@ def load_program(path: str | PathLike[str] | BinaryIO) -> Program:
     FileError
         It cannot be read.
     """
-    archive = read_archive(path, kinds=("program", "model"), versions=(FORMAT_VERSION,))
+    archive = read_archive(path, kinds=("program", "model"), versions=(FORMER, FORMAT_VERSION))
     return Program.from_parts(archive.documents, archive.arrays, where=archive.name)
 
 
 # ---------------------------------------------------------------- small helpers
-def instructions(rows: np.ndarray) -> dict[str, str]:
-    """Names of the instructions that ``rows`` use, each with a digest of its form (words and operands)."""
-    out = {}
-    for opcode in sorted({int(c) for c in rows[:, 0]}) if rows.size else []:
-        spec = OPCODES.get(opcode)
-        if spec is not None:
-            out[spec.name] = _signature(spec)
-    return out
-
-
-def _signature(spec: RowSpec) -> str:
-    words = [(w.name, w.kind) for w in spec.words]
-    operands = [(o.name, o.access, o.elems, o.optional) for o in spec.operands]
-    return hashlib.sha256(repr((spec.opcode, spec.name, words, operands)).encode()).hexdigest()[:16]
-
-
-def _same_instructions(stored: Mapping[str, str], ours: Mapping[str, str], where: str) -> None:
-    if stored != ours:
-        changed = sorted({*stored.items()} ^ {*ours.items()})
-        names = ", ".join(dict.fromkeys(name for name, _ in changed))
-        raise ProgramError(f"{where}: written for other instructions ({names}): compile the graph again")
+def _hash(documents: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(documents, sort_keys=True, separators=(",", ":")).encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def _read_only(array: np.ndarray, dtype: Any) -> np.ndarray:
@@ -306,7 +312,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{value!r} is no number, text, list or mapping")
-
-
-def _canonical(document: Any) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

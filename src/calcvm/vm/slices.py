@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calcvm.ops.sizes import evaluate
+from calcvm.ops.spec import HEADER_WORDS
 from calcvm.vm import job as layout
 from calcvm.vm.encoding import FLAG_SYNC, decode_row
 
@@ -65,7 +66,8 @@ def work_of(program: Program, batch: int, span: Span) -> tuple[np.ndarray, np.nd
     touched = np.array([*elems, 0])[program.operand_values[slice(*span)]].sum(axis=1)  # -1: no operand
     flops = np.zeros(len(touched))
     for pc, row in enumerate(program.rows_for(batch)[slice(*span)]):
-        spec, words, _ = decode_row(row)
+        spec = program.spec(span[0] + pc)
+        words, _ = decode_row(spec, row)
         flops[pc] = evaluate(spec.flops, {**words, "D": 8 // program.itemsize})
     return flops, touched
 
@@ -90,9 +92,9 @@ def changing(program: Program) -> np.ndarray:
     """For each row whether it changes what persists."""
     persists = np.array([*(symbol.persistent for symbol in program.symbols), False])
     out = np.zeros(len(program.rows), bool)
-    for pc, row in enumerate(program.rows):
-        spec, words, _ = decode_row(row)
-        for k, operand in enumerate(spec.operands, 2 + len(words)):
+    for pc in range(len(program.rows)):
+        spec = program.spec(pc)
+        for k, operand in enumerate(spec.operands, HEADER_WORDS + len(spec.words)):
             out[pc] |= operand.access != "r" and persists[program.operand_values[pc, k]]
     return out
 

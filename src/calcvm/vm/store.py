@@ -257,8 +257,10 @@ class FileStore:
                 raise ProgramError(f"{path}: there is no such program: copy it from a whole copy of the store")
             with telling(str(path), "read"):
                 program = load_program(path)
-            if program.hash != digest:
+            if digest not in (program.hash, program.former):
                 raise ProgramError(f"{path}: holds another program ({program.hash}): copy it anew")
+            if program.former:  # the model will be written with the hash of today
+                self.put_program(program)
             self._programs[digest] = program
         return program
 

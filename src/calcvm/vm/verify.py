@@ -30,10 +30,10 @@ import numpy as np
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import ZERO, Affine
 from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH, Extent, Piecewise, exact
-from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS, OPCODES, OWN_OPCODES, Operand, RowSpec
+from calcvm.ops.spec import HEADER_WORDS, ROWS, Operand, RowSpec, row_words
 from calcvm.ops.statement import PHASES
 from calcvm.vm.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS, check_info
-from calcvm.vm.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_SYNC
+from calcvm.vm.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_SYNC, form_of
 from calcvm.vm.program import FORMAT_VERSION, ITEMSIZE, Program, Symbol
 
 LINE = 64  # bytes of a cache line, on which storage begins
@@ -83,16 +83,13 @@ class _Row:
         self.acc = names.index("acc") if "acc" in names else None
 
 
-_ROWS: dict[int, _Row] = {}
+_ROWS: dict[str, _Row] = {}
 
 
-def _row(opcode: int) -> _Row | None:
-    spec = OPCODES.get(opcode)
-    if spec is None:
-        return None
-    row = _ROWS.get(opcode)
+def _row(spec: RowSpec) -> _Row:
+    row = _ROWS.get(spec.name)
     if row is None or row.spec is not spec:
-        row = _ROWS[opcode] = _Row(spec)
+        row = _ROWS[spec.name] = _Row(spec)
     return row
 
 
@@ -178,9 +175,10 @@ class _Verifier:
         return self.program.symbols[symbol].name if symbol >= 0 else "nothing"
 
     def fail(self, row: int, message: str) -> NoReturn:
-        spec = OPCODES.get(int(self.program.rows[row, 0]))
+        place = self.decoded[row][0][0]
+        name = self.program.instructions[place].name if 0 <= place < len(self.known) else "?"
         label = f" ({self.program.labels[row]})" if self.program.labels[row] else ""
-        raise ProgramError(f"row {row} {spec.name if spec else '?'}{label}: {message}")
+        raise ProgramError(f"row {row} {name}{label}: {message}")
 
     # ------------------------------------------------------------ the whole
     def check_form(self) -> None:
@@ -190,9 +188,11 @@ class _Verifier:
             raise ProgramError(f"program format {p.format_version}, this calcvm runs {FORMAT_VERSION}")
         if p.dtype not in ITEMSIZE:
             raise ProgramError(f"dtype {p.dtype!r} is neither float32 nor float64")
+        self.check_instructions()
+        self.width = row_words(row.spec for row in self.known)
         for name, array, dtype, shape in (
-            ("rows", p.rows, np.int64, (n, MAX_WORDS)),
-            ("operand_values", p.operand_values, np.int32, (n, MAX_WORDS)),
+            ("rows", p.rows, np.int64, (n, self.width)),
+            ("operand_values", p.operand_values, np.int32, (n, self.width)),
             ("patches", p.patches, np.int64, (len(p.patches), 4)),
         ):
             if array.dtype != dtype or array.shape != shape:
@@ -209,6 +209,26 @@ class _Verifier:
             raise ProgramError(f"{len(p.labels)} labels for {n} rows")
         self.decoded = list(zip(p.rows.tolist(), p.operand_values.tolist()))
         self.phases = [""] * n
+        for i, (row, _) in enumerate(self.decoded):
+            if not 0 <= row[0] < len(self.known):
+                self.fail(i, f"it is instruction {row[0]} of a program that has {len(self.known)}")
+
+    def check_instructions(self) -> None:
+        """Each is in the table, in the form that the program was made for, and they are in order."""
+        listed = self.program.instructions
+        names = [name for name, _ in listed]
+        if names != sorted(set(names)):
+            raise ProgramError("the program's instructions are not in the order of their names, or one is there twice")
+        for name in names:
+            if name not in ROWS:
+                raise ProgramError(
+                    f"no operator has the instruction {name!r}: register a user's operator first (cv.register_op), or "
+                    "compile the graph again"
+                )
+        changed = ", ".join(name for name, form in listed if form != form_of(ROWS[name]))
+        if changed:
+            raise ProgramError(f"written for other instructions ({changed}): compile the graph again")
+        self.known = [_row(ROWS[name]) for name in names]
 
     def check_sections(self) -> None:
         at, n = 0, len(self.decoded)
@@ -378,9 +398,7 @@ class _Verifier:
         for row, word, a, b in p.patches.tolist():
             if not 0 <= row < len(p.rows):
                 raise ProgramError(f"patch of row {row}: there are {len(p.rows)} rows")
-            spec = OPCODES.get(self.decoded[row][0][0])
-            if spec is None:
-                self.unknown(row, int(self.decoded[row][0][0]))
+            spec = self.known[self.decoded[row][0][0]].spec
             k = word - HEADER_WORDS
             if not 0 <= k < len(spec.words) or spec.words[k].kind != "dim":
                 self.fail(row, f"word {word} is no size, only sizes may depend on the batch")
@@ -397,21 +415,14 @@ class _Verifier:
             self.patched.setdefault(row, {})[k] = Affine(a, b)
             before = (row, word)
 
-    def unknown(self, row: int, opcode: int) -> NoReturn:
-        """The opcode of a row is no operator's."""
-        own = ", which is one of a user's operator: register that first (cv.register_op)"
-        self.fail(row, f"no operator has opcode {opcode}{own if opcode in OWN_OPCODES else ''}")
-
     # ------------------------------------------------------------ one row
     def check_row(self, i: int, row: list[int], values: list[int]) -> list[_Access]:
         """Check a row by itself; returns what its operands touch."""
-        r = _row(row[0])
-        if r is None:
-            self.unknown(i, int(row[0]))
+        r = self.known[row[0]]
         if row[1] & ~FLAG_SYNC != i << FLAG_PC_SHIFT:
             self.fail(i, f"flags {row[1]:#x} are malformed: bits 8 up must hold the row's index")
         if any(row[r.stop :]):
-            self.fail(i, f"words {r.stop} to {MAX_WORDS - 1} must be zero")
+            self.fail(i, f"words {r.stop} to {self.width - 1} must be zero")
         if max(values[: r.first_operand]) != -1 or max(values[r.stop :], default=-1) != -1:
             self.fail(i, "a word that is no operand has a symbol")
         at_last: list[Any] = row[HEADER_WORDS : r.first_operand]

@@ -1,6 +1,6 @@
-"""Programs as PTX: the dispatch of the opcodes that a program uses, compiled with the VM's loops around it.
+"""Programs as PTX: the dispatch of the instructions that a program uses, compiled with the VM's loops around it.
 
-A kernel of all opcodes would take as many registers as its hungriest row; so each set of opcodes has kernels of
+A kernel of all rows would take as many registers as the hungriest; so each set of instructions has kernels of
 its own, compiled at first use and kept as PTX in the user's cache.  Compiling needs no GPU and no driver.
 """
 
@@ -20,7 +20,6 @@ from calcvm.kernels_cuda import _cuda, kernels
 from calcvm.kernels_cuda._common import Kernel
 from calcvm.kernels_cuda._gemm import shared_bytes as scratch_bytes
 from calcvm.kernels_cuda._tuples import by_number, folded, mapped
-from calcvm.ops.spec import OPCODES
 from calcvm.vm.cuda import loop
 
 ARGUMENTS = {"rows": 1, "rounds": 1, "fleet": 1, "row": 3, "bring": 1, "hand_over": 1}  # 64-bit integers
@@ -51,18 +50,18 @@ class Target:
 
 
 # ---------------------------------------------------------------- functions
-def functions(opcodes: Iterable[int], dtype: str) -> dict[str, Callable]:
-    """The VM's entries for a set of opcodes, as Python functions: what the simulator runs and the compiler compiles."""
-    return dict(_functions(tuple(sorted(set(opcodes))), dtype, tuple(k.mark for k in _rows(opcodes).values())))
+def functions(names: Iterable[str], dtype: str) -> dict[str, Callable]:
+    """The VM's entries for a set of rows, as Python functions: what the simulator runs and the compiler compiles."""
+    return dict(_functions(tuple(sorted(set(names))), dtype, tuple(k.mark for k in _rows(names).values())))
 
 
 @cache
-def _functions(opcodes: tuple[int, ...], dtype: str, marks: tuple[str, ...]) -> dict[str, Callable]:
-    rows = _rows(opcodes)
+def _functions(names: tuple[str, ...], dtype: str, marks: tuple[str, ...]) -> dict[str, Callable]:
+    rows = _rows(names)
     second = {code: kernel.finish for code, kernel in rows.items() if kernel.finish}
     first_halves = by_number({code: kernel.bound for code, kernel in rows.items()})
     second_halves = by_number({code: kernel.bound for code, kernel in second.items()})
-    of_two = tuple(second) or (NO_OPCODE,)
+    of_two = tuple(second) or (NOBODY,)
 
     @_cuda.device
     def dispatch(h, r, w, nw):  # type: ignore[no-untyped-def]
@@ -79,7 +78,7 @@ def _functions(opcodes: tuple[int, ...], dtype: str, marks: tuple[str, ...]) -> 
     return loop.entries(dispatch, two_halves, finish, {"float32": _cuda.f32_at, "float64": _cuda.f64_at}[dtype])
 
 
-NO_OPCODE = -1
+NOBODY = -1
 
 
 @_cuda.device
@@ -92,23 +91,28 @@ def _either(a: bool, b: bool) -> bool:
     return a or b
 
 
-def has_second_half(opcode: int) -> bool:
+def has_second_half(name: str) -> bool:
     """Whether a row is two launches, with all blocks' work between them done."""
-    return kernels()[OPCODES[opcode].name].finish is not None
+    return kernels()[name].finish is not None
 
 
-def _rows(opcodes: Iterable[int]) -> dict[int, Kernel]:
+def number(name: str) -> int:
+    """What stands for a row's name in word 0 of rows on the device: the same in every program, so that they share kernels."""
+    return int(hashlib.sha256(name.encode()).hexdigest()[:15], 16)
+
+
+def _rows(names: Iterable[str]) -> dict[int, Kernel]:
     known = kernels()
-    return {code: known[OPCODES[code].name] for code in sorted(set(opcodes))}
+    return {number(name): known[name] for name in sorted(set(names))}
 
 
 # ---------------------------------------------------------------- PTX
-def ptx(entry: str, opcodes: Iterable[int], dtype: str, target: Target) -> str:
+def ptx(entry: str, names: Iterable[str], dtype: str, target: Target) -> str:
     """PTX of one entry, from the cache or compiled; its kernel is called ``calcvm_ENTRY``."""
-    codes = () if entry in WITHOUT_ROWS else tuple(sorted(set(opcodes)))
-    marks = tuple(k.mark for k in _rows(codes).values())
+    rows = () if entry in WITHOUT_ROWS else tuple(sorted(set(names)))
+    marks = tuple(k.mark for k in _rows(rows).values())
     major, minor = target.cc
-    known = repr((entry, codes, marks, dtype, target.cc, target.threads, target.blocks, _sources()))
+    known = repr((entry, rows, marks, dtype, target.cc, target.threads, target.blocks, _sources()))
     path = (
         _native.cache_root()
         / "ptx"
@@ -119,7 +123,7 @@ def ptx(entry: str, opcodes: Iterable[int], dtype: str, target: Target) -> str:
     except OSError:
         text = ""
     if not text.endswith(END):
-        text = _compile(entry, codes, dtype, target)
+        text = _compile(entry, rows, dtype, target)
         _write(path, text)
     return _specialized(text, target)
 
@@ -127,8 +131,8 @@ def ptx(entry: str, opcodes: Iterable[int], dtype: str, target: Target) -> str:
 END = "// calcvm: whole\n"
 
 
-def _compile(entry: str, codes: tuple[int, ...], dtype: str, target: Target) -> str:
-    fn = functions(codes, dtype)[entry]
+def _compile(entry: str, names: tuple[str, ...], dtype: str, target: Target) -> str:
+    fn = functions(names, dtype)[entry]
     signature = (_cuda.types.int64,) * ARGUMENTS[entry]
     text = _cuda.compile_ptx(fn, signature, f"calcvm_{entry}", target.cc, target.threads, target.blocks)
     return f"{text}\n{END}"

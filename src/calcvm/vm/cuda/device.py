@@ -20,7 +20,6 @@ import numpy as np
 
 from calcvm.errors import CalcError, DeviceError
 from calcvm.kernels_cpu._native import cache_root
-from calcvm.ops.spec import MAX_WORDS, OPCODES
 from calcvm.vm import job as layout
 from calcvm.vm.cuda import build
 from calcvm.vm.cuda.arena import Arena, Piece
@@ -48,18 +47,19 @@ BOX_WORDS = SELF + 1
 PROCESS_BYTES = 2 * CHUNK_BYTES + 8 * BOX_WORDS  # what the first program of a process takes beside its own
 
 
-def table_bytes(n_rows: int) -> int:
-    """Device memory of a program's rows."""
-    return 8 * MAX_WORDS * ROW_COPIES * n_rows
+def table_bytes(n_rows: int, n_words: int) -> int:
+    """Device memory of a program's rows, each of so many words."""
+    return 8 * n_words * ROW_COPIES * n_rows
 
 
 class Code:
-    """What a program's models share on the device: its opcodes, and room for its rows."""
+    """What a program's models share on the device: its instructions, and room for its rows."""
 
     address = 0  # no table of kernels: dispatch is compiled
 
     def __init__(self, device: Cuda, program: Any):
-        self.opcodes = tuple(sorted({int(c) for c in program.rows[:, 0]}))
+        self.names = tuple(name for name, _ in program.instructions)
+        self._numbers = np.array([build.number(name) for name in self.names], np.int64)
         self.mode = program.info.get("mode") or "grid"
         self.precision = program.info.get("precision") or "float32"
         self.dtype, self.itemsize, self.rows = program.dtype, program.itemsize, program.rows
@@ -72,7 +72,7 @@ class Code:
         self._grow()
 
     def _grow(self) -> None:
-        nbytes = table_bytes(len(self.rows))
+        nbytes = table_bytes(*self.rows.shape)
         start = self._device.allocate(nbytes)
         weakref.finalize(self, self._device.free, start, nbytes).atexit = False
         self._places += range(start, start + nbytes, max(nbytes // ROW_COPIES, 1))
@@ -93,7 +93,9 @@ class Code:
             self._grow()
         address = self._places.pop()
         weakref.finalize(rows, self._places.append, address).atexit = False
-        self._device.driver.to_device(address, rows)
+        numbered = rows.copy()
+        numbered[:, 0] = self._numbers[rows[:, 0]]
+        self._device.driver.to_device(address, numbered)
         return address
 
 
@@ -233,18 +235,18 @@ class Cuda:
         """What a program's models share; nothing is compiled before it runs."""
         return Code(self, program)
 
-    def function(self, entry: str, opcodes: Iterable[int], dtype: str, target: build.Target) -> tuple[int, int]:
-        """A kernel, and how many of its blocks one multiprocessor runs at once."""
-        key = entry, tuple(opcodes), dtype, target
+    def function(self, entry: str, names: Iterable[str], dtype: str, target: build.Target) -> tuple[int, int]:
+        """A kernel for rows of these names, and how many of its blocks one multiprocessor runs at once."""
+        key = entry, tuple(names), dtype, target
         found = self._modules.get(key)
         if found is None:
             if self.compiled:
-                image: str | bytes = build.ptx(entry, opcodes, dtype, target)
+                image: str | bytes = build.ptx(entry, names, dtype, target)
             else:
                 from calcvm.vm.cuda import simulated
 
                 image = repr(key).encode()
-                simulated.KERNELS[image] = build.functions(opcodes, dtype)[entry]
+                simulated.KERNELS[image] = build.functions(names, dtype)[entry]
             function = self.driver.function(self.driver.load(image), f"calcvm_{entry}")
             nbytes = target.shared_bytes(np.dtype(dtype).itemsize)
             if nbytes > 48 << 10:
@@ -292,7 +294,7 @@ class Cuda:
     ) -> None:
         """A turn of ``rounds`` * ``laps`` rounds for each task, a block a model, all in one launch."""
         codes = list({id(b): b.code for b in bindings}.values())
-        opcodes = sorted({opcode for code in codes for opcode in code.opcodes})
+        names = sorted({name for code in codes for name in code.names})
         if len({(c.dtype, c.precision) for c in codes}) > 1:
             raise CalcError("models that train in one launch have one dtype and one precision: take a fleet for each")
         with self.lock:
@@ -311,7 +313,7 @@ class Cuda:
             self._set_fleet(start + tasks.nbytes, len(slots), rounds * laps)
             self.shared_pieces.send(self.stream)
             self._send_box()
-            self._turns(opcodes, codes[0], len(slots))
+            self._turns(names, codes[0], len(slots))
             self.shared_pieces.fetch(self.stream)
             there = np.empty_like(tasks)
             self.driver.to_host(there.reshape(-1), start, self.stream)
@@ -371,21 +373,21 @@ class Cuda:
 
     def _grid(self, entry: str, code: Code, workers: int, feeders: int) -> None:
         """One kernel of ``workers`` blocks, or of as many as are resident at once: they wait for each other."""
-        _, resident = self.function(entry, code.opcodes, code.dtype, self._target(code.precision, self.threads, 1))
+        _, resident = self.function(entry, code.names, code.dtype, self._target(code.precision, self.threads, 1))
         most = resident * self.driver.multiprocessors
         if most < 1 + feeders:
             raise DeviceError(f"{self.driver.name} cannot run {1 + feeders} blocks of {self.threads} threads at once")
         blocks = min(workers, most - feeders) + feeders
-        self._job_launch(entry, code.opcodes, code, blocks, blocks > 1)()
+        self._job_launch(entry, code.names, code, blocks, blocks > 1)()
 
     # ------------------------------------------------------------ blocks of their own
     def _task(self, job: np.ndarray, workers: int, code: Code) -> None:
-        self._turns(code.opcodes, code, 1)
+        self._turns(code.names, code, 1)
 
-    def _turns(self, opcodes: Sequence[int], code: Code, n: int) -> None:
+    def _turns(self, names: Sequence[str], code: Code, n: int) -> None:
         """Turns of the fleet in the box, of ``n`` tasks, with a block for each if there is room."""
         target = self._target(code.precision, self.fleet_threads, FLEET_BLOCKS)
-        function, resident = self.function("fleet", opcodes, code.dtype, target)
+        function, resident = self.function("fleet", names, code.dtype, target)
         blocks = max(min(n, resident * self.driver.multiprocessors), 1)
         self._launch(function, target, code, blocks, [self._at(FLEET)], False)()
 
@@ -447,21 +449,21 @@ class Cuda:
         found = []
         for start, stop in spans:
             for pc in range(start, stop):
-                opcode = int(code.rows[pc, 0])
-                product = OPCODES[opcode].name.startswith(("linear", "matmul"))
+                name = code.names[code.rows[pc, 0]]
+                product = name.startswith(("linear", "matmul"))
                 target = self._target(code.precision, self.threads, 1 if product else WIDE_BLOCKS)
-                function, resident = self.function("row", (opcode,), code.dtype, target)
+                function, resident = self.function("row", (name,), code.dtype, target)
                 blocks = workers if product else max(workers, resident * self.driver.multiprocessors)
-                for half in range(1 + build.has_second_half(opcode)):
-                    arguments = [heap, rows + 8 * MAX_WORDS * pc, half]
+                for half in range(1 + build.has_second_half(name)):
+                    arguments = [heap, rows + code.rows.strides[0] * pc, half]
                     found.append(self._launch(function, target, code, blocks, arguments, False))
         return found
 
     # ------------------------------------------------------------ launches
-    def _job_launch(self, entry: str, opcodes: Sequence[int], code: Code, blocks: int, cooperative: bool) -> Launch:
+    def _job_launch(self, entry: str, names: Sequence[str], code: Code, blocks: int, cooperative: bool) -> Launch:
         """A launch of the job in the box."""
         target = self._target(code.precision, self.threads, 1)
-        function, _ = self.function(entry, opcodes, code.dtype, target)
+        function, _ = self.function(entry, names, code.dtype, target)
         return self._launch(function, target, code, blocks, [self._at(JOB)], cooperative)
 
     def _launch(

@@ -2,7 +2,7 @@
 
 Every block walks the same rows.  The words of a job and of a task are those of the CPU (`calcvm.vm.job`), its
 addresses are the device's.  These are plain functions of `calcvm.kernels_cuda._cuda`'s facilities, compiled for
-the opcodes of a program (`calcvm.vm.cuda.build`) or run by the simulator.
+the instructions of a program (`calcvm.vm.cuda.build`) or run by the simulator.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ from calcvm.vm.job import (
     READY,
     RESULTS,
     ROUNDS,
+    ROW_BYTES,
     ROWS,
     ROWS_FULL,
     ROWS_LAST,
@@ -347,32 +348,32 @@ def as_f64_word(words, k):
 def entries(dispatch: Callable, two_halves: Callable, finish: Callable, heap_at: Callable) -> dict[str, Callable]:
     """The kernels of a program: functions of one argument, the address of a job (of `row`: heap and row).
 
-    dispatch(h, r, w, nw) runs a row by its opcode; two_halves(opcode) whether it has a second half, finish runs that.
+    dispatch(h, r, w, nw) runs a row by its number; two_halves(number) whether it has a second half, finish runs that.
     heap_at : address to pointer of the heap's elements.
     """
 
     @device
-    def ask_for(rows, pc):
+    def ask_for(rows, row_bytes, pc):
         """Begin to copy a row to the block's shared memory."""
-        to, of = at(shared_words(), (pc & 1) * MAX_WORDS), at(i64_at(rows), pc * MAX_WORDS)
+        to, of = at(shared_words(), (pc & 1) * MAX_WORDS), i64_at(rows + pc * row_bytes)
         k = 2 * thread()
-        while k < MAX_WORDS:
+        while 8 * k < row_bytes:
             copy_async(at(to, k), at(of, k))
             k += 2 * threads()
 
     @device(inline=False)
-    def run_span(h, rows, start, stop, control, w, nw):
+    def run_span(h, rows, row_bytes, start, stop, control, w, nw):
         """Rows [start, stop); returns 1 where a barrier was given up."""
         pc, late = start, 0
         if start < stop:
-            ask_for(rows, start)
+            ask_for(rows, row_bytes, start)
         copy_wait()
         sync()
         while pc < stop and late == 0:
             r = at(shared_words(), (pc & 1) * MAX_WORDS)
             last = pc + 1 == stop
             if not last:
-                ask_for(rows, pc + 1)
+                ask_for(rows, row_bytes, pc + 1)
             dispatch(h, r, w, nw)
             if two_halves(r[0]):
                 late = meet(control, nw)
@@ -410,7 +411,7 @@ def entries(dispatch: Callable, two_halves: Callable, finish: Callable, heap_at:
             s = 0
             while s < n_all and late == 0:
                 span = at(spans, 2 * s) if s < n_spans else at(ends, 2 * (s - n_spans))
-                late = run_span(h, rows, span[0], span[1], control, w, nw)
+                late = run_span(h, rows, words[ROW_BYTES], span[0], span[1], control, w, nw)
                 s += 1
             deliver(words, h, base, m, w, nw)
             if words[N_DRAINS] and late == 0:
@@ -479,7 +480,8 @@ def entries(dispatch: Callable, two_halves: Callable, finish: Callable, heap_at:
         h, control = heap_at(words[HEAP]), i64_at(words[BARRIER])
         step, late = 0, 0
         while step < words[STEPS] and late == 0:
-            late = run_span(h, words[ROWS], words[START], words[STOP], control, block(), blocks())
+            rows = words[ROWS]
+            late = run_span(h, rows, words[ROW_BYTES], words[START], words[STOP], control, block(), blocks())
             step += 1
 
     def rounds(job):
