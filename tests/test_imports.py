@@ -67,7 +67,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "optuna", "cmaes", "ray", "matplotlib"},
     ),
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet"}, {"numpy", "scipy", "sklearn", "joblib"}),
-    "operators": ({"errors", "ops", "kernels_cpu", "kernels_cuda"}, set()),
+    "operators": ({"errors", "formulas", "ops", "kernels_cpu", "kernels_cuda"}, set()),
     "data": ({"", "errors"}, {"numpy", "sklearn"}),
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
     "commands": (

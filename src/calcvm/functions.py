@@ -20,12 +20,15 @@ __all__ = [
     "accuracy",
     "add",
     "binary_cross_entropy",
+    "ceil",
+    "clip",
     "concat",
     "div",
     "dropout",
     "elu",
     "exp",
     "flatten",
+    "floor",
     "gelu",
     "huber",
     "leaky_relu",
@@ -45,7 +48,9 @@ __all__ = [
     "relu",
     "reshape",
     "rmse",
+    "round",
     "sigmoid",
+    "sign",
     "slice",
     "softmax",
     "softmax_cross_entropy",
@@ -171,6 +176,31 @@ def softplus(x: Variable) -> Variable:
 def elu(x: Variable, alpha: float = 1.0) -> Variable:
     """x where positive, alpha * (exp(x) - 1) elsewhere."""
     return apply("elu", x, alpha=alpha)
+
+
+def clip(x: Variable, lo: float = -1.0, hi: float = 1.0) -> Variable:
+    """x between ``lo`` and ``hi``."""
+    return apply("clip", x, lo=lo, hi=hi)
+
+
+def sign(x: Variable) -> Variable:
+    """-1, 0 or 1; it has no slope, and no gradient goes through it."""
+    return apply("sign", x)
+
+
+def floor(x: Variable) -> Variable:
+    """The largest integer not above x; no gradient goes through it."""
+    return apply("floor", x)
+
+
+def ceil(x: Variable) -> Variable:
+    """The least integer not below x; no gradient goes through it."""
+    return apply("ceil", x)
+
+
+def round(x: Variable) -> Variable:  # noqa: A001
+    """The nearest integer, of two the even one; no gradient goes through it."""
+    return apply("round", x)
 
 
 def softmax(x: Variable, axis: int = -1) -> Variable:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from calcvm import checks
 from calcvm.errors import CalcError
-from calcvm.ops.optimizers import HYPER_SLOTS, HYPER_START, SCHEDULES
+from calcvm.ops.optimizers import HYPER_SLOTS, HYPER_START, SCHEDULES, UPDATES
 
 LARGEST_COUNT = 2**53  # of steps: slots are float64
 MOST_SAMPLES = 10**7  # of a schedule
@@ -207,7 +207,7 @@ class Optimizer:
 
     @property
     def state(self) -> dict[str, float]:
-        return {}
+        return dict.fromkeys(UPDATES[self.row].state, 0.0)
 
     @property
     def schedule_code(self) -> int:
@@ -252,10 +252,6 @@ class SGD(Optimizer):
     def row(self) -> str:
         return "nesterov" if self.nesterov else "momentum" if self.momentum else "sgd"
 
-    @property
-    def state(self) -> dict[str, float]:
-        return {"m": 0.0} if self.momentum else {}
-
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
@@ -271,10 +267,6 @@ class Adam(Optimizer):
         super().__post_init__()
         _below_1(self, "beta1", "beta2")
         _at_least_0(self, "eps", "weight_decay")
-
-    @property
-    def state(self) -> dict[str, float]:
-        return {"m": 0.0, "v": 0.0}
 
 
 @dataclass(frozen=True)
@@ -311,10 +303,6 @@ class RMSProp(Optimizer):
     @property
     def row(self) -> str:
         return "rmsprop_momentum" if self.momentum else "rmsprop"
-
-    @property
-    def state(self) -> dict[str, float]:
-        return {"v": 0.0, "m": 0.0} if self.momentum else {"v": 0.0}
 
 
 @dataclass(frozen=True)
@@ -354,7 +342,7 @@ def optimizer_of(given: Any) -> Optimizer:
         if any(f.init and f.default is MISSING for f in fields(given)):
             raise CalcError(f"{given.__name__} has no default learning rate: give optimizer=cv.{given.__name__}(0.1)")
         return given()
-    if type(given) not in OPTIMIZERS.values():
+    if not isinstance(given, Optimizer) or given.row not in UPDATES:
         what = f"the class {given.__name__}" if isinstance(given, type) else checks.shown(given)
         raise CalcError(f"optimizer: one such as cv.Adam(1e-3) or one of the names {names} is wanted, not {what}")
     return given

@@ -63,6 +63,26 @@ def elu(x, alpha=1.0):
     return np.where(x > 0, x, alpha * np.expm1(x))
 
 
+def clip(x, lo=-1.0, hi=1.0):
+    return np.clip(x, lo, hi)
+
+
+def sign(x):
+    return np.sign(x)
+
+
+def floor(x):
+    return np.floor(x)
+
+
+def ceil(x):
+    return np.ceil(x)
+
+
+def round(x):  # noqa: A001
+    return np.round(x)
+
+
 def affine(x, a=1.0, b=0.0):
     return a * x + b
 

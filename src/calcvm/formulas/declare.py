@@ -44,6 +44,11 @@ class Choice:
 Parameters = dict[str, "Real | Choice"]
 
 
+def is_own(fn: Callable) -> bool:
+    """Whether a function comes from elsewhere than calcvm's formulas."""
+    return not fn.__module__.startswith("calcvm.formulas.")
+
+
 @dataclass(frozen=True)
 class Formula:
     """What one row computes of an element: ``fn(reads..., params...)``, its parameters in this order.
@@ -82,8 +87,8 @@ class Formula:
     def variant(self, which: int = 0) -> Callable:
         """The formula as a function of numbers alone, ``reads`` and ``reals``, by one of the names of a choice."""
         chosen = {name: p.names[which] for name, p in self.words.items() if isinstance(p, Choice)}
-        names = (*self.reads, *self.reals)
-        return lambda *numbers: self.fn(**dict(zip(names, numbers)), **chosen)
+        fn, names = self.fn, (*self.reads, *self.reals)
+        return lambda *numbers: fn(**dict(zip(names, numbers)), **chosen)
 
     @property
     def text(self) -> str:
@@ -97,6 +102,11 @@ class Formula:
     @property
     def operations(self) -> int:
         return operations(self.variant(), len(self.reads) + len(self.reals))
+
+    @property
+    def own(self) -> bool:
+        """Whether a user wrote it."""
+        return is_own(self.fn)
 
     @property
     def passes(self) -> bool:
@@ -139,7 +149,8 @@ def elementwise(
 ) -> Callable[[type], Elementwise]:
     """Decorator of a class of formulas: ``y`` of inputs and parameters, and a ``d<input>`` for each gradient.
 
-    A gradient's formula names what it reads: ``dy``, inputs, ``y``.
+    A gradient's formula names what it reads: ``dy``, inputs, ``y``.  An input without one has a gradient of 0 wherever it
+    has any.
     """
 
     def declare(cls: type) -> Elementwise:
@@ -225,6 +236,10 @@ class Update:
         for name, fn in self.steps.items():
             values[name] = fn(*(values[v] for v in inspect.signature(fn).parameters))
         return tuple(values[v] for v in ("p", *self.state))
+
+    @property
+    def own(self) -> bool:
+        return any(map(is_own, self.steps.values()))
 
     @property
     def text(self) -> str:

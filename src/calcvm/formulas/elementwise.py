@@ -174,6 +174,47 @@ class affine:
         return dy * a
 
 
+@elementwise(
+    onnx="Clip",
+    lo=Real(-1.0, "the least value"),
+    hi=Real(1.0, "the largest value; where it is below ``lo`` all are this"),
+    cases=({"lo": -1.0, "hi": 0.5}, {"lo": 0.0, "hi": 6.0}),
+    source="NaN stays; at the bounds the derivative is 1, as in PyTorch",
+)
+class clip:
+    def y(x, lo, hi):
+        x = n.where(x < lo, lo, x)
+        return n.where(x > hi, hi, x)
+
+    def dx(dy, x, lo, hi):
+        return n.where(x < lo, 0.0, n.where(x > hi, 0.0, dy))
+
+
+# ---------------------------------------------------------------- without slope
+@elementwise(onnx="Sign", source="NaN is 0")
+class sign:
+    def y(x):
+        return n.sign(x)
+
+
+@elementwise(onnx="Floor")
+class floor:
+    def y(x):
+        return n.floor(x)
+
+
+@elementwise(onnx="Ceil")
+class ceil:
+    def y(x):
+        return n.ceil(x)
+
+
+@elementwise(onnx="Round", source="of two nearest integers the even one")
+class round:  # noqa: A001
+    def y(x):
+        return n.rint(x)
+
+
 # ---------------------------------------------------------------- of two operands, with NumPy's broadcasting
 @elementwise(onnx="Add")
 class add:

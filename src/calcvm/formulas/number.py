@@ -71,6 +71,19 @@ def fabs(x: Any) -> Any:
     return x.fabs()
 
 
+def floor(x: Any) -> Any:
+    return x.floor()
+
+
+def ceil(x: Any) -> Any:
+    return x.ceil()
+
+
+def rint(x: Any) -> Any:
+    """The nearest integer, of two the even one."""
+    return x.rint()
+
+
 def fma(x: Any, y: Any, z: Any) -> Any:
     """x*y + z, rounded once where the device can."""
     return x.fma(y, z)
@@ -96,7 +109,19 @@ def sign(x: Any) -> Any:
     return x.sign()
 
 
-FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sqrt", "fabs")  # of one number, that every device has
+FUNCTIONS = (
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "tanh",
+    "erf",
+    "sqrt",
+    "fabs",
+    "floor",
+    "ceil",
+    "rint",
+)  # of one number, that every device has
 
 
 # ---------------------------------------------------------------- texts

@@ -197,12 +197,14 @@ class Native:
 
     words: Words | None = None  # of a kernel
 
-    def __init__(self, fn: Callable, name: str = ""):
+    def __init__(self, fn: Callable, name: str = "", own: bool = False):
         self.name, self.fn = name or fn.__name__, fn
         file = Path(fn.__code__.co_filename)
         self.sources = _native.modules_of(file.stem)
         self.mark = ""
-        if file.parent != _native.SOURCES:  # from elsewhere: nobody knows all that it is made of, so it is not kept
+        if (
+            own or file.parent != _native.SOURCES
+        ):  # from elsewhere: nobody knows all that it is made of, so it is not kept
             self.sources = tuple(sorted(f"kernels_cpu.{path.stem}" for path in _native.SOURCES.glob("*.py")))
             self.mark = f".{next(_OWN)}"
 
@@ -237,8 +239,8 @@ class Native:
 class Kernel(Native):
     """One row kernel: ``words`` are its parameters, named and typed, in the order of the row's words."""
 
-    def __init__(self, fn: Callable, name: str = "", words: Words | None = None):
-        super().__init__(fn, name)
+    def __init__(self, fn: Callable, name: str = "", words: Words | None = None, own: bool = False):
+        super().__init__(fn, name, own)
         self.words = words_of(fn) if words is None else words
 
     def signature(self, dtype: str) -> Any:
@@ -276,11 +278,11 @@ def kernel(fn: Callable) -> Callable:
     return fn
 
 
-def kernel_as(name: str, words: Words | None = None) -> Any:
-    """Register a kernel of another name, whose words may have others than its parameters'."""
+def kernel_as(name: str, words: Words | None = None, own: bool = False) -> Any:
+    """Register a kernel of another name, whose words may have others than its parameters'; ``own`` : of a user's formula."""
 
     def register(fn: Callable) -> Callable:
-        KERNELS[name] = Kernel(fn, name, words)
+        KERNELS[name] = Kernel(fn, name, words, own)
         return fn
 
     return register

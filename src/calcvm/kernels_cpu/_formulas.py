@@ -179,6 +179,18 @@ def sqrt(x: V) -> V:
     return x.call("sqrt")
 
 
+def floor(x: V) -> V:
+    return x.call("floor")
+
+
+def ceil(x: V) -> V:
+    return x.call("ceil")
+
+
+def rint(x: V) -> V:
+    return x.call("rint")
+
+
 def clamp(x: V, lo: float, hi: float) -> V:
     """x in [lo, hi]; NaN stays."""
     x = x.const(hi).where(x > hi, x)

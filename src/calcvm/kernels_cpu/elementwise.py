@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from calcvm.formulas.declare import Formula
+from calcvm.formulas.declare import Elementwise, Formula
 from calcvm.formulas.elementwise import ACCUMULATE, ELEMENTWISE, FILL
 from calcvm.kernel import words_for
 from calcvm.kernels_cpu import _formulas as F
@@ -26,7 +26,7 @@ def _flat(f: Formula) -> None:
     words, loop = words_for(f, "rows cols"), flat(f)
     if len(f.words) == len(f.reals):
 
-        @kernel_as(f.name, words)
+        @kernel_as(f.name, words, f.own)
         def run(me, rows, cols, *given):
             lo, hi = share(me, rows)
             loop((hi - lo) * cols, lo * cols, given)
@@ -34,7 +34,7 @@ def _flat(f: Formula) -> None:
         return
     other = flat(f, 1)
 
-    @kernel_as(f.name, words)
+    @kernel_as(f.name, words, f.own)
     def choose(me, rows, cols, choice, *given):
         lo, hi = share(me, rows)
         if choice == 1:
@@ -48,7 +48,7 @@ def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
     over = Broadcast(f, strided)
     flat, whole, single, line0, line5 = over.flat, over.whole, over.single, over.line0, over.line5
 
-    @kernel_as(f.name, words_for(f, "d0 d1 d2 d3 d4 d5", strided))
+    @kernel_as(f.name, words_for(f, "d0 d1 d2 d3 d4 d5", strided), f.own)
     def run(me, d0, d1, d2, d3, d4, d5, *given):
         lo, hi = share(me, d0)
         n = d1 * d2 * d3 * d4 * d5
@@ -72,13 +72,18 @@ def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
                                 o += d5
 
 
-for _op in ELEMENTWISE.values():
-    _inputs = _op.forward.reads
-    for _f in _op.formulas:
-        if len(_inputs) == 1 or _f.reads == ("dy",):
-            _flat(_f)
+def add(op: Elementwise) -> None:
+    """The kernels of an operator."""
+    inputs = op.forward.reads
+    for f in op.formulas:
+        if len(inputs) == 1 or f.reads == ("dy",):
+            _flat(f)
         else:
-            _broadcast(_f, tuple(v for v in _f.reads if v in _inputs))
+            _broadcast(f, tuple(v for v in f.reads if v in inputs))
+
+
+for _op in ELEMENTWISE.values():
+    add(_op)
 _flat(ACCUMULATE)
 _flat(FILL)
 

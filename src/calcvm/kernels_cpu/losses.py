@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.formulas.declare import Formula
+from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.kernel import words_for
 from calcvm.kernels_cpu import _formulas as F
@@ -53,7 +53,7 @@ def _term(f: Formula) -> None:
     """l[r] = the sum of row r's terms; rows are shared."""
     each, sum_of, last = flat(f), total(f), len(f.reals) + 2
 
-    @kernel_as(f.name, words_for(f, "rows cols"))
+    @kernel_as(f.name, words_for(f, "rows cols"), f.own)
     def run(me, rows, cols, *given):
         lo, hi = share(me, rows)
         if cols == 1:
@@ -67,16 +67,21 @@ def _slope(f: Formula) -> None:
     """The term's slope times dloss / count; rows are shared; in place over what is read."""
     each = scaled(f)
 
-    @kernel_as(f.name, words_for(f, "rows cols count", before=("dloss",)))
+    @kernel_as(f.name, words_for(f, "rows cols count", before=("dloss",)), f.own)
     def run(me, rows, cols, count, *given):
         lo, hi = share(me, rows)
         each((hi - lo) * cols, count, lo * cols, given)
 
 
+def add_loss(op: PairLoss) -> None:
+    """The kernels of a loss."""
+    _term(op.term)
+    for f in op.slopes.values():
+        _slope(f)
+
+
 for _loss in PAIR_LOSSES.values():
-    _term(_loss.term)
-    for _f in _loss.slopes.values():
-        _slope(_f)
+    add_loss(_loss)
 
 
 # ---------------------------------------------------------------- softmax cross entropy

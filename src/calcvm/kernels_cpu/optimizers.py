@@ -80,12 +80,13 @@ def _loop(op: Update, clip: bool, decay: bool) -> Any:
     return intrinsic_of(3, typing)
 
 
-def _update(op: Update) -> None:
+def add_update(op: Update) -> None:
+    """The kernel of an optimizer's update."""
     plain, clipped = _loop(op, False, False), _loop(op, True, False)
     decayed, both = _loop(op, False, op.decay), _loop(op, True, op.decay)
     pointers = tuple((name, "ptr") for name in ("p", "g", *op.state, "hyper"))
 
-    @kernel_as(op.name, (("rows", "int"), ("cols", "int"), ("clip", "int"), *pointers))
+    @kernel_as(op.name, (("rows", "int"), ("cols", "int"), ("clip", "int"), *pointers), op.own)
     def run(me, rows, cols, clip, *given):
         start, stop = span(me, rows, cols)
         if slot(given[0], given[-1], WEIGHT_DECAY) == 0:
@@ -100,7 +101,7 @@ def _update(op: Update) -> None:
 
 
 for _op in UPDATES.values():
-    _update(_op)
+    add_update(_op)
 
 
 # ---------------------------------------------------------------- the step

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -138,6 +139,13 @@ def _code(x: Any, seen: set[int]) -> Iterator[str]:
     elif isinstance(x, tuple):
         for element in x:
             yield from _code(element, seen)
+    elif is_dataclass(x):
+        for part in fields(x):
+            yield from _code(getattr(x, part.name), seen)
+    elif isinstance(x, dict):
+        for name, value in x.items():
+            yield str(name)
+            yield from _code(value, seen)
     elif not isinstance(x, FunctionType):
         yield repr(x) if isinstance(x, (bool, int, float, str, slice)) else type(x).__qualname__
     elif id(x) not in seen:

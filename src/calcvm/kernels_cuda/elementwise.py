@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from calcvm.formulas.declare import Formula
+from calcvm.formulas.declare import Elementwise, Formula
 from calcvm.formulas.elementwise import ACCUMULATE, ELEMENTWISE, FILL
 from calcvm.kernel import words_for
 from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_as, share
@@ -102,13 +102,18 @@ def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
     kernel_as(f.name, words_for(f, "d0 d1 d2 d3 d4 d5", strided))(of_two if len(strided) == 2 else of_one)
 
 
-for _op in ELEMENTWISE.values():
-    _inputs = _op.forward.reads
-    for _f in _op.formulas:
-        if len(_inputs) == 1 or _f.reads == ("dy",):
-            _flat(_f)
+def add(op: Elementwise) -> None:
+    """The kernels of an operator."""
+    inputs = op.forward.reads
+    for f in op.formulas:
+        if len(inputs) == 1 or f.reads == ("dy",):
+            _flat(f)
         else:
-            _broadcast(_f, tuple(v for v in _f.reads if v in _inputs))
+            _broadcast(f, tuple(v for v in f.reads if v in inputs))
+
+
+for _op in ELEMENTWISE.values():
+    add(_op)
 _flat(ACCUMULATE)
 
 

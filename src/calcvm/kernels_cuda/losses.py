@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from calcvm.formulas.declare import Formula
+from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.kernel import words_for
 from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_as, share, trap, words
@@ -96,10 +96,15 @@ def _slope(f: Formula) -> None:
         loop(lo * cols, hi * cols, given[after:-1], dx, numbers)
 
 
+def add_loss(op: PairLoss) -> None:
+    """The kernels of a loss."""
+    _term(op.term)
+    for f in op.slopes.values():
+        _slope(f)
+
+
 for _loss in PAIR_LOSSES.values():
-    _term(_loss.term)
-    for _f in _loss.slopes.values():
-        _slope(_f)
+    add_loss(_loss)
 
 
 # ---------------------------------------------------------------- rows of scores

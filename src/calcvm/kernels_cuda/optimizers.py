@@ -107,7 +107,8 @@ def _numbers(op: Update) -> Callable:
     return numbers
 
 
-def _update(op: Update) -> None:
+def add_update(op: Update) -> None:
+    """The kernel of an optimizer's update."""
     n = 2 + len(op.state)
 
     def new(*values: Any) -> tuple[Any, ...]:
@@ -129,7 +130,7 @@ def _update(op: Update) -> None:
 
 
 for _op in UPDATES.values():
-    _update(_op)
+    add_update(_op)
 
 
 # ---------------------------------------------------------------- the step

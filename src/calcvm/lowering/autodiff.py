@@ -54,7 +54,8 @@ class Backward:
             needs.update(v for v in op.inputs.values() if v in self.parameter_gradient)
             if any(v in needs for v in inputs):
                 needs.update(op.outputs.values())
-            blocked = [v for n, v in op.inputs.items() if v in needs and n not in op.spec.differentiable]
+            known = (*op.spec.differentiable, *op.spec.flat)
+            blocked = [v for n, v in op.inputs.items() if v in needs and n not in known]
             if blocked:
                 raise UnsupportedOperator(
                     f"{op.name}: operator {op.spec.name!r} has no gradient for its input {blocked[0].name!r}; "

@@ -10,10 +10,14 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from types import FunctionType
 from typing import Any
 
 from calcvm.errors import CalcError
+from calcvm.formulas import declare
+from calcvm.formulas.declare import Choice, Real
+from calcvm.formulas.optimizers import COEFFICIENTS
 from calcvm.ops import spec as _spec
 from calcvm.ops.declarations import check_spec
 from calcvm.ops.dims import Affine, Shape, numel
@@ -39,7 +43,7 @@ from calcvm.ops.spec import (
 
 __all__ = [
     "ACC", "A", "Affine", "Attr", "Example", "OpSpec", "Operand", "R", "RowSpec", "S", "Shape", "U", "W", "Word", "choice",
-    "dims", "numel", "register_op", "rows_cols", "same_shape",
+    "dims", "numel", "register_op", "rows_cols", "same_shape", "Real", "Choice", "elementwise", "pair_loss", "update",
 ]  # fmt: skip
 
 ANNOTATIONS = {"int": "", "float": ": Float", "ptr": ": Ptr"}  # of a kernel's parameters
@@ -56,6 +60,10 @@ def register_op(spec: OpSpec) -> OpSpec:
         expression reads what is no word of its row, no row makes an output or a gradient, ...).
     """
     check_spec(spec)
+    return _register(spec)
+
+
+def _register(spec: OpSpec) -> OpSpec:
     own = [row for row in spec.rows if is_own(row)]
     for row in own:
         for device in ("cpu", "cuda"):
@@ -72,6 +80,79 @@ def register_op(spec: OpSpec) -> OpSpec:
     return spec
 
 
+# ---------------------------------------------------------------- formulas of one's own
+def elementwise(**how: Any) -> Callable[[type], Any]:
+    """Decorator that makes an operator of a class of formulas, for `calcvm.apply`, on every device.
+
+    Parameters
+    ----------
+    how : ``source``; and its parameters, by name a `Real` or a `Choice`, which formulas take after what they read
+
+    The class has a function ``y`` of the input x, or of a and b, which are broadcast, and for each input that has a
+    gradient one of its name: ``dx`` of ``dy``, inputs and ``y``.  Formulas are written with ``calcvm.formulas.number``.
+
+    Raises
+    ------
+    CalcError : the name of the operator or of a row is taken; a formula cannot be applied to numbers.
+    """
+    return _declared("elementwise", "elementwise", how, "ELEMENTWISE", "add")
+
+
+def pair_loss(**how: Any) -> Callable[[type], Any]:
+    """The same for a loss, the mean over pairs of x and target t: ``term``, and its slopes ``dx`` and ``dt``."""
+    return _declared("pair_loss", "losses", how, "PAIR_LOSSES", "add_loss")
+
+
+def update(**how: Any) -> Callable[[type], Any]:
+    """The same for the update of an optimizer (a subclass of `calcvm.optim.Optimizer` whose ``row`` has its name).
+
+    A function for each value that changes, p and its state, in order, of p, its gradient g, state and hyperparameters
+    (`calcvm.formulas.optimizers.HYPER_SLOTS`).  ``decay=False`` : weight_decay*p is not added to the gradient before.
+    """
+    how = {"coefficients": COEFFICIENTS, "source": "", **how}
+    return _declared("update", "optimizers", how, "UPDATES", "add_update")
+
+
+def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str) -> Callable[[type], Any]:
+    """A decorator that declares formulas, and registers their operator and kernels."""
+
+    def decorate(cls: type) -> Any:
+        known = getattr(declare, table)
+        before = known.get(cls.__name__)
+        try:
+            op = getattr(declare, kind)(**how)(cls)
+            spec = import_module(f"calcvm.ops.{family}").spec_of(op)
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
+            _put_back(known, cls.__name__, before)
+            raise CalcError(f"{kind} {cls.__name__!r}: {error}") from error
+        former = _spec.OPS.get(spec.name)
+        if former is not None and any(row.name in _spec.OWN for row in former.rows):
+            _spec.OPS.pop(spec.name)  # a notebook's cell, changed and run again
+            for row in former.rows:
+                if row.name in _spec.OWN:
+                    del _spec.ROWS[row.name]
+        try:
+            _register(spec)
+        except CalcError:
+            _put_back(known, cls.__name__, before)
+            raise
+        getattr(import_module(f"calcvm.kernels_cpu.{family}"), add)(op)
+        cuda = sys.modules.get(f"calcvm.kernels_cuda.{family}")  # which otherwise finds it in the table
+        if cuda is not None:
+            getattr(cuda, add)(op)
+        _forget(*spec.rows)
+        return op
+
+    return decorate
+
+
+def _put_back(known: dict[str, Any], name: str, before: Any) -> None:
+    known.pop(name, None)
+    if before is not None:
+        known[name] = before
+
+
+# ---------------------------------------------------------------- kernels
 def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
     """Refuse a kernel that does not have the words and operands of its row, if that is known, or that is calcvm's own."""
     row = row or _spec.ROWS.get(kernel.name)

@@ -54,32 +54,27 @@ def _flat(f: Formula) -> RowSpec:
 UNARY_SHAPES: tuple[tuple[int | None, ...], ...] = ((None, 5), (None, 19), (7,), (3, 2, 9), ())
 
 
-def _unary(op: Elementwise, fwd: RowSpec, bwd: RowSpec) -> None:
+def _unary(op: Elementwise, fwd: RowSpec, bwd: tuple[RowSpec, ...]) -> OpSpec:
     examples = [Example(shapes=(s,), attrs=op.cases[0], low=op.low) for s in UNARY_SHAPES]
     examples += [Example(shapes=((None, 3),), attrs=attrs, low=op.low) for attrs in op.cases[1:]]
     examples.append(Example(shapes=((None, 64),), attrs=op.cases[0], low=op.low, batch=256, bench=True))
-    register(
-        OpSpec(
-            name=op.name,
-            synopsis=fwd.synopsis,
-            category="unary",
-            inputs=("x",),
-            attrs=tuple(attr for attr, _ in attributes(op.params).values()),
-            shape=same_shape,
-            words=lambda shapes, attrs: {**rows_cols(shapes["x"]), **values(op.params, attrs)},
-            fwd=(fwd,),
-            bwd=(bwd,),
-            differentiable=("x",),
-            onnx=op.onnx,
-            examples=tuple(examples),
-            source=op.source,
-        )
+    return OpSpec(
+        name=op.name,
+        synopsis=fwd.synopsis,
+        category="unary",
+        inputs=("x",),
+        attrs=tuple(attr for attr, _ in attributes(op.params).values()),
+        shape=same_shape,
+        words=lambda shapes, attrs: {**rows_cols(shapes["x"]), **values(op.params, attrs)},
+        fwd=(fwd,),
+        bwd=bwd,
+        differentiable=("x",) if bwd else (),
+        flat=() if bwd else ("x",),
+        onnx=op.onnx,
+        examples=tuple(examples),
+        source=op.source,
     )
 
-
-for _op in ELEMENTWISE.values():
-    if len(_op.forward.reads) == 1:
-        _unary(_op, _flat(_op.forward), _flat(_op.backward["x"]))
 
 POW = Elementwise(
     name="pow",  # whose kernel is no formula: it has forms for some exponents
@@ -92,8 +87,7 @@ POW = Elementwise(
     source="IEEE 754 pow: x < 0 is nan unless p is an integer; x^0 = 1; within 2 ulp over the whole range",
 )
 _EXPONENT = tuple(word for _, word in attributes(POW.params).values())
-_unary(
-    POW,
+POW_ROWS = (
     RowSpec(
         name="pow_fwd",
         synopsis="y = x^p",
@@ -148,7 +142,7 @@ def broadcast_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict
     return {"y": tuple(y)}
 
 
-def broadcast_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Affine]:
+def broadcast_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes of y, and strides of a and b (0: broadcast), neighbouring axes merged where that is possible."""
     y = broadcast_shape((shapes["a"], shapes["b"]), attrs)["y"] or (ONE,)
     operands = [(ONE,) * (len(y) - len(s)) + s for s in (shapes["a"], shapes["b"])]
@@ -165,7 +159,7 @@ def broadcast_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> di
     if len(groups) > AXES - 1:
         raise ValueError(f"{show(shapes['a'])} and {show(shapes['b'])} broadcast in more than {AXES} groups of axes")
     groups = [(ONE, (False, False))] * (AXES - 1 - len(groups)) + groups
-    words: dict[str, Affine] = {"d0": y[0]}
+    words: dict[str, Any] = {"d0": y[0]}
     words |= {f"d{i}": size for i, (size, _) in enumerate(groups, 1)}
     for k, name in enumerate("ab"):
         stride = ONE
@@ -175,6 +169,7 @@ def broadcast_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> di
             if not kind[k]:
                 stride = stride * size
         words[f"{name}0"] = ZERO if spread[k][0] else stride
+        words[f"{name}{AXES - 1}"] = words[f"{name}{AXES - 1}"].b
     return words
 
 
@@ -211,37 +206,43 @@ BINARY_SHAPES: tuple[tuple[tuple[int | None, ...], ...], ...] = (
 )
 
 
-def _binary(op: Elementwise) -> None:
+def _binary(op: Elementwise) -> OpSpec:
     rows = []
     for f in op.formulas[1:]:  # of an output's gradient alone: it is whole
         rows.append(_flat(f) if f.reads == ("dy",) else _broadcast(f))
     examples = [Example(shapes=s, low=op.low) for s in BINARY_SHAPES]
-    register(
-        OpSpec(
-            name=op.name,
-            synopsis=f"y = {op.forward.text}",
-            category="binary",
-            inputs=("a", "b"),
-            shape=broadcast_shape,
-            words=lambda shapes, attrs: {
-                **broadcast_words(shapes, attrs),
-                **rows_cols(broadcast_shape((shapes["a"], shapes["b"]), attrs)["y"]),
-            },
-            fwd=(_broadcast(op.forward),),
-            bwd=tuple(rows),
-            passes=tuple(name for name, f in op.backward.items() if f.passes),
-            broadcast=True,
-            differentiable=("a", "b"),
-            onnx=op.onnx,
-            examples=(*examples, Example(shapes=((None, 64), (64,)), low=op.low, batch=256, bench=True)),
-            source="NumPy's broadcasting",
-        )
+    return OpSpec(
+        name=op.name,
+        synopsis=f"y = {op.forward.text}",
+        category="binary",
+        inputs=("a", "b"),
+        shape=broadcast_shape,
+        words=lambda shapes, attrs: {
+            **broadcast_words(shapes, attrs),
+            **rows_cols(broadcast_shape((shapes["a"], shapes["b"]), attrs)["y"]),
+        },
+        fwd=(_broadcast(op.forward),),
+        bwd=tuple(rows),
+        passes=tuple(name for name, f in op.backward.items() if f.passes),
+        broadcast=True,
+        differentiable=tuple(op.backward),
+        flat=tuple(name for name in op.forward.reads if name not in op.backward),
+        onnx=op.onnx,
+        examples=(*examples, Example(shapes=((None, 64), (64,)), low=op.low, batch=256, bench=True)),
+        source="NumPy's broadcasting",
     )
 
 
+def spec_of(op: Elementwise) -> OpSpec:
+    """The operator of formulas of one operand, x, or of two, a and b."""
+    if op.forward.reads == ("x",):
+        return _unary(op, _flat(op.forward), tuple(map(_flat, op.backward.values())))
+    return _binary(op)
+
+
 for _op in ELEMENTWISE.values():
-    if len(_op.forward.reads) == 2:
-        _binary(_op)
+    register(spec_of(_op))
+register(_unary(POW, POW_ROWS[0], POW_ROWS[1:]))
 
 
 # ---------------------------------------------------------------- rows that lowering inserts

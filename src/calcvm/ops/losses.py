@@ -51,7 +51,8 @@ def _pair_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[s
     return {**rows_cols(shapes["x"]), "count": numel(shapes["x"]), **attrs}
 
 
-def _pair(op: PairLoss) -> OpSpec:
+def spec_of(op: PairLoss) -> OpSpec:
+    """The operator of a loss over pairs."""
     size, elems = "rows*cols", {v: R(v, "rows*cols", "rows") for v in "xt"}
     attrs = attributes(op.params)
     words = tuple(word for _, word in attrs.values())
@@ -74,28 +75,26 @@ def _pair(op: PairLoss) -> OpSpec:
         flops=f"{op.term.operations + 1}*{size}",
     )
     examples = ((None, 3), (None, 1), (None,), (None, 4, 5), (7, 17))
-    return register(
-        OpSpec(
-            name=op.name,
-            synopsis=f"loss = mean({op.term.text})",
-            category="loss",
-            inputs=("x", "t"),
-            outputs=("loss",),
-            attrs=tuple(attr for attr, _ in attrs.values()),
-            shape=_pair_shape("loss"),
-            words=_pair_words,
-            fwd=(fwd, LOSS_MEAN),
-            bwd=tuple(bwd(v, f) for v, f in op.slopes.items()),
-            differentiable=("x", "t"),
-            examples=tuple(Example(shapes=(s, s)) for s in examples)
-            + (Example(shapes=((None, 64), (None, 64)), batch=256, bench=True),),
-            source=op.source,
-        )
+    return OpSpec(
+        name=op.name,
+        synopsis=f"loss = mean({op.term.text})",
+        category="loss",
+        inputs=("x", "t"),
+        outputs=("loss",),
+        attrs=tuple(attr for attr, _ in attrs.values()),
+        shape=_pair_shape("loss"),
+        words=_pair_words,
+        fwd=(fwd, LOSS_MEAN),
+        bwd=tuple(bwd(v, f) for v, f in op.slopes.items()),
+        differentiable=("x", "t"),
+        examples=tuple(Example(shapes=(s, s)) for s in examples)
+        + (Example(shapes=((None, 64), (None, 64)), batch=256, bench=True),),
+        source=op.source,
     )
 
 
 for _loss in PAIR_LOSSES.values():
-    _pair(_loss)
+    register(spec_of(_loss))
 MSE = OPS["mse"]
 
 

@@ -85,7 +85,7 @@ def _leading(name: str) -> Any:
     return words
 
 
-def _register(
+def _operator(
     name: str,
     synopsis: str,
     words: tuple[Word, ...],
@@ -99,7 +99,7 @@ def _register(
     require: tuple[str, ...] = (),
     flops: str = "0",
     source: str = "",
-) -> None:
+) -> OpSpec:
     """One row as an operator of its own: operands are inputs where read, outputs where written."""
     row = RowSpec(
         name=name,
@@ -115,20 +115,18 @@ def _register(
         by_name = dict(zip((o.name for o in row.reads), inputs))
         return {o.name: by_name[o.name] for o in row.writes if o.name in by_name} | (shape(inputs, a) if shape else {})
 
-    register(
-        OpSpec(
-            name=name,
-            synopsis=synopsis,
-            category="optimizer",
-            inputs=tuple(o.name for o in row.reads),
-            outputs=tuple(o.name for o in row.writes),
-            attrs=attrs,
-            shape=updated,
-            words=word_values or _leading(operands[0].name),
-            fwd=(row,),
-            examples=examples,
-            source=source,
-        )
+    return OpSpec(
+        name=name,
+        synopsis=synopsis,
+        category="optimizer",
+        inputs=tuple(o.name for o in row.reads),
+        outputs=tuple(o.name for o in row.writes),
+        attrs=attrs,
+        shape=updated,
+        words=word_values or _leading(operands[0].name),
+        fwd=(row,),
+        examples=examples,
+        source=source,
     )
 
 
@@ -137,12 +135,14 @@ N_SLOTS = len(HYPER_SLOTS)
 
 
 # ---------------------------------------------------------------- update rows
-def _update(op: Update) -> None:
+def spec_of(op: Update) -> OpSpec:
+    """The operator of an optimizer's update."""
+
     def example(shape: tuple[int, ...], clip: int, **kw: Any) -> Example:
         shapes = (shape,) * (2 + len(op.state)) + ((N_SLOTS,),)
         return Example(shapes=shapes, attrs={"clip": clip}, low=0.1, high=0.9, **kw)
 
-    _register(
+    return _operator(
         op.name,
         op.text,
         (*ROWS_COLS, CLIP),
@@ -160,127 +160,144 @@ def _update(op: Update) -> None:
 
 
 for _op in UPDATES.values():
-    _update(_op)
+    register(spec_of(_op))
 
 
 # ---------------------------------------------------------------- the step: counter and schedule
-_register(
-    "tick",
-    "t += 1; beta1_t *= beta1; beta2_t *= beta2; lr_t = schedule(t - 1)*min(1, t/warmup_steps); step_size_t = "
-    "lr_t/(1 - beta1_t); inv_sqrt_correction2_t = 1/sqrt(1 - beta2_t)",
-    (choice("schedule", len(SCHEDULES)),),
-    (U("hyper", HYPER_ELEMS, "w0"),),
-    attrs=(
-        Attr(
-            name="schedule",
-            default=0,
-            check=lambda v: v in range(len(SCHEDULES)),
-            doc=f"0..{len(SCHEDULES) - 1}: {', '.join(SCHEDULES)}",
+register(
+    _operator(
+        "tick",
+        "t += 1; beta1_t *= beta1; beta2_t *= beta2; lr_t = schedule(t - 1)*min(1, t/warmup_steps); step_size_t = "
+        "lr_t/(1 - beta1_t); inv_sqrt_correction2_t = 1/sqrt(1 - beta2_t)",
+        (choice("schedule", len(SCHEDULES)),),
+        (U("hyper", HYPER_ELEMS, "w0"),),
+        attrs=(
+            Attr(
+                name="schedule",
+                default=0,
+                check=lambda v: v in range(len(SCHEDULES)),
+                doc=f"0..{len(SCHEDULES) - 1}: {', '.join(SCHEDULES)}",
+            ),
         ),
-    ),
-    word_values=lambda shapes, attrs: dict(attrs),
-    examples=tuple(
-        Example(shapes=((N_SLOTS,),), attrs={"schedule": s}, low=0.1, high=0.9) for s in range(len(SCHEDULES))
-    ),
-    source="torch.optim.lr_scheduler: StepLR, ExponentialLR, CosineAnnealingLR, CosineAnnealingWarmRestarts; the schedule "
-    "starts after the warm-up",
+        word_values=lambda shapes, attrs: dict(attrs),
+        examples=tuple(
+            Example(shapes=((N_SLOTS,),), attrs={"schedule": s}, low=0.1, high=0.9) for s in range(len(SCHEDULES))
+        ),
+        source="torch.optim.lr_scheduler: StepLR, ExponentialLR, CosineAnnealingLR, CosineAnnealingWarmRestarts; the schedule "
+        "starts after the warm-up",
+    )
 )
 
 
-_register(
-    "rate_table",
-    "lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)]",
-    (*dims("n"), Word(name="every", kind="int", lo=1, hi=2**53)),
-    (R("table", "n", "w0"), U("hyper", HYPER_ELEMS, "w0")),
-    require=("n - 1",),
-    attrs=(Attr(name="every", default=1, check=lambda v: isinstance(v, int) and v >= 1, doc="steps of an entry"),),
-    word_values=lambda shapes, attrs: {"n": shapes["table"][0], **attrs},
-    examples=tuple(
-        Example(shapes=((n,), (N_SLOTS,)), attrs={"every": every}, low=0.1, high=0.9) for n, every in ((1, 1), (7, 2))
-    ),
-    source="torch.optim.lr_scheduler.LambdaLR",
+register(
+    _operator(
+        "rate_table",
+        "lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)]",
+        (*dims("n"), Word(name="every", kind="int", lo=1, hi=2**53)),
+        (R("table", "n", "w0"), U("hyper", HYPER_ELEMS, "w0")),
+        require=("n - 1",),
+        attrs=(Attr(name="every", default=1, check=lambda v: isinstance(v, int) and v >= 1, doc="steps of an entry"),),
+        word_values=lambda shapes, attrs: {"n": shapes["table"][0], **attrs},
+        examples=tuple(
+            Example(shapes=((n,), (N_SLOTS,)), attrs={"every": every}, low=0.1, high=0.9)
+            for n, every in ((1, 1), (7, 2))
+        ),
+        source="torch.optim.lr_scheduler.LambdaLR",
+    )
 )
-_register(
-    "rate_scale",
-    "scaled = hyper, its lr_t and step_size_t times factor",
-    (Word(name="factor", kind="float", lo=0, hi=1e300),),
-    (R("hyper", HYPER_ELEMS, "w0"), W("scaled", HYPER_ELEMS, "w0")),
-    attrs=(Attr(name="factor", default=1.0, check=lambda v: 0 <= v < 1e300, doc="of a parameter's learning rate"),),
-    shape=lambda inputs, attrs: {"scaled": inputs[0]},
-    word_values=lambda shapes, attrs: dict(attrs),
-    examples=(Example(shapes=((N_SLOTS,),), attrs={"factor": 0.25}, low=0.1, high=0.9),),
-    source="torch.optim's groups of parameters",
+register(
+    _operator(
+        "rate_scale",
+        "scaled = hyper, its lr_t and step_size_t times factor",
+        (Word(name="factor", kind="float", lo=0, hi=1e300),),
+        (R("hyper", HYPER_ELEMS, "w0"), W("scaled", HYPER_ELEMS, "w0")),
+        attrs=(Attr(name="factor", default=1.0, check=lambda v: 0 <= v < 1e300, doc="of a parameter's learning rate"),),
+        shape=lambda inputs, attrs: {"scaled": inputs[0]},
+        word_values=lambda shapes, attrs: dict(attrs),
+        examples=(Example(shapes=((N_SLOTS,),), attrs={"factor": 0.25}, low=0.1, high=0.9),),
+        source="torch.optim's groups of parameters",
+    )
 )
 
 
 # ---------------------------------------------------------------- clipping
 _GRADIENT = U("g", "rows*cols", "rows")
 
-_register(
-    "clip_value",
-    "g = min(max(g, -clip_value), clip_value)",
-    ROWS_COLS,
-    (_GRADIENT, HYPER),
-    examples=(
-        Example(shapes=((6, 4), (N_SLOTS,)), low=0.1, high=0.9),
-        Example(shapes=((3,), (N_SLOTS,)), low=0.1, high=0.9),
-    ),
-    flops="2*rows*cols",
-    source="torch.nn.utils.clip_grad_value_",
+register(
+    _operator(
+        "clip_value",
+        "g = min(max(g, -clip_value), clip_value)",
+        ROWS_COLS,
+        (_GRADIENT, HYPER),
+        examples=(
+            Example(shapes=((6, 4), (N_SLOTS,)), low=0.1, high=0.9),
+            Example(shapes=((3,), (N_SLOTS,)), low=0.1, high=0.9),
+        ),
+        flops="2*rows*cols",
+        source="torch.nn.utils.clip_grad_value_",
+    )
 )
-_register(
-    "sumsq",
-    "s[r] = sum_c g[r,c]^2",
-    ROWS_COLS,
-    (R("g", "rows*cols", "rows"), W("s", "rows", "rows")),
-    shape=lambda inputs, attrs: {"s": inputs[0][:1] or (affine(1),)},
-    examples=(
-        Example(shapes=((6, 4),)),
-        Example(shapes=((37,),)),
-        Example(shapes=((5, 137),)),
-        Example(shapes=((784, 64),), bench=True),
-    ),
-    flops="2*rows*cols",
+register(
+    _operator(
+        "sumsq",
+        "s[r] = sum_c g[r,c]^2",
+        ROWS_COLS,
+        (R("g", "rows*cols", "rows"), W("s", "rows", "rows")),
+        shape=lambda inputs, attrs: {"s": inputs[0][:1] or (affine(1),)},
+        examples=(
+            Example(shapes=((6, 4),)),
+            Example(shapes=((37,),)),
+            Example(shapes=((5, 137),)),
+            Example(shapes=((784, 64),), bench=True),
+        ),
+        flops="2*rows*cols",
+    )
 )
-_register(
-    "clip_norm_scale",
-    "clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6))",
-    dims("n"),
-    (R("s", "n", "w0"), U("hyper", HYPER_ELEMS, "w0")),
-    word_values=lambda shapes, attrs: {"n": shapes["s"][0]},
-    examples=(
-        Example(shapes=((2,), (N_SLOTS,)), low=0.1, high=0.9),
-        Example(shapes=((300,), (N_SLOTS,)), low=0.1, high=0.9),
-    ),
-    flops="n",
-    source="torch.nn.utils.clip_grad_norm_",
+register(
+    _operator(
+        "clip_norm_scale",
+        "clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6))",
+        dims("n"),
+        (R("s", "n", "w0"), U("hyper", HYPER_ELEMS, "w0")),
+        word_values=lambda shapes, attrs: {"n": shapes["s"][0]},
+        examples=(
+            Example(shapes=((2,), (N_SLOTS,)), low=0.1, high=0.9),
+            Example(shapes=((300,), (N_SLOTS,)), low=0.1, high=0.9),
+        ),
+        flops="n",
+        source="torch.nn.utils.clip_grad_norm_",
+    )
 )
 
 
 # ---------------------------------------------------------------- penalties, zero
-_register(
-    "penalty",
-    "g += l1*sign(p) + 2*l2*p",
-    (*ROWS_COLS, Word(name="l1", kind="float", lo=0, hi=1e300), Word(name="l2", kind="float", lo=0, hi=1e300)),
-    (R("p", "rows*cols", "rows"), _GRADIENT),
-    attrs=(
-        Attr(name="l1", default=0.0, check=lambda v: 0 <= v < 1e300, doc="weight of sum |p|"),
-        Attr(name="l2", default=0.0, check=lambda v: 0 <= v < 1e300, doc="weight of sum p^2"),
-    ),
-    examples=tuple(
-        Example(shapes=(s, s), attrs=a)
-        for s, a in (((6, 4), {"l1": 0.01}), ((5,), {"l2": 0.1}), ((3, 19), {"l1": 0.3, "l2": 0.2}))
-    ),
-    flops="4*rows*cols",
-    source="the gradient of l1*sum|p| + l2*sum p^2, as in Keras",
+register(
+    _operator(
+        "penalty",
+        "g += l1*sign(p) + 2*l2*p",
+        (*ROWS_COLS, Word(name="l1", kind="float", lo=0, hi=1e300), Word(name="l2", kind="float", lo=0, hi=1e300)),
+        (R("p", "rows*cols", "rows"), _GRADIENT),
+        attrs=(
+            Attr(name="l1", default=0.0, check=lambda v: 0 <= v < 1e300, doc="weight of sum |p|"),
+            Attr(name="l2", default=0.0, check=lambda v: 0 <= v < 1e300, doc="weight of sum p^2"),
+        ),
+        examples=tuple(
+            Example(shapes=(s, s), attrs=a)
+            for s, a in (((6, 4), {"l1": 0.01}), ((5,), {"l2": 0.1}), ((3, 19), {"l1": 0.3, "l2": 0.2}))
+        ),
+        flops="4*rows*cols",
+        source="the gradient of l1*sum|p| + l2*sum p^2, as in Keras",
+    )
 )
-_register(
-    "zero",
-    "g = 0",
-    ROWS_COLS,
-    (W("g", "rows*cols", "rows"),),
-    attrs=(Attr(name="shape", default=(1,), doc="shape of g"),),
-    shape=lambda inputs, attrs: {"g": tuple(affine(n) for n in attrs["shape"])},
-    word_values=lambda shapes, attrs: rows_cols(shapes["g"]),
-    examples=(Example(shapes=(), attrs={"shape": (6, 4)}), Example(shapes=(), attrs={"shape": (3,)})),
+register(
+    _operator(
+        "zero",
+        "g = 0",
+        ROWS_COLS,
+        (W("g", "rows*cols", "rows"),),
+        attrs=(Attr(name="shape", default=(1,), doc="shape of g"),),
+        shape=lambda inputs, attrs: {"g": tuple(affine(n) for n in attrs["shape"])},
+        word_values=lambda shapes, attrs: rows_cols(shapes["g"]),
+        examples=(Example(shapes=(), attrs={"shape": (6, 4)}), Example(shapes=(), attrs={"shape": (3,)})),
+    )
 )

@@ -180,6 +180,7 @@ class OpSpec:
         temporaries between rows of one operator (shape from `shape`).
     view : the output is the input under another shape: no row at all, in either direction.
     stops : no gradient goes through it, which is what it is for.
+    flat : inputs whose gradient is 0 wherever there is one, such as of sign: none goes to them.
     passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
     broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
     differentiable : inputs that have a gradient.
@@ -197,6 +198,7 @@ class OpSpec:
     fwd: tuple[RowSpec, ...] = ()
     bwd: tuple[RowSpec, ...] = ()
     differentiable: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
     view: bool = False
     stops: bool = False
     passes: tuple[str, ...] = ()

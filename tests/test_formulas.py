@@ -1,0 +1,266 @@
+"""Formulas: what is said of them, and operators, losses and optimizers that users declare by them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn, optim
+from calcvm.formulas import declare
+from calcvm.formulas import number as n
+from calcvm.formulas.elementwise import ELEMENTWISE
+from calcvm.formulas.losses import PAIR_LOSSES
+from calcvm.formulas.optimizers import UPDATES
+from calcvm.operators import Choice, Real, elementwise, pair_loss, update
+from calcvm.ops import spec as table
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(64, 4))
+Y = np.sin(X.sum(1, keepdims=True))
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """What a test declares is gone after it."""
+    from calcvm.kernels_cpu._common import KERNELS
+
+    tables = (table.OPS, table.ROWS, KERNELS, ELEMENTWISE, PAIR_LOSSES, UPDATES)
+    before, own = [dict(known) for known in tables], set(table.OWN)
+    yield
+    for known, then in zip(tables, before):
+        known.clear()
+        known.update(then)
+    table.OWN.intersection_update(own)
+
+
+def swish(beta: float = 1.5, twice: int = 1):
+    """x * sigmoid(beta*x), times a number that is not among its parameters."""
+
+    @elementwise(beta=Real(1.0, "slope"))
+    class swish:
+        def y(x, beta):
+            return twice * x * n.logistic(beta * x)
+
+        def dx(dy, x, beta):
+            s = n.logistic(beta * x)
+            return twice * dy * (s + beta * x * s * (1 - s))
+
+    return swish
+
+
+def model(activation, loss="mse", optimizer=None, **how):
+    net = nn.Linear(8) >> nn.Function(activation) >> nn.Linear(1)
+    optimizer = optimizer or cv.SGD(0.1)
+    return cv.Model(net, input_shape=(4,), loss=loss, optimizer=optimizer, batch_size=64, dtype="float64", **how)
+
+
+# ---------------------------------------------------------------- what is said of them
+def test_texts():
+    say = {
+        "a - (b - c)": lambda a, b, c: a - (b - c),
+        "a*(b + c)": lambda a, b, c: a * (b + c),
+        "a/(b*c)": lambda a, b, c: a / (b * c),
+        "-a^2": lambda a, b, c: -(a * a),
+        "a > 0 ? b : c": lambda a, b, c: n.where(a > 0, b, c),
+        "1/(1 + exp(-a))": lambda a, b, c: n.logistic(a),
+        "|a - b|": lambda a, b, c: n.fabs(a - b),
+        "a*b + c": lambda a, b, c: n.fma(a, b, c),
+        "2 - a": lambda a, b, c: 2 - a,
+        "(a + b)*c": lambda a, b, c: (a + b) * c,
+    }
+    assert {n.text_of(fn, ("a", "b", "c")): fn for fn in say.values()} == say
+
+
+def test_operations_are_counted():
+    counts = {name: op.forward.operations for name, op in ELEMENTWISE.items()}
+    assert counts["neg"] == counts["exp"] == counts["add"] == 1
+    assert counts["sigmoid"] == 4 and counts["affine"] == counts["leaky_relu"] == 2
+
+
+def test_a_formula_reads_what_it_names():
+    op = ELEMENTWISE["leaky_relu"]
+    assert op.backward["x"].reads == ("dy", "y") and op.backward["x"].reals == ("alpha",)
+    assert ELEMENTWISE["add"].backward["a"].passes and not ELEMENTWISE["sub"].backward["b"].passes
+
+
+# ---------------------------------------------------------------- of one's own
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_elementwise_operator_of_ones_own_trains_as_what_it_is_made_of(workers):
+    swish()
+    own = model(lambda x: cv.apply("swish", x, beta=1.5), workers=workers)
+    known = model(lambda x: x * cv.sigmoid(1.5 * x), workers=workers)
+    for _ in range(20):
+        losses = [m.step(X, Y) for m in (own, known)]
+        np.testing.assert_allclose(*losses, rtol=1e-12)
+
+
+def test_parameters_have_ranges_and_names():
+    @elementwise(power=Choice(("one", "two"), "1 or 2"), a=Real(2.0, "factor", lo=0.0))
+    class ramp:
+        def y(x, a):
+            return a * n.where(x > 0, x, 0.0)
+
+        def dx(dy, x, power):
+            return dy if power == "one" else 2 * dy
+
+    with pytest.raises(cv.CalcError, match="a"):
+        model(lambda x: cv.apply("ramp", x, a=-1.0))
+    with pytest.raises(cv.CalcError, match="power"):
+        model(lambda x: cv.apply("ramp", x, power="three"))
+
+
+def test_two_operands_are_broadcast():
+    @elementwise()
+    class squares:
+        def y(a, b):
+            return a * a + b * b
+
+        def da(dy, a):
+            return 2 * a * dy
+
+        def db(dy, b):
+            return 2 * b * dy
+
+    g = cv.CalcGraph()
+    x, b = g.placeholder("x", (None, 4)), g.parameter("b", (4,), init=np.arange(4.0))
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.sum(cv.apply("squares", x, b)), cv.SGD(0.1))
+    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=8, dtype="float64"))
+    m["x"] = X[:8]
+    m.forward("learn")
+    m.backward("learn")
+    np.testing.assert_allclose(m.grad("b"), 2 * 8 * np.arange(4.0), rtol=1e-12)
+
+
+def test_an_input_without_a_formula_has_no_gradient():
+    own = model(lambda x: x * cv.sign(x))
+    known = model(cv.abs)
+    for _ in range(5):
+        np.testing.assert_allclose(own.step(X, Y), known.step(X, Y), rtol=1e-12)
+
+
+def test_a_loss_of_ones_own():
+    @pair_loss(source="Charbonnier")
+    class charbonnier:
+        def term(x, t):
+            return n.sqrt((x - t) * (x - t) + 1e-3)
+
+        def dx(x, t):
+            return (x - t) / n.sqrt((x - t) * (x - t) + 1e-3)
+
+        def dt(x, t):
+            return (t - x) / n.sqrt((x - t) * (x - t) + 1e-3)
+
+    own = model(cv.tanh, lambda out, t: cv.apply("charbonnier", out, t))
+    known = model(cv.tanh, lambda out, t: cv.mean(cv.sqrt(cv.square(out - t) + 1e-3)))
+    for _ in range(20):
+        np.testing.assert_allclose(own.step(X, Y), known.step(X, Y), rtol=1e-12)
+
+
+def test_an_optimizer_of_ones_own():
+    @update(source="SGD with a sign", decay=False)
+    class signed:
+        def m(g, m, beta1, rest1):
+            return beta1 * m + rest1 * g
+
+        def p(p, m, keep, lr_t):
+            return keep * p - lr_t * n.sign(m)
+
+    @dataclass(frozen=True)
+    class Signed(optim.Optimizer):
+        learning_rate: float = 1e-2
+        beta1: float = 0.9
+        weight_decay: float = 0.1
+
+    own = model(cv.tanh, optimizer=Signed())
+    p = {name: own[name].copy() for name in ("linear_1.weight", "linear_2.bias")}
+    m = dict.fromkeys(p, 0.0)
+    for _ in range(10):
+        own.step(X, Y)
+        for name in p:
+            m[name] = 0.9 * m[name] + (1 - 0.9) * own.grad(name)
+            p[name] = (1 - 1e-2 * 0.1) * p[name] - 1e-2 * np.sign(m[name])
+            np.testing.assert_allclose(own[name], p[name], rtol=1e-12)
+
+
+def test_declared_again_it_is_the_new_one():
+    swish()
+    first = model(lambda x: cv.apply("swish", x, beta=1.5)).predict(X)
+    swish(twice=2)
+    second = model(lambda x: cv.apply("swish", x, beta=1.5)).predict(X)
+    assert np.abs(first - second).max() > 1e-3
+
+
+SCRIPT = """
+import numpy as np, calcvm as cv
+from calcvm import nn
+from calcvm.formulas import number as n
+from calcvm.operators import elementwise
+
+@elementwise()
+class scaled:
+    def y(x): return {factor} * x
+    def dx(dy): return {factor} * dy
+
+g = cv.CalcGraph()
+x = g.placeholder("x", (None, 2))
+with g.path("p") as p:
+    p.output = cv.apply("scaled", x).rename("y")
+m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1))
+m["x"] = np.ones((1, 2), np.float32)
+m.forward("p")
+print(m["y"].tolist())
+"""
+
+
+def test_nothing_of_it_is_kept_from_one_process_to_another(tmp_path):
+    """Its name says nothing of what it computes."""
+    for factor in (2, 3):
+        script = tmp_path / "own.py"
+        script.write_text(SCRIPT.format(factor=factor))
+        environment = {**os.environ, "CALCVM_CACHE_DIR": str(tmp_path / "cache")}
+        done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+        assert done.stdout == f"[[{factor}.0, {factor}.0]]\n", done.stderr
+
+
+# ---------------------------------------------------------------- mistakes
+def wrong_name():
+    @elementwise()
+    class relu:
+        def y(x):
+            return x
+
+
+def unknown_function():
+    @elementwise()
+    class odd:
+        def y(x):
+            return x.arctan()
+
+
+def no_forward():
+    @elementwise()
+    class odd:
+        def dx(dy):
+            return dy
+
+
+def no_slope():
+    @pair_loss()
+    class odd:
+        def term(x, t):
+            return x - t
+
+
+@pytest.mark.parametrize("mistake", [wrong_name, unknown_function, no_forward, no_slope])
+def test_a_mistake_is_told_and_leaves_nothing(mistake):
+    known = [dict(t) for t in (declare.ELEMENTWISE, declare.PAIR_LOSSES, declare.UPDATES, table.OPS, table.ROWS)]
+    with pytest.raises(cv.CalcError, match="relu|odd"):
+        mistake()
+    assert known == [declare.ELEMENTWISE, declare.PAIR_LOSSES, declare.UPDATES, table.OPS, table.ROWS]
