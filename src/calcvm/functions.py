@@ -51,6 +51,7 @@ __all__ = [
     "round",
     "sigmoid",
     "sign",
+    "silu",
     "slice",
     "softmax",
     "softmax_cross_entropy",
@@ -166,6 +167,11 @@ def tanh(x: Variable) -> Variable:
 def gelu(x: Variable, approximate: str = "none") -> Variable:
     """x * Phi(x), with the normal distribution Phi by erf ("none") or approximated by "tanh"."""
     return apply("gelu", x, approximate=approximate)
+
+
+def silu(x: Variable) -> Variable:
+    """x / (1 + exp(-x)), also called swish."""
+    return apply("silu", x)
 
 
 def softplus(x: Variable) -> Variable:

@@ -55,6 +55,10 @@ def gelu(x, approximate="none"):
     return 0.5 * x * (1 + np.vectorize(math.erf, otypes=[float])(x / np.sqrt(2)))
 
 
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
 def softplus(x):
     return np.logaddexp(0, x)
 

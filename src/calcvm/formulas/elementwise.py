@@ -147,6 +147,16 @@ class softplus:
         return -dy * n.expm1(-y)
 
 
+@elementwise(onnx="Swish", source="Elfwing et al. 2018; Ramachandran et al. 2017")
+class silu:
+    def y(x):
+        return x * n.logistic(x)
+
+    def dx(dy, x):
+        s = n.logistic(x)
+        return dy * n.fma(x * s, 1 - s, s)
+
+
 @elementwise(
     onnx="Elu",
     alpha=Real(1.0, "limit for x -> -inf is -alpha, >= 0", lo=0.0),
