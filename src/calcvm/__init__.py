@@ -27,24 +27,8 @@ from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
 from calcvm.model import Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
 from calcvm.operators import register_op
 from calcvm.ops import OpSpec, RowSpec
-from calcvm.optim import (
-    L1,
-    L2,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamHat,
-    AdamW,
-    Constant,
-    Cosine,
-    CosineRestarts,
-    Elastic,
-    Exponential,
-    Optimizer,
-    RMSProp,
-    Sampled,
-    Step,
-)
+from calcvm.optim import *  # noqa: F403
+from calcvm.optim import __all__ as _optimizers
 from calcvm.planner import Plan
 from calcvm.vm.heap import CalcHeap
 from calcvm.vm.program import Program, load_program
@@ -54,12 +38,12 @@ from calcvm.vm.store import FileStore, MemoryStore
 __version__ = "0.1.0"
 
 __all__ = [
-    "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback", "Constant",
-    "Cosine", "CosineRestarts", "EarlyStopping", "Elastic", "Ensemble", "Exploration", "Exponential", "FileError", "FileStore", "Fleet", "Handle",
-    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Optimizer", "Path", "Plan", "PlanError", "Program",
-    "ProgramError", "RMSProp", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "Sampled", "ShapeError", "Step", "TensorDescriptor",
+    "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback",
+    "EarlyStopping", "Ensemble", "Exploration", "FileError", "FileStore", "Fleet", "Handle",
+    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Path", "Plan", "PlanError", "Program",
+    "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "init", "load",
-    "load_program", "nn", "plan", "register_op", "snapshot_ensemble", *_functions,
+    "load_program", "nn", "plan", "register_op", "snapshot_ensemble", *_functions, *_optimizers,
 ]  # fmt: skip
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]

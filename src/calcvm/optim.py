@@ -17,6 +17,11 @@ from calcvm.ops.optimizers import HYPER_SLOTS, HYPER_START, SCHEDULES, UPDATES
 LARGEST_COUNT = 2**53  # of steps: slots are float64
 MOST_SAMPLES = 10**7  # of a schedule
 
+__all__ = [
+    "L1", "L2", "SGD", "Adagrad", "Adam", "AdamHat", "AdamW", "Constant", "Cosine", "CosineRestarts", "Elastic",
+    "Exponential", "Lion", "Optimizer", "RMSProp", "Sampled", "Step",
+]  # fmt: skip
+
 
 def _set(owner: Any, name: str, value: Any) -> None:
     object.__setattr__(owner, name, value)  # frozen: for users
@@ -323,7 +328,22 @@ class Adagrad(Optimizer):
         return {"v": float(self.initial_accumulator)}
 
 
-OPTIMIZERS = {kind.__name__.lower(): kind for kind in (SGD, Adam, AdamHat, AdamW, RMSProp, Adagrad)}
+@dataclass(frozen=True)
+class Lion(Optimizer):
+    """Lion (Chen et al. 2023): the sign of a mean, with decoupled weight decay."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _below_1(self, "beta1", "beta2")
+        _at_least_0(self, "weight_decay")
+
+
+OPTIMIZERS = {kind.__name__.lower(): kind for kind in (SGD, Adam, AdamHat, AdamW, RMSProp, Adagrad, Lion)}
 
 
 def optimizer_of(given: Any) -> Optimizer:

@@ -53,6 +53,14 @@ def adamw(p, g, m, v, hyper, clip=0):
     return _adam(p * (1 - h["lr_t"] * h["weight_decay"]), g * (h["clip_scale"] if clip else 1), m, v, h)
 
 
+def lion(p, g, m, hyper, clip=0):
+    h = named(hyper)
+    g = g * (h["clip_scale"] if clip else 1)
+    step = np.sign(h["beta1"] * m + (1 - h["beta1"]) * g)
+    m = h["beta2"] * m + (1 - h["beta2"]) * g
+    return {"p": p * (1 - h["lr_t"] * h["weight_decay"]) - h["lr_t"] * step, "m": m}
+
+
 def rmsprop(p, g, v, hyper, clip=0):
     h, g = gradient(p, g, hyper, clip)
     v = h["beta2"] * v + (1 - h["beta2"]) * g**2

@@ -201,10 +201,10 @@ class clip:
 
 
 # ---------------------------------------------------------------- without slope
-@elementwise(onnx="Sign", source="NaN is 0")
+@elementwise(onnx="Sign", source="NaN stays")
 class sign:
     def y(x):
-        return n.sign(x)
+        return n.where(x > 0, 1.0, n.where(x < 0, -1.0, x))
 
 
 @elementwise(onnx="Floor")

@@ -100,6 +100,15 @@ class adamw:
         return keep * p - step_size_t * m / (n.sqrt(v) * inv_sqrt_correction2_t + eps)
 
 
+@_update(source="Chen et al. 2023", decay=False)
+class lion:
+    def p(p, g, m, keep, lr_t, beta1, rest1):
+        return keep * p - lr_t * n.sign(beta1 * m + rest1 * g)
+
+    def m(g, m, beta2, rest2):
+        return beta2 * m + rest2 * g
+
+
 @_update(source="Tieleman and Hinton 2012; torch.optim.RMSprop")
 class rmsprop:
     def v(g, v, beta2, rest2):
