@@ -34,6 +34,7 @@ __all__ = [
     "leaky_relu",
     "linear",
     "log",
+    "log_cosh",
     "log_softmax",
     "mae",
     "matmul",
@@ -357,6 +358,11 @@ def mae(x: Variable, target: Variable) -> Variable:
 def huber(x: Variable, target: Variable, delta: float = 1.0) -> Variable:
     """Mean Huber loss: a parabola within ``delta``, a line beyond."""
     return apply("huber", x, target, delta=delta)
+
+
+def log_cosh(x: Variable, target: Variable) -> Variable:
+    """Mean of log(cosh(x - target)): a parabola near 0, a line far from it."""
+    return apply("log_cosh", x, target)
 
 
 def rmse(x: Variable, target: Variable) -> Variable:

@@ -15,6 +15,10 @@ def mae(x, t):
     return np.mean(np.abs(x - t))
 
 
+def log_cosh(x, t):
+    return np.mean(np.log(np.cosh(x - t)))
+
+
 def huber(x, t, delta=1.0):
     e = np.abs(x - t)
     return np.mean(np.where(e <= delta, e**2 / 2, delta * (e - delta / 2)))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from calcvm.formulas import number as n
@@ -62,6 +63,22 @@ class mae:
 def _step(d: Any) -> Any:
     """-1, 0 or 1; NaN stays."""
     return n.where(d > 0, 1.0, n.where(d < 0, -1.0, d))
+
+
+@pair_loss(source="log(cosh(x - t)), in terms that do not overflow")
+class log_cosh:
+    def term(x, t):
+        d = n.fabs(x - t)
+        return d + n.log1p(n.exp(-2 * d)) - LOG_2
+
+    def dx(x, t):
+        return n.tanh(x - t)
+
+    def dt(x, t):
+        return n.tanh(t - x)
+
+
+LOG_2 = math.log(2)
 
 
 @pair_loss(
