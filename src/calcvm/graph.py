@@ -550,11 +550,8 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
     attrs = _checked_attrs(spec, attrs)
     try:
         of_inputs = {slot: shape_of(v.shape) for slot, v in operands.items()}
-        shapes = (
-            sizes_of(spec, of_inputs, attrs)
-            if any(map(is_own, spec.rows))
-            else spec.shape(tuple(of_inputs.values()), attrs)
-        )
+        own = any(map(is_own, spec.rows))
+        shapes = sizes_of(spec, of_inputs, attrs) if own else spec.shape(tuple(of_inputs.values()), attrs)
         for shape in shapes.values():
             if sum(not s.constant for s in shape) > 1:
                 raise Quadratic(

@@ -158,6 +158,27 @@ def test_a_model_of_a_fleet_has_the_bits_of_fit(gpu):
     assert bits(handle.model) == bits(alone)
 
 
+def test_programs_of_one_launch_have_lists_and_widths_of_their_own(gpu):
+    g = cv.CalcGraph()
+    x, w, s = g.placeholder("x", (None, 4)), g.parameter("w", (4, 3)), g.parameter("s", (3,))
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.mean(cv.square(cv.tanh(x @ w) * s - 0.5)), cv.SGD(0.3))
+    with g.path("predict") as predict:
+        predict.output = (cv.tanh(x @ w) * s).rename("score")
+    how = dict(batch_size=5, device="cuda", accumulate=False, mode="fleet")
+    programs = {cv.compile(graph(), **how): (X, Y), cv.compile(g, **how): (X,)}
+    assert [p.row_bytes for p in programs] == [128, 192]
+    fleet = cv.Fleet("1 MiB", device="cuda")
+    handles = [fleet.add(program, data=data, seed=k) for k, (program, data) in enumerate(programs.items())]
+    launches = gpu.library.launches
+    fleet.fit(epochs=2, progress=False)
+    assert gpu.library.launches - launches <= 2
+    for k, (program, data) in enumerate(programs.items()):
+        alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").load(program, seed=k))
+        alone.fit(*data, epochs=2, progress=False)
+        assert bits(handles[k].model) == bits(alone)
+
+
 @pytest.mark.parametrize("store", ["memory", "file"])
 def test_switching(gpu, store, tmp_path):
     """Models that take turns in a heap with room for one train on with the bits of models that never left."""

@@ -19,7 +19,6 @@ from calcvm.vm.encoding import form_parts, instructions
 from calcvm.vm.schema import record, table, text
 
 FORMER = 2
-MOST = 256  # instructions of a program: each is compared with each opcode
 _FORMER = record({"instructions": table(text())}, others=True)
 
 
@@ -28,25 +27,17 @@ def converted(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """A program's document and arrays as of today; they are not verified yet."""
     listed = schema.check(_FORMER, document, f"{where}: not a well-formed program, it")["instructions"]
-    rows, values = arrays.get("program/rows"), arrays.get("program/operand_values")
-    if (
-        rows is None
-        or values is None
-        or rows.dtype != np.int64
-        or rows.shape[1:] != (32,)
-        or values.shape != rows.shape
-    ):
+    rows, values = (arrays.get(f"program/{name}", np.empty(0)) for name in ("rows", "operand_values"))
+    if rows.dtype != np.int64 or rows.shape[1:] != (32,) or values.shape != rows.shape:
         raise ProgramError(f"{where}: the program's rows are not those of format {FORMER}: copy the file anew")
     opcodes = np.unique(rows[:, 0]).tolist()
     known = [ROWS[name] for name in listed if name in ROWS]
-    found = {c: s for c in opcodes[:MOST] for s in known[:MOST] if _former(c, s) == listed[s.name]}
+    found = {c: s for c in opcodes[: len(ROWS)] for s in known if _former(c, s) == listed[s.name]}
     if len(found) < max(len(opcodes), len(listed)):
-        missing = sorted(listed.keys() - {s.name for s in found.values()}) or [
-            f"opcode {c}" for c in opcodes if c not in found
-        ]
+        missing = {*listed} - {s.name for s in found.values()} or {f"opcode {c}" for c in {*opcodes} - {*found}}
         raise ProgramError(
-            f"{where}: written for other instructions ({', '.join(missing)}): register a user's operators first (cv.register_op), or "
-            "compile the graph again"
+            f"{where}: written for other instructions ({', '.join(sorted(missing))}): register a user's operators first "
+            "(cv.register_op), or compile the graph again"
         )
     today, width = instructions(found.values()), row_words(found.values())
     places = {name: k for k, (name, _) in enumerate(today)}

@@ -15,11 +15,8 @@ PARKED, NUMBER, THREAD, SEMAPHORE = 8, 16, 24, 32  # a sem_t has 32 bytes
 
 # Words of a job.
 CODE, TEAM, BARRIER, TABLE, HEAP = range(5)  # CODE: the address of what runs it, run_rows or run_rounds
-DEADLINE, UNTIL = (
-    5,
-    6,
-)  # of the monotonic clock, in ns (0: none); where a team then ended: before this step or round (0: it did not)
-ROW_BYTES = 7  # from a row to the next
+# Of the monotonic clock, in ns (0: none); where a team then ended: before this step or round (0: it did not); from row to row.
+DEADLINE, UNTIL, ROW_BYTES = range(5, 8)
 ROWS, START, STOP, STEPS = range(8, 12)
 (
     ROWS_FULL, ROWS_SHORT, ROWS_LAST,  # rows patched for the technical batch, a learning batch's rest, the data's rest

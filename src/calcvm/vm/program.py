@@ -72,8 +72,8 @@ class Program:
     workers : the largest team; scratch is sized for it.
     operand_values : int32[n, width], the symbol behind each operand word, -1 elsewhere.
     labels : for each row the operator and variable it serves.
-    former : its hash in the file of a former format that it comes from.
     info : facts about the graph, JSON-able (`calcvm.lowering.Facts`); symbols in them are their numbers.
+    former : its hash in the file of a former format that it comes from.
     """
 
     dtype: str
