@@ -31,6 +31,7 @@ from calcvm.kernels_cpu._common import (
 )
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import Lanes, each
+from calcvm.kernels_cpu._target import current
 
 # Slots of ``hyper``; a test compares them with calcvm.ops.optimizers.HYPER_SLOTS.
 LEARNING_RATE, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP_VALUE, CLIP_NORM = range(7)
@@ -65,7 +66,7 @@ def _loop(op: Update, clip: bool, decay: bool) -> Any:
     def typing(n: Any, start: Any, given: Any) -> Any:
         def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
             dtype, count = given.types[0].dtype, len(given.types) - 1
-            e = Lanes(b, ctx.get_value_type(dtype))
+            e = Lanes(b, ctx.get_value_type(dtype), current())
             hyper = b.bitcast(b.extract_value(args[2], count), ir.DoubleType().as_pointer())
 
             def slot(name: str) -> V:
