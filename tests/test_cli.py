@@ -68,7 +68,7 @@ def test_the_version_is_said() -> None:
 
 
 def test_an_error_of_the_system_is_one_line_too() -> None:
-    result = process("info", before="import calcvm.commands as c; c.cpu_name = lambda: open('/no/where')")
+    result = process("info", before="import calcvm.commands as c; c.host = lambda: open('/no/where')")
     assert result.returncode == 1
     assert result.stderr == "calcvm: [Errno 2] No such file or directory: '/no/where'\n"
 

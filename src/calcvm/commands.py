@@ -17,8 +17,8 @@ import calcvm as cv
 from calcvm import data as datasets
 from calcvm import nn
 from calcvm.errors import CalcError, MissingExtra, ProgramError
-from calcvm.kernels_cpu._native import cache_root, cpu_name
-from calcvm.kernels_cpu._simd import VECTOR_BITS
+from calcvm.kernels_cpu._native import cache_root
+from calcvm.kernels_cpu._target import host
 from calcvm.vm.feeds import readable
 from calcvm.vm.serialize import place
 
@@ -303,7 +303,8 @@ def info() -> None:
     """Versions, processor, vector width, the cache of compiled kernels, extras."""
     print(f"calcvm    {cv.__version__}  (Python {platform.python_version()}, {platform.system()} {platform.machine()})")
     print("          " + ", ".join(f"{name} {_version(name)}" for name in ("numpy", "numba", "llvmlite")))
-    print(f"processor {cpu_name()}, {len(os.sched_getaffinity(0))} cores, vectors of {VECTOR_BITS} bits")
+    processor = host()
+    print(f"processor {processor.cpu}, {len(os.sched_getaffinity(0))} cores, vectors of {processor.vectors[0]} bits")
     files = [p.stat().st_size for p in cache_root().rglob("*") if p.is_file()]
     print(f"cache     {cache_root()}: {len(files)} files, {sum(files) / 1e6:.1f} MB")
     print(f"gpu       {_gpu()}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from calcvm.kernels_cpu import _native
+from calcvm.kernels_cpu._target import Target
 
 if TYPE_CHECKING:
     from calcvm.kernels_cpu._common import Kernel
@@ -48,7 +50,20 @@ def address_of(name: str, dtype: str, device: str = "cpu") -> int:
     return _native.address(symbol, _build, *(_native.modules_of(family, device) for family in FAMILIES))
 
 
-def _build(symbol: str, places: tuple[_native.Modules, ...]) -> _native.Compiled:
+def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") -> dict[str, bytes]:
+    """Object files of rows' kernels and of the routines that they call, for a target, by their symbols.
+
+    Nothing is linked or loaded: the target may be another processor than this one.  A symbol is the C function
+    ``void(heap *, const int64_t *row, int64_t worker, int64_t workers)``; what it wants of others is among them, or in libc and libm.
+    """
+    places = [_native.modules_of(family, device) for family in FAMILIES]
+    found: dict[str, bytes] = {}
+    for name in names:
+        found |= _native.objects(_native.symbol_of(name, dtype, device), _build, *places, target=target)
+    return found
+
+
+def _build(symbol: str, places: tuple[_native.Modules, ...], target: Target) -> _native.Compiled:
     from calcvm.kernels_cpu._common import build
 
-    return build(symbol, places)
+    return build(symbol, places, target)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -26,11 +25,14 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import FastMathOptions
 from numba.core.errors import NumbaError
 from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 
 from calcvm.errors import CalcError
 from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC, Float, Ptr, Words, arguments, types_of, words_of  # noqa: F401
 from calcvm.kernels_cpu import _native
+from calcvm.kernels_cpu._codegen import Helper, context_of
+from calcvm.kernels_cpu._target import Target, current, host, on_target
 
 # ---------------------------------------------------------------- flags and types
 FAST = {"contract", "nsz", "arcp"}  # NaN and Inf stay IEEE
@@ -49,7 +51,7 @@ def kernel_signature(dtype: str) -> Any:
 def njit(fn: Callable | None = None, *, fastmath: set[str] = FAST, inline: bool = False) -> Any:
     """A helper that kernels call: compiled into each kernel that uses it."""
     options: dict[str, Any] = {"fastmath": fastmath, "error_model": "numpy", "inline": "always" if inline else "never"}
-    return numba.njit(**options) if fn is None else numba.njit(**options)(fn)
+    return (lambda fn: Helper(fn, options)) if fn is None else Helper(fn, options)
 
 
 # ---------------------------------------------------------------- intrinsics
@@ -161,6 +163,25 @@ def to_int(tc, x):
 
 
 @intrinsic
+def lanes(tc, x):
+    """Elements of a vector of the target's for the dtype of ``x``, a pointer: a constant when compiled."""
+    return types.int64(x), lambda ctx, b, sig, args: I64(current().lanes(x.dtype.bitwidth))
+
+
+def fact(of: Callable[[Target], Any], type_: Any = types.int64) -> Any:
+    """An intrinsic without arguments: what is so of the target, a constant when compiled."""
+
+    @intrinsic
+    def constant(tc):
+        return type_(), lambda ctx, b, sig, args: ctx.get_constant(type_, of(current()))
+
+    return constant
+
+
+free_masks = fact(lambda target: target.free_masks, types.boolean)
+
+
+@intrinsic
 def given(tc, me, operand):
     """Whether an operand is there: the offset of one left out is -1."""
 
@@ -219,11 +240,11 @@ class Native:
         """Those that compiled code comes from."""
         return self.sources + _native.of_device(device)
 
-    def compile(self, dtype: str, device: str) -> _native.Compiled:
+    def compile(self, dtype: str, device: str, target: Target | None = None) -> _native.Compiled:
         with on_device(device):
             try:
                 code, calls = compile_object(
-                    self.fn, self.signature(dtype), self.symbol(dtype, device), words=self.words
+                    self.fn, self.signature(dtype), self.symbol(dtype, device), words=self.words, target=target
                 )
             except NumbaError as error:
                 raise CalcError(f"kernel {self.name!r} cannot be compiled for {dtype}: {error}") from error
@@ -258,14 +279,14 @@ class Routine(Native):
         return types.void(*_types(self.kinds, dtype))
 
 
-def build(symbol: str, places: tuple[_native.Modules, ...]) -> _native.Compiled:
+def build(symbol: str, places: tuple[_native.Modules, ...], target: Target | None = None) -> _native.Compiled:
     """A kernel or routine, by its symbol, from the first of the places that has it."""
     name, dtype, device = symbol.removeprefix("calcvm_").rsplit("_", 2)
     for source, *_ in places:
         if name in ROUTINES or name in KERNELS:
             break
         import_module(f"calcvm.{source}")
-    return (ROUTINES.get(name) or KERNELS[name]).compile(dtype, device.partition(".")[0])
+    return (ROUTINES.get(name) or KERNELS[name]).compile(dtype, device.partition(".")[0], target)
 
 
 KERNELS: dict[str, Kernel] = {}
@@ -352,19 +373,26 @@ def _types(kinds: str, dtype: str) -> list:
 
 # ---------------------------------------------------------------- compilation
 def compile_object(
-    fn: Callable, signature: Any, symbol: str, fastmath: set[str] = FAST, words: Words | None = None
+    fn: Callable,
+    signature: Any,
+    symbol: str,
+    fastmath: set[str] = FAST,
+    words: Words | None = None,
+    target: Target | None = None,
 ) -> tuple[bytes, list[str]]:
     """Compile ``fn`` to an object file that exports the C function ``symbol`` and nothing else; and what this calls.
 
     words : of a kernel, which takes ``me`` and them; the C function is that of a row.
+    target : the host, if none is given.
 
     Numba's own body takes two more arguments (result, exception) and is called by its C wrapper; here it is
     inlined into ours: through a wrapper, arguments on the stack are copied by vectors, which must wait for the
     caller's narrower stores (5 ns a call, as much as a product 1x3x16 on Zen 5).
     """
-    with global_compiler_lock:
-        target = cpu_target
-        target.target_context.refresh()
+    target = target or host()
+    with global_compiler_lock, on_target(target):
+        cpu_target.target_context.refresh()
+        context = context_of(target)
         flags = Flags()
         flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
         flags.error_model, flags.fastmath = "numpy", FastMathOptions(fastmath)
@@ -373,12 +401,14 @@ def compile_object(
             n = fn.__code__.co_argcount
             taken[n:] = [types.StarArgTuple.from_types(taken[n:])]
         returned = signature.return_type if words is None else types.none
-        result = compile_extra(target.typing_context, target.target_context, fn, tuple(taken), returned, flags, {})
+        result = compile_extra(cpu_target.typing_context, context, fn, tuple(taken), returned, flags, {})
         library, body = result.library, result.fndesc.mangled_name
         module = library._final_module
         for other in dict.fromkeys(library._linking_libraries):
             module.link_in(other._get_module_for_linking(), preserve=True)
-        module.link_in(llvm.parse_assembly(_entry(target.target_context, signature, body, symbol, words)))
+        module.link_in(llvm.parse_assembly(_entry(context, signature, body, symbol, words)))
+        if any(f.is_declaration and f.name.startswith("NRT_") for f in module.functions):  # a user's own
+            module.link_in(rtsys.library._get_module_for_linking(), preserve=True)
         calls = []
         for value in (*module.functions, *module.global_variables):
             if value.is_declaration:

@@ -30,19 +30,10 @@ order, in every tile: the bits do not depend on how rows are shared among worker
 
 from __future__ import annotations
 
-from calcvm.kernels_cpu._common import at, njit, routine
+from calcvm.kernels_cpu._common import at, fact, free_masks, lanes, njit, routine
 from calcvm.kernels_cpu._gemv import column_sums, dots
-from calcvm.kernels_cpu._simd import (
-    FREE_MASKS,
-    VECTOR_REGISTERS,
-    lanes_of,
-    pack_columns,
-    pack_rows,
-    panel,
-    stack,
-    thin,
-    transpose,
-)
+from calcvm.kernels_cpu._simd import Tiles, pack_columns, pack_rows, panel, stack, thin, transpose
+from calcvm.kernels_cpu._target import Target
 
 KC = 512  # rows of B in a block: a multiple of every vector's lanes
 NC = 256  # columns of B in a packed block: a multiple of every panel's width
@@ -52,14 +43,23 @@ FAR = 1 << 15  # elements that A by columns spans from which it is copied
 THIN = 4  # columns left for which vectors hold rows of C
 AHEAD = 32  # columns of A between the prefetch of A and its use
 
-WIDE, MID = (4 if VECTOR_REGISTERS == 32 else 2), (2 if FREE_MASKS else 1)
-wide = panel([(6, 6), (4, 3), (2, 1)], WIDE, FREE_MASKS)
-mid = panel([(8, 8), (4, 1)], MID, FREE_MASKS)
-tail, tail_columns = panel([(8, 8), (4, 1)], 1, True), panel([(16, 16)], 1, True, columns=True)
+
+def wide_tiles(target: Target) -> Tiles:
+    return Tiles(((6, 6), (4, 3), (2, 1)), 4 if target.registers == 32 else 2, target.free_masks)
+
+
+def mid_tiles(target: Target) -> Tiles:
+    return Tiles(((8, 8), (4, 1)), 2 if target.free_masks else 1, target.free_masks)
+
+
+WIDE, MID = fact(lambda target: wide_tiles(target).vectors), fact(lambda target: mid_tiles(target).vectors)
+wide, mid = panel(wide_tiles), panel(mid_tiles)
+tail = panel(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
+tail_columns = panel(lambda target: Tiles(((16, 16),), 1, True), columns=True)
 thin_block = thin()
 copy_columns = pack_columns(ROWS)
 a_block = stack(KC * ROWS)
-pack_wide = pack_rows(WIDE, FREE_MASKS)
+pack_wide = pack_rows(wide_tiles)
 transposed = transpose()
 
 
@@ -74,28 +74,28 @@ def gemm_ws(M: int, N: int, K: int, b_transposed: bool) -> int:
 
 
 @njit(inline=True)
-def panel_vectors(left, lanes):
-    """Vectors in the next panel when ``left`` columns are left."""
-    slack = lanes - 1 if FREE_MASKS else 0
-    if left + slack >= WIDE * lanes:
-        return WIDE
-    if left + slack >= MID * lanes:
-        return MID
+def panel_vectors(left, size):
+    """Vectors of ``size`` in the next panel when ``left`` columns are left."""
+    slack = size - 1 if free_masks() else 0
+    if left + slack >= WIDE() * size:
+        return WIDE()
+    if left + slack >= MID() * size:
+        return MID()
     return 1
 
 
 @njit(inline=True)
 def pack(n, k, b, brs, bcs, ws):
     """Pack B[k, n] into panels of k rows, each panel as wide as its tile."""
-    lanes = lanes_of(b)
+    size = lanes(b)
     j = 0
     while j < n:
-        nv = panel_vectors(n - j, lanes)
-        width = nv * lanes
+        nv = panel_vectors(n - j, size)
+        width = nv * size
         src, dst = at(b, j * bcs), at(ws, j * k)
         live = min(width, n - j)
-        if bcs == 1 and nv == WIDE:
-            pack_wide(k, src, brs, dst, live - (WIDE - 1) * lanes)
+        if bcs == 1 and nv == WIDE():
+            pack_wide(k, src, brs, dst, live - (WIDE() - 1) * size)
         elif brs == 1:
             transposed(live, k, src, bcs, dst, width)
         else:
@@ -108,10 +108,10 @@ def pack(n, k, b, brs, bcs, ws):
 @njit(inline=True)
 def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
     """C = init + A @ B in tiles, ROWS rows of A at a time against all of B."""
-    lanes = lanes_of(b)
+    size = lanes(b)
     step = K if packed else 1
     own = a_block(a)
-    few = FREE_MASKS and 1 <= N % lanes <= THIN and N % (WIDE * lanes) < 3 * lanes
+    few = free_masks() and 1 <= N % size <= THIN and N % (WIDE() * size) < 3 * size
     r = 0
     while r < M:
         m = ROWS // 2 if ROWS < M - r < ROWS + ROWS // 2 else min(ROWS, M - r)
@@ -120,7 +120,7 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
         if acs == 1 and few and m >= 16:
             transposed(m, K, ai, ars, own, ROWS)
             ai, rs, cs = own, 1, ROWS
-        elif ars == 1 and N > WIDE * lanes and K * acs > FAR and (FREE_MASKS or m == ROWS):
+        elif ars == 1 and N > WIDE() * size and K * acs > FAR and (free_masks() or m == ROWS):
             copy_columns(m, K, ai, acs, own)
             ahead, ahead_cs = at(a, r + m if r + m < M else 0), acs
             ai, rs, cs = own, 1, ROWS
@@ -129,16 +129,16 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
         j = 0
         while j < N:
             left = N - j
-            nv = panel_vectors(left, lanes)
-            width = nv * lanes
+            nv = panel_vectors(left, size)
+            width = nv * size
             stride = width if packed else brs
             bj = at(b, j * step)
-            rem = min(left - width + lanes, lanes)
+            rem = min(left - width + size, size)
             cj, dj = at(c, r * crs + j), at(init, r * irs + j)
-            if nv == WIDE:
+            if nv == WIDE():
                 wide(m, K, ai, rs, cs, bj, stride, cj, crs, dj, irs, mode, rem, ahead, ahead_cs)
                 ahead, ahead_cs = ai, 0
-            elif nv == MID and (FREE_MASKS or rem == lanes):
+            elif nv == MID() and (free_masks() or rem == size):
                 mid(m, K, ai, rs, cs, bj, stride, cj, crs, dj, irs, mode, rem, ai, 0)
             elif few and rs == 1 and m >= 16:
                 thin_block(m, left, K, ai, cs, bj, stride, cj, crs, dj, irs, mode)

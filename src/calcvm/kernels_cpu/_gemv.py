@@ -15,8 +15,8 @@ from typing import Any
 
 from numba.core import cgutils
 
-from calcvm.kernels_cpu._common import at, like, njit, routine
-from calcvm.kernels_cpu._simd import FREE_MASKS, c64, lanes_of, native
+from calcvm.kernels_cpu._common import at, free_masks, lanes, like, njit, routine
+from calcvm.kernels_cpu._simd import c64, native
 
 CHAINS = 8
 
@@ -139,7 +139,7 @@ _add_rows8, _add_row = _add_rows(8), _add_rows(1)
 @njit(inline=True)
 def dots(N, K, x, b, b_cs, y, init, init_s, mode):
     """y[j] = init[j*init_s] + sum_k x[k] * B[j*b_cs + k]."""
-    width = min(CHAINS, lanes_of(b))
+    width = min(CHAINS, lanes(b))
     for j in range(0, N, width):
         _dots_block(min(width, N - j), K, x, at(b, j * b_cs), b_cs, at(y, j), at(init, j * init_s), init_s, mode)
 
@@ -147,23 +147,23 @@ def dots(N, K, x, b, b_cs, y, init, init_s, mode):
 @njit(inline=True)
 def column_sums(N, K, x, x_s, b, b_rs, y, init, mode, wide):
     """y[j] = init[j] + sum_k x[k*x_s] * B[k*b_rs + j]; with ``wide`` the order of a sum depends on j's place."""
-    lanes = lanes_of(b)
+    size = lanes(b)
     j = 0
     while j < N:
         bj, yj, ij, left = at(b, j), at(y, j), at(init, j), N - j
-        if wide and left > 3 * lanes:
-            _columns4(min(left - 3 * lanes, lanes), K, x, x_s, bj, b_rs, yj, ij, mode)
-            j += 4 * lanes
+        if wide and left > 3 * size:
+            _columns4(min(left - 3 * size, size), K, x, x_s, bj, b_rs, yj, ij, mode)
+            j += 4 * size
         else:
-            _columns1(min(left, lanes), K, x, x_s, bj, b_rs, yj, ij, mode)
-            j += lanes
+            _columns1(min(left, size), K, x, x_s, bj, b_rs, yj, ij, mode)
+            j += size
 
 
 @routine("iipipiippi")
 def gemv(N, K, a, a_cs, b, b_rs, b_cs, c, init, mode):
     """C[j] = INIT[j] + sum_k A[k*a_cs] * B[k*b_rs + j*b_cs]; INIT is 0 in mode 0, init in mode 1."""
     if b_cs == 1 and (N > 1 or b_rs != 1):
-        if K == 0 or N <= (4 * lanes_of(b) if FREE_MASKS else lanes_of(b) - 1):
+        if K == 0 or N <= (4 * lanes(b) if free_masks() else lanes(b) - 1):
             column_sums(N, K, a, a_cs, b, b_rs, c, init, mode, True)
             return
         source = init if mode else c  # what mode 0 loads and drops

@@ -15,6 +15,7 @@ from calcvm.formulas.declare import Formula
 from calcvm.kernel import AXES
 from calcvm.kernels_cpu._common import I1, I64, intrinsic_of
 from calcvm.kernels_cpu._math import Lanes, each, outline, reduced
+from calcvm.kernels_cpu._target import current
 
 
 class Given:
@@ -41,7 +42,7 @@ def _over(f: Formula, n: int, emit: Callable, result: bool = False) -> Any:
         def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
             row = Given(ctx, b, f, (), values[n + 1], given)
             at = {name: b.gep(p, [values[n]]) for name, p in row.operands.items()}
-            out = emit(Lanes(b, row.element), *values[:n], at, row.reals)
+            out = emit(Lanes(b, row.element, current()), *values[:n], at, row.reals)
             return out if result else ctx.get_dummy_value()
 
         return (given.types[-1].dtype if result else types.void)(*[types.int64] * (n + 1), given), codegen
@@ -71,7 +72,7 @@ def scaled(f: Formula) -> Any:
             row = Given(ctx, b, f, (), args[3], given)
             at = {name: b.gep(p, [args[2]]) for name, p in row.operands.items()}
             by = b.fdiv(b.load(row.before), ctx.cast(b, args[1], types.int64, row.dtype))
-            emit(Lanes(b, row.element), args[0], *(at[v] for v in (*f.reads, f.writes)), *row.reals, by)
+            emit(Lanes(b, row.element, current()), args[0], *(at[v] for v in (*f.reads, f.writes)), *row.reals, by)
             return ctx.get_dummy_value()
 
         return types.void(types.int64, types.int64, types.int64, given), codegen

@@ -21,9 +21,7 @@ from numba.extending import intrinsic
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import I1, I32, I64, intrinsic_of
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._simd import VECTOR_BITS
-
-MASKS = VECTOR_BITS >= 256  # else masked loads are emulated, and a scalar loop ends the vector loop
+from calcvm.kernels_cpu._target import Target, current
 
 
 def scalar(formula: Callable) -> Any:
@@ -44,9 +42,9 @@ log, log1p, softplus, erf = scalar(F.log), scalar(F.log1p), scalar(F.softplus), 
 class Lanes:
     """Vectors of the target's width for one element type: masked loads and stores, splats."""
 
-    def __init__(self, b: ir.IRBuilder, element: Any):
-        self.b, self.size = b, 4 if isinstance(element, ir.FloatType) else 8
-        self.n = VECTOR_BITS // 8 // self.size
+    def __init__(self, b: ir.IRBuilder, element: Any, target: Target):
+        self.b, self.size, self.target = b, 4 if isinstance(element, ir.FloatType) else 8, target
+        self.n = target.lanes(8 * self.size)
         self.vec = ir.VectorType(element, self.n)
         self.mask = ir.VectorType(I1, self.n)
         self.tag = f"v{self.n}f{8 * self.size}.p0"
@@ -99,7 +97,7 @@ def loop_of(kinds: str, emit: Callable, result: bool = False, outlined: bool = F
             if outlined:
                 outline(b, f"{name}_{element}", ctx.get_value_type(element), emit, values)
                 return ctx.get_dummy_value()
-            out = emit(Lanes(b, ctx.get_value_type(element)), *values)
+            out = emit(Lanes(b, ctx.get_value_type(element), current()), *values)
             return out if result else ctx.get_dummy_value()
 
         return sig, codegen
@@ -116,7 +114,7 @@ def outline(b: Any, name: str, element: Any, emit: Callable, values: Sequence[An
         f.attributes.add("nounwind")
         f.attributes.add("noinline")
         inner = ir.IRBuilder(f.append_basic_block("entry"))
-        emit(Lanes(inner, element), *f.args)
+        emit(Lanes(inner, element, current()), *f.args)
         inner.ret_void()
     b.call(f, list(values))
 
@@ -229,7 +227,7 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
         def body(i: Any, left: Any, carried: list) -> list:
             if left is None:
                 vector(i, None)
-            elif MASKS:
+            elif e.target.masks:
                 vector(i, e.below(left))
             else:
                 _scalar_tail(e, i, left, element)
@@ -466,10 +464,3 @@ def _transpose_tiles() -> Any:
 
 
 tiles = _transpose_tiles()
-
-
-@intrinsic
-def lanes(tc, x):
-    """Elements of a vector of the target for the dtype of ``x``, a pointer."""
-    n = VECTOR_BITS // x.dtype.bitwidth
-    return types.int64(x), lambda ctx, b, sig, args: _c(n)

@@ -1,4 +1,4 @@
-"""Vector IR: the width of the target's vectors, an emitter for them, and GEMM's micro-kernels.
+"""Vector IR: an emitter of the target's vectors, and GEMM's micro-kernels.
 
 A kernel that LLVM's vectoriser would not find (accumulators in registers, broadcasts, masked tails,
 transposes) is written here as vector IR, generic in the element type, and emitted once a module as an
@@ -8,37 +8,15 @@ internal function that jitted code calls (``native``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from calcvm.kernels_cpu._common import I1, I32, I64, intrinsic_of
-from calcvm.kernels_cpu._native import cpu_features, cpu_name
-
-
-def _vector_bits() -> tuple[int, int]:
-    """Width and number of the vector registers that the code generator uses, read off its assembly."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    probe = """define void @f(ptr %p) {
-        %x = load <16 x float>, ptr %p, align 4
-        %y = fadd <16 x float> %x, %x
-        store <16 x float> %y, ptr %p, align 4
-        ret void }"""
-    target = llvm.Target.from_default_triple()
-    machine = target.create_target_machine(cpu=cpu_name(), features=cpu_features())
-    text = machine.emit_assembly(llvm.parse_assembly(probe))
-    if "zmm" in text:
-        return 512, 32
-    return (256, 16) if "ymm" in text else (128, 16 if "xmm" in text else 32)
-
-
-VECTOR_BITS, VECTOR_REGISTERS = _vector_bits()
-FREE_MASKS = VECTOR_BITS == 512  # masked loads cost nothing
+from calcvm.kernels_cpu._target import Target, current
 
 
 def c64(v: int) -> Any:
@@ -48,11 +26,11 @@ def c64(v: int) -> Any:
 class Emit:
     """An IR builder with vectors of the target's width (or of ``lanes``) for one element type."""
 
-    def __init__(self, b: ir.IRBuilder, element: Any, lanes: int = 0):
-        self.b, self.element = b, element
+    def __init__(self, b: ir.IRBuilder, element: Any, target: Target, lanes: int = 0):
+        self.b, self.element, self.target = b, element, target
         self.size = 4 if isinstance(element, ir.FloatType) else 8
         self.tag = "f32" if self.size == 4 else "f64"
-        self.lanes = lanes or VECTOR_BITS // 8 // self.size
+        self.lanes = lanes or target.lanes(8 * self.size)
         self.vec = ir.VectorType(element, self.lanes)
         self.mask_type = ir.VectorType(I1, self.lanes)
         self.zero = ir.Constant(self.vec, [0.0] * self.lanes)
@@ -123,8 +101,11 @@ class Emit:
         return self.b.call(f, [x, y, z])
 
 
-def native(name: str, signature: str, emit: Callable) -> Any:
-    """An intrinsic that calls a function emitted once a module (``p`` pointer, ``i`` int64)."""
+def native(name: str | Callable[[Target], str], signature: str, emit: Callable) -> Any:
+    """An intrinsic that calls a function emitted once a module (``p`` pointer, ``i`` int64).
+
+    name : of what is emitted; a function of the target where more than one shape of it may be in a module.
+    """
 
     def call(*args: Any) -> Any:
         pointer = args[signature.index("p")]
@@ -132,7 +113,8 @@ def native(name: str, signature: str, emit: Callable) -> Any:
 
         def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
             element = ctx.get_value_type(pointer.dtype)
-            symbol = f"calcvm_{name}_{element.intrinsic_name}"
+            target = current()
+            symbol = f"calcvm_{name if isinstance(name, str) else name(target)}_{element.intrinsic_name}"
             f = b.module.globals.get(symbol)
             if f is None:
                 f = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [v.type for v in values]), symbol)
@@ -141,7 +123,7 @@ def native(name: str, signature: str, emit: Callable) -> Any:
                 f.attributes.add("noinline")
                 f.attributes.add("optsize")  # no unrolling
                 inner = ir.IRBuilder(f.append_basic_block("entry"))
-                emit(Emit(inner, element), *f.args)
+                emit(Emit(inner, element, target), *f.args)
                 inner.ret_void()
             b.call(f, list(values))
             return ctx.get_dummy_value()
@@ -151,16 +133,33 @@ def native(name: str, signature: str, emit: Callable) -> Any:
     return intrinsic_of(len(signature), call)
 
 
-def panel(heights: list[tuple[int, int]], nv: int, masked: bool, columns: bool = False) -> Any:
-    """C[:m, nv vectors] = init + sum_k A[i*ars + k*acs] * B[k*brs + j], in tiles of rows held in registers.
+class Tiles(NamedTuple):
+    """The tiles of a panel on one target.
 
-    ``heights``: (rows of a tile, the least rows left that it is for), tallest first; the last is for 1.  Rows
-    past the end repeat the last: they compute and store the same bits, so one tile serves every remainder.
-    ``masked``: the last vector has ``rem`` live lanes.  mode 0 starts from zero, 1 from init.  Tall tiles
-    prefetch ``ahead``, columns of m rows that are ``ahead_cs`` apart, each tile its own rows of them.
+    heights : (rows of a tile, the least rows left that it is for), tallest first; the last is for 1.
+    vectors : of a tile's columns.
+    masked : the last vector has ``rem`` live lanes.
+    """
+
+    heights: tuple[tuple[int, int], ...]
+    vectors: int
+    masked: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.vectors}{'m' if self.masked else ''}"
+
+
+def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
+    """C[:m, vectors] = init + sum_k A[i*ars + k*acs] * B[k*brs + j], in tiles of rows held in registers.
+
+    Rows past the end repeat the last: they compute and store the same bits, so one tile serves every remainder.
+    mode 0 starts from zero, 1 from init.  Tall tiles prefetch ``ahead``, columns of m rows that are ``ahead_cs``
+    apart, each tile its own rows of them.
     """
 
     def emit(e, m, k, a, ars, acs, b_start, brs, c, crs, init, irs, mode, rem, ahead, ahead_cs):  # type: ignore[no-untyped-def]
+        heights, nv, masked = tiles(e.target)
         b, ars = e.b, c64(1) if columns else ars
         masks = [None] * (nv - 1) + [e.lanes_below(rem) if masked else None]
         fresh = b.icmp_signed("==", mode, c64(0))
@@ -238,27 +237,28 @@ def panel(heights: list[tuple[int, int]], nv: int, masked: bool, columns: bool =
             b.branch(test)
             b.position_at_end(end)
 
-    return native(f"gemm_{nv}{'m' if masked else ''}{'c' if columns else ''}", "iipiipipipiiipi", emit)
+    return native(lambda target: f"gemm_{tiles(target).name}{'c' if columns else ''}", "iipiipipipiiipi", emit)
 
 
-def pack_rows(nv: int, masked: bool) -> Any:
-    """dst[k, nv vectors] = src[k*rs + j]; the last vector has ``rem`` live lanes, the others read as zero."""
+def pack_rows(tiles: Callable[[Target], Tiles]) -> Any:
+    """dst[k, a tile's vectors] = src[k*rs + j]; the last vector has ``rem`` live lanes, the others read as zero."""
 
     def emit(e, k, src, rs, dst, rem):  # type: ignore[no-untyped-def]
+        _, nv, masked = tiles(e.target)
         mask = e.lanes_below(rem) if masked else None
         with cgutils.for_range(e.b, k) as loop:
             p, q = e.at(src, e.b.mul(loop.index, rs)), e.at(dst, e.b.mul(loop.index, c64(nv * e.lanes)))
             for j in range(nv):
                 e.store(e.load(e.at(p, None, j * e.lanes), mask if j == nv - 1 else None), e.at(q, None, j * e.lanes))
 
-    return native(f"gemm_pack{nv}{'m' if masked else ''}", "ipipi", emit)
+    return native("gemm_pack", "ipipi", emit)
 
 
 def thin() -> Any:
     """C[:m, n] = init + sum_k A[i + k*acs] * B[k*brs + j] for 1 <= n <= 4, A by columns: vectors hold rows of C."""
 
     def emit(e, m, n, k, a, acs, b_start, brs, c, crs, init, irs, mode):  # type: ignore[no-untyped-def]
-        b, lanes, four = e.b, e.lanes, Emit(e.b, e.element, 4)
+        b, lanes, four = e.b, e.lanes, Emit(e.b, e.element, e.target, 4)
         fresh = b.icmp_signed("==", mode, c64(0))
         mask = four.lanes_below(n)
         init_mask = four.lanes_below(b.select(fresh, c64(0), n))
@@ -300,7 +300,7 @@ def pack_columns(width: int) -> Any:
 
     def emit(e, n, k, src, cs, dst):  # type: ignore[no-untyped-def]
         at = range(0, width, e.lanes)
-        masks = [e.lanes_below(e.b.sub(n, c64(x))) if FREE_MASKS else None for x in at]
+        masks = [e.lanes_below(e.b.sub(n, c64(x))) if e.target.free_masks else None for x in at]
         with cgutils.for_range(e.b, k) as loop:
             p, q = e.at(src, e.b.mul(loop.index, cs)), e.at(dst, e.b.mul(loop.index, c64(width)))
             for x, mask in zip(at, masks):
@@ -316,7 +316,7 @@ def transpose() -> Any:
         b, lanes = e.b, e.lanes
         last = b.sub(k, c64(lanes))  # blocks of lanes x lanes elements; the last of a column overlaps another
         fits = b.icmp_signed(">=", last, c64(0))
-        mask = e.lanes_below(k) if FREE_MASKS else None
+        mask = e.lanes_below(k) if e.target.free_masks else None
 
         def block(here, there, left, p):  # type: ignore[no-untyped-def]
             column = e.at(here, p)
@@ -345,7 +345,7 @@ def transpose() -> Any:
                         e.store(y, row)
                         row = e.at(row, width)
                 with rest:
-                    if FREE_MASKS:
+                    if e.target.free_masks:
                         v, row = block(here, there, left, c64(0))
                         for i, y in enumerate(v[:-1]):
                             with b.if_then(b.icmp_signed("<", c64(i), k)):
@@ -374,10 +374,3 @@ def stack(elements: int) -> Any:
         return p(p), codegen
 
     return on_stack
-
-
-@intrinsic
-def lanes_of(tc, p):
-    """Elements of ``p`` in a vector register: a constant when compiled."""
-    lanes = VECTOR_BITS // p.dtype.bitwidth
-    return types.int64(p), lambda ctx, b, sig, args: c64(lanes)

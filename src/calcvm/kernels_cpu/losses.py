@@ -13,13 +13,14 @@ from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.kernel import words_for
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import I1, I64, Float, Ptr, at, kernel, kernel_as, like, njit, share, trap
+from calcvm.kernels_cpu._common import I1, I64, Float, Ptr, at, fact, kernel, kernel_as, lanes, like, njit, share, trap
 from calcvm.kernels_cpu._loops import flat, scaled, total
 from calcvm.kernels_cpu._math import Lanes, _horizontal, elementwise, log, reduction, rexp, rmax, rsum, scale
-from calcvm.kernels_cpu._simd import VECTOR_BITS
+from calcvm.kernels_cpu._target import current
 
 BAD_LABEL = 1  # trap code
 SHORT_ROWS = 4
+vector_bits = fact(lambda target: target.vectors[0])
 
 
 def _sum(x, y):
@@ -99,31 +100,24 @@ minus = elementwise(lambda p, t, a, b, c: p * a - t * b - c, "vv", "fff")
 
 
 @intrinsic
-def lanes(tc, x):
-    """Elements of a vector of x's dtype."""
-    n = VECTOR_BITS // x.dtype.bitwidth
-    return types.int64(x), lambda ctx, b, sig, args: ir.Constant(I64, n)
-
-
-@intrinsic
 def stack(tc, x):
     """A vector of x's dtype on the stack."""
     element = x.dtype
 
     def codegen(ctx, b, sig, args):
         t = ctx.get_value_type(element)
-        room = cgutils.alloca_once(b, ir.ArrayType(t, VECTOR_BITS // element.bitwidth))
+        room = cgutils.alloca_once(b, ir.ArrayType(t, current().lanes(element.bitwidth)))
         return b.bitcast(room, t.as_pointer())
 
     return types.CPointer(element)(x), codegen
 
 
 class Short(Lanes):
-    """Vectors of ``bits``, at most the target's width."""
+    """Vectors of ``bits``, at most the target's width (None: of that)."""
 
-    def __init__(self, b, element, bits):
-        super().__init__(b, element)
-        self.n = bits // 8 // self.size
+    def __init__(self, b, element, target, bits=None):
+        super().__init__(b, element, target)
+        self.n = bits // 8 // self.size if bits else self.n
         self.vec, self.mask = ir.VectorType(element, self.n), ir.VectorType(I1, self.n)
         self.tag = f"v{self.n}f{8 * self.size}.p0"
 
@@ -140,8 +134,8 @@ class Short(Lanes):
         return m, s, v
 
 
-def one_vector(bits):
-    """Softmax of a row of n elements that fit one vector of ``bits``: (max x, sum exp(x - max)).
+def one_vector(bits=None):
+    """Softmax of a row of n elements that fit one vector (of ``bits``): (max x, sum exp(x - max)).
 
     y = softmax(x), y may be x.  The row never leaves its register, so no masked load waits for a masked
     store: a pass each for maximum, exp and division takes three times as long (32 rows of 10, Zen 4).
@@ -152,7 +146,7 @@ def one_vector(bits):
         element = x.dtype
 
         def codegen(ctx, b, sig, args):
-            e = Short(b, ctx.get_value_type(element), bits)
+            e = Short(b, ctx.get_value_type(element), current(), bits)
             return ctx.make_tuple(b, sig.return_type, e.softmax(*args)[:2])
 
         return types.UniTuple(element, 2)(types.int64, x, y), codegen
@@ -170,7 +164,7 @@ def softmax_weighted(tc, n, x, t, y, hard, soft):
 
     def codegen(ctx, b, sig, args):
         n, x, t, y, hard, soft = args
-        e = Short(b, ctx.get_value_type(element), VECTOR_BITS)
+        e = Short(b, ctx.get_value_type(element), current())
         mask, zero = e.below(n), ir.Constant(e.vec, [0.0] * e.n)
         q = e.load(t, ir.Constant(I64, 0), mask) * F.V(b, e.splat(hard)) + F.V(b, e.splat(soft))
         m, s, v = e.softmax(n, x, y)
@@ -181,7 +175,7 @@ def softmax_weighted(tc, n, x, t, y, hard, soft):
     return types.UniTuple(element, 3)(types.int64, x, t, y, element, element), codegen
 
 
-softmax_vector = one_vector(VECTOR_BITS)
+softmax_vector = one_vector()
 
 
 @njit(inline=True)
@@ -205,8 +199,8 @@ def class_of(me, label, n):
     return 0
 
 
-def few_classes(bits):
-    """Cross entropy of rows that fit one vector of ``bits``, against labels: one log a vector of rows."""
+def few_classes(bits=None):
+    """Cross entropy of rows that fit one vector (of ``bits``), against labels: one log a vector of rows."""
     softmax = one_vector(bits)
 
     @njit
@@ -226,7 +220,7 @@ def few_classes(bits):
     return rows_of
 
 
-few, four = few_classes(VECTOR_BITS), few_classes(128)  # a short vector is summed in two steps instead of four
+few, four = few_classes(), few_classes(128)  # a short vector is summed in two steps instead of four
 exp_each = elementwise(F.exp, "v")
 
 
@@ -300,7 +294,7 @@ def softmax_cross_entropy_fwd(me, rows, inner, N, dense, smoothing: Float, logit
             few_weighted(lo, hi, N, logits, target, p, t_l, hard, soft)
         elif rows >= SHORT_ROWS and N <= lanes(p) // 2:
             fewest(me, lo, hi, N, logits, target, p, t_l)
-        elif N * VECTOR_BITS <= lanes(p) * 128:
+        elif N * vector_bits() <= lanes(p) * 128:
             four(me, lo, hi, N, logits, target, p, t_l)
         else:
             few(me, lo, hi, N, logits, target, p, t_l)

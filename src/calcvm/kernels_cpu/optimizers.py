@@ -33,6 +33,7 @@ from calcvm.kernels_cpu._common import (
 )
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import Lanes, each
+from calcvm.kernels_cpu._target import current
 
 
 @njit(inline=True)
@@ -60,7 +61,7 @@ def _loop(op: Update, clip: bool, decay: bool) -> Any:
     def typing(n: Any, start: Any, given: Any) -> Any:
         def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
             dtype, count = given.types[0].dtype, len(given.types) - 1
-            e = Lanes(b, ctx.get_value_type(dtype))
+            e = Lanes(b, ctx.get_value_type(dtype), current())
             hyper = b.bitcast(b.extract_value(args[2], count), ir.DoubleType().as_pointer())
 
             def slot(name: str) -> V:

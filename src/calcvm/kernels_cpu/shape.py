@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from calcvm.kernels_cpu._common import Ptr, at, kernel, like, njit, share
-from calcvm.kernels_cpu._math import copy, fill, lanes, tiles
+from calcvm.kernels_cpu._common import Ptr, at, kernel, lanes, like, njit, share
+from calcvm.kernels_cpu._math import copy, fill, tiles
 
 TILE = 16  # a tile of lines of x and of y fits into L1 whatever the strides
 

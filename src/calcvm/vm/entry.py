@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from calcvm.kernels_cpu import _native
+from calcvm.kernels_cpu._target import Target
 
 ARGUMENTS = {
     "run_rows": 2, "run_rounds": 2, "run_task": 2, "run_fleet": 2, "run_team": 3, "serve": 1,
@@ -49,7 +50,7 @@ def entry(name: str) -> Any:
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * ARGUMENTS[name])(address(name))
 
 
-def _build(symbol_: str, places: tuple[_native.Modules, ...]) -> _native.Compiled:
+def _build(symbol_: str, places: tuple[_native.Modules, ...], target: Target) -> _native.Compiled:
     from numba import types
 
     from calcvm.kernels_cpu._common import compile_object
@@ -61,5 +62,7 @@ def _build(symbol_: str, places: tuple[_native.Modules, ...]) -> _native.Compile
     for need in needs:  # before what calls them: Numba links its pieces as it compiles
         address(need)
     (module,) = modules(name)
-    code, _ = compile_object(getattr(import_module(f"calcvm.{module}"), name), signature, symbol_, fastmath=set())
+    code, _ = compile_object(
+        getattr(import_module(f"calcvm.{module}"), name), signature, symbol_, fastmath=set(), target=target
+    )
     return _native.Compiled((module,), code, {symbol(need): modules(need) for need in needs})

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from calcvm.kernels_cpu._common import njit
 from calcvm.vm.atomics import I64, call_entry, f32_at, f64_at, i64_at
 from calcvm.vm.job import (
     ADDRESS,
@@ -49,7 +49,7 @@ SOURCES = (F32, F64, ir.IntType(8), ir.IntType(32), I64)  # by a feed's DTYPE
 
 def helper(fn: Any) -> Any:
     """A function of the compiled loops."""
-    return numba.njit(error_model="numpy")(fn)
+    return njit(fn, fastmath=set())
 
 
 # ---------------------------------------------------------------- vector IR

@@ -1,0 +1,121 @@
+"""Numba's compiler for any target.
+
+What Numba compiles for a processor goes into its engine at once, as machine code, with wrappers for Python: also
+each function that only kernels call.  Here it stays LLVM IR, optimized for the target, until it is part of an object file.
+All of Numba that this relies on beside its public names is in this module and in `_common.compile_object`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba import _dynfunc, types
+from numba.core import codegen, config, fastmathpass
+from numba.core.cpu import CPUContext
+from numba.core.registry import CPUDispatcher, CPUTarget, cpu_target
+from numba.extending import models, register_model
+
+from calcvm.kernels_cpu._target import Target, compiling
+
+
+class Codegen(codegen.CPUCodegen):
+    """Numba's passes, bound to a target's machine; without an engine."""
+
+    _library_class = codegen.AOTCodeLibrary
+
+    def __init__(self, target: Target):
+        self._triple = target.triple
+        self._tm = target.machine(config.OPT)
+        self._target_data = self._tm.target_data
+        self._data_layout = str(self._target_data)
+        # of the passes that come before others, as Numba has them
+        self._loopvect, self._opt_level = (True, 3) if config.OPT.is_opt_max else (False, 0)
+
+    def _create_empty_module(self, name: str) -> Any:
+        module = super()._create_empty_module(name)
+        module.triple = self._triple
+        return module
+
+    def _add_module(self, module: llvm.ModuleRef) -> None:
+        """There is no engine."""
+
+
+class Context(CPUContext):
+    """Numba's context of the processor, with another generator of code: typing and lowering are the same for all."""
+
+    def __init__(self, target: Target):
+        self.__dict__ |= cpu_target.target_context.subtarget(_internal_codegen=Codegen(target)).__dict__
+
+    def get_executable(self, library: Any, fndesc: Any, env: Any) -> Any:
+        """What tells a compiled function from others; nobody calls it."""
+        library.finalize()
+        return _dynfunc.make_function(fndesc.lookup_module(), fndesc.qualname.split(".")[-1], "", 0, env, (library,))
+
+    def post_lowering(self, module: Any, library: Any) -> None:
+        """Without Numba's runtime, which is linked where it is called: our kernels allocate nothing."""
+        if self.fastmath:
+            fastmathpass.rewrite_module(module, self.fastmath)
+
+
+context_of = cache(Context)
+
+
+class _Described(CPUTarget):
+    """What a function compiled for a target is told of it."""
+
+    def __init__(self, target: Target):
+        super().__init__("cpu")
+        self.target = target
+
+    @property
+    def target_context(self) -> Any:
+        return context_of(self.target)
+
+    @property
+    def typing_context(self) -> Any:
+        return cpu_target.typing_context
+
+
+_described = cache(_Described)
+
+
+class Helper(CPUDispatcher):
+    """A jitted function that compiled code calls: compiled for each target apart.  Called from Python it is Numba's."""
+
+    def __init__(self, fn: Callable, options: dict[str, Any]):
+        super().__init__(fn, targetoptions={"nopython": True, "boundscheck": None, **options})
+        self.options = options
+        self.compiled: dict[Target, CPUDispatcher] = {}
+
+    @property
+    def _numba_type_(self) -> Any:
+        return _HelperType(self)
+
+    def on(self, target: Target) -> CPUDispatcher:
+        if target not in self.compiled:
+            self.compiled[target] = _OnTarget(self, target)
+        return self.compiled[target]
+
+
+class _OnTarget(CPUDispatcher):
+    def __init__(self, helper: Helper, target: Target):
+        self.targetdescr = _described(target)
+        super().__init__(
+            helper.py_func,
+            targetoptions={**helper.targetoptions, "no_cpython_wrapper": True, "no_cfunc_wrapper": True},
+        )
+
+
+class _HelperType(types.Dispatcher):
+    """The type of a helper: what is compiled of it is the current target's."""
+
+    @property
+    def dispatcher(self) -> CPUDispatcher:
+        helper, target = super().dispatcher, compiling()
+        return helper if target is None else helper.on(target)
+
+
+register_model(_HelperType)(models.OpaqueModel)  # as that of what it derives from
