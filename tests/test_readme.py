@@ -85,9 +85,9 @@ from tests.reference import elementwise
 from calcvm.ops import OPS
 
 sys.path.insert(0, ".")
-import recipe_spec, recipe_kernels
 exec(Path("recipe_reference.py").read_text(), vars(elementwise))
-import recipe_on_gpu
+for module in sys.argv[1:]:
+    __import__(module)
 from tests.cuda.simulated import Simulated
 spec = OPS["softsign"]
 for rowrun.backend in (rowrun.backend, Simulated()):
@@ -101,10 +101,14 @@ print("the recipe works")
 """
 
 
-def test_contributing_recipe_makes_an_operator(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["formulas", "in full"])
+def test_contributing_recipe_makes_an_operator(way: str, tmp_path: Path) -> None:
     """The operator of CONTRIBUTING.md passes what every operator passes, with nothing else written."""
-    spec, kernels, on_gpu, reference = re.findall(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    formulas, spec, kernels, on_gpu, reference = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
     files = {
+        "recipe_formulas.py": "from calcvm.formulas import number as n\nfrom calcvm.operators import elementwise\n\n\n"
+        + formulas,
         "recipe_spec.py": "from calcvm.ops.spec import *\nfrom calcvm.ops.spec import dims\n\n" + spec,
         "recipe_kernels.py": "from calcvm.kernels_cpu._common import Ptr, fabs, kernel, like, share\n\n\n" + kernels,
         "recipe_on_gpu.py": "from calcvm.kernels_cuda._common import Ptr, kernel, share\n"
@@ -115,10 +119,11 @@ def test_contributing_recipe_makes_an_operator(tmp_path: Path) -> None:
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
+    modules = ["recipe_formulas"] if way == "formulas" else ["recipe_spec", "recipe_kernels", "recipe_on_gpu"]
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "CALCVM_CACHE_DIR": str(tmp_path / "cache")}
     result = subprocess.run(
-        [sys.executable, "recipe.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, "recipe.py", *modules], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert result.stdout == "the recipe works\n", result.stderr
 
