@@ -10,7 +10,6 @@ import pytest
 from calcvm import optim
 from calcvm.errors import CalcError
 from calcvm.formulas import steps
-from calcvm.kernels_cpu import optimizers as kernels
 from calcvm.ops import OPS, ROWS
 from calcvm.ops.optimizers import HYPER_SLOTS, SCHEDULES
 from calcvm.vm.encoding import form_of
@@ -334,13 +333,6 @@ def test_zero():
 
 
 # ---------------------------------------------------------------- data
-def test_kernels_and_table_agree_on_the_slots():
-    for i, name in enumerate(HYPER_SLOTS):
-        assert getattr(kernels, name.upper()) == i
-    for i, name in enumerate(SCHEDULES):
-        assert getattr(kernels, name.upper()) == i
-
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_front_end_names_rows_and_state_that_exist(name):
     ours = PAIRS[name][0]
