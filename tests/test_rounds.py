@@ -224,6 +224,7 @@ class Task:
         sums = np.full(len(results), np.nan)
         self.keep += [X, y, feeds, offsets, sums]
         job[[layout.CODE, layout.TABLE]] = address("run_rounds"), bind(program).table_address
+        job[layout.ROW_BYTES] = program.row_bytes
         job[[layout.HEAP, layout.ITEMSIZE]] = resident.elements.ctypes.data, program.itemsize
         job[[layout.SPANS, layout.N_SPANS]] = spans.ctypes.data, len(spans)
         job[[layout.FEEDS, layout.N_FEEDS]] = feeds.ctypes.data, len(feeds)

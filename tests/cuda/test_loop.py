@@ -115,3 +115,7 @@ def test_i64_at_reads_what_is_there():
 
     run(work, array.ctypes.data, got, memory=over(array))
     assert got[0] == 2
+
+
+def test_what_a_block_keeps_of_rows_lies_before_scratch():
+    assert 8 * max(loop.LATE, loop.TURN) + 8 <= SCRATCH_AT
