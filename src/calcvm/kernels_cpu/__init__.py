@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,36 @@ def address_of(name: str, dtype: str, device: str = "cpu") -> int:
         return common.KERNELS[name].address(dtype, device)
     symbol = _native.symbol_of(name, dtype, device)
     return _native.address(symbol, _build, *(_native.modules_of(family, device) for family in FAMILIES))
+
+
+def prepare(
+    names: Iterable[str],
+    dtype: str,
+    device: str = "cpu",
+    others: Mapping[str, tuple[_native.Modules, ...]] | None = None,
+) -> None:
+    """Compile what is missing from the cache of rows' kernels, in several processes where it is much; see `address_of`.
+
+    others : symbols of functions that are wanted with them, and the modules that each may come from.
+    """
+    if device == "blas":
+        from calcvm.kernels_cpu import _blas
+
+        _blas.require()
+    common = sys.modules.get("calcvm.kernels_cpu._common")
+    own = (
+        {n: k for n, k in common.KERNELS.items() if k.mark} if common else {}
+    )  # users', which this process alone knows
+    wanted = {_native.symbol_of(name, dtype, device): name for name in names if name not in own}
+    if all(symbol in _native._addresses for symbol in wanted):
+        return
+    from calcvm.kernels_cpu._aside import compile_ahead
+
+    places = tuple(_native.modules_of(family, device) for family in FAMILIES)
+    compile_ahead(
+        {**(others or {}), **dict.fromkeys(wanted, places)},
+        lambda: [own[name].address(dtype, device) for name in names if name in own],
+    )
 
 
 def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") -> dict[str, bytes]:

@@ -6,7 +6,6 @@ object that `device_of` has for the name: the heap's memory, addresses as compil
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,11 +14,12 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import MissingExtra, UnsupportedOperator
-from calcvm.kernels_cpu import address_of
+from calcvm.kernels_cpu import address_of, prepare
+from calcvm.kernels_cpu._target import n_cores
 from calcvm.ops.spec import OPCODES
 from calcvm.vm import job as layout
 from calcvm.vm.entry import address as entry_address
-from calcvm.vm.entry import entry
+from calcvm.vm.entry import entry, places
 from calcvm.vm.frame import HostMemory, Memory
 from calcvm.vm.slices import latest
 from calcvm.vm.store import MemoryStore, Store
@@ -120,7 +120,9 @@ class Table:
     def __init__(self, program: Program, device: str):
         opcodes = sorted({int(c) for c in program.rows[:, 0]})
         self.addresses = np.zeros(max(opcodes, default=0) + 1, np.int64)
+        loops = ("run_rows", "run_team", "serve") if program.workers > 1 else ("run_rows",)  # which are wanted next
         try:
+            prepare([OPCODES[code].name for code in opcodes], program.dtype, device, places(loops))
             for code in opcodes:
                 self.addresses[code] = address_of(OPCODES[code].name, program.dtype, device)
         except KeyError:
@@ -191,11 +193,6 @@ class Cpu:
 
     def collect(self, *outputs: np.ndarray) -> None:
         """It is there."""
-
-
-def n_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---------------------------------------------------------------- by name
