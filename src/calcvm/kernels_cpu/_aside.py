@@ -42,10 +42,10 @@ PATIENCE = 120.0  # seconds without any answer, then builders are given up
 # calcvm without its public names, which a builder has no use for: half the time of its start
 START = """
 import sys, types
-package = sys.modules["calcvm"] = types.ModuleType("calcvm")
-package.__path__ = [sys.argv[1]]
-from calcvm.kernels_cpu._aside import serve
-serve()
+calcvm = sys.modules["calcvm"] = types.ModuleType("calcvm")
+calcvm.__path__ = [sys.argv[1]]
+import calcvm.kernels_cpu._aside
+calcvm.kernels_cpu._aside.serve()
 """
 
 
@@ -106,34 +106,28 @@ class Builders:
                 selector.register(builder.answers, selectors.EVENT_READ, builder)
                 self._ask(builder, left, places)
             here()
-            while selector.get_map() and any(b.asked for b in self.team) and not self.stopped:
+            while any(builder.asked for builder in self.team) and not self.stopped:
                 for key, _ in selector.select(0.05):
                     builder, heard = key.data, time.monotonic()
                     if not (data := os.read(key.fd, 1 << 20)):  # it has ended
-                        builder.asked.clear()
                         selector.unregister(builder.answers)
+                        builder.asked, builder.there = set(), False
                         continue
                     for symbol, made in builder.understand(data):
                         for need, modules in _native.accept(symbol, made).items() if made else ():
                             if need not in places and not _native.is_there(need, (modules,)):
                                 places[need] = (modules,)
                                 left.appendleft(need)
-                    for other in sorted(
-                        (b for b in self.team if b.answers in _files(selector)), key=lambda b: len(b.asked)
-                    ):
+                    for other in sorted(self.team, key=lambda builder: len(builder.asked)):
                         self._ask(other, left, places)
                 if time.monotonic() - heard > PATIENCE:
                     return
 
     @staticmethod
     def _ask(builder: Builder, left: deque[str], places: dict[str, tuple[Modules, ...]]) -> None:
-        while left and len(builder.asked) < DEPTH:
+        while left and builder.there and len(builder.asked) < DEPTH:
             symbol = left.popleft()
             builder.ask(symbol, places[symbol])
-
-
-def _files(selector: selectors.BaseSelector) -> set[Any]:
-    return {key.fileobj for key in selector.get_map().values()}
 
 
 def _rank(symbol: str) -> int:
@@ -155,6 +149,7 @@ class Builder:
         assert self.process.stdin and self.process.stdout
         self.questions, self.answers = self.process.stdin, self.process.stdout
         self.asked: set[str] = set()
+        self.there = True
         self.heard = b""
 
     def say(self, question: Any) -> None:
