@@ -55,6 +55,8 @@ def edit(file):
         ("vm/loop.py", {"loops"}),
         ("vm/samples.py", {"loops"}),
         ("ops/spec.py", {"loops"}),  # a word of a job holds as many as a row may have
+        ("kernels_cpu/_target.py", set(PLACES)),
+        ("kernels_cpu/_aside.py", set()),
         ("kernels_cpu/__init__.py", set()),
         ("vm/team.py", set()),
         ("kernels_cuda/losses.py", set()),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # The order in which they are looked through: what most programs need comes first.
 FAMILIES = ("contraction", "losses", "optimizers", "elementwise", "reduction", "shape", "random")
 
+FEW = 4  # functions from which other processes are of use
+
 
 def load() -> None:
     """Import all families, so that every kernel is registered."""
@@ -65,19 +67,15 @@ def prepare(
 
         _blas.require()
     common = sys.modules.get("calcvm.kernels_cpu._common")
-    own = (
-        {n: k for n, k in common.KERNELS.items() if k.mark} if common else {}
-    )  # users', which this process alone knows
-    wanted = {_native.symbol_of(name, dtype, device): name for name in names if name not in own}
-    if all(symbol in _native._addresses for symbol in wanted):
-        return
-    from calcvm.kernels_cpu._aside import compile_ahead
-
+    # users' own, which this process alone knows
+    own = {name: known for name, known in [*common.KERNELS.items()] if known.mark} if common else {}
     places = tuple(_native.modules_of(family, device) for family in FAMILIES)
-    compile_ahead(
-        {**(others or {}), **dict.fromkeys(wanted, places)},
-        lambda: [own[name].address(dtype, device) for name in names if name in own],
-    )
+    wanted = {_native.symbol_of(name, dtype, device): places for name in names if name not in own} | dict(others or {})
+    missing = {symbol: of for symbol, of in wanted.items() if not _native.is_there(symbol, of)}
+    if len(missing) >= FEW:
+        from calcvm.kernels_cpu._aside import compile_ahead
+
+        compile_ahead(missing, lambda: [own[name].address(dtype, device) for name in names if name in own])
 
 
 def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") -> dict[str, bytes]:

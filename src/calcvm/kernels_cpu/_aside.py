@@ -25,10 +25,7 @@ from calcvm.kernels_cpu._native import Compiled, Modules
 from calcvm.kernels_cpu._target import host, n_cores
 from calcvm.undisturbed import undisturbed
 
-COLD, WARM = (
-    3,
-    16,
-)  # functions from which builders pay: without Numba imported here, and with it (see docs/architecture.md)
+WARM = 16  # functions from which builders pay where Numba is imported already: they import it first
 DEPTH = 2  # symbols that a builder has been asked for: it never waits for the next
 DEAR = (
     "softmax_cross_entropy_fwd",
@@ -58,19 +55,18 @@ def python() -> str | None:
 
 
 def compile_ahead(wanted: dict[str, tuple[Modules, ...]], here: Callable[[], Any]) -> None:
-    """Compile functions that are nowhere yet, where that is faster than one after the other; `_native.address` links them.
+    """Compile functions, where that is faster than one after the other; `_native.address` links them.
 
     wanted : the modules that each may come from, by symbol.
     here : compiles in this process meanwhile.
     """
-    missing = {symbol: places for symbol, places in wanted.items() if not _native.is_there(symbol, places)}
-    number = min(n_cores(), len(missing) // 2)
+    number = min(n_cores(), len(wanted) // 2)
     command = python()
-    if number < 2 or command is None or len(missing) < (WARM if "numba" in sys.modules else COLD):
+    if number < 2 or command is None or ("numba" in sys.modules and len(wanted) < WARM):
         return
     builders = Builders(command, number)
     try:
-        undisturbed(lambda: builders.make(missing, here))
+        undisturbed(lambda: builders.make(wanted, here))
     except BaseException:
         builders.stopped = True  # as soon as they are asked for, or at the next look
         raise
