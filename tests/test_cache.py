@@ -56,6 +56,8 @@ def edit(file):
         ("vm/samples.py", {"loops"}),
         ("vm/job.py", {"loops"}),
         ("ops/spec.py", set()),  # the loops know no instruction
+        ("kernels_cpu/_target.py", set(PLACES)),
+        ("kernels_cpu/_aside.py", set()),
         ("kernels_cpu/__init__.py", set()),
         ("vm/team.py", set()),
         ("kernels_cuda/losses.py", set()),

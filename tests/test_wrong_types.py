@@ -121,7 +121,7 @@ def _parameters(fn):
 
 DATA = dict(X=X, y=Y)
 QUIET = dict(progress=False)
-OPTIMIZERS = (cv.SGD, cv.Adam, cv.AdamHat, cv.AdamW, cv.RMSProp, cv.Adagrad)
+OPTIMIZERS = (cv.SGD, cv.Adam, cv.AdamHat, cv.AdamW, cv.RMSProp, cv.Adagrad, cv.Lion)
 SCHEDULES = {cv.Step: {"step_size": 3}, cv.Exponential: {"gamma": 0.5}, cv.Cosine: {"total_steps": 3},
              cv.CosineRestarts: {"period": 3}, cv.Constant: {}}  # fmt: skip
 ACTIVATIONS = [

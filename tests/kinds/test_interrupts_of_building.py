@@ -19,6 +19,7 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.kernels_cpu import _native
+from calcvm.kernels_cpu._target import host
 from calcvm.vm import entry, heap
 from tests.kinds.interrupts import (
     MOST,
@@ -135,8 +136,8 @@ def linked(w):
 
 def kept_code(w):
     """What was compiled is written to the cache, which holds whole files and no others."""
-    _native._write("calcvm_any", _native.Compiled(CODE, b"code", {}))
-    return [(path.name, path.read_bytes()) for path in _native.folder(CODE).iterdir()]
+    _native._write("calcvm_any", _native.Compiled(CODE, b"code", {}), host())
+    return [(path.name, path.read_bytes()) for path in _native.folder(CODE, host()).iterdir()]
 
 
 def snapshots(w):
@@ -168,7 +169,9 @@ MAKING = {
 @pytest.mark.parametrize("name", MAKING)
 def test_a_signal_at_any_step_of_making_something(name, tmp_path, whole, monkeypatch):
     folder = _native.folder
-    monkeypatch.setattr(_native, "folder", lambda modules: tmp_path / "code" if modules is CODE else folder(modules))
+    monkeypatch.setattr(
+        _native, "folder", lambda modules, target: tmp_path / "code" if modules is CODE else folder(modules, target)
+    )
     interrupted_anywhere(MAKING[name], worlds(tmp_path), whole, len(name))
 
 

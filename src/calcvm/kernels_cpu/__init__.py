@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # The order in which they are looked through: what most programs need comes first.
 FAMILIES = ("contraction", "losses", "optimizers", "elementwise", "reduction", "shape", "random")
+
+FEW = 4  # functions from which other processes are of use
 
 
 def load() -> None:
@@ -48,6 +50,32 @@ def address_of(name: str, dtype: str, device: str = "cpu") -> int:
         return common.KERNELS[name].address(dtype, device)
     symbol = _native.symbol_of(name, dtype, device)
     return _native.address(symbol, _build, *(_native.modules_of(family, device) for family in FAMILIES))
+
+
+def prepare(
+    names: Iterable[str],
+    dtype: str,
+    device: str = "cpu",
+    others: Mapping[str, tuple[_native.Modules, ...]] | None = None,
+) -> None:
+    """Compile what is missing from the cache of rows' kernels, in several processes where it is much; see `address_of`.
+
+    others : symbols of functions that are wanted with them, and the modules that each may come from.
+    """
+    if device == "blas":
+        from calcvm.kernels_cpu import _blas
+
+        _blas.require()
+    common = sys.modules.get("calcvm.kernels_cpu._common")
+    # users' own, which this process alone knows
+    own = {name: known for name, known in [*common.KERNELS.items()] if known.mark} if common else {}
+    places = tuple(_native.modules_of(family, device) for family in FAMILIES)
+    wanted = {_native.symbol_of(name, dtype, device): places for name in names if name not in own} | dict(others or {})
+    missing = {symbol: of for symbol, of in wanted.items() if not _native.is_there(symbol, of)}
+    if len(missing) >= FEW:
+        from calcvm.kernels_cpu._aside import compile_ahead
+
+        compile_ahead(missing, lambda: [own[name].address(dtype, device) for name in names if name in own])
 
 
 def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") -> dict[str, bytes]:

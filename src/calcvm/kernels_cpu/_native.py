@@ -54,6 +54,7 @@ _LOCK = threading.RLock()
 # a fork waits until what is being compiled or linked is there: its child could not go on with that
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 _addresses: dict[str, int] = {}
+_made: dict[str, Compiled] = {}  # by other processes for this one, and not linked yet
 
 
 def symbol_of(name: str, dtype: str, device: str = "cpu") -> str:
@@ -82,11 +83,27 @@ def _make(symbol: str, build: Build, places: tuple[Modules, ...], kept: bool = T
 
 def _obtain(symbol: str, build: Build, places: tuple[Modules, ...], target: Target, kept: bool = True) -> Compiled:
     """A function from the cache, or built and kept there."""
+    if symbol in _made and target == host():
+        return _made.pop(symbol)
     found = next(filter(None, (_read(symbol, modules, target) for modules in places)), None) if kept else None
     if found:
         return found
     made = build(symbol, places, target)
     return _write(symbol, made, target) if kept else made
+
+
+def is_there(symbol: str, places: tuple[Modules, ...]) -> bool:
+    """Whether a function is linked, or need only be."""
+    if symbol in _addresses or symbol in _made:
+        return True
+    return any(os.path.isfile(folder(modules, host()) / f"{symbol}.o") for modules in places)
+
+
+def accept(symbol: str, compiled: Compiled) -> dict[str, Modules]:
+    """Keep what another process has compiled; what that needs."""
+    with _LOCK:
+        _made[symbol] = _write(symbol, compiled, host())
+    return compiled.needs
 
 
 def objects(symbol: str, build: Build, *places: Modules, target: Target) -> dict[str, bytes]:

@@ -100,6 +100,11 @@ def _host(cpu: str | None, features: str | None) -> Target:
     return Target(llvm.get_process_triple(), cpu or undisturbed(llvm.get_host_cpu_name), features, jit=True)
 
 
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 # ---------------------------------------------------------------- while compiling
 _current: Target | None = None
 

@@ -6,7 +6,6 @@ object that `device_of` has for the name: the heap's memory, addresses as compil
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,10 +14,11 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import MissingExtra, UnsupportedOperator
-from calcvm.kernels_cpu import address_of
+from calcvm.kernels_cpu import address_of, prepare
+from calcvm.kernels_cpu._target import n_cores
 from calcvm.vm import job as layout
 from calcvm.vm.entry import address as entry_address
-from calcvm.vm.entry import entry
+from calcvm.vm.entry import entry, places
 from calcvm.vm.frame import HostMemory, Memory
 from calcvm.vm.slices import latest
 from calcvm.vm.store import MemoryStore, Store
@@ -118,8 +118,11 @@ class Table:
 
     def __init__(self, program: Program, device: str):
         self.addresses = np.zeros(len(program.instructions), np.int64)
+        names = [name for name, _ in program.instructions]
+        loops = ("run_rows", "run_team", "serve") if program.workers > 1 else ("run_rows",)  # which are wanted next
         try:
-            for k, (name, _) in enumerate(program.instructions):
+            prepare(names, program.dtype, device, places(loops))
+            for k, name in enumerate(names):
                 self.addresses[k] = address_of(name, program.dtype, device)
         except KeyError:
             raise UnsupportedOperator(f"row {name!r} has no kernel: write one of its name (CONTRIBUTING.md)") from None
@@ -188,11 +191,6 @@ class Cpu:
 
     def collect(self, *outputs: np.ndarray) -> None:
         """It is there."""
-
-
-def n_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---------------------------------------------------------------- by name

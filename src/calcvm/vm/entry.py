@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -38,6 +39,11 @@ def symbol(name: str) -> str:
     return _native.symbol_of(name, ANY)
 
 
+def places(names: Iterable[str]) -> dict[str, tuple[_native.Modules, ...]]:
+    """The symbols of entries, and what each comes from."""
+    return {symbol(name): (modules(name),) for name in names}
+
+
 @cache
 def address(name: str) -> int:
     """Native address of an entry: the code of a job."""
@@ -59,8 +65,6 @@ def _build(symbol_: str, places: tuple[_native.Modules, ...], target: Target) ->
     result = types.int64 if name in ANSWERS else types.void
     signature = result(*[types.int64] * ARGUMENTS[name])
     needs = NEEDS.get(name, ())
-    for need in needs:  # before what calls them: Numba links its pieces as it compiles
-        address(need)
     (module,) = modules(name)
     code, _ = compile_object(
         getattr(import_module(f"calcvm.{module}"), name), signature, symbol_, fastmath=set(), target=target
