@@ -13,7 +13,7 @@ from tests.rowrun import EPS, Case, Cpu, cases, close, run_row, same_bits
 
 REDUCTIONS = ["sum", "mean", "sum_squares", "max", "min"]
 SOFTMAX = ["softmax", "log_softmax"]
-PAIRS = ["mse", "mae", "huber", "binary_cross_entropy", "rmse"]
+PAIRS = ["mse", "mae", "huber", "log_cosh", "binary_cross_entropy", "rmse"]
 SCORES = ["softmax_cross_entropy", "accuracy"]
 GRIDS = ((4, 2), (4, 3), (4, 5), (16, 1), (16, 2), (16, 3), (64, 1), (64, 2))  # threads of a block, blocks
 SAMPLE = ((4, 3), (16, 2))
