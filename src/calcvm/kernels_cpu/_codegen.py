@@ -1,7 +1,7 @@
 """Numba's compiler for any target.
 
-What Numba compiles for a processor goes into its engine at once, as machine code, with wrappers for Python: also
-each function that only kernels call.  Here it stays LLVM IR, optimized for the target, until it is part of an object file.
+What Numba compiles for a processor goes into its engine at once, with wrappers for Python: also each function that
+only kernels call.  Here that stays IR, made for the target, until it is part of an object file.
 All of Numba that this relies on beside its public names is in this module and in `_common.compile_object`.
 """
 
@@ -50,8 +50,13 @@ class Context(CPUContext):
         self.__dict__ |= cpu_target.target_context.subtarget(_internal_codegen=Codegen(target)).__dict__
 
     def get_executable(self, library: Any, fndesc: Any, env: Any) -> Any:
-        """What tells a compiled function from others; nobody calls it."""
+        """What tells a compiled function from others; nobody calls it.
+
+        Generating machine code alters IR (loops above all), and kernels are made of what it leaves, as with Numba's engine:
+        without, slices are up to 21 % faster and transpositions of short lines up to 15 % slower.
+        """
         library.finalize()
+        self._internal_codegen._tm.emit_object(library._final_module)
         return _dynfunc.make_function(fndesc.lookup_module(), fndesc.qualname.split(".")[-1], "", 0, env, (library,))
 
     def post_lowering(self, module: Any, library: Any) -> None:
