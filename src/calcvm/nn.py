@@ -251,6 +251,13 @@ class GELU(Activation):
 
 
 @dataclass(eq=False)
+class SiLU(Activation):
+    """x / (1 + exp(-x)), also called swish."""
+
+    function = staticmethod(F.silu)
+
+
+@dataclass(eq=False)
 class Softplus(Activation):
     """log(1 + exp(x))."""
 

@@ -27,14 +27,8 @@ from calcvm.undisturbed import undisturbed
 
 WARM = 16  # functions from which builders pay where Numba is imported already: they import it first
 DEPTH = 2  # symbols that a builder has been asked for: it never waits for the next
-DEAR = (
-    "softmax_cross_entropy_fwd",
-    "gemm",
-    "slice_fwd",
-    "slice_bwd",
-    "transpose_fwd",
-    "transpose_bwd",
-)  # what takes longest
+# what takes longest
+DEAR = ("softmax_cross_entropy_fwd", "gemm", "slice_fwd", "slice_bwd", "transpose_fwd", "transpose_bwd")
 PATIENCE = 120.0  # seconds without any answer, then builders are given up
 # calcvm without its public names, which a builder has no use for: half the time of its start
 START = """

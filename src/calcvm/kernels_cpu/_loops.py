@@ -34,7 +34,7 @@ class Given:
 
 
 def _over(f: Formula, n: int, emit: Callable, result: bool = False) -> Any:
-    """An intrinsic of n integers, ``start`` and ``given``: ``emit`` gets operands from element ``start`` on."""
+    """An intrinsic of n integers, ``start`` and ``given``: ``emit(e, integers..., at, row)``, ``at`` the operands from ``start``."""
 
     def typing(*args: Any) -> Any:
         given = args[n + 1]
@@ -42,7 +42,7 @@ def _over(f: Formula, n: int, emit: Callable, result: bool = False) -> Any:
         def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
             row = Given(ctx, b, f, (), values[n + 1], given)
             at = {name: b.gep(p, [values[n]]) for name, p in row.operands.items()}
-            out = emit(Lanes(b, row.element, current()), *values[:n], at, row.reals)
+            out = emit(Lanes(b, row.element, current()), *values[:n], at, row)
             return out if result else ctx.get_dummy_value()
 
         return (given.types[-1].dtype if result else types.void)(*[types.int64] * (n + 1), given), codegen
@@ -53,31 +53,25 @@ def _over(f: Formula, n: int, emit: Callable, result: bool = False) -> Any:
 def flat(f: Formula, which: int = 0) -> Any:
     """A loop ``each(n, start, given)`` over elements start to start + n of all operands; which : of a choice's names."""
     emit = each(f.variant(which), "v" * len(f.reads))
-    return _over(f, 1, lambda e, n, at, reals: emit(e, n, *(at[v] for v in (*f.reads, f.writes)), *reals))
+    return _over(f, 1, lambda e, n, at, row: emit(e, n, *(at[v] for v in (*f.reads, f.writes)), *row.reals))
 
 
 def total(f: Formula) -> Any:
     """The sum ``total(n, start, given)`` of the formula over elements start to start + n."""
     emit = reduced(lambda x, y: x + y, 0.0, f.variant(), len(f.reads))
-    return _over(f, 1, lambda e, n, at, reals: emit(e, n, *(at[v] for v in f.reads), *reals), result=True)
+    return _over(f, 1, lambda e, n, at, row: emit(e, n, *(at[v] for v in f.reads), *row.reals), result=True)
 
 
 def scaled(f: Formula) -> Any:
     """As `flat`, ``each(n, count, start, given)``, times a number in memory divided by ``count``: the first operand."""
-    variant, k = f.variant(), len(f.reads)
-    emit = each(lambda *numbers: numbers[-1] * variant(*numbers[:-1]), "v" * k)
+    variant = f.variant()
+    emit = each(lambda *numbers: numbers[-1] * variant(*numbers[:-1]), "v" * len(f.reads))
 
-    def typing(n: Any, count: Any, start: Any, given: Any) -> Any:
-        def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
-            row = Given(ctx, b, f, (), args[3], given)
-            at = {name: b.gep(p, [args[2]]) for name, p in row.operands.items()}
-            by = b.fdiv(b.load(row.before), ctx.cast(b, args[1], types.int64, row.dtype))
-            emit(Lanes(b, row.element, current()), args[0], *(at[v] for v in (*f.reads, f.writes)), *row.reals, by)
-            return ctx.get_dummy_value()
+    def loop(e: Lanes, n: Any, count: Any, at: dict[str, Any], row: Given) -> None:
+        by = e.b.fdiv(e.b.load(row.before), e.b.sitofp(count, row.element))
+        emit(e, n, *(at[v] for v in (*f.reads, f.writes)), *row.reals, by)
 
-        return types.void(types.int64, types.int64, types.int64, given), codegen
-
-    return intrinsic_of(4, typing)
+    return _over(f, 2, loop)
 
 
 # ---------------------------------------------------------------- broadcasting

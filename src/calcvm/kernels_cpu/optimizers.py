@@ -38,7 +38,7 @@ from calcvm.kernels_cpu._target import current
 
 @njit(inline=True)
 def span(me, rows, cols):
-    """Elements of the rows that worker ``w`` owns."""
+    """Elements of the rows that this worker owns."""
     lo, hi = share(me, rows)
     return lo * cols, hi * cols
 
