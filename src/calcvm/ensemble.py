@@ -13,7 +13,7 @@ from calcvm.model import Model
 from calcvm.model.data import by_name
 from calcvm.model.scores import SOFTMAX, loss_of_scores, probabilities_of
 from calcvm.ops.dims import Shape, show
-from calcvm.ops.optimizers import SCHEDULES
+from calcvm.ops.optimizers import SCHEDULES, STEP_ROW
 from calcvm.vm.encoding import decode_row
 from calcvm.vm.heap import CalcHeap
 from calcvm.vm.program import Program
@@ -262,6 +262,6 @@ def _schedule(program: Program) -> str:
     for (path, _), section in program.sections.items():
         for pc in range(*section):
             spec = program.spec(pc)
-            if path == "learn" and spec.name == "tick":
+            if path == "learn" and spec.name == STEP_ROW:
                 return SCHEDULES[decode_row(spec, program.rows[pc])[0]["schedule"]]
     raise CalcError("the model's program counts no steps")

@@ -7,11 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from calcvm.errors import CalcError
+from calcvm.ops.losses import SCORES, SOFTMAX
 from calcvm.ops.spec import HEADER_WORDS
 from calcvm.vm.program import Program
-
-SOFTMAX, BINARY = "softmax_cross_entropy_fwd", "binary_cross_entropy_fwd"
-SCORES = {SOFTMAX: "logits", BINARY: "x"}  # losses of scores, and their operand that holds them
 
 
 def loss_of_scores(program: Program) -> str:

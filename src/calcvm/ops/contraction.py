@@ -273,6 +273,7 @@ def _acts(row: Callable[[OpSpec], RowSpec]) -> dict[str, int]:
     return {row(OPS[name]).name: k for k, name in enumerate(ACTIVATIONS) if k}
 
 
+PRODUCTS = {row.name for spec in OPS.values() if spec.category == "contraction" for row in spec.rows}
 BIAS = Sum("matmul", "add", "linear")
 EPILOGUES = (
     Epilogue("linear_fwd", "y", "x", _acts(lambda op: op.fwd[0]), {"y": "y"}),

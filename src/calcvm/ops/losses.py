@@ -314,3 +314,9 @@ register(
         ),
     )
 )
+
+
+# ---------------------------------------------------------------- what rows say of an operand's values
+SOFTMAX, BINARY = "softmax_cross_entropy_fwd", "binary_cross_entropy_fwd"
+SCORES = {SOFTMAX: "logits", BINARY: "x"}  # it holds scores of classes
+PROBABILITIES = {BINARY: "t"}  # it is between 0 and 1

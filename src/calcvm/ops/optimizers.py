@@ -26,6 +26,7 @@ from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, U, W, Wo
 HYPER_ELEMS = f"{len(HYPER_SLOTS)}*D"
 # Slots that do not start at 0.
 HYPER_START = {"beta1_t": 1.0, "beta2_t": 1.0, "gamma_t": 1.0, "clip_scale": 1.0, "inv_sqrt_correction2_t": 1.0}
+STEP_ROW = "tick"  # counts the steps of an optimizer
 SCHEDULES = ("constant", "step", "exponential", "cosine", "cosine_restarts")  # append-only: programs name the place
 
 

@@ -14,6 +14,7 @@ from calcvm.errors import CalcError, ProgramError
 from calcvm.init import Initializer
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
+from calcvm.ops.losses import PROBABILITIES
 from calcvm.ops.optimizers import Slot, slots_of
 from calcvm.ops.statement import PHASES
 from calcvm.vm.device import device_of
@@ -29,7 +30,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Span = tuple[int, int]
 FORWARD = ("forward", "loss")  # phases that compute results
-PROBABILITIES = {"binary_cross_entropy_fwd": "t"}  # rows, and their operand that is between 0 and 1
 KEPT_BATCHES = 64  # copies of the rows, patched for a batch, that are kept
 
 _bindings: WeakValueDictionary[str, Binding] = WeakValueDictionary()

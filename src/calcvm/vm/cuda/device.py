@@ -20,6 +20,7 @@ import numpy as np
 
 from calcvm.errors import CalcError, DeviceError
 from calcvm.kernels_cpu._native import cache_root
+from calcvm.ops.contraction import PRODUCTS
 from calcvm.vm import job as layout
 from calcvm.vm.cuda import build
 from calcvm.vm.cuda.arena import Arena, Piece
@@ -450,7 +451,7 @@ class Cuda:
         for start, stop in spans:
             for pc in range(start, stop):
                 name = code.names[code.rows[pc, 0]]
-                product = name.startswith(("linear", "matmul"))
+                product = name in PRODUCTS
                 target = self._target(code.precision, self.threads, 1 if product else WIDE_BLOCKS)
                 function, resident = self.function("row", (name,), code.dtype, target)
                 blocks = workers if product else max(workers, resident * self.driver.multiprocessors)
