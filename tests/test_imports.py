@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -167,3 +168,17 @@ def test_importing_calcvm_brings_no_optional_package() -> None:
         for c in (code, numba)
     )
     assert ours <= theirs
+
+
+def test_rows_are_named_where_they_are_declared_and_in_one_file_beside():
+    """What else must know a row learns it from the table: see `calcvm.lowering.inserted`."""
+    from calcvm.ops import ROWS
+
+    names = {name for name in ROWS if re.search("_(fwd|bwd)", name)}
+    rooms = ("vm", "planner", "lowering", "model", "fleet", "ensemble", "compiler", "graph", "functions")
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        if room_of(path, ROOT) in rooms and path.name != "inserted.py":
+            texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+            found += [(str(path.relative_to(ROOT)), text) for text in texts if isinstance(text, str) and text in names]
+    assert not found
