@@ -11,7 +11,7 @@ What is called for a row is always ``(heap, row, worker, workers)``; each device
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 PREFIX = 2  # words before a row's own: instruction, flags
@@ -49,6 +49,12 @@ def words_of(fn: Callable) -> Words:
 def _kind(annotation: Any) -> str:
     name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     return {"Ptr": "ptr", "Float": "float"}.get(name, "int")
+
+
+def words(ints: str, floats: str, pointers: Iterable[str]) -> Words:
+    """The words of a kernel whose parameters do not name them."""
+    of = {"int": ints.split(), "float": floats.split(), "ptr": pointers}
+    return tuple((name, kind) for kind, names in of.items() for name in names)
 
 
 def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[str] = ()) -> Words:

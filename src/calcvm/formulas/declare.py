@@ -135,6 +135,11 @@ class Elementwise:
         """Those that are rows."""
         return (self.forward, *(f for f in self.backward.values() if not f.passes))
 
+    def strided(self, f: Formula) -> tuple[str, ...]:
+        """Operands of one of its formulas that are broadcast: inputs, where there are two; an output's gradient is whole."""
+        inputs = self.forward.reads
+        return tuple(v for v in f.reads if v in inputs) if len(inputs) > 1 else ()
+
 
 ELEMENTWISE: dict[str, Elementwise] = {}
 

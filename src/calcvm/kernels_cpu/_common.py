@@ -105,13 +105,6 @@ def bits_of(tc, x):
     return target(x), lambda ctx, b, sig, args: b.bitcast(args[0], ctx.get_value_type(target))
 
 
-@intrinsic
-def from_bits(tc, i):
-    """The float whose bits an int32 or int64 holds."""
-    target = types.float32 if i == types.int32 else types.float64
-    return target(i), lambda ctx, b, sig, args: b.bitcast(args[0], ctx.get_value_type(target))
-
-
 def _llvm_float(name: str, arity: int) -> Any:
     """A dtype-generic LLVM intrinsic on floats, such as ``llvm.rint``."""
 
@@ -153,13 +146,6 @@ minimum = _llvm_float("minimum", 2)  # propagates NaN
 maximum = _llvm_float("maximum", 2)
 copysign = _llvm_float("copysign", 2)
 fma = _llvm_float("fma", 3)
-
-
-@intrinsic
-def to_int(tc, x):
-    """Truncation to the integer of the float's width (the caller has bounded x)."""
-    target = types.int32 if x == types.float32 else types.int64
-    return target(x), lambda ctx, b, sig, args: b.fptosi(args[0], ctx.get_value_type(target))
 
 
 @intrinsic

@@ -74,12 +74,11 @@ def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
 
 def add(op: Elementwise) -> None:
     """The kernels of an operator."""
-    inputs = op.forward.reads
     for f in op.formulas:
-        if len(inputs) == 1 or f.reads == ("dy",):
-            _flat(f)
+        if strided := op.strided(f):
+            _broadcast(f, strided)
         else:
-            _broadcast(f, tuple(v for v in f.reads if v in inputs))
+            _flat(f)
 
 
 for _op in ELEMENTWISE.values():

@@ -15,6 +15,7 @@ from calcvm.formulas import steps
 from calcvm.formulas.declare import Update
 from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.formulas.steps import CLIP_NORM, CLIP_SCALE, CLIP_VALUE, WEIGHT_DECAY
+from calcvm.kernel import words
 from calcvm.kernels_cpu._common import (
     I64,
     REASSOC,
@@ -85,9 +86,8 @@ def add_update(op: Update) -> None:
     """The kernel of an optimizer's update."""
     plain, clipped = _loop(op, False, False), _loop(op, True, False)
     decayed, both = _loop(op, False, op.decay), _loop(op, True, op.decay)
-    pointers = tuple((name, "ptr") for name in ("p", "g", *op.state, "hyper"))
 
-    @kernel_as(op.name, (("rows", "int"), ("cols", "int"), ("clip", "int"), *pointers), op.own)
+    @kernel_as(op.name, words("rows cols clip", "", ("p", "g", *op.state, "hyper")), op.own)
     def run(me, rows, cols, clip, *given):
         start, stop = span(me, rows, cols)
         if slot(given[0], given[-1], WEIGHT_DECAY) == 0:

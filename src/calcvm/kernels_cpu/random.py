@@ -5,6 +5,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
+from calcvm.kernel import words
 from calcvm.kernels_cpu._common import Ptr, as_f64, as_i64, at, kernel, kernel_as, like, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import elementwise
@@ -39,13 +40,8 @@ def _dropout(x: V, index: V, scale: V, key: V, threshold: V) -> V:
 _loop_dropout = elementwise(_dropout, "v", "fii", indexed=True)
 
 
-def _dropped(x: str, y: str) -> tuple[tuple[str, str], ...]:
-    ints = [(name, "int") for name in ("rows", "cols", "stream")]
-    return (*ints, *((name, "ptr") for name in (x, "rng", "rate", y)))
-
-
-@kernel_as("dropout_fwd", _dropped("x", "y"))
-@kernel_as("dropout_bwd", _dropped("dy", "dx"))
+@kernel_as("dropout_fwd", words("rows cols stream", "", ("x", "rng", "rate", "y")))
+@kernel_as("dropout_bwd", words("rows cols stream", "", ("dy", "rng", "rate", "dx")))
 def _drop(me, rows, cols, stream, x, rng, rate, y):
     """y = x/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared; in place."""
     lo, hi = share(me, rows)

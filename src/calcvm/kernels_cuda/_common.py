@@ -8,7 +8,7 @@ of a kernel's words are the operator table's, and a test compares them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -160,12 +160,6 @@ def _code(x: Any, seen: set[int]) -> Iterator[str]:
 
 
 KERNELS: dict[str, Kernel] = {}
-
-
-def words(ints: str, floats: str, pointers: Iterable[str]) -> Words:
-    """Words of a kernel whose parameters do not name them."""
-    of = {"int": ints.split(), "float": floats.split(), "ptr": pointers}
-    return tuple((name, kind) for kind, names in of.items() for name in names)
 
 
 def kernel(fn: Callable) -> Callable:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
-from calcvm.kernel import words_for
-from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_as, share, trap, words
+from calcvm.kernel import words, words_for
+from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_as, share, trap
 from calcvm.kernels_cuda._cuda import device, like, shared, shuffle_xor, sync, sync_warp, thread, threads
 from calcvm.kernels_cuda._formulas import formula
 from calcvm.kernels_cuda._loops import elementwise, fill

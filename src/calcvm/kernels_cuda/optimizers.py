@@ -14,6 +14,7 @@ from calcvm.formulas.declare import Update
 from calcvm.formulas.number import equal, fma, where
 from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.formulas.steps import CLIP_NORM, CLIP_SCALE, CLIP_VALUE
+from calcvm.kernel import words
 from calcvm.kernels_cuda._common import Float, Ptr, first, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import (
     I64,
@@ -120,9 +121,8 @@ def add_update(op: Update) -> None:
         return op(None, None, p, g, *state, *used)
 
     loop, numbers = each(formula(new)), _numbers(op)
-    pointers = tuple((name, "ptr") for name in ("p", "g", *op.state, "hyper"))
 
-    @kernel_as(op.name, (("rows", "int"), ("cols", "int"), ("clip", "int"), *pointers))
+    @kernel_as(op.name, words("rows cols clip", "", ("p", "g", *op.state, "hyper")))
     def run(me, rows, cols, clip, p, g, *more):
         given = likes(p, numbers(as_f64(more[-1])))
         scale = given[0] if clip else like(p, 1.0)

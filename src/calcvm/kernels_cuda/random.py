@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from calcvm.kernels_cuda._common import Ptr, first, kernel, kernel_as, share, words
+from calcvm.kernel import words
+from calcvm.kernels_cuda._common import Ptr, first, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import as_f64, as_i64, device, like
 from calcvm.kernels_cuda._loops import elementwise
 

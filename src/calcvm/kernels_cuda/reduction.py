@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from calcvm.kernels_cuda._common import Ptr, kernel_as, share, words
+from calcvm.kernel import words
+from calcvm.kernels_cuda._common import Ptr, kernel_as, share
 from calcvm.kernels_cuda._cuda import as_f64, as_i64, device, like, shared, sync, thread, threads
 from calcvm.kernels_cuda._math import exp, log
 from calcvm.kernels_cuda._reduce import (

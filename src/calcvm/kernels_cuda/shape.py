@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from calcvm.kernels_cuda._common import Ptr, kernel, kernel_as, share, words
+from calcvm.kernel import words
+from calcvm.kernels_cuda._common import Ptr, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import at, device, like, shared, sync, thread, threads
 from calcvm.kernels_cuda._loops import copy_lines, fill, gather, offset, onward, scatter
 

@@ -183,9 +183,8 @@ def _require(*operands: str) -> tuple[str, ...]:
     return (*covered, "a5 + b5 - 1") if len(operands) == 2 else covered
 
 
-def _broadcast(f: Formula) -> RowSpec:
-    """The row of a formula of operands that are broadcast to y's shape: inputs by strides, all else whole."""
-    strided = [v for v in f.reads if v in ("a", "b")]
+def _broadcast(f: Formula, strided: tuple[str, ...]) -> RowSpec:
+    """The row of a formula of operands that are broadcast to y's shape: some by strides, all else whole."""
     words = tuple(w for w in BINARY if w.name[0] == "d" or w.name[0] in strided)
     operands = (*(_strided(v) if v in strided else R(v, FULL, "d0") for v in f.reads), W(f.writes, FULL, "d0"))
     return _row(f, words, operands, FULL, require=_require(*strided))
@@ -207,9 +206,7 @@ BINARY_SHAPES: tuple[tuple[tuple[int | None, ...], ...], ...] = (
 
 
 def _binary(op: Elementwise) -> OpSpec:
-    rows = []
-    for f in op.formulas[1:]:  # of an output's gradient alone: it is whole
-        rows.append(_flat(f) if f.reads == ("dy",) else _broadcast(f))
+    fwd, *bwd = (_broadcast(f, strided) if (strided := op.strided(f)) else _flat(f) for f in op.formulas)
     examples = [Example(shapes=s, low=op.low) for s in BINARY_SHAPES]
     return OpSpec(
         name=op.name,
@@ -221,8 +218,8 @@ def _binary(op: Elementwise) -> OpSpec:
             **broadcast_words(shapes, attrs),
             **rows_cols(broadcast_shape((shapes["a"], shapes["b"]), attrs)["y"]),
         },
-        fwd=(_broadcast(op.forward),),
-        bwd=tuple(rows),
+        fwd=(fwd,),
+        bwd=tuple(bwd),
         passes=tuple(name for name, f in op.backward.items() if f.passes),
         broadcast=True,
         differentiable=tuple(op.backward),
