@@ -35,6 +35,7 @@ from calcvm.lowering import lower
 from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
+from calcvm.ops.types import BYTES, bytes_of, dtype_of
 from calcvm.planner import plan
 from calcvm.vm.assemble import assemble
 from calcvm.vm.encoding import FLAG_PC_SHIFT, FLAG_SYNC, Instruction, encode_row, float_bits, form_of, instructions
@@ -256,7 +257,7 @@ WEIGHTS /= WEIGHTS.sum()
 def synthetic(rng: np.random.Generator, names: list[str]) -> Program:
     """Rows of random instructions over one big symbol, operands where they may do harm: at the heap's ends."""
     dtype = ("float32", "float64")[rng.integers(2)]
-    slots = 2 if dtype == "float32" else 1
+    size = BYTES[dtype]
     workers = int(rng.integers(1, 4))
     heap = 16 * int(rng.integers(4, 160))
     n = int(rng.integers(1, 4))
@@ -265,6 +266,13 @@ def synthetic(rng: np.random.Generator, names: list[str]) -> Program:
     rows, values = np.zeros((n, width), np.int64), np.full((n, width), -1, np.int32)
     top = int(rng.choice([4, 9, 20, 70]))
     half = 16 + 16 * int(rng.integers(0, heap // 32)) if rng.random() < 0.5 else heap
+    regions = {dtype: (16 * size, half * size)}  # in bytes, a symbol each
+    for own in sorted({dtype_of(o.type, dtype) for spec in specs for o in spec.operands} - {dtype}):
+        begin = max(stop for _, stop in regions.values())
+        regions[own] = begin, begin + 64 * int(rng.integers(1, 12))
+    moved = (max(stop for _, stop in regions.values()) - half * size) // size
+    heap, room_for = heap + moved, {own: k for k, own in enumerate(regions)}
+    half += moved
     for i, spec in enumerate(specs):
         words: dict[str, float] = {}
         for w in spec.words:
@@ -276,25 +284,37 @@ def synthetic(rng: np.random.Generator, names: list[str]) -> Program:
                 words[w.name] = float(np.clip(rng.choice([0.0, 0.5, 1.0, -1.0, 2.0, rng.normal(), 1e30]), w.lo, w.hi))
         if "a5" in words or "b5" in words:
             _strides(words, rng)
-        sizes = {**words, "D": slots, "nw": workers, **FUNCTIONS}
+        sizes = {**words, "nw": workers, **FUNCTIONS}
         offsets: dict[str, int | None] = {}
         for k, o in enumerate(spec.operands, HEADER_WORDS + len(spec.words)):
             elems = max(eval(o.elems, {"__builtins__": {}}, sizes), 0)
             scratch = o.access == "s"
-            low, high = (half, heap) if scratch else (16, half)
+            own = dtype_of(o.type, dtype)
+            low, high = (half, heap) if scratch else (n // BYTES[own] for n in regions[own])
             if (o.optional or (scratch and not elems)) and (scratch or rng.random() < 0.4):
                 offsets[o.name] = None
                 continue
             room = high - elems
             start = int(rng.choice([low, room, rng.integers(low, max(room, low) + 1)]))
-            offsets[o.name] = start - start % (slots if "D" in o.elems else 1)
-            values[i, k] = int(scratch)
+            offsets[o.name] = start
+            values[i, k] = len(regions) if scratch else room_for[own]
         place = [name for name, _ in listed].index(spec.name)
         row = encode_row(spec, words, offsets, i << FLAG_PC_SHIFT | FLAG_SYNC, place)
         rows[i, : len(row)] = row
     symbols = (
-        Symbol(name="all", kind="state", offset=16, elems=Affine(0, half - 16), shape=(), persistent=True),
-        Symbol(name="scratch", kind="workspace", offset=half, elems=Affine(0, heap - half), shape=()),
+        *(
+            Symbol(
+                name=own,
+                kind="state",
+                offset=a // BYTES[own],
+                elems=Affine(0, (b - a) // BYTES[own]),
+                shape=(),
+                persistent=True,
+                dtype=own,
+            )
+            for own, (a, b) in regions.items()
+        ),
+        Symbol(name="scratch", kind="workspace", offset=half, elems=Affine(0, heap - half), shape=(), dtype=dtype),
     )
     zones = (
         Zone(name="all", start=16, stop=half, persistent_start=16, persistent_stop=half),
@@ -386,7 +406,7 @@ class Runner:
 
     def rows(self, program: Program, rows: np.ndarray, heap: np.ndarray, workers: int) -> int:
         strays = 0
-        bits = heap.view(np.uint32 if heap.itemsize == 4 else np.uint64)
+        bits = heap.view(np.uint8)
         for row in rows:
             spec = program.specs[row[0]]
             before = bits.copy()
@@ -394,21 +414,22 @@ class Runner:
             for w in range(workers):
                 kernel(heap.ctypes.data, row.ctypes.data, w, workers)
             changed = before != bits
-            changed[:2] = False  # the trap
-            for start, n in written(spec, row, 8 // program.itemsize, program.workers):
+            changed[: 2 * program.itemsize] = False  # the trap
+            for start, n in written(spec, row, program.itemsize, program.workers):
                 changed[start : start + n] = False
             strays += int(changed.any())
         return strays
 
 
-def written(spec: RowSpec, row: np.ndarray, slots: int, workers: int) -> list[tuple[int, int]]:
-    """Start and elements of the operands that a row may write."""
-    names: dict[str, int] = {"D": slots, "nw": workers, **FUNCTIONS}  # type: ignore[dict-item]
+def written(spec: RowSpec, row: np.ndarray, itemsize: int, workers: int) -> list[tuple[int, int]]:
+    """First byte and bytes of the operands that a row may write."""
+    names: dict[str, int] = {"nw": workers, **FUNCTIONS}  # type: ignore[dict-item]
     names |= {w.name: int(row[k]) for k, w in enumerate(spec.words, HEADER_WORDS)}
     out = []
     for k, o in enumerate(spec.operands, HEADER_WORDS + len(spec.words)):
         if o.writes and row[k] >= 0:
-            out.append((int(row[k]), eval(o.elems, {"__builtins__": {}}, names)))
+            size = bytes_of(o.type, itemsize)
+            out.append((size * int(row[k]), size * eval(o.elems, {"__builtins__": {}}, names)))
     return out
 
 

@@ -15,6 +15,7 @@ from calcvm.ops.dims import Affine
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
+from calcvm.ops.types import bytes_of
 
 RESERVED = 16
 
@@ -32,10 +33,16 @@ def extent(o: Operand, st: Statement, batch: int, names: dict[str, int]) -> int:
     return int(evaluate(o.elems, words))
 
 
+def size_of(plan: Any, of: Any) -> int:
+    """Cells of an element: of four bytes, or of one where a value is of smaller elements."""
+    small = any(bytes_of(v.type, 4) < 4 for v in plan.offsets)
+    return bytes_of(of.type, plan.itemsize) // (1 if small else 4)
+
+
 def cells(plan: Any, o: Operand, st: Statement, batch: int) -> range:
-    names = {"D": 8 // plan.itemsize, "nw": plan.workers, "gpu": 0}
-    start = plan.offsets[st.operands[o.name]] + st.shifts.get(o.name, 0)
-    return range(start, start + extent(o, st, batch, names))
+    names, size = {"nw": plan.workers, "gpu": 0}, size_of(plan, o)
+    start = (plan.offsets[st.operands[o.name]] + st.shifts.get(o.name, 0)) * size
+    return range(start, start + extent(o, st, batch, names) * size)
 
 
 def check(plan: Any, original: Lowered, batches: Sequence[int], teams: Sequence[int] = (1, 2, 3, 5)) -> None:
@@ -114,12 +121,13 @@ def producers(rows: Sequence[tuple], original: Lowered) -> dict[str, list[tuple]
 
 def check_shape(plan: Any) -> None:
     """Alignment, zones, the heap's end."""
-    line = 64 // plan.itemsize
-    for v, start in plan.offsets.items():
-        if start % line or start < RESERVED or start + v.elems.at(plan.batch_size) > plan.heap_elems:
-            raise Broken(f"{v.name} at {start} is misaligned or outside the heap")
+    for v, offset in plan.offsets.items():
+        size = bytes_of(v.type, plan.itemsize)
+        start, stop = offset * size, (offset + v.elems.at(plan.batch_size)) * size
+        if start % 64 or start < RESERVED * plan.itemsize or stop > plan.heap_bytes:
+            raise Broken(f"{v.name} at {offset} is misaligned or outside the heap")
         zone = plan.zones[v.zone] if v.persistent else None
-        if zone and not (zone.start_elems <= start and start + v.elems.at(1) <= zone.stop_elems):
+        if zone and not (zone.start_elems * plan.itemsize <= start and stop <= zone.stop_elems * plan.itemsize):
             raise Broken(f"{v.name} persists outside its zone")
     if plan.heap_bytes < plan.lower_bound_bytes:
         raise Broken("a heap below its lower bound")
@@ -130,15 +138,19 @@ class Memory:
 
     def __init__(self, plan: Any, batch: int):
         self.plan, self.batch = plan, batch
-        self.tag: list[Any] = [None] * plan.heap_elems
+        self.tag: list[Any] = [None] * plan.heap_bytes
         self.writes: dict[Value, int] = {}
         self.owner: dict[int, Value] = {}  # cells of what lives between steps: there from the start
         for v in kept_values(plan):
-            for i in range(v.elems.at(batch)):
-                cell = plan.offsets[v] + i
+            for i, cell in enumerate(self.own(v)):
                 if self.owner.setdefault(cell, v) is not v:
                     raise Broken(f"{v.name} overlaps {self.owner[cell].name}: both live between steps")
                 self.tag[cell] = (v, 0, i)
+
+    def own(self, v: Value) -> range:
+        """All cells of a value."""
+        size = size_of(self.plan, v)
+        return range(self.plan.offsets[v] * size, (self.plan.offsets[v] + v.elems.at(self.batch)) * size)
 
     def run(self, paths: Sequence[str]) -> None:
         for path in paths:
@@ -174,15 +186,10 @@ class Memory:
 
     def read(self, o: Operand, v: Value, span: range, st: Statement, written: set[Value]) -> None:
         for m in self.members(v):
-            start = self.plan.offsets[m]
-            for i in range(start, start + m.elems.at(self.batch)):
-                if i in span and self.tag[i] != (m, self.writes.get(m, 0), i - start):
+            for k, i in enumerate(self.own(m)):
+                if i in span and self.tag[i] != (m, self.writes.get(m, 0), k):
                     raise Broken(f"{st.label}: {o.name} ({m.name}) finds {self.tag[i]}")
-        inside = {
-            i
-            for m in self.members(v)
-            for i in range(self.plan.offsets[m], self.plan.offsets[m] + m.elems.at(self.batch))
-        }
+        inside = {i for m in self.members(v) for i in self.own(m)}
         for i in span:  # the padding of a block is as it was when the heap was made
             if i not in inside and self.tag[i] is not None:
                 raise Broken(f"{st.label}: padding of {v.name} holds {self.tag[i]}")
@@ -191,11 +198,10 @@ class Memory:
         for m in self.members(v):
             written.add(m)
             self.writes[m] = self.writes.get(m, 0) + 1
-            start = self.plan.offsets[m]
-            for i in range(start, start + m.elems.at(self.batch)):
+            for k, i in enumerate(self.own(m)):
                 old = self.tag[i]
                 if i in span or (isinstance(old, tuple) and old[0] is m):  # a shifted write changes its part alone
-                    self.put(i, m, (m, self.writes[m], i - start))
+                    self.put(i, m, (m, self.writes[m], k))
 
     def put(self, cell: int, v: Value, tag: tuple) -> None:
         if self.owner.get(cell, v) is not v:
@@ -230,7 +236,6 @@ def worker_cells(plan: Any, o: Operand, st: Statement, batch: int, team: int) ->
     if o.part == "w0":
         return [set(span)] + [set() for _ in range(team - 1)]
     words = {
-        "D": 8 // plan.itemsize,
         "nw": plan.workers,
         "gpu": 0,
         **{k: number(w, batch) for k, w in st.words.items()},

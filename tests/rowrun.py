@@ -2,8 +2,8 @@
 
 Every operand lies between guards, starts at a multiple of 64 bytes, and is as long as its declared
 extent.  Guards are NaN, of a payload of their operand's own: what is computed from one operand's guard
-never looks like another's.  What a row must set is filled with the same NaN before, so that a cell that
-was not set shows.  Each ``check_*`` raises AssertionError where the spec lies; tests/test_operators.py runs them over
+never looks like another's; those of integers are a number that examples do not draw.  What a row must set is filled
+with the same before, so that a cell that was not set shows.  Each ``check_*`` raises AssertionError where the spec lies; tests/test_operators.py runs them over
 the whole table, and on specs that lie on purpose.
 """
 
@@ -22,6 +22,7 @@ from calcvm.ops import FAMILIES
 from calcvm.ops.dims import Affine, numel, shape_of
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec
+from calcvm.ops.types import BYTES, FLOAT, bytes_of, dtype_of
 from calcvm.vm.encoding import encode_row
 from tests.reference import reference
 
@@ -29,25 +30,29 @@ for _family in FAMILIES:
     import_module(f"calcvm.kernels_cpu.{_family}")
 
 NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-RESERVED = 16
-GUARD = {"float32": (np.uint32, 0x7FC5EE00), "float64": (np.uint64, 0x7FF85EED5EED5E00)}
+RESERVED, PAD = 16, 64  # elements at a heap's begin, bytes of a guard
+GUARD = {
+    "float32": 0x7FC5EE00,
+    "float64": 0x7FF85EED5EED5E00,
+    "int64": -(2**62),
+    "int32": -(2**30),
+    "uint8": 0xA0,
+    "int8": -96,
+    "bool": 0xA0,
+}
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
-INTEGERS = ("rng",)  # operands of 64-bit cells that hold int64, not float64
 
 
 def guard_of(row: RowSpec, operand: Operand, dtype: str) -> int:
     """Bits of the NaN around an operand, and in it before it is set."""
-    return GUARD[dtype][1] + 1 + row.operands.index(operand)
+    own = dtype_of(operand.type, dtype)
+    return (GUARD[own] + 1 + row.operands.index(operand)) % 256 ** BYTES[own]
 
 
 def bits_of(fill: float | None, row: RowSpec, operand: Operand, dtype: str) -> int:
-    """Bits of a number, or of the operand's NaN."""
-    return guard_of(row, operand, dtype) if fill is None else int(np.array(fill, dtype).view(GUARD[dtype][0]))
-
-
-def is_wide(operand: Operand) -> bool:
-    """The operand holds 64-bit cells whatever the heap's dtype: its extent counts them in D."""
-    return "D" in compile(operand.elems, "elems", "eval").co_names
+    """Bits of a number, or of the operand's guard."""
+    own = dtype_of(operand.type, dtype)
+    return guard_of(row, operand, dtype) if fill is None else int(np.array(fill).astype(own).view(f"u{BYTES[own]}"))
 
 
 # ---------------------------------------------------------------- what runs a row
@@ -58,7 +63,7 @@ class Cpu:
 
     def kind(self, o: Operand) -> str:
         """What a kernel's parameter for an operand must be declared as."""
-        return "ptr"
+        return "ptr" if o.type == FLOAT else f"ptr.{o.type}"
 
     def run(self, name, dtype, cells, row, n_workers, only, reverse) -> None:  # type: ignore[no-untyped-def]
         native = NATIVE(KERNELS[name].address(dtype))
@@ -81,7 +86,7 @@ class Case:
     batch: int
     words: dict[str, Any] = field(init=False)
     shapes: dict[str, tuple[int, ...]] = field(init=False)
-    values: dict[str, np.ndarray] = field(init=False)  # flat, as the heap holds them; wide ones as 64-bit cells
+    values: dict[str, np.ndarray] = field(init=False)  # flat, as the heap holds them
 
     def __post_init__(self) -> None:
         spec, example = self.spec, self.example
@@ -94,22 +99,23 @@ class Case:
         self.words = {k: v.at(self.batch) if isinstance(v, Affine) else v for k, v in self.forms.items()}
         self.shapes = {n: tuple(d.at(self.batch) for d in s) for n, s in shapes.items()}
         self.given = tuple(given)
-        self.wide = {o.name for row in spec.rows for o in row.operands if is_wide(o)}
+        self.types = {o.name: dtype_of(o.type, self.dtype) for row in spec.rows for o in row.operands}
         rng = np.random.default_rng(sum(map(ord, spec.name)) + len(example.shapes))
         self.values = {}
         for n in self.given:
             size = int(np.prod(self.shapes[n], dtype=int))
-            if n in INTEGERS:
-                v: np.ndarray = rng.integers(1, 1000, size)
-            elif n in example.integer:
-                v = rng.integers(0, example.integer[n], size).astype(self.dtype)
+            own = self.types.get(n, self.dtype)
+            if n in example.integer:
+                v = rng.integers(0, example.integer[n], size)
+            elif own == "int64":
+                v = rng.integers(1, 1000, size)
             else:
                 v = rng.uniform(example.low, example.high, size)
-            self.values[n] = v if n in self.wide else v.astype(self.dtype)
+            self.values[n] = v.astype(own)
 
     def array(self, name: str, flat: np.ndarray) -> np.ndarray:
         """A value in its shape, float64 (integers stay)."""
-        flat = flat if flat.dtype == np.int64 else flat.astype(np.float64)
+        flat = flat.astype(np.float64) if flat.dtype.kind == "f" else flat
         return flat.reshape(self.shapes[name])
 
     def expected(self, **changed: np.ndarray) -> dict[str, np.ndarray]:
@@ -196,14 +202,12 @@ def run_row(
     only : run this worker alone (nothing is required to be set).  alias : (written, read) in one storage.
     poison : {operand: mask of cells} that are NaN before, or ``fill``.  raw : the bits of written operands and scratch.
     """
-    uint, background = GUARD[dtype]
     size = np.dtype(dtype).itemsize
-    d = 8 // size
-    env = {"acc": 0, **words, "D": d, "nw": n_workers, "gpu": backend.gpu}
-    pad = 64 // size
-    offsets: dict[str, int | None] = {}
+    env = {"acc": 0, **words, "nw": n_workers, "gpu": backend.gpu}
+    offsets: dict[str, int | None] = {}  # in bytes
     extents: dict[str, int] = {}
-    end = RESERVED + pad
+    wide = {o.name: bytes_of(o.type, size) for o in row.operands}
+    end = RESERVED * size + PAD
     for o in row.operands:
         absent = o.optional and (o.name not in known if known is not None else o.name not in values)
         if absent:
@@ -214,52 +218,56 @@ def run_row(
         if alias and o.name == alias[0]:
             continue
         offsets[o.name] = end
-        end += -(-n // pad) * pad + 2 * pad
+        end += -(-n * wide[o.name] // PAD) * PAD + 2 * PAD
     if alias:
         assert extents[alias[0]] == extents[alias[1]]
         offsets[alias[0]] = offsets[alias[1]]
-    store = np.empty(end * size + 64, np.uint8)
+    store = np.empty(end + 64, np.uint8)
     start = -store.ctypes.data % 64
-    cells = store[start : start + end * size].view(uint)
-    cells[:] = background
-    cells[:RESERVED] = 0
+    cells = store[start : start + end]
+    cells.view(f"u{size}")[:] = GUARD[dtype]
+    cells[: RESERVED * size] = 0
     inside = np.zeros(end, bool)
+
+    def of(o: Operand, around: int = 0) -> np.ndarray:
+        """An operand's cells as unsigned integers, and bytes around them."""
+        at, n = offsets[o.name], extents.get(o.name, 0) * wide[o.name]
+        assert at is not None
+        return cells[at - around : at + n + around].view(f"u{wide[o.name]}")
+
     for o in row.operands:
         at, n = offsets[o.name], extents.get(o.name, 0)
         if at is None:
             continue
-        inside[at : at + n] = True
-        guard = guard_of(row, o, dtype)
+        inside[at : at + n * wide[o.name]] = True
         if not alias or o.name != alias[0]:
-            cells[at - pad : at + n + pad] = guard
+            of(o, PAD)[:] = guard_of(row, o, dtype)
         if o.access in "ru" or (o.access == "a" and env["acc"] == 1):
             v = values[o.name]
-            v = v.view(uint)
             assert v.size == n, f"{row.name}: {o.name} has {v.size} elements, its declared extent is {n}"
-            cells[at : at + n] = v
+            of(o)[:] = v.view(f"u{wide[o.name]}")
         if poison and o.name in poison:
-            cells[at : at + n][poison[o.name]] = bits_of(fill, row, o, dtype)
+            of(o)[poison[o.name]] = bits_of(fill, row, o, dtype)
     before = cells.copy()
     for expression in row.require:
         assert evaluate(expression, env) >= 0, f"{row.name} requires {expression} >= 0"
-    encoded = encode_row(row, env, offsets, 3 << 8)
-    backend.run(row.name, dtype, cells, encoded, n_workers, only, reverse)
-    inside[:RESERVED] = True
+    places = {name: at if at is None else at // wide[name] for name, at in offsets.items()}
+    encoded = encode_row(row, env, places, 3 << 8)
+    backend.run(row.name, dtype, cells.view(f"u{size}"), encoded, n_workers, only, reverse)
+    inside[: RESERVED * size] = True
     assert (cells[~inside] == before[~inside]).all(), f"{row.name} wrote outside its operands"
-    assert only is not None or not cells[:RESERVED].any(), f"{row.name} trapped"
+    assert only is not None or not cells[: RESERVED * size].any(), f"{row.name} trapped"
     out = {}
     for o in row.operands:
-        at, n = offsets[o.name], extents.get(o.name, 0)
-        if at is None or not (o.writes if raw else o.writes and o.access != "s"):
+        if offsets[o.name] is None or not (o.writes if raw else o.writes and o.access != "s"):
             continue
-        got = cells[at : at + n].copy()
+        got = of(o).copy()
         if raw:
             out[o.name] = got
             continue
         if o.access == "w" or (o.access == "a" and env["acc"] == 0):
             assert (got != guard_of(row, o, dtype)).all(), f"{row.name} did not set all of {o.name}"
-        got = got.view(dtype)
-        out[o.name] = got.view(np.int64 if o.name in INTEGERS else np.float64) if is_wide(o) else got
+        out[o.name] = got.view(dtype_of(o.type, dtype))
     return out
 
 
@@ -306,7 +314,7 @@ def check_gradients(case: Case) -> None:
     for name in spec.differentiable:
         if name not in case.given:
             continue
-        x = case.array(name, values[name] if name in case.wide else case.values[name])
+        x = case.array(name, case.values[name])
         want = np.zeros(x.shape)
         h = 1e-5
         for i in np.ndindex(x.shape):
@@ -320,7 +328,7 @@ def check_gradients(case: Case) -> None:
 def check_gradients_float32(case: Case) -> None:
     """float32: the backward rows agree with themselves in float64 on the same inputs."""
     exact = Case(case.spec, case.example, "float64", case.batch)
-    exact.values = {n: v if n in case.wide else v.astype(np.float64) for n, v in case.values.items()}
+    exact.values = {n: v.astype(np.float64) if v.dtype == np.float32 else v for n, v in case.values.items()}
     seeds = case.output_gradients()
     wide = {n: v.astype(np.float64) for n, v in seeds.items()}
     got = case.backward(case.forward() | seeds)
@@ -372,7 +380,7 @@ def check_reads(found: list[Case]) -> None:
                 continue
             want = _run(case, row, values)
             for o in row.operands:
-                if o.access != "r" or o.name not in values or is_wide(o):
+                if o.access != "r" or o.name not in values or o.type != FLOAT:
                     continue
                 idle.setdefault((row.name, o.name), True)
                 for other in (np.nan, 0.0, -3.0, 3.0):
@@ -396,7 +404,7 @@ def check_in_place(case: Case) -> None:
         for written, read in row.in_place:
             if not {written, read} <= present:
                 continue
-            env = {"acc": 0, **case.words, "D": 1, "nw": 1, "gpu": backend.gpu}
+            env = {"acc": 0, **case.words, "nw": 1, "gpu": backend.gpu}
             a, b = (int(evaluate(row.operand(n).elems, env)) for n in (written, read))
             if a != b:
                 continue  # a broadcast operand: the planner only merges equal sizes
@@ -423,7 +431,7 @@ def check_parts(case: Case) -> None:
 def _check_parts(case: Case, teams: Sequence[int]) -> None:
     for row, values in _row_runs(case):
         for n_workers in teams:
-            env = {"acc": 0, **case.words, "D": 8 // np.dtype(case.dtype).itemsize, "nw": n_workers}
+            env = {"acc": 0, **case.words, "nw": n_workers}
             env["gpu"] = backend.gpu
             whole = _run(case, row, values, n_workers=n_workers, raw=True)
             for w in range(n_workers):
@@ -522,7 +530,9 @@ def check_flops(case: Case) -> None:
     forms = [evaluate(row.flops, {"acc": 0, **case.forms}) for row in case.spec.fwd]
     declared = sum(f.at(case.batch) if isinstance(f, Affine) else int(f) for f in forms)
     Counted.operations = 0
-    case.expected(**{n: case.array(n, case.values[n]).view(Counted) for n in case.given if n not in INTEGERS})
+    case.expected(
+        **{n: case.array(n, case.values[n]).view(Counted) for n in case.given if case.values[n].dtype.kind == "f"}
+    )
     counted = Counted.operations
     if case.spec.category in ("shape", "system", "random") or counted <= 32:
         assert declared >= 0
@@ -532,9 +542,7 @@ def check_flops(case: Case) -> None:
         )
     for row in case.spec.rows:
         f = evaluate(row.flops, {"acc": 0, **case.forms})
-        extents = [
-            evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1, "gpu": backend.gpu}) for o in row.operands
-        ]
+        extents = [evaluate(o.elems, {"acc": 0, **case.forms, "nw": 1, "gpu": backend.gpu}) for o in row.operands]
         if isinstance(f, Affine) and f:
             assert f.b == 0 or f.a == 0, f"{row.name}: {f} operations are not proportional to the batch"
             grows = any(isinstance(e, Affine) and e.a for e in extents)
@@ -552,7 +560,7 @@ def check_extents(case: Case) -> None:
                 continue
             if case.spec.broadcast and o.name.startswith("d"):
                 name = case.spec.outputs[0]  # gradients in the output's full shape
-            got = evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1, "gpu": backend.gpu})
+            got = evaluate(o.elems, {"acc": 0, **case.forms, "nw": 1, "gpu": backend.gpu})
             assert got == sizes[name] or sizes[name] == got, (
                 f"{row.name}: extent of {o.name} is {got}, not {sizes[name]}"
             )

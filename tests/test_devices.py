@@ -188,9 +188,9 @@ def test_a_frame_reads_and_writes(dtype):
         frame.write(weight, np.arange(3.0))
         assert view.shape == (4, 3) and (view == [0, 1, 2]).all()  # live, broadcast, converted
         assert frame.scalar(weight.offset + 2) == 2
-        words = np.linspace(0, 1, state.elems.b * program.itemsize // 8)
-        frame.write(state, words.view(dtype), (state.elems.b,))
-        np.testing.assert_array_equal(frame.cells(state, (state.elems.b,)).view(np.float64), words)
+        words = np.linspace(0, 1, state.elems.b)
+        frame.write(state, words, (state.elems.b,))
+        np.testing.assert_array_equal(frame.cells(state, (state.elems.b,)), words)
         whole, image = frame.snapshot(), frame.get_image()
         frame.clear_symbol(weight)
         assert not view.any() and frame.cells(state, (state.elems.b,)).any()

@@ -232,7 +232,7 @@ def test_damaged_guards_are_caught():
 
 def test_worker_dependence_is_caught():
     """Kernels that ignore the team leave a worker's share unset or write it twice: seen by `parts`."""
-    spec = lying("rng_advance", operands=(replace(OPS["rng_advance"].fwd[0].operands[0], part="D"),))
+    spec = lying("rng_advance", operands=(replace(OPS["rng_advance"].fwd[0].operands[0], part="2"),))
     with pytest.raises(AssertionError):
         rowrun.check_parts(cases(spec, "float64")[0])
 

@@ -141,7 +141,7 @@ def step_cost(plan: Any, path: str = "learn") -> tuple[float, float]:
         if statement.path != path:
             continue
         words = {k: v.at(batch) if hasattr(v, "at") else v for k, v in statement.words.items()}
-        env = {"acc": 0, **words, "D": 8 // plan.itemsize, "nw": 1, "gpu": 1}
+        env = {"acc": 0, **words, "nw": 1, "gpu": 1}
         flops += float(evaluate(statement.spec.flops, env))
         for operand in statement.spec.operands:
             if operand.access == "s" or statement.operands.get(operand.name) is None:

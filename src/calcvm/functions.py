@@ -308,10 +308,10 @@ def dropout(x: Variable, rate: float = 0.5) -> Variable:
     checks.one_of("dropout", x, Variable, "a variable")
     rate = checks.number(f"dropout of {x}: rate", rate, 0, 1, ends="[)")
     g, _ = x.graph, x.graph.active  # a path is open, or nothing is added
-    rng = g.state("rng", 2, {"kind": "rng"})
+    rng = g.state("rng", 2, "int64", {"kind": "rng"})
     name = g.unique("dropout")
     stream = sum_of(op.spec.name == "dropout" for path in g.paths.values() for op in path.operations)
-    state = g.state(f"{name}.rate", 1, {"kind": "float64", "value": rate})
+    state = g.state(f"{name}.rate", 1, "float64", {"kind": "float64", "value": rate})
     y = apply("dropout", x, rng, state, out=name, stream=stream)
     y.unnamed = True
     return y

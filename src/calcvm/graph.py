@@ -17,6 +17,7 @@ from calcvm.ops.declarations import sizes_of
 from calcvm.ops.dims import BATCH, ONE, Affine, Quadratic, Shape, numel, shape_of, show
 from calcvm.ops.spec import Attr, is_own
 from calcvm.ops.statement import unique
+from calcvm.ops.types import FLOAT
 from calcvm.tables import html
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Variable:
     name: str
     kind: str  # placeholder | parameter | constant | state | result
     descriptor: TensorDescriptor
+    type: str = FLOAT  # of its elements (`calcvm.ops.types`)
     path: Path | None = field(default=None, repr=False)
     producer: Operation | None = field(default=None, repr=False)
     init: Any = field(default=None, repr=False)
@@ -97,7 +99,7 @@ class Variable:
             init = (init.shape, init.dtype.str, init.tobytes())
         elif isinstance(init, Mapping):
             init = tuple(init.items())
-        return (self.name, self.kind, self.shape, init, self.regularizer, self.trainable)
+        return (self.name, self.kind, self.shape, self.type, init, self.regularizer, self.trainable)
 
     @property
     def shape(self) -> Shape:
@@ -479,11 +481,11 @@ class CalcGraph:
         with self.paths[name] as path:
             yield path
 
-    def state(self, name: str, words: int, init: Mapping[str, Any]) -> Variable:
-        """A block of 64-bit words in the heap's persistent state, shared by name (counters, rates)."""
+    def state(self, name: str, elems: int, type_: str, init: Mapping[str, Any]) -> Variable:
+        """Numbers of a type in the heap's persistent state, shared by name (counters, rates)."""
         known = self.states.get(name)
         if known is None:
-            known = self._add(self.unique(name), "state", shape_of((words,)), init=init, unnamed=True)
+            known = self._add(self.unique(name), "state", shape_of((elems,)), type=type_, init=init, unnamed=True)
             self.states[name] = known
         return known
 

@@ -30,14 +30,22 @@ class Me(NamedTuple):
 
 
 class Ptr:
-    """Annotation: the word is an element offset; the kernel sees a pointer to it (of an operand left out: see ``given``)."""
+    """Annotation: the word is an element offset; the kernel sees a pointer to it (of an operand left out: see ``given``).
+
+    Elements are of the program's own float; ``Ptr.int64`` and so on say another type (`calcvm.ops.types`).
+    """
+
+    float32 = float64 = int64 = int32 = uint8 = int8 = bool = Any
 
 
 class Float:
     """Annotation: the word holds the bits of a float64."""
 
 
-Words = tuple[tuple[str, str], ...]  # of a kernel: a name and a kind ("int", "float" or "ptr") each
+Words = tuple[
+    tuple[str, str], ...
+]  # of a kernel: a name and a kind each, "int", "float" (of its bits), "ptr" or "ptr.int64" ...
+CELLS = {"bool": "uint8"}  # types whose cells a kernel sees as another
 
 
 def words_of(fn: Callable) -> Words:
@@ -48,13 +56,23 @@ def words_of(fn: Callable) -> Words:
 
 def _kind(annotation: Any) -> str:
     name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    return {"Ptr": "ptr", "Float": "float"}.get(name, "int")
+    kind, _, of = name.partition(".")
+    return {"Ptr": f"ptr.{of}" if of else "ptr", "Float": "float"}.get(kind, "int")
+
+
+def element_of(kind: str) -> str:
+    """The type of what a pointer's kind points to, "" for the program's own float."""
+    of = kind.partition(".")[2]
+    return CELLS.get(of, of)
 
 
 def words(ints: str, floats: str, pointers: Iterable[str]) -> Words:
-    """The words of a kernel whose parameters do not name them."""
-    of = {"int": ints.split(), "float": floats.split(), "ptr": pointers}
-    return tuple((name, kind) for kind, names in of.items() for name in names)
+    """The words of a kernel whose parameters do not name them; a pointer's type follows its name: "rng.int64"."""
+    named = [(name, "int") for name in ints.split()] + [(name, "float") for name in floats.split()]
+    for pointer in pointers:
+        name, dot, of = pointer.partition(".")
+        named.append((name, f"ptr{dot}{of}"))
+    return tuple(named)
 
 
 def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[str] = ()) -> Words:
@@ -70,7 +88,8 @@ def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[
 def types_of(words: Words, heap: Any, row: Any, types: Any) -> list[Any]:
     """The types of a kernel's arguments, of a device's ``types``."""
     of = {"int": types.int64, "float": types.float64, "ptr": heap}
-    return [types.NamedTuple([heap, row, types.int64, types.int64], Me), *(of[kind] for _, kind in words)]
+    taken = [of.get(kind) or types.CPointer(getattr(types, element_of(kind))) for _, kind in words]
+    return [types.NamedTuple([heap, row, types.int64, types.int64], Me), *taken]
 
 
 def arguments(b: Any, words: Words, heap: Any, row: Any) -> Iterator[Any]:
@@ -81,8 +100,18 @@ def arguments(b: Any, words: Words, heap: Any, row: Any) -> Iterator[Any]:
         word = b.load(b.gep(row, [ir.IntType(64)(k)]))
         if kind == "float":
             yield b.bitcast(word, ir.DoubleType())
+        elif kind == "int":
+            yield word
         else:
-            yield b.gep(heap, [word]) if kind == "ptr" else word
+            of = element_of(kind)
+            yield b.gep(b.bitcast(heap, _IR[of](ir).as_pointer()) if of else heap, [word])
+
+
+_IR: dict[str, Any] = {
+    "float32": lambda ir: ir.FloatType(),
+    "float64": lambda ir: ir.DoubleType(),
+    **{f"{u}int{n}": lambda ir, n=n: ir.IntType(n) for u in ("", "u") for n in (8, 16, 32, 64)},
+}
 
 
 def simulated_arguments(words: Words, heap: Any, row: Sequence[int]) -> Iterator[Any]:
@@ -93,7 +122,16 @@ def simulated_arguments(words: Words, heap: Any, row: Sequence[int]) -> Iterator
         word = int(row[k])
         if kind == "float":
             yield np.int64(word).view(np.float64)
-        elif kind == "ptr":
-            yield heap[word:] if word >= 0 else None
-        else:
+        elif kind == "int":
             yield word
+        else:
+            of = element_of(kind)
+            yield (seen_as(heap, of) if of else heap)[word:] if word >= 0 else None
+
+
+def seen_as(heap: Any, dtype: str) -> Any:
+    """A heap as an array of another type."""
+    import numpy as np
+
+    size = np.dtype(dtype).itemsize
+    return heap.view(np.uint8)[: heap.nbytes // size * size].view(dtype)

@@ -10,6 +10,7 @@ from calcvm.kernels_cuda._cuda import SCRATCH_AT, block, blocks
 from calcvm.kernels_cuda._gemm import shared_bytes
 from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops.spec import Operand
+from tests import rowrun
 
 for _family in FAMILIES:
     import_module(f"calcvm.kernels_cuda.{_family}")
@@ -28,7 +29,7 @@ class Simulated:
         self.threads = threads
 
     def kind(self, o: Operand) -> str:
-        return "ptr"
+        return rowrun.Cpu().kind(o)
 
     def run(self, name, dtype, cells, row, n_workers, only, reverse) -> None:  # type: ignore[no-untyped-def]
         heap = cells.view(dtype)

@@ -170,7 +170,7 @@ def row(name, words, threads, workers, dtype="float32", acc=0):
     """What a row computes from values drawn for it."""
     spec = ROWS[name]
     env = {"acc": acc, "act": 0, "alpha": 0.0, **words}
-    sizes = {**env, "D": 8 // np.dtype(dtype).itemsize, "nw": workers, "gpu": 1}
+    sizes = {**env, "nw": workers, "gpu": 1}
     rng = np.random.default_rng(3)
     values = {}
     for o in spec.operands:

@@ -17,6 +17,7 @@ import numpy as np
 import calcvm as cv
 from calcvm.kernels_cpu import address_of
 from calcvm.ops.sizes import evaluate
+from calcvm.ops.types import bytes_of
 from calcvm.vm.encoding import FLAG_SYNC, decode_row
 from calcvm.vm.pieces import aligned
 from calcvm.vm.program import Program
@@ -63,7 +64,7 @@ def races(
         with model:
             frame = model.frame
             start = frame.snapshot()
-        heap, scratch = _heap(start), np.zeros(start.size, bool)
+        heap, scratch = _heap(start), np.zeros(start.nbytes, bool)
         rows = program.rows_for(batch)
         for path in program.paths:
             for _ in range(2):
@@ -131,21 +132,26 @@ def _mark(program: Program, pc: int, row: np.ndarray, scratch: np.ndarray) -> No
     """Which cells were written as scratch last."""
     spec = program.spec(pc)
     words, offsets = decode_row(spec, row)
-    names = {**words, "D": 8 // program.itemsize, "nw": program.workers, "gpu": 0}
+    names = {**words, "nw": program.workers, "gpu": 0}
     for o in spec.operands:
         if o.writes and offsets[o.name] >= 0:
-            scratch[offsets[o.name] : offsets[o.name] + evaluate(o.elems, names)] = o.access == "s"
+            size = bytes_of(o.type, program.itemsize)
+            start, stop = offsets[o.name] * size, (offsets[o.name] + evaluate(o.elems, names)) * size
+            scratch[start:stop] = o.access == "s"
 
 
 def _compare(
     program: Program, group: Sequence[int], heap: np.ndarray, other: np.ndarray, scratch: np.ndarray, how: str
 ) -> None:
-    bits = f"u{heap.itemsize}"
-    cells = np.flatnonzero((heap.view(bits) != other.view(bits)) & ~scratch)
-    if len(cells):
-        cell = int(cells[0])
-        names = [s.name for s in program.symbols if s.offset <= cell < s.offset + s.elems.at(program.batch_size)]
+    a, b = heap.view(np.uint8), other.view(np.uint8)
+    found = np.flatnonzero((a != b) & ~scratch)
+    if len(found):
+        byte = int(found[0])
+        symbols = [s for s in program.symbols if s.start <= byte < s.start + s.bytes.at(program.batch_size)]
+        told = [
+            f"element {cell - s.offset} of {s.name} is {b.view(s.dtype)[cell]}, of a team of one {a.view(s.dtype)[cell]}"
+            for s in symbols
+            for cell in (byte // s.itemsize,)
+        ]
         rows = ", ".join(f"{pc} {program.spec(pc).name} ({program.labels[pc]})" for pc in group)
-        raise Race(
-            f"rows {rows}: cell {cell} of {' or '.join(names)} is {other[cell]}, of a team of one {heap[cell]}; {how}"
-        )
+        raise Race(f"rows {rows}: {' or '.join(told)}; {how}")

@@ -38,7 +38,7 @@ def run(placed: Placed, program: cv.Program, rounds: list[dict], parameters: dic
                 model[name] = array
             model.forward("learn")
             out["y"].append(np.array(model["y"]))
-            out["rng"].append(model["rng"].view(np.int64) if placed.spec.name == "dropout" else np.zeros(2, np.int64))
+            out["rng"].append(model["rng"] if placed.spec.name == "dropout" else np.zeros(2, np.int64))
             if placed.trains:
                 model.backward("learn")
                 out["loss"].append(np.array(model["loss"]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 
 from calcvm.formulas import steps
@@ -21,7 +20,6 @@ from calcvm.kernels_cpu._common import (
     REASSOC,
     Float,
     Ptr,
-    as_f64,
     at,
     intrinsic_of,
     kernel,
@@ -47,7 +45,7 @@ def span(me, rows, cols):
 @njit(inline=True)
 def slot(x, hyper, k):
     """A hyperparameter in the dtype of ``x``."""
-    return like(x, as_f64(hyper)[k])
+    return like(x, hyper[k])
 
 
 # ---------------------------------------------------------------- updates
@@ -63,7 +61,7 @@ def _loop(op: Update, clip: bool, decay: bool) -> Any:
         def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
             dtype, count = given.types[0].dtype, len(given.types) - 1
             e = Lanes(b, ctx.get_value_type(dtype), current())
-            hyper = b.bitcast(b.extract_value(args[2], count), ir.DoubleType().as_pointer())
+            hyper = b.extract_value(args[2], count)
 
             def slot(name: str) -> V:
                 return V(b, b.load(b.gep(hyper, [I64(HYPER_SLOTS.index(name))])))
@@ -87,7 +85,7 @@ def add_update(op: Update) -> None:
     plain, clipped = _loop(op, False, False), _loop(op, True, False)
     decayed, both = _loop(op, False, op.decay), _loop(op, True, op.decay)
 
-    @kernel_as(op.name, words("rows cols clip", "", ("p", "g", *op.state, "hyper")), op.own)
+    @kernel_as(op.name, words("rows cols clip", "", ("p", "g", *op.state, "hyper.float64")), op.own)
     def run(me, rows, cols, clip, *given):
         start, stop = span(me, rows, cols)
         if slot(given[0], given[-1], WEIGHT_DECAY) == 0:
@@ -110,29 +108,29 @@ _tick, _rate_table, _rate_scale = map(njit(inline=True), (steps.tick, steps.rate
 
 
 @kernel
-def tick(me, schedule, hyper: Ptr):
+def tick(me, schedule, hyper: Ptr.float64):
     """t += 1, and what depends on it alone.  Worker 0 alone."""
     if me.worker == 0:
-        _tick(as_f64(hyper), schedule)
+        _tick(hyper, schedule)
 
 
 @kernel
-def rate_table(me, n, every, table: Ptr, hyper: Ptr):
+def rate_table(me, n, every, table: Ptr, hyper: Ptr.float64):
     """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  Worker 0 alone."""
     if me.worker == 0:
-        _rate_table(as_f64(hyper), n, every, table)
+        _rate_table(hyper, n, every, table)
 
 
 @kernel
-def rate_scale(me, factor: Float, hyper: Ptr, scaled: Ptr):
+def rate_scale(me, factor: Float, hyper: Ptr.float64, scaled: Ptr.float64):
     """scaled = hyper, its lr_t and step_size_t times factor.  Worker 0 alone."""
     if me.worker == 0:
-        _rate_scale(as_f64(hyper), as_f64(scaled), factor)
+        _rate_scale(hyper, scaled, factor)
 
 
 # ---------------------------------------------------------------- clipping
 @kernel
-def clip_value(me, rows, cols, g: Ptr, hyper: Ptr):
+def clip_value(me, rows, cols, g: Ptr, hyper: Ptr.float64):
     """g = min(max(g, -clip_value), clip_value), NaN stays."""
     lo, hi = span(me, rows, cols)
     c = slot(g, hyper, CLIP_VALUE)
@@ -169,12 +167,12 @@ def sumsq(me, rows, cols, g: Ptr, s: Ptr):
 
 
 @kernel
-def clip_norm_scale(me, n, s: Ptr, hyper: Ptr):
+def clip_norm_scale(me, n, s: Ptr, hyper: Ptr.float64):
     """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6)); worker 0 alone.  NaN stays."""
     if me.worker != 0:
         return
-    scale = as_f64(hyper)[CLIP_NORM] / (math.sqrt(sum_f64(s, n)) + 1e-6)
-    as_f64(hyper)[CLIP_SCALE] = 1.0 if scale > 1 else scale
+    scale = hyper[CLIP_NORM] / (math.sqrt(sum_f64(s, n)) + 1e-6)
+    hyper[CLIP_SCALE] = 1.0 if scale > 1 else scale
 
 
 # ---------------------------------------------------------------- penalties, zero

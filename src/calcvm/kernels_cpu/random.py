@@ -6,7 +6,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from calcvm.kernel import words
-from calcvm.kernels_cpu._common import Ptr, as_f64, as_i64, at, kernel, kernel_as, like, share
+from calcvm.kernels_cpu._common import Ptr, at, kernel, kernel_as, like, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import elementwise
 
@@ -40,22 +40,21 @@ def _dropout(x: V, index: V, scale: V, key: V, threshold: V) -> V:
 _loop_dropout = elementwise(_dropout, "v", "fii", indexed=True)
 
 
-@kernel_as("dropout_fwd", words("rows cols stream", "", ("x", "rng", "rate", "y")))
-@kernel_as("dropout_bwd", words("rows cols stream", "", ("dy", "rng", "rate", "dx")))
+@kernel_as("dropout_fwd", words("rows cols stream", "", ("x", "rng.int64", "rate.float64", "y")))
+@kernel_as("dropout_bwd", words("rows cols stream", "", ("dy", "rng.int64", "rate.float64", "dx")))
 def _drop(me, rows, cols, stream, x, rng, rate, y):
     """y = x/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared; in place."""
     lo, hi = share(me, rows)
     i = lo * cols
-    p = as_f64(rate)[0]
+    p = rate[0]
     p = 0.0 if not p > 0 else 1.0 if p > 1 else p
-    state = as_i64(rng)
-    key = key_of(state[0], state[1], stream)
+    key = key_of(rng[0], rng[1], stream)
     threshold = int(p * 4611686018427387904.0)  # of 2**62
     _loop_dropout((hi - lo) * cols, at(x, i), at(y, i), i, like(x, 1.0 / (1.0 - p)), key, threshold)
 
 
 @kernel
-def rng_advance(me, rng: Ptr):
+def rng_advance(me, rng: Ptr.int64):
     """rng.counter += 1; worker 0."""
     if me.worker == 0:
-        as_i64(rng)[1] += 1
+        rng[1] += 1

@@ -18,7 +18,6 @@ from calcvm.kernel import words
 from calcvm.kernels_cuda._common import Float, Ptr, first, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import (
     I64,
-    as_f64,
     at,
     compiled_by,
     device,
@@ -122,9 +121,9 @@ def add_update(op: Update) -> None:
 
     loop, numbers = each(formula(new)), _numbers(op)
 
-    @kernel_as(op.name, words("rows cols clip", "", ("p", "g", *op.state, "hyper")))
+    @kernel_as(op.name, words("rows cols clip", "", ("p", "g", *op.state, "hyper.float64")))
     def run(me, rows, cols, clip, p, g, *more):
-        given = likes(p, numbers(as_f64(more[-1])))
+        given = likes(p, numbers(more[-1]))
         scale = given[0] if clip else like(p, 1.0)
         loop(me, rows, cols, (p, g, *more[:-1]), (p, *more[:-1]), (scale, *given[1:]))
 
@@ -138,24 +137,24 @@ _tick, _rate_table, _rate_scale = map(device, (steps.tick, steps.rate_table, ste
 
 
 @kernel
-def tick(me, schedule, hyper: Ptr):
+def tick(me, schedule, hyper: Ptr.float64):
     """t += 1, and what depends on it alone.  One thread."""
     if first(me):
-        _tick(as_f64(hyper), schedule)
+        _tick(hyper, schedule)
 
 
 @kernel
-def rate_table(me, n, every, table: Ptr, hyper: Ptr):
+def rate_table(me, n, every, table: Ptr, hyper: Ptr.float64):
     """lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)].  One thread."""
     if first(me):
-        _rate_table(as_f64(hyper), n, every, table)
+        _rate_table(hyper, n, every, table)
 
 
 @kernel
-def rate_scale(me, factor: Float, hyper: Ptr, scaled: Ptr):
+def rate_scale(me, factor: Float, hyper: Ptr.float64, scaled: Ptr.float64):
     """scaled = hyper, its lr_t and step_size_t times factor.  One thread."""
     if first(me):
-        _rate_scale(as_f64(hyper), as_f64(scaled), factor)
+        _rate_scale(hyper, scaled, factor)
 
 
 # ---------------------------------------------------------------- clipping
@@ -170,9 +169,9 @@ _clip = each(device(lambda g, c: (clamp(g, c),)))
 
 
 @kernel
-def clip_value(me, rows, cols, g: Ptr, hyper: Ptr):
+def clip_value(me, rows, cols, g: Ptr, hyper: Ptr.float64):
     """g = min(max(g, -clip_value), clip_value), NaN stays."""
-    _clip(me, rows, cols, (g,), (g,), (like(g, as_f64(hyper)[CLIP_VALUE]),))
+    _clip(me, rows, cols, (g,), (g,), (like(g, hyper[CLIP_VALUE]),))
 
 
 @device
@@ -220,15 +219,14 @@ def sumsq(me, rows, cols, g: Ptr, s: Ptr):
 
 
 @kernel
-def clip_norm_scale(me, n, s: Ptr, hyper: Ptr):
+def clip_norm_scale(me, n, s: Ptr, hyper: Ptr.float64):
     """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6)), NaN stays.
 
     Worker 0 alone: chunks are warps', in float64, and one thread adds them in order.
     """
     if me.worker != 0:
         return
-    h = as_f64(hyper)
-    totals, chunk = shared(h), warp()
+    totals, chunk = shared(hyper), warp()
     while chunk < CHUNKS:
         total = warp_sum(part_of_sum(s, n, chunk * warp_size() + lane(), CHUNKS * warp_size(), 0.0, wide))
         if lane() == 0:
@@ -239,8 +237,8 @@ def clip_norm_scale(me, n, s: Ptr, hyper: Ptr):
         total = 0.0
         for chunk in range(CHUNKS):
             total += totals[chunk]
-        scale = h[CLIP_NORM] / (sqrt(total) + 1e-6)
-        h[CLIP_SCALE] = 1.0 if scale > 1 else scale
+        scale = hyper[CLIP_NORM] / (sqrt(total) + 1e-6)
+        hyper[CLIP_SCALE] = 1.0 if scale > 1 else scale
 
 
 # ---------------------------------------------------------------- penalties, zero

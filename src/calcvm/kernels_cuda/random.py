@@ -6,7 +6,7 @@ import numpy as np
 
 from calcvm.kernel import words
 from calcvm.kernels_cuda._common import Ptr, first, kernel, kernel_as, share
-from calcvm.kernels_cuda._cuda import as_f64, as_i64, device, like
+from calcvm.kernels_cuda._cuda import device, like
 from calcvm.kernels_cuda._loops import elementwise
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -41,13 +41,12 @@ _dropped = elementwise(_dropout, indexed=True)
 def _of(name: str, read: str, out: str) -> None:
     """out = read/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared; in place."""
 
-    @kernel_as(name, words("rows cols stream", "", [read, "rng", "rate", out]))
+    @kernel_as(name, words("rows cols stream", "", [read, "rng.int64", "rate.float64", out]))
     def run(me, rows, cols, stream, x, rng, rate, y):
         lo, hi = share(me, rows)
-        p = as_f64(rate)[0]
+        p = rate[0]
         p = like(p, 0) if not p > 0 else like(p, 1) if p > 1 else p
-        state = as_i64(rng)
-        key = _key(state[0], state[1], stream)
+        key = _key(rng[0], rng[1], stream)
         threshold = np.uint64(p * 4611686018427387904.0)  # of 2**62
         _dropped(lo * cols, hi * cols, (x,), y, (like(x, 1.0 / (1.0 - p)), key, threshold))
 
@@ -57,7 +56,7 @@ _of("dropout_bwd", "dy", "dx")
 
 
 @kernel
-def rng_advance(me, rng: Ptr):
+def rng_advance(me, rng: Ptr.int64):
     """rng.counter += 1; one thread."""
     if first(me):
-        as_i64(rng)[1] += 1
+        rng[1] += 1

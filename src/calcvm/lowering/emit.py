@@ -8,7 +8,7 @@ from typing import Any
 from calcvm.errors import UnsupportedOperator
 from calcvm.graph import Operation, Variable
 from calcvm.ops import ROWS, RowSpec
-from calcvm.ops.dims import Affine, Shape, affine, numel
+from calcvm.ops.dims import Shape, affine, numel
 from calcvm.ops.sizes import MAX_BATCH, Extent, Piecewise, Undecided, extent
 from calcvm.ops.spec import rows_cols
 from calcvm.ops.statement import Statement, Value, unique
@@ -21,7 +21,7 @@ class Emitter:
     """
 
     def __init__(self, dtype: str, workers: int, gpu: bool, reserved: Iterable[str]):
-        self.slots = {"float32": 2, "float64": 1}[dtype]  # heap elements in eight bytes: the specs' D
+        self.dtype = dtype
         self.workers, self.gpu = workers, gpu
         self.values: list[Value] = []
         self._names, self._counts = set(reserved), dict[str, int]()
@@ -40,10 +40,9 @@ class Emitter:
     def tensor(self, stem: str, kind: str, shape: Shape, **facts: Any) -> Value:
         return self.value(stem, kind, numel(shape), shape=shape, **facts)
 
-    def variable(self, v: Variable, kind: str, elems: Affine | None = None, **facts: Any) -> None:
-        """The value of a variable: of its shape, or of ``elems`` elements."""
-        shape = None if elems else v.shape
-        self.env[v] = self._value(v.name, kind, elems or numel(v.shape), shape=shape, **facts)
+    def variable(self, v: Variable, kind: str, **facts: Any) -> None:
+        """The value of a variable."""
+        self.env[v] = self._value(v.name, kind, numel(v.shape), shape=v.shape, type=v.type, **facts)
 
     def _value(self, name: str, kind: str, elems: Extent, **facts: Any) -> Value:
         v = Value(name=name, kind=kind, elems=elems, **facts)
@@ -62,7 +61,6 @@ class Emitter:
         spec = ROWS[spec] if isinstance(spec, str) else spec
         known = {
             **{w.name: words[w.name] for w in spec.words},
-            "D": self.slots,
             "nw": self.workers,
             "gpu": int(self.gpu),
         }

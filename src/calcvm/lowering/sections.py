@@ -148,7 +148,7 @@ class _Lowering:
             self._starts(self.emit.env[v], kind="constant", array=v.name)
             self.facts.constants[v.name] = v.init
         else:
-            self.emit.variable(v, "state", numel(v.shape) * self.emit.slots, persistent=True)
+            self.emit.variable(v, "state", persistent=True)
             self._starts(self.emit.env[v], **v.init)
 
     def _starts(self, symbol: Value, /, **how: Any) -> None:
@@ -247,7 +247,7 @@ class _Lowering:
         start = len(emit.statements)
         seed = emit.value(f"{path.name}.seed", "state", 1, persistent=True)
         self._starts(seed, kind="seed")
-        hyper = emit.value(f"{path.name}.hyper", "state", len(HYPER_SLOTS) * emit.slots, persistent=True)
+        hyper = emit.value(f"{path.name}.hyper", "state", len(HYPER_SLOTS), persistent=True, type="float64")
         self._starts(hyper, kind="hyper", slots=opt.slots())
         backward = Backward(emit, path, operations, self.accumulate)
         trained = self._trained(path)
@@ -336,7 +336,7 @@ class _Update:
         """Hyperparameters for each factor of the learning rate, when the others are final."""
         for factor in dict.fromkeys(self.rates.values()):
             scaled = self.scaled[factor] = self.emit.value(
-                f"{self.hyper.name}.scaled", "workspace", len(HYPER_SLOTS) * self.emit.slots
+                f"{self.hyper.name}.scaled", "workspace", len(HYPER_SLOTS), type="float64"
             )
             inserted.rate_scale(self.emit, self.hyper, scaled, factor)
 

@@ -30,9 +30,9 @@ def persistent(program: Program) -> dict[int, Symbol]:
 
 def _state(program: Program, image: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Views of all that persists in an image with its gradients, by the name of its array in a file: its number."""
-    start, elements = bind(program).opened[0] // program.itemsize, image.view(program.dtype)
+    start, cells = bind(program).opened[0], image.view(np.uint8)
     for i, s in persistent(program).items():
-        yield f"state/{i}", elements[s.offset - start : s.offset - start + s.elems.b]
+        yield f"state/{i}", cells[s.start - start : s.start - start + s.bytes.b].view(s.dtype)
 
 
 def heap_of(program: Program) -> CalcHeap:
@@ -92,10 +92,12 @@ def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = Non
     check_learning_batch(program, facts["learning_batch"], f"{where}.", ProgramError)
     for i, s in persistent(program).items():  # before any memory is asked for
         given = archive.array(f"state/{i}")
-        if given.shape != (s.elems.b,) or given.dtype != program.dtype:
+        if program.former and given.dtype == program.dtype and given.nbytes == s.bytes.b:
+            continue  # eight bytes of a number were elements of the heap
+        if given.shape != (s.elems.b,) or given.dtype != s.dtype:
             raise ProgramError(
                 f"{archive.name}: the state of {s.name!r} is {given.dtype} of shape {given.shape}, "
-                f"{program.dtype} of shape {(s.elems.b,)} is wanted"
+                f"{s.dtype} of shape {(s.elems.b,)} is wanted"
             )
     allowed = None if memory is None else parse_bytes(memory)
     if allowed is not None and program.heap_bytes > allowed:

@@ -14,8 +14,6 @@ from calcvm.kernels_cpu import _common
 from calcvm.kernels_cpu._common import (
     Float,
     Ptr,
-    as_f64,
-    as_i64,
     at,
     fabs,
     floor,
@@ -30,7 +28,7 @@ from calcvm.kernels_cpu._math import copy, erf, exp, fill, log, rdot, rmax, rmin
 from calcvm.operators import register_kernel
 
 __all__ = [
-    "Float", "Ptr", "as_f64", "as_i64", "at", "copy", "erf", "exp", "fabs", "fill", "floor", "given", "kernel", "like", "log", "njit",
+    "Float", "Ptr", "at", "copy", "erf", "exp", "fabs", "fill", "floor", "given", "kernel", "like", "log", "njit",
     "rdot", "rmax", "rmin", "rsum", "rsumsq", "share", "sqrt", "tanh", "trap",
 ]  # fmt: skip
 

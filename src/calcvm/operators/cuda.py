@@ -12,8 +12,6 @@ from collections.abc import Callable
 from calcvm.kernels_cuda import _common
 from calcvm.kernels_cuda._common import Float, Ptr, first, given, share, trap
 from calcvm.kernels_cuda._cuda import (
-    as_f64,
-    as_i64,
     at,
     device,
     like,
@@ -29,7 +27,7 @@ from calcvm.kernels_cuda._reduce import add, each, element, fold, larger, reduce
 from calcvm.operators import register_kernel
 
 __all__ = [
-    "Float", "Ptr", "add", "as_f64", "as_i64", "at", "copysign", "cos", "device", "each", "element", "erf", "exp",
+    "Float", "Ptr", "add", "at", "copysign", "cos", "device", "each", "element", "erf", "exp",
     "fabs", "first", "floor", "fma", "fold", "given", "kernel", "larger", "like", "log", "power", "reduce", "share", "shared",
     "shuffle_xor", "sqrt", "sync", "sync_warp", "tanh", "thread", "threads", "trap",
 ]  # fmt: skip

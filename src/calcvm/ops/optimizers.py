@@ -1,7 +1,6 @@
 """Optimizers: update rows, the step counter with its schedule, clipping, penalties.
 
-Hyperparameters are float64 values in the heap (``hyper``: the slots below, eight bytes each, in any
-heap), so one program serves every learning rate.  A step runs, in this order:
+Hyperparameters are float64 values in the heap (``hyper``: the slots below), so one program serves every learning rate.  A step runs, in this order:
 
 1. ``zero`` at the end of a round; ``penalty`` adds regularizers to a final gradient;
 2. ``clip_value`` clamps a gradient in place; or ``sumsq`` writes sums of squares of a gradient, one for
@@ -23,7 +22,7 @@ from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.ops.dims import Shape, affine
 from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, U, W, Word, choice, dims, register, rows_cols
 
-HYPER_ELEMS = f"{len(HYPER_SLOTS)}*D"
+HYPER: dict[str, str] = {"name": "hyper", "elems": str(len(HYPER_SLOTS)), "type": "float64"}
 # Slots that do not start at 0.
 HYPER_START = {"beta1_t": 1.0, "beta2_t": 1.0, "gamma_t": 1.0, "clip_scale": 1.0, "inv_sqrt_correction2_t": 1.0}
 STEP_ROW = "tick"  # counts the steps of an optimizer
@@ -74,7 +73,6 @@ def slots_of(row: RowSpec, words: Mapping[str, Any]) -> dict[str, Slot]:
     return slots | ({"beta1": Slot()} if row.name in ("momentum", "nesterov", "rmsprop_momentum") else {})
 
 
-HYPER = R("hyper", HYPER_ELEMS)
 ROWS_COLS = dims("rows cols")
 CLIP = choice("clip", 2)
 
@@ -151,7 +149,7 @@ def spec_of(op: Update) -> OpSpec:
             U("p", "rows*cols", "rows"),
             R("g", "rows*cols", "rows"),
             *(U(s, "rows*cols", "rows") for s in op.state),
-            HYPER,
+            R(**HYPER),
         ),
         attrs=(_FLAG,),
         examples=(example((6, 4), 0), example((3,), 1), example((5, 37), 1), example((784, 64), 0, bench=True)),
@@ -171,7 +169,7 @@ register(
         "t += 1; beta1_t *= beta1; beta2_t *= beta2; lr_t = schedule(t - 1)*min(1, t/warmup_steps); step_size_t = "
         "lr_t/(1 - beta1_t); inv_sqrt_correction2_t = 1/sqrt(1 - beta2_t)",
         (choice("schedule", len(SCHEDULES)),),
-        (U("hyper", HYPER_ELEMS, "w0"),),
+        (U(**HYPER, part="w0"),),
         attrs=(
             Attr(
                 name="schedule",
@@ -195,7 +193,7 @@ register(
         "rate_table",
         "lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)]",
         (*dims("n"), Word(name="every", kind="int", lo=1, hi=2**53)),
-        (R("table", "n", "w0"), U("hyper", HYPER_ELEMS, "w0")),
+        (R("table", "n", "w0"), U(**HYPER, part="w0")),
         require=("n - 1",),
         attrs=(Attr(name="every", default=1, check=lambda v: isinstance(v, int) and v >= 1, doc="steps of an entry"),),
         word_values=lambda shapes, attrs: {"n": shapes["table"][0], **attrs},
@@ -211,7 +209,7 @@ register(
         "rate_scale",
         "scaled = hyper, its lr_t and step_size_t times factor",
         (Word(name="factor", kind="float", lo=0, hi=1e300),),
-        (R("hyper", HYPER_ELEMS, "w0"), W("scaled", HYPER_ELEMS, "w0")),
+        (R(**HYPER, part="w0"), W(**{**HYPER, "name": "scaled"}, part="w0")),
         attrs=(Attr(name="factor", default=1.0, check=lambda v: 0 <= v < 1e300, doc="of a parameter's learning rate"),),
         shape=lambda inputs, attrs: {"scaled": inputs[0]},
         word_values=lambda shapes, attrs: dict(attrs),
@@ -229,7 +227,7 @@ register(
         "clip_value",
         "g = min(max(g, -clip_value), clip_value)",
         ROWS_COLS,
-        (_GRADIENT, HYPER),
+        (_GRADIENT, R(**HYPER)),
         examples=(
             Example(shapes=((6, 4), (N_SLOTS,)), low=0.1, high=0.9),
             Example(shapes=((3,), (N_SLOTS,)), low=0.1, high=0.9),
@@ -259,7 +257,7 @@ register(
         "clip_norm_scale",
         "clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6))",
         dims("n"),
-        (R("s", "n", "w0"), U("hyper", HYPER_ELEMS, "w0")),
+        (R("s", "n", "w0"), U(**HYPER, part="w0")),
         word_values=lambda shapes, attrs: {"n": shapes["s"][0]},
         examples=(
             Example(shapes=((2,), (N_SLOTS,)), low=0.1, high=0.9),

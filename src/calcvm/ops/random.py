@@ -27,7 +27,7 @@ def _row(name: str, x: str, y: str) -> RowSpec:
         name=name,
         synopsis=f"{y}[i] = {x}[i]/(1 - rate) if u(seed, counter, stream, i) >= rate else 0",
         words=WORDS,
-        operands=(R(x, SIZE, "rows"), R("rng", "2*D"), R("rate", "D"), W(y, SIZE, "rows")),
+        operands=(R(x, SIZE, "rows"), R("rng", "2", type="int64"), R("rate", "1", type="float64"), W(y, SIZE, "rows")),
         in_place=((y, x),),
         flops=f"2*{SIZE}",
     )
@@ -77,7 +77,7 @@ register(
                 name="rng_advance",
                 synopsis="rng.counter += 1",
                 words=(),
-                operands=(U("rng", "2*D", "w0"),),
+                operands=(U("rng", "2", "w0", type="int64"),),
             ),
         ),
         examples=(Example(shapes=((2,),)),),

@@ -246,6 +246,13 @@ def exact(function: Callable[[list[Any]], Sequence[Form | int]], words: Sequence
     return tuple(_joined([(b, _coefficients(n)) for (b, _), n in zip(pieces, column)]) for column in columns)
 
 
+def times(size: Extent, n: int) -> Extent:
+    """``n`` times a size."""
+    if isinstance(size, Affine):
+        return size * n
+    return Piecewise(tuple((first, tuple(n * c for c in coefficients)) for first, coefficients in size.pieces))
+
+
 def _on(size: Affine, first: int, last: int) -> Form | int:
     return Form((size.b, size.a), first, last) if size.a else size.b
 
@@ -301,7 +308,7 @@ LANGUAGE = (
     ast.Expression, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.UnaryOp,
     ast.USub, ast.Not, ast.BoolOp, ast.And, ast.Or, ast.Compare, ast.cmpop, ast.IfExp, ast.Call,
 )  # fmt: skip
-MACHINE = ("D", "nw", "gpu")  # what sizes may depend on beside words: elements of 8 bytes, the team, whether on a GPU
+MACHINE = ("nw", "gpu")  # what sizes may depend on beside words: the team, whether on a GPU
 
 
 def reads(expression: str) -> tuple[str, ...]:

@@ -7,9 +7,8 @@ benchmarks.  So a declaration that lies is a defect, and every property declared
 fails when it is a lie.
 
 Sizes (`elems`, `part`, `flops`) are expressions over the row's words, such as ``"M*K"``.  What they mean for
-each batch `calcvm.ops.sizes` decides; the reference shows them as written.  The name ``D`` is
-the number of heap elements in eight bytes (2 in a float32 heap, 1 in a float64 heap); extents of scratch may
-also use ``nw``, the planned number of workers, and ``gpu``, 1 for the device "cuda" and else 0.
+each batch `calcvm.ops.sizes` decides; the reference shows them as written.  Extents of scratch may also use
+``nw``, the planned number of workers, and ``gpu``, 1 for the device "cuda" and else 0.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
+from calcvm.ops.types import FLOAT
 
 HEADER_WORDS = 2
 LINE_WORDS = 8  # of a cache line: an encoded row is whole ones
@@ -56,6 +56,7 @@ class Operand:
     access : "r" read; "w" every element is set; "a" set, or added to where the row's word ``acc`` is 1;
         "u" read and updated in place (parameters, optimizer state); "s" scratch of this row alone.
     elems : extent, in elements.
+    type : of its elements (`calcvm.ops.types`).
     part : how the workers share it.  An expression n: worker w touches only elements of units
         [n*w // nw, n*(w+1) // nw), each elems/n long.  "" or an n of 0: any worker may touch any
         element; of scratch, on a CPU, worker w has the w-th of nw equal parts.  "w0": worker 0 alone.
@@ -67,6 +68,7 @@ class Operand:
     elems: str
     part: str = ""
     optional: bool | str = False
+    type: str = FLOAT
 
     @property
     def reads(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from calcvm.ops.dims import Shape
 from calcvm.ops.sizes import Extent, extent
 from calcvm.ops.spec import RowSpec
+from calcvm.ops.types import FLOAT
 
 # kinds of values, and the zone each belongs to
 ZONE_OF = {
@@ -36,7 +37,8 @@ class Value:
     """One value of a program.
 
     name : for people; values are told apart by what they are, never by it.
-    elems : size in heap elements for each batch; ``a*B + b`` but for scratch.
+    elems : size for each batch; ``a*B + b`` but for scratch.
+    type : of its elements.
     persistent : lives between steps, inside its zone's persistent block (a model switch copies it).
     resident : its storage is never shared: placeholders, kept results, values used by several paths.
     """
@@ -47,6 +49,7 @@ class Value:
     shape: Shape | None = None
     persistent: bool = False
     resident: bool = False
+    type: str = FLOAT
 
     @property
     def zone(self) -> str:

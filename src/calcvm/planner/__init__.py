@@ -69,8 +69,8 @@ def plan(
     def largest(layout: Layout, allowed: int) -> int:
         return largest_batch(
             allowed,
-            lambda b: max(layout.load(b)) * itemsize,
-            lambda b: layout.required(b, effort, allowed // itemsize) * itemsize,
+            lambda b: max(layout.load(b)),
+            lambda b: layout.required(b, effort, allowed),
         )
 
     ordered = improve(lowered, batch_size or 1, machine)
@@ -87,9 +87,8 @@ def plan(
     packing = layout.pack(batch_size, effort)
     offsets, bounds = layout.place(batch_size, packing)
     live = layout.load(batch_size)
-    heap_elems = bounds["arena"][1]
-    if memory is not None and heap_elems * itemsize > memory:
-        needed = heap_elems * itemsize
+    needed = bounds["arena"][1]
+    if memory is not None and needed > memory:
         raise PlanError(
             f"a batch of {batch_size} needs {needed:,} bytes, {memory:,} are allowed: "
             "allow more memory or take a smaller batch",
@@ -101,12 +100,12 @@ def plan(
         offsets=offsets,
         sync=barriers(merged.statements, offsets, batch_size, machine),
         zones=_zones(layout, batch_size, bounds),
-        heap_elems=heap_elems,
+        heap_elems=needed // itemsize,
         itemsize=itemsize,
         batch_size=batch_size,
         workers=workers,
-        live_bytes=tuple(n * itemsize for n in live),
-        lower_bound_bytes=max(live) * itemsize,
+        live_bytes=tuple(live),
+        lower_bound_bytes=max(live),
         blocks=groups.blocks,
         layout=layout,
         effort=effort,
@@ -114,10 +113,8 @@ def plan(
 
 
 def _check_machine(lowered: Lowered, machine: Machine) -> None:
-    """Lowering sized scratch and 8-byte numbers for the machine that is planned for."""
+    """Lowering sized scratch for the machine that is planned for."""
     for st in lowered.statements:
-        if st.words.get("D", 8 // machine.itemsize) != 8 // machine.itemsize:
-            raise PlanError(f"{st.label}: lowered for another dtype than one of {machine.itemsize} bytes")
         if st.words.get("nw", machine.workers) < machine.workers:
             raise PlanError(f"{st.label}: lowered for {st.words['nw']} workers, planned for {machine.workers}")
 
@@ -130,14 +127,14 @@ def _zones(layout: Layout, batch: int, bounds: dict[str, tuple[int, int]]) -> di
         resident = [u for u in layout.resident if name in (u.zone, "arena")]
         units = [u for u in layout.transient if name in (u.zone, "arena")]
         live = load([layout.size(u, batch) for u in units], [u.first for u in units], [u.last for u in units])
-        own = (stop - start) * itemsize
+        own = stop - start
         out[name] = Zone(
             name,
-            start,
-            stop,
+            start // itemsize,
+            stop // itemsize,
             own,
             persistent_bytes=own if name in PERSISTENT_ZONES else 0,
-            resident_bytes=sum(layout.size(u, batch) for u in resident) * itemsize,
-            transient_bytes=max(live, default=0) * itemsize,
+            resident_bytes=sum(layout.size(u, batch) for u in resident),
+            transient_bytes=max(live, default=0),
         )
     return out

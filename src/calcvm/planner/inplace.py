@@ -27,7 +27,7 @@ def in_place(
                 continue
             if live[y][0] != t or head[y] is not y or end[head[x]] != t:
                 continue
-            if y.elems != x.elems or not _alone(st, written, y, x):
+            if (y.elems, machine.element(y)) != (x.elems, machine.element(x)) or not _alone(st, written, y, x):
                 continue
             if not (_covers(machine, st, written, y) and _covers(machine, st, read, x)):
                 continue
@@ -38,7 +38,7 @@ def in_place(
 
 def _covers(machine: Machine, st: Statement, name: str, v: Value) -> bool:
     """The operand is the whole value."""
-    return not st.shifts.get(name) and machine.extent(st.spec.operand(name), st) == v.elems
+    return not st.shifts.get(name) and machine.extent(st.spec.operand(name), st) == machine.bytes(v)
 
 
 def _alone(st: Statement, written: str, y: Value, x: Value) -> bool:

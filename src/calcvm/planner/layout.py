@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from calcvm.ops.sizes import Extent, largest
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.inplace import in_place
-from calcvm.planner.lifetimes import Machine, always_live, at_most, is_persistent, lifetimes, operands
+from calcvm.planner.lifetimes import LINE, Machine, always_live, at_most, is_persistent, lifetimes, operands
 from calcvm.planner.merge import Groups
 from calcvm.planner.offsets import Packing, load, pack
 
@@ -24,12 +24,12 @@ PERSISTENT_ZONES = ("forward", "optimizer", "gradient")
 class Unit:
     """Cells that hold one value, a chain of values in place of one another, or a block of values.
 
-    values : (value, elements from the unit's start).
+    values : (value, bytes from the unit's start).
     first, last : statements between which it is live, inclusive.
     """
 
     values: tuple[tuple[Value, int], ...]
-    elems: Extent
+    bytes: Extent
     first: int
     last: int
     zone: str
@@ -45,43 +45,46 @@ class Layout:
     transient: tuple[Unit, ...]
     n_statements: int
 
+    @property
+    def reserved(self) -> int:
+        return self.machine.up(RESERVED * self.machine.itemsize)
+
     def size(self, unit: Unit, batch: int) -> int:
-        """Elements, up to a whole number of cache lines."""
-        return self.machine.up(at_most(unit.elems, batch))
+        """Bytes, up to a whole number of cache lines."""
+        return self.machine.up(at_most(unit.bytes, batch))
 
     def fixed(self, batch: int) -> int:
-        """Elements below the transient part of the arena."""
+        """Bytes below the transient part of the arena."""
         units = [u for zone in self.persistent.values() for u in zone] + list(self.resident)
-        return self.machine.up(RESERVED) + sum(self.size(u, batch) for u in units)
+        return self.reserved + sum(self.size(u, batch) for u in units)
 
     def load(self, batch: int) -> list[int]:
-        """Live elements at each statement."""
+        """Live bytes at each statement."""
         sizes = [self.size(u, batch) for u in self.transient]
         live = load(sizes, [u.first for u in self.transient], [u.last for u in self.transient])
         fixed = self.fixed(batch)
         return [fixed + (live[t] if t < len(live) else 0) for t in range(max(self.n_statements, 1))]
 
     def pack(self, batch: int, effort: int, allowed: int = 0) -> Packing:
-        """Pack the transient units; a heap of ``allowed`` elements is good enough."""
-        align = self.machine.align
-        enough = (allowed - self.fixed(batch)) // align
-        sizes = [self.size(u, batch) // align for u in self.transient]
+        """Pack the transient units; a heap of ``allowed`` bytes is good enough."""
+        enough = (allowed - self.fixed(batch)) // LINE
+        sizes = [self.size(u, batch) // LINE for u in self.transient]
         first, last = [u.first for u in self.transient], [u.last for u in self.transient]
         return pack(sizes, first, last, effort=effort, enough=enough)
 
     def required(self, batch: int, effort: int, allowed: int = 0) -> int:
-        """Elements of the heap that the packer needs."""
-        return self.fixed(batch) + self.pack(batch, effort, allowed).height * self.machine.align
+        """Bytes of the heap that the packer needs."""
+        return self.fixed(batch) + self.pack(batch, effort, allowed).height * LINE
 
     def place(self, batch: int, packing: Packing) -> tuple[dict[Value, int], dict[str, tuple[int, int]]]:
-        """Offsets of all values, and [start, stop) of every zone."""
+        """Offsets of all values, in elements of their types, and [start, stop) of every zone, in bytes."""
         offsets: dict[Value, int] = {}
-        bounds: dict[str, tuple[int, int]] = {"reserved": (0, self.machine.up(RESERVED))}
-        top = self.machine.up(RESERVED)
+        bounds: dict[str, tuple[int, int]] = {"reserved": (0, self.reserved)}
+        top = self.reserved
 
         def put(unit: Unit, start: int) -> int:
             for v, inner in unit.values:
-                offsets[v] = start + inner
+                offsets[v] = (start + inner) // self.machine.element(v)
             return start + self.size(unit, batch)
 
         for zone in PERSISTENT_ZONES:
@@ -93,8 +96,8 @@ class Layout:
         for unit in self.resident:
             top = put(unit, top)
         for unit, offset in zip(self.transient, packing.offsets, strict=True):
-            put(unit, top + offset * self.machine.align)
-        bounds["arena"] = (arena, top + packing.height * self.machine.align)
+            put(unit, top + offset * LINE)
+        bounds["arena"] = (arena, top + packing.height * LINE)
         return offsets, bounds
 
 
@@ -117,11 +120,11 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
     transient: list[Unit] = []
     created = {v: i for i, v in enumerate(lowered.values)}
 
-    def add(values: tuple[tuple[Value, int], ...], elems: Extent, zone: str) -> None:
+    def add(values: tuple[tuple[Value, int], ...], nbytes: Extent, zone: str) -> None:
         v = values[0][0]
         spans = [live[u] for u, _ in values if u in live]
         if any(u in always and u not in groups.blocks for u, _ in values):
-            unit = Unit(values, elems, 0, end, zone)
+            unit = Unit(values, nbytes, 0, end, zone)
             if is_persistent(v) or v in groups.promoted:
                 rank = groups.order.get(v)
                 key = (rank is None, rank or (), created.get(v, len(created)))
@@ -129,7 +132,7 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
             else:
                 resident.append(((v.kind != "placeholder", created.get(v, len(created))), unit))
         elif spans:
-            transient.append(Unit(values, elems, min(f for f, _ in spans), max(e for _, e in spans), zone))
+            transient.append(Unit(values, nbytes, min(f for f, _ in spans), max(e for _, e in spans), zone))
 
     done: set[Value] = set()
     for v in [*lowered.values, *live]:
@@ -140,18 +143,18 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
             members, inner, at = groups.blocks[block], [], 0
             for m in members:
                 inner.append((m, at))
-                at += machine.up(m.elems.at(1))
-            add((*inner, (block, 0)), block.elems, block.zone)
+                at += machine.up(machine.bytes(m).at(1))
+            add((*inner, (block, 0)), machine.bytes(block), block.zone)
             done.update(members, (block,))
         elif v in groups.blocks:
             continue
         elif v in live:
             chain = chains.get(head[v], [])
             if head[v] is v:
-                add(tuple((u, 0) for u in chain), scratch.get(v, v.elems), v.zone)
+                add(tuple((u, 0) for u in chain), scratch.get(v) or machine.bytes(v), v.zone)
             done.update(chain if head[v] is v else (v,))
         elif v in always:
-            add(((v, 0),), v.elems, v.zone)
+            add(((v, 0),), machine.bytes(v), v.zone)
             done.add(v)
     return Layout(
         machine,
@@ -168,5 +171,5 @@ def _scratch(lowered: Lowered, machine: Machine) -> dict[Value, Extent]:
     for st in lowered.statements:
         for o, v in operands(st):
             if o.access == "s":
-                out[v] = largest(machine.extent(o, st), out.get(v, v.elems))
+                out[v] = largest(machine.extent(o, st), out.get(v) or machine.bytes(v))
     return out

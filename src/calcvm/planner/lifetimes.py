@@ -6,41 +6,53 @@ transient values need not survive another path's run, so values of different pat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from calcvm.ops.sizes import Extent, extent
+from calcvm.ops.sizes import Extent, extent, times
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
+from calcvm.ops.types import bytes_of
 
+LINE = 64  # bytes of a cache line: all storage is in whole ones
 PERSISTENT_KINDS = ("parameter", "state", "optimizer")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What sizes may depend on besides a statement's words: heap elements per cache line, workers, device."""
+    """What sizes may depend on besides a statement's words: bytes of a float, workers, device.
+
+    The planner counts bytes.
+    """
 
     itemsize: int
     workers: int = 1
     gpu: bool = False
 
-    @property
-    def align(self) -> int:
-        """Heap elements in 64 bytes."""
-        return 64 // self.itemsize
+    def up(self, nbytes: int) -> int:
+        """Whole cache lines."""
+        return -(-nbytes // LINE) * LINE
 
-    def up(self, elems: int) -> int:
-        return -(-elems // self.align) * self.align
+    def element(self, of: Value | Operand) -> int:
+        """Bytes of an element."""
+        return bytes_of(of.type, self.itemsize)
+
+    def bytes(self, v: Value) -> Extent:
+        return times(v.elems, self.element(v))
 
     def size(self, expression: str, st: Statement) -> Extent:
         """A size expression of the operator table over a statement's words."""
-        names = {"D": 8 // self.itemsize, "nw": self.workers, "gpu": int(self.gpu), **st.words}
+        names = {"nw": self.workers, "gpu": int(self.gpu), **st.words}
         return extent(expression, names)
 
     def extent(self, operand: Operand, st: Statement) -> Extent:
-        """Elements of an operand that the statement may touch."""
+        """Bytes of an operand that the statement may touch."""
         known = st.extents.get(operand.name)
-        return known if known is not None else self.size(operand.elems, st)
+        return times(known if known is not None else self.size(operand.elems, st), self.element(operand))
+
+    def start(self, name: str, v: Value, st: Statement, offsets: Mapping[Value, int]) -> int:
+        """The first byte of an operand."""
+        return (offsets[v] + st.shifts.get(name, 0)) * self.element(v)
 
 
 def at_most(size: Extent, batch: int) -> int:

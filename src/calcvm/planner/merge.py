@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from calcvm.ops.dims import ONE, Affine, affine
 from calcvm.ops.statement import Lowered, Statement, Value, unique
-from calcvm.planner.lifetimes import Machine, effects, is_persistent, operands
+from calcvm.ops.types import FLOAT
+from calcvm.planner.lifetimes import LINE, Machine, effects, is_persistent, operands
 
 PHASES = ("optimize", "end_round")  # whose rows over rows and columns are elementwise
 MERGE_LIMIT = 65536  # elements in a run: above it a row costs nothing beside its work
@@ -76,7 +77,13 @@ def _candidate(index: int, st: Statement) -> _Candidate | None:
     whole: dict[str, Value] = {}
     shared: list[tuple[str, int]] = []
     for o, v in operands(st):
-        if o.part == "rows" and o.access in "rwu" and st.extents[o.name] == elems == v.elems and elems.constant:
+        if (
+            v.type == FLOAT
+            and o.part == "rows"
+            and o.access in "rwu"
+            and st.extents[o.name] == elems == v.elems
+            and elems.constant
+        ):
             whole[o.name] = v
         elif o.access == "r":
             shared.append((o.name, id(v)))
@@ -116,13 +123,13 @@ def _parameter_order(
     def key(item: tuple[int, Value]) -> tuple[int, ...]:
         i, p = item
         n = p.elems.at(1)
-        return (first_group.get(p, len(number)), -(n >= LARGE), n % machine.align != 0, i)
+        return (first_group.get(p, len(number)), -(n >= LARGE), machine.bytes(p).at(1) % LINE != 0, i)
 
     ordered = [p for _, p in sorted(enumerate(parameters), key=key)]
     runs: list[list[Value]] = []
     total = 0
     for p in ordered:
-        n = machine.up(p.elems.at(1))
+        n = machine.up(machine.bytes(p).at(1)) // machine.itemsize
         joins = runs and first_group.get(p) == first_group.get(runs[-1][-1]) and total + n <= MERGE_LIMIT
         if not joins:
             runs.append([])
@@ -131,11 +138,11 @@ def _parameter_order(
         total += n
     cut: list[list[Value]] = []
     for run in runs:
-        small = sum(machine.up(p.elems.at(1)) for p in run) <= PADDED_LIMIT
+        small = sum(machine.up(machine.bytes(p).at(1)) for p in run) <= PADDED_LIMIT * machine.itemsize
         transient = any(gradients.get(p) for p in run)
         start = 0
         for i, p in enumerate(run):
-            padded = p.elems.at(1) % machine.align != 0
+            padded = machine.bytes(p).at(1) % LINE != 0
             if i + 1 == len(run) or (padded and transient and not small):
                 cut.append(run[start : i + 1])
                 start = i + 1
@@ -209,7 +216,7 @@ class _Merger:
     def _claim(self, rows: Sequence[_Candidate], run: Sequence[Value]) -> bool:
         """Make a block of each operand's values, unless one of them is in another block already."""
         tracks = [tuple(c.whole[name] for c in rows) for name in rows[0].whole]
-        padded = any(p.elems.at(1) % self.machine.align for p in run[:-1])
+        padded = any(self.machine.bytes(p).at(1) % LINE for p in run[:-1])
         for track in tracks:
             if len({(v.kind, is_persistent(v), v.resident) for v in track}) > 1 or len(set(track)) < len(track):
                 return False
@@ -229,7 +236,8 @@ class _Merger:
         return True
 
     def _total(self, run: Sequence[Value]) -> int:
-        return sum(self.machine.up(p.elems.at(1)) for p in run[:-1]) + run[-1].elems.at(1)
+        up, itemsize = self.machine.up, self.machine.itemsize
+        return sum(up(self.machine.bytes(p).at(1)) for p in run[:-1]) // itemsize + run[-1].elems.at(1)
 
     def _statement(self, rows: Sequence[_Candidate], run: Sequence[Value]) -> Statement:
         st = rows[-1].statement

@@ -45,7 +45,7 @@ def _sizes(lowered: Lowered, batch: int, machine: Machine) -> dict[Value, int]:
     always = always_live(lowered)
     scratch = {v for st in lowered.statements for o, v in operands(st) if o.access == "s"}
     touched = {v for st in lowered.statements for _, v in operands(st)}
-    return {v: machine.up(at_most(v.elems, batch)) for v in touched - always - scratch}
+    return {v: machine.up(at_most(machine.bytes(v), batch)) for v in touched - always - scratch}
 
 
 def _dependencies(lowered: Lowered, statements: Sequence[Statement]) -> dict[Statement, set[Statement]]:

@@ -30,27 +30,27 @@ def picture(plan: Plan, path: str) -> None:
 
     n = max(len(plan.statements), 1)
     unit, scale = ("MB", 1e6) if plan.heap_bytes > 1e6 else ("kB", 1e3)
-    scale /= plan.itemsize
     figure = Figure(figsize=(min(9 + 0.12 * n, 22), 7), layout="constrained")
     axes = figure.add_subplot()
     layout = plan.layout
     fixed = [u for zone in layout.persistent.values() for u in zone] + list(layout.resident)
     for u in (*fixed, *layout.transient):
-        start, height = plan.offsets[u.values[0][0]] / scale, layout.size(u, plan.batch_size) / scale
+        v = u.values[0][0]
+        start, height = plan.offsets[v] * layout.machine.element(v) / scale, layout.size(u, plan.batch_size) / scale
         colour = COLOURS[u.zone]
         alpha = 0.45 if u in layout.transient else 0.9
         box = (u.first - 0.5, start), u.last - u.first + 1, height
         axes.add_patch(Rectangle(*box, facecolor=colour, alpha=alpha, edgecolor="white", linewidth=0.6))
-        if height > MIN_LABEL * plan.heap_elems / scale:
+        if height > MIN_LABEL * plan.heap_bytes / scale:
             text = axes.text(
                 (u.first + u.last) / 2, start + height / 2, _name(u, plan), ha="center", va="center", fontsize=7
             )
             text.set_clip_on(True)
-    live = [b / plan.itemsize / scale for b in plan.live_bytes]
+    live = [b / scale for b in plan.live_bytes]
     lines = axes.step(range(len(live)), live, where="mid", color="black", linewidth=1, label="live")
-    bound = plan.lower_bound_bytes / plan.itemsize / scale
+    bound = plan.lower_bound_bytes / scale
     lines.append(axes.axhline(bound, color="black", linestyle=":", linewidth=1, label="lower bound"))
-    axes.set(xlim=(-0.5, n - 0.5), ylim=(0, 1.02 * plan.heap_elems / scale))
+    axes.set(xlim=(-0.5, n - 0.5), ylim=(0, 1.02 * plan.heap_bytes / scale))
     axes.set(xlabel="statement", ylabel=f"offset in the heap ({unit})")
     axes.set_title(
         f"batch {plan.batch_size}: heap {plan.heap_bytes:,} bytes, lower bound {plan.lower_bound_bytes:,} bytes",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Any
 
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.statement import Lowered, Value
-from calcvm.planner.layout import RESERVED, Layout
+from calcvm.planner.layout import Layout
+from calcvm.planner.lifetimes import LINE
 from calcvm.tables import preformatted
 
 
@@ -38,7 +40,7 @@ class Plan:
     """A plan allocates nothing; it says what a heap will hold.
 
     lowered : the program in its final order, with merged rows; ``statements`` are its rows.
-    offsets : first element of every value that has cells (a block's is its first member's).
+    offsets : first element of every value that has cells, in elements of its type (a block's is its first member's).
     sync : whether each statement is followed by a barrier.
     zones : by name: reserved, forward, optimizer, gradient, workspace, arena.
     heap_elems, heap_bytes : what is allocated, exactly.
@@ -90,42 +92,38 @@ class Plan:
     def save_all_bytes(self) -> int:
         """Bytes if nothing shared cells: every value in its own."""
         blocks, machine = self.blocks, self.layout.machine
-        own = sum(machine.up(v.elems.at(self.batch_size)) for v in self.offsets if v not in blocks)
-        return (machine.up(RESERVED) + own) * self.itemsize
+        own = sum(machine.up(machine.bytes(v).at(self.batch_size)) for v in self.offsets if v not in blocks)
+        return self.layout.reserved + own
 
     def bytes_at(self, batch: int) -> int:
         """Bytes that must exist at the peak of a batch, cache lines included: the packer may add a gap."""
-        return max(self.layout.load(batch)) * self.itemsize
+        return max(self.layout.load(batch))
 
     def required(self, batch: int) -> int:
         """Exact heap bytes of a plan for another batch, in the same order."""
-        return self.layout.required(batch, self.effort) * self.itemsize
+        return self.layout.required(batch, self.effort)
 
     @cached_property
     def _peak_form(self) -> tuple[Affine, int]:
-        """Elements live at the peak as a form of the batch, and how many units that are rounded up."""
+        """Bytes live at the peak as a form of the batch, and how much rounding up may add."""
         t = self.peak
         units = [u for zone in self.layout.persistent.values() for u in zone] + list(self.layout.resident)
         units += [u for u in self.layout.transient if u.first <= t <= u.last]
-        form, rounded = Affine(0, self.layout.machine.up(RESERVED)), 0
+        form, rounded = Affine(0, self.layout.reserved), 0
         for u in units:
-            if u.elems.constant:
-                form += self.layout.machine.up(u.elems.at(1))
+            if u.bytes.constant:
+                form += self.layout.machine.up(u.bytes.at(1))
             else:
-                own = u.elems.around(self.batch_size)
+                own = u.bytes.around(self.batch_size)
                 form += own
-                rounded += own.a % self.layout.machine.align != 0 or own.b % self.layout.machine.align != 0
-        return form * self.itemsize, rounded
+                rounded += LINE - gcd(LINE, own.a, own.b)
+        return form, rounded
 
     @property
     def formula(self) -> str:
         """Bytes live at the peak statement as a form of the batch size."""
         form, rounded = self._peak_form
-        slack = (
-            f"up to {64 * rounded - self.itemsize * rounded} bytes more for alignment"
-            if rounded
-            else "exact at the peak"
-        )
+        slack = f"up to {rounded} bytes more for alignment" if rounded else "exact at the peak"
         return f"{form} bytes ({slack}; the packing adds {self.heap_bytes - self.lower_bound_bytes})"
 
     def report(self) -> list[dict[str, Any]]:

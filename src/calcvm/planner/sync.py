@@ -47,7 +47,7 @@ def barriers(
         own: dict[Access, bool] = {}
         for o, v in operands(st):
             extent = machine.extent(o, st)
-            start = offsets[v] + st.shifts.get(o.name, 0)
+            start = machine.start(o.name, v, st, offsets)
             stop = start + at_most(extent, batch)
             if stop > start:
                 key = (start, stop, _sharing(o, st, start, extent, batch, machine))

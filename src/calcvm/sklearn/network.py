@@ -202,9 +202,9 @@ class Network:
     @staticmethod
     def _cells(resident: Resident) -> Iterator[tuple[str, np.ndarray]]:
         """Bytes of all that persists, by name."""
-        elements = resident.elements
+        cells = resident.elements.view(np.uint8)
         for s in persistent(resident.program).values():
-            yield s.name, elements[s.offset : s.offset + s.elems.b].view(np.uint8)
+            yield s.name, cells[s.start : s.start + s.bytes.b]
 
     def __getstate__(self) -> dict[str, object]:
         self._keep()

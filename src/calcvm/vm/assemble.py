@@ -12,6 +12,7 @@ from calcvm.errors import ProgramError
 from calcvm.ops.dims import Affine
 from calcvm.ops.spec import HEADER_WORDS, row_words
 from calcvm.ops.statement import Lowered, Statement, Value
+from calcvm.ops.types import dtype_of
 from calcvm.vm.encoding import FLAG_PC_SHIFT, FLAG_SYNC, encode_row, instructions
 from calcvm.vm.program import Program, Symbol, Zone
 from calcvm.vm.verify import verify
@@ -76,7 +77,7 @@ def assemble(
         workers=plan.workers,
         heap_elems=plan.heap_elems,
         zones=tuple(_zone(z) for z in plan.zones.values() if z.stop_elems > z.start_elems),
-        symbols=tuple(_symbol(v, plan, index) for v in values),
+        symbols=tuple(_symbol(v, plan, index, dtype) for v in values),
         operand_values=operand_values,
         labels=tuple(s.label for s in lowered.statements),
         info=_numbered(info or {}, index),
@@ -109,7 +110,7 @@ def _numbered(info: Any, index: Mapping[Value, int]) -> Any:
     return [_numbered(fact, index) for fact in info] if isinstance(info, (list, tuple)) else info
 
 
-def _symbol(v: Value, plan: Any, index: Mapping[Value, int]) -> Symbol:
+def _symbol(v: Value, plan: Any, index: Mapping[Value, int], dtype: str) -> Symbol:
     elems = v.elems if isinstance(v.elems, Affine) else Affine(0, v.elems.bounds(plan.batch_size)[1])
     return Symbol(
         name=v.name,
@@ -120,6 +121,7 @@ def _symbol(v: Value, plan: Any, index: Mapping[Value, int]) -> Symbol:
         persistent=v.persistent,
         resident=v.resident,
         members=tuple(index[m] for m in plan.blocks.get(v, ())),
+        dtype=dtype_of(v.type, dtype),
     )
 
 

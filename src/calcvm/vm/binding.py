@@ -92,10 +92,10 @@ class Binding:
         self.sheet: Sheet | None = None  # what compiled methods know of the program, once there are some
         self._spans = {path: _spans(program, path) for path in program.paths}
         kept = [s for s in program.symbols if s.persistent]
-        self.image = _hull([s for s in kept if s.kind != "gradient"], program.itemsize)
-        self.gradient = _hull([s for s in kept if s.kind == "gradient"], program.itemsize)
-        self.opened = _hull(kept, program.itemsize)
-        self.padding = _padding(self.image[1] // program.itemsize, [s for s in kept if s.kind == "gradient"])
+        self.image = _hull([s for s in kept if s.kind != "gradient"])
+        self.gradient = _hull([s for s in kept if s.kind == "gradient"])
+        self.opened = _hull(kept)
+        self.padding = _padding(-(-self.image[1] // program.itemsize), [s for s in kept if s.kind == "gradient"])
         if self.gradient[0] < self.image[1] and self.image[0] < self.gradient[1]:
             raise ProgramError("the program's gradients lie between its parameters: compile the graph again")
         self.accumulating = {path for path, facts in self.paths.items() if facts.get("accumulate")}
@@ -265,12 +265,11 @@ def _spans(program: Program, path: str) -> dict[str, Span]:
     return spans
 
 
-def _hull(symbols: list[Symbol], itemsize: int) -> Span:
+def _hull(symbols: list[Symbol]) -> Span:
     """Bytes from the first to the last cell of symbols."""
     if not symbols:
         return 0, 0
-    start, stop = min(s.offset for s in symbols), max(s.offset + s.elems.b for s in symbols)
-    return start * itemsize, stop * itemsize
+    return min(s.start for s in symbols), max(s.start + s.bytes.b for s in symbols)
 
 
 def _padding(start: int, gradients: list[Symbol]) -> np.ndarray:

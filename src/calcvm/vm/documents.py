@@ -16,6 +16,7 @@ from calcvm.ops.dims import Affine, numel
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.sizes import MAX_BATCH
 from calcvm.ops.statement import PHASES
+from calcvm.ops.types import BYTES, FLOAT, dtype_of
 from calcvm.vm import schema
 from calcvm.vm.schema import Misfit, boolean, entry, integer, listing, number, one_of, optional, record, table, text
 
@@ -87,6 +88,9 @@ _STARTS = {
     "constant": record({**_STATE, "array": text()}),
     "hyper": record({**_STATE, "slots": record({slot: number(infinite=True) for slot in HYPER_SLOTS})}),
 }
+STARTS = {  # of these kinds the type (the program's own: FLOAT) and the number of elements
+    "rng": ("int64", 2), "seed": (FLOAT, 1), "float64": ("float64", 1), "hyper": ("float64", len(HYPER_SLOTS)),
+}  # fmt: skip
 _KIND = record({"kind": one_of(*_STARTS)}, others=True)
 _NAMES = listing(text())
 _VARIABLE = record(
@@ -129,7 +133,7 @@ DOCUMENT = record(
         "symbols": listing(
             entry(
                 name=text(), kind=text(), offset=SIZE, elems=_form, shape=_shape, persistent=boolean, resident=boolean,
-                members=listing(SIZE),
+                members=listing(SIZE), dtype=one_of(*BYTES),
             )
         ),
         "labels": listing(text()),
@@ -150,7 +154,7 @@ class _Facts:
     """Facts of a program, of the right form."""
 
     def __init__(self, program: Program, info: Mapping[str, Any]):
-        self.program, self.slots = program, 8 // program.itemsize
+        self.program = program
         self.variables: Mapping[str, Any] = info.get("variables", {})
         self.parameters: Mapping[str, Any] = info.get("parameters", {})
         self.state: list[Any] = info.get("state", [])
@@ -199,7 +203,7 @@ class _Facts:
             self.fail(where, "a result that no phase computes")
         symbol = self.symbol(where, facts["symbol"])
         kinds = {"placeholder": "placeholder", "parameter": "parameter", "constant": "state", "state": "state"}
-        elems = numel(facts["shape"]) * (self.slots if facts["kind"] == "state" else 1)
+        elems = numel(facts["shape"])
         if elems != symbol.elems or not (result or symbol.kind == kinds[facts["kind"]]):
             self.fail(
                 where,
@@ -230,10 +234,11 @@ class _Facts:
         symbol, kind = self.symbol(where, facts["symbol"]), facts["kind"]
         if symbol.kind not in ("state", "optimizer") or not symbol.persistent or symbol.elems.a:
             self.fail(where, f"initial state of {symbol.kind} {symbol.name!r}, which is none that persists")
-        words = {"rng": 2, "hyper": len(HYPER_SLOTS), "float64": 1, "seed": 1}.get(kind)
-        elems = None if words is None else words * (1 if kind == "seed" else self.slots)
-        if elems is not None and symbol.elems != elems:
-            self.fail(where, f"{kind} takes {elems} elements, symbol {symbol.name!r} has {symbol.elems}")
+        if kind in STARTS and self.form(symbol) != (wanted := self.wanted(kind)):
+            self.fail(
+                where,
+                f"{kind} takes {wanted[1]} {wanted[0]}, symbol {symbol.name!r} has {symbol.elems} {symbol.dtype}",
+            )
         if kind == "constant":
             array = self.program.constants.get(facts["array"])
             self.constant(where, facts["array"], () if array is None else array.shape)
@@ -241,6 +246,14 @@ class _Facts:
                 self.fail(
                     where, f"constant {facts['array']!r} has {array.size} elements, {symbol.name!r} {symbol.elems}"
                 )
+
+    def wanted(self, kind: str) -> tuple[str, int]:
+        type_, elems = STARTS[kind]
+        return dtype_of(type_, self.program.dtype), elems
+
+    @staticmethod
+    def form(symbol: Symbol) -> tuple[str, int]:
+        return symbol.dtype, symbol.elems.b
 
     def path(self, where: str, facts: Any) -> None:
         for name in (n for names in facts["needs"].values() for n in names):
@@ -257,10 +270,10 @@ class _Facts:
             self.fail(where, f"it trains, but has no {min(missing)!r}")
         if self.holding(where, facts["loss"]).elems != 1:
             self.fail(where, f"its loss {facts['loss']!r} is no single number")
-        for role, elems in (("seed", 1), ("hyper", len(HYPER_SLOTS) * self.slots)):
-            symbol = self.symbol(f"{where}: its {role}", facts[role])
-            if (symbol.kind, symbol.elems) != ("state", elems):
-                self.fail(where, f"its {role} is not a state of {elems} elements")
+        for role in ("seed", "hyper"):
+            symbol, wanted = self.symbol(f"{where}: its {role}", facts[role]), self.wanted(role)
+            if symbol.kind != "state" or self.form(symbol) != wanted:
+                self.fail(where, f"its {role} is not a state of {wanted[1]} {wanted[0]}")
         for name in {*facts["gradients"], *facts["moments"]} - {*self.parameters}:
             self.fail(where, f"it trains {name!r}, which is no parameter")
         for name, gradient in facts["gradients"].items():

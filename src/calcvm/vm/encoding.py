@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
+from calcvm.ops.types import FLOAT
 
 FLAG_SYNC = 1
 FLAG_PC_SHIFT = 8
@@ -40,7 +41,9 @@ def form_of(spec: RowSpec) -> str:
 
 def form_parts(spec: RowSpec) -> tuple[list[tuple], list[tuple]]:
     """What rows rely on: an instruction of the same name in which this differs is another one."""
-    return [(w.name, w.kind) for w in spec.words], [(o.name, o.access, o.elems, o.optional) for o in spec.operands]
+    typed = {o.name: (o.type,) for o in spec.operands if o.type != FLOAT}
+    operands = [(o.name, o.access, o.elems, o.optional, *typed.get(o.name, ())) for o in spec.operands]
+    return [(w.name, w.kind) for w in spec.words], operands
 
 
 def float_bits(x: float) -> int:

@@ -91,10 +91,7 @@ class Frame:
         return cells_of(self.elements, symbol, shape)
 
     def write(self, symbol: Symbol, value: Any, shape: tuple[int, ...] | None = None) -> None:
-        """Set a symbol's cells to a value that is broadcast and converted to the heap's type.
-
-        8-byte numbers are given as elements of the heap: ``array.view(program.dtype)``.
-        """
+        """Set a symbol's cells to a value that is broadcast and converted to their type."""
         cells_of(self.elements, symbol, shape)[...] = value
 
     def clear_symbol(self, symbol: Symbol) -> None:
@@ -219,16 +216,23 @@ class Frame:
         return code, pc
 
 
+def shape_of(symbol: Symbol) -> tuple[int, ...]:
+    """The shape of one that does not depend on the batch."""
+    return tuple(form.b for form in symbol.shape)
+
+
 def cells_of(elements: np.ndarray, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
     """A symbol's cells among the elements of a piece; of one that does not depend on the batch, in its own shape."""
-    if shape is None:
-        shape = tuple(form.b for form in symbol.shape)
-    return elements[symbol.offset : symbol.offset + math.prod(shape)].reshape(shape)
+    shape = shape_of(symbol) if shape is None else shape
+    n = math.prod(shape)
+    if symbol.dtype == elements.dtype.name:
+        return elements[symbol.offset : symbol.offset + n].reshape(shape)
+    return elements.view(np.uint8)[symbol.start : symbol.start + n * symbol.itemsize].view(symbol.dtype).reshape(shape)
 
 
 def lasting_elems(binding: Binding) -> int:
     """Elements from a piece's begin to the last that persists."""
-    return max(binding.opened[1] // binding.program.itemsize, RESERVED)
+    return max(-(-binding.opened[1] // binding.program.itemsize), RESERVED)
 
 
 class Memory(Protocol):

@@ -43,7 +43,7 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
             for pc in range(start, stop):
                 spec = model.program.spec(pc)
                 words, _ = decode_row(spec, rows[pc])
-                flops = int(evaluate(spec.flops, {**words, "D": 8 // saved.itemsize}))
+                flops = int(evaluate(spec.flops, words))
                 ns = _best(model, address, pc, seconds)
                 out.append(RowTime(pc, spec.name, model.program.labels[pc], ns, flops))
     finally:

@@ -15,6 +15,7 @@ from calcvm.errors import CalcError, ProgramError
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.spec import ROWS, RowSpec
+from calcvm.ops.types import BYTES
 from calcvm.vm import schema
 from calcvm.vm.documents import DOCUMENT
 from calcvm.vm.encoding import Instruction
@@ -29,8 +30,9 @@ KEPT_KINDS = ("parameter", "state", "optimizer", "placeholder")
 
 @dataclass(frozen=True, kw_only=True)
 class Symbol:
-    """Where a value lives: ``elems`` heap elements from ``offset`` on, for a batch of any size.
+    """Where a value lives: ``elems`` elements of ``dtype`` from ``offset`` on, for a batch of any size.
 
+    offset : of its first element, in the heap seen as an array of ``dtype``.
     name : a symbol's own among its program's, for reading.
     members : of a block, the values (by index) that it spans; merged rows work on blocks.
     """
@@ -43,6 +45,20 @@ class Symbol:
     persistent: bool = False
     resident: bool = False
     members: tuple[int, ...] = ()
+    dtype: str
+
+    @property
+    def itemsize(self) -> int:
+        return BYTES[self.dtype]
+
+    @property
+    def start(self) -> int:
+        """Its first byte."""
+        return self.offset * self.itemsize
+
+    @property
+    def bytes(self) -> Affine:
+        return self.elems * self.itemsize
 
     @property
     def kept(self) -> bool:
@@ -201,6 +217,7 @@ class Program:
                     s.persistent,
                     s.resident,
                     list(s.members),
+                    s.dtype,
                 ]
                 for s in self.symbols
             ],  # fmt: skip
@@ -242,8 +259,8 @@ class Program:
             zones=tuple(Zone(**z) for z in document["zones"]),
             symbols=tuple(
                 Symbol(name=name, kind=kind, offset=offset, elems=elems, shape=shape, persistent=persistent,
-                       resident=resident, members=tuple(members))
-                for name, kind, offset, elems, shape, persistent, resident, members in document["symbols"]
+                       resident=resident, members=tuple(members), dtype=dtype)
+                for name, kind, offset, elems, shape, persistent, resident, members, dtype in document["symbols"]
             ),
             operand_values=_array(arrays, "operand_values", np.int32, where),
             labels=tuple(document["labels"]),

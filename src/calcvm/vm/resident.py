@@ -47,7 +47,7 @@ class Hyper(MutableMapping):
                 return
             slots[i] = self._checked(name, value)
             self._model.tenant.changed = True
-            frame.write(self._symbol, slots.view(self._model.program.dtype), (self._symbol.elems.b,))
+            frame.write(self._symbol, slots, (self._symbol.elems.b,))
 
     def _checked(self, name: str, value: Any) -> float:
         known, what = self._model.binding.hyper[self._path], f"hyperparameter {name!r}"
@@ -78,7 +78,7 @@ class Hyper(MutableMapping):
         return f"Hyper({dict(self)})"
 
     def _slots(self, frame: Frame) -> np.ndarray:
-        return frame.cells(self._symbol, (self._symbol.elems.b,)).view(np.float64)
+        return frame.cells(self._symbol, (self._symbol.elems.b,))
 
     @staticmethod
     def _index(name: str) -> int:
@@ -236,14 +236,12 @@ class Resident:
         cells = cells_of(elements, symbol, (symbol.elems.b,))
         kind = facts["kind"]
         if kind == "hyper":
-            cells.view(np.float64)[:] = [facts["slots"][slot] for slot in HYPER_SLOTS]
+            cells[:] = [facts["slots"][slot] for slot in HYPER_SLOTS]
         elif kind == "rng":
-            cells.view(np.int64)[:] = seed, 0
-        elif kind == "float64":
-            cells.view(np.float64)[:] = facts["value"]
+            cells[:] = seed, 0
         elif kind == "constant":
             cells[:] = self.program.constants[facts["array"]].reshape(-1)
-        else:  # seed, fill
+        else:  # float64, seed, fill
             cells[:] = facts.get("value", 1.0)
 
     def commit(self) -> None:

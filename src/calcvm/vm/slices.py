@@ -68,7 +68,7 @@ def work_of(program: Program, batch: int, span: Span) -> tuple[np.ndarray, np.nd
     for pc, row in enumerate(program.rows_for(batch)[slice(*span)]):
         spec = program.spec(span[0] + pc)
         words, _ = decode_row(spec, row)
-        flops[pc] = evaluate(spec.flops, {**words, "D": 8 // program.itemsize})
+        flops[pc] = evaluate(spec.flops, words)
     return flops, touched
 
 

@@ -17,7 +17,6 @@ both ends does so everywhere.
 
 from __future__ import annotations
 
-import ast
 import math
 import struct
 from bisect import bisect_left, bisect_right
@@ -29,9 +28,10 @@ import numpy as np
 
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import ZERO, Affine
-from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH, Extent, Piecewise, exact
+from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH, Extent, Piecewise, exact, times
 from calcvm.ops.spec import HEADER_WORDS, ROWS, Operand, RowSpec, row_words
 from calcvm.ops.statement import PHASES
+from calcvm.ops.types import bytes_of, dtype_of
 from calcvm.vm.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS, check_info
 from calcvm.vm.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_SYNC, form_of
 from calcvm.vm.program import FORMAT_VERSION, ITEMSIZE, Program, Symbol
@@ -78,8 +78,6 @@ class _Row:
         self.parts = table([o.part if o.part not in ("", "w0") else "0" for o in spec.operands])
         self.require = table(spec.require)
         self.optional = table([o.optional if isinstance(o.optional, str) else str(o.optional) for o in spec.operands])
-        self.aligned = tuple("D" in {n.id for n in ast.walk(ast.parse(o.elems)) if isinstance(n, ast.Name)}
-                             for o in spec.operands)  # fmt: skip
         self.acc = names.index("acc") if "acc" in names else None
 
 
@@ -95,23 +93,28 @@ def _row(spec: RowSpec) -> _Row:
 
 # ---------------------------------------------------------------- accesses
 class _Access:
-    """What one operand of one row touches: [start, start+first) at batch 1, [start, start+last) at the largest.
+    """Bytes that one operand of one row touches: [start, start+first) at batch 1, [start, start+last) at the largest.
 
+    size : bytes of an element.
     how : who of the workers touches which of these cells, for every batch.
     """
 
-    __slots__ = ("row", "operand", "symbol", "start", "first", "last", "reads", "writes", "how")
+    __slots__ = ("row", "operand", "symbol", "start", "first", "last", "reads", "writes", "size", "how")
 
     def __init__(
-        self, row: int, operand: Operand, symbol: int, start: int, ends: tuple[int, int], reads: bool, how: object
+        self, row: int, operand: Operand, symbol: int, span: tuple[int, int, int], size: int, reads: bool, how: object
     ):
-        self.row, self.operand, self.symbol, self.start = row, operand, symbol, start
-        self.first, self.last = ends
+        self.row, self.operand, self.symbol, self.size = row, operand, symbol, size
+        self.start, self.first, self.last = span
         self.reads, self.writes, self.how = reads, operand.writes, how
+
+    def __str__(self) -> str:
+        """Its elements, as listings count them."""
+        return f"[{self.start // self.size}, {(self.start + self.last) // self.size})"
 
 
 class _Shadow:
-    """Which symbol last wrote each cell, as disjoint intervals in order."""
+    """Which symbol last wrote each byte, as disjoint intervals in order."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
@@ -197,7 +200,7 @@ class _Verifier:
         ):
             if array.dtype != dtype or array.shape != shape:
                 raise ProgramError(f"{name} is {array.dtype}{array.shape}, not {np.dtype(dtype)}{shape}")
-        self.slots, self.gpu = 8 // p.itemsize, int(p.info.get("device") == "cuda")
+        self.gpu = int(p.info.get("device") == "cuda")
         for name, value, low, high in (
             ("batch_size", p.batch_size, 1, MAX_BATCH),
             ("workers", p.workers, 1, MAX_BLOCKS if self.gpu else MAX_WORKERS),
@@ -273,9 +276,9 @@ class _Verifier:
     def check_symbols(self) -> None:
         p = self.program
         zones = sorted((z for z in p.zones if z.stop > z.start), key=lambda z: z.start)
-        starts = [z.start for z in zones]
+        starts = [z.start * p.itemsize for z in zones]
         self.gaps: list[tuple[int, int, str]] = []  # between members of blocks: [start, stop), block
-        self.sizes = []  # (elements at batch 1, at the largest batch)
+        self.sizes = []  # (bytes at batch 1, at the largest batch)
         names: set[str] = set()
         for s in p.symbols:
             if s.name in names:
@@ -284,16 +287,18 @@ class _Verifier:
             first, last = s.elems.at(1), s.elems.at(self.batch)
             if s.elems.a < 0 or first < 0:
                 raise ProgramError(f"symbol {s.name}: size {s.elems} shrinks with the batch or is negative")
-            if s.offset < RESERVED or s.offset + last > p.heap_elems:
+            stop = s.start + last * s.itemsize
+            if s.start < RESERVED * p.itemsize or stop > p.heap_bytes:
+                of = "" if s.dtype == p.dtype else f" {s.dtype}"
                 raise ProgramError(
-                    f"symbol {s.name} is [{s.offset}, {s.offset + last}): outside the heap's "
+                    f"symbol {s.name} is [{s.offset}, {s.offset + last}){of}: outside the heap's "
                     f"[{RESERVED}, {p.heap_elems})"
                 )
-            self.sizes.append((first, last))
+            self.sizes.append((first * s.itemsize, last * s.itemsize))
             if last:
-                k = bisect_right(starts, s.offset) - 1
+                k = bisect_right(starts, s.start) - 1
                 zone = zones[k] if k >= 0 else None
-                if zone is None or s.offset + last > zone.stop:
+                if zone is None or stop > zone.stop * p.itemsize:
                     raise ProgramError(f"symbol {s.name} is [{s.offset}, {s.offset + last}): in no zone")
                 if s.persistent and zone.persistent_stop == 0:
                     raise ProgramError(f"symbol {s.name} persists, but zone {zone.name} has no persistent block")
@@ -305,42 +310,50 @@ class _Verifier:
 
     def check_image(self) -> None:
         """What persists lies together, so that an image is as large as what it holds."""
-        at, line = RESERVED, LINE // self.program.itemsize
+        at = RESERVED * self.program.itemsize
         lasting = sorted(
-            (s.offset, s.elems.b, s.name, s.elems.a) for s in self.program.symbols if s.persistent and not s.members
+            (s.start, s.bytes.b, s.name, s.elems.a) for s in self.program.symbols if s.persistent and not s.members
         )
-        for start, elems, name, grows in lasting:
+        for start, nbytes, name, grows in lasting:
             if grows:
                 raise ProgramError(f"symbol {name} persists, and depends on the batch")
-            if start - at >= line:
-                raise ProgramError(f"symbol {name} persists at {start}, far from what persists before it, up to {at}")
-            at = max(at, start + elems)
+            if start - at >= LINE:
+                raise ProgramError(
+                    f"symbol {name} persists from byte {start} on, far from what persists before it, up to {at}"
+                )
+            at = max(at, start + nbytes)
 
     def check_block(self, index: int, block: Symbol) -> None:
         """A block's members lie inside it in order."""
-        p, at = self.program, block.offset
-        stop = block.offset + self.sizes[index][1]
+        p, at = self.program, block.start
+        stop = block.start + self.sizes[index][1]
         for m in block.members:
             if not 0 <= m < len(p.symbols) or p.symbols[m].members:
                 raise ProgramError(f"block {block.name}: member {m} is no value")
             s = p.symbols[m]
-            if (s.kind, s.persistent, s.resident) != (block.kind, block.persistent, block.resident):
+            if (s.kind, s.dtype, s.persistent, s.resident) != (
+                block.kind,
+                block.dtype,
+                block.persistent,
+                block.resident,
+            ):
                 raise ProgramError(f"block {block.name}: member {s.name} is of another kind")
-            if s.offset < at or s.elems.a or s.offset + s.elems.b > stop:
+            if s.start < at or s.elems.a or s.start + s.bytes.b > stop:
                 raise ProgramError(f"block {block.name}: member {s.name} at {s.offset} is outside or out of order")
-            if s.offset > at:
-                self.gaps.append((at, s.offset, block.name))
-            at = s.offset + s.elems.b
+            if s.start > at:
+                self.gaps.append((at, s.start, block.name))
+            at = s.start + s.bytes.b
         if at != stop or block.elems.a:
-            raise ProgramError(f"block {block.name} ends at {stop}, its members at {at}")
+            ends = stop // block.itemsize, at // block.itemsize
+            raise ProgramError(f"block {block.name} ends at {ends[0]}, its members at {ends[1]}")
 
     def check_padding(self) -> None:
         """What lies between members of a block is nobody's."""
         gaps = sorted(self.gaps)
         starts, reach = [start for start, _, _ in gaps], [*accumulate(((stop, name) for _, stop, name in gaps), max)]
         for s, (_, size) in zip(self.program.symbols, self.sizes):
-            k = bisect_left(starts, s.offset + size)
-            if not s.members and k and reach[k - 1][0] > s.offset:
+            k = bisect_left(starts, s.start + size)
+            if not s.members and k and reach[k - 1][0] > s.start:
                 raise ProgramError(f"block {reach[k - 1][1]}: {s.name} uses the padding between its members")
 
     def check_kept_apart(self) -> None:
@@ -357,7 +370,7 @@ class _Verifier:
                         elif users[leaf] != path:
                             self.kept[leaf] = True
         ordered = sorted(
-            (s.offset, s.offset + self.sizes[i][1], i)
+            (s.start, s.start + self.sizes[i][1], i)
             for i, s in enumerate(p.symbols)
             if not s.members and self.sizes[i][1]
         )
@@ -367,7 +380,7 @@ class _Verifier:
             other = last if self.kept[i] else last_kept
             if other[0] > start:
                 raise ProgramError(
-                    f"symbols {self.name(other[1])} and {self.name(i)} share cells from {start} on, but "
+                    f"symbols {self.name(other[1])} and {self.name(i)} share cells from {p.symbols[i].offset} on, but "
                     f"{self.name(i if self.kept[i] else other[1])} must keep its own"
                 )
             last = max(last, (stop, i))
@@ -429,7 +442,7 @@ class _Verifier:
         for k in r.floats:
             at_last[k] = struct.unpack("<d", struct.pack("<q", at_last[k]))[0]
         self.check_ranges(i, r, at_last)
-        tail = (self.slots, self.program.workers, self.gpu)
+        tail = (self.program.workers, self.gpu)
         patched = self.patched.get(i)
         at_first = at_last
         if patched:
@@ -450,14 +463,13 @@ class _Verifier:
                 if symbol != -1:
                     self.fail(i, f"operand {operand.name} is left out, but has symbol {symbol}")
                 continue
-            self.check_place(i, operand, symbol, start, first, last)
-            if r.aligned[k] and start % self.slots:
-                self.fail(i, f"operand {operand.name} at {start} holds 8-byte numbers: it must be at a multiple of 2")
+            wide = bytes_of(operand.type, self.program.itemsize)
+            self.check_place(i, operand, symbol, start, (first, last), wide)
             if not last:
                 continue
-            how = self.sharing(i, operand, start, extents[k], parts[k])
+            how = self.sharing(i, operand, start * wide, times(extents[k], wide), parts[k])
             reads = operand.access in "ru" or (operand.access == "a" and r.acc is not None and at_last[r.acc] == 1)
-            out.append(_Access(i, operand, symbol, start, (first, last), reads, how))
+            out.append(_Access(i, operand, symbol, (start * wide, first * wide, last * wide), wide, reads, how))
         if len(out) > 1:
             self.check_aliases(i, r, out)
         return out
@@ -468,7 +480,7 @@ class _Verifier:
                 self.fail(i, f"{word.name} = {value} is outside [{word.lo}, {word.hi}]")
 
     def exactly(
-        self, i: int, r: _Row, at_last: list[Any], tail: tuple[int, int, int], patched: Mapping[int, Affine]
+        self, i: int, r: _Row, at_last: list[Any], tail: tuple[int, int], patched: Mapping[int, Affine]
     ) -> tuple[Sequence[Extent], Sequence[Extent]]:
         """Each operand's elements, and the units that it is shared by; what the row requires holds for every batch."""
         words = [patched.get(k, v) for k, v in enumerate(at_last)]
@@ -515,7 +527,7 @@ class _Verifier:
             return (start, size, units)
         return (start, size, "scratch") if operand.access == "s" and not self.gpu else None
 
-    def check_empty(self, i: int, r: _Row, words: list[Any], tail: tuple[int, int, int]) -> None:
+    def check_empty(self, i: int, r: _Row, words: list[Any], tail: tuple[int, int]) -> None:
         """A size of zero must not hide a product of the others that no operand bounds."""
         ones = [max(v, 1) if r.words[k].kind == "dim" else v for k, v in enumerate(words)]
         limit = max(self.program.heap_elems, EMPTY_LIMIT)
@@ -526,18 +538,20 @@ class _Verifier:
         if max(extents, default=0) > limit:
             self.fail(i, f"a size is zero, and the others make {max(extents)} elements: more than {limit}")
 
-    def check_place(self, i: int, operand: Operand, symbol: int, start: int, first: int, last: int) -> None:
+    def check_place(self, i: int, operand: Operand, symbol: int, start: int, ends: tuple[int, int], size: int) -> None:
         """The operand lies in the heap, inside its symbol, and the symbol may be used so."""
         p = self.program
-        where = f"operand {operand.name} [{start}, {start + last})"
-        if start < RESERVED or start + max(first, last) > p.heap_elems:
+        where = f"operand {operand.name} [{start}, {start + ends[1]})"
+        if start * size < RESERVED * p.itemsize or (start + max(ends)) * size > p.heap_bytes:
             self.fail(i, f"{where} leaves the heap's [{RESERVED}, {p.heap_elems})")
         if not 0 <= symbol < len(p.symbols):
             self.fail(i, f"{where} has symbol {symbol}, there are {len(p.symbols)}")
         s = p.symbols[symbol]
-        for n, size in zip((first, last), self.sizes[symbol]):
-            if start < s.offset or start + n > s.offset + size:
-                self.fail(i, f"{where} leaves {s.name} [{s.offset}, {s.offset + size})")
+        if s.dtype != dtype_of(operand.type, p.dtype):
+            self.fail(i, f"{where} is of {dtype_of(operand.type, p.dtype)}, {s.name} of {s.dtype}")
+        for n, own in zip(ends, self.sizes[symbol]):
+            if start < s.offset or (start + n) * size > s.start + own:
+                self.fail(i, f"{where} leaves {s.name} [{s.offset}, {s.offset + own // size})")
         if not operand.writes:
             return
         if operand.access == "s" and s.kind != "workspace":
@@ -562,13 +576,13 @@ class _Verifier:
                     break
                 if not (a.writes or b.writes):
                     continue
-                same = (a.start, a.first, a.last) == (b.start, b.first, b.last)
+                same = (a.start, a.first, a.last, a.size) == (b.start, b.first, b.last, b.size)
                 pairs = {(a.operand.name, b.operand.name), (b.operand.name, a.operand.name)}
                 if not same or not pairs & r.in_place:
                     self.fail(
                         i,
-                        f"operand {a.operand.name} ({self.name(a.symbol)}) [{a.start}, {stop}) and operand "
-                        f"{b.operand.name} ({self.name(b.symbol)}) [{b.start}, {b.start + b.last}) overlap",
+                        f"operand {a.operand.name} ({self.name(a.symbol)}) {a} and operand "
+                        f"{b.operand.name} ({self.name(b.symbol)}) {b} overlap",
                     )
 
     # ------------------------------------------------------------ rows together
@@ -586,8 +600,9 @@ class _Verifier:
                             batch = self.batch if largest else 1
                             self.fail(
                                 i,
-                                f"operand {a.operand.name} reads {self.name(owner)} [{start}, {stop}), but cell "
-                                f"{cell} holds {self.name(other)} there (batch {batch})",
+                                f"operand {a.operand.name} reads {self.name(owner)} "
+                                f"[{start // a.size}, {stop // a.size}), but cell {cell // a.size} holds "
+                                f"{self.name(other)} there (batch {batch})",
                             )
             for a in accesses:
                 if a.writes:
@@ -602,7 +617,7 @@ class _Verifier:
             return [(a.start, stop, a.symbol)] if stop > a.start else []
         out = []
         for m in symbols[a.symbol].members:
-            start, end = symbols[m].offset, symbols[m].offset + symbols[m].elems.b
+            start, end = symbols[m].start, symbols[m].start + symbols[m].bytes.b
             if start < stop and a.start < end and not self.kept[m]:
                 out.append((max(start, a.start), min(end, stop), m))
         return out
@@ -640,7 +655,7 @@ class _Verifier:
             a, b = b, a
         self.fail(
             b.row,
-            f"operand {b.operand.name} ({self.name(b.symbol)}) [{b.start}, {b.start + b.last}) meets operand "
-            f"{a.operand.name} ({self.name(a.symbol)}) [{a.start}, {a.start + a.last}) of row {a.row} "
+            f"operand {b.operand.name} ({self.name(b.symbol)}) {b} meets operand "
+            f"{a.operand.name} ({self.name(a.symbol)}) {a} of row {a.row} "
             "with no barrier between them",
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calcvm.errors import DeviceError
-from calcvm.vm.frame import NO_TRAP, Frame, cells_of, lasting_elems
+from calcvm.vm.frame import NO_TRAP, Frame, lasting_elems, shape_of
 from calcvm.vm.store import MemoryStore, Store
 
 if TYPE_CHECKING:
@@ -52,16 +52,14 @@ class DeviceFrame(Frame):
 
     # ------------------------------------------------------------ cells of symbols
     def cells(self, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        template = np.broadcast_to(np.zeros((), self.program.dtype), self.program.heap_elems)
-        cells = np.empty(cells_of(template, symbol, shape).shape, self.program.dtype)
-        self._read(cells, symbol.offset * self.itemsize)
+        cells = np.empty(shape_of(symbol) if shape is None else shape, symbol.dtype)
+        self._read(cells, symbol.start)
         return cells
 
     def write(self, symbol: Symbol, value: Any, shape: tuple[int, ...] | None = None) -> None:
-        template = np.broadcast_to(np.zeros((), self.program.dtype), self.program.heap_elems)
-        cells = np.empty(cells_of(template, symbol, shape).shape, self.program.dtype)
+        cells = np.empty(shape_of(symbol) if shape is None else shape, symbol.dtype)
         cells[...] = value
-        self._write(cells, symbol.offset * self.itemsize)
+        self._write(cells, symbol.start)
 
     def scalar(self, offset: int) -> float:
         cell = np.empty(1, self.program.dtype)
