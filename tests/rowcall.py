@@ -19,27 +19,30 @@ ROW_INDEX = 5  # what the row believes to be its place in the program
 class Heap:
     """Operands laid out with guards between them; `call` runs a row over them, `[name]` reads one back.
 
-    float64 blocks (hyperparameters) are stored in the heap's elements by their bits.
+    types : of operands that are not of the heap's own float.
     """
 
-    def __init__(self, dtype: str, operands: dict, blocks: tuple[str, ...] = ("hyper",), alias: dict | None = None):
-        self.dtype, self.shape, self.offset = np.dtype(dtype), {}, {}
-        self.blocks, end, parts = blocks, RESERVED + GAP, []
-        for name, value in operands.items():
-            value = np.ascontiguousarray(value, np.float64 if name in blocks else self.dtype)
-            self.shape[name] = value.shape
-            self.offset[name] = end
-            parts.append((end, value.reshape(-1).view(self.dtype)))
-            end += parts[-1][1].size + GAP
-        self.cells = np.full(end, np.nan, self.dtype)
+    def __init__(self, dtype: str, operands: dict, types: dict | None = None, alias: dict | None = None):
+        self.dtype, self.arrays, self.offset = np.dtype(dtype), {}, {}
+        types = {"hyper": "float64", **(types or {})}
+        values = {k: np.ascontiguousarray(v, types.get(k, self.dtype)) for k, v in operands.items()}
+        lines = {name: -(-value.nbytes // 64) for name, value in values.items()}
+        self.bytes = np.full(
+            (RESERVED + GAP) * self.dtype.itemsize + sum(64 * (n + 1) for n in lines.values()), 0xFF, np.uint8
+        )
+        self.cells = self.bytes.view(self.dtype)
         self.cells[:RESERVED] = 0
-        self.inside = np.zeros(end, bool)
-        self.inside[:RESERVED] = True
-        for start, value in parts:
-            self.cells[start : start + value.size] = value
-            self.inside[start : start + value.size] = True
+        self.inside = np.zeros(self.bytes.size, bool)
+        self.inside[: RESERVED * self.dtype.itemsize] = True
+        end = (RESERVED + GAP) * self.dtype.itemsize
+        for name, value in values.items():
+            self.inside[end : end + value.nbytes] = True
+            self.arrays[name] = self.bytes[end : end + value.nbytes].view(value.dtype).reshape(value.shape)
+            self.arrays[name][...] = value
+            self.offset[name] = end // value.itemsize
+            end += 64 * (lines[name] + 1)
         for name, other in (alias or {}).items():
-            self.shape[name], self.offset[name] = self.shape[other], self.offset[other]
+            self.arrays[name], self.offset[name] = self.arrays[other], self.offset[other]
 
     def call(self, row: str, n_workers: int = 1, **words) -> Heap:
         spec = ROWS[row]
@@ -47,7 +50,7 @@ class Heap:
         native = NATIVE(KERNELS[row].address(self.dtype.name))
         for worker in range(n_workers):
             native(self.cells.ctypes.data, encoded.ctypes.data, worker, n_workers)
-        assert np.isnan(self.cells[~self.inside]).all(), f"{row} wrote outside its operands"
+        assert (self.bytes[~self.inside] == 0xFF).all(), f"{row} wrote outside its operands"
         return self
 
     @property
@@ -55,7 +58,4 @@ class Heap:
         return int(self.cells[0]), int(self.cells[1])
 
     def __getitem__(self, name: str) -> np.ndarray:
-        shape, start = self.shape[name], self.offset[name]
-        if name in self.blocks:
-            return self.cells[start : start + int(np.prod(shape)) * (8 // self.dtype.itemsize)].view(np.float64)
-        return self.cells[start : start + int(np.prod(shape))].reshape(shape)
+        return self.arrays[name]
