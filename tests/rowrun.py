@@ -22,7 +22,7 @@ from calcvm.ops import FAMILIES
 from calcvm.ops.dims import Affine, numel, shape_of
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec
-from calcvm.vm.encoding import encode_row
+from calcvm.vm.program.encoding import encode_row
 from tests.reference import reference
 
 for _family in FAMILIES:

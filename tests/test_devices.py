@@ -12,9 +12,9 @@ from calcvm.kernels_cpu import find
 from calcvm.kernels_cpu._common import KERNELS
 from calcvm.ops import OPS
 from calcvm.ops.spec import ROWS, Example
-from calcvm.vm.binding import bind
-from calcvm.vm.device import Cpu, Shared
-from calcvm.vm.frame import Frame, HostMemory
+from calcvm.vm.memory.slot import Frame, HostMemory
+from calcvm.vm.run.device import Cpu, Shared
+from calcvm.vm.run.loaded import bind
 from tests import rowrun
 from tests.rowrun import NATIVE, Case
 
@@ -274,7 +274,7 @@ def test_models_of_frames_that_copy_train_as_others(monkeypatch, tmp_path):
         return model, told
 
     _, expected = train()
-    monkeypatch.setattr("calcvm.vm.frame.Frame", Copies)
+    monkeypatch.setattr("calcvm.vm.memory.slot.Frame", Copies)
     model, told = train()
     assert told == expected
     resident = model.resident

@@ -7,7 +7,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.epoch import Epoch
+from calcvm.vm.memory.epoch import Epoch
 
 X = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
 Y = np.arange(64) % 3

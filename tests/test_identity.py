@@ -15,8 +15,8 @@ from calcvm.lowering import lower
 from calcvm.model import build_graph
 from calcvm.ops.spec import OPS, ROWS, OpSpec, R, RowSpec, W, dims, register, rows_cols
 from calcvm.planner import plan
-from calcvm.vm.assemble import assemble
-from calcvm.vm.program import load_program
+from calcvm.vm.program.assemble import assemble
+from calcvm.vm.program.program import load_program
 
 
 def load(graph, batch=8, seed=0, **options):
@@ -276,7 +276,7 @@ def test_backward_is_of_the_data_that_forward_read():
 
 
 def test_data_for_every_placeholder_of_a_pass_are_asked_for():
-    from calcvm.vm.epoch import Epoch
+    from calcvm.vm.memory.epoch import Epoch
 
     m = load(chain(), batch=8)
     out = np.zeros((9, 4), "f4")
@@ -452,7 +452,7 @@ def test_settling_a_path_drops_its_own_gradients():
 
 @pytest.mark.parametrize("ends", ["a step", "a pass"])
 def test_what_a_path_has_added_up_survives_a_switch_after_another_path_has_ended(ends):
-    from calcvm.vm.epoch import Epoch
+    from calcvm.vm.memory.epoch import Epoch
 
     def weights(switched):
         program = two_paths(OPTIMIZERS["adam"], accumulate=True)

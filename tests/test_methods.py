@@ -17,10 +17,10 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.statement import PHASES
-from calcvm.vm import job as layout
-from calcvm.vm import methods
-from calcvm.vm.entry import METHODS
-from calcvm.vm.epoch import Epoch
+from calcvm.vm.memory import methods
+from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.entry import METHODS
 
 RNG = np.random.default_rng(0)
 WRITTEN = {}  # the methods in Python, by name
@@ -271,7 +271,7 @@ def test_who_took_hold_of_a_method_before_has_the_compiled_one():
     code = """
 import numpy as np, calcvm as cv
 from calcvm import nn
-from calcvm.vm import methods
+from calcvm.vm.memory import methods
 model = cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8)
 predict, step = model.predict, model.step  # functions written in Python
 x, y = np.zeros((1, 4), "float32"), np.zeros(1, "int64")
@@ -404,7 +404,7 @@ def test_what_somebody_puts_in_the_place_of_a_method_stays():
 import functools, unittest.mock
 import numpy as np, calcvm as cv
 from calcvm import nn
-from calcvm.vm import methods
+from calcvm.vm.memory import methods
 model = cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8)
 x, y, seen, step = np.zeros((1, 4), "float32"), np.zeros(1, "int64"), [], cv.Model.step
 

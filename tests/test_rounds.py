@@ -7,10 +7,10 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm import job as layout
-from calcvm.vm.binding import bind
-from calcvm.vm.entry import address, entry
-from calcvm.vm.epoch import shuffling_key
+from calcvm.vm.memory.epoch import shuffling_key
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.entry import address, entry
+from calcvm.vm.run.loaded import bind
 
 M64 = 2**64 - 1
 GUARD = 16

@@ -15,8 +15,8 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm import slices
-from calcvm.vm.encoding import FLAG_SYNC
+from calcvm.vm.program.encoding import FLAG_SYNC
+from calcvm.vm.run import slices
 
 HEARD = 2.0  # seconds after the signal; 0.2 on a machine that nobody else uses
 AFTER = 0.3

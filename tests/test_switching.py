@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import calcvm as cv
-from calcvm.vm.turns import Turns
+from calcvm.vm.memory.turns import Turns
 from tests import switched
 from tests.switched import BATCH, N_CLASSES, N_INPUTS, contents, differing, load, programs, random_order, small_heap
 
@@ -183,7 +183,12 @@ def test_nothing_is_planned_or_compiled_for_a_switch(monkeypatch):
     models = [heap.load(program, seed=i) for i in range(4)]
     for model in models:
         model.step(X, Y)
-    for name in ("calcvm.planner.plan", "calcvm.vm.assemble.assemble", "calcvm.vm.heap.bind", "calcvm.vm.frame.Frame"):
+    for name in (
+        "calcvm.planner.plan",
+        "calcvm.vm.program.assemble.assemble",
+        "calcvm.vm.memory.heap.bind",
+        "calcvm.vm.memory.slot.Frame",
+    ):
         monkeypatch.setattr(name, lambda *a, name=name, **k: pytest.fail(f"{name} was called"))
     for i in range(40):
         models[i % 4].step(X, Y)

@@ -21,9 +21,9 @@ from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, Word, dims
 from calcvm.ops.spec import R as Read
 from calcvm.ops.spec import W as Write
-from calcvm.vm.encoding import FLAG_SYNC, Instruction, encode_row, float_bits, form_of, instructions
-from calcvm.vm.program import Program, Symbol, Zone
-from calcvm.vm.verify import EMPTY_LIMIT, _Shadow, verify
+from calcvm.vm.program.encoding import FLAG_SYNC, Instruction, encode_row, float_bits, form_of, instructions
+from calcvm.vm.program.program import Program, Symbol, Zone
+from calcvm.vm.program.verify import EMPTY_LIMIT, _Shadow, verify
 from tests import fuzz_programs
 
 

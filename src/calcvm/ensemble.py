@@ -14,9 +14,9 @@ from calcvm.model.data import by_name
 from calcvm.model.scores import SOFTMAX, loss_of_scores, probabilities_of
 from calcvm.ops.dims import Shape, show
 from calcvm.ops.optimizers import SCHEDULES, STEP_ROW
-from calcvm.vm.encoding import decode_row
-from calcvm.vm.heap import CalcHeap
-from calcvm.vm.program import Program
+from calcvm.vm.memory.heap import CalcHeap
+from calcvm.vm.program.encoding import decode_row
+from calcvm.vm.program.program import Program
 
 METHODS = ("mean", "vote")
 

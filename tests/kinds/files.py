@@ -28,8 +28,8 @@ import numpy as np
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.program import Program, load_program
-from calcvm.vm.store import DIGEST_BYTES, HEADER
+from calcvm.vm.memory.store import DIGEST_BYTES, HEADER
+from calcvm.vm.program.program import Program, load_program
 from tests.fuzz_programs import tamper
 from tests.kinds.archives import DEEP, dumped, npy, parts, sealed
 

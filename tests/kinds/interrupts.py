@@ -16,8 +16,8 @@ import numpy as np
 import calcvm as cv
 from calcvm import nn
 from calcvm.errors import PlanError
-from calcvm.vm import signals
-from calcvm.vm.turns import unlocked
+from calcvm.vm.memory.turns import unlocked
+from calcvm.vm.run import signals
 
 RETURN, C_CALL = 3, 4
 ALLOCATE = ("zeros", "empty", "array", "asarray", "ascontiguousarray", "fromiter", "full", "ones")
@@ -50,7 +50,7 @@ def _profiler() -> tuple[Any, np.ndarray]:
     """
     from numba import cfunc, types
 
-    from calcvm.vm.atomics import i64_at
+    from calcvm.vm.run.atomics import i64_at
 
     state = np.zeros(2, np.int64)
     address = state.ctypes.data

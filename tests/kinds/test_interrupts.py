@@ -8,8 +8,8 @@ import pytest
 
 import calcvm as cv
 from calcvm.fleet import fleet as fleet_module
-from calcvm.vm.cuda.frame import DeviceFrame
-from calcvm.vm.turns import unlocked
+from calcvm.vm.memory.cuda import DeviceFrame
+from calcvm.vm.memory.turns import unlocked
 from tests.kinds.interrupts import (
     MOST,
     SAMPLE,

@@ -14,7 +14,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.turns import owner, unlocked
+from calcvm.vm.memory.turns import owner, unlocked
 from tests.kinds.threads import N_THREADS, ONE, RNG, X, Y, at_once, counter, fine, fresh, impatient, in_child, network  # noqa: F401
 
 
@@ -88,7 +88,7 @@ def test_a_file_saved_in_the_middle_of_a_learning_batch_holds_none_of_its_gradie
     model = network(learning_batch=48)
     model.fit(X, Y, 1, progress=False)
     image = model.resident.image()
-    from calcvm.vm.epoch import Epoch
+    from calcvm.vm.memory.epoch import Epoch
 
     train = Epoch(model.resident, {"input": X, "target": Y}, "learn", train=True, learning=48, results=["loss"])
     train.begin(None)

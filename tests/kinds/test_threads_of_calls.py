@@ -15,7 +15,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.turns import unlocked
+from calcvm.vm.memory.turns import unlocked
 from tests.kinds.threads import N_THREADS, ONE, X, Y, at_once, counting_program, fine, fresh, impatient, network  # noqa: F401
 
 DATA = np.ones((8, 1), "f4"), np.zeros((8, 1), "f4")  # an epoch is two learning batches of 4, of two rounds each

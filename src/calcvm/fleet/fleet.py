@@ -21,21 +21,21 @@ from calcvm.model.data import arrays_of
 from calcvm.model.roles import figures
 from calcvm.progress import Count
 from calcvm.tables import preformatted, some
-from calcvm.vm import job as layout
-from calcvm.vm.binding import Binding
-from calcvm.vm.device import DEVICES
-from calcvm.vm.epoch import Epoch
-from calcvm.vm.feeds import readable
-from calcvm.vm.frame import Frame
-from calcvm.vm.heap import CalcHeap, check_program, parse_bytes
-from calcvm.vm.pieces import aligned
-from calcvm.vm.program import Program
-from calcvm.vm.resident import Resident
-from calcvm.vm.signals import orderly_end
-from calcvm.vm.slices import SLICE_SECONDS
-from calcvm.vm.store import Store
-from calcvm.vm.turns import Turns, anyone_waits
-from calcvm.vm.verify import MAX_BLOCKS, MAX_WORKERS
+from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.heap import CalcHeap, check_program, parse_bytes
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.slot import Frame
+from calcvm.vm.memory.store import Store
+from calcvm.vm.memory.turns import Turns, anyone_waits
+from calcvm.vm.program.program import Program
+from calcvm.vm.program.verify import MAX_BLOCKS, MAX_WORKERS
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.device import DEVICES
+from calcvm.vm.run.feeds import readable
+from calcvm.vm.run.loaded import Binding
+from calcvm.vm.run.pieces import aligned
+from calcvm.vm.run.signals import orderly_end
+from calcvm.vm.run.slices import SLICE_SECONDS
 
 FIRST_SLOTS = 64  # of the table of tasks
 FIRST_ROUNDS = 8  # of a turn, before anything was measured

@@ -9,11 +9,11 @@ import numpy as np
 from calcvm.errors import Trap
 from calcvm.fleet.results import last
 from calcvm.model import Model
-from calcvm.vm import job as layout
-from calcvm.vm.device import Shared
-from calcvm.vm.epoch import Epoch
-from calcvm.vm.frame import Frame
-from calcvm.vm.resident import Resident
+from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.slot import Frame
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.device import Shared
 
 if TYPE_CHECKING:
     from calcvm.fleet.fleet import Converted, Fleet

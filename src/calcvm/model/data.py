@@ -11,8 +11,8 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model.roles import WEIGHT, Roles
-from calcvm.vm.feeds import numbers, numeric
-from calcvm.vm.resident import Resident
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.run.feeds import numbers, numeric
 
 Arrays = dict[str, np.ndarray]
 
@@ -150,7 +150,7 @@ def comes_in_batches(X: Any, y: Any, roles: Roles) -> bool:
 
 
 class Stream:
-    """Batches in the place of a data set: a step each, as they come (the other is `calcvm.vm.epoch.Epoch`).
+    """Batches in the place of a data set: a step each, as they come (the other is `calcvm.vm.memory.epoch.Epoch`).
 
     step : of a model.  names : what it takes.
     batches : iterable of tuples of arrays in this order, or of mappings by name.  What can be iterated again is begun

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from calcvm.errors import PlanError, ProgramError
-from calcvm.vm import schema
-from calcvm.vm.binding import bind
-from calcvm.vm.facts import MAX_LEARNING, MAX_ROUNDS, MAX_SEED, check_learning_batch
-from calcvm.vm.heap import CalcHeap, parse_bytes
-from calcvm.vm.program import Program, Symbol
-from calcvm.vm.schema import boolean, integer, record
-from calcvm.vm.serialize import read_archive, write_archive
+from calcvm.vm.memory.heap import CalcHeap, parse_bytes
+from calcvm.vm.program.facts import MAX_LEARNING, MAX_ROUNDS, MAX_SEED, check_learning_batch
+from calcvm.vm.program.program import Program, Symbol, schema
+from calcvm.vm.program.schema import boolean, integer, record
+from calcvm.vm.program.serialize import read_archive, write_archive
+from calcvm.vm.run.loaded import bind
 
 if TYPE_CHECKING:
     from calcvm.model.model import Model

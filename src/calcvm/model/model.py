@@ -27,16 +27,16 @@ from calcvm.ops.dims import show
 from calcvm.optim import Optimizer
 from calcvm.planner import Plan
 from calcvm.tables import preformatted
-from calcvm.vm import job as layout
-from calcvm.vm import methods
-from calcvm.vm.binding import bind
-from calcvm.vm.epoch import Epoch
-from calcvm.vm.facts import check_learning_batch
-from calcvm.vm.feeds import IN_PLACE, numbers
-from calcvm.vm.heap import CalcHeap
-from calcvm.vm.program import Program
-from calcvm.vm.resident import Hyper, Keeping, Resident
-from calcvm.vm.slices import SLICE_SECONDS
+from calcvm.vm.memory import methods
+from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.heap import CalcHeap
+from calcvm.vm.memory.resident import Hyper, Keeping, Resident
+from calcvm.vm.program.facts import check_learning_batch
+from calcvm.vm.program.program import Program
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.feeds import IN_PLACE, numbers
+from calcvm.vm.run.loaded import bind
+from calcvm.vm.run.slices import SLICE_SECONDS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

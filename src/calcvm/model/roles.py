@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from calcvm.errors import CalcError
-from calcvm.vm.binding import FORWARD, Binding
+from calcvm.vm.run.loaded import FORWARD, Binding
 
 WEIGHT = "sample_weight"  # the placeholder of what each sample counts in the loss
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from calcvm.model.roles import Roles
 from calcvm.ops.dims import show
 from calcvm.tables import laid_out
-from calcvm.vm.resident import Resident
+from calcvm.vm.memory.resident import Resident
 
 
 def summary(model: Resident, roles: Roles) -> str:

@@ -14,9 +14,9 @@ from calcvm import functions as F
 from calcvm.graph import CalcGraph, Variable
 from calcvm.model import persistent
 from calcvm.optim import SGD, AdamHat, Optimizer
-from calcvm.vm.heap import CalcHeap
-from calcvm.vm.program import Program
-from calcvm.vm.resident import Resident
+from calcvm.vm.memory.heap import CalcHeap
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.program.program import Program
 
 KEPT_PROGRAMS = 64
 ACTIVATIONS = {"identity": None, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
