@@ -44,7 +44,7 @@ MUTANTS = (
         "a barrier is left out, and the verifier agrees",
         (
             ("planner/sync.py", "        return (start, extent.until(batch), units)\n", '        return "batch"\n'),
-            ("vm/program/verify.py", "            return (start, size, units)\n", '            return "batch"\n'),
+            ("vm/program/verify/row.py", "            return (start, size, units)\n", '            return "batch"\n'),
         ),
         ("tests/kinds/test_races.py",),
     ),

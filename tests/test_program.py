@@ -13,8 +13,8 @@ from calcvm import optim
 from calcvm.errors import CalcError, ProgramError
 from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
-from calcvm.vm.program.encoding import decode_row, encode_row
-from calcvm.vm.program.program import FORMAT_VERSION, Program, load_program
+from calcvm.vm.program.encoding import FORMAT_VERSION, decode_row, encode_row
+from calcvm.vm.program.program import Program, load_program
 from calcvm.vm.program.serialize import read_archive, write_archive
 from tests.fuzz_programs import mlp
 

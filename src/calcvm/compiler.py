@@ -12,17 +12,17 @@ from calcvm.errors import CalcError, DeviceError, MissingExtra, PlanError, Unsup
 from calcvm.graph import CalcGraph, Variable
 from calcvm.lowering import lower
 from calcvm.ops.dims import Affine
-from calcvm.ops.sizes import evaluate
+from calcvm.ops.sizes import MAX_BATCH, evaluate
 from calcvm.ops.spec import row_words
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
+from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
+from calcvm.vm.program.encoding import ITEMSIZE
 from calcvm.vm.program.program import Program
-from calcvm.vm.program.verify import MAX_BATCH, MAX_BLOCKS, MAX_WORKERS
 from calcvm.vm.run.device import DEVICES, n_cores
 
-ITEMSIZE = {"float32": 4, "float64": 8}
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # which only type checkers need
 

@@ -17,9 +17,8 @@ import numpy as np
 import calcvm as cv
 from calcvm.kernels_cpu import address_of
 from calcvm.ops.sizes import evaluate
-from calcvm.vm.program.encoding import FLAG_SYNC, decode_row
+from calcvm.vm.program.encoding import FLAG_SYNC, aligned, decode_row
 from calcvm.vm.program.program import Program
-from calcvm.vm.run.pieces import aligned
 
 NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 Call = Callable[[str, int, int, int, int], None]  # instruction, heap, row (addresses), worker, team

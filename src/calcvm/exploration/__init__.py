@@ -19,7 +19,7 @@ from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Build, Task
 from calcvm.progress import Count
 from calcvm.vm.memory.heap import parse_bytes
-from calcvm.vm.program.verify import MAX_WORKERS
+from calcvm.vm.program.documents import MAX_WORKERS
 from calcvm.vm.run.feeds import numbers
 
 __all__ = ["Exploration", "RayEngine", "Trial", "explore"]

@@ -27,13 +27,13 @@ from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.slot import Frame
 from calcvm.vm.memory.store import Store
 from calcvm.vm.memory.turns import Turns, anyone_waits
+from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
+from calcvm.vm.program.encoding import aligned
 from calcvm.vm.program.program import Program
-from calcvm.vm.program.verify import MAX_BLOCKS, MAX_WORKERS
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.device import DEVICES
 from calcvm.vm.run.feeds import readable
 from calcvm.vm.run.loaded import Binding
-from calcvm.vm.run.pieces import aligned
 from calcvm.vm.run.signals import orderly_end
 from calcvm.vm.run.slices import SLICE_SECONDS
 

@@ -21,7 +21,7 @@ from calcvm.fleet import Fleet
 from calcvm.sklearn.estimators import Compiled, Task, dense, instead_of_training, with_options
 from calcvm.sklearn.network import allowed_workers, program_of
 from calcvm.vm.memory.heap import parse_bytes
-from calcvm.vm.run.pieces import ALIGN_BYTES
+from calcvm.vm.program.encoding import ALIGN_BYTES
 
 # what training sets; the rest is set before it
 LEARNED = (

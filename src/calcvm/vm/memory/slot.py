@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from calcvm.errors import PlanError, Trap
+from calcvm.vm.program.encoding import RESERVED, aligned
 from calcvm.vm.run import job as layout
-from calcvm.vm.run.pieces import aligned
 from calcvm.vm.run.slices import SLICE_SECONDS, ended, latest, sliced
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 TRAPS = {1: "a target label is not an integer in [0, classes)"}
 NO_TRAP = 0, 0
-RESERVED = 16  # elements at a piece's begin: the first two hold a trap
 
 
 class Frame:

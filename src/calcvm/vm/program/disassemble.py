@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calcvm.errors import CalcError
 from calcvm.ops.contraction import ACTIVATIONS
 from calcvm.ops.dims import Affine
 from calcvm.ops.spec import HEADER_WORDS
 from calcvm.vm.program.encoding import ABSENT, FLAG_SYNC, bits_float
-from calcvm.vm.program.program import Program, Symbol, Zone
+
+if TYPE_CHECKING:
+    from calcvm.vm.program.program import Program, Symbol, Zone
 
 NAMED_WORDS = {"act": ACTIVATIONS}  # words whose numbers have names
 

@@ -18,6 +18,17 @@ from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
 FLAG_SYNC = 1
 FLAG_PC_SHIFT = 8
 ABSENT = -1
+ALIGN_BYTES = 64  # a cache line, on which rows and storage begin
+FORMAT_VERSION = 3
+RESERVED = 16  # elements at a heap's start that no operand may touch: the first two hold a trap
+ITEMSIZE = {"float32": 4, "float64": 8}  # of an element of the heap
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """Zeroed bytes that start on a cache line."""
+    block = np.zeros(nbytes + ALIGN_BYTES, np.uint8)
+    start = -block.ctypes.data % ALIGN_BYTES
+    return block[start : start + nbytes]
 
 
 class Instruction(NamedTuple):

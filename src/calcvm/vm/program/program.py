@@ -16,14 +16,13 @@ from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.spec import ROWS, RowSpec
 from calcvm.vm.program import schema
+from calcvm.vm.program.disassemble import disassemble
 from calcvm.vm.program.documents import DOCUMENT
-from calcvm.vm.program.encoding import Instruction
+from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, Instruction, aligned
 from calcvm.vm.program.formats import FORMER, converted
 from calcvm.vm.program.serialize import read_archive, write_archive
-from calcvm.vm.run.pieces import aligned
+from calcvm.vm.program.verify import verify
 
-FORMAT_VERSION = 3
-ITEMSIZE = {"float32": 4, "float64": 8}
 KEPT_KINDS = ("parameter", "state", "optimizer", "placeholder")
 
 
@@ -172,8 +171,6 @@ class Program:
     # ------------------------------------------------------------ showing and storing
     def disassemble(self, batch: int | None = None) -> str:
         """One line a row, as an equation with names, shapes and offsets."""
-        from calcvm.vm.program.disassemble import disassemble
-
         return disassemble(self, batch)
 
     def save(self, path: str | PathLike[str] | BinaryIO) -> None:
@@ -216,8 +213,6 @@ class Program:
     @staticmethod
     def from_parts(documents: Mapping[str, Any], arrays: Mapping[str, np.ndarray], where: str = "program") -> Program:
         """The program that `to_parts` took apart, verified; ``where`` names its source in errors."""
-        from calcvm.vm.program.verify import verify
-
         document = documents.get("program")
         version = document.get("format_version") if isinstance(document, Mapping) else None
         former = ""

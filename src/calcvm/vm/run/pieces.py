@@ -1,20 +1,11 @@
-"""Blocks of memory on cache lines, and their pieces: first fit, neighbours join when they are given back."""
+"""Pieces of a block of memory, on cache lines: first fit, neighbours join when they are given back."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
 
-import numpy as np
-
-ALIGN_BYTES = 64
-
-
-def aligned(nbytes: int) -> np.ndarray:
-    """Zeroed bytes that start on a cache line."""
-    block = np.zeros(nbytes + ALIGN_BYTES, np.uint8)
-    start = -block.ctypes.data % ALIGN_BYTES
-    return block[start : start + nbytes]
+from calcvm.vm.program.encoding import ALIGN_BYTES
 
 
 class Pieces:

@@ -15,10 +15,10 @@ import os
 
 import numpy as np
 
+from calcvm.vm.program.encoding import aligned
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.entry import address as address_of
 from calcvm.vm.run.entry import entry
-from calcvm.vm.run.pieces import aligned
 
 _controls: dict[str, int] = {}  # address of this process's control block, from its first job on
 os.register_at_fork(after_in_child=_controls.clear)  # threads do not survive a fork: a child has a team of its own

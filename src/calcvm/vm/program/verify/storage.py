@@ -1,0 +1,106 @@
+"""Where a program's values lie: zones, symbols, blocks, and the image of what persists."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from calcvm.errors import ProgramError
+from calcvm.vm.program.encoding import ALIGN_BYTES, RESERVED
+from calcvm.vm.program.verify.form import Form
+
+if TYPE_CHECKING:
+    from calcvm.vm.program.program import Symbol
+
+
+class Storage(Form):
+    """Symbols lie in zones and in the heap, what persists lies together."""
+
+    def check_zones(self) -> None:
+        at = 0
+        for z in sorted(self.program.zones, key=lambda z: (z.start, z.stop)):
+            if not at <= z.start <= z.stop <= self.program.heap_elems:
+                raise ProgramError(
+                    f"zone {z.name} is [{z.start}, {z.stop}): zones must not overlap or leave the heap "
+                    f"of {self.program.heap_elems} elements"
+                )
+            if z.persistent_stop and not z.start <= z.persistent_start <= z.persistent_stop <= z.stop:
+                raise ProgramError(
+                    f"zone {z.name} is [{z.start}, {z.stop}), its persistent block "
+                    f"[{z.persistent_start}, {z.persistent_stop}) is not inside it"
+                )
+            at = z.stop
+
+    def check_symbols(self) -> None:
+        p = self.program
+        zones = sorted((z for z in p.zones if z.stop > z.start), key=lambda z: z.start)
+        starts = [z.start for z in zones]
+        self.gaps: list[tuple[int, int, str]] = []  # between members of blocks: [start, stop), block
+        self.sizes = []  # (elements at batch 1, at the largest batch)
+        names: set[str] = set()
+        for s in p.symbols:
+            if s.name in names:
+                raise ProgramError(f"two symbols are called {s.name!r}: names tell them apart in listings")
+            names.add(s.name)
+            first, last = s.elems.at(1), s.elems.at(self.batch)
+            if s.elems.a < 0 or first < 0:
+                raise ProgramError(f"symbol {s.name}: size {s.elems} shrinks with the batch or is negative")
+            if s.offset < RESERVED or s.offset + last > p.heap_elems:
+                raise ProgramError(
+                    f"symbol {s.name} is [{s.offset}, {s.offset + last}): outside the heap's "
+                    f"[{RESERVED}, {p.heap_elems})"
+                )
+            self.sizes.append((first, last))
+            if last:
+                k = bisect_right(starts, s.offset) - 1
+                zone = zones[k] if k >= 0 else None
+                if zone is None or s.offset + last > zone.stop:
+                    raise ProgramError(f"symbol {s.name} is [{s.offset}, {s.offset + last}): in no zone")
+                if s.persistent and zone.persistent_stop == 0:
+                    raise ProgramError(f"symbol {s.name} persists, but zone {zone.name} has no persistent block")
+        for i, s in enumerate(p.symbols):
+            if s.members:
+                self.check_block(i, s)
+        self.check_padding()
+        self.check_image()
+
+    def check_image(self) -> None:
+        """What persists lies together, so that an image is as large as what it holds."""
+        at, line = RESERVED, ALIGN_BYTES // self.program.itemsize
+        lasting = sorted(
+            (s.offset, s.elems.b, s.name, s.elems.a) for s in self.program.symbols if s.persistent and not s.members
+        )
+        for start, elems, name, grows in lasting:
+            if grows:
+                raise ProgramError(f"symbol {name} persists, and depends on the batch")
+            if start - at >= line:
+                raise ProgramError(f"symbol {name} persists at {start}, far from what persists before it, up to {at}")
+            at = max(at, start + elems)
+
+    def check_block(self, index: int, block: Symbol) -> None:
+        """A block's members lie inside it in order."""
+        p, at = self.program, block.offset
+        stop = block.offset + self.sizes[index][1]
+        for m in block.members:
+            if not 0 <= m < len(p.symbols) or p.symbols[m].members:
+                raise ProgramError(f"block {block.name}: member {m} is no value")
+            s = p.symbols[m]
+            if (s.kind, s.persistent, s.resident) != (block.kind, block.persistent, block.resident):
+                raise ProgramError(f"block {block.name}: member {s.name} is of another kind")
+            if s.offset < at or s.elems.a or s.offset + s.elems.b > stop:
+                raise ProgramError(f"block {block.name}: member {s.name} at {s.offset} is outside or out of order")
+            if s.offset > at:
+                self.gaps.append((at, s.offset, block.name))
+            at = s.offset + s.elems.b
+        if at != stop or block.elems.a:
+            raise ProgramError(f"block {block.name} ends at {stop}, its members at {at}")
+
+    def check_padding(self) -> None:
+        """What lies between members of a block is nobody's."""
+        gaps = sorted(self.gaps)
+        starts, reach = [start for start, _, _ in gaps], [*accumulate(((stop, name) for _, stop, name in gaps), max)]
+        for s, (_, size) in zip(self.program.symbols, self.sizes):
+            k = bisect_left(starts, s.offset + size)
+            if not s.members and k and reach[k - 1][0] > s.offset:
+                raise ProgramError(f"block {reach[k - 1][1]}: {s.name} uses the padding between its members")
