@@ -132,7 +132,7 @@ def test_a_setting_changed_alone_is_kept(tmp_path, leave):
         changed.predict(X)
     changed.learning_batch = 48
     if leave == "switch":
-        while changed.resident.tenant.frame is not None:
+        while changed.resident.record.slot is not None:
             heap.load(program()).reset(0)
     elif leave == "commit":
         changed.resident.commit()

@@ -54,7 +54,7 @@ def test_preprocessing_runs_before_networks_that_begin_with_views(net):
 
 def test_networks_that_begin_with_views_ask_for_their_placeholders():
     m = cv.Model(nn.Flatten() >> nn.Linear(3), input_shape=(2, 2), optimizer=cv.SGD(0.1), batch_size=16)
-    assert m.resident.binding.feeds("learn") == ("input", "target")
+    assert m.resident.loaded.feeds("learn") == ("input", "target")
     assert np.isfinite(m.step(X[:16], Y[:16]))
     fleet = cv.Fleet("1 MiB", workers=1)
     handle = fleet.add(m.program, data=(X, Y))
@@ -93,9 +93,9 @@ def test_views_of_results_placeholders_and_parameters_are_read_in_every_path():
     with g.path("third") as third:
         third.output = flat_h
     m = load(g, batch=4)
-    binding = m.binding
-    assert [binding.feeds(path) for path in ("first", "second", "third")] == [("x",)] * 3
-    assert binding.before("second") == (("first", ("forward",)),) == binding.before("third")
+    loaded = m.loaded
+    assert [loaded.feeds(path) for path in ("first", "second", "third")] == [("x",)] * 3
+    assert loaded.before("second") == (("first", ("forward",)),) == loaded.before("third")
     data = np.arange(18.0).reshape(3, 2, 3)
     m["x"] = data
     m.run_steps(1, "third")
@@ -145,7 +145,7 @@ def test_a_parameter_or_placeholder_may_be_a_paths_output():
         z = cv.sum(y)
     m = load(g)
     m["x"] = np.ones((2, 3))
-    assert m.binding.feeds("p", ("forward",)) == () and m.binding.feeds("p") == ("x",) == m.binding.feeds("q")
+    assert m.loaded.feeds("p", ("forward",)) == () and m.loaded.feeds("p") == ("x",) == m.loaded.feeds("q")
     m.run_steps(1, "q")
     assert m["z"] == 12 and (m["W"] == 1).all()
     assert (y.name, z.name) == ("y", "z")

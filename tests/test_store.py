@@ -427,7 +427,7 @@ POINTS = ["open", "os.fsync", "os.link", "os.replace", "os.replace 2", "os.fsync
 def test_a_process_killed_at_any_point_leaves_whole_versions(tmp_path, point):
     code = """
 import signal
-from calcvm.vm.program.program import serialize
+from calcvm.vm.program import serialize
 store = FileStore(sys.argv[1])
 for version in range(3):
     store.put("m", {"version": version}, memoryview(bytes([version]) * 3000))

@@ -272,7 +272,7 @@ while not ended:
     other = model()
     assert [other.step(X, y) for _ in range(5)] == ref[:5], f"after an interrupt at instruction {{n}}"
     other.run_steps(2)  # one short step would stay on one worker
-    assert other.resident.tenant.frame.job[layout.TEAM] == 3, f"no team after an interrupt at instruction {{n}}"
+    assert other.resident.record.slot.job[layout.TEAM] == 3, f"no team after an interrupt at instruction {{n}}"
 print(n)
 """
     assert int(child(text)) > 50

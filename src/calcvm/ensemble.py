@@ -137,7 +137,7 @@ class Ensemble:
     def _ends(self, i: int) -> tuple[Shape, Shape]:
         """Shapes of a model's input and output."""
         model = self.models[i]
-        roles, forms = model.roles, model.resident.binding.forms
+        roles, forms = model.roles, model.resident.loaded.forms
         if len(roles.inputs) != 1 or len(roles.outputs) != 1:
             raise CalcError(f"model {i} has several inputs or outputs: an ensemble is of models with one of each")
         return forms[roles.inputs[0]], forms[roles.outputs[0]]
@@ -223,9 +223,9 @@ def snapshot_ensemble(
         )
     samples = len(next(iter(by_name("X", model.roles.inputs, X).values())))
     heap = CalcHeap(cycles * model.program.heap_bytes, device=model.heap.device.name)
-    tenant = model.resident.tenant
-    with tenant.change:  # from the first cycle to the last
-        tenant.begin_training()
+    record = model.resident.record
+    with record.change:  # from the first cycle to the last
+        record.begin_training()
         hyper = model.hyper
         hyper["total_steps"], hyper["gamma"] = epochs_per_cycle * -(-samples // model.learning_batch), 1.0
         hyper["gamma_t"] = hyper["t"] - hyper["warmup_steps"] + 1  # the first cycle begins with the next step

@@ -21,6 +21,6 @@ def gpu(monkeypatch):
     monkeypatch.setattr(module, "_device", cuda)
     from calcvm.vm.run import loaded
 
-    monkeypatch.setattr(loaded, "_bindings", type(loaded._bindings)())  # those of other devices
+    monkeypatch.setattr(loaded, "_loaded", type(loaded._loaded)())  # those of other devices
     yield cuda
     gc.collect()

@@ -220,8 +220,8 @@ def test_predicted_bytes_are_allocated_and_no_more(gpu, way):
     allocations = gpu.allocations
     for n in (17, 5, 17, 3):
         m.step(X[:n], Y[:n])
-    assert {address % 256 for _, address in m.binding._rows.values()} == {0}
-    assert len({address for _, address in m.binding._rows.values()}) == 3
+    assert {address % 256 for _, address in m.loaded._rows.values()} == {0}
+    assert len({address for _, address in m.loaded._rows.values()}) == 3
     m.run_steps(3)
     assert gpu.allocations == allocations
     del m, program
@@ -258,8 +258,8 @@ def test_a_bad_label_traps(gpu, way):
     m = model("cuda", **WAYS[way])
     m.step(X, Y)
     with m.resident:
-        frame = m.resident.frame
-        frame.write(m.program.symbol("target"), 9.0, (17,))
+        slot = m.resident.slot
+        slot.write(m.program.symbol("target"), 9.0, (17,))
     with pytest.raises(Trap, match="softmax_cross_entropy.*label"):
         m.run_steps(1)
     m.step(X, Y)

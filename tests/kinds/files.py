@@ -368,7 +368,7 @@ def _saved(resident: cv.Resident) -> bytes:
 
 
 def _run(resident: cv.Resident, rng: np.random.Generator) -> str:
-    resident.tenant.workers = min(resident.tenant.workers, 2)
+    resident.record.workers = min(resident.record.workers, 2)
     model = cv.Model.on(resident)
     x, y = samples(resident.program, rng)
     uses = (

@@ -60,8 +60,8 @@ def races(
         for name, array in inputs(batch).items():
             model[name] = array
         with model:
-            frame = model.frame
-            start = frame.snapshot()
+            slot = model.slot
+            start = slot.snapshot()
         heap, scratch = _heap(start), np.zeros(start.size, bool)
         rows = program.rows_for(batch)
         for path in program.paths:

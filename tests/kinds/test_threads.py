@@ -95,11 +95,11 @@ def test_a_file_saved_in_the_middle_of_a_learning_batch_holds_none_of_its_gradie
     rounds = train.slices(1e-9)
     next(rounds)
     elements = model.resident.image().view(np.float32)
-    gradients = model.resident.frame.get_image(open=True).view(np.float32)
-    start = model.resident.binding.gradient[0] - model.resident.binding.opened[0]
+    gradients = model.resident.slot.get_image(open=True).view(np.float32)
+    start = model.resident.loaded.gradient[0] - model.resident.loaded.opened[0]
     assert gradients[start // 4 :].any() and not elements[start // 4 :].any()
     rounds.close()
-    assert len(image) == elements.nbytes and not model.resident.tenant.open
+    assert len(image) == elements.nbytes and not model.resident.record.open
 
 
 def test_steps_of_threads_are_all_counted(whole):
@@ -169,16 +169,16 @@ def test_what_would_change_a_model_in_training_is_refused_where_it_cannot_wait()
     model, started, go = counter(), threading.Event(), threading.Event()
 
     def trains():
-        with model.tenant.change:
+        with model.record.change:
             model.step(ONE)
-            model.tenant.trains = threading.get_ident()
+            model.record.trains = threading.get_ident()
             started.set()
             go.wait(30)
             model.step(ONE)
 
     def meddles():
         started.wait(30)
-        with model.tenant.turn.mine:
+        with model.record.turn.mine:
             try:
                 model.step(ONE)
             finally:

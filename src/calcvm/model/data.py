@@ -81,7 +81,7 @@ def training_data(
             raise CalcError(f"sample_weight: weights are finite numbers >= 0; found {array.min()} to {array.max()}")
         weights *= array
     if class_weight is not None:
-        most = model.binding.variables[roles.labels[0]]["classes"] if len(roles.labels) == 1 else None
+        most = model.loaded.variables[roles.labels[0]]["classes"] if len(roles.labels) == 1 else None
         weights *= _of_classes(class_weight, targets, most)
     return inputs, {**targets, WEIGHT: weights}
 

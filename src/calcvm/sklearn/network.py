@@ -228,7 +228,7 @@ def weights_of(resident: Resident) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 def gradients_of(resident: Resident) -> list[np.ndarray]:
     """The momenta of all weights, then of all biases, as views into the heap."""
-    symbols, moments = resident.program.symbols, resident.binding.training(None)["moments"]
+    symbols, moments = resident.program.symbols, resident.loaded.training(None)["moments"]
     found = [symbols[moments[name]["m"]] for kind in ("weight", "bias") for name in moments if name.endswith(kind)]
     return [resident.elements[s.offset : s.offset + s.elems.b] for s in found]
 

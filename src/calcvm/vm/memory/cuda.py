@@ -1,4 +1,4 @@
-"""Heaps in device memory: frames that copy, and a store in page-locked memory."""
+"""Heaps in device memory: slots that copy, and a store in page-locked memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calcvm.errors import DeviceError
-from calcvm.vm.memory.slot import NO_TRAP, Frame, cells_of, lasting_elems
+from calcvm.vm.memory.slot import NO_TRAP, Slot, cells_of, lasting_elems
 from calcvm.vm.memory.store import MemoryStore, Store
 
 if TYPE_CHECKING:
-    from calcvm.vm.memory.heap import Tenant
+    from calcvm.vm.memory.record import Record
     from calcvm.vm.program.program import Symbol
     from calcvm.vm.run.cuda.device import Cuda
-    from calcvm.vm.run.loaded import Binding
+    from calcvm.vm.run.loaded import Loaded
 
 
 class DeviceMemory:
@@ -28,14 +28,14 @@ class DeviceMemory:
         self._end = weakref.finalize(self, device.free, self.address, nbytes)
         self._end.atexit = False
 
-    def frame(self, binding: Binding, start: int, stop: int) -> DeviceFrame:
-        return DeviceFrame(self, binding, start, stop)
+    def slot(self, loaded: Loaded, start: int, stop: int) -> DeviceSlot:
+        return DeviceSlot(self, loaded, start, stop)
 
     def close(self) -> None:
         self._end()
 
 
-class DeviceFrame(Frame):
+class DeviceSlot(Slot):
     """A piece of a heap on a GPU: its cells are copied to and fro.
 
     A copy of the image as the last job left it is kept on the host: it is what `cells` and `keep` give when the
@@ -44,10 +44,10 @@ class DeviceFrame(Frame):
 
     writable = False
 
-    def __init__(self, memory: DeviceMemory, binding: Binding, start: int, stop: int):
-        self._bind(binding, start, stop, memory.address + start)
+    def __init__(self, memory: DeviceMemory, loaded: Loaded, start: int, stop: int):
+        self._bind(loaded, start, stop, memory.address + start)
         self.memory, self.device, self.driver = memory, memory.device, memory.device.driver
-        self.program, self.itemsize = binding.program, binding.program.itemsize
+        self.program, self.itemsize = loaded.program, loaded.program.itemsize
         self._last: np.ndarray | None = None
 
     # ------------------------------------------------------------ cells of symbols
@@ -75,7 +75,7 @@ class DeviceFrame(Frame):
                 self.driver.to_host(cells.reshape(-1), self.address + start, self.device.stream)
                 self.driver.synchronize(self.device.stream)
         except DeviceError as error:
-            first, last = self.binding.opened
+            first, last = self.loaded.opened
             if not (error.lost and self._last is not None and first <= start and start + cells.nbytes <= last):
                 raise
             cells.reshape(-1).view(np.uint8)[:] = self._last[start - first : start - first + cells.nbytes]
@@ -87,19 +87,19 @@ class DeviceFrame(Frame):
 
     # ------------------------------------------------------------ the whole piece
     def clear(self) -> None:
-        self._zero(0, lasting_elems(self.binding) * self.itemsize)
+        self._zero(0, lasting_elems(self.loaded) * self.itemsize)
 
     def _zero(self, start: int, stop: int) -> None:
         with self.device.lock:
             self.driver.fill(self.address + start, 0, stop - start, self.device.stream)
 
     def clear_padding(self) -> None:
-        for run in np.split(self.binding.padding, np.flatnonzero(np.diff(self.binding.padding) > 1) + 1):
+        for run in np.split(self.loaded.padding, np.flatnonzero(np.diff(self.loaded.padding) > 1) + 1):
             if len(run):
                 self._zero(int(run[0]) * self.itemsize, int(run[-1] + 1) * self.itemsize)
 
     def blank(self) -> np.ndarray:
-        return np.zeros(lasting_elems(self.binding), self.program.dtype)
+        return np.zeros(lasting_elems(self.loaded), self.program.dtype)
 
     def snapshot(self) -> np.ndarray:
         elements = np.empty(self.program.heap_elems, self.program.dtype)
@@ -109,7 +109,7 @@ class DeviceFrame(Frame):
     def fill(self, elements: np.ndarray) -> None:
         self._write(elements, 0)
 
-    def renew(self, tenant: Tenant, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
+    def renew(self, record: Record, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
         came: BaseException | None = None
         try:
             self.fill(elements)
@@ -118,15 +118,15 @@ class DeviceFrame(Frame):
         except BaseException as signal:  # which tells nobody how far the copy has come
             self.fill(elements)
             came = signal
-        kept, closed = tenant.facts.kept, set[str]()
+        kept, closed = record.facts.kept, set[str]()
         kept |= facts
-        tenant.open, tenant.passing = closed, None
+        record.open, record.passing = closed, None
         if came is not None:
             raise came
 
     # ------------------------------------------------------------ the image
     def _span(self, open: bool) -> tuple[int, int]:  # noqa: A002
-        return self.binding.opened if open else self.binding.image
+        return self.loaded.opened if open else self.loaded.image
 
     def get_image(self, open: bool = False) -> np.ndarray:  # noqa: A002
         start, stop = self._span(open)
@@ -141,7 +141,7 @@ class DeviceFrame(Frame):
         start, stop = self._span(open)
         if isinstance(store, PinnedStore):  # in the stream's order; nobody waits
             with self.device.lock:
-                self.driver.to_host(store.slot(name, facts, stop - start), self.address + start, self.device.stream)
+                self.driver.to_host(store.room(name, facts, stop - start), self.address + start, self.device.stream)
         else:
             store.put(name, facts, self.get_image(open).data)
         return stop - start
@@ -156,19 +156,19 @@ class DeviceFrame(Frame):
             store.get(name, image.data)
             self._write(image, start)
         self._zero(0, 2 * self.itemsize)
-        if self.binding.accumulating and not open:
-            self._zero(*self.binding.gradient)
+        if self.loaded.accumulating and not open:
+            self._zero(*self.loaded.gradient)
         return stop - start
 
     # ------------------------------------------------------------ running
     def _run(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
-        start, stop = self.binding.opened
+        start, stop = self.loaded.opened
         with self.device.lock:
             if self._last is None:
                 self._last = self.driver.pinned(stop - start)
                 self._traps = self.driver.pinned(2 * self.itemsize).view(self.program.dtype)
             self.device.with_job = [(self._traps, self.address), (self._last, self.address + start)]
-            self.device.run(code, job, address, workers, self.binding)
+            self.device.run(code, job, address, workers, self.loaded)
             trapped = bool(self._traps[0])
         if trapped:
             self.check()
@@ -189,7 +189,7 @@ class PinnedStore(MemoryStore):
         super().__init__()
         self._device = device
 
-    def slot(self, name: str, facts: Mapping[str, Any], nbytes: int) -> np.ndarray:
+    def room(self, name: str, facts: Mapping[str, Any], nbytes: int) -> np.ndarray:
         """Where a model's image is to be copied to."""
         kept = self._kept.get(name)
         if kept is None or kept[1].nbytes != nbytes or kept[0] is not facts:

@@ -10,7 +10,7 @@ import numpy as np
 
 from calcvm.errors import CalcError, ShapeError
 from calcvm.vm.memory.resident import Resident
-from calcvm.vm.memory.slot import Frame
+from calcvm.vm.memory.slot import Slot
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.feeds import numbers, readable
@@ -42,10 +42,10 @@ class Epoch:
         outputs: Mapping[str, np.ndarray] | None = None,
         check_finite: bool = False,
     ):
-        program, binding = model.program, model.binding
-        device = self._device = binding.device
+        program, loaded = model.program, model.loaded
+        device = self._device = loaded.device
         self.model, self.names, self.trains = model, list(results), path if train else None
-        self._changes = path in binding.changes
+        self._changes = path in loaded.changes
         data = {name: numbers(name, array) for name, array in data.items()}
         if isinstance(samples, slice):
             data, samples = {name: array[samples] for name, array in data.items()}, None
@@ -69,31 +69,31 @@ class Epoch:
         drains = [_feed(model, name, a, device.output(a)) for name, a in self._outputs.items()]
         self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
         for name in results:
-            if binding.symbol(name).elems != 1:
+            if loaded.symbol(name).elems != 1:
                 raise CalcError(f"{name!r} is no single number: it has no mean over the samples")
-        self._results = np.array([binding.symbol(name).offset for name in results], np.int64)
+        self._results = np.array([loaded.symbol(name).offset for name in results], np.int64)
         self._sums = device.shared(max(len(results), 1))
-        given = binding.paths[path]["output"] in data
+        given = loaded.paths[path]["output"] in data
         phases = ("forward", "loss", "backward") if train else ("forward", "loss") if results else ("forward",)
-        ends = [binding.span(path, ("optimize", "end_round"))] if train else []
+        ends = [loaded.span(path, ("optimize", "end_round"))] if train else []
         phases = ("loss",) if given else phases
-        missing = [name for name in binding.feeds(path, phases) if name not in data]
+        missing = [name for name in loaded.feeds(path, phases) if name not in data]
         if missing:
             raise CalcError(f"path {path!r} needs data for {', '.join(map(repr, missing))} too")
-        spans = binding.round(path, *phases)
-        turn = binding.runs(*spans, *ends)
-        spans, parts = binding.cut((*spans,), model.workers)
-        alone = model.workers > 1 and not train and self.rounds == 1 and n <= binding.brief(path, phases)
+        spans = loaded.round(path, *phases)
+        turn = loaded.runs(*spans, *ends)
+        spans, parts = loaded.cut((*spans,), model.workers)
+        alone = model.workers > 1 and not train and self.rounds == 1 and n <= loaded.brief(path, phases)
         self._workers = 1 if alone else model.workers
         self._parts = range(1, parts + 1) if parts > 1 else range(1)  # 0: whole rounds
         self._spans = np.array(spans, np.int64)
         self._end_spans = np.array(ends, np.int64).reshape(-1, 2)
-        self._rows = [binding.rows(b or batch) for b in (batch, short, rest)]
-        facts = binding.training(path) if train else {}
+        self._rows = [loaded.rows(b or batch) for b in (batch, short, rest)]
+        facts = loaded.training(path) if train else {}
         self._adds_up = bool(facts.get("accumulate"))
         seed_off = program.symbols[facts["seed"]].offset if self._adds_up else -1
         job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
-        device.prepare_task(job, binding)
+        device.prepare_task(job, loaded)
         job[layout.ROW_BYTES] = program.row_bytes
         job[layout.ROWS_FULL : layout.ROWS_LAST + 1] = [address for _, address in self._rows]
         for word, count, array in (
@@ -119,7 +119,7 @@ class Epoch:
 
         What an earlier one has left of a learning batch is dropped.
         """
-        if self._adds_up and self.trains in self.model.tenant.open:
+        if self._adds_up and self.trains in self.model.record.open:
             self.model.drop_added(str(self.trains))
         self._sums.array[:] = 0
         self.job[layout.FIRST] = self._done = 0
@@ -140,7 +140,7 @@ class Epoch:
 
     def whole(self, seconds: float) -> None:
         """Run a pass in the data's own order, as one turn, in slices that leave room for Ctrl-C."""
-        with self.model.tenant.turn.mine:
+        with self.model.record.turn.mine:
             self.begin(None)
             for _ in self.slices(seconds):
                 pass
@@ -175,13 +175,13 @@ class Epoch:
                 job[layout.STATUS] = layout.READY  # also after a loss that is not finite
                 done = facts["rounds"]
                 count = max(1, int(seconds / self._per_round)) if self._per_round else 1
-                with model.tenant.turn.mine:
-                    frame, start = self._enter(), time.perf_counter()
+                with model.record.turn.mine:
+                    slot, start = self._enter(), time.perf_counter()
                     before = job[layout.EPOCH] * self.rounds + job[layout.FIRST]
                     job[layout.COUNT] = count
-                    frame.execute("run_task", job, job.ctypes.data, 1)
+                    slot.execute("run_task", job, job.ctypes.data, 1)
                     while job[layout.PART]:  # a round is run to its end while the model is there
-                        frame.execute("run_task", job, job.ctypes.data, 1)
+                        slot.execute("run_task", job, job.ctypes.data, 1)
                     self._device.collect()
                 rounds = int(job[layout.EPOCH] * self.rounds + job[layout.FIRST] - before)
                 self._per_round = (time.perf_counter() - start) / max(rounds, 1)
@@ -193,37 +193,37 @@ class Epoch:
     def _run(self, count: int) -> float:
         """Run the next ``count`` rounds in a turn, each to its end; the seconds they took."""
         job, parts, workers = self.job, self._parts, self._workers
-        with self.model.tenant.turn.mine:
-            frame, start = self._enter(), time.perf_counter()
+        with self.model.record.turn.mine:
+            slot, start = self._enter(), time.perf_counter()
             first, stop = self._done, self._done + count
             while first < stop:
                 job[layout.FIRST], job[layout.COUNT] = first, stop - first if len(parts) == 1 else 1
                 if workers > 1:
                     job[layout.DEADLINE], job[layout.UNTIL] = latest(), 0
                 for job[layout.PART] in parts:
-                    frame.execute("run_rounds", job, job.ctypes.data, workers)
+                    slot.execute("run_rounds", job, job.ctypes.data, workers)
                 first = ended(job, first + job.item(layout.COUNT))
             self._device.collect()
             return time.perf_counter() - start
 
-    def _enter(self) -> Frame:
+    def _enter(self) -> Slot:
         """Prepare the job for the model's place in the heap."""
-        frame = self.model.frame
+        slot = self.model.slot
         self.occupy()
-        self.job[layout.HEAP] = frame.address
-        return frame
+        self.job[layout.HEAP] = slot.address
+        return slot
 
     def occupy(self) -> None:
         """Take note of what rounds do to the model: what its placeholders and results held before is gone."""
-        tenant = self.model.tenant
-        tenant.forget()
-        tenant.changed |= self._changes
+        record = self.model.record
+        record.forget()
+        record.changed |= self._changes
         if self.trains is not None:
-            tenant.graded.add(self.trains)
-            tenant.trains = get_ident()
+            record.graded.add(self.trains)
+            record.trains = get_ident()
             if self._adds_up:  # until the pass is settled; what only looks leaves it as it is
-                tenant.open.add(self.trains)
-                tenant.passing = self.trains
+                record.open.add(self.trains)
+                record.passing = self.trains
 
     def mean(self, name: str) -> float:
         """Mean of a result over the samples seen so far in this pass."""
@@ -257,4 +257,4 @@ def _feed(model: Resident, name: str, array: np.ndarray, address: int) -> tuple[
     if not shape or shape[0] != [1, 0]:
         raise ShapeError(f"{name!r}: data sets need the batch as the first dimension")
     per_sample = array.size // len(array)
-    return address, layout.FEED_DTYPES[array.dtype.name], per_sample, model.binding.symbol(name).offset
+    return address, layout.FEED_DTYPES[array.dtype.name], per_sample, model.loaded.symbol(name).offset

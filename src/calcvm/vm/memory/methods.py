@@ -5,7 +5,7 @@ long as a small network's arithmetic.  A compiled method (`calcvm.vm.run.method_
 interpreter's lock, so that no other thread comes in between:
 
 - the arguments are plain arrays of the right sizes, labels and probabilities are in their range;
-- the model is in its frame and nobody means to take that (`ARMED`); no other thread has its turn, or for what changes it
+- the model is in its slot and nobody means to take that (`ARMED`); no other thread has its turn, or for what changes it
   its training: what Python's locks say themselves;
 - the samples are copied into the heap, the rows run, the answer is made.
 
@@ -39,9 +39,9 @@ from calcvm.vm.run.entry import address as address_of
 from calcvm.vm.run.loaded import FORWARD
 
 if TYPE_CHECKING:
-    from calcvm.vm.memory.heap import Tenant
+    from calcvm.vm.memory.record import Record
     from calcvm.vm.memory.resident import Resident
-    from calcvm.vm.run.loaded import Binding
+    from calcvm.vm.run.loaded import Loaded
 
 WORTH = 32  # calls in Python, after which a process makes compiled methods: that takes seconds where none are cached
 ARRAY = 0  # a result with a row for each sample
@@ -107,20 +107,20 @@ class Bound:
 class Sheet:
     """What compiled methods know of a program, for all of its models: words, and what they point at (`calcvm.vm.run.job`)."""
 
-    def __init__(self, binding: Binding):
+    def __init__(self, loaded: Loaded):
         words = self.words = np.zeros(layout.SHEET_WORDS, np.int64)
         self.numbers: dict[str, int] = {}  # of placeholders that are taken as they come
         self.feeds: dict[int, list[int] | None] = {}  # of each method; None: its calls are not of the plain kind
         self._kept: list[Any] = []
         self._rows: dict[tuple[int, int], np.ndarray] = {}
-        words[layout.ITEM] = binding.program.itemsize
+        words[layout.ITEM] = loaded.program.itemsize
         words[[layout.ARRAY_TYPE, layout.INT_TYPE]] = id(np.ndarray), id(int)
         words[[layout.DICT_TYPE, layout.TUPLE_TYPE]] = id(dict), id(tuple)
         words[[layout.NONE, layout.OUT_NAME, layout.NEW_ARRAY]] = id(None), self._name("out"), _new_array()
         words[layout.DTYPES : layout.PLACEHOLDERS] = [id(np.dtype(name)) for name in layout.FEED_DTYPES]
-        for name, facts in binding.variables.items():
-            if facts["kind"] == "placeholder" and facts["symbol"] is not None and _by_samples(binding.forms[name]):
-                self._describe_placeholder(binding, name)
+        for name, facts in loaded.variables.items():
+            if facts["kind"] == "placeholder" and facts["symbol"] is not None and _by_samples(loaded.forms[name]):
+                self._describe_placeholder(loaded, name)
                 if len(self.numbers) == layout.MOST_PLACEHOLDERS:
                     break
         words[layout.N_PLACEHOLDERS] = len(self.numbers)
@@ -130,13 +130,13 @@ class Sheet:
         self._kept.append(sys.intern(name))
         return id(self._kept[-1])
 
-    def _describe_placeholder(self, binding: Binding, name: str) -> None:
-        form, classes = binding.forms[name], binding.variables[name]["classes"]
+    def _describe_placeholder(self, loaded: Loaded, name: str) -> None:
+        form, classes = loaded.forms[name], loaded.variables[name]["classes"]
         sizes, k = [size.b for size in form[1:]], len(self.numbers)
         words = self.words[layout.PLACEHOLDERS + k * layout.PLACEHOLDER_WORDS :][: layout.PLACEHOLDER_WORDS]
         words[: layout.DIMS] = (
-            self._name(name), len(form), math.prod(sizes), binding.symbol(name).offset,
-            classes if classes is not None else -1 if name in binding.probabilities else 0, binding.program.batch_size,
+            self._name(name), len(form), math.prod(sizes), loaded.symbol(name).offset,
+            classes if classes is not None else -1 if name in loaded.probabilities else 0, loaded.program.batch_size,
         )  # fmt: skip
         words[layout.DIMS + 1 :][: len(sizes)] = sizes
         self.numbers[name] = k
@@ -144,43 +144,43 @@ class Sheet:
     def _method(self, which: int) -> np.ndarray:
         return self.words[layout.METHODS + which * layout.METHOD_WORDS :][: layout.METHOD_WORDS]
 
-    def describes(self, binding: Binding, which: int, feeds: Sequence[str], results: Mapping[str, str]) -> bool:
+    def describes(self, loaded: Loaded, which: int, feeds: Sequence[str], results: Mapping[str, str]) -> bool:
         """Fill in a method's words, once; whether its calls are of the plain kind.
 
         feeds : placeholders in the order that they are given in.
         results : what it answers with, and what each is called.
         """
         if which not in self.feeds:
-            self.feeds[which] = self._describe(binding, self._method(which), WHAT[which], feeds, results)
+            self.feeds[which] = self._describe(loaded, self._method(which), WHAT[which], feeds, results)
         return self.feeds[which] is not None
 
     def _describe(
-        self, binding: Binding, words: np.ndarray, what: What, feeds: Sequence[str], results: Mapping[str, str]
+        self, loaded: Loaded, words: np.ndarray, what: What, feeds: Sequence[str], results: Mapping[str, str]
     ) -> list[int] | None:
         places = [self.numbers.get(name, -1) for name in feeds]
         if (
             -1 in places or len(places) > layout.MOST_ARGUMENTS or not 1 <= len(results) <= layout.MOST_RESULTS
-            or {*feeds} != {*binding.feeds(what.path, what.phases)} or binding.before(what.path, what.phases)
+            or {*feeds} != {*loaded.feeds(what.path, what.phases)} or loaded.before(what.path, what.phases)
         ):  # fmt: skip
             return None
         for k, (name, called) in enumerate(results.items()):
-            facts, form = binding.variables[name], binding.forms[name]
-            made = binding.variables[facts["of"]]
+            facts, form = loaded.variables[name], loaded.forms[name]
+            made = loaded.variables[facts["of"]]
             if facts["symbol"] is None or made["path"] != what.path or made["phase"] not in what.phases:
                 return None
             if (what.named and facts["unreadable"]) or not (
-                _by_samples(form) if what.kind == ARRAY else binding.is_number(name)
+                _by_samples(form) if what.kind == ARRAY else loaded.is_number(name)
             ):
                 return None
             dims = np.array([0, *(size.b for size in form[1:])], np.int64)
             self._kept.append(dims)
             words[layout.RESULTS_OF + k * layout.RESULT_WORDS :][: layout.RESULT_WORDS] = (
-                binding.symbol(name).offset, math.prod(dims[1:].tolist()), len(dims) if what.kind == ARRAY else what.kind,
+                loaded.symbol(name).offset, math.prod(dims[1:].tolist()), len(dims) if what.kind == ARRAY else what.kind,
                 dims.ctypes.data, self._name(called),
             )  # fmt: skip
-        words[[layout.BEGIN, layout.END]] = binding.span(what.path, what.phases)
-        words[[layout.CHANGES, layout.FORGETS]] = what.path in binding.changes, what.forgets
-        words[layout.BRIEF] = binding.brief(what.path, what.phases)
+        words[[layout.BEGIN, layout.END]] = loaded.span(what.path, what.phases)
+        words[[layout.CHANGES, layout.FORGETS]] = what.path in loaded.changes, what.forgets
+        words[layout.BRIEF] = loaded.brief(what.path, what.phases)
         words[layout.ARGUMENTS :][: len(places)] = places
         named = what.named or len(results) > 1
         words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), named
@@ -191,11 +191,11 @@ class Sheet:
         """Whether a method's calls on so many samples know their rows."""
         return bool(self._method(which)[layout.ROWS_OF + 3 * (batch % layout.KEPT_ROWS)] == batch)
 
-    def take_rows(self, binding: Binding, which: int, batch: int, seconds: float) -> None:
+    def take_rows(self, loaded: Loaded, which: int, batch: int, seconds: float) -> None:
         """See that they do, and that such a call took so long."""
         place = which, batch % layout.KEPT_ROWS
         entry = self._method(which)[layout.ROWS_OF + 3 * place[1] :][:3]
-        rows, address = binding.rows(batch)
+        rows, address = loaded.rows(batch)
         while self._rows.get(place) is not rows or entry[0] != batch:  # a finalizer may do the same in the middle of it
             entry[0] = 0  # before its rows may go
             self._rows[place] = rows
@@ -207,10 +207,10 @@ class Calls:
 
     __slots__ = ("_asked", "_seen", "_sheet", "_view", "words")
 
-    def __init__(self, binding: Binding) -> None:
-        if binding.sheet is None:
-            binding.sheet = Sheet(binding)
-        self._sheet: Sheet = binding.sheet
+    def __init__(self, loaded: Loaded) -> None:
+        if loaded.sheet is None:
+            loaded.sheet = Sheet(loaded)
+        self._sheet: Sheet = loaded.sheet
         self.words = np.zeros(layout.CALL_WORDS, np.int64)
         self.words[layout.SHEET] = self._sheet.words.ctypes.data
         self._view = self.words.data
@@ -231,27 +231,27 @@ class Calls:
         self._view[layout.LOOKED_AT] = self._view[layout.SEQ]
         return self._view[layout.SEQ] != self._seen
 
-    def look(self, tenant: Tenant) -> None:
+    def look(self, record: Record) -> None:
         """Take note of what compiled calls have done, as those in Python would have; under the heap's lock."""
         if self.behind():
-            self._catch_up(tenant)
+            self._catch_up(record)
 
-    def _catch_up(self, tenant: Tenant) -> None:
+    def _catch_up(self, record: Record) -> None:
         view, done = self._view, -1
         while done != view[layout.SEQ]:  # where another thread's call comes in the middle of this
             done, since = view[layout.SEQ], self._seen
-            tenant.changed |= view[layout.CHANGED_AT] > since
+            record.changed |= view[layout.CHANGED_AT] > since
             if view[layout.DONE + 2 * layout.STEP + 1] > since:
-                tenant.open.discard(WHAT[layout.STEP].path)
-                tenant.graded.add(WHAT[layout.STEP].path)
+                record.open.discard(WHAT[layout.STEP].path)
+                record.graded.add(WHAT[layout.STEP].path)
             if view[layout.FORGOT_AT] > since:
                 since = view[layout.FORGOT_AT]
-                tenant.forget()
-            if tenant.binding is not None:
-                self._note(tenant, tenant.binding, since)
+                record.forget()
+            if record.loaded is not None:
+                self._note(record, record.loaded, since)
         self._seen = done
 
-    def _note(self, tenant: Tenant, binding: Binding, since: int) -> None:
+    def _note(self, record: Record, loaded: Loaded, since: int) -> None:
         """What placeholders and results hold by the calls after ``since``; of each kind the last counts, in their order."""
         view = self._view
         last: list[tuple[int, str | What]] = [(layout.HOLDS + 2 * k, name) for name, k in self._sheet.numbers.items()]
@@ -261,31 +261,31 @@ class Calls:
             if seq <= since:
                 continue
             if isinstance(what, str):
-                tenant.unset(what)
-                tenant.held[what] = batch
+                record.unset(what)
+                record.held[what] = batch
             else:
-                tenant.unmake(what.path, what.phases)
-                tenant.ran.update(dict.fromkeys(binding.makes(what.path, what.phases), batch))
-                tenant.arena = what.path
+                record.unmake(what.path, what.phases)
+                record.ran.update(dict.fromkeys(loaded.makes(what.path, what.phases), batch))
+                record.arena = what.path
 
     # ------------------------------------------------------------ what compiled code must know
     def arm(
         self, model: Resident, which: int, batch: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str]
     ) -> None:
         """Let the next calls of a method on ``batch`` samples be compiled ones; the last, in this turn, took ``seconds``."""
-        tenant, binding, sheet, words, view = model.tenant, model.binding, self._sheet, self.words, self._view
+        record, loaded, sheet, words, view = model.record, model.loaded, self._sheet, self.words, self._view
         if not view[layout.ARMED] or not sheet.has_rows(which, batch):
             if seconds > layout.LONG_NS / 1e9:
                 return
             with model.heap.still, _sheets:
-                frame = tenant.ready
-                if frame is None or not sheet.describes(binding, which, feeds, results):  # somebody means to take it
+                slot = record.ready
+                if slot is None or not sheet.describes(loaded, which, feeds, results):  # somebody means to take it
                     return
-                sheet.take_rows(binding, which, batch, seconds)
-                words[[layout.PIECE, layout.FRAME_JOB]] = frame.address, frame.job_address
+                sheet.take_rows(loaded, which, batch, seconds)
+                words[[layout.PIECE, layout.SLOT_JOB]] = slot.address, slot.job_address
                 words[[layout.CONTROL, layout.RUN_ROWS]] = team.control(), address_of("run_rows")
-                words[layout.WORKERS] = tenant.workers
-                locks = tenant.turn.lock, tenant.training.lock
+                words[layout.WORKERS] = record.workers
+                locks = record.turn.lock, record.training.lock
                 words[[layout.TURN_OWNER, layout.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
                 words[layout.ARMED] = 1
         if not WHAT[which].forgets:  # what Python has placed: as if by a call that it has taken note of
@@ -299,8 +299,8 @@ def arm(
     model: Resident, which: int, batch: int, start: float, feeds: Sequence[str], results: Mapping[str, str]
 ) -> None:
     """After a call in Python that began at ``start``, in its turn: let the next ones be compiled where that can be."""
-    if model.tenant.calls is not None:
-        model.tenant.calls.arm(model, which, batch, perf_counter() - start, feeds, results)
+    if model.record.calls is not None:
+        model.record.calls.arm(model, which, batch, perf_counter() - start, feeds, results)
 
 
 def _by_samples(form: tuple[Any, ...]) -> bool:
@@ -409,14 +409,14 @@ def install(cls: type) -> None:
 def offer(model: Any) -> None:
     """After a call in Python: have compiled methods for the next ones, where that can be and is worth it."""
     global _calls
-    tenant = model.resident.tenant
-    if tenant.calls is None:
+    record = model.resident.record
+    if record.calls is None:
         _calls += 1
         if _calls < WORTH or not possible() or heaps_of(model.heap.device.name) != "cpu":
             return
         have(model)
-        tenant.calls = Calls(model.resident.binding)
-    model._calcvm_words = tenant.calls.words
+        record.calls = Calls(model.resident.loaded)
+    model._calcvm_words = record.calls.words
 
 
 def have(model: Any) -> type:

@@ -33,13 +33,13 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
     A row alone finds its operands in cache: the sum is a lower bound of the step's time.
     """
     with model:
-        saved = model.frame.snapshot()
+        saved = model.slot.snapshot()
     model.forward(path)
-    rows, address = model.binding.rows(model.tenant.ran[path, "forward"])
+    rows, address = model.loaded.rows(model.record.ran[path, "forward"])
     out = []
     try:
         for phase in phases:
-            start, stop = model.binding.span(path, (phase,))
+            start, stop = model.loaded.span(path, (phase,))
             for pc in range(start, stop):
                 spec = model.program.spec(pc)
                 words, _ = decode_row(spec, rows[pc])
@@ -48,18 +48,18 @@ def profile(model: Resident, path: str, *, phases: tuple[str, ...] = PHASES, sec
                 out.append(RowTime(pc, spec.name, model.program.labels[pc], ns, flops))
     finally:
         with model:
-            model.frame.fill(saved)
+            model.slot.fill(saved)
     return out
 
 
 def _best(model: Resident, rows: int, pc: int, seconds: float) -> float:
     steps, best, spent = 1, float("inf"), 0.0
     with model:
-        frame = model.frame
+        slot = model.slot
         for _ in range(40):
-            frame.job[layout.ROWS : layout.STEPS + 1] = rows, pc, pc + 1, steps
+            slot.job[layout.ROWS : layout.STEPS + 1] = rows, pc, pc + 1, steps
             began = time.perf_counter()
-            frame.execute("run_rows", frame.job, frame.job_address, model.workers)
+            slot.execute("run_rows", slot.job, slot.job_address, model.workers)
             spent = time.perf_counter() - began
             if spent > seconds / 4:
                 best = min(best, spent / steps)

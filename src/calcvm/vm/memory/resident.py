@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -13,15 +13,18 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.dims import show
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
 from calcvm.ops.statement import PHASES
-from calcvm.vm.memory.heap import CalcHeap, Tenant
 from calcvm.vm.memory.methods import WHAT
-from calcvm.vm.memory.slot import Frame, cells_of, lasting_elems
+from calcvm.vm.memory.slot import Slot, cells_of, lasting_elems
 from calcvm.vm.program.facts import MAX_SEED, Facts
 from calcvm.vm.program.program import Program, Symbol
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.device import heaps_of
 from calcvm.vm.run.feeds import numbers, numeric
-from calcvm.vm.run.loaded import FORWARD, Binding
+from calcvm.vm.run.loaded import FORWARD, Loaded
+
+if TYPE_CHECKING:
+    from calcvm.vm.memory.heap import CalcHeap
+    from calcvm.vm.memory.record import Record
 
 LARGEST_COUNT = 2**53  # that a float64 holds
 
@@ -36,21 +39,21 @@ class Hyper(MutableMapping):
         self._model, self._symbol, self._path = model, symbol, path
 
     def __getitem__(self, name: str) -> float:
-        with self._model.tenant.turn.mine:
-            return float(self._slots(self._model.frame)[self._index(name)])
+        with self._model.record.turn.mine:
+            return float(self._values(self._model.slot)[self._index(name)])
 
     def __setitem__(self, name: str, value: float) -> None:
-        with self._model.tenant.turn.mine:
-            frame = self._model.frame
-            slots, i = self._slots(frame), self._index(name)
-            if checks.is_number(value) and checks.plain(value) == float(slots[i]):  # as copying another model's does
+        with self._model.record.turn.mine:
+            slot = self._model.slot
+            values, i = self._values(slot), self._index(name)
+            if checks.is_number(value) and checks.plain(value) == float(values[i]):  # as copying another model's does
                 return
-            slots[i] = self._checked(name, value)
-            self._model.tenant.changed = True
-            frame.write(self._symbol, slots.view(self._model.program.dtype), (self._symbol.elems.b,))
+            values[i] = self._checked(name, value)
+            self._model.record.changed = True
+            slot.write(self._symbol, values.view(self._model.program.dtype), (self._symbol.elems.b,))
 
     def _checked(self, name: str, value: Any) -> float:
-        known, what = self._model.binding.hyper[self._path], f"hyperparameter {name!r}"
+        known, what = self._model.loaded.hyper[self._path], f"hyperparameter {name!r}"
         if name not in SLOTS:  # advanced by the program
             return checks.number(what, value)
         if name not in known:
@@ -58,12 +61,12 @@ class Hyper(MutableMapping):
                 f"{what} has no effect: path {self._path!r} was compiled with an optimizer, schedule and clipping that "
                 f"read {', '.join(known)}"
             )
-        slot = known[name]
-        if slot.whole:
+        may = known[name]
+        if may.whole:
             value = checks.plain(value)
             n = int(value) if isinstance(value, float) and value.is_integer() else value
-            return checks.integer(what, n, int(slot.low), LARGEST_COUNT)
-        return checks.number(what, value, slot.low, slot.high, ends=slot.ends)
+            return checks.integer(what, n, int(may.low), LARGEST_COUNT)
+        return checks.number(what, value, may.low, may.high, ends=may.ends)
 
     def __delitem__(self, name: str) -> None:
         raise CalcError(f"hyperparameter {name!r} cannot be removed; set it")
@@ -77,8 +80,8 @@ class Hyper(MutableMapping):
     def __repr__(self) -> str:
         return f"Hyper({dict(self)})"
 
-    def _slots(self, frame: Frame) -> np.ndarray:
-        return frame.cells(self._symbol, (self._symbol.elems.b,)).view(np.float64)
+    def _values(self, slot: Slot) -> np.ndarray:
+        return slot.cells(self._symbol, (self._symbol.elems.b,)).view(np.float64)
 
     @staticmethod
     def _index(name: str) -> int:
@@ -100,7 +103,7 @@ class Keeping:
         if model is None:
             return self
         resident: Resident = getattr(model, "resident", model)
-        return resident._entry() if self._name == "__enter__" else resident.tenant.turn.lock.__exit__
+        return resident._entry() if self._name == "__enter__" else resident.record.turn.lock.__exit__
 
     def __call__(self, model: Any, *error: object) -> Any:
         """As ``type(model).__enter__(model)``, such as `contextlib.ExitStack` says it."""
@@ -122,53 +125,53 @@ class Resident:
     together, and views of its memory stay its own, since it is kept in the heap meanwhile.
     """
 
-    __slots__ = ("__weakref__", "heap", "tenant")
+    __slots__ = ("__weakref__", "heap", "record")
 
-    def __init__(self, heap: CalcHeap, tenant: Tenant):
-        self.heap, self.tenant = heap, tenant
+    def __init__(self, heap: CalcHeap, record: Record):
+        self.heap, self.record = heap, record
 
     def __repr__(self) -> str:
-        return f"<model {self.name!r}{' in the heap' if self.tenant.frame else ''}>"
+        return f"<model {self.name!r}{' in the heap' if self.record.slot else ''}>"
 
     __enter__, __exit__ = Keeping("__enter__"), Keeping("__exit__")
     __iter__ = None  # variables are asked for by name
 
     def _entry(self) -> Callable[[], Any]:
         """What takes its turn; the model is then in the heap, and no other thread in the middle of training it."""
-        tenant = self.tenant
-        with tenant.change:
-            with tenant.turn.mine:
-                self.heap.enter(tenant)
-            return tenant.enter
+        record = self.record
+        with record.change:
+            with record.turn.mine:
+                self.heap.enter(record)
+            return record.enter
 
     @property
-    def frame(self) -> Frame:
+    def slot(self) -> Slot:
         """Where it is in the heap, which it is brought into: its own while this thread has its turn."""
-        return self.heap.enter(self.tenant)
+        return self.heap.enter(self.record)
 
     # ------------------------------------------------------------ what it is
     @property
     def name(self) -> str:
-        return self.tenant.name
+        return self.record.name
 
     @property
-    def binding(self) -> Binding:
-        if self.tenant.binding is None:
+    def loaded(self) -> Loaded:
+        if self.record.loaded is None:
             raise CalcError(f"model {self.name!r} is closed")
-        return self.tenant.binding
+        return self.record.loaded
 
     @property
     def program(self) -> Program:
-        return self.binding.program
+        return self.loaded.program
 
     @property
     def workers(self) -> int:
-        return self.tenant.workers
+        return self.record.workers
 
     @property
     def facts(self) -> Facts:
         """What the store keeps beside the image: the program's hash, the seed, the rounds done, settings (JSON-able)."""
-        return self.tenant.facts
+        return self.record.facts
 
     @property
     def seed(self) -> int:
@@ -182,16 +185,16 @@ class Resident:
         ------
         CalcError : the heap is not of the host's memory.
         """
-        with self._on_host().tenant.turn.mine:
-            frame = self.frame
-            self.tenant.exposed = True
-            return frame.elements
+        with self._on_host().record.turn.mine:
+            slot = self.slot
+            self.record.exposed = True
+            return slot.elements
 
     @property
     def heap_address(self) -> int:
         """Address of its piece of the heap, until it is switched out (CalcError: as `elements`)."""
-        with self._on_host().tenant.turn.mine:
-            return self.frame.address
+        with self._on_host().record.turn.mine:
+            return self.slot.address
 
     def _on_host(self) -> Resident:
         if heaps_of(self.heap.device.name) != "cpu":
@@ -205,29 +208,29 @@ class Resident:
     def reset(self, seed: int) -> None:
         """Initialize parameters, optimizer state and counters as `CalcHeap.load` with ``seed`` does."""
         seed = checks.integer("seed", seed, 0, MAX_SEED)
-        with self.tenant.change, self.tenant.turn.mine:
-            self.initialize(seed, np.zeros(lasting_elems(self.binding), self.program.dtype))
+        with self.record.change, self.record.turn.mine:
+            self.initialize(seed, np.zeros(lasting_elems(self.loaded), self.program.dtype))
 
     def initialize(self, seed: int, elements: np.ndarray | None = None) -> None:
         """As `reset`, of a model whose turn this thread has; ``elements``, zeros, are used before its memory is set."""
-        frame, tenant, info = self.frame, self.tenant, self.program.info
-        elements = frame.blank() if elements is None else elements
+        slot, record, info = self.slot, self.record, self.program.info
+        elements = slot.blank() if elements is None else elements
         for i, (name, facts) in enumerate(info["parameters"].items()):
             self._set_parameter(elements, name, facts["init"], np.random.default_rng([seed, i]))
         for facts in info["state"]:
             self._set_state(elements, facts, seed)
-        tenant.forget()
-        tenant.changed = True
-        frame.renew(tenant, elements, {"seed": seed, "rounds": 0})
+        record.forget()
+        record.changed = True
+        slot.renew(record, elements, {"seed": seed, "rounds": 0})
 
     def _set_parameter(
         self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator
     ) -> None:
-        view = cells_of(elements, self.binding.symbol(name))
+        view = cells_of(elements, self.loaded.symbol(name))
         if "array" in spec:
             view[...] = self.program.constants[spec["array"]]
         else:
-            view[...] = self.binding.initializers[name](view.shape, rng)
+            view[...] = self.loaded.initializers[name](view.shape, rng)
 
     def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any], seed: int) -> None:
         if facts["symbol"] is None:
@@ -236,7 +239,7 @@ class Resident:
         cells = cells_of(elements, symbol, (symbol.elems.b,))
         kind = facts["kind"]
         if kind == "hyper":
-            cells.view(np.float64)[:] = [facts["slots"][slot] for slot in HYPER_SLOTS]
+            cells.view(np.float64)[:] = [facts["slots"][name] for name in HYPER_SLOTS]
         elif kind == "rng":
             cells.view(np.int64)[:] = seed, 0
         elif kind == "float64":
@@ -255,33 +258,29 @@ class Resident:
 
         It goes on in the middle of a learning batch, with the gradients that have added up.
         """
-        if heap is not None:
-            checks.one_of("copy: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
-        with self.tenant.turn.mine:
-            facts, image = {**self.facts, "open": self.adding}, self.image()
-        return (heap or self.heap).adopt(self.program, facts, image, self.workers, name)
+        return self.heap.copy(self, name, heap)
 
     @property
     def adding(self) -> bool:
         """Whether it holds gradients that add up, in the middle of a learning batch made by hand."""
-        return bool(self.tenant.open - {self.tenant.passing})
+        return bool(self.record.open - {self.record.passing})
 
     def image(self) -> np.ndarray:
         """A copy of what persists, in bytes, with its gradients; in the middle of a pass as if that were settled."""
-        with self.tenant.turn.mine:
-            image = self.frame.get_image(open=True)
-            if self.tenant.passing is not None:
-                self._put(image, self._settled(self.tenant.passing))
+        with self.record.turn.mine:
+            image = self.slot.get_image(open=True)
+            if self.record.passing is not None:
+                self._put(image, self._settled(self.record.passing))
             return image
 
     def restore(self, image: np.ndarray) -> None:
         """Make the model what it was when `image` was asked for; what its placeholders and results held is gone."""
-        tenant = self.tenant
-        with tenant.change, tenant.turn.mine:
-            frame = self.frame
-            tenant.forget()
-            tenant.changed = True
-            frame.set_image(image, open=True)
+        record = self.record
+        with record.change, record.turn.mine:
+            slot = self.slot
+            record.forget()
+            record.changed = True
+            slot.set_image(image, open=True)
 
     def set_parameters(self, given: Any) -> None:
         """Set the parameters, all or none: arrays by name, or in the order of `parameters`.
@@ -290,7 +289,7 @@ class Resident:
         ------
         CalcError, ShapeError : there are others, or they have other shapes.
         """
-        names, binding = [*self.program.info["parameters"]], self.binding
+        names, loaded = [*self.program.info["parameters"]], self.loaded
         if not isinstance(given, Mapping):
             arrays = checks.items("weights", given, "arrays by name, or a list of them,")
             if len(arrays) != len(names):
@@ -302,22 +301,22 @@ class Resident:
             raise CalcError(f"weights: {why} {checks.shown(wrong[0])}; the parameters are {', '.join(names)}")
         values = {name: numeric(name, numbers(name, value)) for name, value in given.items()}
         for name, value in values.items():
-            if value.shape != binding.shape(name, 1):
-                raise ShapeError(f"weights: {name!r} of shape {value.shape}; {binding.shape(name, 1)} is wanted")
+            if value.shape != loaded.shape(name, 1):
+                raise ShapeError(f"weights: {name!r} of shape {value.shape}; {loaded.shape(name, 1)} is wanted")
             limit = np.finfo(self.program.dtype).max
             if (np.isfinite(value) & (np.abs(value.astype(np.float64)) > limit)).any():
                 raise CalcError(
                     f"weights: {name!r} has numbers beyond {limit:.3g}, the largest of {self.program.dtype}"
                 )
-        with self.tenant.change, self.tenant.turn.mine:
+        with self.record.change, self.record.turn.mine:
             image = self.image()
-            self._put(image, ((binding.symbol(name), value) for name, value in values.items()))
+            self._put(image, ((loaded.symbol(name), value) for name, value in values.items()))
             self.restore(image)
 
     def _put(self, image: np.ndarray, values: Iterable[tuple[Symbol, Any]]) -> None:
         """Set values in an image with its gradients."""
-        elements = np.zeros(lasting_elems(self.binding), self.program.dtype)
-        within = elements.view(np.uint8)[slice(*self.binding.opened)]
+        elements = np.zeros(lasting_elems(self.loaded), self.program.dtype)
+        within = elements.view(np.uint8)[slice(*self.loaded.opened)]
         within[:] = image
         for symbol, value in values:
             cells_of(elements, symbol)[...] = value
@@ -329,7 +328,7 @@ class Resident:
 
     # ------------------------------------------------------------ variables
     def _variable(self, name: str) -> Mapping[str, Any]:
-        variables = self.binding.variables
+        variables = self.loaded.variables
         if not isinstance(name, str) or name not in variables:
             raise CalcError(f"no variable {checks.shown(name)}; there are {', '.join(variables)}")
         return variables[name]
@@ -341,22 +340,22 @@ class Resident:
             raise CalcError(
                 f"{name!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{name!r}]"
             )
-        binding = self.binding
-        with self.tenant.turn.mine:
-            frame = self.frame
+        loaded = self.loaded
+        with self.record.turn.mine:
+            slot = self.slot
             batch = self._batch_in(facts["of"])
-            value = frame.cells(binding.symbol(name), None if facts["kind"] == "state" else binding.shape(name, batch))
+            value = slot.cells(loaded.symbol(name), None if facts["kind"] == "state" else loaded.shape(name, batch))
             return value.copy() if value.ndim else value[()]
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Set a placeholder; the first size of the batch may be anything up to the planned batch."""
         array = numbers(name, value)
         batch = self.check_placeholder(name, array)
-        with self.tenant.change, self.tenant.turn.mine:
+        with self.record.change, self.record.turn.mine:
             self.place({name: array}, {name: batch})
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self.binding.variables
+        return isinstance(name, str) and name in self.loaded.variables
 
     def __delitem__(self, name: str) -> NoReturn:
         raise CalcError(f"{checks.shown(name)} cannot be removed: a model has the variables of its program")
@@ -371,16 +370,16 @@ class Resident:
 
     def place(self, arrays: Mapping[str, np.ndarray], batches: Mapping[str, int]) -> None:
         """Set placeholders, all or (where an exception comes) none: then their data are gone."""
-        frame, tenant = self.frame, self.tenant
+        slot, record = self.slot, self.record
         for name in arrays:
-            tenant.unset(name)
+            record.unset(name)
         for name, array in arrays.items():
-            frame.write(self.binding.symbol(name), array, array.shape)
-        tenant.held.update(batches)
+            slot.write(self.loaded.symbol(name), array, array.shape)
+        record.held.update(batches)
 
     def _held(self, name: str) -> int:
         """The batch of the data in a placeholder."""
-        batch = self.tenant.held.get(name)
+        batch = self.record.held.get(name)
         if batch is None:
             raise CalcError(
                 f"placeholder {name!r} was never set, or its data are gone since whole data sets were run or another "
@@ -390,13 +389,13 @@ class Resident:
 
     def _batch_in(self, name: str) -> int:
         """The batch of what a variable holds (1: it does not depend on the batch)."""
-        facts = self.binding.variables[name]
+        facts = self.loaded.variables[name]
         if facts["kind"] == "placeholder":
             return self._held(name)
         if facts["kind"] != "result":
             return 1
         path = facts["path"]
-        batch = self.tenant.ran.get((path, facts["phase"]))
+        batch = self.record.ran.get((path, facts["phase"]))
         if batch is None:
             raise CalcError(
                 f"{name!r} belongs to path {path!r}, which has not been run since the model came into the "
@@ -410,14 +409,14 @@ class Resident:
         samples : the array is a data set, whose number of samples has no limit.
         """
         facts = self._variable(name)
-        shape = self.binding.forms[name]
+        shape = self.loaded.forms[name]
         numeric(name, array)
         if array.ndim != len(shape):
             raise ShapeError(f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted")
         batch = next((n // s.a for s, n in zip(shape, array.shape) if s.a), 1)
         if array.size == 0:
             raise CalcError(f"{name!r}: the data are empty (shape {array.shape}); {show(shape)} is wanted")
-        if array.shape != (self.binding.shape(name, batch) if not samples else tuple(s.at(batch) for s in shape)):
+        if array.shape != (self.loaded.shape(name, batch) if not samples else tuple(s.at(batch) for s in shape)):
             raise ShapeError(f"{name!r}: data of shape {array.shape} do not fit {show(shape)}")
         if not samples and batch > self.program.batch_size:
             raise CalcError(
@@ -426,7 +425,7 @@ class Resident:
             )
         if facts["classes"] is not None:
             _check_labels(name, array, facts["classes"])
-        elif name in self.binding.probabilities and not (array.min() >= 0 and array.max() <= 1):
+        elif name in self.loaded.probabilities and not (array.min() >= 0 and array.max() <= 1):
             raise CalcError(
                 f"{name!r}: binary_cross_entropy takes targets in [0, 1]; found {array.min()} to {array.max()}"
             )
@@ -438,11 +437,11 @@ class Resident:
 
         Of a device with memory of its own they are copies, which cannot be written to.
         """
-        with self.tenant.turn.mine:
-            frame = self.frame
-            self.tenant.exposed |= frame.writable
-            arrays = {name: frame.cells(self.binding.symbol(name)) for name in self.program.info["parameters"]}
-            if not frame.writable:
+        with self.record.turn.mine:
+            slot = self.slot
+            self.record.exposed |= slot.writable
+            arrays = {name: slot.cells(self.loaded.symbol(name)) for name in self.program.info["parameters"]}
+            if not slot.writable:
                 for array in arrays.values():
                     array.flags.writeable = False
             return arrays
@@ -456,8 +455,8 @@ class Resident:
         ------
         CalcError : the parameter is frozen, or is updated inside the backward (its gradient is gone).
         """
-        path = self.binding.path(path)
-        facts = self.binding.training(path)
+        path = self.loaded.path(path)
+        facts = self.loaded.training(path)
         gradients = facts["gradients"]
         if not isinstance(name, str) or name not in gradients:
             raise CalcError(f"{checks.shown(name)} has no gradient; these have one: {', '.join(gradients) or 'none'}")
@@ -465,38 +464,38 @@ class Resident:
             raise CalcError(
                 f"the gradient of {name!r} is used up by the update inside the backward; compile with accumulate=True"
             )
-        with self.tenant.turn.mine:
-            frame = self.frame
-            if not (facts["accumulate"] or path in self.tenant.graded):
+        with self.record.turn.mine:
+            slot = self.slot
+            if not (facts["accumulate"] or path in self.record.graded):
                 raise CalcError(
                     f"{name!r} has no gradient since the model came into the heap: call backward({path!r}) first"
                 )
-            return frame.cells(self.program.symbols[gradients[name]]).copy()
+            return slot.cells(self.program.symbols[gradients[name]]).copy()
 
     def hyper(self, path: str | None = None) -> Hyper:
         """Hyperparameters of the path that trains."""
-        facts = self.binding.training(path)
-        return Hyper(self, self.program.symbols[facts["hyper"]], self.binding.path(path))
+        facts = self.loaded.training(path)
+        return Hyper(self, self.program.symbols[facts["hyper"]], self.loaded.path(path))
 
     def settle(self, path: str) -> None:
         """Drop what rounds of a path have added up, and weigh its next in full: as between two learning batches."""
-        with self.tenant.change:
+        with self.record.change:
             self.drop_added(path)
 
     def drop_added(self, path: str) -> None:
         """As `settle`, by who trains it."""
-        if self.binding.training(path)["accumulate"]:
-            with self.tenant.turn.mine:
-                frame = self.frame
-                self.tenant.changed = True
+        if self.loaded.training(path)["accumulate"]:
+            with self.record.turn.mine:
+                slot = self.slot
+                self.record.changed = True
                 for symbol, value in self._settled(path):
-                    frame.write(symbol, value)
-                self.tenant.open.discard(path)
-                self.tenant.passing = None
+                    slot.write(symbol, value)
+                self.record.open.discard(path)
+                self.record.passing = None
 
     def _settled(self, path: str) -> Iterator[tuple[Symbol, float]]:
         """What rounds of a path that add up change beside the model, and its value between two learning batches."""
-        symbols, facts = self.program.symbols, self.binding.paths[path]
+        symbols, facts = self.program.symbols, self.loaded.paths[path]
         yield symbols[facts["seed"]], 1.0
         yield from ((symbols[gradient], 0.0) for gradient in facts["gradients"].values())
 
@@ -506,31 +505,31 @@ class Resident:
 
         It runs for the batch of those data, and refuses data of different batches.
         """
-        self._change(self.binding.path(path), FORWARD)
+        self._change(self.loaded.path(path), FORWARD)
 
     def backward(self, path: str) -> None:
         """Gradients of the loss; they add up until `end_round` where the program accumulates."""
-        self._change(self.binding.path(path), ("backward",))
+        self._change(self.loaded.path(path), ("backward",))
 
     def optimize(self, path: str) -> None:
         """Update the parameters."""
-        path = self.binding.path(path)
-        with self.tenant.change, self.tenant.turn.mine:
-            if path not in self.tenant.open:  # a gradient that adds up is part of the image
+        path = self.loaded.path(path)
+        with self.record.change, self.record.turn.mine:
+            if path not in self.record.open:  # a gradient that adds up is part of the image
                 self._needs_forward(path)
             self._run(path, ("optimize",))
 
     def end_round(self, path: str) -> None:
         """Clear the gradients for the next learning batch."""
-        self._change(self.binding.path(path), ("end_round",))
+        self._change(self.loaded.path(path), ("end_round",))
 
     def run_section(self, path: str, phase: str) -> None:
         """Run one section of a path: forward, loss, backward, optimize or end_round."""
         checks.choice("section", phase, PHASES)
-        self._change(self.binding.path(path), (phase,))
+        self._change(self.loaded.path(path), (phase,))
 
     def _change(self, path: str, phases: tuple[str, ...]) -> None:
-        with self.tenant.change, self.tenant.turn.mine:
+        with self.record.change, self.record.turn.mine:
             self._run(path, phases)
 
     def step(self, *data: Any, path: str | None = None) -> float | None:
@@ -544,7 +543,7 @@ class Resident:
         -------
         float : the loss (None: the path names none).  The model is unchanged if the data are refused.
         """
-        names = self.binding.feeds(self.binding.path(path))
+        names = self.loaded.feeds(self.loaded.path(path))
         if len(data) != len(names):
             raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         arrays = [numbers(name, array) for name, array in zip(names, data)]
@@ -552,7 +551,7 @@ class Resident:
         if len(set(sizes)) > 1:
             shapes = " and ".join(f"{name} {array.shape}" for name, array in zip(names, arrays))
             raise ShapeError(f"{shapes} differ in their number of samples")
-        with self.tenant.change, self.tenant.turn.mine:
+        with self.record.change, self.record.turn.mine:
             self.place(dict(zip(names, arrays)), dict(zip(names, sizes)))
             return self._run_steps(1, path)
 
@@ -562,35 +561,35 @@ class Resident:
         Paths whose results the path reads run forward once, before the first step.
         """
         n = checks.integer("run_steps: the number of steps", n)
-        with self.tenant.change, self.tenant.turn.mine:
+        with self.record.change, self.record.turn.mine:
             return self._run_steps(n, path)
 
     def _run_steps(self, n: int, path: str | None) -> float | None:
-        binding, frame = self.binding, self.frame
-        path, calls = binding.path(path), self.tenant.calls
+        loaded, slot = self.loaded, self.slot
+        path, calls = loaded.path(path), self.record.calls
         start = perf_counter()
         self.run_round(path, PHASES, n)
-        loss = binding.paths[path].get("loss")
+        loss = loaded.paths[path].get("loss")
         if loss is None:
             return None
         if calls is not None and path == WHAT[layout.STEP].path:
-            batch, seconds = self.tenant.ran[path, "forward"], (perf_counter() - start) / n
-            calls.arm(self, layout.STEP, batch, seconds, binding.feeds(path), {loss: "loss"})
-        return frame.scalar(binding.symbol(loss).offset)
+            batch, seconds = self.record.ran[path, "forward"], (perf_counter() - start) / n
+            calls.arm(self, layout.STEP, batch, seconds, loaded.feeds(path), {loss: "loss"})
+        return slot.scalar(loaded.symbol(loss).offset)
 
     def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
         """Run phases of a path ``steps`` times, after once making the results of other paths that they read."""
-        binding, tenant = self.binding, self.tenant
-        before = binding.before(path, phases)
-        changes = not binding.changes.isdisjoint([path, *(other for other, _ in before)])
-        with tenant.change if changes else tenant.turn.mine, tenant.turn.mine:
+        loaded, record = self.loaded, self.record
+        before = loaded.before(path, phases)
+        changes = not loaded.changes.isdisjoint([path, *(other for other, _ in before)])
+        with record.change if changes else record.turn.mine, record.turn.mine:
             for other in before:
                 self._run(*other)
             self._run(path, phases, steps)
 
     def _needs_forward(self, path: str) -> int:
         """The batch that a path has run forward at."""
-        ran = self.tenant.ran
+        ran = self.record.ran
         if not {(path, phase) for phase in FORWARD} <= ran.keys():
             raise CalcError(f"path {path!r} has not been run forward: call forward({path!r}) first")
         return ran[path, "forward"]
@@ -600,36 +599,36 @@ class Resident:
 
         What the rows overwrite is noted as gone before they run, and as there when they have.
         """
-        binding, tenant, frame = self.binding, self.tenant, self.frame
-        start, stop = binding.span(path, phases)
+        loaded, record, slot = self.loaded, self.record, self.slot
+        start, stop = loaded.span(path, phases)
         made: tuple[tuple[str, str], ...] = ()
         if phases[0] in ("optimize", "end_round"):  # they read what persists
-            batch = tenant.ran.get((path, "forward"), self.program.batch_size)
+            batch = record.ran.get((path, "forward"), self.program.batch_size)
         elif phases[0] == "backward":
             batch = self._needs_forward(path)
             self._needs_arena(path)
-            tenant.arena = None  # until it has run whole
+            record.arena = None  # until it has run whole
         else:
-            batch, made = self._batch_of(path, phases), binding.makes(path, phases)
-            tenant.unmake(path, phases)
-        rows, address = binding.rows(batch)  # held here: another thread's batches may drop it
-        frame.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
-        tenant.changed |= path in binding.changes
+            batch, made = self._batch_of(path, phases), loaded.makes(path, phases)
+            record.unmake(path, phases)
+        rows, address = loaded.rows(batch)  # held here: another thread's batches may drop it
+        slot.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
+        record.changed |= path in loaded.changes
         if "backward" in phases:
-            tenant.graded.add(path)
-            if path in binding.accumulating:
-                tenant.open.add(path)
-        frame.execute("run_rows", frame.job, frame.job_address, tenant.workers)
+            record.graded.add(path)
+            if path in loaded.accumulating:
+                record.open.add(path)
+        slot.execute("run_rows", slot.job, slot.job_address, record.workers)
         if phases[-1] == "end_round":
-            tenant.open.discard(path)
+            record.open.discard(path)
         if made or phases[0] == "backward":
             for section in made:
-                tenant.ran[section] = batch
-            tenant.arena = path
+                record.ran[section] = batch
+            record.arena = path
 
     def _needs_arena(self, path: str) -> None:
         """What the path's forward computed is still there, and so are the data that it read."""
-        other = self.tenant.arena
+        other = self.record.arena
         if other != path:
             why = (
                 f"path {other!r} has run since forward({path!r}), and paths share the memory of what they compute"
@@ -640,25 +639,25 @@ class Resident:
 
     def _batch_of(self, path: str, phases: tuple[str, ...]) -> int:
         """The batch of the data that phases of a path read: in placeholders, and in results of other paths."""
-        binding, found = self.binding, 0
-        for name in binding.needs(path, phases):
+        loaded, found = self.loaded, 0
+        for name in loaded.needs(path, phases):
             batch = self._batch_in(name)
-            if binding.symbol(name).elems.a:
+            if loaded.symbol(name).elems.a:
                 if found and batch != found:
                     self._refuse_batches(path, phases)
                 found = batch
         if phases[0] != "forward":
-            batch = self.tenant.ran.get((path, "forward"), found)
+            batch = self.record.ran.get((path, "forward"), found)
             if found and batch != found:
                 self._refuse_batches(path, phases)
             found = batch
         return found or self.program.batch_size
 
     def _refuse_batches(self, path: str, phases: tuple[str, ...]) -> NoReturn:
-        names = [name for name in self.binding.needs(path, phases) if self.binding.symbol(name).elems.a]
+        names = [name for name in self.loaded.needs(path, phases) if self.loaded.symbol(name).elems.a]
         sizes = {name: self._batch_in(name) for name in names}
         if phases[0] != "forward":
-            sizes[f"path {path}"] = self.tenant.ran[path, "forward"]
+            sizes[f"path {path}"] = self.record.ran[path, "forward"]
         held = ", ".join(f"{name!r}: {batch}" for name, batch in sizes.items())
         raise ShapeError(
             f"path {path!r} reads batches of different sizes ({held}): set placeholders of the same number of "

@@ -1,7 +1,7 @@
-"""Frames: pieces of a heap that models take turns in, and the memory that they are pieces of.
+"""Slots: pieces of a heap that models take turns in, and the memory that they are pieces of.
 
-All that is done to a model's memory is done by methods of its frame, so that a device with memory of its own
-has frames of its own (`calcvm.vm.run.device`).  Here are those of the host's.
+All that is done to a model's memory is done by methods of its slot, so that a device with memory of its own
+has slots of its own (`calcvm.vm.memory.cuda`).  Here are those of the host's.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from calcvm.vm.run import job as layout
 from calcvm.vm.run.slices import SLICE_SECONDS, ended, latest, sliced
 
 if TYPE_CHECKING:
-    from calcvm.vm.memory.heap import Tenant
+    from calcvm.vm.memory.record import Record
     from calcvm.vm.memory.store import Store
     from calcvm.vm.memory.turns import Turns
     from calcvm.vm.program.program import Symbol
-    from calcvm.vm.run.loaded import Binding
+    from calcvm.vm.run.loaded import Loaded
 
 TRAPS = {1: "a target label is not an integer in [0, classes)"}
 NO_TRAP = 0, 0
 
 
-class Frame:
-    """A piece of a heap with a program bound to it, and the model that is in it.
+class Slot:
+    """A piece of a heap, for models of one loaded program, and the model that is in it.
 
-    The image is what persists (`Binding.image`); ``open`` adds the gradients of an accumulation.
+    The image is what persists (`Loaded.image`); ``open`` adds the gradients of an accumulation.
 
     Attributes
     ----------
     writable : views that `cells` gives can be written to.
     address : of the piece, as compiled code sees it.
-    tenant : the model that is in it (None: it is being filled).
+    record : the model that is in it (None: it is being filled).
     keeper : whose turn keeps the model in it, as long as it lasts, beside the model's own.
     bytes, elements, image : the piece and the image, as views; of memory on the host alone.
     lasting : elements up to the last that persists.
@@ -48,7 +48,7 @@ class Frame:
 
     __slots__ = (
         "address",
-        "binding",
+        "loaded",
         "bytes",
         "elements",
         "image",
@@ -58,35 +58,35 @@ class Frame:
         "lasting",
         "start",
         "stop",
-        "tenant",
+        "record",
         "traps",
         "view",
     )
 
     writable = True
 
-    def __init__(self, binding: Binding, start: int, stop: int, piece: np.ndarray):
-        self._bind(binding, start, stop, piece.ctypes.data)
-        self.bytes = piece[: binding.program.heap_bytes]
-        self.elements = self.bytes.view(binding.program.dtype)
-        self.image = self.bytes[slice(*binding.image)]
-        self.lasting = self.elements[: lasting_elems(binding)]
+    def __init__(self, loaded: Loaded, start: int, stop: int, piece: np.ndarray):
+        self._bind(loaded, start, stop, piece.ctypes.data)
+        self.bytes = piece[: loaded.program.heap_bytes]
+        self.elements = self.bytes.view(loaded.program.dtype)
+        self.image = self.bytes[slice(*loaded.image)]
+        self.lasting = self.elements[: lasting_elems(loaded)]
         self.view = self.image.data  # copied in half the time that an array takes
         self.traps = self.elements[:2]
 
-    def _bind(self, binding: Binding, start: int, stop: int, address: int) -> None:
-        """What all kinds of frames have."""
-        self.binding, self.start, self.stop, self.address = binding, start, stop, address
-        self.tenant: Tenant | None = None
+    def _bind(self, loaded: Loaded, start: int, stop: int, address: int) -> None:
+        """What all kinds of slots have."""
+        self.loaded, self.start, self.stop, self.address = loaded, start, stop, address
+        self.record: Record | None = None
         self.keeper: Turns | None = None
         self.job = np.zeros(layout.JOB_WORDS, np.int64)
-        self.job[[layout.TABLE, layout.HEAP]] = binding.table_address, address
-        self.job[layout.ROW_BYTES] = binding.program.row_bytes
+        self.job[[layout.TABLE, layout.HEAP]] = loaded.table_address, address
+        self.job[layout.ROW_BYTES] = loaded.program.row_bytes
         self.job_address = self.job.ctypes.data
 
     # ------------------------------------------------------------ cells of symbols
     def cells(self, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        """A symbol's cells: a view of them if the frame is writable, else a copy."""
+        """A symbol's cells: a view of them if the slot is writable, else a copy."""
         return cells_of(self.elements, symbol, shape)
 
     def write(self, symbol: Symbol, value: Any, shape: tuple[int, ...] | None = None) -> None:
@@ -110,8 +110,8 @@ class Frame:
         self.lasting[:] = 0
 
     def clear_padding(self) -> None:
-        """Set to 0 what updates of whole blocks read, and nothing writes (`Binding.padding`)."""
-        self.elements[self.binding.padding] = 0
+        """Set to 0 what updates of whole blocks read, and nothing writes (`Loaded.padding`)."""
+        self.elements[self.loaded.padding] = 0
 
     def blank(self) -> np.ndarray:
         """Zeros for the elements up to the last that persists, to be set and given to `fill`: here the piece itself."""
@@ -127,41 +127,41 @@ class Frame:
         if elements is not self.lasting:
             self.elements[: len(elements)] = elements
 
-    def renew(self, tenant: Tenant, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
+    def renew(self, record: Record, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
         """`fill` a model's piece between two learning batches, and set the facts that go with that.
 
         A signal is heard before or after all of it: CPython looks for one at calls and jumps, and there is none between
         these statements.
         """
-        piece, kept, closed = self.elements[: len(elements)], tenant.facts.kept, set[str]()
+        piece, kept, closed = self.elements[: len(elements)], record.facts.kept, set[str]()
         if elements is not self.lasting:
             piece[:] = elements
         kept |= facts
-        tenant.open, tenant.passing = closed, None
+        record.open, record.passing = closed, None
 
     # ------------------------------------------------------------ the image
     def get_image(self, open: bool = False) -> np.ndarray:  # noqa: A002
         """A copy of the image's bytes."""
-        return self.bytes[slice(*(self.binding.opened if open else self.binding.image))].copy()
+        return self.bytes[slice(*(self.loaded.opened if open else self.loaded.image))].copy()
 
     def set_image(self, image: np.ndarray, open: bool = False) -> None:  # noqa: A002
         """Set the image's bytes."""
-        self.bytes[slice(*(self.binding.opened if open else self.binding.image))] = image
+        self.bytes[slice(*(self.loaded.opened if open else self.loaded.image))] = image
 
     def keep(self, store: Store, name: str, facts: Mapping[str, Any], open: bool) -> int:  # noqa: A002
         """Copy the image to a store; the bytes copied."""
-        image = self.bytes.data[slice(*self.binding.opened)] if open else self.view
+        image = self.bytes.data[slice(*self.loaded.opened)] if open else self.view
         store.put(name, facts, image)
         return image.nbytes
 
     def restore(self, store: Store, name: str, open: bool) -> int:  # noqa: A002
         """Copy the image from a store, with no trap and no gradients but the image's; the bytes copied."""
-        image = self.bytes.data[slice(*self.binding.opened)] if open else self.view
+        image = self.bytes.data[slice(*self.loaded.opened)] if open else self.view
         store.get(name, image)
         if self.elements[0]:
             self.traps.fill(0)
-        if self.binding.accumulating and not open:
-            self.bytes[slice(*self.binding.gradient)] = 0
+        if self.loaded.accumulating and not open:
+            self.bytes[slice(*self.loaded.gradient)] = 0
         return image.nbytes
 
     # ------------------------------------------------------------ running
@@ -170,19 +170,19 @@ class Frame:
 
         Steps of rows are run in slices: Ctrl-C finds whole steps done, or a step that has changed nothing yet.
         """
-        if code == "run_rows" and (steps := job.item(layout.STEPS)) > (1 if workers > 1 else self.binding.short):
+        if code == "run_rows" and (steps := job.item(layout.STEPS)) > (1 if workers > 1 else self.loaded.short):
             self._run_steps(steps, job, address, workers)
         else:
             self._run(code, job, address, workers)
 
     def _run(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
-        self.binding.device.run(code, job, address, workers, self.binding)
+        self.loaded.device.run(code, job, address, workers, self.loaded)
         self.check()
 
     def _run_steps(self, steps: int, job: np.ndarray, address: int, workers: int) -> None:
         """Run rows many times, or a step that is long."""
-        binding, span = self.binding, (job.item(layout.START), job.item(layout.STOP))
-        pieces, _ = binding.cut((span,), workers)
+        loaded, span = self.loaded, (job.item(layout.START), job.item(layout.STOP))
+        pieces, _ = loaded.cut((span,), workers)
 
         def run(count: int) -> None:
             for _ in range(count if len(pieces) > 1 else 1):
@@ -190,7 +190,7 @@ class Frame:
                     job[layout.STEPS] = count if len(pieces) == 1 else 1
                     self._run("run_rows", job, address, workers)
 
-        if len(pieces) == 1 and binding.meets(span, workers):
+        if len(pieces) == 1 and loaded.meets(span, workers):
             done = 0
             while done < steps:
                 job[layout.STEPS] = steps - done
@@ -199,14 +199,14 @@ class Frame:
                 done += ended(job, steps - done)
         else:
             job[layout.DEADLINE] = 0
-            for _ in sliced(steps, binding.runs(span), SLICE_SECONDS, run):
+            for _ in sliced(steps, loaded.runs(span), SLICE_SECONDS, run):
                 pass
 
     def check(self) -> None:
         """Raise what a kernel trapped."""
         code, pc = self.trap()
         if code:
-            program = self.binding.program
+            program = self.loaded.program
             raise Trap(f"row {pc} ({program.spec(pc).name}, {program.labels[pc]}): {TRAPS.get(code, f'trap {code}')}")
 
     def trap(self) -> tuple[int, int]:
@@ -225,9 +225,9 @@ def cells_of(elements: np.ndarray, symbol: Symbol, shape: tuple[int, ...] | None
     return elements[symbol.offset : symbol.offset + math.prod(shape)].reshape(shape)
 
 
-def lasting_elems(binding: Binding) -> int:
+def lasting_elems(loaded: Loaded) -> int:
     """Elements from a piece's begin to the last that persists."""
-    return max(binding.opened[1] // binding.program.itemsize, RESERVED)
+    return max(loaded.opened[1] // loaded.program.itemsize, RESERVED)
 
 
 class Memory(Protocol):
@@ -235,11 +235,11 @@ class Memory(Protocol):
 
     nbytes: int
 
-    def frame(self, binding: Binding, start: int, stop: int) -> Frame:
-        """A program bound to the bytes [start, stop), which begin on a cache line."""
+    def slot(self, loaded: Loaded, start: int, stop: int) -> Slot:
+        """The slot of a loaded program at the bytes [start, stop), which begin on a cache line."""
 
     def close(self) -> None:
-        """Give the memory back: its frames are not used any more."""
+        """Give the memory back: its slots are not used any more."""
 
 
 def machine_bytes() -> int:
@@ -262,8 +262,8 @@ class HostMemory:
             text = f"a heap of {nbytes:,} bytes: the machine has not so much memory, but {there:,}: take smaller batches or models"
             raise PlanError(text, nbytes, there) from None
 
-    def frame(self, binding: Binding, start: int, stop: int) -> Frame:
-        return Frame(binding, start, stop, self._bytes[start:stop])
+    def slot(self, loaded: Loaded, start: int, stop: int) -> Slot:
+        return Slot(loaded, start, stop, self._bytes[start:stop])
 
     def close(self) -> None:
         """It goes with the last view of it that was given out."""

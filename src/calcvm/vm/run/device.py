@@ -1,13 +1,12 @@
-"""Devices: what runs the jobs of models, and whose memory their heaps are of.
+"""Devices: what runs the jobs of models.
 
 A program is compiled for a device (``program.info["device"]``).  What it needs of the device goes through the one
-object that `device_of` has for the name: the heap's memory, addresses as compiled code sees them, running.
+object that `device_of` has for the name: kernels, addresses as compiled code sees them, running.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -16,37 +15,22 @@ from calcvm import checks
 from calcvm.errors import MissingExtra, UnsupportedOperator
 from calcvm.kernels_cpu import address_of, prepare
 from calcvm.kernels_cpu._target import n_cores
-from calcvm.vm.memory.slot import HostMemory, Memory
-from calcvm.vm.memory.store import MemoryStore, Store
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.entry import address as entry_address
 from calcvm.vm.run.entry import entry, places
+from calcvm.vm.run.pieces import Shared
 from calcvm.vm.run.slices import latest
 from calcvm.vm.run.team import run as run_by_team
 
 if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
-    from calcvm.vm.run.loaded import Binding
+    from calcvm.vm.run.loaded import Loaded
 
 DEVICES = ("cpu", "blas", "cuda")
 
 
-@dataclass
-class Shared:
-    """Small memory that the host and compiled code both write: sums, means.  It goes back when this object does.
-
-    array : on the host.
-    address : of it, as compiled code sees it.
-    """
-
-    __slots__ = ("address", "array")
-
-    array: np.ndarray
-    address: int
-
-
-class Code(Protocol):
-    """What a device has prepared of a program.  ``address`` is what jobs hold as TABLE (0: nothing)."""
+class Kernels(Protocol):
+    """What a device has of a program.  ``address`` is what jobs hold as TABLE (0: nothing)."""
 
     address: int
 
@@ -65,20 +49,14 @@ class Device(Protocol):
     def n_workers(self) -> int:
         """Workers that a fleet has unless told otherwise."""
 
-    def memory(self, nbytes: int) -> Memory:
-        """A heap's one allocation (PlanError: there is not so much, ``needed`` and ``allowed`` bytes)."""
+    def prepare(self, program: Program) -> Kernels:
+        """Make a program's rows ready to be run; what `Loaded.kernels` keeps."""
 
-    def store(self) -> Store:
-        """A store in the host's memory, of a heap that is given none."""
-
-    def prepare(self, program: Program) -> Code:
-        """Make a program's rows ready to be run; what `Binding.code` keeps."""
-
-    def prepare_task(self, job: np.ndarray, binding: Binding) -> None:
+    def prepare_task(self, job: np.ndarray, loaded: Loaded) -> None:
         """Set the words of a rounds job (TASK_WORDS) that are the device's own."""
 
-    def place(self, rows: np.ndarray, code: Any) -> int:
-        """Address of a program's rows, patched for a batch; ``code`` is what `prepare` made."""
+    def place(self, rows: np.ndarray, kernels: Any) -> int:
+        """Address of a program's rows, patched for a batch; ``kernels`` are what `prepare` made."""
 
     def constant(self, array: np.ndarray) -> int:
         """Address of contents that compiled code reads and nobody changes; equal ones may share a copy."""
@@ -92,20 +70,20 @@ class Device(Protocol):
     def shared(self, elems: int, dtype: Any = np.float64) -> Shared:
         """Zeroed memory for ``elems`` numbers."""
 
-    def run(self, code: str, job: np.ndarray, address: int, workers: int, binding: Binding) -> None:
+    def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: Loaded) -> None:
         """Run the job (``address`` is that of the array ``job``) to its end; its words are then as the loop left them.
 
         code : "run_rows", "run_rounds", or "run_task" by one worker, whose budget is the job's COUNT.
         """
 
     def run_fleet(
-        self, tasks: np.ndarray, slots: np.ndarray, rounds: int, laps: int, workers: int, bindings: Iterable[Binding]
+        self, tasks: np.ndarray, places: np.ndarray, rounds: int, laps: int, workers: int, loaded: Iterable[Loaded]
     ) -> None:
-        """Run turns of ``rounds`` rounds for the tasks in ``slots``, about ``laps`` times around, or for a slice of time.
+        """Run turns of ``rounds`` rounds for the tasks in ``places``, about ``laps`` times around, or for a slice of time.
 
-        tasks : int64 (n_slots, TASK_WORDS); a task's JUDGE is 0 or the host address of another of its rows.  Its
+        tasks : int64 (n_places, TASK_WORDS); a task's JUDGE is 0 or the host address of another of its rows.  Its
             words are afterwards as the loop left them, and what it wrote to shared memory is visible.
-        bindings : of the programs, in the order of ``slots``.
+        loaded : the programs, in the order of ``places``.
         """
 
     def collect(self, *outputs: np.ndarray) -> None:
@@ -145,20 +123,14 @@ class Cpu:
     def n_workers(self) -> int:
         return n_cores()
 
-    def memory(self, nbytes: int) -> Memory:
-        return HostMemory(nbytes)
-
-    def store(self) -> Store:
-        return MemoryStore()
-
     def prepare(self, program: Program) -> Table:
         return Table(program, self.name)
 
-    def prepare_task(self, job: np.ndarray, binding: Binding) -> None:
+    def prepare_task(self, job: np.ndarray, loaded: Loaded) -> None:
         job[layout.CODE] = entry_address("run_rounds")
-        job[layout.TABLE] = binding.table_address
+        job[layout.TABLE] = loaded.table_address
 
-    def place(self, rows: np.ndarray, code: Any) -> int:
+    def place(self, rows: np.ndarray, kernels: Any) -> int:
         return rows.ctypes.data
 
     def constant(self, array: np.ndarray) -> int:
@@ -170,7 +142,7 @@ class Cpu:
         array = np.zeros(elems, dtype)
         return Shared(array, array.ctypes.data)
 
-    def run(self, code: str, job: np.ndarray, address: int, workers: int, binding: Binding) -> None:
+    def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: Loaded) -> None:
         if workers > 1:
             run_by_team(code, job, address, workers)
         elif code == "run_task":
@@ -180,14 +152,14 @@ class Cpu:
             entry(code)(address, 0)
 
     def run_fleet(
-        self, tasks: np.ndarray, slots: np.ndarray, rounds: int, laps: int, workers: int, bindings: Iterable[Binding]
+        self, tasks: np.ndarray, places: np.ndarray, rounds: int, laps: int, workers: int, loaded: Iterable[Loaded]
     ) -> None:
-        addresses = tasks.ctypes.data + slots * tasks.strides[0]
+        addresses = tasks.ctypes.data + places * tasks.strides[0]
         job = np.zeros(layout.FLEET_WORDS, np.int64)
-        job[[layout.TASKS, layout.N_TASKS]] = addresses.ctypes.data, len(slots)
+        job[[layout.TASKS, layout.N_TASKS]] = addresses.ctypes.data, len(places)
         job[[layout.SLICE, layout.LAPS]] = rounds, laps
         job[layout.DEADLINE] = latest()
-        run_by_team("run_fleet", job, job.ctypes.data, min(workers, len(slots)))
+        run_by_team("run_fleet", job, job.ctypes.data, min(workers, len(places)))
 
     def collect(self, *outputs: np.ndarray) -> None:
         """It is there."""

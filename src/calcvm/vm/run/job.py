@@ -59,9 +59,9 @@ PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
 MOST_PLACEHOLDERS, MOST_ARGUMENTS, MOST_RESULTS, MOST_RANK, KEPT_ROWS = 16, 8, 4, 5, 8
 STEP, PREDICT, EVALUATE, RUN, N_METHODS = range(5)
 (
-    ARMED,  # not 0 while the model is in its frame, and nobody means to take that
+    ARMED,  # not 0 while the model is in its slot, and nobody means to take that
     TURN_OWNER, TRAINING_OWNER,  # addresses of the threads that have the model's turn, and its training
-    PIECE, FRAME_JOB, CONTROL, RUN_ROWS, WORKERS,  # of the frame: its address, its job; what runs that
+    PIECE, SLOT_JOB, CONTROL, RUN_ROWS, WORKERS,  # of the slot: its address, its job; what runs that
     SHEET,  # address of the words of its program
     SEQ,  # calls made, by which they are numbered
     CHANGED_AT, FORGOT_AT,  # the last that changed the model, that forgot what placeholders and results held

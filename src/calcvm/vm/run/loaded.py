@@ -1,10 +1,10 @@
-"""A program made ready to run: what all its models share, wherever in a heap they lie."""
+"""A program on a device, ready to run: what all its models share, wherever in a heap they lie."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,51 +23,48 @@ from calcvm.vm.program.program import Program, Symbol
 from calcvm.vm.run.device import device_of
 from calcvm.vm.run.slices import SLICE_SECONDS, brief_batch, changing, cut, seconds_of
 
-if TYPE_CHECKING:
-    from calcvm.vm.memory.methods import Sheet
-
 P = ParamSpec("P")
 T = TypeVar("T")
 Span = tuple[int, int]
 FORWARD = ("forward", "loss")  # phases that compute results
 KEPT_BATCHES = 64  # copies of the rows, patched for a batch, that are kept
 
-_bindings: WeakValueDictionary[str, Binding] = WeakValueDictionary()
+_loaded: WeakValueDictionary[str, Loaded] = WeakValueDictionary()
 
 
 def kept(method: Callable[P, T]) -> Callable[P, T]:
-    """A method of a binding whose answers are kept: a program does not change."""
+    """A method of a loaded program whose answers are kept: a program does not change."""
     name = method.__name__
 
     @wraps(method)
-    def answer(binding: Any, *of: Any) -> Any:
-        found = binding._kept.get((name, of))
+    def answer(loaded: Any, *of: Any) -> Any:
+        found = loaded._kept.get((name, of))
         if found is None:
-            found = binding._kept[name, of] = method(binding, *of)  # type: ignore[call-arg,arg-type]
+            found = loaded._kept[name, of] = method(loaded, *of)  # type: ignore[call-arg,arg-type]
         return found
 
     return answer  # type: ignore[return-value]
 
 
-def bind(program: Program) -> Binding:
-    """The program's binding; equal programs share one."""
-    binding = _bindings.get(program.hash)
-    if binding is None:
-        binding = _bindings[program.hash] = Binding(program)
-    return binding
+def loaded_of(program: Program) -> Loaded:
+    """The program on its device; equal programs share one."""
+    loaded = _loaded.get(program.hash)
+    if loaded is None:
+        loaded = _loaded[program.hash] = Loaded(program)
+    return loaded
 
 
 def forget(rows: set[str]) -> None:
     """The kernels of these rows are others now: programs that are loaded from now on have those."""
-    for digest, binding in [*_bindings.items()]:
-        if any(name in rows for name, _ in binding.program.instructions):
-            _bindings.pop(digest, None)
+    for digest, loaded in [*_loaded.items()]:
+        if any(name in rows for name, _ in loaded.program.instructions):
+            _loaded.pop(digest, None)
 
 
-class Binding:
+class Loaded:
     """A program on its device: kernels, rows for a batch, spans of sections, and the blocks that a model switch copies.
 
-    device, code : what runs the program, and what that has prepared of it.
+    device, kernels : what runs the program, and what that has prepared of it.
     table_address : what jobs hold as TABLE.
     image : bytes [start, stop) of a program's piece that persist: parameters, state, optimizer.
     opened : the same with persistent gradients, as they are in the middle of an accumulation.
@@ -83,13 +80,13 @@ class Binding:
         self.variables = program.info["variables"]
         self.paths = program.info["paths"]
         self.device = device_of(program.info.get("device", "cpu"))
-        self.code = self.device.prepare(program)
-        self.table_address = self.code.address
+        self.kernels = self.device.prepare(program)
+        self.table_address = self.kernels.address
         self.forms = {name: tuple(Affine(*form) for form in facts["shape"]) for name, facts in self.variables.items()}
         self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
         self._rows: dict[int, tuple[np.ndarray, int]] = {}
         self._kept: dict[tuple[str, Any], Any] = {}
-        self.sheet: Sheet | None = None  # what compiled methods know of the program, once there are some
+        self.sheet: Any = None  # what compiled methods know of the program (a `Sheet`), once there are some
         self._spans = {path: _spans(program, path) for path in program.paths}
         kept = [s for s in program.symbols if s.persistent]
         self.image = _hull([s for s in kept if s.kind != "gradient"], program.itemsize)
@@ -107,7 +104,7 @@ class Binding:
             if len(self._rows) >= KEPT_BATCHES:
                 self._rows.pop(next(iter(self._rows)), None)
             rows = self.program.rows_for(batch)
-            kept = self._rows[batch] = rows, self.device.place(rows, self.code)
+            kept = self._rows[batch] = rows, self.device.place(rows, self.kernels)
         return kept
 
     def symbol(self, variable: str) -> Symbol:

@@ -33,7 +33,6 @@ from calcvm.vm.run.job import (
     EVALUATE,
     FORGETS,
     FORGOT_AT,
-    FRAME_JOB,
     HOLDS,
     INT_TYPE,
     ITEM,
@@ -75,6 +74,7 @@ from calcvm.vm.run.job import (
     SEQ,
     SET,
     SHEET,
+    SLOT_JOB,
     START,
     STEP,
     STEPS,
@@ -260,7 +260,7 @@ def words_of(self):
 
 @helper
 def there(at, changes):
-    """Whether the model is in its frame and this thread may use it, or change it."""
+    """Whether the model is in its slot and this thread may use it, or change it."""
     words = i64_at(at)
     if at == 0 or words[ARMED] == 0 or not mine(words[TURN_OWNER]):
         return False
@@ -334,14 +334,14 @@ def run(at, method, which, batch, rows, steps):
         words[CHANGED_AT] = words[SEQ]
     if mw[FORGETS] != 0:
         words[FORGOT_AT] = words[SEQ]
-    job = i64_at(words[FRAME_JOB])
+    job = i64_at(words[SLOT_JOB])
     job[ROWS], job[START], job[STOP], job[STEPS], job[DEADLINE] = rows, mw[BEGIN], mw[END], steps, 0
     if words[WORKERS] > 1 and (batch > mw[BRIEF] or steps > 1):
         job[CODE] = words[RUN_ROWS]
-        call_run_team(words[CONTROL], words[FRAME_JOB], words[WORKERS])
+        call_run_team(words[CONTROL], words[SLOT_JOB], words[WORKERS])
     else:
         job[TEAM] = 1
-        call_run_rows(words[FRAME_JOB], 0)
+        call_run_rows(words[SLOT_JOB], 0)
     piece = words[PIECE]
     return f32_at(piece)[0] == 0.0 if i64_at(words[SHEET])[ITEM] == 4 else f64_at(piece)[0] == 0.0
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
 
 from calcvm.vm.program.encoding import ALIGN_BYTES
 
@@ -44,3 +47,17 @@ class Pieces:
         ends = sorted(taken)
         free = zip([0, *(stop for _, stop in ends)], [*(start for start, _ in ends), self._nbytes])
         self._free = [(start, stop) for start, stop in free if start < stop]
+
+
+@dataclass
+class Shared:
+    """Small memory that the host and compiled code both write: sums, means.  It goes back when this object does.
+
+    array : on the host.
+    address : of it, as compiled code sees it.
+    """
+
+    __slots__ = ("address", "array")
+
+    array: np.ndarray
+    address: int

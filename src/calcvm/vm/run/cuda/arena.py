@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.vm.run.cuda.driver import Driver
-from calcvm.vm.run.device import Shared
-from calcvm.vm.run.pieces import Pieces
+from calcvm.vm.run.pieces import Pieces, Shared
 
 
 class Piece(Shared):

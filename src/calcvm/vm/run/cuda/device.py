@@ -53,7 +53,7 @@ def table_bytes(n_rows: int, n_words: int) -> int:
     return 8 * n_words * ROW_COPIES * n_rows
 
 
-class Code:
+class Kernels:
     """What a program's models share on the device: its instructions, and room for its rows."""
 
     address = 0  # no table of kernels: dispatch is compiled
@@ -165,21 +165,9 @@ class Cuda:
             self.driver.free(address)
             self.allocated_bytes -= nbytes
 
-    def memory(self, nbytes: int) -> Any:
-        """The one allocation of a heap."""
-        from calcvm.vm.memory.cuda import DeviceMemory
-
-        return DeviceMemory(self, nbytes)
-
-    def store(self) -> Any:
-        """A store in page-locked memory."""
-        from calcvm.vm.memory.cuda import PinnedStore
-
-        return PinnedStore(self)
-
-    def place(self, rows: np.ndarray, code: Code) -> int:
+    def place(self, rows: np.ndarray, kernels: Kernels) -> int:
         """Device address of a copy of a program's rows, patched for a batch."""
-        return code.place(rows)
+        return kernels.place(rows)
 
     def constant(self, array: np.ndarray) -> int:
         """Device address of a copy of an array that nobody changes, kept while the array is; equal ones share one."""
@@ -232,9 +220,9 @@ class Cuda:
         self._owned.setdefault(id(array), []).append(what)
 
     # ------------------------------------------------------------ programs
-    def prepare(self, program: Any) -> Code:
+    def prepare(self, program: Any) -> Kernels:
         """What a program's models share; nothing is compiled before it runs."""
-        return Code(self, program)
+        return Kernels(self, program)
 
     def function(self, entry: str, names: Iterable[str], dtype: str, target: build.Target) -> tuple[int, int]:
         """A kernel for rows of these names, and how many of its blocks one multiprocessor runs at once."""
@@ -260,13 +248,13 @@ class Cuda:
         return build.Target(newest, threads, blocks, precision)
 
     # ------------------------------------------------------------ jobs
-    def prepare_task(self, job: np.ndarray, binding: Any) -> None:
+    def prepare_task(self, job: np.ndarray, loaded: Any) -> None:
         """Nothing: a job's words that are the device's own are set when it runs."""
 
-    def run(self, code: str, job: np.ndarray, address: int, workers: int, binding: Any) -> None:
+    def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: Any) -> None:
         """Run a job of one model (see `calcvm.vm.run.device.Device`)."""
         with self.lock:
-            box, rows = self._box, binding.code
+            box, rows = self._box, loaded.kernels
             box[:FLEET] = 0
             box[JOB : JOB + len(job)] = job
             box[JOB + layout.BARRIER] = self._at(CONTROL)
@@ -291,12 +279,12 @@ class Cuda:
                 job[:] = box[JOB : JOB + len(job)]
 
     def run_fleet(
-        self, tasks: np.ndarray, slots: np.ndarray, rounds: int, laps: int, workers: int, bindings: Iterable[Any]
+        self, tasks: np.ndarray, places: np.ndarray, rounds: int, laps: int, workers: int, loaded: Iterable[Any]
     ) -> None:
         """A turn of ``rounds`` * ``laps`` rounds for each task, a block a model, all in one launch."""
-        codes = list({id(b): b.code for b in bindings}.values())
-        names = sorted({name for code in codes for name in code.names})
-        if len({(c.dtype, c.precision) for c in codes}) > 1:
+        all_kernels = list({id(b): b.kernels for b in loaded}.values())
+        names = sorted({name for kernels in all_kernels for name in kernels.names})
+        if len({(c.dtype, c.precision) for c in all_kernels}) > 1:
             raise CalcError("models that train in one launch have one dtype and one precision: take a fleet for each")
         with self.lock:
             nbytes = tasks.nbytes + 8 * len(tasks)
@@ -309,12 +297,12 @@ class Cuda:
             there = tasks.copy()
             there[there[:, layout.JUDGE] != 0, layout.JUDGE] += start - tasks.ctypes.data
             self.driver.to_device(start, there.reshape(-1), self.stream)
-            self.driver.to_device(start + tasks.nbytes, start + slots * tasks.strides[0], self.stream)
+            self.driver.to_device(start + tasks.nbytes, start + places * tasks.strides[0], self.stream)
             self._box[:FLEET] = 0
-            self._set_fleet(start + tasks.nbytes, len(slots), rounds * laps)
+            self._set_fleet(start + tasks.nbytes, len(places), rounds * laps)
             self.shared_pieces.send(self.stream)
             self._send_box()
-            self._turns(names, codes[0], len(slots))
+            self._turns(names, all_kernels[0], len(places))
             self.shared_pieces.fetch(self.stream)
             there = np.empty_like(tasks)
             self.driver.to_host(there.reshape(-1), start, self.stream)
@@ -350,13 +338,13 @@ class Cuda:
             )
 
     # ------------------------------------------------------------ a grid
-    def _rows_by_grid(self, job: np.ndarray, workers: int, code: Code) -> None:
-        self._grid("rows", code, workers, 0)
+    def _rows_by_grid(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
+        self._grid("rows", kernels, workers, 0)
 
-    def _rounds_by_grid(self, job: np.ndarray, workers: int, code: Code) -> None:
-        self._grid("rounds", code, workers, 1 if self._box[JOB + layout.STAGED] else 0)
+    def _rounds_by_grid(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
+        self._grid("rounds", kernels, workers, 1 if self._box[JOB + layout.STAGED] else 0)
 
-    def _staged(self, job: np.ndarray, code: Code) -> int:
+    def _staged(self, job: np.ndarray, kernels: Kernels) -> int:
         """Where a feeder block is to bring samples that lie in the host's memory, as feeds; 0 where all are on the device.
 
         The feeder reads them over the bus while the workers run the round before.
@@ -365,43 +353,45 @@ class Cuda:
         self.driver.to_host(feeds, int(job[layout.FEEDS]))
         if not self._far.intersection(feeds[:, layout.ADDRESS].tolist()):
             return 0
-        bytes_each = -(-feeds[:, layout.ELEMS] * int(job[layout.BATCH]) * code.itemsize // 64) * 64
+        bytes_each = -(-feeds[:, layout.ELEMS] * int(job[layout.BATCH]) * kernels.itemsize // 64) * 64
         staged = feeds.copy()
-        staged[:, layout.ADDRESS] = code.room(int(bytes_each.sum())) + np.cumsum(bytes_each) - bytes_each
-        staged[:, layout.DTYPE] = layout.FEED_DTYPES[code.dtype]
-        code.staged = staged
+        staged[:, layout.ADDRESS] = kernels.room(int(bytes_each.sum())) + np.cumsum(bytes_each) - bytes_each
+        staged[:, layout.DTYPE] = layout.FEED_DTYPES[kernels.dtype]
+        kernels.staged = staged
         return self.constant(staged)
 
-    def _grid(self, entry: str, code: Code, workers: int, feeders: int) -> None:
+    def _grid(self, entry: str, kernels: Kernels, workers: int, feeders: int) -> None:
         """One kernel of ``workers`` blocks, or of as many as are resident at once: they wait for each other."""
-        _, resident = self.function(entry, code.names, code.dtype, self._target(code.precision, self.threads, 1))
+        _, resident = self.function(
+            entry, kernels.names, kernels.dtype, self._target(kernels.precision, self.threads, 1)
+        )
         most = resident * self.driver.multiprocessors
         if most < 1 + feeders:
             raise DeviceError(f"{self.driver.name} cannot run {1 + feeders} blocks of {self.threads} threads at once")
         blocks = min(workers, most - feeders) + feeders
-        self._job_launch(entry, code.names, code, blocks, blocks > 1)()
+        self._job_launch(entry, kernels.names, kernels, blocks, blocks > 1)()
 
     # ------------------------------------------------------------ blocks of their own
-    def _task(self, job: np.ndarray, workers: int, code: Code) -> None:
-        self._turns(code.names, code, 1)
+    def _task(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
+        self._turns(kernels.names, kernels, 1)
 
-    def _turns(self, names: Sequence[str], code: Code, n: int) -> None:
+    def _turns(self, names: Sequence[str], kernels: Kernels, n: int) -> None:
         """Turns of the fleet in the box, of ``n`` tasks, with a block for each if there is room."""
-        target = self._target(code.precision, self.fleet_threads, FLEET_BLOCKS)
-        function, resident = self.function("fleet", names, code.dtype, target)
+        target = self._target(kernels.precision, self.fleet_threads, FLEET_BLOCKS)
+        function, resident = self.function("fleet", names, kernels.dtype, target)
         blocks = max(min(n, resident * self.driver.multiprocessors), 1)
-        self._launch(function, target, code, blocks, [self._at(FLEET)], False)()
+        self._launch(function, target, kernels, blocks, [self._at(FLEET)], False)()
 
     # ------------------------------------------------------------ graphs
-    def _rows_as_graph(self, job: np.ndarray, workers: int, code: Code) -> None:
+    def _rows_as_graph(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
         start, stop, rows = (int(job[word]) for word in (layout.START, layout.STOP, layout.ROWS))
         heap = int(job[layout.HEAP])
         key = ("rows", rows, start, stop, heap, workers)
-        graph = self._graph(code, key, lambda: self._row_launches(code, workers, rows, [(start, stop)], heap))
+        graph = self._graph(kernels, key, lambda: self._row_launches(kernels, workers, rows, [(start, stop)], heap))
         for _ in range(int(job[layout.STEPS])):
             self.driver.run_graph(graph, self.stream)
 
-    def _rounds_as_graphs(self, job: np.ndarray, workers: int, code: Code) -> None:
+    def _rounds_as_graphs(self, job: np.ndarray, workers: int, kernels: Kernels) -> None:
         """A graph a round: its samples, its rows, its results."""
         heap, spans, ends = (
             int(job[layout.HEAP]),
@@ -415,12 +405,12 @@ class Cuda:
 
             def launches(rows: int = rows, all_spans: list = all_spans) -> list[Launch]:
                 bring, hand_over = (
-                    self._job_launch(e, (), code, n, False) for e, n in (("bring", workers), ("hand_over", 1))
+                    self._job_launch(e, (), kernels, n, False) for e, n in (("bring", workers), ("hand_over", 1))
                 )
-                return [bring, *self._row_launches(code, workers, rows, all_spans, heap), hand_over]
+                return [bring, *self._row_launches(kernels, workers, rows, all_spans, heap), hand_over]
 
             key = ("rounds", rows, tuple(all_spans), heap, workers)
-            self.driver.run_graph(self._graph(code, key, launches), self.stream)
+            self.driver.run_graph(self._graph(kernels, key, launches), self.stream)
 
     def _pairs(self, job: np.ndarray, word: int, count: int) -> list[tuple[int, int]]:
         """A job's spans, which lie on the device."""
@@ -428,50 +418,56 @@ class Cuda:
         self.driver.to_host(found, int(job[word]))
         return [(int(a), int(b)) for a, b in found.reshape(-1, 2)]
 
-    def _graph(self, code: Code, key: Any, make: Callable[[], list[Launch]]) -> int:
+    def _graph(self, kernels: Kernels, key: Any, make: Callable[[], list[Launch]]) -> int:
         """The graph of a list of launches, recorded at its first use."""
-        if key not in code.graphs:
-            if len(code.graphs) >= KEPT_GRAPHS:
-                self.driver.free_graph(code.graphs.pop(next(iter(code.graphs))))
+        if key not in kernels.graphs:
+            if len(kernels.graphs) >= KEPT_GRAPHS:
+                self.driver.free_graph(kernels.graphs.pop(next(iter(kernels.graphs))))
             launches = make()  # before the recording: it loads modules
             collecting = gc.isenabled()
             gc.disable()  # a finalizer that frees memory would spoil the recording
             try:
-                code.graphs[key] = self.driver.graph(self.stream, lambda: _make(launches))
+                kernels.graphs[key] = self.driver.graph(self.stream, lambda: _make(launches))
             finally:
                 if collecting:
                     gc.enable()
-        return code.graphs[key]
+        return kernels.graphs[key]
 
     def _row_launches(
-        self, code: Code, workers: int, rows: int, spans: list[tuple[int, int]], heap: int
+        self, kernels: Kernels, workers: int, rows: int, spans: list[tuple[int, int]], heap: int
     ) -> list[Launch]:
         """A launch a row (two where it has two halves), each of blocks enough to fill the device."""
         found = []
         for start, stop in spans:
             for pc in range(start, stop):
-                name = code.names[code.rows[pc, 0]]
+                name = kernels.names[kernels.rows[pc, 0]]
                 product = name in PRODUCTS
-                target = self._target(code.precision, self.threads, 1 if product else WIDE_BLOCKS)
-                function, resident = self.function("row", (name,), code.dtype, target)
+                target = self._target(kernels.precision, self.threads, 1 if product else WIDE_BLOCKS)
+                function, resident = self.function("row", (name,), kernels.dtype, target)
                 blocks = workers if product else max(workers, resident * self.driver.multiprocessors)
                 for half in range(1 + build.has_second_half(name)):
-                    arguments = [heap, rows + code.rows.strides[0] * pc, half]
-                    found.append(self._launch(function, target, code, blocks, arguments, False))
+                    arguments = [heap, rows + kernels.rows.strides[0] * pc, half]
+                    found.append(self._launch(function, target, kernels, blocks, arguments, False))
         return found
 
     # ------------------------------------------------------------ launches
-    def _job_launch(self, entry: str, names: Sequence[str], code: Code, blocks: int, cooperative: bool) -> Launch:
+    def _job_launch(self, entry: str, names: Sequence[str], kernels: Kernels, blocks: int, cooperative: bool) -> Launch:
         """A launch of the job in the box."""
-        target = self._target(code.precision, self.threads, 1)
-        function, _ = self.function(entry, names, code.dtype, target)
-        return self._launch(function, target, code, blocks, [self._at(JOB)], cooperative)
+        target = self._target(kernels.precision, self.threads, 1)
+        function, _ = self.function(entry, names, kernels.dtype, target)
+        return self._launch(function, target, kernels, blocks, [self._at(JOB)], cooperative)
 
     def _launch(
-        self, function: int, target: build.Target, code: Code, blocks: int, arguments: list[int], cooperative: bool
+        self,
+        function: int,
+        target: build.Target,
+        kernels: Kernels,
+        blocks: int,
+        arguments: list[int],
+        cooperative: bool,
     ) -> Launch:
         return self.driver.launch(
-            function, blocks, target.threads, arguments, shared_bytes=target.shared_bytes(code.itemsize),
+            function, blocks, target.threads, arguments, shared_bytes=target.shared_bytes(kernels.itemsize),
             stream=self.stream, cooperative=cooperative,
         )  # fmt: skip
 
