@@ -48,7 +48,7 @@ ptx: $(VENV)/.dev ## compile every CUDA kernel of every dtype for every compute 
 	$(BIN)/python -m pytest --whole tests/cuda/test_ptx.py $(PYTEST_ARGS)
 
 test-gpu: $(VENV)/.dev ## run the tests of the CUDA device; fails where there is no GPU
-	@$(BIN)/python -c "from calcvm.vm.cuda.driver import Driver; Driver.open()" # before the work of compiling
+	@$(BIN)/python -c "from calcvm.vm.run.cuda.driver import Driver; Driver.open()" # before the work of compiling
 	$(BIN)/python -m tests.gpu.prebuild
 	$(BIN)/python -m pytest --gpu -m gpu tests/gpu tests/cuda $(PYTEST_ARGS)
 

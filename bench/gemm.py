@@ -58,7 +58,7 @@ class Ours:
 
         from calcvm.kernels_cpu._common import ROUTINES
         from calcvm.kernels_cpu.contraction import product
-        from calcvm.vm.atomics import f32_at
+        from calcvm.vm.run.atomics import f32_at
 
         for name in ("gemm", "gemv"):
             ROUTINES[name].address("float32")

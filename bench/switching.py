@@ -69,9 +69,9 @@ def switcher(image_bytes: int, n_models: int) -> tuple[Callable[[int], float], A
         order = [models[i % n_models] for i in range(n)]
         started = time.perf_counter()
         for model in order:
-            with model.tenant.turn.mine:
-                heap.enter(model.tenant)
-                model.tenant.changed = True  # as if it had been trained
+            with model.record.turn.mine:
+                heap.enter(model.record)
+                model.record.changed = True  # as if it had been trained
         return time.perf_counter() - started
 
     run(2 * n_models)  # all of them have been in the store
@@ -116,9 +116,9 @@ def time_switches(result: Result, sizes: Sequence[int], quick: bool) -> None:
             n_models = max(2, min(n_models, IMAGES_BYTES // size))
             run, heap = switcher(size, n_models)
             with heap.resident:
-                frame = heap.resident.frame
-                blocks = frame.image, [np.frombuffer(kept, np.uint8) for _, kept in heap.store._kept.values()]
-            image = frame.image.size
+                slot = heap.resident.slot
+                blocks = slot.image, [np.frombuffer(kept, np.uint8) for _, kept in heap.store._kept.values()]
+            image = slot.image.size
             others = np.zeros(image, np.uint8), [np.full(image, i, np.uint8) for i in range(n_models)]
             runs = {"switch": run, **copiers(*blocks, "same blocks"), **copiers(*others, "others")}
             each = min(run(2 * n_models) for _ in range(3)) / (2 * n_models)
@@ -193,13 +193,13 @@ def many(models: int, switches: int, heap: str) -> dict[str, Any]:
         cv.CalcHeap(heap, cv.FileStore(folder, durable=False)) as shared,
     ):
         started = time.perf_counter()
-        loaded = [shared.load(compiled, seed=i, name=f"model {i}") for i in range(models)]
+        there = [shared.load(compiled, seed=i, name=f"model {i}") for i in range(models)]
         loading = time.perf_counter() - started
         shared.stats.reset()
         resident, started = [], time.perf_counter()
         for tenth in range(1, 11):
             while shared.stats.switches < switches * tenth // 10:
-                loaded[rng.integers(models)].step(x, y)
+                there[rng.integers(models)].step(x, y)
             resident.append(memory_bytes("VmRSS"))
         seconds = time.perf_counter() - started
         stats, peak = shared.stats, memory_bytes("VmHWM")
@@ -212,7 +212,7 @@ def many(models: int, switches: int, heap: str) -> dict[str, Any]:
             "seconds": seconds,
             "switches": stats.switches,
             "switching": stats.seconds,
-            "image": loaded[0].binding.image[1] - loaded[0].binding.image[0],
+            "image": there[0].loaded.image[1] - there[0].loaded.image[0],
         }
 
 

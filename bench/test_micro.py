@@ -18,7 +18,7 @@ from calcvm.kernels_cpu import address_of
 from calcvm.ops import OPS
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import RowSpec
-from calcvm.vm.encoding import encode_row
+from calcvm.vm.program.encoding import encode_row
 from tests.rowrun import RESERVED, Case, _row_runs
 
 DTYPE, ALIGN_ELEMS, CALLS = "float32", 16, 100

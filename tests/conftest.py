@@ -127,7 +127,7 @@ def no_gpu() -> str:
 
     try:
         import calcvm.kernels_cuda._cuda  # noqa: F401
-        from calcvm.vm.cuda.driver import Driver
+        from calcvm.vm.run.cuda.driver import Driver
 
         Driver.open().close()
     except (DeviceError, MissingExtra) as error:

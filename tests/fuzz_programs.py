@@ -37,10 +37,18 @@ from calcvm.ops.dims import Affine
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
 from calcvm.ops.types import BYTES, bytes_of, dtype_of
 from calcvm.planner import plan
-from calcvm.vm.assemble import assemble
-from calcvm.vm.encoding import FLAG_PC_SHIFT, FLAG_SYNC, Instruction, encode_row, float_bits, form_of, instructions
-from calcvm.vm.program import Program, Symbol, Zone
-from calcvm.vm.verify import verify
+from calcvm.vm.program.assemble import assemble
+from calcvm.vm.program.encoding import (
+    FLAG_PC_SHIFT,
+    FLAG_SYNC,
+    Instruction,
+    encode_row,
+    float_bits,
+    form_of,
+    instructions,
+)
+from calcvm.vm.program.program import Program, Symbol, Zone
+from calcvm.vm.program.verify import verify
 
 PAGE = mmap.PAGESIZE
 SENTINEL = 0xA5

@@ -44,7 +44,7 @@ MUTANTS = (
         "a barrier is left out, and the verifier agrees",
         (
             ("planner/sync.py", "        return (start, extent.until(batch), units)\n", '        return "batch"\n'),
-            ("vm/verify.py", "            return (start, size, units)\n", '            return "batch"\n'),
+            ("vm/program/verify/row.py", "            return (start, size, units)\n", '            return "batch"\n'),
         ),
         ("tests/kinds/test_races.py",),
     ),
@@ -63,7 +63,7 @@ MUTANTS = (
         "a lock is dropped",
         (
             (
-                "vm/turns.py",
+                "vm/memory/turns.py",
                 "            self._line_up()\n        return self.lock\n",
                 "            pass\n        return threading.RLock()\n",
             ),
@@ -74,7 +74,7 @@ MUTANTS = (
         "a job is freed while a worker has it",
         (
             (
-                "vm/loop.py",
+                "vm/run/loop.py",
                 "        while atomic_load(control + BOXES + w * LINE) != 0:\n",
                 "        while atomic_load(control + BOXES + w * LINE) != 0 and looks < 3:\n",
             ),
@@ -83,7 +83,13 @@ MUTANTS = (
     ),
     Mutant(
         "what an interrupt leaves in a heap is not mended",
-        (("vm/heap.py", "        if not (self._torn or self._orphaned):\n            return\n", "        return\n"),),
+        (
+            (
+                "vm/memory/heap.py",
+                "        if not (self._torn or self._orphaned):\n            return\n",
+                "        return\n",
+            ),
+        ),
         ("tests/kinds/test_interrupts.py",),
     ),
     Mutant(
@@ -95,7 +101,7 @@ MUTANTS = (
         "a file's bytes are not checked",
         (
             (
-                "vm/store.py",
+                "vm/memory/store.py",
                 "    if file.read() != digest.digest():\n",
                 '    if file.read() == b"":\n',
             ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from calcvm import kernels_cpu
 from calcvm.kernels_cpu._common import DTYPES, KERNELS
-from calcvm.vm import entry
+from calcvm.vm.run import entry
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A model of the team's protocol (`calcvm.vm.loop.run_team`), and an explorer of all that can happen in it.
+"""A model of the team's protocol (`calcvm.vm.run.loop.run_team`), and an explorer of all that can happen in it.
 
 A thread is at a label; a step is what it does there with shared memory, at once: one atomic of the native code, or one
 statement of the Python that calls it.  Loops that spin are steps that cannot be taken until what they wait for is there.

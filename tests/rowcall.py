@@ -9,7 +9,7 @@ import numpy as np
 from calcvm.kernels_cpu import losses, optimizers  # noqa: F401  (registers the kernels)
 from calcvm.kernels_cpu._common import KERNELS
 from calcvm.ops import ROWS
-from calcvm.vm.encoding import encode_row
+from calcvm.vm.program.encoding import encode_row
 
 NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 RESERVED, GAP = 16, 16  # elements at the start of a heap, and between operands

@@ -23,7 +23,7 @@ from calcvm.ops.dims import Affine, numel, shape_of
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec
 from calcvm.ops.types import BYTES, FLOAT, bytes_of, dtype_of
-from calcvm.vm.encoding import encode_row
+from calcvm.vm.program.encoding import encode_row
 from tests.reference import reference
 
 for _family in FAMILIES:
@@ -106,7 +106,7 @@ class Case:
             size = int(np.prod(self.shapes[n], dtype=int))
             own = self.types.get(n, self.dtype)
             if n in example.integer:
-                v = rng.integers(0, example.integer[n], size)
+                v: np.ndarray = rng.integers(0, example.integer[n], size)
             elif own == "int64":
                 v = rng.integers(1, 1000, size)
             else:

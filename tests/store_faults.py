@@ -50,7 +50,7 @@ def train_round(model: cv.Resident, number: int) -> bool:
     if done % 4 == 0:
         cv.Model.on(model).fit(x, y, progress=False)
         return True
-    if model.binding.accumulating and done % 4 > 1:
+    if model.loaded.accumulating and done % 4 > 1:
         model["input"], model["target"] = x[:n], y[:n]  # the gradient of one round is used in the next
         model.forward("learn")
         model.backward("learn")
@@ -166,9 +166,9 @@ class Alone:
 def state(model: cv.Resident) -> list[bytes]:
     """All that a model is, in the middle of an accumulation its gradient too; without the padding between."""
     with model:
-        frame = model.frame
-        kept = [s for s in persistent(model.program).values() if s.kind != "gradient" or model.tenant.open]
-        return [frame.elements[s.offset : s.offset + s.elems.b].tobytes() for s in kept]
+        slot = model.slot
+        kept = [s for s in persistent(model.program).values() if s.kind != "gradient" or model.record.open]
+        return [slot.elements[s.offset : s.offset + s.elems.b].tobytes() for s in kept]
 
 
 def examine(folder: str, rounds: dict[bytes, dict[int, int]], alone: Alone, counts: Counter[str]) -> None:

@@ -44,7 +44,7 @@ def turn(model: cv.Resident, number: int, k: int) -> list[float | None]:
     rng = np.random.default_rng([number, k])
     n = int(rng.integers(1, BATCH + 1))
     x, y = rng.standard_normal((n, N_INPUTS)), rng.integers(0, N_CLASSES, n)
-    if model.binding.accumulating:
+    if model.loaded.accumulating:
         with model:  # other threads must not take its place between these calls
             model["input"], model["target"] = x, y
             model.forward("learn")
@@ -75,8 +75,8 @@ def alone(number: int, turns: int) -> tuple[list[list[float | None]], bytes]:
 def contents(model: cv.Resident) -> bytes:
     """Parameters, state, moments and, in the middle of an accumulation, gradients."""
     with model:
-        frame = model.frame
-        return frame.bytes[slice(*(model.binding.opened if model.tenant.open else model.binding.image))].tobytes()
+        slot = model.slot
+        return slot.bytes[slice(*(model.loaded.opened if model.record.open else model.loaded.image))].tobytes()
 
 
 def differing(heap: cv.CalcHeap, models: int, order: Iterable[int]) -> list[str]:

@@ -20,7 +20,7 @@ sys.executable = os.environ.get("EXECUTABLE", before)
 import numpy as np
 import calcvm as cv
 from calcvm.kernels_cpu import _aside
-from calcvm.vm.device import device_of
+from calcvm.vm.run.device import device_of
 
 g = cv.CalcGraph()
 x = g.placeholder("x", (None, 6))

@@ -19,7 +19,7 @@ from calcvm.kernels_cpu._target import host
 SOURCE = Path(calcvm.__file__).parent
 KERNELS = {family: _native.modules_of(family) for family in (*FAMILIES, "_gemm", "_gemv", "_blas")}
 ON_BLAS = {f"{family} on blas": _native.modules_of(family, "blas") for family in FAMILIES}
-LOOPS = {"loops": ("vm.loop",)}
+LOOPS = {"loops": ("vm.run.loop",)}
 PLACES = KERNELS | ON_BLAS | LOOPS
 
 
@@ -52,14 +52,14 @@ def edit(file):
         ("kernels_cpu/_gemv.py", {"_gemv", "_gemm", "contraction", "contraction on blas"}),
         ("kernels_cpu/_blas.py", {"_blas", *ON_BLAS}),
         ("kernels_cpu/_common.py", set(PLACES)),
-        ("vm/loop.py", {"loops"}),
-        ("vm/samples.py", {"loops"}),
-        ("vm/job.py", {"loops"}),
+        ("vm/run/loop.py", {"loops"}),
+        ("vm/run/samples.py", {"loops"}),
+        ("vm/run/job.py", {"loops"}),
         ("ops/spec.py", set()),  # the loops know no instruction
         ("kernels_cpu/_target.py", set(PLACES)),
         ("kernels_cpu/_aside.py", set()),
         ("kernels_cpu/__init__.py", set()),
-        ("vm/team.py", set()),
+        ("vm/run/team.py", set()),
         ("kernels_cuda/losses.py", set()),
     ],
 )
@@ -73,9 +73,9 @@ def test_an_edit_compiles_again_what_is_made_of_it_and_nothing_else(package, fil
 
 
 def test_the_imports_that_keys_follow_are_those_that_python_sees():
-    everything = (*(f"kernels_cpu.{path.stem}" for path in _native.SOURCES.glob("*.py")), "vm.loop")
+    everything = (*(f"kernels_cpu.{path.stem}" for path in _native.SOURCES.glob("*.py")), "vm.run.loop")
     followed = _native.closure(everything)
-    assert {"vm.job", "vm.samples", "vm.atomics"} < followed.keys()
+    assert {"vm.run.job", "vm.run.samples", "vm.run.atomics"} < followed.keys()
     for module, (_, imports) in followed.items():
         assert imports == tuple(sorted(imported(SOURCE.joinpath(*module.split(".")).with_suffix(".py")))), module
 
@@ -100,7 +100,7 @@ import json, pathlib, sys
 from calcvm.kernels_cpu import address_of
 if pathlib.Path("own.py").exists():
     import own
-from calcvm.vm.entry import address
+from calcvm.vm.run.entry import address
 for name in sys.argv[1:]:
     assert address(name) if name == "permute" else address_of(name, "float32")
 print(json.dumps("numba" in sys.modules))
@@ -135,7 +135,7 @@ def test_an_edited_kernel_is_compiled_and_its_neighbours_come_from_the_cache(tmp
     assert compiles(package.parent, cache, *names) == (False, set())
     edit(package / "kernels_cpu" / "shape.py")
     assert compiles(package.parent, cache, *names) == (True, {concat})
-    edit(package / "vm" / "loop.py")
+    edit(package / "vm" / "run" / "loop.py")
     assert compiles(package.parent, cache, *names) == (True, {permute})
     assert compiles(package.parent, cache, *names) == (False, set())
 

@@ -1,4 +1,4 @@
-"""Devices: BLAS trains the same; what is of another device is refused; frames of the host."""
+"""Devices: BLAS trains the same; what is of another device is refused; slots of the host."""
 
 import itertools
 import sys
@@ -12,9 +12,10 @@ from calcvm.kernels_cpu import find
 from calcvm.kernels_cpu._common import KERNELS
 from calcvm.ops import OPS
 from calcvm.ops.spec import ROWS, Example
-from calcvm.vm.binding import bind
-from calcvm.vm.device import Cpu, Shared
-from calcvm.vm.frame import Frame, HostMemory
+from calcvm.vm.memory.slot import HostMemory, Slot
+from calcvm.vm.run.device import Cpu
+from calcvm.vm.run.loaded import loaded_of
+from calcvm.vm.run.pieces import Shared
 from tests import rowrun
 from tests.rowrun import NATIVE, Case
 
@@ -175,74 +176,72 @@ def test_programs_and_heaps_of_other_devices_are_refused(kernels):
         assert cv.CalcHeap("1 MiB", device=device).load(blas).program is blas
 
 
-# ---------------------------------------------------------------- frames of the host
+# ---------------------------------------------------------------- slots of the host
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_frame_reads_and_writes(dtype):
+def test_a_slot_reads_and_writes(dtype):
     program = cv.compile(small_graph(), batch_size=8, dtype=dtype, workers=1)
     model = cv.CalcHeap(2 * program.heap_bytes).load(program, seed=1)
-    weight, state = program.by_name["linear_1.weight"], program.symbols[model.binding.training(None)["hyper"]]
+    weight, state = program.by_name["linear_1.weight"], program.symbols[model.loaded.training(None)["hyper"]]
     with model:
-        frame = model.frame
-        assert frame.writable
-        view = frame.cells(weight)
-        frame.write(weight, np.arange(3.0))
+        slot = model.slot
+        assert slot.writable
+        view = slot.cells(weight)
+        slot.write(weight, np.arange(3.0))
         assert view.shape == (4, 3) and (view == [0, 1, 2]).all()  # live, broadcast, converted
-        assert frame.scalar(weight.offset + 2) == 2
+        assert slot.scalar(weight.offset + 2) == 2
         words = np.linspace(0, 1, state.elems.b)
-        frame.write(state, words, (state.elems.b,))
-        np.testing.assert_array_equal(frame.cells(state, (state.elems.b,)), words)
-        whole, image = frame.snapshot(), frame.get_image()
-        frame.clear_symbol(weight)
-        assert not view.any() and frame.cells(state, (state.elems.b,)).any()
-        frame.set_image(image)
+        slot.write(state, words, (state.elems.b,))
+        np.testing.assert_array_equal(slot.cells(state, (state.elems.b,)), words)
+        whole, image = slot.snapshot(), slot.get_image()
+        slot.clear_symbol(weight)
+        assert not view.any() and slot.cells(state, (state.elems.b,)).any()
+        slot.set_image(image)
         assert (view == [0, 1, 2]).all()
-        frame.clear()
-        assert not frame.elements.any()
-        frame.fill(whole)
-        np.testing.assert_array_equal(frame.elements, whole)
-        blank = frame.blank()
+        slot.clear()
+        assert not slot.elements.any()
+        slot.fill(whole)
+        np.testing.assert_array_equal(slot.elements, whole)
+        blank = slot.blank()
         blank[weight.offset] = 5
-        frame.fill(blank)
-        assert frame.scalar(weight.offset) == 5 and frame.bytes.any() and not view.reshape(-1)[1:].any()
+        slot.fill(blank)
+        assert slot.scalar(weight.offset) == 5 and slot.bytes.any() and not view.reshape(-1)[1:].any()
 
 
 @pytest.mark.parametrize("open", [False, True])
-def test_a_frame_is_kept_and_restored(open):  # noqa: A002
+def test_a_slot_is_kept_and_restored(open):  # noqa: A002
     program = cv.compile(small_graph(), batch_size=8, workers=1)
-    binding = bind(program)
-    frame = HostMemory(program.heap_bytes).frame(binding, 0, program.heap_bytes)
+    loaded = loaded_of(program)
+    slot = HostMemory(program.heap_bytes).slot(loaded, 0, program.heap_bytes)
     store = cv.MemoryStore()
-    frame.elements[:] = np.arange(1, program.heap_elems + 1)
-    image, opened = frame.get_image(), frame.get_image(open=True)
-    start, stop = binding.opened if open else binding.image
+    slot.elements[:] = np.arange(1, program.heap_elems + 1)
+    image, opened = slot.get_image(), slot.get_image(open=True)
+    start, stop = loaded.opened if open else loaded.image
     assert len(opened) > len(image) and image.base is None
-    assert frame.keep(store, "a", {}, open) == stop - start
-    frame.elements[:] = -1
-    assert frame.trap() == (-1, -1) and frame.trap() == (0, 0)
-    frame.elements[:2] = 1, 2
-    assert frame.restore(store, "a", open) == stop - start
-    np.testing.assert_array_equal(frame.get_image(open), opened if open else image)
-    gradients = frame.bytes[slice(*binding.gradient)].view(program.dtype)
-    assert frame.trap() == (0, 0) and gradients.any() == open  # without: as between two learning batches
-    frame.elements[:] = 1
-    frame.clear_padding()
-    assert not frame.elements[binding.padding].any() and frame.elements.sum() == program.heap_elems - len(
-        binding.padding
-    )
+    assert slot.keep(store, "a", {}, open) == stop - start
+    slot.elements[:] = -1
+    assert slot.trap() == (-1, -1) and slot.trap() == (0, 0)
+    slot.elements[:2] = 1, 2
+    assert slot.restore(store, "a", open) == stop - start
+    np.testing.assert_array_equal(slot.get_image(open), opened if open else image)
+    gradients = slot.bytes[slice(*loaded.gradient)].view(program.dtype)
+    assert slot.trap() == (0, 0) and gradients.any() == open  # without: as between two learning batches
+    slot.elements[:] = 1
+    slot.clear_padding()
+    assert not slot.elements[loaded.padding].any() and slot.elements.sum() == program.heap_elems - len(loaded.padding)
 
 
 def test_a_trap_is_raised_once():
     model = cv.Model(nn.Linear(2), input_shape=(2,), optimizer=cv.SGD(0.1), batch_size=1)
     with model.resident:
-        frame = model.resident.frame
-        frame.elements[:2] = 1, 1
+        slot = model.resident.slot
+        slot.elements[:2] = 1, 1
         with pytest.raises(cv.Trap, match="row 1 .*label"):
-            frame.check()
-        frame.check()
+            slot.check()
+        slot.check()
 
 
-class Copies(Frame):
-    """A frame as a device with memory of its own has it: what it gives are copies."""
+class Copies(Slot):
+    """A slot as a device with memory of its own has it: what it gives are copies."""
 
     __slots__ = ()
     writable = False
@@ -254,7 +253,7 @@ class Copies(Frame):
         return np.zeros_like(self.elements)
 
 
-def test_models_of_frames_that_copy_train_as_others(monkeypatch, tmp_path):
+def test_models_of_slots_that_copy_train_as_others(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
     X, y = rng.standard_normal((50, 4), dtype=np.float32), rng.integers(0, 2, 50)
     net = nn.Linear(3) >> nn.Tanh() >> nn.Dropout(0.2) >> nn.Linear(2)
@@ -274,11 +273,11 @@ def test_models_of_frames_that_copy_train_as_others(monkeypatch, tmp_path):
         return model, told
 
     _, expected = train()
-    monkeypatch.setattr("calcvm.vm.frame.Frame", Copies)
+    monkeypatch.setattr("calcvm.vm.memory.slot.Slot", Copies)
     model, told = train()
     assert told == expected
     resident = model.resident
-    assert not resident.tenant.exposed
+    assert not resident.record.exposed
     with pytest.raises(ValueError, match="read-only"):
         model.parameters["linear_1.bias"][0] = 1
     monkeypatch.setattr(resident.heap.device, "name", "cuda")

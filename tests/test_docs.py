@@ -124,7 +124,7 @@ def test_named_files_exist(page: Path) -> None:
 
 def test_a_missing_file_is_caught() -> None:
     assert missing_paths(
-        "`ops/spec.py` `tests/rowrun.py` `vm/` `no/such.py`\n```text\nvm/none.py vm/loop.py\n```\n"
+        "`ops/spec.py` `tests/rowrun.py` `vm/` `no/such.py`\n```text\nvm/none.py vm/run/loop.py\n```\n"
     ) == [
         "no/such.py",
         "vm/none.py",
@@ -185,7 +185,7 @@ def test_quoted_error_bounds_are_the_tested_ones() -> None:
 def test_quoted_constants_are_the_code_s() -> None:
     from calcvm.lowering import LARGE_PARAMETER
     from calcvm.ops.spec import MAX_WORDS
-    from calcvm.vm.job import MAX_WORKERS
+    from calcvm.vm.run.job import MAX_WORKERS
 
     text = " ".join(ARCHITECTURE.read_text().split())
     assert f"`LARGE_PARAMETER` elements ({LARGE_PARAMETER})" in text

@@ -7,7 +7,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.epoch import Epoch
+from calcvm.vm.memory.epoch import Epoch
 
 X = np.random.default_rng(0).standard_normal((64, 4)).astype(np.float32)
 Y = np.arange(64) % 3
@@ -132,7 +132,7 @@ def test_a_setting_changed_alone_is_kept(tmp_path, leave):
         changed.predict(X)
     changed.learning_batch = 48
     if leave == "switch":
-        while changed.resident.tenant.frame is not None:
+        while changed.resident.record.slot is not None:
             heap.load(program()).reset(0)
     elif leave == "commit":
         changed.resident.commit()

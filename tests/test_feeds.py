@@ -9,7 +9,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.feeds import numbers
+from calcvm.vm.run.feeds import numbers
 
 RNG = np.random.default_rng(0)
 WHOLE = RNG.integers(0, 100, (48, 4))  # numbers that every type holds

@@ -11,8 +11,8 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.model import FORMAT_VERSION
-from calcvm.vm.epoch import Epoch
-from calcvm.vm.serialize import read_archive, write_archive
+from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.program.serialize import read_archive, write_archive
 
 
 def quadrants(n=400, seed=0):

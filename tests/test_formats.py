@@ -16,8 +16,9 @@ import pytest
 import calcvm as cv
 from calcvm.ops import ROWS
 from calcvm.ops.spec import R, RowSpec, W, dims
-from calcvm.vm.program import FORMAT_VERSION, Program
-from calcvm.vm.serialize import read_archive
+from calcvm.vm.program.encoding import FORMAT_VERSION
+from calcvm.vm.program.program import Program
+from calcvm.vm.program.serialize import read_archive
 
 DATA = Path(__file__).with_name("data")
 HASH = "81ce77e6a660735ad9857039560ea39acfd8085b42438342c8e6b0246423eae2"  # as the calcvm that wrote the model has it
@@ -52,7 +53,9 @@ def test_a_store_of_the_former_format_goes_on(tmp_path):
     fill(tmp_path, HASH)
     (written,) = (tmp_path / "programs").iterdir()
     documents, arrays = parts("format_2.model")
-    cv.vm.serialize.write_archive(tmp_path / "programs" / f"{HASH}.calc", documents, arrays, kind="program", version=2)
+    cv.vm.program.serialize.write_archive(
+        tmp_path / "programs" / f"{HASH}.calc", documents, arrays, kind="program", version=2
+    )
     written.unlink()
     for steps in (LOSSES[:2], LOSSES[2:]):  # what was trained is written, with the program of today
         heap = cv.CalcHeap("1 MiB", store=cv.FileStore(tmp_path))
@@ -62,7 +65,9 @@ def test_a_store_of_the_former_format_goes_on(tmp_path):
         (tmp_path / "programs" / f"{HASH}.calc").unlink(missing_ok=True)
     other = tmp_path / "other"
     fill(other, "0" * 64)
-    cv.vm.serialize.write_archive(other / "programs" / f"{'0' * 64}.calc", documents, arrays, kind="program", version=2)
+    cv.vm.program.serialize.write_archive(
+        other / "programs" / f"{'0' * 64}.calc", documents, arrays, kind="program", version=2
+    )
     with pytest.raises(cv.ProgramError, match="holds another program"):
         cv.CalcHeap("1 MiB", store=cv.FileStore(other)).open("it")
 

@@ -15,8 +15,8 @@ from calcvm.lowering import lower
 from calcvm.model import build_graph
 from calcvm.ops.spec import OPS, ROWS, OpSpec, R, RowSpec, W, dims, register, rows_cols
 from calcvm.planner import plan
-from calcvm.vm.assemble import assemble
-from calcvm.vm.program import load_program
+from calcvm.vm.program.assemble import assemble
+from calcvm.vm.program.program import load_program
 
 
 def load(graph, batch=8, seed=0, **options):
@@ -54,7 +54,7 @@ def test_preprocessing_runs_before_networks_that_begin_with_views(net):
 
 def test_networks_that_begin_with_views_ask_for_their_placeholders():
     m = cv.Model(nn.Flatten() >> nn.Linear(3), input_shape=(2, 2), optimizer=cv.SGD(0.1), batch_size=16)
-    assert m.resident.binding.feeds("learn") == ("input", "target")
+    assert m.resident.loaded.feeds("learn") == ("input", "target")
     assert np.isfinite(m.step(X[:16], Y[:16]))
     fleet = cv.Fleet("1 MiB", workers=1)
     handle = fleet.add(m.program, data=(X, Y))
@@ -93,9 +93,9 @@ def test_views_of_results_placeholders_and_parameters_are_read_in_every_path():
     with g.path("third") as third:
         third.output = flat_h
     m = load(g, batch=4)
-    binding = m.binding
-    assert [binding.feeds(path) for path in ("first", "second", "third")] == [("x",)] * 3
-    assert binding.before("second") == (("first", ("forward",)),) == binding.before("third")
+    loaded = m.loaded
+    assert [loaded.feeds(path) for path in ("first", "second", "third")] == [("x",)] * 3
+    assert loaded.before("second") == (("first", ("forward",)),) == loaded.before("third")
     data = np.arange(18.0).reshape(3, 2, 3)
     m["x"] = data
     m.run_steps(1, "third")
@@ -145,7 +145,7 @@ def test_a_parameter_or_placeholder_may_be_a_paths_output():
         z = cv.sum(y)
     m = load(g)
     m["x"] = np.ones((2, 3))
-    assert m.binding.feeds("p", ("forward",)) == () and m.binding.feeds("p") == ("x",) == m.binding.feeds("q")
+    assert m.loaded.feeds("p", ("forward",)) == () and m.loaded.feeds("p") == ("x",) == m.loaded.feeds("q")
     m.run_steps(1, "q")
     assert m["z"] == 12 and (m["W"] == 1).all()
     assert (y.name, z.name) == ("y", "z")
@@ -276,7 +276,7 @@ def test_backward_is_of_the_data_that_forward_read():
 
 
 def test_data_for_every_placeholder_of_a_pass_are_asked_for():
-    from calcvm.vm.epoch import Epoch
+    from calcvm.vm.memory.epoch import Epoch
 
     m = load(chain(), batch=8)
     out = np.zeros((9, 4), "f4")
@@ -452,7 +452,7 @@ def test_settling_a_path_drops_its_own_gradients():
 
 @pytest.mark.parametrize("ends", ["a step", "a pass"])
 def test_what_a_path_has_added_up_survives_a_switch_after_another_path_has_ended(ends):
-    from calcvm.vm.epoch import Epoch
+    from calcvm.vm.memory.epoch import Epoch
 
     def weights(switched):
         program = two_paths(OPTIMIZERS["adam"], accumulate=True)

@@ -482,14 +482,14 @@ def test_what_may_be_set_is_what_training_reads(optimizer):
         resident = heap.load(program, seed=1)
         mapping = resident.hyper()
         with resident:
-            frame = resident.frame
-            values = mapping._slots(frame)
+            slot = resident.slot
+            values = mapping._values(slot)
             for name, value in slots.items():
                 values[HYPER_SLOTS.index(name)] = value
         for _ in range(7):
             resident.step(X[:8], Y[:8])
         weight = resident["linear_1.weight"].tobytes()
-        allowed = set(resident.binding.hyper["learn"])
+        allowed = set(resident.loaded.hyper["learn"])
         resident.close()
         return weight, allowed
 

@@ -17,10 +17,10 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.statement import PHASES
-from calcvm.vm import job as layout
-from calcvm.vm import methods
-from calcvm.vm.entry import METHODS
-from calcvm.vm.epoch import Epoch
+from calcvm.vm.memory import methods
+from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.entry import METHODS
 
 RNG = np.random.default_rng(0)
 WRITTEN = {}  # the methods in Python, by name
@@ -55,23 +55,23 @@ def data(n, dtype=np.float32, labels=np.int64):
 
 def knows(model):
     """What Python knows of a model, and what it is."""
-    resident, tenant = model.resident, model.resident.tenant
+    resident, record = model.resident, model.resident.record
     with resident:
-        resident.frame  # noqa: B018 (whoever uses the model looks what compiled calls have done)
+        resident.slot  # noqa: B018 (whoever uses the model looks what compiled calls have done)
         notes = (
-            dict(tenant.held),
-            dict(tenant.ran),
-            tenant.arena,
-            tenant.changed,
-            set(tenant.open),
-            set(tenant.graded),
+            dict(record.held),
+            dict(record.ran),
+            record.arena,
+            record.changed,
+            set(record.open),
+            set(record.graded),
         )
         return *notes, resident.image().tobytes()
 
 
 def is_compiled(model, which=layout.STEP):
     """Whether the last call was a compiled one: Python has not looked since."""
-    calls = model.resident.tenant.calls
+    calls = model.resident.record.calls
     return calls is not None and calls._seen != calls.words[layout.SEQ] == calls.words[layout.DONE + 2 * which + 1]
 
 
@@ -237,7 +237,7 @@ def test_a_step_is_noted_also_where_a_prediction_came_after_it():
         model.step(x, y)
         model.resident.forward("learn")
         model.resident.backward("learn")
-        assert "learn" in model.resident.tenant.open
+        assert "learn" in model.resident.record.open
         model.step(x, y)
         model.predict(x)
         assert is_compiled(model, layout.PREDICT)
@@ -271,7 +271,7 @@ def test_who_took_hold_of_a_method_before_has_the_compiled_one():
     code = """
 import numpy as np, calcvm as cv
 from calcvm import nn
-from calcvm.vm import methods
+from calcvm.vm.memory import methods
 model = cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8)
 predict, step = model.predict, model.step  # functions written in Python
 x, y = np.zeros((1, 4), "float32"), np.zeros(1, "int64")
@@ -404,7 +404,7 @@ def test_what_somebody_puts_in_the_place_of_a_method_stays():
 import functools, unittest.mock
 import numpy as np, calcvm as cv
 from calcvm import nn
-from calcvm.vm import methods
+from calcvm.vm.memory import methods
 model = cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8)
 x, y, seen, step = np.zeros((1, 4), "float32"), np.zeros(1, "int64"), [], cv.Model.step
 
@@ -569,7 +569,7 @@ def test_threads_count_each_step(n_models, whole):
 def test_models_of_one_program_share_what_compiled_code_knows(whole):
     """Batches whose rows take the same place, from threads that have a model each: right answers, all of them."""
     models = [network(batch_size=40) for _ in range(4)]
-    assert len({id(m.resident.binding.sheet) for m in models}) == 1
+    assert len({id(m.resident.loaded.sheet) for m in models}) == 1
     given = {n: data(n) for n in (1, 9, 17, 25, 33)}
     wanted = {n: models[0].predict(x.tolist()) for n, (x, _) in given.items()}
     wrong, before = [], sys.getswitchinterval()
@@ -675,7 +675,7 @@ def test_an_interpreter_laid_out_otherwise_stays_with_python(what, monkeypatch):
         model = network()
         for _ in range(6):
             model.step(*data(8))
-        assert model.resident.tenant.calls is None
+        assert model.resident.record.calls is None
     finally:
         methods.possible.cache_clear()
 
@@ -684,7 +684,7 @@ def test_long_calls_are_made_in_python(monkeypatch):
     model, (x, y) = network(), data(8)
     for _ in range(4):
         model.step(x, y)
-    sheet = model.resident.binding.sheet.words
+    sheet = model.resident.loaded.sheet.words
     steps = 4_000_000 // int(sheet[layout.METHODS + layout.ROWS_OF + 2])  # of a batch of 8
     model.run_steps(steps)
     assert not is_compiled(model) and model.hyper["t"] == 4 + steps
@@ -697,7 +697,7 @@ def test_long_calls_are_made_in_python(monkeypatch):
 
 def test_short_predictions_stay_on_one_worker():
     model, x = network(workers=2, batch_size=20_000), RNG.standard_normal((20_000, 5)).astype("f4")
-    brief = model.resident.binding.brief("predict", ("forward",))
+    brief = model.resident.loaded.brief("predict", ("forward",))
     assert 100 < brief < 19_000
     whole = model.predict(x)
     for n, team in ((1, 1), (brief, 1), (brief + 1, 2), (20_000, 2), (2, 1)):
@@ -706,8 +706,8 @@ def test_short_predictions_stay_on_one_worker():
         for _ in range(3):
             assert np.array_equal(model.predict(x[:n]), whole[:n])
         if is_compiled(model, layout.PREDICT):  # the largest take so long that they are made in Python
-            assert model.resident.frame.job[layout.TEAM] == team
-    assert model.resident.binding.brief("learn", PHASES) < brief
+            assert model.resident.slot.job[layout.TEAM] == team
+    assert model.resident.loaded.brief("learn", PHASES) < brief
 
 
 def test_what_is_read_of_the_interpreter_is_there():

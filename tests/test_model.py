@@ -526,8 +526,8 @@ def test_a_model_is_a_turn_that_lasts():
         np.testing.assert_array_equal(model["input"], X[:50])
     with pytest.raises(KeyError), model:
         raise KeyError
-    assert model.resident.tenant.turn.lock.acquire(blocking=False)
-    model.resident.tenant.turn.lock.release()
+    assert model.resident.record.turn.lock.acquire(blocking=False)
+    model.resident.record.turn.lock.release()
 
 
 def test_variables_are_asked_for_by_name():

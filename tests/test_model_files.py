@@ -18,7 +18,7 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.errors import FileError, NoSuchFile
-from calcvm.vm.frame import machine_bytes
+from calcvm.vm.memory.slot import machine_bytes
 from tests.kinds.archives import rewritten
 
 X = np.random.default_rng(0).standard_normal((40, 6)).astype(np.float32)

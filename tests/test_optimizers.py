@@ -12,7 +12,7 @@ from calcvm.errors import CalcError
 from calcvm.formulas import steps
 from calcvm.ops import OPS, ROWS
 from calcvm.ops.optimizers import HYPER_SLOTS, SCHEDULES
-from calcvm.vm.encoding import form_of
+from calcvm.vm.program.encoding import form_of
 from tests.reference import optimizers as reference
 from tests.rowcall import Heap
 

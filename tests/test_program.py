@@ -13,9 +13,9 @@ from calcvm import optim
 from calcvm.errors import CalcError, ProgramError
 from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
-from calcvm.vm.encoding import decode_row, encode_row
-from calcvm.vm.program import FORMAT_VERSION, Program, load_program
-from calcvm.vm.serialize import read_archive, write_archive
+from calcvm.vm.program.encoding import FORMAT_VERSION, decode_row, encode_row
+from calcvm.vm.program.program import Program, load_program
+from calcvm.vm.program.serialize import read_archive, write_archive
 from tests.fuzz_programs import mlp
 
 
@@ -266,7 +266,7 @@ def test_a_failed_save_leaves_the_old_file_whole(program, tmp_path, monkeypatch)
     def fail(*args):
         raise OSError("disk full")
 
-    monkeypatch.setattr("calcvm.vm.serialize.os.fsync", fail)
+    monkeypatch.setattr("calcvm.vm.program.serialize.os.fsync", fail)
     with pytest.raises(OSError, match="disk full"):
         mlp((2, 2), optim.SGD(0.1)).save(path)
     assert path.read_bytes() == before

@@ -7,10 +7,10 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm import job as layout
-from calcvm.vm.binding import bind
-from calcvm.vm.entry import address, entry
-from calcvm.vm.epoch import shuffling_key
+from calcvm.vm.memory.epoch import shuffling_key
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.entry import address, entry
+from calcvm.vm.run.loaded import loaded_of
 
 M64 = 2**64 - 1
 GUARD = 16
@@ -223,7 +223,7 @@ class Task:
         spans, feeds, offsets = self._spans(path, phases), np.array(feeds, np.int64), np.array(offsets, np.int64)
         sums = np.full(len(results), np.nan)
         self.keep += [X, y, feeds, offsets, sums]
-        job[[layout.CODE, layout.TABLE]] = address("run_rounds"), bind(program).table_address
+        job[[layout.CODE, layout.TABLE]] = address("run_rounds"), loaded_of(program).table_address
         job[layout.ROW_BYTES] = program.row_bytes
         job[[layout.HEAP, layout.ITEMSIZE]] = resident.elements.ctypes.data, program.itemsize
         job[[layout.SPANS, layout.N_SPANS]] = spans.ctypes.data, len(spans)

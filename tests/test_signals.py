@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pytest
 
-from calcvm.vm import signals
-from calcvm.vm.signals import orderly_end
+from calcvm.vm.run import signals
+from calcvm.vm.run.signals import orderly_end
 
 
 @pytest.mark.parametrize("left", [signal.default_int_handler, signals._end], ids=["as ever", "left by another end"])
@@ -44,7 +44,7 @@ def test_handlers_of_others_are_left_alone():
 
 
 def test_a_handler_that_was_left_ends_the_process_as_the_default_does():
-    code = "import signal; from calcvm.vm import signals; signal.signal(15, signals._end); signal.raise_signal(15); print('on')"
+    code = "import signal; from calcvm.vm.run import signals; signal.signal(15, signals._end); signal.raise_signal(15); print('on')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGTERM and not done.stdout
 

@@ -15,8 +15,8 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm import slices
-from calcvm.vm.encoding import FLAG_SYNC
+from calcvm.vm.program.encoding import FLAG_SYNC
+from calcvm.vm.run import slices
 
 HEARD = 2.0  # seconds after the signal; 0.2 on a machine that nobody else uses
 AFTER = 0.3
@@ -201,7 +201,7 @@ def test_parts_have_the_bits_of_the_whole(workers, learning, dropout, late, eage
     """Also where every job is past its deadline when it begins."""
     rate = 1e-3 * (1 + workers / 16 + (learning or 0) / 1024 + dropout / 128)  # exact, and not seen before
     whole = numbers(workers, rate, learning, dropout)
-    gc.collect()  # the program's binding, with what was thought of its rows
+    gc.collect()  # the program's loaded, with what was thought of its rows
     if late:
         monkeypatch.setattr(slices, "LATEST_NS", -1)
     if not late or workers == 3:
@@ -234,7 +234,7 @@ def test_cuts_are_where_a_team_meets_and_before_the_first_change(workers):
 
 def test_what_is_short_is_one_call(monkeypatch):
     model, calls = straight(), []
-    device = model.binding.device
+    device = model.loaded.device
     run = type(device).run
     monkeypatch.setattr(type(device), "run", lambda self, *job: calls.append(job[0]) or run(self, *job))
     model.run_steps(1)

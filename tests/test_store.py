@@ -16,8 +16,8 @@ import pytest
 
 from calcvm import optim
 from calcvm.errors import CalcError, ProgramError
-from calcvm.vm.program import Program
-from calcvm.vm.store import FORMAT_VERSION, HEADER, MAGIC, FileStore, MemoryStore
+from calcvm.vm.memory.store import FORMAT_VERSION, HEADER, MAGIC, FileStore, MemoryStore
+from calcvm.vm.program.program import Program
 from tests import store_faults
 from tests.fuzz_programs import mlp
 
@@ -54,7 +54,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def child(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    source = "import os, sys\nfrom calcvm.errors import CalcError\nfrom calcvm.vm.store import FileStore\n"
+    source = "import os, sys\nfrom calcvm.errors import CalcError\nfrom calcvm.vm.memory.store import FileStore\n"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
         [sys.executable, "-c", source + code, *map(str, arguments)], env=environment, capture_output=True, text=True
@@ -352,7 +352,7 @@ def test_a_disk_that_refuses_loses_nothing(files, program, monkeypatch, existing
             files.put("m", {"version": version}, image(version))
     before = content(files.folder)
     with monkeypatch.context() as patch:
-        patch.setattr(f"calcvm.vm.serialize.{call}", refuse(number), raising=False)
+        patch.setattr(f"calcvm.vm.program.serialize.{call}", refuse(number), raising=False)
         if existing or call != "os.link":
             with pytest.raises(CalcError, match=rf"m\.model: cannot be written \({os.strerror(number)}\): {remedy}"):
                 files.put("m", {"version": 3}, image(3))
@@ -408,7 +408,7 @@ def test_what_cannot_be_a_store_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     with pytest.raises(CalcError, match="file: cannot be opened as a store"):
         FileStore(tmp_path / "file")
-    monkeypatch.setattr("calcvm.vm.store.FileIO", refuse(errno.EROFS))
+    monkeypatch.setattr("calcvm.vm.memory.store.FileIO", refuse(errno.EROFS))
     with pytest.raises(CalcError, match=r"new: cannot be opened as a store \(Read-only file system\)"):
         FileStore(tmp_path / "new")
 
@@ -427,7 +427,7 @@ POINTS = ["open", "os.fsync", "os.link", "os.replace", "os.replace 2", "os.fsync
 def test_a_process_killed_at_any_point_leaves_whole_versions(tmp_path, point):
     code = """
 import signal
-from calcvm.vm import serialize
+from calcvm.vm.program import serialize
 store = FileStore(sys.argv[1])
 for version in range(3):
     store.put("m", {"version": version}, memoryview(bytes([version]) * 3000))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import calcvm as cv
-from calcvm.vm.turns import Turns
+from calcvm.vm.memory.turns import Turns
 from tests import switched
 from tests.switched import BATCH, N_CLASSES, N_INPUTS, contents, differing, load, programs, random_order, small_heap
 
@@ -110,7 +110,7 @@ def test_what_is_copied_is_counted():
     program = programs()["adam"]
     heap = heap_of(program)
     a, b = heap.load(program, seed=1), heap.load(program, seed=2)
-    image = a.binding.image[1] - a.binding.image[0]
+    image = a.loaded.image[1] - a.loaded.image[0]
     assert image < program.heap_bytes
     a.step(X, Y)
     heap.stats.reset()
@@ -133,7 +133,7 @@ def test_a_gradient_is_copied_only_in_the_middle_of_an_accumulation():
     program = programs()["rounds"]
     heap = heap_of(program)
     a, b = heap.load(program, seed=1), heap.load(program, seed=2)
-    start, stop = a.binding.image
+    start, stop = a.loaded.image
 
     def bytes_out():
         a["input"], a["target"] = X, Y
@@ -152,7 +152,7 @@ def test_a_gradient_is_copied_only_in_the_middle_of_an_accumulation():
         written.append(heap.stats.bytes)
         with a:
             pass
-    opened = a.binding.opened[1] - a.binding.opened[0]
+    opened = a.loaded.opened[1] - a.loaded.opened[0]
     assert opened > stop - start
     assert written == [opened + stop - start, 2 * (stop - start)]
 
@@ -183,7 +183,12 @@ def test_nothing_is_planned_or_compiled_for_a_switch(monkeypatch):
     models = [heap.load(program, seed=i) for i in range(4)]
     for model in models:
         model.step(X, Y)
-    for name in ("calcvm.planner.plan", "calcvm.vm.assemble.assemble", "calcvm.vm.heap.bind", "calcvm.vm.frame.Frame"):
+    for name in (
+        "calcvm.planner.plan",
+        "calcvm.vm.program.assemble.assemble",
+        "calcvm.vm.memory.heap.loaded_of",
+        "calcvm.vm.memory.slot.Slot",
+    ):
         monkeypatch.setattr(name, lambda *a, name=name, **k: pytest.fail(f"{name} was called"))
     for i in range(40):
         models[i % 4].step(X, Y)
@@ -197,7 +202,7 @@ def test_the_least_recently_used_goes_and_who_is_in_use_stays():
     a, b, c, d = (heap.load(program, seed=i, name=name) for i, name in enumerate("abcd"))
 
     def inside():
-        return {m.name for m in (a, b, c, d) if m.tenant.frame is not None}
+        return {m.name for m in (a, b, c, d) if m.record.slot is not None}
 
     assert inside() == {"b", "c", "d"}
     b.step(X, Y)
@@ -207,7 +212,7 @@ def test_the_least_recently_used_goes_and_who_is_in_use_stays():
         c.step(X, Y)
         assert inside() == {"a", "b", "c"}
         with c:
-            assert heap.keep(d.tenant, Turns("the test")) is None
+            assert heap.keep(d.record, Turns("the test")) is None
             with pytest.raises(cv.PlanError, match="leave one of them") as refused:
                 d.step(X, Y)
             assert refused.value.needed == program.heap_bytes > refused.value.allowed
@@ -260,13 +265,13 @@ def test_a_trap_is_not_the_next_models():
     heap = heap_of(program)
     a, b = heap.load(program, seed=1), heap.load(program, seed=2)
     with a:
-        frame = a.frame
+        slot = a.slot
         a["input"], a["target"] = X, Y
         symbol = program.by_name["target"]
-        frame.elements[symbol.offset] = N_CLASSES + 1
+        slot.elements[symbol.offset] = N_CLASSES + 1
         with pytest.raises(cv.Trap):
             a.run_steps(1)
-        frame.elements[:2] = 1, 2  # as if nobody had looked
+        slot.elements[:2] = 1, 2  # as if nobody had looked
     assert np.isfinite(b.step(X, Y))
     assert np.isfinite(a.step(X, Y))
 
@@ -278,8 +283,8 @@ def test_nothing_of_one_model_is_written_with_another():
     loud, quiet = heap.load(first, seed=0), heap.load(second, seed=0)
     for _ in range(3):
         with loud:
-            frame = loud.frame
-            frame.bytes[64:] = 0xA5
+            slot = loud.slot
+            slot.bytes[64:] = 0xA5
         quiet.step(X, Y)
     alone = heap_of(second).load(second, seed=0)
     for _ in range(3):

@@ -48,7 +48,7 @@ def test_the_explorer_finds_what_the_protocol_with_one_place_for_jobs_did():
 
 def test_the_model_has_the_atomics_of_the_code():
     """Each atomic and system call of the native functions is a step of the model, in the order of the text."""
-    from calcvm.vm import loop
+    from calcvm.vm.run import loop
 
     for name, steps in Protocol.ATOMICS.items():
         tree = ast.parse(inspect.getsource(inspect.unwrap(getattr(loop, name))))
@@ -218,7 +218,7 @@ def test_a_system_without_threads_to_spare_still_computes():
     child(
         """
 import resource
-from calcvm.vm.entry import address, entry
+from calcvm.vm.run.entry import address, entry
 
 m = model()
 entry("run_team"), address("serve")
@@ -241,10 +241,10 @@ assert len(os.listdir("/proc/self/task")) == 3
 def test_an_interrupt_at_every_instruction_leaves_the_team_as_it_was(call):
     """Of Python's around the compiled code.  One between taking the team and `try` lost it for good."""
     text = f"""
-from calcvm.vm import job as layout
+from calcvm.vm.run import job as layout
 
 assert losses() == ref
-files = {{os.path.join("vm", name) for name in ("team.py", "device.py", "frame.py", "entry.py")}}
+files = {{os.path.join(*at) for at in (("run", "team.py"), ("run", "device.py"), ("memory", "slot.py"), ("run", "entry.py"))}}
 
 def trace(frame, what, arg):
     global left
@@ -272,7 +272,7 @@ while not ended:
     other = model()
     assert [other.step(X, y) for _ in range(5)] == ref[:5], f"after an interrupt at instruction {{n}}"
     other.run_steps(2)  # one short step would stay on one worker
-    assert other.resident.tenant.frame.job[layout.TEAM] == 3, f"no team after an interrupt at instruction {{n}}"
+    assert other.resident.record.slot.job[layout.TEAM] == 3, f"no team after an interrupt at instruction {{n}}"
 print(n)
 """
     assert int(child(text)) > 50

@@ -5,7 +5,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.epoch import Epoch
+from calcvm.vm.memory.epoch import Epoch
 
 OPTIMIZERS = {
     "sgd": (cv.SGD(0.05), lambda t, p: t.optim.SGD(p, lr=0.05)),

@@ -21,9 +21,11 @@ from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, Word, dims
 from calcvm.ops.spec import R as Read
 from calcvm.ops.spec import W as Write
-from calcvm.vm.encoding import FLAG_SYNC, Instruction, encode_row, float_bits, form_of, instructions
-from calcvm.vm.program import Program, Symbol, Zone
-from calcvm.vm.verify import EMPTY_LIMIT, _Shadow, verify
+from calcvm.vm.program.encoding import FLAG_SYNC, Instruction, encode_row, float_bits, form_of, instructions
+from calcvm.vm.program.program import Program, Symbol, Zone
+from calcvm.vm.program.verify import verify
+from calcvm.vm.program.verify.row import EMPTY_LIMIT
+from calcvm.vm.program.verify.together import Shadow
 from tests import fuzz_programs
 
 
@@ -395,7 +397,7 @@ def test_a_clobbered_value_is_refused(program):
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(0, 3)), max_size=25), st.data())
 @settings(max_examples=200, deadline=None)
 def test_the_shadow_map_equals_an_array_of_cells(writes, data):
-    shadow, cells = _Shadow(), [-1] * 50
+    shadow, cells = Shadow(), [-1] * 50
     for start, n, owner in writes:
         shadow.write(start, start + n, owner)
         cells[start : start + n] = [owner] * n

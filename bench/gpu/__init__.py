@@ -23,7 +23,7 @@ def open_driver() -> Any:
     errors = import_module("calcvm.errors")
     try:
         import_module("calcvm.kernels_cuda._cuda")
-        return import_module("calcvm.vm.cuda.driver").Driver.open()
+        return import_module("calcvm.vm.run.cuda.driver").Driver.open()
     except (errors.DeviceError, errors.MissingExtra) as error:
         raise NoGpu(str(error)) from None
 

@@ -1,6 +1,6 @@
 """What the GPU costs calcvm beside arithmetic and memory: barriers of a grid, launches, nodes of CUDA graphs, calls of Python.
 
-The figures that come out are what `calcvm.vm.cuda.cost` chooses a mode and a number of blocks by; they are kept for this
+The figures that come out are what `calcvm.vm.run.cuda.cost` chooses a mode and a number of blocks by; they are kept for this
 GPU in the user's cache, as the assumed ones are then no longer needed.
 """
 
@@ -35,9 +35,9 @@ class Rows:
     """
 
     def __init__(self, device: Any, rows: Sequence[tuple[str, dict, dict, bool]], elems: int):
-        loop, job = import_module("calcvm.vm.cuda.loop"), import_module("calcvm.vm.job")
-        encode_row = import_module("calcvm.vm.encoding").encode_row
-        number = import_module("calcvm.vm.cuda.build").number
+        loop, job = import_module("calcvm.vm.run.cuda.loop"), import_module("calcvm.vm.run.job")
+        encode_row = import_module("calcvm.vm.program.encoding").encode_row
+        number = import_module("calcvm.vm.run.cuda.build").number
         self.device, self.driver = device, device.driver
         specs = [row_spec(name) for name, *_ in rows]
         table = np.stack(
@@ -93,7 +93,7 @@ class Rows:
         return run_all
 
     def _function(self, entry: str, names: Sequence[str], per_multiprocessor: int) -> tuple[int, Any]:
-        target_of = import_module("calcvm.vm.cuda.build").Target
+        target_of = import_module("calcvm.vm.run.cuda.build").Target
         target = target_of(self.driver.compute_capability, self.device.threads, per_multiprocessor, "float32")
         return self.device.function(entry, tuple(names), "float32", target)[0], target
 
@@ -267,8 +267,8 @@ def calls(repeats: int, n: int) -> list[list[str]]:
 def main(limits: Limits, quick: bool = False) -> bool:
     """Measure, and keep the figures of this GPU; True when every check held."""
     made = result(limits, "machine", "On a GPU: barriers and launches", quick)
-    device = import_module("calcvm.vm.cuda.device").cuda()
-    figures = import_module("calcvm.vm.cuda.cost").Figures
+    device = import_module("calcvm.vm.run.cuda.device").cuda()
+    figures = import_module("calcvm.vm.run.cuda.cost").Figures
     row, barrier = barriers(made, device, quick)
     node = launches(made, device, quick)
     found = figures(

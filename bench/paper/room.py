@@ -114,7 +114,7 @@ def ours(sizes: list[int], budget: int, switched: bool) -> dict[str, int]:
     first = cv.CalcHeap(program.heap_bytes).load(program)
     first.step(x, y)
     each = -(-program.heap_bytes // 64) * 64
-    start, stop = first.binding.image
+    start, stop = first.loaded.image
     before = memory_bytes("VmRSS")
     n = 1 + (budget - each) // (stop - start) if switched else budget // each
     heap = cv.CalcHeap(each if switched else budget)

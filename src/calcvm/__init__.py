@@ -30,10 +30,10 @@ from calcvm.ops import OpSpec, RowSpec
 from calcvm.optim import *  # noqa: F403
 from calcvm.optim import __all__ as _optimizers
 from calcvm.planner import Plan
-from calcvm.vm.heap import CalcHeap
-from calcvm.vm.program import Program, load_program
-from calcvm.vm.resident import Resident
-from calcvm.vm.store import FileStore, MemoryStore
+from calcvm.vm.memory.heap import CalcHeap
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.store import FileStore, MemoryStore
+from calcvm.vm.program.program import Program, load_program
 
 __version__ = "0.1.0"
 

@@ -19,8 +19,8 @@ from calcvm import nn
 from calcvm.errors import CalcError, MissingExtra, ProgramError
 from calcvm.kernels_cpu._native import cache_root
 from calcvm.kernels_cpu._target import host
-from calcvm.vm.feeds import readable
-from calcvm.vm.serialize import place
+from calcvm.vm.program.serialize import place
+from calcvm.vm.run.feeds import readable
 
 app = typer.Typer(
     help="Train small neural networks in known memory.",
@@ -314,7 +314,7 @@ def info() -> None:
 
 def _gpu() -> str:
     """The device "cuda", or why there is none."""
-    from calcvm.vm.cuda.driver import Driver
+    from calcvm.vm.run.cuda.driver import Driver
 
     try:
         driver = Driver.open()

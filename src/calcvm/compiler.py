@@ -12,17 +12,17 @@ from calcvm.errors import CalcError, DeviceError, MissingExtra, PlanError, Unsup
 from calcvm.graph import CalcGraph, Variable
 from calcvm.lowering import lower
 from calcvm.ops.dims import Affine
-from calcvm.ops.sizes import evaluate
+from calcvm.ops.sizes import MAX_BATCH, evaluate
 from calcvm.ops.spec import row_words
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
-from calcvm.vm.assemble import assemble
-from calcvm.vm.device import DEVICES, n_cores
-from calcvm.vm.heap import parse_bytes
-from calcvm.vm.program import Program
-from calcvm.vm.verify import MAX_BATCH, MAX_BLOCKS, MAX_WORKERS
+from calcvm.vm.memory.heap import parse_bytes
+from calcvm.vm.program.assemble import assemble
+from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
+from calcvm.vm.program.encoding import ITEMSIZE
+from calcvm.vm.program.program import Program
+from calcvm.vm.run.device import DEVICES, n_cores
 
-ITEMSIZE = {"float32": 4, "float64": 8}
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # which only type checkers need
 
@@ -158,13 +158,13 @@ def _planned_for_gpu(planned: Callable[[int], Plan], mode: str | None, workers: 
             raise
         plan, workers = planned(1), 1
     if mode is None or workers is None:
-        from calcvm.vm.cuda.cost import choose
+        from calcvm.vm.run.cuda.cost import choose
 
         mode, workers = choose(plan, _figures(), mode, workers)
         if workers != plan.workers:
             with suppress(PlanError):  # their scratch does not fit
                 plan = planned(workers)
-    from calcvm.vm.cuda.device import PROCESS_BYTES, table_bytes
+    from calcvm.vm.run.cuda.device import PROCESS_BYTES, table_bytes
 
     info = {**plan.lowered.info, "mode": mode, "precision": precision}
     n_words = row_words(statement.spec for statement in plan.statements)
@@ -175,8 +175,8 @@ def _planned_for_gpu(planned: Callable[[int], Plan], mode: str | None, workers: 
 
 def _figures() -> Any:
     """Those of this machine's GPU; where there is none, the ones assumed."""
-    from calcvm.vm.cuda.cost import Figures
-    from calcvm.vm.cuda.device import cuda
+    from calcvm.vm.run.cuda.cost import Figures
+    from calcvm.vm.run.cuda.device import cuda
 
     try:
         return cuda().figures

@@ -14,9 +14,9 @@ from calcvm.model.data import by_name
 from calcvm.model.scores import SOFTMAX, loss_of_scores, probabilities_of
 from calcvm.ops.dims import Shape, show
 from calcvm.ops.optimizers import SCHEDULES, STEP_ROW
-from calcvm.vm.encoding import decode_row
-from calcvm.vm.heap import CalcHeap
-from calcvm.vm.program import Program
+from calcvm.vm.memory.heap import CalcHeap
+from calcvm.vm.program.encoding import decode_row
+from calcvm.vm.program.program import Program
 
 METHODS = ("mean", "vote")
 
@@ -137,7 +137,7 @@ class Ensemble:
     def _ends(self, i: int) -> tuple[Shape, Shape]:
         """Shapes of a model's input and output."""
         model = self.models[i]
-        roles, forms = model.roles, model.resident.binding.forms
+        roles, forms = model.roles, model.resident.loaded.forms
         if len(roles.inputs) != 1 or len(roles.outputs) != 1:
             raise CalcError(f"model {i} has several inputs or outputs: an ensemble is of models with one of each")
         return forms[roles.inputs[0]], forms[roles.outputs[0]]
@@ -223,9 +223,9 @@ def snapshot_ensemble(
         )
     samples = len(next(iter(by_name("X", model.roles.inputs, X).values())))
     heap = CalcHeap(cycles * model.program.heap_bytes, device=model.heap.device.name)
-    tenant = model.resident.tenant
-    with tenant.change:  # from the first cycle to the last
-        tenant.begin_training()
+    record = model.resident.record
+    with record.change:  # from the first cycle to the last
+        record.begin_training()
         hyper = model.hyper
         hyper["total_steps"], hyper["gamma"] = epochs_per_cycle * -(-samples // model.learning_batch), 1.0
         hyper["gamma_t"] = hyper["t"] - hyper["warmup_steps"] + 1  # the first cycle begins with the next step

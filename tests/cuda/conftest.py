@@ -6,10 +6,10 @@ import gc
 
 import pytest
 
-from calcvm.vm.cuda import device as module
-from calcvm.vm.cuda.device import Cuda
-from calcvm.vm.cuda.driver import Driver
-from calcvm.vm.cuda.simulated import Library
+from calcvm.vm.run.cuda import device as module
+from calcvm.vm.run.cuda.device import Cuda
+from calcvm.vm.run.cuda.driver import Driver
+from calcvm.vm.run.cuda.simulated import Library
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def gpu(monkeypatch):
     cuda = Cuda(Driver(library), compiled=False, threads=4, fleet_threads=4)
     cuda.library = library
     monkeypatch.setattr(module, "_device", cuda)
-    from calcvm.vm import binding
+    from calcvm.vm.run import loaded
 
-    monkeypatch.setattr(binding, "_bindings", type(binding._bindings)())  # those of other devices
+    monkeypatch.setattr(loaded, "_loaded", type(loaded._loaded)())  # those of other devices
     yield cuda
     gc.collect()

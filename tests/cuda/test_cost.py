@@ -8,7 +8,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.cuda.cost import Figures, candidates, choose, seconds
+from calcvm.vm.run.cuda.cost import Figures, candidates, choose, seconds
 
 FIGURES = Figures()
 

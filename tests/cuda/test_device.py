@@ -10,7 +10,7 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.errors import DeviceError, Trap
-from calcvm.vm.cuda.device import PROCESS_BYTES
+from calcvm.vm.run.cuda.device import PROCESS_BYTES
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((17, 4)).astype(np.float32)
@@ -220,8 +220,8 @@ def test_predicted_bytes_are_allocated_and_no_more(gpu, way):
     allocations = gpu.allocations
     for n in (17, 5, 17, 3):
         m.step(X[:n], Y[:n])
-    assert {address % 256 for _, address in m.binding._rows.values()} == {0}
-    assert len({address for _, address in m.binding._rows.values()}) == 3
+    assert {address % 256 for _, address in m.loaded._rows.values()} == {0}
+    assert len({address for _, address in m.loaded._rows.values()}) == 3
     m.run_steps(3)
     assert gpu.allocations == allocations
     del m, program
@@ -258,8 +258,8 @@ def test_a_bad_label_traps(gpu, way):
     m = model("cuda", **WAYS[way])
     m.step(X, Y)
     with m.resident:
-        frame = m.resident.frame
-        frame.write(m.program.symbol("target"), 9.0, (17,))
+        slot = m.resident.slot
+        slot.write(m.program.symbol("target"), 9.0, (17,))
     with pytest.raises(Trap, match="softmax_cross_entropy.*label"):
         m.run_steps(1)
     m.step(X, Y)
@@ -269,7 +269,7 @@ def test_an_altered_row_is_refused(gpu):
     """A program for a GPU is held to the same proofs as any."""
     from dataclasses import replace
 
-    from calcvm.vm.verify import verify
+    from calcvm.vm.program.verify import verify
 
     program = cv.compile(graph(), batch_size=5, device="cuda", mode="grid", workers=2, accumulate=False)
     verify(program)
@@ -295,7 +295,7 @@ def test_a_lost_device_leaves_the_last_state(gpu, tmp_path):
 
 
 def test_a_stuck_grid_is_given_up(gpu, monkeypatch):
-    from calcvm.vm.cuda import device, loop
+    from calcvm.vm.run.cuda import device, loop
 
     monkeypatch.setattr(device, "PATIENCE_SECONDS", 0.05)
     m = model("cuda", mode="grid", workers=2)

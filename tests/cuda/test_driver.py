@@ -12,9 +12,9 @@ import pytest
 
 from calcvm.errors import CalcError, DeviceError, PlanError
 from calcvm.kernels_cuda._cuda import block, blocks, f32_at, f64_at, i64_at, like, sync, thread, threads
-from calcvm.vm.cuda import simulated
-from calcvm.vm.cuda.driver import FUNCTIONS, LIBRARY, LIMITS, Driver, Limits, load_library
-from calcvm.vm.cuda.simulated import Library
+from calcvm.vm.run.cuda import simulated
+from calcvm.vm.run.cuda.driver import FUNCTIONS, LIBRARY, LIMITS, Driver, Limits, load_library
+from calcvm.vm.run.cuda.simulated import Library
 
 
 @pytest.fixture

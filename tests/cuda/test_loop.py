@@ -7,9 +7,9 @@ import pytest
 
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, block, blocks, i64_at, sync, thread
 from calcvm.kernels_cuda._simulator import launch
-from calcvm.vm.cuda import loop
-from calcvm.vm.entry import entry
-from calcvm.vm.epoch import shuffling_key
+from calcvm.vm.memory.epoch import shuffling_key
+from calcvm.vm.run.cuda import loop
+from calcvm.vm.run.entry import entry
 
 
 def words(n: int) -> np.ndarray:

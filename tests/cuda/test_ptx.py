@@ -11,7 +11,7 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.kernels_cuda import kernels
-from calcvm.vm.cuda import build
+from calcvm.vm.run.cuda import build
 from tests.cuda.compiling import process, submit
 
 CAPABILITIES = ((9, 0), (8, 0))

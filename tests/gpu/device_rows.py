@@ -10,8 +10,8 @@ import numpy as np
 from calcvm.kernels_cuda import FAMILIES
 from calcvm.kernels_cuda._common import KERNELS
 from calcvm.ops.spec import MAX_WORDS, Operand
-from calcvm.vm.cuda import build
-from calcvm.vm.cuda.device import cuda
+from calcvm.vm.run.cuda import build
+from calcvm.vm.run.cuda.device import cuda
 
 for _family in FAMILIES:
     import_module(f"calcvm.kernels_cuda.{_family}")

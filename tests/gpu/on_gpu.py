@@ -10,7 +10,7 @@ import numpy as np
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.cuda.device import SIMULATOR
+from calcvm.vm.run.cuda.device import SIMULATOR
 
 SMALL = os.environ.get(SIMULATOR) == "1"  # to try the tests out where there is no GPU
 SIZES, BATCH, STEPS = ([5, 4, 3], 4, 6) if SMALL else ([784, 64, 64, 10], 128, 100)

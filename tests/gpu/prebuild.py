@@ -13,9 +13,9 @@ from multiprocessing import get_context
 from calcvm.errors import DeviceError
 from calcvm.kernels_cuda import kernels
 from calcvm.ops.spec import ROWS
-from calcvm.vm.cuda import build
-from calcvm.vm.cuda.device import FLEET_THREADS
-from calcvm.vm.cuda.driver import Driver
+from calcvm.vm.run.cuda import build
+from calcvm.vm.run.cuda.device import FLEET_THREADS
+from calcvm.vm.run.cuda.driver import Driver
 
 BUILDS = (("float32", 256), ("float64", 256), ("float32", FLEET_THREADS))
 

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("numba_cuda", reason="the extra cuda is not installed")
 
 import calcvm as cv  # noqa: E402
-from calcvm.vm import resident  # noqa: E402
-from calcvm.vm.cuda.device import cuda  # noqa: E402
+from calcvm.vm.memory import resident  # noqa: E402
+from calcvm.vm.run.cuda.device import cuda  # noqa: E402
 from tests.gpu.on_gpu import BATCH, MODES, SIZES, compiled, data, fleet_of, model_of, network  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -107,9 +107,9 @@ def test_a_bad_label_traps_and_names_the_row(mode):
     model = model_of(compiled("cuda", **MODES[mode]))
     model.step(X, y)
     with model.resident:
-        frame = model.resident.frame
+        slot = model.resident.slot
         symbol = model.program.symbol("target")
-        frame.write(symbol, np.full(BATCH, SIZES[-1] + 1.0), (BATCH,))  # behind the setter's back
+        slot.write(symbol, np.full(BATCH, SIZES[-1] + 1.0), (BATCH,))  # behind the setter's back
     with pytest.raises(cv.Trap, match="softmax_cross_entropy.*label"):
         model.run_steps(1)
     assert np.isfinite(model.step(X, y)), "a trap is told once"

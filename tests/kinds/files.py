@@ -28,8 +28,8 @@ import numpy as np
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.program import Program, load_program
-from calcvm.vm.store import DIGEST_BYTES, HEADER
+from calcvm.vm.memory.store import DIGEST_BYTES, HEADER
+from calcvm.vm.program.program import Program, load_program
 from tests.fuzz_programs import tamper
 from tests.kinds.archives import DEEP, dumped, npy, parts, sealed
 
@@ -368,7 +368,7 @@ def _saved(resident: cv.Resident) -> bytes:
 
 
 def _run(resident: cv.Resident, rng: np.random.Generator) -> str:
-    resident.tenant.workers = min(resident.tenant.workers, 2)
+    resident.record.workers = min(resident.record.workers, 2)
     model = cv.Model.on(resident)
     x, y = samples(resident.program, rng)
     uses = (

@@ -16,8 +16,8 @@ import numpy as np
 import calcvm as cv
 from calcvm import nn
 from calcvm.errors import PlanError
-from calcvm.vm import signals
-from calcvm.vm.turns import unlocked
+from calcvm.vm.memory.turns import unlocked
+from calcvm.vm.run import signals
 
 RETURN, C_CALL = 3, 4
 ALLOCATE = ("zeros", "empty", "array", "asarray", "ascontiguousarray", "fromiter", "full", "ones")
@@ -50,7 +50,7 @@ def _profiler() -> tuple[Any, np.ndarray]:
     """
     from numba import cfunc, types
 
-    from calcvm.vm.atomics import i64_at
+    from calcvm.vm.run.atomics import i64_at
 
     state = np.zeros(2, np.int64)
     address = state.ctypes.data
@@ -210,20 +210,20 @@ class World:
         """All that a model is: its image, with gradients where they add up, and its facts."""
         resident = self.heap[model]
         with resident:
-            binding = resident.binding
-            span = binding.opened if binding.accumulating else binding.image
-            start, stop = (i - binding.opened[0] for i in span)
+            loaded = resident.loaded
+            span = loaded.opened if loaded.accumulating else loaded.image
+            start, stop = (i - loaded.opened[0] for i in span)
             facts = {k: v for k, v in resident.facts.items() if k != "open"}
             return resident.image()[start:stop].tobytes(), facts
 
     def sound(self) -> None:
         """What holds after whatever came: nothing is locked, all pieces are there, the other model is what it was."""
         for resident in (self.heap[name] for name in self.heap.names):
-            assert unlocked(resident.tenant.turn.lock) and unlocked(resident.tenant.training.lock)
+            assert unlocked(resident.record.turn.lock) and unlocked(resident.record.training.lock)
         assert unlocked(self.heap._lock)
         free = self.heap.free_bytes
-        frames = list(self.heap._frames)
-        assert free + sum(f.stop - f.start for f in frames) == self.heap.nbytes
-        assert all(f.tenant is not None and f.tenant.frame is f for f in frames)
+        slots = list(self.heap._slots)
+        assert free + sum(f.stop - f.start for f in slots) == self.heap.nbytes
+        assert all(f.record is not None and f.record.slot is f for f in slots)
         assert self.contents("other") == self.untouched
         assert threading.active_count() == 1

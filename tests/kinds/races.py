@@ -18,9 +18,8 @@ import calcvm as cv
 from calcvm.kernels_cpu import address_of
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.types import bytes_of
-from calcvm.vm.encoding import FLAG_SYNC, decode_row
-from calcvm.vm.pieces import aligned
-from calcvm.vm.program import Program
+from calcvm.vm.program.encoding import FLAG_SYNC, aligned, decode_row
+from calcvm.vm.program.program import Program
 
 NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 Call = Callable[[str, int, int, int, int], None]  # instruction, heap, row (addresses), worker, team
@@ -62,8 +61,8 @@ def races(
         for name, array in inputs(batch).items():
             model[name] = array
         with model:
-            frame = model.frame
-            start = frame.snapshot()
+            slot = model.slot
+            start = slot.snapshot()
         heap, scratch = _heap(start), np.zeros(start.nbytes, bool)
         rows = program.rows_for(batch)
         for path in program.paths:

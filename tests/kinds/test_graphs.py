@@ -59,7 +59,7 @@ class Ours:
 
     def feed(self, path: int, batch: int, draw: int) -> None:
         data = self.case.inputs(batch, draw)
-        for name in self.model.binding.feeds(self.case.paths[path]):
+        for name in self.model.loaded.feeds(self.case.paths[path]):
             self.model[name] = data[name]
 
     def forward(self, path: int, batch: int, draw: int) -> dict[str, np.ndarray]:
@@ -70,7 +70,7 @@ class Ours:
     def backward(self, path: int) -> dict[str, np.ndarray]:
         name = self.case.paths[path]
         self.model.backward(name)
-        gradients = self.model.binding.training(name)["gradients"]
+        gradients = self.model.loaded.training(name)["gradients"]
         return {n: self.model.grad(n, name) for n, where in gradients.items() if where is not None}
 
     def optimize(self, path: int) -> dict[str, np.ndarray]:

@@ -8,8 +8,8 @@ import pytest
 
 import calcvm as cv
 from calcvm.fleet import fleet as fleet_module
-from calcvm.vm.cuda.frame import DeviceFrame
-from calcvm.vm.turns import unlocked
+from calcvm.vm.memory.cuda import DeviceSlot
+from calcvm.vm.memory.turns import unlocked
 from tests.kinds.interrupts import (
     MOST,
     SAMPLE,
@@ -278,7 +278,7 @@ def fill_its_places(world):
     """As many models can be added to a fleet's table of tasks as to one that nobody has disturbed."""
     fleet = world.fleet
     tasks = fleet._tasks
-    while sum(1 + (h._judge_slot >= 0) for h in fleet.handles.values()) < len(tasks):
+    while sum(1 + (h._judge_place >= 0) for h in fleet.handles.values()) < len(tasks):
         fleet.add(world.program, data=(X, Y))
     assert fleet._tasks is tasks
 
@@ -359,13 +359,13 @@ def test_a_statement_with_is_left_unlocked_wherever_a_signal_comes():
 
     for n in range(1, steps_of(call) + 1):
         interrupted(call, n)
-        assert unlocked(world.model.resident.tenant.turn.lock), n
+        assert unlocked(world.model.resident.record.turn.lock), n
 
 
 def test_a_signal_in_a_copy_to_a_device_leaves_a_reset_whole():
-    """A frame of a device cannot copy and note it in one: it copies again."""
+    """A slot of a device cannot copy and note it in one: it copies again."""
 
-    class Interrupted(DeviceFrame):
+    class Interrupted(DeviceSlot):
         def __init__(self):
             self.copies = 0
 
@@ -374,8 +374,8 @@ def test_a_signal_in_a_copy_to_a_device_leaves_a_reset_whole():
             if self.copies == 1:
                 raise KeyboardInterrupt
 
-    tenant, frame = World(2).model.resident.tenant, Interrupted()
-    tenant.open, tenant.passing = {"learn"}, "learn"
+    record, slot = World(2).model.resident.record, Interrupted()
+    record.open, record.passing = {"learn"}, "learn"
     with pytest.raises(KeyboardInterrupt):
-        frame.renew(tenant, np.zeros(4), {"seed": 7})
-    assert frame.copies == 2 and tenant.facts["seed"] == 7 and not tenant.open and tenant.passing is None
+        slot.renew(record, np.zeros(4), {"seed": 7})
+    assert slot.copies == 2 and record.facts["seed"] == 7 and not record.open and record.passing is None

@@ -20,7 +20,8 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._target import host
-from calcvm.vm import entry, heap
+from calcvm.vm.memory import heap
+from calcvm.vm.run import entry
 from tests.kinds.interrupts import (
     MOST,
     NET,
@@ -149,7 +150,7 @@ def snapshots(w):
     return len(made), made.predict(X).tobytes()
 
 
-LINKED, CODE = [], ("vm.job", "vm.pieces")
+LINKED, CODE = [], ("vm.run.job", "vm.run.pieces")
 MAKING = {
     "build_graph": lambda w: cv.compile(cv.build_graph(NET, (4,), "mse", "adam"), plan=None, batch_size=8).hash,
     "plan": lambda w: cv.plan(w.graph, batch_size=8, workers=1).heap_bytes,

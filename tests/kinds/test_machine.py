@@ -422,7 +422,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "heap"):
             return
         for heap, entries in (self.heap, self.entries), (self.fleet.heap, self.handles):
-            inside = [e.resident.program.heap_bytes for e in entries.values() if e.resident.tenant.frame is not None]
+            inside = [e.resident.program.heap_bytes for e in entries.values() if e.resident.record.slot is not None]
             assert heap.free_bytes == heap.nbytes - sum(-(-n // 64) * 64 for n in inside)
         assert self.heap.names == sorted([*self.entries, *self.asleep])
 

@@ -11,7 +11,7 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.ops import OPS
-from calcvm.vm.encoding import FLAG_SYNC
+from calcvm.vm.program.encoding import FLAG_SYNC
 from tests.kinds.networks import network, network_inputs, shape_graph
 from tests.kinds.placed import OPERATORS, Placed, placements
 from tests.kinds.races import Race, kernels, races

@@ -14,7 +14,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.turns import owner, unlocked
+from calcvm.vm.memory.turns import owner, unlocked
 from tests.kinds.threads import N_THREADS, ONE, RNG, X, Y, at_once, counter, fine, fresh, impatient, in_child, network  # noqa: F401
 
 
@@ -88,18 +88,18 @@ def test_a_file_saved_in_the_middle_of_a_learning_batch_holds_none_of_its_gradie
     model = network(learning_batch=48)
     model.fit(X, Y, 1, progress=False)
     image = model.resident.image()
-    from calcvm.vm.epoch import Epoch
+    from calcvm.vm.memory.epoch import Epoch
 
     train = Epoch(model.resident, {"input": X, "target": Y}, "learn", train=True, learning=48, results=["loss"])
     train.begin(None)
     rounds = train.slices(1e-9)
     next(rounds)
     elements = model.resident.image().view(np.float32)
-    gradients = model.resident.frame.get_image(open=True).view(np.float32)
-    start = model.resident.binding.gradient[0] - model.resident.binding.opened[0]
+    gradients = model.resident.slot.get_image(open=True).view(np.float32)
+    start = model.resident.loaded.gradient[0] - model.resident.loaded.opened[0]
     assert gradients[start // 4 :].any() and not elements[start // 4 :].any()
     rounds.close()
-    assert len(image) == elements.nbytes and not model.resident.tenant.open
+    assert len(image) == elements.nbytes and not model.resident.record.open
 
 
 def test_steps_of_threads_are_all_counted(whole):
@@ -169,16 +169,16 @@ def test_what_would_change_a_model_in_training_is_refused_where_it_cannot_wait()
     model, started, go = counter(), threading.Event(), threading.Event()
 
     def trains():
-        with model.tenant.change:
+        with model.record.change:
             model.step(ONE)
-            model.tenant.trains = threading.get_ident()
+            model.record.trains = threading.get_ident()
             started.set()
             go.wait(30)
             model.step(ONE)
 
     def meddles():
         started.wait(30)
-        with model.tenant.turn.mine:
+        with model.record.turn.mine:
             try:
                 model.step(ONE)
             finally:

@@ -15,7 +15,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.turns import unlocked
+from calcvm.vm.memory.turns import unlocked
 from tests.kinds.threads import N_THREADS, ONE, X, Y, at_once, counting_program, fine, fresh, impatient, network  # noqa: F401
 
 DATA = np.ones((8, 1), "f4"), np.zeros((8, 1), "f4")  # an epoch is two learning batches of 4, of two rounds each
@@ -218,9 +218,9 @@ def test_calls_that_look_give_each_thread_what_they_give_alone(seen, whole):
 def sound(heap):
     """Nothing is locked, and all pieces are there."""
     for name in heap.names:
-        tenant = heap[name].tenant
-        assert unlocked(tenant.turn.lock) and unlocked(tenant.training.lock)
-    assert heap.free_bytes + sum(frame.stop - frame.start for frame in heap._frames) == heap.nbytes
+        record = heap[name].record
+        assert unlocked(record.turn.lock) and unlocked(record.training.lock)
+    assert heap.free_bytes + sum(slot.stop - slot.start for slot in heap._slots) == heap.nbytes
 
 
 # ---------------------------------------------------------------- calls that change
@@ -429,9 +429,9 @@ def test_what_changes_a_model_by_hand_waits_for_the_end_of_a_training(tmp_path):
     begun, seen = threading.Barrier(3), []
 
     def trains():
-        with r.tenant.change:
+        with r.record.change:
             r.step(*BATCH)
-            r.tenant.trains = threading.get_ident()
+            r.record.trains = threading.get_ident()
             r.forward("learn")
             r.backward("learn")
             begun.wait(30)
@@ -439,7 +439,7 @@ def test_what_changes_a_model_by_hand_waits_for_the_end_of_a_training(tmp_path):
             seen.append((float(r[WEIGHT][0, 0]), float(r.grad(WEIGHT)[0, 0])))
             r.optimize("learn")
             r.end_round("learn")
-            r.tenant.trains = 0
+            r.record.trains = 0
 
     def rounds():
         begun.wait(30)

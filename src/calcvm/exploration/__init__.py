@@ -18,9 +18,9 @@ from calcvm.exploration.study import Study
 from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Build, Task
 from calcvm.progress import Count
-from calcvm.vm.feeds import numbers
-from calcvm.vm.heap import parse_bytes
-from calcvm.vm.verify import MAX_WORKERS
+from calcvm.vm.memory.heap import parse_bytes
+from calcvm.vm.program.documents import MAX_WORKERS
+from calcvm.vm.run.feeds import numbers
 
 __all__ = ["Exploration", "RayEngine", "Trial", "explore"]
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from calcvm import checks, compiler
 from calcvm.graph import CalcGraph
-from calcvm.vm.program import Program
+from calcvm.vm.program.program import Program
 
 
 class Programs:

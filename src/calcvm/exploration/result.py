@@ -17,7 +17,7 @@ from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Task, Turn, Worker
 from calcvm.model import Model
 from calcvm.tables import html, laid_out, number
-from calcvm.vm.pieces import ALIGN_BYTES
+from calcvm.vm.program.encoding import ALIGN_BYTES
 
 
 class Exploration:

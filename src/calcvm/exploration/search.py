@@ -14,7 +14,7 @@ from calcvm.exploration.engine import Engine
 from calcvm.exploration.study import Study
 from calcvm.exploration.trial import Trial, seed_of
 from calcvm.exploration.worker import Report, Turn
-from calcvm.vm.signals import orderly_end
+from calcvm.vm.run.signals import orderly_end
 
 TRIES = 3  # of a trial whose workers die
 

@@ -15,7 +15,7 @@ from calcvm.exploration.trial import Trial
 from calcvm.fleet import Fleet, Handle
 from calcvm.graph import CalcGraph
 from calcvm.model import Model
-from calcvm.vm.program import Program
+from calcvm.vm.program.program import Program
 
 HERE = str(Path(__file__).parent.parent)
 Build = Callable[[Trial], Any]

@@ -21,21 +21,21 @@ from calcvm.model.data import arrays_of
 from calcvm.model.roles import figures
 from calcvm.progress import Count
 from calcvm.tables import preformatted, some
-from calcvm.vm import job as layout
-from calcvm.vm.binding import Binding
-from calcvm.vm.device import DEVICES
-from calcvm.vm.epoch import Epoch
-from calcvm.vm.feeds import readable
-from calcvm.vm.frame import Frame
-from calcvm.vm.heap import CalcHeap, check_program, parse_bytes
-from calcvm.vm.pieces import aligned
-from calcvm.vm.program import Program
-from calcvm.vm.resident import Resident
-from calcvm.vm.signals import orderly_end
-from calcvm.vm.slices import SLICE_SECONDS
-from calcvm.vm.store import Store
-from calcvm.vm.turns import Turns, anyone_waits
-from calcvm.vm.verify import MAX_BLOCKS, MAX_WORKERS
+from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.heap import CalcHeap, check_program, parse_bytes
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.slot import Slot
+from calcvm.vm.memory.store import Store
+from calcvm.vm.memory.turns import Turns, anyone_waits
+from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
+from calcvm.vm.program.encoding import aligned
+from calcvm.vm.program.program import Program
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.device import DEVICES
+from calcvm.vm.run.feeds import readable
+from calcvm.vm.run.loaded import Loaded
+from calcvm.vm.run.signals import orderly_end
+from calcvm.vm.run.slices import SLICE_SECONDS
 
 FIRST_SLOTS = 64  # of the table of tasks
 FIRST_ROUNDS = 8  # of a turn, before anything was measured
@@ -88,7 +88,7 @@ class Fleet:
         self.handles: dict[str, Handle] = {}
         self._converted: WeakValueDictionary[int, Converted] = WeakValueDictionary()  # by the id of the user's array
         self._tasks, self._address = np.zeros((0, layout.TASK_WORDS), np.int64), 0
-        self._free_slots: list[int] = []
+        self._free_places: list[int] = []
         self._per_round = 0.0  # seconds of the team, as last measured
         self.stops = False  # a model was stopped since the last slice
         self._adding: dict[int, str] = {}  # by thread: the model that it adds
@@ -190,7 +190,7 @@ class Fleet:
             except Exception:  # what the heap has by this name is another thread's
                 del self._adding[get_ident()]
                 raise
-        with resident.tenant.change:  # of threads that add the same model of the store, one is the first
+        with resident.record.change:  # of threads that add the same model of the store, one is the first
             if resident.name in self.handles:
                 self._refuse_second(resident.name)
             try:
@@ -201,8 +201,8 @@ class Fleet:
                 train, judge = self._runs(resident, data, samples, validation, check_finite, sources)
                 if patience is not None and judge is None:
                     raise CalcError("patience needs validation data: give validation=")
-                for slot, value in (hyper or {}).items():
-                    resident.hyper(train.trains)[slot] = value
+                for name, value in (hyper or {}).items():
+                    resident.hyper(train.trains)[name] = value
                 job = train.job
                 job[[layout.ROUNDS, layout.EPOCH, layout.SEED]] = train.rounds, resident.facts["rounds"], resident.seed
                 job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
@@ -210,7 +210,7 @@ class Fleet:
                     judge.job[layout.ROUNDS] = judge.rounds
                 with self.turn.mine:
                     handle = Handle(self, resident, train, judge, epochs, sources)
-                    self._hope(np.array([handle._slot]))
+                    self._hope(np.array([handle._place]))
                     self.handles[resident.name] = handle
                     self._adding.pop(get_ident(), None)
                     return handle
@@ -238,12 +238,12 @@ class Fleet:
         self, resident: Resident, data: Any, samples: Any, validation: Any, check_finite: bool, sources: list[Converted]
     ) -> tuple[Epoch, Epoch | None]:
         """A model's training on its data, and what judges it; ``sources`` keep what was converted for them."""
-        binding = resident.binding
-        path = binding.path(None)
-        loss = binding.training(path)["loss"]
+        loaded = resident.loaded
+        path = loaded.path(None)
+        loss = loaded.training(path)["loss"]
         if loss is None:
             raise CalcError(f"path {path!r} has no loss to follow")
-        names = binding.feeds(path)
+        names = loaded.feeds(path)
         arrays = self._named(names, _arrays("data", data, names), sources)
         train = Epoch(
             resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
@@ -251,18 +251,18 @@ class Fleet:
         )  # fmt: skip
         if validation is None:
             return train, None
-        if "predict" not in binding.paths:
+        if "predict" not in loaded.paths:
             raise CalcError(
                 "validation: models are judged by a path called 'predict', and the program's paths are "
-                f"{', '.join(binding.paths)}: build one in the graph, as cv.build_graph does"
+                f"{', '.join(loaded.paths)}: build one in the graph, as cv.build_graph does"
             )
         own = isinstance(validation, (tuple, Mapping))
         if own:
-            names = binding.feeds("predict")
+            names = loaded.feeds("predict")
             arrays = self._named(names, _arrays("validation", validation, names), sources)
         return train, Epoch(
             resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
-            results=[*figures(binding)],
+            results=[*figures(loaded)],
         )  # fmt: skip
 
     @staticmethod
@@ -309,32 +309,32 @@ class Fleet:
             out[name] = source.array
         return out
 
-    def _take_slot(self, words: np.ndarray, judges: int | None = None) -> int:
+    def _take_place(self, words: np.ndarray, judges: int | None = None) -> int:
         """A place in the table of tasks, holding ``words``; of the judge of the task in the place ``judges``."""
-        if not self._free_slots:  # but for what an exception has left in the middle of `add` and `Handle.close`
-            used = {judges, *(slot for h in self.handles.values() for slot in (h._slot, h._judge_slot))}
-            self._free_slots = [slot for slot in range(len(self._tasks)) if slot not in used]
-        if not self._free_slots:
+        if not self._free_places:  # but for what an exception has left in the middle of `add` and `Handle.close`
+            used = {judges, *(place for h in self.handles.values() for place in (h._place, h._judge_place))}
+            self._free_places = [place for place in range(len(self._tasks)) if place not in used]
+        if not self._free_places:
             n, more = len(self._tasks), max(FIRST_SLOTS, 2 * len(self._tasks))
             table = aligned(8 * layout.TASK_WORDS * more).view(np.int64).reshape(more, layout.TASK_WORDS)
             table[:n] = self._tasks
             judge = table[:n, layout.JUDGE]
             address = table.ctypes.data
             judge[judge != 0] += address - self._address
-            self._tasks, self._address, self._free_slots = table, address, list(range(more - 1, n - 1, -1))
-        slot = self._free_slots.pop()
-        self._tasks[slot] = words
+            self._tasks, self._address, self._free_places = table, address, list(range(more - 1, n - 1, -1))
+        place = self._free_places.pop()
+        self._tasks[place] = words
         if judges is not None:
-            self._tasks[judges, layout.JUDGE] = self._address + slot * self._tasks.strides[0]
-        return slot
+            self._tasks[judges, layout.JUDGE] = self._address + place * self._tasks.strides[0]
+        return place
 
     def _forget(self, handle: Handle) -> None:
         with self.turn.mine:
-            if handle._slot >= 0:
-                handle._train.job[:] = self._tasks[handle._slot]  # its figures can still be read
-                slots = [slot for slot in (handle._slot, handle._judge_slot) if slot >= 0]
-                handle._slot = handle._judge_slot = -1
-                self._free_slots += slots
+            if handle._place >= 0:
+                handle._train.job[:] = self._tasks[handle._place]  # its figures can still be read
+                places = [place for place in (handle._place, handle._judge_place) if place >= 0]
+                handle._place = handle._judge_place = -1
+                self._free_places += places
             if self.handles.get(handle.name) is handle:
                 del self.handles[handle.name]
 
@@ -362,15 +362,15 @@ class Fleet:
         with self.turn.mine:
             handles = [h for h in self.handles.values() if h.open]
             goals = self._goals(handles, [h.epochs or epochs for h in handles])
-            slots = np.array([h._slot for h in handles], np.int64)
-            self._hope(slots)
-        start = int(self._tasks[slots, layout.EPOCH].sum())
+            places = np.array([h._place for h in handles], np.int64)
+            self._hope(places)
+        start = int(self._tasks[places, layout.EPOCH].sum())
         report = Count(sum(goals.values()) - start, progress)
         stopped = ""
         try:
             with orderly_end() as check:
                 for _ in self._passes(goals, checkpoint):
-                    report.step(int(self._tasks[slots, layout.EPOCH].sum()) - start, lambda: _mean_loss(goals))
+                    report.step(int(self._tasks[places, layout.EPOCH].sum()) - start, lambda: _mean_loss(goals))
                     check()
         except KeyboardInterrupt:
             stopped = "interrupted"
@@ -405,22 +405,22 @@ class Fleet:
 
     def _goals(self, handles: Iterable[Handle], epochs: Iterable[int]) -> dict[Handle, int]:
         """Numbers of epochs after which handles have trained for ``epochs`` more."""
-        done = self._tasks[[h._slot for h in handles], layout.EPOCH].tolist()
+        done = self._tasks[[h._place for h in handles], layout.EPOCH].tolist()
         return {h: before + more for h, before, more in zip(handles, done, epochs)}
 
-    def _hope(self, slots: np.ndarray) -> None:
+    def _hope(self, places: np.ndarray) -> None:
         """Forget the best losses so far: patience starts anew."""
-        self._tasks[slots, layout.SINCE] = 0
-        self._tasks[slots, layout.BEST] = np.array(np.inf).view(np.int64)
+        self._tasks[places, layout.SINCE] = 0
+        self._tasks[places, layout.BEST] = np.array(np.inf).view(np.int64)
 
     def _passes(self, goals: Mapping[Handle, int], checkpoint: int) -> Iterator[None]:
         """Run models to their goals; yields after each slice of work."""
         waiting = deque(goals)
-        active: dict[int, tuple[Handle, Frame]] = {}  # by slot
+        active: dict[int, tuple[Handle, Slot]] = {}  # by place
         heap, keeper = self.heap, self._training
         with self.turn.mine:
             for handle in self.handles.values():  # what an interrupted training has kept
-                heap.let_go(handle.resident.tenant, keeper)
+                heap.let_go(handle.resident.record, keeper)
         try:
             while waiting or active:
                 before = len(active)
@@ -430,101 +430,103 @@ class Fleet:
                         if handle.ends:  # another thread has closed or stopped it
                             waiting.popleft()
                             continue
-                        frame = heap.keep(handle.resident.tenant, keeper)
-                        if frame is not None:
-                            active[handle._slot] = handle, frame
+                        slot = heap.keep(handle.resident.record, keeper)
+                        if slot is not None:
+                            active[handle._place] = handle, slot
                             waiting.popleft()
-                            handle._enter(frame, goals[handle])
-                        elif handle.ends or handle.resident.tenant.turn.taken:
+                            handle._enter(slot, goals[handle])
+                        elif handle.ends or handle.resident.record.turn.taken:
                             waiting.rotate(-1)
                         else:  # there is no room
                             break
                     if active:
-                        slots = np.fromiter(active, np.int64, len(active))
+                        places = np.fromiter(active, np.int64, len(active))
                         self._ready(
-                            slots[before:], [h.limit(goals[h]) for h, _ in list(active.values())[before:]], checkpoint
+                            places[before:], [h.limit(goals[h]) for h, _ in list(active.values())[before:]], checkpoint
                         )
-                        self._slice(slots, (frame.binding for _, frame in active.values()))
+                        self._slice(places, (slot.loaded for _, slot in active.values()))
                         if self.stops:
                             self._end_stopped(active)
-                        ended = self._tasks[slots, layout.STATUS] != layout.READY
+                        ended = self._tasks[places, layout.STATUS] != layout.READY
                         if anyone_waits():  # who has a model's turn, and waits for the model to be let go
-                            ended |= [h.resident.tenant.turn.taken for h, _ in active.values()]
-                        for handle in self._rest(active, slots[ended]):
+                            ended |= [h.resident.record.turn.taken for h, _ in active.values()]
+                        for handle in self._rest(active, places[ended]):
                             if handle.status == "waiting" or handle.stops_later:
                                 waiting.append(handle)  # after the thread that wants it
                             elif handle.status == "done" and handle.epochs_done < goals[handle]:
                                 waiting.appendleft(handle)  # while it is there
                         waits = None
                     else:
-                        waits = waiting[0].resident.tenant if waiting else None
+                        waits = waiting[0].resident.record if waiting else None
                 if waits is not None:
                     with waits.turn.mine:
-                        if waits.binding is not None:
+                        if waits.loaded is not None:
                             heap.enter(waits)
                 yield
         finally:
             with self.turn.mine:
                 self._rest(active, np.fromiter(active, np.int64, len(active)))
 
-    def _end_stopped(self, active: Mapping[int, tuple[Handle, Frame]]) -> None:
+    def _end_stopped(self, active: Mapping[int, tuple[Handle, Slot]]) -> None:
         """Let stopped models end with the epoch that they are in."""
         self.stops = False
-        for slot, (handle, _) in active.items():
-            task = self._tasks[slot]
+        for place, (handle, _) in active.items():
+            task = self._tasks[place]
             if handle.status == "stopped" and task[layout.STATUS] == layout.READY:
                 task[layout.LIMIT] = handle.limit(0)
                 task[layout.STATUS] = layout.FINISHED if handle.ends else layout.READY
 
-    def _ready(self, slots: np.ndarray, goals: list[int], checkpoint: int) -> None:
+    def _ready(self, places: np.ndarray, goals: list[int], checkpoint: int) -> None:
         """Let tasks run to their goals, or where models are kept in files to the next checkpoint."""
         limits = np.array(goals, np.int64)
         if self.heap.store.persistent:
-            limits = np.minimum(limits, self._tasks[slots, layout.EPOCH] + checkpoint)
-        self._tasks[slots, layout.LIMIT], self._tasks[slots, layout.STATUS] = limits, layout.READY
-        self._tasks[slots, layout.PART] = self._tasks[self._judges(slots)[1], layout.PART] = 0  # what was begun is gone
+            limits = np.minimum(limits, self._tasks[places, layout.EPOCH] + checkpoint)
+        self._tasks[places, layout.LIMIT], self._tasks[places, layout.STATUS] = limits, layout.READY
+        self._tasks[places, layout.PART] = self._tasks[self._judges(places)[1], layout.PART] = (
+            0  # what was begun is gone
+        )
 
-    def _rest(self, active: dict[int, tuple[Handle, Frame]], slots: np.ndarray) -> list[Handle]:
-        """Leave the models of ``slots``; those that have come to an end are kept in files."""
+    def _rest(self, active: dict[int, tuple[Handle, Slot]], places: np.ndarray) -> list[Handle]:
+        """Leave the models of ``places``; those that have come to an end are kept in files."""
         rested = []
-        states = self._tasks[slots][:, [layout.STATUS, layout.EPOCH, layout.FIRST]].tolist()
-        for slot, state in zip(slots.tolist(), states):
-            handle, frame = active[slot]
-            handle._leave(frame, *state)
+        states = self._tasks[places][:, [layout.STATUS, layout.EPOCH, layout.FIRST]].tolist()
+        for place, state in zip(places.tolist(), states):
+            handle, slot = active[place]
+            handle._leave(slot, *state)
             try:
                 if handle.status != "waiting":
-                    self.heap.write_kept(handle.resident.tenant)
+                    self.heap.write_kept(handle.resident.record)
             finally:
-                self.heap.let_go(handle.resident.tenant, self._training)
-                del active[slot]
+                self.heap.let_go(handle.resident.record, self._training)
+                del active[place]
             if handle.status == "trapped":
-                handle.resident.drop_added(handle.resident.binding.path(None))
+                handle.resident.drop_added(handle.resident.loaded.path(None))
             rested.append(handle)
         return rested
 
-    def _slice(self, slots: np.ndarray, bindings: Iterable[Binding]) -> None:
+    def _slice(self, places: np.ndarray, loaded: Iterable[Loaded]) -> None:
         """Some turns for each task: about `SLICE_SECONDS` of the team's time."""
-        n = len(slots)
+        n = len(places)
         laps = -(-TURNS * self.workers // n)
         rounds = FIRST_ROUNDS
         if self._per_round:
             rounds = max(1, int(SLICE_SECONDS / self._per_round / (laps * n)))
-        before = self._rounds_done(slots)
+        before = self._rounds_done(places)
         start = time.perf_counter()
-        self.heap.device.run_fleet(self._tasks, slots, rounds, laps, self.workers, bindings)
+        self.heap.device.run_fleet(self._tasks, places, rounds, laps, self.workers, loaded)
         elapsed = time.perf_counter() - start
-        self._per_round = elapsed / max(self._rounds_done(slots) - before, 1)
+        self._per_round = elapsed / max(self._rounds_done(places) - before, 1)
 
-    def _judges(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of ``slots`` have judges, and the slots of those."""
-        judges = self._tasks[slots, layout.JUDGE]
+    def _judges(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of ``places`` have judges, and the places of those."""
+        judges = self._tasks[places, layout.JUDGE]
         judged = np.flatnonzero(judges)
         return judged, (judges[judged] - self._address) // self._tasks.strides[0]
 
-    def _rounds_done(self, slots: np.ndarray) -> int:
+    def _rounds_done(self, places: np.ndarray) -> int:
         """Of tasks and their judges."""
-        tasks, (with_judges, of_judges) = self._tasks, self._judges(slots)
-        epochs, rounds, first = (tasks[slots, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
+        tasks, (with_judges, of_judges) = self._tasks, self._judges(places)
+        epochs, rounds, first = (tasks[places, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
         rounds[with_judges] += tasks[of_judges, layout.ROUNDS]
         return int((epochs * rounds + first).sum() + tasks[of_judges, layout.FIRST].sum())
 

@@ -9,11 +9,11 @@ import numpy as np
 from calcvm.errors import Trap
 from calcvm.fleet.results import last
 from calcvm.model import Model
-from calcvm.vm import job as layout
-from calcvm.vm.device import Shared
-from calcvm.vm.epoch import Epoch
-from calcvm.vm.frame import Frame
-from calcvm.vm.resident import Resident
+from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.slot import Slot
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.pieces import Shared
 
 if TYPE_CHECKING:
     from calcvm.fleet.fleet import Converted, Fleet
@@ -51,9 +51,9 @@ class Handle:
         self._fleet, self.resident, self._train, self._judge, self.epochs = fleet, resident, train, judge, epochs
         self.name, self.nbytes = resident.name, resident.program.heap_bytes
         self.status, self.error = "waiting", ""
-        self._slot = fleet._take_slot(train.job)
-        self._judge_slot = -1 if judge is None else fleet._take_slot(judge.job, judges=self._slot)
-        self._address = 0  # of the frame that its task points at
+        self._place = fleet._take_place(train.job)
+        self._judge_place = -1 if judge is None else fleet._take_place(judge.job, judges=self._place)
+        self._address = 0  # of the slot that its task points at
         self._before = int(resident.facts["rounds"])  # epochs of earlier runs
         self._means = [np.zeros((0, 1))] + ([np.zeros((0, len(judge.names)))] if judge else [])
         self._shared: dict[int, Shared] = {}  # whose arrays these are
@@ -67,9 +67,9 @@ class Handle:
     def epochs_done(self) -> int:
         """Whole epochs it has been trained for, those of earlier processes among them."""
         while True:
-            slot, job = self._slot, self._job
+            place, job = self._place, self._job
             done = int(job[layout.EPOCH])
-            if slot == self._slot:  # else it was closed meanwhile, and the place may be another's
+            if place == self._place:  # else it was closed meanwhile, and the place may be another's
                 return done
 
     @property
@@ -123,13 +123,13 @@ class Handle:
     @property
     def _job(self) -> np.ndarray:
         """Words of its task."""
-        slot = self._slot
-        return self._train.job if slot < 0 else self._fleet._tasks[slot]
+        place = self._place
+        return self._train.job if place < 0 else self._fleet._tasks[place]
 
     @property
     def open(self) -> bool:
         """Whether it can be trained on."""
-        return self.status in ("waiting", "done") and self.resident.tenant.binding is not None
+        return self.status in ("waiting", "done") and self.resident.record.loaded is not None
 
     @property
     def ends(self) -> bool:
@@ -139,7 +139,7 @@ class Handle:
     @property
     def stops_later(self) -> bool:
         """Whether it is stopped in the middle of an epoch."""
-        there = self.resident.tenant.binding is not None
+        there = self.resident.record.loaded is not None
         return self.status == "stopped" and there and bool(self._job[layout.FIRST])
 
     def limit(self, goal: int) -> int:
@@ -149,18 +149,18 @@ class Handle:
     def _column(self, which: int, i: int) -> np.ndarray:
         return self._means[which][: self.epochs_done - self._before, i].copy()
 
-    def _enter(self, frame: Frame, goal: int) -> None:
-        """Point the task at its frame of the heap, with room for the figures of epochs up to ``goal``."""
-        if frame.address != self._address:
+    def _enter(self, slot: Slot, goal: int) -> None:
+        """Point the task at its slot of the heap, with room for the figures of epochs up to ``goal``."""
+        if slot.address != self._address:
             for words in self._jobs:
-                words[layout.HEAP] = frame.address
-            self._address = frame.address
+                words[layout.HEAP] = slot.address
+            self._address = slot.address
         wanted = goal - self._before
         for i, means in enumerate(self._means):
             if len(means) < wanted:
                 words, done = self._jobs[i], self.epochs_done - self._before
                 n = max(wanted, 2 * len(means))
-                self._longer = frame.binding.device.shared(n * means.shape[1])
+                self._longer = slot.loaded.device.shared(n * means.shape[1])
                 longer = self._longer.array.reshape(n, means.shape[1])
                 longer[:done] = means[:done]
                 words[layout.MEANS] = self._longer.address + longer.strides[0] * done  # moved on by each epoch
@@ -168,18 +168,18 @@ class Handle:
                 self._shared[i] = self._longer  # not before: the task points at the old one until it points here
         self._train.occupy()
 
-    def _leave(self, frame: Frame, status: int, epoch: int, first: int) -> None:
-        """Take note of where the task stands, before its frame may become another's."""
-        tenant = self.resident.tenant
-        tenant.facts["rounds"], tenant.trains = epoch, 0
+    def _leave(self, slot: Slot, status: int, epoch: int, first: int) -> None:
+        """Take note of where the task stands, before its slot may become another's."""
+        record = self.resident.record
+        record.facts["rounds"], record.trains = epoch, 0
         if first == 0:
-            tenant.open.discard(self._train.trains)
-            tenant.passing = None
+            record.open.discard(self._train.trains)
+            record.passing = None
         if self.status != "stopped":
             self.status = STATUS.get(status, "waiting")
         if status == layout.TRAPPED:
             try:
-                frame.check()
+                slot.check()
             except Trap as error:
                 self.error = str(error)
         elif status == layout.NOT_FINITE:
@@ -187,4 +187,4 @@ class Handle:
 
     @property
     def _jobs(self) -> list[np.ndarray]:
-        return [self._job] if self._judge is None else [self._job, self._fleet._tasks[self._judge_slot]]
+        return [self._job] if self._judge is None else [self._job, self._fleet._tasks[self._judge_place]]

@@ -202,7 +202,7 @@ def _made(symbol: str, places: tuple[Modules, ...], folders: list[str]) -> Compi
         try:
             for device in {module for modules in places for module in modules[1:]}:
                 import_module(f"calcvm.{device}")
-            builder = import_module("calcvm.vm.entry" if places[0][0].startswith("vm.") else "calcvm.kernels_cpu")
+            builder = import_module("calcvm.vm.run.entry" if places[0][0].startswith("vm.") else "calcvm.kernels_cpu")
             made: Compiled = builder._build(symbol, places, host())
         except Exception:
             return nothing

@@ -11,8 +11,8 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model.roles import WEIGHT, Roles
-from calcvm.vm.feeds import numbers, numeric
-from calcvm.vm.resident import Resident
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.run.feeds import numbers, numeric
 
 Arrays = dict[str, np.ndarray]
 
@@ -81,7 +81,7 @@ def training_data(
             raise CalcError(f"sample_weight: weights are finite numbers >= 0; found {array.min()} to {array.max()}")
         weights *= array
     if class_weight is not None:
-        most = model.binding.variables[roles.labels[0]]["classes"] if len(roles.labels) == 1 else None
+        most = model.loaded.variables[roles.labels[0]]["classes"] if len(roles.labels) == 1 else None
         weights *= _of_classes(class_weight, targets, most)
     return inputs, {**targets, WEIGHT: weights}
 
@@ -150,7 +150,7 @@ def comes_in_batches(X: Any, y: Any, roles: Roles) -> bool:
 
 
 class Stream:
-    """Batches in the place of a data set: a step each, as they come (the other is `calcvm.vm.epoch.Epoch`).
+    """Batches in the place of a data set: a step each, as they come (the other is `calcvm.vm.memory.epoch.Epoch`).
 
     step : of a model.  names : what it takes.
     batches : iterable of tuples of arrays in this order, or of mappings by name.  What can be iterated again is begun

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from calcvm.errors import PlanError, ProgramError
-from calcvm.vm import schema
-from calcvm.vm.binding import bind
-from calcvm.vm.facts import MAX_LEARNING, MAX_ROUNDS, MAX_SEED, check_learning_batch
-from calcvm.vm.heap import CalcHeap, parse_bytes
-from calcvm.vm.program import Program, Symbol
-from calcvm.vm.schema import boolean, integer, record
-from calcvm.vm.serialize import read_archive, write_archive
+from calcvm.vm.memory.heap import CalcHeap, parse_bytes
+from calcvm.vm.program import schema
+from calcvm.vm.program.facts import MAX_LEARNING, MAX_ROUNDS, MAX_SEED, check_learning_batch
+from calcvm.vm.program.program import Program, Symbol
+from calcvm.vm.program.schema import boolean, integer, record
+from calcvm.vm.program.serialize import read_archive, write_archive
+from calcvm.vm.run.loaded import loaded_of
 
 if TYPE_CHECKING:
     from calcvm.model.model import Model
@@ -30,7 +30,7 @@ def persistent(program: Program) -> dict[int, Symbol]:
 
 def _state(program: Program, image: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Views of all that persists in an image with its gradients, by the name of its array in a file: its number."""
-    start, cells = bind(program).opened[0], image.view(np.uint8)
+    start, cells = loaded_of(program).opened[0], image.view(np.uint8)
     for i, s in persistent(program).items():
         yield f"state/{i}", cells[s.start - start : s.start - start + s.bytes.b].view(s.dtype)
 
@@ -44,7 +44,7 @@ def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:
     """`Model.save`."""
     documents, arrays = model.program.to_parts()
     resident = model.resident
-    with resident.tenant.turn.mine:
+    with resident.record.turn.mine:
         documents["model"] = {
             "seed": resident.seed,
             "epochs": model.epochs_done,
@@ -107,7 +107,7 @@ def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = Non
             allowed,
         )
     heap = heap_of(program)
-    start, stop = bind(program).opened
+    start, stop = loaded_of(program).opened
     image = np.zeros(stop - start, np.uint8)
     for key, cells in _state(program, image):
         cells.view(np.uint8)[:] = archive.array(key).view(np.uint8)

@@ -27,16 +27,16 @@ from calcvm.ops.dims import show
 from calcvm.optim import Optimizer
 from calcvm.planner import Plan
 from calcvm.tables import preformatted
-from calcvm.vm import job as layout
-from calcvm.vm import methods
-from calcvm.vm.binding import bind
-from calcvm.vm.epoch import Epoch
-from calcvm.vm.facts import check_learning_batch
-from calcvm.vm.feeds import IN_PLACE, numbers
-from calcvm.vm.heap import CalcHeap
-from calcvm.vm.program import Program
-from calcvm.vm.resident import Hyper, Keeping, Resident
-from calcvm.vm.slices import SLICE_SECONDS
+from calcvm.vm.memory import methods
+from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.heap import CalcHeap
+from calcvm.vm.memory.resident import Hyper, Keeping, Resident
+from calcvm.vm.program.facts import check_learning_batch
+from calcvm.vm.program.program import Program
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.feeds import IN_PLACE, numbers
+from calcvm.vm.run.loaded import loaded_of
+from calcvm.vm.run.slices import SLICE_SECONDS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -46,13 +46,13 @@ def _training(method: Method) -> Method:
 
     @wraps(method)
     def whole(self: Model, *args: Any, **options: Any) -> Any:
-        tenant = self.resident.tenant
-        with tenant.change:
+        record = self.resident.record
+        with record.change:
             try:
-                tenant.begin_training()
+                record.begin_training()
                 return method(self, *args, **options)
             finally:
-                tenant.trains = 0
+                record.trains = 0
 
     return whole  # type: ignore[return-value]
 
@@ -177,7 +177,7 @@ class Model(methods.Native):
         if learning_batch is not None:
             check_learning_batch(program, learning_batch)
         if isinstance(net, CalcGraph):  # before it has a place
-            Roles.of(bind(program))
+            Roles.of(loaded_of(program))
         self.resident: Resident = (heap or files.heap_of(program)).load(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
 
@@ -188,7 +188,7 @@ class Model(methods.Native):
         Its program must have a path learn, which trains, and a path predict.
         """
         checks.one_of("Model.on", resident, Resident, "a model of a heap (heap.load, heap.open)")
-        Roles.of(resident.binding)
+        Roles.of(resident.loaded)
         model = cls.__new__(cls)
         model._plan, model.resident = None, resident
         return model
@@ -200,7 +200,7 @@ class Model(methods.Native):
     @cached_property
     def roles(self) -> Roles:
         """Its inputs, targets, outputs and figures, by name."""
-        return Roles.of(self.resident.binding)
+        return Roles.of(self.resident.loaded)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("learning_rate", "lr"):  # would change nothing
@@ -208,11 +208,11 @@ class Model(methods.Native):
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        if self.resident.tenant.binding is None:
+        if self.resident.record.loaded is None:
             return f"<Model {self.resident.name!r}: closed>"
-        forms = self.resident.binding.forms
+        forms = self.resident.loaded.forms
         sizes = ", ".join(f"{name} {show(forms[name])}" for name in (*self.roles.inputs, *self.roles.outputs))
-        n = sum(self.resident.binding.symbol(name).elems.b for name in self.program.info["parameters"])
+        n = sum(self.resident.loaded.symbol(name).elems.b for name in self.program.info["parameters"])
         return f"<Model {self.resident.name!r}: {sizes}, {n:,} parameters, {self.epochs_done} epochs done>"
 
     def summary(self) -> str:
@@ -220,7 +220,7 @@ class Model(methods.Native):
         return summary(self.resident, self.roles)
 
     def _repr_html_(self) -> str:
-        return preformatted(repr(self) if self.resident.tenant.binding is None else self.summary())
+        return preformatted(repr(self) if self.resident.record.loaded is None else self.summary())
 
     @property
     def plan(self) -> Plan:
@@ -296,7 +296,7 @@ class Model(methods.Native):
         arrays = arrays_of(x, y, more)
         if isinstance(x, (tuple, Mapping)) and len(self.roles.inputs) > 1 and not more:
             given = {**by_name("x", self.roles.inputs, x), **by_name("y", self.roles.labels, y)}
-            arrays = tuple(given[name] for name in self.resident.binding.feeds("learn") if name in given)
+            arrays = tuple(given[name] for name in self.resident.loaded.feeds("learn") if name in given)
         loss = self.resident.step(*arrays, path="learn")
         assert loss is not None
         methods.offer(self)
@@ -319,7 +319,7 @@ class Model(methods.Native):
         ------
         CalcError : they are no such arrays, or do not fit.
         """
-        data, names = arrays_of(x, y, more), self.resident.binding.feeds("learn")
+        data, names = arrays_of(x, y, more), self.resident.loaded.feeds("learn")
         if len(data) != len(names):
             raise CalcError(f"bind takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         sizes: list[int] = []
@@ -341,7 +341,7 @@ class Model(methods.Native):
         resident = self.resident
         arrays = {name: numbers(name, value) for name, value in inputs.items()}
         batches = {name: resident.check_placeholder(name, array) for name, array in arrays.items()}
-        with resident.tenant.turn.mine:
+        with resident.record.turn.mine:
             start = time.perf_counter()
             resident.place(arrays, batches)
             resident.run_round("predict", ("forward",))
@@ -413,7 +413,7 @@ class Model(methods.Native):
             checks.flag("progress", progress),
         )
         keep_best, watchers = checks.flag("keep_best", keep_best), callbacks_of(callbacks)
-        loss = str(self.resident.binding.training("learn")["loss"])
+        loss = str(self.resident.loaded.training("learn")["loss"])
         train: Epoch | Stream
         if comes_in_batches(X, y, self.roles):
             train, held = self._stream(X, validation, steps_per_epoch, (sample_weight, class_weight, check_finite))
@@ -453,11 +453,11 @@ class Model(methods.Native):
             raise CalcError("validation: no share can be held out of batches as they come: give (X, y)")
         steps = None if steps is None else checks.integer("steps_per_epoch", steps)
         held = None if validation is None else held_out(validation, self.roles)
-        return Stream(self.step, self.resident.binding.feeds("learn"), batches, steps), held
+        return Stream(self.step, self.resident.loaded.feeds("learn"), batches, steps), held
 
     def _of(self, path: str, data: Mapping[str, np.ndarray]) -> Arrays:
         """Of data sets by name those that a path needs."""
-        names = self.resident.binding.feeds(path)
+        names = self.resident.loaded.feeds(path)
         return {name: array for name, array in data.items() if name in names or name in self.roles.outputs}
 
     @methods.native
@@ -466,7 +466,7 @@ class Model(methods.Native):
         inputs, labels, resident = self.roles.inputs, self.roles.labels, self.resident
         data = {**by_name("X", inputs, X), **by_name("y", labels, y)}
         judge, n = self.judge(data, check_finite), len(data[inputs[0]])
-        with resident.tenant.turn.mine:
+        with resident.record.turn.mine:
             start = time.perf_counter()
             found = judge()
             if n <= self.batch_size and len(inputs) == 1 >= len(labels):
@@ -501,7 +501,7 @@ class Model(methods.Native):
         over = [name for name, a in arrays.items() if any(np.may_share_memory(a, x) for x in data.values())]
         places = {name: np.empty_like(a) if name in over else a for name, a in arrays.items()}  # as NumPy does
         run = Epoch(resident, data, "predict", outputs=places)
-        with resident.tenant.turn.mine:
+        with resident.record.turn.mine:
             start = time.perf_counter()
             run.whole(SLICE_SECONDS)
             if n <= self.batch_size:
@@ -513,7 +513,7 @@ class Model(methods.Native):
 
     def _place_for(self, name: str, n: int, out: Any) -> np.ndarray:
         """An array for a result of ``n`` samples, which may be given."""
-        shape = (n, *(size.b for size in self.resident.binding.forms[name][1:]))
+        shape = (n, *(size.b for size in self.resident.loaded.forms[name][1:]))
         if out is None:
             return np.empty(shape, self.program.dtype)
         if not (
@@ -549,7 +549,7 @@ class Model(methods.Native):
     # ------------------------------------------------------------ weights
     def get_weights(self) -> dict[str, np.ndarray]:
         """Copies of the parameters, by name."""
-        with self.resident.tenant.turn.mine:  # no other thread trains it meanwhile
+        with self.resident.record.turn.mine:  # no other thread trains it meanwhile
             return {name: array.copy() for name, array in self.resident.parameters.items()}
 
     def set_weights(self, weights: Mapping[str, Any] | Iterable[Any]) -> None:
@@ -563,12 +563,12 @@ class Model(methods.Native):
 
     def _calcvm_trapped(self) -> None:
         """Say what a kernel trapped in a compiled method, whose results are of no use."""
-        tenant = self.resident.tenant
-        with tenant.turn.mine:
-            frame = self.resident.frame
-            tenant.ran.clear()
-            tenant.arena = None
-            frame.check()
+        record = self.resident.record
+        with record.turn.mine:
+            slot = self.resident.slot
+            record.ran.clear()
+            record.arena = None
+            slot.check()
 
     def judge(self, data: Mapping[str, np.ndarray], check_finite: bool = False) -> Callable[[], dict[str, float]]:
         """A function that evaluates the model as it is when called, on ``input`` and ``target``.
@@ -581,7 +581,7 @@ class Model(methods.Native):
         run = Epoch(self.resident, self._of("predict", data), "predict", results=[*figures], check_finite=check_finite)
 
         def judge() -> dict[str, float]:
-            with self.resident.tenant.turn.mine:
+            with self.resident.record.turn.mine:
                 run.whole(SLICE_SECONDS)
                 return {called: run.mean(name) for name, called in figures.items()}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from calcvm.errors import CalcError
-from calcvm.vm.binding import FORWARD, Binding
+from calcvm.vm.run.loaded import FORWARD, Loaded
 
 WEIGHT = "sample_weight"  # the placeholder of what each sample counts in the loss
 
@@ -27,24 +27,24 @@ class Roles:
     figures: Mapping[str, str]
 
     @classmethod
-    def of(cls, binding: Binding) -> Roles:
+    def of(cls, loaded: Loaded) -> Roles:
         """The roles in a program (CalcError: it has no such paths)."""
-        missing = [path for path in ("learn", "predict") if path not in binding.paths]
+        missing = [path for path in ("learn", "predict") if path not in loaded.paths]
         if missing:
             raise CalcError(
                 f"a Model's graph has the paths learn, which trains, and predict: this has no path {missing[0]!r}, but "
-                f"{', '.join(binding.paths)}"
+                f"{', '.join(loaded.paths)}"
             )
-        binding.training("learn")
-        inputs = binding.feeds("predict", ("forward",))
+        loaded.training("learn")
+        inputs = loaded.feeds("predict", ("forward",))
         if not inputs:
             raise CalcError("path 'predict' reads no placeholder: there is nothing to predict from")
-        used = (*binding.feeds("learn"), *binding.feeds("predict", FORWARD))
+        used = (*loaded.feeds("learn"), *loaded.feeds("predict", FORWARD))
         targets = tuple(dict.fromkeys(name for name in used if name not in inputs))
-        outputs = _declared(binding) or [name for name in _readable(binding) if not binding.is_number(name)]
+        outputs = _declared(loaded) or [name for name in _readable(loaded) if not loaded.is_number(name)]
         if not outputs:
             raise CalcError("path 'predict' has no output: predict.output = y, or a tuple of results")
-        return cls(inputs, targets, tuple(outputs), figures(binding))
+        return cls(inputs, targets, tuple(outputs), figures(loaded))
 
     @property
     def weighted(self) -> bool:
@@ -57,22 +57,22 @@ class Roles:
         return tuple(name for name in self.targets if name != WEIGHT)
 
 
-def figures(binding: Binding) -> dict[str, str]:
+def figures(loaded: Loaded) -> dict[str, str]:
     """Results of the path predict that judge a model, and what each is called."""
-    outputs = _declared(binding)
-    names = [name for name in _readable(binding) if name not in outputs and binding.is_number(name)]
+    outputs = _declared(loaded)
+    names = [name for name in _readable(loaded) if name not in outputs and loaded.is_number(name)]
     return {name: name.removeprefix("predict.") for name in names}
 
 
-def _declared(binding: Binding) -> list[str]:
+def _declared(loaded: Loaded) -> list[str]:
     """The outputs that somebody has named."""
-    facts = binding.paths["predict"]
+    facts = loaded.paths["predict"]
     return facts.get("outputs") or [name for name in [facts["output"]] if name is not None]
 
 
-def _readable(binding: Binding) -> list[str]:
+def _readable(loaded: Loaded) -> list[str]:
     """Results of the path predict that are there when it has run."""
     return [
-        name for name, facts in binding.variables.items()
+        name for name, facts in loaded.variables.items()
         if facts["path"] == "predict" and facts["symbol"] is not None and not facts["unreadable"]
     ]  # fmt: skip

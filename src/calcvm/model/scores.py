@@ -9,7 +9,7 @@ import numpy as np
 from calcvm.errors import CalcError
 from calcvm.ops.losses import SCORES, SOFTMAX
 from calcvm.ops.spec import HEADER_WORDS
-from calcvm.vm.program import Program
+from calcvm.vm.program.program import Program
 
 
 def loss_of_scores(program: Program) -> str:

@@ -15,8 +15,8 @@ from calcvm.model.callbacks import Callback, reason
 from calcvm.model.data import Stream
 from calcvm.model.history import History
 from calcvm.progress import Reporter, reporter
-from calcvm.vm.epoch import Epoch, shuffling_key
-from calcvm.vm.slices import SLICE_SECONDS
+from calcvm.vm.memory.epoch import Epoch, shuffling_key
+from calcvm.vm.run.slices import SLICE_SECONDS
 
 if TYPE_CHECKING:
     from calcvm.model.model import Model

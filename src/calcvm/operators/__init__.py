@@ -189,6 +189,6 @@ def register_kernel(common: Any, fn: Callable) -> Callable:
 
 def _forget(*rows: RowSpec | None) -> None:
     """Programs that are loaded from now on have the kernels that these rows have now."""
-    binding = sys.modules.get("calcvm.vm.binding")
-    if binding is not None:
-        binding.forget({row.name for row in rows if row is not None})
+    loaded = sys.modules.get("calcvm.vm.run.loaded")
+    if loaded is not None:
+        loaded.forget({row.name for row in rows if row is not None})

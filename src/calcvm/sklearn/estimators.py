@@ -30,10 +30,10 @@ from sklearn.utils.validation import check_consistent_length, validate_data
 
 from calcvm.errors import CalcError
 from calcvm.sklearn.network import Design, Network, gradients_of, set_rate, weights_of
-from calcvm.vm.epoch import Epoch
-from calcvm.vm.resident import Resident
-from calcvm.vm.slices import SLICE_SECONDS
-from calcvm.vm.turns import Turns
+from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.turns import Turns
+from calcvm.vm.run.slices import SLICE_SECONDS
 
 AUTO_BATCH = 200  # scikit-learn's
 LBFGS_BATCH = 1024  # samples at a time of a gradient over all of them

@@ -14,9 +14,9 @@ from calcvm import functions as F
 from calcvm.graph import CalcGraph, Variable
 from calcvm.model import persistent
 from calcvm.optim import SGD, AdamHat, Optimizer
-from calcvm.vm.heap import CalcHeap
-from calcvm.vm.program import Program
-from calcvm.vm.resident import Resident
+from calcvm.vm.memory.heap import CalcHeap
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.program.program import Program
 
 KEPT_PROGRAMS = 64
 ACTIVATIONS = {"identity": None, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "relu": nn.ReLU}
@@ -228,7 +228,7 @@ def weights_of(resident: Resident) -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 def gradients_of(resident: Resident) -> list[np.ndarray]:
     """The momenta of all weights, then of all biases, as views into the heap."""
-    symbols, moments = resident.program.symbols, resident.binding.training(None)["moments"]
+    symbols, moments = resident.program.symbols, resident.loaded.training(None)["moments"]
     found = [symbols[moments[name]["m"]] for kind in ("weight", "bias") for name in moments if name.endswith(kind)]
     return [resident.elements[s.offset : s.offset + s.elems.b] for s in found]
 

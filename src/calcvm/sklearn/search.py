@@ -20,8 +20,8 @@ from calcvm.errors import PlanError
 from calcvm.fleet import Fleet
 from calcvm.sklearn.estimators import Compiled, Task, dense, instead_of_training, with_options
 from calcvm.sklearn.network import allowed_workers, program_of
-from calcvm.vm.heap import parse_bytes
-from calcvm.vm.pieces import ALIGN_BYTES
+from calcvm.vm.memory.heap import parse_bytes
+from calcvm.vm.program.encoding import ALIGN_BYTES
 
 # what training sets; the rest is set before it
 LEARNED = (

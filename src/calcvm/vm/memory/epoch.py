@@ -1,0 +1,260 @@
+"""Whole passes over data sets in compiled code: feeds, rounds, sums of results, outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from threading import get_ident
+
+import numpy as np
+
+from calcvm.errors import CalcError, ShapeError
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.slot import Slot
+from calcvm.vm.program.facts import check_learning_batch
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.feeds import numbers, readable
+from calcvm.vm.run.slices import ended, latest, sliced
+
+
+class Epoch:
+    """Passes over the samples of arrays, in batches, through a path of a model.
+
+    data : placeholder -> array of samples, read in place where it can be (`calcvm.vm.run.feeds`).
+        Where the path's output is among them, the network is not run: results are of those outputs.
+    samples : the numbers of those to use (default: all), or a slice; the arrays are not copied.
+    train : each round runs backward too, each learning batch ends with an update (``trains``: the path, or None).
+    learning : samples of a learning batch (default: the program's batch, one round each).
+    results : scalar results that are averaged over the samples.
+    outputs : result -> array that receives its value for every sample.
+    """
+
+    def __init__(
+        self,
+        model: Resident,
+        data: Mapping[str, np.ndarray],
+        path: str,
+        *,
+        samples: np.ndarray | slice | None = None,
+        train: bool = False,
+        learning: int | None = None,
+        results: Sequence[str] = (),
+        outputs: Mapping[str, np.ndarray] | None = None,
+        check_finite: bool = False,
+    ):
+        program, loaded = model.program, model.loaded
+        device = self._device = loaded.device
+        self.model, self.names, self.trains = model, list(results), path if train else None
+        self._changes = path in loaded.changes
+        data = {name: numbers(name, array) for name, array in data.items()}
+        if isinstance(samples, slice):
+            data, samples = {name: array[samples] for name, array in data.items()}, None
+        sizes = {name: model.check(name, array, samples=True) for name, array in data.items()}
+        if len(set(sizes.values())) > 1:
+            raise ShapeError(f"the arrays differ in their number of samples ({sizes})")
+        n = next(iter(sizes.values()))
+        self._index = None if samples is None else _index(samples, n)
+        self.samples = n = n if self._index is None else len(self._index)
+        batch = program.batch_size
+        learning = batch if learning is None else learning
+        if not 1 <= learning <= batch:  # compiled code counts with it
+            check_learning_batch(program, learning)
+        short, rest = learning % batch, n % learning % batch
+        self.rounds = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
+        self._arrays = [readable(name, array, check_finite) for name, array in data.items()]
+        self._feeds = np.array(
+            [_feed(model, name, a, device.samples(a)) for name, a in zip(data, self._arrays)], np.int64
+        )
+        self._outputs = outputs or {}
+        drains = [_feed(model, name, a, device.output(a)) for name, a in self._outputs.items()]
+        self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
+        for name in results:
+            if loaded.symbol(name).elems != 1:
+                raise CalcError(f"{name!r} is no single number: it has no mean over the samples")
+        self._results = np.array([loaded.symbol(name).offset for name in results], np.int64)
+        self._sums = device.shared(max(len(results), 1))
+        given = loaded.paths[path]["output"] in data
+        phases = ("forward", "loss", "backward") if train else ("forward", "loss") if results else ("forward",)
+        ends = [loaded.span(path, ("optimize", "end_round"))] if train else []
+        phases = ("loss",) if given else phases
+        missing = [name for name in loaded.feeds(path, phases) if name not in data]
+        if missing:
+            raise CalcError(f"path {path!r} needs data for {', '.join(map(repr, missing))} too")
+        spans = loaded.round(path, *phases)
+        turn = loaded.runs(*spans, *ends)
+        spans, parts = loaded.cut((*spans,), model.workers)
+        alone = model.workers > 1 and not train and self.rounds == 1 and n <= loaded.brief(path, phases)
+        self._workers = 1 if alone else model.workers
+        self._parts = range(1, parts + 1) if parts > 1 else range(1)  # 0: whole rounds
+        self._spans = np.array(spans, np.int64)
+        self._end_spans = np.array(ends, np.int64).reshape(-1, 2)
+        self._rows = [loaded.rows(b or batch) for b in (batch, short, rest)]
+        facts = loaded.training(path) if train else {}
+        self._adds_up = bool(facts.get("accumulate"))
+        seed_off = program.symbols[facts["seed"]].offset if self._adds_up else -1
+        job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
+        device.prepare_task(job, loaded)
+        job[layout.ROW_BYTES] = program.row_bytes
+        job[layout.ROWS_FULL : layout.ROWS_LAST + 1] = [address for _, address in self._rows]
+        for word, count, array in (
+            (layout.SPANS, layout.N_SPANS, self._spans),
+            (layout.END_SPANS, layout.N_END_SPANS, self._end_spans),
+            (layout.FEEDS, layout.N_FEEDS, self._feeds),
+            (layout.DRAINS, layout.N_DRAINS, self._drains),
+            (layout.RESULTS, layout.N_RESULTS, self._results),
+        ):
+            job[word], job[count] = device.constant(array), len(array)
+        job[[layout.SUMS, layout.PARTS, layout.TURN]] = self._sums.address, self._parts[-1], turn
+        job[layout.N_SAMPLES : layout.LEARNING + 1] = n, batch, learning
+        job[layout.ITEMSIZE : layout.SEED_OFF + 1] = program.itemsize, seed_off
+        job[layout.INDEX] = 0 if self._index is None else device.constant(self._index)
+        self._per_round = 0.0  # seconds, as last measured
+
+    def release(self) -> None:
+        """Let the arrays go; the model is closed, and no pass can begin."""
+        self._arrays.clear()
+
+    def begin(self, key: int | None) -> None:
+        """Start a pass: in the order that ``key`` chooses, or (None) in the data's own.
+
+        What an earlier one has left of a learning batch is dropped.
+        """
+        if self._adds_up and self.trains in self.model.record.open:
+            self.model.drop_added(str(self.trains))
+        self._sums.array[:] = 0
+        self.job[layout.FIRST] = self._done = 0
+        self.job[layout.SHUFFLE], self.job[layout.KEY] = (0, 0) if key is None else (1, key)
+
+    def slices(self, seconds: float, marks: Sequence[int] = ()) -> Generator[int, None, None]:
+        """Run the pass in slices of about ``seconds``, each a turn; yields how many rounds are done.
+
+        A slice ends where a multiple of one of ``marks`` is done.
+        Who trains has the model's ``change`` from `begin` to the end.
+        """
+        try:
+            yield from self._slices(seconds, marks)
+            self._device.collect(*self._outputs.values())
+        finally:  # also where training was interrupted in the middle of a learning batch
+            if self.trains is not None:
+                self.model.drop_added(self.trains)
+
+    def whole(self, seconds: float) -> None:
+        """Run a pass in the data's own order, as one turn, in slices that leave room for Ctrl-C."""
+        with self.model.record.turn.mine:
+            self.begin(None)
+            for _ in self.slices(seconds):
+                pass
+
+    def _slices(self, seconds: float, marks: Sequence[int]) -> Iterator[int]:
+        first = int(seconds / self._per_round) if self._per_round else 1
+        for done, each in sliced(self.rounds, first, seconds, self._run, marks):
+            self._done, self._per_round = done, each
+            yield done
+
+    def epochs(self, n: int, seconds: float, shuffle: bool = True) -> Iterator[list[float]]:
+        """Train for ``n`` passes in the orders that the model's seed chooses; yields the results' means of each.
+
+        Where one worker runs the model, compiled code goes on from pass to pass, and comes back after ``seconds``.
+        """
+        model, facts = self.model, self.model.facts
+        if model.workers > 1:
+            for _ in range(n):
+                self.begin(shuffling_key(model.seed, facts["rounds"]) if shuffle else None)
+                for _ in self.slices(seconds):
+                    pass
+                facts["rounds"] += 1
+                yield [self.mean(name) for name in self.names]
+            return
+        job, first, shared = self.job, facts["rounds"], self._device.shared(n * len(self.names))
+        means = shared.array.reshape(n, len(self.names))
+        job[[layout.ROUNDS, layout.MEANS]] = self.rounds, shared.address
+        job[[layout.SEED, layout.SHUFFLE, layout.EPOCH]] = model.seed, shuffle, first
+        job[[layout.LIMIT, layout.FIRST, layout.PART, layout.PATIENCE]] = first + n, 0, 0, -1
+        try:
+            while facts["rounds"] < first + n:
+                job[layout.STATUS] = layout.READY  # also after a loss that is not finite
+                done = facts["rounds"]
+                count = max(1, int(seconds / self._per_round)) if self._per_round else 1
+                with model.record.turn.mine:
+                    slot, start = self._enter(), time.perf_counter()
+                    before = job[layout.EPOCH] * self.rounds + job[layout.FIRST]
+                    job[layout.COUNT] = count
+                    slot.execute("run_task", job, job.ctypes.data, 1)
+                    while job[layout.PART]:  # a round is run to its end while the model is there
+                        slot.execute("run_task", job, job.ctypes.data, 1)
+                    self._device.collect()
+                rounds = int(job[layout.EPOCH] * self.rounds + job[layout.FIRST] - before)
+                self._per_round = (time.perf_counter() - start) / max(rounds, 1)
+                facts["rounds"] = int(job[layout.EPOCH])
+                yield from means[done - first : facts["rounds"] - first].tolist()
+        finally:
+            model.drop_added(str(self.trains))
+
+    def _run(self, count: int) -> float:
+        """Run the next ``count`` rounds in a turn, each to its end; the seconds they took."""
+        job, parts, workers = self.job, self._parts, self._workers
+        with self.model.record.turn.mine:
+            slot, start = self._enter(), time.perf_counter()
+            first, stop = self._done, self._done + count
+            while first < stop:
+                job[layout.FIRST], job[layout.COUNT] = first, stop - first if len(parts) == 1 else 1
+                if workers > 1:
+                    job[layout.DEADLINE], job[layout.UNTIL] = latest(), 0
+                for job[layout.PART] in parts:
+                    slot.execute("run_rounds", job, job.ctypes.data, workers)
+                first = ended(job, first + job.item(layout.COUNT))
+            self._device.collect()
+            return time.perf_counter() - start
+
+    def _enter(self) -> Slot:
+        """Prepare the job for the model's place in the heap."""
+        slot = self.model.slot
+        self.occupy()
+        self.job[layout.HEAP] = slot.address
+        return slot
+
+    def occupy(self) -> None:
+        """Take note of what rounds do to the model: what its placeholders and results held before is gone."""
+        record = self.model.record
+        record.forget()
+        record.changed |= self._changes
+        if self.trains is not None:
+            record.graded.add(self.trains)
+            record.trains = get_ident()
+            if self._adds_up:  # until the pass is settled; what only looks leaves it as it is
+                record.open.add(self.trains)
+                record.passing = self.trains
+
+    def mean(self, name: str) -> float:
+        """Mean of a result over the samples seen so far in this pass."""
+        batch, learning = int(self.job[layout.BATCH]), int(self.job[layout.LEARNING])
+        per_learning = -(-learning // batch)
+        whole, part = divmod(self._done, per_learning)
+        seen = min(whole * learning + min(part * batch, learning), self.samples)
+        return float(self._sums.array[self.names.index(name)]) / max(seen, 1)
+
+
+def _index(samples: np.ndarray, n: int) -> np.ndarray:
+    """Numbers of samples, checked against their number."""
+    index = np.asarray(samples)
+    if index.dtype == bool and index.shape == (n,):
+        index = np.flatnonzero(index)
+    if index.ndim != 1 or index.dtype.kind not in "iu" or not len(index):
+        raise CalcError(f"samples: give a slice or numbers of samples, shape (n,); this is {index.dtype} {index.shape}")
+    low, high = index.min(), index.max()
+    if low < 0 or high >= n:
+        raise CalcError(f"samples: numbers from {low} to {high}, but there are {n} samples, 0 to {n - 1}")
+    return np.ascontiguousarray(index, np.int64)
+
+
+def shuffling_key(seed: int, epoch: int) -> int:
+    """What chooses the order of an epoch's samples: a function of the model's seed and the epochs done before."""
+    return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1342543DE82EF95 + 1) % 2**63
+
+
+def _feed(model: Resident, name: str, array: np.ndarray, address: int) -> tuple[int, int, int, int]:
+    shape = model.program.info["variables"][name]["shape"]
+    if not shape or shape[0] != [1, 0]:
+        raise ShapeError(f"{name!r}: data sets need the batch as the first dimension")
+    per_sample = array.size // len(array)
+    return address, layout.FEED_DTYPES[array.dtype.name], per_sample, model.loaded.symbol(name).offset

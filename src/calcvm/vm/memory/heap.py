@@ -1,0 +1,668 @@
+"""The heap: one allocation of a fixed size that models share, side by side or one after the other."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic, perf_counter, sleep
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from calcvm import checks
+from calcvm.errors import CalcError, PlanError, ProgramError
+from calcvm.tables import html, some
+from calcvm.vm.memory.cuda import DeviceMemory, PinnedStore
+from calcvm.vm.memory.record import Record
+from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.slot import HostMemory, Memory, Slot
+from calcvm.vm.memory.store import MemoryStore, Store
+from calcvm.vm.memory.turns import FIRST_PAUSE, LONGEST_PAUSE, Turns, owner, stuck, unlocked
+from calcvm.vm.program import schema
+from calcvm.vm.program.facts import DIGEST, Facts
+from calcvm.vm.program.program import Program
+from calcvm.vm.run.device import device_of, heaps_of
+from calcvm.vm.run.loaded import Loaded, loaded_of
+from calcvm.vm.run.pieces import Pieces
+
+if TYPE_CHECKING:
+    from calcvm.vm.run.cuda.device import Cuda
+
+SPARE_SLOTS = 64  # kept to be used again: making one takes as long as two switches
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_bytes(memory: int | str) -> int:
+    """Bytes from a number or a text such as ``"64 MiB"`` (or MB, GiB, ...)."""
+    if isinstance(memory, (int, np.integer)) and not isinstance(memory, bool) and memory >= 0:
+        return int(memory)
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]*)\s*([A-Za-z]*)\s*", memory) if isinstance(memory, str) else None
+    if match is None or match[2].upper() not in _UNITS or not 1 <= len(match[1].replace(".", "", 1)) <= 20:
+        raise CalcError(f"memory {checks.shown(memory)}: give bytes, or a text such as '64 MiB' or '1.5 GB'")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@dataclass
+class Stats:
+    """What switching has cost: ``switches`` of models into the heap, ``bytes`` copied out and in, ``seconds``."""
+
+    switches: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def reset(self) -> None:
+        self.switches, self.bytes, self.seconds = 0, 0, 0.0
+
+
+class CalcHeap:
+    """Memory for models: ``nbytes`` bytes, allocated once and never more.
+
+    Models lie side by side while they fit.  Where room is needed, those used least recently are switched
+    out: their persistent block (parameters, state, optimizer) is copied to the store, and back when they are
+    used again.  Nothing is planned, compiled or allocated for it, and training goes on with the same bits.
+
+    Parameters
+    ----------
+    memory : int or str
+        Bytes, or a text such as ``"64 MiB"``.
+    store : MemoryStore or FileStore, optional
+        Where models are that are not in the heap (default: a `MemoryStore` of its own).
+    device : str
+        Whose memory it is: that of the device the models' programs are compiled for ("cpu" and "blas" share one).
+
+    Attributes
+    ----------
+    nbytes : int
+    device : Device
+    stats : switches, bytes and seconds of switching
+    """
+
+    def __init__(self, memory: int | str, store: Store | None = None, device: str = "cpu"):
+        self.nbytes = parse_bytes(memory)
+        if store is not None and (isinstance(store, type) or not hasattr(store, "get_program")):
+            raise CalcError(
+                f"store: one such as cv.MemoryStore() or cv.FileStore(folder) is wanted, not {checks.called(store)}"
+            )
+        self.device = device_of(device)
+        on_host, gpu = heaps_of(device) == "cpu", cast("Cuda", self.device)
+        if store is None:
+            store = MemoryStore() if on_host else PinnedStore(gpu)
+        self.store: Store = store
+        self.stats = Stats()
+        self._memory: Memory = HostMemory(self.nbytes) if on_host else DeviceMemory(gpu, self.nbytes)
+        self._slots: OrderedDict[Slot, None] = OrderedDict()  # least recently used first
+        self._pieces = Pieces(self.nbytes)  # what no slot takes
+        self._spare: dict[tuple[Loaded, int], Slot] = {}
+        self._records: dict[str, Record] = {}
+        self._handles: weakref.WeakValueDictionary[str, Resident] = weakref.WeakValueDictionary()
+        self._last: Record | None = None
+        self._lock = threading.RLock()  # taken for moments; who has it waits for nobody's turn
+        self._torn = False  # a change of slots and pieces, made under `_lock`, is not finished
+        self._orphaned = False  # a model that was to be added was not: its slot is nobody's
+        self.turns: list[Turns] = []  # those that keep models of this heap, beside the models' own
+        self._numbered = 0
+        if self.store.persistent:  # a process that ends in order leaves nothing unsaved
+            self._end = weakref.finalize(self, _flush_at_exit, self._records, self.store, os.getpid())
+        _heaps.add(self)
+
+    # ------------------------------------------------------------ models
+    def load(self, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None) -> Resident:
+        """A new model: place a program in the heap and initialize its parameters from ``seed``.
+
+        Parameters
+        ----------
+        workers : int, optional
+            Team that runs it (default: the program's).
+        name : str, optional
+            By which store and heap know it (default: ``model-0``, ``model-1``, ...).
+
+        Raises
+        ------
+        PlanError : the program is larger than the heap (``needed`` and ``allowed`` bytes).
+        CalcError : the name is in use, or the program is compiled for another device.
+        """
+        check_program(program)
+        seed = checks.integer("seed", seed, 0)
+        values = {"program": program.hash, "seed": seed, "rounds": 0}
+        return self._start(program, values, workers, name, lambda model: model.initialize(seed))
+
+    def adopt(
+        self,
+        program: Program,
+        facts: Mapping[str, Any],
+        image: np.ndarray,
+        workers: int | None = None,
+        name: str | None = None,
+    ) -> Resident:
+        """A model as it was elsewhere: its facts, and its image with its gradients (`Slot.get_image`); as `load`."""
+
+        def fill(model: Resident) -> None:
+            model.slot.set_image(image, open=True)
+            model.record.changed, model.record.open = True, _open(model.loaded, facts)
+
+        return self._start(program, facts, workers, name, fill)
+
+    def copy(self, model: Resident, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
+        """A new model like one of this heap, in the same or in another (see `Resident.copy`)."""
+        _check_model("copy", model)
+        if heap is not None:
+            checks.one_of("copy: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
+        with model.record.turn.mine:
+            facts, image = {**model.facts, "open": model.adding}, model.image()
+        return (heap or self).adopt(model.program, facts, image, model.workers, name)
+
+    def _start(
+        self,
+        program: Program,
+        values: Mapping[str, Any],
+        workers: int | None,
+        name: str | None,
+        fill: Callable[[Resident], None],
+    ) -> Resident:
+        """A new model, of which ``fill`` sets what persists.  The heap has it when it is whole, and not before."""
+        self._check_device(program)
+        self._check_room(program)
+        workers = None if workers is None else checks.integer("workers", workers)
+        if workers is not None and workers > program.workers:
+            raise CalcError(
+                f"workers={workers}: the program was planned for 1 to {program.workers}; compile with workers={workers}"
+            )
+        with self._lock:
+            self._new_name(name)
+            if self.store.persistent:
+                self.store.put_program(program)
+        record = Record(name or "new", loaded_of(program), workers or program.workers, Facts(program, values))
+        try:
+            with record.turn.mine:
+                self._bring(record, fresh=True)
+                fill(Resident(self, record))
+                with self._lock:
+                    record.name = self._new_name(name)  # another thread may have been faster
+                    record.turn.what = record.training.what = f"model {record.name!r}"
+                    self._records[record.name] = record
+                    return self._handle(record)
+        except BaseException:
+            self._orphaned = True
+            raise
+
+    def open(self, name: str, *, workers: int | None = None) -> Resident:
+        """A model of the store, by name: one that an earlier process trained, for instance.
+
+        Raises
+        ------
+        CalcError : there is no such model, or it is of another device.
+        PlanError : it is larger than the heap (``needed`` and ``allowed`` bytes).
+        ProgramError : its file is torn, altered or foreign; the error names the file.
+        """
+        checks.text("a model's name", name)
+        workers = None if workers is None else checks.integer("workers", workers)
+        with self._lock:
+            self._mend()
+            if name in self._records:
+                return self._handle(self._records[name])
+            if name not in self.store:
+                raise CalcError(f"no model {name!r}; there are {some(self.names)}")
+            found, image = self.store.get(name)
+            where = f"{self.store!r}, model {name!r}"
+            program = self.store.get_program(schema.check(DIGEST, found.get("program"), f"{where}: its program"))
+            facts = Facts(program, {**found, "program": program.hash}, where)
+            self._check_device(program)
+            loaded = loaded_of(program)
+            start, stop = loaded.opened if facts.get("open") else loaded.image
+            if image.nbytes != stop - start:
+                raise ProgramError(
+                    f"{where}: an image of {image.nbytes:,} bytes for a program of {stop - start:,} that persist"
+                )
+            self._check_room(program)
+            team = program.workers if workers is None else min(workers, program.workers)
+            record = Record(name, loaded, team, facts)
+            record.open = _open(loaded, facts)
+            self._records[name] = record
+            return self._handle(record)
+
+    def _check_room(self, program: Program) -> None:
+        if program.heap_bytes > self.nbytes:
+            raise PlanError(
+                f"the program needs {program.heap_bytes:,} bytes, the heap has {self.nbytes:,}: "
+                f"make the heap larger, or compile with memory={self.nbytes}",
+                program.heap_bytes,
+                self.nbytes,
+            )
+
+    def _check_device(self, program: Program) -> None:
+        wanted = heaps_of(program.info.get("device", "cpu"))
+        if wanted != heaps_of(self.device.name):
+            raise CalcError(
+                f"the program is compiled for {wanted!r}, the heap is of device {self.device.name!r}: "
+                f"CalcHeap(..., device={wanted!r})"
+            )
+
+    def __repr__(self) -> str:
+        names = some(self.names)
+        return f"<CalcHeap: {self.free_bytes:,} of {self.nbytes:,} bytes free on {self.device.name!r}, models: {names}>"
+
+    def _repr_html_(self) -> str:
+        rows = []
+        with self._lock:
+            for name in self.names:
+                record = self._records.get(name)
+                nbytes = record.loaded.program.heap_bytes if record is not None and record.loaded is not None else None
+                where = "in the heap" if record is not None and record.slot else "in the store"
+                rows.append([name, where, "" if nbytes is None else f"{nbytes:,}"])
+        return html(repr(self), ["model", "where it is", "bytes in the heap"], rows)
+
+    def __getitem__(self, name: str) -> Resident:
+        return self.open(name)
+
+    def __contains__(self, name: object) -> bool:
+        with self._lock:
+            self._mend()
+            return isinstance(name, str) and (name in self._records or name in self.store)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all models, loaded or in the store."""
+        with self._lock:
+            self._mend()
+            return sorted({*self._records, *self.store.names()})
+
+    @property
+    def resident(self) -> Resident | None:
+        """The model used last."""
+        with self._lock:
+            return None if self._last is None else self._handle(self._last)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that no model holds (not necessarily in one piece)."""
+        with self._lock:
+            self._mend()
+            return self._pieces.free_bytes
+
+    def flush(self) -> None:
+        """Write every model that has changed to the store; waits for the turn of each."""
+        for record in [*self._records.values()]:
+            self._write(record)
+
+    def close(self) -> None:
+        """Write what has changed, close the store, give the memory back; its models cannot be used afterwards.
+
+        Raises
+        ------
+        CalcError : a model is in use by a thread that waits for one that this thread keeps.
+        """
+        while self._records:
+            for record in [*self._records.values()]:
+                self._write(record, drop=True)
+        with self._lock:
+            self.store.close()
+            if self.store.persistent:
+                self._end.detach()
+            self._spare.clear()
+            self._memory.close()
+
+    def __enter__(self) -> CalcHeap:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ switching
+    @property
+    def still(self) -> Any:
+        """A lock: who has it, for a moment, finds no model brought in or out."""
+        return self._lock
+
+    def enter(self, record: Record) -> Slot:
+        """The slot of a model whose turn this thread has: its own until the turn ends.
+
+        Brings it into the heap, and waits where other threads use all others (PlanError: this one uses them).
+        """
+        if record.calls is not None and record.calls.behind():
+            with self._lock:
+                record.calls.look(record)
+        slot = record._ready
+        return slot if slot is not None and self._last is record else self._bring(record)
+
+    def keep(self, record: Record, keeper: Turns) -> Slot | None:
+        """Bring a model into the heap for as long as this thread's turn at ``keeper`` lasts, or `let_go` is called.
+
+        Until then whoever else takes the model's turn waits.  None : another thread has it, it is closed, or there is no
+        room.
+        """
+        with self._lock:
+            record.ready = None  # who takes its turn from now on looks here who keeps it
+            if record.turn.taken or record.loaded is None:
+                return None
+            slot = self._find(record, False)
+            if slot is not None:
+                slot.keeper, record.ready = keeper, None
+            return slot
+
+    def let_go(self, record: Record, keeper: Turns) -> None:
+        """End `keep`."""
+        slot = record.slot
+        if slot is not None and slot.keeper is keeper:
+            slot.keeper = None
+
+    def _bring(self, record: Record, fresh: bool = False) -> Slot:
+        """As `enter`, of a model that is not there, or was not the last."""
+        slot = self._find(record, fresh)
+        if slot is not None:
+            return slot
+        with (ticket := threading.Lock()):
+            since = monotonic()
+            while (slot := self._find(record, fresh)) is None:
+                with self._lock:
+                    for other in self._slots:  # those who use them again and again let this thread go first
+                        if other.record is not None:
+                            other.record.turn.after(ticket)
+                if stuck(ticket, lambda: self._holders(record)):
+                    needed = record.loaded.program.heap_bytes  # type: ignore[union-attr]
+                    raise PlanError(
+                        f"the program needs {needed:,} bytes, and the heap's {self.nbytes:,} are held by models in "
+                        "use: leave one of them first, or make the heap larger",
+                        needed,
+                        self.free_bytes,
+                    )
+                sleep(min(max(FIRST_PAUSE, (monotonic() - since) / 8), LONGEST_PAUSE))
+            return slot
+
+    def _holders(self, record: Record) -> list[int]:
+        """Threads of which one must go on before a model can come in, or is let go (0: nobody)."""
+        with self._lock:
+            if record.slot is not None:
+                keeper = record.slot.keeper
+                return [0 if keeper is None else owner(keeper.lock)]
+            return [
+                (0 if slot.keeper is None else owner(slot.keeper.lock))
+                or (0 if slot.record is None else owner(slot.record.turn.lock))
+                for slot in self._slots
+            ] or [0]
+
+    def _find(self, record: Record, fresh: bool) -> Slot | None:
+        """A model's slot, into which it is brought; None where all slots, or this one, are other threads'."""
+        with self._lock:
+            self._mend()
+            if record.loaded is None:
+                raise CalcError(f"model {record.name!r} is closed")
+            if record.lost:
+                raise CalcError(
+                    f"model {record.name!r} was in use by another thread when this process was forked, and is in the "
+                    "middle of that here: load it anew, or fork while nobody uses it"
+                )
+            slot = record.slot
+            if slot is None:
+                slot = self._switch_in(record, record.loaded, fresh)
+            elif slot.keeper is not None and slot.keeper.taken:
+                return None
+            if slot is not None:
+                self._slots.move_to_end(slot)
+                self._last, record.ready = record, slot
+            return slot
+
+    def _switch_in(self, record: Record, loaded: Loaded, fresh: bool) -> Slot | None:
+        """Bring a model into a slot; None where all slots are kept."""
+        stats, started = self.stats, perf_counter()
+        self._torn = True
+        slot = self._room(loaded)
+        if slot is not None:
+            if fresh:
+                slot.clear()
+            else:
+                stats.bytes += slot.restore(self.store, record.name, bool(record.open))
+                stats.switches += 1
+            record.exposed = False
+            record.graded.clear()
+            record.forget()
+            slot.record, record.slot = record, slot
+            stats.seconds += perf_counter() - started
+        self._torn = False
+        return slot
+
+    def _room(self, loaded: Loaded) -> Slot | None:
+        """A slot for a program that holds no model, making room where there is none."""
+        while True:
+            piece = self._pieces.take(loaded.program.heap_bytes)
+            if piece is not None:
+                slot = self._spare.pop((loaded, piece[0]), None) or self._memory.slot(loaded, *piece)
+                self._slots[slot] = None
+                slot.clear_padding()  # of another program's model
+                return slot
+            while (oldest := next(iter(self._slots), None)) is not None and _used_since(oldest):
+                self._slots.move_to_end(oldest)
+            victim = next((slot for slot in self._slots if self._is_free(slot)), None)
+            if victim is None:
+                return None
+            record = victim.record
+            if record is not None:
+                if record.unsaved and not record.lost:
+                    self.stats.bytes += put(record, victim, self.store)
+                victim.record = record.slot = None
+            if victim.loaded is loaded:
+                self._slots.move_to_end(victim)
+                return victim
+            self._free(victim)
+
+    def _is_free(self, slot: Slot) -> bool:
+        """Whether nobody uses the model in a slot, and nobody will who does not come here first."""
+        record, keeper = slot.record, slot.keeper
+        if record is None:
+            return True
+        record.ready = None  # before looking: who has the turn after this finds it not ready
+        return unlocked(record.turn.lock) and (keeper is None or unlocked(keeper.lock))
+
+    def _free(self, slot: Slot) -> None:
+        del self._slots[slot]
+        self._pieces.give(slot.start, slot.stop)
+        if len(self._spare) >= SPARE_SLOTS:
+            del self._spare[next(iter(self._spare))]
+        slot.keeper = None
+        self._spare[slot.loaded, slot.start] = slot
+
+    def _mend(self) -> None:
+        """Make whole what an exception has left behind in the middle of a change.
+
+        A slot's record is the truth: it is set when the model is in the slot, and unset when the store has it.
+        """
+        if not (self._torn or self._orphaned):
+            return
+        self._torn, self._orphaned = True, False
+        for slot in [*self._slots]:
+            record = slot.record
+            if record is None or not (self._has(record) or owner(record.turn.lock)):
+                del self._slots[slot]
+        for record in [*self._records.values()]:
+            record.slot = record.ready = None
+        for slot in self._slots:
+            slot.record.slot = slot  # type: ignore[union-attr]
+        self._pieces = Pieces(self.nbytes)
+        self._pieces.leave([(slot.start, slot.stop) for slot in self._slots])
+        self._torn = False
+        for record in [*self._records.values()]:
+            if record.loaded is None:
+                self._drop(record)
+
+    def commit(self, model: Resident) -> None:
+        """Write a model to the store now, if it has changed and the store outlives the process."""
+        _check_model("commit", model)
+        if self.store.persistent:
+            self._write(model.record)
+
+    def write_kept(self, record: Record) -> None:
+        """As `commit`, of a model that this thread keeps: whoever has its turn waits for that to end."""
+        if self.store.persistent:
+            with self._lock:
+                self._mend()
+                self._commit(record)
+
+    def _write(self, record: Record, drop: bool = False) -> None:
+        """Copy a model to the store, if it may have changed, and forget it if asked to; one that is closed was written then."""
+        with record.turn.mine:
+            self._reach(record)
+            with self._lock:
+                self._mend()
+                if self._has(record):
+                    self._commit(record)
+                    if drop:
+                        self._drop(record)
+
+    def _reach(self, record: Record) -> None:
+        """Wait until nobody else keeps a model whose turn this thread has."""
+        with self._lock:
+            slot = record.slot
+            kept = slot is not None and slot.keeper is not None and slot.keeper.taken
+        if kept:
+            self.enter(record)
+
+    def _has(self, record: Record) -> bool:
+        return self._records.get(record.name) is record
+
+    def _commit(self, record: Record) -> None:
+        """Copy a model whose turn it is to the store, if it may have changed."""
+        if record.unsaved and not record.lost:
+            self.stats.bytes += put(record, record.slot, self.store)
+
+    def remove(self, model: Resident) -> None:
+        """Give a model's room back (see `Resident.close`)."""
+        _check_model("remove", model)
+        record = model.record
+        in_use = record.turn.lock._is_owned()  # type: ignore[attr-defined]
+        with record.turn.mine, self._lock:
+            self._mend()
+            if not self._has(record):
+                return
+            if in_use or (record.slot is not None and record.slot.keeper is not None and record.slot.keeper.taken):
+                raise CalcError(f"model {record.name!r} is in use: it cannot be closed now")
+            if self.store.persistent:
+                self._commit(record)
+            self._drop(record)
+
+    def _drop(self, record: Record) -> None:
+        """Forget a model; what an exception leaves of it, `_mend` drops."""
+        self._torn = True
+        record.loaded = record.ready = None
+        slot = record.slot
+        if slot is not None:
+            slot.record = record.slot = None
+            self._free(slot)
+        if self._last is record:
+            self._last = None
+        if not self.store.persistent:
+            self.store.remove(record.name)
+        del self._records[record.name]
+        self._torn = False
+
+    def _after_fork(self) -> None:
+        """In a forked child: no other thread is there, and what one was doing is not finished."""
+        self._lock, self._torn = threading.RLock(), True
+        for record in self._records.values():
+            if record.calls is not None:
+                record.calls.disarm()  # it looks at locks that are not any more
+        keepers = {keeper for slot in self._slots if (keeper := slot.keeper) is not None and keeper.renew()}
+        for slot in self._slots:
+            if slot.record is not None and (slot.record.turn.taken or slot.keeper in keepers):
+                slot.record.lost, slot.record.ready = True, None
+        for record in self._records.values():
+            record.training.renew()
+            record.turn.renew()
+            record.entering = []
+        for turns in self.turns:
+            turns.renew()
+
+    # ------------------------------------------------------------ names
+    def _handle(self, record: Record) -> Resident:
+        handle = self._handles.get(record.name)
+        if handle is None or handle.record is not record:
+            handle = self._handles[record.name] = Resident(self, record)
+        return handle
+
+    def free_name(self, name: str | None = None) -> str:
+        """A name that no model has: ``name`` (CalcError: it is in use), or one that nobody else is given either."""
+        with self._lock:
+            free = self._new_name(name)
+            self._numbered += name is None
+            return free
+
+    def _new_name(self, name: str | None) -> str:
+        if name is None:
+            while f"model-{self._numbered}" in self:
+                self._numbered += 1
+            return f"model-{self._numbered}"
+        if not isinstance(name, str) or not name:
+            raise CalcError(f"a model's name is a text that is not empty, not {name!r}")
+        if name in self._records:
+            raise CalcError(f"the heap has a model {name!r}: names differ; take heap[{name!r}] or another name")
+        if name in self.store:
+            raise CalcError(
+                f"the store has a model {name!r}: go on with heap.open({name!r}), or remove it with store.remove"
+            )
+        return name
+
+
+def check_program(program: Any) -> None:
+    """What is loaded is a compiled program; what it was made from is often given instead."""
+    hint = {"Model": ": its .program", "CalcGraph": ": cv.compile(graph)", "Plan": ": cv.compile(graph, plan=plan)"}
+    kind = type(program).__name__
+    wanted = f"a compiled program{hint.get(kind, ' (cv.compile, cv.load_program)')}"
+    checks.one_of("a model of the heap", program, Program, wanted)
+
+
+def _open(loaded: Loaded, facts: Mapping[str, Any]) -> set[str]:
+    """Paths whose gradients an image of these facts may hold."""
+    return {*loaded.accumulating} if facts.get("open") else set()
+
+
+def _check_model(what: str, model: Any) -> None:
+    checks.one_of(what, model, Resident, "a model of the heap, such as heap[name],")
+
+
+def _used_since(slot: Slot) -> bool:
+    """Whether compiled methods have used a slot's model since this was asked last."""
+    return slot.record is not None and slot.record.calls is not None and slot.record.calls.used()
+
+
+def put(record: Record, slot: Slot | None, store: Store) -> int:
+    """Copy a model's image to the store, or where it is not in a slot its facts alone; the bytes copied."""
+    facts = record.facts
+    if record.open:
+        facts["open"] = True
+    elif "open" in facts:
+        del facts["open"]
+    try:
+        record.changed = facts.changed = False  # before: what other threads set meanwhile may not be in it
+        if slot is not None:
+            return slot.keep(store, record.name, facts, bool(record.open))
+        image = store.get(record.name)[1]
+        store.put(record.name, facts, image)
+        return image.nbytes
+    except BaseException:
+        record.changed = facts.changed = True
+        raise
+
+
+def _flush_at_exit(records: dict[str, Record], store: Store, pid: int) -> None:
+    if os.getpid() == pid:  # not a forked child
+        for record in records.values():
+            slot = record.slot
+            if record.turn.taken or (slot is not None and slot.keeper is not None and slot.keeper.taken):
+                continue  # what another thread is changing stays as it was written last
+            if record.unsaved:
+                put(record, slot, store)
+        store.close()
+
+
+_heaps: weakref.WeakSet[CalcHeap] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for heap in _heaps:
+        heap._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,446 @@
+"""Methods that the interpreter calls as compiled code: what a model does with arrays as they come.
+
+A call in Python looks at everything anew: names, types, shapes, turns, what the heap holds; that takes a hundred times as
+long as a small network's arithmetic.  A compiled method (`calcvm.vm.run.method_code`) does it all in one go, while it has the
+interpreter's lock, so that no other thread comes in between:
+
+- the arguments are plain arrays of the right sizes, labels and probabilities are in their range;
+- the model is in its slot and nobody means to take that (`ARMED`); no other thread has its turn, or for what changes it
+  its training: what Python's locks say themselves;
+- the samples are copied into the heap, the rows run, the answer is made.
+
+Whatever is not so it hands on to the method written in Python, which does it or says what is wrong, and then arms the
+compiled one.  What compiled calls have done to a model, Python takes note of when it looks next (`Calls.look`).  Long
+calls stay in Python, where other threads go on meanwhile and Ctrl-C is heard.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, wraps
+from time import perf_counter
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from calcvm.ops.statement import PHASES
+from calcvm.vm.run import job as layout
+from calcvm.vm.run import team
+from calcvm.vm.run.device import heaps_of
+from calcvm.vm.run.entry import METHODS, OWN
+from calcvm.vm.run.entry import address as address_of
+from calcvm.vm.run.loaded import FORWARD
+
+if TYPE_CHECKING:
+    from calcvm.vm.memory.record import Record
+    from calcvm.vm.memory.resident import Resident
+    from calcvm.vm.run.loaded import Loaded
+
+WORTH = 32  # calls in Python, after which a process makes compiled methods: that takes seconds where none are cached
+ARRAY = 0  # a result with a row for each sample
+FASTCALL = 0x0080 | 0x0002  # METH_FASTCALL | METH_KEYWORDS
+ARRAY_EMPTY = 184  # of NumPy's table of functions
+
+
+_sheets = threading.RLock()  # of who writes to a sheet: models of several heaps, and so several threads, share one
+os.register_at_fork(before=_sheets.acquire, after_in_parent=_sheets.release, after_in_child=_sheets.release)
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class What(NamedTuple):
+    """What a compiled method runs, and what it answers with."""
+
+    path: str
+    phases: tuple[str, ...]
+    forgets: bool  # what placeholders and results held is gone
+    kind: int  # of its results: ARRAY, SINGLE or MEAN
+    named: bool  # in a dict, as several results are in any case
+
+
+WHAT = {
+    layout.STEP: What("learn", PHASES, forgets=False, kind=layout.SINGLE, named=False),
+    layout.PREDICT: What("predict", ("forward",), forgets=True, kind=ARRAY, named=False),
+    layout.EVALUATE: What("predict", FORWARD, forgets=True, kind=layout.MEAN, named=True),
+    layout.RUN: What("predict", ("forward",), forgets=False, kind=ARRAY, named=True),
+}
+
+
+class Native:
+    """What has compiled methods."""
+
+    __slots__ = ("_calcvm_words",)  # an array, once there is one
+    _calcvm_words: np.ndarray
+
+    def _calcvm_bound(self) -> None:
+        """What a bound step that is given something hands on to."""
+        raise TypeError("a bound step takes nothing: it reads the arrays that it is bound to")
+
+
+def native(method: Method) -> Method:
+    """A method that is called as compiled code once there is some, also by who took hold of it before."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        return (made.get("code") or method)(self, *args, **options)
+
+    made: dict[str, Any] = {"call": call}
+    call.made = made  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+class Bound:
+    """A model's step on arrays that stay the same objects; what they hold may change."""
+
+    __slots__ = ("arguments", "model")
+
+    def __init__(self, model: Any, arguments: tuple[np.ndarray, ...]):
+        self.arguments, self.model = arguments, model
+
+
+class Sheet:
+    """What compiled methods know of a program, for all of its models: words, and what they point at (`calcvm.vm.run.job`)."""
+
+    def __init__(self, loaded: Loaded):
+        words = self.words = np.zeros(layout.SHEET_WORDS, np.int64)
+        self.numbers: dict[str, int] = {}  # of placeholders that are taken as they come
+        self.feeds: dict[int, list[int] | None] = {}  # of each method; None: its calls are not of the plain kind
+        self._kept: list[Any] = []
+        self._rows: dict[tuple[int, int], np.ndarray] = {}
+        words[layout.ITEM] = loaded.program.itemsize
+        words[[layout.ARRAY_TYPE, layout.INT_TYPE]] = id(np.ndarray), id(int)
+        words[[layout.DICT_TYPE, layout.TUPLE_TYPE]] = id(dict), id(tuple)
+        words[[layout.NONE, layout.OUT_NAME, layout.NEW_ARRAY]] = id(None), self._name("out"), _new_array()
+        words[layout.DTYPES : layout.PLACEHOLDERS] = [id(np.dtype(name)) for name in layout.FEED_DTYPES]
+        for name, facts in loaded.variables.items():
+            if facts["kind"] == "placeholder" and facts["symbol"] is not None and _by_samples(loaded.forms[name]):
+                self._describe_placeholder(loaded, name)
+                if len(self.numbers) == layout.MOST_PLACEHOLDERS:
+                    break
+        words[layout.N_PLACEHOLDERS] = len(self.numbers)
+
+    def _name(self, name: str) -> int:
+        """The object that literals of this text are."""
+        self._kept.append(sys.intern(name))
+        return id(self._kept[-1])
+
+    def _describe_placeholder(self, loaded: Loaded, name: str) -> None:
+        form, classes = loaded.forms[name], loaded.variables[name]["classes"]
+        sizes, k = [size.b for size in form[1:]], len(self.numbers)
+        words = self.words[layout.PLACEHOLDERS + k * layout.PLACEHOLDER_WORDS :][: layout.PLACEHOLDER_WORDS]
+        words[: layout.DIMS] = (
+            self._name(name), len(form), math.prod(sizes), loaded.symbol(name).offset,
+            classes if classes is not None else -1 if name in loaded.probabilities else 0, loaded.program.batch_size,
+        )  # fmt: skip
+        words[layout.DIMS + 1 :][: len(sizes)] = sizes
+        self.numbers[name] = k
+
+    def _method(self, which: int) -> np.ndarray:
+        return self.words[layout.METHODS + which * layout.METHOD_WORDS :][: layout.METHOD_WORDS]
+
+    def describes(self, loaded: Loaded, which: int, feeds: Sequence[str], results: Mapping[str, str]) -> bool:
+        """Fill in a method's words, once; whether its calls are of the plain kind.
+
+        feeds : placeholders in the order that they are given in.
+        results : what it answers with, and what each is called.
+        """
+        if which not in self.feeds:
+            self.feeds[which] = self._describe(loaded, self._method(which), WHAT[which], feeds, results)
+        return self.feeds[which] is not None
+
+    def _describe(
+        self, loaded: Loaded, words: np.ndarray, what: What, feeds: Sequence[str], results: Mapping[str, str]
+    ) -> list[int] | None:
+        places = [self.numbers.get(name, -1) for name in feeds]
+        if (
+            -1 in places or len(places) > layout.MOST_ARGUMENTS or not 1 <= len(results) <= layout.MOST_RESULTS
+            or {*feeds} != {*loaded.feeds(what.path, what.phases)} or loaded.before(what.path, what.phases)
+        ):  # fmt: skip
+            return None
+        for k, (name, called) in enumerate(results.items()):
+            facts, form = loaded.variables[name], loaded.forms[name]
+            made = loaded.variables[facts["of"]]
+            if facts["symbol"] is None or made["path"] != what.path or made["phase"] not in what.phases:
+                return None
+            if (what.named and facts["unreadable"]) or not (
+                _by_samples(form) if what.kind == ARRAY else loaded.is_number(name)
+            ):
+                return None
+            dims = np.array([0, *(size.b for size in form[1:])], np.int64)
+            self._kept.append(dims)
+            words[layout.RESULTS_OF + k * layout.RESULT_WORDS :][: layout.RESULT_WORDS] = (
+                loaded.symbol(name).offset, math.prod(dims[1:].tolist()), len(dims) if what.kind == ARRAY else what.kind,
+                dims.ctypes.data, self._name(called),
+            )  # fmt: skip
+        words[[layout.BEGIN, layout.END]] = loaded.span(what.path, what.phases)
+        words[[layout.CHANGES, layout.FORGETS]] = what.path in loaded.changes, what.forgets
+        words[layout.BRIEF] = loaded.brief(what.path, what.phases)
+        words[layout.ARGUMENTS :][: len(places)] = places
+        named = what.named or len(results) > 1
+        words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), named
+        words[layout.SET] = 1
+        return places
+
+    def has_rows(self, which: int, batch: int) -> bool:
+        """Whether a method's calls on so many samples know their rows."""
+        return bool(self._method(which)[layout.ROWS_OF + 3 * (batch % layout.KEPT_ROWS)] == batch)
+
+    def take_rows(self, loaded: Loaded, which: int, batch: int, seconds: float) -> None:
+        """See that they do, and that such a call took so long."""
+        place = which, batch % layout.KEPT_ROWS
+        entry = self._method(which)[layout.ROWS_OF + 3 * place[1] :][:3]
+        rows, address = loaded.rows(batch)
+        while self._rows.get(place) is not rows or entry[0] != batch:  # a finalizer may do the same in the middle of it
+            entry[0] = 0  # before its rows may go
+            self._rows[place] = rows
+            entry[:] = batch, address, max(int(1e9 * seconds), 1)
+
+
+class Calls:
+    """The words of a model's compiled methods: where it is, and what they have done (`calcvm.vm.run.job`)."""
+
+    __slots__ = ("_asked", "_seen", "_sheet", "_view", "words")
+
+    def __init__(self, loaded: Loaded) -> None:
+        if loaded.sheet is None:
+            loaded.sheet = Sheet(loaded)
+        self._sheet: Sheet = loaded.sheet
+        self.words = np.zeros(layout.CALL_WORDS, np.int64)
+        self.words[layout.SHEET] = self._sheet.words.ctypes.data
+        self._view = self.words.data
+        self._seen = self._asked = 0  # calls that Python has taken note of
+
+    # ------------------------------------------------------------ what compiled code has done
+    def used(self) -> bool:
+        """Whether it has done something since this was asked last."""
+        before, self._asked = self._asked, self._view[layout.SEQ]
+        return before != self._asked
+
+    def disarm(self) -> None:
+        """Send all calls to Python."""
+        self._view[layout.ARMED] = 0
+
+    def behind(self) -> bool:
+        """Whether it has done something since Python looked.  Python has the model now, and may change what it holds."""
+        self._view[layout.LOOKED_AT] = self._view[layout.SEQ]
+        return self._view[layout.SEQ] != self._seen
+
+    def look(self, record: Record) -> None:
+        """Take note of what compiled calls have done, as those in Python would have; under the heap's lock."""
+        if self.behind():
+            self._catch_up(record)
+
+    def _catch_up(self, record: Record) -> None:
+        view, done = self._view, -1
+        while done != view[layout.SEQ]:  # where another thread's call comes in the middle of this
+            done, since = view[layout.SEQ], self._seen
+            record.changed |= view[layout.CHANGED_AT] > since
+            if view[layout.DONE + 2 * layout.STEP + 1] > since:
+                record.open.discard(WHAT[layout.STEP].path)
+                record.graded.add(WHAT[layout.STEP].path)
+            if view[layout.FORGOT_AT] > since:
+                since = view[layout.FORGOT_AT]
+                record.forget()
+            if record.loaded is not None:
+                self._note(record, record.loaded, since)
+        self._seen = done
+
+    def _note(self, record: Record, loaded: Loaded, since: int) -> None:
+        """What placeholders and results hold by the calls after ``since``; of each kind the last counts, in their order."""
+        view = self._view
+        last: list[tuple[int, str | What]] = [(layout.HOLDS + 2 * k, name) for name, k in self._sheet.numbers.items()]
+        last += [(layout.DONE + 2 * which, what) for which, what in WHAT.items() if not what.forgets]
+        for at, what in sorted(last, key=lambda entry: view[entry[0] + 1]):
+            batch, seq = view[at], view[at + 1]
+            if seq <= since:
+                continue
+            if isinstance(what, str):
+                record.unset(what)
+                record.held[what] = batch
+            else:
+                record.unmake(what.path, what.phases)
+                record.ran.update(dict.fromkeys(loaded.makes(what.path, what.phases), batch))
+                record.arena = what.path
+
+    # ------------------------------------------------------------ what compiled code must know
+    def arm(
+        self, model: Resident, which: int, batch: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str]
+    ) -> None:
+        """Let the next calls of a method on ``batch`` samples be compiled ones; the last, in this turn, took ``seconds``."""
+        record, loaded, sheet, words, view = model.record, model.loaded, self._sheet, self.words, self._view
+        if not view[layout.ARMED] or not sheet.has_rows(which, batch):
+            if seconds > layout.LONG_NS / 1e9:
+                return
+            with model.heap.still, _sheets:
+                slot = record.ready
+                if slot is None or not sheet.describes(loaded, which, feeds, results):  # somebody means to take it
+                    return
+                sheet.take_rows(loaded, which, batch, seconds)
+                words[[layout.PIECE, layout.SLOT_JOB]] = slot.address, slot.job_address
+                words[[layout.CONTROL, layout.RUN_ROWS]] = team.control(), address_of("run_rows")
+                words[layout.WORKERS] = record.workers
+                locks = record.turn.lock, record.training.lock
+                words[[layout.TURN_OWNER, layout.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
+                words[layout.ARMED] = 1
+        if not WHAT[which].forgets:  # what Python has placed: as if by a call that it has taken note of
+            self._seen = seq = view[layout.SEQ] + 1
+            view[layout.SEQ] = seq
+            for k in sheet.feeds[which] or ():
+                view[layout.HOLDS + 2 * k], view[layout.HOLDS + 2 * k + 1] = batch, seq
+
+
+def arm(
+    model: Resident, which: int, batch: int, start: float, feeds: Sequence[str], results: Mapping[str, str]
+) -> None:
+    """After a call in Python that began at ``start``, in its turn: let the next ones be compiled where that can be."""
+    if model.record.calls is not None:
+        model.record.calls.arm(model, which, batch, perf_counter() - start, feeds, results)
+
+
+def _by_samples(form: tuple[Any, ...]) -> bool:
+    """Whether a shape has the batch as its first size, and nowhere else."""
+    return 1 <= len(form) <= layout.MOST_RANK and (form[0].a, form[0].b) == (1, 0) and not any(s.a for s in form[1:])
+
+
+# ---------------------------------------------------------------- the objects that compiled code reads
+def _owner_at() -> int:
+    """Byte of an RLock where the thread is that has it; 0: it cannot be found."""
+    lock, me = threading.RLock(), threading.get_ident()
+    words = (ctypes.c_uint64 * (sys.getsizeof(lock) // 8)).from_address(id(lock))
+    free = [*words]
+    with lock:
+        found = [k for k, word in enumerate(words) if word == me and free[k] == 0]
+    return 8 * found[0] if len(found) == 1 and words[found[0]] == 0 else 0
+
+
+OWNER = _owner_at()
+
+
+def _arrays_are_known() -> bool:
+    """Whether an array's fields are where compiled code reads them."""
+    array = np.zeros((3, 5), np.int64)
+    words = (ctypes.c_int64 * 9).from_address(id(array))
+    halves = (ctypes.c_int32 * 18).from_address(id(array))
+    known = words[1] == id(np.ndarray) and words[2] == array.ctypes.data and words[7] == id(np.dtype(np.int64))
+    return (
+        known and halves[6] == 2 and [*(ctypes.c_int64 * 2).from_address(words[4])] == [3, 5]
+        and halves[16] & 0x501 == 0x501
+    )  # fmt: skip
+
+
+def _slots_are_known() -> bool:
+    """Whether slots and a tuple's items are where compiled code reads them."""
+    native, marks = Native(), (np.zeros(1), np.zeros(1))
+    native._calcvm_words, bound = marks[0], Bound(marks[0], marks)
+    of_native = (ctypes.c_int64 * 3).from_address(id(native))
+    of_bound = (ctypes.c_int64 * 4).from_address(id(bound))
+    items = tuple.__basicsize__ // 8
+    of_tuple = (ctypes.c_int64 * (items + 2)).from_address(id(marks))
+    return (
+        of_native[2] == id(marks[0]) and [*of_bound[2:]] == [id(marks), id(marks[0])]
+        and of_tuple[2] == 2 and [*of_tuple[items:]] == [*map(id, marks)]
+    )  # fmt: skip
+
+
+def _new_array() -> int:
+    """Address of NumPy's PyArray_Empty."""
+    try:
+        from numpy._core import _multiarray_umath as multiarray  # type: ignore[attr-defined]
+    except ImportError:  # before 2.0
+        from numpy.core import _multiarray_umath as multiarray  # type: ignore[no-redef]
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = ctypes.cast(get(multiarray._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
+    return int(table[ARRAY_EMPTY] or 0)
+
+
+@cache
+def possible() -> bool:
+    """Whether this interpreter's objects are laid out as compiled code reads them, and one thread at a time runs it."""
+    one_at_a_time = getattr(sys, "_is_gil_enabled", lambda: True)()
+    known = sys.implementation.name == "cpython" and OWNER and _arrays_are_known() and _slots_are_known()
+    return bool(one_at_a_time and known)
+
+
+# ---------------------------------------------------------------- the methods themselves
+class MethodDef(ctypes.Structure):
+    """CPython's PyMethodDef."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("code", ctypes.c_void_p), ("flags", ctypes.c_int), ("doc", ctypes.c_char_p)]
+
+
+_calls = 0  # in Python, so far
+_kept: list[MethodDef] = []  # they live as long as the process
+
+
+def _definition(name: str, entry: str, doc: str) -> int:
+    """Address of the definition of a method that an entry is the code of."""
+    _kept.append(MethodDef(name.encode(), address_of(entry), FASTCALL, doc.encode()))
+    return ctypes.addressof(_kept[-1])
+
+
+def install(cls: type) -> None:
+    """Put compiled methods in the places of those written in Python, which are from then on ``_calcvm_step``, ...
+
+    A class that derives from this one may have methods of its own, as before; what somebody has put in the place of one
+    of these stays.
+    """
+    make = ctypes.pythonapi.PyDescr_NewMethod
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_void_p]
+    for name, entry in METHODS.items():
+        written: Any = vars(cls)[name]
+        made = getattr(written, "made", {})
+        if "call" not in made or made["call"] is not written:  # it is there, or something of the user's
+            continue
+        plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
+        signature = str(inspect.Signature(plain)).replace("(self", "($self")
+        method = make(cls, _definition(name, entry, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
+        setattr(cls, OWN + entry, inspect.unwrap(written))
+        setattr(cls, name, method)
+        made["code"] = method
+
+
+def offer(model: Any) -> None:
+    """After a call in Python: have compiled methods for the next ones, where that can be and is worth it."""
+    global _calls
+    record = model.resident.record
+    if record.calls is None:
+        _calls += 1
+        if _calls < WORTH or not possible() or heaps_of(model.heap.device.name) != "cpu":
+            return
+        have(model)
+        record.calls = Calls(model.resident.loaded)
+    model._calcvm_words = record.calls.words
+
+
+def have(model: Any) -> type:
+    """See that a model's class has compiled methods; without a lock, which a forked child would inherit.
+
+    Returns the class of calcvm's that has them.
+    """
+    cls = next(c for c in type(model).__mro__ if Native in c.__bases__)
+    install(cls)
+    return cls
+
+
+def bound_step(model: Any, arguments: tuple[np.ndarray, ...]) -> Any:
+    """A callable that makes a step on what arrays hold then."""
+    compiled = vars(have(model))["step"] if possible() else None
+    if compiled is not type(model).step or isinstance(compiled, FunctionType) or "step" in vars(model):
+        return lambda: model.step(*arguments)  # it cannot be compiled, or is one of the user's
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    return make(_bound_definition(), Bound(model, arguments), None)
+
+
+@cache
+def _bound_definition() -> int:
+    return _definition(
+        "step", "bound_step", "step()\n--\n\nOne training step on the arrays it was bound to; returns its loss."
+    )

@@ -1,0 +1,672 @@
+"""A model in a heap: its variables by name, its sections to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from calcvm import checks
+from calcvm.errors import CalcError, ShapeError
+from calcvm.ops.dims import show
+from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
+from calcvm.ops.statement import PHASES
+from calcvm.vm.memory.methods import WHAT
+from calcvm.vm.memory.slot import Slot, cells_of, lasting_elems
+from calcvm.vm.program.facts import MAX_SEED, Facts
+from calcvm.vm.program.program import Program, Symbol
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.device import heaps_of
+from calcvm.vm.run.feeds import numbers, numeric
+from calcvm.vm.run.loaded import FORWARD, Loaded
+
+if TYPE_CHECKING:
+    from calcvm.vm.memory.heap import CalcHeap
+    from calcvm.vm.memory.record import Record
+
+LARGEST_COUNT = 2**53  # that a float64 holds
+
+
+class Hyper(MutableMapping):
+    """Hyperparameters of a path, by name: values in the heap, effective from the next step on.
+
+    Setting one that the path's optimizer, schedule and clipping do not read, or to a value they cannot have, is refused.
+    """
+
+    def __init__(self, model: Resident, symbol: Symbol, path: str):
+        self._model, self._symbol, self._path = model, symbol, path
+
+    def __getitem__(self, name: str) -> float:
+        with self._model.record.turn.mine:
+            return float(self._values(self._model.slot)[self._index(name)])
+
+    def __setitem__(self, name: str, value: float) -> None:
+        with self._model.record.turn.mine:
+            slot = self._model.slot
+            values, i = self._values(slot), self._index(name)
+            if checks.is_number(value) and checks.plain(value) == float(values[i]):  # as copying another model's does
+                return
+            values[i] = self._checked(name, value)
+            self._model.record.changed = True
+            slot.write(self._symbol, values, (self._symbol.elems.b,))
+
+    def _checked(self, name: str, value: Any) -> float:
+        known, what = self._model.loaded.hyper[self._path], f"hyperparameter {name!r}"
+        if name not in SLOTS:  # advanced by the program
+            return checks.number(what, value)
+        if name not in known:
+            raise CalcError(
+                f"{what} has no effect: path {self._path!r} was compiled with an optimizer, schedule and clipping that "
+                f"read {', '.join(known)}"
+            )
+        may = known[name]
+        if may.whole:
+            value = checks.plain(value)
+            n = int(value) if isinstance(value, float) and value.is_integer() else value
+            return checks.integer(what, n, int(may.low), LARGEST_COUNT)
+        return checks.number(what, value, may.low, may.high, ends=may.ends)
+
+    def __delitem__(self, name: str) -> None:
+        raise CalcError(f"hyperparameter {name!r} cannot be removed; set it")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(HYPER_SLOTS)
+
+    def __len__(self) -> int:
+        return len(HYPER_SLOTS)
+
+    def __repr__(self) -> str:
+        return f"Hyper({dict(self)})"
+
+    def _values(self, slot: Slot) -> np.ndarray:
+        return slot.cells(self._symbol, (self._symbol.elems.b,))
+
+    @staticmethod
+    def _index(name: str) -> int:
+        if not isinstance(name, str) or name not in HYPER_SLOTS:
+            raise CalcError(f"no hyperparameter {checks.shown(name)}; there are {', '.join(HYPER_SLOTS)}")
+        return HYPER_SLOTS.index(name)
+
+
+class Keeping:
+    """``__enter__`` and ``__exit__`` of ``with model:`` are those of the lock of its turn, or of its ``resident``'s.
+
+    Methods written in Python would let Ctrl-C in between the lock and the block.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __get__(self, model: Any, _: Any = None) -> Any:
+        if model is None:
+            return self
+        resident: Resident = getattr(model, "resident", model)
+        return resident._entry() if self._name == "__enter__" else resident.record.turn.lock.__exit__
+
+    def __call__(self, model: Any, *error: object) -> Any:
+        """As ``type(model).__enter__(model)``, such as `contextlib.ExitStack` says it."""
+        return self.__get__(model)(*error)
+
+
+class Resident:
+    """A model: a program and its image, in a heap or for the time being in the heap's store.
+
+    ``model[name]`` reads a variable, ``model[name] = array`` sets a placeholder; `forward`, `backward`,
+    `optimize` and `end_round` run a path's sections, `step` and `run_steps` whole steps.  Using a model brings it
+    into the heap; where that switches others out, their placeholders and results are forgotten.
+
+    Threads may share it: each call has its turn, and sees the model before or after the others' calls.  Training
+    (`Model.fit`) is a row of turns, between which others may look (`predict`, ``model[name]``, `save`), while what
+    changes the model waits for its end.
+
+    ``with model:`` is a turn that lasts: what belongs together (``model["x"] = data``, then `run_steps`) stays
+    together, and views of its memory stay its own, since it is kept in the heap meanwhile.
+    """
+
+    __slots__ = ("__weakref__", "heap", "record")
+
+    def __init__(self, heap: CalcHeap, record: Record):
+        self.heap, self.record = heap, record
+
+    def __repr__(self) -> str:
+        return f"<model {self.name!r}{' in the heap' if self.record.slot else ''}>"
+
+    __enter__, __exit__ = Keeping("__enter__"), Keeping("__exit__")
+    __iter__ = None  # variables are asked for by name
+
+    def _entry(self) -> Callable[[], Any]:
+        """What takes its turn; the model is then in the heap, and no other thread in the middle of training it."""
+        record = self.record
+        with record.change:
+            with record.turn.mine:
+                self.heap.enter(record)
+            return record.enter
+
+    @property
+    def slot(self) -> Slot:
+        """Where it is in the heap, which it is brought into: its own while this thread has its turn."""
+        return self.heap.enter(self.record)
+
+    # ------------------------------------------------------------ what it is
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def loaded(self) -> Loaded:
+        if self.record.loaded is None:
+            raise CalcError(f"model {self.name!r} is closed")
+        return self.record.loaded
+
+    @property
+    def program(self) -> Program:
+        return self.loaded.program
+
+    @property
+    def workers(self) -> int:
+        return self.record.workers
+
+    @property
+    def facts(self) -> Facts:
+        """What the store keeps beside the image: the program's hash, the seed, the rounds done, settings (JSON-able)."""
+        return self.record.facts
+
+    @property
+    def seed(self) -> int:
+        return self.facts["seed"]
+
+    @property
+    def elements(self) -> np.ndarray:
+        """The model's piece of the heap; a view, which is its own until it is switched out.
+
+        Raises
+        ------
+        CalcError : the heap is not of the host's memory.
+        """
+        with self._on_host().record.turn.mine:
+            slot = self.slot
+            self.record.exposed = True
+            return slot.elements
+
+    @property
+    def heap_address(self) -> int:
+        """Address of its piece of the heap, until it is switched out (CalcError: as `elements`)."""
+        with self._on_host().record.turn.mine:
+            return self.slot.address
+
+    def _on_host(self) -> Resident:
+        if heaps_of(self.heap.device.name) != "cpu":
+            raise CalcError(
+                f"model {self.name!r} is in the memory of device {self.heap.device.name!r}, which has no views: "
+                "model[name] and model.parameters give copies"
+            )
+        return self
+
+    # ------------------------------------------------------------ start and end
+    def reset(self, seed: int) -> None:
+        """Initialize parameters, optimizer state and counters as `CalcHeap.load` with ``seed`` does."""
+        seed = checks.integer("seed", seed, 0, MAX_SEED)
+        with self.record.change, self.record.turn.mine:
+            self.initialize(seed, np.zeros(lasting_elems(self.loaded), self.program.dtype))
+
+    def initialize(self, seed: int, elements: np.ndarray | None = None) -> None:
+        """As `reset`, of a model whose turn this thread has; ``elements``, zeros, are used before its memory is set."""
+        slot, record, info = self.slot, self.record, self.program.info
+        elements = slot.blank() if elements is None else elements
+        for i, (name, facts) in enumerate(info["parameters"].items()):
+            self._set_parameter(elements, name, facts["init"], np.random.default_rng([seed, i]))
+        for facts in info["state"]:
+            self._set_state(elements, facts, seed)
+        record.forget()
+        record.changed = True
+        slot.renew(record, elements, {"seed": seed, "rounds": 0})
+
+    def _set_parameter(
+        self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator
+    ) -> None:
+        view = cells_of(elements, self.loaded.symbol(name))
+        if "array" in spec:
+            view[...] = self.program.constants[spec["array"]]
+        else:
+            view[...] = self.loaded.initializers[name](view.shape, rng)
+
+    def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any], seed: int) -> None:
+        if facts["symbol"] is None:
+            return
+        symbol = self.program.symbols[facts["symbol"]]
+        cells = cells_of(elements, symbol, (symbol.elems.b,))
+        kind = facts["kind"]
+        if kind == "hyper":
+            cells[:] = [facts["slots"][name] for name in HYPER_SLOTS]
+        elif kind == "rng":
+            cells[:] = seed, 0
+        elif kind == "constant":
+            cells[:] = self.program.constants[facts["array"]].reshape(-1)
+        else:  # float64, seed, fill
+            cells[:] = facts.get("value", 1.0)
+
+    def commit(self) -> None:
+        """Write the model to the heap's `FileStore` now (it is also written when it is switched out or closed)."""
+        self.heap.commit(self)
+
+    def copy(self, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
+        """A new model with the same parameters, optimizer state, counters and seed, in the same heap or in another.
+
+        It goes on in the middle of a learning batch, with the gradients that have added up.
+        """
+        return self.heap.copy(self, name, heap)
+
+    @property
+    def adding(self) -> bool:
+        """Whether it holds gradients that add up, in the middle of a learning batch made by hand."""
+        return bool(self.record.open - {self.record.passing})
+
+    def image(self) -> np.ndarray:
+        """A copy of what persists, in bytes, with its gradients; in the middle of a pass as if that were settled."""
+        with self.record.turn.mine:
+            image = self.slot.get_image(open=True)
+            if self.record.passing is not None:
+                self._put(image, self._settled(self.record.passing))
+            return image
+
+    def restore(self, image: np.ndarray) -> None:
+        """Make the model what it was when `image` was asked for; what its placeholders and results held is gone."""
+        record = self.record
+        with record.change, record.turn.mine:
+            slot = self.slot
+            record.forget()
+            record.changed = True
+            slot.set_image(image, open=True)
+
+    def set_parameters(self, given: Any) -> None:
+        """Set the parameters, all or none: arrays by name, or in the order of `parameters`.
+
+        Raises
+        ------
+        CalcError, ShapeError : there are others, or they have other shapes.
+        """
+        names, loaded = [*self.program.info["parameters"]], self.loaded
+        if not isinstance(given, Mapping):
+            arrays = checks.items("weights", given, "arrays by name, or a list of them,")
+            if len(arrays) != len(names):
+                raise CalcError(f"weights: {len(arrays)} arrays for {len(names)} parameters: {', '.join(names)}")
+            given = dict(zip(names, arrays))
+        wrong = [name for name in given if name not in names] or [name for name in names if name not in given]
+        if wrong:
+            why = "no parameter is called" if wrong[0] in given else "there is no array for"
+            raise CalcError(f"weights: {why} {checks.shown(wrong[0])}; the parameters are {', '.join(names)}")
+        values = {name: numeric(name, numbers(name, value)) for name, value in given.items()}
+        for name, value in values.items():
+            if value.shape != loaded.shape(name, 1):
+                raise ShapeError(f"weights: {name!r} of shape {value.shape}; {loaded.shape(name, 1)} is wanted")
+            limit = np.finfo(self.program.dtype).max
+            if (np.isfinite(value) & (np.abs(value.astype(np.float64)) > limit)).any():
+                raise CalcError(
+                    f"weights: {name!r} has numbers beyond {limit:.3g}, the largest of {self.program.dtype}"
+                )
+        with self.record.change, self.record.turn.mine:
+            image = self.image()
+            self._put(image, ((loaded.symbol(name), value) for name, value in values.items()))
+            self.restore(image)
+
+    def _put(self, image: np.ndarray, values: Iterable[tuple[Symbol, Any]]) -> None:
+        """Set values in an image with its gradients."""
+        elements = np.zeros(lasting_elems(self.loaded), self.program.dtype)
+        within = elements.view(np.uint8)[slice(*self.loaded.opened)]
+        within[:] = image
+        for symbol, value in values:
+            cells_of(elements, symbol)[...] = value
+        image[:] = within
+
+    def close(self) -> None:
+        """Give the model's room back; it cannot be used afterwards.  A `FileStore` keeps its file."""
+        self.heap.remove(self)
+
+    # ------------------------------------------------------------ variables
+    def _variable(self, name: str) -> Mapping[str, Any]:
+        variables = self.loaded.variables
+        if not isinstance(name, str) or name not in variables:
+            raise CalcError(f"no variable {checks.shown(name)}; there are {', '.join(variables)}")
+        return variables[name]
+
+    def __getitem__(self, name: str) -> Any:
+        """A copy of a variable's value; a view shows what the variable that it is a view of holds now."""
+        facts = self._variable(name)
+        if facts["unreadable"]:
+            raise CalcError(
+                f"{name!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{name!r}]"
+            )
+        loaded = self.loaded
+        with self.record.turn.mine:
+            slot = self.slot
+            batch = self._batch_in(facts["of"])
+            value = slot.cells(loaded.symbol(name), None if facts["kind"] == "state" else loaded.shape(name, batch))
+            return value.copy() if value.ndim else value[()]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Set a placeholder; the first size of the batch may be anything up to the planned batch."""
+        array = numbers(name, value)
+        batch = self.check_placeholder(name, array)
+        with self.record.change, self.record.turn.mine:
+            self.place({name: array}, {name: batch})
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self.loaded.variables
+
+    def __delitem__(self, name: str) -> NoReturn:
+        raise CalcError(f"{checks.shown(name)} cannot be removed: a model has the variables of its program")
+
+    def check_placeholder(self, name: str, array: np.ndarray) -> int:
+        """As `check`, of a name that may be another variable's."""
+        facts = self._variable(name)
+        if facts["kind"] != "placeholder":
+            how = "change it through model.parameters" if facts["kind"] == "parameter" else "only placeholders are set"
+            raise CalcError(f"{name!r} is a {facts['kind']}: {how}")
+        return self.check(name, array)
+
+    def place(self, arrays: Mapping[str, np.ndarray], batches: Mapping[str, int]) -> None:
+        """Set placeholders, all or (where an exception comes) none: then their data are gone."""
+        slot, record = self.slot, self.record
+        for name in arrays:
+            record.unset(name)
+        for name, array in arrays.items():
+            slot.write(self.loaded.symbol(name), array, array.shape)
+        record.held.update(batches)
+
+    def _held(self, name: str) -> int:
+        """The batch of the data in a placeholder."""
+        batch = self.record.held.get(name)
+        if batch is None:
+            raise CalcError(
+                f"placeholder {name!r} was never set, or its data are gone since whole data sets were run or another "
+                f"model was in its place: model[{name!r}] = data"
+            )
+        return batch
+
+    def _batch_in(self, name: str) -> int:
+        """The batch of what a variable holds (1: it does not depend on the batch)."""
+        facts = self.loaded.variables[name]
+        if facts["kind"] == "placeholder":
+            return self._held(name)
+        if facts["kind"] != "result":
+            return 1
+        path = facts["path"]
+        batch = self.record.ran.get((path, facts["phase"]))
+        if batch is None:
+            raise CalcError(
+                f"{name!r} belongs to path {path!r}, which has not been run since the model came into the "
+                f"heap: call forward({path!r}) first"
+            )
+        return batch
+
+    def check(self, name: str, array: np.ndarray, samples: bool = False) -> int:
+        """The batch size of data for a placeholder; raises where dtype, rank, sizes or labels do not fit.
+
+        samples : the array is a data set, whose number of samples has no limit.
+        """
+        facts = self._variable(name)
+        shape = self.loaded.forms[name]
+        numeric(name, array)
+        if array.ndim != len(shape):
+            raise ShapeError(f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted")
+        batch = next((n // s.a for s, n in zip(shape, array.shape) if s.a), 1)
+        if array.size == 0:
+            raise CalcError(f"{name!r}: the data are empty (shape {array.shape}); {show(shape)} is wanted")
+        if array.shape != (self.loaded.shape(name, batch) if not samples else tuple(s.at(batch) for s in shape)):
+            raise ShapeError(f"{name!r}: data of shape {array.shape} do not fit {show(shape)}")
+        if not samples and batch > self.program.batch_size:
+            raise CalcError(
+                f"{name!r}: a batch of {batch} is above the planned {self.program.batch_size}; "
+                f"compile with batch_size={batch} or give smaller batches"
+            )
+        if facts["classes"] is not None:
+            _check_labels(name, array, facts["classes"])
+        elif name in self.loaded.probabilities and not (array.min() >= 0 and array.max() <= 1):
+            raise CalcError(
+                f"{name!r}: binary_cross_entropy takes targets in [0, 1]; found {array.min()} to {array.max()}"
+            )
+        return batch
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Parameters by name, as views into the heap: the model's own until it is switched out (see ``with model``).
+
+        Of a device with memory of its own they are copies, which cannot be written to.
+        """
+        with self.record.turn.mine:
+            slot = self.slot
+            self.record.exposed |= slot.writable
+            arrays = {name: slot.cells(self.loaded.symbol(name)) for name in self.program.info["parameters"]}
+            if not slot.writable:
+                for array in arrays.values():
+                    array.flags.writeable = False
+            return arrays
+
+    def grad(self, name: str, path: str | None = None) -> np.ndarray:
+        """A copy of a parameter's gradient after `backward`; of several paths that train it each has its own.
+
+        path : default: the first that trains.
+
+        Raises
+        ------
+        CalcError : the parameter is frozen, or is updated inside the backward (its gradient is gone).
+        """
+        path = self.loaded.path(path)
+        facts = self.loaded.training(path)
+        gradients = facts["gradients"]
+        if not isinstance(name, str) or name not in gradients:
+            raise CalcError(f"{checks.shown(name)} has no gradient; these have one: {', '.join(gradients) or 'none'}")
+        if gradients[name] is None:
+            raise CalcError(
+                f"the gradient of {name!r} is used up by the update inside the backward; compile with accumulate=True"
+            )
+        with self.record.turn.mine:
+            slot = self.slot
+            if not (facts["accumulate"] or path in self.record.graded):
+                raise CalcError(
+                    f"{name!r} has no gradient since the model came into the heap: call backward({path!r}) first"
+                )
+            return slot.cells(self.program.symbols[gradients[name]]).copy()
+
+    def hyper(self, path: str | None = None) -> Hyper:
+        """Hyperparameters of the path that trains."""
+        facts = self.loaded.training(path)
+        return Hyper(self, self.program.symbols[facts["hyper"]], self.loaded.path(path))
+
+    def settle(self, path: str) -> None:
+        """Drop what rounds of a path have added up, and weigh its next in full: as between two learning batches."""
+        with self.record.change:
+            self.drop_added(path)
+
+    def drop_added(self, path: str) -> None:
+        """As `settle`, by who trains it."""
+        if self.loaded.training(path)["accumulate"]:
+            with self.record.turn.mine:
+                slot = self.slot
+                self.record.changed = True
+                for symbol, value in self._settled(path):
+                    slot.write(symbol, value)
+                self.record.open.discard(path)
+                self.record.passing = None
+
+    def _settled(self, path: str) -> Iterator[tuple[Symbol, float]]:
+        """What rounds of a path that add up change beside the model, and its value between two learning batches."""
+        symbols, facts = self.program.symbols, self.loaded.paths[path]
+        yield symbols[facts["seed"]], 1.0
+        yield from ((symbols[gradient], 0.0) for gradient in facts["gradients"].values())
+
+    # ------------------------------------------------------------ running
+    def forward(self, path: str) -> None:
+        """Run a path's forward and loss sections on the data in its placeholders and in the results that it reads.
+
+        It runs for the batch of those data, and refuses data of different batches.
+        """
+        self._change(self.loaded.path(path), FORWARD)
+
+    def backward(self, path: str) -> None:
+        """Gradients of the loss; they add up until `end_round` where the program accumulates."""
+        self._change(self.loaded.path(path), ("backward",))
+
+    def optimize(self, path: str) -> None:
+        """Update the parameters."""
+        path = self.loaded.path(path)
+        with self.record.change, self.record.turn.mine:
+            if path not in self.record.open:  # a gradient that adds up is part of the image
+                self._needs_forward(path)
+            self._run(path, ("optimize",))
+
+    def end_round(self, path: str) -> None:
+        """Clear the gradients for the next learning batch."""
+        self._change(self.loaded.path(path), ("end_round",))
+
+    def run_section(self, path: str, phase: str) -> None:
+        """Run one section of a path: forward, loss, backward, optimize or end_round."""
+        checks.choice("section", phase, PHASES)
+        self._change(self.loaded.path(path), (phase,))
+
+    def _change(self, path: str, phases: tuple[str, ...]) -> None:
+        with self.record.change, self.record.turn.mine:
+            self._run(path, phases)
+
+    def step(self, *data: Any, path: str | None = None) -> float | None:
+        """One training step on a batch of at most ``batch_size`` samples.
+
+        Parameters
+        ----------
+        data : arrays for the placeholders of the path that trains, in the order they were declared.
+
+        Returns
+        -------
+        float : the loss (None: the path names none).  The model is unchanged if the data are refused.
+        """
+        names = self.loaded.feeds(self.loaded.path(path))
+        if len(data) != len(names):
+            raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
+        arrays = [numbers(name, array) for name, array in zip(names, data)]
+        sizes = [self.check(name, array) for name, array in zip(names, arrays)]
+        if len(set(sizes)) > 1:
+            shapes = " and ".join(f"{name} {array.shape}" for name, array in zip(names, arrays))
+            raise ShapeError(f"{shapes} differ in their number of samples")
+        with self.record.change, self.record.turn.mine:
+            self.place(dict(zip(names, arrays)), dict(zip(names, sizes)))
+            return self._run_steps(1, path)
+
+    def run_steps(self, n: int, path: str | None = None) -> float | None:
+        """``n`` whole steps on the data in the heap, in one call; returns the last loss.
+
+        Paths whose results the path reads run forward once, before the first step.
+        """
+        n = checks.integer("run_steps: the number of steps", n)
+        with self.record.change, self.record.turn.mine:
+            return self._run_steps(n, path)
+
+    def _run_steps(self, n: int, path: str | None) -> float | None:
+        loaded, slot = self.loaded, self.slot
+        path, calls = loaded.path(path), self.record.calls
+        start = perf_counter()
+        self.run_round(path, PHASES, n)
+        loss = loaded.paths[path].get("loss")
+        if loss is None:
+            return None
+        if calls is not None and path == WHAT[layout.STEP].path:
+            batch, seconds = self.record.ran[path, "forward"], (perf_counter() - start) / n
+            calls.arm(self, layout.STEP, batch, seconds, loaded.feeds(path), {loss: "loss"})
+        return slot.scalar(loaded.symbol(loss).offset)
+
+    def run_round(self, path: str, phases: tuple[str, ...] = FORWARD, steps: int = 1) -> None:
+        """Run phases of a path ``steps`` times, after once making the results of other paths that they read."""
+        loaded, record = self.loaded, self.record
+        before = loaded.before(path, phases)
+        changes = not loaded.changes.isdisjoint([path, *(other for other, _ in before)])
+        with record.change if changes else record.turn.mine, record.turn.mine:
+            for other in before:
+                self._run(*other)
+            self._run(path, phases, steps)
+
+    def _needs_forward(self, path: str) -> int:
+        """The batch that a path has run forward at."""
+        ran = self.record.ran
+        if not {(path, phase) for phase in FORWARD} <= ran.keys():
+            raise CalcError(f"path {path!r} has not been run forward: call forward({path!r}) first")
+        return ran[path, "forward"]
+
+    def _run(self, path: str, phases: tuple[str, ...], steps: int = 1) -> None:
+        """Run phases of a path in this thread's turn.
+
+        What the rows overwrite is noted as gone before they run, and as there when they have.
+        """
+        loaded, record, slot = self.loaded, self.record, self.slot
+        start, stop = loaded.span(path, phases)
+        made: tuple[tuple[str, str], ...] = ()
+        if phases[0] in ("optimize", "end_round"):  # they read what persists
+            batch = record.ran.get((path, "forward"), self.program.batch_size)
+        elif phases[0] == "backward":
+            batch = self._needs_forward(path)
+            self._needs_arena(path)
+            record.arena = None  # until it has run whole
+        else:
+            batch, made = self._batch_of(path, phases), loaded.makes(path, phases)
+            record.unmake(path, phases)
+        rows, address = loaded.rows(batch)  # held here: another thread's batches may drop it
+        slot.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, steps
+        record.changed |= path in loaded.changes
+        if "backward" in phases:
+            record.graded.add(path)
+            if path in loaded.accumulating:
+                record.open.add(path)
+        slot.execute("run_rows", slot.job, slot.job_address, record.workers)
+        if phases[-1] == "end_round":
+            record.open.discard(path)
+        if made or phases[0] == "backward":
+            for section in made:
+                record.ran[section] = batch
+            record.arena = path
+
+    def _needs_arena(self, path: str) -> None:
+        """What the path's forward computed is still there, and so are the data that it read."""
+        other = self.record.arena
+        if other != path:
+            why = (
+                f"path {other!r} has run since forward({path!r}), and paths share the memory of what they compute"
+                if other is not None
+                else f"data that forward({path!r}) read have been set anew"
+            )
+            raise CalcError(f"{why}: call forward({path!r}) again before backward({path!r})")
+
+    def _batch_of(self, path: str, phases: tuple[str, ...]) -> int:
+        """The batch of the data that phases of a path read: in placeholders, and in results of other paths."""
+        loaded, found = self.loaded, 0
+        for name in loaded.needs(path, phases):
+            batch = self._batch_in(name)
+            if loaded.symbol(name).elems.a:
+                if found and batch != found:
+                    self._refuse_batches(path, phases)
+                found = batch
+        if phases[0] != "forward":
+            batch = self.record.ran.get((path, "forward"), found)
+            if found and batch != found:
+                self._refuse_batches(path, phases)
+            found = batch
+        return found or self.program.batch_size
+
+    def _refuse_batches(self, path: str, phases: tuple[str, ...]) -> NoReturn:
+        names = [name for name in self.loaded.needs(path, phases) if self.loaded.symbol(name).elems.a]
+        sizes = {name: self._batch_in(name) for name in names}
+        if phases[0] != "forward":
+            sizes[f"path {path}"] = self.record.ran[path, "forward"]
+        held = ", ".join(f"{name!r}: {batch}" for name, batch in sizes.items())
+        raise ShapeError(
+            f"path {path!r} reads batches of different sizes ({held}): set placeholders of the same number of "
+            "samples, and run the paths whose results it reads on them"
+        )
+
+
+def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:
+    if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
+        return
+    low, high = labels.min(), labels.max()
+    whole = labels.dtype.kind != "f" or bool((labels == np.floor(labels)).all())
+    if not (low >= 0 and high < classes and whole):
+        raise CalcError(f"{name!r}: labels must be integers in [0, {classes}); found {low} to {high}")

@@ -1,0 +1,273 @@
+"""Slots: pieces of a heap that models take turns in, and the memory that they are pieces of.
+
+All that is done to a model's memory is done by methods of its slot, so that a device with memory of its own
+has slots of its own (`calcvm.vm.memory.cuda`).  Here are those of the host's.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from calcvm.errors import PlanError, Trap
+from calcvm.vm.program.encoding import RESERVED, aligned
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.slices import SLICE_SECONDS, ended, latest, sliced
+
+if TYPE_CHECKING:
+    from calcvm.vm.memory.record import Record
+    from calcvm.vm.memory.store import Store
+    from calcvm.vm.memory.turns import Turns
+    from calcvm.vm.program.program import Symbol
+    from calcvm.vm.run.loaded import Loaded
+
+TRAPS = {1: "a target label is not an integer in [0, classes)"}
+NO_TRAP = 0, 0
+
+
+class Slot:
+    """A piece of a heap, for models of one loaded program, and the model that is in it.
+
+    The image is what persists (`Loaded.image`); ``open`` adds the gradients of an accumulation.
+
+    Attributes
+    ----------
+    writable : views that `cells` gives can be written to.
+    address : of the piece, as compiled code sees it.
+    record : the model that is in it (None: it is being filled).
+    keeper : whose turn keeps the model in it, as long as it lasts, beside the model's own.
+    bytes, elements, image : the piece and the image, as views; of memory on the host alone.
+    lasting : elements up to the last that persists.
+    job, job_address : a job for the piece, to be filled in.
+    """
+
+    __slots__ = (
+        "address",
+        "loaded",
+        "bytes",
+        "elements",
+        "image",
+        "job",
+        "job_address",
+        "keeper",
+        "lasting",
+        "start",
+        "stop",
+        "record",
+        "traps",
+        "view",
+    )
+
+    writable = True
+
+    def __init__(self, loaded: Loaded, start: int, stop: int, piece: np.ndarray):
+        self._bind(loaded, start, stop, piece.ctypes.data)
+        self.bytes = piece[: loaded.program.heap_bytes]
+        self.elements = self.bytes.view(loaded.program.dtype)
+        self.image = self.bytes[slice(*loaded.image)]
+        self.lasting = self.elements[: lasting_elems(loaded)]
+        self.view = self.image.data  # copied in half the time that an array takes
+        self.traps = self.elements[:2]
+
+    def _bind(self, loaded: Loaded, start: int, stop: int, address: int) -> None:
+        """What all kinds of slots have."""
+        self.loaded, self.start, self.stop, self.address = loaded, start, stop, address
+        self.record: Record | None = None
+        self.keeper: Turns | None = None
+        self.job = np.zeros(layout.JOB_WORDS, np.int64)
+        self.job[[layout.TABLE, layout.HEAP]] = loaded.table_address, address
+        self.job[layout.ROW_BYTES] = loaded.program.row_bytes
+        self.job_address = self.job.ctypes.data
+
+    # ------------------------------------------------------------ cells of symbols
+    def cells(self, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """A symbol's cells: a view of them if the slot is writable, else a copy."""
+        return cells_of(self.elements, symbol, shape)
+
+    def write(self, symbol: Symbol, value: Any, shape: tuple[int, ...] | None = None) -> None:
+        """Set a symbol's cells to a value that is broadcast and converted to their type."""
+        cells_of(self.elements, symbol, shape)[...] = value
+
+    def clear_symbol(self, symbol: Symbol) -> None:
+        """Set a symbol's cells to 0."""
+        self.write(symbol, 0)
+
+    def scalar(self, offset: int) -> float:
+        """The element at an offset."""
+        return float(self.elements[offset])
+
+    # ------------------------------------------------------------ the whole piece, and what of it lasts
+    def clear(self) -> None:
+        """Set to 0 what must be: traps and what persists.  All else is written before it is read."""
+        self.lasting[:] = 0
+
+    def clear_padding(self) -> None:
+        """Set to 0 what updates of whole blocks read, and nothing writes (`Loaded.padding`)."""
+        self.elements[self.loaded.padding] = 0
+
+    def blank(self) -> np.ndarray:
+        """Zeros for the elements up to the last that persists, to be set and given to `fill`: here the piece itself."""
+        self.clear()
+        return self.lasting
+
+    def snapshot(self) -> np.ndarray:
+        """A copy of all elements of the piece, for `fill`."""
+        return self.elements.copy()
+
+    def fill(self, elements: np.ndarray) -> None:
+        """Set the first elements of the piece."""
+        if elements is not self.lasting:
+            self.elements[: len(elements)] = elements
+
+    def renew(self, record: Record, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
+        """`fill` a model's piece between two learning batches, and set the facts that go with that.
+
+        A signal is heard before or after all of it: CPython looks for one at calls and jumps, and there is none between
+        these statements.
+        """
+        piece, kept, closed = self.elements[: len(elements)], record.facts.kept, set[str]()
+        if elements is not self.lasting:
+            piece[:] = elements
+        kept |= facts
+        record.open, record.passing = closed, None
+
+    # ------------------------------------------------------------ the image
+    def get_image(self, open: bool = False) -> np.ndarray:  # noqa: A002
+        """A copy of the image's bytes."""
+        return self.bytes[slice(*(self.loaded.opened if open else self.loaded.image))].copy()
+
+    def set_image(self, image: np.ndarray, open: bool = False) -> None:  # noqa: A002
+        """Set the image's bytes."""
+        self.bytes[slice(*(self.loaded.opened if open else self.loaded.image))] = image
+
+    def keep(self, store: Store, name: str, facts: Mapping[str, Any], open: bool) -> int:  # noqa: A002
+        """Copy the image to a store; the bytes copied."""
+        image = self.bytes.data[slice(*self.loaded.opened)] if open else self.view
+        store.put(name, facts, image)
+        return image.nbytes
+
+    def restore(self, store: Store, name: str, open: bool) -> int:  # noqa: A002
+        """Copy the image from a store, with no trap and no gradients but the image's; the bytes copied."""
+        image = self.bytes.data[slice(*self.loaded.opened)] if open else self.view
+        store.get(name, image)
+        if self.elements[0]:
+            self.traps.fill(0)
+        if self.loaded.accumulating and not open:
+            self.bytes[slice(*self.loaded.gradient)] = 0
+        return image.nbytes
+
+    # ------------------------------------------------------------ running
+    def execute(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
+        """Run the job at ``address`` by ``code`` (see `Device.run`), and raise what a kernel trapped.
+
+        Steps of rows are run in slices: Ctrl-C finds whole steps done, or a step that has changed nothing yet.
+        """
+        if code == "run_rows" and (steps := job.item(layout.STEPS)) > (1 if workers > 1 else self.loaded.short):
+            self._run_steps(steps, job, address, workers)
+        else:
+            self._run(code, job, address, workers)
+
+    def _run(self, code: str, job: np.ndarray, address: int, workers: int) -> None:
+        self.loaded.device.run(code, job, address, workers, self.loaded)
+        self.check()
+
+    def _run_steps(self, steps: int, job: np.ndarray, address: int, workers: int) -> None:
+        """Run rows many times, or a step that is long."""
+        loaded, span = self.loaded, (job.item(layout.START), job.item(layout.STOP))
+        pieces, _ = loaded.cut((span,), workers)
+
+        def run(count: int) -> None:
+            for _ in range(count if len(pieces) > 1 else 1):
+                for job[layout.START], job[layout.STOP] in pieces:
+                    job[layout.STEPS] = count if len(pieces) == 1 else 1
+                    self._run("run_rows", job, address, workers)
+
+        if len(pieces) == 1 and loaded.meets(span, workers):
+            done = 0
+            while done < steps:
+                job[layout.STEPS] = steps - done
+                job[layout.DEADLINE], job[layout.UNTIL] = latest(), 0
+                self._run("run_rows", job, address, workers)
+                done += ended(job, steps - done)
+        else:
+            job[layout.DEADLINE] = 0
+            for _ in sliced(steps, loaded.runs(span), SLICE_SECONDS, run):
+                pass
+
+    def check(self) -> None:
+        """Raise what a kernel trapped."""
+        code, pc = self.trap()
+        if code:
+            program = self.loaded.program
+            raise Trap(f"row {pc} ({program.spec(pc).name}, {program.labels[pc]}): {TRAPS.get(code, f'trap {code}')}")
+
+    def trap(self) -> tuple[int, int]:
+        """Code and row of what a kernel trapped, once; zeros where there is nothing."""
+        if not self.elements[0]:
+            return NO_TRAP
+        code, pc = int(self.elements[0]), int(self.elements[1])
+        self.traps.fill(0)
+        return code, pc
+
+
+def shape_of(symbol: Symbol) -> tuple[int, ...]:
+    """The shape of one that does not depend on the batch."""
+    return tuple(form.b for form in symbol.shape)
+
+
+def cells_of(elements: np.ndarray, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
+    """A symbol's cells among the elements of a piece; of one that does not depend on the batch, in its own shape."""
+    shape = shape_of(symbol) if shape is None else shape
+    n = math.prod(shape)
+    if symbol.dtype == elements.dtype.name:
+        return elements[symbol.offset : symbol.offset + n].reshape(shape)
+    return elements.view(np.uint8)[symbol.start : symbol.start + n * symbol.itemsize].view(symbol.dtype).reshape(shape)
+
+
+def lasting_elems(loaded: Loaded) -> int:
+    """Elements from a piece's begin to the last that persists."""
+    return max(-(-loaded.opened[1] // loaded.program.itemsize), RESERVED)
+
+
+class Memory(Protocol):
+    """A heap's one allocation, of ``nbytes`` bytes."""
+
+    nbytes: int
+
+    def slot(self, loaded: Loaded, start: int, stop: int) -> Slot:
+        """The slot of a loaded program at the bytes [start, stop), which begin on a cache line."""
+
+    def close(self) -> None:
+        """Give the memory back: its slots are not used any more."""
+
+
+def machine_bytes() -> int:
+    """Bytes of the machine's memory, or what of them the process may have."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return there if limit == resource.RLIM_INFINITY else min(there, limit)
+
+
+class HostMemory:
+    """Memory of the host, zeroed; the system gives pages of it as they are touched."""
+
+    def __init__(self, nbytes: int):
+        self.nbytes, there = nbytes, machine_bytes()
+        try:
+            if nbytes > there:
+                raise MemoryError
+            self._bytes = aligned(nbytes)
+        except MemoryError:
+            text = f"a heap of {nbytes:,} bytes: the machine has not so much memory, but {there:,}: take smaller batches or models"
+            raise PlanError(text, nbytes, there) from None
+
+    def slot(self, loaded: Loaded, start: int, stop: int) -> Slot:
+        return Slot(loaded, start, stop, self._bytes[start:stop])
+
+    def close(self) -> None:
+        """It goes with the last view of it that was given out."""

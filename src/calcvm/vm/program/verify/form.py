@@ -1,0 +1,144 @@
+"""What a program is made of: its numbers, its instructions, its sections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from calcvm.errors import ProgramError
+from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH
+from calcvm.ops.spec import HEADER_WORDS, ROWS, RowSpec, row_words
+from calcvm.ops.statement import PHASES
+from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
+from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, RESERVED, form_of
+
+if TYPE_CHECKING:
+    from calcvm.vm.program.program import Program
+
+
+class Row:
+    """One instruction's ranges and size expressions, compiled once."""
+
+    def __init__(self, spec: RowSpec):
+        self.spec = spec
+        self.words = spec.words
+        self.first_operand = HEADER_WORDS + len(spec.words)
+        self.stop = self.first_operand + len(spec.operands)
+        self.dims = tuple(k for k, w in enumerate(spec.words) if w.kind == "dim")
+        self.floats = tuple(k for k, w in enumerate(spec.words) if w.kind == "float")
+        self.in_place = frozenset(spec.in_place)
+        names = [w.name for w in spec.words]
+        arguments = ", ".join([*names, *MACHINE])
+
+        def table(expressions: Sequence[str]) -> Callable[..., tuple]:
+            body = "".join(f"({e}), " for e in expressions)
+            return eval(compile(f"lambda {arguments}: ({body})", f"<{spec.name}>", "eval"), FUNCTIONS)
+
+        self.extents = table([o.elems for o in spec.operands])
+        self.parts = table([o.part if o.part not in ("", "w0") else "0" for o in spec.operands])
+        self.require = table(spec.require)
+        self.optional = table([o.optional if isinstance(o.optional, str) else str(o.optional) for o in spec.operands])
+        self.acc = names.index("acc") if "acc" in names else None
+
+
+_ROWS: dict[str, Row] = {}
+
+
+def row_of(spec: RowSpec) -> Row:
+    row = _ROWS.get(spec.name)
+    if row is None or row.spec is not spec:
+        row = _ROWS[spec.name] = Row(spec)
+    return row
+
+
+class Form:
+    """The form of a program, which all that follows relies on."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.batch = program.batch_size
+
+    def name(self, symbol: int) -> str:
+        return self.program.symbols[symbol].name if symbol >= 0 else "nothing"
+
+    def fail(self, row: int, message: str) -> NoReturn:
+        place = self.decoded[row][0][0]
+        name = self.program.instructions[place].name if 0 <= place < len(self.known) else "?"
+        label = f" ({self.program.labels[row]})" if self.program.labels[row] else ""
+        raise ProgramError(f"row {row} {name}{label}: {message}")
+
+    def check_form(self) -> None:
+        p = self.program
+        n = len(p.rows)
+        if p.format_version != FORMAT_VERSION:
+            raise ProgramError(f"program format {p.format_version}, this calcvm runs {FORMAT_VERSION}")
+        if p.dtype not in ITEMSIZE:
+            raise ProgramError(f"dtype {p.dtype!r} is neither float32 nor float64")
+        self.check_instructions()
+        self.width = row_words(row.spec for row in self.known)
+        for name, array, dtype, shape in (
+            ("rows", p.rows, np.int64, (n, self.width)),
+            ("operand_values", p.operand_values, np.int32, (n, self.width)),
+            ("patches", p.patches, np.int64, (len(p.patches), 4)),
+        ):
+            if array.dtype != dtype or array.shape != shape:
+                raise ProgramError(f"{name} is {array.dtype}{array.shape}, not {np.dtype(dtype)}{shape}")
+        self.gpu = int(p.info.get("device") == "cuda")
+        for name, value, low, high in (
+            ("batch_size", p.batch_size, 1, MAX_BATCH),
+            ("workers", p.workers, 1, MAX_BLOCKS if self.gpu else MAX_WORKERS),
+            ("heap_elems", p.heap_elems, RESERVED, MAX_HEAP),
+        ):
+            if not isinstance(value, int) or not low <= value <= high:
+                raise ProgramError(f"{name} is {value}: it must be from {low} to {high}")
+        if len(p.labels) != n:
+            raise ProgramError(f"{len(p.labels)} labels for {n} rows")
+        self.decoded = list(zip(p.rows.tolist(), p.operand_values.tolist()))
+        self.phases = [""] * n
+        for i, (row, _) in enumerate(self.decoded):
+            if not 0 <= row[0] < len(self.known):
+                self.fail(i, f"it is instruction {row[0]} of a program that has {len(self.known)}")
+
+    def check_instructions(self) -> None:
+        """Each is in the table, in the form that the program was made for, and they are in order."""
+        listed = self.program.instructions
+        names = [name for name, _ in listed]
+        if names != sorted(set(names)):
+            raise ProgramError("the program's instructions are not in the order of their names, or one is there twice")
+        for name in names:
+            if name not in ROWS:
+                raise ProgramError(
+                    f"no operator has the instruction {name!r}: register a user's operator first (cv.register_op), or "
+                    "compile the graph again"
+                )
+        changed = ", ".join(name for name, form in listed if form != form_of(ROWS[name]))
+        if changed:
+            raise ProgramError(f"written for other instructions ({changed}): compile the graph again")
+        self.known = [row_of(ROWS[name]) for name in names]
+
+    def check_sections(self) -> None:
+        at, n = 0, len(self.decoded)
+        order: list[str] = []
+        for (path, phase), (start, stop) in self.program.sections.items():
+            if phase not in PHASES:
+                raise ProgramError(f"section {path}/{phase}: no such phase")
+            if start != at or not start <= stop <= n:
+                raise ProgramError(f"section {path}/{phase} is [{start}, {stop}): it must begin at {at} and end by {n}")
+            if not order or order[-1] != path:
+                if path in order:
+                    raise ProgramError(f"section {path}/{phase}: the sections of a path must follow each other")
+                order.append(path)
+                rank = -1
+            if PHASES.index(phase) <= rank:
+                raise ProgramError(f"section {path}/{phase}: phases must be in the order {', '.join(PHASES)}")
+            rank = PHASES.index(phase)
+            self.phases[start:stop] = [phase] * (stop - start)
+            at = stop
+        if at != n:
+            raise ProgramError(f"rows {at} to {n - 1} belong to no section")
+
+    def path_rows(self, path: str) -> range:
+        spans = [span for (p, _), span in self.program.sections.items() if p == path]
+        return range(spans[0][0], spans[-1][1])

@@ -1,0 +1,537 @@
+"""The VM on a GPU: what `calcvm.vm.run.loop` does with a team of threads, here with the blocks of a grid.
+
+Every block walks the same rows.  The words of a job and of a task are those of the CPU (`calcvm.vm.run.job`), its
+addresses are the device's.  These are plain functions of `calcvm.kernels_cuda._cuda`'s facilities, compiled for
+the instructions of a program (`calcvm.vm.run.cuda.build`) or run by the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from calcvm.kernels_cuda._common import is_first, part_of
+from calcvm.kernels_cuda._cuda import (
+    as_f64,
+    at,
+    atomic_add,
+    atomic_load,
+    bit_length,
+    block,
+    blocks,
+    copy_async,
+    copy_wait,
+    device,
+    f32_at,
+    f64_at,
+    fence,
+    i32_at,
+    i64_at,
+    like,
+    now,
+    pause,
+    shared_words,
+    sync,
+    thread,
+    threads,
+    u8_at,
+    warp_size,
+)
+from calcvm.ops.spec import MAX_WORDS
+from calcvm.vm.run.job import (
+    ADDRESS,
+    BARRIER,
+    BATCH,
+    BEST,
+    COUNT,
+    DRAINS,
+    DTYPE,
+    ELEMS,
+    END_SPANS,
+    EPOCH,
+    FEED_WORDS,
+    FEEDS,
+    FINISHED,
+    FIRST,
+    HEAP,
+    INDEX,
+    JUDGE,
+    KEY,
+    LEARNING,
+    LIMIT,
+    MEANS,
+    N_DRAINS,
+    N_END_SPANS,
+    N_FEEDS,
+    N_RESULTS,
+    N_SAMPLES,
+    N_SPANS,
+    N_TASKS,
+    NEXT,
+    NOT_FINITE,
+    OFFSET,
+    PATIENCE,
+    READY,
+    RESULTS,
+    ROUNDS,
+    ROW_BYTES,
+    ROWS,
+    ROWS_FULL,
+    ROWS_LAST,
+    ROWS_SHORT,
+    SEED,
+    SEED_OFF,
+    SHUFFLE,
+    SINCE,
+    SLICE,
+    SPANS,
+    STAGED,
+    START,
+    STATUS,
+    STEPS,
+    STOP,
+    STOPPED,
+    SUMS,
+    TASKS,
+    TRAPPED,
+)
+
+U = np.uint64
+GOLDEN, MIX_1, MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB)
+
+# Words of a grid's control block, each on a cache line of its own; all are 0 when a launch begins but for PATIENCE_NS.
+ARRIVED, STAGED_ROUNDS, TAKEN_ROUNDS, GAVE_UP, PATIENCE_NS = range(0, 40, 8)
+CONTROL_BYTES = 8 * 48
+LATE, TURN = 2 * MAX_WORDS, 2 * MAX_WORDS + 1  # words of the block's own, after two rows
+
+
+# ---------------------------------------------------------------- waiting
+@device
+def wait_until(counter, goal, control):
+    """Thread 0 waits until another block has raised ``counter`` to ``goal``; all learn whether it came in time."""
+    sync()
+    if thread() == 0:
+        start, late = now(), 0
+        while late == 0 and atomic_load(counter) < goal:
+            pause()
+            if now() - start > control[PATIENCE_NS]:
+                late = 1
+                atomic_add(at(control, GAVE_UP), 1)
+        fence()
+        shared_words()[LATE] = late
+    sync()
+    return shared_words()[LATE]
+
+
+@device
+def meet(control, nw):
+    """Wait for all blocks of the grid; returns 1 where they did not come in time: then the caller returns at once."""
+    late = 0
+    if nw == 1:
+        sync()
+    else:
+        sync()
+        goal = 0
+        if thread() == 0:
+            fence()
+            goal = (atomic_add(at(control, ARRIVED), 1) // nw + 1) * nw
+        late = wait_until(at(control, ARRIVED), goal, control)
+    return late
+
+
+# ---------------------------------------------------------------- samples
+@device
+def mix(x):
+    """SplitMix64's finalizer."""
+    x = (x ^ (x >> U(30))) * MIX_1
+    x = (x ^ (x >> U(27))) * MIX_2
+    return x ^ (x >> U(31))
+
+
+@device
+def permuted(i, n, key):
+    """Place of sample ``i`` in the permutation of [0, n) that `calcvm.vm.run.samples` makes of ``key``."""
+    k1, k2 = mix(U(key)), mix(U(key) + GOLDEN)
+    bits = bit_length(n - 1)
+    mask, half = (U(1) << U(bits)) - U(1), U((bits + 1) // 2)
+    y, out = U(i), True
+    while out:
+        y = (y * GOLDEN + k1) & mask
+        y = ((y ^ (y >> half)) * MIX_1) & mask
+        y = ((y ^ (y >> half)) * MIX_2 + k2) & mask
+        y = y ^ (y >> half)
+        out = y >= U(n)
+    return np.int64(y)
+
+
+@device
+def place(words, i):
+    """Where sample ``i`` of a pass lies in the arrays."""
+    if words[SHUFFLE]:
+        i = permuted(i, words[N_SAMPLES], words[KEY])
+    if words[INDEX]:
+        i = i64_at(words[INDEX])[i]
+    return i
+
+
+@device
+def convert(n, x, y, start, step):
+    """y[j] = x[j] for j = start, start + step, ... below n."""
+    j = start
+    while j < n:
+        y[j] = like(y, x[j])
+        j += step
+
+
+@device
+def read_array(n, address, dtype, of, y, start, step):
+    """As `convert`, of an array at an address, from its element ``of`` on."""
+    if dtype == 0:
+        convert(n, at(f32_at(address), of), y, start, step)
+    elif dtype == 1:
+        convert(n, at(f64_at(address), of), y, start, step)
+    elif dtype == 2:
+        convert(n, at(u8_at(address), of), y, start, step)
+    elif dtype == 3:
+        convert(n, at(i32_at(address), of), y, start, step)
+    else:
+        convert(n, at(i64_at(address), of), y, start, step)
+
+
+@device
+def fetch_one(words, feed, y, base, lo, hi):
+    """Samples base + lo, ... base + hi - 1 of a pass to rows lo, ... hi - 1 of ``y``."""
+    e = feed[ELEMS]
+    if words[SHUFFLE] == 0 and words[INDEX] == 0:  # one piece of the array
+        read_array((hi - lo) * e, feed[ADDRESS], feed[DTYPE], (base + lo) * e, at(y, lo * e), thread(), threads())
+        return
+    width, shift = 1, 0  # lanes that share a sample
+    while width < e and width < warp_size():
+        width, shift = 2 * width, shift + 1
+    i = lo + (thread() >> shift)
+    while i < hi:
+        of = place(words, base + i) * e
+        read_array(e, feed[ADDRESS], feed[DTYPE], of, at(y, i * e), thread() & (width - 1), width)
+        i += threads() >> shift
+
+
+@device
+def fetch(words, h, base, m, w, nw):
+    """Samples base, base + 1, ... of a pass into the placeholders; workers take shares of the batch."""
+    lo, hi = part_of(m, w, nw)
+    k = 0
+    while k < words[N_FEEDS]:
+        feed = i64_at(words[FEEDS] + 8 * FEED_WORDS * k)
+        fetch_one(words, feed, at(h, feed[OFFSET]), base, lo, hi)
+        k += 1
+
+
+@device
+def take_staged(words, h, m, w, nw):
+    """The samples that `stage` has brought, into the placeholders."""
+    lo, hi = part_of(m, w, nw)
+    k = 0
+    while k < words[N_FEEDS]:
+        staged = i64_at(words[STAGED] + 8 * FEED_WORDS * k)
+        e = staged[ELEMS]
+        read_array(
+            (hi - lo) * e, staged[ADDRESS], staged[DTYPE], lo * e, at(h, staged[OFFSET] + lo * e), thread(), threads()
+        )
+        k += 1
+
+
+@device
+def deliver(words, h, base, n, w, nw):
+    """Copy results of a batch out, in the order of the samples, and add up weighted scalars."""
+    lo, hi = part_of(n, w, nw)
+    k = 0
+    while k < words[N_DRAINS]:
+        drain = i64_at(words[DRAINS] + 8 * FEED_WORDS * k)
+        e = drain[ELEMS]
+        x = at(h, drain[OFFSET] + lo * e)
+        if drain[DTYPE] == 0:
+            convert((hi - lo) * e, x, at(f32_at(drain[ADDRESS]), (base + lo) * e), thread(), threads())
+        else:
+            convert((hi - lo) * e, x, at(f64_at(drain[ADDRESS]), (base + lo) * e), thread(), threads())
+        k += 1
+    if is_first(w):
+        sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
+        k = 0
+        while k < words[N_RESULTS]:
+            sums[k] += np.float64(h[offsets[k]]) * n
+            k += 1
+
+
+# ---------------------------------------------------------------- rounds and epochs
+@device
+def round_of(words, k):
+    """Of round ``k`` of a pass: its first sample, its samples, those of its learning batch, whether it ends that."""
+    n, batch, learning = words[N_SAMPLES], words[BATCH], words[LEARNING]
+    per_learning = (learning + batch - 1) // batch
+    start = k // per_learning * learning
+    stop = min(start + learning, n)
+    base = start + k % per_learning * batch
+    m = min(batch, stop - base)
+    return base, m, stop - start, base + m == stop
+
+
+@device
+def rows_of(words, m, of_learning):
+    """Address of the rows that are patched for a round of ``m`` samples."""
+    if m == words[BATCH]:
+        return words[ROWS_FULL]
+    return words[ROWS_SHORT] if of_learning == words[LEARNING] else words[ROWS_LAST]
+
+
+@device
+def weigh(words, h, part):
+    """Scale the gradient of the loss by a round's share of its learning batch."""
+    if words[SEED_OFF] >= 0:
+        h[words[SEED_OFF]] = like(h, part)
+
+
+@device
+def begin(words):
+    """Start a pass over the samples."""
+    k = 0
+    while k < words[N_RESULTS]:
+        f64_at(words[SUMS])[k] = 0.0
+        k += 1
+
+
+@device
+def conclude(words):
+    """Append the means of a whole pass to MEANS; returns the first of them."""
+    sums, means = f64_at(words[SUMS]), f64_at(words[MEANS])
+    k = 0
+    while k < words[N_RESULTS]:
+        means[k] = sums[k] / words[N_SAMPLES]
+        k += 1
+    words[MEANS] += 8 * words[N_RESULTS]
+    return means[0]
+
+
+@device
+def epoch_key(seed, epoch):
+    """`calcvm.vm.memory.epoch.shuffling_key`."""
+    return np.int64((U(seed) * GOLDEN + U(epoch) * U(0xD1342543DE82EF95) + U(1)) & U(2**63 - 1))
+
+
+@device
+def end_epoch(words, h):
+    """After an epoch's last round and its judge's: the means, and what they decide; by one thread."""
+    loss = conclude(words)
+    words[FIRST] = 0
+    words[EPOCH] += 1
+    weigh(words, h, 1.0)
+    if words[JUDGE]:
+        score, best = conclude(i64_at(words[JUDGE])), as_f64_word(words, BEST)
+        if score < best[0]:
+            best[0] = score
+            words[SINCE] = 0
+        else:
+            words[SINCE] += 1
+    if not loss - loss == 0.0:
+        words[STATUS] = NOT_FINITE
+    elif words[JUDGE] and 0 <= words[PATIENCE] <= words[SINCE]:
+        words[STATUS] = STOPPED
+
+
+@device
+def as_f64_word(words, k):
+    """A word as the float64 whose bits it holds."""
+    return as_f64(at(words, k))
+
+
+# ---------------------------------------------------------------- entries
+def entries(dispatch: Callable, two_halves: Callable, finish: Callable, heap_at: Callable) -> dict[str, Callable]:
+    """The kernels of a program: functions of one argument, the address of a job (of `row`: heap and row).
+
+    dispatch(h, r, w, nw) runs a row by its number; two_halves(number) whether it has a second half, finish runs that.
+    heap_at : address to pointer of the heap's elements.
+    """
+
+    @device
+    def ask_for(rows, row_bytes, pc):
+        """Begin to copy a row to the block's shared memory."""
+        to, of = at(shared_words(), (pc & 1) * MAX_WORDS), i64_at(rows + pc * row_bytes)
+        k = 2 * thread()
+        while 8 * k < row_bytes:
+            copy_async(at(to, k), at(of, k))
+            k += 2 * threads()
+
+    @device(inline=False)
+    def run_span(h, rows, row_bytes, start, stop, control, w, nw):
+        """Rows [start, stop); returns 1 where a barrier was given up."""
+        pc, late = start, 0
+        if start < stop:
+            ask_for(rows, row_bytes, start)
+        copy_wait()
+        sync()
+        while pc < stop and late == 0:
+            r = at(shared_words(), (pc & 1) * MAX_WORDS)
+            last = pc + 1 == stop
+            if not last:
+                ask_for(rows, row_bytes, pc + 1)
+            dispatch(h, r, w, nw)
+            if two_halves(r[0]):
+                late = meet(control, nw)
+                if late == 0:
+                    finish(h, r, w, nw)
+            copy_wait()
+            if nw > 1 and late == 0 and (last or r[1] & 1):
+                late = meet(control, nw)
+            else:
+                sync()
+            pc += 1
+        return late
+
+    @device(inline=False)
+    def run_rounds(words, start, count, w, nw):
+        """Rounds [start, start + count) of a pass by ``nw`` workers."""
+        h, control = heap_at(words[HEAP]), i64_at(words[BARRIER])
+        spans, ends = i64_at(words[SPANS]), i64_at(words[END_SPANS])
+        k, late = start, 0
+        while k < start + count and late == 0:
+            base, m, of_learning, is_last = round_of(words, k)
+            if words[STAGED]:
+                late = wait_until(at(control, STAGED_ROUNDS), k - start + 1, control)
+                take_staged(words, h, m, w, nw)
+            else:
+                fetch(words, h, base, m, w, nw)
+            if is_first(w):
+                weigh(words, h, np.float64(m) / np.float64(of_learning))
+            if late == 0:
+                late = meet(control, nw)
+            if words[STAGED] and is_first(w):
+                atomic_add(at(control, TAKEN_ROUNDS), 1)
+            rows, n_spans = rows_of(words, m, of_learning), words[N_SPANS]
+            n_all = n_spans + words[N_END_SPANS] if is_last else n_spans
+            s = 0
+            while s < n_all and late == 0:
+                span = at(spans, 2 * s) if s < n_spans else at(ends, 2 * (s - n_spans))
+                late = run_span(h, rows, words[ROW_BYTES], span[0], span[1], control, w, nw)
+                s += 1
+            deliver(words, h, base, m, w, nw)
+            if words[N_DRAINS] and late == 0:
+                late = meet(control, nw)
+            k += 1
+        return late
+
+    @device
+    def stage(words, start, count):
+        """Work of the feeder, a block beside the workers: the samples of the next round while they run this one."""
+        control = i64_at(words[BARRIER])
+        k, late = 0, 0
+        while k < count and late == 0:
+            base, m, _, _ = round_of(words, start + k)
+            late = wait_until(at(control, TAKEN_ROUNDS), k, control)
+            f = 0
+            while f < words[N_FEEDS]:
+                staged = i64_at(words[STAGED] + 8 * FEED_WORDS * f)
+                fetch_one(words, i64_at(words[FEEDS] + 8 * FEED_WORDS * f), heap_at(staged[ADDRESS]), base, 0, m)
+                f += 1
+            sync()
+            if thread() == 0:
+                atomic_add(at(control, STAGED_ROUNDS), 1)
+            k += 1
+
+    @device
+    def run_turn(words, budget):
+        """Up to ``budget`` rounds of a task by this block alone, through the ends of its epochs."""
+        h = heap_at(words[HEAP])
+        while words[STATUS] == READY and words[EPOCH] < words[LIMIT] and budget > 0:
+            start = words[FIRST]
+            count = min(budget, words[ROUNDS] - start)
+            ended = start + count == words[ROUNDS]
+            sync()
+            if thread() == 0 and start == 0:
+                begin(words)
+                words[KEY] = epoch_key(words[SEED], words[EPOCH])
+            sync()
+            run_rounds(words, start, count, 0, 1)
+            sync()
+            trapped = h[0] != 0
+            if ended and words[JUDGE] and not trapped:
+                judge = i64_at(words[JUDGE])
+                if thread() == 0:
+                    begin(judge)
+                sync()
+                run_rounds(judge, 0, judge[ROUNDS], 0, 1)
+                sync()
+            if thread() == 0:
+                words[FIRST] = start + count
+                if trapped:
+                    words[STATUS] = TRAPPED
+                elif ended:
+                    end_epoch(words, h)
+                    if h[0] != 0:
+                        words[STATUS] = TRAPPED
+            sync()
+            budget -= count
+        sync()
+        if thread() == 0 and words[STATUS] == READY and words[EPOCH] >= words[LIMIT]:
+            words[STATUS] = FINISHED
+
+    def rows(job):
+        """Rows [START, STOP), STEPS times."""
+        words = i64_at(job)
+        h, control = heap_at(words[HEAP]), i64_at(words[BARRIER])
+        step, late = 0, 0
+        while step < words[STEPS] and late == 0:
+            rows = words[ROWS]
+            late = run_span(h, rows, words[ROW_BYTES], words[START], words[STOP], control, block(), blocks())
+            step += 1
+
+    def rounds(job):
+        """Rounds [FIRST, FIRST + COUNT) of a pass; where samples are staged, the last block is the feeder."""
+        words = i64_at(job)
+        nw = blocks()
+        if words[STAGED]:
+            nw -= 1
+        if block() == nw:
+            stage(words, words[FIRST], words[COUNT])
+        else:
+            run_rounds(words, words[FIRST], words[COUNT], block(), nw)
+
+    def fleet(job):
+        """A turn of SLICE rounds for each task; blocks take the next task from a queue, and none waits for another."""
+        words = i64_at(job)
+        turn = 0
+        while turn < words[N_TASKS]:
+            sync()
+            if thread() == 0:
+                shared_words()[TURN] = atomic_add(at(words, NEXT), 1)
+            sync()
+            turn = shared_words()[TURN]
+            if turn < words[N_TASKS]:
+                run_turn(i64_at(i64_at(words[TASKS])[turn]), words[SLICE])
+
+    def row(heap, address, half):
+        """One row, or its second half, as a launch of its own."""
+        h, r = heap_at(heap), i64_at(address)
+        if half == 0:
+            dispatch(h, r, block(), blocks())
+        else:
+            finish(h, r, block(), blocks())
+
+    def bring(job):
+        """The samples of round FIRST into the placeholders, as a launch of its own."""
+        words = i64_at(job)
+        h = heap_at(words[HEAP])
+        base, m, of_learning, _ = round_of(words, words[FIRST])
+        fetch(words, h, base, m, block(), blocks())
+        if is_first(block()):
+            weigh(words, h, np.float64(m) / np.float64(of_learning))
+
+    def hand_over(job):
+        """The results of round FIRST, by one block, which then counts the round."""
+        words = i64_at(job)
+        base, m, _, _ = round_of(words, words[FIRST])
+        deliver(words, heap_at(words[HEAP]), base, m, 0, 1)
+        sync()
+        if thread() == 0:
+            words[FIRST] += 1
+
+    return {"rows": rows, "rounds": rounds, "fleet": fleet, "row": row, "bring": bring, "hand_over": hand_over}

@@ -1,0 +1,72 @@
+"""The compiled loops as functions that Python calls; each call releases the interpreter's lock."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from calcvm.kernels_cpu import _native
+from calcvm.kernels_cpu._target import Target
+
+ARGUMENTS = {
+    "run_rows": 2, "run_rounds": 2, "run_task": 2, "run_fleet": 2, "run_team": 3, "serve": 1,
+    "permute": 5, "copy_rows": 8,
+    "method": 5, "step": 4, "run_steps": 4, "predict": 4, "evaluate": 4, "run_by_name": 4, "set_item": 4, "bound_step": 4,
+}  # all int64  # fmt: skip
+METHODS = {  # of `calcvm.vm.run.method_code`, by their names in Python
+    "step": "step", "run_steps": "run_steps", "predict": "predict", "evaluate": "evaluate", "run": "run_by_name",
+    "__setitem__": "set_item",
+}  # fmt: skip
+OWN = "_calcvm_"  # before the names of what compiled methods hand on to: a user's class may have a ``_step`` of its own
+ANSWERS = {*METHODS.values(), "bound_step", "method"}  # return an object
+NEEDS = {  # entries that an entry calls by symbol
+    "run_rounds": ("permute", "copy_rows"),
+    "method": ("run_rows", "run_team", "copy_rows"),
+    **dict.fromkeys(ANSWERS - {"method"}, ("method",)),
+}
+ANY = "any"  # the loops are the same for every dtype
+
+
+def modules(name: str) -> tuple[str, ...]:
+    """What an entry comes from."""
+    return ("vm.run.method_code",) if name in ANSWERS else ("vm.run.loop",)
+
+
+def symbol(name: str) -> str:
+    return _native.symbol_of(name, ANY)
+
+
+def places(names: Iterable[str]) -> dict[str, tuple[_native.Modules, ...]]:
+    """The symbols of entries, and what each comes from."""
+    return {symbol(name): (modules(name),) for name in names}
+
+
+@cache
+def address(name: str) -> int:
+    """Native address of an entry: the code of a job."""
+    return _native.address(symbol(name), _build, modules(name))
+
+
+@cache
+def entry(name: str) -> Any:
+    """A compiled loop, from the cache where it can be (then Numba is not imported)."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * ARGUMENTS[name])(address(name))
+
+
+def _build(symbol_: str, places: tuple[_native.Modules, ...], target: Target) -> _native.Compiled:
+    from numba import types
+
+    from calcvm.kernels_cpu._common import compile_object
+
+    name = symbol_.removeprefix("calcvm_").rsplit("_", 2)[0]
+    result = types.int64 if name in ANSWERS else types.void
+    signature = result(*[types.int64] * ARGUMENTS[name])
+    needs = NEEDS.get(name, ())
+    (module,) = modules(name)
+    code, _ = compile_object(
+        getattr(import_module(f"calcvm.{module}"), name), signature, symbol_, fastmath=set(), target=target
+    )
+    return _native.Compiled((module,), code, {symbol(need): modules(need) for need in needs})

@@ -1,0 +1,69 @@
+"""Data of users: the one place that says how what comes in is read, as it is or converted."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from calcvm import checks
+from calcvm.errors import CalcError, ShapeError
+from calcvm.vm.run import job as layout
+
+FINITE_BLOCK = 1 << 20
+IN_PLACE = frozenset(np.dtype(name) for name in layout.FEED_DTYPES)  # in the machine's byte order
+
+
+def numbers(name: str, value: Any) -> np.ndarray:
+    """A value as an array of a type that compiled code reads; arrays of these types (`IN_PLACE`) are not copied.
+
+    Others are converted without loss, but for numbers that only longdouble and uint64 hold, which become the nearest
+    float64.  What is no number is left as it is: `Resident.check` refuses it.
+
+    Raises
+    ------
+    CalcError : it is no array, or values of it are masked.
+    """
+    if type(value) is np.ndarray and value.dtype in IN_PLACE:
+        return value
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
+        count = int(masked.count_masked(value))
+        raise CalcError(f"{name!r}: {count} values are masked: fill them (.filled(0)), or leave their samples out")
+    try:
+        array = np.asarray(value)
+    except (RuntimeError, TypeError) as error:  # of other libraries' arrays
+        raise CalcError(f"{name!r}: {checks.called(value)} cannot be read as an array ({error})") from None
+    except ValueError:  # rows of different lengths, mostly
+        raise ShapeError(f"{name!r}: {checks.shown(value)} is no array: its rows differ in shape") from None
+    dtype = array.dtype
+    if dtype in IN_PLACE or dtype.kind not in "fiub":
+        return array
+    if dtype.kind == "b":
+        return array.view(np.uint8)
+    if dtype.kind == "f":
+        return array.astype(np.float32 if dtype.itemsize <= 4 else np.float64)
+    if dtype.kind == "u" and dtype.itemsize == 8 and array.size and array.max() > np.iinfo(np.int64).max:
+        return array.astype(np.float64)
+    return array.astype(np.int32 if np.can_cast(dtype, np.int32) else np.int64)
+
+
+def numeric(name: str, array: np.ndarray) -> np.ndarray:
+    """An array of numbers (CalcError: it holds something else)."""
+    if array.dtype.kind not in "fiub":
+        raise CalcError(f"{name!r}: data of dtype {array.dtype} cannot be used; give numbers")
+    return array
+
+
+def readable(name: str, value: Any, check_finite: bool) -> np.ndarray:
+    """`numbers`, C-contiguous; NaN and Inf are refused where that is asked for."""
+    array = np.ascontiguousarray(numbers(name, value))
+    if check_finite and array.dtype.kind == "f":
+        flat = array.reshape(-1)
+        for i in range(0, flat.size, FINITE_BLOCK):
+            bad = np.flatnonzero(~np.isfinite(flat[i : i + FINITE_BLOCK]))
+            if bad.size:
+                where = np.unravel_index(i + int(bad[0]), array.shape)
+                raise CalcError(f"{name!r}: {flat[i + int(bad[0])]} at index {tuple(map(int, where))}; remove it")
+    return array

@@ -1,0 +1,98 @@
+"""The layout of what Python and the compiled loops share: control blocks, jobs, tasks, feeds."""
+
+from __future__ import annotations
+
+LINE = 64  # bytes of a cache line: what several workers write lies on lines of its own
+
+# A team's control block, byte offsets.  SERVE: the address of what workers run; HIRED: how many there are.
+CONTROL_BYTES = 64 * LINE
+BUSY, ARRIVED, GENERATION, HIRED, BOXES = (k * LINE for k in (0, 1, 2, 3, 8))
+SERVE = HIRED + 8
+MAX_WORKERS = (CONTROL_BYTES - BOXES) // LINE  # worker w has the box at BOXES + w * LINE
+
+# A worker's box, byte offsets: the address of the job that it has (0: none), then what it sleeps by.
+PARKED, NUMBER, THREAD, SEMAPHORE = 8, 16, 24, 32  # a sem_t has 32 bytes
+
+# Words of a job.
+CODE, TEAM, BARRIER, TABLE, HEAP = range(5)  # CODE: the address of what runs it, run_rows or run_rounds
+# Of the monotonic clock, in ns (0: none); where a team then ended: before this step or round (0: it did not); from row to row.
+DEADLINE, UNTIL, ROW_BYTES = range(5, 8)
+ROWS, START, STOP, STEPS = range(8, 12)
+(
+    ROWS_FULL, ROWS_SHORT, ROWS_LAST,  # rows patched for the technical batch, a learning batch's rest, the data's rest
+    SPANS, N_SPANS, END_SPANS, N_END_SPANS,  # (start, stop) pairs: each round; after a learning batch
+    FEEDS, N_FEEDS, DRAINS, N_DRAINS, RESULTS, N_RESULTS, SUMS,
+    N_SAMPLES, BATCH, LEARNING, FIRST, COUNT, KEY, SHUFFLE, ITEMSIZE, SEED_OFF,
+    INDEX,  # address of int64 numbers of the samples in their arrays, or 0: the arrays themselves are the data set
+    PART, PARTS,  # of a round that is long by itself: run this part alone, 1 to PARTS (0: whole rounds); see `slices.cut`
+) = range(8, 34)  # fmt: skip
+JOB_WORDS = 40
+
+# Words of a task: a rounds job that is run a turn at a time, through epochs.  CODE is the address of run_rounds.
+(
+    ROUNDS, MEANS,  # rounds of an epoch; where the next epoch's means of the results go (float64, moved on by N_RESULTS)
+    EPOCH, LIMIT, SEED,  # epochs done; to be done in all; seed of the order of the samples
+    JUDGE,  # a job with ROUNDS and MEANS, run whole after each epoch, or 0; its first mean is what PATIENCE watches
+    PATIENCE, BEST, SINCE,  # epochs without a new best (-1: any number); the best (bits of a float64); epochs since
+    STATUS,
+    TURN,  # rounds of a turn, at most (0: any number)
+    STAGED,  # on a GPU, as feeds: where the samples of the next round wait (ADDRESS), and their placeholders; or 0
+) = range(34, 46)  # fmt: skip
+CLAIM = 48  # who has counted it up from 0 holds the task; on a cache line of its own, wherever the task begins
+TASK_WORDS = 56
+READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is passed over
+
+# Words of a fleet's job.
+TASKS, N_TASKS, SLICE, LAPS = range(8, 12)  # address of the tasks' addresses; rounds of a turn; turns of each task
+NEXT = 16  # turns given out, on a cache line of its own
+FLEET_WORDS = 24
+
+# Words of a feed (source array to placeholder) or drain (result to array).
+ADDRESS, DTYPE, ELEMS, OFFSET = range(4)
+FEED_WORDS = 4
+FEED_DTYPES = {"float32": 0, "float64": 1, "uint8": 2, "int32": 3, "int64": 4}
+
+SPINS = 2000  # about 20 us, then the processor is offered to others: machines are oversubscribed
+PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
+
+# Words of a model that its compiled methods share (`calcvm.vm.memory.methods`).
+MOST_PLACEHOLDERS, MOST_ARGUMENTS, MOST_RESULTS, MOST_RANK, KEPT_ROWS = 16, 8, 4, 5, 8
+STEP, PREDICT, EVALUATE, RUN, N_METHODS = range(5)
+(
+    ARMED,  # not 0 while the model is in its slot, and nobody means to take that
+    TURN_OWNER, TRAINING_OWNER,  # addresses of the threads that have the model's turn, and its training
+    PIECE, SLOT_JOB, CONTROL, RUN_ROWS, WORKERS,  # of the slot: its address, its job; what runs that
+    SHEET,  # address of the words of its program
+    SEQ,  # calls made, by which they are numbered
+    CHANGED_AT, FORGOT_AT,  # the last that changed the model, that forgot what placeholders and results held
+    LOOKED_AT,  # the last that Python has taken note of; what placeholders hold since then it may have changed
+    HOLDS,  # (batch, the call that placed it) of each placeholder
+) = range(14)  # fmt: skip
+DONE = HOLDS + 2 * MOST_PLACEHOLDERS  # (batch, the last call) of each method
+CALL_WORDS = DONE + 2 * N_METHODS
+
+# Words of a program's sheet, which its models' compiled methods read.
+(
+    ITEM,  # bytes of an element
+    ARRAY_TYPE, INT_TYPE, DICT_TYPE, TUPLE_TYPE, NONE, OUT_NAME, NEW_ARRAY,  # Python's and NumPy's objects; PyArray_Empty
+    NO_PLACES,  # always 0: where the only row of an array lies
+    N_PLACEHOLDERS,
+    DTYPES,  # NumPy's objects for the types in FEED_DTYPES
+) = range(11)  # fmt: skip
+PLACEHOLDERS = DTYPES + len(FEED_DTYPES)
+# Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers).
+NAME, RANK, PER_SAMPLE, PLACE, CLASSES, MOST, DIMS = range(7)
+PLACEHOLDER_WORDS = DIMS + MOST_RANK
+METHODS = PLACEHOLDERS + MOST_PLACEHOLDERS * PLACEHOLDER_WORDS
+# Words of a method: whether it may be called so, what it does, its rows, its placeholders, its results (NAMED: in a dict).
+# BRIEF: see `slices.brief_batch`.
+SET, CHANGES, FORGETS, BEGIN, END, BRIEF, NAMED, N_ARGUMENTS, N_ANSWERS, ROWS_OF = range(10)
+ARGUMENTS = ROWS_OF + 3 * KEPT_ROWS  # after (batch, address of its rows, ns of a call) of some; numbers of placeholders
+RESULTS_OF = ARGUMENTS + MOST_ARGUMENTS
+# Words of a result: its offset, elements of a sample, rank, address of its sizes, the object of its name.
+SINGLE, MEAN = -1, -2  # in place of a rank: a single number; one that is added up and divided as over whole data sets
+RESULT, LENGTH, RESULT_RANK, RESULT_DIMS, RESULT_NAME = range(5)
+RESULT_WORDS = 5
+METHOD_WORDS = RESULTS_OF + MOST_RESULTS * RESULT_WORDS
+SHEET_WORDS = METHODS + N_METHODS * METHOD_WORDS
+LONG_NS = 1_000_000  # a call that takes longer is made in Python, where other threads go on meanwhile

@@ -1,0 +1,279 @@
+"""A program on a device, ready to run: what all its models share, wherever in a heap they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from calcvm import checks
+from calcvm.errors import CalcError, ProgramError
+from calcvm.init import Initializer
+from calcvm.lazy import cached_property
+from calcvm.ops.dims import Affine
+from calcvm.ops.losses import PROBABILITIES
+from calcvm.ops.optimizers import Slot, slots_of
+from calcvm.ops.statement import PHASES
+from calcvm.vm.program.documents import initializer
+from calcvm.vm.program.encoding import FLAG_SYNC, decode_row
+from calcvm.vm.program.program import Program, Symbol
+from calcvm.vm.run.device import device_of
+from calcvm.vm.run.slices import SLICE_SECONDS, brief_batch, changing, cut, seconds_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Span = tuple[int, int]
+FORWARD = ("forward", "loss")  # phases that compute results
+KEPT_BATCHES = 64  # copies of the rows, patched for a batch, that are kept
+
+_loaded: WeakValueDictionary[str, Loaded] = WeakValueDictionary()
+
+
+def kept(method: Callable[P, T]) -> Callable[P, T]:
+    """A method of a loaded program whose answers are kept: a program does not change."""
+    name = method.__name__
+
+    @wraps(method)
+    def answer(loaded: Any, *of: Any) -> Any:
+        found = loaded._kept.get((name, of))
+        if found is None:
+            found = loaded._kept[name, of] = method(loaded, *of)  # type: ignore[call-arg,arg-type]
+        return found
+
+    return answer  # type: ignore[return-value]
+
+
+def loaded_of(program: Program) -> Loaded:
+    """The program on its device; equal programs share one."""
+    loaded = _loaded.get(program.hash)
+    if loaded is None:
+        loaded = _loaded[program.hash] = Loaded(program)
+    return loaded
+
+
+def forget(rows: set[str]) -> None:
+    """The kernels of these rows are others now: programs that are loaded from now on have those."""
+    for digest, loaded in [*_loaded.items()]:
+        if any(name in rows for name, _ in loaded.program.instructions):
+            _loaded.pop(digest, None)
+
+
+class Loaded:
+    """A program on its device: kernels, rows for a batch, spans of sections, and the blocks that a model switch copies.
+
+    device, kernels : what runs the program, and what that has prepared of it.
+    table_address : what jobs hold as TABLE.
+    image : bytes [start, stop) of a program's piece that persist: parameters, state, optimizer.
+    opened : the same with persistent gradients, as they are in the middle of an accumulation.
+    gradient : bytes [start, stop) to be zeroed where a model comes in between two learning batches.
+    padding : elements before and between gradients, which updates of whole blocks read, and nothing writes.
+    """
+
+    def __init__(self, program: Program):
+        self.program = program
+        missing = {"variables", "parameters", "state", "paths"} - program.info.keys()
+        if missing:
+            raise ProgramError(f"the program says nothing of its {min(missing)}: it can be looked at, not run")
+        self.variables = program.info["variables"]
+        self.paths = program.info["paths"]
+        self.device = device_of(program.info.get("device", "cpu"))
+        self.kernels = self.device.prepare(program)
+        self.table_address = self.kernels.address
+        self.forms = {name: tuple(Affine(*form) for form in facts["shape"]) for name, facts in self.variables.items()}
+        self._shapes: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._rows: dict[int, tuple[np.ndarray, int]] = {}
+        self._kept: dict[tuple[str, Any], Any] = {}
+        self.sheet: Any = None  # what compiled methods know of the program (a `Sheet`), once there are some
+        self._spans = {path: _spans(program, path) for path in program.paths}
+        kept = [s for s in program.symbols if s.persistent]
+        self.image = _hull([s for s in kept if s.kind != "gradient"])
+        self.gradient = _hull([s for s in kept if s.kind == "gradient"])
+        self.opened = _hull(kept)
+        self.padding = _padding(-(-self.image[1] // program.itemsize), [s for s in kept if s.kind == "gradient"])
+        if self.gradient[0] < self.image[1] and self.image[0] < self.gradient[1]:
+            raise ProgramError("the program's gradients lie between its parameters: compile the graph again")
+        self.accumulating = {path for path, facts in self.paths.items() if facts.get("accumulate")}
+
+    def rows(self, batch: int) -> tuple[np.ndarray, int]:
+        """Rows for ``batch`` (shared by all, not to be written) and their address on the device."""
+        kept = self._rows.get(batch)
+        if kept is None:
+            if len(self._rows) >= KEPT_BATCHES:
+                self._rows.pop(next(iter(self._rows)), None)
+            rows = self.program.rows_for(batch)
+            kept = self._rows[batch] = rows, self.device.place(rows, self.kernels)
+        return kept
+
+    def symbol(self, variable: str) -> Symbol:
+        """Where a variable's value lies (CalcError: nowhere)."""
+        if self.variables[variable]["symbol"] is None:
+            raise CalcError(f"{variable!r} has no value: it is {self.variables[variable]['unreadable']}")
+        return self.program.symbols[self.variables[variable]["symbol"]]
+
+    def shape(self, variable: str, batch: int) -> tuple[int, ...]:
+        """Shape of a variable for a batch."""
+        shape = self._shapes.get((variable, batch))
+        if shape is None:
+            shape = self._shapes[variable, batch] = tuple(form.at(batch) for form in self.forms[variable])
+        return shape
+
+    def is_number(self, variable: str) -> bool:
+        """Whether a variable is a single number, whatever the batch."""
+        return all((size.a, size.b) == (0, 1) for size in self.forms[variable])
+
+    # ------------------------------------------------------------ paths
+    def path(self, path: str | None) -> str:
+        """A path by name; without one, the first that trains."""
+        name = next((p for p, facts in self.paths.items() if facts["backward"]), None) if path is None else path
+        if not isinstance(name, str) or name not in self._spans:
+            there = f"no path {checks.shown(path)}; there are {', '.join(self._spans)}"
+            raise CalcError("no path trains" if path is None else there)
+        return name
+
+    def training(self, path: str | None) -> Any:
+        """Facts of a path that trains."""
+        name = self.path(path)
+        if not self.paths[name]["backward"]:
+            raise CalcError(f"path {name!r} does not train; paths: {', '.join(self.paths)}")
+        return self.paths[name]
+
+    @cached_property
+    def hyper(self) -> dict[str, dict[str, Slot]]:
+        """For each path the hyperparameters that have an effect on it, and the values that they may have."""
+        out: dict[str, dict[str, Slot]] = {path: {} for path in self.program.paths}
+        for (path, _), section in self.program.sections.items():
+            for pc in range(*section):
+                spec = self.program.spec(pc)
+                if any(operand.name == "hyper" for operand in spec.operands):
+                    out[path] |= slots_of(spec, decode_row(spec, self.program.rows[pc])[0])
+        return out
+
+    @cached_property
+    def probabilities(self) -> frozenset[str]:
+        """Placeholders whose values a loss takes for probabilities."""
+        found = set()  # numbers of symbols
+        for pc in range(len(self.program.rows)):
+            spec = self.program.spec(pc)
+            for k, operand in enumerate(spec.operands, 2 + len(spec.words)):
+                if PROBABILITIES.get(spec.name) == operand.name:
+                    found.add(int(self.program.operand_values[pc, k]))
+        placeholders = {name: facts for name, facts in self.variables.items() if facts["kind"] == "placeholder"}
+        return frozenset(name for name, facts in placeholders.items() if facts["symbol"] in found)
+
+    def span(self, path: str, phases: tuple[str, ...]) -> Span:
+        """Rows of neighbouring phases of a path."""
+        spans = self._spans[self.path(path)]
+        return spans[phases[0]][0], spans[phases[-1]][1]
+
+    def round(self, path: str, *phases: str) -> list[Span]:
+        """What a round runs: what makes the results that phases of ``path`` read, then those."""
+        return [*(self.span(*other) for other in self.before(path, phases)), self.span(path, phases)]
+
+    @kept
+    def needs(self, path: str, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:
+        """Variables that phases of a path read and do not compute: placeholders, and other paths' results."""
+        sections = self.paths[path]["needs"]
+        return (*dict.fromkeys(name for phase in phases for name in sections.get(phase, ())),)
+
+    @kept
+    def makes(self, path: str, phases: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+        """Sections of a path whose results are there when phases of it have run: empty ones need not run."""
+        spans = self._spans[path]
+        return tuple((path, phase) for phase in FORWARD if phase in phases or spans[phase][0] == spans[phase][1])
+
+    @kept
+    def before(self, path: str, phases: tuple[str, ...] = PHASES) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Paths, with their phases, that make what phases of a path read, in the order in which they must run."""
+        wanted, todo = dict[str, tuple[str, ...]](), [*self.needs(path, phases)]
+        while todo:
+            facts = self.variables[todo.pop()]
+            other = facts["path"]
+            if other is not None:
+                making = FORWARD[: FORWARD.index(facts["phase"]) + 1]
+                if len(making) > len(wanted.get(other, ())):
+                    wanted[other] = making
+                    todo += self.needs(other, making)
+        return tuple((p, wanted[p]) for p in self.program.paths if p in wanted)
+
+    @kept
+    def feeds(self, path: str, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:
+        """Placeholders that a round of phases of a path needs, in the order they were declared."""
+        read = {name for p in (*self.before(path, phases), (path, phases)) for name in self.needs(*p)}
+        return tuple(name for name, facts in self.variables.items() if name in read and facts["kind"] == "placeholder")
+
+    @cached_property
+    def initializers(self) -> dict[str, Initializer]:
+        """Of the parameters that have one, by name."""
+        starts = {name: facts["init"] for name, facts in self.program.info["parameters"].items()}
+        return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
+
+    @cached_property
+    def changes(self) -> frozenset[str]:
+        """Paths that change what a model is: all but those that only read it."""
+        sections = self.program.sections.items()
+        return frozenset(path for (path, _), (start, stop) in sections if self._changing[start:stop].any())
+
+    # ------------------------------------------------------------ slices
+    @cached_property
+    def _changing(self) -> np.ndarray:
+        return changing(self.program)
+
+    @cached_property
+    def _seconds(self) -> np.ndarray:
+        return seconds_of(self.program)
+
+    @cached_property
+    def short(self) -> int:
+        """So many runs of all rows surely take less than a slice."""
+        return int(min(SLICE_SECONDS / max(self._seconds.sum(), 1e-12), 2**62))
+
+    @kept
+    def runs(self, *spans: Span) -> int:
+        """Runs of spans of rows that surely take less than a slice; at least one."""
+        seconds = sum(float(self._seconds[start:stop].sum()) for start, stop in spans)
+        return max(1, int(SLICE_SECONDS / max(seconds, 1e-12)))
+
+    @kept
+    def brief(self, path: str, phases: tuple[str, ...]) -> int:
+        """The largest batch on which phases of a path are so short that one worker runs them."""
+        return brief_batch(self.program, self.span(path, phases)) if self.device.stops else 0
+
+    def meets(self, span: Span, workers: int) -> bool:
+        """Whether rows have a barrier, at which workers can agree to stop."""
+        rows = self.program.rows[slice(*span)]
+        return self.device.stops and workers > 1 and bool((rows[:, 1] & FLAG_SYNC).any())
+
+    @kept
+    def cut(self, spans: tuple[Span, ...], workers: int) -> tuple[list[Span], int]:
+        """Spans cut into parts (see `slices.cut`), where the device can stop between rows."""
+        if not self.device.stops:
+            return [*spans], 1
+        return cut(spans, self.program.rows, self._seconds, self._changing, workers)
+
+
+def _spans(program: Program, path: str) -> dict[str, Span]:
+    spans, at = {}, 0
+    for phase in PHASES:
+        spans[phase] = program.sections.get((path, phase), (at, at))
+        at = spans[phase][1]
+    return spans
+
+
+def _hull(symbols: list[Symbol]) -> Span:
+    """Bytes from the first to the last cell of symbols."""
+    if not symbols:
+        return 0, 0
+    return min(s.start for s in symbols), max(s.start + s.bytes.b for s in symbols)
+
+
+def _padding(start: int, gradients: list[Symbol]) -> np.ndarray:
+    """Elements from ``start`` to the last gradient that are no gradient's."""
+    gaps = [np.zeros(0, np.int64)]
+    for symbol in sorted(gradients, key=lambda s: s.offset):
+        if not symbol.members:
+            gaps.append(np.arange(start, symbol.offset))
+            start = symbol.offset + symbol.elems.b
+    return np.concatenate(gaps)

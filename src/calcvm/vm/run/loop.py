@@ -1,0 +1,420 @@
+"""The VM: jitted loops that walk rows, and whole epochs of them.
+
+A *job* is an int64 array that says what to run, by which code (`run_rows`, `run_rounds`); every worker of
+a team runs the same job, meeting the others at barriers.  Python is entered once a job.
+"""
+
+from __future__ import annotations
+
+from time import CLOCK_MONOTONIC
+
+import numpy as np
+from numba import types
+
+from calcvm.vm.run.atomics import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    atomic_swap,
+    call_job,
+    call_kernel,
+    f32_at,
+    f64_at,
+    i64_at,
+    pause,
+)
+from calcvm.vm.run.job import (
+    ARRIVED,
+    BARRIER,
+    BATCH,
+    BEST,
+    BOXES,
+    BUSY,
+    CLAIM,
+    CODE,
+    COUNT,
+    DEADLINE,
+    END_SPANS,
+    EPOCH,
+    FINISHED,
+    FIRST,
+    GENERATION,
+    HEAP,
+    HIRED,
+    ITEMSIZE,
+    JUDGE,
+    KEY,
+    LAPS,
+    LEARNING,
+    LIMIT,
+    LINE,
+    MEANS,
+    N_END_SPANS,
+    N_RESULTS,
+    N_SAMPLES,
+    N_SPANS,
+    N_TASKS,
+    NEXT,
+    NOT_FINITE,
+    NUMBER,
+    PARK_AFTER,
+    PARKED,
+    PART,
+    PARTS,
+    PATIENCE,
+    READY,
+    ROUNDS,
+    ROW_BYTES,
+    ROWS,
+    ROWS_FULL,
+    ROWS_LAST,
+    ROWS_SHORT,
+    SEED,
+    SEED_OFF,
+    SEMAPHORE,
+    SERVE,
+    SINCE,
+    SLICE,
+    SPANS,
+    SPINS,
+    START,
+    STATUS,
+    STEPS,
+    STOP,
+    STOPPED,
+    SUMS,
+    TABLE,
+    TASKS,
+    TEAM,
+    THREAD,
+    TRAPPED,
+    TURN,
+    UNTIL,
+)  # fmt: skip
+from calcvm.vm.run.samples import copy_rows, deliver, far, fetch, fetch_ahead, helper, permute, scratch  # noqa: F401 (entries)
+
+U = np.uint64
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
+_pthread_create = types.ExternalFunction("pthread_create", types.int32(*[types.int64] * 4))
+_sem_init = types.ExternalFunction("sem_init", types.int32(types.int64, types.int32, types.int32))
+_sem_post = types.ExternalFunction("sem_post", types.int32(types.int64))
+_sem_wait = types.ExternalFunction("sem_wait", types.int32(types.int64))
+
+
+@helper
+def idle(looks):
+    """Spin for a moment, then offer the processor to others."""
+    if looks > SPINS:
+        _sched_yield()
+    else:
+        pause()
+
+
+@helper
+def now():
+    """Nanoseconds of the system's monotonic clock."""
+    t = scratch()
+    _clock_gettime(CLOCK_MONOTONIC, t)
+    return i64_at(t)[0] * 1_000_000_000 + i64_at(t)[1]
+
+
+# ---------------------------------------------------------------- rows
+@helper
+def barrier(control, n_workers):
+    generation = atomic_load(control + GENERATION)
+    if atomic_add(control + ARRIVED, 1) == n_workers - 1:
+        atomic_store(control + ARRIVED, 0)
+        atomic_store(control + GENERATION, generation + 1)
+    else:
+        spins = 0
+        while atomic_load(control + GENERATION) == generation:
+            spins += 1
+            idle(spins)
+
+
+@helper
+def run_span(job, rows, start, stop, worker):
+    of = i64_at(job)
+    control, addresses, heap, row_bytes, n_workers = of[BARRIER], i64_at(of[TABLE]), of[HEAP], of[ROW_BYTES], of[TEAM]
+    row, end = rows + start * row_bytes, rows + stop * row_bytes
+    while row < end:
+        words = i64_at(row)
+        call_kernel(addresses[words[0]], heap, row, worker, n_workers)
+        if n_workers > 1 and words[1] & 1:
+            barrier(control, n_workers)
+        row += row_bytes
+
+
+@helper
+def weigh(job, share):
+    """Scale the gradient of the loss by a round's share of its learning batch."""
+    words = i64_at(job)
+    if words[ITEMSIZE] == 4:
+        f32_at(words[HEAP])[words[SEED_OFF]] = np.float32(share)
+    else:
+        f64_at(words[HEAP])[words[SEED_OFF]] = share
+
+
+@helper
+def enough(job, k, worker):
+    """Whether a team leaves its job after step or round ``k``, since it is past its deadline.
+
+    Worker 0 says so one ahead: a barrier in step ``k + 1`` lies between that and the others' look at it.
+    """
+    if worker == 0 and atomic_load(job + 8 * UNTIL) == 0 and now() > i64_at(job)[DEADLINE]:
+        atomic_store(job + 8 * UNTIL, k + 2)
+    return atomic_load(job + 8 * UNTIL) == k + 1
+
+
+# ---------------------------------------------------------------- jobs
+def run_rows(job, worker):
+    """Rows [START, STOP), STEPS times."""
+    words = i64_at(job)
+    limited = words[DEADLINE] != 0
+    for k in range(words[STEPS]):
+        run_span(job, words[ROWS], words[START], words[STOP], worker)
+        if limited and enough(job, k, worker):
+            break
+
+
+def run_rounds(job, worker):
+    """Rounds [FIRST, FIRST+COUNT) of an epoch: fetch, run the round's sections, and those that end a learning batch."""
+    words = i64_at(job)
+    control = words[BARRIER]
+    n, batch, learning, nw = words[N_SAMPLES], words[BATCH], words[LEARNING], words[TEAM]
+    per_learning = (learning + batch - 1) // batch
+    spans, end_spans = i64_at(words[SPANS]), i64_at(words[END_SPANS])
+    ahead = far(job)
+    first_span, last_span = 0, words[N_SPANS]
+    if words[PART] > 0:
+        first_span = words[PART] - 1
+        if words[PART] < words[PARTS]:
+            last_span = words[PART]
+    for k in range(words[FIRST], words[FIRST] + words[COUNT]):
+        start = k // per_learning * learning
+        stop = start + learning if start + learning < n else n
+        base = start + k % per_learning * batch
+        m = batch if base + batch < stop else stop - base
+        rows = words[ROWS_FULL]
+        if m != batch:
+            rows = words[ROWS_SHORT] if stop - start == learning else words[ROWS_LAST]
+        if words[PART] <= 1:
+            fetch(job, base, m, worker)
+            if ahead:
+                fetch_ahead(job, base + m, batch if base + m + batch < n else n - base - m, worker)
+            if worker == 0 and words[SEED_OFF] >= 0:
+                weigh(job, m / (stop - start))
+            if nw > 1:
+                barrier(control, nw)
+        for s in range(first_span, last_span):
+            run_span(job, rows, spans[2 * s], spans[2 * s + 1], worker)
+        if 0 < words[PART] < words[PARTS]:
+            continue
+        if base + m == stop:
+            for s in range(words[N_END_SPANS]):
+                run_span(job, rows, end_spans[2 * s], end_spans[2 * s + 1], worker)
+        if nw > 1:
+            barrier(control, nw)
+        if worker == 0:
+            deliver(job, base, m)
+        if words[DEADLINE] and enough(job, k, worker):
+            break
+
+
+# ---------------------------------------------------------------- tasks
+@helper
+def begin(job):
+    """Start a pass over the samples."""
+    words = i64_at(job)
+    for k in range(words[N_RESULTS]):
+        f64_at(words[SUMS])[k] = 0.0
+
+
+@helper
+def advance(job, most):
+    """Run up to ``most`` rounds of a pass, alone, or the next part of a long one; returns what of ``most`` that was worth."""
+    words = i64_at(job)
+    left = words[ROUNDS] - words[FIRST]
+    if words[FIRST] == 0 and words[PART] == 0:
+        begin(job)
+    words[TEAM], words[COUNT] = 1, most if most < left else left
+    if words[PARTS] > 1:
+        words[COUNT] = 1
+        words[PART] += 1
+        call_job(words[CODE], job, 0)
+        if words[PART] == words[PARTS]:
+            words[PART] = 0
+            words[FIRST] += 1
+        return most
+    call_job(words[CODE], job, 0)
+    words[FIRST] += words[COUNT]
+    return words[COUNT]
+
+
+@helper
+def trapped(job):
+    words = i64_at(job)
+    return (f32_at(words[HEAP])[0] if words[ITEMSIZE] == 4 else f64_at(words[HEAP])[0]) != 0.0
+
+
+@helper
+def conclude(job):
+    """Append the means of a whole pass to MEANS; returns the first of them."""
+    words = i64_at(job)
+    sums, means = f64_at(words[SUMS]), f64_at(words[MEANS])
+    for k in range(words[N_RESULTS]):
+        means[k] = sums[k] / words[N_SAMPLES]
+    words[MEANS] += 8 * words[N_RESULTS]
+    return means[0]
+
+
+@helper
+def epoch_key(seed, epoch):
+    """`calcvm.vm.memory.epoch.shuffling_key`."""
+    return np.int64((U(seed) * U(0x9E3779B97F4A7C15) + U(epoch) * U(0xD1342543DE82EF95) + U(1)) & U(2**63 - 1))
+
+
+@helper
+def end_epoch(task):
+    """After an epoch's last round, and the judge's: their means, what they decide."""
+    words = i64_at(task)
+    loss = conclude(task)
+    words[FIRST] = 0
+    words[EPOCH] += 1
+    if words[SEED_OFF] >= 0:
+        weigh(task, 1.0)
+    if words[JUDGE]:
+        score = conclude(words[JUDGE])
+        i64_at(words[JUDGE])[FIRST] = 0
+        best = f64_at(task + 8 * BEST)
+        if score < best[0]:
+            best[0], words[SINCE] = score, 0
+        else:
+            words[SINCE] += 1
+    if not np.isfinite(loss):
+        words[STATUS] = NOT_FINITE
+    elif words[JUDGE] and 0 <= words[PATIENCE] <= words[SINCE]:
+        words[STATUS] = STOPPED
+    if trapped(task):
+        words[STATUS] = TRAPPED
+
+
+def run_task(task, budget):
+    """Up to ``budget`` rounds of a task and its judge, from where they stopped, through the ends of epochs."""
+    words = i64_at(task)
+    while words[STATUS] == READY and words[EPOCH] < words[LIMIT] and budget > 0:
+        judge = words[JUDGE]
+        if words[FIRST] < words[ROUNDS]:
+            words[KEY] = epoch_key(words[SEED], words[EPOCH])
+            budget -= advance(task, budget)
+            if trapped(task):
+                words[STATUS] = TRAPPED
+                continue
+        if words[FIRST] == words[ROUNDS]:
+            if judge and budget > 0:
+                budget -= advance(judge, budget)
+            if judge == 0 or i64_at(judge)[FIRST] == i64_at(judge)[ROUNDS]:
+                end_epoch(task)
+    if words[STATUS] == READY and words[EPOCH] >= words[LIMIT]:
+        words[STATUS] = FINISHED
+
+
+give_turn = helper(run_task)  # for compiled callers
+
+
+def run_fleet(job, worker):
+    """Turns of SLICE rounds for tasks one after the other, LAPS times around, by any number of workers.
+
+    Nobody waits: a task that another worker holds is passed over.  A worker to whom a whole lap had nothing to
+    give is done, and so is one that comes back from a turn after the deadline.
+    """
+    words = i64_at(job)
+    n, vain = words[N_TASKS], 0
+    while vain < n:
+        turn = atomic_add(job + 8 * NEXT, 1)
+        if turn >= n * words[LAPS]:
+            break
+        task = i64_at(words[TASKS])[turn % n]
+        vain += 1
+        if atomic_add(task + 8 * CLAIM, 1) == 0 and i64_at(task)[STATUS] == READY:
+            most = i64_at(task)[TURN]
+            give_turn(task, most if 0 < most < words[SLICE] else words[SLICE])
+            vain = 0
+        atomic_add(task + 8 * CLAIM, -1)
+        if words[DEADLINE] and now() > words[DEADLINE]:
+            break
+
+
+# ---------------------------------------------------------------- the team
+def run_team(control, job, n_workers):
+    """Run a job as worker 0 of a team of at most ``n_workers``, alone where another thread has the team.
+
+    All there is to a team is done here, in one call: what calls it sees before or after.  When it is over no worker
+    looks at the job any more.
+    """
+    words, team = i64_at(job), 1
+    mine = n_workers > 1 and atomic_swap(control + BUSY, 1) == 0
+    if mine:
+        team = hire(control, n_workers)
+    words[TEAM], words[BARRIER] = team, control
+    for w in range(1, team):
+        post(control + BOXES + w * LINE, job)
+    call_job(words[CODE], job, 0)
+    for w in range(1, team):
+        looks = 0
+        while atomic_load(control + BOXES + w * LINE) != 0:
+            looks += 1
+            idle(looks)
+    if mine:
+        atomic_store(control + BUSY, 0)
+
+
+@helper
+def hire(control, n_workers):
+    """See that workers 1 to ``n_workers - 1`` are there, as far as the system has threads; returns the team's size."""
+    hired = i64_at(control + HIRED)
+    while hired[0] < n_workers - 1:
+        box = control + BOXES + (hired[0] + 1) * LINE
+        i64_at(box + NUMBER)[0] = hired[0] + 1
+        if (
+            _sem_init(box + SEMAPHORE, 0, 0) != 0
+            or _pthread_create(box + THREAD, 0, i64_at(control + SERVE)[0], box) != 0
+        ):
+            break
+        hired[0] += 1
+    return min(n_workers, hired[0] + 1)
+
+
+@helper
+def post(box, job):
+    """Give a worker a job, and wake it if it sleeps."""
+    atomic_store(box, job)
+    if atomic_load(box + PARKED) and atomic_swap(box + PARKED, 0):
+        _sem_post(box + SEMAPHORE)
+
+
+def serve(box):
+    """A worker's life: run the jobs that come into its box, and empty it after each."""
+    worker, looks = i64_at(box + NUMBER)[0], 0
+    while True:
+        job = atomic_load(box)
+        if job != 0:
+            call_job(i64_at(job)[CODE], job, worker)
+            atomic_store(box, 0)
+            looks = 0
+        elif looks < PARK_AFTER:
+            looks += 1
+            idle(looks)
+        else:
+            park(box)
+            looks = 0
+
+
+@helper
+def park(box):
+    """Sleep until a job is posted.  Whoever lowers the flag, poster or worker, decides whether there is a token."""
+    atomic_store(box + PARKED, 1)
+    if atomic_load(box) == 0 or atomic_swap(box + PARKED, 0) == 0:
+        while _sem_wait(box + SEMAPHORE) != 0:  # a signal
+            pass

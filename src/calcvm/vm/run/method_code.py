@@ -1,0 +1,612 @@
+"""Compiled methods of a model: functions that the interpreter calls with its own objects, and that call no Python.
+
+`calcvm.vm.memory.methods` says when they are used, and lays out the words that they read.  The structures read here (an
+array's fields, the owner of a lock) are checked there when the process installs them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from calcvm.vm.run.atomics import I64, call_entry, f32_at, f64_at, i32_at, i64_at, u8_at
+from calcvm.vm.run.entry import OWN
+from calcvm.vm.run.job import (
+    ARGUMENTS,
+    ARMED,
+    ARRAY_TYPE,
+    BEGIN,
+    BRIEF,
+    CHANGED_AT,
+    CHANGES,
+    CLASSES,
+    CODE,
+    CONTROL,
+    DEADLINE,
+    DICT_TYPE,
+    DIMS,
+    DONE,
+    DTYPES,
+    END,
+    EVALUATE,
+    FORGETS,
+    FORGOT_AT,
+    HOLDS,
+    INT_TYPE,
+    ITEM,
+    KEPT_ROWS,
+    LENGTH,
+    LONG_NS,
+    LOOKED_AT,
+    MEAN,
+    METHOD_WORDS,
+    METHODS,
+    MOST,
+    MOST_ARGUMENTS,
+    N_ANSWERS,
+    N_ARGUMENTS,
+    N_PLACEHOLDERS,
+    NAME,
+    NAMED,
+    NEW_ARRAY,
+    NO_PLACES,
+    NONE,
+    OUT_NAME,
+    PER_SAMPLE,
+    PIECE,
+    PLACE,
+    PLACEHOLDER_WORDS,
+    PLACEHOLDERS,
+    PREDICT,
+    RANK,
+    RESULT,
+    RESULT_DIMS,
+    RESULT_NAME,
+    RESULT_RANK,
+    RESULT_WORDS,
+    RESULTS_OF,
+    ROWS,
+    ROWS_OF,
+    RUN,
+    RUN_ROWS,
+    SEQ,
+    SET,
+    SHEET,
+    SLOT_JOB,
+    START,
+    STEP,
+    STEPS,
+    STOP,
+    TEAM,
+    TRAINING_OWNER,
+    TUPLE_TYPE,
+    TURN_OWNER,
+    WORKERS,
+)
+from calcvm.vm.run.samples import helper, scratch
+
+# Bytes of Python's objects.
+WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.Native` and `methods.Bound`; 0: nothing is there
+TYPE, DATA, RANK_AT, DIMS_AT, DESCR, FLAGS = 8, 16, 24, 32, 56, 64  # of an array
+TUPLE_SIZE, TUPLE_ITEMS = 16, tuple.__basicsize__  # 24, from Python 3.14 on 32: a hash is in between
+PLAIN, WRITEABLE = 0x0001 | 0x0100, 0x0400  # C-contiguous, aligned
+MOST_OBJECTS = 30  # that a call hands on: more are an error of the caller's anyway
+STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(7)
+ASK, TRAPPED = 0, -1  # what is no answer: Python must give it; a kernel trapped
+
+_float = types.ExternalFunction("PyFloat_FromDouble", types.int64(types.float64))
+_long = types.ExternalFunction("PyLong_AsLong", types.int64(types.int64))
+_thread = types.ExternalFunction("PyThread_get_thread_ident", types.int64())
+_intern = types.ExternalFunction("PyUnicode_InternFromString", types.int64(types.int64))
+_call_method = types.ExternalFunction("PyObject_VectorcallMethod", types.int64(*[types.int64] * 4))
+_incref = types.ExternalFunction("Py_IncRef", types.void(types.int64))
+_decref = types.ExternalFunction("Py_DecRef", types.void(types.int64))
+_new_dict = types.ExternalFunction("PyDict_New", types.int64())
+_dict_size = types.ExternalFunction("PyDict_Size", types.int64(types.int64))
+_dict_next = types.ExternalFunction("PyDict_Next", types.int32(*[types.int64] * 4))  # borrowed references
+_dict_set = types.ExternalFunction("PyDict_SetItem", types.int32(*[types.int64] * 3))  # takes references of its own
+_clear_error = types.ExternalFunction("PyErr_Clear", types.void())
+
+
+def _text(value: str):  # type: ignore[no-untyped-def]
+    """An intrinsic for the address of a constant C string."""
+
+    @intrinsic
+    def address(tc):
+        def codegen(ctx, b, sig, args):
+            return b.ptrtoint(ctx.insert_const_string(b.module, value), I64)
+
+        return types.int64(), codegen
+
+    return address
+
+
+_step_text, _run_steps_text, _predict_text, _evaluate_text, _run_text, _set_text, _trap_text = (
+    _text(OWN + name) for name in ("step", "run_steps", "predict", "evaluate", "run_by_name", "set_item", "trapped")
+)
+_bound_text = _text(f"{OWN}bound")
+
+
+@intrinsic
+def new_array(tc, function, rank, dims, descr):
+    """NumPy's ``PyArray_Empty(rank, dims, descr, 0)``, which takes a reference to ``descr``."""
+
+    def codegen(ctx, b, sig, args):
+        i32 = ir.IntType(32)
+        ft = ir.FunctionType(I64, [i32, I64, I64, i32])
+        function, rank, dims, descr = args
+        return b.call(b.inttoptr(function, ft.as_pointer()), [b.trunc(rank, i32), dims, descr, i32(0)])
+
+    return types.int64(*[types.int64] * 4), codegen
+
+
+@intrinsic
+def call_copy_rows(tc, dst, src, places, rows, stride, length, dtype, size):
+    return call_entry("copy_rows")
+
+
+@intrinsic
+def call_run_rows(tc, job, worker):
+    return call_entry("run_rows")
+
+
+@intrinsic
+def call_run_team(tc, control, job, n_workers):
+    return call_entry("run_team")
+
+
+# ---------------------------------------------------------------- what is given
+@helper
+def mine(owner):
+    """Whether no thread has the lock whose owner is kept there, or this one has it."""
+    thread = i64_at(owner)[0]
+    return thread == 0 or thread == _thread()
+
+
+@helper
+def labels(data, dtype, n, classes):
+    """Whether n labels are in [0, classes)."""
+    low, high = np.int64(0), np.int64(-1)
+    if dtype == 2:
+        for i in range(n):
+            high = max(high, np.int64(u8_at(data)[i]))
+    elif dtype == 3:
+        for i in range(n):
+            low, high = min(low, np.int64(i32_at(data)[i])), max(high, np.int64(i32_at(data)[i]))
+    elif dtype == 4:
+        for i in range(n):
+            low, high = min(low, i64_at(data)[i]), max(high, i64_at(data)[i])
+    else:
+        return False
+    return low >= 0 and high < classes
+
+
+@helper
+def probabilities(data, dtype, n):
+    """Whether n numbers are in [0, 1]."""
+    for i in range(n):
+        if dtype == 0:
+            x = np.float64(f32_at(data)[i])
+        elif dtype == 1:
+            x = f64_at(data)[i]
+        elif dtype == 2:
+            x = np.float64(u8_at(data)[i])
+        elif dtype == 3:
+            x = np.float64(i32_at(data)[i])
+        else:
+            x = np.float64(i64_at(data)[i])
+        if not 0.0 <= x <= 1.0:
+            return False
+    return True
+
+
+@helper
+def is_array(sheet, array, item_type):
+    """Whether an object is a plain array of a type of numbers."""
+    return (
+        i64_at(array + TYPE)[0] == i64_at(sheet)[ARRAY_TYPE]
+        and i32_at(array + FLAGS)[0] & PLAIN == PLAIN
+        and (item_type == 0 or i64_at(array + DESCR)[0] == item_type)
+    )
+
+
+@helper
+def dtype_of(sheet, array):
+    """Number of an array's type among the feeds'; 5: none."""
+    descr = i64_at(array + DESCR)[0]
+    for k in range(5):
+        if i64_at(sheet)[DTYPES + k] == descr:
+            return k
+    return 5
+
+
+@helper
+def placeholder(sheet, k):
+    """Words of a placeholder."""
+    return i64_at(sheet + 8 * (PLACEHOLDERS + k * PLACEHOLDER_WORDS))
+
+
+@helper
+def batch_of(sheet, k, array):
+    """Samples in what is given for a placeholder; 0 where Python must look at it."""
+    if not is_array(sheet, array, 0):
+        return 0
+    wanted, dtype = placeholder(sheet, k), dtype_of(sheet, array)
+    if i32_at(array + RANK_AT)[0] != wanted[RANK] or dtype == 5:
+        return 0
+    dims = i64_at(i64_at(array + DIMS_AT)[0])
+    for i in range(1, wanted[RANK]):
+        if dims[i] != wanted[DIMS + i]:
+            return 0
+    n = dims[0]
+    if n < 1 or n > wanted[MOST]:
+        return 0
+    if wanted[CLASSES] != 0:
+        data, many, classes = i64_at(array + DATA)[0], n * wanted[PER_SAMPLE], wanted[CLASSES]
+        if not (labels(data, dtype, many, classes) if classes > 0 else probabilities(data, dtype, many)):
+            return 0
+    return n
+
+
+# ---------------------------------------------------------------- a call
+@helper
+def words_of(self):
+    """Address of the words of what has compiled methods; 0: it has none yet."""
+    holder = i64_at(self + WORDS_SLOT)[0]
+    return i64_at(holder + DATA)[0] if holder != 0 else 0
+
+
+@helper
+def there(at, changes):
+    """Whether the model is in its slot and this thread may use it, or change it."""
+    words = i64_at(at)
+    if at == 0 or words[ARMED] == 0 or not mine(words[TURN_OWNER]):
+        return False
+    return not changes or mine(words[TRAINING_OWNER])
+
+
+@helper
+def method_of(at, which):
+    """Address of a method's words; 0 where Python must be asked, since the model is not there or not this thread's."""
+    if not there(at, False):
+        return 0
+    method = i64_at(at)[SHEET] + 8 * (METHODS + which * METHOD_WORDS)
+    if i64_at(method)[SET] == 0 or (i64_at(method)[CHANGES] != 0 and not there(at, True)):
+        return 0
+    return method
+
+
+@helper
+def rows_of(method, batch):
+    """Address of the rows for a batch, and the time that they took; 0: they are not known here."""
+    entry = i64_at(method + 8 * (ROWS_OF + 3 * (batch % KEPT_ROWS)))
+    return (entry[1], entry[2]) if batch != 0 and entry[0] == batch else (0, 0)
+
+
+@helper
+def batch_given(sheet, mw, given, n):
+    """Samples in all arguments of a call; 0 where Python must look at them."""
+    if n != mw[N_ARGUMENTS]:
+        return 0
+    batch = np.int64(0)
+    for i in range(n):
+        found = batch_of(sheet, mw[ARGUMENTS + i], given[i])
+        if found == 0 or (i > 0 and found != batch):
+            return 0
+        batch = found
+    return batch
+
+
+@helper
+def place(at, k, array, batch):
+    """Copy an array into its placeholder, in the call that has begun."""
+    words = i64_at(at)
+    sheet = words[SHEET]
+    wanted, item = placeholder(sheet, k), i64_at(sheet)[ITEM]
+    many = batch * wanted[PER_SAMPLE]
+    call_copy_rows(
+        words[PIECE] + item * wanted[PLACE], i64_at(array + DATA)[0], sheet + 8 * NO_PLACES, 1, many, many,
+        dtype_of(sheet, array), item,
+    )  # fmt: skip
+    words[HOLDS + 2 * k], words[HOLDS + 2 * k + 1] = batch, words[SEQ]
+
+
+@helper
+def held(words, mw):
+    """Samples in all placeholders of a method; 0 where Python must look."""
+    batch, since = np.int64(0), max(words[FORGOT_AT], words[LOOKED_AT])
+    for i in range(mw[N_ARGUMENTS]):
+        k = HOLDS + 2 * mw[ARGUMENTS + i]
+        if words[k + 1] <= since or (i > 0 and words[k] != batch):
+            return 0
+        batch = words[k]
+    return batch
+
+
+@helper
+def run(at, method, which, batch, rows, steps):
+    """Run a method's rows, and take note of that; whether no kernel trapped."""
+    words, mw = i64_at(at), i64_at(method)
+    words[DONE + 2 * which], words[DONE + 2 * which + 1] = batch, words[SEQ]
+    if mw[CHANGES] != 0:
+        words[CHANGED_AT] = words[SEQ]
+    if mw[FORGETS] != 0:
+        words[FORGOT_AT] = words[SEQ]
+    job = i64_at(words[SLOT_JOB])
+    job[ROWS], job[START], job[STOP], job[STEPS], job[DEADLINE] = rows, mw[BEGIN], mw[END], steps, 0
+    if words[WORKERS] > 1 and (batch > mw[BRIEF] or steps > 1):
+        job[CODE] = words[RUN_ROWS]
+        call_run_team(words[CONTROL], words[SLOT_JOB], words[WORKERS])
+    else:
+        job[TEAM] = 1
+        call_run_rows(words[SLOT_JOB], 0)
+    piece = words[PIECE]
+    return f32_at(piece)[0] == 0.0 if i64_at(words[SHEET])[ITEM] == 4 else f64_at(piece)[0] == 0.0
+
+
+# ---------------------------------------------------------------- what it answers
+@helper
+def fits(sheet, result, batch, out):
+    """Whether an object is an array that a result can be put into."""
+    rw, sw = i64_at(result), i64_at(sheet)
+    if not is_array(sheet, out, sw[DTYPES + (sw[ITEM] == 8)]) or i32_at(out + FLAGS)[0] & WRITEABLE == 0:
+        return False
+    if i32_at(out + RANK_AT)[0] != rw[RESULT_RANK]:
+        return False
+    found, wanted = i64_at(i64_at(out + DIMS_AT)[0]), i64_at(rw[RESULT_DIMS])
+    for k in range(1, rw[RESULT_RANK]):
+        if found[k] != wanted[k]:
+            return False
+    return found[0] == batch
+
+
+@helper
+def value(at, result, batch, out):
+    """A new reference to a result's value, in ``out`` if that is an array; 0 where there is no memory for it."""
+    words, rw = i64_at(at), i64_at(result)
+    sheet = words[SHEET]
+    sw, item = i64_at(sheet), i64_at(sheet)[ITEM]
+    source = words[PIECE] + item * rw[RESULT]
+    if rw[RESULT_RANK] < 0:
+        number = np.float64(f32_at(source)[0]) if item == 4 else f64_at(source)[0]
+        return _float(number * batch / batch if rw[RESULT_RANK] == MEAN else number)
+    answer = out
+    if answer != 0:
+        _incref(answer)
+    else:
+        item_type = sw[DTYPES + (item == 8)]
+        i64_at(rw[RESULT_DIMS])[0] = batch
+        _incref(item_type)
+        answer = new_array(sw[NEW_ARRAY], rw[RESULT_RANK], rw[RESULT_DIMS], item_type)
+        if answer == 0:
+            return 0
+    many = batch * rw[LENGTH]
+    call_copy_rows(i64_at(answer + DATA)[0], source, sheet + 8 * NO_PLACES, 1, many, many, np.int64(item == 8), item)
+    return answer
+
+
+@helper
+def answer(at, method, batch, out, into):
+    """What a method answers with: a result, or all of them in the dict ``into``; 0 where there is no memory for it."""
+    if into == 0:
+        return value(at, method + 8 * RESULTS_OF, batch, out)
+    for i in range(i64_at(method)[N_ANSWERS]):
+        result = method + 8 * (RESULTS_OF + i * RESULT_WORDS)
+        one = value(at, result, batch, 0)
+        failed = one == 0 or _dict_set(into, i64_at(result)[RESULT_NAME], one) != 0
+        if one != 0:
+            _decref(one)
+        if failed:
+            return 0
+    return into
+
+
+# ---------------------------------------------------------------- kinds of calls
+@helper
+def by_name(sheet, mw, given, objects):
+    """Address of a dict's values in the order of a method's arguments; 0 where its keys are not their names alone.
+
+    Keys are compared by what they are, so that no code of theirs runs.
+    """
+    n, found = mw[N_ARGUMENTS], np.int64(0)
+    if _dict_size(given) != n:
+        return 0
+    arrays, at_key = i64_at(objects), objects + 8 * MOST_ARGUMENTS
+    pair = i64_at(at_key)  # key, value, where to go on
+    pair[2] = 0
+    while _dict_next(given, at_key + 16, at_key, at_key + 8) != 0:
+        for i in range(n):
+            if placeholder(sheet, mw[ARGUMENTS + i])[NAME] == pair[0]:
+                arrays[i] = pair[1]
+                found += 1
+    return objects if found == n else 0
+
+
+@helper
+def answered(self, which, given, n, out, into):
+    """Run a method on arrays; ``out``: where its result is wanted, or 0; ``into``: a dict for named ones."""
+    at = words_of(self)
+    method = method_of(at, which)
+    if method == 0:
+        return ASK
+    words, mw, objects = i64_at(at), i64_at(method), scratch()
+    sheet = words[SHEET]
+    if which == RUN or (which == PREDICT and mw[N_ARGUMENTS] > 1):  # they take one object
+        if n != 1 or given == 0:
+            return ASK
+        kind, one, n = i64_at(i64_at(given)[0] + TYPE)[0], i64_at(given)[0], mw[N_ARGUMENTS]
+        if kind == i64_at(sheet)[DICT_TYPE]:
+            given = by_name(sheet, mw, one, objects)
+        elif which == PREDICT and kind == i64_at(sheet)[TUPLE_TYPE] and i64_at(one + TUPLE_SIZE)[0] == n:
+            given = one + TUPLE_ITEMS
+        else:
+            given = np.int64(0)
+    if given == 0:
+        return ASK
+    arrays = i64_at(given)
+    batch = batch_given(sheet, mw, arrays, n)
+    rows, _ = rows_of(method, batch)
+    if rows == 0 or (mw[NAMED] != 0) != (into != 0):
+        return ASK
+    if out != 0 and (into != 0 or not fits(sheet, method + 8 * RESULTS_OF, batch, out)):
+        return ASK
+    words[SEQ] += 1
+    for i in range(n):
+        place(at, mw[ARGUMENTS + i], arrays[i], batch)
+    if not run(at, method, which, batch, rows, 1):
+        return TRAPPED
+    return answer(at, method, batch, out, into)
+
+
+@helper
+def called(self, which, given, n, out):
+    """As `answered`, where there is room for an answer; else Python is asked.
+
+    A dict is made before anything is looked at: that may run the garbage collector, and so any code.
+    """
+    method, into = method_of(words_of(self), which), np.int64(0)
+    if method == 0:
+        return ASK
+    found = np.int64(ASK)
+    if i64_at(method)[NAMED] != 0:
+        into = _new_dict()
+    if into != 0 or i64_at(method)[NAMED] == 0:
+        found = answered(self, which, given, n, out, into)
+    if found != into and into != 0:
+        _decref(into)
+    if found == ASK:  # no memory: Python says so
+        _clear_error()
+    return found
+
+
+@helper
+def steps_run(self, given):
+    """Steps on the data that are there."""
+    at = words_of(self)
+    method = method_of(at, STEP)
+    if method == 0:
+        return ASK
+    words, mw = i64_at(at), i64_at(method)
+    batch = held(words, mw)
+    rows, ns = rows_of(method, batch)
+    if rows == 0 or i64_at(given[0] + TYPE)[0] != i64_at(words[SHEET])[INT_TYPE]:
+        return ASK
+    steps = _long(given[0])
+    if steps == -1:
+        _clear_error()
+    if steps < 1 or steps > LONG_NS // ns:
+        return ASK
+    words[SEQ] += 1
+    return value(at, method + 8 * RESULTS_OF, batch, 0) if run(at, method, STEP, batch, rows, steps) else TRAPPED
+
+
+@helper
+def item_set(self, name, array):
+    """Set a placeholder."""
+    at = words_of(self)
+    if not there(at, True):
+        return ASK
+    words = i64_at(at)
+    sheet, sw = words[SHEET], i64_at(words[SHEET])
+    for k in range(sw[N_PLACEHOLDERS]):
+        if placeholder(sheet, k)[NAME] == name:
+            batch = batch_of(sheet, k, array)
+            if batch == 0:
+                return ASK
+            words[SEQ] += 1
+            place(at, k, array, batch)
+            _incref(sw[NONE])
+            return sw[NONE]
+    return ASK
+
+
+# ---------------------------------------------------------------- methods
+@helper
+def hand_on(self, args, n, names, name):
+    """What the method ``name``, written in Python, answers to the same objects."""
+    objects = scratch()
+    out, given = i64_at(objects), i64_at(args)
+    many = n + (i64_at(names + TUPLE_SIZE)[0] if names != 0 else 0)
+    if many > MOST_OBJECTS:
+        many, n, names = MOST_OBJECTS, MOST_OBJECTS, 0
+    out[0] = self
+    for k in range(many):
+        out[1 + k] = given[k]
+    text = _intern(name)
+    answer = _call_method(text, objects, n + 1, names)
+    _decref(text)
+    return answer
+
+
+def method(self, args, n, names, name):
+    """What the methods below have in common: compiled once, for that takes two seconds."""
+    model, given, found, written = self, i64_at(args), ASK, _step_text()
+    if name == BOUND_NAME:
+        arguments = i64_at(self + ARGUMENTS_SLOT)[0]
+        model, args = i64_at(self + MODEL_SLOT)[0], arguments + TUPLE_ITEMS
+        given = i64_at(args)
+        n, names = i64_at(arguments + TUPLE_SIZE)[0] if n == 0 and names == 0 else 0, 0  # 0: it is given something
+    which, out = STEP, np.int64(0)
+    if name == BOUND_NAME and n == 0:
+        written = _bound_text()
+    elif name == RUN_STEPS_NAME:
+        written = _run_steps_text()
+        if n == 1 and names == 0:
+            found = steps_run(model, given)
+    elif name == SET_NAME:
+        written = _set_text()
+        if n == 2 and names == 0:
+            found = item_set(model, given[0], given[1])
+    else:
+        if name == PREDICT_NAME:
+            written, which = _predict_text(), PREDICT
+            if names != 0 and i64_at(names + TUPLE_SIZE)[0] == 1 and words_of(model) != 0:
+                if i64_at(names + TUPLE_ITEMS)[0] == i64_at(i64_at(words_of(model))[SHEET])[OUT_NAME]:
+                    out = given[n]
+        elif name == EVALUATE_NAME:
+            written, which = _evaluate_text(), EVALUATE
+        elif name == RUN_NAME:
+            written, which = _run_text(), RUN
+        if names == 0 or out != 0:
+            found = called(model, which, args, n, out)
+    if found == TRAPPED:
+        n, names, written = 0, 0, _trap_text()
+    if found == TRAPPED or found == ASK:
+        found = hand_on(model, args, n, names, written)
+    return found
+
+
+@intrinsic
+def call_method(tc, self, args, n, names, name):
+    return call_entry("method")
+
+
+def step(self, args, n, names):
+    return call_method(self, args, n, names, STEP_NAME)
+
+
+def run_steps(self, args, n, names):
+    return call_method(self, args, n, names, RUN_STEPS_NAME)
+
+
+def predict(self, args, n, names):
+    return call_method(self, args, n, names, PREDICT_NAME)
+
+
+def evaluate(self, args, n, names):
+    return call_method(self, args, n, names, EVALUATE_NAME)
+
+
+def run_by_name(self, args, n, names):
+    return call_method(self, args, n, names, RUN_NAME)
+
+
+def set_item(self, args, n, names):
+    return call_method(self, args, n, names, SET_NAME)
+
+
+def bound_step(self, args, n, names):
+    """`step` on the arrays of a `methods.Bound`."""
+    return call_method(self, args, n, names, BOUND_NAME)
