@@ -35,7 +35,7 @@ class Ptr:
     Elements are of the program's own float; ``Ptr.int64`` and so on say another type (`calcvm.ops.types`).
     """
 
-    float32 = float64 = int64 = int32 = uint8 = int8 = bool = Any
+    float32 = float64 = int64 = int32 = uint8 = int8 = bool = cells = any = index = Any
 
 
 class Float:
@@ -45,7 +45,7 @@ class Float:
 Words = tuple[
     tuple[str, str], ...
 ]  # of a kernel: a name and a kind each, "int", "float" (of its bits), "ptr" or "ptr.int64" ...
-CELLS = {"bool": "uint8"}  # types whose cells a kernel sees as another
+CONCRETE = ("float32", "float64", "int64", "int32", "uint8", "int8", "bool")  # types that are no variable
 
 
 def words_of(fn: Callable) -> Words:
@@ -61,9 +61,33 @@ def _kind(annotation: Any) -> str:
 
 
 def element_of(kind: str) -> str:
-    """The type of what a pointer's kind points to, "" for the program's own float."""
+    """The type of what a pointer's kind points to, "" for the program's own float (and for a variable)."""
     of = kind.partition(".")[2]
-    return CELLS.get(of, of)
+    return of if of in CONCRETE else ""
+
+
+def typed(words: Words, types: Sequence[str]) -> Words:
+    """The words of a kernel's instance for a type in place of each variable (see `calcvm.ops.types`)."""
+    kinds = [kind.partition(".")[2] for _, kind in words]
+    variables = [of for of in dict.fromkeys(kinds) if of and of not in CONCRETE]
+    by = dict(zip(variables, types, strict=True))
+    return tuple((name, f"ptr.{by[of]}" if of in by else kind) for (name, kind), of in zip(words, kinds))
+
+
+class Kernels(dict[str, Any]):
+    """Kernels by row.  The instance of one for types that a row's name ends with is made when it is asked for."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and super().__contains__(name.partition(".")[0])
+
+    def __missing__(self, name: str) -> Any:
+        stem, _, types = name.partition(".")
+        if not types:
+            raise KeyError(name)
+        base = self[stem]
+        if name not in base.instances:
+            base.instances[name] = base.of(name, typed(base.words, types.split(".")))
+        return base.instances[name]
 
 
 def words(ints: str, floats: str, pointers: Iterable[str]) -> Words:
@@ -82,14 +106,19 @@ def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[
     """
     strides = [f"{s}{k}" for s in strided for k in range(AXES)]
     params = [(name, "float" if name in f.reals else "int") for name in f.words]
-    return (*((n, "int") for n in (*sizes.split(), *strides)), *params, *((n, "ptr") for n in (*before, *f.operands)))
+    operands = [(n, f"ptr.{f.types[n]}" if n in f.types else "ptr") for n in (*before, *f.operands)]
+    return (*((n, "int") for n in (*sizes.split(), *strides)), *params, *operands)
 
 
 def types_of(words: Words, heap: Any, row: Any, types: Any) -> list[Any]:
     """The types of a kernel's arguments, of a device's ``types``."""
     of = {"int": types.int64, "float": types.float64, "ptr": heap}
-    taken = [of.get(kind) or types.CPointer(getattr(types, element_of(kind))) for _, kind in words]
+    taken = [of.get(kind) or _pointer(element_of(kind), heap, types) for _, kind in words]
     return [types.NamedTuple([heap, row, types.int64, types.int64], Me), *taken]
+
+
+def _pointer(element: str, heap: Any, types: Any) -> Any:
+    return types.CPointer(getattr(types, "boolean" if element == "bool" else element)) if element else heap
 
 
 def arguments(b: Any, words: Words, heap: Any, row: Any) -> Iterator[Any]:
@@ -110,7 +139,9 @@ def arguments(b: Any, words: Words, heap: Any, row: Any) -> Iterator[Any]:
 _IR: dict[str, Any] = {
     "float32": lambda ir: ir.FloatType(),
     "float64": lambda ir: ir.DoubleType(),
-    **{f"{u}int{n}": lambda ir, n=n: ir.IntType(n) for u in ("", "u") for n in (8, 16, 32, 64)},
+    "int64": lambda ir: ir.IntType(64),
+    "int32": lambda ir: ir.IntType(32),
+    **dict.fromkeys(("uint8", "int8", "bool"), lambda ir: ir.IntType(8)),
 }
 
 

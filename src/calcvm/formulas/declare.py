@@ -49,6 +49,13 @@ def is_own(fn: Callable) -> bool:
     return not fn.__module__.startswith("calcvm.formulas.")
 
 
+class Cells:
+    """Annotation of a formula's operand: of any type, moved as it is.  ``Any`` : a number of any type; ``bool`` : a condition."""
+
+
+TYPES = {"Any": "any", "Cells": "cells", "bool": "bool"}  # of operands, by what they are annotated with
+
+
 @dataclass(frozen=True)
 class Formula:
     """What one row computes of an element: ``fn(reads..., params...)``, its parameters in this order.
@@ -69,6 +76,15 @@ class Formula:
     def reads(self) -> tuple[str, ...]:
         """Operands, in order."""
         return tuple(name for name in self.names if name not in self.params)
+
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """Of operands that are not of the program's own float (`calcvm.ops.types`)."""
+        return {
+            self.writes if name == "return" else name: TYPES[as_text]
+            for name, of in self.fn.__annotations__.items()
+            if (as_text := of if isinstance(of, str) else of.__name__) in TYPES
+        }
 
     @property
     def words(self) -> dict[str, Real | Choice]:
@@ -111,7 +127,7 @@ class Formula:
     @property
     def passes(self) -> bool:
         """It is the value itself."""
-        return len(self.reads) == 1 and not self.operations
+        return len(self.reads) == 1 and not self.operations and not self.types
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,26 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     return number.select(condition, x, y)
 
 
+def both(a: Any, b: Any) -> Any:
+    """Whether both conditions hold."""
+    return a & b
+
+
+def either(a: Any, b: Any) -> Any:
+    """Whether one condition holds, or both."""
+    return a | b
+
+
+def one(a: Any, b: Any) -> Any:
+    """Whether one condition holds, and not both."""
+    return a ^ b
+
+
+def holds_not(a: Any) -> Any:
+    """Whether a condition does not hold."""
+    return ~a
+
+
 def like(x: Any, c: float) -> Any:
     """The constant c as a number of x's type."""
     return x.const(c)
@@ -140,8 +160,8 @@ class Text(Number):
         text = f"{c:g}"
         return Text(text, 9 if c >= 0 else 3)
 
-    def select(self, condition: str, x: Any, y: Any) -> Text:
-        return Text(f"{condition} ? {self.const(x).at(2)} : {self.const(y).at(1)}", 1)
+    def select(self, condition: Text, x: Any, y: Any) -> Text:
+        return Text(f"{condition.text} ? {self.const(x).at(2)} : {self.const(y).at(1)}", 1)
 
     def fma(self, y: Any, z: Any) -> Text:
         return self * y + z
@@ -149,8 +169,11 @@ class Text(Number):
     def fabs(self) -> Text:
         return Text(f"|{self.text}|")
 
-    def equals(self, other: Any) -> str:
-        return f"{self.at(3)} = {self.const(other).at(3)}"
+    def equals(self, other: Any) -> Text:
+        return Text(f"{self.at(3)} = {self.const(other).at(3)}", 2)
+
+    def __invert__(self) -> Text:
+        return Text(f"not {self.at(3)}", 2)
 
     def __neg__(self) -> Text:
         return Text(f"-{self.at(4)}", 4)
@@ -173,7 +196,9 @@ for _name, _sign, _rank, _right, _space in (
     setattr(Text, f"__{_name}__", _forward)
     setattr(Text, f"__r{_name}__", _backward)
 for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
-    setattr(Text, f"__{_name}__", lambda x, y, sign=_sign: f"{x.at(3)} {sign} {x.const(y).at(3)}")
+    setattr(Text, f"__{_name}__", lambda x, y, sign=_sign: Text(f"{x.at(3)} {sign} {x.const(y).at(3)}", 2))
+for _name, _sign in (("and", "and"), ("or", "or"), ("xor", "xor")):
+    setattr(Text, f"__{_name}__", lambda x, y, sign=_sign: Text(f"{x.at(2)} {sign} {y.at(2)}", 1))
 for _name in (*FUNCTIONS, "sign"):
     if _name != "fabs":
         setattr(Text, _name, lambda x, name=_name: Text(f"{name}({x.text})"))
@@ -204,9 +229,10 @@ class Count(Number):
     def fma(self, y: Any, z: Any) -> Count:
         return self._one_more()._one_more()
 
-    def _compared(self, other: Any) -> bool:
-        return True
+    def _compared(self, *other: Any) -> Count:
+        return Count(self.made)
 
+    __and__ = __or__ = __xor__ = __invert__ = _compared
     __neg__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _one_more
     __lt__ = __le__ = __gt__ = __ge__ = equals = _compared
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -29,7 +30,18 @@ from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 
 from calcvm.errors import CalcError
-from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC, Float, Ptr, Words, arguments, types_of, words_of  # noqa: F401
+from calcvm.kernel import (  # noqa: F401  (Float and Ptr are for kernels)
+    FLAG_PC_SHIFT,
+    TRAP_CODE,
+    TRAP_PC,
+    Float,
+    Kernels,
+    Ptr,
+    Words,
+    arguments,
+    types_of,
+    words_of,
+)
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._codegen import Helper, context_of
 from calcvm.kernels_cpu._target import Target, current, host, on_target
@@ -249,6 +261,13 @@ class Kernel(Native):
     def __init__(self, fn: Callable, name: str = "", words: Words | None = None, own: bool = False):
         super().__init__(fn, name, own)
         self.words = words_of(fn) if words is None else words
+        self.instances: dict[str, Kernel] = {}
+
+    def of(self, name: str, words: Words) -> Kernel:
+        """An instance of it, of another name and other types of its words."""
+        out = copy(self)
+        out.name, out.words, out.instances = name, words, {}
+        return out
 
     def signature(self, dtype: str) -> Any:
         return kernel_signature(dtype)
@@ -272,10 +291,10 @@ def build(symbol: str, places: tuple[_native.Modules, ...], target: Target | Non
         if name in ROUTINES or name in KERNELS:
             break
         import_module(f"calcvm.{source}")
-    return (ROUTINES.get(name) or KERNELS[name]).compile(dtype, device.partition(".")[0], target)
+    return (ROUTINES[name] if name in ROUTINES else KERNELS[name]).compile(dtype, device.partition(".")[0], target)
 
 
-KERNELS: dict[str, Kernel] = {}
+KERNELS = Kernels()
 ROUTINES: dict[str, Routine] = {}
 
 

@@ -92,6 +92,9 @@ class V(Number):
     def __xor__(self, o: Any) -> V:
         return V(self.b, self.b.xor(self.v, self.const(o).v))
 
+    def __invert__(self) -> V:
+        return V(self.b, self.b.not_(self.v))
+
     def __lshift__(self, n: int) -> V:
         return V(self.b, self.b.shl(self.v, self.const(n).v))
 
@@ -104,8 +107,8 @@ class V(Number):
     def _compare(self, op: str, o: Any) -> Any:
         o = self.const(o).v
         if isinstance(self.element, ir.IntType):
-            return self.b.icmp_signed(op, self.v, o)
-        return self.b.fcmp_ordered(op, self.v, o)
+            return V(self.b, self.b.icmp_signed(op, self.v, o))
+        return V(self.b, self.b.fcmp_ordered(op, self.v, o))
 
     def __lt__(self, o: Any) -> Any:
         return self._compare("<", o)
@@ -124,7 +127,7 @@ class V(Number):
 
     def where(self, condition: Any, other: Any) -> V:
         """This value where the condition (a comparison's result) holds, else ``other``."""
-        return V(self.b, self.b.select(condition, self.v, self.const(other).v))
+        return V(self.b, self.b.select(condition.v, self.v, self.const(other).v))
 
     def select(self, condition: Any, x: Any, y: Any) -> V:
         return self.const(x).where(condition, y)
@@ -201,7 +204,7 @@ def maximum(x: V, y: Any) -> V:
     """The larger; NaN if either is."""
     y = x.const(y)
     larger = x.where(x > y, y)
-    return x.where(V(x.b, x.b.fcmp_unordered("uno", x.v, x.v)).v, larger)
+    return x.where(V(x.b, x.b.fcmp_unordered("uno", x.v, x.v)), larger)
 
 
 def minimum(x: V, y: Any) -> V:

@@ -14,8 +14,10 @@ from numba import types
 from calcvm.formulas.declare import Formula
 from calcvm.kernel import AXES
 from calcvm.kernels_cpu._common import I1, I64, intrinsic_of
-from calcvm.kernels_cpu._math import Lanes, each, outline, reduced
+from calcvm.kernels_cpu._formulas import V
+from calcvm.kernels_cpu._math import Lanes, bits_of, each, outline, reduced
 from calcvm.kernels_cpu._target import current
+from calcvm.kernels_cpu._types import as_number, in_memory
 
 
 class Given:
@@ -24,13 +26,27 @@ class Given:
     def __init__(self, ctx: Any, b: Any, f: Formula, strided: tuple[str, ...], given: Any, type_: Any):
         n = len(type_.types)
         values = [b.extract_value(given, k) for k in range(n)]
-        self.dtype = type_.types[-1].dtype
-        self.element = ctx.get_value_type(self.dtype)
         pointers, first = n - len(f.operands), AXES * len(strided)
+        self.f, self.dtype = f, type_.types[-1].dtype
+        self.dtypes = {name: t.dtype for name, t in zip(f.operands, type_.types[pointers:])}
+        self.elements = {name: ctx.get_data_type(t) for name, t in self.dtypes.items()}
+        self.element = max(self.elements.values(), key=bits_of)  # whose vectors are the widest
         self.strides = {s: values[AXES * k : AXES * (k + 1)] for k, s in enumerate(strided)}
         self.reals = [ctx.cast(b, v, types.float64, self.dtype) for v in values[first : first + len(f.reals)]]
         self.before = values[pointers - 1]  # the operand before the formula's own, where there is one
         self.operands = dict(zip(f.operands, values[pointers:]))
+
+    def of(self, fn: Callable) -> Callable:
+        """A formula's function, of elements as they lie in memory."""
+        reads, to = self.f.reads, self.f.writes
+        if not self.f.types:
+            return fn
+
+        def over(*elements: V) -> V:
+            numbers = [as_number(v, str(self.dtypes[name])) for v, name in zip(elements, reads)]
+            return in_memory(fn(*numbers, *elements[len(reads) :]), str(self.dtypes[to]), self.elements[to])
+
+        return over
 
 
 def _over(f: Formula, n: int, emit: Callable, result: bool = False) -> Any:
@@ -52,8 +68,12 @@ def _over(f: Formula, n: int, emit: Callable, result: bool = False) -> Any:
 
 def flat(f: Formula, which: int = 0) -> Any:
     """A loop ``each(n, start, given)`` over elements start to start + n of all operands; which : of a choice's names."""
-    emit = each(f.variant(which), "v" * len(f.reads))
-    return _over(f, 1, lambda e, n, at, row: emit(e, n, *(at[v] for v in (*f.reads, f.writes)), *row.reals))
+    fn, modes = f.variant(which), "v" * len(f.reads)
+
+    def loop(e: Lanes, n: Any, at: dict[str, Any], row: Given) -> None:
+        each(row.of(fn), modes)(e, n, *(at[v] for v in (*f.reads, f.writes)), *row.reals)
+
+    return _over(f, 1, loop)
 
 
 def total(f: Formula) -> Any:
@@ -80,13 +100,14 @@ class Broadcast:
 
     flat : a loop, see `flat`, for when nothing is broadcast.
     whole : ``whole(n, given)``, whether that is so; n elements lie below the leading axis.
-    single : ``single(given)``, whether operands have one element below it, and at most one of them only one in all.
+    single : ``single(given)``, whether operands have one element below it, and not all of them only one in all.
     line0, line5 : ``line5(n, o, i0, i1, i2, i3, i4, given)``, n elements along an axis, from these indexes on, which
         is element o of operands that are not broadcast.
     """
 
     def __init__(self, f: Formula, strided: tuple[str, ...]):
         self.f, self.strided = f, strided
+        self.most = max(1, len(strided) - 1)  # operands that may be one element along a line
         self.flat = self._intrinsic(2, types.void, self._flat)
         self.whole = self._intrinsic(1, types.boolean, self._whole)
         self.single = self._intrinsic(0, types.boolean, self._single)
@@ -116,10 +137,10 @@ class Broadcast:
         for s in row.strides.values():
             out = b.and_(out, b.icmp_signed("<=", s[0], I64(1)))
             alone = b.add(alone, b.zext(b.icmp_signed("==", s[0], I64(0)), I64))
-        return b.and_(out, b.icmp_signed("<=", alone, I64(1)))
+        return b.and_(out, b.icmp_signed("<=", alone, I64(self.most)))
 
     def _flat(self, b: Any, row: Given, n: Any, start: Any) -> None:
-        self._call(b, row, "", n, {name: b.gep(p, [start]) for name, p in row.operands.items()})
+        self._call(b, row, (), n, {name: b.gep(p, [start]) for name, p in row.operands.items()})
 
     def _line(self, axis: int, b: Any, row: Given, n: Any, o: Any, *index: Any) -> None:
         at = {name: b.gep(p, [o]) for name, p in row.operands.items()}
@@ -129,19 +150,28 @@ class Broadcast:
                 off = b.add(off, b.mul(i, stride))
             at[name] = b.gep(row.operands[name], [off])
         done = b.append_basic_block("line")
-        for name, s in row.strides.items():  # at most one operand is one element along a line
-            here = b.append_basic_block(f"{name}.one"), b.append_basic_block(f"{name}.all")
-            b.cbranch(b.icmp_signed("==", s[axis], I64(0)), *here)
-            b.position_at_end(here[0])
-            self._call(b, row, name, n, at)
-            b.branch(done)
-            b.position_at_end(here[1])
-        self._call(b, row, "", n, at)
-        b.branch(done)
+        self._lines(b, row, axis, n, at, (), tuple(row.strides), done)
         b.position_at_end(done)
 
-    def _call(self, b: Any, row: Given, one: str, n: Any, at: dict[str, Any]) -> None:
-        """The loop with operand ``one`` a single element."""
-        modes = "".join("s" if v == one else "v" for v in self.f.reads)
+    def _lines(
+        self, b: Any, row: Given, axis: int, n: Any, at: dict[str, Any], ones: tuple[str, ...], left: tuple[str, ...], done: Any
+    ) -> None:
+        """The loop for each set of operands that may be one element along a line."""
+        if not left:
+            self._call(b, row, ones, n, at)
+            b.branch(done)
+            return
+        name, *others = left
+        if len(ones) < self.most:
+            here, there = b.append_basic_block(f"{name}.one"), b.append_basic_block(f"{name}.all")
+            b.cbranch(b.icmp_signed("==", row.strides[name][axis], I64(0)), here, there)
+            b.position_at_end(here)
+            self._lines(b, row, axis, n, at, (*ones, name), tuple(others), done)
+            b.position_at_end(there)
+        self._lines(b, row, axis, n, at, ones, tuple(others), done)
+
+    def _call(self, b: Any, row: Given, ones: tuple[str, ...], n: Any, at: dict[str, Any]) -> None:
+        """The loop with some operands a single element each."""
+        modes = "".join("s" if v in ones else "v" for v in self.f.reads)
         values = [n, *(at[v] for v in self.f.reads), at[self.f.writes], *row.reals]
-        outline(b, f"calcvm_{self.f.name}_{modes}_{row.dtype}", row.element, each(self.f.variant(), modes), values)
+        outline(b, f"calcvm_{self.f.name}_{modes}_{row.dtype}", row.element, each(row.of(self.f.variant()), modes), values)

@@ -39,15 +39,21 @@ log, log1p, softplus, erf = scalar(F.log), scalar(F.log1p), scalar(F.softplus), 
 
 
 # ---------------------------------------------------------------- loops
+def bits_of(element: Any) -> int:
+    return element.width if isinstance(element, ir.IntType) else 32 if isinstance(element, ir.FloatType) else 64
+
+
 class Lanes:
-    """Vectors of the target's width for one element type: masked loads and stores, splats."""
+    """Vectors of the target's width for one element type: masked loads and stores, splats.
+
+    Elements in memory may be of another type: there are then as many of them.
+    """
 
     def __init__(self, b: ir.IRBuilder, element: Any, target: Target):
-        self.b, self.size, self.target = b, 4 if isinstance(element, ir.FloatType) else 8, target
+        self.b, self.size, self.target = b, bits_of(element) // 8, target
         self.n = target.lanes(8 * self.size)
         self.vec = ir.VectorType(element, self.n)
         self.mask = ir.VectorType(I1, self.n)
-        self.tag = f"v{self.n}f{8 * self.size}.p0"
 
     def splat(self, x: Any) -> Any:
         undef = ir.Constant(ir.VectorType(x.type, self.n), ir.Undefined)
@@ -60,22 +66,29 @@ class Lanes:
         iota = ir.Constant(ir.VectorType(I32, self.n), list(range(self.n)))
         return self.b.icmp_signed("<", iota, self.splat(self.b.trunc(left, I32)))
 
+    def _memory(self, p: Any, i: Any) -> tuple[Any, Any, int, str]:
+        """Of the vector at element i of a pointer: where, its type, the bytes of an element, what intrinsics call it."""
+        element = p.type.pointee
+        vec, bits = ir.VectorType(element, self.n), bits_of(element)
+        tag = f"v{self.n}{'i' if isinstance(element, ir.IntType) else 'f'}{bits}.p0"
+        return self.b.bitcast(self.b.gep(p, [i]), vec.as_pointer()), vec, bits // 8, tag
+
     def load(self, p: Any, i: Any, mask: Any) -> V:
-        p = self.b.bitcast(self.b.gep(p, [i]), self.vec.as_pointer())
+        p, vec, size, tag = self._memory(p, i)
         if mask is None:
-            return V(self.b, self.b.load(p, align=self.size))
-        ft = ir.FunctionType(self.vec, [p.type, I32, self.mask, self.vec])
-        f = cgutils.get_or_insert_function(self.b.module, ft, f"llvm.masked.load.{self.tag}")
-        return V(self.b, self.b.call(f, [p, ir.Constant(I32, self.size), mask, ir.Constant(self.vec, [0.0] * self.n)]))
+            return V(self.b, self.b.load(p, align=size))
+        ft = ir.FunctionType(vec, [p.type, I32, self.mask, vec])
+        f = cgutils.get_or_insert_function(self.b.module, ft, f"llvm.masked.load.{tag}")
+        return V(self.b, self.b.call(f, [p, ir.Constant(I32, size), mask, ir.Constant(vec, [0] * self.n)]))
 
     def store(self, v: V, p: Any, i: Any, mask: Any) -> None:
-        p = self.b.bitcast(self.b.gep(p, [i]), self.vec.as_pointer())
+        p, vec, size, tag = self._memory(p, i)
         if mask is None:
-            self.b.store(v.v, p, align=self.size)
+            self.b.store(v.v, p, align=size)
             return
-        ft = ir.FunctionType(ir.VoidType(), [self.vec, p.type, I32, self.mask])
-        f = cgutils.get_or_insert_function(self.b.module, ft, f"llvm.masked.store.{self.tag}")
-        self.b.call(f, [v.v, p, ir.Constant(I32, self.size), mask])
+        ft = ir.FunctionType(ir.VoidType(), [vec, p.type, I32, self.mask])
+        f = cgutils.get_or_insert_function(self.b.module, ft, f"llvm.masked.store.{tag}")
+        self.b.call(f, [v.v, p, ir.Constant(I32, size), mask])
 
 
 _serial = count()

@@ -58,8 +58,8 @@ class Target:
         return (256, 16) if "ymm" in text else (128, 16 if "xmm" in text else 32)
 
     def lanes(self, bits: int) -> int:
-        """Elements of so many bits in a vector."""
-        return self.vectors[0] // bits
+        """Elements of so many bits in a vector; of short ones as many as of 32 bits, with which they meet."""
+        return self.vectors[0] // max(bits, 32)
 
     @property
     def registers(self) -> int:

@@ -119,7 +119,6 @@ class Short(Lanes):
         super().__init__(b, element, target)
         self.n = bits // 8 // self.size if bits else self.n
         self.vec, self.mask = ir.VectorType(element, self.n), ir.VectorType(I1, self.n)
-        self.tag = f"v{self.n}f{8 * self.size}.p0"
 
     def softmax(self, n, x, y):
         """Maximum, sum of exp(x - maximum) and x of a row; y = softmax(x)."""

@@ -18,6 +18,7 @@ from calcvm.kernel import (  # noqa: F401  (Float and Ptr are for kernels)
     TRAP_CODE,
     TRAP_PC,
     Float,
+    Kernels,
     Me,
     Ptr,
     Words,
@@ -88,6 +89,13 @@ class Kernel:
         self.name, self.fn = name or fn.__name__, fn
         self.words = words_of(fn) if words is None else words
         self.finish: Kernel | None = None
+        self.instances: dict[str, Kernel] = {}
+
+    def of(self, name: str, words: Words) -> Kernel:
+        """An instance of it, of another name and other types of its words."""
+        out = Kernel(self.fn, name, words)
+        out.finish = self.finish and self.finish.of(name, words)
+        return out
 
     @cached_property
     def bound(self) -> Callable:
@@ -159,7 +167,7 @@ def _code(x: Any, seen: set[int]) -> Iterator[str]:
             yield from _code(other, seen)
 
 
-KERNELS: dict[str, Kernel] = {}
+KERNELS = Kernels()
 
 
 def kernel(fn: Callable) -> Callable:

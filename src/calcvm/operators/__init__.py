@@ -40,13 +40,14 @@ from calcvm.ops.spec import (
     rows_cols,
     same_shape,
 )
+from calcvm.ops.types import FLOAT
 
 __all__ = [
     "ACC", "A", "Affine", "Attr", "Example", "OpSpec", "Operand", "R", "RowSpec", "S", "Shape", "U", "W", "Word", "choice",
     "dims", "numel", "register_op", "rows_cols", "same_shape", "Real", "Choice", "elementwise", "pair_loss", "update",
 ]  # fmt: skip
 
-ANNOTATIONS = {"int": "", "float": ": Float", "ptr": ": Ptr"}  # of a kernel's parameters
+ANNOTATIONS = {"int": "", "float": ": Float"}  # of a kernel's parameters
 
 
 def register_op(spec: OpSpec) -> OpSpec:
@@ -161,10 +162,10 @@ def check_kernel(kernel: Any, row: RowSpec | None = None) -> None:
     if not is_own(row):
         raise CalcError(f"kernel {kernel.name!r}: the row of that name is calcvm's own: take another name")
     wanted = [(word.name, "float" if word.kind == "float" else "int") for word in row.words]
-    wanted += [(operand.name, "ptr") for operand in row.operands]
+    wanted += [(operand.name, "ptr" if operand.type == FLOAT else f"ptr.{operand.type}") for operand in row.operands]
     first = [*inspect.signature(kernel.fn, eval_str=False).parameters][:1]
     if first != ["me"] or tuple(wanted) != kernel.words:
-        written = ["me", *(f"{name}{ANNOTATIONS[kind]}" for name, kind in wanted)]
+        written = ["me", *(f"{name}{ANNOTATIONS.get(kind, f': P{kind[1:]}')}" for name, kind in wanted)]
         raise CalcError(f"kernel {kernel.name!r}: its parameters must be ({', '.join(written)}), as its row says")
 
 

@@ -14,12 +14,12 @@ each batch `calcvm.ops.sizes` decides; the reference shows them as written.  Ext
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
-from calcvm.ops.types import FLOAT
+from calcvm.ops.types import FLOAT, VARIABLES
 
 HEADER_WORDS = 2
 LINE_WORDS = 8  # of a cache line: an encoded row is whole ones
@@ -56,7 +56,8 @@ class Operand:
     access : "r" read; "w" every element is set; "a" set, or added to where the row's word ``acc`` is 1;
         "u" read and updated in place (parameters, optimizer state); "s" scratch of this row alone.
     elems : extent, in elements.
-    type : of its elements (`calcvm.ops.types`).
+    type : of its elements, or a variable (`calcvm.ops.types`).
+    below : of an index, the size that it is below; a kernel traps others.
     part : how the workers share it.  An expression n: worker w touches only elements of units
         [n*w // nw, n*(w+1) // nw), each elems/n long.  "" or an n of 0: any worker may touch any
         element; of scratch, on a CPU, worker w has the w-th of nw equal parts.  "w0": worker 0 alone.
@@ -69,6 +70,7 @@ class Operand:
     part: str = ""
     optional: bool | str = False
     type: str = FLOAT
+    below: str = ""
 
     @property
     def reads(self) -> bool:
@@ -140,6 +142,26 @@ class RowSpec:
     def operand(self, name: str) -> Operand:
         return next(o for o in self.operands if o.name == name)
 
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Variable types of its operands."""
+        return tuple(dict.fromkeys(o.type for o in self.operands if o.type in VARIABLES))
+
+    def of(self, types: tuple[str, ...]) -> RowSpec:
+        """Its instance for a type in place of each variable."""
+        if all(t == FLOAT for t in types):
+            return self
+        known = _INSTANCES.get((self.name, types))
+        if known is None or known[0] is not self:
+            by = dict(zip(self.variables, types, strict=True))
+            operands = tuple(replace(o, type=by.get(o.type, o.type)) for o in self.operands)
+            name = ".".join((self.name, *types))
+            known = _INSTANCES[self.name, types] = self, replace(self, name=name, operands=operands)
+        return known[1]
+
+
+_INSTANCES: dict[tuple[str, tuple[str, ...]], tuple[RowSpec, RowSpec]] = {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Attr:
@@ -186,6 +208,7 @@ class OpSpec:
     passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
     broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
     differentiable : inputs that have a gradient.
+    types : of inputs, outputs and saved values that are not of the program's own float: a type or a variable.
     """
 
     name: str
@@ -206,6 +229,7 @@ class OpSpec:
     passes: tuple[str, ...] = ()
     broadcast: bool = False
     optional_inputs: tuple[str, ...] = ()
+    types: Mapping[str, str] = field(default_factory=dict)
     onnx: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()
     source: str = ""
@@ -230,9 +254,28 @@ ROWS: dict[str, RowSpec] = {}
 OWN: set[str] = set()  # names of rows that users have registered
 
 
+def find_row(name: str) -> RowSpec | None:
+    """A row of the table, or its instance for the types that its name ends with."""
+    stem, _, types = name.partition(".")
+    row, given = ROWS.get(stem), tuple(types.split(".")) if types else ()
+    if row is None or not given:
+        return row
+    may = [VARIABLES[v] for v in row.variables]
+    fits = len(given) == len(may) and all(t in of for t, of in zip(given, may))
+    return row.of(given) if fits and any(t != FLOAT for t in given) else None
+
+
+def row_named(name: str) -> RowSpec:
+    """The same (KeyError: there is none)."""
+    row = find_row(name)
+    if row is None:
+        raise KeyError(name)
+    return row
+
+
 def is_own(row: RowSpec) -> bool:
     """Whether a row is a user's, registered or not."""
-    return row.name in OWN or ROWS.get(row.name) is not row
+    return row.name in OWN or find_row(row.name) is not row
 
 
 def row_words(rows: Iterable[RowSpec]) -> int:

@@ -2,13 +2,28 @@
 
 A value has a type.  What says where it lies counts its own elements: a word of a row is an index into the heap seen as an
 array of the operand's type, so that an element cannot lie where its type may not.
+
+An operand may be of a *variable* type.  The row itself is then the one for the program's float; there is an instance of it
+for each other type, whose name ends with that: ``slice_fwd.int64``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 FLOAT = "float"  # the program's own: float32 or float64
 BYTES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "uint8": 1, "int8": 1, "bool": 1}
 TYPES = (FLOAT, *BYTES)
+
+CELLS = "cells"  # moved as they are: an instance for each size, not for each type
+BY_SIZE = {1: "uint8", 4: "int32", 8: "int64"}
+VARIABLES = {  # and the types that each may stand for
+    CELLS: (FLOAT, *BY_SIZE.values()),
+    "any": TYPES,
+    "to": TYPES,
+    "index": (FLOAT, "int64", "int32", "uint8"),
+}
+RANKS = ("bool", "uint8", "int8", "int32", "int64")  # of integers that meet; uint8 and int8 meet as int32
 
 
 def bytes_of(type_: str, itemsize: int) -> int:
@@ -18,4 +33,22 @@ def bytes_of(type_: str, itemsize: int) -> int:
 
 def dtype_of(type_: str, dtype: str) -> str:
     """NumPy's name of a type; ``dtype`` : the program's."""
-    return dtype if type_ == FLOAT else type_
+    return type_ if type_ in BYTES else dtype
+
+
+def promoted(types: Iterable[str]) -> str:
+    """The type that numbers of several types are taken for where they meet: the program's float, if one is a float."""
+    met = {*types}
+    if len(met) == 1:
+        return met.pop()
+    if not met <= {*RANKS}:
+        return FLOAT
+    return max("int32" if {"uint8", "int8"} <= met else "bool", *met, key=RANKS.index)
+
+
+def instance_of(variable: str, type_: str, dtype: str) -> str:
+    """The instance of a row that serves a type in a program of ``dtype``."""
+    if variable == CELLS:
+        size = bytes_of(type_, BYTES[dtype])
+        return FLOAT if size == BYTES[dtype] else BY_SIZE[size]
+    return FLOAT if type_ == dtype else type_

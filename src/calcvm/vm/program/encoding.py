@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
-from calcvm.ops.types import FLOAT
+from calcvm.ops.types import BYTES
 
 FLAG_SYNC = 1
 FLAG_PC_SHIFT = 8
@@ -52,7 +52,7 @@ def form_of(spec: RowSpec) -> str:
 
 def form_parts(spec: RowSpec) -> tuple[list[tuple], list[tuple]]:
     """What rows rely on: an instruction of the same name in which this differs is another one."""
-    typed = {o.name: (o.type,) for o in spec.operands if o.type != FLOAT}
+    typed = {o.name: (o.type,) for o in spec.operands if o.type in BYTES}
     operands = [(o.name, o.access, o.elems, o.optional, *typed.get(o.name, ())) for o in spec.operands]
     return [(w.name, w.kind) for w in spec.words], operands
 

@@ -65,7 +65,7 @@ def converted(
         here = rows[:, 0] == opcode
         numbered[here, 0] = places[spec.name]
         for k, operand in enumerate(spec.operands, HEADER_WORDS + len(spec.words)):
-            if operand.type != FLOAT:
+            if operand.type in BYTES:
                 numbered[here, k] //= slots
                 types |= dict.fromkeys(np.unique(values[here, k]).tolist(), operand.type)
     symbols = [_symbol(s, types.get(k, FLOAT), dtype, slots) for k, s in enumerate(document["symbols"])]

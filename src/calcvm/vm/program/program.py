@@ -14,7 +14,7 @@ import numpy as np
 from calcvm.errors import CalcError, ProgramError
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape
-from calcvm.ops.spec import ROWS, RowSpec
+from calcvm.ops.spec import RowSpec, row_named
 from calcvm.ops.types import BYTES
 from calcvm.vm.program import schema
 from calcvm.vm.program.disassemble import disassemble
@@ -132,7 +132,7 @@ class Program:
     @cached_property
     def specs(self) -> tuple[RowSpec, ...]:
         """Its instructions in this calcvm's table."""
-        return tuple(ROWS[name] for name, _ in self.instructions)
+        return tuple(row_named(name) for name, _ in self.instructions)
 
     def spec(self, pc: int) -> RowSpec:
         """The instruction of a row."""

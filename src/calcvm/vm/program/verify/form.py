@@ -9,7 +9,7 @@ import numpy as np
 
 from calcvm.errors import ProgramError
 from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH
-from calcvm.ops.spec import HEADER_WORDS, ROWS, RowSpec, row_words
+from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named, row_words
 from calcvm.ops.statement import PHASES
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
 from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, RESERVED, form_of
@@ -108,15 +108,15 @@ class Form:
         if names != sorted(set(names)):
             raise ProgramError("the program's instructions are not in the order of their names, or one is there twice")
         for name in names:
-            if name not in ROWS:
+            if find_row(name) is None:
                 raise ProgramError(
                     f"no operator has the instruction {name!r}: register a user's operator first (cv.register_op), or "
                     "compile the graph again"
                 )
-        changed = ", ".join(name for name, form in listed if form != form_of(ROWS[name]))
+        changed = ", ".join(name for name, form in listed if form != form_of(row_named(name)))
         if changed:
             raise ProgramError(f"written for other instructions ({changed}): compile the graph again")
-        self.known = [row_of(ROWS[name]) for name in names]
+        self.known = [row_of(row_named(name)) for name in names]
 
     def check_sections(self) -> None:
         at, n = 0, len(self.decoded)
