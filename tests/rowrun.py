@@ -90,6 +90,11 @@ class Case:
 
     def __post_init__(self) -> None:
         spec, example = self.spec, self.example
+
+        def typed(rows: tuple[RowSpec, ...]) -> tuple[RowSpec, ...]:
+            return tuple(row.of(tuple(example.types.get(v, FLOAT) for v in row.variables)) for row in rows)
+
+        self.spec = spec = replace(spec, fwd=typed(spec.fwd), bwd=typed(spec.bwd))
         self.attrs = {a.name: a.default for a in spec.attrs} | dict(example.attrs)
         for a in spec.attrs:
             assert a.check(self.attrs[a.name]), f"{spec.name}: example's {a.name} fails the attribute's own check"
@@ -107,10 +112,12 @@ class Case:
             own = self.types.get(n, self.dtype)
             if n in example.integer:
                 v: np.ndarray = rng.integers(0, example.integer[n], size)
-            elif own == "int64":
+            elif own == "bool":
+                v = rng.integers(0, 2, size)
+            elif n == "rng":
                 v = rng.integers(1, 1000, size)
             else:
-                v = rng.uniform(example.low, example.high, size)
+                v = rng.uniform(example.low if own != "uint8" else 0, example.high, size)
             self.values[n] = v.astype(own)
 
     def array(self, name: str, flat: np.ndarray) -> np.ndarray:
@@ -312,7 +319,7 @@ def check_gradients(case: Case) -> None:
         return float((np.asarray(case.expected(**changed)[y]).reshape(-1) * dy).sum())
 
     for name in spec.differentiable:
-        if name not in case.given:
+        if name not in case.given or case.types.get(name, case.dtype) != case.dtype:
             continue
         x = case.array(name, case.values[name])
         want = np.zeros(x.shape)
@@ -406,7 +413,8 @@ def check_in_place(case: Case) -> None:
                 continue
             env = {"acc": 0, **case.words, "nw": 1, "gpu": backend.gpu}
             a, b = (int(evaluate(row.operand(n).elems, env)) for n in (written, read))
-            if a != b:
+            sizes = {bytes_of(row.operand(n).type, np.dtype(case.dtype).itemsize) for n in (written, read)}
+            if a != b or len(sizes) > 1:
                 continue  # a broadcast operand: the planner only merges equal sizes
             want = _run(case, row, values)
             for n, reverse in ((1, False), (3, False), (3, True)):

@@ -113,3 +113,63 @@ def accumulate(y, x):
 
 def fill(shape, value=0.0):
     return {"y": np.full(shape, value)}
+
+
+def maximum(a, b):
+    return np.maximum(a, b)
+
+
+def minimum(a, b):
+    return np.minimum(a, b)
+
+
+def mod(a, b):
+    return a - np.floor(a / b) * b
+
+
+def equal(a, b):
+    return a == b
+
+
+def not_equal(a, b):
+    return a != b
+
+
+def less(a, b):
+    return a < b
+
+
+def less_equal(a, b):
+    return a <= b
+
+
+def greater(a, b):
+    return a > b
+
+
+def greater_equal(a, b):
+    return a >= b
+
+
+def logical_not(x):
+    return ~x
+
+
+def logical_and(a, b):
+    return a & b
+
+
+def logical_or(a, b):
+    return a | b
+
+
+def logical_xor(a, b):
+    return a ^ b
+
+
+def where(c, a, b):
+    return np.where(c, a, b)
+
+
+def cast(x, to):
+    return x.astype("float64" if to == "float" else to)

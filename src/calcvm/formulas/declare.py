@@ -53,7 +53,11 @@ class Cells:
     """Annotation of a formula's operand: of any type, moved as it is.  ``Any`` : a number of any type; ``bool`` : a condition."""
 
 
-TYPES = {"Any": "any", "Cells": "cells", "bool": "bool"}  # of operands, by what they are annotated with
+class To:
+    """Annotation of a formula's result: of another type than its operand."""
+
+
+TYPES = {"Any": "any", "Cells": "cells", "To": "to", "bool": "bool"}  # of operands, by what they are annotated with
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Formula:
     fn: Callable
     writes: str
     params: Parameters = field(default_factory=dict)
+    said: str = ""  # its text, where that of its steps would be too long
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -108,7 +113,7 @@ class Formula:
 
     @property
     def text(self) -> str:
-        return text_of(self.variant(), (*self.reads, *self.reals))
+        return self.said or text_of(self.variant(), (*self.reads, *self.reals))
 
     @property
     def functions(self) -> set[str]:
@@ -134,7 +139,8 @@ class Formula:
 class Elementwise:
     """An operator on elements: its formula forward, and one for each gradient, by name.
 
-    params : attributes.  low : the least input that tests draw.  cases : attributes that tests run it with.
+    params : attributes.  low : the least input that tests draw.  cases, types : attributes, and types beside the program's
+    float, that tests run it with.
     """
 
     name: str
@@ -145,6 +151,7 @@ class Elementwise:
     low: float
     cases: tuple[dict[str, Any], ...]
     source: str
+    types: tuple[str, ...] = ()
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
@@ -166,10 +173,13 @@ def elementwise(
     low: float = -2.0,
     cases: tuple[dict[str, Any], ...] = ({},),
     source: str = "",
+    types: tuple[str, ...] = ("int64",),
+    text: str = "",
     **params: Real | Choice,
 ) -> Callable[[type], Elementwise]:
     """Decorator of a class of formulas: ``y`` of inputs and parameters, and a ``d<input>`` for each gradient.
 
+    text : of ``y``, where its steps would be too long.
     A gradient's formula names what it reads: ``dy``, inputs, ``y``.  An input without one has a gradient of 0 wherever it
     has any.
     """
@@ -177,13 +187,16 @@ def elementwise(
     def declare(cls: type) -> Elementwise:
         name = cls.__name__
         found = {key: fn for key, fn in vars(cls).items() if inspect.isfunction(fn)}
-        forward = Formula(f"{name}_fwd", found.pop("y"), "y", params)
+        forward = Formula(f"{name}_fwd", found.pop("y"), "y", params, text)
         single = len(forward.reads) == 1
         backward = {
             key[1:]: Formula(f"{name}_bwd" if single else f"{name}_bwd_{key[1:]}", fn, key, params)
             for key, fn in found.items()
         }
-        spec = Elementwise(name, forward, backward, params, (onnx,) if onnx else (), low, cases, source)
+        of_any = {*forward.types.values()} & {"any", "cells"}
+        spec = Elementwise(
+            name, forward, backward, params, (onnx,) if onnx else (), low, cases, source, types if of_any else ()
+        )
         ELEMENTWISE[name] = spec
         return spec
 

@@ -10,9 +10,9 @@ import math
 from typing import Any
 
 from calcvm.formulas import number as n
-from calcvm.formulas.declare import ELEMENTWISE, Choice, Formula, Real, elementwise
+from calcvm.formulas.declare import ELEMENTWISE, Cells, Choice, Formula, Real, To, elementwise
 
-__all__ = ["ACCUMULATE", "ELEMENTWISE", "FILL"]
+__all__ = ["ACCUMULATE", "CAST", "ELEMENTWISE", "FILL"]
 
 
 # ---------------------------------------------------------------- of one operand
@@ -274,6 +274,127 @@ class div:
         return -dy * y / b
 
 
+@elementwise(onnx="Max", source="NaN if either is; of equal operands each has half of the gradient, as in PyTorch")
+class maximum:
+    def y(a, b):
+        return n.where(a > b, a, n.where(a <= b, b, a + b))
+
+    def da(dy, a, b):
+        return n.where(a > b, dy, n.where(n.equal(a, b), 0.5 * dy, 0.0))
+
+    def db(dy, a, b):
+        return n.where(b > a, dy, n.where(n.equal(a, b), 0.5 * dy, 0.0))
+
+
+@elementwise(onnx="Min", source="NaN if either is; of equal operands each has half of the gradient, as in PyTorch")
+class minimum:
+    def y(a, b):
+        return n.where(a < b, a, n.where(a >= b, b, a + b))
+
+    def da(dy, a, b):
+        return n.where(a < b, dy, n.where(n.equal(a, b), 0.5 * dy, 0.0))
+
+    def db(dy, a, b):
+        return n.where(b < a, dy, n.where(n.equal(a, b), 0.5 * dy, 0.0))
+
+
+@elementwise(
+    onnx="Mod",
+    text="a - floor(a/b)*b",
+    low=0.3,
+    source="of the sign of b, as Python's %, numpy.mod and torch.remainder; right where |a/b| is below 2^23 (float64: 2^52)",
+)
+class mod:
+    def y(a, b):
+        r = n.fma(-n.floor(a / b), b, a)
+        r = n.where(r * b < 0, r + b, r)  # the quotient was rounded up to an integer
+        return n.where(n.fabs(r) >= n.fabs(b), r - b, r)
+
+    def da(dy):
+        return dy
+
+    def db(dy, a, b):
+        return -dy * n.floor(a / b)
+
+
+# ---------------------------------------------------------------- of numbers of any type, and of conditions
+@elementwise(onnx="Equal")
+class equal:
+    def y(a: Any, b: Any) -> bool:
+        return n.equal(a, b)
+
+
+@elementwise(source="NaN differs from all, itself too")
+class not_equal:
+    def y(a: Any, b: Any) -> bool:
+        return n.holds_not(n.equal(a, b))
+
+
+@elementwise(onnx="Less", types=("float32", "float64", "int64", "int32", "uint8", "int8", "bool"))
+class less:
+    def y(a: Any, b: Any) -> bool:
+        return a < b
+
+
+@elementwise(onnx="LessOrEqual")
+class less_equal:
+    def y(a: Any, b: Any) -> bool:
+        return a <= b
+
+
+@elementwise(onnx="Greater")
+class greater:
+    def y(a: Any, b: Any) -> bool:
+        return a > b
+
+
+@elementwise(onnx="GreaterOrEqual")
+class greater_equal:
+    def y(a: Any, b: Any) -> bool:
+        return a >= b
+
+
+@elementwise(onnx="Not")
+class logical_not:
+    def y(x: bool) -> bool:
+        return n.holds_not(x)
+
+
+@elementwise(onnx="And")
+class logical_and:
+    def y(a: bool, b: bool) -> bool:
+        return n.both(a, b)
+
+
+@elementwise(onnx="Or")
+class logical_or:
+    def y(a: bool, b: bool) -> bool:
+        return n.either(a, b)
+
+
+@elementwise(onnx="Xor")
+class logical_xor:
+    def y(a: bool, b: bool) -> bool:
+        return n.one(a, b)
+
+
+@elementwise(onnx="Where", types=("uint8", "int64"))
+class where:
+    def y(c: bool, a: Cells, b: Cells) -> Cells:
+        return n.where(c, a, b)
+
+    def da(dy, c: bool):
+        return n.where(c, dy, 0.0)
+
+    def db(dy, c: bool):
+        return n.where(c, 0.0, dy)
+
+
 # ---------------------------------------------------------------- rows that lowering inserts
+def _as_it_is(x: Any) -> To:
+    return x
+
+
+CAST = Formula("cast_fwd", _as_it_is, "y")
 ACCUMULATE = Formula("accumulate", lambda x, y: x + y, "y")
 FILL = Formula("fill", lambda value: value, "y", {"value": Real(0.0, "what y is set to")})

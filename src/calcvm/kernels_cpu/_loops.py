@@ -43,8 +43,8 @@ class Given:
             return fn
 
         def over(*elements: V) -> V:
-            numbers = [as_number(v, str(self.dtypes[name])) for v, name in zip(elements, reads)]
-            return in_memory(fn(*numbers, *elements[len(reads) :]), str(self.dtypes[to]), self.elements[to])
+            numbers = [as_number(v, self.dtypes[name], self.f.types.get(name, "")) for v, name in zip(elements, reads)]
+            return in_memory(fn(*numbers, *elements[len(reads) :]), self.dtypes[to], self.elements[to])
 
         return over
 
@@ -154,7 +154,15 @@ class Broadcast:
         b.position_at_end(done)
 
     def _lines(
-        self, b: Any, row: Given, axis: int, n: Any, at: dict[str, Any], ones: tuple[str, ...], left: tuple[str, ...], done: Any
+        self,
+        b: Any,
+        row: Given,
+        axis: int,
+        n: Any,
+        at: dict[str, Any],
+        ones: tuple[str, ...],
+        left: tuple[str, ...],
+        done: Any,
     ) -> None:
         """The loop for each set of operands that may be one element along a line."""
         if not left:
@@ -174,4 +182,6 @@ class Broadcast:
         """The loop with some operands a single element each."""
         modes = "".join("s" if v in ones else "v" for v in self.f.reads)
         values = [n, *(at[v] for v in self.f.reads), at[self.f.writes], *row.reals]
-        outline(b, f"calcvm_{self.f.name}_{modes}_{row.dtype}", row.element, each(row.of(self.f.variant()), modes), values)
+        outline(
+            b, f"calcvm_{self.f.name}_{modes}_{row.dtype}", row.element, each(row.of(self.f.variant()), modes), values
+        )

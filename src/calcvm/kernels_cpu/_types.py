@@ -8,31 +8,35 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 
 from calcvm.kernels_cpu._common import I1, I8, I32
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import bits_of
 
-UNSIGNED = ("boolean", "uint8")
+UNSIGNED = (types.boolean, types.uint8)
 
 
-def as_number(v: V, dtype: str) -> V:
-    """What lies in memory, as a number; ``dtype`` : as Numba calls it."""
-    if dtype == "boolean":
-        return _condition(v)
+def as_number(v: V, dtype: Any, type_: str) -> V:
+    """What lies in memory, as a number, or as a condition, which a formula then says its ``type_`` is; ``dtype`` : Numba's."""
+    if type_ == "cells":
+        return v
+    if dtype == types.boolean:
+        v = _condition(v)
+        return v if type_ == "bool" else V(v.b, v.b.zext(v.v, v.over(I32)))
     if isinstance(v.element, ir.IntType) and v.element.width < 32:
         return V(v.b, (v.b.zext if dtype in UNSIGNED else v.b.sext)(v.v, v.over(I32)))
     return v
 
 
-def in_memory(v: V, dtype: str, element: Any) -> V:
+def in_memory(v: V, dtype: Any, element: Any) -> V:
     """A number as it lies in memory, of an element of LLVM's.
 
     A float becomes the nearest integer towards 0 that there is, NaN becomes 0; of an integer that is too large the
     lowest bits stay.
     """
-    if dtype == "boolean":
+    if dtype == types.boolean:
         condition = _condition(v)
         return V(v.b, v.b.zext(condition.v, v.over(I8)))
     if v.element == I1:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.formulas.declare import Elementwise, Formula
-from calcvm.formulas.elementwise import ACCUMULATE, ELEMENTWISE, FILL
+from calcvm.formulas.elementwise import ACCUMULATE, CAST, ELEMENTWISE, FILL
 from calcvm.kernel import words_for
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import Float, Ptr, at, floor, kernel, kernel_as, njit, share
@@ -85,6 +85,7 @@ for _op in ELEMENTWISE.values():
     add(_op)
 _flat(ACCUMULATE)
 _flat(FILL)
+_flat(CAST)
 
 
 # ---------------------------------------------------------------- powers

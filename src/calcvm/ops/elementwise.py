@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.formulas.declare import Elementwise, Formula, Real
-from calcvm.formulas.elementwise import ACCUMULATE, ELEMENTWISE, FILL
+from calcvm.formulas.elementwise import ACCUMULATE, CAST, ELEMENTWISE, FILL
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, show
 from calcvm.ops.parameters import attributes, values
 from calcvm.ops.spec import (
@@ -25,6 +25,7 @@ from calcvm.ops.spec import (
     rows_cols,
     same_shape,
 )
+from calcvm.ops.types import FLOAT, TYPES, VARIABLES
 
 ROWS_COLS = dims("rows cols")
 SIZE = "rows*cols"
@@ -46,8 +47,25 @@ def _row(f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], siz
 
 def _flat(f: Formula) -> RowSpec:
     """The row of a formula whose operands are all of one shape."""
-    operands = (*(R(v, SIZE, "rows") for v in f.reads), W(f.writes, SIZE, "rows"))
+    operands = (
+        *(R(v, SIZE, "rows", type=_type(f, v)) for v in f.reads),
+        W(f.writes, SIZE, "rows", type=_type(f, f.writes)),
+    )
     return _row(f, ROWS_COLS, operands, SIZE)
+
+
+def _type(f: Formula, operand: str) -> str:
+    return f.types.get(operand, FLOAT)
+
+
+def _types(op: Elementwise) -> dict[str, str]:
+    return {name: of for name, of in op.forward.types.items() if of}
+
+
+def _typed(op: Elementwise, shapes: tuple[tuple[int | None, ...], ...], low: float) -> list[Example]:
+    """An example for each type that it is tested with."""
+    variables = {*op.forward.types.values()} & {*VARIABLES}
+    return [Example(shapes=shapes, low=low, types=dict.fromkeys(variables, t)) for t in op.types]
 
 
 # ---------------------------------------------------------------- of one operand
@@ -73,6 +91,7 @@ def _unary(op: Elementwise, fwd: RowSpec, bwd: tuple[RowSpec, ...]) -> OpSpec:
         onnx=op.onnx,
         examples=tuple(examples),
         source=op.source,
+        types=_types(op),
     )
 
 
@@ -109,13 +128,7 @@ POW_ROWS = (
 
 # ---------------------------------------------------------------- binary, with broadcasting
 AXES = 6  # the leading axis, which is never merged with others, and five more after merging
-BINARY = (
-    *dims(" ".join(f"d{i}" for i in range(AXES))),
-    *dims(" ".join(f"a{i}" for i in range(AXES - 1))),
-    choice("a5", 2),
-    *dims(" ".join(f"b{i}" for i in range(AXES - 1))),
-    choice("b5", 2),
-)
+SIZES = dims(" ".join(f"d{i}" for i in range(AXES)))
 INNER = "*".join(f"d{i}" for i in range(1, AXES))
 FULL = f"d0*{INNER}"
 
@@ -130,26 +143,26 @@ def _extent(s: str) -> str:
 
 
 def broadcast_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    """NumPy's rule for two shapes."""
-    a, b = inputs
-    n = max(len(a), len(b))
-    pairs = zip((ONE,) * (n - len(a)) + a, (ONE,) * (n - len(b)) + b)
+    """NumPy's rule."""
+    n = max(map(len, inputs))
     y = []
-    for p, q in pairs:
-        if p != q and ONE not in (p, q):
-            raise ValueError(f"shapes {show(a)} and {show(b)} do not broadcast: {p} and {q} differ, and neither is 1")
-        y.append(q if p == ONE else p)
+    for sizes in zip(*((ONE,) * (n - len(s)) + s for s in inputs)):
+        found = [*dict.fromkeys(size for size in sizes if size != ONE)] or [ONE]
+        if len(found) > 1:
+            shapes = ", ".join(map(show, inputs[:-1])) + f" and {show(inputs[-1])}"
+            raise ValueError(f"shapes {shapes} do not broadcast: {found[0]} and {found[1]} differ, and neither is 1")
+        y.append(found[0])
     return {"y": tuple(y)}
 
 
-def broadcast_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes of y, and strides of a and b (0: broadcast), neighbouring axes merged where that is possible."""
-    y = broadcast_shape((shapes["a"], shapes["b"]), attrs)["y"] or (ONE,)
-    operands = [(ONE,) * (len(y) - len(s)) + s for s in (shapes["a"], shapes["b"])]
+def broadcast_words(inputs: Mapping[str, Shape]) -> dict[str, Any]:
+    """Sizes of y, and strides of each input (0: broadcast), neighbouring axes merged where that is possible."""
+    y = broadcast_shape((*inputs.values(),), {})["y"] or (ONE,)
+    operands = [(ONE,) * (len(y) - len(s)) + s for s in inputs.values()]
     spread = [tuple(size == ONE and out != ONE for size, out in zip(axis, y)) for axis in operands]
-    groups: list[tuple[Affine, tuple[bool, bool]]] = []  # inner axes: size, which operand is broadcast along it
+    groups: list[tuple[Affine, tuple[bool, ...]]] = []  # inner axes: size, which operands are broadcast along it
     for i in range(1, len(y)):
-        kind = (spread[0][i], spread[1][i])
+        kind = tuple(of[i] for of in spread)
         if y[i] == ONE:
             continue
         if groups and groups[-1][1] == kind:
@@ -157,11 +170,12 @@ def broadcast_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> di
         else:
             groups.append((y[i], kind))
     if len(groups) > AXES - 1:
-        raise ValueError(f"{show(shapes['a'])} and {show(shapes['b'])} broadcast in more than {AXES} groups of axes")
-    groups = [(ONE, (False, False))] * (AXES - 1 - len(groups)) + groups
+        shown = " and ".join(map(show, inputs.values()))
+        raise ValueError(f"{shown} broadcast in more than {AXES} groups of axes")
+    groups = [(ONE, (False,) * len(operands))] * (AXES - 1 - len(groups)) + groups
     words: dict[str, Any] = {"d0": y[0]}
     words |= {f"d{i}": size for i, (size, _) in enumerate(groups, 1)}
-    for k, name in enumerate("ab"):
+    for k, name in enumerate(inputs):
         stride = ONE
         for i in range(AXES - 1, 0, -1):
             size, kind = groups[i - 1]
@@ -173,20 +187,25 @@ def broadcast_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> di
     return words
 
 
-def _strided(s: str) -> Any:
-    return R(s, _extent(s), f"d0 if {s}0 else 0")
+def _strides(s: str) -> tuple[Word, ...]:
+    return (*dims(" ".join(f"{s}{i}" for i in range(AXES - 1))), choice(f"{s}{AXES - 1}", 2))
+
+
+def _strided(s: str, type_: str) -> Any:
+    return R(s, _extent(s), f"d0 if {s}0 else 0", type=type_)
 
 
 def _require(*operands: str) -> tuple[str, ...]:
-    """A leading stride that is not 0 covers what lies below it; not both operands are constant innermost."""
+    """A leading stride that is not 0 covers what lies below it; not all operands are constant innermost."""
     covered = tuple(f"{s}0 - {_row_span(s)} if {s}0 else 0" for s in operands)
-    return (*covered, "a5 + b5 - 1") if len(operands) == 2 else covered
+    return (*covered, " + ".join(f"{s}{AXES - 1}" for s in operands) + " - 1") if len(operands) > 1 else covered
 
 
 def _broadcast(f: Formula, strided: tuple[str, ...]) -> RowSpec:
     """The row of a formula of operands that are broadcast to y's shape: some by strides, all else whole."""
-    words = tuple(w for w in BINARY if w.name[0] == "d" or w.name[0] in strided)
-    operands = (*(_strided(v) if v in strided else R(v, FULL, "d0") for v in f.reads), W(f.writes, FULL, "d0"))
+    words = (*SIZES, *(word for v in strided for word in _strides(v)))
+    reads = (_strided(v, _type(f, v)) if v in strided else R(v, FULL, "d0", type=_type(f, v)) for v in f.reads)
+    operands = (*reads, W(f.writes, FULL, "d0", type=_type(f, f.writes)))
     return _row(f, words, operands, FULL, require=_require(*strided))
 
 
@@ -203,21 +222,34 @@ BINARY_SHAPES: tuple[tuple[tuple[int | None, ...], ...], ...] = (
     ((2, 1, 3, 1, 2, 1), (1, 4, 1, 2, 1, 3)),
     ((1, 3), (None, 1)),
 )
+TERNARY_SHAPES: tuple[tuple[tuple[int | None, ...], ...], ...] = (
+    ((None, 5), (None, 5), (None, 5)),
+    ((None, 19), (19,), ()),
+    ((None, 1), (None, 18), (1, 18)),
+    ((7,), (7,), ()),
+    ((None, 3, 1, 4), (5, 1), (3, 1, 1)),
+    ((), (), ()),
+)
 
 
-def _binary(op: Elementwise) -> OpSpec:
+def _several(op: Elementwise) -> OpSpec:
     fwd, *bwd = (_broadcast(f, strided) if (strided := op.strided(f)) else _flat(f) for f in op.formulas)
-    examples = [Example(shapes=s, low=op.low) for s in BINARY_SHAPES]
+    inputs = op.forward.reads
+    shapes = BINARY_SHAPES if len(inputs) == 2 else TERNARY_SHAPES
+    examples = [Example(shapes=s, low=op.low) for s in shapes] + _typed(op, shapes[1], op.low)
+    bench = ((None, 64), (64,), (64,))[: len(inputs)]
+
+    def words(given: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+        of = {name: given[name] for name in inputs}
+        return {**broadcast_words(of), **rows_cols(broadcast_shape((*of.values(),), attrs)["y"])}
+
     return OpSpec(
         name=op.name,
         synopsis=f"y = {op.forward.text}",
-        category="binary",
-        inputs=("a", "b"),
+        category="binary" if len(inputs) == 2 else "ternary",
+        inputs=inputs,
         shape=broadcast_shape,
-        words=lambda shapes, attrs: {
-            **broadcast_words(shapes, attrs),
-            **rows_cols(broadcast_shape((shapes["a"], shapes["b"]), attrs)["y"]),
-        },
+        words=words,
         fwd=(fwd,),
         bwd=tuple(bwd),
         passes=tuple(name for name, f in op.backward.items() if f.passes),
@@ -225,21 +257,48 @@ def _binary(op: Elementwise) -> OpSpec:
         differentiable=tuple(op.backward),
         flat=tuple(name for name in op.forward.reads if name not in op.backward),
         onnx=op.onnx,
-        examples=(*examples, Example(shapes=((None, 64), (64,)), low=op.low, batch=256, bench=True)),
-        source="NumPy's broadcasting",
+        examples=(*examples, Example(shapes=bench, low=op.low, batch=256, bench=True)),
+        source=op.source or "NumPy's broadcasting",
+        types=_types(op),
     )
 
 
 def spec_of(op: Elementwise) -> OpSpec:
-    """The operator of formulas of one operand, x, or of two, a and b."""
-    if op.forward.reads == ("x",):
+    """The operator of formulas of one operand, x, or of several, which are broadcast."""
+    if len(op.forward.reads) == 1:
         return _unary(op, _flat(op.forward), tuple(map(_flat, op.backward.values())))
-    return _binary(op)
+    return _several(op)
 
 
 for _op in ELEMENTWISE.values():
     register(spec_of(_op))
 register(_unary(POW, POW_ROWS[0], POW_ROWS[1:]))
+
+
+# ---------------------------------------------------------------- casts
+register(
+    OpSpec(
+        name="cast",
+        synopsis="y = x, as a number of another type",
+        category="unary",
+        inputs=("x",),
+        attrs=(Attr(name="to", check=lambda v: v in TYPES, doc=f"the type: {', '.join(TYPES)}"),),
+        shape=same_shape,
+        words=lambda shapes, attrs: rows_cols(shapes["x"]),
+        fwd=(_flat(CAST),),
+        flat=("x",),
+        onnx=("Cast",),
+        examples=tuple(
+            Example(shapes=((None, 19),), attrs={"to": to}, types={"any": of, "to": to}, low=-3.0 if to != "uint8" else 0.0, high=5.0)
+            for of, to in (
+                ("uint8", FLOAT), ("int64", FLOAT), ("bool", FLOAT), ("int8", FLOAT), (FLOAT, "int64"), (FLOAT, "uint8"),
+                (FLOAT, "bool"), ("int64", "int32"), ("int32", "bool"), ("bool", "uint8"), ("float32", "float64"),
+            )
+        ),
+        source="a float becomes the nearest integer towards 0 that there is, NaN 0; an integer keeps its lowest bits; not 0: true",
+        types={"x": "any", "y": "to"},
+    )
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------- rows that lowering inserts

@@ -178,7 +178,7 @@ class Example:
     """Shapes (with None for the batch) and attributes that tests and benchmarks run the operator with.
 
     low, high : the range inputs are drawn from.  integer : {input: n} draws integers in [0, n).
-    batch : the batch size used.  grad : False where the gradient is not checked (kinks, labels).
+    batch : the batch size used.  types : types in place of variables (the program's float, where nothing is said).
     """
 
     shapes: tuple[tuple[int | None, ...], ...]
@@ -187,6 +187,7 @@ class Example:
     low: float = -2.0
     high: float = 2.0
     integer: Mapping[str, int] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
     bench: bool = False
 
 
