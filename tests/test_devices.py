@@ -14,8 +14,8 @@ from calcvm.ops import OPS
 from calcvm.ops.spec import ROWS, Example
 from calcvm.vm.memory.slot import HostMemory, Slot
 from calcvm.vm.run.device import Cpu
-from calcvm.vm.run.pieces import Shared
 from calcvm.vm.run.loaded import loaded_of
+from calcvm.vm.run.pieces import Shared
 from tests import rowrun
 from tests.rowrun import NATIVE, Case
 
