@@ -47,21 +47,9 @@ class Slot:
     """
 
     __slots__ = (
-        "address",
-        "loaded",
-        "bytes",
-        "elements",
-        "image",
-        "job",
-        "job_address",
-        "keeper",
-        "lasting",
-        "start",
-        "stop",
-        "record",
-        "traps",
-        "view",
-    )
+        "address", "loaded", "bytes", "elements", "image", "job", "job_address", "keeper", "lasting", "start",
+        "stop", "record", "traps", "view",
+    )  # fmt: skip
 
     writable = True
 
@@ -95,10 +83,6 @@ class Slot:
         8-byte numbers are given as elements of the heap: ``array.view(program.dtype)``.
         """
         cells_of(self.elements, symbol, shape)[...] = value
-
-    def clear_symbol(self, symbol: Symbol) -> None:
-        """Set a symbol's cells to 0."""
-        self.write(symbol, 0)
 
     def scalar(self, offset: int) -> float:
         """The element at an offset."""
