@@ -68,8 +68,9 @@ format: $(VENV)/.dev ## format the code and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.dev ## write docs/operators.md from the operator table
+docs: $(VENV)/.dev ## write docs/operators.md from the operator table, docs/rooms.svg from the imports
 	$(BIN)/python tools/operators.py
+	$(BIN)/python tools/rooms.py
 
 bench: $(VENV)/.peers ## run the benchmarks against the peers and write bench/RESULTS.md
 	$(BIN)/python -m bench all

@@ -193,7 +193,7 @@ def test_a_slot_reads_and_writes(dtype):
         slot.write(state, words, (state.elems.b,))
         np.testing.assert_array_equal(slot.cells(state, (state.elems.b,)), words)
         whole, image = slot.snapshot(), slot.get_image()
-        slot.clear_symbol(weight)
+        slot.write(weight, 0)
         assert not view.any() and slot.cells(state, (state.elems.b,)).any()
         slot.set_image(image)
         assert (view == [0, 1, 2]).all()

@@ -1,4 +1,4 @@
-"""The import arrows of docs/architecture.md: which room of src/calcvm may import which."""
+"""The import arrows of docs/architecture.md: which room of src/calcvm may import which, and no module in a circle."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "src" / "calcvm"
+from tools import rooms
+from tools.rooms import ROOT, imports, module_of, room_of
 
+VM = {"vm.program", "vm.run", "vm.memory"}
 # room (a folder or a module of src/calcvm): (rooms of ours, packages of others) that it may import.
 # "" is the package itself, the public API.  A room may always import itself and the standard library.
 ALL_LOWER = {
@@ -25,11 +27,10 @@ ALL_LOWER = {
     "optim",
     "lowering",
     "planner",
-    "vm",
     "progress",
     "tables",
     "lazy",
-}
+} | VM
 ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "checks": ({"errors"}, set()),
@@ -51,20 +52,23 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "formulas", "kernel", "lazy", "undisturbed"},
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
-    "vm": (
-        {"errors", "checks", "lazy", "ops", "init", "kernels_cpu", "kernels_cuda", "tables"},
-        {"numba", "numpy", "llvmlite", "scipy"},
+    "vm": (set(), set()),
+    "vm.program": ({"errors", "checks", "lazy", "ops", "init"}, {"numpy"}),
+    "vm.run": (
+        {"errors", "checks", "lazy", "ops", "init", "kernels_cpu", "kernels_cuda", "vm.program"},
+        {"numba", "numpy", "llvmlite"},
     ),
-    "progress": ({"errors", "tables"}, {"rich"}),
+    "vm.memory": ({"errors", "checks", "ops", "tables", "vm.program", "vm.run"}, {"numpy"}),
+    "progress": ({"tables"}, {"rich"}),
     "compiler": (
-        {"errors", "checks", "ops", "graph", "lowering", "planner", "vm", "kernels_cuda"},
+        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda"} | VM,
         {"typing_extensions"},
     ),
     "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
-    "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables", "vm"}, {"numpy"}),
-    "ensemble": ({"errors", "checks", "model", "ops", "vm"}, {"numpy"}),
+    "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
+    "ensemble": ({"errors", "checks", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
     "exploration": (
-        {"errors", "checks", "graph", "compiler", "model", "fleet", "ensemble", "progress", "tables", "vm"},
+        {"errors", "checks", "graph", "compiler", "model", "fleet", "ensemble", "progress", "tables"} | VM,
         {"numpy", "optuna", "cmaes", "ray", "matplotlib"},
     ),
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet"}, {"numpy", "scipy", "sklearn", "joblib"}),
@@ -72,51 +76,27 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "data": ({"", "errors"}, {"numpy", "sklearn"}),
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
     "commands": (
-        {"", "errors", "data", "nn", "kernels_cpu", "vm"},
+        {"", "errors", "data", "nn", "kernels_cpu", "vm.program", "vm.run"},
         {"numpy", "typer", "matplotlib"},
-    ),  # kernels_cpu, vm: info
+    ),  # kernels_cpu, vm.run: info
     "__main__": ({"cli"}, set()),
     "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data", "operators"}, set()),
 }
 
 
-def room_of(path: Path, root: Path) -> str:
-    first = path.relative_to(root).parts[0].removesuffix(".py")
-    return "" if first == "__init__" else first
-
-
-def imports(path: Path, root: Path) -> list[tuple[int, str]]:
-    """(line, dotted target) of every import in a file, at any depth; ``calcvm.x`` for our own."""
-    package = ("calcvm", *path.relative_to(root).parts[:-1])
-    found = []
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.Import):
-            found += [(node.lineno, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
-            base = ".".join(part for part in (base, node.module) if part)
-            if base == "calcvm":  # from calcvm import ops: the name may be a room
-                found += [(node.lineno, f"calcvm.{alias.name}") for alias in node.names]
-            else:
-                found.append((node.lineno, base))
-    return found
-
-
 def violations(root: Path) -> list[str]:
     """Every import below ``root`` that ARROWS does not allow, as ``file:line: reason``."""
-    rooms = ARROWS.keys() | {room_of(p, root) for p in root.rglob("*.py")}
     bad = []
     for path in sorted(root.rglob("*.py")):
-        room, where = room_of(path, root), path.relative_to(root)
+        room, where = room_of(module_of(path, root), root), path.relative_to(root)
         if room not in ARROWS:
             bad.append(f"{where}: room {room!r} is not in ARROWS")
             continue
         ours, others = ARROWS[room]
-        for line, target in imports(path, root):
-            top, _, rest = target.partition(".")
+        for line, target, _ in imports(path, root):
+            top = target.partition(".")[0]
             if top == "calcvm":
-                name = rest.partition(".")[0]
-                name = name if name in rooms else ""  # from calcvm import Model: the public API
+                name = room_of(target, root)
                 if name != room and name not in ours:
                     bad.append(f"{where}:{line}: {room or 'calcvm'} must not import {target}")
             elif top not in sys.stdlib_module_names and top not in others:
@@ -126,6 +106,34 @@ def violations(root: Path) -> list[str]:
 
 def test_import_arrows() -> None:
     assert violations(ROOT) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not in functions either: only what types are named by (TYPE_CHECKING) may go the other way, within a room."""
+    assert rooms.circles(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("imported", "circles"),
+    [
+        ({"a": "import calcvm.vm.b", "b": "", "c": "from calcvm.vm import a, b"}, []),
+        (
+            {"a": "from calcvm.vm import b", "b": "def f():\n    from calcvm.vm.c import x", "c": "from . import a"},
+            ["abca"],
+        ),
+        ({"a": "if TYPE_CHECKING:\n    from calcvm.vm import b", "b": "from calcvm.vm import a"}, []),
+        ({"a": "if TYPE_CHECKING:\n    pass\nelse:\n    from calcvm.vm import b", "b": "import calcvm.vm.a"}, ["aba"]),
+    ],
+)
+def test_a_circle_is_found(tmp_path: Path, imported: dict[str, str], circles: list[str]) -> None:
+    (tmp_path / "vm").mkdir()
+    for name, text in imported.items():
+        (tmp_path / "vm" / f"{name}.py").write_text(text)
+    assert ["".join(m.rpartition(".")[2] for m in way) for way in rooms.circles(tmp_path)] == circles
+
+
+def test_the_picture_of_the_rooms_is_up_to_date() -> None:
+    assert rooms.TARGET.read_text() == rooms.picture(), "run `make docs`"
 
 
 @pytest.mark.parametrize(
@@ -140,15 +148,27 @@ def test_import_arrows() -> None:
             "import calcvm.vm.program.encoding as e",
             "planner must not import calcvm.vm.program.encoding",
         ),
-        ("planner/deep/broken.py", "from ...vm import encoding", "planner must not import calcvm.vm"),
+        ("planner/deep/broken.py", "from ...vm import run", "planner must not import calcvm.vm"),
         ("kernels_cpu/broken.py", "from ..ops.spec import OPS", "kernels_cpu must not import calcvm.ops.spec"),
-        ("vm/broken.py", "import torch", "vm must not import torch"),
+        ("vm/run/broken.py", "import torch", "vm.run must not import torch"),
+        ("vm/run/broken.py", "from calcvm.vm.memory import heap", "vm.run must not import calcvm.vm.memory"),
+        (
+            "vm/run/cuda/broken.py",
+            "def f():\n    from ...memory import heap",
+            "vm.run must not import calcvm.vm.memory",
+        ),
+        (
+            "vm/program/broken.py",
+            "if TYPE_CHECKING:\n    from ..run import job",
+            "vm.program must not import calcvm.vm.run",
+        ),
         ("new_room/broken.py", "import math", "room 'new_room' is not in ARROWS"),
-        ("vm/fine.py", "import numpy\nfrom calcvm.ops import spec\nfrom . import encoding", None),
+        ("vm/program/fine.py", "import numpy\nfrom calcvm.ops import spec\nfrom . import encoding", None),
+        ("vm/memory/fine.py", "from calcvm.vm.program import encoding\nfrom ..run.job import LINE", None),
     ],
 )
 def test_a_forbidden_import_is_caught(tmp_path: Path, file: str, line: str, caught: str | None) -> None:
-    for room in ("ops", "planner", "vm", "kernels_cpu"):
+    for room in ("ops", "planner", "kernels_cpu", "vm", "vm/program", "vm/run", "vm/memory"):
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").touch()
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -179,10 +199,10 @@ def test_rows_are_named_where_they_are_declared_and_in_one_file_beside():
     from calcvm.ops import ROWS
 
     names = {name for name in ROWS if re.search("_(fwd|bwd)", name)}
-    rooms = ("vm", "planner", "lowering", "model", "fleet", "ensemble", "compiler", "graph", "functions")
+    looked = (*VM, "planner", "lowering", "model", "fleet", "ensemble", "compiler", "graph", "functions")
     found = []
     for path in sorted(ROOT.rglob("*.py")):
-        if room_of(path, ROOT) in rooms and path.name != "inserted.py":
+        if room_of(module_of(path, ROOT)) in looked and path.name != "inserted.py":
             texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
             found += [(str(path.relative_to(ROOT)), text) for text in texts if isinstance(text, str) and text in names]
     assert not found

@@ -13,7 +13,7 @@ import pytest
 from calcvm.errors import CalcError, DeviceError, PlanError
 from calcvm.kernels_cuda._cuda import block, blocks, f32_at, f64_at, i64_at, like, sync, thread, threads
 from calcvm.vm.run.cuda import simulated
-from calcvm.vm.run.cuda.driver import FUNCTIONS, LIBRARY, LIMITS, Driver, Limits, load_library
+from calcvm.vm.run.cuda.driver import FUNCTIONS, LIBRARY, Driver, load_library
 from calcvm.vm.run.cuda.simulated import Library
 
 
@@ -62,8 +62,6 @@ def kernel(driver, key):
 def test_what_a_device_is(driver):
     assert (driver.name, driver.compute_capability, driver.multiprocessors) == ("simulated", (9, 0), 3)
     assert driver.version >= (12, 0)
-    assert driver.limits.cooperative == 1 and driver.limits.shared_bytes_per_block == 227 << 10
-    assert len(LIMITS) == len(Limits.__dataclass_fields__)
 
 
 def test_no_library_no_device():
@@ -164,10 +162,9 @@ def test_events(driver):
     with pytest.raises(DeviceError, match="cuEventElapsedTime: CUDA_ERROR_INVALID_HANDLE"):
         driver.elapsed_ms(start, end)
     driver.record(start, stream)
-    driver.wait(other, start)
     driver.record(end, other)
     driver.synchronize_event(end)
-    assert driver.happened(end) and driver.elapsed_ms(start, end) > 0
+    assert driver.elapsed_ms(start, end) > 0
     driver.free_event(start)
     with pytest.raises(DeviceError, match="cuEventRecord"):
         driver.record(start, stream)
@@ -255,11 +252,9 @@ def test_shared_memory_must_be_allowed(driver):
 
 def test_modules(driver):
     with pytest.raises(DeviceError, match=r"cuModuleLoadDataEx: CUDA_ERROR_INVALID_PTX \(218\).*\n.*no kernel .*other"):
-        driver.load("other", max_registers=64)
-    module = driver.load("test count_up", max_registers=64)
+        driver.load("other")
+    module = driver.load("test count_up")
     function = driver.function(module, "f")
-    facts = driver.facts(function)
-    assert facts.max_threads == 1024 and facts.local_bytes == 0
     driver.unload(module)
     with pytest.raises(DeviceError, match="INVALID_HANDLE"):
         driver.launch(function, 1, 4, [0])()

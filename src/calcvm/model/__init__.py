@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from calcvm.model.callbacks import Callback, EarlyStopping, ReduceOnPlateau
-from calcvm.model.files import FORMAT_VERSION, load, persistent
+from calcvm.model.files import FORMAT_VERSION, persistent
 from calcvm.model.history import History
-from calcvm.model.model import Model
+from calcvm.model.model import Model, load
 from calcvm.model.networks import build_graph
 from calcvm.model.roles import Roles
 

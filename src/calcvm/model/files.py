@@ -10,6 +10,7 @@ import numpy as np
 
 from calcvm.errors import PlanError, ProgramError
 from calcvm.vm.memory.heap import CalcHeap, parse_bytes
+from calcvm.vm.memory.resident import Resident
 from calcvm.vm.program import schema
 from calcvm.vm.program.facts import MAX_LEARNING, MAX_ROUNDS, MAX_SEED, check_learning_batch
 from calcvm.vm.program.program import Program, Symbol
@@ -63,27 +64,8 @@ _MODEL = record(
 )
 
 
-def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = None) -> Model:
-    """A model that `Model.save` wrote, in a heap of its own; its program is verified.
-
-    Nothing of the file is trusted, and the memory for its content is that of its size.  Running a model takes its
-    program's ``heap_bytes``, whatever the file's size: look at those of a stranger's file before, by
-    ``cv.load_program(path).heap_bytes``, or set a limit.
-
-    Parameters
-    ----------
-    path : path, or a binary file that is open.
-    memory : int or str, optional
-        The most bytes that the heap may take, or a text such as ``"64 MiB"`` (default: the machine's memory).
-
-    Raises
-    ------
-    ProgramError : the file is truncated, altered, foreign, or of an unknown version.
-    PlanError : the heap would be larger than ``memory``, or than the machine's (``needed`` and ``allowed`` bytes).
-    FileError : it cannot be read.
-    """
-    from calcvm.model.model import Model
-
+def read(path: str | PathLike[str] | BinaryIO, memory: int | str | None) -> Resident:
+    """The model of a file, in a heap of its own (see `calcvm.model.load`)."""
     archive = read_archive(path, kinds=("model",), versions=(FORMAT_VERSION,))
     program = Program.from_parts(archive.documents, archive.arrays, where=archive.name)
     where = f"{archive.name}: document 'model'"
@@ -111,4 +93,4 @@ def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = Non
     image = np.zeros(stop - start, np.uint8)
     for key, cells in _state(program, image):
         cells.view(np.uint8)[:] = archive.array(key).view(np.uint8)
-    return Model.on(heap.adopt(program, facts, image))
+    return heap.adopt(program, facts, image)

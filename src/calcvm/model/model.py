@@ -609,7 +609,7 @@ class Model(methods.Native):
 
 def _unpickled(data: bytes, cls: type[Model] = Model) -> Model:
     model = cls.__new__(cls)
-    vars(model).update(vars(files.load(BytesIO(data))))
+    vars(model).update(vars(load(BytesIO(data))))
     return model
 
 
@@ -623,3 +623,25 @@ def _graph(net: Any, options: dict[str, Any]) -> CalcGraph:
         if what not in options:
             raise CalcError(f"Model: {what} is missing; give {what}={example}")
     return build_graph(net, **{"loss": "softmax_cross_entropy", **options})
+
+
+def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = None) -> Model:
+    """A model that `Model.save` wrote, in a heap of its own; its program is verified.
+
+    Nothing of the file is trusted, and the memory for its content is that of its size.  Running a model takes its
+    program's ``heap_bytes``, whatever the file's size: look at those of a stranger's file before, by
+    ``cv.load_program(path).heap_bytes``, or set a limit.
+
+    Parameters
+    ----------
+    path : path, or a binary file that is open.
+    memory : int or str, optional
+        The most bytes that the heap may take, or a text such as ``"64 MiB"`` (default: the machine's memory).
+
+    Raises
+    ------
+    ProgramError : the file is truncated, altered, foreign, or of an unknown version.
+    PlanError : the heap would be larger than ``memory``, or than the machine's (``needed`` and ``allowed`` bytes).
+    FileError : it cannot be read.
+    """
+    return Model.on(files.read(path, memory))

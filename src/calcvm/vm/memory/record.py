@@ -30,27 +30,9 @@ class Record:
     """
 
     __slots__ = (
-        "name",
-        "loaded",
-        "workers",
-        "facts",
-        "slot",
-        "_ready",
-        "calls",
-        "turn",
-        "entering",
-        "training",
-        "trains",
-        "lost",
-        "changed",
-        "exposed",
-        "open",
-        "passing",
-        "graded",
-        "held",
-        "ran",
-        "arena",
-    )
+        "name", "loaded", "workers", "facts", "slot", "_ready", "calls", "turn", "entering", "training", "trains",
+        "lost", "changed", "exposed", "open", "passing", "graded", "held", "ran", "arena",
+    )  # fmt: skip
 
     def __init__(self, name: str, loaded: Loaded | None, workers: int, facts: Facts):
         self.name, self.loaded, self.workers, self.facts = name, loaded, workers, facts

@@ -47,21 +47,9 @@ class Slot:
     """
 
     __slots__ = (
-        "address",
-        "loaded",
-        "bytes",
-        "elements",
-        "image",
-        "job",
-        "job_address",
-        "keeper",
-        "lasting",
-        "start",
-        "stop",
-        "record",
-        "traps",
-        "view",
-    )
+        "address", "loaded", "bytes", "elements", "image", "job", "job_address", "keeper", "lasting", "start",
+        "stop", "record", "traps", "view",
+    )  # fmt: skip
 
     writable = True
 
@@ -92,10 +80,6 @@ class Slot:
     def write(self, symbol: Symbol, value: Any, shape: tuple[int, ...] | None = None) -> None:
         """Set a symbol's cells to a value that is broadcast and converted to their type."""
         cells_of(self.elements, symbol, shape)[...] = value
-
-    def clear_symbol(self, symbol: Symbol) -> None:
-        """Set a symbol's cells to 0."""
-        self.write(symbol, 0)
 
     def scalar(self, offset: int) -> float:
         """The element at an offset."""

@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -56,11 +55,9 @@ FUNCTIONS: dict[str, list[Any]] = {
     "cuMemsetD8Async": [c_uint64, c_ubyte, c_size_t, c_void_p],
     "cuStreamCreate": [_HANDLE, c_uint],
     "cuStreamSynchronize": [c_void_p],
-    "cuStreamWaitEvent": [c_void_p, c_void_p, c_uint],
     "cuStreamDestroy_v2": [c_void_p],
     "cuEventCreate": [_HANDLE, c_uint],
     "cuEventRecord": [c_void_p, c_void_p],
-    "cuEventQuery": [c_void_p],
     "cuEventSynchronize": [c_void_p],
     "cuEventElapsedTime": [POINTER(c_float), c_void_p, c_void_p],
     "cuEventDestroy_v2": [c_void_p],
@@ -68,7 +65,6 @@ FUNCTIONS: dict[str, list[Any]] = {
     "cuModuleGetFunction": [_HANDLE, c_void_p, c_char_p],
     "cuModuleUnload": [c_void_p],
     "cuFuncSetAttribute": [c_void_p, c_int, c_int],
-    "cuFuncGetAttribute": [_INT, c_int, c_void_p],
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": [_INT, c_void_p, c_int, c_size_t],
     "cuLaunchKernel": [*_LAUNCH, _HANDLE],
     "cuLaunchCooperativeKernel": _LAUNCH,
@@ -81,42 +77,13 @@ FUNCTIONS: dict[str, list[Any]] = {
 }
 
 # Results of calls, and the numbers of what is asked for.
-OUT_OF_MEMORY, NO_DEVICE, NOT_READY = 2, 100, 600
+OUT_OF_MEMORY, NO_DEVICE = 2, 100
 LOST = {214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 810, 911, 999}  # every later call fails as well
 COMPUTE_CAPABILITY, MULTIPROCESSORS = (75, 76), 16
-JIT_MAX_REGISTERS, JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES = 0, 5, 6
-FUNCTION_MAX_THREADS, FUNCTION_SHARED, FUNCTION_LOCAL, FUNCTION_REGISTERS, FUNCTION_MAX_DYNAMIC_SHARED = 0, 1, 3, 4, 8
+JIT_ERROR_LOG, JIT_ERROR_LOG_BYTES, FUNCTION_MAX_DYNAMIC_SHARED = 5, 6, 8
 HOST_PORTABLE_AND_MAPPED = 3
 STREAM_NON_BLOCKING, EVENT_DISABLE_TIMING, CAPTURE_THREAD_LOCAL = 1, 2, 1
 LOG_BYTES = 1 << 14
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a device has; `LIMITS` are the driver's numbers of the fields."""
-
-    threads_per_block: int
-    threads_per_multiprocessor: int
-    blocks_per_multiprocessor: int
-    shared_bytes_per_block: int  # dynamic shared memory, where it was allowed with `Driver.allow_shared`
-    shared_bytes_per_multiprocessor: int
-    registers_per_multiprocessor: int  # of 32 bits
-    l2_bytes: int
-    clock_khz: int
-    cooperative: int  # 1: a grid's blocks may wait for each other
-
-
-LIMITS = (1, 39, 106, 97, 81, 82, 38, 13, 95)
-
-
-@dataclass(frozen=True)
-class FunctionFacts:
-    """What the assembler made of a kernel."""
-
-    registers: int  # of a thread
-    local_bytes: int  # of a thread: stack and spills
-    shared_bytes: int  # of a block, static
-    max_threads: int  # of a block
 
 
 class _Current(threading.local):
@@ -176,7 +143,6 @@ class Driver:
         self._close.atexit = False  # a process that ends frees all, and other threads may still run
         self.compute_capability = self._attribute(COMPUTE_CAPABILITY[0]), self._attribute(COMPUTE_CAPABILITY[1])
         self.multiprocessors = self._attribute(MULTIPROCESSORS)
-        self.limits = Limits(*(self._attribute(k) for k in LIMITS))
         text = ctypes.create_string_buffer(256)
         self._call("cuDeviceGetName", text, len(text), self._device)
         self.name = text.value.decode()
@@ -382,20 +348,9 @@ class Driver:
         """The event happens when the stream has done all that it was given so far."""
         self._call("cuEventRecord", event, stream)
 
-    def wait(self, stream: int, event: int) -> None:
-        """Let a stream wait for an event; the caller does not."""
-        self._call("cuStreamWaitEvent", stream, event, 0)
-
     def synchronize_event(self, event: int) -> None:
         """Wait for an event."""
         self._call("cuEventSynchronize", event)
-
-    def happened(self, event: int) -> bool:
-        """Whether the event has happened."""
-        code = self._result("cuEventQuery", event)
-        if code != NOT_READY:
-            self._check("cuEventQuery", code)
-        return code == 0
 
     def elapsed_ms(self, start: int, end: int) -> float:
         """Milliseconds between two events that have happened."""
@@ -404,16 +359,11 @@ class Driver:
         return value.value
 
     # ---------------------------------------------------------------- kernels
-    def load(self, ptx: str | bytes, *, max_registers: int | None = None) -> int:
-        """A module of PTX, assembled for this device (DeviceError with the assembler's log).
-
-        max_registers : of a thread; beyond them it spills.
-        """
+    def load(self, ptx: str | bytes) -> int:
+        """A module of PTX, assembled for this device (DeviceError with the assembler's log)."""
         image = ptx.encode() if isinstance(ptx, str) else ptx
         log = ctypes.create_string_buffer(LOG_BYTES)
         options = {JIT_ERROR_LOG: ctypes.addressof(log), JIT_ERROR_LOG_BYTES: LOG_BYTES}
-        if max_registers is not None:
-            options[JIT_MAX_REGISTERS] = max_registers
         n = len(options)
         numbers, values = (c_int * n)(*options), (c_void_p * n)(*options.values())
         try:
@@ -436,15 +386,6 @@ class Driver:
     def allow_shared(self, function: int, n_bytes: int) -> None:
         """Let blocks of a kernel have so much dynamic shared memory: what is above 48 KB must be allowed."""
         self._call("cuFuncSetAttribute", function, FUNCTION_MAX_DYNAMIC_SHARED, n_bytes)
-
-    def facts(self, function: int) -> FunctionFacts:
-        """What the assembler made of a kernel."""
-        found = []
-        for number in (FUNCTION_REGISTERS, FUNCTION_LOCAL, FUNCTION_SHARED, FUNCTION_MAX_THREADS):
-            value = c_int()
-            self._call("cuFuncGetAttribute", value, number, function)
-            found.append(value.value)
-        return FunctionFacts(*found)
 
     def occupancy(self, function: int, threads: int, shared_bytes: int = 0) -> int:
         """Blocks of so many threads and so much dynamic shared memory that one multiprocessor runs at once."""

@@ -160,10 +160,8 @@ class Library:
     ):
         self.memory_bytes, self.multiprocessors, self.blocks = memory_bytes, multiprocessors, blocks
         self.devices, self.seed = devices, seed
-        self.attributes = {
-            1: 1024, 39: 2048, 106: 32, 97: shared_bytes, 81: shared_bytes + 1024, 82: 65536, 38: 1 << 20, 13: 10**6, 95: 1,
-            16: multiprocessors, 75: compute_capability[0], 76: compute_capability[1],
-        }  # fmt: skip
+        major, minor = compute_capability
+        self.attributes = {97: shared_bytes, 16: multiprocessors, 75: major, 76: minor}
         self.context = next(_handles)
         self.retained = 0
         self.device, self.host = Memory(), Memory()
@@ -367,10 +365,6 @@ class Library:
     def cuStreamSynchronize(self, stream):
         return self._give(stream, lambda: SUCCESS)
 
-    @_call(capture=True)
-    def cuStreamWaitEvent(self, stream, event, flags):
-        return self._give(stream, lambda: SUCCESS if event in self.events else INVALID_HANDLE)
-
     @_call
     def cuEventCreate(self, event, flags):
         event.value = next(_handles)
@@ -387,10 +381,6 @@ class Library:
             return SUCCESS
 
         return self._give(stream, happen) if event in self.events else INVALID_HANDLE
-
-    @_call(capture=True)
-    def cuEventQuery(self, event):
-        return SUCCESS if event in self.events else INVALID_HANDLE
 
     @_call(capture=True)
     def cuEventSynchronize(self, event):
@@ -468,13 +458,6 @@ class Library:
         if function not in self.functions or attribute != 8 or value > self.attributes[97]:
             return INVALID_VALUE
         self.functions[function].max_dynamic_shared = value
-
-    @_call(capture=True)
-    def cuFuncGetAttribute(self, value, attribute, function):
-        facts = {0: 1024, 1: 0, 3: 0, 4: 32}
-        if function not in self.functions or attribute not in facts:
-            return INVALID_VALUE
-        value.value = facts[attribute]
 
     @_call(capture=True)
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, value, function, threads, shared_bytes):
