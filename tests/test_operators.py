@@ -258,8 +258,8 @@ def test_refused_shape(name, shapes, attrs, message):
     spec = OPS[name]
     attrs = {a.name: a.default for a in spec.attrs} | attrs
     with pytest.raises(ValueError, match=message):
-        given = dict(zip(spec.inputs, map(shape_of, shapes)))
-        spec.words(given | spec.shape(tuple(given.values()), attrs), attrs)
+        given = dict.fromkeys(spec.inputs) | dict(zip(spec.inputs, map(shape_of, shapes)))
+        spec.words(given | spec.shape(given, attrs), attrs)
 
 
 # ---------------------------------------------------------------- values a user can see

@@ -233,10 +233,10 @@ class Operation:
         names = (*((n, v.name) for n, v in (*self.inputs.items(), *self.outputs.items())),)
         return (self.spec.name, self.name, names, tuple(self.attrs.items()))
 
-    def shapes(self) -> dict[str, Shape]:
-        """Shape of every input, output and saved value, by the spec's names."""
+    def shapes(self) -> dict[str, Any]:
+        """Shape of every input, output and saved value, by the spec's names; None for an input that is left out."""
         named = {n: v.shape for n, v in (*self.inputs.items(), *self.outputs.items())}
-        return {**named, **self.saved}
+        return {**dict.fromkeys(self.spec.inputs), **named, **self.saved}
 
 
 @dataclass(eq=False)
@@ -549,9 +549,9 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
         raise CalcError(f"{name}: takes inputs {', '.join(spec.inputs)}; got {len(inputs)}")
     attrs = _checked_attrs(spec, attrs)
     try:
-        of_inputs = {slot: shape_of(v.shape) for slot, v in operands.items()}
+        of_inputs = {s: shape_of(operands[s].shape) if s in operands else None for s in spec.inputs}
         own = any(map(is_own, spec.rows))
-        shapes = sizes_of(spec, of_inputs, attrs) if own else spec.shape(tuple(of_inputs.values()), attrs)
+        shapes = sizes_of(spec, of_inputs, attrs) if own else spec.shape(of_inputs, attrs)
         for shape in shapes.values():
             if sum(not s.constant for s in shape) > 1:
                 raise Quadratic(

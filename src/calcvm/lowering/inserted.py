@@ -38,7 +38,7 @@ def add(emit: Emitter, a: Value, b: Value, y: Value, shape: Shape, label: str) -
 
 def sum_shape(full: Shape, axes: Sequence[int]) -> Shape:
     """The shape of a sum over neighbouring axes, which stay with a size of 1."""
-    return OPS["sum"].shape((full,), {"axes": tuple(axes), "keepdims": True})["y"]
+    return OPS["sum"].shape({"x": full}, {"axes": tuple(axes), "keepdims": True})["y"]
 
 
 def sum_over(emit: Emitter, x: Value, y: Value, full: Shape, axes: Sequence[int], label: str) -> None:

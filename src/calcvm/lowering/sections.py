@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,7 @@ class _Lowering:
         for path in order:
             self._path(path)
         kept_values = {self.emit.env[v] for v in self.kept if v in self.emit.env}
-        statements = fuse_activations(self.emit.statements, kept_values)
+        statements = fuse_activations(self._without_unread(self.emit.statements), kept_values)
         for value in kept_values:
             if not value.persistent:
                 value.resident = True
@@ -116,6 +116,18 @@ class _Lowering:
             self._describe(v, used)
         values = tuple(v for v in self.emit.values if v in used)
         return Lowered(values=values, statements=tuple(statements), paths=tuple(p.name for p in order)), self.facts
+
+    def _without_unread(self, statements: list[Statement]) -> list[Statement]:
+        """Forward rows leave out what they may of what is saved for a backward that does not read it."""
+        unread = self.emit.saved - {v for s in statements for v in s.read_values}
+        out = []
+        for s in statements:
+            idle = {o.name for o in s.spec.writes if s.operands[o.name] in unread}
+            if idle and idle == {o.name for o in s.spec.writes}:
+                continue
+            dropped = {name for name in idle if s.spec.operand(name).optional}
+            out.append(replace(s, operands={**s.operands, **dict.fromkeys(dropped)}) if dropped else s)
+        return out
 
     def _order(self) -> list[Path]:
         """The paths, each after those whose results it reads."""

@@ -16,6 +16,7 @@ from calcvm.ops.spec import (
     OpSpec,
     R,
     RowSpec,
+    Shapes,
     U,
     W,
     Word,
@@ -129,9 +130,9 @@ def _extent(s: str) -> str:
     return f"d0*{s}0 if {s}0 else {_row_span(s)}"
 
 
-def broadcast_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+def broadcast_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     """NumPy's rule for two shapes."""
-    a, b = inputs
+    a, b = shapes["a"], shapes["b"]
     n = max(len(a), len(b))
     pairs = zip((ONE,) * (n - len(a)) + a, (ONE,) * (n - len(b)) + b)
     y = []
@@ -142,9 +143,9 @@ def broadcast_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict
     return {"y": tuple(y)}
 
 
-def broadcast_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def broadcast_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes of y, and strides of a and b (0: broadcast), neighbouring axes merged where that is possible."""
-    y = broadcast_shape((shapes["a"], shapes["b"]), attrs)["y"] or (ONE,)
+    y = broadcast_shape(shapes, attrs)["y"] or (ONE,)
     operands = [(ONE,) * (len(y) - len(s)) + s for s in (shapes["a"], shapes["b"])]
     spread = [tuple(size == ONE and out != ONE for size, out in zip(axis, y)) for axis in operands]
     groups: list[tuple[Affine, tuple[bool, bool]]] = []  # inner axes: size, which operand is broadcast along it
@@ -216,7 +217,7 @@ def _binary(op: Elementwise) -> OpSpec:
         shape=broadcast_shape,
         words=lambda shapes, attrs: {
             **broadcast_words(shapes, attrs),
-            **rows_cols(broadcast_shape((shapes["a"], shapes["b"]), attrs)["y"]),
+            **rows_cols(broadcast_shape(shapes, attrs)["y"]),
         },
         fwd=(fwd,),
         bwd=tuple(bwd),
@@ -243,10 +244,6 @@ register(_unary(POW, POW_ROWS[0], POW_ROWS[1:]))
 
 
 # ---------------------------------------------------------------- rows that lowering inserts
-def _updated(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    return {"y": inputs[0]}
-
-
 register(
     OpSpec(
         name="accumulate",
@@ -254,7 +251,7 @@ register(
         category="system",
         inputs=("y", "x"),
         outputs=("y",),
-        shape=_updated,
+        shape=same_shape,
         words=lambda shapes, attrs: rows_cols(shapes["y"]),
         fwd=(
             RowSpec(
@@ -276,7 +273,7 @@ register(
         inputs=(),
         outputs=("y",),
         attrs=(Attr(name="shape", default=(1,), doc="shape of y"), *(a for a, _ in attributes(FILL.params).values())),
-        shape=lambda inputs, attrs: {"y": tuple(Affine(1) if n is None else Affine(0, n) for n in attrs["shape"])},
+        shape=lambda shapes, attrs: {"y": tuple(Affine(1) if n is None else Affine(0, n) for n in attrs["shape"])},
         words=lambda shapes, attrs: {**rows_cols(shapes["y"]), **values(FILL.params, attrs)},
         fwd=(_flat(FILL),),
         examples=(

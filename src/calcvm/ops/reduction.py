@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.ops.dims import ONE, Shape, numel, show
-from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, W, choice, dims, register
+from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, Shapes, W, choice, dims, register
 
 REDUCE = (*dims("O P R0 R1 I"), choice("by", 2))  # by 1: shared over I, the leading axis being reduced
 X_ELEMS, Y_ELEMS = "O*P*R0*R1*I", "O*P*I"
@@ -33,13 +33,13 @@ def _block(shape: Shape, attrs: Mapping[str, Any]) -> tuple[int, int]:
     return found[0], found[-1] + 1
 
 
-def reduce_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    (x,) = inputs
+def reduce_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x = shapes["x"]
     i, j = _block(x, attrs)
     return {"y": x[:i] + ((ONE,) * (j - i) if attrs.get("keepdims") else ()) + x[j:]}
 
 
-def reduce_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def reduce_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x = shapes["x"]
     i, j = _block(x, attrs)
     inner = numel(x[j:])
@@ -147,15 +147,15 @@ SOFTMAX = dims("rows inner N")
 S_ELEMS = "rows*inner*N"
 
 
-def softmax_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    (x,) = inputs
+def softmax_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x = shapes["x"]
     axis = attrs.get("axis", -1)
     if not x or axis not in (-1, len(x) - 1):
         raise ValueError(f"softmax runs over the last axis: transpose first (axis {axis} of {show(x)})")
     return {"y": x}
 
 
-def softmax_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def softmax_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x = shapes["x"]
     return {"rows": x[0] if len(x) > 1 else ONE, "inner": numel(x[1:-1]), "N": x[-1]}
 

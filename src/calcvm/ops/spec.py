@@ -21,6 +21,7 @@ from typing import Any
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
 
+Shapes = Mapping[str, Any]  # of an operator's values by name: Shape, None for an input that is left out
 HEADER_WORDS = 2
 LINE_WORDS = 8  # of a cache line: an encoded row is whole ones
 MAX_WORDS = 15 * LINE_WORDS  # of a row: two of them, and a few words more, are what a block of a GPU keeps of them
@@ -171,9 +172,11 @@ class OpSpec:
     """One operator.
 
     category : unary | binary | reduction | contraction | shape | loss | metric | random | optimizer | system
-    inputs, outputs, saved : names.  Saved values are written by the forward for the backward alone.
-    shape : (input shapes, attributes) -> {output or saved name: shape}; raises ValueError with the reason.
+    inputs, outputs, saved : names.  Saved values are written by the forward for the backward alone; one that is
+        optional in the row that writes it has cells only where a backward reads it.
+    shape : (inputs' shapes by name, attributes) -> {output or saved name: shape}; raises ValueError with the reason.
     words : (shapes by name, attributes) -> {word: value} for all rows of the operator.
+        Both find None for an input that is left out.
     fwd : rows in order.  bwd : rows in order; an operand ``d<input>`` or ``d<output>`` is that value's
         gradient.  A backward row is emitted when one of the gradients it writes is needed.  Which values
         the backward reads is what its rows read, nothing more.  Names starting with ``t_`` are
@@ -193,8 +196,8 @@ class OpSpec:
     outputs: tuple[str, ...] = ("y",)
     saved: tuple[str, ...] = ()
     attrs: tuple[Attr, ...] = ()
-    shape: Callable[[tuple[Shape, ...], Mapping[str, Any]], dict[str, Shape]] = field(repr=False)
-    words: Callable[[Mapping[str, Shape], Mapping[str, Any]], dict[str, Any]] = field(repr=False)
+    shape: Callable[[Shapes, Mapping[str, Any]], dict[str, Shape]] = field(repr=False)
+    words: Callable[[Shapes, Mapping[str, Any]], dict[str, Any]] = field(repr=False)
     fwd: tuple[RowSpec, ...] = ()
     bwd: tuple[RowSpec, ...] = ()
     differentiable: tuple[str, ...] = ()
@@ -275,5 +278,6 @@ def rows_cols(shape: Shape) -> dict[str, Any]:
     return {"rows": shape[0], "cols": numel(shape[1:])}
 
 
-def same_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    return {"y": inputs[0]}
+def same_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    """That of the first input."""
+    return {"y": next(iter(shapes.values()))}
