@@ -171,9 +171,9 @@ def _weighted(args, q, k):
 def _entropy(args, place, ok, k, last, g):
     """p = softmax(logits) of a place, and its loss."""
     me, N, dense, smoothing, hard, soft, x, target, p = args
-    zero = like(p, 0)
+    zero = like(x, 0)
     top, total = top_and_sum(x, zero, k, last, g)
-    weight, term = like(p, 1), zero
+    weight, term = like(x, 1), zero
     if dense:
         sure = sum_of(element, target, zero, k, last, g)
         weight = hard * sure + smoothing
@@ -196,7 +196,7 @@ def softmax_cross_entropy_fwd(me, rows, inner, N, dense, smoothing: Float, logit
     logits, and may be left out; rows shared, a row of logits by some lanes of a warp.
     """
     lo, hi = share(me, rows)
-    hard, soft, s = like(p, 1 - smoothing), like(p, smoothing / N), like(p, smoothing)
+    hard, soft, s = like(t_l, 1 - smoothing), like(t_l, smoothing / N), like(t_l, smoothing)
     args = (me, N, dense, s, hard, soft, logits, target, p)
     rows_of_scores(_entropy, args, lo, hi, inner, N, t_l)
 

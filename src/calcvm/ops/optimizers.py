@@ -21,7 +21,22 @@ from typing import Any
 from calcvm.formulas.declare import Update
 from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.ops.dims import Shape, affine
-from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, Shapes, U, W, Word, choice, dims, register, rows_cols
+from calcvm.ops.spec import (
+    Attr,
+    Example,
+    Operand,
+    OpSpec,
+    R,
+    RowSpec,
+    Shapes,
+    U,
+    W,
+    Word,
+    choice,
+    dims,
+    register,
+    rows_cols,
+)
 
 HYPER_ELEMS = f"{len(HYPER_SLOTS)}*D"
 # Slots that do not start at 0.

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from calcvm.errors import ProgramError
-from calcvm.ops.spec import ROWS, RowSpec, row_words
+from calcvm.ops.reduction import EXTREMUM, SUM
+from calcvm.ops.spec import HEADER_WORDS, ROWS, RowSpec, row_words
 from calcvm.vm import schema
 from calcvm.vm.encoding import form_parts, instructions
 from calcvm.vm.schema import record, table, text
 
 FORMER = 2
+SUMS = {f"{name}_{way}" for name in ("sum", "mean", "sum_squares") for way in ("fwd", "bwd")}
+SUM_WORDS = {
+    "K1": "P",
+    "R2": "R1",
+    "K0": None,
+    "R1": None,
+}  # by today's name the former one; None: there was none, and it is 1
 _FORMER = record({"instructions": table(text())}, others=True)
 
 
@@ -30,6 +39,9 @@ def converted(
     rows, values = (arrays.get(f"program/{name}", np.empty(0)) for name in ("rows", "operand_values"))
     if rows.dtype != np.int64 or rows.shape[1:] != (32,) or values.shape != rows.shape:
         raise ProgramError(f"{where}: the program's rows are not those of format {FORMER}: copy the file anew")
+    patches = arrays.get("program/patches", np.empty(0)).copy()
+    if patches.dtype != np.int64 or patches.shape[1:] != (4,) or not np.isin(patches[:, 0], np.arange(len(rows))).all():
+        raise ProgramError(f"{where}: the program's patches are not those of format {FORMER}: copy the file anew")
     opcodes = np.unique(rows[:, 0]).tolist()
     known = [ROWS[name] for name in listed if name in ROWS]
     found = {c: s for c in opcodes[: len(ROWS)] for s in known if _former(c, s) == listed[s.name]}
@@ -41,14 +53,47 @@ def converted(
         )
     today, width = instructions(found.values()), row_words(found.values())
     places = {name: k for k, (name, _) in enumerate(today)}
-    numbered = rows.copy()
+    numbered, behind = np.zeros_like(rows), np.full_like(values, -1)
     for opcode, spec in found.items():
-        numbered[rows[:, 0] == opcode, 0] = places[spec.name]
+        of = rows[:, 0] == opcode
+        patched = of[patches[:, 0]]
+        then = patches[patched, 1]
+        for k, was in enumerate(_places(spec)):
+            numbered[of, k], behind[of, k] = (rows[of, was], values[of, was]) if was is not None else (1, -1)
+            patches[np.flatnonzero(patched)[then == was], 1] = k
+        numbered[of, 0] = places[spec.name]
     return (
         {**document, "format_version": FORMER + 1, "instructions": [list(instruction) for instruction in today]},
-        {**arrays, "program/rows": numbered[:, :width], "program/operand_values": values[:, :width]},
+        {
+            **arrays,
+            "program/rows": numbered[:, :width],
+            "program/operand_values": behind[:, :width],
+            "program/patches": patches,
+        },
     )
 
 
 def _former(opcode: int, spec: RowSpec) -> str:
-    return hashlib.sha256(repr((opcode, spec.name, *form_parts(spec))).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((opcode, spec.name, *form_parts(_then(spec)))).encode()).hexdigest()[:16]
+
+
+def _then(spec: RowSpec) -> RowSpec:
+    """An instruction as the former format had it."""
+    operands = spec.operands
+    if spec.name in SUMS:
+        sizes = {SUM.x: EXTREMUM.x, SUM.y: EXTREMUM.y}
+        return replace(spec, words=EXTREMUM.words, operands=tuple(replace(o, elems=sizes[o.elems]) for o in operands))
+    if spec.name == "softmax_cross_entropy_fwd":
+        return replace(spec, operands=tuple(replace(o, optional=False) for o in operands))
+    return spec
+
+
+def _places(spec: RowSpec) -> list[int | None]:
+    """Of each word of a row where it was; None: it is 1."""
+    if spec.name not in SUMS:
+        return [*range(row_words([spec]))]
+    then = [word.name for word in _then(spec).words]
+    names = [SUM_WORDS.get(word.name, word.name) for word in spec.words]
+    first = HEADER_WORDS + len(then)
+    places = [None if name is None else HEADER_WORDS + then.index(name) for name in names]
+    return [*range(HEADER_WORDS), *places, *range(first, first + len(spec.operands))]
