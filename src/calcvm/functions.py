@@ -22,6 +22,7 @@ __all__ = [
     "add",
     "binary_cross_entropy",
     "ceil",
+    "center",
     "clip",
     "concat",
     "div",
@@ -266,6 +267,22 @@ def max(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # 
 def min(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Smallest element over axes (default all)."""
     return _reduce("min", x, axes, keepdims, blocks=1)
+
+
+def center(x: Variable, running: Variable, momentum: float = 0.1, training: bool | None = None) -> Variable:
+    """x less its mean over the batch, which a buffer follows; in a path that does not train, x less the buffer.
+
+    Parameters
+    ----------
+    running : buffer (`CalcGraph.buffer`) of the shape of x without its leading axis; each round that trains moves it by
+        ``momentum`` towards the mean of its batch.
+    training : which of the two; default: whether the path trains.
+    """
+    checks.one_of("center", x, Variable, "a variable")
+    train = x.graph.active.backward if training is None else checks.flag("center: training", training)
+    if train:
+        return apply("center", x, running, momentum=checks.number("center: momentum", momentum, 0, 1))
+    return apply("sub", x, running)
 
 
 def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:

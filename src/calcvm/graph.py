@@ -50,7 +50,7 @@ class TensorDescriptor:
 
 @dataclass(eq=False)
 class Variable:
-    """A tensor of the graph: placeholder, parameter, constant or the result of an operator.
+    """A tensor of the graph: placeholder, parameter, buffer, constant or the result of an operator.
 
     Arithmetic (``+ - * / @ **``, unary minus, ``abs``, slices) builds operators in the active path.  The other side
     may be a number or an array, which becomes a constant of the graph.
@@ -60,7 +60,7 @@ class Variable:
 
     graph: CalcGraph = field(repr=False)
     name: str
-    kind: str  # placeholder | parameter | constant | state | result
+    kind: str  # placeholder | parameter | buffer | constant | state | result
     descriptor: TensorDescriptor
     path: Path | None = field(default=None, repr=False)
     producer: Operation | None = field(default=None, repr=False)
@@ -91,7 +91,7 @@ class Variable:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What `CalcGraph.form` compares of a placeholder, parameter, constant or state."""
+        """What `CalcGraph.form` compares of a placeholder, parameter, buffer, constant or state."""
         init: Any = self.init
         if isinstance(init, np.ndarray):
             init = (init.shape, init.dtype.str, init.tobytes())
@@ -447,6 +447,22 @@ class CalcGraph:
         init, regularizer = initializer_of(what, init, sizes), regularizer_of(what, regularizer)
         return self._add(name, "parameter", shape_of(sizes), init=init, regularizer=regularizer, trainable=trainable)
 
+    def buffer(
+        self,
+        name: str,
+        shape: Sequence[int],
+        init: Initializer | np.ndarray | str | Callable[..., Any] = "zeros",
+    ) -> Variable:
+        """A value that the forward of a path that trains updates and others read, such as a running mean.
+
+        init : as of a parameter.
+        """
+        from calcvm.init import initializer_of
+
+        what = f"buffer {name!r}"
+        sizes = checks.sizes(f"{what}: shape", shape)
+        return self._add(name, "buffer", shape_of(sizes), init=initializer_of(what, init, sizes))
+
     def parameters(self, prefix: str = "") -> list[Variable]:
         """Parameters whose names begin with ``prefix``, such as the scope that layers were built with."""
         checks.one_of("parameters: prefix", prefix, str, "a text such as 'linear_1.'")
@@ -547,6 +563,9 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
     missing = [s for s in spec.inputs if s not in operands and s not in spec.optional_inputs]
     if missing or len(inputs) > len(spec.inputs):
         raise CalcError(f"{name}: takes inputs {', '.join(spec.inputs)}; got {len(inputs)}")
+    if spec.category not in ("optimizer", "system"):
+        for slot in spec.updates:
+            _check_buffer(name, path, operands[slot])
     attrs = _checked_attrs(spec, attrs)
     try:
         of_inputs = {s: shape_of(operands[s].shape) if s in operands else None for s in spec.inputs}
@@ -581,6 +600,18 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
         v.producer = op
     path.operations.append(op)
     return next(iter(outputs.values()))
+
+
+def _check_buffer(name: str, path: Path, v: Variable | np.ndarray) -> None:
+    """Refuse what a forward cannot update."""
+    if not isinstance(v, Variable) or v.kind != "buffer":
+        what = f"the {v.kind} {v.name!r}" if isinstance(v, Variable) else "an array"
+        raise CalcError(f"{name} updates {what}: give it a buffer, g.buffer(name, shape)")
+    if not path.backward:
+        raise CalcError(
+            f"{name} updates the buffer {v.name!r}, but path {path.name!r} does not train: give it its form for inference "
+            f"(training=False), or open the path with g.path({path.name!r}, backward=True)"
+        )
 
 
 def _checked_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Any]:

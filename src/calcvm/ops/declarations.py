@@ -45,7 +45,7 @@ def check_spec(spec: Any) -> None:
             check_row(spec, row)
     written = {operand.name for row in spec.fwd for operand in row.writes}
     if not spec.view:
-        if spec.inputs and (found := written & {*spec.inputs}):
+        if spec.inputs and (found := written & {*spec.inputs} - {*spec.updates}):
             wrong(f"a forward row writes the input {min(found)!r}: others may read it too")
         if missing := [name for name in (*spec.outputs, *spec.saved) if name not in written]:
             wrong(f"no forward row writes {missing[0]!r}")

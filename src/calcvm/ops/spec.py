@@ -55,7 +55,7 @@ class Operand:
     """One operand of a row: which heap cells it may touch, how, and by which worker.
 
     access : "r" read; "w" every element is set; "a" set, or added to where the row's word ``acc`` is 1;
-        "u" read and updated in place (parameters, optimizer state); "s" scratch of this row alone.
+        "u" read and updated in place (parameters, optimizer state; in a forward buffers); "s" scratch of this row alone.
     elems : extent, in elements.
     part : how the workers share it.  An expression n: worker w touches only elements of units
         [n*w // nw, n*(w+1) // nw), each elems/n long.  "" or an n of 0: any worker may touch any
@@ -217,6 +217,11 @@ class OpSpec:
     @property
     def rows(self) -> tuple[RowSpec, ...]:
         return self.fwd + self.bwd
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        """Inputs that the forward updates: buffers, which a path that trains may do."""
+        return tuple(o.name for row in self.fwd for o in row.operands if o.access == "u" and o.name in self.inputs)
 
     @property
     def bwd_reads(self) -> tuple[str, ...]:

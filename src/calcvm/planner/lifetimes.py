@@ -13,7 +13,7 @@ from calcvm.ops.sizes import Extent, extent
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 
-PERSISTENT_KINDS = ("parameter", "state", "optimizer")
+PERSISTENT_KINDS = ("parameter", "buffer", "state", "optimizer")
 
 
 @dataclass(frozen=True)

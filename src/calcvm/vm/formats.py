@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.errors import ProgramError
+from calcvm.ops.losses import SOFTMAX
 from calcvm.ops.reduction import EXTREMUM, SUM
 from calcvm.ops.spec import HEADER_WORDS, ROWS, RowSpec, row_words
 from calcvm.vm import schema
@@ -21,7 +22,6 @@ from calcvm.vm.encoding import form_parts, instructions
 from calcvm.vm.schema import record, table, text
 
 FORMER = 2
-SUMS = {f"{name}_{way}" for name in ("sum", "mean", "sum_squares") for way in ("fwd", "bwd")}
 SUM_WORDS = {
     "K1": "P",
     "R2": "R1",
@@ -80,17 +80,17 @@ def _former(opcode: int, spec: RowSpec) -> str:
 def _then(spec: RowSpec) -> RowSpec:
     """An instruction as the former format had it."""
     operands = spec.operands
-    if spec.name in SUMS:
+    if spec.words == SUM.words:
         sizes = {SUM.x: EXTREMUM.x, SUM.y: EXTREMUM.y}
         return replace(spec, words=EXTREMUM.words, operands=tuple(replace(o, elems=sizes[o.elems]) for o in operands))
-    if spec.name == "softmax_cross_entropy_fwd":
+    if spec.name == SOFTMAX:
         return replace(spec, operands=tuple(replace(o, optional=False) for o in operands))
     return spec
 
 
 def _places(spec: RowSpec) -> list[int | None]:
     """Of each word of a row where it was; None: it is 1."""
-    if spec.name not in SUMS:
+    if spec.words != SUM.words:
         return [*range(row_words([spec]))]
     then = [word.name for word in _then(spec).words]
     names = [SUM_WORDS.get(word.name, word.name) for word in spec.words]

@@ -24,7 +24,7 @@ from calcvm.vm.serialize import read_archive, write_archive
 
 FORMAT_VERSION = 3
 ITEMSIZE = {"float32": 4, "float64": 8}
-KEPT_KINDS = ("parameter", "state", "optimizer", "placeholder")
+KEPT_KINDS = ("parameter", "buffer", "state", "optimizer", "placeholder")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ LINE = 64  # bytes of a cache line, on which storage begins
 RESERVED = 16  # elements at the heap's start that no operand may touch
 EMPTY_LIMIT = 2**20  # work that a row of size zero may imply, whatever the heap
 LATE = ("backward", "optimize", "end_round")  # phases that may change parameters
+EARLY = ("forward", "loss")  # phases that may change buffers, in a path that has some of those
 
 
 def verify(program: Program) -> None:
@@ -208,7 +209,7 @@ class _Verifier:
         if len(p.labels) != n:
             raise ProgramError(f"{len(p.labels)} labels for {n} rows")
         self.decoded = list(zip(p.rows.tolist(), p.operand_values.tolist()))
-        self.phases = [""] * n
+        self.phases, self.trains = [""] * n, [False] * n
         for i, (row, _) in enumerate(self.decoded):
             if not 0 <= row[0] < len(self.known):
                 self.fail(i, f"it is instruction {row[0]} of a program that has {len(self.known)}")
@@ -250,6 +251,9 @@ class _Verifier:
             at = stop
         if at != n:
             raise ProgramError(f"rows {at} to {n - 1} belong to no section")
+        for path in order:
+            rows = self.path_rows(path)
+            self.trains[rows.start : rows.stop] = [any(self.phases[i] in LATE for i in rows)] * len(rows)
 
     def path_rows(self, path: str) -> range:
         spans = [span for (p, _), span in self.program.sections.items() if p == path]
@@ -549,6 +553,13 @@ class _Verifier:
                 self.fail(i, f"{where} overwrites {s.kind} {s.name}: only updates may change it")
             if self.phases[i] not in LATE:
                 self.fail(i, f"{where} changes {s.kind} {s.name} in phase {self.phases[i]}: it is read-only there")
+        if s.kind == "buffer":
+            if operand.access != "u":
+                self.fail(i, f"{where} overwrites buffer {s.name}: only updates may change it")
+            if self.phases[i] not in EARLY:
+                self.fail(i, f"{where} changes buffer {s.name} in phase {self.phases[i]}: it is read-only there")
+            if not self.trains[i]:
+                self.fail(i, f"{where} changes buffer {s.name} in a path that does not train")
         if s.kind == "state" and operand.access == "s":
             self.fail(i, f"{where} overwrites state {s.name}")
 
