@@ -99,8 +99,10 @@ class Case:
         for a in spec.attrs:
             assert a.check(self.attrs[a.name]), f"{spec.name}: example's {a.name} fails the attribute's own check"
         given = dict(zip(spec.inputs, map(shape_of, example.shapes)))
-        shapes = given | spec.shape(tuple(given.values()), self.attrs)
-        self.forms = dict(spec.words(shapes, self.attrs))
+        named = dict.fromkeys(spec.inputs) | given
+        made = spec.shape(named, self.attrs)
+        self.forms, shapes = dict(spec.words(named | made, self.attrs)), given | made
+        self.generic = shapes
         self.words = {k: v.at(self.batch) if isinstance(v, Affine) else v for k, v in self.forms.items()}
         self.shapes = {n: tuple(d.at(self.batch) for d in s) for n, s in shapes.items()}
         self.given = tuple(given)
@@ -142,7 +144,7 @@ class Case:
         if self.spec.view:
             values[self.spec.outputs[0]] = values[self.spec.inputs[0]].copy()
         for row in self.spec.fwd:
-            values |= run_row(row, self.words, values, self.dtype, **how)
+            values |= run_row(row, self.words, values, self.dtype, **{"known": self.known(), **how})
         return values
 
     def output_gradients(self) -> dict[str, np.ndarray]:
@@ -377,6 +379,20 @@ def check_workers(case: Case) -> None:
                     assert same_bits(got[name], v), f"{row.name}: {name} differs with {n} workers"
 
 
+def check_left_out(case: Case) -> None:
+    """A saved value that nobody reads may be left out where its row says so: nothing else changes a bit."""
+    for row, values in _row_runs(case):
+        for o in row.writes:
+            if o.name in case.spec.saved and o.optional:
+                want = _run(case, row, values)
+                for n in (1, 3):
+                    known = case.known() - {o.name}
+                    got = run_row(row, case.words, values, case.dtype, known=known, n_workers=n)
+                    assert o.name not in got
+                    for name, v in got.items():
+                        assert same_bits(v, want[name]), f"{row.name}: {name} differs without {o.name}"
+
+
 def check_reads(found: list[Case]) -> None:
     """A value that a backward row declares to read matters in some example.  (That what it declares only to
     write does not matter is seen in every run: such cells are NaN before.)"""
@@ -559,8 +575,7 @@ def check_flops(case: Case) -> None:
 
 def check_extents(case: Case) -> None:
     """Extents, as forms of the batch, are the sizes of the values they name."""
-    given = dict(zip(case.spec.inputs, map(shape_of, case.example.shapes)))
-    sizes = {n: numel(s) for n, s in (given | case.spec.shape(tuple(given.values()), case.attrs)).items()}
+    sizes = {n: numel(s) for n, s in case.generic.items()}
     for row in case.spec.rows:
         for o in row.operands:
             name = o.name if o.name in sizes else o.name[1:] if o.name.startswith("d") else ""
@@ -586,6 +601,7 @@ CHECKS = {
     "extents": _each(check_extents),
     "forward": _each(check_forward),
     "workers": _each(check_workers),
+    "left_out": _each(check_left_out),
     "in_place": _each(check_in_place),
     "parts": _each(check_parts),
     "reads": check_reads,

@@ -528,7 +528,7 @@ def pair(optional: bool) -> OpSpec:
     dy, dz = (R(name, SIZE, "rows", optional=optional) for name in ("dy", "dz"))
     return OpSpec(
         name=name, synopsis="", category="unary", inputs=("x",), outputs=("y", "z"), saved=("t_s", "t_u"),
-        shape=lambda inputs, attrs: dict.fromkeys(("y", "z", "t_s", "t_u"), inputs[0]),
+        shape=lambda shapes, attrs: dict.fromkeys(("y", "z", "t_s", "t_u"), shapes["x"]),
         words=lambda shapes, attrs: rows_cols(shapes["x"]), differentiable=("x",),
         fwd=(row("_fwd", x, W("y", SIZE, "rows"), W("z", SIZE, "rows")),),
         bwd=(

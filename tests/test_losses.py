@@ -26,7 +26,7 @@ def run(op, inputs, dtype, n_workers=1, backward="", alias=None, **attrs):
     values = dict(zip(spec.inputs, (np.asarray(v, float) for v in inputs)))
     shapes = {name: tuple(map(affine, v.shape)) for name, v in values.items()}
     given = {a.name: a.default for a in spec.attrs} | attrs
-    shapes |= spec.shape(tuple(shapes.values()), given)
+    shapes |= spec.shape(shapes, given)
     words = {name: int(w.b) if hasattr(w, "b") else w for name, w in spec.words(shapes, given).items()}
     made = {
         n: np.zeros([s.b for s in shapes[n]]) for n in (*spec.outputs, *spec.saved, "t_l") if n not in (alias or {})
@@ -317,5 +317,5 @@ def test_a_long_mean_is_accurate():
 def test_shapes_that_do_not_fit(op, shapes):
     a, b = (tuple(map(affine, s)) for s in shapes)
     with pytest.raises(ValueError) as error:
-        OPS[op].shape((a, b), {"label_smoothing": 0.0})
+        OPS[op].shape(dict(zip(OPS[op].inputs, (a, b))), {"label_smoothing": 0.0})
     assert not a or (show(a) in str(error.value) and show(b) in str(error.value))

@@ -242,7 +242,8 @@ def test_worker_dependence_is_caught():
     ("name", "shapes", "attrs", "message"),
     [
         ("add", ((None, 3), (4,)), {}, "broadcast"),
-        ("sum", ((2, 3, 4),), {"axes": (0, 2)}, "split"),
+        ("max", ((2, 3, 4),), {"axes": (0, 2)}, "split"),
+        ("sum", ((2,) * 8,), {"axes": (0, 2, 4, 6)}, "more than 3 blocks"),
         ("sum", ((2, 3),), {"axes": (2,)}, "axes"),
         ("softmax", ((None, 3, 4),), {"axis": 1}, "transpose first"),
         ("reshape", ((None, 6),), {"shape": (3, 4)}, "unknown batch"),
@@ -258,8 +259,8 @@ def test_refused_shape(name, shapes, attrs, message):
     spec = OPS[name]
     attrs = {a.name: a.default for a in spec.attrs} | attrs
     with pytest.raises(ValueError, match=message):
-        given = dict(zip(spec.inputs, map(shape_of, shapes)))
-        spec.words(given | spec.shape(tuple(given.values()), attrs), attrs)
+        given = dict.fromkeys(spec.inputs) | dict(zip(spec.inputs, map(shape_of, shapes)))
+        spec.words(given | spec.shape(given, attrs), attrs)
 
 
 # ---------------------------------------------------------------- values a user can see

@@ -148,6 +148,7 @@ def targets():
     out |= {
         "nn.Linear": (network, _parameters(nn.Linear)),
         "nn.Dropout": (dropout, _parameters(nn.Dropout)),
+        "nn.Center": (lambda momentum: nn.Center(momentum), ["momentum"]),
         "nn.Reshape": (lambda size: nn.Reshape(size), ["size"]),
         "nn.Sequential": (lambda layer: nn.Sequential(layer), ["layer"]),
         "nn.Function": (lambda fn: nn.Function(fn), ["fn"]),

@@ -14,6 +14,7 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
 from calcvm.ops.dims import Affine
+from calcvm.ops.reduction import BLOCKS
 
 __all__ = [
     "abs",
@@ -21,6 +22,7 @@ __all__ = [
     "add",
     "binary_cross_entropy",
     "ceil",
+    "center",
     "clip",
     "concat",
     "div",
@@ -220,8 +222,8 @@ def log_softmax(x: Variable, axis: int = -1) -> Variable:
     return apply("log_softmax", x, axis=axis)
 
 
-def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, then: str = "") -> Variable:
-    """Reduce over any axes: blocks of neighbouring axes one after the other, from the right; the rest by ``then``."""
+def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, blocks: int = BLOCKS, then: str = "") -> Variable:
+    """Reduce over any axes: from the right so many blocks of neighbouring axes at once; the rest by ``then``."""
     if axes is None or not isinstance(x, Variable):
         return apply(name, x, axes=None, keepdims=keepdims)
     given = _axes(name, (axes,) if checks.is_integer(axes) else axes)
@@ -229,10 +231,10 @@ def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, then: str = "") 
     if not all(0 <= a < x.rank for a in chosen):
         raise ShapeError(f"{name} of {x}: axes {axes} are outside its {x.rank} dimensions")
     while chosen:
-        block = [chosen.pop()]
-        while chosen and chosen[-1] == block[0] - 1:
-            block.insert(0, chosen.pop())
-        x, name = apply(name, x, axes=tuple(block), keepdims=keepdims), then or name
+        taken, left = [chosen.pop()], blocks
+        while chosen and (left := left - (chosen[-1] != taken[0] - 1)):
+            taken.insert(0, chosen.pop())
+        x, name = apply(name, x, axes=tuple(taken), keepdims=keepdims), then or name
     return x
 
 
@@ -259,12 +261,28 @@ def mean(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:
 
 def max(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Largest element over axes (default all)."""
-    return _reduce("max", x, axes, keepdims)
+    return _reduce("max", x, axes, keepdims, blocks=1)
 
 
 def min(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Smallest element over axes (default all)."""
-    return _reduce("min", x, axes, keepdims)
+    return _reduce("min", x, axes, keepdims, blocks=1)
+
+
+def center(x: Variable, running: Variable, momentum: float = 0.1, training: bool | None = None) -> Variable:
+    """x less its mean over the batch, which a buffer follows; in a path that does not train, x less the buffer.
+
+    Parameters
+    ----------
+    running : buffer (`CalcGraph.buffer`) of the shape of x without its leading axis; each round that trains moves it by
+        ``momentum`` towards the mean of its batch.
+    training : which of the two; default: whether the path trains.
+    """
+    checks.one_of("center", x, Variable, "a variable")
+    train = x.graph.active.backward if training is None else checks.flag("center: training", training)
+    if train:
+        return apply("center", x, running, momentum=checks.number("center: momentum", momentum, 0, 1))
+    return apply("sub", x, running)
 
 
 def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:

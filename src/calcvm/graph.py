@@ -51,7 +51,7 @@ class TensorDescriptor:
 
 @dataclass(eq=False)
 class Variable:
-    """A tensor of the graph: placeholder, parameter, constant or the result of an operator.
+    """A tensor of the graph: placeholder, parameter, buffer, constant or the result of an operator.
 
     Arithmetic (``+ - * / @ **``, unary minus, ``abs``, slices) builds operators in the active path.  The other side
     may be a number or an array, which becomes a constant of the graph.
@@ -61,7 +61,7 @@ class Variable:
 
     graph: CalcGraph = field(repr=False)
     name: str
-    kind: str  # placeholder | parameter | constant | state | result
+    kind: str  # placeholder | parameter | buffer | constant | state | result
     descriptor: TensorDescriptor
     type: str = FLOAT  # of its elements (`calcvm.ops.types`)
     path: Path | None = field(default=None, repr=False)
@@ -93,7 +93,7 @@ class Variable:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What `CalcGraph.form` compares of a placeholder, parameter, constant or state."""
+        """What `CalcGraph.form` compares of a placeholder, parameter, buffer, constant or state."""
         init: Any = self.init
         if isinstance(init, np.ndarray):
             init = (init.shape, init.dtype.str, init.tobytes())
@@ -235,10 +235,10 @@ class Operation:
         names = (*((n, v.name) for n, v in (*self.inputs.items(), *self.outputs.items())),)
         return (self.spec.name, self.name, names, tuple(self.attrs.items()))
 
-    def shapes(self) -> dict[str, Shape]:
-        """Shape of every input, output and saved value, by the spec's names."""
+    def shapes(self) -> dict[str, Any]:
+        """Shape of every input, output and saved value, by the spec's names; None for an input that is left out."""
         named = {n: v.shape for n, v in (*self.inputs.items(), *self.outputs.items())}
-        return {**named, **self.saved}
+        return {**dict.fromkeys(self.spec.inputs), **named, **self.saved}
 
 
 @dataclass(eq=False)
@@ -449,6 +449,22 @@ class CalcGraph:
         init, regularizer = initializer_of(what, init, sizes), regularizer_of(what, regularizer)
         return self._add(name, "parameter", shape_of(sizes), init=init, regularizer=regularizer, trainable=trainable)
 
+    def buffer(
+        self,
+        name: str,
+        shape: Sequence[int],
+        init: Initializer | np.ndarray | str | Callable[..., Any] = "zeros",
+    ) -> Variable:
+        """A value that the forward of a path that trains updates and others read, such as a running mean.
+
+        init : as of a parameter.
+        """
+        from calcvm.init import initializer_of
+
+        what = f"buffer {name!r}"
+        sizes = checks.sizes(f"{what}: shape", shape)
+        return self._add(name, "buffer", shape_of(sizes), init=initializer_of(what, init, sizes))
+
     def parameters(self, prefix: str = "") -> list[Variable]:
         """Parameters whose names begin with ``prefix``, such as the scope that layers were built with."""
         checks.one_of("parameters: prefix", prefix, str, "a text such as 'linear_1.'")
@@ -549,11 +565,14 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
     missing = [s for s in spec.inputs if s not in operands and s not in spec.optional_inputs]
     if missing or len(inputs) > len(spec.inputs):
         raise CalcError(f"{name}: takes inputs {', '.join(spec.inputs)}; got {len(inputs)}")
+    if spec.category not in ("optimizer", "system"):
+        for slot in spec.updates:
+            _check_buffer(name, path, operands[slot])
     attrs = _checked_attrs(spec, attrs)
     try:
-        of_inputs = {slot: shape_of(v.shape) for slot, v in operands.items()}
+        of_inputs = {s: shape_of(operands[s].shape) if s in operands else None for s in spec.inputs}
         own = any(map(is_own, spec.rows))
-        shapes = sizes_of(spec, of_inputs, attrs) if own else spec.shape(tuple(of_inputs.values()), attrs)
+        shapes = sizes_of(spec, of_inputs, attrs) if own else spec.shape(of_inputs, attrs)
         for shape in shapes.values():
             if sum(not s.constant for s in shape) > 1:
                 raise Quadratic(
@@ -583,6 +602,18 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
         v.producer = op
     path.operations.append(op)
     return next(iter(outputs.values()))
+
+
+def _check_buffer(name: str, path: Path, v: Variable | np.ndarray) -> None:
+    """Refuse what a forward cannot update."""
+    if not isinstance(v, Variable) or v.kind != "buffer":
+        what = f"the {v.kind} {v.name!r}" if isinstance(v, Variable) else "an array"
+        raise CalcError(f"{name} updates {what}: give it a buffer, g.buffer(name, shape)")
+    if not path.backward:
+        raise CalcError(
+            f"{name} updates the buffer {v.name!r}, but path {path.name!r} does not train: give it its form for inference "
+            f"(training=False), or open the path with g.path({path.name!r}, backward=True)"
+        )
 
 
 def _checked_attrs(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Any]:

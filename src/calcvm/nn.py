@@ -126,6 +126,24 @@ def _shared(x: Variable, trainable: bool) -> Callable[..., Variable]:
 
 
 @dataclass(repr=True)
+class Center(Layer):
+    """x less its mean over the batch while training, less the running mean otherwise."""
+
+    momentum: float = 0.1
+
+    def __post_init__(self) -> None:
+        self.momentum = checks.number("Center: momentum", self.momentum, 0, 1)
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        shape = x.shape[1:]
+        if not x.rank or not all(n.constant for n in shape):
+            raise ShapeError(f"{scope}: the input {x} must have the batch first and fixed sizes after it")
+        name = f"{scope}.running"
+        running = x.graph.variables.get(name) or x.graph.buffer(name, tuple(n.b for n in shape))
+        return F.center(x, running, self.momentum, training)
+
+
+@dataclass(repr=True)
 class Dropout(Layer):
     """Zeroes elements with probability ``rate`` while training; nothing otherwise."""
 

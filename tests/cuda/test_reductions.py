@@ -98,7 +98,7 @@ def test_long_sums(n, monkeypatch):
         x = (1 + rng.uniform(0, 1, (n, inner))).astype(np.float32)
         for name, want in (("sum", x.astype(float).sum(0)), ("mean", x.astype(float).mean(0))):
             row = OPS[name].fwd[0]
-            words = {"O": 1, "P": 1, "R0": n, "R1": 1, "I": inner, "by": int(inner > 1)}
+            words = dict.fromkeys(("O", "K0", "R1", "K1", "R2"), 1) | {"R0": n, "I": inner, "by": int(inner > 1)}
             got = run_row(row, words, {"x": x.reshape(-1)}, "float32")["y"]
             assert (np.abs(got - want) <= 2 * EPS["float32"] * want).all(), name
     (mean,) = (r for r in OPS["mse"].fwd if r.name == "loss_mean")
@@ -198,7 +198,7 @@ def test_masked_class(monkeypatch):
     target = np.full((4, 12), 1 / 11, np.float32)
     x[:, 2], target[:, 2] = -np.inf, 0
     words = {"rows": 4, "inner": 1, "N": 12, "dense": 1, "smoothing": 0.0}
-    values = {"logits": x.reshape(-1), "target": target.reshape(-1)}
+    values = dict.fromkeys(("logits", "p"), x.reshape(-1)) | {"target": target.reshape(-1)}
     got, want = _both(OPS["softmax_cross_entropy"].fwd[0], words, values, monkeypatch)
     assert np.isfinite(got["t_l"]).all()
     for operand in ("t_l", "p"):

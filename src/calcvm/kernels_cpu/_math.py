@@ -10,6 +10,7 @@ scalar loop: 10 elements cost what 16 cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -354,15 +355,16 @@ def _for(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, body:
     return state
 
 
-def column_reduction(combine: Callable, initial: float, formula: Callable = lambda x: x) -> Any:
+def column_reduction(combine: Callable, initial: float, formula: Callable = lambda x: x, nest: bool = False) -> Any:
     """A loop ``cols(n, rows, stride, x, y, factor)``: y[i] = factor * combination of formula(x[r*stride + i]) over r.
 
     A column is combined in blocks of 128 rows by 4 partial results, so its shape depends on ``rows`` alone.
+    ``nest`` : two more counts and strides after ``stride``, of blocks of rows that are combined one after the other.
     """
     block, ways, wide = 128, 4, 4
 
-    def emit(e: Lanes, n: Any, rows: Any, stride: Any, x: Any, y: Any, factor: Any) -> None:
-        b = e.b
+    def emit(e: Lanes, n: Any, rows: Any, stride: Any, *rest: Any) -> None:
+        b, (*outer, x, y, factor) = e.b, rest
         neutral = ir.Constant(e.vec, [initial] * e.n)
         by = V(b, e.splat(factor))
 
@@ -371,22 +373,28 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
             mask = None if left is None else e.below(left)
             at = [b.add(i, _c(k * e.n)) for k in range(vectors)]
 
-            def take(r: Any, acc: list) -> list:
+            def over(outer: list, x: Any, total: list) -> list:
+                if not outer:
+                    return _for(b, _c(0), rows, block, total, partial(one_block, x))
+                times, step, *inner = outer
+                return _for(b, _c(0), times, 1, total, lambda r, t: over(inner, b.gep(x, [b.mul(r, step)]), t))
+
+            def take(x: Any, r: Any, acc: list) -> list:
                 row = b.gep(x, [b.mul(r, stride)])
                 return [combine(V(b, a), formula(e.load(row, k, mask))).v for a, k in zip(acc, at)]
 
-            def four(r: Any, acc: list) -> list:
+            def four(x: Any, r: Any, acc: list) -> list:
                 out = []
                 for k in range(ways):
-                    out += take(b.add(r, _c(k)), acc[k * vectors : (k + 1) * vectors])
+                    out += take(x, b.add(r, _c(k)), acc[k * vectors : (k + 1) * vectors])
                 return out
 
-            def one_block(start: Any, total: list) -> list:
+            def one_block(x: Any, start: Any, total: list) -> list:
                 end = b.add(start, _c(block))
                 end = b.select(b.icmp_signed("<", end, rows), end, rows)
                 whole = b.add(start, b.and_(b.sub(end, start), _c(-ways)))
-                acc = _for(b, start, whole, ways, [neutral] * (ways * vectors), four)
-                acc[:vectors] = _for(b, whole, end, 1, acc[:vectors], take)
+                acc = _for(b, start, whole, ways, [neutral] * (ways * vectors), partial(four, x))
+                acc[:vectors] = _for(b, whole, end, 1, acc[:vectors], partial(take, x))
                 out = []
                 for v in range(vectors):
                     a = [V(b, acc[k * vectors + v]) for k in range(ways)]
@@ -394,7 +402,7 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
                     out.append(combine(V(b, total[v]), both).v)
                 return out
 
-            totals = _for(b, _c(0), rows, block, [neutral] * vectors, one_block)
+            totals = over(outer, x, [neutral] * vectors)
             for total, k in zip(totals, at):
                 e.store(V(b, total) * by, y, k, mask)
 
@@ -410,7 +418,7 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
         _for(b, _c(0), whole, wide * e.n, [], several)
         _vectors(e, b.sub(n, whole), one, [])
 
-    return loop_of("iippf", emit)
+    return loop_of("iiiiiippf" if nest else "iippf", emit)
 
 
 def _select_first() -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.kernel import words, words_for
-from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_as, share, trap
+from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, kernel_as, share, trap
 from calcvm.kernels_cuda._cuda import device, like, shared, shuffle_xor, sync, sync_warp, thread, threads
 from calcvm.kernels_cuda._formulas import formula
 from calcvm.kernels_cuda._loops import elementwise, fill
@@ -171,9 +171,9 @@ def _weighted(args, q, k):
 def _entropy(args, place, ok, k, last, g):
     """p = softmax(logits) of a place, and its loss."""
     me, N, dense, smoothing, hard, soft, x, target, p = args
-    zero = like(p, 0)
+    zero = like(x, 0)
     top, total = top_and_sum(x, zero, k, last, g)
-    weight, term = like(p, 1), zero
+    weight, term = like(x, 1), zero
     if dense:
         sure = sum_of(element, target, zero, k, last, g)
         weight = hard * sure + smoothing
@@ -182,8 +182,9 @@ def _entropy(args, place, ok, k, last, g):
         term = hard * (top - x[place * N + class_of(me, target[place], N)])
     if soft != zero:
         term += soft * sum_of(_below, (x, top), zero, k, last, g)
-    sync_warp()  # p may be logits, of which each lane has read its label's
-    each(softmax_of, (x, top, like(p, 1) / total), 0, p, k, last, 1 << g)
+    if given(me, p):
+        sync_warp()  # p may be logits, of which each lane has read its label's
+        each(softmax_of, (x, top, like(p, 1) / total), 0, p, k, last, 1 << g)
     return weight * log(total) + term if ok else zero
 
 
@@ -192,10 +193,10 @@ def softmax_cross_entropy_fwd(me, rows, inner, N, dense, smoothing: Float, logit
     """p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j]), q = (1-s)*target + s/N.
 
     logits (rows*inner, N), target the same or labels (rows*inner,), l (rows,) sums over inner; p may be
-    logits; rows shared, a row of logits by some lanes of a warp.
+    logits, and may be left out; rows shared, a row of logits by some lanes of a warp.
     """
     lo, hi = share(me, rows)
-    hard, soft, s = like(p, 1 - smoothing), like(p, smoothing / N), like(p, smoothing)
+    hard, soft, s = like(t_l, 1 - smoothing), like(t_l, smoothing / N), like(t_l, smoothing)
     args = (me, N, dense, s, hard, soft, logits, target, p)
     rows_of_scores(_entropy, args, lo, hi, inner, N, t_l)
 

@@ -31,14 +31,9 @@ from calcvm.kernels_cuda._reduce import (
 
 INF = float("inf")
 
-# ---------------------------------------------------------------- over (O, P, R0, R1, I)
-SIZES = "O P R0 R1 I by"
-
-
 _one = device(lambda x, R: like(x, 1))
 _part = device(lambda x, R: like(x, 1) / like(x, R))
 _two = device(lambda x, R: like(x, 2))
-_own = device(lambda totals: totals)
 
 
 @device
@@ -47,27 +42,50 @@ def _put(to, q, c, total):
     y[q + c] = like(y, total) * factor
 
 
-def _over(name: str, term: Callable, join: Callable, zero: float, factor: Callable, dtype: Callable) -> None:
-    """y = join_r term(x) * factor; x (O,P,R,I), y (O,P,I); O is shared, or I (by = 1); totals are of ``dtype``."""
+# ---------------------------------------------------------------- sums over (R0, R1, R2) of (O, R0, K0, R1, K1, R2, I)
+@device
+def _place(sizes, q, k):
+    """Where x has the element k of (O, K0, K1, R, I), R = (R0, R1, R2), which is one of output q's."""
+    R0, K0, R1, K1, R2, I = sizes
+    R = R0 * R1 * R2
+    group = divide(q, I)
+    above, k1 = divide(group, K1), group - divide(group, K1) * K1
+    o, k0 = divide(above, K0), above - divide(above, K0) * K0
+    r, i = divide(k, I) - group * R, q - group * I
+    r01, r2 = divide(r, R2), r - divide(r, R2) * R2
+    r0, r1 = divide(r01, R1), r01 - divide(r01, R1) * R1
+    return (((((o * R0 + r0) * K0 + k0) * R1 + r1) * K1 + k1) * R2 + r2) * I + i
+
+
+def _sum(name: str, term: Callable, factor: Callable) -> None:
+    @device
+    def apart(args, q, k):
+        x, sizes = args
+        return term(x, q, _place(sizes, q, k))
 
     @kernel_as(f"{name}_fwd")
-    def run(me, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
-        units, each_has, ahead, end = (I, 1, I, O * P * I) if by == 1 else (O, P * I, 1, 1)
+    def run(me, O, R0, K0, R1, K1, R2, I, by, x: Ptr, y: Ptr):
+        """y = sum_r term(x) * factor; totals are float64; O is shared, or what is kept below it (by = 1)."""
+        kept, R = K0 * K1 * I, R0 * R1 * R2
+        units, each_has, ahead, end = (kept, 1, kept, O * kept) if by == 1 else (O, kept, 1, 1)
         lo, hi = share(me, units)
         lo, hi = lo * each_has, hi * each_has
-        totals, to, o = dtype(shared(x)), (y, factor(x, R0 * R1)), 0
+        totals, to, o, zero = as_f64(shared(x)), (y, factor(x, R)), 0, like(x, 0)
+        sizes = (R0, K0, R1, K1, R2, I)
+        together = R0 * K0 * R1 == 1 or O * K0 * R1 * K1 == 1  # the terms of an output are R elements, I apart
         while o < end:  # once, but for a leading axis of several that is not shared
             q = o + lo
             while q < o + hi:
-                q += reduce(term, join, like(x, zero), like(totals, zero), x, totals, _put, to, q, o + hi, R0 * R1, I)
+                if together:
+                    q += reduce(term, add, zero, like(totals, 0), x, totals, _put, to, q, o + hi, R, I)
+                else:
+                    q += reduce(apart, add, zero, like(totals, 0), (x, sizes), totals, _put, to, q, o + hi, R, I)
             o += ahead
 
 
-_over("sum", element, add, 0, _one, as_f64)
-_over("mean", element, add, 0, _part, as_f64)
-_over("sum_squares", square, add, 0, _one, as_f64)
-_over("max", element, maximum, -INF, _one, _own)
-_over("min", element, minimum, INF, _one, _own)
+_sum("sum", element, _one)
+_sum("mean", element, _part)
+_sum("sum_squares", square, _one)
 
 
 @device
@@ -82,16 +100,30 @@ _spread = device(lambda x, e, d: d)
 _spread_times_x = device(lambda x, e, d: d * x[0][e])
 
 
-def _gradient(name: str, factor: Callable, formula: Callable, pointers: str) -> None:
-    """dx[o,p,r,i] = formula of dy[o,p,i] * factor; all of dx is set, may be x; O*R0 rows are shared (one of O and R0 is 1)."""
+@device
+def _output(e, sizes):
+    """The output that element e of x is in."""
+    R0, K0, R1, K1, R2, I = sizes
+    u, k1, i = _coordinates(e, K1, R2 * I)
+    v, k0, r1 = _coordinates(u, K0, R1)
+    return ((divide(v, R0) * K0 + k0) * K1 + k1) * I + i - divide(i, I) * I
 
-    @kernel_as(f"{name}_bwd", words(SIZES, "", pointers.split()))
-    def run(me, O, P, R0, R1, I, by, dy, *xs):
+
+def _gradient(name: str, factor: Callable, formula: Callable, pointers: str) -> None:
+    """dx[o,k,r] = formula of dy[o,k] * factor; all of dx is set, may be x; O*R0 rows are shared."""
+
+    @kernel_as(f"{name}_bwd", words("O R0 K0 R1 K1 R2 I by", "", pointers.split()))
+    def run(me, O, R0, K0, R1, K1, R2, I, by, dy, *xs):
         dx = xs[-1]
         lo, hi = share(me, O * R0)
-        e, stop, R = lo * P * R1 * I + thread(), hi * P * R1 * I, R0 * R1
-        a = factor(dx, R)
-        if e < stop:  # the thread's element is (o, r, i); it walks by threads(), with carries
+        row = K0 * R1 * K1 * R2 * I
+        e, stop, R = lo * row + thread(), hi * row, R0 * R1 * R2
+        a, sizes = factor(dx, R), (R0, K0, R1, K1, R2, I)
+        if R0 * K0 * R1 != 1 and O * K0 * R1 * K1 != 1:
+            while e < stop:
+                dx[e] = formula(xs, e, dy[_output(e, sizes)] * a)
+                e += threads()
+        elif e < stop:  # the thread's element is (o, r, i) of (O*K1, R, I); it walks by threads(), with carries
             o, r, i = _coordinates(e, R, I)
             o_step, r_step, i_step = _coordinates(threads(), R, I)
             while e < stop:
@@ -108,6 +140,26 @@ _gradient("sum", _one, _spread, "dy dx")
 _gradient("mean", _part, _spread, "dy dx")
 _gradient("sum_squares", _two, _spread_times_x, "dy x dx")
 
+
+# ---------------------------------------------------------------- extrema over (R0, R1) of (O, P, R0, R1, I)
+def _extremum(name: str, join: Callable, zero: float) -> None:
+    @kernel_as(f"{name}_fwd")
+    def run(me, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
+        """y = the extremum of x over R; x (O,P,R,I), y (O,P,I); O is shared, or I (by = 1)."""
+        units, each_has, ahead, end = (I, 1, I, O * P * I) if by == 1 else (O, P * I, 1, 1)
+        lo, hi = share(me, units)
+        lo, hi = lo * each_has, hi * each_has
+        totals, to, o, least = shared(x), (y, like(x, 1)), 0, like(x, zero)
+        while o < end:  # once, but for a leading axis of several that is not shared
+            q = o + lo
+            while q < o + hi:
+                q += reduce(element, join, least, least, x, totals, _put, to, q, o + hi, R0 * R1, I)
+            o += ahead
+
+
+_extremum("max", maximum, -INF)
+_extremum("min", minimum, INF)
+
 NOWHERE = 1 << 62
 
 
@@ -119,14 +171,14 @@ def _select(me, O, P, R0, R1, I, by, dy: Ptr, x: Ptr, y: Ptr, dx: Ptr):
     q, stop, R = lo * P * I, hi * P * I, R0 * R1
     found = as_i64(shared(x))
     while q < stop:
-        n = reduce(_place, min, NOWHERE, NOWHERE, (x, y), found, _keep, found, q, stop, R, I)
+        n = reduce(_first, min, NOWHERE, NOWHERE, (x, y), found, _keep, found, q, stop, R, I)
         _set_at(found, q, n, R, I, dy, dx)
         sync()
         q += n
 
 
 @device
-def _place(args, q, k):
+def _first(args, q, k):
     """k where x[k] is the extremum."""
     x, y = args
     return k if x[k] == y[q] else NOWHERE

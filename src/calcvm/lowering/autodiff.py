@@ -139,22 +139,16 @@ class Backward:
 
     def _give_reduced(self, v: Variable, g: Value, shape: Shape, label: str) -> None:
         """Add a gradient of ``shape`` to ``v``'s, summed over the axes along which ``v`` was broadcast."""
-        full: Shape = shape
-        padded = (1,) * (len(full) - len(v.shape)) + v.shape
-        axes = [i for i, (s, t) in enumerate(zip(full, padded)) if s != t]
-        while axes:  # one block of neighbouring axes at a time, from the right
-            block = [axes.pop()]
-            while axes and axes[-1] == block[0] - 1:
-                block.insert(0, axes.pop())
-            out = inserted.sum_shape(full, block)
-            target = self.parameter_gradient.get(v) if not axes and v in self.parameter_gradient else None
-            direct = target is not None and self._first(v)
-            reduced = target if direct else self.emit.tensor(f"d{v.name}", "gradient", out)
-            assert reduced is not None
-            inserted.sum_over(self.emit, g, reduced, full, block, label)
-            if direct:
+        padded = (1,) * (len(shape) - len(v.shape)) + v.shape
+        axes = [i for i, (s, t) in enumerate(zip(shape, padded)) if s != t]
+        if axes:
+            target = self.parameter_gradient.get(v)
+            if target is not None and self._first(v):
+                inserted.sum_over(self.emit, g, target, shape, axes, label)
                 return
-            g, full = reduced, out
+            reduced = self.emit.tensor(f"d{v.name}", "gradient", v.shape)
+            inserted.sum_over(self.emit, g, reduced, shape, axes, label)
+            g = reduced
         self._give(v, g, label)
 
     def _give(self, v: Variable, g: Value, label: str) -> None:

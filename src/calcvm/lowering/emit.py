@@ -29,6 +29,7 @@ class Emitter:
         self.statements: list[Statement] = []
         self.locals: dict[Operation, dict[str, Value]] = {}  # an operator's values by the spec's names
         self.words: dict[Operation, dict[str, Any]] = {}
+        self.saved: set[Value] = set()  # what forwards write for backwards
         self.path = self.phase = ""
 
     def value(self, stem: str, kind: str, elems: Extent | int, **facts: Any) -> Value:
@@ -100,6 +101,8 @@ class Emitter:
             local[slot] = self.env[v]
         for slot, shape in op.saved.items():
             local[slot] = self.tensor(f"{op.name}.{slot}", "activation", shape)
+            if slot in spec.saved:
+                self.saved.add(local[slot])
         op_words = spec.words(shapes, op.attrs)
         self.locals[op] = local
         self.words[op] = op_words

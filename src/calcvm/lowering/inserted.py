@@ -36,16 +36,10 @@ def add(emit: Emitter, a: Value, b: Value, y: Value, shape: Shape, label: str) -
     emit.row(spec.fwd[0], words, {"a": a, "b": b, "y": y}, label)
 
 
-def sum_shape(full: Shape, axes: Sequence[int]) -> Shape:
-    """The shape of a sum over neighbouring axes, which stay with a size of 1."""
-    return OPS["sum"].shape((full,), {"axes": tuple(axes), "keepdims": True})["y"]
-
-
 def sum_over(emit: Emitter, x: Value, y: Value, full: Shape, axes: Sequence[int], label: str) -> None:
-    """y = the sum of x over neighbouring axes."""
-    spec, attrs = OPS["sum"], {"axes": tuple(axes), "keepdims": True}
-    words = spec.words({"x": full, "y": sum_shape(full, axes)}, attrs)
-    emit.row(spec.fwd[0], words, {"x": x, "y": y}, label)
+    """y = the sum of x over axes."""
+    spec = OPS["sum"]
+    emit.row(spec.fwd[0], spec.words({"x": full}, {"axes": tuple(axes)}), {"x": x, "y": y}, label)
 
 
 # ---------------------------------------------------------------- random numbers

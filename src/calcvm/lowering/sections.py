@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Facts:
     variables : of each its "symbol", "shape", "kind", "path" and "phase" that compute it, the variable that it is a
         view "of" (itself, of others), why it is "unreadable", and the "classes" of labels.
     parameters : "init" and "trainable"; their order chooses their random numbers.
+    buffers : "init".
     state : what each "symbol" of the optimizers, counters and constants starts with.
     paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and other paths'
         results; its "output" (of several the first, and all as "outputs"); of one that trains its "loss",
@@ -42,6 +43,7 @@ class Facts:
 
     variables: dict[str, Any] = field(default_factory=dict)
     parameters: dict[str, Any] = field(default_factory=dict)
+    buffers: dict[str, Any] = field(default_factory=dict)
     state: list[dict[str, Any]] = field(default_factory=list)
     paths: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
@@ -106,7 +108,7 @@ class _Lowering:
         for path in order:
             self._path(path)
         kept_values = {self.emit.env[v] for v in self.kept if v in self.emit.env}
-        statements = fuse_activations(self.emit.statements, kept_values)
+        statements = fuse_activations(self._without_unread(self.emit.statements), kept_values)
         for value in kept_values:
             if not value.persistent:
                 value.resident = True
@@ -116,6 +118,18 @@ class _Lowering:
             self._describe(v, used)
         values = tuple(v for v in self.emit.values if v in used)
         return Lowered(values=values, statements=tuple(statements), paths=tuple(p.name for p in order)), self.facts
+
+    def _without_unread(self, statements: list[Statement]) -> list[Statement]:
+        """Forward rows leave out what they may of what is saved for a backward that does not read it."""
+        unread = self.emit.saved - {v for s in statements for v in s.read_values}
+        out = []
+        for s in statements:
+            idle = {o.name for o in s.spec.writes if s.operands[o.name] in unread}
+            if idle and idle == {o.name for o in s.spec.writes}:
+                continue
+            dropped = {name for name in idle if s.spec.operand(name).optional}
+            out.append(replace(s, operands={**s.operands, **dict.fromkeys(dropped)}) if dropped else s)
+        return out
 
     def _order(self) -> list[Path]:
         """The paths, each after those whose results it reads."""
@@ -137,12 +151,15 @@ class _Lowering:
 
     # ------------------------------------------------------------ values
     def _source(self, v: Variable) -> None:
-        """The value of a placeholder, parameter, constant or state."""
+        """The value of a placeholder, parameter, buffer, constant or state."""
         if v.kind == "placeholder":
             self.emit.variable(v, "placeholder", resident=True)
         elif v.kind == "parameter":
             self.emit.variable(v, "parameter", persistent=True)
             self.facts.parameters[v.name] = {"init": self._init(v), "trainable": v.trainable}
+        elif v.kind == "buffer":
+            self.emit.variable(v, "buffer", persistent=True)
+            self.facts.buffers[v.name] = {"init": self._init(v)}
         elif v.kind == "constant":
             self.emit.variable(v, "state", persistent=True)
             self._starts(self.emit.env[v], kind="constant", array=v.name)
@@ -225,7 +242,21 @@ class _Lowering:
                 "figure of a path that only predicts needs no more than its name"
             )
         if path.loss is not None:
+            self._check_buffers(path, operations)
             self._backward(path, operations, facts)
+
+    @staticmethod
+    def _check_buffers(path: Path, operations: list[Operation]) -> None:
+        """Refuse backwards that would read a buffer as the forward has left it, and not as it has read it."""
+        updated = {op.inputs[n] for op in operations for n in op.spec.updates}
+        for op in operations:
+            for n in op.spec.bwd_reads:
+                if op.inputs.get(n) in updated:
+                    v = op.inputs[n]
+                    raise CalcError(
+                        f"{op.name}: its backward in path {path.name!r} reads the buffer {v.name!r}, which the path's forward "
+                        "updates: use a result in its place, or put the operator in a path that does not update the buffer"
+                    )
 
     @staticmethod
     def _outside(v: Variable, path: Path) -> bool:

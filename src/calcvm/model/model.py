@@ -263,6 +263,11 @@ class Model(methods.Native):
         return self.resident.parameters
 
     @property
+    def buffers(self) -> dict[str, np.ndarray]:
+        """What training keeps beside the parameters, such as running means, by name, as views into the heap."""
+        return self.resident.buffers
+
+    @property
     def hyper(self) -> Hyper:
         """Hyperparameters by name; setting one takes effect with the next step."""
         return self.resident.hyper("learn")

@@ -8,7 +8,7 @@ from typing import Any
 
 from calcvm.ops import elementwise as _elementwise  # noqa: F401  (declares the activations)
 from calcvm.ops.dims import ONE, Shape, numel, show
-from calcvm.ops.spec import ACC, OPS, A, Attr, Example, OpSpec, R, RowSpec, S, W, Word, choice, dims, register
+from calcvm.ops.spec import ACC, OPS, A, Attr, Example, OpSpec, R, RowSpec, S, Shapes, W, Word, choice, dims, register
 
 # Activations that a linear row can apply: all can be differentiated from their output alone.
 ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu")
@@ -54,25 +54,25 @@ MATMUL = (*dims("G M N K"), *(choice(n, 2) for n in ("ta", "tb", "ab", "bb", "by
 A_ELEMS, B_ELEMS, Y_ELEMS = "(G if ab else 1)*M*K", "(G if bb else 1)*K*N", "G*M*N"
 
 
-def linear_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    x, w = inputs[:2]
+def linear_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, w, b = shapes["x"], shapes["wt"], shapes["b"]
     if not all(s.constant for s in w):
         raise ValueError(f"the weights {show(w)} depend on the batch: use matmul")
     if len(x) < 2 or len(w) != 2 or x[-1] != w[0]:
         raise ValueError(f"x {show(x)} and w {show(w)}: the last size of x must be the first of w")
-    if len(inputs) > 2 and inputs[2] != (w[1],):
-        raise ValueError(f"bias {show(inputs[2])} must have shape {show((w[1],))}")
+    if b is not None and b != (w[1],):
+        raise ValueError(f"bias {show(b)} must have shape {show((w[1],))}")
     return {"y": (*x[:-1], w[1])}
 
 
-def linear_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def linear_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x, w = shapes["x"], shapes["wt"]
     act = ACTIVATIONS.index(attrs.get("act", "none"))
     return {"rows": x[0], "inner": numel(x[1:-1]), "N": w[1], "K": w[0], "act": act, "alpha": attrs.get("alpha", 0.0)}
 
 
-def matmul_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    a, b = inputs
+def matmul_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    a, b = shapes["a"], shapes["b"]
     if len(a) < 2 or len(b) < 2:
         raise ValueError(f"a {show(a)} and b {show(b)}: both must have rank 2 or more")
     if a[:-2] and b[:-2] and a[:-2] != b[:-2]:
@@ -84,7 +84,7 @@ def matmul_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[st
     return {"y": (*(a[:-2] or b[:-2]), m, n)}
 
 
-def matmul_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def matmul_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     a, b, y = shapes["a"], shapes["b"], shapes["y"]
     ta, tb = bool(attrs.get("transpose_a")), bool(attrs.get("transpose_b"))
     lead = y[:-2]

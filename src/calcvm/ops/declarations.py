@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Affine, Shape, numel
 from calcvm.ops.sizes import MACHINE, evaluate, reads
-from calcvm.ops.spec import Operand, OpSpec, RowSpec, Word, is_own
+from calcvm.ops.spec import Operand, OpSpec, RowSpec, Shapes, Word, is_own
 
 CATEGORIES = ("unary", "binary", "reduction", "contraction", "shape", "loss", "metric", "random", "optimizer", "system")
 
@@ -45,7 +45,7 @@ def check_spec(spec: Any) -> None:
             check_row(spec, row)
     written = {operand.name for row in spec.fwd for operand in row.writes}
     if not spec.view:
-        if spec.inputs and (found := written & {*spec.inputs}):
+        if spec.inputs and (found := written & {*spec.inputs} - {*spec.updates}):
             wrong(f"a forward row writes the input {min(found)!r}: others may read it too")
         if missing := [name for name in (*spec.outputs, *spec.saved) if name not in written]:
             wrong(f"no forward row writes {missing[0]!r}")
@@ -109,7 +109,7 @@ def check_row(spec: OpSpec, row: RowSpec) -> None:
 
 
 # ---------------------------------------------------------------- where it is used
-def sizes_of(spec: OpSpec, inputs: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+def sizes_of(spec: OpSpec, inputs: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     """Shapes of what a user's operator makes, of inputs of these; its words are checked too.
 
     Raises
@@ -117,7 +117,7 @@ def sizes_of(spec: OpSpec, inputs: Mapping[str, Shape], attrs: Mapping[str, Any]
     ValueError : the rule of the operator says why the inputs do not fit.
     CalcError : a rule has raised something else, or its answer is of no use.
     """
-    shapes = _ask(spec, "shape", spec.shape, tuple(inputs.values()), attrs)
+    shapes = _ask(spec, "shape", spec.shape, inputs, attrs)
     for name in (*spec.outputs, *spec.saved):
         shape = shapes.get(name) if isinstance(shapes, Mapping) else None
         if not isinstance(shape, tuple) or not all(isinstance(size, Affine) for size in shape):

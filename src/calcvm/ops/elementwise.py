@@ -16,6 +16,7 @@ from calcvm.ops.spec import (
     OpSpec,
     R,
     RowSpec,
+    Shapes,
     U,
     W,
     Word,
@@ -142,7 +143,7 @@ def _extent(s: str) -> str:
     return f"d0*{s}0 if {s}0 else {_row_span(s)}"
 
 
-def broadcast_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
+def broadcast_shape(*inputs: Shape) -> Shape:
     """NumPy's rule."""
     n = max(map(len, inputs))
     y = []
@@ -152,12 +153,12 @@ def broadcast_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict
             shapes = ", ".join(map(show, inputs[:-1])) + f" and {show(inputs[-1])}"
             raise ValueError(f"shapes {shapes} do not broadcast: {found[0]} and {found[1]} differ, and neither is 1")
         y.append(found[0])
-    return {"y": tuple(y)}
+    return tuple(y)
 
 
 def broadcast_words(inputs: Mapping[str, Shape]) -> dict[str, Any]:
     """Sizes of y, and strides of each input (0: broadcast), neighbouring axes merged where that is possible."""
-    y = broadcast_shape((*inputs.values(),), {})["y"] or (ONE,)
+    y = broadcast_shape(*inputs.values()) or (ONE,)
     operands = [(ONE,) * (len(y) - len(s)) + s for s in inputs.values()]
     spread = [tuple(size == ONE and out != ONE for size, out in zip(axis, y)) for axis in operands]
     groups: list[tuple[Affine, tuple[bool, ...]]] = []  # inner axes: size, which operands are broadcast along it
@@ -239,16 +240,16 @@ def _several(op: Elementwise) -> OpSpec:
     examples = [Example(shapes=s, low=op.low) for s in shapes] + _typed(op, shapes[1], op.low)
     bench = ((None, 64), (64,), (64,))[: len(inputs)]
 
-    def words(given: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
-        of = {name: given[name] for name in inputs}
-        return {**broadcast_words(of), **rows_cols(broadcast_shape((*of.values(),), attrs)["y"])}
+    def words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        of = {name: shapes[name] for name in inputs}
+        return {**broadcast_words(of), **rows_cols(broadcast_shape(*of.values()))}
 
     return OpSpec(
         name=op.name,
         synopsis=f"y = {op.forward.text}",
         category="binary" if len(inputs) == 2 else "ternary",
         inputs=inputs,
-        shape=broadcast_shape,
+        shape=lambda shapes, attrs: {"y": broadcast_shape(*(shapes[name] for name in inputs))},
         words=words,
         fwd=(fwd,),
         bwd=tuple(bwd),
@@ -302,10 +303,6 @@ register(
 
 
 # ---------------------------------------------------------------- rows that lowering inserts
-def _updated(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    return {"y": inputs[0]}
-
-
 register(
     OpSpec(
         name="accumulate",
@@ -313,7 +310,7 @@ register(
         category="system",
         inputs=("y", "x"),
         outputs=("y",),
-        shape=_updated,
+        shape=same_shape,
         words=lambda shapes, attrs: rows_cols(shapes["y"]),
         fwd=(
             RowSpec(
@@ -335,7 +332,7 @@ register(
         inputs=(),
         outputs=("y",),
         attrs=(Attr(name="shape", default=(1,), doc="shape of y"), *(a for a, _ in attributes(FILL.params).values())),
-        shape=lambda inputs, attrs: {"y": tuple(Affine(1) if n is None else Affine(0, n) for n in attrs["shape"])},
+        shape=lambda shapes, attrs: {"y": tuple(Affine(1) if n is None else Affine(0, n) for n in attrs["shape"])},
         words=lambda shapes, attrs: {**rows_cols(shapes["y"]), **values(FILL.params, attrs)},
         fwd=(_flat(FILL),),
         examples=(

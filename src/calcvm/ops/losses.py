@@ -13,7 +13,7 @@ from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.ops.dims import Shape, affine, numel, show
 from calcvm.ops.parameters import attributes
-from calcvm.ops.spec import OPS, Attr, Example, OpSpec, R, RowSpec, W, Word, choice, dims, register, rows_cols
+from calcvm.ops.spec import OPS, Attr, Example, OpSpec, R, RowSpec, Shapes, W, Word, choice, dims, register, rows_cols
 
 ROWS_COLS = dims("rows cols")
 COUNT = dims("count")
@@ -38,8 +38,8 @@ ROOT_MEAN = _final("metric_root_mean", "y", "y = sqrt(sum_r l[r] / count)")
 
 # ---------------------------------------------------------------- losses over pairs of equal shape
 def _pair_shape(out: str) -> Any:
-    def shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-        x, t = inputs
+    def shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+        x, t = shapes["x"], shapes["t"]
         if x != t:
             raise ValueError(f"prediction {show(x)} and target {show(t)} differ in shape")
         return {out: (), "t_l": x[:1]}
@@ -47,7 +47,7 @@ def _pair_shape(out: str) -> Any:
     return shape
 
 
-def _pair_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def _pair_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {**rows_cols(shapes["x"]), "count": numel(shapes["x"]), **attrs}
 
 
@@ -99,9 +99,8 @@ MSE = OPS["mse"]
 
 
 # ---------------------------------------------------------------- softmax cross entropy
-def _classes(inputs: tuple[Shape, ...]) -> bool:
+def _classes(x: Shape, t: Shape) -> bool:
     """True where the target holds a probability for each class, False where it holds labels."""
-    x, t = inputs
     if not x:
         raise ValueError("scores need a last axis of classes")
     if t == x:
@@ -123,15 +122,15 @@ def _class_words(x: Shape, dense: bool) -> dict[str, Any]:
     return {**_places(x), "dense": int(dense)}
 
 
-def _ce_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    _classes(inputs)
-    x = inputs[0]
+def _ce_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x = shapes["logits"]
+    _classes(x, shapes["target"])
     return {"loss": (), "p": x, "t_l": x[:-1][:1]}
 
 
-def _ce_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def _ce_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x = shapes["logits"]
-    words = _class_words(x, _classes((x, shapes["target"])))
+    words = _class_words(x, _classes(x, shapes["target"]))
     return {**words, "count": numel(x[:-1]), "smoothing": attrs["label_smoothing"]}
 
 
@@ -161,7 +160,7 @@ register(
                 operands=(
                     R("logits", "rows*inner*N", "rows"),
                     TARGET,
-                    W("p", "rows*inner*N", "rows"),
+                    W("p", "rows*inner*N", "rows", optional=True),
                     W("t_l", "rows", "rows"),
                 ),
                 in_place=(("p", "logits"),),
@@ -204,8 +203,8 @@ register(
 
 
 # ---------------------------------------------------------------- an element of each row
-def _pick_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    x, index = inputs
+def _pick_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, index = shapes["x"], shapes["index"]
     if not x or index != x[:-1]:
         raise ValueError(f"index {show(index)} is not of the shape of x {show(x)} without its last axis")
     return {"y": index}
@@ -273,14 +272,15 @@ register(
 )
 
 
-def _accuracy_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    _classes(inputs)
-    return {"y": (), "t_l": inputs[0][:-1][:1]}
-
-
-def _accuracy_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def _accuracy_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x = shapes["scores"]
-    return {**_class_words(x, _classes((x, shapes["target"]))), "count": numel(x[:-1])}
+    _classes(x, shapes["target"])
+    return {"y": (), "t_l": x[:-1][:1]}
+
+
+def _accuracy_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x = shapes["scores"]
+    return {**_class_words(x, _classes(x, shapes["target"])), "count": numel(x[:-1])}
 
 
 register(

@@ -20,7 +20,22 @@ from typing import Any
 from calcvm.formulas.declare import Update
 from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.ops.dims import Shape, affine
-from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, U, W, Word, choice, dims, register, rows_cols
+from calcvm.ops.spec import (
+    Attr,
+    Example,
+    Operand,
+    OpSpec,
+    R,
+    RowSpec,
+    Shapes,
+    U,
+    W,
+    Word,
+    choice,
+    dims,
+    register,
+    rows_cols,
+)
 
 HYPER: dict[str, str] = {"name": "hyper", "elems": str(len(HYPER_SLOTS)), "type": "float64"}
 # Slots that do not start at 0.
@@ -78,7 +93,7 @@ CLIP = choice("clip", 2)
 
 
 def _leading(name: str) -> Any:
-    def words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    def words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
         return {**rows_cols(shapes[name]), **attrs}
 
     return words
@@ -110,9 +125,8 @@ def _operator(
         flops=flops,
     )
 
-    def updated(inputs: tuple[Shape, ...], a: Mapping[str, Any]) -> dict[str, Shape]:
-        by_name = dict(zip((o.name for o in row.reads), inputs))
-        return {o.name: by_name[o.name] for o in row.writes if o.name in by_name} | (shape(inputs, a) if shape else {})
+    def updated(shapes: Shapes, a: Mapping[str, Any]) -> dict[str, Shape]:
+        return {o.name: shapes[o.name] for o in row.writes if o.name in shapes} | (shape(shapes, a) if shape else {})
 
     return OpSpec(
         name=name,
@@ -211,7 +225,7 @@ register(
         (Word(name="factor", kind="float", lo=0, hi=1e300),),
         (R(**HYPER, part="w0"), W(**{**HYPER, "name": "scaled"}, part="w0")),
         attrs=(Attr(name="factor", default=1.0, check=lambda v: 0 <= v < 1e300, doc="of a parameter's learning rate"),),
-        shape=lambda inputs, attrs: {"scaled": inputs[0]},
+        shape=lambda shapes, attrs: {"scaled": shapes["hyper"]},
         word_values=lambda shapes, attrs: dict(attrs),
         examples=(Example(shapes=((N_SLOTS,),), attrs={"factor": 0.25}, low=0.1, high=0.9),),
         source="torch.optim's groups of parameters",
@@ -242,7 +256,7 @@ register(
         "s[r] = sum_c g[r,c]^2",
         ROWS_COLS,
         (R("g", "rows*cols", "rows"), W("s", "rows", "rows")),
-        shape=lambda inputs, attrs: {"s": inputs[0][:1] or (affine(1),)},
+        shape=lambda shapes, attrs: {"s": shapes["g"][:1] or (affine(1),)},
         examples=(
             Example(shapes=((6, 4),)),
             Example(shapes=((37,),)),
@@ -295,7 +309,7 @@ register(
         ROWS_COLS,
         (W("g", "rows*cols", "rows"),),
         attrs=(Attr(name="shape", default=(1,), doc="shape of g"),),
-        shape=lambda inputs, attrs: {"g": tuple(affine(n) for n in attrs["shape"])},
+        shape=lambda shapes, attrs: {"g": tuple(affine(n) for n in attrs["shape"])},
         word_values=lambda shapes, attrs: rows_cols(shapes["g"]),
         examples=(Example(shapes=(), attrs={"shape": (6, 4)}), Example(shapes=(), attrs={"shape": (3,)})),
     )

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from calcvm.ops.dims import Shape
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, U, W, Word, dims, register, rows_cols
+from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, U, W, Word, dims, register, rows_cols, same_shape
 
 SIZE = "rows*cols"
 STREAM = Word(name="stream", kind="int", lo=0, hi=2**31 - 1)
 WORDS = (*dims("rows cols"), STREAM)
 
 
-def _words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def _words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {**rows_cols(shapes["x"]), "stream": attrs.get("stream", 0)}
 
 
@@ -47,7 +46,7 @@ register(
                 doc="rows of one graph that must draw independently have different streams",
             ),
         ),
-        shape=lambda inputs, attrs: {"y": inputs[0]},
+        shape=same_shape,
         words=_words,
         fwd=(_row("dropout_fwd", "x", "y"),),
         bwd=(_row("dropout_bwd", "dy", "dx"),),
@@ -70,7 +69,7 @@ register(
         category="system",
         inputs=("rng",),
         outputs=("rng",),
-        shape=lambda inputs, attrs: {"rng": inputs[0]},
+        shape=lambda shapes, attrs: {"rng": shapes["rng"]},
         words=lambda shapes, attrs: {},
         fwd=(
             RowSpec(

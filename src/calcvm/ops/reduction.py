@@ -1,51 +1,88 @@
-"""Reductions over a block of neighbouring axes, and softmax over the last axis.
+"""Sums over any axes, extrema over a block of neighbouring axes, and softmax over the last axis.
 
-x is seen as (O, P, R0, R1, I) and reduced over R = (R0, R1).  O is the leading axis where that is kept,
-R0 where it is reduced: one of them (and then P) is 1, so O*R0 rows are what workers share x by.
+A sum sees x as (O, R0, K0, R1, K1, R2, I) and is over R = (R0, R1, R2), an extremum as (O, P, R0, R1, I) and is over
+R = (R0, R1).  O begins with the leading axis where that is kept, R0 where it is reduced, and O*R0 rows are what
+workers share x by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from calcvm.ops.dims import ONE, Shape, numel, show
-from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, W, choice, dims, register
+from calcvm.ops.dims import ONE, Affine, Shape, numel, show
+from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, Shapes, W, Word, choice, dims, register
 
-REDUCE = (*dims("O P R0 R1 I"), choice("by", 2))  # by 1: shared over I, the leading axis being reduced
-X_ELEMS, Y_ELEMS = "O*P*R0*R1*I", "O*P*I"
-ONE_IS_1 = ("-(R0 - 1)*(O*P - 1)",)
+BY = choice("by", 2)  # 1: shared over what is kept, the leading axis being reduced
+BLOCKS = 3  # of neighbouring axes that a sum may be over
 
 
-def _block(shape: Shape, attrs: Mapping[str, Any]) -> tuple[int, int]:
-    """The reduced axes as a range."""
-    axes = attrs.get("axes")
-    rank = len(shape)
+@dataclass(frozen=True)
+class Form:
+    """How x is seen: its sizes, elements of x and of y, and what is kept below the leading axis."""
+
+    sizes: str
+    x: str
+    y: str
+    kept: str
+    require: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        return (*dims(self.sizes), BY)
+
+
+SUM = Form("O R0 K0 R1 K1 R2 I", "O*R0*K0*R1*K1*R2*I", "O*K0*K1*I", "K0*K1*I", ("1 - O if by else 0",))
+EXTREMUM = Form("O P R0 R1 I", "O*P*R0*R1*I", "O*P*I", "I", ("-(R0 - 1)*(O*P - 1)",))
+
+
+def _reduced(shape: Shape, attrs: Mapping[str, Any]) -> list[bool]:
+    """Of each axis, whether it is reduced."""
+    axes, rank = attrs.get("axes"), len(shape)
     if axes is None:
-        return 0, rank
-    found = sorted(a + rank if a < 0 else a for a in axes)
-    if len(set(found)) != len(found) or any(not 0 <= a < rank for a in found):
+        return [True] * rank
+    found = {a + rank if a < 0 else a for a in axes}
+    if len(found) != len(axes) or not found <= {*range(rank)}:
         raise ValueError(f"axes {tuple(axes)} do not fit shape {show(shape)}")
-    if not found:
-        return rank, rank
-    if found[-1] - found[0] != len(found) - 1:
-        raise ValueError(f"axes {tuple(axes)} of {show(shape)} are no neighbours: split into one reduction a block")
-    return found[0], found[-1] + 1
+    return [axis in found for axis in range(rank)]
 
 
-def reduce_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    (x,) = inputs
-    i, j = _block(x, attrs)
-    return {"y": x[:i] + ((ONE,) * (j - i) if attrs.get("keepdims") else ()) + x[j:]}
-
-
-def reduce_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def reduce_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x = shapes["x"]
-    i, j = _block(x, attrs)
-    inner = numel(x[j:])
-    if i == 0 and j > 0:  # the leading axis is reduced
-        return {"O": ONE, "P": ONE, "R0": x[0], "R1": numel(x[1:j]), "I": inner, "by": int(inner != ONE)}
-    return {"O": x[0] if x else ONE, "P": numel(x[1:i]), "R0": ONE, "R1": numel(x[i:j]), "I": inner, "by": 0}
+    axes = zip(x, _reduced(x, attrs))
+    return {"y": tuple(ONE if gone else n for n, gone in axes if attrs.get("keepdims") or not gone)}
+
+
+def sum_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x = shapes["x"]
+    gone = _reduced(x, attrs)
+    blocks: list[tuple[Affine, bool]] = []  # below the leading axis: size, whether reduced
+    for n, kind in zip(x[1:], gone[1:]):
+        if blocks and blocks[-1][1] == kind:
+            blocks[-1] = (blocks[-1][0] * n, kind)
+        elif n != ONE:
+            blocks.append((n, kind))
+    words: dict[str, Any] = {"O": ONE}
+    for name in ("I", "R2", "K1", "R1", "K0", "R0"):
+        words[name] = blocks.pop()[0] if blocks and blocks[-1][1] == (name[0] == "R") else ONE
+    leading = "R0" if x and gone[0] else "O"
+    if blocks and leading == "O" and not blocks[-1][1]:
+        words["O"] = blocks.pop()[0]
+    if blocks:
+        raise ValueError(f"axes {attrs['axes']} of {show(x)} are more than {BLOCKS} blocks: split into several sums")
+    words[leading] = (x[0] if x else ONE) * words[leading]
+    return {**words, "by": int(leading == "R0" and words["K0"] * words["K1"] * words["I"] != ONE)}
+
+
+def extremum_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x = shapes["x"]
+    w = sum_words(shapes, attrs)
+    if w["R0"] * w["K0"] * w["R1"] == ONE:
+        return {"O": w["O"], "P": w["K1"], "R0": ONE, "R1": w["R2"], "I": w["I"], "by": 0}
+    if w["O"] * w["K0"] * w["R1"] * w["K1"] == ONE:
+        return {"O": ONE, "P": ONE, "R0": w["R0"], "R1": w["R2"], "I": w["I"], "by": w["by"]}
+    raise ValueError(f"axes {attrs['axes']} of {show(x)} are no neighbours: split into one reduction a block")
 
 
 ATTRS = (
@@ -53,7 +90,7 @@ ATTRS = (
         name="axes",
         default=None,
         check=lambda v: v is None or (isinstance(v, tuple) and all(isinstance(a, int) for a in v)),
-        doc="axes to reduce, one block of neighbours; None: all",
+        doc="axes to reduce; None: all",
     ),
     Attr(name="keepdims", default=False, check=lambda v: isinstance(v, bool), doc="keep reduced axes with size 1"),
 )
@@ -70,76 +107,75 @@ _CASES: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
     ((37,), {"axes": None}),
     ((), {"axes": None}),
     ((None, 3), {"axes": ()}),
+    ((1, 4, 3), {"axes": (0, 2)}),
+)
+# Blocks of axes with others between them, which extrema take one after the other.
+_SEVERAL: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
+    ((None, 3, 7), {"axes": (0, 2)}),
+    ((None, 3, 4, 19), {"axes": (0, 2)}),
+    ((4, 3, None, 2), {"axes": (1, 3)}),
+    ((None, 3, 2, 5), {"axes": (0, 1, 3), "keepdims": True}),
+    ((2, 2, 3, 2, 3, None), {"axes": (1, 3, 5)}),
+    ((2, 2, 3, 2, 3, None), {"axes": (0, 1, 3, 5)}),
+    ((2, None, 2, 3, 2, 3), {"axes": (0, 2, 4)}),
 )
 
 
 def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[int, int]) -> None:
+    form = EXTREMUM if "y" in reads else SUM
     fwd = RowSpec(
         name=f"{name}_fwd",
-        synopsis=f"y[o,p,i] = {y}",
-        words=REDUCE,
-        operands=(R("x", X_ELEMS, "0 if by else O"), W("y", Y_ELEMS, "I if by else O")),
-        require=ONE_IS_1,
-        flops=f"{flops[0]}*{X_ELEMS}",
+        synopsis=f"y[o,k] = {y}",
+        words=form.words,
+        operands=(R("x", form.x, "0 if by else O"), W("y", form.y, f"{form.kept} if by else O")),
+        require=form.require,
+        flops=f"{flops[0]}*{form.x}",
     )
-    if reads == "xy":  # the first of equals is sought along R: one worker for each O
+    if form is EXTREMUM:  # the first of equals is sought along R: one worker for each O
         operands: tuple[Operand, ...] = (
-            R("dy", Y_ELEMS, "O"),
-            R("x", X_ELEMS, "O"),
-            R("y", Y_ELEMS, "O"),
-            W("dx", X_ELEMS, "O"),
+            R("dy", form.y, "O"),
+            R("x", form.x, "O"),
+            R("y", form.y, "O"),
+            W("dx", form.x, "O"),
         )
     else:
-        x = tuple(R(name, X_ELEMS, "O*R0") for name in reads)
-        operands = (R("dy", Y_ELEMS, "O if R0 == 1 else 0"), *x, W("dx", X_ELEMS, "O*R0"))
+        x = tuple(R(name, form.x, "O*R0") for name in reads)
+        operands = (R("dy", form.y, "O if R0 == 1 else 0"), *x, W("dx", form.x, "O*R0"))
     bwd = RowSpec(
         name=f"{name}_bwd",
-        synopsis=f"dx[o,p,r,i] = {dx}",
-        words=REDUCE,
+        synopsis=f"dx[o,k,r] = {dx}",
+        words=form.words,
         operands=operands,
         in_place=(("dx", "x"),) if reads else (),
-        require=ONE_IS_1,
-        flops=f"{flops[1]}*{X_ELEMS}",
+        require=form.require,
+        flops=f"{flops[1]}*{form.x}",
     )
     register(
         OpSpec(
             name=name,
-            synopsis=f"y[o,p,i] = {y}",
+            synopsis=f"y[o,k] = {y}",
             category="reduction",
             inputs=("x",),
             attrs=ATTRS,
             shape=reduce_shape,
-            words=reduce_words,
+            words=extremum_words if form is EXTREMUM else sum_words,
             fwd=(fwd,),
             bwd=(bwd,),
             differentiable=("x",),
             onnx=(onnx,),
-            examples=tuple(Example(shapes=(s,), attrs=a) for s, a in _CASES)
+            examples=tuple(Example(shapes=(s,), attrs=a) for s, a in _CASES + (() if form is EXTREMUM else _SEVERAL))
             + (Example(shapes=((None, 64),), attrs={"axes": (0,)}, batch=256, bench=True),),
             source="partial sums of fixed shape, then a tree: Higham, Accuracy and Stability, 4.2",
         )
     )
 
 
-_reduction("sum", "sum_r x[o,p,r,i]", "dy[o,p,i]", "", "ReduceSum", (1, 1))
-_reduction("mean", "sum_r x[o,p,r,i] / R", "dy[o,p,i] / R", "", "ReduceMean", (1, 1))
-_reduction(
-    "max",
-    "max_r x[o,p,r,i] (NaN if any is)",
-    "dy[o,p,i] at the first r where x = y, else 0",
-    "xy",
-    "ReduceMax",
-    (1, 1),
-)
-_reduction(
-    "min",
-    "min_r x[o,p,r,i] (NaN if any is)",
-    "dy[o,p,i] at the first r where x = y, else 0",
-    "xy",
-    "ReduceMin",
-    (1, 1),
-)
-_reduction("sum_squares", "sum_r x[o,p,r,i]^2", "2*dy[o,p,i]*x[o,p,r,i]", "x", "ReduceSumSquare", (2, 2))
+_FIRST = "dy[o,k] at the first r where x = y, else 0"
+_reduction("sum", "sum_r x[o,k,r]", "dy[o,k]", "", "ReduceSum", (1, 1))
+_reduction("mean", "sum_r x[o,k,r] / R", "dy[o,k] / R", "", "ReduceMean", (1, 1))
+_reduction("max", "max_r x[o,k,r] (NaN if any is)", _FIRST, "xy", "ReduceMax", (1, 1))
+_reduction("min", "min_r x[o,k,r] (NaN if any is)", _FIRST, "xy", "ReduceMin", (1, 1))
+_reduction("sum_squares", "sum_r x[o,k,r]^2", "2*dy[o,k]*x[o,k,r]", "x", "ReduceSumSquare", (2, 2))
 
 
 # ---------------------------------------------------------------- softmax
@@ -147,15 +183,15 @@ SOFTMAX = dims("rows inner N")
 S_ELEMS = "rows*inner*N"
 
 
-def softmax_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    (x,) = inputs
+def softmax_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x = shapes["x"]
     axis = attrs.get("axis", -1)
     if not x or axis not in (-1, len(x) - 1):
         raise ValueError(f"softmax runs over the last axis: transpose first (axis {axis} of {show(x)})")
     return {"y": x}
 
 
-def softmax_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def softmax_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x = shapes["x"]
     return {"rows": x[0] if len(x) > 1 else ONE, "inner": numel(x[1:-1]), "N": x[-1]}
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, affine, numel, show
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, W, choice, dims, register, same_shape
+from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, W, choice, dims, register, same_shape
 
 AXES = 6
 
@@ -20,8 +20,8 @@ def _are_ends(v: Any) -> bool:
 
 
 # ---------------------------------------------------------------- views
-def reshape_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    (x,) = inputs
+def reshape_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x = shapes["x"]
     total = numel(x)
     asked = tuple(attrs["shape"])
     if asked.count(-1) > 1:
@@ -41,12 +41,12 @@ def reshape_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[s
     return {"y": y}
 
 
-def flatten_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    (x,) = inputs
+def flatten_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x = shapes["x"]
     return {"y": (x[0] if x else ONE, numel(x[1:]))}
 
 
-def _no_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def _no_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
@@ -105,8 +105,8 @@ register(
 
 
 # ---------------------------------------------------------------- transposition
-def transpose_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    (x,) = inputs
+def transpose_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x = shapes["x"]
     axes = _axes(x, attrs)
     return {"y": tuple(x[a] for a in axes)}
 
@@ -146,7 +146,7 @@ def _permutation(x: Shape, axes: tuple[int, ...], size: str, stride: str, same: 
     return {**words, same: int(not axes or axes[0] == 0)}
 
 
-def transpose_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def transpose_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x = shapes["x"]
     axes = _axes(x, attrs)
     inverse = tuple(axes.index(i) for i in range(len(axes)))
@@ -210,15 +210,15 @@ def _axis(x: Shape, attrs: Mapping[str, Any]) -> int:
     return axis % len(x)
 
 
-def concat_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    a, b = inputs
+def concat_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    a, b = shapes["a"], shapes["b"]
     i = _axis(a, attrs)
     if len(a) != len(b) or a[:i] != b[:i] or a[i + 1 :] != b[i + 1 :]:
         raise ValueError(f"concat of {show(a)} and {show(b)} along axis {i}: the other sizes must agree")
     return {"y": (*a[:i], a[i] + b[i], *a[i + 1 :])}
 
 
-def concat_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def concat_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     a, b = shapes["a"], shapes["b"]
     i = _axis(a, attrs)
     rows = a[0] if i else ONE
@@ -291,11 +291,11 @@ def _ranges(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, Affine, bool]
     return out
 
 
-def slice_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    return {"y": tuple(n for _, n, _ in _ranges(inputs[0], attrs))}
+def slice_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    return {"y": tuple(n for _, n, _ in _ranges(shapes["x"], attrs))}
 
 
-def slice_words(shapes: Mapping[str, Shape], attrs: Mapping[str, Any]) -> dict[str, Any]:
+def slice_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x = shapes["x"]
     ranges = _ranges(x, attrs)
     groups: list[tuple[Affine, Affine]] = []  # inner axes from the last on: size, stride of x

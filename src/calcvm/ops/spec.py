@@ -21,6 +21,7 @@ from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
 from calcvm.ops.types import FLOAT, VARIABLES
 
+Shapes = Mapping[str, Any]  # of an operator's values by name: Shape, None for an input that is left out
 HEADER_WORDS = 2
 LINE_WORDS = 8  # of a cache line: an encoded row is whole ones
 MAX_WORDS = 15 * LINE_WORDS  # of a row: two of them, and a few words more, are what a block of a GPU keeps of them
@@ -54,7 +55,7 @@ class Operand:
     """One operand of a row: which heap cells it may touch, how, and by which worker.
 
     access : "r" read; "w" every element is set; "a" set, or added to where the row's word ``acc`` is 1;
-        "u" read and updated in place (parameters, optimizer state); "s" scratch of this row alone.
+        "u" read and updated in place (parameters, optimizer state; in a forward buffers); "s" scratch of this row alone.
     elems : extent, in elements.
     type : of its elements, or a variable (`calcvm.ops.types`).
     below : of an index, the size that it is below; a kernel traps others.
@@ -196,9 +197,11 @@ class OpSpec:
     """One operator.
 
     category : unary | binary | reduction | contraction | shape | loss | metric | random | optimizer | system
-    inputs, outputs, saved : names.  Saved values are written by the forward for the backward alone.
-    shape : (input shapes, attributes) -> {output or saved name: shape}; raises ValueError with the reason.
+    inputs, outputs, saved : names.  Saved values are written by the forward for the backward alone; one that is
+        optional in the row that writes it has cells only where a backward reads it.
+    shape : (inputs' shapes by name, attributes) -> {output or saved name: shape}; raises ValueError with the reason.
     words : (shapes by name, attributes) -> {word: value} for all rows of the operator.
+        Both find None for an input that is left out.
     fwd : rows in order.  bwd : rows in order; an operand ``d<input>`` or ``d<output>`` is that value's
         gradient.  A backward row is emitted when one of the gradients it writes is needed.  Which values
         the backward reads is what its rows read, nothing more.  Names starting with ``t_`` are
@@ -219,8 +222,8 @@ class OpSpec:
     outputs: tuple[str, ...] = ("y",)
     saved: tuple[str, ...] = ()
     attrs: tuple[Attr, ...] = ()
-    shape: Callable[[tuple[Shape, ...], Mapping[str, Any]], dict[str, Shape]] = field(repr=False)
-    words: Callable[[Mapping[str, Shape], Mapping[str, Any]], dict[str, Any]] = field(repr=False)
+    shape: Callable[[Shapes, Mapping[str, Any]], dict[str, Shape]] = field(repr=False)
+    words: Callable[[Shapes, Mapping[str, Any]], dict[str, Any]] = field(repr=False)
     fwd: tuple[RowSpec, ...] = ()
     bwd: tuple[RowSpec, ...] = ()
     differentiable: tuple[str, ...] = ()
@@ -241,6 +244,11 @@ class OpSpec:
     @property
     def rows(self) -> tuple[RowSpec, ...]:
         return self.fwd + self.bwd
+
+    @property
+    def updates(self) -> tuple[str, ...]:
+        """Inputs that the forward updates: buffers, which a path that trains may do."""
+        return tuple(o.name for row in self.fwd for o in row.operands if o.access == "u" and o.name in self.inputs)
 
     @property
     def bwd_reads(self) -> tuple[str, ...]:
@@ -321,5 +329,6 @@ def rows_cols(shape: Shape) -> dict[str, Any]:
     return {"rows": shape[0], "cols": numel(shape[1:])}
 
 
-def same_shape(inputs: tuple[Shape, ...], attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    return {"y": inputs[0]}
+def same_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    """That of the first input."""
+    return {"y": next(iter(shapes.values()))}

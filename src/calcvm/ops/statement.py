@@ -14,7 +14,8 @@ from calcvm.ops.types import FLOAT
 # kinds of values, and the zone each belongs to
 ZONE_OF = {
     "parameter": "forward",  # persistent
-    "state": "forward",  # persistent: counters, hyperparameters, running statistics
+    "buffer": "forward",  # persistent: what forwards of paths that train update, such as running statistics
+    "state": "forward",  # persistent: counters, hyperparameters
     "placeholder": "forward",  # written by the user or the fetch; kept from step to step, not switched
     "activation": "forward",
     "gradient": "gradient",  # persistent where rounds add up, else transient

@@ -15,7 +15,7 @@ from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import bytes_of
 
 LINE = 64  # bytes of a cache line: all storage is in whole ones
-PERSISTENT_KINDS = ("parameter", "state", "optimizer")
+PERSISTENT_KINDS = ("parameter", "buffer", "state", "optimizer")
 
 
 @dataclass(frozen=True)

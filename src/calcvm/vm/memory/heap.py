@@ -63,7 +63,7 @@ class CalcHeap:
     """Memory for models: ``nbytes`` bytes, allocated once and never more.
 
     Models lie side by side while they fit.  Where room is needed, those used least recently are switched
-    out: their persistent block (parameters, state, optimizer) is copied to the store, and back when they are
+    out: their persistent block (parameters, buffers, state, optimizer) is copied to the store, and back when they are
     used again.  Nothing is planned, compiled or allocated for it, and training goes on with the same bits.
 
     Parameters

@@ -206,7 +206,7 @@ class Resident:
 
     # ------------------------------------------------------------ start and end
     def reset(self, seed: int) -> None:
-        """Initialize parameters, optimizer state and counters as `CalcHeap.load` with ``seed`` does."""
+        """Initialize parameters, buffers, optimizer state and counters as `CalcHeap.load` with ``seed`` does."""
         seed = checks.integer("seed", seed, 0, MAX_SEED)
         with self.record.change, self.record.turn.mine:
             self.initialize(seed, np.zeros(lasting_elems(self.loaded), self.program.dtype))
@@ -216,16 +216,16 @@ class Resident:
         slot, record, info = self.slot, self.record, self.program.info
         elements = slot.blank() if elements is None else elements
         for i, (name, facts) in enumerate(info["parameters"].items()):
-            self._set_parameter(elements, name, facts["init"], np.random.default_rng([seed, i]))
+            self._set_variable(elements, name, facts["init"], np.random.default_rng([seed, i]))
+        for i, (name, facts) in enumerate(info.get("buffers", {}).items()):
+            self._set_variable(elements, name, facts["init"], np.random.default_rng([seed, i, 1]))
         for facts in info["state"]:
             self._set_state(elements, facts, seed)
         record.forget()
         record.changed = True
         slot.renew(record, elements, {"seed": seed, "rounds": 0})
 
-    def _set_parameter(
-        self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator
-    ) -> None:
+    def _set_variable(self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator) -> None:
         view = cells_of(elements, self.loaded.symbol(name))
         if "array" in spec:
             view[...] = self.program.constants[spec["array"]]
@@ -252,7 +252,7 @@ class Resident:
         self.heap.commit(self)
 
     def copy(self, name: str | None = None, heap: CalcHeap | None = None) -> Resident:
-        """A new model with the same parameters, optimizer state, counters and seed, in the same heap or in another.
+        """A new model with the same parameters, buffers, optimizer state, counters and seed, in the same heap or in another.
 
         It goes on in the middle of a learning batch, with the gradients that have added up.
         """
@@ -362,7 +362,8 @@ class Resident:
         """As `check`, of a name that may be another variable's."""
         facts = self._variable(name)
         if facts["kind"] != "placeholder":
-            how = "change it through model.parameters" if facts["kind"] == "parameter" else "only placeholders are set"
+            ours = facts["kind"] in ("parameter", "buffer")
+            how = f"change it through model.{facts['kind']}s" if ours else "only placeholders are set"
             raise CalcError(f"{name!r} is a {facts['kind']}: {how}")
         return self.check(name, array)
 
@@ -435,10 +436,18 @@ class Resident:
 
         Of a device with memory of its own they are copies, which cannot be written to.
         """
+        return self._views(self.program.info["parameters"])
+
+    @property
+    def buffers(self) -> dict[str, np.ndarray]:
+        """What training keeps beside the parameters, such as running means, by name: views as of `parameters`."""
+        return self._views(self.program.info.get("buffers", {}))
+
+    def _views(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         with self.record.turn.mine:
             slot = self.slot
             self.record.exposed |= slot.writable
-            arrays = {name: slot.cells(self.loaded.symbol(name)) for name in self.program.info["parameters"]}
+            arrays = {name: slot.cells(self.loaded.symbol(name)) for name in names}
             if not slot.writable:
                 for array in arrays.values():
                     array.flags.writeable = False

@@ -105,9 +105,16 @@ STARTS = {  # of these kinds the type (the program's own: FLOAT) and the number 
 }  # fmt: skip
 _KIND = record({"kind": one_of(*_STARTS)}, others=True)
 _NAMES = listing(text())
+_KINDS = {
+    "placeholder": "placeholder",
+    "parameter": "parameter",
+    "buffer": "buffer",
+    "constant": "state",
+    "state": "state",
+}  # of a variable by what its symbol is
 _VARIABLE = record(
     {
-        "symbol": _SYMBOL, "shape": _shape, "kind": one_of("placeholder", "parameter", "constant", "state", "result"),
+        "symbol": _SYMBOL, "shape": _shape, "kind": one_of(*_KINDS, "result"),
         "path": optional(text()), "phase": one_of(None, *READ), "of": text(), "unreadable": text(),
         "classes": optional(integer(1, MAX_SIZE)),
     }
@@ -123,6 +130,7 @@ INFO = record(
     optional={
         "variables": table(_VARIABLE),
         "parameters": table(record({"init": record({}, others=True), "trainable": boolean})),
+        "buffers": table(record({"init": record({}, others=True)})),
         "state": listing(_start),
         "paths": table(record(_PATH, optional={**_TRAINING, **_SEVERAL})),
         "device": one_of("cpu", "blas", "cuda"),
@@ -169,14 +177,16 @@ class _Facts:
         self.program = program
         self.variables: Mapping[str, Any] = info.get("variables", {})
         self.parameters: Mapping[str, Any] = info.get("parameters", {})
+        self.buffers: Mapping[str, Any] = info.get("buffers", {})
         self.state: list[Any] = info.get("state", [])
         self.paths: Mapping[str, Any] = info.get("paths", {})
 
     def check(self) -> None:
         for name, facts in self.variables.items():
             self.variable(f"variable {name!r}", facts)
-        for name, facts in self.parameters.items():
-            self.parameter(f"parameter {name!r}", name, facts["init"])
+        for kind, table_ in (("parameter", self.parameters), ("buffer", self.buffers)):
+            for name, facts in table_.items():
+                self.initialized(f"{kind} {name!r}", name, kind, facts["init"])
         for i, facts in enumerate(self.state):
             if facts["symbol"] is not None:
                 self.start(f"state {i}", facts)
@@ -214,17 +224,16 @@ class _Facts:
         if result and not computed:
             self.fail(where, "a result that no phase computes")
         symbol = self.symbol(where, facts["symbol"])
-        kinds = {"placeholder": "placeholder", "parameter": "parameter", "constant": "state", "state": "state"}
         elems = numel(facts["shape"])
-        if elems != symbol.elems or not (result or symbol.kind == kinds[facts["kind"]]):
+        if elems != symbol.elems or not (result or symbol.kind == _KINDS[facts["kind"]]):
             self.fail(
                 where,
                 f"{facts['kind']} of {elems} elements, is not the symbol {symbol.name!r}, {symbol.kind} of {symbol.elems}",
             )
 
-    def parameter(self, where: str, name: str, start: Any) -> None:
+    def initialized(self, where: str, name: str, kind: str, start: Any) -> None:
         facts = self.variables.get(name)
-        if facts is None or facts["kind"] != "parameter":
+        if facts is None or facts["kind"] != kind:
             raise ProgramError(f"{where}: no variable of that kind")
         symbol = self.symbol(where, facts["symbol"])
         if not symbol.persistent or symbol.shape != facts["shape"]:

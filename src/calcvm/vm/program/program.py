@@ -24,7 +24,7 @@ from calcvm.vm.program.formats import FORMER, converted
 from calcvm.vm.program.serialize import read_archive, write_archive
 from calcvm.vm.program.verify import verify
 
-KEPT_KINDS = ("parameter", "state", "optimizer", "placeholder")
+KEPT_KINDS = ("parameter", "buffer", "state", "optimizer", "placeholder")
 
 
 @dataclass(frozen=True, kw_only=True)

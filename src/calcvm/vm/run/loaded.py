@@ -66,7 +66,7 @@ class Loaded:
 
     device, kernels : what runs the program, and what that has prepared of it.
     table_address : what jobs hold as TABLE.
-    image : bytes [start, stop) of a program's piece that persist: parameters, state, optimizer.
+    image : bytes [start, stop) of a program's piece that persist: parameters, buffers, state, optimizer.
     opened : the same with persistent gradients, as they are in the middle of an accumulation.
     gradient : bytes [start, stop) to be zeroed where a model comes in between two learning batches.
     padding : elements before and between gradients, which updates of whole blocks read, and nothing writes.
@@ -206,8 +206,11 @@ class Loaded:
 
     @cached_property
     def initializers(self) -> dict[str, Initializer]:
-        """Of the parameters that have one, by name."""
-        starts = {name: facts["init"] for name, facts in self.program.info["parameters"].items()}
+        """Of the parameters and buffers that have one, by name."""
+        info = self.program.info
+        starts = {
+            name: facts["init"] for name, facts in (*info["parameters"].items(), *info.get("buffers", {}).items())
+        }
         return {name: initializer(dict(start)) for name, start in starts.items() if "array" not in start}
 
     @cached_property

@@ -17,6 +17,9 @@ from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, RESERVED, form_
 if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
 
+LATE = ("backward", "optimize", "end_round")  # phases that may change parameters
+EARLY = ("forward", "loss")  # phases that may change buffers, in a path that has some of those
+
 
 class Row:
     """One instruction's ranges and size expressions, compiled once."""
@@ -96,7 +99,7 @@ class Form:
         if len(p.labels) != n:
             raise ProgramError(f"{len(p.labels)} labels for {n} rows")
         self.decoded = list(zip(p.rows.tolist(), p.operand_values.tolist()))
-        self.phases = [""] * n
+        self.phases, self.trains = [""] * n, [False] * n
         for i, (row, _) in enumerate(self.decoded):
             if not 0 <= row[0] < len(self.known):
                 self.fail(i, f"it is instruction {row[0]} of a program that has {len(self.known)}")
@@ -138,6 +141,9 @@ class Form:
             at = stop
         if at != n:
             raise ProgramError(f"rows {at} to {n - 1} belong to no section")
+        for path in order:
+            rows = self.path_rows(path)
+            self.trains[rows.start : rows.stop] = [any(self.phases[i] in LATE for i in rows)] * len(rows)
 
     def path_rows(self, path: str) -> range:
         spans = [span for (p, _), span in self.program.sections.items() if p == path]

@@ -13,11 +13,10 @@ from calcvm.ops.sizes import Extent, Piecewise, exact, times
 from calcvm.ops.spec import HEADER_WORDS, Operand
 from calcvm.ops.types import bytes_of, dtype_of
 from calcvm.vm.program.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_SYNC, RESERVED
-from calcvm.vm.program.verify.form import Row
+from calcvm.vm.program.verify.form import EARLY, LATE, Row
 from calcvm.vm.program.verify.storage import Storage
 
 EMPTY_LIMIT = 2**20  # work that a row of size zero may imply, whatever the heap
-LATE = ("backward", "optimize", "end_round")  # phases that may change parameters
 
 
 class Access:
@@ -203,6 +202,13 @@ class Rows(Storage):
                 self.fail(i, f"{where} overwrites {s.kind} {s.name}: only updates may change it")
             if self.phases[i] not in LATE:
                 self.fail(i, f"{where} changes {s.kind} {s.name} in phase {self.phases[i]}: it is read-only there")
+        if s.kind == "buffer":
+            if operand.access != "u":
+                self.fail(i, f"{where} overwrites buffer {s.name}: only updates may change it")
+            if self.phases[i] not in EARLY:
+                self.fail(i, f"{where} changes buffer {s.name} in phase {self.phases[i]}: it is read-only there")
+            if not self.trains[i]:
+                self.fail(i, f"{where} changes buffer {s.name} in a path that does not train")
         if s.kind == "state" and operand.access == "s":
             self.fail(i, f"{where} overwrites state {s.name}")
 
