@@ -17,7 +17,7 @@ from calcvm.ops.declarations import sizes_of
 from calcvm.ops.dims import BATCH, ONE, Affine, Quadratic, Shape, numel, shape_of, show
 from calcvm.ops.spec import Attr, is_own
 from calcvm.ops.statement import unique
-from calcvm.ops.types import FLOAT
+from calcvm.ops.types import CELLS, FLOAT, RANKS, VARIABLES, promoted
 from calcvm.tables import html
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ class TensorDescriptor:
 class Variable:
     """A tensor of the graph: placeholder, parameter, buffer, constant or the result of an operator.
 
-    Arithmetic (``+ - * / @ **``, unary minus, ``abs``, slices) builds operators in the active path.  The other side
-    may be a number or an array, which becomes a constant of the graph.
+    Arithmetic (``+ - * / % @ **``, unary minus, ``abs``, slices), comparisons (``< <= > >=``; `calcvm.equal`, since
+    ``==`` asks whether two are one variable) and conditions (``& | ^ ~``) build operators in the active path.  The other
+    side may be a number or an array, which becomes a constant of the graph.
     """
 
     __array_ufunc__ = None  # arrays leave ``array * variable`` to the variable
@@ -166,6 +167,43 @@ class Variable:
     def __abs__(self) -> Variable:
         return apply("abs", self)
 
+    def __mod__(self, other: Operand) -> Variable:
+        return apply("mod", self, other)
+
+    def __rmod__(self, other: Operand) -> Variable:
+        return apply("mod", other, self)
+
+    def __lt__(self, other: Operand) -> Variable:  # type: ignore[misc]
+        return apply("less", self, other)
+
+    def __le__(self, other: Operand) -> Variable:  # type: ignore[misc]
+        return apply("less_equal", self, other)
+
+    def __gt__(self, other: Operand) -> Variable:  # type: ignore[misc]
+        return apply("greater", self, other)
+
+    def __ge__(self, other: Operand) -> Variable:  # type: ignore[misc]
+        return apply("greater_equal", self, other)
+
+    def __and__(self, other: Operand) -> Variable:
+        return apply("logical_and", self, other)
+
+    def __or__(self, other: Operand) -> Variable:
+        return apply("logical_or", self, other)
+
+    def __xor__(self, other: Operand) -> Variable:
+        return apply("logical_xor", self, other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __invert__(self) -> Variable:
+        return apply("logical_not", self)
+
+    def __bool__(self) -> bool:
+        if self.type == "bool":
+            raise CalcError(f"{self.name} is known when the program runs: take cv.where(condition, x, y) for an if")
+        return True
+
     def __getitem__(self, index: Any) -> Variable:
         """Slices with constant bounds and step 1, or integers, for the leading dimensions; ``:`` on the batch dimension."""
         index = index if isinstance(index, tuple) else (index,)
@@ -204,16 +242,16 @@ def _operand(x: Variable, sign: str, other: Any) -> Any:
         return other
     if checks.is_number(other):
         return checks.number(f"{x.name} {sign} number: it", other)
-    return as_array(f"{x.name} {sign} {type(other).__name__}", other)
+    return as_numbers(f"{x.name} {sign} {type(other).__name__}", other)
 
 
-def as_array(what: str, value: Any) -> np.ndarray:
-    """A constant of float64."""
+def as_numbers(what: str, value: Any) -> np.ndarray:
+    """An array of numbers or of bools."""
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "fiub":
             raise TypeError
-        return array.astype(np.float64)
+        return array
     except (TypeError, ValueError, OverflowError):
         raise CalcError(f"{what}: a variable, a number or an array is wanted, not {checks.shown(value)}") from None
 
@@ -413,19 +451,21 @@ class CalcGraph:
         rows += [["path", p.name, " ".join(op.spec.name for op in p.operations)] for p in self.paths.values()]
         return html(repr(self), ["kind", "name", "shape, or operators"], rows)
 
-    def placeholder(self, name: str, shape: Sequence[int | None]) -> Variable:
+    def placeholder(self, name: str, shape: Sequence[int | None], dtype: Any = None) -> Variable:
         """Data that the user sets.
 
         Parameters
         ----------
         shape : sizes; None for the batch, at most once.
+        dtype : "int64", "int32", "uint8", "int8", "bool", "float32", "float64" or NumPy's types of these names, for data
+            that lie in the heap as they are; what computes with the graph's float (None) gets them cast.
         """
         dims = shape_of(checks.sizes(f"placeholder {name!r}: shape", shape, batch=True))
         if sum(not s.constant for s in dims) > 1:
             raise ShapeError(
                 f"placeholder {name!r}: shape {show(dims)} has the batch more than once: give numbers instead"
             )
-        return self._add(name, "placeholder", dims)
+        return self._add(name, "placeholder", dims, type=checks.dtype(f"placeholder {name!r}", dtype))
 
     def parameter(
         self,
@@ -470,12 +510,17 @@ class CalcGraph:
         checks.one_of("parameters: prefix", prefix, str, "a text such as 'linear_1.'")
         return [v for v in self.variables.values() if v.kind == "parameter" and v.name.startswith(prefix)]
 
-    def constant(self, name: str, value: np.ndarray) -> Variable:
-        """A fixed array."""
-        value = as_array(f"constant {name!r}", value)
+    def constant(self, name: str, value: np.ndarray, dtype: Any = None) -> Variable:
+        """A fixed array.
+
+        dtype : of the graph's float, if nothing is said; or as of a placeholder.
+        """
+        what = f"constant {name!r}"
+        type_, value = checks.dtype(what, dtype), as_numbers(what, value)
         if not value.size:
             raise ShapeError(f"constant {name!r}: shape {value.shape} has no elements")
-        return self._add(name, "constant", shape_of(value.shape), init=value)
+        value = value.astype(np.float64) if type_ == FLOAT else checks.as_type(what, value, type_)
+        return self._add(name, "constant", shape_of(value.shape), type=type_, init=value)
 
     def path(self, name: str, backward: bool = False, adopt: bool = True) -> Path:
         """A new path; operators built inside ``with`` belong to it.
@@ -539,7 +584,7 @@ class CalcGraph:
         return v
 
 
-def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = None, **attrs: Any) -> Variable:
+def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | None = None, **attrs: Any) -> Variable:
     """Apply the operator ``name`` of the table; returns its first output.
 
     Raises
@@ -561,7 +606,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
         if isinstance(v, Variable) and v.graph is not graph:
             raise CalcError(f"{name}: {v.name!r} belongs to another graph")
         if v is not None:
-            operands[slot] = v if isinstance(v, Variable) else as_array(f"{name}: {slot}", v)
+            operands[slot] = v if isinstance(v, Variable) else as_numbers(f"{name}: {slot}", v)
     missing = [s for s in spec.inputs if s not in operands and s not in spec.optional_inputs]
     if missing or len(inputs) > len(spec.inputs):
         raise CalcError(f"{name}: takes inputs {', '.join(spec.inputs)}; got {len(inputs)}")
@@ -569,6 +614,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
         for slot in spec.updates:
             _check_buffer(name, path, operands[slot])
     attrs = _checked_attrs(spec, attrs)
+    types = _types(spec, operands, attrs)
     try:
         of_inputs = {s: shape_of(operands[s].shape) if s in operands else None for s in spec.inputs}
         own = any(map(is_own, spec.rows))
@@ -586,15 +632,14 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
     named: dict[str, Variable] = {}
     for slot, operand in operands.items():  # arrays become constants when nothing can be wrong any more
         if not isinstance(operand, Variable):
-            operand = graph.constant(graph.unique(f"{name}_{slot}"), operand)
+            operand = graph.constant(graph.unique(f"{name}_{slot}"), operand, types[slot])
             operand.unnamed = True
-        named[slot] = operand
+        named[slot] = operand if operand.type == types[slot] else apply("cast", operand, to=types[slot])
     op_name = out or graph.unique(name)
     outputs = {}
     for i, slot in enumerate(spec.outputs):
-        v = graph._add(
-            op_name if i == 0 else f"{op_name}.{slot}", "result", shapes[slot], path=path, unnamed=out is None
-        )
+        v_name = op_name if i == 0 else f"{op_name}.{slot}"
+        v = graph._add(v_name, "result", shapes[slot], type=types.get(slot, FLOAT), path=path, unnamed=out is None)
         outputs[slot] = v
     saved = {n: s for n, s in shapes.items() if n not in outputs}
     op = Operation(spec, named, outputs, saved, attrs, op_name)
@@ -602,6 +647,36 @@ def apply(name: str, *inputs: Variable | np.ndarray | None, out: str | None = No
         v.producer = op
     path.operations.append(op)
     return next(iter(outputs.values()))
+
+
+def _types(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray], attrs: Mapping[str, Any]) -> dict[str, str]:
+    """The types that inputs are taken for, and those of outputs: what differs is cast."""
+    meet: dict[str, list[str]] = {}
+    for slot, v in operands.items():
+        if (of := spec.types.get(slot, FLOAT)) in VARIABLES and isinstance(v, Variable):
+            meet.setdefault(of, []).append(v.type)
+    bound = {variable: promoted(types) for variable, types in meet.items()}
+    for slot, v in operands.items():  # numbers take the type of what they meet, if that has them
+        if (of := spec.types.get(slot, FLOAT)) in VARIABLES and not isinstance(v, Variable):
+            bound[of] = _with_numbers(bound.get(of), v)
+    for variable, type_ in bound.items():
+        if variable != CELLS and type_ not in VARIABLES[variable]:
+            bound[variable] = "int64" if type_ in RANKS else FLOAT
+    if "to" in attrs:
+        bound["to"] = attrs["to"]
+    return {slot: bound.get(of := spec.types.get(slot, FLOAT), of) for slot in (*operands, *spec.outputs)}
+
+
+def _with_numbers(type_: str | None, numbers: np.ndarray) -> str:
+    """The type in which numbers meet one (None: nothing)."""
+    kind = numbers.dtype.kind
+    if kind == "b":
+        return promoted(("bool", type_ or "bool"))
+    if kind == "f" or type_ not in (None, *RANKS):
+        return FLOAT
+    least, most = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
+    fits = (t for t in RANKS[1:] if np.iinfo(t).min <= least and most <= np.iinfo(t).max)
+    return promoted((type_ or "int64", next((t for t in fits if t == type_), "int64")))
 
 
 def _check_buffer(name: str, path: Path, v: Variable | np.ndarray) -> None:

@@ -88,20 +88,16 @@ def like(tc, x, c):
     return target(x, types.unliteral(c)), codegen
 
 
-def _reinterpret(name: str, target: Any) -> Any:
-    @intrinsic
-    def view(tc, ptr):
-        def codegen(ctx, b, sig, args):
-            return b.bitcast(args[0], ctx.get_value_type(types.CPointer(target)))
-
-        return types.CPointer(target)(ptr), codegen
-
-    view.__name__ = name
-    return view
+@intrinsic
+def alike(tc, a, b):
+    """Whether two pointers are to one type: a constant when compiled."""
+    return types.boolean(a, b), lambda ctx, bld, sig, args: ctx.get_constant(types.boolean, a == b)
 
 
-as_f64 = _reinterpret("as_f64", types.float64)  # hyperparameters and counters are float64 in any heap
-as_i64 = _reinterpret("as_i64", types.int64)
+@intrinsic
+def seen_as(tc, pointer, b):
+    """What lies at a pointer as of ``b``'s type, for where they are `alike`."""
+    return b(pointer, b), lambda ctx, bld, sig, args: bld.bitcast(args[0], args[1].type)
 
 
 @intrinsic

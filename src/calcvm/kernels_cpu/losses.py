@@ -18,6 +18,7 @@ from calcvm.kernels_cpu._common import (
     I64,
     Float,
     Ptr,
+    alike,
     at,
     fact,
     given,
@@ -26,6 +27,7 @@ from calcvm.kernels_cpu._common import (
     lanes,
     like,
     njit,
+    seen_as,
     share,
     trap,
 )
@@ -305,7 +307,9 @@ def few_weighted(lo, hi, n, logits, target, p, pitch, t_l, hard, soft):
 
 
 @kernel
-def softmax_cross_entropy_fwd(me, rows, inner, N, dense, smoothing: Float, logits: Ptr, target: Ptr, p: Ptr, t_l: Ptr):
+def softmax_cross_entropy_fwd(
+    me, rows, inner, N, dense, smoothing: Float, logits: Ptr, target: Ptr.index, p: Ptr, t_l: Ptr
+):
     """p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j]), q = (1-s)*target + s/N.
 
     logits (rows*inner, N), target the same or labels (rows*inner,), l (rows,) sums over inner; p may be
@@ -316,9 +320,10 @@ def softmax_cross_entropy_fwd(me, rows, inner, N, dense, smoothing: Float, logit
     if not given(me, p):
         keep, pitch, y = False, 0, stack(p)
     hard, soft = like(p, 1 - smoothing), like(p, smoothing / N)
+    dense, q = dense and alike(target, p), seen_as(target, p)
     if inner == 1 and N <= lanes(p) and (dense or smoothing == 0):
         if dense:
-            few_weighted(lo, hi, N, logits, target, y, pitch, t_l, hard, soft)
+            few_weighted(lo, hi, N, logits, q, y, pitch, t_l, hard, soft)
         elif rows >= SHORT_ROWS and N <= lanes(p) // 2:
             fewest(me, lo, hi, N, logits, target, y, pitch, t_l)
         elif N * vector_bits() <= lanes(p) * 128:
@@ -332,7 +337,7 @@ def softmax_cross_entropy_fwd(me, rows, inner, N, dense, smoothing: Float, logit
             x = at(logits, k * N)
             m, weight, term = rmax(N, x), like(p, 1.0), like(p, 0.0)
             if dense:
-                t = at(target, k * N)
+                t = at(q, k * N)
                 weight = hard * rsum(N, t) + like(p, smoothing)
                 term = hard * weighted(N, t, x, m)
             else:
@@ -345,16 +350,16 @@ def softmax_cross_entropy_fwd(me, rows, inner, N, dense, smoothing: Float, logit
 
 @kernel
 def softmax_cross_entropy_bwd(
-    me, rows, inner, N, dense, count, smoothing: Float, dloss: Ptr, target: Ptr, p: Ptr, dlogits: Ptr
+    me, rows, inner, N, dense, count, smoothing: Float, dloss: Ptr, target: Ptr.index, p: Ptr, dlogits: Ptr
 ):
     """dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j]); dlogits may be p; rows shared."""
     lo, hi = share(me, rows)
     lo, hi = lo * inner, hi * inner
     a = dloss[0] / like(p, count)
     hard, soft = a * like(p, 1 - smoothing), a * like(p, smoothing / N)
-    if dense:
+    if dense and alike(target, p):
         for k in range(lo, hi):
-            t = at(target, k * N)
+            t = at(seen_as(target, p), k * N)
             weight = hard * rsum(N, t) + a * like(p, smoothing)
             minus(N, at(p, k * N), t, at(dlogits, k * N), weight, hard, soft)
     else:
@@ -365,7 +370,7 @@ def softmax_cross_entropy_bwd(
 
 # ---------------------------------------------------------------- an element of each row
 @kernel
-def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr, y: Ptr):
+def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr.index, y: Ptr):
     """y[r] = x[r, index[r]]; x (rows*inner, N), index and y (rows*inner,); rows shared."""
     lo, hi = share(me, rows)
     for k in range(lo * inner, hi * inner):
@@ -373,7 +378,7 @@ def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr, y: Ptr):
 
 
 @kernel
-def pick_bwd(me, rows, inner, N, index: Ptr, dy: Ptr, dx: Ptr):
+def pick_bwd(me, rows, inner, N, index: Ptr.index, dy: Ptr, dx: Ptr):
     """dx[r, j] = dy[r] where j is index[r], 0 elsewhere; all of dx is set; rows shared."""
     lo, hi = share(me, rows)
     for k in range(lo * inner * N, hi * inner * N):
@@ -394,7 +399,7 @@ def argmax(x, n):
 
 
 @kernel
-def accuracy_fwd(me, rows, inner, N, dense, scores: Ptr, target: Ptr, t_l: Ptr):
+def accuracy_fwd(me, rows, inner, N, dense, scores: Ptr, target: Ptr.index, t_l: Ptr):
     """l[r] = number of the inner positions of r whose first largest score is the target's class; rows shared."""
     lo, hi = share(me, rows)
     for i in range(lo, hi):

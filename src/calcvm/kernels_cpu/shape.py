@@ -54,7 +54,7 @@ def _permute(me, d, s, x, y):
 
 
 @kernel
-def transpose_fwd(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, same, x: Ptr, y: Ptr):
+def transpose_fwd(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, same, x: Ptr.cells, y: Ptr.cells):
     """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5); d0 is shared, x too where its leading axis stays."""
     _permute(me, (d0, d1, d2, d3, d4, d5), (s0, s1, s2, s3, s4, s5), x, y)
 
@@ -67,7 +67,7 @@ def transpose_bwd(me, e0, e1, e2, e3, e4, e5, t0, t1, t2, t3, t4, t5, back, dy: 
 
 # ---------------------------------------------------------------- concatenation
 @kernel
-def concat_fwd(me, rows, inner, A, B, a: Ptr, b: Ptr, y: Ptr):
+def concat_fwd(me, rows, inner, A, B, a: Ptr.cells, b: Ptr.cells, y: Ptr.cells):
     """y[r] = a[r] followed by b[r]; a (rows*inner, A), b (rows*inner, B); rows are shared."""
     lo, hi = share(me, rows)
     for r in range(lo * inner, hi * inner):
@@ -111,7 +111,7 @@ def _slices(d1, d2, d3, d4, d5, s1, s2, s3, s4, dense, strided, back):
 
 
 @kernel
-def slice_fwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, x: Ptr, y: Ptr):
+def slice_fwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, x: Ptr.cells, y: Ptr.cells):
     """y[i0] = the block (d1..d5) at ``off`` in row first + i0 of x (rows, cols); d0 is shared."""
     lo, hi = share(me, d0)
     n = d1 * d2 * d3 * d4 * d5

@@ -12,6 +12,7 @@ from calcvm.ops.dims import Shape, affine, numel
 from calcvm.ops.sizes import MAX_BATCH, Extent, Piecewise, Undecided, extent
 from calcvm.ops.spec import rows_cols
 from calcvm.ops.statement import Statement, Value, unique
+from calcvm.ops.types import FLOAT, instance_of
 
 
 class Emitter:
@@ -43,7 +44,11 @@ class Emitter:
 
     def variable(self, v: Variable, kind: str, **facts: Any) -> None:
         """The value of a variable."""
-        self.env[v] = self._value(v.name, kind, numel(v.shape), shape=v.shape, type=v.type, **facts)
+        self.env[v] = self._value(v.name, kind, numel(v.shape), shape=v.shape, type=self._type(v), **facts)
+
+    def _type(self, v: Variable) -> str:
+        """The type of a variable; one of the program's own width is of its own float."""
+        return FLOAT if v.type == self.dtype else v.type
 
     def _value(self, name: str, kind: str, elems: Extent, **facts: Any) -> Value:
         v = Value(name=name, kind=kind, elems=elems, **facts)
@@ -59,7 +64,7 @@ class Emitter:
         shifts: Mapping[str, int] | None = None,
     ) -> Statement:
         """Append a row; scratch operands get values of their own."""
-        spec = ROWS[spec] if isinstance(spec, str) else spec
+        spec = self._instance(ROWS[spec] if isinstance(spec, str) else spec, operands)
         known = {
             **{w.name: words[w.name] for w in spec.words},
             "nw": self.workers,
@@ -82,6 +87,11 @@ class Emitter:
         self.statements.append(s)
         return s
 
+    def _instance(self, row: RowSpec, operands: Mapping[str, Value | None]) -> RowSpec:
+        """The row for the types of its operands."""
+        types = {o.type: v.type for o in row.operands if (v := operands.get(o.name)) is not None}
+        return row.of(tuple(instance_of(variable, types[variable], self.dtype) for variable in row.variables))
+
     def elementwise(
         self, spec: str, shape: Shape, operands: Mapping[str, Value], label: str, **words: Any
     ) -> Statement:
@@ -91,7 +101,7 @@ class Emitter:
     def forward(self, op: Operation) -> None:
         """The forward rows of an operator; a view is another name for its input's value."""
         spec = op.spec
-        if spec.view:
+        if spec.view or (spec.casts and self._type(op.inputs["x"]) == self._type(op.outputs["y"])):
             self.env[op.outputs[spec.outputs[0]]] = self.env[op.inputs[spec.inputs[0]]]
             return
         shapes = op.shapes()

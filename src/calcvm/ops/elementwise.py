@@ -298,6 +298,7 @@ register(
         ),
         source="a float becomes the nearest integer towards 0 that there is, NaN 0; an integer keeps its lowest bits; not 0: true",
         types={"x": "any", "y": "to"},
+        casts=True,
     )
 )  # fmt: skip
 

@@ -137,7 +137,8 @@ def _ce_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 PLACES = dims("rows inner N")
 CLASSES = (*PLACES, choice("dense", 2))
 SMOOTHING = Word(name="smoothing", kind="float", lo=0, hi=1)
-TARGET = R("target", "rows*inner*(1 + dense*(N - 1))", "rows")
+TARGET = R("target", "rows*inner*(1 + dense*(N - 1))", "rows", type="index", below="N")
+LABELS = {"target": "index"}
 
 register(
     OpSpec(
@@ -186,8 +187,11 @@ register(
             ),
         ),
         differentiable=("logits",),
+        types=LABELS,
         examples=(
             Example(shapes=((None, 3), (None,)), integer={"target": 3}),
+            Example(shapes=((None, 37), (None,)), integer={"target": 37}, types={"index": "int64"}),
+            Example(shapes=((None, 4, 6), (None, 4)), integer={"target": 6}, types={"index": "uint8"}),
             Example(shapes=((None, 10), (None,)), integer={"target": 10}, batch=32, bench=True),
             Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, attrs={"label_smoothing": 0.1}),
             Example(shapes=((None, 37), (None,)), integer={"target": 37}, low=-30, high=30),
@@ -225,7 +229,7 @@ register(
                 words=PLACES,
                 operands=(
                     R("x", "rows*inner*N", "rows"),
-                    R("index", "rows*inner", "rows"),
+                    R("index", "rows*inner", "rows", type="index", below="N"),
                     W("y", "rows*inner", "rows"),
                 ),
                 require=("N - 1",),
@@ -237,7 +241,7 @@ register(
                 synopsis="dx[r, j] = dy[r] where j is index[r], 0 elsewhere",
                 words=PLACES,
                 operands=(
-                    R("index", "rows*inner", "rows"),
+                    R("index", "rows*inner", "rows", type="index", below="N"),
                     R("dy", "rows*inner", "rows"),
                     W("dx", "rows*inner*N", "rows"),
                 ),
@@ -245,8 +249,10 @@ register(
             ),
         ),
         differentiable=("x",),
+        types={"index": "index"},
         examples=(
             Example(shapes=((None, 3), (None,)), integer={"index": 3}),
+            Example(shapes=((None, 3), (None,)), integer={"index": 3}, types={"index": "int32"}),
             Example(shapes=((None, 10), (None,)), integer={"index": 10}, batch=32, bench=True),
             Example(shapes=((None, 4, 6), (None, 4)), integer={"index": 6}, batch=3),
             Example(shapes=((None, 1), (None,)), integer={"index": 1}),
@@ -298,7 +304,7 @@ register(
                 words=CLASSES,
                 operands=(
                     R("scores", "rows*inner*N", "rows"),
-                    R("target", "rows*inner*(1 + dense*(N - 1))", "rows"),
+                    TARGET,
                     W("t_l", "rows", "rows"),
                 ),
                 require=("N - 1",),
@@ -306,8 +312,10 @@ register(
             ),
             MEAN,
         ),
+        types=LABELS,
         examples=(
             Example(shapes=((None, 3), (None,)), integer={"target": 3}, batch=11),
+            Example(shapes=((None, 3), (None,)), integer={"target": 3}, types={"index": "int64"}),
             Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, batch=32),
             Example(shapes=((None, 5), (None, 5)), batch=9),
             Example(shapes=((None, 4, 3), (None, 4)), integer={"target": 3}),

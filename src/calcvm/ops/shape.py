@@ -7,8 +7,10 @@ from typing import Any
 
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, affine, numel, show
 from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, W, choice, dims, register, same_shape
+from calcvm.ops.types import CELLS, FLOAT
 
 AXES = 6
+MOVED = {"x": CELLS, "y": CELLS}  # whatever they are
 
 
 def _is_int_tuple(v: Any) -> bool:
@@ -66,6 +68,7 @@ register(
         shape=reshape_shape,
         words=_no_words,
         view=True,
+        types=MOVED,
         differentiable=("x",),
         onnx=("Reshape", "Squeeze", "Unsqueeze"),
         examples=(
@@ -84,6 +87,7 @@ register(
         shape=flatten_shape,
         words=_no_words,
         view=True,
+        types=MOVED,
         differentiable=("x",),
         onnx=("Flatten",),
         examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((None,),))),
@@ -98,6 +102,7 @@ register(
         shape=same_shape,
         words=_no_words,
         view=True,
+        types=MOVED,
         stops=True,
         examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((4,),))),
     )
@@ -154,7 +159,7 @@ def transpose_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {**_permutation(x, axes, "d", "s", "same"), **_permutation(y, inverse, "e", "t", "back")}
 
 
-def _permute(name: str, source: str, target: str, d: str, s: str, same: str) -> RowSpec:
+def _permute(name: str, source: str, target: str, d: str, s: str, same: str, of: str = FLOAT) -> RowSpec:
     total = "*".join(f"{d}{i}" for i in range(AXES))
     below = "1 + " + " + ".join(f"({d}{i} - 1)*{s}{i}" for i in range(1, AXES))
     # Where the leading axis stays, its stride covers what lies below it: workers read their own rows.
@@ -164,8 +169,8 @@ def _permute(name: str, source: str, target: str, d: str, s: str, same: str) -> 
         synopsis=f"{target}[i0..i5] = {source}[sum_k ik*{s}k]",
         words=(*dims(" ".join(f"{v}{i}" for v in (d, s) for i in range(AXES))), choice(same, 2)),
         operands=(
-            R(source, f"{d}0*{s}0 if {same} else {span}", f"{d}0 if {same} else 0"),
-            W(target, total, f"{d}0"),
+            R(source, f"{d}0*{s}0 if {same} else {span}", f"{d}0 if {same} else 0", type=of),
+            W(target, total, f"{d}0", type=of),
         ),
         require=(f"{s}0 - ({below}) if {same} else 0",),
     )
@@ -180,13 +185,15 @@ register(
         attrs=(Attr(name="axes", default=None, check=lambda v: v is None or _is_int_tuple(v), doc="None: reversed"),),
         shape=transpose_shape,
         words=transpose_words,
-        fwd=(_permute("transpose_fwd", "x", "y", "d", "s", "same"),),
+        fwd=(_permute("transpose_fwd", "x", "y", "d", "s", "same", CELLS),),
         bwd=(_permute("transpose_bwd", "dy", "dx", "e", "t", "back"),),
         differentiable=("x",),
+        types=MOVED,
         onnx=("Transpose",),
         examples=(
             Example(shapes=((None, 7),), attrs={"axes": (1, 0)}),
             Example(shapes=((17, 35),)),
+            *(Example(shapes=((17, 35),), types={CELLS: t}) for t in ("uint8", "int64")),
             Example(shapes=((None, 3, 5),), attrs={"axes": (0, 2, 1)}),
             Example(shapes=((None, 3, 4, 5),), attrs={"axes": (0, 3, 1, 2)}),
             Example(shapes=((None, 3, 4, 5),), attrs={"axes": (2, 0, 3, 1)}),
@@ -249,17 +256,19 @@ register(
                 synopsis="y[r] = a[r] followed by b[r]",
                 words=CONCAT,
                 operands=(
-                    R("a", "rows*inner*A", "rows"),
-                    R("b", "rows*inner*B", "rows"),
-                    W("y", "rows*inner*(A + B)", "rows"),
+                    R("a", "rows*inner*A", "rows", type=CELLS),
+                    R("b", "rows*inner*B", "rows", type=CELLS),
+                    W("y", "rows*inner*(A + B)", "rows", type=CELLS),
                 ),
             ),
         ),
         bwd=(_concat_bwd("a", "", "A"), _concat_bwd("b", "A + ", "B")),
         differentiable=("a", "b"),
+        types={"a": CELLS, "b": CELLS, "y": CELLS},
         onnx=("Concat",),
         examples=(
             Example(shapes=((None, 3), (None, 5))),
+            *(Example(shapes=((None, 3), (None, 5)), types={CELLS: t}) for t in ("uint8", "int64")),
             Example(shapes=((None, 2, 3), (None, 4, 3)), attrs={"axis": 1}),
             Example(shapes=((None, 2, 3), (None, 2, 17)), attrs={"axis": -1}),
             Example(shapes=((4, 3), (2, 3)), attrs={"axis": 0}),
@@ -341,7 +350,10 @@ register(
                 name="slice_fwd",
                 synopsis="y = x[starts:stops]",
                 words=SLICE,
-                operands=(R("x", "rows*cols", "d0 if d0 == rows else 0"), W("y", SLICE_SIZE, "d0")),
+                operands=(
+                    R("x", "rows*cols", "d0 if d0 == rows else 0", type=CELLS),
+                    W("y", SLICE_SIZE, "d0", type=CELLS),
+                ),
                 require=SLICE_REQUIRE,
             ),
         ),
@@ -355,10 +367,15 @@ register(
             ),
         ),
         differentiable=("x",),
+        types=MOVED,
         onnx=("Slice", "Split"),
         examples=(
             Example(shapes=((None, 7),), attrs={"starts": (None, 2), "stops": (None, 5)}),
             Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1), "stops": (None, 3)}),
+            *(
+                Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1), "stops": (None, 3)}, types={CELLS: t})
+                for t in ("uint8", "int64")
+            ),
             Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1, 2), "stops": (None, None, -1)}),
             Example(shapes=((None, 3, 4, 2, 5),), attrs={"starts": (0, 1, 1, 0, 1), "stops": (None, 3, 3, 1, 5)}),
             Example(shapes=((None, 4, 1, 2),), attrs={"starts": (0, 1, 0, 0), "stops": (None, None, None, 1)}),

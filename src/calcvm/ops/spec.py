@@ -207,6 +207,7 @@ class OpSpec:
         the backward reads is what its rows read, nothing more.  Names starting with ``t_`` are
         temporaries between rows of one operator (shape from `shape`).
     view : the output is the input under another shape: no row at all, in either direction.
+    casts : the output y is the input x in another type: where they are of one type, a view.
     stops : no gradient goes through it, which is what it is for.
     flat : inputs whose gradient is 0 wherever there is one, such as of sign: none goes to them.
     passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
@@ -229,6 +230,7 @@ class OpSpec:
     differentiable: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
     view: bool = False
+    casts: bool = False
     stops: bool = False
     passes: tuple[str, ...] = ()
     broadcast: bool = False
