@@ -86,7 +86,9 @@ class Fleet:
         self.heap = CalcHeap(memory, store, device)
         self.workers = workers or self.heap.device.n_workers
         self.handles: dict[str, Handle] = {}
-        self._converted: WeakValueDictionary[int, Converted] = WeakValueDictionary()  # by the id of the user's array
+        self._converted: WeakValueDictionary[tuple[int, str], Converted] = (
+            WeakValueDictionary()
+        )  # by id and wanted type
         self._tasks, self._address = np.zeros((0, layout.TASK_WORDS), np.int64), 0
         self._free_places: list[int] = []
         self._per_round = 0.0  # seconds of the team, as last measured
@@ -244,7 +246,7 @@ class Fleet:
         if loss is None:
             raise CalcError(f"path {path!r} has no loss to follow")
         names = loaded.feeds(path)
-        arrays = self._named(names, _arrays("data", data, names), sources)
+        arrays = self._named(resident, names, _arrays("data", data, names), sources)
         train = Epoch(
             resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
             results=[loss], check_finite=check_finite,
@@ -259,7 +261,7 @@ class Fleet:
         own = isinstance(validation, (tuple, Mapping))
         if own:
             names = loaded.feeds("predict")
-            arrays = self._named(names, _arrays("validation", validation, names), sources)
+            arrays = self._named(resident, names, _arrays("validation", validation, names), sources)
         return train, Epoch(
             resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
             results=[*figures(loaded)],
@@ -285,7 +287,9 @@ class Fleet:
                 allowed,
             )
 
-    def _named(self, names: Sequence[str], data: Any, sources: list[Converted]) -> dict[str, np.ndarray]:
+    def _named(
+        self, resident: Resident, names: Sequence[str], data: Any, sources: list[Converted]
+    ) -> dict[str, np.ndarray]:
         """Arrays by placeholder, as compiled code can read them.
 
         Each array of a user is converted once for all models that read it; ``sources`` keep what was converted.
@@ -298,13 +302,14 @@ class Fleet:
             raise CalcError(f"data for {', '.join(map(repr, data))}; wanted are {', '.join(names)}")
         out = {}
         for name, given in data.items():
-            source = self._converted.get(id(given))
+            own = resident.loaded.own_types.get(name, "")
+            source = self._converted.get((id(given), own))
             if source is None:
-                array = readable(name, given, False)
+                array = readable(name, given, False, own)
                 if array is given:
                     out[name] = array
                     continue
-                source = self._converted[id(given)] = Converted(given, array)
+                source = self._converted[id(given), own] = Converted(given, array)
             sources.append(source)
             out[name] = source.array
         return out

@@ -34,7 +34,7 @@ from calcvm.vm.memory.resident import Hyper, Keeping, Resident
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import job as layout
-from calcvm.vm.run.feeds import IN_PLACE, numbers
+from calcvm.vm.run.feeds import IN_PLACE
 from calcvm.vm.run.loaded import loaded_of
 from calcvm.vm.run.slices import SLICE_SECONDS
 
@@ -329,10 +329,12 @@ class Model(methods.Native):
             raise CalcError(f"bind takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
         sizes: list[int] = []
         for name, array in zip(names, data):
-            if not (isinstance(array, np.ndarray) and array.dtype in IN_PLACE and array.flags.c_contiguous):
+            own = self.resident.loaded.own_types.get(name)
+            types = IN_PLACE if own is None else (np.dtype(own),)
+            if not (isinstance(array, np.ndarray) and array.dtype in types and array.flags.c_contiguous):
                 raise CalcError(
                     f"bind: {name} is to be read where it is, which needs a C-contiguous array of "
-                    f"{', '.join(map(str, IN_PLACE))}, not {checks.called(array)}: np.ascontiguousarray(...), or step(x, y)"
+                    f"{', '.join(map(str, types))}, not {checks.called(array)}: np.ascontiguousarray(...), or step(x, y)"
                 )
             sizes.append(self.resident.check(name, array))
         if len(set(sizes)) > 1:
@@ -344,7 +346,7 @@ class Model(methods.Native):
         """Outputs by name for a batch of inputs by name."""
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
         resident = self.resident
-        arrays = {name: numbers(name, value) for name, value in inputs.items()}
+        arrays = {name: resident.numbers(name, value) for name, value in inputs.items()}
         batches = {name: resident.check_placeholder(name, array) for name, array in arrays.items()}
         with resident.record.turn.mine:
             start = time.perf_counter()

@@ -59,10 +59,6 @@ def _type(f: Formula, operand: str) -> str:
     return f.types.get(operand, FLOAT)
 
 
-def _types(op: Elementwise) -> dict[str, str]:
-    return {name: of for name, of in op.forward.types.items() if of}
-
-
 def _typed(op: Elementwise, shapes: tuple[tuple[int | None, ...], ...], low: float) -> list[Example]:
     """An example for each type that it is tested with."""
     variables = {*op.forward.types.values()} & {*VARIABLES}
@@ -92,7 +88,6 @@ def _unary(op: Elementwise, fwd: RowSpec, bwd: tuple[RowSpec, ...]) -> OpSpec:
         onnx=op.onnx,
         examples=tuple(examples),
         source=op.source,
-        types=_types(op),
     )
 
 
@@ -260,7 +255,6 @@ def _several(op: Elementwise) -> OpSpec:
         onnx=op.onnx,
         examples=(*examples, Example(shapes=bench, low=op.low, batch=256, bench=True)),
         source=op.source or "NumPy's broadcasting",
-        types=_types(op),
     )
 
 
@@ -297,7 +291,6 @@ register(
             )
         ),
         source="a float becomes the nearest integer towards 0 that there is, NaN 0; an integer keeps its lowest bits; not 0: true",
-        types={"x": "any", "y": "to"},
         casts=True,
     )
 )  # fmt: skip

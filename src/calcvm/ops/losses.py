@@ -138,7 +138,6 @@ PLACES = dims("rows inner N")
 CLASSES = (*PLACES, choice("dense", 2))
 SMOOTHING = Word(name="smoothing", kind="float", lo=0, hi=1)
 TARGET = R("target", "rows*inner*(1 + dense*(N - 1))", "rows", type="index", below="N")
-LABELS = {"target": "index"}
 
 register(
     OpSpec(
@@ -187,7 +186,6 @@ register(
             ),
         ),
         differentiable=("logits",),
-        types=LABELS,
         examples=(
             Example(shapes=((None, 3), (None,)), integer={"target": 3}),
             Example(shapes=((None, 37), (None,)), integer={"target": 37}, types={"index": "int64"}),
@@ -249,7 +247,6 @@ register(
             ),
         ),
         differentiable=("x",),
-        types={"index": "index"},
         examples=(
             Example(shapes=((None, 3), (None,)), integer={"index": 3}),
             Example(shapes=((None, 3), (None,)), integer={"index": 3}, types={"index": "int32"}),
@@ -312,7 +309,6 @@ register(
             ),
             MEAN,
         ),
-        types=LABELS,
         examples=(
             Example(shapes=((None, 3), (None,)), integer={"target": 3}, batch=11),
             Example(shapes=((None, 3), (None,)), integer={"target": 3}, types={"index": "int64"}),

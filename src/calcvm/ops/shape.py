@@ -188,7 +188,6 @@ register(
         fwd=(_permute("transpose_fwd", "x", "y", "d", "s", "same", CELLS),),
         bwd=(_permute("transpose_bwd", "dy", "dx", "e", "t", "back"),),
         differentiable=("x",),
-        types=MOVED,
         onnx=("Transpose",),
         examples=(
             Example(shapes=((None, 7),), attrs={"axes": (1, 0)}),
@@ -264,7 +263,6 @@ register(
         ),
         bwd=(_concat_bwd("a", "", "A"), _concat_bwd("b", "A + ", "B")),
         differentiable=("a", "b"),
-        types={"a": CELLS, "b": CELLS, "y": CELLS},
         onnx=("Concat",),
         examples=(
             Example(shapes=((None, 3), (None, 5))),
@@ -367,7 +365,6 @@ register(
             ),
         ),
         differentiable=("x",),
-        types=MOVED,
         onnx=("Slice", "Split"),
         examples=(
             Example(shapes=((None, 7),), attrs={"starts": (None, 2), "stops": (None, 5)}),

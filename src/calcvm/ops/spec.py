@@ -213,7 +213,8 @@ class OpSpec:
     passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
     broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
     differentiable : inputs that have a gradient.
-    types : of inputs, outputs and saved values that are not of the program's own float: a type or a variable.
+    types : of inputs and outputs that are not of the program's own float: a type or a variable; the rows say it, of a
+        view that has none it is said here.
     """
 
     name: str
@@ -239,6 +240,12 @@ class OpSpec:
     onnx: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()
     source: str = ""
+
+    def __post_init__(self) -> None:
+        said = {o.name: o.type for row in self.rows for o in row.operands if o.type != FLOAT}
+        object.__setattr__(
+            self, "types", {**self.types, **{n: said[n] for n in (*self.inputs, *self.outputs) if n in said}}
+        )
 
     def __reduce__(self) -> tuple:  # graphs are pickled and copied; rules are functions, which the table has
         return _by_name, (self.name,)

@@ -13,7 +13,7 @@ from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.slot import Slot
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.run import job as layout
-from calcvm.vm.run.feeds import numbers, readable
+from calcvm.vm.run.feeds import code_of, readable
 from calcvm.vm.run.slices import ended, latest, sliced
 
 
@@ -46,7 +46,7 @@ class Epoch:
         device = self._device = loaded.device
         self.model, self.names, self.trains = model, list(results), path if train else None
         self._changes = path in loaded.changes
-        data = {name: numbers(name, array) for name, array in data.items()}
+        data = {name: model.numbers(name, array) for name, array in data.items()}
         if isinstance(samples, slice):
             data, samples = {name: array[samples] for name, array in data.items()}, None
         sizes = {name: model.check(name, array, samples=True) for name, array in data.items()}
@@ -61,7 +61,8 @@ class Epoch:
             check_learning_batch(program, learning)
         short, rest = learning % batch, n % learning % batch
         self.rounds = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
-        self._arrays = [readable(name, array, check_finite) for name, array in data.items()]
+        own = loaded.own_types
+        self._arrays = [readable(name, array, check_finite, own.get(name, "")) for name, array in data.items()]
         self._feeds = np.array(
             [_feed(model, name, a, device.samples(a)) for name, a in zip(data, self._arrays)], np.int64
         )
@@ -69,7 +70,7 @@ class Epoch:
         drains = [_feed(model, name, a, device.output(a)) for name, a in self._outputs.items()]
         self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
         for name in results:
-            if loaded.symbol(name).elems != 1:
+            if loaded.symbol(name).elems != 1 or name in own:
                 raise CalcError(f"{name!r} is no single number: it has no mean over the samples")
         self._results = np.array([loaded.symbol(name).offset for name in results], np.int64)
         self._sums = device.shared(max(len(results), 1))
@@ -257,4 +258,5 @@ def _feed(model: Resident, name: str, array: np.ndarray, address: int) -> tuple[
     if not shape or shape[0] != [1, 0]:
         raise ShapeError(f"{name!r}: data sets need the batch as the first dimension")
     per_sample = array.size // len(array)
-    return address, layout.FEED_DTYPES[array.dtype.name], per_sample, model.loaded.symbol(name).offset
+    code = code_of(array, name in model.loaded.own_types)
+    return address, code, per_sample, model.loaded.symbol(name).offset

@@ -136,8 +136,11 @@ class Sheet:
         words = self.words[layout.PLACEHOLDERS + k * layout.PLACEHOLDER_WORDS :][: layout.PLACEHOLDER_WORDS]
         words[: layout.DIMS] = (
             self._name(name), len(form), math.prod(sizes), loaded.symbol(name).offset,
-            classes if classes is not None else -1 if name in loaded.probabilities else 0, loaded.program.batch_size,
+            classes if classes is not None else -1 if name in loaded.probabilities else 0, loaded.program.batch_size, 0, 0,
         )  # fmt: skip
+        if name in loaded.own_types:
+            dtype = np.dtype(loaded.own_types[name])
+            words[[layout.EXACT, layout.AS_IT_IS]] = id(dtype), layout.FEED_CELLS[dtype.itemsize]
         words[layout.DIMS + 1 :][: len(sizes)] = sizes
         self.numbers[name] = k
 
@@ -166,7 +169,12 @@ class Sheet:
         for k, (name, called) in enumerate(results.items()):
             facts, form = loaded.variables[name], loaded.forms[name]
             made = loaded.variables[facts["of"]]
-            if facts["symbol"] is None or made["path"] != what.path or made["phase"] not in what.phases:
+            if (
+                facts["symbol"] is None
+                or name in loaded.own_types
+                or made["path"] != what.path
+                or made["phase"] not in what.phases
+            ):
                 return None
             if (what.named and facts["unreadable"]) or not (
                 _by_samples(form) if what.kind == ARRAY else loaded.is_number(name)

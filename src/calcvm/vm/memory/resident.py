@@ -347,7 +347,7 @@ class Resident:
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Set a placeholder; the first size of the batch may be anything up to the planned batch."""
-        array = numbers(name, value)
+        array = self.numbers(name, value)
         batch = self.check_placeholder(name, array)
         with self.record.change, self.record.turn.mine:
             self.place({name: array}, {name: batch})
@@ -357,6 +357,11 @@ class Resident:
 
     def __delitem__(self, name: str) -> NoReturn:
         raise CalcError(f"{checks.shown(name)} cannot be removed: a model has the variables of its program")
+
+    def numbers(self, name: str, value: Any) -> np.ndarray:
+        """What is given for a placeholder, as an array that it takes."""
+        own = self.loaded.own_types.get(name, "") if isinstance(name, str) else ""
+        return numbers(name, value, own)
 
     def check_placeholder(self, name: str, array: np.ndarray) -> int:
         """As `check`, of a name that may be another variable's."""
@@ -553,7 +558,7 @@ class Resident:
         names = self.loaded.feeds(self.loaded.path(path))
         if len(data) != len(names):
             raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
-        arrays = [numbers(name, array) for name, array in zip(names, data)]
+        arrays = [self.numbers(name, array) for name, array in zip(names, data)]
         sizes = [self.check(name, array) for name, array in zip(names, arrays)]
         if len(set(sizes)) > 1:
             shapes = " and ".join(f"{name} {array.shape}" for name, array in zip(names, arrays))

@@ -15,17 +15,19 @@ FINITE_BLOCK = 1 << 20
 IN_PLACE = frozenset(np.dtype(name) for name in layout.FEED_DTYPES)  # in the machine's byte order
 
 
-def numbers(name: str, value: Any) -> np.ndarray:
+def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
     """A value as an array of a type that compiled code reads; arrays of these types (`IN_PLACE`) are not copied.
+
+    dtype : of a placeholder that is not of the heap's floats: the array is of that then.
 
     Others are converted without loss, but for numbers that only longdouble and uint64 hold, which become the nearest
     float64.  What is no number is left as it is: `Resident.check` refuses it.
 
     Raises
     ------
-    CalcError : it is no array, or values of it are masked.
+    CalcError : it is no array, values of it are masked, or a number is none of ``dtype``.
     """
-    if type(value) is np.ndarray and value.dtype in IN_PLACE:
+    if type(value) is np.ndarray and (value.dtype == dtype if dtype else value.dtype in IN_PLACE):
         return value
     masked = sys.modules.get("numpy.ma")
     if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
@@ -37,16 +39,25 @@ def numbers(name: str, value: Any) -> np.ndarray:
         raise CalcError(f"{name!r}: {checks.called(value)} cannot be read as an array ({error})") from None
     except ValueError:  # rows of different lengths, mostly
         raise ShapeError(f"{name!r}: {checks.shown(value)} is no array: its rows differ in shape") from None
-    dtype = array.dtype
-    if dtype in IN_PLACE or dtype.kind not in "fiub":
+    given = array.dtype
+    if given.kind not in "fiub":
         return array
-    if dtype.kind == "b":
+    if dtype:
+        return checks.as_type(repr(name), array, dtype)
+    if given in IN_PLACE:
+        return array
+    if given.kind == "b":
         return array.view(np.uint8)
-    if dtype.kind == "f":
-        return array.astype(np.float32 if dtype.itemsize <= 4 else np.float64)
-    if dtype.kind == "u" and dtype.itemsize == 8 and array.size and array.max() > np.iinfo(np.int64).max:
+    if given.kind == "f":
+        return array.astype(np.float32 if given.itemsize <= 4 else np.float64)
+    if given.kind == "u" and given.itemsize == 8 and array.size and array.max() > np.iinfo(np.int64).max:
         return array.astype(np.float64)
-    return array.astype(np.int32 if np.can_cast(dtype, np.int32) else np.int64)
+    return array.astype(np.int32 if np.can_cast(given, np.int32) else np.int64)
+
+
+def code_of(array: np.ndarray, own: bool) -> int:
+    """A feed's DTYPE for an array; ``own`` : the placeholder is of the array's type, and not of the heap's floats."""
+    return layout.FEED_CELLS[array.itemsize] if own else layout.FEED_DTYPES[array.dtype.name]
 
 
 def numeric(name: str, array: np.ndarray) -> np.ndarray:
@@ -56,9 +67,9 @@ def numeric(name: str, array: np.ndarray) -> np.ndarray:
     return array
 
 
-def readable(name: str, value: Any, check_finite: bool) -> np.ndarray:
+def readable(name: str, value: Any, check_finite: bool, dtype: str = "") -> np.ndarray:
     """`numbers`, C-contiguous; NaN and Inf are refused where that is asked for."""
-    array = np.ascontiguousarray(numbers(name, value))
+    array = np.ascontiguousarray(numbers(name, value, dtype))
     if check_finite and array.dtype.kind == "f":
         flat = array.reshape(-1)
         for i in range(0, flat.size, FINITE_BLOCK):

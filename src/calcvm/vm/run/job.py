@@ -50,7 +50,18 @@ FLEET_WORDS = 24
 # Words of a feed (source array to placeholder) or drain (result to array).
 ADDRESS, DTYPE, ELEMS, OFFSET = range(4)
 FEED_WORDS = 4
-FEED_DTYPES = {"float32": 0, "float64": 1, "uint8": 2, "int32": 3, "int64": 4}
+FEED_DTYPES = {
+    "float32": 0,
+    "float64": 1,
+    "uint8": 2,
+    "int32": 3,
+    "int64": 4,
+}  # of arrays that become the heap's floats
+FEED_CELLS = {
+    1: 5,
+    4: 6,
+    8: 7,
+}  # by the bytes of an element, of what is copied as it is, to or from cells of its own type
 
 SPINS = 2000  # about 20 us, then the processor is offered to others: machines are oversubscribed
 PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
@@ -80,8 +91,9 @@ CALL_WORDS = DONE + 2 * N_METHODS
     DTYPES,  # NumPy's objects for the types in FEED_DTYPES
 ) = range(11)  # fmt: skip
 PLACEHOLDERS = DTYPES + len(FEED_DTYPES)
-# Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers).
-NAME, RANK, PER_SAMPLE, PLACE, CLASSES, MOST, DIMS = range(7)
+# Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers); of one
+# of a type of its own EXACT, NumPy's object for that, and AS_IT_IS, the DTYPE of its feeds (0: it is of the heap's floats).
+NAME, RANK, PER_SAMPLE, PLACE, CLASSES, MOST, EXACT, AS_IT_IS, DIMS = range(9)
 PLACEHOLDER_WORDS = DIMS + MOST_RANK
 METHODS = PLACEHOLDERS + MOST_PLACEHOLDERS * PLACEHOLDER_WORDS
 # Words of a method: whether it may be called so, what it does, its rows, its placeholders, its results (NAMED: in a dict).

@@ -120,6 +120,13 @@ class Loaded:
             shape = self._shapes[variable, batch] = tuple(form.at(batch) for form in self.forms[variable])
         return shape
 
+    @cached_property
+    def own_types(self) -> dict[str, str]:
+        """Of variables that are not of the heap's floats, what they are."""
+        places = {name: facts["symbol"] for name, facts in self.variables.items() if facts["symbol"] is not None}
+        dtypes = {name: self.program.symbols[k].dtype for name, k in places.items()}
+        return {name: dtype for name, dtype in dtypes.items() if dtype != self.program.dtype}
+
     def is_number(self, variable: str) -> bool:
         """Whether a variable is a single number, whatever the batch."""
         return all((size.a, size.b) == (0, 1) for size in self.forms[variable])

@@ -17,6 +17,7 @@ from calcvm.vm.run.job import (
     ARGUMENTS,
     ARMED,
     ARRAY_TYPE,
+    AS_IT_IS,
     BEGIN,
     BRIEF,
     CHANGED_AT,
@@ -31,6 +32,7 @@ from calcvm.vm.run.job import (
     DTYPES,
     END,
     EVALUATE,
+    EXACT,
     FORGETS,
     FORGOT_AT,
     HOLDS,
@@ -85,7 +87,7 @@ from calcvm.vm.run.job import (
     TURN_OWNER,
     WORKERS,
 )
-from calcvm.vm.run.samples import helper, scratch
+from calcvm.vm.run.samples import bytes_of, helper, scratch
 
 # Bytes of Python's objects.
 WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.Native` and `methods.Bound`; 0: nothing is there
@@ -234,7 +236,9 @@ def batch_of(sheet, k, array):
     if not is_array(sheet, array, 0):
         return 0
     wanted, dtype = placeholder(sheet, k), dtype_of(sheet, array)
-    if i32_at(array + RANK_AT)[0] != wanted[RANK] or dtype == 5:
+    if i32_at(array + RANK_AT)[0] != wanted[RANK]:
+        return 0
+    if i64_at(array + DESCR)[0] != wanted[EXACT] if wanted[EXACT] != 0 else dtype == 5:
         return 0
     dims = i64_at(i64_at(array + DIMS_AT)[0])
     for i in range(1, wanted[RANK]):
@@ -305,10 +309,10 @@ def place(at, k, array, batch):
     words = i64_at(at)
     sheet = words[SHEET]
     wanted, item = placeholder(sheet, k), i64_at(sheet)[ITEM]
-    many = batch * wanted[PER_SAMPLE]
+    many, dtype = batch * wanted[PER_SAMPLE], wanted[AS_IT_IS] if wanted[EXACT] != 0 else dtype_of(sheet, array)
     call_copy_rows(
-        words[PIECE] + item * wanted[PLACE], i64_at(array + DATA)[0], sheet + 8 * NO_PLACES, 1, many, many,
-        dtype_of(sheet, array), item,
+        words[PIECE] + bytes_of(dtype, item) * wanted[PLACE], i64_at(array + DATA)[0], sheet + 8 * NO_PLACES, 1, many,
+        many, dtype, item,
     )  # fmt: skip
     words[HOLDS + 2 * k], words[HOLDS + 2 * k + 1] = batch, words[SEQ]
 

@@ -21,6 +21,7 @@ from calcvm.vm.run.job import (
     DRAINS,
     DTYPE,
     ELEMS,
+    FEED_CELLS,
     FEED_WORDS,
     FEEDS,
     HEAP,
@@ -38,6 +39,7 @@ from calcvm.vm.run.job import (
     TEAM,
 )
 
+BYTES, FOURS, EIGHTS = FEED_CELLS.values()
 LANES = 32  # samples whose places are computed together
 WIDTHS = (16, 4, 1)  # elements of the vectors that copy rows of at least so many
 FAR_BYTES = 1 << 19  # arrays above this do not stay in a core's own caches
@@ -45,6 +47,7 @@ AHEAD_BYTES = 256  # of a row are asked for one round ahead; the processor itsel
 
 F32, F64 = ir.FloatType(), ir.DoubleType()
 SOURCES = (F32, F64, ir.IntType(8), ir.IntType(32), I64)  # by a feed's DTYPE
+CELLS = {FEED_CELLS[bits // 8]: ir.IntType(bits) for bits in (8, 32, 64)}
 
 
 def helper(fn: Any) -> Any:
@@ -142,27 +145,31 @@ def _copy_rows(tc, dst, src, places, rows, stride, length, dtype, size):
         places = b.inttoptr(places, I64.as_pointer())
         done = b.append_basic_block("copied")
         switch = b.switch(b.add(b.mul(dtype, I64(16)), size), done)
-        for k, source in enumerate(SOURCES):
-            for size_, target in ((4, F32), (8, F64)):
-                case = b.append_basic_block(f"copy.{k}.{size_}")
+        pairs: list[Any] = [
+            (k, source, (size_,), t) for k, source in enumerate(SOURCES) for size_, t in ((4, F32), (8, F64))
+        ]
+        pairs += [(k, cell, (4, 8), cell) for k, cell in CELLS.items()]
+        for k, source, sizes, target in pairs:
+            case = b.append_basic_block(f"copy.{k}.{sizes[0]}")
+            for size_ in sizes:
                 switch.add_case(I64(16 * k + size_), case)
-                b.position_at_end(case)
-                to, of = b.inttoptr(dst, target.as_pointer()), b.inttoptr(src, source.as_pointer())
-                for lanes in WIDTHS:
-                    fits = b.icmp_signed(">=", length, I64(lanes))
-                    use, skip = b.append_basic_block("use"), b.append_basic_block("skip")
-                    b.cbranch(fits, use, skip)
-                    b.position_at_end(use)
-                    with cgutils.for_range(b, rows) as row:
-                        row_of = b.gep(of, [b.mul(b.load(b.gep(places, [row.index])), stride)])
-                        row_to = b.gep(to, [b.mul(row.index, stride)])
-                        with cgutils.for_range_slice(b, I64(0), length, I64(lanes), I64) as (i, _):
-                            last = b.sub(length, I64(lanes))
-                            at = b.select(b.icmp_signed("<", i, last), i, last) if lanes > 1 else i
-                            _copy(b, b.gep(row_to, [at]), b.gep(row_of, [at]), lanes)
-                    b.branch(done)
-                    b.position_at_end(skip)
+            b.position_at_end(case)
+            to, of = b.inttoptr(dst, target.as_pointer()), b.inttoptr(src, source.as_pointer())
+            for lanes in WIDTHS:
+                fits = b.icmp_signed(">=", length, I64(lanes))
+                use, skip = b.append_basic_block("use"), b.append_basic_block("skip")
+                b.cbranch(fits, use, skip)
+                b.position_at_end(use)
+                with cgutils.for_range(b, rows) as row:
+                    row_of = b.gep(of, [b.mul(b.load(b.gep(places, [row.index])), stride)])
+                    row_to = b.gep(to, [b.mul(row.index, stride)])
+                    with cgutils.for_range_slice(b, I64(0), length, I64(lanes), I64) as (i, _):
+                        last = b.sub(length, I64(lanes))
+                        at = b.select(b.icmp_signed("<", i, last), i, last) if lanes > 1 else i
+                        _copy(b, b.gep(row_to, [at]), b.gep(row_of, [at]), lanes)
                 b.branch(done)
+                b.position_at_end(skip)
+            b.branch(done)
         b.position_at_end(done)
         return ctx.get_dummy_value()
 
@@ -178,7 +185,7 @@ def _copy(b, to, of, lanes):  # type: ignore[no-untyped-def]
             x = b.fpext(x, target) if to.type.pointee == F64 else b.fptrunc(x, target)
         else:
             x = b.uitofp(x, target) if of.type.pointee == SOURCES[2] else b.sitofp(x, target)
-    b.store(x, b.bitcast(to, target.as_pointer()), align=4)
+    b.store(x, b.bitcast(to, target.as_pointer()), align=1 if to.type.pointee == ir.IntType(8) else 4)
 
 
 def permute(places, first, last, n, key):
@@ -216,6 +223,12 @@ def locate(job, places, first, m):
 
 
 @helper
+def bytes_of(dtype, size):
+    """Bytes of an element in the heap of what a feed brings."""
+    return 1 if dtype == BYTES else 4 if dtype == FOURS else 8 if dtype == EIGHTS else size
+
+
+@helper
 def fetch(job, base, n, worker):
     """Samples base, base + 1, ... of a pass into the placeholders; workers take shares of the batch."""
     words, places = i64_at(job), scratch()
@@ -233,7 +246,7 @@ def fetch(job, base, n, worker):
         for k in range(words[N_FEEDS]):
             feed = i64_at(words[FEEDS] + 8 * FEED_WORDS * k)
             e = feed[ELEMS]
-            dst = words[HEAP] + size * (feed[OFFSET] + at * e)
+            dst = words[HEAP] + bytes_of(feed[DTYPE], size) * (feed[OFFSET] + at * e)
             call_copy_rows(dst, feed[ADDRESS], places, rows, e, together * e, feed[DTYPE], size)
         at += m
 
@@ -241,7 +254,9 @@ def fetch(job, base, n, worker):
 @helper
 def sample_bytes(feed):
     dtype = i64_at(feed)[DTYPE]
-    return i64_at(feed)[ELEMS] * (1 if dtype == 2 else 4 if dtype == 0 or dtype == 3 else 8)
+    return i64_at(feed)[ELEMS] * (
+        1 if dtype == 2 or dtype == BYTES else 4 if dtype == 0 or dtype == 3 or dtype == FOURS else 8
+    )
 
 
 @helper
@@ -280,7 +295,8 @@ def deliver(job, base, n):
     for k in range(words[N_DRAINS]):
         drain = i64_at(words[DRAINS] + 8 * FEED_WORDS * k)
         e = drain[ELEMS]
-        dst, src = drain[ADDRESS] + size * base * e, heap + size * drain[OFFSET]
+        each = bytes_of(drain[DTYPE], size)
+        dst, src = drain[ADDRESS] + each * base * e, heap + each * drain[OFFSET]
         call_copy_rows(dst, src, places, 1, 0, n * e, drain[DTYPE], size)
     sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
     for k in range(words[N_RESULTS]):
