@@ -405,8 +405,8 @@ def accuracy_fwd(me, rows, inner, N, dense, scores: Ptr, target: Ptr.index, t_l:
     for i in range(lo, hi):
         hits = 0
         for k in range(i * inner, (i + 1) * inner):
-            if dense:
-                label = argmax(at(target, k * N), N)
+            if dense and alike(target, scores):
+                label = argmax(at(seen_as(target, scores), k * N), N)
             else:
                 label = class_of(me, target[k], N)
             hits += argmax(at(scores, k * N), N) == label

@@ -268,6 +268,38 @@ def _reinterpret(target: Any) -> Any:
     return codegen
 
 
+def _wide_number(tc, x):
+    if not isinstance(x, types.Integer):
+        return x(x), lambda ctx, b, sig, args: args[0]
+    return types.int64(x), lambda ctx, b, sig, args: ctx.cast(b, args[0], x, types.int64)
+
+
+@compiled_by(_wide_number)
+def wide(x):
+    """A float as it is, an integer as int64."""
+    return np.int64(x) if x.dtype.kind in "iu" else x
+
+
+def _alike(tc, a, b):
+    return types.boolean(a, b), lambda ctx, bld, sig, args: ctx.get_constant(types.boolean, a == b)
+
+
+@compiled_by(_alike)
+def alike(a, b):
+    """Whether two pointers are to one type: a constant when compiled."""
+    return a.dtype == b.dtype
+
+
+def _seen_as(tc, pointer, other):
+    return other(pointer, other), lambda ctx, b, sig, args: b.bitcast(args[0], args[1].type)
+
+
+@compiled_by(_seen_as)
+def seen_as(pointer, other):
+    """What lies at a pointer as of another's type, for where they are `alike`."""
+    return pointer if pointer.dtype == other.dtype else other
+
+
 @compiled_by(_reinterpret(types.float64))
 def as_f64(pointer):
     """The memory at a pointer as float64."""

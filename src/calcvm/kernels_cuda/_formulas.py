@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from calcvm.formulas.declare import Formula
 from calcvm.formulas.number import FUNCTIONS, Number, exp, fabs, log1p, where
 from calcvm.kernels_cuda._cuda import compiled_by, ir, types
 
@@ -34,10 +35,28 @@ class Compiled(Scalar):
         self.b, self.v = b, v
 
     def const(self, c: Any) -> Any:
-        return c if isinstance(c, Compiled) else Compiled(self.b, ir.Constant(self.v.type, float(c)))
+        if isinstance(c, Compiled):
+            return c
+        return Compiled(self.b, ir.Constant(self.v.type, int(c) if isinstance(self.v.type, ir.IntType) else float(c)))
 
     def chosen(self, condition: Any, x: Any, y: Any) -> Any:
-        return Compiled(self.b, self.b.select(condition, x.v, y.v))
+        return Compiled(self.b, self.b.select(condition.v, x.v, y.v))
+
+    def compared(self, sign: str, other: Any) -> Any:
+        compare = self.b.icmp_signed if isinstance(self.v.type, ir.IntType) else self.b.fcmp_ordered
+        return Compiled(self.b, compare(sign, self.v, self.const(other).v))
+
+    def __and__(self, other: Any) -> Any:
+        return Compiled(self.b, self.b.and_(self.v, other.v))
+
+    def __or__(self, other: Any) -> Any:
+        return Compiled(self.b, self.b.or_(self.v, other.v))
+
+    def __xor__(self, other: Any) -> Any:
+        return Compiled(self.b, self.b.xor(self.v, other.v))
+
+    def __invert__(self) -> Any:
+        return Compiled(self.b, self.b.not_(self.v))
 
     def fma(self, y: Any, z: Any) -> Any:
         return Compiled(self.b, self.b.fma(self.v, self.const(y).v, self.const(z).v))
@@ -46,7 +65,7 @@ class Compiled(Scalar):
         return Compiled(self.b, self.b.fsub(ir.Constant(self.v.type, -0.0), self.v))  # NVVM knows no fneg
 
     def equals(self, other: Any) -> Any:
-        return self.b.fcmp_ordered("==", self.v, self.const(other).v)
+        return self.compared("==", other)
 
     def call(self, name: str) -> Any:
         """A function of libdevice."""
@@ -74,7 +93,22 @@ class Simulated(Scalar):
         return c if isinstance(c, Simulated) else Simulated(self.v.dtype.type(c))
 
     def chosen(self, condition: Any, x: Any, y: Any) -> Any:
-        return x if condition else y
+        return x if condition.v else y
+
+    def compared(self, name: str, other: Any) -> Any:
+        return Simulated(getattr(self.v, name)(self.const(other).v))
+
+    def __and__(self, other: Any) -> Any:
+        return Simulated(self.v & other.v)
+
+    def __or__(self, other: Any) -> Any:
+        return Simulated(self.v | other.v)
+
+    def __xor__(self, other: Any) -> Any:
+        return Simulated(self.v ^ other.v)
+
+    def __invert__(self) -> Any:
+        return Simulated(np.bool_(not self.v))
 
     def fma(self, y: Any, z: Any) -> Any:
         return self * y + z  # type: ignore[operator]
@@ -82,8 +116,8 @@ class Simulated(Scalar):
     def __neg__(self) -> Any:
         return Simulated(-self.v)
 
-    def equals(self, other: Any) -> bool:
-        return self.v == self.const(other).v
+    def equals(self, other: Any) -> Any:
+        return self.compared("__eq__", other)
 
     def erf(self) -> Any:
         return self.const(math.erf(self.v))
@@ -97,13 +131,89 @@ for _name, _build in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("trued
     setattr(Simulated, f"__{_name}__", lambda x, y, of=_of: Simulated(of(x.v, x.const(y).v)))
     setattr(Simulated, f"__r{_name}__", lambda x, y, of=_of: Simulated(of(x.const(y).v, x.v)))
 for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
-    setattr(Compiled, f"__{_name}__", lambda x, y, sign=_sign: x.b.fcmp_ordered(sign, x.v, x.const(y).v))
-    setattr(Simulated, f"__{_name}__", lambda x, y, name=_name: getattr(x.v, f"__{name}__")(x.const(y).v))
+    setattr(Compiled, f"__{_name}__", lambda x, y, sign=_sign: x.compared(sign, y))
+    setattr(Simulated, f"__{_name}__", lambda x, y, name=_name: x.compared(f"__{name}__", y))
 for _name in FUNCTIONS:
     setattr(Compiled, _name, lambda x, name=_name: x.call(name))
     if _name != "erf":
         _of = getattr(np, _name)
         setattr(Simulated, _name, lambda x, of=_of: Simulated(of(x.v)))
+
+
+# ---------------------------------------------------------------- of other types
+def _number(b: Any, v: Any, type_: Any) -> Compiled:
+    """An integer as int32, or as int64 where it has 64 bits."""
+    if not isinstance(v.type, ir.IntType) or v.type.width >= 32:
+        return Compiled(b, v)
+    signed = type_ not in (types.boolean, types.uint8)
+    return Compiled(b, (b.sext if signed else b.zext)(v, ir.IntType(32)))
+
+
+def typed(f: Formula) -> Any:
+    """The formula of operands of any types as one that kernels call: ``of(reads..., y)``, y a pointer to what is written.
+
+    See `calcvm.kernels_cpu._types`, which says what becomes of numbers that the type of y does not have.
+    """
+    fn, kinds = f.variant(), [f.types.get(name) for name in f.reads]
+
+    def codegen(tc: Any, *given: Any) -> Any:
+        def build(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
+            as_they_are = ("bool", "cells")
+            numbers = [
+                Compiled(b, v) if kind in as_they_are else _number(b, v, t) for v, t, kind in zip(args, given, kinds)
+            ]
+            return _element(ctx, b, fn(*numbers).v, given[-1].dtype)
+
+        return given[-1].dtype(*given), build
+
+    @compiled_by(codegen)
+    def of(*given: Any) -> Any:
+        *reads, y = given
+        wide = [
+            v if kind in ("bool", "cells") or v.dtype.kind == "f" else (np.int64 if v.itemsize > 4 else np.int32)(v)
+            for v, kind in zip(reads, kinds)
+        ]
+        return _simulated_element(fn(*map(Simulated, wide)).v, y.dtype)
+
+    return of
+
+
+def _element(ctx: Any, b: Any, v: Any, to: Any) -> Any:
+    """A number as an element of a type of Numba's."""
+    of_int, target = isinstance(v.type, ir.IntType), ctx.get_value_type(to)
+    if to == types.boolean:
+        if of_int:
+            return v if v.type.width == 1 else b.icmp_signed("!=", v, v.type(0))
+        return b.fcmp_unordered("!=", v, ir.Constant(v.type, 0.0))
+    if v.type == target:
+        return v
+    if of_int and v.type.width == 1:
+        v = b.zext(v, ir.IntType(32))
+    if isinstance(target, ir.IntType):
+        if not of_int:
+            v = _nearest(b, v, to)
+        short = target.width < v.type.width
+        return v if v.type == target else (b.trunc if short else b.sext)(v, target)
+    if of_int:
+        return b.sitofp(v, target)
+    return b.fpext(v, target) if isinstance(target, ir.DoubleType) else b.fptrunc(v, target)
+
+
+def _nearest(b: Any, v: Any, to: Any) -> Any:
+    """A float as an integer, towards 0, of those of the type; a GPU's conversion itself stops at the ends, and takes NaN for 0."""
+    whole = b.fptosi(v, ir.IntType(max(to.bitwidth, 32)))
+    if to.bitwidth < 32:
+        for sign, end in (("<", to.minval), (">", to.maxval)):
+            whole = b.select(b.icmp_signed(sign, whole, whole.type(end)), whole.type(end), whole)
+    return whole
+
+
+def _simulated_element(v: Any, to: Any) -> Any:
+    if to.kind in "iu" and v.dtype.kind == "f":
+        ends = np.iinfo(to)
+        whole = 0 if np.isnan(v) else ends.max if v >= ends.max else max(int(max(v, -1e19)), ends.min)
+        return to.type(whole)
+    return v.astype(to)
 
 
 # ---------------------------------------------------------------- formulas that kernels call

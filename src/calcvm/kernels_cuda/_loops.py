@@ -20,12 +20,16 @@ from calcvm.kernels_cuda._tuples import ats, folded, loads, mapped
 
 # ---------------------------------------------------------------- quads
 def _quad(pointer: Any) -> Any:
-    return ir.VectorType(ir.FloatType() if pointer.dtype == types.float32 else ir.DoubleType(), 4).as_pointer()
+    return ir.VectorType(pointer.type.pointee, 4).as_pointer()
+
+
+def _align(p: Any) -> int:
+    return min(16, 4 * p.dtype.bitwidth // 8)
 
 
 def _load4(tc, p):
     def build(ctx, b, sig, args):
-        quad = b.load(b.bitcast(args[0], _quad(p)), align=16)
+        quad = b.load(b.bitcast(args[0], _quad(args[0])), align=_align(p))
         return ctx.make_tuple(b, sig.return_type, [b.extract_element(quad, I64(k)) for k in range(4)])
 
     return types.UniTuple(p.dtype, 4)(p), build
@@ -40,11 +44,11 @@ def load4(p):
 
 def _store4(tc, p, xs):
     def build(ctx, b, sig, args):
-        place = b.bitcast(args[0], _quad(p))
+        place = b.bitcast(args[0], _quad(args[0]))
         quad = ir.Constant(place.type.pointee, ir.Undefined)
         for k in range(4):
             quad = b.insert_element(quad, b.extract_value(args[1], k), I64(k))
-        b.store(quad, place, align=16)
+        b.store(quad, place, align=_align(p))
         return ctx.get_dummy_value()
 
     return types.void(p, types.UniTuple(p.dtype, 4)), build
@@ -241,11 +245,11 @@ _quads_in_lines = device(lambda lj, of: mapped(_place_in_line, of[4], lj[0], 4 *
 _read_quads = device(lambda ps, of: mapped(spread4, (ps, of[4][2])))
 
 
-def linewise(formula: Callable) -> Any:
+def linewise(formula: Callable, quads: bool = True, typed: bool = False) -> Any:
     """A loop ``each(lines, n, xs, strides, steps, y, y_stride)`` over elements j of n in lines l.
 
     y[l*y_stride + j] = formula(x[l*stride + j*step]...); steps are 1, or 0 for one element a line.  y may be an
-    operand of its strides.
+    operand of its strides.  quads : elements are read in quads.  typed : the formula gets y too (`_formulas.typed`).
     """
 
     @device
@@ -256,8 +260,21 @@ def linewise(formula: Callable) -> Any:
     def write(lj, xs, of):
         of[5][lj[0] * of[6] + lj[1]] = formula(*xs)
 
+    @device
+    def write_typed(lj, xs, of):
+        of[5][lj[0] * of[6] + lj[1]] = formula(*xs, of[5])
+
     by_quads = _by_two(_more_lines, _along_lines, _quads_in_lines, _read_quads, write4)
-    by_ones = _by_four(_more_lines, _along_lines, _in_lines, _read, write)
+    by_ones = _by_four(_more_lines, _along_lines, _in_lines, _read, write_typed if typed else write)
+
+    @device
+    def by_elements(lines, n, xs, strides, steps, y, y_stride):
+        if lines > 0 and n > 0:
+            dl, dj = split(threads(), n)
+            by_ones(split(thread(), n), (lines, n, dl, dj, (xs, strides, steps), y, y_stride))
+
+    if not quads:
+        return by_elements
 
     @device
     def each(lines, n, xs, strides, steps, y, y_stride):
@@ -268,8 +285,7 @@ def linewise(formula: Callable) -> Any:
             dl, dj = split(threads(), n >> 2)
             by_quads(split(thread(), n >> 2), (lines, n >> 2, dl, dj, operands, y, y_stride))
         else:
-            dl, dj = split(threads(), n)
-            by_ones(split(thread(), n), (lines, n, dl, dj, operands, y, y_stride))
+            by_elements(lines, n, xs, strides, steps, y, y_stride)
 
     return each
 
@@ -281,7 +297,7 @@ _along_axes = device(lambda ki, of: (ki[0] + threads(), onward(ki[1], of[1], of[
 _in_axes = device(lambda ki, of: mapped(_place_in_axes, of[3], ki))
 
 
-def axiswise(formula: Callable) -> Any:
+def axiswise(formula: Callable, typed: bool = False) -> Any:
     """A loop ``each(n0, d, xs, strides, y, y_strides)`` over an array (n0, *d) of six axes: y = formula(*xs).
 
     strides : of each operand six, or None for one that is dense.  y may be an operand of its strides.  An element
@@ -292,7 +308,11 @@ def axiswise(formula: Callable) -> Any:
     def write(ki, xs, of):
         _place_in_axes(of[4], of[5], ki)[0] = formula(*xs)
 
-    elements = _by_four(_more_elements, _along_axes, _in_axes, _read, write)
+    @device
+    def write_typed(ki, xs, of):
+        _place_in_axes(of[4], of[5], ki)[0] = formula(*xs, of[4])
+
+    elements = _by_four(_more_elements, _along_axes, _in_axes, _read, write_typed if typed else write)
 
     @device
     def each(n0, d, xs, strides, y, y_strides):

@@ -11,11 +11,11 @@ import math
 import numpy as np
 
 from calcvm.formulas.declare import Elementwise, Formula
-from calcvm.formulas.elementwise import ACCUMULATE, ELEMENTWISE, FILL
+from calcvm.formulas.elementwise import ACCUMULATE, CAST, ELEMENTWISE, FILL
 from calcvm.kernel import words_for
 from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import at, device, like
-from calcvm.kernels_cuda._formulas import formula
+from calcvm.kernels_cuda._formulas import formula, typed
 from calcvm.kernels_cuda._loops import axiswise, elementwise, fill, linewise
 from calcvm.kernels_cuda._math import fabs, fma, log, power, sqrt
 from calcvm.kernels_cuda._tuples import likes, mapped
@@ -27,6 +27,15 @@ LONG = {"log", "log1p", "expm1", "erf"}  # functions whose code a loop should no
 def _flat(f: Formula) -> None:
     n, end = len(f.reals), len(f.reals) + len(f.reads)
     words, ways = words_for(f, "rows cols"), 1 if f.functions & LONG else 2
+    if f.types:
+        of_types = elementwise(typed(f), ways=0)
+
+        @kernel_as(f.name, words)
+        def run_typed(me, rows, cols, *given):
+            lo, hi = share(me, rows)
+            of_types(lo * cols, hi * cols, given[:-1], given[-1], (given[-1],))
+
+        return
     loop = elementwise(formula(f.variant()), ways=ways)
     if len(f.words) == n:
 
@@ -71,17 +80,23 @@ def _step(s):
     return 1 if s is None else s[5]
 
 
+_written = device(lambda y: (y,))
+_nothing = device(lambda y: ())
+
+
 def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
-    """A formula of operands of which the last or both are ``strided``: strides 0 where an operand is broadcast."""
-    of = formula(f.variant())
-    flat, lines, axes = elementwise(of), linewise(of), axiswise(of)
+    """A formula of operands of which the last ones are ``strided``: strides 0 where an operand is broadcast."""
+    own = bool(f.types)
+    of = typed(f) if own else formula(f.variant())
+    flat, lines, axes = elementwise(of, ways=0 if own else 2), linewise(of, not own, own), axiswise(of, own)
+    params = _written if own else _nothing
 
     @device
     def loop(me, d0, d, nothing_is_broadcast, xs, strides, y):
         lo, hi = share(me, d0)
         n = d[0] * d[1] * d[2] * d[3] * d[4]
         if nothing_is_broadcast:
-            flat(lo * n, hi * n, xs, y, ())
+            flat(lo * n, hi * n, xs, y, params(y))
         else:
             xs, y = mapped(_begin, (xs, strides), lo, n), at(y, lo * n)
             if n == d[4]:  # a row is one line
@@ -89,17 +104,25 @@ def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
             else:
                 axes(hi - lo, d, xs, strides, y, None)
 
-    dense = (None,) * (len(f.reads) - 1)
+    dense = (None,) * (len(f.reads) - len(strided))
 
     def of_one(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, *operands):
         s, same = (s0, s1, s2, s3, s4, s5), s0 == d1 * d2 * d3 * d4 * d5
         loop(me, d0, (d1, d2, d3, d4, d5), same, operands[:-1], (*dense, s), operands[-1])
 
-    def of_two(me, d0, d1, d2, d3, d4, d5, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5, a, b, y):
+    def of_two(me, d0, d1, d2, d3, d4, d5, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5, *operands):
         s, t, n = (a0, a1, a2, a3, a4, a5), (b0, b1, b2, b3, b4, b5), d1 * d2 * d3 * d4 * d5
-        loop(me, d0, (d1, d2, d3, d4, d5), a0 == n and b0 == n, (a, b), (s, t), y)
+        loop(me, d0, (d1, d2, d3, d4, d5), a0 == n and b0 == n, operands[:-1], (*dense, s, t), operands[-1])
 
-    kernel_as(f.name, words_for(f, "d0 d1 d2 d3 d4 d5", strided))(of_two if len(strided) == 2 else of_one)
+    def of_three(
+        me, d0, d1, d2, d3, d4, d5, c0, c1, c2, c3, c4, c5, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5, *operands
+    ):
+        r, s, t = (c0, c1, c2, c3, c4, c5), (a0, a1, a2, a3, a4, a5), (b0, b1, b2, b3, b4, b5)
+        n = d1 * d2 * d3 * d4 * d5
+        same = c0 == n and a0 == n and b0 == n
+        loop(me, d0, (d1, d2, d3, d4, d5), same, operands[:-1], (*dense, r, s, t), operands[-1])
+
+    kernel_as(f.name, words_for(f, "d0 d1 d2 d3 d4 d5", strided))((of_one, of_two, of_three)[len(strided) - 1])
 
 
 def add(op: Elementwise) -> None:
@@ -114,6 +137,7 @@ def add(op: Elementwise) -> None:
 for _op in ELEMENTWISE.values():
     add(_op)
 _flat(ACCUMULATE)
+_flat(CAST)
 
 
 # ---------------------------------------------------------------- powers

@@ -8,7 +8,19 @@ from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.kernel import words, words_for
 from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, kernel_as, share, trap
-from calcvm.kernels_cuda._cuda import device, like, shared, shuffle_xor, sync, sync_warp, thread, threads
+from calcvm.kernels_cuda._cuda import (
+    alike,
+    device,
+    like,
+    seen_as,
+    shared,
+    shuffle_xor,
+    sync,
+    sync_warp,
+    thread,
+    threads,
+    wide,
+)
 from calcvm.kernels_cuda._formulas import formula
 from calcvm.kernels_cuda._loops import elementwise, fill
 from calcvm.kernels_cuda._math import log, sqrt
@@ -144,6 +156,7 @@ def rows_of_scores(value, args, lo, hi, inner, N, t_l):
 @device
 def class_of(me, label, n):
     """The label as an index; a label that is none of 0..n-1 traps (and the index is safe)."""
+    label = wide(label)
     if label >= like(label, 0) and label < like(label, 1e18):
         k = int(label)
         if k < n and like(label, k) == label:
@@ -170,14 +183,14 @@ def _weighted(args, q, k):
 @device
 def _entropy(args, place, ok, k, last, g):
     """p = softmax(logits) of a place, and its loss."""
-    me, N, dense, smoothing, hard, soft, x, target, p = args
+    me, N, dense, smoothing, hard, soft, x, target, q, p = args
     zero = like(x, 0)
     top, total = top_and_sum(x, zero, k, last, g)
     weight, term = like(x, 1), zero
     if dense:
-        sure = sum_of(element, target, zero, k, last, g)
+        sure = sum_of(element, q, zero, k, last, g)
         weight = hard * sure + smoothing
-        term = hard * sum_of(_weighted, (x, top, target), zero, k, last, g)
+        term = hard * sum_of(_weighted, (x, top, q), zero, k, last, g)
     elif ok:
         term = hard * (top - x[place * N + class_of(me, target[place], N)])
     if soft != zero:
@@ -189,7 +202,9 @@ def _entropy(args, place, ok, k, last, g):
 
 
 @kernel
-def softmax_cross_entropy_fwd(me, rows, inner, N, dense, smoothing: Float, logits: Ptr, target: Ptr, p: Ptr, t_l: Ptr):
+def softmax_cross_entropy_fwd(
+    me, rows, inner, N, dense, smoothing: Float, logits: Ptr, target: Ptr.index, p: Ptr, t_l: Ptr
+):
     """p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j]), q = (1-s)*target + s/N.
 
     logits (rows*inner, N), target the same or labels (rows*inner,), l (rows,) sums over inner; p may be
@@ -197,13 +212,13 @@ def softmax_cross_entropy_fwd(me, rows, inner, N, dense, smoothing: Float, logit
     """
     lo, hi = share(me, rows)
     hard, soft, s = like(t_l, 1 - smoothing), like(t_l, smoothing / N), like(t_l, smoothing)
-    args = (me, N, dense, s, hard, soft, logits, target, p)
+    args = (me, N, dense != 0 and alike(target, logits), s, hard, soft, logits, target, seen_as(target, logits), p)
     rows_of_scores(_entropy, args, lo, hi, inner, N, t_l)
 
 
 @kernel
 def softmax_cross_entropy_bwd(
-    me, rows, inner, N, dense, count, smoothing: Float, dloss: Ptr, target: Ptr, p: Ptr, dlogits: Ptr
+    me, rows, inner, N, dense, count, smoothing: Float, dloss: Ptr, target: Ptr.index, p: Ptr, dlogits: Ptr
 ):
     """dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j]); dlogits may be p; rows shared, as forward."""
     lo, hi = share(me, rows)
@@ -214,10 +229,10 @@ def softmax_cross_entropy_bwd(
     while before < hi:
         row = before + group_in(g)
         k, last, step = row * N + lane_in(g), (row + 1) * N - 1 if row < hi else -1, 1 << g
-        if dense:
-            sure = sum_of(element, target, zero, k, last, g)
+        if dense != 0 and alike(target, p):
+            sure = sum_of(element, seen_as(target, p), zero, k, last, g)
             weight = hard * sure + a * like(p, smoothing)
-            each(_dense_dx, (p, target, weight, hard, soft), 0, dlogits, k, last, step)
+            each(_dense_dx, (p, seen_as(target, p), weight, hard, soft), 0, dlogits, k, last, step)
         elif row < hi:
             label = row * N + class_of(me, target[row], N)
             each(_label_dx, (p, label, a, hard, soft), 0, dlogits, k, last, step)
@@ -239,7 +254,7 @@ def _label_dx(args, q, k):
 
 # ---------------------------------------------------------------- an element of each row
 @kernel
-def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr, y: Ptr):
+def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr.index, y: Ptr):
     """y[r] = x[r, index[r]]; x (rows*inner, N), index and y (rows*inner,); rows shared."""
     lo, hi = share(me, rows)
     k = lo * inner + thread()
@@ -249,7 +264,7 @@ def pick_fwd(me, rows, inner, N, x: Ptr, index: Ptr, y: Ptr):
 
 
 @kernel
-def pick_bwd(me, rows, inner, N, index: Ptr, dy: Ptr, dx: Ptr):
+def pick_bwd(me, rows, inner, N, index: Ptr.index, dy: Ptr, dx: Ptr):
     """dx[r, j] = dy[r] where j is index[r], 0 elsewhere; all of dx is set; rows shared."""
     lo, hi = share(me, rows)
     fill(lo * inner * N, hi * inner * N, dx, like(dx, 0))
@@ -288,18 +303,19 @@ def first_largest(x, k, last, N, g):
 @device
 def _hit(args, place, ok, k, last, g):
     """1 where the first largest score is the target's class, else 0."""
-    me, N, dense, scores, target = args
+    me, N, dense, scores, target, q = args
     found = first_largest(scores, k, last, N, g)
     want = place * N
     if dense:
-        want = first_largest(target, k, last, N, g)
+        want = first_largest(q, k, last, N, g)
     elif ok:
         want += class_of(me, target[place], N)
     return like(scores, 1 if ok and found == want else 0)
 
 
 @kernel
-def accuracy_fwd(me, rows, inner, N, dense, scores: Ptr, target: Ptr, t_l: Ptr):
+def accuracy_fwd(me, rows, inner, N, dense, scores: Ptr, target: Ptr.index, t_l: Ptr):
     """l[r] = number of the inner places of r whose first largest score is the target's class; rows shared."""
     lo, hi = share(me, rows)
-    rows_of_scores(_hit, (me, N, dense, scores, target), lo, hi, inner, N, t_l)
+    dense = dense != 0 and alike(target, scores)
+    rows_of_scores(_hit, (me, N, dense, scores, target, seen_as(target, scores)), lo, hi, inner, N, t_l)

@@ -98,13 +98,13 @@ def _permuting(name: str, sizes: str, x: str, y: str) -> None:
         _permute(hi - lo, (d1, d2, d3, d4, d5), at(x, lo * s0), (s0, s1, s2, s3, s4, s5), at(y, lo * n))
 
 
-_permuting("transpose_fwd", "d0 d1 d2 d3 d4 d5 s0 s1 s2 s3 s4 s5 same", "x", "y")
+_permuting("transpose_fwd", "d0 d1 d2 d3 d4 d5 s0 s1 s2 s3 s4 s5 same", "x.cells", "y.cells")
 _permuting("transpose_bwd", "e0 e1 e2 e3 e4 e5 t0 t1 t2 t3 t4 t5 back", "dy", "dx")
 
 
 # ---------------------------------------------------------------- concatenation
 @kernel
-def concat_fwd(me, rows, inner, A, B, a: Ptr, b: Ptr, y: Ptr):
+def concat_fwd(me, rows, inner, A, B, a: Ptr.cells, b: Ptr.cells, y: Ptr.cells):
     """y[r] = a[r] followed by b[r]; a (rows*inner, A), b (rows*inner, B); rows are shared."""
     lo, hi = share(me, rows)
     r, lines = lo * inner, (hi - lo) * inner
@@ -128,7 +128,7 @@ def concat_bwd_b(me, rows, inner, A, B, dy: Ptr, db: Ptr):
 
 # ---------------------------------------------------------------- slices
 @kernel
-def slice_fwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, x: Ptr, y: Ptr):
+def slice_fwd(me, rows, cols, first, off, d0, d1, d2, d3, d4, d5, s1, s2, s3, s4, x: Ptr.cells, y: Ptr.cells):
     """y[i0] = the block (d1..d5) at ``off`` in row first + i0 of x (rows, cols); d0 is shared."""
     lo, hi = share(me, d0)
     n = d1 * d2 * d3 * d4 * d5

@@ -353,10 +353,13 @@ class Cuda:
         self.driver.to_host(feeds, int(job[layout.FEEDS]))
         if not self._far.intersection(feeds[:, layout.ADDRESS].tolist()):
             return 0
-        bytes_each = -(-feeds[:, layout.ELEMS] * int(job[layout.BATCH]) * kernels.itemsize // 64) * 64
+        sizes = {code: size for size, code in layout.FEED_CELLS.items()}
+        cells = np.array([sizes.get(code, 0) for code in feeds[:, layout.DTYPE].tolist()], np.int64)
+        each = np.where(cells, cells, kernels.itemsize)
+        bytes_each = -(-feeds[:, layout.ELEMS] * int(job[layout.BATCH]) * each // 64) * 64
         staged = feeds.copy()
         staged[:, layout.ADDRESS] = kernels.room(int(bytes_each.sum())) + np.cumsum(bytes_each) - bytes_each
-        staged[:, layout.DTYPE] = layout.FEED_DTYPES[kernels.dtype]
+        staged[cells == 0, layout.DTYPE] = layout.FEED_DTYPES[kernels.dtype]
         kernels.staged = staged
         return self.constant(staged)
 

@@ -50,6 +50,7 @@ from calcvm.vm.run.job import (
     ELEMS,
     END_SPANS,
     EPOCH,
+    FEED_CELLS,
     FEED_WORDS,
     FEEDS,
     FINISHED,
@@ -96,6 +97,8 @@ from calcvm.vm.run.job import (
     TASKS,
     TRAPPED,
 )
+
+BYTES, FOURS, EIGHTS = FEED_CELLS.values()  # DTYPE of feeds and drains that are copied as they are
 
 U = np.uint64
 GOLDEN, MIX_1, MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9), U(0x94D049BB133111EB)
@@ -191,9 +194,9 @@ def read_array(n, address, dtype, of, y, start, step):
         convert(n, at(f32_at(address), of), y, start, step)
     elif dtype == 1:
         convert(n, at(f64_at(address), of), y, start, step)
-    elif dtype == 2:
+    elif dtype == 2 or dtype == BYTES:
         convert(n, at(u8_at(address), of), y, start, step)
-    elif dtype == 3:
+    elif dtype == 3 or dtype == FOURS:
         convert(n, at(i32_at(address), of), y, start, step)
     else:
         convert(n, at(i64_at(address), of), y, start, step)
@@ -217,13 +220,27 @@ def fetch_one(words, feed, y, base, lo, hi):
 
 
 @device
+def fetch_cells(words, feed, address, first, base, lo, hi):
+    """The same of what is copied as it is, to elements from ``first`` on of the memory at an address."""
+    if feed[DTYPE] == BYTES:
+        fetch_one(words, feed, at(u8_at(address), first), base, lo, hi)
+    elif feed[DTYPE] == FOURS:
+        fetch_one(words, feed, at(i32_at(address), first), base, lo, hi)
+    else:
+        fetch_one(words, feed, at(i64_at(address), first), base, lo, hi)
+
+
+@device
 def fetch(words, h, base, m, w, nw):
     """Samples base, base + 1, ... of a pass into the placeholders; workers take shares of the batch."""
     lo, hi = part_of(m, w, nw)
     k = 0
     while k < words[N_FEEDS]:
         feed = i64_at(words[FEEDS] + 8 * FEED_WORDS * k)
-        fetch_one(words, feed, at(h, feed[OFFSET]), base, lo, hi)
+        if feed[DTYPE] < BYTES:
+            fetch_one(words, feed, at(h, feed[OFFSET]), base, lo, hi)
+        else:
+            fetch_cells(words, feed, words[HEAP], feed[OFFSET], base, lo, hi)
         k += 1
 
 
@@ -234,32 +251,44 @@ def take_staged(words, h, m, w, nw):
     k = 0
     while k < words[N_FEEDS]:
         staged = i64_at(words[STAGED] + 8 * FEED_WORDS * k)
-        e = staged[ELEMS]
-        read_array(
-            (hi - lo) * e, staged[ADDRESS], staged[DTYPE], lo * e, at(h, staged[OFFSET] + lo * e), thread(), threads()
-        )
+        e, dtype = staged[ELEMS], staged[DTYPE]
+        n, of, to = (hi - lo) * e, lo * e, staged[OFFSET] + lo * e
+        if dtype < BYTES:
+            read_array(n, staged[ADDRESS], dtype, of, at(h, to), thread(), threads())
+        elif dtype == BYTES:
+            read_array(n, staged[ADDRESS], dtype, of, at(u8_at(words[HEAP]), to), thread(), threads())
+        elif dtype == FOURS:
+            read_array(n, staged[ADDRESS], dtype, of, at(i32_at(words[HEAP]), to), thread(), threads())
+        else:
+            read_array(n, staged[ADDRESS], dtype, of, at(i64_at(words[HEAP]), to), thread(), threads())
         k += 1
 
 
 @device
-def deliver(words, h, base, n, w, nw):
+def deliver(words, h, base, m, w, nw):
     """Copy results of a batch out, in the order of the samples, and add up weighted scalars."""
-    lo, hi = part_of(n, w, nw)
+    lo, hi = part_of(m, w, nw)
     k = 0
     while k < words[N_DRAINS]:
         drain = i64_at(words[DRAINS] + 8 * FEED_WORDS * k)
         e = drain[ELEMS]
-        x = at(h, drain[OFFSET] + lo * e)
+        n, of, to = (hi - lo) * e, drain[OFFSET] + lo * e, (base + lo) * e
         if drain[DTYPE] == 0:
-            convert((hi - lo) * e, x, at(f32_at(drain[ADDRESS]), (base + lo) * e), thread(), threads())
+            convert(n, at(h, of), at(f32_at(drain[ADDRESS]), to), thread(), threads())
+        elif drain[DTYPE] < BYTES:
+            convert(n, at(h, of), at(f64_at(drain[ADDRESS]), to), thread(), threads())
+        elif drain[DTYPE] == BYTES:
+            convert(n, at(u8_at(words[HEAP]), of), at(u8_at(drain[ADDRESS]), to), thread(), threads())
+        elif drain[DTYPE] == FOURS:
+            convert(n, at(i32_at(words[HEAP]), of), at(i32_at(drain[ADDRESS]), to), thread(), threads())
         else:
-            convert((hi - lo) * e, x, at(f64_at(drain[ADDRESS]), (base + lo) * e), thread(), threads())
+            convert(n, at(i64_at(words[HEAP]), of), at(i64_at(drain[ADDRESS]), to), thread(), threads())
         k += 1
     if is_first(w):
         sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
         k = 0
         while k < words[N_RESULTS]:
-            sums[k] += np.float64(h[offsets[k]]) * n
+            sums[k] += np.float64(h[offsets[k]]) * m
             k += 1
 
 
@@ -430,7 +459,11 @@ def entries(dispatch: Callable, two_halves: Callable, finish: Callable, heap_at:
             f = 0
             while f < words[N_FEEDS]:
                 staged = i64_at(words[STAGED] + 8 * FEED_WORDS * f)
-                fetch_one(words, i64_at(words[FEEDS] + 8 * FEED_WORDS * f), heap_at(staged[ADDRESS]), base, 0, m)
+                feed = i64_at(words[FEEDS] + 8 * FEED_WORDS * f)
+                if feed[DTYPE] < BYTES:
+                    fetch_one(words, feed, heap_at(staged[ADDRESS]), base, 0, m)
+                else:
+                    fetch_cells(words, feed, staged[ADDRESS], 0, base, 0, m)
                 f += 1
             sync()
             if thread() == 0:
