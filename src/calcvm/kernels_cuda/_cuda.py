@@ -280,6 +280,17 @@ def wide(x):
     return np.int64(x) if x.dtype.kind in "iu" else x
 
 
+def _cells(tc, pointer):
+    to = types.CPointer(types.uint8) if pointer.dtype == types.boolean else pointer
+    return to(pointer), lambda ctx, b, sig, args: b.bitcast(args[0], ctx.get_value_type(to))
+
+
+@compiled_by(_cells)
+def cells(pointer):
+    """Bools as the bytes that they are, others as they are."""
+    return pointer.view(np.uint8) if pointer.dtype == np.bool_ else pointer
+
+
 def _alike(tc, a, b):
     return types.boolean(a, b), lambda ctx, bld, sig, args: ctx.get_constant(types.boolean, a == b)
 

@@ -152,39 +152,52 @@ def _number(b: Any, v: Any, type_: Any) -> Compiled:
 def typed(f: Formula) -> Any:
     """The formula of operands of any types as one that kernels call: ``of(reads..., y)``, y a pointer to what is written.
 
-    See `calcvm.kernels_cpu._types`, which says what becomes of numbers that the type of y does not have.
+    Bools are read and written as bytes (`_cuda.cells`).  See `calcvm.kernels_cpu._types`, which says what becomes of
+    numbers that the type of y does not have.
     """
-    fn, kinds = f.variant(), [f.types.get(name) for name in f.reads]
+    fn, kinds, to_bool = f.variant(), [f.types.get(name) for name in f.reads], f.types.get(f.writes) == "bool"
 
     def codegen(tc: Any, *given: Any) -> Any:
-        def build(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
-            as_they_are = ("bool", "cells")
-            numbers = [
-                Compiled(b, v) if kind in as_they_are else _number(b, v, t) for v, t, kind in zip(args, given, kinds)
-            ]
-            return _element(ctx, b, fn(*numbers).v, given[-1].dtype)
+        to = types.boolean if to_bool else given[-1].dtype
 
-        return given[-1].dtype(*given), build
+        def build(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
+            numbers = [_read(b, v, t, kind) for v, t, kind in zip(args, given, kinds)]
+            return _element(ctx, b, fn(*numbers).v, to)
+
+        return (types.uint8 if to == types.boolean else to)(*given), build
 
     @compiled_by(codegen)
     def of(*given: Any) -> Any:
         *reads, y = given
-        wide = [
-            v if kind in ("bool", "cells") or v.dtype.kind == "f" else (np.int64 if v.itemsize > 4 else np.int32)(v)
-            for v, kind in zip(reads, kinds)
-        ]
-        return _simulated_element(fn(*map(Simulated, wide)).v, y.dtype)
+        out = fn(*(Simulated(_simulated(v, kind)) for v, kind in zip(reads, kinds))).v
+        return np.uint8(out != 0) if to_bool or y.dtype == np.bool_ else _simulated_element(out, y.dtype)
 
     return of
+
+
+def _read(b: Any, v: Any, type_: Any, kind: str | None) -> Compiled:
+    if kind == "bool":
+        return Compiled(b, b.icmp_unsigned("!=", v, v.type(0)))
+    return Compiled(b, v) if kind == "cells" else _number(b, v, type_)
+
+
+def _simulated(v: Any, kind: str | None) -> Any:
+    if kind == "bool":
+        return np.bool_(v != 0)
+    if kind == "cells" or v.dtype.kind == "f":
+        return v
+    return (np.int64 if v.itemsize > 4 else np.int32)(v)
 
 
 def _element(ctx: Any, b: Any, v: Any, to: Any) -> Any:
     """A number as an element of a type of Numba's."""
     of_int, target = isinstance(v.type, ir.IntType), ctx.get_value_type(to)
     if to == types.boolean:
-        if of_int:
-            return v if v.type.width == 1 else b.icmp_signed("!=", v, v.type(0))
-        return b.fcmp_unordered("!=", v, ir.Constant(v.type, 0.0))
+        if not of_int:
+            v = b.fcmp_unordered("!=", v, ir.Constant(v.type, 0.0))
+        elif v.type.width > 1:
+            v = b.icmp_signed("!=", v, v.type(0))
+        return b.zext(v, ir.IntType(8))
     if v.type == target:
         return v
     if of_int and v.type.width == 1:

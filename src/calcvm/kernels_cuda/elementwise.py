@@ -14,7 +14,7 @@ from calcvm.formulas.declare import Elementwise, Formula
 from calcvm.formulas.elementwise import ACCUMULATE, CAST, ELEMENTWISE, FILL
 from calcvm.kernel import words_for
 from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_as, share
-from calcvm.kernels_cuda._cuda import at, device, like
+from calcvm.kernels_cuda._cuda import at, cells, device, like
 from calcvm.kernels_cuda._formulas import formula, typed
 from calcvm.kernels_cuda._loops import axiswise, elementwise, fill, linewise
 from calcvm.kernels_cuda._math import fabs, fma, log, power, sqrt
@@ -33,7 +33,8 @@ def _flat(f: Formula) -> None:
         @kernel_as(f.name, words)
         def run_typed(me, rows, cols, *given):
             lo, hi = share(me, rows)
-            of_types(lo * cols, hi * cols, given[:-1], given[-1], (given[-1],))
+            operands = mapped(cells, (given,))
+            of_types(lo * cols, hi * cols, operands[:-1], operands[-1], (given[-1],))
 
         return
     loop = elementwise(formula(f.variant()), ways=ways)
@@ -95,6 +96,7 @@ def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
     def loop(me, d0, d, nothing_is_broadcast, xs, strides, y):
         lo, hi = share(me, d0)
         n = d[0] * d[1] * d[2] * d[3] * d[4]
+        xs, y = mapped(cells, (xs,)), cells(y)
         if nothing_is_broadcast:
             flat(lo * n, hi * n, xs, y, params(y))
         else:
