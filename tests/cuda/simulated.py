@@ -7,7 +7,7 @@ from importlib import import_module
 from calcvm.kernels_cuda import FAMILIES
 from calcvm.kernels_cuda._common import KERNELS
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, block, blocks
-from calcvm.kernels_cuda._gemm import shared_bytes
+from calcvm.kernels_cuda._product import shared_bytes
 from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops.spec import Operand
 

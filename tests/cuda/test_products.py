@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from calcvm.kernels_cuda import _gemm
+from calcvm.kernels_cuda import _gemm, _product, _tensor, _tiles
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, at
 from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops.sizes import evaluate
@@ -40,13 +40,17 @@ def tile(
 
     def on_each(h):  # type: ignore[no-untyped-def]
         pc = at(h, c_off)
-        mode = _gemm.FROM_INIT if init else _gemm.SET
-        _gemm.product(h, S, _gemm.KC, m - ones, at(h, a_off), a_rs, a_ks, m * S, at(h, b_off), b_ks, b_cs, S * n,
-                      pc, n, pc, n, mode, _gemm.NONE, 0.0, pc)  # fmt: skip
-        _gemm.tile(which, h, 0, 0, m, n, 0, G * S, 0)
+        mode = _product.FROM_INIT if init else _product.SET
+        _product.product(h, S, _gemm.KC, m - ones, at(h, a_off), a_rs, a_ks, m * S, at(h, b_off), b_ks, b_cs, S * n,
+                      pc, n, pc, n, mode, _product.NONE, 0.0, pc)  # fmt: skip
+        _tiles.tile(which, h, 0, 0, m, n, 0, G * S, 0)
 
     launch(
-        on_each, (heap,), blocks=1, threads=threads, shared_bytes=SCRATCH_AT + _gemm.shared_bytes(threads, c.itemsize)
+        on_each,
+        (heap,),
+        blocks=1,
+        threads=threads,
+        shared_bytes=SCRATCH_AT + _product.shared_bytes(threads, c.itemsize),
     )
     wide_a = of(a).astype(np.float64).transpose((0, 2, 1) if trans[0] else (0, 1, 2)).copy()
     if ones:
@@ -59,12 +63,12 @@ def tile(
 
 
 def full(which, threads):
-    RM, RN = _gemm.MICRO[which][:2]
+    RM, RN = _tiles.MICRO[which][:2]
     d = int(threads**0.5)
     return RM * d, RN * d
 
 
-MICRO = range(len(_gemm.MICRO))
+MICRO = range(len(_tiles.MICRO))
 
 
 @pytest.mark.parametrize("trans", LAYOUTS)
@@ -125,22 +129,22 @@ def test_any_order():
 # ---------------------------------------------------------------- tensor cores
 def test_tf32_rounding():
     one = np.float32(1)
-    assert _gemm.tf32(one + np.float32(2**-11)) == one + np.float32(2**-10), "ties go away from zero"
-    assert _gemm.tf32(-one - np.float32(2**-11)) == -one - np.float32(2**-10)
-    assert _gemm.tf32(one + np.float32(2**-12)) == one
-    assert np.isnan(_gemm.tf32(np.float32(np.nan))) and np.isinf(_gemm.tf32(np.float32(np.inf)))
+    assert _tensor.tf32(one + np.float32(2**-11)) == one + np.float32(2**-10), "ties go away from zero"
+    assert _tensor.tf32(-one - np.float32(2**-11)) == -one - np.float32(2**-10)
+    assert _tensor.tf32(one + np.float32(2**-12)) == one
+    assert np.isnan(_tensor.tf32(np.float32(np.nan))) and np.isinf(_tensor.tf32(np.float32(np.inf)))
 
 
 def rounded(x):
-    return np.vectorize(lambda v: _gemm.tf32(np.float32(v)), otypes=[np.float32])(x)
+    return np.vectorize(lambda v: _tensor.tf32(np.float32(v)), otypes=[np.float32])(x)
 
 
 @pytest.mark.parametrize("trans", LAYOUTS)
-@pytest.mark.parametrize("which", range(len(_gemm.TENSOR)))
+@pytest.mark.parametrize("which", range(len(_tiles.TENSOR)))
 def test_tensor_tile(which, trans, monkeypatch):
     """Factors are rounded, sums are not; a heap of float64 is computed as ever."""
-    monkeypatch.setattr(_gemm, "precision", "tf32")
-    down, across, _ = _gemm.TENSOR[which]
+    monkeypatch.setattr(_tensor, "precision", "tf32")
+    down, across, _ = _tiles.TENSOR[which]
     for threads, fragments in ((4, 1), (16, 4)):
         M, N = 4 * down * fragments, 4 * across
         for m, n, S, shift in ((M, N, 9, 0), (max(M - 3, 1), max(N - 1, 1), 35, 1), (1, 2, 67, 0)):
@@ -155,14 +159,14 @@ def test_tensor_rows(monkeypatch):
     for name in ("linear_fwd", "linear_bwd_w", "linear_bwd_x"):
         words = dict(rows=3, inner=175, N=3, K=5)
         exact = row(name, words, 4, 1)[1]
-        monkeypatch.setattr(_gemm, "precision", "tf32")
+        monkeypatch.setattr(_tensor, "precision", "tf32")
         want = row(name, words, 4, 1)[1]
         for n, x in want.items():
             close(x, exact[n].astype(np.float64), 2.0**-9, f"{name}: {n}")
             assert not same_bits(x, exact[n])
             for threads, workers in ((16, 1), (4, 3), (16, 2)):
                 assert same_bits(row(name, words, threads, workers)[1][n], x), f"{name}: {workers} workers of {threads}"
-        monkeypatch.setattr(_gemm, "precision", "float32")
+        monkeypatch.setattr(_tensor, "precision", "float32")
 
 
 # ---------------------------------------------------------------- rows

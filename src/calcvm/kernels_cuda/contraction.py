@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from calcvm.kernels_cuda._common import Float, Ptr, finish_of, given, kernel, share
 from calcvm.kernels_cuda._cuda import at, device
-from calcvm.kernels_cuda._gemm import (
-    DERIVATIVE,
-    FROM_INIT,
-    KC,
-    NONE,
-    SET,
-    add_up,
-    gemm,
-    partial_sums,
-    product,
-    summands,
-    worth_splitting,
-)
+from calcvm.kernels_cuda._gemm import KC, add_up, gemm, partial_sums, summands, worth_splitting
+from calcvm.kernels_cuda._product import DERIVATIVE, FROM_INIT, NONE, SET, product
 
 
 @kernel

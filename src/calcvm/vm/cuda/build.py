@@ -18,7 +18,7 @@ from pathlib import Path
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cuda import _cuda, kernels
 from calcvm.kernels_cuda._common import Kernel
-from calcvm.kernels_cuda._gemm import shared_bytes as scratch_bytes
+from calcvm.kernels_cuda._product import shared_bytes as scratch_bytes
 from calcvm.kernels_cuda._tuples import by_number, folded, mapped
 from calcvm.vm.cuda import loop
 
