@@ -34,6 +34,7 @@ from calcvm.kernels_cpu import address_of
 from calcvm.lowering import lower
 from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
+from calcvm.ops.sizes import On, workspace
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
 from calcvm.planner import plan
 from calcvm.vm.assemble import assemble
@@ -276,6 +277,8 @@ def synthetic(rng: np.random.Generator, names: list[str]) -> Program:
                 words[w.name] = float(np.clip(rng.choice([0.0, 0.5, 1.0, -1.0, 2.0, rng.normal(), 1e30]), w.lo, w.hi))
         if "a5" in words or "b5" in words:
             _strides(words, rng)
+        if spec.workspace and rng.random() < 0.8:
+            words["wn"] = int(rng.choice([size.at(1) for size in workspace(spec, words, On(slots, workers, 0))]))
         sizes = {**words, "D": slots, "nw": workers, **FUNCTIONS}
         offsets: dict[str, int | None] = {}
         for k, o in enumerate(spec.operands, HEADER_WORDS + len(spec.words)):

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from calcvm.ops.dims import Affine
-from calcvm.ops.sizes import evaluate
+from calcvm.ops.sizes import Extent, evaluate
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 
@@ -23,19 +22,20 @@ class Broken(AssertionError):
     """The plan is wrong."""
 
 
-def number(x: Any, batch: int) -> Any:
-    return x.at(batch) if isinstance(x, Affine) else x
+def numbers(plan: Any, st: Statement, batch: int) -> dict[str, Any]:
+    """A statement's words at a batch; its workspace is that of the planned one."""
+    at = {k: plan.batch_size if k == "wn" else batch for k in st.words}
+    return {k: w.at(at[k]) if isinstance(w, Extent) else w for k, w in st.words.items()}
 
 
-def extent(o: Operand, st: Statement, batch: int, names: dict[str, int]) -> int:
-    words = {**names, **{k: number(w, batch) for k, w in st.words.items()}}
-    return int(evaluate(o.elems, words))
+def extent(o: Operand, names: dict[str, int]) -> int:
+    return int(evaluate(o.elems, names))
 
 
 def cells(plan: Any, o: Operand, st: Statement, batch: int) -> range:
-    names = {"D": 8 // plan.itemsize, "nw": plan.workers, "gpu": 0}
+    names = {"D": 8 // plan.itemsize, "nw": plan.workers, "gpu": 0, **numbers(plan, st, batch)}
     start = plan.offsets[st.operands[o.name]] + st.shifts.get(o.name, 0)
-    return range(start, start + extent(o, st, batch, names))
+    return range(start, start + extent(o, names))
 
 
 def check(plan: Any, original: Lowered, batches: Sequence[int], teams: Sequence[int] = (1, 2, 3, 5)) -> None:
@@ -233,7 +233,7 @@ def worker_cells(plan: Any, o: Operand, st: Statement, batch: int, team: int) ->
         "D": 8 // plan.itemsize,
         "nw": plan.workers,
         "gpu": 0,
-        **{k: number(w, batch) for k, w in st.words.items()},
+        **numbers(plan, st, batch),
     }
     units = int(evaluate(o.part, words)) if o.part else 0
     if units:

@@ -20,7 +20,7 @@ import numpy as np
 from calcvm.kernels_cpu._common import KERNELS
 from calcvm.ops import FAMILIES
 from calcvm.ops.dims import Affine, numel, shape_of
-from calcvm.ops.sizes import evaluate
+from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec
 from calcvm.vm.encoding import encode_row
 from tests.reference import reference
@@ -176,6 +176,16 @@ def cases(spec: OpSpec, dtype: str) -> list[Case]:
 
 
 # ---------------------------------------------------------------- one row
+def words_of(row: RowSpec, words: Mapping[str, Any], dtype: str = "float64", n_workers: int = 1) -> dict[str, Any]:
+    """All that a row's sizes read: its words, with those that lowering gives it, and what it runs on."""
+    on = On(8 // np.dtype(dtype).itemsize, n_workers, backend.gpu)
+    known = {"acc": 0, **words, **on._asdict()}
+    if row.workspace and "wn" not in words:
+        wanted = workspace(row, known, on)[1]
+        known["wn"] = wanted.at(1) if wanted.constant else wanted
+    return known
+
+
 def run_row(
     row: RowSpec,
     words: Mapping[str, Any],
@@ -198,8 +208,7 @@ def run_row(
     """
     uint, background = GUARD[dtype]
     size = np.dtype(dtype).itemsize
-    d = 8 // size
-    env = {"acc": 0, **words, "D": d, "nw": n_workers, "gpu": backend.gpu}
+    env = words_of(row, words, dtype, n_workers)
     pad = 64 // size
     offsets: dict[str, int | None] = {}
     extents: dict[str, int] = {}
@@ -396,7 +405,7 @@ def check_in_place(case: Case) -> None:
         for written, read in row.in_place:
             if not {written, read} <= present:
                 continue
-            env = {"acc": 0, **case.words, "D": 1, "nw": 1, "gpu": backend.gpu}
+            env = words_of(row, case.words)
             a, b = (int(evaluate(row.operand(n).elems, env)) for n in (written, read))
             if a != b:
                 continue  # a broadcast operand: the planner only merges equal sizes
@@ -423,8 +432,7 @@ def check_parts(case: Case) -> None:
 def _check_parts(case: Case, teams: Sequence[int]) -> None:
     for row, values in _row_runs(case):
         for n_workers in teams:
-            env = {"acc": 0, **case.words, "D": 8 // np.dtype(case.dtype).itemsize, "nw": n_workers}
-            env["gpu"] = backend.gpu
+            env = words_of(row, case.words, case.dtype, n_workers)
             whole = _run(case, row, values, n_workers=n_workers, raw=True)
             for w in range(n_workers):
                 foreign = {}
@@ -483,6 +491,24 @@ def check_accumulation(case: Case) -> None:
             close(twice[n] - v.astype(np.float64), once[n], 64 * EPS[case.dtype], f"{row.name}: {n} with acc")
 
 
+def check_workspace(case: Case) -> None:
+    """Rows give the same bits for any workspace, from the least to what speed wants, and touch no more of it."""
+    for row, values in _row_runs(case):
+        if not row.workspace:
+            continue
+        for n in (1, backend.teams[0]):
+            on = On(8 // np.dtype(case.dtype).itemsize, n, backend.gpu)
+            least, wanted = (size.at(1) for size in workspace(row, case.words, on))
+            assert 0 <= least <= wanted, f"{row.name}: the least workspace is {least}, what speed wants {wanted}"
+            want = _run(case, row, values, n_workers=n)
+            for wn in sorted({least, least + 1, (least + wanted) // 2, wanted - 1} & {*range(least, wanted)}):
+                got = run_row(row, {**case.words, "wn": wn}, values, case.dtype, known=case.known(), n_workers=n)
+                for name, v in want.items():
+                    assert same_bits(got[name], v), (
+                        f"{row.name}: {name} differs with {wn} elements of scratch, not {wanted}"
+                    )
+
+
 def check_names(spec: OpSpec) -> None:
     """Kernels have the words and operands of the spec, in order and of its kinds."""
     for row in spec.rows:
@@ -532,9 +558,7 @@ def check_flops(case: Case) -> None:
         )
     for row in case.spec.rows:
         f = evaluate(row.flops, {"acc": 0, **case.forms})
-        extents = [
-            evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1, "gpu": backend.gpu}) for o in row.operands
-        ]
+        extents = [evaluate(o.elems, words_of(row, case.forms)) for o in row.operands]
         if isinstance(f, Affine) and f:
             assert f.b == 0 or f.a == 0, f"{row.name}: {f} operations are not proportional to the batch"
             grows = any(isinstance(e, Affine) and e.a for e in extents)
@@ -552,7 +576,7 @@ def check_extents(case: Case) -> None:
                 continue
             if case.spec.broadcast and o.name.startswith("d"):
                 name = case.spec.outputs[0]  # gradients in the output's full shape
-            got = evaluate(o.elems, {"acc": 0, **case.forms, "D": 1, "nw": 1, "gpu": backend.gpu})
+            got = evaluate(o.elems, words_of(row, case.forms))
             assert got == sizes[name] or sizes[name] == got, (
                 f"{row.name}: extent of {o.name} is {got}, not {sizes[name]}"
             )
@@ -574,4 +598,5 @@ CHECKS = {
     "parts": _each(check_parts),
     "reads": check_reads,
     "accumulation": _each(check_accumulation),
+    "workspace": _each(check_workspace),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from itertools import repeat
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from calcvm.kernels_cuda import _gemm, _product, _tensor, _tiles
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, at
 from calcvm.kernels_cuda._simulator import launch
-from calcvm.ops.sizes import evaluate
+from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import ROWS
 from tests import rowrun
 from tests.cuda.simulated import Simulated
@@ -171,15 +172,14 @@ def test_tensor_rows(monkeypatch):
 
 # ---------------------------------------------------------------- rows
 def row(name, words, threads, workers, dtype="float32", acc=0):
-    """What a row computes from values drawn for it."""
+    """What a row computes from values drawn for it, with the scratch that speed wants unless ``words`` have ``wn``."""
     spec = ROWS[name]
     env = {"acc": acc, "act": 0, "alpha": 0.0, **words}
-    sizes = {**env, "D": 8 // np.dtype(dtype).itemsize, "nw": workers, "gpu": 1}
     rng = np.random.default_rng(3)
     values = {}
     for o in spec.operands:
         if o.access != "s":
-            values[o.name] = rng.uniform(-1, 1, int(evaluate(o.elems, sizes))).astype(dtype)
+            values[o.name] = rng.uniform(-1, 1, int(evaluate(o.elems, env))).astype(dtype)
     rowrun.backend = Simulated(threads)
     return values, run_row(spec, {**env}, values, dtype, n_workers=workers)
 
@@ -225,8 +225,8 @@ def test_linear(words, acc):
         }[name](v)
         for n, x in exact.items():
             close(want[n], x.ravel(), 64 * EPS["float32"], f"{name}: {n}")
-        for threads, workers in teams():
-            got = row(name, words, threads, workers, acc=acc)[1]
+        for (threads, workers), wn in (*zip(teams(), repeat({})), ((4, 3), {"wn": 0})):
+            got = row(name, words | wn, threads, workers, acc=acc)[1]
             for n in exact:
                 assert same_bits(got[n], want[n]), f"{name}: {n} differs with {workers} workers of {threads} threads"
 
@@ -289,7 +289,7 @@ def test_scratch_holds_partial_sums():
     """The table gives as much as the kernels use, for all sizes of sums and results."""
     rng = np.random.default_rng(5)
     for K, N, M in (10 ** rng.uniform(0, (4, 4, 6), (20_000, 3))).astype(int).tolist():
-        shared = dict(N=N, K=K, D=2, gpu=1, acc=0, nw=132)
+        shared = dict(N=N, K=K, acc=0)
         for name, result, words in (
             ("linear_bwd_w", (K + 1) * N, dict(rows=M, inner=1)),
             ("matmul_bwd_b", K * N, dict(G=1, M=M, ta=0, tb=0, ab=1, bb=0, by=1)),
@@ -297,6 +297,6 @@ def test_scratch_holds_partial_sums():
         ):
             kc = _gemm.summands(M, result)
             assert kc % _gemm.KC == 0
-            if _gemm.worth_splitting(132, M, kc, result):
-                have = evaluate(ROWS[name].operand("ws").elems, {**shared, **words})
-                assert -(-M // kc) * result <= have, f"{name}: {words}, {shared}"
+            wanted = workspace(ROWS[name], {**shared, **words}, On(2, 132, 1))[1].b
+            split = _gemm.worth_splitting(132, M, kc, result, 1 << 60)
+            assert split == _gemm.worth_splitting(132, M, kc, result, wanted), f"{name}: {words}, {shared}"

@@ -38,9 +38,10 @@ def summands(last, elems):
 
 
 @device
-def worth_splitting(nw, last, kc, elems):
-    """Whether all workers should compute partial sums of a result that is shared by rows; ops.contraction gives them room."""
-    return nw > 1 and (last > kc or (last > 128 and elems >= 1 << 18))
+def worth_splitting(nw, last, kc, elems, wn):
+    """Whether all workers should compute partial sums of a result that is shared by rows, and have the room for them."""
+    parts = (last + kc - 1) // kc
+    return nw > 1 and (parts > 1 or (last > 128 and elems >= 1 << 18)) and parts * elems <= wn
 
 
 @device

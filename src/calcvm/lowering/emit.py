@@ -9,20 +9,20 @@ from calcvm.errors import UnsupportedOperator
 from calcvm.graph import Operation, Variable
 from calcvm.ops import ROWS, RowSpec
 from calcvm.ops.dims import Affine, Shape, affine, numel
-from calcvm.ops.sizes import MAX_BATCH, Extent, Piecewise, Undecided, extent
-from calcvm.ops.spec import rows_cols
+from calcvm.ops.sizes import MAX_BATCH, Extent, On, Piecewise, Undecided, extent, workspace
+from calcvm.ops.spec import WN, rows_cols
 from calcvm.ops.statement import Statement, Value, unique
 
 
 class Emitter:
     """Collects values and statements of one program.
 
-    Variables keep their names (``reserved``); a value of lowering's own whose name is taken is numbered.
+    Variables keep their names (``reserved``); a value of lowering's own whose name is taken is numbered.  Rows get the
+    scratch that speed wants.
     """
 
     def __init__(self, dtype: str, workers: int, gpu: bool, reserved: Iterable[str]):
-        self.slots = {"float32": 2, "float64": 1}[dtype]  # heap elements in eight bytes: the specs' D
-        self.workers, self.gpu = workers, gpu
+        self.on = On({"float32": 2, "float64": 1}[dtype], workers, int(gpu))
         self.values: list[Value] = []
         self._names, self._counts = set(reserved), dict[str, int]()
         self.env: dict[Variable, Value] = {}
@@ -30,6 +30,11 @@ class Emitter:
         self.locals: dict[Operation, dict[str, Value]] = {}  # an operator's values by the spec's names
         self.words: dict[Operation, dict[str, Any]] = {}
         self.path = self.phase = ""
+
+    @property
+    def slots(self) -> int:
+        """Heap elements in eight bytes."""
+        return self.on.D
 
     def value(self, stem: str, kind: str, elems: Extent | int, **facts: Any) -> Value:
         """A value of lowering's own."""
@@ -60,14 +65,11 @@ class Emitter:
     ) -> Statement:
         """Append a row; scratch operands get values of their own."""
         spec = ROWS[spec] if isinstance(spec, str) else spec
-        known = {
-            **{w.name: words[w.name] for w in spec.words},
-            "D": self.slots,
-            "nw": self.workers,
-            "gpu": int(self.gpu),
-        }
+        known = {w.name: words[w.name] for w in spec.words if w is not WN} | self.on._asdict()
         named = dict(operands)
         try:
+            if spec.workspace:
+                known["wn"] = workspace(spec, known, self.on)[1]
             for o in spec.operands:
                 if o.access == "s":
                     elems = extent(o.elems, known)

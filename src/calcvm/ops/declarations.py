@@ -130,7 +130,7 @@ def sizes_of(spec: OpSpec, inputs: Mapping[str, Shape], attrs: Mapping[str, Any]
         raise CalcError(f"`words` must return a dict, not {repr(words)}")
     for row in spec.rows:
         for word in row.words if is_own(row) else ():
-            value = words.get(word.name, 0 if word.name == "acc" else None)  # acc is lowering's
+            value = words.get(word.name, 0 if word.name in ("acc", "wn") else None)  # which are lowering's
             if not (isinstance(value, Affine) and word.kind == "dim") and not isinstance(value, Real):
                 raise CalcError(f"row {row.name!r} has a word {word.name!r}, for which `words` gives {repr(value)}")
     for row in spec.fwd:

@@ -10,6 +10,10 @@ Sizes (`elems`, `part`, `flops`) are expressions over the row's words, such as `
 each batch `calcvm.ops.sizes` decides; the reference shows them as written.  The name ``D`` is
 the number of heap elements in eight bytes (2 in a float32 heap, 1 in a float64 heap); extents of scratch may
 also use ``nw``, the planned number of workers, and ``gpu``, 1 for the device "cuda" and else 0.
+
+Scratch is a budget.  The word ``wn`` of a row says how many elements it may use: each worker, where the extent of
+the scratch is ``nw*wn``, all together, where it is ``wn``.  Beside the row stands a function that says what is the
+least, and what speed wants (`RowSpec.workspace`); kernels give the same bits for any ``wn`` from the one to the other.
 """
 
 from __future__ import annotations
@@ -99,6 +103,7 @@ def S(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
 
 
 ACC = Word(name="acc", kind="int", lo=0, hi=1)
+WN = Word(name="wn", kind="int")  # elements of scratch that may be used: lowering chooses them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +113,7 @@ class RowSpec:
     name : stored programs know it by this, and by its words and operands: with others it is another instruction.
     in_place : pairs (written, read) that may share storage when the read value dies here.
     require : expressions over the words that must be >= 0: what the kernel relies on beyond the ranges.
+    workspace : (words, `calcvm.ops.sizes.On`) -> the least ``wn`` and what speed wants, for a row that has this word.
     """
 
     name: str
@@ -117,10 +123,15 @@ class RowSpec:
     in_place: tuple[tuple[str, str], ...] = ()
     require: tuple[str, ...] = ()
     flops: str = "0"
+    workspace: Callable[[Any, Any], tuple[Any, Any]] | None = None
 
     def __post_init__(self) -> None:
         if self.n_words > MAX_WORDS:
             raise CalcError(f"row {self.name!r} has more than {MAX_WORDS} words")
+        if (WN in self.words) != (self.workspace is not None):
+            raise CalcError(
+                f"row {self.name!r}: the word WN and the function workspace= are given together, or neither"
+            )
 
     @property
     def n_words(self) -> int:

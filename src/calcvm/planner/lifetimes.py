@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from calcvm.ops.sizes import Extent, extent
+from calcvm.ops.sizes import Extent, On, extent
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 
@@ -29,13 +29,16 @@ class Machine:
         """Heap elements in 64 bytes."""
         return 64 // self.itemsize
 
+    @property
+    def on(self) -> On:
+        return On(8 // self.itemsize, self.workers, int(self.gpu))
+
     def up(self, elems: int) -> int:
         return -(-elems // self.align) * self.align
 
     def size(self, expression: str, st: Statement) -> Extent:
         """A size expression of the operator table over a statement's words."""
-        names = {"D": 8 // self.itemsize, "nw": self.workers, "gpu": int(self.gpu), **st.words}
-        return extent(expression, names)
+        return extent(expression, {**self.on._asdict(), **st.words})
 
     def extent(self, operand: Operand, st: Statement) -> Extent:
         """Elements of an operand that the statement may touch."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import Affine
+from calcvm.ops.sizes import Extent
 from calcvm.ops.spec import HEADER_WORDS, row_words
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.vm.encoding import FLAG_PC_SHIFT, FLAG_SYNC, encode_row, instructions
@@ -92,7 +93,9 @@ def _numbers(statement: Statement, batch: int) -> tuple[dict[str, Any], list[tup
     forms = []
     for k, word in enumerate(statement.spec.words, HEADER_WORDS):
         value = statement.words[word.name]
-        if isinstance(value, Affine):
+        if word.kind != "dim" and isinstance(value, Extent):
+            value = value.bounds(batch)[1]  # workspace: enough for every batch
+        elif isinstance(value, Affine):
             if not value.constant:
                 forms.append((k, value.a, value.b))
             value = value.at(batch)
@@ -110,7 +113,9 @@ def _numbered(info: Any, index: Mapping[Value, int]) -> Any:
 
 
 def _symbol(v: Value, plan: Any, index: Mapping[Value, int]) -> Symbol:
-    elems = v.elems if isinstance(v.elems, Affine) else Affine(0, v.elems.bounds(plan.batch_size)[1])
+    elems = v.elems
+    if v.kind == "workspace" or not isinstance(elems, Affine):
+        elems = Affine(0, elems.bounds(plan.batch_size)[1])
     return Symbol(
         name=v.name,
         kind=v.kind,

@@ -2,33 +2,69 @@
 
 Format 2 had rows of 32 words.  Word 0 was an opcode, a number that each instruction of the table had for ever, and that its
 digest told of as well.  So a row of a file is that instruction of the file's list whose digest tells of its opcode.
+Scratch had extents of its own (`SCRATCH`), where today they follow from the word ``wn``: what speed wants is as much.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from calcvm.errors import ProgramError
-from calcvm.ops.spec import ROWS, RowSpec, row_words
+from calcvm.ops.sizes import On, workspace
+from calcvm.ops.spec import HEADER_WORDS, ROWS, WN, RowSpec, row_words
 from calcvm.vm import schema
+from calcvm.vm.documents import MAX_BLOCKS
 from calcvm.vm.encoding import form_parts, instructions
-from calcvm.vm.schema import record, table, text
+from calcvm.vm.schema import integer, record, table, text
 
 FORMER = 2
-_FORMER = record({"instructions": table(text())}, others=True)
+_FORMER = record(
+    {"instructions": table(text()), "workers": integer(1, MAX_BLOCKS), "info": record({}, others=True)}, others=True
+)
+
+
+def _panel(k: str, n: str) -> str:
+    return f"nw*min({k}, 512)*min({n} + 15, 256)"
+
+
+def _wide(k: str, n: str) -> str:
+    return f"({_panel(k, n)} if {n} >= 512 else 0)"
+
+
+def _partial(elems: str) -> str:
+    return f"min(64*{elems}, max(1048576, {elems})) if nw > 1 else 0"
+
+
+_W = "(K + 1)*N"
+SCRATCH = {  # of rows that have another extent today
+    "linear_fwd": f"0 if gpu else {_wide('K', 'N')}",
+    "linear_bwd_w": f"((max(1048576, {_W}) if {_W} >= 65536 else rows*inner*ceil_div({_W}, 512) + {_W}) if nw > 1 else 0) "
+    f"if gpu else {_wide('rows*inner', 'N')}",
+    "linear_bwd_x": f"0 if gpu else {_panel('N', 'K')}",
+    "matmul_fwd": f"0 if gpu else {_panel('K', 'N')} if tb else {_wide('K', 'N')}",
+    "matmul_bwd_a": f"(0 if by or ab else {_partial('M*K')}) if gpu else "
+    f"{_panel('N', 'M')} if ta else {_wide('N', 'K')} if tb else {_panel('N', 'K')}",
+    "matmul_bwd_b": f"(0 if bb and not by else {_partial('K*N')}) if gpu else "
+    f"({_panel('M', 'K')} if ta or K >= 512 else 0) if tb else {_wide('M', 'N')}",
+}
 
 
 def converted(
     document: Mapping[str, Any], arrays: Mapping[str, np.ndarray], where: str
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """A program's document and arrays as of today; they are not verified yet."""
-    listed = schema.check(_FORMER, document, f"{where}: not a well-formed program, it")["instructions"]
-    rows, values = (arrays.get(f"program/{name}", np.empty(0)) for name in ("rows", "operand_values"))
-    if rows.dtype != np.int64 or rows.shape[1:] != (32,) or values.shape != rows.shape:
+    facts = schema.check(_FORMER, document, f"{where}: not a well-formed program, it")
+    listed, on = facts["instructions"], On(0, facts["workers"], int(facts["info"].get("device") == "cuda"))
+    rows, values, patches = (
+        arrays.get(f"program/{name}", np.empty(0)) for name in ("rows", "operand_values", "patches")
+    )
+    shapes = (rows.shape[1:], values.shape, patches.shape[1:]) == ((32,), rows.shape, (4,))
+    if not shapes or rows.dtype != np.int64 or patches.dtype != np.int64:
         raise ProgramError(f"{where}: the program's rows are not those of format {FORMER}: copy the file anew")
     opcodes = np.unique(rows[:, 0]).tolist()
     known = [ROWS[name] for name in listed if name in ROWS]
@@ -41,14 +77,41 @@ def converted(
         )
     today, width = instructions(found.values()), row_words(found.values())
     places = {name: k for k, (name, _) in enumerate(today)}
-    numbered = rows.copy()
+    new, symbols, words = (
+        np.zeros((len(rows), width), np.int64),
+        np.full((len(rows), width), -1, np.int32),
+        patches.copy(),
+    )
     for opcode, spec in found.items():
-        numbered[rows[:, 0] == opcode, 0] = places[spec.name]
+        own, patched = rows[:, 0] == opcode, np.isin(patches[:, 0], np.flatnonzero(rows[:, 0] == opcode))
+        new[own, 0], new[own, 1] = places[spec.name], rows[own, 1]
+        at = _places(spec)
+        for k, former in enumerate(at, HEADER_WORDS):
+            if former is not None:
+                new[own, k], symbols[own, k] = rows[own, former], values[own, former]
+                words[patched & (patches[:, 1] == former), 1] = k
+        if spec.workspace:
+            new[own, HEADER_WORDS + spec.words.index(WN)] = [_room(spec, row, on) for row in new[own].tolist()]
     return (
         {**document, "format_version": FORMER + 1, "instructions": [list(instruction) for instruction in today]},
-        {**arrays, "program/rows": numbered[:, :width], "program/operand_values": values[:, :width]},
+        {**arrays, "program/rows": new, "program/operand_values": symbols, "program/patches": words},
     )
 
 
+def _places(spec: RowSpec) -> list[int | None]:
+    """For each word of an instruction, and each operand, its place in rows of the former format."""
+    places = count(HEADER_WORDS)
+    return [None if part is WN else next(places) for part in (*spec.words, *spec.operands)]
+
+
+def _room(spec: RowSpec, row: list[int], on: On) -> int:
+    """The word ``wn`` of a row."""
+    wanted = workspace(spec, {w.name: v for w, v in zip(spec.words, row[HEADER_WORDS:])}, on)[1].at(1)
+    return max(0, min(wanted, int(WN.hi)))
+
+
 def _former(opcode: int, spec: RowSpec) -> str:
-    return hashlib.sha256(repr((opcode, spec.name, *form_parts(spec))).encode()).hexdigest()[:16]
+    words, operands = form_parts(spec)
+    words = [word for word in words if word[0] != WN.name]
+    operands = [(n, how, SCRATCH[spec.name] if how == "s" and spec.workspace else e, o) for n, how, e, o in operands]
+    return hashlib.sha256(repr((opcode, spec.name, words, operands)).encode()).hexdigest()[:16]

@@ -23,13 +23,14 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import ZERO, Affine
-from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH, Extent, Piecewise, exact
+from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH, Extent, On, Piecewise, exact
 from calcvm.ops.spec import HEADER_WORDS, ROWS, Operand, RowSpec, row_words
 from calcvm.ops.statement import PHASES
 from calcvm.vm.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS, check_info
@@ -77,10 +78,17 @@ class _Row:
         self.extents = table([o.elems for o in spec.operands])
         self.parts = table([o.part if o.part not in ("", "w0") else "0" for o in spec.operands])
         self.require = table(spec.require)
+        self.names, self.wn = tuple(names), names.index("wn") if "wn" in names else None
         self.optional = table([o.optional if isinstance(o.optional, str) else str(o.optional) for o in spec.operands])
         self.aligned = tuple("D" in {n.id for n in ast.walk(ast.parse(o.elems)) if isinstance(n, ast.Name)}
                              for o in spec.operands)  # fmt: skip
         self.acc = names.index("acc") if "acc" in names else None
+
+    def spare(self, words: Sequence[Any], on: On) -> tuple:
+        """What the row may use of scratch beyond the least, where it says."""
+        if self.wn is None or self.spec.workspace is None:
+            return ()
+        return (words[self.wn] - self.spec.workspace(SimpleNamespace(**dict(zip(self.names, words))), on)[0],)
 
 
 _ROWS: dict[str, _Row] = {}
@@ -475,11 +483,16 @@ class _Verifier:
         n = len(r.spec.operands)
 
         def on(words: list[Any]) -> tuple:
-            return (*r.extents(*words, *tail), *r.parts(*words, *tail), *r.require(*words, *tail))
+            return (
+                *r.extents(*words, *tail),
+                *r.parts(*words, *tail),
+                *r.require(*words, *tail),
+                *r.spare(words, On(*tail)),
+            )
 
         try:
             found = exact(on, words, self.batch) if patched else tuple(Affine(0, v) for v in on(words))
-            for expression, size in zip(r.spec.require, found[2 * n :]):
+            for expression, size in zip((*r.spec.require, "wn less the least workspace"), found[2 * n :]):
                 least = size.bounds(self.batch)[0]
                 if least < 0:
                     self.fail(i, f"{expression} = {least}, it must not be negative")
