@@ -22,7 +22,7 @@ from calcvm.vm.encoding import encode_row
 from tests.rowrun import RESERVED, Case, _row_runs, words_of
 
 DTYPE, ALIGN_ELEMS, CALLS = "float32", 16, 100
-SIGNATURE = [ctypes.c_int64] * 4  # heap, row, worker, n_workers
+SIGNATURE = [ctypes.c_int64] * 5  # heap, row, worker, n_workers, phase
 
 
 def rows() -> Iterator:
@@ -57,7 +57,7 @@ def test_row(benchmark, spec, example, row):
     values = next(values for r, values in _row_runs(case) if r is row)
     cells, encoded, n_bytes = place(case, row, values)
     loop = compiled_loop(address_of(row.name, DTYPE), SIGNATURE)
-    arguments = (CALLS, cells.ctypes.data, encoded.ctypes.data, 0, 1)
+    arguments = (CALLS, cells.ctypes.data, encoded.ctypes.data, 0, 1, 0)
     loop(*arguments)
     assert not cells[:RESERVED].any(), f"{row.name} trapped"
     words = words_of(row, case.words, DTYPE)

@@ -239,9 +239,15 @@ def worker_cells(plan: Any, o: Operand, st: Statement, batch: int, team: int) ->
     if units:
         size = len(span) // units
         return [set(span[units * w // team * size : units * (w + 1) // team * size]) for w in range(team)]
-    if o.access == "s":
+    if o.access == "s" and phases(plan, st, batch) == 1:
         return [set(span[len(span) * w // team : len(span) * (w + 1) // team]) for w in range(team)]
     return [set(span) for _ in range(team)]
+
+
+def phases(plan: Any, st: Statement, batch: int) -> int:
+    """How often a statement is run."""
+    names = {"D": 8 // plan.itemsize, "nw": plan.workers, "gpu": 0, **numbers(plan, st, batch)}
+    return int(evaluate(st.spec.phases, names))
 
 
 def check_team(plan: Any, batch: int, team: int) -> None:
@@ -261,6 +267,10 @@ def check_team(plan: Any, batch: int, team: int) -> None:
                     if row != t and others - {w}:
                         raise Broken(f"cell {i}: worker {w} in row {t} meets {others} of row {row}")
             (writers if writes else readers).setdefault(i, {}).setdefault(t, set()).add(w)
+        if phases(plan, st, batch) > 1:  # all meet inside the row: only what it touches itself is met after it
+            for kind in (readers, writers):
+                for i in list(kind):
+                    kind[i] = {row: who for row, who in kind[i].items() if row == t}
         last = t + 1 == len(plan.statements) or plan.statements[t + 1].path != st.path
         if last and not plan.sync[t]:
             raise Broken(f"row {t} ends path {st.path} without a barrier")

@@ -22,13 +22,13 @@ from calcvm.ops import FAMILIES
 from calcvm.ops.dims import Affine, numel, shape_of
 from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec
-from calcvm.vm.encoding import encode_row
+from calcvm.vm.encoding import FLAG_PHASES, encode_row
 from tests.reference import reference
 
 for _family in FAMILIES:
     import_module(f"calcvm.kernels_cpu.{_family}")
 
-NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
 RESERVED = 16
 GUARD = {"float32": (np.uint32, 0x7FC5EE00), "float64": (np.uint64, 0x7FF85EED5EED5E00)}
 EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
@@ -52,7 +52,7 @@ def is_wide(operand: Operand) -> bool:
 
 # ---------------------------------------------------------------- what runs a row
 class Cpu:
-    """Rows by the CPU's kernels, a worker after the other."""
+    """A phase of a row by the CPU's kernels, a worker after the other."""
 
     gpu, kernels, teams = 0, KERNELS, (2, 3, 5)
 
@@ -60,11 +60,11 @@ class Cpu:
         """What a kernel's parameter for an operand must be declared as."""
         return "ptr"
 
-    def run(self, name, dtype, cells, row, n_workers, only, reverse) -> None:  # type: ignore[no-untyped-def]
+    def run(self, name, dtype, cells, row, n_workers, phase, only, reverse) -> None:  # type: ignore[no-untyped-def]
         native = NATIVE(KERNELS[name].address(dtype))
         workers = range(n_workers) if only is None else [only]
         for w in reversed(workers) if reverse else workers:
-            native(cells.ctypes.data, row.ctypes.data, w, n_workers)
+            native(cells.ctypes.data, row.ctypes.data, w, n_workers, phase)
 
 
 backend: Any = Cpu()  # tests/cuda puts another in its place
@@ -183,7 +183,7 @@ def words_of(row: RowSpec, words: Mapping[str, Any], dtype: str = "float64", n_w
     if row.workspace and "wn" not in words:
         wanted = workspace(row, known, on)[1]
         known["wn"] = wanted.at(1) if wanted.constant else wanted
-    return known
+    return {**known, "phases": evaluate(row.phases, known)}
 
 
 def run_row(
@@ -194,6 +194,7 @@ def run_row(
     *,
     n_workers: int = 1,
     only: int | None = None,
+    until: int | None = None,
     reverse: bool = False,
     alias: tuple[str, str] | None = None,
     known: set[str] | None = None,
@@ -203,8 +204,8 @@ def run_row(
 ) -> dict[str, np.ndarray]:
     """What the row wrote, by operand.  Raises where a guard was touched or a cell was not set.
 
-    only : run this worker alone (nothing is required to be set).  alias : (written, read) in one storage.
-    poison : {operand: mask of cells} that are NaN before, or ``fill``.  raw : the bits of written operands and scratch.
+    until : end with this phase (nothing is required to be set).  only : run this worker alone in it.  alias : (written, read) in one storage.
+    poison : {operand: mask of cells} that are NaN before it, or ``fill``.  raw : the bits of written operands and scratch.
     """
     uint, background = GUARD[dtype]
     size = np.dtype(dtype).itemsize
@@ -246,13 +247,18 @@ def run_row(
             v = v.view(uint)
             assert v.size == n, f"{row.name}: {o.name} has {v.size} elements, its declared extent is {n}"
             cells[at : at + n] = v
-        if poison and o.name in poison:
-            cells[at : at + n][poison[o.name]] = bits_of(fill, row, o, dtype)
     before = cells.copy()
     for expression in row.require:
         assert evaluate(expression, env) >= 0, f"{row.name} requires {expression} >= 0"
-    encoded = encode_row(row, env, offsets, 3 << 8)
-    backend.run(row.name, dtype, cells, encoded, n_workers, only, reverse)
+    phases = env["phases"]
+    encoded = encode_row(row, env, offsets, 3 << 8 | (FLAG_PHASES if phases > 1 else 0))
+    last = phases - 1 if until is None else until
+    for phase in range(last + 1):
+        if phase == last:
+            for name, mask in (poison or {}).items():
+                at, o = offsets[name] or 0, row.operand(name)
+                cells[at : at + extents[name]][mask] = bits_of(fill, row, o, dtype)
+        backend.run(row.name, dtype, cells, encoded, n_workers, phase, only if phase == last else None, reverse)
     inside[:RESERVED] = True
     assert (cells[~inside] == before[~inside]).all(), f"{row.name} wrote outside its operands"
     assert only is not None or not cells[:RESERVED].any(), f"{row.name} trapped"
@@ -433,27 +439,37 @@ def _check_parts(case: Case, teams: Sequence[int]) -> None:
     for row, values in _row_runs(case):
         for n_workers in teams:
             env = words_of(row, case.words, case.dtype, n_workers)
-            whole = _run(case, row, values, n_workers=n_workers, raw=True)
-            for w in range(n_workers):
-                foreign = {}
-                for o in row.operands:
-                    if o.optional and o.name not in case.known():
-                        continue
-                    mask = _foreign(row, o, env, w, n_workers)
-                    if mask is not None:
-                        foreign[o.name] = mask
-                for fill in (None, -1.0):  # a comparison may take NaN for what is right
-                    alone = _run(case, row, values, n_workers=n_workers, only=w, poison=foreign, fill=fill, raw=True)
-                    for name, mask in foreign.items():
-                        if name not in alone:
-                            continue
-                        operand = row.operand(name)
-                        who = f"{row.name} at batch {case.batch}: worker {w} of {n_workers}"
-                        before = bits_of(fill, row, operand, case.dtype)
-                        assert (alone[name][mask] == before).all(), f"{who} wrote {name} outside its share"
-                        if operand.access != "s":
-                            message = f"{who} reads what is not in its share, for {name}"
-                            assert same_bits(alone[name][~mask], whole[name][~mask]), message
+            for until in range(env["phases"]):
+                whole = _run(case, row, values, n_workers=n_workers, until=until, raw=True)
+                for w in range(n_workers):
+                    _check_part(case, row, values, env, until, w, n_workers, whole)
+
+
+def _check_part(
+    case: Case, row: RowSpec, values: Mapping[str, np.ndarray], env: Mapping[str, Any], until: int, w: int,
+    n_workers: int, whole: Mapping[str, np.ndarray],
+) -> None:  # fmt: skip
+    """A worker alone in a phase, after those that all have run."""
+    foreign = {}
+    for o in row.operands:
+        if o.optional and o.name not in case.known():
+            continue
+        mask = _foreign(row, o, env, w, n_workers)
+        if mask is not None:
+            foreign[o.name] = mask
+    for fill in (None, -1.0):  # a comparison may take NaN for what is right
+        how = {"n_workers": n_workers, "until": until, "only": w, "poison": foreign, "fill": fill}
+        alone = _run(case, row, values, raw=True, **how)
+        for name, mask in foreign.items():
+            if name not in alone:
+                continue
+            operand = row.operand(name)
+            who = f"{row.name} at batch {case.batch}: worker {w} of {n_workers}"
+            before = bits_of(fill, row, operand, case.dtype)
+            assert (alone[name][mask] == before).all(), f"{who} wrote {name} outside its share"
+            if operand.access != "s":
+                message = f"{who} reads what is not in its share, for {name}"
+                assert same_bits(alone[name][~mask], whole[name][~mask]), message
 
 
 def _foreign(row: RowSpec, o: Operand, env: Mapping[str, Any], w: int, n_workers: int) -> np.ndarray | None:
@@ -469,7 +485,7 @@ def _foreign(row: RowSpec, o: Operand, env: Mapping[str, Any], w: int, n_workers
         lo, hi = units * w // n_workers, units * (w + 1) // n_workers
         mask[lo * (n // units) : hi * (n // units)] = False
         return mask
-    if o.access == "s" and not backend.gpu:
+    if o.access == "s" and not backend.gpu and env["phases"] == 1:
         mask[w * (n // n_workers) : (w + 1) * (n // n_workers)] = False
         return mask
     return None

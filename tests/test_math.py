@@ -13,7 +13,7 @@ import pytest
 from calcvm.kernels_cpu import _formulas, _math
 from calcvm.kernels_cpu._common import FAST, at, kernel_signature
 
-NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
 DTYPES = ("float32", "float64")
 FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "logistic", "softplus", "erf")
 # Largest error in units of the last place, as the docstrings state.
@@ -54,7 +54,7 @@ def evaluate(name, x, make=vector_kernel):
     n = x.size
     heap = np.concatenate([x, np.zeros(n, x.dtype)])
     words = np.array([n, 0, n], np.int64)
-    NATIVE(_KERNELS[key].address)(heap.ctypes.data, words.ctypes.data, 0, 1)
+    NATIVE(_KERNELS[key].address)(heap.ctypes.data, words.ctypes.data, 0, 1, 0)
     return heap[n:]
 
 
@@ -170,7 +170,7 @@ def test_reductions(dtype):
         heap = np.full(4000, 77, dtype)
         heap[16 : 16 + n] = x
         words = np.array([n, 16, 1500, 3000], np.int64)
-        NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1)
+        NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1, 0)
         v = x.astype(float)
         e = np.exp(v - v.max())
         want = [v.sum(), (v * v).sum(), v.max(), v.min(), (v * v).sum(), e.sum(), e.sum()]
@@ -188,5 +188,5 @@ def test_extrema_propagate_nan():
             heap = np.zeros(4000, np.float32)
             heap[16 + k] = np.nan
             words = np.array([n, 16, 1500, 3000], np.int64)
-            NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1)
+            NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1, 0)
             assert np.isnan(heap[3000:3007]).all()

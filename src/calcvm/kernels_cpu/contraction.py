@@ -124,7 +124,7 @@ def outer(lo, hi, n, acc, x, y, d):
 
 
 @kernel
-def linear_bwd_w(me, rows, inner, N, K, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
+def linear_bwd_w(me, phases, rows, inner, N, K, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
     """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n].  Workers own rows of dwt, columns of db."""
     M = rows * inner
     lo, hi = share(me, K)
@@ -190,7 +190,7 @@ def shares(me, over_g, G, rows):
 
 
 @kernel
-def matmul_bwd_a(me, G, M, N, K, ta, tb, ab, bb, by, acc, wn, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
+def matmul_bwd_a(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
     """da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]; summed over g where a is shared.  da is stored as a is."""
     b_rs, b_cs = strides(tb, K, N)
     rows, cols = (K, M) if ta else (M, K)
@@ -209,7 +209,7 @@ def matmul_bwd_a(me, G, M, N, K, ta, tb, ab, bb, by, acc, wn, b: Ptr, dy: Ptr, d
 
 
 @kernel
-def matmul_bwd_b(me, G, M, N, K, ta, tb, ab, bb, by, acc, wn, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
+def matmul_bwd_b(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
     """db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]; summed over g where b is shared.  db is stored as b is."""
     a_rs, a_cs = strides(ta, M, K)
     rows, cols = (N, K) if tb else (K, N)

@@ -25,24 +25,9 @@ BLOCK = 4096  # elements of a row that are summed in the heap's precision
 
 
 # ---------------------------------------------------------------- over (O, P, R0, R1, I)
-def _blocks(part):  # type: ignore[no-untyped-def]
-    """The sum of a row by blocks in the heap's precision."""
-
-    @njit(inline=True)
-    def row(R, x):
-        total = 0.0
-        for start in range(0, R, BLOCK):
-            total += part(min(BLOCK, R - start), at(x, start))
-        return like(x, total)
-
-    return row
-
-
-def _reduce(name: str, row, columns, mean: bool = False) -> None:  # type: ignore[no-untyped-def]
-    @kernel_as(f"{name}_fwd")
-    def run(me, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
-        """y = the terms of x joined over R; x (O,P,R,I), y (O,P,I); O is shared, or I (by = 1)."""
-        R = R0 * R1
+def _reduction(row, columns, mean: bool = False):  # type: ignore[no-untyped-def]
+    @njit
+    def run(me, O, P, R, I, by, x, y):
         first, last, lo, hi = 0, O * P, 0, I
         if by == 1:
             lo, hi = share(me, I)
@@ -57,14 +42,60 @@ def _reduce(name: str, row, columns, mean: bool = False) -> None:  # type: ignor
             else:
                 columns(hi - lo, R, I, at(x, o * R * I + lo), at(y, o * I + lo), factor)
 
+    return run
+
+
+def _extremum(name: str, row, columns) -> None:  # type: ignore[no-untyped-def]
+    all_rows = _reduction(row, columns)
+
+    @kernel_as(f"{name}_fwd")
+    def run(me, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
+        """y = the extremum of x over R; x (O,P,R,I), y (O,P,I); O is shared, or I (by = 1)."""
+        all_rows(me, O, P, R0 * R1, I, by, x, y)
+
+
+def _sum(name: str, part, columns, mean: bool = False) -> None:  # type: ignore[no-untyped-def]
+    @njit(inline=True)
+    def row(R, x):
+        """The sum of a row by blocks in the heap's precision."""
+        total = 0.0
+        for start in range(0, R, BLOCK):
+            total += part(min(BLOCK, R - start), at(x, start))
+        return like(x, total)
+
+    all_rows = _reduction(row, columns, mean)
+
+    @kernel_as(f"{name}_fwd")
+    def run(me, phases, O, P, R0, R1, I, by, wn, x: Ptr, y: Ptr, ws: Ptr):
+        """y = the terms of x added over R; x (O,P,R,I), y (O,P,I); O is shared, or I (by = 1).
+
+        One long row: its blocks are shared, and added up by the owner of y in the second phase.
+        """
+        R = R0 * R1
+        blocks = (R + BLOCK - 1) // BLOCK
+        split = phases > 1 and 1 < blocks <= wn
+        if me.phase == 0 and split:
+            lo, hi = share(me, blocks)
+            for b in range(lo, hi):
+                ws[b] = part(min(BLOCK, R - b * BLOCK), at(x, b * BLOCK))
+        elif me.phase == 0:
+            all_rows(me, O, P, R, I, by, x, y)
+        elif split:
+            lo, hi = share(me, 1)
+            if lo < hi:
+                total = 0.0
+                for b in range(blocks):
+                    total += ws[b]
+                y[0] = like(x, total) * (like(x, 1) / like(x, R) if mean else like(x, 1))
+
 
 _add = lambda a, b: a + b
 _column_sums = column_reduction(_add, 0.0)
-_reduce("sum", _blocks(rsum), _column_sums)
-_reduce("mean", _blocks(rsum), _column_sums, mean=True)
-_reduce("max", rmax, column_reduction(F.maximum, float("-inf")))
-_reduce("min", rmin, column_reduction(F.minimum, float("inf")))
-_reduce("sum_squares", _blocks(rsumsq), column_reduction(_add, 0.0, lambda x: x * x))
+_sum("sum", rsum, _column_sums)
+_sum("mean", rsum, _column_sums, mean=True)
+_sum("sum_squares", rsumsq, column_reduction(_add, 0.0, lambda x: x * x))
+_extremum("max", rmax, column_reduction(F.maximum, float("-inf")))
+_extremum("min", rmin, column_reduction(F.minimum, float("inf")))
 
 
 _times = elementwise(lambda dy, x, a: a * dy * x, "vv", "f")

@@ -50,8 +50,8 @@ def _put(to, q, c, total):
 def _over(name: str, term: Callable, join: Callable, zero: float, factor: Callable, dtype: Callable) -> None:
     """y = join_r term(x) * factor; x (O,P,R,I), y (O,P,I); O is shared, or I (by = 1); totals are of ``dtype``."""
 
-    @kernel_as(f"{name}_fwd")
-    def run(me, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
+    @device
+    def run(me, O, P, R0, R1, I, by, x, y):
         units, each_has, ahead, end = (I, 1, I, O * P * I) if by == 1 else (O, P * I, 1, 1)
         lo, hi = share(me, units)
         lo, hi = lo * each_has, hi * each_has
@@ -61,6 +61,19 @@ def _over(name: str, term: Callable, join: Callable, zero: float, factor: Callab
             while q < o + hi:
                 q += reduce(term, join, like(x, zero), like(totals, zero), x, totals, _put, to, q, o + hi, R0 * R1, I)
             o += ahead
+
+    if join is add:  # a row in phases: on a GPU it has one
+
+        @kernel_as(f"{name}_fwd")
+        def of_sum(me, phases, O, P, R0, R1, I, by, wn, x: Ptr, y: Ptr, ws: Ptr):
+            if me.phase == 0:
+                run(me, O, P, R0, R1, I, by, x, y)
+
+    else:
+
+        @kernel_as(f"{name}_fwd")
+        def of_extremum(me, O, P, R0, R1, I, by, x: Ptr, y: Ptr):
+            run(me, O, P, R0, R1, I, by, x, y)
 
 
 _over("sum", element, add, 0, _one, as_f64)

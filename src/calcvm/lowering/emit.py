@@ -10,7 +10,7 @@ from calcvm.graph import Operation, Variable
 from calcvm.ops import ROWS, RowSpec
 from calcvm.ops.dims import Affine, Shape, affine, numel
 from calcvm.ops.sizes import MAX_BATCH, Extent, On, Piecewise, Undecided, extent, workspace
-from calcvm.ops.spec import WN, rows_cols
+from calcvm.ops.spec import PHASES, WN, rows_cols
 from calcvm.ops.statement import Statement, Value, unique
 
 
@@ -65,7 +65,7 @@ class Emitter:
     ) -> Statement:
         """Append a row; scratch operands get values of their own."""
         spec = ROWS[spec] if isinstance(spec, str) else spec
-        known = {w.name: words[w.name] for w in spec.words if w is not WN} | self.on._asdict()
+        known = {w.name: words[w.name] for w in spec.words if w not in (WN, PHASES)} | self.on._asdict()
         named = dict(operands)
         try:
             if spec.workspace:

@@ -9,7 +9,24 @@ from typing import Any
 from calcvm.ops import elementwise as _elementwise  # noqa: F401  (declares the activations)
 from calcvm.ops.dims import ONE, Shape, numel, show
 from calcvm.ops.sizes import On
-from calcvm.ops.spec import ACC, OPS, WN, A, Attr, Example, OpSpec, R, RowSpec, S, W, Word, choice, dims, register
+from calcvm.ops.spec import (
+    ACC,
+    OPS,
+    PHASES,
+    WN,
+    A,
+    Attr,
+    Example,
+    OpSpec,
+    R,
+    RowSpec,
+    S,
+    W,
+    Word,
+    choice,
+    dims,
+    register,
+)
 
 # Activations that a linear row can apply: all can be differentiated from their output alone.
 ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu")
@@ -76,6 +93,7 @@ def matmul_bwd_b_workspace(w: Any, on: On) -> Room:
     return (_turned(w.M, w.K) if w.ta else _packed(w.M, w.K)) if w.tb else _packed(w.M, w.N)
 
 
+PARTIAL_SUMS = "2 if gpu and wn else 1"  # they are computed, and added up
 WORKSPACE = S("ws", "wn if gpu else nw*wn")  # partial sums of all workers; panels of each
 
 
@@ -142,7 +160,7 @@ LINEAR_FWD = RowSpec(
 LINEAR_BWD_W = RowSpec(
     name="linear_bwd_w",
     synopsis="dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n]",
-    words=(*LINEAR, ACC, WN),
+    words=(PHASES, *LINEAR, ACC, WN),
     operands=(
         R("x", "rows*inner*K"),
         R("dy", "rows*inner*N"),
@@ -151,6 +169,7 @@ LINEAR_BWD_W = RowSpec(
         WORKSPACE,
     ),
     workspace=linear_bwd_w_workspace,
+    phases=PARTIAL_SUMS,
     flops="2*rows*inner*N*K",
 )
 LINEAR_BWD_X = RowSpec(
@@ -209,7 +228,7 @@ MATMUL_FWD = RowSpec(
 MATMUL_BWD_A = RowSpec(
     name="matmul_bwd_a",
     synopsis="da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]",
-    words=(*MATMUL, ACC, WN),
+    words=(PHASES, *MATMUL, ACC, WN),
     operands=(
         R("b", B_ELEMS, "G if ab and bb and not by else 0"),
         R("dy", Y_ELEMS, "G if ab and not by else 0"),
@@ -217,13 +236,14 @@ MATMUL_BWD_A = RowSpec(
         WORKSPACE,
     ),
     workspace=matmul_bwd_a_workspace,
+    phases=PARTIAL_SUMS,
     require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
 )
 MATMUL_BWD_B = RowSpec(
     name="matmul_bwd_b",
     synopsis="db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]",
-    words=(*MATMUL, ACC, WN),
+    words=(PHASES, *MATMUL, ACC, WN),
     operands=(
         R("a", A_ELEMS, "G if ab and bb and not by else 0"),
         R("dy", Y_ELEMS, "G if bb and not by else 0"),
@@ -231,6 +251,7 @@ MATMUL_BWD_B = RowSpec(
         WORKSPACE,
     ),
     workspace=matmul_bwd_b_workspace,
+    phases=PARTIAL_SUMS,
     require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
 )

@@ -7,10 +7,12 @@ R0 where it is reduced: one of them (and then P) is 1, so O*R0 rows are what wor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from calcvm.ops.dims import ONE, Shape, numel, show
-from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, W, choice, dims, register
+from calcvm.ops.sizes import On, parts
+from calcvm.ops.spec import PHASES, WN, Attr, Example, Operand, OpSpec, R, RowSpec, S, W, choice, dims, register
 
 REDUCE = (*dims("O P R0 R1 I"), choice("by", 2))  # by 1: shared over I, the leading axis being reduced
 X_ELEMS, Y_ELEMS = "O*P*R0*R1*I", "O*P*I"
@@ -73,6 +75,16 @@ _CASES: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
 )
 
 
+BLOCK = 4096  # summands of a partial sum, as in kernels_cpu/reduction.py
+LONG = 1 << 16  # summands from which a team sums what becomes one number
+
+
+def sum_workspace(w: Any, on: On) -> tuple[Any, Any]:
+    """Partial sums of what becomes one number, for a CPU's team."""
+    many = not on.gpu and on.nw > 1 and w.O * w.P * w.I == 1 and w.R0 * w.R1 >= LONG
+    return 0, parts(w.R0 * w.R1, BLOCK) if many else 0
+
+
 def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[int, int]) -> None:
     fwd = RowSpec(
         name=f"{name}_fwd",
@@ -82,6 +94,14 @@ def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[i
         require=ONE_IS_1,
         flops=f"{flops[0]}*{X_ELEMS}",
     )
+    if reads != "xy":  # a sum
+        fwd = replace(
+            fwd,
+            words=(PHASES, *REDUCE, WN),
+            operands=(R("x", X_ELEMS, "0 if by or wn else O"), W("y", Y_ELEMS, "I if by else O"), S("ws", "wn")),
+            phases="2 if wn else 1",
+            workspace=sum_workspace,
+        )
     if reads == "xy":  # the first of equals is sought along R: one worker for each O
         operands: tuple[Operand, ...] = (
             R("dy", Y_ELEMS, "O"),

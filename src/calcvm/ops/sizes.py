@@ -284,6 +284,13 @@ def _min(*sizes: Any) -> Any:
     return out
 
 
+def parts(n: Any, m: int) -> Any:
+    """A size that is no less than n / m, for every batch: the least that is a number, or a polynomial."""
+    if isinstance(n, Form):
+        return n._new([-(-c // m) for c in n.coefficients])
+    return -(-n // m)
+
+
 def _ceil_div(n: Any, m: Any) -> Any:
     return -(-n // m)
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from calcvm.errors import ProgramError
-from calcvm.ops.sizes import On, workspace
-from calcvm.ops.spec import HEADER_WORDS, ROWS, WN, RowSpec, row_words
+from calcvm.ops.sizes import On, evaluate, workspace
+from calcvm.ops.spec import HEADER_WORDS, PHASES, ROWS, WN, Operand, RowSpec, Word, row_words
 from calcvm.vm import schema
 from calcvm.vm.documents import MAX_BLOCKS
-from calcvm.vm.encoding import form_parts, instructions
+from calcvm.vm.encoding import ABSENT, FLAG_PHASES, form_parts, instructions
 from calcvm.vm.schema import integer, record, table, text
 
 FORMER = 2
@@ -85,13 +85,14 @@ def converted(
     for opcode, spec in found.items():
         own, patched = rows[:, 0] == opcode, np.isin(patches[:, 0], np.flatnonzero(rows[:, 0] == opcode))
         new[own, 0], new[own, 1] = places[spec.name], rows[own, 1]
-        at = _places(spec)
-        for k, former in enumerate(at, HEADER_WORDS):
+        for k, former in enumerate(_places(spec), HEADER_WORDS):
             if former is not None:
                 new[own, k], symbols[own, k] = rows[own, former], values[own, former]
                 words[patched & (patches[:, 1] == former), 1] = k
-        if spec.workspace:
-            new[own, HEADER_WORDS + spec.words.index(WN)] = [_room(spec, row, on) for row in new[own].tolist()]
+            elif k >= HEADER_WORDS + len(spec.words):
+                new[own, k] = ABSENT
+        for i in np.flatnonzero(own):
+            _complete(spec, new[i], on)
     return (
         {**document, "format_version": FORMER + 1, "instructions": [list(instruction) for instruction in today]},
         {**arrays, "program/rows": new, "program/operand_values": symbols, "program/patches": words},
@@ -99,19 +100,33 @@ def converted(
 
 
 def _places(spec: RowSpec) -> list[int | None]:
-    """For each word of an instruction, and each operand, its place in rows of the former format."""
+    """For each word of an instruction, and each operand, its place in rows of the former format; None: it had none."""
     places = count(HEADER_WORDS)
-    return [None if part is WN else next(places) for part in (*spec.words, *spec.operands)]
+    parts: tuple[Word | Operand, ...] = (*spec.words, *spec.operands)
+    return [next(places) if _had(spec, part) else None for part in parts]
 
 
-def _room(spec: RowSpec, row: list[int], on: On) -> int:
-    """The word ``wn`` of a row."""
-    wanted = workspace(spec, {w.name: v for w, v in zip(spec.words, row[HEADER_WORDS:])}, on)[1].at(1)
-    return max(0, min(wanted, int(WN.hi)))
+def _had(spec: RowSpec, part: Word | Operand) -> bool:
+    """Whether an instruction of the former format had a word or operand."""
+    if isinstance(part, Operand):
+        return not spec.workspace or part.access != "s" or spec.name in SCRATCH
+    return part not in (PHASES, WN)
+
+
+def _complete(spec: RowSpec, row: np.ndarray, on: On) -> None:
+    """Set what lowering and assembly give a row today: its workspace and phases."""
+    words = {w.name: v for w, v in zip(spec.words, row[HEADER_WORDS:].tolist())}
+    if spec.workspace and spec.name in SCRATCH:
+        wanted = workspace(spec, words, on)[1].at(1)
+        words["wn"] = row[HEADER_WORDS + spec.words.index(WN)] = max(0, min(wanted, int(WN.hi)))
+    if spec.phases != "1":
+        row[HEADER_WORDS] = evaluate(spec.phases, {**words, **on._asdict()})
+        row[1] |= FLAG_PHASES if row[HEADER_WORDS] > 1 else 0
 
 
 def _former(opcode: int, spec: RowSpec) -> str:
     words, operands = form_parts(spec)
-    words = [word for word in words if word[0] != WN.name]
-    operands = [(n, how, SCRATCH[spec.name] if how == "s" and spec.workspace else e, o) for n, how, e, o in operands]
+    words = [word for word, part in zip(words, spec.words) if _had(spec, part)]
+    operands = [(n, how, SCRATCH[spec.name] if how == "s" and spec.workspace else e, o)
+                for (n, how, e, o), part in zip(operands, spec.operands) if _had(spec, part)]  # fmt: skip
     return hashlib.sha256(repr((opcode, spec.name, words, operands)).encode()).hexdigest()[:16]

@@ -34,7 +34,7 @@ from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH, Extent, On, Piecewis
 from calcvm.ops.spec import HEADER_WORDS, ROWS, Operand, RowSpec, row_words
 from calcvm.ops.statement import PHASES
 from calcvm.vm.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS, check_info
-from calcvm.vm.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_SYNC, form_of
+from calcvm.vm.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_PHASES, FLAG_SYNC, form_of
 from calcvm.vm.program import FORMAT_VERSION, ITEMSIZE, Program, Symbol
 
 LINE = 64  # bytes of a cache line, on which storage begins
@@ -78,6 +78,7 @@ class _Row:
         self.extents = table([o.elems for o in spec.operands])
         self.parts = table([o.part if o.part not in ("", "w0") else "0" for o in spec.operands])
         self.require = table(spec.require)
+        self.phases = table([spec.phases]) if spec.phases != "1" else None
         self.names, self.wn = tuple(names), names.index("wn") if "wn" in names else None
         self.optional = table([o.optional if isinstance(o.optional, str) else str(o.optional) for o in spec.operands])
         self.aligned = tuple("D" in {n.id for n in ast.walk(ast.parse(o.elems)) if isinstance(n, ast.Name)}
@@ -427,8 +428,11 @@ class _Verifier:
     def check_row(self, i: int, row: list[int], values: list[int]) -> list[_Access]:
         """Check a row by itself; returns what its operands touch."""
         r = self.known[row[0]]
-        if row[1] & ~FLAG_SYNC != i << FLAG_PC_SHIFT:
-            self.fail(i, f"flags {row[1]:#x} are malformed: bits 8 up must hold the row's index")
+        several = FLAG_PHASES if r.phases and row[HEADER_WORDS] > 1 else 0
+        if row[1] & ~FLAG_SYNC != i << FLAG_PC_SHIFT | several:
+            self.fail(
+                i, f"flags {row[1]:#x} are malformed: bit 1 tells of several phases, bits 8 up hold the row's index"
+            )
         if any(row[r.stop :]):
             self.fail(i, f"words {r.stop} to {self.width - 1} must be zero")
         if max(values[: r.first_operand]) != -1 or max(values[r.stop :], default=-1) != -1:
@@ -488,10 +492,13 @@ class _Verifier:
                 *r.parts(*words, *tail),
                 *r.require(*words, *tail),
                 *r.spare(words, On(*tail)),
+                *((words[0] - r.phases(*words, *tail)[0],) if r.phases else ()),
             )
 
         try:
             found = exact(on, words, self.batch) if patched else tuple(Affine(0, v) for v in on(words))
+            if r.phases and found[-1] != ZERO:
+                self.fail(i, f"it has {words[0]} phases, which is {found[-1]} too many")
             for expression, size in zip((*r.spec.require, "wn less the least workspace"), found[2 * n :]):
                 least = size.bounds(self.batch)[0]
                 if least < 0:
@@ -526,7 +533,8 @@ class _Verifier:
             return "last worker"  # share(1, w, nw) is empty but for w = nw - 1
         if units != ZERO and self.bounds(i, units)[0] > 0:
             return (start, size, units)
-        return (start, size, "scratch") if operand.access == "s" and not self.gpu else None
+        own = operand.access == "s" and not self.gpu and not self.decoded[i][0][1] & FLAG_PHASES
+        return (start, size, "scratch") if own else None
 
     def check_empty(self, i: int, r: _Row, words: list[Any], tail: tuple[int, int, int]) -> None:
         """A size of zero must not hide a product of the others that no operand bounds."""
@@ -627,6 +635,9 @@ class _Verifier:
         group: list[_Access] = []
         for i in span:
             group += self.accesses[i]
+            if self.decoded[i][0][1] & FLAG_PHASES and self.patched.get(i, {}).get(0, Affine(0, 2)).at(1) > 1:
+                self.check_group(group)  # all meet inside the row
+                group = [*self.accesses[i]]
             if self.decoded[i][0][1] & FLAG_SYNC:
                 self.check_group(group)
                 group = []

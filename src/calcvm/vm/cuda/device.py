@@ -27,6 +27,7 @@ from calcvm.vm.cuda.arena import Arena, Piece
 from calcvm.vm.cuda.cost import Figures
 from calcvm.vm.cuda.driver import Driver, Launch
 from calcvm.vm.cuda.loop import CONTROL_BYTES, GAVE_UP, PATIENCE_NS, round_of, rows_of
+from calcvm.vm.encoding import phases_of
 
 SIMULATOR = "CALCVM_CUDA_SIMULATOR"  # set to 1: a simulated device takes the place of a GPU
 PATIENCE_SECONDS = 20  # a block waits so long for the others, then the launch is given up
@@ -446,7 +447,7 @@ class Cuda:
     def _row_launches(
         self, code: Code, workers: int, rows: int, spans: list[tuple[int, int]], heap: int
     ) -> list[Launch]:
-        """A launch a row (two where it has two halves), each of blocks enough to fill the device."""
+        """A launch for each phase of each row, of blocks enough to fill the device."""
         found = []
         for start, stop in spans:
             for pc in range(start, stop):
@@ -455,8 +456,8 @@ class Cuda:
                 target = self._target(code.precision, self.threads, 1 if product else WIDE_BLOCKS)
                 function, resident = self.function("row", (name,), code.dtype, target)
                 blocks = workers if product else max(workers, resident * self.driver.multiprocessors)
-                for half in range(1 + build.has_second_half(name)):
-                    arguments = [heap, rows + code.rows.strides[0] * pc, half]
+                for phase in range(phases_of(code.rows[pc])):
+                    arguments = [heap, rows + code.rows.strides[0] * pc, phase]
                     found.append(self._launch(function, target, code, blocks, arguments, False))
         return found
 
