@@ -27,7 +27,7 @@ def compile_kernel(fn, dtype):
 def vector_kernel(name, dtype):
     loop = _math.elementwise(getattr(_formulas, name), "v")
 
-    def kernel(h, r, w, nw):
+    def kernel(h, r, w, nw, phase):
         loop(r[0], at(h, r[1]), at(h, r[2]))
 
     return compile_kernel(kernel, dtype)
@@ -36,7 +36,7 @@ def vector_kernel(name, dtype):
 def scalar_kernel(name, dtype):
     function = getattr(_math, name)
 
-    def kernel(h, r, w, nw):
+    def kernel(h, r, w, nw, phase):
         x, y = at(h, r[1]), at(h, r[2])
         for i in range(r[0]):
             y[i] = function(x[i])
@@ -147,7 +147,7 @@ def test_loops_are_packed(dtype):
 
 
 def reductions(dtype):
-    def kernel(h, r, w, nw):
+    def kernel(h, r, w, nw, phase):
         n, x, y, out = r[0], at(h, r[1]), at(h, r[2]), at(h, r[3])
         out[0] = _math.rsum(n, x)
         out[1] = _math.rsumsq(n, x)

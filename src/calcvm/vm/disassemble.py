@@ -13,7 +13,7 @@ from calcvm.vm.encoding import ABSENT, FLAG_SYNC, bits_float
 from calcvm.vm.program import Program, Symbol, Zone
 
 NAMED_WORDS = {"act": ACTIVATIONS}  # words whose numbers have names
-PLAIN = {"wn": 0}  # words that are shown where they are something else
+PLAIN = {"wn": 0, "phases": 1}  # words that are shown where they are something else
 
 
 def disassemble(program: Program, batch: int | None = None) -> str:
