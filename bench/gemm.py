@@ -67,7 +67,7 @@ class Ours:
         def loop(times, m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, ws):
             pa, pb, pc, pw = f32_at(a), f32_at(b), f32_at(c), f32_at(ws)
             for _ in range(times):
-                product(m, m, n, k, pa, a_rs, a_cs, pb, b_rs, b_cs, pc, n, pc, 0, 0, pw)
+                product(m, m, n, k, pa, a_rs, a_cs, pb, b_rs, b_cs, pc, n, pc, 0, 0, pw, WORKSPACE_ELEMS)
 
         self.loop = loop
         workspace = np.zeros(WORKSPACE_ELEMS + 16, np.float32)

@@ -19,10 +19,10 @@ from calcvm.ops import OPS
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import RowSpec
 from calcvm.vm.program.encoding import encode_row
-from tests.rowrun import RESERVED, Case, _row_runs
+from tests.rowrun import RESERVED, Case, _row_runs, words_of
 
 DTYPE, ALIGN_ELEMS, CALLS = "float32", 16, 100
-SIGNATURE = [ctypes.c_int64] * 4  # heap, row, worker, n_workers
+SIGNATURE = [ctypes.c_int64] * 5  # heap, row, worker, n_workers, phase
 
 
 def rows() -> Iterator:
@@ -36,7 +36,7 @@ def rows() -> Iterator:
 
 def place(case: Case, row: RowSpec, values: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, int]:
     """A heap that holds the row's operands, the encoded row, and the bytes of its operands."""
-    words = {"acc": 0, **case.words, "nw": 1, "gpu": 0}
+    words = words_of(row, case.words)
     present = [o for o in row.operands if not o.optional or o.name in case.known()]
     extents = {o.name: int(evaluate(o.elems, words)) for o in present}
     offsets, end = {}, RESERVED
@@ -57,9 +57,9 @@ def test_row(benchmark, spec, example, row):
     values = next(values for r, values in _row_runs(case) if r is row)
     cells, encoded, n_bytes = place(case, row, values)
     loop = compiled_loop(address_of(row.name, DTYPE), SIGNATURE)
-    arguments = (CALLS, cells.ctypes.data, encoded.ctypes.data, 0, 1)
+    arguments = (CALLS, cells.ctypes.data, encoded.ctypes.data, 0, 1, 0)
     loop(*arguments)
     assert not cells[:RESERVED].any(), f"{row.name} trapped"
-    words = {"acc": 0, **case.words, "nw": 1, "gpu": 0}
+    words = words_of(row, case.words)
     benchmark.extra_info.update(calls=CALLS, flops=int(evaluate(row.flops, words)), bytes=n_bytes)
     benchmark(loop, *arguments)

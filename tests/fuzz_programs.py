@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,18 +35,21 @@ from calcvm.kernels_cpu import address_of
 from calcvm.lowering import lower
 from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
+from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
 from calcvm.ops.types import BYTES, bytes_of, dtype_of
 from calcvm.planner import plan
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.encoding import (
     FLAG_PC_SHIFT,
+    FLAG_PHASES,
     FLAG_SYNC,
     Instruction,
     encode_row,
     float_bits,
     form_of,
     instructions,
+    phases_of,
 )
 from calcvm.vm.program.program import Program, Symbol, Zone
 from calcvm.vm.program.verify import verify
@@ -54,7 +58,7 @@ PAGE = mmap.PAGESIZE
 SENTINEL = 0xA5
 HANG_SECONDS = 60
 LARGEST_HEAP = 1 << 24  # bytes; what is accepted for a larger heap is counted, not run
-KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
 EXTREMES = (0, 1, 2, -1, -2, 15, 16, 2**31, 2**32, -(2**31), 2**40, 2**40 + 1, 2**47, 2**62, 2**63 - 1, -(2**63))
 
 
@@ -105,7 +109,7 @@ def tamper(program: Program, rng: np.random.Generator) -> Program:
         if f.rows.shape[1] > 2:
             ALTERATIONS[rng.choice(len(ALTERATIONS), p=WEIGHTS)](program, f, rng)
     if rng.random() < 0.3:  # a forger would keep the rows' indexes right
-        f.rows[:, 1] = (np.arange(len(f.rows)) << FLAG_PC_SHIFT) | (f.rows[:, 1] & FLAG_SYNC)
+        f.rows[:, 1] = (np.arange(len(f.rows)) << FLAG_PC_SHIFT) | (f.rows[:, 1] & (FLAG_SYNC | FLAG_PHASES))
     return replace(program, info={}, rows=f.rows, patches=f.patches, operand_values=f.values, **f.fields)
 
 
@@ -292,8 +296,13 @@ def synthetic(rng: np.random.Generator, names: list[str]) -> Program:
                 words[w.name] = float(np.clip(rng.choice([0.0, 0.5, 1.0, -1.0, 2.0, rng.normal(), 1e30]), w.lo, w.hi))
         if "a5" in words or "b5" in words:
             _strides(words, rng)
+        if spec.workspace and rng.random() < 0.8:
+            words["wn"] = int(rng.choice([size.at(1) for size in workspace(spec, words, On(workers, 0))]))
+        if "phases" in words and rng.random() < 0.8:
+            words["phases"] = evaluate(spec.phases, {**words, "nw": workers, "gpu": 0})
         sizes = {**words, "nw": workers, **FUNCTIONS}
         offsets: dict[str, int | None] = {}
+        several = FLAG_PHASES if words.get("phases", 1) > 1 else 0
         for k, o in enumerate(spec.operands, HEADER_WORDS + len(spec.words)):
             elems = max(eval(o.elems, {"__builtins__": {}}, sizes), 0)
             scratch = o.access == "s"
@@ -307,7 +316,7 @@ def synthetic(rng: np.random.Generator, names: list[str]) -> Program:
             offsets[o.name] = start
             values[i, k] = len(regions) if scratch else room_for[own]
         place = [name for name, _ in listed].index(spec.name)
-        row = encode_row(spec, words, offsets, i << FLAG_PC_SHIFT | FLAG_SYNC, place)
+        row = encode_row(spec, words, offsets, i << FLAG_PC_SHIFT | FLAG_SYNC | several, place)
         rows[i, : len(row)] = row
     symbols = (
         *(
@@ -419,8 +428,8 @@ class Runner:
             spec = program.specs[row[0]]
             before = bits.copy()
             kernel = self.kernel(spec.name, program.dtype)
-            for w in range(workers):
-                kernel(heap.ctypes.data, row.ctypes.data, w, workers)
+            for phase, w in product(range(phases_of(row)), range(workers)):
+                kernel(heap.ctypes.data, row.ctypes.data, w, workers, phase)
             changed = before != bits
             changed[: 2 * program.itemsize] = False  # the trap
             for start, n in written(spec, row, program.itemsize, program.workers):

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from calcvm.ops.dims import Affine
-from calcvm.ops.sizes import evaluate
+from calcvm.ops.sizes import Extent, evaluate
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import bytes_of
@@ -24,13 +23,14 @@ class Broken(AssertionError):
     """The plan is wrong."""
 
 
-def number(x: Any, batch: int) -> Any:
-    return x.at(batch) if isinstance(x, Affine) else x
+def numbers(plan: Any, st: Statement, batch: int) -> dict[str, Any]:
+    """A statement's words at a batch; its workspace is that of the planned one."""
+    at = {k: plan.batch_size if k == "wn" else batch for k in st.words}
+    return {k: w.at(at[k]) if isinstance(w, Extent) else w for k, w in st.words.items()}
 
 
-def extent(o: Operand, st: Statement, batch: int, names: dict[str, int]) -> int:
-    words = {**names, **{k: number(w, batch) for k, w in st.words.items()}}
-    return int(evaluate(o.elems, words))
+def extent(o: Operand, names: dict[str, int]) -> int:
+    return int(evaluate(o.elems, names))
 
 
 def size_of(plan: Any, of: Any) -> int:
@@ -40,9 +40,9 @@ def size_of(plan: Any, of: Any) -> int:
 
 
 def cells(plan: Any, o: Operand, st: Statement, batch: int) -> range:
-    names, size = {"nw": plan.workers, "gpu": 0}, size_of(plan, o)
+    names, size = {"nw": plan.workers, "gpu": 0, **numbers(plan, st, batch)}, size_of(plan, o)
     start = (plan.offsets[st.operands[o.name]] + st.shifts.get(o.name, 0)) * size
-    return range(start, start + extent(o, st, batch, names) * size)
+    return range(start, start + extent(o, names) * size)
 
 
 def check(plan: Any, original: Lowered, batches: Sequence[int], teams: Sequence[int] = (1, 2, 3, 5)) -> None:
@@ -238,15 +238,21 @@ def worker_cells(plan: Any, o: Operand, st: Statement, batch: int, team: int) ->
     words = {
         "nw": plan.workers,
         "gpu": 0,
-        **{k: number(w, batch) for k, w in st.words.items()},
+        **numbers(plan, st, batch),
     }
     units = int(evaluate(o.part, words)) if o.part else 0
     if units:
         size = len(span) // units
         return [set(span[units * w // team * size : units * (w + 1) // team * size]) for w in range(team)]
-    if o.access == "s":
+    if o.access == "s" and phases(plan, st, batch) == 1:
         return [set(span[len(span) * w // team : len(span) * (w + 1) // team]) for w in range(team)]
     return [set(span) for _ in range(team)]
+
+
+def phases(plan: Any, st: Statement, batch: int) -> int:
+    """How often a statement is run."""
+    names = {"nw": plan.workers, "gpu": 0, **numbers(plan, st, batch)}
+    return int(evaluate(st.spec.phases, names))
 
 
 def check_team(plan: Any, batch: int, team: int) -> None:
@@ -266,6 +272,10 @@ def check_team(plan: Any, batch: int, team: int) -> None:
                     if row != t and others - {w}:
                         raise Broken(f"cell {i}: worker {w} in row {t} meets {others} of row {row}")
             (writers if writes else readers).setdefault(i, {}).setdefault(t, set()).add(w)
+        if phases(plan, st, batch) > 1:  # all meet inside the row: only what it touches itself is met after it
+            for kind in (readers, writers):
+                for i in list(kind):
+                    kind[i] = {row: who for row, who in kind[i].items() if row == t}
         last = t + 1 == len(plan.statements) or plan.statements[t + 1].path != st.path
         if last and not plan.sync[t]:
             raise Broken(f"row {t} ends path {st.path} without a barrier")

@@ -11,7 +11,7 @@ from calcvm.kernels_cpu._common import KERNELS
 from calcvm.ops import ROWS
 from calcvm.vm.program.encoding import encode_row
 
-NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
 RESERVED, GAP = 16, 16  # elements at the start of a heap, and between operands
 ROW_INDEX = 5  # what the row believes to be its place in the program
 
@@ -49,7 +49,7 @@ class Heap:
         encoded = encode_row(spec, words, self.offset, flags=ROW_INDEX << 8)
         native = NATIVE(KERNELS[row].address(self.dtype.name))
         for worker in range(n_workers):
-            native(self.cells.ctypes.data, encoded.ctypes.data, worker, n_workers)
+            native(self.cells.ctypes.data, encoded.ctypes.data, worker, n_workers, 0)
         assert (self.bytes[~self.inside] == 0xFF).all(), f"{row} wrote outside its operands"
         return self
 

@@ -20,16 +20,16 @@ import numpy as np
 from calcvm.kernels_cpu._common import KERNELS
 from calcvm.ops import FAMILIES
 from calcvm.ops.dims import Affine, numel, shape_of
-from calcvm.ops.sizes import evaluate
+from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec
 from calcvm.ops.types import BYTES, FLOAT, bytes_of, dtype_of
-from calcvm.vm.program.encoding import encode_row
+from calcvm.vm.program.encoding import FLAG_PHASES, encode_row
 from tests.reference import reference
 
 for _family in FAMILIES:
     import_module(f"calcvm.kernels_cpu.{_family}")
 
-NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
 RESERVED, PAD = 16, 64  # elements at a heap's begin, bytes of a guard
 GUARD = {
     "float32": 0x7FC5EE00,
@@ -57,7 +57,7 @@ def bits_of(fill: float | None, row: RowSpec, operand: Operand, dtype: str) -> i
 
 # ---------------------------------------------------------------- what runs a row
 class Cpu:
-    """Rows by the CPU's kernels, a worker after the other."""
+    """A phase of a row by the CPU's kernels, a worker after the other."""
 
     gpu, kernels, teams = 0, KERNELS, (2, 3, 5)
 
@@ -65,11 +65,11 @@ class Cpu:
         """What a kernel's parameter for an operand must be declared as."""
         return "ptr" if o.type == FLOAT else f"ptr.{o.type}"
 
-    def run(self, name, dtype, cells, row, n_workers, only, reverse) -> None:  # type: ignore[no-untyped-def]
+    def run(self, name, dtype, cells, row, n_workers, phase, only, reverse) -> None:  # type: ignore[no-untyped-def]
         native = NATIVE(KERNELS[name].address(dtype))
         workers = range(n_workers) if only is None else [only]
         for w in reversed(workers) if reverse else workers:
-            native(cells.ctypes.data, row.ctypes.data, w, n_workers)
+            native(cells.ctypes.data, row.ctypes.data, w, n_workers, phase)
 
 
 backend: Any = Cpu()  # tests/cuda puts another in its place
@@ -191,6 +191,16 @@ def cases(spec: OpSpec, dtype: str) -> list[Case]:
 
 
 # ---------------------------------------------------------------- one row
+def words_of(row: RowSpec, words: Mapping[str, Any], n_workers: int = 1) -> dict[str, Any]:
+    """All that a row's sizes read: its words, with those that lowering gives it, and what it runs on."""
+    on = On(n_workers, backend.gpu)
+    known = {"acc": 0, **words, **on._asdict()}
+    if row.workspace and "wn" not in words:
+        wanted = workspace(row, known, on)[1]
+        known["wn"] = wanted.at(1) if wanted.constant else wanted
+    return {**known, "phases": evaluate(row.phases, known)}
+
+
 def run_row(
     row: RowSpec,
     words: Mapping[str, Any],
@@ -199,6 +209,7 @@ def run_row(
     *,
     n_workers: int = 1,
     only: int | None = None,
+    until: int | None = None,
     reverse: bool = False,
     alias: tuple[str, str] | None = None,
     known: set[str] | None = None,
@@ -208,11 +219,11 @@ def run_row(
 ) -> dict[str, np.ndarray]:
     """What the row wrote, by operand.  Raises where a guard was touched or a cell was not set.
 
-    only : run this worker alone (nothing is required to be set).  alias : (written, read) in one storage.
-    poison : {operand: mask of cells} that are NaN before, or ``fill``.  raw : the bits of written operands and scratch.
+    until : end with this phase (nothing is required to be set).  only : run this worker alone in it.  alias : (written, read) in one storage.
+    poison : {operand: mask of cells} that are NaN before it, or ``fill``.  raw : the bits of written operands and scratch.
     """
     size = np.dtype(dtype).itemsize
-    env = {"acc": 0, **words, "nw": n_workers, "gpu": backend.gpu}
+    env = words_of(row, words, n_workers)
     offsets: dict[str, int | None] = {}  # in bytes
     extents: dict[str, int] = {}
     wide = {o.name: bytes_of(o.type, size) for o in row.operands}
@@ -255,14 +266,19 @@ def run_row(
             v = values[o.name]
             assert v.size == n, f"{row.name}: {o.name} has {v.size} elements, its declared extent is {n}"
             of(o)[:] = v.view(f"u{wide[o.name]}")
-        if poison and o.name in poison:
-            of(o)[poison[o.name]] = bits_of(fill, row, o, dtype)
     before = cells.copy()
     for expression in row.require:
         assert evaluate(expression, env) >= 0, f"{row.name} requires {expression} >= 0"
     places = {name: at if at is None else at // wide[name] for name, at in offsets.items()}
-    encoded = encode_row(row, env, places, 3 << 8)
-    backend.run(row.name, dtype, cells.view(f"u{size}"), encoded, n_workers, only, reverse)
+    phases = env["phases"]
+    encoded = encode_row(row, env, places, 3 << 8 | (FLAG_PHASES if phases > 1 else 0))
+    last = phases - 1 if until is None else until
+    for phase in range(last + 1):
+        if phase == last:
+            for name, mask in (poison or {}).items():
+                of(row.operand(name))[mask] = bits_of(fill, row, row.operand(name), dtype)
+        only_now, heap = only if phase == last else None, cells.view(f"u{size}")
+        backend.run(row.name, dtype, heap, encoded, n_workers, phase, only_now, reverse)
     inside[: RESERVED * size] = True
     assert (cells[~inside] == before[~inside]).all(), f"{row.name} wrote outside its operands"
     assert only is not None or not cells[: RESERVED * size].any(), f"{row.name} trapped"
@@ -427,7 +443,7 @@ def check_in_place(case: Case) -> None:
         for written, read in row.in_place:
             if not {written, read} <= present:
                 continue
-            env = {"acc": 0, **case.words, "nw": 1, "gpu": backend.gpu}
+            env = words_of(row, case.words)
             a, b = (int(evaluate(row.operand(n).elems, env)) for n in (written, read))
             sizes = {bytes_of(row.operand(n).type, np.dtype(case.dtype).itemsize) for n in (written, read)}
             if a != b or len(sizes) > 1:
@@ -455,29 +471,38 @@ def check_parts(case: Case) -> None:
 def _check_parts(case: Case, teams: Sequence[int]) -> None:
     for row, values in _row_runs(case):
         for n_workers in teams:
-            env = {"acc": 0, **case.words, "nw": n_workers}
-            env["gpu"] = backend.gpu
-            whole = _run(case, row, values, n_workers=n_workers, raw=True)
-            for w in range(n_workers):
-                foreign = {}
-                for o in row.operands:
-                    if o.optional and o.name not in case.known():
-                        continue
-                    mask = _foreign(row, o, env, w, n_workers)
-                    if mask is not None:
-                        foreign[o.name] = mask
-                for fill in (None, -1.0):  # a comparison may take NaN for what is right
-                    alone = _run(case, row, values, n_workers=n_workers, only=w, poison=foreign, fill=fill, raw=True)
-                    for name, mask in foreign.items():
-                        if name not in alone:
-                            continue
-                        operand = row.operand(name)
-                        who = f"{row.name} at batch {case.batch}: worker {w} of {n_workers}"
-                        before = bits_of(fill, row, operand, case.dtype)
-                        assert (alone[name][mask] == before).all(), f"{who} wrote {name} outside its share"
-                        if operand.access != "s":
-                            message = f"{who} reads what is not in its share, for {name}"
-                            assert same_bits(alone[name][~mask], whole[name][~mask]), message
+            env = words_of(row, case.words, n_workers)
+            for until in range(env["phases"]):
+                whole = _run(case, row, values, n_workers=n_workers, until=until, raw=True)
+                for w in range(n_workers):
+                    _check_part(case, row, values, env, until, w, n_workers, whole)
+
+
+def _check_part(
+    case: Case, row: RowSpec, values: Mapping[str, np.ndarray], env: Mapping[str, Any], until: int, w: int,
+    n_workers: int, whole: Mapping[str, np.ndarray],
+) -> None:  # fmt: skip
+    """A worker alone in a phase, after those that all have run."""
+    foreign = {}
+    for o in row.operands:
+        if o.optional and o.name not in case.known():
+            continue
+        mask = _foreign(row, o, env, w, n_workers)
+        if mask is not None:
+            foreign[o.name] = mask
+    for fill in (None, -1.0):  # a comparison may take NaN for what is right
+        how = {"n_workers": n_workers, "until": until, "only": w, "poison": foreign, "fill": fill}
+        alone = _run(case, row, values, raw=True, **how)
+        for name, mask in foreign.items():
+            if name not in alone:
+                continue
+            operand = row.operand(name)
+            who = f"{row.name} at batch {case.batch}: worker {w} of {n_workers}"
+            before = bits_of(fill, row, operand, case.dtype)
+            assert (alone[name][mask] == before).all(), f"{who} wrote {name} outside its share"
+            if operand.access != "s":
+                message = f"{who} reads what is not in its share, for {name}"
+                assert same_bits(alone[name][~mask], whole[name][~mask]), message
 
 
 def _foreign(row: RowSpec, o: Operand, env: Mapping[str, Any], w: int, n_workers: int) -> np.ndarray | None:
@@ -493,7 +518,7 @@ def _foreign(row: RowSpec, o: Operand, env: Mapping[str, Any], w: int, n_workers
         lo, hi = units * w // n_workers, units * (w + 1) // n_workers
         mask[lo * (n // units) : hi * (n // units)] = False
         return mask
-    if o.access == "s" and not backend.gpu:
+    if o.access == "s" and not backend.gpu and env["phases"] == 1:
         mask[w * (n // n_workers) : (w + 1) * (n // n_workers)] = False
         return mask
     return None
@@ -513,6 +538,24 @@ def check_accumulation(case: Case) -> None:
         once, twice = _run(case, row, values, poison=poison), _run(added, row, values)
         for n, v in start.items():
             close(twice[n] - v.astype(np.float64), once[n], 64 * EPS[case.dtype], f"{row.name}: {n} with acc")
+
+
+def check_workspace(case: Case) -> None:
+    """Rows give the same bits for any workspace, from the least to what speed wants, and touch no more of it."""
+    for row, values in _row_runs(case):
+        if not row.workspace:
+            continue
+        for n in (1, backend.teams[0]):
+            on = On(n, backend.gpu)
+            least, wanted = (size.at(1) for size in workspace(row, case.words, on))
+            assert 0 <= least <= wanted, f"{row.name}: the least workspace is {least}, what speed wants {wanted}"
+            want = _run(case, row, values, n_workers=n)
+            for wn in sorted({least, least + 1, (least + wanted) // 2, wanted - 1} & {*range(least, wanted)}):
+                got = run_row(row, {**case.words, "wn": wn}, values, case.dtype, known=case.known(), n_workers=n)
+                for name, v in want.items():
+                    assert same_bits(got[name], v), (
+                        f"{row.name}: {name} differs with {wn} elements of scratch, not {wanted}"
+                    )
 
 
 def check_names(spec: OpSpec) -> None:
@@ -566,7 +609,7 @@ def check_flops(case: Case) -> None:
         )
     for row in case.spec.rows:
         f = evaluate(row.flops, {"acc": 0, **case.forms})
-        extents = [evaluate(o.elems, {"acc": 0, **case.forms, "nw": 1, "gpu": backend.gpu}) for o in row.operands]
+        extents = [evaluate(o.elems, words_of(row, case.forms)) for o in row.operands]
         if isinstance(f, Affine) and f:
             assert f.b == 0 or f.a == 0, f"{row.name}: {f} operations are not proportional to the batch"
             grows = any(isinstance(e, Affine) and e.a for e in extents)
@@ -583,7 +626,7 @@ def check_extents(case: Case) -> None:
                 continue
             if case.spec.broadcast and o.name.startswith("d"):
                 name = case.spec.outputs[0]  # gradients in the output's full shape
-            got = evaluate(o.elems, {"acc": 0, **case.forms, "nw": 1, "gpu": backend.gpu})
+            got = evaluate(o.elems, words_of(row, case.forms))
             assert got == sizes[name] or sizes[name] == got, (
                 f"{row.name}: extent of {o.name} is {got}, not {sizes[name]}"
             )
@@ -606,4 +649,5 @@ CHECKS = {
     "parts": _each(check_parts),
     "reads": check_reads,
     "accumulation": _each(check_accumulation),
+    "workspace": _each(check_workspace),
 }

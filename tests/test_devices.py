@@ -57,8 +57,8 @@ def test_blas_matmul_in_every_layout():
 class Blas(rowrun.Cpu):
     """Rows by the CPU's kernels over BLAS's products, by one worker."""
 
-    def run(self, name, dtype, cells, row, n_workers, only, reverse):
-        NATIVE(KERNELS[name].address(dtype, "blas"))(cells.ctypes.data, row.ctypes.data, 0, 1)
+    def run(self, name, dtype, cells, row, n_workers, phase, only, reverse):
+        NATIVE(KERNELS[name].address(dtype, "blas"))(cells.ctypes.data, row.ctypes.data, 0, 1, phase)
 
 
 SMALL = [

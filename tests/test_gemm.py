@@ -51,7 +51,12 @@ def strides(g: Guarded, transposed: bool) -> tuple[int, int]:
     return (1, g.stride) if transposed else (g.stride, 1)
 
 
-def product(dtype, a, b, a_t, b_t, init, parts=1):
+def rooms(N, K, b_t):
+    """The least and the most workspace that a worker has use for."""
+    return (16 * min(K, 512) if b_t else 0), min(K, 512) * min(N + 15, 256)
+
+
+def product(dtype, a, b, a_t, b_t, init, parts=1, wn=None):
     """A @ B (+ init: None, a bias row, or a matrix that C accumulates into), its rows in ``parts`` calls."""
     (M, K), N = a.shape, b.shape[1]
     ga, gb = Guarded(a.T if a_t else a, 3), Guarded(b.T if b_t else b, 0 if K == 0 else 2)
@@ -64,7 +69,8 @@ def product(dtype, a, b, a_t, b_t, init, parts=1):
     elif init is not None:
         gc.view[...] = init
         mode, init_pointer, init_rs = 1, gc.pointer, gc.stride
-    ws = Guarded(np.full((1, _gemm.gemm_ws(M, N, K, b_t)), np.nan, dtype))
+    wn = rooms(N, K, b_t)[1] if wn is None else wn
+    ws = Guarded(np.full((1, wn), np.nan, dtype))
     size = a.itemsize
     gemm = native("gemm", dtype)
     for w in range(parts):
@@ -73,6 +79,7 @@ def product(dtype, a, b, a_t, b_t, init, parts=1):
         gemm(
             hi - lo, N, K, ga.pointer + lo * a_rs * size, a_rs, a_cs, gb.pointer, *strides(gb, b_t),
             gc.pointer + lo * gc.stride * size, gc.stride, init_pointer + lo * init_rs * size, init_rs, mode, ws.pointer,
+            wn,
         )  # fmt: skip
     assert gc.intact() and ws.intact() and bias.intact()
     return gc.view
@@ -117,9 +124,10 @@ def test_no_unit_stride(dtype):
     """Strides of which none is 1 are slow but right."""
     a, b, _, _ = operands((5, 20, 18), dtype)
     wide_a, wide_b, c = np.repeat(a, 2, 1), np.repeat(b, 3, 1), np.zeros((5, 20), dtype)
-    ws = np.zeros(_gemm.gemm_ws(5, 20, 18, True), dtype)
+    wn = rooms(20, 18, True)[1]
+    ws = np.zeros(wn, dtype)
     p = [x.ctypes.data for x in (wide_a, wide_b, c, ws)]
-    native("gemm", dtype)(5, 20, 18, p[0], 36, 2, p[1], 60, 3, p[2], 20, 0, 0, 0, p[3])
+    native("gemm", dtype)(5, 20, 18, p[0], 36, 2, p[1], 60, 3, p[2], 20, 0, 0, 0, p[3], wn)
     close(c, a.astype(float) @ b, 18, dtype)
     native("gemv", dtype)(20, 18, p[0], 2, p[1], 60, 3, p[2], 0, 0)
     close(c[0], a[0].astype(float) @ b, 18, dtype)
@@ -160,11 +168,16 @@ def test_gemv(b_t, dtype):
                 assert gy.intact()
 
 
-def test_workspace_grows_with_the_shape():
-    sizes = [0, 1, 2, 15, 16, 17, 63, 64, 200, 513, 1024, 5000]
-    for b_t in (False, True):
-        table = np.array([[[_gemm.gemm_ws(m, n, k, b_t) for k in sizes] for n in sizes] for m in sizes])
-        assert all((np.diff(table, axis=i) >= 0).all() for i in range(3)) and table.max() == _gemm.KC * _gemm.NC
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("b_t", [False, True], ids=["b", "bT"])
+@pytest.mark.parametrize("shape", [s for s in SIZES if s[1] > 16 and min(s) > 0] + [(40, 530, 700)], ids=str)
+def test_any_workspace(shape, b_t, dtype):
+    """Bits do not depend on how many columns are packed at once, nor on whether they are."""
+    a, b, _, bias = operands(shape, dtype)
+    least, most = rooms(*shape[1:], b_t)
+    want = product(dtype, a, b, False, b_t, bias).copy()
+    for wn in (least, least + 1, (3 * least + most) // 4, (least + most) // 2, most - 1):
+        np.testing.assert_array_equal(product(dtype, a, b, False, b_t, bias, wn=wn), want)
 
 
 @pytest.mark.parametrize("cpu", ["x86-64-v2", "x86-64-v3"])

@@ -13,7 +13,7 @@ import pytest
 from calcvm.kernels_cpu import _formulas, _math
 from calcvm.kernels_cpu._common import FAST, at, kernel_signature
 
-NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
 DTYPES = ("float32", "float64")
 FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "logistic", "softplus", "erf")
 # Largest error in units of the last place, as the docstrings state.
@@ -27,7 +27,7 @@ def compile_kernel(fn, dtype):
 def vector_kernel(name, dtype):
     loop = _math.elementwise(getattr(_formulas, name), "v")
 
-    def kernel(h, r, w, nw):
+    def kernel(h, r, w, nw, phase):
         loop(r[0], at(h, r[1]), at(h, r[2]))
 
     return compile_kernel(kernel, dtype)
@@ -36,7 +36,7 @@ def vector_kernel(name, dtype):
 def scalar_kernel(name, dtype):
     function = getattr(_math, name)
 
-    def kernel(h, r, w, nw):
+    def kernel(h, r, w, nw, phase):
         x, y = at(h, r[1]), at(h, r[2])
         for i in range(r[0]):
             y[i] = function(x[i])
@@ -54,7 +54,7 @@ def evaluate(name, x, make=vector_kernel):
     n = x.size
     heap = np.concatenate([x, np.zeros(n, x.dtype)])
     words = np.array([n, 0, n], np.int64)
-    NATIVE(_KERNELS[key].address)(heap.ctypes.data, words.ctypes.data, 0, 1)
+    NATIVE(_KERNELS[key].address)(heap.ctypes.data, words.ctypes.data, 0, 1, 0)
     return heap[n:]
 
 
@@ -147,7 +147,7 @@ def test_loops_are_packed(dtype):
 
 
 def reductions(dtype):
-    def kernel(h, r, w, nw):
+    def kernel(h, r, w, nw, phase):
         n, x, y, out = r[0], at(h, r[1]), at(h, r[2]), at(h, r[3])
         out[0] = _math.rsum(n, x)
         out[1] = _math.rsumsq(n, x)
@@ -170,7 +170,7 @@ def test_reductions(dtype):
         heap = np.full(4000, 77, dtype)
         heap[16 : 16 + n] = x
         words = np.array([n, 16, 1500, 3000], np.int64)
-        NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1)
+        NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1, 0)
         v = x.astype(float)
         e = np.exp(v - v.max())
         want = [v.sum(), (v * v).sum(), v.max(), v.min(), (v * v).sum(), e.sum(), e.sum()]
@@ -188,5 +188,5 @@ def test_extrema_propagate_nan():
             heap = np.zeros(4000, np.float32)
             heap[16 + k] = np.nan
             words = np.array([n, 16, 1500, 3000], np.int64)
-            NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1)
+            NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1, 0)
             assert np.isnan(heap[3000:3007]).all()

@@ -127,11 +127,11 @@ class Emitted(rowrun.Cpu):
             self.linked[name, dtype] = engine, engine.get_function_address(_native.symbol_of(name, dtype))
         return self.linked[name, dtype][1]
 
-    def run(self, name, dtype, cells, row, n_workers, only, reverse):
+    def run(self, name, dtype, cells, row, n_workers, phase, only, reverse):
         native = rowrun.NATIVE(self.address(name, dtype))
         workers = range(n_workers) if only is None else [only]
         for w in reversed(workers) if reverse else workers:
-            native(cells.ctypes.data, row.ctypes.data, w, n_workers)
+            native(cells.ctypes.data, row.ctypes.data, w, n_workers, phase)
 
 
 @pytest.mark.skipif(not ON_X86, reason="runs code for x86-64")

@@ -27,6 +27,7 @@ from calcvm.vm.program.verify import verify
 from calcvm.vm.program.verify.row import EMPTY_LIMIT
 from calcvm.vm.program.verify.together import Shadow
 from tests import fuzz_programs
+from tests.rowrun import words_of
 
 
 @pytest.fixture(scope="module")
@@ -416,11 +417,20 @@ def test_the_shadow_map_equals_an_array_of_cells(writes, data):
 def test_scratch_grows_with_the_team(name):
     """A smaller team than planned needs no more scratch."""
     spec = ROWS[name]
-    words = {w.name: 3 if w.kind == "dim" else max(w.lo, 0) for w in spec.words}
+    words = {w.name: 3 if w.kind == "dim" else max(w.lo, 0) for w in spec.words if w.name != "wn"}
     for o in spec.operands:
         if o.access == "s":
-            sizes = [evaluate(o.elems, {**words, "nw": nw, "gpu": 0}) for nw in range(1, 9)]
+            sizes = [evaluate(o.elems, words_of(spec, words, nw)) for nw in range(1, 9)]
             assert sizes == sorted(sizes)
+
+
+def test_least_workspace(program):
+    """Less scratch than a row can do with is refused, more of it than its operand has too."""
+    i = row_of(program, "linear_bwd_x")
+    for wn, message in ((16 * 4 - 1, "the least workspace = -1"), (10**6, "ws .* leaves"), (-1, "wn = -1")):
+        with pytest.raises(ProgramError, match=f"row {i} linear_bwd_x.*{message}"):
+            verify(altered(program, (i, "wn", wn)))
+    verify(altered(program, (i, "wn", 16 * 4)))
 
 
 # Sizes that no loop runs over: divisors; strides (a0, b0, s0, ...) are none either.

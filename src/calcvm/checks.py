@@ -12,10 +12,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-import numpy as np
-
 from calcvm.errors import CalcError, ShapeError
-from calcvm.ops.types import BYTES, FLOAT, TYPES
 
 SHOWN = 60  # characters of a value in a message
 LARGEST = 2**63 - 1
@@ -161,36 +158,3 @@ def sizes(what: str, shape: Any, *, batch: bool = False, low: int = 1) -> tuple[
             why = "the batch is added to it" if size is None else f"{shown(size)} is no size"
             raise ShapeError(f"{what} must be a tuple of sizes such as (8, 8), not {shown(shape)}: {why}")
     return tuple(out)
-
-
-# ---------------------------------------------------------------- types of numbers
-def dtype(what: str, value: Any) -> str:
-    """A type of `calcvm.ops.types`, from its name or as NumPy has it; None: the program's float."""
-    if value is None or value is float or value == FLOAT:
-        return FLOAT
-    try:
-        name = np.dtype(value).name
-    except TypeError:
-        name = ""
-    if name not in BYTES:
-        raise CalcError(f"{what}: dtype {shown(value)} is unknown; take one of {', '.join(TYPES)}")
-    return name
-
-
-def as_type(what: str, numbers: np.ndarray, type_: str) -> np.ndarray:
-    """Numbers as an array of a type that has them all; floats are rounded to floats.
-
-    Raises
-    ------
-    CalcError : a number is none of the type's.
-    """
-    if numbers.dtype == type_:
-        return numbers
-    with np.errstate(all="ignore"):
-        out = numbers.astype(type_)
-    if out.dtype.kind != "f":
-        wrong = np.flatnonzero((out != numbers).reshape(-1))
-        if wrong.size:
-            where = tuple(map(int, np.unravel_index(wrong[0], numbers.shape)))
-            raise CalcError(f"{what}: {numbers[where]} at index {where} is no {type_}")
-    return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from calcvm import checks, kernels_cuda, planner
@@ -53,7 +54,8 @@ def plan(
     batch_size : int, optional
         The largest batch.  Without it, the largest that ``memory`` allows.
     memory : int or str, optional
-        Hard cap of the heap in bytes, or a text such as ``"64 MiB"``.
+        Hard cap of the heap in bytes, or a text such as ``"64 MiB"``.  Where it does not suffice, rows get less scratch
+        than speed wants.
     dtype : "float32" or "float64"
     device : "cpu" (own kernels), "blas" (matrix products through SciPy; extra ``blas``) or "cuda" (extra ``cuda``)
     workers : int, optional
@@ -95,9 +97,13 @@ def plan(
         lowered = replace(lowered, info={"dtype": dtype, "device": device, "facts": facts})
         if gpu:
             _check_kernels(lowered)
-        return planner.plan(
-            lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu
+        fit = partial(
+            planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu
         )
+        try:
+            return fit()
+        except PlanError:
+            return fit(least=True)
 
     if gpu:
         return _planned_for_gpu(planned, mode, workers, precision)

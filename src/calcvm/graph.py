@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calcvm import checks
+from calcvm import checks, dtypes
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.declarations import sizes_of
@@ -465,7 +465,7 @@ class CalcGraph:
             raise ShapeError(
                 f"placeholder {name!r}: shape {show(dims)} has the batch more than once: give numbers instead"
             )
-        return self._add(name, "placeholder", dims, type=checks.dtype(f"placeholder {name!r}", dtype))
+        return self._add(name, "placeholder", dims, type=dtypes.type_of(f"placeholder {name!r}", dtype))
 
     def parameter(
         self,
@@ -516,10 +516,10 @@ class CalcGraph:
         dtype : of the graph's float, if nothing is said; or as of a placeholder.
         """
         what = f"constant {name!r}"
-        type_, value = checks.dtype(what, dtype), as_numbers(what, value)
+        type_, value = dtypes.type_of(what, dtype), as_numbers(what, value)
         if not value.size:
             raise ShapeError(f"constant {name!r}: shape {value.shape} has no elements")
-        value = value.astype(np.float64) if type_ == FLOAT else checks.as_type(what, value, type_)
+        value = value.astype(np.float64) if type_ == FLOAT else dtypes.as_type(what, value, type_)
         return self._add(name, "constant", shape_of(value.shape), type=type_, init=value)
 
     def path(self, name: str, backward: bool = False, adopt: bool = True) -> Path:

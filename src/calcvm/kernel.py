@@ -5,7 +5,8 @@ A kernel is an ordinary function.  Its first argument tells it of its worker, th
     @kernel
     def sigmoid_fwd(me, rows, cols, x: Ptr, y: Ptr): ...
 
-What is called for a row is always ``(heap, row, worker, workers)``; each device makes it of a kernel and of `arguments`.
+What is called for a row is always ``(heap, row, worker, workers, phase)``; each device makes it of a kernel and of `arguments`.
+A row of several phases is called once for each, and all workers meet in between.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ TRAP_CODE, TRAP_PC = 0, 1  # heap elements that a trap writes (the heap's first 
 
 
 class Me(NamedTuple):
-    """What a kernel knows of its worker: ``heap`` and ``row`` (pointers), its number of how many ``workers``."""
+    """What a kernel knows of its worker: ``heap`` and ``row`` (pointers), its number of how many ``workers``, and the phase."""
 
     heap: Any
     row: Any
     worker: Any
     workers: Any
+    phase: Any
 
 
 class Ptr:
@@ -114,7 +116,7 @@ def types_of(words: Words, heap: Any, row: Any, types: Any) -> list[Any]:
     """The types of a kernel's arguments, of a device's ``types``."""
     of = {"int": types.int64, "float": types.float64, "ptr": heap}
     taken = [of.get(kind) or _pointer(element_of(kind), heap, types) for _, kind in words]
-    return [types.NamedTuple([heap, row, types.int64, types.int64], Me), *taken]
+    return [types.NamedTuple([heap, row, *[types.int64] * 3], Me), *taken]
 
 
 def _pointer(element: str, heap: Any, types: Any) -> Any:

@@ -8,23 +8,19 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 
 from calcvm.kernels_cuda import kernels
-from calcvm.kernels_cuda._cuda import POINTERS, WORDS, block, blocks, compile_ptx
+from calcvm.kernels_cuda._cuda import POINTERS, WORDS, block, blocks, compile_ptx, types
 
 Key = tuple[str, str, tuple[int, int]]  # kernel, dtype, compute capability
 
 
 def ptx_of(name: str, dtype: str, cc: tuple[int, int] = (9, 0)) -> str:
     kernel = kernels()[name]
-    halves = [half.bound for half in (kernel, kernel.finish) if half]
-    one, two = halves[0], halves[-1]
-    both = len(halves) == 2
+    one = kernel.bound
 
-    def run(h, r):  # type: ignore[no-untyped-def]
-        one(h, r, block(), blocks())
-        if both:
-            two(h, r, block(), blocks())
+    def run(h, r, phase):  # type: ignore[no-untyped-def]
+        one(h, r, block(), blocks(), phase)
 
-    return compile_ptx(run, (POINTERS[dtype], WORDS), f"calcvm_{name}", cc, 256, 2)
+    return compile_ptx(run, (POINTERS[dtype], WORDS, types.int64), f"calcvm_{name}", cc, 256, 2)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from importlib import import_module
 from calcvm.kernels_cuda import FAMILIES
 from calcvm.kernels_cuda._common import KERNELS
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, block, blocks
-from calcvm.kernels_cuda._gemm import shared_bytes
+from calcvm.kernels_cuda._product import shared_bytes
 from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops.spec import Operand
 from tests import rowrun
@@ -16,8 +16,8 @@ for _family in FAMILIES:
     import_module(f"calcvm.kernels_cuda.{_family}")
 
 
-def on_each(fn, h, r):  # type: ignore[no-untyped-def]
-    fn(h, r, block(), blocks())
+def on_each(fn, h, r, phase):  # type: ignore[no-untyped-def]
+    fn(h, r, block(), blocks(), phase)
 
 
 class Simulated:
@@ -31,14 +31,10 @@ class Simulated:
     def kind(self, o: Operand) -> str:
         return rowrun.Cpu().kind(o)
 
-    def run(self, name, dtype, cells, row, n_workers, only, reverse) -> None:  # type: ignore[no-untyped-def]
+    def run(self, name, dtype, cells, row, n_workers, phase, only, reverse) -> None:  # type: ignore[no-untyped-def]
         heap = cells.view(dtype)
-        kernel = KERNELS[name]
-        for half in (kernel, kernel.finish):
-            if half is None:
-                continue
-            launch(
-                on_each, (half.bound, heap, row), blocks=n_workers, threads=self.threads, seed=int(reverse),
-                shared_bytes=SCRATCH_AT + shared_bytes(self.threads, heap.itemsize),
-                only=None if only is None else [only],
-            )  # fmt: skip
+        launch(
+            on_each, (KERNELS[name].bound, heap, row, phase), blocks=n_workers, threads=self.threads, seed=int(reverse),
+            shared_bytes=SCRATCH_AT + shared_bytes(self.threads, heap.itemsize),
+            only=None if only is None else [only],
+        )  # fmt: skip

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from itertools import repeat
 
 import numpy as np
 import pytest
 
-from calcvm.kernels_cuda import _gemm
+from calcvm.kernels_cuda import _gemm, _product, _tensor, _tiles
 from calcvm.kernels_cuda._cuda import SCRATCH_AT, at
 from calcvm.kernels_cuda._simulator import launch
-from calcvm.ops.sizes import evaluate
+from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import ROWS
 from tests import rowrun
 from tests.cuda.simulated import Simulated
@@ -40,13 +41,17 @@ def tile(
 
     def on_each(h):  # type: ignore[no-untyped-def]
         pc = at(h, c_off)
-        mode = _gemm.FROM_INIT if init else _gemm.SET
-        _gemm.product(h, S, _gemm.KC, m - ones, at(h, a_off), a_rs, a_ks, m * S, at(h, b_off), b_ks, b_cs, S * n,
-                      pc, n, pc, n, mode, _gemm.NONE, 0.0, pc)  # fmt: skip
-        _gemm.tile(which, h, 0, 0, m, n, 0, G * S, 0)
+        mode = _product.FROM_INIT if init else _product.SET
+        _product.product(h, S, _gemm.KC, m - ones, at(h, a_off), a_rs, a_ks, m * S, at(h, b_off), b_ks, b_cs, S * n,
+                      pc, n, pc, n, mode, _product.NONE, 0.0, pc)  # fmt: skip
+        _tiles.tile(which, h, 0, 0, m, n, 0, G * S, 0)
 
     launch(
-        on_each, (heap,), blocks=1, threads=threads, shared_bytes=SCRATCH_AT + _gemm.shared_bytes(threads, c.itemsize)
+        on_each,
+        (heap,),
+        blocks=1,
+        threads=threads,
+        shared_bytes=SCRATCH_AT + _product.shared_bytes(threads, c.itemsize),
     )
     wide_a = of(a).astype(np.float64).transpose((0, 2, 1) if trans[0] else (0, 1, 2)).copy()
     if ones:
@@ -59,12 +64,12 @@ def tile(
 
 
 def full(which, threads):
-    RM, RN = _gemm.MICRO[which][:2]
+    RM, RN = _tiles.MICRO[which][:2]
     d = int(threads**0.5)
     return RM * d, RN * d
 
 
-MICRO = range(len(_gemm.MICRO))
+MICRO = range(len(_tiles.MICRO))
 
 
 @pytest.mark.parametrize("trans", LAYOUTS)
@@ -125,22 +130,22 @@ def test_any_order():
 # ---------------------------------------------------------------- tensor cores
 def test_tf32_rounding():
     one = np.float32(1)
-    assert _gemm.tf32(one + np.float32(2**-11)) == one + np.float32(2**-10), "ties go away from zero"
-    assert _gemm.tf32(-one - np.float32(2**-11)) == -one - np.float32(2**-10)
-    assert _gemm.tf32(one + np.float32(2**-12)) == one
-    assert np.isnan(_gemm.tf32(np.float32(np.nan))) and np.isinf(_gemm.tf32(np.float32(np.inf)))
+    assert _tensor.tf32(one + np.float32(2**-11)) == one + np.float32(2**-10), "ties go away from zero"
+    assert _tensor.tf32(-one - np.float32(2**-11)) == -one - np.float32(2**-10)
+    assert _tensor.tf32(one + np.float32(2**-12)) == one
+    assert np.isnan(_tensor.tf32(np.float32(np.nan))) and np.isinf(_tensor.tf32(np.float32(np.inf)))
 
 
 def rounded(x):
-    return np.vectorize(lambda v: _gemm.tf32(np.float32(v)), otypes=[np.float32])(x)
+    return np.vectorize(lambda v: _tensor.tf32(np.float32(v)), otypes=[np.float32])(x)
 
 
 @pytest.mark.parametrize("trans", LAYOUTS)
-@pytest.mark.parametrize("which", range(len(_gemm.TENSOR)))
+@pytest.mark.parametrize("which", range(len(_tiles.TENSOR)))
 def test_tensor_tile(which, trans, monkeypatch):
     """Factors are rounded, sums are not; a heap of float64 is computed as ever."""
-    monkeypatch.setattr(_gemm, "precision", "tf32")
-    down, across, _ = _gemm.TENSOR[which]
+    monkeypatch.setattr(_tensor, "precision", "tf32")
+    down, across, _ = _tiles.TENSOR[which]
     for threads, fragments in ((4, 1), (16, 4)):
         M, N = 4 * down * fragments, 4 * across
         for m, n, S, shift in ((M, N, 9, 0), (max(M - 3, 1), max(N - 1, 1), 35, 1), (1, 2, 67, 0)):
@@ -155,27 +160,26 @@ def test_tensor_rows(monkeypatch):
     for name in ("linear_fwd", "linear_bwd_w", "linear_bwd_x"):
         words = dict(rows=3, inner=175, N=3, K=5)
         exact = row(name, words, 4, 1)[1]
-        monkeypatch.setattr(_gemm, "precision", "tf32")
+        monkeypatch.setattr(_tensor, "precision", "tf32")
         want = row(name, words, 4, 1)[1]
         for n, x in want.items():
             close(x, exact[n].astype(np.float64), 2.0**-9, f"{name}: {n}")
             assert not same_bits(x, exact[n])
             for threads, workers in ((16, 1), (4, 3), (16, 2)):
                 assert same_bits(row(name, words, threads, workers)[1][n], x), f"{name}: {workers} workers of {threads}"
-        monkeypatch.setattr(_gemm, "precision", "float32")
+        monkeypatch.setattr(_tensor, "precision", "float32")
 
 
 # ---------------------------------------------------------------- rows
 def row(name, words, threads, workers, dtype="float32", acc=0):
-    """What a row computes from values drawn for it."""
+    """What a row computes from values drawn for it, with the scratch that speed wants unless ``words`` have ``wn``."""
     spec = ROWS[name]
     env = {"acc": acc, "act": 0, "alpha": 0.0, **words}
-    sizes = {**env, "nw": workers, "gpu": 1}
     rng = np.random.default_rng(3)
     values = {}
     for o in spec.operands:
         if o.access != "s":
-            values[o.name] = rng.uniform(-1, 1, int(evaluate(o.elems, sizes))).astype(dtype)
+            values[o.name] = rng.uniform(-1, 1, int(evaluate(o.elems, env))).astype(dtype)
     rowrun.backend = Simulated(threads)
     return values, run_row(spec, {**env}, values, dtype, n_workers=workers)
 
@@ -221,8 +225,8 @@ def test_linear(words, acc):
         }[name](v)
         for n, x in exact.items():
             close(want[n], x.ravel(), 64 * EPS["float32"], f"{name}: {n}")
-        for threads, workers in teams():
-            got = row(name, words, threads, workers, acc=acc)[1]
+        for (threads, workers), wn in (*zip(teams(), repeat({})), ((4, 3), {"wn": 0})):
+            got = row(name, words | wn, threads, workers, acc=acc)[1]
             for n in exact:
                 assert same_bits(got[n], want[n]), f"{name}: {n} differs with {workers} workers of {threads} threads"
 
@@ -285,7 +289,7 @@ def test_scratch_holds_partial_sums():
     """The table gives as much as the kernels use, for all sizes of sums and results."""
     rng = np.random.default_rng(5)
     for K, N, M in (10 ** rng.uniform(0, (4, 4, 6), (20_000, 3))).astype(int).tolist():
-        shared = dict(N=N, K=K, D=2, gpu=1, acc=0, nw=132)
+        shared = dict(N=N, K=K, acc=0)
         for name, result, words in (
             ("linear_bwd_w", (K + 1) * N, dict(rows=M, inner=1)),
             ("matmul_bwd_b", K * N, dict(G=1, M=M, ta=0, tb=0, ab=1, bb=0, by=1)),
@@ -293,6 +297,6 @@ def test_scratch_holds_partial_sums():
         ):
             kc = _gemm.summands(M, result)
             assert kc % _gemm.KC == 0
-            if _gemm.worth_splitting(132, M, kc, result):
-                have = evaluate(ROWS[name].operand("ws").elems, {**shared, **words})
-                assert -(-M // kc) * result <= have, f"{name}: {words}, {shared}"
+            wanted = workspace(ROWS[name], {**shared, **words}, On(2, 132, 1))[1].b
+            split = _gemm.worth_splitting(132, M, kc, result, 1 << 60)
+            assert split == _gemm.worth_splitting(132, M, kc, result, wanted), f"{name}: {words}, {shared}"

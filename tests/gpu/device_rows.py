@@ -35,7 +35,15 @@ class DeviceRows:
         return "ptr"
 
     def run(
-        self, name: str, dtype: str, cells: np.ndarray, row: np.ndarray, n_workers: int, only: Any, reverse: bool
+        self,
+        name: str,
+        dtype: str,
+        cells: np.ndarray,
+        row: np.ndarray,
+        n_workers: int,
+        phase: int,
+        only: Any,
+        reverse: bool,
     ) -> None:
         assert only is None, "a grid runs all of its blocks: tests/cuda looks at a block alone"
         driver, row = self.driver, row.copy()
@@ -48,8 +56,7 @@ class DeviceRows:
         target = build.Target(driver.compute_capability, self.threads, 1, "float32")
         function, _ = self.device.function("row", (name,), dtype, target)
         shared = target.shared_bytes(np.dtype(dtype).itemsize)
-        for half in range(1 + build.has_second_half(name)):
-            driver.launch(function, n_workers, self.threads, [heap, at_row, half], shared_bytes=shared)()
+        driver.launch(function, n_workers, self.threads, [heap, at_row, phase], shared_bytes=shared)()
         driver.synchronize()
         driver.to_host(cells, heap)
         for start in (heap - MARGIN, heap + cells.nbytes):

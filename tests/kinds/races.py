@@ -18,11 +18,11 @@ import calcvm as cv
 from calcvm.kernels_cpu import address_of
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.types import bytes_of
-from calcvm.vm.program.encoding import FLAG_SYNC, aligned, decode_row
+from calcvm.vm.program.encoding import FLAG_SYNC, aligned, decode_row, phases_of
 from calcvm.vm.program.program import Program
 
-NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-Call = Callable[[str, int, int, int, int], None]  # instruction, heap, row (addresses), worker, team
+NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
+Call = Callable[[str, int, int, int, int, int], None]  # instruction, heap, row (addresses), worker, team, phase
 Inputs = Callable[[int], Mapping[str, np.ndarray]]  # data for the placeholders, for a batch
 
 
@@ -67,17 +67,17 @@ def races(
         rows = program.rows_for(batch)
         for path in program.paths:
             for _ in range(2):
-                for group in _groups(program, path):
+                for group in _groups(program, path, rows):
                     before = heap.copy()
-                    for pc in group:
-                        call(program.spec(pc).name, heap.ctypes.data, rows[pc].ctypes.data, 0, 1)
+                    for pc, phase in group:
+                        call(program.spec(pc).name, heap.ctypes.data, rows[pc].ctypes.data, 0, 1, phase)
                         _mark(program, pc, rows[pc], scratch)
                     for team in (n for n in teams if 1 < n <= program.workers):
                         for how, order in _orders(len(group), team, rng, draws):
                             other = _heap(before)
                             for k, w in order:
-                                pc = group[k]
-                                call(program.spec(pc).name, other.ctypes.data, rows[pc].ctypes.data, w, team)
+                                pc, phase = group[k]
+                                call(program.spec(pc).name, other.ctypes.data, rows[pc].ctypes.data, w, team, phase)
                             _compare(program, group, heap, other, scratch, f"batch {batch}, a team of {team}, {how}")
                             played += 1
     model.close()
@@ -97,12 +97,15 @@ def _heap(elements: np.ndarray) -> np.ndarray:
     return heap
 
 
-def _groups(program: Program, path: str) -> Iterator[list[int]]:
-    """Rows of a path from one barrier to the next."""
-    group: list[int] = []
+def _groups(program: Program, path: str, rows: np.ndarray) -> Iterator[list[tuple[int, int]]]:
+    """Rows of a path and their phases, from one meeting of the team to the next."""
+    group: list[tuple[int, int]] = []
     for (p, _), (start, stop) in program.sections.items():
         for pc in range(start, stop) if p == path else ():
-            group.append(pc)
+            group.append((pc, 0))
+            for phase in range(1, phases_of(rows[pc])):
+                yield group
+                group = [(pc, phase)]
             if program.rows[pc, 1] & FLAG_SYNC:
                 yield group
                 group = []
@@ -128,19 +131,25 @@ def _orders(rows: int, team: int, rng: random.Random, draws: int) -> Iterator[tu
 
 
 def _mark(program: Program, pc: int, row: np.ndarray, scratch: np.ndarray) -> None:
-    """Which cells were written as scratch last."""
+    """Which cells were written as scratch last: what phases leave each other there is compared."""
     spec = program.spec(pc)
     words, offsets = decode_row(spec, row)
+    alone = phases_of(row) == 1
     names = {**words, "nw": program.workers, "gpu": 0}
     for o in spec.operands:
         if o.writes and offsets[o.name] >= 0:
             size = bytes_of(o.type, program.itemsize)
             start, stop = offsets[o.name] * size, (offsets[o.name] + evaluate(o.elems, names)) * size
-            scratch[start:stop] = o.access == "s"
+            scratch[start:stop] = o.access == "s" and alone
 
 
 def _compare(
-    program: Program, group: Sequence[int], heap: np.ndarray, other: np.ndarray, scratch: np.ndarray, how: str
+    program: Program,
+    group: Sequence[tuple[int, int]],
+    heap: np.ndarray,
+    other: np.ndarray,
+    scratch: np.ndarray,
+    how: str,
 ) -> None:
     a, b = heap.view(np.uint8), other.view(np.uint8)
     found = np.flatnonzero((a != b) & ~scratch)
@@ -152,5 +161,5 @@ def _compare(
             for s in symbols
             for cell in (byte // s.itemsize,)
         ]
-        rows = ", ".join(f"{pc} {program.spec(pc).name} ({program.labels[pc]})" for pc in group)
+        rows = ", ".join(f"{pc} {program.spec(pc).name} ({program.labels[pc]})" for pc, _ in group)
         raise Race(f"rows {rows}: {' or '.join(told)}; {how}")

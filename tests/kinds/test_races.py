@@ -116,11 +116,11 @@ def test_a_share_that_is_off_at_one_batch_is_seen(wrong_at: int) -> None:
     native = kernels(program)
     rows = {batch: program.rows_for(batch)[0, 2:7].tolist() for batch in range(1, 10)}
 
-    def off(name: str, heap: int, row: int, worker: int, team: int) -> None:
+    def off(name: str, heap: int, row: int, worker: int, team: int, phase: int) -> None:
         size = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_int64 * 7).from_address(row))[2:].tolist()
         if name == "matmul_fwd" and size == rows[wrong_at]:
             worker, team = 0, 1
-        native(name, heap, row, worker, team)
+        native(name, heap, row, worker, team, phase)
 
     for batch in range(1, 10):
         if batch == wrong_at:

@@ -60,8 +60,8 @@ def layout(rows, cols, rs, cs):
     return 1, max(cs, rows)
 
 
-@routine("iiipiipiipipiip")
-def blas_gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws):
+@routine("iiipiipiipipiipi")
+def blas_gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
     """As ``gemm``; by rows, C = A B is by columns C' = B' A'."""
     if M <= 0 or N <= 0:
         return

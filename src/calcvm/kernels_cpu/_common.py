@@ -56,8 +56,8 @@ I1, I8, I32, I64 = ir.IntType(1), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 def kernel_signature(dtype: str) -> Any:
-    """The one kernel signature: heap, row, worker, n_workers."""
-    return types.void(types.CPointer(DTYPES[dtype]), PI64, types.int64, types.int64)
+    """The one kernel signature: heap, row, worker, n_workers, phase."""
+    return types.void(types.CPointer(DTYPES[dtype]), PI64, *[types.int64] * 3)
 
 
 def njit(fn: Callable | None = None, *, fastmath: set[str] = FAST, inline: bool = False) -> Any:

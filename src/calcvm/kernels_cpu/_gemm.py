@@ -63,16 +63,6 @@ pack_wide = pack_rows(wide_tiles)
 transposed = transpose()
 
 
-def gemm_ws(M: int, N: int, K: int, b_transposed: bool) -> int:
-    """Elements of ``ws`` that a worker needs for any share of M rows; at most KC * NC = 131072.
-
-    ``b_transposed``: ``b_cs != 1``.  ``gemv`` needs none.
-    """
-    if M == 0 or N <= 1 or not (b_transposed or (M >= 32 and N >= 512)):
-        return 0
-    return min(K, 512) * min((N + 15) // 16 * 16, 256)
-
-
 @njit(inline=True)
 def panel_vectors(left, size):
     """Vectors of ``size`` in the next panel when ``left`` columns are left."""
@@ -153,13 +143,13 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
         r += m
 
 
-@routine("iiipiipiipipiip")
-def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws):
+@routine("iiipiipiipipiipi")
+def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
     """C[i,j] = INIT + sum_k A[i*a_rs + k*a_cs] * B[k*b_rs + j*b_cs]; C's rows are ``c_rs`` apart.
 
     INIT is 0 in mode 0 and init[i*init_rs + j] in mode 1: a bias with init_rs = 0, or C itself to
-    accumulate.  ``b_cs`` is 1, or ``b_rs`` is (any strides are right, others slow).  ``ws``: ``gemm_ws`` elements.
-    C may be init, and overlaps nothing else.
+    accumulate.  ``b_cs`` is 1, or ``b_rs`` is (any strides are right, others slow).  ``ws`` has ``wn`` elements: any
+    number where ``b_cs`` is 1, else 16 * min(K, KC) at least.  C may be init, and overlaps nothing else.
     """
     if M <= 0 or N <= 0:
         return
@@ -169,11 +159,12 @@ def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws
     if N == 1 and c_rs == 1 and a_rs == 1 and (mode == 0 or init_rs == 1):
         column_sums(M, K, b, b_rs, a, a_cs, c, init, mode, False)
         return
-    packed = N > 1 and (b_cs != 1 or (M >= PACK_ROWS and N >= PACK_COLUMNS))
     kc = K
     if K > KC:  # blocks of equal size
         blocks = (K + KC - 1) // KC
         kc = ((K + blocks - 1) // blocks + 15) // 16 * 16
+    packed = N > 1 and (b_cs != 1 or (M >= PACK_ROWS and N >= PACK_COLUMNS and wn >= 16 * kc))
+    nc = NC if not packed or wn >= kc * min(N + 15, NC) else wn // kc // 16 * 16
     p = 0
     while True:
         k = min(kc, K - p)
@@ -182,7 +173,7 @@ def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws
             n = N
             bj, cj, dj = at(b, p * b_rs + j * b_cs), at(c, j), at(init, j)
             if packed:
-                n = min(N - j, NC)
+                n = min(N - j, nc)
                 pack(n, k, bj, b_rs, b_cs, ws)
                 bj = ws
             block(M, n, k, at(a, p * a_cs), a_rs, a_cs, bj, b_rs, packed, cj, c_rs, dj, init_rs, mode)

@@ -51,22 +51,16 @@ def one(tc, like):
 
 
 @njit(inline=True)
-def panel(k, n):
-    """Scratch of one worker for packed panels, as ops.contraction declares it."""
-    return min(k, 512) * min(n + 15, 256)
-
-
-@njit(inline=True)
 def block_rows(n):
     """Rows of n elements in a block: a multiple of 24, which every tile height divides."""
     return max(BLOCK_ELEMS // max(n, 1) // 24 * 24, 24)
 
 
 @njit(inline=True)
-def product(M, m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws):
+def product(M, m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
     """m rows of a GEMM of M rows in all; the only row by ``gemv``, whose sums have another order.  m may be 0."""
     if M > 1:
-        gemm(m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws)
+        gemm(m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn)
     elif m == 1:
         gemv(n, k, a, a_cs, b, b_rs, b_cs, c, init, mode)
 
@@ -104,7 +98,7 @@ def scale_by_derivative(n, d, y, act, alpha_bits):
 
 
 @kernel
-def linear_fwd(me, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr):
+def linear_fwd(me, rows, inner, N, K, act, alpha: Float, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr):
     """y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n]);  x (M,K), wt (K,N), b (N,), y (M,N), M = rows*inner."""
     lo, hi = share(me, rows)
     lo, hi = lo * inner, hi * inner
@@ -113,9 +107,7 @@ def linear_fwd(me, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: Ptr
     while lo < hi:
         m = min(step, hi - lo)
         yi = at(y, lo * N)
-        product(
-            rows * inner, m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, at(ws, me.worker * panel(K, N))
-        )
+        product(rows * inner, m, N, K, at(x, lo * K), K, 1, wt, N, 1, yi, N, b, 0, mode, at(ws, me.worker * wn), wn)
         if act != NONE:
             activate(m * N, yi, act, bits_of(alpha))
         lo += m
@@ -132,7 +124,7 @@ def outer(lo, hi, n, acc, x, y, d):
 
 
 @kernel
-def linear_bwd_w(me, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
+def linear_bwd_w(me, phases, rows, inner, N, K, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
     """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n].  Workers own rows of dwt, columns of db."""
     M = rows * inner
     lo, hi = share(me, K)
@@ -143,14 +135,14 @@ def linear_bwd_w(me, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr,
             outer(0, 1, hi - lo, acc, one(dy), at(dy, lo), at(db, lo))
         return
     d = at(dwt, lo * N)
-    gemm(hi - lo, N, M, at(x, lo), 1, K, dy, N, 1, d, N, d, N, acc, at(ws, me.worker * panel(M, N)))
+    gemm(hi - lo, N, M, at(x, lo), 1, K, dy, N, 1, d, N, d, N, acc, at(ws, me.worker * wn), wn)
     if given(me, db):
         lo, hi = share(me, N)
         column_sums(hi - lo, M, one(dy), 0, at(dy, lo), N, at(db, lo), at(db, lo), acc, False)
 
 
 @kernel
-def linear_bwd_x(me, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
+def linear_bwd_x(me, rows, inner, N, K, act, alpha: Float, wn, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
     """dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n];  ya is the output of the activation that made x."""
     lo, hi = share(me, rows)
     lo, hi = lo * inner, hi * inner
@@ -158,7 +150,7 @@ def linear_bwd_x(me, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, ya:
     while lo < hi:
         m = min(step, hi - lo)
         d, y = at(dx, lo * K), at(ya, lo * K)
-        product(rows * inner, m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, at(ws, me.worker * panel(N, K)))
+        product(rows * inner, m, K, N, at(dy, lo * N), N, 1, wt, 1, N, d, K, d, K, SET, at(ws, me.worker * wn), wn)
         if act != NONE:
             scale_by_derivative(m * K, d, y, act, bits_of(alpha))
         lo += m
@@ -174,18 +166,18 @@ def strides(transposed, rows, cols):
 
 
 @kernel
-def matmul_fwd(me, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws: Ptr):
+def matmul_fwd(me, G, M, N, K, ta, tb, ab, bb, by, wn, a: Ptr, b: Ptr, y: Ptr, ws: Ptr):
     """y[g,m,n] = sum_k a[g,m,k]*b[g,k,n].  Workers own products g, or rows m of the only one."""
     a_rs, a_cs = strides(ta, M, K)
     b_rs, b_cs = strides(tb, K, N)
     lo, hi = share(me, M if by else G)
-    ws = at(ws, me.worker * panel(K, N))
+    ws = at(ws, me.worker * wn)
     if by:
-        product(M, hi - lo, N, K, at(a, lo * a_rs), a_rs, a_cs, b, b_rs, b_cs, at(y, lo * N), N, y, 0, SET, ws)
+        product(M, hi - lo, N, K, at(a, lo * a_rs), a_rs, a_cs, b, b_rs, b_cs, at(y, lo * N), N, y, 0, SET, ws, wn)
     else:
         for g in range(lo, hi):
             gemm(M, N, K, at(a, g * ab * M * K), a_rs, a_cs, at(b, g * bb * K * N), b_rs, b_cs,
-                 at(y, g * M * N), N, y, 0, SET, ws)  # fmt: skip
+                 at(y, g * M * N), N, y, 0, SET, ws, wn)  # fmt: skip
 
 
 @njit(inline=True)
@@ -198,38 +190,38 @@ def shares(me, over_g, G, rows):
 
 
 @kernel
-def matmul_bwd_a(me, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
+def matmul_bwd_a(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
     """da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]; summed over g where a is shared.  da is stored as a is."""
     b_rs, b_cs = strides(tb, K, N)
     rows, cols = (K, M) if ta else (M, K)
     over_g = ab and not by
     first, last, i, m = shares(me, over_g, G, rows)
-    ws = at(ws, me.worker * (panel(N, M) if ta else panel(N, K)))
+    ws = at(ws, me.worker * wn)
     if not acc and not over_g and G == 0:
         clear(m * cols, at(da, i * cols), at(da, i * cols))
     for g in range(first, last):
         bg, dyg, c = at(b, g * bb * K * N), at(dy, g * M * N), at(da, g * ab * M * K + i * cols)
         mode = FROM_INIT if acc or (not ab and g > 0) else SET
         if ta:
-            gemm(m, M, N, at(bg, i * b_rs), b_rs, b_cs, dyg, 1, N, c, M, c, M, mode, ws)
+            gemm(m, M, N, at(bg, i * b_rs), b_rs, b_cs, dyg, 1, N, c, M, c, M, mode, ws, wn)
         else:
-            gemm(m, K, N, at(dyg, i * N), N, 1, bg, b_cs, b_rs, c, K, c, K, mode, ws)
+            gemm(m, K, N, at(dyg, i * N), N, 1, bg, b_cs, b_rs, c, K, c, K, mode, ws, wn)
 
 
 @kernel
-def matmul_bwd_b(me, G, M, N, K, ta, tb, ab, bb, by, acc, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
+def matmul_bwd_b(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
     """db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]; summed over g where b is shared.  db is stored as b is."""
     a_rs, a_cs = strides(ta, M, K)
     rows, cols = (N, K) if tb else (K, N)
     over_g = bb and not by
     first, last, i, m = shares(me, over_g, G, rows)
-    ws = at(ws, me.worker * (panel(M, K) if tb else panel(M, N)))
+    ws = at(ws, me.worker * wn)
     if not acc and not over_g and G == 0:
         clear(m * cols, at(db, i * cols), at(db, i * cols))
     for g in range(first, last):
         ag, dyg, c = at(a, g * ab * M * K), at(dy, g * M * N), at(db, g * bb * K * N + i * cols)
         mode = FROM_INIT if acc or (not bb and g > 0) else SET
         if tb:
-            gemm(m, K, M, at(dyg, i), 1, N, ag, a_rs, a_cs, c, K, c, K, mode, ws)
+            gemm(m, K, M, at(dyg, i), 1, N, ag, a_rs, a_cs, c, K, c, K, mode, ws, wn)
         else:
-            gemm(m, N, M, at(ag, i * a_cs), a_cs, a_rs, dyg, N, 1, c, N, c, N, mode, ws)
+            gemm(m, N, M, at(ag, i * a_cs), a_cs, a_rs, dyg, N, 1, c, N, c, N, mode, ws, wn)

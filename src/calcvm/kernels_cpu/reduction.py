@@ -47,10 +47,33 @@ def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # t
                 total += row(R2, at(x, a * r0 + b * r1))
         return total
 
+    @njit(inline=True)
+    def in_blocks(me, R, blocks, factor, x, y, ws):
+        if me.phase == 0:
+            lo, hi = share(me, blocks)
+            for b in range(lo, hi):
+                ws[b] = part(min(BLOCK, R - b * BLOCK), at(x, b * BLOCK))
+            return
+        lo, hi = share(me, 1)
+        if lo < hi:
+            total = 0.0
+            for b in range(blocks):
+                total += ws[b]
+            y[0] = like(x, total) * factor
+
     @kernel_as(f"{name}_fwd")
-    def run(me, O, R0, K0, R1, K1, R2, I, by, x: Ptr, y: Ptr):
-        """y = the sum of the terms over R; O is shared, or what is kept below it (by = 1)."""
-        factor = like(x, 1) / like(x, R0 * R1 * R2) if mean else like(x, 1)
+    def run(me, phases, O, R0, K0, R1, K1, R2, I, by, wn, x: Ptr, y: Ptr, ws: Ptr):
+        """y = the sum of the terms over R; O is shared, or what is kept below it (by = 1).
+
+        One long row: its blocks are shared, and added up by the owner of y in the second phase.
+        """
+        R = R0 * R1 * R2
+        factor, blocks = like(x, 1) / like(x, R) if mean else like(x, 1), (R + BLOCK - 1) // BLOCK
+        if phases > 1 and 1 < blocks <= wn and O * K0 * K1 * I == 1:
+            in_blocks(me, R, blocks, factor, x, y, ws)
+            return
+        if me.phase > 0:
+            return
         if K0 * R1 * K1 * O == 1:
             R0, R2 = 1, R0 * R2
         together = R0 * K0 * R1 == 1  # the terms of an output are R2 elements, I apart

@@ -1,8 +1,8 @@
 """What every CUDA kernel stands on: the kernel decorator, shares of the work, traps.
 
 A worker is a *thread block*: all of its threads run the kernel (see `calcvm.kernel`) together, and the VM makes them wait for
-each other after each row.  What the compiler and the simulator see is ``kernel(heap, row, worker, n_workers)``.  Names and order
-of a kernel's words are the operator table's, and a test compares them.
+each other after each row.  What the compiler and the simulator see is ``kernel(heap, row, worker, n_workers, phase)``.  Names and
+order of a kernel's words are the operator table's, and a test compares them.
 """
 
 from __future__ import annotations
@@ -80,57 +80,50 @@ def given(me, operand):
 
 # ---------------------------------------------------------------- registry
 class Kernel:
-    """One row kernel: ``words`` are its parameters, named and typed, in the order of the row's words.
-
-    finish : the row's second half, run after all workers have done the first (they have met at a barrier).
-    """
+    """One row kernel: ``words`` are its parameters, named and typed, in the order of the row's words."""
 
     def __init__(self, fn: Callable, name: str = "", words: Words | None = None):
         self.name, self.fn = name or fn.__name__, fn
         self.words = words_of(fn) if words is None else words
-        self.finish: Kernel | None = None
         self.instances: dict[str, Kernel] = {}
 
     def of(self, name: str, words: Words) -> Kernel:
         """An instance of it, of another name and other types of its words."""
-        out = Kernel(self.fn, name, words)
-        out.finish = self.finish and self.finish.of(name, words)
-        return out
+        return Kernel(self.fn, name, words)
 
     @cached_property
     def bound(self) -> Callable:
-        """The kernel as a function of (h, r, w, nw), for the simulator and for the compiler.
+        """The kernel as a function of (h, r, w, nw, phase), for the simulator and for the compiler.
 
         Compiled, it stays a function of its own: its registers do not add to those of the loop that calls it.
         """
         fn, taken = device(self.fn), _taken(self.words)
 
-        def run(h, r, w, nw):
+        def run(h, r, w, nw, phase):
             called()
-            fn(*taken(in_global(h), r, w, nw))
+            fn(*taken(in_global(h), r, w, nw, phase))
 
         return device(run, inline=False)
 
     @cached_property
     def mark(self) -> str:
         """A digest of its code: what compiled code is kept by, for kernels from elsewhere too."""
-        own = hashlib.sha256("\n".join(_code(self.fn, set())).encode()).hexdigest()[:12]
-        return own + (self.finish.mark if self.finish else "")
+        return hashlib.sha256("\n".join(_code(self.fn, set())).encode()).hexdigest()[:12]
 
 
 def _taken(words: Words) -> Callable:
-    """What makes a kernel's arguments, ``me`` and the row's words, of (h, r, w, nw)."""
+    """What makes a kernel's arguments, ``me`` and the row's words, of (h, r, w, nw, phase)."""
 
-    def codegen(tc, h, r, w, nw):
+    def codegen(tc, h, r, w, nw, phase):
         def build(ctx, b, sig, args):
             me = ctx.make_tuple(b, sig.return_type[0], args)
             return ctx.make_tuple(b, sig.return_type, [me, *arguments(b, words, args[0], args[1])])
 
-        return types.Tuple(types_of(words, h, r, types))(h, r, types.int64, types.int64), build
+        return types.Tuple(types_of(words, h, r, types))(h, r, *[types.int64] * 3), build
 
     @compiled_by(codegen)
-    def taken(h, r, w, nw):
-        return Me(h, r, w, nw), *simulated_arguments(words, h, r)
+    def taken(h, r, w, nw, phase):
+        return Me(h, r, w, nw, phase), *simulated_arguments(words, h, r)
 
     return taken
 
@@ -181,16 +174,6 @@ def kernel_as(name: str, words: Words | None = None) -> Any:
 
     def register(fn: Callable) -> Callable:
         KERNELS[name] = Kernel(fn, name, words)
-        return fn
-
-    return register
-
-
-def finish_of(name: str) -> Any:
-    """Register the second half of a row kernel, of the same parameters, which is registered already."""
-
-    def register(fn: Callable) -> Callable:
-        KERNELS[name].finish = Kernel(fn, name)
         return fn
 
     return register

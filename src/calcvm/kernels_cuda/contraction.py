@@ -1,30 +1,19 @@
 """Matrix products: the rows of linear and matmul, all on the one routine of `_gemm`.
 
 Where the batch is summed and the result is small, all workers compute partial sums in scratch, and the
-row's second half adds them up.
+row's second phase adds them up.
 """
 
 from __future__ import annotations
 
-from calcvm.kernels_cuda._common import Float, Ptr, finish_of, given, kernel, share
+from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, share
 from calcvm.kernels_cuda._cuda import at, device
-from calcvm.kernels_cuda._gemm import (
-    DERIVATIVE,
-    FROM_INIT,
-    KC,
-    NONE,
-    SET,
-    add_up,
-    gemm,
-    partial_sums,
-    product,
-    summands,
-    worth_splitting,
-)
+from calcvm.kernels_cuda._gemm import KC, add_up, gemm, partial_sums, summands, worth_splitting
+from calcvm.kernels_cuda._product import DERIVATIVE, FROM_INIT, NONE, SET, product
 
 
 @kernel
-def linear_fwd(me, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr):
+def linear_fwd(me, rows, inner, N, K, act, alpha: Float, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr):
     """y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n]);  x (M,K), wt (K,N), b (N,), y (M,N), M = rows*inner.  Rows are shared."""
     lo, hi = share(me, rows)
     lo, m = lo * inner, (hi - lo) * inner
@@ -36,14 +25,22 @@ def linear_fwd(me, rows, inner, N, K, act, alpha: Float, x: Ptr, wt: Ptr, b: Ptr
 
 
 @kernel
-def linear_bwd_w(me, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
+def linear_bwd_w(me, phases, rows, inner, N, K, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
     """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n], a row more of dwt for which x is 1.
 
-    Workers own rows of dwt and columns of db; with scratch all compute partial sums, for `finish` to add up.
+    Workers own rows of dwt and columns of db; with scratch all compute partial sums, which the second phase adds up.
     """
     M, all_rows = rows * inner, K + 1 if given(me, db) else K
     kc = summands(M, (K + 1) * N)
-    if given(me, ws) and worth_splitting(me.workers, M, kc, (K + 1) * N):
+    split = worth_splitting(me.workers, M, kc, (K + 1) * N, wn)
+    if me.phase == 1:
+        if split:
+            lo, hi = share(me, K)
+            add_up(lo * N, hi * N, M, kc, all_rows * N, ws, dwt, acc)
+            if given(me, db):
+                lo, hi = share(me, N)
+                add_up(lo, hi, M, kc, all_rows * N, at(ws, K * N), db, acc)
+    elif split:
         product(me.heap, M, kc, K, x, 1, K, 0, dy, N, 1, 0, ws, N, ws, N, SET, NONE, 0.0, ws)
         partial_sums(me, all_rows, N, M, kc)
     else:
@@ -59,21 +56,8 @@ def linear_bwd_w(me, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr,
             gemm(me.heap, 1, hi - lo, M)
 
 
-@finish_of("linear_bwd_w")
-def linear_bwd_w_finish(me, rows, inner, N, K, acc, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
-    """Partial sums added up in order.  Workers own rows of dwt and columns of db."""
-    M, all_rows = rows * inner, K + 1 if given(me, db) else K
-    kc = summands(M, (K + 1) * N)
-    if given(me, ws) and worth_splitting(me.workers, M, kc, (K + 1) * N):
-        lo, hi = share(me, K)
-        add_up(lo * N, hi * N, M, kc, all_rows * N, ws, dwt, acc)
-        if given(me, db):
-            lo, hi = share(me, N)
-            add_up(lo, hi, M, kc, all_rows * N, at(ws, K * N), db, acc)
-
-
 @kernel
-def linear_bwd_x(me, rows, inner, N, K, act, alpha: Float, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
+def linear_bwd_x(me, rows, inner, N, K, act, alpha: Float, wn, wt: Ptr, dy: Ptr, ya: Ptr, dx: Ptr, ws: Ptr):
     """dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n];  ya is the output of the activation that made x.  Rows are shared."""
     lo, hi = share(me, rows)
     lo, m = lo * inner, (hi - lo) * inner
@@ -94,7 +78,7 @@ def strides(transposed, rows, cols):
 
 
 @kernel
-def matmul_fwd(me, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws: Ptr):
+def matmul_fwd(me, G, M, N, K, ta, tb, ab, bb, by, wn, a: Ptr, b: Ptr, y: Ptr, ws: Ptr):
     """y[g,m,n] = sum_k a[g,m,k]*b[g,k,n].  Workers own products g, or rows m of the only one."""
     a_rs, a_cs = strides(ta, M, K)
     b_rs, b_cs = strides(tb, K, N)
@@ -108,9 +92,15 @@ def matmul_fwd(me, G, M, N, K, ta, tb, ab, bb, by, a: Ptr, b: Ptr, y: Ptr, ws: P
 
 
 @device
-def gradient(me, over_g, G, m, n, S, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs, c, acc, ws, has_ws):
+def gradient(me, over_g, G, m, n, S, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs, c, acc, ws, wn):
     """c[g,i,j] (+)= sum_k A[g,i,k]*B[g,k,j] where workers own products g; else one c, summed over g, of which they own rows."""
-    if over_g:
+    kc = summands(G * S, m * n)
+    split = not over_g and worth_splitting(me.workers, G * S, kc, m * n, wn)
+    if me.phase == 1:
+        if split:
+            lo, hi = share(me, m)
+            add_up(lo * n, hi * n, G * S, kc, m * n, ws, c, acc)
+    elif over_g:
         g, last = share(me, G)
         while g < last and m * n > 0:
             d = at(c, g * m * n)
@@ -118,64 +108,35 @@ def gradient(me, over_g, G, m, n, S, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs, c
                     d, n, d, n, acc, NONE, 0.0, d)  # fmt: skip
             gemm(me.heap, m, n, S)
             g += 1
-        return
-    kc = summands(G * S, m * n)
-    if has_ws and worth_splitting(me.workers, G * S, kc, m * n):
+    elif split:
         product(me.heap, S, kc, m, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs, ws, n, ws, n, SET, NONE, 0.0, ws)
         partial_sums(me, m, n, G * S, kc)
-        return
-    lo, hi = share(me, m)
-    if lo < hi and n > 0:
-        d = at(c, lo * n)
-        product(me.heap, S, kc, hi - lo, at(a, lo * a_rs), a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs,
-                d, n, d, n, acc, NONE, 0.0, d)  # fmt: skip
-        gemm(me.heap, hi - lo, n, G * S)
-
-
-@device
-def gradient_finish(me, over_g, G, m, n, S, c, acc, ws, has_ws):
-    """The partial sums of `gradient` added up."""
-    kc = summands(G * S, m * n)
-    if not over_g and has_ws and worth_splitting(me.workers, G * S, kc, m * n):
+    else:
         lo, hi = share(me, m)
-        add_up(lo * n, hi * n, G * S, kc, m * n, ws, c, acc)
+        if lo < hi and n > 0:
+            d = at(c, lo * n)
+            product(me.heap, S, kc, hi - lo, at(a, lo * a_rs), a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs,
+                    d, n, d, n, acc, NONE, 0.0, d)  # fmt: skip
+            gemm(me.heap, hi - lo, n, G * S)
 
 
 @kernel
-def matmul_bwd_a(me, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
+def matmul_bwd_a(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
     """da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]; summed over g where a is shared.  da is stored as a is."""
     b_rs, b_cs = strides(tb, K, N)
     over_g = ab and not by
     if ta:
-        gradient(
-            me, over_g, G, K, M, N, b, b_rs, b_cs, bb * K * N, dy, 1, N, M * N, da, acc, ws, given(me, ws) and not by
-        )
+        gradient(me, over_g, G, K, M, N, b, b_rs, b_cs, bb * K * N, dy, 1, N, M * N, da, acc, ws, wn)
     else:
-        gradient(
-            me, over_g, G, M, K, N, dy, N, 1, M * N, b, b_cs, b_rs, bb * K * N, da, acc, ws, given(me, ws) and not by
-        )
-
-
-@finish_of("matmul_bwd_a")
-def matmul_bwd_a_finish(me, G, M, N, K, ta, tb, ab, bb, by, acc, b: Ptr, dy: Ptr, da: Ptr, ws: Ptr):
-    """Partial sums added up in order.  Workers own rows of da."""
-    rows, cols = (K, M) if ta else (M, K)
-    gradient_finish(me, ab and not by, G, rows, cols, N, da, acc, ws, given(me, ws) and not by)
+        gradient(me, over_g, G, M, K, N, dy, N, 1, M * N, b, b_cs, b_rs, bb * K * N, da, acc, ws, wn)
 
 
 @kernel
-def matmul_bwd_b(me, G, M, N, K, ta, tb, ab, bb, by, acc, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
+def matmul_bwd_b(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
     """db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]; summed over g where b is shared.  db is stored as b is."""
     a_rs, a_cs = strides(ta, M, K)
     over_g = bb and not by
     if tb:
-        gradient(me, over_g, G, N, K, M, dy, 1, N, M * N, a, a_rs, a_cs, ab * M * K, db, acc, ws, given(me, ws))
+        gradient(me, over_g, G, N, K, M, dy, 1, N, M * N, a, a_rs, a_cs, ab * M * K, db, acc, ws, wn)
     else:
-        gradient(me, over_g, G, K, N, M, a, a_cs, a_rs, ab * M * K, dy, N, 1, M * N, db, acc, ws, given(me, ws))
-
-
-@finish_of("matmul_bwd_b")
-def matmul_bwd_b_finish(me, G, M, N, K, ta, tb, ab, bb, by, acc, a: Ptr, dy: Ptr, db: Ptr, ws: Ptr):
-    """Partial sums added up in order.  Workers own rows of db."""
-    rows, cols = (N, K) if tb else (K, N)
-    gradient_finish(me, bb and not by, G, rows, cols, M, db, acc, ws, given(me, ws))
+        gradient(me, over_g, G, K, N, M, a, a_cs, a_rs, ab * M * K, dy, N, 1, M * N, db, acc, ws, wn)

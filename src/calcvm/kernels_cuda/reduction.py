@@ -63,9 +63,8 @@ def _sum(name: str, term: Callable, factor: Callable) -> None:
         x, sizes = args
         return term(x, q, _place(sizes, q, k))
 
-    @kernel_as(f"{name}_fwd")
-    def run(me, O, R0, K0, R1, K1, R2, I, by, x: Ptr, y: Ptr):
-        """y = sum_r term(x) * factor; totals are float64; O is shared, or what is kept below it (by = 1)."""
+    @device
+    def all_of(me, O, R0, K0, R1, K1, R2, I, by, x, y):
         kept, R = K0 * K1 * I, R0 * R1 * R2
         units, each_has, ahead, end = (kept, 1, kept, O * kept) if by == 1 else (O, kept, 1, 1)
         lo, hi = share(me, units)
@@ -81,6 +80,15 @@ def _sum(name: str, term: Callable, factor: Callable) -> None:
                 else:
                     q += reduce(apart, add, zero, like(totals, 0), (x, sizes), totals, _put, to, q, o + hi, R, I)
             o += ahead
+
+    @kernel_as(f"{name}_fwd")
+    def run(me, phases, O, R0, K0, R1, K1, R2, I, by, wn, x: Ptr, y: Ptr, ws: Ptr):
+        """y = sum_r term(x) * factor; totals are float64; O is shared, or what is kept below it (by = 1).
+
+        On a GPU the row has one phase.
+        """
+        if me.phase == 0:
+            all_of(me, O, R0, K0, R1, K1, R2, I, by, x, y)
 
 
 _sum("sum", element, _one)

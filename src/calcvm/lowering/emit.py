@@ -9,8 +9,8 @@ from calcvm.errors import UnsupportedOperator
 from calcvm.graph import Operation, Variable
 from calcvm.ops import ROWS, RowSpec
 from calcvm.ops.dims import Shape, affine, numel
-from calcvm.ops.sizes import MAX_BATCH, Extent, Piecewise, Undecided, extent
-from calcvm.ops.spec import rows_cols
+from calcvm.ops.sizes import MAX_BATCH, Extent, On, Piecewise, Undecided, extent, workspace
+from calcvm.ops.spec import PHASES, WN, rows_cols
 from calcvm.ops.statement import Statement, Value, unique
 from calcvm.ops.types import FLOAT, instance_of
 
@@ -18,12 +18,13 @@ from calcvm.ops.types import FLOAT, instance_of
 class Emitter:
     """Collects values and statements of one program.
 
-    Variables keep their names (``reserved``); a value of lowering's own whose name is taken is numbered.
+    Variables keep their names (``reserved``); a value of lowering's own whose name is taken is numbered.  Rows get the
+    scratch that speed wants.
     """
 
     def __init__(self, dtype: str, workers: int, gpu: bool, reserved: Iterable[str]):
         self.dtype = dtype
-        self.workers, self.gpu = workers, gpu
+        self.on = On(workers, int(gpu))
         self.values: list[Value] = []
         self._names, self._counts = set(reserved), dict[str, int]()
         self.env: dict[Variable, Value] = {}
@@ -65,13 +66,11 @@ class Emitter:
     ) -> Statement:
         """Append a row; scratch operands get values of their own."""
         spec = self._instance(ROWS[spec] if isinstance(spec, str) else spec, operands)
-        known = {
-            **{w.name: words[w.name] for w in spec.words},
-            "nw": self.workers,
-            "gpu": int(self.gpu),
-        }
+        known = {w.name: words[w.name] for w in spec.words if w not in (WN, PHASES)} | self.on._asdict()
         named = dict(operands)
         try:
+            if spec.workspace:
+                known["wn"] = workspace(spec, known, self.on)[1]
             for o in spec.operands:
                 if o.access == "s":
                     elems = extent(o.elems, known)

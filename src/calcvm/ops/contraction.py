@@ -8,7 +8,26 @@ from typing import Any
 
 from calcvm.ops import elementwise as _elementwise  # noqa: F401  (declares the activations)
 from calcvm.ops.dims import ONE, Shape, numel, show
-from calcvm.ops.spec import ACC, OPS, A, Attr, Example, OpSpec, R, RowSpec, S, Shapes, W, Word, choice, dims, register
+from calcvm.ops.sizes import On
+from calcvm.ops.spec import (
+    ACC,
+    OPS,
+    PHASES,
+    WN,
+    A,
+    Attr,
+    Example,
+    OpSpec,
+    R,
+    RowSpec,
+    S,
+    Shapes,
+    W,
+    Word,
+    choice,
+    dims,
+    register,
+)
 
 # Activations that a linear row can apply: all can be differentiated from their output alone.
 ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu")
@@ -16,37 +35,67 @@ ACT = choice("act", len(ACTIVATIONS))
 ALPHA = Word(name="alpha", kind="float", lo=-1e30, hi=1e30)  # slope of leaky_relu, alpha of elu
 
 
-def _panel(k: str, n: str) -> str:
-    """Scratch for packed panels of k rows and n columns of a GEMM's second operand, a part for each worker.
-
-    The form of kernels_cpu/_gemm.py's `gemm_ws`; the kernels find their parts by the same expression.
-    """
-    return f"nw*min({k}, 512)*min({n} + 15, 256)"
+# ---------------------------------------------------------------- workspace: (least, what speed wants)
+Room = tuple[Any, Any]
+NOTHING: Room = (0, 0)
 
 
-def _wide(k: str, n: str) -> str:
-    """The same where the second operand is packed only if its rows are long."""
-    return f"({_panel(k, n)} if {n} >= 512 else 0)"
+def _turned(k: Any, n: Any) -> Room:
+    """Of a worker that must pack panels of k rows and n columns of a GEMM's second operand, since it lies by columns."""
+    return min(k, 512) * min(n + 15, 16), min(k, 512) * min(n + 15, 256)
 
 
-def _by_device(gpu: str, cpu: str) -> str:
-    """Scratch of a row on a GPU, and on a CPU."""
-    return f"{f'({gpu})' if ' if ' in gpu else gpu} if gpu else {cpu}"
+def _packed(k: Any, n: Any) -> Room:
+    """Of one that may pack them, since its rows are long."""
+    return (0, _turned(k, n)[1]) if n >= 512 else NOTHING
 
 
-def _partial(elems: str) -> str:
-    """Scratch for the partial sums of a result of so many elements, on a GPU of several workers.
+def _partial(elems: Any, on: On) -> Room:
+    """For the partial sums of a result of so many elements, on a GPU of several workers.
 
     At most what kernels_cuda/_gemm.py's `summands` makes of it: up to 64 partial results, together of 2**20 elements
     or one result.
     """
-    return f"min(64*{elems}, max(1048576, {elems})) if nw > 1 else 0"
+    return (0, min(64 * elems, max(1 << 20, elems))) if on.nw > 1 else NOTHING
 
 
-def _partial_over(summed: str, elems: str) -> str:
+def _partial_over(summed: Any, elems: Any, on: On) -> Room:
     """The same for a result whose size does not depend on the batch: no more than one for 512 summands, if it is small."""
-    few = f"{summed}*ceil_div({elems}, 512) + {elems}"
-    return f"(max(1048576, {elems}) if {elems} >= 65536 else {few}) if nw > 1 else 0"
+    few = summed * -(-elems // 512) + elems
+    return (0, max(1 << 20, elems) if elems >= 1 << 16 else few) if on.nw > 1 else NOTHING
+
+
+def linear_fwd_workspace(w: Any, on: On) -> Room:
+    return NOTHING if on.gpu else _packed(w.K, w.N)
+
+
+def linear_bwd_w_workspace(w: Any, on: On) -> Room:
+    summed = w.rows * w.inner
+    return _partial_over(summed, (w.K + 1) * w.N, on) if on.gpu else _packed(summed, w.N)
+
+
+def linear_bwd_x_workspace(w: Any, on: On) -> Room:
+    return NOTHING if on.gpu else _turned(w.N, w.K)
+
+
+def matmul_fwd_workspace(w: Any, on: On) -> Room:
+    return NOTHING if on.gpu else _turned(w.K, w.N) if w.tb else _packed(w.K, w.N)
+
+
+def matmul_bwd_a_workspace(w: Any, on: On) -> Room:
+    if on.gpu:
+        return NOTHING if w.by or w.ab else _partial(w.M * w.K, on)
+    return _turned(w.N, w.M) if w.ta else _packed(w.N, w.K) if w.tb else _turned(w.N, w.K)
+
+
+def matmul_bwd_b_workspace(w: Any, on: On) -> Room:
+    if on.gpu:
+        return NOTHING if w.bb and not w.by else _partial(w.K * w.N, on)
+    return (_turned(w.M, w.K) if w.ta else _packed(w.M, w.K)) if w.tb else _packed(w.M, w.N)
+
+
+PARTIAL_SUMS = "2 if gpu and wn else 1"  # they are computed, and added up
+WORKSPACE = S("ws", "wn if gpu else nw*wn")  # partial sums of all workers; panels of each
 
 
 LINEAR = dims("rows inner N K")
@@ -98,40 +147,44 @@ def matmul_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 LINEAR_FWD = RowSpec(
     name="linear_fwd",
     synopsis="y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n])",
-    words=(*LINEAR, ACT, ALPHA),
+    words=(*LINEAR, ACT, ALPHA, WN),
     operands=(
         R("x", "rows*inner*K", "rows"),
         R("wt", "K*N"),
         R("b", "N", optional=True),
         W("y", "rows*inner*N", "rows"),
-        S("ws", _by_device("0", _wide("K", "N"))),
+        WORKSPACE,
     ),
+    workspace=linear_fwd_workspace,
     flops="2*rows*inner*N*K",
 )
 LINEAR_BWD_W = RowSpec(
     name="linear_bwd_w",
     synopsis="dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n]",
-    words=(*LINEAR, ACC),
+    words=(PHASES, *LINEAR, ACC, WN),
     operands=(
         R("x", "rows*inner*K"),
         R("dy", "rows*inner*N"),
         A("dwt", "K*N", "K"),
         A("db", "N", "N", optional=True),
-        S("ws", _by_device(_partial_over("rows*inner", "(K + 1)*N"), _wide("rows*inner", "N"))),
+        WORKSPACE,
     ),
+    workspace=linear_bwd_w_workspace,
+    phases=PARTIAL_SUMS,
     flops="2*rows*inner*N*K",
 )
 LINEAR_BWD_X = RowSpec(
     name="linear_bwd_x",
     synopsis="dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n]",
-    words=(*LINEAR, ACT, ALPHA),
+    words=(*LINEAR, ACT, ALPHA, WN),
     operands=(
         R("wt", "K*N"),
         R("dy", "rows*inner*N", "rows"),
         R("ya", "rows*inner*K", "rows", optional="act == 0"),
         W("dx", "rows*inner*K", "rows"),
-        S("ws", _by_device("0", _panel("N", "K"))),
+        WORKSPACE,
     ),
+    workspace=linear_bwd_x_workspace,
     flops="2*rows*inner*N*K",
 )
 
@@ -162,51 +215,44 @@ register(
 MATMUL_FWD = RowSpec(
     name="matmul_fwd",
     synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
-    words=MATMUL,
+    words=(*MATMUL, WN),
     operands=(
         R("a", A_ELEMS, "(0 if ta else M) if by else (G if ab else 0)"),
         R("b", B_ELEMS, "0 if by or not bb else G"),
         W("y", Y_ELEMS, "M if by else G"),
-        S("ws", _by_device("0", f"{_panel('K', 'N')} if tb else {_wide('K', 'N')}")),
+        WORKSPACE,
     ),
+    workspace=matmul_fwd_workspace,
     require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
 )
 MATMUL_BWD_A = RowSpec(
     name="matmul_bwd_a",
     synopsis="da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]",
-    words=(*MATMUL, ACC),
+    words=(PHASES, *MATMUL, ACC, WN),
     operands=(
         R("b", B_ELEMS, "G if ab and bb and not by else 0"),
         R("dy", Y_ELEMS, "G if ab and not by else 0"),
         A("da", A_ELEMS, "G if ab and not by else (K if ta else M)"),
-        S(
-            "ws",
-            _by_device(
-                f"0 if by or ab else {_partial('M*K')}",
-                f"{_panel('N', 'M')} if ta else {_wide('N', 'K')} if tb else {_panel('N', 'K')}",
-            ),
-        ),
+        WORKSPACE,
     ),
+    workspace=matmul_bwd_a_workspace,
+    phases=PARTIAL_SUMS,
     require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
 )
 MATMUL_BWD_B = RowSpec(
     name="matmul_bwd_b",
     synopsis="db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]",
-    words=(*MATMUL, ACC),
+    words=(PHASES, *MATMUL, ACC, WN),
     operands=(
         R("a", A_ELEMS, "G if ab and bb and not by else 0"),
         R("dy", Y_ELEMS, "G if bb and not by else 0"),
         A("db", B_ELEMS, "G if bb and not by else (N if tb else K)"),
-        S(
-            "ws",
-            _by_device(
-                f"0 if bb and not by else {_partial('K*N')}",
-                f"({_panel('M', 'K')} if ta or K >= 512 else 0) if tb else {_wide('M', 'N')}",
-            ),
-        ),
+        WORKSPACE,
     ),
+    workspace=matmul_bwd_b_workspace,
+    phases=PARTIAL_SUMS,
     require=("1 - G if by else 0", "G - 1 if by else 0"),
     flops="2*G*M*N*K",
 )

@@ -79,7 +79,7 @@ def check_row(spec: OpSpec, row: RowSpec) -> None:
             wrong(
                 f"word {word.name!r} is a dim, int or float from lo to hi, not {word.kind!r} from {word.lo} to {word.hi}"
             )
-    expressions = [(f"require {text!r}", text) for text in row.require] + [("flops", row.flops)]
+    expressions = [(f"require {text!r}", text) for text in row.require] + [("flops", row.flops), ("phases", row.phases)]
     for name, operand in operands.items():
         if operand.access not in ("r", "w", "a", "u", "s"):
             wrong(f"operand {name!r} has access {operand.access!r}: R, W, A, U and S make operands")
@@ -130,7 +130,7 @@ def sizes_of(spec: OpSpec, inputs: Shapes, attrs: Mapping[str, Any]) -> dict[str
         raise CalcError(f"`words` must return a dict, not {repr(words)}")
     for row in spec.rows:
         for word in row.words if is_own(row) else ():
-            value = words.get(word.name, 0 if word.name == "acc" else None)  # acc is lowering's
+            value = words.get(word.name, 0 if word.name in ("acc", "wn", "phases") else None)  # which are lowering's
             if not (isinstance(value, Affine) and word.kind == "dim") and not isinstance(value, Real):
                 raise CalcError(f"row {row.name!r} has a word {word.name!r}, for which `words` gives {repr(value)}")
     for row in spec.fwd:

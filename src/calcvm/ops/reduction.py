@@ -8,11 +8,28 @@ workers share x by.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from calcvm.ops.dims import ONE, Affine, Shape, numel, show
-from calcvm.ops.spec import Attr, Example, Operand, OpSpec, R, RowSpec, Shapes, W, Word, choice, dims, register
+from calcvm.ops.sizes import On, parts
+from calcvm.ops.spec import (
+    PHASES,
+    WN,
+    Attr,
+    Example,
+    Operand,
+    OpSpec,
+    R,
+    RowSpec,
+    S,
+    Shapes,
+    W,
+    Word,
+    choice,
+    dims,
+    register,
+)
 
 BY = choice("by", 2)  # 1: shared over what is kept, the leading axis being reduced
 BLOCKS = 3  # of neighbouring axes that a sum may be over
@@ -121,6 +138,17 @@ _SEVERAL: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
 )
 
 
+BLOCK = 4096  # summands of a partial sum, as in kernels_cpu/reduction.py
+LONG = 1 << 16  # summands from which a team sums what becomes one number
+
+
+def sum_workspace(w: Any, on: On) -> tuple[Any, Any]:
+    """Partial sums of what becomes one number, for a CPU's team."""
+    R = w.R0 * w.R1 * w.R2
+    many = not on.gpu and on.nw > 1 and w.O * w.K0 * w.K1 * w.I == 1 and R >= LONG
+    return 0, parts(R, BLOCK) if many else 0
+
+
 def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[int, int]) -> None:
     form = EXTREMUM if "y" in reads else SUM
     fwd = RowSpec(
@@ -131,6 +159,18 @@ def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[i
         require=form.require,
         flops=f"{flops[0]}*{form.x}",
     )
+    if form is SUM:
+        fwd = replace(
+            fwd,
+            words=(PHASES, *form.words, WN),
+            operands=(
+                R("x", form.x, "0 if by or wn else O"),
+                W("y", form.y, f"{form.kept} if by else O"),
+                S("ws", "wn"),
+            ),
+            phases="2 if wn else 1",
+            workspace=sum_workspace,
+        )
     if form is EXTREMUM:  # the first of equals is sought along R: one worker for each O
         operands: tuple[Operand, ...] = (
             R("dy", form.y, "O"),

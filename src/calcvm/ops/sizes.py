@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import zip_longest
-from types import CodeType
-from typing import Any
+from types import CodeType, SimpleNamespace
+from typing import Any, NamedTuple
 
 from calcvm.ops.dims import Affine, affine
 
@@ -223,7 +223,7 @@ def _affine(coefficients: tuple[int, ...]) -> Affine:
 
 
 def exact(function: Callable[[list[Any]], Sequence[Form | int]], words: Sequence[Any], last: int) -> tuple[Extent, ...]:
-    """What ``function`` makes of ``words`` (numbers, `Affine` sizes), for all batches from 1 to ``last``.
+    """What ``function`` makes of ``words`` (numbers and sizes), for all batches from 1 to ``last``.
 
     Raises
     ------
@@ -236,7 +236,7 @@ def exact(function: Callable[[list[Any]], Sequence[Form | int]], words: Sequence
         end = last
         while True:
             try:
-                found = function([_on(w, first, end) if isinstance(w, Affine) else w for w in words])
+                found = function([_piece(w, first, end) if isinstance(w, Extent) else w for w in words])
                 break
             except _Cut as cut:
                 end = cut.at - 1
@@ -291,6 +291,13 @@ def _min(*sizes: Any) -> Any:
     return out
 
 
+def parts(n: Any, m: int) -> Any:
+    """A size that is no less than n / m, for every batch: the least that is a number, or a polynomial."""
+    if isinstance(n, Form):
+        return n._new([-(-c // m) for c in n.coefficients])
+    return -(-n // m)
+
+
 def _ceil_div(n: Any, m: Any) -> Any:
     return -(-n // m)
 
@@ -308,7 +315,16 @@ LANGUAGE = (
     ast.Expression, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.UnaryOp,
     ast.USub, ast.Not, ast.BoolOp, ast.And, ast.Or, ast.Compare, ast.cmpop, ast.IfExp, ast.Call,
 )  # fmt: skip
-MACHINE = ("nw", "gpu")  # what sizes may depend on beside words: the team, whether on a GPU
+
+
+class On(NamedTuple):
+    """What sizes may depend on beside words: the planned team, whether on a GPU."""
+
+    nw: int
+    gpu: int
+
+
+MACHINE = On._fields
 
 
 def reads(expression: str) -> tuple[str, ...]:
@@ -341,7 +357,7 @@ def evaluate(expression: str, words: Mapping[str, Any]) -> Any:
     """
     code, names = _compiled(expression)
     values = [(n, words[n]) for n in names if n in words]
-    if any(isinstance(v, Affine) for _, v in values):
+    if any(isinstance(v, Extent) for _, v in values):
         return _evaluated(expression, tuple(values))
     return eval(code, FUNCTIONS, dict(values))
 
@@ -361,3 +377,28 @@ def extent(expression: str, words: Mapping[str, Any]) -> Extent:
     """The same as a size for all batches, also where it is a number."""
     n = evaluate(expression, words)
     return n if isinstance(n, Piecewise) else affine(n)
+
+
+# ---------------------------------------------------------------- scratch
+def workspace(spec: Any, words: Mapping[str, Any], on: On) -> tuple[Extent, Extent]:
+    """The least ``wn`` of a row of these words and what speed wants, for all batches.
+
+    Raises
+    ------
+    Undecided : they are no sizes of the batch.
+    """
+    return _workspace(spec.workspace, tuple((w.name, words[w.name]) for w in spec.words if w.name in words), on)
+
+
+@lru_cache(maxsize=1 << 12)
+def _workspace(rule: Callable, words: tuple[tuple[str, Any], ...], on: On) -> tuple[Extent, Extent]:
+    names = [n for n, _ in words]
+
+    def over(values: list[Any]) -> tuple[Any, Any]:
+        return rule(SimpleNamespace(**dict(zip(names, values))), on)
+
+    if not any(isinstance(v, Extent) for _, v in words):
+        least, wanted = over([v for _, v in words])
+        return affine(least), affine(wanted)
+    least, wanted = exact(over, [v for _, v in words], MAX_BATCH)
+    return least, wanted

@@ -9,6 +9,10 @@ fails when it is a lie.
 Sizes (`elems`, `part`, `flops`) are expressions over the row's words, such as ``"M*K"``.  What they mean for
 each batch `calcvm.ops.sizes` decides; the reference shows them as written.  Extents of scratch may also use
 ``nw``, the planned number of workers, and ``gpu``, 1 for the device "cuda" and else 0.
+
+Scratch is a budget.  The word ``wn`` of a row says how many elements it may use: each worker, where the extent of
+the scratch is ``nw*wn``, all together, where it is ``wn``.  Beside the row stands a function that says what is the
+least, and what speed wants (`RowSpec.workspace`); kernels give the same bits for any ``wn`` from the one to the other.
 """
 
 from __future__ import annotations
@@ -104,6 +108,8 @@ def S(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
 
 
 ACC = Word(name="acc", kind="int", lo=0, hi=1)
+PHASES = Word(name="phases", lo=1, hi=2**20)  # of a row that has several: assembly counts them; its first word
+WN = Word(name="wn", kind="int")  # elements of scratch that may be used: lowering chooses them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +119,10 @@ class RowSpec:
     name : stored programs know it by this, and by its words and operands: with others it is another instruction.
     in_place : pairs (written, read) that may share storage when the read value dies here.
     require : expressions over the words that must be >= 0: what the kernel relies on beyond the ranges.
+    phases : how often the row is run, with a meeting of all workers in between; where it is not "1", the first word is
+        `PHASES`.  Parts hold in every phase; scratch belongs to all workers, and what one has written there others read
+        in the phases after.
+    workspace : (words, `calcvm.ops.sizes.On`) -> the least ``wn`` and what speed wants, for a row that has this word.
     """
 
     name: str
@@ -122,10 +132,18 @@ class RowSpec:
     in_place: tuple[tuple[str, str], ...] = ()
     require: tuple[str, ...] = ()
     flops: str = "0"
+    phases: str = "1"
+    workspace: Callable[[Any, Any], tuple[Any, Any]] | None = None
 
     def __post_init__(self) -> None:
         if self.n_words > MAX_WORDS:
             raise CalcError(f"row {self.name!r} has more than {MAX_WORDS} words")
+        if (self.words[:1] == (PHASES,)) != (self.phases != "1"):
+            raise CalcError(f"row {self.name!r}: its first word is PHASES where it has several phases=, and only there")
+        if (WN in self.words) != (self.workspace is not None):
+            raise CalcError(
+                f"row {self.name!r}: the word WN and the function workspace= are given together, or neither"
+            )
 
     @property
     def n_words(self) -> int:

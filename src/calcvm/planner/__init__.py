@@ -18,6 +18,7 @@ from calcvm.planner.offsets import load
 from calcvm.planner.order import improve
 from calcvm.planner.result import Plan, Zone
 from calcvm.planner.sync import barriers
+from calcvm.planner.workspace import with_least
 
 __all__ = ["Plan", "Zone", "plan"]
 
@@ -32,6 +33,7 @@ def plan(
     memory: int | None = None,
     workers: int = 1,
     gpu: bool = False,
+    least: bool = False,
     merge_updates: bool = True,
     effort: int = EFFORT,
 ) -> Plan:
@@ -45,6 +47,7 @@ def plan(
     memory : budget in bytes, a hard cap.
     workers : the largest team that will run the program (scratch is sized for it).
     gpu : workers are thread blocks of a GPU.
+    least : rows get the least scratch with which they run, not what speed wants.
 
     Raises
     ------
@@ -61,6 +64,8 @@ def plan(
         raise PlanError(f"workers must be at least 1, not {workers}")
     machine = Machine(itemsize, workers, gpu)
     _check_machine(lowered, machine)
+    if least:
+        lowered = with_least(lowered, machine)
 
     def prepare(ordered: Lowered) -> tuple[Lowered, Groups, Layout]:
         merged, groups = merge_rows(ordered, machine, merge_updates)

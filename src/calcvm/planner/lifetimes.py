@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from calcvm.ops.sizes import Extent, extent, times
+from calcvm.ops.sizes import Extent, On, extent, times
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import bytes_of
@@ -42,8 +42,11 @@ class Machine:
 
     def size(self, expression: str, st: Statement) -> Extent:
         """A size expression of the operator table over a statement's words."""
-        names = {"nw": self.workers, "gpu": int(self.gpu), **st.words}
-        return extent(expression, names)
+        return extent(expression, {**self.on._asdict(), **st.words})
+
+    @property
+    def on(self) -> On:
+        return On(self.workers, int(self.gpu))
 
     def extent(self, operand: Operand, st: Statement) -> Extent:
         """Bytes of an operand that the statement may touch."""

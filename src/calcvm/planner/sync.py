@@ -31,7 +31,13 @@ def _sharing(o: Operand, st: Statement, start: int, extent: Extent, batch: int, 
         return "last worker"
     if units.bounds(batch)[0] > 0:
         return (start, extent.until(batch), units)
-    return (start, extent.until(batch), "scratch") if o.access == "s" and not machine.gpu else None
+    own = o.access == "s" and not machine.gpu and phases(st, batch, machine)[1] == 1
+    return (start, extent.until(batch), "scratch") if own else None
+
+
+def phases(st: Statement, batch: int, machine: Machine) -> tuple[int, int]:
+    """The fewest and the most phases of a statement for batches up to ``batch``."""
+    return machine.size(st.spec.phases, st).bounds(batch) if st.spec.phases != "1" else (1, 1)
 
 
 def barriers(
@@ -54,6 +60,8 @@ def barriers(
                 own[key] = own.get(key, False) or o.writes
         if _conflict(pending, own):
             flags[t - 1] = True
+            pending.clear()
+        if phases(st, batch, machine)[0] > 1:  # all meet inside
             pending.clear()
         for key, writes in own.items():
             pending[key] = pending.get(key, False) or writes

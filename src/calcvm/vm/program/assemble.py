@@ -10,10 +10,11 @@ import numpy as np
 
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import Affine
+from calcvm.ops.sizes import extent
 from calcvm.ops.spec import HEADER_WORDS, row_words
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import dtype_of
-from calcvm.vm.program.encoding import FLAG_PC_SHIFT, FLAG_SYNC, encode_row, instructions
+from calcvm.vm.program.encoding import FLAG_PC_SHIFT, FLAG_PHASES, FLAG_SYNC, encode_row, instructions
 from calcvm.vm.program.program import Program, Symbol, Zone
 from calcvm.vm.program.verify import verify
 
@@ -65,6 +66,7 @@ def assemble(
                     raise ProgramError(f"row {i} ({statement.label}): the plan has no offset for {value.name}")
                 offsets[operand.name] = plan.offsets[value] + statement.shifts.get(operand.name, 0)
                 operand_values[i, k] = index[value]
+        flags |= FLAG_PHASES if statement.spec.phases != "1" and numbers["phases"] > 1 else 0
         row = encode_row(statement.spec, numbers, offsets, flags, place[statement.spec.name])
         rows[i, : len(row)] = row
     program = Program(
@@ -91,8 +93,13 @@ def _numbers(statement: Statement, batch: int) -> tuple[dict[str, Any], list[tup
     """The words at ``batch``, and (word index, a, b) of those that depend on it."""
     numbers: dict[str, Any] = {}
     forms = []
-    for k, word in enumerate(statement.spec.words, HEADER_WORDS):
-        value = statement.words[word.name]
+    words, spec = dict(statement.words), statement.spec
+    if spec.workspace:
+        words["wn"] = words["wn"].bounds(batch)[1]  # enough for every batch
+    if spec.phases != "1":
+        words["phases"] = extent(spec.phases, words)
+    for k, word in enumerate(spec.words, HEADER_WORDS):
+        value = words[word.name]
         if isinstance(value, Affine):
             if not value.constant:
                 forms.append((k, value.a, value.b))
@@ -111,7 +118,9 @@ def _numbered(info: Any, index: Mapping[Value, int]) -> Any:
 
 
 def _symbol(v: Value, plan: Any, index: Mapping[Value, int], dtype: str) -> Symbol:
-    elems = v.elems if isinstance(v.elems, Affine) else Affine(0, v.elems.bounds(plan.batch_size)[1])
+    elems = v.elems
+    if v.kind == "workspace" or not isinstance(elems, Affine):
+        elems = Affine(0, elems.bounds(plan.batch_size)[1])
     return Symbol(
         name=v.name,
         kind=v.kind,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from calcvm.vm.program.program import Program, Symbol, Zone
 
 NAMED_WORDS = {"act": ACTIVATIONS}  # words whose numbers have names
+PLAIN = {"wn": 0, "phases": 1}  # words that are shown where they are something else
 
 
 def disassemble(program: Program, batch: int | None = None) -> str:
@@ -76,7 +77,8 @@ class _Line:
             for name, (offset, _) in self.operands.items()
             if name not in used and offset != ABSENT
         ]
-        words = [f"{name}={_show(value)}" for name, value in self.words.items() if name not in NAMED_WORDS]
+        shown = {n: v for n, v in self.words.items() if n not in NAMED_WORDS and (n not in PLAIN or v != PLAIN[n])}
+        words = [f"{name}={_show(value)}" for name, value in shown.items()]
         tail = f"  {{{' '.join(words)}}}" if words else ""
         tail += f"  with {', '.join(others)}" if others else ""
         tail += "  |sync" if self.row[1] & FLAG_SYNC else ""

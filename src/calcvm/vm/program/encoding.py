@@ -1,7 +1,7 @@
 """Rows as integers: one encoder and one decoder for all operators, driven by the operator table.
 
-Word 0 is the instruction, by its place in the program's list; word 1 the flags (bit 0: barrier after the row; from bit 8
-on: the row's index); then the spec's words in order, then an element offset for each operand (-1: left out).
+Word 0 is the instruction, by its place in the program's list; word 1 the flags (bit 0: barrier after the row; bit 1:
+it has several phases, as many as its first own word says; from bit 8 on: the row's index); then the spec's words in order, then an element offset for each operand (-1: left out).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
 from calcvm.ops.types import BYTES
 
-FLAG_SYNC = 1
+FLAG_SYNC, FLAG_PHASES = 1, 2
 FLAG_PC_SHIFT = 8
 ABSENT = -1
 ALIGN_BYTES = 64  # a cache line, on which rows and storage begin
@@ -81,6 +81,11 @@ def encode_row(
         row[k] = ABSENT if offset is None else offset
         k += 1
     return row
+
+
+def phases_of(row: np.ndarray) -> int:
+    """How often an encoded row is run."""
+    return int(row[HEADER_WORDS]) if row[1] & FLAG_PHASES else 1
 
 
 def decode_row(spec: RowSpec, row: np.ndarray) -> tuple[dict[str, Any], dict[str, int]]:

@@ -48,9 +48,9 @@ def _caller(n: int):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def call_kernel(tc, address, heap, row, worker, n_workers):
+def call_kernel(tc, address, heap, row, worker, n_workers, phase):
     """Call the kernel at a native address."""
-    return _caller(4)
+    return _caller(5)
 
 
 @intrinsic

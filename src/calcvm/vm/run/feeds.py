@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from calcvm import checks
+from calcvm import checks, dtypes
 from calcvm.errors import CalcError, ShapeError
 from calcvm.vm.run import job as layout
 
@@ -43,7 +43,7 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
     if given.kind not in "fiub":
         return array
     if dtype:
-        return checks.as_type(repr(name), array, dtype)
+        return dtypes.as_type(repr(name), array, dtype)
     if given in IN_PLACE:
         return array
     if given.kind == "b":

@@ -140,7 +140,12 @@ def run_span(job, rows, start, stop, worker):
     row, end = rows + start * row_bytes, rows + stop * row_bytes
     while row < end:
         words = i64_at(row)
-        call_kernel(addresses[words[0]], heap, row, worker, n_workers)
+        call_kernel(addresses[words[0]], heap, row, worker, n_workers, 0)
+        if words[1] & 2:
+            for phase in range(1, words[2]):
+                if n_workers > 1:
+                    barrier(control, n_workers)
+                call_kernel(addresses[words[0]], heap, row, worker, n_workers, phase)
         if n_workers > 1 and words[1] & 1:
             barrier(control, n_workers)
         row += row_bytes

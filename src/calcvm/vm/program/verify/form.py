@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from calcvm.errors import ProgramError
-from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH
+from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH, On
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named, row_words
 from calcvm.ops.statement import PHASES
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
@@ -42,8 +43,16 @@ class Row:
         self.extents = table([o.elems for o in spec.operands])
         self.parts = table([o.part if o.part not in ("", "w0") else "0" for o in spec.operands])
         self.require = table(spec.require)
+        self.phases = table([spec.phases]) if spec.phases != "1" else None
+        self.names, self.wn = tuple(names), names.index("wn") if "wn" in names else None
         self.optional = table([o.optional if isinstance(o.optional, str) else str(o.optional) for o in spec.operands])
         self.acc = names.index("acc") if "acc" in names else None
+
+    def spare(self, words: Sequence[Any], on: On) -> tuple:
+        """What the row may use of scratch beyond the least, where it says."""
+        if self.wn is None or self.spec.workspace is None:
+            return ()
+        return (words[self.wn] - self.spec.workspace(SimpleNamespace(**dict(zip(self.names, words))), on)[0],)
 
 
 _ROWS: dict[str, Row] = {}

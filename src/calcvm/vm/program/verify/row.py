@@ -9,10 +9,10 @@ from typing import Any
 
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import ZERO, Affine
-from calcvm.ops.sizes import Extent, Piecewise, exact, times
+from calcvm.ops.sizes import Extent, On, Piecewise, exact, times
 from calcvm.ops.spec import HEADER_WORDS, Operand
 from calcvm.ops.types import bytes_of, dtype_of
-from calcvm.vm.program.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_SYNC, RESERVED
+from calcvm.vm.program.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_PHASES, FLAG_SYNC, RESERVED
 from calcvm.vm.program.verify.form import EARLY, LATE, Row
 from calcvm.vm.program.verify.storage import Storage
 
@@ -71,8 +71,11 @@ class Rows(Storage):
     def check_row(self, i: int, row: list[int], values: list[int]) -> list[Access]:
         """Check a row by itself; returns what its operands touch."""
         r = self.known[row[0]]
-        if row[1] & ~FLAG_SYNC != i << FLAG_PC_SHIFT:
-            self.fail(i, f"flags {row[1]:#x} are malformed: bits 8 up must hold the row's index")
+        several = FLAG_PHASES if r.phases and row[HEADER_WORDS] > 1 else 0
+        if row[1] & ~FLAG_SYNC != i << FLAG_PC_SHIFT | several:
+            self.fail(
+                i, f"flags {row[1]:#x} are malformed: bit 1 tells of several phases, bits 8 up hold the row's index"
+            )
         if any(row[r.stop :]):
             self.fail(i, f"words {r.stop} to {self.width - 1} must be zero")
         if max(values[: r.first_operand]) != -1 or max(values[r.stop :], default=-1) != -1:
@@ -126,11 +129,19 @@ class Rows(Storage):
         n = len(r.spec.operands)
 
         def on(words: list[Any]) -> tuple:
-            return (*r.extents(*words, *tail), *r.parts(*words, *tail), *r.require(*words, *tail))
+            return (
+                *r.extents(*words, *tail),
+                *r.parts(*words, *tail),
+                *r.require(*words, *tail),
+                *r.spare(words, On(*tail)),
+                *((words[0] - r.phases(*words, *tail)[0],) if r.phases else ()),
+            )
 
         try:
             found = exact(on, words, self.batch) if patched else tuple(Affine(0, v) for v in on(words))
-            for expression, size in zip(r.spec.require, found[2 * n :]):
+            if r.phases and found[-1] != ZERO:
+                self.fail(i, f"it has {words[0]} phases, which is {found[-1]} too many")
+            for expression, size in zip((*r.spec.require, "wn less the least workspace"), found[2 * n :]):
                 least = size.bounds(self.batch)[0]
                 if least < 0:
                     self.fail(i, f"{expression} = {least}, it must not be negative")
@@ -164,7 +175,8 @@ class Rows(Storage):
             return "last worker"  # share(1, w, nw) is empty but for w = nw - 1
         if units != ZERO and self.bounds(i, units)[0] > 0:
             return (start, size, units)
-        return (start, size, "scratch") if operand.access == "s" and not self.gpu else None
+        own = operand.access == "s" and not self.gpu and not self.decoded[i][0][1] & FLAG_PHASES
+        return (start, size, "scratch") if own else None
 
     def check_empty(self, i: int, r: Row, words: list[Any], tail: tuple[int, int]) -> None:
         """A size of zero must not hide a product of the others that no operand bounds."""

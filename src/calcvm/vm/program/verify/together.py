@@ -6,8 +6,9 @@ from bisect import bisect_left, bisect_right
 from typing import NoReturn
 
 from calcvm.errors import ProgramError
+from calcvm.ops.dims import Affine
 from calcvm.vm.program.documents import check_info
-from calcvm.vm.program.encoding import FLAG_SYNC
+from calcvm.vm.program.encoding import FLAG_PHASES, FLAG_SYNC
 from calcvm.vm.program.verify.row import Access, Rows
 
 
@@ -159,6 +160,9 @@ class Together(Rows):
         group: list[Access] = []
         for i in span:
             group += self.accesses[i]
+            if self.decoded[i][0][1] & FLAG_PHASES and self.patched.get(i, {}).get(0, Affine(0, 2)).at(1) > 1:
+                self.check_group(group)  # all meet inside the row
+                group = [*self.accesses[i]]
             if self.decoded[i][0][1] & FLAG_SYNC:
                 self.check_group(group)
                 group = []

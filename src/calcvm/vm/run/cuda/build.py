@@ -18,8 +18,8 @@ from pathlib import Path
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cuda import _cuda, kernels
 from calcvm.kernels_cuda._common import Kernel
-from calcvm.kernels_cuda._gemm import shared_bytes as scratch_bytes
-from calcvm.kernels_cuda._tuples import by_number, folded, mapped
+from calcvm.kernels_cuda._product import shared_bytes as scratch_bytes
+from calcvm.kernels_cuda._tuples import by_number
 from calcvm.vm.run.cuda import loop
 
 ARGUMENTS = {"rows": 1, "rounds": 1, "fleet": 1, "row": 3, "bring": 1, "hand_over": 1}  # 64-bit integers
@@ -58,42 +58,13 @@ def functions(names: Iterable[str], dtype: str) -> dict[str, Callable]:
 @cache
 def _functions(names: tuple[str, ...], dtype: str, marks: tuple[str, ...]) -> dict[str, Callable]:
     rows = _rows(names)
-    second = {code: kernel.finish for code, kernel in rows.items() if kernel.finish}
-    first_halves = by_number({code: kernel.bound for code, kernel in rows.items()})
-    second_halves = by_number({code: kernel.bound for code, kernel in second.items()})
-    of_two = tuple(second) or (NOBODY,)
+    run = by_number({code: kernel.bound for code, kernel in rows.items()})
 
     @_cuda.device
-    def dispatch(h, r, w, nw):  # type: ignore[no-untyped-def]
-        first_halves(r[0], h, r, w, nw)
+    def dispatch(h, r, w, nw, phase):  # type: ignore[no-untyped-def]
+        run(r[0], h, r, w, nw, phase)
 
-    @_cuda.device
-    def two_halves(op):  # type: ignore[no-untyped-def]
-        return folded(_either, mapped(_equal, (of_two,), op))
-
-    @_cuda.device
-    def finish(h, r, w, nw):  # type: ignore[no-untyped-def]
-        second_halves(r[0], h, r, w, nw)
-
-    return loop.entries(dispatch, two_halves, finish, {"float32": _cuda.f32_at, "float64": _cuda.f64_at}[dtype])
-
-
-NOBODY = -1
-
-
-@_cuda.device
-def _equal(a: int, b: int) -> bool:
-    return a == b
-
-
-@_cuda.device
-def _either(a: bool, b: bool) -> bool:
-    return a or b
-
-
-def has_second_half(name: str) -> bool:
-    """Whether a row is two launches, with all blocks' work between them done."""
-    return kernels()[name].finish is not None
+    return loop.entries(dispatch, {"float32": _cuda.f32_at, "float64": _cuda.f64_at}[dtype])
 
 
 def number(name: str) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 from calcvm.errors import CalcError, DeviceError
 from calcvm.kernels_cpu._native import cache_root
 from calcvm.ops.contraction import PRODUCTS
+from calcvm.vm.program.encoding import phases_of
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.cuda import build
 from calcvm.vm.run.cuda.arena import Arena, Piece
@@ -439,7 +440,7 @@ class Cuda:
     def _row_launches(
         self, kernels: Kernels, workers: int, rows: int, spans: list[tuple[int, int]], heap: int
     ) -> list[Launch]:
-        """A launch a row (two where it has two halves), each of blocks enough to fill the device."""
+        """A launch for each phase of each row, of blocks enough to fill the device."""
         found = []
         for start, stop in spans:
             for pc in range(start, stop):
@@ -448,8 +449,8 @@ class Cuda:
                 target = self._target(kernels.precision, self.threads, 1 if product else WIDE_BLOCKS)
                 function, resident = self.function("row", (name,), kernels.dtype, target)
                 blocks = workers if product else max(workers, resident * self.driver.multiprocessors)
-                for half in range(1 + build.has_second_half(name)):
-                    arguments = [heap, rows + kernels.rows.strides[0] * pc, half]
+                for phase in range(phases_of(kernels.rows[pc])):
+                    arguments = [heap, rows + kernels.rows.strides[0] * pc, phase]
                     found.append(self._launch(function, target, kernels, blocks, arguments, False))
         return found
 

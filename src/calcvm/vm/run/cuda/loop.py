@@ -38,7 +38,8 @@ from calcvm.kernels_cuda._cuda import (
     u8_at,
     warp_size,
 )
-from calcvm.ops.spec import MAX_WORDS
+from calcvm.ops.spec import HEADER_WORDS, MAX_WORDS
+from calcvm.vm.program.encoding import FLAG_PHASES
 from calcvm.vm.run.job import (
     ADDRESS,
     BARRIER,
@@ -373,11 +374,17 @@ def as_f64_word(words, k):
     return as_f64(at(words, k))
 
 
+@device
+def phases_of(r):
+    """How often a row is run (`calcvm.vm.program.encoding.phases_of`)."""
+    return r[HEADER_WORDS] if r[1] & FLAG_PHASES else 1
+
+
 # ---------------------------------------------------------------- entries
-def entries(dispatch: Callable, two_halves: Callable, finish: Callable, heap_at: Callable) -> dict[str, Callable]:
+def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
     """The kernels of a program: functions of one argument, the address of a job (of `row`: heap and row).
 
-    dispatch(h, r, w, nw) runs a row by its number; two_halves(number) whether it has a second half, finish runs that.
+    dispatch(h, r, w, nw, phase) runs a phase of a row by its number.
     heap_at : address to pointer of the heap's elements.
     """
 
@@ -403,11 +410,13 @@ def entries(dispatch: Callable, two_halves: Callable, finish: Callable, heap_at:
             last = pc + 1 == stop
             if not last:
                 ask_for(rows, row_bytes, pc + 1)
-            dispatch(h, r, w, nw)
-            if two_halves(r[0]):
-                late = meet(control, nw)
+            phase, phases = 0, phases_of(r)
+            while phase < phases and late == 0:
+                if phase > 0:
+                    late = meet(control, nw)
                 if late == 0:
-                    finish(h, r, w, nw)
+                    dispatch(h, r, w, nw, phase)
+                phase += 1
             copy_wait()
             if nw > 1 and late == 0 and (last or r[1] & 1):
                 late = meet(control, nw)
@@ -541,13 +550,11 @@ def entries(dispatch: Callable, two_halves: Callable, finish: Callable, heap_at:
             if turn < words[N_TASKS]:
                 run_turn(i64_at(i64_at(words[TASKS])[turn]), words[SLICE])
 
-    def row(heap, address, half):
-        """One row, or its second half, as a launch of its own."""
+    def row(heap, address, phase):
+        """A phase of a row, if it has that at the batch at hand, as a launch of its own."""
         h, r = heap_at(heap), i64_at(address)
-        if half == 0:
-            dispatch(h, r, block(), blocks())
-        else:
-            finish(h, r, block(), blocks())
+        if phase < phases_of(r):
+            dispatch(h, r, block(), blocks(), phase)
 
     def bring(job):
         """The samples of round FIRST into the placeholders, as a launch of its own."""

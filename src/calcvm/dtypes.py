@@ -1,0 +1,43 @@
+"""Types of numbers that users ask for, and numbers as an array of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from calcvm import checks
+from calcvm.errors import CalcError
+from calcvm.ops.types import BYTES, FLOAT, TYPES
+
+
+def type_of(what: str, value: Any) -> str:
+    """A type of `calcvm.ops.types`, from its name or as NumPy has it; None: the program's float."""
+    if value is None or value is float or value == FLOAT:
+        return FLOAT
+    try:
+        name = np.dtype(value).name
+    except TypeError:
+        name = ""
+    if name not in BYTES:
+        raise CalcError(f"{what}: dtype {checks.shown(value)} is unknown; take one of {', '.join(TYPES)}")
+    return name
+
+
+def as_type(what: str, numbers: np.ndarray, type_: str) -> np.ndarray:
+    """Numbers as an array of a type that has them all; floats are rounded to floats.
+
+    Raises
+    ------
+    CalcError : a number is none of the type's.
+    """
+    if numbers.dtype == type_:
+        return numbers
+    with np.errstate(all="ignore"):
+        out = numbers.astype(type_)
+    if out.dtype.kind != "f":
+        wrong = np.flatnonzero((out != numbers).reshape(-1))
+        if wrong.size:
+            where = tuple(map(int, np.unravel_index(wrong[0], numbers.shape)))
+            raise CalcError(f"{what}: {numbers[where]} at index {where} is no {type_}")
+    return out

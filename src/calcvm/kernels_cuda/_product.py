@@ -1,0 +1,161 @@
+"""The product that a block computes: its description in shared memory, and results on their way from there to C.
+
+Results.  Sums go through shared memory, so that C, a bias and an activation's output are read and written row by row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from calcvm.formulas.elementwise import ELEMENTWISE
+from calcvm.kernels_cuda._copies import by_minor, itemsize
+from calcvm.kernels_cuda._cuda import (
+    I64,
+    as_f64,
+    as_i64,
+    at,
+    called,
+    compiled_by,
+    device,
+    in_global,
+    like,
+    shared,
+    sync,
+    thread,
+    threads,
+    types,
+)
+from calcvm.kernels_cuda._formulas import formula
+from calcvm.kernels_cuda._reduce import add
+from calcvm.kernels_cuda._tuples import mapped, stores
+
+NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.ACTIVATIONS
+DERIVATIVE = 8  # added to an activation: multiply by its derivative instead
+SET, FROM_INIT = 0, 1  # modes
+# Words of a product's description, and how many there are.
+A, A_RS, A_KS, A_GS, B, B_KS, B_CS, B_GS, C, C_RS, INIT, INIT_RS, YA, MODE, ACT, ALPHA, SUMMANDS, BLOCK, REAL = range(
+    19
+)
+FIELDS = 32
+
+
+def shared_bytes(threads: int, itemsize: int) -> int:
+    """Shared scratch of a block of so many threads: what kernels may use."""
+    return max(min(192 * threads, 47104), 8192)
+
+
+def _since(tc, base, p):
+    def build(ctx, b, sig, args):
+        base, p = (b.ptrtoint(x, I64) for x in args)
+        return b.ashr(b.sub(p, base), I64({32: 2, 64: 3}[sig.args[0].dtype.bitwidth]))
+
+    return types.int64(base, p), build
+
+
+@compiled_by(_since)
+def since(base, p):
+    """Elements from one pointer to another."""
+    return (p.ctypes.data - base.ctypes.data) // p.itemsize
+
+
+# ---------------------------------------------------------------- the description
+@device
+def described(h):
+    """The description of the product at hand: words in shared scratch."""
+    return as_i64(shared(h))
+
+
+@device
+def tiles_at(h):
+    """Where tiles lie in shared scratch, of the type of the pointer ``h``, and how many elements there are."""
+    before = 8 * FIELDS // itemsize(h)
+    return at(shared(h), before), max(min(192 * threads(), 47104), 8192) // itemsize(h) - before
+
+
+@device
+def product(
+    h, S, kc, real, a, a_rs, a_ks, a_gs, b, b_ks, b_cs, b_gs, c, c_rs, init, init_rs, mode, act, alpha, ya
+):  # fmt: skip
+    """Describe what `gemm` and `partial_sums` shall compute: C[i,j] = act(INIT + sum_f A[i,f] * B[f,j]).
+
+    f = g*S + k: A[i,f] = a[g*a_gs + i*a_rs + k*a_ks], B[f,j] = b[g*b_gs + k*b_ks + j*b_cs]; A's rows from ``real`` on
+    are 1.  INIT is 0 in mode SET, init[i*init_rs + j] in FROM_INIT.  C's and ya's rows are ``c_rs`` apart.  ``kc``
+    summands are one chain.  The description lies in shared memory, where it takes no registers of the tiles.
+    """
+    p = described(h)
+    if thread() == 0:
+        p[A], p[A_RS], p[A_KS], p[A_GS] = since(h, a), a_rs, a_ks, a_gs
+        p[B], p[B_KS], p[B_CS], p[B_GS] = since(h, b), b_ks, b_cs, b_gs
+        p[C], p[C_RS], p[INIT], p[INIT_RS], p[YA] = since(h, c), c_rs, since(h, init), init_rs, since(h, ya)
+        p[MODE], p[ACT], p[SUMMANDS], p[BLOCK], p[REAL] = mode, act, S, kc, real
+        as_f64(p)[ALPHA] = alpha
+    sync()
+
+
+# ---------------------------------------------------------------- activations, and derivatives by their outputs
+def _act(name: str) -> tuple[Any, Any]:
+    op = ELEMENTWISE[name]
+    return formula(op.forward.variant()), formula(op.backward["x"].variant())
+
+
+relu, relu_slope = _act("relu")
+leaky_relu, leaky_relu_slope = _act("leaky_relu")
+sigmoid, sigmoid_slope = _act("sigmoid")
+tanh, tanh_slope = _act("tanh")
+elu, elu_slope = _act("elu")
+
+
+# ---------------------------------------------------------------- results
+_cell = device(lambda i, p, row, j: p[i * row + j])
+_place = device(lambda i, p, row, j: at(p, i * row + j))
+_or_first = device(lambda i, rows, first: i if i < rows else first)
+
+
+@device(inline=False)
+def put(h, rows, cols, ld, width, off, i_off, again, whole):
+    """C's elements from ``off`` on: act(init + sum), the sum in shared memory, the activation where the sum is ``whole``;
+    ``again``: a sum is there already, and this one is added to it.
+
+    Four rows at once: their reads are independent, where one after the other would wait for memory four times.  A row
+    beyond the last is the thread's own first one again.
+    """
+    called()
+    h = in_global(h)
+    p, s = described(h), tiles_at(h)[0]
+    c, c_rs = at(h, p[C] + off), p[C_RS]
+    init, init_rs, mode = (c, c_rs, FROM_INIT) if again else (at(h, p[INIT] + i_off), p[INIT_RS], p[MODE])
+    act = p[ACT] if whole else NONE
+    ya = at(h, p[YA] + off)
+    a = like(h, as_f64(p)[ALPHA])
+    i_first, di, j, dj = by_minor(width, 1)
+    while j < cols:
+        i = i_first
+        while i < rows:
+            four = mapped(_or_first, ((i, i + di, i + 2 * di, i + 3 * di),), rows, i)
+            x = mapped(_cell, (four,), s, ld, j)
+            if mode == FROM_INIT:
+                x = mapped(add, (mapped(_cell, (four,), init, init_rs, j), x))
+            y = mapped(_cell, (four,), ya, c_rs, j) if act > DERIVATIVE else x
+            if act == RELU:
+                x = mapped(relu, (x,))
+            if act == LEAKY_RELU:
+                x = mapped(leaky_relu, (x,), a)
+            if act == SIGMOID:
+                x = mapped(sigmoid, (x,))
+            if act == TANH:
+                x = mapped(tanh, (x,))
+            if act == ELU:
+                x = mapped(elu, (x,), a)
+            if act == RELU + DERIVATIVE:
+                x = mapped(relu_slope, (x, y))
+            if act == LEAKY_RELU + DERIVATIVE:
+                x = mapped(leaky_relu_slope, (x, y), a)
+            if act == SIGMOID + DERIVATIVE:
+                x = mapped(sigmoid_slope, (x, y))
+            if act == TANH + DERIVATIVE:
+                x = mapped(tanh_slope, (x, y))
+            if act == ELU + DERIVATIVE:
+                x = mapped(elu_slope, (x, y), a)
+            stores(mapped(_place, (four,), c, c_rs, j), x)
+            i += 4 * di
+        j += dj
