@@ -178,7 +178,7 @@ LIES = {
         lambda: lying("exp", bwd=True, operands=operands("exp", [W("dy", SIZE, "rows")], bwd=True)),
     ),
     "not in place": ("in_place", lambda: lying("transpose", in_place=(("y", "x"),))),
-    "writes outside its share": ("parts", lambda: lying("sum", operands=operands("sum", [W("y", "O*P*I", "O")]))),
+    "writes outside its share": ("parts", lambda: lying("sum", operands=operands("sum", [W("y", "O*K0*K1*I", "O")]))),
     "reads outside its share": (
         "parts",
         lambda: lying("transpose", operands=operands("transpose", [R("x", "d0*d1*d2*d3*d4*d5", "d0")])),

@@ -8,7 +8,24 @@ from typing import Any
 
 from calcvm.ops import elementwise as _elementwise  # noqa: F401  (declares the activations)
 from calcvm.ops.dims import ONE, Shape, numel, show
-from calcvm.ops.spec import ACC, OPS, A, Attr, Example, OpSpec, R, RowSpec, S, Shapes, W, Word, choice, dims, register
+from calcvm.ops.spec import (
+    ACC,
+    OPS,
+    A,
+    Attr,
+    Example,
+    OpSpec,
+    R,
+    RowSpec,
+    S,
+    Shapes,
+    W,
+    Word,
+    choice,
+    dims,
+    joined,
+    register,
+)
 
 # Activations that a linear row can apply: all can be differentiated from their output alone.
 ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu")
@@ -66,7 +83,7 @@ def linear_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def linear_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    x, w = shapes["x"], shapes["wt"]
+    x, w = joined(shapes["x"]), shapes["wt"]
     act = ACTIVATIONS.index(attrs.get("act", "none"))
     return {"rows": x[0], "inner": numel(x[1:-1]), "N": w[1], "K": w[0], "act": act, "alpha": attrs.get("alpha", 0.0)}
 

@@ -22,6 +22,7 @@ from calcvm.ops.spec import (
     Word,
     choice,
     dims,
+    joined,
     register,
     rows_cols,
     same_shape,
@@ -148,6 +149,8 @@ def broadcast_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     y = broadcast_shape(shapes, attrs)["y"] or (ONE,)
     operands = [(ONE,) * (len(y) - len(s)) + s for s in (shapes["a"], shapes["b"])]
     spread = [tuple(size == ONE and out != ONE for size, out in zip(axis, y)) for axis in operands]
+    if all(of[:1] == of[1:2] for of in spread):  # both see the first two axes as one
+        y, spread = joined(y), [of[len(y) > 2 :] for of in spread]
     groups: list[tuple[Affine, tuple[bool, bool]]] = []  # inner axes: size, which operand is broadcast along it
     for i in range(1, len(y)):
         kind = (spread[0][i], spread[1][i])

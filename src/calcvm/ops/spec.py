@@ -276,11 +276,19 @@ def _by_name(name: str) -> OpSpec:
 
 
 # ---------------------------------------------------------------- small rules that families share
+def leading(shape: Shape) -> dict[str, Any]:
+    """A tensor as rows of its leading axis."""
+    return {"rows": shape[0] if shape else 1, "cols": numel(shape[1:])}
+
+
+def joined(shape: Shape) -> Shape:
+    """A shape whose leading axis is the unit of sharing: from rank 3 on the first two axes are one."""
+    return (shape[0] * shape[1], *shape[2:]) if len(shape) > 2 else shape
+
+
 def rows_cols(shape: Shape) -> dict[str, Any]:
-    """A tensor as rows of its leading dimension: workers then own the same rows in every operator."""
-    if not shape:
-        return {"rows": 1, "cols": 1}
-    return {"rows": shape[0], "cols": numel(shape[1:])}
+    """A tensor as rows, the units of sharing: workers then own the same rows in every operator."""
+    return leading(joined(shape))
 
 
 def same_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
