@@ -12,7 +12,19 @@ from calcvm.ops.dims import Affine, Shape, numel
 from calcvm.ops.sizes import MACHINE, evaluate, reads
 from calcvm.ops.spec import Operand, OpSpec, RowSpec, Shapes, Word, is_own
 
-CATEGORIES = ("unary", "binary", "reduction", "contraction", "shape", "loss", "metric", "random", "optimizer", "system")
+CATEGORIES = (
+    "unary",
+    "binary",
+    "reduction",
+    "normalization",
+    "contraction",
+    "shape",
+    "loss",
+    "metric",
+    "random",
+    "optimizer",
+    "system",
+)
 
 
 # ---------------------------------------------------------------- where it is registered

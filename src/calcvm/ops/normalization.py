@@ -35,7 +35,7 @@ register(
     OpSpec(
         name="center",
         synopsis="y = x - m, m = mean of x over the leading axis; running += momentum*(m - running)",
-        category="reduction",
+        category="normalization",
         inputs=("x", "running"),
         attrs=(
             Attr(

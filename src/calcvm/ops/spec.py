@@ -171,7 +171,7 @@ class Example:
 class OpSpec:
     """One operator.
 
-    category : unary | binary | reduction | contraction | shape | loss | metric | random | optimizer | system
+    category : unary | binary | reduction | normalization | contraction | shape | loss | metric | random | optimizer | system
     inputs, outputs, saved : names.  Saved values are written by the forward for the backward alone; one that is
         optional in the row that writes it has cells only where a backward reads it.
     shape : (inputs' shapes by name, attributes) -> {output or saved name: shape}; raises ValueError with the reason.
