@@ -385,6 +385,7 @@ def wrong_operators():
         "inputs must be a tuple of names": {"inputs": "x"},
         "fwd must be a tuple of RowSpec": {"fwd": row},
         "'x' is no name of one input": {"inputs": ("x", "x")},
+        "'dx' is the gradient of 'x', and cannot be": {"inputs": ("x", "dx")},
         "differentiable names 'q', which is no input": {"differentiable": ("q",)},
         "no forward row writes 'y'": {"fwd": ()},
         "'x' is said to be differentiable, but no backward row writes 'dx'": {"differentiable": ("x",)},

@@ -48,7 +48,7 @@ def long_row(p: cv.Program) -> int:
 def test_declared(name: str, check: object) -> None:
     for dtype in ("float32", "float64"):
         case = Case(OPS[name], Example(shapes=((ROWS, COLS),), attrs={"axes": None}), dtype, 1)
-        assert words_of(case.spec.fwd[0], case.words, dtype, 2)["phases"] == 2
+        assert words_of(case.spec.fwd[0], case.words, 2)["phases"] == 2
         check(case)  # type: ignore[operator]
 
 

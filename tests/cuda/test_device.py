@@ -98,6 +98,20 @@ def test_float64(gpu):
     same(cpu, gpu_model, 1e-12)
 
 
+def test_buffers(gpu):
+    """A running mean moves as on the CPU, and inference reads it."""
+    found = []
+    for device in ("cpu", "cuda"):
+        g = cv.build_graph(nn.Center() >> nn.Linear(3), (4,), "softmax_cross_entropy", cv.SGD(0.1))
+        program = cv.compile(g, batch_size=17, device=device, dtype="float64")
+        m = cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).load(program, seed=1))
+        m.fit(X + 3, Y, epochs=3, progress=False)
+        found.append((m.buffers["center_1.running"], m.predict(X)))
+    for cpu, cuda in zip(*found):
+        np.testing.assert_allclose(cuda, cpu, rtol=1e-12)
+    assert (found[0][0] > 0.5).all()
+
+
 def test_sections(gpu):
     """Forward, backward, optimize and end_round one by one, with gradients to look at."""
     models = [model(d, accumulate=True).resident for d in ("cpu", "cuda")]

@@ -63,7 +63,7 @@ def _fits(spec: OpSpec, example: Example) -> bool:
 class Placed:
     """An operator on an example's shapes in a graph of its own, with a weighted mean as loss.
 
-    Inputs without the batch are parameters; one with it is a placeholder times a parameter of its rank, so that its
+    Inputs that it updates are buffers, others without the batch parameters; one with it is a placeholder times a parameter of its rank, so that its
     gradient is seen too.  Labels, and inputs without a gradient, are placeholders.
     """
 
@@ -89,7 +89,9 @@ class Placed:
         g, inputs = cv.CalcGraph(), []
         with g.path("learn", backward=self.trains) as learn:
             for slot, shape in self.drawn.items():
-                if self.is_data(slot):
+                if slot in self.spec.updates:
+                    inputs.append(g.buffer(slot, shape))
+                elif self.is_data(slot):
                     inputs.append(g.placeholder(slot, shape))
                 elif None in shape:
                     factor = g.parameter(f"{slot}.factor", [1 if n is None else n for n in shape])

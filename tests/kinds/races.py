@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,14 @@ Inputs = Callable[[int], Mapping[str, np.ndarray]]  # data for the placeholders,
 
 class Race(AssertionError):
     """A cell depends on how the workers' shares followed each other."""
+
+
+def put(model: Any, name: str, array: np.ndarray) -> None:
+    """Set a placeholder, or a buffer."""
+    if name in model.buffers:
+        model.buffers[name][...] = array
+    else:
+        model[name] = array
 
 
 def races(
@@ -59,7 +68,7 @@ def races(
     rng, played = random.Random(seed), 0
     for batch in sorted(set(batches or (1, 2, program.batch_size)) & {*range(1, program.batch_size + 1)}):
         for name, array in inputs(batch).items():
-            model[name] = array
+            put(model, name, array)
         with model:
             slot = model.slot
             start = slot.snapshot()

@@ -13,7 +13,7 @@ import pytest
 import calcvm as cv
 from calcvm.ops import OPS
 from tests.kinds.placed import OPERATORS, Placed, placements
-from tests.kinds.races import races
+from tests.kinds.races import put, races
 from tests.rowrun import Case, check_parts
 
 STEP = 1e-6
@@ -35,7 +35,7 @@ def run(placed: Placed, program: cv.Program, rounds: list[dict], parameters: dic
         out: dict = {"y": [], "loss": [], "rng": []}
         for data in rounds:
             for name, array in data.items():
-                model[name] = array
+                put(model, name, array)
             model.forward("learn")
             out["y"].append(np.array(model["y"]))
             out["rng"].append(model["rng"] if placed.spec.name == "dropout" else np.zeros(2, np.int64))

@@ -9,7 +9,7 @@ from calcvm.graph import Variable
 from calcvm.lowering.emit import Emitter
 from calcvm.ops import OPS
 from calcvm.ops.dims import Affine, Shape, affine
-from calcvm.ops.spec import rows_cols
+from calcvm.ops.spec import leading
 from calcvm.ops.statement import Value
 
 
@@ -72,7 +72,7 @@ def clip_value(emit: Emitter, p: Variable, g: Value, hyper: Value) -> None:
 
 def sums_of_squares(emit: Emitter, p: Variable, g: Value, sums: Value, at: int) -> int:
     """A sum of squares for each row of p's gradient, from element ``at`` of ``sums`` on; returns the next element."""
-    words = rows_cols(p.shape)
+    words = leading(p.shape)
     emit.row("sumsq", words, {"g": g, "s": sums}, p.name, shifts={"s": at})
     return at + affine(words["rows"]).b
 

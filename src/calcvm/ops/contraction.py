@@ -26,6 +26,7 @@ from calcvm.ops.spec import (
     Word,
     choice,
     dims,
+    joined,
     register,
 )
 
@@ -115,7 +116,7 @@ def linear_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def linear_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    x, w = shapes["x"], shapes["wt"]
+    x, w = joined(shapes["x"]), shapes["wt"]
     act = ACTIVATIONS.index(attrs.get("act", "none"))
     return {"rows": x[0], "inner": numel(x[1:-1]), "N": w[1], "K": w[0], "act": act, "alpha": attrs.get("alpha", 0.0)}
 

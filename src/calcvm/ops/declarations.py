@@ -12,7 +12,19 @@ from calcvm.ops.dims import Affine, Shape, numel
 from calcvm.ops.sizes import MACHINE, evaluate, reads
 from calcvm.ops.spec import Operand, OpSpec, RowSpec, Shapes, Word, is_own
 
-CATEGORIES = ("unary", "binary", "reduction", "contraction", "shape", "loss", "metric", "random", "optimizer", "system")
+CATEGORIES = (
+    "unary",
+    "binary",
+    "reduction",
+    "normalization",
+    "contraction",
+    "shape",
+    "loss",
+    "metric",
+    "random",
+    "optimizer",
+    "system",
+)
 
 
 # ---------------------------------------------------------------- where it is registered
@@ -36,6 +48,8 @@ def check_spec(spec: Any) -> None:
     for name in names:
         if not _is_name(name) or names.count(name) > 1:
             wrong(f"{name!r} is no name of one input, output or saved value")
+        if f"d{name}" in names:
+            wrong(f"{'d' + name!r} is the gradient of {name!r}, and cannot be the name of another value")
     for what in "differentiable", "optional_inputs", "passes":
         others = [name for name in getattr(spec, what) if name not in spec.inputs]
         if others:

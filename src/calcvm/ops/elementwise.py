@@ -22,6 +22,7 @@ from calcvm.ops.spec import (
     Word,
     choice,
     dims,
+    joined,
     register,
     rows_cols,
     same_shape,
@@ -156,6 +157,8 @@ def broadcast_words(inputs: Mapping[str, Shape]) -> dict[str, Any]:
     y = broadcast_shape(*inputs.values()) or (ONE,)
     operands = [(ONE,) * (len(y) - len(s)) + s for s in inputs.values()]
     spread = [tuple(size == ONE and out != ONE for size, out in zip(axis, y)) for axis in operands]
+    if all(of[:1] == of[1:2] for of in spread):  # all see the first two axes as one
+        y, spread = joined(y), [of[len(y) > 2 :] for of in spread]
     groups: list[tuple[Affine, tuple[bool, ...]]] = []  # inner axes: size, which operands are broadcast along it
     for i in range(1, len(y)):
         kind = tuple(of[i] for of in spread)

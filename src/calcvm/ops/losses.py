@@ -13,7 +13,22 @@ from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
 from calcvm.ops.dims import Shape, affine, numel, show
 from calcvm.ops.parameters import attributes
-from calcvm.ops.spec import OPS, Attr, Example, OpSpec, R, RowSpec, Shapes, W, Word, choice, dims, register, rows_cols
+from calcvm.ops.spec import (
+    OPS,
+    Attr,
+    Example,
+    OpSpec,
+    R,
+    RowSpec,
+    Shapes,
+    W,
+    Word,
+    choice,
+    dims,
+    joined,
+    register,
+    rows_cols,
+)
 
 ROWS_COLS = dims("rows cols")
 COUNT = dims("count")
@@ -42,7 +57,7 @@ def _pair_shape(out: str) -> Any:
         x, t = shapes["x"], shapes["t"]
         if x != t:
             raise ValueError(f"prediction {show(x)} and target {show(t)} differ in shape")
-        return {out: (), "t_l": x[:1]}
+        return {out: (), "t_l": joined(x)[:1]}
 
     return shape
 
@@ -115,6 +130,7 @@ def _classes(x: Shape, t: Shape) -> bool:
 def _places(x: Shape) -> dict[str, Any]:
     if len(x) == 1:
         return {"rows": 1, "inner": 1, "N": x[0]}
+    x = joined(x)
     return {"rows": x[0], "inner": numel(x[1:-1]), "N": x[-1]}
 
 
@@ -125,7 +141,7 @@ def _class_words(x: Shape, dense: bool) -> dict[str, Any]:
 def _ce_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x = shapes["logits"]
     _classes(x, shapes["target"])
-    return {"loss": (), "p": x, "t_l": x[:-1][:1]}
+    return {"loss": (), "p": x, "t_l": joined(x)[:-1][:1]}
 
 
 def _ce_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,7 +294,7 @@ register(
 def _accuracy_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x = shapes["scores"]
     _classes(x, shapes["target"])
-    return {"y": (), "t_l": x[:-1][:1]}
+    return {"y": (), "t_l": joined(x)[:-1][:1]}
 
 
 def _accuracy_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:

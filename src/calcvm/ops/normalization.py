@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.ops.dims import Shape, show
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, U, W, Word, dims, register, rows_cols
+from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, U, W, Word, dims, leading, register
 
 ROWS_COLS = dims("rows cols")
 SIZE = "rows*cols"
@@ -35,7 +35,7 @@ register(
     OpSpec(
         name="center",
         synopsis="y = x - m, m = mean of x over the leading axis; running += momentum*(m - running)",
-        category="reduction",
+        category="normalization",
         inputs=("x", "running"),
         attrs=(
             Attr(
@@ -46,7 +46,7 @@ register(
             ),
         ),
         shape=_shape,
-        words=lambda shapes, attrs: {**rows_cols(shapes["x"]), **attrs},
+        words=lambda shapes, attrs: {**leading(shapes["x"]), **attrs},
         fwd=(
             RowSpec(
                 name="center_mean",

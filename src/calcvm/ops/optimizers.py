@@ -33,6 +33,7 @@ from calcvm.ops.spec import (
     Word,
     choice,
     dims,
+    leading,
     register,
     rows_cols,
 )
@@ -257,6 +258,7 @@ register(
         ROWS_COLS,
         (R("g", "rows*cols", "rows"), W("s", "rows", "rows")),
         shape=lambda shapes, attrs: {"s": shapes["g"][:1] or (affine(1),)},
+        word_values=lambda shapes, attrs: leading(shapes["g"]),
         examples=(
             Example(shapes=((6, 4),)),
             Example(shapes=((37,),)),

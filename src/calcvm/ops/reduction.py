@@ -1,8 +1,8 @@
 """Sums over any axes, extrema over a block of neighbouring axes, and softmax over the last axis.
 
 A sum sees x as (O, R0, K0, R1, K1, R2, I) and is over R = (R0, R1, R2), an extremum as (O, P, R0, R1, I) and is over
-R = (R0, R1).  O begins with the leading axis where that is kept, R0 where it is reduced, and O*R0 rows are what
-workers share x by.
+R = (R0, R1).  O begins with the leading axis where that is kept, R0 where it is reduced (and with the second axis
+if it goes the same way), and O*R0 rows are what workers share x by.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from calcvm.ops.spec import (
     Word,
     choice,
     dims,
+    joined,
     register,
 )
 
@@ -74,6 +75,8 @@ def reduce_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 def sum_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x = shapes["x"]
     gone = _reduced(x, attrs)
+    if len(x) > 2 and gone[0] == gone[1]:
+        x, gone = joined(x), gone[1:]
     blocks: list[tuple[Affine, bool]] = []  # below the leading axis: size, whether reduced
     for n, kind in zip(x[1:], gone[1:]):
         if blocks and blocks[-1][1] == kind:
@@ -232,7 +235,7 @@ def softmax_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def softmax_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    x = shapes["x"]
+    x = joined(shapes["x"])
     return {"rows": x[0] if len(x) > 1 else ONE, "inner": numel(x[1:-1]), "N": x[-1]}
 
 

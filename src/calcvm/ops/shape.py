@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, affine, numel, show
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, W, choice, dims, register, same_shape
+from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, W, choice, dims, joined, register, same_shape
 from calcvm.ops.types import CELLS, FLOAT
 
 AXES = 6
@@ -126,7 +126,9 @@ def _axes(x: Shape, attrs: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _permutation(x: Shape, axes: tuple[int, ...], size: str, stride: str, same: str) -> dict[str, Any]:
-    """Sizes of the permuted tensor and the strides of x along them; its leading axis is never merged."""
+    """Sizes of the permuted tensor and the strides of x along them; its leading axis, or two that stay, are one group."""
+    if len(x) > 2 and axes[:2] == (0, 1):
+        x, axes = joined(x), (0, *(a - 1 for a in axes[2:]))
     strides, step = [ONE] * len(x), ONE
     for i in reversed(range(len(x))):
         strides[i], step = step, step * x[i]
@@ -227,6 +229,8 @@ def concat_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 def concat_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     a, b = shapes["a"], shapes["b"]
     i = _axis(a, attrs)
+    if i > 1:
+        a, b, i = joined(a), joined(b), i - 1
     rows = a[0] if i else ONE
     return {"rows": rows, "inner": numel(a[1:i]), "A": numel(a[i:]), "B": numel(b[i:])}
 
@@ -305,6 +309,9 @@ def slice_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 def slice_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x = shapes["x"]
     ranges = _ranges(x, attrs)
+    if len(x) > 2 and ranges[0][2] and ranges[1][2]:
+        x = joined(x)
+        ranges = [(0, x[0], True), *ranges[2:]]
     groups: list[tuple[Affine, Affine]] = []  # inner axes from the last on: size, stride of x
     step, off, whole_below = ONE, ZERO, True
     for size, (start, n, whole) in zip(x[:0:-1], ranges[:0:-1]):

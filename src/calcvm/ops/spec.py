@@ -214,7 +214,7 @@ class Example:
 class OpSpec:
     """One operator.
 
-    category : unary | binary | reduction | contraction | shape | loss | metric | random | optimizer | system
+    category : unary | binary | reduction | normalization | contraction | shape | loss | metric | random | optimizer | system
     inputs, outputs, saved : names.  Saved values are written by the forward for the backward alone; one that is
         optional in the row that writes it has cells only where a backward reads it.
     shape : (inputs' shapes by name, attributes) -> {output or saved name: shape}; raises ValueError with the reason.
@@ -349,11 +349,19 @@ def _by_name(name: str) -> OpSpec:
 
 
 # ---------------------------------------------------------------- small rules that families share
+def leading(shape: Shape) -> dict[str, Any]:
+    """A tensor as rows of its leading axis."""
+    return {"rows": shape[0] if shape else 1, "cols": numel(shape[1:])}
+
+
+def joined(shape: Shape) -> Shape:
+    """A shape whose leading axis is the unit of sharing: from rank 3 on the first two axes are one."""
+    return (shape[0] * shape[1], *shape[2:]) if len(shape) > 2 else shape
+
+
 def rows_cols(shape: Shape) -> dict[str, Any]:
-    """A tensor as rows of its leading dimension: workers then own the same rows in every operator."""
-    if not shape:
-        return {"rows": 1, "cols": 1}
-    return {"rows": shape[0], "cols": numel(shape[1:])}
+    """A tensor as rows, the units of sharing: workers then own the same rows in every operator."""
+    return leading(joined(shape))
 
 
 def same_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from calcvm.errors import ProgramError
-from calcvm.ops.sizes import FUNCTIONS, MACHINE, MAX_BATCH, On
+from calcvm.ops.sizes import MACHINE, MAX_BATCH, On, function
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named, row_words
 from calcvm.ops.statement import PHASES
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
@@ -34,11 +34,9 @@ class Row:
         self.floats = tuple(k for k, w in enumerate(spec.words) if w.kind == "float")
         self.in_place = frozenset(spec.in_place)
         names = [w.name for w in spec.words]
-        arguments = ", ".join([*names, *MACHINE])
 
         def table(expressions: Sequence[str]) -> Callable[..., tuple]:
-            body = "".join(f"({e}), " for e in expressions)
-            return eval(compile(f"lambda {arguments}: ({body})", f"<{spec.name}>", "eval"), FUNCTIONS)
+            return function(expressions, (*names, *MACHINE))
 
         self.extents = table([o.elems for o in spec.operands])
         self.parts = table([o.part if o.part not in ("", "w0") else "0" for o in spec.operands])
