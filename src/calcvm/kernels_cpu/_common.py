@@ -33,6 +33,7 @@ from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC, Float, Ptr, Words, 
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._codegen import Helper, context_of
 from calcvm.kernels_cpu._target import Target, current, host, on_target
+from calcvm.undisturbed import uncollected
 
 # ---------------------------------------------------------------- flags and types
 FAST = {"contract", "nsz", "arcp"}  # NaN and Inf stay IEEE
@@ -376,7 +377,7 @@ def compile_object(
     caller's narrower stores (5 ns a call, as much as a product 1x3x16 on Zen 5).
     """
     target = target or host()
-    with global_compiler_lock, on_target(target):
+    with global_compiler_lock, on_target(target), uncollected():
         cpu_target.target_context.refresh()
         context = context_of(target)
         flags = Flags()
