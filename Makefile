@@ -14,8 +14,8 @@ SANITIZER := compute-sanitizer
 ALONE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg
 JOBS = $(shell $(BIN)/python -c "import os; print(os.cpu_count())")
 KINDS := $(patsubst tests/kinds/test_%.py,whole-%,$(wildcard tests/kinds/test_*.py))
-# a file's tests run in one process, files in their order (the first take longest)
-SHARED = -p no:benchmark --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
+# a file's tests run in one process, files in their order (the first take longest); a test over its time ends its process for good
+SHARED = -p no:benchmark --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 LONGEST := whole-graphs whole-races whole-others
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
