@@ -2,7 +2,7 @@
 # PYTHON=...       the Python to make .venv with (default: the first suitable one on the path)
 # TORCH_INDEX=...  where to fetch torch from; https://download.pytorch.org/whl/cpu has the small CPU build
 # PYTEST_ARGS=...  arguments for pytest, such as "-k planner" or '-m "not slow"'
-# JOBS=...         suites that test-all runs at a time (default: as many as there are cores)
+# JOBS=...         processes that test shares its files among, suites that test-all runs at a time (default: one a core)
 # BENCH_ARGS=...   arguments for bench-gpu, such as "--part mlp,tiny"
 # DEMO_ARGS=...    arguments for the demo, such as "--data ~/mnist"
 
@@ -14,6 +14,8 @@ SANITIZER := compute-sanitizer
 ALONE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg
 JOBS = $(shell $(BIN)/python -c "import os; print(os.cpu_count())")
 KINDS := $(patsubst tests/kinds/test_%.py,whole-%,$(wildcard tests/kinds/test_*.py))
+# a file's tests run in one process, files in their order (the first take longest); a test over its time ends its process for good
+SHARED = -p no:benchmark --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 LONGEST := whole-graphs whole-races whole-others
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
@@ -28,7 +30,8 @@ demo: $(VENV)/.demo ## train a network on real scans: the plan, the training, th
 	$(BIN)/calcvm demo $(DEMO_ARGS)
 
 test: $(VENV)/.torch ## run every test, of long suites a sample (with PyTorch: numbers must agree)
-	$(ALONE) $(BIN)/python -m pytest --prebuild $(PYTEST_ARGS)
+	$(BIN)/python -m tests.prebuild
+	$(ALONE) $(BIN)/python -m pytest $(SHARED) $(PYTEST_ARGS)
 
 # what each has printed comes at its end
 test-all: $(VENV)/.torch ## run all of the suites of which `make test` has a sample, side by side; takes an hour

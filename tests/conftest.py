@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
-import subprocess
-import sys
 from functools import cache
 from typing import TextIO
 
@@ -18,7 +17,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # idle threads of other libraries would spin against ours
 os.environ.setdefault("MPLBACKEND", "Agg")
 SIMULATOR = "CALCVM_CUDA_SIMULATOR"
-STDERR, PREBUILD = pytest.StashKey[TextIO](), pytest.StashKey[subprocess.Popen]()
+STDERR = pytest.StashKey[TextIO]()
 TIME_LIMIT, WHOLE_TIME_LIMIT = 300.0, 3600.0  # seconds of a test, or of one that runs the whole of a suite
 ENDING_TIME_LIMIT = 60.0  # of what the process does after its last test
 
@@ -47,7 +46,8 @@ def end_after(seconds: float, config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    end_after(session.config.getoption("--time-limit"), session.config)
+    limit = session.config.getoption("--time-limit")  # of a test, where others run them: they end themselves
+    end_after(WHOLE_TIME_LIMIT if shares_out(session.config) else limit, session.config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,21 +59,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if PREBUILD in config.stash:
-        config.stash[PREBUILD].kill()
-        config.stash[PREBUILD].wait()
     # threads that are left and finalizers may wait for ever, too
     end_after(min(ENDING_TIME_LIMIT, config.getoption("--time-limit")), config)
 
 
-# ---------------------------------------------------------------- kernels that are there when they are asked for
+# ---------------------------------------------------------------- several processes
+def shares_out(config: pytest.Config) -> bool:
+    """Whether others run the tests for this process (pytest-xdist)."""
+    return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Compile CPU kernels on another core while the simulator's tests, which come first, run on one."""
-    config = session.config
-    if config.getoption("--prebuild") and not config.option.collectonly and (os.cpu_count() or 1) > 1:
-        command = [sys.executable, "-m", "tests.prebuild"]
-        config.stash[PREBUILD] = subprocess.Popen(command, cwd=config.rootpath, stderr=config.stash[STDERR])
+def pytest_collection_finish() -> None:
+    """No collection of garbage looks at modules and tests again: they stay."""
+    gc.freeze()
 
 
 # ---------------------------------------------------------------- tests that need a GPU
@@ -81,7 +80,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--time-limit", type=float, default=TIME_LIMIT, help="seconds of a test that is not marked time_limit"
     )
-    parser.addoption("--prebuild", action="store_true", help="compile all CPU kernels in a process beside the tests")
     parser.addoption("--whole", action="store_true", help="run all of the suites of which `make test` has a sample")
     parser.addoption("--gpu", action="store_true", help="there must be a GPU: none, or a skipped test, is a failure")
 

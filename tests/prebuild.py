@@ -1,4 +1,4 @@
-"""Compile every CPU kernel and loop into the user's cache: `pytest --prebuild` does it beside the first tests.
+"""Compile every CPU kernel and loop into the user's cache, by all cores: the tests then find them there.
 
 python -m tests.prebuild
 """
@@ -12,11 +12,9 @@ from calcvm.vm.run import entry
 
 def main() -> None:
     kernels_cpu.load()
-    for name in entry.ARGUMENTS:
-        entry.address(name)
+    entries = entry.places(entry.ARGUMENTS)
     for dtype in DTYPES:
-        for name in KERNELS:
-            kernels_cpu.address_of(name, dtype)
+        kernels_cpu.prepare(KERNELS, dtype, others=entries)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def test_a_row_of_the_table():
 def test_the_search_of_architectures():
     pytest.importorskip("optuna")
     out = run("bench", "exploration", "--quick")
-    assert "12 trials" in out and "FAILED" not in out
+    assert "6 trials" in out and "FAILED" not in out
 
 
 @pytest.mark.slow

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import calcvm
+import calcvm as cv
+from calcvm import kernels_cpu
 from calcvm.kernels_cpu import FAMILIES, _native
 from calcvm.kernels_cpu._target import host
 
-SOURCE = Path(calcvm.__file__).parent
+SOURCE = Path(cv.__file__).parent
 KERNELS = {family: _native.modules_of(family) for family in (*FAMILIES, "_gemm", "_gemv", "_blas")}
 ON_BLAS = {f"{family} on blas": _native.modules_of(family, "blas") for family in FAMILIES}
 LOOPS = {"loops": ("vm.run.loop",)}
@@ -69,6 +70,57 @@ def test_an_edit_compiles_again_what_is_made_of_it_and_nothing_else(package, fil
     forget()
     assert {
         name for name, modules in PLACES.items() if _native.folder(modules, host()) != before[name]
+    } == compiled_again
+
+
+def rows_of_a_program():
+    """The names of 32 different rows."""
+    g = cv.CalcGraph()
+    x, u, W = g.placeholder("x", (None, 8)), g.placeholder("u", (None, 8)), g.parameter("W", (8, 8))
+    with g.path("run") as run:
+        s = cv.square(x)
+        y = cv.matmul(x, W) + x / s + x * u - u
+        for function in (
+            cv.exp,
+            cv.tanh,
+            cv.sigmoid,
+            cv.relu,
+            cv.abs,
+            cv.softplus,
+            cv.elu,
+            cv.leaky_relu,
+            cv.gelu,
+            cv.softmax,
+        ):
+            y = y + function(x)
+        y = y + cv.log(s) + cv.sqrt(s) + cv.pow(s, 0.3) + cv.log_softmax(u)
+        z = cv.concat([y, u], 1)[:, 3:11]
+        turned = cv.mean(cv.transpose(cv.reshape(z, (-1, 2, 4)), (0, 2, 1)), 1)
+        loss = cv.mse(z, u) + cv.mae(z, u) + cv.huber(z, u) + cv.sum_squares(cv.max(z, 1) + cv.min(x, 1))
+        run.output = loss + cv.sum(turned)
+    return {name for name, _ in cv.compile(g, batch_size=4, workers=1).instructions}
+
+
+@pytest.mark.parametrize(
+    "file, compiled_again",
+    [
+        ("losses", {"loss_mean", "mse_fwd", "mae_fwd", "huber_fwd"}),
+        ("shape", {"concat_fwd", "slice_fwd", "transpose_fwd"}),
+        (
+            "reduction",
+            {"max_fwd", "min_fwd", "mean_fwd", "sum_fwd", "sum_squares_fwd", "softmax_fwd", "log_softmax_fwd"},
+        ),
+        ("_gemm", {"matmul_fwd"}),
+    ],
+)
+def test_of_a_programs_rows_an_edit_compiles_again_those_of_the_file(package, file, compiled_again):
+    modules = {name: kernels_cpu.find(name).modules() for name in rows_of_a_program()}
+    assert len(modules) == 32
+    before = {name: _native.folder(places, host()) for name, places in modules.items()}
+    edit(package / "kernels_cpu" / f"{file}.py")
+    forget()
+    assert {
+        name for name, places in modules.items() if _native.folder(places, host()) != before[name]
     } == compiled_again
 
 

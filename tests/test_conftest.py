@@ -68,6 +68,10 @@ def test():
     ),
     "a fixture": ("@pytest.fixture\ndef f():\n    yield\n    time.sleep(1000)\n\n" + LIMIT + "def test(f): pass",),
     "a module": ("time.sleep(1000)", "--time-limit=10"),
+    "a process that others share tests out to": (
+        LIMIT + "def test(): time.sleep(1000)",
+        *("-p", "no:benchmark", "--numprocesses=1", "--max-worker-restart=0"),
+    ),
     "a thread that is left": (
         "def test(): threading.Thread(target=lambda: time.sleep(1000)).start()",
         "--time-limit=10",

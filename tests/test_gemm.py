@@ -180,14 +180,15 @@ def test_any_workspace(shape, b_t, dtype):
         np.testing.assert_array_equal(product(dtype, a, b, False, b_t, bias, wn=wn), want)
 
 
-@pytest.mark.parametrize("cpu", ["x86-64-v2", "x86-64-v3"])
-def test_narrower_vectors(cpu, tmp_path):
-    """The same tests without AVX-512, and without FMA."""
+@pytest.mark.parametrize(("cpu", "dtype"), [("x86-64-v2", "float64"), ("x86-64-v3", "float32")])
+def test_narrower_vectors(cpu, dtype, tmp_path, whole):
+    """The same tests without AVX-512, and without FMA; with --whole, of both dtypes."""
     if "amd64" not in os.uname().machine.replace("x86_64", "amd64"):
         pytest.skip("an x86 test")
     here = Path(__file__)
     env = dict(os.environ, NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES="", CALCVM_CACHE_DIR=str(tmp_path))
     env["PYTHONPATH"] = os.pathsep.join([str(here.parents[1] / "src"), env.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not narrower", str(here)]
+    other = "" if whole else f" and not {next(d for d in DTYPES if d != dtype)}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"not narrower{other}", str(here)]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import builtins
 import copy
-import os
 import pickle
 import re
-import subprocess
-import sys
-import textwrap
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -593,37 +589,6 @@ def test_representations_are_one_short_line():
         text = repr(thing)
         assert len(text) < 160 and "\n" not in text and " object at 0x" not in text
     assert "15 parameters" in repr(shared().model) and "batch 8" in repr(things[1]) and "trial 0" in repr(found)
-
-
-def test_types_of_layers_are_known_to_mypy(tmp_path):
-    pytest.importorskip("mypy")
-    (tmp_path / "user.py").write_text(
-        textwrap.dedent(
-            """
-            import calcvm as cv; from calcvm import nn
-            net: nn.Sequential = nn.Linear(3) >> nn.ReLU()
-            nn.ReLU() >> 3
-            nn.LeakyReLU("x")
-            nn.Linear(4, 8)
-            cv.compile(cv.CalcGraph(), batch_size=8, workers=1)
-            cv.compile(cv.CalcGraph(), nonsense=3)
-            """
-        )
-    )
-    env = {**os.environ, "MYPYPATH": os.path.dirname(os.path.dirname(cv.__file__))}
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--follow-imports=silent",
-        "--cache-dir",
-        str(tmp_path / "c"),
-        "user.py",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
-    wrong = {int(line.split(":")[1]) for line in done.stdout.splitlines() if "error:" in line}
-    assert wrong == {4, 5, 6, 8}, done.stdout
 
 
 def test_help_shows_the_parameters_of_activations():

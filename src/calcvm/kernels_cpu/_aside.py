@@ -9,6 +9,7 @@ The first step of 784-64-64-10 with an empty cache comes after 4.2 s instead of 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -32,9 +33,11 @@ DEPTH = 2  # symbols that a builder has been asked for: it never waits for the n
 # what takes longest
 DEAR = ("softmax_cross_entropy_fwd", "gemm", "slice_fwd", "slice_bwd", "transpose_fwd", "transpose_bwd")
 PATIENCE = 120.0  # seconds without any answer, then builders are given up
-# calcvm without its public names, which a builder has no use for: half the time of its start
+# calcvm without its public names, and Numba without SciPy, whose BLAS it looks for: half the time of a builder's start
 START = """
-import sys, types
+import gc, sys, types
+gc.disable()
+sys.modules["scipy"] = None
 calcvm = sys.modules["calcvm"] = types.ModuleType("calcvm")
 calcvm.__path__ = [sys.argv[1]]
 import calcvm.kernels_cpu._aside
@@ -186,6 +189,9 @@ def serve() -> None:
     sys.path[:] = given["path"]
     if given["target"] != repr(host()):
         return
+    import_module("calcvm.kernels_cpu._common")
+    gc.freeze()  # what is imported stays
+    gc.enable()
     for question in sys.stdin.buffer:
         symbol, places, folders = json.loads(question)
         made = _made(symbol, tuple(map(tuple, places)), folders)

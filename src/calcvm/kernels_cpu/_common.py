@@ -45,6 +45,7 @@ from calcvm.kernel import (  # noqa: F401  (Float and Ptr are for kernels)
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._codegen import Helper, context_of
 from calcvm.kernels_cpu._target import Target, current, host, on_target
+from calcvm.undisturbed import uncollected
 
 # ---------------------------------------------------------------- flags and types
 FAST = {"contract", "nsz", "arcp"}  # NaN and Inf stay IEEE
@@ -391,7 +392,7 @@ def compile_object(
     caller's narrower stores (5 ns a call, as much as a product 1x3x16 on Zen 5).
     """
     target = target or host()
-    with global_compiler_lock, on_target(target):
+    with global_compiler_lock, on_target(target), uncollected():
         cpu_target.target_context.refresh()
         context = context_of(target)
         flags = Flags()

@@ -16,18 +16,20 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import re
 import secrets
+import sys
 import threading
 import warnings
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+import llvmlite
 import llvmlite.binding as llvm
+import numpy
 
 from calcvm.kernels_cpu._target import Target, host
 from calcvm.undisturbed import undisturbed
@@ -210,9 +212,15 @@ def _file(module: str) -> str:
 
 @cache
 def _environment() -> bytes:
-    """What all compiled code depends on beside its sources."""
-    packages = [version(name) for name in ("numba", "llvmlite", "numpy")]
-    return repr((platform.python_version(), packages)).encode()
+    """What all compiled code depends on beside its sources; Numba's version is read from its file, and not by importing it."""
+    numba = find_spec("numba")
+    try:
+        of_numba = Path(numba.origin).with_name("_version.py").read_bytes()  # type: ignore[union-attr, arg-type]
+    except (AttributeError, TypeError, OSError):  # installed in another way, or not at all
+        from importlib.metadata import version
+
+        of_numba = version("numba").encode()
+    return repr((sys.version, llvmlite.__version__, numpy.__version__)).encode() + of_numba
 
 
 def _read(symbol: str, modules: Modules, target: Target) -> Compiled | None:

@@ -16,7 +16,7 @@ from weakref import WeakSet
 import numpy as np
 
 from calcvm.errors import MissingExtra
-from calcvm.undisturbed import undisturbed
+from calcvm.undisturbed import uncollected, undisturbed
 
 try:
     import numba_cuda  # noqa: F401  (Numba's own, older CUDA target must not take its place)
@@ -517,7 +517,7 @@ def compile_ptx(
 def _compile_ptx(
     fn: Callable, signature: tuple, name: str, cc: tuple[int, int], max_threads: int, min_blocks: int
 ) -> str:
-    with _LOCK:
+    with _LOCK, uncollected():
         before = dispatcher.get_current_device  # helpers ask the current device, and there may be none
         dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
         try:

@@ -7,7 +7,6 @@ wrong number under some seed, and a `sync` that some thread never reaches is an 
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.errors import CalcError, MissingExtra
+from calcvm.undisturbed import uncollected
 
 try:
     from greenlet import greenlet
@@ -134,11 +134,5 @@ def launch(
     only : numbers of the blocks that run, in place of all.  memory : what is at an address, as an array of a dtype.
     """
     grid = Grid(fn, args, memory, blocks, seed)
-    collecting = gc.isenabled()
-    gc.disable()  # no finalizer calls the driver in the midst of a kernel
-    try:
-        with np.errstate(all="ignore"):
-            grid.run([Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)])
-    finally:
-        if collecting:
-            gc.enable()
+    with uncollected(), np.errstate(all="ignore"):  # no finalizer calls the driver in the midst of a kernel
+        grid.run([Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)])
