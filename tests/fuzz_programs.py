@@ -28,6 +28,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
+import calcvm as cv
 from calcvm import optim
 from calcvm.errors import ProgramError
 from calcvm.graph import CalcGraph, apply
@@ -37,7 +38,7 @@ from calcvm.ops import ROWS
 from calcvm.ops.dims import Affine
 from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
-from calcvm.ops.types import BYTES, bytes_of, dtype_of
+from calcvm.ops.types import BYTES, VARIABLES, bytes_of, dtype_of
 from calcvm.planner import plan
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.encoding import (
@@ -87,8 +88,27 @@ def mlp(sizes: tuple[int, ...], optimizer: optim.Optimizer, loss: str = "softmax
     return assemble(lowered, planned, dtype, {"variables": facts.variables})
 
 
+def typed(dtype: str, labels: str) -> Program:
+    """A program with numbers of several types."""
+    g = CalcGraph()
+    x, t = g.placeholder("x", (None, 5), dtype="uint8"), g.placeholder("t", (None,), dtype=labels)
+    on, W = g.placeholder("on", (None, 3), dtype="bool"), g.parameter("W", (5, 3))
+    with g.path("learn", backward=True) as learn:
+        z = apply("matmul", apply("affine", x, a=1 / 255, b=0.0), W)
+        y = apply("where", on & (z > 0), z, z * 0.1)
+        learn.minimize(apply("softmax_cross_entropy", y, t), optimizer=optim.SGD(0.1), output=y)
+    with g.path("look"):
+        apply("transpose", x[:, 1:4], axes=(1, 0))
+        apply("accuracy", y, t)
+        apply("pick", y, t)
+        apply("cast", apply("equal", t, 1), to="int32")
+    return cv.compile(g, batch_size=7, dtype=dtype, workers=2)
+
+
 def real_programs() -> list[Program]:
     return [
+        typed("float32", "int64"),
+        typed("float64", "uint8"),
         mlp((6, 4, 3), optim.SGD(0.1)),
         mlp((5, 8, 8, 4), optim.Adam(1e-3), batch=12),
         mlp((3, 17, 2), optim.SGD(0.1, momentum=0.9), loss="mse", act="tanh", batch=33),
@@ -241,11 +261,11 @@ def _sizes(program, f, rng):
 
 
 def _symbol(program, f, rng):
-    """A symbol elsewhere, of another size or kind."""
+    """A symbol elsewhere, of another size, kind or type."""
     symbols = list(f.fields.get("symbols", program.symbols))
     k = int(rng.integers(len(symbols)))
     s = symbols[k]
-    choice = rng.integers(4)
+    choice = rng.integers(5)
     if choice == 0:
         s = replace(s, offset=int(s.offset + rng.choice([-64, -16, -1, 1, 16, 64, 2**40])))
     elif choice == 1:
@@ -253,8 +273,10 @@ def _symbol(program, f, rng):
     elif choice == 2:
         kinds = ["parameter", "state", "placeholder", "activation", "gradient", "optimizer", "workspace"]
         s = replace(s, kind=str(rng.choice(kinds)))
-    else:
+    elif choice == 3:
         s = replace(s, persistent=not s.persistent)
+    else:
+        s = replace(s, dtype=str(rng.choice([*BYTES])))
     symbols[k] = s
     f.fields["symbols"] = tuple(symbols)
 
@@ -263,6 +285,9 @@ ALTERATIONS = (_flip, _nudge, _shrink, _extreme, _random, _float, _swap_words, _
                _repoint, _instruction, _sync, _patch, _drop_patch, _sizes, _symbol, _list, _width)  # fmt: skip
 WEIGHTS = np.array([3, 3, 6, 2, 1, 1, 2, 2, 1, 1, 3, 1, 1, 1, 1, 1, 1, 1, 0.3], float)
 WEIGHTS /= WEIGHTS.sum()
+
+INTEGERS = ("int64", "int32", "uint8", "int8")
+INDEXES = np.array([-1, 0, 1, 2, 3, 4, 5, 16, 255, 2**31, 2**62, 2**63 - 1, -(2**63)])
 
 
 # ---------------------------------------------------------------- random rows
@@ -273,7 +298,7 @@ def synthetic(rng: np.random.Generator, names: list[str]) -> Program:
     workers = int(rng.integers(1, 4))
     heap = 16 * int(rng.integers(4, 160))
     n = int(rng.integers(1, 4))
-    specs = [ROWS[str(rng.choice(names))] for _ in range(n)]
+    specs = [_instance(ROWS[str(rng.choice(names))], rng) for _ in range(n)]
     listed, width = instructions(specs), row_words(specs)
     rows, values = np.zeros((n, width), np.int64), np.full((n, width), -1, np.int32)
     top = int(rng.choice([4, 9, 20, 70]))
@@ -341,6 +366,11 @@ def synthetic(rng: np.random.Generator, names: list[str]) -> Program:
         dtype=dtype, instructions=listed, rows=rows, patches=np.zeros((0, 4), np.int64), sections={("p", "optimize"): (0, n)}, batch_size=1,
         workers=workers, heap_elems=heap, zones=zones, symbols=symbols, operand_values=values, labels=("",) * n,
     )  # fmt: skip
+
+
+def _instance(spec: RowSpec, rng: np.random.Generator) -> RowSpec:
+    """The row for any types that its operands may be of."""
+    return spec.of(tuple(str(rng.choice(VARIABLES[v])) for v in spec.variables))
 
 
 def _strides(words: dict, rng: np.random.Generator) -> None:
@@ -415,6 +445,10 @@ class Runner:
                 if rng.random() < 0.5:
                     other = fills[rng.integers(len(fills))][: heap.size]
                     heap[: other.size : 3] = other[::3]
+                for s in program.symbols:  # indexes that are none, and some that are
+                    if s.dtype in INTEGERS and rng.random() < 0.8:
+                        own = raw[s.start : s.start + s.bytes.at(program.batch_size)].view(s.dtype)
+                        own[:] = rng.choice(INDEXES, own.size).astype(s.dtype)
                 heap[:16] = 0
                 rows = program.rows_for(batch)
                 strays += self.rows(program, rows, heap, workers)

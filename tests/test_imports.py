@@ -44,7 +44,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "init": ({"errors", "checks", "ops"}, {"numpy"}),
     "optim": ({"errors", "checks", "ops"}, {"numpy"}),
     "graph": ({"errors", "checks", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
-    "functions": ({"errors", "checks", "ops", "graph"}, {"numpy"}),
+    "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "nn": ({"errors", "checks", "ops", "init", "optim", "graph", "functions"}, {"numpy"}),
     "planner": ({"errors", "lazy", "ops", "tables"}, {"numpy", "matplotlib"}),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),

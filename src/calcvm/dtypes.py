@@ -13,7 +13,7 @@ from calcvm.ops.types import BYTES, FLOAT, TYPES
 
 def type_of(what: str, value: Any) -> str:
     """A type of `calcvm.ops.types`, from its name or as NumPy has it; None: the program's float."""
-    if value is None or value is float or value == FLOAT:
+    if value is None or value is float or (isinstance(value, str) and value == FLOAT):
         return FLOAT
     try:
         name = np.dtype(value).name

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from calcvm import checks
+from calcvm.dtypes import type_of
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
 from calcvm.ops.dims import Affine
@@ -21,6 +22,7 @@ __all__ = [
     "accuracy",
     "add",
     "binary_cross_entropy",
+    "cast",
     "ceil",
     "center",
     "clip",
@@ -28,24 +30,37 @@ __all__ = [
     "div",
     "dropout",
     "elu",
+    "equal",
     "exp",
     "flatten",
     "floor",
     "gelu",
+    "greater",
+    "greater_equal",
     "huber",
     "leaky_relu",
+    "less",
+    "less_equal",
     "linear",
     "log",
     "log_cosh",
     "log_softmax",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
     "mae",
     "matmul",
     "max",
+    "maximum",
     "mean",
     "min",
+    "minimum",
+    "mod",
     "mse",
     "mul",
     "neg",
+    "not_equal",
     "pick",
     "pow",
     "relu",
@@ -67,6 +82,7 @@ __all__ = [
     "sum_squares",
     "tanh",
     "transpose",
+    "where",
 ]
 
 Axes = int | Sequence[int] | None
@@ -212,6 +228,92 @@ def round(x: Variable) -> Variable:  # noqa: A001
     return apply("round", x)
 
 
+def maximum(a: Variable, b: Variable) -> Variable:
+    """The larger of two, element by element, broadcasting; NaN if either is (`max` reduces over axes)."""
+    return _of_two("maximum", a, b)
+
+
+def minimum(a: Variable, b: Variable) -> Variable:
+    """The smaller of two, element by element, broadcasting; NaN if either is (`min` reduces over axes)."""
+    return _of_two("minimum", a, b)
+
+
+def mod(a: Variable, b: Variable) -> Variable:
+    """a % b of floats, of the sign of b; the rest of a division by a variable or a number."""
+    return _of_two("mod", a, b)
+
+
+# ---------------------------------------------------------------- types, comparisons, conditions
+def cast(x: Variable, dtype: Any) -> Variable:
+    """x as numbers of another type (see `CalcGraph.placeholder`); no gradient goes through it.
+
+    A float becomes the nearest integer towards 0 that the type has, NaN becomes 0; of an integer that is too large the
+    lowest bits stay; as a bool, whatever is not 0 is true.
+    """
+    to = type_of("cast", dtype)
+    return x if isinstance(x, Variable) and x.type == to else apply("cast", x, to=to)
+
+
+def equal(a: Variable, b: Variable) -> Variable:
+    """Whether a = b, element by element, broadcasting (``==`` asks whether two are one variable)."""
+    return _of_two("equal", a, b)
+
+
+def not_equal(a: Variable, b: Variable) -> Variable:
+    """Whether a and b differ; NaN differs from all."""
+    return _of_two("not_equal", a, b)
+
+
+def less(a: Variable, b: Variable) -> Variable:
+    """Whether a < b."""
+    return _of_two("less", a, b)
+
+
+def less_equal(a: Variable, b: Variable) -> Variable:
+    """Whether a <= b."""
+    return _of_two("less_equal", a, b)
+
+
+def greater(a: Variable, b: Variable) -> Variable:
+    """Whether a > b."""
+    return _of_two("greater", a, b)
+
+
+def greater_equal(a: Variable, b: Variable) -> Variable:
+    """Whether a >= b."""
+    return _of_two("greater_equal", a, b)
+
+
+def logical_and(a: Variable, b: Variable) -> Variable:
+    """Whether both hold; of numbers, whether both are not 0.  Also ``a & b``."""
+    return _of_two("logical_and", a, b)
+
+
+def logical_or(a: Variable, b: Variable) -> Variable:
+    """Whether one holds, or both.  Also ``a | b``."""
+    return _of_two("logical_or", a, b)
+
+
+def logical_xor(a: Variable, b: Variable) -> Variable:
+    """Whether one holds, and not both.  Also ``a ^ b``."""
+    return _of_two("logical_xor", a, b)
+
+
+def logical_not(x: Variable) -> Variable:
+    """Whether it does not hold.  Also ``~x``."""
+    return apply("logical_not", x)
+
+
+def where(condition: Variable, x: Variable, y: Variable) -> Variable:
+    """x where the condition holds, else y, broadcasting; the gradient goes to the one that was taken."""
+    return apply("where", condition, x, y)
+
+
+def _of_two(name: str, a: Any, b: Any) -> Variable:
+    _pair(name, a, b)
+    return apply(name, a, b)
+
+
 def softmax(x: Variable, axis: int = -1) -> Variable:
     """exp(x) normalized to sum 1 over an axis."""
     return apply("softmax", x, axis=axis)
@@ -355,7 +457,7 @@ def softmax_cross_entropy(logits: Variable, target: Variable, label_smoothing: f
             f"softmax_cross_entropy of {logits}: one output's softmax is 1 and its loss 0, whatever it is: give an output "
             "a class, or take binary_cross_entropy"
         )
-    return apply("softmax_cross_entropy", logits, target, label_smoothing=label_smoothing)
+    return apply("softmax_cross_entropy", logits, _labels(logits, target), label_smoothing=label_smoothing)
 
 
 def binary_cross_entropy(logits: Variable, target: Variable) -> Variable:
@@ -390,4 +492,10 @@ def rmse(x: Variable, target: Variable) -> Variable:
 
 def accuracy(scores: Variable, target: Variable) -> Variable:
     """Share of rows whose largest score is the target's class: labels (B,) or one-hot (B, N)."""
-    return apply("accuracy", scores, target)
+    return apply("accuracy", scores, _labels(scores, target))
+
+
+def _labels(scores: Any, target: Any) -> Any:
+    """Labels as they are; numbers for each class as floats."""
+    dense = isinstance(scores, Variable) and isinstance(target, Variable) and target.shape == scores.shape
+    return cast(target, None) if dense else target

@@ -23,7 +23,7 @@ from typing import Any
 
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
-from calcvm.ops.types import FLOAT, VARIABLES
+from calcvm.ops.types import CELLS, FLOAT, VARIABLES
 
 Shapes = Mapping[str, Any]  # of an operator's values by name: Shape, None for an input that is left out
 HEADER_WORDS = 2
@@ -63,6 +63,7 @@ class Operand:
     elems : extent, in elements.
     type : of its elements, or a variable (`calcvm.ops.types`).
     below : of an index, the size that it is below; a kernel traps others.
+    moved : it may be of any type of that many bytes.
     part : how the workers share it.  An expression n: worker w touches only elements of units
         [n*w // nw, n*(w+1) // nw), each elems/n long.  "" or an n of 0: any worker may touch any
         element; of scratch, on a CPU, worker w has the w-th of nw equal parts.  "w0": worker 0 alone.
@@ -76,6 +77,11 @@ class Operand:
     optional: bool | str = False
     type: str = FLOAT
     below: str = ""
+    moved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.type == CELLS:
+            object.__setattr__(self, "moved", True)
 
     @property
     def reads(self) -> bool:
@@ -173,7 +179,7 @@ class RowSpec:
         known = _INSTANCES.get((self.name, types))
         if known is None or known[0] is not self:
             by = dict(zip(self.variables, types, strict=True))
-            operands = tuple(replace(o, type=by.get(o.type, o.type)) for o in self.operands)
+            operands = tuple(replace(o, type=by.get(o.type, o.type), moved=o.moved) for o in self.operands)
             name = ".".join((self.name, *types))
             known = _INSTANCES[self.name, types] = self, replace(self, name=name, operands=operands)
         return known[1]

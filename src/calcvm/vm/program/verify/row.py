@@ -198,7 +198,7 @@ class Rows(Storage):
         if not 0 <= symbol < len(p.symbols):
             self.fail(i, f"{where} has symbol {symbol}, there are {len(p.symbols)}")
         s = p.symbols[symbol]
-        if s.dtype != dtype_of(operand.type, p.dtype):
+        if s.dtype != dtype_of(operand.type, p.dtype) and not (operand.moved and s.itemsize == size):
             self.fail(i, f"{where} is of {dtype_of(operand.type, p.dtype)}, {s.name} of {s.dtype}")
         for n, own in zip(ends, self.sizes[symbol]):
             if start < s.offset or (start + n) * size > s.start + own:

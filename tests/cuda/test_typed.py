@@ -1,0 +1,58 @@
+"""Typed placeholders on a simulated GPU: epochs, results and training as on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm.errors import Trap
+
+RNG = np.random.default_rng(0)
+X, T = RNG.integers(0, 256, (17, 6)).astype(np.uint8), RNG.integers(0, 3, 17)
+WAYS = {
+    "one block": dict(mode="grid", workers=1),
+    "grid": dict(mode="grid", workers=2),
+    "graph": dict(mode="graph", workers=2),
+}
+
+
+def model(device: str, labels: str | None, image: str | None, **how) -> cv.Model:  # type: ignore[no-untyped-def]
+    g = cv.CalcGraph()
+    x, t = g.placeholder("x", (None, 6), dtype=image), g.placeholder("t", (None,), dtype=labels)
+    W = g.parameter("W", (6, 3))
+    with g.path("learn", backward=True) as learn:
+        z = (x / 255.0) @ W
+        Y = cv.where(z > 0, z, 0.1 * z)
+        learn.minimize(cv.softmax_cross_entropy(Y, t), optimizer=cv.SGD(0.5), output=Y)
+    with g.path("predict"):
+        cv.softmax((x / 255.0) @ W)
+    program = cv.compile(g, batch_size=5, device=device, **how)
+    return cv.Model.on(cv.CalcHeap(program.heap_bytes, device=device).load(program, seed=1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("labels", "image"), [("int64", "uint8"), ("int32", None), ("uint8", "int64")])
+def test_training_is_the_cpus(gpu, way, labels, image):
+    cpu = model("cpu", None, None, workers=1)
+    own = model("cuda", labels, image, **WAYS[way])
+    x, t = X.astype(image or "uint8"), T.astype(labels)
+    for m, data in ((cpu, (X, T)), (own, (x, t))):
+        m.fit(*data, epochs=2)
+        m.step(*(a[:5] for a in data))
+    np.testing.assert_allclose(own.parameters["W"], cpu.parameters["W"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(own.resident["t"], t[:5])
+    assert own.resident["t"].dtype == labels
+
+
+def test_a_label_that_is_no_class_traps(gpu):
+    """What verification cannot know, the kernel sees: the row is named, and nothing is written elsewhere."""
+    m = model("cuda", "int64", "uint8", mode="grid", workers=1)
+    m.step(X[:5], T[:5])
+    for wrong in (-1, 3, 2**62):
+        slot = m.resident.slot
+        slot.write(m.program.by_name["t"], np.array([0, 1, wrong, 2, 0]), (5,))
+        with pytest.raises(
+            Trap, match=r"softmax_cross_entropy_\w+\.int64, .*: a target label is not an integer in \[0, classes\)"
+        ):
+            m.resident.run_steps(1)

@@ -1,0 +1,413 @@
+"""Numbers of any type in the heap, as a user reaches them: graph, plan, compile, call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm.errors import CalcError, ProgramError
+from calcvm.graph import CalcGraph, apply
+from calcvm.ops import OPS
+from calcvm.ops.spec import Example, find_row, row_named
+from calcvm.ops.types import BYTES, FLOAT, instance_of, promoted
+from tests.rowrun import Case, run_row
+
+TYPES = ("float32", "float64", "int64", "int32", "uint8", "int8", "bool")
+ENDS = {
+    "int64": (-(2**63), 2**63 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "uint8": (0, 255),
+    "int8": (-128, 127),
+    "bool": (0, 1),
+}
+RNG = np.random.default_rng(0)
+
+
+def numbers(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    if dtype.startswith("float"):
+        return RNG.normal(size=shape).astype(dtype)
+    low, high = ENDS[dtype]
+    out = RNG.integers(low, high, shape, dtype=np.int64, endpoint=True).astype(dtype)
+    out.reshape(-1)[:2] = low, high
+    return out
+
+
+def looked(build, data: dict[str, np.ndarray], workers: int = 1) -> dict:
+    """What a path computes of placeholders of the data's own types: ``build`` makes results of them by name."""
+    g = CalcGraph()
+    given = {name: g.placeholder(name, (None, *a.shape[1:]), dtype=a.dtype) for name, a in data.items()}
+    with g.path("look", adopt=False):
+        results = build(**given)
+    n = len(next(iter(data.values())))
+    names = [v.name for v in results.values()]
+    program = cv.compile(g, batch_size=n, workers=workers, keep=names)
+    with cv.CalcHeap(program.heap_bytes) as heap:
+        model = heap.load(program, workers=workers)
+        for name, a in data.items():
+            model[name] = a
+            assert model[name].dtype == a.dtype and np.array_equal(model[name], a, equal_nan=a.dtype.kind == "f")
+        model.forward("look")
+        return {name: np.array(model[v.name]) for name, v in results.items()}
+
+
+# ---------------------------------------------------------------- what operators give
+COMPARED = {
+    "equal": np.equal, "not_equal": np.not_equal, "less": np.less, "less_equal": np.less_equal, "greater": np.greater,
+    "greater_equal": np.greater_equal,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("of", TYPES)
+def test_comparisons_are_numpys(of, workers):
+    a, b = numbers(of, (37, 3)), numbers(of, (37, 3))
+    b[::2] = a[::2]
+    got = looked(lambda a, b: {name: getattr(cv, name)(a, b) for name in COMPARED}, {"a": a, "b": b}, workers=workers)
+    for name, fn in COMPARED.items():
+        assert got[name].dtype == bool and np.array_equal(got[name], fn(a, b)), name
+
+
+def test_every_type_goes_through_the_heap_as_it_is():
+    data = {f"x_{of}": numbers(of, (5, 4)) for of in TYPES}
+
+    def build(**x):
+        out = {f"cut_{n}": v[:, 1:3] for n, v in x.items()}
+        out |= {f"turned_{n}": cv.transpose(v, (1, 0)) for n, v in x.items()}
+        out |= {f"flat_{n}": cv.reshape(v, (-1, 2, 2)) for n, v in x.items()}
+        return out | {f"twice_{n}": cv.concat([v, v]) for n, v in x.items()}
+
+    got = looked(build, data)
+    for name, a in data.items():
+        for how, want in (("cut", a[:, 1:3]), ("turned", a.T), ("flat", a.reshape(-1, 2, 2)), ("twice", np.c_[a, a])):
+            found = got[f"{how}_{name}"]
+            assert found.dtype == a.dtype and np.array_equal(found, want), (how, name)
+
+
+def test_integers_beyond_a_floats_are_exact():
+    big = np.array([2**24 + 1, 2**53 + 1, -(2**62) - 1, 2**63 - 1])
+    got = looked(lambda a, b: {"same": cv.equal(a, b), "more": a > b, "of": a > 2**53}, {"a": big, "b": big - 1})
+    assert not got["same"].any() and got["more"].all() and got["of"].tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("to", TYPES)
+@pytest.mark.parametrize("of", TYPES)
+def test_casts(of, to):
+    a = numbers(of, (41,)) if not of.startswith("float") else np.linspace(-5.9, 5.9, 41).astype(of)
+    if of.startswith("float") and to == "uint8":
+        a = np.abs(a)
+    got = looked(lambda a: {"y": cv.cast(a, to), "float": cv.cast(a, None)}, {"a": a})
+    assert got["y"].dtype == to and np.array_equal(got["y"], a.astype(to))
+    assert got["float"].dtype == np.float32 and np.array_equal(got["float"], a.astype(np.float32))
+
+
+def test_a_float_that_no_integer_is_becomes_the_nearest_one():
+    a = np.array([np.nan, np.inf, -np.inf, 300.7, -300.7, 1e30, -1e30], np.float32)
+    got = looked(lambda a: {t: cv.cast(a, t) for t in ("int64", "int32", "uint8", "int8", "bool")}, {"a": a})
+    for of in ("int64", "int32", "uint8", "int8"):
+        low, high = ENDS[of]
+        want = [0, high, low, min(300, high), max(-300, low), high, low]
+        assert got[of].tolist() == want, of
+    assert got["bool"].all()
+
+
+def test_conditions_and_where():
+    a, b, c = (numbers("bool", (19, 4)) for _ in range(3))
+    x, y = numbers("uint8", (19, 4)), numbers("uint8", (19, 4))
+
+    def build(a, b, c, x, y):
+        return {
+            "and": a & b, "or": a | b, "xor": a ^ b, "not": ~a, "pick": cv.where(c, x, y), "zero": cv.where(c, x, 0),
+            "numbers": cv.where(c, 2.5, -1.0), "nested": cv.where(a & ~b, x, cv.where(c, y, x)),
+        }  # fmt: skip
+
+    got = looked(build, {"a": a, "b": b, "c": c, "x": x, "y": y})
+    want = {
+        "and": a & b, "or": a | b, "xor": a ^ b, "not": ~a, "pick": np.where(c, x, y), "zero": np.where(c, x, 0),
+        "numbers": np.where(c, 2.5, -1.0), "nested": np.where(a & ~b, x, np.where(c, y, x)),
+    }  # fmt: skip
+    for name, w in want.items():
+        assert np.array_equal(got[name], w), name
+    assert got["pick"].dtype == got["zero"].dtype == np.uint8
+
+
+def test_three_operands_broadcast():
+    c, x = numbers("bool", (6, 1, 4)), numbers("float32", (6, 3, 4))
+    for y in (np.float32(2), RNG.normal(size=(3, 1)).astype("f"), RNG.normal(size=(4,)).astype("f")):
+        got = looked(lambda c, x, y=y: {"y": cv.where(c, x, y)}, {"c": c, "x": x})
+        np.testing.assert_array_equal(got["y"], np.where(c, x, y))
+
+
+def test_mod_maximum_minimum():
+    a, b = (
+        RNG.uniform(-9, 9, (50,)).astype("f"),
+        RNG.uniform(0.5, 4, (50,)).astype("f") * RNG.choice([-1, 1], 50).astype("f"),
+    )
+    a[0], b[1] = np.nan, np.nan
+    got = looked(
+        lambda a, b: {"mod": a % b, "max": cv.maximum(a, b), "min": cv.minimum(a, 0.5), "of": 7 % b}, {"a": a, "b": b}
+    )
+    np.testing.assert_allclose(got["mod"], np.mod(a, b), atol=2e-6)
+    np.testing.assert_allclose(got["of"], np.mod(np.float32(7), b), atol=2e-6)
+    np.testing.assert_array_equal(got["max"], np.maximum(a, b))
+    np.testing.assert_array_equal(got["min"], np.minimum(a, np.float32(0.5)))
+
+
+def test_types_meet():
+    assert promoted(["uint8", "int8"]) == "int32" and promoted(["bool", "uint8"]) == "uint8"
+    assert promoted(["int64", FLOAT]) == FLOAT and promoted(["int32", "int64"]) == "int64"
+    x = {"a": numbers("uint8", (9,)), "b": numbers("int8", (9,)), "f": numbers("float32", (9,))}
+    got = looked(lambda a, b, f: {"ab": a < b, "af": a > f, "number": a < 300, "half": a < 100.5}, x)
+    wide = {n: v.astype(np.float64) for n, v in x.items()}
+    assert np.array_equal(got["ab"], wide["a"] < wide["b"]) and np.array_equal(got["af"], wide["a"] > wide["f"])
+    assert got["number"].all() and np.array_equal(got["half"], x["a"] < 100.5)
+
+
+def test_arithmetic_is_of_floats():
+    image = numbers("uint8", (8, 5))
+    got = looked(lambda image: {"y": image / 255.0 - 0.5, "z": image * image}, {"image": image})
+    np.testing.assert_allclose(got["y"], image / np.float32(255) - 0.5, atol=1e-6)
+    np.testing.assert_array_equal(got["z"], image.astype("f") ** 2)
+
+
+# ---------------------------------------------------------------- training
+def masked(g: CalcGraph, labels: str | None, image: str | None):
+    x, t = g.placeholder("x", (None, 6), dtype=image), g.placeholder("t", (None,), dtype=labels)
+    W, b = g.parameter("W", (6, 4)), g.parameter("b", (4,))
+    with g.path("learn", backward=True) as learn:
+        z = (x / 16.0) @ W + b
+        Y = z * (z > 0) + cv.where(z < -1, 0.1 * z, cv.maximum(z, -0.25)) + cv.minimum(z, cv.square(z))
+        L = cv.softmax_cross_entropy(Y, t)
+        A = cv.accuracy(Y, t)
+        learn.minimize(L, optimizer=cv.Adam(0.05), output=Y)
+    return L, A
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_labels_and_images_as_they_are_train_to_the_same_bits(dtype, workers):
+    X, T = RNG.integers(0, 256, (50, 6)).astype(np.uint8), RNG.integers(0, 4, 50)
+    found = []
+    for labels, image, t in ((None, None, T), ("int64", "uint8", T), ("int32", "uint8", T.astype("int32")),
+                             ("uint8", None, T.astype("uint8"))):  # fmt: skip
+        g = CalcGraph()
+        masked(g, labels, image)
+        program = cv.compile(g, batch_size=16, dtype=dtype, workers=workers)
+        model = cv.CalcHeap(program.heap_bytes).load(program, seed=1, workers=workers)
+        losses = [model.step(X[:16], t[:16]) for _ in range(20)]
+        model["x"], model["t"] = X[16:20], t[16:20]
+        losses.append(model.run_steps(5))
+        found.append((losses, {n: v.copy() for n, v in model.parameters.items()}))
+    for losses, parameters in found[1:]:
+        assert losses == found[0][0]
+        for name, v in parameters.items():
+            assert v.tobytes() == found[0][1][name].tobytes(), name
+
+
+@pytest.mark.peers
+def test_training_through_conditions_is_pytorchs():
+    torch = pytest.importorskip("torch")
+    X, T = RNG.integers(0, 256, (16, 6)).astype(np.uint8), RNG.integers(0, 4, 16)
+    g = CalcGraph()
+    masked(g, "int64", "uint8")
+    program = cv.compile(g, batch_size=16, dtype="float64")
+    model = cv.CalcHeap(program.heap_bytes).load(program, seed=1)
+    W, b = (torch.tensor(model.parameters[n].copy(), requires_grad=True) for n in "Wb")
+    optimizer = torch.optim.Adam([W, b], lr=0.05)
+    for _ in range(10):
+        z = (torch.tensor(X) / 16.0).double() @ W + b
+        y = (
+            z * (z > 0)
+            + torch.where(z < -1, 0.1 * z, torch.maximum(z, torch.tensor(-0.25).double()))
+            + torch.minimum(z, z * z)
+        )
+        loss = torch.nn.functional.cross_entropy(y, torch.tensor(T))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert model.step(X, T) == pytest.approx(loss.item(), rel=1e-9)
+    for name, v in (("W", W), ("b", b)):
+        np.testing.assert_allclose(model.parameters[name], v.detach().numpy(), rtol=1e-6, atol=1e-8)
+
+
+def small(labels: str | None = "int64") -> cv.Program:
+    g = CalcGraph()
+    x, t = g.placeholder("x", (None, 6), dtype="uint8"), g.placeholder("t", (None,), dtype=labels)
+    W = g.parameter("W", (6, 3))
+    with g.path("learn", backward=True) as learn:
+        Y = (x / 255.0) @ W
+        learn.minimize(cv.softmax_cross_entropy(Y, t), optimizer=cv.SGD(0.5), output=Y)
+    with g.path("predict"):
+        P = cv.softmax((x / 255.0) @ W)
+        P.rename("P")
+    return cv.compile(g, batch_size=8, workers=1)
+
+
+@pytest.mark.parametrize("given", ["uint8", "int64", "float32", "list", "strided"])
+def test_epochs_fleets_and_switches(given, tmp_path):
+    """The same data in other types, whole data sets by shuffled epochs, models that take turns in a heap and in a store."""
+    program = small()
+    X, T = RNG.integers(0, 256, (37, 6)).astype(np.uint8), RNG.integers(0, 3, 37)
+    data = {"list": X.tolist(), "strided": np.repeat(X, 2, 1)[:, ::2]}.get(given)
+    data = X.astype(given) if data is None else data
+    want = cv.CalcHeap(program.heap_bytes).load(program, seed=5)
+    got = want.copy(heap=cv.CalcHeap(program.heap_bytes))
+    for model, x, t in ((want, X, T), (got, data, T.astype(np.int32))):
+        cv.Model.on(model).fit(x, t, epochs=3)
+    assert want["W"].tobytes() == got["W"].tobytes()
+    cv.Model.on(got).save(tmp_path / "it")
+    again = cv.load(tmp_path / "it")
+    assert again.resident["W"].tobytes() == got["W"].tobytes()
+    assert again.step(X[:8], T[:8]) == cv.Model.on(want).step(X[:8], T[:8])
+
+
+def test_many_calls_are_compiled_ones():
+    """Compiled methods copy labels and images as they are, and leave other types to Python."""
+    model = cv.Model.on(cv.CalcHeap(small().heap_bytes).load(small(), seed=0))
+    X, T = RNG.integers(0, 256, (8, 6)).astype(np.uint8), RNG.integers(0, 3, 8)
+    want = cv.Model.on(cv.CalcHeap(small().heap_bytes).load(small(), seed=0))
+    for k in range(100):
+        x, t = (X, T) if k % 3 else (X.astype(np.float64), T.astype(np.int32))
+        assert model.step(x, t) == want.step(X, T)
+        np.testing.assert_array_equal(model.predict(x[:3]), want.predict(X[:3]))
+    with pytest.raises(CalcError, match=r"labels must be integers in \[0, 3\)"):
+        model.step(X, T + 1)
+    with pytest.raises(CalcError, match="256 at index .* is no uint8"):
+        model.step(X.astype(np.int64) * 0 + 256, T)
+    bound = model.bind(X, T)
+    assert bound() == want.step(X, T)
+    with pytest.raises(CalcError, match="array of uint8"):
+        model.bind(X.astype("f"), T)
+
+
+# ---------------------------------------------------------------- memory
+def test_bytes_are_those_of_the_types():
+    def heap(dtype):
+        g = CalcGraph()
+        g.placeholder("x", (None, 64), dtype=dtype)
+        with g.path("p"):
+            apply("abs", g.placeholder("f", (None, 1)))
+        return cv.plan(g, batch_size=32)
+
+    plans = {of: heap(of) for of in (*TYPES, None)}
+    for of, plan in plans.items():
+        assert plans[None].heap_bytes - plan.heap_bytes == 32 * 64 * (4 - BYTES.get(of, 4)), of
+
+
+def test_a_cast_to_the_programs_own_float_is_no_row():
+    g = CalcGraph()
+    x = g.placeholder("x", (None, 3), dtype="float32")
+    with g.path("p"):
+        cv.exp(x)
+    names = {
+        dtype: [n for n, _ in cv.compile(g, batch_size=4, dtype=dtype).instructions] for dtype in ("float32", "float64")
+    }
+    assert names == {"float32": ["exp_fwd"], "float64": ["cast_fwd.float32.float", "exp_fwd"]}
+
+
+# ---------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("dtype", "value", "message"),
+    [
+        ("uint8", [[1, -1, 0]], r"'x': -1 at index \(0, 1\) is no uint8"),
+        ("int64", [[1.5, 0, 0]], r"'x': 1.5 at index \(0, 0\) is no int64"),
+        ("int64", [[np.nan, 0, 0]], "nan at index .* is no int64"),
+        ("bool", [[0, 1, 2]], "2 at index .* is no bool"),
+        ("int32", [[2**40, 0, 0]], "is no int32"),
+        ("int64", [["a", "b", "c"]], "data of dtype .* cannot be used"),
+    ],
+)
+def test_numbers_that_a_placeholder_has_not(dtype, value, message):
+    g = CalcGraph()
+    x = g.placeholder("x", (None, 3), dtype=dtype)
+    with g.path("p"):
+        cv.equal(x, 0)
+    program = cv.compile(g, batch_size=2)
+    model = cv.CalcHeap(program.heap_bytes).load(program)
+    with pytest.raises(CalcError, match=message):
+        model["x"] = value
+
+
+def test_what_is_no_type_is_refused():
+    g = CalcGraph()
+    for dtype in ("float16", "int16", "complex64", "what", object, 3):
+        with pytest.raises(CalcError, match="placeholder 'x': dtype .* is unknown; take one of float, float32"):
+            g.placeholder("x", (None,), dtype=dtype)
+    x = g.placeholder("x", (None, 2), dtype=np.int64)
+    with g.path("p"):
+        with pytest.raises(CalcError, match="cast: dtype"):
+            cv.cast(x, "int128")
+        with pytest.raises(CalcError, match=r"take cv.where\(condition, x, y\) for an if"):
+            if x > 3:
+                pass
+        with pytest.raises(CalcError, match="a variable is wanted"):
+            cv.equal(1, 2)
+    with pytest.raises(CalcError, match="-1 at index .* is no uint8"):
+        g.constant("c", np.array([-1]), dtype="uint8")
+
+
+def test_a_row_of_another_type_is_refused():
+    from dataclasses import replace
+
+    from calcvm.vm.program.verify import verify
+
+    program = small()
+    k = next(k for k, s in enumerate(program.symbols) if s.name == "t")
+    symbols = list(program.symbols)
+    symbols[k] = replace(symbols[k], dtype="float64")
+    with pytest.raises(ProgramError, match="operand target .* is of int64, t of float64"):
+        verify(replace(program, symbols=tuple(symbols)))
+    for name in (
+        "less_fwd.int16",
+        "less_fwd.float",
+        "less_fwd.int64.int64",
+        "add_fwd.int64",
+        "pick_fwd.bool",
+        "what.int64",
+    ):
+        assert find_row(name) is None, name
+    assert row_named("pick_fwd.uint8").operand("index").type == "uint8"
+
+
+def test_instances_are_found_by_name():
+    for spec in OPS.values():
+        for row in spec.rows:
+            if row.variables:
+                assert find_row(row.name) is row.of((FLOAT,) * len(row.variables)) is row
+    assert instance_of("cells", "int32", "float32") == FLOAT and instance_of("cells", "int32", "float64") == "int32"
+    assert instance_of("any", "float32", "float32") == FLOAT and instance_of("index", "int64", "float64") == "int64"
+
+
+INDEXED = {
+    "pick": ((None, 3), (None,)),
+    "softmax_cross_entropy": ((None, 3), (None,)),
+    "accuracy": ((None, 37), (None,)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("of", ["int64", "int32", "uint8"])
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_index_that_is_none_traps_and_touches_nothing_else(name, of, dtype):
+    spec, shapes = OPS[name], INDEXED[name]
+    slot = next(o.name for o in spec.fwd[0].operands if o.below)
+    n = shapes[0][1]
+    assert n is not None
+    case = Case(spec, Example(shapes=shapes, integer={slot: n}, types={"index": of}), dtype, 5)
+    assert case.values[slot].dtype == of
+    case.forward()
+    for wrong in (-1, n, 2**63 - 1, -(2**63)):
+        for k in (0, 4):
+            bad = case.values[slot].copy()
+            bad[k] = np.array(wrong).astype(of)
+            if 0 <= bad[k] < n:  # the lowest bits of it are a class
+                continue
+            for row in (*case.spec.fwd[:1], *case.spec.bwd):
+                start = {**case.values, **case.output_gradients(), slot: bad}
+                start |= {
+                    o.name: np.full(int(np.prod(case.shapes[o.name])), 0.3, dtype)
+                    for o in row.reads
+                    if o.name in ("p",)
+                }
+                with pytest.raises(AssertionError, match=f"{row.name} trapped"):
+                    run_row(row, case.words, start, dtype, known=case.known())
