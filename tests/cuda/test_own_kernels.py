@@ -45,7 +45,7 @@ def test_an_operand_may_be_left_out(own):
 
     cells = np.arange(32, dtype=np.float32)
     for b_off, want in ((8, np.arange(8.0) * 2 + 8), (-1, np.arange(8.0) + 0.5)):
-        Simulated().run("own_fwd", "float32", cells, np.array([0, 0, 2, 4, 0, b_off, 16]), 2, None, False)
+        Simulated().run("own_fwd", "float32", cells, np.array([0, 0, 2, 4, 0, b_off, 16]), 2, 0, None, False)
         assert np.array_equal(cells[16:24], want) and np.array_equal(cells[24:], np.arange(24.0, 32.0))
 
 

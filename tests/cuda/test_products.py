@@ -297,6 +297,6 @@ def test_scratch_holds_partial_sums():
         ):
             kc = _gemm.summands(M, result)
             assert kc % _gemm.KC == 0
-            wanted = workspace(ROWS[name], {**shared, **words}, On(2, 132, 1))[1].b
+            wanted = workspace(ROWS[name], {**shared, **words}, On(132, 1))[1].b
             split = _gemm.worth_splitting(132, M, kc, result, 1 << 60)
             assert split == _gemm.worth_splitting(132, M, kc, result, wanted), f"{name}: {words}, {shared}"

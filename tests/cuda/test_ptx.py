@@ -49,7 +49,8 @@ def pytest_generate_tests(metafunc):
 
 def asked_for(request, name):
     """Parameters of the tests at hand, in their order."""
-    return [i.callspec.params[name] for i in request.session.items if name in getattr(i, "fixturenames", ())]
+    own = [i for i in request.session.items if i.path == request.path]
+    return [i.callspec.params[name] for i in own if name in getattr(i, "fixturenames", ())]
 
 
 @pytest.fixture(scope="module")

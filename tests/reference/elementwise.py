@@ -152,19 +152,19 @@ def greater_equal(a, b):
 
 
 def logical_not(x):
-    return ~x
+    return np.logical_not(x)
 
 
 def logical_and(a, b):
-    return a & b
+    return np.logical_and(a, b)
 
 
 def logical_or(a, b):
-    return a | b
+    return np.logical_or(a, b)
 
 
 def logical_xor(a, b):
-    return a ^ b
+    return np.logical_xor(a, b)
 
 
 def where(c, a, b):

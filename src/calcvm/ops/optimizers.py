@@ -1,6 +1,7 @@
 """Optimizers: update rows, the step counter with its schedule, clipping, penalties.
 
-Hyperparameters are float64 values in the heap (``hyper``: the slots below), so one program serves every learning rate.  A step runs, in this order:
+Hyperparameters are float64 values in the heap (``hyper``: the slots below), so one program serves every
+learning rate.  A step runs, in this order:
 
 1. ``zero`` at the end of a round; ``penalty`` adds regularizers to a final gradient;
 2. ``clip_value`` clamps a gradient in place; or ``sumsq`` writes sums of squares of a gradient, one for

@@ -10,7 +10,6 @@ from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, W, choice
 from calcvm.ops.types import CELLS, FLOAT
 
 AXES = 6
-MOVED = {"x": CELLS, "y": CELLS}  # whatever they are
 
 
 def _is_int_tuple(v: Any) -> bool:
@@ -68,7 +67,6 @@ register(
         shape=reshape_shape,
         words=_no_words,
         view=True,
-        types=MOVED,
         differentiable=("x",),
         onnx=("Reshape", "Squeeze", "Unsqueeze"),
         examples=(
@@ -87,7 +85,6 @@ register(
         shape=flatten_shape,
         words=_no_words,
         view=True,
-        types=MOVED,
         differentiable=("x",),
         onnx=("Flatten",),
         examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((None,),))),
@@ -102,7 +99,6 @@ register(
         shape=same_shape,
         words=_no_words,
         view=True,
-        types=MOVED,
         stops=True,
         examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((4,),))),
     )

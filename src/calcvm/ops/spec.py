@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from calcvm.errors import CalcError
@@ -237,8 +238,6 @@ class OpSpec:
     passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
     broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
     differentiable : inputs that have a gradient.
-    types : of inputs and outputs that are not of the program's own float: a type or a variable; the rows say it, of a
-        view that has none it is said here.
     """
 
     name: str
@@ -260,16 +259,9 @@ class OpSpec:
     passes: tuple[str, ...] = ()
     broadcast: bool = False
     optional_inputs: tuple[str, ...] = ()
-    types: Mapping[str, str] = field(default_factory=dict)
     onnx: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()
     source: str = ""
-
-    def __post_init__(self) -> None:
-        said = {o.name: o.type for row in self.rows for o in row.operands if o.type != FLOAT}
-        object.__setattr__(
-            self, "types", {**self.types, **{n: said[n] for n in (*self.inputs, *self.outputs) if n in said}}
-        )
 
     def __reduce__(self) -> tuple:  # graphs are pickled and copied; rules are functions, which the table has
         return _by_name, (self.name,)
@@ -282,6 +274,15 @@ class OpSpec:
     def updates(self) -> tuple[str, ...]:
         """Inputs that the forward updates: buffers, which a path that trains may do."""
         return tuple(o.name for row in self.fwd for o in row.operands if o.access == "u" and o.name in self.inputs)
+
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """Of inputs and outputs that are not of the program's own float a type or a variable, as rows say; views are of any."""
+        values = (*self.inputs, *self.outputs)
+        if self.view:
+            return dict.fromkeys(values, CELLS)
+        said = {o.name: o.type for row in self.rows for o in row.operands if o.type != FLOAT}
+        return {name: said[name] for name in values if name in said}
 
     @property
     def bwd_reads(self) -> tuple[str, ...]:
