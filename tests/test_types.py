@@ -411,3 +411,30 @@ def test_an_index_that_is_none_traps_and_touches_nothing_else(name, of, dtype):
                 }
                 with pytest.raises(AssertionError, match=f"{row.name} trapped"):
                     run_row(row, case.words, start, dtype, known=case.known())
+
+
+def test_a_model_of_layers_takes_data_as_they_are():
+    X, T = RNG.integers(0, 256, (40, 6)).astype(np.uint8), RNG.integers(0, 3, 40)
+    how = dict(input_shape=(6,), loss="softmax_cross_entropy", optimizer=cv.Adam(1e-2), batch_size=10, seed=3)
+    net = cv.nn.Linear(8) >> cv.nn.Tanh() >> cv.nn.Linear(3)
+    plain, own = cv.Model(net, **how), cv.Model(net, **how, input_dtype="uint8", target_dtype=np.int64)
+    assert (own.resident.loaded.own_types, plain.resident.loaded.own_types) == (
+        {"input": "uint8", "target": "int64"},
+        {},
+    )
+    for m in (plain, own):
+        m.fit(X, T, epochs=3, progress=False)
+    assert plain.resident.image().size == own.resident.image().size
+    for name, v in plain.parameters.items():
+        assert v.tobytes() == own.parameters[name].tobytes()
+    assert plain.evaluate(X, T) == own.evaluate(X, T)
+    np.testing.assert_array_equal(plain.predict(X), own.predict(X.astype(np.float32)))
+
+
+def test_a_variable_is_cast_once_in_a_path():
+    g = CalcGraph()
+    x = g.placeholder("x", (None, 4), dtype="uint8")
+    with g.path("p"):
+        cv.exp(x / 255.0) + x * cv.sqrt(x)
+    names = [op.spec.name for op in g.paths["p"].operations]
+    assert names.count("cast") == 1

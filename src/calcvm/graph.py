@@ -634,7 +634,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
         if not isinstance(operand, Variable):
             operand = graph.constant(graph.unique(f"{name}_{slot}"), operand, types[slot])
             operand.unnamed = True
-        named[slot] = operand if operand.type == types[slot] else apply("cast", operand, to=types[slot])
+        named[slot] = operand if operand.type == types[slot] else _cast(path, operand, types[slot])
     op_name = out or graph.unique(name)
     outputs = {}
     for i, slot in enumerate(spec.outputs):
@@ -665,6 +665,13 @@ def _types(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray], attrs: M
     if "to" in attrs:
         bound["to"] = attrs["to"]
     return {slot: bound.get(of := spec.types.get(slot, FLOAT), of) for slot in (*operands, *spec.outputs)}
+
+
+def _cast(path: Path, v: Variable, type_: str) -> Variable:
+    """A variable as another type, cast once in a path."""
+    casts = (op for op in path.operations if op.spec.casts and op.inputs["x"] is v and op.attrs["to"] == type_)
+    known = next(casts, None)
+    return known.outputs["y"] if known else apply("cast", v, to=type_)
 
 
 def _with_numbers(type_: str | None, numbers: np.ndarray) -> str:

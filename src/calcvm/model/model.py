@@ -90,6 +90,8 @@ class Model(methods.Native):
     rates : mapping of str to float, optional
         Factors of the learning rate for parameters, by name, or for all whose names begin with a text that ends with a
         dot, such as "linear_1.".
+    input_dtype, target_dtype : of data that lie in the heap as they are, such as "uint8" for images and "int64" for labels
+        (default: they become the model's floats); see `CalcGraph.placeholder`.
     seed, dtype, workers, memory, device, mode, precision : see `calcvm.plan`.
     """
 
@@ -108,6 +110,8 @@ class Model(methods.Native):
         metrics: Iterable[str | Callable[..., Any]] | None = ...,
         sample_weight: bool = ...,
         rates: Mapping[str, float] | None = ...,
+        input_dtype: Any = ...,
+        target_dtype: Any = ...,
         memory: int | str | None = ...,
         seed: int = ...,
         dtype: str = ...,
@@ -149,6 +153,8 @@ class Model(methods.Native):
         metrics: Iterable[Any] | None = None,
         sample_weight: bool = False,
         rates: Mapping[str, float] | None = None,
+        input_dtype: Any = None,
+        target_dtype: Any = None,
         memory: int | str | None = None,
         seed: int = 0,
         dtype: str = "float32",
@@ -166,6 +172,7 @@ class Model(methods.Native):
         of_layers = {
             "input_shape": input_shape, "loss": loss, "optimizer": optimizer, "target_shape": target_shape,
             "preprocess": preprocess, "metrics": metrics, "sample_weight": None if sample_weight is False else sample_weight, "rates": rates,
+            "input_dtype": input_dtype, "target_dtype": target_dtype,
         }  # fmt: skip
         graph = _graph(net, {what: value for what, value in of_layers.items() if value is not None})
         accumulate = learning_batch is not None

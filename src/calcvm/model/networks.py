@@ -73,6 +73,8 @@ def build_graph(
     metrics: Iterable[Any] | None = None,
     sample_weight: bool = False,
     rates: Mapping[str, float] | None = None,
+    input_dtype: Any = None,
+    target_dtype: Any = None,
 ) -> CalcGraph:
     """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout).
 
@@ -96,7 +98,7 @@ def build_graph(
             return F.mean(_weighted(checks.one_of("loss", terms, Variable, TERMS_WANTED), weight)).rename(name)
         return checks.one_of("loss", loss_fn(y, target), Variable, LOSS_WANTED).rename(name)
 
-    x = g.placeholder("input", (None, *input_shape))
+    x = g.placeholder("input", (None, *input_shape), input_dtype)
     if preprocess is not None:
         with g.path("preprocess", adopt=False):
             x = nn.Sequential(preprocess).build(x, "preprocess.", training=False)
@@ -104,7 +106,7 @@ def build_graph(
         y = network.build(x, training=True)
         if target_shape is None:
             target_shape = () if loss == SOFTMAX else tuple(s.b for s in y.shape[1:])
-        target = g.placeholder("target", (None, *target_shape))
+        target = g.placeholder("target", (None, *target_shape), target_dtype)
         weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
         learn.minimize(loss_of("loss", y, target, weight), optimizer, output=y, rates=rates)
     with g.path("predict", adopt=False) as predict:
