@@ -42,7 +42,7 @@ backward row is emitted where a gradient that it sets is needed. A row is printe
 - **requires**: what must not be negative beyond the ranges of the words; the verifier proves it for every batch.
 - **flops**: operations of the row, counted once each (exp too).
 
-`D` is the number of heap elements in eight bytes (2 in a float32 heap, 1 in a float64 heap), `nw` the planned number of workers.
+`nw` is the planned number of workers, `gpu` 1 on the device "cuda" and else 0.
 Names with a `t_` are temporaries between the rows of one operator; names with a `d` are gradients.
 """
 
