@@ -7,14 +7,22 @@ from __future__ import annotations
 
 from calcvm import kernels_cpu
 from calcvm.kernels_cpu._common import DTYPES, KERNELS
+from calcvm.ops import OPS
+from calcvm.ops.types import FLOAT
 from calcvm.vm.run import entry
+
+
+def instances() -> set[str]:
+    """Rows for other types, which examples of the table have."""
+    typed = [(row, e.types) for spec in OPS.values() for e in spec.examples if e.types for row in spec.rows]
+    return {row.of(tuple(types.get(v, FLOAT) for v in row.variables)).name for row, types in typed}
 
 
 def main() -> None:
     kernels_cpu.load()
     entries = entry.places(entry.ARGUMENTS)
     for dtype in DTYPES:
-        kernels_cpu.prepare(KERNELS, dtype, others=entries)
+        kernels_cpu.prepare({*KERNELS, *instances()}, dtype, others=entries)
 
 
 if __name__ == "__main__":

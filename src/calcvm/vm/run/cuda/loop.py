@@ -204,6 +204,17 @@ def read_array(n, address, dtype, of, y, start, step):
 
 
 @device
+def copy_cells(n, dtype, address, of, there, to):
+    """The same by all threads, of what is copied as it is, between elements ``of`` and ``to`` of the memory at two addresses."""
+    if dtype == BYTES:
+        convert(n, at(u8_at(address), of), at(u8_at(there), to), thread(), threads())
+    elif dtype == FOURS:
+        convert(n, at(i32_at(address), of), at(i32_at(there), to), thread(), threads())
+    else:
+        convert(n, at(i64_at(address), of), at(i64_at(there), to), thread(), threads())
+
+
+@device
 def fetch_one(words, feed, y, base, lo, hi):
     """Samples base + lo, ... base + hi - 1 of a pass to rows lo, ... hi - 1 of ``y``."""
     e = feed[ELEMS]
@@ -256,12 +267,8 @@ def take_staged(words, h, m, w, nw):
         n, of, to = (hi - lo) * e, lo * e, staged[OFFSET] + lo * e
         if dtype < BYTES:
             read_array(n, staged[ADDRESS], dtype, of, at(h, to), thread(), threads())
-        elif dtype == BYTES:
-            read_array(n, staged[ADDRESS], dtype, of, at(u8_at(words[HEAP]), to), thread(), threads())
-        elif dtype == FOURS:
-            read_array(n, staged[ADDRESS], dtype, of, at(i32_at(words[HEAP]), to), thread(), threads())
         else:
-            read_array(n, staged[ADDRESS], dtype, of, at(i64_at(words[HEAP]), to), thread(), threads())
+            copy_cells(n, dtype, staged[ADDRESS], of, words[HEAP], to)
         k += 1
 
 
@@ -278,12 +285,8 @@ def deliver(words, h, base, m, w, nw):
             convert(n, at(h, of), at(f32_at(drain[ADDRESS]), to), thread(), threads())
         elif drain[DTYPE] < BYTES:
             convert(n, at(h, of), at(f64_at(drain[ADDRESS]), to), thread(), threads())
-        elif drain[DTYPE] == BYTES:
-            convert(n, at(u8_at(words[HEAP]), of), at(u8_at(drain[ADDRESS]), to), thread(), threads())
-        elif drain[DTYPE] == FOURS:
-            convert(n, at(i32_at(words[HEAP]), of), at(i32_at(drain[ADDRESS]), to), thread(), threads())
         else:
-            convert(n, at(i64_at(words[HEAP]), of), at(i64_at(drain[ADDRESS]), to), thread(), threads())
+            copy_cells(n, drain[DTYPE], words[HEAP], of, drain[ADDRESS], to)
         k += 1
     if is_first(w):
         sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
