@@ -13,6 +13,11 @@ from calcvm.kernels_cuda._cuda import POINTERS, WORDS, block, blocks, compile_pt
 Key = tuple[str, str, tuple[int, int]]  # kernel, dtype, compute capability
 
 
+def symbol_of(name: str) -> str:
+    """What the entry of a kernel is called: PTX has no names with dots."""
+    return f"calcvm_{name}".replace(".", "_")
+
+
 def ptx_of(name: str, dtype: str, cc: tuple[int, int] = (9, 0)) -> str:
     kernel = kernels()[name]
     one = kernel.bound
@@ -20,7 +25,7 @@ def ptx_of(name: str, dtype: str, cc: tuple[int, int] = (9, 0)) -> str:
     def run(h, r, phase):  # type: ignore[no-untyped-def]
         one(h, r, block(), blocks(), phase)
 
-    return compile_ptx(run, (POINTERS[dtype], WORDS, types.int64), f"calcvm_{name}", cc, 256, 2)
+    return compile_ptx(run, (POINTERS[dtype], WORDS, types.int64), symbol_of(name), cc, 256, 2)
 
 
 @contextmanager

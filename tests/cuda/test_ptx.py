@@ -12,7 +12,8 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.kernels_cuda import kernels
 from calcvm.vm.run.cuda import build
-from tests.cuda.compiling import process, submit
+from tests.cuda.compiling import process, submit, symbol_of
+from tests.prebuild import instances
 
 CAPABILITIES = ((9, 0), (8, 0))
 ALL = os.environ.get("CALCVM_ALL_PTX") == "1"  # make ptx
@@ -27,13 +28,20 @@ def check(ptx, entry, cc):
     assert f".entry {entry}(" in ptx and f".target sm_{cc[0]}{cc[1]}" in ptx and ".version 8.0" in ptx
 
 
+TYPED = [
+    "cast_fwd.float.uint8",
+    "less_fwd.int64",
+    "slice_fwd.uint8",
+    "softmax_cross_entropy_bwd.int64",
+    "where_fwd.uint8",
+]
 SAMPLE = ["adam", "add_fwd", "linear_bwd_w", "max_bwd", "softmax_cross_entropy_fwd", "transpose_fwd"]
 
 
 def pytest_generate_tests(metafunc):
     """All of float32 for the first capability; of the second, and of float64, a sample; with --whole, everything."""
-    every, (first, second) = sorted(kernels()), CAPABILITIES
-    whole = metafunc.config.getoption("--whole")
+    whole, (first, second) = metafunc.config.getoption("--whole"), CAPABILITIES
+    every = sorted(kernels()) + (sorted(instances()) if whole else TYPED)
     if "key" in metafunc.fixturenames:
         dtype = metafunc.function.__name__.split("_")[1]
         sample = {first: every, second: SAMPLE} if dtype == "float32" else {second: SAMPLE}
@@ -63,7 +71,7 @@ def compiled(request, entries):
 def test_float32_kernel(key, compiled):
     name, _, cc = key
     ptx = compiled[key].result()
-    check(ptx, f"calcvm_{name}", cc)
+    check(ptx, symbol_of(name), cc)
     found = ARITHMETIC.findall(ptx)
     if name in IN_FLOAT64:
         assert len(found) <= 400
@@ -73,7 +81,7 @@ def test_float32_kernel(key, compiled):
 
 def test_float64_kernel(key, compiled):
     name, _, cc = key
-    check(compiled[key].result(), f"calcvm_{name}", cc)
+    check(compiled[key].result(), symbol_of(name), cc)
 
 
 def entry_of(entry, cc, cache):
