@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from functools import cache
 from typing import TextIO
 
@@ -27,6 +28,32 @@ ENDING_TIME_LIMIT = 60.0  # of what the process does after its last test
 def whole(request: pytest.FixtureRequest) -> bool:
     """Whether the test runs all that it has (--whole), not a sample."""
     return bool(request.config.getoption("--whole"))
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What a test declares is gone after it."""
+    from calcvm import kernels_cpu, kernels_cuda
+    from calcvm.formulas import declare
+    from calcvm.kernels_cpu._common import KERNELS
+    from calcvm.ops import spec
+
+    kernels_cpu.load()  # or those that the test is the first to import would be gone too
+    tables = (
+        spec.OPS,
+        spec.ROWS,
+        KERNELS,
+        kernels_cuda.kernels(),
+        declare.ELEMENTWISE,
+        declare.PAIR_LOSSES,
+        declare.UPDATES,
+    )
+    before, own = [dict(known) for known in tables], set(spec.OWN)
+    yield
+    for known, then in zip(tables, before):
+        known.clear()
+        known.update(then)
+    spec.OWN.intersection_update(own)
 
 
 # ---------------------------------------------------------------- nothing for ever

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,28 +16,14 @@ from calcvm import nn, optim
 from calcvm.formulas import declare
 from calcvm.formulas import number as n
 from calcvm.formulas.elementwise import ELEMENTWISE
-from calcvm.formulas.losses import PAIR_LOSSES
-from calcvm.formulas.optimizers import UPDATES
 from calcvm.operators import Choice, Real, elementwise, pair_loss, update
 from calcvm.ops import spec as table
+
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(64, 4))
 Y = np.sin(X.sum(1, keepdims=True))
-
-
-@pytest.fixture(autouse=True)
-def forgotten():
-    """What a test declares is gone after it."""
-    from calcvm.kernels_cpu._common import KERNELS
-
-    tables = (table.OPS, table.ROWS, KERNELS, ELEMENTWISE, PAIR_LOSSES, UPDATES)
-    before, own = [dict(known) for known in tables], set(table.OWN)
-    yield
-    for known, then in zip(tables, before):
-        known.clear()
-        known.update(then)
-    table.OWN.intersection_update(own)
 
 
 def swish(beta: float = 1.5, twice: int = 1):
@@ -136,6 +123,27 @@ def test_two_operands_are_broadcast():
     m.forward("learn")
     m.backward("learn")
     np.testing.assert_allclose(m.grad("b"), 2 * 8 * np.arange(4.0), rtol=1e-12)
+
+
+def above():
+    @elementwise(limit=Real(0.0, "limit"))
+    class above:
+        def y(x, limit) -> bool:
+            return x > limit
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_parameter_of_a_formula_of_bools(dtype):
+    above()
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 4))
+    with g.path("predict"):
+        y = cv.where(cv.apply("above", x, limit=0.25), x, -1.0)
+    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=8, dtype=dtype))
+    given = X[:8].astype(dtype)
+    m["x"] = given
+    m.forward("predict")
+    np.testing.assert_array_equal(m[y.name], np.where(given > 0.25, given, -1))
 
 
 def test_an_input_without_a_formula_has_no_gradient():
@@ -258,7 +266,23 @@ def no_slope():
             return x - t
 
 
-@pytest.mark.parametrize("mistake", [wrong_name, unknown_function, no_forward, no_slope])
+def a_choice_of_types():
+    @elementwise(power=Choice(("one", "two"), "1 or 2"))
+    class odd:
+        def y(x, power) -> bool:
+            return x > 0 if power == "one" else x * x > 0
+
+
+def a_parameter_and_no_float():
+    @elementwise(limit=Real(0.0, "limit"))
+    class odd:
+        def y(x: Any, limit) -> bool:
+            return x > limit
+
+
+@pytest.mark.parametrize(
+    "mistake", [a_choice_of_types, a_parameter_and_no_float, wrong_name, unknown_function, no_forward, no_slope]
+)
 def test_a_mistake_is_told_and_leaves_nothing(mistake):
     known = [dict(t) for t in (declare.ELEMENTWISE, declare.PAIR_LOSSES, declare.UPDATES, table.OPS, table.ROWS)]
     with pytest.raises(cv.CalcError, match="relu|odd"):

@@ -7,6 +7,7 @@ import pytest
 
 import calcvm as cv
 from calcvm.errors import Trap
+from calcvm.operators import Real, elementwise
 
 RNG = np.random.default_rng(0)
 X, T = RNG.integers(0, 256, (17, 6)).astype(np.uint8), RNG.integers(0, 3, 17)
@@ -56,3 +57,20 @@ def test_a_label_that_is_no_class_traps(gpu):
             Trap, match=r"softmax_cross_entropy_\w+\.int64, .*: a target label is not an integer in \[0, classes\)"
         ):
             m.resident.run_steps(1)
+
+
+def test_a_parameter_of_a_formula_of_bools(gpu, forgotten):
+    @elementwise(limit=Real(0.0, "limit"))
+    class above:
+        def y(x, limit) -> bool:
+            return x > limit
+
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 4))
+    with g.path("predict"):
+        y = cv.where(cv.apply("above", x, limit=0.25), x, -1.0)
+    m = cv.CalcHeap("1 MiB", device="cuda").load(cv.compile(g, batch_size=8, device="cuda", mode="grid", workers=1))
+    given = RNG.normal(size=(8, 4)).astype("float32")
+    m["x"] = given
+    m.forward("predict")
+    np.testing.assert_array_equal(m[y.name], np.where(given > 0.25, given, -1))

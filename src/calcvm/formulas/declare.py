@@ -193,6 +193,11 @@ def elementwise(
             key[1:]: Formula(f"{name}_bwd" if single else f"{name}_bwd_{key[1:]}", fn, key, params)
             for key, fn in found.items()
         }
+        for f in (forward, *backward.values()):
+            if f.types and f.words and (len(f.words) > len(f.reals) or all(v in f.types for v in f.operands)):
+                raise ValueError(
+                    f"{f.name}: parameters are numbers that meet floats: an operand must be without annotation"
+                )
         of_any = {*forward.types.values()} & {"any", "cells"}
         spec = Elementwise(
             name, forward, backward, params, (onnx,) if onnx else (), low, cases, source, types if of_any else ()

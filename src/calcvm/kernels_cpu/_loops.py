@@ -27,8 +27,8 @@ class Given:
         n = len(type_.types)
         values = [b.extract_value(given, k) for k in range(n)]
         pointers, first = n - len(f.operands), AXES * len(strided)
-        self.f, self.dtype = f, type_.types[-1].dtype
-        self.dtypes = {name: t.dtype for name, t in zip(f.operands, type_.types[pointers:])}
+        self.f, self.dtypes = f, {name: t.dtype for name, t in zip(f.operands, type_.types[pointers:])}
+        self.dtype = next((t for name, t in self.dtypes.items() if name not in f.types), type_.types[-1].dtype)
         self.elements = {name: ctx.get_data_type(t) for name, t in self.dtypes.items()}
         self.element = max(self.elements.values(), key=bits_of)  # whose vectors are the widest
         self.strides = {s: values[AXES * k : AXES * (k + 1)] for k, s in enumerate(strided)}

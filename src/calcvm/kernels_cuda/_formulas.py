@@ -150,12 +150,13 @@ def _number(b: Any, v: Any, type_: Any) -> Compiled:
 
 
 def typed(f: Formula) -> Any:
-    """The formula of operands of any types as one that kernels call: ``of(reads..., y)``, y a pointer to what is written.
+    """The formula of operands of any types as one that kernels call: ``of(reads..., reals..., y)``, y a pointer to what is written.
 
     Bools are read and written as bytes (`_cuda.cells`).  See `calcvm.kernels_cpu._types`, which says what becomes of
     numbers that the type of y does not have.
     """
-    fn, kinds, to_bool = f.variant(), [f.types.get(name) for name in f.reads], f.types.get(f.writes) == "bool"
+    fn, to_bool = f.variant(), f.types.get(f.writes) == "bool"
+    kinds = [f.types.get(name) for name in (*f.reads, *f.reals)]
 
     def codegen(tc: Any, *given: Any) -> Any:
         to = types.boolean if to_bool else given[-1].dtype

@@ -33,8 +33,8 @@ def _flat(f: Formula) -> None:
         @kernel_as(f.name, words)
         def run_typed(me, rows, cols, *given):
             lo, hi = share(me, rows)
-            operands = mapped(cells, (given,))
-            of_types(lo * cols, hi * cols, operands[:-1], operands[-1], (given[-1],))
+            operands = mapped(cells, (given[n:],))
+            of_types(lo * cols, hi * cols, operands[:-1], operands[-1], (*likes(me.heap, given[:n]), given[-1]))
 
         return
     loop = elementwise(formula(f.variant()), ways=ways)
