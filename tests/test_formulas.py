@@ -205,6 +205,36 @@ def test_declared_again_it_is_the_new_one():
     assert np.abs(first - second).max() > 1e-3
 
 
+def test_declared_again_it_may_have_other_parameters():
+    swish()
+    model(lambda x: cv.apply("swish", x, beta=1.5)).predict(X)
+    again = elementwise(shift=Real(0.0, "what is added"))
+
+    def y(x, shift):
+        return x + shift
+
+    again(type("swish", (), {"y": y}))
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 4))
+    with g.path("p"):
+        shifted = cv.apply("swish", x, shift=2.0)
+    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=64, dtype="float64"))
+    m["x"] = X
+    m.forward("p")
+    np.testing.assert_array_equal(m[shifted.name], X + 2)
+
+
+def test_what_is_declared_wrongly_again_stays_as_it_was():
+    swish()
+    first = model(lambda x: cv.apply("swish", x, beta=1.5)).predict(X)
+    wrong, right = (lambda x: x.arctan()), (lambda x: x)
+    for functions in ({"y": wrong}, {"y": right, "dx": wrong}, {"dx": right}):
+        with pytest.raises(cv.CalcError, match="swish"):
+            elementwise()(type("swish", (), functions))
+        again = model(lambda x: cv.apply("swish", x, beta=1.5))
+        np.testing.assert_array_equal(again.predict(X), first)
+
+
 SCRIPT = """
 import numpy as np, calcvm as cv
 from calcvm import nn

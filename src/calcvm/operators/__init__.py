@@ -118,25 +118,22 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str)
     """A decorator that declares formulas, and registers their operator and kernels."""
 
     def decorate(cls: type) -> Any:
-        known = getattr(declare, table)
-        before = known.get(cls.__name__)
+        commons = [sys.modules.get(f"calcvm.kernels_{device}._common") for device in ("cpu", "cuda")]
+        kernels = [common.KERNELS for common in commons if common is not None]
+        before = [(known, dict(known)) for known in (getattr(declare, table), _spec.OPS, _spec.ROWS, *kernels)]
         try:
             op = getattr(declare, kind)(**how)(cls)
             spec = import_module(f"calcvm.ops.{family}").spec_of(op)
-        except (TypeError, AttributeError, KeyError, ValueError) as error:
-            _put_back(known, cls.__name__, before)
-            raise CalcError(f"{kind} {cls.__name__!r}: {error}") from error
-        former = _spec.OPS.get(spec.name)
-        if former is not None and any(row.name in _spec.OWN for row in former.rows):
-            _spec.OPS.pop(spec.name)  # a notebook's cell, changed and run again
-            for row in former.rows:
-                if row.name in _spec.OWN:
-                    del _spec.ROWS[row.name]
-        try:
+            _withdraw(_spec.OPS.get(spec.name), kernels)  # a notebook's cell, changed and run again
             _register(spec)
-        except CalcError:
-            _put_back(known, cls.__name__, before)
-            raise
+        except (TypeError, AttributeError, KeyError, ValueError, CalcError) as error:
+            for known, then in before:
+                for name in {*known} - {*then}:
+                    del known[name]
+                known.update(then)
+            if isinstance(error, CalcError):
+                raise
+            raise CalcError(f"{kind} {cls.__name__!r}: {error}") from error
         getattr(import_module(f"calcvm.kernels_cpu.{family}"), add)(op)
         cuda = sys.modules.get(f"calcvm.kernels_cuda.{family}")  # which otherwise finds it in the table
         if cuda is not None:
@@ -147,10 +144,14 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str)
     return decorate
 
 
-def _put_back(known: dict[str, Any], name: str, before: Any) -> None:
-    known.pop(name, None)
-    if before is not None:
-        known[name] = before
+def _withdraw(former: OpSpec | None, kernels: list[dict[str, Any]]) -> None:
+    """Take an operator of one's own out of the tables, with its rows and their kernels."""
+    own = [row.name for row in former.rows if row.name in _spec.OWN] if former else []
+    if former and own:
+        del _spec.OPS[former.name]
+        for known in (_spec.ROWS, *kernels):
+            for name in own:
+                known.pop(name, None)
 
 
 # ---------------------------------------------------------------- kernels
