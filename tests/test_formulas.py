@@ -318,3 +318,52 @@ def test_a_mistake_is_told_and_leaves_nothing(mistake):
     with pytest.raises(cv.CalcError, match="relu|odd"):
         mistake()
     assert known == [declare.ELEMENTWISE, declare.PAIR_LOSSES, declare.UPDATES, table.OPS, table.ROWS]
+
+
+def asked(y):
+    def declare_it():
+        elementwise()(type("odd", (), {"y": y}))
+
+    return declare_it
+
+
+def in_steps(x):
+    if x > 0:
+        return x
+    return -x
+
+
+def gradient(name, *reads):
+    def declare_it():
+        functions = {"y": lambda x: x * x, name: {1: lambda dy: dy, 2: lambda dy, z: dy * z}[len(reads)]}
+        elementwise()(type("odd", (), functions))
+
+    return declare_it
+
+
+def raises(x):
+    raise RuntimeError("of its own")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (asked(in_steps), "where"),
+        (asked(lambda x: x if x < 0 else -x), "where"),
+        (asked(lambda a, b: max(a, b)), "where"),
+        (asked(lambda x: n.where(0 < x < 1, x, 0.0)), "where"),
+        (asked(lambda x: n.where(x == 1, x, 0.0)), "equal"),
+        (asked(lambda y: y * 2), "'y' is a word"),
+        (asked(lambda rows: rows * 2), "'rows' is a word"),
+        (asked(lambda a, b, c, d: a + b + c + d), "4 inputs"),
+        (asked(lambda: 1.0), "0 inputs"),
+        (asked(raises), "of its own"),
+        (gradient("dX", "dy"), "dX is the gradient of no input"),
+        (gradient("dx", "dy", "z"), "reads 'z'"),
+    ],
+)
+def test_what_a_formula_cannot_say_is_told(mistake, told):
+    with pytest.raises(cv.CalcError, match=told):
+        mistake()
+    with pytest.raises(cv.CalcError, match="class"):
+        elementwise()(lambda x: x)

@@ -514,3 +514,15 @@ def test_calcvms_own_kernels_stay():
     with pytest.raises(cv.CalcError, match="kernel 'relu_fwd': the row of that name is calcvm's own"):
         kernel(relu_fwd)
     assert (model().predict(X) != 0).any()
+
+
+def test_annotations_that_are_no_text():
+    """As they are where a file has no ``from __future__ import annotations``."""
+    from calcvm.kernel import Float, Ptr, words_of
+
+    def rows_of(me, n, scale, table, i, to): ...
+
+    rows_of.__annotations__ = {"scale": Float, "table": Ptr, "i": Ptr.int64, "to": Ptr.cells}
+    assert words_of(rows_of) == (
+        ("n", "int"), ("scale", "float"), ("table", "ptr"), ("i", "ptr.int64"), ("to", "ptr.cells"),
+    )  # fmt: skip

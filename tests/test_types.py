@@ -438,3 +438,101 @@ def test_a_variable_is_cast_once_in_a_path():
         cv.exp(x / 255.0) + x * cv.sqrt(x)
     names = [op.spec.name for op in g.paths["p"].operations]
     assert names.count("cast") == 1
+
+
+# ---------------------------------------------------------------- results of their own types
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("to", ["bool", "int8", "uint8", "int32", "int64", "float32", "float64"])
+def test_what_is_predicted_has_its_type(dtype, to):
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 3)), g.parameter("w", (3,), init=np.ones(3))
+    with g.path("learn", backward=True) as learn:
+        y = cv.mean(x * w)
+        learn.minimize(y, cv.SGD(0.0), output=y)
+    with g.path("predict") as predict:
+        a, b = cv.cast(x * 2.0, to), x > 0
+        cv.cast(cv.sum(b), "int64")
+        predict.output = (a, b)
+    m = cv.Model(g, batch_size=4, dtype=dtype)
+    given = np.arange(33.0).reshape(11, 3)
+    for _ in range(3):
+        found = m.predict(given)
+        assert found[a.name].dtype == to and found[b.name].dtype == bool
+        np.testing.assert_array_equal(found[a.name], (given * 2).astype(to))
+        np.testing.assert_array_equal(found[b.name], given > 0)
+    out = {a.name: np.empty((11, 3), to), b.name: np.empty((11, 3), bool)}
+    m.predict(given, out=out)
+    np.testing.assert_array_equal(out[b.name], given > 0)
+    with pytest.raises(cv.CalcError, match="bool"):
+        m.predict(given, out={**out, b.name: np.empty((11, 3), "float32")})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("type_", "values", "other"),
+    [
+        ("int64", 1_700_000_000 + np.array([-100, -1, 0, 1, 100]), 1.7e9),
+        ("int32", 16777216 + np.array([-1, 0, 1, 2]), 16777217.0),
+        ("float64", 1 + np.array([-1e-12, 0, 1e-12]), 1.0),
+        ("float64", 1 + np.array([-1e-12, 0, 1e-12]), 1),
+    ],
+)
+def test_what_differs_is_not_equal(dtype, type_, values, other):
+    """Types that meet are compared in one that has them, whatever the program's float is."""
+    g = cv.CalcGraph()
+    x, y = g.placeholder("x", (None,), dtype=type_), g.placeholder("y", (None,), dtype="float64")
+    with g.path("p"):
+        made = {">": x > other, "=": cv.equal(x, other), "y>": x > y, "y=": cv.equal(y, x)}
+    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=len(values), dtype=dtype))
+    m["x"], m["y"] = values, np.full(len(values), float(other))
+    m.forward("p")
+    for name, wanted in ((">", values > other), ("=", values == other)):
+        for of in ("", "y"):
+            np.testing.assert_array_equal(m[made[of + name].name], wanted)
+
+
+def test_a_condition_that_python_has_answered_is_refused():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None,), dtype="int64")
+    with g.path("p"), pytest.raises(cv.CalcError, match="cv.equal"):
+        cv.where(x == 1, 1.0, 0.0)
+
+
+# ---------------------------------------------------------------- what a loss says of its targets
+TARGETS = [None, "int64", "int32", "int8", "uint8", "float32", "float64"]
+
+
+def of_target(loss, outputs, dtype, seed=0):
+    net = cv.nn.Linear(outputs)
+    return cv.Model(
+        net, input_shape=(4,), loss=loss, batch_size=10, seed=seed, target_dtype=dtype, optimizer=cv.SGD(0.5)
+    )
+
+
+@pytest.mark.parametrize("dtype", TARGETS)
+def test_outputs_are_scores_of_classes_whatever_the_labels_are(dtype):
+    x, t = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 3
+    models = [of_target("softmax_cross_entropy", 3, dtype, seed) for seed in range(2)]
+    mean = np.mean([m.predict_proba(x) for m in models], 0)
+    np.testing.assert_allclose(cv.Ensemble(models).predict(x), mean, rtol=1e-6)
+    np.testing.assert_array_equal(models[0].predict_classes(x), models[0].predict(x).argmax(-1))
+    assert cv.Ensemble(models).evaluate(x, t)["loss"] > 0
+
+
+@pytest.mark.parametrize("dtype", TARGETS)
+@pytest.mark.parametrize(
+    ("loss", "outputs", "wrong"),
+    [("softmax_cross_entropy", 3, 3), ("softmax_cross_entropy", 3, 2.5), ("binary_cross_entropy", 1, 2)],
+)
+def test_wrong_targets_are_refused_before_anything_changes(dtype, loss, outputs, wrong):
+    m = of_target(loss, outputs, dtype)
+    if wrong != int(wrong) and dtype not in (None, "float32", "float64"):
+        dtype = None  # no integer: refused, as no such number
+    right = np.zeros(2 if outputs == 3 else (2, 1))
+    with pytest.raises(cv.CalcError) as error:
+        before = m.get_weights()
+        m.step(np.ones((2, 4)), (right + wrong).astype(dtype or "float64"))
+    assert not isinstance(error.value, cv.Trap)
+    for name, w in before.items():
+        np.testing.assert_array_equal(m.get_weights()[name], w)
+    m.step(np.ones((2, 4)), right)

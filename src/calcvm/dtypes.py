@@ -17,7 +17,7 @@ def type_of(what: str, value: Any) -> str:
         return FLOAT
     try:
         name = np.dtype(value).name
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         name = ""
     if name not in BYTES:
         raise CalcError(f"{what}: dtype {checks.shown(value)} is unknown; take one of {', '.join(TYPES)}")

@@ -304,8 +304,12 @@ def logical_not(x: Variable) -> Variable:
     return apply("logical_not", x)
 
 
-def where(condition: Variable, x: Variable, y: Variable) -> Variable:
+def where(condition: Any, x: Variable, y: Variable) -> Variable:
     """x where the condition holds, else y, broadcasting; the gradient goes to the one that was taken."""
+    if isinstance(condition, bool):
+        raise CalcError(
+            "where: the condition is a bool of Python's; == asks whether two are one variable: take cv.equal(a, b)"
+        )
     return apply("where", condition, x, y)
 
 

@@ -655,10 +655,10 @@ def _types(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray], attrs: M
     for slot, v in operands.items():
         if (of := spec.types.get(slot, FLOAT)) in VARIABLES and isinstance(v, Variable):
             meet.setdefault(of, []).append(v.type)
-    bound = {variable: promoted(types) for variable, types in meet.items()}
+    bound = {variable: promoted(types, variable == "any") for variable, types in meet.items()}
     for slot, v in operands.items():  # numbers take the type of what they meet, if that has them
         if (of := spec.types.get(slot, FLOAT)) in VARIABLES and not isinstance(v, Variable):
-            bound[of] = _with_numbers(bound.get(of), v)
+            bound[of] = _with_numbers(bound.get(of), v, of == "any")
     for variable, type_ in bound.items():
         if variable != CELLS and type_ not in VARIABLES[variable]:
             bound[variable] = "int64" if type_ in RANKS else FLOAT
@@ -674,13 +674,13 @@ def _cast(path: Path, v: Variable, type_: str) -> Variable:
     return known.outputs["y"] if known else apply("cast", v, to=type_)
 
 
-def _with_numbers(type_: str | None, numbers: np.ndarray) -> str:
-    """The type in which numbers meet one (None: nothing)."""
+def _with_numbers(type_: str | None, numbers: np.ndarray, wide: bool) -> str:
+    """The type in which numbers meet one (None: nothing); ``wide`` as of `promoted`."""
     kind = numbers.dtype.kind
     if kind == "b":
         return promoted(("bool", type_ or "bool"))
     if kind == "f" or type_ not in (None, *RANKS):
-        return FLOAT
+        return promoted((type_ or FLOAT, FLOAT), wide)
     least, most = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
     fits = (t for t in RANKS[1:] if np.iinfo(t).min <= least and most <= np.iinfo(t).max)
     return promoted((type_ or "int64", next((t for t in fits if t == type_), "int64")))

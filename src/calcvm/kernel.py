@@ -40,6 +40,10 @@ class Ptr:
     float32 = float64 = int64 = int32 = uint8 = int8 = bool = cells = any = index = Any
 
 
+for _type in [name for name, value in vars(Ptr).items() if value is Any]:
+    setattr(Ptr, _type, type(f"Ptr.{_type}", (), {}))  # which an annotation may be, where it is no text
+
+
 class Float:
     """Annotation: the word holds the bits of a float64."""
 

@@ -165,6 +165,8 @@ class Elementwise:
 
 
 ELEMENTWISE: dict[str, Elementwise] = {}
+MOST_INPUTS = 3
+TAKEN = ("y", "dy", "me", "rows", "cols", "d0", "d1", "d2", "d3", "d4", "d5")
 
 
 def elementwise(
@@ -187,12 +189,15 @@ def elementwise(
     def declare(cls: type) -> Elementwise:
         name = cls.__name__
         found = {key: fn for key, fn in vars(cls).items() if inspect.isfunction(fn)}
+        if "y" not in found:
+            raise ValueError("a formula y of the inputs is wanted")
         forward = Formula(f"{name}_fwd", found.pop("y"), "y", params, text)
         single = len(forward.reads) == 1
         backward = {
             key[1:]: Formula(f"{name}_bwd" if single else f"{name}_bwd_{key[1:]}", fn, key, params)
             for key, fn in found.items()
         }
+        _check_names(forward, backward)
         for f in (forward, *backward.values()):
             if f.types and f.words and (len(f.words) > len(f.reals) or all(v in f.types for v in f.operands)):
                 raise ValueError(
@@ -206,6 +211,23 @@ def elementwise(
         return spec
 
     return declare
+
+
+def _check_names(forward: Formula, backward: dict[str, Formula]) -> None:
+    """Refuse formulas of an operator that could not be rows (ValueError)."""
+    inputs = forward.reads
+    if not 1 <= len(inputs) <= MOST_INPUTS:
+        raise ValueError(f"y has {len(inputs)} inputs: one to {MOST_INPUTS} are possible")
+    if taken := [name for name in forward.names if name in TAKEN]:
+        raise ValueError(f"{taken[0]!r} is a word of every such row: name the input or parameter otherwise")
+    for key, f in backward.items():
+        if key not in inputs:
+            raise ValueError(f"d{key} is the gradient of no input; inputs are {', '.join(inputs)}")
+        for name in f.reads:
+            if name not in ("dy", "y", *inputs):
+                raise ValueError(f"d{key} reads {name!r}: a gradient reads dy, y and inputs ({', '.join(inputs)})")
+            if name in inputs and f.types.get(name) != forward.types.get(name):
+                raise ValueError(f"d{key}: {name!r} is annotated otherwise than in y")
 
 
 # ---------------------------------------------------------------- losses over pairs

@@ -18,6 +18,12 @@ class Number:
     ``select(condition, x, y)``, and where a device knows no better way these:
     """
 
+    def __bool__(self) -> bool:
+        raise TypeError(
+            "a formula is one for all elements, so if, and, or, not, max, min and chained comparisons cannot ask an "
+            "element: take where(condition, x, y), both, either or holds_not of calcvm.formulas.number"
+        )
+
     def logistic(self) -> Any:
         return 1 / (1 + exp(-self))  # type: ignore[operator]
 
@@ -150,6 +156,9 @@ class Text(Number):
 
     def __init__(self, text: str, rank: int = 9):
         self.text, self.rank = text, rank
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("== and != ask whether two numbers are one: take equal(x, y) of calcvm.formulas.number")
 
     def at(self, rank: int) -> str:
         return self.text if self.rank >= rank else f"({self.text})"

@@ -17,6 +17,7 @@ from calcvm.lowering.fuse import fuse_activations, fuse_bias
 from calcvm.ops.dims import affine, numel
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.statement import PHASES, Lowered, Statement, Value
+from calcvm.ops.types import FLOAT
 from calcvm.optim import Sampled
 
 # Parameters from this size on are updated as soon as their gradient is final, so that the gradient's
@@ -201,7 +202,7 @@ class _Lowering:
         limits = [
             affine(words["N"])
             for op, words in self.emit.words.items()
-            if (labels := op.inputs.get("target" if words.get("dense") == 0 else "index")) and labels.source is v
+            if (labels := op.inputs.get("target" if words.get("dense") == 0 else "index")) and _uncast(labels) is v
         ]
         return min((n.b for n in limits if n.constant), default=None)
 
@@ -415,3 +416,15 @@ class _Update:
 
 
 assert PHASES == ("forward", "loss", "backward", "optimize", "end_round")
+
+
+def _uncast(v: Variable) -> Variable:
+    """What has the same numbers as a variable, and was there before casts that keep them."""
+    while (op := v.producer) and op.spec.casts and _keeps(op.inputs["x"].type, op.outputs["y"].type):
+        v = op.inputs["x"]
+    return v.source
+
+
+def _keeps(type_: str, to: str) -> bool:
+    floats = (FLOAT, "float32", "float64")
+    return to in floats if type_ in floats else to in floats or bool(np.can_cast(type_, to))

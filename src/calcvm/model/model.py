@@ -495,7 +495,7 @@ class Model(methods.Native):
         Parameters
         ----------
         X : as in `fit`.
-        out : where to put them: a C-contiguous array of this shape and the model's dtype (of several outputs a mapping).
+        out : where to put them: a C-contiguous array of this shape and the output's dtype (of several outputs a mapping).
 
         Returns
         -------
@@ -527,16 +527,16 @@ class Model(methods.Native):
 
     def _place_for(self, name: str, n: int, out: Any) -> np.ndarray:
         """An array for a result of ``n`` samples, which may be given."""
-        shape = (n, *(size.b for size in self.resident.loaded.forms[name][1:]))
+        loaded = self.resident.loaded
+        shape, dtype = (n, *(size.b for size in loaded.forms[name][1:])), loaded.symbol(name).dtype
         if out is None:
-            return np.empty(shape, self.program.dtype)
+            return np.empty(shape, dtype)
         if not (
-            isinstance(out, np.ndarray) and out.shape == shape and out.dtype == self.program.dtype
+            isinstance(out, np.ndarray) and out.shape == shape and out.dtype == dtype
             and out.flags.c_contiguous and out.flags.writeable
         ):  # fmt: skip
             raise ShapeError(
-                f"predict: out must be a C-contiguous, writeable array of {self.program.dtype} {shape}, not "
-                f"{checks.called(out)}"
+                f"predict: out must be a C-contiguous, writeable array of {dtype} {shape}, not {checks.called(out)}"
             )
         return out
 

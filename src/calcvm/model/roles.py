@@ -60,7 +60,8 @@ class Roles:
 def figures(loaded: Loaded) -> dict[str, str]:
     """Results of the path predict that judge a model, and what each is called."""
     outputs = _declared(loaded)
-    names = [name for name in _readable(loaded) if name not in outputs and loaded.is_number(name)]
+    floats = [name for name in _readable(loaded) if name not in loaded.own_types]
+    names = [name for name in floats if name not in outputs and loaded.is_number(name)]
     return {name: name.removeprefix("predict.") for name in names}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from calcvm.errors import CalcError
 from calcvm.ops.losses import SCORES, SOFTMAX
-from calcvm.ops.spec import HEADER_WORDS
+from calcvm.ops.spec import HEADER_WORDS, stem_of
 from calcvm.vm.program.program import Program
 
 
@@ -18,10 +18,11 @@ def loss_of_scores(program: Program) -> str:
     output = -1 if name is None else program.info["variables"][name]["symbol"]
     for pc in range(*program.sections.get(("predict", "loss"), (0, 0))):
         spec = program.spec(pc)
-        if spec.name in SCORES:
-            scores = HEADER_WORDS + len(spec.words) + spec.operands.index(spec.operand(SCORES[spec.name]))
+        name = stem_of(spec.name)
+        if name in SCORES:
+            scores = HEADER_WORDS + len(spec.words) + spec.operands.index(spec.operand(SCORES[name]))
             if program.operand_values[pc, scores] == output:
-                return spec.name
+                return name
     return ""
 
 

@@ -118,6 +118,8 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str)
     """A decorator that declares formulas, and registers their operator and kernels."""
 
     def decorate(cls: type) -> Any:
+        if not isinstance(cls, type):
+            raise CalcError(f"{kind} decorates a class of formulas, not {cls!r}")
         commons = [sys.modules.get(f"calcvm.kernels_{device}._common") for device in ("cpu", "cuda")]
         kernels = [common.KERNELS for common in commons if common is not None]
         before = [(known, dict(known)) for known in (getattr(declare, table), _spec.OPS, _spec.ROWS, *kernels)]
@@ -126,7 +128,7 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str)
             spec = import_module(f"calcvm.ops.{family}").spec_of(op)
             _withdraw(_spec.OPS.get(spec.name), kernels)  # a notebook's cell, changed and run again
             _register(spec)
-        except (TypeError, AttributeError, KeyError, ValueError, CalcError) as error:
+        except Exception as error:
             for known, then in before:
                 for name in {*known} - {*then}:
                     del known[name]

@@ -297,6 +297,11 @@ ROWS: dict[str, RowSpec] = {}
 OWN: set[str] = set()  # names of rows that users have registered
 
 
+def stem_of(name: str) -> str:
+    """The name of a row without the types that an instance's ends with."""
+    return name.partition(".")[0]
+
+
 def find_row(name: str) -> RowSpec | None:
     """A row of the table, or its instance for the types that its name ends with."""
     stem, _, types = name.partition(".")

@@ -36,13 +36,16 @@ def dtype_of(type_: str, dtype: str) -> str:
     return type_ if type_ in BYTES else dtype
 
 
-def promoted(types: Iterable[str]) -> str:
-    """The type that numbers of several types are taken for where they meet: the program's float, if one is a float."""
+def promoted(types: Iterable[str], wide: bool = False) -> str:
+    """The type that numbers of several types are taken for where they meet: the program's float, if one is a float.
+
+    wide : float64 instead, where the program's float may not have all that they are: for what only looks at them.
+    """
     met = {*types}
     if len(met) == 1:
         return met.pop()
     if not met <= {*RANKS}:
-        return FLOAT
+        return "float64" if wide and met & {"float64", "int64", "int32"} else FLOAT
     return max("int32" if {"uint8", "int8"} <= met else "bool", *met, key=RANKS.index)
 
 

@@ -11,11 +11,13 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ProgramError
+from calcvm.formulas.elementwise import CAST
 from calcvm.init import Initializer
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.losses import PROBABILITIES
 from calcvm.ops.optimizers import Slot, slots_of
+from calcvm.ops.spec import stem_of
 from calcvm.ops.statement import PHASES
 from calcvm.vm.program.documents import initializer
 from calcvm.vm.program.encoding import FLAG_SYNC, decode_row
@@ -161,12 +163,15 @@ class Loaded:
     @cached_property
     def probabilities(self) -> frozenset[str]:
         """Placeholders whose values a loss takes for probabilities."""
-        found = set()  # numbers of symbols
+        found, casts = set[int](), dict[int, int]()  # numbers of symbols; of what is cast, what it is made of
         for pc in range(len(self.program.rows)):
             spec = self.program.spec(pc)
-            for k, operand in enumerate(spec.operands, 2 + len(spec.words)):
-                if PROBABILITIES.get(spec.name) == operand.name:
-                    found.add(int(self.program.operand_values[pc, k]))
+            name, first = stem_of(spec.name), 2 + len(spec.words)
+            symbols = [*map(int, self.program.operand_values[pc, first : first + len(spec.operands)])]
+            found.update(s for s, o in zip(symbols, spec.operands) if PROBABILITIES.get(name) == o.name)
+            if name == CAST.name:
+                casts[symbols[1]] = symbols[0]
+        found |= {casts[symbol] for symbol in found if symbol in casts}
         placeholders = {name: facts for name, facts in self.variables.items() if facts["kind"] == "placeholder"}
         return frozenset(name for name, facts in placeholders.items() if facts["symbol"] in found)
 
