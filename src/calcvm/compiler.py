@@ -12,7 +12,6 @@ from calcvm import checks, kernels_cuda, planner
 from calcvm.errors import CalcError, DeviceError, MissingExtra, PlanError, UnsupportedOperator
 from calcvm.graph import CalcGraph, Variable
 from calcvm.lowering import lower
-from calcvm.ops.dims import Affine
 from calcvm.ops.sizes import MAX_BATCH, evaluate
 from calcvm.ops.spec import row_words
 from calcvm.ops.statement import Lowered
@@ -211,8 +210,7 @@ def flops(lowered: Lowered, batch: int) -> int:
     """Floating-point operations of a run of the most expensive path."""
     totals = dict.fromkeys(lowered.paths, 0)
     for s in lowered.statements:
-        words = {k: v.at(batch) if isinstance(v, Affine) else v for k, v in s.words.items()}
-        totals[s.path] += int(evaluate(s.spec.flops, words))
+        totals[s.path] += int(evaluate(s.spec.flops, s.words_at(batch)))
     return max(totals.values(), default=0)
 
 

@@ -36,6 +36,19 @@ def test_costly_barriers_make_it_a_graph_and_costly_launches_a_grid():
     assert choose(plan, replace(FIGURES, barrier=1e-9, node=1e-3, grid_memory=0.85))[0] == "grid"
 
 
+def test_a_workspace_may_grow_by_pieces():
+    """A product over the batch is shared in as many parts as there is room for."""
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 7)), g.parameter("w", (7, 1))
+    with g.path("learn", backward=True) as learn:
+        y = cv.tanh(x @ w)
+        learn.minimize(cv.mean(cv.matmul(y, y, transpose_a=True)), cv.SGD(0.1))
+    plan = cv.plan(g, batch_size=3, device="cuda", workers=3)
+    assert any("from 16385 on" in str(word) for s in plan.statements for word in s.words.values())
+    few, many = (seconds(plan.statements, plan.sync, batch, 4, "grid", 2, FIGURES) for batch in (1, 200_000))
+    assert 0 < few < many
+
+
 def test_what_is_given_is_kept():
     plan = plan_of((4, 16, 3), 1)
     assert choose(plan, FIGURES, "graph", 7) == ("graph", 7)

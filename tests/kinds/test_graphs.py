@@ -143,12 +143,18 @@ def right(where: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nd
     return len(ours)
 
 
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether they have the same bits, but for the sign of NaN, which is the compiler's."""
+    one, other = (np.where(np.isnan(x), np.nan, x) for x in (a, b))
+    return one.tobytes() == other.tobytes()
+
+
 def same_bits(what: str, ours: Told, theirs: Told) -> None:
     for (where, mine), (_, other) in zip(ours, theirs, strict=True):
         assert mine.keys() == other.keys()
         for name, a in mine.items():
             b = other[name]
-            assert a.tobytes() == b.tobytes(), f"{what}: {where}: {name!r} differs\n{a}\n{b}"
+            assert same(a, b), f"{what}: {where}: {name!r} differs\n{a}\n{b}"
 
 
 def compare_batches(case: Case, ours: Ours) -> None:
@@ -169,7 +175,7 @@ def compare_batches(case: Case, ours: Ours) -> None:
                 for name, mine in found.items() if alike and batch > 1 else ():
                     alone, whole = expected[name], largest.get(name)
                     if whole is not None and alone.ndim and len(alone) == batch and name in case.samples:
-                        assert mine.tobytes() == whole[:batch].tobytes(), (
+                        assert same(mine, whole[:batch]), (
                             f"{case.paths[path]!r}: {name!r} in a batch of {batch}\n{mine}\nand of {case.batch}\n{whole}"
                         )
                 if batch == case.batch:

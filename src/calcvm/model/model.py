@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TypeVar, overload
 import numpy as np
 
 from calcvm import checks, compiler, nn
-from calcvm.errors import CalcError, ShapeError
+from calcvm.errors import CalcError, ProgramError, ShapeError
 from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
 from calcvm.model import files, scores
@@ -658,4 +658,8 @@ def load(path: str | PathLike[str] | BinaryIO, *, memory: int | str | None = Non
     PlanError : the heap would be larger than ``memory``, or than the machine's (``needed`` and ``allowed`` bytes).
     FileError : it cannot be read.
     """
-    return Model.on(files.read(path, memory))
+    resident = files.read(path, memory)
+    try:
+        return Model.on(resident)
+    except CalcError as error:
+        raise ProgramError(f"the file's program is no Model's: {error}") from error

@@ -65,7 +65,7 @@ class Statement:
     """
 
     spec: RowSpec
-    words: Mapping[str, Any]  # int, Affine or float
+    words: Mapping[str, Any]  # int, Extent or float
     operands: Mapping[str, Value | None]
     path: str
     phase: str  # forward | loss | backward | optimize | end_round
@@ -81,6 +81,10 @@ class Statement:
             if o.access != "s" and self.operands.get(o.name) is not None
         }
         object.__setattr__(self, "extents", sizes)
+
+    def words_at(self, batch: int) -> dict[str, Any]:
+        """The words as numbers."""
+        return {name: v.at(batch) if isinstance(v, Extent) else v for name, v in self.words.items()}
 
     @property
     def read_values(self) -> list[Value]:

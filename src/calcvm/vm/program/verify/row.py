@@ -78,7 +78,8 @@ class Rows(Storage):
             )
         if any(row[r.stop :]):
             self.fail(i, f"words {r.stop} to {self.width - 1} must be zero")
-        if max(values[: r.first_operand]) != -1 or max(values[r.stop :], default=-1) != -1:
+        others = values[: r.first_operand] + values[r.stop :]
+        if others.count(-1) < len(others):
             self.fail(i, "a word that is no operand has a symbol")
         at_last: list[Any] = row[HEADER_WORDS : r.first_operand]
         for k in r.floats:

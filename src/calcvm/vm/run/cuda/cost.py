@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from calcvm.ops.dims import Affine
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.statement import Statement
+from calcvm.ops.types import bytes_of
 
 MODES = ("grid", "graph", "fleet")
 
@@ -63,11 +63,10 @@ def seconds(
     memory = figures.graph_memory if mode == "graph" else figures.grid_memory
     totals = dict.fromkeys((s.path for s in statements), 0.0)
     for statement, barrier in zip(statements, barriers):
-        words = {k: v.at(batch) if isinstance(v, Affine) else v for k, v in statement.words.items()}
+        words = statement.words_at(batch)
         flops = evaluate(statement.spec.flops, words)
-        moved = itemsize * sum(
-            evaluate(o.elems, words) for o in statement.spec.operands if statement.operands.get(o.name)
-        )
+        operands = [o for o in statement.spec.operands if statement.operands.get(o.name)]
+        moved = sum(bytes_of(o.type, itemsize) * evaluate(o.elems, words) for o in operands)
         work = max(flops / (figures.flops * figures.product), moved / (figures.bandwidth * memory)) / share
         if mode == "graph":
             totals[statement.path] += max(work, figures.node)
