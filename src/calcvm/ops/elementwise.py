@@ -338,3 +338,4 @@ register(
         ),
     )
 )
+CAST_ROW = CAST.name

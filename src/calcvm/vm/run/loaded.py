@@ -11,10 +11,10 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ProgramError
-from calcvm.formulas.elementwise import CAST
 from calcvm.init import Initializer
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
+from calcvm.ops.elementwise import CAST_ROW
 from calcvm.ops.losses import PROBABILITIES
 from calcvm.ops.optimizers import Slot, slots_of
 from calcvm.ops.spec import stem_of
@@ -169,7 +169,7 @@ class Loaded:
             name, first = stem_of(spec.name), 2 + len(spec.words)
             symbols = [*map(int, self.program.operand_values[pc, first : first + len(spec.operands)])]
             found.update(s for s, o in zip(symbols, spec.operands) if PROBABILITIES.get(name) == o.name)
-            if name == CAST.name:
+            if name == CAST_ROW:
                 casts[symbols[1]] = symbols[0]
         found |= {casts[symbol] for symbol in found if symbol in casts}
         placeholders = {name: facts for name, facts in self.variables.items() if facts["kind"] == "placeholder"}
