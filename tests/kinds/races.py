@@ -175,9 +175,15 @@ def _compare(
         raise Race(f"rows {rows}: {' or '.join(told)}; {how}")
 
 
+def plain(x: np.ndarray) -> np.ndarray:
+    """Floats, but NaN without its sign: that is the first operand's, and a compiler may exchange them, as in a loop's tail."""
+    return np.where(np.isnan(x), np.abs(x), x)
+
+
 def _without_numbers(program: Program, heap: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where both have NaN in place of a float: its sign is the compiler's, which may exchange operands."""
-    nan = np.isnan(heap) & np.isnan(other)
+    """Where floats are NaNs that differ in nothing but their sign (see `plain`)."""
+    bits = f"u{heap.itemsize}"
+    nan = np.isnan(heap) & (plain(heap).view(bits) == plain(other).view(bits))
     for s in program.symbols:
         if s.dtype != program.dtype:
             nan[s.start // heap.itemsize : -(-(s.start + s.bytes.at(program.batch_size)) // heap.itemsize)] = False

@@ -23,6 +23,7 @@ pytest.importorskip("torch")
 
 from tests.cuda.conftest import gpu  # noqa: F401 (a fixture)
 from tests.kinds.graphs import Case, Twin, Unclear, generate
+from tests.kinds.races import plain
 
 SAMPLE, WHOLE = 150, 10_000
 TEAMS = (2, 3, 5)
@@ -143,18 +144,12 @@ def right(where: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.nd
     return len(ours)
 
 
-def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether they have the same bits, but for the sign of NaN, which is the compiler's."""
-    one, other = (np.where(np.isnan(x), np.nan, x) for x in (a, b))
-    return one.tobytes() == other.tobytes()
-
-
 def same_bits(what: str, ours: Told, theirs: Told) -> None:
     for (where, mine), (_, other) in zip(ours, theirs, strict=True):
         assert mine.keys() == other.keys()
         for name, a in mine.items():
             b = other[name]
-            assert same(a, b), f"{what}: {where}: {name!r} differs\n{a}\n{b}"
+            assert plain(a).tobytes() == plain(b).tobytes(), f"{what}: {where}: {name!r} differs\n{a}\n{b}"
 
 
 def compare_batches(case: Case, ours: Ours) -> None:
@@ -175,7 +170,7 @@ def compare_batches(case: Case, ours: Ours) -> None:
                 for name, mine in found.items() if alike and batch > 1 else ():
                     alone, whole = expected[name], largest.get(name)
                     if whole is not None and alone.ndim and len(alone) == batch and name in case.samples:
-                        assert same(mine, whole[:batch]), (
+                        assert plain(mine).tobytes() == plain(whole[:batch]).tobytes(), (
                             f"{case.paths[path]!r}: {name!r} in a batch of {batch}\n{mine}\nand of {case.batch}\n{whole}"
                         )
                 if batch == case.batch:

@@ -415,9 +415,6 @@ class _Update:
         out[last + 1 : last + 1] = rows
 
 
-assert PHASES == ("forward", "loss", "backward", "optimize", "end_round")
-
-
 def _uncast(v: Variable) -> Variable:
     """What has the same numbers as a variable, and was there before casts that keep them."""
     while (op := v.producer) and op.spec.casts and _keeps(op.inputs["x"].type, op.outputs["y"].type):
@@ -428,3 +425,6 @@ def _uncast(v: Variable) -> Variable:
 def _keeps(type_: str, to: str) -> bool:
     floats = (FLOAT, "float32", "float64")
     return to in floats if type_ in floats else to in floats or bool(np.can_cast(type_, to))
+
+
+assert PHASES == ("forward", "loss", "backward", "optimize", "end_round")

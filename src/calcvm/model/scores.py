@@ -8,7 +8,7 @@ import numpy as np
 
 from calcvm.errors import CalcError
 from calcvm.ops.losses import SCORES, SOFTMAX
-from calcvm.ops.spec import HEADER_WORDS, stem_of
+from calcvm.ops.spec import stem_of
 from calcvm.vm.program.program import Program
 
 
@@ -17,12 +17,9 @@ def loss_of_scores(program: Program) -> str:
     name = program.info["paths"]["predict"]["output"]
     output = -1 if name is None else program.info["variables"][name]["symbol"]
     for pc in range(*program.sections.get(("predict", "loss"), (0, 0))):
-        spec = program.spec(pc)
-        name = stem_of(spec.name)
-        if name in SCORES:
-            scores = HEADER_WORDS + len(spec.words) + spec.operands.index(spec.operand(SCORES[name]))
-            if program.operand_values[pc, scores] == output:
-                return name
+        name = stem_of(program.spec(pc).name)
+        if name in SCORES and program.symbol_of(pc, SCORES[name]) == output:
+            return name
     return ""
 
 

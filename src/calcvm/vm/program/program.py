@@ -14,7 +14,7 @@ import numpy as np
 from calcvm.errors import CalcError, ProgramError
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape
-from calcvm.ops.spec import RowSpec, row_named
+from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_named
 from calcvm.ops.types import BYTES
 from calcvm.vm.program import schema
 from calcvm.vm.program.disassemble import disassemble
@@ -137,6 +137,11 @@ class Program:
     def spec(self, pc: int) -> RowSpec:
         """The instruction of a row."""
         return self.specs[self.rows[pc, 0]]
+
+    def symbol_of(self, pc: int, operand: str) -> int:
+        """The number of the symbol behind an operand of a row, -1 if it is left out."""
+        spec = self.spec(pc)
+        return int(self.operand_values[pc, HEADER_WORDS + len(spec.words) + spec.operands.index(spec.operand(operand))])
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -165,12 +165,11 @@ class Loaded:
         """Placeholders whose values a loss takes for probabilities."""
         found, casts = set[int](), dict[int, int]()  # numbers of symbols; of what is cast, what it is made of
         for pc in range(len(self.program.rows)):
-            spec = self.program.spec(pc)
-            name, first = stem_of(spec.name), 2 + len(spec.words)
-            symbols = [*map(int, self.program.operand_values[pc, first : first + len(spec.operands)])]
-            found.update(s for s, o in zip(symbols, spec.operands) if PROBABILITIES.get(name) == o.name)
-            if name == CAST_ROW:
-                casts[symbols[1]] = symbols[0]
+            name = stem_of(self.program.spec(pc).name)
+            if name in PROBABILITIES:
+                found.add(self.program.symbol_of(pc, PROBABILITIES[name]))
+            elif name == CAST_ROW:
+                casts[self.program.symbol_of(pc, "y")] = self.program.symbol_of(pc, "x")
         found |= {casts[symbol] for symbol in found if symbol in casts}
         placeholders = {name: facts for name, facts in self.variables.items() if facts["kind"] == "placeholder"}
         return frozenset(name for name, facts in placeholders.items() if facts["symbol"] in found)
