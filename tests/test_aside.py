@@ -14,7 +14,7 @@ from calcvm.kernels_cpu import _aside
 
 SOURCES = Path(_aside.__file__).parents[2]
 PROGRAM = """
-import json, os, pathlib, signal, sys, time, warnings
+import contextlib, json, os, pathlib, signal, sys, time, warnings
 before = sys.executable
 sys.executable = os.environ.get("EXECUTABLE", before)
 import numpy as np
@@ -29,8 +29,11 @@ with g.path("run") as run:
 program = cv.compile(g, batch_size=4, workers=1)
 
 def children():
-    tasks = pathlib.Path("/proc/self/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    found = []
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended since
+            found += map(int, (task / "children").read_text().split())
+    return found
 
 def done(**more):
     table = device_of("cpu").prepare(program)
