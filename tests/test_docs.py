@@ -148,6 +148,7 @@ def test_lines_are_short(page: Path) -> None:
 
 
 # ---------------------------------------------------------------- what architecture.md claims
+@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("page", DOCS, ids=names(DOCS))
 def test_snippets_run_and_print_what_is_said(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

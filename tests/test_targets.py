@@ -12,6 +12,7 @@ from calcvm import kernels_cpu
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._common import KERNELS, ROUTINES
 from calcvm.kernels_cpu._target import Target, current, host
+from calcvm.operators import elementwise
 from calcvm.ops import OPS
 from tests import rowrun
 
@@ -90,7 +91,7 @@ def test_every_kernel_compiles_for_every_target_in_one_process(dtype, whole):
         assert native.compile(dtype, "cpu", SSE).code == code["sse"], name
 
 
-def test_objects_of_several_targets_lie_side_by_side_in_the_cache(tmp_path, monkeypatch):
+def test_objects_of_several_targets_lie_side_by_side_in_the_cache(tmp_path, monkeypatch, forgotten):
     monkeypatch.setenv("CALCVM_CACHE_DIR", str(tmp_path))
     _native.folder.cache_clear()
     try:
@@ -104,6 +105,17 @@ def test_objects_of_several_targets_lie_side_by_side_in_the_cache(tmp_path, monk
 
         def fail(*_):
             raise AssertionError("compiled again")
+
+        @elementwise()
+        class tripled:
+            def y(x):
+                return 3 * x
+
+            def dx(dy):
+                return 3 * dy
+
+        assert [*kernels_cpu.emit(["tripled_fwd"], "float32", NEON)] == [KERNELS["tripled_fwd"].symbol("float32")]
+        assert kept == [*tmp_path.rglob("*.o")], "a user's own is not kept"
 
         monkeypatch.setattr(kernels_cpu, "_build", fail)
         assert made == {target: kernels_cpu.emit(["linear_fwd"], "float32", target) for target in made}
@@ -124,7 +136,7 @@ class Emitted(rowrun.Cpu):
             for code in kernels_cpu.emit([name], dtype, self.target).values():
                 engine.add_object_file(llvm.ObjectFileRef.from_data(code))
             engine.finalize_object()
-            self.linked[name, dtype] = engine, engine.get_function_address(_native.symbol_of(name, dtype))
+            self.linked[name, dtype] = engine, engine.get_function_address(KERNELS[name].symbol(dtype))
         return self.linked[name, dtype][1]
 
     def run(self, name, dtype, cells, row, n_workers, phase, only, reverse):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._target import Target
@@ -45,9 +45,9 @@ def address_of(name: str, dtype: str, device: str = "cpu") -> int:
         from calcvm.kernels_cpu import _blas
 
         _blas.require()
-    common = sys.modules.get("calcvm.kernels_cpu._common")
-    if common is not None and name in common.KERNELS:  # perhaps a user's own
-        return common.KERNELS[name].address(dtype, device)
+    own = _own()
+    if name in own:
+        return own[name].address(dtype, device)
     symbol = _native.symbol_of(name, dtype, device)
     return _native.address(symbol, _build, *(_native.modules_of(family, device) for family in FAMILIES))
 
@@ -66,9 +66,7 @@ def prepare(
         from calcvm.kernels_cpu import _blas
 
         _blas.require()
-    common = sys.modules.get("calcvm.kernels_cpu._common")
-    # users' own, which this process alone knows
-    own = {name: known for name, known in [*common.KERNELS.items()] if known.mark} if common else {}
+    own = _own()
     places = tuple(_native.modules_of(family, device) for family in FAMILIES)
     wanted = {_native.symbol_of(name, dtype, device): places for name in names if name not in own} | dict(others or {})
     missing = {symbol: of for symbol, of in wanted.items() if not _native.is_there(symbol, of)}
@@ -82,13 +80,21 @@ def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") 
     """Object files of rows' kernels and of the routines that they call, for a target, by their symbols.
 
     Nothing is linked or loaded: the target may be another processor than this one.  A symbol is the C function
-    ``void(heap *, const int64_t *row, int64_t worker, int64_t workers)``; what it wants of others is among them, or in libc and libm.
+    ``void(heap *, const int64_t *row, int64_t worker, int64_t workers, int64_t phase)``; what it wants of others is
+    among them, or in libc and libm.
     """
-    places = [_native.modules_of(family, device) for family in FAMILIES]
+    own, places = _own(), [_native.modules_of(family, device) for family in FAMILIES]
     found: dict[str, bytes] = {}
     for name in names:
-        found |= _native.objects(_native.symbol_of(name, dtype, device), _build, *places, target=target)
+        symbol = own[name].symbol(dtype, device) if name in own else _native.symbol_of(name, dtype, device)
+        found |= _native.objects(symbol, _build, *places, target=target, kept=name not in own)
     return found
+
+
+def _own() -> dict[str, Any]:
+    """Kernels of users' own, which this process alone knows."""
+    common = sys.modules.get("calcvm.kernels_cpu._common")
+    return {name: known for name, known in [*common.KERNELS.items()] if known.mark} if common else {}
 
 
 def _build(symbol: str, places: tuple[_native.Modules, ...], target: Target) -> _native.Compiled:

@@ -108,19 +108,19 @@ def accept(symbol: str, compiled: Compiled) -> dict[str, Modules]:
     return compiled.needs
 
 
-def objects(symbol: str, build: Build, *places: Modules, target: Target) -> dict[str, bytes]:
-    """Object files of a function and of all that it calls, by symbol; nothing is linked."""
+def objects(symbol: str, build: Build, *places: Modules, target: Target, kept: bool = True) -> dict[str, bytes]:
+    """Object files of a function (``kept`` in the cache) and of all that it calls, by symbol; nothing is linked."""
     found: dict[str, bytes] = {}
 
-    def collect(symbol: str, places: tuple[Modules, ...]) -> None:
+    def collect(symbol: str, places: tuple[Modules, ...], kept: bool = True) -> None:
         if symbol not in found:
-            _, found[symbol], needs = _obtain(symbol, build, places, target)
+            _, found[symbol], needs = _obtain(symbol, build, places, target, kept)
             for need, modules in needs.items():
                 collect(need, (modules,))
 
     def make() -> dict[str, bytes]:
         with _LOCK:
-            collect(symbol, places)
+            collect(symbol, places, kept)
         return found
 
     return undisturbed(make)
