@@ -232,6 +232,7 @@ class Variable:
         return slice(i % n.b, i % n.b + 1)
 
 
+HUGE = 2**1000  # what a float holds
 _TENSOR = (Variable, np.ndarray)
 Operand = Variable | np.ndarray | float
 
@@ -247,6 +248,8 @@ def _operand(x: Variable, sign: str, other: Any) -> Any:
 
 def as_numbers(what: str, value: Any) -> np.ndarray:
     """An array of numbers or of bools."""
+    if checks.is_integer(value) and not -(2**63) <= value < 2**63 and -HUGE < value < HUGE:
+        raise CalcError(f"{what}: {value} is beyond int64: as a float it is {float(value)!r}")
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "fiub":
@@ -614,6 +617,13 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
         for slot in spec.updates:
             _check_buffer(name, path, operands[slot])
     attrs = _checked_attrs(spec, attrs)
+    if spec.exact and (
+        of := [v for v in operands.values() if isinstance(v, Variable) and v.type in ("int32", "int64")]
+    ):
+        raise CalcError(
+            f"{name} is of floats, which do not have all of {of[0].type}, the type of {of[0].name!r}: where its numbers are "
+            "small enough (below 2**24, in float64 2**53), take cv.cast(x, None)"
+        )
     types = _types(spec, operands, attrs)
     try:
         of_inputs = {s: shape_of(operands[s].shape) if s in operands else None for s in spec.inputs}
@@ -632,6 +642,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
     named: dict[str, Variable] = {}
     for slot, operand in operands.items():  # arrays become constants when nothing can be wrong any more
         if not isinstance(operand, Variable):
+            operand = operand != 0 if types[slot] == "bool" else operand
             operand = graph.constant(graph.unique(f"{name}_{slot}"), operand, types[slot])
             operand.unnamed = True
         named[slot] = operand if operand.type == types[slot] else _cast(path, operand, types[slot])

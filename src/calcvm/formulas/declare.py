@@ -185,6 +185,7 @@ class Elementwise:
     cases: tuple[dict[str, Any], ...]
     source: str
     types: tuple[str, ...] = ()
+    exact: bool = False
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
@@ -210,11 +211,12 @@ def elementwise(
     source: str = "",
     types: tuple[str, ...] = ("int64",),
     text: str = "",
+    exact: bool = False,
     **params: Real | Choice,
 ) -> Callable[[type], Elementwise]:
     """Decorator of a class of formulas: ``y`` of inputs and parameters, and a ``d<input>`` for each gradient.
 
-    text : of ``y``, where its steps would be too long.
+    text : of ``y``, where its steps would be too long.  exact : see `Elementwise`.
     A gradient's formula names what it reads: ``dy``, inputs, ``y``.  An input without one has a gradient of 0 wherever it
     has any.
     """
@@ -240,7 +242,7 @@ def elementwise(
                 )
         of_any = {*forward.types.values()} & {"any", "cells"}
         spec = Elementwise(
-            name, forward, backward, params, (onnx,) if onnx else (), low, cases, source, types if of_any else ()
+            name, forward, backward, params, (onnx,) if onnx else (), low, cases, source, types if of_any else (), exact
         )
         ELEMENTWISE[name] = spec
         return spec

@@ -255,6 +255,7 @@ def _several(op: Elementwise) -> OpSpec:
         bwd=tuple(bwd),
         passes=tuple(name for name, f in op.backward.items() if f.passes),
         broadcast=True,
+        exact=op.exact,
         differentiable=tuple(op.backward),
         flat=tuple(name for name in op.forward.reads if name not in op.backward),
         onnx=op.onnx,

@@ -243,7 +243,8 @@ class Resident:
         elif kind == "rng":
             cells[:] = seed, 0
         elif kind == "constant":
-            cells[:] = self.program.constants[facts["array"]].reshape(-1)
+            with np.errstate(over="ignore"):  # as `Slot.write`
+                cells[:] = self.program.constants[facts["array"]].reshape(-1)
         else:  # float64, seed, fill
             cells[:] = facts.get("value", 1.0)
 
@@ -678,9 +679,10 @@ class Resident:
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:
+    """Refuse labels, or other indexes, that are not below ``classes``."""
     if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
         return
     low, high = labels.min(), labels.max()
     whole = labels.dtype.kind != "f" or bool((labels == np.floor(labels)).all())
     if not (low >= 0 and high < classes and whole):
-        raise CalcError(f"{name!r}: labels must be integers in [0, {classes}); found {low} to {high}")
+        raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}); found {low} to {high}")
