@@ -286,7 +286,8 @@ def of_type(output, k=0.0, dtype="float32"):
         loss = cv.mse(y, t)
         learn.minimize(loss, cv.SGD(0.0), output=y)
     with g.path("predict") as predict:
-        predict.output = output(x * w + k).rename("out")
+        predict.output = out = output(x * w + k).rename("out")
+        cv.mean(cv.cast(cv.equal(out, t), None)).rename("agreed")
     return cv.Model(g, batch_size=50, dtype=dtype)
 
 
@@ -297,6 +298,9 @@ def test_the_mean_of_bools_is_the_share_that_holds(dtype):
     share = np.average([X + np.float32(k) > 0 for k in (0.0, 0.5, -0.5)], axis=0, weights=[2, 1, 1])
     assert ensemble.predict(X).dtype == dtype
     np.testing.assert_array_equal(ensemble.predict(X), share.astype(dtype))
+    truth = (X > 0.1).astype(dtype)
+    agreed = np.mean((share > 0.5) == truth)
+    assert ensemble.evaluate(X, truth) == {"agreed": pytest.approx(agreed, rel=1e-6)} and agreed < 1
     for ask in (ensemble.predict_classes, ensemble.predict_proba):
         with pytest.raises(cv.CalcError, match="no classes"):
             ask(X)

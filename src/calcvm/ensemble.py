@@ -122,7 +122,7 @@ class Ensemble:
         """The figures of `Model.evaluate`, of the combined outputs.
 
         The loss is the first model's.  With a cross-entropy it is that of `predict_proba`, by either method; the
-        accuracy is that of `predict_classes`.
+        accuracy is that of `predict_classes`.  Bools are judged as what holds for more than half.
         """
         roles = self.models[0].roles
         targets = by_name("y", roles.labels, y)
@@ -131,7 +131,8 @@ class Ensemble:
             return self.models[0].judge({roles.outputs[0]: outputs, **targets})()
 
         if not self._loss:
-            return judged(self.predict(X))
+            combined = self.predict(X)
+            return judged(combined > 0.5 if self._output(0) == "bool" else combined)
         figures = judged(self._scores(X))
         if self.method == "vote" and "accuracy" in figures:
             figures["accuracy"] = judged(self._votes(X))["accuracy"]
