@@ -416,6 +416,7 @@ def of_update(**functions):
         (asked(lambda x: 1 + (x > 0)), "a condition, such as x > 0, is no number"),
         (asked(lambda x: n.exp(2.0) * x), "exp of the constant 2.0"),
         (asked(lambda x: x**2), "exp, expm1"),
+        (asked(lambda x: (x, x)), "it makes several values"),
         (asked(lambda x: x * "2"), "'2' is no number"),
         (asked(lambda x: x * X), "is no number"),
         (typed(lambda a, b: a * b, a="Any"), "annotated Any"),
@@ -447,12 +448,62 @@ def test_what_no_row_could_compute_is_refused_where_it_is_declared(mistake, told
     assert known == [declare.ELEMENTWISE, declare.PAIR_LOSSES, declare.UPDATES, table.OPS, table.ROWS]
 
 
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"a": 1.0}, "a: a parameter is a Real or a Choice, not 1.0"),
+        ({"a": Real("x", "factor")}, "a: the default 'x' is none"),
+        ({"a": Real(-1.0, "factor", lo=0.0)}, "a: the default -1.0 is none"),
+        ({"a": Choice(("one",), "which")}, "a: a choice is one of two names"),
+        ({"a": Choice(("one", 2), "which")}, "a: a choice is one of two names"),
+        ({"sauce": "Pareto"}, "sauce: a parameter is a Real or a Choice"),
+        ({"source": 5}, "source is a text"),
+    ],
+)
+def test_parameters_that_no_formula_could_have(how, told):
+    for decorator, names in ((elementwise, {"y": lambda x: x * x}), (pair_loss, {"term": lambda x, t: x - t})):
+        with pytest.raises(cv.CalcError, match=f"'odd': {told}"):
+            decorator(**how)(type("odd", (), names))
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(cv.CalcError, match="must be an identifier"):
+        elementwise()(type("my op", (), {"y": lambda x: x * x}))
+    with pytest.raises(cv.CalcError, match="has a name each"):
+        elementwise()(type("odd", (), {"y": lambda *x: x[0]}))
+
+
 def test_the_other_name_of_a_choice_is_looked_at_too():
     def y(x, how):
         return x if how == "one" else x.arctan()
 
     with pytest.raises(cv.CalcError, match="arctan"):
         elementwise(how=Choice(("one", "two"), "which"))(type("odd", (), {"y": y}))
+
+
+def test_numbers_of_any_type_that_meet_floats_are_the_programs():
+    def y(a: Any, b: Any, c: Any) -> Any:
+        return n.where(a < b, b, n.where(a > c, c, a))
+
+    elementwise()(type("odd", (), {"y": y}))
+    whole = np.arange(-8, 8).reshape(8, 2)
+    g = cv.CalcGraph()
+    given = {
+        of: g.placeholder(of, (None, 2), dtype=None if of == "float" else of) for of in ("float", "int64", "uint8")
+    }
+    with g.path("p"):
+        made = {of: cv.apply("odd", x, 1, 3) for of, x in given.items()}
+        mixed = cv.apply("odd", given["float"], given["int64"], 3)
+    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=8))
+    for of, x in given.items():
+        m[x.name] = whole.astype("float32" if of == "float" else of)
+    m.forward("p")
+    for of, v in made.items():
+        dtype = np.dtype("float32" if of == "float" else of)
+        assert m[v.name].dtype == dtype
+        np.testing.assert_array_equal(m[v.name], np.clip(whole.astype(dtype), 1, 3))
+    assert m[mixed.name].dtype == np.float32
+    np.testing.assert_array_equal(m[mixed.name], np.minimum(whole, 3))
 
 
 def result_of(name, *inputs):

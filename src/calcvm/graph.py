@@ -666,10 +666,11 @@ def _types(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray], attrs: M
     for slot, v in operands.items():
         if (of := spec.types.get(slot, FLOAT)) in VARIABLES and isinstance(v, Variable):
             meet.setdefault(of, []).append(v.type)
-    bound = {variable: promoted(types, variable == "any") for variable, types in meet.items()}
+    looked_at = {"any"} - {spec.types.get(slot) for slot in spec.outputs}  # nothing but a bool comes of them
+    bound = {variable: promoted(types, variable in looked_at) for variable, types in meet.items()}
     for slot, v in operands.items():  # numbers take the type of what they meet, if that has them
         if (of := spec.types.get(slot, FLOAT)) in VARIABLES and not isinstance(v, Variable):
-            bound[of] = _with_numbers(bound.get(of), v, of == "any")
+            bound[of] = _with_numbers(bound.get(of), v, of in looked_at)
     for variable, type_ in bound.items():
         if variable != CELLS and type_ not in VARIABLES[variable]:
             bound[variable] = "int64" if type_ in RANKS else FLOAT

@@ -44,6 +44,18 @@ class Choice:
 Parameters = dict[str, "Real | Choice"]
 
 
+def check_params(params: Parameters) -> None:
+    """Refuse parameters that no formula could have (ValueError)."""
+    for name, p in params.items():
+        if isinstance(p, Real):
+            if p.default is not None and not p.has(p.default):
+                raise ValueError(f"{name}: the default {p.default!r} is none of the numbers that it may be")
+        elif not isinstance(p, Choice):
+            raise ValueError(f"{name}: a parameter is a Real or a Choice, not {p!r}")
+        elif len({*p.names}) != 2 or not all(isinstance(of, str) for of in p.names):
+            raise ValueError(f"{name}: a choice is one of two names, not of {p.names!r}")
+
+
 def is_own(fn: Callable) -> bool:
     """Whether a function comes from elsewhere than calcvm's formulas."""
     return not fn.__module__.startswith("calcvm.formulas.")
@@ -146,6 +158,8 @@ class Formula:
         for of in self.annotations.values():
             if of not in (*TYPES, "float"):
                 raise ValueError(f"{self.writes}: the annotation {of!r} is none of Any, Cells, bool and float")
+        if any(of.kind != of.POSITIONAL_OR_KEYWORD for of in inspect.signature(self.fn).parameters.values()):
+            raise ValueError(f"{self.writes}: what it reads has a name each, and no * before it")
         kinds, to = self.types, self.types.get(self.writes, FLOAT)
         if to in (ANY, CELLS) and to not in (kinds.get(name) for name in self.reads):
             raise ValueError(
@@ -223,6 +237,7 @@ def elementwise(
 
     def declare(cls: type) -> Elementwise:
         name = cls.__name__
+        check_params(params)
         found = {key: fn for key, fn in vars(cls).items() if inspect.isfunction(fn)}
         if "y" not in found:
             raise ValueError("a formula y of the inputs is wanted")
@@ -289,6 +304,7 @@ def pair_loss(*, source: str = "", **params: Real | Choice) -> Callable[[type], 
 
     def declare(cls: type) -> PairLoss:
         name, found = cls.__name__, vars(cls)
+        check_params(params)
         if missing := [key for key in ("term", "dx", "dt") if not inspect.isfunction(found.get(key))]:
             raise ValueError(f"a formula {missing[0]} is wanted, beside the others of term, dx and dt")
         term = Formula(f"{name}_fwd", found["term"], "t_l", params)

@@ -131,7 +131,9 @@ def like(x: Any, c: float) -> Any:
 
 
 def equal(x: Any, y: Any) -> Any:
-    return x.equals(y)
+    number: Any
+    number, other = (x, y) if isinstance(x, Number) else (y, x)
+    return number.equals(other)
 
 
 def sign(x: Any) -> Any:
@@ -336,7 +338,8 @@ def traced(fn: Callable, *numbers: Text) -> Text:
             raise TypeError(f"{error.name} of the constant {error.obj}: like(x, c) makes a number of it") from None
         raise
     if not isinstance(out, Text):
-        raise TypeError(f"it makes {out!r}, which is no number of the formula: like(x, c) makes one of a constant")
+        what = "several values" if isinstance(out, (tuple, list)) else f"{out!r}"
+        raise TypeError(f"it makes {what}, which is no number of the formula: like(x, c) makes one of a constant")
     return out
 
 

@@ -121,6 +121,12 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str)
     def decorate(cls: type) -> Any:
         if not isinstance(cls, type):
             raise CalcError(f"{kind} decorates a class of formulas, not {cls!r}")
+        if not cls.__name__.isidentifier():
+            raise CalcError(
+                f"{kind} {cls.__name__!r}: the name of the class, which is the operator's, must be an identifier"
+            )
+        if not isinstance(how.get("source", ""), str):
+            raise CalcError(f"{kind} {cls.__name__!r}: source is a text, not {how['source']!r}")
         commons = [sys.modules.get(f"calcvm.kernels_{device}._common") for device in ("cpu", "cuda")]
         kernels = [common.KERNELS for common in commons if common is not None]
         before = [(known, dict(known)) for known in (getattr(declare, table), _spec.OPS, _spec.ROWS, *kernels)]
