@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -691,3 +694,36 @@ def test_a_layer_is_built_on_a_variable(wrong):
         for layer in layers:
             with pytest.raises(CalcError, match="build of .*a variable of a graph is wanted, not "):
                 layer.build(wrong, "layer", True)
+
+
+def test_a_parameter_is_set_through_its_view():
+    model = cv.Model(nn.Linear(2), input_shape=(3,), loss="mse", optimizer="adam", batch_size=4, target_shape=(2,))
+    with pytest.raises(CalcError, match=r"set what it shows, \['linear_1.weight'\]\[...\] = array"):
+        model.parameters["linear_1.weight"] = np.zeros((3, 2))
+    model.parameters["linear_1.weight"][...] = 0
+    model.parameters["linear_1.weight"] += 1
+    assert (model.get_weights()["linear_1.weight"] == 1).all()
+    for copied in (copy.deepcopy(model.parameters), pickle.loads(pickle.dumps(model.parameters))):
+        copied["linear_1.weight"] = np.zeros((3, 2))
+    assert (model.get_weights()["linear_1.weight"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    "blocked", [lambda y: cv.cast(y, "int32"), lambda y: y > 0, lambda y: cv.where(y > 0, 1.0, 2.0)]
+)
+def test_a_loss_without_gradients_is_refused(blocked):
+    """Training would change nothing."""
+    how = {"input_shape": (3,), "loss": "mse", "optimizer": "adam", "batch_size": 4, "target_shape": (2,)}
+    with pytest.raises(
+        CalcError, match="no gradient of the loss .* comes to 'linear_1.weight': .* integers or conditions"
+    ):
+        cv.Model(nn.Linear(2) >> nn.Function(blocked), **how)
+    model = cv.Model(nn.Linear(2) >> nn.Function(lambda y: cv.where(y > 0, y, 2.0 * y)), **how)
+    assert np.isfinite(model.step(np.ones((4, 3)), np.ones((4, 2))))
+
+
+def test_an_operand_that_is_none_is_told():
+    g = CalcGraph()
+    x = g.placeholder("x", (None, 2))
+    with g.path("p"), pytest.raises(CalcError, match="less: b is None"):
+        x < None  # noqa: B015

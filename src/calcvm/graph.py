@@ -351,6 +351,12 @@ class Path:
             raise CalcError(f"minimize: {loss.name!r} is not computed in path {self.name!r}")
         optimizer = optimizer_of(optimizer)
         trained = None if parameters is None else self._to_train(loss, parameters)
+        behind = self.trained_behind(loss) if trained is None else trained
+        if behind and not {*behind} & {v for op in reached(self.operations, loss, RANKS) for v in op.inputs.values()}:
+            raise CalcError(
+                f"minimize: no gradient of the loss {loss.name!r} comes to {behind[0].name!r}: between them are integers or "
+                "conditions, which have none"
+            )
         factors = self._factors(loss, trained, rates)
         self.loss, self.optimizer, self.output = loss, optimizer, output
         self.parameters, self.rates = trained, factors
@@ -416,12 +422,12 @@ class Path:
             yield from op.outputs.values()
 
 
-def reached(operations: Sequence[Operation], loss: Variable) -> list[Operation]:
-    """Operators through which a loss has gradients, in order."""
+def reached(operations: Sequence[Operation], loss: Variable, without: Sequence[str] = ()) -> list[Operation]:
+    """Operators through which a loss has gradients, in order; ``without`` : types of values that none goes through."""
     wanted, out = {loss}, []
     for op in reversed(operations):
         if not op.spec.stops and any(v in wanted for v in op.outputs.values()):
-            wanted.update(op.inputs.values())
+            wanted.update(v for v in op.inputs.values() if v.type not in without)
             out.append(op)
     return out[::-1]
 
@@ -611,6 +617,8 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
         if v is not None:
             operands[slot] = v if isinstance(v, Variable) else as_numbers(f"{name}: {slot}", v)
     missing = [s for s in spec.inputs if s not in operands and s not in spec.optional_inputs]
+    if missing and len(inputs) == len(spec.inputs):
+        raise CalcError(f"{name}: {missing[0]} is None: a variable, a number or an array is wanted")
     if missing or len(inputs) > len(spec.inputs):
         raise CalcError(f"{name}: takes inputs {', '.join(spec.inputs)}; got {len(inputs)}")
     if spec.category not in ("optimizer", "system"):

@@ -457,7 +457,7 @@ class Resident:
             if not slot.writable:
                 for array in arrays.values():
                     array.flags.writeable = False
-            return arrays
+            return Views(arrays)
 
     def grad(self, name: str, path: str | None = None) -> np.ndarray:
         """A copy of a parameter's gradient after `backward`; of several paths that train it each has its own.
@@ -676,6 +676,17 @@ class Resident:
             f"path {path!r} reads batches of different sizes ({held}): set placeholders of the same number of "
             "samples, and run the paths whose results it reads on them"
         )
+
+
+class Views(dict[str, np.ndarray]):
+    """Views by name; another array in place of one would be nobody's."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if self.get(name) is not value:  # as after +=
+            raise CalcError(f"{name!r} is a view of the model's memory: set what it shows, [{name!r}][...] = array")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy is nobody's memory
+        return dict, (dict(self),)
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:
