@@ -661,9 +661,22 @@ def test_a_trap_says_what_the_operator_is_about(build, told):
     model = indexed(build)
     with pytest.raises(CalcError, match=r"'i': indexes and labels must be integers in \[0, 3\); found 0 to 5"):
         model["i"] = np.array([0, 1, 5, 2])
+    with pytest.raises(CalcError, match="'i': 0.5 at index"):
+        model["i"] = np.array([0, 1, 0.5, 2])
     model.slot.write(model.program.by_name["i"], np.array([0, 1, 5, 2]), (4,))
     with pytest.raises(cv.Trap, match=rf"row 0 .*{told}.*\[0, 3\)"):
         model.forward("p")
+
+
+@pytest.mark.parametrize("found", [0.5, np.nan])
+def test_a_part_of_a_label_is_told(found):
+    g = CalcGraph()
+    x, i = g.placeholder("x", (None, 3)), g.placeholder("i", (None,))
+    with g.path("p") as p:
+        p.output = cv.pick(x, i)
+    program = cv.compile(g, batch_size=4)
+    with cv.CalcHeap(program.heap_bytes) as heap, pytest.raises(CalcError, match=f"integers in .0, 3.; found {found}"):
+        heap.load(program)["i"] = np.array([0, 1, found, 2])
 
 
 def test_what_cannot_be_bound_says_its_type():

@@ -694,6 +694,7 @@ def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:
     if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
         return
     low, high = labels.min(), labels.max()
-    whole = labels.dtype.kind != "f" or bool((labels == np.floor(labels)).all())
-    if not (low >= 0 and high < classes and whole):
-        raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}); found {low} to {high}")
+    parts = labels[labels != np.floor(labels)] if labels.dtype.kind == "f" else labels[:0]
+    if parts.size or not (low >= 0 and high < classes):
+        found = parts.flat[0] if parts.size else f"{low} to {high}"
+        raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}); found {found}")
