@@ -274,3 +274,50 @@ def test_bad_cycles_are_refused(how, message):
 def test_snapshots_need_the_schedule():
     with pytest.raises(cv.CalcError, match=r"schedule is 'cosine': compile it with .*CosineRestarts"):
         cv.snapshot_ensemble(cyclic(schedule=cv.Cosine(10)), *blobs(), progress=False)
+
+
+# ---------------------------------------------------------------- outputs of their own types
+def of_type(output, k=0.0, dtype="float32"):
+    """A model whose output is made of a regression by ``output``."""
+    g = cv.CalcGraph()
+    x, t, w = g.placeholder("x", (None, 4)), g.placeholder("t", (None, 4)), g.parameter("w", (4,), init=np.ones(4))
+    with g.path("learn", backward=True) as learn:
+        y = x * w + k
+        loss = cv.mse(y, t)
+        learn.minimize(loss, cv.SGD(0.0), output=y)
+    with g.path("predict") as predict:
+        predict.output = out = output(x * w + k).rename("out")
+        cv.mean(cv.cast(cv.equal(out, t), None)).rename("agreed")
+    return cv.Model(g, batch_size=50, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_mean_of_bools_is_the_share_that_holds(dtype):
+    X, _ = blobs()
+    ensemble = cv.Ensemble([of_type(lambda y: y > 0, k, dtype) for k in (0.0, 0.5, -0.5)], weights=[2, 1, 1])
+    share = np.average([X + np.float32(k) > 0 for k in (0.0, 0.5, -0.5)], axis=0, weights=[2, 1, 1])
+    assert ensemble.predict(X).dtype == dtype
+    np.testing.assert_array_equal(ensemble.predict(X), share.astype(dtype))
+    truth = (X > 0.1).astype(dtype)
+    agreed = np.mean((share > 0.5) == truth)
+    assert ensemble.evaluate(X, truth) == {"agreed": pytest.approx(agreed, rel=1e-6)} and agreed < 1
+    for ask in (ensemble.predict_classes, ensemble.predict_proba):
+        with pytest.raises(cv.CalcError, match="no classes"):
+            ask(X)
+
+
+@pytest.mark.parametrize("method", ["mean", "vote"])
+@pytest.mark.parametrize("to", ["int64", "int32", "uint8", "int8"])
+def test_integers_have_no_mean(to, method):
+    models = [of_type(lambda y: cv.cast(y, to), k) for k in (0.0, 0.5)]
+    with pytest.raises(cv.CalcError, match=f"model 0: its output 'out' is of {to}, and a mean of integers"):
+        cv.Ensemble(models, method=method)
+
+
+def test_outputs_of_one_kind():
+    with pytest.raises(cv.CalcError, match="model 1: its output is of bools, that of model 0 of floats"):
+        cv.Ensemble([of_type(lambda y: y * 1.0), of_type(lambda y: y > 0)])
+    with pytest.raises(cv.CalcError, match="model 1: its output 'out' is of int64"):
+        cv.Ensemble([of_type(lambda y: y * 1.0), of_type(lambda y: cv.cast(y, "int64"))])
+    mixed = cv.Ensemble([of_type(lambda y: y * 1.0), of_type(lambda y: cv.cast(y, "float64"))])
+    np.testing.assert_allclose(mixed.predict(blobs()[0]), blobs()[0])

@@ -367,3 +367,188 @@ def test_what_a_formula_cannot_say_is_told(mistake, told):
         mistake()
     with pytest.raises(cv.CalcError, match="class"):
         elementwise()(lambda x: x)
+
+
+# ---------------------------------------------------------------- what rows could not compute
+def typed(y, /, **annotations):
+    y.__annotations__ = {("return" if name == "y" else name): of for name, of in annotations.items()}
+    return asked(y)
+
+
+def slope(dx):
+    def declare_it():
+        elementwise()(type("odd", (), {"y": lambda x: x * x, "dx": dx}))
+
+    return declare_it
+
+
+def of_loss(**functions):
+    right = {"term": lambda x, t: x - t, "dx": lambda x, t: x - t, "dt": lambda x, t: t - x}
+
+    def declare_it():
+        pair_loss()(type("odd", (), {**right, **functions}))
+
+    return declare_it
+
+
+def of_update(**functions):
+    def declare_it():
+        update()(type("odd", (), functions))
+
+    return declare_it
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (asked(lambda x: x > 0), "y is a condition: annotate it so"),
+        (slope(lambda dy: dy > 0), "dx is a condition: take where"),
+        (asked(lambda x: n.where(x > 0, 1.0, 0.0)), r"make one a number, like\(x, 1.0\)"),
+        (asked(lambda x: 1.0), "it makes 1.0"),
+        (asked(lambda x: None), "it makes None"),
+        (asked(lambda x: n.where(n.both(x > 0, x), x, 0.0)), "a number is no condition"),
+        (asked(lambda x: n.where(n.both(x > 0, True), x, 0.0)), "True is no number, and no condition"),
+        (asked(lambda x: n.where(n.either(False, x > 0), x, 0.0)), "False is no number, and no condition"),
+        (asked(lambda x: n.where(n.holds_not(x), x, 0.0)), "a number is no condition"),
+        (asked(lambda x: n.where(x, x, 0.0)), "a number is no condition"),
+        (asked(lambda x: n.exp(x > 0)), "a condition, such as x > 0, is no number"),
+        (asked(lambda x: x * (x > 0)), "a condition, such as x > 0, is no number"),
+        (asked(lambda x: 1 + (x > 0)), "a condition, such as x > 0, is no number"),
+        (asked(lambda x: n.exp(2.0) * x), "exp of the constant 2.0"),
+        (asked(lambda x: x**2), "exp, expm1"),
+        (asked(lambda x: (x, x)), "it makes several values"),
+        (asked(lambda x: x * "2"), "'2' is no number"),
+        (asked(lambda x: x * X), "is no number"),
+        (typed(lambda a, b: a * b, a="Any"), "annotated Any"),
+        (typed(lambda a, b: n.where(a > 0, a, b), a="Any"), "different types"),
+        (typed(lambda a: a < 0.5, a="Any", y="bool"), "0.5 meets what may be integers"),
+        (typed(lambda a: a < 2.0, a="Any", y="bool"), "2.0 meets what may be integers"),
+        (typed(lambda a: a < 2**31, a="Any", y="bool"), "2147483648 meets"),
+        (typed(lambda a: a, a="int"), "the annotation 'int' is none of"),
+        (typed(lambda a: a, y="Any"), "of which there is none"),
+        (typed(lambda a: a, a="Cells"), "moved as it is"),
+        (typed(lambda a, b: n.where(a < b, a, b), a="Cells", b="Cells", y="Cells"), "moved as it is"),
+        (typed(lambda a: a, y="To"), "To is what cast makes"),
+        (asked(lambda d, e: d * e), "'d0' is no name of one"),
+        (of_loss(term=lambda a, b: a - b), "reads 'a'"),
+        (of_loss(term=lambda t, x: x - t), "x, t and parameters, in this order"),
+        (of_loss(term=lambda x: x), "x, t and parameters, in this order"),
+        (of_loss(dx=lambda x, t: x > t), "dx is a condition"),
+        (of_loss(dt=None), "a formula dt is wanted"),
+        (of_update(m=lambda m, g: m + g), "a formula p of p"),
+        (of_update(p=lambda p, g, lr: p - lr * g), "'lr' is neither p, g nor state, .*learning_rate"),
+        (of_update(p=lambda p, g, lr_t: 0.0), "it makes 0.0"),
+        (of_update(p=lambda p, g, lr_t: p - lr_t * (g > 0)), "is no number"),
+    ],
+)
+def test_what_no_row_could_compute_is_refused_where_it_is_declared(mistake, told):
+    known = [dict(t) for t in (declare.ELEMENTWISE, declare.PAIR_LOSSES, declare.UPDATES, table.OPS, table.ROWS)]
+    with pytest.raises(cv.CalcError, match=told):
+        mistake()
+    assert known == [declare.ELEMENTWISE, declare.PAIR_LOSSES, declare.UPDATES, table.OPS, table.ROWS]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"a": 1.0}, "a: a parameter is a Real or a Choice, not 1.0"),
+        ({"a": Real("x", "factor")}, "a: the default 'x' is none"),
+        ({"a": Real(-1.0, "factor", lo=0.0)}, "a: the default -1.0 is none"),
+        ({"a": Choice(("one",), "which")}, "a: a choice is one of two names"),
+        ({"a": Choice(("one", 2), "which")}, "a: a choice is one of two names"),
+        ({"sauce": "Pareto"}, "sauce: a parameter is a Real or a Choice"),
+        ({"source": 5}, "source is a text"),
+    ],
+)
+def test_parameters_that_no_formula_could_have(how, told):
+    for decorator, names in ((elementwise, {"y": lambda x: x * x}), (pair_loss, {"term": lambda x, t: x - t})):
+        with pytest.raises(cv.CalcError, match=f"'odd': {told}"):
+            decorator(**how)(type("odd", (), names))
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(cv.CalcError, match="must be an identifier"):
+        elementwise()(type("my op", (), {"y": lambda x: x * x}))
+    with pytest.raises(cv.CalcError, match="has a name each"):
+        elementwise()(type("odd", (), {"y": lambda *x: x[0]}))
+
+
+def test_the_other_name_of_a_choice_is_looked_at_too():
+    def y(x, how):
+        return x if how == "one" else x.arctan()
+
+    with pytest.raises(cv.CalcError, match="arctan"):
+        elementwise(how=Choice(("one", "two"), "which"))(type("odd", (), {"y": y}))
+
+
+def test_numbers_of_any_type_that_meet_floats_are_the_programs():
+    def y(a: Any, b: Any, c: Any) -> Any:
+        return n.where(a < b, b, n.where(a > c, c, a))
+
+    elementwise()(type("odd", (), {"y": y}))
+    whole = np.arange(-8, 8).reshape(8, 2)
+    g = cv.CalcGraph()
+    given = {
+        of: g.placeholder(of, (None, 2), dtype=None if of == "float" else of) for of in ("float", "int64", "uint8")
+    }
+    with g.path("p"):
+        made = {of: cv.apply("odd", x, 1, 3) for of, x in given.items()}
+        mixed = cv.apply("odd", given["float"], given["int64"], 3)
+    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=8))
+    for of, x in given.items():
+        m[x.name] = whole.astype("float32" if of == "float" else of)
+    m.forward("p")
+    for of, v in made.items():
+        dtype = np.dtype("float32" if of == "float" else of)
+        assert m[v.name].dtype == dtype
+        np.testing.assert_array_equal(m[v.name], np.clip(whole.astype(dtype), 1, 3))
+    assert m[mixed.name].dtype == np.float32
+    np.testing.assert_array_equal(m[mixed.name], np.minimum(whole, 3))
+
+
+def result_of(name, *inputs):
+    """What an operator makes of arrays."""
+    g = cv.CalcGraph()
+    given = [g.placeholder(f"in{i}", (None, *x.shape[1:])) for i, x in enumerate(inputs)]
+    with g.path("p"):
+        out = cv.apply(name, *given)
+    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=len(inputs[0]), dtype="float64"))
+    for v, x in zip(given, inputs):
+        m[v.name] = x
+    m.forward("p")
+    return m[out.name]
+
+
+def test_an_operand_may_have_any_name():
+    elementwise()(type("odd", (), {"y": lambda s: s * s, "ds": lambda dy, s: 2 * s * dy}))
+    np.testing.assert_array_equal(result_of("odd", X), X * X)
+
+
+# ---------------------------------------------------------------- what is used again
+def doubled(x):
+    for _ in range(40):
+        x = x + x
+    return x
+
+
+def test_what_is_used_again_is_written_and_counted_once():
+    op = elementwise()(type("odd", (), {"y": doubled, "dx": lambda dy: 2.0**40 * dy}))
+    assert op.forward.operations == 40 and len(op.forward.text) < 1000
+    np.testing.assert_array_equal(result_of("odd", X), 2.0**40 * X)
+    assert len(cv.ops.OPS["odd"].synopsis) < 1000
+
+
+def test_names_of_what_is_used_again():
+    def wave(x, u1):
+        s = n.exp(x * x + u1) - x
+        return s * n.tanh(s) / (s + u1)
+
+    assert n.text_of(wave, ("x", "u1")) == "u2*tanh(u2)/(u2 + u1) where u2 = exp(x^2 + u1) - x"
+    assert n.text_of(lambda x: n.where(x > 0, x - 1, 1 - (x - 1)), ("x",)) == "x > 0 ? x - 1 : 1 - (x - 1)"
+
+
+def test_an_update_that_uses_values_again():
+    def p(p, g, lr_t):
+        return p - lr_t * doubled(g)
+
+    assert len(update()(type("odd", (), {"p": p})).text) < 1000

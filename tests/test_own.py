@@ -335,6 +335,10 @@ def wrong_rows():
     from calcvm.operators import A, Operand, R, W, Word, dims
 
     x, y = R("x", "rows*cols", "rows"), W("y", "rows*cols", "rows")
+
+    def typed(of, below=""):
+        return R("x", "rows*cols", "rows", type=of, below=below)
+
     return {
         "reads 'columns'; the row's words are rows, cols": {"operands": (R("x", "rows*columns"), y)},
         "part of operand 'x': 'row' reads 'row'": {"operands": (R("x", "rows*cols", "row"), y)},
@@ -357,6 +361,11 @@ def wrong_rows():
         "not 'floaty' from 0": {"words": (*dims("rows cols"), Word(name="k", kind="floaty"))},
         "not 'int' from 3 to 1": {"words": (*dims("rows cols"), Word(name="k", kind="int", lo=3, hi=1))},
         "which the word ACC says": {"operands": (x, A("y", "rows*cols"))},
+        "operand 'x' is of the type 'int63', which is none of float, float32, .*any": {"operands": (typed("int63"), y)},
+        "operand 'x' is of the type 64, which is": {"operands": (typed(64), y)},
+        "below of operand 'x': 'N' reads 'N'; the row's": {"operands": (typed("index", "N"), y)},
+        "below of operand 'x': 7 is no expression": {"operands": (typed("int64", 7), y)},
+        "operand 'x' of type 'float' has below=, which is of indexes": {"operands": (typed("float", "rows"), y)},
     }
 
 
@@ -387,6 +396,7 @@ def wrong_operators():
         "'x' is no name of one input": {"inputs": ("x", "x")},
         "'dx' is the gradient of 'x', and cannot be": {"inputs": ("x", "dx")},
         "differentiable names 'q', which is no input": {"differentiable": ("q",)},
+        "flat names 'q', which is no input": {"flat": ("q",)},
         "no forward row writes 'y'": {"fwd": ()},
         "'x' is said to be differentiable, but no backward row writes 'dx'": {"differentiable": ("x",)},
         "differentiable, but no backward row writes": {"differentiable": ("x",), "bwd": bwd(R("dy", "rows*cols"), S("s", "rows"))},

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
 import calcvm as cv
+from calcvm import nn
 from calcvm.errors import CalcError, ProgramError
 from calcvm.graph import CalcGraph, apply
 from calcvm.ops import OPS
@@ -536,3 +540,203 @@ def test_wrong_targets_are_refused_before_anything_changes(dtype, loss, outputs,
     for name, w in before.items():
         np.testing.assert_array_equal(m.get_weights()[name], w)
     m.step(np.ones((2, 4)), right)
+
+
+# ---------------------------------------------------------------- the rest of a division
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float32", "float64"])
+def test_mod_is_numpys(dtype):
+    a = numbers(dtype, (64, 5)) if dtype.endswith("8") else (RNG.integers(-4000, 4000, (64, 5)) / 8).astype(dtype)
+    divisors = (7, 3) if dtype == "uint8" else (7, -3, 2.5)
+    got = looked(lambda a: {f"by {b}": (a % b).rename(f"by {b}") for b in divisors}, {"a": a})
+    for b in divisors:
+        np.testing.assert_array_equal(got[f"by {b}"], np.mod(a.astype(np.float64), b).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize(
+    "of", [lambda x: x % 7, lambda x: 7 % x, lambda x: cv.mod(x, x), lambda x: apply("mod", x, 7.0)]
+)
+def test_mod_of_integers_that_floats_have_not_is_refused(of, dtype):
+    g = CalcGraph()
+    x = g.placeholder("ids", (None, 2), dtype=dtype)
+    with g.path("p"):
+        with pytest.raises(CalcError, match=f"mod is of floats, .* all of {dtype}, the type of 'ids': .* take cv.cast"):
+            of(x)
+        assert of(cv.cast(x, None)).type == FLOAT
+
+
+# ---------------------------------------------------------------- NaN and ties
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+def test_of_two_of_which_one_is_nan_gradients_are_pytorchs(name, dtype):
+    torch = pytest.importorskip("torch")
+    some = (np.nan, 1.0, 2.0, -0.0, 0.0, np.inf, -np.inf)
+    a, b = np.array([(a, b) for a in some for b in some], dtype).T
+    w = np.arange(1.0, len(a) + 1).astype(dtype)
+    g = CalcGraph()
+    p, q = (g.parameter(of, (len(a),), init="zeros") for of in "pq")
+    with g.path("learn", backward=True) as learn:
+        y = getattr(cv, name)(p, q)
+        learn.minimize(cv.sum(y * g.constant("w", w)), cv.SGD(0.1))
+    program = cv.compile(g, batch_size=1, keep=[y], dtype=dtype)
+    with cv.CalcHeap(program.heap_bytes) as heap:
+        model = heap.load(program)
+        model.parameters["p"][:], model.parameters["q"][:] = a, b
+        model.forward("learn")
+        model.backward("learn")
+        got = {"y": model["y"].copy(), "p": model.grad("p").copy(), "q": model.grad("q").copy()}
+    ta, tb = (torch.tensor(np.ascontiguousarray(of), requires_grad=True) for of in (a, b))
+    ty = getattr(torch, name)(ta, tb)
+    (ty * torch.tensor(w)).sum().backward()
+    for of, theirs in (("y", ty.detach()), ("p", ta.grad), ("q", tb.grad)):
+        np.testing.assert_array_equal(got[of], theirs.numpy())
+
+
+# ---------------------------------------------------------------- numbers that meet what they do not fit
+def test_numbers_are_conditions_where_they_are_not_0():
+    a = np.array([[1, 255], [6, 0]], np.uint8)
+    ways = {
+        "right": lambda a: a & 6, "left": lambda a: 6 & a, "none": lambda a: a | 0, "one": lambda a: a ^ 1.5,
+        "array": lambda a: a & np.array([0, 300]), "chosen": lambda a: cv.where(2, a, 0),
+    }  # fmt: skip
+    got = looked(lambda a: {name: way(a).rename(name) for name, way in ways.items()}, {"a": a})
+    for name in ("right", "left", "none"):
+        np.testing.assert_array_equal(got[name], a != 0)
+    np.testing.assert_array_equal(got["one"], a == 0)
+    np.testing.assert_array_equal(got["array"], (a != 0) & np.array([False, True]))
+    np.testing.assert_array_equal(got["chosen"], a)
+
+
+@pytest.mark.parametrize("dtype", [None, "int64", "uint8"])
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 2**70])
+def test_an_integer_that_no_type_has_is_told(number, dtype):
+    g = CalcGraph()
+    x = g.placeholder("x", (None, 2), dtype=dtype)
+    with g.path("p"):
+        for compare in (lambda: x < number, lambda: cv.equal(number, x), lambda: cv.where(x > 0, x, number)):
+            with pytest.raises(CalcError, match=f"{number} is beyond int64: as a float it is "):
+                compare()
+        with pytest.raises(CalcError, match="an integer of 1329 bits"):
+            cv.less(x, 10**400)
+
+
+def test_floats_beyond_float32_are_infinite_there():
+    """On every way in, and without a word of NumPy's: warnings are errors."""
+    huge = np.array([[1e300, -1e300], [1.0, np.nan]])
+    g = CalcGraph()
+    x = g.placeholder("x", (None, 2))
+    with g.path("p", adopt=False):
+        fed = (x + 0.0).rename("fed")
+        added = (x * 0.0 + np.array([1e300, 2.0])).rename("added")
+        chosen = cv.where(x < 1e300, -1e300, x).rename("chosen")
+    program = cv.compile(g, batch_size=2, keep=[fed, added, chosen])
+    with cv.CalcHeap(program.heap_bytes) as heap:
+        model = heap.load(program)
+        model["x"] = huge
+        model.forward("p")
+        with np.errstate(over="ignore"):
+            rounded = huge.astype(np.float32)
+        np.testing.assert_array_equal(model["fed"], rounded)
+        np.testing.assert_array_equal(model["added"][1], [np.inf, np.nan])
+        np.testing.assert_array_equal(model["chosen"], [[np.inf, -np.inf], [-np.inf, np.nan]])
+
+
+# ---------------------------------------------------------------- what is said of indexes
+def indexed(build):
+    g = CalcGraph()
+    x, i = g.placeholder("x", (None, 3)), g.placeholder("i", (None,), dtype="int64")
+    with g.path("p") as p:
+        p.output = build(x, i)
+    program = cv.compile(g, batch_size=4)
+    model = cv.CalcHeap(program.heap_bytes).load(program)
+    model["x"], model["i"] = np.ones((4, 3)), np.array([0, 1, 2, 0])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [(cv.pick, "an index of 'i' is not an integer in"), (cv.accuracy, "a label of 'i' is not an integer")],
+)
+def test_a_trap_says_what_the_operator_is_about(build, told):
+    model = indexed(build)
+    with pytest.raises(CalcError, match=r"'i': indexes and labels must be integers in \[0, 3\); found 0 to 5"):
+        model["i"] = np.array([0, 1, 5, 2])
+    with pytest.raises(CalcError, match="'i': 0.5 at index"):
+        model["i"] = np.array([0, 1, 0.5, 2])
+    model.slot.write(model.program.by_name["i"], np.array([0, 1, 5, 2]), (4,))
+    with pytest.raises(cv.Trap, match=rf"row 0 .*{told}.*\[0, 3\)"):
+        model.forward("p")
+
+
+@pytest.mark.parametrize("found", [0.5, np.nan])
+def test_a_part_of_a_label_is_told(found):
+    g = CalcGraph()
+    x, i = g.placeholder("x", (None, 3)), g.placeholder("i", (None,))
+    with g.path("p") as p:
+        p.output = cv.pick(x, i)
+    program = cv.compile(g, batch_size=4)
+    with cv.CalcHeap(program.heap_bytes) as heap, pytest.raises(CalcError, match=f"integers in .0, 3.; found {found}"):
+        heap.load(program)["i"] = np.array([0, 1, found, 2])
+
+
+def test_what_cannot_be_bound_says_its_type():
+    net = nn.Linear(2)
+    model = cv.Model(
+        net, input_shape=(3,), input_dtype="uint8", loss="mse", optimizer=cv.SGD(0.1), batch_size=4, target_shape=(2,)
+    )
+    X, Y = np.ones((4, 3), np.uint8), np.ones((4, 2), np.float32)
+    assert np.isfinite(model.bind(X, Y)())
+    with pytest.raises(CalcError, match="must be a C-contiguous array of uint8, not one of float64: take"):
+        model.bind(X.astype(np.float64), Y)
+    with pytest.raises(CalcError, match="array of float32 or float64 or int32 or int64 or uint8, not one of float16"):
+        model.bind(X, Y.astype(np.float16))
+    with pytest.raises(CalcError, match="not one of uint8 that is not contiguous"):
+        model.bind(np.asfortranarray(X), Y)
+    with pytest.raises(CalcError, match="of uint8, not "):
+        model.bind(X.tolist(), Y)
+
+
+@pytest.mark.parametrize("wrong", [np.ones((4, 3)), 3, None, "x"])
+def test_a_layer_is_built_on_a_variable(wrong):
+    layers = (
+        nn.Linear(2), nn.Linear(2) >> nn.ReLU(), nn.Center(), nn.Dropout(0.0), nn.ReLU(), nn.Reshape(3), nn.Flatten(),
+        nn.Function(lambda x: x),
+    )  # fmt: skip
+    g = CalcGraph()
+    with g.path("p"):
+        for layer in layers:
+            with pytest.raises(CalcError, match="build of .*a variable of a graph is wanted, not "):
+                layer.build(wrong, "layer", True)
+
+
+def test_a_parameter_is_set_through_its_view():
+    model = cv.Model(nn.Linear(2), input_shape=(3,), loss="mse", optimizer="adam", batch_size=4, target_shape=(2,))
+    with pytest.raises(CalcError, match=r"set what it shows, \['linear_1.weight'\]\[...\] = array"):
+        model.parameters["linear_1.weight"] = np.zeros((3, 2))
+    model.parameters["linear_1.weight"][...] = 0
+    model.parameters["linear_1.weight"] += 1
+    assert (model.get_weights()["linear_1.weight"] == 1).all()
+    for copied in (copy.deepcopy(model.parameters), pickle.loads(pickle.dumps(model.parameters))):
+        copied["linear_1.weight"] = np.zeros((3, 2))
+    assert (model.get_weights()["linear_1.weight"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    "blocked", [lambda y: cv.cast(y, "int32"), lambda y: y > 0, lambda y: cv.where(y > 0, 1.0, 2.0)]
+)
+def test_a_loss_without_gradients_is_refused(blocked):
+    """Training would change nothing."""
+    how = {"input_shape": (3,), "loss": "mse", "optimizer": "adam", "batch_size": 4, "target_shape": (2,)}
+    with pytest.raises(
+        CalcError, match="no gradient of the loss .* comes to 'linear_1.weight': .* integers or conditions"
+    ):
+        cv.Model(nn.Linear(2) >> nn.Function(blocked), **how)
+    model = cv.Model(nn.Linear(2) >> nn.Function(lambda y: cv.where(y > 0, y, 2.0 * y)), **how)
+    assert np.isfinite(model.step(np.ones((4, 3)), np.ones((4, 2))))
+
+
+def test_an_operand_that_is_none_is_told():
+    g = CalcGraph()
+    x = g.placeholder("x", (None, 2))
+    with g.path("p"), pytest.raises(CalcError, match="less: b is None"):
+        x < None  # noqa: B015

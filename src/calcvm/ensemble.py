@@ -30,13 +30,15 @@ class Ensemble:
         Side by side in one heap, switched through it, or each in its own: predictions are the same.
     method : "mean" or "vote"
         "mean": the mean of the outputs; where they are the scores of a cross-entropy loss, the mean of their
-        probabilities.  "vote": each model votes for the class that it finds most probable.
+        probabilities; of bools the share that holds.  "vote": each model votes for the class that it finds most
+        probable.
     weights : sequence of float, shape (n_models,), optional
         What each model counts (default: all the same).
 
     Raises
     ------
-    CalcError : there is no model, their inputs, outputs or losses differ, or there are no classes to vote for.
+    CalcError : there is no model, their inputs, outputs or losses differ, their outputs are integers, such as classes,
+        which have no mean, or there are no classes to vote for.
 
     References
     ----------
@@ -70,6 +72,8 @@ class Ensemble:
             for what, ours, first in zip(("input", "output"), self._ends(i), self._ends(0)):
                 if ours != first:
                     raise ShapeError(f"model {i}: its {what} is {show(ours)}, that of model 0 is {show(first)}")
+            if (of := self._output(i)) != self._output(0):
+                raise CalcError(f"model {i}: its output is of {of}s, that of model 0 of {self._output(0)}s")
             if loss_of_scores(program) != self._loss:
                 raise CalcError(
                     f"model {i}: its outputs mean something else than those of model 0: their losses differ"
@@ -118,7 +122,7 @@ class Ensemble:
         """The figures of `Model.evaluate`, of the combined outputs.
 
         The loss is the first model's.  With a cross-entropy it is that of `predict_proba`, by either method; the
-        accuracy is that of `predict_classes`.
+        accuracy is that of `predict_classes`.  Bools are judged as what holds for more than half.
         """
         roles = self.models[0].roles
         targets = by_name("y", roles.labels, y)
@@ -127,7 +131,8 @@ class Ensemble:
             return self.models[0].judge({roles.outputs[0]: outputs, **targets})()
 
         if not self._loss:
-            return judged(self.predict(X))
+            combined = self.predict(X)
+            return judged(combined > 0.5 if self._output(0) == "bool" else combined)
         figures = judged(self._scores(X))
         if self.method == "vote" and "accuracy" in figures:
             figures["accuracy"] = judged(self._votes(X))["accuracy"]
@@ -141,6 +146,18 @@ class Ensemble:
         if len(roles.inputs) != 1 or len(roles.outputs) != 1:
             raise CalcError(f"model {i} has several inputs or outputs: an ensemble is of models with one of each")
         return forms[roles.inputs[0]], forms[roles.outputs[0]]
+
+    def _output(self, i: int) -> str:
+        """Whether a model's outputs are floats or bools (CalcError: they are integers)."""
+        model = self.models[i]
+        name = model.roles.outputs[0]
+        of = np.dtype(model.program.symbol(name).dtype)
+        if of.kind in "iu":
+            raise CalcError(
+                f"model {i}: its output {name!r} is of {of}, and a mean of integers, such as classes, is none of them: make an "
+                "ensemble of models whose output is their scores"
+            )
+        return "bool" if of.kind == "b" else "float"
 
     def _needs_classes(self) -> None:
         if not self._loss:

@@ -239,7 +239,10 @@ def minimum(a: Variable, b: Variable) -> Variable:
 
 
 def mod(a: Variable, b: Variable) -> Variable:
-    """a % b of floats, of the sign of b; the rest of a division by a variable or a number."""
+    """a % b of floats, of the sign of b; the rest of a division by a variable or a number.
+
+    int8, uint8 and bool become floats before; int32 and int64, of which a float may not have all, are refused.
+    """
     return _of_two("mod", a, b)
 
 
@@ -285,7 +288,7 @@ def greater_equal(a: Variable, b: Variable) -> Variable:
 
 
 def logical_and(a: Variable, b: Variable) -> Variable:
-    """Whether both hold; of numbers, whether both are not 0.  Also ``a & b``."""
+    """Whether both hold; of numbers, whether both are not 0 (and nothing of their bits).  Also ``a & b``."""
     return _of_two("logical_and", a, b)
 
 

@@ -232,6 +232,7 @@ class Variable:
         return slice(i % n.b, i % n.b + 1)
 
 
+HUGE = 2**1000  # what a float holds
 _TENSOR = (Variable, np.ndarray)
 Operand = Variable | np.ndarray | float
 
@@ -247,6 +248,8 @@ def _operand(x: Variable, sign: str, other: Any) -> Any:
 
 def as_numbers(what: str, value: Any) -> np.ndarray:
     """An array of numbers or of bools."""
+    if checks.is_integer(value) and not -(2**63) <= value < 2**63 and -HUGE < value < HUGE:
+        raise CalcError(f"{what}: {value} is beyond int64: as a float it is {float(value)!r}")
     try:
         array = np.asarray(value)
         if array.dtype.kind not in "fiub":
@@ -348,6 +351,12 @@ class Path:
             raise CalcError(f"minimize: {loss.name!r} is not computed in path {self.name!r}")
         optimizer = optimizer_of(optimizer)
         trained = None if parameters is None else self._to_train(loss, parameters)
+        behind = self.trained_behind(loss) if trained is None else trained
+        if behind and not {*behind} & {v for op in reached(self.operations, loss, RANKS) for v in op.inputs.values()}:
+            raise CalcError(
+                f"minimize: no gradient of the loss {loss.name!r} comes to {behind[0].name!r}: between them are integers or "
+                "conditions, which have none"
+            )
         factors = self._factors(loss, trained, rates)
         self.loss, self.optimizer, self.output = loss, optimizer, output
         self.parameters, self.rates = trained, factors
@@ -413,12 +422,12 @@ class Path:
             yield from op.outputs.values()
 
 
-def reached(operations: Sequence[Operation], loss: Variable) -> list[Operation]:
-    """Operators through which a loss has gradients, in order."""
+def reached(operations: Sequence[Operation], loss: Variable, without: Sequence[str] = ()) -> list[Operation]:
+    """Operators through which a loss has gradients, in order; ``without`` : types of values that none goes through."""
     wanted, out = {loss}, []
     for op in reversed(operations):
         if not op.spec.stops and any(v in wanted for v in op.outputs.values()):
-            wanted.update(op.inputs.values())
+            wanted.update(v for v in op.inputs.values() if v.type not in without)
             out.append(op)
     return out[::-1]
 
@@ -608,12 +617,21 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
         if v is not None:
             operands[slot] = v if isinstance(v, Variable) else as_numbers(f"{name}: {slot}", v)
     missing = [s for s in spec.inputs if s not in operands and s not in spec.optional_inputs]
+    if missing and len(inputs) == len(spec.inputs):
+        raise CalcError(f"{name}: {missing[0]} is None: a variable, a number or an array is wanted")
     if missing or len(inputs) > len(spec.inputs):
         raise CalcError(f"{name}: takes inputs {', '.join(spec.inputs)}; got {len(inputs)}")
     if spec.category not in ("optimizer", "system"):
         for slot in spec.updates:
             _check_buffer(name, path, operands[slot])
     attrs = _checked_attrs(spec, attrs)
+    if spec.exact and (
+        of := [v for v in operands.values() if isinstance(v, Variable) and v.type in ("int32", "int64")]
+    ):
+        raise CalcError(
+            f"{name} is of floats, which do not have all of {of[0].type}, the type of {of[0].name!r}: where its numbers are "
+            "small enough (below 2**24, in float64 2**53), take cv.cast(x, None)"
+        )
     types = _types(spec, operands, attrs)
     try:
         of_inputs = {s: shape_of(operands[s].shape) if s in operands else None for s in spec.inputs}
@@ -632,6 +650,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
     named: dict[str, Variable] = {}
     for slot, operand in operands.items():  # arrays become constants when nothing can be wrong any more
         if not isinstance(operand, Variable):
+            operand = operand != 0 if types[slot] == "bool" else operand
             operand = graph.constant(graph.unique(f"{name}_{slot}"), operand, types[slot])
             operand.unnamed = True
         named[slot] = operand if operand.type == types[slot] else _cast(path, operand, types[slot])
@@ -655,10 +674,11 @@ def _types(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray], attrs: M
     for slot, v in operands.items():
         if (of := spec.types.get(slot, FLOAT)) in VARIABLES and isinstance(v, Variable):
             meet.setdefault(of, []).append(v.type)
-    bound = {variable: promoted(types, variable == "any") for variable, types in meet.items()}
+    looked_at = {"any"} - {spec.types.get(slot) for slot in spec.outputs}  # nothing but a bool comes of them
+    bound = {variable: promoted(types, variable in looked_at) for variable, types in meet.items()}
     for slot, v in operands.items():  # numbers take the type of what they meet, if that has them
         if (of := spec.types.get(slot, FLOAT)) in VARIABLES and not isinstance(v, Variable):
-            bound[of] = _with_numbers(bound.get(of), v, of == "any")
+            bound[of] = _with_numbers(bound.get(of), v, of in looked_at)
     for variable, type_ in bound.items():
         if variable != CELLS and type_ not in VARIABLES[variable]:
             bound[variable] = "int64" if type_ in RANKS else FLOAT

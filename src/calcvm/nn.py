@@ -33,6 +33,9 @@ class Layer:
     def __rrshift__(self, other: Any) -> Sequential:
         return Sequential(other, self)
 
+    def _given(self, x: Any) -> None:
+        checks.one_of(f"build of {self!r}", x, Variable, "a variable of a graph")
+
     @property
     def kind(self) -> str:
         return type(self).__name__.lower()
@@ -65,6 +68,7 @@ class Sequential(Layer):
         return " >> ".join(map(repr, self.layers))
 
     def build(self, x: Variable, scope: str = "", training: bool = True) -> Variable:
+        self._given(x)
         counts: dict[str, int] = {}
         for layer in self.layers:
             n = counts[layer.kind] = counts.get(layer.kind, 0) + 1
@@ -104,6 +108,7 @@ class Linear(Layer):
                 setattr(self, name, initializer_of(f"Linear: {name}", given, (1, 1)))
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
         if x.rank < 2 or not x.shape[-1].constant:
             raise ShapeError(f"{scope}: the input {x} must have the batch first and a fixed last size")
         parameter = _shared(x, self.trainable)
@@ -135,6 +140,7 @@ class Center(Layer):
         self.momentum = checks.number("Center: momentum", self.momentum, 0, 1)
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
         shape = x.shape[1:]
         if not x.rank or not all(n.constant for n in shape):
             raise ShapeError(f"{scope}: the input {x} must have the batch first and fixed sizes after it")
@@ -154,6 +160,7 @@ class Dropout(Layer):
         self.rate = checks.number("Dropout: rate", self.rate, 0, 1, ends="[)")
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
         return F.dropout(x, self.rate) if training and self.rate else x
 
 
@@ -168,6 +175,7 @@ class Function(Layer):
         self._fn, self._args, self._kwargs = fn, args, kwargs
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
         y = self._fn(x, *self._args, **self._kwargs)
         return checks.one_of(f"{self!r} must return a variable", y, Variable, "a variable")
 
@@ -191,6 +199,7 @@ class Activation(Layer):
             )
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
         return type(self).function(x, **vars(self))
 
 
@@ -225,6 +234,7 @@ class Reshape(Layer):
         return f"Reshape({', '.join(map(str, self.shape))})"
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
         return F.reshape(x, (None, *self.shape))
 
 

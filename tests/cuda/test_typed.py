@@ -54,7 +54,7 @@ def test_a_label_that_is_no_class_traps(gpu):
         slot = m.resident.slot
         slot.write(m.program.by_name["t"], np.array([0, 1, wrong, 2, 0]), (5,))
         with pytest.raises(
-            Trap, match=r"softmax_cross_entropy_\w+\.int64, .*: a target label is not an integer in \[0, classes\)"
+            Trap, match=r"softmax_cross_entropy_\w+\.int64, .*: a label of 't' is not an integer in \[0, 3\)"
         ):
             m.resident.run_steps(1)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from calcvm.formulas.number import Text, fma, operations, text_of
+from calcvm.formulas.number import ANY, CELLS, CONDITION, FLOAT, INSTEAD, Text, Trace, fma, operations, traced
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,18 @@ class Choice:
 Parameters = dict[str, "Real | Choice"]
 
 
+def check_params(params: Parameters) -> None:
+    """Refuse parameters that no formula could have (ValueError)."""
+    for name, p in params.items():
+        if isinstance(p, Real):
+            if p.default is not None and not p.has(p.default):
+                raise ValueError(f"{name}: the default {p.default!r} is none of the numbers that it may be")
+        elif not isinstance(p, Choice):
+            raise ValueError(f"{name}: a parameter is a Real or a Choice, not {p!r}")
+        elif len({*p.names}) != 2 or not all(isinstance(of, str) for of in p.names):
+            raise ValueError(f"{name}: a choice is one of two names, not of {p.names!r}")
+
+
 def is_own(fn: Callable) -> bool:
     """Whether a function comes from elsewhere than calcvm's formulas."""
     return not fn.__module__.startswith("calcvm.formulas.")
@@ -57,7 +69,7 @@ class To:
     """Annotation of a formula's result: of another type than its operand."""
 
 
-TYPES = {"Any": "any", "Cells": "cells", "To": "to", "bool": "bool"}  # of operands, by what they are annotated with
+TYPES = {"Any": ANY, "Cells": CELLS, "To": "to", "bool": CONDITION}  # of operands, by what they are annotated with
 
 
 @dataclass(frozen=True)
@@ -85,10 +97,15 @@ class Formula:
     @cached_property
     def types(self) -> dict[str, str]:
         """Of operands that are not of the program's own float (`calcvm.ops.types`)."""
+        return {name: TYPES[of] for name, of in self.annotations.items() if of in TYPES}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Of operands, as texts."""
         return {
-            self.writes if name == "return" else name: TYPES[as_text]
+            self.writes if name == "return" else name: of if isinstance(of, str) else getattr(of, "__name__", str(of))
             for name, of in self.fn.__annotations__.items()
-            if (as_text := of if isinstance(of, str) else of.__name__) in TYPES
+            if name not in self.params
         }
 
     @property
@@ -113,7 +130,14 @@ class Formula:
 
     @property
     def text(self) -> str:
-        return self.said or text_of(self.variant(), (*self.reads, *self.reals))
+        return self.said or self.traced().text
+
+    def traced(self, which: int = 0) -> Text:
+        """What it makes of texts of its operands and parameters."""
+        values, kinds = Trace(), self.types
+        return traced(
+            self.variant(which), *(values.of(v, kind=kinds.get(v, FLOAT)) for v in (*self.reads, *self.reals))
+        )
 
     @property
     def functions(self) -> set[str]:
@@ -128,6 +152,29 @@ class Formula:
     def own(self) -> bool:
         """Whether a user wrote it."""
         return is_own(self.fn)
+
+    def check(self) -> None:
+        """Refuse what no row could compute (ValueError)."""
+        for of in self.annotations.values():
+            if of not in (*TYPES, "float"):
+                raise ValueError(f"{self.writes}: the annotation {of!r} is none of Any, Cells, bool and float")
+        if any(of.kind != of.POSITIONAL_OR_KEYWORD for of in inspect.signature(self.fn).parameters.values()):
+            raise ValueError(f"{self.writes}: what it reads has a name each, and no * before it")
+        kinds, to = self.types, self.types.get(self.writes, FLOAT)
+        if to in (ANY, CELLS) and to not in (kinds.get(name) for name in self.reads):
+            raise ValueError(
+                f"{self.writes} is of the type of an operand that is annotated so too, of which there is none"
+            )
+        for which in range(1 if len(self.words) == len(self.reals) else 2):
+            try:
+                made = self.traced(which).kind
+            except TypeError as error:
+                raise ValueError(f"{self.writes}: {error}") from error
+            if made == CONDITION != to:
+                so = "annotate it so, def y(...) -> bool" if self.writes == "y" else "take where(condition, x, y)"
+                raise ValueError(f"{self.writes} is a condition: {so}")
+            if (made == CELLS) != (to == CELLS):
+                raise ValueError(f"{self.writes}: {INSTEAD[CELLS]}: it is annotated so where its result is, -> Cells")
 
     @property
     def passes(self) -> bool:
@@ -152,6 +199,7 @@ class Elementwise:
     cases: tuple[dict[str, Any], ...]
     source: str
     types: tuple[str, ...] = ()
+    exact: bool = False
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
@@ -177,17 +225,19 @@ def elementwise(
     source: str = "",
     types: tuple[str, ...] = ("int64",),
     text: str = "",
+    exact: bool = False,
     **params: Real | Choice,
 ) -> Callable[[type], Elementwise]:
     """Decorator of a class of formulas: ``y`` of inputs and parameters, and a ``d<input>`` for each gradient.
 
-    text : of ``y``, where its steps would be too long.
+    text : of ``y``, where its steps would be too long.  exact : see `Elementwise`.
     A gradient's formula names what it reads: ``dy``, inputs, ``y``.  An input without one has a gradient of 0 wherever it
     has any.
     """
 
     def declare(cls: type) -> Elementwise:
         name = cls.__name__
+        check_params(params)
         found = {key: fn for key, fn in vars(cls).items() if inspect.isfunction(fn)}
         if "y" not in found:
             raise ValueError("a formula y of the inputs is wanted")
@@ -198,6 +248,8 @@ def elementwise(
             for key, fn in found.items()
         }
         _check_names(forward, backward)
+        if "to" in forward.types.values():
+            raise ValueError("To is what cast makes: annotate y with Any, or cast it")
         for f in (forward, *backward.values()):
             if f.types and f.words and (len(f.words) > len(f.reals) or all(v in f.types for v in f.operands)):
                 raise ValueError(
@@ -205,7 +257,7 @@ def elementwise(
                 )
         of_any = {*forward.types.values()} & {"any", "cells"}
         spec = Elementwise(
-            name, forward, backward, params, (onnx,) if onnx else (), low, cases, source, types if of_any else ()
+            name, forward, backward, params, (onnx,) if onnx else (), low, cases, source, types if of_any else (), exact
         )
         ELEMENTWISE[name] = spec
         return spec
@@ -228,6 +280,8 @@ def _check_names(forward: Formula, backward: dict[str, Formula]) -> None:
                 raise ValueError(f"d{key} reads {name!r}: a gradient reads dy, y and inputs ({', '.join(inputs)})")
             if name in inputs and f.types.get(name) != forward.types.get(name):
                 raise ValueError(f"d{key}: {name!r} is annotated otherwise than in y")
+        if f.writes in f.types:
+            raise ValueError(f"d{key}: a gradient is of floats, which have no annotation")
 
 
 # ---------------------------------------------------------------- losses over pairs
@@ -250,8 +304,19 @@ def pair_loss(*, source: str = "", **params: Real | Choice) -> Callable[[type], 
 
     def declare(cls: type) -> PairLoss:
         name, found = cls.__name__, vars(cls)
+        check_params(params)
+        if missing := [key for key in ("term", "dx", "dt") if not inspect.isfunction(found.get(key))]:
+            raise ValueError(f"a formula {missing[0]} is wanted, beside the others of term, dx and dt")
+        term = Formula(f"{name}_fwd", found["term"], "t_l", params)
         slopes = {v: Formula(f"{name}_bwd_{v}", found[f"d{v}"], f"d{v}", params) for v in "xt"}
-        spec = PairLoss(name, Formula(f"{name}_fwd", found["term"], "t_l", params), slopes, params, source)
+        for f in (term, *slopes.values()):
+            if other := {*f.reads} - {"x", "t"}:
+                raise ValueError(f"{f.fn.__name__} reads {min(other)!r}: formulas of a loss read x, t and parameters")
+            if f.types:
+                raise ValueError(f"{f.fn.__name__}: a loss is of floats, which have no annotation")
+        if term.reads != ("x", "t"):
+            raise ValueError("term is a formula of x, t and parameters, in this order")
+        spec = PairLoss(name, term, slopes, params, source)
         PAIR_LOSSES[name] = spec
         return spec
 
@@ -306,16 +371,22 @@ class Update:
     def text(self) -> str:
         """Equations, with g' for the gradient after scale and decay."""
 
-        def named(name: str) -> Text:
-            return self.coefficient(name, Text) if name != "g" else Text("g'")
-
         clauses = ["g' = clip_scale*g + weight_decay*p" if self.decay else "g' = clip_scale*g"]
         for name, fn in self.steps.items():
-            equation = f"{name} = {fn(*map(named, inspect.signature(fn).parameters)).text}"
+            equation = f"{name} = {self._said(fn)}"
             clauses.append(
                 equation.replace(f"{name} = {name} - ", f"{name} -= ").replace(f"{name} = {name} + ", f"{name} += ")
             )
         return "; ".join(clauses)
+
+    def _said(self, fn: Callable) -> str:
+        """The text of a step, with its coefficients in it."""
+        values = Trace()
+
+        def named(name: str) -> Text:
+            return self.coefficient(name, values.of) if name != "g" else values.of("g'")
+
+        return traced(fn, *map(named, inspect.signature(fn).parameters)).text
 
     @property
     def operations(self) -> int:

@@ -274,35 +274,40 @@ class div:
         return -dy * y / b
 
 
-@elementwise(onnx="Max", source="NaN if either is; of equal operands each has half of the gradient, as in PyTorch")
+NAN_OF_TWO = "NaN if either is, and then both have the gradient; of equal operands each has half of it, as in PyTorch"
+
+
+@elementwise(onnx="Max", source=NAN_OF_TWO)
 class maximum:
     def y(a, b):
         return n.where(a > b, a, n.where(a <= b, b, a + b))
 
     def da(dy, a, b):
-        return n.where(a > b, dy, n.where(n.equal(a, b), 0.5 * dy, 0.0))
+        return n.where(a < b, 0.0, n.where(n.equal(a, b), 0.5 * dy, dy))
 
     def db(dy, a, b):
-        return n.where(b > a, dy, n.where(n.equal(a, b), 0.5 * dy, 0.0))
+        return n.where(b < a, 0.0, n.where(n.equal(a, b), 0.5 * dy, dy))
 
 
-@elementwise(onnx="Min", source="NaN if either is; of equal operands each has half of the gradient, as in PyTorch")
+@elementwise(onnx="Min", source=NAN_OF_TWO)
 class minimum:
     def y(a, b):
         return n.where(a < b, a, n.where(a >= b, b, a + b))
 
     def da(dy, a, b):
-        return n.where(a < b, dy, n.where(n.equal(a, b), 0.5 * dy, 0.0))
+        return n.where(a > b, 0.0, n.where(n.equal(a, b), 0.5 * dy, dy))
 
     def db(dy, a, b):
-        return n.where(b < a, dy, n.where(n.equal(a, b), 0.5 * dy, 0.0))
+        return n.where(b > a, 0.0, n.where(n.equal(a, b), 0.5 * dy, dy))
 
 
 @elementwise(
     onnx="Mod",
     text="a - floor(a/b)*b",
     low=0.3,
-    source="of the sign of b, as Python's %, numpy.mod and torch.remainder; right where |a/b| is below 2^23 (float64: 2^52)",
+    exact=True,
+    source="of floats; of the sign of b, as Python's %, numpy.mod and torch.remainder; right where |a/b| is below 2^23 "
+    "(float64: 2^52)",
 )
 class mod:
     def y(a, b):

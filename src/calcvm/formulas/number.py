@@ -9,6 +9,8 @@ type of the number that they meet.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -97,6 +99,8 @@ def fma(x: Any, y: Any, z: Any) -> Any:
 
 def where(condition: Any, x: Any, y: Any) -> Any:
     """x where the condition (a comparison of numbers) holds, else y; one of them may be a constant."""
+    if not isinstance(x, Number) and not isinstance(y, Number):
+        raise TypeError(f"where(condition, {x!r}, {y!r}): constants have no type: make one a number, like(x, {x!r})")
     number: Any = x if isinstance(x, Number) else y
     return number.select(condition, x, y)
 
@@ -127,7 +131,9 @@ def like(x: Any, c: float) -> Any:
 
 
 def equal(x: Any, y: Any) -> Any:
-    return x.equals(y)
+    number: Any
+    number, other = (x, y) if isinstance(x, Number) else (y, x)
+    return number.equals(other)
 
 
 def sign(x: Any) -> Any:
@@ -151,51 +157,157 @@ FUNCTIONS = (
 
 
 # ---------------------------------------------------------------- texts
-class Text(Number):
-    """A formula as it would be written on paper."""
+FLOAT, ANY, CELLS, CONDITION = "float", "any", "cells", "bool"  # what a value of a formula may be
+INSTEAD = {  # where it is not what is wanted
+    FLOAT: "a number is no condition: compare it, such as x > 0",
+    ANY: "what is annotated Any may be integers, which are compared and selected: without annotation it is floats",
+    CELLS: "what is annotated Cells is moved as it is, and nothing else",
+    CONDITION: "a condition, such as x > 0, is no number: take where(condition, x, y)",
+}
+SHORT = 16  # characters that are written again rather than given a name
 
-    def __init__(self, text: str, rank: int = 9):
-        self.text, self.rank = text, rank
+
+class Trace:
+    """The values of a formula as texts: each is made once, after its parts."""
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[Any, ...], Text] = {}
+
+    def of(self, form: str, rank: int = 9, parts: tuple[tuple[Text, int], ...] = (), kind: str = FLOAT) -> Text:
+        """The value of a form, such as "{} + {}", and what stands in its places; see `Text`."""
+        key = (form, kind, *((id(part), least) for part, least in parts))
+        if key not in self.made:
+            self.made[key] = Text(self, form, rank, parts, kind)
+        return self.made[key]
+
+    def text(self, result: Text) -> str:
+        """What is used again, and is not short, is written once, after "where"."""
+        uses = {id(result): 1}
+        for value in reversed(self.made.values()):
+            for part, _ in value.parts if id(value) in uses else ():
+                uses[id(part)] = uses.get(id(part), 0) + 1
+        taken = {value.form for value in self.made.values()}
+        free = (name for k in count(1) if (name := f"u{k}") not in taken)
+        written: dict[int, tuple[str, int]] = {}  # and rank
+        named = []
+        for value in self.made.values():
+            if id(value) in uses:
+                parts = [(*written[id(part)], least) for part, least in value.parts]
+                text = value.form.format(*(said if rank >= least else f"({said})" for said, rank, least in parts))
+                written[id(value)] = text, value.rank
+                if uses[id(value)] > 1 and len(text) > SHORT:
+                    written[id(value)] = name, _ = next(free), 9
+                    named.append(f"{name} = {text}")
+        text, _ = written[id(result)]
+        return f"{text} where {', '.join(named)}" if named else text
+
+
+class Text(Number):
+    """A formula as it would be written on paper.
+
+    rank : how closely it binds.  parts : values, and the least rank that stands in the place without parentheses.
+    kind : FLOAT, ANY, CELLS or CONDITION; a formula that mixes them is refused (TypeError).
+    """
+
+    def __init__(self, trace: Trace, form: str, rank: int, parts: tuple[tuple[Text, int], ...], kind: str):
+        self.trace, self.form, self.rank, self.parts, self.kind = trace, form, rank, parts, kind
+
+    @property
+    def text(self) -> str:
+        return self.trace.text(self)
+
+    def _of(self, kind: str, form: str, rank: int, *parts: tuple[Text, int]) -> Text:
+        return self.trace.of(form, rank, parts, kind)
+
+    def _all(self, wanted: tuple[str, ...], *others: Any) -> list[Text]:
+        """Itself and others, all of one kind of those that are wanted."""
+        given = [self, *map(self.const, others)]
+        for value in given:
+            if value.kind not in wanted:
+                raise TypeError(INSTEAD[value.kind])
+            if value.kind != self.kind:
+                raise TypeError("values of different types meet: annotate all of them, or none")
+        return given
 
     def __eq__(self, other: object) -> bool:
         raise TypeError("== and != ask whether two numbers are one: take equal(x, y) of calcvm.formulas.number")
 
-    def at(self, rank: int) -> str:
-        return self.text if self.rank >= rank else f"({self.text})"
+    __hash__ = None  # type: ignore[assignment]
+
+    def __float__(self) -> float:
+        raise TypeError("a formula is one for all elements: functions of them are those of calcvm.formulas.number")
+
+    def _none(self, *others: Any) -> Any:
+        raise TypeError(f"formulas have + - * /, comparisons, and {', '.join(FUNCTIONS)} of calcvm.formulas.number")
+
+    __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __abs__ = __pos__ = __getitem__ = _none
 
     def const(self, c: Any) -> Text:
         if isinstance(c, Text):
             return c
-        text = f"{c:g}"
-        return Text(text, 9 if c >= 0 else 3)
+        if isinstance(c, bool) or not isinstance(c, Real):
+            raise TypeError(f"{c!r} is no number, and no condition, of the formula")
+        if self.kind in (CELLS, CONDITION):
+            raise TypeError(INSTEAD[self.kind])
+        if self.kind == ANY and not (isinstance(c, Integral) and -(2**31) <= int(c) < 2**31):
+            raise TypeError(f"{c!r} meets what may be integers of 32 bits: take one of these, such as 2")
+        return self._of(self.kind, f"{c:g}", 9 if float(c) >= 0 else 3)
 
-    def select(self, condition: Text, x: Any, y: Any) -> Text:
-        return Text(f"{condition.text} ? {self.const(x).at(2)} : {self.const(y).at(1)}", 1)
+    def select(self, condition: Any, x: Any, y: Any) -> Text:
+        (condition,) = self.const(condition)._all((CONDITION,))
+        x, y = self.const(x)._all((FLOAT, ANY, CELLS, CONDITION), y)
+        return self._of(x.kind, "{} ? {} : {}", 1, (condition, 2), (x, 2), (y, 1))
 
     def fma(self, y: Any, z: Any) -> Text:
         return self * y + z
 
-    def fabs(self) -> Text:
-        return Text(f"|{self.text}|")
-
     def equals(self, other: Any) -> Text:
-        return Text(f"{self.at(3)} = {self.const(other).at(3)}", 2)
+        return _compared("=", self, other)
+
+    def sign(self) -> Text:
+        return _applied("sign({})", self)
+
+    def __and__(self, other: Any) -> Text:
+        return self._joined("and", other)
+
+    def __or__(self, other: Any) -> Text:
+        return self._joined("or", other)
+
+    def __xor__(self, other: Any) -> Text:
+        return self._joined("xor", other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def _joined(self, word: str, other: Any) -> Text:
+        x, y = self._all((CONDITION,), other)
+        return self._of(CONDITION, f"{{}} {word} {{}}", 1, (x, 2), (y, 2))
 
     def __invert__(self) -> Text:
-        return Text(f"not {self.at(3)}", 2)
+        (x,) = self._all((CONDITION,))
+        return self._of(CONDITION, "not {}", 2, (x, 3))
 
     def __neg__(self) -> Text:
-        return Text(f"-{self.at(4)}", 4)
+        return _applied("-{}", self, 4, 4)
 
 
 def _written(sign: str, rank: int, right: int, space: str) -> tuple[Callable, Callable]:
     def forward(x: Text, y: Any) -> Text:
-        y = x.const(y)
-        if sign == "*" and y.text == x.text:
-            return Text(f"{x.at(6)}^2", 5)
-        return Text(f"{x.at(rank)}{space}{sign}{space}{y.at(right)}", rank)
+        x, y = x._all((FLOAT,), y)
+        if sign == "*" and y is x:
+            return x._of(FLOAT, "{}^2", 5, (x, 6))
+        return x._of(FLOAT, f"{{}}{space}{sign}{space}{{}}", rank, (x, rank), (y, right))
 
     return forward, lambda x, y: forward(x.const(y), x)
+
+
+def _compared(sign: str, x: Text, y: Any) -> Text:
+    x, y = x._all((FLOAT, ANY), y)
+    return x._of(CONDITION, f"{{}} {sign} {{}}", 2, (x, 3), (y, 3))
+
+
+def _applied(form: str, x: Text, rank: int = 9, least: int = 0) -> Text:
+    (x,) = x._all((FLOAT,))
+    return x._of(FLOAT, form, rank, (x, least))
 
 
 for _name, _sign, _rank, _right, _space in (
@@ -205,17 +317,35 @@ for _name, _sign, _rank, _right, _space in (
     setattr(Text, f"__{_name}__", _forward)
     setattr(Text, f"__r{_name}__", _backward)
 for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
-    setattr(Text, f"__{_name}__", lambda x, y, sign=_sign: Text(f"{x.at(3)} {sign} {x.const(y).at(3)}", 2))
-for _name, _sign in (("and", "and"), ("or", "or"), ("xor", "xor")):
-    setattr(Text, f"__{_name}__", lambda x, y, sign=_sign: Text(f"{x.at(2)} {sign} {y.at(2)}", 1))
-for _name in (*FUNCTIONS, "sign"):
-    if _name != "fabs":
-        setattr(Text, _name, lambda x, name=_name: Text(f"{name}({x.text})"))
+    setattr(Text, f"__{_name}__", lambda x, y, sign=_sign: _compared(sign, x, y))
+for _name in FUNCTIONS:
+    setattr(Text, _name, lambda x, form="|{}|" if _name == "fabs" else f"{_name}({{}})": _applied(form, x))
 
 
-def text_of(fn: Callable, names: Sequence[str], *choices: Any) -> str:
+def traced(fn: Callable, *numbers: Text) -> Text:
+    """What a formula makes of texts.
+
+    Raises
+    ------
+    TypeError : it mixes them, does with them what formulas cannot do, or makes no value.
+    """
+    try:
+        out = fn(*numbers)
+    except AttributeError as error:
+        if isinstance(error.obj, Text):
+            raise TypeError(f"there is no {error.name!r} of a formula's numbers, but {', '.join(FUNCTIONS)}") from None
+        if isinstance(error.obj, (int, float)):
+            raise TypeError(f"{error.name} of the constant {error.obj}: like(x, c) makes a number of it") from None
+        raise
+    if not isinstance(out, Text):
+        what = "several values" if isinstance(out, (tuple, list)) else f"{out!r}"
+        raise TypeError(f"it makes {what}, which is no number of the formula: like(x, c) makes one of a constant")
+    return out
+
+
+def text_of(fn: Callable, names: Sequence[str]) -> str:
     """What a formula says of numbers of these names."""
-    return fn(*map(Text, names), *choices).text
+    return traced(fn, *map(Trace().of, names)).text
 
 
 # ---------------------------------------------------------------- counts
@@ -250,8 +380,8 @@ for _name in FUNCTIONS:
     setattr(Count, _name, Count._one_more)
 
 
-def operations(fn: Callable, n: int, *choices: Any) -> int:
+def operations(fn: Callable, n: int) -> int:
     """Operations of a formula of ``n`` numbers."""
     made = [0]
-    fn(*(Count(made) for _ in range(n)), *choices)
+    fn(*(Count(made) for _ in range(n)))
     return made[0]

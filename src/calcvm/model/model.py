@@ -325,7 +325,8 @@ class Model(methods.Native):
     def bind(self, x: Any, y: Any = None, *more: Any) -> Callable[[], float]:
         """A function that makes a training step on what ``x`` and ``y`` hold when it is called; returns its loss.
 
-        They are read where they are: C-contiguous arrays of float32, float64, uint8, int32 or int64, of one batch.
+        They are read where they are: C-contiguous arrays of one batch, of float32, float64, uint8, int32 or int64, or of
+        the type that was asked for as ``input_dtype`` or ``target_dtype``.
 
         Raises
         ------
@@ -339,9 +340,12 @@ class Model(methods.Native):
             own = self.resident.loaded.own_types.get(name)
             types = IN_PLACE if own is None else (np.dtype(own),)
             if not (isinstance(array, np.ndarray) and array.dtype in types and array.flags.c_contiguous):
+                given = checks.called(array)
+                if isinstance(array, np.ndarray):
+                    given = f"one of {array.dtype}{'' if array.flags.c_contiguous else ' that is not contiguous'}"
                 raise CalcError(
-                    f"bind: {name} is to be read where it is, which needs a C-contiguous array of "
-                    f"{', '.join(map(str, types))}, not {checks.called(array)}: np.ascontiguousarray(...), or step(x, y)"
+                    f"bind: {name!r} is read where it is, and must be a C-contiguous array of "
+                    f"{' or '.join(sorted(map(str, types)))}, not {given}: take np.ascontiguousarray(x, dtype), or step(x, y)"
                 )
             sizes.append(self.resident.check(name, array))
         if len(set(sizes)) > 1:

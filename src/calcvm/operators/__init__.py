@@ -19,7 +19,7 @@ from calcvm.formulas import declare
 from calcvm.formulas.declare import Choice, Real
 from calcvm.formulas.optimizers import COEFFICIENTS
 from calcvm.ops import spec as _spec
-from calcvm.ops.declarations import check_spec
+from calcvm.ops.declarations import check_row, check_spec
 from calcvm.ops.dims import Affine, Shape, numel
 from calcvm.ops.spec import (
     ACC,
@@ -89,8 +89,9 @@ def elementwise(**how: Any) -> Callable[[type], Any]:
     ----------
     how : ``source``; and its parameters, by name a `Real` or a `Choice`, which formulas take after what they read
 
-    The class has a function ``y`` of the input x, or of a and b, which are broadcast, and for each input that has a
-    gradient one of its name: ``dx`` of ``dy``, inputs and ``y``.  Formulas are written with ``calcvm.formulas.number``.
+    The class has a function ``y`` of an input, such as x, or of two or three, which are broadcast, and for each input that
+    has a gradient one of its name: ``dx`` of ``dy``, inputs and ``y``.  Formulas are written with
+    ``calcvm.formulas.number``; a ``y`` that is a condition says so, ``def y(a, b) -> bool``.
 
     Raises
     ------
@@ -120,12 +121,21 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str)
     def decorate(cls: type) -> Any:
         if not isinstance(cls, type):
             raise CalcError(f"{kind} decorates a class of formulas, not {cls!r}")
+        if not cls.__name__.isidentifier():
+            raise CalcError(
+                f"{kind} {cls.__name__!r}: the name of the class, which is the operator's, must be an identifier"
+            )
+        if not isinstance(how.get("source", ""), str):
+            raise CalcError(f"{kind} {cls.__name__!r}: source is a text, not {how['source']!r}")
         commons = [sys.modules.get(f"calcvm.kernels_{device}._common") for device in ("cpu", "cuda")]
         kernels = [common.KERNELS for common in commons if common is not None]
         before = [(known, dict(known)) for known in (getattr(declare, table), _spec.OPS, _spec.ROWS, *kernels)]
         try:
             op = getattr(declare, kind)(**how)(cls)
             spec = import_module(f"calcvm.ops.{family}").spec_of(op)
+            for row in spec.rows:
+                if is_own(row):
+                    check_row(spec, row)
             _withdraw(_spec.OPS.get(spec.name), kernels)  # a notebook's cell, changed and run again
             _register(spec)
         except Exception as error:

@@ -11,6 +11,7 @@ from calcvm.errors import CalcError
 from calcvm.ops.dims import Affine, Shape, numel
 from calcvm.ops.sizes import MACHINE, evaluate, reads
 from calcvm.ops.spec import Operand, OpSpec, RowSpec, Shapes, Word, is_own
+from calcvm.ops.types import RANKS, TYPES, VARIABLES
 
 CATEGORIES = (
     "unary",
@@ -25,6 +26,7 @@ CATEGORIES = (
     "optimizer",
     "system",
 )
+INDEXES = ("index", *RANKS[1:])  # types of what may say what it is below
 
 
 # ---------------------------------------------------------------- where it is registered
@@ -50,7 +52,7 @@ def check_spec(spec: Any) -> None:
             wrong(f"{name!r} is no name of one input, output or saved value")
         if f"d{name}" in names:
             wrong(f"{'d' + name!r} is the gradient of {name!r}, and cannot be the name of another value")
-    for what in "differentiable", "optional_inputs", "passes":
+    for what in "differentiable", "optional_inputs", "passes", "flat":
         others = [name for name in getattr(spec, what) if name not in spec.inputs]
         if others:
             wrong(f"{what} names {others[0]!r}, which is no input: there are {', '.join(spec.inputs)}")
@@ -101,12 +103,18 @@ def check_row(spec: OpSpec, row: RowSpec) -> None:
             wrong(
                 f"operand {name!r} is no value of the operator: there are {', '.join(sorted(values))}, and temporaries t_..."
             )
+        if operand.type not in (*TYPES, *VARIABLES):
+            wrong(
+                f"operand {name!r} is of the type {operand.type!r}, which is none of {', '.join((*TYPES, *VARIABLES))}"
+            )
+        if operand.below and operand.type not in INDEXES:
+            wrong(f"operand {name!r} of type {operand.type!r} has below=, which is of indexes: {', '.join(INDEXES)}")
         if operand.access == "a" and "acc" not in words:
             wrong(f"operand {name!r} may be added to, which the word ACC says: add it to the words")
-        texts = {"elems": operand.elems, "part": operand.part, "optional": operand.optional}
+        texts = {"elems": operand.elems, "part": operand.part, "optional": operand.optional, "below": operand.below}
         expressions += [
             (f"{what} of operand {name!r}", text)
-            for what, text in texts.items() if not isinstance(text, bool) and (what, text) not in (("part", ""), ("part", "w0"))
+            for what, text in texts.items() if not isinstance(text, bool) and (what, text) not in (("part", ""), ("part", "w0"), ("below", ""))
         ]  # fmt: skip
     for what, text in expressions:
         try:

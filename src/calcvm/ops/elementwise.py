@@ -35,6 +35,7 @@ SIZE = "rows*cols"
 
 def _row(f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], size: str, **more: Any) -> RowSpec:
     """The row of a formula."""
+    f.check()
     params = attributes(f.words)
     return RowSpec(
         name=f.name,
@@ -74,18 +75,19 @@ def _unary(op: Elementwise, fwd: RowSpec, bwd: tuple[RowSpec, ...]) -> OpSpec:
     examples = [Example(shapes=(s,), attrs=op.cases[0], low=op.low) for s in UNARY_SHAPES]
     examples += [Example(shapes=((None, 3),), attrs=attrs, low=op.low) for attrs in op.cases[1:]]
     examples.append(Example(shapes=((None, 64),), attrs=op.cases[0], low=op.low, batch=256, bench=True))
+    x = op.forward.reads[0]
     return OpSpec(
         name=op.name,
         synopsis=fwd.synopsis,
         category="unary",
-        inputs=("x",),
+        inputs=(x,),
         attrs=tuple(attr for attr, _ in attributes(op.params).values()),
         shape=same_shape,
-        words=lambda shapes, attrs: {**rows_cols(shapes["x"]), **values(op.params, attrs)},
+        words=lambda shapes, attrs: {**rows_cols(shapes[x]), **values(op.params, attrs)},
         fwd=(fwd,),
         bwd=bwd,
-        differentiable=("x",) if bwd else (),
-        flat=() if bwd else ("x",),
+        differentiable=(x,) if bwd else (),
+        flat=() if bwd else (x,),
         onnx=op.onnx,
         examples=tuple(examples),
         source=op.source,
@@ -253,6 +255,7 @@ def _several(op: Elementwise) -> OpSpec:
         bwd=tuple(bwd),
         passes=tuple(name for name, f in op.backward.items() if f.passes),
         broadcast=True,
+        exact=op.exact,
         differentiable=tuple(op.backward),
         flat=tuple(name for name in op.forward.reads if name not in op.backward),
         onnx=op.onnx,
@@ -262,7 +265,7 @@ def _several(op: Elementwise) -> OpSpec:
 
 
 def spec_of(op: Elementwise) -> OpSpec:
-    """The operator of formulas of one operand, x, or of several, which are broadcast."""
+    """The operator of formulas of one operand, or of several, which are broadcast."""
     if len(op.forward.reads) == 1:
         return _unary(op, _flat(op.forward), tuple(map(_flat, op.backward.values())))
     return _several(op)

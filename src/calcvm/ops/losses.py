@@ -71,6 +71,8 @@ def spec_of(op: PairLoss) -> OpSpec:
     size, elems = "rows*cols", {v: R(v, "rows*cols", "rows") for v in "xt"}
     attrs = attributes(op.params)
     words = tuple(word for _, word in attrs.values())
+    for f in (op.term, *op.slopes.values()):
+        f.check()
 
     def bwd(v: str, f: Formula) -> RowSpec:
         return RowSpec(

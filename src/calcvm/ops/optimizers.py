@@ -152,6 +152,13 @@ N_SLOTS = len(HYPER_SLOTS)
 # ---------------------------------------------------------------- update rows
 def spec_of(op: Update) -> OpSpec:
     """The operator of an optimizer's update."""
+    known = (*HYPER_SLOTS, *op.coefficients)
+    if "p" not in op.steps:
+        raise ValueError("a formula p of p, its gradient g, state and hyperparameters is wanted")
+    if unknown := [name for name in op.uses if name not in known]:
+        raise ValueError(
+            f"{unknown[0]!r} is neither p, g nor state, and no hyperparameter: those are {', '.join(known)}"
+        )
 
     def example(shape: tuple[int, ...], clip: int, **kw: Any) -> Example:
         shapes = (shape,) * (2 + len(op.state)) + ((N_SLOTS,),)

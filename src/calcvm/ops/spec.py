@@ -238,6 +238,7 @@ class OpSpec:
     passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
     broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
     differentiable : inputs that have a gradient.
+    exact : integers that floats may not have, of 32 and 64 bits, are refused and not cast: of rounded ones it is something else.
     """
 
     name: str
@@ -258,6 +259,7 @@ class OpSpec:
     stops: bool = False
     passes: tuple[str, ...] = ()
     broadcast: bool = False
+    exact: bool = False
     optional_inputs: tuple[str, ...] = ()
     onnx: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()

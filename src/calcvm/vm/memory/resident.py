@@ -243,7 +243,8 @@ class Resident:
         elif kind == "rng":
             cells[:] = seed, 0
         elif kind == "constant":
-            cells[:] = self.program.constants[facts["array"]].reshape(-1)
+            with np.errstate(over="ignore"):  # as `Slot.write`
+                cells[:] = self.program.constants[facts["array"]].reshape(-1)
         else:  # float64, seed, fill
             cells[:] = facts.get("value", 1.0)
 
@@ -456,7 +457,7 @@ class Resident:
             if not slot.writable:
                 for array in arrays.values():
                     array.flags.writeable = False
-            return arrays
+            return Views(arrays)
 
     def grad(self, name: str, path: str | None = None) -> np.ndarray:
         """A copy of a parameter's gradient after `backward`; of several paths that train it each has its own.
@@ -677,10 +678,23 @@ class Resident:
         )
 
 
+class Views(dict[str, np.ndarray]):
+    """Views by name; another array in place of one would be nobody's."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if self.get(name) is not value:  # as after +=
+            raise CalcError(f"{name!r} is a view of the model's memory: set what it shows, [{name!r}][...] = array")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy is nobody's memory
+        return dict, (dict(self),)
+
+
 def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:
+    """Refuse labels, or other indexes, that are not below ``classes``."""
     if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
         return
     low, high = labels.min(), labels.max()
-    whole = labels.dtype.kind != "f" or bool((labels == np.floor(labels)).all())
-    if not (low >= 0 and high < classes and whole):
-        raise CalcError(f"{name!r}: labels must be integers in [0, {classes}); found {low} to {high}")
+    parts = labels[labels != np.floor(labels)] if labels.dtype.kind == "f" else labels[:0]
+    if parts.size or not (low >= 0 and high < classes):
+        found = parts.flat[0] if parts.size else f"{low} to {high}"
+        raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}); found {found}")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from calcvm.errors import PlanError, Trap
-from calcvm.vm.program.encoding import RESERVED, aligned
+from calcvm.ops.sizes import evaluate
+from calcvm.vm.program.encoding import RESERVED, aligned, decode_row
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.slices import SLICE_SECONDS, ended, latest, sliced
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from calcvm.vm.memory.record import Record
     from calcvm.vm.memory.store import Store
     from calcvm.vm.memory.turns import Turns
-    from calcvm.vm.program.program import Symbol
+    from calcvm.vm.program.program import Program, Symbol
     from calcvm.vm.run.loaded import Loaded
 
-TRAPS = {1: "a target label is not an integer in [0, classes)"}
+BAD_INDEX = 1  # the trap of a kernel that met an index that is none
 NO_TRAP = 0, 0
 
 
@@ -79,7 +80,8 @@ class Slot:
 
     def write(self, symbol: Symbol, value: Any, shape: tuple[int, ...] | None = None) -> None:
         """Set a symbol's cells to a value that is broadcast and converted to their type."""
-        cells_of(self.elements, symbol, shape)[...] = value
+        with np.errstate(over="ignore"):  # of float64 in a heap of float32: what is too large is infinite
+            cells_of(self.elements, symbol, shape)[...] = value
 
     def scalar(self, offset: int) -> float:
         """The element at an offset."""
@@ -188,7 +190,7 @@ class Slot:
         code, pc = self.trap()
         if code:
             program = self.loaded.program
-            raise Trap(f"row {pc} ({program.spec(pc).name}, {program.labels[pc]}): {TRAPS.get(code, f'trap {code}')}")
+            raise Trap(f"row {pc} ({program.spec(pc).name}, {program.labels[pc]}): {_met(program, pc, code)}")
 
     def trap(self) -> tuple[int, int]:
         """Code and row of what a kernel trapped, once; zeros where there is nothing."""
@@ -197,6 +199,18 @@ class Slot:
         code, pc = int(self.elements[0]), int(self.elements[1])
         self.traps.fill(0)
         return code, pc
+
+
+def _met(program: Program, pc: int, code: int) -> str:
+    """What a kernel met that it trapped."""
+    spec = program.spec(pc)
+    index = next((operand for operand in spec.operands if operand.below), None)
+    if code != BAD_INDEX or index is None:
+        return f"trap {code}"
+    words, _ = decode_row(spec, program.rows[pc])
+    what = "a label" if index.name == "target" else "an index"
+    name = program.symbols[program.symbol_of(pc, index.name)].name
+    return f"{what} of {name!r} is not an integer in [0, {evaluate(index.below, words)})"
 
 
 def shape_of(symbol: Symbol) -> tuple[int, ...]:
