@@ -15,9 +15,10 @@ from calcvm.formulas.declare import Formula
 from calcvm.kernel import AXES
 from calcvm.kernels_cpu._common import I1, I64, intrinsic_of
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._math import Lanes, bits_of, each, outline, reduced
+from calcvm.kernels_cpu._math import Lanes, each, reduced
 from calcvm.kernels_cpu._target import current
 from calcvm.kernels_cpu._types import as_number, in_memory
+from calcvm.kernels_cpu._vectors import bits_of, outline
 
 
 class Given:
@@ -182,6 +183,4 @@ class Broadcast:
         """The loop with some operands a single element each."""
         modes = "".join("s" if v in ones else "v" for v in self.f.reads)
         values = [n, *(at[v] for v in self.f.reads), at[self.f.writes], *row.reals]
-        outline(
-            b, f"calcvm_{self.f.name}_{modes}_{row.dtype}", row.element, each(row.of(self.f.variant()), modes), values
-        )
+        outline(b, f"{self.f.name}_{modes}", Lanes, row.element, each(row.of(self.f.variant()), modes), values)

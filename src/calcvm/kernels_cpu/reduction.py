@@ -140,16 +140,16 @@ def _spread(me, O, R0, K0, R1, K1, R2, I, dy, dx, factor, x, by_x):
                     to += R2
 
 
-@kernel
-def sum_bwd(me, O, R0, K0, R1, K1, R2, I, by, dy: Ptr, dx: Ptr):
-    """dx[o,k,r] = dy[o,k]; all of dx is set; O*R0 rows are shared."""
-    _spread(me, O, R0, K0, R1, K1, R2, I, dy, dx, like(dy, 1), dy, False)
+def _sum_bwd(name: str, mean: bool) -> None:
+    @kernel_as(f"{name}_bwd")
+    def run(me, O, R0, K0, R1, K1, R2, I, by, dy: Ptr, dx: Ptr):
+        """dx[o,k,r] = dy[o,k], divided by R if ``mean``; all of dx is set; O*R0 rows are shared."""
+        factor = like(dy, 1) / like(dy, R0 * R1 * R2) if mean else like(dy, 1)
+        _spread(me, O, R0, K0, R1, K1, R2, I, dy, dx, factor, dy, False)
 
 
-@kernel
-def mean_bwd(me, O, R0, K0, R1, K1, R2, I, by, dy: Ptr, dx: Ptr):
-    """dx[o,k,r] = dy[o,k] / R; all of dx is set; O*R0 rows are shared."""
-    _spread(me, O, R0, K0, R1, K1, R2, I, dy, dx, like(dy, 1) / like(dy, R0 * R1 * R2), dy, False)
+_sum_bwd("sum", False)
+_sum_bwd("mean", True)
 
 
 @kernel
