@@ -101,6 +101,7 @@ WORKSPACE = S("ws", "wn if gpu else nw*wn")  # partial sums of all workers; pane
 
 LINEAR = dims("rows inner N K")
 MATMUL = (*dims("G M N K"), *(choice(n, 2) for n in ("ta", "tb", "ab", "bb", "by")))
+ONE_PRODUCT = ("1 - G if by else 0", "G - 1 if by else 0")
 A_ELEMS, B_ELEMS, Y_ELEMS = "(G if ab else 1)*M*K", "(G if bb else 1)*K*N", "G*M*N"
 
 
@@ -224,38 +225,36 @@ MATMUL_FWD = RowSpec(
         WORKSPACE,
     ),
     workspace=matmul_fwd_workspace,
-    require=("1 - G if by else 0", "G - 1 if by else 0"),
+    require=ONE_PRODUCT,
     flops="2*G*M*N*K",
 )
-MATMUL_BWD_A = RowSpec(
-    name="matmul_bwd_a",
-    synopsis="da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]",
-    words=(PHASES, *MATMUL, ACC, WN),
-    operands=(
-        R("b", B_ELEMS, "G if ab and bb and not by else 0"),
-        R("dy", Y_ELEMS, "G if ab and not by else 0"),
-        A("da", A_ELEMS, "G if ab and not by else (K if ta else M)"),
-        WORKSPACE,
-    ),
-    workspace=matmul_bwd_a_workspace,
-    phases=PARTIAL_SUMS,
-    require=("1 - G if by else 0", "G - 1 if by else 0"),
-    flops="2*G*M*N*K",
+
+
+def _matmul_bwd(x: str, elems: str, other: str, synopsis: str, axis: str, workspace: Callable) -> RowSpec:
+    """Of the gradient of x, shared over products where each has its own, else over its stored ``axis``."""
+    own = f"G if {x}b and not by else"
+    return RowSpec(
+        name=f"matmul_bwd_{x}",
+        synopsis=synopsis,
+        words=(PHASES, *MATMUL, ACC, WN),
+        operands=(
+            R(other, A_ELEMS if other == "a" else B_ELEMS, "G if ab and bb and not by else 0"),
+            R("dy", Y_ELEMS, f"{own} 0"),
+            A(f"d{x}", elems, f"{own} {axis}"),
+            WORKSPACE,
+        ),
+        workspace=workspace,
+        phases=PARTIAL_SUMS,
+        require=ONE_PRODUCT,
+        flops="2*G*M*N*K",
+    )
+
+
+MATMUL_BWD_A = _matmul_bwd(
+    "a", A_ELEMS, "b", "da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]", "(K if ta else M)", matmul_bwd_a_workspace
 )
-MATMUL_BWD_B = RowSpec(
-    name="matmul_bwd_b",
-    synopsis="db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]",
-    words=(PHASES, *MATMUL, ACC, WN),
-    operands=(
-        R("a", A_ELEMS, "G if ab and bb and not by else 0"),
-        R("dy", Y_ELEMS, "G if bb and not by else 0"),
-        A("db", B_ELEMS, "G if bb and not by else (N if tb else K)"),
-        WORKSPACE,
-    ),
-    workspace=matmul_bwd_b_workspace,
-    phases=PARTIAL_SUMS,
-    require=("1 - G if by else 0", "G - 1 if by else 0"),
-    flops="2*G*M*N*K",
+MATMUL_BWD_B = _matmul_bwd(
+    "b", B_ELEMS, "a", "db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]", "(N if tb else K)", matmul_bwd_b_workspace
 )
 
 register(

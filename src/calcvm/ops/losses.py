@@ -11,10 +11,14 @@ from typing import Any
 
 from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
+from calcvm.ops import parameters
 from calcvm.ops.dims import Shape, affine, numel, show
-from calcvm.ops.parameters import attributes
 from calcvm.ops.spec import (
     OPS,
+    PLACES,
+    ROWS_COLS,
+    SIZE,
+    VECTORS,
     Attr,
     Example,
     OpSpec,
@@ -26,11 +30,11 @@ from calcvm.ops.spec import (
     choice,
     dims,
     joined,
+    places,
     register,
     rows_cols,
 )
 
-ROWS_COLS = dims("rows cols")
 COUNT = dims("count")
 SEED = R("dloss", "1")
 
@@ -68,18 +72,17 @@ def _pair_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 def spec_of(op: PairLoss) -> OpSpec:
     """The operator of a loss over pairs."""
-    size, elems = "rows*cols", {v: R(v, "rows*cols", "rows") for v in "xt"}
-    attrs = attributes(op.params)
-    words = tuple(word for _, word in attrs.values())
+    elems = {v: R(v, SIZE, "rows") for v in "xt"}
+    words = parameters.words(op.params)
 
     def bwd(v: str, f: Formula) -> RowSpec:
         return RowSpec(
             name=f.name,
             synopsis=f"d{v}[r,c] = dloss/count * ({f.text})",
             words=ROWS_COLS + COUNT + words,
-            operands=(SEED, *(elems[r] for r in f.reads), W(f"d{v}", size, "rows")),
+            operands=(SEED, *(elems[r] for r in f.reads), W(f"d{v}", SIZE, "rows")),
             in_place=tuple((f"d{v}", r) for r in f.reads),
-            flops=f"{f.operations + 1}*{size}",
+            flops=f"{f.operations + 1}*{SIZE}",
         )
 
     fwd = RowSpec(
@@ -87,7 +90,7 @@ def spec_of(op: PairLoss) -> OpSpec:
         synopsis=f"l[r] = sum_c {op.term.text}",
         words=ROWS_COLS + words,
         operands=(elems["x"], elems["t"], W("t_l", "rows", "rows")),
-        flops=f"{op.term.operations + 1}*{size}",
+        flops=f"{op.term.operations + 1}*{SIZE}",
     )
     examples = ((None, 3), (None, 1), (None,), (None, 4, 5), (7, 17))
     return OpSpec(
@@ -96,7 +99,7 @@ def spec_of(op: PairLoss) -> OpSpec:
         category="loss",
         inputs=("x", "t"),
         outputs=("loss",),
-        attrs=tuple(attr for attr, _ in attrs.values()),
+        attrs=parameters.attributes(op.params),
         shape=_pair_shape("loss"),
         words=_pair_words,
         fwd=(fwd, LOSS_MEAN),
@@ -127,30 +130,16 @@ def _classes(x: Shape, t: Shape) -> bool:
     )
 
 
-def _places(x: Shape) -> dict[str, Any]:
-    if len(x) == 1:
-        return {"rows": 1, "inner": 1, "N": x[0]}
-    x = joined(x)
-    return {"rows": x[0], "inner": numel(x[1:-1]), "N": x[-1]}
+def _share(x: Shape, t: Shape) -> Shape:
+    """Of what each row adds to the sum."""
+    _classes(x, t)
+    return joined(x)[:-1][:1]
 
 
-def _class_words(x: Shape, dense: bool) -> dict[str, Any]:
-    return {**_places(x), "dense": int(dense)}
+def _class_words(x: Shape, t: Shape) -> dict[str, Any]:
+    return {**places(x), "dense": int(_classes(x, t)), "count": numel(x[:-1])}
 
 
-def _ce_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    x = shapes["logits"]
-    _classes(x, shapes["target"])
-    return {"loss": (), "p": x, "t_l": joined(x)[:-1][:1]}
-
-
-def _ce_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    x = shapes["logits"]
-    words = _class_words(x, _classes(x, shapes["target"]))
-    return {**words, "count": numel(x[:-1]), "smoothing": attrs["label_smoothing"]}
-
-
-PLACES = dims("rows inner N")
 CLASSES = (*PLACES, choice("dense", 2))
 SMOOTHING = Word(name="smoothing", kind="float", lo=0, hi=1)
 TARGET = R("target", "rows*inner*(1 + dense*(N - 1))", "rows", type="index", below="N")
@@ -166,17 +155,24 @@ register(
         attrs=(
             Attr(name="label_smoothing", default=0.0, check=lambda v: 0 <= v < 1, doc="weight s of the uniform target"),
         ),
-        shape=_ce_shape,
-        words=_ce_words,
+        shape=lambda shapes, attrs: {
+            "loss": (),
+            "p": shapes["logits"],
+            "t_l": _share(shapes["logits"], shapes["target"]),
+        },
+        words=lambda shapes, attrs: {
+            **_class_words(shapes["logits"], shapes["target"]),
+            "smoothing": attrs["label_smoothing"],
+        },
         fwd=(
             RowSpec(
                 name="softmax_cross_entropy_fwd",
                 synopsis="p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j])",
                 words=(*CLASSES, SMOOTHING),
                 operands=(
-                    R("logits", "rows*inner*N", "rows"),
+                    R("logits", VECTORS, "rows"),
                     TARGET,
-                    W("p", "rows*inner*N", "rows", optional=True),
+                    W("p", VECTORS, "rows", optional=True),
                     W("t_l", "rows", "rows"),
                 ),
                 in_place=(("p", "logits"),),
@@ -193,8 +189,8 @@ register(
                 operands=(
                     SEED,
                     TARGET,
-                    R("p", "rows*inner*N", "rows"),
-                    W("dlogits", "rows*inner*N", "rows"),
+                    R("p", VECTORS, "rows"),
+                    W("dlogits", VECTORS, "rows"),
                 ),
                 in_place=(("dlogits", "p"),),
                 require=("N - 1",),
@@ -235,14 +231,14 @@ register(
         category="shape",
         inputs=("x", "index"),
         shape=_pick_shape,
-        words=lambda shapes, attrs: _places(shapes["x"]),
+        words=lambda shapes, attrs: places(shapes["x"]),
         fwd=(
             RowSpec(
                 name="pick_fwd",
                 synopsis="y[r] = x[r, index[r]]",
                 words=PLACES,
                 operands=(
-                    R("x", "rows*inner*N", "rows"),
+                    R("x", VECTORS, "rows"),
                     R("index", "rows*inner", "rows", type="index", below="N"),
                     W("y", "rows*inner", "rows"),
                 ),
@@ -257,7 +253,7 @@ register(
                 operands=(
                     R("index", "rows*inner", "rows", type="index", below="N"),
                     R("dy", "rows*inner", "rows"),
-                    W("dx", "rows*inner*N", "rows"),
+                    W("dx", VECTORS, "rows"),
                 ),
                 require=("N - 1",),
             ),
@@ -291,32 +287,21 @@ register(
 )
 
 
-def _accuracy_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    x = shapes["scores"]
-    _classes(x, shapes["target"])
-    return {"y": (), "t_l": joined(x)[:-1][:1]}
-
-
-def _accuracy_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    x = shapes["scores"]
-    return {**_class_words(x, _classes(x, shapes["target"])), "count": numel(x[:-1])}
-
-
 register(
     OpSpec(
         name="accuracy",
         synopsis="y = mean_r(argmax_j scores[r,j] == target[r])",
         category="metric",
         inputs=("scores", "target"),
-        shape=_accuracy_shape,
-        words=_accuracy_words,
+        shape=lambda shapes, attrs: {"y": (), "t_l": _share(shapes["scores"], shapes["target"])},
+        words=lambda shapes, attrs: _class_words(shapes["scores"], shapes["target"]),
         fwd=(
             RowSpec(
                 name="accuracy_fwd",
                 synopsis="l[r] = number of rows of r whose first largest score is the target's class",
                 words=CLASSES,
                 operands=(
-                    R("scores", "rows*inner*N", "rows"),
+                    R("scores", VECTORS, "rows"),
                     TARGET,
                     W("t_l", "rows", "rows"),
                 ),

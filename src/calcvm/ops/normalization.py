@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.ops.dims import Shape, show
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, U, W, Word, dims, leading, register
+from calcvm.ops.spec import ROWS_COLS, SIZE, Attr, Example, OpSpec, R, RowSpec, Shapes, U, W, Word, leading, register
 
-ROWS_COLS = dims("rows cols")
-SIZE = "rows*cols"
 MOMENTUM = Word(name="momentum", kind="float", lo=0, hi=1)
 
 

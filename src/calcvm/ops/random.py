@@ -7,25 +7,16 @@ depend on the team, and saving the heap saves the state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from calcvm.ops.spec import SIZE, Attr, Example, OpSpec, R, RowSpec, U, W, Word, dims, register, rows_cols, same_shape
 
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, U, W, Word, dims, register, rows_cols, same_shape
-
-SIZE = "rows*cols"
 STREAM = Word(name="stream", kind="int", lo=0, hi=2**31 - 1)
-WORDS = (*dims("rows cols"), STREAM)
-
-
-def _words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    return {**rows_cols(shapes["x"]), "stream": attrs.get("stream", 0)}
 
 
 def _row(name: str, x: str, y: str) -> RowSpec:
     return RowSpec(
         name=name,
         synopsis=f"{y}[i] = {x}[i]/(1 - rate) if u(seed, counter, stream, i) >= rate else 0",
-        words=WORDS,
+        words=(*dims("rows cols"), STREAM),
         operands=(R(x, SIZE, "rows"), R("rng", "2", type="int64"), R("rate", "1", type="float64"), W(y, SIZE, "rows")),
         in_place=((y, x),),
         flops=f"2*{SIZE}",
@@ -47,7 +38,7 @@ register(
             ),
         ),
         shape=same_shape,
-        words=_words,
+        words=lambda shapes, attrs: {**rows_cols(shapes["x"]), "stream": attrs.get("stream", 0)},
         fwd=(_row("dropout_fwd", "x", "y"),),
         bwd=(_row("dropout_bwd", "dy", "dx"),),
         differentiable=("x",),

@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from calcvm.ops.dims import ONE, Affine, Shape, numel, show
+from calcvm.ops.dims import ONE, Affine, Shape, show
 from calcvm.ops.sizes import On, parts
 from calcvm.ops.spec import (
     PHASES,
+    PLACES,
+    VECTORS,
     WN,
     Attr,
     Example,
@@ -26,10 +28,13 @@ from calcvm.ops.spec import (
     Shapes,
     W,
     Word,
+    are_axes,
     choice,
     dims,
     joined,
+    places,
     register,
+    uniform,
 )
 
 BY = choice("by", 2)  # 1: shared over what is kept, the leading axis being reduced
@@ -106,12 +111,7 @@ def extremum_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 ATTRS = (
-    Attr(
-        name="axes",
-        default=None,
-        check=lambda v: v is None or (isinstance(v, tuple) and all(isinstance(a, int) for a in v)),
-        doc="axes to reduce; None: all",
-    ),
+    Attr(name="axes", check=are_axes, doc="axes to reduce; None: all"),
     Attr(name="keepdims", default=False, check=lambda v: isinstance(v, bool), doc="keep reduced axes with size 1"),
 )
 _CASES: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
@@ -222,21 +222,12 @@ _reduction("sum_squares", "sum_r x[o,k,r]^2", "2*dy[o,k]*x[o,k,r]", "x", "Reduce
 
 
 # ---------------------------------------------------------------- softmax
-SOFTMAX = dims("rows inner N")
-S_ELEMS = "rows*inner*N"
-
-
 def softmax_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x = shapes["x"]
     axis = attrs.get("axis", -1)
     if not x or axis not in (-1, len(x) - 1):
         raise ValueError(f"softmax runs over the last axis: transpose first (axis {axis} of {show(x)})")
     return {"y": x}
-
-
-def softmax_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    x = joined(shapes["x"])
-    return {"rows": x[0] if len(x) > 1 else ONE, "inner": numel(x[1:-1]), "N": x[-1]}
 
 
 def _softmax(name: str, y: str, dx: str, flops: tuple[int, int], onnx: str) -> None:
@@ -248,27 +239,9 @@ def _softmax(name: str, y: str, dx: str, flops: tuple[int, int], onnx: str) -> N
             inputs=("x",),
             attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="the last axis"),),
             shape=softmax_shape,
-            words=softmax_words,
-            fwd=(
-                RowSpec(
-                    name=f"{name}_fwd",
-                    synopsis=y,
-                    words=SOFTMAX,
-                    operands=(R("x", S_ELEMS, "rows"), W("y", S_ELEMS, "rows")),
-                    in_place=(("y", "x"),),
-                    flops=f"{flops[0]}*{S_ELEMS}",
-                ),
-            ),
-            bwd=(
-                RowSpec(
-                    name=f"{name}_bwd",
-                    synopsis=dx,
-                    words=SOFTMAX,
-                    operands=(R("dy", S_ELEMS, "rows"), R("y", S_ELEMS, "rows"), W("dx", S_ELEMS, "rows")),
-                    in_place=(("dx", "dy"), ("dx", "y")),
-                    flops=f"{flops[1]}*{S_ELEMS}",
-                ),
-            ),
+            words=lambda shapes, attrs: places(shapes["x"]),
+            fwd=(uniform(f"{name}_fwd", y, ("x",), "y", flops[0], PLACES, VECTORS),),
+            bwd=(uniform(f"{name}_bwd", dx, ("dy", "y"), "dx", flops[1], PLACES, VECTORS),),
             differentiable=("x",),
             onnx=(onnx,),
             examples=(

@@ -6,14 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, affine, numel, show
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, W, choice, dims, joined, register, same_shape
+from calcvm.ops.spec import (
+    Attr,
+    Example,
+    OpSpec,
+    R,
+    RowSpec,
+    Shapes,
+    W,
+    are_axes,
+    choice,
+    dims,
+    joined,
+    register,
+    same_shape,
+)
 from calcvm.ops.types import CELLS, FLOAT
 
 AXES = 6
-
-
-def _is_int_tuple(v: Any) -> bool:
-    return isinstance(v, tuple) and all(isinstance(n, int) for n in v)
 
 
 def _are_ends(v: Any) -> bool:
@@ -47,61 +57,53 @@ def flatten_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     return {"y": (x[0] if x else ONE, numel(x[1:]))}
 
 
-def _no_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
+def _view(name: str, synopsis: str, shape: Any = same_shape, **more: Any) -> None:
+    register(
+        OpSpec(
+            name=name,
+            synopsis=synopsis,
+            category="shape",
+            inputs=("x",),
+            shape=shape,
+            words=lambda shapes, attrs: {},
+            view=True,
+            **more,
+        )
+    )
 
 
-register(
-    OpSpec(
-        name="reshape",
-        synopsis="y = x under another shape",
-        category="shape",
-        inputs=("x",),
-        attrs=(
-            Attr(
-                name="shape",
-                check=lambda v: isinstance(v, tuple) and all(n is None or (isinstance(n, int) and n >= -1) for n in v),
-                doc="sizes; None is the batch, one -1 is what remains",
-            ),
+_view(
+    "reshape",
+    "y = x under another shape",
+    reshape_shape,
+    attrs=(
+        Attr(
+            name="shape",
+            check=lambda v: isinstance(v, tuple) and all(n is None or (isinstance(n, int) and n >= -1) for n in v),
+            doc="sizes; None is the batch, one -1 is what remains",
         ),
-        shape=reshape_shape,
-        words=_no_words,
-        view=True,
-        differentiable=("x",),
-        onnx=("Reshape", "Squeeze", "Unsqueeze"),
-        examples=(
-            Example(shapes=((None, 6),), attrs={"shape": (None, 2, 3)}),
-            Example(shapes=((None, 2, 3),), attrs={"shape": (-1, 6)}),
-            Example(shapes=((4, 3),), attrs={"shape": (2, -1)}),
-        ),
-    )
+    ),
+    differentiable=("x",),
+    onnx=("Reshape", "Squeeze", "Unsqueeze"),
+    examples=(
+        Example(shapes=((None, 6),), attrs={"shape": (None, 2, 3)}),
+        Example(shapes=((None, 2, 3),), attrs={"shape": (-1, 6)}),
+        Example(shapes=((4, 3),), attrs={"shape": (2, -1)}),
+    ),
 )
-register(
-    OpSpec(
-        name="flatten",
-        synopsis="y = x as (leading axis, everything else)",
-        category="shape",
-        inputs=("x",),
-        shape=flatten_shape,
-        words=_no_words,
-        view=True,
-        differentiable=("x",),
-        onnx=("Flatten",),
-        examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((None,),))),
-    )
+_view(
+    "flatten",
+    "y = x as (leading axis, everything else)",
+    flatten_shape,
+    differentiable=("x",),
+    onnx=("Flatten",),
+    examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((None,),))),
 )
-register(
-    OpSpec(
-        name="stop_gradient",
-        synopsis="y = x, taken for a constant by the backward",
-        category="shape",
-        inputs=("x",),
-        shape=same_shape,
-        words=_no_words,
-        view=True,
-        stops=True,
-        examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((4,),))),
-    )
+_view(
+    "stop_gradient",
+    "y = x, taken for a constant by the backward",
+    stops=True,
+    examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((4,),))),
 )
 
 
@@ -180,7 +182,7 @@ register(
         synopsis="y[i_axes[0], i_axes[1], ...] = x[i_0, i_1, ...]",
         category="shape",
         inputs=("x",),
-        attrs=(Attr(name="axes", default=None, check=lambda v: v is None or _is_int_tuple(v), doc="None: reversed"),),
+        attrs=(Attr(name="axes", check=are_axes, doc="None: reversed"),),
         shape=transpose_shape,
         words=transpose_words,
         fwd=(_permute("transpose_fwd", "x", "y", "d", "s", "same", CELLS),),
