@@ -203,9 +203,7 @@ class Native:
         file = Path(fn.__code__.co_filename)
         self.sources = _native.modules_of(file.stem)
         self.mark = ""
-        if (
-            own or file.parent != _native.SOURCES
-        ):  # from elsewhere: nobody knows all that it is made of, so it is not kept
+        if own or file.parent != _native.SOURCES:  # from elsewhere: made of nobody knows what, so it is not kept
             self.sources = tuple(sorted(f"kernels_cpu.{path.stem}" for path in _native.SOURCES.glob("*.py")))
             self.mark = f".{next(_OWN)}"
 

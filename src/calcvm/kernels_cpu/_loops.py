@@ -6,6 +6,7 @@ What a row has after its sizes comes as one tuple, ``given``: strides of each br
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import add
 from typing import Any
 
 from llvmlite import ir
@@ -79,7 +80,7 @@ def flat(f: Formula, which: int = 0) -> Any:
 
 def total(f: Formula) -> Any:
     """The sum ``total(n, start, given)`` of the formula over elements start to start + n."""
-    emit = reduced(lambda x, y: x + y, 0.0, f.variant(), len(f.reads))
+    emit = reduced(add, 0.0, f.variant(), len(f.reads))
     return _over(f, 1, lambda e, n, at, row: emit(e, n, *(at[v] for v in f.reads), *row.reals), result=True)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import add
 from typing import Any
 
 from llvmlite import ir
@@ -225,20 +226,16 @@ def reduction(combine: Callable, initial: float, formula: Callable, reads: str, 
     return loop_of("p" * (len(reads) + store) + "f" * n_params, emit, result=True)
 
 
-def _add(x: V, y: V) -> V:
-    return x + y
-
-
-rsum = reduction(_add, 0.0, lambda x: x, "v")  # rsum(n, x)
-rsumsq = reduction(_add, 0.0, lambda x: x * x, "v")  # sum of squares: rsumsq(n, x)
-rdot = reduction(_add, 0.0, lambda x, y: x * y, "vv")  # rdot(n, x, y)
+rsum = reduction(add, 0.0, lambda x: x, "v")  # rsum(n, x)
+rsumsq = reduction(add, 0.0, lambda x: x * x, "v")  # sum of squares: rsumsq(n, x)
+rdot = reduction(add, 0.0, lambda x, y: x * y, "vv")  # rdot(n, x, y)
 rmax = reduction(F.maximum, float("-inf"), lambda x: x, "v")  # NaN if any is
 # The largest of a row whose result a NaN spoils anyway: half the cost of rmax, and not NaN for sure.
 rtop = reduction(lambda x, y: x.where(x > y, y), float("-inf"), lambda x: x, "v")
 rmin = reduction(F.minimum, float("inf"), lambda x: x, "v")
 # rexp(n, x, y, m): y = exp(x - m), and its sum.  The heart of every softmax; y may be x.
-rexp = reduction(_add, 0.0, lambda x, m: F.exp(x - m), "v", 1, store=True)
-rexpsum = reduction(_add, 0.0, lambda x, m: F.exp(x - m), "v", 1)  # the sum alone: rexpsum(n, x, m)
+rexp = reduction(add, 0.0, lambda x, m: F.exp(x - m), "v", 1, store=True)
+rexpsum = reduction(add, 0.0, lambda x, m: F.exp(x - m), "v", 1)  # the sum alone: rexpsum(n, x, m)
 scale = elementwise(lambda x, a: x * a, "v", "f")  # scale(n, x, y, a): y = x * a; y may be x
 copy = elementwise(lambda x: x, "v")  # copy(n, x, y)
 fill = elementwise(lambda value: value, "", "f")  # fill(n, y, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import add
 
 from llvmlite import ir
 from numba import types
@@ -37,10 +38,6 @@ from calcvm.kernels_cpu._target import current
 BAD_LABEL = 1  # trap code
 SHORT_ROWS = 4
 vector_bits = fact(lambda target: target.vectors[0])
-
-
-def _sum(x, y):
-    return x + y
 
 
 # ---------------------------------------------------------------- from rows to a scalar
@@ -101,8 +98,8 @@ def _weighted(q, x, m):
     return q.const(0.0).where(q.equals(0.0), q * (m - x))
 
 
-below_max = reduction(_sum, 0.0, lambda x, m: m - x, "v", 1)  # sum of m - x
-weighted = reduction(_sum, 0.0, _weighted, "vv", 1)
+below_max = reduction(add, 0.0, lambda x, m: m - x, "v", 1)  # sum of m - x
+weighted = reduction(add, 0.0, _weighted, "vv", 1)
 add_weighted_log = elementwise(lambda s, weight, d: weight * F.log(s) + d, "vvv")
 add_log = elementwise(lambda s, d: F.log(s) + d, "vv")
 affine = elementwise(lambda p, a, c: p * a - c, "v", "ff")
@@ -131,7 +128,7 @@ def softmax_lanes(e, n, x, y):
     m = _horizontal(e, known, lambda p, q: p.where(p > q, q))  # may miss a NaN: exp and the sum do not
     terms = F.exp(v - F.V(b, e.splat(m)))
     terms = F.V(b, b.select(mask, terms.v, ir.Constant(e.vec, [0.0] * e.lanes)))
-    s = _horizontal(e, terms.v, _sum)
+    s = _horizontal(e, terms.v, add)
     e.put(terms * F.V(b, e.splat((1.0 / F.V(b, s)).v)), y, first, mask)
     return m, s, v
 
@@ -171,7 +168,7 @@ def softmax_weighted(tc, n, x, t, y, hard, soft):
         q = e.get(t, ir.Constant(I64, 0), mask) * F.V(b, e.splat(hard)) + F.V(b, e.splat(soft))
         m, s, v = softmax_lanes(e, n, x, y)
         q = F.V(b, b.select(mask, q.v, zero))
-        weight, term = _horizontal(e, q.v, _sum), _horizontal(e, _weighted(q, v, F.V(b, e.splat(m))).v, _sum)
+        weight, term = _horizontal(e, q.v, add), _horizontal(e, _weighted(q, v, F.V(b, e.splat(m))).v, add)
         return ctx.make_tuple(b, sig.return_type, [s, weight, term])
 
     return types.UniTuple(element, 3)(types.int64, x, t, y, element, element), codegen
