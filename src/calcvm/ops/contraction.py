@@ -27,7 +27,7 @@ from calcvm.ops.spec import (
     choice,
     dims,
     joined,
-    register,
+    operator,
 )
 
 # Activations that a linear row can apply: all can be differentiated from their output alone.
@@ -190,28 +190,26 @@ LINEAR_BWD_X = RowSpec(
     flops="2*rows*inner*N*K",
 )
 
-register(
-    OpSpec(
-        name="linear",
-        synopsis="y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n])",
-        category="contraction",
-        inputs=("x", "wt", "b"),
-        optional_inputs=("b",),
-        shape=linear_shape,
-        words=linear_words,
-        fwd=(LINEAR_FWD,),
-        bwd=(LINEAR_BWD_W, LINEAR_BWD_X),
-        differentiable=("x", "wt", "b"),
-        onnx=("Gemm", "MatMul"),
-        examples=(
-            Example(shapes=((None, 7), (7, 5), (5,))),
-            Example(shapes=((None, 6), (6, 3)), batch=4),
-            Example(shapes=((None, 3, 4), (4, 17), (17,)), batch=3),
-            Example(shapes=((None, 16), (16, 33), (33,)), batch=1),
-            Example(shapes=((None, 64), (64, 64), (64,)), batch=32, bench=True),
-        ),
-        source="Goodfellow et al., Deep Learning, 6.5.6",
-    )
+operator(
+    name="linear",
+    synopsis="y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n])",
+    category="contraction",
+    inputs=("x", "wt", "b"),
+    optional_inputs=("b",),
+    shape=linear_shape,
+    words=linear_words,
+    fwd=(LINEAR_FWD,),
+    bwd=(LINEAR_BWD_W, LINEAR_BWD_X),
+    differentiable=("x", "wt", "b"),
+    onnx=("Gemm", "MatMul"),
+    examples=(
+        Example(shapes=((None, 7), (7, 5), (5,))),
+        Example(shapes=((None, 6), (6, 3)), batch=4),
+        Example(shapes=((None, 3, 4), (4, 17), (17,)), batch=3),
+        Example(shapes=((None, 16), (16, 33), (33,)), batch=1),
+        Example(shapes=((None, 64), (64, 64), (64,)), batch=32, bench=True),
+    ),
+    source="Goodfellow et al., Deep Learning, 6.5.6",
 )
 
 MATMUL_FWD = RowSpec(
@@ -257,36 +255,34 @@ MATMUL_BWD_B = _matmul_bwd(
     "b", B_ELEMS, "a", "db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]", "(N if tb else K)", matmul_bwd_b_workspace
 )
 
-register(
-    OpSpec(
-        name="matmul",
-        synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
-        category="contraction",
-        inputs=("a", "b"),
-        attrs=(
-            Attr(name="transpose_a", default=False, check=lambda v: isinstance(v, bool), doc="a is stored [k,m]"),
-            Attr(name="transpose_b", default=False, check=lambda v: isinstance(v, bool), doc="b is stored [n,k]"),
-        ),
-        shape=matmul_shape,
-        words=matmul_words,
-        fwd=(MATMUL_FWD,),
-        bwd=(MATMUL_BWD_A, MATMUL_BWD_B),
-        differentiable=("a", "b"),
-        onnx=("MatMul", "Gemm"),
-        examples=(
-            Example(shapes=((None, 6), (6, 3))),
-            Example(shapes=((6, 5), (6, 3)), attrs={"transpose_a": True}),
-            Example(shapes=((None, 6), (3, 6)), attrs={"transpose_b": True}),
-            Example(shapes=((6, 5), (3, 6)), attrs={"transpose_a": True, "transpose_b": True}),
-            Example(shapes=((None, 4, 3), (None, 3, 5)), batch=3),
-            Example(shapes=((None, 3, 4), (None, 5, 3)), attrs={"transpose_a": True, "transpose_b": True}, batch=3),
-            Example(shapes=((None, 4, 3), (3, 5)), batch=3),
-            Example(shapes=((4, 3), (None, 3, 5)), batch=3),
-            Example(shapes=((None, 3, 4), (5, 3)), attrs={"transpose_a": True, "transpose_b": True}, batch=3),
-            Example(shapes=((None, 64), (64, 64)), batch=32, bench=True),
-        ),
-        source="Golub and Van Loan, Matrix Computations, 1.1",
-    )
+operator(
+    name="matmul",
+    synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
+    category="contraction",
+    inputs=("a", "b"),
+    attrs=(
+        Attr(name="transpose_a", default=False, check=lambda v: isinstance(v, bool), doc="a is stored [k,m]"),
+        Attr(name="transpose_b", default=False, check=lambda v: isinstance(v, bool), doc="b is stored [n,k]"),
+    ),
+    shape=matmul_shape,
+    words=matmul_words,
+    fwd=(MATMUL_FWD,),
+    bwd=(MATMUL_BWD_A, MATMUL_BWD_B),
+    differentiable=("a", "b"),
+    onnx=("MatMul", "Gemm"),
+    examples=(
+        Example(shapes=((None, 6), (6, 3))),
+        Example(shapes=((6, 5), (6, 3)), attrs={"transpose_a": True}),
+        Example(shapes=((None, 6), (3, 6)), attrs={"transpose_b": True}),
+        Example(shapes=((6, 5), (3, 6)), attrs={"transpose_a": True, "transpose_b": True}),
+        Example(shapes=((None, 4, 3), (None, 3, 5)), batch=3),
+        Example(shapes=((None, 3, 4), (None, 5, 3)), attrs={"transpose_a": True, "transpose_b": True}, batch=3),
+        Example(shapes=((None, 4, 3), (3, 5)), batch=3),
+        Example(shapes=((4, 3), (None, 3, 5)), batch=3),
+        Example(shapes=((None, 3, 4), (5, 3)), attrs={"transpose_a": True, "transpose_b": True}, batch=3),
+        Example(shapes=((None, 64), (64, 64)), batch=32, bench=True),
+    ),
+    source="Golub and Van Loan, Matrix Computations, 1.1",
 )
 
 

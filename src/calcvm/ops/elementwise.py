@@ -25,6 +25,7 @@ from calcvm.ops.spec import (
     choice,
     dims,
     joined,
+    operator,
     register,
     rows_cols,
     same_shape,
@@ -257,68 +258,62 @@ register(_unary(POW, POW_FWD, (POW_BWD,)))
 
 
 # ---------------------------------------------------------------- casts
-register(
-    OpSpec(
-        name="cast",
-        synopsis="y = x, as a number of another type",
-        category="unary",
-        inputs=("x",),
-        attrs=(Attr(name="to", check=lambda v: v in TYPES, doc=f"the type: {', '.join(TYPES)}"),),
-        shape=same_shape,
-        words=lambda shapes, attrs: rows_cols(shapes["x"]),
-        fwd=(_flat(CAST),),
-        flat=("x",),
-        onnx=("Cast",),
-        examples=tuple(
-            Example(shapes=((None, 19),), attrs={"to": to}, types={"any": of, "to": to}, low=-3.0 if to != "uint8" else 0.0, high=5.0)
-            for of, to in (
-                ("uint8", FLOAT), ("int64", FLOAT), ("bool", FLOAT), ("int8", FLOAT), (FLOAT, "int64"), (FLOAT, "uint8"),
-                (FLOAT, "bool"), ("int64", "int32"), ("int32", "bool"), ("bool", "uint8"), ("float32", "float64"),
-            )
-        ),
-        source="a float becomes the nearest integer towards 0 that there is, NaN 0; an integer keeps its lowest bits; not 0: true",
-        casts=True,
-    )
+operator(
+    name="cast",
+    synopsis="y = x, as a number of another type",
+    category="unary",
+    inputs=("x",),
+    attrs=(Attr(name="to", check=lambda v: v in TYPES, doc=f"the type: {', '.join(TYPES)}"),),
+    shape=same_shape,
+    words=lambda shapes, attrs: rows_cols(shapes["x"]),
+    fwd=(_flat(CAST),),
+    flat=("x",),
+    onnx=("Cast",),
+    examples=tuple(
+        Example(shapes=((None, 19),), attrs={"to": to}, types={"any": of, "to": to}, low=-3.0 if to != "uint8" else 0.0, high=5.0)
+        for of, to in (
+            ("uint8", FLOAT), ("int64", FLOAT), ("bool", FLOAT), ("int8", FLOAT), (FLOAT, "int64"), (FLOAT, "uint8"),
+            (FLOAT, "bool"), ("int64", "int32"), ("int32", "bool"), ("bool", "uint8"), ("float32", "float64"),
+        )
+    ),
+    source="a float becomes the nearest integer towards 0 that there is, NaN 0; an integer keeps its lowest bits; not 0: true",
+    casts=True,
 )  # fmt: skip
 
 
 # ---------------------------------------------------------------- rows that lowering inserts
-register(
-    OpSpec(
-        name="accumulate",
-        synopsis="y += x",
-        category="system",
-        inputs=("y", "x"),
-        outputs=("y",),
-        shape=same_shape,
-        words=lambda shapes, attrs: rows_cols(shapes["y"]),
-        fwd=(
-            RowSpec(
-                name=ACCUMULATE.name,
-                synopsis="y += x",
-                words=ROWS_COLS,
-                operands=(R("x", SIZE, "rows"), U("y", SIZE, "rows")),
-                flops=SIZE,
-            ),
+operator(
+    name="accumulate",
+    synopsis="y += x",
+    category="system",
+    inputs=("y", "x"),
+    outputs=("y",),
+    shape=same_shape,
+    words=lambda shapes, attrs: rows_cols(shapes["y"]),
+    fwd=(
+        RowSpec(
+            name=ACCUMULATE.name,
+            synopsis="y += x",
+            words=ROWS_COLS,
+            operands=(R("x", SIZE, "rows"), U("y", SIZE, "rows")),
+            flops=SIZE,
         ),
-        examples=(Example(shapes=((None, 5), (None, 5))), Example(shapes=((37,), (37,)))),
-    )
+    ),
+    examples=(Example(shapes=((None, 5), (None, 5))), Example(shapes=((37,), (37,)))),
 )
-register(
-    OpSpec(
-        name="fill",
-        synopsis="y = value",
-        category="system",
-        inputs=(),
-        outputs=("y",),
-        attrs=(Attr(name="shape", default=(1,), doc="shape of y"), *parameters.attributes(FILL.params)),
-        shape=lambda shapes, attrs: {"y": tuple(Affine(1) if n is None else Affine(0, n) for n in attrs["shape"])},
-        words=lambda shapes, attrs: {**rows_cols(shapes["y"]), **parameters.values(FILL.params, attrs)},
-        fwd=(_flat(FILL),),
-        examples=(
-            Example(shapes=(), attrs={"shape": (6, 4), "value": 1.5}),
-            Example(shapes=(), attrs={"shape": (None, 19), "value": -2.0}),
-        ),
-    )
+operator(
+    name="fill",
+    synopsis="y = value",
+    category="system",
+    inputs=(),
+    outputs=("y",),
+    attrs=(Attr(name="shape", default=(1,), doc="shape of y"), *parameters.attributes(FILL.params)),
+    shape=lambda shapes, attrs: {"y": tuple(Affine(1) if n is None else Affine(0, n) for n in attrs["shape"])},
+    words=lambda shapes, attrs: {**rows_cols(shapes["y"]), **parameters.values(FILL.params, attrs)},
+    fwd=(_flat(FILL),),
+    examples=(
+        Example(shapes=(), attrs={"shape": (6, 4), "value": 1.5}),
+        Example(shapes=(), attrs={"shape": (None, 19), "value": -2.0}),
+    ),
 )
 CAST_ROW = CAST.name

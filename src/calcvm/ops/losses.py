@@ -30,6 +30,7 @@ from calcvm.ops.spec import (
     choice,
     dims,
     joined,
+    operator,
     places,
     register,
     rows_cols,
@@ -144,75 +145,73 @@ CLASSES = (*PLACES, choice("dense", 2))
 SMOOTHING = Word(name="smoothing", kind="float", lo=0, hi=1)
 TARGET = R("target", "rows*inner*(1 + dense*(N - 1))", "rows", type="index", below="N")
 
-register(
-    OpSpec(
-        name="softmax_cross_entropy",
-        synopsis="loss = mean_r(-sum_j q[r,j]*log(softmax(logits)[r,j])), q = (1-s)*target + s/N",
-        category="loss",
-        inputs=("logits", "target"),
-        outputs=("loss",),
-        saved=("p",),
-        attrs=(
-            Attr(name="label_smoothing", default=0.0, check=lambda v: 0 <= v < 1, doc="weight s of the uniform target"),
-        ),
-        shape=lambda shapes, attrs: {
-            "loss": (),
-            "p": shapes["logits"],
-            "t_l": _share(shapes["logits"], shapes["target"]),
-        },
-        words=lambda shapes, attrs: {
-            **_class_words(shapes["logits"], shapes["target"]),
-            "smoothing": attrs["label_smoothing"],
-        },
-        fwd=(
-            RowSpec(
-                name="softmax_cross_entropy_fwd",
-                synopsis="p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j])",
-                words=(*CLASSES, SMOOTHING),
-                operands=(
-                    R("logits", VECTORS, "rows"),
-                    TARGET,
-                    W("p", VECTORS, "rows", optional=True),
-                    W("t_l", "rows", "rows"),
-                ),
-                in_place=(("p", "logits"),),
-                require=("N - 1",),
-                flops="16*rows*inner*N",
+operator(
+    name="softmax_cross_entropy",
+    synopsis="loss = mean_r(-sum_j q[r,j]*log(softmax(logits)[r,j])), q = (1-s)*target + s/N",
+    category="loss",
+    inputs=("logits", "target"),
+    outputs=("loss",),
+    saved=("p",),
+    attrs=(
+        Attr(name="label_smoothing", default=0.0, check=lambda v: 0 <= v < 1, doc="weight s of the uniform target"),
+    ),
+    shape=lambda shapes, attrs: {
+        "loss": (),
+        "p": shapes["logits"],
+        "t_l": _share(shapes["logits"], shapes["target"]),
+    },
+    words=lambda shapes, attrs: {
+        **_class_words(shapes["logits"], shapes["target"]),
+        "smoothing": attrs["label_smoothing"],
+    },
+    fwd=(
+        RowSpec(
+            name="softmax_cross_entropy_fwd",
+            synopsis="p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j])",
+            words=(*CLASSES, SMOOTHING),
+            operands=(
+                R("logits", VECTORS, "rows"),
+                TARGET,
+                W("p", VECTORS, "rows", optional=True),
+                W("t_l", "rows", "rows"),
             ),
-            LOSS_MEAN,
+            in_place=(("p", "logits"),),
+            require=("N - 1",),
+            flops="16*rows*inner*N",
         ),
-        bwd=(
-            RowSpec(
-                name="softmax_cross_entropy_bwd",
-                synopsis="dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j])",
-                words=(*CLASSES, *COUNT, SMOOTHING),
-                operands=(
-                    SEED,
-                    TARGET,
-                    R("p", VECTORS, "rows"),
-                    W("dlogits", VECTORS, "rows"),
-                ),
-                in_place=(("dlogits", "p"),),
-                require=("N - 1",),
-                flops="3*rows*inner*N",
+        LOSS_MEAN,
+    ),
+    bwd=(
+        RowSpec(
+            name="softmax_cross_entropy_bwd",
+            synopsis="dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j])",
+            words=(*CLASSES, *COUNT, SMOOTHING),
+            operands=(
+                SEED,
+                TARGET,
+                R("p", VECTORS, "rows"),
+                W("dlogits", VECTORS, "rows"),
             ),
+            in_place=(("dlogits", "p"),),
+            require=("N - 1",),
+            flops="3*rows*inner*N",
         ),
-        differentiable=("logits",),
-        examples=(
-            Example(shapes=((None, 3), (None,)), integer={"target": 3}),
-            Example(shapes=((None, 37), (None,)), integer={"target": 37}, types={"index": "int64"}),
-            Example(shapes=((None, 4, 6), (None, 4)), integer={"target": 6}, types={"index": "uint8"}),
-            Example(shapes=((None, 10), (None,)), integer={"target": 10}, batch=32, bench=True),
-            Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, attrs={"label_smoothing": 0.1}),
-            Example(shapes=((None, 37), (None,)), integer={"target": 37}, low=-30, high=30),
-            Example(shapes=((None, 4, 6), (None, 4)), integer={"target": 6}, batch=3),
-            Example(shapes=((None, 5), (None, 5)), low=0.1, high=1.0),
-            Example(shapes=((None, 21), (None, 21)), low=0.1, high=1.0, attrs={"label_smoothing": 0.25}),
-            Example(shapes=((None, 1), (None, 1)), low=0.1, high=1.0),
-            Example(shapes=((7,), ()), integer={"target": 7}),
-        ),
-        source="Szegedy et al. 2016 (label smoothing); torch.nn.CrossEntropyLoss",
-    )
+    ),
+    differentiable=("logits",),
+    examples=(
+        Example(shapes=((None, 3), (None,)), integer={"target": 3}),
+        Example(shapes=((None, 37), (None,)), integer={"target": 37}, types={"index": "int64"}),
+        Example(shapes=((None, 4, 6), (None, 4)), integer={"target": 6}, types={"index": "uint8"}),
+        Example(shapes=((None, 10), (None,)), integer={"target": 10}, batch=32, bench=True),
+        Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, attrs={"label_smoothing": 0.1}),
+        Example(shapes=((None, 37), (None,)), integer={"target": 37}, low=-30, high=30),
+        Example(shapes=((None, 4, 6), (None, 4)), integer={"target": 6}, batch=3),
+        Example(shapes=((None, 5), (None, 5)), low=0.1, high=1.0),
+        Example(shapes=((None, 21), (None, 21)), low=0.1, high=1.0, attrs={"label_smoothing": 0.25}),
+        Example(shapes=((None, 1), (None, 1)), low=0.1, high=1.0),
+        Example(shapes=((7,), ()), integer={"target": 7}),
+    ),
+    source="Szegedy et al. 2016 (label smoothing); torch.nn.CrossEntropyLoss",
 )
 
 
@@ -224,100 +223,94 @@ def _pick_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     return {"y": index}
 
 
-register(
-    OpSpec(
-        name="pick",
-        synopsis="y[r] = x[r, index[r]]",
-        category="shape",
-        inputs=("x", "index"),
-        shape=_pick_shape,
-        words=lambda shapes, attrs: places(shapes["x"]),
-        fwd=(
-            RowSpec(
-                name="pick_fwd",
-                synopsis="y[r] = x[r, index[r]]",
-                words=PLACES,
-                operands=(
-                    R("x", VECTORS, "rows"),
-                    R("index", "rows*inner", "rows", type="index", below="N"),
-                    W("y", "rows*inner", "rows"),
-                ),
-                require=("N - 1",),
+operator(
+    name="pick",
+    synopsis="y[r] = x[r, index[r]]",
+    category="shape",
+    inputs=("x", "index"),
+    shape=_pick_shape,
+    words=lambda shapes, attrs: places(shapes["x"]),
+    fwd=(
+        RowSpec(
+            name="pick_fwd",
+            synopsis="y[r] = x[r, index[r]]",
+            words=PLACES,
+            operands=(
+                R("x", VECTORS, "rows"),
+                R("index", "rows*inner", "rows", type="index", below="N"),
+                W("y", "rows*inner", "rows"),
             ),
+            require=("N - 1",),
         ),
-        bwd=(
-            RowSpec(
-                name="pick_bwd",
-                synopsis="dx[r, j] = dy[r] where j is index[r], 0 elsewhere",
-                words=PLACES,
-                operands=(
-                    R("index", "rows*inner", "rows", type="index", below="N"),
-                    R("dy", "rows*inner", "rows"),
-                    W("dx", VECTORS, "rows"),
-                ),
-                require=("N - 1",),
+    ),
+    bwd=(
+        RowSpec(
+            name="pick_bwd",
+            synopsis="dx[r, j] = dy[r] where j is index[r], 0 elsewhere",
+            words=PLACES,
+            operands=(
+                R("index", "rows*inner", "rows", type="index", below="N"),
+                R("dy", "rows*inner", "rows"),
+                W("dx", VECTORS, "rows"),
             ),
+            require=("N - 1",),
         ),
-        differentiable=("x",),
-        examples=(
-            Example(shapes=((None, 3), (None,)), integer={"index": 3}),
-            Example(shapes=((None, 3), (None,)), integer={"index": 3}, types={"index": "int32"}),
-            Example(shapes=((None, 10), (None,)), integer={"index": 10}, batch=32, bench=True),
-            Example(shapes=((None, 4, 6), (None, 4)), integer={"index": 6}, batch=3),
-            Example(shapes=((None, 1), (None,)), integer={"index": 1}),
-            Example(shapes=((7,), ()), integer={"index": 7}),
-        ),
-        source="MXNet's pick; torch.gather along the last axis",
-    )
+    ),
+    differentiable=("x",),
+    examples=(
+        Example(shapes=((None, 3), (None,)), integer={"index": 3}),
+        Example(shapes=((None, 3), (None,)), integer={"index": 3}, types={"index": "int32"}),
+        Example(shapes=((None, 10), (None,)), integer={"index": 10}, batch=32, bench=True),
+        Example(shapes=((None, 4, 6), (None, 4)), integer={"index": 6}, batch=3),
+        Example(shapes=((None, 1), (None,)), integer={"index": 1}),
+        Example(shapes=((7,), ()), integer={"index": 7}),
+    ),
+    source="MXNet's pick; torch.gather along the last axis",
 )
 
 
 # ---------------------------------------------------------------- metrics
-register(
-    OpSpec(
-        name="rmse",
-        synopsis="y = sqrt(mean((x - t)^2))",
-        category="metric",
-        inputs=("x", "t"),
-        shape=_pair_shape("y"),
-        words=_pair_words,
-        fwd=(MSE.fwd[0], ROOT_MEAN),
-        examples=(Example(shapes=((None, 3), (None, 3))), Example(shapes=((None,), (None,)))),
-    )
+operator(
+    name="rmse",
+    synopsis="y = sqrt(mean((x - t)^2))",
+    category="metric",
+    inputs=("x", "t"),
+    shape=_pair_shape("y"),
+    words=_pair_words,
+    fwd=(MSE.fwd[0], ROOT_MEAN),
+    examples=(Example(shapes=((None, 3), (None, 3))), Example(shapes=((None,), (None,)))),
 )
 
 
-register(
-    OpSpec(
-        name="accuracy",
-        synopsis="y = mean_r(argmax_j scores[r,j] == target[r])",
-        category="metric",
-        inputs=("scores", "target"),
-        shape=lambda shapes, attrs: {"y": (), "t_l": _share(shapes["scores"], shapes["target"])},
-        words=lambda shapes, attrs: _class_words(shapes["scores"], shapes["target"]),
-        fwd=(
-            RowSpec(
-                name="accuracy_fwd",
-                synopsis="l[r] = number of rows of r whose first largest score is the target's class",
-                words=CLASSES,
-                operands=(
-                    R("scores", VECTORS, "rows"),
-                    TARGET,
-                    W("t_l", "rows", "rows"),
-                ),
-                require=("N - 1",),
-                flops="rows*inner*N",
+operator(
+    name="accuracy",
+    synopsis="y = mean_r(argmax_j scores[r,j] == target[r])",
+    category="metric",
+    inputs=("scores", "target"),
+    shape=lambda shapes, attrs: {"y": (), "t_l": _share(shapes["scores"], shapes["target"])},
+    words=lambda shapes, attrs: _class_words(shapes["scores"], shapes["target"]),
+    fwd=(
+        RowSpec(
+            name="accuracy_fwd",
+            synopsis="l[r] = number of rows of r whose first largest score is the target's class",
+            words=CLASSES,
+            operands=(
+                R("scores", VECTORS, "rows"),
+                TARGET,
+                W("t_l", "rows", "rows"),
             ),
-            MEAN,
+            require=("N - 1",),
+            flops="rows*inner*N",
         ),
-        examples=(
-            Example(shapes=((None, 3), (None,)), integer={"target": 3}, batch=11),
-            Example(shapes=((None, 3), (None,)), integer={"target": 3}, types={"index": "int64"}),
-            Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, batch=32),
-            Example(shapes=((None, 5), (None, 5)), batch=9),
-            Example(shapes=((None, 4, 3), (None, 4)), integer={"target": 3}),
-        ),
-    )
+        MEAN,
+    ),
+    examples=(
+        Example(shapes=((None, 3), (None,)), integer={"target": 3}, batch=11),
+        Example(shapes=((None, 3), (None,)), integer={"target": 3}, types={"index": "int64"}),
+        Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, batch=32),
+        Example(shapes=((None, 5), (None, 5)), batch=9),
+        Example(shapes=((None, 4, 3), (None, 4)), integer={"target": 3}),
+    ),
 )
 
 

@@ -21,7 +21,6 @@ from calcvm.ops.spec import (
     Attr,
     Example,
     Operand,
-    OpSpec,
     R,
     RowSpec,
     S,
@@ -32,8 +31,8 @@ from calcvm.ops.spec import (
     choice,
     dims,
     joined,
+    operator,
     places,
-    register,
     uniform,
 )
 
@@ -193,23 +192,21 @@ def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[i
         require=form.require,
         flops=f"{flops[1]}*{form.x}",
     )
-    register(
-        OpSpec(
-            name=name,
-            synopsis=f"y[o,k] = {y}",
-            category="reduction",
-            inputs=("x",),
-            attrs=ATTRS,
-            shape=reduce_shape,
-            words=extremum_words if form is EXTREMUM else sum_words,
-            fwd=(fwd,),
-            bwd=(bwd,),
-            differentiable=("x",),
-            onnx=(onnx,),
-            examples=tuple(Example(shapes=(s,), attrs=a) for s, a in _CASES + (() if form is EXTREMUM else _SEVERAL))
-            + (Example(shapes=((None, 64),), attrs={"axes": (0,)}, batch=256, bench=True),),
-            source="partial sums of fixed shape, then a tree: Higham, Accuracy and Stability, 4.2",
-        )
+    operator(
+        name=name,
+        synopsis=f"y[o,k] = {y}",
+        category="reduction",
+        inputs=("x",),
+        attrs=ATTRS,
+        shape=reduce_shape,
+        words=extremum_words if form is EXTREMUM else sum_words,
+        fwd=(fwd,),
+        bwd=(bwd,),
+        differentiable=("x",),
+        onnx=(onnx,),
+        examples=tuple(Example(shapes=(s,), attrs=a) for s, a in _CASES + (() if form is EXTREMUM else _SEVERAL))
+        + (Example(shapes=((None, 64),), attrs={"axes": (0,)}, batch=256, bench=True),),
+        source="partial sums of fixed shape, then a tree: Higham, Accuracy and Stability, 4.2",
     )
 
 
@@ -231,29 +228,27 @@ def softmax_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _softmax(name: str, y: str, dx: str, flops: tuple[int, int], onnx: str) -> None:
-    register(
-        OpSpec(
-            name=name,
-            synopsis=y,
-            category="reduction",
-            inputs=("x",),
-            attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="the last axis"),),
-            shape=softmax_shape,
-            words=lambda shapes, attrs: places(shapes["x"]),
-            fwd=(uniform(f"{name}_fwd", y, ("x",), "y", flops[0], PLACES, VECTORS),),
-            bwd=(uniform(f"{name}_bwd", dx, ("dy", "y"), "dx", flops[1], PLACES, VECTORS),),
-            differentiable=("x",),
-            onnx=(onnx,),
-            examples=(
-                Example(shapes=((None, 3),)),
-                Example(shapes=((None, 10),), batch=7),
-                Example(shapes=((None, 3, 67),), batch=3, low=-30.0, high=30.0),
-                Example(shapes=((19,),), attrs={"axis": 0}),
-                Example(shapes=((None, 1),)),
-                Example(shapes=((None, 10),), batch=256, bench=True),
-            ),
-            source="Goodfellow et al., Deep Learning, 4.1: the largest is subtracted first",
-        )
+    operator(
+        name=name,
+        synopsis=y,
+        category="reduction",
+        inputs=("x",),
+        attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="the last axis"),),
+        shape=softmax_shape,
+        words=lambda shapes, attrs: places(shapes["x"]),
+        fwd=(uniform(f"{name}_fwd", y, ("x",), "y", flops[0], PLACES, VECTORS),),
+        bwd=(uniform(f"{name}_bwd", dx, ("dy", "y"), "dx", flops[1], PLACES, VECTORS),),
+        differentiable=("x",),
+        onnx=(onnx,),
+        examples=(
+            Example(shapes=((None, 3),)),
+            Example(shapes=((None, 10),), batch=7),
+            Example(shapes=((None, 3, 67),), batch=3, low=-30.0, high=30.0),
+            Example(shapes=((19,),), attrs={"axis": 0}),
+            Example(shapes=((None, 1),)),
+            Example(shapes=((None, 10),), batch=256, bench=True),
+        ),
+        source="Goodfellow et al., Deep Learning, 4.1: the largest is subtracted first",
     )
 
 

@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ParamSpec
 
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
 from calcvm.ops.types import CELLS, FLOAT, VARIABLES
 
 Shapes = Mapping[str, Any]  # of an operator's values by name: Shape, None for an input that is left out
+P = ParamSpec("P")
 HEADER_WORDS = 2
 LINE_WORDS = 8  # of a cache line: an encoded row is whole ones
 MAX_WORDS = 15 * LINE_WORDS  # of a row: two of them, and a few words more, are what a block of a GPU keeps of them
@@ -347,6 +348,14 @@ def register(spec: OpSpec) -> OpSpec:
         ROWS[row.name] = row
     OPS[spec.name] = spec
     return spec
+
+
+def registered(make: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
+    """``make``, whose operators go into the table."""
+    return lambda *args, **kw: register(make(*args, **kw))
+
+
+operator = registered(OpSpec)
 
 
 def _by_name(name: str) -> OpSpec:
