@@ -96,13 +96,6 @@ def slots_of(row: RowSpec, words: Mapping[str, Any]) -> dict[str, Slot]:
 CLIP = choice("clip", 2)
 
 
-def _leading(name: str) -> Any:
-    def words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        return {**rows_cols(shapes[name]), **attrs}
-
-    return words
-
-
 def _operator(
     name: str,
     synopsis: str,
@@ -130,7 +123,7 @@ def _operator(
         outputs=tuple(o.name for o in row.writes),
         attrs=attrs,
         shape=updated,
-        words=word_values or _leading(operands[0].name),
+        words=word_values or (lambda shapes, attrs: {**rows_cols(shapes[operands[0].name]), **attrs}),
         fwd=(row,),
         examples=examples,
         source=source,

@@ -20,7 +20,6 @@ from calcvm.ops.spec import (
     WN,
     Attr,
     Example,
-    Operand,
     R,
     RowSpec,
     S,
@@ -42,21 +41,27 @@ BLOCKS = 3  # of neighbouring axes that a sum may be over
 
 @dataclass(frozen=True)
 class Form:
-    """How x is seen: its sizes, elements of x and of y, and what is kept below the leading axis."""
+    """How x is seen: its sizes, elements of x and of y, what is kept below the leading axis; parts of backward rows."""
 
     sizes: str
     x: str
     y: str
     kept: str
-    require: tuple[str, ...] = ()
+    require: tuple[str, ...]
+    part: str
+    dy_part: str
 
     @property
     def words(self) -> tuple[Word, ...]:
         return (*dims(self.sizes), BY)
 
 
-SUM = Form("O R0 K0 R1 K1 R2 I", "O*R0*K0*R1*K1*R2*I", "O*K0*K1*I", "K0*K1*I", ("1 - O if by else 0",))
-EXTREMUM = Form("O P R0 R1 I", "O*P*R0*R1*I", "O*P*I", "I", ("-(R0 - 1)*(O*P - 1)",))
+SUM = Form(
+    "O R0 K0 R1 K1 R2 I", "O*R0*K0*R1*K1*R2*I", "O*K0*K1*I", "K0*K1*I", ("1 - O if by else 0",),
+    "O*R0", "O if R0 == 1 else 0",
+)  # fmt: skip
+# The first of equals is sought along R: one worker for each O.
+EXTREMUM = Form("O P R0 R1 I", "O*P*R0*R1*I", "O*P*I", "I", ("-(R0 - 1)*(O*P - 1)",), "O", "O")
 
 
 def _reduced(shape: Shape, attrs: Mapping[str, Any]) -> list[bool]:
@@ -173,21 +178,12 @@ def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[i
             phases="2 if wn else 1",
             workspace=sum_workspace,
         )
-    if form is EXTREMUM:  # the first of equals is sought along R: one worker for each O
-        operands: tuple[Operand, ...] = (
-            R("dy", form.y, "O"),
-            R("x", form.x, "O"),
-            R("y", form.y, "O"),
-            W("dx", form.x, "O"),
-        )
-    else:
-        x = tuple(R(name, form.x, "O*R0") for name in reads)
-        operands = (R("dy", form.y, "O if R0 == 1 else 0"), *x, W("dx", form.x, "O*R0"))
+    read = (R(v, form.x if v == "x" else form.y, form.part) for v in reads)
     bwd = RowSpec(
         name=f"{name}_bwd",
         synopsis=f"dx[o,k,r] = {dx}",
         words=form.words,
-        operands=operands,
+        operands=(R("dy", form.y, form.dy_part), *read, W("dx", form.x, form.part)),
         in_place=(("dx", "x"),) if reads else (),
         require=form.require,
         flops=f"{flops[1]}*{form.x}",
