@@ -34,7 +34,7 @@ def vector_kernel(name, dtype):
 
 
 def scalar_kernel(name, dtype):
-    function = getattr(_math, name)
+    function = _math.scalar(getattr(_formulas, name))
 
     def kernel(h, r, w, nw, phase):
         x, y = at(h, r[1]), at(h, r[2])

@@ -40,6 +40,9 @@ class Choice:
     def default(self) -> str:
         return self.names[0]
 
+    def has(self, v: Any) -> bool:
+        return v in self.names
+
 
 Parameters = dict[str, "Real | Choice"]
 

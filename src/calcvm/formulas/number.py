@@ -141,19 +141,8 @@ def sign(x: Any) -> Any:
     return x.sign()
 
 
-FUNCTIONS = (
-    "exp",
-    "expm1",
-    "log",
-    "log1p",
-    "tanh",
-    "erf",
-    "sqrt",
-    "fabs",
-    "floor",
-    "ceil",
-    "rint",
-)  # of one number, that every device has
+# of one number, that every device has
+FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sqrt", "fabs", "floor", "ceil", "rint")
 
 
 # ---------------------------------------------------------------- texts

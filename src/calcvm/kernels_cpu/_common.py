@@ -114,8 +114,20 @@ def bits_of(tc, x):
     return target(x), lambda ctx, b, sig, args: b.bitcast(args[0], ctx.get_value_type(target))
 
 
+def intrinsic_of(n: int, typing: Callable) -> Any:
+    """An intrinsic of ``n`` arguments, of whose types ``typing`` makes its signature and what generates its code."""
+
+    def template(tc: Any, *args: Any) -> Any:
+        return typing(*args)
+
+    names = ("tc", *(f"a{i}" for i in range(n)))
+    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    template.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  (Numba counts them)
+    return intrinsic(template)
+
+
 def _llvm_float(name: str, arity: int) -> Any:
-    """A dtype-generic LLVM intrinsic on floats, such as ``llvm.rint``."""
+    """A dtype-generic LLVM intrinsic on floats, such as ``llvm.floor``."""
 
     def codegen(ctx, b, sig, args):
         t = ctx.get_value_type(sig.return_type)
@@ -123,38 +135,11 @@ def _llvm_float(name: str, arity: int) -> Any:
         fn = cgutils.get_or_insert_function(b.module, ir.FunctionType(t, [t] * arity), f"llvm.{name}.{suffix}")
         return b.call(fn, list(args))
 
-    if arity == 1:
-
-        @intrinsic
-        def unary(tc, x):
-            return x(x), codegen
-
-        return unary
-    if arity == 2:
-
-        @intrinsic
-        def binary(tc, x, y):
-            return x(x, x), codegen
-
-        return binary
-
-    @intrinsic
-    def ternary(tc, x, y, z):
-        return x(x, x, x), codegen
-
-    return ternary
+    return intrinsic_of(arity, lambda x, *_: (x(*[x] * arity), codegen))
 
 
-rint = _llvm_float("rint", 1)
-floor = _llvm_float("floor", 1)
-fabs = _llvm_float("fabs", 1)
-sqrt = _llvm_float("sqrt", 1)
-fmin = _llvm_float("minnum", 2)  # ignores one NaN: for clamping only
-fmax = _llvm_float("maxnum", 2)
-minimum = _llvm_float("minimum", 2)  # propagates NaN
-maximum = _llvm_float("maximum", 2)
-copysign = _llvm_float("copysign", 2)
-fma = _llvm_float("fma", 3)
+floor, fabs, sqrt = (_llvm_float(name, 1) for name in ("floor", "fabs", "sqrt"))
+minimum, maximum = _llvm_float("minimum", 2), _llvm_float("maximum", 2)  # propagate NaN
 
 
 @intrinsic
@@ -218,9 +203,7 @@ class Native:
         file = Path(fn.__code__.co_filename)
         self.sources = _native.modules_of(file.stem)
         self.mark = ""
-        if (
-            own or file.parent != _native.SOURCES
-        ):  # from elsewhere: nobody knows all that it is made of, so it is not kept
+        if own or file.parent != _native.SOURCES:  # from elsewhere: made of nobody knows what, so it is not kept
             self.sources = tuple(sorted(f"kernels_cpu.{path.stem}" for path in _native.SOURCES.glob("*.py")))
             self.mark = f".{next(_OWN)}"
 
@@ -322,18 +305,6 @@ def routine(signature: str) -> Any:
         return intrinsic_of(len(signature), lambda *args: _call_symbol(fn.__name__, signature, args))
 
     return register
-
-
-def intrinsic_of(n: int, typing: Callable) -> Any:
-    """An intrinsic of ``n`` arguments, of whose types ``typing`` makes its signature and what generates its code."""
-
-    def template(tc: Any, *args: Any) -> Any:
-        return typing(*args)
-
-    names = ("tc", *(f"a{i}" for i in range(n)))
-    parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    template.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  (Numba counts them)
-    return intrinsic(template)
 
 
 def _call_symbol(name: str, kinds: str, args: tuple) -> Any:

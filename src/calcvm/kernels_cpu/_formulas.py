@@ -11,6 +11,7 @@ Sources: range reductions as in fdlibm (exp, log, log1p, tanh); the erf of large
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -174,24 +175,11 @@ def poly(x: V, f32: tuple, f64: tuple) -> V:
     return y
 
 
-def fabs(x: V) -> V:
-    return x.call("fabs")
+def _rounded_right(name: str) -> Callable[[V], V]:
+    return lambda x: x.call(name)
 
 
-def sqrt(x: V) -> V:
-    return x.call("sqrt")
-
-
-def floor(x: V) -> V:
-    return x.call("floor")
-
-
-def ceil(x: V) -> V:
-    return x.call("ceil")
-
-
-def rint(x: V) -> V:
-    return x.call("rint")
+fabs, sqrt, floor, ceil, rint = map(_rounded_right, ("fabs", "sqrt", "floor", "ceil", "rint"))
 
 
 def clamp(x: V, lo: float, hi: float) -> V:

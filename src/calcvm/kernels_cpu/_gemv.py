@@ -11,12 +11,14 @@ loads in flight: sums run in several chains, whose fixed order differs from ``ge
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numba.core import cgutils
 
 from calcvm.kernels_cpu._common import at, free_masks, lanes, like, njit, routine
-from calcvm.kernels_cpu._simd import c64, native
+from calcvm.kernels_cpu._simd import native
+from calcvm.kernels_cpu._vectors import c64
 
 CHAINS = 8
 
@@ -27,6 +29,16 @@ def _accumulators(e: Any, n: int) -> list:
 
 def _add(e: Any, acc: Any, x: Any, y: Any) -> None:
     e.b.store(e.fma(x, y, e.b.load(acc)), acc)
+
+
+def _by_vectors(e: Any, n: Any, step: Callable) -> None:
+    """``step(i, mask)`` for each vector of n elements; only the last has a mask."""
+    b = e.b
+    whole = b.and_(n, c64(-e.lanes))
+    with cgutils.for_range_slice(b, c64(0), whole, c64(e.lanes)) as (i, _):
+        step(i, None)
+    with b.if_then(b.icmp_signed("<", whole, n)):
+        step(whole, e.lanes_below(b.sub(n, whole)))
 
 
 def _dots() -> Any:
@@ -42,11 +54,7 @@ def _dots() -> Any:
             for j in range(columns):
                 _add(e, acc[j], xv, e.load(e.at(starts[j], at_k), mask))
 
-        whole = b.and_(k, c64(-e.lanes))
-        with cgutils.for_range_slice(b, c64(0), whole, c64(e.lanes)) as (at_k, _):
-            step(at_k, None)
-        with b.if_then(b.icmp_signed("<", whole, k)):
-            step(whole, e.lanes_below(b.sub(k, whole)))
+        _by_vectors(e, k, step)
         v = [b.load(p) for p in acc]
         even, odd = ([*range(s, 2 * e.lanes, 2)] for s in (0, 1))
         folds = e.lanes.bit_length() - 1
@@ -123,11 +131,7 @@ def _add_rows(rows: int) -> Any:
                 chains[r % 2] = e.fma(xv[r], e.load(e.at(starts[r], j), mask), chains[r % 2])
             e.store(b.fadd(*chains) if rows > 1 else chains[0], e.at(y, j), mask)
 
-        whole = b.and_(n, c64(-e.lanes))
-        with cgutils.for_range_slice(b, c64(0), whole, c64(e.lanes)) as (j, _):
-            step(j, None)
-        with b.if_then(b.icmp_signed("<", whole, n)):
-            step(whole, e.lanes_below(b.sub(n, whole)))
+        _by_vectors(e, n, step)
 
     return native(f"gemv_rows{rows}", "ipipippi", emit)
 

@@ -6,6 +6,7 @@ What a row has after its sizes comes as one tuple, ``given``: strides of each br
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import add
 from typing import Any
 
 from llvmlite import ir
@@ -15,9 +16,10 @@ from calcvm.formulas.declare import Formula
 from calcvm.kernel import AXES
 from calcvm.kernels_cpu._common import I1, I64, intrinsic_of
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._math import Lanes, bits_of, each, outline, reduced
+from calcvm.kernels_cpu._math import Lanes, each, reduced
 from calcvm.kernels_cpu._target import current
 from calcvm.kernels_cpu._types import as_number, in_memory
+from calcvm.kernels_cpu._vectors import bits_of, outline
 
 
 class Given:
@@ -78,7 +80,7 @@ def flat(f: Formula, which: int = 0) -> Any:
 
 def total(f: Formula) -> Any:
     """The sum ``total(n, start, given)`` of the formula over elements start to start + n."""
-    emit = reduced(lambda x, y: x + y, 0.0, f.variant(), len(f.reads))
+    emit = reduced(add, 0.0, f.variant(), len(f.reads))
     return _over(f, 1, lambda e, n, at, row: emit(e, n, *(at[v] for v in f.reads), *row.reals), result=True)
 
 
@@ -182,6 +184,4 @@ class Broadcast:
         """The loop with some operands a single element each."""
         modes = "".join("s" if v in ones else "v" for v in self.f.reads)
         values = [n, *(at[v] for v in self.f.reads), at[self.f.writes], *row.reals]
-        outline(
-            b, f"calcvm_{self.f.name}_{modes}_{row.dtype}", row.element, each(row.of(self.f.variant()), modes), values
-        )
+        outline(b, f"{self.f.name}_{modes}", Lanes, row.element, each(row.of(self.f.variant()), modes), values)

@@ -1,6 +1,6 @@
 """What kernels compute with: scalar functions, elementwise loops and reductions over (pointer, n).
 
-``exp, expm1, log, log1p, tanh, logistic, softplus, erf`` take a float of the heap's dtype, inline, and
+``exp, log, tanh, erf`` take a float of the heap's dtype, inline, and
 vectorise in a plain loop; their bounds are stated in `_formulas`.  `elementwise` and `reduction` make
 loops in vector IR of a formula: unlike a loop that the compiler vectorises they need no check for
 overlap (so they run at full speed in place), and their last elements cost one masked vector, not a
@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
+from operator import add
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import I1, I32, I64, intrinsic_of
+from calcvm.kernels_cpu._common import I32, I64
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._target import Target, current
+from calcvm.kernels_cpu._vectors import Vectors, c64, emitted, phi
 
 
 def scalar(formula: Callable) -> Any:
@@ -35,106 +33,27 @@ def scalar(formula: Callable) -> Any:
     return function
 
 
-exp, expm1, tanh, logistic = scalar(F.exp), scalar(F.expm1), scalar(F.tanh), scalar(F.logistic)
-log, log1p, softplus, erf = scalar(F.log), scalar(F.log1p), scalar(F.softplus), scalar(F.erf)
+exp, log, tanh, erf = map(scalar, (F.exp, F.log, F.tanh, F.erf))
 
 
 # ---------------------------------------------------------------- loops
-def bits_of(element: Any) -> int:
-    return element.width if isinstance(element, ir.IntType) else 32 if isinstance(element, ir.FloatType) else 64
+class Lanes(Vectors):
+    """Vectors of numbers, from the i-th element of a pointer on."""
 
+    def get(self, p: Any, i: Any, mask: Any) -> V:
+        return V(self.b, self.load(self.b.gep(p, [i]), mask))
 
-class Lanes:
-    """Vectors of the target's width for one element type: masked loads and stores, splats.
-
-    Elements in memory may be of another type: there are then as many of them.
-    """
-
-    def __init__(self, b: ir.IRBuilder, element: Any, target: Target):
-        self.b, self.size, self.target = b, bits_of(element) // 8, target
-        self.n = target.lanes(8 * self.size)
-        self.vec = ir.VectorType(element, self.n)
-        self.mask = ir.VectorType(I1, self.n)
-
-    def splat(self, x: Any) -> Any:
-        undef = ir.Constant(ir.VectorType(x.type, self.n), ir.Undefined)
-        one = self.b.insert_element(undef, x, ir.Constant(I32, 0))
-        return self.b.shuffle_vector(one, undef, ir.Constant(ir.VectorType(I32, self.n), [0] * self.n))
+    def put(self, v: V, p: Any, i: Any, mask: Any) -> None:
+        self.store(v.v, self.b.gep(p, [i]), mask)
 
     def below(self, left: Any) -> Any:
         """The mask of the first ``left`` lanes (all, if there are fewer)."""
-        left = self.b.select(self.b.icmp_signed("<", left, _c(self.n)), left, _c(self.n))
-        iota = ir.Constant(ir.VectorType(I32, self.n), list(range(self.n)))
-        return self.b.icmp_signed("<", iota, self.splat(self.b.trunc(left, I32)))
-
-    def _memory(self, p: Any, i: Any) -> tuple[Any, Any, int, str]:
-        """Of the vector at element i of a pointer: where, its type, the bytes of an element, what intrinsics call it."""
-        element = p.type.pointee
-        vec, bits = ir.VectorType(element, self.n), bits_of(element)
-        tag = f"v{self.n}{'i' if isinstance(element, ir.IntType) else 'f'}{bits}.p0"
-        return self.b.bitcast(self.b.gep(p, [i]), vec.as_pointer()), vec, bits // 8, tag
-
-    def load(self, p: Any, i: Any, mask: Any) -> V:
-        p, vec, size, tag = self._memory(p, i)
-        if mask is None:
-            return V(self.b, self.b.load(p, align=size))
-        ft = ir.FunctionType(vec, [p.type, I32, self.mask, vec])
-        f = cgutils.get_or_insert_function(self.b.module, ft, f"llvm.masked.load.{tag}")
-        return V(self.b, self.b.call(f, [p, ir.Constant(I32, size), mask, ir.Constant(vec, [0] * self.n)]))
-
-    def store(self, v: V, p: Any, i: Any, mask: Any) -> None:
-        p, vec, size, tag = self._memory(p, i)
-        if mask is None:
-            self.b.store(v.v, p, align=size)
-            return
-        ft = ir.FunctionType(ir.VoidType(), [vec, p.type, I32, self.mask])
-        f = cgutils.get_or_insert_function(self.b.module, ft, f"llvm.masked.store.{tag}")
-        self.b.call(f, [v.v, p, ir.Constant(I32, size), mask])
+        return self.lanes_below(self.b.select(self.b.icmp_signed("<", left, c64(self.lanes)), left, c64(self.lanes)))
 
 
-_serial = count()
-
-
-def loop_of(kinds: str, emit: Callable, result: bool = False, outlined: bool = False) -> Any:
-    """An intrinsic of ``n``, then an argument for each kind: ``p`` pointer to heap elements, ``i`` integer,
-    ``f`` float, ``d`` float64 in any heap; returns a float if ``result``.  ``outlined``: see `outline`."""
-    name = f"calcvm_loop_{next(_serial)}"
-
-    def call(*args: Any) -> Any:
-        element = args[1 + kinds.index("p")].dtype
-        sig_types = [types.int64]
-        for a, kind in zip(args[1:], kinds):
-            sig_types.append({"p": a, "i": types.int64, "f": element, "d": types.float64}[kind])
-        sig = (element if result else types.void)(*sig_types)
-
-        def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
-            if outlined:
-                outline(b, f"{name}_{element}", ctx.get_value_type(element), emit, values)
-                return ctx.get_dummy_value()
-            out = emit(Lanes(b, ctx.get_value_type(element), current()), *values)
-            return out if result else ctx.get_dummy_value()
-
-        return sig, codegen
-
-    return intrinsic_of(1 + len(kinds), call)
-
-
-def outline(b: Any, name: str, element: Any, emit: Callable, values: Sequence[Any]) -> None:
-    """Call what is emitted as a function of its own in each module (for kernels that call it from several places)."""
-    f = b.module.globals.get(name)
-    if f is None:
-        f = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [v.type for v in values]), name)
-        f.linkage = "internal"
-        f.attributes.add("nounwind")
-        f.attributes.add("noinline")
-        inner = ir.IRBuilder(f.append_basic_block("entry"))
-        emit(Lanes(inner, element, current()), *f.args)
-        inner.ret_void()
-    b.call(f, list(values))
-
-
-def _c(n: int) -> Any:
-    return ir.Constant(I64, n)
+def loop_of(kinds: str, emit: Callable, result: bool = False, name: str = "") -> Any:
+    """An intrinsic of ``n``, then an argument for each kind, see `emitted`."""
+    return emitted(Lanes, "i" + kinds, emit, result, name)
 
 
 def _vectors(e: Lanes, n: Any, body: Callable, carried: list, step: int = 1) -> list:
@@ -143,24 +62,21 @@ def _vectors(e: Lanes, n: Any, body: Callable, carried: list, step: int = 1) -> 
     ``carried`` has ``step`` groups of values; block u of each step vectors updates group u, and the masked
     vectors at the end go to groups in turn: the shape of a reduction depends on n alone.
     """
-    b, lanes = e.b, e.n
+    b, lanes = e.b, e.lanes
     width = len(carried) // step
-    whole = b.and_(n, _c(-lanes * step))
+    whole = b.and_(n, c64(-lanes * step))
     start = b.block
     head, loop, after = (b.append_basic_block(f"each.{s}") for s in ("head", "loop", "after"))
     b.branch(head)
     b.position_at_end(head)
-    i = b.phi(I64)
-    i.add_incoming(_c(0), start)
-    acc = [b.phi(v.type) for v in carried]
-    for p, v in zip(acc, carried):
-        p.add_incoming(v, start)
+    i = phi(b, I64, (c64(0), start))
+    acc = [phi(b, v.type, (v, start)) for v in carried]
     b.cbranch(b.icmp_signed("<", i, whole), loop, after)
     b.position_at_end(loop)
     new = []
     for u in range(step):
-        new += body(b.add(i, _c(u * lanes)) if u else i, None, acc[u * width : (u + 1) * width])
-    i.add_incoming(b.add(i, _c(lanes * step)), b.block)
+        new += body(b.add(i, c64(u * lanes)) if u else i, None, acc[u * width : (u + 1) * width])
+    i.add_incoming(b.add(i, c64(lanes * step)), b.block)
     for p, v in zip(acc, new):
         p.add_incoming(v, b.block)
     b.branch(head)
@@ -177,27 +93,24 @@ def _vectors(e: Lanes, n: Any, body: Callable, carried: list, step: int = 1) -> 
         tail = b.block
         b.branch(end)
         b.position_at_end(end)
-        for k in range(width):
-            p = b.phi(group[k].type)
-            p.add_incoming(group[k], here)
-            p.add_incoming(updated[k], tail)
-            done[u * width + k] = p
-        at = b.add(at, _c(lanes))
+        done[u * width : (u + 1) * width] = [
+            phi(b, old.type, (old, here), (new, tail)) for old, new in zip(group, updated)
+        ]
+        at = b.add(at, c64(lanes))
     return done
 
 
 def _scalar_tail(e: Lanes, at: Any, left: Any, one: Callable) -> None:
     """Run ``one(i)`` for min(left, lanes) elements from ``at`` on: for machines without masks."""
     b = e.b
-    stop = b.add(at, b.select(b.icmp_signed("<", left, _c(e.n)), left, _c(e.n)))
+    stop = b.add(at, b.select(b.icmp_signed("<", left, c64(e.lanes)), left, c64(e.lanes)))
     start = b.block
     loop, after = b.append_basic_block("tail.loop"), b.append_basic_block("tail.after")
     b.branch(loop)  # left > 0
     b.position_at_end(loop)
-    i = b.phi(I64)
-    i.add_incoming(at, start)
+    i = phi(b, I64, (at, start))
     one(i)
-    new = b.add(i, _c(1))
+    new = b.add(i, c64(1))
     i.add_incoming(new, b.block)
     b.cbranch(b.icmp_signed("<", new, stop), loop, after)
     b.position_at_end(after)
@@ -224,12 +137,12 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
             return V(b, e.splat(x))
 
         def vector(i: Any, mask: Any) -> None:
-            xs = [lanes_of(singles[j]) if reads[j] == "s" else e.load(ptrs[j], i, mask) for j in range(k)]
+            xs = [lanes_of(singles[j]) if reads[j] == "s" else e.get(ptrs[j], i, mask) for j in range(k)]
             if indexed:
-                iota = ir.Constant(ir.VectorType(I64, e.n), list(range(e.n)))
+                iota = ir.Constant(ir.VectorType(I64, e.lanes), list(range(e.lanes)))
                 xs.append(V(b, b.add(e.splat(b.add(first, i)), iota)))
             for y, v in zip(ys, results(*xs, *map(lanes_of, given))):
-                e.store(v, y, i, mask)
+                e.put(v, y, i, mask)
 
         def element(i: Any) -> None:
             xs = [V(b, singles[j] if reads[j] == "s" else b.load(b.gep(ptrs[j], [i]))) for j in range(k)]
@@ -248,7 +161,7 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
             return carried
 
         if singles:  # n may be 0, and then the single element may be another's: do not even load it
-            with b.if_then(b.icmp_signed(">", n, _c(0))):
+            with b.if_then(b.icmp_signed(">", n, c64(0))):
                 _vectors(e, n, body, [])
         else:
             _vectors(e, n, body, [])
@@ -256,7 +169,7 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
     return emit
 
 
-def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool = False, outlined: bool = False) -> Any:
+def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool = False) -> Any:
     """A loop ``each(n, reads..., y, params...)``: y[i] = formula(reads[i]..., params...) for i in [0, n).
 
     reads : a letter each: ``v`` an array, ``s`` one element for all i.  y may be one of the arrays.
@@ -264,12 +177,12 @@ def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool =
     indexed : a further int64 argument before the params, the index of element 0; the formula gets the
         elements' indexes (int64 lanes) before its params.
     """
-    return loop_of("p" * (len(reads) + 1) + "i" * indexed + params, each(formula, reads, indexed), outlined=outlined)
+    return loop_of("p" * (len(reads) + 1) + "i" * indexed + params, each(formula, reads, indexed))
 
 
 def _horizontal(e: Lanes, v: Any, combine: Callable) -> Any:
     """All lanes of a vector combined by a tree."""
-    b, n = e.b, e.n
+    b, n = e.b, e.lanes
     while n > 1:
         n //= 2
         undef = ir.Constant(v.type, ir.Undefined)
@@ -285,14 +198,14 @@ def reduced(combine: Callable, initial: float, formula: Callable, k: int, store:
     def emit(e: Lanes, n: Any, *args: Any) -> Any:
         b = e.b
         ptrs, y, params = args[:k], args[k] if store else None, args[k + store :]
-        neutral = ir.Constant(e.vec, [initial] * e.n)
+        neutral = ir.Constant(e.vec, [initial] * e.lanes)
 
         def body(i: Any, left: Any, carried: list) -> list:
             mask = None if left is None else e.below(left)
-            xs = [e.load(p, i, mask) for p in ptrs]
+            xs = [e.get(p, i, mask) for p in ptrs]
             term = formula(*xs, *(V(b, e.splat(p)) for p in params))
             if store:
-                e.store(term, y, i, mask)
+                e.put(term, y, i, mask)
             if mask is not None:
                 term = V(b, b.select(mask, term.v, neutral))
             return [combine(V(b, carried[0]), term).v]
@@ -313,20 +226,16 @@ def reduction(combine: Callable, initial: float, formula: Callable, reads: str, 
     return loop_of("p" * (len(reads) + store) + "f" * n_params, emit, result=True)
 
 
-def _add(x: V, y: V) -> V:
-    return x + y
-
-
-rsum = reduction(_add, 0.0, lambda x: x, "v")  # rsum(n, x)
-rsumsq = reduction(_add, 0.0, lambda x: x * x, "v")  # sum of squares: rsumsq(n, x)
-rdot = reduction(_add, 0.0, lambda x, y: x * y, "vv")  # rdot(n, x, y)
+rsum = reduction(add, 0.0, lambda x: x, "v")  # rsum(n, x)
+rsumsq = reduction(add, 0.0, lambda x: x * x, "v")  # sum of squares: rsumsq(n, x)
+rdot = reduction(add, 0.0, lambda x, y: x * y, "vv")  # rdot(n, x, y)
 rmax = reduction(F.maximum, float("-inf"), lambda x: x, "v")  # NaN if any is
 # The largest of a row whose result a NaN spoils anyway: half the cost of rmax, and not NaN for sure.
 rtop = reduction(lambda x, y: x.where(x > y, y), float("-inf"), lambda x: x, "v")
 rmin = reduction(F.minimum, float("inf"), lambda x: x, "v")
 # rexp(n, x, y, m): y = exp(x - m), and its sum.  The heart of every softmax; y may be x.
-rexp = reduction(_add, 0.0, lambda x, m: F.exp(x - m), "v", 1, store=True)
-rexpsum = reduction(_add, 0.0, lambda x, m: F.exp(x - m), "v", 1)  # the sum alone: rexpsum(n, x, m)
+rexp = reduction(add, 0.0, lambda x, m: F.exp(x - m), "v", 1, store=True)
+rexpsum = reduction(add, 0.0, lambda x, m: F.exp(x - m), "v", 1)  # the sum alone: rexpsum(n, x, m)
 scale = elementwise(lambda x, a: x * a, "v", "f")  # scale(n, x, y, a): y = x * a; y may be x
 copy = elementwise(lambda x: x, "v")  # copy(n, x, y)
 fill = elementwise(lambda value: value, "", "f")  # fill(n, y, value)
@@ -339,15 +248,12 @@ def _for(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, body:
     head, loop, after = (b.append_basic_block(f"for.{s}") for s in ("head", "loop", "after"))
     b.branch(head)
     b.position_at_end(head)
-    i = b.phi(I64)
-    i.add_incoming(start, entry)
-    state = [b.phi(v.type) for v in carried]
-    for p, v in zip(state, carried):
-        p.add_incoming(v, entry)
+    i = phi(b, I64, (start, entry))
+    state = [phi(b, v.type, (v, entry)) for v in carried]
     b.cbranch(b.icmp_signed("<", i, stop), loop, after)
     b.position_at_end(loop)
     new = body(i, state)
-    i.add_incoming(b.add(i, _c(step)), b.block)
+    i.add_incoming(b.add(i, c64(step)), b.block)
     for p, v in zip(state, new):
         p.add_incoming(v, b.block)
     b.branch(head)
@@ -365,34 +271,34 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
 
     def emit(e: Lanes, n: Any, rows: Any, stride: Any, *rest: Any) -> None:
         b, (*outer, x, y, factor) = e.b, rest
-        neutral = ir.Constant(e.vec, [initial] * e.n)
+        neutral = ir.Constant(e.vec, [initial] * e.lanes)
         by = V(b, e.splat(factor))
 
         def columns(x: Any, y: Any, i: Any, left: Any, vectors: int) -> None:
             """Reduce ``vectors`` vectors of columns from i on: in either number they get the same bits."""
             mask = None if left is None else e.below(left)
-            at = [b.add(i, _c(k * e.n)) for k in range(vectors)]
+            at = [b.add(i, c64(k * e.lanes)) for k in range(vectors)]
 
             def over(outer: list, x: Any, total: list) -> list:
                 if not outer:
-                    return _for(b, _c(0), rows, block, total, partial(one_block, x))
+                    return _for(b, c64(0), rows, block, total, partial(one_block, x))
                 times, step, *inner = outer
-                return _for(b, _c(0), times, 1, total, lambda r, t: over(inner, b.gep(x, [b.mul(r, step)]), t))
+                return _for(b, c64(0), times, 1, total, lambda r, t: over(inner, b.gep(x, [b.mul(r, step)]), t))
 
             def take(x: Any, r: Any, acc: list) -> list:
                 row = b.gep(x, [b.mul(r, stride)])
-                return [combine(V(b, a), formula(e.load(row, k, mask))).v for a, k in zip(acc, at)]
+                return [combine(V(b, a), formula(e.get(row, k, mask))).v for a, k in zip(acc, at)]
 
             def four(x: Any, r: Any, acc: list) -> list:
                 out = []
                 for k in range(ways):
-                    out += take(x, b.add(r, _c(k)), acc[k * vectors : (k + 1) * vectors])
+                    out += take(x, b.add(r, c64(k)), acc[k * vectors : (k + 1) * vectors])
                 return out
 
             def one_block(x: Any, start: Any, total: list) -> list:
-                end = b.add(start, _c(block))
+                end = b.add(start, c64(block))
                 end = b.select(b.icmp_signed("<", end, rows), end, rows)
-                whole = b.add(start, b.and_(b.sub(end, start), _c(-ways)))
+                whole = b.add(start, b.and_(b.sub(end, start), c64(-ways)))
                 acc = _for(b, start, whole, ways, [neutral] * (ways * vectors), partial(four, x))
                 acc[:vectors] = _for(b, whole, end, 1, acc[:vectors], partial(take, x))
                 out = []
@@ -404,7 +310,7 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
 
             totals = over(outer, x, [neutral] * vectors)
             for total, k in zip(totals, at):
-                e.store(V(b, total) * by, y, k, mask)
+                e.put(V(b, total) * by, y, k, mask)
 
         def several(i: Any, carried: list) -> list:
             columns(x, y, i, None, wide)
@@ -414,8 +320,8 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
             columns(b.gep(x, [whole]), b.gep(y, [whole]), i, left, 1)
             return carried
 
-        whole = b.and_(n, _c(-wide * e.n))
-        _for(b, _c(0), whole, wide * e.n, [], several)
+        whole = b.and_(n, c64(-wide * e.lanes))
+        _for(b, c64(0), whole, wide * e.lanes, [], several)
         _vectors(e, b.sub(n, whole), one, [])
 
     return loop_of("iiiiiippf" if nest else "iippf", emit)
@@ -432,16 +338,16 @@ def _select_first() -> Any:
 
         def body(i: Any, left: Any, carried: list) -> list:
             mask = None if left is None else e.below(left)
-            best = e.load(y, i, mask)
+            best = e.get(y, i, mask)
 
             def row(r: Any, state: list) -> list:
                 g = V(b, state[0])
                 k = b.add(b.mul(r, stride), i)
-                hit = e.load(x, k, mask).equals(best)
-                e.store(g.where(hit, 0.0), dx, k, mask)
+                hit = e.get(x, k, mask).equals(best)
+                e.put(g.where(hit, 0.0), dx, k, mask)
                 return [g.const(0.0).where(hit, g).v]
 
-            _for(b, _c(0), rows, 1, [e.load(dy, i, mask).v], row)
+            _for(b, c64(0), rows, 1, [e.get(dy, i, mask).v], row)
             return carried
 
         _vectors(e, n, body, [])
@@ -471,17 +377,17 @@ def _transpose_tiles() -> Any:
         b = e.b
 
         def tile(j: Any, carried: list) -> list:
-            v = [e.load(x, b.mul(b.add(j, _c(k)), x_stride), None).v for k in range(e.n)]
-            half = e.n // 2
-            for _ in range(e.n.bit_length() - 1):  # a perfect shuffle of all lanes of all vectors, log2 times
-                v = [_interleave(b, v[k // 2], v[k // 2 + half], (k % 2) * half) for k in range(e.n)]
-            for k in range(e.n):
-                e.store(V(b, v[k]), y, b.add(b.mul(y_stride, _c(k)), j), None)
+            v = [e.get(x, b.mul(b.add(j, c64(k)), x_stride), None).v for k in range(e.lanes)]
+            half = e.lanes // 2
+            for _ in range(e.lanes.bit_length() - 1):  # a perfect shuffle of all lanes of all vectors, log2 times
+                v = [_interleave(b, v[k // 2], v[k // 2 + half], (k % 2) * half) for k in range(e.lanes)]
+            for k in range(e.lanes):
+                e.put(V(b, v[k]), y, b.add(b.mul(y_stride, c64(k)), j), None)
             return carried
 
-        _for(b, _c(0), n, e.n, [], tile)
+        _for(b, c64(0), n, e.lanes, [], tile)
 
-    return loop_of("iipp", emit, outlined=True)
+    return loop_of("iipp", emit, name="tiles")
 
 
 tiles = _transpose_tiles()

@@ -11,48 +11,26 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llvmlite import ir
-from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu._common import I1, I32, I64, intrinsic_of
-from calcvm.kernels_cpu._target import Target, current
+from calcvm.kernels_cpu._common import I32, I64
+from calcvm.kernels_cpu._target import Target
+from calcvm.kernels_cpu._vectors import Vectors, c64, emitted, phi
 
 
-def c64(v: int) -> Any:
-    return ir.Constant(I64, v)
+class Emit(Vectors):
+    """Vectors, and what micro-kernels do with them and with pointers."""
 
-
-class Emit:
-    """An IR builder with vectors of the target's width (or of ``lanes``) for one element type."""
-
-    def __init__(self, b: ir.IRBuilder, element: Any, target: Target, lanes: int = 0):
-        self.b, self.element, self.target = b, element, target
-        self.size = 4 if isinstance(element, ir.FloatType) else 8
-        self.tag = "f32" if self.size == 4 else "f64"
-        self.lanes = lanes or target.lanes(8 * self.size)
-        self.vec = ir.VectorType(element, self.lanes)
-        self.mask_type = ir.VectorType(I1, self.lanes)
-        self.zero = ir.Constant(self.vec, [0.0] * self.lanes)
-
-    def fn(self, name: str, result: Any, *args: Any) -> Any:
-        return cgutils.get_or_insert_function(self.b.module, ir.FunctionType(result, args), name)
+    @property
+    def zero(self) -> Any:
+        return ir.Constant(self.vec, [0.0] * self.lanes)
 
     def at(self, p: Any, off: Any = None, plus: int = 0) -> Any:
         """The pointer ``off + plus`` elements past ``p``."""
         if off is not None:
             p = self.b.gep(p, [off])
         return self.b.gep(p, [c64(plus)]) if plus else p
-
-    def phi(self, t: Any, *incoming: tuple[Any, Any]) -> Any:
-        p = self.b.phi(t)
-        for value, block in incoming:
-            p.add_incoming(value, block)
-        return p
-
-    @staticmethod
-    def indices(values: list[int]) -> Any:
-        return ir.Constant(ir.VectorType(I32, len(values)), values)
 
     def smaller(self, i: int, top: Any) -> Any:
         """min(i, top)"""
@@ -62,33 +40,6 @@ class Emit:
         """The pointer as one that the compiler cannot derive from others, which it would do in every iteration."""
         return self.b.asm(ir.FunctionType(p.type, [p.type]), "", "=r,0", [p], side_effect=False)
 
-    def splat(self, x: Any) -> Any:
-        v = ir.VectorType(x.type, self.lanes)
-        undef = ir.Constant(v, ir.Undefined)
-        v1 = self.b.insert_element(undef, x, ir.Constant(I32, 0))
-        return self.b.shuffle_vector(v1, undef, self.indices([0] * self.lanes))
-
-    def lanes_below(self, n: Any) -> Any:
-        """The mask of the first ``n`` lanes."""
-        return self.b.icmp_signed("<", self.indices(list(range(self.lanes))), self.splat(self.b.trunc(n, I32)))
-
-    def load(self, p: Any, mask: Any = None) -> Any:
-        p = self.b.bitcast(p, self.vec.as_pointer())
-        if mask is None:
-            return self.b.load(p, align=self.size)
-        f = self.fn(f"llvm.masked.load.v{self.lanes}{self.tag}.p0", self.vec, p.type, I32, self.mask_type, self.vec)
-        return self.b.call(f, [p, ir.Constant(I32, self.size), mask, self.zero])
-
-    def store(self, v: Any, p: Any, mask: Any = None) -> None:
-        p = self.b.bitcast(p, self.vec.as_pointer())
-        if mask is None:
-            self.b.store(v, p, align=self.size)
-            return
-        f = self.fn(
-            f"llvm.masked.store.v{self.lanes}{self.tag}.p0", ir.VoidType(), self.vec, p.type, I32, self.mask_type
-        )
-        self.b.call(f, [v, p, ir.Constant(I32, self.size), mask])
-
     def prefetch(self, p: Any, level: int = 3) -> None:
         """Ask for the cache line at ``p`` (3: into L1, 2: into L2); never faults."""
         p = self.b.bitcast(p, ir.IntType(8).as_pointer())
@@ -97,40 +48,18 @@ class Emit:
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         """One rounding where the target has FMA, two where it has not; never a library call."""
-        f = self.fn(f"llvm.fmuladd.v{self.lanes}{self.tag}", self.vec, self.vec, self.vec, self.vec)
+        f = self.fn(f"llvm.fmuladd.v{self.lanes}{self.element.intrinsic_name}", self.vec, self.vec, self.vec, self.vec)
         return self.b.call(f, [x, y, z])
 
 
 def native(name: str | Callable[[Target], str], signature: str, emit: Callable) -> Any:
-    """An intrinsic that calls a function emitted once a module (``p`` pointer, ``i`` int64).
+    """An intrinsic that calls a function emitted once a module, see `emitted`."""
 
-    name : of what is emitted; a function of the target where more than one shape of it may be in a module.
-    """
+    def small(e: Emit, *args: Any) -> None:
+        e.b.function.attributes.add("optsize")  # no unrolling
+        emit(e, *args)
 
-    def call(*args: Any) -> Any:
-        pointer = args[signature.index("p")]
-        sig = types.void(*[pointer if k == "p" else types.int64 for k in signature])
-
-        def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
-            element = ctx.get_value_type(pointer.dtype)
-            target = current()
-            symbol = f"calcvm_{name if isinstance(name, str) else name(target)}_{element.intrinsic_name}"
-            f = b.module.globals.get(symbol)
-            if f is None:
-                f = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [v.type for v in values]), symbol)
-                f.linkage = "internal"
-                f.attributes.add("nounwind")
-                f.attributes.add("noinline")
-                f.attributes.add("optsize")  # no unrolling
-                inner = ir.IRBuilder(f.append_basic_block("entry"))
-                emit(Emit(inner, element, target), *f.args)
-                inner.ret_void()
-            b.call(f, list(values))
-            return ctx.get_dummy_value()
-
-        return sig, codegen
-
-    return intrinsic_of(len(signature), call)
+    return emitted(Emit, signature, small, name=name)
 
 
 class Tiles(NamedTuple):
@@ -187,10 +116,10 @@ def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
             b.cbranch(b.icmp_signed(">", k, c64(0)), loop, done)
 
             b.position_at_end(loop)
-            k_left, bp = e.phi(I64, (k, head)), e.phi(a.type, (b_start, head))
-            moving = [e.phi(a.type, (p, head)) for p in starts]
-            soon = e.phi(a.type, (ahead, head)) if nv * mr > 16 else None
-            acc = [e.phi(e.vec, (e.zero, head)) for _ in range(mr * nv)]
+            k_left, bp = phi(b, I64, (k, head)), phi(b, a.type, (b_start, head))
+            moving = [phi(b, a.type, (p, head)) for p in starts]
+            soon = phi(b, a.type, (ahead, head)) if nv * mr > 16 else None
+            acc = [phi(b, e.vec, (e.zero, head)) for _ in range(mr * nv)]
             ap = [e.at(moving[i // every], b.mul(ars, c64(i % every)) if i % every else None) for i in range(mr)]
             bv = [e.load(e.at(bp, None, j * e.lanes), masks[j]) for j in range(nv)]
             av = [e.splat(b.load(p, align=e.size)) for p in ap]
@@ -209,7 +138,7 @@ def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
             b.cbranch(b.icmp_signed("==", rest, c64(0)), done, loop)
 
             b.position_at_end(done)
-            out = [e.phi(e.vec, (e.zero, head), (v, loop)) for v in new]
+            out = [phi(b, e.vec, (e.zero, head), (v, loop)) for v in new]
             with b.if_else(fresh) as (set_, sum_):
                 with set_:
                     each(c, crs, lambda t, p, mask: e.store(out[t], p, mask))

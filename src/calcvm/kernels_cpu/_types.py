@@ -13,7 +13,7 @@ from numba.core import cgutils
 
 from calcvm.kernels_cpu._common import I1, I8, I32
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._math import bits_of
+from calcvm.kernels_cpu._vectors import bits_of
 
 UNSIGNED = (types.boolean, types.uint8)
 

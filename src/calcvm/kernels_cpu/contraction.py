@@ -12,10 +12,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from calcvm.formulas.elementwise import ELEMENTWISE
-from calcvm.kernels_cpu._common import Float, Ptr, at, bits_of, f64_of_bits, given, kernel, njit, routine, share
+from calcvm.kernels_cpu._common import Float, Ptr, at, bits_of, f64_of_bits, given, kernel, like, njit, routine, share
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._gemv import column_sums, gemv
-from calcvm.kernels_cpu._math import elementwise
+from calcvm.kernels_cpu._math import elementwise, fill, scale
 
 NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.ACTIVATIONS
 BLOCK_ELEMS = 8192  # of a result block: 32 KiB in float32
@@ -34,9 +34,6 @@ leaky, dleaky = _act("leaky_relu")
 sigmoid, dsigmoid = _act("sigmoid")
 tanh, dtanh = _act("tanh")
 elu, delu = _act("elu")
-clear = elementwise(lambda x: x.const(0.0), "v")
-# rows of an outer product, set and added
-times = elementwise(lambda y, a: y * a, "v", "f")
 add_times = elementwise(lambda d, y, a: d + y * a, "vv", "f")
 
 
@@ -120,7 +117,7 @@ def outer(lo, hi, n, acc, x, y, d):
         if acc:
             add_times(n, at(d, k * n), y, at(d, k * n), x[k])
         else:
-            times(n, y, at(d, k * n), x[k])
+            scale(n, y, at(d, k * n), x[k])
 
 
 @kernel
@@ -198,7 +195,7 @@ def matmul_bwd_a(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, b: Ptr, dy
     first, last, i, m = shares(me, over_g, G, rows)
     ws = at(ws, me.worker * wn)
     if not acc and not over_g and G == 0:
-        clear(m * cols, at(da, i * cols), at(da, i * cols))
+        fill(m * cols, at(da, i * cols), like(da, 0))
     for g in range(first, last):
         bg, dyg, c = at(b, g * bb * K * N), at(dy, g * M * N), at(da, g * ab * M * K + i * cols)
         mode = FROM_INIT if acc or (not ab and g > 0) else SET
@@ -217,7 +214,7 @@ def matmul_bwd_b(me, phases, G, M, N, K, ta, tb, ab, bb, by, acc, wn, a: Ptr, dy
     first, last, i, m = shares(me, over_g, G, rows)
     ws = at(ws, me.worker * wn)
     if not acc and not over_g and G == 0:
-        clear(m * cols, at(db, i * cols), at(db, i * cols))
+        fill(m * cols, at(db, i * cols), like(db, 0))
     for g in range(first, last):
         ag, dyg, c = at(a, g * ab * M * K), at(dy, g * M * N), at(db, g * bb * K * N + i * cols)
         mode = FROM_INIT if acc or (not bb and g > 0) else SET

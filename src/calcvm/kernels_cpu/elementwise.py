@@ -15,10 +15,10 @@ from calcvm.formulas.declare import Elementwise, Formula
 from calcvm.formulas.elementwise import ACCUMULATE, CAST, ELEMENTWISE, FILL
 from calcvm.kernel import words_for
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import Float, Ptr, at, floor, kernel, kernel_as, njit, share
+from calcvm.kernels_cpu._common import Float, Ptr, at, floor, kernel, kernel_as, like, njit, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._loops import Broadcast, flat
-from calcvm.kernels_cpu._math import Lanes, each, elementwise, loop_of
+from calcvm.kernels_cpu._math import Lanes, each, fill, loop_of
 
 
 def _flat(f: Formula) -> None:
@@ -146,7 +146,6 @@ def _powers(formula: Callable, reads: str) -> Any:
 
 _pow_y = _powers(lambda x, y, p: y, "v")
 _pow_dx = _powers(lambda dy, x, y, p: dy.as_f64() * p * y, "vv")
-_none = elementwise(lambda dy: dy.const(0.0), "v")
 
 
 @njit(inline=True)
@@ -169,7 +168,7 @@ def pow_bwd(me, rows, cols, exponent: Float, dy: Ptr, x: Ptr, dx: Ptr):
     lo, hi = share(me, rows)
     i, n = lo * cols, (hi - lo) * cols
     if exponent == 0.0:
-        _none(n, at(dy, i), at(dx, i))
+        fill(n, at(dx, i), like(dx, 0))
         return
     p = exponent - 1.0
     low = exponent - (p + 1.0)  # what the difference has lost

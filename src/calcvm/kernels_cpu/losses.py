@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import add
 
 from llvmlite import ir
 from numba import types
@@ -11,10 +12,9 @@ from numba.extending import intrinsic
 
 from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
-from calcvm.kernel import words_for
+from calcvm.kernel import words, words_for
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import (
-    I1,
     I64,
     Float,
     Ptr,
@@ -40,20 +40,10 @@ SHORT_ROWS = 4
 vector_bits = fact(lambda target: target.vectors[0])
 
 
-def _sum(x, y):
-    return x + y
-
-
 # ---------------------------------------------------------------- from rows to a scalar
-@kernel
-def loss_mean(me, rows, count, t_l: Ptr, loss: Ptr):
-    """loss = sum_r l[r] / count; worker 0 alone."""
-    if me.worker == 0:
-        loss[0] = rsum(rows, t_l) / like(t_l, count)
-
-
-@kernel
-def metric_mean(me, rows, count, t_l: Ptr, y: Ptr):
+@kernel_as("loss_mean", words("rows count", "", ("t_l", "loss")))
+@kernel_as("metric_mean", words("rows count", "", ("t_l", "y")))
+def _mean(me, rows, count, t_l, y):
     """y = sum_r l[r] / count; worker 0 alone."""
     if me.worker == 0:
         y[0] = rsum(rows, t_l) / like(t_l, count)
@@ -108,8 +98,8 @@ def _weighted(q, x, m):
     return q.const(0.0).where(q.equals(0.0), q * (m - x))
 
 
-below_max = reduction(_sum, 0.0, lambda x, m: m - x, "v", 1)  # sum of m - x
-weighted = reduction(_sum, 0.0, _weighted, "vv", 1)
+below_max = reduction(add, 0.0, lambda x, m: m - x, "v", 1)  # sum of m - x
+weighted = reduction(add, 0.0, _weighted, "vv", 1)
 add_weighted_log = elementwise(lambda s, weight, d: weight * F.log(s) + d, "vvv")
 add_log = elementwise(lambda s, d: F.log(s) + d, "vv")
 affine = elementwise(lambda p, a, c: p * a - c, "v", "ff")
@@ -130,28 +120,20 @@ def stack(tc, x):
     return types.CPointer(element)(x), codegen
 
 
-class Short(Lanes):
-    """Vectors of ``bits``, at most the target's width (None: of that)."""
-
-    def __init__(self, b, element, target, bits=None):
-        super().__init__(b, element, target)
-        self.n = bits // 8 // self.size if bits else self.n
-        self.vec, self.mask = ir.VectorType(element, self.n), ir.VectorType(I1, self.n)
-
-    def softmax(self, n, x, y):
-        """Maximum, sum of exp(x - maximum) and x of a row; y = softmax(x)."""
-        b, mask, first = self.b, self.below(n), ir.Constant(I64, 0)
-        v = self.load(x, first, mask)
-        known = b.select(mask, v.v, ir.Constant(self.vec, [float("-inf")] * self.n))
-        m = _horizontal(self, known, lambda p, q: p.where(p > q, q))  # may miss a NaN: exp and the sum do not
-        terms = F.exp(v - F.V(b, self.splat(m)))
-        terms = F.V(b, b.select(mask, terms.v, ir.Constant(self.vec, [0.0] * self.n)))
-        s = _horizontal(self, terms.v, _sum)
-        self.store(terms * F.V(b, self.splat((1.0 / F.V(b, s)).v)), y, first, mask)
-        return m, s, v
+def softmax_lanes(e, n, x, y):
+    """Maximum, sum of exp(x - maximum) and x of a row of one vector; y = softmax(x)."""
+    b, mask, first = e.b, e.below(n), ir.Constant(I64, 0)
+    v = e.get(x, first, mask)
+    known = b.select(mask, v.v, ir.Constant(e.vec, [float("-inf")] * e.lanes))
+    m = _horizontal(e, known, lambda p, q: p.where(p > q, q))  # may miss a NaN: exp and the sum do not
+    terms = F.exp(v - F.V(b, e.splat(m)))
+    terms = F.V(b, b.select(mask, terms.v, ir.Constant(e.vec, [0.0] * e.lanes)))
+    s = _horizontal(e, terms.v, add)
+    e.put(terms * F.V(b, e.splat((1.0 / F.V(b, s)).v)), y, first, mask)
+    return m, s, v
 
 
-def one_vector(bits=None):
+def one_vector(bits=0):
     """Softmax of a row of n elements that fit one vector (of ``bits``): (max x, sum exp(x - max)).
 
     y = softmax(x), y may be x.  The row never leaves its register, so no masked load waits for a masked
@@ -163,8 +145,8 @@ def one_vector(bits=None):
         element = x.dtype
 
         def codegen(ctx, b, sig, args):
-            e = Short(b, ctx.get_value_type(element), current(), bits)
-            return ctx.make_tuple(b, sig.return_type, e.softmax(*args)[:2])
+            e = Lanes(b, ctx.get_value_type(element), current(), bits // element.bitwidth)
+            return ctx.make_tuple(b, sig.return_type, softmax_lanes(e, *args)[:2])
 
         return types.UniTuple(element, 2)(types.int64, x, y), codegen
 
@@ -181,12 +163,12 @@ def softmax_weighted(tc, n, x, t, y, hard, soft):
 
     def codegen(ctx, b, sig, args):
         n, x, t, y, hard, soft = args
-        e = Short(b, ctx.get_value_type(element), current())
-        mask, zero = e.below(n), ir.Constant(e.vec, [0.0] * e.n)
-        q = e.load(t, ir.Constant(I64, 0), mask) * F.V(b, e.splat(hard)) + F.V(b, e.splat(soft))
-        m, s, v = e.softmax(n, x, y)
+        e = Lanes(b, ctx.get_value_type(element), current())
+        mask, zero = e.below(n), ir.Constant(e.vec, [0.0] * e.lanes)
+        q = e.get(t, ir.Constant(I64, 0), mask) * F.V(b, e.splat(hard)) + F.V(b, e.splat(soft))
+        m, s, v = softmax_lanes(e, n, x, y)
         q = F.V(b, b.select(mask, q.v, zero))
-        weight, term = _horizontal(e, q.v, _sum), _horizontal(e, _weighted(q, v, F.V(b, e.splat(m))).v, _sum)
+        weight, term = _horizontal(e, q.v, add), _horizontal(e, _weighted(q, v, F.V(b, e.splat(m))).v, add)
         return ctx.make_tuple(b, sig.return_type, [s, weight, term])
 
     return types.UniTuple(element, 3)(types.int64, x, t, y, element, element), codegen
@@ -221,7 +203,7 @@ def class_of(me, label, n):
     return 0
 
 
-def few_classes(bits=None):
+def few_classes(bits=0):
     """Cross entropy of rows that fit one vector (of ``bits``), against labels: one log a vector of rows.
 
     In these functions row k of p begins at k*pitch, which is n, or 0 where p is not wanted.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from operator import add
+
 from calcvm.kernel import words
 from calcvm.kernels_cpu._common import Float, Ptr, at, kernel, kernel_as, like, share
 from calcvm.kernels_cpu._math import column_reduction, elementwise
 
-_column_sums = column_reduction(lambda a, b: a + b, 0.0)
+_column_sums = column_reduction(add, 0.0)
 _towards = elementwise(lambda r, m, a: r + a * (m - r), "vv", "f")
 _less = elementwise(lambda x, m: x - m, "vv")
 

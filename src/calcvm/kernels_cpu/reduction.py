@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from operator import add
+
+from calcvm.kernel import words
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import Ptr, at, kernel, kernel_as, like, njit, share
 from calcvm.kernels_cpu._math import (
@@ -25,12 +28,9 @@ BLOCK = 4096  # elements of a row that are summed in the heap's precision
 
 
 # ---------------------------------------------------------------- sums over (R0, R1, R2) of (O, R0, K0, R1, K1, R2, I)
-_add = lambda a, b: a + b
-
-
 def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # type: ignore[no-untyped-def]
     """``part(n, x)`` : the sum of the terms of a row."""
-    columns, nested = column_reduction(_add, 0.0, formula), column_reduction(_add, 0.0, formula, nest=True)
+    columns, nested = column_reduction(add, 0.0, formula), column_reduction(add, 0.0, formula, nest=True)
 
     @njit(inline=True)
     def row(R, x):
@@ -140,22 +140,19 @@ def _spread(me, O, R0, K0, R1, K1, R2, I, dy, dx, factor, x, by_x):
                     to += R2
 
 
-@kernel
-def sum_bwd(me, O, R0, K0, R1, K1, R2, I, by, dy: Ptr, dx: Ptr):
-    """dx[o,k,r] = dy[o,k]; all of dx is set; O*R0 rows are shared."""
-    _spread(me, O, R0, K0, R1, K1, R2, I, dy, dx, like(dy, 1), dy, False)
+def _sum_bwd(name: str, reads: str, factor) -> None:  # type: ignore[no-untyped-def]
+    """``factor(dy, R)`` : what dy is multiplied by, beside x where that is read."""
+    factor, by_x = njit(inline=True)(factor), reads == "x"
+
+    @kernel_as(f"{name}_bwd", words("O R0 K0 R1 K1 R2 I by", "", ("dy", *reads, "dx")))
+    def run(me, O, R0, K0, R1, K1, R2, I, by, dy, x, *given):
+        """dx[o,k,r] = factor*dy[o,k], times x[o,k,r]; all of dx is set; O*R0 rows are shared."""
+        _spread(me, O, R0, K0, R1, K1, R2, I, dy, given[0] if by_x else x, factor(dy, R0 * R1 * R2), x, by_x)
 
 
-@kernel
-def mean_bwd(me, O, R0, K0, R1, K1, R2, I, by, dy: Ptr, dx: Ptr):
-    """dx[o,k,r] = dy[o,k] / R; all of dx is set; O*R0 rows are shared."""
-    _spread(me, O, R0, K0, R1, K1, R2, I, dy, dx, like(dy, 1) / like(dy, R0 * R1 * R2), dy, False)
-
-
-@kernel
-def sum_squares_bwd(me, O, R0, K0, R1, K1, R2, I, by, dy: Ptr, x: Ptr, dx: Ptr):
-    """dx[o,k,r] = 2*dy[o,k]*x[o,k,r]; all of dx is set; O*R0 rows are shared."""
-    _spread(me, O, R0, K0, R1, K1, R2, I, dy, dx, like(dy, 2), x, True)
+_sum_bwd("sum", "", lambda dy, R: like(dy, 1))
+_sum_bwd("mean", "", lambda dy, R: like(dy, 1) / like(dy, R))
+_sum_bwd("sum_squares", "x", lambda dy, R: like(dy, 2))
 
 
 # ---------------------------------------------------------------- extrema over (R0, R1) of (O, P, R0, R1, I)

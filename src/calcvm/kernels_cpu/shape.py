@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from calcvm.kernels_cpu._common import Ptr, at, kernel, lanes, like, njit, share
+from calcvm.kernel import words
+from calcvm.kernels_cpu._common import Ptr, at, kernel, kernel_as, lanes, like, njit, share
 from calcvm.kernels_cpu._math import copy, fill, tiles
 
 TILE = 16  # a tile of lines of x and of y fits into L1 whatever the strides
@@ -33,36 +34,24 @@ def _move(m, n, y, y_stride, x, x_stride, x_step):
                     yi[j] = xi[j * x_step]
 
 
-@njit(inline=True)
-def _permute(me, d, s, x, y):
-    """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5)."""
-    lo, hi = share(me, d[0])
-    if d[1] * d[2] * d[3] * d[4] == 1:
-        _move(hi - lo, d[5], at(y, lo * d[5]), d[5], at(x, lo * s[0]), s[0], s[5])
-        return
-    n = d[4] * d[5]
-    if d[1] * d[2] * d[3] * n == 0:
-        return
-    to = lo * d[1] * d[2] * d[3] * n
-    for i0 in range(lo, hi):
-        for i1 in range(d[1]):
-            for i2 in range(d[2]):
-                for i3 in range(d[3]):
-                    start = i0 * s[0] + i1 * s[1] + i2 * s[2] + i3 * s[3]
-                    _move(d[4], d[5], at(y, to), d[5], at(x, start), s[4], s[5])
-                    to += n
-
-
-@kernel
-def transpose_fwd(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, same, x: Ptr.cells, y: Ptr.cells):
+@kernel_as("transpose_fwd", words("d0 d1 d2 d3 d4 d5 s0 s1 s2 s3 s4 s5 same", "", ("x.cells", "y.cells")))
+@kernel_as("transpose_bwd", words("e0 e1 e2 e3 e4 e5 t0 t1 t2 t3 t4 t5 back", "", ("dy", "dx")))
+def _permute(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, same, x, y):
     """y[i0..i5] = x[sum_k ik*sk]; y (d0..d5); d0 is shared, x too where its leading axis stays."""
-    _permute(me, (d0, d1, d2, d3, d4, d5), (s0, s1, s2, s3, s4, s5), x, y)
-
-
-@kernel
-def transpose_bwd(me, e0, e1, e2, e3, e4, e5, t0, t1, t2, t3, t4, t5, back, dy: Ptr, dx: Ptr):
-    """dx[i0..i5] = dy[sum_k ik*tk]; dx (e0..e5); e0 is shared, dy too where its leading axis stays."""
-    _permute(me, (e0, e1, e2, e3, e4, e5), (t0, t1, t2, t3, t4, t5), dy, dx)
+    lo, hi = share(me, d0)
+    if d1 * d2 * d3 * d4 == 1:
+        _move(hi - lo, d5, at(y, lo * d5), d5, at(x, lo * s0), s0, s5)
+        return
+    n = d4 * d5
+    if d1 * d2 * d3 * n == 0:
+        return
+    to = lo * d1 * d2 * d3 * n
+    for i0 in range(lo, hi):
+        for i1 in range(d1):
+            for i2 in range(d2):
+                for i3 in range(d3):
+                    _move(d4, d5, at(y, to), d5, at(x, i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3), s4, s5)
+                    to += n
 
 
 # ---------------------------------------------------------------- concatenation
@@ -75,20 +64,18 @@ def concat_fwd(me, rows, inner, A, B, a: Ptr.cells, b: Ptr.cells, y: Ptr.cells):
         copy(B, at(b, r * B), at(y, r * (A + B) + A))
 
 
-@kernel
-def concat_bwd_a(me, rows, inner, A, B, dy: Ptr, da: Ptr):
-    """da[r] = the first A of dy[r]; rows are shared."""
-    lo, hi = share(me, rows)
-    for r in range(lo * inner, hi * inner):
-        copy(A, at(dy, r * (A + B)), at(da, r * A))
+def _concat_bwd(wrt: str, first: bool) -> None:
+    @kernel_as(f"concat_bwd_{wrt}", words("rows inner A B", "", ("dy", f"d{wrt}")))
+    def run(me, rows, inner, A, B, dy, dx):
+        """dx[r] = the first A of dy[r], or the last B; rows are shared."""
+        lo, hi = share(me, rows)
+        n, start = (A, 0) if first else (B, A)
+        for r in range(lo * inner, hi * inner):
+            copy(n, at(dy, r * (A + B) + start), at(dx, r * n))
 
 
-@kernel
-def concat_bwd_b(me, rows, inner, A, B, dy: Ptr, db: Ptr):
-    """db[r] = the last B of dy[r]; rows are shared."""
-    lo, hi = share(me, rows)
-    for r in range(lo * inner, hi * inner):
-        copy(B, at(dy, r * (A + B) + A), at(db, r * B))
+_concat_bwd("a", True)
+_concat_bwd("b", False)
 
 
 # ---------------------------------------------------------------- slices

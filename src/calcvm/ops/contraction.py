@@ -27,7 +27,7 @@ from calcvm.ops.spec import (
     choice,
     dims,
     joined,
-    register,
+    operator,
 )
 
 # Activations that a linear row can apply: all can be differentiated from their output alone.
@@ -101,6 +101,7 @@ WORKSPACE = S("ws", "wn if gpu else nw*wn")  # partial sums of all workers; pane
 
 LINEAR = dims("rows inner N K")
 MATMUL = (*dims("G M N K"), *(choice(n, 2) for n in ("ta", "tb", "ab", "bb", "by")))
+ONE_PRODUCT = ("1 - G if by else 0", "G - 1 if by else 0")
 A_ELEMS, B_ELEMS, Y_ELEMS = "(G if ab else 1)*M*K", "(G if bb else 1)*K*N", "G*M*N"
 
 
@@ -189,28 +190,26 @@ LINEAR_BWD_X = RowSpec(
     flops="2*rows*inner*N*K",
 )
 
-register(
-    OpSpec(
-        name="linear",
-        synopsis="y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n])",
-        category="contraction",
-        inputs=("x", "wt", "b"),
-        optional_inputs=("b",),
-        shape=linear_shape,
-        words=linear_words,
-        fwd=(LINEAR_FWD,),
-        bwd=(LINEAR_BWD_W, LINEAR_BWD_X),
-        differentiable=("x", "wt", "b"),
-        onnx=("Gemm", "MatMul"),
-        examples=(
-            Example(shapes=((None, 7), (7, 5), (5,))),
-            Example(shapes=((None, 6), (6, 3)), batch=4),
-            Example(shapes=((None, 3, 4), (4, 17), (17,)), batch=3),
-            Example(shapes=((None, 16), (16, 33), (33,)), batch=1),
-            Example(shapes=((None, 64), (64, 64), (64,)), batch=32, bench=True),
-        ),
-        source="Goodfellow et al., Deep Learning, 6.5.6",
-    )
+operator(
+    name="linear",
+    synopsis="y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n])",
+    category="contraction",
+    inputs=("x", "wt", "b"),
+    optional_inputs=("b",),
+    shape=linear_shape,
+    words=linear_words,
+    fwd=(LINEAR_FWD,),
+    bwd=(LINEAR_BWD_W, LINEAR_BWD_X),
+    differentiable=("x", "wt", "b"),
+    onnx=("Gemm", "MatMul"),
+    examples=(
+        Example(shapes=((None, 7), (7, 5), (5,))),
+        Example(shapes=((None, 6), (6, 3)), batch=4),
+        Example(shapes=((None, 3, 4), (4, 17), (17,)), batch=3),
+        Example(shapes=((None, 16), (16, 33), (33,)), batch=1),
+        Example(shapes=((None, 64), (64, 64), (64,)), batch=32, bench=True),
+    ),
+    source="Goodfellow et al., Deep Learning, 6.5.6",
 )
 
 MATMUL_FWD = RowSpec(
@@ -224,70 +223,66 @@ MATMUL_FWD = RowSpec(
         WORKSPACE,
     ),
     workspace=matmul_fwd_workspace,
-    require=("1 - G if by else 0", "G - 1 if by else 0"),
-    flops="2*G*M*N*K",
-)
-MATMUL_BWD_A = RowSpec(
-    name="matmul_bwd_a",
-    synopsis="da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]",
-    words=(PHASES, *MATMUL, ACC, WN),
-    operands=(
-        R("b", B_ELEMS, "G if ab and bb and not by else 0"),
-        R("dy", Y_ELEMS, "G if ab and not by else 0"),
-        A("da", A_ELEMS, "G if ab and not by else (K if ta else M)"),
-        WORKSPACE,
-    ),
-    workspace=matmul_bwd_a_workspace,
-    phases=PARTIAL_SUMS,
-    require=("1 - G if by else 0", "G - 1 if by else 0"),
-    flops="2*G*M*N*K",
-)
-MATMUL_BWD_B = RowSpec(
-    name="matmul_bwd_b",
-    synopsis="db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]",
-    words=(PHASES, *MATMUL, ACC, WN),
-    operands=(
-        R("a", A_ELEMS, "G if ab and bb and not by else 0"),
-        R("dy", Y_ELEMS, "G if bb and not by else 0"),
-        A("db", B_ELEMS, "G if bb and not by else (N if tb else K)"),
-        WORKSPACE,
-    ),
-    workspace=matmul_bwd_b_workspace,
-    phases=PARTIAL_SUMS,
-    require=("1 - G if by else 0", "G - 1 if by else 0"),
+    require=ONE_PRODUCT,
     flops="2*G*M*N*K",
 )
 
-register(
-    OpSpec(
-        name="matmul",
-        synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
-        category="contraction",
-        inputs=("a", "b"),
-        attrs=(
-            Attr(name="transpose_a", default=False, check=lambda v: isinstance(v, bool), doc="a is stored [k,m]"),
-            Attr(name="transpose_b", default=False, check=lambda v: isinstance(v, bool), doc="b is stored [n,k]"),
+
+def _matmul_bwd(x: str, elems: str, other: str, synopsis: str, axis: str, workspace: Callable) -> RowSpec:
+    """Of the gradient of x, shared over products where each has its own, else over its stored ``axis``."""
+    own = f"G if {x}b and not by else"
+    return RowSpec(
+        name=f"matmul_bwd_{x}",
+        synopsis=synopsis,
+        words=(PHASES, *MATMUL, ACC, WN),
+        operands=(
+            R(other, A_ELEMS if other == "a" else B_ELEMS, "G if ab and bb and not by else 0"),
+            R("dy", Y_ELEMS, f"{own} 0"),
+            A(f"d{x}", elems, f"{own} {axis}"),
+            WORKSPACE,
         ),
-        shape=matmul_shape,
-        words=matmul_words,
-        fwd=(MATMUL_FWD,),
-        bwd=(MATMUL_BWD_A, MATMUL_BWD_B),
-        differentiable=("a", "b"),
-        onnx=("MatMul", "Gemm"),
-        examples=(
-            Example(shapes=((None, 6), (6, 3))),
-            Example(shapes=((6, 5), (6, 3)), attrs={"transpose_a": True}),
-            Example(shapes=((None, 6), (3, 6)), attrs={"transpose_b": True}),
-            Example(shapes=((6, 5), (3, 6)), attrs={"transpose_a": True, "transpose_b": True}),
-            Example(shapes=((None, 4, 3), (None, 3, 5)), batch=3),
-            Example(shapes=((None, 3, 4), (None, 5, 3)), attrs={"transpose_a": True, "transpose_b": True}, batch=3),
-            Example(shapes=((None, 4, 3), (3, 5)), batch=3),
-            Example(shapes=((4, 3), (None, 3, 5)), batch=3),
-            Example(shapes=((None, 3, 4), (5, 3)), attrs={"transpose_a": True, "transpose_b": True}, batch=3),
-            Example(shapes=((None, 64), (64, 64)), batch=32, bench=True),
-        ),
-        source="Golub and Van Loan, Matrix Computations, 1.1",
+        workspace=workspace,
+        phases=PARTIAL_SUMS,
+        require=ONE_PRODUCT,
+        flops="2*G*M*N*K",
     )
+
+
+MATMUL_BWD_A = _matmul_bwd(
+    "a", A_ELEMS, "b", "da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]", "(K if ta else M)", matmul_bwd_a_workspace
+)
+MATMUL_BWD_B = _matmul_bwd(
+    "b", B_ELEMS, "a", "db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]", "(N if tb else K)", matmul_bwd_b_workspace
+)
+
+operator(
+    name="matmul",
+    synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
+    category="contraction",
+    inputs=("a", "b"),
+    attrs=(
+        Attr(name="transpose_a", default=False, check=lambda v: isinstance(v, bool), doc="a is stored [k,m]"),
+        Attr(name="transpose_b", default=False, check=lambda v: isinstance(v, bool), doc="b is stored [n,k]"),
+    ),
+    shape=matmul_shape,
+    words=matmul_words,
+    fwd=(MATMUL_FWD,),
+    bwd=(MATMUL_BWD_A, MATMUL_BWD_B),
+    differentiable=("a", "b"),
+    onnx=("MatMul", "Gemm"),
+    examples=(
+        Example(shapes=((None, 6), (6, 3))),
+        Example(shapes=((6, 5), (6, 3)), attrs={"transpose_a": True}),
+        Example(shapes=((None, 6), (3, 6)), attrs={"transpose_b": True}),
+        Example(shapes=((6, 5), (3, 6)), attrs={"transpose_a": True, "transpose_b": True}),
+        Example(shapes=((None, 4, 3), (None, 3, 5)), batch=3),
+        Example(shapes=((None, 3, 4), (None, 5, 3)), attrs={"transpose_a": True, "transpose_b": True}, batch=3),
+        Example(shapes=((None, 4, 3), (3, 5)), batch=3),
+        Example(shapes=((4, 3), (None, 3, 5)), batch=3),
+        Example(shapes=((None, 3, 4), (5, 3)), attrs={"transpose_a": True, "transpose_b": True}, batch=3),
+        Example(shapes=((None, 64), (64, 64)), batch=32, bench=True),
+    ),
+    source="Golub and Van Loan, Matrix Computations, 1.1",
 )
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from calcvm.formulas.declare import Elementwise, Formula, Real
 from calcvm.formulas.elementwise import ACCUMULATE, CAST, ELEMENTWISE, FILL
+from calcvm.ops import parameters
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, show
-from calcvm.ops.parameters import attributes, values
 from calcvm.ops.spec import (
+    ROWS_COLS,
+    SIZE,
     Attr,
     Example,
     Operand,
@@ -23,24 +25,22 @@ from calcvm.ops.spec import (
     choice,
     dims,
     joined,
+    operator,
     register,
     rows_cols,
     same_shape,
+    uniform,
 )
 from calcvm.ops.types import FLOAT, TYPES, VARIABLES
-
-ROWS_COLS = dims("rows cols")
-SIZE = "rows*cols"
 
 
 def _row(f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], size: str, **more: Any) -> RowSpec:
     """The row of a formula."""
     f.check()
-    params = attributes(f.words)
     return RowSpec(
         name=f.name,
         synopsis=f"{f.writes} = {f.text}",
-        words=words + tuple(word for _, word in params.values()),
+        words=words + parameters.words(f.words),
         operands=operands,
         in_place=tuple((f.writes, read) for read in f.reads),
         flops=f"{f.operations}*{size}" if f.operations > 1 else size,
@@ -81,9 +81,9 @@ def _unary(op: Elementwise, fwd: RowSpec, bwd: tuple[RowSpec, ...]) -> OpSpec:
         synopsis=fwd.synopsis,
         category="unary",
         inputs=(x,),
-        attrs=tuple(attr for attr, _ in attributes(op.params).values()),
+        attrs=parameters.attributes(op.params),
         shape=same_shape,
-        words=lambda shapes, attrs: {**rows_cols(shapes[x]), **values(op.params, attrs)},
+        words=lambda shapes, attrs: {**rows_cols(shapes[x]), **parameters.values(op.params, attrs)},
         fwd=(fwd,),
         bwd=bwd,
         differentiable=(x,) if bwd else (),
@@ -104,25 +104,9 @@ POW = Elementwise(
     cases=tuple({"exponent": p} for p in (2.5, -1.5, 0.5, 3.0, 2.0, 1.0, 0.0)),
     source="IEEE 754 pow: x < 0 is nan unless p is an integer; x^0 = 1; within 2 ulp over the whole range",
 )
-_EXPONENT = tuple(word for _, word in attributes(POW.params).values())
-POW_ROWS = (
-    RowSpec(
-        name="pow_fwd",
-        synopsis="y = x^p",
-        words=ROWS_COLS + _EXPONENT,
-        operands=(R("x", SIZE, "rows"), W("y", SIZE, "rows")),
-        in_place=(("y", "x"),),
-        flops=f"3*{SIZE}",
-    ),
-    RowSpec(
-        name="pow_bwd",
-        synopsis="dx = dy*p*x^(p-1)",
-        words=ROWS_COLS + _EXPONENT,
-        operands=(R("dy", SIZE, "rows"), R("x", SIZE, "rows"), W("dx", SIZE, "rows")),
-        in_place=(("dx", "dy"), ("dx", "x")),
-        flops=f"5*{SIZE}",
-    ),
-)
+_POW_WORDS = ROWS_COLS + parameters.words(POW.params)
+POW_FWD = uniform("pow_fwd", "y = x^p", ("x",), "y", 3, _POW_WORDS)
+POW_BWD = uniform("pow_bwd", "dx = dy*p*x^(p-1)", ("dy", "x"), "dx", 5, _POW_WORDS)
 
 
 # ---------------------------------------------------------------- binary, with broadcasting
@@ -273,72 +257,66 @@ def spec_of(op: Elementwise) -> OpSpec:
 
 for _op in ELEMENTWISE.values():
     register(spec_of(_op))
-register(_unary(POW, POW_ROWS[0], POW_ROWS[1:]))
+register(_unary(POW, POW_FWD, (POW_BWD,)))
 
 
 # ---------------------------------------------------------------- casts
-register(
-    OpSpec(
-        name="cast",
-        synopsis="y = x, as a number of another type",
-        category="unary",
-        inputs=("x",),
-        attrs=(Attr(name="to", check=lambda v: v in TYPES, doc=f"the type: {', '.join(TYPES)}"),),
-        shape=same_shape,
-        words=lambda shapes, attrs: rows_cols(shapes["x"]),
-        fwd=(_flat(CAST),),
-        flat=("x",),
-        onnx=("Cast",),
-        examples=tuple(
-            Example(shapes=((None, 19),), attrs={"to": to}, types={"any": of, "to": to}, low=-3.0 if to != "uint8" else 0.0, high=5.0)
-            for of, to in (
-                ("uint8", FLOAT), ("int64", FLOAT), ("bool", FLOAT), ("int8", FLOAT), (FLOAT, "int64"), (FLOAT, "uint8"),
-                (FLOAT, "bool"), ("int64", "int32"), ("int32", "bool"), ("bool", "uint8"), ("float32", "float64"),
-            )
-        ),
-        source="a float becomes the nearest integer towards 0 that there is, NaN 0; an integer keeps its lowest bits; not 0: true",
-        casts=True,
-    )
+operator(
+    name="cast",
+    synopsis="y = x, as a number of another type",
+    category="unary",
+    inputs=("x",),
+    attrs=(Attr(name="to", check=lambda v: v in TYPES, doc=f"the type: {', '.join(TYPES)}"),),
+    shape=same_shape,
+    words=lambda shapes, attrs: rows_cols(shapes["x"]),
+    fwd=(_flat(CAST),),
+    flat=("x",),
+    onnx=("Cast",),
+    examples=tuple(
+        Example(shapes=((None, 19),), attrs={"to": to}, types={"any": of, "to": to}, low=-3.0 if to != "uint8" else 0.0, high=5.0)
+        for of, to in (
+            ("uint8", FLOAT), ("int64", FLOAT), ("bool", FLOAT), ("int8", FLOAT), (FLOAT, "int64"), (FLOAT, "uint8"),
+            (FLOAT, "bool"), ("int64", "int32"), ("int32", "bool"), ("bool", "uint8"), ("float32", "float64"),
+        )
+    ),
+    source="a float becomes the nearest integer towards 0 that there is, NaN 0; an integer keeps its lowest bits; not 0: true",
+    casts=True,
 )  # fmt: skip
 
 
 # ---------------------------------------------------------------- rows that lowering inserts
-register(
-    OpSpec(
-        name="accumulate",
-        synopsis="y += x",
-        category="system",
-        inputs=("y", "x"),
-        outputs=("y",),
-        shape=same_shape,
-        words=lambda shapes, attrs: rows_cols(shapes["y"]),
-        fwd=(
-            RowSpec(
-                name=ACCUMULATE.name,
-                synopsis="y += x",
-                words=ROWS_COLS,
-                operands=(R("x", SIZE, "rows"), U("y", SIZE, "rows")),
-                flops=SIZE,
-            ),
+operator(
+    name="accumulate",
+    synopsis="y += x",
+    category="system",
+    inputs=("y", "x"),
+    outputs=("y",),
+    shape=same_shape,
+    words=lambda shapes, attrs: rows_cols(shapes["y"]),
+    fwd=(
+        RowSpec(
+            name=ACCUMULATE.name,
+            synopsis="y += x",
+            words=ROWS_COLS,
+            operands=(R("x", SIZE, "rows"), U("y", SIZE, "rows")),
+            flops=SIZE,
         ),
-        examples=(Example(shapes=((None, 5), (None, 5))), Example(shapes=((37,), (37,)))),
-    )
+    ),
+    examples=(Example(shapes=((None, 5), (None, 5))), Example(shapes=((37,), (37,)))),
 )
-register(
-    OpSpec(
-        name="fill",
-        synopsis="y = value",
-        category="system",
-        inputs=(),
-        outputs=("y",),
-        attrs=(Attr(name="shape", default=(1,), doc="shape of y"), *(a for a, _ in attributes(FILL.params).values())),
-        shape=lambda shapes, attrs: {"y": tuple(Affine(1) if n is None else Affine(0, n) for n in attrs["shape"])},
-        words=lambda shapes, attrs: {**rows_cols(shapes["y"]), **values(FILL.params, attrs)},
-        fwd=(_flat(FILL),),
-        examples=(
-            Example(shapes=(), attrs={"shape": (6, 4), "value": 1.5}),
-            Example(shapes=(), attrs={"shape": (None, 19), "value": -2.0}),
-        ),
-    )
+operator(
+    name="fill",
+    synopsis="y = value",
+    category="system",
+    inputs=(),
+    outputs=("y",),
+    attrs=(Attr(name="shape", default=(1,), doc="shape of y"), *parameters.attributes(FILL.params)),
+    shape=lambda shapes, attrs: {"y": tuple(Affine(1) if n is None else Affine(0, n) for n in attrs["shape"])},
+    words=lambda shapes, attrs: {**rows_cols(shapes["y"]), **parameters.values(FILL.params, attrs)},
+    fwd=(_flat(FILL),),
+    examples=(
+        Example(shapes=(), attrs={"shape": (6, 4), "value": 1.5}),
+        Example(shapes=(), attrs={"shape": (None, 19), "value": -2.0}),
+    ),
 )
 CAST_ROW = CAST.name

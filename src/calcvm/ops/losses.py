@@ -11,10 +11,14 @@ from typing import Any
 
 from calcvm.formulas.declare import Formula, PairLoss
 from calcvm.formulas.losses import PAIR_LOSSES
+from calcvm.ops import parameters
 from calcvm.ops.dims import Shape, affine, numel, show
-from calcvm.ops.parameters import attributes
 from calcvm.ops.spec import (
     OPS,
+    PLACES,
+    ROWS_COLS,
+    SIZE,
+    VECTORS,
     Attr,
     Example,
     OpSpec,
@@ -26,11 +30,12 @@ from calcvm.ops.spec import (
     choice,
     dims,
     joined,
+    operator,
+    places,
     register,
     rows_cols,
 )
 
-ROWS_COLS = dims("rows cols")
 COUNT = dims("count")
 SEED = R("dloss", "1")
 
@@ -68,9 +73,8 @@ def _pair_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 def spec_of(op: PairLoss) -> OpSpec:
     """The operator of a loss over pairs."""
-    size, elems = "rows*cols", {v: R(v, "rows*cols", "rows") for v in "xt"}
-    attrs = attributes(op.params)
-    words = tuple(word for _, word in attrs.values())
+    elems = {v: R(v, SIZE, "rows") for v in "xt"}
+    words = parameters.words(op.params)
     for f in (op.term, *op.slopes.values()):
         f.check()
 
@@ -79,9 +83,9 @@ def spec_of(op: PairLoss) -> OpSpec:
             name=f.name,
             synopsis=f"d{v}[r,c] = dloss/count * ({f.text})",
             words=ROWS_COLS + COUNT + words,
-            operands=(SEED, *(elems[r] for r in f.reads), W(f"d{v}", size, "rows")),
+            operands=(SEED, *(elems[r] for r in f.reads), W(f"d{v}", SIZE, "rows")),
             in_place=tuple((f"d{v}", r) for r in f.reads),
-            flops=f"{f.operations + 1}*{size}",
+            flops=f"{f.operations + 1}*{SIZE}",
         )
 
     fwd = RowSpec(
@@ -89,7 +93,7 @@ def spec_of(op: PairLoss) -> OpSpec:
         synopsis=f"l[r] = sum_c {op.term.text}",
         words=ROWS_COLS + words,
         operands=(elems["x"], elems["t"], W("t_l", "rows", "rows")),
-        flops=f"{op.term.operations + 1}*{size}",
+        flops=f"{op.term.operations + 1}*{SIZE}",
     )
     examples = ((None, 3), (None, 1), (None,), (None, 4, 5), (7, 17))
     return OpSpec(
@@ -98,7 +102,7 @@ def spec_of(op: PairLoss) -> OpSpec:
         category="loss",
         inputs=("x", "t"),
         outputs=("loss",),
-        attrs=tuple(attr for attr, _ in attrs.values()),
+        attrs=parameters.attributes(op.params),
         shape=_pair_shape("loss"),
         words=_pair_words,
         fwd=(fwd, LOSS_MEAN),
@@ -129,96 +133,87 @@ def _classes(x: Shape, t: Shape) -> bool:
     )
 
 
-def _places(x: Shape) -> dict[str, Any]:
-    if len(x) == 1:
-        return {"rows": 1, "inner": 1, "N": x[0]}
-    x = joined(x)
-    return {"rows": x[0], "inner": numel(x[1:-1]), "N": x[-1]}
+def _share(x: Shape, t: Shape) -> Shape:
+    """Of what each row adds to the sum."""
+    _classes(x, t)
+    return joined(x)[:-1][:1]
 
 
-def _class_words(x: Shape, dense: bool) -> dict[str, Any]:
-    return {**_places(x), "dense": int(dense)}
+def _class_words(x: Shape, t: Shape) -> dict[str, Any]:
+    return {**places(x), "dense": int(_classes(x, t)), "count": numel(x[:-1])}
 
 
-def _ce_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    x = shapes["logits"]
-    _classes(x, shapes["target"])
-    return {"loss": (), "p": x, "t_l": joined(x)[:-1][:1]}
-
-
-def _ce_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    x = shapes["logits"]
-    words = _class_words(x, _classes(x, shapes["target"]))
-    return {**words, "count": numel(x[:-1]), "smoothing": attrs["label_smoothing"]}
-
-
-PLACES = dims("rows inner N")
 CLASSES = (*PLACES, choice("dense", 2))
 SMOOTHING = Word(name="smoothing", kind="float", lo=0, hi=1)
 TARGET = R("target", "rows*inner*(1 + dense*(N - 1))", "rows", type="index", below="N")
 
-register(
-    OpSpec(
-        name="softmax_cross_entropy",
-        synopsis="loss = mean_r(-sum_j q[r,j]*log(softmax(logits)[r,j])), q = (1-s)*target + s/N",
-        category="loss",
-        inputs=("logits", "target"),
-        outputs=("loss",),
-        saved=("p",),
-        attrs=(
-            Attr(name="label_smoothing", default=0.0, check=lambda v: 0 <= v < 1, doc="weight s of the uniform target"),
-        ),
-        shape=_ce_shape,
-        words=_ce_words,
-        fwd=(
-            RowSpec(
-                name="softmax_cross_entropy_fwd",
-                synopsis="p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j])",
-                words=(*CLASSES, SMOOTHING),
-                operands=(
-                    R("logits", "rows*inner*N", "rows"),
-                    TARGET,
-                    W("p", "rows*inner*N", "rows", optional=True),
-                    W("t_l", "rows", "rows"),
-                ),
-                in_place=(("p", "logits"),),
-                require=("N - 1",),
-                flops="16*rows*inner*N",
+operator(
+    name="softmax_cross_entropy",
+    synopsis="loss = mean_r(-sum_j q[r,j]*log(softmax(logits)[r,j])), q = (1-s)*target + s/N",
+    category="loss",
+    inputs=("logits", "target"),
+    outputs=("loss",),
+    saved=("p",),
+    attrs=(
+        Attr(name="label_smoothing", default=0.0, check=lambda v: 0 <= v < 1, doc="weight s of the uniform target"),
+    ),
+    shape=lambda shapes, attrs: {
+        "loss": (),
+        "p": shapes["logits"],
+        "t_l": _share(shapes["logits"], shapes["target"]),
+    },
+    words=lambda shapes, attrs: {
+        **_class_words(shapes["logits"], shapes["target"]),
+        "smoothing": attrs["label_smoothing"],
+    },
+    fwd=(
+        RowSpec(
+            name="softmax_cross_entropy_fwd",
+            synopsis="p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j])",
+            words=(*CLASSES, SMOOTHING),
+            operands=(
+                R("logits", VECTORS, "rows"),
+                TARGET,
+                W("p", VECTORS, "rows", optional=True),
+                W("t_l", "rows", "rows"),
             ),
-            LOSS_MEAN,
+            in_place=(("p", "logits"),),
+            require=("N - 1",),
+            flops="16*rows*inner*N",
         ),
-        bwd=(
-            RowSpec(
-                name="softmax_cross_entropy_bwd",
-                synopsis="dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j])",
-                words=(*CLASSES, *COUNT, SMOOTHING),
-                operands=(
-                    SEED,
-                    TARGET,
-                    R("p", "rows*inner*N", "rows"),
-                    W("dlogits", "rows*inner*N", "rows"),
-                ),
-                in_place=(("dlogits", "p"),),
-                require=("N - 1",),
-                flops="3*rows*inner*N",
+        LOSS_MEAN,
+    ),
+    bwd=(
+        RowSpec(
+            name="softmax_cross_entropy_bwd",
+            synopsis="dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j])",
+            words=(*CLASSES, *COUNT, SMOOTHING),
+            operands=(
+                SEED,
+                TARGET,
+                R("p", VECTORS, "rows"),
+                W("dlogits", VECTORS, "rows"),
             ),
+            in_place=(("dlogits", "p"),),
+            require=("N - 1",),
+            flops="3*rows*inner*N",
         ),
-        differentiable=("logits",),
-        examples=(
-            Example(shapes=((None, 3), (None,)), integer={"target": 3}),
-            Example(shapes=((None, 37), (None,)), integer={"target": 37}, types={"index": "int64"}),
-            Example(shapes=((None, 4, 6), (None, 4)), integer={"target": 6}, types={"index": "uint8"}),
-            Example(shapes=((None, 10), (None,)), integer={"target": 10}, batch=32, bench=True),
-            Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, attrs={"label_smoothing": 0.1}),
-            Example(shapes=((None, 37), (None,)), integer={"target": 37}, low=-30, high=30),
-            Example(shapes=((None, 4, 6), (None, 4)), integer={"target": 6}, batch=3),
-            Example(shapes=((None, 5), (None, 5)), low=0.1, high=1.0),
-            Example(shapes=((None, 21), (None, 21)), low=0.1, high=1.0, attrs={"label_smoothing": 0.25}),
-            Example(shapes=((None, 1), (None, 1)), low=0.1, high=1.0),
-            Example(shapes=((7,), ()), integer={"target": 7}),
-        ),
-        source="Szegedy et al. 2016 (label smoothing); torch.nn.CrossEntropyLoss",
-    )
+    ),
+    differentiable=("logits",),
+    examples=(
+        Example(shapes=((None, 3), (None,)), integer={"target": 3}),
+        Example(shapes=((None, 37), (None,)), integer={"target": 37}, types={"index": "int64"}),
+        Example(shapes=((None, 4, 6), (None, 4)), integer={"target": 6}, types={"index": "uint8"}),
+        Example(shapes=((None, 10), (None,)), integer={"target": 10}, batch=32, bench=True),
+        Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, attrs={"label_smoothing": 0.1}),
+        Example(shapes=((None, 37), (None,)), integer={"target": 37}, low=-30, high=30),
+        Example(shapes=((None, 4, 6), (None, 4)), integer={"target": 6}, batch=3),
+        Example(shapes=((None, 5), (None, 5)), low=0.1, high=1.0),
+        Example(shapes=((None, 21), (None, 21)), low=0.1, high=1.0, attrs={"label_smoothing": 0.25}),
+        Example(shapes=((None, 1), (None, 1)), low=0.1, high=1.0),
+        Example(shapes=((7,), ()), integer={"target": 7}),
+    ),
+    source="Szegedy et al. 2016 (label smoothing); torch.nn.CrossEntropyLoss",
 )
 
 
@@ -230,111 +225,94 @@ def _pick_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     return {"y": index}
 
 
-register(
-    OpSpec(
-        name="pick",
-        synopsis="y[r] = x[r, index[r]]",
-        category="shape",
-        inputs=("x", "index"),
-        shape=_pick_shape,
-        words=lambda shapes, attrs: _places(shapes["x"]),
-        fwd=(
-            RowSpec(
-                name="pick_fwd",
-                synopsis="y[r] = x[r, index[r]]",
-                words=PLACES,
-                operands=(
-                    R("x", "rows*inner*N", "rows"),
-                    R("index", "rows*inner", "rows", type="index", below="N"),
-                    W("y", "rows*inner", "rows"),
-                ),
-                require=("N - 1",),
+operator(
+    name="pick",
+    synopsis="y[r] = x[r, index[r]]",
+    category="shape",
+    inputs=("x", "index"),
+    shape=_pick_shape,
+    words=lambda shapes, attrs: places(shapes["x"]),
+    fwd=(
+        RowSpec(
+            name="pick_fwd",
+            synopsis="y[r] = x[r, index[r]]",
+            words=PLACES,
+            operands=(
+                R("x", VECTORS, "rows"),
+                R("index", "rows*inner", "rows", type="index", below="N"),
+                W("y", "rows*inner", "rows"),
             ),
+            require=("N - 1",),
         ),
-        bwd=(
-            RowSpec(
-                name="pick_bwd",
-                synopsis="dx[r, j] = dy[r] where j is index[r], 0 elsewhere",
-                words=PLACES,
-                operands=(
-                    R("index", "rows*inner", "rows", type="index", below="N"),
-                    R("dy", "rows*inner", "rows"),
-                    W("dx", "rows*inner*N", "rows"),
-                ),
-                require=("N - 1",),
+    ),
+    bwd=(
+        RowSpec(
+            name="pick_bwd",
+            synopsis="dx[r, j] = dy[r] where j is index[r], 0 elsewhere",
+            words=PLACES,
+            operands=(
+                R("index", "rows*inner", "rows", type="index", below="N"),
+                R("dy", "rows*inner", "rows"),
+                W("dx", VECTORS, "rows"),
             ),
+            require=("N - 1",),
         ),
-        differentiable=("x",),
-        examples=(
-            Example(shapes=((None, 3), (None,)), integer={"index": 3}),
-            Example(shapes=((None, 3), (None,)), integer={"index": 3}, types={"index": "int32"}),
-            Example(shapes=((None, 10), (None,)), integer={"index": 10}, batch=32, bench=True),
-            Example(shapes=((None, 4, 6), (None, 4)), integer={"index": 6}, batch=3),
-            Example(shapes=((None, 1), (None,)), integer={"index": 1}),
-            Example(shapes=((7,), ()), integer={"index": 7}),
-        ),
-        source="MXNet's pick; torch.gather along the last axis",
-    )
+    ),
+    differentiable=("x",),
+    examples=(
+        Example(shapes=((None, 3), (None,)), integer={"index": 3}),
+        Example(shapes=((None, 3), (None,)), integer={"index": 3}, types={"index": "int32"}),
+        Example(shapes=((None, 10), (None,)), integer={"index": 10}, batch=32, bench=True),
+        Example(shapes=((None, 4, 6), (None, 4)), integer={"index": 6}, batch=3),
+        Example(shapes=((None, 1), (None,)), integer={"index": 1}),
+        Example(shapes=((7,), ()), integer={"index": 7}),
+    ),
+    source="MXNet's pick; torch.gather along the last axis",
 )
 
 
 # ---------------------------------------------------------------- metrics
-register(
-    OpSpec(
-        name="rmse",
-        synopsis="y = sqrt(mean((x - t)^2))",
-        category="metric",
-        inputs=("x", "t"),
-        shape=_pair_shape("y"),
-        words=_pair_words,
-        fwd=(MSE.fwd[0], ROOT_MEAN),
-        examples=(Example(shapes=((None, 3), (None, 3))), Example(shapes=((None,), (None,)))),
-    )
+operator(
+    name="rmse",
+    synopsis="y = sqrt(mean((x - t)^2))",
+    category="metric",
+    inputs=("x", "t"),
+    shape=_pair_shape("y"),
+    words=_pair_words,
+    fwd=(MSE.fwd[0], ROOT_MEAN),
+    examples=(Example(shapes=((None, 3), (None, 3))), Example(shapes=((None,), (None,)))),
 )
 
 
-def _accuracy_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    x = shapes["scores"]
-    _classes(x, shapes["target"])
-    return {"y": (), "t_l": joined(x)[:-1][:1]}
-
-
-def _accuracy_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    x = shapes["scores"]
-    return {**_class_words(x, _classes(x, shapes["target"])), "count": numel(x[:-1])}
-
-
-register(
-    OpSpec(
-        name="accuracy",
-        synopsis="y = mean_r(argmax_j scores[r,j] == target[r])",
-        category="metric",
-        inputs=("scores", "target"),
-        shape=_accuracy_shape,
-        words=_accuracy_words,
-        fwd=(
-            RowSpec(
-                name="accuracy_fwd",
-                synopsis="l[r] = number of rows of r whose first largest score is the target's class",
-                words=CLASSES,
-                operands=(
-                    R("scores", "rows*inner*N", "rows"),
-                    TARGET,
-                    W("t_l", "rows", "rows"),
-                ),
-                require=("N - 1",),
-                flops="rows*inner*N",
+operator(
+    name="accuracy",
+    synopsis="y = mean_r(argmax_j scores[r,j] == target[r])",
+    category="metric",
+    inputs=("scores", "target"),
+    shape=lambda shapes, attrs: {"y": (), "t_l": _share(shapes["scores"], shapes["target"])},
+    words=lambda shapes, attrs: _class_words(shapes["scores"], shapes["target"]),
+    fwd=(
+        RowSpec(
+            name="accuracy_fwd",
+            synopsis="l[r] = number of rows of r whose first largest score is the target's class",
+            words=CLASSES,
+            operands=(
+                R("scores", VECTORS, "rows"),
+                TARGET,
+                W("t_l", "rows", "rows"),
             ),
-            MEAN,
+            require=("N - 1",),
+            flops="rows*inner*N",
         ),
-        examples=(
-            Example(shapes=((None, 3), (None,)), integer={"target": 3}, batch=11),
-            Example(shapes=((None, 3), (None,)), integer={"target": 3}, types={"index": "int64"}),
-            Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, batch=32),
-            Example(shapes=((None, 5), (None, 5)), batch=9),
-            Example(shapes=((None, 4, 3), (None, 4)), integer={"target": 3}),
-        ),
-    )
+        MEAN,
+    ),
+    examples=(
+        Example(shapes=((None, 3), (None,)), integer={"target": 3}, batch=11),
+        Example(shapes=((None, 3), (None,)), integer={"target": 3}, types={"index": "int64"}),
+        Example(shapes=((None, 10), (None, 1)), integer={"target": 10}, batch=32),
+        Example(shapes=((None, 5), (None, 5)), batch=9),
+        Example(shapes=((None, 4, 3), (None, 4)), integer={"target": 3}),
+    ),
 )
 
 

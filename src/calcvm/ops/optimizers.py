@@ -22,6 +22,8 @@ from calcvm.formulas.declare import Update
 from calcvm.formulas.optimizers import HYPER_SLOTS, UPDATES
 from calcvm.ops.dims import Shape, affine
 from calcvm.ops.spec import (
+    ROWS_COLS,
+    SIZE,
     Attr,
     Example,
     Operand,
@@ -36,6 +38,7 @@ from calcvm.ops.spec import (
     dims,
     leading,
     register,
+    registered,
     rows_cols,
 )
 
@@ -90,15 +93,7 @@ def slots_of(row: RowSpec, words: Mapping[str, Any]) -> dict[str, Slot]:
     return slots | ({"beta1": Slot()} if row.name in ("momentum", "nesterov", "rmsprop_momentum") else {})
 
 
-ROWS_COLS = dims("rows cols")
 CLIP = choice("clip", 2)
-
-
-def _leading(name: str) -> Any:
-    def words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        return {**rows_cols(shapes[name]), **attrs}
-
-    return words
 
 
 def _operator(
@@ -111,21 +106,11 @@ def _operator(
     shape: Any = None,
     word_values: Any = None,
     examples: tuple[Example, ...],
-    in_place: tuple[tuple[str, str], ...] = (),
-    require: tuple[str, ...] = (),
-    flops: str = "0",
     source: str = "",
+    **row_has: str | tuple[str, ...],
 ) -> OpSpec:
     """One row as an operator of its own: operands are inputs where read, outputs where written."""
-    row = RowSpec(
-        name=name,
-        synopsis=synopsis,
-        words=words,
-        operands=operands,
-        in_place=in_place,
-        require=require,
-        flops=flops,
-    )
+    row = RowSpec(name=name, synopsis=synopsis, words=words, operands=operands, **row_has)  # type: ignore[arg-type]
 
     def updated(shapes: Shapes, a: Mapping[str, Any]) -> dict[str, Shape]:
         return {o.name: shapes[o.name] for o in row.writes if o.name in shapes} | (shape(shapes, a) if shape else {})
@@ -138,15 +123,28 @@ def _operator(
         outputs=tuple(o.name for o in row.writes),
         attrs=attrs,
         shape=updated,
-        words=word_values or _leading(operands[0].name),
+        words=word_values or (lambda shapes, attrs: {**rows_cols(shapes[operands[0].name]), **attrs}),
         fwd=(row,),
         examples=examples,
         source=source,
     )
 
 
+_add = registered(_operator)
 _FLAG = Attr(name="clip", default=0, check=lambda v: v in (0, 1), doc="1: gradients are scaled by hyper.clip_scale")
-N_SLOTS = len(HYPER_SLOTS)
+
+
+def _is_weight(v: Any) -> bool:
+    return 0 <= v < 1e300
+
+
+def _weight(name: str) -> Word:
+    return Word(name=name, kind="float", lo=0, hi=1e300)
+
+
+def _example(*shapes: tuple[int, ...], bench: bool = False, **attrs: Any) -> Example:
+    """Of operands of these shapes, and the hyperparameters."""
+    return Example(shapes=(*shapes, (len(HYPER_SLOTS),)), attrs=attrs, low=0.1, high=0.9, bench=bench)
 
 
 # ---------------------------------------------------------------- update rows
@@ -160,23 +158,23 @@ def spec_of(op: Update) -> OpSpec:
             f"{unknown[0]!r} is neither p, g nor state, and no hyperparameter: those are {', '.join(known)}"
         )
 
-    def example(shape: tuple[int, ...], clip: int, **kw: Any) -> Example:
-        shapes = (shape,) * (2 + len(op.state)) + ((N_SLOTS,),)
-        return Example(shapes=shapes, attrs={"clip": clip}, low=0.1, high=0.9, **kw)
-
+    n = 2 + len(op.state)
     return _operator(
         op.name,
         op.text,
         (*ROWS_COLS, CLIP),
         (
-            U("p", "rows*cols", "rows"),
-            R("g", "rows*cols", "rows"),
-            *(U(s, "rows*cols", "rows") for s in op.state),
+            U("p", SIZE, "rows"),
+            R("g", SIZE, "rows"),
+            *(U(s, SIZE, "rows") for s in op.state),
             R(**HYPER),
         ),
         attrs=(_FLAG,),
-        examples=(example((6, 4), 0), example((3,), 1), example((5, 37), 1), example((784, 64), 0, bench=True)),
-        flops=f"{op.operations}*rows*cols",
+        examples=(
+            *(_example(*[shape] * n, clip=clip) for shape, clip in (((6, 4), 0), ((3,), 1), ((5, 37), 1))),
+            _example(*[(784, 64)] * n, clip=0, bench=True),
+        ),
+        flops=f"{op.operations}*{SIZE}",
         source=op.source,
     )
 
@@ -186,141 +184,114 @@ for _op in UPDATES.values():
 
 
 # ---------------------------------------------------------------- the step: counter and schedule
-register(
-    _operator(
-        "tick",
-        "t += 1; beta1_t *= beta1; beta2_t *= beta2; lr_t = schedule(t - 1)*min(1, t/warmup_steps); step_size_t = "
-        "lr_t/(1 - beta1_t); inv_sqrt_correction2_t = 1/sqrt(1 - beta2_t)",
-        (choice("schedule", len(SCHEDULES)),),
-        (U(**HYPER, part="w0"),),
-        attrs=(
-            Attr(
-                name="schedule",
-                default=0,
-                check=lambda v: v in range(len(SCHEDULES)),
-                doc=f"0..{len(SCHEDULES) - 1}: {', '.join(SCHEDULES)}",
-            ),
+_add(
+    "tick",
+    "t += 1; beta1_t *= beta1; beta2_t *= beta2; lr_t = schedule(t - 1)*min(1, t/warmup_steps); step_size_t = "
+    "lr_t/(1 - beta1_t); inv_sqrt_correction2_t = 1/sqrt(1 - beta2_t)",
+    (choice("schedule", len(SCHEDULES)),),
+    (U(**HYPER, part="w0"),),
+    attrs=(
+        Attr(
+            name="schedule",
+            default=0,
+            check=lambda v: v in range(len(SCHEDULES)),
+            doc=f"0..{len(SCHEDULES) - 1}: {', '.join(SCHEDULES)}",
         ),
-        word_values=lambda shapes, attrs: dict(attrs),
-        examples=tuple(
-            Example(shapes=((N_SLOTS,),), attrs={"schedule": s}, low=0.1, high=0.9) for s in range(len(SCHEDULES))
-        ),
-        source="torch.optim.lr_scheduler: StepLR, ExponentialLR, CosineAnnealingLR, CosineAnnealingWarmRestarts; the schedule "
-        "starts after the warm-up",
-    )
+    ),
+    word_values=lambda shapes, attrs: dict(attrs),
+    examples=tuple(_example(schedule=s) for s in range(len(SCHEDULES))),
+    source="torch.optim.lr_scheduler: StepLR, ExponentialLR, CosineAnnealingLR, CosineAnnealingWarmRestarts; the schedule "
+    "starts after the warm-up",
 )
 
 
-register(
-    _operator(
-        "rate_table",
-        "lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)]",
-        (*dims("n"), Word(name="every", kind="int", lo=1, hi=2**53)),
-        (R("table", "n", "w0"), U(**HYPER, part="w0")),
-        require=("n - 1",),
-        attrs=(Attr(name="every", default=1, check=lambda v: isinstance(v, int) and v >= 1, doc="steps of an entry"),),
-        word_values=lambda shapes, attrs: {"n": shapes["table"][0], **attrs},
-        examples=tuple(
-            Example(shapes=((n,), (N_SLOTS,)), attrs={"every": every}, low=0.1, high=0.9)
-            for n, every in ((1, 1), (7, 2))
-        ),
-        source="torch.optim.lr_scheduler.LambdaLR",
-    )
+_add(
+    "rate_table",
+    "lr_t *= f; step_size_t *= f; f = table[min(max(0, t - 1 - warmup_steps) // every, n - 1)]",
+    (*dims("n"), Word(name="every", kind="int", lo=1, hi=2**53)),
+    (R("table", "n", "w0"), U(**HYPER, part="w0")),
+    require=("n - 1",),
+    attrs=(Attr(name="every", default=1, check=lambda v: isinstance(v, int) and v >= 1, doc="steps of an entry"),),
+    word_values=lambda shapes, attrs: {"n": shapes["table"][0], **attrs},
+    examples=(_example((1,), every=1), _example((7,), every=2)),
+    source="torch.optim.lr_scheduler.LambdaLR",
 )
-register(
-    _operator(
-        "rate_scale",
-        "scaled = hyper, its lr_t and step_size_t times factor",
-        (Word(name="factor", kind="float", lo=0, hi=1e300),),
-        (R(**HYPER, part="w0"), W(**{**HYPER, "name": "scaled"}, part="w0")),
-        attrs=(Attr(name="factor", default=1.0, check=lambda v: 0 <= v < 1e300, doc="of a parameter's learning rate"),),
-        shape=lambda shapes, attrs: {"scaled": shapes["hyper"]},
-        word_values=lambda shapes, attrs: dict(attrs),
-        examples=(Example(shapes=((N_SLOTS,),), attrs={"factor": 0.25}, low=0.1, high=0.9),),
-        source="torch.optim's groups of parameters",
-    )
+_add(
+    "rate_scale",
+    "scaled = hyper, its lr_t and step_size_t times factor",
+    (_weight("factor"),),
+    (R(**HYPER, part="w0"), W(**{**HYPER, "name": "scaled"}, part="w0")),
+    attrs=(Attr(name="factor", default=1.0, check=_is_weight, doc="of a parameter's learning rate"),),
+    shape=lambda shapes, attrs: {"scaled": shapes["hyper"]},
+    word_values=lambda shapes, attrs: dict(attrs),
+    examples=(_example(factor=0.25),),
+    source="torch.optim's groups of parameters",
 )
 
 
 # ---------------------------------------------------------------- clipping
-_GRADIENT = U("g", "rows*cols", "rows")
+_GRADIENT = U("g", SIZE, "rows")
 
-register(
-    _operator(
-        "clip_value",
-        "g = min(max(g, -clip_value), clip_value)",
-        ROWS_COLS,
-        (_GRADIENT, R(**HYPER)),
-        examples=(
-            Example(shapes=((6, 4), (N_SLOTS,)), low=0.1, high=0.9),
-            Example(shapes=((3,), (N_SLOTS,)), low=0.1, high=0.9),
-        ),
-        flops="2*rows*cols",
-        source="torch.nn.utils.clip_grad_value_",
-    )
+_add(
+    "clip_value",
+    "g = min(max(g, -clip_value), clip_value)",
+    ROWS_COLS,
+    (_GRADIENT, R(**HYPER)),
+    examples=(_example((6, 4)), _example((3,))),
+    flops=f"2*{SIZE}",
+    source="torch.nn.utils.clip_grad_value_",
 )
-register(
-    _operator(
-        "sumsq",
-        "s[r] = sum_c g[r,c]^2",
-        ROWS_COLS,
-        (R("g", "rows*cols", "rows"), W("s", "rows", "rows")),
-        shape=lambda shapes, attrs: {"s": shapes["g"][:1] or (affine(1),)},
-        word_values=lambda shapes, attrs: leading(shapes["g"]),
-        examples=(
-            Example(shapes=((6, 4),)),
-            Example(shapes=((37,),)),
-            Example(shapes=((5, 137),)),
-            Example(shapes=((784, 64),), bench=True),
-        ),
-        flops="2*rows*cols",
-    )
+_add(
+    "sumsq",
+    "s[r] = sum_c g[r,c]^2",
+    ROWS_COLS,
+    (R("g", SIZE, "rows"), W("s", "rows", "rows")),
+    shape=lambda shapes, attrs: {"s": shapes["g"][:1] or (affine(1),)},
+    word_values=lambda shapes, attrs: leading(shapes["g"]),
+    examples=(
+        Example(shapes=((6, 4),)),
+        Example(shapes=((37,),)),
+        Example(shapes=((5, 137),)),
+        Example(shapes=((784, 64),), bench=True),
+    ),
+    flops=f"2*{SIZE}",
 )
-register(
-    _operator(
-        "clip_norm_scale",
-        "clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6))",
-        dims("n"),
-        (R("s", "n", "w0"), U(**HYPER, part="w0")),
-        word_values=lambda shapes, attrs: {"n": shapes["s"][0]},
-        examples=(
-            Example(shapes=((2,), (N_SLOTS,)), low=0.1, high=0.9),
-            Example(shapes=((300,), (N_SLOTS,)), low=0.1, high=0.9),
-        ),
-        flops="n",
-        source="torch.nn.utils.clip_grad_norm_",
-    )
+_add(
+    "clip_norm_scale",
+    "clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6))",
+    dims("n"),
+    (R("s", "n", "w0"), U(**HYPER, part="w0")),
+    word_values=lambda shapes, attrs: {"n": shapes["s"][0]},
+    examples=(_example((2,)), _example((300,))),
+    flops="n",
+    source="torch.nn.utils.clip_grad_norm_",
 )
 
 
 # ---------------------------------------------------------------- penalties, zero
-register(
-    _operator(
-        "penalty",
-        "g += l1*sign(p) + 2*l2*p",
-        (*ROWS_COLS, Word(name="l1", kind="float", lo=0, hi=1e300), Word(name="l2", kind="float", lo=0, hi=1e300)),
-        (R("p", "rows*cols", "rows"), _GRADIENT),
-        attrs=(
-            Attr(name="l1", default=0.0, check=lambda v: 0 <= v < 1e300, doc="weight of sum |p|"),
-            Attr(name="l2", default=0.0, check=lambda v: 0 <= v < 1e300, doc="weight of sum p^2"),
-        ),
-        examples=tuple(
-            Example(shapes=(s, s), attrs=a)
-            for s, a in (((6, 4), {"l1": 0.01}), ((5,), {"l2": 0.1}), ((3, 19), {"l1": 0.3, "l2": 0.2}))
-        ),
-        flops="4*rows*cols",
-        source="the gradient of l1*sum|p| + l2*sum p^2, as in Keras",
-    )
+_add(
+    "penalty",
+    "g += l1*sign(p) + 2*l2*p",
+    (*ROWS_COLS, _weight("l1"), _weight("l2")),
+    (R("p", SIZE, "rows"), _GRADIENT),
+    attrs=(
+        Attr(name="l1", default=0.0, check=_is_weight, doc="weight of sum |p|"),
+        Attr(name="l2", default=0.0, check=_is_weight, doc="weight of sum p^2"),
+    ),
+    examples=tuple(
+        Example(shapes=(s, s), attrs=a)
+        for s, a in (((6, 4), {"l1": 0.01}), ((5,), {"l2": 0.1}), ((3, 19), {"l1": 0.3, "l2": 0.2}))
+    ),
+    flops=f"4*{SIZE}",
+    source="the gradient of l1*sum|p| + l2*sum p^2, as in Keras",
 )
-register(
-    _operator(
-        "zero",
-        "g = 0",
-        ROWS_COLS,
-        (W("g", "rows*cols", "rows"),),
-        attrs=(Attr(name="shape", default=(1,), doc="shape of g"),),
-        shape=lambda shapes, attrs: {"g": tuple(affine(n) for n in attrs["shape"])},
-        word_values=lambda shapes, attrs: rows_cols(shapes["g"]),
-        examples=(Example(shapes=(), attrs={"shape": (6, 4)}), Example(shapes=(), attrs={"shape": (3,)})),
-    )
+_add(
+    "zero",
+    "g = 0",
+    ROWS_COLS,
+    (W("g", SIZE, "rows"),),
+    attrs=(Attr(name="shape", default=(1,), doc="shape of g"),),
+    shape=lambda shapes, attrs: {"g": tuple(affine(n) for n in attrs["shape"])},
+    word_values=lambda shapes, attrs: rows_cols(shapes["g"]),
+    examples=(Example(shapes=(), attrs={"shape": (6, 4)}), Example(shapes=(), attrs={"shape": (3,)})),
 )

@@ -11,25 +11,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from calcvm.ops.dims import ONE, Affine, Shape, numel, show
+from calcvm.ops.dims import ONE, Affine, Shape, show
 from calcvm.ops.sizes import On, parts
 from calcvm.ops.spec import (
     PHASES,
+    PLACES,
+    VECTORS,
     WN,
     Attr,
     Example,
-    Operand,
-    OpSpec,
     R,
     RowSpec,
     S,
     Shapes,
     W,
     Word,
+    are_axes,
     choice,
     dims,
     joined,
-    register,
+    operator,
+    places,
+    uniform,
 )
 
 BY = choice("by", 2)  # 1: shared over what is kept, the leading axis being reduced
@@ -38,21 +41,27 @@ BLOCKS = 3  # of neighbouring axes that a sum may be over
 
 @dataclass(frozen=True)
 class Form:
-    """How x is seen: its sizes, elements of x and of y, and what is kept below the leading axis."""
+    """How x is seen: its sizes, elements of x and of y, what is kept below the leading axis; parts of backward rows."""
 
     sizes: str
     x: str
     y: str
     kept: str
-    require: tuple[str, ...] = ()
+    require: tuple[str, ...]
+    part: str
+    dy_part: str
 
     @property
     def words(self) -> tuple[Word, ...]:
         return (*dims(self.sizes), BY)
 
 
-SUM = Form("O R0 K0 R1 K1 R2 I", "O*R0*K0*R1*K1*R2*I", "O*K0*K1*I", "K0*K1*I", ("1 - O if by else 0",))
-EXTREMUM = Form("O P R0 R1 I", "O*P*R0*R1*I", "O*P*I", "I", ("-(R0 - 1)*(O*P - 1)",))
+SUM = Form(
+    "O R0 K0 R1 K1 R2 I", "O*R0*K0*R1*K1*R2*I", "O*K0*K1*I", "K0*K1*I", ("1 - O if by else 0",),
+    "O*R0", "O if R0 == 1 else 0",
+)  # fmt: skip
+# The first of equals is sought along R: one worker for each O.
+EXTREMUM = Form("O P R0 R1 I", "O*P*R0*R1*I", "O*P*I", "I", ("-(R0 - 1)*(O*P - 1)",), "O", "O")
 
 
 def _reduced(shape: Shape, attrs: Mapping[str, Any]) -> list[bool]:
@@ -106,12 +115,7 @@ def extremum_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 ATTRS = (
-    Attr(
-        name="axes",
-        default=None,
-        check=lambda v: v is None or (isinstance(v, tuple) and all(isinstance(a, int) for a in v)),
-        doc="axes to reduce; None: all",
-    ),
+    Attr(name="axes", check=are_axes, doc="axes to reduce; None: all"),
     Attr(name="keepdims", default=False, check=lambda v: isinstance(v, bool), doc="keep reduced axes with size 1"),
 )
 _CASES: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
@@ -174,42 +178,31 @@ def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[i
             phases="2 if wn else 1",
             workspace=sum_workspace,
         )
-    if form is EXTREMUM:  # the first of equals is sought along R: one worker for each O
-        operands: tuple[Operand, ...] = (
-            R("dy", form.y, "O"),
-            R("x", form.x, "O"),
-            R("y", form.y, "O"),
-            W("dx", form.x, "O"),
-        )
-    else:
-        x = tuple(R(name, form.x, "O*R0") for name in reads)
-        operands = (R("dy", form.y, "O if R0 == 1 else 0"), *x, W("dx", form.x, "O*R0"))
+    read = (R(v, form.x if v == "x" else form.y, form.part) for v in reads)
     bwd = RowSpec(
         name=f"{name}_bwd",
         synopsis=f"dx[o,k,r] = {dx}",
         words=form.words,
-        operands=operands,
+        operands=(R("dy", form.y, form.dy_part), *read, W("dx", form.x, form.part)),
         in_place=(("dx", "x"),) if reads else (),
         require=form.require,
         flops=f"{flops[1]}*{form.x}",
     )
-    register(
-        OpSpec(
-            name=name,
-            synopsis=f"y[o,k] = {y}",
-            category="reduction",
-            inputs=("x",),
-            attrs=ATTRS,
-            shape=reduce_shape,
-            words=extremum_words if form is EXTREMUM else sum_words,
-            fwd=(fwd,),
-            bwd=(bwd,),
-            differentiable=("x",),
-            onnx=(onnx,),
-            examples=tuple(Example(shapes=(s,), attrs=a) for s, a in _CASES + (() if form is EXTREMUM else _SEVERAL))
-            + (Example(shapes=((None, 64),), attrs={"axes": (0,)}, batch=256, bench=True),),
-            source="partial sums of fixed shape, then a tree: Higham, Accuracy and Stability, 4.2",
-        )
+    operator(
+        name=name,
+        synopsis=f"y[o,k] = {y}",
+        category="reduction",
+        inputs=("x",),
+        attrs=ATTRS,
+        shape=reduce_shape,
+        words=extremum_words if form is EXTREMUM else sum_words,
+        fwd=(fwd,),
+        bwd=(bwd,),
+        differentiable=("x",),
+        onnx=(onnx,),
+        examples=tuple(Example(shapes=(s,), attrs=a) for s, a in _CASES + (() if form is EXTREMUM else _SEVERAL))
+        + (Example(shapes=((None, 64),), attrs={"axes": (0,)}, batch=256, bench=True),),
+        source="partial sums of fixed shape, then a tree: Higham, Accuracy and Stability, 4.2",
     )
 
 
@@ -222,10 +215,6 @@ _reduction("sum_squares", "sum_r x[o,k,r]^2", "2*dy[o,k]*x[o,k,r]", "x", "Reduce
 
 
 # ---------------------------------------------------------------- softmax
-SOFTMAX = dims("rows inner N")
-S_ELEMS = "rows*inner*N"
-
-
 def softmax_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x = shapes["x"]
     axis = attrs.get("axis", -1)
@@ -234,53 +223,28 @@ def softmax_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     return {"y": x}
 
 
-def softmax_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    x = joined(shapes["x"])
-    return {"rows": x[0] if len(x) > 1 else ONE, "inner": numel(x[1:-1]), "N": x[-1]}
-
-
 def _softmax(name: str, y: str, dx: str, flops: tuple[int, int], onnx: str) -> None:
-    register(
-        OpSpec(
-            name=name,
-            synopsis=y,
-            category="reduction",
-            inputs=("x",),
-            attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="the last axis"),),
-            shape=softmax_shape,
-            words=softmax_words,
-            fwd=(
-                RowSpec(
-                    name=f"{name}_fwd",
-                    synopsis=y,
-                    words=SOFTMAX,
-                    operands=(R("x", S_ELEMS, "rows"), W("y", S_ELEMS, "rows")),
-                    in_place=(("y", "x"),),
-                    flops=f"{flops[0]}*{S_ELEMS}",
-                ),
-            ),
-            bwd=(
-                RowSpec(
-                    name=f"{name}_bwd",
-                    synopsis=dx,
-                    words=SOFTMAX,
-                    operands=(R("dy", S_ELEMS, "rows"), R("y", S_ELEMS, "rows"), W("dx", S_ELEMS, "rows")),
-                    in_place=(("dx", "dy"), ("dx", "y")),
-                    flops=f"{flops[1]}*{S_ELEMS}",
-                ),
-            ),
-            differentiable=("x",),
-            onnx=(onnx,),
-            examples=(
-                Example(shapes=((None, 3),)),
-                Example(shapes=((None, 10),), batch=7),
-                Example(shapes=((None, 3, 67),), batch=3, low=-30.0, high=30.0),
-                Example(shapes=((19,),), attrs={"axis": 0}),
-                Example(shapes=((None, 1),)),
-                Example(shapes=((None, 10),), batch=256, bench=True),
-            ),
-            source="Goodfellow et al., Deep Learning, 4.1: the largest is subtracted first",
-        )
+    operator(
+        name=name,
+        synopsis=y,
+        category="reduction",
+        inputs=("x",),
+        attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="the last axis"),),
+        shape=softmax_shape,
+        words=lambda shapes, attrs: places(shapes["x"]),
+        fwd=(uniform(f"{name}_fwd", y, ("x",), "y", flops[0], PLACES, VECTORS),),
+        bwd=(uniform(f"{name}_bwd", dx, ("dy", "y"), "dx", flops[1], PLACES, VECTORS),),
+        differentiable=("x",),
+        onnx=(onnx,),
+        examples=(
+            Example(shapes=((None, 3),)),
+            Example(shapes=((None, 10),), batch=7),
+            Example(shapes=((None, 3, 67),), batch=3, low=-30.0, high=30.0),
+            Example(shapes=((19,),), attrs={"axis": 0}),
+            Example(shapes=((None, 1),)),
+            Example(shapes=((None, 10),), batch=256, bench=True),
+        ),
+        source="Goodfellow et al., Deep Learning, 4.1: the largest is subtracted first",
     )
 
 

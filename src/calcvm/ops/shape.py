@@ -6,14 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, affine, numel, show
-from calcvm.ops.spec import Attr, Example, OpSpec, R, RowSpec, Shapes, W, choice, dims, joined, register, same_shape
+from calcvm.ops.spec import (
+    Attr,
+    Example,
+    R,
+    RowSpec,
+    Shapes,
+    W,
+    are_axes,
+    choice,
+    dims,
+    joined,
+    operator,
+    same_shape,
+)
 from calcvm.ops.types import CELLS, FLOAT
 
 AXES = 6
-
-
-def _is_int_tuple(v: Any) -> bool:
-    return isinstance(v, tuple) and all(isinstance(n, int) for n in v)
 
 
 def _are_ends(v: Any) -> bool:
@@ -47,61 +56,51 @@ def flatten_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     return {"y": (x[0] if x else ONE, numel(x[1:]))}
 
 
-def _no_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
+def _view(name: str, synopsis: str, shape: Any = same_shape, **more: Any) -> None:
+    operator(
+        name=name,
+        synopsis=synopsis,
+        category="shape",
+        inputs=("x",),
+        shape=shape,
+        words=lambda shapes, attrs: {},
+        view=True,
+        **more,
+    )
 
 
-register(
-    OpSpec(
-        name="reshape",
-        synopsis="y = x under another shape",
-        category="shape",
-        inputs=("x",),
-        attrs=(
-            Attr(
-                name="shape",
-                check=lambda v: isinstance(v, tuple) and all(n is None or (isinstance(n, int) and n >= -1) for n in v),
-                doc="sizes; None is the batch, one -1 is what remains",
-            ),
+_view(
+    "reshape",
+    "y = x under another shape",
+    reshape_shape,
+    attrs=(
+        Attr(
+            name="shape",
+            check=lambda v: isinstance(v, tuple) and all(n is None or (isinstance(n, int) and n >= -1) for n in v),
+            doc="sizes; None is the batch, one -1 is what remains",
         ),
-        shape=reshape_shape,
-        words=_no_words,
-        view=True,
-        differentiable=("x",),
-        onnx=("Reshape", "Squeeze", "Unsqueeze"),
-        examples=(
-            Example(shapes=((None, 6),), attrs={"shape": (None, 2, 3)}),
-            Example(shapes=((None, 2, 3),), attrs={"shape": (-1, 6)}),
-            Example(shapes=((4, 3),), attrs={"shape": (2, -1)}),
-        ),
-    )
+    ),
+    differentiable=("x",),
+    onnx=("Reshape", "Squeeze", "Unsqueeze"),
+    examples=(
+        Example(shapes=((None, 6),), attrs={"shape": (None, 2, 3)}),
+        Example(shapes=((None, 2, 3),), attrs={"shape": (-1, 6)}),
+        Example(shapes=((4, 3),), attrs={"shape": (2, -1)}),
+    ),
 )
-register(
-    OpSpec(
-        name="flatten",
-        synopsis="y = x as (leading axis, everything else)",
-        category="shape",
-        inputs=("x",),
-        shape=flatten_shape,
-        words=_no_words,
-        view=True,
-        differentiable=("x",),
-        onnx=("Flatten",),
-        examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((None,),))),
-    )
+_view(
+    "flatten",
+    "y = x as (leading axis, everything else)",
+    flatten_shape,
+    differentiable=("x",),
+    onnx=("Flatten",),
+    examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((None,),))),
 )
-register(
-    OpSpec(
-        name="stop_gradient",
-        synopsis="y = x, taken for a constant by the backward",
-        category="shape",
-        inputs=("x",),
-        shape=same_shape,
-        words=_no_words,
-        view=True,
-        stops=True,
-        examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((4,),))),
-    )
+_view(
+    "stop_gradient",
+    "y = x, taken for a constant by the backward",
+    stops=True,
+    examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((4,),))),
 )
 
 
@@ -174,32 +173,30 @@ def _permute(name: str, source: str, target: str, d: str, s: str, same: str, of:
     )
 
 
-register(
-    OpSpec(
-        name="transpose",
-        synopsis="y[i_axes[0], i_axes[1], ...] = x[i_0, i_1, ...]",
-        category="shape",
-        inputs=("x",),
-        attrs=(Attr(name="axes", default=None, check=lambda v: v is None or _is_int_tuple(v), doc="None: reversed"),),
-        shape=transpose_shape,
-        words=transpose_words,
-        fwd=(_permute("transpose_fwd", "x", "y", "d", "s", "same", CELLS),),
-        bwd=(_permute("transpose_bwd", "dy", "dx", "e", "t", "back"),),
-        differentiable=("x",),
-        onnx=("Transpose",),
-        examples=(
-            Example(shapes=((None, 7),), attrs={"axes": (1, 0)}),
-            Example(shapes=((17, 35),)),
-            *(Example(shapes=((17, 35),), types={CELLS: t}) for t in ("uint8", "int64")),
-            Example(shapes=((None, 3, 5),), attrs={"axes": (0, 2, 1)}),
-            Example(shapes=((None, 3, 4, 5),), attrs={"axes": (0, 3, 1, 2)}),
-            Example(shapes=((None, 3, 4, 5),), attrs={"axes": (2, 0, 3, 1)}),
-            Example(shapes=((2, 3, 2, 4, 2, 3),), attrs={"axes": (0, 5, 1, 4, 2, 3)}, batch=2),
-            Example(shapes=((None, 3),), attrs={"axes": (0, 1)}),
-            Example(shapes=((),)),
-            Example(shapes=((None, 64, 64),), attrs={"axes": (0, 2, 1)}, batch=16, bench=True),
-        ),
-    )
+operator(
+    name="transpose",
+    synopsis="y[i_axes[0], i_axes[1], ...] = x[i_0, i_1, ...]",
+    category="shape",
+    inputs=("x",),
+    attrs=(Attr(name="axes", check=are_axes, doc="None: reversed"),),
+    shape=transpose_shape,
+    words=transpose_words,
+    fwd=(_permute("transpose_fwd", "x", "y", "d", "s", "same", CELLS),),
+    bwd=(_permute("transpose_bwd", "dy", "dx", "e", "t", "back"),),
+    differentiable=("x",),
+    onnx=("Transpose",),
+    examples=(
+        Example(shapes=((None, 7),), attrs={"axes": (1, 0)}),
+        Example(shapes=((17, 35),)),
+        *(Example(shapes=((17, 35),), types={CELLS: t}) for t in ("uint8", "int64")),
+        Example(shapes=((None, 3, 5),), attrs={"axes": (0, 2, 1)}),
+        Example(shapes=((None, 3, 4, 5),), attrs={"axes": (0, 3, 1, 2)}),
+        Example(shapes=((None, 3, 4, 5),), attrs={"axes": (2, 0, 3, 1)}),
+        Example(shapes=((2, 3, 2, 4, 2, 3),), attrs={"axes": (0, 5, 1, 4, 2, 3)}, batch=2),
+        Example(shapes=((None, 3),), attrs={"axes": (0, 1)}),
+        Example(shapes=((),)),
+        Example(shapes=((None, 64, 64),), attrs={"axes": (0, 2, 1)}, batch=16, bench=True),
+    ),
 )
 
 
@@ -240,38 +237,36 @@ def _concat_bwd(wrt: str, start: str, n: str) -> RowSpec:
     )
 
 
-register(
-    OpSpec(
-        name="concat",
-        synopsis="y[r] = a[r] followed by b[r]",
-        category="shape",
-        inputs=("a", "b"),
-        attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="axis to join along"),),
-        shape=concat_shape,
-        words=concat_words,
-        fwd=(
-            RowSpec(
-                name="concat_fwd",
-                synopsis="y[r] = a[r] followed by b[r]",
-                words=CONCAT,
-                operands=(
-                    R("a", "rows*inner*A", "rows", type=CELLS),
-                    R("b", "rows*inner*B", "rows", type=CELLS),
-                    W("y", "rows*inner*(A + B)", "rows", type=CELLS),
-                ),
+operator(
+    name="concat",
+    synopsis="y[r] = a[r] followed by b[r]",
+    category="shape",
+    inputs=("a", "b"),
+    attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="axis to join along"),),
+    shape=concat_shape,
+    words=concat_words,
+    fwd=(
+        RowSpec(
+            name="concat_fwd",
+            synopsis="y[r] = a[r] followed by b[r]",
+            words=CONCAT,
+            operands=(
+                R("a", "rows*inner*A", "rows", type=CELLS),
+                R("b", "rows*inner*B", "rows", type=CELLS),
+                W("y", "rows*inner*(A + B)", "rows", type=CELLS),
             ),
         ),
-        bwd=(_concat_bwd("a", "", "A"), _concat_bwd("b", "A + ", "B")),
-        differentiable=("a", "b"),
-        onnx=("Concat",),
-        examples=(
-            Example(shapes=((None, 3), (None, 5))),
-            *(Example(shapes=((None, 3), (None, 5)), types={CELLS: t}) for t in ("uint8", "int64")),
-            Example(shapes=((None, 2, 3), (None, 4, 3)), attrs={"axis": 1}),
-            Example(shapes=((None, 2, 3), (None, 2, 17)), attrs={"axis": -1}),
-            Example(shapes=((4, 3), (2, 3)), attrs={"axis": 0}),
-        ),
-    )
+    ),
+    bwd=(_concat_bwd("a", "", "A"), _concat_bwd("b", "A + ", "B")),
+    differentiable=("a", "b"),
+    onnx=("Concat",),
+    examples=(
+        Example(shapes=((None, 3), (None, 5))),
+        *(Example(shapes=((None, 3), (None, 5)), types={CELLS: t}) for t in ("uint8", "int64")),
+        Example(shapes=((None, 2, 3), (None, 4, 3)), attrs={"axis": 1}),
+        Example(shapes=((None, 2, 3), (None, 2, 17)), attrs={"axis": -1}),
+        Example(shapes=((4, 3), (2, 3)), attrs={"axis": 0}),
+    ),
 )
 
 
@@ -334,56 +329,54 @@ SLICE_REQUIRE = (
     "rows - first - d0",
     "cols - off - (d5 + " + " + ".join(f"(d{i} - 1)*s{i}" for i in range(1, AXES - 1)) + ")",
 )
-register(
-    OpSpec(
-        name="slice",
-        synopsis="y = x[starts[0]:stops[0], starts[1]:stops[1], ...]",
-        category="shape",
-        inputs=("x",),
-        attrs=(
-            Attr(name="starts", check=_are_ends, doc="first index along each axis, None: 0"),
-            Attr(name="stops", check=_are_ends, doc="end along each axis, None: the axis's size"),
-        ),
-        shape=slice_shape,
-        words=slice_words,
-        fwd=(
-            RowSpec(
-                name="slice_fwd",
-                synopsis="y = x[starts:stops]",
-                words=SLICE,
-                operands=(
-                    R("x", "rows*cols", "d0 if d0 == rows else 0", type=CELLS),
-                    W("y", SLICE_SIZE, "d0", type=CELLS),
-                ),
-                require=SLICE_REQUIRE,
+operator(
+    name="slice",
+    synopsis="y = x[starts[0]:stops[0], starts[1]:stops[1], ...]",
+    category="shape",
+    inputs=("x",),
+    attrs=(
+        Attr(name="starts", check=_are_ends, doc="first index along each axis, None: 0"),
+        Attr(name="stops", check=_are_ends, doc="end along each axis, None: the axis's size"),
+    ),
+    shape=slice_shape,
+    words=slice_words,
+    fwd=(
+        RowSpec(
+            name="slice_fwd",
+            synopsis="y = x[starts:stops]",
+            words=SLICE,
+            operands=(
+                R("x", "rows*cols", "d0 if d0 == rows else 0", type=CELLS),
+                W("y", SLICE_SIZE, "d0", type=CELLS),
             ),
+            require=SLICE_REQUIRE,
         ),
-        bwd=(
-            RowSpec(
-                name="slice_bwd",
-                synopsis="dx[starts:stops] = dy, 0 elsewhere",
-                words=SLICE,
-                operands=(R("dy", SLICE_SIZE, "d0 if d0 == rows else 0"), W("dx", "rows*cols", "rows")),
-                require=SLICE_REQUIRE,
-            ),
+    ),
+    bwd=(
+        RowSpec(
+            name="slice_bwd",
+            synopsis="dx[starts:stops] = dy, 0 elsewhere",
+            words=SLICE,
+            operands=(R("dy", SLICE_SIZE, "d0 if d0 == rows else 0"), W("dx", "rows*cols", "rows")),
+            require=SLICE_REQUIRE,
         ),
-        differentiable=("x",),
-        onnx=("Slice", "Split"),
-        examples=(
-            Example(shapes=((None, 7),), attrs={"starts": (None, 2), "stops": (None, 5)}),
-            Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1), "stops": (None, 3)}),
-            *(
-                Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1), "stops": (None, 3)}, types={CELLS: t})
-                for t in ("uint8", "int64")
-            ),
-            Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1, 2), "stops": (None, None, -1)}),
-            Example(shapes=((None, 3, 4, 2, 5),), attrs={"starts": (0, 1, 1, 0, 1), "stops": (None, 3, 3, 1, 5)}),
-            Example(shapes=((None, 4, 1, 2),), attrs={"starts": (0, 1, 0, 0), "stops": (None, None, None, 1)}),
-            Example(shapes=((5, None, 3),), attrs={"starts": (1, None, 0), "stops": (4, None, 2)}, batch=4),
-            Example(shapes=((4, 3, None),), attrs={"starts": (0, 1), "stops": (3, -1)}, batch=4),
-            Example(shapes=((6, 4),), attrs={"starts": (1,), "stops": (4,)}),
-            Example(shapes=((6, 4),), attrs={"starts": (2, 1), "stops": (-1, 3)}),
-            Example(shapes=((9,),), attrs={"starts": (3,), "stops": (8,)}),
+    ),
+    differentiable=("x",),
+    onnx=("Slice", "Split"),
+    examples=(
+        Example(shapes=((None, 7),), attrs={"starts": (None, 2), "stops": (None, 5)}),
+        Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1), "stops": (None, 3)}),
+        *(
+            Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1), "stops": (None, 3)}, types={CELLS: t})
+            for t in ("uint8", "int64")
         ),
-    )
+        Example(shapes=((None, 4, 5),), attrs={"starts": (0, 1, 2), "stops": (None, None, -1)}),
+        Example(shapes=((None, 3, 4, 2, 5),), attrs={"starts": (0, 1, 1, 0, 1), "stops": (None, 3, 3, 1, 5)}),
+        Example(shapes=((None, 4, 1, 2),), attrs={"starts": (0, 1, 0, 0), "stops": (None, None, None, 1)}),
+        Example(shapes=((5, None, 3),), attrs={"starts": (1, None, 0), "stops": (4, None, 2)}, batch=4),
+        Example(shapes=((4, 3, None),), attrs={"starts": (0, 1), "stops": (3, -1)}, batch=4),
+        Example(shapes=((6, 4),), attrs={"starts": (1,), "stops": (4,)}),
+        Example(shapes=((6, 4),), attrs={"starts": (2, 1), "stops": (-1, 3)}),
+        Example(shapes=((9,),), attrs={"starts": (3,), "stops": (8,)}),
+    ),
 )

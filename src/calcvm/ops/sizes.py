@@ -253,23 +253,19 @@ def times(size: Extent, n: int) -> Extent:
     return Piecewise(tuple((first, tuple(n * c for c in coefficients)) for first, coefficients in size.pieces))
 
 
-def _on(size: Affine, first: int, last: int) -> Form | int:
-    return Form((size.b, size.a), first, last) if size.a else size.b
-
-
 def largest(a: Extent, b: Extent) -> Extent:
     """The larger of two sizes at every batch."""
 
     def on(words: list[Any]) -> tuple[Form | int]:
         first, last = words[0].first, words[0].last
-        return (_max(*(_piece(size, first, last) for size in (a, b))),)
+        return (max(_piece(size, first, last) for size in (a, b)),)
 
     return a if a == b else exact(on, [Affine(1, 0)], MAX_BATCH)[0]
 
 
 def _piece(size: Extent, first: int, last: int) -> Form | int:
     if isinstance(size, Affine):
-        return _on(size, first, last)
+        return Form((size.b, size.a), first, last) if size.a else size.b
     later = [b for b, _ in size.pieces if first < b <= last]
     if later:
         raise _Cut(later[0])
@@ -277,20 +273,6 @@ def _piece(size: Extent, first: int, last: int) -> Form | int:
 
 
 # ---------------------------------------------------------------- the language
-def _max(*sizes: Any) -> Any:
-    out = sizes[0]
-    for size in sizes[1:]:
-        out = size if size > out else out
-    return out
-
-
-def _min(*sizes: Any) -> Any:
-    out = sizes[0]
-    for size in sizes[1:]:
-        out = size if size < out else out
-    return out
-
-
 def parts(n: Any, m: int) -> Any:
     """A size that is no less than n / m, for every batch: the least that is a number, or a polynomial."""
     if isinstance(n, Form):
@@ -302,7 +284,7 @@ def _ceil_div(n: Any, m: Any) -> Any:
     return -(-n // m)
 
 
-FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "max": _max, "min": _min, "abs": abs, "ceil_div": _ceil_div}
+FUNCTIONS: dict[str, Any] = {"__builtins__": {}, "max": max, "min": min, "abs": abs, "ceil_div": _ceil_div}
 
 
 @cache
@@ -403,8 +385,5 @@ def _workspace(rule: Callable, words: tuple[tuple[str, Any], ...], on: On) -> tu
     def over(values: list[Any]) -> tuple[Any, Any]:
         return rule(SimpleNamespace(**dict(zip(names, values))), on)
 
-    if not any(isinstance(v, Extent) for _, v in words):
-        least, wanted = over([v for _, v in words])
-        return affine(least), affine(wanted)
     least, wanted = exact(over, [v for _, v in words], MAX_BATCH)
     return least, wanted

@@ -20,13 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ParamSpec
 
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
 from calcvm.ops.types import CELLS, FLOAT, VARIABLES
 
 Shapes = Mapping[str, Any]  # of an operator's values by name: Shape, None for an input that is left out
+P = ParamSpec("P")
 HEADER_WORDS = 2
 LINE_WORDS = 8  # of a cache line: an encoded row is whole ones
 MAX_WORDS = 15 * LINE_WORDS  # of a row: two of them, and a few words more, are what a block of a GPU keeps of them
@@ -338,10 +339,8 @@ def register(spec: OpSpec) -> OpSpec:
 
     Raises
     ------
-    CalcError : it is no `OpSpec`, or its name or that of a row is taken.
+    CalcError : its name or that of a row is taken.
     """
-    if not isinstance(spec, OpSpec):
-        raise CalcError(f"register_op takes a cv.OpSpec, not {spec!r}")
     if spec.name in OPS:
         raise CalcError(f"operator {spec.name!r} is registered already: take another name")
     for row in spec.rows:
@@ -353,6 +352,14 @@ def register(spec: OpSpec) -> OpSpec:
     return spec
 
 
+def registered(make: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
+    """``make``, whose operators go into the table."""
+    return lambda *args, **kw: register(make(*args, **kw))
+
+
+operator = registered(OpSpec)
+
+
 def _by_name(name: str) -> OpSpec:
     """An operator of a graph that was pickled."""
     if name not in OPS:
@@ -362,7 +369,27 @@ def _by_name(name: str) -> OpSpec:
     return OPS[name]
 
 
-# ---------------------------------------------------------------- small rules that families share
+# ---------------------------------------------------------------- what families share
+ROWS_COLS = dims("rows cols")
+SIZE = "rows*cols"
+PLACES = dims("rows inner N")  # of vectors of N along the last axis
+VECTORS = "rows*inner*N"
+
+
+def uniform(
+    name: str, synopsis: str, reads: Iterable[str], writes: str, flops: int, words: tuple[Word, ...], size: str = SIZE
+) -> RowSpec:
+    """A row whose operands are all of one size and shared alike; what it writes may be where any of them was."""
+    return RowSpec(
+        name=name,
+        synopsis=synopsis,
+        words=words,
+        operands=(*(R(v, size, "rows") for v in reads), W(writes, size, "rows")),
+        in_place=tuple((writes, v) for v in reads),
+        flops=f"{flops}*{size}",
+    )
+
+
 def leading(shape: Shape) -> dict[str, Any]:
     """A tensor as rows of its leading axis."""
     return {"rows": shape[0] if shape else 1, "cols": numel(shape[1:])}
@@ -376,6 +403,16 @@ def joined(shape: Shape) -> Shape:
 def rows_cols(shape: Shape) -> dict[str, Any]:
     """A tensor as rows, the units of sharing: workers then own the same rows in every operator."""
     return leading(joined(shape))
+
+
+def are_axes(v: Any) -> bool:
+    return v is None or (isinstance(v, tuple) and all(isinstance(a, int) for a in v))
+
+
+def places(shape: Shape) -> dict[str, Any]:
+    """A tensor as vectors along its last axis, rows of them being the units of sharing."""
+    x = joined(shape)
+    return {"rows": x[0] if len(x) > 1 else 1, "inner": numel(x[1:-1]), "N": x[-1]}
 
 
 def same_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:

@@ -74,9 +74,8 @@ class Statement:
     extents: Mapping[str, Extent] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        known = {**self.words}
         sizes = {
-            o.name: extent(o.elems, known)
+            o.name: extent(o.elems, self.words)
             for o in self.spec.operands
             if o.access != "s" and self.operands.get(o.name) is not None
         }
