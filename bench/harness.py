@@ -202,8 +202,8 @@ def environment(threads: int | None = None, **extra: str) -> dict[str, str]:
     process compiles 128 modules of ours.
     """
     tuned = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "GOMP_", "DNNL_", "ONEDNN_", "XLA_", "JAX_", "TORCH", "NUMBA_")
-    tuned += ("PYTHONDONTWRITEBYTECODE",)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(tuned)}
+    dropped = (*tuned, "PYTHONDONTWRITEBYTECODE")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src"), env.get("PYTHONPATH", "")])
     if threads is not None:
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")

@@ -135,11 +135,17 @@ def barrier(control, n_workers):
 
 
 @njit(fastmath=set(), inline=True)
-def run_span(job, row, end, worker):
-    """Rows from one address to another, each as often as it has phases."""
-    of = i64_at(job)
-    control, addresses, heap, row_bytes, n_workers = of[BARRIER], i64_at(of[TABLE]), of[HEAP], of[ROW_BYTES], of[TEAM]
-    phase = 0
+def what_rows_need(job):
+    """Of a job: read before the loop over steps (1x16x4: 14.0 ns a step; where each step is a call 16.2, Zen 4)."""
+    words = i64_at(job)
+    return words[BARRIER], i64_at(words[TABLE]), words[HEAP], words[ROW_BYTES], words[TEAM]
+
+
+@njit(fastmath=set(), inline=True)
+def run_span(needed, rows, start, stop, worker):
+    """Rows [start, stop), each as often as it has phases."""
+    control, addresses, heap, row_bytes, n_workers = needed
+    row, end, phase = rows + start * row_bytes, rows + stop * row_bytes, 0
     while row < end:
         words = i64_at(row)
         call_kernel(addresses[words[0]], heap, row, worker, n_workers, phase)
@@ -153,9 +159,9 @@ def run_span(job, row, end, worker):
 @helper
 def run_spans(job, rows, spans, first, last, worker):
     """Spans [first, last) of a list."""
-    row_bytes = i64_at(job)[ROW_BYTES]
-    for s in range(2 * first, 2 * last, 2):
-        run_span(job, rows + spans[s] * row_bytes, rows + spans[s + 1] * row_bytes, worker)
+    needed = what_rows_need(job)
+    for s in range(first, last):
+        run_span(needed, rows, spans[2 * s], spans[2 * s + 1], worker)
 
 
 @helper
@@ -183,10 +189,10 @@ def enough(job, k, worker):
 def run_rows(job, worker):
     """Rows [START, STOP), STEPS times."""
     words = i64_at(job)
-    rows, row_bytes, limited = words[ROWS], words[ROW_BYTES], words[DEADLINE] != 0
-    row, end = rows + words[START] * row_bytes, rows + words[STOP] * row_bytes
+    needed, limited = what_rows_need(job), words[DEADLINE] != 0
+    rows, start, stop = words[ROWS], words[START], words[STOP]
     for k in range(words[STEPS]):
-        run_span(job, row, end, worker)
+        run_span(needed, rows, start, stop, worker)
         if limited and enough(job, k, worker):
             break
 
