@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -144,6 +143,8 @@ class Cluster:
 
 
 def _connect(ray: Any, address: str | None) -> None:
+    import socket
+
     address = address or os.environ.get("RAY_ADDRESS")
     options = {"address": address} if address else {"include_dashboard": False}
     try:

@@ -114,8 +114,7 @@ def stack(tc, x):
     def codegen(ctx, b, sig, args):
         t = ctx.get_value_type(element)
         n = current().lanes(element.bitwidth)
-        room = cgutils.alloca_once(b, ir.ArrayType(t, n * max(n // 2, 1)))
-        return b.bitcast(room, t.as_pointer())
+        return cgutils.alloca_once(b, t, n * max(n // 2, 1))  # of an array Numba would set every element to 0
 
     return types.CPointer(element)(x), codegen
 

@@ -11,6 +11,7 @@ from time import CLOCK_MONOTONIC
 import numpy as np
 from numba import types
 
+from calcvm.kernels_cpu._common import njit
 from calcvm.vm.run.atomics import (
     atomic_add,
     atomic_load,
@@ -133,22 +134,34 @@ def barrier(control, n_workers):
             idle(spins)
 
 
-@helper
-def run_span(job, rows, start, stop, worker):
-    of = i64_at(job)
-    control, addresses, heap, row_bytes, n_workers = of[BARRIER], i64_at(of[TABLE]), of[HEAP], of[ROW_BYTES], of[TEAM]
-    row, end = rows + start * row_bytes, rows + stop * row_bytes
+@njit(fastmath=set(), inline=True)
+def what_rows_need(job):
+    """Of a job: read before the loop over steps (1x16x4: 14.0 ns a step; where each step is a call 16.2, Zen 4)."""
+    words = i64_at(job)
+    return words[BARRIER], i64_at(words[TABLE]), words[HEAP], words[ROW_BYTES], words[TEAM]
+
+
+@njit(fastmath=set(), inline=True)
+def run_span(needed, rows, start, stop, worker):
+    """Rows [start, stop), each as often as it has phases."""
+    control, addresses, heap, row_bytes, n_workers = needed
+    row, end, phase = rows + start * row_bytes, rows + stop * row_bytes, 0
     while row < end:
         words = i64_at(row)
-        call_kernel(addresses[words[0]], heap, row, worker, n_workers, 0)
-        if words[1] & 2:
-            for phase in range(1, words[2]):
-                if n_workers > 1:
-                    barrier(control, n_workers)
-                call_kernel(addresses[words[0]], heap, row, worker, n_workers, phase)
-        if n_workers > 1 and words[1] & 1:
+        call_kernel(addresses[words[0]], heap, row, worker, n_workers, phase)
+        phase = phase + 1 if words[1] & 2 and phase + 1 < words[2] else 0
+        if n_workers > 1 and (phase or words[1] & 1):
             barrier(control, n_workers)
-        row += row_bytes
+        if phase == 0:
+            row += row_bytes
+
+
+@helper
+def run_spans(job, rows, spans, first, last, worker):
+    """Spans [first, last) of a list."""
+    needed = what_rows_need(job)
+    for s in range(first, last):
+        run_span(needed, rows, spans[2 * s], spans[2 * s + 1], worker)
 
 
 @helper
@@ -176,9 +189,10 @@ def enough(job, k, worker):
 def run_rows(job, worker):
     """Rows [START, STOP), STEPS times."""
     words = i64_at(job)
-    limited = words[DEADLINE] != 0
+    needed, limited = what_rows_need(job), words[DEADLINE] != 0
+    rows, start, stop = words[ROWS], words[START], words[STOP]
     for k in range(words[STEPS]):
-        run_span(job, words[ROWS], words[START], words[STOP], worker)
+        run_span(needed, rows, start, stop, worker)
         if limited and enough(job, k, worker):
             break
 
@@ -212,13 +226,11 @@ def run_rounds(job, worker):
                 weigh(job, m / (stop - start))
             if nw > 1:
                 barrier(control, nw)
-        for s in range(first_span, last_span):
-            run_span(job, rows, spans[2 * s], spans[2 * s + 1], worker)
+        run_spans(job, rows, spans, first_span, last_span, worker)
         if 0 < words[PART] < words[PARTS]:
             continue
         if base + m == stop:
-            for s in range(words[N_END_SPANS]):
-                run_span(job, rows, end_spans[2 * s], end_spans[2 * s + 1], worker)
+            run_spans(job, rows, end_spans, 0, words[N_END_SPANS], worker)
         if nw > 1:
             barrier(control, nw)
         if worker == 0:
