@@ -35,7 +35,7 @@ ROUTINES: dict[str, Routine] = {}
 
 def symbol_of(name: str, dtype: str) -> str:
     """What a routine's function is called: names in PTX are of ASCII, and have no dots."""
-    return f"calcvm_{re.sub(r'[^A-Za-z0-9_]', lambda c: f'${ord(c[0]):x}', name)}_{dtype}"
+    return f"calcvm_{re.sub(r'[^A-Za-z0-9_]', lambda c: f'${ord(c[0]):x}$', name)}_{dtype}"
 
 
 def ints(n: int) -> list[Any]:
