@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 
-from calcvm.kernels_cuda import kernels
-from calcvm.kernels_cuda._cuda import POINTERS, WORDS, block, blocks, compile_ptx, types
+from calcvm.vm.run.cuda import build
 
 Key = tuple[str, str, tuple[int, int]]  # kernel, dtype, compute capability
-
-
-def symbol_of(name: str) -> str:
-    """What the entry of a kernel is called: PTX has no names with dots."""
-    return f"calcvm_{name}".replace(".", "_")
+ASSEMBLER = shutil.which("ptxas")
 
 
 def ptx_of(name: str, dtype: str, cc: tuple[int, int] = (9, 0)) -> str:
-    kernel = kernels()[name]
-    one = kernel.bound
+    """A module of one row's kernel, with all that it calls."""
+    return build.ptx("row", (name,), dtype, build.Target(cc, 256, 2))
 
-    def run(h, r, phase):  # type: ignore[no-untyped-def]
-        one(h, r, block(), blocks(), phase)
 
-    return compile_ptx(run, (POINTERS[dtype], WORDS, types.int64), symbol_of(name), cc, 256, 2)
+def functions_in(ptx: str) -> list[str]:
+    """The names that calcvm gave to functions of a module, in order; those of the compiler have a "$" and a number."""
+    defined = re.findall(r"^\.func (?:\([^)]*\) )?(\S+?)\([^{;]*\n\{$", ptx.replace(".func  ", ".func "), re.M)
+    return [name for name in defined if not re.search(r"\$\d+$", name)]
+
+
+def assemble(ptx: str, to: str) -> str:
+    """What NVIDIA's assembler says of a module that it writes to a file as machine code."""
+    (cc,) = re.findall(r"^\.target (\w+)$", ptx, re.M)
+    command = [str(ASSEMBLER), f"-arch={cc}", "-O1", "-v", "-", "-o", to]
+    done = subprocess.run(command, input=ptx, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def tile(
         mode = _product.FROM_INIT if init else _product.SET
         _product.product(h, S, _gemm.KC, m - ones, at(h, a_off), a_rs, a_ks, m * S, at(h, b_off), b_ks, b_cs, S * n,
                       pc, n, pc, n, mode, _product.NONE, 0.0, pc)  # fmt: skip
-        _tiles.tile(which, h, 0, 0, m, n, 0, G * S, 0)
+        _tiles.tile(h, which, 0, 0, m, n, 0, G * S, 0)
 
     launch(
         on_each,

@@ -11,8 +11,9 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.kernels_cuda import kernels
+from calcvm.kernels_cuda._routines import symbol_of
 from calcvm.vm.run.cuda import build
-from tests.cuda.compiling import process, submit, symbol_of
+from tests.cuda.compiling import ASSEMBLER, assemble, functions_in, process, submit
 from tests.prebuild import instances
 
 CAPABILITIES = ((9, 0), (8, 0))
@@ -26,6 +27,16 @@ ARITHMETIC = re.compile(r"^\s*(?:add|sub|mul|fma|div|sqrt|rcp|neg|abs)\.(?:rn\.)
 
 def check(ptx, entry, cc):
     assert f".entry {entry}(" in ptx and f".target sm_{cc[0]}{cc[1]}" in ptx and ".version 8.0" in ptx
+
+
+def check_kernel(ptx, name, dtype, cc):
+    """A module of a row's kernel: that and what it calls are there once, each before who calls it; as of one compiler."""
+    check(ptx, "calcvm_row", cc)
+    there = functions_in(ptx)
+    assert symbol_of(f"row_{name}", dtype) in there and len(there) == len(set(there))
+    for call in re.finditer(r"^\t(?:call\.uni \(returned\), )?(calcvm_[\w$]+), ", ptx, re.M):
+        assert "$" in call[1] or call[1] in functions_in(ptx[: call.start()])
+    assert ".extern .func" not in ptx and ".visible .func" not in ptx and "NumbaEnv" not in ptx
 
 
 TYPED = [
@@ -71,7 +82,7 @@ def compiled(request, entries):
 def test_float32_kernel(key, compiled):
     name, _, cc = key
     ptx = compiled[key].result()
-    check(ptx, symbol_of(name), cc)
+    check_kernel(ptx, name, "float32", cc)
     found = ARITHMETIC.findall(ptx)
     if name in IN_FLOAT64:
         assert len(found) <= 400
@@ -81,42 +92,60 @@ def test_float32_kernel(key, compiled):
 
 def test_float64_kernel(key, compiled):
     name, _, cc = key
-    check(compiled[key].result(), symbol_of(name), cc)
+    check_kernel(compiled[key].result(), name, "float64", cc)
 
 
+@pytest.mark.skipif(ASSEMBLER is None, reason="no ptxas is installed")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_is_joined_is_assembled(dtype, request, compiled, tmp_path):
+    """Of all kernels that are compiled at hand those of other types and some of each family, with --whole all."""
+    whole = request.config.getoption("--whole")
+    keys = [key for key in compiled if key[1] == dtype and (whole or key[0] in (*TYPED, *SAMPLE))]
+    assert keys
+    for key in keys:
+        assert "calcvm_row" in assemble(compiled[key].result(), str(tmp_path / "cubin"))
+
+
+# ---------------------------------------------------------------- entries
 def entry_of(entry, cc, cache):
-    """The PTX of an entry for the paper's network, and the same from the cache."""
+    """The PTX of an entry for the paper's network, the same from the cache and mended; the functions compiled at first, and to mend it."""
     os.environ["CALCVM_CACHE_DIR"] = cache
     net = nn.Linear(64) >> nn.Sigmoid() >> nn.Linear(64) >> nn.Sigmoid() >> nn.Linear(10)
     graph = cv.build_graph(net, (784,), "softmax_cross_entropy", cv.Adam(1e-3))
     program = cv.compile(graph, batch_size=32, device="cuda", mode="grid", workers=2, accumulate=False)
     target = build.Target(cc, 64 if entry == "fleet" else 256, 1)
     names = [name for name, _ in program.instructions]
-    texts = [build.ptx(entry, names, "float32", target)]
-    compiling, build._compile = build._compile, None  # now it must be there
+    compiled = []
+    before = build._kept
+    build._kept = lambda name, cc, made_of, make: before(name, cc, made_of, lambda: compiled.append(name) or make())
     try:
+        texts = [build.ptx(entry, names, "float32", target)]
+        of_all, compiled[:] = list(compiled), []
         texts.append(build.ptx(entry, names, "float32", target))
-        (kept,) = (Path(cache) / "ptx").iterdir()
-        kept.write_text(kept.read_text()[:-100])  # torn: it would be compiled again
-        try:
-            build.ptx(entry, names, "float32", target)
-        except TypeError:
-            texts.append("torn")
+        (kept,) = (Path(cache) / "ptx").glob(f"calcvm_{entry}-*.sm_{cc[0]}{cc[1]}.ptx")
+        kept.write_text(kept.read_text()[:-100])  # torn: it is compiled again
+        texts.append(build.ptx(entry, names, "float32", target))
     finally:
-        build._compile = compiling
-    return texts
+        build._kept = before
+    return texts, of_all, compiled, sorted(set(names))
 
 
 @pytest.fixture(scope="module")
 def entries(request, tmp_path_factory):
+    cache = {cc: str(tmp_path_factory.mktemp("ptx")) for cc in CAPABILITIES}  # entries share what they call
     with process() as pool:
-        yield {of: pool.submit(entry_of, *of, str(tmp_path_factory.mktemp(of[0]))) for of in asked_for(request, "of")}
+        yield {of: pool.submit(entry_of, *of, cache[of[1]]) for of in asked_for(request, "of")}
 
 
-def test_entry_of_the_vm(of, entries):
-    """The paper's network, in each way that a program is run; a second time from the cache."""
+def test_entry_of_the_vm(of, entries, tmp_path):
+    """The paper's network, in each way that a program is run: what no program had is compiled, and only that."""
     entry, cc = of
-    ptx, again, torn = entries[of].result()
+    (ptx, again, mended), first, then, names = entries[of].result()
     check(ptx, f"calcvm_{entry}", cc)
     assert "%ntid.x" not in ptx and "%envreg0" not in ptx
-    assert again == ptx and torn == "torn"
+    assert again == ptx and f"calcvm_{entry}" in first and len(first) == len(set(first))
+    kernels_of_rows = [] if entry in build.WITHOUT_ROWS else [symbol_of(f"row_{name}", "float32") for name in names]
+    assert set(kernels_of_rows) <= set(functions_in(ptx))
+    assert mended == ptx and then == [f"calcvm_{entry}"]
+    if ASSEMBLER:
+        assert f"calcvm_{entry}" in assemble(ptx, str(tmp_path / "cubin"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -27,7 +28,8 @@ from calcvm.kernel import (  # noqa: F401  (Float and Ptr are for kernels)
     types_of,
     words_of,
 )
-from calcvm.kernels_cuda._cuda import I64, called, compiled_by, device, in_global, like, thread, types
+from calcvm.kernels_cuda._cuda import I64, WORDS, compiled_by, device, in_global, like, thread, types
+from calcvm.kernels_cuda._routines import Routine, ints
 from calcvm.lazy import cached_property
 
 
@@ -79,6 +81,11 @@ def given(me, operand):
 
 
 # ---------------------------------------------------------------- registry
+def row_call(h: Any) -> Any:
+    """The types of what is called for a row, by that of the heap's pointer."""
+    return types.void(h, WORDS, *ints(3))
+
+
 class Kernel:
     """One row kernel: ``words`` are its parameters, named and typed, in the order of the row's words."""
 
@@ -93,17 +100,25 @@ class Kernel:
 
     @cached_property
     def bound(self) -> Callable:
-        """The kernel as a function of (h, r, w, nw, phase), for the simulator and for the compiler.
-
-        Compiled, it stays a function of its own: its registers do not add to those of the loop that calls it.
-        """
+        """The kernel as a function of (h, r, w, nw, phase), for the simulator and for the compiler."""
         fn, taken = device(self.fn), _taken(self.words)
 
         def run(h, r, w, nw, phase):
-            called()
             fn(*taken(in_global(h), r, w, nw, phase))
 
-        return device(run, inline=False)
+        return run
+
+    @cached_property
+    def routine(self) -> Routine:
+        """The same, compiled: a function of its own, so that its registers do not add to those of the loop that calls it."""
+        return Routine(f"row_{self.name}", self.bound, row_call, self.modules, f"{self.mark} {self.words}")
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules of calcvm that it comes from: its own, or of a kernel from elsewhere all that it can be written with."""
+        if self.fn.__module__.startswith("calcvm."):
+            return (self.fn.__module__.removeprefix("calcvm."),)
+        return tuple(sorted(f"kernels_cuda.{path.stem}" for path in Path(__file__).parent.glob("*.py")))
 
     @cached_property
     def mark(self) -> str:

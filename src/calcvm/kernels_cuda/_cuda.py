@@ -16,6 +16,7 @@ from weakref import WeakSet
 import numpy as np
 
 from calcvm.errors import MissingExtra
+from calcvm.kernels_cuda._ptx import VERSION
 from calcvm.undisturbed import uncollected, undisturbed
 
 try:
@@ -23,6 +24,7 @@ try:
     from llvmlite import ir
     from numba import cuda
     from numba.cuda import dispatcher, types
+    from numba.cuda.core.callconv import CUDACABICallConv  # noqa: F401  (of functions that are called by name)
     from numba.cuda.extending import lower_builtin, register_jitable
     from numba.cuda.typing.templates import AbstractTemplate, infer_global
 except ImportError as error:
@@ -36,7 +38,6 @@ I8, I32, I64, VOID = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.VoidType(
 DTYPES = {"float32": types.float32, "float64": types.float64}
 POINTERS = {name: types.CPointer(t) for name, t in DTYPES.items()}
 WORDS = types.CPointer(types.int64)
-PTX_VERSION = "8.0"  # what any driver of CUDA 12 or later assembles, and all that is used; NVVM writes its own, newer
 
 TOGETHER = ("convergent",)  # of calls that all threads of a warp make together: no pass may move them into a branch
 
@@ -106,7 +107,7 @@ def asm(b: Any, text: str, constraints: str, result: Any = VOID, args: Sequence[
 
 
 def device(fn: Callable | None = None, *, inline: bool = True) -> Any:
-    """A helper that kernels call: compiled into them (``inline``), or once, to be called."""
+    """A helper that kernels call: always compiled into them (``inline``), or where the compiler likes."""
 
     def mark(fn: Callable) -> Callable:
         if fn not in KNOWN:
@@ -115,19 +116,6 @@ def device(fn: Callable | None = None, *, inline: bool = True) -> Any:
         return fn
 
     return mark if fn is None else mark(fn)
-
-
-def _called(tc):
-    def build(ctx, b, sig, args):
-        b.function.attributes.add("noinline")
-        return ctx.get_dummy_value()
-
-    return types.void(), build
-
-
-@compiled_by(_called)
-def called():
-    """Mark the function that it stands in: it is called, and not copied to wherever it is used."""
 
 
 # ---------------------------------------------------------------- where a thread is
@@ -511,27 +499,29 @@ def compile_ptx(
 
     max_threads, min_blocks : threads of a block, and blocks that must fit one multiprocessor: they bound registers.
     """
-    return undisturbed(lambda: _compile_ptx(fn, signature, name, cc, max_threads, min_blocks))
+    how = {"device": False, "abi": "numba", "launch_bounds": (max_threads, min_blocks)}
+    return undisturbed(lambda: _named(_compiled(fn, signature, cc, how), name))
 
 
-def _compile_ptx(
-    fn: Callable, signature: tuple, name: str, cc: tuple[int, int], max_threads: int, min_blocks: int
-) -> str:
+def compile_function(fn: Callable, signature: Any, name: str, cc: tuple[int, int]) -> str:
+    """The same of a function called ``name`` that kernels of other texts call."""
+    how = {"device": True, "abi": "c", "abi_info": {"abi_name": name}}
+    return undisturbed(lambda: _compiled(fn, signature, cc, how))
+
+
+def _compiled(fn: Callable, signature: Any, cc: tuple[int, int], how: dict[str, Any]) -> str:
     with _LOCK, uncollected():
         before = dispatcher.get_current_device  # helpers ask the current device, and there may be none
         dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
         try:
-            ptx, _ = cuda.compile(
-                fn, signature, device=False, abi="numba", cc=cc, output="ptx", launch_bounds=(max_threads, min_blocks)
-            )
+            ptx, _ = cuda.compile(fn, signature, cc=cc, output="ptx", **how)
         finally:
             dispatcher.get_current_device = before
-    return _named(ptx, name)
+    lines = ptx.replace("\0", "").splitlines()
+    return "\n".join(f".version {VERSION}" if line.startswith(".version") else line for line in lines)
 
 
 def _named(ptx: str, name: str) -> str:
-    """The PTX with a plain name for its only entry, in a version that older drivers know."""
-    lines = ptx.replace("\0", "").splitlines()
-    (mangled,) = {line.split("(")[0].split()[-1] for line in lines if ".entry " in line}
-    lines = [f".version {PTX_VERSION}" if line.startswith(".version") else line for line in lines]
-    return "\n".join(lines).replace(mangled, name)
+    """The PTX with a plain name for its only entry."""
+    (mangled,) = {line.split("(")[0].split()[-1] for line in ptx.splitlines() if ".entry " in line}
+    return ptx.replace(mangled, name)

@@ -23,7 +23,7 @@ def gemm(h, m, n, last):
     while i < m:
         j = 0
         while j < n:
-            tile(which, h, i, j, min(rows, m - i), min(cols, n - j), 0, last, 0)
+            tile(h, which, i, j, min(rows, m - i), min(cols, n - j), 0, last, 0)
             j += cols
         i += rows
 
@@ -58,7 +58,7 @@ def partial_sums(me, m, n, last, kc):
         j = (unit - (part * down + i) * across) * cols
         i *= rows
         first = part * kc
-        tile(which, h, i, j, min(rows, m - i), min(cols, n - j), first, min(first + kc, last), part * m * n)
+        tile(h, which, i, j, min(rows, m - i), min(cols, n - j), first, min(first + kc, last), part * m * n)
         unit += nw
 
 

@@ -14,7 +14,6 @@ from calcvm.kernels_cuda._cuda import (
     as_f64,
     as_i64,
     at,
-    called,
     compiled_by,
     device,
     in_global,
@@ -27,6 +26,7 @@ from calcvm.kernels_cuda._cuda import (
 )
 from calcvm.kernels_cuda._formulas import formula
 from calcvm.kernels_cuda._reduce import add
+from calcvm.kernels_cuda._routines import ints, routine
 from calcvm.kernels_cuda._tuples import mapped, stores
 
 NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.ACTIVATIONS
@@ -111,7 +111,7 @@ _place = device(lambda i, p, row, j: at(p, i * row + j))
 _or_first = device(lambda i, rows, first: i if i < rows else first)
 
 
-@device(inline=False)
+@routine(lambda h: types.void(h, *ints(6), types.boolean, types.boolean))
 def put(h, rows, cols, ld, width, off, i_off, again, whole):
     """C's elements from ``off`` on: act(init + sum), the sum in shared memory, the activation where the sum is ``whole``;
     ``again``: a sum is there already, and this one is added to it.
@@ -119,7 +119,6 @@ def put(h, rows, cols, ld, width, off, i_off, again, whole):
     Four rows at once: their reads are independent, where one after the other would wait for memory four times.  A row
     beyond the last is the thread's own first one again.
     """
-    called()
     h = in_global(h)
     p, s = described(h), tiles_at(h)[0]
     c, c_rs = at(h, p[C] + off), p[C_RS]

@@ -18,7 +18,6 @@ from calcvm.kernels_cuda._cuda import (
     I32,
     I64,
     at,
-    called,
     compiled_by,
     device,
     in_global,
@@ -49,6 +48,7 @@ from calcvm.kernels_cuda._product import (
     put,
     tiles_at,
 )
+from calcvm.kernels_cuda._routines import ints, routine
 from calcvm.kernels_cuda._tensor import (
     by_tensor_cores,
     place_of_warp,
@@ -100,15 +100,17 @@ FEW = 64  # summands up to which steps are half as deep: all of them are copied 
 
 # Numbers of a tile's layout, which `layout` finds and `bring` goes by.
 A_AT, B_AT, A_WIDE, B_WIDE, STEP, LDA, LDB, SIZE, IN_FLIGHT, A_HOW, B_HOW, A_TO, B_TO, A_ACROSS, B_ACROSS = range(15)
+_HOW, _ACROSS = types.UniTuple(types.int64, 4), types.UniTuple(types.int64, 3)
+LAYOUT = types.Tuple((*ints(9), _HOW, _HOW, *ints(2), _ACROSS, _ACROSS))
+STATE = types.UniTuple(types.int64, 6)  # of `bring`
 
 
 # What all tiles do alike is called by them: one copy of it in a program, and typed once.  With a copy in each, and each product
 # a statement, the first matrix product of a process took 19 s to PTX, not 9 (Zen 5), and NVIDIA's assembler 2.5 s, not 1.0.
-@device(inline=False)
+@routine(lambda h: LAYOUT(h, *ints(7)))
 def layout(h, i, j, first, last, rows, cols, pad):
     """How this thread copies a tile of rows x cols at (i, j) of a `product`: where A and B begin, whether 16 bytes go at
     once, summands of a step, rows of the copies, their size, steps in flight, and each axis' first and next places."""
-    called()
     h = in_global(h)
     p = described(h)
     S, a_rs, a_ks, b_ks, b_cs = p[SUMMANDS], p[A_RS], p[A_KS], p[B_KS], p[B_CS]
@@ -134,11 +136,10 @@ def layout(h, i, j, first, last, rows, cols, pad):
     return a_at, b_at, *wide, depth, lda, ldb, size, stages, a_how, b_how, a_to, b_to, a_across, b_across
 
 
-@device(inline=False)
+@routine(lambda h: STATE(h, LAYOUT, STATE, *ints(5)))
 def bring(h, t, state, stop, real, m, n, whole):
     """Begin to copy a step of A and B; returns what the next one begins with: summand, part of shared memory, place in
     its product, that product, and how far A and B are on."""
-    called()
     h = in_global(h)
     p, s = described(h), tiles_at(h)[0]
     to, slot, k, g, a_off, b_off = state
@@ -290,7 +291,7 @@ def _micro_tile(RM: int, RN: int, rounds: int) -> Any:
         return RM * side(), RN * side(), y, x * min(RN, 4)
 
     leave = in_turn([_round(RM, RN, first, step) for first in range(0, RM, step)])
-    return _tile(4, 1, place_in, _no_sums(RM * RN), _products(RM, RN), leave)
+    return _tile(f"tile_{RM}_{RN}", 4, 1, place_in, _no_sums(RM * RN), _products(RM, RN), leave)
 
 
 def _tensor_tile(down: int, across: int) -> Any:
@@ -309,19 +310,22 @@ def _tensor_tile(down: int, across: int) -> Any:
             stores(mapped(tensor_sum_at, sums, tiles_at(h)[0], start, ldb), c)
         put_rows(h, tile_at, sizes, 0, rows, ldb, cols, again, whole)
 
-    return _tile(8, 2, place_in, _no_sums(len(sums[0])), tensor_products(down, across), all_leave)
+    return _tile(
+        f"tensor_tile_{down}_{across}", 8, 2, place_in, _no_sums(len(sums[0])), tensor_products(down, across), all_leave
+    )
 
 
-def _tile(whole: int, pad: int, place_in: Callable, no_sums: Callable, products: Callable, leave: Callable) -> Any:
+def _tile(
+    name: str, whole: int, pad: int, place_in: Callable, no_sums: Callable, products: Callable, leave: Callable
+) -> Any:
     """A function of the tile of m x n elements at (i, j) of a `product`: its summands from ``first`` to ``last``.
 
     C is ``off`` elements further on.  ``products`` takes ``whole`` summands at a time; ``pad`` keeps rows of B from meeting
     in banks.
     """
 
-    @device(inline=False)
+    @routine(lambda h: types.void(h, *ints(7)), name)
     def tile(h, i, j, m, n, first, last, off):
-        called()
         h = in_global(h)
         p = described(h)
         S, kc, real = p[SUMMANDS], p[BLOCK], min(p[REAL] - i, m)
@@ -370,10 +374,9 @@ _tensor_tiles = by_number({k: _tensor_tile(a, b) for k, (a, b, _) in enumerate(T
 _micro_tiles = by_number({k: _micro_tile(RM, RN, rounds) for k, (RM, RN, rounds, _) in enumerate(MICRO)})
 
 
-@device(inline=False)
-def tile(which, h, i, j, m, n, first, last, off):
+@routine(lambda h: types.void(h, *ints(8)))
+def tile(h, which, i, j, m, n, first, last, off):
     """A tile by its number."""
-    called()
     h = in_global(h)
     if by_tensor_cores(h):
         _tensor_tiles(which, h, i, j, m, n, first, last, off)
@@ -396,10 +399,9 @@ def _candidate(number, a, b, cost, down, across, parts, nw):
 _cheaper = device(lambda one, other: other if other[0] < one[0] else one)
 
 
-@device(inline=False)
+@routine(lambda h: types.UniTuple(types.int64, 3)(h, *ints(4)))
 def choose(h, m, n, parts, nw):
     """The cheapest tile for m x n results, each in ``parts`` parts, by ``nw`` workers; its rows and columns of elements."""
-    called()
     h = in_global(h)
     if by_tensor_cores(h):
         rows, cols, y, x = place_of_warp(1, 1)

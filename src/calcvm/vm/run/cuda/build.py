@@ -1,7 +1,8 @@
-"""Programs as PTX: the dispatch of the instructions that a program uses, compiled with the VM's loops around it.
+"""Programs as PTX: the VM's loop of an entry, the kernels of the rows that a program uses, and what these call, each compiled once.
 
-A kernel of all rows would take as many registers as the hungriest; so each set of instructions has kernels of
-its own, compiled at first use and kept as PTX in the user's cache.  Compiling needs no GPU and no driver.
+A kernel of all rows would take as many registers as the hungriest; so a program's PTX has what it uses and no more.  It is put
+together of texts, a function each, that lie in the user's cache: a new program compiles what no program had.  Of a transformer
+that shares 37 of its 39 rows with one before, PTX takes 2 s of a core instead of 34.  Compiling needs no GPU and no driver.
 """
 
 from __future__ import annotations
@@ -17,18 +18,16 @@ from pathlib import Path
 
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cuda import _cuda, kernels
-from calcvm.kernels_cuda._common import Kernel
+from calcvm.kernels_cuda._common import Kernel, row_call
 from calcvm.kernels_cuda._product import shared_bytes as scratch_bytes
-from calcvm.kernels_cuda._tuples import by_number
+from calcvm.kernels_cuda._ptx import Piece, dispatch, joined, piece
+from calcvm.kernels_cuda._routines import ROUTINES, Routine, external, symbol_of
 from calcvm.vm.run.cuda import loop
 
 ARGUMENTS = {"rows": 1, "rounds": 1, "fleet": 1, "row": 3, "bring": 1, "hand_over": 1}  # 64-bit integers
 WITHOUT_ROWS = ("bring", "hand_over")  # the same for every program
-SOURCES = (
-    *sorted(Path(_cuda.__file__).parent.glob("*.py")),
-    *sorted(Path(__file__).parent.glob("*.py")),
-    Path(loop.__file__).parents[1] / "job.py",
-)
+DISPATCH = "dispatch"  # what an entry calls for a row: of each program its own
+HEAPS = {"float32": _cuda.f32_at, "float64": _cuda.f64_at}
 
 
 @dataclass(frozen=True)
@@ -51,20 +50,24 @@ class Target:
 
 # ---------------------------------------------------------------- functions
 def functions(names: Iterable[str], dtype: str) -> dict[str, Callable]:
-    """The VM's entries for a set of rows, as Python functions: what the simulator runs and the compiler compiles."""
-    return dict(_functions(tuple(sorted(set(names))), dtype, tuple(k.mark for k in _rows(names).values())))
+    """The VM's entries for a set of rows, as Python functions that the simulator runs."""
+    rows = {code: kernel.bound for code, kernel in _rows(names).items()}
+
+    def run(h, r, w, nw, phase):  # type: ignore[no-untyped-def]
+        rows[int(r[0])](h, r, w, nw, phase)
+
+    return loop.entries(run, HEAPS[dtype])
 
 
 @cache
-def _functions(names: tuple[str, ...], dtype: str, marks: tuple[str, ...]) -> dict[str, Callable]:
-    rows = _rows(names)
-    run = by_number({code: kernel.bound for code, kernel in rows.items()})
+def _compiled_functions(dtype: str) -> dict[str, Callable]:
+    """The same for the compiler, of no rows: they call a function of another text."""
 
-    @_cuda.device
-    def dispatch(h, r, w, nw, phase):  # type: ignore[no-untyped-def]
-        run(r[0], h, r, w, nw, phase)
+    @external(DISPATCH, row_call)
+    def run(h, r, w, nw, phase):  # type: ignore[no-untyped-def]
+        raise NotImplementedError("the simulator runs `functions`")
 
-    return loop.entries(dispatch, {"float32": _cuda.f32_at, "float64": _cuda.f64_at}[dtype])
+    return loop.entries(run, HEAPS[dtype])
 
 
 def number(name: str) -> int:
@@ -79,34 +82,46 @@ def _rows(names: Iterable[str]) -> dict[int, Kernel]:
 
 # ---------------------------------------------------------------- PTX
 def ptx(entry: str, names: Iterable[str], dtype: str, target: Target) -> str:
-    """PTX of one entry, from the cache or compiled; its kernel is called ``calcvm_ENTRY``."""
-    rows = () if entry in WITHOUT_ROWS else tuple(sorted(set(names)))
-    marks = tuple(k.mark for k in _rows(rows).values())
-    major, minor = target.cc
-    known = repr((entry, rows, marks, dtype, target.cc, target.threads, target.blocks, _sources()))
-    path = (
-        _native.cache_root()
-        / "ptx"
-        / f"{entry}-{hashlib.sha256(known.encode()).hexdigest()[:24]}.sm_{major}{minor}.ptx"
+    """PTX of one entry, of pieces from the cache or compiled; its kernel is called ``calcvm_ENTRY``."""
+    rows = {} if entry in WITHOUT_ROWS else {k: kernel.routine for k, kernel in _rows(names).items()}
+    known = {routine.symbol(dtype): routine for routine in (*ROUTINES.values(), *rows.values())}
+    choice = symbol_of(DISPATCH, dtype)
+    found: dict[str, Piece] = {}  # in an order in which each comes after what it calls
+
+    def add(symbol: str, made: Piece) -> None:
+        for need in made.needs:
+            if need not in found:
+                add(need, table if need == choice else _routine(known[need], dtype, target.cc))
+        found[symbol] = made
+
+    table = dispatch(choice, {k: routine.symbol(dtype) for k, routine in rows.items()})
+    add(entry, _entry(entry, dtype, target))
+    return _specialized(joined(found.values(), target.cc), target)
+
+
+def _entry(entry: str, dtype: str, target: Target) -> Piece:
+    """An entry with the VM's loop, for any rows."""
+    name, signature = f"calcvm_{entry}", (_cuda.types.int64,) * ARGUMENTS[entry]
+    how = dtype, target.threads, target.blocks
+    return _kept(
+        name,
+        target.cc,
+        repr((how, _sources((loop.__name__.removeprefix("calcvm."),)))),
+        lambda: _cuda.compile_ptx(
+            _compiled_functions(dtype)[entry], signature, name, target.cc, target.threads, target.blocks
+        ),
     )
-    try:
-        text = path.read_text()
-    except OSError:
-        text = ""
-    if not text.endswith(END):
-        text = _compile(entry, rows, dtype, target)
-        _write(path, text)
-    return _specialized(text, target)
 
 
-END = "// calcvm: whole\n"
-
-
-def _compile(entry: str, names: tuple[str, ...], dtype: str, target: Target) -> str:
-    fn = functions(names, dtype)[entry]
-    signature = (_cuda.types.int64,) * ARGUMENTS[entry]
-    text = _cuda.compile_ptx(fn, signature, f"calcvm_{entry}", target.cc, target.threads, target.blocks)
-    return f"{text}\n{END}"
+def _routine(routine: Routine, dtype: str, cc: tuple[int, int]) -> Piece:
+    """A row's kernel, or what several call."""
+    name = routine.symbol(dtype)
+    return _kept(
+        name,
+        cc,
+        repr((routine.mark, _sources(routine.modules))),
+        lambda: _cuda.compile_function(routine.fn, routine.signature(_cuda.POINTERS[dtype]), name, cc),
+    )
 
 
 def _specialized(text: str, target: Target) -> str:
@@ -114,12 +129,27 @@ def _specialized(text: str, target: Target) -> str:
     return text.replace("%ntid.x", str(target.threads)).replace("%envreg0", str(int(target.precision == "tf32")))
 
 
+# ---------------------------------------------------------------- the cache
+def _kept(name: str, cc: tuple[int, int], made_of: str, compiled: Callable[[], str]) -> Piece:
+    """A function's piece from the cache, or compiled and kept there by all that it is made of."""
+    digest = hashlib.sha256(f"{name} {made_of}".encode()).hexdigest()[:24]
+    path = _native.cache_root() / "ptx" / f"{name[:100]}-{digest}.sm_{cc[0]}{cc[1]}.ptx"
+    try:
+        known = Piece.read(path.read_text())
+    except OSError:
+        known = None
+    if known is None:
+        known = piece(compiled(), name)
+        _write(path, known.stored())
+    return known
+
+
 @cache
-def _sources() -> str:
-    """A digest of everything that compiled code depends on beside its kernels."""
+def _sources(modules: tuple[str, ...]) -> str:
+    """A digest of what compiled code depends on: modules of calcvm with all that they import, and the compiler."""
     digest = hashlib.sha256(repr([version(n) for n in ("numba", "numba-cuda", "llvmlite")]).encode())
-    for path in SOURCES:
-        digest.update(path.read_bytes())
+    for name, (text, _) in sorted(_native.closure(modules).items()):
+        digest.update(name.encode() + text)
     return digest.hexdigest()
 
 
