@@ -45,8 +45,8 @@ def address_of(name: str, dtype: str, device: str = "cpu") -> int:
         from calcvm.kernels_cpu import _blas
 
         _blas.require()
-    own = _own()
-    if name in own:
+    own = _own([name])
+    if own:
         return own[name].address(dtype, device)
     symbol = _native.symbol_of(name, dtype, device)
     return _native.address(symbol, _build, *(_native.modules_of(family, device) for family in FAMILIES))
@@ -66,14 +66,15 @@ def prepare(
         from calcvm.kernels_cpu import _blas
 
         _blas.require()
-    own = _own()
+    names = [*names]
+    own = _own(names)
     places = tuple(_native.modules_of(family, device) for family in FAMILIES)
     wanted = {_native.symbol_of(name, dtype, device): places for name in names if name not in own} | dict(others or {})
     missing = {symbol: of for symbol, of in wanted.items() if not _native.is_there(symbol, of)}
     if len(missing) >= FEW:
         from calcvm.kernels_cpu._aside import compile_ahead
 
-        compile_ahead(missing, lambda: [own[name].address(dtype, device) for name in names if name in own])
+        compile_ahead(missing, lambda: [kernel.address(dtype, device) for kernel in own.values()])
 
 
 def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") -> dict[str, bytes]:
@@ -83,7 +84,8 @@ def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") 
     ``void(heap *, const int64_t *row, int64_t worker, int64_t workers, int64_t phase)``; what it wants of others is
     among them, or in libc and libm.
     """
-    own, places = _own(), [_native.modules_of(family, device) for family in FAMILIES]
+    names = [*names]
+    own, places = _own(names), [_native.modules_of(family, device) for family in FAMILIES]
     found: dict[str, bytes] = {}
     for name in names:
         symbol = own[name].symbol(dtype, device) if name in own else _native.symbol_of(name, dtype, device)
@@ -91,10 +93,11 @@ def emit(names: Iterable[str], dtype: str, target: Target, device: str = "cpu") 
     return found
 
 
-def _own() -> dict[str, Any]:
-    """Kernels of users' own, which this process alone knows."""
+def _own(names: Iterable[str]) -> dict[str, Any]:
+    """Those of users' own, which this process alone knows."""
     common = sys.modules.get("calcvm.kernels_cpu._common")
-    return {name: known for name, known in [*common.KERNELS.items()] if known.mark} if common else {}
+    known = {name: common.KERNELS[name] for name in names if name in common.KERNELS} if common else {}
+    return {name: kernel for name, kernel in known.items() if kernel.mark}
 
 
 def _build(symbol: str, places: tuple[_native.Modules, ...], target: Target) -> _native.Compiled:
