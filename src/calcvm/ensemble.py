@@ -151,7 +151,7 @@ class Ensemble:
         """Whether a model's outputs are floats or bools (CalcError: they are integers)."""
         model = self.models[i]
         name = model.roles.outputs[0]
-        of = np.dtype(model.loaded.own_types.get(name, model.program.dtype))
+        of = np.dtype(model.resident.loaded.own_types.get(name, model.program.dtype))
         if of.kind in "iu":
             raise CalcError(
                 f"model {i}: its output {name!r} is of {of}, and a mean of integers, such as classes, is none of them: make an "
