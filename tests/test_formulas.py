@@ -552,3 +552,95 @@ def test_an_update_that_uses_values_again():
         return p - lr_t * doubled(g)
 
     assert len(update()(type("odd", (), {"p": p})).text) < 1000
+
+
+# ---------------------------------------------------------------- as a demanding user found them
+def test_parameters_of_operators_of_several_operands():
+    @elementwise(k=Real(2.0, "a factor"), less=Real(0.0, "a summand"))
+    class scaled:
+        def y(a, b, c, k, less):
+            return a * k + b * c - less
+
+        def da(dy, k):
+            return dy * k
+
+        def db(dy, c):
+            return dy * c
+
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 3)), g.parameter("w", (3,))
+    with g.path("learn", backward=True) as learn:
+        y = cv.apply("scaled", w, x, 5.0, k=3.0) + cv.apply("scaled", x, w, 7.0, less=1.0)
+        learn.minimize(cv.sum(y), cv.SGD(0.1), output=y)
+    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4), seed=0)
+    given = np.arange(12.0).reshape(4, 3)
+    m["x"], m.parameters["w"][...] = given, [1, 2, 3]
+    m.forward("learn")
+    np.testing.assert_array_equal(m[y.name], np.array([1, 2, 3]) * (3 + 7) + given * (5 + 2) - 1)
+    m.backward("learn")
+    np.testing.assert_array_equal(m.grad("w"), np.full(3, 4 * (3 + 7)))
+    with pytest.raises(cv.CalcError, match="a Choice is of an operator of one input"):
+        elementwise(how=Choice(("one", "two"), "which"))(type("odd", (), {"y": lambda a, b, how: a * b}))
+
+
+def test_a_choice_after_a_number():
+    @elementwise(k=Real(2.0, "a factor"), how=Choice(("times", "plus"), "which"))
+    class odd:
+        def y(x, k, how):
+            return x * k if how == "times" else x + k
+
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 3))
+    with g.path("p"):
+        made = [cv.apply("odd", x, k=3.0), cv.apply("odd", x, k=3.0, how="plus")]
+    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=2), seed=0)
+    m["x"] = np.arange(6.0).reshape(2, 3)
+    m.forward("p")
+    for v, want in zip(made, (m["x"] * 3, m["x"] + 3)):
+        np.testing.assert_array_equal(m[v.name], want)
+
+
+def test_an_operator_without_a_gradient_is_refused_where_it_would_train_nothing():
+    elementwise()(type("squared", (), {"y": lambda x: x * x}))
+    net = nn.Linear(8) >> nn.Function(lambda x: cv.apply("squared", x))
+    with pytest.raises(cv.CalcError, match="of your own without dx"):
+        cv.Model(net, input_shape=(4,), target_shape=(8,), loss="mse", optimizer=cv.SGD(0.1), batch_size=10)
+
+
+def annotated(p: bool, g):
+    return p
+
+
+@pytest.mark.parametrize("p, why", [(lambda p, g: p > g, "is a condition"), (annotated, "no annotation")])
+def test_an_update_is_of_floats(p, why):
+    with pytest.raises(cv.CalcError, match=why):
+        update()(type("odd", (), {"p": p}))
+
+
+@pytest.mark.parametrize("name", ["nw", "gpu", "out", "name", "types"])
+def test_parameters_whose_names_mean_something_else(name):
+    with pytest.raises(cv.CalcError, match="cannot be called"):
+        elementwise(**{name: Real(1.0, "a factor")})(type("odd", (), {"y": eval(f"lambda x, {name}: x * {name}")}))
+
+
+def test_fields_of_an_optimizer_are_what_its_update_reads():
+    @update()
+    class heavy:
+        def m(g, m, beta1):
+            return beta1 * m + g
+
+        def p(p, m, lr_t):
+            return p - lr_t * m
+
+    def optimizer(**attributes):
+        kinds = {"learning_rate": float, "momentum": float} if "momentum" in attributes else {"learning_rate": float}
+        made = type("Heavy", (optim.Optimizer,), {"__annotations__": kinds, "learning_rate": 0.1, **attributes})
+        return dataclass(frozen=True)(made)()
+
+    with pytest.raises(cv.CalcError, match="'momentum' is none of"):
+        optim.optimizer_of(optimizer(momentum=0.9))
+    with pytest.raises(cv.CalcError, match="reads beta1"):
+        optim.optimizer_of(optimizer())
+    with pytest.raises(cv.CalcError, match="no update 'light' is declared"):
+        optim.optimizer_of(optimizer(row="light"))
+    assert optim.optimizer_of(optimizer(momentum=0.9, slot_of={"momentum": "beta1"})).slots()["beta1"] == 0.9

@@ -722,13 +722,20 @@ def test_a_parameter_is_set_through_its_view():
 
 
 @pytest.mark.parametrize(
-    "blocked", [lambda y: cv.cast(y, "int32"), lambda y: y > 0, lambda y: cv.where(y > 0, 1.0, 2.0)]
+    "blocked",
+    [
+        lambda y: cv.cast(y, "int32"),
+        lambda y: cv.cast(y > 0, "float32"),
+        lambda y: y > 0,
+        lambda y: cv.where(y > 0, 1.0, 2.0),
+        cv.sign,
+    ],
 )
 def test_a_loss_without_gradients_is_refused(blocked):
     """Training would change nothing."""
     how = {"input_shape": (3,), "loss": "mse", "optimizer": "adam", "batch_size": 4, "target_shape": (2,)}
     with pytest.raises(
-        CalcError, match="no gradient of the loss .* comes to 'linear_1.weight': .* integers or conditions"
+        CalcError, match="no gradient of the loss .* comes to 'linear_1.weight': .* integers, conditions"
     ):
         cv.Model(nn.Linear(2) >> nn.Function(blocked), **how)
     model = cv.Model(nn.Linear(2) >> nn.Function(lambda y: cv.where(y > 0, y, 2.0 * y)), **how)
@@ -740,3 +747,38 @@ def test_an_operand_that_is_none_is_told():
     x = g.placeholder("x", (None, 2))
     with g.path("p"), pytest.raises(CalcError, match="less: b is None"):
         x < None  # noqa: B015
+
+
+# ---------------------------------------------------------------- what == is, and what has no gradient
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x: x * (x == 3),
+        lambda x: 1 - (x != 3),
+        lambda x: (x > 0) & (x == x),
+        lambda x: x + (x is x),
+        lambda x: cv.where(x == 3.0, x, 0),
+    ],
+)
+def test_the_bool_of_two_equals_signs_is_refused(of):
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 3))
+    with g.path("p"), pytest.raises(cv.CalcError, match=r"cv\.equal"):
+        of(x)
+    assert x in {x} and x in [g.placeholder("z", (3,)), x] and x != None and x != "x"  # noqa: E711
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("to", [None, "float", "float32", "float64"])
+def test_gradients_go_through_casts_of_floats(to, dtype):
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 3)), g.parameter("w", (3,))
+    with g.path("learn", backward=True) as learn:
+        z = cv.cast(x * w, to)
+        learn.minimize(cv.sum(cv.where(z > 3, z, 2 * z) * w), cv.SGD(0.1))
+    m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4, dtype=dtype), seed=0)
+    m["x"] = np.full((4, 3), 2)
+    m.parameters["w"][...] = 1, 2, 3
+    m.forward("learn")
+    m.backward("learn")
+    np.testing.assert_array_equal(m.grad("w"), [32, 32, 48])

@@ -248,7 +248,7 @@ def mod(a: Variable, b: Variable) -> Variable:
 
 # ---------------------------------------------------------------- types, comparisons, conditions
 def cast(x: Variable, dtype: Any) -> Variable:
-    """x as numbers of another type (see `CalcGraph.placeholder`); no gradient goes through it.
+    """x as numbers of another type (see `CalcGraph.placeholder`); gradients go through it from floats to floats.
 
     A float becomes the nearest integer towards 0 that the type has, NaN becomes 0; of an integer that is too large the
     lowest bits stay; as a bool, whatever is not 0 is true.

@@ -186,18 +186,27 @@ class Variable:
         return apply("greater_equal", self, other)
 
     def __and__(self, other: Operand) -> Variable:
-        return apply("logical_and", self, other)
+        return apply("logical_and", self, _operand(self, "&", other))
 
     def __or__(self, other: Operand) -> Variable:
-        return apply("logical_or", self, other)
+        return apply("logical_or", self, _operand(self, "|", other))
 
     def __xor__(self, other: Operand) -> Variable:
-        return apply("logical_xor", self, other)
+        return apply("logical_xor", self, _operand(self, "^", other))
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
     def __invert__(self) -> Variable:
         return apply("logical_not", self)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (int, float, np.ndarray, np.generic)):
+            raise CalcError(
+                f"{self.name} == number: == asks whether two are one variable; cv.equal(x, y) compares elements"
+            )
+        return self is other
+
+    __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         if self.type == "bool":
@@ -241,6 +250,10 @@ def _operand(x: Variable, sign: str, other: Any) -> Any:
     """The other side of an operator: a variable, a number, or an array (a list of numbers too)."""
     if isinstance(other, Variable):
         return other
+    if isinstance(other, (bool, np.bool_)):
+        raise CalcError(
+            f"{x.name} {sign} {other}: == and != ask whether two are one variable; cv.equal(x, y) compares elements"
+        )
     if checks.is_number(other):
         return checks.number(f"{x.name} {sign} number: it", other)
     return as_numbers(f"{x.name} {sign} {type(other).__name__}", other)
@@ -269,6 +282,12 @@ class Operation:
     saved: dict[str, Shape]
     attrs: dict[str, Any]
     name: str
+
+    @property
+    def differentiable(self) -> tuple[str, ...]:
+        """Inputs that have gradients; that of a cast of floats to floats is the result's."""
+        floats = self.spec.casts and not {v.type for v in (*self.inputs.values(), *self.outputs.values())} & {*RANKS}
+        return self.spec.inputs if floats else self.spec.differentiable
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -352,10 +371,10 @@ class Path:
         optimizer = optimizer_of(optimizer)
         trained = None if parameters is None else self._to_train(loss, parameters)
         behind = self.trained_behind(loss) if trained is None else trained
-        if behind and not {*behind} & {v for op in reached(self.operations, loss, RANKS) for v in op.inputs.values()}:
+        if behind and not {*behind} & {v for op in reached(self.operations, loss, True) for v in op.inputs.values()}:
             raise CalcError(
-                f"minimize: no gradient of the loss {loss.name!r} comes to {behind[0].name!r}: between them are integers or "
-                "conditions, which have none"
+                f"minimize: no gradient of the loss {loss.name!r} comes to {behind[0].name!r}: between them are integers, "
+                "conditions, or operators that have none, such as sign or one of your own without dx"
             )
         factors = self._factors(loss, trained, rates)
         self.loss, self.optimizer, self.output = loss, optimizer, output
@@ -422,12 +441,13 @@ class Path:
             yield from op.outputs.values()
 
 
-def reached(operations: Sequence[Operation], loss: Variable, without: Sequence[str] = ()) -> list[Operation]:
-    """Operators through which a loss has gradients, in order; ``without`` : types of values that none goes through."""
+def reached(operations: Sequence[Operation], loss: Variable, exactly: bool = False) -> list[Operation]:
+    """Operators through which a loss has gradients, in order; ``exactly`` : other than 0 wherever there is one."""
     wanted, out = {loss}, []
     for op in reversed(operations):
         if not op.spec.stops and any(v in wanted for v in op.outputs.values()):
-            wanted.update(v for v in op.inputs.values() if v.type not in without)
+            flat = {n for n in op.spec.flat if n not in op.differentiable}
+            wanted.update(v for n, v in op.inputs.items() if not exactly or (n not in flat and v.type not in RANKS))
             out.append(op)
     return out[::-1]
 

@@ -362,10 +362,35 @@ def optimizer_of(given: Any) -> Optimizer:
         if any(f.init and f.default is MISSING for f in fields(given)):
             raise CalcError(f"{given.__name__} has no default learning rate: give optimizer=cv.{given.__name__}(0.1)")
         return given()
-    if not isinstance(given, Optimizer) or given.row not in UPDATES:
+    if isinstance(given, Optimizer) and given.row not in UPDATES:
+        raise CalcError(
+            f"optimizer {type(given).__name__}: no update {given.row!r} is declared (calcvm.operators.update)"
+        )
+    if not isinstance(given, Optimizer):
         what = f"the class {given.__name__}" if isinstance(given, type) else checks.shown(given)
         raise CalcError(f"optimizer: one such as cv.Adam(1e-3) or one of the names {names} is wanted, not {what}")
+    if UPDATES[given.row].own:
+        _check_own(given)
     return given
+
+
+def _check_own(given: Optimizer) -> None:
+    """Refuse a field that sets nothing, and a formula's hyperparameter that nothing sets."""
+    update, kind = UPDATES[given.row], type(given)
+    if kind.slots is not Optimizer.slots or kind.state is not Optimizer.state:
+        return  # they may read any field
+    slots = {given.slot_of.get(f.name, f.name): f.name for f in fields(given)}
+    for slot, of in slots.items():
+        if slot not in (*HYPER_SLOTS, "schedule"):
+            raise CalcError(
+                f"{kind.__name__}: {of!r} is none of learning_rate, beta1, beta2, eps and weight_decay: call it one of them, or "
+                f"say which it sets, slot_of = {{{of!r}: 'beta1'}}"
+            )
+    for slot in ("beta1", "beta2", "eps"):
+        if slot in update.slots and slot not in slots:
+            raise CalcError(
+                f"{kind.__name__}: its update {given.row!r} reads {slot}, for which {kind.__name__} has no field"
+            )
 
 
 # ---------------------------------------------------------------- regularizers

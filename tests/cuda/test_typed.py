@@ -7,7 +7,7 @@ import pytest
 
 import calcvm as cv
 from calcvm.errors import Trap
-from calcvm.operators import Real, elementwise
+from calcvm.operators import Choice, Real, elementwise
 
 RNG = np.random.default_rng(0)
 X, T = RNG.integers(0, 256, (17, 6)).astype(np.uint8), RNG.integers(0, 3, 17)
@@ -74,3 +74,26 @@ def test_a_parameter_of_a_formula_of_bools(gpu, forgotten):
     m["x"] = given
     m.forward("predict")
     np.testing.assert_array_equal(m[y.name], np.where(given > 0.25, given, -1))
+
+
+def test_parameters_of_a_formula_of_two(gpu, forgotten):
+    @elementwise(k=Real(2.0, "a factor"))
+    class scaled:
+        def y(a, b, k):
+            return a * k + b
+
+    @elementwise(k=Real(2.0, "a factor"), how=Choice(("times", "plus"), "which"))
+    class odd:
+        def y(x, k, how):
+            return x * k if how == "times" else x + k
+
+    g = cv.CalcGraph()
+    x, b = g.placeholder("x", (None, 4)), g.parameter("b", (4,))
+    with g.path("predict"):
+        y = cv.apply("scaled", x, b, k=3.0) + cv.apply("scaled", x, x)
+        more = cv.apply("odd", x, k=3.0), cv.apply("odd", x, k=3.0, how="plus")
+    m = cv.CalcHeap("1 MiB", device="cuda").load(cv.compile(g, batch_size=8, device="cuda", mode="grid", workers=1))
+    m["x"] = np.arange(32.0).reshape(8, 4)
+    m.forward("predict")
+    np.testing.assert_array_equal(m[y.name], m["x"] * 6 + m.parameters["b"])
+    np.testing.assert_array_equal([m[v.name] for v in more], [m["x"] * 3, m["x"] + 3])

@@ -47,8 +47,13 @@ class Choice:
 Parameters = dict[str, "Real | Choice"]
 
 
+RESERVED = ("name", "inputs", "out", "types", "nw", "gpu", "phases")  # by `calcvm.apply`, and in sizes
+
+
 def check_params(params: Parameters) -> None:
     """Refuse parameters that no formula could have (ValueError)."""
+    if sum(isinstance(p, Choice) for p in params.values()) > 1:
+        raise ValueError("one Choice at most is a formula's: declare an operator for each of its names")
     for name, p in params.items():
         if isinstance(p, Real):
             if p.default is not None and not p.has(p.default):
@@ -113,8 +118,13 @@ class Formula:
 
     @property
     def words(self) -> dict[str, Real | Choice]:
-        """Its own parameters."""
-        return {name: p for name, p in self.params.items() if name in self.names}
+        """Its own parameters, in the order of a row's words: a choice, which its kernel looks at, and numbers."""
+        return {
+            name: p
+            for kind in (Choice, Real)
+            for name, p in self.params.items()
+            if name in self.names and isinstance(p, kind)
+        }
 
     @property
     def reals(self) -> tuple[str, ...]:
@@ -251,6 +261,8 @@ def elementwise(
             for key, fn in found.items()
         }
         _check_names(forward, backward)
+        if len(forward.reads) > 1 and any(isinstance(p, Choice) for p in params.values()):
+            raise ValueError("a Choice is of an operator of one input: declare an operator for each of its names")
         if "to" in forward.types.values():
             raise ValueError("To is what cast makes: annotate y with Any, or cast it")
         for f in (forward, *backward.values()):
@@ -355,6 +367,12 @@ class Update:
         names = dict.fromkeys(name for fn in self.steps.values() for name in inspect.signature(fn).parameters)
         return tuple(name for name in names if name not in ("p", "g", *self.state))
 
+    @property
+    def slots(self) -> set[str]:
+        """Slots of hyperparameters that `uses` are made of."""
+        made = [self.coefficients.get(name) for name in self.uses]
+        return {*self.uses} | {slot for of in made if of for slot in inspect.signature(of).parameters}
+
     def __call__(self, clip_scale: Any, weight_decay: Any, p: Any, g: Any, *others: Any) -> tuple[Any, ...]:
         """The new p and state of numbers: p, g, state, `uses`; no scale or decay: None."""
         if weight_decay is not None:
@@ -376,20 +394,28 @@ class Update:
 
         clauses = ["g' = clip_scale*g + weight_decay*p" if self.decay else "g' = clip_scale*g"]
         for name, fn in self.steps.items():
-            equation = f"{name} = {self._said(fn)}"
+            equation = f"{name} = {self._said(fn).text}"
             clauses.append(
                 equation.replace(f"{name} = {name} - ", f"{name} -= ").replace(f"{name} = {name} + ", f"{name} += ")
             )
         return "; ".join(clauses)
 
-    def _said(self, fn: Callable) -> str:
-        """The text of a step, with its coefficients in it."""
+    def check(self) -> None:
+        """Refuse what no row could compute (ValueError)."""
+        for name, fn in self.steps.items():
+            if fn.__annotations__:
+                raise ValueError(f"{name}: an update is of floats, which have no annotation")
+            if self._said(fn).kind != FLOAT:
+                raise ValueError(f"{name} is a condition: take where(condition, x, y)")
+
+    def _said(self, fn: Callable) -> Text:
+        """What a step makes of texts, with its coefficients in it."""
         values = Trace()
 
         def named(name: str) -> Text:
             return self.coefficient(name, values.of) if name != "g" else values.of("g'")
 
-        return traced(fn, *map(named, inspect.signature(fn).parameters)).text
+        return traced(fn, *map(named, inspect.signature(fn).parameters))
 
     @property
     def operations(self) -> int:

@@ -306,8 +306,8 @@ class minimum:
     text="a - floor(a/b)*b",
     low=0.3,
     exact=True,
-    source="of floats; of the sign of b, as Python's %, numpy.mod and torch.remainder; right where |a/b| is below 2^23 "
-    "(float64: 2^52)",
+    source="of floats; of the sign of b, as Python's %, numpy.mod and torch.remainder; right where a/b is finite, "
+    "below 2^23 (float64: 2^52), and 0 only if a is",
 )
 class mod:
     def y(a, b):

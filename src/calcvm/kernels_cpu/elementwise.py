@@ -81,7 +81,7 @@ def add(op: Elementwise) -> None:
             _flat(f)
 
 
-for _op in ELEMENTWISE.values():
+for _op in [*ELEMENTWISE.values()]:
     add(_op)
 _flat(ACCUMULATE)
 _flat(FILL)

@@ -99,7 +99,7 @@ def add_update(op: Update) -> None:
             decayed(stop - start, start, given)
 
 
-for _op in UPDATES.values():
+for _op in [*UPDATES.values()]:
     add_update(_op)
 
 

@@ -245,47 +245,43 @@ _quads_in_lines = device(lambda lj, of: mapped(_place_in_line, of[4], lj[0], 4 *
 _read_quads = device(lambda ps, of: mapped(spread4, (ps, of[4][2])))
 
 
-def linewise(formula: Callable, quads: bool = True, typed: bool = False) -> Any:
-    """A loop ``each(lines, n, xs, strides, steps, y, y_stride)`` over elements j of n in lines l.
+def linewise(formula: Callable, quads: bool = True) -> Any:
+    """A loop ``each(lines, n, xs, strides, steps, y, y_stride, params)`` over elements j of n in lines l.
 
-    y[l*y_stride + j] = formula(x[l*stride + j*step]...); steps are 1, or 0 for one element a line.  y may be an
-    operand of its strides.  quads : elements are read in quads.  typed : the formula gets y too (`_formulas.typed`).
+    y[l*y_stride + j] = formula(x[l*stride + j*step]..., params...); steps are 1, or 0 for one element a line.  y may be an
+    operand of its strides.  quads : elements are read in quads.
     """
 
     @device
     def write4(lj, quads, of):
-        store4(at(of[5], lj[0] * of[6] + 4 * lj[1]), mapped(formula, quads))
+        store4(at(of[5], lj[0] * of[6] + 4 * lj[1]), mapped(formula, quads, *of[7]))
 
     @device
     def write(lj, xs, of):
-        of[5][lj[0] * of[6] + lj[1]] = formula(*xs)
-
-    @device
-    def write_typed(lj, xs, of):
-        of[5][lj[0] * of[6] + lj[1]] = formula(*xs, of[5])
+        of[5][lj[0] * of[6] + lj[1]] = formula(*(xs + of[7]))
 
     by_quads = _by_two(_more_lines, _along_lines, _quads_in_lines, _read_quads, write4)
-    by_ones = _by_four(_more_lines, _along_lines, _in_lines, _read, write_typed if typed else write)
+    by_ones = _by_four(_more_lines, _along_lines, _in_lines, _read, write)
 
     @device
-    def by_elements(lines, n, xs, strides, steps, y, y_stride):
+    def by_elements(lines, n, xs, strides, steps, y, y_stride, params):
         if lines > 0 and n > 0:
             dl, dj = split(threads(), n)
-            by_ones(split(thread(), n), (lines, n, dl, dj, (xs, strides, steps), y, y_stride))
+            by_ones(split(thread(), n), (lines, n, dl, dj, (xs, strides, steps), y, y_stride, params))
 
     if not quads:
         return by_elements
 
     @device
-    def each(lines, n, xs, strides, steps, y, y_stride):
+    def each(lines, n, xs, strides, steps, y, y_stride, params):
         if lines <= 0 or n <= 0:
             return
         operands = (xs, strides, steps)
         if (n | y_stride) & 3 == 0 and aligned(y) and folded(both, mapped(_can_be_quads, operands)):
             dl, dj = split(threads(), n >> 2)
-            by_quads(split(thread(), n >> 2), (lines, n >> 2, dl, dj, operands, y, y_stride))
+            by_quads(split(thread(), n >> 2), (lines, n >> 2, dl, dj, operands, y, y_stride, params))
         else:
-            by_elements(lines, n, xs, strides, steps, y, y_stride)
+            by_elements(lines, n, xs, strides, steps, y, y_stride, params)
 
     return each
 
@@ -297,8 +293,8 @@ _along_axes = device(lambda ki, of: (ki[0] + threads(), onward(ki[1], of[1], of[
 _in_axes = device(lambda ki, of: mapped(_place_in_axes, of[3], ki))
 
 
-def axiswise(formula: Callable, typed: bool = False) -> Any:
-    """A loop ``each(n0, d, xs, strides, y, y_strides)`` over an array (n0, *d) of six axes: y = formula(*xs).
+def axiswise(formula: Callable) -> Any:
+    """A loop ``each(n0, d, xs, strides, y, y_strides, params)`` over an array (n0, *d) of six axes: y = formula(*xs, *params).
 
     strides : of each operand six, or None for one that is dense.  y may be an operand of its strides.  An element
     costs additions for six axes: `linewise` is for one or two.
@@ -306,20 +302,16 @@ def axiswise(formula: Callable, typed: bool = False) -> Any:
 
     @device
     def write(ki, xs, of):
-        _place_in_axes(of[4], of[5], ki)[0] = formula(*xs)
+        _place_in_axes(of[4], of[5], ki)[0] = formula(*(xs + of[6]))
+
+    elements = _by_four(_more_elements, _along_axes, _in_axes, _read, write)
 
     @device
-    def write_typed(ki, xs, of):
-        _place_in_axes(of[4], of[5], ki)[0] = formula(*xs, of[4])
-
-    elements = _by_four(_more_elements, _along_axes, _in_axes, _read, write_typed if typed else write)
-
-    @device
-    def each(n0, d, xs, strides, y, y_strides):
+    def each(n0, d, xs, strides, y, y_strides, params):
         stop = n0 * d[0] * d[1] * d[2] * d[3] * d[4]
         if stop > 0:
             step = digits(threads(), d)
-            elements((thread(), digits(thread(), d)), (stop, step, d, (xs, strides), y, y_strides))
+            elements((thread(), digits(thread(), d)), (stop, step, d, (xs, strides), y, y_strides, params))
 
     return each
 
@@ -337,14 +329,14 @@ def fill(start, stop, y, value):
 
 @device
 def copy_lines(lines, n, x, x_stride, y, y_stride):
-    _copied_lines(lines, n, (x,), (x_stride,), (1,), y, y_stride)
+    _copied_lines(lines, n, (x,), (x_stride,), (1,), y, y_stride, ())
 
 
 @device
 def gather(n0, d, x, strides, y):
-    _copied(n0, d, (x,), (strides,), y, None)
+    _copied(n0, d, (x,), (strides,), y, None, ())
 
 
 @device
 def scatter(n0, d, x, y, strides):
-    _copied(n0, d, (x,), (None,), y, strides)
+    _copied(n0, d, (x,), (None,), y, strides, ())

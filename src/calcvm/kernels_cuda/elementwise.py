@@ -49,12 +49,12 @@ def _flat(f: Formula) -> None:
     other = elementwise(formula(f.variant(1)), ways=ways)
 
     @kernel_as(f.name, words)
-    def choose(me, rows, cols, choice, *operands):
+    def choose(me, rows, cols, choice, *given):
         lo, hi = share(me, rows)
         if choice == 1:
-            other(lo * cols, hi * cols, operands[:-1], operands[-1], ())
+            other(lo * cols, hi * cols, given[n:end], given[-1], likes(me.heap, given[:n]))
         else:
-            loop(lo * cols, hi * cols, operands[:-1], operands[-1], ())
+            loop(lo * cols, hi * cols, given[n:end], given[-1], likes(me.heap, given[:n]))
 
 
 @kernel_as(FILL.name)
@@ -81,7 +81,7 @@ def _step(s):
     return 1 if s is None else s[5]
 
 
-_written = device(lambda y: (y,))
+_written = device(lambda y: (y,))  # a formula of operands of any types gets y too (`_formulas.typed`)
 _nothing = device(lambda y: ())
 
 
@@ -89,40 +89,41 @@ def _broadcast(f: Formula, strided: tuple[str, ...]) -> None:
     """A formula of operands of which the last ones are ``strided``: strides 0 where an operand is broadcast."""
     own = bool(f.types)
     of = typed(f) if own else formula(f.variant())
-    flat, lines, axes = elementwise(of, ways=0 if own else 2), linewise(of, not own, own), axiswise(of, own)
-    params = _written if own else _nothing
+    flat, lines, axes = elementwise(of, ways=0 if own else 2), linewise(of, not own), axiswise(of)
+    n_reals, written = len(f.reals), _written if own else _nothing
 
     @device
-    def loop(me, d0, d, nothing_is_broadcast, xs, strides, y):
+    def loop(me, d0, d, nothing_is_broadcast, given, strides):
         lo, hi = share(me, d0)
         n = d[0] * d[1] * d[2] * d[3] * d[4]
-        xs, y = mapped(cells, (xs,)), cells(y)
+        xs, y = mapped(cells, (given[n_reals:-1],)), cells(given[-1])
+        params = likes(me.heap, given[:n_reals]) + written(y)
         if nothing_is_broadcast:
-            flat(lo * n, hi * n, xs, y, params(y))
+            flat(lo * n, hi * n, xs, y, params)
         else:
             xs, y = mapped(_begin, (xs, strides), lo, n), at(y, lo * n)
             if n == d[4]:  # a row is one line
-                lines(hi - lo, n, xs, mapped(_line, (strides,), n), mapped(_step, (strides,)), y, n)
+                lines(hi - lo, n, xs, mapped(_line, (strides,), n), mapped(_step, (strides,)), y, n, params)
             else:
-                axes(hi - lo, d, xs, strides, y, None)
+                axes(hi - lo, d, xs, strides, y, None, params)
 
     dense = (None,) * (len(f.reads) - len(strided))
 
-    def of_one(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, *operands):
+    def of_one(me, d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, *given):
         s, same = (s0, s1, s2, s3, s4, s5), s0 == d1 * d2 * d3 * d4 * d5
-        loop(me, d0, (d1, d2, d3, d4, d5), same, operands[:-1], (*dense, s), operands[-1])
+        loop(me, d0, (d1, d2, d3, d4, d5), same, given, (*dense, s))
 
-    def of_two(me, d0, d1, d2, d3, d4, d5, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5, *operands):
+    def of_two(me, d0, d1, d2, d3, d4, d5, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5, *given):
         s, t, n = (a0, a1, a2, a3, a4, a5), (b0, b1, b2, b3, b4, b5), d1 * d2 * d3 * d4 * d5
-        loop(me, d0, (d1, d2, d3, d4, d5), a0 == n and b0 == n, operands[:-1], (*dense, s, t), operands[-1])
+        loop(me, d0, (d1, d2, d3, d4, d5), a0 == n and b0 == n, given, (*dense, s, t))
 
     def of_three(
-        me, d0, d1, d2, d3, d4, d5, c0, c1, c2, c3, c4, c5, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5, *operands
+        me, d0, d1, d2, d3, d4, d5, c0, c1, c2, c3, c4, c5, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5, *given
     ):
         r, s, t = (c0, c1, c2, c3, c4, c5), (a0, a1, a2, a3, a4, a5), (b0, b1, b2, b3, b4, b5)
         n = d1 * d2 * d3 * d4 * d5
         same = c0 == n and a0 == n and b0 == n
-        loop(me, d0, (d1, d2, d3, d4, d5), same, operands[:-1], (*dense, r, s, t), operands[-1])
+        loop(me, d0, (d1, d2, d3, d4, d5), same, given, (*dense, r, s, t))
 
     kernel_as(f.name, words_for(f, "d0 d1 d2 d3 d4 d5", strided))((of_one, of_two, of_three)[len(strided) - 1])
 
@@ -136,7 +137,7 @@ def add(op: Elementwise) -> None:
             _flat(f)
 
 
-for _op in ELEMENTWISE.values():
+for _op in [*ELEMENTWISE.values()]:
     add(_op)
 _flat(ACCUMULATE)
 _flat(CAST)

@@ -115,7 +115,7 @@ def add_loss(op: PairLoss) -> None:
         _slope(f)
 
 
-for _loss in PAIR_LOSSES.values():
+for _loss in [*PAIR_LOSSES.values()]:
     add_loss(_loss)
 
 

@@ -128,7 +128,7 @@ def add_update(op: Update) -> None:
         loop(me, rows, cols, (p, g, *more[:-1]), (p, *more[:-1]), (scale, *given[1:]))
 
 
-for _op in UPDATES.values():
+for _op in [*UPDATES.values()]:
     add_update(_op)
 
 

@@ -50,7 +50,7 @@ class Backward:
         """Variables whose gradient is needed: the trained parameters, and what lies between them and the loss."""
         needs: set[Variable] = set()
         for op in operations:
-            inputs = [v for n, v in op.inputs.items() if n in op.spec.differentiable]
+            inputs = [v for n, v in op.inputs.items() if n in op.differentiable]
             needs.update(v for v in op.inputs.values() if v in self.parameter_gradient)
             if any(v in needs for v in inputs):
                 needs.update(op.outputs.values())
@@ -70,7 +70,7 @@ class Backward:
         if not dy:
             return
         first = next(iter(dy.values()))
-        if spec.view:
+        if spec.view or spec.casts:
             self._give(op.inputs[spec.inputs[0]], first, op.name)
             return
         wanted = {n for n, v in op.inputs.items() if v in self.needs and n in spec.differentiable}

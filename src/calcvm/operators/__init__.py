@@ -87,7 +87,7 @@ def elementwise(**how: Any) -> Callable[[type], Any]:
 
     Parameters
     ----------
-    how : ``source``; and its parameters, by name a `Real` or a `Choice`, which formulas take after what they read
+    how : ``source``; and its parameters, by name a `Real` or, of one input, a `Choice`, which formulas take after what they read
 
     The class has a function ``y`` of an input, such as x, or of two or three, which are broadcast, and for each input that
     has a gradient one of its name: ``dx`` of ``dy``, inputs and ``y``.  Formulas are written with
@@ -124,6 +124,11 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str)
         if not cls.__name__.isidentifier():
             raise CalcError(
                 f"{kind} {cls.__name__!r}: the name of the class, which is the operator's, must be an identifier"
+            )
+        meant = (*declare.RESERVED, *inspect.signature(getattr(declare, kind)).parameters)
+        if taken := [name for name, value in how.items() if isinstance(value, (Real, Choice)) and name in meant]:
+            raise CalcError(
+                f"{kind} {cls.__name__!r}: a parameter cannot be called {taken[0]!r}, which means something else"
             )
         if not isinstance(how.get("source", ""), str):
             raise CalcError(f"{kind} {cls.__name__!r}: source is a text, not {how['source']!r}")

@@ -221,18 +221,21 @@ def _several(op: Elementwise) -> OpSpec:
     fwd, *bwd = (_broadcast(f, strided) if (strided := op.strided(f)) else _flat(f) for f in op.formulas)
     inputs = op.forward.reads
     shapes = BINARY_SHAPES if len(inputs) == 2 else TERNARY_SHAPES
-    examples = [Example(shapes=s, low=op.low) for s in shapes] + _typed(op, shapes[1], op.low)
+    cases = op.cases[0]
+    examples = [Example(shapes=s, attrs=cases, low=op.low) for s in shapes] + _typed(op, shapes[1], op.low)
     bench = ((None, 64), (64,), (64,))[: len(inputs)]
 
     def words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
         of = {name: shapes[name] for name in inputs}
-        return {**broadcast_words(of), **rows_cols(broadcast_shape(*of.values()))}
+        of_params = parameters.values(op.params, attrs)
+        return {**broadcast_words(of), **rows_cols(broadcast_shape(*of.values())), **of_params}
 
     return OpSpec(
         name=op.name,
         synopsis=f"y = {op.forward.text}",
         category="binary" if len(inputs) == 2 else "ternary",
         inputs=inputs,
+        attrs=parameters.attributes(op.params),
         shape=lambda shapes, attrs: {"y": broadcast_shape(*(shapes[name] for name in inputs))},
         words=words,
         fwd=(fwd,),
@@ -243,7 +246,7 @@ def _several(op: Elementwise) -> OpSpec:
         differentiable=tuple(op.backward),
         flat=tuple(name for name in op.forward.reads if name not in op.backward),
         onnx=op.onnx,
-        examples=(*examples, Example(shapes=bench, low=op.low, batch=256, bench=True)),
+        examples=(*examples, Example(shapes=bench, attrs=cases, low=op.low, batch=256, bench=True)),
         source=op.source or "NumPy's broadcasting",
     )
 

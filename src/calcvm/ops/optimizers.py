@@ -157,6 +157,7 @@ def spec_of(op: Update) -> OpSpec:
         raise ValueError(
             f"{unknown[0]!r} is neither p, g nor state, and no hyperparameter: those are {', '.join(known)}"
         )
+    op.check()
 
     n = 2 + len(op.state)
     return _operator(
