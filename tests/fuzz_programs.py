@@ -184,7 +184,8 @@ def _swap_operands(program, f, rng):
     """Swap operands with the symbols behind them."""
     (r, i), (s, j) = _pick(f, rng), _pick(f, rng)
     for a in (f.rows, f.values):
-        a[r, i], a[s, j] = int(a[s, j]), int(a[r, i])
+        if max(i, j) < a.shape[1]:  # another alteration has narrowed one of them
+            a[r, i], a[s, j] = int(a[s, j]), int(a[r, i])
 
 
 def _swap_rows(program, f, rng):

@@ -31,7 +31,8 @@ kernels_cpu.load()
 
 
 def chosen(whole):
-    return [*KERNELS, *ROUTINES] if whole else SAMPLE
+    """Without what another library computes, whose names are known where a test before has loaded it."""
+    return [name for name in (*KERNELS, *ROUTINES) if not name.startswith("blas_")] if whole else SAMPLE
 
 
 def symbols(code):

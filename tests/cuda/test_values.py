@@ -181,5 +181,5 @@ def test_any_alignment(dtype):
         want[:] = y[:] = 99
         for l in range(2):
             want[y_at + 20 * l :][:n] = x[x_at + 24 * l :][:n] - x[3 * l]
-        launch(lines, (2, n, (at(x, x_at), x), (24, 3), (1, 0), at(y, y_at), 20), **one)
+        launch(lines, (2, n, (at(x, x_at), x), (24, 3), (1, 0), at(y, y_at), 20, ()), **one)
         assert np.array_equal(y, want)
