@@ -5,9 +5,11 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -54,6 +56,19 @@ def forgotten() -> Iterator[None]:
         known.clear()
         known.update(then)
     spec.OWN.intersection_update(own)
+
+
+@pytest.fixture
+def package(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the package that may be edited; its test's module has a function ``forget`` of what is known of the sources."""
+    from calcvm.kernels_cpu import _native
+
+    copy = tmp_path / "sources" / "calcvm"
+    shutil.copytree(_native.PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(_native, "PACKAGE", copy)
+    request.module.forget()
+    yield copy
+    request.module.forget()
 
 
 # ---------------------------------------------------------------- nothing for ever

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,17 +21,6 @@ KERNELS = {family: _native.modules_of(family) for family in (*FAMILIES, "_gemm",
 ON_BLAS = {f"{family} on blas": _native.modules_of(family, "blas") for family in FAMILIES}
 LOOPS = {"loops": ("vm.run.loop",)}
 PLACES = KERNELS | ON_BLAS | LOOPS
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A copy of the package that may be edited."""
-    copy = tmp_path / "sources" / "calcvm"
-    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(_native, "PACKAGE", copy)
-    forget()
-    yield copy
-    forget()
 
 
 def forget():

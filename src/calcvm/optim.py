@@ -362,13 +362,13 @@ def optimizer_of(given: Any) -> Optimizer:
         if any(f.init and f.default is MISSING for f in fields(given)):
             raise CalcError(f"{given.__name__} has no default learning rate: give optimizer=cv.{given.__name__}(0.1)")
         return given()
-    if isinstance(given, Optimizer) and type(given) is not Optimizer and given.row not in UPDATES:
+    if not isinstance(given, Optimizer) or type(given) is Optimizer:
+        what = f"the class {given.__name__}" if isinstance(given, type) else checks.shown(given)
+        raise CalcError(f"optimizer: one such as cv.Adam(1e-3) or one of the names {names} is wanted, not {what}")
+    if given.row not in UPDATES:
         raise CalcError(
             f"optimizer {type(given).__name__}: no update {given.row!r} is declared (calcvm.operators.update)"
         )
-    if not isinstance(given, Optimizer) or given.row not in UPDATES:
-        what = f"the class {given.__name__}" if isinstance(given, type) else checks.shown(given)
-        raise CalcError(f"optimizer: one such as cv.Adam(1e-3) or one of the names {names} is wanted, not {what}")
     if UPDATES[given.row].own:
         _check_own(given)
     return given

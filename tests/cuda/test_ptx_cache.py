@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 
-import calcvm as cv
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cuda import FAMILIES, _cuda, kernels
 from calcvm.kernels_cuda._common import Kernel, Ptr
@@ -19,17 +16,6 @@ from calcvm.vm.run.cuda import build
 LOOP = "the loop"
 kernels()  # imports what has routines
 TILES = {name for name, known in ROUTINES.items() if known.modules == ("kernels_cuda._tiles",)}
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A copy of the package that may be edited."""
-    copy = tmp_path / "sources" / "calcvm"
-    shutil.copytree(Path(cv.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(_native, "PACKAGE", copy)
-    forget()
-    yield copy
-    forget()
 
 
 def forget():
