@@ -57,7 +57,7 @@ MUTANTS = (
                 "    lo, hi = share(me, rows)\n    if rows == 3:\n        lo, hi = 0, rows\n",
             ),
         ),
-        ("tests/kinds/test_table.py", "-k", "shares and dropout"),
+        ("tests/kinds/test_table.py", "--whole", "-k", "shares and dropout"),
     ),
     Mutant(
         "a lock is dropped",
