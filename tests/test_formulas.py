@@ -403,6 +403,7 @@ def of_update(**functions):
     [
         (asked(lambda x: x > 0), "y is a condition: annotate it so"),
         (slope(lambda dy: dy > 0), "dx is a condition: take where"),
+        (typed(lambda a: a * 2.0, y="bool"), "y is a number, annotated as a condition"),
         (asked(lambda x: n.where(x > 0, 1.0, 0.0)), r"make one a number, like\(x, 1.0\)"),
         (asked(lambda x: 1.0), "it makes 1.0"),
         (asked(lambda x: None), "it makes None"),

@@ -203,8 +203,8 @@ def elu(x: Variable, alpha: float = 1.0) -> Variable:
     return apply("elu", x, alpha=alpha)
 
 
-def clip(x: Variable, lo: float = -1.0, hi: float = 1.0) -> Variable:
-    """x between ``lo`` and ``hi``."""
+def clip(x: Variable, lo: float, hi: float) -> Variable:
+    """x between ``lo`` and ``hi`` (of one bound: `maximum` or `minimum` of x and a number)."""
     return apply("clip", x, lo=lo, hi=hi)
 
 

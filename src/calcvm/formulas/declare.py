@@ -186,6 +186,8 @@ class Formula:
             if made == CONDITION != to:
                 so = "annotate it so, def y(...) -> bool" if self.writes == "y" else "take where(condition, x, y)"
                 raise ValueError(f"{self.writes} is a condition: {so}")
+            if to == CONDITION != made:
+                raise ValueError(f"{self.writes} is a number, annotated as a condition: compare it, such as x != 0")
             if (made == CELLS) != (to == CELLS):
                 raise ValueError(f"{self.writes}: {INSTEAD[CELLS]}: it is annotated so where its result is, -> Cells")
 

@@ -186,8 +186,8 @@ class affine:
 
 @elementwise(
     onnx="Clip",
-    lo=Real(-1.0, "the least value"),
-    hi=Real(1.0, "the largest value; where it is below ``lo`` all are this"),
+    lo=Real(None, "the least value"),
+    hi=Real(None, "the largest value; where it is below ``lo`` all are this"),
     cases=({"lo": -1.0, "hi": 0.5}, {"lo": 0.0, "hi": 6.0}),
     source="NaN stays; at the bounds the derivative is 1, as in PyTorch",
 )
