@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -222,6 +224,51 @@ def test_declared_again_it_may_have_other_parameters():
     m["x"] = X
     m.forward("p")
     np.testing.assert_array_equal(m[shifted.name], X + 2)
+
+
+def otherwise(kind):
+    """swish, with other words or operands than it has."""
+
+    def y(x, beta):
+        return x * n.logistic(x)
+
+    def dx(dy, x, y):
+        return dy * (y + x)
+
+    def gain(x, gain, beta):
+        return gain * x * n.logistic(beta * x)
+
+    how, functions = {
+        "a choice": ({"beta": Choice(("one", "two"), "which")}, {"y": y}),
+        "one more": ({"gain": Real(1.0, "a factor"), "beta": Real(1.0, "slope")}, {"y": gain}),
+        "no parameter": ({}, {"y": lambda x: x * n.logistic(x)}),
+        "another input": ({"beta": Real(1.0, "slope")}, {"y": lambda q, beta: beta * q}),
+        "other operands": ({"beta": Real(1.0, "slope")}, {"y": y, "dx": dx}),
+    }[kind]
+    elementwise(**how)(type("swish", (), functions))
+
+
+@pytest.mark.parametrize("kind", ["a choice", "one more", "no parameter", "another input", "other operands"])
+def test_declared_again_in_another_form_what_was_made_before_is_refused(kind):
+    swish()
+    net = nn.Linear(1) >> nn.Function(lambda x: cv.apply("swish", x, beta=1.5))
+    graph = cv.build_graph(net, (4,), "mse", cv.SGD(0.1))
+    program = cv.compile(graph, batch_size=64, dtype="float64")
+    alive = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    twin = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    assert alive.step(X, Y) == twin.step(X, Y)
+    pickled = pickle.dumps(graph), pickle.dumps(program)
+    expected = alive.step(X, Y)
+    otherwise(kind)
+    assert twin.step(X, Y) == expected
+    for late in (program, pickle.loads(pickled[1])):
+        with pytest.raises(cv.ProgramError, match="instruction.* .*swish_bwd.*compile the graph again"):
+            cv.CalcHeap("1 MiB").load(late, seed=0)
+    with pytest.raises(cv.ProgramError, match="instruction.* .*swish_bwd.*compile the graph again"):
+        cv.compile(graph, batch_size=64)
+    for copied in (lambda: pickle.loads(pickled[0]), lambda: copy.deepcopy(graph)):
+        with pytest.raises(cv.CalcError, match="operator 'swish' has been declared .* build it again"):
+            copied()
 
 
 def test_what_is_declared_wrongly_again_stays_as_it_was():
@@ -468,8 +515,9 @@ def test_parameters_that_no_formula_could_have(how, told):
 
 
 def test_a_name_that_is_none():
-    with pytest.raises(cv.CalcError, match="must be an identifier"):
-        elementwise()(type("my op", (), {"y": lambda x: x * x}))
+    for name in ("my op", "größer"):
+        with pytest.raises(cv.CalcError, match="must be an identifier in ASCII"):
+            elementwise()(type(name, (), {"y": lambda x: x * x}))
     with pytest.raises(cv.CalcError, match="has a name each"):
         elementwise()(type("odd", (), {"y": lambda *x: x[0]}))
 
@@ -523,6 +571,25 @@ def result_of(name, *inputs):
 def test_an_operand_may_have_any_name():
     elementwise()(type("odd", (), {"y": lambda s: s * s, "ds": lambda dy, s: 2 * s * dy}))
     np.testing.assert_array_equal(result_of("odd", X), X * X)
+    elementwise()(type("odd", (), {"y": lambda x, index, rng: n.where(x < index, x, rng)}))
+    np.testing.assert_array_equal(result_of("odd", X, 2 * X, 3 * X), np.where(X < 2 * X, X, 3 * X))
+
+
+def test_the_gradient_may_be_that_of_the_output():
+    """As of a step that is trained as if it were none."""
+    elementwise()(type("odd", (), {"y": lambda x: n.where(x > 0, n.like(x, 1.0), 0.0), "dx": lambda dy: dy}))
+    m = model(lambda x: cv.apply("odd", x), seed=1)
+    before = {name: v.copy() for name, v in m.get_weights().items()}
+    hidden = ((X @ before["linear_1.weight"] + before["linear_1.bias"]) > 0) * 1.0
+    slope = 2 * (hidden @ before["linear_2.weight"] + before["linear_2.bias"] - Y) / Y.size
+    m.step(X, Y)
+    expected = before["linear_1.weight"] - 0.1 * X.T @ (slope @ before["linear_2.weight"].T)
+    np.testing.assert_allclose(m.get_weights()["linear_1.weight"], expected, rtol=1e-12, atol=1e-13)
+
+
+def test_a_slope_without_operations_is_not_the_outputs():
+    elementwise()(type("odd", (), {"y": lambda x: x * x, "dx": lambda x: x}))
+    assert [row.name for row in table.OPS["odd"].bwd] == ["odd_bwd"] and not table.OPS["odd"].passes
 
 
 # ---------------------------------------------------------------- what is used again
@@ -618,7 +685,7 @@ def test_an_update_is_of_floats(p, why):
         update()(type("odd", (), {"p": p}))
 
 
-@pytest.mark.parametrize("name", ["nw", "gpu", "out", "name", "types"])
+@pytest.mark.parametrize("name", ["nw", "gpu", "out", "name", "types", "acc", "wn"])
 def test_parameters_whose_names_mean_something_else(name):
     with pytest.raises(cv.CalcError, match="cannot be called"):
         elementwise(**{name: Real(1.0, "a factor")})(type("odd", (), {"y": eval(f"lambda x, {name}: x * {name}")}))

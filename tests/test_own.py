@@ -360,6 +360,7 @@ def wrong_rows():
         "operands must be a tuple of Operand, not 'xy'": {"operands": "xy"},
         "not 'floaty' from 0": {"words": (*dims("rows cols"), Word(name="k", kind="floaty"))},
         "not 'int' from 3 to 1": {"words": (*dims("rows cols"), Word(name="k", kind="int", lo=3, hi=1))},
+        "the word 'acc' is lowering's: take ACC": {"words": (*dims("rows cols"), Word(name="acc", kind="float"))},
         "which the word ACC says": {"operands": (x, A("y", "rows*cols"))},
         "operand 'x' is of the type 'int63', which is none of float, float32, .*any": {"operands": (typed("int63"), y)},
         "operand 'x' is of the type 64, which is": {"operands": (typed(64), y)},
@@ -452,8 +453,11 @@ def test_a_kernel_cannot_raise():
     def yields(me):
         yield
 
-    for fn in raises, asserts, yields:
-        with pytest.raises(cv.CalcError, match="compiled code cannot raise, assert or yield: trap"):
+    def prints(me):
+        print(me.worker)
+
+    for fn in raises, asserts, yields, prints:
+        with pytest.raises(cv.CalcError, match="compiled code cannot raise, assert, yield or print: trap"):
             kernel(fn)
     for nothing in 5, lambda me: None:
         with pytest.raises(cv.CalcError, match="@kernel takes a function of a row's name, not"):

@@ -280,7 +280,7 @@ def test_a_program_for_other_instructions_is_refused(program, tmp_path):
         if instruction[0] == "linear_fwd":
             instruction[1] = "0" * 16
     write_archive(tmp_path / "p", documents, arrays, kind="program", version=FORMAT_VERSION)
-    with pytest.raises(ProgramError, match="other instructions .linear_fwd.: compile the graph again"):
+    with pytest.raises(ProgramError, match="other instructions .linear_fwd.: build and compile"):
         load_program(tmp_path / "p")
 
 

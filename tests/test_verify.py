@@ -82,7 +82,8 @@ def test_instructions_must_be_known(program):
     first, *others = program.instructions
     refused(listed(("a_fwd", first.form), *others), "no operator has the instruction 'a_fwd': register a user's")
     refused(
-        listed((first.name, others[0].form), *others), rf"other instructions \({first.name}\): compile the graph again"
+        listed((first.name, others[0].form), *others),
+        rf"other instructions \({first.name}\): build and compile the graph again",
     )
     refused(listed(first, first, *others), "not in the order of their names, or one is there twice")
     refused(listed(*others, first), "not in the order of their names")

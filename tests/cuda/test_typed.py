@@ -7,6 +7,7 @@ import pytest
 
 import calcvm as cv
 from calcvm.errors import Trap
+from calcvm.formulas import number as n
 from calcvm.operators import Choice, Real, elementwise
 
 RNG = np.random.default_rng(0)
@@ -97,3 +98,27 @@ def test_parameters_of_a_formula_of_two(gpu, forgotten):
     m.forward("predict")
     np.testing.assert_array_equal(m[y.name], m["x"] * 6 + m.parameters["b"])
     np.testing.assert_array_equal([m[v.name] for v in more], [m["x"] * 3, m["x"] + 3])
+
+
+def test_the_gradient_may_be_that_of_the_output(gpu, forgotten):
+    @elementwise()
+    class step:
+        def y(x):
+            return n.where(x > 0, n.like(x, 1.0), 0.0)
+
+        def dx(dy):
+            return dy
+
+    given, got = RNG.normal(size=(5, 6)), []
+    for device in ("cpu", "cuda"):
+        g = cv.CalcGraph()
+        x, w = g.placeholder("x", (None, 6)), g.parameter("w", (6, 3))
+        with g.path("learn", backward=True) as learn:
+            learn.minimize(cv.mse(cv.apply("step", x @ w), x @ np.ones((6, 3))), cv.SGD(0.1))
+        program = cv.compile(g, batch_size=5, device=device)
+        m = cv.CalcHeap(program.heap_bytes, device=device).load(program, seed=1)
+        before = np.array(m.parameters["w"])
+        m.step(given)
+        got.append(np.array(m.parameters["w"]))
+        assert np.abs(got[-1] - before).min() > 1e-4
+    np.testing.assert_allclose(*got, rtol=1e-6, atol=1e-7)

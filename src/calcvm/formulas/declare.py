@@ -47,7 +47,8 @@ class Choice:
 Parameters = dict[str, "Real | Choice"]
 
 
-RESERVED = ("name", "inputs", "out", "types", "nw", "gpu", "phases")  # by `calcvm.apply`, and in sizes
+# by `calcvm.apply`, in sizes, and as words that lowering sets
+RESERVED = ("name", "inputs", "out", "types", "nw", "gpu", "phases", "acc", "wn")
 
 
 def check_params(params: Parameters) -> None:
@@ -193,8 +194,8 @@ class Formula:
 
     @property
     def passes(self) -> bool:
-        """It is the value itself."""
-        return len(self.reads) == 1 and not self.operations and not self.types
+        """It is the output's gradient itself."""
+        return self.reads == ("dy",) and self.text == "dy" and not self.types
 
 
 @dataclass(frozen=True)

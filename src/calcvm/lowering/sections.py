@@ -14,8 +14,9 @@ from calcvm.lowering import inserted
 from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
 from calcvm.lowering.fuse import fuse_activations, fuse_bias
-from calcvm.ops.dims import affine, numel
+from calcvm.ops.dims import Affine, numel
 from calcvm.ops.optimizers import HYPER_SLOTS
+from calcvm.ops.sizes import extent
 from calcvm.ops.statement import PHASES, Lowered, Statement, Value
 from calcvm.ops.types import FLOAT
 from calcvm.optim import Sampled
@@ -200,11 +201,12 @@ class _Lowering:
     def _classes(self, v: Variable) -> int | None:
         """For a placeholder of integer labels: how many classes its operators allow, where that is a number."""
         limits = [
-            affine(words["N"])
+            extent(operand.below, words)
             for op, words in self.emit.words.items()
-            if (labels := op.inputs.get("target" if words.get("dense") == 0 else "index")) and _uncast(labels) is v
+            for operand in dict.fromkeys(o for row in op.spec.fwd for o in row.operands if o.below)
+            if (labels := op.inputs.get(operand.name)) is not None and _uncast(labels) is v and not words.get("dense")
         ]
-        return min((n.b for n in limits if n.constant), default=None)
+        return min((n.b for n in limits if isinstance(n, Affine) and n.constant), default=None)
 
     # ------------------------------------------------------------ paths
     def _path(self, path: Path) -> None:
@@ -222,8 +224,9 @@ class _Lowering:
                 read += [v.source for v in path.outputs]
             needs[phase] = [*dict.fromkeys(v.name for v in read if self._outside(v, path))]
             if phase == "forward":  # once a path: its backward draws the same numbers again
-                for rng in dict.fromkeys(op.inputs["rng"] for op in operations if "rng" in op.inputs):
-                    inserted.advance(emit, rng)
+                for v in dict.fromkeys(v for op in operations for v in op.inputs.values() if v.kind == "state"):
+                    if v.init["kind"] == "rng":
+                        inserted.advance(emit, v)
             for op in section:
                 emit.forward(op)
         facts = self.facts.paths[path.name] = {

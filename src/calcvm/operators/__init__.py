@@ -121,9 +121,9 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str)
     def decorate(cls: type) -> Any:
         if not isinstance(cls, type):
             raise CalcError(f"{kind} decorates a class of formulas, not {cls!r}")
-        if not cls.__name__.isidentifier():
+        if not cls.__name__.isidentifier() or not cls.__name__.isascii():
             raise CalcError(
-                f"{kind} {cls.__name__!r}: the name of the class, which is the operator's, must be an identifier"
+                f"{kind} {cls.__name__!r}: the name of the class, which is the operator's, must be an identifier in ASCII"
             )
         meant = (*declare.RESERVED, *inspect.signature(getattr(declare, kind)).parameters)
         if taken := [name for name, value in how.items() if isinstance(value, (Real, Choice)) and name in meant]:
@@ -191,8 +191,11 @@ def register_kernel(common: Any, fn: Callable) -> Callable:
     """Register the kernel of the row of its name with a device's ``_common``; what was there stays if it does not fit."""
     if not isinstance(fn, FunctionType) or not fn.__name__.isidentifier():
         raise CalcError(f"@kernel takes a function of a row's name, not {fn!r}")
-    if any(step.opname in ("RAISE_VARARGS", "YIELD_VALUE") for step in dis.get_instructions(fn)):
-        raise CalcError(f"kernel {fn.__name__!r}: compiled code cannot raise, assert or yield: trap(...) ends a call")
+    steps = [(step.opname, step.argval) for step in dis.get_instructions(fn)]
+    if ("LOAD_GLOBAL", "print") in steps or {name for name, _ in steps} & {"RAISE_VARARGS", "YIELD_VALUE"}:
+        raise CalcError(
+            f"kernel {fn.__name__!r}: compiled code cannot raise, assert, yield or print: trap(...) ends a call"
+        )
     before = common.KERNELS.pop(fn.__name__, None)
     common.kernel(fn)
     try:

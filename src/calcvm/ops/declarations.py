@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Affine, Shape, numel
 from calcvm.ops.sizes import MACHINE, evaluate, reads
-from calcvm.ops.spec import Operand, OpSpec, RowSpec, Shapes, Word, is_own
+from calcvm.ops.spec import ACC, PHASES, WN, Operand, OpSpec, RowSpec, Shapes, Word, is_own
 from calcvm.ops.types import RANKS, TYPES, VARIABLES
 
 CATEGORIES = (
@@ -27,6 +27,7 @@ CATEGORIES = (
     "system",
 )
 INDEXES = ("index", *RANKS[1:])  # types of what may say what it is below
+LOWERINGS = {word.name: word for word in (ACC, WN, PHASES)}  # words that lowering sets
 
 
 # ---------------------------------------------------------------- where it is registered
@@ -71,7 +72,7 @@ def check_spec(spec: Any) -> None:
 
 
 def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and name.isidentifier()
+    return isinstance(name, str) and name.isidentifier() and name.isascii()
 
 
 def check_row(spec: OpSpec, row: RowSpec) -> None:
@@ -91,6 +92,8 @@ def check_row(spec: OpSpec, row: RowSpec) -> None:
         if not _is_name(name) or parameters.count(name) > 1:
             wrong(f"{name!r} is no name of one word or operand: kernels have them as their parameters")
     for word in row.words:
+        if word.name in LOWERINGS and word != LOWERINGS[word.name]:
+            wrong(f"the word {word.name!r} is lowering's: take {word.name.upper()}, or another name")
         if word.kind not in ("dim", "int", "float") or not word.lo <= word.hi:
             wrong(
                 f"word {word.name!r} is a dim, int or float from lo to hi, not {word.kind!r} from {word.lo} to {word.hi}"
@@ -152,7 +155,7 @@ def sizes_of(spec: OpSpec, inputs: Shapes, attrs: Mapping[str, Any]) -> dict[str
         raise CalcError(f"`words` must return a dict, not {repr(words)}")
     for row in spec.rows:
         for word in row.words if is_own(row) else ():
-            value = words.get(word.name, 0 if word.name in ("acc", "wn", "phases") else None)  # which are lowering's
+            value = words.get(word.name, 0 if word.name in LOWERINGS else None)
             if not (isinstance(value, Affine) and word.kind == "dim") and not isinstance(value, Real):
                 raise CalcError(f"row {row.name!r} has a word {word.name!r}, for which `words` gives {repr(value)}")
     for row in spec.fwd:

@@ -71,11 +71,12 @@ def _typed(op: Elementwise, shapes: tuple[tuple[int | None, ...], ...], low: flo
 UNARY_SHAPES: tuple[tuple[int | None, ...], ...] = ((None, 5), (None, 19), (7,), (3, 2, 9), ())
 
 
-def _unary(op: Elementwise, fwd: RowSpec, bwd: tuple[RowSpec, ...]) -> OpSpec:
+def _unary(op: Elementwise, fwd: RowSpec, *bwd: RowSpec) -> OpSpec:
     examples = [Example(shapes=(s,), attrs=op.cases[0], low=op.low) for s in UNARY_SHAPES]
     examples += [Example(shapes=((None, 3),), attrs=attrs, low=op.low) for attrs in op.cases[1:]]
     examples.append(Example(shapes=((None, 64),), attrs=op.cases[0], low=op.low, batch=256, bench=True))
     x = op.forward.reads[0]
+    graded = (x,) if bwd or op.backward else ()
     return OpSpec(
         name=op.name,
         synopsis=fwd.synopsis,
@@ -86,8 +87,9 @@ def _unary(op: Elementwise, fwd: RowSpec, bwd: tuple[RowSpec, ...]) -> OpSpec:
         words=lambda shapes, attrs: {**rows_cols(shapes[x]), **parameters.values(op.params, attrs)},
         fwd=(fwd,),
         bwd=bwd,
-        differentiable=(x,) if bwd else (),
-        flat=() if bwd else (x,),
+        passes=tuple(name for name, f in op.backward.items() if f.passes),
+        differentiable=graded,
+        flat=() if graded else (x,),
         onnx=op.onnx,
         examples=tuple(examples),
         source=op.source,
@@ -254,13 +256,13 @@ def _several(op: Elementwise) -> OpSpec:
 def spec_of(op: Elementwise) -> OpSpec:
     """The operator of formulas of one operand, or of several, which are broadcast."""
     if len(op.forward.reads) == 1:
-        return _unary(op, _flat(op.forward), tuple(map(_flat, op.backward.values())))
+        return _unary(op, *map(_flat, op.formulas))
     return _several(op)
 
 
 for _op in ELEMENTWISE.values():
     register(spec_of(_op))
-register(_unary(POW, POW_FWD, (POW_BWD,)))
+register(_unary(POW, POW_FWD, POW_BWD))
 
 
 # ---------------------------------------------------------------- casts

@@ -267,7 +267,15 @@ class OpSpec:
     source: str = ""
 
     def __reduce__(self) -> tuple:  # graphs are pickled and copied; rules are functions, which the table has
-        return _by_name, (self.name,)
+        return _by_name, (self.name, self.form if any(row.name in OWN for row in self.rows) else "")
+
+    @cached_property
+    def form(self) -> str:
+        """What graphs rely on: an operator of the same name in which this differs is another one."""
+        rows = [
+            (r.name, [(w.name, w.kind) for w in r.words], [(o.name, o.type) for o in r.operands]) for r in self.rows
+        ]
+        return repr((self.inputs, self.outputs, [a.name for a in self.attrs], rows))
 
     @property
     def rows(self) -> tuple[RowSpec, ...]:
@@ -360,11 +368,15 @@ def registered(make: Callable[P, OpSpec]) -> Callable[P, OpSpec]:
 operator = registered(OpSpec)
 
 
-def _by_name(name: str) -> OpSpec:
-    """An operator of a graph that was pickled."""
+def _by_name(name: str, form: str = "") -> OpSpec:
+    """An operator of a graph that was pickled or copied, in the form that it had then."""
     if name not in OPS:
         raise CalcError(
             f"the graph has an operator {name!r} that is not in the table: register it first (cv.register_op)"
+        )
+    if form and form != OPS[name].form:
+        raise CalcError(
+            f"operator {name!r} has been declared with other inputs, parameters or rows since the graph was built: build it again"
         )
     return OPS[name]
 

@@ -14,12 +14,12 @@ import numpy as np
 from calcvm.errors import CalcError, ProgramError
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape
-from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_named
+from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named
 from calcvm.ops.types import BYTES
 from calcvm.vm.program import schema
 from calcvm.vm.program.disassemble import disassemble
 from calcvm.vm.program.documents import DOCUMENT
-from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, Instruction, aligned
+from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, Instruction, aligned, form_of
 from calcvm.vm.program.formats import FORMER, converted
 from calcvm.vm.program.serialize import read_archive, write_archive
 from calcvm.vm.program.verify import verify
@@ -133,6 +133,21 @@ class Program:
     def specs(self) -> tuple[RowSpec, ...]:
         """Its instructions in this calcvm's table."""
         return tuple(row_named(name) for name, _ in self.instructions)
+
+    def check_instructions(self) -> None:
+        """Each is in the table, in the form that the program was made for, and they are in order (ProgramError)."""
+        names = [name for name, _ in self.instructions]
+        if names != sorted(set(names)):
+            raise ProgramError("the program's instructions are not in the order of their names, or one is there twice")
+        for name in names:
+            if find_row(name) is None:
+                raise ProgramError(
+                    f"no operator has the instruction {name!r}: register a user's operator first (cv.register_op), or "
+                    "compile the graph again"
+                )
+        changed = ", ".join(name for name, form in self.instructions if form != form_of(row_named(name)))
+        if changed:
+            raise ProgramError(f"written for other instructions ({changed}): build and compile the graph again")
 
     def spec(self, pc: int) -> RowSpec:
         """The instruction of a row."""

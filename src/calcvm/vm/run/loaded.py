@@ -52,6 +52,7 @@ def loaded_of(program: Program) -> Loaded:
     """The program on its device; equal programs share one."""
     loaded = _loaded.get(program.hash)
     if loaded is None:
+        program.check_instructions()  # a user's may have been declared anew since
         loaded = _loaded[program.hash] = Loaded(program)
     return loaded
 

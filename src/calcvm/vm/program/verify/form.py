@@ -10,10 +10,10 @@ import numpy as np
 
 from calcvm.errors import ProgramError
 from calcvm.ops.sizes import MACHINE, MAX_BATCH, On, function
-from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named, row_words
+from calcvm.ops.spec import HEADER_WORDS, RowSpec, row_words
 from calcvm.ops.statement import PHASES
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
-from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, RESERVED, form_of
+from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, RESERVED
 
 if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
@@ -86,7 +86,8 @@ class Form:
             raise ProgramError(f"program format {p.format_version}, this calcvm runs {FORMAT_VERSION}")
         if p.dtype not in ITEMSIZE:
             raise ProgramError(f"dtype {p.dtype!r} is neither float32 nor float64")
-        self.check_instructions()
+        p.check_instructions()
+        self.known = [row_of(spec) for spec in p.specs]
         self.width = row_words(row.spec for row in self.known)
         for name, array, dtype, shape in (
             ("rows", p.rows, np.int64, (n, self.width)),
@@ -110,23 +111,6 @@ class Form:
         for i, (row, _) in enumerate(self.decoded):
             if not 0 <= row[0] < len(self.known):
                 self.fail(i, f"it is instruction {row[0]} of a program that has {len(self.known)}")
-
-    def check_instructions(self) -> None:
-        """Each is in the table, in the form that the program was made for, and they are in order."""
-        listed = self.program.instructions
-        names = [name for name, _ in listed]
-        if names != sorted(set(names)):
-            raise ProgramError("the program's instructions are not in the order of their names, or one is there twice")
-        for name in names:
-            if find_row(name) is None:
-                raise ProgramError(
-                    f"no operator has the instruction {name!r}: register a user's operator first (cv.register_op), or "
-                    "compile the graph again"
-                )
-        changed = ", ".join(name for name, form in listed if form != form_of(row_named(name)))
-        if changed:
-            raise ProgramError(f"written for other instructions ({changed}): compile the graph again")
-        self.known = [row_of(row_named(name)) for name in names]
 
     def check_sections(self) -> None:
         at, n = 0, len(self.decoded)
