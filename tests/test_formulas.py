@@ -226,6 +226,27 @@ def test_declared_again_it_may_have_other_parameters():
     np.testing.assert_array_equal(m[shifted.name], X + 2)
 
 
+SCALE = 2.0
+
+
+def test_a_formula_keeps_the_numbers_around_it_of_when_it_was_declared(monkeypatch):
+    factor = 3.0
+    elementwise()(type("odd", (), {"y": lambda x: SCALE * x, "dx": lambda dy: (lambda g: SCALE * g)(dy)}))
+    elementwise()(type("odder", (), {"y": lambda x: factor * x, "dx": lambda dy: factor * dy}))
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    factor = 5.0
+    for dtype in ("float32", "float64"):
+        g = cv.CalcGraph()
+        x, w = g.placeholder("x", (None, 4)), g.parameter("w", (4,), init=cv.init.Constant(1.0))
+        with g.path("learn", backward=True) as learn:
+            learn.minimize(cv.sum(cv.apply("odder", cv.apply("odd", x * w))), cv.SGD(0.1))
+        m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=8, dtype=dtype))
+        m["x"] = np.ones((8, 4))
+        m.forward("learn")
+        m.backward("learn")
+        np.testing.assert_array_equal(m.grad("w"), np.full(4, 8 * 6.0))
+
+
 def otherwise(kind):
     """swish, with other words or operands than it has."""
 

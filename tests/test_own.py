@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import pytest
@@ -502,20 +503,36 @@ def test_words_that_leave_one_out_are_refused_where_the_operator_is_used(forgott
         cv.apply("own", x)
 
 
-def test_a_kernel_that_does_not_compile_is_said(forgotten):
+def unknown_name(me, rows, cols, x, y):
+    y[0] = nobody_knows(x[0])  # noqa: F821
+
+
+def inner_import(me, rows, cols, x, y):
+    import math
+
+    y[0] = math.sin(x[0])
+
+
+def other_float(me, rows, cols, x, y):
+    y[0] = np.float16(x[0])
+
+
+@pytest.mark.parametrize(
+    ("fn", "told"), [(unknown_name, "nobody_knows"), (inner_import, "IMPORT_NAME"), (other_float, "float16")]
+)
+def test_a_kernel_that_does_not_compile_is_said(fn, told, forgotten):
     from calcvm.operators import register_op
     from calcvm.operators.cpu import Ptr, kernel
 
-    @kernel
-    def own_fwd(me, rows, cols, x: Ptr, y: Ptr):
-        y[0] = nobody_knows(x[0])  # noqa: F821
-
+    made = FunctionType(fn.__code__, globals(), "own_fwd")
+    made.__annotations__ = {"x": Ptr, "y": Ptr}
+    kernel(made)
     register_op(own_spec())
     g = cv.CalcGraph()
     x = g.placeholder("x", (None, 2))
     with g.path("p") as p:
         p.output = cv.apply("own", x).rename("y")
-    with pytest.raises(cv.CalcError, match=r"kernel 'own_fwd' cannot be compiled for float32: (.|\n)*nobody_knows"):
+    with pytest.raises(cv.CalcError, match=r"kernel 'own_fwd' cannot be compiled for float32: (.|\n)*" + told):
         cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1))
 
 

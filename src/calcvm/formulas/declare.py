@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from calcvm.formulas.number import ANY, CELLS, CONDITION, FLOAT, INSTEAD, Text, Trace, fma, operations, traced
@@ -68,6 +69,27 @@ def check_params(params: Parameters) -> None:
 def is_own(fn: Callable) -> bool:
     """Whether a function comes from elsewhere than calcvm's formulas."""
     return not fn.__module__.startswith("calcvm.formulas.")
+
+
+def formulas_of(cls: type) -> dict[str, Callable]:
+    """Its functions: those of users with the globals and cells that they have now, whatever becomes of them until a kernel is compiled."""
+    return {key: _fixed(fn) if is_own(fn) else fn for key, fn in vars(cls).items() if isinstance(fn, FunctionType)}
+
+
+def _fixed(fn: FunctionType) -> FunctionType:
+    around = {name: fn.__globals__[name] for name in (*_names(fn.__code__), "__name__") if name in fn.__globals__}
+    cells = tuple(CellType(cell.cell_contents) for cell in fn.__closure__ or ())
+    made = FunctionType(fn.__code__, around, fn.__name__, fn.__defaults__, cells)
+    made.__annotations__ = fn.__annotations__
+    return made
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """What it, and functions inside it, call by name."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
 
 
 class Cells:
@@ -254,7 +276,7 @@ def elementwise(
     def declare(cls: type) -> Elementwise:
         name = cls.__name__
         check_params(params)
-        found = {key: fn for key, fn in vars(cls).items() if inspect.isfunction(fn)}
+        found = formulas_of(cls)
         if "y" not in found:
             raise ValueError("a formula y of the inputs is wanted")
         forward = Formula(f"{name}_fwd", found.pop("y"), "y", params, text)
@@ -321,9 +343,9 @@ def pair_loss(*, source: str = "", **params: Real | Choice) -> Callable[[type], 
     """Decorator of a class of formulas: ``term`` of x, t and parameters, and its slopes ``dx`` and ``dt``."""
 
     def declare(cls: type) -> PairLoss:
-        name, found = cls.__name__, vars(cls)
+        name, found = cls.__name__, formulas_of(cls)
         check_params(params)
-        if missing := [key for key in ("term", "dx", "dt") if not inspect.isfunction(found.get(key))]:
+        if missing := [key for key in ("term", "dx", "dt") if key not in found]:
             raise ValueError(f"a formula {missing[0]} is wanted, beside the others of term, dx and dt")
         term = Formula(f"{name}_fwd", found["term"], "t_l", params)
         slopes = {v: Formula(f"{name}_bwd_{v}", found[f"d{v}"], f"d{v}", params) for v in "xt"}
@@ -432,8 +454,7 @@ def update(*, coefficients: dict[str, Callable], source: str, decay: bool = True
     """Decorator of a class of formulas: a function for each value that is updated, in order."""
 
     def declare(cls: type) -> Update:
-        steps: dict[str, Callable] = {name: fn for name, fn in vars(cls).items() if inspect.isfunction(fn)}
-        UPDATES[cls.__name__] = Update(cls.__name__, steps, decay, coefficients, source)
+        UPDATES[cls.__name__] = Update(cls.__name__, formulas_of(cls), decay, coefficients, source)
         return UPDATES[cls.__name__]
 
     return declare

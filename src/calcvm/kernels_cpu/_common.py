@@ -24,7 +24,6 @@ from numba.core import cgutils
 from numba.core.compiler import Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import FastMathOptions
-from numba.core.errors import NumbaError
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 from numba.extending import intrinsic
@@ -224,7 +223,7 @@ class Native:
                 code, calls = compile_object(
                     self.fn, self.signature(dtype), self.symbol(dtype, device), words=self.words, target=target
                 )
-            except NumbaError as error:
+            except Exception as error:  # Numba has several
                 raise CalcError(f"kernel {self.name!r} cannot be compiled for {dtype}: {error}") from error
         routines = {r.symbol(dtype): r.modules() for r in ROUTINES.values()}
         return _native.Compiled(
