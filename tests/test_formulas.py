@@ -498,7 +498,8 @@ def of_update(**functions):
         (typed(lambda a: a, a="Cells"), "moved as it is"),
         (typed(lambda a, b: n.where(a < b, a, b), a="Cells", b="Cells", y="Cells"), "moved as it is"),
         (typed(lambda a: a, y="To"), "To is what cast makes"),
-        (asked(lambda d, e: d * e), "'d0' is no name of one"),
+        (asked(lambda d, e: d * e), "'d0' is a word of the row, a stride of 'd'"),
+        (asked(lambda a, a1: a * a1), "'a1' is a word of the row, a stride of 'a'"),
         (of_loss(term=lambda a, b: a - b), "reads 'a'"),
         (of_loss(term=lambda t, x: x - t), "x, t and parameters, in this order"),
         (of_loss(term=lambda x: x), "x, t and parameters, in this order"),
@@ -728,8 +729,36 @@ def test_fields_of_an_optimizer_are_what_its_update_reads():
 
     with pytest.raises(cv.CalcError, match="'momentum' is none of"):
         optim.optimizer_of(optimizer(momentum=0.9))
+    for wrong in ("0.5", None, np.nan):
+        with pytest.raises(cv.CalcError, match="Heavy: momentum must be a finite number"):
+            optim.optimizer_of(optimizer(momentum=wrong, slot_of={"momentum": "beta1"}))
     with pytest.raises(cv.CalcError, match="reads beta1"):
         optim.optimizer_of(optimizer())
     with pytest.raises(cv.CalcError, match="no update 'light' is declared"):
         optim.optimizer_of(optimizer(row="light"))
     assert optim.optimizer_of(optimizer(momentum=0.9, slot_of={"momentum": "beta1"})).slots()["beta1"] == 0.9
+
+
+def test_what_stands_in_another_ones_way_is_said():
+    """A row of a name that is taken; an operator declared again between two of its uses; the batch twice; a parameter's range."""
+    update()(type("odd_fwd", (), {"p": lambda p, g, lr_t: p - lr_t * g}))
+    with pytest.raises(cv.CalcError, match="operator 'odd': row 'odd_fwd' is registered already"):
+        elementwise()(type("odd", (), {"y": lambda x: 2 * x}))
+    g = cv.CalcGraph()
+    x, column = g.placeholder("x", (None,)), g.placeholder("column", (None, 1))
+    with g.path("p"):
+        for factor in (2.0, 3.0):
+            elementwise()(type("odder", (), {"y": times(factor)}))
+            cv.apply("odder", x)
+        elementwise()(type("product", (), {"y": lambda a, b: a * b}))
+        with pytest.raises(cv.ShapeError, match=r"the result \(B, B\) has the batch more than once"):
+            cv.apply("product", column, x)
+        elementwise(k=Real(1.0, "gain", 0, 10))(type("gained", (), {"y": lambda x, k: k * x}))
+        with pytest.raises(cv.CalcError, match=r"attribute k=11 is not allowed \(gain, in \[0, 10\]\)"):
+            cv.apply("gained", x, k=11)
+    with pytest.raises(cv.ProgramError, match="the instruction 'odder_fwd' is there twice: .* build it again"):
+        cv.compile(g, batch_size=2)
+
+
+def times(factor):
+    return lambda x: factor * x

@@ -151,6 +151,7 @@ MISTAKES = [
     ("variable + None", lambda: scene().x + None, C, "a variable, a number or an array is wanted, not None"),
     ("variable * nan", lambda: scene().x * float("nan"), C, "must be a finite number, not nan"),
     ("variable / 0", lambda: scene().x / 0, C, "division by zero"),
+    ("variable % 0", lambda: scene().x % 0, C, "division by zero"),
     ("variable ** variable", lambda: (lambda s: s.x**s.b)(scene()), C, r"write cv.exp\(exponent \* cv.log\(x\)\)"),
     ("variable @ text", lambda: scene().x @ "a", C, "matmul: b: a variable, a number or an array"),
     ("iterating", lambda: list(scene().x), C, "one variable and no sequence"),

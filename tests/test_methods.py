@@ -200,7 +200,10 @@ def test_wrong_arguments_are_told_as_in_python():
         (lambda: model.step(*[x] * 40), r"step takes 2 arrays \(input, target\), not"),
         (lambda: model.step(x, z=y), "unexpected keyword argument 'z'"),
         (lambda: model.predict(x, out=x), "out must be a C-contiguous"),
-        (lambda: model.predict(x, out=np.zeros((8, 3), "f8")), "out must be a C-contiguous"),
+        (
+            lambda: model.predict(x, out=np.zeros((8, 3), "f8")),
+            r"out must be a C-contiguous, .*, not one of float64 \(8, 3\)",
+        ),
         (lambda: model.predict(), "missing 1 required positional argument"),
         (lambda: model.step(x[:0], y[:0]), "the data are empty"),
         (lambda: model.step(x, y[:4]), "differ in their number of samples"),

@@ -85,7 +85,7 @@ def test_instructions_must_be_known(program):
         listed((first.name, others[0].form), *others),
         rf"other instructions \({first.name}\): build and compile the graph again",
     )
-    refused(listed(first, first, *others), "not in the order of their names, or one is there twice")
+    refused(listed(first, first, *others), "is there twice: its operator was declared again")
     refused(listed(*others, first), "not in the order of their names")
     refused(listed(first, *others[:-1]), "of a program that has|rows is")
     mul = ROWS["mul_fwd"]  # no row uses it, and it has more words than theirs

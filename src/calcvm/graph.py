@@ -14,7 +14,7 @@ from calcvm import checks, dtypes
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.declarations import sizes_of
-from calcvm.ops.dims import BATCH, ONE, Affine, Quadratic, Shape, numel, shape_of, show
+from calcvm.ops.dims import Affine, Shape, check_linear, numel, shape_of, show
 from calcvm.ops.spec import Attr, is_own
 from calcvm.ops.statement import unique
 from calcvm.ops.types import CELLS, FLOAT, RANKS, VARIABLES, promoted
@@ -168,6 +168,8 @@ class Variable:
         return apply("abs", self)
 
     def __mod__(self, other: Operand) -> Variable:
+        if not isinstance(_operand(self, "%", other), _TENSOR) and other == 0:
+            raise CalcError(f"{self.name} % 0: division by zero")
         return apply("mod", self, other)
 
     def __rmod__(self, other: Operand) -> Variable:
@@ -657,12 +659,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
         of_inputs = {s: shape_of(operands[s].shape) if s in operands else None for s in spec.inputs}
         own = any(map(is_own, spec.rows))
         shapes = sizes_of(spec, of_inputs, attrs) if own else spec.shape(of_inputs, attrs)
-        for shape in shapes.values():
-            if sum(not s.constant for s in shape) > 1:
-                raise Quadratic(
-                    f"the result {show(shape)} has the batch more than once, but sizes must be linear in it: if an axis "
-                    f"of 1 is missing, reshape an input, such as {show((BATCH,))} to {show((BATCH, ONE))}"
-                )
+        check_linear(shapes)
         spec.words({**of_inputs, **shapes}, attrs)
     except ValueError as e:
         told = (str(v) if isinstance(v, Variable) else f"array {show(shape_of(v.shape))}" for v in operands.values())

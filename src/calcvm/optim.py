@@ -386,6 +386,8 @@ def _check_own(given: Optimizer) -> None:
                 f"{kind.__name__}: {of!r} is none of learning_rate, beta1, beta2, eps and weight_decay: call it one of them, or "
                 f"say which it sets, slot_of = {{{of!r}: 'beta1'}}"
             )
+        if slot in update.slots and slot != "lr_t":
+            checks.number(f"{kind.__name__}: {of}", getattr(given, of))
     for slot in ("beta1", "beta2", "eps"):
         if slot in update.slots and slot not in slots:
             raise CalcError(

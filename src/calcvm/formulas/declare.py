@@ -13,6 +13,8 @@ from typing import Any
 
 from calcvm.formulas.number import ANY, CELLS, CONDITION, FLOAT, INSTEAD, Text, Trace, fma, operations, traced
 
+HUGE = 1e300
+
 
 @dataclass(frozen=True)
 class Real:
@@ -20,8 +22,8 @@ class Real:
 
     default: float | None
     doc: str
-    lo: float = -1e300
-    hi: float = 1e300
+    lo: float = -HUGE
+    hi: float = HUGE
     open: bool = False
 
     def has(self, v: Any) -> bool:
@@ -68,7 +70,7 @@ def check_params(params: Parameters) -> None:
 
 def is_own(fn: Callable) -> bool:
     """Whether a function comes from elsewhere than calcvm's formulas."""
-    return not fn.__module__.startswith("calcvm.formulas.")
+    return not (fn.__module__ or "").startswith("calcvm.formulas.")
 
 
 def formulas_of(cls: type) -> dict[str, Callable]:
@@ -252,7 +254,8 @@ class Elementwise:
 
 ELEMENTWISE: dict[str, Elementwise] = {}
 MOST_INPUTS = 3
-TAKEN = ("y", "dy", "me", "rows", "cols", "d0", "d1", "d2", "d3", "d4", "d5")
+AXES = 6  # of what is broadcast: the leading one, which is never merged with others, and five more after merging
+TAKEN = ("y", "dy", "me", "rows", "cols", *(f"d{i}" for i in range(AXES)))
 
 
 def elementwise(
@@ -312,6 +315,12 @@ def _check_names(forward: Formula, backward: dict[str, Formula]) -> None:
         raise ValueError(f"y has {len(inputs)} inputs: one to {MOST_INPUTS} are possible")
     if taken := [name for name in forward.names if name in TAKEN]:
         raise ValueError(f"{taken[0]!r} is a word of every such row: name the input or parameter otherwise")
+    if len(inputs) > 1:  # whose rows have a stride of each along each axis
+        strides = [f"{v}{i}" for v in inputs for i in range(AXES)]
+        if taken := [name for name in strides if name in (*TAKEN, *forward.names) or strides.count(name) > 1]:
+            raise ValueError(
+                f"{taken[0]!r} is a word of the row, a stride of {taken[0][:-1]!r}: name an input otherwise"
+            )
     for key, f in backward.items():
         if key not in inputs:
             raise ValueError(f"d{key} is the gradient of no input; inputs are {', '.join(inputs)}")

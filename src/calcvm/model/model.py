@@ -539,9 +539,8 @@ class Model(methods.Native):
             isinstance(out, np.ndarray) and out.shape == shape and out.dtype == dtype
             and out.flags.c_contiguous and out.flags.writeable
         ):  # fmt: skip
-            raise ShapeError(
-                f"predict: out must be a C-contiguous, writeable array of {dtype} {shape}, not {checks.called(out)}"
-            )
+            given = f"one of {out.dtype} {out.shape}" if isinstance(out, np.ndarray) else checks.called(out)
+            raise ShapeError(f"predict: out must be a C-contiguous, writeable array of {dtype} {shape}, not {given}")
         return out
 
     def predict_proba(self, X: Any) -> np.ndarray:

@@ -66,6 +66,8 @@ def register_op(spec: OpSpec) -> OpSpec:
 
 def _register(spec: OpSpec) -> OpSpec:
     own = [row for row in spec.rows if is_own(row)]
+    for row in own if spec.name not in _spec.OPS else ():
+        _spec.check_free(spec, row)
     for row in own:
         for device in ("cpu", "cuda") if row.name in _spec.OWN or row.name not in _spec.ROWS else ():
             known = sys.modules.get(f"calcvm.kernels_{device}._common")

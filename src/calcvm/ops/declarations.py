@@ -8,7 +8,7 @@ from reprlib import repr
 from typing import Any, NoReturn
 
 from calcvm.errors import CalcError
-from calcvm.ops.dims import Affine, Shape, numel
+from calcvm.ops.dims import Affine, Shape, check_linear, numel
 from calcvm.ops.sizes import MACHINE, evaluate, reads
 from calcvm.ops.spec import ACC, PHASES, WN, Operand, OpSpec, RowSpec, Shapes, Word, is_own
 from calcvm.ops.types import RANKS, TYPES, VARIABLES
@@ -150,6 +150,7 @@ def sizes_of(spec: OpSpec, inputs: Shapes, attrs: Mapping[str, Any]) -> dict[str
                 f"`shape` must return a dict with a tuple of sizes for {name!r}, made of those of the inputs (Affine(0, 3) is "
                 f"a 3); it returned {repr(shapes)}"
             )
+    check_linear(shapes)
     words = _ask(spec, "words", spec.words, {**inputs, **shapes}, attrs)
     if not isinstance(words, Mapping):
         raise CalcError(f"`words` must return a dict, not {repr(words)}")

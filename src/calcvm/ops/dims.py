@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -120,3 +121,13 @@ def numel(shape: Shape) -> Affine:
 
 def show(shape: Shape) -> str:
     return "(" + ", ".join(str(s) for s in shape) + ("," if len(shape) == 1 else "") + ")"
+
+
+def check_linear(shapes: Mapping[str, Shape]) -> None:
+    """Refuse shapes that have the batch twice (`Quadratic`)."""
+    for shape in shapes.values():
+        if sum(not s.constant for s in shape) > 1:
+            raise Quadratic(
+                f"the result {show(shape)} has the batch more than once, but sizes must be linear in it: if an axis "
+                f"of 1 is missing, reshape an input, such as {show((BATCH,))} to {show((BATCH, ONE))}"
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from calcvm.formulas.declare import Elementwise, Formula, Real
+from calcvm.formulas.declare import AXES, Elementwise, Formula, Real
 from calcvm.formulas.elementwise import ACCUMULATE, CAST, ELEMENTWISE, FILL
 from calcvm.ops import parameters
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, show
@@ -112,7 +112,6 @@ POW_BWD = uniform("pow_bwd", "dx = dy*p*x^(p-1)", ("dy", "x"), "dx", 5, _POW_WOR
 
 
 # ---------------------------------------------------------------- binary, with broadcasting
-AXES = 6  # the leading axis, which is never merged with others, and five more after merging
 SIZES = dims(" ".join(f"d{i}" for i in range(AXES)))
 INNER = "*".join(f"d{i}" for i in range(1, AXES))
 FULL = f"d0*{INNER}"

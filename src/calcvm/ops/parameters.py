@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from calcvm.formulas.declare import Choice, Parameters
+from calcvm.formulas.declare import HUGE, Choice, Parameters, Real
 from calcvm.ops.spec import Attr, Word, choice
 
 
 def attributes(params: Parameters) -> tuple[Attr, ...]:
-    return tuple(Attr(name=name, default=p.default, check=p.has, doc=p.doc) for name, p in params.items())
+    return tuple(Attr(name=name, default=p.default, check=p.has, doc=_told(p)) for name, p in params.items())
+
+
+def _told(p: Real | Choice) -> str:
+    """What it is, and where both ends are given its range."""
+    if isinstance(p, Real) and -HUGE < p.lo and p.hi < HUGE:
+        return f"{p.doc}, in {'(' if p.open else '['}{p.lo:g}, {p.hi:g}]"
+    return p.doc
 
 
 def words(params: Parameters) -> tuple[Word, ...]:

@@ -342,6 +342,12 @@ def row_words(rows: Iterable[RowSpec]) -> int:
     return -(-max((row.n_words for row in rows), default=1) // LINE_WORDS) * LINE_WORDS
 
 
+def check_free(spec: OpSpec, row: RowSpec) -> None:
+    """Refuse a row of an operator whose name another has."""
+    if ROWS.get(row.name, row) is not row:
+        raise CalcError(f"operator {spec.name!r}: row {row.name!r} is registered already, and differs")
+
+
 def register(spec: OpSpec) -> OpSpec:
     """Add an operator to the table.  Rows may be shared by operators; their names are unique.
 
@@ -352,8 +358,7 @@ def register(spec: OpSpec) -> OpSpec:
     if spec.name in OPS:
         raise CalcError(f"operator {spec.name!r} is registered already: take another name")
     for row in spec.rows:
-        if ROWS.get(row.name, row) is not row:
-            raise CalcError(f"operator {spec.name!r}: row {row.name!r} is registered already, and differs")
+        check_free(spec, row)
     for row in spec.rows:
         ROWS[row.name] = row
     OPS[spec.name] = spec

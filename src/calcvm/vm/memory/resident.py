@@ -417,7 +417,11 @@ class Resident:
         shape = self.loaded.forms[name]
         numeric(name, array)
         if array.ndim != len(shape):
-            raise ShapeError(f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted")
+            column = len(shape) == array.ndim + 1 and (shape[-1].a, shape[-1].b) == (0, 1)
+            raise ShapeError(
+                f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted"
+                + (": data[..., None] is" if column else "")
+            )
         batch = next((n // s.a for s, n in zip(shape, array.shape) if s.a), 1)
         if array.size == 0:
             raise CalcError(f"{name!r}: the data are empty (shape {array.shape}); {show(shape)} is wanted")

@@ -137,8 +137,13 @@ class Program:
     def check_instructions(self) -> None:
         """Each is in the table, in the form that the program was made for, and they are in order (ProgramError)."""
         names = [name for name, _ in self.instructions]
-        if names != sorted(set(names)):
-            raise ProgramError("the program's instructions are not in the order of their names, or one is there twice")
+        if names != sorted(names):
+            raise ProgramError("the program's instructions are not in the order of their names")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ProgramError(
+                f"the instruction {twice[0]!r} is there twice: its operator was declared again while the graph was built: "
+                "build it again"
+            )
         for name in names:
             if find_row(name) is None:
                 raise ProgramError(
