@@ -277,7 +277,7 @@ SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0])
 def test_special_values(name, dtype):
     """NaN, infinities and zeros give what NumPy gives."""
     for special in SPECIAL:
-        case = Case(OPS[name], Example(shapes=((2, 3),)), dtype, 1)
+        case = Case(OPS[name], Example(shapes=((2, 3),), attrs=OPS[name].examples[0].attrs), dtype, 1)
         x = np.array([special, 0.5, -0.5, 1.5, special, 0.25])
         case.values["x"] = x.astype(dtype)
         with np.errstate(all="ignore"):
