@@ -66,6 +66,13 @@ def test_texts():
     assert {n.text_of(fn, ("a", "b", "c")): fn for fn in say.values()} == say
 
 
+@pytest.mark.parametrize("op", ELEMENTWISE.values(), ids=lambda op: op.name)
+def test_formulas_of_calcvm_are_what_rows_can_compute(op):
+    for formula in op.formulas:
+        formula.check()
+    assert not op.forward.own
+
+
 def test_operations_are_counted():
     counts = {name: op.forward.operations for name, op in ELEMENTWISE.items()}
     assert counts["neg"] == counts["exp"] == counts["add"] == 1
