@@ -18,6 +18,8 @@ from calcvm import nn, optim
 from calcvm.formulas import declare
 from calcvm.formulas import number as n
 from calcvm.formulas.elementwise import ELEMENTWISE
+from calcvm.formulas.losses import PAIR_LOSSES
+from calcvm.formulas.optimizers import UPDATES
 from calcvm.operators import Choice, Real, elementwise, pair_loss, update
 from calcvm.ops import spec as table
 
@@ -66,11 +68,16 @@ def test_texts():
     assert {n.text_of(fn, ("a", "b", "c")): fn for fn in say.values()} == say
 
 
-@pytest.mark.parametrize("op", ELEMENTWISE.values(), ids=lambda op: op.name)
-def test_formulas_of_calcvm_are_what_rows_can_compute(op):
-    for formula in op.formulas:
-        formula.check()
-    assert not op.forward.own
+def _formulas():
+    yield from (f for op in ELEMENTWISE.values() for f in op.formulas)
+    yield from (f for op in PAIR_LOSSES.values() for f in (op.term, *op.slopes.values()))
+    yield from UPDATES.values()
+
+
+@pytest.mark.parametrize("formula", [*_formulas()], ids=lambda f: f.name)
+def test_formulas_of_calcvm_are_what_rows_can_compute(formula):
+    formula.check()
+    assert not formula.own
 
 
 def test_operations_are_counted():

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
+
+
+def escape(text: str) -> str:
+    """Text as it stands in HTML."""
+    import html  # only notebooks want it, with its table of 2231 characters
+
+    return html.escape(text)
 
 
 def laid_out(rows: Sequence[Sequence[str]]) -> list[str]:

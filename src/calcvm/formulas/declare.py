@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -94,6 +94,14 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(inner)
 
 
+def arguments(fn: Callable) -> tuple[str, ...]:
+    """Names of a function's parameters (ValueError: some have none)."""
+    code = fn.__code__
+    if code.co_posonlyargcount or code.co_kwonlyargcount or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
+        raise ValueError(f"{fn.__name__}: what it reads has a name each, and no * before it")
+    return code.co_varnames[: code.co_argcount]
+
+
 class Cells:
     """Annotation of a formula's operand: of any type, moved as it is.  ``Any`` : a number of any type; ``bool`` : a condition."""
 
@@ -120,7 +128,7 @@ class Formula:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        return tuple(inspect.signature(self.fn).parameters)
+        return arguments(self.fn)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -196,8 +204,6 @@ class Formula:
         for of in self.annotations.values():
             if of not in (*TYPES, "float"):
                 raise ValueError(f"{self.writes}: the annotation {of!r} is none of Any, Cells, bool and float")
-        if any(of.kind != of.POSITIONAL_OR_KEYWORD for of in inspect.signature(self.fn).parameters.values()):
-            raise ValueError(f"{self.writes}: what it reads has a name each, and no * before it")
         kinds, to = self.types, self.types.get(self.writes, FLOAT)
         if to in (ANY, CELLS) and to not in (kinds.get(name) for name in self.reads):
             raise ValueError(
@@ -389,7 +395,7 @@ class Update:
     def coefficient(self, name: str, slot: Callable[[str], Any]) -> Any:
         """One of `uses`, made of the numbers that ``slot`` gives for slots of hyperparameters."""
         of = self.coefficients.get(name)
-        return of(*map(slot, inspect.signature(of).parameters)) if of else slot(name)
+        return of(*map(slot, arguments(of))) if of else slot(name)
 
     @cached_property
     def state(self) -> tuple[str, ...]:
@@ -398,14 +404,14 @@ class Update:
     @cached_property
     def uses(self) -> tuple[str, ...]:
         """The numbers that are no operands."""
-        names = dict.fromkeys(name for fn in self.steps.values() for name in inspect.signature(fn).parameters)
+        names = dict.fromkeys(name for fn in self.steps.values() for name in arguments(fn))
         return tuple(name for name in names if name not in ("p", "g", *self.state))
 
     @property
     def slots(self) -> set[str]:
         """Slots of hyperparameters that `uses` are made of."""
         made = [self.coefficients.get(name) for name in self.uses]
-        return {*self.uses} | {slot for of in made if of for slot in inspect.signature(of).parameters}
+        return {*self.uses} | {slot for of in made if of for slot in arguments(of)}
 
     def __call__(self, clip_scale: Any, weight_decay: Any, p: Any, g: Any, *others: Any) -> tuple[Any, ...]:
         """The new p and state of numbers: p, g, state, `uses`; no scale or decay: None."""
@@ -415,7 +421,7 @@ class Update:
             g = g * clip_scale
         values = dict(zip(("p", "g", *self.state, *self.uses), (p, g, *others)))
         for name, fn in self.steps.items():
-            values[name] = fn(*(values[v] for v in inspect.signature(fn).parameters))
+            values[name] = fn(*(values[v] for v in arguments(fn)))
         return tuple(values[v] for v in ("p", *self.state))
 
     @property
@@ -449,7 +455,7 @@ class Update:
         def named(name: str) -> Text:
             return self.coefficient(name, values.of) if name != "g" else values.of("g'")
 
-        return traced(fn, *map(named, inspect.signature(fn).parameters))
+        return traced(fn, *map(named, arguments(fn)))
 
     @property
     def operations(self) -> int:

@@ -40,11 +40,11 @@ def _row(f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], siz
         f.check()
     return RowSpec(
         name=f.name,
-        synopsis=f"{f.writes} = {f.text}",
+        synopsis=lambda: f"{f.writes} = {f.text}",
         words=words + parameters.words(f.words),
         operands=operands,
         in_place=tuple((f.writes, read) for read in f.reads),
-        flops=f"{f.operations}*{size}" if f.operations > 1 else size,
+        flops=lambda: f"{f.operations}*{size}" if f.operations > 1 else size,
         **more,
     )
 
@@ -80,7 +80,7 @@ def _unary(op: Elementwise, fwd: RowSpec, *bwd: RowSpec) -> OpSpec:
     graded = (x,) if bwd or op.backward else ()
     return OpSpec(
         name=op.name,
-        synopsis=fwd.synopsis,
+        synopsis=lambda: fwd.synopsis,
         category="unary",
         inputs=(x,),
         attrs=parameters.attributes(op.params),
@@ -234,7 +234,7 @@ def _several(op: Elementwise) -> OpSpec:
 
     return OpSpec(
         name=op.name,
-        synopsis=f"y = {op.forward.text}",
+        synopsis=lambda: f"y = {op.forward.text}",
         category="binary" if len(inputs) == 2 else "ternary",
         inputs=inputs,
         attrs=parameters.attributes(op.params),

@@ -76,29 +76,30 @@ def spec_of(op: PairLoss) -> OpSpec:
     elems = {v: R(v, SIZE, "rows") for v in "xt"}
     words = parameters.words(op.params)
     for f in (op.term, *op.slopes.values()):
-        f.check()
+        if f.own:
+            f.check()
 
     def bwd(v: str, f: Formula) -> RowSpec:
         return RowSpec(
             name=f.name,
-            synopsis=f"d{v}[r,c] = dloss/count * ({f.text})",
+            synopsis=lambda: f"d{v}[r,c] = dloss/count * ({f.text})",
             words=ROWS_COLS + COUNT + words,
             operands=(SEED, *(elems[r] for r in f.reads), W(f"d{v}", SIZE, "rows")),
             in_place=tuple((f"d{v}", r) for r in f.reads),
-            flops=f"{f.operations + 1}*{SIZE}",
+            flops=lambda: f"{f.operations + 1}*{SIZE}",
         )
 
     fwd = RowSpec(
         name=op.term.name,
-        synopsis=f"l[r] = sum_c {op.term.text}",
+        synopsis=lambda: f"l[r] = sum_c {op.term.text}",
         words=ROWS_COLS + words,
         operands=(elems["x"], elems["t"], W("t_l", "rows", "rows")),
-        flops=f"{op.term.operations + 1}*{SIZE}",
+        flops=lambda: f"{op.term.operations + 1}*{SIZE}",
     )
     examples = ((None, 3), (None, 1), (None,), (None, 4, 5), (7, 17))
     return OpSpec(
         name=op.name,
-        synopsis=f"loss = mean({op.term.text})",
+        synopsis=lambda: f"loss = mean({op.term.text})",
         category="loss",
         inputs=("x", "t"),
         outputs=("loss",),

@@ -14,7 +14,7 @@ learning rate.  A step runs, in this order:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ CLIP = choice("clip", 2)
 
 def _operator(
     name: str,
-    synopsis: str,
+    synopsis: str | Callable[[], str],
     words: tuple[Word, ...],
     operands: tuple[Operand, ...],
     *,
@@ -107,10 +107,10 @@ def _operator(
     word_values: Any = None,
     examples: tuple[Example, ...],
     source: str = "",
-    **row_has: str | tuple[str, ...],
+    **row_has: Any,
 ) -> OpSpec:
     """One row as an operator of its own: operands are inputs where read, outputs where written."""
-    row = RowSpec(name=name, synopsis=synopsis, words=words, operands=operands, **row_has)  # type: ignore[arg-type]
+    row = RowSpec(name=name, synopsis=synopsis, words=words, operands=operands, **row_has)
 
     def updated(shapes: Shapes, a: Mapping[str, Any]) -> dict[str, Shape]:
         return {o.name: shapes[o.name] for o in row.writes if o.name in shapes} | (shape(shapes, a) if shape else {})
@@ -157,12 +157,12 @@ def spec_of(op: Update) -> OpSpec:
         raise ValueError(
             f"{unknown[0]!r} is neither p, g nor state, and no hyperparameter: those are {', '.join(known)}"
         )
-    op.check()
-
+    if op.own:
+        op.check()
     n = 2 + len(op.state)
     return _operator(
         op.name,
-        op.text,
+        lambda: op.text,
         (*ROWS_COLS, CLIP),
         (
             U("p", SIZE, "rows"),
@@ -175,7 +175,7 @@ def spec_of(op: Update) -> OpSpec:
             *(_example(*[shape] * n, clip=clip) for shape, clip in (((6, 4), 0), ((3,), 1), ((5, 37), 1))),
             _example(*[(784, 64)] * n, clip=0, bench=True),
         ),
-        flops=f"{op.operations}*{SIZE}",
+        flops=lambda: f"{op.operations}*{SIZE}",
         source=op.source,
     )
 

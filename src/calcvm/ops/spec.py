@@ -115,6 +115,29 @@ def S(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
     return Operand(name=name, access="s", elems=elems, part=part, **kw)
 
 
+class Told:
+    """A field that is a text, or a function that makes it when it is first asked for: an import asks for few."""
+
+    def __init__(self, default: str | None = None):
+        self.default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, spec: Any, owner: type | None = None) -> str:
+        if spec is None:
+            if self.default is None:
+                raise AttributeError(self.name)
+            return self.default
+        text = spec.__dict__[self.name]
+        if callable(text):
+            text = spec.__dict__[self.name] = text()
+        return text
+
+    def __set__(self, spec: Any, text: str | Callable[[], str]) -> None:
+        spec.__dict__[self.name] = text
+
+
 ACC = Word(name="acc", kind="int", lo=0, hi=1)
 PHASES = Word(name="phases", lo=1, hi=2**20)  # of a row that has several: assembly counts them; its first word
 WN = Word(name="wn", kind="int")  # elements of scratch that may be used: lowering chooses them
@@ -134,12 +157,12 @@ class RowSpec:
     """
 
     name: str
-    synopsis: str
+    synopsis: Told = Told()
     words: tuple[Word, ...]
     operands: tuple[Operand, ...]
     in_place: tuple[tuple[str, str], ...] = ()
     require: tuple[str, ...] = ()
-    flops: str = "0"
+    flops: Told = Told("0")
     phases: str = "1"
     workspace: Callable[[Any, Any], tuple[Any, Any]] | None = None
 
@@ -243,7 +266,7 @@ class OpSpec:
     """
 
     name: str
-    synopsis: str
+    synopsis: Told = Told()
     category: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...] = ("y",)
