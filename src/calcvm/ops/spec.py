@@ -115,6 +115,11 @@ def S(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
     return Operand(name=name, access="s", elems=elems, part=part, **kw)
 
 
+# How a value lies in the heap, where that is not as users see it.
+LAST = "channels last"  # a user's (N, C, *sizes) as (N, *sizes, C)
+WINDOW = "window first"  # a user's weights (O, I, *window) as (*window, I, O)
+
+
 class Told:
     """A field that is a text, or a function that makes it when it is first asked for: an import asks for few."""
 
@@ -260,6 +265,8 @@ class OpSpec:
     stops : no gradient goes through it, which is what it is for.
     flat : inputs whose gradient is 0 wherever there is one, such as of sign: none goes to them.
     passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
+    layouts : of inputs, outputs and saved values that do not lie in the heap as users see them, how: LAST or WINDOW.  `shape`
+        and `words` are of what lies there; so are the shapes of examples.
     broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
     differentiable : inputs that have a gradient.
     exact : integers that floats may not have, of 32 and 64 bits, are refused and not cast: of rounded ones it is something else.
@@ -282,6 +289,7 @@ class OpSpec:
     casts: bool = False
     stops: bool = False
     passes: tuple[str, ...] = ()
+    layouts: Mapping[str, str] = field(default_factory=dict)
     broadcast: bool = False
     exact: bool = False
     optional_inputs: tuple[str, ...] = ()
