@@ -126,19 +126,19 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
             rem = min(left - width + size, size)
             cj, dj = at(c, r * crs + j), at(init, r * irs + j)
             if nv == WIDE():
-                wide(m, K, ai, rs, cs, bj, stride, cj, crs, dj, irs, mode, rem, ahead, ahead_cs)
+                wide(m, K, ai, rs, cs, bj, stride, ahead, ahead_cs, cj, crs, dj, irs, mode, rem)
                 ahead, ahead_cs = ai, 0
             elif nv == MID() and (free_masks() or rem == size):
-                mid(m, K, ai, rs, cs, bj, stride, cj, crs, dj, irs, mode, rem, ai, 0)
+                mid(m, K, ai, rs, cs, bj, stride, ai, 0, cj, crs, dj, irs, mode, rem)
             elif few and rs == 1 and m >= 16:
                 thin_block(m, left, K, ai, cs, bj, stride, cj, crs, dj, irs, mode)
             else:
                 x = m // 16 * 16 if rs == 1 else 0
                 if x > 0:
-                    tail_columns(x, K, ai, 1, cs, bj, stride, cj, crs, dj, irs, mode, rem, ai, 0)
+                    tail_columns(x, K, ai, 1, cs, bj, stride, ai, 0, cj, crs, dj, irs, mode, rem)
                 if x < m:
                     ax, cx, dx = at(ai, x * rs), at(cj, x * crs), at(dj, x * irs)
-                    tail(m - x, K, ax, rs, cs, bj, stride, cx, crs, dx, irs, mode, rem, ai, 0)
+                    tail(m - x, K, ax, rs, cs, bj, stride, ai, 0, cx, crs, dx, irs, mode, rem)
             j += width
         r += m
 

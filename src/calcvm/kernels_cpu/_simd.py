@@ -79,77 +79,41 @@ class Tiles(NamedTuple):
         return f"{self.vectors}{'m' if self.masked else ''}"
 
 
-def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
-    """C[:m, vectors] = init + sum_k A[i*ars + k*acs] * B[k*brs + j], in tiles of rows held in registers.
+def _panel(tiles: Callable[[Target], Tiles], name: str, kinds: str, products: Callable) -> Any:
+    """C[:m, vectors] = init + A B, in tiles of rows held in registers.
 
     Rows past the end repeat the last: they compute and store the same bits, so one tile serves every remainder.
-    mode 0 starts from zero, 1 from init.  Tall tiles prefetch ``ahead``, columns of m rows that are ``ahead_cs``
-    apart, each tile its own rows of them.
+    mode 0 starts from zero, 1 from init.  ``products(tile, *own)`` makes a tile's sums of arguments of its own, of these
+    kinds; see `Tile`.
     """
 
-    def emit(e, m, k, a, ars, acs, b_start, brs, c, crs, init, irs, mode, rem, ahead, ahead_cs):  # type: ignore[no-untyped-def]
-        heights, nv, masked = tiles(e.target)
-        b, ars = e.b, c64(1) if columns else ars
+    def emit(e, m, *args):  # type: ignore[no-untyped-def]
+        (*own, c, crs, init, irs, mode, rem), (heights, nv, masked) = args, tiles(e.target)
+        b = e.b
         masks = [None] * (nv - 1) + [e.lanes_below(rem) if masked else None]
         fresh = b.icmp_signed("==", mode, c64(0))
         add = b.not_(fresh)
 
-        def tile(mr, exact, left, a, c, init, ahead):  # type: ignore[no-untyped-def]
-            live = [None if exact else b.icmp_signed("<", c64(i), left) for i in range(1, mr)]
-
-            def row_pointers(p, stride):  # type: ignore[no-untyped-def]
-                pointers = [p]
-                for more in live:
-                    pointers.append(e.at(pointers[-1], b.select(more, stride, c64(0)) if more else stride))
-                return pointers
-
+        def tile(t, c, init):  # type: ignore[no-untyped-def]
             def each(base, stride, visit):  # type: ignore[no-untyped-def]
-                for i, p in enumerate(row_pointers(base, stride)):
+                for i, p in enumerate(t.pointers(base, stride)):
                     for j in range(nv):
                         visit(i * nv + j, e.at(p, None, j * e.lanes), masks[j])
 
             with b.if_then(add):
-                each(init, irs, lambda t, p, mask: e.prefetch(p))
-            head, loop, done = b.block, b.append_basic_block("k"), b.append_basic_block("done")
-            every = mr if columns else 3 if exact else 1  # rows that share a moving pointer
-            starts = [e.opaque(p) for p in row_pointers(a, ars)[::every]]
-            b.cbranch(b.icmp_signed(">", k, c64(0)), loop, done)
-
-            b.position_at_end(loop)
-            k_left, bp = phi(b, I64, (k, head)), phi(b, a.type, (b_start, head))
-            moving = [phi(b, a.type, (p, head)) for p in starts]
-            soon = phi(b, a.type, (ahead, head)) if nv * mr > 16 else None
-            acc = [phi(b, e.vec, (e.zero, head)) for _ in range(mr * nv)]
-            ap = [e.at(moving[i // every], b.mul(ars, c64(i % every)) if i % every else None) for i in range(mr)]
-            bv = [e.load(e.at(bp, None, j * e.lanes), masks[j]) for j in range(nv)]
-            av = [e.splat(b.load(p, align=e.size)) for p in ap]
-            new = [e.fma(av[i], bv[j], acc[i * nv + j]) for i in range(mr) for j in range(nv)]
-            if nv * mr > 16:
-                for i in 0, mr - 1:
-                    e.prefetch(e.at(soon, None, i), 2)
-                soon.add_incoming(e.at(soon, ahead_cs), loop)
-            rest = b.sub(k_left, c64(1))
-            k_left.add_incoming(rest, loop)
-            bp.add_incoming(e.at(bp, brs), loop)
-            for p in moving:
-                p.add_incoming(e.at(p, acs), loop)
-            for p, v in zip(acc, new):
-                p.add_incoming(v, loop)
-            b.cbranch(b.icmp_signed("==", rest, c64(0)), done, loop)
-
-            b.position_at_end(done)
-            out = [phi(b, e.vec, (e.zero, head), (v, loop)) for v in new]
+                each(init, irs, lambda k, p, mask: e.prefetch(p))
+            out = products(t, *own)
             with b.if_else(fresh) as (set_, sum_):
                 with set_:
-                    each(c, crs, lambda t, p, mask: e.store(out[t], p, mask))
+                    each(c, crs, lambda k, p, mask: e.store(out[k], p, mask))
                 with sum_:
                     sums = list(out)
 
-                    def add_init(t, p, mask):  # type: ignore[no-untyped-def]
-                        sums[t] = b.fadd(out[t], e.load(p, mask))
+                    def add_init(k, p, mask):  # type: ignore[no-untyped-def]
+                        sums[k] = b.fadd(out[k], e.load(p, mask))
 
                     each(init, irs, add_init)
-                    each(c, crs, lambda t, p, mask: e.store(sums[t], p, mask))
+                    each(c, crs, lambda k, p, mask: e.store(sums[k], p, mask))
 
         at_row = cgutils.alloca_once_value(b, c64(0))
         for mr, least in heights:
@@ -160,13 +124,133 @@ def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
             left = b.sub(m, i)
             b.cbranch(b.icmp_signed(">=", left, c64(least)), body, end)
             b.position_at_end(body)
-            walks = (a, ars), (c, crs), (init, irs), (ahead, c64(1))
-            tile(mr, mr == least, left, *(e.at(p, b.mul(i, stride)) for p, stride in walks))
+            t = Tile(e, mr, mr == least, i, left, masks)
+            tile(t, e.at(c, b.mul(i, crs)), e.at(init, b.mul(i, irs)))
             b.store(b.add(i, c64(mr)), at_row)
             b.branch(test)
             b.position_at_end(end)
 
-    return native(lambda target: f"gemm_{tiles(target).name}{'c' if columns else ''}", "iipiipipipiiipi", emit)
+    return native(lambda target: f"{name}_{tiles(target).name}", f"i{kinds}pipiii", emit)
+
+
+class Tile:
+    """A tile of ``mr`` rows from row ``i`` on, of which ``left`` are left (at least mr where ``exact``)."""
+
+    def __init__(self, e: Emit, mr: int, exact: bool, i: Any, left: Any, masks: list[Any]):
+        self.e, self.mr, self.exact, self.i, self.masks = e, mr, exact, i, masks
+        self.live = [None if exact else e.b.icmp_signed("<", c64(r), left) for r in range(1, mr)]
+
+    def pointers(self, base: Any, stride: Any) -> list[Any]:
+        """Of its rows, which begin at ``base``."""
+        found = [base]
+        for more in self.live:
+            found.append(self.e.at(found[-1], self.e.b.select(more, stride, c64(0)) if more else stride))
+        return found
+
+    def begins(self, *walks: tuple[Any, Any]) -> list[Any]:
+        """Where its first row begins, of arrays with a stride each."""
+        return [self.e.at(p, self.e.b.mul(self.i, stride)) for p, stride in walks]
+
+    def loop(self, n: Any, starts: list[Any], sums: list[Any], step: Callable) -> tuple[list[Any], list[Any]]:
+        """Places and sums after n steps of ``step(places, sums)``, which returns the next ones."""
+        b, before = self.e.b, [*starts, *sums]
+        head, loop, done = b.block, b.append_basic_block("k"), b.append_basic_block("done")
+        b.cbranch(b.icmp_signed(">", n, c64(0)), loop, done)
+        b.position_at_end(loop)
+        left = phi(b, I64, (n, head))
+        now = [phi(b, v.type, (v, head)) for v in before]
+        places, added = step(now[: len(starts)], now[len(starts) :])
+        after, rest = [*places, *added], b.sub(left, c64(1))
+        for p, v in zip((left, *now), (rest, *after)):
+            p.add_incoming(v, b.block)
+        b.cbranch(b.icmp_signed("==", rest, c64(0)), done, loop)
+        end = b.block
+        b.position_at_end(done)
+        out = [phi(b, v.type, (v, head), (w, end)) for v, w in zip(before, after)]
+        return out[: len(starts)], out[len(starts) :]
+
+    def multiplied(self, rows: list[Any], bp: Any, acc: list[Any]) -> list[Any]:
+        """Sums with the products of an element of each row and a row of B."""
+        e, nv = self.e, len(self.masks)
+        bv = [e.load(e.at(bp, None, j * e.lanes), mask) for j, mask in enumerate(self.masks)]
+        av = [e.splat(e.b.load(p, align=e.size)) for p in rows]
+        return [e.fma(av[i], bv[j], acc[i * nv + j]) for i in range(self.mr) for j in range(nv)]
+
+    @property
+    def zeros(self) -> list[Any]:
+        return [self.e.zero] * (self.mr * len(self.masks))
+
+
+def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
+    """C[:m, vectors] = init + sum_k A[i*ars + k*acs] * B[k*brs + j] (`_panel`).
+
+    Tall tiles prefetch ``ahead``, columns of m rows that are ``ahead_cs`` apart, each tile its own rows of them.
+    """
+
+    def products(t, k, a, ars, acs, b_start, brs, ahead, ahead_cs):  # type: ignore[no-untyped-def]
+        e, mr = t.e, t.mr
+        ars = c64(1) if columns else ars
+        a, ahead = t.begins((a, ars), (ahead, c64(1)))
+        every = mr if columns else 3 if t.exact else 1  # rows that share a moving pointer
+        starts = [e.opaque(p) for p in t.pointers(a, ars)[::every]]
+        tall = len(t.masks) * mr > 16
+
+        def step(places, acc):  # type: ignore[no-untyped-def]
+            bp, *moving = places
+            rows = [e.at(moving[i // every], e.b.mul(ars, c64(i % every)) if i % every else None) for i in range(mr)]
+            new = t.multiplied(rows, bp, acc)
+            for i in (0, mr - 1) if tall else ():
+                e.prefetch(e.at(moving[-1], None, i), 2)
+            strides = [brs, *(acs for _ in starts), *([ahead_cs] if tall else [])]
+            return [e.at(p, stride) for p, stride in zip(places, strides)], new
+
+        return t.loop(k, [b_start, *starts, *([ahead] if tall else [])], t.zeros, step)[1]
+
+    return _panel(tiles, f"gemm{'_c' if columns else ''}", "ipiipipi", products)
+
+
+def taps(tiles: Callable[[Target], Tiles]) -> Any:
+    """C[:m, vectors] = init + sum_t,c A_ti[c] * B[(t*k + c)*brs + j]: row i of tap t begins at the address table[t*ts + i]."""
+
+    def products(t, n, k, table, ts, b_start, brs):  # type: ignore[no-untyped-def]
+        e, b = t.e, t.e.b
+
+        def tap(places, acc):  # type: ignore[no-untyped-def]
+            place, bp = places
+            rows = [b.inttoptr(b.load(p), b_start.type) for p in t.pointers(place, c64(1))]
+
+            def step(within, acc):  # type: ignore[no-untyped-def]
+                bp, c = within
+                return [e.at(bp, brs), b.add(c, c64(1))], t.multiplied([b.gep(row, [c]) for row in rows], bp, acc)
+
+            (bp, _), acc = t.loop(k, [bp, c64(0)], acc, step)
+            return [e.at(place, ts), bp], acc
+
+        (table,) = t.begins((table, c64(1)))
+        return t.loop(n, [table, b_start], t.zeros, tap)[1]
+
+    return _panel(tiles, "taps", "iitipi", products)
+
+
+def gather(tiles: Callable[[Target], Tiles]) -> Any:
+    """C[:m, vectors] = init + sum_p A_p[off + i] * B[p*brs + j]: A_p begins at the address table[p]."""
+
+    def products(t, n, table, off, b_start, brs):  # type: ignore[no-untyped-def]
+        e, b = t.e, t.e.b
+        places = [b.add(off, t.i)]
+        for more in t.live:
+            places.append(b.add(places[-1], b.zext(more, I64) if more else c64(1)))
+
+        def step(moving, acc):  # type: ignore[no-untyped-def]
+            place, bp = moving
+            a = b.inttoptr(b.load(place), b_start.type)
+            first = b.gep(a, [places[0]])
+            rows = [e.at(first, None, i) if t.exact else b.gep(a, [at]) for i, at in enumerate(places)]
+            return [e.at(place, c64(1)), e.at(bp, brs)], t.multiplied(rows, bp, acc)
+
+        return t.loop(n, [table, b_start], t.zeros, step)[1]
+
+    return _panel(tiles, "gather", "itipi", products)
 
 
 def pack_rows(tiles: Callable[[Target], Tiles]) -> Any:

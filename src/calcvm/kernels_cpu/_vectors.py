@@ -83,7 +83,7 @@ def emitted(
 ) -> Any:
     """An intrinsic with an argument for each kind, which is what ``emit(of(...), *arguments)`` makes.
 
-    kinds : ``p`` pointer to heap elements, ``i`` integer, ``f`` float, ``d`` float64 in any heap.
+    kinds : ``p`` pointer to heap elements, ``t`` to others, ``i`` integer, ``f`` float, ``d`` float64 in any heap.
     result : whether it returns a float.
     name : of a function of its own that it is then (see `outline`); by the target, where a module may have several shapes.
     """

@@ -1,0 +1,287 @@
+"""Convolution: products over taps (`_taps`), and by channel where each has a window of its own.
+
+Where the input has few channels, the taps along the last axis are one, of all their elements: they lie side by side in
+rows that are copied with their padding.
+"""
+
+from __future__ import annotations
+
+from calcvm.kernels_cpu._common import Ptr, at, given, kernel, lanes, like, njit, share
+from calcvm.kernels_cpu._gemm import WIDE, pack_wide, transposed
+from calcvm.kernels_cpu._gemv import column_sums
+from calcvm.kernels_cpu._math import fill
+from calcvm.kernels_cpu._taps import PIXELS, address, blocks, over_pixels, over_taps, pixels, spread, table
+from calcvm.kernels_cpu.contraction import FROM_INIT, SET, one
+
+FEW, NEAR = 16, 8  # as in ops.convolution
+PACKED = 256  # pixels from which on weights are packed, where they have more than a panel's columns
+IN_CACHE = 120  # pixels whose gradients, of a panel's columns, stay in the first cache
+
+
+@njit(inline=True)
+def is_few(G, C, K, S, L):
+    return G == 1 and C < FEW and K[2] > 1 and S[2] <= NEAR and L[2] == 1
+
+
+@njit(inline=True)
+def place(p, sizes):
+    """Of a pixel: image, and indexes along the axes."""
+    row = p // sizes[2]
+    return row // sizes[1] // sizes[0], row // sizes[1] % sizes[0], row % sizes[1], p % sizes[2]
+
+
+@njit(inline=True)
+def tap_of(t, K):
+    return t // K[2] // K[1], t // K[2] % K[1], t % K[2]
+
+
+@njit
+def seen(entries, stride, p, n, first, last, x, bytes_, zero, I, O, K, S, P, L):
+    """The table of what taps see from pixels [p, p+n) of the result; x is an address, of pixels of so many bytes."""
+    done = 0
+    while done < n:
+        i, o0, o1, o2 = place(p + done, O)
+        m = min(O[2] - o2, n - done)
+        for t in range(first, last):
+            k0, k1, k2 = tap_of(t, K)
+            i0, i1, i2 = o0 * S[0] - P[0] + k0 * L[0], o1 * S[1] - P[1] + k1 * L[1], o2 * S[2] - P[2] + k2 * L[2]
+            there = 0 <= i0 < I[0] and 0 <= i1 < I[1]
+            lo, hi = (S[2] - 1 - i2) // S[2] if there else m, (I[2] - 1 - i2) // S[2] + 1
+            begin = x + (((i * I[0] + i0) * I[1] + i1) * I[2] + i2) * bytes_
+            spread(at(entries, (t - first) * stride + done), m, lo, hi, begin, S[2] * bytes_, zero)
+        done += m
+
+
+@njit
+def copied(entries, stride, p, n, first, last, x, C, rows, I, O, K, S, P, L):
+    """The same of pixels of one row: rows of the input copied to ``rows`` with zeros beside, taps along them together."""
+    i, o0, o1, o2 = place(p, O)
+    width = (n - 1) * S[2] + K[2]
+    begin = o2 * S[2] - P[2]
+    lo, hi = min(max(-begin, 0), width), max(min(I[2] - begin, width), 0)
+    bytes_ = address(at(rows, 1)) - address(rows)
+    for t in range(first, last):
+        i0, i1 = o0 * S[0] - P[0] + t // K[1] * L[0], o1 * S[1] - P[1] + t % K[1] * L[1]
+        row = at(rows, t * width * C)
+        if 0 <= i0 < I[0] and 0 <= i1 < I[1] and lo < hi:
+            fill(lo * C, row, like(x, 0))
+            src = at(x, (((i * I[0] + i0) * I[1] + i1) * I[2] + begin + lo) * C)
+            dst = at(row, lo * C)
+            for e in range((hi - lo) * C):
+                dst[e] = src[e]
+            fill((width - hi) * C, at(row, hi * C), like(x, 0))
+        else:
+            fill(width * C, row, like(x, 0))
+        spread(at(entries, (t - first) * stride), n, 0, n, address(row), S[2] * C * bytes_, 0)
+
+
+@njit
+def forward(lo, hi, first, last, n, b, brs, y, mode, init, irs, x, ws, G, C, F, few, I, O, K, S, P, L):
+    """Products of the taps [first, last) at pixels [lo, hi) of the result, ``n`` columns of a group."""
+    entries = table()
+    zero, bytes_ = address(ws), address(at(ws, 1)) - address(ws)
+    depth = K[2] * C if few else C
+    most = min(pixels(max(last - first, 1)), PIXELS // 2 if few else PIXELS)
+    p = lo
+    while p < hi:
+        m = min(most, hi - p)
+        if few:
+            m = min(m, O[2] - p % O[2])
+            copied(entries, most, p, m, first, last, x, C, at(ws, C), I, O, K, S, P, L)
+        else:
+            seen(entries, most, p, m, first, last, address(x), G * C * bytes_, zero, I, O, K, S, P, L)
+        c = at(y, p * G * F)
+        d = c if irs else init
+        over_taps(m, n, last - first, depth, entries, most, b, brs, c, G * F, d, irs, mode)
+        p += m
+
+
+@kernel
+def conv_fwd(
+    me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
+    L2, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr,
+):  # fmt: skip
+    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f].  Workers own rows of y."""
+    I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
+    lo, hi = share(me, rows)
+    lo, hi = lo * inner, hi * inner
+    ws = at(ws, me.worker * wn)
+    few = is_few(G, C, K, S, L)
+    taps, depth = (K0 * K1, K2 * C) if few else (K0 * K1 * K2, C)
+    fill(C, ws, like(x, 0))
+    used = C + (K0 * K1 * ((PIXELS // 2 - 1) * S2 + K2) * C if few else 0)
+    step, panel = blocks(taps, depth), WIDE() * lanes(x)
+    packs = hi - lo >= PACKED and F > panel and wn >= used + step * depth * panel
+    packed = at(ws, used)
+    for g in range(G):
+        for first in range(0, taps, step):
+            last = min(first + step, taps)
+            j = 0
+            while j < F:
+                n, brs = F - j, G * F
+                col = g * F + j
+                w = at(wt, first * depth * brs + col)
+                if packs and n >= panel:
+                    n = panel
+                    pack_wide((last - first) * depth, w, brs, packed, lanes(x))
+                    w, brs = packed, panel
+                mode, init, irs = SET, y, 0
+                if first > 0:
+                    mode, irs = FROM_INIT, G * F
+                elif given(me, b):
+                    mode, init = FROM_INIT, at(b, col)
+                forward(lo, hi, first, last, n, w, brs, at(y, col), mode, init, irs, at(x, g * C), ws, G, C, F, few,
+                        I, O, K, S, P, L)  # fmt: skip
+                j += n
+
+
+@kernel
+def conv_bwd_w(
+    me, phases, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
+    L0, L1, L2, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dwt[k,c,f] (+)= sum_n,o x[n,o*S+k*L-P,c]*dy[n,o,f]; db[f] (+)= sum_n,o dy[n,o,f].  Workers own rows of dwt."""
+    I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
+    M = rows * inner
+    if given(me, db):
+        lo, hi = share(me, G * F)
+        column_sums(hi - lo, M, one(dy), 0, at(dy, lo), G * F, at(db, lo), at(db, lo), acc, False)
+    lo, hi = share(me, K0 * K1 * K2 * C)
+    if M == 0 and not acc:
+        fill((hi - lo) * G * F, at(dwt, lo * G * F), like(dy, 0))
+    ws = at(ws, me.worker * wn)
+    few = is_few(G, C, K, S, L)
+    depth = K2 * C if few else C
+    fill(C, ws, like(x, 0))
+    copies = at(ws, C)
+    packed = at(copies, K0 * K1 * ((PIXELS // 2 - 1) * S2 + K2) * C if few else 0)
+    entries, zero, bytes_ = table(), address(ws), address(at(ws, 1)) - address(ws)
+    panel = WIDE() * lanes(x)
+    p = 0
+    while p < M:
+        m = min(IN_CACHE, M - p)
+        if few:
+            m = min(m, O2 - p % O2)
+        mode = 1 if acc or p > 0 else 0
+        for g in range(G):
+            j = 0
+            while j < F:
+                n, brs = F - j, G * F
+                d = at(dy, p * brs + g * F + j)
+                if n > panel:
+                    n = panel
+                    pack_wide(m, d, brs, packed, lanes(x))
+                    d, brs = packed, panel
+                row = lo
+                while row < hi:
+                    t, c = row // depth, row % depth
+                    k = min(depth - c, hi - row)
+                    if few:
+                        copied(entries, 0, p, m, t, t + 1, x, C, copies, I, O, K, S, P, L)
+                    else:
+                        seen(entries, 0, p, m, t, t + 1, address(at(x, g * C)), G * C * bytes_, zero, I, O, K, S, P, L)
+                    over_pixels(k, n, m, entries, c, d, brs, at(dwt, row * G * F + g * F + j), G * F, mode)
+                    row += k
+                j += n
+        p += m
+
+
+@njit(inline=True)
+def meets(at_, k, S, P, L):
+    """Whether a tap's index along an axis leads from a place of the input to one of the result."""
+    return (at_ + P - k * L) % S == 0
+
+
+@njit
+def sends(entries, stride, p, n, first, last, dy, bytes_, zero, I, O, K, S, P, L):
+    """The table of what arrives at n pixels of the input from p on, S[2] apart, by those of the taps that lead there."""
+    done, apart = 0, S[2]
+    while done < n:
+        i, i0, i1, i2 = place(p + done * apart, I)
+        m = min((I[2] - i2 + apart - 1) // apart, n - done)
+        t = 0
+        for k0 in range(K[0]):
+            for k1 in range(K[1]):
+                for k2 in range(K[2]):
+                    if meets(i0, k0, S[0], P[0], L[0]) and meets(i1, k1, S[1], P[1], L[1]) and meets(i2, k2, apart, P[2], L[2]):
+                        if first <= t < last:
+                            o0, o1 = (i0 + P[0] - k0 * L[0]) // S[0], (i1 + P[1] - k1 * L[1]) // S[1]
+                            o2 = (i2 + P[2] - k2 * L[2]) // apart
+                            there = 0 <= o0 < O[0] and 0 <= o1 < O[1]
+                            lo, hi = -o2 if there else m, O[2] - o2
+                            begin = dy + (((i * O[0] + o0) * O[1] + o1) * O[2] + o2) * bytes_
+                            spread(at(entries, (t - first) * stride + done), m, lo, hi, begin, bytes_, zero)
+                        t += 1
+        done += m
+
+
+@njit
+def turned(first, last, r0, r1, r2, n, wt, C, F, G, packed, width, K, S, P, L):
+    """The weights of taps of a class, [tap, f, c] in a panel of n columns c; how many such taps there are."""
+    t = 0
+    for k0 in range(K[0]):
+        for k1 in range(K[1]):
+            for k2 in range(K[2]):
+                if meets(r0, k0, S[0], P[0], L[0]) and meets(r1, k1, S[1], P[1], L[1]) and meets(r2, k2, S[2], P[2], L[2]):
+                    if first <= t < last:
+                        src = at(wt, ((k0 * K[1] + k1) * K[2] + k2) * C * G * F)
+                        transposed(n, F, src, G * F, at(packed, (t - first) * F * width), width)
+                    t += 1
+    return t
+
+
+@njit
+def backward(lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, dy, zero, G, C, F, I, O, K, S, P, L):
+    """Products of taps of a class at its pixels among [lo, hi) of the input, ``n`` columns of a group."""
+    entries = table()
+    most = pixels(max(last - first, 1))
+    bytes_ = address(at(dy, 1)) - address(dy)
+    whole = S[0] * S[1] * S[2] == 1
+    p = lo
+    while p < hi:
+        _, i0, i1, i2 = place(p, I)
+        left = hi - p if whole else min(hi - p, I[2] - i2)
+        if i0 % S[0] == r0 and i1 % S[1] == r1:
+            q = p + (r2 - i2) % S[2]
+            end = p + left
+            while q < end:
+                m = min((end - q + S[2] - 1) // S[2], most)
+                sends(entries, most, q, m, first, last, address(dy), G * F * bytes_, zero, I, O, K, S, P, L)
+                c = at(dx, q * G * C)
+                over_taps(m, n, last - first, F, entries, most, b, brs, c, S[2] * G * C, c, S[2] * G * C, mode)
+                q += m * S[2]
+        p += left
+
+
+@kernel
+def conv_bwd_x(
+    me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
+    L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f].  Workers own rows of dx.
+
+    Pixels of one remainder by the strides are a class: the same taps lead to them.
+    """
+    I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
+    lo, hi = share(me, in_rows)
+    lo, hi = lo * in_inner, hi * in_inner
+    ws = at(ws, me.worker * wn)
+    fill(F, ws, like(dy, 0))
+    packed = at(ws, F)
+    step, panel = blocks(K0 * K1 * K2, F), WIDE() * lanes(dx)
+    classes = (min(S0, I0), min(S1, I1), min(S2, I2))
+    for g in range(G):
+        for of in range(classes[0] * classes[1] * classes[2]):
+            r0, r1, r2 = tap_of(of, classes)
+            for j in range(0, C, panel):
+                n = min(panel, C - j)
+                w = at(wt, j * G * F + g * F)
+                first = 0
+                taps = 1
+                while first < max(taps, 1):
+                    last = first + step
+                    taps = turned(first, last, r0, r1, r2, n, w, C, F, G, packed, panel, K, S, P, L)
+                    last = min(last, taps)
+                    backward(lo, hi, first, last, r0, r1, r2, n, packed, panel, at(dx, g * C + j),
+                             FROM_INIT if first else SET, at(dy, g * F), address(ws), G, C, F, I, O, K, S, P, L)  # fmt: skip
+                    first += step

@@ -1,0 +1,241 @@
+"""Convolution of images, volumes and signals, which lie channels-last, with weights that lie window first.
+
+Rows have three spatial axes: those that are missing come first, of size 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from calcvm.ops.contraction import PARTIAL_SUMS, WORKSPACE, Room
+from calcvm.ops.dims import ONE, Affine, Shape, numel, show
+from calcvm.ops.sizes import On
+from calcvm.ops.spec import (
+    ACC,
+    LAST,
+    PHASES,
+    WINDOW,
+    WN,
+    A,
+    Attr,
+    Example,
+    R,
+    RowSpec,
+    Shapes,
+    W,
+    Word,
+    dims,
+    joined,
+    operator,
+)
+
+AXES = range(3)
+LEAST = {"K": 1, "S": 1, "L": 1, "P": 0}  # window, stride, dilation, padding before
+
+
+def _each(*letters: str) -> tuple[Word, ...]:
+    return tuple(Word(name=f"{v}{i}", kind="int", lo=LEAST[v], hi=2**31) for v in letters for i in AXES)
+
+
+# rows x inner positions of the result, in_rows x in_inner of the input; G groups of C channels each, to F each
+WORDS = (*dims("rows inner in_rows in_inner N I0 I1 I2 O0 O1 O2 G C F"), *_each("K", "S", "P", "L"))
+X, Y = "in_rows*in_inner*G*C", "rows*inner*G*F"
+TAPS = "K0*K1*K2"
+WT = f"{TAPS}*C*G*F"
+SAME = tuple(
+    text
+    for one, all_ in (("rows*inner", "N*O0*O1*O2"), ("in_rows*in_inner", "N*I0*I1*I2"))
+    for text in (f"{one} - {all_}", f"{all_} - {one}")
+)
+FLOPS = f"2*{Y}*{TAPS}*C"
+
+
+# ---------------------------------------------------------------- workspace of a worker on a CPU: (least, what speed wants)
+ROWS, COLUMNS = 2048, 64  # of a packed panel
+PIXELS = 240  # of a block
+FEW = 16  # channels from which on a tap is a product of its own
+NEAR = 8  # the longest stride of rows that are copied
+
+
+def few(w: Any) -> Any:
+    """Whether taps along the last axis are taken together, from rows that are copied with their padding."""
+    return w.G == 1 and w.C < FEW and w.K2 > 1 and w.S2 <= NEAR and w.L2 == 1
+
+
+def _rows(taps: Any, depth: Any) -> Any:
+    """Of a packed panel, which holds whole taps of so many channels."""
+    return depth * min(taps, max(1, ROWS // max(depth, 1)))
+
+
+def _copied(w: Any) -> Any:
+    """Cells that copied rows of the input need."""
+    return w.K0 * w.K1 * ((PIXELS // 2 - 1) * w.S2 + w.K2) * w.C if few(w) else 0
+
+
+def fwd_workspace(w: Any, on: On) -> Room:
+    if on.gpu:
+        return 0, 0
+    least = w.C + _copied(w)
+    return least, least + (_rows(w.K0 * w.K1 * w.K2, w.C) * COLUMNS if w.F > COLUMNS else 0)
+
+
+def bwd_x_workspace(w: Any, on: On) -> Room:
+    if on.gpu:
+        return 0, 0
+    n = w.F + _rows(w.K0 * w.K1 * w.K2, w.F) * COLUMNS
+    return n, n
+
+
+def bwd_w_workspace(w: Any, on: On) -> Room:
+    if on.gpu:
+        return 0, 0
+    n = w.C + _copied(w) + PIXELS * COLUMNS
+    return n, n
+
+
+# ---------------------------------------------------------------- shapes
+def _three(v: Any, n: int) -> tuple[Any, ...]:
+    """Of a size or setting an axis, those of three axes: a missing one has 1."""
+    return (ONE if isinstance(v[0], Affine) else 1,) * (3 - n) + (*v,)
+
+
+def settings(attrs: Mapping[str, Any], n: int) -> dict[str, tuple[int, ...]]:
+    """Attributes of n spatial axes, with their defaults."""
+    pads = attrs.get("padding") or (0,) * (2 * n)
+    return {
+        "stride": attrs.get("stride") or (1,) * n,
+        "dilation": attrs.get("dilation") or (1,) * n,
+        "before": pads[:n],
+        "after": pads[n:],
+    }
+
+
+def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, w, b, groups = shapes["x"], shapes["wt"], shapes["b"], attrs.get("groups", 1)
+    n = len(x) - 2
+    if n not in (1, 2, 3):
+        raise ValueError(f"x {show(x)} has {len(x)} axes: a batch, 1 to 3 spatial ones and channels are wanted")
+    if len(w) != n + 2 or not all(s.constant for s in w):
+        raise ValueError(f"weights {show(w)} of x {show(x)}: a window of {n} axes, input and output channels are wanted")
+    of = settings(attrs, n)
+    for name in "stride", "dilation", "before", "after":
+        if len(of[name]) != n:
+            what = "padding" if name in ("before", "after") else name
+            raise ValueError(f"{what} {attrs[what]} is not of the {n} spatial axes of x {show(x)}")
+    if x[-1] != w[-2] * groups:
+        raise ValueError(
+            f"x {show(x)} has {x[-1]} channels, weights {show(w)} take {w[-2]} in each of groups={groups}"
+        )
+    if w[-1].b % groups:
+        raise ValueError(f"{w[-1]} output channels of weights {show(w)} are not divisible by groups={groups}")
+    if b is not None and b != (w[-1],):
+        raise ValueError(f"bias {show(b)} must have shape {show((w[-1],))}")
+    sizes = []
+    for i in range(n):
+        padded = x[1 + i] + of["before"][i] + of["after"][i]
+        window = (w[i].b - 1) * of["dilation"][i] + 1
+        if not padded.constant:
+            raise ValueError(f"x {show(x)}: the batch is the first axis, spatial sizes are numbers")
+        if window > padded.b or w[i].b < 1:
+            raise ValueError(f"the window {show(w[:n])} of weights is larger than x {show(x)} with its padding")
+        sizes.append(Affine(0, (padded.b - window) // of["stride"][i] + 1))
+    return {"y": (x[0], *sizes, w[-1])}
+
+
+def conv_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x, w, y, groups = shapes["x"], shapes["wt"], shapes["y"], attrs.get("groups", 1)
+    n = len(x) - 2
+    of = settings(attrs, n)
+    words = {"N": x[0], "G": groups, "C": w[-2], "F": w[-1].b // groups}
+    for prefix, shape in (("", y), ("in_", x)):
+        rows = joined(shape)
+        words |= {f"{prefix}rows": rows[0], f"{prefix}inner": numel(rows[1:-1])}
+    for letter, sizes in (("I", x[1:-1]), ("O", y[1:-1]), ("K", w[:n]), ("S", of["stride"]), ("L", of["dilation"])):
+        words |= {f"{letter}{i}": size for i, size in enumerate(_three(sizes, n))}
+    words |= {f"P{i}": size for i, size in enumerate((0,) * (3 - n) + of["before"])}
+    return {k: v.b if k[0] == "K" and isinstance(v, Affine) else v for k, v in words.items()}
+
+
+# ---------------------------------------------------------------- rows
+CONV_FWD = RowSpec(
+    name="conv_fwd",
+    synopsis="y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]",
+    words=(*WORDS, WN),
+    operands=(R("x", X), R("wt", WT), R("b", "G*F", optional=True), W("y", Y, "rows"), WORKSPACE),
+    require=SAME,
+    workspace=fwd_workspace,
+    flops=FLOPS,
+)
+CONV_BWD_W = RowSpec(
+    name="conv_bwd_w",
+    synopsis="dwt[k,c,f] (+)= sum_n,o x[n,o*S+k*L-P,c]*dy[n,o,f]; db[f] (+)= sum_n,o dy[n,o,f]",
+    words=(PHASES, *WORDS, ACC, WN),
+    operands=(
+        R("x", X),
+        R("dy", Y),
+        A("dwt", WT, f"{TAPS}*C"),
+        A("db", "G*F", "G*F", optional=True),
+        WORKSPACE,
+    ),
+    require=SAME,
+    workspace=bwd_w_workspace,
+    phases=PARTIAL_SUMS,
+    flops=FLOPS,
+)
+CONV_BWD_X = RowSpec(
+    name="conv_bwd_x",
+    synopsis="dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f]",
+    words=(*WORDS, WN),
+    operands=(R("wt", WT), R("dy", Y), W("dx", X, "in_rows"), WORKSPACE),
+    require=SAME,
+    workspace=bwd_x_workspace,
+    flops=FLOPS,
+)
+
+
+def _numbers(least: int) -> Any:
+    return lambda v: v is None or (isinstance(v, tuple) and all(isinstance(i, int) and i >= least for i in v))
+
+
+ATTRS = (
+    Attr(name="stride", check=_numbers(1), doc="steps of the window, one an axis: at least 1"),
+    Attr(name="padding", check=_numbers(0), doc="zeros before each axis, then those after each"),
+    Attr(name="dilation", check=_numbers(1), doc="distance of a window's elements, one an axis: at least 1"),
+    Attr(name="groups", default=1, check=lambda v: isinstance(v, int) and v >= 1, doc="of channels, each by itself"),
+)
+
+operator(
+    name="conv",
+    synopsis=CONV_FWD.synopsis,
+    category="contraction",
+    inputs=("x", "wt", "b"),
+    optional_inputs=("b",),
+    attrs=ATTRS,
+    shape=conv_shape,
+    words=conv_words,
+    fwd=(CONV_FWD,),
+    bwd=(CONV_BWD_W, CONV_BWD_X),
+    differentiable=("x", "wt", "b"),
+    layouts={"x": LAST, "y": LAST, "wt": WINDOW},
+    onnx=("Conv",),
+    examples=(
+        Example(shapes=((None, 6, 7, 5), (3, 3, 5, 9), (9,)), attrs={"padding": (1, 1, 1, 1)}, batch=3),
+        Example(shapes=((None, 9, 8, 3), (3, 2, 3, 17)), attrs={"stride": (2, 2), "padding": (1, 0, 0, 2)}, batch=2),
+        Example(shapes=((None, 5, 5, 20), (1, 1, 20, 33), (33,)), batch=2),
+        Example(shapes=((None, 5, 6, 18), (1, 1, 18, 4)), attrs={"stride": (2, 3)}, batch=2),
+        Example(shapes=((None, 7, 9, 6), (3, 3, 3, 10), (10,)), attrs={"groups": 2, "dilation": (2, 1)}, batch=2),
+        Example(shapes=((None, 7, 6, 19), (3, 3, 1, 19), (19,)), attrs={"groups": 19, "padding": (1, 1, 1, 1)}, batch=2),
+        Example(
+            shapes=((None, 7, 6, 4), (3, 3, 1, 8)), attrs={"groups": 4, "stride": (2, 2), "padding": (0, 1, 1, 1)}, batch=2
+        ),
+        Example(shapes=((None, 40, 3), (5, 3, 7), (7,)), attrs={"stride": (3,), "dilation": (2,), "padding": (4, 2)}),
+        Example(shapes=((None, 4, 5, 3, 2), (2, 3, 2, 2, 5), (5,)), attrs={"padding": (1, 0, 1, 0, 2, 0)}, batch=2),
+        Example(shapes=((None, 8, 8, 32), (3, 3, 32, 80), (80,)), attrs={"padding": (1, 1, 1, 1)}, batch=2),
+        Example(shapes=((1, 300, 17), (3, 17, 66)), attrs={"padding": (1, 1)}),
+        Example(
+            shapes=((None, 28, 28, 64), (3, 3, 64, 64), (64,)), attrs={"padding": (1, 1, 1, 1)}, batch=8, bench=True
+        ),
+    ),
+    source="Goodfellow et al., Deep Learning, 9.1 (cross-correlation, as in PyTorch)",
+)
