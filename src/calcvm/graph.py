@@ -14,7 +14,8 @@ from calcvm import checks, dtypes
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.declarations import sizes_of
-from calcvm.ops.dims import Affine, Shape, check_linear, numel, shape_of, show
+from calcvm.ops.dims import ONE, Affine, Shape, check_linear, numel, shape_of, show
+from calcvm.ops.layouts import axes, between, laid, seen
 from calcvm.ops.spec import Attr, is_own
 from calcvm.ops.statement import unique
 from calcvm.ops.types import CELLS, FLOAT, RANKS, VARIABLES, promoted
@@ -65,11 +66,13 @@ class Variable:
     kind: str  # placeholder | parameter | buffer | constant | state | result
     descriptor: TensorDescriptor
     type: str = FLOAT  # of its elements (`calcvm.ops.types`)
+    layout: str = ""  # how it lies in the heap (`calcvm.ops.layouts`)
     path: Path | None = field(default=None, repr=False)
     producer: Operation | None = field(default=None, repr=False)
     init: Any = field(default=None, repr=False)
     regularizer: Any = field(default=None, repr=False)
     trainable: bool = False
+    settled: bool = field(default=False, repr=False)  # something reads it as it lies
     unnamed: bool = field(default=False, repr=False)  # nobody chose its name: it gives it to who does
 
     def rename(self, name: str) -> Variable:
@@ -100,11 +103,16 @@ class Variable:
             init = (init.shape, init.dtype.str, init.tobytes())
         elif isinstance(init, Mapping):
             init = tuple(init.items())
-        return (self.name, self.kind, self.shape, self.type, init, self.regularizer, self.trainable)
+        return (self.name, self.kind, self.shape, self.type, self.layout, init, self.regularizer, self.trainable)
 
     @property
     def shape(self) -> Shape:
         return self.descriptor.shape
+
+    @property
+    def laid(self) -> Shape:
+        """Its shape as it lies in the heap."""
+        return laid(self.shape, self.layout)
 
     @property
     def rank(self) -> int:
@@ -276,11 +284,15 @@ def as_numbers(what: str, value: Any) -> np.ndarray:
 
 @dataclass(eq=False)
 class Operation:
-    """An operator applied to variables."""
+    """An operator applied to variables.
+
+    laid : shapes of inputs and outputs as the operator's rows find them.  saved : of what is kept for the backward.
+    """
 
     spec: OpSpec
     inputs: dict[str, Variable]
     outputs: dict[str, Variable]
+    laid: dict[str, Shape]
     saved: dict[str, Shape]
     attrs: dict[str, Any]
     name: str
@@ -299,8 +311,7 @@ class Operation:
 
     def shapes(self) -> dict[str, Any]:
         """Shape of every input, output and saved value, by the spec's names; None for an input that is left out."""
-        named = {n: v.shape for n, v in (*self.inputs.items(), *self.outputs.items())}
-        return {**dict.fromkeys(self.spec.inputs), **named, **self.saved}
+        return {**dict.fromkeys(self.spec.inputs), **self.laid, **self.saved}
 
 
 @dataclass(eq=False)
@@ -655,34 +666,107 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
             "small enough (below 2**24, in float64 2**53), take cv.cast(x, None)"
         )
     types = _types(spec, operands, attrs)
+    found = _layouts(spec, operands)
+    given = {s: shape_of(v.shape) for s, v in operands.items()}
+    of_inputs: dict[str, Any] = dict.fromkeys(spec.inputs)
+    padded = {s: _padded(spec, s, given) if found[s] else shape for s, shape in given.items()}
+    of_inputs |= {s: laid(shape, found[s]) for s, shape in padded.items()}
     try:
-        of_inputs = {s: shape_of(operands[s].shape) if s in operands else None for s in spec.inputs}
         own = any(map(is_own, spec.rows))
         shapes = sizes_of(spec, of_inputs, attrs) if own else spec.shape(of_inputs, attrs)
         check_linear(shapes)
         spec.words({**of_inputs, **shapes}, attrs)
     except ValueError as e:
         told = (str(v) if isinstance(v, Variable) else f"array {show(shape_of(v.shape))}" for v in operands.values())
-        raise ShapeError(f"{name}({', '.join(told)}): {e}") from None
+        why = str(e)
+        for s, shape in given.items():
+            why = why.replace(show(of_inputs[s]), show(shape))
+        raise ShapeError(f"{name}({', '.join(told)}): {why}") from None
     named: dict[str, Variable] = {}
     for slot, operand in operands.items():  # arrays become constants when nothing can be wrong any more
         if not isinstance(operand, Variable):
             operand = operand != 0 if types[slot] == "bool" else operand
             operand = graph.constant(graph.unique(f"{name}_{slot}"), operand, types[slot])
             operand.unnamed = True
-        named[slot] = operand if operand.type == types[slot] else _cast(path, operand, types[slot])
+        operand = operand if operand.type == types[slot] else _cast(path, operand, types[slot])
+        named[slot] = _lying(path, operand, found[slot], padded[slot])
     op_name = out or graph.unique(name)
     outputs = {}
     for i, slot in enumerate(spec.outputs):
         v_name = op_name if i == 0 else f"{op_name}.{slot}"
-        v = graph._add(v_name, "result", shapes[slot], type=types.get(slot, FLOAT), path=path, unnamed=out is None)
+        v = graph._add(
+            v_name, "result", seen(shapes[slot], found[slot]), type=types.get(slot, FLOAT), path=path,
+            unnamed=out is None, layout=found[slot],
+        )  # fmt: skip
         outputs[slot] = v
     saved = {n: s for n, s in shapes.items() if n not in outputs}
-    op = Operation(spec, named, outputs, saved, attrs, op_name)
+    lying = {n: s for n, s in (*of_inputs.items(), *shapes.items()) if n in named or n in outputs}
+    op = Operation(spec, named, outputs, lying, saved, attrs, op_name)
     for v in outputs.values():
         v.producer = op
     path.operations.append(op)
     return next(iter(outputs.values()))
+
+
+def _layouts(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray]) -> dict[str, str]:
+    """How inputs and outputs are to lie."""
+    common = ""
+    if spec.anyhow:
+        rank = max(len(v.shape) for v in operands.values())
+        lie = [v.layout for v in operands.values() if isinstance(v, Variable) and len(v.shape) == rank]
+        common = next(filter(None, lie), "")
+    alike = {slot for slot, v in operands.items() if spec.broadcast or len(v.shape) == rank} if common else ()
+    return {
+        slot: common if slot in alike or (common and slot in spec.outputs) else spec.layouts.get(slot, "")
+        for slot in (*operands, *spec.outputs)
+    }
+
+
+def _padded(spec: OpSpec, slot: str, shapes: Mapping[str, Shape]) -> Shape:
+    """The shape of an operand that is broadcast, with all axes."""
+    shape = shapes[slot]
+    return (ONE,) * (max(map(len, shapes.values())) - len(shape)) + shape if spec.broadcast else shape
+
+
+def in_same_order(v: Variable) -> bool:
+    """Whether a variable lies as users see it."""
+    return _same_order(v.shape, v.layout, "")
+
+
+def _lying(path: Path, v: Variable, layout: str, shape: Shape) -> Variable:
+    """A variable, seen as of a shape, as it is to lie.
+
+    Of a parameter that nothing has read yet the first reader decides; others are copied, once in a path.
+    """
+    if v.rank < len(shape) and layout:  # it is broadcast
+        v = _lying(path, v, "", v.shape)
+        if not _same_order(shape, "", layout):
+            v = apply("reshape", v, shape=tuple(n.b if n.constant else -1 for n in shape))
+    elif v.kind == "parameter" and not v.settled:
+        v.layout = layout
+    v.settled = True
+    if _same_order(shape, v.layout, layout):
+        return v
+    copies = (op for op in path.operations if op.spec.name == "transpose" and op.inputs["x"] is v)
+    known = next((op.outputs["y"] for op in copies if op.outputs["y"].layout == layout), None)
+    return known or _copied(path, v, layout)
+
+
+def _same_order(shape: Shape, *layouts: str) -> bool:
+    """Whether axes of more than one element are in the same order in all layouts."""
+    orders = ([axis for axis in axes(layout, len(shape)) if shape[axis] != ONE] for layout in layouts)
+    return len({*map(tuple, orders)}) == 1
+
+
+def _copied(path: Path, v: Variable, layout: str) -> Variable:
+    """A copy of a variable that lies otherwise."""
+    name = v.graph.unique(f"{v.name}.{layout.replace(' ', '_') or 'as_seen'}")
+    y = v.graph._add(name, "result", v.shape, type=v.type, path=path, unnamed=True, layout=layout, settled=True)
+    moves = {"axes": between(v.layout, layout, v.rank)}
+    op = Operation(OPS["transpose"], {"x": v}, {"y": y}, {"x": v.laid, "y": y.laid}, {}, moves, name)
+    y.producer = op
+    path.operations.append(op)
+    return y
 
 
 def _types(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray], attrs: Mapping[str, Any]) -> dict[str, str]:

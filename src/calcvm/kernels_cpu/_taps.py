@@ -10,12 +10,11 @@ Sums run through taps, in order, and channels, in order, in chains of `blocks` o
 
 from __future__ import annotations
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu._common import I64, PI64, at, lanes, like, njit
+from calcvm.kernels_cpu._common import I64, PI64, at, lanes, njit
 from calcvm.kernels_cpu._gemm import MID, WIDE, mid_tiles, panel_vectors, wide_tiles
 from calcvm.kernels_cpu._simd import Tiles, gather, taps
 

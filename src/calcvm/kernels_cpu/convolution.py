@@ -203,7 +203,11 @@ def sends(entries, stride, p, n, first, last, dy, bytes_, zero, I, O, K, S, P, L
         for k0 in range(K[0]):
             for k1 in range(K[1]):
                 for k2 in range(K[2]):
-                    if meets(i0, k0, S[0], P[0], L[0]) and meets(i1, k1, S[1], P[1], L[1]) and meets(i2, k2, apart, P[2], L[2]):
+                    if (
+                        meets(i0, k0, S[0], P[0], L[0])
+                        and meets(i1, k1, S[1], P[1], L[1])
+                        and meets(i2, k2, apart, P[2], L[2])
+                    ):
                         if first <= t < last:
                             o0, o1 = (i0 + P[0] - k0 * L[0]) // S[0], (i1 + P[1] - k1 * L[1]) // S[1]
                             o2 = (i2 + P[2] - k2 * L[2]) // apart
@@ -222,7 +226,11 @@ def turned(first, last, r0, r1, r2, n, wt, C, F, G, packed, width, K, S, P, L):
     for k0 in range(K[0]):
         for k1 in range(K[1]):
             for k2 in range(K[2]):
-                if meets(r0, k0, S[0], P[0], L[0]) and meets(r1, k1, S[1], P[1], L[1]) and meets(r2, k2, S[2], P[2], L[2]):
+                if (
+                    meets(r0, k0, S[0], P[0], L[0])
+                    and meets(r1, k1, S[1], P[1], L[1])
+                    and meets(r2, k2, S[2], P[2], L[2])
+                ):
                     if first <= t < last:
                         src = at(wt, ((k0 * K[1] + k1) * K[2] + k2) * C * G * F)
                         transposed(n, F, src, G * F, at(packed, (t - first) * F * width), width)

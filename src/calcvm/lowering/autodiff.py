@@ -74,28 +74,29 @@ class Backward:
             self._give(op.inputs[spec.inputs[0]], first, op.name)
             return
         wanted = {n for n, v in op.inputs.items() if v in self.needs and n in spec.differentiable}
-        out_shape = op.outputs[spec.outputs[0]].shape
+        shapes = op.shapes()
+        out_shape = shapes[spec.outputs[0]]
         for n in spec.passes:
             if n in wanted:
-                self._give_reduced(op.inputs[n], first, out_shape, op.name)
-        shapes = op.shapes()
+                self._give_reduced(op.inputs[n], first, out_shape, shapes[n], op.name)
         local = {**emit.locals[op], **{f"d{slot}": g for slot, g in dy.items()}}
         for row in self._rows_for(op, wanted):
             self._fill_missing(op, row, local)
             operands: dict[str, Value | None] = {o.name: local.get(o.name) for o in row.operands}
-            given: list[tuple[Variable, Value, Shape]] = []
+            given: list[tuple[Variable, Value, Shape, Shape]] = []
             added: dict[str, bool] = {}  # targets that the row can add to: whether they hold a value
             for o in row.writes:
                 v = op.inputs.get(o.name[1:])
                 if v is None or (v not in self.needs and o.optional):
                     continue
-                shape = out_shape if spec.broadcast else shapes[o.name[1:]]
+                own = shapes[o.name[1:]]
+                shape = out_shape if spec.broadcast else own
                 target = self.parameter_gradient.get(v)
                 if target is not None and o.access == "a":
                     added[o.name] = not self._first(v)
-                elif target is None or shape != v.shape or not self._first(v):
+                elif target is None or shape != own or not self._first(v):
                     target = emit.tensor(f"d{v.name}", "gradient", shape)
-                    given.append((v, target, shape))
+                    given.append((v, target, shape, own))
                     if o.access == "a":
                         added[o.name] = False
                 operands[o.name] = target
@@ -106,8 +107,8 @@ class Backward:
                     assert value is not None and isinstance(value.elems, Affine)
                     inserted.zero(emit, value, (value.elems,), op.name)
             emit.row(row, {**emit.words[op], "acc": int(acc)}, operands, op.name)
-            for v, g, shape in given:
-                self._give_reduced(v, g, shape, op.name)
+            for v, g, shape, own in given:
+                self._give_reduced(v, g, shape, own, op.name)
 
     @staticmethod
     def _rows_for(op: Operation, wanted: set[str]) -> list[RowSpec]:
@@ -127,8 +128,8 @@ class Backward:
             v = op.outputs.get(o.name[1:]) if o.name[0] == "d" else None
             optional = evaluate(o.optional, words) if isinstance(o.optional, str) else o.optional
             if v is not None and o.name not in local and not optional:
-                zeros = local[o.name] = self.emit.tensor(f"d{v.name}", "gradient", v.shape)
-                inserted.zero(self.emit, zeros, v.shape, op.name)
+                zeros = local[o.name] = self.emit.tensor(f"d{v.name}", "gradient", v.laid)
+                inserted.zero(self.emit, zeros, v.laid, op.name)
 
     def _first(self, v: Variable) -> bool:
         """Whether this contribution may set the parameter's gradient (and remember that one has)."""
@@ -137,16 +138,16 @@ class Backward:
         self.written.add(v)
         return True
 
-    def _give_reduced(self, v: Variable, g: Value, shape: Shape, label: str) -> None:
-        """Add a gradient of ``shape`` to ``v``'s, summed over the axes along which ``v`` was broadcast."""
-        padded = (1,) * (len(shape) - len(v.shape)) + v.shape
+    def _give_reduced(self, v: Variable, g: Value, shape: Shape, own: Shape, label: str) -> None:
+        """Add a gradient of ``shape`` to ``v``'s, summed over the axes along which ``v``, of shape ``own``, was broadcast."""
+        padded = (1,) * (len(shape) - len(own)) + own
         axes = [i for i, (s, t) in enumerate(zip(shape, padded)) if s != t]
         if axes:
             target = self.parameter_gradient.get(v)
             if target is not None and self._first(v):
                 inserted.sum_over(self.emit, g, target, shape, axes, label)
                 return
-            reduced = self.emit.tensor(f"d{v.name}", "gradient", v.shape)
+            reduced = self.emit.tensor(f"d{v.name}", "gradient", v.laid)
             inserted.sum_over(self.emit, g, reduced, shape, axes, label)
             g = reduced
         self._give(v, g, label)
@@ -158,9 +159,9 @@ class Backward:
             if v in self.needs:
                 self.contributions.setdefault(v, []).append(g)
         elif self._first(v):
-            inserted.copy(self.emit, g, target, v.shape, label)
+            inserted.copy(self.emit, g, target, v.laid, label)
         else:
-            inserted.accumulate(self.emit, g, target, v.shape, label)
+            inserted.accumulate(self.emit, g, target, v.laid, label)
 
     def _total(self, v: Variable) -> Value | None:
         """The gradient of ``v``: its contributions added up."""
@@ -169,7 +170,7 @@ class Backward:
             return None
         total = parts[0]
         for part in parts[1:]:
-            g = self.emit.tensor(f"d{v.name}", "gradient", v.shape)
-            inserted.add(self.emit, total, part, g, v.shape, f"d{v.name}")
+            g = self.emit.tensor(f"d{v.name}", "gradient", v.laid)
+            inserted.add(self.emit, total, part, g, v.laid, f"d{v.name}")
             total = g
         return total

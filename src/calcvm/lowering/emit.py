@@ -45,7 +45,9 @@ class Emitter:
 
     def variable(self, v: Variable, kind: str, **facts: Any) -> None:
         """The value of a variable."""
-        self.env[v] = self._value(v.name, kind, numel(v.shape), shape=v.shape, type=self._type(v), **facts)
+        self.env[v] = self._value(
+            v.name, kind, numel(v.shape), shape=v.shape, layout=v.layout, type=self._type(v), **facts
+        )
 
     def _type(self, v: Variable) -> str:
         """The type of a variable; one of the program's own width is of its own float."""

@@ -29,7 +29,8 @@ def fuse_bias(path: Path, needed_elsewhere: set[Variable]) -> list[Operation]:
                 spec = OPS[BIAS.into]
                 inputs = dict(zip(spec.inputs, (*product.inputs.values(), bias)))
                 out.remove(product)
-                op = Operation(spec, inputs, op.outputs, {}, {}, op.name)
+                lying = {n: v.laid for n, v in (*inputs.items(), *op.outputs.items())}
+                op = Operation(spec, inputs, op.outputs, lying, {}, {}, op.name)
         out.append(op)
     return out
 

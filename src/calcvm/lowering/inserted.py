@@ -9,6 +9,7 @@ from calcvm.graph import Variable
 from calcvm.lowering.emit import Emitter
 from calcvm.ops import OPS
 from calcvm.ops.dims import Affine, Shape, affine
+from calcvm.ops.layouts import between
 from calcvm.ops.spec import leading
 from calcvm.ops.statement import Value
 
@@ -42,6 +43,14 @@ def sum_over(emit: Emitter, x: Value, y: Value, full: Shape, axes: Sequence[int]
     emit.row(spec.fwd[0], spec.words({"x": full}, {"axes": tuple(axes)}), {"x": x, "y": y}, label)
 
 
+def as_seen(emit: Emitter, v: Variable) -> Value:
+    """A variable's elements in the order in which users see them."""
+    spec, axes = OPS["transpose"], between(v.layout, "", v.rank)
+    y = emit.tensor(v.name, "activation", v.shape, type=emit.env[v].type)
+    emit.row(spec.fwd[0], spec.words({"x": v.laid}, {"axes": axes}), {"x": emit.env[v], "y": y}, v.name)
+    return y
+
+
 # ---------------------------------------------------------------- random numbers
 def advance(emit: Emitter, rng: Variable) -> None:
     """The next numbers of a generator."""
@@ -63,16 +72,16 @@ def rate_scale(emit: Emitter, hyper: Value, scaled: Value, factor: float) -> Non
 
 def penalty(emit: Emitter, p: Variable, g: Value, regularizer: Any) -> None:
     operands = {"p": emit.env[p], "g": g}
-    emit.elementwise("penalty", p.shape, operands, p.name, l1=regularizer.l1, l2=regularizer.l2)
+    emit.elementwise("penalty", p.laid, operands, p.name, l1=regularizer.l1, l2=regularizer.l2)
 
 
 def clip_value(emit: Emitter, p: Variable, g: Value, hyper: Value) -> None:
-    emit.elementwise("clip_value", p.shape, {"g": g, "hyper": hyper}, p.name)
+    emit.elementwise("clip_value", p.laid, {"g": g, "hyper": hyper}, p.name)
 
 
 def sums_of_squares(emit: Emitter, p: Variable, g: Value, sums: Value, at: int) -> int:
     """A sum of squares for each row of p's gradient, from element ``at`` of ``sums`` on; returns the next element."""
-    words = leading(p.shape)
+    words = leading(p.laid)
     emit.row("sumsq", words, {"g": g, "s": sums}, p.name, shifts={"s": at})
     return at + affine(words["rows"]).b
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.errors import CalcError
-from calcvm.graph import CalcGraph, Operation, Path, Variable
+from calcvm.graph import CalcGraph, Operation, Path, Variable, in_same_order
 from calcvm.lowering import inserted
 from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
@@ -91,6 +91,7 @@ class _Lowering:
             raise CalcError(f"keep: no variable is called {sorted(unknown)[0]!r}")
         self.kept = self._kept(keep)
         self.phase: dict[Variable, str] = {}  # in which results are computed
+        self.shown: dict[Variable, Value] = {}  # outputs that do not lie as users see them
 
     def _kept(self, keep: set[str]) -> set[Variable]:
         """Results that stay readable: named ones, losses, outputs, last results, what other paths read."""
@@ -109,7 +110,7 @@ class _Lowering:
         order = self._order()
         for path in order:
             self._path(path)
-        kept_values = {self.emit.env[v] for v in self.kept if v in self.emit.env}
+        kept_values = {self.emit.env[v] for v in self.kept if v in self.emit.env} | {*self.shown.values()}
         statements = fuse_activations(self._without_unread(self.emit.statements), kept_values)
         for value in kept_values:
             if not value.persistent:
@@ -180,7 +181,7 @@ class _Lowering:
         return {"class": type(v.init).__name__, "fields": dict(vars(v.init))}
 
     def _describe(self, v: Variable, used: set[Value]) -> None:
-        value = self.emit.env.get(v)
+        value = self.shown.get(v, self.emit.env.get(v))
         if value is None or value not in used:
             reason = "fused into another operator"
         elif v.kind == "result" and not (value.resident or value.persistent):
@@ -229,6 +230,8 @@ class _Lowering:
                         inserted.advance(emit, v)
             for op in section:
                 emit.forward(op)
+            if wanted:
+                self.shown |= {v: inserted.as_seen(emit, v) for v in path.outputs if not in_same_order(v)}
         facts = self.facts.paths[path.name] = {
             "backward": path.loss is not None,
             "output": path.outputs[0].name if path.outputs else None,
@@ -291,7 +294,9 @@ class _Lowering:
         )
         for p in trained:
             stays = p not in inlined
-            backward.parameter_gradient[p] = emit.tensor(f"d{p.name}", "gradient", p.shape, persistent=stays)
+            backward.parameter_gradient[p] = emit.tensor(
+                f"d{p.name}", "gradient", p.shape, layout=p.layout, persistent=stays
+            )
         backward.run(seed)
         states = {p: self._optimizer_state(p, opt) for p in trained}
         factors = self._schedule_table(path, opt)
@@ -312,7 +317,7 @@ class _Lowering:
         emit.phase = "end_round"
         if self.accumulate:
             for p in trained:
-                inserted.zero(emit, backward.parameter_gradient[p], p.shape, p.name)
+                inserted.zero(emit, backward.parameter_gradient[p], p.laid, p.name)
         facts.update(
             loss=path.loss and path.loss.name,
             optimizer=type(opt).__name__,
@@ -344,7 +349,7 @@ class _Lowering:
     def _optimizer_state(self, p: Variable, opt: Any) -> dict[str, Value]:
         out = {}
         for name, start in opt.state.items():
-            out[name] = self.emit.tensor(f"{p.name}.{name}", "optimizer", p.shape, persistent=True)
+            out[name] = self.emit.tensor(f"{p.name}.{name}", "optimizer", p.shape, layout=p.layout, persistent=True)
             if start:
                 self._starts(out[name], kind="fill", value=start)
         return out
@@ -386,7 +391,7 @@ class _Update:
     def update(self, p: Variable) -> None:
         hyper = self.scaled.get(self.rates.get(p.name, 1.0), self.hyper)
         operands = {"p": self.emit.env[p], "g": self.gradients[p], **self.states[p], "hyper": hyper}
-        self.emit.elementwise(self.opt.row, p.shape, operands, p.name, clip=int(self.opt.clip_norm is not None))
+        self.emit.elementwise(self.opt.row, p.laid, operands, p.name, clip=int(self.opt.clip_norm is not None))
 
     def all(self, parameters: list[Variable]) -> None:
         for p in parameters:
@@ -399,7 +404,7 @@ class _Update:
 
     def _clip_norm(self, parameters: list[Variable]) -> None:
         """One partial sum of squares a row of each gradient, in one array; then the common scale."""
-        n = sum(p.shape[0].b if p.shape else 1 for p in parameters)
+        n = sum(p.laid[0].b if p.shape else 1 for p in parameters)
         sums, at = self.emit.value("clip.sumsq", "workspace", n), 0
         for p in parameters:
             at = inserted.sums_of_squares(self.emit, p, self.gradients[p], sums, at)

@@ -117,16 +117,16 @@ def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     if n not in (1, 2, 3):
         raise ValueError(f"x {show(x)} has {len(x)} axes: a batch, 1 to 3 spatial ones and channels are wanted")
     if len(w) != n + 2 or not all(s.constant for s in w):
-        raise ValueError(f"weights {show(w)} of x {show(x)}: a window of {n} axes, input and output channels are wanted")
+        raise ValueError(
+            f"weights {show(w)} of x {show(x)}: a window of {n} axes, input and output channels are wanted"
+        )
     of = settings(attrs, n)
     for name in "stride", "dilation", "before", "after":
         if len(of[name]) != n:
             what = "padding" if name in ("before", "after") else name
             raise ValueError(f"{what} {attrs[what]} is not of the {n} spatial axes of x {show(x)}")
     if x[-1] != w[-2] * groups:
-        raise ValueError(
-            f"x {show(x)} has {x[-1]} channels, weights {show(w)} take {w[-2]} in each of groups={groups}"
-        )
+        raise ValueError(f"x {show(x)} has {x[-1]} channels, weights {show(w)} take {w[-2]} in each of groups={groups}")
     if w[-1].b % groups:
         raise ValueError(f"{w[-1]} output channels of weights {show(w)} are not divisible by groups={groups}")
     if b is not None and b != (w[-1],):
@@ -225,9 +225,13 @@ operator(
         Example(shapes=((None, 5, 5, 20), (1, 1, 20, 33), (33,)), batch=2),
         Example(shapes=((None, 5, 6, 18), (1, 1, 18, 4)), attrs={"stride": (2, 3)}, batch=2),
         Example(shapes=((None, 7, 9, 6), (3, 3, 3, 10), (10,)), attrs={"groups": 2, "dilation": (2, 1)}, batch=2),
-        Example(shapes=((None, 7, 6, 19), (3, 3, 1, 19), (19,)), attrs={"groups": 19, "padding": (1, 1, 1, 1)}, batch=2),
         Example(
-            shapes=((None, 7, 6, 4), (3, 3, 1, 8)), attrs={"groups": 4, "stride": (2, 2), "padding": (0, 1, 1, 1)}, batch=2
+            shapes=((None, 7, 6, 19), (3, 3, 1, 19), (19,)), attrs={"groups": 19, "padding": (1, 1, 1, 1)}, batch=2
+        ),
+        Example(
+            shapes=((None, 7, 6, 4), (3, 3, 1, 8)),
+            attrs={"groups": 4, "stride": (2, 2), "padding": (0, 1, 1, 1)},
+            batch=2,
         ),
         Example(shapes=((None, 40, 3), (5, 3, 7), (7,)), attrs={"stride": (3,), "dilation": (2,), "padding": (4, 2)}),
         Example(shapes=((None, 4, 5, 3, 2), (2, 3, 2, 2, 5), (5,)), attrs={"padding": (1, 0, 1, 0, 2, 0)}, batch=2),

@@ -89,6 +89,7 @@ def _unary(op: Elementwise, fwd: RowSpec, *bwd: RowSpec) -> OpSpec:
         fwd=(fwd,),
         bwd=bwd,
         passes=tuple(name for name, f in op.backward.items() if f.passes),
+        anyhow=True,
         differentiable=graded,
         flat=() if graded else (x,),
         onnx=op.onnx,
@@ -244,6 +245,7 @@ def _several(op: Elementwise) -> OpSpec:
         bwd=tuple(bwd),
         passes=tuple(name for name, f in op.backward.items() if f.passes),
         broadcast=True,
+        anyhow=True,
         exact=op.exact,
         differentiable=tuple(op.backward),
         flat=tuple(name for name in op.forward.reads if name not in op.backward),
@@ -286,6 +288,7 @@ operator(
     ),
     source="a float becomes the nearest integer towards 0 that there is, NaN 0; an integer keeps its lowest bits; not 0: true",
     casts=True,
+    anyhow=True,
 )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ operator(
     words=lambda shapes, attrs: {**rows_cols(shapes["x"]), "stream": attrs.get("stream", 0)},
     fwd=(_row("dropout_fwd", "x", "y"),),
     bwd=(_row("dropout_bwd", "dy", "dx"),),
+    anyhow=True,
     differentiable=("x",),
     onnx=("Dropout",),
     examples=(

@@ -24,6 +24,7 @@ from typing import Any, ParamSpec
 
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
+from calcvm.ops.layouts import LAST, WINDOW  # noqa: F401  (for declarations)
 from calcvm.ops.types import CELLS, FLOAT, VARIABLES
 
 Shapes = Mapping[str, Any]  # of an operator's values by name: Shape, None for an input that is left out
@@ -113,11 +114,6 @@ def U(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
 def S(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
     """Scratch of this row alone."""
     return Operand(name=name, access="s", elems=elems, part=part, **kw)
-
-
-# How a value lies in the heap, where that is not as users see it.
-LAST = "channels last"  # a user's (N, C, *sizes) as (N, *sizes, C)
-WINDOW = "window first"  # a user's weights (O, I, *window) as (*window, I, O)
 
 
 class Told:
@@ -265,8 +261,9 @@ class OpSpec:
     stops : no gradient goes through it, which is what it is for.
     flat : inputs whose gradient is 0 wherever there is one, such as of sign: none goes to them.
     passes : inputs whose gradient is the output's gradient itself (reduced if broadcast): no row.
-    layouts : of inputs, outputs and saved values that do not lie in the heap as users see them, how: LAST or WINDOW.  `shape`
-        and `words` are of what lies there; so are the shapes of examples.
+    layouts : of inputs, outputs and saved values that do not lie in the heap as users see them, how: `calcvm.ops.layouts`.
+        `shape` and `words` are of what lies there; so are the shapes of examples.
+    anyhow : its inputs may lie in any way that is one for all, and so do its results then.
     broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
     differentiable : inputs that have a gradient.
     exact : integers that floats may not have, of 32 and 64 bits, are refused and not cast: of rounded ones it is something else.
@@ -290,6 +287,7 @@ class OpSpec:
     stops: bool = False
     passes: tuple[str, ...] = ()
     layouts: Mapping[str, str] = field(default_factory=dict)
+    anyhow: bool = False
     broadcast: bool = False
     exact: bool = False
     optional_inputs: tuple[str, ...] = ()

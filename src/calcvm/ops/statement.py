@@ -42,6 +42,7 @@ class Value:
     type : of its elements.
     persistent : lives between steps, inside its zone's persistent block (a model switch copies it).
     resident : its storage is never shared: placeholders, kept results, values used by several paths.
+    layout : how it lies, where that is not as users see its ``shape`` (`calcvm.ops.layouts`).
     """
 
     name: str
@@ -51,6 +52,7 @@ class Value:
     persistent: bool = False
     resident: bool = False
     type: str = FLOAT
+    layout: str = ""
 
     @property
     def zone(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calcvm.errors import DeviceError
-from calcvm.vm.memory.slot import NO_TRAP, Slot, lasting_elems, shape_of
+from calcvm.vm.memory.slot import NO_TRAP, Slot, as_seen, lasting_elems, shape_of
 from calcvm.vm.memory.store import MemoryStore, Store
 
 if TYPE_CHECKING:
@@ -52,13 +53,15 @@ class DeviceSlot(Slot):
 
     # ------------------------------------------------------------ cells of symbols
     def cells(self, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
-        cells = np.empty(shape_of(symbol) if shape is None else shape, symbol.dtype)
+        shape = shape_of(symbol) if shape is None else shape
+        cells = np.empty(math.prod(shape), symbol.dtype)
         self._read(cells, symbol.start)
-        return cells
+        return as_seen(cells, symbol, shape)
 
     def write(self, symbol: Symbol, value: Any, shape: tuple[int, ...] | None = None) -> None:
-        cells = np.empty(shape_of(symbol) if shape is None else shape, symbol.dtype)
-        cells[...] = value
+        shape = shape_of(symbol) if shape is None else shape
+        cells = np.empty(math.prod(shape), symbol.dtype)
+        as_seen(cells, symbol, shape)[...] = value
         self._write(cells, symbol.start)
 
     def scalar(self, offset: int) -> float:

@@ -10,7 +10,9 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
+from calcvm.init import Function
 from calcvm.ops.dims import show
+from calcvm.ops.layouts import axes, laid
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
 from calcvm.ops.statement import PHASES
 from calcvm.vm.memory.methods import WHAT
@@ -226,11 +228,17 @@ class Resident:
         slot.renew(record, elements, {"seed": seed, "rounds": 0})
 
     def _set_variable(self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator) -> None:
-        view = cells_of(elements, self.loaded.symbol(name))
+        symbol = self.loaded.symbol(name)
+        view = cells_of(elements, symbol)
         if "array" in spec:
             view[...] = self.program.constants[spec["array"]]
-        else:
-            view[...] = self.loaded.initializers[name](view.shape, rng)
+            return
+        made = self.loaded.initializers[name]
+        if isinstance(made, Function):  # somebody's
+            view[...] = made(view.shape, rng)
+        else:  # which knows weights with their inputs and outputs last
+            order = axes(symbol.layout, view.ndim)
+            view.transpose(order)[...] = made(laid(view.shape, symbol.layout), rng)
 
     def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any], seed: int) -> None:
         if facts["symbol"] is None:

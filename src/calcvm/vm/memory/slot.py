@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from calcvm.errors import PlanError, Trap
+from calcvm.ops.layouts import back, laid
 from calcvm.ops.sizes import evaluate
 from calcvm.vm.program.encoding import RESERVED, aligned, decode_row
 from calcvm.vm.run import job as layout
@@ -223,8 +224,17 @@ def cells_of(elements: np.ndarray, symbol: Symbol, shape: tuple[int, ...] | None
     shape = shape_of(symbol) if shape is None else shape
     n = math.prod(shape)
     if symbol.dtype == elements.dtype.name:
-        return elements[symbol.offset : symbol.offset + n].reshape(shape)
-    return elements.view(np.uint8)[symbol.start : symbol.start + n * symbol.itemsize].view(symbol.dtype).reshape(shape)
+        cells = elements[symbol.offset : symbol.offset + n]
+    else:
+        cells = elements.view(np.uint8)[symbol.start : symbol.start + n * symbol.itemsize].view(symbol.dtype)
+    return as_seen(cells, symbol, shape)
+
+
+def as_seen(cells: np.ndarray, symbol: Symbol, shape: tuple[int, ...]) -> np.ndarray:
+    """Cells in the order in which they lie, as the array that users see: a view of them."""
+    if not symbol.layout:
+        return cells.reshape(shape)
+    return cells.reshape(laid(shape, symbol.layout)).transpose(back(symbol.layout, len(shape)))
 
 
 def lasting_elems(loaded: Loaded) -> int:

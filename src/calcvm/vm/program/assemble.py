@@ -131,6 +131,7 @@ def _symbol(v: Value, plan: Any, index: Mapping[Value, int], dtype: str) -> Symb
         resident=v.resident,
         members=tuple(index[m] for m in plan.blocks.get(v, ())),
         dtype=dtype_of(v.type, dtype),
+        layout=v.layout,
     )
 
 

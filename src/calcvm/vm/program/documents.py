@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from calcvm import init
 from calcvm.errors import CalcError, ProgramError
 from calcvm.ops.dims import Affine, numel
+from calcvm.ops.layouts import LAYOUTS
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.sizes import MAX_BATCH
 from calcvm.ops.statement import PHASES
@@ -159,7 +160,8 @@ DOCUMENT = record(
         "labels": listing(text()),
         "info": record({}, others=True),
         "instructions": listing(entry(name=text(), form=text())),
-    }
+    },
+    optional={"layouts": table(one_of(*LAYOUTS))},  # of symbols, by their numbers
 )  # fmt: skip
 
 

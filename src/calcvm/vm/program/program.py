@@ -34,6 +34,7 @@ class Symbol:
     offset : of its first element, in the heap seen as an array of ``dtype``.
     name : a symbol's own among its program's, for reading.
     members : of a block, the values (by index) that it spans; merged rows work on blocks.
+    layout : how it lies, where that is not as users see its ``shape``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Symbol:
     resident: bool = False
     members: tuple[int, ...] = ()
     dtype: str
+    layout: str = ""
 
     @property
     def itemsize(self) -> int:
@@ -247,6 +249,8 @@ class Program:
             "info": dict(self.info),
             "instructions": [list(instruction) for instruction in self.instructions],
         }
+        if layouts := {str(i): s.layout for i, s in enumerate(self.symbols) if s.layout}:
+            document["layouts"] = layouts
         arrays = {"rows": self.rows, "patches": self.patches, "operand_values": self.operand_values}
         named = {f"program/{k}": v for k, v in arrays.items()}
         named.update({f"program/constants/{k}": v for k, v in self.constants.items()})
@@ -266,7 +270,7 @@ class Program:
                 f"{where}: program format {version}, this calcvm reads {FORMER} and {FORMAT_VERSION}: compile the graph again"
             )
         document = schema.check(DOCUMENT, document, f"{where}: not a well-formed program, it")
-        prefix = "program/constants/"
+        prefix, layouts = "program/constants/", document.get("layouts", {})
         program = Program(
             dtype=document["dtype"],
             instructions=tuple(Instruction(*instruction) for instruction in document["instructions"]),
@@ -279,8 +283,9 @@ class Program:
             zones=tuple(Zone(**z) for z in document["zones"]),
             symbols=tuple(
                 Symbol(name=name, kind=kind, offset=offset, elems=elems, shape=shape, persistent=persistent,
-                       resident=resident, members=tuple(members), dtype=dtype)
-                for name, kind, offset, elems, shape, persistent, resident, members, dtype in document["symbols"]
+                       resident=resident, members=tuple(members), dtype=dtype, layout=layouts.get(str(i), ""))
+                for i, (name, kind, offset, elems, shape, persistent, resident, members, dtype)
+                in enumerate(document["symbols"])
             ),
             operand_values=_array(arrays, "operand_values", np.int32, where),
             labels=tuple(document["labels"]),
