@@ -24,6 +24,8 @@ from calcvm.fleet import Fleet, Handle, Results
 from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions
 from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
+from calcvm.images import *  # noqa: F403
+from calcvm.images import __all__ as _images
 from calcvm.model import Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
 from calcvm.operators import register_op
 from calcvm.ops import OpSpec, RowSpec
@@ -43,7 +45,7 @@ __all__ = [
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Path", "Plan", "PlanError", "Program",
     "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "init", "load",
-    "load_program", "nn", "plan", "register_op", "snapshot_ensemble", *_functions, *_optimizers,
+    "load_program", "nn", "plan", "register_op", "snapshot_ensemble", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]
