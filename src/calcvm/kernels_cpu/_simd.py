@@ -172,9 +172,12 @@ class Tile:
     def multiplied(self, rows: list[Any], bp: Any, acc: list[Any]) -> list[Any]:
         """Sums with the products of an element of each row and a row of B."""
         e, nv = self.e, len(self.masks)
-        bv = [e.load(e.at(bp, None, j * e.lanes), mask) for j, mask in enumerate(self.masks)]
-        av = [e.splat(e.b.load(p, align=e.size)) for p in rows]
+        bv, av = self.vectors(bp), [e.splat(e.b.load(p, align=e.size)) for p in rows]
         return [e.fma(av[i], bv[j], acc[i * nv + j]) for i in range(self.mr) for j in range(nv)]
+
+    def vectors(self, p: Any) -> list[Any]:
+        """Of a row that begins at a pointer."""
+        return [self.e.load(self.e.at(p, None, j * self.e.lanes), mask) for j, mask in enumerate(self.masks)]
 
     @property
     def zeros(self) -> list[Any]:
@@ -251,6 +254,27 @@ def gather(tiles: Callable[[Target], Tiles]) -> Any:
         return t.loop(n, [table, b_start], t.zeros, step)[1]
 
     return _panel(tiles, "gather", "itipi", products)
+
+
+def lanewise(tiles: Callable[[Target], Tiles]) -> Any:
+    """C[:m, vectors] = init + sum_k A_ik[off + j] * B[k*brs + j], by elements: A_ik begins at the address table[i*rs + k*ks]."""
+
+    def products(t, n, table, rs, ks, off, b_start, brs):  # type: ignore[no-untyped-def]
+        e, b = t.e, t.e.b
+
+        def step(places, acc):  # type: ignore[no-untyped-def]
+            place, bp = places
+            rows = [e.at(b.inttoptr(b.load(p), b_start.type), off) for p in t.pointers(place, rs)]
+            bv, av = t.vectors(bp), [t.vectors(row) for row in rows]
+            new = [
+                e.fma(x, y, acc[i * len(bv) + j]) for i, row in enumerate(av) for j, (x, y) in enumerate(zip(row, bv))
+            ]
+            return [e.at(place, ks), e.at(bp, brs)], new
+
+        (table,) = t.begins((table, rs))
+        return t.loop(n, [table, b_start], t.zeros, step)[1]
+
+    return _panel(tiles, "lanewise", "itiiipi", products)
 
 
 def pack_rows(tiles: Callable[[Target], Tiles]) -> Any:

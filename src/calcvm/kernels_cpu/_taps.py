@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from calcvm.kernels_cpu._common import I64, PI64, at, lanes, njit
 from calcvm.kernels_cpu._gemm import MID, WIDE, mid_tiles, panel_vectors, wide_tiles
-from calcvm.kernels_cpu._simd import Tiles, gather, taps
+from calcvm.kernels_cpu._simd import Tiles, gather, lanewise, taps
 
 ENTRIES = 4096  # of a table: 32 KiB
 MOST_TAPS = 170  # of a block: 24 pixels each
@@ -27,6 +27,8 @@ wide_taps, mid_taps = taps(wide_tiles), taps(mid_tiles)
 tail_taps = taps(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
 wide_gather, mid_gather = gather(wide_tiles), gather(mid_tiles)
 tail_gather = gather(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
+wide_lanes, mid_lanes = lanewise(wide_tiles), lanewise(mid_tiles)
+tail_lanes = lanewise(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
 
 
 @intrinsic
@@ -103,4 +105,22 @@ def over_pixels(m, n, n_pixels, entries, off, b, brs, c, crs, mode):
             mid_gather(m, n_pixels, entries, off, bj, brs, cj, crs, cj, crs, mode, rem)
         else:
             tail_gather(m, n_pixels, entries, off, bj, brs, cj, crs, cj, crs, mode, rem)
+        j += nv * size
+
+
+@njit(inline=True)
+def over_lanes(m, n, count, entries, rs, ks, b, brs, c, crs, init, irs, mode):
+    """C (m, n) = init + sums over ``count`` elements of where the table says times those of B, column by column."""
+    size = lanes(b)
+    j = 0
+    while j < n:
+        nv = panel_vectors(n - j, size)
+        rem = min(n - j - (nv - 1) * size, size)
+        bj, cj, dj = at(b, j), at(c, j), at(init, j)
+        if nv == WIDE():
+            wide_lanes(m, count, entries, rs, ks, j, bj, brs, cj, crs, dj, irs, mode, rem)
+        elif nv == MID() and nv > 1:
+            mid_lanes(m, count, entries, rs, ks, j, bj, brs, cj, crs, dj, irs, mode, rem)
+        else:
+            tail_lanes(m, count, entries, rs, ks, j, bj, brs, cj, crs, dj, irs, mode, rem)
         j += nv * size

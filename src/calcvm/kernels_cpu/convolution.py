@@ -10,7 +10,19 @@ from calcvm.kernels_cpu._common import Ptr, at, given, kernel, lanes, like, njit
 from calcvm.kernels_cpu._gemm import WIDE, pack_wide, transposed
 from calcvm.kernels_cpu._gemv import column_sums
 from calcvm.kernels_cpu._math import fill
-from calcvm.kernels_cpu._taps import PIXELS, address, blocks, over_pixels, over_taps, pixels, spread, table
+from calcvm.kernels_cpu._taps import (
+    ENTRIES,
+    MOST_TAPS,
+    PIXELS,
+    address,
+    blocks,
+    over_lanes,
+    over_pixels,
+    over_taps,
+    pixels,
+    spread,
+    table,
+)
 from calcvm.kernels_cpu.contraction import FROM_INIT, SET, one
 
 FEW, NEAR = 16, 8  # as in ops.convolution
@@ -21,6 +33,12 @@ IN_CACHE = 120  # pixels whose gradients, of a panel's columns, stay in the firs
 @njit(inline=True)
 def is_few(G, C, K, S, L):
     return G == 1 and C < FEW and K[2] > 1 and S[2] <= NEAR and L[2] == 1
+
+
+@njit(inline=True)
+def is_lanewise(G, C, F):
+    """Whether each channel has a window of its own."""
+    return G > 1 and C == 1 and F == 1
 
 
 @njit(inline=True)
@@ -96,6 +114,24 @@ def forward(lo, hi, first, last, n, b, brs, y, mode, init, irs, x, ws, G, C, F, 
         p += m
 
 
+@njit
+def forward_lanes(lo, hi, x, wt, b, biased, y, zeros, G, I, O, K, S, P, L):
+    """The same of channels with a window each."""
+    entries, taps = table(), K[0] * K[1] * K[2]
+    bytes_ = address(at(x, G)) - address(x)
+    fill(G, zeros, like(x, 0))
+    step = min(taps, MOST_TAPS)
+    most = pixels(step)
+    for p in range(lo, hi, most):
+        m, c = min(most, hi - p), at(y, p * G)
+        for first in range(0, taps, step):
+            last = min(first + step, taps)
+            seen(entries, most, p, m, first, last, address(x), bytes_, address(zeros), I, O, K, S, P, L)
+            init, irs = (b, 0) if first == 0 else (c, G)
+            mode = FROM_INIT if biased or first > 0 else SET
+            over_lanes(m, G, last - first, entries, 1, most, at(wt, first * G), G, c, G, init, irs, mode)
+
+
 @kernel
 def conv_fwd(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
@@ -106,6 +142,9 @@ def conv_fwd(
     lo, hi = share(me, rows)
     lo, hi = lo * inner, hi * inner
     ws = at(ws, me.worker * wn)
+    if is_lanewise(G, C, F):
+        forward_lanes(lo, hi, x, wt, b, given(me, b), y, ws, G, I, O, K, S, P, L)
+        return
     few = is_few(G, C, K, S, L)
     taps, depth = (K0 * K1, K2 * C) if few else (K0 * K1 * K2, C)
     fill(C, ws, like(x, 0))
@@ -135,6 +174,23 @@ def conv_fwd(
                 j += n
 
 
+@njit
+def weights_lanes(lo, hi, acc, x, dy, dwt, zeros, G, M, I, O, K, S, P, L):
+    """The gradient of taps [lo, hi) of channels with a window each."""
+    entries = table()
+    bytes_ = address(at(x, G)) - address(x)
+    fill(G, zeros, like(x, 0))
+    for p in range(0, M, IN_CACHE):
+        m = min(IN_CACHE, M - p)
+        step = ENTRIES // IN_CACHE
+        for first in range(lo, hi, step):
+            last = min(first + step, hi)
+            seen(entries, IN_CACHE, p, m, first, last, address(x), bytes_, address(zeros), I, O, K, S, P, L)
+            c = at(dwt, first * G)
+            mode = FROM_INIT if acc or p > 0 else SET
+            over_lanes(last - first, G, m, entries, IN_CACHE, 1, at(dy, p * G), G, c, G, c, G, mode)
+
+
 @kernel
 def conv_bwd_w(
     me, phases, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
@@ -150,6 +206,9 @@ def conv_bwd_w(
     if M == 0 and not acc:
         fill((hi - lo) * G * F, at(dwt, lo * G * F), like(dy, 0))
     ws = at(ws, me.worker * wn)
+    if is_lanewise(G, C, F):
+        weights_lanes(lo, hi, acc, x, dy, dwt, ws, G, M, I, O, K, S, P, L)
+        return
     few = is_few(G, C, K, S, L)
     depth = K2 * C if few else C
     fill(C, ws, like(x, 0))
@@ -233,7 +292,11 @@ def turned(first, last, r0, r1, r2, n, wt, C, F, G, packed, width, K, S, P, L):
                 ):
                     if first <= t < last:
                         src = at(wt, ((k0 * K[1] + k1) * K[2] + k2) * C * G * F)
-                        transposed(n, F, src, G * F, at(packed, (t - first) * F * width), width)
+                        if is_lanewise(G, C, F):
+                            for e in range(G):
+                                packed[(t - first) * G + e] = src[e]
+                        else:
+                            transposed(n, F, src, G * F, at(packed, (t - first) * F * width), width)
                     t += 1
     return t
 
@@ -255,8 +318,11 @@ def backward(lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, dy, zero, G, 
             while q < end:
                 m = min((end - q + S[2] - 1) // S[2], most)
                 sends(entries, most, q, m, first, last, address(dy), G * F * bytes_, zero, I, O, K, S, P, L)
-                c = at(dx, q * G * C)
-                over_taps(m, n, last - first, F, entries, most, b, brs, c, S[2] * G * C, c, S[2] * G * C, mode)
+                c, crs = at(dx, q * G * C), S[2] * G * C
+                if is_lanewise(G, C, F):
+                    over_lanes(m, G, last - first, entries, 1, most, b, brs, c, crs, c, crs, mode)
+                else:
+                    over_taps(m, n, last - first, F, entries, most, b, brs, c, crs, c, crs, mode)
                 q += m * S[2]
         p += left
 
@@ -274,11 +340,13 @@ def conv_bwd_x(
     lo, hi = share(me, in_rows)
     lo, hi = lo * in_inner, hi * in_inner
     ws = at(ws, me.worker * wn)
-    fill(F, ws, like(dy, 0))
-    packed = at(ws, F)
-    step, panel = blocks(K0 * K1 * K2, F), WIDE() * lanes(dx)
+    lanewise = is_lanewise(G, C, F)
+    zeros = G if lanewise else F
+    fill(zeros, ws, like(dy, 0))
+    packed = at(ws, zeros)
+    step, panel = blocks(K0 * K1 * K2, F), G if lanewise else WIDE() * lanes(dx)
     classes = (min(S0, I0), min(S1, I1), min(S2, I2))
-    for g in range(G):
+    for g in range(1 if lanewise else G):
         for of in range(classes[0] * classes[1] * classes[2]):
             r0, r1, r2 = tap_of(of, classes)
             for j in range(0, C, panel):

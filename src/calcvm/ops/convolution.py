@@ -63,6 +63,11 @@ def few(w: Any) -> Any:
     return w.G == 1 and w.C < FEW and w.K2 > 1 and w.S2 <= NEAR and w.L2 == 1
 
 
+def lanewise(w: Any) -> Any:
+    """Whether each channel has a window of its own."""
+    return w.G > 1 and w.C == 1 and w.F == 1
+
+
 def _rows(taps: Any, depth: Any) -> Any:
     """Of a packed panel, which holds whole taps of so many channels."""
     return depth * min(taps, max(1, ROWS // max(depth, 1)))
@@ -76,6 +81,8 @@ def _copied(w: Any) -> Any:
 def fwd_workspace(w: Any, on: On) -> Room:
     if on.gpu:
         return 0, 0
+    if lanewise(w):
+        return w.G, w.G
     least = w.C + _copied(w)
     return least, least + (_rows(w.K0 * w.K1 * w.K2, w.C) * COLUMNS if w.F > COLUMNS else 0)
 
@@ -83,14 +90,15 @@ def fwd_workspace(w: Any, on: On) -> Room:
 def bwd_x_workspace(w: Any, on: On) -> Room:
     if on.gpu:
         return 0, 0
-    n = w.F + _rows(w.K0 * w.K1 * w.K2, w.F) * COLUMNS
+    taps = w.K0 * w.K1 * w.K2
+    n = w.G + _rows(taps, 1) * w.G if lanewise(w) else w.F + _rows(taps, w.F) * COLUMNS
     return n, n
 
 
 def bwd_w_workspace(w: Any, on: On) -> Room:
     if on.gpu:
         return 0, 0
-    n = w.C + _copied(w) + PIXELS * COLUMNS
+    n = w.G if lanewise(w) else w.C + _copied(w) + PIXELS * COLUMNS
     return n, n
 
 
