@@ -18,7 +18,7 @@ Sizes = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
 
 
-def _sizes(what: str, value: Any, n: int, least: int) -> tuple[int, ...]:
+def sizes(what: str, value: Any, n: int, least: int) -> tuple[int, ...]:
     """A number for each of n spatial axes, of one for all or a sequence."""
     if checks.is_integer(value):
         return (checks.integer(what, value, least, 2**31),) * n
@@ -39,11 +39,11 @@ def _pads(what: str, value: Any, window: Sequence[int], stride: Sequence[int]) -
         whole = [k - 1 for k in window]
         return (*(k // 2 for k in whole), *(k - k // 2 for k in whole))
     if isinstance(value, (tuple, list)) and any(isinstance(v, (tuple, list)) for v in value):
-        pairs = [_sizes(what, v, 2, 0) for v in value]
+        pairs = [sizes(what, v, 2, 0) for v in value]
         if len(pairs) != n:
             raise CalcError(f"{what}: {checks.shown(value)} is not one pair for each of the {n} spatial axes")
         return (*(a for a, _ in pairs), *(b for _, b in pairs))
-    return 2 * _sizes(what, value, n, 0)
+    return 2 * sizes(what, value, n, 0)
 
 
 def _conv(
@@ -56,9 +56,9 @@ def _conv(
             f"{name}: x {x} and weight {tuple(weight.shape)} must have {n + 2} axes: (N, channels, {n} sizes) and "
             f"(out channels, channels / groups, {n} sizes)"
         )
-    dilated, strides = _sizes(f"{name}: dilation", dilation, n, 1), _sizes(f"{name}: stride", stride, n, 1)
-    sizes = [k if isinstance(k, int) else k.b for k in weight.shape[2:]]
-    pads = _pads(f"{name}: padding", padding, [(k - 1) * d + 1 for k, d in zip(sizes, dilated)], strides)
+    dilated, strides = sizes(f"{name}: dilation", dilation, n, 1), sizes(f"{name}: stride", stride, n, 1)
+    window = [k if isinstance(k, int) else k.b for k in weight.shape[2:]]
+    pads = _pads(f"{name}: padding", padding, [(k - 1) * d + 1 for k, d in zip(window, dilated)], strides)
     groups = checks.integer(f"{name}: groups", groups, 1, 2**31)
     return apply("conv", x, weight, bias, stride=strides, padding=pads, dilation=dilated, groups=groups)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import count
 from types import FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,7 +33,12 @@ def fans(shape: Shape) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Initializer:
-    """Base: a callable from a shape and a random generator to values."""
+    """Base: a callable from a shape and a random generator to values.
+
+    as_seen : the shape is that which users see; else weights of a window have it first, their inputs and outputs last.
+    """
+
+    as_seen: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -196,6 +201,7 @@ FUNCTIONS: dict[
 class Function(Initializer):
     """A function of (shape, rng) that somebody gave; of it a program keeps the name."""
 
+    as_seen: ClassVar[bool] = True
     name: str
 
     def __post_init__(self) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
-from calcvm.init import Function
 from calcvm.ops.dims import show
 from calcvm.ops.layouts import axes, laid
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
@@ -234,11 +233,8 @@ class Resident:
             view[...] = self.program.constants[spec["array"]]
             return
         made = self.loaded.initializers[name]
-        if isinstance(made, Function):  # somebody's
-            view[...] = made(view.shape, rng)
-        else:  # which knows weights with their inputs and outputs last
-            order = axes(symbol.layout, view.ndim)
-            view.transpose(order)[...] = made(laid(view.shape, symbol.layout), rng)
+        layout = "" if made.as_seen else symbol.layout
+        view.transpose(axes(layout, view.ndim))[...] = made(laid(view.shape, layout), rng)
 
     def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any], seed: int) -> None:
         if facts["symbol"] is None:

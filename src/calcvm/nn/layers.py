@@ -1,4 +1,4 @@
-"""Layers: parts of a network that make their own parameters, composed with ``>>``."""
+"""What layers are, and those for values of any shape."""
 
 from __future__ import annotations
 
@@ -77,13 +77,42 @@ class Sequential(Layer):
         return x
 
 
-@dataclass(repr=True)
-class Linear(Layer):
-    """``y = x @ weight + bias``: x (..., K), weight (K, units), bias (units,).
+class Weighted(Layer):
+    """Base of layers with a weight and a bias, whose settings are fields of them.
 
     init, bias_init : initializers, their names, or arrays (default XavierUniform, Zeros).  trainable : False freezes
     the layer.
     """
+
+    bias: bool
+    init: Any
+    bias_init: Any
+    regularizer: Any
+    trainable: bool
+
+    def _check_starts(self) -> None:
+        name = type(self).__name__
+        self.trainable = checks.flag(f"{name}: trainable", self.trainable)
+        self.regularizer = regularizer_of(name, self.regularizer)
+        for start in ("init", "bias_init"):  # of arrays the shape is looked at when its inputs are known
+            given = getattr(self, start)
+            if given is not None and not hasattr(given, "__len__") or isinstance(given, str):
+                setattr(self, start, initializer_of(f"{name}: {start}", given, (1, 1)))
+
+    def _parameters(
+        self, x: Variable, scope: str, weight: tuple[int, ...], units: int
+    ) -> tuple[Variable, Variable | None]:
+        """Its weight and bias, made once and shared by every path that builds the layer."""
+        parameter = _shared(x, self.trainable)
+        w = parameter(f"{scope}.weight", weight, self.init, self.regularizer)
+        if tuple(n.b for n in w.shape) != weight:
+            raise ShapeError(f"{scope}: the input {x} does not fit its weight {show(w.shape)}")
+        return w, parameter(f"{scope}.bias", (units,), self.bias_init, None) if self.bias else None
+
+
+@dataclass(repr=True)
+class Linear(Weighted):
+    """``y = x @ weight + bias``: x (..., K), weight (K, units), bias (units,).  Settings as of `Weighted`."""
 
     units: int
     bias: bool = True
@@ -100,24 +129,13 @@ class Linear(Layer):
                 f"it is given; PyTorch's Linear({self.units}, {self.bias}) is nn.Linear({self.bias})"
             )
         self.bias = checks.flag("Linear: bias", self.bias)
-        self.trainable = checks.flag("Linear: trainable", self.trainable)
-        self.regularizer = regularizer_of("Linear", self.regularizer)
-        for name in ("init", "bias_init"):  # of arrays the shape is looked at when its inputs are known
-            given = getattr(self, name)
-            if given is not None and not hasattr(given, "__len__") or isinstance(given, str):
-                setattr(self, name, initializer_of(f"Linear: {name}", given, (1, 1)))
+        self._check_starts()
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
         if x.rank < 2 or not x.shape[-1].constant:
             raise ShapeError(f"{scope}: the input {x} must have the batch first and a fixed last size")
-        parameter = _shared(x, self.trainable)
-        k = x.shape[-1].b
-        w = parameter(f"{scope}.weight", (k, self.units), self.init, self.regularizer)
-        if w.shape[0] != k:
-            raise ShapeError(f"{scope}: the input {x} does not fit its weight {show(w.shape)}")
-        b = parameter(f"{scope}.bias", (self.units,), self.bias_init, None) if self.bias else None
-        return F.linear(x, w, b)
+        return F.linear(x, *self._parameters(x, scope, (x.shape[-1].b, self.units), self.units))
 
 
 def _shared(x: Variable, trainable: bool) -> Callable[..., Variable]:
