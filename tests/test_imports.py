@@ -22,6 +22,7 @@ ALL_LOWER = {
     "ops",
     "graph",
     "functions",
+    "images",
     "nn",
     "init",
     "optim",

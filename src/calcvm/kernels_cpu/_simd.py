@@ -256,6 +256,30 @@ def gather(tiles: Callable[[Target], Tiles]) -> Any:
     return _panel(tiles, "gather", "itipi", products)
 
 
+def slides(tiles: Callable[[Target], Tiles]) -> Any:
+    """C[:m, vectors] = init + sum_t,k A[i*ars + t*ats + k*acs] * B_t[k*bks + off + j]: B_t begins at the address table[t]."""
+
+    def products(t, n, k, a, ars, ats, acs, table, off, like, bks):  # type: ignore[no-untyped-def]
+        e, b = t.e, t.e.b
+        (a,) = t.begins((a, ars))
+        starts = t.pointers(a, ars)
+
+        def tap(places, acc):  # type: ignore[no-untyped-def]
+            place, *rows = places
+            bp = e.at(b.inttoptr(b.load(place), like.type), off)
+
+            def step(within, acc):  # type: ignore[no-untyped-def]
+                bp, *now = within
+                return [e.at(bp, bks), *(e.at(p, acs) for p in now)], t.multiplied(now, bp, acc)
+
+            _, acc = t.loop(k, [bp, *rows], acc, step)
+            return [e.at(place, c64(1)), *(e.at(p, ats) for p in rows)], acc
+
+        return t.loop(n, [table, *starts], t.zeros, tap)[1]
+
+    return _panel(tiles, "slides", "iipiiitipi", products)
+
+
 def lanewise(tiles: Callable[[Target], Tiles]) -> Any:
     """C[:m, vectors] = init + sum_k A_ik[off + j] * B[k*brs + j], by elements: A_ik begins at the address table[i*rs + k*ks]."""
 

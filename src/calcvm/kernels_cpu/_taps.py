@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from calcvm.kernels_cpu._common import I64, PI64, at, lanes, njit
 from calcvm.kernels_cpu._gemm import MID, WIDE, mid_tiles, panel_vectors, wide_tiles
-from calcvm.kernels_cpu._simd import Tiles, gather, lanewise, taps
+from calcvm.kernels_cpu._simd import Tiles, gather, lanewise, slides, taps
 
 ENTRIES = 4096  # of a table: 32 KiB
 MOST_TAPS = 170  # of a block: 24 pixels each
@@ -28,6 +28,8 @@ tail_taps = taps(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
 wide_gather, mid_gather = gather(wide_tiles), gather(mid_tiles)
 tail_gather = gather(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
 wide_lanes, mid_lanes = lanewise(wide_tiles), lanewise(mid_tiles)
+wide_slides, mid_slides = slides(wide_tiles), slides(mid_tiles)
+tail_slides = slides(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
 tail_lanes = lanewise(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
 
 
@@ -123,4 +125,22 @@ def over_lanes(m, n, count, entries, rs, ks, b, brs, c, crs, init, irs, mode):
             mid_lanes(m, count, entries, rs, ks, j, bj, brs, cj, crs, dj, irs, mode, rem)
         else:
             tail_lanes(m, count, entries, rs, ks, j, bj, brs, cj, crs, dj, irs, mode, rem)
+        j += nv * size
+
+
+@njit(inline=True)
+def over_planes(m, n, n_taps, depth, a, ars, ats, acs, entries, plane, c):
+    """C (m, n) = products of A (m, n_taps, depth) and of planes of elements side by side, shifted by what the table says."""
+    size = lanes(c)
+    j = 0
+    while j < n:
+        nv = panel_vectors(n - j, size)
+        rem = min(n - j - (nv - 1) * size, size)
+        cj = at(c, j)
+        if nv == WIDE():
+            wide_slides(m, n_taps, depth, a, ars, ats, acs, entries, j, c, plane, cj, n, cj, n, 0, rem)
+        elif nv == MID() and nv > 1:
+            mid_slides(m, n_taps, depth, a, ars, ats, acs, entries, j, c, plane, cj, n, cj, n, 0, rem)
+        else:
+            tail_slides(m, n_taps, depth, a, ars, ats, acs, entries, j, c, plane, cj, n, cj, n, 0, rem)
         j += nv * size

@@ -7,7 +7,7 @@ rows that are copied with their padding.
 from __future__ import annotations
 
 from calcvm.kernels_cpu._common import Ptr, at, given, kernel, lanes, like, njit, share
-from calcvm.kernels_cpu._gemm import WIDE, pack_wide, transposed
+from calcvm.kernels_cpu._gemm import WIDE, gemm, pack_wide, transposed
 from calcvm.kernels_cpu._gemv import column_sums
 from calcvm.kernels_cpu._math import fill
 from calcvm.kernels_cpu._taps import (
@@ -18,6 +18,7 @@ from calcvm.kernels_cpu._taps import (
     blocks,
     over_lanes,
     over_pixels,
+    over_planes,
     over_taps,
     pixels,
     spread,
@@ -26,6 +27,7 @@ from calcvm.kernels_cpu._taps import (
 from calcvm.kernels_cpu.contraction import FROM_INIT, SET, one
 
 FEW, NEAR = 16, 8  # as in ops.convolution
+PLANES = 1 << 15  # cells of planes: as in ops.convolution
 PACKED = 256  # pixels from which on weights are packed, where they have more than a panel's columns
 IN_CACHE = 120  # pixels whose gradients, of a panel's columns, stay in the first cache
 
@@ -39,6 +41,14 @@ def is_few(G, C, K, S, L):
 def is_lanewise(G, C, F):
     """Whether each channel has a window of its own."""
     return G > 1 and C == 1 and F == 1
+
+
+@njit(inline=True)
+def in_planes(G, C, I, K, S, L, F, inner):
+    """Whether the gradient of the input is made in planes: its channels do not fill a vector, and rows lie whole."""
+    one = G * I[0] * K[0] * S[0] * S[1] * S[2] == 1
+    near = K[1] * K[2] <= ENTRIES and (K[1] - 1) * L[1] <= 64 and (K[2] - 1) * L[2] <= 64
+    return one and near and C < FEW and inner == I[2] and band(F, I[2] + (K[2] - 1) * L[2], (K[1] - 1) * L[1]) > 0
 
 
 @njit(inline=True)
@@ -191,6 +201,33 @@ def weights_lanes(lo, hi, acc, x, dy, dwt, zeros, G, M, I, O, K, S, P, L):
             over_lanes(last - first, G, m, entries, IN_CACHE, 1, at(dy, p * G), G, c, G, c, G, mode)
 
 
+@njit
+def weights_few(lo, hi, M, acc, x, dy, dwt, copies, found, C, F, I, O, K, S, P, L):
+    """Rows [lo, hi) of the gradient where filters are few too: vectors hold neighbours along a window's last axis."""
+    entries, depth = table(), K[2] * C
+    p = 0
+    while p < M:
+        m = min(IN_CACHE, O[2] - p % O[2])
+        row = lo
+        while row < hi:
+            t, c = row // depth, row % depth
+            n = min(depth - c, hi - row)
+            copied(entries, 0, p, m, t, t + 1, x, C, copies, I, O, K, S, P, L)
+            line = at(copies, t * ((m - 1) * S[2] + K[2]) * C + c)
+            sums = at(found, row * F)
+            gemm(F, n, m, at(dy, p * F), 1, F, line, S[2] * C, 1, sums, n, sums, n, 1 if p > 0 else 0, sums, 0)
+            row += n
+        p += m
+    row = lo
+    while row < hi:
+        n = min(depth - row % depth, hi - row)
+        for k in range(n):
+            for f in range(F):
+                to, of = (row + k) * F + f, found[row * F + f * n + k]
+                dwt[to] = dwt[to] + of if acc else of
+        row += n
+
+
 @kernel
 def conv_bwd_w(
     me, phases, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
@@ -203,8 +240,10 @@ def conv_bwd_w(
         lo, hi = share(me, G * F)
         column_sums(hi - lo, M, one(dy), 0, at(dy, lo), G * F, at(db, lo), at(db, lo), acc, False)
     lo, hi = share(me, K0 * K1 * K2 * C)
-    if M == 0 and not acc:
-        fill((hi - lo) * G * F, at(dwt, lo * G * F), like(dy, 0))
+    if M == 0:
+        if not acc:
+            fill((hi - lo) * G * F, at(dwt, lo * G * F), like(dy, 0))
+        return
     ws = at(ws, me.worker * wn)
     if is_lanewise(G, C, F):
         weights_lanes(lo, hi, acc, x, dy, dwt, ws, G, M, I, O, K, S, P, L)
@@ -217,6 +256,9 @@ def conv_bwd_w(
     entries, zero, bytes_ = table(), address(ws), address(at(ws, 1)) - address(ws)
     panel = WIDE() * lanes(x)
     p = 0
+    if few and F < FEW:
+        weights_few(lo, hi, M, acc, x, dy, dwt, copies, packed, C, F, I, O, K, S, P, L)
+        return
     while p < M:
         m = min(IN_CACHE, M - p)
         if few:
@@ -327,6 +369,56 @@ def backward(lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, dy, zero, G, 
         p += left
 
 
+@njit(inline=True)
+def band(depth, pitch, more):
+    """Rows of a band of planes; 0: there is no room for one."""
+    return max((PLANES // max(depth, 1) - 16) // pitch - more, 0)
+
+
+@njit
+def planes(dst, plane, rows, pitch, src, channels, row, column, H, W):
+    """dst[c*plane + q*pitch + s] = src[row + q, column + s, c] of an image (H, W, channels), zeros outside of it."""
+    lo, hi = min(max(-column, 0), pitch), max(min(W - column, pitch), 0)
+    for q in range(rows):
+        there, line = 0 <= row + q < H and lo < hi, at(dst, q * pitch)
+        if there:
+            begin = at(src, ((row + q) * W + column + lo) * channels)
+            transposed(hi - lo, channels, begin, channels, at(line, lo), plane)
+        for c in range(channels):
+            fill(lo if there else pitch, at(line, c * plane), like(src, 0))
+            if there:
+                fill(pitch - hi, at(line, c * plane + hi), like(src, 0))
+
+
+@njit
+def backward_planes(lo, hi, wt, dy, dx, ws, C, F, I, O, K, P, L):
+    """dx of few channels at rows [lo, hi): vectors hold neighbours along a row, from planes of dy."""
+    entries = table()
+    more1, more2 = (K[1] - 1) * L[1], (K[2] - 1) * L[2]
+    pitch = I[2] + more2
+    most = band(F, pitch, more1)
+    plane = (most + more1) * pitch + 16
+    bytes_ = address(at(ws, 1)) - address(ws)
+    found, lines = at(ws, F * plane), at(ws, F * plane + C * most * pitch)
+    for k1 in range(K[1]):
+        for k2 in range(K[2]):
+            shift = (K[1] - 1 - k1) * L[1] * pitch + (K[2] - 1 - k2) * L[2]
+            entries[k1 * K[2] + k2] = address(ws) + shift * bytes_
+    while lo < hi:
+        i, i1 = lo // I[1], lo % I[1]
+        m = min(min(most, hi - lo), I[1] - i1)
+        image = at(dy, i * O[1] * O[2] * F)
+        planes(ws, plane, m + more1, pitch, image, F, i1 + P[1] - more1, P[2] - more2, O[1], O[2])
+        n = m * pitch
+        over_planes(C, n, K[1] * K[2], F, wt, F, C * F, 1, entries, plane, found)
+        for q in range(m):
+            transposed(C, I[2], at(found, q * pitch), n, lines, C)
+            row = at(dx, (lo + q) * I[2] * C)
+            for e in range(I[2] * C):
+                row[e] = lines[e]
+        lo += m
+
+
 @kernel
 def conv_bwd_x(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
@@ -338,8 +430,11 @@ def conv_bwd_x(
     """
     I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
     lo, hi = share(me, in_rows)
-    lo, hi = lo * in_inner, hi * in_inner
     ws = at(ws, me.worker * wn)
+    if in_planes(G, C, I, K, S, L, F, in_inner):
+        backward_planes(lo, hi, wt, dy, dx, ws, C, F, I, O, K, P, L)
+        return
+    lo, hi = lo * in_inner, hi * in_inner
     lanewise = is_lanewise(G, C, F)
     zeros = G if lanewise else F
     fill(zeros, ws, like(dy, 0))

@@ -54,6 +54,7 @@ FLOPS = f"2*{Y}*{TAPS}*C"
 # ---------------------------------------------------------------- workspace of a worker on a CPU: (least, what speed wants)
 ROWS, COLUMNS = 2048, 64  # of a packed panel
 PIXELS = 240  # of a block
+PLANES, ENTRIES = 1 << 15, 4096  # cells of planes, taps at most
 FEW = 16  # channels from which on a tap is a product of its own
 NEAR = 8  # the longest stride of rows that are copied
 
@@ -87,9 +88,22 @@ def fwd_workspace(w: Any, on: On) -> Room:
     return least, least + (_rows(w.K0 * w.K1 * w.K2, w.C) * COLUMNS if w.F > COLUMNS else 0)
 
 
+def _planes(w: Any) -> int:
+    """Cells for the gradient of an input of few channels, made in planes; 0: it is not."""
+    one = w.G * w.I0 * w.K0 * w.S0 * w.S1 * w.S2 == 1 and w.C < FEW and w.in_inner == w.I2
+    more1, more2 = (w.K1 - 1) * w.L1, (w.K2 - 1) * w.L2
+    if not one or w.K1 * w.K2 > ENTRIES or more1 > 64 or more2 > 64:
+        return 0
+    pitch = w.I2 + more2
+    rows = (PLANES // max(w.F, 1) - 16) // pitch - more1
+    return w.F * ((rows + more1) * pitch + 16) + w.C * rows * pitch + w.I2 * w.C + 16 if rows > 0 else 0
+
+
 def bwd_x_workspace(w: Any, on: On) -> Room:
     if on.gpu:
         return 0, 0
+    if planes := _planes(w):
+        return planes, planes
     taps = w.K0 * w.K1 * w.K2
     n = w.G + _rows(taps, 1) * w.G if lanewise(w) else w.F + _rows(taps, w.F) * COLUMNS
     return n, n
@@ -98,7 +112,11 @@ def bwd_x_workspace(w: Any, on: On) -> Room:
 def bwd_w_workspace(w: Any, on: On) -> Room:
     if on.gpu:
         return 0, 0
-    n = w.G if lanewise(w) else w.C + _copied(w) + PIXELS * COLUMNS
+    n = (
+        w.G
+        if lanewise(w)
+        else w.C + _copied(w) + max(PIXELS * COLUMNS, w.K0 * w.K1 * w.K2 * w.C * w.F if w.F < FEW else 0)
+    )
     return n, n
 
 
