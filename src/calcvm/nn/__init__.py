@@ -1,5 +1,6 @@
 """Layers: parts of a network that make their own parameters, composed with ``>>``."""
 
+from calcvm.nn.blocks import Concat, Residual
 from calcvm.nn.images import Conv1d, Conv2d, Conv3d
 from calcvm.nn.layers import (
     ELU,
@@ -25,7 +26,7 @@ from calcvm.nn.layers import (
 )
 
 __all__ = [
-    "ELU", "GELU", "Activation", "Center", "Conv1d", "Conv2d", "Conv3d", "Dropout", "Flatten", "Function", "Layer",
-    "LeakyReLU", "Linear", "LogSoftmax", "ReLU", "Reshape", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax",
+    "ELU", "GELU", "Activation", "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "Dropout", "Flatten", "Function", "Layer",
+    "LeakyReLU", "Linear", "LogSoftmax", "ReLU", "Reshape", "Residual", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax",
     "Softplus", "Tanh",
 ]  # fmt: skip
