@@ -253,6 +253,7 @@ def test_worker_dependence_is_caught():
         ("reshape", ((4, 6),), {"shape": (-1, -1)}, "at most one"),
         ("transpose", ((4, 6),), {"axes": (0, 0)}, "permutation"),
         ("concat", ((4, 6), (3, 5)), {"axis": 1}, "agree"),
+        ("concat_many", ((4, 6), (4, 6), (3, 5)), {"axis": 1}, "agree"),
         ("slice", ((None, 6),), {"starts": (1,), "stops": (None,)}, "batch"),
         ("slice", ((4, 6),), {"starts": (3,), "stops": (1,)}, "range"),
     ],
@@ -392,6 +393,7 @@ def torch_functions():
         "transpose": lambda x, axes=None: x.permute(tuple(reversed(range(x.dim()))) if axes is None else axes),
         "pick": lambda x, index: x.gather(-1, index.long()[..., None])[..., 0],
         "concat": lambda a, b, axis=-1: torch.cat([a, b], axis),
+        "concat_many": lambda *parts, axis=-1: torch.cat(parts, axis),
         "linear": lambda x, w, b=None: x @ w + (0 if b is None else b),
         "mse": f.mse_loss,
         "mae": f.l1_loss,
@@ -401,7 +403,7 @@ def torch_functions():
 
 PEERS = sorted(
     "neg abs sqrt square exp log pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean softmax "
-    "log_softmax transpose pick concat linear mse mae huber".split()
+    "log_softmax transpose pick concat concat_many linear mse mae huber".split()
 )
 
 

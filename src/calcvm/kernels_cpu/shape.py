@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from calcvm.kernel import words
-from calcvm.kernels_cpu._common import Ptr, at, kernel, kernel_as, lanes, like, njit, share
+from calcvm.kernels_cpu._common import Ptr, at, given, kernel, kernel_as, lanes, like, njit, share
 from calcvm.kernels_cpu._math import copy, fill, tiles
 
 TILE = 16  # a tile of lines of x and of y fits into L1 whatever the strides
@@ -76,6 +76,49 @@ def _concat_bwd(wrt: str, first: bool) -> None:
 
 _concat_bwd("a", True)
 _concat_bwd("b", False)
+
+
+PARTS = "abcdefgh"
+
+
+@njit(inline=True)
+def _append(n, x, r, y):
+    """Line r of x, of n elements, copied to y; the place after it."""
+    if n != 0:
+        copy(n, at(x, r * n), y)
+    return at(y, n)
+
+
+@njit(inline=True)
+def _take(me, n, y, dx, r):
+    """n elements at y copied to line r of dx, if that is there; the place after them."""
+    if n != 0 and given(me, dx):
+        copy(n, y, at(dx, r * n))
+    return at(y, n)
+
+
+@kernel_as(
+    "concat_many_fwd", words(f"rows inner {' '.join(PARTS.upper())}", "", (*(f"{p}.cells" for p in PARTS), "y.cells"))
+)
+def concat_many_fwd(me, rows, inner, A, B, C, D, E, F, G, H, a, b, c, d, e, f, g, h, y):
+    """y[r] = a[r] followed by b[r], ..., of A, B, ... elements; rows are shared."""
+    lo, hi = share(me, rows)
+    y = at(y, lo * inner * (A + B + C + D + E + F + G + H))
+    for r in range(lo * inner, hi * inner):
+        y = _append(C, c, r, _append(B, b, r, _append(A, a, r, y)))
+        y = _append(F, f, r, _append(E, e, r, _append(D, d, r, y)))
+        y = _append(H, h, r, _append(G, g, r, y))
+
+
+@kernel_as("concat_many_bwd", words(f"rows inner {' '.join(PARTS.upper())}", "", ("dy", *(f"d{p}" for p in PARTS))))
+def concat_many_bwd(me, rows, inner, A, B, C, D, E, F, G, H, dy, da, db, dc, dd, de, df, dg, dh):
+    """da[r] = the first A of dy[r], db[r] = the next B, ...; rows are shared."""
+    lo, hi = share(me, rows)
+    dy = at(dy, lo * inner * (A + B + C + D + E + F + G + H))
+    for r in range(lo * inner, hi * inner):
+        dy = _take(me, C, _take(me, B, _take(me, A, dy, da, r), db, r), dc, r)
+        dy = _take(me, F, _take(me, E, _take(me, D, dy, dd, r), de, r), df, r)
+        dy = _take(me, H, _take(me, G, dy, dg, r), dh, r)
 
 
 # ---------------------------------------------------------------- slices
