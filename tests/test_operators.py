@@ -254,6 +254,18 @@ def test_worker_dependence_is_caught():
         ("transpose", ((4, 6),), {"axes": (0, 0)}, "permutation"),
         ("concat", ((4, 6), (3, 5)), {"axis": 1}, "agree"),
         ("concat_many", ((4, 6), (4, 6), (3, 5)), {"axis": 1}, "agree"),
+        ("pad", ((None, 6),), {"pads": (0, 1)}, "one number before each axis"),
+        ("pad", ((None, 6),), {"pads": (0, -1, 0, 1)}, "not negative"),
+        ("pad", ((None, 6),), {"pads": (1, 0, 0, 0)}, "batch"),
+        ("pad", ((None, 6),), {"pads": (0, 6, 0, 0), "mode": "reflect"}, "below its size"),
+        ("pad", ((None, 0),), {"pads": (0, 6, 0, 0), "mode": "edge"}, "nothing to pad it with"),
+        ("pad", ((2,) * 8,), {"pads": (1, 0) * 8}, "more than 3 groups"),
+        ("upsample", ((None, 6),), {"scales": (2,)}, "spatial axes"),
+        ("upsample", ((None, 6, 3),), {}, "either sizes or scales"),
+        ("upsample", ((None, 6, 3),), {"scales": (2, 2)}, "one number for each of 1"),
+        ("upsample", ((None, 6, 3),), {"scales": (0.1,)}, "would have 0"),
+        ("upsample", ((4, None, 3),), {"scales": (2,)}, "batch"),
+        ("upsample", ((None, 6, 3),), {"scales": (2,), "align_corners": True}, "nearest has none"),
         ("slice", ((None, 6),), {"starts": (1,), "stops": (None,)}, "batch"),
         ("slice", ((4, 6),), {"starts": (3,), "stops": (1,)}, "range"),
     ],
@@ -360,6 +372,31 @@ def test_dropout_depends_on_seed_step_and_stream():
 
 
 # ---------------------------------------------------------------- PyTorch
+def _pad(x, pads, mode="constant", value=0.0):
+    """PyTorch pads at most three axes by other than a constant, below two that stay; it has no `wrap` beyond a size."""
+    import torch
+
+    n = x.dim()
+    if mode == "constant":
+        return torch.nn.functional.pad(x, [k for i in reversed(range(n)) for k in (pads[i], pads[n + i])], value=value)
+    for i, (p, q) in enumerate(zip(pads[:n], pads[n:])):
+        places = np.pad(np.arange(x.shape[i]), (p, q), mode)
+        x = x.index_select(i, torch.tensor(places))
+    return x
+
+
+def _upsample(x, sizes=None, scales=None, mode="nearest", align_corners=False):
+    import torch
+
+    n = x.dim() - 2
+    how = {"mode": "nearest"} if mode == "nearest" else {"align_corners": align_corners, "mode": MODES[n - 1]}
+    y = torch.nn.functional.interpolate(x.movedim(-1, 1), size=sizes, scale_factor=scales, **how)
+    return y.movedim(1, -1)
+
+
+MODES = ("linear", "bilinear", "trilinear")
+
+
 def torch_functions():
     torch = pytest.importorskip("torch")
     f = torch.nn.functional
@@ -394,6 +431,8 @@ def torch_functions():
         "pick": lambda x, index: x.gather(-1, index.long()[..., None])[..., 0],
         "concat": lambda a, b, axis=-1: torch.cat([a, b], axis),
         "concat_many": lambda *parts, axis=-1: torch.cat(parts, axis),
+        "pad": _pad,
+        "upsample": _upsample,
         "linear": lambda x, w, b=None: x @ w + (0 if b is None else b),
         "mse": f.mse_loss,
         "mae": f.l1_loss,
@@ -403,7 +442,7 @@ def torch_functions():
 
 PEERS = sorted(
     "neg abs sqrt square exp log pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean softmax "
-    "log_softmax transpose pick concat concat_many linear mse mae huber".split()
+    "log_softmax transpose pick concat concat_many pad upsample linear mse mae huber".split()
 )
 
 
