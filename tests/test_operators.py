@@ -340,6 +340,35 @@ def test_extrema_send_the_gradient_to_the_first():
     assert case.backward(values)["dx"].tolist() == [0, 10, 0, 0, 20, 0, 0, 0]
 
 
+def test_parts_without_a_gradient_are_left_out():
+    """Of a concatenation: those of the others have the same bits."""
+    for case in cases(OPS["concat_many"], "float32"):
+        values = case.forward() | case.output_gradients()
+        (row,) = case.spec.bwd
+        whole = case.backward(values)
+        for left in case.given:
+            got = rowrun.run_row(row, case.words, values, "float32", known=case.known() - {f"d{left}"}, n_workers=2)
+            assert got.keys() == whole.keys() - {f"d{left}"}
+            assert all(rowrun.same_bits(v, whole[name]) for name, v in got.items())
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_nearest_element_is_that_of_torch(dtype):
+    """Also where places are whole numbers but for rounding."""
+    rng = np.random.default_rng(0)
+    for n in rng.integers(1, 300, 40).tolist():
+        scale = rng.choice([rng.uniform(0.3, 4), rng.integers(1, 30) / rng.integers(1, 30), 1 + 1 / (n + 1)])
+        to = max(int(n * scale), 1)
+        for attrs in ({"sizes": (to,)}, {"scales": (max(float(scale), 1 / n),)}):
+            case = Case(OPS["upsample"], Example(shapes=((1, n, 1),), attrs=attrs), dtype, 1)
+            case.values["x"] = np.arange(n).astype(dtype)
+            import torch
+
+            want = _upsample(torch.tensor(case.values["x"].reshape(1, n, 1)), **attrs)
+            assert case.forward()["y"].tolist() == want.flatten().tolist(), (n, attrs)
+
+
 # ---------------------------------------------------------------- dropout
 def dropped(rate, seed=3, counter=5, stream=0, n=200_000, n_workers=1):
     case = Case(OPS["dropout"], Example(shapes=((n,), (2,), ()), attrs={"stream": stream}), "float32", 1)

@@ -16,8 +16,8 @@ def upsample(x, sizes=None, scales=None, mode="nearest", align_corners=False):
         to = sizes[axis - 1] if scale is None else int(n * scale)
         o = np.arange(to)
         if mode == "nearest":
-            step = np.float32(0.5 if to == 2 * n else 1 if to == n else n / to if scale is None else 1 / scale)
-            x = np.take(x, np.minimum((o.astype(np.float32) * step).astype(int), n - 1), axis)
+            place = np.float32(o * (n / to if scale is None else 1 / scale))
+            x = np.take(x, np.minimum(place.astype(int), n - 1), axis)
             continue
         if align_corners:
             place = o * ((n - 1) / (to - 1) if to > 1 else 0.0)

@@ -67,9 +67,12 @@ def pad_bwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, m
 # ---------------------------------------------------------------- scaling
 @device
 def _place(mode, align, o, n, step):
-    """Of element o of a scaled axis: the one of n that it is or that lies before it, and the weight of the next."""
+    """Of element o of a scaled axis: the one of n that it is or that lies before it, and the weight of the next.
+
+    Nearest as in PyTorch: the place is rounded to float32 in any heap.
+    """
     if mode == 0:
-        return min(np.int64(np.float32(o) * np.float32(step)), n - 1), like(step, 0)
+        return min(np.int64(np.float32(like(step, o) * step)), n - 1), like(step, 0)
     p = like(step, o) * step
     if align == 0:
         p = max((like(step, o) + like(step, 0.5)) * step - like(step, 0.5), like(step, 0))

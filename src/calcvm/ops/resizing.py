@@ -171,10 +171,8 @@ def _sizes(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, int, float]]:
             raise ValueError(f"upsample of {show(x)} to {asked}: spatial axis {i} of {size} would have {to}")
         if attrs["align_corners"]:
             step = (size.b - 1) / (to - 1) if to > 1 else 0.0
-        elif size.b == to:
+        elif size.b == to and attrs["mode"] == LINEAR:
             step = 1.0
-        elif attrs["mode"] == NEAREST and to == 2 * size.b:
-            step = 0.5
         else:
             step = size.b / to if scales is None else 1 / n
         found.append((size.b, to, step))
