@@ -173,6 +173,7 @@ def _permute(name: str, source: str, target: str, d: str, s: str, same: str, of:
     )
 
 
+WOVEN = ((2, FLOAT), (3, FLOAT), (4, FLOAT), (3, "uint8"))  # lines that kernels treat in a way of their own
 operator(
     name="transpose",
     synopsis="y[i_axes[0], i_axes[1], ...] = x[i_0, i_1, ...]",
@@ -193,6 +194,8 @@ operator(
         Example(shapes=((None, 3, 4, 5),), attrs={"axes": (0, 3, 1, 2)}),
         Example(shapes=((None, 3, 4, 5),), attrs={"axes": (2, 0, 3, 1)}),
         Example(shapes=((2, 3, 2, 4, 2, 3),), attrs={"axes": (0, 5, 1, 4, 2, 3)}, batch=2),
+        *(Example(shapes=((2, n, 70),), attrs={"axes": (0, 2, 1)}, types={CELLS: t}) for n, t in WOVEN),
+        *(Example(shapes=((2, 70, n),), attrs={"axes": (0, 2, 1)}, types={CELLS: t}) for n, t in WOVEN),
         Example(shapes=((None, 3),), attrs={"axes": (0, 1)}),
         Example(shapes=((),)),
         Example(shapes=((None, 64, 64),), attrs={"axes": (0, 2, 1)}, batch=16, bench=True),
