@@ -7,7 +7,15 @@ import numpy as np
 from calcvm.kernel import padding_of, showing, shown
 from calcvm.kernels_cuda._common import Float, Ptr, kernel, share
 from calcvm.kernels_cuda._cuda import at, device, like, thread, threads
-from calcvm.kernels_cuda._loops import digits, onward, split
+from calcvm.kernels_cuda._loops import digits, onward
+from calcvm.kernels_cuda._reduce import divide
+
+
+@device
+def _split(k, n):
+    q = divide(k, n)
+    return q, k - q * n
+
 
 _shows, _shown, _showing = device(padding_of), device(shown), device(showing)
 
@@ -23,7 +31,7 @@ def pad_fwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, m
     if (hi - lo) * unit > 0:
         o, step = digits(thread(), inner), digits(threads(), inner)
         while k < (hi - lo) * unit:
-            u0, u1 = split(lo + o[0], e1)
+            u0, u1 = _split(lo + o[0], e1)
             i0, i1 = _shows(mode, u0, d0, p0), _shows(mode, u1, d1, p1)
             i2, i3, i4 = _shows(mode, o[2], d2, p2), _shows(mode, o[3], d3, p3), _shows(mode, o[4], d4, p4)
             if min(min(i0, i1), min(min(i2, i3), i4)) < 0:
@@ -44,16 +52,16 @@ def pad_bwd(me, d0, d1, d2, d3, d4, p0, p1, p2, p3, p4, q0, q1, q2, q3, q4, n, m
     if (hi - lo) * unit > 0:
         i, step = digits(thread(), inner), digits(threads(), inner)
         while k < (hi - lo) * unit:
-            i0, i1 = split(lo + i[0], d1)
+            i0, i1 = _split(lo + i[0], d1)
             n0, n1 = _shown(mode, i0, d0, p0, q0), _shown(mode, i1, d1, p1, q1)
             n2, n3 = _shown(mode, i[2], d2, p2, q2), _shown(mode, i[3], d3, p3, q3)
             n4 = _shown(mode, i[4], d4, p4, q4)
             total, c = like(dx, 0), 0
             while c < n0 * n1 * n2 * n3 * n4:
-                above, k4 = split(c, n4)
-                above, k3 = split(above, n3)
-                above, k2 = split(above, n2)
-                k0, k1 = split(above, n1)
+                above, k4 = _split(c, n4)
+                above, k3 = _split(above, n3)
+                above, k2 = _split(above, n2)
+                k0, k1 = _split(above, n1)
                 o0, o1 = _showing(mode, i0, d0, p0, k0), _showing(mode, i1, d1, p1, k1)
                 o2, o3 = _showing(mode, i[2], d2, p2, k2), _showing(mode, i[3], d3, p3, k3)
                 o4 = _showing(mode, i[4], d4, p4, k4)
@@ -128,8 +136,8 @@ def upsample_fwd(me, N, D, H, W, E, F, G, C, mode, align, sd: Float, sh: Float, 
     if stop > 0:
         o, step = digits(thread(), inner), digits(threads(), inner)
         while k < stop:
-            above, f = split(lo + o[0], F)
-            i, e = split(above, E)
+            above, f = _split(lo + o[0], F)
+            i, e = _split(above, E)
             d, t_d = _place(mode, align, e, D, step_d)
             h, t_h = _place(mode, align, f, H, step_h)
             w, t_w = _place(mode, align, o[4], W, step_w)
@@ -157,8 +165,8 @@ def upsample_bwd(
     if stop > 0:
         o, step = digits(thread(), inner), digits(threads(), inner)
         while k < stop:
-            above, h = split(lo + o[0], H)
-            i, d = split(above, D)
+            above, h = _split(lo + o[0], H)
+            i, d = _split(above, D)
             w, total = o[4], like(dy, 0)
             e, e1 = _first(mode, align, d - mode, D, E, step_d), _first(mode, align, d + 1, D, E, step_d)
             f0, f1 = _first(mode, align, h - mode, H, F, step_h), _first(mode, align, h + 1, H, F, step_h)

@@ -14,6 +14,7 @@ from calcvm.ops.spec import LAST, WN, Attr, Example, R, RowSpec, S, Shapes, W, W
 BEYOND = ("constant", "reflect", "edge", "wrap")  # what lies beyond an axis's ends
 CONSTANT, REFLECT = 0, 1
 PADDED = 5  # axes
+LARGEST = 3.4e38  # of float32
 
 
 def _pads(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[Affine, int, int]]:
@@ -91,7 +92,12 @@ operator(
             check=lambda v: v in BEYOND,
             doc="what they are: constant, or x mirrored (reflect), its ends (edge), x again (wrap)",
         ),
-        Attr(name="value", default=0.0, check=lambda v: isinstance(v, (int, float)), doc="the constant"),
+        Attr(
+            name="value",
+            default=0.0,
+            check=lambda v: isinstance(v, (int, float)) and abs(v) <= LARGEST,
+            doc="the constant",
+        ),
     ),
     shape=pad_shape,
     words=pad_words,
@@ -99,7 +105,7 @@ operator(
         RowSpec(
             name="pad_fwd",
             synopsis="y[i] = x[i - p], beyond its ends by mode",
-            words=(*PAD, Word(name="value", kind="float", lo=-3.4e38, hi=3.4e38)),
+            words=(*PAD, Word(name="value", kind="float", lo=-LARGEST, hi=LARGEST)),
             operands=(R("x", PAD_X, f"d0*d1 if {STAY} else 0"), W("y", PAD_Y, "(d0 + p0 + q0)*(d1 + p1 + q1)")),
             require=PAD_REQUIRE,
         ),
@@ -148,6 +154,7 @@ operator(
 # ---------------------------------------------------------------- scaling
 NEAREST, LINEAR = "nearest", "linear"
 SPATIAL = 3
+SMALLEST = 2**22  # a step of more is no number of an int64 for all sizes
 
 
 def _sizes(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, int, float]]:
@@ -167,7 +174,7 @@ def _sizes(x: Shape, attrs: Mapping[str, Any]) -> list[tuple[int, int, float]]:
         if not size.constant:
             raise ValueError(f"spatial axis {i} of {show(x)} is the batch, which cannot be scaled")
         to = n if scales is None else floor(size.b * n)
-        if size.b < 1 or to < 1:
+        if size.b < 1 or to < 1 or size.b > SMALLEST * to:
             raise ValueError(f"upsample of {show(x)} to {asked}: spatial axis {i} of {size} would have {to}")
         if attrs["align_corners"]:
             step = (size.b - 1) / (to - 1) if to > 1 else 0.0
@@ -199,7 +206,7 @@ UPSAMPLE = (
     *dims("N D H W E F G C"),
     choice("mode", 2),
     choice("align", 2),
-    *(Word(name=name, kind="float", lo=0, hi=2**40) for name in ("sd", "sh", "sw")),
+    *(Word(name=name, kind="float", lo=0, hi=SMALLEST) for name in ("sd", "sh", "sw")),
     WN,
 )
 UPSAMPLE_X, UPSAMPLE_Y = "N*D*H*W*C", "N*E*F*G*C"
@@ -231,7 +238,10 @@ operator(
         ),
         Attr(
             name="scales",
-            check=lambda v: v is None or (isinstance(v, tuple) and all(2**-20 <= n <= 2**20 for n in v)),
+            check=lambda v: (
+                v is None
+                or (isinstance(v, tuple) and all(isinstance(n, (int, float)) and 2**-20 <= n <= 2**20 for n in v))
+            ),
             doc="factors of the spatial sizes",
         ),
         Attr(name="mode", default=NEAREST, check=lambda v: v in (NEAREST, LINEAR), doc="nearest or linear"),
