@@ -253,6 +253,19 @@ def test_worker_dependence_is_caught():
         ("reshape", ((4, 6),), {"shape": (-1, -1)}, "at most one"),
         ("transpose", ((4, 6),), {"axes": (0, 0)}, "permutation"),
         ("concat", ((4, 6), (3, 5)), {"axis": 1}, "agree"),
+        ("concat_many", ((4, 6), (4, 6), (3, 5)), {"axis": 1}, "agree"),
+        ("pad", ((None, 6),), {"pads": (0, 1)}, "one number before each axis"),
+        ("pad", ((None, 6),), {"pads": (0, -1, 0, 1)}, "not negative"),
+        ("pad", ((None, 6),), {"pads": (1, 0, 0, 0)}, "batch"),
+        ("pad", ((None, 6),), {"pads": (0, 6, 0, 0), "mode": "reflect"}, "below its size"),
+        ("pad", ((None, 0),), {"pads": (0, 6, 0, 0), "mode": "edge"}, "nothing to pad it with"),
+        ("pad", ((2,) * 8,), {"pads": (1, 0) * 8}, "more than 3 groups"),
+        ("upsample", ((None, 6),), {"scales": (2,)}, "spatial axes"),
+        ("upsample", ((None, 6, 3),), {}, "either sizes or scales"),
+        ("upsample", ((None, 6, 3),), {"scales": (2, 2)}, "one number for each of 1"),
+        ("upsample", ((None, 6, 3),), {"scales": (0.1,)}, "would have 0"),
+        ("upsample", ((4, None, 3),), {"scales": (2,)}, "batch"),
+        ("upsample", ((None, 6, 3),), {"scales": (2,), "align_corners": True}, "nearest has none"),
         ("slice", ((None, 6),), {"starts": (1,), "stops": (None,)}, "batch"),
         ("slice", ((4, 6),), {"starts": (3,), "stops": (1,)}, "range"),
     ],
@@ -327,6 +340,35 @@ def test_extrema_send_the_gradient_to_the_first():
     assert case.backward(values)["dx"].tolist() == [0, 10, 0, 0, 20, 0, 0, 0]
 
 
+def test_parts_without_a_gradient_are_left_out():
+    """Of a concatenation: those of the others have the same bits."""
+    for case in cases(OPS["concat_many"], "float32"):
+        values = case.forward() | case.output_gradients()
+        (row,) = case.spec.bwd
+        whole = case.backward(values)
+        for left in case.given:
+            got = rowrun.run_row(row, case.words, values, "float32", known=case.known() - {f"d{left}"}, n_workers=2)
+            assert got.keys() == whole.keys() - {f"d{left}"}
+            assert all(rowrun.same_bits(v, whole[name]) for name, v in got.items())
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_nearest_element_is_that_of_torch(dtype):
+    """Also where places are whole numbers but for rounding."""
+    rng = np.random.default_rng(0)
+    for n in rng.integers(1, 300, 40).tolist():
+        scale = rng.choice([rng.uniform(0.3, 4), rng.integers(1, 30) / rng.integers(1, 30), 1 + 1 / (n + 1)])
+        to = max(int(n * scale), 1)
+        for attrs in ({"sizes": (to,)}, {"scales": (max(float(scale), 1 / n),)}):
+            case = Case(OPS["upsample"], Example(shapes=((1, n, 1),), attrs=attrs), dtype, 1)
+            case.values["x"] = np.arange(n).astype(dtype)
+            import torch
+
+            want = _upsample(torch.tensor(case.values["x"].reshape(1, n, 1)), **attrs)
+            assert case.forward()["y"].tolist() == want.flatten().tolist(), (n, attrs)
+
+
 # ---------------------------------------------------------------- dropout
 def dropped(rate, seed=3, counter=5, stream=0, n=200_000, n_workers=1):
     case = Case(OPS["dropout"], Example(shapes=((n,), (2,), ()), attrs={"stream": stream}), "float32", 1)
@@ -359,6 +401,31 @@ def test_dropout_depends_on_seed_step_and_stream():
 
 
 # ---------------------------------------------------------------- PyTorch
+def _pad(x, pads, mode="constant", value=0.0):
+    """PyTorch pads at most three axes by other than a constant, below two that stay; it has no `wrap` beyond a size."""
+    import torch
+
+    n = x.dim()
+    if mode == "constant":
+        return torch.nn.functional.pad(x, [k for i in reversed(range(n)) for k in (pads[i], pads[n + i])], value=value)
+    for i, (p, q) in enumerate(zip(pads[:n], pads[n:])):
+        places = np.pad(np.arange(x.shape[i]), (p, q), mode)
+        x = x.index_select(i, torch.tensor(places))
+    return x
+
+
+def _upsample(x, sizes=None, scales=None, mode="nearest", align_corners=False):
+    import torch
+
+    n = x.dim() - 2
+    how = {"mode": "nearest"} if mode == "nearest" else {"align_corners": align_corners, "mode": MODES[n - 1]}
+    y = torch.nn.functional.interpolate(x.movedim(-1, 1), size=sizes, scale_factor=scales, **how)
+    return y.movedim(1, -1)
+
+
+MODES = ("linear", "bilinear", "trilinear")
+
+
 def torch_functions():
     torch = pytest.importorskip("torch")
     f = torch.nn.functional
@@ -392,6 +459,9 @@ def torch_functions():
         "transpose": lambda x, axes=None: x.permute(tuple(reversed(range(x.dim()))) if axes is None else axes),
         "pick": lambda x, index: x.gather(-1, index.long()[..., None])[..., 0],
         "concat": lambda a, b, axis=-1: torch.cat([a, b], axis),
+        "concat_many": lambda *parts, axis=-1: torch.cat(parts, axis),
+        "pad": _pad,
+        "upsample": _upsample,
         "linear": lambda x, w, b=None: x @ w + (0 if b is None else b),
         "mse": f.mse_loss,
         "mae": f.l1_loss,
@@ -401,7 +471,7 @@ def torch_functions():
 
 PEERS = sorted(
     "neg abs sqrt square exp log pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean softmax "
-    "log_softmax transpose pick concat linear mse mae huber".split()
+    "log_softmax transpose pick concat concat_many pad upsample linear mse mae huber".split()
 )
 
 

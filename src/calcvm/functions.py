@@ -86,6 +86,7 @@ __all__ = [
 ]
 
 Axes = int | Sequence[int] | None
+MOST_JOINED = 8  # as parts of concat_many
 
 
 def matmul(a: Variable, b: Variable, transpose_a: bool = False, transpose_b: bool = False) -> Variable:
@@ -421,10 +422,13 @@ def concat(variables: Sequence[Variable], axis: int = -1) -> Variable:
     if not isinstance(variables, (list, tuple)) or not variables:
         raise ShapeError(f"concat: give a list of variables to join, such as [a, b], not {checks.shown(variables)}")
     checks.one_of("concat", variables[0], Variable, "a list of variables")
-    joined = variables[0]
-    for v in variables[1:]:
-        joined = apply("concat", joined, v, axis=axis)
-    return joined
+    parts = list(variables)
+    while len(parts) > 1:  # of more than a row takes, the first ones become one
+        few = parts[:MOST_JOINED]
+        name = "concat" if len(few) == 2 else "concat_many"
+        missing = [None] * (MOST_JOINED - len(few) if name == "concat_many" else 0)
+        parts[: len(few)] = [apply(name, *few, *missing, axis=axis)]
+    return parts[0]
 
 
 def dropout(x: Variable, rate: float = 0.5) -> Variable:

@@ -667,6 +667,8 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
         )
     types = _types(spec, operands, attrs)
     found = _layouts(spec, operands)
+    if spec.relaid and (layout := found[spec.outputs[0]]):
+        attrs = spec.relaid(attrs, axes(layout, max(len(v.shape) for v in operands.values())))
     given = {s: shape_of(v.shape) for s, v in operands.items()}
     of_inputs: dict[str, Any] = dict.fromkeys(spec.inputs)
     padded = {s: _padded(spec, s, given) if found[s] else shape for s, shape in given.items()}

@@ -116,6 +116,44 @@ def words_for(f: Any, sizes: str, strided: Sequence[str] = (), before: Sequence[
     return (*((n, "int") for n in (*sizes.split(), *strides)), *params, *operands)
 
 
+# ---------------------------------------------------------------- padded axes: what kernels of all devices compile
+def padding_of(mode, o, d, p):  # type: ignore[no-untyped-def]
+    """The element of an axis of ``d`` that one of its padded form shows, or -1; ``p`` : elements before; mode : see `pad`."""
+    i = o - p
+    if 0 <= i < d:
+        return i
+    if mode == 0:
+        return -1
+    if mode == 1:
+        return -i if i < 0 else 2 * (d - 1) - i
+    if mode == 2:
+        return 0 if i < 0 else d - 1
+    return i % d
+
+
+def shown(mode, i, d, p, q):  # type: ignore[no-untyped-def]
+    """How often the padded form of an axis shows its element i."""
+    if mode == 1:
+        return 1 + int(1 <= i <= p) + int(d - 1 - q <= i < d - 1)
+    if mode == 2:
+        return 1 + (p if i == 0 else 0) + (q if i == d - 1 else 0)
+    return 1 + (p + i) // d + (q + d - 1 - i) // d if mode == 3 else 1
+
+
+def showing(mode, i, d, p, k):  # type: ignore[no-untyped-def]
+    """Where it shows it for the k-th time: first in its place, then before it, then after it."""
+    if k == 0:
+        return p + i
+    if mode == 1:
+        return p - i if k == 1 and 1 <= i <= p else p + 2 * (d - 1) - i
+    if mode == 2:
+        before = p if i == 0 else 0
+        return k - 1 if k <= before else p + d + k - 1 - before
+    before = (p + i) // d
+    return p + i - k * d if k <= before else p + i + (k - before) * d
+
+
+# ---------------------------------------------------------------- what a kernel gets
 def types_of(words: Words, heap: Any, row: Any, types: Any) -> list[Any]:
     """The types of a kernel's arguments, of a device's ``types``."""
     of = {"int": types.int64, "float": types.float64, "ptr": heap}

@@ -24,6 +24,10 @@ def concat(a, b, axis=-1):
     return np.concatenate([a, b], axis)
 
 
+def concat_many(*parts, axis=-1):
+    return np.concatenate(parts, axis)
+
+
 def slice(x, starts, stops):  # noqa: A001
     start_stop = zip(starts, stops)
     return x[tuple(np.s_[start:stop] for start, stop in start_stop)]

@@ -21,6 +21,7 @@ FAMILIES = (
     "elementwise",
     "reduction",
     "shape",
+    "resizing",
     "random",
     "normalization",
     "convolution",

@@ -391,3 +391,48 @@ def _transpose_tiles() -> Any:
 
 
 tiles = _transpose_tiles()
+
+
+def _picked(b: ir.IRBuilder, vectors: Sequence[Any], places: Sequence[tuple[int, int]]) -> Any:
+    """The vector of the given (vector, lane)s."""
+    n, out = len(places), vectors[0]
+    for k in range(1, len(vectors)):
+        order = [n + lane if of == k else lane if of == 0 and k == 1 else j for j, (of, lane) in enumerate(places)]
+        out = b.shuffle_vector(out, vectors[k], ir.Constant(ir.VectorType(I32, n), order))
+    return out
+
+
+def _woven(k: int, apart: bool) -> Any:
+    """A loop ``weave(n, stride, x, y)``: y[j*k + i] = x[i*stride + j] for i below k and j below n, a multiple of the lanes.
+
+    apart : y[i*stride + j] = x[j*k + i] instead.
+    """
+
+    def emit(e: Lanes, n: Any, stride: Any, x: Any, y: Any) -> None:
+        b, lanes = e.b, e.lanes
+
+        def dense(j: Any, v: int) -> Any:
+            return b.add(b.mul(j, c64(k)), c64(v * lanes))
+
+        def line(j: Any, v: int) -> Any:
+            return b.add(b.mul(stride, c64(v)), j)
+
+        takes, gives = (dense, line) if apart else (line, dense)
+
+        def place(v: int, lane: int) -> tuple[int, int]:
+            of = divmod(lane * k + v, lanes) if apart else divmod(v * lanes + lane, k)
+            return of if apart else (of[1], of[0])
+
+        def turn(j: Any, carried: list) -> list:
+            vectors = [e.get(x, takes(j, v), None).v for v in range(k)]
+            for v in range(k):
+                e.put(V(b, _picked(b, vectors, [place(v, lane) for lane in range(lanes)])), y, gives(j, v), None)
+            return carried
+
+        _for(b, c64(0), n, lanes, [], turn)
+
+    return loop_of("ipp", emit, name=f"{'unweave' if apart else 'weave'}{k}")
+
+
+weave2, weave3, weave4 = (_woven(k, False) for k in (2, 3, 4))
+unweave2, unweave3, unweave4 = (_woven(k, True) for k in (2, 3, 4))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from calcvm.kernel import words
-from calcvm.kernels_cuda._common import Ptr, kernel, kernel_as, share
+from calcvm.kernels_cuda._common import Ptr, given, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import at, device, like, shared, sync, thread, threads
 from calcvm.kernels_cuda._loops import copy_lines, fill, gather, offset, onward, scatter
+from calcvm.kernels_cuda._tuples import mapped
 
 
 # ---------------------------------------------------------------- transposition
@@ -124,6 +125,50 @@ def concat_bwd_b(me, rows, inner, A, B, dy: Ptr, db: Ptr):
     """db[r] = the last B of dy[r]; rows are shared."""
     lo, hi = share(me, rows)
     copy_lines((hi - lo) * inner, B, at(dy, lo * inner * (A + B) + A), A + B, at(db, lo * inner * B), B)
+
+
+PARTS = "abcdefgh"
+
+
+@device
+def _starts(sizes):
+    """Where the parts of a line begin, and its length."""
+    A, B, C, D, E, F, G, H = sizes
+    ab, efg = A + B, E + F + G
+    abcd = ab + C + D
+    return (0, A, ab, ab + C, abcd, abcd + E, abcd + E + F, abcd + efg), abcd + efg + H
+
+
+@device
+def _join(x, n, start, me, r, lines, y, total):
+    if given(me, x):
+        copy_lines(lines, n, at(x, r * n), n, at(y, r * total + start), total)
+
+
+@device
+def _part(dx, n, start, me, r, lines, dy, total):
+    if given(me, dx):
+        copy_lines(lines, n, at(dy, r * total + start), total, at(dx, r * n), n)
+
+
+@kernel_as(
+    "concat_many_fwd", words(f"rows inner {' '.join(PARTS.upper())}", "", (*(f"{p}.cells" for p in PARTS), "y.cells"))
+)
+def concat_many_fwd(me, rows, inner, A, B, C, D, E, F, G, H, a, b, c, d, e, f, g, h, y):
+    """y[r] = a[r] followed by b[r], ..., of A, B, ... elements; rows are shared."""
+    lo, hi = share(me, rows)
+    starts, total = _starts((A, B, C, D, E, F, G, H))
+    parts = (a, b, c, d, e, f, g, h), (A, B, C, D, E, F, G, H), starts
+    mapped(_join, parts, me, lo * inner, (hi - lo) * inner, y, total)
+
+
+@kernel_as("concat_many_bwd", words(f"rows inner {' '.join(PARTS.upper())}", "", ("dy", *(f"d{p}" for p in PARTS))))
+def concat_many_bwd(me, rows, inner, A, B, C, D, E, F, G, H, dy, da, db, dc, dd, de, df, dg, dh):
+    """da[r] = the first A of dy[r], db[r] = the next B, ...; rows are shared."""
+    lo, hi = share(me, rows)
+    starts, total = _starts((A, B, C, D, E, F, G, H))
+    parts = (da, db, dc, dd, de, df, dg, dh), (A, B, C, D, E, F, G, H), starts
+    mapped(_part, parts, me, lo * inner, (hi - lo) * inner, dy, total)
 
 
 # ---------------------------------------------------------------- slices

@@ -13,6 +13,7 @@ FAMILIES = (
     "reduction",
     "normalization",
     "shape",
+    "resizing",
     "random",
     "losses",
     "optimizers",

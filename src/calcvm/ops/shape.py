@@ -174,6 +174,7 @@ def _permute(name: str, source: str, target: str, d: str, s: str, same: str, of:
     )
 
 
+WOVEN = ((2, FLOAT), (3, FLOAT), (4, FLOAT), (3, "uint8"))  # lines that kernels treat in a way of their own
 operator(
     name="transpose",
     synopsis="y[i_axes[0], i_axes[1], ...] = x[i_0, i_1, ...]",
@@ -194,6 +195,8 @@ operator(
         Example(shapes=((None, 3, 4, 5),), attrs={"axes": (0, 3, 1, 2)}),
         Example(shapes=((None, 3, 4, 5),), attrs={"axes": (2, 0, 3, 1)}),
         Example(shapes=((2, 3, 2, 4, 2, 3),), attrs={"axes": (0, 5, 1, 4, 2, 3)}, batch=2),
+        *(Example(shapes=((2, n, 70),), attrs={"axes": (0, 2, 1)}, types={CELLS: t}) for n, t in WOVEN),
+        *(Example(shapes=((2, 70, n),), attrs={"axes": (0, 2, 1)}, types={CELLS: t}) for n, t in WOVEN),
         Example(shapes=((None, 3),), attrs={"axes": (0, 1)}),
         Example(shapes=((),)),
         Example(shapes=((None, 64, 64),), attrs={"axes": (0, 2, 1)}, batch=16, bench=True),
@@ -203,6 +206,7 @@ operator(
 
 # ---------------------------------------------------------------- concatenation
 CONCAT = dims("rows inner A B")
+PARTS = "abcdefgh"  # of `concat_many`
 
 
 def _axis(x: Shape, attrs: Mapping[str, Any]) -> int:
@@ -213,20 +217,24 @@ def _axis(x: Shape, attrs: Mapping[str, Any]) -> int:
 
 
 def concat_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    a, b = shapes["a"], shapes["b"]
+    a, *others = (x for x in shapes.values() if x is not None)
     i = _axis(a, attrs)
-    if len(a) != len(b) or a[:i] != b[:i] or a[i + 1 :] != b[i + 1 :]:
-        raise ValueError(f"concat of {show(a)} and {show(b)} along axis {i}: the other sizes must agree")
-    return {"y": (*a[:i], a[i] + b[i], *a[i + 1 :])}
+    size = a[i]
+    for b in others:
+        if len(a) != len(b) or a[:i] != b[:i] or a[i + 1 :] != b[i + 1 :]:
+            raise ValueError(f"concat of {show(a)} and {show(b)} along axis {i}: the other sizes must agree")
+        size += b[i]
+    return {"y": (*a[:i], size, *a[i + 1 :])}
 
 
 def concat_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    a, b = shapes["a"], shapes["b"]
-    i = _axis(a, attrs)
+    parts = {name: x for name, x in shapes.items() if name in PARTS}
+    a = parts["a"]
+    i, leading = _axis(a, attrs), a
     if i > 1:
-        a, b, i = joined(a), joined(b), i - 1
-    rows = a[0] if i else ONE
-    return {"rows": rows, "inner": numel(a[1:i]), "A": numel(a[i:]), "B": numel(b[i:])}
+        i, leading = i - 1, joined(a)
+    below = {name.upper(): ZERO if x is None else numel(x[len(a) - len(leading) + i :]) for name, x in parts.items()}
+    return {"rows": leading[0] if i else ONE, "inner": numel(leading[1:i]), **below}
 
 
 def _concat_bwd(wrt: str, start: str, n: str) -> RowSpec:
@@ -238,12 +246,19 @@ def _concat_bwd(wrt: str, start: str, n: str) -> RowSpec:
     )
 
 
+def _along(attrs: Mapping[str, Any], order: tuple[int, ...]) -> dict[str, Any]:
+    """The axis to join along among those that lie in this order."""
+    axis = attrs["axis"]
+    return {**attrs, "axis": order.index(axis % len(order)) if -len(order) <= axis < len(order) else axis}
+
+
+AXIS = Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="axis to join along")
 operator(
     name="concat",
     synopsis="y[r] = a[r] followed by b[r]",
     category="shape",
     inputs=("a", "b"),
-    attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="axis to join along"),),
+    attrs=(AXIS,),
     shape=concat_shape,
     words=concat_words,
     fwd=(
@@ -259,6 +274,8 @@ operator(
         ),
     ),
     bwd=(_concat_bwd("a", "", "A"), _concat_bwd("b", "A + ", "B")),
+    anyhow=True,
+    relaid=_along,
     differentiable=("a", "b"),
     onnx=("Concat",),
     examples=(
@@ -267,6 +284,61 @@ operator(
         Example(shapes=((None, 2, 3), (None, 4, 3)), attrs={"axis": 1}),
         Example(shapes=((None, 2, 3), (None, 2, 17)), attrs={"axis": -1}),
         Example(shapes=((4, 3), (2, 3)), attrs={"axis": 0}),
+    ),
+)
+MANY = dims(f"rows inner {' '.join(PARTS.upper())}")
+MANY_SIZE = f"rows*inner*({' + '.join(PARTS.upper())})"
+operator(
+    name="concat_many",
+    synopsis="y[r] = a[r] followed by b[r], c[r], ...",
+    category="shape",
+    inputs=tuple(PARTS),
+    optional_inputs=tuple(PARTS[3:]),
+    attrs=(AXIS,),
+    shape=concat_shape,
+    words=concat_words,
+    fwd=(
+        RowSpec(
+            name="concat_many_fwd",
+            synopsis="y[r] = a[r] followed by b[r], c[r], ...",
+            words=MANY,
+            operands=(
+                *(
+                    R(
+                        p,
+                        f"rows*inner*{p.upper()}",
+                        "rows",
+                        type=CELLS,
+                        optional=False if p in "abc" else f"{p.upper()} == 0",
+                    )
+                    for p in PARTS
+                ),
+                W("y", MANY_SIZE, "rows", type=CELLS),
+            ),
+        ),
+    ),
+    bwd=(
+        RowSpec(
+            name="concat_many_bwd",
+            synopsis="da[r] = the first A of dy[r], db[r] = the next B, ...",
+            words=MANY,
+            operands=(
+                R("dy", MANY_SIZE, "rows"),
+                *(W(f"d{p}", f"rows*inner*{p.upper()}", "rows", optional=True) for p in PARTS),
+            ),
+        ),
+    ),
+    anyhow=True,
+    relaid=_along,
+    differentiable=tuple(PARTS),
+    onnx=("Concat",),
+    examples=(
+        Example(shapes=((None, 3), (None, 5), (None, 1))),
+        *(Example(shapes=((None, 3), (None, 5), (None, 1)), types={CELLS: t}) for t in ("uint8", "int64")),
+        Example(shapes=((None, 2, 3), (None, 4, 3), (None, 1, 3), (None, 2, 3)), attrs={"axis": 1}),
+        Example(shapes=tuple((None, 2, 3, n) for n in (17, 1, 4, 3, 16, 2, 1, 5)), attrs={"axis": 3}),
+        Example(shapes=((4, 3), (2, 3), (3, 3)), attrs={"axis": 0}),
+        Example(shapes=tuple((None, 28, 28, n) for n in (64, 128, 32, 32)), batch=8, bench=True),
     ),
 )
 

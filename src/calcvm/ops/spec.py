@@ -264,6 +264,8 @@ class OpSpec:
     layouts : of inputs, outputs and saved values that do not lie in the heap as users see them, how: `calcvm.ops.layouts`.
         `shape` and `words` are of what lies there; so are the shapes of examples.
     anyhow : its inputs may lie in any way that is one for all, and so do its results then.
+    relaid : (attributes, axes in the order in which they lie) -> attributes, where an operator that takes values anyhow
+        has such as name axes.
     broadcast : rows see operands of broadcast shape; gradients of broadcast inputs are reduced by lowering.
     differentiable : inputs that have a gradient.
     exact : integers that floats may not have, of 32 and 64 bits, are refused and not cast: of rounded ones it is something else.
@@ -288,6 +290,7 @@ class OpSpec:
     passes: tuple[str, ...] = ()
     layouts: Mapping[str, str] = field(default_factory=dict)
     anyhow: bool = False
+    relaid: Callable[[Mapping[str, Any], tuple[int, ...]], dict[str, Any]] | None = field(default=None, repr=False)
     broadcast: bool = False
     exact: bool = False
     optional_inputs: tuple[str, ...] = ()
