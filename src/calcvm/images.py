@@ -12,7 +12,7 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
 
-__all__ = ["conv1d", "conv2d", "conv3d"]
+__all__ = ["conv1d", "conv2d", "conv3d", "pad", "upsample"]
 
 Sizes = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
@@ -94,3 +94,61 @@ def conv3d(
 ) -> Variable:  # fmt: skip
     """As `conv2d`, of x (N, C, D, H, W) and weight (F, C / groups, kd, kh, kw)."""
     return _conv(3, x, weight, bias, stride, padding, dilation, groups)
+
+
+def pad(x: Variable, padding: Padding, mode: str = "constant", value: float = 0.0) -> Variable:
+    """x with elements before and after its last axes.
+
+    padding : a number for every spatial axis (from the third on), or a pair (before, after) for each of the last axes.
+    mode : "constant" (``value``), "reflect" (mirrored at the end elements), "edge" (those) or "wrap" (x again), as NumPy's.
+
+    Raises
+    ------
+    ShapeError : x is too small to be mirrored so far.
+    CalcError : a setting is none.
+    """
+    checks.one_of("pad: x", x, Variable, "a variable")
+    if checks.is_integer(padding):
+        if x.rank < 3:
+            raise ShapeError(f"pad: x {x} has no spatial axes: give a pair for each of its last axes")
+        pairs: list[tuple[int, ...]] = [(checks.integer("pad: padding", padding, 0, 2**31),) * 2] * (x.rank - 2)
+    else:
+        pairs = [sizes("pad: padding", pair, 2, 0) for pair in checks.items("pad: padding", padding, "pairs")]
+        if len(pairs) > x.rank:
+            raise ShapeError(f"pad: {len(pairs)} pairs for the {x.rank} axes of x {x}")
+    pairs = [(0, 0)] * (x.rank - len(pairs)) + pairs
+    checks.choice("pad: mode", mode, ("constant", "reflect", "edge", "wrap"))
+    value = checks.number("pad: value", value)
+    return apply("pad", x, pads=(*(a for a, _ in pairs), *(b for _, b in pairs)), mode=mode, value=value)
+
+
+LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}  # by spatial axes
+
+
+def upsample(
+    x: Variable, scale: float | Sequence[float] | None = 2, size: Sizes | None = None, mode: str = "nearest",
+    align_corners: bool = False,
+) -> Variable:  # fmt: skip
+    """x (N, C, *sizes) with its spatial axes scaled, or brought to a ``size``, as PyTorch's ``interpolate``.
+
+    mode : "nearest" or "linear" (of two axes also "bilinear", of three "trilinear").  align_corners : of linear: whether
+    the outermost elements lie on each other, and not the ends of axes.
+    """
+    checks.one_of("upsample: x", x, Variable, "a variable")
+    n = x.rank - 2
+    if n not in LINEAR:
+        raise ShapeError(f"upsample: x {x} is not (N, C, 1 to 3 sizes)")
+    mode = "linear" if checks.choice("upsample: mode", mode, ("nearest", "linear", LINEAR[n])) != "nearest" else mode
+    given: dict[str, Any] = {"sizes": None, "scales": None}
+    if size is not None:
+        given["sizes"] = sizes("upsample: size", size, n, 1)
+    else:
+        several = (
+            [scale] * n
+            if checks.is_number(scale)
+            else checks.items("upsample: scale", scale, "a number, or one an axis,")
+        )
+        if len(several) != n:
+            raise CalcError(f"upsample: scale {checks.shown(scale)} is not one number for each of {n} spatial axes")
+        given["scales"] = tuple(checks.number("upsample: scale", v, 0, 2**20, ends="(]") for v in several)
+    return apply("upsample", x, **given, mode=mode, align_corners=checks.flag("upsample: align_corners", align_corners))
