@@ -12,7 +12,10 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
 
-__all__ = ["conv1d", "conv2d", "conv3d", "pad", "upsample"]
+__all__ = [
+    "adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "conv1d", "conv2d", "conv3d", "global_avg_pool",
+    "global_max_pool", "lp_pool", "max_pool", "pad", "upsample",
+]  # fmt: skip
 
 Sizes = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
@@ -96,6 +99,83 @@ def conv3d(
     return _conv(3, x, weight, bias, stride, padding, dilation, groups)
 
 
+# ---------------------------------------------------------------- pooling
+def _spatial(name: str, x: Variable) -> int:
+    """How many spatial axes a variable has (ShapeError: none)."""
+    checks.one_of(f"{name}: x", x, Variable, "a variable")
+    if not 3 <= x.rank <= 5:
+        raise ShapeError(f"{name}: x {x} is not (N, C, 1 to 3 sizes)")
+    return x.rank - 2
+
+
+def _pool(
+    name: str, x: Variable, kernel: Any, stride: Any, padding: Any, ceil_mode: Any, dilation: Any = None, **more: Any
+) -> Variable:
+    n = _spatial(name, x)
+    kernel = sizes(f"{name}: kernel", kernel, n, 1)
+    strides = kernel if stride is None else sizes(f"{name}: stride", stride, n, 1)
+    if dilation is not None:
+        more["dilation"] = sizes(f"{name}: dilation", dilation, n, 1)
+    if padding is not None:
+        spans = [(k - 1) * d + 1 for k, d in zip(kernel, more.get("dilation", (1,) * n))]
+        more["padding"] = _pads(f"{name}: padding", padding, spans, strides)
+    more["ceil_mode"] = checks.flag(f"{name}: ceil_mode", ceil_mode)
+    return apply(name, x, kernel=kernel, stride=strides, **more)
+
+
+def max_pool(
+    x: Variable, kernel: Sizes, stride: Sizes | None = None, padding: Padding = 0, dilation: Sizes = 1,
+    ceil_mode: bool = False,
+) -> Variable:  # fmt: skip
+    """The largest element of each window of x (N, C, *sizes), NaN where one is NaN; the first of equals has the gradient.
+
+    kernel : sizes of the window, one for all axes or one each.  stride : None is the kernel.  padding : as of `conv2d`, with
+    nothing.  ceil_mode : also a last window that leaves the image.
+    """
+    return _pool("max_pool", x, kernel, stride, padding, ceil_mode, dilation)
+
+
+def avg_pool(
+    x: Variable, kernel: Sizes, stride: Sizes | None = None, padding: Padding = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Variable:  # fmt: skip
+    """The mean of each window; settings as of `max_pool`.  count_include_pad : zeros that pad are elements."""
+    count = checks.flag("avg_pool: count_include_pad", count_include_pad)
+    return _pool("avg_pool", x, kernel, stride, padding, ceil_mode, count_include_pad=count)
+
+
+def lp_pool(
+    x: Variable, p: float, kernel: Sizes, stride: Sizes | None = None, ceil_mode: bool = False
+) -> Variable:  # fmt: skip
+    """``(sum of x^p)^(1/p)`` over each window; settings as of `max_pool`."""
+    return _pool("lp_pool", x, kernel, stride, None, ceil_mode, p=checks.number("lp_pool: p", p, 0, ends="(]"))
+
+
+def adaptive_avg_pool(x: Variable, size: Sizes) -> Variable:
+    """The mean of each of so many windows, which cover x: (N, C, *size)."""
+    n = _spatial("adaptive_avg_pool", x)
+    return apply("adaptive_avg_pool", x, sizes=sizes("adaptive_avg_pool: size", size, n, 1))
+
+
+def adaptive_max_pool(x: Variable, size: Sizes) -> Variable:
+    """The largest element of each of so many windows, which cover x: (N, C, *size)."""
+    n = _spatial("adaptive_max_pool", x)
+    return apply("adaptive_max_pool", x, sizes=sizes("adaptive_max_pool: size", size, n, 1))
+
+
+def global_avg_pool(x: Variable) -> Variable:
+    """The mean over all spatial axes: (N, C, 1, ...)."""
+    _spatial("global_avg_pool", x)
+    return apply("global_avg_pool", x)
+
+
+def global_max_pool(x: Variable) -> Variable:
+    """The largest element over all spatial axes: (N, C, 1, ...)."""
+    _spatial("global_max_pool", x)
+    return apply("global_max_pool", x)
+
+
+# ---------------------------------------------------------------- other sizes
 def pad(x: Variable, padding: Padding, mode: str = "constant", value: float = 0.0) -> Variable:
     """x with elements before and after its last axes.
 
@@ -134,10 +214,7 @@ def upsample(
     mode : "nearest" or "linear" (of two axes also "bilinear", of three "trilinear").  align_corners : of linear: whether
     the outermost elements lie on each other, and not the ends of axes.
     """
-    checks.one_of("upsample: x", x, Variable, "a variable")
-    n = x.rank - 2
-    if n not in LINEAR:
-        raise ShapeError(f"upsample: x {x} is not (N, C, 1 to 3 sizes)")
+    n = _spatial("upsample", x)
     mode = "linear" if checks.choice("upsample: mode", mode, ("nearest", "linear", LINEAR[n])) != "nearest" else mode
     given: dict[str, Any] = {"sizes": None, "scales": None}
     if size is not None:

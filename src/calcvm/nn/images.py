@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from calcvm import checks, images
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable
-from calcvm.nn.layers import LARGEST_SIZE, Weighted
+from calcvm.nn.layers import LARGEST_SIZE, Layer, Weighted
 
 
 @dataclass(repr=True)
@@ -41,6 +41,8 @@ class _Conv(Weighted):
         self.bias = checks.flag(f"{name}: bias", self.bias)
         if self.channels % self.groups:
             raise CalcError(f"{name}: {self.channels} channels are not divisible by groups={self.groups}")
+        images.sizes(f"{name}: stride", self.stride, self.axes, 1)
+        images.sizes(f"{name}: dilation", self.dilation, self.axes, 1)
         self._check_starts()
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
@@ -71,3 +73,144 @@ class Conv3d(_Conv):
     __doc__ = _Conv.__doc__
     axes = 3
     function = staticmethod(images.conv3d)
+
+
+# ---------------------------------------------------------------- pooling, sizes
+@dataclass(eq=False)
+class _Window(Layer):
+    """Base of pooling by windows of a number of axes: a layer for it has the settings of the function."""
+
+    stateless: ClassVar[bool] = True
+    axes: ClassVar[int]
+    function: ClassVar[Callable[..., Variable]]
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
+        if x.rank != self.axes + 2:
+            raise ShapeError(f"{scope}: the input {x} is not (N, channels, {self.axes} sizes)")
+        return type(self).function(x, **vars(self))
+
+
+@dataclass(eq=False)
+class MaxPool2d(_Window):
+    """The largest element of each window: `calcvm.max_pool`."""
+
+    axes = 2
+    function = staticmethod(images.max_pool)
+    kernel: Any
+    stride: Any = None
+    padding: Any = 0
+    dilation: Any = 1
+    ceil_mode: bool = False
+
+
+class MaxPool1d(MaxPool2d):
+    """As `MaxPool2d`, of (N, C, L)."""
+
+    axes = 1
+
+
+class MaxPool3d(MaxPool2d):
+    """As `MaxPool2d`, of (N, C, D, H, W)."""
+
+    axes = 3
+
+
+@dataclass(eq=False)
+class AvgPool2d(_Window):
+    """The mean of each window: `calcvm.avg_pool`."""
+
+    axes = 2
+    function = staticmethod(images.avg_pool)
+    kernel: Any
+    stride: Any = None
+    padding: Any = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+
+
+class AvgPool1d(AvgPool2d):
+    """As `AvgPool2d`, of (N, C, L)."""
+
+    axes = 1
+
+
+class AvgPool3d(AvgPool2d):
+    """As `AvgPool2d`, of (N, C, D, H, W)."""
+
+    axes = 3
+
+
+@dataclass(eq=False)
+class LPPool2d(_Window):
+    """The p-norm of each window: `calcvm.lp_pool`."""
+
+    axes = 2
+    function = staticmethod(images.lp_pool)
+    p: float
+    kernel: Any
+    stride: Any = None
+    ceil_mode: bool = False
+
+
+@dataclass(eq=False)
+class _Whole(Layer):
+    """Base of layers for images of any number of axes that have the settings of their functions."""
+
+    stateless: ClassVar[bool] = True
+    function: ClassVar[Callable[..., Variable]]
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
+        return type(self).function(x, **vars(self))
+
+
+@dataclass(eq=False)
+class AdaptiveAvgPool(_Whole):
+    """The mean of each of so many windows that cover the image."""
+
+    function = staticmethod(images.adaptive_avg_pool)
+    size: Any
+
+
+@dataclass(eq=False)
+class AdaptiveMaxPool(_Whole):
+    """The largest element of each of so many windows that cover the image."""
+
+    function = staticmethod(images.adaptive_max_pool)
+    size: Any
+
+
+@dataclass(eq=False)
+class GlobalAvgPool(_Whole):
+    """The mean of each channel: (N, C, 1, ...)."""
+
+    function = staticmethod(images.global_avg_pool)
+
+
+@dataclass(eq=False)
+class GlobalMaxPool(_Whole):
+    """The largest element of each channel: (N, C, 1, ...)."""
+
+    function = staticmethod(images.global_max_pool)
+
+
+@dataclass(eq=False)
+class Upsample(_Whole):
+    """The image with its axes scaled: `calcvm.upsample`."""
+
+    function = staticmethod(images.upsample)
+    scale: Any = 2
+    size: Any = None
+    mode: str = "nearest"
+    align_corners: bool = False
+
+
+@dataclass(eq=False)
+class Pad(_Whole):
+    """The image with elements around it: `calcvm.pad`."""
+
+    function = staticmethod(images.pad)
+    padding: Any
+    mode: str = "constant"
+    value: float = 0.0
