@@ -261,6 +261,23 @@ def _for(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, body:
     return state
 
 
+def blocks(e: Lanes, n: Any, wide: int, columns: Callable) -> None:
+    """``columns(i, left or None, vectors)`` over [0, n): ``wide`` vectors from i on, then one at a time, the last one of ``left``."""
+    b = e.b
+
+    def several(i: Any, carried: list) -> list:
+        columns(i, None, wide)
+        return carried
+
+    def one(i: Any, left: Any, carried: list) -> list:
+        columns(b.add(whole, i), left, 1)
+        return carried
+
+    whole = b.and_(n, c64(-wide * e.lanes))
+    _for(b, c64(0), whole, wide * e.lanes, [], several)
+    _vectors(e, b.sub(n, whole), one, [])
+
+
 def column_reduction(combine: Callable, initial: float, formula: Callable = lambda x: x, nest: bool = False) -> Any:
     """A loop ``cols(n, rows, stride, x, y, factor)``: y[i] = factor * combination of formula(x[r*stride + i]) over r.
 
@@ -312,17 +329,7 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
             for total, k in zip(totals, at):
                 e.put(V(b, total) * by, y, k, mask)
 
-        def several(i: Any, carried: list) -> list:
-            columns(x, y, i, None, wide)
-            return carried
-
-        def one(i: Any, left: Any, carried: list) -> list:
-            columns(b.gep(x, [whole]), b.gep(y, [whole]), i, left, 1)
-            return carried
-
-        whole = b.and_(n, c64(-wide * e.lanes))
-        _for(b, c64(0), whole, wide * e.lanes, [], several)
-        _vectors(e, b.sub(n, whole), one, [])
+        blocks(e, n, wide, partial(columns, x, y))
 
     return loop_of("iiiiiippf" if nest else "iippf", emit)
 

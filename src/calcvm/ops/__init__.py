@@ -6,7 +6,9 @@ from importlib import import_module
 
 from calcvm.ops.spec import OPS, ROWS, OpSpec, RowSpec, register
 
-FAMILIES = ("contraction", "elementwise", "reduction", "normalization", "shape", "random", "losses", "optimizers")
+FAMILIES = (
+    "contraction", "elementwise", "reduction", "normalization", "pooling", "shape", "random", "losses", "optimizers"
+)  # fmt: skip
 for _family in FAMILIES:
     import_module(f"calcvm.ops.{_family}")
 
