@@ -242,7 +242,7 @@ fill = elementwise(lambda value: value, "", "f")  # fill(n, y, value)
 
 
 # ---------------------------------------------------------------- reductions along columns
-def _for(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, body: Callable) -> list:
+def counting(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, body: Callable) -> list:
     """``for i in range(start, stop, step): carried = body(i, carried)``."""
     entry = b.block
     head, loop, after = (b.append_basic_block(f"for.{s}") for s in ("head", "loop", "after"))
@@ -274,7 +274,7 @@ def blocks(e: Lanes, n: Any, wide: int, columns: Callable) -> None:
         return carried
 
     whole = b.and_(n, c64(-wide * e.lanes))
-    _for(b, c64(0), whole, wide * e.lanes, [], several)
+    counting(b, c64(0), whole, wide * e.lanes, [], several)
     _vectors(e, b.sub(n, whole), one, [])
 
 
@@ -298,9 +298,9 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
 
             def over(outer: list, x: Any, total: list) -> list:
                 if not outer:
-                    return _for(b, c64(0), rows, block, total, partial(one_block, x))
+                    return counting(b, c64(0), rows, block, total, partial(one_block, x))
                 times, step, *inner = outer
-                return _for(b, c64(0), times, 1, total, lambda r, t: over(inner, b.gep(x, [b.mul(r, step)]), t))
+                return counting(b, c64(0), times, 1, total, lambda r, t: over(inner, b.gep(x, [b.mul(r, step)]), t))
 
             def take(x: Any, r: Any, acc: list) -> list:
                 row = b.gep(x, [b.mul(r, stride)])
@@ -316,8 +316,8 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
                 end = b.add(start, c64(block))
                 end = b.select(b.icmp_signed("<", end, rows), end, rows)
                 whole = b.add(start, b.and_(b.sub(end, start), c64(-ways)))
-                acc = _for(b, start, whole, ways, [neutral] * (ways * vectors), partial(four, x))
-                acc[:vectors] = _for(b, whole, end, 1, acc[:vectors], partial(take, x))
+                acc = counting(b, start, whole, ways, [neutral] * (ways * vectors), partial(four, x))
+                acc[:vectors] = counting(b, whole, end, 1, acc[:vectors], partial(take, x))
                 out = []
                 for v in range(vectors):
                     a = [V(b, acc[k * vectors + v]) for k in range(ways)]
@@ -354,7 +354,7 @@ def _select_first() -> Any:
                 e.put(g.where(hit, 0.0), dx, k, mask)
                 return [g.const(0.0).where(hit, g).v]
 
-            _for(b, c64(0), rows, 1, [e.get(dy, i, mask).v], row)
+            counting(b, c64(0), rows, 1, [e.get(dy, i, mask).v], row)
             return carried
 
         _vectors(e, n, body, [])
@@ -392,7 +392,7 @@ def _transpose_tiles() -> Any:
                 e.put(V(b, v[k]), y, b.add(b.mul(y_stride, c64(k)), j), None)
             return carried
 
-        _for(b, c64(0), n, e.lanes, [], tile)
+        counting(b, c64(0), n, e.lanes, [], tile)
 
     return loop_of("iipp", emit, name="tiles")
 

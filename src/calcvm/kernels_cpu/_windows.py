@@ -1,7 +1,7 @@
-"""Loops over the taps of windows, in vector IR: lanes are neighbouring channels, or outputs whose taps lie at one distance.
+"""Loops over the taps of windows, in vector IR; lanes are neighbouring elements whose taps are neighbours too.
 
-Taps are three nested loops; ``na nb nc`` are their counts, ``sa sb sc`` how far they step in memory, ``t ta tb tc`` the number of
-the first tap and what it grows by.
+Taps of a window are three nested loops: ``na nb nc`` are their counts, ``sa sb sc`` how far they step in memory, ``t ta tb tc`` the number
+of the first tap and what it grows by.  Each loop is a function of its own that is not unrolled: a window has few taps.
 """
 
 from __future__ import annotations
@@ -10,14 +10,27 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._common import I32, I64
+from calcvm.kernels_cpu._common import I64
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._math import Lanes, _for, blocks, loop_of
+from calcvm.kernels_cpu._math import Lanes, blocks, counting, loop_of
 from calcvm.kernels_cpu._vectors import c64
 
 WIDE = 4  # vectors that go through the taps together
+
+
+def _function(name: str, kinds: str, emit: Callable) -> Any:
+    """The loop ``f(m, n, ...)`` that ``emit(e, m, n, ...)`` emits, a function of its own."""
+
+    def small(e: Lanes, *args: Any) -> None:
+        e.b.function.attributes.add("optsize")  # no unrolling
+        emit(e, *args)
+
+    return loop_of(kinds, small, name=name)
 
 
 def _nest(b: Any, loops: list[tuple], at: list, carried: list, take: Callable) -> list:
@@ -29,174 +42,184 @@ def _nest(b: Any, loops: list[tuple], at: list, carried: list, take: Callable) -
     def turn(i: Any, state: list) -> list:
         return _nest(b, inner, [b.add(x, b.mul(i, s)) for x, s in zip(at, steps)], state, take)
 
-    return _for(b, c64(0), n, 1, carried, turn)
+    return counting(b, c64(0), n, 1, carried, turn)
 
 
-def _near(e: Lanes, n: Any, columns: Callable) -> None:
-    """``columns(places, mask, get)`` over [0, n), where outputs that are neighbours have taps that are."""
+def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable) -> None:
+    """``body(places, mask, starts)`` over n elements of each of m windows; ``starts`` are ``gaps`` further in each."""
     b = e.b
 
-    def some(i: Any, left: Any, vectors: int) -> None:
-        mask = None if left is None else e.below(left)
-        places = [b.add(i, c64(k * e.lanes)) for k in range(vectors)]
-        columns(places, mask, lambda p, place: e.get(p, place, mask))
+    def windows(inside: Callable) -> None:
+        def window(o: Any, state: list) -> list:
+            inside([b.mul(o, gap) for gap in gaps])
+            return state
 
-    blocks(e, n, WIDE, some)
+        counting(b, c64(0), m, 1, [], window)
 
+    def in_blocks(starts: list) -> None:
+        def some(i: Any, left: Any, vectors: int) -> None:
+            mask = None if left is None else e.below(left)
+            body([b.add(i, c64(k * e.lanes)) for k in range(vectors)], mask, starts)
 
-def _apart(e: Lanes, n: Any, C: Any, gap: Any, columns: Callable) -> None:
-    """The same where taps of outputs that are neighbours lie ``gap`` apart, each of C channels: they are gathered."""
-    b = e.b
-    integers = ir.VectorType(I64, e.lanes)
-    # Lane k is channel k mod C of output k / C, both small: the quotient is right in float32.
-    of_float = ir.VectorType(ir.FloatType(), e.lanes)
-    half = ir.Constant(of_float, [k + 0.5 for k in range(e.lanes)])
-    lane = ir.Constant(integers, list(range(e.lanes)))
-    pixel = b.fptosi(b.fdiv(half, e.splat(b.sitofp(C, ir.FloatType()))), integers)
-    channel = b.sub(lane, b.mul(pixel, e.splat(C)))
-    first = b.add(b.mul(pixel, e.splat(gap)), channel)
-    pixels = b.sdiv(c64(e.lanes), C)
-    channels = b.sub(c64(e.lanes), b.mul(pixels, C))
-    further = e.splat(b.add(b.mul(pixels, gap), channels))
-    over, carry, channels = e.splat(C), e.splat(b.sub(gap, C)), e.splat(channels)
-    pointers = ir.VectorType(ir.PointerType(e.element), e.lanes)
-    gather = e.fn(
-        f"llvm.masked.gather.v{e.lanes}{e.element.intrinsic_name}.v{e.lanes}p0", e.vec, pointers, I32, e.mask, e.vec
-    )
+        blocks(e, n, WIDE, some)
 
-    def some(i: Any, state: list) -> list:
-        offset, channel = state
-        mask = e.below(b.sub(n, i))
-
-        def get(p: Any, place: Any) -> V:
-            at = b.add(e.splat(b.ptrtoint(p, I64)), b.mul(offset, e.splat(c64(e.size))))
-            given = [b.inttoptr(at, pointers), ir.Constant(I32, e.size), mask, ir.Constant(e.vec, [0] * e.lanes)]
-            return V(b, b.call(gather, given))
-
-        columns([i], mask, get)
-        offset, channel = b.add(offset, further), b.add(channel, channels)
-        wraps = b.icmp_signed(">=", channel, over)
-        return [
-            b.select(wraps, b.add(offset, carry), offset),
-            b.select(wraps, b.sub(channel, over), channel),
-        ]
-
-    _for(b, c64(0), n, e.lanes, [first, channel], some)
+    with b.if_else(b.icmp_signed("<", n, c64(e.lanes))) as (one, several):
+        with one:  # masked vector a window
+            mask = e.lanes_below(n)
+            windows(lambda starts: body([c64(0)], mask, starts))
+        with several:
+            windows(in_blocks)
 
 
-def _both(kinds: str, emit: Callable) -> tuple[Any, Any]:
-    """Two loops of what ``emit(e, over, *args)`` emits ``over`` its columns: of near taps, and of taps apart (C and gap follow n)."""
+def sums(name: str, term: Callable = lambda x: x, params: str = "", add: bool = False) -> Any:
+    """A loop ``(m, n, gap, na, nb, nc, sa, sb, sc, x, y, factor, params...)``: y = factor * sum of term(x, params...).
 
-    def near(e: Lanes, n: Any, *args: Any) -> None:
-        emit(e, lambda columns: _near(e, n, columns), *args)
+    Of m windows, ``gap`` apart in x, n elements each.  add : y + that.
+    """
 
-    def apart(e: Lanes, n: Any, C: Any, gap: Any, *args: Any) -> None:
-        emit(e, lambda columns: _apart(e, n, C, gap, columns), *args)
-
-    return loop_of(kinds, near), loop_of("ii" + kinds, apart)
-
-
-def sums(term: Callable = lambda x: x, params: str = "", add: bool = False) -> tuple[Any, Any]:
-    """Loops ``(n, na, nb, nc, sa, sb, sc, x, y, factor, params...)``: y = factor * sum of term(x, params...); ``add`` : y + that."""
-
-    def emit(e: Lanes, over: Callable, na, nb, nc, sa, sb, sc, x, y, factor, *given):  # type: ignore[no-untyped-def]
+    def emit(e: Lanes, m, n, gap, na, nb, nc, sa, sb, sc, x, y, factor, *given):  # type: ignore[no-untyped-def]
         b, loops = e.b, [(na, [sa]), (nb, [sb]), (nc, [sc])]
         by, reals = V(b, e.splat(factor)), [V(b, e.splat(p)) for p in given]
 
-        def columns(places: list, mask: Any, get: Callable) -> None:
+        def columns(places: list, mask: Any, starts: list) -> None:
             def take(at: list, acc: list) -> list:
                 p = b.gep(x, at)
-                return [(V(b, a) + term(get(p, k), *reals)).v for a, k in zip(acc, places)]
+                return [(V(b, a) + term(e.get(p, k, mask), *reals)).v for a, k in zip(acc, places)]
 
-            zero = ir.Constant(e.vec, [0.0] * e.lanes)
-            for total, k in zip(_nest(b, loops, [c64(0)], [zero] * len(places), take), places):
+            zero, to = ir.Constant(e.vec, [0.0] * e.lanes), b.gep(y, starts[1:])
+            for total, k in zip(_nest(b, loops, starts[:1], [zero] * len(places), take), places):
                 out = V(b, total) * by
-                e.put(out + e.get(y, k, mask) if add else out, y, k, mask)
+                e.put(out + e.get(to, k, mask) if add else out, to, k, mask)
 
-        over(columns)
+        _each(e, m, n, (gap, n), columns)
 
-    return _both("iiiiiippf" + params, emit)
+    return _function(f"sums_{name}", "iiiiiiiippf" + params, emit)
 
 
-def _largest() -> tuple[Any, Any]:
-    """Loops ``(n, na, nb, nc, sa, sb, sc, x, y)``: y = the largest of x, NaN if any is."""
+def _largest() -> Any:
+    """A loop ``(m, n, gap, na, nb, nc, sa, sb, sc, x, y)``: y = the largest of x, NaN if any is."""
 
-    def emit(e: Lanes, over: Callable, na, nb, nc, sa, sb, sc, x, y):  # type: ignore[no-untyped-def]
+    def emit(e: Lanes, m, n, gap, na, nb, nc, sa, sb, sc, x, y):  # type: ignore[no-untyped-def]
         b, loops = e.b, [(na, [sa]), (nb, [sb]), (nc, [sc])]
 
-        def columns(places: list, mask: Any, get: Callable) -> None:
+        def columns(places: list, mask: Any, starts: list) -> None:
             def take(at: list, best: list) -> list:
                 p = b.gep(x, at)
-                return [F.maximum(get(p, k), V(b, a)).v for a, k in zip(best, places)]
+                return [F.maximum(e.get(p, k, mask), V(b, a)).v for a, k in zip(best, places)]
 
-            least = ir.Constant(e.vec, [float("-inf")] * e.lanes)
-            for best, k in zip(_nest(b, loops, [c64(0)], [least] * len(places), take), places):
-                e.put(V(b, best), y, k, mask)
+            least, to = ir.Constant(e.vec, [float("-inf")] * e.lanes), b.gep(y, starts[1:])
+            for best, k in zip(_nest(b, loops, starts[:1], [least] * len(places), take), places):
+                e.put(V(b, best), to, k, mask)
 
-        over(columns)
+        _each(e, m, n, (gap, n), columns)
 
-    return _both("iiiiiipp", emit)
+    return _function("largest", "iiiiiiiipp", emit)
 
 
-def _first_of_largest() -> tuple[Any, Any]:
-    """Loops ``(n, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index)``: the same, and the tap where it is first; of NaNs the last."""
+def _first_of_largest() -> Any:
+    """A loop ``(m, n, gap, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index)``: the same, and its first tap; of NaNs the last."""
 
-    def emit(e: Lanes, over: Callable, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index):  # type: ignore[no-untyped-def]
+    def emit(e: Lanes, m, n, gap, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index):  # type: ignore[no-untyped-def]
         b, loops = e.b, [(na, [sa, ta]), (nb, [sb, tb]), (nc, [sc, c64(1)])]
         number = ir.IntType(8 * e.size)
 
         def splat(t: Any) -> Any:
             return e.splat(b.trunc(t, number) if e.size < 8 else t)
 
-        def columns(places: list, mask: Any, get: Callable) -> None:
-            m = len(places)
+        def columns(places: list, mask: Any, starts: list) -> None:
+            wide = len(places)
 
             def take(at: list, state: list) -> list:
                 p, tap, best, where = b.gep(x, at[:1]), splat(at[1]), [], []
-                for old, found, k in zip(state[:m], state[m:], places):
-                    v = get(p, k).v
+                for old, found, k in zip(state[:wide], state[wide:], places):
+                    v = e.get(p, k, mask).v
                     higher = b.or_(b.fcmp_ordered(">", v, old), b.fcmp_unordered("uno", v, v))
                     best.append(b.select(higher, v, old))
                     where.append(b.select(higher, tap, found))
                 return best + where
 
             least = ir.Constant(e.vec, [float("-inf")] * e.lanes)
-            state = _nest(b, loops, [c64(0), t], [least] * m + [splat(t)] * m, take)
-            to = ir.VectorType(index.type.pointee, e.lanes)
-            for best, found, k in zip(state[:m], state[m:], places):
-                e.store(best, b.gep(y, [k]), mask)
-                e.store(b.trunc(found, to) if found.type != to else found, b.gep(index, [k]), mask)
+            state = _nest(b, loops, [starts[0], t], [least] * wide + [splat(t)] * wide, take)
+            kept = ir.VectorType(index.type.pointee, e.lanes)
+            to, also = b.gep(y, starts[1:]), b.gep(index, starts[1:])
+            for best, found, k in zip(state[:wide], state[wide:], places):
+                e.put(V(b, best), to, k, mask)
+                e.store(b.trunc(found, kept) if found.type != kept else found, b.gep(also, [k]), mask)
 
-        over(columns)
+        _each(e, m, n, (gap, n), columns)
 
-    return _both("iiiiiiiiippp", emit)
+    return _function("first_of_largest", "iiiiiiiiiiippp", emit)
 
 
-def _chosen(add: bool) -> Any:
-    """A loop ``(n, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx)``: dx = sum of dy where index is the tap; ``add`` : dx + that."""
+def _of_tap(e: Lanes, dy: Any, index: Any, k: Any, mask: Any, t: Any) -> V:
+    """dy where index is the tap, else 0."""
+    b = e.b
+    here = b.icmp_signed("==", e.load(b.gep(index, [k]), mask), e.splat(b.trunc(t, index.type.pointee)))
+    return e.get(dy, k, mask).where(V(b, here), 0.0)
+
+
+def _chosen(name: str, add: bool) -> Any:
+    """A loop ``(n, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx)``: dx = sum of dy where index is the tap; add : dx + that."""
 
     def emit(e: Lanes, n, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx):  # type: ignore[no-untyped-def]
         b, loops = e.b, [(na, [sa, ta]), (nb, [sb, tb]), (nc, [sc, tc])]
-        number = index.type.pointee
 
-        def columns(places: list, mask: Any, get: Callable) -> None:
+        def columns(i: Any, left: Any, vectors: int) -> None:
+            mask, places = None if left is None else e.below(left), [b.add(i, c64(k * e.lanes)) for k in range(vectors)]
+
             def take(at: list, acc: list) -> list:
-                p, q, tap = b.gep(dy, at[:1]), b.gep(index, at[:1]), e.splat(b.trunc(at[1], number))
-                out = []
-                for a, k in zip(acc, places):
-                    here = V(b, b.icmp_signed("==", e.load(b.gep(q, [k]), mask), tap))
-                    out.append((V(b, a) + get(p, k).where(here, 0.0)).v)
-                return out
+                p, q = b.gep(dy, at[:1]), b.gep(index, at[:1])
+                return [(V(b, a) + _of_tap(e, p, q, k, mask, at[1])).v for a, k in zip(acc, places)]
 
             zero = ir.Constant(e.vec, [0.0] * e.lanes)
             start = [e.get(dx, k, mask).v if add else zero for k in places]
             for total, k in zip(_nest(b, loops, [c64(0), t], start, take), places):
                 e.put(V(b, total), dx, k, mask)
 
-        _near(e, n, columns)
+        blocks(e, n, WIDE, columns)
 
-    return loop_of("iiiiiiiiiippp", emit)
+    return _function(name, "iiiiiiiiiippp", emit)
+
+
+def _spread(name: str, of_tap: bool, add: bool) -> Any:
+    """A loop over m windows, ``gap`` apart in dx, of n elements and nc taps: dx at each tap = its part of dy; add : dx + that.
+
+    ``(m, n, gap, nc, sc, t, dy, index, dx)``: the part is dy where index is the tap; else ``(m, n, gap, nc, sc, dy, dx, factor)``.
+    """
+
+    def emit(e: Lanes, m, n, gap, nc, sc, *args):  # type: ignore[no-untyped-def]
+        b = e.b
+        t, dy, index, dx = args if of_tap else (c64(0), args[0], args[0], args[1])
+
+        def columns(places: list, mask: Any, starts: list) -> None:
+            p, q = b.gep(dy, starts[:1]), b.gep(index, starts[:1])
+            parts = [] if of_tap else [e.get(p, k, mask) * V(b, e.splat(args[2])) for k in places]
+
+            def put(at: list, state: list) -> list:
+                to = b.gep(dx, at[:1])
+                for j, k in enumerate(places):
+                    v = _of_tap(e, p, q, k, mask, at[1]) if of_tap else parts[j]
+                    e.put(v + e.get(to, k, mask) if add else v, to, k, mask)
+                return state
+
+            _nest(b, [(nc, [sc, c64(1)])], [starts[1], t], [], put)
+
+        _each(e, m, n, (n, gap), columns)
+
+    return _function(name, "iiiiippp" if of_tap else "iiiippf", emit)
 
 
 largest, first_of_largest = _largest(), _first_of_largest()
-chosen, chosen_too = _chosen(False), _chosen(True)
+chosen, chosen_too = _chosen("chosen", False), _chosen("chosen_too", True)
+spread_chosen, spread_chosen_too = _spread("spread_chosen", True, False), _spread("spread_chosen_too", True, True)
+spread, spread_too = _spread("spread", False, False), _spread("spread_too", False, True)
+
+
+@intrinsic
+def table(tc):
+    """A pointer to 256 integers on the stack."""
+
+    def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
+        return cgutils.alloca_once(b, I64, 256)
+
+    return types.CPointer(types.int64)(), codegen

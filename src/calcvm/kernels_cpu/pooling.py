@@ -13,28 +13,36 @@ from calcvm.formulas import windows
 from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, lanes, like, njit, share
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import fill
-from calcvm.kernels_cpu._windows import chosen, chosen_too, first_of_largest, largest, sums
+from calcvm.kernels_cpu._windows import (
+    chosen,
+    chosen_too,
+    first_of_largest,
+    largest,
+    spread,
+    spread_chosen,
+    spread_chosen_too,
+    spread_too,
+    sums,
+    table,
+)
 from calcvm.kernels_cpu.elementwise import odd_power, power_of, power_y, powers
 
 taps, covering, counted, adaptive = map(njit, (windows.taps, windows.covering, windows.counted, windows.adaptive))
 NONE = -1  # of padding: it is not counted
 
-_sum, _sum_apart = sums()
-_sum_too, _ = sums(add=True)
-_squares, _squares_apart = sums(lambda x: x * x)
-_of_powers, _of_powers_apart = sums(lambda x, p, odd: power_of(x, p, x.const(0.0), odd).rounded(x), "dd")
-_largest, _largest_apart = largest
-_first_of_largest, _first_of_largest_apart = first_of_largest
+_sums, _sums_too = sums("as_they_are"), sums("too", add=True)
+_squares = sums("squares", lambda x: x * x)
+_of_powers = sums("powers", lambda x, p, odd: power_of(x, p, x.const(0.0), odd).rounded(x), "dd")
 _slope = powers(lambda dy, y, z, a: z.const(0.0).where(y.as_f64().equals(0), dy.as_f64() * z * a), "vv")
 _times_power = powers(lambda d, x, z, a: d.as_f64() * z, "vv")
 
 
 # ---------------------------------------------------------------- forward
-def _forward(window: Any) -> Any:
-    """What sets the rows [lo, hi) of y, (N*OD, OH, OW, C): ``window(args, n, C, gap, loops, taps, i, o, count)`` n elements of it.
+def _forward(windows: Any) -> Any:
+    """What sets the rows [lo, hi) of y, (N*OD, OH, OW, C), by ``windows(args, m, n, gap, loops, t, i, o, count)``.
 
-    gap : 0, or how far the taps of neighbouring outputs are apart.  loops : (na, nb, nc, sa, sb, sc).  taps : (t, ta, tb).
-    i, o : of the first tap in x, and of the output.  An axis : (size, out, k, s, p, d, padding after that counts).
+    m windows, ``gap`` apart in x, of n elements each.  loops : (na, nb, nc, sa, sb, sc).  t : (t, ta, tb).  i, o : of the first tap
+    in x, and of the output.  An axis : (size, out, k, s, p, d, padding after that counts).
     """
 
     @njit
@@ -44,18 +52,20 @@ def _forward(window: Any) -> Any:
         if s > 0:
             begin = min(max((p + s - 1) // s, first), last)
             end = min(max((size - 1 - (k - 1) * d + p) // s + 1, begin), last)
-        together = s == 1 or 2 * C <= lanes(args[0])
         o = first
         while o < last:
-            i, tap, nc, n = o * s - p, 0, k, 1
-            if begin <= o < end:
-                n = end - o if together else 1
-            else:
+            i, tap, nc, m = o * s - p, 0, k, end - o
+            inside = begin <= o < end
+            if not inside:
                 i, tap, nc = taps(o, size, out, k, s, p, d)
-            gap = s * C if n > 1 and s > 1 else 0
-            among = count * (k if n > 1 else counted(o, nc, size, k, s, p, q))
-            window(args, n * C, C, gap, (na, nb, nc, sa, sb, d * C), (t + tap, ta, tb), x + i * C, y + o * C, among)
-            o += n
+                m = 1
+            among = count * counted(o, nc, size, k, s, p, q)
+            n = C
+            if s == 1:  # taps of neighbours are neighbours
+                n, m = m * C, 1
+            loops, numbers = (na, nb, nc, sa, sb, d * C), (t + tap, ta, tb)
+            windows(args, m, n, s * C, loops, numbers, x + i * C, y + o * C, among)
+            o = end if inside else o + 1
 
     @njit
     def rows(args, lo, hi, C, D, H, W):
@@ -83,30 +93,58 @@ def _forward(window: Any) -> Any:
 
 
 # ---------------------------------------------------------------- backward
-def _backward(window: Any) -> Any:
-    """What sets the rows [lo, hi) of dx, (N*D, H, W): ``window(args, n, loops, taps, o, i)`` n elements of it.
+def _backward(gather: Any, scatter: Any) -> Any:
+    """What sets the rows [lo, hi) of dx, (N*D, H, W, C).
 
-    loops : (na, nb, nc, sa, sb, sc) over the windows that have them.  taps : (t, ta, tb, tc) that they are there.
-    o, i : of the first of these windows in dy, and of the elements.
+    Where windows step by one along the last axis, elements gather: ``gather(args, n, loops, t, o, i)`` sets n elements; loops : (na, nb, nc,
+    sa, sb, sc) over the windows that have them, t : (t, ta, tb, tc) that they are there.  Elsewhere windows scatter: ``scatter(args, m, n,
+    gap, nc, sc, t, o, i, add)``, m windows of n elements and nc taps.  o, i : of the first window in dy, and of the first element.
     """
 
     @njit
-    def line(args, C, axis, first, last, na, nb, sa, sb, t, ta, tb, y, x):
+    def by_elements(args, C, axis, first, last, na, nb, sa, sb, t, ta, tb, y, x):
         size, out, k, s, p, d, q = axis
-        step = d // gcd(s, d)
-        begin = end = last  # of elements that k windows have
-        if s == 1:
-            begin = min(max((k - 1) * d - p, first), last)
-            end = min(max(out - p, begin), last)
+        begin = min(max((k - 1) * d - p, first), last)  # of elements that k windows have
+        end = min(max(out - p, begin), last)
         i = first
         while i < last:
             o, tap, nc, n = i + p - (k - 1) * d, k - 1, k, end - i
             if i < begin or i >= end:
-                o, tap, nc = covering(i, size, out, k, s, p, d, step)
+                o, tap, nc = covering(i, size, out, k, s, p, d, d)
                 n = 1
-            loops, numbers = (na, nb, nc, sa, sb, step * C), (t + tap, ta, tb, -(step * s // d))
-            window(args, n * C, loops, numbers, y + o * C, x + i * C)
+            gather(args, n * C, (na, nb, nc, sa, sb, d * C), (t + tap, ta, tb, -1), y + o * C, x + i * C)
             i += n
+
+    @njit
+    def by_windows(args, C, axis, first, last, na, nb, sa, sb, t, ta, tb, y, x):
+        size, out, k, s, p, d, q = axis
+        dx = args[0]
+        tiled = na * nb > 0 and s == k and p == 0 and d == 1  # the first windows set what all have, others add
+        done = max(min(out * s, last), first) if tiled else first
+        fill((last - done) * C, at(dx, x + done * C), like(dx, 0))
+        p, size = p + first, last - first
+        before = max(-(((k - 1) * d - p) // s), 0)
+        behind = min((size - 1 + p) // s + 1, out)
+        begin = min(max((p + s - 1) // s, before), behind)  # of windows that lie inside
+        end = min(max((size - 1 - (k - 1) * d + p) // s + 1, begin), behind)
+        for a in range(na):
+            for b in range(nb):
+                o = before
+                while o < behind:
+                    i, tap, nc, m = o * s - p, 0, k, end - o
+                    if o < begin or o >= end:
+                        i, tap, nc = taps(o, size, out, k, s, p, d)
+                        m = 1
+                    number, start = t + a * ta + b * tb + tap, y + a * sa + b * sb + o * C
+                    scatter(args, m, C, s * C, nc, d * C, number, start, x + (first + i) * C, a + b > 0 or not tiled)
+                    o += m
+
+    @njit(inline=True)
+    def line(args, C, axis, first, last, na, nb, sa, sb, t, ta, tb, y, x):
+        if axis[3] == 1:
+            by_elements(args, C, axis, first, last, na, nb, sa, sb, t, ta, tb, y, x)
+        else:
+            by_windows(args, C, axis, first, last, na, nb, sa, sb, t, ta, tb, y, x)
 
     @njit
     def rows(args, lo, hi, C, D, H, W):
@@ -206,31 +244,33 @@ def _adapted(size, out):
 
 # ---------------------------------------------------------------- the largest
 @njit(inline=True)
-def _top(args, n, C, gap, loops, taps, i, o, count):
+def _top(args, m, n, gap, loops, t, i, o, count):
     x, y = args
     na, nb, nc, sa, sb, sc = loops
-    if gap > 0:
-        _largest_apart(n, C, gap, na, nb, nc, sa, sb, sc, at(x, i), at(y, o))
-    else:
-        _largest(n, na, nb, nc, sa, sb, sc, at(x, i), at(y, o))
+    largest(m, n, gap, na, nb, nc, sa, sb, sc, at(x, i), at(y, o))
 
 
 @njit(inline=True)
-def _top_and_place(args, n, C, gap, loops, taps, i, o, count):
+def _top_and_place(args, m, n, gap, loops, t, i, o, count):
     x, y, index = args
-    (na, nb, nc, sa, sb, sc), (t, ta, tb) = loops, taps
-    x, y, index = at(x, i), at(y, o), at(index, o)
-    if gap > 0:
-        _first_of_largest_apart(n, C, gap, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index)
-    else:
-        _first_of_largest(n, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index)
+    (na, nb, nc, sa, sb, sc), (t, ta, tb) = loops, t
+    first_of_largest(m, n, gap, na, nb, nc, sa, sb, sc, t, ta, tb, at(x, i), at(y, o), at(index, o))
 
 
 @njit(inline=True)
-def _to_place(args, n, loops, taps, o, i):
+def _from_places(args, n, loops, t, o, i):
     dx, dy, index = args
-    (na, nb, nc, sa, sb, sc), (t, ta, tb, tc) = loops, taps
+    (na, nb, nc, sa, sb, sc), (t, ta, tb, tc) = loops, t
     chosen(n, na, nb, nc, sa, sb, sc, t, ta, tb, tc, at(dy, o), at(index, o), at(dx, i))
+
+
+@njit(inline=True)
+def _to_places(args, m, n, gap, nc, sc, t, o, i, add):
+    dx, dy, index = args
+    if add:
+        spread_chosen_too(m, n, gap, nc, sc, t, at(dy, o), at(index, o), at(dx, i))
+    else:
+        spread_chosen(m, n, gap, nc, sc, t, at(dy, o), at(index, o), at(dx, i))
 
 
 @njit(inline=True)
@@ -239,8 +279,36 @@ def _to_place_of_one(args, n, nc, C, t, count, o, i):
     chosen_too(n, 1, 1, nc, 0, 0, C, t, 0, 0, -1, at(dy, o), at(index, o), at(dx, i))
 
 
-_tops, _tops_and_places, _to_places = _forward(_top), _forward(_top_and_place), _backward(_to_place)
-_to_places_of_each = _one_by_one(_to_place_of_one)
+_tops, _tops_and_places, _chosen = _forward(_top), _forward(_top_and_place), _backward(_from_places, _to_places)
+_chosen_one_by_one = _one_by_one(_to_place_of_one)
+
+
+@njit
+def _scattered(dx, dy, index, lo, hi, C, D, H, W):
+    """The same element by element, each window once: where vectors of C elements are no gain."""
+    (d, od, kd, sd, pd, dd, qd), (h, oh, kh, sh, ph, dh, qh), (w, ow, kw, sw, pw, dw, qw) = D, H, W
+    row, offset = h * w * C, table()
+    for t in range(256):  # an index from elsewhere may be any
+        i, j = t // (kh * kw), t // kw % kh
+        offset[t] = ((i * dd * h + j * dh) * w + t % kw * dw) * C if i < kd else -(1 << 62)
+    first, last = lo * row, hi * row
+    fill(last - first, at(dx, first), like(dx, 0))
+    u = lo
+    while u < hi:
+        n = u // d
+        end = min(hi, (n + 1) * d)
+        begin = max(-(((kd - 1) * dd - (u - n * d) - pd) // sd), 0)
+        for o in range(begin, min((end - 1 - n * d + pd) // sd + 1, od)):
+            for v in range(oh):
+                y = ((n * od + o) * oh + v) * ow * C
+                x = (((n * d + o * sd - pd) * h + v * sh - ph) * w - pw) * C
+                for g in range(ow):
+                    for c in range(C):
+                        to = x + offset[index[y + c]] + c
+                        if first <= to < last:
+                            dx[to] += dy[y + c]
+                    x, y = x + sw * C, y + C
+        u = end
 
 
 @kernel
@@ -263,7 +331,10 @@ def max_pool_bwd(
     """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
     lo, hi = share(me, N * D)
     Z, V, U = (D, OD, kd, sd, pd, dd, NONE), (H, OH, kh, sh, ph, dh, NONE), (W, OW, kw, sw, pw, dw, NONE)
-    _to_places((dx, dy, index), lo, hi, C, Z, V, U)
+    if C < lanes(dx) and sw > 1:
+        _scattered(dx, dy, index, lo, hi, C, Z, V, U)
+    else:
+        _chosen((dx, dy, index), lo, hi, C, Z, V, U)
 
 
 @kernel
@@ -282,37 +353,42 @@ def adaptive_max_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, index: Ptr.int
     lo, hi = share(me, N * D)
     Z, V, U = _adapted(D, OD), _adapted(H, OH), _adapted(W, OW)
     if _even(Z) and _even(V) and _even(U):
-        _to_places((dx, dy, index), lo, hi, C, Z, V, U)
+        _chosen((dx, dy, index), lo, hi, C, Z, V, U)
     else:
-        _to_places_of_each((dx, dy, index), lo, hi, C, Z, V, U)
+        _chosen_one_by_one((dx, dy, index), lo, hi, C, Z, V, U)
 
 
 # ---------------------------------------------------------------- the mean
 @njit(inline=True)
-def _mean(args, n, C, gap, loops, taps, i, o, count):
+def _mean(args, m, n, gap, loops, t, i, o, count):
     x, y = args
     na, nb, nc, sa, sb, sc = loops
-    factor = like(x, 1) / like(x, count)
-    if gap > 0:
-        _sum_apart(n, C, gap, na, nb, nc, sa, sb, sc, at(x, i), at(y, o), factor)
-    else:
-        _sum(n, na, nb, nc, sa, sb, sc, at(x, i), at(y, o), factor)
+    _sums(m, n, gap, na, nb, nc, sa, sb, sc, at(x, i), at(y, o), like(x, 1) / like(x, count))
 
 
 @njit(inline=True)
-def _sum_of_windows(args, n, loops, taps, o, i):
+def _from_windows(args, n, loops, t, o, i):
     dx, dy, factor = args
     na, nb, nc, sa, sb, sc = loops
-    _sum(n, na, nb, nc, sa, sb, sc, at(dy, o), at(dx, i), factor)
+    _sums(1, n, 0, na, nb, nc, sa, sb, sc, at(dy, o), at(dx, i), factor)
+
+
+@njit(inline=True)
+def _to_windows(args, m, n, gap, nc, sc, t, o, i, add):
+    dx, dy, factor = args
+    if add:
+        spread_too(m, n, gap, nc, sc, at(dy, o), at(dx, i), factor)
+    else:
+        spread(m, n, gap, nc, sc, at(dy, o), at(dx, i), factor)
 
 
 @njit(inline=True)
 def _part_of_window(args, n, nc, C, t, count, o, i):
     dx, dy = args
-    _sum_too(n, 1, 1, nc, 0, 0, C, at(dy, o), at(dx, i), like(dx, 1) / like(dx, count))
+    _sums_too(1, n, 0, 1, 1, nc, 0, 0, C, at(dy, o), at(dx, i), like(dx, 1) / like(dx, count))
 
 
-_means, _sums_of_windows, _parts_of_windows = _forward(_mean), _backward(_sum_of_windows), _one_by_one(_part_of_window)
+_means, _sums_of_windows, _parts_of_windows = _forward(_mean), _backward(_from_windows, _to_windows), _one_by_one(_part_of_window)
 
 
 @njit(inline=True)
@@ -364,24 +440,20 @@ def adaptive_avg_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, dx: Ptr):
 
 # ---------------------------------------------------------------- the norm
 @njit(inline=True)
-def _powers_in_window(args, n, C, gap, loops, taps, i, o, count):
+def _powers_in_window(args, m, n, gap, loops, t, i, o, count):
     x, y, p, odd, whole = args
     na, nb, nc, sa, sb, sc = loops
     x, y, factor = at(x, i), at(y, o), like(x, whole) / like(x, count)
-    if gap > 0 and p == 2.0:
-        _squares_apart(n, C, gap, na, nb, nc, sa, sb, sc, x, y, factor)
-    elif p == 2.0:
-        _squares(n, na, nb, nc, sa, sb, sc, x, y, factor)
-    elif gap > 0:
-        _of_powers_apart(n, C, gap, na, nb, nc, sa, sb, sc, x, y, factor, p, odd)
+    if p == 2.0:
+        _squares(m, n, gap, na, nb, nc, sa, sb, sc, x, y, factor)
     else:
-        _of_powers(n, na, nb, nc, sa, sb, sc, x, y, factor, p, odd)
+        _of_powers(m, n, gap, na, nb, nc, sa, sb, sc, x, y, factor, p, odd)
 
 
 @njit(inline=True)
-def _slope_of_window(args, n, C, gap, loops, taps, i, o, count):
+def _slope_of_window(args, m, n, gap, loops, t, i, o, count):
     y, dy, t_g, p, odd, whole = args
-    _slope(n, at(dy, o), at(y, o), at(t_g, o), p, 0.0, odd, whole / count)
+    _slope(m * n, at(dy, o), at(y, o), at(t_g, o), p, 0.0, odd, whole / count)
 
 
 _sums_of_powers, _slopes = _forward(_powers_in_window), _forward(_slope_of_window)
