@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from calcvm.kernels_cpu._common import Kernel
 
 # The order in which they are looked through: what most programs need comes first.
-FAMILIES = ("contraction", "losses", "optimizers", "elementwise", "reduction", "shape", "random", "normalization", "pooling")
+FAMILIES = (
+    "contraction",
+    "losses",
+    "optimizers",
+    "elementwise",
+    "reduction",
+    "shape",
+    "random",
+    "normalization",
+    "pooling",
+)
 
 FEW = 4  # functions from which other processes are of use
 

@@ -72,12 +72,12 @@ def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable) -> None:
 
 
 def sums(name: str, term: Callable = lambda x: x, params: str = "", add: bool = False) -> Any:
-    """A loop ``(m, n, gap, na, nb, nc, sa, sb, sc, x, y, factor, params...)``: y = factor * sum of term(x, params...).
+    """A loop ``(m, n, gap, to_gap, na, nb, nc, sa, sb, sc, x, y, factor, params...)``: y = factor * sum of term(x, params...).
 
-    Of m windows, ``gap`` apart in x, n elements each.  add : y + that.
+    Of m windows, ``gap`` apart in x and ``to_gap`` in y, n elements each.  add : y + that.
     """
 
-    def emit(e: Lanes, m, n, gap, na, nb, nc, sa, sb, sc, x, y, factor, *given):  # type: ignore[no-untyped-def]
+    def emit(e: Lanes, m, n, gap, to_gap, na, nb, nc, sa, sb, sc, x, y, factor, *given):  # type: ignore[no-untyped-def]
         b, loops = e.b, [(na, [sa]), (nb, [sb]), (nc, [sc])]
         by, reals = V(b, e.splat(factor)), [V(b, e.splat(p)) for p in given]
 
@@ -91,9 +91,9 @@ def sums(name: str, term: Callable = lambda x: x, params: str = "", add: bool = 
                 out = V(b, total) * by
                 e.put(out + e.get(to, k, mask) if add else out, to, k, mask)
 
-        _each(e, m, n, (gap, n), columns)
+        _each(e, m, n, (gap, to_gap), columns)
 
-    return _function(f"sums_{name}", "iiiiiiiippf" + params, emit)
+    return _function(f"sums_{name}", "iiiiiiiiippf" + params, emit)
 
 
 def _largest() -> Any:
@@ -159,30 +159,31 @@ def _of_tap(e: Lanes, dy: Any, index: Any, k: Any, mask: Any, t: Any) -> V:
 
 
 def _chosen(name: str, add: bool) -> Any:
-    """A loop ``(n, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx)``: dx = sum of dy where index is the tap; add : dx + that."""
+    """A loop ``(m, n, gap, to_gap, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx)``: dx = sum of dy where index is the tap.
 
-    def emit(e: Lanes, n, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx):  # type: ignore[no-untyped-def]
+    Of m places, ``gap`` apart in dy and ``to_gap`` in dx, n elements each.  add : dx + that.
+    """
+
+    def emit(e: Lanes, m, n, gap, to_gap, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx):  # type: ignore[no-untyped-def]
         b, loops = e.b, [(na, [sa, ta]), (nb, [sb, tb]), (nc, [sc, tc])]
 
-        def columns(i: Any, left: Any, vectors: int) -> None:
-            mask, places = None if left is None else e.below(left), [b.add(i, c64(k * e.lanes)) for k in range(vectors)]
-
+        def columns(places: list, mask: Any, starts: list) -> None:
             def take(at: list, acc: list) -> list:
                 p, q = b.gep(dy, at[:1]), b.gep(index, at[:1])
                 return [(V(b, a) + _of_tap(e, p, q, k, mask, at[1])).v for a, k in zip(acc, places)]
 
-            zero = ir.Constant(e.vec, [0.0] * e.lanes)
-            start = [e.get(dx, k, mask).v if add else zero for k in places]
-            for total, k in zip(_nest(b, loops, [c64(0), t], start, take), places):
-                e.put(V(b, total), dx, k, mask)
+            zero, to = ir.Constant(e.vec, [0.0] * e.lanes), b.gep(dx, starts[1:])
+            start = [e.get(to, k, mask).v if add else zero for k in places]
+            for total, k in zip(_nest(b, loops, [starts[0], t], start, take), places):
+                e.put(V(b, total), to, k, mask)
 
-        blocks(e, n, WIDE, columns)
+        _each(e, m, n, (gap, to_gap), columns)
 
-    return _function(name, "iiiiiiiiiippp", emit)
+    return _function(name, "iiiiiiiiiiiiippp", emit)
 
 
-def _spread(name: str, of_tap: bool, add: bool) -> Any:
-    """A loop over m windows, ``gap`` apart in dx, of n elements and nc taps: dx at each tap = its part of dy; add : dx + that.
+def _spread(name: str, of_tap: bool) -> Any:
+    """A loop over m windows, ``gap`` apart in dx, of n elements and nc taps: dx at each tap = its part of dy.
 
     ``(m, n, gap, nc, sc, t, dy, index, dx)``: the part is dy where index is the tap; else ``(m, n, gap, nc, sc, dy, dx, factor)``.
     """
@@ -198,8 +199,7 @@ def _spread(name: str, of_tap: bool, add: bool) -> Any:
             def put(at: list, state: list) -> list:
                 to = b.gep(dx, at[:1])
                 for j, k in enumerate(places):
-                    v = _of_tap(e, p, q, k, mask, at[1]) if of_tap else parts[j]
-                    e.put(v + e.get(to, k, mask) if add else v, to, k, mask)
+                    e.put(_of_tap(e, p, q, k, mask, at[1]) if of_tap else parts[j], to, k, mask)
                 return state
 
             _nest(b, [(nc, [sc, c64(1)])], [starts[1], t], [], put)
@@ -211,8 +211,7 @@ def _spread(name: str, of_tap: bool, add: bool) -> Any:
 
 largest, first_of_largest = _largest(), _first_of_largest()
 chosen, chosen_too = _chosen("chosen", False), _chosen("chosen_too", True)
-spread_chosen, spread_chosen_too = _spread("spread_chosen", True, False), _spread("spread_chosen_too", True, True)
-spread, spread_too = _spread("spread", False, False), _spread("spread_too", False, True)
+spread, spread_chosen = _spread("spread", False), _spread("spread_chosen", True)
 
 
 @intrinsic

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from calcvm.kernels_cuda._common import Kernel
 
-FAMILIES = ("contraction", "losses", "optimizers", "elementwise", "reduction", "shape", "random", "normalization", "pooling")
+FAMILIES = (
+    "contraction",
+    "losses",
+    "optimizers",
+    "elementwise",
+    "reduction",
+    "shape",
+    "random",
+    "normalization",
+    "pooling",
+)
 
 
 def kernels() -> dict[str, Kernel]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from calcvm.formulas import windows
+from calcvm.formulas.windows import Axis
 from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, share
 from calcvm.kernels_cuda._cuda import device, like, thread, threads
 from calcvm.kernels_cuda._reduce import divide
@@ -25,29 +26,20 @@ def _places(e, h, w, C):
 
 
 @device
-def _steps(axis):
-    """How far windows that have one element are apart: d/gcd(s, d)."""
-    size, out, k, s, p, d, q = axis
-    a, b = s, d
-    while b > 0:
-        a, b = b, a % b
-    return d // a
-
-
-@device
 def _of(o, i, axis):
     """Of window o: the tap that i is, and what it counts."""
-    size, out, k, s, p, d, q = axis
-    first, tap, n = taps(o, size, out, k, s, p, d)
-    return tap + (i - first) // d, counted(o, n, size, k, s, p, q)
+    first, tap, n = taps(o, axis)
+    return tap + (i - first) // axis.d, counted(o, n, axis)
 
 
 @device
 def _having(i, axis):
     """The first window that has i, how far they are apart, where they end."""
-    size, out, k, s, p, d, q = axis
-    step = _steps(axis)
-    o, tap, n = covering(i, size, out, k, s, p, d, step)
+    a, b = axis.s, axis.d
+    while b > 0:
+        a, b = b, a % b
+    step = axis.d // a
+    o, tap, n = covering(i, axis, step)
     return o, step, o + n * step
 
 
@@ -56,30 +48,28 @@ def _forward(take: Callable, put: Callable) -> Callable:
 
     @device
     def each(me, args, x, start, N, C, D, H, W):
-        (d, od, kd, sd, pd, dd, qd), (h, oh, kh, sh, ph, dh, qh), (w, ow, kw, sw, pw, dw, qw) = D, H, W
-        lo, hi = share(me, N * od)
-        row = oh * ow * C
+        lo, hi = share(me, N * D.out)
+        row = H.out * W.out * C
         e = lo * row + thread()
         while e < hi * row:
-            u, v, o, c = _places(e, oh, ow, C)
-            n = divide(u, od)
-            i, ti, na = taps(u - n * od, d, od, kd, sd, pd, dd)
-            j, tj, nb = taps(v, h, oh, kh, sh, ph, dh)
-            k, tk, nc = taps(o, w, ow, kw, sw, pw, dw)
+            u, v, o, c = _places(e, H.out, W.out, C)
+            n = divide(u, D.out)
+            i, ti, na = taps(u - n * D.out, D)
+            j, tj, nb = taps(v, H)
+            k, tk, nc = taps(o, W)
             state, a = start, 0
             while a < na:
                 b = 0
                 while b < nb:
-                    at = (((n * d + i + a * dd) * h + j + b * dh) * w + k) * C + c
-                    t = ((ti + a) * kh + tj + b) * kw + tk
+                    at = (((n * D.size + i + a * D.d) * H.size + j + b * H.d) * W.size + k) * C + c
+                    t = ((ti + a) * H.k + tj + b) * W.k + tk
                     m = 0
                     while m < nc:
-                        state = take(args, x[at + m * dw * C], t + m, state)
+                        state = take(args, x[at + m * W.d * C], t + m, state)
                         m += 1
                     b += 1
                 a += 1
-            count = counted(u - n * od, na, d, kd, sd, pd, qd) * counted(v, nb, h, kh, sh, ph, qh)
-            put(args, e, state, count * counted(o, nc, w, kw, sw, pw, qw))
+            put(args, e, state, counted(u - n * D.out, na, D) * counted(v, nb, H) * counted(o, nc, W))
             e += threads()
 
     return each
@@ -90,14 +80,13 @@ def _backward(take: Callable, put: Callable) -> Callable:
 
     @device
     def each(me, args, zero, N, C, D, H, W):
-        (d, od, kd, sd, pd, dd, qd), (h, oh, kh, sh, ph, dh, qh), (w, ow, kw, sw, pw, dw, qw) = D, H, W
-        lo, hi = share(me, N * d)
-        row = h * w * C
+        lo, hi = share(me, N * D.size)
+        row = H.size * W.size * C
         e = lo * row + thread()
         while e < hi * row:
-            u, j, k, c = _places(e, h, w, C)
-            n = divide(u, d)
-            i = u - n * d
+            u, j, k, c = _places(e, H.size, W.size, C)
+            n = divide(u, D.size)
+            i = u - n * D.size
             a, step_a, end_a = _having(i, D)
             first_b, step_b, end_b = _having(j, H)
             first_m, step_m, end_m = _having(k, W)
@@ -110,8 +99,8 @@ def _backward(take: Callable, put: Callable) -> Callable:
                     m = first_m
                     while m < end_m:
                         tk, of_m = _of(m, k, W)
-                        o = (((n * od + a) * oh + b) * ow + m) * C + c
-                        total += take(args, o, (ti * kh + tj) * kw + tk, of_a * of_b * of_m)
+                        o = (((n * D.out + a) * H.out + b) * W.out + m) * C + c
+                        total += take(args, o, (ti * H.k + tj) * W.k + tk, of_a * of_b * of_m)
                         m += step_m
                     b += step_b
                 a += step_a
@@ -124,12 +113,6 @@ def _backward(take: Callable, put: Callable) -> Callable:
 @device
 def _put(args, e, total):
     args[0][e] = total
-
-
-@device
-def _adapted(size, out):
-    size, out, k, s, p, d = adaptive(size, out)
-    return size, out, k, s, p, d, NONE
 
 
 # ---------------------------------------------------------------- the largest
@@ -173,8 +156,8 @@ def max_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, x: Ptr, y: Ptr, index: Ptr.uint8
 ):
     """y = the largest of x in the window, NaN if any is; index = the first tap where it is; N*OD rows are shared."""
-    Z, V, U = (D, OD, kd, sd, pd, dd, NONE), (H, OH, kh, sh, ph, dh, NONE), (W, OW, kw, sw, pw, dw, NONE)
-    _max(me, N, C, Z, V, U, x, y, index)
+    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    _max(me, N, C, z, v, u, x, y, index)
 
 
 @kernel
@@ -182,20 +165,20 @@ def max_pool_bwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, dy: Ptr, index: Ptr.uint8, dx: Ptr
 ):
     """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
-    Z, V, U = (D, OD, kd, sd, pd, dd, NONE), (H, OH, kh, sh, ph, dh, NONE), (W, OW, kw, sw, pw, dw, NONE)
-    _to_places(me, (dx, dy, index), like(dx, 0), N, C, Z, V, U)
+    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    _to_places(me, (dx, dy, index), like(dx, 0), N, C, z, v, u)
 
 
 @kernel
 def adaptive_max_pool_fwd(me, N, D, H, W, C, OD, OH, OW, x: Ptr, y: Ptr, index: Ptr.int32):
     """y = the largest of x in the window, NaN if any is; index = the first tap where it is; N*OD rows are shared."""
-    _max(me, N, C, _adapted(D, OD), _adapted(H, OH), _adapted(W, OW), x, y, index)
+    _max(me, N, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW), x, y, index)
 
 
 @kernel
 def adaptive_max_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, index: Ptr.int32, dx: Ptr):
     """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
-    _to_places(me, (dx, dy, index), like(dx, 0), N, C, _adapted(D, OD), _adapted(H, OH), _adapted(W, OW))
+    _to_places(me, (dx, dy, index), like(dx, 0), N, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
 
 
 # ---------------------------------------------------------------- the mean
@@ -229,8 +212,8 @@ def avg_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, x: Ptr, y: Ptr
 ):
     """y = the sum of x in the window / what it counts; N*OD rows are shared."""
-    Z, V = (D, OD, kd, sd, pd, dd, _after(padded, qd)), (H, OH, kh, sh, ph, dh, _after(padded, qh))
-    _means(me, (y,), x, like(x, 0), N, C, Z, V, (W, OW, kw, sw, pw, dw, _after(padded, qw)))
+    z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
+    _means(me, (y,), x, like(x, 0), N, C, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
 
 
 @kernel
@@ -238,20 +221,20 @@ def avg_pool_bwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, dy: Ptr, dx: Ptr
 ):
     """dx = the sum of dy / what a window counts, over those that have the element; all of dx is set; N*D rows are shared."""
-    Z, V = (D, OD, kd, sd, pd, dd, _after(padded, qd)), (H, OH, kh, sh, ph, dh, _after(padded, qh))
-    _parts(me, (dx, dy), like(dx, 0), N, C, Z, V, (W, OW, kw, sw, pw, dw, _after(padded, qw)))
+    z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
+    _parts(me, (dx, dy), like(dx, 0), N, C, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
 
 
 @kernel
 def adaptive_avg_pool_fwd(me, N, D, H, W, C, OD, OH, OW, x: Ptr, y: Ptr):
     """y = the mean of x in the window; N*OD rows are shared."""
-    _means(me, (y,), x, like(x, 0), N, C, _adapted(D, OD), _adapted(H, OH), _adapted(W, OW))
+    _means(me, (y,), x, like(x, 0), N, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
 
 
 @kernel
 def adaptive_avg_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, dx: Ptr):
     """dx = the sum of dy / elements of the window, over those that have the element; all of dx is set; N*D rows are shared."""
-    _parts(me, (dx, dy), like(dx, 0), N, C, _adapted(D, OD), _adapted(H, OH), _adapted(W, OW))
+    _parts(me, (dx, dy), like(dx, 0), N, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
 
 
 # ---------------------------------------------------------------- the norm
@@ -285,32 +268,79 @@ def lp_pool_fwd(
     me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, x: Ptr, y: Ptr
 ):
     """y = (k/count * the sum of x^p in the window)^(1/p), k the taps of a whole one; N*OD rows are shared."""
-    Z, V, U = (D, OD, kd, sd, pd, dd, NONE), (H, OH, kh, sh, ph, dh, NONE), (W, OW, kw, sw, pw, dw, NONE)
-    _roots(me, (y, power, kd * kh * kw), x, like(x, 0), N, C, Z, V, U)
+    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    _roots(me, (y, power, kd * kh * kw), x, like(x, 0), N, C, z, v, u)
 
 
 @kernel
 def lp_pool_bwd_y(
-    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, dy: Ptr, y: Ptr, t_g: Ptr
+    me,
+    N,
+    D,
+    H,
+    W,
+    C,
+    OD,
+    OH,
+    OW,
+    kd,
+    kh,
+    kw,
+    sd,
+    sh,
+    sw,
+    pd,
+    ph,
+    pw,
+    dd,
+    dh,
+    dw,
+    power: Float,
+    dy: Ptr,
+    y: Ptr,
+    t_g: Ptr,
 ):
     """g = k/count * dy*y^(1 - p), 0 where y is; N*OD rows are shared; g may be dy or y."""
     lo, hi = share(me, N * OD)
     row = OH * OW * C
+    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
     e = lo * row + thread()
     while e < hi * row:
-        u, v, o, c = _places(e, OH, OW, C)
-        i, ti, na = taps(u - divide(u, OD) * OD, D, OD, kd, sd, pd, dd)
-        j, tj, nb = taps(v, H, OH, kh, sh, ph, dh)
-        k, tk, nc = taps(o, W, OW, kw, sw, pw, dw)
-        z, factor = y[e], like(y, kd * kh * kw) / like(y, na * nb * nc)
-        t_g[e] = like(z, 0) if z == like(z, 0) else dy[e] * power_of(z, 1.0 - power) * factor
+        r, o, q, c = _places(e, OH, OW, C)
+        na, nb, nc = taps(r - divide(r, OD) * OD, z)[2], taps(o, v)[2], taps(q, u)[2]
+        p, factor = y[e], like(y, kd * kh * kw) / like(y, na * nb * nc)
+        t_g[e] = like(p, 0) if p == like(p, 0) else dy[e] * power_of(p, 1.0 - power) * factor
         e += threads()
 
 
 @kernel
 def lp_pool_bwd(
-    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, t_g: Ptr, x: Ptr, dx: Ptr
+    me,
+    N,
+    D,
+    H,
+    W,
+    C,
+    OD,
+    OH,
+    OW,
+    kd,
+    kh,
+    kw,
+    sd,
+    sh,
+    sw,
+    pd,
+    ph,
+    pw,
+    dd,
+    dh,
+    dw,
+    power: Float,
+    t_g: Ptr,
+    x: Ptr,
+    dx: Ptr,
 ):
     """dx = x^(p - 1) * the sum of g over the windows that have the element; all of dx is set; N*D rows are shared."""
-    Z, V, U = (D, OD, kd, sd, pd, dd, NONE), (H, OH, kh, sh, ph, dh, NONE), (W, OW, kw, sw, pw, dw, NONE)
-    _from_slopes(me, (dx, t_g, x, power), like(dx, 0), N, C, Z, V, U)
+    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    _from_slopes(me, (dx, t_g, x, power), like(dx, 0), N, C, z, v, u)

@@ -301,11 +301,7 @@ _pooling(
     ),
     onnx=("LpPool",),
     examples=(
-        *(
-            Example(shapes=e.shapes, attrs=e.attrs, batch=e.batch, low=0.1)
-            for e in WINDOWS
-            if "padding" not in e.attrs
-        ),
+        *(Example(shapes=e.shapes, attrs=e.attrs, batch=e.batch, low=0.1) for e in WINDOWS if "padding" not in e.attrs),
         *(
             Example(shapes=((None, 7, 5, 3),), attrs={"p": p, "kernel": (3, 2), "stride": (2, 1)}, batch=2, low=0.1)
             for p in (1.0, 3.0, 2.5)
