@@ -67,6 +67,26 @@ def elu(x, alpha=1.0):
     return np.where(x > 0, x, alpha * np.expm1(x))
 
 
+def selu(x):
+    return 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * np.expm1(x))
+
+
+def mish(x):
+    return x * np.tanh(np.logaddexp(0, x))
+
+
+def hard_sigmoid(x):
+    return np.clip((x + 3) / 6, 0, 1)
+
+
+def hard_swish(x):
+    return np.where(x <= -3, 0.0, x * np.minimum((x + 3) / 6, 1))
+
+
+def relu6(x):
+    return np.clip(x, 0, 6)
+
+
 def clip(x, lo=-1.0, hi=1.0):
     return np.clip(x, lo, hi)
 
@@ -125,6 +145,10 @@ def minimum(a, b):
 
 def mod(a, b):
     return a - np.floor(a / b) * b
+
+
+def prelu(x, slope):
+    return np.where(x > 0, x, slope * x)
 
 
 def equal(a, b):

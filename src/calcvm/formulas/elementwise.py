@@ -171,6 +171,55 @@ class elu:
         return n.where(y > 0, dy, dy * (y + alpha))
 
 
+@elementwise(onnx="Selu", source="Klambauer et al. 2017")
+class selu:
+    def y(x):
+        return n.where(x > 0, SELU_SCALE * x, SELU_SCALE * SELU_ALPHA * n.expm1(x))
+
+    def dx(dy, y):
+        return n.where(y > 0, SELU_SCALE * dy, dy * (y + SELU_SCALE * SELU_ALPHA))
+
+
+SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+
+@elementwise(onnx="Mish", source="Misra 2020")
+class mish:
+    def y(x):
+        return x * n.tanh(n.softplus(x))
+
+    def dx(dy, x):
+        t = n.tanh(n.softplus(x))
+        return dy * n.fma(x * n.logistic(x), 1 - t * t, t)
+
+
+@elementwise(onnx="HardSigmoid", source="at the kinks the derivative is 0, as in PyTorch; ONNX's with alpha = 1/6")
+class hard_sigmoid:
+    def y(x):
+        return n.where(x <= -3, 0.0, n.where(x >= 3, 1.0, (x + 3) / 6))
+
+    def dx(dy, y):
+        return n.where(y <= 0, 0.0, n.where(y >= 1, 0.0, dy / 6))
+
+
+@elementwise(onnx="HardSwish", source="Howard et al. 2019; at the kinks the derivative is 0 and 1, as in PyTorch")
+class hard_swish:
+    def y(x):
+        return n.where(x <= -3, 0.0, n.where(x >= 3, x, x * (x + 3) / 6))
+
+    def dx(dy, x):
+        return n.where(x <= -3, 0.0, n.where(x >= 3, dy, dy * n.fma(x, 1 / 3, 0.5)))
+
+
+@elementwise(source="Howard et al. 2017; at both kinks the derivative is 0, as in PyTorch")
+class relu6:
+    def y(x):
+        return n.where(x < 0, 0.0, n.where(x > 6, 6.0, x))
+
+    def dx(dy, y):
+        return n.where(y <= 0, 0.0, n.where(y >= 6, 0.0, dy))
+
+
 @elementwise(
     a=Real(1.0, "factor"),
     b=Real(0.0, "added"),
@@ -320,6 +369,18 @@ class mod:
 
     def db(dy, a, b):
         return -dy * n.floor(a / b)
+
+
+@elementwise(onnx="PRelu", source="He et al. 2015; at 0 the derivative is the slope, as in PyTorch")
+class prelu:
+    def y(x, slope):
+        return n.where(x > 0, x, slope * x)
+
+    def dx(dy, x, slope):
+        return n.where(x > 0, dy, slope * dy)
+
+    def dslope(dy, x):
+        return n.where(x > 0, 0.0, x * dy)
 
 
 # ---------------------------------------------------------------- of numbers of any type, and of conditions

@@ -25,6 +25,7 @@ FAMILIES = (
     "random",
     "normalization",
     "convolution",
+    "pooling",
 )
 
 FEW = 4  # functions from which other processes are of use

@@ -165,7 +165,7 @@ def given(tc, me, operand):
     """Whether an operand is there: the offset of one left out is -1."""
 
     def codegen(ctx, b, sig, args):
-        heap = b.extract_value(args[0], 0)
+        heap = b.bitcast(b.extract_value(args[0], 0), args[1].type)
         return b.icmp_unsigned("!=", args[1], b.gep(heap, [ir.Constant(I64, -1)]))
 
     return types.boolean(me, operand), codegen

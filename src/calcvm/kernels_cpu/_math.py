@@ -242,7 +242,7 @@ fill = elementwise(lambda value: value, "", "f")  # fill(n, y, value)
 
 
 # ---------------------------------------------------------------- reductions along columns
-def _for(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, body: Callable) -> list:
+def counting(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, body: Callable) -> list:
     """``for i in range(start, stop, step): carried = body(i, carried)``."""
     entry = b.block
     head, loop, after = (b.append_basic_block(f"for.{s}") for s in ("head", "loop", "after"))
@@ -259,6 +259,23 @@ def _for(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, body:
     b.branch(head)
     b.position_at_end(after)
     return state
+
+
+def blocks(e: Lanes, n: Any, wide: int, columns: Callable) -> None:
+    """``columns(i, left or None, vectors)`` over [0, n): ``wide`` vectors from i on, then one at a time, the last one of ``left``."""
+    b = e.b
+
+    def several(i: Any, carried: list) -> list:
+        columns(i, None, wide)
+        return carried
+
+    def one(i: Any, left: Any, carried: list) -> list:
+        columns(b.add(whole, i), left, 1)
+        return carried
+
+    whole = b.and_(n, c64(-wide * e.lanes))
+    counting(b, c64(0), whole, wide * e.lanes, [], several)
+    _vectors(e, b.sub(n, whole), one, [])
 
 
 def column_reduction(combine: Callable, initial: float, formula: Callable = lambda x: x, nest: bool = False) -> Any:
@@ -281,9 +298,9 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
 
             def over(outer: list, x: Any, total: list) -> list:
                 if not outer:
-                    return _for(b, c64(0), rows, block, total, partial(one_block, x))
+                    return counting(b, c64(0), rows, block, total, partial(one_block, x))
                 times, step, *inner = outer
-                return _for(b, c64(0), times, 1, total, lambda r, t: over(inner, b.gep(x, [b.mul(r, step)]), t))
+                return counting(b, c64(0), times, 1, total, lambda r, t: over(inner, b.gep(x, [b.mul(r, step)]), t))
 
             def take(x: Any, r: Any, acc: list) -> list:
                 row = b.gep(x, [b.mul(r, stride)])
@@ -299,8 +316,8 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
                 end = b.add(start, c64(block))
                 end = b.select(b.icmp_signed("<", end, rows), end, rows)
                 whole = b.add(start, b.and_(b.sub(end, start), c64(-ways)))
-                acc = _for(b, start, whole, ways, [neutral] * (ways * vectors), partial(four, x))
-                acc[:vectors] = _for(b, whole, end, 1, acc[:vectors], partial(take, x))
+                acc = counting(b, start, whole, ways, [neutral] * (ways * vectors), partial(four, x))
+                acc[:vectors] = counting(b, whole, end, 1, acc[:vectors], partial(take, x))
                 out = []
                 for v in range(vectors):
                     a = [V(b, acc[k * vectors + v]) for k in range(ways)]
@@ -312,17 +329,7 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
             for total, k in zip(totals, at):
                 e.put(V(b, total) * by, y, k, mask)
 
-        def several(i: Any, carried: list) -> list:
-            columns(x, y, i, None, wide)
-            return carried
-
-        def one(i: Any, left: Any, carried: list) -> list:
-            columns(b.gep(x, [whole]), b.gep(y, [whole]), i, left, 1)
-            return carried
-
-        whole = b.and_(n, c64(-wide * e.lanes))
-        _for(b, c64(0), whole, wide * e.lanes, [], several)
-        _vectors(e, b.sub(n, whole), one, [])
+        blocks(e, n, wide, partial(columns, x, y))
 
     return loop_of("iiiiiippf" if nest else "iippf", emit)
 
@@ -347,7 +354,7 @@ def _select_first() -> Any:
                 e.put(g.where(hit, 0.0), dx, k, mask)
                 return [g.const(0.0).where(hit, g).v]
 
-            _for(b, c64(0), rows, 1, [e.get(dy, i, mask).v], row)
+            counting(b, c64(0), rows, 1, [e.get(dy, i, mask).v], row)
             return carried
 
         _vectors(e, n, body, [])
@@ -385,7 +392,7 @@ def _transpose_tiles() -> Any:
                 e.put(V(b, v[k]), y, b.add(b.mul(y_stride, c64(k)), j), None)
             return carried
 
-        _for(b, c64(0), n, e.lanes, [], tile)
+        counting(b, c64(0), n, e.lanes, [], tile)
 
     return loop_of("iipp", emit, name="tiles")
 

@@ -89,7 +89,7 @@ _flat(CAST)
 
 
 # ---------------------------------------------------------------- powers
-def _pow(x: V, p: V, low: V, odd: V) -> V:
+def power_of(x: V, p: V, low: V, odd: V) -> V:
     """x**(p + low) as float64, for float64 p; ``odd`` is what (-1)**p is: 1, -1, or NaN for no integer p."""
     wide = x.as_f64()
     size = F.fabs(wide)
@@ -117,7 +117,7 @@ POWERS: dict[float, Callable[[V], V]] = {
 }
 
 
-def _powers(formula: Callable, reads: str) -> Any:
+def powers(formula: Callable, reads: str) -> Any:
     """A loop ``powers(n, reads..., y, p, low, odd, exponent)``: y = formula(reads..., x**p, exponent), x the last read."""
 
     def by(power: Callable) -> Callable:
@@ -137,19 +137,19 @@ def _powers(formula: Callable, reads: str) -> Any:
             by(lambda x, *_, simple=simple: simple(x))(e, n, *args)
             b.branch(done)
             b.position_at_end(there)
-        by(_pow)(e, n, *args)
+        by(power_of)(e, n, *args)
         b.branch(done)
         b.position_at_end(done)
 
     return loop_of("p" * (len(reads) + 1) + "dddd", emit)
 
 
-_pow_y = _powers(lambda x, y, p: y, "v")
-_pow_dx = _powers(lambda dy, x, y, p: dy.as_f64() * p * y, "vv")
+power_y = powers(lambda x, y, p: y, "v")
+_pow_dx = powers(lambda dy, x, y, p: dy.as_f64() * p * y, "vv")
 
 
 @njit(inline=True)
-def _odd(p):
+def odd_power(p):
     """What (-1)**p is: 1, -1, or NaN for no integer p."""
     return 1.0 - 4.0 * (0.5 * p - floor(0.5 * p)) if p == floor(p) else np.nan
 
@@ -159,7 +159,7 @@ def pow_fwd(me, rows, cols, exponent: Float, x: Ptr, y: Ptr):
     """y = x^exponent; rows are shared; in place."""
     lo, hi = share(me, rows)
     i = lo * cols
-    _pow_y((hi - lo) * cols, at(x, i), at(y, i), exponent, 0.0, _odd(exponent), exponent)
+    power_y((hi - lo) * cols, at(x, i), at(y, i), exponent, 0.0, odd_power(exponent), exponent)
 
 
 @kernel
@@ -172,4 +172,4 @@ def pow_bwd(me, rows, cols, exponent: Float, dy: Ptr, x: Ptr, dx: Ptr):
         return
     p = exponent - 1.0
     low = exponent - (p + 1.0)  # what the difference has lost
-    _pow_dx(n, at(dy, i), at(x, i), at(dx, i), p, low, _odd(p), exponent)
+    _pow_dx(n, at(dy, i), at(x, i), at(dx, i), p, low, odd_power(p), exponent)

@@ -22,6 +22,7 @@ FAMILIES = (
     "resizing",
     "random",
     "normalization",
+    "pooling",
 )
 
 

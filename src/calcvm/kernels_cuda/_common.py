@@ -69,7 +69,8 @@ def first(me):
 
 def _given(tc, me, operand):
     def build(ctx, b, sig, args):
-        return b.icmp_unsigned("!=", args[1], b.gep(b.extract_value(args[0], 0), [I64(-1)]))
+        heap = b.bitcast(b.extract_value(args[0], 0), args[1].type)
+        return b.icmp_unsigned("!=", args[1], b.gep(heap, [I64(-1)]))
 
     return types.boolean(me, operand), build
 

@@ -145,7 +145,7 @@ _flat(CAST)
 
 # ---------------------------------------------------------------- powers
 @device
-def _pow(x, p):
+def power_of(x, p):
     """x**p of a float64 p: what is something simpler as that, which is rounded less, else in float64."""
     if p == 0.0:
         return like(x, 1)
@@ -164,13 +164,13 @@ def _pow(x, p):
 def _pow_bwd(dy, x, p):
     if p == 0.0:
         return like(dy, 0)
-    y, lost = _pow(x, p - 1.0), p - (p - 1.0 + 1.0)
+    y, lost = power_of(x, p - 1.0), p - (p - 1.0 + 1.0)
     if lost != 0.0 and x > like(x, 0) and x < like(x, math.inf):
         y = fma(y, like(x, lost) * log(x), y)
     return dy * like(x, p) * y
 
 
-_powers, _slopes = elementwise(_pow, ways=0), elementwise(_pow_bwd, ways=0)
+_powers, _slopes = elementwise(power_of, ways=0), elementwise(_pow_bwd, ways=0)
 
 
 @kernel

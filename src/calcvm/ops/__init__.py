@@ -12,6 +12,7 @@ FAMILIES = (
     "elementwise",
     "reduction",
     "normalization",
+    "pooling",
     "shape",
     "resizing",
     "random",

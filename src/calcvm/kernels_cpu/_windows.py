@@ -1,0 +1,224 @@
+"""Loops over the taps of windows, in vector IR; lanes are neighbouring elements whose taps are neighbours too.
+
+Taps of a window are three nested loops: ``na nb nc`` are their counts, ``sa sb sc`` how far they step in memory, ``t ta tb tc`` the number
+of the first tap and what it grows by.  Each loop is a function of its own that is not unrolled: a window has few taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from calcvm.kernels_cpu import _formulas as F
+from calcvm.kernels_cpu._common import I64
+from calcvm.kernels_cpu._formulas import V
+from calcvm.kernels_cpu._math import Lanes, blocks, counting, loop_of
+from calcvm.kernels_cpu._vectors import c64
+
+WIDE = 4  # vectors that go through the taps together
+
+
+def _function(name: str, kinds: str, emit: Callable) -> Any:
+    """The loop ``f(m, n, ...)`` that ``emit(e, m, n, ...)`` emits, a function of its own."""
+
+    def small(e: Lanes, *args: Any) -> None:
+        e.b.function.attributes.add("optsize")  # no unrolling
+        emit(e, *args)
+
+    return loop_of(kinds, small, name=name)
+
+
+def _nest(b: Any, loops: list[tuple], at: list, carried: list, take: Callable) -> list:
+    """``carried = take(at, carried)`` in nested loops of (count, steps); ``at`` moves by the steps of each."""
+    if not loops:
+        return take(at, carried)
+    (n, steps), *inner = loops
+
+    def turn(i: Any, state: list) -> list:
+        return _nest(b, inner, [b.add(x, b.mul(i, s)) for x, s in zip(at, steps)], state, take)
+
+    return counting(b, c64(0), n, 1, carried, turn)
+
+
+def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable) -> None:
+    """``body(places, mask, starts)`` over n elements of each of m windows; ``starts`` are ``gaps`` further in each."""
+    b = e.b
+
+    def windows(inside: Callable) -> None:
+        def window(o: Any, state: list) -> list:
+            inside([b.mul(o, gap) for gap in gaps])
+            return state
+
+        counting(b, c64(0), m, 1, [], window)
+
+    def in_blocks(starts: list) -> None:
+        def some(i: Any, left: Any, vectors: int) -> None:
+            mask = None if left is None else e.below(left)
+            body([b.add(i, c64(k * e.lanes)) for k in range(vectors)], mask, starts)
+
+        blocks(e, n, WIDE, some)
+
+    with b.if_else(b.icmp_signed("<", n, c64(e.lanes))) as (one, several):
+        with one:  # masked vector a window
+            mask = e.lanes_below(n)
+            windows(lambda starts: body([c64(0)], mask, starts))
+        with several:
+            windows(in_blocks)
+
+
+def sums(name: str, term: Callable = lambda x: x, params: str = "", add: bool = False) -> Any:
+    """A loop ``(m, n, gap, to_gap, na, nb, nc, sa, sb, sc, x, y, factor, params...)``: y = factor * sum of term(x, params...).
+
+    Of m windows, ``gap`` apart in x and ``to_gap`` in y, n elements each.  add : y + that.
+    """
+
+    def emit(e: Lanes, m, n, gap, to_gap, na, nb, nc, sa, sb, sc, x, y, factor, *given):  # type: ignore[no-untyped-def]
+        b, loops = e.b, [(na, [sa]), (nb, [sb]), (nc, [sc])]
+        by, reals = V(b, e.splat(factor)), [V(b, e.splat(p)) for p in given]
+
+        def columns(places: list, mask: Any, starts: list) -> None:
+            def take(at: list, acc: list) -> list:
+                p = b.gep(x, at)
+                return [(V(b, a) + term(e.get(p, k, mask), *reals)).v for a, k in zip(acc, places)]
+
+            zero, to = ir.Constant(e.vec, [0.0] * e.lanes), b.gep(y, starts[1:])
+            for total, k in zip(_nest(b, loops, starts[:1], [zero] * len(places), take), places):
+                out = V(b, total) * by
+                e.put(out + e.get(to, k, mask) if add else out, to, k, mask)
+
+        _each(e, m, n, (gap, to_gap), columns)
+
+    return _function(f"sums_{name}", "iiiiiiiiippf" + params, emit)
+
+
+def _largest() -> Any:
+    """A loop ``(m, n, gap, na, nb, nc, sa, sb, sc, x, y)``: y = the largest of x, NaN if any is."""
+
+    def emit(e: Lanes, m, n, gap, na, nb, nc, sa, sb, sc, x, y):  # type: ignore[no-untyped-def]
+        b, loops = e.b, [(na, [sa]), (nb, [sb]), (nc, [sc])]
+
+        def columns(places: list, mask: Any, starts: list) -> None:
+            def take(at: list, best: list) -> list:
+                p = b.gep(x, at)
+                return [F.maximum(e.get(p, k, mask), V(b, a)).v for a, k in zip(best, places)]
+
+            least, to = ir.Constant(e.vec, [float("-inf")] * e.lanes), b.gep(y, starts[1:])
+            for best, k in zip(_nest(b, loops, starts[:1], [least] * len(places), take), places):
+                e.put(V(b, best), to, k, mask)
+
+        _each(e, m, n, (gap, n), columns)
+
+    return _function("largest", "iiiiiiiipp", emit)
+
+
+def _first_of_largest() -> Any:
+    """A loop ``(m, n, gap, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index)``: the same, and its first tap; of NaNs the last."""
+
+    def emit(e: Lanes, m, n, gap, na, nb, nc, sa, sb, sc, t, ta, tb, x, y, index):  # type: ignore[no-untyped-def]
+        b, loops = e.b, [(na, [sa, ta]), (nb, [sb, tb]), (nc, [sc, c64(1)])]
+        number = ir.IntType(8 * e.size)
+
+        def splat(t: Any) -> Any:
+            return e.splat(b.trunc(t, number) if e.size < 8 else t)
+
+        def columns(places: list, mask: Any, starts: list) -> None:
+            wide = len(places)
+
+            def take(at: list, state: list) -> list:
+                p, tap, best, where = b.gep(x, at[:1]), splat(at[1]), [], []
+                for old, found, k in zip(state[:wide], state[wide:], places):
+                    v = e.get(p, k, mask).v
+                    higher = b.or_(b.fcmp_ordered(">", v, old), b.fcmp_unordered("uno", v, v))
+                    best.append(b.select(higher, v, old))
+                    where.append(b.select(higher, tap, found))
+                return best + where
+
+            least = ir.Constant(e.vec, [float("-inf")] * e.lanes)
+            state = _nest(b, loops, [starts[0], t], [least] * wide + [splat(t)] * wide, take)
+            kept = ir.VectorType(index.type.pointee, e.lanes)
+            to, also = b.gep(y, starts[1:]), b.gep(index, starts[1:])
+            for best, found, k in zip(state[:wide], state[wide:], places):
+                e.put(V(b, best), to, k, mask)
+                e.store(b.trunc(found, kept) if found.type != kept else found, b.gep(also, [k]), mask)
+
+        _each(e, m, n, (gap, n), columns)
+
+    return _function("first_of_largest", "iiiiiiiiiiippp", emit)
+
+
+def _of_tap(e: Lanes, dy: Any, index: Any, k: Any, mask: Any, t: Any) -> V:
+    """dy where index is the tap, else 0."""
+    b = e.b
+    here = b.icmp_signed("==", e.load(b.gep(index, [k]), mask), e.splat(b.trunc(t, index.type.pointee)))
+    return e.get(dy, k, mask).where(V(b, here), 0.0)
+
+
+def _chosen(name: str, add: bool) -> Any:
+    """A loop ``(m, n, gap, to_gap, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx)``: dx = sum of dy where index is the tap.
+
+    Of m places, ``gap`` apart in dy and ``to_gap`` in dx, n elements each.  add : dx + that.
+    """
+
+    def emit(e: Lanes, m, n, gap, to_gap, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx):  # type: ignore[no-untyped-def]
+        b, loops = e.b, [(na, [sa, ta]), (nb, [sb, tb]), (nc, [sc, tc])]
+
+        def columns(places: list, mask: Any, starts: list) -> None:
+            def take(at: list, acc: list) -> list:
+                p, q = b.gep(dy, at[:1]), b.gep(index, at[:1])
+                return [(V(b, a) + _of_tap(e, p, q, k, mask, at[1])).v for a, k in zip(acc, places)]
+
+            zero, to = ir.Constant(e.vec, [0.0] * e.lanes), b.gep(dx, starts[1:])
+            start = [e.get(to, k, mask).v if add else zero for k in places]
+            for total, k in zip(_nest(b, loops, [starts[0], t], start, take), places):
+                e.put(V(b, total), to, k, mask)
+
+        _each(e, m, n, (gap, to_gap), columns)
+
+    return _function(name, "iiiiiiiiiiiiippp", emit)
+
+
+def _spread(name: str, of_tap: bool) -> Any:
+    """A loop over m windows, ``gap`` apart in dx, of n elements and nc taps: dx at each tap = its part of dy.
+
+    ``(m, n, gap, nc, sc, t, dy, index, dx)``: the part is dy where index is the tap; else ``(m, n, gap, nc, sc, dy, dx, factor)``.
+    """
+
+    def emit(e: Lanes, m, n, gap, nc, sc, *args):  # type: ignore[no-untyped-def]
+        b = e.b
+        t, dy, index, dx = args if of_tap else (c64(0), args[0], args[0], args[1])
+
+        def columns(places: list, mask: Any, starts: list) -> None:
+            p, q = b.gep(dy, starts[:1]), b.gep(index, starts[:1])
+            parts = [] if of_tap else [e.get(p, k, mask) * V(b, e.splat(args[2])) for k in places]
+
+            def put(at: list, state: list) -> list:
+                to = b.gep(dx, at[:1])
+                for j, k in enumerate(places):
+                    e.put(_of_tap(e, p, q, k, mask, at[1]) if of_tap else parts[j], to, k, mask)
+                return state
+
+            _nest(b, [(nc, [sc, c64(1)])], [starts[1], t], [], put)
+
+        _each(e, m, n, (n, gap), columns)
+
+    return _function(name, "iiiiippp" if of_tap else "iiiippf", emit)
+
+
+largest, first_of_largest = _largest(), _first_of_largest()
+chosen, chosen_too = _chosen("chosen", False), _chosen("chosen_too", True)
+spread, spread_chosen = _spread("spread", False), _spread("spread_chosen", True)
+
+
+@intrinsic
+def table(tc):
+    """A pointer to 256 integers on the stack."""
+
+    def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
+        return cgutils.alloca_once(b, I64, 256)
+
+    return types.CPointer(types.int64)(), codegen

@@ -1,0 +1,540 @@
+"""Pooling of images that lie channels last.
+
+Forward: a window after the other, or along the last axis all whose taps are inside, where they lie at one distance.  Backward: an element
+of dx gathers from the windows that have it, so a worker writes its own elements alone, in one order for any team.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any
+
+from calcvm.formulas import windows
+from calcvm.formulas.windows import Axis
+from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, lanes, like, njit, share
+from calcvm.kernels_cpu._math import fill
+from calcvm.kernels_cpu._windows import (
+    chosen,
+    chosen_too,
+    first_of_largest,
+    largest,
+    spread,
+    spread_chosen,
+    sums,
+    table,
+)
+from calcvm.kernels_cpu.elementwise import odd_power, power_of, power_y, powers
+
+taps, covering, counted, adaptive = map(njit, (windows.taps, windows.covering, windows.counted, windows.adaptive))
+NONE = -1  # of padding: it is not counted
+
+_sums, _sums_too = sums("as_they_are"), sums("too", add=True)
+_squares = sums("squares", lambda x: x * x)
+_of_powers = sums("powers", lambda x, p, odd: power_of(x, p, x.const(0.0), odd).rounded(x), "dd")
+_slope = powers(lambda dy, y, z, a: z.const(0.0).where(y.as_f64().equals(0), dy.as_f64() * z * a), "vv")
+_times_power = powers(lambda d, x, z, a: d.as_f64() * z, "vv")
+
+
+# ---------------------------------------------------------------- forward
+def _forward(windows: Any) -> Any:
+    """What sets the rows [lo, hi) of y, (N*OD, OH, OW, C), by ``windows(args, m, n, gap, loops, t, i, o, count)``.
+
+    m windows, ``gap`` apart in x, of n elements each.  loops : (na, nb, nc, sa, sb, sc).  t : (t, ta, tb).  i, o : of the first tap
+    in x, and of the output.  D, H, W : axes.
+    """
+
+    @njit
+    def line(args, C, W, first, last, na, nb, sa, sb, t, ta, tb, x, y, count):
+        begin = end = last  # of windows that lie inside
+        if W.s > 0:
+            begin = min(max((W.p + W.s - 1) // W.s, first), last)
+            end = min(max((W.size - 1 - (W.k - 1) * W.d + W.p) // W.s + 1, begin), last)
+        o = first
+        while o < last:
+            i, tap, nc, m = o * W.s - W.p, 0, W.k, end - o
+            inside = begin <= o < end
+            if not inside:
+                i, tap, nc = taps(o, W)
+                m = 1
+            among = count * counted(o, nc, W)
+            n = C
+            if W.s == 1:  # taps of neighbours are neighbours
+                n, m = m * C, 1
+            loops, numbers = (na, nb, nc, sa, sb, W.d * C), (t + tap, ta, tb)
+            windows(args, m, n, W.s * C, loops, numbers, x + i * C, y + o * C, among)
+            o = end if inside else o + 1
+
+    @njit
+    def rows(args, lo, hi, C, D, H, W):
+        if _alone(H) and _alone(W):  # one axis, of which the worker has a part
+            u = lo
+            while u < hi:
+                n = u // D.out
+                end = min(hi, (n + 1) * D.out)
+                x, y = n * D.size * C, n * D.out * C
+                line(args, C, D, u - n * D.out, end - n * D.out, 1, 1, 0, 0, 0, 0, 0, x, y, 1)
+                u = end
+            return
+        sa, sb, ta, tb = D.d * H.size * W.size * C, H.d * W.size * C, H.k * W.k, W.k
+        for u in range(lo, hi):
+            n = u // D.out
+            o = u - n * D.out
+            i, td, na = taps(o, D)
+            of_d = counted(o, na, D)
+            for v in range(H.out):
+                j, th, nb = taps(v, H)
+                x, y = ((n * D.size + i) * H.size + j) * W.size * C, (u * H.out + v) * W.out * C
+                t, count = (td * H.k + th) * W.k, of_d * counted(v, nb, H)
+                line(args, C, W, 0, W.out, na, nb, sa, sb, t, ta, tb, x, y, count)
+
+    return rows
+
+
+@njit(inline=True)
+def _alone(a):
+    return a.size * a.out * a.k == 1
+
+
+# ---------------------------------------------------------------- backward
+@njit(inline=True)
+def _tile(a):
+    """Whether windows neither overlap nor leave gaps."""
+    return a.s == a.k and a.p == 0 and a.d == 1
+
+
+@njit(inline=True)
+def _step(a):
+    """How far windows that have one element are apart."""
+    return a.d // gcd(a.s, a.d)
+
+
+def _backward(gather: Any, scatter: Any) -> Any:
+    """What sets the rows [lo, hi) of dx, (N*D, H, W, C).
+
+    Elements gather: ``gather(args, m, n, gap, to_gap, loops, t, o, i)`` sets n elements at each of m places, ``gap`` apart in dy and
+    ``to_gap`` in dx; loops : (na, nb, nc, sa, sb, sc) over the windows that have them, t : (t, ta, tb, tc) that they are there.  Where
+    windows are tiles they scatter, which is one load for several stores: ``scatter(args, m, n, gap, nc, sc, t, o, i)`` sets the nc taps
+    of m windows of n elements.  o, i : of the first window in dy, and of the first element.
+    """
+
+    @njit
+    def by_elements(args, C, W, first, last, na, nb, sa, sb, t, ta, tb, y, x):
+        step = _step(W)
+        begin = min(max((W.k - 1) * W.d - W.p, first), last)  # of elements all whose windows there are
+        end = min(max(W.out * W.s - W.p, begin), last)
+        i = first
+        while i < last:
+            o, tap, nc = covering(i, W, step)
+            m, n = 1, C
+            if begin <= i < end and W.s == 1:  # windows of neighbours are neighbours
+                n = (end - i) * C
+            elif begin <= i < end:
+                m = (end - i + W.s - 1) // W.s
+            loops, numbers = (na, nb, nc, sa, sb, step * C), (t + tap, ta, tb, -(step * W.s // W.d))
+            gather(args, m, n, C, W.s * C, loops, numbers, y + o * C, x + i * C)
+            i += 1
+            if i == begin + W.s:
+                i = max(i, end)
+
+    @njit
+    def by_tiles(args, C, W, first, last, covered, t, y, x):
+        dx = args[0]
+        done = max(min(W.out * W.s, last), first) if covered else first
+        fill((last - done) * C, at(dx, x + done * C), like(dx, 0))
+        o = first // W.s
+        while o * W.s < done:
+            i = max(o * W.s, first)
+            nc, m = min((o + 1) * W.s, done) - i, 1
+            if nc == W.s:
+                m = (done - i) // W.s
+            scatter(args, m, C, W.s * C, nc, C, t + i - o * W.s, y + o * C, x + i * C)
+            o += m
+
+    @njit(inline=True)
+    def line(args, tiled, C, W, first, last, na, nb, sa, sb, t, ta, tb, y, x):
+        if tiled:
+            by_tiles(args, C, W, first, last, na * nb > 0, t, y, x)
+        else:
+            by_elements(args, C, W, first, last, na, nb, sa, sb, t, ta, tb, y, x)
+
+    @njit
+    def rows(args, lo, hi, C, D, H, W):
+        tiled = _tile(D) and _tile(H) and _tile(W) and D.s * H.s * W.s > 1
+        if _alone(H) and _alone(W):
+            u = lo
+            while u < hi:
+                n = u // D.size
+                end = min(hi, (n + 1) * D.size)
+                y, x = n * D.out * C, n * D.size * C
+                line(args, tiled, C, D, u - n * D.size, end - n * D.size, 1, 1, 0, 0, 0, 0, 0, y, x)
+                u = end
+            return
+        step_d, step_h = _step(D), _step(H)
+        sa, sb = step_d * H.out * W.out * C, step_h * W.out * C
+        ta, tb = -(step_d * D.s // D.d) * H.k * W.k, -(step_h * H.s // H.d) * W.k
+        for u in range(lo, hi):
+            n = u // D.size
+            o, td, na = covering(u - n * D.size, D, step_d)
+            for v in range(H.size):
+                g, th, nb = covering(v, H, step_h)
+                y, x = ((n * D.out + o) * H.out + g) * W.out * C, (u * H.size + v) * W.size * C
+                line(args, tiled, C, W, 0, W.size, na, nb, sa, sb, (td * H.k + th) * W.k, ta, tb, y, x)
+
+    return rows
+
+
+def _one_by_one(window: Any) -> Any:
+    """The same where windows differ: ``window(args, n, nc, C, t, count, o, i)`` adds to n elements what they have of nc windows.
+
+    t : the tap that they are in the first of these, and one less in each after it.
+    """
+
+    @njit(inline=True)
+    def of(o, i, a):
+        """Of window o: the tap that i is, and what it counts."""
+        first, tap, n = taps(o, a)
+        return tap + (i - first) // a.d, counted(o, n, a)
+
+    @njit
+    def rows(args, lo, hi, C, D, H, W):
+        dx, step_d, step_h, step_w = args[0], _step(D), _step(H), _step(W)
+        begin = end = W.size  # of elements whose windows along the last axis all lie inside
+        if W.s == 1 and W.d == 1:
+            begin = min(W.k - 1, W.size)
+            end = max(min(W.size - W.k, W.out - 1 - W.p) + 1, begin)
+        for u in range(lo, hi):
+            n = u // D.size
+            z = u - n * D.size
+            o_d, _, n_d = covering(z, D, step_d)
+            for v in range(H.size):
+                o_h, _, n_h = covering(v, H, step_h)
+                i = 0
+                while i < W.size:
+                    run = end - i if begin <= i < end else 1
+                    o_w, _, n_w = covering(i, W, step_w)
+                    x = ((u * H.size + v) * W.size + i) * C
+                    fill(run * C, at(dx, x), like(dx, 0))
+                    for a in range(o_d, o_d + n_d * step_d, step_d):
+                        td, of_d = of(a, z, D)
+                        for b in range(o_h, o_h + n_h * step_h, step_h):
+                            th, of_h = of(b, v, H)
+                            y, t = ((n * D.out + a) * H.out + b) * W.out, (td * H.k + th) * W.k
+                            if run > 1:
+                                window(args, run * C, n_w, C, t + W.k - 1, of_d * of_h * W.k, (y + o_w) * C, x)
+                                continue
+                            for c in range(o_w, o_w + n_w * step_w, step_w):
+                                tw, of_w = of(c, i, W)
+                                window(args, C, 1, 0, t + tw, of_d * of_h * of_w, (y + c) * C, x)
+                    i += run
+
+    return rows
+
+
+@njit(inline=True)
+def _even(a):
+    """Whether all windows count the same."""
+    inside = (a.out - 1) * a.s + a.k <= a.size + a.p + max(a.q, 0)
+    return a.s > 0 and inside and (a.q >= 0 or a.p == 0)
+
+
+# ---------------------------------------------------------------- the largest
+@njit(inline=True)
+def _top(args, m, n, gap, loops, t, i, o, count):
+    x, y = args
+    na, nb, nc, sa, sb, sc = loops
+    largest(m, n, gap, na, nb, nc, sa, sb, sc, at(x, i), at(y, o))
+
+
+@njit(inline=True)
+def _top_and_place(args, m, n, gap, loops, t, i, o, count):
+    x, y, index = args
+    (na, nb, nc, sa, sb, sc), (t, ta, tb) = loops, t
+    first_of_largest(m, n, gap, na, nb, nc, sa, sb, sc, t, ta, tb, at(x, i), at(y, o), at(index, o))
+
+
+@njit(inline=True)
+def _from_places(args, m, n, gap, to_gap, loops, t, o, i):
+    dx, dy, index = args
+    (na, nb, nc, sa, sb, sc), (t, ta, tb, tc) = loops, t
+    chosen(m, n, gap, to_gap, na, nb, nc, sa, sb, sc, t, ta, tb, tc, at(dy, o), at(index, o), at(dx, i))
+
+
+@njit(inline=True)
+def _to_places(args, m, n, gap, nc, sc, t, o, i):
+    dx, dy, index = args
+    spread_chosen(m, n, gap, nc, sc, t, at(dy, o), at(index, o), at(dx, i))
+
+
+@njit(inline=True)
+def _to_place_of_one(args, n, nc, C, t, count, o, i):
+    dx, dy, index = args
+    chosen_too(1, n, 0, 0, 1, 1, nc, 0, 0, C, t, 0, 0, -1, at(dy, o), at(index, o), at(dx, i))
+
+
+_tops, _tops_and_places, _chosen = _forward(_top), _forward(_top_and_place), _backward(_from_places, _to_places)
+_chosen_one_by_one = _one_by_one(_to_place_of_one)
+
+
+@njit
+def _scattered(dx, dy, index, lo, hi, C, D, H, W):
+    """The same element by element, each window once: where vectors of C elements are no gain."""
+    row, offset = H.size * W.size * C, table()
+    for t in range(256):  # an index from elsewhere may be any
+        i, j = t // (H.k * W.k), t // W.k % H.k
+        offset[t] = ((i * D.d * H.size + j * H.d) * W.size + t % W.k * W.d) * C if i < D.k else -(1 << 62)
+    first, last = lo * row, hi * row
+    fill(last - first, at(dx, first), like(dx, 0))
+    u = lo
+    while u < hi:
+        n = u // D.size
+        end = min(hi, (n + 1) * D.size)
+        begin = max(-(((D.k - 1) * D.d - (u - n * D.size) - D.p) // D.s), 0)
+        for o in range(begin, min((end - 1 - n * D.size + D.p) // D.s + 1, D.out)):
+            for v in range(H.out):
+                y = ((n * D.out + o) * H.out + v) * W.out * C
+                x = (((n * D.size + o * D.s - D.p) * H.size + v * H.s - H.p) * W.size - W.p) * C
+                for _ in range(W.out):
+                    for c in range(C):
+                        to = x + offset[index[y + c]] + c
+                        if first <= to < last:
+                            dx[to] += dy[y + c]
+                    x, y = x + W.s * C, y + C
+        u = end
+
+
+@kernel
+def max_pool_fwd(
+    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, x: Ptr, y: Ptr, index: Ptr.uint8
+):
+    """y = the largest of x in the window, NaN if any is; index = the first tap where it is; N*OD rows are shared."""
+    lo, hi = share(me, N * OD)
+    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    if given(me, index):
+        _tops_and_places((x, y, index), lo, hi, C, z, v, u)
+    else:
+        _tops((x, y), lo, hi, C, z, v, u)
+
+
+@kernel
+def max_pool_bwd(
+    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, dy: Ptr, index: Ptr.uint8, dx: Ptr
+):
+    """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
+    lo, hi = share(me, N * D)
+    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    if C < lanes(dx) and sw > 1:
+        _scattered(dx, dy, index, lo, hi, C, z, v, u)
+    else:
+        _chosen((dx, dy, index), lo, hi, C, z, v, u)
+
+
+@kernel
+def adaptive_max_pool_fwd(me, N, D, H, W, C, OD, OH, OW, x: Ptr, y: Ptr, index: Ptr.int32):
+    """y = the largest of x in the window, NaN if any is; index = the first tap where it is; N*OD rows are shared."""
+    lo, hi = share(me, N * OD)
+    if given(me, index):
+        _tops_and_places((x, y, index), lo, hi, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
+    else:
+        _tops((x, y), lo, hi, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
+
+
+@kernel
+def adaptive_max_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, index: Ptr.int32, dx: Ptr):
+    """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
+    lo, hi = share(me, N * D)
+    z, v, u = adaptive(D, OD), adaptive(H, OH), adaptive(W, OW)
+    if _even(z) and _even(v) and _even(u):
+        _chosen((dx, dy, index), lo, hi, C, z, v, u)
+    else:
+        _chosen_one_by_one((dx, dy, index), lo, hi, C, z, v, u)
+
+
+# ---------------------------------------------------------------- the mean
+@njit(inline=True)
+def _mean(args, m, n, gap, loops, t, i, o, count):
+    x, y = args
+    na, nb, nc, sa, sb, sc = loops
+    _sums(m, n, gap, n, na, nb, nc, sa, sb, sc, at(x, i), at(y, o), like(x, 1) / like(x, count))
+
+
+@njit(inline=True)
+def _from_windows(args, m, n, gap, to_gap, loops, t, o, i):
+    dx, dy, factor = args
+    na, nb, nc, sa, sb, sc = loops
+    _sums(m, n, gap, to_gap, na, nb, nc, sa, sb, sc, at(dy, o), at(dx, i), factor)
+
+
+@njit(inline=True)
+def _to_windows(args, m, n, gap, nc, sc, t, o, i):
+    dx, dy, factor = args
+    spread(m, n, gap, nc, sc, at(dy, o), at(dx, i), factor)
+
+
+@njit(inline=True)
+def _part_of_window(args, n, nc, C, t, count, o, i):
+    dx, dy = args
+    _sums_too(1, n, 0, 0, 1, 1, nc, 0, 0, C, at(dy, o), at(dx, i), like(dx, 1) / like(dx, count))
+
+
+_means, _sums_of_windows, _parts_of_windows = (
+    _forward(_mean),
+    _backward(_from_windows, _to_windows),
+    _one_by_one(_part_of_window),
+)
+
+
+@njit(inline=True)
+def _from_means(me, N, C, dy, dx, D, H, W):
+    lo, hi = share(me, N * D.size)
+    if _even(D) and _even(H) and _even(W):
+        factor = like(dx, 1) / like(dx, D.k * H.k * W.k)
+        _sums_of_windows((dx, dy, factor), lo, hi, C, D, H, W)
+    else:
+        _parts_of_windows((dx, dy), lo, hi, C, D, H, W)
+
+
+@njit(inline=True)
+def _after(padded, q):
+    return q if padded == 1 else NONE
+
+
+@kernel
+def avg_pool_fwd(
+    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, x: Ptr, y: Ptr
+):
+    """y = the sum of x in the window / what it counts; N*OD rows are shared."""
+    lo, hi = share(me, N * OD)
+    z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
+    _means((x, y), lo, hi, C, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
+
+
+@kernel
+def avg_pool_bwd(
+    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, qd, qh, qw, padded, dy: Ptr, dx: Ptr
+):
+    """dx = the sum of dy / what a window counts, over those that have the element; all of dx is set; N*D rows are shared."""
+    z, v = Axis(D, OD, kd, sd, pd, dd, _after(padded, qd)), Axis(H, OH, kh, sh, ph, dh, _after(padded, qh))
+    _from_means(me, N, C, dy, dx, z, v, Axis(W, OW, kw, sw, pw, dw, _after(padded, qw)))
+
+
+@kernel
+def adaptive_avg_pool_fwd(me, N, D, H, W, C, OD, OH, OW, x: Ptr, y: Ptr):
+    """y = the mean of x in the window; N*OD rows are shared."""
+    lo, hi = share(me, N * OD)
+    _means((x, y), lo, hi, C, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
+
+
+@kernel
+def adaptive_avg_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, dx: Ptr):
+    """dx = the sum of dy / elements of the window, over those that have the element; all of dx is set; N*D rows are shared."""
+    _from_means(me, N, C, dy, dx, adaptive(D, OD), adaptive(H, OH), adaptive(W, OW))
+
+
+# ---------------------------------------------------------------- the norm
+@njit(inline=True)
+def _powers_in_window(args, m, n, gap, loops, t, i, o, count):
+    x, y, p, odd, whole = args
+    na, nb, nc, sa, sb, sc = loops
+    x, y, factor = at(x, i), at(y, o), like(x, whole) / like(x, count)
+    if p == 2.0:
+        _squares(m, n, gap, n, na, nb, nc, sa, sb, sc, x, y, factor)
+    else:
+        _of_powers(m, n, gap, n, na, nb, nc, sa, sb, sc, x, y, factor, p, odd)
+
+
+@njit(inline=True)
+def _slope_of_window(args, m, n, gap, loops, t, i, o, count):
+    y, dy, t_g, p, odd, whole = args
+    _slope(m * n, at(dy, o), at(y, o), at(t_g, o), p, 0.0, odd, whole / count)
+
+
+_sums_of_powers, _slopes = _forward(_powers_in_window), _forward(_slope_of_window)
+
+
+@kernel
+def lp_pool_fwd(
+    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, x: Ptr, y: Ptr
+):
+    """y = (k/count * the sum of x^p in the window)^(1/p), k the taps of a whole one; N*OD rows are shared."""
+    lo, hi = share(me, N * OD)
+    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    args, row, root = (x, y, power, odd_power(power), kd * kh * kw), OH * OW * C, 1.0 / power
+    _sums_of_powers(args, lo, hi, C, z, v, u)
+    y = at(y, lo * row)
+    power_y((hi - lo) * row, y, y, root, 0.0, odd_power(root), root)
+
+
+@kernel
+def lp_pool_bwd_y(
+    me,
+    N,
+    D,
+    H,
+    W,
+    C,
+    OD,
+    OH,
+    OW,
+    kd,
+    kh,
+    kw,
+    sd,
+    sh,
+    sw,
+    pd,
+    ph,
+    pw,
+    dd,
+    dh,
+    dw,
+    power: Float,
+    dy: Ptr,
+    y: Ptr,
+    t_g: Ptr,
+):
+    """g = k/count * dy*y^(1 - p), 0 where y is; N*OD rows are shared; g may be dy or y."""
+    lo, hi = share(me, N * OD)
+    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    less, row = 1.0 - power, OH * OW * C
+    if _even(z) and _even(v) and _even(u):
+        first = lo * row
+        _slope((hi - lo) * row, at(dy, first), at(y, first), at(t_g, first), less, 0.0, odd_power(less), 1.0)
+    else:
+        _slopes((y, dy, t_g, less, odd_power(less), kd * kh * kw), lo, hi, C, z, v, u)
+
+
+@kernel
+def lp_pool_bwd(
+    me,
+    N,
+    D,
+    H,
+    W,
+    C,
+    OD,
+    OH,
+    OW,
+    kd,
+    kh,
+    kw,
+    sd,
+    sh,
+    sw,
+    pd,
+    ph,
+    pw,
+    dd,
+    dh,
+    dw,
+    power: Float,
+    t_g: Ptr,
+    x: Ptr,
+    dx: Ptr,
+):
+    """dx = x^(p - 1) * the sum of g over the windows that have the element; all of dx is set; N*D rows are shared."""
+    lo, hi = share(me, N * D)
+    z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
+    _sums_of_windows((dx, t_g, like(dx, 1)), lo, hi, C, z, v, u)
+    less, row = power - 1.0, H * W * C
+    dx, x = at(dx, lo * row), at(x, lo * row)
+    _times_power((hi - lo) * row, dx, x, dx, less, 0.0, odd_power(less), less)

@@ -1,0 +1,348 @@
+"""Pooling: what lies in a window, as one number a channel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from calcvm.ops.dims import Shape
+from calcvm.ops.reduction import extremum_words, reduce_shape, sum_words
+from calcvm.ops.spec import (
+    LAST,
+    OPS,
+    Attr,
+    Example,
+    OpSpec,
+    R,
+    RowSpec,
+    Shapes,
+    W,
+    Word,
+    choice,
+    operator,
+)
+from calcvm.ops.windows import (
+    AFTER,
+    CEIL,
+    DILATION,
+    KERNEL,
+    OUT,
+    PADDING,
+    SIZES,
+    STRIDE,
+    WINDOW,
+    X_ROWS,
+    Y_ROWS,
+    Axis,
+    X,
+    Y,
+    adapted,
+    out_shape,
+    slid,
+    words,
+)
+
+TAPS = 256  # of a window that max_pool saves the place in
+TAPS_OF = "kd*kh*kw"
+POWER = Word(name="power", kind="float", lo=0, hi=1e300)
+Attrs = Mapping[str, Any]
+Rule = Callable[[Shapes, Attrs], tuple[Axis, ...]]
+
+
+def _slid(shapes: Shapes, attrs: Attrs) -> tuple[Axis, ...]:
+    """The axes of x; the stride is the window's size, unless another is given."""
+    stride = attrs["stride"] or attrs["kernel"]
+    given = (attrs.get(name) for name in ("padding", "dilation"))
+    return slid(shapes["x"], attrs["kernel"], stride, *given, attrs["ceil_mode"])
+
+
+def _slid_max(shapes: Shapes, attrs: Attrs) -> tuple[Axis, ...]:
+    if math.prod(attrs["kernel"]) > TAPS:
+        raise ValueError(f"a window {attrs['kernel']} has more than {TAPS} elements: pool in several steps")
+    return _slid(shapes, attrs)
+
+
+def _adapted(shapes: Shapes, attrs: Attrs) -> tuple[Axis, ...]:
+    return adapted(shapes["x"], attrs["sizes"])
+
+
+def _pooling(
+    name: str, axes: Rule, more: Callable[[Attrs], Mapping[str, Any]] = lambda attrs: {}, made: str = "", **spec: Any
+) -> OpSpec:
+    """An operator of windows.  more : words beside theirs.  made : what is of the output's shape beside it."""
+
+    def shape(shapes: Shapes, attrs: Attrs) -> dict[str, Shape]:
+        y = out_shape(shapes["x"], axes(shapes, attrs))
+        return {"y": y, made: y} if made else {"y": y}
+
+    return operator(
+        name=name,
+        category="pooling",
+        inputs=("x",),
+        shape=shape,
+        words=lambda shapes, attrs: {**words(shapes["x"], axes(shapes, attrs)), **more(attrs)},
+        differentiable=("x",),
+        layouts=dict.fromkeys(("x", "y", *spec.get("saved", ())), LAST),
+        **spec,
+    )
+
+
+DX = W("dx", X, X_ROWS)
+
+
+def _example(*shape: int | None, batch: int = 3, bench: bool = False, **attrs: Any) -> Example:
+    return Example(shapes=(shape,), attrs=attrs, batch=batch, bench=bench)
+
+
+WINDOWS = (
+    _example(None, 6, 4, 3, kernel=(2, 2)),
+    _example(None, 7, 5, 2, kernel=(3, 3), stride=(2, 2), padding=(1, 1, 1, 1)),
+    _example(None, 5, 6, 19, kernel=(3, 3), stride=(1, 1), padding=(1, 1, 1, 1), batch=2),
+    _example(None, 9, 2, kernel=(3,), stride=(2,), padding=(1, 0), ceil_mode=True),
+    _example(None, 11, 3, kernel=(4,), stride=(1,)),
+    _example(None, 3, 4, 5, 2, kernel=(2, 2, 3), stride=(1, 2, 2), padding=(0, 1, 1, 1, 0, 1), batch=2),
+    _example(2, 7, 4, 17, kernel=(3, 2), stride=(2, 1), padding=(1, 0, 1, 1), ceil_mode=True),
+    _example(1, 8, 9, 1, kernel=(2, 3), stride=(3, 2), ceil_mode=True),
+    _example(None, 1, 1, 4, kernel=(1, 1)),
+)
+FAST = (
+    _example(None, 28, 28, 16, batch=32, bench=True, kernel=(2, 2)),
+    _example(None, 56, 56, 64, batch=8, bench=True, kernel=(3, 3), stride=(2, 2), padding=(1, 1, 1, 1)),
+)
+ADAPTED = (
+    _example(None, 7, 5, 3, sizes=(3, 2)),
+    _example(None, 6, 4, 2, sizes=(3, 2)),
+    _example(None, 6, 3, 17, sizes=(4, 1), batch=2),
+    _example(None, 7, 2, sizes=(3,)),
+    _example(None, 2, 3, 2, sizes=(5, 3)),
+    _example(2, 3, 4, 5, 1, sizes=(2, 4, 3)),
+    _example(None, 28, 28, 16, batch=32, bench=True, sizes=(7, 7)),
+)
+
+
+# ---------------------------------------------------------------- the largest
+def _max(name: str, index: str, of: tuple[Word, ...], taps: str, require: tuple[str, ...] = (), **spec: Any) -> None:
+    _pooling(
+        name,
+        synopsis="y[o] = max of x over window o (NaN if any is)",
+        saved=("index",),
+        made="index",
+        fwd=(
+            RowSpec(
+                name=f"{name}_fwd",
+                synopsis="y[n,o,c] = max_t x[n,o*s - p + t*d,c]; index = the first t where it is",
+                words=(*SIZES, *of),
+                operands=(
+                    R("x", X),
+                    W("y", Y, Y_ROWS),
+                    W("index", Y, Y_ROWS, type=index, optional=True),
+                ),
+                require=require,
+                flops=f"{Y}*{taps}",
+            ),
+        ),
+        bwd=(
+            RowSpec(
+                name=f"{name}_bwd",
+                synopsis="dx[n,i,c] = sum of dy[n,o,c] over windows o whose index is the tap at i",
+                words=(*SIZES, *of),
+                operands=(R("dy", Y), R("index", Y, type=index), DX),
+                require=require,
+                flops=f"2*{X}",
+            ),
+        ),
+        **spec,
+    )
+
+
+_max(
+    "max_pool",
+    "uint8",
+    WINDOW,
+    TAPS_OF,
+    (f"{TAPS} - {TAPS_OF}",),
+    axes=_slid_max,
+    attrs=(KERNEL, STRIDE, PADDING, DILATION, CEIL),
+    onnx=("MaxPool",),
+    examples=(
+        *WINDOWS,
+        _example(None, 9, 8, 2, kernel=(2, 3), dilation=(3, 2), padding=(2, 1, 1, 2)),
+        _example(None, 10, 18, kernel=(3,), stride=(4,), dilation=(2,), batch=2),
+        _example(None, 12, 5, kernel=(3,), stride=(1,), dilation=(2,), padding=(2, 2)),
+        *FAST,
+    ),
+    source="of equals the first has the gradient, as in PyTorch; what pads is no element",
+)
+_max(
+    "adaptive_max_pool",
+    "int32",
+    (),
+    "(D*H*W // (OD*OH*OW) + 1)",
+    axes=_adapted,
+    attrs=(OUT,),
+    examples=ADAPTED,
+    source="torch.nn.AdaptiveMaxPool2d: window o is from floor(o*size/out) to ceil((o + 1)*size/out)",
+)
+
+
+# ---------------------------------------------------------------- the mean
+def _avg(name: str, of: tuple[Word, ...], taps: str, **spec: Any) -> None:
+    _pooling(
+        name,
+        synopsis="y[o] = mean of x over window o",
+        fwd=(
+            RowSpec(
+                name=f"{name}_fwd",
+                synopsis="y[n,o,c] = sum_t x[n,o*s - p + t,c] / count[o]",
+                words=(*SIZES, *of),
+                operands=(R("x", X), W("y", Y, Y_ROWS)),
+                flops=f"{Y}*{taps}",
+            ),
+        ),
+        bwd=(
+            RowSpec(
+                name=f"{name}_bwd",
+                synopsis="dx[n,i,c] = sum of dy[n,o,c]/count[o] over windows o that have i",
+                words=(*SIZES, *of),
+                operands=(R("dy", Y), DX),
+                flops=f"2*{X}",
+            ),
+        ),
+        **spec,
+    )
+
+
+_avg(
+    "avg_pool",
+    (*WINDOW, *AFTER, choice("padded", 2)),
+    TAPS_OF,
+    axes=_slid,
+    more=lambda attrs: {"padded": int(attrs["count_include_pad"])},
+    attrs=(
+        KERNEL,
+        STRIDE,
+        PADDING,
+        CEIL,
+        Attr(
+            name="count_include_pad",
+            default=True,
+            check=lambda v: isinstance(v, bool),
+            doc="whether zeros that pad are counted; what ceil_mode adds never is",
+        ),
+    ),
+    onnx=("AveragePool",),
+    examples=(
+        *WINDOWS,
+        *(
+            Example(shapes=e.shapes, attrs={**e.attrs, "count_include_pad": False}, batch=e.batch)
+            for e in WINDOWS
+            if "padding" in e.attrs
+        ),
+        *FAST,
+    ),
+    source="torch.nn.AvgPool2d",
+)
+_avg(
+    "adaptive_avg_pool",
+    (),
+    "(D*H*W // (OD*OH*OW) + 1)",
+    axes=_adapted,
+    attrs=(OUT,),
+    examples=ADAPTED,
+    source="torch.nn.AdaptiveAvgPool2d: window o is from floor(o*size/out) to ceil((o + 1)*size/out)",
+)
+
+
+# ---------------------------------------------------------------- the norm
+_POWERS = (*SIZES, *WINDOW, POWER)
+_pooling(
+    "lp_pool",
+    _slid,
+    more=lambda attrs: {"power": attrs["p"]},
+    made="t_g",
+    synopsis="y[o] = (sum of x^p over window o)^(1/p)",
+    attrs=(
+        Attr(
+            name="p",
+            default=2.0,
+            check=lambda v: type(v) in (int, float) and 0 < v < math.inf,
+            doc="the power, > 0; with 1 sums",
+        ),
+        KERNEL,
+        STRIDE,
+        CEIL,
+    ),
+    fwd=(
+        RowSpec(
+            name="lp_pool_fwd",
+            synopsis="y[n,o,c] = (k/count[o] * sum_t x[n,o*s + t,c]^p)^(1/p)",
+            words=_POWERS,
+            operands=(R("x", X), W("y", Y, Y_ROWS)),
+            flops=f"2*{Y}*{TAPS_OF}",
+        ),
+    ),
+    bwd=(
+        RowSpec(
+            name="lp_pool_bwd_y",
+            synopsis="g[n,o,c] = k/count[o] * dy*y^(1 - p); 0 where y is",
+            words=_POWERS,
+            operands=(R("dy", Y, Y_ROWS), R("y", Y, Y_ROWS), W("t_g", Y, Y_ROWS)),
+            in_place=(("t_g", "dy"), ("t_g", "y")),
+            flops=f"3*{Y}",
+        ),
+        RowSpec(
+            name="lp_pool_bwd",
+            synopsis="dx[n,i,c] = x^(p - 1) * sum of g[n,o,c] over windows o that have i",
+            words=_POWERS,
+            operands=(R("t_g", Y), R("x", X, X_ROWS), DX),
+            flops=f"3*{X}",
+        ),
+    ),
+    onnx=("LpPool",),
+    examples=(
+        *(Example(shapes=e.shapes, attrs=e.attrs, batch=e.batch, low=0.1) for e in WINDOWS if "padding" not in e.attrs),
+        *(
+            Example(shapes=((None, 7, 5, 3),), attrs={"p": p, "kernel": (3, 2), "stride": (2, 1)}, batch=2, low=0.1)
+            for p in (1.0, 3.0, 2.5)
+        ),
+        Example(shapes=((None, 5, 17),), attrs={"p": 2.0, "kernel": (2,)}),
+        FAST[0],
+    ),
+    source="torch.nn.LPPool2d: powers of x as they are, no sizes; a window that leaves the image counts as a whole one",
+)
+
+
+# ---------------------------------------------------------------- all of an image
+def _global(name: str, of: str, words: Callable, onnx: str, synopsis: str) -> None:
+    """An operator that is a reduction over the spatial axes."""
+
+    def axes(shapes: Shapes) -> dict[str, Any]:
+        adapted(shapes["x"], (1,) * (len(shapes["x"]) - 2))
+        return {"axes": (*range(1, len(shapes["x"]) - 1),), "keepdims": True}
+
+    operator(
+        name=name,
+        synopsis=synopsis,
+        category="pooling",
+        inputs=("x",),
+        shape=lambda shapes, attrs: reduce_shape(shapes, axes(shapes)),
+        words=lambda shapes, attrs: words(shapes, axes(shapes)),
+        fwd=OPS[of].fwd,
+        bwd=OPS[of].bwd,
+        differentiable=("x",),
+        layouts={"x": LAST, "y": LAST},
+        onnx=(onnx,),
+        examples=(
+            _example(None, 4, 3, 5),
+            _example(None, 7, 2),
+            _example(2, 2, 3, 2, 17),
+            _example(None, 1, 1, 3),
+            _example(None, 7, 7, 64, batch=32, bench=True),
+        ),
+        source=f"the rows of {of}",
+    )
+
+
+_global("global_avg_pool", "mean", sum_words, "GlobalAveragePool", "y = mean of x over the spatial axes")
+_global("global_max_pool", "max", extremum_words, "GlobalMaxPool", "y = max of x over the spatial axes (NaN if any is)")
