@@ -436,7 +436,7 @@ def _woven(k: int, apart: bool) -> Any:
                 e.put(V(b, _picked(b, vectors, [place(v, lane) for lane in range(lanes)])), y, gives(j, v), None)
             return carried
 
-        _for(b, c64(0), n, lanes, [], turn)
+        counting(b, c64(0), n, lanes, [], turn)
 
     return loop_of("ipp", emit, name=f"{'unweave' if apart else 'weave'}{k}")
 

@@ -111,7 +111,7 @@ class Emitter:
             self.variable(v, "activation")
             local[slot] = self.env[v]
         for slot, shape in op.saved.items():
-            local[slot] = self.tensor(f"{op.name}.{slot}", "activation", shape)
+            local[slot] = self.tensor(f"{op.name}.{slot}", "activation", shape, type=spec.type_of(slot))
             if slot in spec.saved:
                 self.saved.add(local[slot])
         op_words = spec.words(shapes, op.attrs)

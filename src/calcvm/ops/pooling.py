@@ -53,8 +53,8 @@ Rule = Callable[[Shapes, Attrs], tuple[Axis, ...]]
 def _slid(shapes: Shapes, attrs: Attrs) -> tuple[Axis, ...]:
     """The axes of x; the stride is the window's size, unless another is given."""
     stride = attrs["stride"] or attrs["kernel"]
-    given = (attrs.get(name) for name in ("padding", "dilation"))
-    return slid(shapes["x"], attrs["kernel"], stride, *given, attrs["ceil_mode"])
+    padding, dilation = attrs.get("padding"), attrs.get("dilation")
+    return slid(shapes["x"], attrs["kernel"], stride, padding, dilation, attrs["ceil_mode"])
 
 
 def _slid_max(shapes: Shapes, attrs: Attrs) -> tuple[Axis, ...]:

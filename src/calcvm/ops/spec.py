@@ -327,6 +327,10 @@ class OpSpec:
         said = {o.name: o.type for row in self.rows for o in row.operands if o.type != FLOAT}
         return {name: said[name] for name in values if name in said}
 
+    def type_of(self, name: str) -> str:
+        """The type of a saved value or a temporary, as rows say."""
+        return next((o.type for row in self.rows for o in row.operands if o.name == name), FLOAT)
+
     @property
     def bwd_reads(self) -> tuple[str, ...]:
         """Forward values that the backward reads: all others may be overwritten after the forward."""

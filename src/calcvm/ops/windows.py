@@ -99,7 +99,8 @@ def slid(
     padding = padding or (0,) * 2 * len(sizes)
     before, after = padding[: len(padding) // 2], padding[len(padding) // 2 :]
     _one_each(x, kernel=kernel, stride=stride, padding=before, dilation=dilation)
-    return tuple(_axis(x, *numbers, ceil_mode) for numbers in zip(sizes, kernel, stride, before, after, dilation))
+    numbers = zip(sizes, kernel, stride, before, after, dilation)
+    return tuple(_axis(x, n, k, s, p, q, d, ceil_mode) for n, k, s, p, q, d in numbers)
 
 
 def _axis(x: Shape, size: int, k: int, s: int, before: int, after: int, d: int, ceil_mode: bool) -> Axis:
@@ -143,9 +144,9 @@ X_ROWS, Y_ROWS = "N*D", "N*OD"  # the units that workers share by
 
 def words(x: Shape, axes: tuple[Axis, ...]) -> Mapping[str, Any]:
     """All of these words."""
-    d, h, w = (axes[0], *(ALONE,) * (3 - len(axes)), *axes[1:])
+    three = (axes[0], *(ALONE,) * (3 - len(axes)), *axes[1:])
     out: dict[str, Affine | int] = {"N": x[0], "C": x[-1]}
-    for name, a in zip("dhw", (d, h, w)):
+    for name, a in zip("dhw", three):
         out |= {name.upper(): affine(a.size), f"O{name.upper()}": affine(a.out)}
         numbers = zip("kspqd", (a.kernel, a.stride, a.before, a.after, a.dilation))
         out |= {f"{letter}{name}": n for letter, n in numbers}
