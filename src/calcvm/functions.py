@@ -37,6 +37,8 @@ __all__ = [
     "gelu",
     "greater",
     "greater_equal",
+    "hard_sigmoid",
+    "hard_swish",
     "huber",
     "leaky_relu",
     "less",
@@ -56,6 +58,7 @@ __all__ = [
     "mean",
     "min",
     "minimum",
+    "mish",
     "mod",
     "mse",
     "mul",
@@ -63,10 +66,13 @@ __all__ = [
     "not_equal",
     "pick",
     "pow",
+    "prelu",
     "relu",
+    "relu6",
     "reshape",
     "rmse",
     "round",
+    "selu",
     "sigmoid",
     "sign",
     "silu",
@@ -192,6 +198,36 @@ def gelu(x: Variable, approximate: str = "none") -> Variable:
 def silu(x: Variable) -> Variable:
     """x / (1 + exp(-x)), also called swish."""
     return apply("silu", x)
+
+
+def selu(x: Variable) -> Variable:
+    """1.0507 * x where positive, 1.0507 * 1.6733 * (exp(x) - 1) elsewhere, which keeps mean 0 and variance 1."""
+    return apply("selu", x)
+
+
+def mish(x: Variable) -> Variable:
+    """x * tanh(softplus(x))."""
+    return apply("mish", x)
+
+
+def hard_sigmoid(x: Variable) -> Variable:
+    """x/6 + 1/2 within [0, 1], as PyTorch's."""
+    return apply("hard_sigmoid", x)
+
+
+def hard_swish(x: Variable) -> Variable:
+    """x * hard_sigmoid(x)."""
+    return apply("hard_swish", x)
+
+
+def relu6(x: Variable) -> Variable:
+    """x within [0, 6]."""
+    return apply("relu6", x)
+
+
+def prelu(x: Variable, slope: Variable) -> Variable:
+    """x where positive, ``slope * x`` elsewhere; the slope broadcasts, such as (C, 1, 1) to images."""
+    return apply("prelu", x, slope)
 
 
 def softplus(x: Variable) -> Variable:

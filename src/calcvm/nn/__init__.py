@@ -22,16 +22,22 @@ from calcvm.nn.images import (
 from calcvm.nn.layers import (
     ELU,
     GELU,
+    SELU,
     Activation,
     Center,
     Dropout,
     Flatten,
     Function,
+    HardSigmoid,
+    HardSwish,
     Layer,
     LeakyReLU,
     Linear,
     LogSoftmax,
+    Mish,
+    PReLU,
     ReLU,
+    ReLU6,
     Reshape,
     Scale,
     Sequential,
@@ -42,4 +48,4 @@ from calcvm.nn.layers import (
     Tanh,
 )
 
-__all__ = ["Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "Dropout", "ELU", "Flatten", "Function", "GELU", "GlobalAvgPool", "GlobalMaxPool", "LPPool2d", "Layer", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Pad", "ReLU", "Reshape", "Residual", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh", "Upsample"]  # fmt: skip
+__all__ = ["Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "Dropout", "ELU", "Flatten", "Function", "GELU", "GlobalAvgPool", "GlobalMaxPool", "HardSigmoid", "HardSwish", "LPPool2d", "Layer", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "PReLU", "Pad", "ReLU", "ReLU6", "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh", "Upsample"]  # fmt: skip

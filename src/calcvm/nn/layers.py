@@ -10,7 +10,7 @@ from calcvm import checks
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
-from calcvm.init import initializer_of
+from calcvm.init import Constant, initializer_of
 from calcvm.ops.dims import show
 from calcvm.optim import regularizer_of
 
@@ -301,6 +301,60 @@ class SiLU(Activation):
     """x / (1 + exp(-x)), also called swish."""
 
     function = staticmethod(F.silu)
+
+
+@dataclass(eq=False)
+class SELU(Activation):
+    """1.0507 times x where positive, elsewhere times 1.6733 * (exp(x) - 1)."""
+
+    function = staticmethod(F.selu)
+
+
+@dataclass(eq=False)
+class Mish(Activation):
+    """x * tanh(softplus(x))."""
+
+    function = staticmethod(F.mish)
+
+
+@dataclass(eq=False)
+class HardSigmoid(Activation):
+    """x/6 + 1/2 within [0, 1]."""
+
+    function = staticmethod(F.hard_sigmoid)
+
+
+@dataclass(eq=False)
+class HardSwish(Activation):
+    """x * hard_sigmoid(x)."""
+
+    function = staticmethod(F.hard_swish)
+
+
+@dataclass(eq=False)
+class ReLU6(Activation):
+    """x within [0, 6]."""
+
+    function = staticmethod(F.relu6)
+
+
+@dataclass(repr=True)
+class PReLU(Layer):
+    """x where positive, a learnt slope times x elsewhere: one slope, or one a channel (axis 1)."""
+
+    per_channel: bool = False
+    slope: float = 0.25
+
+    def __post_init__(self) -> None:
+        self.per_channel = checks.flag("PReLU: per_channel", self.per_channel)
+        self.slope = checks.number("PReLU: slope", self.slope, -1e300, 1e300)
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
+        if self.per_channel and (x.rank < 2 or not x.shape[1].constant):
+            raise ShapeError(f"{scope}: the input {x} has no axis of channels")
+        shape = (x.shape[1].b, *(1,) * (x.rank - 2)) if self.per_channel else (1,)
+        return F.prelu(x, _shared(x, True)(f"{scope}.slope", shape, Constant(self.slope), None))
 
 
 @dataclass(eq=False)
