@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from calcvm.kernels_cuda._common import Kernel
 
-FAMILIES = ("contraction", "losses", "optimizers", "elementwise", "reduction", "shape", "random", "normalization")
+FAMILIES = (
+    "contraction",
+    "convolution",
+    "losses",
+    "optimizers",
+    "elementwise",
+    "reduction",
+    "shape",
+    "random",
+    "normalization",
+)
 
 
 def kernels() -> dict[str, Kernel]:

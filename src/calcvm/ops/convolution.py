@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from calcvm.ops.contraction import PARTIAL_SUMS, WORKSPACE, Room
+from calcvm.ops.contraction import PARTIAL_SUMS, WORKSPACE, Room, partial_over
 from calcvm.ops.dims import ONE, Affine, Shape, numel, show
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import (
@@ -48,6 +48,7 @@ SAME = tuple(
     for one, all_ in (("rows*inner", "N*O0*O1*O2"), ("in_rows*in_inner", "N*I0*I1*I2"))
     for text in (f"{one} - {all_}", f"{all_} - {one}")
 )
+SMALL = tuple(f"{2**31 - 1} - {v}" for v in ("N", "C", "F", *(f"{v}{i}" for v in "IO" for i in AXES)))  # on GPUs int32
 FLOPS = f"2*{Y}*{TAPS}*C"
 
 
@@ -89,7 +90,7 @@ def bwd_x_workspace(w: Any, on: On) -> Room:
 
 def bwd_w_workspace(w: Any, on: On) -> Room:
     if on.gpu:
-        return 0, 0
+        return partial_over(w.rows * w.inner, (w.K0 * w.K1 * w.K2 * w.C + 1) * w.G * w.F, on)
     n = w.C + _copied(w) + PIXELS * COLUMNS
     return n, n
 
@@ -163,7 +164,7 @@ CONV_FWD = RowSpec(
     synopsis="y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]",
     words=(*WORDS, WN),
     operands=(R("x", X), R("wt", WT), R("b", "G*F", optional=True), W("y", Y, "rows"), WORKSPACE),
-    require=SAME,
+    require=(*SAME, *SMALL),
     workspace=fwd_workspace,
     flops=FLOPS,
 )
@@ -178,7 +179,7 @@ CONV_BWD_W = RowSpec(
         A("db", "G*F", "G*F", optional=True),
         WORKSPACE,
     ),
-    require=SAME,
+    require=(*SAME, *SMALL),
     workspace=bwd_w_workspace,
     phases=PARTIAL_SUMS,
     flops=FLOPS,
@@ -188,7 +189,7 @@ CONV_BWD_X = RowSpec(
     synopsis="dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f]",
     words=(*WORDS, WN),
     operands=(R("wt", WT), R("dy", Y), W("dx", X, "in_rows"), WORKSPACE),
-    require=SAME,
+    require=(*SAME, *SMALL),
     workspace=bwd_x_workspace,
     flops=FLOPS,
 )
