@@ -163,11 +163,14 @@ def layout(h, i, j, first, last, rows, cols, pad):
     return a_at, b_at, *wide, depth, lda, ldb, size, stages, a_how, b_how, a_to, b_to, a_across, b_across
 
 
-@routine(lambda h: types.void(h, LAYOUT, *ints(6)))
-def gather(h, t, slot, f, real, there, m, full):
-    """As `fetch`, a step of A from its column ``f`` on where it is what a `window` sees: elements by their places, or 0."""
+@routine(lambda h: types.void(h, LAYOUT, STATE, *ints(4)))
+def gather(h, t, state, stop, real, m, whole):
+    """Begin to copy a step of A where that is what a `window` sees, element by element, or 0 beside the image."""
     h = in_global(h)
+    to, slot, k, g, _, _ = state
     p, dst = described(h), at(tiles_at(h)[0], slot + t[A_TO])
+    there, f = min(min(t[STEP], p[SUMMANDS] - k), stop - to), g * p[SUMMANDS] + k
+    full = (there + whole - 1) & -whole
     start, dp, q, dq = t[A_HOW]
     a, step, across, wide, by_pixels = at(h, p[A]), t[A_ACROSS][2], 0, t[A_WIDE] != 0, p[SEEN] == PIXELS
     size = image(h)
@@ -198,12 +201,8 @@ def bring(h, t, state, stop, real, m, n, whole):
     S = p[SUMMANDS]
     there = min(min(t[STEP], S - k), stop - to)
     full = (there + whole - 1) & -whole
-    seen = p[SEEN] != 0
-    b = at(h, t[B_AT] + b_off)
-    if seen:
-        gather(h, t, slot, g * S + k, real, there, m, full)
-    else:
-        a = at(h, t[A_AT] + a_off)
+    a, b = at(h, t[A_AT] + a_off), at(h, t[B_AT] + b_off)
+    if p[SEEN] == 0:
         fetch(at(s, slot + t[A_TO]), real, there, m, full, a, t[A_HOW], t[A_ACROSS], t[A_WIDE] != 0, like(h, 1))
     fetch(at(s, slot + t[B_TO]), there, n, full, n, b, t[B_HOW], t[B_ACROSS], t[B_WIDE] != 0, like(h, 0))
     slot += t[SIZE]
@@ -216,7 +215,7 @@ def bring(h, t, state, stop, real, m, n, whole):
     if k == S:
         k = 0
         g += 1
-        a_off, b_off = g * p[A_GS], weights_at(h, g) if seen else g * p[B_GS]
+        a_off, b_off = g * p[A_GS], weights_at(h, g) if p[SEEN] != 0 else g * p[B_GS]
     return to, slot, k, g, a_off, b_off
 
 
@@ -404,6 +403,8 @@ def _tile(
                     wait_for_step(stages)
                     sync()
                 if state[0] < stop:
+                    if p[SEEN] != 0:
+                        gather(h, t, state, stop, real, m, whole)
                     state = bring(h, t, state, stop, real, m, n, whole)
                 commit()
                 if ahead >= 0:
