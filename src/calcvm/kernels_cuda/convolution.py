@@ -163,3 +163,36 @@ def conv_bwd_x(
     """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f].  Workers own rows of dx."""
     I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
     backward(me, in_rows, in_inner, G, C, F, I, O, K, S, P, L, dy, wt, dx, False, dx)
+
+
+# ---------------------------------------------------------------- transposed: of the convolution of y to x
+@kernel
+def conv_transpose_fwd(
+    me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
+    L2, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr,
+):  # fmt: skip
+    """y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c].  Workers own rows of y."""
+    I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
+    backward(me, in_rows, in_inner, G, C, F, I, O, K, S, P, L, x, wt, b, given(me, b), y)
+
+
+@kernel
+def conv_transpose_bwd_w(
+    me, phases, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
+    L0, L1, L2, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dwt[k,c,f] (+)= sum_n,o dy[n,o*S+k*L-P,c]*x[n,o,f]; db[c] (+)= sum_n,i dy[n,i,c].  As linear_bwd_w."""
+    I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
+    used = of_weights(me, rows * inner, G, C, F, I, O, K, S, P, L, dy, x, dwt, db, False, acc, ws, wn)
+    if given(me, db):
+        over_rows(me, False, 1, 0, 0, in_rows * in_inner, G * C, dy, dy, dwt, db, True, acc, at(ws, used), wn - used)
+
+
+@kernel
+def conv_transpose_bwd_x(
+    me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
+    L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f].  Workers own rows of dx."""
+    I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
+    forward(me, rows, inner, G, C, F, I, O, K, S, P, L, dy, wt, dx, False, dx)

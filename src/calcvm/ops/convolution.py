@@ -95,6 +95,11 @@ def bwd_w_workspace(w: Any, on: On) -> Room:
     return n, n
 
 
+def transpose_bwd_w_workspace(w: Any, on: On) -> Room:
+    least, wanted = bwd_w_workspace(w, on)
+    return least, wanted + (partial_over(w.in_rows * w.in_inner, w.G * w.C, on)[1] if on.gpu else 0)
+
+
 # ---------------------------------------------------------------- shapes
 def _three(v: Any, n: int) -> tuple[Any, ...]:
     """Of a size or setting an axis, those of three axes: a missing one has 1."""
@@ -109,11 +114,12 @@ def settings(attrs: Mapping[str, Any], n: int) -> dict[str, tuple[int, ...]]:
         "dilation": attrs.get("dilation") or (1,) * n,
         "before": pads[:n],
         "after": pads[n:],
+        "output_padding": attrs.get("output_padding") or (0,) * n,
     }
 
 
-def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    x, w, b, groups = shapes["x"], shapes["wt"], shapes["b"], attrs.get("groups", 1)
+def _checked(x: Shape, w: Shape, attrs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The settings of a window over x, of as many axes."""
     n = len(x) - 2
     if n not in (1, 2, 3):
         raise ValueError(f"x {show(x)} has {len(x)} axes: a batch, 1 to 3 spatial ones and channels are wanted")
@@ -122,10 +128,18 @@ def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
             f"weights {show(w)} of x {show(x)}: a window of {n} axes, input and output channels are wanted"
         )
     of = settings(attrs, n)
-    for name in "stride", "dilation", "before", "after":
-        if len(of[name]) != n:
+    for name, values in of.items():
+        if len(values) != n:
             what = "padding" if name in ("before", "after") else name
             raise ValueError(f"{what} {attrs[what]} is not of the {n} spatial axes of x {show(x)}")
+    if not all(s.constant for s in x[1:]):
+        raise ValueError(f"x {show(x)}: the batch is the first axis, spatial sizes are numbers")
+    return of
+
+
+def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, w, b, groups = shapes["x"], shapes["wt"], shapes["b"], attrs.get("groups", 1)
+    n, of = len(x) - 2, _checked(x, w, attrs)
     if x[-1] != w[-2] * groups:
         raise ValueError(f"x {show(x)} has {x[-1]} channels, weights {show(w)} take {w[-2]} in each of groups={groups}")
     if w[-1].b % groups:
@@ -136,12 +150,30 @@ def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     for i in range(n):
         padded = x[1 + i] + of["before"][i] + of["after"][i]
         window = (w[i].b - 1) * of["dilation"][i] + 1
-        if not padded.constant:
-            raise ValueError(f"x {show(x)}: the batch is the first axis, spatial sizes are numbers")
         if window > padded.b or w[i].b < 1:
             raise ValueError(f"the window {show(w[:n])} of weights is larger than x {show(x)} with its padding")
         sizes.append(Affine(0, (padded.b - window) // of["stride"][i] + 1))
     return {"y": (x[0], *sizes, w[-1])}
+
+
+def conv_transpose_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, w, b, groups = shapes["x"], shapes["wt"], shapes["b"], attrs.get("groups", 1)
+    n, of = len(x) - 2, _checked(x, w, attrs)
+    if x[-1] != w[-1] or w[-1].b % groups:
+        raise ValueError(f"x {show(x)} has {x[-1]} channels, weights {show(w)} take {w[-1]}, in groups={groups}")
+    channels = w[-2] * groups
+    if b is not None and b != (channels,):
+        raise ValueError(f"bias {show(b)} must have shape {show((channels,))}")
+    sizes = []
+    for i in range(n):
+        stride, dilation, more = of["stride"][i], of["dilation"][i], of["output_padding"][i]
+        if more >= max(stride, dilation):
+            raise ValueError(f"output_padding {of['output_padding']} of x {show(x)} is not below stride or dilation")
+        size = (x[1 + i].b - 1) * stride + (w[i].b - 1) * dilation + 1 + more - of["before"][i] - of["after"][i]
+        if size < 1 or x[1 + i].b < 1 or w[i].b < 1:
+            raise ValueError(f"x {show(x)} and weights {show(w)}: nothing is left of axis {1 + i} without its padding")
+        sizes.append(Affine(0, size))
+    return {"y": (x[0], *sizes, channels)}
 
 
 def conv_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,6 +188,11 @@ def conv_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
         words |= {f"{letter}{i}": size for i, size in enumerate(_three(sizes, n))}
     words |= {f"P{i}": size for i, size in enumerate((0,) * (3 - n) + of["before"])}
     return {k: v.b if k[0] == "K" and isinstance(v, Affine) else v for k, v in words.items()}
+
+
+def conv_transpose_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the convolution of y to x."""
+    return conv_words({"x": shapes["y"], "wt": shapes["wt"], "y": shapes["x"]}, attrs)
 
 
 # ---------------------------------------------------------------- rows
@@ -191,6 +228,42 @@ CONV_BWD_X = RowSpec(
     operands=(R("wt", WT), R("dy", Y), W("dx", X, "in_rows"), WORKSPACE),
     require=(*SAME, *SMALL),
     workspace=bwd_x_workspace,
+    flops=FLOPS,
+)
+
+
+CONV_TRANSPOSE_FWD = RowSpec(
+    name="conv_transpose_fwd",
+    synopsis="y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c]",
+    words=(*WORDS, WN),
+    operands=(R("x", Y), R("wt", WT), R("b", "G*C", optional=True), W("y", X, "in_rows"), WORKSPACE),
+    require=(*SAME, *SMALL),
+    workspace=bwd_x_workspace,
+    flops=FLOPS,
+)
+CONV_TRANSPOSE_BWD_W = RowSpec(
+    name="conv_transpose_bwd_w",
+    synopsis="dwt[k,c,f] (+)= sum_n,o dy[n,o*S+k*L-P,c]*x[n,o,f]; db[c] (+)= sum_n,i dy[n,i,c]",
+    words=(PHASES, *WORDS, ACC, WN),
+    operands=(
+        R("x", Y),
+        R("dy", X),
+        A("dwt", WT, f"{TAPS}*C"),
+        A("db", "G*C", "G*C", optional=True),
+        WORKSPACE,
+    ),
+    require=(*SAME, *SMALL),
+    workspace=transpose_bwd_w_workspace,
+    phases=PARTIAL_SUMS,
+    flops=FLOPS,
+)
+CONV_TRANSPOSE_BWD_X = RowSpec(
+    name="conv_transpose_bwd_x",
+    synopsis="dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f]",
+    words=(*WORDS, WN),
+    operands=(R("wt", WT), R("dy", X), W("dx", Y, "rows"), WORKSPACE),
+    require=(*SAME, *SMALL),
+    workspace=fwd_workspace,
     flops=FLOPS,
 )
 
@@ -241,4 +314,46 @@ operator(
         ),
     ),
     source="Goodfellow et al., Deep Learning, 9.1 (cross-correlation, as in PyTorch)",
+)
+
+operator(
+    name="conv_transpose",
+    synopsis=CONV_TRANSPOSE_FWD.synopsis,
+    category="contraction",
+    inputs=("x", "wt", "b"),
+    optional_inputs=("b",),
+    attrs=(*ATTRS, Attr(name="output_padding", check=_numbers(0), doc="places more at the end of each axis")),
+    shape=conv_transpose_shape,
+    words=conv_transpose_words,
+    fwd=(CONV_TRANSPOSE_FWD,),
+    bwd=(CONV_TRANSPOSE_BWD_W, CONV_TRANSPOSE_BWD_X),
+    differentiable=("x", "wt", "b"),
+    layouts={"x": LAST, "y": LAST, "wt": WINDOW},
+    onnx=("ConvTranspose",),
+    examples=(
+        Example(shapes=((None, 4, 3, 6), (2, 2, 5, 6), (5,)), attrs={"stride": (2, 2)}, batch=3),
+        Example(shapes=((None, 5, 4, 3), (3, 3, 17, 3)), attrs={"padding": (1, 0, 0, 1)}, batch=2),
+        Example(
+            shapes=((None, 3, 4, 17), (3, 4, 9, 17), (9,)),
+            attrs={"stride": (2, 3), "padding": (1, 0, 0, 2), "output_padding": (1, 2)},
+            batch=2,
+        ),
+        Example(
+            shapes=((None, 3, 4, 6), (3, 2, 8, 6), (16,)),
+            attrs={"groups": 2, "stride": (1, 2), "dilation": (2, 1), "output_padding": (1, 0)},
+            batch=2,
+        ),
+        Example(shapes=((None, 4, 3, 5), (3, 3, 1, 5), (5,)), attrs={"groups": 5, "stride": (2, 2)}, batch=2),
+        Example(shapes=((None, 4, 3, 4), (2, 3, 3, 4), (6,)), attrs={"groups": 2, "stride": (3, 2)}, batch=2),
+        Example(
+            shapes=((None, 9, 7), (4, 3, 7), (3,)), attrs={"stride": (3,), "padding": (1, 2), "output_padding": (2,)}
+        ),
+        Example(
+            shapes=((None, 2, 3, 2, 4), (2, 3, 2, 3, 4), (3,)),
+            attrs={"stride": (2, 1, 2), "padding": (1, 0, 0, 0, 1, 1)},
+            batch=2,
+        ),
+        Example(shapes=((None, 14, 14, 64), (4, 4, 32, 64), (32,)), attrs={"stride": (2, 2)}, batch=8, bench=True),
+    ),
+    source="Dumoulin and Visin, A guide to convolution arithmetic for deep learning, 4",
 )
