@@ -13,7 +13,8 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
 
 __all__ = [
-    "adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "conv1d", "conv2d", "conv3d", "global_avg_pool",
+    "adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d", "global_avg_pool",
     "global_max_pool", "lp_pool", "max_pool", "pad", "upsample",
 ]  # fmt: skip
 
@@ -50,20 +51,23 @@ def _pads(what: str, value: Any, window: Sequence[int], stride: Sequence[int]) -
 
 
 def _conv(
-    n: int, x: Variable, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
-) -> Variable:
-    name = f"conv{n}d"
+    op: str, n: int, x: Variable, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
+    **more: Any,
+) -> Variable:  # fmt: skip
+    name = f"{op}{n}d"
     checks.one_of(f"{name}: x", x, Variable, "a variable")
     if x.rank != n + 2 or len(weight.shape) != n + 2:
+        first, second = ("out ", "") if op == "conv" else ("", "out ")
         raise ShapeError(
             f"{name}: x {x} and weight {tuple(weight.shape)} must have {n + 2} axes: (N, channels, {n} sizes) and "
-            f"(out channels, channels / groups, {n} sizes)"
+            f"({first}channels, {second}channels / groups, {n} sizes)"
         )
     dilated, strides = sizes(f"{name}: dilation", dilation, n, 1), sizes(f"{name}: stride", stride, n, 1)
     window = [k if isinstance(k, int) else k.b for k in weight.shape[2:]]
     pads = _pads(f"{name}: padding", padding, [(k - 1) * d + 1 for k, d in zip(window, dilated)], strides)
     groups = checks.integer(f"{name}: groups", groups, 1, 2**31)
-    return apply("conv", x, weight, bias, stride=strides, padding=pads, dilation=dilated, groups=groups)
+    more = {what: sizes(f"{name}: {what}", value, n, 0) for what, value in more.items()}
+    return apply(op, x, weight, bias, stride=strides, padding=pads, dilation=dilated, groups=groups, **more)
 
 
 def conv1d(
@@ -71,7 +75,7 @@ def conv1d(
     dilation: Sizes = 1, groups: int = 1,
 ) -> Variable:  # fmt: skip
     """As `conv2d`, of x (N, C, L) and weight (F, C / groups, k)."""
-    return _conv(1, x, weight, bias, stride, padding, dilation, groups)
+    return _conv("conv", 1, x, weight, bias, stride, padding, dilation, groups)
 
 
 def conv2d(
@@ -88,7 +92,7 @@ def conv2d(
     ShapeError : ranks or channels do not fit, or the window is larger than x with its padding.
     CalcError : a setting is none.
     """
-    return _conv(2, x, weight, bias, stride, padding, dilation, groups)
+    return _conv("conv", 2, x, weight, bias, stride, padding, dilation, groups)
 
 
 def conv3d(
@@ -96,7 +100,43 @@ def conv3d(
     dilation: Sizes = 1, groups: int = 1,
 ) -> Variable:  # fmt: skip
     """As `conv2d`, of x (N, C, D, H, W) and weight (F, C / groups, kd, kh, kw)."""
-    return _conv(3, x, weight, bias, stride, padding, dilation, groups)
+    return _conv("conv", 3, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose1d(
+    x: Variable, weight: Variable, bias: Variable | None = None, stride: Sizes = 1, padding: Padding = 0,
+    output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
+) -> Variable:  # fmt: skip
+    """As `conv_transpose2d`, of x (N, C, L) and weight (C, F / groups, k)."""
+    return _conv("conv_transpose", 1, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding)
+
+
+def conv_transpose2d(
+    x: Variable, weight: Variable, bias: Variable | None = None, stride: Sizes = 1, padding: Padding = 0,
+    output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
+) -> Variable:  # fmt: skip
+    """Transposed convolution of x (N, C, H, W) with weight (C, F / groups, kh, kw), plus bias (F,): (N, F, H', W').
+
+    It is the gradient of `conv2d` by its input, also called fractionally strided: H' = (H - 1) * stride - padding before
+    and after + dilation * (kh - 1) + output_padding + 1.
+
+    stride, padding, dilation, groups : those of the convolution that it transposes, as of `conv2d`.  output_padding : rows
+    and columns more at the end, below stride or dilation: of the sizes that the convolution takes to H and W, which.
+
+    Raises
+    ------
+    ShapeError : ranks or channels do not fit, output_padding is too large, or nothing is left without the padding.
+    CalcError : a setting is none.
+    """
+    return _conv("conv_transpose", 2, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding)
+
+
+def conv_transpose3d(
+    x: Variable, weight: Variable, bias: Variable | None = None, stride: Sizes = 1, padding: Padding = 0,
+    output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
+) -> Variable:  # fmt: skip
+    """As `conv_transpose2d`, of x (N, C, D, H, W) and weight (C, F / groups, kd, kh, kw)."""
+    return _conv("conv_transpose", 3, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding)
 
 
 # ---------------------------------------------------------------- pooling

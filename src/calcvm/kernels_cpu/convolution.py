@@ -344,7 +344,7 @@ def turned(first, last, r0, r1, r2, n, wt, C, F, G, packed, width, K, S, P, L):
 
 
 @njit
-def backward(lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, dy, zero, G, C, F, I, O, K, S, P, L):
+def backward(lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, init, irs, dy, zero, G, C, F, I, O, K, S, P, L):
     """Products of taps of a class at its pixels among [lo, hi) of the input, ``n`` columns of a group."""
     entries = table()
     most = pixels(max(last - first, 1))
@@ -361,10 +361,11 @@ def backward(lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, dy, zero, G, 
                 m = min((end - q + S[2] - 1) // S[2], most)
                 sends(entries, most, q, m, first, last, address(dy), G * F * bytes_, zero, I, O, K, S, P, L)
                 c, crs = at(dx, q * G * C), S[2] * G * C
+                d = c if irs else init
                 if is_lanewise(G, C, F):
-                    over_lanes(m, G, last - first, entries, 1, most, b, brs, c, crs, c, crs, mode)
+                    over_lanes(m, G, last - first, entries, 1, most, b, brs, c, crs, d, irs, mode)
                 else:
-                    over_taps(m, n, last - first, F, entries, most, b, brs, c, crs, c, crs, mode)
+                    over_taps(m, n, last - first, F, entries, most, b, brs, c, crs, d, irs, mode)
                 q += m * S[2]
         p += left
 
@@ -391,7 +392,7 @@ def planes(dst, plane, rows, pitch, src, channels, row, column, H, W):
 
 
 @njit
-def backward_planes(lo, hi, wt, dy, dx, ws, C, F, I, O, K, P, L):
+def backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L):
     """dx of few channels at rows [lo, hi): vectors hold neighbours along a row, from planes of dy."""
     entries = table()
     more1, more2 = (K[1] - 1) * L[1], (K[2] - 1) * L[2]
@@ -415,16 +416,16 @@ def backward_planes(lo, hi, wt, dy, dx, ws, C, F, I, O, K, P, L):
             transposed(C, I[2], at(found, q * pitch), n, lines, C)
             row = at(dx, (lo + q) * I[2] * C)
             for e in range(I[2] * C):
-                row[e] = lines[e]
+                row[e] = lines[e] + b[e % C] if biased else lines[e]
         lo += m
 
 
-@kernel
-def conv_bwd_x(
+@njit
+def adjoint(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
+    L2, wn, wt, dy, b, dx, ws,
 ):  # fmt: skip
-    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f].  Workers own rows of dx.
+    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c].  Workers own rows of dx.
 
     Pixels of one remainder by the strides are a class: the same taps lead to them.
     """
@@ -432,7 +433,7 @@ def conv_bwd_x(
     lo, hi = share(me, in_rows)
     ws = at(ws, me.worker * wn)
     if in_planes(G, C, I, K, S, L, F, in_inner):
-        backward_planes(lo, hi, wt, dy, dx, ws, C, F, I, O, K, P, L)
+        backward_planes(lo, hi, wt, dy, b, given(me, b), dx, ws, C, F, I, O, K, P, L)
         return
     lo, hi = lo * in_inner, hi * in_inner
     lanewise = is_lanewise(G, C, F)
@@ -453,6 +454,58 @@ def conv_bwd_x(
                     last = first + step
                     taps = turned(first, last, r0, r1, r2, n, w, C, F, G, packed, panel, K, S, P, L)
                     last = min(last, taps)
-                    backward(lo, hi, first, last, r0, r1, r2, n, packed, panel, at(dx, g * C + j),
-                             FROM_INIT if first else SET, at(dy, g * F), address(ws), G, C, F, I, O, K, S, P, L)  # fmt: skip
+                    mode, init, irs = SET, dx, 0
+                    if first > 0:
+                        mode, irs = FROM_INIT, S2 * G * C
+                    elif given(me, b):
+                        mode, init = FROM_INIT, at(b, g * C + j)
+                    backward(lo, hi, first, last, r0, r1, r2, n, packed, panel, at(dx, g * C + j), mode, init, irs,
+                             at(dy, g * F), address(ws), G, C, F, I, O, K, S, P, L)  # fmt: skip
                     first += step
+
+
+@kernel
+def conv_bwd_x(
+    me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
+    L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f].  Workers own rows of dx."""
+    adjoint(me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
+            L0, L1, L2, wn, wt, dy, at(me.heap, -1), dx, ws)  # fmt: skip
+
+
+# ---------------------------------------------------------------- transposed: of the convolution of y to x
+convolved, weights = njit(conv_fwd), njit(conv_bwd_w)
+
+
+@kernel
+def conv_transpose_fwd(
+    me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
+    L2, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr,
+):  # fmt: skip
+    """y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c].  Workers own rows of y."""
+    adjoint(me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
+            L0, L1, L2, wn, wt, x, b, y, ws)  # fmt: skip
+
+
+@kernel
+def conv_transpose_bwd_w(
+    me, phases, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
+    L0, L1, L2, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dwt[k,c,f] (+)= sum_n,o dy[n,o*S+k*L-P,c]*x[n,o,f]; db[c] (+)= sum_n,i dy[n,i,c].  Workers own rows of dwt."""
+    if given(me, db):
+        lo, hi = share(me, G * C)
+        column_sums(hi - lo, in_rows * in_inner, one(dy), 0, at(dy, lo), G * C, at(db, lo), at(db, lo), acc, False)
+    weights(me, phases, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2,
+            P0, P1, P2, L0, L1, L2, acc, wn, dy, x, dwt, at(me.heap, -1), ws)  # fmt: skip
+
+
+@kernel
+def conv_transpose_bwd_x(
+    me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
+    L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f].  Workers own rows of dx."""
+    convolved(me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1,
+              P2, L0, L1, L2, wn, dy, wt, at(me.heap, -1), dx, ws)  # fmt: skip

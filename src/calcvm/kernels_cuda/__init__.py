@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 FAMILIES = (
     "contraction",
+    "convolution",
     "losses",
     "optimizers",
     "elementwise",

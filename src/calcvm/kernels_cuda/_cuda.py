@@ -311,6 +311,12 @@ def as_i64(pointer):
     return _wide(pointer, np.int64)
 
 
+@compiled_by(_reinterpret(types.int32))
+def as_i32(pointer):
+    """The memory at a pointer as int32."""
+    return pointer.view(np.int32)
+
+
 def _wide(pointer: np.ndarray, dtype: Any) -> np.ndarray:
     size = pointer.itemsize
     return pointer[: pointer.size // (8 // size) * (8 // size)].view(dtype)

@@ -9,6 +9,7 @@ added in order, in every tile: the bits do not depend on tiles, on shares, or on
 from __future__ import annotations
 
 from calcvm.kernels_cuda._cuda import device, thread, threads
+from calcvm.kernels_cuda._product import C_RS, described
 from calcvm.kernels_cuda._tiles import choose, tile
 
 KC = 512  # summands in a block: a multiple of every step
@@ -46,7 +47,7 @@ def worth_splitting(nw, last, kc, elems, wn):
 
 @device
 def partial_sums(me, m, n, last, kc):
-    """The sums of each block of ``kc`` summands, an (m, n) result after the other; all workers share tiles of blocks."""
+    """The sums of each block of ``kc`` summands, m rows of C after the other; all workers share tiles of blocks."""
     h, nw = me.heap, me.workers
     blocks = (last + kc - 1) // kc
     which, rows, cols = choose(h, m, n, blocks, nw)
@@ -58,7 +59,8 @@ def partial_sums(me, m, n, last, kc):
         j = (unit - (part * down + i) * across) * cols
         i *= rows
         first = part * kc
-        tile(h, which, i, j, min(rows, m - i), min(cols, n - j), first, min(first + kc, last), part * m * n)
+        off = part * m * described(h)[C_RS]
+        tile(h, which, i, j, min(rows, m - i), min(cols, n - j), first, min(first + kc, last), off)
         unit += nw
 
 

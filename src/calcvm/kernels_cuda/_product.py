@@ -21,21 +21,22 @@ from calcvm.kernels_cuda._cuda import (
     shared,
     sync,
     thread,
-    threads,
     types,
 )
 from calcvm.kernels_cuda._formulas import formula
 from calcvm.kernels_cuda._reduce import add
 from calcvm.kernels_cuda._routines import ints, routine
 from calcvm.kernels_cuda._tuples import mapped, stores
+from calcvm.kernels_cuda._windows import apart, scratch_bytes
 
 NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.ACTIVATIONS
 DERIVATIVE = 8  # added to an activation: multiply by its derivative instead
 SET, FROM_INIT = 0, 1  # modes
 # Words of a product's description, and how many there are.
-A, A_RS, A_KS, A_GS, B, B_KS, B_CS, B_GS, C, C_RS, INIT, INIT_RS, YA, MODE, ACT, ALPHA, SUMMANDS, BLOCK, REAL = range(
-    19
-)
+(
+    A, A_RS, A_KS, A_GS, B, B_KS, B_CS, B_GS, C, C_RS, INIT, INIT_RS, YA, MODE, ACT, ALPHA, SUMMANDS, BLOCK, REAL, SEEN,
+    FIRST,
+) = range(21)  # fmt: skip
 FIELDS = 32
 
 
@@ -69,7 +70,7 @@ def described(h):
 def tiles_at(h):
     """Where tiles lie in shared scratch, of the type of the pointer ``h``, and how many elements there are."""
     before = 8 * FIELDS // itemsize(h)
-    return at(shared(h), before), max(min(192 * threads(), 47104), 8192) // itemsize(h) - before
+    return at(shared(h), before), scratch_bytes() // itemsize(h) - before
 
 
 @device
@@ -79,16 +80,26 @@ def product(
     """Describe what `gemm` and `partial_sums` shall compute: C[i,j] = act(INIT + sum_f A[i,f] * B[f,j]).
 
     f = g*S + k: A[i,f] = a[g*a_gs + i*a_rs + k*a_ks], B[f,j] = b[g*b_gs + k*b_ks + j*b_cs]; A's rows from ``real`` on
-    are 1.  INIT is 0 in mode SET, init[i*init_rs + j] in FROM_INIT.  C's and ya's rows are ``c_rs`` apart.  ``kc``
-    summands are one chain.  The description lies in shared memory, where it takes no registers of the tiles.
+    are 1.  INIT is 0 in mode SET, init[i*init_rs + j] in FROM_INIT.  C's and ya's rows are ``c_rs`` apart; 0: where a
+    `window` says.  ``kc`` summands are one chain.  The description lies in shared memory, where it takes no registers
+    of the tiles.
     """
     p = described(h)
     if thread() == 0:
         p[A], p[A_RS], p[A_KS], p[A_GS] = since(h, a), a_rs, a_ks, a_gs
         p[B], p[B_KS], p[B_CS], p[B_GS] = since(h, b), b_ks, b_cs, b_gs
         p[C], p[C_RS], p[INIT], p[INIT_RS], p[YA] = since(h, c), c_rs, since(h, init), init_rs, since(h, ya)
-        p[MODE], p[ACT], p[SUMMANDS], p[BLOCK], p[REAL] = mode, act, S, kc, real
+        p[MODE], p[ACT], p[SUMMANDS], p[BLOCK], p[REAL], p[SEEN] = mode, act, S, kc, real, 0
         as_f64(p)[ALPHA] = alpha
+    sync()
+
+
+@device
+def see(h, how, first):
+    """A of the `product` described is an image as a `window` sees it: ``how``, from its row ``first`` on."""
+    p = described(h)
+    if thread() == 0:
+        p[SEEN], p[FIRST] = how, first
     sync()
 
 
@@ -107,14 +118,15 @@ elu, elu_slope = _act("elu")
 
 # ---------------------------------------------------------------- results
 _cell = device(lambda i, p, row, j: p[i * row + j])
-_place = device(lambda i, p, row, j: at(p, i * row + j))
+_place = device(lambda i, p, j: at(p, i + j))
+_times = device(lambda i, row: i * row)
 _or_first = device(lambda i, rows, first: i if i < rows else first)
 
 
-@routine(lambda h: types.void(h, *ints(6), types.boolean, types.boolean))
-def put(h, rows, cols, ld, width, off, i_off, again, whole):
+@routine(lambda h: types.void(h, *ints(7), types.boolean, types.boolean))
+def put(h, first, rows, cols, ld, width, off, i_off, again, whole):
     """C's elements from ``off`` on: act(init + sum), the sum in shared memory, the activation where the sum is ``whole``;
-    ``again``: a sum is there already, and this one is added to it.
+    ``again``: a sum is there already, and this one is added to it.  Rows that lie `apart` begin with the tile's ``first``.
 
     Four rows at once: their reads are independent, where one after the other would wait for memory four times.  A row
     beyond the last is the thread's own first one again.
@@ -132,9 +144,11 @@ def put(h, rows, cols, ld, width, off, i_off, again, whole):
         while i < rows:
             four = mapped(_or_first, ((i, i + di, i + 2 * di, i + 3 * di),), rows, i)
             x = mapped(_cell, (four,), s, ld, j)
+            to = mapped(_times, (four,), c_rs) if c_rs != 0 else mapped(apart, (four,), h, first)
             if mode == FROM_INIT:
-                x = mapped(add, (mapped(_cell, (four,), init, init_rs, j), x))
-            y = mapped(_cell, (four,), ya, c_rs, j) if act > DERIVATIVE else x
+                of = to if again else mapped(_times, (four,), init_rs)
+                x = mapped(add, (mapped(_cell, (of,), init, 1, j), x))
+            y = mapped(_cell, (to,), ya, 1, j) if act > DERIVATIVE else x
             if act == RELU:
                 x = mapped(relu, (x,))
             if act == LEAKY_RELU:
@@ -155,6 +169,6 @@ def put(h, rows, cols, ld, width, off, i_off, again, whole):
                 x = mapped(tanh_slope, (x, y))
             if act == ELU + DERIVATIVE:
                 x = mapped(elu_slope, (x, y), a)
-            stores(mapped(_place, (four,), c, c_rs, j), x)
+            stores(mapped(_place, (to,), c, j), x)
             i += 4 * di
         j += dj

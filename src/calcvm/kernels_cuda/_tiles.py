@@ -13,7 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from calcvm.kernels_cuda._copies import by_major, by_minor, commit, fetch, itemsize, log2, wait_for_step
+from calcvm.kernels_cuda._copies import (
+    by_major,
+    by_minor,
+    commit,
+    copy,
+    copy16,
+    fetch,
+    itemsize,
+    log2,
+    wait_for_step,
+)
 from calcvm.kernels_cuda._cuda import (
     I32,
     I64,
@@ -39,8 +49,10 @@ from calcvm.kernels_cuda._product import (
     B_KS,
     BLOCK,
     C_RS,
+    FIRST,
     INIT_RS,
     REAL,
+    SEEN,
     SUMMANDS,
     A,
     B,
@@ -57,6 +69,17 @@ from calcvm.kernels_cuda._tensor import (
     warp_halves,
 )
 from calcvm.kernels_cuda._tuples import by_number, folded, in_turn, mapped, stores
+from calcvm.kernels_cuda._windows import (
+    PIXELS,
+    image,
+    lies,
+    note_rows,
+    of_row,
+    pixel_at,
+    table_bytes,
+    tap_at,
+    weights_at,
+)
 
 
 # ---------------------------------------------------------------- threads in a tile
@@ -116,6 +139,10 @@ def layout(h, i, j, first, last, rows, cols, pad):
     S, a_rs, a_ks, b_ks, b_cs = p[SUMMANDS], p[A_RS], p[A_KS], p[B_KS], p[B_CS]
     a, b = p[A] + i * a_rs, p[B] + j * b_cs
     room = tiles_at(h)[1]
+    if p[SEEN] != 0:
+        room -= table_bytes(rows) // itemsize(h)
+        note_rows(h, p[SEEN] == PIXELS, p[FIRST] + i, min(rows, p[REAL] - i))
+        sync()
     v = 16 // itemsize(h)
     ldb = cols + pad * v
     depth = DEPTH * 4 // itemsize(h) if last - first > FEW else DEPTH * 2 // itemsize(h)
@@ -125,7 +152,7 @@ def layout(h, i, j, first, last, rows, cols, pad):
     size = rows * lda + depth * ldb
     stages = 4 if 4 * size <= room else 3 if 3 * size <= room else 2
     a_wide = a_ks == 1 and aligned(at(h, a)) and ((a_rs | p[A_GS]) & (v - 1)) == 0 and ((S & (v - 1)) == 0 or last <= S)
-    b_wide = b_cs == 1 and aligned(at(h, b)) and ((b_ks | p[B_GS]) & (v - 1)) == 0
+    b_wide = b_cs == 1 and aligned(at(h, b)) and ((b_ks | p[B_GS] | ldb) & (v - 1)) == 0
     a0, a1, a2, a3 = by_minor(depth, v if a_wide else 1) if a_ks == 1 else by_major(depth)
     b0, b1, b2, b3 = by_minor(cols, v if b_wide else 1) if b_cs == 1 else by_major(cols)
     a_at, b_at = a + a0 * a_rs + a2 * a_ks, b + b0 * b_ks + b2 * b_cs
@@ -134,6 +161,34 @@ def layout(h, i, j, first, last, rows, cols, pad):
     a_how, b_how = (a0, a1, a2, a3), (b0, b1, b2, b3)
     wide = 1 if a_wide else 0, 1 if b_wide else 0
     return a_at, b_at, *wide, depth, lda, ldb, size, stages, a_how, b_how, a_to, b_to, a_across, b_across
+
+
+@routine(lambda h: types.void(h, LAYOUT, STATE, *ints(4)))
+def gather(h, t, state, stop, real, m, whole):
+    """Begin to copy a step of A where that is what a `window` sees, element by element, or 0 beside the image."""
+    h = in_global(h)
+    to, slot, k, g, _, _ = state
+    p, dst = described(h), at(tiles_at(h)[0], slot + t[A_TO])
+    there, f = min(min(t[STEP], p[SUMMANDS] - k), stop - to), g * p[SUMMANDS] + k
+    full = (there + whole - 1) & -whole
+    start, dp, q, dq = t[A_HOW]
+    a, step, across, wide, by_pixels = at(h, p[A]), t[A_ACROSS][2], 0, t[A_WIDE] != 0, p[SEEN] == PIXELS
+    size = image(h)
+    while q < full:
+        column = tap_at(h, f + q) if by_pixels else pixel_at(h, f + q)
+        i, to = start, across
+        while i < m:
+            src = lies(size, by_pixels, of_row(h, i), column)
+            if wide:
+                copy16(dst, to, a, max(src, 0), there - q if src >= 0 else 0)
+            elif i < real and q < there and src >= 0:
+                copy(dst, to, a, src)
+            else:
+                dst[to] = like(h, 0 if i < real else 1)
+            i += dp
+            to += step
+        q += dq
+        across += dq
 
 
 @routine(lambda h: STATE(h, LAYOUT, STATE, *ints(5)))
@@ -147,7 +202,8 @@ def bring(h, t, state, stop, real, m, n, whole):
     there = min(min(t[STEP], S - k), stop - to)
     full = (there + whole - 1) & -whole
     a, b = at(h, t[A_AT] + a_off), at(h, t[B_AT] + b_off)
-    fetch(at(s, slot + t[A_TO]), real, there, m, full, a, t[A_HOW], t[A_ACROSS], t[A_WIDE] != 0, like(h, 1))
+    if p[SEEN] == 0:
+        fetch(at(s, slot + t[A_TO]), real, there, m, full, a, t[A_HOW], t[A_ACROSS], t[A_WIDE] != 0, like(h, 1))
     fetch(at(s, slot + t[B_TO]), there, n, full, n, b, t[B_HOW], t[B_ACROSS], t[B_WIDE] != 0, like(h, 0))
     slot += t[SIZE]
     if slot == t[SIZE] * t[IN_FLIGHT]:
@@ -159,7 +215,7 @@ def bring(h, t, state, stop, real, m, n, whole):
     if k == S:
         k = 0
         g += 1
-        a_off, b_off = g * p[A_GS], g * p[B_GS]
+        a_off, b_off = g * p[A_GS], weights_at(h, g) if p[SEEN] != 0 else g * p[B_GS]
     return to, slot, k, g, a_off, b_off
 
 
@@ -263,7 +319,7 @@ def put_rows(h, tile_at, sizes, first, rows, ldb, cols, again, whole):
     (i, j, off), (m, n), p = tile_at, sizes, described(h)
     c_off, init_off = off + (i + first) * p[C_RS] + j, (i + first) * p[INIT_RS] + j
     sync()
-    put(h, min(m - first, rows), n, ldb, cols, c_off, init_off, again, whole)
+    put(h, first, min(m - first, rows), n, ldb, cols, c_off, init_off, again, whole)
     sync()
 
 
@@ -347,6 +403,8 @@ def _tile(
                     wait_for_step(stages)
                     sync()
                 if state[0] < stop:
+                    if p[SEEN] != 0:
+                        gather(h, t, state, stop, real, m, whole)
                     state = bring(h, t, state, stop, real, m, n, whole)
                 commit()
                 if ahead >= 0:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, share
 from calcvm.kernels_cuda._cuda import at, device
 from calcvm.kernels_cuda._gemm import KC, add_up, gemm, partial_sums, summands, worth_splitting
-from calcvm.kernels_cuda._product import DERIVATIVE, FROM_INIT, NONE, SET, product
+from calcvm.kernels_cuda._product import DERIVATIVE, FROM_INIT, NONE, SET, product, see
+from calcvm.kernels_cuda._windows import TAPS
 
 
 @kernel
@@ -24,36 +25,52 @@ def linear_fwd(me, rows, inner, N, K, act, alpha: Float, wn, x: Ptr, wt: Ptr, b:
         gemm(me.heap, m, N, K)
 
 
+@device
+def over_rows(me, seen, G, K, C, M, N, x, dy, dwt, db, has_db, acc, ws, wn):
+    """dwt[k,g,n] (+)= sum_m x[m,g,k]*dy[m,g,n]; db[g,n] (+)= sum_m dy[m,g,n]: a row more of dwt for which x is 1.
+
+    M pixels of G groups of C channels; ``seen``: k is a tap and a channel of the window described.  Returns how much of
+    ``ws`` it takes.
+    """
+    h, cols, all_rows = me.heap, G * N, K + 1 if has_db else K
+    kc = summands(M, (K + 1) * cols)
+    split = worth_splitting(me.workers, M, kc, (K + 1) * cols, wn)
+    if me.phase == 1 and split:
+        lo, hi = share(me, K)
+        add_up(lo * cols, hi * cols, M, kc, all_rows * cols, ws, dwt, acc)
+        if has_db:
+            lo, hi = share(me, cols)
+            add_up(lo, hi, M, kc, all_rows * cols, at(ws, K * cols), db, acc)
+    elif me.phase == 0:
+        lo, hi = (0, K) if split else share(me, K)
+        g = 0
+        while g < G and (split or lo < hi) and N > 0:
+            a = at(x, g * C if seen else lo)
+            c = at(ws if split else dwt, lo * cols + g * N)
+            product(h, M, kc, hi - lo, a, 1, G * C, 0, at(dy, g * N), cols, 1, 0, c, cols, c, cols,
+                    SET if split else acc, NONE, 0.0, c)  # fmt: skip
+            if seen:
+                see(h, TAPS, lo)
+            if split:
+                partial_sums(me, all_rows, N, M, kc)
+            else:
+                gemm(h, hi - lo, N, M)
+            g += 1
+        lo, hi = share(me, cols)
+        if lo < hi and has_db and not split:
+            c = at(db, lo)
+            product(h, M, kc, 0, dy, 1, 0, 0, at(dy, lo), cols, 1, 0, c, cols, c, cols, acc, NONE, 0.0, c)
+            gemm(h, 1, hi - lo, M)
+    return (M + kc - 1) // kc * all_rows * cols if split else 0
+
+
 @kernel
 def linear_bwd_w(me, phases, rows, inner, N, K, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr):
     """dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n], a row more of dwt for which x is 1.
 
     Workers own rows of dwt and columns of db; with scratch all compute partial sums, which the second phase adds up.
     """
-    M, all_rows = rows * inner, K + 1 if given(me, db) else K
-    kc = summands(M, (K + 1) * N)
-    split = worth_splitting(me.workers, M, kc, (K + 1) * N, wn)
-    if me.phase == 1:
-        if split:
-            lo, hi = share(me, K)
-            add_up(lo * N, hi * N, M, kc, all_rows * N, ws, dwt, acc)
-            if given(me, db):
-                lo, hi = share(me, N)
-                add_up(lo, hi, M, kc, all_rows * N, at(ws, K * N), db, acc)
-    elif split:
-        product(me.heap, M, kc, K, x, 1, K, 0, dy, N, 1, 0, ws, N, ws, N, SET, NONE, 0.0, ws)
-        partial_sums(me, all_rows, N, M, kc)
-    else:
-        lo, hi = share(me, K)
-        if lo < hi and N > 0:
-            d = at(dwt, lo * N)
-            product(me.heap, M, kc, hi - lo, at(x, lo), 1, K, 0, dy, N, 1, 0, d, N, d, N, acc, NONE, 0.0, d)
-            gemm(me.heap, hi - lo, N, M)
-        lo, hi = share(me, N)
-        if lo < hi and given(me, db):
-            d = at(db, lo)
-            product(me.heap, M, kc, 0, x, 1, K, 0, at(dy, lo), N, 1, 0, d, N, d, N, acc, NONE, 0.0, d)
-            gemm(me.heap, 1, hi - lo, M)
+    over_rows(me, False, 1, K, K, rows * inner, N, x, dy, dwt, db, given(me, db), acc, ws, wn)
 
 
 @kernel

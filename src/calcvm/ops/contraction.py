@@ -60,7 +60,7 @@ def _partial(elems: Any, on: On) -> Room:
     return (0, min(64 * elems, max(1 << 20, elems))) if on.nw > 1 else NOTHING
 
 
-def _partial_over(summed: Any, elems: Any, on: On) -> Room:
+def partial_over(summed: Any, elems: Any, on: On) -> Room:
     """The same for a result whose size does not depend on the batch: no more than one for 512 summands, if it is small."""
     few = summed * -(-elems // 512) + elems
     return (0, max(1 << 20, elems) if elems >= 1 << 16 else few) if on.nw > 1 else NOTHING
@@ -72,7 +72,7 @@ def linear_fwd_workspace(w: Any, on: On) -> Room:
 
 def linear_bwd_w_workspace(w: Any, on: On) -> Room:
     summed = w.rows * w.inner
-    return _partial_over(summed, (w.K + 1) * w.N, on) if on.gpu else _packed(summed, w.N)
+    return partial_over(summed, (w.K + 1) * w.N, on) if on.gpu else _packed(summed, w.N)
 
 
 def linear_bwd_x_workspace(w: Any, on: On) -> Room:

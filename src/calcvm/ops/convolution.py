@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from calcvm.ops.contraction import PARTIAL_SUMS, WORKSPACE, Room
+from calcvm.ops.contraction import PARTIAL_SUMS, WORKSPACE, Room, partial_over
 from calcvm.ops.dims import ONE, Affine, Shape, numel, show
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import (
@@ -48,6 +48,7 @@ SAME = tuple(
     for one, all_ in (("rows*inner", "N*O0*O1*O2"), ("in_rows*in_inner", "N*I0*I1*I2"))
     for text in (f"{one} - {all_}", f"{all_} - {one}")
 )
+SMALL = tuple(f"{2**31 - 1} - {v}" for v in ("N", "C", "F", *(f"{v}{i}" for v in "IO" for i in AXES)))  # on GPUs int32
 FLOPS = f"2*{Y}*{TAPS}*C"
 
 
@@ -111,13 +112,17 @@ def bwd_x_workspace(w: Any, on: On) -> Room:
 
 def bwd_w_workspace(w: Any, on: On) -> Room:
     if on.gpu:
-        return 0, 0
-    n = (
-        w.G
-        if lanewise(w)
-        else w.C + _copied(w) + max(PIXELS * COLUMNS, w.K0 * w.K1 * w.K2 * w.C * w.F if w.F < FEW else 0)
-    )
+        return partial_over(w.rows * w.inner, (w.K0 * w.K1 * w.K2 * w.C + 1) * w.G * w.F, on)
+    if lanewise(w):
+        return w.G, w.G
+    found = w.K0 * w.K1 * w.K2 * w.C * w.F if w.F < FEW else 0
+    n = w.C + _copied(w) + max(PIXELS * COLUMNS, found)
     return n, n
+
+
+def transpose_bwd_w_workspace(w: Any, on: On) -> Room:
+    least, wanted = bwd_w_workspace(w, on)
+    return least, wanted + (partial_over(w.in_rows * w.in_inner, w.G * w.C, on)[1] if on.gpu else 0)
 
 
 # ---------------------------------------------------------------- shapes
@@ -134,11 +139,12 @@ def settings(attrs: Mapping[str, Any], n: int) -> dict[str, tuple[int, ...]]:
         "dilation": attrs.get("dilation") or (1,) * n,
         "before": pads[:n],
         "after": pads[n:],
+        "output_padding": attrs.get("output_padding") or (0,) * n,
     }
 
 
-def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
-    x, w, b, groups = shapes["x"], shapes["wt"], shapes["b"], attrs.get("groups", 1)
+def _checked(x: Shape, w: Shape, attrs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The settings of a window over x, of as many axes."""
     n = len(x) - 2
     if n not in (1, 2, 3):
         raise ValueError(f"x {show(x)} has {len(x)} axes: a batch, 1 to 3 spatial ones and channels are wanted")
@@ -147,10 +153,18 @@ def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
             f"weights {show(w)} of x {show(x)}: a window of {n} axes, input and output channels are wanted"
         )
     of = settings(attrs, n)
-    for name in "stride", "dilation", "before", "after":
-        if len(of[name]) != n:
+    for name, values in of.items():
+        if len(values) != n:
             what = "padding" if name in ("before", "after") else name
             raise ValueError(f"{what} {attrs[what]} is not of the {n} spatial axes of x {show(x)}")
+    if not all(s.constant for s in x[1:]):
+        raise ValueError(f"x {show(x)}: the batch is the first axis, spatial sizes are numbers")
+    return of
+
+
+def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, w, b, groups = shapes["x"], shapes["wt"], shapes["b"], attrs.get("groups", 1)
+    n, of = len(x) - 2, _checked(x, w, attrs)
     if x[-1] != w[-2] * groups:
         raise ValueError(f"x {show(x)} has {x[-1]} channels, weights {show(w)} take {w[-2]} in each of groups={groups}")
     if w[-1].b % groups:
@@ -161,12 +175,32 @@ def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     for i in range(n):
         padded = x[1 + i] + of["before"][i] + of["after"][i]
         window = (w[i].b - 1) * of["dilation"][i] + 1
-        if not padded.constant:
-            raise ValueError(f"x {show(x)}: the batch is the first axis, spatial sizes are numbers")
         if window > padded.b or w[i].b < 1:
             raise ValueError(f"the window {show(w[:n])} of weights is larger than x {show(x)} with its padding")
         sizes.append(Affine(0, (padded.b - window) // of["stride"][i] + 1))
     return {"y": (x[0], *sizes, w[-1])}
+
+
+def conv_transpose_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+    x, w, b, groups = shapes["x"], shapes["wt"], shapes["b"], attrs.get("groups", 1)
+    n, of = len(x) - 2, _checked(x, w, attrs)
+    if x[-1] != w[-1] or w[-1].b % groups:
+        raise ValueError(f"x {show(x)} has {x[-1]} channels, weights {show(w)} take {w[-1]}, in groups={groups}")
+    channels = w[-2] * groups
+    if b is not None and b != (channels,):
+        raise ValueError(f"bias {show(b)} must have shape {show((channels,))}")
+    sizes = []
+    for i in range(n):
+        stride, dilation, more = of["stride"][i], of["dilation"][i], of["output_padding"][i]
+        if more >= max(stride, dilation):
+            raise ValueError(f"output_padding {of['output_padding']} of x {show(x)} is not below stride or dilation")
+        size = (x[1 + i].b - 1) * stride + (w[i].b - 1) * dilation + 1 + more - of["before"][i] - of["after"][i]
+        if size < 1 or x[1 + i].b < 1 or w[i].b < 1:
+            raise ValueError(
+                f"x {show(x)} and weights {show(w)}: nothing is left of a spatial axis without its padding"
+            )
+        sizes.append(Affine(0, size))
+    return {"y": (x[0], *sizes, channels)}
 
 
 def conv_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,13 +217,18 @@ def conv_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.b if k[0] == "K" and isinstance(v, Affine) else v for k, v in words.items()}
 
 
+def conv_transpose_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the convolution of y to x."""
+    return conv_words({"x": shapes["y"], "wt": shapes["wt"], "y": shapes["x"]}, attrs)
+
+
 # ---------------------------------------------------------------- rows
 CONV_FWD = RowSpec(
     name="conv_fwd",
     synopsis="y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]",
     words=(*WORDS, WN),
     operands=(R("x", X), R("wt", WT), R("b", "G*F", optional=True), W("y", Y, "rows"), WORKSPACE),
-    require=SAME,
+    require=(*SAME, *SMALL),
     workspace=fwd_workspace,
     flops=FLOPS,
 )
@@ -204,7 +243,7 @@ CONV_BWD_W = RowSpec(
         A("db", "G*F", "G*F", optional=True),
         WORKSPACE,
     ),
-    require=SAME,
+    require=(*SAME, *SMALL),
     workspace=bwd_w_workspace,
     phases=PARTIAL_SUMS,
     flops=FLOPS,
@@ -214,8 +253,44 @@ CONV_BWD_X = RowSpec(
     synopsis="dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f]",
     words=(*WORDS, WN),
     operands=(R("wt", WT), R("dy", Y), W("dx", X, "in_rows"), WORKSPACE),
-    require=SAME,
+    require=(*SAME, *SMALL),
     workspace=bwd_x_workspace,
+    flops=FLOPS,
+)
+
+
+CONV_TRANSPOSE_FWD = RowSpec(
+    name="conv_transpose_fwd",
+    synopsis="y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c]",
+    words=(*WORDS, WN),
+    operands=(R("x", Y), R("wt", WT), R("b", "G*C", optional=True), W("y", X, "in_rows"), WORKSPACE),
+    require=(*SAME, *SMALL),
+    workspace=bwd_x_workspace,
+    flops=FLOPS,
+)
+CONV_TRANSPOSE_BWD_W = RowSpec(
+    name="conv_transpose_bwd_w",
+    synopsis="dwt[k,c,f] (+)= sum_n,o dy[n,o*S+k*L-P,c]*x[n,o,f]; db[c] (+)= sum_n,i dy[n,i,c]",
+    words=(PHASES, *WORDS, ACC, WN),
+    operands=(
+        R("x", Y),
+        R("dy", X),
+        A("dwt", WT, f"{TAPS}*C"),
+        A("db", "G*C", "G*C", optional=True),
+        WORKSPACE,
+    ),
+    require=(*SAME, *SMALL),
+    workspace=transpose_bwd_w_workspace,
+    phases=PARTIAL_SUMS,
+    flops=FLOPS,
+)
+CONV_TRANSPOSE_BWD_X = RowSpec(
+    name="conv_transpose_bwd_x",
+    synopsis="dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f]",
+    words=(*WORDS, WN),
+    operands=(R("wt", WT), R("dy", X), W("dx", Y, "rows"), WORKSPACE),
+    require=(*SAME, *SMALL),
+    workspace=fwd_workspace,
     flops=FLOPS,
 )
 
@@ -261,11 +336,51 @@ operator(
         ),
         Example(shapes=((None, 40, 3), (5, 3, 7), (7,)), attrs={"stride": (3,), "dilation": (2,), "padding": (4, 2)}),
         Example(shapes=((None, 4, 5, 3, 2), (2, 3, 2, 2, 5), (5,)), attrs={"padding": (1, 0, 1, 0, 2, 0)}, batch=2),
-        Example(shapes=((None, 8, 8, 32), (3, 3, 32, 80), (80,)), attrs={"padding": (1, 1, 1, 1)}, batch=2),
-        Example(shapes=((1, 300, 17), (3, 17, 66)), attrs={"padding": (1, 1)}),
         Example(
             shapes=((None, 28, 28, 64), (3, 3, 64, 64), (64,)), attrs={"padding": (1, 1, 1, 1)}, batch=8, bench=True
         ),
     ),
     source="Goodfellow et al., Deep Learning, 9.1 (cross-correlation, as in PyTorch)",
+)
+
+operator(
+    name="conv_transpose",
+    synopsis=CONV_TRANSPOSE_FWD.synopsis,
+    category="contraction",
+    inputs=("x", "wt", "b"),
+    optional_inputs=("b",),
+    attrs=(*ATTRS, Attr(name="output_padding", check=_numbers(0), doc="places more at the end of each axis")),
+    shape=conv_transpose_shape,
+    words=conv_transpose_words,
+    fwd=(CONV_TRANSPOSE_FWD,),
+    bwd=(CONV_TRANSPOSE_BWD_W, CONV_TRANSPOSE_BWD_X),
+    differentiable=("x", "wt", "b"),
+    layouts={"x": LAST, "y": LAST, "wt": WINDOW},
+    onnx=("ConvTranspose",),
+    examples=(
+        Example(shapes=((None, 4, 3, 6), (2, 2, 5, 6), (5,)), attrs={"stride": (2, 2)}, batch=3),
+        Example(shapes=((None, 3, 2, 3), (3, 3, 17, 3)), attrs={"padding": (1, 0, 0, 1)}, batch=2),
+        Example(
+            shapes=((None, 3, 2, 9), (3, 4, 5, 9), (5,)),
+            attrs={"stride": (2, 3), "padding": (1, 0, 0, 2), "output_padding": (1, 2)},
+            batch=2,
+        ),
+        Example(
+            shapes=((None, 3, 4, 6), (3, 2, 8, 6), (16,)),
+            attrs={"groups": 2, "stride": (1, 2), "dilation": (2, 1), "output_padding": (1, 0)},
+            batch=2,
+        ),
+        Example(shapes=((None, 4, 3, 5), (3, 3, 1, 5), (5,)), attrs={"groups": 5, "stride": (2, 2)}, batch=2),
+        Example(shapes=((None, 4, 3, 4), (2, 3, 3, 4), (6,)), attrs={"groups": 2, "stride": (3, 2)}, batch=2),
+        Example(
+            shapes=((None, 9, 7), (4, 3, 7), (3,)), attrs={"stride": (3,), "padding": (1, 2), "output_padding": (2,)}
+        ),
+        Example(
+            shapes=((None, 2, 3, 2, 4), (2, 3, 2, 3, 4), (3,)),
+            attrs={"stride": (2, 1, 2), "padding": (1, 0, 0, 0, 1, 1)},
+            batch=2,
+        ),
+        Example(shapes=((None, 14, 14, 64), (4, 4, 32, 64), (32,)), attrs={"stride": (2, 2)}, batch=8, bench=True),
+    ),
+    source="Dumoulin and Visin, A guide to convolution arithmetic for deep learning, 4",
 )
