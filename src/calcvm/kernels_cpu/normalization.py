@@ -481,7 +481,7 @@ def _vectors_bwd(me, R, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dsc
                 _slopes_and_sums(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total)
             elif affine:
                 _sums_alone(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total)
-            else:
+            elif given(me, dx):
                 _slopes(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total)
 
 
