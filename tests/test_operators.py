@@ -268,6 +268,17 @@ def test_worker_dependence_is_caught():
         ("upsample", ((None, 6, 3),), {"scales": (2,), "align_corners": True}, "nearest has none"),
         ("slice", ((None, 6),), {"starts": (1,), "stops": (None,)}, "batch"),
         ("slice", ((4, 6),), {"starts": (3,), "stops": (1,)}, "range"),
+        ("batch_norm", ((None,), (3,), (3,)), {}, "no axis of channels"),
+        ("batch_norm", ((None, 3), (4,), (3,)), {}, r"running_mean \(4,\) is not \(3,\)"),
+        ("batch_norm", ((1, 1, 3), (3,), (3,)), {}, r"x \(1, 1, 3\) has one value a channel"),
+        ("batch_norm_inference", ((1, 3), (3,), (3,), (1,)), {}, r"scale \(1,\) is not \(3,\)"),
+        ("group_norm", ((None, 5, 6),), {"groups": 4}, "6 channels .* no 4 groups"),
+        ("group_norm", ((None, 6),), {"groups": 6}, "one value a group"),
+        ("instance_norm", ((None, 1, 1, 6),), {}, "one value a group"),
+        ("layer_norm", ((None, 3), (2,)), {}, r"scale \(2,\) is not of the shape \(3,\)"),
+        ("layer_norm", ((None, 3),), {"axes": 3}, "no 3 axes"),
+        ("rms_norm", ((None, 3), (None, 3)), {}, "is not of the shape"),
+        ("local_response_norm", ((5,),), {}, "no axis of channels"),
     ],
 )
 def test_refused_shape(name, shapes, attrs, message):
@@ -369,6 +380,93 @@ def test_the_nearest_element_is_that_of_torch(dtype):
             assert case.forward()["y"].tolist() == want.flatten().tolist(), (n, attrs)
 
 
+# ---------------------------------------------------------------- normalization
+def normalised(name, shape, dtype="float32", scaled=True, batch=1, offset=0.0, **attrs):
+    """A case with standard normal data around ``offset``."""
+    of_channels = ((shape[-1],),) * ({"batch_norm": 4, "local_response_norm": 0}.get(name, 2) if scaled else 0)
+    case = Case(OPS[name], Example(shapes=(shape, *of_channels), attrs=attrs), dtype, batch)
+    size = int(np.prod(case.shapes["x"]))
+    x = np.random.default_rng(size).standard_normal(size) + offset
+    case.values["x"] = x.astype(np.float32).astype(dtype)
+    return case
+
+
+FAR = [("batch_norm", (9000, 5)), ("batch_norm", (4, 6, 7, 40)), ("instance_norm", (2, 40, 9, 3))] + [
+    ("group_norm", (2, 40, 9, 6)), ("layer_norm", (3, 10_000)), ("layer_norm", (70, 33))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shape"), FAR)
+def test_a_mean_far_larger_than_the_deviation(name, shape):
+    """Statistics err by some last places of the deviation, and the mean by its own rounding: 5e-4 of 1e4."""
+    case = normalised(name, shape, offset=1e4)
+    values, want = case.forward(), case.expected()
+    np.testing.assert_allclose(case.array("inv", values["inv"]), want["inv"], rtol=2e-6)
+    np.testing.assert_allclose(case.array("mean", values["mean"]), want["mean"], rtol=2.0**-24 * 1.01)
+    scale = np.abs(case.values["scale"]).max()
+    np.testing.assert_allclose(case.array("y", values["y"]), want["y"], atol=5e-4 * scale * want["inv"].max())
+
+
+@pytest.mark.parametrize("first", [1e4, 3.0])
+def test_batch_norm_of_outliers(first):
+    """Of blocks whose first row, from which others are subtracted, is far from all others."""
+    case = normalised("batch_norm", (256, 5))
+    x = case.values["x"].reshape(256, 5)
+    x[::128] = first
+    np.testing.assert_allclose(case.forward()["inv"], case.expected()["inv"], rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "attrs"),
+    [("batch_norm", (20_000, 3), {}), ("batch_norm", (700, 150), {}), ("batch_norm", (5, 9, 9, 100), {})]
+    + [("batch_norm_inference", (9000, 37), {}), ("group_norm", (150, 3, 20), {"groups": 4})]
+    + [
+        ("instance_norm", (3, 130, 20), {}),
+        ("layer_norm", (300, 70), {}),
+        ("rms_norm", (300, 530), {}),
+        ("layer_norm", (21, 40_000), {}),
+    ],
+)
+def test_normalization_of_many_chunks(name, shape, attrs):
+    """float32 agrees with float64, and has the same bits for any team."""
+    case, exact = (normalised(name, shape, dtype, **attrs) for dtype in ("float32", "float64"))
+    for c in (case, exact):
+        rng = np.random.default_rng(1)
+        for n in case.given[1:]:
+            c.values[n] = rng.uniform(0.5, 1.5, c.values[n].size).astype(np.float32).astype(c.dtype)
+    seeds = case.output_gradients()
+    values = case.forward()
+    got = case.backward(values | seeds)
+    wide = exact.forward()
+    want = exact.backward(wide | {n: v.astype(float) for n, v in seeds.items()})
+    rowrun.close(values["y"].astype(float), wide["y"], 1e-6, name)
+    for n, g in got.items():
+        rowrun.close(g.astype(float), want[n], 3e-6, f"{name}: {n}")
+    for n_workers in (2, 7, 50):
+        team = case.forward(n_workers=n_workers)
+        for n, v in (team | case.backward(values | seeds, n_workers=n_workers)).items():
+            assert np.array_equal(v, (values | got)[n]), (n, n_workers)
+
+
+def test_batch_norm_of_one_value():
+    """Only the size of a batch can be 1 unseen: the variance is then 0."""
+    case = normalised("batch_norm", (None, 5), eps=1.0)
+    values = case.forward()
+    np.testing.assert_array_equal(values["y"], case.values["shift"])
+    np.testing.assert_allclose(values["running_var"], 0.9 * case.values["running_var"], rtol=1e-6)
+
+
+@pytest.mark.peers
+def test_running_statistics_are_those_of_torch():
+    torch = pytest.importorskip("torch")
+    case = normalised("batch_norm", (8, 5, 7, 6), momentum=0.3)
+    running = [torch.tensor(case.values[n]) for n in ("running_mean", "running_var")]
+    torch.nn.functional.batch_norm(torch.tensor(case.values["x"].reshape(-1, 6)), *running, None, None, True, 0.3)
+    values = case.forward()
+    for n, r in zip(("running_mean", "running_var"), running):
+        np.testing.assert_allclose(values[n], r.numpy(), rtol=1e-5, atol=1e-6)
+
+
 # ---------------------------------------------------------------- dropout
 def dropped(rate, seed=3, counter=5, stream=0, n=200_000, n_workers=1):
     case = Case(OPS["dropout"], Example(shapes=((n,), (2,), ()), attrs={"stream": stream}), "float32", 1)
@@ -429,7 +527,30 @@ MODES = ("linear", "bilinear", "trilinear")
 def torch_functions():
     torch = pytest.importorskip("torch")
     f = torch.nn.functional
+
+    def last(fn):
+        """Of channels, which the heap has last."""
+        return lambda x, *rest, **attrs: fn(x.movedim(-1, 1), *rest, **attrs).movedim(1, -1)
+
+    def vectors(fn):
+        return lambda x, *rest, axes=1, eps: fn(x, x.shape[x.dim() - axes :], *rest, eps=eps)
+
     return {
+        "batch_norm": last(
+            lambda x, m, v, w=None, b=None, momentum=0.1, eps=1e-5: f.batch_norm(x, m, v, w, b, True, momentum, eps)
+        ),
+        "batch_norm_inference": last(
+            lambda x, m, v, w=None, b=None, eps=1e-5: f.batch_norm(x, m, v, w, b, False, 0.0, eps)
+        ),
+        "group_norm": last(lambda x, w=None, b=None, groups=1, eps=1e-5: f.group_norm(x, groups, w, b, eps)),
+        "instance_norm": last(lambda x, w=None, b=None, eps=1e-5: f.instance_norm(x, None, None, w, b, eps=eps)),
+        "layer_norm": vectors(f.layer_norm),
+        "rms_norm": vectors(f.rms_norm),
+        "local_response_norm": last(
+            lambda x, size=5, alpha=1e-4, beta=0.75, k=1.0: f.local_response_norm(x[..., None], size, alpha, beta, k)[
+                ..., 0
+            ]
+        ),
         "neg": lambda x: -x,
         "abs": torch.abs,
         "sqrt": torch.sqrt,
@@ -471,7 +592,8 @@ def torch_functions():
 
 PEERS = sorted(
     "neg abs sqrt square exp log pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean softmax "
-    "log_softmax transpose pick concat concat_many pad upsample linear mse mae huber".split()
+    "log_softmax transpose pick concat concat_many pad upsample linear mse mae huber batch_norm batch_norm_inference "
+    "group_norm instance_norm layer_norm rms_norm local_response_norm".split()
 )
 
 

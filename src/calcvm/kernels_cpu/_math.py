@@ -51,7 +51,7 @@ class Lanes(Vectors):
         return self.lanes_below(self.b.select(self.b.icmp_signed("<", left, c64(self.lanes)), left, c64(self.lanes)))
 
 
-def loop_of(kinds: str, emit: Callable, result: bool = False, name: str = "") -> Any:
+def loop_of(kinds: str, emit: Callable, result: int = 0, name: str = "") -> Any:
     """An intrinsic of ``n``, then an argument for each kind, see `emitted`."""
     return emitted(Lanes, "i" + kinds, emit, result, name)
 
@@ -223,7 +223,28 @@ def reduction(combine: Callable, initial: float, formula: Callable, reads: str, 
     ``store`` the terms are written to y as well (which may be one of the arrays).
     """
     emit = reduced(combine, initial, formula, len(reads), store)
-    return loop_of("p" * (len(reads) + store) + "f" * n_params, emit, result=True)
+    return loop_of("p" * (len(reads) + store) + "f" * n_params, emit, result=1)
+
+
+def sums(formula: Callable, reads: str, n_params: int, count: int) -> Any:
+    """A loop ``all(n, reads..., params...)`` of the sums over [0, n) of ``count`` terms, a tuple, in the shape of `reduction`."""
+
+    def emit(e: Lanes, n: Any, *args: Any) -> list:
+        b, k = e.b, len(reads)
+        zero = ir.Constant(e.vec, [0.0] * e.lanes)
+
+        def body(i: Any, left: Any, carried: list) -> list:
+            mask = None if left is None else e.below(left)
+            terms = formula(*(e.get(p, i, mask) for p in args[:k]), *(V(b, e.splat(p)) for p in args[k:]))
+            if mask is not None:
+                terms = [V(b, b.select(mask, t.v, zero)) for t in terms]
+            return [(V(b, old) + t).v for old, t in zip(carried, terms)]
+
+        a = [V(b, v) for v in _vectors(e, n, body, [zero] * (4 * count), 4)]
+        groups = [a[t::count] for t in range(count)]
+        return [_horizontal(e, ((g[0] + g[1]) + (g[2] + g[3])).v, add) for g in groups]
+
+    return loop_of("p" * len(reads) + "f" * n_params, emit, result=count)
 
 
 rsum = reduction(add, 0.0, lambda x: x, "v")  # rsum(n, x)

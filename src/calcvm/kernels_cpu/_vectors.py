@@ -79,19 +79,20 @@ def phi(b: ir.IRBuilder, t: Any, *incoming: tuple[Any, Any]) -> Any:
 
 
 def emitted(
-    of: type[Vectors], kinds: str, emit: Callable, result: bool = False, name: str | Callable[[Target], str] = ""
+    of: type[Vectors], kinds: str, emit: Callable, result: int = 0, name: str | Callable[[Target], str] = ""
 ) -> Any:
     """An intrinsic with an argument for each kind, which is what ``emit(of(...), *arguments)`` makes.
 
     kinds : ``p`` pointer to heap elements, ``t`` to others, ``i`` integer, ``f`` float, ``d`` float64 in any heap.
-    result : whether it returns a float.
+    result : how many floats it returns; several as a tuple.
     name : of a function of its own that it is then (see `outline`); by the target, where a module may have several shapes.
     """
 
     def typing(*args: Any) -> Any:
         dtype = args[kinds.index("p")].dtype
         of_kind = {"i": types.int64, "f": dtype, "d": types.float64}
-        sig = (dtype if result else types.void)(*(of_kind.get(kind, a) for a, kind in zip(args, kinds)))
+        returned = types.UniTuple(dtype, result) if result > 1 else dtype if result else types.void
+        sig = returned(*(of_kind.get(kind, a) for a, kind in zip(args, kinds)))
 
         def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
             element = ctx.get_value_type(dtype)
@@ -99,6 +100,8 @@ def emitted(
                 outline(b, name if isinstance(name, str) else name(current()), of, element, emit, values)
                 return ctx.get_dummy_value()
             out = emit(of(b, element, current()), *values)
+            if result > 1:
+                return ctx.make_tuple(b, sig.return_type, out)
             return out if result else ctx.get_dummy_value()
 
         return sig, codegen

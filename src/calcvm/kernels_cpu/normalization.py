@@ -1,12 +1,19 @@
-"""Statistics of a batch: sums over the leading axis, whose shape depends on its size alone."""
+"""Statistics of a batch and normalization: sums whose shape depends on sizes alone.
+
+Rows are cut into chunks, by their number; partial results of each lie in scratch, and the second phase joins them in order.
+"""
 
 from __future__ import annotations
 
 from operator import add
 
 from calcvm.kernel import words
-from calcvm.kernels_cpu._common import Float, Ptr, at, kernel, kernel_as, like, share
-from calcvm.kernels_cpu._math import column_reduction, elementwise
+from calcvm.kernels_cpu import _formulas as F
+from calcvm.kernels_cpu._columns import joined_moments, moments, products, rows_of, vector_slopes
+from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, kernel_as, like, njit, share, sqrt
+from calcvm.kernels_cpu._formulas import fma
+from calcvm.kernels_cpu._math import column_reduction, copy, elementwise, fill, reduction, rsum, sums
+from calcvm.kernels_cpu._simd import stack
 
 _column_sums = column_reduction(add, 0.0)
 _towards = elementwise(lambda r, m, a: r + a * (m - r), "vv", "f")
@@ -36,3 +43,549 @@ def _center(me, rows, cols, x, m, y):
     lo, hi = share(me, rows)
     for i in range(lo, hi):
         _less(cols, at(x, i * cols), m, at(y, i * cols))
+
+
+# ---------------------------------------------------------------- of channels, over all samples and places
+CHUNKS, BLOCK = 64, 128  # as in ops.normalization
+
+
+def rsqrt(var, eps):
+    return 1 / (var + eps).call("sqrt")
+
+
+def normalised(x, m, a, c):
+    return fma(x - m, a, c)
+
+
+normalise = rows_of(normalised, 1, "vv10", lambda m, inv, scale, shift: (m, inv * scale, shift))
+slope = rows_of(
+    lambda dy, x, m, a, p, q: fma(dy, a, fma(x - m, p, q)),
+    2,
+    "vv1vv",
+    lambda m, inv, scale, p, q: (m, inv * scale, p, q),
+)
+_times = elementwise(lambda x, y: x * y, "vv")
+_by = elementwise(lambda g, inv, a: g * inv * a, "vv", "f")
+
+
+@njit(inline=True)
+def chunk_of(rows):
+    """Rows of which there is one partial result."""
+    return max((rows + CHUNKS * BLOCK - 1) // (CHUNKS * BLOCK), 1) * BLOCK
+
+
+@njit(inline=True)
+def chunks_of(rows):
+    return (rows + chunk_of(rows) - 1) // chunk_of(rows)
+
+
+@njit(inline=True)
+def _partial_products(me, R, N, dy, x, mean, ws):
+    """Sums of dy*(x - mean) and dy over each chunk of rows: chunks are shared."""
+    chunk = chunk_of(R)
+    lo, hi = share(me, chunks_of(R))
+    for p in range(lo, hi):
+        k = p * chunk * N
+        products(N, min(chunk, R - p * chunk), N, at(dy, k), at(x, k), mean, at(ws, 2 * p * N), at(ws, (2 * p + 1) * N))
+
+
+@njit(inline=True)
+def there(me, operand):
+    return 1 if given(me, operand) else 0
+
+
+@kernel
+def batch_norm_stats(
+    me, phases, rows, inner, N, eps: Float, momentum: Float, wn,
+    x: Ptr, mean: Ptr, inv: Ptr, running_mean: Ptr, running_var: Ptr, ws: Ptr,
+):  # fmt: skip
+    """Mean, 1/sqrt(var + eps) and running statistics of channels.  x (R, N), R = rows*inner; others (N).
+
+    Chunks of rows are shared; in the second phase channels, whose partial results are joined.
+    """
+    R = rows * inner
+    chunk = chunk_of(R)
+    if me.phase == 0:
+        lo, hi = share(me, chunks_of(R))
+        for p in range(lo, hi):
+            moments(N, min(chunk, R - p * chunk), N, at(x, p * chunk * N), at(ws, 2 * p * N), at(ws, (2 * p + 1) * N))
+        return
+    lo, hi = share(me, N)
+    if R > 0:
+        joined_moments(hi - lo, R, N, chunk, at(x, lo), at(ws, lo), at(mean, lo), at(inv, lo), at(running_mean, lo),
+                       at(running_var, lo), like(x, eps), like(x, momentum))  # fmt: skip
+    else:
+        fill(hi - lo, at(mean, lo), like(x, 0))
+        fill(hi - lo, at(inv, lo), like(x, 0))
+
+
+@kernel
+def batch_norm_fwd(me, rows, inner, N, x: Ptr, scale: Ptr, shift: Ptr, mean: Ptr, inv: Ptr, y: Ptr):
+    """y = (x - mean)*inv*scale + shift.  x, y (rows*inner, N), others (N).  Rows are shared.  y may be x."""
+    lo, hi = share(me, rows)
+    k = lo * inner * N
+    normalise(N, (hi - lo) * inner, N, at(x, k), at(y, k), mean, inv, scale, there(me, scale), shift, there(me, shift))
+
+
+@kernel
+def batch_norm_sums(
+    me, phases, rows, inner, N, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
+    dscale: Ptr, dshift: Ptr, t_p: Ptr, t_q: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, and what dx takes of them.  dy, x (R, N), others (N).
+
+    Chunks of rows are shared; in the second phase channels, whose partial sums are added up.
+    """
+    R = rows * inner
+    chunks = chunks_of(R)
+    if me.phase == 0:
+        _partial_products(me, R, N, dy, x, mean, ws)
+        return
+    lo, hi = share(me, N)
+    n = hi - lo
+    inv, p, q, one = at(inv, lo), at(t_p, lo), at(t_q, lo), like(x, 1)
+    _column_sums(n, chunks, 2 * N, at(ws, lo), p, one)
+    _column_sums(n, chunks, 2 * N, at(ws, N + lo), q, one)
+    _times(n, p, inv, p)
+    if given(me, dscale):
+        copy(n, p, at(dscale, lo))
+    if given(me, dshift):
+        copy(n, q, at(dshift, lo))
+    if given(me, scale):
+        _times(n, p, at(scale, lo), p)
+        _times(n, q, at(scale, lo), q)
+    less = like(x, -1) / like(x, max(R, 1))
+    _by(n, p, inv, p, less)
+    _times(n, p, inv, p)
+    _by(n, q, inv, q, less)
+
+
+@kernel
+def batch_norm_bwd(
+    me, rows, inner, N, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr, t_p: Ptr, t_q: Ptr, dx: Ptr
+):  # fmt: skip
+    """dx = scale*inv*dy + (x - mean)*p + q.  dy, x, dx (rows*inner, N), others (N).  Rows are shared.  dx may be dy or x."""
+    lo, hi = share(me, rows)
+    k = lo * inner * N
+    slope(N, (hi - lo) * inner, N, at(dy, k), at(x, k), at(dx, k), mean, inv, scale, there(me, scale), t_p, t_q)
+
+
+# ---------------------------------------------------------------- the same with statistics that are given
+_normalise_by = rows_of(
+    normalised,
+    1,
+    "vv10",
+    lambda m, var, scale, shift, eps: (m, scale * rsqrt(var, eps), shift),
+    "f",
+)
+_slope_by = rows_of(lambda dy, a: dy * a, 1, "v1", lambda var, scale, eps: (scale * rsqrt(var, eps),), "f")
+_times_rsqrt = elementwise(lambda x, var, eps: x * rsqrt(var, eps), "vv", "f")
+
+
+@kernel
+def batch_norm_inference_fwd(
+    me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, shift: Ptr, running_mean: Ptr, running_var: Ptr, y: Ptr
+):
+    """y = (x - mean)/sqrt(var + eps)*scale + shift.  x, y (rows*inner, N), others (N).  Rows are shared.  y may be x."""
+    lo, hi = share(me, rows)
+    k = lo * inner * N
+    _normalise_by(N, (hi - lo) * inner, N, at(x, k), at(y, k), running_mean, running_var,
+                  scale, there(me, scale), shift, there(me, shift), like(x, eps))  # fmt: skip
+
+
+@kernel
+def batch_norm_inference_sums(
+    me, phases, rows, inner, N, eps: Float, wn, dy: Ptr, x: Ptr, running_mean: Ptr, running_var: Ptr,
+    dscale: Ptr, dshift: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dscale = sum dy*(x - mean)/sqrt(var + eps), dshift = sum dy.  dy, x (rows*inner, N), others (N).
+
+    Chunks of rows are shared; in the second phase channels, whose partial sums are added up.
+    """
+    if me.phase == 0:
+        _partial_products(me, rows * inner, N, dy, x, running_mean, ws)
+        return
+    chunks = chunks_of(rows * inner)
+    lo, hi = share(me, N)
+    if given(me, dscale):
+        d = at(dscale, lo)
+        _column_sums(hi - lo, chunks, 2 * N, at(ws, lo), d, like(x, 1))
+        _times_rsqrt(hi - lo, d, at(running_var, lo), d, like(x, eps))
+    if given(me, dshift):
+        _column_sums(hi - lo, chunks, 2 * N, at(ws, N + lo), at(dshift, lo), like(x, 1))
+
+
+@kernel
+def batch_norm_inference_bwd(me, rows, inner, N, eps: Float, dy: Ptr, scale: Ptr, running_var: Ptr, dx: Ptr):
+    """dx = dy*scale/sqrt(var + eps).  dy, dx (rows*inner, N), others (N).  Rows are shared.  dx may be dy."""
+    lo, hi = share(me, rows)
+    k = lo * inner * N
+    _slope_by(N, (hi - lo) * inner, N, at(dy, k), at(dx, k), running_var, scale, there(me, scale), like(dy, eps))
+
+
+# ---------------------------------------------------------------- of each sample, by groups of channels
+_off = elementwise(lambda x, m, k: (x - k) + m, "vv", "f")
+_spread = reduction(add, 0.0, lambda m, m2, mu, count: fma(count * (m - mu), m - mu, m2), "vv", 2)
+_plus = elementwise(lambda x, y: x + y, "vv")
+_rsqrt_of = elementwise(lambda m2, part, eps: rsqrt(m2 * part, eps), "v", "ff")
+
+
+@njit
+def _statistics(inner, groups, D, eps, x, m, a):
+    """m, a: of each channel the mean and 1/sqrt(var + eps) of its group, of the sample x (inner, groups*D)."""
+    N = groups * D
+    moments(N, inner, N, x, m, a)
+    part = like(x, 1) / like(x, inner * D)
+    if D == 1:
+        _plus(N, m, x, m)
+        _rsqrt_of(N, a, a, part, eps)
+        return
+    for g in range(groups):
+        mg, ag, first = at(m, g * D), at(a, g * D), x[g * D]
+        _off(D, at(x, g * D), mg, mg, first)
+        mu = rsum(D, mg) / like(x, D)
+        var = _spread(D, mg, ag, mu, like(x, inner)) * part
+        fill(D, mg, first + mu)
+        fill(D, ag, like(x, 1) / sqrt(var + eps))
+
+
+@kernel
+def group_norm_fwd(
+    me, rows, inner, groups, D, eps: Float, wn, x: Ptr, scale: Ptr, shift: Ptr, y: Ptr, mean: Ptr, inv: Ptr, ws: Ptr
+):
+    """y = (x - mean)*inv*scale + shift.  x, y (rows, inner, groups*D), scale, shift (groups*D), mean, inv (rows, groups).
+
+    y may be x.  Rows are shared.
+    """
+    lo, hi = share(me, rows)
+    N = groups * D
+    m, a = at(ws, me.worker * wn), at(ws, me.worker * wn + N)
+    for i in range(lo, hi if inner * D > 0 else lo):
+        xi, yi = at(x, i * inner * N), at(y, i * inner * N)
+        _statistics(inner, groups, D, like(x, eps), xi, m, a)
+        if given(me, mean):
+            for g in range(groups):
+                mean[i * groups + g] = m[g * D]
+        if given(me, inv):
+            for g in range(groups):
+                inv[i * groups + g] = a[g * D]
+        normalise(N, inner, N, xi, yi, m, a, scale, there(me, scale), shift, there(me, shift))
+
+
+@njit(inline=True)
+def _expand(groups, D, x, y):
+    """What each group has for each of its channels."""
+    if D == 1:
+        copy(groups, x, y)
+    else:
+        for g in range(groups):
+            fill(D, at(y, g * D), x[g])
+
+
+@njit
+def _coefficients(groups, D, inv, scale, scaled, less, p, q):
+    """Of the sums dy*(x - mean) in p and dy in q what dx takes: of groups, with the scale; ``less`` : -1 / their size."""
+    N = groups * D
+    if scaled:
+        _times(N, p, scale, p)
+        _times(N, q, scale, q)
+    if D == 1:
+        _by(N, q, inv, q, less)
+        _by(N, p, inv, p, less)
+        _times(N, p, inv, p)
+        _times(N, p, inv, p)
+        return
+    for g in range(groups):
+        a = inv[g] * less
+        pg, qg = at(p, g * D), at(q, g * D)
+        fill(D, pg, rsum(D, pg) * a * inv[g] * inv[g])
+        fill(D, qg, rsum(D, qg) * a)
+
+
+@kernel
+def group_norm_bwd(
+    me, phases, rows, inner, groups, D, affine, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
+    dx: Ptr, dscale: Ptr, dshift: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, dx = inv*(dy*scale - a - (x - mean)*inv*b), a and b means of groups.
+
+    dy, x, dx (rows, inner, groups*D), scale (groups*D), mean, inv (rows, groups).  dx may be dy or x.  Chunks of rows are shared,
+    and in the second phase channels; without dscale and dshift rows.
+    """
+    N = groups * D
+    chunk = max((rows + CHUNKS - 1) // CHUNKS, 1) if affine else 1
+    chunks = (rows + chunk - 1) // chunk
+    if me.phase == 1:
+        _add_up(me, N, chunks, 6 * N, dscale, dshift, ws, True)
+        return
+    less = like(x, -1) / like(x, inner * D)
+    lo, hi = share(me, chunks)
+    for c in range(lo, hi):
+        total = at(ws, 6 * N * c)
+        own = at(total, 2 * N) if affine else at(ws, 4 * N * me.worker)
+        m, a, p, q = own, at(own, N), at(own, 2 * N), at(own, 3 * N)
+        if affine:
+            fill(2 * N, total, like(x, 0))
+        for i in range(c * chunk, min((c + 1) * chunk, rows)):
+            k, g = i * inner * N, i * groups
+            _expand(groups, D, at(mean, g), m)
+            _expand(groups, D, at(inv, g), a)
+            products(N, inner, N, at(dy, k), at(x, k), m, p, q)
+            if affine:
+                _add_times(N, total, p, a, total)
+                _plus(N, at(total, N), q, at(total, N))
+            if given(me, dx):
+                _coefficients(groups, D, at(inv, g), scale, given(me, scale), less, p, q)
+                slope(N, inner, N, at(dy, k), at(x, k), at(dx, k), m, a, scale, there(me, scale), p, q)
+
+
+_add_times = elementwise(lambda s, x, y: fma(x, y, s), "vvv")
+
+
+@njit(inline=True)
+def _add_up(me, N, chunks, apart, dscale, dshift, ws, shifted):
+    """The sums of chunks' two vectors of N, those of chunks ``apart``, the second if ``shifted``: columns are shared."""
+    lo, hi = share(me, N)
+    if given(me, dscale):
+        _column_sums(hi - lo, chunks, apart, at(ws, lo), at(dscale, lo), like(ws, 1))
+    if shifted and given(me, dshift):
+        _column_sums(hi - lo, chunks, apart, at(ws, N + lo), at(dshift, lo), like(ws, 1))
+
+
+# ---------------------------------------------------------------- of vectors
+PARTIAL = 1 << 18  # as in ops.normalization
+SUMMED = 4096  # elements of a vector that are summed in the heap's precision
+_less_sum = reduction(add, 0.0, lambda x, k: x - k, "v", 1)
+_squares = reduction(add, 0.0, lambda x, m: (x - m) * (x - m), "v", 1)
+_both = sums(lambda dy, x, m: (dy * (x - m), dy), "vv", 1, 2)
+_both_scaled = sums(lambda dy, x, w, m: (dy * w * (x - m), dy * w), "vvv", 1, 2)
+_plain = elementwise(lambda x, m, a: (x - m) * a, "v", "ff")
+_scaled = elementwise(lambda x, w, m, a: (x - m) * (a * w), "vv", "ff")
+_shifted = elementwise(lambda x, c, m, a: fma(x - m, a, c), "vv", "ff")
+_scaled_shifted = elementwise(lambda x, w, c, m, a: fma(x - m, a * w, c), "vvv", "ff")
+TOGETHER = 16  # vectors at most whose sums are taken before their slopes, which find them in the cache
+_slopes_and_sums, _slopes, _sums_alone = (
+    vector_slopes(True, True),
+    vector_slopes(True, False),
+    vector_slopes(False, True),
+)
+_room = stack(4 * TOGETHER)
+
+
+@njit(inline=True)
+def _in_blocks(part, N, x, m):
+    """The sum of ``part(n, x, m)`` over blocks of a vector."""
+    total = 0.0
+    for start in range(0, N, SUMMED):
+        total += part(min(SUMMED, N - start), at(x, start), m)
+    return total
+
+
+@njit(inline=True)
+def _write(me, N, x, scale, shift, y, m, a):
+    """y = (x - m)*a*scale + shift of a vector."""
+    if given(me, scale) and given(me, shift):
+        _scaled_shifted(N, x, scale, shift, y, m, a)
+    elif given(me, scale):
+        _scaled(N, x, scale, y, m, a)
+    elif given(me, shift):
+        _shifted(N, x, shift, y, m, a)
+    else:
+        _plain(N, x, y, m, a)
+
+
+@njit(inline=True)
+def _rsqrt_of_mean(N, squares, eps, x):
+    return like(x, 1) / sqrt(like(x, squares / N + eps))
+
+
+@kernel
+def layer_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, shift: Ptr, y: Ptr, mean: Ptr, inv: Ptr):
+    """y = (x - mean)*inv*scale + shift.  x, y (rows*inner, N), scale, shift (N), mean, inv (rows*inner).
+
+    y may be x.  Rows are shared.
+    """
+    lo, hi = share(me, rows)
+    for i in range(lo * inner, hi * inner if N > 0 else 0):
+        xi = at(x, i * N)
+        m = like(x, xi[0] + _in_blocks(_less_sum, N, xi, xi[0]) / N)
+        a = _rsqrt_of_mean(N, _in_blocks(_squares, N, xi, m), eps, x)
+        if given(me, mean):
+            mean[i] = m
+        if given(me, inv):
+            inv[i] = a
+        _write(me, N, xi, scale, shift, at(y, i * N), m, a)
+
+
+@kernel
+def rms_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, y: Ptr, inv: Ptr):
+    """y = x*inv*scale.  x, y (rows*inner, N), scale (N), inv (rows*inner).  Rows are shared.  y may be x."""
+    lo, hi = share(me, rows)
+    for i in range(lo * inner, hi * inner):
+        xi, zero = at(x, i * N), like(x, 0)
+        a = _rsqrt_of_mean(N, _in_blocks(_squares, N, xi, zero), eps, x)
+        if given(me, inv):
+            inv[i] = a
+        if given(me, scale):
+            _scaled(N, xi, scale, at(y, i * N), zero, a)
+        else:
+            _plain(N, xi, at(y, i * N), zero, a)
+
+
+@njit(inline=True)
+def _numbers(me, vectors, N, dy, x, scale, mean, inv, of, centered):
+    """Of each vector m, a, p and q in dx = dy*scale*a + (x - m)*p + q."""
+    for i in range(vectors):
+        k, a = i * N, inv[i]
+        m = mean[i] if centered else like(x, 0)
+        if given(me, scale):
+            p, q = _both_scaled(N, at(dy, k), at(x, k), scale, m)
+        else:
+            p, q = _both(N, at(dy, k), at(x, k), m)
+        less = like(x, -1) / like(x, N) * a
+        of[4 * i], of[4 * i + 1], of[4 * i + 2] = m, a, p * less * a * a
+        of[4 * i + 3] = q * less if centered else like(x, 0)
+
+
+@njit(inline=True)
+def most_chunks(N):
+    """Chunks of vectors of N, at most: partial sums of long ones take no more than PARTIAL, if there are more than four."""
+    n = CHUNKS
+    while n > 4 and n * N > PARTIAL:
+        n //= 2
+    return n
+
+
+@njit(inline=True)
+def _vectors_bwd(me, R, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dscale, dshift, ws, centered):
+    """Chunks of all R vectors are shared, and in the second phase their sums' columns; where ``affine`` is 0 rows."""
+    most = most_chunks(N)
+    chunk = max((R + most - 1) // most, 1) if affine else inner
+    chunks = (R + chunk - 1) // chunk if affine else rows
+    if me.phase == 1:
+        _add_up(me, N, chunks, 2 * N, dscale, dshift, ws, centered)
+        return
+    lo, hi = share(me, chunks)
+    of, scaled = _room(x), there(me, scale)
+    together = TOGETHER if N >= 512 else 4
+    for c in range(lo, hi):
+        total = at(ws, 2 * c * N)
+        if affine:
+            fill(2 * N, total, like(x, 0))
+        last = min((c + 1) * chunk, R)
+        for i in range(c * chunk, last, together):
+            k, vectors = i * N, min(together, last - i)
+            dyi, xi, dxi = at(dy, k), at(x, k), at(dx, k)
+            _numbers(me, vectors, N, dyi, xi, scale, at(mean, i), at(inv, i), of, centered)
+            if affine and given(me, dx):
+                _slopes_and_sums(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total)
+            elif affine:
+                _sums_alone(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total)
+            elif given(me, dx):
+                _slopes(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total)
+
+
+@kernel
+def layer_norm_bwd(
+    me, phases, rows, inner, N, affine, wn, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr,
+    dx: Ptr, dscale: Ptr, dshift: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dscale = sum dy*(x - mean)*inv, dshift = sum dy, dx = inv*(dy*scale - a - (x - mean)*inv*b), a and b means of vectors.
+
+    dy, x, dx (rows*inner, N), scale (N), mean, inv (rows*inner).  dx may be dy or x.
+    """
+    _vectors_bwd(me, rows * inner, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dscale, dshift, ws, True)
+
+
+@kernel
+def rms_norm_bwd(
+    me, phases, rows, inner, N, affine, wn, dy: Ptr, x: Ptr, scale: Ptr, inv: Ptr, dx: Ptr, dscale: Ptr, ws: Ptr
+):
+    """dscale = sum dy*x*inv, dx = inv*(dy*scale - x*inv*b), b means of vectors.
+
+    dy, x, dx (rows*inner, N), scale (N), inv (rows*inner).  dx may be dy or x.
+    """
+    _vectors_bwd(me, rows * inner, rows, inner, N, affine, dy, x, scale, inv, inv, dx, dscale, dscale, ws, False)
+
+
+# ---------------------------------------------------------------- by neighbouring channels
+_square = elementwise(lambda x, a: x * x * a, "v", "f")
+_start = elementwise(lambda x, k: x + k, "v", "f")
+_product3 = elementwise(lambda t, x, d, a: t * x / d * a, "vvv", "f")
+_less_product = elementwise(lambda t, x, s: fma(-x, s, t), "vvv")
+_root34 = elementwise(lambda x, d: x / ((d * d.call("sqrt")).call("sqrt")), "vv")
+_power = elementwise(lambda x, d, beta: x * F.exp(F.log(d) * -beta), "vv", "f")
+
+
+@njit(inline=True)
+def _by_power(N, x, d, y, beta):
+    """y = x / d^beta."""
+    if beta == like(x, 0.75):
+        _root34(N, x, d, y)
+    else:
+        _power(N, x, d, y, beta)
+
+
+ROOM = 256  # elements of scratch that rows of few channels share, as in ops.normalization
+
+
+@njit(inline=True)
+def _window_sums(L, size, first, padded, d):
+    """d = first + the sum of ``size`` neighbours in ``padded``, L of them."""
+    _start(L, padded, d, first)
+    for j in range(1, size):
+        _plus(L, d, at(padded, j), d)
+
+
+@njit(inline=True)
+def _bases(rows, N, size, part, k, x, padded, d):
+    """d = k + part * sum of x^2 over ``size`` channels; rows are N + size apart, the places between those of x^2 are 0."""
+    S = N + size
+    for r in range(rows):
+        _square(N, at(x, r * N), at(padded, r * S + size // 2), part)
+    _window_sums(rows * S - size, size, k, padded, d)
+
+
+@kernel
+def local_response_norm_fwd(me, rows, inner, N, size, alpha: Float, beta: Float, k: Float, wn, x: Ptr, y: Ptr, ws: Ptr):
+    """y = x * d^-beta.  x, y (rows*inner, N).  Rows are shared."""
+    lo, hi = share(me, rows)
+    S = N + size
+    together = max(ROOM // S, 1)
+    padded, d = at(ws, me.worker * wn), at(ws, me.worker * wn + together * S)
+    if lo < hi:
+        fill(together * S, padded, like(x, 0))
+    for i in range(lo * inner, hi * inner, together):
+        n = min(together, hi * inner - i)
+        _bases(n, N, size, like(x, alpha / size), like(x, k), at(x, i * N), padded, d)
+        for r in range(n):
+            _by_power(N, at(x, (i + r) * N), at(d, r * S), at(y, (i + r) * N), like(x, beta))
+
+
+@kernel
+def local_response_norm_bwd(
+    me, rows, inner, N, size, alpha: Float, beta: Float, k: Float, wn, dy: Ptr, x: Ptr, dx: Ptr, ws: Ptr
+):
+    """dx = dy*d^-beta - 2*alpha*beta/size * x * sum of dy*x*d^-(beta + 1).  dy, x, dx (rows*inner, N).
+
+    Rows are shared.
+    """
+    lo, hi = share(me, rows)
+    S = N + size
+    together = max(ROOM // S, 1)
+    own, each_has = me.worker * wn, together * S
+    padded, terms, d, t = at(ws, own), at(ws, own + each_has), at(ws, own + 2 * each_has), at(ws, own + 3 * each_has)
+    if lo < hi:
+        fill(2 * each_has, padded, like(x, 0))
+    factor = like(x, 2 * alpha * beta / size)
+    for i in range(lo * inner, hi * inner, together):
+        n = min(together, hi * inner - i)
+        _bases(n, N, size, like(x, alpha / size), like(x, k), at(x, i * N), padded, d)
+        for r in range(n):
+            at_row, tr, dr = (i + r) * N, at(t, r * S), at(d, r * S)
+            _by_power(N, at(dy, at_row), dr, tr, like(x, beta))
+            _product3(N, tr, at(x, at_row), dr, at(terms, r * S + (size - 1) // 2), factor)
+        _window_sums(n * S - size, size, like(x, 0), terms, d)
+        for r in range(n):
+            at_row = (i + r) * N
+            _less_product(N, at(t, r * S), at(x, at_row), at(d, r * S), at(dx, at_row))

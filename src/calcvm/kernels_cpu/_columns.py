@@ -1,0 +1,298 @@
+"""Loops over rows of columns, by blocks of columns: what all of a column shares, such as its mean, stays in registers.
+
+Rows are ``stride`` elements apart.  A sum along a column goes by blocks of 128 rows, and its shape depends on the
+number of rows and on the column's place alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from llvmlite import ir
+
+from calcvm.kernels_cpu._common import I64
+from calcvm.kernels_cpu._formulas import V, fma, maximum
+from calcvm.kernels_cpu._math import Lanes, _for, loop_of
+from calcvm.kernels_cpu._vectors import c64
+
+BLOCK, WIDE = 128, 4  # rows of a block; vectors of columns at once, which have as many sums in flight as fewer
+
+
+class Block:
+    """Columns of some vectors, from the i-th on, the last of them by mask."""
+
+    def __init__(self, e: Lanes, i: Any, left: Any, vectors: int):
+        self.e, self.b, self.vectors = e, e.b, vectors
+        self.mask = None if left is None else e.below(left)
+        self.at = [e.b.add(i, c64(k * e.lanes)) for k in range(vectors)]
+        self.zeros = [ir.Constant(e.vec, [0.0] * e.lanes)] * vectors
+
+    def row(self, p: Any, r: Any = None, stride: Any = None) -> list[V]:
+        """Vectors of row r."""
+        if r is not None:
+            p = self.b.gep(p, [self.b.mul(r, stride)])
+        return [self.e.get(p, k, self.mask) for k in self.at]
+
+    def put(self, vs: list[V], p: Any, r: Any = None, stride: Any = None) -> None:
+        if r is not None:
+            p = self.b.gep(p, [self.b.mul(r, stride)])
+        for v, k in zip(vs, self.at):
+            self.e.put(v, p, k, self.mask)
+
+    def row_or(self, default: float, p: Any, there: Any) -> list[V]:
+        """A row that is read where ``there`` is not 0, elsewhere it is ``default``."""
+        b, e = self.b, self.e
+        live = e.splat(b.icmp_signed("!=", there, c64(0)))
+        masked = live if self.mask is None else b.and_(live, self.mask)
+        other = ir.Constant(e.vec, [default] * e.lanes)
+        return [V(b, b.select(live, e.get(p, k, masked).v, other)) for k in self.at]
+
+    def splat(self, x: Any) -> V:
+        """A number, or a count as one."""
+        if x.type == I64:
+            x = self.b.sitofp(x, self.e.element)
+        return V(self.b, self.e.splat(x))
+
+    def over(self, x: V, count: Any) -> V:
+        """x / count, by a reciprocal: left to the compiler, masked vectors would be divided in another way than whole ones."""
+        one = ir.Constant(self.e.element, 1.0)
+        return x * self.splat(self.b.fdiv(one, self.b.sitofp(count, self.e.element)))
+
+    def wrapped(self, vs: list[Any]) -> list[V]:
+        return [V(self.b, v) for v in vs]
+
+    def smaller(self, x: Any, y: Any) -> Any:
+        return self.b.select(self.b.icmp_signed("<", x, y), x, y)
+
+
+def by_columns(e: Lanes, n: Any, visit: Callable[[Block], None]) -> None:
+    """``visit`` all of n columns: blocks of WIDE vectors, then what whole vectors are left, then what is left of one."""
+    b = e.b
+    whole, vectors, rest = b.and_(n, c64(-WIDE * e.lanes)), b.sdiv(n, c64(e.lanes)), b.and_(n, c64(e.lanes - 1))
+
+    def several(i: Any, carried: list) -> list:
+        visit(Block(e, i, None, WIDE))
+        return carried
+
+    _for(b, c64(0), whole, WIDE * e.lanes, [], several)
+    for k in range(1, WIDE):
+        with b.if_then(b.icmp_signed("==", b.and_(vectors, c64(WIDE - 1)), c64(k))):
+            visit(Block(e, whole, None, k))
+    with b.if_then(b.icmp_signed(">", rest, c64(0))):
+        visit(Block(e, b.sub(n, rest), rest, 1))
+
+
+def rows_of(formula: Callable, reads: int, columns: str, prepare: Callable, params: str = "") -> Any:
+    """A loop ``f(n, rows, stride, xs..., y, columns..., params...)``: y[r,i] = formula(xs[r,i]..., *prepare(columns[i]..., params...)).
+
+    columns : a letter each, ``v``, or of one that may be left out ``0`` or ``1``, what it then is; another argument
+    after it says whether it is there.  y may be one of the xs.
+    """
+
+    def emit(e: Lanes, n: Any, rows: Any, stride: Any, *args: Any) -> None:
+        xs, y, rest = args[:reads], args[reads], list(args[reads + 1 :])
+
+        def visit(block: Block) -> None:
+            given = iter(rest)
+            found = [
+                block.row(next(given)) if kind == "v" else block.row_or(float(kind), next(given), next(given))
+                for kind in columns
+            ]
+            numbers = [block.splat(p) for p in given]
+            held = [prepare(*column, *numbers) for column in zip(*found)]
+
+            def row(r: Any, carried: list) -> list:
+                values = zip(*(block.row(x, r, stride) for x in xs))
+                block.put([formula(*v, *h) for v, h in zip(values, held)], y, r, stride)
+                return carried
+
+            _for(e.b, c64(0), rows, 1, [], row)
+
+        by_columns(e, n, visit)
+
+    return loop_of("ii" + "p" * (reads + 1) + "".join("p" if kind == "v" else "pi" for kind in columns) + params, emit)
+
+
+def _block_sums(block: Block, count: Any, terms: Callable, k: int) -> list[list[V]]:
+    """Of each of k terms its sums over ``count`` rows; ``terms(r)`` : for each vector those of row r."""
+    b, nv = block.b, block.vectors
+    ways = max(WIDE // nv & -2, 1)
+
+    def take(r: Any, acc: list) -> list:
+        per_vector = list(zip(*terms(r)))
+        return [add(V(b, a)).v for a, add in zip(acc, [t for term in per_vector for t in term])]
+
+    def several(r: Any, acc: list) -> list:
+        out = []
+        for w in range(ways):
+            out += take(b.add(r, c64(w)), acc[w * k * nv : (w + 1) * k * nv])
+        return out
+
+    whole = b.and_(count, c64(-ways))
+    acc = _for(b, c64(0), whole, ways, block.zeros * (k * ways), several)
+    if ways > 1:
+        acc[: k * nv] = _for(b, whole, count, 1, acc[: k * nv], take)
+    sums = [block.wrapped(acc[w * k * nv : (w + 1) * k * nv]) for w in range(ways)]
+    while len(sums) > 1:
+        sums = [[x + y for x, y in zip(*pair)] for pair in zip(sums[::2], sums[1::2])]
+    return [sums[0][t * nv : (t + 1) * nv] for t in range(k)]
+
+
+def _each_block(block: Block, rows: Any, state: list, body: Callable) -> list:
+    """``body(first row, rows of it, state)`` for blocks of rows."""
+
+    def one(start: Any, state: list) -> list:
+        return body(start, block.smaller(c64(BLOCK), block.b.sub(rows, start)), state)
+
+    return _for(block.b, c64(0), rows, BLOCK, state, one)
+
+
+def _moments(e: Lanes, n: Any, rows: Any, stride: Any, x: Any, mean: Any, m2: Any) -> None:
+    b = e.b
+
+    def visit(block: Block) -> None:
+        first, nv = block.row(x), block.vectors
+
+        def one(start: Any, count: Any, state: list) -> list:
+            origin = b.gep(x, [b.mul(start, stride)])
+            from_ = block.row(origin)
+
+            def terms(r: Any) -> list:
+                off = [v - k for v, k in zip(block.row(origin, r, stride), from_)]
+                return [(partial(_plus, d), partial(fma, d, d)) for d in off]
+
+            s, q = _block_sums(block, count, terms, 2)
+            share = block.over(block.splat(count), b.add(start, count))
+            pairs = block.splat(start) * share
+            out_mean, out_m2 = [], []
+            for v, (mu, m) in enumerate(zip(block.wrapped(state[:nv]), block.wrapped(state[nv:]))):
+                mean_b = block.over(s[v], count)
+                m2_b = maximum(fma(-s[v], mean_b, q[v]), 0.0)
+                delta = (from_[v] - first[v]) + (mean_b - mu)
+                out_mean.append(fma(delta, share, mu).v)
+                out_m2.append(fma(delta * delta, pairs, m + m2_b).v)
+            return out_mean + out_m2
+
+        state = block.wrapped(_each_block(block, rows, block.zeros * 2, one))
+        block.put(state[:nv], mean)
+        block.put(state[nv:], m2)
+
+    by_columns(e, n, visit)
+
+
+def _plus(x: V, y: V) -> V:
+    return y + x
+
+
+# moments(n, rows, stride, x, mean, m2): of each column the mean less its first element, and the sum of squares about the mean.
+# A block's terms are less its first row, whose square is at most what the block's sum is: nothing cancels but rounding.
+moments = loop_of("iippp", _moments)
+
+
+def _products(e: Lanes, n: Any, rows: Any, stride: Any, dy: Any, x: Any, mean: Any, g: Any, s: Any) -> None:
+    def visit(block: Block) -> None:
+        means, nv = block.row(mean), block.vectors
+
+        def one(start: Any, count: Any, state: list) -> list:
+            xs, ds = (e.b.gep(p, [e.b.mul(start, stride)]) for p in (x, dy))
+
+            def terms(r: Any) -> list:
+                rows_ = zip(block.row(xs, r, stride), block.row(ds, r, stride), means)
+                return [(partial(fma, d, v - m), partial(_plus, d)) for v, d, m in rows_]
+
+            sums = _block_sums(block, count, terms, 2)
+            return [(old + new).v for old, new in zip(block.wrapped(state), sums[0] + sums[1])]
+
+        state = block.wrapped(_each_block(block, rows, block.zeros * 2, one))
+        block.put(state[:nv], g)
+        block.put(state[nv:], s)
+
+    by_columns(e, n, visit)
+
+
+# products(n, rows, stride, dy, x, mean, g, s): of each column g = sum dy*(x - mean), s = sum dy.
+products = loop_of("iippppp", _products)
+
+
+def _joined_moments(e: Lanes, n: Any, rows: Any, stride: Any, chunk: Any, x: Any, parts: Any, *rest: Any) -> None:
+    b = e.b
+    mean, inv, running_mean, running_var, eps, momentum = rest
+    of_a_chunk = b.mul(stride, c64(2))
+
+    def visit(block: Block) -> None:
+        first = block.row(x)
+
+        def over(body: Callable) -> list:
+            def one(start: Any, state: list) -> list:
+                p = b.gep(parts, [b.mul(b.sdiv(start, chunk), of_a_chunk)])
+                off = block.row(b.gep(x, [b.mul(start, stride)]))
+                means = [(o - f) + m for o, f, m in zip(off, first, block.row(p))]
+                count = block.splat(block.smaller(chunk, b.sub(rows, start)))
+                return [v.v for v in body(count, means, p, block.wrapped(state))]
+
+            return block.wrapped(_for_by(b, rows, chunk, block.zeros, one))
+
+        sums = over(lambda count, means, p, state: [fma(count, m, s) for m, s in zip(means, state)])
+        mu = [block.over(s, rows) for s in sums]
+
+        def squares(count: V, means: list, p: Any, state: list) -> list:
+            m2s = block.row(b.gep(p, [stride]))
+            return [fma(count * (m - u), m - u, s + m2) for m, u, s, m2 in zip(means, mu, state, m2s)]
+
+        m2 = over(squares)
+        freedom = b.sub(rows, b.zext(b.icmp_signed(">", rows, c64(1)), I64))  # of one value the variance is 0
+        means = [f + u for f, u in zip(first, mu)]
+        block.put(means, mean)
+        block.put([1 / (block.over(s, rows) + block.splat(eps)).call("sqrt") for s in m2], inv)
+        by = block.splat(momentum)
+        for running, new in ((running_mean, means), (running_var, [block.over(s, freedom) for s in m2])):
+            block.put([fma(by, v - r, r) for v, r in zip(new, block.row(running))], running)
+
+    by_columns(e, n, visit)
+
+
+def _for_by(b: Any, stop: Any, step: Any, carried: list, body: Callable) -> list:
+    """``_for`` from 0 by a step that is no constant."""
+    times = b.sdiv(b.sub(b.add(stop, step), c64(1)), step)
+    return _for(b, c64(0), times, 1, carried, lambda k, state: body(b.mul(k, step), state))
+
+
+# Of the moments of each chunk of rows those of all, and what running statistics become:
+# joined_moments(n, rows, stride, chunk, x, parts, mean, inv, running_mean, running_var, eps, momentum).
+joined_moments = loop_of("iiippppppff", _joined_moments)
+
+
+def vector_slopes(slopes: bool, sums: bool) -> Any:
+    """A loop ``f(n, rows, stride, of, dy, x, w, there, dx, total)``, ``of`` numbers m, a, p, q of each row.
+
+    slopes : dx = dy*w*a + (x - m)*p + q, w 1 where it is not there.  sums : total += sum dy*(x - m)*a, and n further += sum dy.
+    """
+
+    def emit(
+        e: Lanes, n: Any, rows: Any, stride: Any, of: Any, dy: Any, x: Any, w: Any, there: Any, dx: Any, total: Any
+    ) -> None:
+        b = e.b
+
+        def visit(block: Block) -> None:
+            ws = block.row_or(1.0, w, there)
+            places = [total, b.gep(total, [n])] if sums else []
+
+            def row(r: Any, state: list) -> list:
+                m, a, p, q = (block.splat(b.load(b.gep(of, [b.add(b.mul(r, c64(4)), c64(k))]))) for k in range(4))
+                off = [v - m for v in block.row(x, r, stride)]
+                ds = block.row(dy, r, stride)
+                if slopes:
+                    block.put([fma(d, a * s, fma(o, p, q)) for d, s, o in zip(ds, ws, off)], dx, r, stride)
+                olds = block.wrapped(state)
+                new = [fma(d, o * a, g) for d, o, g in zip(ds, off, olds)]
+                return [v.v for v in new + [s + d for s, d in zip(olds[block.vectors :], ds)]][: len(state)]
+
+            state = _for(b, c64(0), rows, 1, [v.v for p in places for v in block.row(p)], row)
+            for k, p in enumerate(places):
+                block.put(block.wrapped(state[k * block.vectors : (k + 1) * block.vectors]), p)
+
+        by_columns(e, n, visit)
+
+    return loop_of("iipppp" + "ipp", emit)
