@@ -600,6 +600,7 @@ def _in_a_child(model, x, y, answer):
     answer.put([model.step(x, y) for _ in range(4)])
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX's, where another test has imported it
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_forked_child_goes_on_by_itself(workers):
     model, twin, (x, y) = network(workers=workers), network(workers=workers), data(8)

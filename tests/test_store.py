@@ -468,7 +468,7 @@ store.put("m", {"version": 3}, memoryview(bytes([3]) * 3000))
 def test_models_outlive_killed_processes():
     counts = store_faults.kills(5, seed=1, verbose=False)
     assert store_faults.harmless(counts), counts
-    assert counts["kills"] == 5 and counts["opened"] >= 20 and counts["rounds"] > 50, counts
+    assert counts["kills"] == 5 and counts["opened"] >= 20 and counts["rounds"] >= 20, counts
 
 
 def test_damaged_files_are_refused_by_name():
