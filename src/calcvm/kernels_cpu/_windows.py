@@ -80,7 +80,10 @@ def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable) -> None:
 
 
 def _by_counts(e: Lanes, nb: Any, nc: Any, emit: Callable) -> None:
-    """``emit(nb, nc)``, numbers in their place where there are few: 3x3 taps of 16 channels take 9 loops less."""
+    """``emit(nb, nc)``, with numbers in their place where there are few.
+
+    Means of 3x3 elements, 2 apart, of (32, 28, 28, 16) take 43 us on Zen 5, and without it 55.
+    """
     b = e.b
     done = b.append_basic_block("done")
     for taps in (1, 2, 3):
@@ -118,7 +121,13 @@ def sums(name: str, term: Callable = lambda x: x, params: str = "", add: bool = 
                 out = V(b, total) * by
                 e.put(out + e.get(to, k, mask) if add else out, to, k, mask)
 
-        _by_counts(e, nb, nc, lambda nb, nc: _each(e, m, n, (gap, to_gap), partial(columns, nb, nc)))
+        def each(nb: Any, nc: Any) -> None:
+            _each(e, m, n, (gap, to_gap), partial(columns, nb, nc))
+
+        if params:  # a long term, which is not repeated
+            each(nb, nc)
+        else:
+            _by_counts(e, nb, nc, each)
 
     return _function(f"sums_{name}", "iiiiiiiiippf" + params, emit)
 
