@@ -20,7 +20,7 @@ CAPABILITIES = ((9, 0), (8, 0))
 ALL = os.environ.get("CALCVM_ALL_PTX") == "1"  # make ptx
 # Rows of float32 heaps that compute in float64, by design: hyperparameters, totals of long sums, pow.
 IN_FLOAT64 = {
-    "tick", "clip_norm_scale", "pow_fwd", "pow_bwd", "sum_fwd", "mean_fwd", "sum_squares_fwd", "dropout_fwd", "dropout_bwd",
+    "tick", "clip_norm_scale", "pow_fwd", "pow_bwd", "lp_pool_fwd", "lp_pool_bwd_y", "lp_pool_bwd", "sum_fwd", "mean_fwd", "sum_squares_fwd", "dropout_fwd", "dropout_bwd",
 }  # fmt: skip
 ARITHMETIC = re.compile(r"^\s*(?:add|sub|mul|fma|div|sqrt|rcp|neg|abs)\.(?:rn\.)?f64\b", re.M)
 

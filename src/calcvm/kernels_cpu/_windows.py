@@ -22,6 +22,7 @@ from calcvm.kernels_cpu._math import Lanes, blocks, counting, loop_of
 from calcvm.kernels_cpu._vectors import c64
 
 WIDE = 4  # vectors that go through the taps together
+TABLE = 256  # taps that fit into a `table`
 
 
 def _function(name: str, kinds: str, emit: Callable) -> Any:
@@ -79,7 +80,10 @@ def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable) -> None:
 
 
 def _by_counts(e: Lanes, nb: Any, nc: Any, emit: Callable) -> None:
-    """``emit(nb, nc)``, numbers in their place where there are few: 3x3 taps of 16 channels take 9 loops less."""
+    """``emit(nb, nc)``, with numbers in their place where there are few.
+
+    Means of 3x3 elements, 2 apart, of (32, 28, 28, 16) take 43 us on Zen 5, and without it 55.
+    """
     b = e.b
     done = b.append_basic_block("done")
     for taps in (1, 2, 3):
@@ -117,7 +121,13 @@ def sums(name: str, term: Callable = lambda x: x, params: str = "", add: bool = 
                 out = V(b, total) * by
                 e.put(out + e.get(to, k, mask) if add else out, to, k, mask)
 
-        _by_counts(e, nb, nc, lambda nb, nc: _each(e, m, n, (gap, to_gap), partial(columns, nb, nc)))
+        def each(nb: Any, nc: Any) -> None:
+            _each(e, m, n, (gap, to_gap), partial(columns, nb, nc))
+
+        if params:  # a long term, which is not repeated
+            each(nb, nc)
+        else:
+            _by_counts(e, nb, nc, each)
 
     return _function(f"sums_{name}", "iiiiiiiiippf" + params, emit)
 
@@ -187,10 +197,10 @@ def _of_tap(e: Lanes, dy: Any, index: Any, k: Any, mask: Any, t: Any) -> V:
     return e.get(dy, k, mask).where(V(b, here), 0.0)
 
 
-def _chosen(name: str, add: bool) -> Any:
+def _chosen() -> Any:
     """A loop ``(m, n, gap, to_gap, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx)``: dx = sum of dy where index is the tap.
 
-    Of m places, ``gap`` apart in dy and ``to_gap`` in dx, n elements each.  add : dx + that.
+    Of m places, ``gap`` apart in dy and ``to_gap`` in dx, n elements each.
     """
 
     def emit(e: Lanes, m, n, gap, to_gap, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx):  # type: ignore[no-untyped-def]
@@ -203,13 +213,12 @@ def _chosen(name: str, add: bool) -> Any:
 
             loops = [(na, [sa, ta]), (nb, [sb, tb]), (nc, [sc, tc])]
             zero, to = ir.Constant(e.vec, [0.0] * e.lanes), b.gep(dx, starts[1:])
-            start = [e.get(to, k, mask).v if add else zero for k in places]
-            for total, k in zip(_nest(b, loops, [starts[0], t], start, take), places):
+            for total, k in zip(_nest(b, loops, [starts[0], t], [zero] * len(places), take), places):
                 e.put(V(b, total), to, k, mask)
 
         _by_counts(e, nb, nc, lambda nb, nc: _each(e, m, n, (gap, to_gap), partial(columns, nb, nc)))
 
-    return _function(name, "iiiiiiiiiiiiippp", emit)
+    return _function("chosen", "iiiiiiiiiiiiippp", emit)
 
 
 def _spread(name: str, of_tap: bool) -> Any:
@@ -239,16 +248,15 @@ def _spread(name: str, of_tap: bool) -> Any:
     return _function(name, "iiiiippp" if of_tap else "iiiippf", emit)
 
 
-largest, first_of_largest = _largest(), _first_of_largest()
-chosen, chosen_too = _chosen("chosen", False), _chosen("chosen_too", True)
+largest, first_of_largest, chosen = _largest(), _first_of_largest(), _chosen()
 spread, spread_chosen = _spread("spread", False), _spread("spread_chosen", True)
 
 
 @intrinsic
 def table(tc):
-    """A pointer to 256 integers on the stack."""
+    """A pointer to TABLE integers on the stack."""
 
     def codegen(ctx: Any, b: Any, sig: Any, args: Any) -> Any:
-        return cgutils.alloca_once(b, I64, 256)
+        return cgutils.alloca_once(b, I64, TABLE)
 
     return types.CPointer(types.int64)(), codegen

@@ -9,13 +9,15 @@ from __future__ import annotations
 from math import gcd
 from typing import Any
 
+import numpy as np
+
 from calcvm.formulas import windows
 from calcvm.formulas.windows import Axis
 from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, lanes, like, njit, share
 from calcvm.kernels_cpu._math import fill
 from calcvm.kernels_cpu._windows import (
+    TABLE,
     chosen,
-    chosen_too,
     first_of_largest,
     largest,
     spread,
@@ -27,6 +29,7 @@ from calcvm.kernels_cpu.elementwise import odd_power, power_of, power_y, powers
 
 taps, covering, counted, adaptive = map(njit, (windows.taps, windows.covering, windows.counted, windows.adaptive))
 NONE = -1  # of padding: it is not counted
+MANY = 64  # taps from which on a window is cheaper by scattering its one element than by looking at all
 
 _sums, _sums_too = sums("as_they_are"), sums("too", add=True)
 _squares = sums("squares", lambda x: x * x)
@@ -184,16 +187,11 @@ def _backward(gather: Any, scatter: Any) -> Any:
 
 
 def _one_by_one(window: Any) -> Any:
-    """The same where windows differ: ``window(args, n, nc, C, t, count, o, i)`` adds to n elements what they have of nc windows.
-
-    t : the tap that they are in the first of these, and one less in each after it.
-    """
+    """The same where windows differ: ``window(args, n, nc, C, count, o, i)`` adds to n elements what they have of nc windows."""
 
     @njit(inline=True)
-    def of(o, i, a):
-        """Of window o: the tap that i is, and what it counts."""
-        first, tap, n = taps(o, a)
-        return tap + (i - first) // a.d, counted(o, n, a)
+    def count(o, a):
+        return counted(o, taps(o, a)[2], a)
 
     @njit
     def rows(args, lo, hi, C, D, H, W):
@@ -215,16 +213,15 @@ def _one_by_one(window: Any) -> Any:
                     x = ((u * H.size + v) * W.size + i) * C
                     fill(run * C, at(dx, x), like(dx, 0))
                     for a in range(o_d, o_d + n_d * step_d, step_d):
-                        td, of_d = of(a, z, D)
+                        of_d = count(a, D)
                         for b in range(o_h, o_h + n_h * step_h, step_h):
-                            th, of_h = of(b, v, H)
-                            y, t = ((n * D.out + a) * H.out + b) * W.out, (td * H.k + th) * W.k
+                            of_h = of_d * count(b, H)
+                            y = ((n * D.out + a) * H.out + b) * W.out
                             if run > 1:
-                                window(args, run * C, n_w, C, t + W.k - 1, of_d * of_h * W.k, (y + o_w) * C, x)
+                                window(args, run * C, n_w, C, of_h * W.k, (y + o_w) * C, x)
                                 continue
                             for c in range(o_w, o_w + n_w * step_w, step_w):
-                                tw, of_w = of(c, i, W)
-                                window(args, C, 1, 0, t + tw, of_d * of_h * of_w, (y + c) * C, x)
+                                window(args, C, 1, 0, of_h * count(c, W), (y + c) * C, x)
                     i += run
 
     return rows
@@ -265,41 +262,57 @@ def _to_places(args, m, n, gap, nc, sc, t, o, i):
     spread_chosen(m, n, gap, nc, sc, t, at(dy, o), at(index, o), at(dx, i))
 
 
-@njit(inline=True)
-def _to_place_of_one(args, n, nc, C, t, count, o, i):
-    dx, dy, index = args
-    chosen_too(1, n, 0, 0, 1, 1, nc, 0, 0, C, t, 0, 0, -1, at(dy, o), at(index, o), at(dx, i))
-
-
 _tops, _tops_and_places, _chosen = _forward(_top), _forward(_top_and_place), _backward(_from_places, _to_places)
-_chosen_one_by_one = _one_by_one(_to_place_of_one)
+
+
+@njit(inline=True)
+def _start(o, a):
+    """Where window o begins, inside the axis or not."""
+    return o * a.s - a.p if a.s > 0 else o * a.size // a.out
+
+
+@njit(inline=True)
+def _touching(first, last, a):
+    """The windows that may have one of the elements from first to last."""
+    if a.s == 0:
+        return first * a.out // a.size, (last * a.out + a.size - 1) // a.size
+    return max(-(((a.k - 1) * a.d - first - a.p) // a.s), 0), min((last - 1 + a.p) // a.s + 1, a.out)
+
+
+@njit(inline=True)
+def _offset(t, C, D, H, W):
+    """How far tap t is from where its window begins."""
+    i = t // W.k
+    return (((i // H.k) * D.d * H.size + i % H.k * H.d) * W.size + t % W.k * W.d) * C
 
 
 @njit
 def _scattered(dx, dy, index, lo, hi, C, D, H, W):
-    """The same element by element, each window once: where vectors of C elements are no gain."""
-    row, offset = H.size * W.size * C, table()
-    for t in range(256):  # an index from elsewhere may be any
-        i, j = t // (H.k * W.k), t // W.k % H.k
-        offset[t] = ((i * D.d * H.size + j * H.d) * W.size + t % W.k * W.d) * C if i < D.k else -(1 << 62)
+    """The same, each window once, an element at a time: where vectors of C elements are no gain, or taps many."""
+    row, n_taps, offset = H.size * W.size * C, D.k * H.k * W.k, table()
+    for t in range(min(n_taps, TABLE)):
+        offset[t] = _offset(t, C, D, H, W)
     first, last = lo * row, hi * row
     fill(last - first, at(dx, first), like(dx, 0))
-    turns, each = (1, W.out * C) if W.s == 1 else (W.out, C)
+    turns, n = (1, W.out * C) if W.s == 1 else (W.out, C)
     u = lo
     while u < hi:
-        n = u // D.size
-        end = min(hi, (n + 1) * D.size)
-        begin = max(-(((D.k - 1) * D.d - (u - n * D.size) - D.p) // D.s), 0)
-        for o in range(begin, min((end - 1 - n * D.size + D.p) // D.s + 1, D.out)):
+        image = u // D.size
+        end = min(hi, (image + 1) * D.size)
+        begin, behind = _touching(u - image * D.size, end - image * D.size, D)
+        for o in range(begin, behind):
             for v in range(H.out):
-                y = ((n * D.out + o) * H.out + v) * W.out * C
-                x = (((n * D.size + o * D.s - D.p) * H.size + v * H.s - H.p) * W.size - W.p) * C
-                for _ in range(turns):
-                    for c in range(each):
-                        to = x + offset[index[y + c]] + c
-                        if first <= to < last:
-                            dx[to] += dy[y + c]
-                    x, y = x + W.s * C, y + each
+                y = ((image * D.out + o) * H.out + v) * W.out * C
+                line = ((image * D.size + _start(o, D)) * H.size + _start(v, H)) * W.size
+                for g in range(turns):
+                    x = (line + _start(g, W)) * C
+                    for c in range(n):
+                        t = np.int64(index[y + c])
+                        if 0 <= t < n_taps:  # data from elsewhere may be any
+                            to = x + c + (offset[t] if n_taps <= TABLE else _offset(t, C, D, H, W))
+                            if first <= to < last:
+                                dx[to] += dy[y + c]
+                    y += n
         u = end
 
 
@@ -323,7 +336,9 @@ def max_pool_bwd(
     """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
     lo, hi = share(me, N * D)
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
-    few = C < lanes(dx) or (C == lanes(dx) and not _tile(u))  # 16 channels by 3x3 taps, 2 apart: 95 us, and 157
+    few = C < lanes(dx) or (
+        C == lanes(dx) and not _tile(u)
+    )  # (32, 28, 28, 16) by 3x3, 2 apart, on Zen 5: 95 us, and 157
     if 8 * C <= lanes(dx) or (few and sw > 1):
         _scattered(dx, dy, index, lo, hi, C, z, v, u)
     else:
@@ -345,10 +360,10 @@ def adaptive_max_pool_bwd(me, N, D, H, W, C, OD, OH, OW, dy: Ptr, index: Ptr.int
     """dx = the sum of dy over the windows whose index is the element's tap; all of dx is set; N*D rows are shared."""
     lo, hi = share(me, N * D)
     z, v, u = adaptive(D, OD), adaptive(H, OH), adaptive(W, OW)
-    if _even(z) and _even(v) and _even(u):
+    if C >= lanes(dx) and _tile(z) and _tile(v) and _tile(u) and z.k * v.k * u.k <= MANY:
         _chosen((dx, dy, index), lo, hi, C, z, v, u)
     else:
-        _chosen_one_by_one((dx, dy, index), lo, hi, C, z, v, u)
+        _scattered(dx, dy, index, lo, hi, C, z, v, u)
 
 
 # ---------------------------------------------------------------- the mean
@@ -373,7 +388,7 @@ def _to_windows(args, m, n, gap, nc, sc, t, o, i):
 
 
 @njit(inline=True)
-def _part_of_window(args, n, nc, C, t, count, o, i):
+def _part_of_window(args, n, nc, C, count, o, i):
     dx, dy = args
     _sums_too(1, n, 0, 0, 1, 1, nc, 0, 0, C, at(dy, o), at(dx, i), like(dx, 1) / like(dx, count))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from calcvm.ops.dims import Shape
-from calcvm.ops.reduction import extremum_words, reduce_shape, sum_words
+from calcvm.ops.reduction import sum_words
 from calcvm.ops.spec import (
     LAST,
     OPS,
@@ -259,7 +259,7 @@ _POWERS = (*SIZES, *WINDOW, POWER)
 _pooling(
     "lp_pool",
     _slid,
-    more=lambda attrs: {"power": attrs["p"]},
+    more=lambda attrs: {"power": float(attrs["p"])},
     made="t_g",
     synopsis="y[o] = (sum of x^p over window o)^(1/p)",
     attrs=(
@@ -314,35 +314,46 @@ _pooling(
 
 
 # ---------------------------------------------------------------- all of an image
-def _global(name: str, of: str, words: Callable, onnx: str, synopsis: str) -> None:
-    """An operator that is a reduction over the spatial axes."""
-
-    def axes(shapes: Shapes) -> dict[str, Any]:
-        adapted(shapes["x"], (1,) * (len(shapes["x"]) - 2))
-        return {"axes": (*range(1, len(shapes["x"]) - 1),), "keepdims": True}
-
-    operator(
-        name=name,
-        synopsis=synopsis,
-        category="pooling",
-        inputs=("x",),
-        shape=lambda shapes, attrs: reduce_shape(shapes, axes(shapes)),
-        words=lambda shapes, attrs: words(shapes, axes(shapes)),
-        fwd=OPS[of].fwd,
-        bwd=OPS[of].bwd,
-        differentiable=("x",),
-        layouts={"x": LAST, "y": LAST},
-        onnx=(onnx,),
-        examples=(
-            _example(None, 4, 3, 5),
-            _example(None, 7, 2),
-            _example(2, 2, 3, 2, 17),
-            _example(None, 1, 1, 3),
-            _example(None, 7, 7, 64, batch=32, bench=True),
-        ),
-        source=f"the rows of {of}",
-    )
+def _whole(shapes: Shapes, attrs: Attrs) -> tuple[Axis, ...]:
+    return adapted(shapes["x"], (1,) * (len(shapes["x"]) - 2))
 
 
-_global("global_avg_pool", "mean", sum_words, "GlobalAveragePool", "y = mean of x over the spatial axes")
-_global("global_max_pool", "max", extremum_words, "GlobalMaxPool", "y = max of x over the spatial axes (NaN if any is)")
+def _but_channels(shapes: Shapes) -> Attrs:
+    return {"axes": (*range(1, len(shapes["x"]) - 1),), "keepdims": True}
+
+
+WHOLE = (
+    _example(None, 4, 3, 5),
+    _example(None, 7, 2),
+    _example(2, 2, 3, 2, 17),
+    _example(None, 1, 1, 3),
+    _example(None, 9, 8, 17, batch=2),
+    _example(None, 7, 7, 64, batch=32, bench=True),
+)
+_pooling(
+    "global_max_pool",
+    _whole,
+    made="index",
+    saved=("index",),
+    synopsis="y = max of x over the spatial axes (NaN if any is)",
+    fwd=OPS["adaptive_max_pool"].fwd,
+    bwd=OPS["adaptive_max_pool"].bwd,
+    onnx=("GlobalMaxPool",),
+    examples=WHOLE,
+    source="the rows of adaptive_max_pool",
+)
+operator(
+    name="global_avg_pool",
+    synopsis="y = mean of x over the spatial axes",
+    category="pooling",
+    inputs=("x",),
+    shape=lambda shapes, attrs: {"y": out_shape(shapes["x"], _whole(shapes, attrs))},
+    words=lambda shapes, attrs: sum_words(shapes, _but_channels(shapes)),
+    fwd=OPS["mean"].fwd,
+    bwd=OPS["mean"].bwd,
+    differentiable=("x",),
+    layouts={"x": LAST, "y": LAST},
+    onnx=("GlobalAveragePool",),
+    examples=WHOLE,
+    source="the rows of mean",
+)
