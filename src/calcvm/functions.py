@@ -40,6 +40,7 @@ __all__ = [
     "hard_sigmoid",
     "hard_swish",
     "huber",
+    "layer_norm",
     "leaky_relu",
     "less",
     "less_equal",
@@ -70,6 +71,7 @@ __all__ = [
     "relu",
     "relu6",
     "reshape",
+    "rms_norm",
     "rmse",
     "round",
     "selu",
@@ -429,6 +431,20 @@ def center(x: Variable, running: Variable, momentum: float = 0.1, training: bool
     if train:
         return apply("center", x, running, momentum=checks.number("center: momentum", momentum, 0, 1))
     return apply("sub", x, running)
+
+
+def layer_norm(
+    x: Variable, scale: Variable | None = None, shift: Variable | None = None, axes: int = 1, eps: float = 1e-5
+) -> Variable:
+    """x less its mean, by its deviation, over its last ``axes`` axes; times scale, plus shift, each of their shape."""
+    axes, eps = checks.integer("layer_norm: axes", axes, 1, 64), checks.number("layer_norm: eps", eps, 0, 1e30)
+    return apply("layer_norm", x, scale, shift, axes=axes, eps=eps)
+
+
+def rms_norm(x: Variable, scale: Variable | None = None, axes: int = 1, eps: float = 1e-5) -> Variable:
+    """x by the root of its mean square over its last ``axes`` axes; times scale, of their shape."""
+    axes, eps = checks.integer("rms_norm: axes", axes, 1, 64), checks.number("rms_norm: eps", eps, 0, 1e30)
+    return apply("rms_norm", x, scale, axes=axes, eps=eps)
 
 
 def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:

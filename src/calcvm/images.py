@@ -12,11 +12,7 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
 
-__all__ = [
-    "adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "conv1d", "conv2d", "conv3d", "conv_transpose1d",
-    "conv_transpose2d", "conv_transpose3d", "global_avg_pool",
-    "global_max_pool", "lp_pool", "max_pool", "pad", "upsample",
-]  # fmt: skip
+__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "batch_norm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "global_avg_pool", "global_max_pool", "group_norm", "instance_norm", "local_response_norm", "lp_pool", "max_pool", "pad", "upsample"]  # fmt: skip
 
 Sizes = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
@@ -213,6 +209,62 @@ def global_max_pool(x: Variable) -> Variable:
     """The largest element over all spatial axes: (N, C, 1, ...)."""
     _spatial("global_max_pool", x)
     return apply("global_max_pool", x)
+
+
+# ---------------------------------------------------------------- normalization
+def _eps(name: str, eps: Any) -> float:
+    return checks.number(f"{name}: eps", eps, 0, 1e30)
+
+
+def batch_norm(
+    x: Variable, running_mean: Variable, running_var: Variable, scale: Variable | None = None,
+    shift: Variable | None = None, momentum: float = 0.1, eps: float = 1e-5, training: bool | None = None,
+) -> Variable:  # fmt: skip
+    """x (N, C, ...) less its channels' means over the batch, by their deviations; times scale, plus shift, each (C,).
+
+    Parameters
+    ----------
+    running_mean, running_var : buffers (`CalcGraph.buffer`) of shape (C,), which each round that trains moves by
+        ``momentum`` towards the statistics of its batch, and which a path that does not train takes in place of them.
+    training : which of the two; default: whether the path trains.
+
+    Raises
+    ------
+    ShapeError : something is not (C,), or there is one value a channel alone.
+    """
+    checks.one_of("batch_norm: x", x, Variable, "a variable")
+    train = x.graph.active.backward if training is None else checks.flag("batch_norm: training", training)
+    given, eps = (x, running_mean, running_var, scale, shift), _eps("batch_norm", eps)
+    if train:
+        return apply("batch_norm", *given, momentum=checks.number("batch_norm: momentum", momentum, 0, 1), eps=eps)
+    return apply("batch_norm_inference", *given, eps=eps)
+
+
+def instance_norm(
+    x: Variable, scale: Variable | None = None, shift: Variable | None = None, eps: float = 1e-5
+) -> Variable:
+    """x (N, C, ...) normalized in each sample and channel; times scale, plus shift, each (C,)."""
+    return apply("instance_norm", x, scale, shift, eps=_eps("instance_norm", eps))
+
+
+def group_norm(
+    x: Variable, groups: int, scale: Variable | None = None, shift: Variable | None = None, eps: float = 1e-5
+) -> Variable:
+    """x (N, C, ...) normalized in each sample and group of channels; times scale, plus shift, each (C,)."""
+    groups = checks.integer("group_norm: groups", groups, 1, 2**31)
+    return apply("group_norm", x, scale, shift, groups=groups, eps=_eps("group_norm", eps))
+
+
+def local_response_norm(
+    x: Variable, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Variable:  # fmt: skip
+    """x / (k + alpha * mean of x^2 over ``size`` neighbouring channels)^beta: Krizhevsky et al. 2012."""
+    given = {"alpha": alpha, "beta": beta, "k": k}
+    numbers: dict[str, Any] = {
+        what: checks.number(f"local_response_norm: {what}", v, -1e30, 1e30) for what, v in given.items()
+    }
+    size = checks.integer("local_response_norm: size", size, 1, 2**20)
+    return apply("local_response_norm", x, size=size, **numbers)
 
 
 # ---------------------------------------------------------------- other sizes

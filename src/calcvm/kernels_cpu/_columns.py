@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from calcvm.kernels_cpu._common import I64
 from calcvm.kernels_cpu._formulas import V, fma, maximum
-from calcvm.kernels_cpu._math import Lanes, _for, loop_of
+from calcvm.kernels_cpu._math import Lanes, counting, loop_of
 from calcvm.kernels_cpu._vectors import c64
 
 BLOCK, WIDE = 128, 4  # rows of a block; vectors of columns at once, which have as many sums in flight as fewer
@@ -76,7 +76,7 @@ def by_columns(e: Lanes, n: Any, visit: Callable[[Block], None]) -> None:
         visit(Block(e, i, None, WIDE))
         return carried
 
-    _for(b, c64(0), whole, WIDE * e.lanes, [], several)
+    counting(b, c64(0), whole, WIDE * e.lanes, [], several)
     for k in range(1, WIDE):
         with b.if_then(b.icmp_signed("==", b.and_(vectors, c64(WIDE - 1)), c64(k))):
             visit(Block(e, whole, None, k))
@@ -108,7 +108,7 @@ def rows_of(formula: Callable, reads: int, columns: str, prepare: Callable, para
                 block.put([formula(*v, *h) for v, h in zip(values, held)], y, r, stride)
                 return carried
 
-            _for(e.b, c64(0), rows, 1, [], row)
+            counting(e.b, c64(0), rows, 1, [], row)
 
         by_columns(e, n, visit)
 
@@ -131,9 +131,9 @@ def _block_sums(block: Block, count: Any, terms: Callable, k: int) -> list[list[
         return out
 
     whole = b.and_(count, c64(-ways))
-    acc = _for(b, c64(0), whole, ways, block.zeros * (k * ways), several)
+    acc = counting(b, c64(0), whole, ways, block.zeros * (k * ways), several)
     if ways > 1:
-        acc[: k * nv] = _for(b, whole, count, 1, acc[: k * nv], take)
+        acc[: k * nv] = counting(b, whole, count, 1, acc[: k * nv], take)
     sums = [block.wrapped(acc[w * k * nv : (w + 1) * k * nv]) for w in range(ways)]
     while len(sums) > 1:
         sums = [[x + y for x, y in zip(*pair)] for pair in zip(sums[::2], sums[1::2])]
@@ -146,7 +146,7 @@ def _each_block(block: Block, rows: Any, state: list, body: Callable) -> list:
     def one(start: Any, state: list) -> list:
         return body(start, block.smaller(c64(BLOCK), block.b.sub(rows, start)), state)
 
-    return _for(block.b, c64(0), rows, BLOCK, state, one)
+    return counting(block.b, c64(0), rows, BLOCK, state, one)
 
 
 def _moments(e: Lanes, n: Any, rows: Any, stride: Any, x: Any, mean: Any, m2: Any) -> None:
@@ -254,9 +254,9 @@ def _joined_moments(e: Lanes, n: Any, rows: Any, stride: Any, chunk: Any, x: Any
 
 
 def _for_by(b: Any, stop: Any, step: Any, carried: list, body: Callable) -> list:
-    """``_for`` from 0 by a step that is no constant."""
+    """``counting`` from 0 by a step that is no constant."""
     times = b.sdiv(b.sub(b.add(stop, step), c64(1)), step)
-    return _for(b, c64(0), times, 1, carried, lambda k, state: body(b.mul(k, step), state))
+    return counting(b, c64(0), times, 1, carried, lambda k, state: body(b.mul(k, step), state))
 
 
 # Of the moments of each chunk of rows those of all, and what running statistics become:
@@ -289,7 +289,7 @@ def vector_slopes(slopes: bool, sums: bool) -> Any:
                 new = [fma(d, o * a, g) for d, o, g in zip(ds, off, olds)]
                 return [v.v for v in new + [s + d for s, d in zip(olds[block.vectors :], ds)]][: len(state)]
 
-            state = _for(b, c64(0), rows, 1, [v.v for p in places for v in block.row(p)], row)
+            state = counting(b, c64(0), rows, 1, [v.v for p in places for v in block.row(p)], row)
             for k, p in enumerate(places):
                 block.put(block.wrapped(state[k * block.vectors : (k + 1) * block.vectors]), p)
 

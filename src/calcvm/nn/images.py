@@ -34,27 +34,38 @@ class _Conv(Weighted):
     trainable: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
-        name = type(self).__name__
-        self.channels = checks.integer(f"{name}: channels", self.channels, 1, LARGEST_SIZE)
-        self.kernel = images.sizes(f"{name}: kernel", self.kernel, self.axes, 1)
-        self.groups = checks.integer(f"{name}: groups", self.groups, 1, LARGEST_SIZE)
-        self.bias = checks.flag(f"{name}: bias", self.bias)
-        if self.channels % self.groups:
-            raise CalcError(f"{name}: {self.channels} channels are not divisible by groups={self.groups}")
-        images.sizes(f"{name}: stride", self.stride, self.axes, 1)
-        images.sizes(f"{name}: dilation", self.dilation, self.axes, 1)
-        self._check_starts()
+        _check_window(self)
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        self._given(x)
-        if x.rank != self.axes + 2 or not x.shape[1].constant:
-            raise ShapeError(f"{scope}: the input {x} is not (N, channels, {self.axes} sizes)")
-        channels = x.shape[1].b
-        if channels % self.groups:
-            raise ShapeError(f"{scope}: {channels} channels of the input {x} are not divisible by groups={self.groups}")
+        channels = _channels_of(self, x, scope)
         weight = (self.channels, channels // self.groups, *self.kernel)
         given = self._parameters(x, scope, weight, self.channels)
         return type(self).function(x, *given, self.stride, self.padding, self.dilation, self.groups)
+
+
+def _check_window(layer: Any) -> None:
+    """Settings of a layer with weights of a window, as they are stored."""
+    name, n = type(layer).__name__, layer.axes
+    layer.channels = checks.integer(f"{name}: channels", layer.channels, 1, LARGEST_SIZE)
+    layer.kernel = images.sizes(f"{name}: kernel", layer.kernel, n, 1)
+    layer.groups = checks.integer(f"{name}: groups", layer.groups, 1, LARGEST_SIZE)
+    layer.bias = checks.flag(f"{name}: bias", layer.bias)
+    if layer.channels % layer.groups:
+        raise CalcError(f"{name}: {layer.channels} channels are not divisible by groups={layer.groups}")
+    images.sizes(f"{name}: stride", layer.stride, n, 1)
+    images.sizes(f"{name}: dilation", layer.dilation, n, 1)
+    layer._check_starts()
+
+
+def _channels_of(layer: Any, x: Variable, scope: str) -> int:
+    """The channels of an input that the layer can take."""
+    layer._given(x)
+    if x.rank != layer.axes + 2 or not x.shape[1].constant:
+        raise ShapeError(f"{scope}: the input {x} is not (N, channels, {layer.axes} sizes)")
+    channels = x.shape[1].b
+    if channels % layer.groups:
+        raise ShapeError(f"{scope}: {channels} channels of the input {x} are not divisible by groups={layer.groups}")
+    return channels
 
 
 class Conv1d(_Conv):
@@ -73,6 +84,53 @@ class Conv3d(_Conv):
     __doc__ = _Conv.__doc__
     axes = 3
     function = staticmethod(images.conv3d)
+
+
+@dataclass(repr=True)
+class ConvTranspose2d(Weighted):
+    """``y = conv_transpose(x, weight) + bias``: x (N, C, *sizes), weight (C, channels / groups, *kernel), bias (channels,).
+
+    kernel, stride, output_padding, dilation : a number, or one an axis.  padding : as of `calcvm.conv2d`.
+    """
+
+    axes: ClassVar[int] = 2
+    function: ClassVar[Callable[..., Variable]] = staticmethod(images.conv_transpose2d)
+    channels: int
+    kernel: Any
+    stride: Any = 1
+    padding: Any = 0
+    output_padding: Any = 0
+    groups: int = 1
+    bias: bool = True
+    dilation: Any = 1
+    init: Any = field(default=None, kw_only=True)
+    bias_init: Any = field(default=None, kw_only=True)
+    regularizer: Any = field(default=None, kw_only=True)
+    trainable: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check_window(self)
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        channels = _channels_of(self, x, scope)
+        weight = (channels, self.channels // self.groups, *self.kernel)
+        given = self._parameters(x, scope, weight, self.channels)
+        settings = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+        return type(self).function(x, *given, *settings)
+
+
+class ConvTranspose1d(ConvTranspose2d):
+    """As `ConvTranspose2d`, of (N, C, L)."""
+
+    axes = 1
+    function = staticmethod(images.conv_transpose1d)
+
+
+class ConvTranspose3d(ConvTranspose2d):
+    """As `ConvTranspose2d`, of (N, C, D, H, W)."""
+
+    axes = 3
+    function = staticmethod(images.conv_transpose3d)
 
 
 # ---------------------------------------------------------------- pooling, sizes

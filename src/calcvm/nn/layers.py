@@ -103,7 +103,7 @@ class Weighted(Layer):
         self, x: Variable, scope: str, weight: tuple[int, ...], units: int
     ) -> tuple[Variable, Variable | None]:
         """Its weight and bias, made once and shared by every path that builds the layer."""
-        parameter = _shared(x, self.trainable)
+        parameter = shared(x, self.trainable)
         w = parameter(f"{scope}.weight", weight, self.init, self.regularizer)
         if tuple(n.b for n in w.shape) != weight:
             raise ShapeError(f"{scope}: the input {x} does not fit its weight {show(w.shape)}")
@@ -138,7 +138,7 @@ class Linear(Weighted):
         return F.linear(x, *self._parameters(x, scope, (x.shape[-1].b, self.units), self.units))
 
 
-def _shared(x: Variable, trainable: bool) -> Callable[..., Variable]:
+def shared(x: Variable, trainable: bool) -> Callable[..., Variable]:
     """Parameters of the graph by name: made once, shared by every path that builds the layer."""
 
     def parameter(name: str, shape: tuple[int, ...], init: Any, regularizer: Any) -> Variable:
@@ -354,7 +354,7 @@ class PReLU(Layer):
         if self.per_channel and (x.rank < 2 or not x.shape[1].constant):
             raise ShapeError(f"{scope}: the input {x} has no axis of channels")
         shape = (x.shape[1].b, *(1,) * (x.rank - 2)) if self.per_channel else (1,)
-        return F.prelu(x, _shared(x, True)(f"{scope}.slope", shape, Constant(self.slope), None))
+        return F.prelu(x, shared(x, True)(f"{scope}.slope", shape, Constant(self.slope), None))
 
 
 @dataclass(eq=False)
