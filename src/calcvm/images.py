@@ -104,9 +104,7 @@ def conv_transpose1d(
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
 ) -> Variable:  # fmt: skip
     """As `conv_transpose2d`, of x (N, C, L) and weight (C, F / groups, k)."""
-    return _conv(
-        "conv_transpose", 1, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding
-    )
+    return _conv("conv_transpose", 1, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding)
 
 
 def conv_transpose2d(
@@ -126,9 +124,7 @@ def conv_transpose2d(
     ShapeError : ranks or channels do not fit, output_padding is too large, or nothing is left without the padding.
     CalcError : a setting is none.
     """
-    return _conv(
-        "conv_transpose", 2, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding
-    )
+    return _conv("conv_transpose", 2, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding)
 
 
 def conv_transpose3d(
@@ -136,6 +132,4 @@ def conv_transpose3d(
     output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
 ) -> Variable:  # fmt: skip
     """As `conv_transpose2d`, of x (N, C, D, H, W) and weight (C, F / groups, kd, kh, kw)."""
-    return _conv(
-        "conv_transpose", 3, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding
-    )
+    return _conv("conv_transpose", 3, x, weight, bias, stride, padding, dilation, groups, output_padding=output_padding)
