@@ -26,6 +26,24 @@ def linear_fwd(me, rows, inner, N, K, act, alpha: Float, wn, x: Ptr, wt: Ptr, b:
 
 
 @device
+def in_parts(me, M, elems, wn):
+    """Summands of a part of a result that is a sum over M, and whether all workers compute the parts."""
+    kc = summands(M, elems)
+    return kc, worth_splitting(me.workers, M, kc, elems, wn)
+
+
+@device
+def rows_added_up(me, M, kc, K, cols, dwt, db, has_db, acc, ws):
+    """dwt (K, cols) and db (cols,) from their parts, in which db is a row more of dwt."""
+    elems = (K + 1 if has_db else K) * cols
+    lo, hi = share(me, K)
+    add_up(lo * cols, hi * cols, M, kc, elems, ws, dwt, acc)
+    if has_db:
+        lo, hi = share(me, cols)
+        add_up(lo, hi, M, kc, elems, at(ws, K * cols), db, acc)
+
+
+@device
 def over_rows(me, seen, G, K, C, M, N, x, dy, dwt, db, has_db, acc, ws, wn):
     """dwt[k,g,n] (+)= sum_m x[m,g,k]*dy[m,g,n]; db[g,n] (+)= sum_m dy[m,g,n]: a row more of dwt for which x is 1.
 
@@ -33,15 +51,11 @@ def over_rows(me, seen, G, K, C, M, N, x, dy, dwt, db, has_db, acc, ws, wn):
     ``ws`` it takes.
     """
     h, cols, all_rows = me.heap, G * N, K + 1 if has_db else K
-    kc = summands(M, (K + 1) * cols)
-    split = worth_splitting(me.workers, M, kc, (K + 1) * cols, wn)
-    if me.phase == 1 and split:
-        lo, hi = share(me, K)
-        add_up(lo * cols, hi * cols, M, kc, all_rows * cols, ws, dwt, acc)
-        if has_db:
-            lo, hi = share(me, cols)
-            add_up(lo, hi, M, kc, all_rows * cols, at(ws, K * cols), db, acc)
-    elif me.phase == 0:
+    kc, split = in_parts(me, M, (K + 1) * cols, wn)
+    if me.phase == 1:
+        if split:
+            rows_added_up(me, M, kc, K, cols, dwt, db, has_db, acc, ws)
+    else:
         lo, hi = (0, K) if split else share(me, K)
         g = 0
         while g < G and (split or lo < hi) and N > 0:

@@ -6,8 +6,8 @@ from calcvm.kernels_cuda._common import Ptr, given, kernel, share
 from calcvm.kernels_cuda._cuda import at, device, like, sync, thread, threads
 from calcvm.kernels_cuda._gemm import KC, gemm
 from calcvm.kernels_cuda._product import FROM_INIT, NONE, SET, product, see
-from calcvm.kernels_cuda._windows import PIXELS, image, lies, pixel_at, place, result_at, window
-from calcvm.kernels_cuda.contraction import over_rows
+from calcvm.kernels_cuda._windows import PIXELS, image, lies, pixel_at, place, result_at, tap_at, window
+from calcvm.kernels_cuda.contraction import in_parts, over_rows, rows_added_up
 
 NARROW = 8  # columns of a group below which its results are computed one by one
 
@@ -89,10 +89,62 @@ def conv_fwd(
 
 # ---------------------------------------------------------------- gradient of weights
 @device
+def of_weight(h, e, first, last, n, C, F, cols, x, dy):
+    """The sum over pixels [first, last) for element e of n rows of weights and one of biases."""
+    row, col, size, total = e // cols, e % cols, image(h), like(x, 0)
+    c, k0, k1, k2 = tap_at(h, row)
+    tap = c + col // F * C, k0, k1, k2
+    while first < last:
+        src = lies(size, True, pixel_at(h, first), tap) if row < n else 0
+        if src >= 0:
+            total += (x[src] if row < n else like(x, 1)) * dy[first * cols + col]
+        first += 1
+    return total
+
+
+@device
+def of_own_weights(h, lo, hi, off, M, kc, n, C, F, cols, x, dy, to, acc):
+    """to[i] (+)= the sum for element off + i, part by part, for i in [lo, hi)."""
+    i = lo + thread()
+    while i < hi:
+        total = of_weight(h, off + i, 0, min(kc, M), n, C, F, cols, x, dy)
+        if acc:
+            total = to[i] + total
+        first = kc
+        while first < M:
+            total += of_weight(h, off + i, first, min(first + kc, M), n, C, F, cols, x, dy)
+            first += kc
+        to[i] = total
+        i += threads()
+
+
+@device
 def of_weights(me, M, G, C, F, I, O, K, S, P, L, x, dy, dwt, db, has_db, acc, ws, wn):
-    """That of a convolution, by `over_rows`."""
-    window(me.heap, C, G * C, I, O, K, S, P, L, (0, 0, 0), (0, 0, 0, 0))
-    return over_rows(me, True, G, K[0] * K[1] * K[2] * C, C, M, F, x, dy, dwt, db, has_db, acc, ws, wn)
+    """That of a convolution, and of the bias, as `over_rows`, or one by one."""
+    h, n, cols = me.heap, K[0] * K[1] * K[2] * C, G * F
+    window(h, C, G * C, I, O, K, S, P, L, (0, 0, 0), (0, 0, 0, 0))
+    if G == 1 or F >= NARROW:
+        return over_rows(me, True, G, n, C, M, F, x, dy, dwt, db, has_db, acc, ws, wn)
+    sync()
+    all_rows = n + 1 if has_db else n
+    kc, split = in_parts(me, M, (n + 1) * cols, wn)
+    parts, elems = (M + kc - 1) // kc, all_rows * cols
+    if me.phase == 1:
+        if split:
+            rows_added_up(me, M, kc, n, cols, dwt, db, has_db, acc, ws)
+    elif split:
+        i = me.worker * threads() + thread()
+        while i < parts * elems:
+            first = i // elems * kc
+            ws[i] = of_weight(h, i % elems, first, min(first + kc, M), n, C, F, cols, x, dy)
+            i += me.workers * threads()
+    else:
+        lo, hi = share(me, n)
+        of_own_weights(h, lo * cols, hi * cols, 0, M, kc, n, C, F, cols, x, dy, dwt, acc)
+        if has_db:
+            lo, hi = share(me, cols)
+            of_own_weights(h, lo, hi, n * cols, M, kc, n, C, F, cols, x, dy, db, acc)
+    return parts * elems if split else 0
 
 
 @kernel
