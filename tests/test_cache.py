@@ -18,6 +18,7 @@ from calcvm.kernels_cpu._target import host
 
 SOURCE = Path(cv.__file__).parent
 KERNELS = {family: _native.modules_of(family) for family in (*FAMILIES, "_gemm", "_gemv", "_blas")}
+PRODUCTS = [f"{family}{on}" for family in ("contraction", "convolution") for on in ("", " on blas")]
 ON_BLAS = {f"{family} on blas": _native.modules_of(family, "blas") for family in FAMILIES}
 LOOPS = {"loops": ("vm.run.loop",)}
 PLACES = KERNELS | ON_BLAS | LOOPS
@@ -37,8 +38,8 @@ def edit(file):
     "file, compiled_again",
     [
         ("kernels_cpu/losses.py", {"losses", "losses on blas"}),
-        ("kernels_cpu/_gemm.py", {"_gemm", "contraction", "contraction on blas"}),
-        ("kernels_cpu/_gemv.py", {"_gemv", "_gemm", "contraction", "contraction on blas"}),
+        ("kernels_cpu/_gemm.py", {"_gemm", *PRODUCTS}),
+        ("kernels_cpu/_gemv.py", {"_gemv", "_gemm", *PRODUCTS}),
         ("kernels_cpu/_blas.py", {"_blas", *ON_BLAS}),
         ("kernels_cpu/_common.py", set(PLACES)),
         ("vm/run/loop.py", {"loops"}),

@@ -19,6 +19,7 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.functions import __all__ as FUNCTIONS
+from calcvm.images import __all__ as IMAGES
 
 X = np.random.default_rng(0).standard_normal((24, 4)).astype("float32")
 Y = np.arange(24) % 3
@@ -73,7 +74,7 @@ def found(trial):
 
 
 OPERANDS = {
-    "x": "x", "a": "x", "b": "W", "weight": "W", "bias": "b", "logits": "x", "target": "x", "scores": "x",
+    "x": "x", "a": "x", "b": "W", "weight": "W", "bias": "b", "logits": "x", "target": "x", "scores": "x", "slope": "b",
 }  # of functions, by their parameters: variables of the scene  # fmt: skip
 OTHERS = {"exponent": 2.0, "shape": (None, 2, 2), "starts": (None, 0), "stops": (None, 2), "axis": -1}
 
@@ -91,6 +92,45 @@ def function(name):
         return fn(**{**right, **wrong})
 
     return call, [*inspect.signature(fn).parameters]
+
+
+OF_IMAGES = {
+    "kernel": 2, "p": 2.0, "size": 3, "groups": 2, "padding": 0, "channels": 4, "running_mean": None,
+    "running_var": None,
+}  # fmt: skip
+
+
+def image(name):
+    """A function of images with right arguments, in a scene of its own."""
+    fn, axes = getattr(cv, name), int(name[-2]) if name[-2].isdigit() else 2
+
+    def call(**wrong):
+        s = scene()
+        right = {p: OF_IMAGES[p] for p in inspect.signature(fn).parameters if p in OF_IMAGES}
+        right |= {p: s.g.buffer(p, (2,)) for p in right if p.startswith("running")}
+        if name.startswith("conv"):
+            right["weight"] = s.g.parameter("weight", (2, 2, *(3,) * axes))
+        return fn(**{"x": s.g.placeholder("image", (None, 2, *(6,) * axes)), **right, **wrong})
+
+    return call, [*inspect.signature(fn).parameters]
+
+
+def layer(kind):
+    """A layer made of right settings but some, and built."""
+
+    def call(**wrong):
+        s, axes = scene(), int(kind.__name__[-2]) if kind.__name__[-2].isdigit() else 2
+        right = {p: OF_IMAGES[p] for p in _parameters(kind) if p in OF_IMAGES}
+        x = s.g.placeholder("image", (None, 2, *(6,) * axes))
+        return kind(**{**right, **wrong}).build(x, "layer", True)
+
+    return call, _parameters(kind)
+
+
+LAYERS = [
+    k for k in vars(nn).values()
+    if isinstance(k, type) and issubclass(k, nn.Layer) and k.__module__ in ("calcvm.nn.images", "calcvm.nn.norms")
+]  # fmt: skip
 
 
 def plain(fn, skip=(), /, **right):
@@ -138,6 +178,7 @@ def targets():
     out |= {"cv.Elastic": plain(cv.Elastic, l1=0.1, l2=0.1)}
     out |= {f"init.{k.__name__}": plain(k, **({"value": 1.0} if k is cv.init.Constant else {})) for k in cv.init.KINDS}
     out |= {f"nn.{k.__name__}": plain(k) for k in ACTIVATIONS}
+    out |= {f"cv.{name}": image(name) for name in IMAGES} | {f"nn.{k.__name__}": layer(k) for k in LAYERS}
 
     def network(**wrong):
         return cv.build_graph(nn.Linear(**{"units": 3, **wrong}), (4,), "mse", "adam")
@@ -149,6 +190,9 @@ def targets():
         "nn.Linear": (network, _parameters(nn.Linear)),
         "nn.Dropout": (dropout, _parameters(nn.Dropout)),
         "nn.Center": (lambda momentum: nn.Center(momentum), ["momentum"]),
+        "nn.PReLU": plain(nn.PReLU),
+        "nn.Residual": (lambda branch, shortcut=None: nn.Residual(branch, shortcut), ["branch", "shortcut"]),
+        "nn.Concat": (lambda branch: nn.Concat(branch), ["branch"]),
         "nn.Reshape": (lambda size: nn.Reshape(size), ["size"]),
         "nn.Sequential": (lambda layer: nn.Sequential(layer), ["layer"]),
         "nn.Function": (lambda fn: nn.Function(fn), ["fn"]),

@@ -10,7 +10,7 @@ from typing import Any
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import Variable, apply
+from calcvm.graph import Variable, apply, as_numbers
 
 __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "batch_norm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "global_avg_pool", "global_max_pool", "group_norm", "instance_norm", "local_response_norm", "lp_pool", "max_pool", "pad", "upsample"]  # fmt: skip
 
@@ -52,6 +52,7 @@ def _conv(
 ) -> Variable:  # fmt: skip
     name = f"{op}{n}d"
     checks.one_of(f"{name}: x", x, Variable, "a variable")
+    weight = weight if isinstance(weight, Variable) else as_numbers(f"{name}: weight", weight)
     if x.rank != n + 2 or len(weight.shape) != n + 2:
         first, second = ("out ", "") if op == "conv" else ("", "out ")
         raise ShapeError(

@@ -12,7 +12,7 @@ import numpy as np
 import calcvm as cv
 from calcvm.errors import CalcError
 from calcvm.graph import apply
-from calcvm.ops import OPS
+from calcvm.ops import OPS, layouts
 from calcvm.ops.spec import Example, OpSpec
 from tests.reference import reference
 
@@ -82,13 +82,18 @@ class Placed:
         """Inputs that are drawn (those of dropout beside x are the model's)."""
         return dict(zip(self.spec.inputs[:1] if self.spec.name == "dropout" else self.spec.inputs, self.example.shapes))
 
+    @property
+    def seen(self) -> dict[str, tuple[int | None, ...]]:
+        """The same, with the axes that users see."""
+        return {slot: layouts.seen(shape, self.spec.layouts.get(slot, "")) for slot, shape in self.drawn.items()}
+
     def is_data(self, slot: str) -> bool:
         return slot in self.example.integer or slot not in self.spec.differentiable
 
     def graph(self, optimizer: Any = None) -> cv.CalcGraph:
         g, inputs = cv.CalcGraph(), []
         with g.path("learn", backward=self.trains) as learn:
-            for slot, shape in self.drawn.items():
+            for slot, shape in self.seen.items():
                 if slot in self.spec.updates:
                     inputs.append(g.buffer(slot, shape))
                 elif self.is_data(slot):
@@ -116,7 +121,7 @@ class Placed:
         """What the placeholders hold."""
         return {
             slot: self._draw(slot, tuple(batch if n is None else n for n in shape), rng)
-            for slot, shape in self.drawn.items()
+            for slot, shape in self.seen.items()
             if None in shape or self.is_data(slot)
         }
 
@@ -126,7 +131,7 @@ class Placed:
 
     def parameters(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         out = {}
-        for slot, shape in self.drawn.items():
+        for slot, shape in self.seen.items():
             if not self.is_data(slot) and None in shape:
                 out[f"{slot}.factor"] = rng.uniform(0.8, 1.2, [1 if n is None else n for n in shape])
             elif not self.is_data(slot):
@@ -141,7 +146,9 @@ class Placed:
 
     def expected(self, values: Mapping[str, np.ndarray], batch: int, rng_state: np.ndarray) -> tuple[np.ndarray, float]:
         """The reference's output and loss for placeholders and parameters by name."""
+        lie = self.spec.layouts
         inputs = [values[s] * values.get(f"{s}.factor", 1.0) for s in self.drawn]
+        inputs = [v.transpose(layouts.axes(lie.get(s, ""), v.ndim)) for s, v in zip(self.drawn, inputs)]
         attrs = dict(self.example.attrs)
         if isinstance(attrs.get("shape"), tuple):
             attrs["shape"] = tuple(batch if n is None else n for n in attrs["shape"])
@@ -151,6 +158,7 @@ class Placed:
         assert fn is not None
         out = fn(*inputs, **attrs)
         y = np.asarray(out[self.spec.outputs[0]] if isinstance(out, dict) else out, np.float64)
+        y = y.transpose(layouts.back(lie.get(self.spec.outputs[0], ""), y.ndim))
         return y, float(np.mean(y * self.weight(self._numbers)))
 
     @cached_property

@@ -122,7 +122,7 @@ ADAPTED = (
 
 
 # ---------------------------------------------------------------- the largest
-def _max(name: str, index: str, of: tuple[Word, ...], taps: str, require: tuple[str, ...] = (), **spec: Any) -> None:
+def _max(name: str, index: str, of: tuple[Word, ...], flops: str, require: tuple[str, ...] = (), **spec: Any) -> None:
     _pooling(
         name,
         synopsis="y[o] = max of x over window o (NaN if any is)",
@@ -139,7 +139,7 @@ def _max(name: str, index: str, of: tuple[Word, ...], taps: str, require: tuple[
                     W("index", Y, Y_ROWS, type=index, optional=True),
                 ),
                 require=require,
-                flops=f"{Y}*{taps}",
+                flops=flops,
             ),
         ),
         bwd=(
@@ -160,7 +160,7 @@ _max(
     "max_pool",
     "uint8",
     WINDOW,
-    TAPS_OF,
+    f"{Y}*{TAPS_OF}",
     (f"{TAPS} - {TAPS_OF}",),
     axes=_slid_max,
     attrs=(KERNEL, STRIDE, PADDING, DILATION, CEIL),
@@ -178,7 +178,7 @@ _max(
     "adaptive_max_pool",
     "int32",
     (),
-    "(D*H*W // (OD*OH*OW) + 1)",
+    f"{X} + {Y}",
     axes=_adapted,
     attrs=(OUT,),
     examples=ADAPTED,
@@ -187,7 +187,7 @@ _max(
 
 
 # ---------------------------------------------------------------- the mean
-def _avg(name: str, of: tuple[Word, ...], taps: str, **spec: Any) -> None:
+def _avg(name: str, of: tuple[Word, ...], flops: str, **spec: Any) -> None:
     _pooling(
         name,
         synopsis="y[o] = mean of x over window o",
@@ -197,7 +197,7 @@ def _avg(name: str, of: tuple[Word, ...], taps: str, **spec: Any) -> None:
                 synopsis="y[n,o,c] = sum_t x[n,o*s - p + t,c] / count[o]",
                 words=(*SIZES, *of),
                 operands=(R("x", X), W("y", Y, Y_ROWS)),
-                flops=f"{Y}*{taps}",
+                flops=flops,
             ),
         ),
         bwd=(
@@ -216,7 +216,7 @@ def _avg(name: str, of: tuple[Word, ...], taps: str, **spec: Any) -> None:
 _avg(
     "avg_pool",
     (*WINDOW, *AFTER, choice("padded", 2)),
-    TAPS_OF,
+    f"{Y}*{TAPS_OF}",
     axes=_slid,
     more=lambda attrs: {"padded": int(attrs["count_include_pad"])},
     attrs=(
@@ -246,7 +246,7 @@ _avg(
 _avg(
     "adaptive_avg_pool",
     (),
-    "(D*H*W // (OD*OH*OW) + 1)",
+    f"{X} + {Y}",
     axes=_adapted,
     attrs=(OUT,),
     examples=ADAPTED,
