@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from calcvm.kernels_cuda import _tensor
 from calcvm.ops import OPS
@@ -31,8 +30,13 @@ def all_values(case, workers, **words):
     return values | case.backward(values | case.output_gradients(), n_workers=workers)
 
 
-@pytest.mark.parametrize("precision", ("float32", "tf32"))
-@pytest.mark.parametrize("of", EXAMPLES)
+def pytest_generate_tests(metafunc):
+    """Of the products of tensor cores a sample, with --whole all."""
+    if "precision" in metafunc.fixturenames:
+        tf32 = EXAMPLES if metafunc.config.getoption("--whole") else ["wide groups", "long strides"]
+        metafunc.parametrize(("of", "precision"), [(e, "float32") for e in EXAMPLES] + [(e, "tf32") for e in tf32])
+
+
 def test_convolution(of, precision, monkeypatch):
     """Values by the definition, and the same bits by any team, with scratch for partial sums and without."""
     example = EXAMPLES[of]
