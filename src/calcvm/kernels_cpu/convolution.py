@@ -413,10 +413,12 @@ def backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L):
         n = m * pitch
         over_planes(C, n, K[1] * K[2], F, wt, F, C * F, 1, entries, plane, found)
         for q in range(m):
-            transposed(C, I[2], at(found, q * pitch), n, lines, C)
+            transposed(C, I[2], at(found, q * pitch), n, lines, FEW)  # which writes whole vectors
             row = at(dx, (lo + q) * I[2] * C)
-            for e in range(I[2] * C):
-                row[e] = lines[e] + b[e % C] if biased else lines[e]
+            for e in range(I[2]):
+                for c in range(C):
+                    of = lines[e * FEW + c]
+                    row[e * C + c] = of + b[c] if biased else of
         lo += m
 
 

@@ -97,7 +97,7 @@ def _planes(w: Any) -> int:
         return 0
     pitch = w.I2 + more2
     rows = (PLANES // max(w.F, 1) - 16) // pitch - more1
-    return w.F * ((rows + more1) * pitch + 16) + w.C * rows * pitch + w.I2 * w.C + 16 if rows > 0 else 0
+    return w.F * ((rows + more1) * pitch + 16) + w.C * rows * pitch + w.I2 * FEW + 16 if rows > 0 else 0
 
 
 def bwd_x_workspace(w: Any, on: On) -> Room:
