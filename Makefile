@@ -8,7 +8,9 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# modules are compiled when they are imported, once: most of what is installed never is
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE # where it is set, each of the processes that tests start would compile all it imports
 SANITIZER := compute-sanitizer
 # one thread for the peers' libraries: their idle threads would spin against the worker team
 ALONE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MPLBACKEND=Agg

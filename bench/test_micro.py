@@ -45,9 +45,10 @@ def place(case: Case, row: RowSpec, values: dict[str, np.ndarray]) -> tuple[np.n
         end += -(-n // ALIGN_ELEMS) * ALIGN_ELEMS
     cells = np.zeros(end + ALIGN_ELEMS, DTYPE)
     cells = cells[-cells.ctypes.data // cells.itemsize % ALIGN_ELEMS :]
-    for name, n in extents.items():
-        if name in values:
-            cells[offsets[name] : offsets[name] + n] = values[name].view(DTYPE)
+    for name in extents.keys() & values.keys():  # of any type
+        given = np.ascontiguousarray(values[name]).reshape(-1).view(np.uint8)
+        start = offsets[name] * cells.itemsize
+        cells.view(np.uint8)[start : start + given.size] = given
     return cells, encode_row(row, words, offsets), cells.itemsize * sum(extents.values())
 
 

@@ -12,7 +12,11 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply, as_numbers
 
-__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "batch_norm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "global_avg_pool", "global_max_pool", "group_norm", "instance_norm", "local_response_norm", "lp_pool", "max_pool", "pad", "upsample"]  # fmt: skip
+__all__ = [
+    "adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "batch_norm", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "global_avg_pool", "global_max_pool", "group_norm",
+    "instance_norm", "local_response_norm", "lp_pool", "max_pool", "pad", "upsample",
+]  # fmt: skip
 
 Sizes = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import count
 from types import FunctionType
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
+from calcvm.record import record
 
 Shape = tuple[int, ...]
 
@@ -31,7 +32,7 @@ def fans(shape: Shape) -> tuple[int, int]:
     return shape[-2] * field, shape[-1] * field
 
 
-@dataclass(frozen=True)
+@record
 class Initializer:
     """Base: a callable from a shape and a random generator to values.
 
@@ -49,7 +50,7 @@ class Initializer:
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@record
 class Constant(Initializer):
     """Every element is ``value``."""
 
@@ -59,21 +60,21 @@ class Constant(Initializer):
         return np.full(shape, float(self.value))
 
 
-@dataclass(frozen=True)
+@record
 class Zeros(Constant):
     """Every element is 0."""
 
     value: float = 0.0
 
 
-@dataclass(frozen=True)
+@record
 class Ones(Constant):
     """Every element is 1."""
 
     value: float = 1.0
 
 
-@dataclass(frozen=True)
+@record
 class Uniform(Initializer):
     """Uniform in [low, high)."""
 
@@ -89,7 +90,7 @@ class Uniform(Initializer):
         return rng.uniform(self.low, self.high, shape)
 
 
-@dataclass(frozen=True)
+@record
 class Normal(Initializer):
     """Normal of ``mean`` and standard deviation ``std``."""
 
@@ -105,7 +106,7 @@ class Normal(Initializer):
         return rng.normal(self.mean, self.std, shape)
 
 
-@dataclass(frozen=True)
+@record
 class TruncatedNormal(Normal):
     """Normal of ``mean`` and ``std`` before truncation; values beyond two ``std`` are drawn anew."""
 
@@ -116,7 +117,7 @@ class TruncatedNormal(Normal):
         return self.mean + self.std * x
 
 
-@dataclass(frozen=True)
+@record
 class _Scaled(Initializer):
     """Mean 0 and variance gain^2 / fan."""
 
@@ -131,7 +132,7 @@ class _Scaled(Initializer):
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
+@record
 class XavierNormal(_Scaled):
     """Normal of variance ``gain^2 * 2 / (fan_in + fan_out)`` (Glorot and Bengio 2010)."""
 
@@ -142,7 +143,7 @@ class XavierNormal(_Scaled):
         return rng.normal(0, self._std(shape), shape)
 
 
-@dataclass(frozen=True)
+@record
 class XavierUniform(XavierNormal):
     """Uniform of the same variance as `XavierNormal`."""
 
@@ -151,7 +152,7 @@ class XavierUniform(XavierNormal):
         return rng.uniform(-bound, bound, shape)
 
 
-@dataclass(frozen=True)
+@record
 class HeNormal(_Scaled):
     """Normal of variance ``gain^2 / fan_in`` (He et al. 2015); the default gain, sqrt(2), is that of ReLU."""
 
@@ -164,7 +165,7 @@ class HeNormal(_Scaled):
         return rng.normal(0, self._std(shape), shape)
 
 
-@dataclass(frozen=True)
+@record
 class HeUniform(HeNormal):
     """Uniform of the same variance as `HeNormal`."""
 
@@ -173,7 +174,7 @@ class HeUniform(HeNormal):
         return rng.uniform(-bound, bound, shape)
 
 
-@dataclass(frozen=True)
+@record
 class Orthogonal(Initializer):
     """``gain`` times a random matrix of orthonormal rows or columns (Saxe et al. 2014).
 
@@ -197,7 +198,7 @@ FUNCTIONS: dict[
 ] = {}  # that graphs of this process were given, by name
 
 
-@dataclass(frozen=True)
+@record
 class Function(Initializer):
     """A function of (shape, rng) that somebody gave; of it a program keeps the name."""
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, InitVar, dataclass, field, fields
+from dataclasses import MISSING, InitVar, field, fields
 from typing import Any, ClassVar
 
 from calcvm import checks
 from calcvm.errors import CalcError
 from calcvm.ops.optimizers import HYPER_SLOTS, HYPER_START, SCHEDULES, UPDATES
+from calcvm.record import record
 
 LARGEST_COUNT = 2**53  # of steps: slots are float64
 MOST_SAMPLES = 10**7  # of a schedule
@@ -46,7 +47,7 @@ def _count(owner: Any, name: str, least: int) -> None:
 
 
 # ---------------------------------------------------------------- schedules
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Schedule:
     """A learning rate over steps.  The first ``warmup_steps`` steps rise linearly to the full rate.
 
@@ -65,12 +66,12 @@ class Schedule:
         return {self.slot_of.get(f.name, f.name): float(getattr(self, f.name)) for f in fields(self)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Constant(Schedule):
     """The same rate in every step."""
 
 
-@dataclass(frozen=True)
+@record
 class Step(Schedule):
     """The rate times ``gamma`` after every ``step_size`` steps (torch's StepLR)."""
 
@@ -84,7 +85,7 @@ class Step(Schedule):
         _at_least_0(self, "gamma")
 
 
-@dataclass(frozen=True)
+@record
 class Exponential(Schedule):
     """The rate times ``gamma`` after every step (torch's ExponentialLR)."""
 
@@ -96,7 +97,7 @@ class Exponential(Schedule):
         _at_least_0(self, "gamma")
 
 
-@dataclass(frozen=True)
+@record
 class Cosine(Schedule):
     """Half a cosine from the rate down to ``min_lr`` over ``total_steps``, which then stays.
 
@@ -113,7 +114,7 @@ class Cosine(Schedule):
         _at_least_0(self, "min_lr")
 
 
-@dataclass(frozen=True)
+@record
 class CosineRestarts(Schedule):
     """Half a cosine from the rate down to ``min_lr`` over ``period`` steps, then from the rate again: SGDR.
 
@@ -134,7 +135,7 @@ class CosineRestarts(Schedule):
         _at_least_0(self, "min_lr")
 
 
-@dataclass(frozen=True)
+@record
 class Sampled(Schedule):
     """The rate times what a plain function says: ``function(k)`` of the step k = 0, 1, ... (torch's LambdaLR).
 
@@ -165,7 +166,7 @@ class Sampled(Schedule):
 
 
 # ---------------------------------------------------------------- optimizers
-@dataclass(frozen=True)
+@record
 class Optimizer:
     """What all optimizers share.
 
@@ -236,7 +237,7 @@ class Optimizer:
         return out | (self.schedule or Constant()).slots()
 
 
-@dataclass(frozen=True)
+@record
 class SGD(Optimizer):
     """Stochastic gradient descent, with momentum (Polyak) or Nesterov momentum."""
 
@@ -258,7 +259,7 @@ class SGD(Optimizer):
         return "nesterov" if self.nesterov else "momentum" if self.momentum else "sgd"
 
 
-@dataclass(frozen=True)
+@record
 class Adam(Optimizer):
     """Adam (Kingma and Ba 2015); ``weight_decay`` is added to the gradient."""
 
@@ -274,7 +275,7 @@ class Adam(Optimizer):
         _at_least_0(self, "eps", "weight_decay")
 
 
-@dataclass(frozen=True)
+@record
 class AdamHat(Adam):
     """Adam with ``eps`` added to the root before its bias is corrected: Kingma and Ba's epsilon hat.
 
@@ -282,14 +283,14 @@ class AdamHat(Adam):
     """
 
 
-@dataclass(frozen=True)
+@record
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019)."""
 
     weight_decay: float = 1e-2
 
 
-@dataclass(frozen=True)
+@record
 class RMSProp(Optimizer):
     """RMSProp (Tieleman and Hinton 2012), not centred."""
 
@@ -310,7 +311,7 @@ class RMSProp(Optimizer):
         return "rmsprop_momentum" if self.momentum else "rmsprop"
 
 
-@dataclass(frozen=True)
+@record
 class Adagrad(Optimizer):
     """Adagrad (Duchi et al. 2011)."""
 
@@ -328,7 +329,7 @@ class Adagrad(Optimizer):
         return {"v": float(self.initial_accumulator)}
 
 
-@dataclass(frozen=True)
+@record
 class Lion(Optimizer):
     """Lion (Chen et al. 2023): the sign of a mean, with decoupled weight decay."""
 
@@ -396,7 +397,7 @@ def _check_own(given: Optimizer) -> None:
 
 
 # ---------------------------------------------------------------- regularizers
-@dataclass(frozen=True)
+@record
 class Regularizer:
     """The penalty ``l1 * sum |p| + l2 * sum p^2`` on a parameter (as in Keras)."""
 

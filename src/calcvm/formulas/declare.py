@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from calcvm.formulas.number import ANY, CELLS, CONDITION, FLOAT, INSTEAD, Text, Trace, fma, operations, traced
+from calcvm.record import record
 
 HUGE = 1e300
 
 
-@dataclass(frozen=True)
+@record
 class Real:
     """A parameter of a formula that is a number, in [lo, hi], or (lo, hi] if ``open``; without a default it must be given."""
 
@@ -32,7 +33,7 @@ class Real:
         return self.lo <= v <= self.hi and not (self.open and v == self.lo)
 
 
-@dataclass(frozen=True)
+@record
 class Choice:
     """A parameter that is one of two names: the formula gets the name."""
 
@@ -113,7 +114,7 @@ class To:
 TYPES = {"Any": ANY, "Cells": CELLS, "To": "to", "bool": CONDITION}  # of operands, by what they are annotated with
 
 
-@dataclass(frozen=True)
+@record
 class Formula:
     """What one row computes of an element: ``fn(reads..., params...)``, its parameters in this order.
 
@@ -228,7 +229,7 @@ class Formula:
         return self.reads == ("dy",) and self.text == "dy" and not self.types
 
 
-@dataclass(frozen=True)
+@record
 class Elementwise:
     """An operator on elements: its formula forward, and one for each gradient, by name.
 
@@ -340,7 +341,7 @@ def _check_names(forward: Formula, backward: dict[str, Formula]) -> None:
 
 
 # ---------------------------------------------------------------- losses over pairs
-@dataclass(frozen=True)
+@record
 class PairLoss:
     """A loss that is a mean of terms over pairs of elements x and t: the term, and its slope by x and by t."""
 
@@ -379,7 +380,7 @@ def pair_loss(*, source: str = "", **params: Real | Choice) -> Callable[[type], 
 
 
 # ---------------------------------------------------------------- updates of optimizers
-@dataclass(frozen=True)
+@record
 class Update:
     """What an optimizer does with an element: ``steps`` in order, each of a value's new number; the last is p's.
 

@@ -113,6 +113,10 @@ class _OnTarget(CPUDispatcher):
             targetoptions={**helper.targetoptions, "no_cpython_wrapper": True, "no_cfunc_wrapper": True},
         )
 
+    def get_call_template(self, args: tuple, kws: dict[str, Any]) -> Any:
+        """Once for all numbers of a type, also where one is written down: Numba would compile it for each."""
+        return super().get_call_template(tuple(map(types.unliteral, args)), kws)
+
 
 class _HelperType(types.Dispatcher):
     """The type of a helper: what is compiled of it is the current target's."""

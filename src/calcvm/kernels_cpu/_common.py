@@ -296,7 +296,7 @@ def kernel_as(name: str, words: Words | None = None, own: bool = False) -> Any:
 def routine(signature: str) -> Any:
     """Register a native routine; returns what kernels call.
 
-    ``signature`` has a letter an argument: ``p`` a pointer to heap elements, ``i`` an int64.
+    ``signature`` has a letter an argument: ``p`` a pointer to heap elements, ``t`` one to int64, ``i`` an int64.
     """
 
     def register(fn: Callable) -> Any:
@@ -340,7 +340,8 @@ def _substitute(name: str) -> str:
 
 
 def _types(kinds: str, dtype: str) -> list:
-    return [types.CPointer(DTYPES[dtype]) if k == "p" else types.int64 for k in kinds]
+    of_kind = {"p": types.CPointer(DTYPES[dtype]), "t": PI64, "i": types.int64}
+    return [of_kind[kind] for kind in kinds]
 
 
 # ---------------------------------------------------------------- compilation

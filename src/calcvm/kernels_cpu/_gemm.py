@@ -52,9 +52,13 @@ def mid_tiles(target: Target) -> Tiles:
     return Tiles(((8, 8), (4, 1)), 2 if target.free_masks else 1, target.free_masks)
 
 
+def tail_tiles(target: Target) -> Tiles:
+    return Tiles(((8, 8), (4, 1)), 1, True)
+
+
 WIDE, MID = fact(lambda target: wide_tiles(target).vectors), fact(lambda target: mid_tiles(target).vectors)
 wide, mid = panel(wide_tiles), panel(mid_tiles)
-tail = panel(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
+tail = panel(tail_tiles)
 tail_columns = panel(lambda target: Tiles(((16, 16),), 1, True), columns=True)
 thin_block = thin()
 copy_columns = pack_columns(ROWS)

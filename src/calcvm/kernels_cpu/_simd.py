@@ -215,7 +215,7 @@ def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
 def taps(tiles: Callable[[Target], Tiles]) -> Any:
     """C[:m, vectors] = init + sum_t,c A_ti[c] * B[(t*k + c)*brs + j]: row i of tap t begins at the address table[t*ts + i]."""
 
-    def products(t, n, k, table, ts, b_start, brs):  # type: ignore[no-untyped-def]
+    def products(t, n, k, table, ts, _, b_start, brs):  # type: ignore[no-untyped-def]
         e, b = t.e, t.e.b
 
         def tap(places, acc):  # type: ignore[no-untyped-def]
@@ -232,13 +232,13 @@ def taps(tiles: Callable[[Target], Tiles]) -> Any:
         (table,) = t.begins((table, c64(1)))
         return t.loop(n, [table, b_start], t.zeros, tap)[1]
 
-    return _panel(tiles, "taps", "iitipi", products)
+    return _panel(tiles, "taps", "iitiipi", products)
 
 
 def gather(tiles: Callable[[Target], Tiles]) -> Any:
     """C[:m, vectors] = init + sum_p A_p[off + i] * B[p*brs + j]: A_p begins at the address table[p]."""
 
-    def products(t, n, table, off, b_start, brs):  # type: ignore[no-untyped-def]
+    def products(t, n, table, off, _, b_start, brs):  # type: ignore[no-untyped-def]
         e, b = t.e, t.e.b
         places = [b.add(off, t.i)]
         for more in t.live:
@@ -253,7 +253,7 @@ def gather(tiles: Callable[[Target], Tiles]) -> Any:
 
         return t.loop(n, [table, b_start], t.zeros, step)[1]
 
-    return _panel(tiles, "gather", "itipi", products)
+    return _panel(tiles, "gather", "itiipi", products)
 
 
 def slides(tiles: Callable[[Target], Tiles]) -> Any:

@@ -10,27 +10,21 @@ Sums run through taps, in order, and channels, in order, in chains of `blocks` o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.kernels_cpu._common import I64, PI64, at, lanes, njit
-from calcvm.kernels_cpu._gemm import MID, WIDE, mid_tiles, panel_vectors, wide_tiles
-from calcvm.kernels_cpu._simd import Tiles, gather, lanewise, slides, taps
+from calcvm.kernels_cpu._common import I64, PI64, at, lanes, njit, routine
+from calcvm.kernels_cpu._gemm import MID, WIDE, mid_tiles, panel_vectors, tail_tiles, transposed, wide_tiles
+from calcvm.kernels_cpu._simd import gather, lanewise, slides, taps
 
 ENTRIES = 4096  # of a table: 32 KiB
 MOST_TAPS = 170  # of a block: 24 pixels each
 PIXELS = 240  # as in ops.convolution: of a block at most, whole tiles of 6 and 8
 ROWS = 2048  # as there: of weights in a block of taps, 512 KiB of a panel
-
-wide_taps, mid_taps = taps(wide_tiles), taps(mid_tiles)
-tail_taps = taps(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
-wide_gather, mid_gather = gather(wide_tiles), gather(mid_tiles)
-tail_gather = gather(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
-wide_lanes, mid_lanes = lanewise(wide_tiles), lanewise(mid_tiles)
-wide_slides, mid_slides = slides(wide_tiles), slides(mid_tiles)
-tail_slides = slides(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
-tail_lanes = lanewise(lambda target: Tiles(((8, 8), (4, 1)), 1, True))
 
 
 @intrinsic
@@ -74,73 +68,41 @@ def spread(entries, n, lo, hi, first, step, zero):
         entries[j] = zero
 
 
-@njit(inline=True)
-def over_taps(m, n, n_taps, depth, entries, stride, b, brs, c, crs, init, irs, mode):
-    """C (m, n) = init + the products of taps: A's rows from the table, B (n_taps*depth, n)."""
-    size = lanes(b)
-    j = 0
-    while j < n:
-        nv = panel_vectors(n - j, size)
-        rem = min(n - j - (nv - 1) * size, size)
-        bj, cj, dj = at(b, j), at(c, j), at(init, j)
-        if nv == WIDE():
-            wide_taps(m, n_taps, depth, entries, stride, bj, brs, cj, crs, dj, irs, mode, rem)
-        elif nv == MID() and nv > 1:
-            mid_taps(m, n_taps, depth, entries, stride, bj, brs, cj, crs, dj, irs, mode, rem)
-        else:
-            tail_taps(m, n_taps, depth, entries, stride, bj, brs, cj, crs, dj, irs, mode, rem)
-        j += nv * size
+def _over(name: str, kinds: str, micro: Callable) -> Any:
+    """A routine ``f(m, n, b, brs, c, crs, init, irs, mode, *own)``: C (m, n) = init + products, a panel of columns at a time."""
+    wide, mid, tail = map(micro, (wide_tiles, mid_tiles, tail_tiles))
+
+    def over(m, n, b, brs, c, crs, init, irs, mode, *own):
+        size = lanes(b)
+        j = 0
+        while j < n:
+            nv = panel_vectors(n - j, size)
+            rem = min(n - j - (nv - 1) * size, size)
+            bj, cj, dj = at(b, j), at(c, j), at(init, j)
+            if nv == WIDE():
+                wide(m, *own, j, bj, brs, cj, crs, dj, irs, mode, rem)
+            elif nv == MID() and nv > 1:
+                mid(m, *own, j, bj, brs, cj, crs, dj, irs, mode, rem)
+            else:
+                tail(m, *own, j, bj, brs, cj, crs, dj, irs, mode, rem)
+            j += nv * size
+
+    over.__name__ = name
+    return routine("iipipipii" + kinds)(over)
 
 
-@njit(inline=True)
-def over_pixels(m, n, n_pixels, entries, off, b, brs, c, crs, mode):
-    """C (m, n) (+)= sum over pixels of m elements from ``off`` on of where the table says, times a row of B."""
-    size = lanes(b)
-    j = 0
-    while j < n:
-        nv = panel_vectors(n - j, size)
-        rem = min(n - j - (nv - 1) * size, size)
-        bj, cj = at(b, j), at(c, j)
-        if nv == WIDE():
-            wide_gather(m, n_pixels, entries, off, bj, brs, cj, crs, cj, crs, mode, rem)
-        elif nv == MID() and nv > 1:
-            mid_gather(m, n_pixels, entries, off, bj, brs, cj, crs, cj, crs, mode, rem)
-        else:
-            tail_gather(m, n_pixels, entries, off, bj, brs, cj, crs, cj, crs, mode, rem)
-        j += nv * size
+# the products of taps: A's rows from the table, B (n_taps*depth, n); own: n_taps, depth, entries, stride
+over_taps = _over("over_taps", "iiti", taps)
+# sums over pixels of m elements from ``off`` on of where the table says, times a row of B; own: n_pixels, entries, off
+over_pixels = _over("over_pixels", "iti", gather)
+# sums over elements of where the table says times those of B, column by column; own: count, entries, rs, ks
+over_lanes = _over("over_lanes", "itii", lanewise)
+# products of A (m, n_taps, depth) and of planes of elements side by side (brs: a plane's), shifted by what the table says;
+# own: n_taps, depth, a, ars, ats, acs, entries
+over_planes = _over("over_planes", "iipiiit", slides)
 
 
-@njit(inline=True)
-def over_lanes(m, n, count, entries, rs, ks, b, brs, c, crs, init, irs, mode):
-    """C (m, n) = init + sums over ``count`` elements of where the table says times those of B, column by column."""
-    size = lanes(b)
-    j = 0
-    while j < n:
-        nv = panel_vectors(n - j, size)
-        rem = min(n - j - (nv - 1) * size, size)
-        bj, cj, dj = at(b, j), at(c, j), at(init, j)
-        if nv == WIDE():
-            wide_lanes(m, count, entries, rs, ks, j, bj, brs, cj, crs, dj, irs, mode, rem)
-        elif nv == MID() and nv > 1:
-            mid_lanes(m, count, entries, rs, ks, j, bj, brs, cj, crs, dj, irs, mode, rem)
-        else:
-            tail_lanes(m, count, entries, rs, ks, j, bj, brs, cj, crs, dj, irs, mode, rem)
-        j += nv * size
-
-
-@njit(inline=True)
-def over_planes(m, n, n_taps, depth, a, ars, ats, acs, entries, plane, c):
-    """C (m, n) = products of A (m, n_taps, depth) and of planes of elements side by side, shifted by what the table says."""
-    size = lanes(c)
-    j = 0
-    while j < n:
-        nv = panel_vectors(n - j, size)
-        rem = min(n - j - (nv - 1) * size, size)
-        cj = at(c, j)
-        if nv == WIDE():
-            wide_slides(m, n_taps, depth, a, ars, ats, acs, entries, j, c, plane, cj, n, cj, n, 0, rem)
-        elif nv == MID() and nv > 1:
-            mid_slides(m, n_taps, depth, a, ars, ats, acs, entries, j, c, plane, cj, n, cj, n, 0, rem)
-        else:
-            tail_slides(m, n_taps, depth, a, ars, ats, acs, entries, j, c, plane, cj, n, cj, n, 0, rem)
-        j += nv * size
+@routine("iipipi")
+def turn(n, k, src, stride, dst, width):
+    """dst[p*width + x] = src[x*stride + p] for x < n and p < k; columns past n, up to a whole vector, repeat n-1."""
+    transposed(n, k, src, stride, dst, width)

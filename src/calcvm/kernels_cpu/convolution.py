@@ -6,8 +6,10 @@ rows that are copied with their padding.
 
 from __future__ import annotations
 
-from calcvm.kernels_cpu._common import Ptr, at, given, kernel, lanes, like, njit, share
-from calcvm.kernels_cpu._gemm import WIDE, gemm, pack_wide, transposed
+from math import gcd
+
+from calcvm.kernels_cpu._common import Ptr, at, given, kernel, lanes, like, njit, routine, share
+from calcvm.kernels_cpu._gemm import WIDE, gemm, pack_wide
 from calcvm.kernels_cpu._gemv import column_sums
 from calcvm.kernels_cpu._math import fill
 from calcvm.kernels_cpu._taps import (
@@ -23,12 +25,14 @@ from calcvm.kernels_cpu._taps import (
     pixels,
     spread,
     table,
+    turn,
 )
 from calcvm.kernels_cpu.contraction import FROM_INIT, SET, one
 
 FEW, NEAR = 16, 8  # as in ops.convolution
 PLANES = 1 << 15  # cells of planes: as in ops.convolution
 PACKED = 256  # pixels from which on weights are packed, where they have more than a panel's columns
+SHAPE = "i" * 21  # of routines: G, C, F, and what is of each axis
 IN_CACHE = 120  # pixels whose gradients, of a panel's columns, stay in the first cache
 
 
@@ -120,7 +124,7 @@ def forward(lo, hi, first, last, n, b, brs, y, mode, init, irs, x, ws, G, C, F, 
             seen(entries, most, p, m, first, last, address(x), G * C * bytes_, zero, I, O, K, S, P, L)
         c = at(y, p * G * F)
         d = c if irs else init
-        over_taps(m, n, last - first, depth, entries, most, b, brs, c, G * F, d, irs, mode)
+        over_taps(m, n, b, brs, c, G * F, d, irs, mode, last - first, depth, entries, most)
         p += m
 
 
@@ -139,26 +143,20 @@ def forward_lanes(lo, hi, x, wt, b, biased, y, zeros, G, I, O, K, S, P, L):
             seen(entries, most, p, m, first, last, address(x), bytes_, address(zeros), I, O, K, S, P, L)
             init, irs = (b, 0) if first == 0 else (c, G)
             mode = FROM_INIT if biased or first > 0 else SET
-            over_lanes(m, G, last - first, entries, 1, most, at(wt, first * G), G, c, G, init, irs, mode)
+            over_lanes(m, G, at(wt, first * G), G, c, G, init, irs, mode, last - first, entries, 1, most)
 
 
-@kernel
-def conv_fwd(
-    me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr,
-):  # fmt: skip
-    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f].  Workers own rows of y."""
-    I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
-    lo, hi = share(me, rows)
-    lo, hi = lo * inner, hi * inner
-    ws = at(ws, me.worker * wn)
+@routine("iipppippi" + SHAPE)
+def convolved(lo, hi, x, wt, b, biased, y, ws, wn, *shape):
+    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f] at pixels [lo, hi) of y; b if biased."""
+    (G, C, F), I, O, K, S, P, L = shape[:3], shape[3:6], shape[6:9], shape[9:12], shape[12:15], shape[15:18], shape[18:]
     if is_lanewise(G, C, F):
-        forward_lanes(lo, hi, x, wt, b, given(me, b), y, ws, G, I, O, K, S, P, L)
+        forward_lanes(lo, hi, x, wt, b, biased, y, ws, G, I, O, K, S, P, L)
         return
     few = is_few(G, C, K, S, L)
-    taps, depth = (K0 * K1, K2 * C) if few else (K0 * K1 * K2, C)
+    taps, depth = (K[0] * K[1], K[2] * C) if few else (K[0] * K[1] * K[2], C)
     fill(C, ws, like(x, 0))
-    used = C + (K0 * K1 * ((PIXELS // 2 - 1) * S2 + K2) * C if few else 0)
+    used = C + (K[0] * K[1] * ((PIXELS // 2 - 1) * S[2] + K[2]) * C if few else 0)
     step, panel = blocks(taps, depth), WIDE() * lanes(x)
     packs = hi - lo >= PACKED and F > panel and wn >= used + step * depth * panel
     packed = at(ws, used)
@@ -177,7 +175,7 @@ def conv_fwd(
                 mode, init, irs = SET, y, 0
                 if first > 0:
                     mode, irs = FROM_INIT, G * F
-                elif given(me, b):
+                elif biased:
                     mode, init = FROM_INIT, at(b, col)
                 forward(lo, hi, first, last, n, w, brs, at(y, col), mode, init, irs, at(x, g * C), ws, G, C, F, few,
                         I, O, K, S, P, L)  # fmt: skip
@@ -198,7 +196,7 @@ def weights_lanes(lo, hi, acc, x, dy, dwt, zeros, G, M, I, O, K, S, P, L):
             seen(entries, IN_CACHE, p, m, first, last, address(x), bytes_, address(zeros), I, O, K, S, P, L)
             c = at(dwt, first * G)
             mode = FROM_INIT if acc or p > 0 else SET
-            over_lanes(last - first, G, m, entries, IN_CACHE, 1, at(dy, p * G), G, c, G, c, G, mode)
+            over_lanes(last - first, G, at(dy, p * G), G, c, G, c, G, mode, m, entries, IN_CACHE, 1)
 
 
 @njit
@@ -228,41 +226,32 @@ def weights_few(lo, hi, M, acc, x, dy, dwt, copies, found, C, F, I, O, K, S, P, 
         row += n
 
 
-@kernel
-def conv_bwd_w(
-    me, phases, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
-    L0, L1, L2, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr,
-):  # fmt: skip
-    """dwt[k,c,f] (+)= sum_n,o x[n,o*S+k*L-P,c]*dy[n,o,f]; db[f] (+)= sum_n,o dy[n,o,f].  Workers own rows of dwt."""
-    I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
-    M = rows * inner
-    if given(me, db):
-        lo, hi = share(me, G * F)
-        column_sums(hi - lo, M, one(dy), 0, at(dy, lo), G * F, at(db, lo), at(db, lo), acc, False)
-    lo, hi = share(me, K0 * K1 * K2 * C)
+@routine("iiiipppp" + SHAPE)
+def correlated(lo, hi, M, acc, x, dy, dwt, ws, *shape):
+    """dwt[k,c,f] (+)= sum_n,o x[n,o*S+k*L-P,c]*dy[n,o,f] at rows [lo, hi) of dwt, from M pixels of dy."""
+    (G, C, F), I, O, K, S, P, L = shape[:3], shape[3:6], shape[6:9], shape[9:12], shape[12:15], shape[15:18], shape[18:]
     if M == 0:
         if not acc:
             fill((hi - lo) * G * F, at(dwt, lo * G * F), like(dy, 0))
         return
-    ws = at(ws, me.worker * wn)
     if is_lanewise(G, C, F):
         weights_lanes(lo, hi, acc, x, dy, dwt, ws, G, M, I, O, K, S, P, L)
         return
     few = is_few(G, C, K, S, L)
-    depth = K2 * C if few else C
+    depth = K[2] * C if few else C
     fill(C, ws, like(x, 0))
     copies = at(ws, C)
-    packed = at(copies, K0 * K1 * ((PIXELS // 2 - 1) * S2 + K2) * C if few else 0)
-    entries, zero, bytes_ = table(), address(ws), address(at(ws, 1)) - address(ws)
-    panel = WIDE() * lanes(x)
-    p = 0
+    packed = at(copies, K[0] * K[1] * ((PIXELS // 2 - 1) * S[2] + K[2]) * C if few else 0)
     if few and F < FEW:
         weights_few(lo, hi, M, acc, x, dy, dwt, copies, packed, C, F, I, O, K, S, P, L)
         return
+    entries, zero, bytes_ = table(), address(ws), address(at(ws, 1)) - address(ws)
+    panel = WIDE() * lanes(x)
+    p = 0
     while p < M:
         m = min(IN_CACHE, M - p)
         if few:
-            m = min(m, O2 - p % O2)
+            m = min(m, O[2] - p % O[2])
         mode = 1 if acc or p > 0 else 0
         for g in range(G):
             j = 0
@@ -281,16 +270,20 @@ def conv_bwd_w(
                         copied(entries, 0, p, m, t, t + 1, x, C, copies, I, O, K, S, P, L)
                     else:
                         seen(entries, 0, p, m, t, t + 1, address(at(x, g * C)), G * C * bytes_, zero, I, O, K, S, P, L)
-                    over_pixels(k, n, m, entries, c, d, brs, at(dwt, row * G * F + g * F + j), G * F, mode)
+                    to = at(dwt, row * G * F + g * F + j)
+                    over_pixels(k, n, d, brs, to, G * F, to, G * F, mode, m, entries, c)
                     row += k
                 j += n
         p += m
 
 
-@njit(inline=True)
-def meets(at_, k, S, P, L):
-    """Whether a tap's index along an axis leads from a place of the input to one of the result."""
-    return (at_ + P - k * L) % S == 0
+@njit
+def leading(i, K, S, P, L):
+    """Taps along an axis that lead from place i of the input to places of the result."""
+    step, k = S // gcd(S, L), 0
+    while k < step and (i + P - k * L) % S != 0:
+        k += 1
+    return range(k, K if k < step else k, step)
 
 
 @njit
@@ -301,22 +294,18 @@ def sends(entries, stride, p, n, first, last, dy, bytes_, zero, I, O, K, S, P, L
         i, i0, i1, i2 = place(p + done * apart, I)
         m = min((I[2] - i2 + apart - 1) // apart, n - done)
         t = 0
-        for k0 in range(K[0]):
-            for k1 in range(K[1]):
-                for k2 in range(K[2]):
-                    if (
-                        meets(i0, k0, S[0], P[0], L[0])
-                        and meets(i1, k1, S[1], P[1], L[1])
-                        and meets(i2, k2, apart, P[2], L[2])
-                    ):
-                        if first <= t < last:
-                            o0, o1 = (i0 + P[0] - k0 * L[0]) // S[0], (i1 + P[1] - k1 * L[1]) // S[1]
-                            o2 = (i2 + P[2] - k2 * L[2]) // apart
-                            there = 0 <= o0 < O[0] and 0 <= o1 < O[1]
-                            lo, hi = -o2 if there else m, O[2] - o2
-                            begin = dy + (((i * O[0] + o0) * O[1] + o1) * O[2] + o2) * bytes_
-                            spread(at(entries, (t - first) * stride + done), m, lo, hi, begin, bytes_, zero)
-                        t += 1
+        for k0 in leading(i0, K[0], S[0], P[0], L[0]):
+            o0 = (i0 + P[0] - k0 * L[0]) // S[0]
+            for k1 in leading(i1, K[1], S[1], P[1], L[1]):
+                o1 = (i1 + P[1] - k1 * L[1]) // S[1]
+                there = 0 <= o0 < O[0] and 0 <= o1 < O[1]
+                for k2 in leading(i2, K[2], apart, P[2], L[2]):
+                    if first <= t < last:
+                        o2 = (i2 + P[2] - k2 * L[2]) // apart
+                        lo, hi = -o2 if there else m, O[2] - o2
+                        begin = dy + (((i * O[0] + o0) * O[1] + o1) * O[2] + o2) * bytes_
+                        spread(at(entries, (t - first) * stride + done), m, lo, hi, begin, bytes_, zero)
+                    t += 1
         done += m
 
 
@@ -324,22 +313,17 @@ def sends(entries, stride, p, n, first, last, dy, bytes_, zero, I, O, K, S, P, L
 def turned(first, last, r0, r1, r2, n, wt, C, F, G, packed, width, K, S, P, L):
     """The weights of taps of a class, [tap, f, c] in a panel of n columns c; how many such taps there are."""
     t = 0
-    for k0 in range(K[0]):
-        for k1 in range(K[1]):
-            for k2 in range(K[2]):
-                if (
-                    meets(r0, k0, S[0], P[0], L[0])
-                    and meets(r1, k1, S[1], P[1], L[1])
-                    and meets(r2, k2, S[2], P[2], L[2])
-                ):
-                    if first <= t < last:
-                        src = at(wt, ((k0 * K[1] + k1) * K[2] + k2) * C * G * F)
-                        if is_lanewise(G, C, F):
-                            for e in range(G):
-                                packed[(t - first) * G + e] = src[e]
-                        else:
-                            transposed(n, F, src, G * F, at(packed, (t - first) * F * width), width)
-                    t += 1
+    for k0 in leading(r0, K[0], S[0], P[0], L[0]):
+        for k1 in leading(r1, K[1], S[1], P[1], L[1]):
+            for k2 in leading(r2, K[2], S[2], P[2], L[2]):
+                if first <= t < last:
+                    src = at(wt, ((k0 * K[1] + k1) * K[2] + k2) * C * G * F)
+                    if is_lanewise(G, C, F):
+                        for e in range(G):
+                            packed[(t - first) * G + e] = src[e]
+                    else:
+                        turn(n, F, src, G * F, at(packed, (t - first) * F * width), width)
+                t += 1
     return t
 
 
@@ -363,9 +347,9 @@ def backward(lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, init, irs, dy
                 c, crs = at(dx, q * G * C), S[2] * G * C
                 d = c if irs else init
                 if is_lanewise(G, C, F):
-                    over_lanes(m, G, last - first, entries, 1, most, b, brs, c, crs, d, irs, mode)
+                    over_lanes(m, G, b, brs, c, crs, d, irs, mode, last - first, entries, 1, most)
                 else:
-                    over_taps(m, n, last - first, F, entries, most, b, brs, c, crs, d, irs, mode)
+                    over_taps(m, n, b, brs, c, crs, d, irs, mode, last - first, F, entries, most)
                 q += m * S[2]
         p += left
 
@@ -384,7 +368,7 @@ def planes(dst, plane, rows, pitch, src, channels, row, column, H, W):
         there, line = 0 <= row + q < H and lo < hi, at(dst, q * pitch)
         if there:
             begin = at(src, ((row + q) * W + column + lo) * channels)
-            transposed(hi - lo, channels, begin, channels, at(line, lo), plane)
+            turn(hi - lo, channels, begin, channels, at(line, lo), plane)
         for c in range(channels):
             fill(lo if there else pitch, at(line, c * plane), like(src, 0))
             if there:
@@ -411,9 +395,9 @@ def backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L):
         image = at(dy, i * O[1] * O[2] * F)
         planes(ws, plane, m + more1, pitch, image, F, i1 + P[1] - more1, P[2] - more2, O[1], O[2])
         n = m * pitch
-        over_planes(C, n, K[1] * K[2], F, wt, F, C * F, 1, entries, plane, found)
+        over_planes(C, n, found, plane, found, n, found, n, 0, K[1] * K[2], F, wt, F, C * F, 1, entries)
         for q in range(m):
-            transposed(C, I[2], at(found, q * pitch), n, lines, FEW)  # which writes whole vectors
+            turn(C, I[2], at(found, q * pitch), n, lines, FEW)  # which writes whole vectors
             row = at(dx, (lo + q) * I[2] * C)
             for e in range(I[2]):
                 for c in range(C):
@@ -422,48 +406,66 @@ def backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L):
         lo += m
 
 
-@njit
-def adjoint(
-    me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, wt, dy, b, dx, ws,
-):  # fmt: skip
-    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c].  Workers own rows of dx.
+@routine("iiipppipp" + SHAPE)
+def adjoint(lo, hi, inner, wt, dy, b, biased, dx, ws, *shape):
+    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c] at rows [lo, hi) of ``inner`` pixels; b if biased.
 
     Pixels of one remainder by the strides are a class: the same taps lead to them.
     """
-    I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
-    lo, hi = share(me, in_rows)
-    ws = at(ws, me.worker * wn)
-    if in_planes(G, C, I, K, S, L, F, in_inner):
-        backward_planes(lo, hi, wt, dy, b, given(me, b), dx, ws, C, F, I, O, K, P, L)
+    (G, C, F), I, O, K, S, P, L = shape[:3], shape[3:6], shape[6:9], shape[9:12], shape[12:15], shape[15:18], shape[18:]
+    if in_planes(G, C, I, K, S, L, F, inner):
+        backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L)
         return
-    lo, hi = lo * in_inner, hi * in_inner
+    lo, hi = lo * inner, hi * inner
     lanewise = is_lanewise(G, C, F)
     zeros = G if lanewise else F
     fill(zeros, ws, like(dy, 0))
     packed = at(ws, zeros)
-    step, panel = blocks(K0 * K1 * K2, F), G if lanewise else WIDE() * lanes(dx)
-    classes = (min(S0, I0), min(S1, I1), min(S2, I2))
+    step, panel = blocks(K[0] * K[1] * K[2], F), G if lanewise else WIDE() * lanes(dx)
+    classes = (min(S[0], I[0]), min(S[1], I[1]), min(S[2], I[2]))
     for g in range(1 if lanewise else G):
         for of in range(classes[0] * classes[1] * classes[2]):
             r0, r1, r2 = tap_of(of, classes)
             for j in range(0, C, panel):
                 n = min(panel, C - j)
                 w = at(wt, j * G * F + g * F)
-                first = 0
-                taps = 1
+                first, taps = 0, 1
                 while first < max(taps, 1):
                     last = first + step
                     taps = turned(first, last, r0, r1, r2, n, w, C, F, G, packed, panel, K, S, P, L)
                     last = min(last, taps)
                     mode, init, irs = SET, dx, 0
                     if first > 0:
-                        mode, irs = FROM_INIT, S2 * G * C
-                    elif given(me, b):
+                        mode, irs = FROM_INIT, S[2] * G * C
+                    elif biased:
                         mode, init = FROM_INIT, at(b, g * C + j)
                     backward(lo, hi, first, last, r0, r1, r2, n, packed, panel, at(dx, g * C + j), mode, init, irs,
                              at(dy, g * F), address(ws), G, C, F, I, O, K, S, P, L)  # fmt: skip
                     first += step
+
+
+# ---------------------------------------------------------------- rows
+@kernel
+def conv_fwd(
+    me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
+    L2, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr,
+):  # fmt: skip
+    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f].  Workers own rows of y."""
+    lo, hi = share(me, rows)
+    convolved(lo * inner, hi * inner, x, wt, b, given(me, b), y, at(ws, me.worker * wn), wn, G, C, F, I0, I1, I2,
+              O0, O1, O2, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2)  # fmt: skip
+
+
+@kernel
+def conv_bwd_w(
+    me, phases, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
+    L0, L1, L2, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr,
+):  # fmt: skip
+    """dwt[k,c,f] (+)= sum_n,o x[n,o*S+k*L-P,c]*dy[n,o,f]; db[f] (+)= sum_n,o dy[n,o,f].  Workers own rows of dwt."""
+    sums_of_columns(me, rows * inner, G * F, dy, db, acc)
+    lo, hi = share(me, K0 * K1 * K2 * C)
+    correlated(lo, hi, rows * inner, acc, x, dy, dwt, at(ws, me.worker * wn), G, C, F, I0, I1, I2, O0, O1, O2,
+               K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2)  # fmt: skip
 
 
 @kernel
@@ -472,22 +474,29 @@ def conv_bwd_x(
     L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f].  Workers own rows of dx."""
-    adjoint(me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
-            L0, L1, L2, wn, wt, dy, at(me.heap, -1), dx, ws)  # fmt: skip
+    lo, hi = share(me, in_rows)
+    adjoint(lo, hi, in_inner, wt, dy, dx, False, dx, at(ws, me.worker * wn), G, C, F, I0, I1, I2, O0, O1, O2,
+            K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2)  # fmt: skip
 
 
-# ---------------------------------------------------------------- transposed: of the convolution of y to x
-convolved, weights = njit(conv_fwd), njit(conv_bwd_w)
+@njit(inline=True)
+def sums_of_columns(me, m, n, dy, db, acc):
+    """db (+)= the sums of the columns of dy (m, n), if db is there."""
+    if given(me, db):
+        lo, hi = share(me, n)
+        column_sums(hi - lo, m, one(dy), 0, at(dy, lo), n, at(db, lo), at(db, lo), acc, False)
 
 
+# transposed: of the convolution of y to x
 @kernel
 def conv_transpose_fwd(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
     L2, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr,
 ):  # fmt: skip
     """y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c].  Workers own rows of y."""
-    adjoint(me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2,
-            L0, L1, L2, wn, wt, x, b, y, ws)  # fmt: skip
+    lo, hi = share(me, in_rows)
+    adjoint(lo, hi, in_inner, wt, x, b, given(me, b), y, at(ws, me.worker * wn), G, C, F, I0, I1, I2, O0, O1, O2,
+            K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2)  # fmt: skip
 
 
 @kernel
@@ -496,11 +505,10 @@ def conv_transpose_bwd_w(
     L0, L1, L2, acc, wn, x: Ptr, dy: Ptr, dwt: Ptr, db: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dwt[k,c,f] (+)= sum_n,o dy[n,o*S+k*L-P,c]*x[n,o,f]; db[c] (+)= sum_n,i dy[n,i,c].  Workers own rows of dwt."""
-    if given(me, db):
-        lo, hi = share(me, G * C)
-        column_sums(hi - lo, in_rows * in_inner, one(dy), 0, at(dy, lo), G * C, at(db, lo), at(db, lo), acc, False)
-    weights(me, phases, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2,
-            P0, P1, P2, L0, L1, L2, acc, wn, dy, x, dwt, at(me.heap, -1), ws)  # fmt: skip
+    sums_of_columns(me, in_rows * in_inner, G * C, dy, db, acc)
+    lo, hi = share(me, K0 * K1 * K2 * C)
+    correlated(lo, hi, rows * inner, acc, dy, x, dwt, at(ws, me.worker * wn), G, C, F, I0, I1, I2, O0, O1, O2,
+               K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2)  # fmt: skip
 
 
 @kernel
@@ -509,5 +517,6 @@ def conv_transpose_bwd_x(
     L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f].  Workers own rows of dx."""
-    convolved(me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1,
-              P2, L0, L1, L2, wn, dy, wt, at(me.heap, -1), dx, ws)  # fmt: skip
+    lo, hi = share(me, rows)
+    convolved(lo * inner, hi * inner, dy, wt, dx, False, dx, at(ws, me.worker * wn), wn, G, C, F, I0, I1, I2,
+              O0, O1, O2, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2)  # fmt: skip

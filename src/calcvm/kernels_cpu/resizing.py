@@ -128,19 +128,24 @@ def _weight(mode, align, o, i, n, step):
     return t if j + 1 == i else like(step, 0)
 
 
+@njit(inline=True)
+def _between(n, x, apart, t, y):
+    """y = the mean of n elements and of those ``apart`` from them, where their weight t is not 0."""
+    if t == 0:
+        copy(n, x, y)
+    else:
+        _mix2(n, x, at(x, apart), y, like(x, 1) - t, t)
+
+
 @njit
 def _blend(n, x, below, t_below, line, t_line, y):
     """y = the mean of lines of n elements, ``below`` and ``line`` apart where weights are not 0."""
-    one = like(x, 1)
     if t_below == 0:
-        if t_line == 0:
-            copy(n, x, y)
-        else:
-            _mix2(n, x, at(x, line), y, one - t_line, t_line)
+        _between(n, x, line, t_line, y)
     elif t_line == 0:
-        _mix2(n, x, at(x, below), y, one - t_below, t_below)
+        _between(n, x, below, t_below, y)
     else:
-        z = at(x, below)
+        one, z = like(x, 1), at(x, below)
         _mix4(n, x, at(x, line), z, at(z, line), y, one - t_line, t_line, one - t_below, t_below)
 
 
@@ -203,7 +208,7 @@ def upsample_fwd(me, N, D, H, W, E, F, G, C, mode, align, sd: Float, sh: Float, 
             if C == 1:
                 to[g] = src[w] if t == 0 else (like(x, 1) - t) * src[w] + t * src[w + 1]
             else:
-                _blend(C, at(src, w * C), 0, like(x, 0), C, t, at(to, g * C))
+                _between(C, at(src, w * C), C, t, at(to, g * C))
 
 
 @kernel

@@ -52,4 +52,11 @@ from calcvm.nn.layers import (
 )
 from calcvm.nn.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RMSNorm
 
-__all__ = ["Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm", "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Dropout", "ELU", "Flatten", "Function", "GELU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm", "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "Layer", "LayerNorm", "LeakyReLU", "Linear", "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "PReLU", "Pad", "RMSNorm", "ReLU", "ReLU6", "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh", "Upsample"]  # fmt: skip
+__all__ = [
+    "Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm", "Center",
+    "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Dropout", "ELU",
+    "Flatten", "Function", "GELU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm", "HardSigmoid", "HardSwish",
+    "InstanceNorm", "LPPool2d", "Layer", "LayerNorm", "LeakyReLU", "Linear", "LocalResponseNorm", "LogSoftmax",
+    "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "PReLU", "Pad", "RMSNorm", "ReLU", "ReLU6", "Reshape", "Residual",
+    "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh", "Upsample",
+]  # fmt: skip

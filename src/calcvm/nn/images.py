@@ -9,15 +9,12 @@ from typing import Any, ClassVar
 from calcvm import checks, images
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable
-from calcvm.nn.layers import LARGEST_SIZE, Layer, Weighted
+from calcvm.nn.layers import LARGEST_SIZE, Applied, Weighted
 
 
-@dataclass(repr=True)
-class _Conv(Weighted):
-    """``y = conv(x, weight) + bias``: x (N, C, *sizes), weight (channels, C / groups, *kernel), bias (channels,).
-
-    kernel, stride, dilation : a number, or one an axis.  padding : as of `calcvm.conv2d`.  Other settings as of `Linear`.
-    """
+@dataclass(repr=False, eq=False)
+class _Windowed(Weighted):
+    """Base of layers whose weight has a window."""
 
     axes: ClassVar[int]
     function: ClassVar[Callable[..., Variable]]
@@ -25,47 +22,49 @@ class _Conv(Weighted):
     kernel: Any
     stride: Any = 1
     padding: Any = 0
-    dilation: Any = 1
-    groups: int = 1
-    bias: bool = True
     init: Any = field(default=None, kw_only=True)
     bias_init: Any = field(default=None, kw_only=True)
     regularizer: Any = field(default=None, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
 
-    def __post_init__(self) -> None:
-        _check_window(self)
+    def __post_init__(self: Any) -> None:  # dilation and groups are fields of each
+        name, n = type(self).__name__, self.axes
+        self.channels = checks.integer(f"{name}: channels", self.channels, 1, LARGEST_SIZE)
+        self.kernel = images.sizes(f"{name}: kernel", self.kernel, n, 1)
+        self.groups = checks.integer(f"{name}: groups", self.groups, 1, LARGEST_SIZE)
+        self.bias = checks.flag(f"{name}: bias", self.bias)
+        if self.channels % self.groups:
+            raise CalcError(f"{name}: {self.channels} channels are not divisible by groups={self.groups}")
+        images.sizes(f"{name}: stride", self.stride, n, 1)
+        images.sizes(f"{name}: dilation", self.dilation, n, 1)
+        self._check_starts()
+
+    def _channels(self: Any, x: Variable, scope: str) -> int:
+        """Those of an input that the layer can take."""
+        self._given(x)
+        if x.rank != self.axes + 2 or not x.shape[1].constant:
+            raise ShapeError(f"{scope}: the input {x} is not (N, channels, {self.axes} sizes)")
+        channels: int = x.shape[1].b
+        if channels % self.groups:
+            raise ShapeError(f"{scope}: {channels} channels of the input {x} are not divisible by groups={self.groups}")
+        return channels
+
+
+@dataclass(repr=False, eq=False)
+class _Conv(_Windowed):
+    """``y = conv(x, weight) + bias``: x (N, C, *sizes), weight (channels, C / groups, *kernel), bias (channels,).
+
+    kernel, stride, dilation : a number, or one an axis.  padding : as of `calcvm.conv2d`.  Other settings as of `Linear`.
+    """
+
+    dilation: Any = 1
+    groups: int = 1
+    bias: bool = True
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        channels = _channels_of(self, x, scope)
-        weight = (self.channels, channels // self.groups, *self.kernel)
+        weight = (self.channels, self._channels(x, scope) // self.groups, *self.kernel)
         given = self._parameters(x, scope, weight, self.channels)
         return type(self).function(x, *given, self.stride, self.padding, self.dilation, self.groups)
-
-
-def _check_window(layer: Any) -> None:
-    """Settings of a layer with weights of a window, as they are stored."""
-    name, n = type(layer).__name__, layer.axes
-    layer.channels = checks.integer(f"{name}: channels", layer.channels, 1, LARGEST_SIZE)
-    layer.kernel = images.sizes(f"{name}: kernel", layer.kernel, n, 1)
-    layer.groups = checks.integer(f"{name}: groups", layer.groups, 1, LARGEST_SIZE)
-    layer.bias = checks.flag(f"{name}: bias", layer.bias)
-    if layer.channels % layer.groups:
-        raise CalcError(f"{name}: {layer.channels} channels are not divisible by groups={layer.groups}")
-    images.sizes(f"{name}: stride", layer.stride, n, 1)
-    images.sizes(f"{name}: dilation", layer.dilation, n, 1)
-    layer._check_starts()
-
-
-def _channels_of(layer: Any, x: Variable, scope: str) -> int:
-    """The channels of an input that the layer can take."""
-    layer._given(x)
-    if x.rank != layer.axes + 2 or not x.shape[1].constant:
-        raise ShapeError(f"{scope}: the input {x} is not (N, channels, {layer.axes} sizes)")
-    channels = x.shape[1].b
-    if channels % layer.groups:
-        raise ShapeError(f"{scope}: {channels} channels of the input {x} are not divisible by groups={layer.groups}")
-    return channels
 
 
 class Conv1d(_Conv):
@@ -86,34 +85,22 @@ class Conv3d(_Conv):
     function = staticmethod(images.conv3d)
 
 
-@dataclass(repr=True)
-class ConvTranspose2d(Weighted):
+@dataclass(repr=False, eq=False)
+class ConvTranspose2d(_Windowed):
     """``y = conv_transpose(x, weight) + bias``: x (N, C, *sizes), weight (C, channels / groups, *kernel), bias (channels,).
 
     kernel, stride, output_padding, dilation : a number, or one an axis.  padding : as of `calcvm.conv2d`.
     """
 
-    axes: ClassVar[int] = 2
-    function: ClassVar[Callable[..., Variable]] = staticmethod(images.conv_transpose2d)
-    channels: int
-    kernel: Any
-    stride: Any = 1
-    padding: Any = 0
+    axes = 2
+    function = staticmethod(images.conv_transpose2d)
     output_padding: Any = 0
     groups: int = 1
     bias: bool = True
     dilation: Any = 1
-    init: Any = field(default=None, kw_only=True)
-    bias_init: Any = field(default=None, kw_only=True)
-    regularizer: Any = field(default=None, kw_only=True)
-    trainable: bool = field(default=True, kw_only=True)
-
-    def __post_init__(self) -> None:
-        _check_window(self)
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        channels = _channels_of(self, x, scope)
-        weight = (channels, self.channels // self.groups, *self.kernel)
+        weight = (self._channels(x, scope), self.channels // self.groups, *self.kernel)
         given = self._parameters(x, scope, weight, self.channels)
         settings = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
         return type(self).function(x, *given, *settings)
@@ -134,22 +121,19 @@ class ConvTranspose3d(ConvTranspose2d):
 
 
 # ---------------------------------------------------------------- pooling, sizes
-@dataclass(eq=False)
-class _Window(Layer):
-    """Base of pooling by windows of a number of axes: a layer for it has the settings of the function."""
+class _Window(Applied):
+    """Base of pooling by windows of a number of axes."""
 
-    stateless: ClassVar[bool] = True
     axes: ClassVar[int]
-    function: ClassVar[Callable[..., Variable]]
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
         if x.rank != self.axes + 2:
             raise ShapeError(f"{scope}: the input {x} is not (N, channels, {self.axes} sizes)")
-        return type(self).function(x, **vars(self))
+        return super().build(x, scope, training)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class MaxPool2d(_Window):
     """The largest element of each window: `calcvm.max_pool`."""
 
@@ -174,7 +158,7 @@ class MaxPool3d(MaxPool2d):
     axes = 3
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class AvgPool2d(_Window):
     """The mean of each window: `calcvm.avg_pool`."""
 
@@ -199,7 +183,7 @@ class AvgPool3d(AvgPool2d):
     axes = 3
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class LPPool2d(_Window):
     """The p-norm of each window: `calcvm.lp_pool`."""
 
@@ -211,50 +195,38 @@ class LPPool2d(_Window):
     ceil_mode: bool = False
 
 
-@dataclass(eq=False)
-class _Whole(Layer):
-    """Base of layers for images of any number of axes that have the settings of their functions."""
-
-    stateless: ClassVar[bool] = True
-    function: ClassVar[Callable[..., Variable]]
-
-    def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        self._given(x)
-        return type(self).function(x, **vars(self))
-
-
-@dataclass(eq=False)
-class AdaptiveAvgPool(_Whole):
+@dataclass(repr=False, eq=False)
+class AdaptiveAvgPool(Applied):
     """The mean of each of so many windows that cover the image."""
 
     function = staticmethod(images.adaptive_avg_pool)
     size: Any
 
 
-@dataclass(eq=False)
-class AdaptiveMaxPool(_Whole):
+@dataclass(repr=False, eq=False)
+class AdaptiveMaxPool(Applied):
     """The largest element of each of so many windows that cover the image."""
 
     function = staticmethod(images.adaptive_max_pool)
     size: Any
 
 
-@dataclass(eq=False)
-class GlobalAvgPool(_Whole):
+@dataclass(repr=False, eq=False)
+class GlobalAvgPool(Applied):
     """The mean of each channel: (N, C, 1, ...)."""
 
     function = staticmethod(images.global_avg_pool)
 
 
-@dataclass(eq=False)
-class GlobalMaxPool(_Whole):
+@dataclass(repr=False, eq=False)
+class GlobalMaxPool(Applied):
     """The largest element of each channel: (N, C, 1, ...)."""
 
     function = staticmethod(images.global_max_pool)
 
 
-@dataclass(eq=False)
-class Upsample(_Whole):
+@dataclass(repr=False, eq=False)
+class Upsample(Applied):
     """The image with its axes scaled: `calcvm.upsample`."""
 
     function = staticmethod(images.upsample)
@@ -264,8 +236,8 @@ class Upsample(_Whole):
     align_corners: bool = False
 
 
-@dataclass(eq=False)
-class Pad(_Whole):
+@dataclass(repr=False, eq=False)
+class Pad(Applied):
     """The image with elements around it: `calcvm.pad`."""
 
     function = staticmethod(images.pad)

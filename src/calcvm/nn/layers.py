@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
 
 from calcvm import checks
@@ -13,6 +13,7 @@ from calcvm.graph import Variable, apply
 from calcvm.init import Constant, initializer_of
 from calcvm.ops.dims import show
 from calcvm.optim import regularizer_of
+from calcvm.record import shown
 
 LARGEST_SIZE = 2**40  # of a value, in elements
 AXES = 64  # more than any variable has
@@ -32,6 +33,9 @@ class Layer:
 
     def __rrshift__(self, other: Any) -> Sequential:
         return Sequential(other, self)
+
+    def __repr__(self) -> str:
+        return shown(self) if is_dataclass(self) else f"{type(self).__name__}()"
 
     def _given(self, x: Any) -> None:
         checks.one_of(f"build of {self!r}", x, Variable, "a variable of a graph")
@@ -110,7 +114,7 @@ class Weighted(Layer):
         return w, parameter(f"{scope}.bias", (units,), self.bias_init, None) if self.bias else None
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class Linear(Weighted):
     """``y = x @ weight + bias``: x (..., K), weight (K, units), bias (units,).  Settings as of `Weighted`."""
 
@@ -148,7 +152,7 @@ def shared(x: Variable, trainable: bool) -> Callable[..., Variable]:
     return parameter
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class Center(Layer):
     """x less its mean over the batch while training, less the running mean otherwise."""
 
@@ -167,7 +171,7 @@ class Center(Layer):
         return F.center(x, running, self.momentum, training)
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class Dropout(Layer):
     """Zeroes elements with probability ``rate`` while training; nothing otherwise."""
 
@@ -202,12 +206,20 @@ class Function(Layer):
         return f"Function {getattr(self._fn, '__name__', self._fn)}({', '.join(given)})"
 
 
-@dataclass(eq=False)
-class Activation(Layer):
-    """Base of layers without parameters: an operator on every element, or on every row."""
+class Applied(Layer):
+    """Base of layers without parameters: a function of one variable, whose settings are fields of the layer."""
 
     stateless: ClassVar[bool] = True
     function: ClassVar[Callable[..., Variable]]
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
+        return type(self).function(x, **vars(self))
+
+
+@dataclass(repr=False, eq=False)
+class Activation(Applied):
+    """Base of those that are an operator on every element, or on every row."""
 
     def __post_init__(self) -> None:
         """Fields are numbers unless a layer says otherwise."""
@@ -216,12 +228,8 @@ class Activation(Layer):
                 self, f.name, checks.number(f"{type(self).__name__}: {f.name}", getattr(self, f.name), -1e300, 1e300)
             )
 
-    def build(self, x: Variable, scope: str, training: bool) -> Variable:
-        self._given(x)
-        return type(self).function(x, **vars(self))
 
-
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class Scale(Activation):
     """``a * x + b`` with constants: scaling of raw data, for example."""
 
@@ -230,7 +238,7 @@ class Scale(Activation):
     function = staticmethod(lambda x, a, b: apply("affine", x, a=a, b=b))
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class Flatten(Activation):
     """(B, ...) as (B, elements of a sample).  Costs nothing."""
 
@@ -256,14 +264,14 @@ class Reshape(Layer):
         return F.reshape(x, (None, *self.shape))
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class ReLU(Activation):
     """max(x, 0)."""
 
     function = staticmethod(F.relu)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class LeakyReLU(Activation):
     """x where positive, ``alpha * x`` elsewhere."""
 
@@ -271,21 +279,21 @@ class LeakyReLU(Activation):
     function = staticmethod(F.leaky_relu)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class Sigmoid(Activation):
     """1 / (1 + exp(-x))."""
 
     function = staticmethod(F.sigmoid)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class Tanh(Activation):
     """Hyperbolic tangent."""
 
     function = staticmethod(F.tanh)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class GELU(Activation):
     """x * Phi(x), with the normal distribution Phi by erf ("none") or approximated by "tanh"."""
 
@@ -296,49 +304,49 @@ class GELU(Activation):
         checks.choice("GELU: approximate", self.approximate, ("none", "tanh"))
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class SiLU(Activation):
     """x / (1 + exp(-x)), also called swish."""
 
     function = staticmethod(F.silu)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class SELU(Activation):
     """1.0507 times x where positive, elsewhere times 1.6733 * (exp(x) - 1)."""
 
     function = staticmethod(F.selu)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class Mish(Activation):
     """x * tanh(softplus(x))."""
 
     function = staticmethod(F.mish)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class HardSigmoid(Activation):
     """x/6 + 1/2 within [0, 1]."""
 
     function = staticmethod(F.hard_sigmoid)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class HardSwish(Activation):
     """x * hard_sigmoid(x)."""
 
     function = staticmethod(F.hard_swish)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class ReLU6(Activation):
     """x within [0, 6]."""
 
     function = staticmethod(F.relu6)
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class PReLU(Layer):
     """x where positive, a learnt slope times x elsewhere: one slope, or one a channel (axis 1)."""
 
@@ -357,14 +365,14 @@ class PReLU(Layer):
         return F.prelu(x, shared(x, True)(f"{scope}.slope", shape, Constant(self.slope), None))
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class Softplus(Activation):
     """log(1 + exp(x))."""
 
     function = staticmethod(F.softplus)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class ELU(Activation):
     """x where positive, ``alpha * (exp(x) - 1)`` elsewhere."""
 
@@ -372,7 +380,7 @@ class ELU(Activation):
     function = staticmethod(F.elu)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class Softmax(Activation):
     """exp(x) normalized to sum 1 over an axis, which is the last one."""
 
@@ -383,7 +391,7 @@ class Softmax(Activation):
         self.axis = checks.integer(f"{type(self).__name__}: axis", self.axis, -AXES, AXES)
 
 
-@dataclass(eq=False)
+@dataclass(repr=False, eq=False)
 class LogSoftmax(Softmax):
     """log(softmax(x)), over the last axis."""
 

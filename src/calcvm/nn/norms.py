@@ -13,7 +13,7 @@ from calcvm.init import Ones, Zeros
 from calcvm.nn.layers import Layer, shared
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class _Norm(Layer):
     eps: float = 1e-5
     affine: bool = True
@@ -42,7 +42,7 @@ class _Norm(Layer):
         return [make(f"{scope}.{name}", shape, starts[name], None) if self.affine else None for name in names]
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class BatchNorm(_Norm):
     """Channels normalized over the batch while training, by running statistics otherwise: `calcvm.batch_norm`."""
 
@@ -58,7 +58,7 @@ class BatchNorm(_Norm):
         return images.batch_norm(x, running[0], running[1], scale, shift, self.momentum, self.eps, training)
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class InstanceNorm(_Norm):
     """Each channel of each sample normalized: `calcvm.instance_norm`."""
 
@@ -67,7 +67,7 @@ class InstanceNorm(_Norm):
         return images.instance_norm(x, scale, shift, self.eps)
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class GroupNorm(_Norm):
     """Groups of channels of each sample normalized: `calcvm.group_norm`."""
 
@@ -82,7 +82,7 @@ class GroupNorm(_Norm):
         return images.group_norm(x, self.groups, scale, shift, self.eps)
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class LayerNorm(_Norm):
     """Each sample's last ``axes`` axes normalized: `calcvm.layer_norm`."""
 
@@ -100,7 +100,7 @@ class LayerNorm(_Norm):
         return F.layer_norm(x, scale, shift, self.axes, self.eps)
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class RMSNorm(LayerNorm):
     """Each sample's last ``axes`` axes by their root mean square: `calcvm.rms_norm`."""
 
@@ -109,7 +109,7 @@ class RMSNorm(LayerNorm):
         return F.rms_norm(x, scale, self.axes, self.eps)
 
 
-@dataclass(repr=True)
+@dataclass(repr=False, eq=False)
 class LocalResponseNorm(Layer):
     """Each channel by its neighbours: `calcvm.local_response_norm`."""
 

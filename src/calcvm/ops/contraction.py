@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from calcvm.ops import elementwise as _elementwise  # noqa: F401  (declares the activations)
@@ -29,6 +28,7 @@ from calcvm.ops.spec import (
     joined,
     operator,
 )
+from calcvm.record import record
 
 # Activations that a linear row can apply: all can be differentiated from their output alone.
 ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu")
@@ -287,7 +287,7 @@ operator(
 
 
 # ---------------------------------------------------------------- what becomes one with a product
-@dataclass(frozen=True)
+@record
 class Sum:
     """Operators that lowering makes one of: ``product`` and a ``sum`` of it and a vector, as ``into``'s three inputs."""
 
@@ -296,7 +296,7 @@ class Sum:
     into: str
 
 
-@dataclass(frozen=True)
+@record
 class Epilogue:
     """What the row ``host`` can apply to its result at once, by its words ``act`` and ``alpha``.
 

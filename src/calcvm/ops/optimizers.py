@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from calcvm.formulas.declare import Update
@@ -41,6 +40,7 @@ from calcvm.ops.spec import (
     registered,
     rows_cols,
 )
+from calcvm.record import record
 
 HYPER: dict[str, str] = {"name": "hyper", "elems": str(len(HYPER_SLOTS)), "type": "float64"}
 # Slots that do not start at 0.
@@ -50,7 +50,7 @@ SCHEDULES = ("constant", "step", "exponential", "cosine", "cosine_restarts")  # 
 
 
 # ---------------------------------------------------------------- what a user may set
-@dataclass(frozen=True)
+@record
 class Slot:
     """The values that a hyperparameter may have: between two bounds, of which ``ends`` tells as in mathematics."""
 

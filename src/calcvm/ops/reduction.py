@@ -8,7 +8,7 @@ if it goes the same way), and O*R0 rows are what workers share x by.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from calcvm.ops.dims import ONE, Affine, Shape, show
@@ -34,12 +34,13 @@ from calcvm.ops.spec import (
     places,
     uniform,
 )
+from calcvm.record import record
 
 BY = choice("by", 2)  # 1: shared over what is kept, the leading axis being reduced
 BLOCKS = 3  # of neighbouring axes that a sum may be over
 
 
-@dataclass(frozen=True)
+@record
 class Form:
     """How x is seen: its sizes, elements of x and of y, what is kept below the leading axis; parts of backward rows."""
 

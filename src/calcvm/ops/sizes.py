@@ -11,13 +11,13 @@ from __future__ import annotations
 import ast
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import zip_longest
 from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from calcvm.ops.dims import Affine, affine
+from calcvm.record import record
 
 MAX_BATCH = 2**40  # the largest that there may be
 
@@ -167,7 +167,7 @@ def _show(coefficients: Sequence[int]) -> str:
 
 
 # ---------------------------------------------------------------- sizes for all batches
-@dataclass(frozen=True)
+@record
 class Piecewise:
     """A size that is not ``a*B + b`` throughout.
 

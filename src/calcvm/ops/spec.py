@@ -18,7 +18,7 @@ least, and what speed wants (`RowSpec.workspace`); kernels give the same bits fo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, ParamSpec
 
@@ -26,6 +26,7 @@ from calcvm.errors import CalcError
 from calcvm.ops.dims import Shape, numel
 from calcvm.ops.layouts import LAST, WINDOW  # noqa: F401  (for declarations)
 from calcvm.ops.types import CELLS, FLOAT, VARIABLES
+from calcvm.record import record
 
 Shapes = Mapping[str, Any]  # of an operator's values by name: Shape, None for an input that is left out
 P = ParamSpec("P")
@@ -34,7 +35,7 @@ LINE_WORDS = 8  # of a cache line: an encoded row is whole ones
 MAX_WORDS = 15 * LINE_WORDS  # of a row: two of them, and a few words more, are what a block of a GPU keeps of them
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Word:
     """One integer or float word of a row.
 
@@ -57,7 +58,7 @@ def choice(name: str, n: int) -> Word:
     return Word(name=name, kind="int", lo=0, hi=n - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Operand:
     """One operand of a row: which heap cells it may touch, how, and by which worker.
 
@@ -144,7 +145,7 @@ PHASES = Word(name="phases", lo=1, hi=2**20)  # of a row that has several: assem
 WN = Word(name="wn", kind="int")  # elements of scratch that may be used: lowering chooses them
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class RowSpec:
     """One instruction: ``kernels_*/`` hold a kernel of the same name and the same words.
 
@@ -214,7 +215,7 @@ class RowSpec:
 _INSTANCES: dict[tuple[str, tuple[str, ...]], tuple[RowSpec, RowSpec]] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Attr:
     """One attribute of an operator: its default, and what it may be (checked when the graph is built)."""
 
@@ -224,7 +225,7 @@ class Attr:
     doc: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Example:
     """Shapes (with None for the batch) and attributes that tests and benchmarks run the operator with.
 
@@ -242,7 +243,7 @@ class Example:
     bench: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class OpSpec:
     """One operator.
 

@@ -10,6 +10,7 @@ from calcvm.ops.dims import Shape
 from calcvm.ops.sizes import Extent, extent
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.types import FLOAT
+from calcvm.record import record
 
 # kinds of values, and the zone each belongs to
 ZONE_OF = {
@@ -104,7 +105,7 @@ class Statement:
 PHASES = ("forward", "loss", "backward", "optimize", "end_round")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Lowered:
     """A graph as statements: what the planner takes and the program is encoded from."""
 

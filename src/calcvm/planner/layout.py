@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from calcvm.ops.sizes import Extent, largest
 from calcvm.ops.statement import Lowered, Value
@@ -14,13 +13,14 @@ from calcvm.planner.inplace import in_place
 from calcvm.planner.lifetimes import LINE, Machine, always_live, at_most, is_persistent, lifetimes, operands
 from calcvm.planner.merge import Groups
 from calcvm.planner.offsets import Packing, load, pack
+from calcvm.record import record
 
 RESERVED = 16  # elements at the start of a heap, for traps
 
 PERSISTENT_ZONES = ("forward", "optimizer", "gradient")
 
 
-@dataclass(frozen=True)
+@record
 class Unit:
     """Cells that hold one value, a chain of values in place of one another, or a block of values.
 
@@ -35,7 +35,7 @@ class Unit:
     zone: str
 
 
-@dataclass(frozen=True)
+@record
 class Layout:
     """Everything about storage but the offsets of transient units; holds for every batch size."""
 

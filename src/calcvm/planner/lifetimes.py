@@ -7,18 +7,18 @@ transient values need not survive another path's run, so values of different pat
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from calcvm.ops.sizes import Extent, On, extent, times
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import bytes_of
+from calcvm.record import record
 
 LINE = 64  # bytes of a cache line: all storage is in whole ones
 PERSISTENT_KINDS = ("parameter", "buffer", "state", "optimizer")
 
 
-@dataclass(frozen=True)
+@record
 class Machine:
     """What sizes may depend on besides a statement's words: bytes of a float, workers, device.
 

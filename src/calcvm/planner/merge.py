@@ -10,12 +10,13 @@ inside are kept in the persistent gradient block where they are small, and the r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from calcvm.ops.dims import ONE, Affine, affine
 from calcvm.ops.statement import Lowered, Statement, Value, unique
 from calcvm.ops.types import FLOAT
 from calcvm.planner.lifetimes import LINE, Machine, effects, is_persistent, operands
+from calcvm.record import record
 
 PHASES = ("optimize", "end_round")  # whose rows over rows and columns are elementwise
 MERGE_LIMIT = 65536  # elements in a run: above it a row costs nothing beside its work
@@ -23,7 +24,7 @@ LARGE = 16384  # parameters from here on lie first, so that the small ones are n
 PADDED_LIMIT = 4096  # elements in a run whose gradients may become persistent for their padding's sake
 
 
-@dataclass(frozen=True)
+@record
 class Groups:
     """What merging asks of the layout.
 
@@ -37,7 +38,7 @@ class Groups:
     promoted: frozenset[Value] = frozenset()
 
 
-@dataclass(frozen=True)
+@record
 class _Candidate:
     """A row that may become part of a merged one: its operands over whole values, and all else."""
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 import random
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from calcvm.record import record
 
-@dataclass(frozen=True)
+
+@record
 class Packing:
     """Offsets of the items, the height they need, and the liveness lower bound of that height."""
 

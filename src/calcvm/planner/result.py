@@ -12,10 +12,11 @@ from calcvm.ops.dims import Affine
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.layout import Layout
 from calcvm.planner.lifetimes import LINE
+from calcvm.record import record
 from calcvm.tables import preformatted
 
 
-@dataclass(frozen=True)
+@record
 class Zone:
     """A contiguous stretch of the heap, and what values of that zone need.
 

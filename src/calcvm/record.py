@@ -1,0 +1,63 @@
+"""Plain data: frozen dataclasses of which `dataclass` makes ``__init__`` alone.
+
+It would compile five functions more for each class, 0.2 ms of import: with a hundred classes a fifth of calcvm's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
+
+    def dataclass_transform(**options: Any) -> Any:
+        return lambda decorator: decorator
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: Any = None, *, kw_only: bool = False) -> Any:
+    """``@dataclass(frozen=True)``: what is equal by its fields, printed as it was made, and cannot be altered."""
+    if cls is None:
+        return lambda cls: record(cls, kw_only=kw_only)
+    for name in ("__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"):
+        if name not in vars(cls):
+            setattr(cls, name, vars(_Record)[name])
+    above = [base.__dataclass_params__ for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)]
+    for params in above:
+        params.frozen = False
+    made = dataclass(repr=False, eq=False, kw_only=kw_only)(cls)
+    for params in (*above, made.__dataclass_params__):  # as `dataclass` wants it of classes that users derive
+        params.frozen = True
+    return made
+
+
+def shown(self: Any) -> str:
+    """As it was made."""
+    given = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
+    return f"{type(self).__qualname__}({given})"
+
+
+def _compared(self: Any) -> tuple:
+    return tuple(getattr(self, f.name) for f in fields(self) if f.compare)
+
+
+class _Record:
+    """The methods of all."""
+
+    __repr__ = shown
+
+    def __eq__(self, other: object) -> bool:
+        return _compared(self) == _compared(other) if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(_compared(self))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self) or name not in self.__dataclass_fields__:  # type: ignore[attr-defined]
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
