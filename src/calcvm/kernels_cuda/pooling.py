@@ -274,32 +274,9 @@ def lp_pool_fwd(
 
 @kernel
 def lp_pool_bwd_y(
-    me,
-    N,
-    D,
-    H,
-    W,
-    C,
-    OD,
-    OH,
-    OW,
-    kd,
-    kh,
-    kw,
-    sd,
-    sh,
-    sw,
-    pd,
-    ph,
-    pw,
-    dd,
-    dh,
-    dw,
-    power: Float,
-    dy: Ptr,
-    y: Ptr,
+    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, dy: Ptr, y: Ptr,
     t_g: Ptr,
-):
+):  # fmt: skip
     """g = k/count * dy*y^(1 - p), 0 where y is; N*OD rows are shared; g may be dy or y."""
     lo, hi = share(me, N * OD)
     row = OH * OW * C
@@ -315,32 +292,9 @@ def lp_pool_bwd_y(
 
 @kernel
 def lp_pool_bwd(
-    me,
-    N,
-    D,
-    H,
-    W,
-    C,
-    OD,
-    OH,
-    OW,
-    kd,
-    kh,
-    kw,
-    sd,
-    sh,
-    sw,
-    pd,
-    ph,
-    pw,
-    dd,
-    dh,
-    dw,
-    power: Float,
-    t_g: Ptr,
-    x: Ptr,
+    me, N, D, H, W, C, OD, OH, OW, kd, kh, kw, sd, sh, sw, pd, ph, pw, dd, dh, dw, power: Float, t_g: Ptr, x: Ptr,
     dx: Ptr,
-):
+):  # fmt: skip
     """dx = x^(p - 1) * the sum of g over the windows that have the element; all of dx is set; N*D rows are shared."""
     z, v, u = Axis(D, OD, kd, sd, pd, dd, NONE), Axis(H, OH, kh, sh, ph, dh, NONE), Axis(W, OW, kw, sw, pw, dw, NONE)
     _from_slopes(me, (dx, t_g, x, power), like(dx, 0), N, C, z, v, u)

@@ -5,7 +5,7 @@ Rows have three spatial axes: those that are missing come first, of size 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from calcvm.ops.contraction import PARTIAL_SUMS, WORKSPACE, Room, partial_over
@@ -20,6 +20,7 @@ from calcvm.ops.spec import (
     A,
     Attr,
     Example,
+    Operand,
     R,
     RowSpec,
     Shapes,
@@ -223,75 +224,57 @@ def conv_transpose_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, 
 
 
 # ---------------------------------------------------------------- rows
-CONV_FWD = RowSpec(
-    name="conv_fwd",
-    synopsis="y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]",
-    words=(*WORDS, WN),
-    operands=(R("x", X), R("wt", WT), R("b", "G*F", optional=True), W("y", Y, "rows"), WORKSPACE),
-    require=(*SAME, *SMALL),
+def _row(name: str, synopsis: str, *operands: Operand, workspace: Callable[[Any, On], Room]) -> RowSpec:
+    """Of any pass; that of the weights' gradient adds to it, and has phases on GPUs."""
+    sums = any(o.access == "a" for o in operands)
+    return RowSpec(
+        name=name,
+        synopsis=synopsis,
+        words=(PHASES, *WORDS, ACC, WN) if sums else (*WORDS, WN),
+        operands=(*operands, WORKSPACE),
+        require=(*SAME, *SMALL),
+        workspace=workspace,
+        phases=PARTIAL_SUMS if sums else "1",
+        flops=FLOPS,
+    )
+
+
+FILTERS = R("wt", WT)
+CONV_FWD = _row(
+    "conv_fwd",
+    "y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]",
+    *(R("x", X), FILTERS, R("b", "G*F", optional=True), W("y", Y, "rows")),
     workspace=fwd_workspace,
-    flops=FLOPS,
 )
-CONV_BWD_W = RowSpec(
-    name="conv_bwd_w",
-    synopsis="dwt[k,c,f] (+)= sum_n,o x[n,o*S+k*L-P,c]*dy[n,o,f]; db[f] (+)= sum_n,o dy[n,o,f]",
-    words=(PHASES, *WORDS, ACC, WN),
-    operands=(
-        R("x", X),
-        R("dy", Y),
-        A("dwt", WT, f"{TAPS}*C"),
-        A("db", "G*F", "G*F", optional=True),
-        WORKSPACE,
-    ),
-    require=(*SAME, *SMALL),
+CONV_BWD_W = _row(
+    "conv_bwd_w",
+    "dwt[k,c,f] (+)= sum_n,o x[n,o*S+k*L-P,c]*dy[n,o,f]; db[f] (+)= sum_n,o dy[n,o,f]",
+    *(R("x", X), R("dy", Y), A("dwt", WT, f"{TAPS}*C"), A("db", "G*F", "G*F", optional=True)),
     workspace=bwd_w_workspace,
-    phases=PARTIAL_SUMS,
-    flops=FLOPS,
 )
-CONV_BWD_X = RowSpec(
-    name="conv_bwd_x",
-    synopsis="dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f]",
-    words=(*WORDS, WN),
-    operands=(R("wt", WT), R("dy", Y), W("dx", X, "in_rows"), WORKSPACE),
-    require=(*SAME, *SMALL),
+CONV_BWD_X = _row(
+    "conv_bwd_x",
+    "dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f]",
+    *(FILTERS, R("dy", Y), W("dx", X, "in_rows")),
     workspace=bwd_x_workspace,
-    flops=FLOPS,
 )
-
-
-CONV_TRANSPOSE_FWD = RowSpec(
-    name="conv_transpose_fwd",
-    synopsis="y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c]",
-    words=(*WORDS, WN),
-    operands=(R("x", Y), R("wt", WT), R("b", "G*C", optional=True), W("y", X, "in_rows"), WORKSPACE),
-    require=(*SAME, *SMALL),
+CONV_TRANSPOSE_FWD = _row(
+    "conv_transpose_fwd",
+    "y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c]",
+    *(R("x", Y), FILTERS, R("b", "G*C", optional=True), W("y", X, "in_rows")),
     workspace=bwd_x_workspace,
-    flops=FLOPS,
 )
-CONV_TRANSPOSE_BWD_W = RowSpec(
-    name="conv_transpose_bwd_w",
-    synopsis="dwt[k,c,f] (+)= sum_n,o dy[n,o*S+k*L-P,c]*x[n,o,f]; db[c] (+)= sum_n,i dy[n,i,c]",
-    words=(PHASES, *WORDS, ACC, WN),
-    operands=(
-        R("x", Y),
-        R("dy", X),
-        A("dwt", WT, f"{TAPS}*C"),
-        A("db", "G*C", "G*C", optional=True),
-        WORKSPACE,
-    ),
-    require=(*SAME, *SMALL),
+CONV_TRANSPOSE_BWD_W = _row(
+    "conv_transpose_bwd_w",
+    "dwt[k,c,f] (+)= sum_n,o dy[n,o*S+k*L-P,c]*x[n,o,f]; db[c] (+)= sum_n,i dy[n,i,c]",
+    *(R("x", Y), R("dy", X), A("dwt", WT, f"{TAPS}*C"), A("db", "G*C", "G*C", optional=True)),
     workspace=transpose_bwd_w_workspace,
-    phases=PARTIAL_SUMS,
-    flops=FLOPS,
 )
-CONV_TRANSPOSE_BWD_X = RowSpec(
-    name="conv_transpose_bwd_x",
-    synopsis="dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f]",
-    words=(*WORDS, WN),
-    operands=(R("wt", WT), R("dy", X), W("dx", Y, "rows"), WORKSPACE),
-    require=(*SAME, *SMALL),
+CONV_TRANSPOSE_BWD_X = _row(
+    "conv_transpose_bwd_x",
+    "dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f]",
+    *(FILTERS, R("dy", X), W("dx", Y, "rows")),
     workspace=fwd_workspace,
-    flops=FLOPS,
 )
 
 
