@@ -6,6 +6,8 @@ python -m tests.prebuild
 from __future__ import annotations
 
 from calcvm import kernels_cpu
+from calcvm.kernels_cpu import FAMILIES, _native
+from calcvm.kernels_cpu._aside import compile_ahead
 from calcvm.kernels_cpu._common import DTYPES, KERNELS
 from calcvm.ops import OPS
 from calcvm.ops.types import FLOAT
@@ -20,9 +22,10 @@ def instances() -> set[str]:
 
 def main() -> None:
     kernels_cpu.load()
-    entries = entry.places(entry.ARGUMENTS)
-    for dtype in DTYPES:
-        kernels_cpu.prepare({*KERNELS, *instances()}, dtype, others=entries)
+    names = [*reversed(KERNELS), *sorted(instances())]  # the last families' take longest
+    places = tuple(map(_native.modules_of, FAMILIES))
+    wanted = {_native.symbol_of(name, dtype): places for name in names for dtype in DTYPES}
+    compile_ahead(wanted | entry.places(entry.ARGUMENTS), lambda: None)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,14 @@ def test_a_row_of_the_table(whole):
     assert " passed" in out
 
 
+@pytest.fixture
+def when_whole(whole):
+    if not whole:
+        pytest.skip("takes --whole")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("when_whole")
 def test_the_search_of_architectures():
     pytest.importorskip("optuna")
     out = run("bench", "exploration", "--quick")
@@ -47,6 +54,7 @@ def test_the_search_of_architectures():
 
 @pytest.mark.slow
 @pytest.mark.peers
+@pytest.mark.usefixtures("when_whole")
 def test_the_estimators_beside_scikit_learn():
     pytest.importorskip("sklearn", minversion="1.7")
     out = run("bench", "estimators", "--quick")
@@ -55,6 +63,7 @@ def test_the_estimators_beside_scikit_learn():
 
 @pytest.mark.slow
 @pytest.mark.peers
+@pytest.mark.usefixtures("when_whole")
 @pytest.mark.parametrize(("workload", "shows"), [("fleet", "4 architectures"), ("paper", "4.5: models of")])
 def test_many_models_beside_pytorch(workload, shows):
     pytest.importorskip("torch")
