@@ -50,6 +50,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "nn": ({"errors", "checks", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
+    "zoo": ({"checks", "init", "nn"}, set()),
     "planner": ({"errors", "lazy", "ops", "record", "tables"}, {"numpy", "matplotlib"}),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
     "kernels_cpu": ({"errors", "formulas", "kernel", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
@@ -85,7 +86,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "typer", "matplotlib"},
     ),  # kernels_cpu, vm.run: info
     "__main__": ({"cli"}, set()),
-    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data", "operators"}, set()),
+    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data", "operators", "zoo"}, set()),
 }
 
 

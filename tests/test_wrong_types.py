@@ -317,7 +317,7 @@ def trained():
 NOT_CALLED = {
     "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "OpSpec",
     "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Resident", "Results", "RowSpec", "ShapeError",
-    "TensorDescriptor", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn",
+    "TensorDescriptor", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
 }  # fmt: skip
 FILES = {"FileStore", "load", "load_program"}  # what a name of a file may be is the system's to say
 

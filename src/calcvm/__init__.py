@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins as _builtins
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from calcvm import init, nn
@@ -38,6 +39,7 @@ from calcvm.vm.memory.store import FileStore, MemoryStore
 from calcvm.vm.program.program import Program, load_program
 
 if _TYPE_CHECKING:
+    from calcvm import zoo
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
 
 __version__ = "0.1.0"
@@ -48,19 +50,19 @@ __all__ = [
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Path", "Plan", "PlanError", "Program",
     "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "init", "load",
-    "load_program", "nn", "plan", "register_op", "snapshot_ensemble", *_functions, *_images, *_optimizers,
+    "load_program", "nn", "plan", "register_op", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]
 
 
 def __getattr__(name: str) -> object:
-    """What searches is imported when it is asked for: 4 ms of 90."""
+    """What few programs need is imported when it is asked for: searches take 4 ms of 90."""
+    if name == "zoo":
+        return _import_module("calcvm.zoo")
     if name not in ("Exploration", "RayEngine", "Trial", "explore"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from calcvm import exploration
-
-    return globals().setdefault(name, getattr(exploration, name))
+    return globals().setdefault(name, getattr(_import_module("calcvm.exploration"), name))
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,138 @@
+"""The networks of the zoo: as large as published, and beside PyTorch with copied weights at reduced size."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn, zoo
+from calcvm.graph import CalcGraph
+
+# parameters as published: by the authors, Caffe's models (LeNet, AlexNet in groups, GoogLeNet) or torchvision
+PARAMETERS = {
+    "lenet": 431_080, "alexnet": 60_965_224, "googlenet": 6_998_552, "vgg11": 132_863_336, "vgg16": 138_357_544,
+    "vgg19": 143_667_240, "resnet18": 11_689_512, "resnet34": 21_797_672, "resnet50": 25_557_032,
+    "mobilenet_v2": 3_504_872, "overfeat": 145_920_872,
+}  # fmt: skip
+# width, size of images that they are trained at here, channels of these
+REDUCED = {
+    "lenet": (4, 16, 1), "alexnet": (6, 63, 3), "overfeat": (4, 71, 3), "vgg11": (4, 32, 3), "vgg16": (4, 32, 3),
+    "vgg19": (4, 32, 3), "googlenet": (4, 48, 3), "resnet18": (4, 32, 3), "resnet34": (4, 16, 3),
+    "resnet50": (4, 64, 3), "mobilenet_v2": (4, 32, 3), "unet": (3, 32, 2),
+}  # fmt: skip
+SAMPLE = ("lenet", "alexnet", "googlenet", "resnet18", "unet")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_it_is_as_large_as_published(name):
+    net, size = getattr(zoo, name)(), {"lenet": 28, "overfeat": 231}.get(name, 224)
+    g = CalcGraph()
+    x = g.placeholder("x", (None, 1 if name == "lenet" else 3, size, size))
+    with g.path("predict"):
+        y = net.build(x, training=False)
+    assert y.shape[-1].b == (10 if name == "lenet" else 1000)
+    assert sum(prod(n.b for n in v.shape) for v in g.variables.values() if v.kind == "parameter") == PARAMETERS[name]
+
+
+def theirs_of(layer):
+    """A layer of PyTorch's for ours, which finds its inputs' channels itself."""
+    T = pytest.importorskip("torch").nn
+    from tests.test_networks import Branches
+
+    name = type(layer).__name__
+    if isinstance(layer, nn.Sequential):
+        return T.Sequential(*map(theirs_of, layer))
+    if isinstance(layer, nn.Residual):
+        return Branches(theirs_of(layer.branch), theirs_of(layer.shortcut or nn.Sequential()))
+    if isinstance(layer, nn.Concat):
+        return Joined(map(theirs_of, layer.branches))
+    if name == "Conv2d":
+        of = (layer.channels, layer.kernel, layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias)
+        return T.LazyConv2d(*of)
+    if name == "ConvTranspose2d":
+        return T.LazyConvTranspose2d(layer.channels, layer.kernel, layer.stride)
+    if name == "MaxPool2d":
+        return T.MaxPool2d(layer.kernel, layer.stride, layer.padding, ceil_mode=layer.ceil_mode)
+    make = {
+        "BatchNorm": T.LazyBatchNorm2d, "InstanceNorm": partial(T.LazyInstanceNorm2d, affine=True, track_running_stats=False), "Flatten": T.Flatten,
+        "ReLU": T.ReLU, "ReLU6": T.ReLU6, "GlobalAvgPool": partial(T.AdaptiveAvgPool2d, 1), "Dropout": T.Identity,
+    }  # fmt: skip
+    if name in make:
+        return make[name]()
+    if name == "LeakyReLU":
+        return T.LeakyReLU(layer.alpha)
+    if name == "LocalResponseNorm":
+        return T.LocalResponseNorm(layer.size, layer.alpha, layer.beta, layer.k)
+    assert name == "Linear", name
+    return T.LazyLinear(layer.units)
+
+
+def Joined(branches):  # noqa: N802
+    import torch
+
+    class Joined(torch.nn.ModuleList):
+        def forward(self, x):
+            return torch.cat([branch(x) for branch in self], 1)
+
+    return Joined(branches)
+
+
+def without_dropout(layer):
+    """Which draws other numbers than PyTorch's."""
+    for inner in layer if isinstance(layer, nn.Sequential) else ():
+        if isinstance(inner, nn.Dropout):
+            inner.rate = 0.0
+    return layer
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", REDUCED)
+def test_it_trains_as_torchs(name, whole):
+    if name not in SAMPLE and not whole:
+        pytest.skip("takes --whole")
+    torch = pytest.importorskip("torch")
+    from tests.test_networks import given, ordered
+
+    torch.manual_seed(0)
+    width, size, channels = REDUCED[name]
+    net = without_dropout(getattr(zoo, name)(classes=5, width=width, size=size))
+    theirs = theirs_of(net).double()
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5, 4, channels, size, size))
+    theirs.eval()(torch.tensor(x[0]))
+    theirs.train()
+    y = rng.integers(0, 5, (5, 4)) if name != "unet" else rng.standard_normal((5, 4, 5, size, size))
+    loss = "mse" if name == "unet" else "softmax_cross_entropy"
+    model = cv.Model(
+        net, input_shape=(channels, size, size), loss=loss, optimizer=cv.SGD(0.01), batch_size=4, dtype="float64",
+        workers=2,
+    )  # fmt: skip
+    names = ordered(model)
+    for name_, value in zip(names, given(theirs), strict=True):
+        (model.parameters if name_ in model.parameters else model.buffers)[name_][...] = value
+    theirs.eval()
+    expected = theirs(torch.tensor(x[0])).detach().numpy()
+    np.testing.assert_allclose(model.predict(x[0]), expected, rtol=1e-6, atol=1e-9)
+    theirs.train()
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.01)
+    of = torch.nn.functional.mse_loss if name == "unet" else torch.nn.functional.cross_entropy
+    for i in range(5):
+        out = of(theirs(torch.tensor(x[i])), torch.tensor(y[i]))
+        optimizer.zero_grad()
+        out.backward()
+        optimizer.step()
+        assert model.step(x[i], y[i]) == pytest.approx(out.item(), rel=1e-6)
+    for name_, value in zip(names, given(theirs), strict=True):
+        found = model.parameters[name_] if name_ in model.parameters else model.buffers[name_]
+        np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-7, err_msg=name_)
+
+
+@pytest.mark.parametrize("name", zoo.__all__)
+def test_what_does_not_fit_is_refused(name):
+    for given in {"size": 7}, {"size": "28"}, {"width": 0}, {"classes": 2.5}:
+        with pytest.raises(cv.CalcError, match=f"zoo.{name}: {[*given][0]} must be an integer"):
+            getattr(zoo, name)(**given)
