@@ -277,6 +277,15 @@ def test_demo_on_the_digits(tmp_path: Path) -> None:
     assert cv.load(tmp_path / "model.calc").predict(np.zeros((2, 64), np.uint8)).shape == (2, 10)
 
 
+def test_demo_of_lenet(tmp_path: Path, whole: bool) -> None:
+    pytest.importorskip("sklearn")
+    printed = calcvm("demo", "--network", "lenet", "--out", tmp_path, *(() if whole else ("--epochs", 2)))
+    assert "LeNet on 16 by 16" in printed
+    assert float(re.search(r"accuracy (0\.\d+)", printed)[1]) >= (0.985 if whole else 0.9)
+    assert cv.load(tmp_path / "model.calc").predict(np.zeros((2, 1, 8, 8), np.uint8)).shape == (2, 10)
+    assert "take one of mlp, lenet" in refused("demo", "--network", "le", "--out", tmp_path)
+
+
 @pytest.mark.parametrize("zipped", [False, True])
 def test_demo_on_idx_files(tmp_path: Path, zipped: bool) -> None:
     rng = np.random.default_rng(0)
