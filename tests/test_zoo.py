@@ -21,7 +21,7 @@ PARAMETERS = {
 # width, size of images that they are trained at here, channels of these
 REDUCED = {
     "lenet": (4, 16, 1), "alexnet": (6, 63, 3), "overfeat": (4, 71, 3), "vgg11": (4, 32, 3), "vgg16": (4, 32, 3),
-    "vgg19": (4, 32, 3), "googlenet": (4, 48, 3), "resnet18": (4, 32, 3), "resnet34": (4, 16, 3),
+    "vgg19": (4, 32, 3), "googlenet": (4, 32, 3), "resnet18": (4, 32, 3), "resnet34": (4, 16, 3),
     "resnet50": (4, 64, 3), "mobilenet_v2": (4, 32, 3), "unet": (3, 32, 2),
 }  # fmt: skip
 SAMPLE = ("lenet", "alexnet", "googlenet", "resnet18", "unet")

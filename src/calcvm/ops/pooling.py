@@ -104,6 +104,7 @@ WINDOWS = (
     _example(None, 3, 4, 5, 2, kernel=(2, 2, 3), stride=(1, 2, 2), padding=(0, 1, 1, 1, 0, 1), batch=2),
     _example(2, 7, 4, 17, kernel=(3, 2), stride=(2, 1), padding=(1, 0, 1, 1), ceil_mode=True),
     _example(1, 8, 9, 1, kernel=(2, 3), stride=(3, 2), ceil_mode=True),
+    _example(None, 2, 5, 3, kernel=(3, 3), stride=(2, 2), ceil_mode=True),
     _example(None, 1, 1, 4, kernel=(1, 1)),
 )
 FAST = (

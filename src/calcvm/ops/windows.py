@@ -108,9 +108,10 @@ def _axis(x: Shape, size: int, k: int, s: int, before: int, after: int, d: int, 
     window = f"window of {k}" + (f", {d} apart," if d > 1 else "")
     if max(before, after) >= spans:
         raise ValueError(f"padding ({before}, {after}) is no smaller than what the {window} spans: {spans}")
-    if spans > padded or size == 0:
+    last = padded - spans + (s - 1 if ceil_mode else 0)  # where a window may begin
+    if last < 0 or size == 0:
         raise ValueError(f"{window} spans {spans}, and {size} of {show(x)} with its padding only {padded}")
-    out = (padded - spans + (s - 1 if ceil_mode else 0)) // s + 1
+    out = last // s + 1
     if (out - 1) * s >= size + before:  # it would begin in the padding that follows
         out -= 1
     return Axis(size, out, k, s, before, after, d)

@@ -28,7 +28,7 @@ INCEPTIONS = (
 
 def googlenet(classes: int = 1000, width: int = 64, size: int = 224) -> Sequential:
     """Nine inceptions: convolutions of 1, 3 and 5 side by side."""
-    of = scaled("googlenet", classes, width, 64, size, 47)
+    of = scaled("googlenet", classes, width, 64, size, 31)
 
     def conv(channels: int, kernel: int, stride: int = 1) -> Sequential:
         return Conv2d(of(channels), kernel, stride, kernel // 2, init=XavierUniform()) >> ReLU()
