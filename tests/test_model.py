@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -722,6 +723,9 @@ def test_summaries_and_tables():
     text = model.summary()
     assert "linear_2.weight  (8, 2)  16        yes" in text and "42 parameters, of which 42 are trained" in text
     assert f"heap {model.program.heap_bytes:,} bytes for batches up to 50" in text and "3 epochs done" in text
+    assert str(model) == text and "<Model" in repr(model)
+    made = re.search(r"linear_2 +\(B, 2\) +18 +([\d,]+) ", text)  # 50 samples of 8 by 2 products and sums, and the bias
+    assert made and 50 * 2 * 8 * 2 <= int(made[1].replace(",", "")) <= 50 * 2 * (8 * 2 + 2)
     fleet = cv.Fleet(memory="1 MiB")
     fleet.add(model.program, data=(X, Y), name="a<b")
     for shown, wanted in (

@@ -223,11 +223,14 @@ class Model(methods.Native):
         return f"<Model {self.resident.name!r}: {sizes}, {n:,} parameters, {self.epochs_done} epochs done>"
 
     def summary(self) -> str:
-        """Its parameters with their shapes and sizes, what trains it, and the memory that it takes."""
+        """Its layers, what they make and cost, its parameters, what trains it, and the memory that it takes."""
         return summary(self.resident, self.roles)
 
+    def __str__(self) -> str:
+        return repr(self) if self.resident.record.loaded is None else self.summary()
+
     def _repr_html_(self) -> str:
-        return preformatted(repr(self) if self.resident.record.loaded is None else self.summary())
+        return preformatted(str(self))
 
     @property
     def plan(self) -> Plan:
