@@ -727,6 +727,16 @@ def test_parameters_whose_names_mean_something_else(name):
         elementwise(**{name: Real(1.0, "a factor")})(type("odd", (), {"y": eval(f"lambda x, {name}: x * {name}")}))
 
 
+def _times(slot):
+    """A formula of a parameter that reads a slot."""
+    return {
+        "gamma": lambda p, g, lr_t, gamma: p - lr_t * gamma * g,
+        "total_steps": lambda p, g, lr_t, total_steps: p - lr_t * total_steps * g,
+        "weight_decay": lambda p, g, lr_t, weight_decay: p - lr_t * weight_decay * g,
+        "beta2_t": lambda p, g, lr_t, beta2_t: p - lr_t * beta2_t * g,
+    }[slot]
+
+
 def test_fields_of_an_optimizer_are_what_its_update_reads():
     @update()
     class heavy:
@@ -748,6 +758,10 @@ def test_fields_of_an_optimizer_are_what_its_update_reads():
             optim.optimizer_of(optimizer(momentum=wrong, slot_of={"momentum": "beta1"}))
     with pytest.raises(cv.CalcError, match="reads beta1"):
         optim.optimizer_of(optimizer())
+    for unset in ("gamma", "total_steps", "weight_decay", "beta2_t"):  # nothing sets it: it would be 0
+        update()(type("idle", (), {"p": _times(unset)}))
+        with pytest.raises(cv.CalcError, match=f"reads {unset}, for which Heavy has no field"):
+            optim.optimizer_of(optimizer(row="idle"))
     with pytest.raises(cv.CalcError, match="no update 'light' is declared"):
         optim.optimizer_of(optimizer(row="light"))
     assert optim.optimizer_of(optimizer(momentum=0.9, slot_of={"momentum": "beta1"})).slots()["beta1"] == 0.9

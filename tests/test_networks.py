@@ -134,6 +134,24 @@ def test_layers_say_what_does_not_fit():
             make()
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect"])
+def test_images_of_any_size_are_padded(mode):
+    for shape, padding in (((16, 32, 32), 1), ((3, 64, 64), ((1, 1), (0, 0))), ((4, 300), 2)):
+        net = nn.Pad(padding, mode) >> nn.GlobalAvgPool() >> nn.Flatten() >> nn.Linear(2)
+        g = cv.build_graph(net, shape, "softmax_cross_entropy", cv.SGD(0.1))
+        assert cv.compile(g, batch_size=64).batch_size == 64
+
+
+def test_a_layer_without_build_and_one_without_parameters_twice():
+    class Nothing(nn.Layer):
+        pass
+
+    with pytest.raises(cv.CalcError, match=r"Nothing has no method build\(self, x, scope, training\)"):
+        cv.build_graph(nn.Sequential(Nothing()), (3,), "mse", cv.SGD(0.1))
+    twice = nn.LocalResponseNorm(2)
+    assert len([*(twice >> nn.ReLU() >> twice)]) == 3
+
+
 def test_running_statistics_follow_every_round():
     """Of a learning batch of several rounds: as of as many batches."""
     x = np.random.default_rng(0).standard_normal((8, 3, 4, 4)).astype(np.float32)

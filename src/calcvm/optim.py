@@ -375,6 +375,10 @@ def optimizer_of(given: Any) -> Optimizer:
     return given
 
 
+SET_BY_USERS = HYPER_SLOTS[: HYPER_SLOTS.index("t")]
+POWERS = {"beta1_t": "beta1", "beta2_t": "beta2"}
+
+
 def _check_own(given: Optimizer) -> None:
     """Refuse a field that sets nothing, and a formula's hyperparameter that nothing sets."""
     update, kind = UPDATES[given.row], type(given)
@@ -389,8 +393,8 @@ def _check_own(given: Optimizer) -> None:
             )
         if slot in update.slots and slot != "lr_t":
             checks.number(f"{kind.__name__}: {of}", getattr(given, of))
-    for slot in ("beta1", "beta2", "eps"):
-        if slot in update.slots and slot not in slots:
+    for slot in update.slots:
+        if (of := POWERS.get(slot, slot)) in SET_BY_USERS and of not in slots:
             raise CalcError(
                 f"{kind.__name__}: its update {given.row!r} reads {slot}, for which {kind.__name__} has no field"
             )

@@ -26,7 +26,7 @@ class Layer:
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         """The layer's output; parameters of ``scope`` that the graph has already are shared."""
-        raise NotImplementedError
+        raise CalcError(f"{type(self).__name__} has no method build(self, x, scope, training), which layers need")
 
     def __rshift__(self, other: Layer) -> Sequential:
         return Sequential(self, other)

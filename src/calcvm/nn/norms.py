@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from calcvm import checks, images
 from calcvm import functions as F
@@ -113,6 +113,7 @@ class RMSNorm(LayerNorm):
 class LocalResponseNorm(Layer):
     """Each channel by its neighbours: `calcvm.local_response_norm`."""
 
+    stateless: ClassVar[bool] = True
     size: int
     alpha: float = 1e-4
     beta: float = 0.75

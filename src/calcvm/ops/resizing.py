@@ -71,8 +71,10 @@ def _along(attrs: Mapping[str, Any], order: tuple[int, ...]) -> dict[str, Any]:
     return {**attrs, "pads": tuple(pads[side + axis] for side in (0, n) for axis in order)}
 
 
+LARGEST_PAD = 2**40
 PAD = (
-    *dims(" ".join(f"{v}{k}" for v in "dpq" for k in range(PADDED))),
+    *dims(" ".join(f"d{k}" for k in range(PADDED))),
+    *(Word(name=f"{v}{k}", kind="int", lo=0, hi=LARGEST_PAD) for v in "pq" for k in range(PADDED)),
     *dims("n"),
     choice("mode", len(BEYOND)),
 )
