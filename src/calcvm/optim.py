@@ -368,7 +368,8 @@ def optimizer_of(given: Any) -> Optimizer:
         raise CalcError(f"optimizer: one such as cv.Adam(1e-3) or one of the names {names} is wanted, not {what}")
     if given.row not in UPDATES:
         raise CalcError(
-            f"optimizer {type(given).__name__}: no update {given.row!r} is declared (calcvm.operators.update)"
+            f"optimizer {type(given).__name__}: no update {given.row!r} is declared (calcvm.operators.update); it is that of the "
+            "class's name in small letters, or of its attribute `row`, such as row = 'adam'"
         )
     if UPDATES[given.row].own:
         _check_own(given)
