@@ -80,6 +80,26 @@ def ordered(model):
     return sorted(names, key=lambda n: (layers.index(n.rpartition(".")[0]), rank[n.rpartition(".")[2]]))
 
 
+def start_alike(model, theirs):
+    """Ours begins with the weights of theirs."""
+    for name, value in zip(ordered(model), given(theirs), strict=True):
+        (model.parameters if name in model.parameters else model.buffers)[name][...] = value
+
+
+def train_alike(model, theirs, rate, x, y, loss, rel, **tolerance):
+    """Steps by SGD: the losses, and then the parameters and running statistics."""
+    optimizer = torch.optim.SGD(theirs.parameters(), rate)
+    for one_x, one_y in zip(x, y):
+        out = loss(theirs(torch.tensor(one_x)), torch.tensor(one_y))
+        optimizer.zero_grad()
+        out.backward()
+        optimizer.step()
+        assert model.step(one_x, one_y) == pytest.approx(out.item(), rel=rel)
+    for name, value in zip(ordered(model), given(theirs), strict=True):
+        found = model.parameters[name] if name in model.parameters else model.buffers[name]
+        np.testing.assert_allclose(found, value, err_msg=name, **tolerance)
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("network", [residual, depthwise])
 @pytest.mark.parametrize("settings", [{"workers": 1}, {"workers": 2}], ids=["1", "2"])
@@ -93,19 +113,8 @@ def test_training_is_that_of_torch(network, settings):
         ours, input_shape=(3, 8, 8), loss="softmax_cross_entropy", optimizer=cv.SGD(0.05), batch_size=6, seed=0,
         dtype="float64", **settings,
     )  # fmt: skip
-    names = ordered(model)
-    for name, value in zip(names, given(theirs), strict=True):
-        (model.parameters if name in model.parameters else model.buffers)[name][...] = value
-    optimizer = torch.optim.SGD(theirs.parameters(), 0.05)
-    for i in range(5):
-        loss = T.functional.cross_entropy(theirs(torch.tensor(x[i])), torch.tensor(y[i]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        assert model.step(x[i], y[i]) == pytest.approx(loss.item(), rel=1e-9)
-    for name, value in zip(names, given(theirs), strict=True):
-        found = model.parameters[name] if name in model.parameters else model.buffers[name]
-        np.testing.assert_allclose(found, value, rtol=1e-7, atol=1e-9, err_msg=name)
+    start_alike(model, theirs)
+    train_alike(model, theirs, 0.05, x, y, T.functional.cross_entropy, rel=1e-9, rtol=1e-7, atol=1e-9)
     theirs.eval()
     np.testing.assert_allclose(model.predict(x[0]), theirs(torch.tensor(x[0])).detach().numpy(), rtol=1e-8, atol=1e-9)
 

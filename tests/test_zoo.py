@@ -95,7 +95,7 @@ def test_it_trains_as_torchs(name, whole):
     if name not in SAMPLE and not whole:
         pytest.skip("takes --whole")
     torch = pytest.importorskip("torch")
-    from tests.test_networks import given, ordered
+    from tests.test_networks import start_alike, train_alike
 
     torch.manual_seed(0)
     width, size, channels = REDUCED[name]
@@ -111,24 +111,13 @@ def test_it_trains_as_torchs(name, whole):
         net, input_shape=(channels, size, size), loss=loss, optimizer=cv.SGD(0.01), batch_size=4, dtype="float64",
         workers=2,
     )  # fmt: skip
-    names = ordered(model)
-    for name_, value in zip(names, given(theirs), strict=True):
-        (model.parameters if name_ in model.parameters else model.buffers)[name_][...] = value
+    start_alike(model, theirs)
     theirs.eval()
     expected = theirs(torch.tensor(x[0])).detach().numpy()
     np.testing.assert_allclose(model.predict(x[0]), expected, rtol=1e-6, atol=1e-9)
     theirs.train()
-    optimizer = torch.optim.SGD(theirs.parameters(), 0.01)
     of = torch.nn.functional.mse_loss if name == "unet" else torch.nn.functional.cross_entropy
-    for i in range(5):
-        out = of(theirs(torch.tensor(x[i])), torch.tensor(y[i]))
-        optimizer.zero_grad()
-        out.backward()
-        optimizer.step()
-        assert model.step(x[i], y[i]) == pytest.approx(out.item(), rel=1e-6)
-    for name_, value in zip(names, given(theirs), strict=True):
-        found = model.parameters[name_] if name_ in model.parameters else model.buffers[name_]
-        np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-7, err_msg=name_)
+    train_alike(model, theirs, 0.01, x, y, of, rel=1e-6, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", zoo.__all__)
