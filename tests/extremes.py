@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calcvm.ops import OPS, ROWS
-from calcvm.ops.contraction import ACTIVATIONS
+from calcvm.ops.epilogues import ACTIVATIONS
 from calcvm.ops.spec import Example
 from tests.rowrun import Case, run_row
 

@@ -194,7 +194,7 @@ def cases(spec: OpSpec, dtype: str) -> list[Case]:
 def words_of(row: RowSpec, words: Mapping[str, Any], n_workers: int = 1) -> dict[str, Any]:
     """All that a row's sizes read: its words, with those that lowering gives it, and what it runs on."""
     on = On(n_workers, backend.gpu)
-    known = {"acc": 0, **words, **on._asdict()}
+    known = {"acc": 0, **row.defaults, **words, **on._asdict()}
     if row.workspace and "wn" not in words:
         wanted = workspace(row, known, on)[1]
         known["wn"] = wanted.at(1) if wanted.constant else wanted

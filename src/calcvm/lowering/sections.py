@@ -13,7 +13,7 @@ from calcvm.graph import CalcGraph, Operation, Path, Variable, in_same_order
 from calcvm.lowering import inserted
 from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
-from calcvm.lowering.fuse import fuse_activations, fuse_bias
+from calcvm.lowering.fuse import fuse_bias, fuse_epilogues
 from calcvm.ops.dims import Affine, numel
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.sizes import extent
@@ -111,7 +111,7 @@ class _Lowering:
         for path in order:
             self._path(path)
         kept_values = {self.emit.env[v] for v in self.kept if v in self.emit.env} | {*self.shown.values()}
-        statements = fuse_activations(self._without_unread(self.emit.statements), kept_values)
+        statements = fuse_epilogues(self._without_unread(self.emit.statements), kept_values)
         for value in kept_values:
             if not value.persistent:
                 value.resident = True
