@@ -10,7 +10,7 @@ from typing import Any
 
 from calcvm.ops.contraction import PARTIAL_SUMS, WORKSPACE, Room, partial_over
 from calcvm.ops.dims import ONE, Affine, Shape, numel, show
-from calcvm.ops.epilogues import BACKWARD, FORWARD, operands_of, words_of
+from calcvm.ops.epilogues import ALL, BACKWARD, operands_of, words_of
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import (
     ACC,
@@ -250,7 +250,6 @@ def _row(
 
 
 FILTERS = R("wt", WT)
-ALL = ("normalization", *FORWARD)
 CONV_FWD = _row(
     "conv_fwd",
     "y[n,o,f] = act((sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f] - mean[f])*factor[f] + offset[f] + other[n,o,f])",

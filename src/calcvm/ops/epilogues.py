@@ -14,6 +14,7 @@ from calcvm.ops.spec import Epilogue, Operand, R, Word
 ACT = Word(name="act", kind="int", lo=0, hi=len(ACTIVATIONS) - 1, default=0)
 ALPHA = Word(name="alpha", kind="float", lo=-1e30, hi=1e30, default=0.0)  # slope of leaky_relu, alpha of elu
 FORWARD, BACKWARD = ("addition", "activation"), ("addition", "derivative")
+ALL = ("normalization", *FORWARD)
 
 
 def words_of(takes: tuple[str, ...]) -> tuple[Word, ...]:
