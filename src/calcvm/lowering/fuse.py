@@ -55,27 +55,34 @@ def fuse_epilogues(statements: list[Statement], kept: set[Value]) -> list[Statem
     for i, s in enumerate(statements):
         for by in s.spec.epilogues:
             z = s.operands[by.reads]
-            k, done = hosts.get(z, (i, 0))
-            host = out[k]
-            if k == i or host is None or readers[z] != 1 or z in kept or z.persistent:
+            if z is None or z not in hosts or readers[z] != 1 or z in kept or z.persistent:
                 continue
+            k, done = hosts[z]
+            host = out[k]
+            assert host is not None
             if by.kind not in host.spec.takes[done:] or (host.path, host.phase) != (s.path, s.phase):
                 continue
             fused, at = _completed(host, s, by), _place(host, [t for t in out[k + 1 : i] if t], s)
             if fused is not None and at is not None:
                 out[k] = out[i] = None
                 out[(k, i)[at]] = fused
-                hosts[fused.operands[_result(fused)]] = (k, i)[at], host.spec.takes.index(by.kind) + 1
+                hosts[_made(fused)] = (k, i)[at], host.spec.takes.index(by.kind) + 1
                 break
         else:
             if s.spec.takes:
-                hosts[s.operands[_result(s)]] = i, 0
+                hosts[_made(s)] = i, 0
     return [s for s in out if s is not None]
 
 
 def _result(s: Statement) -> str:
     """The operand that epilogues complete: the first that the row writes."""
     return s.spec.writes[0].name
+
+
+def _made(s: Statement) -> Value:
+    value = s.operands[_result(s)]
+    assert value is not None
+    return value
 
 
 def _completed(host: Statement, s: Statement, by: Epilogue) -> Statement | None:

@@ -39,7 +39,10 @@ def of_formula(name: str, reads: tuple[str, ...], params: Iterable[str]) -> tupl
     act = name.rpartition("_")[0]
     if act not in ACTIVATIONS[1:] or reads not in (("x",), ("dy", "y")):
         return ()
-    words = (("act", ACTIVATIONS.index(act)), *(("alpha", param) for param in params))
+    words: tuple[tuple[str, int | str], ...] = (
+        ("act", ACTIVATIONS.index(act)),
+        *(("alpha", param) for param in params),
+    )
     if reads == ("x",):
         return (Epilogue(kind="activation", reads="x", words=words),)
     return (Epilogue(kind="derivative", reads="dy", words=words, operands=(("ya", "y"),)),)
