@@ -105,13 +105,15 @@ def crop_fwd(
     lo, hi = share(me, N * A * ED)
     drawn = given(me, rng)
     key = key_of(rng[0], rng[1], stream) if drawn else 0
-    line = EW * C
+    line, k = EW * C, -1
+    sd, sh, sw, md, mh, mw = 0, 0, 0, False, False, False
     for u in range(lo, hi):
         plane = u // ED
-        k = plane // A * 6
-        sd, md = _drawn(drawn, key, k, D + 2 * pd - ED, fd)
-        sh, mh = _drawn(drawn, key, k + 1, H + 2 * ph - EH, fh)
-        sw, mw = _drawn(drawn, key, k + 2, W + 2 * pw - EW, fw)
+        if plane // A * 6 != k:  # once an image
+            k = plane // A * 6
+            sd, md = _drawn(drawn, key, k, D + 2 * pd - ED, fd)
+            sh, mh = _drawn(drawn, key, k + 1, H + 2 * ph - EH, fh)
+            sw, mw = _drawn(drawn, key, k + 2, W + 2 * pw - EW, fw)
         first, last = (0, 0) if mw else (max(pw - sw, 0), min(W + pw - sw, EW))  # what lies in x as it does in y
         d = _shown_at(mode, u % ED, ED, D, pd, sd, md)
         for o in range(EH):
