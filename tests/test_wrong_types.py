@@ -95,8 +95,8 @@ def function(name):
 
 
 OF_IMAGES = {
-    "kernel": 2, "p": 2.0, "size": 3, "groups": 2, "padding": 0, "channels": 4, "running_mean": None,
-    "running_var": None,
+    "kernel": 2, "p": 1.0, "size": 3, "groups": 2, "padding": 0, "channels": 4, "running_mean": None,
+    "running_var": None, "most": 1, "mean": 0.5, "std": 2.0,
 }  # fmt: skip
 
 
@@ -129,7 +129,8 @@ def layer(kind):
 
 LAYERS = [
     k for k in vars(nn).values()
-    if isinstance(k, type) and issubclass(k, nn.Layer) and k.__module__ in ("calcvm.nn.images", "calcvm.nn.norms")
+    if isinstance(k, type) and issubclass(k, nn.Layer)
+    and k.__module__ in ("calcvm.nn.augment", "calcvm.nn.images", "calcvm.nn.norms")
 ]  # fmt: skip
 
 
@@ -183,12 +184,13 @@ def targets():
     def network(**wrong):
         return cv.build_graph(nn.Linear(**{"units": 3, **wrong}), (4,), "mse", "adam")
 
-    def dropout(**wrong):
-        return cv.build_graph(nn.Dropout(**wrong) >> nn.Linear(3), (4,), "mse", "adam")
+    def dropout(layer, **wrong):
+        return cv.build_graph(layer(**wrong) >> nn.Linear(3), (4,), "mse", "adam")
 
     out |= {
         "nn.Linear": (network, _parameters(nn.Linear)),
-        "nn.Dropout": (dropout, _parameters(nn.Dropout)),
+        "nn.Dropout": (partial(dropout, nn.Dropout), _parameters(nn.Dropout)),
+        "nn.Dropout2d": (partial(dropout, nn.Dropout2d), _parameters(nn.Dropout2d)),
         "nn.Center": (lambda momentum: nn.Center(momentum), ["momentum"]),
         "nn.PReLU": plain(nn.PReLU),
         "nn.Residual": (lambda branch, shortcut=None: nn.Residual(branch, shortcut), ["branch", "shortcut"]),

@@ -190,7 +190,7 @@ class _Lowering:
             reason = ""
         self.facts.variables[v.name] = {
             "symbol": value if value in used else None,
-            "shape": [[s.a, s.b] for s in v.shape],
+            "shape": [[s.a, s.b] for s in (v.laid if value is not None and value.kind == "placeholder" else v.shape)],
             "kind": v.kind,
             "path": v.path.name if v.path else None,
             "phase": self.phase.get(v),
