@@ -8,7 +8,7 @@ from bench import gpu, report
 from bench.harness import say
 from bench.peers import CONTESTANTS
 
-WORKLOADS = ("mlp", "gemm", "calls", "coldstart", "fleet", "switching", "exploration", "estimators", "paper")
+WORKLOADS = ("mlp", "gemm", "calls", "coldstart", "memory", "fleet", "switching", "exploration", "estimators", "paper")
 
 
 def main() -> int:
