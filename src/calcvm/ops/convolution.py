@@ -57,7 +57,7 @@ FLOPS = f"2*{Y}*{TAPS}*C"
 # ---------------------------------------------------------------- workspace of a worker on a CPU: (least, what speed wants)
 ROWS, COLUMNS = 2048, 64  # of a packed panel
 PIXELS = 240  # of a block
-PLANES, ENTRIES = 1 << 15, 4096  # cells of planes, taps at most
+PLANES, ENTRIES = 1 << 15, 4096  # cells of planes and of columns, taps at most
 FEW = 16  # channels from which on a tap is a product of its own
 NEAR = 8  # the longest stride of rows that are copied
 
@@ -93,7 +93,7 @@ def fwd_workspace(w: Any, on: On) -> Room:
 
 def _planes(w: Any) -> int:
     """Cells for the gradient of an input of few channels, made in planes; 0: it is not."""
-    one = w.G * w.I0 * w.K0 * w.S0 * w.S1 * w.S2 == 1 and w.C < FEW and w.in_inner == w.I2
+    one = w.G * w.I0 * w.O0 * w.K0 * w.S0 * w.S1 * w.S2 == 1 and w.C < FEW and w.in_inner == w.I2
     more1, more2 = (w.K1 - 1) * w.L1, (w.K2 - 1) * w.L2
     if not one or w.K1 * w.K2 > ENTRIES or more1 > 64 or more2 > 64:
         return 0
@@ -102,11 +102,23 @@ def _planes(w: Any) -> int:
     return w.F * ((rows + more1) * pitch + 16) + w.C * rows * pitch + w.I2 * FEW + 16 if rows > 0 else 0
 
 
+def _columns(w: Any) -> int:
+    """Cells where it is made of columns, and of the weights turned; 0: it is not."""
+    one = w.G * w.I0 * w.O0 * w.K0 * w.S0 * w.L2 == 1 and w.K1 * w.K2 > 1 and w.S1 <= NEAR and w.S2 <= NEAR
+    n = w.K1 * w.K2 * w.C
+    if not one or w.in_inner != w.I2 or n * 24 > PLANES or n * w.F > 2 * PLANES:
+        return 0
+    lanes = (w.C + 15) // 16 * 16
+    if 4 * w.I1 * w.I2 * lanes * w.F <= 5 * w.S1 * w.S2 * w.O1 * w.O2 * w.C * (w.F + 16):
+        return 0
+    return PLANES + (n + COLUMNS - 1) // COLUMNS * COLUMNS * w.F
+
+
 def bwd_x_workspace(w: Any, on: On) -> Room:
     if on.gpu:
         return 0, 0
-    if planes := _planes(w):
-        return planes, planes
+    if cells := _planes(w) or _columns(w):
+        return cells, cells
     taps = w.K0 * w.K1 * w.K2
     n = w.G + _rows(taps, 1) * w.G if lanewise(w) else w.F + _rows(taps, w.F) * COLUMNS
     return n, n
@@ -323,6 +335,7 @@ operator(
         Example(shapes=((None, 6, 7, 5), (3, 3, 5, 9), (9,)), attrs={"padding": (1, 1, 1, 1)}, batch=3),
         Example(shapes=((None, 9, 8, 3), (3, 2, 3, 17)), attrs={"stride": (2, 2), "padding": (1, 0, 0, 2)}, batch=2),
         Example(shapes=((None, 3, 4, 20), (1, 1, 20, 33), (33,)), batch=2),
+        Example(shapes=((None, 12, 12, 1), (17, 9, 1, 2)), attrs={"stride": (1, 2), "padding": (8, 4, 8, 4)}, batch=3),
         Example(shapes=((None, 5, 6, 18), (1, 1, 18, 4)), attrs={"stride": (2, 3)}, batch=2),
         Example(shapes=((None, 7, 9, 6), (3, 3, 3, 10), (10,)), attrs={"groups": 2, "dilation": (2, 1)}, batch=2),
         Example(
