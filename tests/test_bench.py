@@ -38,6 +38,14 @@ def test_a_row_of_the_table(whole):
     assert " passed" in out
 
 
+@pytest.mark.slow
+@pytest.mark.peers
+def test_operators_beside_pytorch():
+    pytest.importorskip("torch")
+    out = run("bench", "operators", "--quick")
+    assert "max_pool backward" in out and "FAILED" not in out
+
+
 @pytest.fixture
 def when_whole(whole):
     if not whole:
