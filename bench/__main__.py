@@ -9,7 +9,7 @@ from bench.harness import say
 from bench.peers import CONTESTANTS
 
 WORKLOADS = (
-    "mlp", "gemm", "operators", "calls", "coldstart", "fleet", "switching", "exploration", "estimators", "paper",
+    "mlp", "gemm", "operators", "images", "calls", "coldstart", "fleet", "switching", "exploration", "estimators", "paper",
 )  # fmt: skip
 
 

@@ -40,10 +40,11 @@ def test_a_row_of_the_table(whole):
 
 @pytest.mark.slow
 @pytest.mark.peers
-def test_operators_beside_pytorch():
+@pytest.mark.parametrize(("workload", "shows"), [("operators", "max_pool backward"), ("images", "resnet18, batch 2")])
+def test_operators_and_networks_for_images_beside_pytorch(workload, shows):
     pytest.importorskip("torch")
-    out = run("bench", "operators", "--quick")
-    assert "max_pool backward" in out and "FAILED" not in out
+    out = run("bench", workload, "--quick")
+    assert shows in out and "FAILED" not in out
 
 
 @pytest.fixture
