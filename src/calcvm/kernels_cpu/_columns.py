@@ -21,33 +21,34 @@ BLOCK, WIDE = 128, 4  # rows of a block; vectors of columns at once, which have 
 
 
 class Block:
-    """Columns of some vectors, from the i-th on, the last of them by mask."""
+    """Columns of some vectors, from the i-th on, the last of them by mask where ``left`` are left."""
 
     def __init__(self, e: Lanes, i: Any, left: Any, vectors: int):
         self.e, self.b, self.vectors = e, e.b, vectors
-        self.mask = None if left is None else e.below(left)
-        self.at = [e.b.add(i, c64(k * e.lanes)) for k in range(vectors)]
+        self.at = [(e.b.add(i, c64(k * e.lanes)), None) for k in range(vectors)]
+        if left is not None:
+            self.at[-1] = self.at[-1][0], e.below(left)
         self.zeros = [ir.Constant(e.vec, [0.0] * e.lanes)] * vectors
 
     def row(self, p: Any, r: Any = None, stride: Any = None) -> list[V]:
         """Vectors of row r."""
         if r is not None:
             p = self.b.gep(p, [self.b.mul(r, stride)])
-        return [self.e.get(p, k, self.mask) for k in self.at]
+        return [self.e.get(p, *at) for at in self.at]
 
     def put(self, vs: list[V], p: Any, r: Any = None, stride: Any = None) -> None:
         if r is not None:
             p = self.b.gep(p, [self.b.mul(r, stride)])
-        for v, k in zip(vs, self.at):
-            self.e.put(v, p, k, self.mask)
+        for v, at in zip(vs, self.at):
+            self.e.put(v, p, *at)
 
     def row_or(self, default: float, p: Any, there: Any) -> list[V]:
         """A row that is read where ``there`` is not 0, elsewhere it is ``default``."""
         b, e = self.b, self.e
         live = e.splat(b.icmp_signed("!=", there, c64(0)))
-        masked = live if self.mask is None else b.and_(live, self.mask)
         other = ir.Constant(e.vec, [default] * e.lanes)
-        return [V(b, b.select(live, e.get(p, k, masked).v, other)) for k in self.at]
+        masks = [(k, live if mask is None else b.and_(live, mask)) for k, mask in self.at]
+        return [V(b, b.select(live, e.get(p, *at).v, other)) for at in masks]
 
     def splat(self, x: Any) -> V:
         """A number, or a count as one."""
@@ -68,17 +69,24 @@ class Block:
 
 
 def by_columns(e: Lanes, n: Any, visit: Callable[[Block], None]) -> None:
-    """``visit`` all of n columns: blocks of WIDE vectors, then what whole vectors are left, then what is left of one."""
+    """``visit`` all of n columns: blocks of WIDE vectors, then what is left: with the part of a vector, or it alone where masks cost."""
     b = e.b
-    whole, vectors, rest = b.and_(n, c64(-WIDE * e.lanes)), b.sdiv(n, c64(e.lanes)), b.and_(n, c64(e.lanes - 1))
+    whole, rest = b.and_(n, c64(-WIDE * e.lanes)), b.and_(n, c64(e.lanes - 1))
+    left = b.sub(n, whole)
 
     def several(i: Any, carried: list) -> list:
         visit(Block(e, i, None, WIDE))
         return carried
 
     counting(b, c64(0), whole, WIDE * e.lanes, [], several)
+    if e.target.free_masks:
+        vectors = b.sdiv(b.add(left, c64(e.lanes - 1)), c64(e.lanes))
+        for k in range(1, WIDE + 1):
+            with b.if_then(b.icmp_signed("==", vectors, c64(k))):
+                visit(Block(e, whole, b.sub(left, c64((k - 1) * e.lanes)), k))
+        return
     for k in range(1, WIDE):
-        with b.if_then(b.icmp_signed("==", b.and_(vectors, c64(WIDE - 1)), c64(k))):
+        with b.if_then(b.icmp_signed("==", b.sdiv(left, c64(e.lanes)), c64(k))):
             visit(Block(e, whole, None, k))
     with b.if_then(b.icmp_signed(">", rest, c64(0))):
         visit(Block(e, b.sub(n, rest), rest, 1))
