@@ -71,7 +71,7 @@ def ours(name: str, batch: int, **reduced: int) -> dict[str, int]:
 def torchs(name: str, batch: int, layout: str, **reduced: int) -> dict[str, int]:
     import torch
 
-    from tests.test_zoo import theirs_of
+    from tests.torch_networks import theirs_of
 
     net, channels, size, loss = network(name, **reduced)
     torch.set_num_threads(n_cores())
