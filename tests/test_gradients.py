@@ -37,8 +37,7 @@ def look(model: cv.Model, x: np.ndarray, classes: np.ndarray) -> tuple[np.ndarra
 @pytest.mark.parametrize(("name", "width", "channels"), [("lenet", 6, 1), ("resnet18", 4, 3)])
 def test_maps_are_those_of_torch(name, width, channels, workers):
     torch = pytest.importorskip("torch")
-    from tests.test_networks import start_alike
-    from tests.test_zoo import theirs_of
+    from tests.torch_networks import start_alike, theirs_of
 
     torch.manual_seed(0)
     net = getattr(cv.zoo, name)(classes=7, width=width, size=SIDE)
