@@ -57,9 +57,10 @@ class Block:
         return V(self.b, self.e.splat(x))
 
     def over(self, x: V, count: Any) -> V:
-        """x / count, by a reciprocal: left to the compiler, masked vectors would be divided in another way than whole ones."""
+        """x / count, by a reciprocal and rounded: left to the compiler, blocks of another width would be divided in another way."""
         one = ir.Constant(self.e.element, 1.0)
-        return x * self.splat(self.b.fdiv(one, self.b.sitofp(count, self.e.element)))
+        share = self.splat(self.b.fdiv(one, self.b.sitofp(count, self.e.element)))
+        return V(self.b, self.b.fmul(x.v, share.v, flags=("nsz",)))
 
     def wrapped(self, vs: list[Any]) -> list[V]:
         return [V(self.b, v) for v in vs]
