@@ -118,13 +118,18 @@ def test_channels_are_normalized():
         (lambda x: cv.random_crop(x, (8, 0)), cv.CalcError, "size"),
         (lambda x: cv.random_crop(x, 4, -1), cv.CalcError, "padding"),
         (lambda x: cv.random_crop(x, 4, 1, "mirror"), cv.CalcError, "mode"),
-        (lambda x: nn.RandomShift(-1).build(x, "layer", True), cv.CalcError, "-1"),
+        (lambda x: nn.RandomShift(-1), cv.CalcError, "RandomShift: most must be an integer from 0 to"),
+        (lambda x: nn.RandomCrop(None), cv.CalcError, "RandomCrop: size"),
+        (lambda x: nn.RandomCrop(4, padding=(1, -1)), cv.CalcError, "RandomCrop: padding"),
+        (lambda x: nn.RandomCrop(4, mode="mirror"), cv.CalcError, "RandomCrop: mode"),
+        (lambda x: nn.RandomShift((1, 2, 3)).build(x, "layer", True), cv.CalcError, "each of the 2 spatial axes"),
         (lambda x: nn.RandomHorizontalFlip(1.5), cv.CalcError, r"RandomHorizontalFlip: p must be a number in \[0, 1\]"),
         (lambda x: cv.random_flip(x, 0.5, 1), cv.CalcError, "axis 1 of x .* is none of its spatial axes"),
         (lambda x: cv.random_flip(cv.flatten(x)), cv.ShapeError, "1 to 3 sizes"),
         (lambda x: nn.Normalize([1, 2], 1).build(x, "layer", True), cv.ShapeError, "2 numbers of mean for the channels"),
         (lambda x: nn.Normalize(0, [1, 0, 1]), cv.CalcError, "give numbers above 0"),
         (lambda x: nn.Normalize(np.nan, 1), cv.CalcError, "give finite numbers"),
+        (lambda x: cv.dropout2d(x, 1), cv.CalcError, "rate"),
         (lambda x: x.graph.placeholder("y", (None, 3), channels_last=True), cv.ShapeError, r"\(N, \*sizes, channels\)"),
         (lambda x: cv.apply("crop", x, np.zeros(1), sizes=(1, 1), padding=(0, 0), flips=(0, 0)), cv.ShapeError, "rng"),
     ],
@@ -134,6 +139,15 @@ def test_bad_settings_are_refused(build, error, text):
     x = g.placeholder("x", (None, 3, 8, 6))
     with g.path("learn", backward=True), pytest.raises(error, match=text):
         build(x)
+    assert not g.states and "rng" not in g.variables
+
+
+def test_what_has_no_channels_has_none_to_drop():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None,))
+    with g.path("learn", backward=True), pytest.raises(cv.ShapeError, match="no channels"):
+        cv.dropout2d(x)
+    assert [*g.variables] == ["x"] and not g.states
 
 
 def test_images_that_are_trained_cannot_be_augmented():

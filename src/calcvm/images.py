@@ -354,7 +354,7 @@ def random_crop(
     checks.choice("random_crop: mode", mode, MODES)
     if size is None and not train:
         return x
-    given = {"sizes": tuple(n if isinstance(n, int) else n.b for n in whole), "padding": pads, "flips": (0.0,) * n}
+    given = {"sizes": tuple(s if isinstance(s, int) else s.b for s in whole), "padding": pads, "flips": (0.0,) * n}
     return _augmented(x, train, **given, mode=mode)
 
 
@@ -379,5 +379,7 @@ def _trains(name: str, x: Variable, training: bool | None) -> bool:
 
 
 def _augmented(x: Variable, train: bool, **given: Any) -> Variable:
-    rng, stream = x.graph.generator() if train else (None, 0)
-    return apply("crop", x, rng, **given, stream=stream)
+    if not train:
+        return apply("crop", x, None, **given)
+    with x.graph.drawing() as (rng, stream):
+        return apply("crop", x, rng, **given, stream=stream)
