@@ -8,7 +8,10 @@ from bench import gpu, report
 from bench.harness import say
 from bench.peers import CONTESTANTS
 
-WORKLOADS = ("mlp", "gemm", "calls", "coldstart", "fleet", "switching", "exploration", "estimators", "paper")
+WORKLOADS = (
+    "mlp", "gemm", "operators", "images", "calls", "coldstart", "memory", "fleet", "switching", "exploration",
+    "estimators", "paper",
+)  # fmt: skip
 
 
 def main() -> int:

@@ -127,6 +127,21 @@ def layer(kind):
     return call, _parameters(kind)
 
 
+def looking(name):
+    """A picture of what a network looks at, in a scene of its own."""
+    fn = getattr(cv, name)
+
+    def call(**wrong):
+        s = scene()
+        x = s.g.placeholder("image", (None, 2, 6, 6))
+        right = dict(
+            zip(_parameters(fn), (cv.flatten(cv.max_pool(x, 2)), s.g.placeholder("classes", (None,), "int64"), x))
+        )
+        return fn(**{**right, **wrong})
+
+    return call, _parameters(fn)
+
+
 LAYERS = [
     k for k in vars(nn).values()
     if isinstance(k, type) and issubclass(k, nn.Layer)
@@ -199,6 +214,10 @@ def targets():
         "nn.Sequential": (lambda layer: nn.Sequential(layer), ["layer"]),
         "nn.Function": (lambda fn: nn.Function(fn), ["fn"]),
         "layer >>": (lambda other: nn.ReLU() >> other, ["other"]),
+        "cv.gradient": (
+            lambda **wrong: (s := scene()) and cv.gradient(**{"y": cv.sum(s.x @ s.W), "x": s.x, **wrong}), ["y", "x"],
+        ),
+        **{f"cv.{name}": looking(name) for name in ("saliency", "grad_cam")},
         "cv.apply": (lambda name="relu", x=None: cv.apply(name, scene().x if x is None else x), ["name", "x"]),
         "cv.register_op": (lambda spec: cv.register_op(spec), ["spec"]),
         "CalcGraph.placeholder": method(cv.CalcGraph, cv.CalcGraph, "placeholder", name="x", shape=(None, 4)),

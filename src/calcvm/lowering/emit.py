@@ -113,7 +113,8 @@ class Emitter:
             local[slot] = self.tensor(f"{op.name}.{slot}", "activation", shape, type=spec.type_of(slot))
             if slot in spec.saved:
                 self.saved.add(local[slot])
-        op_words = spec.words(shapes, op.attrs)
+        defaults = {name: value for row in spec.rows for name, value in row.defaults.items()}
+        op_words = defaults | spec.words(shapes, op.attrs)
         self.locals[op] = local
         self.words[op] = op_words
         for row in spec.fwd:

@@ -10,6 +10,7 @@ from typing import Any
 
 from calcvm.ops.contraction import PARTIAL_SUMS, WORKSPACE, Room, partial_over
 from calcvm.ops.dims import ONE, Affine, Shape, numel, show
+from calcvm.ops.epilogues import ALL, BACKWARD, operands_of, words_of
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import (
     ACC,
@@ -56,7 +57,7 @@ FLOPS = f"2*{Y}*{TAPS}*C"
 # ---------------------------------------------------------------- workspace of a worker on a CPU: (least, what speed wants)
 ROWS, COLUMNS = 2048, 64  # of a packed panel
 PIXELS = 240  # of a block
-PLANES, ENTRIES = 1 << 15, 4096  # cells of planes, taps at most
+PLANES, ENTRIES = 1 << 15, 4096  # cells of planes and of columns, taps at most
 FEW = 16  # channels from which on a tap is a product of its own
 NEAR = 8  # the longest stride of rows that are copied
 
@@ -92,7 +93,7 @@ def fwd_workspace(w: Any, on: On) -> Room:
 
 def _planes(w: Any) -> int:
     """Cells for the gradient of an input of few channels, made in planes; 0: it is not."""
-    one = w.G * w.I0 * w.K0 * w.S0 * w.S1 * w.S2 == 1 and w.C < FEW and w.in_inner == w.I2
+    one = w.G * w.I0 * w.O0 * w.K0 * w.S0 * w.S1 * w.S2 == 1 and w.C < FEW and w.in_inner == w.I2
     more1, more2 = (w.K1 - 1) * w.L1, (w.K2 - 1) * w.L2
     if not one or w.K1 * w.K2 > ENTRIES or more1 > 64 or more2 > 64:
         return 0
@@ -101,11 +102,23 @@ def _planes(w: Any) -> int:
     return w.F * ((rows + more1) * pitch + 16) + w.C * rows * pitch + w.I2 * FEW + 16 if rows > 0 else 0
 
 
+def _columns(w: Any) -> int:
+    """Cells where it is made of columns, and of the weights turned; 0: it is not."""
+    one = w.G * w.I0 * w.O0 * w.K0 * w.S0 * w.L2 == 1 and w.K1 * w.K2 > 1 and w.S1 <= NEAR and w.S2 <= NEAR
+    n = w.K1 * w.K2 * w.C
+    if not one or w.in_inner != w.I2 or n * 24 > PLANES or n * w.F > 2 * PLANES:
+        return 0
+    lanes = (w.C + 15) // 16 * 16
+    if 4 * w.I1 * w.I2 * lanes * w.F <= 5 * w.S1 * w.S2 * w.O1 * w.O2 * w.C * (w.F + 16):
+        return 0
+    return PLANES + (n + COLUMNS - 1) // COLUMNS * COLUMNS * w.F
+
+
 def bwd_x_workspace(w: Any, on: On) -> Room:
     if on.gpu:
         return 0, 0
-    if planes := _planes(w):
-        return planes, planes
+    if cells := _planes(w) or _columns(w):
+        return cells, cells
     taps = w.K0 * w.K1 * w.K2
     n = w.G + _rows(taps, 1) * w.G if lanewise(w) else w.F + _rows(taps, w.F) * COLUMNS
     return n, n
@@ -224,15 +237,24 @@ def conv_transpose_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, 
 
 
 # ---------------------------------------------------------------- rows
-def _row(name: str, synopsis: str, *operands: Operand, workspace: Callable[[Any, On], Room]) -> RowSpec:
-    """Of any pass; that of the weights' gradient adds to it, and has phases on GPUs."""
-    sums = any(o.access == "a" for o in operands)
+def _row(
+    name: str,
+    synopsis: str,
+    *operands: Operand,
+    workspace: Callable[[Any, On], Room],
+    takes: tuple[str, ...] = (),
+    columns: str = "",
+) -> RowSpec:
+    """Of any pass; that of the weights' gradient adds to it, and has phases on GPUs; the others take epilogues."""
+    result = operands[-1]
+    sums = result.access == "a"
     return RowSpec(
         name=name,
         synopsis=synopsis,
-        words=(PHASES, *WORDS, ACC, WN) if sums else (*WORDS, WN),
-        operands=(*operands, WORKSPACE),
+        words=(PHASES, *WORDS, ACC, WN) if sums else (*WORDS, *words_of(takes), WN),
+        operands=(*operands, *operands_of(takes, result.elems, result.part, columns), WORKSPACE),
         require=(*SAME, *SMALL),
+        takes=takes,
         workspace=workspace,
         phases=PARTIAL_SUMS if sums else "1",
         flops=FLOPS,
@@ -242,9 +264,11 @@ def _row(name: str, synopsis: str, *operands: Operand, workspace: Callable[[Any,
 FILTERS = R("wt", WT)
 CONV_FWD = _row(
     "conv_fwd",
-    "y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]",
+    "y[n,o,f] = act((sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f] - mean[f])*factor[f] + offset[f] + other[n,o,f])",
     *(R("x", X), FILTERS, R("b", "G*F", optional=True), W("y", Y, "rows")),
     workspace=fwd_workspace,
+    takes=ALL,
+    columns="G*F",
 )
 CONV_BWD_W = _row(
     "conv_bwd_w",
@@ -254,15 +278,18 @@ CONV_BWD_W = _row(
 )
 CONV_BWD_X = _row(
     "conv_bwd_x",
-    "dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f]",
+    "dx[n,i,c] = act'(ya[n,i,c]) * (sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f] + other[n,i,c])",
     *(FILTERS, R("dy", Y), W("dx", X, "in_rows")),
     workspace=bwd_x_workspace,
+    takes=BACKWARD,
 )
 CONV_TRANSPOSE_FWD = _row(
     "conv_transpose_fwd",
-    "y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c]",
+    "y[n,i,c] = act((sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c] - mean[c])*factor[c] + offset[c] + other[n,i,c])",
     *(R("x", Y), FILTERS, R("b", "G*C", optional=True), W("y", X, "in_rows")),
     workspace=bwd_x_workspace,
+    takes=ALL,
+    columns="G*C",
 )
 CONV_TRANSPOSE_BWD_W = _row(
     "conv_transpose_bwd_w",
@@ -272,9 +299,10 @@ CONV_TRANSPOSE_BWD_W = _row(
 )
 CONV_TRANSPOSE_BWD_X = _row(
     "conv_transpose_bwd_x",
-    "dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f]",
+    "dx[n,o,f] = act'(ya[n,o,f]) * (sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f] + other[n,o,f])",
     *(FILTERS, R("dy", X), W("dx", Y, "rows")),
     workspace=fwd_workspace,
+    takes=BACKWARD,
 )
 
 
@@ -291,7 +319,7 @@ ATTRS = (
 
 operator(
     name="conv",
-    synopsis=CONV_FWD.synopsis,
+    synopsis="y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]",
     category="contraction",
     inputs=("x", "wt", "b"),
     optional_inputs=("b",),
@@ -307,6 +335,7 @@ operator(
         Example(shapes=((None, 6, 7, 5), (3, 3, 5, 9), (9,)), attrs={"padding": (1, 1, 1, 1)}, batch=3),
         Example(shapes=((None, 9, 8, 3), (3, 2, 3, 17)), attrs={"stride": (2, 2), "padding": (1, 0, 0, 2)}, batch=2),
         Example(shapes=((None, 3, 4, 20), (1, 1, 20, 33), (33,)), batch=2),
+        Example(shapes=((None, 12, 12, 1), (17, 9, 1, 2)), attrs={"stride": (1, 2), "padding": (8, 4, 8, 4)}, batch=3),
         Example(shapes=((None, 5, 6, 18), (1, 1, 18, 4)), attrs={"stride": (2, 3)}, batch=2),
         Example(shapes=((None, 7, 9, 6), (3, 3, 3, 10), (10,)), attrs={"groups": 2, "dilation": (2, 1)}, batch=2),
         Example(
@@ -328,7 +357,7 @@ operator(
 
 operator(
     name="conv_transpose",
-    synopsis=CONV_TRANSPOSE_FWD.synopsis,
+    synopsis="y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c]",
     category="contraction",
     inputs=("x", "wt", "b"),
     optional_inputs=("b",),
