@@ -271,6 +271,24 @@ def test_layers_that_hold_what_draws_do_so_while_training_alone(preprocess):
     assert list(model["rng"])[1] == 7
 
 
+def test_rounds_that_add_up_draw_each_for_themselves():
+    models = [model_of(learning_batch=64, workers=workers) for workers in (1, 2)]
+    one, two = (m.fit(X, LABELS, epochs=2, progress=False)["loss"] for m in models)
+    assert one == two and list(models[0]["rng"])[1] == 2 * 7  # a round has a technical batch of 32
+
+
+def test_a_fleet_has_the_bits_of_a_model_alone():
+    graph = cv.build_graph(network(), X.shape[1:], "softmax_cross_entropy", cv.SGD(0.01), preprocess=AUGMENT)
+    program = cv.compile(graph, batch_size=32, accumulate=False)
+    fleet = cv.Fleet(2 * program.heap_bytes, workers=2)
+    handles = [fleet.add(program, data=(X, LABELS), seed=seed) for seed in (2, 3, 4)]
+    fleet.fit(epochs=2, progress=False)
+    alone = model_of()
+    alone.fit(X, LABELS, epochs=2, progress=False)
+    np.testing.assert_array_equal(handles[0].model.predict(X), alone.predict(X))
+    assert (handles[1].model.predict(X) != alone.predict(X)).any()
+
+
 def test_a_saved_model_draws_on(tmp_path):
     model = model_of()
     model.fit(X, LABELS, progress=False)
