@@ -11,6 +11,7 @@ from calcvm import checks, images
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, as_numbers
 from calcvm.nn.layers import Layer
+from calcvm.ops.resizing import BEYOND
 
 
 class _Augmented(Layer):
@@ -26,7 +27,7 @@ class _Augmented(Layer):
             several = [value] if checks.is_integer(value) else checks.items(what, value, "a number, or one an axis,")
             for v in several:
                 checks.integer(what, v, least, 2**31)
-        checks.choice(f"{type(self).__name__}: mode", mode, images.MODES)
+        checks.choice(f"{type(self).__name__}: mode", mode, BEYOND)
 
 
 @dataclass(repr=False, eq=False)
