@@ -118,13 +118,18 @@ def test_channels_are_normalized():
         (lambda x: cv.random_crop(x, (8, 0)), cv.CalcError, "size"),
         (lambda x: cv.random_crop(x, 4, -1), cv.CalcError, "padding"),
         (lambda x: cv.random_crop(x, 4, 1, "mirror"), cv.CalcError, "mode"),
-        (lambda x: nn.RandomShift(-1).build(x, "layer", True), cv.CalcError, "-1"),
+        (lambda x: nn.RandomShift(-1), cv.CalcError, "RandomShift: most must be an integer from 0 to"),
+        (lambda x: nn.RandomCrop(None), cv.CalcError, "RandomCrop: size"),
+        (lambda x: nn.RandomCrop(4, padding=(1, -1)), cv.CalcError, "RandomCrop: padding"),
+        (lambda x: nn.RandomCrop(4, mode="mirror"), cv.CalcError, "RandomCrop: mode"),
+        (lambda x: nn.RandomShift((1, 2, 3)).build(x, "layer", True), cv.CalcError, "each of the 2 spatial axes"),
         (lambda x: nn.RandomHorizontalFlip(1.5), cv.CalcError, r"RandomHorizontalFlip: p must be a number in \[0, 1\]"),
         (lambda x: cv.random_flip(x, 0.5, 1), cv.CalcError, "axis 1 of x .* is none of its spatial axes"),
         (lambda x: cv.random_flip(cv.flatten(x)), cv.ShapeError, "1 to 3 sizes"),
         (lambda x: nn.Normalize([1, 2], 1).build(x, "layer", True), cv.ShapeError, "2 numbers of mean for the channels"),
         (lambda x: nn.Normalize(0, [1, 0, 1]), cv.CalcError, "give numbers above 0"),
         (lambda x: nn.Normalize(np.nan, 1), cv.CalcError, "give finite numbers"),
+        (lambda x: cv.dropout2d(x, 1), cv.CalcError, "rate"),
         (lambda x: x.graph.placeholder("y", (None, 3), channels_last=True), cv.ShapeError, r"\(N, \*sizes, channels\)"),
         (lambda x: cv.apply("crop", x, np.zeros(1), sizes=(1, 1), padding=(0, 0), flips=(0, 0)), cv.ShapeError, "rng"),
     ],
@@ -134,6 +139,15 @@ def test_bad_settings_are_refused(build, error, text):
     x = g.placeholder("x", (None, 3, 8, 6))
     with g.path("learn", backward=True), pytest.raises(error, match=text):
         build(x)
+    assert not g.states and "rng" not in g.variables
+
+
+def test_what_has_no_channels_has_none_to_drop():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None,))
+    with g.path("learn", backward=True), pytest.raises(cv.ShapeError, match="no channels"):
+        cv.dropout2d(x)
+    assert [*g.variables] == ["x"] and not g.states
 
 
 def test_images_that_are_trained_cannot_be_augmented():
@@ -255,6 +269,24 @@ def test_layers_that_hold_what_draws_do_so_while_training_alone(preprocess):
     assert list(model["rng"])[1] == 0 and np.array_equal(first, model.predict(X))
     model.fit(X, LABELS, progress=False)
     assert list(model["rng"])[1] == 7
+
+
+def test_rounds_that_add_up_draw_each_for_themselves():
+    models = [model_of(learning_batch=64, workers=workers) for workers in (1, 2)]
+    one, two = (m.fit(X, LABELS, epochs=2, progress=False)["loss"] for m in models)
+    assert one == two and list(models[0]["rng"])[1] == 2 * 7  # a round has a technical batch of 32
+
+
+def test_a_fleet_has_the_bits_of_a_model_alone():
+    graph = cv.build_graph(network(), X.shape[1:], "softmax_cross_entropy", cv.SGD(0.01), preprocess=AUGMENT)
+    program = cv.compile(graph, batch_size=32, accumulate=False)
+    fleet = cv.Fleet(2 * program.heap_bytes, workers=2)
+    handles = [fleet.add(program, data=(X, LABELS), seed=seed) for seed in (2, 3, 4)]
+    fleet.fit(epochs=2, progress=False)
+    alone = model_of()
+    alone.fit(X, LABELS, epochs=2, progress=False)
+    np.testing.assert_array_equal(handles[0].model.predict(X), alone.predict(X))
+    assert (handles[1].model.predict(X) != alone.predict(X)).any()
 
 
 def test_a_saved_model_draws_on(tmp_path):

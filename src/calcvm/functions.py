@@ -504,10 +504,10 @@ def _drawn(what: str, op: str, x: Variable, rate: float) -> Variable:
     checks.one_of(what, x, Variable, "a variable")
     rate = checks.number(f"{what} of {x}: rate", rate, 0, 1, ends="[)")
     g, _ = x.graph, x.graph.active  # a path is open, or nothing is added
-    rng, stream = g.generator()
-    name = g.unique(what)
-    state = g.state(f"{name}.rate", 1, "float64", {"kind": "float64", "value": rate})
-    y = apply(op, x, rng, state, out=name, stream=stream)
+    with g.drawing() as (rng, stream):
+        name = g.unique(what)
+        state = g.state(f"{name}.rate", 1, "float64", {"kind": "float64", "value": rate})
+        y = apply(op, x, rng, state, out=name, stream=stream)
     y.unnamed = True
     return y
 

@@ -599,10 +599,19 @@ class CalcGraph:
             self.states[name] = known
         return known
 
-    def generator(self) -> tuple[Variable, int]:
-        """The state of the random numbers, and a stream of them that no operator draws from yet."""
-        drawing = sum("stream" in op.attrs for path in self.paths.values() for op in path.operations)
-        return self.state("rng", 2, "int64", {"kind": "rng"}), drawing
+    @contextmanager
+    def drawing(self) -> Iterator[tuple[Variable, int]]:
+        """The state of the random numbers, and a stream of them that no operator draws from yet.
+
+        States that are made for an operator which is refused are not kept.
+        """
+        states, variables = {**self.states}, {**self.variables}
+        stream = sum("stream" in op.attrs for path in self.paths.values() for op in path.operations)
+        try:
+            yield self.state("rng", 2, "int64", {"kind": "rng"}), stream
+        except CalcError:
+            self.states, self.variables = states, variables
+            raise
 
     @property
     def form(self) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply, as_numbers
+from calcvm.ops.resizing import BEYOND
 
 __all__ = [
     "adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "batch_norm", "conv1d", "conv2d", "conv3d",
@@ -294,7 +295,7 @@ def pad(x: Variable, padding: Padding, mode: str = "constant", value: float = 0.
         if len(pairs) > x.rank:
             raise ShapeError(f"pad: {len(pairs)} pairs for the {x.rank} axes of x {x}")
     pairs = [(0, 0)] * (x.rank - len(pairs)) + pairs
-    checks.choice("pad: mode", mode, ("constant", "reflect", "edge", "wrap"))
+    checks.choice("pad: mode", mode, BEYOND)
     value = checks.number("pad: value", value)
     return apply("pad", x, pads=(*(a for a, _ in pairs), *(b for _, b in pairs)), mode=mode, value=value)
 
@@ -329,9 +330,6 @@ def upsample(
 
 
 # ---------------------------------------------------------------- augmentation
-MODES = ("constant", "reflect", "edge", "wrap")
-
-
 def random_crop(
     x: Variable, size: Sizes | None = None, padding: Sizes = 0, mode: str = "constant", training: bool | None = None
 ) -> Variable:
@@ -351,10 +349,10 @@ def random_crop(
     n, train = _spatial("random_crop", x), _trains("random_crop", x, training)
     whole = x.shape[2:] if size is None else sizes("random_crop: size", size, n, 1)
     pads = sizes("random_crop: padding", padding, n, 0)
-    checks.choice("random_crop: mode", mode, MODES)
+    checks.choice("random_crop: mode", mode, BEYOND)
     if size is None and not train:
         return x
-    given = {"sizes": tuple(n if isinstance(n, int) else n.b for n in whole), "padding": pads, "flips": (0.0,) * n}
+    given = {"sizes": tuple(s if isinstance(s, int) else s.b for s in whole), "padding": pads, "flips": (0.0,) * n}
     return _augmented(x, train, **given, mode=mode)
 
 
@@ -379,5 +377,7 @@ def _trains(name: str, x: Variable, training: bool | None) -> bool:
 
 
 def _augmented(x: Variable, train: bool, **given: Any) -> Variable:
-    rng, stream = x.graph.generator() if train else (None, 0)
-    return apply("crop", x, rng, **given, stream=stream)
+    if not train:
+        return apply("crop", x, None, **given)
+    with x.graph.drawing() as (rng, stream):
+        return apply("crop", x, rng, **given, stream=stream)

@@ -11,6 +11,7 @@ from calcvm import checks, images
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, as_numbers
 from calcvm.nn.layers import Layer
+from calcvm.ops.resizing import BEYOND
 
 
 class _Augmented(Layer):
@@ -18,6 +19,15 @@ class _Augmented(Layer):
 
     stateless: ClassVar[bool] = True
     random = True
+
+    def _check(self, least: int, mode: str, **sizes: Any) -> None:
+        """Of numbers, or one an axis, each."""
+        for field, value in sizes.items():
+            what = f"{type(self).__name__}: {field}"
+            several = [value] if checks.is_integer(value) else checks.items(what, value, "a number, or one an axis,")
+            for v in several:
+                checks.integer(what, v, least, 2**31)
+        checks.choice(f"{type(self).__name__}: mode", mode, BEYOND)
 
 
 @dataclass(repr=False, eq=False)
@@ -28,10 +38,12 @@ class RandomCrop(_Augmented):
     padding: Any = 0
     mode: str = "constant"
 
+    def __post_init__(self) -> None:
+        self._check(1, self.mode, size=self.size)
+        self._check(0, self.mode, padding=self.padding)
+
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
-        if self.size is None:
-            raise CalcError(f"{scope}: a crop has a size; nn.RandomShift keeps that of the image")
         return images.random_crop(x, self.size, self.padding, self.mode, training)
 
 
@@ -44,6 +56,9 @@ class RandomShift(_Augmented):
 
     most: Any
     mode: str = "constant"
+
+    def __post_init__(self) -> None:
+        self._check(0, self.mode, most=self.most)
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
