@@ -213,6 +213,22 @@ def test_an_optimizer_of_ones_own():
             np.testing.assert_allclose(own[name], p[name], rtol=1e-12)
 
 
+def test_a_decorator_needs_no_parentheses():
+    @update
+    class plainly:
+        def p(p, g, lr_t):
+            return p - lr_t * g
+
+    @dataclass(frozen=True)
+    class Plainly(optim.Optimizer):
+        learning_rate: float = 1e-2
+
+    own, known = model(cv.tanh, optimizer=Plainly()), model(cv.tanh, optimizer=cv.SGD(1e-2))
+    assert [own.step(X, Y) for _ in range(3)] == [known.step(X, Y) for _ in range(3)]
+    with pytest.raises(cv.CalcError, match="update decorates a class of formulas, not 5"):
+        update(5)
+
+
 def test_declared_again_it_is_the_new_one():
     swish()
     first = model(lambda x: cv.apply("swish", x, beta=1.5)).predict(X)

@@ -60,6 +60,23 @@ def own_graph(**compiled):
     return cv.compile(s.g, batch_size=8, workers=1, accumulate=False)
 
 
+def built(layer, shape=(4, 6, 6), **settings):
+    """A layer whose settings were set after it was made."""
+    for name, value in settings.items():
+        setattr(layer, name, value)
+    g = cv.CalcGraph()
+    with g.path("learn", backward=True):
+        return layer.build(g.placeholder("x", (None, *shape)), "layer", True)
+
+
+class Momentum(cv.optim.Optimizer):
+    pass
+
+
+class Heavy(cv.optim.Optimizer):
+    row = "momentum"
+
+
 class Nothing(nn.Layer):
     def build(self, x, scope, training):
         return None
@@ -301,6 +318,28 @@ MISTAKES = [
     ("explore sampler", lambda: explore(sampler=[]), C, r"sampler \[\]: take one of 'tpe'"),
     ("explore pruner", lambda: explore(pruner={}), C, r"pruner {}: take one of 'hyperband'"),
     ("explore engine", lambda: explore(engine={}), C, r"engine {}: take 'local'"),
+    # ---- settings of layers that were set after they were made
+    ("groups set to 0", lambda: built(nn.Conv2d(8, 3), groups=0), C, "Conv2d: groups must be an integer from 1"),
+    ("a kernel set to a text", lambda: built(nn.Conv2d(8, 3), kernel="x"), C, "Conv2d: kernel: a number or 2 of them is wanted"),
+    ("units set to None", lambda: built(nn.Linear(8), units=None), C, "Linear: units must be an integer"),
+    ("an initializer set to a number", lambda: built(nn.Linear(8), init=5), C, "^Linear: init: an initializer such as"),
+    ("eps set to a text", lambda: built(nn.GroupNorm(2), eps="x"), C, "GroupNorm: eps must be a number"),
+    # ---- images
+    ("a pair for one axis", lambda: built(nn.Conv1d(8, 3, padding=(1, 0)), (4, 6)), C,
+     r"conv1d: padding: a pair .before, after. an axis is wanted: write \(\(1, 0\),\)"),
+    ("scale and size", lambda: built(nn.Upsample(3, size=(12, 12))), C, r"scale 3 and size \(12, 12\): give one of them"),
+    ("windows of padding", lambda: built(nn.MaxPool2d(2, padding=2, dilation=3), (4, 1, 1)), C,
+     r"window of 2, 3 apart, beside an axis of 1 .* would see padding \(2, 2\) alone"),
+    ("one value a group", lambda: built(nn.GroupNorm(4), (4, 1, 1)), C, "has one value a group .of 4., which has no variance"),
+    ("one value a channel", lambda: built(nn.InstanceNorm(), (4, 1, 1)), C, "has one value a group .of 4., which has no variance"),
+    # ---- initializers and updates of one's own
+    ("an initializer of NaN", lambda: model(nn.Linear(3, init=lambda shape, rng: np.full(shape, np.nan))), C,
+     "'linear_1.weight': its initializer .* gives numbers that are not finite in float32"),
+    ("an initializer beyond float32", lambda: model(nn.Linear(3, init=lambda shape, rng: np.full(shape, 1e300))), C,
+     "'linear_1.weight': its initializer .* gives numbers that are not finite in float32"),
+    ("an optimizer of a name that is taken", lambda: model(optimizer=Momentum(0.1)), C,
+     "optimizer Momentum: calcvm has an update 'momentum', its name in small letters, of its own: take another name"),
+    ("one of calcvm's updates without its fields", lambda: model(optimizer=Heavy(0.1)), C, "'momentum' reads beta1, for which Heavy has no"),
     # ---- operators of one's own
     ("register nothing", lambda: cv.register_op("relu"), C, "register_op takes a cv.OpSpec, not 'relu'"),
     ("register a name twice", lambda: cv.register_op(OPS["relu"]), C, "operator 'relu' is registered already"),
@@ -322,6 +361,11 @@ def test_a_mistake_is_told_in_a_sentence(mistake, kind, message):
         mistake()
     assert re.search(message, str(error.value)), str(error.value)
     assert "\n" not in str(error.value) and type(error.value).__module__ == "calcvm.errors"
+
+
+def test_a_setting_may_be_set_after_a_layer_was_made():
+    assert built(nn.Conv2d(8, 3), kernel=5).shape[2:] == built(nn.Conv2d(8, 5)).shape[2:]
+    assert repr(nn.Sequential()) == "Sequential()"
 
 
 def test_there_is_a_row_of_every_kind_of_mistake():

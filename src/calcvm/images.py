@@ -29,7 +29,9 @@ def sizes(what: str, value: Any, n: int, least: int) -> tuple[int, ...]:
         return (checks.integer(what, value, least, 2**31),) * n
     given = checks.items(what, value, f"a number or {n} of them")
     if len(given) != n:
-        raise CalcError(f"{what}: {checks.shown(value)} is not one number for each of the {n} spatial axes")
+        raise CalcError(
+            f"{what}: {checks.shown(value)} is not one number for each spatial axis, of which there are {n}"
+        )
     return tuple(checks.integer(what, v, least, 2**31) for v in given)
 
 
@@ -48,6 +50,8 @@ def _pads(what: str, value: Any, window: Sequence[int], stride: Sequence[int]) -
         if len(pairs) != n:
             raise CalcError(f"{what}: {checks.shown(value)} is not one pair for each of the {n} spatial axes")
         return (*(a for a, _ in pairs), *(b for _, b in pairs))
+    if n == 1 and isinstance(value, (tuple, list)) and len(value) == 2:
+        raise CalcError(f"{what}: a pair (before, after) an axis is wanted: write ({checks.shown(tuple(value))},)")
     return 2 * sizes(what, value, n, 0)
 
 
@@ -304,10 +308,12 @@ LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}  # by spatial axes
 
 
 def upsample(
-    x: Variable, scale: float | Sequence[float] | None = 2, size: Sizes | None = None, mode: str = "nearest",
+    x: Variable, scale: float | Sequence[float] | None = None, size: Sizes | None = None, mode: str = "nearest",
     align_corners: bool = False,
 ) -> Variable:  # fmt: skip
-    """x (N, C, *sizes) with its spatial axes scaled, or brought to a ``size``, as PyTorch's ``interpolate``.
+    """x (N, C, *sizes) with its spatial axes scaled, by 2 if nothing is said, or brought to a ``size``.
+
+    As PyTorch's ``interpolate``.
 
     mode : "nearest" or "linear" (of two axes also "bilinear", of three "trilinear").  align_corners : of linear: whether
     the outermost elements lie on each other, and not the ends of axes.
@@ -316,8 +322,11 @@ def upsample(
     mode = "linear" if checks.choice("upsample: mode", mode, ("nearest", "linear", LINEAR[n])) != "nearest" else mode
     given: dict[str, Any] = {"sizes": None, "scales": None}
     if size is not None:
+        if scale is not None:
+            raise CalcError(f"upsample: scale {checks.shown(scale)} and size {checks.shown(size)}: give one of them")
         given["sizes"] = sizes("upsample: size", size, n, 1)
     else:
+        scale = 2 if scale is None else scale
         several = (
             [scale] * n
             if checks.is_number(scale)

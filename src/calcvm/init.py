@@ -311,13 +311,13 @@ def initializer_of(what: str, given: Any, shape: Shape) -> Initializer | np.ndar
         return function(given)
     wanted = "an initializer such as cv.init.HeNormal(), its name, a function of (shape, rng), or an array"
     if not isinstance(given, (np.ndarray, list, tuple)):
-        raise CalcError(f"{what}: init: {wanted} is wanted, not {checks.shown(given)}")
+        raise CalcError(f"{what}: {wanted} is wanted, not {checks.shown(given)}")
     try:
         array = np.asarray(given)
     except ValueError:
-        raise CalcError(f"{what}: init: the rows of {checks.shown(given)} differ in length") from None
+        raise CalcError(f"{what}: the rows of {checks.shown(given)} differ in length") from None
     if array.dtype.kind not in "fiub":
-        raise CalcError(f"{what}: init: {wanted} is wanted, not an array of {array.dtype}")
+        raise CalcError(f"{what}: {wanted} is wanted, not an array of {array.dtype}")
     if array.shape != shape:
         raise ShapeError(f"{what}: initial array {array.shape} is not of its shape {shape}")
     return array

@@ -371,7 +371,12 @@ def optimizer_of(given: Any) -> Optimizer:
             f"optimizer {type(given).__name__}: no update {given.row!r} is declared (calcvm.operators.update); it is that of the "
             "class's name in small letters, or of its attribute `row`, such as row = 'adam'"
         )
-    if UPDATES[given.row].own:
+    if not isinstance(given, tuple(OPTIMIZERS.values())):
+        if type(given).row is Optimizer.row and not UPDATES[given.row].own:
+            raise CalcError(
+                f"optimizer {type(given).__name__}: calcvm has an update {given.row!r}, its name in small letters, of its own: "
+                f"take another name, or say row = {given.row!r} where that one is meant"
+            )
         _check_own(given)
     return given
 

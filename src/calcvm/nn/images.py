@@ -230,7 +230,7 @@ class Upsample(Applied):
     """The image with its axes scaled: `calcvm.upsample`."""
 
     function = staticmethod(images.upsample)
-    scale: Any = 2
+    scale: Any = None
     size: Any = None
     mode: str = "nearest"
     align_corners: bool = False

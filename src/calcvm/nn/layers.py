@@ -39,7 +39,9 @@ class Layer:
         return shown(self) if is_dataclass(self) else f"{type(self).__name__}()"
 
     def _given(self, x: Any) -> None:
+        """Check an input, and the settings again, which are fields that may have been set since."""
         checks.one_of(f"build of {self!r}", x, Variable, "a variable of a graph")
+        getattr(self, "__post_init__", lambda: None)()
 
     @property
     def kind(self) -> str:
@@ -71,7 +73,7 @@ class Sequential(Layer):
         return iter(self.layers)
 
     def __repr__(self) -> str:
-        return " >> ".join(map(repr, self.layers))
+        return " >> ".join(map(repr, self.layers)) or "Sequential()"
 
     def build(self, x: Variable, scope: str = "", training: bool = True) -> Variable:
         self._given(x)

@@ -84,7 +84,7 @@ def _register(spec: OpSpec) -> OpSpec:
 
 
 # ---------------------------------------------------------------- formulas of one's own
-def elementwise(**how: Any) -> Callable[[type], Any]:
+def elementwise(cls: type | None = None, /, **how: Any) -> Any:
     """Decorator that makes an operator of a class of formulas, for `calcvm.apply`, on every device.
 
     Parameters
@@ -99,26 +99,26 @@ def elementwise(**how: Any) -> Callable[[type], Any]:
     ------
     CalcError : the name of the operator or of a row is taken; a formula cannot be applied to numbers.
     """
-    return _declared("elementwise", "elementwise", how, "ELEMENTWISE", "add")
+    return _declared("elementwise", "elementwise", how, "ELEMENTWISE", "add", cls)
 
 
-def pair_loss(**how: Any) -> Callable[[type], Any]:
+def pair_loss(cls: type | None = None, /, **how: Any) -> Any:
     """The same for a loss, the mean over pairs of x and target t: ``term``, and its slopes ``dx`` and ``dt``."""
-    return _declared("pair_loss", "losses", how, "PAIR_LOSSES", "add_loss")
+    return _declared("pair_loss", "losses", how, "PAIR_LOSSES", "add_loss", cls)
 
 
-def update(**how: Any) -> Callable[[type], Any]:
+def update(cls: type | None = None, /, **how: Any) -> Any:
     """The same for the update of an optimizer (a subclass of `calcvm.optim.Optimizer` whose ``row`` has its name).
 
     A function for each value that changes, p and its state, in order, of p, its gradient g, state and hyperparameters
     (`calcvm.formulas.optimizers.HYPER_SLOTS`).  ``decay=False`` : weight_decay*p is not added to the gradient before.
     """
     how = {"coefficients": COEFFICIENTS, "source": "", **how}
-    return _declared("update", "optimizers", how, "UPDATES", "add_update")
+    return _declared("update", "optimizers", how, "UPDATES", "add_update", cls)
 
 
-def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str) -> Callable[[type], Any]:
-    """A decorator that declares formulas, and registers their operator and kernels."""
+def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str, of: type | None) -> Any:
+    """A decorator that declares formulas, and registers their operator and kernels; of a class, what it makes of that."""
 
     def decorate(cls: type) -> Any:
         if not isinstance(cls, type):
@@ -160,7 +160,7 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str)
         _forget(*spec.rows)
         return op
 
-    return decorate
+    return decorate if of is None else decorate(of)
 
 
 def _withdraw(former: OpSpec | None, kernels: list[dict[str, Any]]) -> None:

@@ -114,6 +114,10 @@ def _axis(x: Shape, size: int, k: int, s: int, before: int, after: int, d: int, 
     out = last // s + 1
     if (out - 1) * s >= size + before:  # it would begin in the padding that follows
         out -= 1
+    if d > size and any((o * s - before) % d >= size for o in range(min(out, -(-before // s)))):
+        raise ValueError(
+            f"a {window} beside an axis of {size} of {show(x)} would see padding ({before}, {after}) alone"
+        )
     return Axis(size, out, k, s, before, after, d)
 
 

@@ -234,7 +234,10 @@ class Resident:
             return
         made = self.loaded.initializers[name]
         layout = "" if made.as_seen else symbol.layout
-        view.transpose(axes(layout, view.ndim))[...] = made(laid(view.shape, layout), rng)
+        with np.errstate(over="ignore"):  # as `Slot.write`
+            view.transpose(axes(layout, view.ndim))[...] = made(laid(view.shape, layout), rng)
+        if made.as_seen and not np.isfinite(view).all():  # a function of the user
+            raise CalcError(f"{name!r}: its initializer {made!r} gives numbers that are not finite in {view.dtype}")
 
     def _set_state(self, elements: np.ndarray, facts: Mapping[str, Any], seed: int) -> None:
         if facts["symbol"] is None:
