@@ -315,6 +315,22 @@ def pack_rows(tiles: Callable[[Target], Tiles]) -> Any:
     return native("gemm_pack", "ipipi", emit)
 
 
+def unfold() -> Any:
+    """dst[p*to + t*width + e] = src[t*pitch + p*step + e] for p < m, t < n, e < width, in whole vectors: what follows a row of
+    dst is overwritten, less than a vector.
+    """
+
+    def emit(e, m, n, width, src, pitch, step, dst, to):  # type: ignore[no-untyped-def]
+        b, e = e.b, Emit(e.b, e.element, e.target, max(e.lanes // 2, 4))
+        with cgutils.for_range(b, m) as pixel, cgutils.for_range(b, n) as tap:
+            p = e.at(e.at(src, b.mul(tap.index, pitch)), b.mul(pixel.index, step))
+            q = e.at(e.at(dst, b.mul(pixel.index, to)), b.mul(tap.index, width))
+            with cgutils.for_range_slice(b, c64(0), width, c64(e.lanes)) as (i, _):
+                e.store(e.load(e.at(p, i)), e.at(q, i))
+
+    return native("unfold", "iiipiipi", emit)
+
+
 def thin() -> Any:
     """C[:m, n] = init + sum_k A[i + k*acs] * B[k*brs + j] for 1 <= n <= 4, A by columns: vectors hold rows of C."""
 

@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 
 from calcvm.kernels_cpu._common import I64, PI64, at, lanes, njit, routine
 from calcvm.kernels_cpu._gemm import MID, WIDE, mid_tiles, panel_vectors, tail_tiles, transposed, wide_tiles
-from calcvm.kernels_cpu._simd import gather, lanewise, slides, taps
+from calcvm.kernels_cpu._simd import gather, lanewise, slides, taps, unfold
 
 ENTRIES = 4096  # of a table: 32 KiB
 MOST_TAPS = 170  # of a block: 24 pixels each
@@ -100,6 +100,9 @@ over_lanes = _over("over_lanes", "itii", lanewise)
 # products of A (m, n_taps, depth) and of planes of elements side by side (brs: a plane's), shifted by what the table says;
 # own: n_taps, depth, a, ars, ats, acs, entries
 over_planes = _over("over_planes", "iipiiit", slides)
+
+
+unfolded = unfold()
 
 
 @routine("iipipi")
