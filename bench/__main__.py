@@ -8,7 +8,18 @@ from bench import gpu, report
 from bench.harness import say
 from bench.peers import CONTESTANTS
 
-WORKLOADS = ("mlp", "gemm", "calls", "coldstart", "fleet", "switching", "exploration", "estimators", "paper")
+WORKLOADS = (
+    "mlp",
+    "gemm",
+    "convolution",
+    "calls",
+    "coldstart",
+    "fleet",
+    "switching",
+    "exploration",
+    "estimators",
+    "paper",
+)
 
 
 def main() -> int:

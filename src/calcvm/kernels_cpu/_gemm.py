@@ -4,7 +4,7 @@ Tiles.  C is computed in tiles held in registers, a panel of columns at a time: 
 vectors (24 accumulators, 4 vectors of B and a broadcast of A fill the 32 registers of AVX-512 and NEON;
 6 x 2 on the 16 of AVX2 and SSE), MID panels of 8 x 2 (8 x 1 without AVX-512), and a TAIL of 8 x 1 with dead
 lanes.  Leftover rows take lower tiles; whole tiles have code of their own, which knows how its rows lie.  With
-AVX-512 a masked load costs nothing, so panels may end in dead lanes and 50 columns are one WIDE panel;
+AVX-512 a masked load costs nothing, so panels may end in dead lanes and 60 columns are one WIDE panel;
 elsewhere only the TAIL is masked.  One Zen 5 core, float32: 6 x 4 and 8 x 2 run at 268-274 GFLOP/s for K from 64
 to 784, the FMA peak; 12 x 1 at 215, 24 x 1 at 140, their rows each by a pointer of its own.  A TAIL of A by columns has 16 rows off one pointer: 139 against 120 GFLOP/s at 32x10x64.
 A panel of two vectors that is left at most half a last one has a half in its place, of which AVX-512 on Zen 4, whose
