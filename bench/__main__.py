@@ -9,17 +9,9 @@ from bench.harness import say
 from bench.peers import CONTESTANTS
 
 WORKLOADS = (
-    "mlp",
-    "gemm",
-    "convolution",
-    "calls",
-    "coldstart",
-    "fleet",
-    "switching",
-    "exploration",
-    "estimators",
-    "paper",
-)
+    "mlp", "gemm", "convolution", "operators", "images", "calls", "coldstart", "memory", "fleet", "switching",
+    "exploration", "estimators", "paper",
+)  # fmt: skip
 
 
 def main() -> int:

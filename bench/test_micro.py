@@ -10,19 +10,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 from bench.harness import compiled_loop
+from bench.operators import DTYPE, place
 from calcvm.kernels_cpu import address_of
 from calcvm.ops import OPS
 from calcvm.ops.sizes import evaluate
-from calcvm.ops.spec import RowSpec
-from calcvm.ops.types import FLOAT, bytes_of
-from calcvm.vm.program.encoding import encode_row
-from tests.rowrun import RESERVED, Case, _row_runs, words_of
+from calcvm.ops.types import FLOAT
+from tests.rowrun import Case, _row_runs, words_of
 
-DTYPE, ALIGN, CALLS = "float32", 64, 100
+CALLS = 100
 SIGNATURE = [ctypes.c_int64] * 5  # heap, row, worker, n_workers, phase
 
 
@@ -35,36 +33,18 @@ def rows() -> Iterator:
                 yield pytest.param(spec, example, row, id=f"{row.name}-{shapes}-{i}")
 
 
-def place(case: Case, row: RowSpec, values: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, int]:
-    """A heap that holds the row's operands, the encoded row, and the bytes of its operands."""
-    words = words_of(row, case.words)
-    present = [o for o in row.operands if not o.optional or o.name in case.known()]
-    extents = {o.name: int(evaluate(o.elems, words)) for o in present}
-    size = np.dtype(DTYPE).itemsize
-    wide = {o.name: bytes_of(o.type, size) for o in present}
-    offsets, end = {}, RESERVED * size  # in bytes
-    for name, n in extents.items():
-        offsets[name] = end
-        end += -(-n * wide[name] // ALIGN) * ALIGN
-    memory = np.zeros(end + ALIGN, np.uint8)
-    memory = memory[-memory.ctypes.data % ALIGN :]
-    for name in extents.keys() & values.keys():
-        given = np.ascontiguousarray(values[name]).reshape(-1).view(np.uint8)
-        memory[offsets[name] : offsets[name] + given.size] = given
-    encoded = encode_row(row, words, {name: at // wide[name] for name, at in offsets.items()})
-    return memory, encoded, sum(n * wide[name] for name, n in extents.items())
-
-
 @pytest.mark.parametrize(("spec", "example", "row"), list(rows()))
 def test_row(benchmark, spec, example, row):
     case = Case(spec, example, DTYPE, example.batch)
     row = row.of(tuple(example.types.get(v, FLOAT) for v in row.variables)) if row.variables else row
     values = next(values for r, values in _row_runs(case) if r is row)
-    cells, encoded, n_bytes = place(case, row, values)
+    (encoded,), operands = place(case, [row], values)
+    heap = operands.pop("heap")
     loop = compiled_loop(address_of(row.name, DTYPE), SIGNATURE)
-    arguments = (CALLS, cells.ctypes.data, encoded.ctypes.data, 0, 1, 0)
+    arguments = (CALLS, heap.ctypes.data, encoded.ctypes.data, 0, 1, 0)
     loop(*arguments)
-    assert not cells.view(DTYPE)[:RESERVED].any(), f"{row.name} trapped"
+    assert not heap.any(), f"{row.name} trapped"
     words = words_of(row, case.words)
+    n_bytes = sum(o.size for o in operands.values())
     benchmark.extra_info.update(calls=CALLS, flops=int(evaluate(row.flops, words)), bytes=n_bytes)
     benchmark(loop, *arguments)

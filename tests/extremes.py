@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calcvm.ops import OPS, ROWS
-from calcvm.ops.contraction import ACTIVATIONS
+from calcvm.ops.epilogues import ACTIVATIONS
 from calcvm.ops.spec import Example
 from tests.rowrun import Case, run_row
 
@@ -81,6 +81,8 @@ def check_fused(name: str, dtype: str, n: int = 8) -> None:
         want = unary(name, dtype, z, attrs).forward()["y"]
         assert same_values(got, want), _first(name, got, want, z)
 
+    if not any(by.kind == "derivative" for row in OPS[name].bwd for by in row.epilogues):
+        return
     words, fused = ({**w, "N": 1, "K": s.size} for w in (words, fused))
     y = np.random.default_rng(0).choice(s, (n, s.size * s.size))
     for ya in y:

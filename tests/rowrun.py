@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from calcvm.kernels_cpu._common import KERNELS
-from calcvm.ops import FAMILIES
+from calcvm.ops import FAMILIES, epilogues
 from calcvm.ops.dims import Affine, numel, shape_of
 from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec
@@ -194,7 +194,7 @@ def cases(spec: OpSpec, dtype: str) -> list[Case]:
 def words_of(row: RowSpec, words: Mapping[str, Any], n_workers: int = 1) -> dict[str, Any]:
     """All that a row's sizes read: its words, with those that lowering gives it, and what it runs on."""
     on = On(n_workers, backend.gpu)
-    known = {"acc": 0, **words, **on._asdict()}
+    known = {"acc": 0, **row.defaults, **words, **on._asdict()}
     if row.workspace and "wn" not in words:
         wanted = workspace(row, known, on)[1]
         known["wn"] = wanted.at(1) if wanted.constant else wanted
@@ -407,6 +407,32 @@ def check_left_out(case: Case) -> None:
                     assert o.name not in got
                     for name, v in got.items():
                         assert same_bits(v, want[name]), f"{row.name}: {name} differs without {o.name}"
+
+
+def check_epilogues(case: Case) -> None:
+    """A row does the epilogues that it takes, each and all, to what it gives alone, as NumPy does them, by any team."""
+    rng = np.random.default_rng(3)
+    for row, values in _row_runs(case):
+        alone = _run(case, row, values)
+        result = row.writes[0].name
+        env = words_of(row, case.words) | {"act": 2, "alpha": 0.3}
+        for kinds in [*((kind,) for kind in row.takes), row.takes] if row.takes else []:
+            names = [o.name for o in epilogues.operands_of(kinds, "", "")]
+            own = {n: rng.uniform(-1, 1, int(evaluate(row.operand(n).elems, env))).astype(case.dtype) for n in names}
+            acts = bool(epilogues.words_of(kinds))
+            want = _completed(alone[result].astype(np.float64), own, acts, "ya" in own)
+            words = case.words | ({"act": 2, "alpha": 0.3} if acts else {})
+            for n in (1, *backend.teams[:2]):
+                got = run_row(row, words, values | own, case.dtype, known=case.known() | {*own}, n_workers=n)[result]
+                close(got.astype(np.float64), want, 64 * EPS[case.dtype], f"{row.name}: {kinds} by {n} workers")
+
+
+def _completed(y: np.ndarray, own: Mapping[str, np.ndarray], acts: bool, slope: bool) -> np.ndarray:
+    """Normalized by column, added to, and leaky ReLU with slope 0.3, or its derivative by ``ya``."""
+    if "factor" in own:
+        y = ((y.reshape(-1, own["factor"].size) - own["mean"]) * own["factor"] + own["offset"]).ravel()
+    y = y + own.get("other", 0)
+    return np.where((own["ya"] if slope else y) > 0, y, 0.3 * y) if acts else y
 
 
 def check_reads(found: list[Case]) -> None:

@@ -38,6 +38,15 @@ def test_a_row_of_the_table(whole):
     assert " passed" in out
 
 
+@pytest.mark.slow
+@pytest.mark.peers
+@pytest.mark.parametrize(("workload", "shows"), [("operators", "max_pool backward"), ("images", "resnet18, batch 2")])
+def test_operators_and_networks_for_images_beside_pytorch(workload, shows):
+    pytest.importorskip("torch")
+    out = run("bench", workload, "--quick")
+    assert shows in out and "FAILED" not in out
+
+
 @pytest.fixture
 def when_whole(whole):
     if not whole:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_data import write_mnist
+from test_data import cifar10_files, write_cifar10, write_mnist
 
 import calcvm as cv
 from calcvm import progress
@@ -283,7 +283,7 @@ def test_demo_of_lenet(tmp_path: Path, whole: bool) -> None:
     assert "LeNet on 16 by 16" in printed
     assert float(re.search(r"accuracy (0\.\d+)", printed)[1]) >= (0.985 if whole else 0.9)
     assert cv.load(tmp_path / "model.calc").predict(np.zeros((2, 1, 8, 8), np.uint8)).shape == (2, 10)
-    assert "take one of mlp, lenet" in refused("demo", "--network", "le", "--out", tmp_path)
+    assert "take one of mlp, lenet, resnet18" in refused("demo", "--network", "le", "--out", tmp_path)
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -295,7 +295,19 @@ def test_demo_on_idx_files(tmp_path: Path, zipped: bool) -> None:
         image[2 * label : 2 * label + 4, 4:20] += 180
     write_mnist(tmp_path, images, labels, zipped)
     printed = calcvm("demo", "--data", tmp_path, "--out", tmp_path, "--epochs", 30, "--seed", 1, "--workers", 1)
-    assert "784-64-64-10" in printed and "400 scans to learn from, 100 held out" in printed
+    assert "784-64-64-10" in printed and "400 images to learn from, 100 held out" in printed
+
+
+def test_demo_on_photographs(tmp_path: Path, whole: bool) -> None:
+    write_cifar10(tmp_path, "archive", cifar10_files(20))
+    for network, says in (("lenet", "LeNet on 32 by 32"), ("mlp", "3072-64-64-10"), ("resnet18", "ResNet-18")):
+        if whole or network == "lenet":
+            how = ("--data", tmp_path, "--out", tmp_path / network, "--epochs", 1)
+            printed = calcvm("demo", "--network", network, *how)
+            assert says in printed and "80 images to learn from, 20 held out" in printed
+            assert ("crop_fwd" in cv.load(tmp_path / network / "model.calc").program.disassemble()) == (
+                network != "mlp"
+            )
 
 
 def test_demo_fails_below_its_accuracy(tmp_path: Path) -> None:

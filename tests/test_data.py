@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import gzip
+import io
 import struct
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +104,92 @@ def test_missing_files_are_named(tmp_path: Path, images: np.ndarray) -> None:
     write_mnist(tmp_path, images, np.arange(7))
     with pytest.raises(CalcError, match="neither t10k-images"):
         data.mnist(tmp_path, "t10k")
+
+
+CIFAR10 = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+
+
+def cifar10_files(count: int = 4) -> dict[str, bytes]:
+    rng = np.random.default_rng(2)
+    records = (np.hstack([rng.integers(0, 10, (count, 1)), rng.integers(0, 256, (count, 3072))]) for _ in CIFAR10)
+    return {name: array.astype(np.uint8).tobytes() for name, array in zip(CIFAR10, records)}
+
+
+def write_cifar10(directory: Path, how: str, files: dict[str, bytes]) -> None:
+    """As files, in the folder of the archive, or as the archive."""
+    if how != "archive":
+        folder = directory if how == "files" else directory / "cifar-10-batches-bin"
+        folder.mkdir(exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        return
+    with tarfile.open(directory / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("how", ["files", "folder", "archive"])
+def test_cifar10_gives_images_channels_first(tmp_path: Path, how: str) -> None:
+    files = cifar10_files()
+    write_cifar10(tmp_path, how, files)
+    for part, names in (("train", CIFAR10[:5]), ("test", CIFAR10[5:])):
+        X, y = data.cifar10(tmp_path, part)
+        assert X.dtype == y.dtype == np.uint8 and X.shape == (4 * len(names), 3, 32, 32) and X.flags.c_contiguous
+        records = np.frombuffer(b"".join(files[name] for name in names), np.uint8).reshape(-1, 3073)
+        assert np.array_equal(y, records[:, 0])
+        assert X[3, 2, 5, 7] == records[3, 1 + 2 * 1024 + 5 * 32 + 7]
+    assert np.array_equal(data.images(tmp_path)[0], data.cifar10(tmp_path)[0])
+
+
+@pytest.mark.parametrize("how", ["files", "archive"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b[:-1], r"data_batch_2\.bin: 12291 bytes are no whole images of 3073 bytes"),
+        (lambda b: b"", r"data_batch_2\.bin: 0 bytes"),
+        (lambda b: b[:3073] + b"\x0a" + b[3074:], r"data_batch_2\.bin: image 1 has the label 10, expected 0 to 9"),
+    ],
+)
+def test_damaged_files_of_cifar10_are_refused(tmp_path: Path, how: str, change, message: str) -> None:
+    files = cifar10_files()
+    write_cifar10(tmp_path, how, {**files, CIFAR10[1]: change(files[CIFAR10[1]])})
+    with pytest.raises(CalcError, match=message):
+        data.cifar10(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [3, 200, -9, 0])
+def test_damaged_archives_are_refused(tmp_path: Path, keep: int) -> None:
+    write_cifar10(tmp_path, "archive", cifar10_files())
+    archive = tmp_path / "cifar-10-binary.tar.gz"
+    content = bytearray(archive.read_bytes())
+    content[-6] ^= keep == 0  # its checksum
+    archive.write_bytes(content[: keep or None])
+    with pytest.raises(CalcError, match=r"cifar-10-binary\.tar\.gz: .*fetch it again"):
+        data.cifar10(tmp_path)
+
+
+def test_missing_files_of_cifar10_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CalcError, match=r"neither data_batch_1\.bin nor cifar-10-binary\.tar\.gz"):
+        data.cifar10(tmp_path)
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    with pytest.raises(CalcError, match="cifar-10-batches-py is the version for Python, which is pickled and not read"):
+        data.cifar10(tmp_path)
+    with pytest.raises(CalcError, match=r"neither train-images-idx3-ubyte, .* nor cifar-10-binary"):
+        data.images(tmp_path)
+    files = cifar10_files()
+    write_cifar10(tmp_path, "files", {name: files[name] for name in CIFAR10[:3]})
+    with pytest.raises(CalcError, match=r"neither data_batch_4\.bin"):
+        data.images(tmp_path)
+    with pytest.raises(CalcError, match="no such directory"):
+        data.images(tmp_path / "nothing")
+    with pytest.raises(CalcError, match="part"):
+        data.cifar10(tmp_path, "t10k")
+    (tmp_path / "other").mkdir()
+    write_cifar10(tmp_path / "other", "archive", {name: files[name] for name in CIFAR10[1:]})
+    with pytest.raises(CalcError, match=r"does not hold data_batch_1\.bin"):
+        data.cifar10(tmp_path / "other")
 
 
 def test_sets_that_do_not_fit_are_refused(tmp_path: Path, images: np.ndarray) -> None:

@@ -59,6 +59,15 @@ def test_two_networks_draw_digits(tmp_path: Path) -> None:
     assert (tmp_path / "gan.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize("name", ["filters", "saliency", "grad_cam"])
+def test_a_trained_network_is_looked_into(name: str, tmp_path: Path) -> None:
+    for package in ("sklearn", "matplotlib"):
+        pytest.importorskip(package)
+    out = run(name, "--out", str(tmp_path / "seen.png"))
+    assert float(re.search(r"accuracy ([\d.]+)", out)[1]) > 0.9  # type: ignore[index]
+    assert (tmp_path / "seen.png").read_bytes()[:4] == b"\x89PNG"
+
+
 def test_an_agent_learns_to_balance() -> None:
     out = run("agent")
     assert "the agent takes 55,808 bytes" in out

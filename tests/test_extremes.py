@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calcvm.ops.contraction import ACTIVATIONS
+from calcvm.ops.epilogues import ACTIVATIONS
 from tests import extremes
 
 DTYPES = ("float32", "float64")

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import calcvm as cv
+from bench import memory
 from calcvm import nn
 from calcvm.vm.memory import methods
+from tests.test_zoo import REDUCED
 
 
 def paper_network():
@@ -29,6 +31,31 @@ def resident_bytes():
 def test_predicted_bytes_are_allocated_bytes(options):
     model = make(33, **options)
     assert model.plan.heap_bytes == model.heap.nbytes == model.resident.elements.nbytes == model.program.heap_bytes
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_the_memory_of_a_network_is_predicted_allocated_and_what_the_process_grows_by(name, whole):
+    """Of two steps in a fresh process: to the byte, and to the page."""
+    if name not in ("lenet", "resnet18") and not whole:
+        pytest.skip("takes --whole")
+    width, size, channels = REDUCED[name]
+    for batch in (1, 8) if whole else (3,):
+        found = memory.measured("ours", name=name, batch=batch, width=width, size=size, channels=channels)
+        assert not memory.wrong(found)
+        assert found["planned"] == memory.planned(name, batch, width=width, size=size, channels=channels)[1].heap_bytes
+
+
+@pytest.mark.parametrize("name", cv.zoo.__all__)
+def test_a_network_as_published_takes_what_its_plan_says(name, whole):
+    if not whole:
+        pytest.skip("takes --whole")
+    for batch in memory.BATCHES:
+        graph, plan = memory.planned(name, batch)
+        assert plan.lower_bound_bytes <= plan.heap_bytes <= 1.002 * plan.lower_bound_bytes
+        program = cv.compile(graph, plan=plan)  # verified, and not allocated
+        assert program.heap_bytes == plan.heap_bytes
+        if plan.heap_bytes < 1e8:
+            assert not memory.wrong(memory.measured("ours", name=name, batch=batch))
 
 
 def test_paper_network_at_batch_10000_fits_in_43_MB():

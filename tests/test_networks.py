@@ -11,17 +11,7 @@ from calcvm import nn
 torch = pytest.importorskip("torch")
 T = torch.nn
 
-
-class Branches(T.Module):
-    """Two branches, added, or joined along the channels."""
-
-    def __init__(self, one, other, join=False):
-        super().__init__()
-        self.branch, self.other, self.join = one, other, join
-
-    def forward(self, x):
-        a, b = self.branch(x), self.other(x)
-        return torch.cat([a, b], 1) if self.join else a + b
+from tests.torch_networks import Branches, given, ordered, start_alike  # noqa: E402
 
 
 def residual():
@@ -63,27 +53,6 @@ def depthwise():
         T.Flatten(), T.Linear(8 * 8 * 8, 4),
     )  # fmt: skip
     return ours, theirs
-
-
-def given(theirs):
-    """Its parameters and buffers in the order of ours, linear weights as ours are."""
-    states = [v.detach().numpy() for k, v in theirs.state_dict().items() if not k.endswith("num_batches_tracked")]
-    return [v.T if v.ndim == 2 else v for v in states]
-
-
-def ordered(model):
-    """Parameters and buffers of a model layer by layer, as PyTorch lists them."""
-    names = [*model.parameters, *model.buffers]
-    rank = {"weight": 0, "scale": 0, "bias": 1, "shift": 1, "running_mean": 2, "running_var": 3}
-    graph = [*model.program.info["parameters"]]
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in graph))
-    return sorted(names, key=lambda n: (layers.index(n.rpartition(".")[0]), rank[n.rpartition(".")[2]]))
-
-
-def start_alike(model, theirs):
-    """Ours begins with the weights of theirs."""
-    for name, value in zip(ordered(model), given(theirs), strict=True):
-        (model.parameters if name in model.parameters else model.buffers)[name][...] = value
 
 
 def train_alike(model, theirs, rate, x, y, loss, rel, **tolerance):

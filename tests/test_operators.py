@@ -38,6 +38,13 @@ def test_declared(name, dtype, check):
     CHECKS[check](cases(OPS[name], dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [n for n in NAMES if any(row.takes for row in OPS[n].rows)])
+def test_epilogues(name, dtype):
+    for case in cases(OPS[name], dtype):
+        rowrun.check_epilogues(case)
+
+
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_gradients(name):
     for case in cases(OPS[name], "float64"):

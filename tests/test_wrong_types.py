@@ -95,8 +95,8 @@ def function(name):
 
 
 OF_IMAGES = {
-    "kernel": 2, "p": 2.0, "size": 3, "groups": 2, "padding": 0, "channels": 4, "running_mean": None,
-    "running_var": None,
+    "kernel": 2, "p": 1.0, "size": 3, "groups": 2, "padding": 0, "channels": 4, "running_mean": None,
+    "running_var": None, "most": 1, "mean": 0.5, "std": 2.0,
 }  # fmt: skip
 
 
@@ -127,9 +127,25 @@ def layer(kind):
     return call, _parameters(kind)
 
 
+def looking(name):
+    """A picture of what a network looks at, in a scene of its own."""
+    fn = getattr(cv, name)
+
+    def call(**wrong):
+        s = scene()
+        x = s.g.placeholder("image", (None, 2, 6, 6))
+        right = dict(
+            zip(_parameters(fn), (cv.flatten(cv.max_pool(x, 2)), s.g.placeholder("classes", (None,), "int64"), x))
+        )
+        return fn(**{**right, **wrong})
+
+    return call, _parameters(fn)
+
+
 LAYERS = [
     k for k in vars(nn).values()
-    if isinstance(k, type) and issubclass(k, nn.Layer) and k.__module__ in ("calcvm.nn.images", "calcvm.nn.norms")
+    if isinstance(k, type) and issubclass(k, nn.Layer)
+    and k.__module__ in ("calcvm.nn.augment", "calcvm.nn.images", "calcvm.nn.norms")
 ]  # fmt: skip
 
 
@@ -183,12 +199,13 @@ def targets():
     def network(**wrong):
         return cv.build_graph(nn.Linear(**{"units": 3, **wrong}), (4,), "mse", "adam")
 
-    def dropout(**wrong):
-        return cv.build_graph(nn.Dropout(**wrong) >> nn.Linear(3), (4,), "mse", "adam")
+    def dropout(layer, **wrong):
+        return cv.build_graph(layer(**wrong) >> nn.Linear(3), (4,), "mse", "adam")
 
     out |= {
         "nn.Linear": (network, _parameters(nn.Linear)),
-        "nn.Dropout": (dropout, _parameters(nn.Dropout)),
+        "nn.Dropout": (partial(dropout, nn.Dropout), _parameters(nn.Dropout)),
+        "nn.Dropout2d": (partial(dropout, nn.Dropout2d), _parameters(nn.Dropout2d)),
         "nn.Center": (lambda momentum: nn.Center(momentum), ["momentum"]),
         "nn.PReLU": plain(nn.PReLU),
         "nn.Residual": (lambda branch, shortcut=None: nn.Residual(branch, shortcut), ["branch", "shortcut"]),
@@ -197,6 +214,10 @@ def targets():
         "nn.Sequential": (lambda layer: nn.Sequential(layer), ["layer"]),
         "nn.Function": (lambda fn: nn.Function(fn), ["fn"]),
         "layer >>": (lambda other: nn.ReLU() >> other, ["other"]),
+        "cv.gradient": (
+            lambda **wrong: (s := scene()) and cv.gradient(**{"y": cv.sum(s.x @ s.W), "x": s.x, **wrong}), ["y", "x"],
+        ),
+        **{f"cv.{name}": looking(name) for name in ("saliency", "grad_cam")},
         "cv.apply": (lambda name="relu", x=None: cv.apply(name, scene().x if x is None else x), ["name", "x"]),
         "cv.register_op": (lambda spec: cv.register_op(spec), ["spec"]),
         "CalcGraph.placeholder": method(cv.CalcGraph, cv.CalcGraph, "placeholder", name="x", shape=(None, 4)),

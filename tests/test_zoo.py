@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
 
 import numpy as np
 import pytest
 
 import calcvm as cv
-from calcvm import nn, zoo
+from calcvm import zoo
 from calcvm.graph import CalcGraph
 
 # parameters as published: by the authors, Caffe's models (LeNet, AlexNet in groups, GoogLeNet) or torchvision
@@ -38,64 +37,14 @@ def test_it_is_as_large_as_published(name):
     assert sum(prod(n.b for n in v.shape) for v in g.variables.values() if v.kind == "parameter") == PARAMETERS[name]
 
 
-def theirs_of(layer):
-    """A layer of PyTorch's for ours, which finds its inputs' channels itself."""
-    T = pytest.importorskip("torch").nn
-    from tests.test_networks import Branches
-
-    name = type(layer).__name__
-    if isinstance(layer, nn.Sequential):
-        return T.Sequential(*map(theirs_of, layer))
-    if isinstance(layer, nn.Residual):
-        return Branches(theirs_of(layer.branch), theirs_of(layer.shortcut or nn.Sequential()))
-    if isinstance(layer, nn.Concat):
-        return Joined(map(theirs_of, layer.branches))
-    if name == "Conv2d":
-        of = (layer.channels, layer.kernel, layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias)
-        return T.LazyConv2d(*of)
-    if name == "ConvTranspose2d":
-        return T.LazyConvTranspose2d(layer.channels, layer.kernel, layer.stride)
-    if name == "MaxPool2d":
-        return T.MaxPool2d(layer.kernel, layer.stride, layer.padding, ceil_mode=layer.ceil_mode)
-    make = {
-        "BatchNorm": T.LazyBatchNorm2d, "InstanceNorm": partial(T.LazyInstanceNorm2d, affine=True, track_running_stats=False), "Flatten": T.Flatten,
-        "ReLU": T.ReLU, "ReLU6": T.ReLU6, "GlobalAvgPool": partial(T.AdaptiveAvgPool2d, 1), "Dropout": T.Identity,
-    }  # fmt: skip
-    if name in make:
-        return make[name]()
-    if name == "LeakyReLU":
-        return T.LeakyReLU(layer.alpha)
-    if name == "LocalResponseNorm":
-        return T.LocalResponseNorm(layer.size, layer.alpha, layer.beta, layer.k)
-    assert name == "Linear", name
-    return T.LazyLinear(layer.units)
-
-
-def Joined(branches):  # noqa: N802
-    import torch
-
-    class Joined(torch.nn.ModuleList):
-        def forward(self, x):
-            return torch.cat([branch(x) for branch in self], 1)
-
-    return Joined(branches)
-
-
-def without_dropout(layer):
-    """Which draws other numbers than PyTorch's."""
-    for inner in layer if isinstance(layer, nn.Sequential) else ():
-        if isinstance(inner, nn.Dropout):
-            inner.rate = 0.0
-    return layer
-
-
 @pytest.mark.peers
 @pytest.mark.parametrize("name", REDUCED)
 def test_it_trains_as_torchs(name, whole):
     if name not in SAMPLE and not whole:
         pytest.skip("takes --whole")
     torch = pytest.importorskip("torch")
-    from tests.test_networks import start_alike, train_alike
+    from tests.test_networks import train_alike
+    from tests.torch_networks import start_alike, theirs_of, without_dropout
 
     torch.manual_seed(0)
     width, size, channels = REDUCED[name]

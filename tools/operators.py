@@ -108,6 +108,10 @@ def row_lines(row: RowSpec) -> Iterator[str]:
     )  # fmt: skip
     yield from wrapped("words", ", ".join(map(word_text, row.words)) or "none")
     yield from operand_lines(row)
+    if row.takes:
+        yield from wrapped("does", ", then ".join(row.takes))
+    if row.epilogues:
+        yield from wrapped("is", ", ".join(dict.fromkeys(by.kind for by in row.epilogues)))
     if row.in_place:
         yield from wrapped("in place", ", ".join(f"{written} = {read}" for written, read in row.in_place))
     for expression in row.require:

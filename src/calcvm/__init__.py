@@ -24,6 +24,7 @@ from calcvm.errors import (
 from calcvm.fleet import Fleet, Handle, Results
 from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions
+from calcvm.gradients import grad_cam, gradient, saliency
 from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
 from calcvm.images import *  # noqa: F403
 from calcvm.images import __all__ as _images
@@ -49,8 +50,9 @@ __all__ = [
     "EarlyStopping", "Ensemble", "Exploration", "FileError", "FileStore", "Fleet", "Handle",
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Path", "Plan", "PlanError", "Program",
     "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "TensorDescriptor",
-    "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "init", "load",
-    "load_program", "nn", "plan", "register_op", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
+    "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "grad_cam",
+    "gradient", "init", "load", "load_program", "nn", "plan", "register_op", "saliency",
+    "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]

@@ -1,9 +1,10 @@
-"""Loaders of real data: IDX files (the format of MNIST) and scikit-learn's bundled digits."""
+"""Loaders of real data: IDX files (the format of MNIST), CIFAR-10's binary files, and scikit-learn's bundled digits."""
 
 from __future__ import annotations
 
 import gzip
 import math
+import tarfile
 import zlib
 from pathlib import Path
 from typing import BinaryIO
@@ -76,7 +77,7 @@ def _read_idx(file: BinaryIO, path: Path, rank: int | None) -> np.ndarray:
 
 
 def mnist(directory: str | Path, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """MNIST, or a set in its format, from a directory of IDX files.
+    """MNIST, or a set in its format such as Fashion-MNIST, from a directory of IDX files.
 
     The files are ``<part>-images-idx3-ubyte`` and ``<part>-labels-idx1-ubyte``, with or without ``.gz``.
 
@@ -114,6 +115,114 @@ def _find(directory: Path, name: str) -> Path:
         if path.exists():
             return path
     raise CalcError(f"{directory}: holds neither {name} nor {name}.gz")
+
+
+CIFAR10_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
+CIFAR10_FOLDER, CIFAR10_ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
+CIFAR10_SHAPE, CIFAR10_CLASSES = (3, 32, 32), 10
+
+
+def cifar10(directory: str | Path, part: str = "train") -> tuple[np.ndarray, np.ndarray]:
+    """CIFAR-10 from its binary version.
+
+    Its files, ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``, are in the directory, in
+    ``cifar-10-batches-bin`` there, or inside ``cifar-10-binary.tar.gz`` there, which is read as it is.  The version for Python
+    is pickled, and reading a stranger's pickle runs what is in it.
+
+    Parameters
+    ----------
+    directory : str or Path
+    part : {"train", "test"}
+
+    Returns
+    -------
+    X : ndarray, shape (n_images, 3, 32, 32), uint8, channels red, green, blue
+    y : ndarray, shape (n_images,), uint8, classes 0 to 9
+
+    Raises
+    ------
+    CalcError
+        A file is missing or damaged.
+
+    References
+    ----------
+    https://www.cs.toronto.edu/~kriz/cifar.html ("Binary version")
+    """
+    if part not in CIFAR10_FILES:
+        raise CalcError(f"part {part!r} of CIFAR-10 is unknown: take one of {', '.join(CIFAR10_FILES)}")
+    names = CIFAR10_FILES[part]
+    directory = Path(directory)
+    folder = next((d for d in (directory, directory / CIFAR10_FOLDER) if (d / names[0]).exists()), None)
+    if folder is None and (directory / CIFAR10_ARCHIVE).exists():
+        files = _inside(directory / CIFAR10_ARCHIVE, names)
+    else:
+        files = {path: _whole(path) for path in ((folder or directory) / name for name in names)}
+    sets = [_cifar10(path, content) for path, content in files.items()]
+    X, y = (np.concatenate(arrays) for arrays in zip(*sets))
+    return X, y
+
+
+def _whole(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        pickled = [d for d in (path.parent / path.stem, path.parent / "cifar-10-batches-py") if d.exists()]
+        hint = f"; {pickled[0].name} is the version for Python, which is pickled and not read" if pickled else ""
+        raise CalcError(
+            f"{path.parent}: holds neither {path.name} nor {CIFAR10_ARCHIVE}, CIFAR-10's binary version{hint}"
+        ) from error
+    except OSError as error:
+        raise CalcError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _inside(archive: Path, names: list[str]) -> dict[Path, bytes]:
+    """Files of an archive, by their paths; nothing is unpacked to disk."""
+    try:
+        with gzip.open(archive) as unzipped:
+            with tarfile.open(fileobj=unzipped, mode="r|") as tar:
+                members = ((Path(member.name).name, member) for member in tar if member.isfile())
+                found = {n: tar.extractfile(member).read() for n, member in members if n in names}  # type: ignore[union-attr]
+            while unzipped.read(_CHUNK_BYTES):  # to its checksum
+                pass
+    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise CalcError(f"{archive}: damaged archive ({error}); fetch it again") from error
+    except OSError as error:
+        raise CalcError(f"{archive}: cannot be read ({error.strerror or error})") from error
+    if missing := [name for name in names if name not in found]:
+        raise CalcError(f"{archive}: does not hold {missing[0]}; fetch it again")
+    return {archive / name: found[name] for name in names}
+
+
+def _cifar10(path: Path, content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of one file: records of a label and an image."""
+    size = 1 + math.prod(CIFAR10_SHAPE)
+    if not content or len(content) % size:
+        raise CalcError(f"{path}: {len(content)} bytes are no whole images of {size} bytes; fetch it again")
+    records = np.frombuffer(content, np.uint8).reshape(-1, size)
+    if (wrong := np.flatnonzero(records[:, 0] >= CIFAR10_CLASSES)).size:
+        raise CalcError(
+            f"{path}: image {wrong[0]} has the label {records[wrong[0], 0]}, expected 0 to 9; fetch it again"
+        )
+    return records[:, 1:].reshape(-1, *CIFAR10_SHAPE), records[:, 0]
+
+
+def images(directory: str | Path) -> tuple[np.ndarray, np.ndarray]:
+    """The training set that a directory holds: of `mnist` or of `cifar10`, whichever has files there.
+
+    Raises
+    ------
+    CalcError
+        As of these, or it has files of neither.
+    """
+    directory = Path(directory)
+    if any((directory / name).exists() for name in (*CIFAR10_FILES["train"], CIFAR10_FOLDER, CIFAR10_ARCHIVE)):
+        return cifar10(directory)
+    if directory.is_dir() and not any(directory.glob("train-*-ubyte*")):
+        raise CalcError(
+            f"{directory}: holds neither train-images-idx3-ubyte, of MNIST or a set in its format, nor {CIFAR10_ARCHIVE}, "
+            "CIFAR-10's binary version"
+        )
+    return mnist(directory)
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:

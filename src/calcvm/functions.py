@@ -6,7 +6,6 @@ reference (``docs/operators.md``, generated from the table) has the equations an
 
 from __future__ import annotations
 
-from builtins import sum as sum_of
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +28,7 @@ __all__ = [
     "concat",
     "div",
     "dropout",
+    "dropout2d",
     "elu",
     "equal",
     "exp",
@@ -488,14 +488,26 @@ def dropout(x: Variable, rate: float = 0.5) -> Variable:
 
     The mask is a function of the model's seed, the step and the element: it is not stored.
     """
-    checks.one_of("dropout", x, Variable, "a variable")
-    rate = checks.number(f"dropout of {x}: rate", rate, 0, 1, ends="[)")
+    return _drawn("dropout", "dropout", x, rate)
+
+
+def dropout2d(x: Variable, rate: float = 0.5) -> Variable:
+    """Zero each channel of each sample of x (N, C, *sizes) with probability ``rate``, and scale the others by 1 / (1 - rate).
+
+    The mask, a number for each sample and channel, is a function of the model's seed, the step and the place.
+    """
+    return x * _drawn("dropout2d", "dropout_mask", x, rate)
+
+
+def _drawn(what: str, op: str, x: Variable, rate: float) -> Variable:
+    """An operator that drops with a probability, which lies in the heap."""
+    checks.one_of(what, x, Variable, "a variable")
+    rate = checks.number(f"{what} of {x}: rate", rate, 0, 1, ends="[)")
     g, _ = x.graph, x.graph.active  # a path is open, or nothing is added
-    rng = g.state("rng", 2, "int64", {"kind": "rng"})
-    name = g.unique("dropout")
-    stream = sum_of(op.spec.name == "dropout" for path in g.paths.values() for op in path.operations)
-    state = g.state(f"{name}.rate", 1, "float64", {"kind": "float64", "value": rate})
-    y = apply("dropout", x, rng, state, out=name, stream=stream)
+    with g.drawing() as (rng, stream):
+        name = g.unique(what)
+        state = g.state(f"{name}.rate", 1, "float64", {"kind": "float64", "value": rate})
+        y = apply(op, x, rng, state, out=name, stream=stream)
     y.unnamed = True
     return y
 

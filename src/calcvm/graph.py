@@ -15,7 +15,7 @@ from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.declarations import sizes_of
 from calcvm.ops.dims import ONE, Affine, Shape, check_linear, numel, shape_of, show
-from calcvm.ops.layouts import axes, between, laid, seen
+from calcvm.ops.layouts import LAST, axes, between, laid, seen
 from calcvm.ops.spec import Attr, is_own
 from calcvm.ops.statement import unique
 from calcvm.ops.types import CELLS, FLOAT, RANKS, VARIABLES, promoted
@@ -493,7 +493,9 @@ class CalcGraph:
         rows += [["path", p.name, " ".join(op.spec.name for op in p.operations)] for p in self.paths.values()]
         return html(repr(self), ["kind", "name", "shape, or operators"], rows)
 
-    def placeholder(self, name: str, shape: Sequence[int | None], dtype: Any = None) -> Variable:
+    def placeholder(
+        self, name: str, shape: Sequence[int | None], dtype: Any = None, channels_last: bool = False
+    ) -> Variable:
         """Data that the user sets.
 
         Parameters
@@ -501,13 +503,18 @@ class CalcGraph:
         shape : sizes; None for the batch, at most once.
         dtype : "int64", "int32", "uint8", "int8", "bool", "float32", "float64" or NumPy's types of these names, for data
             that lie in the heap as they are; what computes with the graph's float (None) gets them cast.
+        channels_last : the data, whose shape this is, are (N, *sizes, C); operators see (N, C, *sizes) nevertheless.
         """
         dims = shape_of(checks.sizes(f"placeholder {name!r}: shape", shape, batch=True))
         if sum(not s.constant for s in dims) > 1:
             raise ShapeError(
                 f"placeholder {name!r}: shape {show(dims)} has the batch more than once: give numbers instead"
             )
-        return self._add(name, "placeholder", dims, type=dtypes.type_of(f"placeholder {name!r}", dtype))
+        layout = LAST if checks.flag(f"placeholder {name!r}: channels_last", channels_last) else ""
+        if layout and len(dims) < 3:
+            raise ShapeError(f"placeholder {name!r}: shape {show(dims)} is not (N, *sizes, channels)")
+        type_ = dtypes.type_of(f"placeholder {name!r}", dtype)
+        return self._add(name, "placeholder", seen(dims, layout), type=type_, layout=layout)
 
     def parameter(
         self,
@@ -591,6 +598,20 @@ class CalcGraph:
             known = self._add(self.unique(name), "state", shape_of((elems,)), type=type_, init=init, unnamed=True)
             self.states[name] = known
         return known
+
+    @contextmanager
+    def drawing(self) -> Iterator[tuple[Variable, int]]:
+        """The state of the random numbers, and a stream of them that no operator draws from yet.
+
+        States that are made for an operator which is refused are not kept.
+        """
+        states, variables = {**self.states}, {**self.variables}
+        stream = sum("stream" in op.attrs for path in self.paths.values() for op in path.operations)
+        try:
+            yield self.state("rng", 2, "int64", {"kind": "rng"}), stream
+        except CalcError:
+            self.states, self.variables = states, variables
+            raise
 
     @property
     def form(self) -> tuple[Any, ...]:

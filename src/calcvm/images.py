@@ -11,11 +11,12 @@ from typing import Any
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply, as_numbers
+from calcvm.ops.resizing import BEYOND
 
 __all__ = [
     "adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "batch_norm", "conv1d", "conv2d", "conv3d",
     "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "global_avg_pool", "global_max_pool", "group_norm",
-    "instance_norm", "local_response_norm", "lp_pool", "max_pool", "pad", "upsample",
+    "instance_norm", "local_response_norm", "lp_pool", "max_pool", "pad", "random_crop", "random_flip", "upsample",
 ]  # fmt: skip
 
 Sizes = int | Sequence[int]
@@ -294,7 +295,7 @@ def pad(x: Variable, padding: Padding, mode: str = "constant", value: float = 0.
         if len(pairs) > x.rank:
             raise ShapeError(f"pad: {len(pairs)} pairs for the {x.rank} axes of x {x}")
     pairs = [(0, 0)] * (x.rank - len(pairs)) + pairs
-    checks.choice("pad: mode", mode, ("constant", "reflect", "edge", "wrap"))
+    checks.choice("pad: mode", mode, BEYOND)
     value = checks.number("pad: value", value)
     return apply("pad", x, pads=(*(a for a, _ in pairs), *(b for _, b in pairs)), mode=mode, value=value)
 
@@ -326,3 +327,57 @@ def upsample(
             raise CalcError(f"upsample: scale {checks.shown(scale)} is not one number for each of {n} spatial axes")
         given["scales"] = tuple(checks.number("upsample: scale", v, 0, 2**20, ends="(]") for v in several)
     return apply("upsample", x, **given, mode=mode, align_corners=checks.flag("upsample: align_corners", align_corners))
+
+
+# ---------------------------------------------------------------- augmentation
+def random_crop(
+    x: Variable, size: Sizes | None = None, padding: Sizes = 0, mode: str = "constant", training: bool | None = None
+) -> Variable:
+    """Of each image of x (N, C, *sizes), padded, a part at a place that is drawn; without training its middle.
+
+    What is drawn is a function of the model's seed, the step and the image's number in the batch.  No gradient goes to x.
+
+    size : of the part, one for all axes or one each; None: of the image, which is then shifted by up to ``padding``.
+    padding : elements before and after every axis, or each.  mode : of `pad`, with zeros.  training : default: whether
+    the path trains.
+
+    Raises
+    ------
+    ShapeError : the part is larger than the padded image, or the image too small to be mirrored so far.
+    CalcError : a setting is none.
+    """
+    n, train = _spatial("random_crop", x), _trains("random_crop", x, training)
+    whole = x.shape[2:] if size is None else sizes("random_crop: size", size, n, 1)
+    pads = sizes("random_crop: padding", padding, n, 0)
+    checks.choice("random_crop: mode", mode, BEYOND)
+    if size is None and not train:
+        return x
+    given = {"sizes": tuple(s if isinstance(s, int) else s.b for s in whole), "padding": pads, "flips": (0.0,) * n}
+    return _augmented(x, train, **given, mode=mode)
+
+
+def random_flip(x: Variable, p: float = 0.5, axis: int = -1, training: bool | None = None) -> Variable:
+    """Each image of x (N, C, *sizes) mirrored along a spatial axis with probability p; without training x.
+
+    training, and what is drawn : as of `random_crop`.
+    """
+    n, train = _spatial("random_flip", x), _trains("random_flip", x, training)
+    p = checks.number("random_flip: p", p, 0, 1)
+    axis = checks.integer("random_flip: axis", axis, -n, x.rank - 1) % x.rank
+    if axis < 2:
+        raise CalcError(f"random_flip: axis {axis} of {x} is none of its spatial axes")
+    if not train or not p:
+        return x
+    flips = tuple(p if k == axis - 2 else 0.0 for k in range(n))
+    return _augmented(x, train, sizes=tuple(s.b for s in x.shape[2:]), padding=(0,) * n, flips=flips)
+
+
+def _trains(name: str, x: Variable, training: bool | None) -> bool:
+    return x.graph.active.backward if training is None else checks.flag(f"{name}: training", training)
+
+
+def _augmented(x: Variable, train: bool, **given: Any) -> Variable:
+    if not train:
+        return apply("crop", x, None, **given)
+    with x.graph.drawing() as (rng, stream):
+        return apply("crop", x, rng, **given, stream=stream)

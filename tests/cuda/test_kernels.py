@@ -35,6 +35,12 @@ def test_declared(name, check, whole):
     CHECKS[check](some(name, "float32", whole, [*CHECKS].index(check)))
 
 
+@pytest.mark.parametrize("name", [n for n in NAMES if any(row.takes for row in OPS[n].rows)])
+def test_epilogues(name, whole):
+    for case in some(name, "float32", whole):
+        rowrun.check_epilogues(case)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_forward(name, monkeypatch, whole):
     """The examples again, with several warps to a block."""

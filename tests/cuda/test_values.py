@@ -9,7 +9,7 @@ from calcvm.kernels_cuda import _loops
 from calcvm.kernels_cuda._cuda import at
 from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops import OPS
-from calcvm.ops.contraction import ACTIVATIONS
+from calcvm.ops.epilogues import ACTIVATIONS
 from calcvm.ops.spec import Example
 from tests import extremes, rowrun
 from tests.cuda.compiling import ptx_of

@@ -179,6 +179,16 @@ def test_dropout_draws_the_masks_of_the_cpu(mode):
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_augmentation_draws_the_places_of_the_cpu(mode):
+    X, y = data()
+    augment = nn.Reshape(SIZES[0], 1) >> nn.Dropout2d(0.2) >> nn.Reshape(1, SIZES[0]) >> nn.RandomShift(2, "wrap")
+    augment = augment >> nn.RandomHorizontalFlip() >> nn.Flatten()
+    cpu, gpu = pair(augment >> nn.Linear(SIZES[-1]), optimizer=cv.SGD(0.05), **MODES[mode])
+    losses = [[m.step(X[:BATCH], y[:BATCH]) for _ in range(10)] for m in (cpu, gpu)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
 def test_hyperparameters_and_schedules_take_effect():
     X, y = data(BATCH)
     cpu, gpu = pair(optimizer=cv.SGD(0.1, schedule=cv.Step(3, 0.5), momentum=0.5), **MODES["all blocks"])

@@ -12,7 +12,10 @@ from typing import Any
 from calcvm.formulas import number as n
 from calcvm.formulas.declare import ELEMENTWISE, Cells, Choice, Formula, Real, To, elementwise
 
-__all__ = ["ACCUMULATE", "CAST", "ELEMENTWISE", "FILL"]
+__all__ = ["ACCUMULATE", "ACTIVATIONS", "CAST", "ELEMENTWISE", "FILL"]
+
+# Those that other rows apply to their results.  Stored programs have their numbers: append only.
+ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu", "relu6", "silu", "hard_swish")
 
 
 # ---------------------------------------------------------------- of one operand

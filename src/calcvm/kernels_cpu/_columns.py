@@ -21,33 +21,34 @@ BLOCK, WIDE = 128, 4  # rows of a block; vectors of columns at once, which have 
 
 
 class Block:
-    """Columns of some vectors, from the i-th on, the last of them by mask."""
+    """Columns of some vectors, from the i-th on, the last of them by mask where ``left`` are left."""
 
     def __init__(self, e: Lanes, i: Any, left: Any, vectors: int):
         self.e, self.b, self.vectors = e, e.b, vectors
-        self.mask = None if left is None else e.below(left)
-        self.at = [e.b.add(i, c64(k * e.lanes)) for k in range(vectors)]
+        self.at = [(e.b.add(i, c64(k * e.lanes)), None) for k in range(vectors)]
+        if left is not None:
+            self.at[-1] = self.at[-1][0], e.below(left)
         self.zeros = [ir.Constant(e.vec, [0.0] * e.lanes)] * vectors
 
     def row(self, p: Any, r: Any = None, stride: Any = None) -> list[V]:
         """Vectors of row r."""
         if r is not None:
             p = self.b.gep(p, [self.b.mul(r, stride)])
-        return [self.e.get(p, k, self.mask) for k in self.at]
+        return [self.e.get(p, *at) for at in self.at]
 
     def put(self, vs: list[V], p: Any, r: Any = None, stride: Any = None) -> None:
         if r is not None:
             p = self.b.gep(p, [self.b.mul(r, stride)])
-        for v, k in zip(vs, self.at):
-            self.e.put(v, p, k, self.mask)
+        for v, at in zip(vs, self.at):
+            self.e.put(v, p, *at)
 
     def row_or(self, default: float, p: Any, there: Any) -> list[V]:
         """A row that is read where ``there`` is not 0, elsewhere it is ``default``."""
         b, e = self.b, self.e
         live = e.splat(b.icmp_signed("!=", there, c64(0)))
-        masked = live if self.mask is None else b.and_(live, self.mask)
         other = ir.Constant(e.vec, [default] * e.lanes)
-        return [V(b, b.select(live, e.get(p, k, masked).v, other)) for k in self.at]
+        masks = [(k, live if mask is None else b.and_(live, mask)) for k, mask in self.at]
+        return [V(b, b.select(live, e.get(p, *at).v, other)) for at in masks]
 
     def splat(self, x: Any) -> V:
         """A number, or a count as one."""
@@ -56,9 +57,10 @@ class Block:
         return V(self.b, self.e.splat(x))
 
     def over(self, x: V, count: Any) -> V:
-        """x / count, by a reciprocal: left to the compiler, masked vectors would be divided in another way than whole ones."""
+        """x / count, by a reciprocal and rounded: left to the compiler, blocks of another width would be divided in another way."""
         one = ir.Constant(self.e.element, 1.0)
-        return x * self.splat(self.b.fdiv(one, self.b.sitofp(count, self.e.element)))
+        share = self.splat(self.b.fdiv(one, self.b.sitofp(count, self.e.element)))
+        return V(self.b, self.b.fmul(x.v, share.v, flags=("nsz",)))
 
     def wrapped(self, vs: list[Any]) -> list[V]:
         return [V(self.b, v) for v in vs]
@@ -68,20 +70,41 @@ class Block:
 
 
 def by_columns(e: Lanes, n: Any, visit: Callable[[Block], None]) -> None:
-    """``visit`` all of n columns: blocks of WIDE vectors, then what whole vectors are left, then what is left of one."""
+    """``visit`` all of n columns: blocks of WIDE vectors, then what is left: with the part of a vector, or it alone where masks cost."""
     b = e.b
-    whole, vectors, rest = b.and_(n, c64(-WIDE * e.lanes)), b.sdiv(n, c64(e.lanes)), b.and_(n, c64(e.lanes - 1))
+    whole, rest = b.and_(n, c64(-WIDE * e.lanes)), b.and_(n, c64(e.lanes - 1))
+    left = b.sub(n, whole)
 
     def several(i: Any, carried: list) -> list:
         visit(Block(e, i, None, WIDE))
         return carried
 
     counting(b, c64(0), whole, WIDE * e.lanes, [], several)
+    if e.target.free_masks:
+        vectors = b.sdiv(b.add(left, c64(e.lanes - 1)), c64(e.lanes))
+        for k in range(1, WIDE + 1):
+            with b.if_then(b.icmp_signed("==", vectors, c64(k))):
+                visit(Block(e, whole, b.sub(left, c64((k - 1) * e.lanes)), k))
+        return
     for k in range(1, WIDE):
-        with b.if_then(b.icmp_signed("==", b.and_(vectors, c64(WIDE - 1)), c64(k))):
+        with b.if_then(b.icmp_signed("==", b.sdiv(left, c64(e.lanes)), c64(k))):
             visit(Block(e, whole, None, k))
     with b.if_then(b.icmp_signed(">", rest, c64(0))):
         visit(Block(e, b.sub(n, rest), rest, 1))
+
+
+def by_blocks(e: Lanes, n: Any, rows: Any, visit: Callable[[Block, Any, Any], None]) -> None:
+    """``visit(columns, first row, rows of it)`` by blocks of rows, all columns of one while they lie in the cache; at least one."""
+    b = e.b
+
+    def block_of_rows(start: Any, carried: list) -> list:
+        left = b.sub(rows, start)
+        count = b.select(b.icmp_signed("<", left, c64(BLOCK)), left, c64(BLOCK))
+        by_columns(e, n, lambda block: visit(block, start, count))
+        return carried
+
+    some = b.select(b.icmp_signed(">", rows, c64(1)), rows, c64(1))
+    counting(b, c64(0), some, BLOCK, [], block_of_rows)
 
 
 def rows_of(formula: Callable, reads: int, columns: str, prepare: Callable, params: str = "") -> Any:
@@ -94,7 +117,7 @@ def rows_of(formula: Callable, reads: int, columns: str, prepare: Callable, para
     def emit(e: Lanes, n: Any, rows: Any, stride: Any, *args: Any) -> None:
         xs, y, rest = args[:reads], args[reads], list(args[reads + 1 :])
 
-        def visit(block: Block) -> None:
+        def visit(block: Block, start: Any, count: Any) -> None:
             given = iter(rest)
             found = [
                 block.row(next(given)) if kind == "v" else block.row_or(float(kind), next(given), next(given))
@@ -108,9 +131,9 @@ def rows_of(formula: Callable, reads: int, columns: str, prepare: Callable, para
                 block.put([formula(*v, *h) for v, h in zip(values, held)], y, r, stride)
                 return carried
 
-            counting(e.b, c64(0), rows, 1, [], row)
+            counting(e.b, start, e.b.add(start, count), 1, [], row)
 
-        by_columns(e, n, visit)
+        by_blocks(e, n, rows, visit)
 
     return loop_of("ii" + "p" * (reads + 1) + "".join("p" if kind == "v" else "pi" for kind in columns) + params, emit)
 
@@ -140,46 +163,38 @@ def _block_sums(block: Block, count: Any, terms: Callable, k: int) -> list[list[
     return [sums[0][t * nv : (t + 1) * nv] for t in range(k)]
 
 
-def _each_block(block: Block, rows: Any, state: list, body: Callable) -> list:
-    """``body(first row, rows of it, state)`` for blocks of rows."""
-
-    def one(start: Any, state: list) -> list:
-        return body(start, block.smaller(c64(BLOCK), block.b.sub(rows, start)), state)
-
-    return counting(block.b, c64(0), rows, BLOCK, state, one)
+def _sums_so_far(block: Block, start: Any, places: tuple) -> list[list[V]]:
+    """What lies at each of these places, 0 before the first row."""
+    b = block.b
+    begun = b.icmp_signed(">", start, c64(0))
+    return [[V(b, b.select(begun, v.v, zero)) for v, zero in zip(block.row(p), block.zeros)] for p in places]
 
 
 def _moments(e: Lanes, n: Any, rows: Any, stride: Any, x: Any, mean: Any, m2: Any) -> None:
     b = e.b
 
-    def visit(block: Block) -> None:
-        first, nv = block.row(x), block.vectors
+    def visit(block: Block, start: Any, count: Any) -> None:
+        origin = b.gep(x, [b.mul(start, stride)])
+        first, from_ = block.row(x), block.row(origin)
 
-        def one(start: Any, count: Any, state: list) -> list:
-            origin = b.gep(x, [b.mul(start, stride)])
-            from_ = block.row(origin)
+        def terms(r: Any) -> list:
+            off = [v - k for v, k in zip(block.row(origin, r, stride), from_)]
+            return [(partial(_plus, d), partial(fma, d, d)) for d in off]
 
-            def terms(r: Any) -> list:
-                off = [v - k for v, k in zip(block.row(origin, r, stride), from_)]
-                return [(partial(_plus, d), partial(fma, d, d)) for d in off]
+        s, q = _block_sums(block, count, terms, 2)
+        share = block.over(block.splat(count), b.add(start, count))
+        pairs = block.splat(start) * share
+        out_mean, out_m2 = [], []
+        for v, (mu, m) in enumerate(zip(*_sums_so_far(block, start, (mean, m2)))):
+            mean_b = block.over(s[v], count)
+            m2_b = maximum(fma(-s[v], mean_b, q[v]), 0.0)
+            delta = (from_[v] - first[v]) + (mean_b - mu)
+            out_mean.append(fma(delta, share, mu))
+            out_m2.append(fma(delta * delta, pairs, m + m2_b))
+        block.put(out_mean, mean)
+        block.put(out_m2, m2)
 
-            s, q = _block_sums(block, count, terms, 2)
-            share = block.over(block.splat(count), b.add(start, count))
-            pairs = block.splat(start) * share
-            out_mean, out_m2 = [], []
-            for v, (mu, m) in enumerate(zip(block.wrapped(state[:nv]), block.wrapped(state[nv:]))):
-                mean_b = block.over(s[v], count)
-                m2_b = maximum(fma(-s[v], mean_b, q[v]), 0.0)
-                delta = (from_[v] - first[v]) + (mean_b - mu)
-                out_mean.append(fma(delta, share, mu).v)
-                out_m2.append(fma(delta * delta, pairs, m + m2_b).v)
-            return out_mean + out_m2
-
-        state = block.wrapped(_each_block(block, rows, block.zeros * 2, one))
-        block.put(state[:nv], mean)
-        block.put(state[nv:], m2)
-
-    by_columns(e, n, visit)
+    by_blocks(e, n, rows, visit)
 
 
 def _plus(x: V, y: V) -> V:
@@ -192,24 +207,19 @@ moments = loop_of("iippp", _moments)
 
 
 def _products(e: Lanes, n: Any, rows: Any, stride: Any, dy: Any, x: Any, mean: Any, g: Any, s: Any) -> None:
-    def visit(block: Block) -> None:
-        means, nv = block.row(mean), block.vectors
+    def visit(block: Block, start: Any, count: Any) -> None:
+        means = block.row(mean)
+        xs, ds = (e.b.gep(p, [e.b.mul(start, stride)]) for p in (x, dy))
 
-        def one(start: Any, count: Any, state: list) -> list:
-            xs, ds = (e.b.gep(p, [e.b.mul(start, stride)]) for p in (x, dy))
+        def terms(r: Any) -> list:
+            rows_ = zip(block.row(xs, r, stride), block.row(ds, r, stride), means)
+            return [(partial(fma, d, v - m), partial(_plus, d)) for v, d, m in rows_]
 
-            def terms(r: Any) -> list:
-                rows_ = zip(block.row(xs, r, stride), block.row(ds, r, stride), means)
-                return [(partial(fma, d, v - m), partial(_plus, d)) for v, d, m in rows_]
+        sums = _block_sums(block, count, terms, 2)
+        for old, new, place in zip(_sums_so_far(block, start, (g, s)), sums, (g, s)):
+            block.put([x + y for x, y in zip(old, new)], place)
 
-            sums = _block_sums(block, count, terms, 2)
-            return [(old + new).v for old, new in zip(block.wrapped(state), sums[0] + sums[1])]
-
-        state = block.wrapped(_each_block(block, rows, block.zeros * 2, one))
-        block.put(state[:nv], g)
-        block.put(state[nv:], s)
-
-    by_columns(e, n, visit)
+    by_blocks(e, n, rows, visit)
 
 
 # products(n, rows, stride, dy, x, mean, g, s): of each column g = sum dy*(x - mean), s = sum dy.

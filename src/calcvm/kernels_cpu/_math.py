@@ -283,20 +283,32 @@ def counting(b: ir.IRBuilder, start: Any, stop: Any, step: int, carried: list, b
 
 
 def blocks(e: Lanes, n: Any, wide: int, columns: Callable) -> None:
-    """``columns(i, left or None, vectors)`` over [0, n): ``wide`` vectors from i on, then one at a time, the last one of ``left``."""
+    """``columns(places)`` over [0, n), a place and its mask a vector: ``wide`` at a time, then two, or one where masks cost."""
     b = e.b
 
     def several(i: Any, carried: list) -> list:
-        columns(i, None, wide)
+        columns([(b.add(i, c64(k * e.lanes)), None) for k in range(wide)])
+        return carried
+
+    def two(i: Any, carried: list) -> list:
+        columns([(k, e.below(b.sub(n, k))) for k in (i, b.add(i, c64(e.lanes)))])
         return carried
 
     def one(i: Any, left: Any, carried: list) -> list:
-        columns(b.add(whole, i), left, 1)
+        columns([(b.add(whole, i), None if left is None else e.below(left))])
         return carried
 
     whole = b.and_(n, c64(-wide * e.lanes))
     counting(b, c64(0), whole, wide * e.lanes, [], several)
-    _vectors(e, b.sub(n, whole), one, [])
+    if e.target.free_masks:
+        counting(b, whole, n, 2 * e.lanes, [], two)
+    else:
+        _vectors(e, b.sub(n, whole), one, [])
+
+
+def narrow(e: Lanes, n: Any) -> Any:
+    """Whether n elements are best one vector, by mask."""
+    return e.b.icmp_signed("<=" if e.target.free_masks else "<", n, c64(e.lanes))
 
 
 def column_reduction(combine: Callable, initial: float, formula: Callable = lambda x: x, nest: bool = False) -> Any:
@@ -312,10 +324,9 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
         neutral = ir.Constant(e.vec, [initial] * e.lanes)
         by = V(b, e.splat(factor))
 
-        def columns(x: Any, y: Any, i: Any, left: Any, vectors: int) -> None:
-            """Reduce ``vectors`` vectors of columns from i on: in either number they get the same bits."""
-            mask = None if left is None else e.below(left)
-            at = [b.add(i, c64(k * e.lanes)) for k in range(vectors)]
+        def columns(places: list) -> None:
+            """Reduce vectors of columns: in any number they get the same bits."""
+            vectors = len(places)
 
             def over(outer: list, x: Any, total: list) -> list:
                 if not outer:
@@ -325,7 +336,7 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
 
             def take(x: Any, r: Any, acc: list) -> list:
                 row = b.gep(x, [b.mul(r, stride)])
-                return [combine(V(b, a), formula(e.get(row, k, mask))).v for a, k in zip(acc, at)]
+                return [combine(V(b, a), formula(e.get(row, *place))).v for a, place in zip(acc, places)]
 
             def four(x: Any, r: Any, acc: list) -> list:
                 out = []
@@ -347,10 +358,14 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
                 return out
 
             totals = over(outer, x, [neutral] * vectors)
-            for total, k in zip(totals, at):
-                e.put(V(b, total) * by, y, k, mask)
+            for total, place in zip(totals, places):
+                e.put(V(b, total) * by, y, *place)
 
-        blocks(e, n, wide, partial(columns, x, y))
+        with b.if_else(narrow(e, n)) as (one, several):
+            with one:
+                columns([(c64(0), e.below(n))])
+            with several:
+                blocks(e, n, wide, columns)
 
     return loop_of("iiiiiippf" if nest else "iippf", emit)
 

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import I64
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._math import Lanes, blocks, counting, loop_of
+from calcvm.kernels_cpu._math import Lanes, blocks, counting, loop_of, narrow
 from calcvm.kernels_cpu._vectors import c64
 
 WIDE = 4  # vectors that go through the taps together
@@ -54,7 +54,7 @@ def _nest(b: Any, loops: list[tuple], at: list, carried: list, take: Callable) -
 
 
 def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable) -> None:
-    """``body(places, mask, starts)`` over n elements of each of m windows; ``starts`` are ``gaps`` further in each."""
+    """``body(places, starts)`` over n elements of each of m windows, as in `blocks`; ``starts`` are ``gaps`` further in each."""
     b = e.b
 
     def windows(inside: Callable) -> None:
@@ -64,19 +64,12 @@ def _each(e: Lanes, m: Any, n: Any, gaps: tuple, body: Callable) -> None:
 
         counting(b, c64(0), m, 1, [], window)
 
-    def in_blocks(starts: list) -> None:
-        def some(i: Any, left: Any, vectors: int) -> None:
-            mask = None if left is None else e.below(left)
-            body([b.add(i, c64(k * e.lanes)) for k in range(vectors)], mask, starts)
-
-        blocks(e, n, WIDE, some)
-
-    with b.if_else(b.icmp_signed("<", n, c64(e.lanes))) as (one, several):
-        with one:  # masked vector a window
+    with b.if_else(narrow(e, n)) as (one, several):
+        with one:
             mask = e.lanes_below(n)
-            windows(lambda starts: body([c64(0)], mask, starts))
+            windows(lambda starts: body([(c64(0), mask)], starts))
         with several:
-            windows(in_blocks)
+            windows(lambda starts: blocks(e, n, WIDE, lambda places: body(places, starts)))
 
 
 def _by_counts(e: Lanes, nb: Any, nc: Any, emit: Callable) -> None:
@@ -109,17 +102,17 @@ def sums(name: str, term: Callable = lambda x: x, params: str = "", add: bool = 
         b = e.b
         by, reals = V(b, e.splat(factor)), [V(b, e.splat(p)) for p in given]
 
-        def columns(nb: Any, nc: Any, places: list, mask: Any, starts: list) -> None:
+        def columns(nb: Any, nc: Any, places: list, starts: list) -> None:
             def take(at: list, acc: list) -> list:
                 p = b.gep(x, at)
-                return [(V(b, a) + term(e.get(p, k, mask), *reals)).v for a, k in zip(acc, places)]
+                return [(V(b, a) + term(e.get(p, *place), *reals)).v for a, place in zip(acc, places)]
 
             zero, to = ir.Constant(e.vec, [0.0] * e.lanes), b.gep(y, starts[1:])
-            for total, k in zip(
+            for total, place in zip(
                 _nest(b, [(na, [sa]), (nb, [sb]), (nc, [sc])], starts[:1], [zero] * len(places), take), places
             ):
                 out = V(b, total) * by
-                e.put(out + e.get(to, k, mask) if add else out, to, k, mask)
+                e.put(out + e.get(to, *place) if add else out, to, *place)
 
         def each(nb: Any, nc: Any) -> None:
             _each(e, m, n, (gap, to_gap), partial(columns, nb, nc))
@@ -138,16 +131,16 @@ def _largest() -> Any:
     def emit(e: Lanes, m, n, gap, na, nb, nc, sa, sb, sc, x, y):  # type: ignore[no-untyped-def]
         b = e.b
 
-        def columns(nb: Any, nc: Any, places: list, mask: Any, starts: list) -> None:
+        def columns(nb: Any, nc: Any, places: list, starts: list) -> None:
             def take(at: list, best: list) -> list:
                 p = b.gep(x, at)
-                return [F.maximum(e.get(p, k, mask), V(b, a)).v for a, k in zip(best, places)]
+                return [F.maximum(e.get(p, *place), V(b, a)).v for a, place in zip(best, places)]
 
             least, to = ir.Constant(e.vec, [float("-inf")] * e.lanes), b.gep(y, starts[1:])
-            for best, k in zip(
+            for best, place in zip(
                 _nest(b, [(na, [sa]), (nb, [sb]), (nc, [sc])], starts[:1], [least] * len(places), take), places
             ):
-                e.put(V(b, best), to, k, mask)
+                e.put(V(b, best), to, *place)
 
         _by_counts(e, nb, nc, lambda nb, nc: _each(e, m, n, (gap, n), partial(columns, nb, nc)))
 
@@ -164,13 +157,13 @@ def _first_of_largest() -> Any:
         def splat(t: Any) -> Any:
             return e.splat(b.trunc(t, number) if e.size < 8 else t)
 
-        def columns(nb: Any, nc: Any, places: list, mask: Any, starts: list) -> None:
+        def columns(nb: Any, nc: Any, places: list, starts: list) -> None:
             wide = len(places)
 
             def take(at: list, state: list) -> list:
                 p, tap, best, where = b.gep(x, at[:1]), splat(at[1]), [], []
-                for old, found, k in zip(state[:wide], state[wide:], places):
-                    v = e.get(p, k, mask).v
+                for old, found, place in zip(state[:wide], state[wide:], places):
+                    v = e.get(p, *place).v
                     higher = b.or_(b.fcmp_ordered(">", v, old), b.fcmp_unordered("uno", v, v))
                     best.append(b.select(higher, v, old))
                     where.append(b.select(higher, tap, found))
@@ -181,7 +174,7 @@ def _first_of_largest() -> Any:
             state = _nest(b, loops, [starts[0], t], [least] * wide + [splat(t)] * wide, take)
             kept = ir.VectorType(index.type.pointee, e.lanes)
             to, also = b.gep(y, starts[1:]), b.gep(index, starts[1:])
-            for best, found, k in zip(state[:wide], state[wide:], places):
+            for best, found, (k, mask) in zip(state[:wide], state[wide:], places):
                 e.put(V(b, best), to, k, mask)
                 e.store(b.trunc(found, kept) if found.type != kept else found, b.gep(also, [k]), mask)
 
@@ -206,15 +199,15 @@ def _chosen() -> Any:
     def emit(e: Lanes, m, n, gap, to_gap, na, nb, nc, sa, sb, sc, t, ta, tb, tc, dy, index, dx):  # type: ignore[no-untyped-def]
         b = e.b
 
-        def columns(nb: Any, nc: Any, places: list, mask: Any, starts: list) -> None:
+        def columns(nb: Any, nc: Any, places: list, starts: list) -> None:
             def take(at: list, acc: list) -> list:
                 p, q = b.gep(dy, at[:1]), b.gep(index, at[:1])
-                return [(V(b, a) + _of_tap(e, p, q, k, mask, at[1])).v for a, k in zip(acc, places)]
+                return [(V(b, a) + _of_tap(e, p, q, *place, at[1])).v for a, place in zip(acc, places)]
 
             loops = [(na, [sa, ta]), (nb, [sb, tb]), (nc, [sc, tc])]
             zero, to = ir.Constant(e.vec, [0.0] * e.lanes), b.gep(dx, starts[1:])
-            for total, k in zip(_nest(b, loops, [starts[0], t], [zero] * len(places), take), places):
-                e.put(V(b, total), to, k, mask)
+            for total, place in zip(_nest(b, loops, [starts[0], t], [zero] * len(places), take), places):
+                e.put(V(b, total), to, *place)
 
         _by_counts(e, nb, nc, lambda nb, nc: _each(e, m, n, (gap, to_gap), partial(columns, nb, nc)))
 
@@ -231,14 +224,14 @@ def _spread(name: str, of_tap: bool) -> Any:
         b = e.b
         t, dy, index, dx = args if of_tap else (c64(0), args[0], args[0], args[1])
 
-        def columns(places: list, mask: Any, starts: list) -> None:
+        def columns(places: list, starts: list) -> None:
             p, q = b.gep(dy, starts[:1]), b.gep(index, starts[:1])
-            parts = [] if of_tap else [e.get(p, k, mask) * V(b, e.splat(args[2])) for k in places]
+            parts = [] if of_tap else [e.get(p, *place) * V(b, e.splat(args[2])) for place in places]
 
             def put(at: list, state: list) -> list:
                 to = b.gep(dx, at[:1])
-                for j, k in enumerate(places):
-                    e.put(_of_tap(e, p, q, k, mask, at[1]) if of_tap else parts[j], to, k, mask)
+                for j, place in enumerate(places):
+                    e.put(_of_tap(e, p, q, *place, at[1]) if of_tap else parts[j], to, *place)
                 return state
 
             _nest(b, [(nc, [sc, c64(1)])], [starts[1], t], [], put)

@@ -6,35 +6,18 @@ derivatives are applied to values that have just been computed.
 
 from __future__ import annotations
 
-from typing import Any
-
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.formulas.elementwise import ELEMENTWISE
-from calcvm.kernels_cpu._common import Float, Ptr, at, bits_of, f64_of_bits, given, kernel, like, njit, routine, share
+from calcvm.kernels_cpu._common import Float, Ptr, at, bits_of, given, kernel, like, njit, share
+from calcvm.kernels_cpu._epilogues import NONE, activate, scale_by_derivative
 from calcvm.kernels_cpu._gemm import gemm
 from calcvm.kernels_cpu._gemv import column_sums, gemv
 from calcvm.kernels_cpu._math import elementwise, fill, scale
 
-NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.ACTIVATIONS
+add_times = elementwise(lambda d, y, a: d + y * a, "vv", "f")
 BLOCK_ELEMS = 8192  # of a result block: 32 KiB in float32
 SET, FROM_INIT = 0, 1  # GEMM's modes
-
-
-def _act(name: str) -> tuple[Any, Any]:
-    """Loops of an activation, y = act(x), and of its derivative by its output: d = d * act'(.)."""
-    op = ELEMENTWISE[name]
-    params = "f" * len(op.params)
-    return elementwise(op.forward.variant(), "v", params), elementwise(op.backward["x"].variant(), "vv", params)
-
-
-relu, drelu = _act("relu")
-leaky, dleaky = _act("leaky_relu")
-sigmoid, dsigmoid = _act("sigmoid")
-tanh, dtanh = _act("tanh")
-elu, delu = _act("elu")
-add_times = elementwise(lambda d, y, a: d + y * a, "vv", "f")
 
 
 @intrinsic
@@ -60,38 +43,6 @@ def product(M, m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mo
         gemm(m, n, k, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn)
     elif m == 1:
         gemv(n, k, a, a_cs, b, b_rs, b_cs, c, init, mode)
-
-
-@routine("ipii")
-def activate(n, y, act, alpha_bits):
-    """y = act(y); a routine, so that rows without an activation do not load its constants."""
-    alpha = f64_of_bits(alpha_bits)
-    if act == SIGMOID:
-        sigmoid(n, y, y)
-    elif act == RELU:
-        relu(n, y, y)
-    elif act == TANH:
-        tanh(n, y, y)
-    elif act == LEAKY_RELU:
-        leaky(n, y, y, alpha)
-    elif act == ELU:
-        elu(n, y, y, alpha)
-
-
-@routine("ippii")
-def scale_by_derivative(n, d, y, act, alpha_bits):
-    """d *= act'(.), the derivative taken from the activation's output y."""
-    alpha = f64_of_bits(alpha_bits)
-    if act == SIGMOID:
-        dsigmoid(n, d, y, d)
-    elif act == RELU:
-        drelu(n, d, y, d)
-    elif act == TANH:
-        dtanh(n, d, y, d)
-    elif act == LEAKY_RELU:
-        dleaky(n, d, y, d, alpha)
-    elif act == ELU:
-        delu(n, d, y, d, alpha)
 
 
 @kernel

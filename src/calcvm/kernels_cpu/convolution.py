@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from math import gcd
 
-from calcvm.kernels_cpu._common import Ptr, at, given, kernel, lanes, like, njit, routine, share
+from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, lanes, like, njit, routine, share
+from calcvm.kernels_cpu._epilogues import backward_of, finish, forward_of, from_column
 from calcvm.kernels_cpu._gemm import WIDE, gemm, pack_wide
 from calcvm.kernels_cpu._gemv import column_sums
 from calcvm.kernels_cpu._math import fill
@@ -35,7 +36,15 @@ PLANES = 1 << 15  # cells of planes, and of columns: as in ops.convolution
 PACKED = 256  # pixels from which on weights are packed, where they have more than a panel's columns
 SHAPE = "i" * 21  # of routines: G, C, F, and what is of each axis
 CHAIN = 512  # as in ops.convolution: cells of a column of taps together
+TODO = "iippppp"  # what is done to a result that is complete: as `_epilogues.finish` has it
 IN_CACHE = 120  # pixels whose gradients, of a panel's columns, stay in the first cache
+
+
+@njit(inline=True)
+def parts(more):
+    """Of a routine's further arguments: sizes, what is of each axis, what is to do."""
+    I, O, K = more[3:6], more[6:9], more[9:12]
+    return more[:3], I, O, K, more[12:15], more[15:18], more[18:21], more[21:]
 
 
 @njit(inline=True)
@@ -121,8 +130,8 @@ def copied(p, n, first, last, x, C, rows, I, O, K, S, P, L):
 
 
 @njit
-def forward(lo, hi, first, last, n, b, brs, y, mode, init, irs, x, ws, G, C, F, few, I, O, K, S, P, L):
-    """Products of the taps [first, last) at pixels [lo, hi) of the result, ``n`` columns of a group."""
+def forward(lo, hi, first, last, n, b, brs, y, mode, init, irs, x, ws, G, C, F, few, I, O, K, S, P, L, complete, todo):
+    """Products of the taps [first, last) at pixels [lo, hi) of the result, ``n`` columns of a group; and what follows the last."""
     entries = table()
     zero, bytes_ = address(ws), address(at(ws, 1)) - address(ws)
     depth = K[2] * C if few else C
@@ -141,11 +150,13 @@ def forward(lo, hi, first, last, n, b, brs, y, mode, init, irs, x, ws, G, C, F, 
         c = at(y, p * G * F)
         d = c if irs else init
         over_taps(m, n, b, brs, c, G * F, d, irs, mode, last - first, depth, entries, most)
+        if complete:
+            finish(m, n, G * F, y, p * G * F, todo)
         p += m
 
 
 @njit
-def forward_lanes(lo, hi, x, wt, b, biased, y, zeros, G, I, O, K, S, P, L):
+def forward_lanes(lo, hi, x, wt, b, biased, y, zeros, G, I, O, K, S, P, L, todo):
     """The same of channels with a window each."""
     entries, taps = table(), K[0] * K[1] * K[2]
     bytes_ = address(at(x, G)) - address(x)
@@ -160,14 +171,15 @@ def forward_lanes(lo, hi, x, wt, b, biased, y, zeros, G, I, O, K, S, P, L):
             init, irs = (b, 0) if first == 0 else (c, G)
             mode = FROM_INIT if biased or first > 0 else SET
             over_lanes(m, G, at(wt, first * G), G, c, G, init, irs, mode, last - first, entries, 1, most)
+        finish(m, G, G, y, p * G, todo)
 
 
-@routine("iipppippi" + SHAPE)
-def convolved(lo, hi, x, wt, b, biased, y, ws, wn, *shape):
-    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f] at pixels [lo, hi) of y; b if biased."""
-    (G, C, F), I, O, K, S, P, L = shape[:3], shape[3:6], shape[6:9], shape[9:12], shape[12:15], shape[15:18], shape[18:]
+@routine("iipppippi" + SHAPE + TODO)
+def convolved(lo, hi, x, wt, b, biased, y, ws, wn, *more):
+    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f] at pixels [lo, hi) of y, b if biased; and what is to do then."""
+    (G, C, F), I, O, K, S, P, L, todo = parts(more)
     if is_lanewise(G, C, F):
-        forward_lanes(lo, hi, x, wt, b, biased, y, ws, G, I, O, K, S, P, L)
+        forward_lanes(lo, hi, x, wt, b, biased, y, ws, G, I, O, K, S, P, L, todo)
         return
     few = is_few(G, C, K, S, L)
     taps, depth = (K[0] * K[1], K[2] * C) if few else (K[0] * K[1] * K[2], C)
@@ -194,7 +206,7 @@ def convolved(lo, hi, x, wt, b, biased, y, ws, wn, *shape):
                 elif biased:
                     mode, init = FROM_INIT, at(b, col)
                 forward(lo, hi, first, last, n, w, brs, at(y, col), mode, init, irs, at(x, g * C), ws, G, C, F, few,
-                        I, O, K, S, P, L)  # fmt: skip
+                        I, O, K, S, P, L, last == taps, from_column(col, todo))  # fmt: skip
                 j += n
 
 
@@ -354,8 +366,10 @@ def turned(first, last, r0, r1, r2, n, wt, C, F, G, packed, width, K, S, P, L):
 
 
 @njit
-def backward(lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, init, irs, dy, zero, G, C, F, I, O, K, S, P, L):
-    """Products of taps of a class at its pixels among [lo, hi) of the input, ``n`` columns of a group."""
+def backward(
+    lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, init, irs, dy, zero, G, C, F, I, O, K, S, P, L, complete, todo
+):  # fmt: skip
+    """Products of taps of a class at its pixels among [lo, hi) of the input, ``n`` columns of a group; and what follows the last."""
     entries = table()
     most = pixels(max(last - first, 1))
     bytes_ = address(at(dy, 1)) - address(dy)
@@ -376,6 +390,8 @@ def backward(lo, hi, first, last, r0, r1, r2, n, b, brs, dx, mode, init, irs, dy
                     over_lanes(m, G, b, brs, c, crs, d, irs, mode, last - first, entries, 1, most)
                 else:
                     over_taps(m, n, b, brs, c, crs, d, irs, mode, last - first, F, entries, most)
+                if complete:
+                    finish(m, G if is_lanewise(G, C, F) else n, crs, dx, q * G * C, todo)
                 q += m * S[2]
         p += left
 
@@ -402,7 +418,7 @@ def planes(dst, plane, rows, pitch, src, channels, row, column, H, W):
 
 
 @njit
-def backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L):
+def backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L, todo):
     """dx of few channels at rows [lo, hi): vectors hold neighbours along a row, from planes of dy."""
     entries = table()
     more1, more2 = (K[1] - 1) * L[1], (K[2] - 1) * L[2]
@@ -429,6 +445,7 @@ def backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L):
                 for c in range(C):
                     of = lines[e * FEW + c]
                     row[e * C + c] = of + b[c] if biased else of
+        finish(m * I[2], C, C, dx, lo * I[2] * C, todo)
         lo += m
 
 
@@ -454,7 +471,7 @@ def add_columns(p, n, columns, dx, lo, hi, C, I, O, K, S, P, L):
 
 
 @njit
-def backward_columns(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, S, P, L):
+def backward_columns(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, S, P, L, todo):
     """dx at rows [lo, hi): products of dy's pixels with all taps at once, which are then added where taps lead, in order."""
     n, panel = K[1] * K[2] * C, WIDE() * lanes(dx)
     weights = at(ws, PLANES)
@@ -478,22 +495,23 @@ def backward_columns(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, S, P, L):
             gemm(m, min(panel, n - j), F, at(dy, p * F), F, 1, w, panel, 1, to, n, to, n, 0, ws, 0)
         add_columns(p, m, ws, dx, lo, hi, C, I, O, K, S, P, L)
         p += m
+    finish((hi - lo) * I[2], C, C, dx, lo * I[2] * C, todo)
 
 
-@routine("iiipppipp" + SHAPE)
-def adjoint(lo, hi, inner, wt, dy, b, biased, dx, ws, *shape):
-    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c] at rows [lo, hi) of ``inner`` pixels; b if biased.
+@routine("iiipppipp" + SHAPE + TODO)
+def adjoint(lo, hi, inner, wt, dy, b, biased, dx, ws, *more):
+    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c] at rows [lo, hi) of ``inner`` pixels, b if biased; and what is to do.
 
     Pixels of one remainder by the strides are a class: the same taps lead to them.
     """
-    (G, C, F), I, O, K, S, P, L = shape[:3], shape[3:6], shape[6:9], shape[9:12], shape[12:15], shape[15:18], shape[18:]
+    (G, C, F), I, O, K, S, P, L, todo = parts(more)
     if (hi - lo) * inner == 0:
         return
     if in_planes(G, C, F, I, O, K, S, L, inner):
-        backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L)
+        backward_planes(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, P, L, todo)
         return
     if in_columns(G, C, F, I, O, K, S, L, inner):
-        backward_columns(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, S, P, L)
+        backward_columns(lo, hi, wt, dy, b, biased, dx, ws, C, F, I, O, K, S, P, L, todo)
         return
     lo, hi = lo * inner, hi * inner
     lanewise = is_lanewise(G, C, F)
@@ -518,8 +536,9 @@ def adjoint(lo, hi, inner, wt, dy, b, biased, dx, ws, *shape):
                         mode, irs = FROM_INIT, S[2] * G * C
                     elif biased:
                         mode, init = FROM_INIT, at(b, g * C + j)
-                    backward(lo, hi, first, last, r0, r1, r2, n, packed, panel, at(dx, g * C + j), mode, init, irs,
-                             at(dy, g * F), address(ws), G, C, F, I, O, K, S, P, L)  # fmt: skip
+                    col = g * C + j
+                    backward(lo, hi, first, last, r0, r1, r2, n, packed, panel, at(dx, col), mode, init, irs, at(dy, g * F),
+                             address(ws), G, C, F, I, O, K, S, P, L, last == taps, from_column(col, todo))  # fmt: skip
                     first += step
 
 
@@ -527,12 +546,13 @@ def adjoint(lo, hi, inner, wt, dy, b, biased, dx, ws, *shape):
 @kernel
 def conv_fwd(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr,
+    L2, act, alpha: Float, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, mean: Ptr, factor: Ptr, offset: Ptr, other: Ptr, ws: Ptr,
 ):  # fmt: skip
-    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f].  Workers own rows of y."""
+    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]; `forward_of`.  Workers own rows of y."""
     lo, hi = share(me, rows)
     convolved(lo * inner, hi * inner, x, wt, b, given(me, b), y, at(ws, me.worker * wn), wn, G, C, F, I0, I1, I2,
-              O0, O1, O2, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2)  # fmt: skip
+              O0, O1, O2, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2,
+              *forward_of(me, act, alpha, mean, factor, offset, other))  # fmt: skip
 
 
 @kernel
@@ -550,12 +570,13 @@ def conv_bwd_w(
 @kernel
 def conv_bwd_x(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
+    L2, act, alpha: Float, wn, wt: Ptr, dy: Ptr, dx: Ptr, other: Ptr, ya: Ptr, ws: Ptr,
 ):  # fmt: skip
-    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f].  Workers own rows of dx."""
+    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f]; `backward_of`.  Workers own rows of dx."""
     lo, hi = share(me, in_rows)
     adjoint(lo, hi, in_inner, wt, dy, dx, False, dx, at(ws, me.worker * wn), G, C, F, I0, I1, I2, O0, O1, O2,
-            K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2)  # fmt: skip
+            K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2,
+            *backward_of(me, act, alpha, other, ya))  # fmt: skip
 
 
 @njit(inline=True)
@@ -570,12 +591,13 @@ def sums_of_columns(me, m, n, dy, db, acc):
 @kernel
 def conv_transpose_fwd(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr,
+    L2, act, alpha: Float, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, mean: Ptr, factor: Ptr, offset: Ptr, other: Ptr, ws: Ptr,
 ):  # fmt: skip
-    """y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c].  Workers own rows of y."""
+    """y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c]; `forward_of`.  Workers own rows of y."""
     lo, hi = share(me, in_rows)
     adjoint(lo, hi, in_inner, wt, x, b, given(me, b), y, at(ws, me.worker * wn), G, C, F, I0, I1, I2, O0, O1, O2,
-            K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2)  # fmt: skip
+            K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2,
+            *forward_of(me, act, alpha, mean, factor, offset, other))  # fmt: skip
 
 
 @kernel
@@ -593,9 +615,10 @@ def conv_transpose_bwd_w(
 @kernel
 def conv_transpose_bwd_x(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
+    L2, act, alpha: Float, wn, wt: Ptr, dy: Ptr, dx: Ptr, other: Ptr, ya: Ptr, ws: Ptr,
 ):  # fmt: skip
-    """dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f].  Workers own rows of dx."""
+    """dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f]; `backward_of`.  Workers own rows of dx."""
     lo, hi = share(me, rows)
     convolved(lo * inner, hi * inner, dy, wt, dx, False, dx, at(ws, me.worker * wn), wn, G, C, F, I0, I1, I2,
-              O0, O1, O2, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2)  # fmt: skip
+              O0, O1, O2, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1, L2,
+              *backward_of(me, act, alpha, other, ya))  # fmt: skip

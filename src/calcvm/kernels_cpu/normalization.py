@@ -11,6 +11,7 @@ from calcvm.kernel import words
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._columns import joined_moments, moments, products, rows_of, vector_slopes
 from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, kernel_as, like, njit, share, sqrt
+from calcvm.kernels_cpu._epilogues import after, block_of, finish
 from calcvm.kernels_cpu._formulas import fma
 from calcvm.kernels_cpu._math import column_reduction, copy, elementwise, fill, reduction, rsum, sums
 from calcvm.kernels_cpu._simd import stack
@@ -120,11 +121,25 @@ def batch_norm_stats(
 
 
 @kernel
-def batch_norm_fwd(me, rows, inner, N, x: Ptr, scale: Ptr, shift: Ptr, mean: Ptr, inv: Ptr, y: Ptr):
-    """y = (x - mean)*inv*scale + shift.  x, y (rows*inner, N), others (N).  Rows are shared.  y may be x."""
+def batch_norm_fwd(
+    me, rows, inner, N, act, alpha: Float, x: Ptr, scale: Ptr, shift: Ptr, mean: Ptr, inv: Ptr, y: Ptr, other: Ptr
+):
+    """y = act((x - mean)*inv*scale + shift + other).  x, y, other (rows*inner, N), the rest (N).  Rows are shared.  y may be x."""
     lo, hi = share(me, rows)
-    k = lo * inner * N
-    normalise(N, (hi - lo) * inner, N, at(x, k), at(y, k), mean, inv, scale, there(me, scale), shift, there(me, shift))
+    todo = after(me, act, alpha, other)
+    _in_blocks_of_rows(
+        lo * inner, hi * inner, N, x, y, mean, inv, scale, there(me, scale), shift, there(me, shift), todo
+    )
+
+
+@njit
+def _in_blocks_of_rows(lo, hi, N, x, y, mean, inv, scale, scaled, shift, shifted, todo):
+    """y = (x - mean)*inv*scale + shift of rows [lo, hi), and what is to do then."""
+    step = block_of(N, hi - lo, todo)
+    for i in range(lo, hi, step):
+        m = min(step, hi - i)
+        normalise(N, m, N, at(x, i * N), at(y, i * N), mean, inv, scale, scaled, shift, shifted)
+        finish(m, N, N, y, i * N, todo)
 
 
 @kernel
@@ -171,26 +186,30 @@ def batch_norm_bwd(
 
 
 # ---------------------------------------------------------------- the same with statistics that are given
-_normalise_by = rows_of(
-    normalised,
-    1,
-    "vv10",
-    lambda m, var, scale, shift, eps: (m, scale * rsqrt(var, eps), shift),
-    "f",
-)
 _slope_by = rows_of(lambda dy, a: dy * a, 1, "v1", lambda var, scale, eps: (scale * rsqrt(var, eps),), "f")
 _times_rsqrt = elementwise(lambda x, var, eps: x * rsqrt(var, eps), "vv", "f")
 
 
 @kernel
+def batch_norm_inference_factor(me, N, eps: Float, scale: Ptr, running_var: Ptr, t_factor: Ptr):
+    """factor = scale/sqrt(var + eps).  All (N).  Channels are shared."""
+    lo, hi = share(me, N)
+    factor, var = at(t_factor, lo), at(running_var, lo)
+    if given(me, scale):
+        copy(hi - lo, at(scale, lo), factor)
+    else:
+        fill(hi - lo, factor, like(var, 1))
+    _times_rsqrt(hi - lo, factor, var, factor, like(var, eps))
+
+
+@kernel
 def batch_norm_inference_fwd(
-    me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, shift: Ptr, running_mean: Ptr, running_var: Ptr, y: Ptr
+    me, rows, inner, N, act, alpha: Float, x: Ptr, t_factor: Ptr, shift: Ptr, running_mean: Ptr, y: Ptr, other: Ptr
 ):
-    """y = (x - mean)/sqrt(var + eps)*scale + shift.  x, y (rows*inner, N), others (N).  Rows are shared.  y may be x."""
+    """y = act((x - mean)*factor + shift + other).  x, y, other (rows*inner, N), the rest (N).  Rows are shared.  y may be x."""
     lo, hi = share(me, rows)
-    k = lo * inner * N
-    _normalise_by(N, (hi - lo) * inner, N, at(x, k), at(y, k), running_mean, running_var,
-                  scale, there(me, scale), shift, there(me, shift), like(x, eps))  # fmt: skip
+    todo = after(me, act, alpha, other)
+    _in_blocks_of_rows(lo * inner, hi * inner, N, x, y, running_mean, t_factor, x, 0, shift, there(me, shift), todo)
 
 
 @kernel
@@ -251,25 +270,29 @@ def _statistics(inner, groups, D, eps, x, m, a):
 
 @kernel
 def group_norm_fwd(
-    me, rows, inner, groups, D, eps: Float, wn, x: Ptr, scale: Ptr, shift: Ptr, y: Ptr, mean: Ptr, inv: Ptr, ws: Ptr
-):
-    """y = (x - mean)*inv*scale + shift.  x, y (rows, inner, groups*D), scale, shift (groups*D), mean, inv (rows, groups).
+    me, rows, inner, groups, D, eps: Float, act, alpha: Float, wn, x: Ptr, scale: Ptr, shift: Ptr, y: Ptr, mean: Ptr,
+    inv: Ptr, other: Ptr, ws: Ptr,
+):  # fmt: skip
+    """y = act((x - mean)*inv*scale + shift + other).
+
+    x, y, other (rows, inner, groups*D), scale, shift (groups*D), mean, inv (rows, groups).
 
     y may be x.  Rows are shared.
     """
     lo, hi = share(me, rows)
     N = groups * D
     m, a = at(ws, me.worker * wn), at(ws, me.worker * wn + N)
+    todo = after(me, act, alpha, other)
     for i in range(lo, hi if inner * D > 0 else lo):
-        xi, yi = at(x, i * inner * N), at(y, i * inner * N)
-        _statistics(inner, groups, D, like(x, eps), xi, m, a)
+        k = i * inner
+        _statistics(inner, groups, D, like(x, eps), at(x, k * N), m, a)
         if given(me, mean):
             for g in range(groups):
                 mean[i * groups + g] = m[g * D]
         if given(me, inv):
             for g in range(groups):
                 inv[i * groups + g] = a[g * D]
-        normalise(N, inner, N, xi, yi, m, a, scale, there(me, scale), shift, there(me, shift))
+        _in_blocks_of_rows(k, k + inner, N, x, y, m, a, scale, there(me, scale), shift, there(me, shift), todo)
 
 
 @njit(inline=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
-from calcvm.kernel import words
-from calcvm.kernels_cpu._common import Ptr, at, kernel, kernel_as, like, share
+from calcvm.kernel import padding_of, words
+from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, kernel_as, like, njit, share
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._math import elementwise
+from calcvm.kernels_cpu._math import copy, elementwise, fill
 
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -31,13 +31,33 @@ def key_of(tc, seed, counter, stream):
     return i64(i64, i64, i64), lambda ctx, b, sig, args: _key(*(V(b, a) for a in args)).v
 
 
+def _bits(key: V, index: V) -> V:
+    """62 random bits of an element."""
+    return _mix(key + index * GOLDEN).shift_right(2)
+
+
+@intrinsic
+def bits_of(tc, key, index):
+    """62 random bits of an element, as an integer."""
+    i64 = types.int64
+    return i64(i64, i64), lambda ctx, b, sig, args: _bits(*(V(b, a) for a in args)).v
+
+
 def _dropout(x: V, index: V, scale: V, key: V, threshold: V) -> V:
-    """x*scale where the element's 62 random bits are not below the threshold, else 0."""
-    random = _mix(key + index * GOLDEN).shift_right(2)
-    return (x * scale).where(random >= threshold, 0.0)
+    """x*scale where the element's random bits are not below the threshold, else 0."""
+    return (x * scale).where(_bits(key, index) >= threshold, 0.0)
 
 
 _loop_dropout = elementwise(_dropout, "v", "fii", indexed=True)
+ALL = 4611686018427387904.0  # 2**62
+
+
+@njit
+def _masked(n, first, stream, x, rng, rate, y):
+    """Of n elements, from the ``first`` of a row on, x/(1 - rate) or 0; y may be x."""
+    p = rate[0]
+    p = 0.0 if not p > 0 else 1.0 if p > 1 else p
+    _loop_dropout(n, x, y, first, like(x, 1.0 / (1.0 - p)), key_of(rng[0], rng[1], stream), int(p * ALL))
 
 
 @kernel_as("dropout_fwd", words("rows cols stream", "", ("x", "rng.int64", "rate.float64", "y")))
@@ -46,11 +66,69 @@ def _drop(me, rows, cols, stream, x, rng, rate, y):
     """y = x/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared; in place."""
     lo, hi = share(me, rows)
     i = lo * cols
-    p = rate[0]
-    p = 0.0 if not p > 0 else 1.0 if p > 1 else p
-    key = key_of(rng[0], rng[1], stream)
-    threshold = int(p * 4611686018427387904.0)  # of 2**62
-    _loop_dropout((hi - lo) * cols, at(x, i), at(y, i), i, like(x, 1.0 / (1.0 - p)), key, threshold)
+    _masked((hi - lo) * cols, i, stream, at(x, i), rng, rate, at(y, i))
+
+
+@kernel
+def dropout_mask_fwd(me, rows, cols, stream, rng: Ptr.int64, rate: Ptr.float64, y: Ptr):
+    """y = 1/(1 - rate) where the hash of (seed, counter, stream, i) keeps i, else 0; rows are shared."""
+    lo, hi = share(me, rows)
+    i, n = lo * cols, (hi - lo) * cols
+    fill(n, at(y, i), like(y, 1))
+    _masked(n, i, stream, at(y, i), rng, rate, at(y, i))
+
+
+# ---------------------------------------------------------------- augmentation of images
+_shows = njit(padding_of)
+
+
+@njit
+def _drawn(drawn, key, k, room, rate):
+    """Where along an axis a crop begins, of ``room`` + 1 places, and whether it is mirrored; k : the image's for this axis."""
+    if not drawn:
+        return room // 2, False
+    return bits_of(key, k) % (room + 1), bits_of(key, k + 3) < int(rate * ALL)
+
+
+@njit
+def _shown_at(mode, o, e, d, p, start, mirrored):
+    """The element of an axis of d that element o of the e of a crop shows, or -1."""
+    return _shows(mode, start + (e - 1 - o if mirrored else o), d, p)
+
+
+@kernel
+def crop_fwd(
+    me, N, A, D, H, W, C, ED, EH, EW, pd, ph, pw, mode, stream, fd: Float, fh: Float, fw: Float,
+    x: Ptr.cells, rng: Ptr.int64, y: Ptr.cells,
+):  # fmt: skip
+    """y[n] = a part of the padded x[n], mirrored or not.  x (N,A,D,H,W,C), y (N,A,ED,EH,EW,C); N*A*ED is shared."""
+    lo, hi = share(me, N * A * ED)
+    drawn = given(me, rng)
+    key = key_of(rng[0], rng[1], stream) if drawn else 0
+    line, k = EW * C, -1
+    sd, sh, sw, md, mh, mw = 0, 0, 0, False, False, False
+    for u in range(lo, hi):
+        plane = u // ED
+        if plane // A * 6 != k:  # once an image
+            k = plane // A * 6
+            sd, md = _drawn(drawn, key, k, D + 2 * pd - ED, fd)
+            sh, mh = _drawn(drawn, key, k + 1, H + 2 * ph - EH, fh)
+            sw, mw = _drawn(drawn, key, k + 2, W + 2 * pw - EW, fw)
+        first, last = (0, 0) if mw else (max(pw - sw, 0), min(W + pw - sw, EW))  # what lies in x as it does in y
+        d = _shown_at(mode, u % ED, ED, D, pd, sd, md)
+        for o in range(EH):
+            h = _shown_at(mode, o, EH, H, ph, sh, mh)
+            to, from_ = at(y, (u * EH + o) * line), at(x, ((plane * D + d) * H + h) * W * C)
+            if min(d, h) < 0:
+                fill(line, to, like(y, 0))
+                continue
+            if first < last:
+                copy((last - first) * C, at(from_, (first + sw - pw) * C), at(to, first * C))
+            for i in range(EW - max(last - first, 0)):
+                i = i if i < first or first >= last else i + last - first
+                w = _shown_at(mode, i, EW, W, pw, sw, mw)
+                for c in range(C):
+                    to[i * C + c] = from_[w * C + c] if w >= 0 else like(y, 0)
 
 
 @kernel

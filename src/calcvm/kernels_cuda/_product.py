@@ -5,9 +5,6 @@ Results.  Sums go through shared memory, so that C, a bias and an activation's o
 
 from __future__ import annotations
 
-from typing import Any
-
-from calcvm.formulas.elementwise import ELEMENTWISE
 from calcvm.kernels_cuda._copies import by_minor, itemsize
 from calcvm.kernels_cuda._cuda import (
     I64,
@@ -23,14 +20,37 @@ from calcvm.kernels_cuda._cuda import (
     thread,
     types,
 )
-from calcvm.kernels_cuda._formulas import formula
+from calcvm.kernels_cuda._epilogues import (
+    ELU,
+    HARD_SWISH,
+    LEAKY_RELU,
+    NONE,
+    RELU,
+    RELU6,
+    SIGMOID,
+    SILU,
+    TANH,
+    elu,
+    elu_slope,
+    hard_swish,
+    leaky_relu,
+    leaky_relu_slope,
+    relu,
+    relu6,
+    relu6_slope,
+    relu_slope,
+    sigmoid,
+    sigmoid_slope,
+    silu,
+    tanh,
+    tanh_slope,
+)
 from calcvm.kernels_cuda._reduce import add
 from calcvm.kernels_cuda._routines import ints, routine
 from calcvm.kernels_cuda._tuples import mapped, stores
 from calcvm.kernels_cuda._windows import apart, scratch_bytes
 
-NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU = range(6)  # as in ops.contraction.ACTIVATIONS
-DERIVATIVE = 8  # added to an activation: multiply by its derivative instead
+DERIVATIVE = 16  # added to an activation: multiply by its derivative instead
 SET, FROM_INIT = 0, 1  # modes
 # Words of a product's description, and how many there are.
 (
@@ -103,19 +123,6 @@ def see(h, how, first):
     sync()
 
 
-# ---------------------------------------------------------------- activations, and derivatives by their outputs
-def _act(name: str) -> tuple[Any, Any]:
-    op = ELEMENTWISE[name]
-    return formula(op.forward.variant()), formula(op.backward["x"].variant())
-
-
-relu, relu_slope = _act("relu")
-leaky_relu, leaky_relu_slope = _act("leaky_relu")
-sigmoid, sigmoid_slope = _act("sigmoid")
-tanh, tanh_slope = _act("tanh")
-elu, elu_slope = _act("elu")
-
-
 # ---------------------------------------------------------------- results
 _cell = device(lambda i, p, row, j: p[i * row + j])
 _place = device(lambda i, p, j: at(p, i + j))
@@ -159,6 +166,12 @@ def put(h, first, rows, cols, ld, width, off, i_off, again, whole):
                 x = mapped(tanh, (x,))
             if act == ELU:
                 x = mapped(elu, (x,), a)
+            if act == RELU6:
+                x = mapped(relu6, (x,))
+            if act == SILU:
+                x = mapped(silu, (x,))
+            if act == HARD_SWISH:
+                x = mapped(hard_swish, (x,))
             if act == RELU + DERIVATIVE:
                 x = mapped(relu_slope, (x, y))
             if act == LEAKY_RELU + DERIVATIVE:
@@ -169,6 +182,8 @@ def put(h, first, rows, cols, ld, width, off, i_off, again, whole):
                 x = mapped(tanh_slope, (x, y))
             if act == ELU + DERIVATIVE:
                 x = mapped(elu_slope, (x, y), a)
+            if act == RELU6 + DERIVATIVE:
+                x = mapped(relu6_slope, (x, y))
             stores(mapped(_place, (to,), c, j), x)
             i += 4 * di
         j += dj

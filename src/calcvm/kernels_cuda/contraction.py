@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, share
 from calcvm.kernels_cuda._cuda import at, device
+from calcvm.kernels_cuda._epilogues import NONE
 from calcvm.kernels_cuda._gemm import KC, add_up, gemm, partial_sums, summands, worth_splitting
-from calcvm.kernels_cuda._product import DERIVATIVE, FROM_INIT, NONE, SET, product, see
+from calcvm.kernels_cuda._product import DERIVATIVE, FROM_INIT, SET, product, see
 from calcvm.kernels_cuda._windows import TAPS
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from calcvm.kernels_cuda._common import Ptr, given, kernel, share
+from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, share
 from calcvm.kernels_cuda._cuda import at, device, like, sync, thread, threads
+from calcvm.kernels_cuda._epilogues import NONE, finish, finish_slope
 from calcvm.kernels_cuda._gemm import KC, gemm
-from calcvm.kernels_cuda._product import FROM_INIT, NONE, SET, product, see
+from calcvm.kernels_cuda._product import FROM_INIT, SET, product, see
 from calcvm.kernels_cuda._windows import PIXELS, image, lies, pixel_at, place, result_at, tap_at, window
 from calcvm.kernels_cuda.contraction import in_parts, over_rows, rows_added_up
 
@@ -80,11 +81,14 @@ def forward(me, rows, inner, G, C, F, I, O, K, S, P, L, x, wt, b, has_b, y):
 @kernel
 def conv_fwd(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr,
+    L2, act, alpha: Float, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, mean: Ptr, factor: Ptr, offset: Ptr, other: Ptr, ws: Ptr,
 ):  # fmt: skip
     """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f].  Workers own rows of y."""
     I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
     forward(me, rows, inner, G, C, F, I, O, K, S, P, L, x, wt, b, given(me, b), y)
+    lo, hi = share(me, rows)
+    n = inner * G * F
+    finish(me, lo * n, hi * n, G * F, y, act, alpha, mean, factor, offset, other)
 
 
 # ---------------------------------------------------------------- gradient of weights
@@ -212,22 +216,28 @@ def backward(me, in_rows, in_inner, G, C, F, I, O, K, S, P, L, dy, wt, b, has_b,
 @kernel
 def conv_bwd_x(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
+    L2, act, alpha: Float, wn, wt: Ptr, dy: Ptr, dx: Ptr, other: Ptr, ya: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f].  Workers own rows of dx."""
     I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
     backward(me, in_rows, in_inner, G, C, F, I, O, K, S, P, L, dy, wt, dx, False, dx)
+    lo, hi = share(me, in_rows)
+    n = in_inner * G * C
+    finish_slope(me, lo * n, hi * n, dx, act, alpha, other, ya)
 
 
 # ---------------------------------------------------------------- transposed: of the convolution of y to x
 @kernel
 def conv_transpose_fwd(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, ws: Ptr,
+    L2, act, alpha: Float, wn, x: Ptr, wt: Ptr, b: Ptr, y: Ptr, mean: Ptr, factor: Ptr, offset: Ptr, other: Ptr, ws: Ptr,
 ):  # fmt: skip
     """y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c].  Workers own rows of y."""
     I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
     backward(me, in_rows, in_inner, G, C, F, I, O, K, S, P, L, x, wt, b, given(me, b), y)
+    lo, hi = share(me, in_rows)
+    n = in_inner * G * C
+    finish(me, lo * n, hi * n, G * C, y, act, alpha, mean, factor, offset, other)
 
 
 @kernel
@@ -245,8 +255,11 @@ def conv_transpose_bwd_w(
 @kernel
 def conv_transpose_bwd_x(
     me, rows, inner, in_rows, in_inner, N, I0, I1, I2, O0, O1, O2, G, C, F, K0, K1, K2, S0, S1, S2, P0, P1, P2, L0, L1,
-    L2, wn, wt: Ptr, dy: Ptr, dx: Ptr, ws: Ptr,
+    L2, act, alpha: Float, wn, wt: Ptr, dy: Ptr, dx: Ptr, other: Ptr, ya: Ptr, ws: Ptr,
 ):  # fmt: skip
     """dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f].  Workers own rows of dx."""
     I, O, K, S, P, L = (I0, I1, I2), (O0, O1, O2), (K0, K1, K2), (S0, S1, S2), (P0, P1, P2), (L0, L1, L2)
     forward(me, rows, inner, G, C, F, I, O, K, S, P, L, dy, wt, dx, False, dx)
+    lo, hi = share(me, rows)
+    n = inner * G * F
+    finish_slope(me, lo * n, hi * n, dx, act, alpha, other, ya)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from calcvm.kernel import words
 from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import as_f64, at, device, like, shared, sync, thread, threads
+from calcvm.kernels_cuda._epilogues import by_column, completed
 from calcvm.kernels_cuda._math import fma, power, sqrt
 from calcvm.kernels_cuda._reduce import (
     add,
@@ -102,14 +103,9 @@ def or_one(me, scale, c, x):
 
 
 @device
-def or_zero(me, shift, c, x):
-    return shift[c] if given(me, shift) else like(x, 0)
-
-
-@device
 def normalised(me, x, m, a, scale, shift, c):
     """(x - m)*a*scale + shift."""
-    return fma(x - m, a * or_one(me, scale, c, x), or_zero(me, shift, c, x))
+    return by_column(me, x, m, a * or_one(me, scale, c, x), shift, c)
 
 
 # ---------------------------------------------------------------- of channels, over all samples and places
@@ -213,13 +209,15 @@ def batch_norm_stats(
 
 
 @kernel
-def batch_norm_fwd(me, rows, inner, N, x: Ptr, scale: Ptr, shift: Ptr, mean: Ptr, inv: Ptr, y: Ptr):
-    """y = (x - mean)*inv*scale + shift.  Rows are shared; in place."""
+def batch_norm_fwd(
+    me, rows, inner, N, act, alpha: Float, x: Ptr, scale: Ptr, shift: Ptr, mean: Ptr, inv: Ptr, y: Ptr, other: Ptr
+):
+    """y = act((x - mean)*inv*scale + shift + other).  Rows are shared; in place."""
     lo, hi = share(me, rows)
     e, stop = lo * inner * N + thread(), hi * inner * N
     while e < stop:
         c = e - divide(e, N) * N
-        y[e] = normalised(me, x[e], mean[c], inv[c], scale, shift, c)
+        y[e] = completed(me, normalised(me, x[e], mean[c], inv[c], scale, shift, c), e, act, alpha, other)
         e += threads()
 
 
@@ -287,15 +285,25 @@ def batch_norm_bwd(
 
 # ---------------------------------------------------------------- the same with statistics that are given
 @kernel
+def batch_norm_inference_factor(me, N, eps: Float, scale: Ptr, running_var: Ptr, t_factor: Ptr):
+    """factor = scale/sqrt(var + eps).  Channels are shared."""
+    lo, hi = share(me, N)
+    c = lo + thread()
+    while c < hi:
+        t_factor[c] = or_one(me, scale, c, running_var[c]) * rsqrt(running_var[c], eps)
+        c += threads()
+
+
+@kernel
 def batch_norm_inference_fwd(
-    me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, shift: Ptr, running_mean: Ptr, running_var: Ptr, y: Ptr
+    me, rows, inner, N, act, alpha: Float, x: Ptr, t_factor: Ptr, shift: Ptr, running_mean: Ptr, y: Ptr, other: Ptr
 ):
-    """y = (x - mean)/sqrt(var + eps)*scale + shift.  Rows are shared; in place."""
+    """y = act((x - mean)*factor + shift + other).  Rows are shared; in place."""
     lo, hi = share(me, rows)
     e, stop = lo * inner * N + thread(), hi * inner * N
     while e < stop:
         c = e - divide(e, N) * N
-        y[e] = normalised(me, x[e], running_mean[c], rsqrt(running_var[c], eps), scale, shift, c)
+        y[e] = completed(me, by_column(me, x[e], running_mean[c], t_factor[c], shift, c), e, act, alpha, other)
         e += threads()
 
 
@@ -372,9 +380,10 @@ def _statistics(inner, groups, D, eps, x, m, a):
 
 @kernel
 def group_norm_fwd(
-    me, rows, inner, groups, D, eps: Float, wn, x: Ptr, scale: Ptr, shift: Ptr, y: Ptr, mean: Ptr, inv: Ptr, ws: Ptr
-):
-    """y = (x - mean)*inv*scale + shift of each sample and group.  Rows are shared; in place."""
+    me, rows, inner, groups, D, eps: Float, act, alpha: Float, wn, x: Ptr, scale: Ptr, shift: Ptr, y: Ptr, mean: Ptr,
+    inv: Ptr, other: Ptr, ws: Ptr,
+):  # fmt: skip
+    """y = act((x - mean)*inv*scale + shift + other) of each sample and group.  Rows are shared; in place."""
     i, hi = share(me, rows)
     N = groups * D
     m, a = at(ws, me.worker * wn), at(ws, me.worker * wn + N)
@@ -392,7 +401,8 @@ def group_norm_fwd(
         while e < inner * N:
             c = e - divide(e, N) * N
             g = divide(c, D)
-            y[k + e] = normalised(me, x[k + e], m[g], a[g], scale, shift, c)
+            z = normalised(me, x[k + e], m[g], a[g], scale, shift, c)
+            y[k + e] = completed(me, z, k + e, act, alpha, other)
             e += threads()
         sync()
         i += 1

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from calcvm.errors import UnsupportedOperator
-from calcvm.graph import Operation, Path, Variable, reached
+from calcvm.graph import Operation, Variable, reached
 from calcvm.lowering import inserted
 from calcvm.lowering.emit import Emitter
 from calcvm.ops.dims import Affine, Shape
@@ -25,19 +25,16 @@ from calcvm.ops.statement import Value
 
 @dataclass
 class Backward:
-    """The backward of one path under construction."""
+    """A backward under construction: gradients of a loss that operators of one path compute."""
 
     emit: Emitter
-    path: Path
     operations: list[Operation]
     accumulate: bool  # rounds add up: parameter gradients persist and are added to
-    parameter_gradient: dict[Variable, Value] = field(default_factory=dict)
+    parameter_gradient: dict[Variable, Value] = field(default_factory=dict)  # also of what else is asked for
     contributions: dict[Variable, list[Value]] = field(default_factory=dict)
     written: set[Variable] = field(default_factory=set)  # parameters whose gradient holds a value already
 
-    def run(self, seed: Value) -> None:
-        loss = self.path.loss
-        assert loss is not None
+    def run(self, loss: Variable, seed: Value) -> None:
         behind = reached(self.operations, loss)
         needs = self._needs(behind)
         self.needs = needs

@@ -44,10 +44,9 @@ class Emitter:
         return self.value(stem, kind, numel(shape), shape=shape, **facts)
 
     def variable(self, v: Variable, kind: str, **facts: Any) -> None:
-        """The value of a variable."""
-        self.env[v] = self._value(
-            v.name, kind, numel(v.shape), shape=v.shape, layout=v.layout, type=self._type(v), **facts
-        )
+        """The value of a variable; data are for Python what they are as they lie."""
+        shape, layout = (v.laid, "") if kind == "placeholder" else (v.shape, v.layout)
+        self.env[v] = self._value(v.name, kind, numel(shape), shape=shape, layout=layout, type=self._type(v), **facts)
 
     def _type(self, v: Variable) -> str:
         """The type of a variable; one of the program's own width is of its own float."""
@@ -114,7 +113,8 @@ class Emitter:
             local[slot] = self.tensor(f"{op.name}.{slot}", "activation", shape, type=spec.type_of(slot))
             if slot in spec.saved:
                 self.saved.add(local[slot])
-        op_words = spec.words(shapes, op.attrs)
+        defaults = {name: value for row in spec.rows for name, value in row.defaults.items()}
+        op_words = defaults | spec.words(shapes, op.attrs)
         self.locals[op] = local
         self.words[op] = op_words
         for row in spec.fwd:

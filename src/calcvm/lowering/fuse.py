@@ -1,8 +1,8 @@
 """Fusion: fewer rows and fewer passes over memory, with the same results.
 
-Before autodiff, on operators: a product and the addition of a bias become one (``BIAS``).
-After autodiff, on statements: an activation moves into the row that feeds it, and an activation's derivative into
-the row that produces its gradient (``EPILOGUES``, both declared in `calcvm.ops.contraction`).
+Before autodiff, on operators: a product and the addition of a bias become one (``BIAS`` in `calcvm.ops.contraction`).
+After it, on statements: what can be an epilogue of the row that makes what it reads is done there (`calcvm.ops.epilogues`):
+activations, their derivatives, additions, normalization by what is known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from calcvm.graph import Operation, Path, Variable
 from calcvm.ops import OPS
-from calcvm.ops.contraction import BIAS, EPILOGUES, Epilogue
+from calcvm.ops.contraction import BIAS
+from calcvm.ops.spec import Epilogue
 from calcvm.ops.statement import Statement, Value
 
 
@@ -46,41 +47,61 @@ def _bias_of(op: Operation) -> tuple[Operation, Variable] | None:
     return None
 
 
-def fuse_activations(statements: list[Statement], kept: set[Value]) -> list[Statement]:
-    """Move activations into the rows that make what they read, and their derivatives likewise."""
-    for epilogue in EPILOGUES:
-        statements = _fuse(statements, kept, epilogue)
-    return statements
-
-
-def _fuse(statements: list[Statement], kept: set[Value], by: Epilogue) -> list[Statement]:
-    """Fold rows into the host rows whose product only they read."""
+def fuse_epilogues(statements: list[Statement], kept: set[Value]) -> list[Statement]:
+    """Do rows in those that make what they read, where nothing else reads it."""
     readers = Counter(v for s in statements for v in s.read_values)
-    hosts = {s.operands[by.product]: i for i, s in enumerate(statements) if s.spec.name == by.host}
+    hosts: dict[Value, tuple[int, int]] = {}  # by result: where the row is, the first kind that it can still do
     out: list[Statement | None] = list(statements)
     for i, s in enumerate(statements):
-        act = by.rows.get(s.spec.name)
-        z = s.operands.get(by.reads) if act else None
-        if z is None or z not in hosts or readers[z] != 1 or z in kept or z.persistent:
-            continue
-        k = hosts[z]
-        h = out[k]
-        if (
-            h is None
-            or h.words["act"] != 0
-            or (h.path, h.phase) != (s.path, s.phase)
-            or not _between_free(out, k, i, s)
-        ):
-            continue
-        words = {**h.words, "act": act, "alpha": s.words.get("alpha", 0.0)}
-        takes = {own: s.operands[other] for own, other in by.takes.items()}
-        out[k] = replace(h, words=words, operands={**h.operands, **takes}, label=f"{h.label} {s.label}")
-        out[i] = None
-        hosts[takes[by.product]] = k
+        for by in s.spec.epilogues:
+            z = s.operands[by.reads]
+            if z is None or z not in hosts or readers[z] != 1 or z in kept or z.persistent:
+                continue
+            k, done = hosts[z]
+            host = out[k]
+            assert host is not None
+            if by.kind not in host.spec.takes[done:] or (host.path, host.phase) != (s.path, s.phase):
+                continue
+            fused, at = _completed(host, s, by), _place(host, [t for t in out[k + 1 : i] if t], s)
+            if fused is not None and at is not None:
+                out[k] = out[i] = None
+                out[(k, i)[at]] = fused
+                hosts[_made(fused)] = (k, i)[at], host.spec.takes.index(by.kind) + 1
+                break
+        else:
+            if s.spec.takes:
+                hosts[_made(s)] = i, 0
     return [s for s in out if s is not None]
 
 
-def _between_free(statements: list[Statement | None], k: int, i: int, s: Statement) -> bool:
-    """Nothing that ``s`` reads besides the fused product is written between ``k`` and ``i``."""
-    reads = set(s.read_values)
-    return not any(v in reads for t in statements[k + 1 : i] if t is not None for v in t.written_values)
+def _result(s: Statement) -> str:
+    """The operand that epilogues complete: the first that the row writes."""
+    return s.spec.writes[0].name
+
+
+def _made(s: Statement) -> Value:
+    value = s.operands[_result(s)]
+    assert value is not None
+    return value
+
+
+def _completed(host: Statement, s: Statement, by: Epilogue) -> Statement | None:
+    """The row ``host`` that does ``s`` as well; None: an operand is not of the size that it must be, or not a whole value."""
+    result = _result(host)
+    of = {result: _result(s), **dict(by.operands)}
+    if host.shifts or s.shifts or s.extents[by.reads] != host.extents[result]:
+        return None
+    words = {own: s.words[v] if isinstance(v, str) else v for own, v in by.words}
+    operands = {own: s.operands[name] for own, name in of.items()}
+    label = f"{host.label} {s.label}"
+    fused = replace(host, words={**host.words, **words}, operands={**host.operands, **operands}, label=label)
+    return fused if all(fused.extents.get(own) == s.extents.get(name) for own, name in of.items()) else None
+
+
+def _place(host: Statement, between: list[Statement], s: Statement) -> int | None:
+    """Where both may be one: 0 if nothing between writes what ``s`` reads, 1 if nothing writes what ``host`` reads or reads what it writes."""
+    written = {v for t in between for v in t.written_values}
+    if not written & {*s.read_values}:
+        return 0
+    used = written | {v for t in between for v in t.read_values}
+    return None if written & {*host.read_values} or used & {*host.written_values} else 1

@@ -13,8 +13,9 @@ from calcvm.graph import CalcGraph, Operation, Path, Variable, in_same_order
 from calcvm.lowering import inserted
 from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
-from calcvm.lowering.fuse import fuse_activations, fuse_bias
+from calcvm.lowering.fuse import fuse_bias, fuse_epilogues
 from calcvm.ops.dims import Affine, numel
+from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.optimizers import HYPER_SLOTS
 from calcvm.ops.sizes import extent
 from calcvm.ops.statement import PHASES, Lowered, Statement, Value
@@ -111,7 +112,7 @@ class _Lowering:
         for path in order:
             self._path(path)
         kept_values = {self.emit.env[v] for v in self.kept if v in self.emit.env} | {*self.shown.values()}
-        statements = fuse_activations(self._without_unread(self.emit.statements), kept_values)
+        statements = fuse_epilogues(self._without_unread(self.emit.statements), kept_values)
         for value in kept_values:
             if not value.persistent:
                 value.resident = True
@@ -190,7 +191,7 @@ class _Lowering:
             reason = ""
         self.facts.variables[v.name] = {
             "symbol": value if value in used else None,
-            "shape": [[s.a, s.b] for s in v.shape],
+            "shape": [[s.a, s.b] for s in (v.laid if value is not None and value.kind == "placeholder" else v.shape)],
             "kind": v.kind,
             "path": v.path.name if v.path else None,
             "phase": self.phase.get(v),
@@ -229,7 +230,10 @@ class _Lowering:
                     if v.init["kind"] == "rng":
                         inserted.advance(emit, v)
             for op in section:
-                emit.forward(op)
+                if op.spec is GRADIENT:
+                    self._gradient(op, operations)
+                else:
+                    emit.forward(op)
             if wanted:
                 self.shown |= {v: inserted.as_seen(emit, v) for v in path.outputs if not in_same_order(v)}
         facts = self.facts.paths[path.name] = {
@@ -279,6 +283,15 @@ class _Lowering:
                 out.add(op)
         return out
 
+    def _gradient(self, op: Operation, operations: list[Operation]) -> None:
+        """Rows of a gradient that the graph asks for, where it stands."""
+        y, x, dx = op.inputs["y"], op.inputs["x"], op.outputs["dx"]
+        self._check_buffers(self.graph.paths[self.emit.path], operations)
+        seed = self.emit.value(f"{op.name}.seed", "state", 1, persistent=True)
+        self._starts(seed, kind="fill", value=1.0)
+        self.emit.variable(dx, "gradient")
+        Backward(self.emit, operations, False, {x: self.emit.env[dx]}).run(y, seed)
+
     def _backward(self, path: Path, operations: list[Operation], facts: dict[str, Any]) -> None:
         emit, opt = self.emit, path.optimizer
         emit.phase = "backward"
@@ -287,7 +300,8 @@ class _Lowering:
         self._starts(seed, kind="seed")
         hyper = emit.value(f"{path.name}.hyper", "state", len(HYPER_SLOTS), persistent=True, type="float64")
         self._starts(hyper, kind="hyper", slots=opt.slots())
-        backward = Backward(emit, path, operations, self.accumulate)
+        assert path.loss is not None
+        backward = Backward(emit, operations, self.accumulate)
         trained = self._trained(path)
         inlined = (
             set() if self.accumulate or opt.clip_norm else {p for p in trained if numel(p.shape).b >= LARGE_PARAMETER}
@@ -297,7 +311,7 @@ class _Lowering:
             backward.parameter_gradient[p] = emit.tensor(
                 f"d{p.name}", "gradient", p.shape, layout=p.layout, persistent=stays
             )
-        backward.run(seed)
+        backward.run(path.loss, seed)
         states = {p: self._optimizer_state(p, opt) for p in trained}
         factors = self._schedule_table(path, opt)
         update = _Update(emit, path, hyper, factors, backward.parameter_gradient, states)
@@ -319,7 +333,7 @@ class _Lowering:
             for p in trained:
                 inserted.zero(emit, backward.parameter_gradient[p], p.laid, p.name)
         facts.update(
-            loss=path.loss and path.loss.name,
+            loss=path.loss.name,
             optimizer=type(opt).__name__,
             hyper=hyper,
             seed=seed,

@@ -80,7 +80,8 @@ class Model(methods.Native):
     target_shape : tuple of int, optional
         Shape of one target (default: a label for softmax_cross_entropy, else the output's shape).
     preprocess : nn.Layer, optional
-        Layers without parameters applied to the raw input, as a path of their own.
+        Layers without parameters applied to the raw input, as a path of their own.  The first that draws numbers, such as
+        `nn.RandomCrop`, and those after it do so while training alone.
     metrics : list of str or callable, optional
         What `evaluate` tells beside the loss: "accuracy", "mse", "mae", "huber", or functions of (output, target)
         variables, by their names (default: the accuracy for softmax_cross_entropy).  Each is a mean over batches.
@@ -92,6 +93,8 @@ class Model(methods.Native):
         dot, such as "linear_1.".
     input_dtype, target_dtype : of data that lie in the heap as they are, such as "uint8" for images and "int64" for labels
         (default: they become the model's floats); see `CalcGraph.placeholder`.
+    channels_last : bool
+        The input's samples, whose shape ``input_shape`` is, are images (*sizes, channels), and are read as they are.
     seed, dtype, workers, memory, device, mode, precision : see `calcvm.plan`.
     """
 
@@ -112,6 +115,7 @@ class Model(methods.Native):
         rates: Mapping[str, float] | None = ...,
         input_dtype: Any = ...,
         target_dtype: Any = ...,
+        channels_last: bool = ...,
         memory: int | str | None = ...,
         seed: int = ...,
         dtype: str = ...,
@@ -155,6 +159,7 @@ class Model(methods.Native):
         rates: Mapping[str, float] | None = None,
         input_dtype: Any = None,
         target_dtype: Any = None,
+        channels_last: bool = False,
         memory: int | str | None = None,
         seed: int = 0,
         dtype: str = "float32",
@@ -172,7 +177,7 @@ class Model(methods.Native):
         of_layers = {
             "input_shape": input_shape, "loss": loss, "optimizer": optimizer, "target_shape": target_shape,
             "preprocess": preprocess, "metrics": metrics, "sample_weight": None if sample_weight is False else sample_weight, "rates": rates,
-            "input_dtype": input_dtype, "target_dtype": target_dtype,
+            "input_dtype": input_dtype, "target_dtype": target_dtype, "channels_last": None if channels_last is False else channels_last,
         }  # fmt: skip
         graph = _graph(net, {what: value for what, value in of_layers.items() if value is not None})
         accumulate = learning_batch is not None

@@ -75,10 +75,11 @@ def build_graph(
     rates: Mapping[str, float] | None = None,
     input_dtype: Any = None,
     target_dtype: Any = None,
+    channels_last: bool = False,
 ) -> CalcGraph:
-    """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout).
+    """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout and augmentation).
 
-    The parameters are those of `Model`.
+    The parameters are those of `Model`.  What of ``preprocess`` draws, and the layers after it, are part of learn and predict.
     """
     loss_fn = LOSSES.get(loss) if isinstance(loss, str) else loss
     if not callable(loss_fn) or isinstance(loss_fn, (type, nn.Layer)):
@@ -90,6 +91,9 @@ def build_graph(
     judges = _metrics(loss, metrics)
     optimizer = optimizer_of(optimizer)
     network = nn.Sequential(net)
+    before = [] if preprocess is None else [*nn.Sequential(preprocess)]
+    shared = next((i for i, layer in enumerate(before) if layer.random), len(before))
+    drawn = nn.Sequential(*before[shared:])
     g = CalcGraph()
 
     def loss_of(name: str, y: Variable, target: Variable, weight: Variable | None = None) -> Variable:
@@ -98,19 +102,23 @@ def build_graph(
             return F.mean(_weighted(checks.one_of("loss", terms, Variable, TERMS_WANTED), weight)).rename(name)
         return checks.one_of("loss", loss_fn(y, target), Variable, LOSS_WANTED).rename(name)
 
-    x = g.placeholder("input", (None, *input_shape), input_dtype)
-    if preprocess is not None:
+    x = g.placeholder("input", (None, *input_shape), input_dtype, channels_last)
+    if shared:
         with g.path("preprocess", adopt=False):
-            x = nn.Sequential(preprocess).build(x, "preprocess.", training=False)
+            x = nn.Sequential(*before[:shared]).build(x, "preprocess.", training=False)
+
+    def result(training: bool) -> Variable:
+        return network.build(drawn.build(x, "augment.", training), training=training)
+
     with g.path("learn", backward=True, adopt=False) as learn:
-        y = network.build(x, training=True)
+        y = result(training=True)
         if target_shape is None:
             target_shape = () if loss == SOFTMAX else tuple(s.b for s in y.shape[1:])
         target = g.placeholder("target", (None, *target_shape), target_dtype)
         weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
         learn.minimize(loss_of("loss", y, target, weight), optimizer, output=y, rates=rates)
     with g.path("predict", adopt=False) as predict:
-        predict.output = output = network.build(x, training=False).rename("output")
+        predict.output = output = result(training=False).rename("output")
         loss_of("predict.loss", output, target)
         for name, metric in judges.items():
             figure = checks.one_of(f"metric {name!r}", metric(output, target), Variable, LOSS_WANTED)

@@ -1,5 +1,6 @@
 """Layers: parts of a network that make their own parameters, composed with ``>>``."""
 
+from calcvm.nn.augment import Normalize, RandomCrop, RandomHorizontalFlip, RandomShift, RandomVerticalFlip
 from calcvm.nn.blocks import Concat, Residual
 from calcvm.nn.images import (
     AdaptiveAvgPool,
@@ -29,6 +30,7 @@ from calcvm.nn.layers import (
     Activation,
     Center,
     Dropout,
+    Dropout2d,
     Flatten,
     Function,
     HardSigmoid,
@@ -53,10 +55,12 @@ from calcvm.nn.layers import (
 from calcvm.nn.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RMSNorm
 
 __all__ = [
-    "Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm", "Center",
-    "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Dropout", "ELU",
-    "Flatten", "Function", "GELU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm", "HardSigmoid", "HardSwish",
-    "InstanceNorm", "LPPool2d", "Layer", "LayerNorm", "LeakyReLU", "Linear", "LocalResponseNorm", "LogSoftmax",
-    "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "PReLU", "Pad", "RMSNorm", "ReLU", "ReLU6", "Reshape", "Residual",
-    "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh", "Upsample",
+    "Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm",
+    "Center", "Concat", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
+    "Dropout", "Dropout2d", "ELU", "Flatten", "Function", "GELU", "GlobalAvgPool", "GlobalMaxPool", "GroupNorm",
+    "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "Layer", "LayerNorm", "LeakyReLU", "Linear",
+    "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Normalize", "PReLU", "Pad",
+    "RMSNorm", "RandomCrop", "RandomHorizontalFlip", "RandomShift", "RandomVerticalFlip", "ReLU", "ReLU6",
+    "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh",
+    "Upsample",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ class Residual(Layer):
     def __init__(self, branch: Layer, shortcut: Layer | None = None):
         self.branch = Sequential(branch)
         self.shortcut = None if shortcut is None else Sequential(shortcut)
-        _all_different(self, self.branch, *([self.shortcut] if self.shortcut else []))
+        self.random = _all_different(self, self.branch, *([self.shortcut] if self.shortcut else [])).random
 
     def __repr__(self) -> str:
         return f"Residual({self.branch!r}{f', {self.shortcut!r}' if self.shortcut else ''})"
@@ -43,7 +43,7 @@ class Concat(Layer):
         if not branches:
             raise CalcError("Concat: at least one branch is wanted")
         self.branches = [Sequential(branch) for branch in branches]
-        _all_different(self, *self.branches)
+        self.random = _all_different(self, *self.branches).random
 
     def __repr__(self) -> str:
         return f"Concat({', '.join(map(repr, self.branches))})"
@@ -58,9 +58,9 @@ class Concat(Layer):
         return F.concat(made, axis=1) if len(made) > 1 else first
 
 
-def _all_different(layer: Layer, *parts: Sequential) -> None:
-    """Refuse a layer with parameters that is in several parts."""
+def _all_different(layer: Layer, *parts: Sequential) -> Sequential:
+    """All layers of the parts; one with parameters that is in several is refused."""
     try:
-        Sequential(*parts)
+        return Sequential(*parts)
     except CalcError as error:
         raise CalcError(f"{type(layer).__name__}: {error}") from None

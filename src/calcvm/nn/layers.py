@@ -23,6 +23,7 @@ class Layer:
     """Base of layers.  ``layer.build(x, scope, training)`` adds its operators to the active path."""
 
     stateless: ClassVar[bool] = False  # it has no parameters: a network may have it several times
+    random: bool = False  # training draws numbers, or a part of it does so
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         """The layer's output; parameters of ``scope`` that the graph has already are shared."""
@@ -64,6 +65,7 @@ class Sequential(Layer):
                         f"{type(inner).__name__}, or a graph of your own that uses one parameter twice"
                     )
                 self.layers.append(inner)
+        self.random = any(layer.random for layer in self.layers)
 
     def __iter__(self) -> Iterator[Layer]:
         return iter(self.layers)
@@ -176,14 +178,22 @@ class Dropout(Layer):
     """Zeroes elements with probability ``rate`` while training; nothing otherwise."""
 
     stateless: ClassVar[bool] = True
+    random = True
+    function: ClassVar[Callable[..., Variable]] = staticmethod(F.dropout)
     rate: float = 0.5
 
     def __post_init__(self) -> None:
-        self.rate = checks.number("Dropout: rate", self.rate, 0, 1, ends="[)")
+        self.rate = checks.number(f"{type(self).__name__}: rate", self.rate, 0, 1, ends="[)")
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
-        return F.dropout(x, self.rate) if training and self.rate else x
+        return type(self).function(x, self.rate) if training and self.rate else x
+
+
+class Dropout2d(Dropout):
+    """Zeroes channels of (N, C, *sizes), of any number of sizes, with probability ``rate`` while training."""
+
+    function = staticmethod(F.dropout2d)
 
 
 class Function(Layer):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calcvm.ops import elementwise as _elementwise  # noqa: F401  (declares the activations)
 from calcvm.ops.dims import ONE, Shape, numel, show
+from calcvm.ops.epilogues import ACT, ALPHA
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import (
     ACC,
@@ -16,25 +16,17 @@ from calcvm.ops.spec import (
     A,
     Attr,
     Example,
-    OpSpec,
     R,
     RowSpec,
     S,
     Shapes,
     W,
-    Word,
     choice,
     dims,
     joined,
     operator,
 )
 from calcvm.record import record
-
-# Activations that a linear row can apply: all can be differentiated from their output alone.
-ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu")
-ACT = choice("act", len(ACTIVATIONS))
-ALPHA = Word(name="alpha", kind="float", lo=-1e30, hi=1e30)  # slope of leaky_relu, alpha of elu
-
 
 # ---------------------------------------------------------------- workspace: (least, what speed wants)
 Room = tuple[Any, Any]
@@ -118,8 +110,7 @@ def linear_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 
 def linear_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x, w = joined(shapes["x"]), shapes["wt"]
-    act = ACTIVATIONS.index(attrs.get("act", "none"))
-    return {"rows": x[0], "inner": numel(x[1:-1]), "N": w[1], "K": w[0], "act": act, "alpha": attrs.get("alpha", 0.0)}
+    return {"rows": x[0], "inner": numel(x[1:-1]), "N": w[1], "K": w[0]}
 
 
 def matmul_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
@@ -157,6 +148,7 @@ LINEAR_FWD = RowSpec(
         W("y", "rows*inner*N", "rows"),
         WORKSPACE,
     ),
+    takes=("activation",),
     workspace=linear_fwd_workspace,
     flops="2*rows*inner*N*K",
 )
@@ -186,6 +178,7 @@ LINEAR_BWD_X = RowSpec(
         W("dx", "rows*inner*K", "rows"),
         WORKSPACE,
     ),
+    takes=("derivative",),
     workspace=linear_bwd_x_workspace,
     flops="2*rows*inner*N*K",
 )
@@ -296,28 +289,5 @@ class Sum:
     into: str
 
 
-@record
-class Epilogue:
-    """What the row ``host`` can apply to its result at once, by its words ``act`` and ``alpha``.
-
-    product : the operand of ``host`` that another row reads, as its operand ``reads``.  rows : the value of ``act``
-    for each row that may be.  takes : operands that the host then has, by those of the other row.
-    """
-
-    host: str
-    product: str
-    reads: str
-    rows: Mapping[str, int]
-    takes: Mapping[str, str]
-
-
-def _acts(row: Callable[[OpSpec], RowSpec]) -> dict[str, int]:
-    return {row(OPS[name]).name: k for k, name in enumerate(ACTIVATIONS) if k}
-
-
 PRODUCTS = {row.name for spec in OPS.values() if spec.category == "contraction" for row in spec.rows}
 BIAS = Sum("matmul", "add", "linear")
-EPILOGUES = (
-    Epilogue("linear_fwd", "y", "x", _acts(lambda op: op.fwd[0]), {"y": "y"}),
-    Epilogue("linear_bwd_x", "dx", "dy", _acts(lambda op: op.bwd[0]), {"dx": "dx", "ya": "y"}),
-)

@@ -10,6 +10,7 @@ from typing import Any
 
 from calcvm.ops.contraction import PARTIAL_SUMS, WORKSPACE, Room, partial_over
 from calcvm.ops.dims import ONE, Affine, Shape, numel, show
+from calcvm.ops.epilogues import ALL, BACKWARD, operands_of, words_of
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import (
     ACC,
@@ -241,15 +242,24 @@ def conv_transpose_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, 
 
 
 # ---------------------------------------------------------------- rows
-def _row(name: str, synopsis: str, *operands: Operand, workspace: Callable[[Any, On], Room]) -> RowSpec:
-    """Of any pass; that of the weights' gradient adds to it, and has phases on GPUs."""
-    sums = any(o.access == "a" for o in operands)
+def _row(
+    name: str,
+    synopsis: str,
+    *operands: Operand,
+    workspace: Callable[[Any, On], Room],
+    takes: tuple[str, ...] = (),
+    columns: str = "",
+) -> RowSpec:
+    """Of any pass; that of the weights' gradient adds to it, and has phases on GPUs; the others take epilogues."""
+    result = operands[-1]
+    sums = result.access == "a"
     return RowSpec(
         name=name,
         synopsis=synopsis,
-        words=(PHASES, *WORDS, ACC, WN) if sums else (*WORDS, WN),
-        operands=(*operands, WORKSPACE),
+        words=(PHASES, *WORDS, ACC, WN) if sums else (*WORDS, *words_of(takes), WN),
+        operands=(*operands, *operands_of(takes, result.elems, result.part, columns), WORKSPACE),
         require=(*SAME, *SMALL),
+        takes=takes,
         workspace=workspace,
         phases=PARTIAL_SUMS if sums else "1",
         flops=FLOPS,
@@ -259,9 +269,11 @@ def _row(name: str, synopsis: str, *operands: Operand, workspace: Callable[[Any,
 FILTERS = R("wt", WT)
 CONV_FWD = _row(
     "conv_fwd",
-    "y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]",
+    "y[n,o,f] = act((sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f] - mean[f])*factor[f] + offset[f] + other[n,o,f])",
     *(R("x", X), FILTERS, R("b", "G*F", optional=True), W("y", Y, "rows")),
     workspace=fwd_workspace,
+    takes=ALL,
+    columns="G*F",
 )
 CONV_BWD_W = _row(
     "conv_bwd_w",
@@ -271,15 +283,18 @@ CONV_BWD_W = _row(
 )
 CONV_BWD_X = _row(
     "conv_bwd_x",
-    "dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f]",
+    "dx[n,i,c] = act'(ya[n,i,c]) * (sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f] + other[n,i,c])",
     *(FILTERS, R("dy", Y), W("dx", X, "in_rows")),
     workspace=bwd_x_workspace,
+    takes=BACKWARD,
 )
 CONV_TRANSPOSE_FWD = _row(
     "conv_transpose_fwd",
-    "y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c]",
+    "y[n,i,c] = act((sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c] - mean[c])*factor[c] + offset[c] + other[n,i,c])",
     *(R("x", Y), FILTERS, R("b", "G*C", optional=True), W("y", X, "in_rows")),
     workspace=bwd_x_workspace,
+    takes=ALL,
+    columns="G*C",
 )
 CONV_TRANSPOSE_BWD_W = _row(
     "conv_transpose_bwd_w",
@@ -289,9 +304,10 @@ CONV_TRANSPOSE_BWD_W = _row(
 )
 CONV_TRANSPOSE_BWD_X = _row(
     "conv_transpose_bwd_x",
-    "dx[n,o,f] = sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f]",
+    "dx[n,o,f] = act'(ya[n,o,f]) * (sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f] + other[n,o,f])",
     *(FILTERS, R("dy", X), W("dx", Y, "rows")),
     workspace=fwd_workspace,
+    takes=BACKWARD,
 )
 
 
@@ -308,7 +324,7 @@ ATTRS = (
 
 operator(
     name="conv",
-    synopsis=CONV_FWD.synopsis,
+    synopsis="y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]",
     category="contraction",
     inputs=("x", "wt", "b"),
     optional_inputs=("b",),
@@ -346,7 +362,7 @@ operator(
 
 operator(
     name="conv_transpose",
-    synopsis=CONV_TRANSPOSE_FWD.synopsis,
+    synopsis="y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c]",
     category="contraction",
     inputs=("x", "wt", "b"),
     optional_inputs=("b",),

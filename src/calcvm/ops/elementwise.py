@@ -9,6 +9,7 @@ from calcvm.formulas.declare import AXES, Elementwise, Formula, Real
 from calcvm.formulas.elementwise import ACCUMULATE, CAST, ELEMENTWISE, FILL
 from calcvm.ops import parameters
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, show
+from calcvm.ops.epilogues import of_formula
 from calcvm.ops.spec import (
     ROWS_COLS,
     SIZE,
@@ -45,6 +46,7 @@ def _row(f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], siz
         operands=operands,
         in_place=tuple((f.writes, read) for read in f.reads),
         flops=lambda: f"{f.operations}*{size}" if f.operations > 1 else size,
+        epilogues=() if f.own else of_formula(f.name, f.reads, f.words),
         **more,
     )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from calcvm.ops.dims import ONE, Shape, affine, numel, show
+from calcvm.ops.epilogues import FORWARD, NORMALIZATION, operands_of, words_of
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import (
     LAST,
@@ -146,7 +147,6 @@ def _places_with(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {**places(shapes["x"]), **attrs}
 
 
-NORMALISED = "y[r,c] = (x[r,c] - mean[c])*inv[c]*scale[c] + shift[c]"
 operator(
     name="batch_norm",
     synopsis="y = (x - mean)/sqrt(var + eps)*scale + shift, over all axes but that of channels; running += momentum*(. - running)",
@@ -177,8 +177,8 @@ operator(
         ),
         RowSpec(
             name="batch_norm_fwd",
-            synopsis=NORMALISED,
-            words=PLACES,
+            synopsis="y[r,c] = act((x[r,c] - mean[c])*inv[c]*scale[c] + shift[c] + other[r,c])",
+            words=(*PLACES, *words_of(FORWARD)),
             operands=(
                 R("x", VECTORS, "rows"),
                 SCALE,
@@ -186,9 +186,11 @@ operator(
                 R("mean", "N"),
                 R("inv", "N"),
                 W("y", VECTORS, "rows"),
+                *operands_of(FORWARD, VECTORS, "rows"),
             ),
             in_place=(("y", "x"),),
             flops=f"4*{VECTORS}",
+            takes=FORWARD,
         ),
     ),
     bwd=(
@@ -249,23 +251,36 @@ operator(
     inputs=("x", *RUNNING, "scale", "shift"),
     optional_inputs=("scale", "shift"),
     attrs=(EPS_ATTR,),
-    shape=lambda shapes, attrs: {"y": shapes["x"]} if _channels(shapes, ("scale", "shift", *RUNNING)) else {},
+    shape=lambda shapes, attrs: {
+        "y": shapes["x"],
+        "t_factor": _channels(shapes, ("scale", "shift", *RUNNING)),
+    },
     words=_places_with,
     layouts={"x": LAST, "y": LAST},
     fwd=(
         RowSpec(
+            name="batch_norm_inference_factor",
+            synopsis="t_factor[c] = scale[c]/sqrt(running_var[c] + eps)",
+            words=(*dims("N"), EPS),
+            operands=(replace(SCALE, part="N"), R("running_var", "N", "N"), W("t_factor", "N", "N")),
+            flops="4*N",
+        ),
+        RowSpec(
             name="batch_norm_inference_fwd",
-            synopsis="y[r,c] = (x[r,c] - running_mean[c])/sqrt(running_var[c] + eps)*scale[c] + shift[c]",
-            words=(*PLACES, EPS),
+            synopsis="y[r,c] = act((x[r,c] - running_mean[c])*t_factor[c] + shift[c] + other[r,c])",
+            words=(*PLACES, *words_of(FORWARD)),
             operands=(
                 R("x", VECTORS, "rows"),
-                SCALE,
+                R("t_factor", "N"),
                 SHIFT,
-                *(R(name, "N") for name in RUNNING),
+                R("running_mean", "N"),
                 W("y", VECTORS, "rows"),
+                *operands_of(FORWARD, VECTORS, "rows"),
             ),
             in_place=(("y", "x"),),
-            flops=f"4*{VECTORS}",
+            flops=f"3*{VECTORS}",
+            epilogues=(NORMALIZATION,),
+            takes=FORWARD,
         ),
     ),
     bwd=(
@@ -347,8 +362,9 @@ def group_bwd_workspace(w: Any, on: On) -> tuple[Any, Any]:
 
 GROUP_FWD = RowSpec(
     name="group_norm_fwd",
-    synopsis="y[r,i,g,c] = (x[r,i,g,c] - mean[r,g])*inv[r,g]*scale[g,c] + shift[g,c]; mean and inv = 1/sqrt(var + eps) over i, c",
-    words=(*GROUPS, EPS, WN),
+    synopsis="y[r,i,g,c] = act((x[r,i,g,c] - mean[r,g])*inv[r,g]*scale[g,c] + shift[g,c] + other[r,i,g,c]); "
+    "mean and inv = 1/sqrt(var + eps) over i, c",
+    words=(*GROUPS, EPS, *words_of(FORWARD), WN),
     operands=(
         R("x", OF_GROUPS, "rows"),
         R("scale", "groups*D", optional=True),
@@ -356,9 +372,11 @@ GROUP_FWD = RowSpec(
         W("y", OF_GROUPS, "rows"),
         W("mean", "rows*groups", "rows", optional=True),
         W("inv", "rows*groups", "rows", optional=True),
+        *operands_of(FORWARD, OF_GROUPS, "rows"),
         S("ws", "nw*wn"),
     ),
     in_place=(("y", "x"),),
+    takes=FORWARD,
     workspace=group_fwd_workspace,
     flops=f"8*{OF_GROUPS}",
 )

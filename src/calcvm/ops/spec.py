@@ -41,12 +41,14 @@ class Word:
 
     kind : "dim" (a size, may depend on the batch, >= 0), "int" (a constant in [lo, hi]) or "float"
         (a float64 stored as its bits, in [lo, hi], finite).
+    default : what it is where an operator's words do not say.
     """
 
     name: str
     kind: str = "dim"
     lo: float = 0
     hi: float = 2**40
+    default: float | None = None
 
 
 def dims(names: str) -> tuple[Word, ...]:
@@ -140,6 +142,20 @@ class Told:
         spec.__dict__[self.name] = text
 
 
+@record
+class Epilogue:
+    """A way in which a row can be done by the row that makes what it reads, while that is still in cache.
+
+    kind : what it is there, one of those that the other `takes`.  reads : its own operand that is the other's result.
+    words : words of the other, with numbers or the names of its own.  operands : operands of the other, with its own.
+    """
+
+    kind: str
+    reads: str
+    words: tuple[tuple[str, int | str], ...] = ()
+    operands: tuple[tuple[str, str], ...] = ()
+
+
 ACC = Word(name="acc", kind="int", lo=0, hi=1)
 PHASES = Word(name="phases", lo=1, hi=2**20)  # of a row that has several: assembly counts them; its first word
 WN = Word(name="wn", kind="int")  # elements of scratch that may be used: lowering chooses them
@@ -156,6 +172,8 @@ class RowSpec:
         `PHASES`.  Parts hold in every phase; scratch belongs to all workers, and what one has written there others read
         in the phases after.
     workspace : (words, `calcvm.ops.sizes.On`) -> the least ``wn`` and what speed wants, for a row that has this word.
+    epilogues : ways in which it can be done by the row before.
+    takes : kinds of epilogues that it does, in their order: `calcvm.ops.epilogues`.
     """
 
     name: str
@@ -167,6 +185,8 @@ class RowSpec:
     flops: Told = Told("0")
     phases: str = "1"
     workspace: Callable[[Any, Any], tuple[Any, Any]] | None = None
+    epilogues: tuple[Epilogue, ...] = ()
+    takes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.n_words > MAX_WORDS:
@@ -182,6 +202,11 @@ class RowSpec:
     def n_words(self) -> int:
         """Of an encoded row, the header included."""
         return HEADER_WORDS + len(self.words) + len(self.operands)
+
+    @property
+    def defaults(self) -> dict[str, float]:
+        """Words that need not be said."""
+        return {w.name: w.default for w in self.words if w.default is not None}
 
     @property
     def reads(self) -> tuple[Operand, ...]:

@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from calcvm.errors import CalcError
-from calcvm.ops.contraction import ACTIVATIONS
 from calcvm.ops.dims import Affine
+from calcvm.ops.epilogues import ACTIVATIONS
 from calcvm.ops.spec import HEADER_WORDS
 from calcvm.vm.program.encoding import ABSENT, FLAG_SYNC, bits_float
 
@@ -102,9 +102,13 @@ class _Line:
         for name, (offset, _) in self.operands.items():
             if offset == ABSENT:
                 index = r"(\[[^\]]*\])?"
-                text = re.sub(rf"\s*\+\s*\b{name}\b{index}", "", text)
+                if self.spec.operand(name).reads:
+                    text = re.sub(
+                        rf"\s*(\+\s*|-\s*|\)\*)\b{name}\b{index}", lambda m: ")" * m.group().startswith(")"), text
+                    )
                 text = re.sub(rf"\w*'?\(\b{name}\b{index}\)\s*\*\s*", "", text)
                 text = re.sub(rf"\b{name}\b{index}", "_", text)
+        text = _without_idle_parentheses(text)
         names = "|".join(sorted((n for n, o in self.operands.items() if o[0] != ABSENT), key=len, reverse=True))
         if not names:
             return text
@@ -124,6 +128,19 @@ class _Line:
     def _shape(self, symbol: Symbol) -> str:
         sizes = [str(d if self.batch is None else d.at(self.batch)) for d in symbol.shape]
         return f"[{','.join(sizes)}]"
+
+
+def _without_idle_parentheses(text: str) -> str:
+    """Around a sum to which nothing is done but adding."""
+    for found in re.finditer(r"(?<=\()\(|(?<== )\(", text):
+        start = end = found.start()
+        depth = 1
+        while depth and end + 1 < len(text):
+            end += 1
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+        if text[end + 1 :].startswith((")", " +")) or end + 1 == len(text):
+            return _without_idle_parentheses(text[:start] + text[start + 1 : end] + text[end + 1 :])
+    return text
 
 
 def _show(value: Any) -> str:

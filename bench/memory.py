@@ -1,0 +1,145 @@
+"""Training memory of the networks of the zoo, as published, at batch 1, 8 and 32: planned, grown by, and PyTorch's.
+
+*Planned* is what `cv.plan` says before anything is allocated, and what the heap then takes; *grown* by how much a process
+grows that has trained such a model, and then makes another one and trains it.  *Peak* is what two steps of SGD take at
+most in a fresh process, above what it takes after its imports: ours with compiled kernels and with what initializing
+takes, PyTorch's, without dropout, in the better one of its two layouts.  Cases planned larger than `MEASURED_BYTES` are
+not run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Result, fresh, memory_bytes, n_cores, number
+
+BATCHES, STEPS, RATE = (1, 8, 32), 2, 0.01
+SHAPES = {"lenet": (1, 28), "overfeat": (3, 231), "unet": (1, 256)}  # channels and sides of images; of others (3, 224)
+MEASURED_BYTES = 1_200_000_000
+LAYOUTS = ("contiguous_format", "channels_last")
+# the C library gives back what is freed: otherwise what initializing a model has freed hides what training takes
+GIVES_BACK = {"MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+SLACK_BYTES = 1 << 17  # pages beside the heap's: Python's objects
+
+
+def network(name: str, **reduced: int) -> tuple[Any, int, int, str]:
+    """A network; channels and sides of its images, its loss."""
+    import calcvm as cv
+
+    channels, size = SHAPES.get(name, (3, 224))
+    channels, size = reduced.pop("channels", channels), reduced.get("size", size)
+    net = getattr(cv.zoo, name)(**{"size": size, **reduced})
+    return net, channels, size, "mse" if name == "unet" else "softmax_cross_entropy"
+
+
+def planned(name: str, batch: int, **reduced: int) -> tuple[Any, Any]:
+    """The graph of a network and its plan."""
+    import calcvm as cv
+
+    net, channels, size, loss = network(name, **reduced)
+    g = cv.build_graph(net, (channels, size, size), loss, cv.SGD(RATE))
+    return g, cv.plan(g, batch_size=batch, workers=n_cores(), accumulate=False)
+
+
+def ours(name: str, batch: int, **reduced: int) -> dict[str, int]:
+    import calcvm as cv
+
+    imported = memory_bytes("VmRSS")
+    g, plan = planned(name, batch, **reduced)
+    program = cv.compile(g, plan=plan)
+    x, y = (np.zeros([s.at(batch) for s in g.variables[v].shape], np.float32) for v in ("input", "target"))
+
+    def train() -> Any:
+        model = cv.CalcHeap(plan.heap_bytes).load(program, seed=0)
+        for _ in range(STEPS):
+            model.step(x, y)
+        model.elements[...] += 0  # pages that no row has needed, such as of scratch, are given when they are touched
+        return model
+
+    models = [train()]
+    peak, before = memory_bytes("VmHWM"), memory_bytes("VmRSS")
+    models.append(train())
+    grown = memory_bytes("VmRSS") - before
+    return {"planned": plan.heap_bytes, "allocated": models[1].heap.nbytes, "grown": grown, "peak": peak - imported}
+
+
+def torchs(name: str, batch: int, layout: str, **reduced: int) -> dict[str, int]:
+    import torch
+
+    from tests.torch_networks import theirs_of
+
+    net, channels, size, loss = network(name, **reduced)
+    torch.set_num_threads(n_cores())
+    imported = memory_bytes("VmRSS")
+    theirs = theirs_of(net)
+    x = torch.zeros(batch, channels, size, size)
+    with torch.no_grad():
+        one = theirs.eval()(x[:1])  # its layers find their channels
+    lies = getattr(torch, layout)
+    x, theirs = x.to(memory_format=lies), theirs.train().to(memory_format=lies)
+    if loss == "mse":
+        y, of = torch.zeros(batch, *one.shape[1:]), torch.nn.functional.mse_loss
+    else:
+        y, of = torch.zeros(batch, dtype=torch.int64), torch.nn.functional.cross_entropy
+    optimizer = torch.optim.SGD(theirs.parameters(), RATE)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        of(theirs(x), y).backward()
+        optimizer.step()
+    return {"peak": memory_bytes("VmHWM") - imported}
+
+
+def measured(who: str, **spec: Any) -> dict[str, int]:
+    """`ours` or `torchs` of a fresh process."""
+    return fresh("-m", "bench.memory", who, json.dumps(spec), threads=None, **GIVES_BACK)
+
+
+def wrong(found: Mapping[str, int]) -> str:
+    """What is not as planned, if anything."""
+    plan = found["planned"]
+    if found["allocated"] != plan:
+        return f"{found['allocated']:,} bytes are allocated, {plan:,} planned"
+    if abs(found["grown"] - plan) > SLACK_BYTES:
+        return f"the process grew by {found['grown']:,} bytes, {plan:,} were planned"
+    return ""
+
+
+def case(result: Result, name: str, batch: int, **reduced: int) -> list[str]:
+    """A row of the table."""
+    bytes_ = {"planned": planned(name, batch, **reduced)[1].heap_bytes}
+    if bytes_["planned"] <= MEASURED_BYTES:
+        bytes_ = measured("ours", name=name, batch=batch, **reduced)
+        if text := wrong(bytes_):
+            result.fail(f"{name}, batch {batch}: {text}")
+        try:
+            peaks = [measured("torchs", name=name, batch=batch, layout=layout, **reduced)["peak"] for layout in LAYOUTS]
+            bytes_["torch"] = min(peaks)
+        except RuntimeError as error:
+            result.note(f"torch left out of {name}, batch {batch}: {error}")
+    columns = (bytes_.get(column) for column in ("planned", "grown", "peak", "torch"))
+    theirs = bytes_.get("torch")
+    share = number(theirs / bytes_["peak"]) if theirs else "-"
+    return [name, str(batch), *(f"{n / 1e6:,.1f}" if n else "-" for n in columns), share]
+
+
+def main(quick: bool = False) -> bool:
+    """Run the workload; True when everything is as planned."""
+    import calcvm as cv
+
+    result = Result("memory", "Memory of convolutional networks", quick)
+    if quick:
+        rows = [case(result, "lenet", 8), case(result, "resnet18", 4, width=4, size=32)]
+    else:
+        rows = [case(result, name, batch) for name in cv.zoo.__all__ for batch in BATCHES]
+    header = ["MB", "batch", "planned", "grown", "peak", "peak of torch", "times ours"]
+    result.table("Two steps of SGD", header, rows)
+    return result.save()
+
+
+if __name__ == "__main__":
+    print(json.dumps((ours if sys.argv[1] == "ours" else torchs)(**json.loads(sys.argv[2]))))

@@ -1,0 +1,135 @@
+"""What rows do to a block of their result that is still in cache: `calcvm.ops.epilogues`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
+from calcvm.kernels_cpu._columns import rows_of
+from calcvm.kernels_cpu._common import at, bits_of, f64_of_bits, given, njit, routine
+from calcvm.kernels_cpu._formulas import fma
+from calcvm.kernels_cpu._math import elementwise
+
+NONE, RELU, LEAKY_RELU, SIGMOID, TANH, ELU, RELU6, SILU, HARD_SWISH = range(len(ACTIVATIONS))
+BLOCK = 4096  # elements
+NORMALIZED, SHIFTED, ADDED, SLOPE = 1 << 8, 1 << 9, 1 << 10, 1 << 11  # beside an activation: what else is done
+
+
+def _act(name: str, slope: bool = True) -> tuple[Any, Any]:
+    """Loops of an activation, y = act(x), and of its derivative by its output: d = d * act'(.)."""
+    op = ELEMENTWISE[name]
+    params = "f" * len(op.params)
+    backward = elementwise(op.backward["x"].variant(), "vv", params) if slope else None
+    return elementwise(op.forward.variant(), "v", params), backward
+
+
+relu, drelu = _act("relu")
+leaky, dleaky = _act("leaky_relu")
+sigmoid, dsigmoid = _act("sigmoid")
+tanh, dtanh = _act("tanh")
+elu, delu = _act("elu")
+relu6, drelu6 = _act("relu6")
+silu, _ = _act("silu", slope=False)
+hard_swish, _ = _act("hard_swish", slope=False)
+_plus = elementwise(lambda x, y: x + y, "vv")
+_normalise = rows_of(lambda x, m, a, c: fma(x - m, a, c), 1, "vv0", lambda m, a, c: (m, a, c))
+
+
+@routine("ipii")
+def activate(n, y, act, alpha_bits):
+    """y = act(y); a routine, so that rows without an activation do not load its constants."""
+    alpha = f64_of_bits(alpha_bits)
+    if act == SIGMOID:
+        sigmoid(n, y, y)
+    elif act == RELU:
+        relu(n, y, y)
+    elif act == TANH:
+        tanh(n, y, y)
+    elif act == LEAKY_RELU:
+        leaky(n, y, y, alpha)
+    elif act == ELU:
+        elu(n, y, y, alpha)
+    elif act == RELU6:
+        relu6(n, y, y)
+    elif act == SILU:
+        silu(n, y, y)
+    elif act == HARD_SWISH:
+        hard_swish(n, y, y)
+
+
+@routine("ippii")
+def scale_by_derivative(n, d, y, act, alpha_bits):
+    """d *= act'(.), the derivative taken from the activation's output y."""
+    alpha = f64_of_bits(alpha_bits)
+    if act == SIGMOID:
+        dsigmoid(n, d, y, d)
+    elif act == RELU:
+        drelu(n, d, y, d)
+    elif act == TANH:
+        dtanh(n, d, y, d)
+    elif act == LEAKY_RELU:
+        dleaky(n, d, y, d, alpha)
+    elif act == ELU:
+        delu(n, d, y, d, alpha)
+    elif act == RELU6:
+        drelu6(n, d, y, d)
+
+
+# ---------------------------------------------------------------- all of them
+# What a row does is a tuple: (what, alpha's bits, mean, factor, offset, of columns, other, ya, of all elements).
+@njit(inline=True)
+def forward_of(me, act, alpha, mean, factor, offset, other):
+    what = act + (NORMALIZED if given(me, factor) else 0) + (SHIFTED if given(me, offset) else 0)
+    return what + (ADDED if given(me, other) else 0), bits_of(alpha), mean, factor, offset, other, other
+
+
+@njit(inline=True)
+def backward_of(me, act, alpha, other, ya):
+    what = (act + SLOPE if act != NONE else 0) + (ADDED if given(me, other) else 0)
+    return what, bits_of(alpha), other, other, other, other, ya
+
+
+@njit(inline=True)
+def after(me, act, alpha, other):
+    """What a row that has normalized does then."""
+    return act + (ADDED if given(me, other) else 0), bits_of(alpha), other, other, other, other, other
+
+
+@njit(inline=True)
+def block_of(n, rows, todo):
+    """Rows of n columns that stay in cache until all is done; all of them, where nothing is."""
+    return max(BLOCK // max(n, 1), 1) if todo[0] != NONE else max(rows, 1)
+
+
+@njit(inline=True)
+def from_column(j, todo):
+    """The same of the columns from j on."""
+    what, alpha_bits, mean, factor, offset, other, ya = todo
+    return what, alpha_bits, at(mean, j), at(factor, j), at(offset, j), at(other, j), at(ya, j)
+
+
+@njit(inline=True)
+def finish(m, n, stride, y, at_y, todo):
+    """Of the rows of a block, m of n columns that are ``stride`` apart, the first the element ``at_y`` of the result."""
+    what, alpha_bits, mean, factor, offset, other, ya = todo
+    if what != NONE:
+        complete(m, n, stride, at(y, at_y), what, alpha_bits, mean, factor, offset, at(other, at_y), at(ya, at_y))
+
+
+@routine("iiipiippppp")
+def complete(m, n, stride, y, what, alpha_bits, mean, factor, offset, other, ya):
+    """y = act((y - mean)*factor + offset + other), or (y + other)*act'(.): what of it ``what`` says."""
+    if what & NORMALIZED:
+        _normalise(n, m, stride, y, y, mean, factor, offset, what & SHIFTED)
+    if stride == n:
+        m, n = 1, m * n
+    act = what & 0xFF
+    for i in range(m):
+        row = i * stride
+        yi = at(y, row)
+        if what & ADDED:
+            _plus(n, yi, at(other, row), yi)
+        if what & SLOPE:
+            scale_by_derivative(n, yi, at(ya, row), act, alpha_bits)
+        elif act != NONE:
+            activate(n, yi, act, alpha_bits)
