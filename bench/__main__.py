@@ -9,8 +9,8 @@ from bench.harness import say
 from bench.peers import CONTESTANTS
 
 WORKLOADS = (
-    "mlp", "gemm", "operators", "images", "calls", "coldstart", "memory", "fleet", "switching", "exploration",
-    "estimators", "paper",
+    "mlp", "gemm", "convolution", "operators", "images", "calls", "coldstart", "memory", "fleet", "switching",
+    "exploration", "estimators", "paper",
 )  # fmt: skip
 
 

@@ -64,6 +64,15 @@ def test_the_search_of_architectures():
 @pytest.mark.slow
 @pytest.mark.peers
 @pytest.mark.usefixtures("when_whole")
+def test_convolutions_beside_onednn():
+    pytest.importorskip("torch")
+    out = run("bench", "convolution", "--quick")
+    assert "mobilenet_v2" in out and "FAILED" not in out
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+@pytest.mark.usefixtures("when_whole")
 def test_the_estimators_beside_scikit_learn():
     pytest.importorskip("sklearn", minversion="1.7")
     out = run("bench", "estimators", "--quick")

@@ -36,9 +36,13 @@ class Emit(Vectors):
         """min(i, top)"""
         return self.b.select(self.b.icmp_signed("<", c64(i), top), c64(i), top) if i else c64(0)
 
-    def opaque(self, p: Any) -> Any:
+    def low(self, v: Any) -> Any:
+        """The first lanes of a wider vector, or it."""
+        return v if v.type == self.vec else self.b.shuffle_vector(v, v, self.indices(range(self.lanes)))
+
+    def opaque(self, p: Any, register: str = "r") -> Any:
         """The pointer as one that the compiler cannot derive from others, which it would do in every iteration."""
-        return self.b.asm(ir.FunctionType(p.type, [p.type]), "", "=r,0", [p], side_effect=False)
+        return self.b.asm(ir.FunctionType(p.type, [p.type]), "", f"={register},0", [p], side_effect=False)
 
     def prefetch(self, p: Any, level: int = 3) -> None:
         """Ask for the cache line at ``p`` (3: into L1, 2: into L2); never faults."""
@@ -68,15 +72,17 @@ class Tiles(NamedTuple):
     heights : (rows of a tile, the least rows left that it is for), tallest first; the last is for 1.
     vectors : of a tile's columns.
     masked : the last vector has ``rem`` live lanes.
+    half : it is half as wide.
     """
 
     heights: tuple[tuple[int, int], ...]
     vectors: int
     masked: bool
+    half: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.vectors}{'m' if self.masked else ''}"
+        return f"{self.vectors}{'h' if self.half else ''}{'m' if self.masked else ''}"
 
 
 def _panel(tiles: Callable[[Target], Tiles], name: str, kinds: str, products: Callable) -> Any:
@@ -88,9 +94,10 @@ def _panel(tiles: Callable[[Target], Tiles], name: str, kinds: str, products: Ca
     """
 
     def emit(e, m, *args):  # type: ignore[no-untyped-def]
-        (*own, c, crs, init, irs, mode, rem), (heights, nv, masked) = args, tiles(e.target)
+        (*own, c, crs, init, irs, mode, rem), (heights, nv, masked, half) = args, tiles(e.target)
         b = e.b
-        masks = [None] * (nv - 1) + [e.lanes_below(rem) if masked else None]
+        last = Emit(b, e.element, e.target, e.lanes // 2) if half else e
+        parts = [(e, None)] * (nv - 1) + [(last, last.lanes_below(rem) if masked else None)]
         fresh = b.icmp_signed("==", mode, c64(0))
         add = b.not_(fresh)
 
@@ -98,22 +105,22 @@ def _panel(tiles: Callable[[Target], Tiles], name: str, kinds: str, products: Ca
             def each(base, stride, visit):  # type: ignore[no-untyped-def]
                 for i, p in enumerate(t.pointers(base, stride)):
                     for j in range(nv):
-                        visit(i * nv + j, e.at(p, None, j * e.lanes), masks[j])
+                        visit(i * nv + j, e.at(p, None, j * e.lanes), *parts[j])
 
             with b.if_then(add):
-                each(init, irs, lambda k, p, mask: e.prefetch(p))
+                each(init, irs, lambda k, p, e, mask: e.prefetch(p))
             out = products(t, *own)
             with b.if_else(fresh) as (set_, sum_):
                 with set_:
-                    each(c, crs, lambda k, p, mask: e.store(out[k], p, mask))
+                    each(c, crs, lambda k, p, e, mask: e.store(out[k], p, mask))
                 with sum_:
                     sums = list(out)
 
-                    def add_init(k, p, mask):  # type: ignore[no-untyped-def]
+                    def add_init(k, p, e, mask):  # type: ignore[no-untyped-def]
                         sums[k] = b.fadd(out[k], e.load(p, mask))
 
                     each(init, irs, add_init)
-                    each(c, crs, lambda k, p, mask: e.store(sums[k], p, mask))
+                    each(c, crs, lambda k, p, e, mask: e.store(sums[k], p, mask))
 
         at_row = cgutils.alloca_once_value(b, c64(0))
         for mr, least in heights:
@@ -124,7 +131,7 @@ def _panel(tiles: Callable[[Target], Tiles], name: str, kinds: str, products: Ca
             left = b.sub(m, i)
             b.cbranch(b.icmp_signed(">=", left, c64(least)), body, end)
             b.position_at_end(body)
-            t = Tile(e, mr, mr == least, i, left, masks)
+            t = Tile(e, mr, mr == least, i, left, parts)
             tile(t, e.at(c, b.mul(i, crs)), e.at(init, b.mul(i, irs)))
             b.store(b.add(i, c64(mr)), at_row)
             b.branch(test)
@@ -134,10 +141,13 @@ def _panel(tiles: Callable[[Target], Tiles], name: str, kinds: str, products: Ca
 
 
 class Tile:
-    """A tile of ``mr`` rows from row ``i`` on, of which ``left`` are left (at least mr where ``exact``)."""
+    """A tile of ``mr`` rows from row ``i`` on, of which ``left`` are left (at least mr where ``exact``).
 
-    def __init__(self, e: Emit, mr: int, exact: bool, i: Any, left: Any, masks: list[Any]):
-        self.e, self.mr, self.exact, self.i, self.masks = e, mr, exact, i, masks
+    parts : of a row, a vector each: its emitter and its mask.
+    """
+
+    def __init__(self, e: Emit, mr: int, exact: bool, i: Any, left: Any, parts: list[tuple[Emit, Any]]):
+        self.e, self.mr, self.exact, self.i, self.parts = e, mr, exact, i, parts
         self.live = [None if exact else e.b.icmp_signed("<", c64(r), left) for r in range(1, mr)]
 
     def pointers(self, base: Any, stride: Any) -> list[Any]:
@@ -171,17 +181,23 @@ class Tile:
 
     def multiplied(self, rows: list[Any], bp: Any, acc: list[Any]) -> list[Any]:
         """Sums with the products of an element of each row and a row of B."""
-        e, nv = self.e, len(self.masks)
+        e, nv = self.e, len(self.parts)
         bv, av = self.vectors(bp), [e.splat(e.b.load(p, align=e.size)) for p in rows]
-        return [e.fma(av[i], bv[j], acc[i * nv + j]) for i in range(self.mr) for j in range(nv)]
+        if self.parts[-1][0] is not e:
+            av = [e.opaque(v, "v") for v in av]  # or it would be widened from its first lanes in every iteration
+        return [
+            of.fma(of.low(av[i]), bv[j], acc[i * nv + j])
+            for i in range(self.mr)
+            for j, (of, _) in enumerate(self.parts)
+        ]
 
     def vectors(self, p: Any) -> list[Any]:
         """Of a row that begins at a pointer."""
-        return [self.e.load(self.e.at(p, None, j * self.e.lanes), mask) for j, mask in enumerate(self.masks)]
+        return [e.load(e.at(p, None, j * self.e.lanes), mask) for j, (e, mask) in enumerate(self.parts)]
 
     @property
     def zeros(self) -> list[Any]:
-        return [self.e.zero] * (self.mr * len(self.masks))
+        return [e.zero for e, _ in self.parts] * self.mr
 
 
 def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
@@ -196,7 +212,7 @@ def panel(tiles: Callable[[Target], Tiles], columns: bool = False) -> Any:
         a, ahead = t.begins((a, ars), (ahead, c64(1)))
         every = mr if columns else 3 if t.exact else 1  # rows that share a moving pointer
         starts = [e.opaque(p) for p in t.pointers(a, ars)[::every]]
-        tall = len(t.masks) * mr > 16
+        tall = len(t.parts) * mr > 16
 
         def step(places, acc):  # type: ignore[no-untyped-def]
             bp, *moving = places
@@ -305,7 +321,7 @@ def pack_rows(tiles: Callable[[Target], Tiles]) -> Any:
     """dst[k, a tile's vectors] = src[k*rs + j]; the last vector has ``rem`` live lanes, the others read as zero."""
 
     def emit(e, k, src, rs, dst, rem):  # type: ignore[no-untyped-def]
-        _, nv, masked = tiles(e.target)
+        _, nv, masked, _ = tiles(e.target)
         mask = e.lanes_below(rem) if masked else None
         with cgutils.for_range(e.b, k) as loop:
             p, q = e.at(src, e.b.mul(loop.index, rs)), e.at(dst, e.b.mul(loop.index, c64(nv * e.lanes)))
@@ -313,6 +329,22 @@ def pack_rows(tiles: Callable[[Target], Tiles]) -> Any:
                 e.store(e.load(e.at(p, None, j * e.lanes), mask if j == nv - 1 else None), e.at(q, None, j * e.lanes))
 
     return native("gemm_pack", "ipipi", emit)
+
+
+def unfold() -> Any:
+    """dst[p*to + t*width + e] = src[t*pitch + p*step + e] for p < m, t < n, e < width, in whole vectors: what follows a row of
+    dst is overwritten, less than a vector.
+    """
+
+    def emit(e, m, n, width, src, pitch, step, dst, to):  # type: ignore[no-untyped-def]
+        b, e = e.b, Emit(e.b, e.element, e.target, max(e.lanes // 2, 4))
+        with cgutils.for_range(b, m) as pixel, cgutils.for_range(b, n) as tap:
+            p = e.at(e.at(src, b.mul(tap.index, pitch)), b.mul(pixel.index, step))
+            q = e.at(e.at(dst, b.mul(pixel.index, to)), b.mul(tap.index, width))
+            with cgutils.for_range_slice(b, c64(0), width, c64(e.lanes)) as (i, _):
+                e.store(e.load(e.at(p, i)), e.at(q, i))
+
+    return native("unfold", "iiipiipi", emit)
 
 
 def thin() -> Any:

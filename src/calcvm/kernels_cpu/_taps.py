@@ -18,8 +18,19 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from calcvm.kernels_cpu._common import I64, PI64, at, lanes, njit, routine
-from calcvm.kernels_cpu._gemm import MID, WIDE, mid_tiles, panel_vectors, tail_tiles, transposed, wide_tiles
-from calcvm.kernels_cpu._simd import gather, lanewise, slides, taps
+from calcvm.kernels_cpu._gemm import (
+    MID,
+    WIDE,
+    ends_half,
+    half_tiles,
+    mid_tiles,
+    panel_vectors,
+    tail_tiles,
+    transposed,
+    wide_tiles,
+)
+from calcvm.kernels_cpu._simd import Tiles, gather, lanewise, slides, taps, unfold
+from calcvm.kernels_cpu._target import Target
 
 ENTRIES = 4096  # of a table: 32 KiB
 MOST_TAPS = 170  # of a block: 24 pixels each
@@ -68,9 +79,9 @@ def spread(entries, n, lo, hi, first, step, zero):
         entries[j] = zero
 
 
-def _over(name: str, kinds: str, micro: Callable) -> Any:
+def _over(name: str, kinds: str, micro: Callable, last: Callable[[Target], Tiles] = half_tiles) -> Any:
     """A routine ``f(m, n, b, brs, c, crs, init, irs, mode, *own)``: C (m, n) = init + products, a panel of columns at a time."""
-    wide, mid, tail = map(micro, (wide_tiles, mid_tiles, tail_tiles))
+    wide, mid, half, tail = map(micro, (wide_tiles, mid_tiles, last, tail_tiles))
 
     def over(m, n, b, brs, c, crs, init, irs, mode, *own):
         size = lanes(b)
@@ -81,6 +92,8 @@ def _over(name: str, kinds: str, micro: Callable) -> Any:
             bj, cj, dj = at(b, j), at(c, j), at(init, j)
             if nv == WIDE():
                 wide(m, *own, j, bj, brs, cj, crs, dj, irs, mode, rem)
+            elif nv == MID() and rem <= ends_half(size):
+                half(m, *own, j, bj, brs, cj, crs, dj, irs, mode, rem)
             elif nv == MID() and nv > 1:
                 mid(m, *own, j, bj, brs, cj, crs, dj, irs, mode, rem)
             else:
@@ -96,10 +109,13 @@ over_taps = _over("over_taps", "iiti", taps)
 # sums over pixels of m elements from ``off`` on of where the table says, times a row of B; own: n_pixels, entries, off
 over_pixels = _over("over_pixels", "iti", gather)
 # sums over elements of where the table says times those of B, column by column; own: count, entries, rs, ks
-over_lanes = _over("over_lanes", "itii", lanewise)
+over_lanes = _over("over_lanes", "itii", lanewise, mid_tiles)
 # products of A (m, n_taps, depth) and of planes of elements side by side (brs: a plane's), shifted by what the table says;
 # own: n_taps, depth, a, ars, ats, acs, entries
-over_planes = _over("over_planes", "iipiiit", slides)
+over_planes = _over("over_planes", "iipiiit", slides, mid_tiles)
+
+
+unfolded = unfold()
 
 
 @routine("iipipi")

@@ -58,6 +58,7 @@ FLOPS = f"2*{Y}*{TAPS}*C"
 ROWS, COLUMNS = 2048, 64  # of a packed panel
 PIXELS = 240  # of a block
 PLANES, ENTRIES = 1 << 15, 4096  # cells of planes and of columns, taps at most
+CHAIN = 512  # cells of a column of taps together
 FEW = 16  # channels from which on a tap is a product of its own
 NEAR = 8  # the longest stride of rows that are copied
 
@@ -129,8 +130,12 @@ def bwd_w_workspace(w: Any, on: On) -> Room:
         return partial_over(w.rows * w.inner, (w.K0 * w.K1 * w.K2 * w.C + 1) * w.G * w.F, on)
     if lanewise(w):
         return w.G, w.G
-    found = w.K0 * w.K1 * w.K2 * w.C * w.F if w.F < FEW else 0
-    n = w.C + _copied(w) + max(PIXELS * COLUMNS, found)
+    n = w.C + PIXELS * COLUMNS
+    if few(w):
+        depth, taps = max(w.K2 * w.C, 1), w.K0 * w.K1
+        column, rows = max(min(taps, CHAIN // depth), 1) * depth, taps * depth
+        found = rows * w.F if 10 * ((rows + 15) // 16) * w.F < 9 * ((w.F + 15) // 16) * rows else 0
+        n = _copied(w) + max(min(PIXELS, PLANES // column), 24) * column + FEW + found
     return n, n
 
 
