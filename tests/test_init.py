@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -104,3 +106,17 @@ def test_bad_values(make):
 def test_a_negative_zero_is_a_zero(make):
     """As an altered file had one: NumPy refuses bounds and deviations whose sign bit is set."""
     assert not make()((3, 2), np.random.default_rng(0)).any()
+
+
+@pytest.mark.parametrize(
+    "made", [init.Normal(0.1, 2), init.Uniform(-1, 2), init.HeNormal(), init.XavierUniform(), init.Ones()]
+)
+@pytest.mark.parametrize("shape", [(), (5,), (0, 3), (300_000,), (3, 100_000), (7, 5, 300, 200), (2, 70_000, 1, 3)])
+def test_blocks_draw_what_is_drawn_at_once(made, shape):
+    found = np.empty(shape[::-1], np.float32).T
+    tracemalloc.start()
+    made.fill(found, np.random.default_rng(0))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 9 * init.BLOCK + 50_000
+    np.testing.assert_array_equal(found, made(shape, np.random.default_rng(0)).astype(np.float32))

@@ -21,6 +21,7 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.record import record
 
 Shape = tuple[int, ...]
+BLOCK = 1 << 16  # values that are drawn at once, at most
 
 
 def fans(shape: Shape) -> tuple[int, int]:
@@ -47,7 +48,29 @@ class Initializer:
             object.__setattr__(self, f.name, value + 0)  # -0.0 is taken for negative by NumPy
 
     def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        raise NotImplementedError
+        draw = self._drawing(shape)
+        assert draw is not None
+        return draw(shape, rng)
+
+    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray] | None:
+        """What draws values of a tensor of this shape, any number of them, if they are drawn one after another."""
+        return None
+
+    def fill(self, out: np.ndarray, rng: np.random.Generator) -> None:
+        """Set all of an array; where values are drawn one after another, with no more memory than a block's."""
+        shape = out.shape
+        draw = self._drawing(shape) or self.__call__
+        n, axis = 1, len(shape)
+        while axis and n * shape[axis - 1] <= BLOCK:
+            axis -= 1
+            n *= shape[axis]
+        if axis == 0 or draw == self.__call__:
+            out[...] = draw(shape, rng)
+            return
+        for index in np.ndindex(*shape[: axis - 1]):
+            for i in range(0, shape[axis - 1], BLOCK // n):
+                block = out[index][i : i + BLOCK // n]
+                block[...] = draw(block.shape, rng)
 
 
 @record
@@ -56,8 +79,8 @@ class Constant(Initializer):
 
     value: float
 
-    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        return np.full(shape, float(self.value))
+    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray]:
+        return lambda of, rng: np.full(of, float(self.value))
 
 
 @record
@@ -86,8 +109,8 @@ class Uniform(Initializer):
         if not (self.low <= self.high and math.isfinite(self.high - self.low)):
             raise CalcError(f"Uniform: low {self.low!r} must be at most high {self.high!r}, by a finite difference")
 
-    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        return rng.uniform(self.low, self.high, shape)
+    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray]:
+        return lambda of, rng: rng.uniform(self.low, self.high, of)
 
 
 @record
@@ -102,13 +125,16 @@ class Normal(Initializer):
         if not self.std >= 0:
             raise CalcError(f"{type(self).__name__}: std must be >= 0, not {self.std!r}")
 
-    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        return rng.normal(self.mean, self.std, shape)
+    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray] | None:
+        return lambda of, rng: rng.normal(self.mean, self.std, of)
 
 
 @record
 class TruncatedNormal(Normal):
     """Normal of ``mean`` and ``std`` before truncation; values beyond two ``std`` are drawn anew."""
+
+    def _drawing(self, shape: Shape) -> None:
+        return None
 
     def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
         x = np.asarray(rng.standard_normal(shape))
@@ -139,17 +165,18 @@ class XavierNormal(_Scaled):
     def _std(self, shape: Shape) -> float:
         return self.gain * math.sqrt(2 / max(1, sum(fans(shape))))
 
-    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        return rng.normal(0, self._std(shape), shape)
+    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray]:
+        std = self._std(shape)
+        return lambda of, rng: rng.normal(0, std, of)
 
 
 @record
 class XavierUniform(XavierNormal):
     """Uniform of the same variance as `XavierNormal`."""
 
-    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray]:
         bound = math.sqrt(3) * self._std(shape)
-        return rng.uniform(-bound, bound, shape)
+        return lambda of, rng: rng.uniform(-bound, bound, of)
 
 
 @record
@@ -161,17 +188,18 @@ class HeNormal(_Scaled):
     def _std(self, shape: Shape) -> float:
         return self.gain / math.sqrt(max(1, fans(shape)[0]))
 
-    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-        return rng.normal(0, self._std(shape), shape)
+    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray]:
+        std = self._std(shape)
+        return lambda of, rng: rng.normal(0, std, of)
 
 
 @record
 class HeUniform(HeNormal):
     """Uniform of the same variance as `HeNormal`."""
 
-    def __call__(self, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray]:
         bound = math.sqrt(3) * self._std(shape)
-        return rng.uniform(-bound, bound, shape)
+        return lambda of, rng: rng.uniform(-bound, bound, of)
 
 
 @record

@@ -11,7 +11,7 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.dims import show
-from calcvm.ops.layouts import axes, laid
+from calcvm.ops.layouts import axes
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
 from calcvm.ops.statement import PHASES
 from calcvm.vm.memory.methods import WHAT
@@ -235,7 +235,7 @@ class Resident:
         made = self.loaded.initializers[name]
         layout = "" if made.as_seen else symbol.layout
         with np.errstate(over="ignore"):  # as `Slot.write`
-            view.transpose(axes(layout, view.ndim))[...] = made(laid(view.shape, layout), rng)
+            made.fill(view.transpose(axes(layout, view.ndim)), rng)
         if made.as_seen and not np.isfinite(view).all():  # a function of the user
             raise CalcError(f"{name!r}: its initializer {made!r} gives numbers that are not finite in {view.dtype}")
 
