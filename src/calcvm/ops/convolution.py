@@ -63,9 +63,9 @@ FEW = 16  # channels from which on a tap is a product of its own
 NEAR = 8  # the longest stride of rows that are copied
 
 
-def few(w: Any) -> Any:
-    """Whether taps along the last axis are taken together, from rows that are copied with their padding."""
-    return w.G == 1 and w.C < FEW and w.K2 > 1 and w.S2 <= NEAR and w.L2 == 1
+def near(w: Any) -> Any:
+    """Whether rows of the input may be copied with their padding, in which taps along them lie side by side."""
+    return w.G == 1 and w.K2 > 1 and w.S2 <= NEAR and w.L2 == 1
 
 
 def lanewise(w: Any) -> Any:
@@ -80,7 +80,7 @@ def _rows(taps: Any, depth: Any) -> Any:
 
 def _copied(w: Any) -> Any:
     """Cells that copied rows of the input need."""
-    return w.K0 * w.K1 * ((PIXELS // 2 - 1) * w.S2 + w.K2) * w.C if few(w) else 0
+    return w.K0 * w.K1 * ((PIXELS // 2 - 1) * w.S2 + w.K2) * w.C
 
 
 def fwd_workspace(w: Any, on: On) -> Room:
@@ -88,7 +88,7 @@ def fwd_workspace(w: Any, on: On) -> Room:
         return 0, 0
     if lanewise(w):
         return w.G, w.G
-    least = w.C + _copied(w)
+    least = w.C + (_copied(w) if near(w) and w.C < FEW else 0)
     return least, least + (_rows(w.K0 * w.K1 * w.K2, w.C) * COLUMNS if w.F > COLUMNS else 0)
 
 
@@ -131,10 +131,11 @@ def bwd_w_workspace(w: Any, on: On) -> Room:
     if lanewise(w):
         return w.G, w.G
     n = w.C + PIXELS * COLUMNS
-    if few(w):
-        depth, taps = max(w.K2 * w.C, 1), w.K0 * w.K1
-        column, rows = max(min(taps, CHAIN // depth), 1) * depth, taps * depth
-        found = rows * w.F if 10 * ((rows + 15) // 16) * w.F < 9 * ((w.F + 15) // 16) * rows else 0
+    depth, taps = max(w.K2 * w.C, 1), w.K0 * w.K1
+    rows = taps * depth
+    turned = 10 * ((rows + 15) // 16) * w.F < 9 * ((w.F + 15) // 16) * rows
+    if near(w) and (w.C < FEW or (rows <= CHAIN and turned)):
+        column, found = max(min(taps, CHAIN // depth), 1) * depth, rows * w.F if turned else 0
         n = _copied(w) + max(min(PIXELS, PLANES // column), 24) * column + FEW + found
     return n, n
 
@@ -340,6 +341,7 @@ operator(
         Example(shapes=((None, 6, 7, 5), (3, 3, 5, 9), (9,)), attrs={"padding": (1, 1, 1, 1)}, batch=3),
         Example(shapes=((None, 9, 8, 3), (3, 2, 3, 17)), attrs={"stride": (2, 2), "padding": (1, 0, 0, 2)}, batch=2),
         Example(shapes=((None, 3, 4, 20), (1, 1, 20, 33), (33,)), batch=2),
+        Example(shapes=((None, 4, 5, 16), (2, 3, 16, 3)), attrs={"padding": (1, 0, 0, 1)}, batch=2),
         Example(shapes=((None, 12, 12, 1), (17, 9, 1, 2)), attrs={"stride": (1, 2), "padding": (8, 4, 8, 4)}, batch=3),
         Example(shapes=((None, 5, 6, 18), (1, 1, 18, 4)), attrs={"stride": (2, 3)}, batch=2),
         Example(shapes=((None, 7, 9, 6), (3, 3, 3, 10), (10,)), attrs={"groups": 2, "dilation": (2, 1)}, batch=2),
