@@ -106,6 +106,20 @@ def test_error_in_ulps(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_the_normal_distribution(dtype):
+    x = np.random.default_rng(1).uniform(-12.9, 12.9, 30_000).astype(dtype)
+    y, want = evaluate("normal_cdf", x), np.array([0.5 * math.erfc(-float(v) * math.sqrt(0.5)) for v in x])
+    if dtype == "float64":
+        np.testing.assert_allclose(y, want, rtol=0, atol=2 * np.finfo(dtype).eps)
+        return
+    bound = np.where(x > -2, 5, 2 + x * x / 4)
+    assert (np.abs(y - want) <= bound * np.finfo(dtype).eps * want).all()
+    ends = evaluate("normal_cdf", np.array([np.inf, -np.inf, np.nan, 0], dtype))
+    np.testing.assert_array_equal(ends[:3], [1, 0, np.nan])
+    assert ends[3] == pytest.approx(0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_special_values(name, dtype):
     x = np.array([np.nan, np.inf, -np.inf, 0.0, -1.0, -2.0, 1e-30, 1e30, -1e30, 88.8, -104.5, 710.0, -760.0], dtype)

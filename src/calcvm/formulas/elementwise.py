@@ -123,17 +123,17 @@ class gelu:
     def y(x, approximate):
         if approximate == "tanh":
             return x * n.logistic(2 * _by_tanh(x))
-        return 0.5 * x * (1 + n.erf(x * SQRT_HALF))
+        return x * n.normal_cdf(x)
 
     def dx(dy, x, approximate):
         if approximate == "tanh":
             s = n.logistic(2 * _by_tanh(x))
             slope = 2 * SQRT_2_BY_PI * n.fma(x * x, 3 * CUBIC, 1.0)
             return dy * (s + x * s * (1 - s) * slope)
-        return dy * (0.5 * (1 + n.erf(x * SQRT_HALF)) + x * INV_SQRT_2PI * n.exp(-0.5 * x * x))
+        return dy * (n.normal_cdf(x) + x * INV_SQRT_2PI * n.exp(-0.5 * x * x))
 
 
-SQRT_HALF, INV_SQRT_2PI = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
+INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 SQRT_2_BY_PI, CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 

@@ -13,6 +13,8 @@ from itertools import count
 from numbers import Integral, Real
 from typing import Any
 
+SQRT_HALF = 0.5**0.5
+
 
 class Number:
     """What has +, -, *, /, comparisons, and methods of the names of the functions below.
@@ -31,6 +33,9 @@ class Number:
 
     def softplus(self) -> Any:
         return log(1 + exp(self))  # type: ignore[operator]
+
+    def normal_cdf(self) -> Any:
+        return 0.5 * (1 + erf(self * SQRT_HALF))  # type: ignore[operator]
 
     def sign(self) -> Any:
         return where(self > 0, like(self, 1.0), where(self < 0, like(self, -1.0), 0.0))  # type: ignore[operator]
@@ -69,6 +74,11 @@ def softplus(x: Any) -> Any:
 
 def erf(x: Any) -> Any:
     return x.erf()
+
+
+def normal_cdf(x: Any) -> Any:
+    """(1 + erf(x/sqrt(2)))/2"""
+    return x.normal_cdf()
 
 
 def sqrt(x: Any) -> Any:

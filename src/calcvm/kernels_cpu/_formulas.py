@@ -417,5 +417,20 @@ def erf(x: V) -> V:
     return near.where(y < 1, far).call("copysign", x)
 
 
-for _name in (*FUNCTIONS, "logistic", "softplus"):
+# normal_cdf(-t) = e**(-t*t/2) * P(1 / (1 + 0.3*t)) for t >= 0: a minimax fit of relative error 6e-8 for float32
+_N32 = (
+    7.16885552e-06, 0.119487688, 0.12192034, 0.0946835354, 0.142535493, -0.076506421, 0.228660032, -0.169166088,
+    0.0383782834,
+)  # fmt: skip
+
+
+def normal_cdf(x: V) -> V:
+    """float32: a relative error of 5 eps above -2, of (2 + x*x/4) eps below; float64: absolute, of 2 eps."""
+    if x.is_f64:
+        return Number.normal_cdf(x)
+    below = exp(-0.5 * x * x) * poly(1 / fma(fabs(x), 0.3, 1.0), _N32, _N32)
+    return (1 - below).where(x > 0, below)
+
+
+for _name in (*FUNCTIONS, "logistic", "softplus", "normal_cdf"):
     setattr(V, _name, globals()[_name])
