@@ -69,11 +69,8 @@ class Block:
         return self.b.select(self.b.icmp_signed("<", x, y), x, y)
 
 
-def by_columns(e: Lanes, n: Any, visit: Callable[[Block], None], share: bool = False) -> None:
-    """``visit`` all of n columns: blocks of WIDE vectors, then what is left: with the part of a vector, or it alone where masks cost.
-
-    share : they are a worker's share, and must have the bits that they have in any other: the part of a vector is alone.
-    """
+def by_columns(e: Lanes, n: Any, visit: Callable[[Block], None]) -> None:
+    """``visit`` all of n columns: blocks of WIDE vectors, then what is left: with the part of a vector, or it alone where masks cost."""
     b = e.b
     whole, rest = b.and_(n, c64(-WIDE * e.lanes)), b.and_(n, c64(e.lanes - 1))
     left = b.sub(n, whole)
@@ -83,7 +80,7 @@ def by_columns(e: Lanes, n: Any, visit: Callable[[Block], None], share: bool = F
         return carried
 
     counting(b, c64(0), whole, WIDE * e.lanes, [], several)
-    if e.target.free_masks and not share:
+    if e.target.free_masks:
         vectors = b.sdiv(b.add(left, c64(e.lanes - 1)), c64(e.lanes))
         for k in range(1, WIDE + 1):
             with b.if_then(b.icmp_signed("==", vectors, c64(k))):
@@ -263,7 +260,7 @@ def _joined_moments(e: Lanes, n: Any, rows: Any, stride: Any, chunk: Any, x: Any
         for running, new in ((running_mean, means), (running_var, [block.over(s, freedom) for s in m2])):
             block.put([fma(by, v - r, r) for v, r in zip(new, block.row(running))], running)
 
-    by_columns(e, n, visit, share=True)
+    by_columns(e, n, visit)
 
 
 def _for_by(b: Any, stop: Any, step: Any, carried: list, body: Callable) -> list:
