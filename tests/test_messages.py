@@ -442,6 +442,30 @@ def test_every_initializer_that_needs_no_value_has_a_name():
     assert named == {*cv.init.KINDS} - {cv.init.Constant, cv.init.Function}
 
 
+def test_sizes_of_variables_are_sizes():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 5, 4, 4))
+    w = g.parameter("w", (x.shape[1], 1))
+    with g.path("run"):
+        for shape in (x.shape, (x.shape[0], x.shape[1], 16), (None, x.shape[1], -1)):
+            assert cv.reshape(x, shape).shape[:2] == x.shape[:2]
+        assert nn.Conv2d(x.shape[1], 3).build(x, "conv", training=False).shape[1] == 5
+    assert w.shape == (5, 1) and [*range(x.shape[1])] == [0, 1, 2, 3, 4]
+    with pytest.raises(TypeError, match="not known before the batch"):
+        range(x.shape[0])
+
+
+def test_statistics_of_one_value_are_none():
+    net = nn.Conv2d(2, 3) >> nn.GlobalAvgPool() >> nn.BatchNorm() >> nn.Flatten()
+    given = {"input_shape": (3, 5, 5), "loss": "mse", "optimizer": cv.SGD(0.1)}
+    with pytest.raises(cv.ShapeError, match="batch_norm: in a batch of 1 there is one value a channel.*path 'learn'"):
+        cv.Model(net, **given, batch_size=1)
+    model = cv.Model(net, **given, batch_size=2)
+    before = model.buffers["batchnorm_1.running_var"].copy()
+    model.step(np.ones((1, 3, 5, 5)), np.ones((1, 2)))
+    np.testing.assert_array_equal(model.buffers["batchnorm_1.running_var"], before)
+
+
 def test_lists_are_arrays():
     weight = [[1.0, 2, 3]] * 4
     assert model(nn.Linear(3, init=weight, bias_init=[1, 2, 3]))["linear_1.weight"].tolist() == weight

@@ -456,11 +456,11 @@ def test_normalization_of_many_chunks(name, shape, attrs):
 
 
 def test_batch_norm_of_one_value():
-    """Only the size of a batch can be 1 unseen: the variance is then 0."""
+    """Only the size of a batch can be 1 unseen: the variance is then 0, and the running one what it was."""
     case = normalised("batch_norm", (None, 5), eps=1.0)
     values = case.forward()
     np.testing.assert_array_equal(values["y"], case.values["shift"])
-    np.testing.assert_allclose(values["running_var"], 0.9 * case.values["running_var"], rtol=1e-6)
+    np.testing.assert_array_equal(values["running_var"], case.values["running_var"])
 
 
 @pytest.mark.peers

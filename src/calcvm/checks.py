@@ -34,11 +34,13 @@ def shown(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, in tuples and lists too; everything else as it is."""
+    """NumPy's numbers, and sizes of variables that are numbers, as Python's, in tuples and lists too; everything else as it is."""
     if isinstance(value, (tuple, list)):
         return type(value)(map(plain, value)) if type(value) in (tuple, list) else value
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item() if value.dtype.kind in "iufb" else value
+    if type(value).__module__ == "calcvm.ops.dims" and value.constant:
+        return value.b
     return value
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from calcvm import checks, kernels_cuda, planner
-from calcvm.errors import CalcError, DeviceError, MissingExtra, PlanError, UnsupportedOperator
+from calcvm.errors import CalcError, DeviceError, MissingExtra, PlanError, ShapeError, UnsupportedOperator
 from calcvm.graph import CalcGraph, Variable
 from calcvm.lowering import lower
 from calcvm.ops.sizes import MAX_BATCH, evaluate
@@ -100,9 +100,11 @@ def plan(
             planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu
         )
         try:
-            return fit()
+            plan = fit()
         except PlanError:
-            return fit(least=True)
+            plan = fit(least=True)
+        _check_use(plan)
+        return plan
 
     if gpu:
         return _planned_for_gpu(planned, mode, workers, precision)
@@ -142,6 +144,17 @@ def _check_options(device: str, dtype: str, workers: int | None, mode: str | Non
         raise CalcError("mode 'fleet': a model is run by one thread block, workers=1")
     if device == "blas" and workers not in (None, 1):
         raise CalcError("device 'blas': programs run with workers=1; BLAS has threads of its own")
+
+
+def _check_use(plan: Plan) -> None:
+    """No row is senseless even at the largest batch."""
+    for s in plan.statements:
+        for text, says in s.spec.useful:
+            if evaluate(text, s.words_at(plan.batch_size)) < 0:
+                raise ShapeError(
+                    f"{s.label}: in a batch of {plan.batch_size} {says}: plan a larger batch (smaller ones may be run), or do "
+                    f"without it in path {s.path!r}"
+                )
 
 
 def _check_kernels(lowered: Lowered) -> None:

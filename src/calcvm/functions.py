@@ -13,7 +13,7 @@ from calcvm import checks
 from calcvm.dtypes import type_of
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
-from calcvm.ops.dims import Affine
+from calcvm.ops.dims import BATCH, Affine
 from calcvm.ops.reduction import BLOCKS
 
 __all__ = [
@@ -451,7 +451,8 @@ def reshape(x: Variable, shape: Sequence[int | None | Affine]) -> Variable:
     """The same elements under another shape: None the batch, at most one -1 what is left.  Costs nothing."""
     if not isinstance(shape, (tuple, list)):
         raise ShapeError(f"reshape: shape {checks.shown(shape)}: give a tuple such as (None, 8), None for the batch")
-    return apply("reshape", x, shape=tuple(shape))
+    sizes = (None if isinstance(n, Affine) and n == BATCH else checks.plain(n) for n in shape)
+    return apply("reshape", x, shape=tuple(sizes))
 
 
 def flatten(x: Variable) -> Variable:

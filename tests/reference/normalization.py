@@ -24,7 +24,7 @@ def batch_norm(x, running_mean, running_var, scale=None, shift=None, eps=1e-5, m
         "mean": m,
         "inv": inv,
         "running_mean": running_mean + momentum * (m - running_mean),
-        "running_var": running_var + momentum * (var * count / max(count - 1, 1) - running_var),
+        "running_var": running_var + momentum * (count > 1) * (var * count / max(count - 1, 1) - running_var),
     }
 
 

@@ -252,13 +252,16 @@ def _joined_moments(e: Lanes, n: Any, rows: Any, stride: Any, chunk: Any, x: Any
             return [fma(count * (m - u), m - u, s + m2) for m, u, s, m2 in zip(means, mu, state, m2s)]
 
         m2 = over(squares)
-        freedom = b.sub(rows, b.zext(b.icmp_signed(">", rows, c64(1)), I64))  # of one value the variance is 0
+        freedom = b.sub(rows, b.zext(b.icmp_signed(">", rows, c64(1)), I64))
         means = [f + u for f, u in zip(first, mu)]
         block.put(means, mean)
         block.put([1 / (block.over(s, rows) + block.splat(eps)).call("sqrt") for s in m2], inv)
-        by = block.splat(momentum)
-        for running, new in ((running_mean, means), (running_var, [block.over(s, freedom) for s in m2])):
-            block.put([fma(by, v - r, r) for v, r in zip(new, block.row(running))], running)
+        some = b.select(
+            b.icmp_signed(">", rows, c64(1)), momentum, ir.Constant(e.element, 0.0)
+        )  # one value has no variance
+        variances = [block.over(s, freedom) for s in m2]
+        for running, new, by in ((running_mean, means, momentum), (running_var, variances, some)):
+            block.put([fma(block.splat(by), v - r, r) for v, r in zip(new, block.row(running))], running)
 
     by_columns(e, n, visit)
 

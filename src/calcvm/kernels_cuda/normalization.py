@@ -172,8 +172,9 @@ def _put_inv(to, q, c, total):
     inv[q + c] = rsqrt(total / like(mean, R), eps)
     by = like(mean, momentum)
     running_mean[q + c] = fma(by, mean[q + c] - running_mean[q + c], running_mean[q + c])
-    var = total / like(mean, max(R - 1, 1))
-    running_var[q + c] = fma(by, var - running_var[q + c], running_var[q + c])
+    if R > 1:
+        var = total / like(mean, R - 1)
+        running_var[q + c] = fma(by, var - running_var[q + c], running_var[q + c])
 
 
 @kernel

@@ -25,7 +25,8 @@ class _Norm(Layer):
             if isinstance(f.default, bool):
                 setattr(self, f.name, checks.flag(f"{name}: {f.name}", value))
             elif isinstance(f.default, float):
-                setattr(self, f.name, checks.number(f"{name}: {f.name}", value, 0, 1 if f.name == "momentum" else 1e30))
+                more = {"ends": "[)", "unless": " (sizes are those of the input)"} if f.name == "eps" else {}
+                setattr(self, f.name, checks.number(f"{name}: {f.name}", value, 0, 1, **more))
             else:
                 setattr(self, f.name, checks.integer(f"{name}: {f.name}", value, 1, 2**31))
 

@@ -70,6 +70,11 @@ class Affine:
             return Affine(0, self.a // o.a)
         raise ArithmeticError(f"({self}) is not a multiple of ({o})")
 
+    def __index__(self) -> int:
+        if not self.constant:
+            raise TypeError(f"the size {self} is not known before the batch is")
+        return self.b
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
             return self.a == 0 and self.b == other

@@ -174,6 +174,7 @@ operator(
             phases="2",
             workspace=batch_workspace,
             flops=f"4*{VECTORS}",
+            useful=(("rows*inner - 2", "there is one value a channel, which has no variance"),),
         ),
         RowSpec(
             name="batch_norm_fwd",

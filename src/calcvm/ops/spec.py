@@ -172,6 +172,7 @@ class RowSpec:
         `PHASES`.  Parts hold in every phase; scratch belongs to all workers, and what one has written there others read
         in the phases after.
     workspace : (words, `calcvm.ops.sizes.On`) -> the least ``wn`` and what speed wants, for a row that has this word.
+    useful : (expression over the words, what it says where it is below 0) at the largest batch: the row computes nothing of use.
     epilogues : ways in which it can be done by the row before.
     takes : kinds of epilogues that it does, in their order: `calcvm.ops.epilogues`.
     """
@@ -185,6 +186,7 @@ class RowSpec:
     flops: Told = Told("0")
     phases: str = "1"
     workspace: Callable[[Any, Any], tuple[Any, Any]] | None = None
+    useful: tuple[tuple[str, str], ...] = ()
     epilogues: tuple[Epilogue, ...] = ()
     takes: tuple[str, ...] = ()
 
