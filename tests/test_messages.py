@@ -325,6 +325,10 @@ MISTAKES = [
     ("an initializer set to a number", lambda: built(nn.Linear(8), init=5), C, "^Linear: init: an initializer such as"),
     ("eps set to a text", lambda: built(nn.GroupNorm(2), eps="x"), C, "GroupNorm: eps must be a number"),
     # ---- images
+    ("channels of BatchNorm", lambda: nn.BatchNorm(16), C, r"eps must be a number in \[0, 1\) \(sizes are those of the input"),
+    ("a network in preprocess=", lambda: model(preprocess=nn.BatchNorm()), C, "preprocess: .* would be learnt"),
+    ("a padding of 10**9", lambda: cv.plan(cv.build_graph(nn.Conv2d(4, 3, padding=2 * 10**9), (3, 8, 8), "mse", cv.SGD(0.1)), batch_size=1),
+     cv.PlanError, "a batch of 1 needs at least .* bytes, which no machine has"),
     ("a pair for one axis", lambda: built(nn.Conv1d(8, 3, padding=(1, 0)), (4, 6)), C,
      r"conv1d: padding: a pair .before, after. an axis is wanted: write \(\(1, 0\),\)"),
     ("scale and size", lambda: built(nn.Upsample(3, size=(12, 12))), C, r"scale 3 and size \(12, 12\): give one of them"),

@@ -451,6 +451,29 @@ def test_weights_are_read_and_set_all_or_none():
         np.testing.assert_array_equal(other.parameters[name], value)
 
 
+def test_weights_are_a_whole_network_with_its_statistics():
+    def make(seed):
+        net = nn.Linear(5) >> nn.BatchNorm() >> nn.Linear(2)
+        return cv.Model(net, input_shape=X.shape[1:], loss="mse", optimizer=cv.SGD(0.1), batch_size=10, seed=seed)
+
+    one, other = make(1), make(2)
+    for _ in range(5):
+        one.step(X[:10], np.ones((10, 2)))
+    weights = one.get_weights()
+    assert [*weights][-2:] == ["batchnorm_1.running_mean", "batchnorm_1.running_var"]
+    for given in weights, [*weights.values()]:
+        other.resident.reset(3)
+        other.set_weights(given)
+        np.testing.assert_array_equal(other.predict(X), one.predict(X))
+    known = other.buffers["batchnorm_1.running_var"].copy()
+    other.set_weights({name: w + 1 for name, w in weights.items() if "running" not in name})
+    np.testing.assert_array_equal(other.buffers["batchnorm_1.running_var"], known)
+    with pytest.raises(cv.CalcError, match="there is no array for 'batchnorm_1.running_var'"):
+        other.set_weights({name: w for name, w in weights.items() if "running_var" not in name})
+    with pytest.raises(cv.CalcError, match="3 arrays for 6 parameters and 2 buffers"):
+        other.set_weights([*weights.values()][:3])
+
+
 def test_setting_weights_keeps_the_optimizer_and_an_open_accumulation():
     model, other = (classifier(learning_batch=100) for _ in range(2))
     for m in (model, other):

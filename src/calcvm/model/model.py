@@ -573,12 +573,13 @@ class Model(methods.Native):
 
     # ------------------------------------------------------------ weights
     def get_weights(self) -> dict[str, np.ndarray]:
-        """Copies of the parameters, by name."""
+        """Copies of the parameters, and of the buffers after them, such as running statistics, by name."""
         with self.resident.record.turn.mine:  # no other thread trains it meanwhile
-            return {name: array.copy() for name, array in self.resident.parameters.items()}
+            states = {**self.resident.parameters, **self.resident.buffers}
+            return {name: array.copy() for name, array in states.items()}
 
     def set_weights(self, weights: Mapping[str, Any] | Iterable[Any]) -> None:
-        """Set the parameters, by name or in the order of `get_weights`; all or none.
+        """Set the parameters, and the buffers or not, by name or in the order of `get_weights`; all or none.
 
         Raises
         ------

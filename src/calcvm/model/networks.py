@@ -106,9 +106,13 @@ def build_graph(
     if shared:
         with g.path("preprocess", adopt=False):
             x = nn.Sequential(*before[:shared]).build(x, "preprocess.", training=False)
+        _check_learns_nothing(g.variables.values())
 
     def result(training: bool) -> Variable:
-        return network.build(drawn.build(x, "augment.", training), training=training)
+        known = {*g.variables}
+        data = drawn.build(x, "augment.", training)
+        _check_learns_nothing(v for name, v in g.variables.items() if name not in known)
+        return network.build(data, training=training)
 
     with g.path("learn", backward=True, adopt=False) as learn:
         y = result(training=True)
@@ -128,6 +132,14 @@ def build_graph(
                 )
             figure.rename(name)
     return g
+
+
+def _check_learns_nothing(preprocessing: Iterable[Variable]) -> None:
+    for v in preprocessing:
+        if v.kind in ("parameter", "buffer"):
+            raise CalcError(
+                f"preprocess: {v} would be learnt: layers with parameters or statistics belong to the network"
+            )
 
 
 def _weighted(terms: Variable, weight: Variable | None) -> Variable:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from calcvm.errors import PlanError
 from calcvm.ops.sizes import Extent, largest
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.inplace import in_place
@@ -16,6 +17,7 @@ from calcvm.planner.offsets import Packing, load, pack
 from calcvm.record import record
 
 RESERVED = 16  # elements at the start of a heap, for traps
+MOST_BYTES = 1 << 60  # of a heap that is planned
 
 PERSISTENT_ZONES = ("forward", "optimizer", "gradient")
 
@@ -67,6 +69,10 @@ class Layout:
 
     def pack(self, batch: int, effort: int, allowed: int = 0) -> Packing:
         """Pack the transient units; a heap of ``allowed`` bytes is good enough."""
+        if (least := max(self.load(batch))) > MOST_BYTES:
+            raise PlanError(
+                f"a batch of {batch} needs at least {least:,} bytes, which no machine has", least, allowed or None
+            )
         enough = (allowed - self.fixed(batch)) // LINE
         sizes = [self.size(u, batch) // LINE for u in self.transient]
         first, last = [u.first for u in self.transient], [u.last for u in self.transient]

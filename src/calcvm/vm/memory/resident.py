@@ -289,18 +289,24 @@ class Resident:
             slot.set_image(image, open=True)
 
     def set_parameters(self, given: Any) -> None:
-        """Set the parameters, all or none: arrays by name, or in the order of `parameters`.
+        """Set the parameters, all or none: arrays by name, or in the order of `parameters`; and then the buffers, or none of them.
 
         Raises
         ------
         CalcError, ShapeError : there are others, or they have other shapes.
         """
-        names, loaded = [*self.program.info["parameters"]], self.loaded
+        info, loaded = self.program.info, self.loaded
+        names, buffers = [*info["parameters"]], [*info.get("buffers", ())]
         if not isinstance(given, Mapping):
             arrays = checks.items("weights", given, "arrays by name, or a list of them,")
-            if len(arrays) != len(names):
-                raise CalcError(f"weights: {len(arrays)} arrays for {len(names)} parameters: {', '.join(names)}")
-            given = dict(zip(names, arrays))
+            if len(arrays) not in (len(names), len(names) + len(buffers)):
+                more = f" and {len(buffers)} buffers" if buffers else ""
+                raise CalcError(
+                    f"weights: {len(arrays)} arrays for {len(names)} parameters{more}: {', '.join(names + buffers)}"
+                )
+            given = dict(zip(names + buffers, arrays))
+        if any(name in given for name in buffers):
+            names += buffers
         wrong = [name for name in given if name not in names] or [name for name in names if name not in given]
         if wrong:
             why = "no parameter is called" if wrong[0] in given else "there is no array for"
