@@ -531,7 +531,7 @@ def softmax_cross_entropy(logits: Variable, target: Variable, label_smoothing: f
     if isinstance(logits, Variable) and logits.rank and logits.shape[-1] == 1:
         raise ShapeError(
             f"softmax_cross_entropy of {logits}: one output's softmax is 1 and its loss 0, whatever it is: give an output "
-            "a class, or take binary_cross_entropy"
+            "a class (nn.Flatten() after pools), or take binary_cross_entropy"
         )
     return apply("softmax_cross_entropy", logits, _labels(logits, target), label_smoothing=label_smoothing)
 

@@ -35,6 +35,8 @@ def gradient(y: Variable, x: Variable) -> Variable:
     if y.path is not path:
         raise CalcError(f"gradient: {y.name!r} is not computed in path {path.name!r}")
     behind = reached(path.operations, y, exactly=True)
+    if any(op.spec is GRADIENT for op in behind):
+        raise CalcError(f"gradient: {y.name!r} is computed from a gradient, and there are no second derivatives")
     between = {v for op in behind for n, v in op.inputs.items() if n in op.differentiable}
     if x not in between or x.type != FLOAT:
         raise CalcError(

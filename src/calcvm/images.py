@@ -240,7 +240,7 @@ def batch_norm(
 
     Raises
     ------
-    ShapeError : something is not (C,), or there is one value a channel alone.
+    ShapeError : something is not (C,), or there is one value a channel alone, also in the largest batch that is planned.
     """
     checks.one_of("batch_norm: x", x, Variable, "a variable")
     train = x.graph.active.backward if training is None else checks.flag("batch_norm: training", training)

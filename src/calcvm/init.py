@@ -1,7 +1,8 @@
 """Initializers: ``init(shape, rng)`` returns the float64 start of a parameter.
 
-Weights are stored (inputs, outputs): a weight of shape ``(*receptive field, n_in, n_out)`` has a fan-in
-of ``n_in`` and a fan-out of ``n_out`` times the size of the receptive field.
+A function of one's own is asked for the shape that users see.  For the others weights are as they are stored, (inputs, outputs):
+one of shape ``(*receptive field, n_in, n_out)`` has a fan-in of ``n_in`` and a fan-out of ``n_out`` times the size of the
+receptive field.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def needed(program: Program) -> str:
     """As `loss_of_scores` (CalcError: the outputs are no scores)."""
     loss = loss_of_scores(program)
     if not loss:
-        raise CalcError("the model has no classes, since its loss is no cross-entropy: take predict")
+        raise CalcError("the model has no classes: its loss is no cross-entropy of scores (N, classes), take predict")
     return loss
 
 

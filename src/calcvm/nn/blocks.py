@@ -31,7 +31,7 @@ class Residual(Layer):
         if y.shape != s.shape:
             what = "shortcut" if self.shortcut else "input"
             raise ShapeError(
-                f"{scope}: the branch makes {y}, the {what} is {s}: they are added, and must be of one shape"
+                f"{scope}: the branch makes {y}, the {what} is {s}: they are added, and must be of one shape (shortcut= makes another of the input)"
             )
         return y + s
 

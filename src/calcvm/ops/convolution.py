@@ -182,6 +182,10 @@ def _checked(x: Shape, w: Shape, attrs: Mapping[str, Any]) -> dict[str, tuple[in
     return of
 
 
+def _dilated(of: Mapping[str, tuple[int, ...]]) -> str:
+    return f", dilated by {of['dilation']}," if max(of["dilation"]) > 1 else ""
+
+
 def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x, w, b, groups = shapes["x"], shapes["wt"], shapes["b"], attrs.get("groups", 1)
     n, of = len(x) - 2, _checked(x, w, attrs)
@@ -196,7 +200,9 @@ def conv_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
         padded = x[1 + i] + of["before"][i] + of["after"][i]
         window = (w[i].b - 1) * of["dilation"][i] + 1
         if window > padded.b or w[i].b < 1:
-            raise ValueError(f"the window {show(w[:n])} of weights is larger than x {show(x)} with its padding")
+            raise ValueError(
+                f"the window {show(w[:n])} of weights{_dilated(of)} is larger than x {show(x)} with its padding"
+            )
         sizes.append(Affine(0, (padded.b - window) // of["stride"][i] + 1))
     return {"y": (x[0], *sizes, w[-1])}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from calcvm.errors import CalcError
 from calcvm.init import HeNormal
 from calcvm.nn import Concat, Conv2d, ConvTranspose2d, InstanceNorm, LeakyReLU, MaxPool2d, Sequential
 from calcvm.zoo._scale import scaled
@@ -12,8 +13,10 @@ LEVELS = 5
 
 
 def unet(classes: int = 2, width: int = 64, size: int = 256) -> Sequential:
-    """Five levels of two convolutions; (N, classes, size, size) of images whose sides are multiples of 16."""
-    of = scaled("unet", classes, width, 64, size, 16)
+    """Five levels of two convolutions; (N, classes, size, size) of images whose sides are multiples of 16, 32 or more."""
+    of = scaled("unet", classes, width, 64, size, 32)
+    if size % 16:
+        raise CalcError(f"zoo.unet: size must be a multiple of 16, which its levels halve to whole numbers, not {size}")
     return _level(0, of) >> Conv2d(classes, 1)
 
 

@@ -492,7 +492,8 @@ class Resident:
             raise CalcError(f"{checks.shown(name)} has no gradient; these have one: {', '.join(gradients) or 'none'}")
         if gradients[name] is None:
             raise CalcError(
-                f"the gradient of {name!r} is used up by the update inside the backward; compile with accumulate=True"
+                f"the gradient of {name!r} is used up by the update inside the backward; compile with accumulate=True "
+                "(a Model: learning_batch= of more than a batch)"
             )
         with self.record.turn.mine:
             slot = self.slot
