@@ -190,7 +190,7 @@ MISTAKES = [
     ("alpha text", lambda: cv.leaky_relu(scene().x, "0.1"), C, "attribute alpha='0.1' is not allowed"),
     ("exponent None", lambda: cv.pow(scene().x, None), C, "attribute exponent=None is not allowed"),
     ("smoothing text", lambda: (lambda s: cv.softmax_cross_entropy(s.x, s.x, "a"))(scene()), C, "label_smoothing='a'"),
-    ("cross entropy of one output", lambda: model(nn.Linear(1)), S, "give an output a class (nn.Flatten() after pools), or take binary_cross_entropy"),
+    ("cross entropy of one output", lambda: model(nn.Linear(1)), S, "give an output a class .*, or take binary_cross_entropy"),
     ("dropout rate", lambda: cv.dropout(scene().x, "a"), C, r"rate must be a number in \[0, 1\)"),
     ("unknown operator", lambda: cv.apply(None, scene().x), U, "operator None is not in the table"),
     # ---- graphs
