@@ -122,7 +122,7 @@ def test_channels_are_normalized():
         (lambda x: nn.RandomCrop(None), cv.CalcError, "RandomCrop: size"),
         (lambda x: nn.RandomCrop(4, padding=(1, -1)), cv.CalcError, "RandomCrop: padding"),
         (lambda x: nn.RandomCrop(4, mode="mirror"), cv.CalcError, "RandomCrop: mode"),
-        (lambda x: nn.RandomShift((1, 2, 3)).build(x, "layer", True), cv.CalcError, "each of the 2 spatial axes"),
+        (lambda x: nn.RandomShift((1, 2, 3)).build(x, "layer", True), cv.CalcError, "each spatial axis, of which there are 2"),
         (lambda x: nn.RandomHorizontalFlip(1.5), cv.CalcError, r"RandomHorizontalFlip: p must be a number in \[0, 1\]"),
         (lambda x: cv.random_flip(x, 0.5, 1), cv.CalcError, "axis 1 of x .* is none of its spatial axes"),
         (lambda x: cv.random_flip(cv.flatten(x)), cv.ShapeError, "1 to 3 sizes"),

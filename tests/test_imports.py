@@ -52,7 +52,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
     "nn": ({"errors", "checks", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
-    "zoo": ({"checks", "init", "nn"}, set()),
+    "zoo": ({"checks", "errors", "init", "nn"}, set()),
     "planner": ({"errors", "lazy", "ops", "record", "tables"}, {"numpy", "matplotlib"}),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
     "kernels_cpu": ({"errors", "formulas", "kernel", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
