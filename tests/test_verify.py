@@ -484,6 +484,8 @@ def test_no_altered_program_touches_memory_outside_its_heap():
         (lambda i: i["paths"]["learn"]["needs"].update(forward=["linear_1.bias"]), "neither a placeholder nor a res"),
         (lambda i: i["paths"]["learn"]["needs"].update(forward=[]), "reads 'input'.*says nothing of it"),
         (lambda i: i["state"][0].update(symbol=i["variables"]["input"]["symbol"]), "initial state of placeholder"),
+        (lambda i: i["layers"]["predict"][0].pop(), "layers.*must be a list of name, shape, parameters, flops, bytes"),
+        (lambda i: i["layers"]["predict"][0].__setitem__(4, -1), "layers.*bytes must be an integer from 0"),
         (lambda i: i["parameters"].update(input={}), "parameters.'input'. lacks 'init'"),
         (lambda i: i["parameters"].update(input=i["parameters"]["linear_1.bias"]), "parameter 'input'"),
     ],

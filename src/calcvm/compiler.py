@@ -249,7 +249,8 @@ def compile(  # noqa: A001
         raise CalcError(f"compile: the plan has its {next(iter(options))} already: give options to cv.plan")
     checks.one_of("compile: plan", plan, Plan, "a plan (cv.plan)")
     info = plan.lowered.info
-    facts = dict(vars(info["facts"]))
-    constants = facts.pop("constants")
+    facts, dtype = dict(vars(info["facts"])), info["dtype"]
+    constants, layers = facts.pop("constants"), facts["layers"]
+    facts["layers"] = {path: [line.at(plan.batch_size, dtype) for line in lines] for path, lines in layers.items()}
     device = {name: info[name] for name in ("device", "mode", "precision") if name in info}
-    return assemble(plan.lowered, plan, info["dtype"], {**facts, **device}, constants)
+    return assemble(plan.lowered, plan, dtype, {**facts, **device}, constants)

@@ -287,6 +287,7 @@ class Operation:
     """An operator applied to variables.
 
     laid : shapes of inputs and outputs as the operator's rows find them.  saved : of what is kept for the backward.
+    layer : of a network, by its scope, that it is a part of.
     """
 
     spec: OpSpec
@@ -296,6 +297,7 @@ class Operation:
     saved: dict[str, Shape]
     attrs: dict[str, Any]
     name: str
+    layer: str = ""
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -307,7 +309,7 @@ class Operation:
     def form(self) -> tuple[Any, ...]:
         """What `CalcGraph.form` compares of an operation."""
         names = (*((n, v.name) for n, v in (*self.inputs.items(), *self.outputs.items())),)
-        return (self.spec.name, self.name, names, tuple(self.attrs.items()))
+        return (self.spec.name, self.name, names, tuple(self.attrs.items()), self.layer)
 
     def shapes(self) -> dict[str, Any]:
         """Shape of every input, output and saved value, by the spec's names; None for an input that is left out."""
@@ -316,7 +318,10 @@ class Operation:
 
 @dataclass(eq=False)
 class Path:
-    """A part of the graph that runs as one: forward only, or with a backward that minimizes a loss."""
+    """A part of the graph that runs as one: forward only, or with a backward that minimizes a loss.
+
+    layers : of networks, by scope, what each makes, and how many operators there were then: it may have none.
+    """
 
     graph: CalcGraph = field(repr=False)
     name: str
@@ -328,6 +333,7 @@ class Path:
     optimizer: Any = None
     parameters: tuple[Variable, ...] | None = None
     rates: Mapping[str, float] = field(default_factory=dict)  # factors of the learning rate other than 1, by name
+    layers: dict[str, tuple[Variable, int]] = field(default_factory=dict, repr=False)
 
     def __enter__(self) -> Path:
         self.graph._active.append(self)
@@ -445,8 +451,9 @@ class Path:
         ends = (self.loss and self.loss.name, *(v.name for v in self.outputs))
         optimizer = self.optimizer and self.optimizer.form
         trained = None if self.parameters is None else tuple([v.name for v in self.parameters])
-        rates = (*self.rates.items(),)
-        return (self.name, self.backward, *ends, optimizer, trained, rates, *(op.form for op in self.operations))
+        rates, layers = (*self.rates.items(),), tuple([(scope, v.name, n) for scope, (v, n) in self.layers.items()])
+        operations = tuple([op.form for op in self.operations])
+        return (self.name, self.backward, *ends, optimizer, trained, rates, layers, operations)
 
     @property
     def variables(self) -> Iterator[Variable]:

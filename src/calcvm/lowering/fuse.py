@@ -31,7 +31,7 @@ def fuse_bias(path: Path, needed_elsewhere: set[Variable]) -> list[Operation]:
                 inputs = dict(zip(spec.inputs, (*product.inputs.values(), bias)))
                 out.remove(product)
                 lying = {n: v.laid for n, v in (*inputs.items(), *op.outputs.items())}
-                op = Operation(spec, inputs, op.outputs, lying, {}, {}, op.name)
+                op = Operation(spec, inputs, op.outputs, lying, {}, {}, op.name, op.layer)
         out.append(op)
     return out
 

@@ -14,6 +14,7 @@ from calcvm.lowering import inserted
 from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
 from calcvm.lowering.fuse import fuse_bias, fuse_epilogues
+from calcvm.lowering.layers import Line, lines_of
 from calcvm.ops.dims import Affine, numel
 from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.optimizers import HYPER_SLOTS
@@ -29,7 +30,7 @@ LARGE_PARAMETER = 16384
 
 @dataclass
 class Facts:
-    """What the program must know about the graph, beside its rows; JSON-able but for ``constants`` and for values.
+    """What the program must know about the graph, beside its rows; JSON-able but for ``constants``, values and lines.
 
     Keys are names that the user knows: of variables and of paths.  What lies in the heap is a `Value`, for which
     assembling puts its number among the program's symbols (None: it has no cells).
@@ -42,6 +43,7 @@ class Facts:
     paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and other paths'
         results; its "output" (of several the first, and all as "outputs"); of one that trains its "loss",
         "optimizer", "hyper", "seed", and the parameters' "moments" and "gradients".
+    layers : of each path, for people; in a program what `Line.at` says of its largest batch.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
@@ -49,6 +51,7 @@ class Facts:
     buffers: dict[str, Any] = field(default_factory=dict)
     state: list[dict[str, Any]] = field(default_factory=list)
     paths: dict[str, Any] = field(default_factory=dict)
+    layers: dict[str, list[Line]] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -93,6 +96,7 @@ class _Lowering:
         self.kept = self._kept(keep)
         self.phase: dict[Variable, str] = {}  # in which results are computed
         self.shown: dict[Variable, Value] = {}  # outputs that do not lie as users see them
+        self.lines: dict[str, Line] = {}  # by what labels of rows name
 
     def _kept(self, keep: set[str]) -> set[Variable]:
         """Results that stay readable: named ones, losses, outputs, last results, what other paths read."""
@@ -112,7 +116,11 @@ class _Lowering:
         for path in order:
             self._path(path)
         kept_values = {self.emit.env[v] for v in self.kept if v in self.emit.env} | {*self.shown.values()}
-        statements = fuse_epilogues(self._without_unread(self.emit.statements), kept_values)
+        statements = self._without_unread(self.emit.statements)
+        for s in statements:
+            if s.phase == "forward" and s.label in self.lines:
+                self.lines[s.label].rows.append(s)
+        statements = fuse_epilogues(statements, kept_values)
         for value in kept_values:
             if not value.persistent:
                 value.resident = True
@@ -235,6 +243,8 @@ class _Lowering:
                 else:
                     emit.forward(op)
             if wanted:
+                self.facts.layers[path.name], lines = lines_of(path, section)
+                self.lines |= lines
                 self.shown |= {v: inserted.as_seen(emit, v) for v in path.outputs if not in_same_order(v)}
         facts = self.facts.paths[path.name] = {
             "backward": path.loss is not None,

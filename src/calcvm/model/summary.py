@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from calcvm.model.roles import Roles
-from calcvm.ops.dims import show
+from calcvm.ops.dims import Affine, show
 from calcvm.tables import laid_out
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.program.program import Program
-from calcvm.vm.run.slices import work_of
 
 
 def layers(program: Program, path: str) -> list[str]:
-    """A table of a path's forward rows: what each makes, of which parameters, its operations and bytes at the largest batch."""
-    span, batch = program.sections[path, "forward"], program.batch_size
-    flops, touched = work_of(program, batch, span)
-    rows = [["layer", "makes", "parameters", "FLOPs", "bytes moved"]]
-    for pc, n_flops, n_elements in zip(range(*span), flops, touched):
-        of = {o.access: program.symbol_of(pc, o.name) for o in reversed(program.spec(pc).operands)}
-        used = [program.symbols[k] for k in program.operand_values[pc] if k >= 0]
-        learnt = [symbol for symbol in used if symbol.kind == "parameter"]
-        label = learnt[0].name.rpartition(".")[0] if learnt else program.labels[pc]
-        made = show(program.symbols[of["w"]].shape) if of.get("w", -1) >= 0 else ""
-        n = sum(symbol.elems.b for symbol in learnt)
-        rows.append([label, made, f"{n:,}" if n else "", f"{n_flops:,.0f}", f"{int(n_elements) * program.itemsize:,}"])
-    total = f"{flops.sum():,.0f} FLOPs, {int(touched.sum()) * program.itemsize:,} bytes moved: {path} of {batch:,}"
-    return [*laid_out(rows), total]
+    """A table of a path's layers, which programs of former versions do not know."""
+    lines = program.info.get("layers", {}).get(path)
+    if not lines:
+        return []
+    table = [
+        [name, show(tuple(Affine(*n) for n in shape)), *(f"{n:,}" if n else "" for n in counts)]
+        for name, shape, *counts in lines
+    ]
+    totals = ["total", "", *(f"{sum(column):,}" for column in list(zip(*lines))[2:])]
+    return [
+        *laid_out([["layer", "output", "parameters", "FLOPs", "bytes moved"], *table, totals]),
+        f"{path} of {program.batch_size:,}: FLOPs and bytes are those of each operator alone, without fusion",
+    ]
 
 
 def summary(model: Resident, roles: Roles) -> str:

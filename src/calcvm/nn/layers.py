@@ -80,8 +80,13 @@ class Sequential(Layer):
         counts: dict[str, int] = {}
         for layer in self.layers:
             n = counts[layer.kind] = counts.get(layer.kind, 0) + 1
-            x = layer.build(x, f"{scope}{layer.kind}_{n}", training)
+            name, path = f"{scope}{layer.kind}_{n}", x.graph.active
+            start = len(path.operations)
+            x = layer.build(x, name, training)
             checks.one_of(f"build of {layer!r} must return a variable", x, Variable, "a variable")
+            for op in path.operations[start:]:
+                op.layer = op.layer or name  # those of layers inside it are theirs
+            path.layers[name] = x, len(path.operations)
         return x
 
 

@@ -126,6 +126,8 @@ _TRAINING = {
     "loss": text(), "optimizer": text(), "hyper": SIZE, "seed": SIZE, "accumulate": boolean,
     "moments": table(table(SIZE)), "gradients": table(_SYMBOL),
 }  # fmt: skip
+_COUNT = integer(0, 2**100)
+_LAYER = entry(name=text(), shape=_shape, parameters=SIZE, flops=_COUNT, bytes=_COUNT)
 INFO = record(
     {},
     optional={
@@ -134,6 +136,7 @@ INFO = record(
         "buffers": table(record({"init": record({}, others=True)})),
         "state": listing(_start),
         "paths": table(record(_PATH, optional={**_TRAINING, **_SEVERAL})),
+        "layers": table(listing(_LAYER)),
         "device": one_of("cpu", "blas", "cuda"),
         "mode": one_of(None, "grid", "graph", "fleet"),
         "precision": one_of("float32", "tf32"),
