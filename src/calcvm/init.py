@@ -158,6 +158,10 @@ class _Scaled(Initializer):
     def _std(self, shape: Shape) -> float:
         raise NotImplementedError
 
+    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray]:
+        std = self._std(shape)
+        return lambda of, rng: rng.normal(0, std, of)
+
 
 @record
 class XavierNormal(_Scaled):
@@ -165,10 +169,6 @@ class XavierNormal(_Scaled):
 
     def _std(self, shape: Shape) -> float:
         return self.gain * math.sqrt(2 / max(1, sum(fans(shape))))
-
-    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray]:
-        std = self._std(shape)
-        return lambda of, rng: rng.normal(0, std, of)
 
 
 @record
@@ -188,10 +188,6 @@ class HeNormal(_Scaled):
 
     def _std(self, shape: Shape) -> float:
         return self.gain / math.sqrt(max(1, fans(shape)[0]))
-
-    def _drawing(self, shape: Shape) -> Callable[[Shape, np.random.Generator], np.ndarray]:
-        std = self._std(shape)
-        return lambda of, rng: rng.normal(0, std, of)
 
 
 @record

@@ -23,6 +23,10 @@ def _act(name: str, slope: bool = True) -> tuple[Any, Any]:
     return elementwise(op.forward.variant(), "v", params), backward
 
 
+def normalised(x: Any, m: Any, a: Any, c: Any) -> Any:
+    return fma(x - m, a, c)
+
+
 relu, drelu = _act("relu")
 leaky, dleaky = _act("leaky_relu")
 sigmoid, dsigmoid = _act("sigmoid")
@@ -32,7 +36,7 @@ relu6, drelu6 = _act("relu6")
 silu, _ = _act("silu", slope=False)
 hard_swish, _ = _act("hard_swish", slope=False)
 _plus = elementwise(lambda x, y: x + y, "vv")
-_normalise = rows_of(lambda x, m, a, c: fma(x - m, a, c), 1, "vv0", lambda m, a, c: (m, a, c))
+_normalise = rows_of(normalised, 1, "vv0", lambda m, a, c: (m, a, c))
 
 
 @routine("ipii")

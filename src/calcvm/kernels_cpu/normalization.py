@@ -11,7 +11,7 @@ from calcvm.kernel import words
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._columns import joined_moments, moments, products, rows_of, vector_slopes
 from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, kernel_as, like, njit, share, sqrt
-from calcvm.kernels_cpu._epilogues import after, block_of, finish
+from calcvm.kernels_cpu._epilogues import after, block_of, finish, normalised
 from calcvm.kernels_cpu._formulas import fma
 from calcvm.kernels_cpu._math import column_reduction, copy, elementwise, fill, reduction, rsum, sums
 from calcvm.kernels_cpu._simd import stack
@@ -52,10 +52,6 @@ CHUNKS, BLOCK = 64, 128  # as in ops.normalization
 
 def rsqrt(var, eps):
     return 1 / (var + eps).call("sqrt")
-
-
-def normalised(x, m, a, c):
-    return fma(x - m, a, c)
 
 
 normalise = rows_of(normalised, 1, "vv10", lambda m, inv, scale, shift: (m, inv * scale, shift))
