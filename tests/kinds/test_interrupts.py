@@ -2,6 +2,7 @@
 
 import gc
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
@@ -221,11 +222,14 @@ def test_a_signal_at_any_step_of_fit(accumulate, workers, number, whole):
     world = make()
     total = steps_of(lambda: world.model.fit(*data, 3, shuffle=False, progress=False))
     for n in chosen(total, whole, 3, 12, 2 * MOST):
-        world = make()
-        interrupted(lambda world=world: world.model.fit(*data, 3, shuffle=False, progress=False), n, number)
+        world, told = make(), []
+        fit = partial(world.model.fit, *data, 3, shuffle=False, progress=False)
+        interrupted(lambda fit=fit, told=told: told.append(fit()), n, number)
         world.sound()
         now = world.contents()[0]
         assert now in states[:4], f"step {n} of {total}"
+        assert world.model.epochs_done == states.index(now), f"step {n} of {total}"
+        assert [len(history) for history in told] in ([], [states.index(now)]), f"step {n} of {total}"
         world.model.fit(*data, 1, shuffle=False, progress=False)
         assert world.contents()[0] == states[states.index(now) + 1], f"step {n} of {total}"
 

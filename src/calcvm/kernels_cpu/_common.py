@@ -389,7 +389,7 @@ def compile_object(
             elif value.name != symbol:
                 value.linkage = "internal"
         module.get_function(body).add_function_attribute("alwaysinline")
-        library._optimize_final_module()
+        library.optimize()
         return library._codegen._tm.emit_object(module), calls
 
 

@@ -164,6 +164,7 @@ class Stream:
         self._iterator: Iterator[Any] = iter(batches)
         self._again = self._iterator is not batches
         self._sum, self._samples = 0.0, 0
+        self.passes = 0  # that are done
 
     def begin(self, key: int | None) -> None:
         """Start an epoch."""
@@ -181,6 +182,7 @@ class Stream:
             if time.perf_counter() - since > seconds or any(done % mark == 0 for mark in marks):
                 yield done
                 told, since = done, time.perf_counter()
+        self.passes += done > 0
         if done > told:
             yield done
 

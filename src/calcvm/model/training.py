@@ -44,15 +44,17 @@ class Training:
 
     def epochs(self, n: int, shuffle: bool, terminate_on_nan: bool, progress: bool) -> History:
         """Train for ``n`` epochs, or until somebody ends it; Ctrl-C does so between two steps."""
-        history, diverged = History(), ""
+        history, diverged, before = History(), "", self.model.epochs_done
         for c in self.callbacks:
             c.on_train_begin(self.model)
         report = reporter(n, self.run.rounds, progress)
         try:
             for epoch in range(n):
-                start, why = time.perf_counter(), self._pass(epoch, shuffle, report)
+                start = time.perf_counter()
+                why = self._pass(epoch, shuffle, report)
                 if not why:
-                    figures = self._end()
+                    self._count(before + epoch + 1)
+                    figures = self._figures()
                     report.epoch(epoch, figures)
                     history.epochs.append({**figures, "seconds": time.perf_counter() - start})
                     strange = [name for name in ("loss", "val_loss") if not np.isfinite(figures.get(name, 0.0))]
@@ -66,7 +68,10 @@ class Training:
                     break
         except KeyboardInterrupt:
             history.stopped = "interrupted"
-        finally:
+        finally:  # an epoch may be over, and nothing have been told of it
+            if self.run.passes > len(history.epochs):
+                self._count(before + self.run.passes)
+                history.epochs.append({"loss": self.run.mean(self.loss), "seconds": time.perf_counter() - start})
             report.close()
         for c in self.callbacks:
             c.on_train_end(self.model, history)
@@ -99,10 +104,13 @@ class Training:
             raise CalcError("fit: no batch has come: the iterable is empty, or was used up before")
         return f"no batch came in epoch {epoch + 1}"
 
-    def _end(self) -> dict[str, float]:
-        """Count an epoch as done; its figures."""
-        self.model.resident.facts["rounds"] += 1
+    def _count(self, epochs: int) -> None:
+        """Take note of how many epochs the model has been through."""
+        self.model.resident.facts["rounds"] = epochs
         self.model.resident.commit()
+
+    def _figures(self) -> dict[str, float]:
+        """Of the epoch that is done."""
         figures = {"loss": self.run.mean(self.loss)}
         if self.judge is not None:
             figures |= {f"val_{name}": value for name, value in self.judge().items()}

@@ -110,6 +110,7 @@ class Epoch:
         job[layout.ITEMSIZE : layout.SEED_OFF + 1] = program.itemsize, seed_off
         job[layout.INDEX] = 0 if self._index is None else device.constant(self._index)
         self._per_round = 0.0  # seconds, as last measured
+        self._before = 0  # passes, before this one
 
     def release(self) -> None:
         """Let the arrays go; the model is closed, and no pass can begin."""
@@ -122,9 +123,15 @@ class Epoch:
         """
         if self._adds_up and self.trains in self.model.record.open:
             self.model.drop_added(str(self.trains))
+        self._before = self.passes
         self._sums.array[:] = 0
-        self.job[layout.FIRST] = self._done = 0
+        self.job[[layout.FIRST, layout.REACHED]] = 0
         self.job[layout.SHUFFLE], self.job[layout.KEY] = (0, 0) if key is None else (1, key)
+
+    @property
+    def passes(self) -> int:
+        """How many passes the model has been through from their begin to their end."""
+        return self._before + (self.job.item(layout.REACHED) == self.rounds)
 
     def slices(self, seconds: float, marks: Sequence[int] = ()) -> Generator[int, None, None]:
         """Run the pass in slices of about ``seconds``, each a turn; yields how many rounds are done.
@@ -149,7 +156,7 @@ class Epoch:
     def _slices(self, seconds: float, marks: Sequence[int]) -> Iterator[int]:
         first = int(seconds / self._per_round) if self._per_round else 1
         for done, each in sliced(self.rounds, first, seconds, self._run, marks):
-            self._done, self._per_round = done, each
+            self._per_round = each
             yield done
 
     def epochs(self, n: int, seconds: float, shuffle: bool = True) -> Iterator[list[float]]:
@@ -196,7 +203,8 @@ class Epoch:
         job, parts, workers = self.job, self._parts, self._workers
         with self.model.record.turn.mine:
             slot, start = self._enter(), time.perf_counter()
-            first, stop = self._done, self._done + count
+            first = job.item(layout.REACHED)
+            stop = first + count
             while first < stop:
                 job[layout.FIRST], job[layout.COUNT] = first, stop - first if len(parts) == 1 else 1
                 if workers > 1:
@@ -230,7 +238,7 @@ class Epoch:
         """Mean of a result over the samples seen so far in this pass."""
         batch, learning = int(self.job[layout.BATCH]), int(self.job[layout.LEARNING])
         per_learning = -(-learning // batch)
-        whole, part = divmod(self._done, per_learning)
+        whole, part = divmod(self.job.item(layout.REACHED), per_learning)
         seen = min(whole * learning + min(part * batch, learning), self.samples)
         return float(self._sums.array[self.names.index(name)]) / max(seen, 1)
 

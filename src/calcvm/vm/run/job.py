@@ -25,7 +25,8 @@ ROWS, START, STOP, STEPS = range(8, 12)
     N_SAMPLES, BATCH, LEARNING, FIRST, COUNT, KEY, SHUFFLE, ITEMSIZE, SEED_OFF,
     INDEX,  # address of int64 numbers of the samples in their arrays, or 0: the arrays themselves are the data set
     PART, PARTS,  # of a round that is long by itself: run this part alone, 1 to PARTS (0: whole rounds); see `slices.cut`
-) = range(8, 34)  # fmt: skip
+    REACHED,  # rounds of the pass that are done
+) = range(8, 35)  # fmt: skip
 JOB_WORDS = 40
 
 # Words of a task: a rounds job that is run a turn at a time, through epochs.  CODE is the address of run_rounds.
@@ -37,7 +38,7 @@ JOB_WORDS = 40
     STATUS,
     TURN,  # rounds of a turn, at most (0: any number)
     STAGED,  # on a GPU, as feeds: where the samples of the next round wait (ADDRESS), and their placeholders; or 0
-) = range(34, 46)  # fmt: skip
+) = range(35, 47)  # fmt: skip
 CLAIM = 48  # who has counted it up from 0 holds the task; on a cache line of its own, wherever the task begins
 TASK_WORDS = 56
 READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is passed over

@@ -63,6 +63,7 @@ from calcvm.vm.run.job import (
     PART,
     PARTS,
     PATIENCE,
+    REACHED,
     READY,
     ROUNDS,
     ROW_BYTES,
@@ -235,6 +236,7 @@ def run_rounds(job, worker):
             barrier(control, nw)
         if worker == 0:
             deliver(job, base, m)
+            words[REACHED] = k + 1
         if words[DEADLINE] and enough(job, k, worker):
             break
 

@@ -267,8 +267,11 @@ class Cuda:
                 run = self._task
                 self._set_fleet(self._at(SELF), 1, int(job[layout.COUNT]))
                 box[SELF] = self._at(JOB)
-            if code == "run_rounds" and rows.mode != "graph":
-                box[JOB + layout.STAGED] = self._staged(job, rows)
+            if code == "run_rounds":
+                if rows.mode != "graph":
+                    box[JOB + layout.STAGED] = self._staged(job, rows)
+                if box[JOB + layout.PART] == 0 or box[JOB + layout.PART] == box[JOB + layout.PARTS]:
+                    box[JOB + layout.REACHED] = job[layout.FIRST] + job[layout.COUNT]  # when it comes back
             if code != "run_rows":
                 self.shared_pieces.send(self.stream)
             self._send_box()
