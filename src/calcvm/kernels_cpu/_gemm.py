@@ -26,6 +26,9 @@ the next block is prefetched: 1000^3 238 against 199 GFLOP/s.  At strides of a p
 push each other out of L2 (2048^3 220).  A by columns with little reuse is prefetched in place: 784x64x10000
 242 against 206 GFLOP/s.
 
+Few rows.  Up to FEW rows of A have too little reuse of a B that is larger than the caches, whose rows a panel meets in
+leaps: B is read eight whole rows at a time instead, as ``gemv`` does, and added to sums of a block that lie in ``ws``.
+
 Determinism.  Each element is one chain over k within a K block, in order, and block sums are added in
 order, in every tile: the bits do not depend on how rows are shared among workers, nor on M.
 """
@@ -33,7 +36,8 @@ order, in every tile: the bits do not depend on how rows are shared among worker
 from __future__ import annotations
 
 from calcvm.kernels_cpu._common import at, fact, free_masks, lanes, njit, routine
-from calcvm.kernels_cpu._gemv import column_sums, dots
+from calcvm.kernels_cpu._gemv import column_sums, dots, few_rows
+from calcvm.kernels_cpu._math import copy, elementwise
 from calcvm.kernels_cpu._simd import Tiles, pack_columns, pack_rows, panel, stack, thin, transpose
 from calcvm.kernels_cpu._target import Target
 
@@ -43,6 +47,7 @@ ROWS = 48  # rows of A in a block: a multiple of every tile's rows
 PACK_ROWS, PACK_COLUMNS = 32, 512  # B given by rows is packed from this size on
 FAR = 1 << 15  # elements that A by columns spans from which it is copied
 THIN = 4  # columns left for which vectors hold rows of C
+FEW, LARGE = 8, 3 << 20  # rows of A, elements of B, for which B is read by whole rows
 AHEAD = 32  # columns of A between the prefetch of A and its use
 
 
@@ -62,6 +67,7 @@ def half_tiles(target: Target) -> Tiles:
     return Tiles(((8, 8), (4, 1)), 2, True, half=True) if target.free_masks else tail_tiles(target)
 
 
+add = elementwise(lambda x, y: x + y, "vv")
 WIDE, MID = fact(lambda target: wide_tiles(target).vectors), fact(lambda target: mid_tiles(target).vectors)
 wide, mid = panel(wide_tiles), panel(mid_tiles)
 half, tail = panel(half_tiles), panel(tail_tiles)
@@ -161,6 +167,20 @@ def block(M, N, K, a, ars, acs, b, brs, packed, c, crs, init, irs, mode):
         r += m
 
 
+@njit(inline=True)
+def by_rows(M, N, K, a, ars, acs, b, brs, c, crs, init, irs, mode, ws):
+    """C = init + A @ B with ``block``'s bits, by whole rows of B.  ``ws`` has M elements for each lane of N's vectors."""
+    size = lanes(b)
+    few_rows(M, N, K, a, ars, acs, b, brs, ws)
+    for j in range(0, N, size):
+        for i in range(M):
+            sums = at(ws, j * M + i * size)
+            if mode:
+                add(min(size, N - j), sums, at(init, i * irs + j), at(c, i * crs + j))
+            else:
+                copy(min(size, N - j), sums, at(c, i * crs + j))
+
+
 @routine("iiipiipiipipiipi")
 def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
     """C[i,j] = INIT + sum_k A[i*a_rs + k*a_cs] * B[k*b_rs + j*b_cs]; C's rows are ``c_rs`` apart.
@@ -181,6 +201,7 @@ def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws
     if K > KC:  # blocks of equal size
         blocks = (K + KC - 1) // KC
         kc = ((K + blocks - 1) // blocks + 15) // 16 * 16
+    few = M <= FEW and b_cs == 1 and K * N >= LARGE and wn >= M * (N + lanes(b))
     packed = N > 1 and (b_cs != 1 or (M >= PACK_ROWS and N >= PACK_COLUMNS and wn >= 16 * kc))
     nc = NC if not packed or wn >= kc * min(N + 15, NC) else wn // kc // 16 * 16
     p = 0
@@ -194,7 +215,11 @@ def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws
                 n = min(N - j, nc)
                 pack(n, k, bj, b_rs, b_cs, ws)
                 bj = ws
-            block(M, n, k, at(a, p * a_cs), a_rs, a_cs, bj, b_rs, packed, cj, c_rs, dj, init_rs, mode)
+            ap = at(a, p * a_cs)
+            if few:
+                by_rows(M, n, k, ap, a_rs, a_cs, bj, b_rs, cj, c_rs, dj, init_rs, mode, ws)
+            else:
+                block(M, n, k, ap, a_rs, a_cs, bj, b_rs, packed, cj, c_rs, dj, init_rs, mode)
             j += n
         p += k
         init, init_rs, mode = c, c_rs, 1

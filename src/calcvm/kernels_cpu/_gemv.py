@@ -6,7 +6,8 @@ loads in flight: sums run in several chains, whose fixed order differs from ``ge
 * B by columns (``b_rs == 1``): a dot product a column, eight columns at once (``dots``).
 * B by rows, few columns: four vectors of columns in two chains over k, or one in eight (``column_sums``).
 * B by rows, many columns: eight rows at a time added to y, so that B is read in eight sequential
-  streams (1x1024x1024 in 38 us; GEMM's tiles, which meet a new page every row, took 94).
+  streams (1x1024x1024 in 38 us; GEMM's tiles, which meet a new page every row, took 94).  GEMM of a few
+  rows does the same (``few_rows``).
 """
 
 from __future__ import annotations
@@ -116,28 +117,78 @@ def _column_sums(nv: int) -> Any:
     return native(f"gemv_columns{nv}", "iipipippi", emit)
 
 
-def _add_rows(rows: int) -> Any:
-    """y[j] = (init[j] if mode) + sum_r x[r*xs] * B[r*rs + j] for j < n."""
+def _whole_rows(e: Any, n: Any, k: Any, b_ptr: Any, rs: Any, begin: Callable) -> None:
+    """Read B[:k, :n] eight whole rows at a time, then one: ``begin(at_k, rows)`` makes ``visit(j, mask, vectors)``."""
+    b = e.b
 
-    def emit(e, n, x, xs, b_ptr, rs, y, init, mode):  # type: ignore[no-untyped-def]
+    def read(at_k: Any, rows: int) -> None:
+        visit = begin(at_k, rows)
+        starts = [e.at(b_ptr, b.mul(rs, b.add(at_k, c64(r)))) for r in range(rows)]
+        _by_vectors(e, n, lambda j, mask: visit(j, mask, [e.load(e.at(start, j), mask) for start in starts]))
+
+    whole = b.and_(k, c64(-8))
+    with cgutils.for_range_slice(b, c64(0), whole, c64(8)) as (at_k, _):
+        read(at_k, 8)
+    with cgutils.for_range_slice(b, whole, k, c64(1)) as (at_k, _):
+        read(at_k, 1)
+
+
+def _one_row() -> Any:
+    """y[j] = (init[j] if mode) + sum_k x[k*xs] * B[k*rs + j] for j < n, k > 0."""
+
+    def emit(e, n, k, x, xs, b_ptr, rs, y, init, mode):  # type: ignore[no-untyped-def]
         b = e.b
-        xv = [e.splat(b.load(e.at(x, b.mul(xs, c64(r))), align=e.size)) for r in range(rows)]
-        starts = [e.at(b_ptr, b.mul(rs, c64(r))) for r in range(rows)]
-        fresh = b.icmp_signed("==", mode, c64(0))
 
-        def step(j, mask):  # type: ignore[no-untyped-def]
-            chains = [b.select(fresh, e.zero, e.load(e.at(init, j), mask)), e.zero]
-            for r in range(rows):
-                chains[r % 2] = e.fma(xv[r], e.load(e.at(starts[r], j), mask), chains[r % 2])
-            e.store(b.fadd(*chains) if rows > 1 else chains[0], e.at(y, j), mask)
+        def begin(at_k, rows):  # type: ignore[no-untyped-def]
+            xv = [e.splat(b.load(e.at(x, b.mul(xs, b.add(at_k, c64(r)))), align=e.size)) for r in range(rows)]
+            first = b.icmp_signed("==", at_k, c64(0))
+            fresh = b.and_(first, b.icmp_signed("==", mode, c64(0)))
+            source = b.select(first, init, y)
 
-        _by_vectors(e, n, step)
+            def visit(j, mask, of_b):  # type: ignore[no-untyped-def]
+                chains = [b.select(fresh, e.zero, e.load(e.at(source, j), mask)), e.zero]
+                for r in range(rows):
+                    chains[r % 2] = e.fma(xv[r], of_b[r], chains[r % 2])
+                e.store(b.fadd(*chains) if rows > 1 else chains[0], e.at(y, j), mask)
 
-    return native(f"gemv_rows{rows}", "ipipippi", emit)
+            return visit
+
+        _whole_rows(e, n, k, b_ptr, rs, begin)
+
+    return native("gemv_rows", "iipipippi", emit)
+
+
+def _few_rows() -> Any:
+    """C[i,j] = sum_k A[i*ars + k*acs] * B[k*brs + j] for i < m, j < n, k > 0, in one chain over k.
+
+    Rows of C take turns, a vector each: [i,j] lies at j // lanes * lanes * m + i * lanes + j % lanes.
+    """
+
+    def emit(e, m, n, k, a, ars, acs, b_ptr, brs, c):  # type: ignore[no-untyped-def]
+        b = e.b
+
+        def begin(at_k, rows):  # type: ignore[no-untyped-def]
+            fresh = b.icmp_signed("==", at_k, c64(0))
+            columns = [b.mul(acs, b.add(at_k, c64(r))) for r in range(rows)]
+
+            def visit(j, mask, of_b):  # type: ignore[no-untyped-def]
+                with cgutils.for_range_slice(b, c64(0), m, c64(1)) as (i, _):
+                    place = e.at(c, b.add(b.mul(j, m), b.mul(i, c64(e.lanes))))
+                    of_a = e.at(a, b.mul(i, ars))
+                    chain = b.select(fresh, e.zero, e.load(place, mask))
+                    for column, v in zip(columns, of_b):
+                        chain = e.fma(e.splat(b.load(e.at(of_a, column), align=e.size)), v, chain)
+                    e.store(chain, place, mask)
+
+            return visit
+
+        _whole_rows(e, n, k, b_ptr, brs, begin)
+
+    return native("gemm_rows", "iiipiipip", emit)
 
 
 _dots_block, _columns4, _columns1 = _dots(), _column_sums(4), _column_sums(1)
-_add_rows8, _add_row = _add_rows(8), _add_rows(1)
+_one_row_block, few_rows = _one_row(), _few_rows()
 
 
 @njit(inline=True)
@@ -170,17 +221,7 @@ def gemv(N, K, a, a_cs, b, b_rs, b_cs, c, init, mode):
         if K == 0 or N <= (4 * lanes(b) if free_masks() else lanes(b) - 1):
             column_sums(N, K, a, a_cs, b, b_rs, c, init, mode, True)
             return
-        source = init if mode else c  # what mode 0 loads and drops
-        k = 0
-        while k < K:
-            ak, bk = at(a, k * a_cs), at(b, k * b_rs)
-            if K - k >= 8:
-                _add_rows8(N, ak, a_cs, bk, b_rs, c, source, mode)
-                k += 8
-            else:
-                _add_row(N, ak, a_cs, bk, b_rs, c, source, mode)
-                k += 1
-            source, mode = c, 1
+        _one_row_block(N, K, a, a_cs, b, b_rs, c, init if mode else c, mode)  # mode 0 drops what it loads of init
     elif b_rs == 1 and a_cs == 1:
         dots(N, K, a, b, b_cs, c, init, 1, mode)
     else:
