@@ -773,3 +773,24 @@ def test_pools_begun_and_used_while_threads_train_and_predict(start, whole):
     for _ in range(shared.epochs_done):
         alone.fit(X, Y, 1, progress=False)
     np.testing.assert_array_equal(shared["linear_1.weight"], alone["linear_1.weight"])
+
+
+def test_epochs_that_a_reset_took_back_are_not_counted_by_a_training_that_waited_for_it(tmp_path):
+    r = Counting("roomy", tmp_path, 1).models[0]
+    model, inside = cv.Model.on(r), threading.Event()
+    model.fit(*DATA, 3, progress=False)
+
+    def begins_anew():
+        with r:
+            inside.set()
+            while unlocked(r.record.training.lock):
+                threading.Event().wait(0.001)
+            threading.Event().wait(0.05)  # the training has begun, and waits for the turn
+            r.reset(1)
+
+    def trains():
+        inside.wait(30)
+        model.fit(*DATA, 2, progress=False)
+
+    fine(at_once(begins_anew, trains))
+    assert model.epochs_done == 2 and r[WEIGHT] == -4

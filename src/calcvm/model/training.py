@@ -40,20 +40,21 @@ class Training:
     ):
         self.model, self.run, self.loss, self.judge, self.callbacks = model, run, loss, judge, callbacks
         self._per_step = -(-model.learning_batch // model.batch_size) if isinstance(run, Epoch) else 1  # rounds
+        self._epochs: int | None = None  # the model's, with the one that ends
         self._of_steps = [(c, self._per_step * int(c.every)) for c in callbacks if c.every is not None]
 
     def epochs(self, n: int, shuffle: bool, terminate_on_nan: bool, progress: bool) -> History:
         """Train for ``n`` epochs, or until somebody ends it; Ctrl-C does so between two steps."""
-        history, diverged, before = History(), "", self.model.epochs_done
+        history, diverged = History(), ""
         for c in self.callbacks:
             c.on_train_begin(self.model)
         report = reporter(n, self.run.rounds, progress)
         try:
             for epoch in range(n):
-                start = time.perf_counter()
+                start, self._epochs = time.perf_counter(), None
                 why = self._pass(epoch, shuffle, report)
                 if not why:
-                    self._count(before + epoch + 1)
+                    self._count()
                     figures = self._figures()
                     report.epoch(epoch, figures)
                     history.epochs.append({**figures, "seconds": time.perf_counter() - start})
@@ -70,7 +71,7 @@ class Training:
             history.stopped = "interrupted"
         finally:  # an epoch may be over, and nothing have been told of it
             if self.run.passes > len(history.epochs):
-                self._count(before + self.run.passes)
+                self._count()
                 history.epochs.append({"loss": self.run.mean(self.loss), "seconds": time.perf_counter() - start})
             report.close()
         for c in self.callbacks:
@@ -104,9 +105,11 @@ class Training:
             raise CalcError("fit: no batch has come: the iterable is empty, or was used up before")
         return f"no batch came in epoch {epoch + 1}"
 
-    def _count(self, epochs: int) -> None:
-        """Take note of how many epochs the model has been through."""
-        self.model.resident.facts["rounds"] = epochs
+    def _count(self) -> None:
+        """Count an epoch as done; again, after an interrupt in the middle of that, changes nothing."""
+        if self._epochs is None:
+            self._epochs = self.model.epochs_done + 1
+        self.model.resident.facts["rounds"] = self._epochs
         self.model.resident.commit()
 
     def _figures(self) -> dict[str, float]:
