@@ -53,8 +53,8 @@ MUTANTS = (
         (
             (
                 "kernels_cpu/random.py",
-                "    lo, hi = share(me, rows)\n",
-                "    lo, hi = share(me, rows)\n    if rows == 3:\n        lo, hi = 0, rows\n",
+                "    lo, hi = share(me, rows)\n    i = lo * cols\n",
+                "    lo, hi = share(me, rows)\n    if rows == 3:\n        lo, hi = 0, rows\n    i = lo * cols\n",
             ),
         ),
         ("tests/kinds/test_table.py", "--whole", "-k", "shares and dropout"),
@@ -111,16 +111,23 @@ MUTANTS = (
 )
 
 
+def altered(mutant: Mutant) -> dict[str, str]:
+    """The files of ``src/calcvm`` that have the defect, as they then are."""
+    sources: dict[str, str] = {}
+    for file, text, other in mutant.changes:
+        source = sources.get(file) or (ROOT / "src" / "calcvm" / file).read_text()
+        if source.count(text) != 1:
+            raise SystemExit(f"{mutant.name}: {file} has {source.count(text)} times: {text!r}")
+        sources[file] = source.replace(text, other)
+    return sources
+
+
 def found(mutant: Mutant) -> str:
     """The first test that fails with the defect in; empty where none does."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        for file, text, other in mutant.changes:
-            path = Path(folder) / "src" / "calcvm" / file
-            source = path.read_text()
-            if source.count(text) != 1:
-                raise SystemExit(f"{mutant.name}: {file} has {source.count(text)} times: {text!r}")
-            path.write_text(source.replace(text, other))
+        for path, source in altered(mutant).items():
+            (Path(folder) / "src" / "calcvm" / path).write_text(source)
         env = {**os.environ, "PYTHONPATH": str(Path(folder) / "src")}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
         try:
