@@ -22,7 +22,7 @@ from calcvm.planner.workspace import with_least
 
 __all__ = ["Plan", "Zone", "plan"]
 
-EFFORT = 20_000  # placements that the packer may try where a gap to the bound remains: about 0.1 s
+EFFORT = 40_000  # placements that the packer may try where a gap to the bound remains: about 0.2 s
 
 
 def plan(

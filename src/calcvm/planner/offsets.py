@@ -1,9 +1,9 @@
 """Dynamic storage allocation: intervals in time and sizes to offsets.
 
 First-fit with gap reuse in several orders, against the liveness lower bound.  Where a gap remains, a
-squeaky-wheel search: items are placed lowest offset first, and those that end up too high gain priority
-for the next trial (Joslin and Clements, Squeaky Wheel Optimization, 1999).  Its budget and its seed are
-fixed, so that equal inputs give equal plans; the result is never worse than the best plain order.
+descent over orders: items are placed lowest offset first, the order decides between equals, and one that
+ends high moves to an earlier place, which is kept unless it makes the packing worse.  Its budget and its
+seed are fixed, so that equal inputs give equal plans; the result is never worse than the best plain order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 from bisect import insort
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+
+import numpy as np
 
 from calcvm.record import record
 
@@ -141,57 +142,71 @@ class _Segment:
 
     # ------------------------------------------------------------ search
     def _search(self, effort: int, enough: int) -> None:
-        n = len(self.sizes)
-        rng = random.Random(n)
-        neighbours = self._neighbours()
-        area = [s * d for s, d in zip(self.sizes, self.duration, strict=True)]
-        seeds = [[-x / max(by) for x in by] for by in (area, self.duration, self.sizes)]
-        priority = seeds[0][:]
+        """Descent from the best of the plain orders."""
+        n, rng = len(self.sizes), random.Random(len(self.sizes))
+        if (sum(self.sizes) + 1) * n > _NEVER:  # an offset and a rank are one integer
+            return
+        lowest_first = _LowestFirst(self)
+        best: tuple[tuple[int, int], list[int], list[int]] | None = None
+        starts = self._orders()
         for trial in range(effort // n):
-            if trial < len(seeds):
-                offsets = self._lowest_first(seeds[trial], neighbours)
+            if trial < len(starts):
+                order = starts[trial]
             else:
-                offsets = self._lowest_first(priority, neighbours)
-                limit = 0.93 * self.height
-                for i, offset in enumerate(offsets):
-                    if offset + self.sizes[i] > limit:
-                        priority[i] -= 0.3 * rng.random()
-                if trial % 200 == 0:
-                    priority = [p * rng.uniform(0.5, 1.5) for p in seeds[0]]
-            if self.height <= enough:
-                return
+                assert best is not None
+                order = self._moved(rng, best[1], best[2], best[0][0])
+            offsets = lowest_first(order)
+            ends = [o + s for o, s in zip(offsets, self.sizes, strict=True)]
+            height = max(ends)
+            if height < self.height:
+                self.offsets, self.height = offsets, height
+                if height <= enough:
+                    return
+            cost = height, sum(end - enough for end in ends if end > enough)
+            if best is None or cost <= best[0]:
+                best = cost, order, ends
 
-    def _neighbours(self) -> list[list[int]]:
-        """Items that are live together with each."""
-        out: list[list[int]] = [[] for _ in self.sizes]
-        order = sorted(range(len(out)), key=lambda i: self.first[i])
-        for k, i in enumerate(order):
-            for j in order[k + 1 :]:
-                if self.first[j] > self.last[i]:
-                    break
-                out[i].append(j)
-                out[j].append(i)
+    @staticmethod
+    def _moved(rng: random.Random, order: list[int], ends: list[int], height: int) -> list[int]:
+        """The order with one of the items that end high at an earlier place."""
+        limit = height * (1 - 0.25 * rng.random() ** 2)
+        high = [k for k, i in enumerate(order) if k and ends[i] > limit]
+        out = order[:]
+        if high:
+            k = rng.choice(high)
+            out.insert(rng.randrange(k), out.pop(k))
         return out
 
-    def _lowest_first(self, priority: list[float], neighbours: list[list[int]]) -> list[int]:
-        """Whatever can lie lowest on top of what is placed goes next; the least priority number first."""
-        n = len(self.sizes)
+
+_NEVER = 1 << 62
+
+
+class _LowestFirst:
+    """Packing by lowest offset: whatever can lie lowest on top of what is placed goes next."""
+
+    def __init__(self, segment: _Segment):
+        self.birth = sorted(range(len(segment.sizes)), key=lambda i: (segment.first[i], i))
+        self.sizes = [segment.sizes[i] for i in self.birth]
+        self.first = [segment.first[i] for i in self.birth]
+        self.last = np.array([segment.last[i] for i in self.birth])
+        self.born = np.searchsorted(self.first, self.last, side="right").tolist()  # by the end of each
+
+    def __call__(self, order: list[int]) -> list[int]:
+        """Offsets of the items; the earlier one in ``order`` goes first between equals."""
+        n = len(order)
+        place = np.empty(n, np.int64)
+        place[order] = np.arange(n)
+        rank = place[self.birth]
+        key = rank.copy()  # n * the lowest offset on top of what is placed + rank
+        above, together = np.empty(n, np.int64), np.empty(n, np.bool_)
         offsets = [0] * n
-        placed = [False] * n
-        queue = [(0, p, i) for i, p in enumerate(priority)]
-        heapify(queue)
-        height = 0
-        while queue:
-            offset, _, i = heappop(queue)
-            if placed[i] or offset != offsets[i]:
-                continue  # an entry from before something was placed below it
-            placed[i] = True
-            end = offset + self.sizes[i]
-            height = max(height, end)
-            for j in neighbours[i]:
-                if not placed[j] and offsets[j] < end:
-                    offsets[j] = end
-                    heappush(queue, (end, priority[j], j))
-        if height < self.height:
-            self.offsets, self.height = offsets[:], height
+        for _ in range(n):
+            k = int(key.argmin())
+            offset = int(key[k]) // n
+            offsets[self.birth[k]] = offset
+            key[k] = _NEVER
+            born = self.born[k]
+            np.greater_equal(self.last[:born], self.first[k], out=together[:born])
+            np.add(rank[:born], (offset + self.sizes[k]) * n, out=above[:born])
+            np.maximum(key[:born], above[:born], out=key[:born], where=together[:born])
         return offsets
