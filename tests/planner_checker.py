@@ -59,32 +59,42 @@ def check(plan: Any, original: Lowered, batches: Sequence[int], teams: Sequence[
 
 
 def check_rows(plan: Any, original: Lowered) -> None:
-    """The planned rows do what the original rows do, each once, in an order that respects dependencies."""
+    """The planned rows do what the original rows do, each once, in an order that respects dependencies.
+
+    Statements that run again make another version of a value, from versions that are as those that the original read.
+    """
+    version_of: dict[Any, Any] = {}
+    for copy, st in plan.again.items():
+        for n, v in copy.operands.items():
+            if version_of.setdefault(v, st.operands[n]) is not st.operands[n]:
+                raise Broken(f"{copy.label}: {v.name} is a version of two values")
 
     def member_rows(st: Statement) -> list[tuple]:
+        """(what is done to which values, to which versions of them)."""
+        head = (st.path, plan.again.get(st, st).phase, st.spec.name)
         blocks = {n: v for n, v in st.operands.items() if v in plan.blocks}
         if not blocks:
-            return [(st.path, st.phase, st.spec.name, tuple((n, v) for n, v in st.operands.items()))]
+            own = tuple(st.operands.items())
+            return [((*head, tuple((n, version_of.get(v, v)) for n, v in own)), own)]
         count = {len(plan.blocks[v]) for v in blocks.values()}
         if len(count) != 1:
             raise Broken(f"{st.label}: blocks of different lengths")
         inner = {tuple(plan.offsets[m] - plan.offsets[v] for m in plan.blocks[v]) + (v.elems,) for v in blocks.values()}
         if len(inner) != 1:
             raise Broken(f"{st.label}: blocks are not parallel")
-        return [
-            (
-                st.path,
-                st.phase,
-                st.spec.name,
-                tuple((n, plan.blocks[v][i] if n in blocks else v) for n, v in st.operands.items()),
-            )
+        members = [
+            tuple((n, plan.blocks[v][i] if n in blocks else v) for n, v in st.operands.items())
             for i in range(count.pop())
         ]
+        return [((*head, own), own) for own in members]
 
-    planned = [row for st in plan.statements for row in member_rows(st)]
-    wanted = [row for st in original.statements for row in member_rows(st)]
-    if sorted(map(repr_row, planned)) != sorted(map(repr_row, wanted)):
+    planned = [(row, st in plan.again) for st in plan.statements for row in member_rows(st)]
+    wanted = [(row, False) for st in original.statements for row in member_rows(st)]
+    once = [repr_row(row) for (row, _), again in planned if not again]
+    if sorted(once) != sorted(repr_row(row) for (row, _), _ in wanted):
         raise Broken("rows were lost, added or changed")
+    if any(st.spec is not copy.spec or st.words != copy.words for copy, st in plan.again.items()):
+        raise Broken("what runs again is not what ran before")
     keys = [(original.paths.index(st.path), PHASES.index(st.phase)) for st in plan.statements]
     if keys != sorted(keys):
         raise Broken("a row left its section")
@@ -100,22 +110,23 @@ def repr_row(row: tuple) -> str:
     return repr((row[0], row[1], row[2], [(n, id(v)) for n, v in row[3]]))
 
 
-def producers(rows: Sequence[tuple], original: Lowered) -> dict[str, list[tuple]]:
-    """For each row, which row wrote each operand last (rows by content, occurrences in order)."""
+def producers(rows: Sequence[tuple[tuple, bool]], original: Lowered) -> dict[str, list[tuple]]:
+    """For each row, which row wrote each operand last (rows by content, occurrences in order; again counts once)."""
     specs = {st.spec.name: st.spec for st in original.statements}
     writer: dict[Value, str] = {}
     out: dict[str, list[tuple]] = {}
-    for row in rows:
-        spec = specs[row[2]]
-        values = dict(row[3])
-        present = [o for o in spec.operands if values.get(o.name) is not None]
-        out.setdefault(repr_row(row), []).append(
-            tuple((o.name, writer.get(values[o.name])) for o in present if o.access in "rua")
-        )
+    for (row, versions), again in rows:
+        values = dict(versions)
+        present = [o for o in specs[row[2]].operands if values.get(o.name) is not None]
+        found = tuple((o.name, writer.get(values[o.name])) for o in present if o.access in "rua")
+        before = out.setdefault(repr_row(row), [])
+        if not again or found not in before:
+            before.append(found)
         for o in present:
             if o.access in "wua":
                 writer[values[o.name]] = repr_row(row)
-    out["at the end"] = sorted((id(v), row) for v, row in writer.items())
+    kept = {v for st in original.statements for v in st.operands.values()}
+    out["at the end"] = sorted((id(v), row) for v, row in writer.items() if v in kept)
     return out
 
 

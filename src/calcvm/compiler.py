@@ -45,6 +45,7 @@ def plan(
     keep: Iterable[str] = (),
     mode: str | None = None,
     precision: str = "float32",
+    recompute: bool = True,
 ) -> Plan:
     """What a graph needs: order, offsets, bytes.  Allocates nothing.
 
@@ -54,7 +55,8 @@ def plan(
         The largest batch.  Without it, the largest that ``memory`` allows.
     memory : int or str, optional
         Hard cap of the heap in bytes, or a text such as ``"64 MiB"``.  Where it does not suffice, rows get less scratch
-        than speed wants.
+        than speed wants; and where it does not suffice for ``batch_size``, values of the forward are made again in the
+        backward (``plan.again``), which changes no bit of what is trained.
     dtype : "float32" or "float64"
     device : "cpu" (own kernels), "blas" (matrix products through SciPy; extra ``blas``) or "cuda" (extra ``cuda``)
     workers : int, optional
@@ -69,6 +71,8 @@ def plan(
         By default the faster of the first two, by the cost model.
     precision : "float32" or "tf32"
         Of the matrix products on "cuda"; "tf32" rounds their factors to 10 bits.
+    recompute : bool
+        Whether values may be made again; otherwise what does not fit is refused.
 
     Raises
     ------
@@ -79,6 +83,7 @@ def plan(
     dtype = checks.choice("dtype", _name_of(dtype), ITEMSIZE)
     checks.choice("device", device, DEVICES)
     accumulate = checks.flag("accumulate", accumulate)
+    recompute = checks.flag("recompute", recompute)
     if workers is not None:
         workers = checks.integer("workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS)
     _check_options(device, dtype, workers, mode, precision)
@@ -102,7 +107,12 @@ def plan(
         try:
             plan = fit()
         except PlanError:
-            plan = fit(least=True)
+            try:
+                plan = fit(least=True)
+            except PlanError:
+                if not recompute or batch_size is None:
+                    raise
+                plan = fit(least=True, recompute=True)
         _check_use(plan)
         return plan
 
@@ -214,6 +224,7 @@ class Options(TypedDict, total=False):
     keep: Iterable[str]
     mode: str | None
     precision: str
+    recompute: bool
 
 
 plan_of = plan  # under a name that `compile` does not use itself

@@ -36,7 +36,9 @@ class Programs:
         key = (batch_size, graph.form)
         program = self._kept.get(key)
         if program is None:
-            program = compiler.compile(graph, batch_size=batch_size, memory=self.memory, workers=1, accumulate=False)
+            program = compiler.compile(
+                graph, batch_size=batch_size, memory=self.memory, workers=1, accumulate=False, recompute=False
+            )
             self._kept[key] = program
             if len(self._kept) > self.KEPT:
                 self._kept.popitem(last=False)

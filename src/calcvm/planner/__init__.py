@@ -6,16 +6,20 @@ the operators allow it, packs what is live at once into one heap, and sets the b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from calcvm.errors import PlanError
 from calcvm.ops.statement import Lowered
 from calcvm.planner.batch import largest_batch
+from calcvm.planner.cost import seconds
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
 from calcvm.planner.lifetimes import Machine
 from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.offsets import load
 from calcvm.planner.order import improve
+from calcvm.planner.recompute import Recomputed, recompute_within
 from calcvm.planner.result import Plan, Zone
 from calcvm.planner.sync import barriers
 from calcvm.planner.workspace import with_least
@@ -23,6 +27,7 @@ from calcvm.planner.workspace import with_least
 __all__ = ["Plan", "Zone", "plan"]
 
 EFFORT = 40_000  # placements that the packer may try where a gap to the bound remains: about 0.2 s
+ATTEMPTS = 4  # schedules that are looked for where packing one adds to it
 
 
 def plan(
@@ -35,6 +40,7 @@ def plan(
     gpu: bool = False,
     least: bool = False,
     merge_updates: bool = True,
+    recompute: bool = False,
     effort: int = EFFORT,
 ) -> Plan:
     """Plan a program for a batch size, or for the largest batch that a budget allows.
@@ -48,6 +54,7 @@ def plan(
     workers : the largest team that will run the program (scratch is sized for it).
     gpu : workers are thread blocks of a GPU.
     least : rows get the least scratch with which they run, not what speed wants.
+    recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
 
     Raises
     ------
@@ -89,6 +96,9 @@ def plan(
             with suppress(PlanError):
                 if (better := largest(other[2], memory)) > batch_size:
                     (merged, groups, layout), batch_size = other, better
+    done = Recomputed(ordered)
+    if recompute and memory is not None and layout.required(batch_size, effort, memory) > memory:
+        done, (merged, groups, layout) = _recomputed(ordered, batch_size, machine, memory, prepare, effort)
     packing = layout.pack(batch_size, effort)
     offsets, bounds = layout.place(batch_size, packing)
     live = layout.load(batch_size)
@@ -114,7 +124,30 @@ def plan(
         blocks=groups.blocks,
         layout=layout,
         effort=effort,
+        again=done.again,
+        overhead=done.overhead,
     )
+
+
+def _recomputed(
+    ordered: Lowered,
+    batch: int,
+    machine: Machine,
+    memory: int,
+    prepare: Callable[[Lowered], tuple[Lowered, Groups, Layout]],
+    effort: int,
+) -> tuple[Recomputed, tuple[Lowered, Groups, Layout]]:
+    """A program that fits by recomputation, prepared; what packing it adds is asked of its schedule."""
+    fixed = prepare(ordered)[2].fixed(batch)
+    cost = partial(seconds, batch=batch, machine=machine)
+    for _ in range(ATTEMPTS):
+        done = recompute_within(ordered, batch, machine, memory, fixed, cost)
+        prepared = prepare(done.lowered)
+        over = prepared[2].required(batch, effort, memory) - memory
+        if over <= 0:
+            break
+        fixed += over
+    return done, prepared
 
 
 def _check_machine(lowered: Lowered, machine: Machine) -> None:

@@ -27,13 +27,23 @@ def in_place(
                 continue
             if live[y][0] != t or head[y] is not y or end[head[x]] != t:
                 continue
-            if (y.elems, machine.element(y)) != (x.elems, machine.element(x)) or not _alone(st, written, y, x):
-                continue
-            if not (_covers(machine, st, written, y) and _covers(machine, st, read, x)):
-                continue
-            head[y] = head[x]
-            end[head[x]] = live[y][1]
+            if may_take(st, written, read, machine):
+                head[y] = head[x]
+                end[head[x]] = live[y][1]
     return head
+
+
+def may_take(st: Statement, written: str, read: str, machine: Machine) -> bool:
+    """What a statement writes may lie in the place of what it reads, where that dies: both are whole, and of one size."""
+    y, x = st.operands.get(written), st.operands.get(read)
+    return (
+        y is not None
+        and x is not None
+        and (y.elems, machine.element(y)) == (x.elems, machine.element(x))
+        and _alone(st, written, y, x)
+        and _covers(machine, st, written, y)
+        and _covers(machine, st, read, x)
+    )
 
 
 def _covers(machine: Machine, st: Statement, name: str, v: Value) -> bool:

@@ -22,6 +22,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
             "live_bytes": plan.live_bytes[t],
             "sync": plan.sync[t],
             "peak": t == plan.peak,
+            "again": st in plan.again,
         }
         for t, st in enumerate(plan.statements)
     ]
@@ -53,6 +54,10 @@ def describe(plan: Plan, max_rows: int | None) -> str:
         f"save all     {plan.save_all_bytes:>15,} bytes if no two values shared memory",
         f"formula      {plan.formula}",
     ]
+    if plan.again:
+        lines.append(
+            f"made again   {len(plan.again)} rows of the forward, reckoned to take {100 * plan.overhead:.1f} % of a step"
+        )
     if plan.device_bytes:
         parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in plan.device_bytes.items())
         lines.append(

@@ -9,7 +9,7 @@ from typing import Any
 
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
-from calcvm.ops.statement import Lowered, Value
+from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.layout import Layout
 from calcvm.planner.lifetimes import LINE
 from calcvm.record import record
@@ -48,6 +48,8 @@ class Plan:
     lower_bound_bytes : no packing of these statements in this order needs less.
     live_bytes : bytes that must exist at each statement; ``peak`` is the statement with most.
     blocks : members of each value that spans several (merged updates).
+    again : statements that run again to save memory, each with the one that it repeats.
+    overhead : the time that they are reckoned to take, as a fraction of the step without them.
     device_bytes : of a program for a GPU, all that is allocated there to run it, by what it is for.
     """
 
@@ -65,6 +67,8 @@ class Plan:
     layout: Layout = field(repr=False)
     effort: int = field(repr=False, default=0)
     device_bytes: Mapping[str, int] = field(default_factory=dict)
+    again: Mapping[Statement, Statement] = field(repr=False, default_factory=dict)
+    overhead: float = 0.0
 
     @property
     def statements(self) -> tuple:
