@@ -11,7 +11,7 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model import Model
 from calcvm.model.data import by_name
-from calcvm.model.scores import SOFTMAX, loss_of_scores, probabilities_of
+from calcvm.model.scores import Scores, scores_of
 from calcvm.ops.dims import Shape, show
 from calcvm.ops.optimizers import SCHEDULES, STEP_ROW
 from calcvm.vm.memory.heap import CalcHeap
@@ -66,7 +66,7 @@ class Ensemble:
         if not (np.isfinite(self.weights).all() and (self.weights >= 0).all() and self.weights.any()):
             raise CalcError(f"weights {self.weights.tolist()}: give finite numbers >= 0, at least one above 0")
         programs = [model.program for model in self.models]
-        self._loss = loss_of_scores(programs[0])
+        self._scored = scores_of(programs[0])
         self._dtype = np.result_type(*(program.dtype for program in programs))
         for i, program in enumerate(programs):
             for what, ours, first in zip(("input", "output"), self._ends(i), self._ends(0)):
@@ -74,7 +74,7 @@ class Ensemble:
                     raise ShapeError(f"model {i}: its {what} is {show(ours)}, that of model 0 is {show(first)}")
             if (of := self._output(i)) != self._output(0):
                 raise CalcError(f"model {i}: its output is of {of}s, that of model 0 of {self._output(0)}s")
-            if loss_of_scores(program) != self._loss:
+            if scores_of(program) != self._scored:
                 raise CalcError(
                     f"model {i}: its outputs mean something else than those of model 0: their losses differ"
                 )
@@ -96,7 +96,7 @@ class Ensemble:
         """
         if self.method == "vote":
             return self._votes(X)
-        return self.predict_proba(X) if self._loss else self._mean(lambda outputs: outputs, X)
+        return self.predict_proba(X) if self._scored else self._mean(lambda outputs: outputs, X)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Mean of the models' probabilities, by either method, shape (n, *output_shape).
@@ -105,8 +105,7 @@ class Ensemble:
         ------
         CalcError : the loss is no cross-entropy, so that the outputs are no scores of classes.
         """
-        self._needs_classes()
-        return self._mean(probabilities_of(self._loss), X)
+        return self._mean(self._needs_classes().probabilities, X)
 
     def predict_classes(self, X: Any) -> np.ndarray:
         """The classes that `predict` decides for, int64; of equals the lowest.
@@ -114,9 +113,7 @@ class Ensemble:
         softmax_cross_entropy: the largest output's, shape (n,).  binary_cross_entropy: 1 where an output is above
         one half, else 0, shape (n, *output_shape).
         """
-        self._needs_classes()
-        combined = self.predict(X)
-        return combined.argmax(axis=-1) if self._loss == SOFTMAX else (combined > 0.5).astype(np.int64)
+        return self._needs_classes().classes(self.predict(X), above=0.5)
 
     def evaluate(self, X: Any, y: Any) -> dict[str, float]:
         """The figures of `Model.evaluate`, of the combined outputs.
@@ -130,7 +127,7 @@ class Ensemble:
         def judged(outputs: np.ndarray) -> dict[str, float]:
             return self.models[0].judge({roles.outputs[0]: outputs, **targets})()
 
-        if not self._loss:
+        if not self._scored:
             combined = self.predict(X)
             return judged(combined > 0.5 if self._output(0) == "bool" else combined)
         figures = judged(self._scores(X))
@@ -159,9 +156,10 @@ class Ensemble:
             )
         return "bool" if of.kind == "b" else "float"
 
-    def _needs_classes(self) -> None:
-        if not self._loss:
+    def _needs_classes(self) -> Scores:
+        if not self._scored:
             raise CalcError("the models have no classes, since their loss is no cross-entropy: take predict, by 'mean'")
+        return self._scored
 
     def _mean(self, term: Callable[[np.ndarray], np.ndarray], X: Any) -> np.ndarray:
         """Weighted mean of a term of the models' outputs, summed in float64 in their order."""
@@ -171,9 +169,7 @@ class Ensemble:
 
     def _votes(self, X: Any) -> np.ndarray:
         """Share of the votes for each class, or (binary_cross_entropy) for 1."""
-        if self._loss == SOFTMAX:
-            return self._mean(lambda scores: np.eye(scores.shape[-1])[scores.argmax(axis=-1)], X)
-        return self._mean(lambda scores: scores > 0, X)
+        return self._mean(self._needs_classes().votes, X)
 
     def _scores(self, X: Any) -> np.ndarray:
         """Scores whose probabilities are the mean of the models' ones, in float64.
@@ -182,15 +178,16 @@ class Ensemble:
         """
         with np.errstate(divide="ignore"):
             log_weights = np.log(self.weights / self.weights.sum())
+        axis = self._needs_classes().axis
         yes = no = np.array(-np.inf)
         for model, log_weight in zip(self.models, log_weights):
             scores = model.predict(X).astype(np.float64)
-            if self._loss == SOFTMAX:
-                yes = np.logaddexp(yes, log_weight + scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True))
+            if axis is not None:
+                yes = np.logaddexp(yes, log_weight + scores - np.logaddexp.reduce(scores, axis=axis, keepdims=True))
             else:
                 yes = np.logaddexp(yes, log_weight - np.logaddexp(0, -scores))
                 no = np.logaddexp(no, log_weight - np.logaddexp(0, scores))
-        return yes if self._loss == SOFTMAX else yes - no
+        return yes - no if axis is None else yes
 
 
 def snapshot_ensemble(

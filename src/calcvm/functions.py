@@ -24,6 +24,8 @@ __all__ = [
     "cast",
     "ceil",
     "center",
+    "channels_first",
+    "channels_last",
     "clip",
     "concat",
     "div",
@@ -361,13 +363,19 @@ def _of_two(name: str, a: Any, b: Any) -> Variable:
 
 
 def softmax(x: Variable, axis: int = -1) -> Variable:
-    """exp(x) normalized to sum 1 over an axis."""
-    return apply("softmax", x, axis=axis)
+    """exp(x) normalized to sum 1 over an axis: the last one, or 1, of the channels of images."""
+    return _over_classes("softmax", x, axis)
 
 
 def log_softmax(x: Variable, axis: int = -1) -> Variable:
-    """log(softmax(x))."""
-    return apply("log_softmax", x, axis=axis)
+    """log(softmax(x)), over the same axes."""
+    return _over_classes("log_softmax", x, axis)
+
+
+def _over_classes(name: str, x: Variable, axis: int) -> Variable:
+    if isinstance(x, Variable) and x.rank > 2 and axis in (1, 1 - x.rank):
+        return channels_first(apply(name, channels_last(x)))
+    return apply(name, x, axis=axis)
 
 
 def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, blocks: int = BLOCKS, then: str = "") -> Variable:
@@ -470,6 +478,16 @@ def transpose(x: Variable, axes: Sequence[int] | None = None) -> Variable:
     return apply("transpose", x, axes=None if axes is None else _axes("transpose", axes))
 
 
+def channels_last(x: Variable) -> Variable:
+    """x (N, C, *sizes) as (N, *sizes, C): a view of what convolutions and the like make, which lies so."""
+    return apply("channels_last", x)
+
+
+def channels_first(x: Variable) -> Variable:
+    """x (N, *sizes, C) as the images (N, C, *sizes) that lie so: a view of what users' operators make."""
+    return apply("channels_first", x)
+
+
 def concat(variables: Sequence[Variable], axis: int = -1) -> Variable:
     """Join variables along an axis."""
     if not isinstance(variables, (list, tuple)) or not variables:
@@ -526,14 +544,20 @@ def slice(x: Variable, starts: Sequence[int | None], stops: Sequence[int | None]
     return apply("slice", x, starts=tuple(starts), stops=tuple(stops))
 
 
-def softmax_cross_entropy(logits: Variable, target: Variable, label_smoothing: float = 0.0) -> Variable:
-    """Mean cross entropy of softmax(logits) (B, N) against labels (B,) or probabilities (B, N)."""
-    if isinstance(logits, Variable) and logits.rank and logits.shape[-1] == 1:
+def softmax_cross_entropy(
+    logits: Variable, target: Variable, label_smoothing: float = 0.0, axis: int | None = None
+) -> Variable:
+    """Mean cross entropy of softmax(logits) (B, N) against labels (B,) or probabilities (B, N).
+
+    axis : of the classes, the last or 1 (default: 1 of images, as convolutions make them, the last of all else).  Of logits
+        (B, N, *sizes) labels are (B, *sizes), one a pixel.
+    """
+    if isinstance(logits, Variable) and logits.rank and logits.shape[class_axis(logits, axis)] == 1:
         raise ShapeError(
             f"softmax_cross_entropy of {logits}: one output's softmax is 1 and its loss 0, whatever it is: give an output "
             "a class (nn.Flatten() after pools), or take binary_cross_entropy"
         )
-    return apply("softmax_cross_entropy", logits, _labels(logits, target), label_smoothing=label_smoothing)
+    return apply("softmax_cross_entropy", *_classes_last(logits, target, axis), label_smoothing=label_smoothing)
 
 
 def binary_cross_entropy(logits: Variable, target: Variable) -> Variable:
@@ -566,12 +590,29 @@ def rmse(x: Variable, target: Variable) -> Variable:
     return apply("rmse", x, target)
 
 
-def accuracy(scores: Variable, target: Variable) -> Variable:
-    """Share of rows whose largest score is the target's class: labels (B,) or one-hot (B, N)."""
-    return apply("accuracy", scores, _labels(scores, target))
+def accuracy(scores: Variable, target: Variable, axis: int | None = None) -> Variable:
+    """Share of rows whose largest score is the target's class: labels (B,) or one-hot (B, N).
+
+    axis : of the classes, as of `softmax_cross_entropy`.
+    """
+    return apply("accuracy", *_classes_last(scores, target, axis))
 
 
-def _labels(scores: Any, target: Any) -> Any:
-    """Labels as they are; numbers for each class as floats."""
-    dense = isinstance(scores, Variable) and isinstance(target, Variable) and target.shape == scores.shape
-    return cast(target, None) if dense else target
+def class_axis(scores: Variable, axis: int | None = None) -> int:
+    """The axis of the classes: 1 of images, as convolutions make them, or where it is asked for; else the last, -1."""
+    what, last = f"classes of {scores}: axis", scores.rank - 1
+    given = (1 if scores.layout else last) if axis is None else checks.integer(what, axis, -1 - last, last) % (last + 1)
+    if given not in (1, last):
+        raise ShapeError(f"{what} {axis} is neither 1 nor the last: transpose first")
+    return -1 if given == last else 1
+
+
+def _classes_last(scores: Any, target: Any, axis: int | None) -> tuple[Any, Any]:
+    """Scores whose last axis has the classes, and their target: numbers for each class as floats, in the same order."""
+    if not isinstance(scores, Variable) or not scores.rank:
+        return scores, target
+    turned = class_axis(scores, axis) == 1
+    if isinstance(target, Variable) and target.shape == scores.shape:
+        target = cast(target, None)
+        target = channels_last(target) if turned else target
+    return (channels_last(scores) if turned else scores), target

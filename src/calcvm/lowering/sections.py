@@ -36,7 +36,8 @@ class Facts:
     assembling puts its number among the program's symbols (None: it has no cells).
 
     variables : of each its "symbol", "shape", "kind", "path" and "phase" that compute it, the variable that it is a
-        view "of" (itself, of others), why it is "unreadable", and the "classes" of labels.
+        view "of" (itself, of others, and where that is copied for users), why it is "unreadable", and the "classes" of labels; of a view the "layout", where
+        it takes its symbol's cells to lie otherwise.
     parameters : "init" and "trainable"; their order chooses their random numbers.
     buffers : "init".
     state : what each "symbol" of the optimizers, counters and constants starts with.
@@ -190,23 +191,29 @@ class _Lowering:
         return {"class": type(v.init).__name__, "fields": dict(vars(v.init))}
 
     def _describe(self, v: Variable, used: set[Value]) -> None:
-        value = self.shown.get(v, self.emit.env.get(v))
+        value = self._value(v)
         if value is None or value not in used:
             reason = "fused into another operator"
         elif v.kind == "result" and not (value.resident or value.persistent):
             reason = "overwritten within the step"
         else:
             reason = ""
-        self.facts.variables[v.name] = {
+        facts = self.facts.variables[v.name] = {
             "symbol": value if value in used else None,
-            "shape": [[s.a, s.b] for s in (v.laid if value is not None and value.kind == "placeholder" else v.shape)],
+            "shape": [[s.a, s.b] for s in (v.laid if v.kind == "placeholder" else v.shape)],
             "kind": v.kind,
             "path": v.path.name if v.path else None,
             "phase": self.phase.get(v),
-            "of": v.source.name,
+            "of": (v.source if self._value(v.source) is value else v).name,
             "unreadable": reason,
             "classes": self._classes(v),
         }
+        if v.rank > 2 and v.source is not v and v not in self.shown and value is not None and v.layout != value.layout:
+            facts["layout"] = v.layout
+
+    def _value(self, v: Variable) -> Value | None:
+        """What a variable is read from."""
+        return self.shown.get(v, self.emit.env.get(v))
 
     def _classes(self, v: Variable) -> int | None:
         """For a placeholder of integer labels: how many classes its operators allow, where that is a number."""

@@ -78,7 +78,8 @@ class Model(methods.Native):
     learning_batch : int, optional
         Samples an update is made from, where that is more than ``batch_size``: rounds add up.
     target_shape : tuple of int, optional
-        Shape of one target (default: a label for softmax_cross_entropy, else the output's shape).
+        Shape of one target (default: the output's shape; for softmax_cross_entropy without the axis of classes: a label, of
+        images one a pixel).
     preprocess : nn.Layer, optional
         Layers without parameters applied to the raw input, as a path of their own.  The first that draws numbers, such as
         `nn.RandomCrop`, and those after it do so while training alone.
@@ -558,18 +559,16 @@ class Model(methods.Native):
         ------
         CalcError : the loss is no cross-entropy, so that the outputs are no scores of classes.
         """
-        probabilities = scores.probabilities_of(scores.needed(self.program))
-        return probabilities(self.predict(X).astype(np.float64)).astype(self.program.dtype)
+        of = scores.needed(self.program)
+        return of.probabilities(self.predict(X).astype(np.float64)).astype(self.program.dtype)
 
     def predict_classes(self, X: Any) -> np.ndarray:
         """The most probable class of each sample, int64; of equals the lowest.
 
-        softmax_cross_entropy: shape (n,).  binary_cross_entropy: 1 where a score is above 0, else 0, shape
-        (n, *output_shape).  CalcError: as `predict_proba`.
+        softmax_cross_entropy: shape (n,), of images (n, *sizes).  binary_cross_entropy: 1 where a score is above 0, else 0,
+        shape (n, *output_shape).  CalcError: as `predict_proba`.
         """
-        loss = scores.needed(self.program)
-        outputs = self.predict(X)
-        return outputs.argmax(axis=-1) if loss == scores.SOFTMAX else (outputs > 0).astype(np.int64)
+        return scores.needed(self.program).classes(self.predict(X))
 
     # ------------------------------------------------------------ weights
     def get_weights(self) -> dict[str, np.ndarray]:

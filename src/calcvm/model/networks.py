@@ -20,9 +20,11 @@ TERMS_WANTED = "with sample_weight a function of (output, target) that returns a
 
 def _labels_or_probabilities(x: Variable, t: Variable) -> Variable:
     """Of each row the cross entropy of softmax(x) against labels, or probabilities."""
-    log_p = F.log_softmax(x)
+    axis = F.class_axis(x)
+    log_p = F.log_softmax(x, axis)
     if t.shape == x.shape:
-        return -F.sum(t * log_p, axes=-1)
+        return -F.sum(t * log_p, axes=axis)
+    log_p = F.channels_last(log_p) if axis == 1 else log_p
     return -F.pick(log_p, t if t.rank < x.rank else F.reshape(t, log_p.descriptor.generic[:-1]))
 
 
@@ -117,7 +119,10 @@ def build_graph(
     with g.path("learn", backward=True, adopt=False) as learn:
         y = result(training=True)
         if target_shape is None:
-            target_shape = () if loss == SOFTMAX else tuple(s.b for s in y.shape[1:])
+            sizes = [s.b for s in y.shape]
+            if loss == SOFTMAX and len(sizes) > 1:
+                del sizes[F.class_axis(y)]
+            target_shape = tuple(sizes[1:])
         target = g.placeholder("target", (None, *target_shape), target_dtype)
         weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
         learn.minimize(loss_of("loss", y, target, weight), optimizer, output=y, rates=rates)

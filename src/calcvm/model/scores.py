@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,34 +12,54 @@ from calcvm.ops.spec import stem_of
 from calcvm.vm.program.program import Program
 
 
-def loss_of_scores(program: Program) -> str:
-    """The row that makes a loss of the path predict's output as scores of classes; "" where there is none."""
+class Scores(NamedTuple):
+    """What the loss of the path predict takes its output for.  axis : that of the classes, None where each output is one."""
+
+    axis: int | None
+
+    def probabilities(self, scores: np.ndarray) -> np.ndarray:
+        return sigmoid(scores) if self.axis is None else softmax(scores, self.axis)
+
+    def classes(self, scores: np.ndarray, above: float = 0) -> np.ndarray:
+        """The class of the largest score, int64; of equals the lowest.  Without an axis 1 where a score is ``above``, else 0."""
+        return (scores > above).astype(np.int64) if self.axis is None else scores.argmax(axis=self.axis)
+
+    def votes(self, scores: np.ndarray) -> np.ndarray:
+        """1 where the class is, 0 elsewhere."""
+        if self.axis is None:
+            return scores > 0
+        return np.moveaxis(np.eye(scores.shape[self.axis])[self.classes(scores)], -1, self.axis)
+
+
+def scores_of(program: Program) -> Scores | None:
+    """What the output of the path predict is scores of; None where it is none."""
     name = program.info["paths"]["predict"]["output"]
-    output = -1 if name is None else program.info["variables"][name]["symbol"]
+    facts = None if name is None else program.info["variables"][name]
+    if facts is None or facts["symbol"] is None:
+        return None
+    output = program.copied_from("predict", facts["symbol"])
     for pc in range(*program.sections.get(("predict", "loss"), (0, 0))):
-        name = stem_of(program.spec(pc).name)
-        if name in SCORES and program.symbol_of(pc, SCORES[name]) == output:
-            return name
-    return ""
+        row = stem_of(program.spec(pc).name)
+        if row in SCORES and program.symbol_of(pc, SCORES[row]) == output:
+            if row != SOFTMAX:
+                return Scores(None)
+            image = facts.get("layout", program.symbols[output].layout) and len(facts["shape"]) > 2
+            return Scores(1 if image else -1)
+    return None
 
 
-def needed(program: Program) -> str:
-    """As `loss_of_scores` (CalcError: the outputs are no scores)."""
-    loss = loss_of_scores(program)
-    if not loss:
+def needed(program: Program) -> Scores:
+    """As `scores_of` (CalcError: the outputs are no scores)."""
+    scores = scores_of(program)
+    if scores is None:
         raise CalcError("the model has no classes: its loss is no cross-entropy of scores (N, classes), take predict")
-    return loss
+    return scores
 
 
-def probabilities_of(loss: str) -> Callable[[np.ndarray], np.ndarray]:
-    """What makes probabilities of scores."""
-    return softmax if loss == SOFTMAX else sigmoid
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    """exp(scores), normalized to sum 1 over the last axis."""
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return p / p.sum(axis=-1, keepdims=True)
+def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
+    """exp(scores), normalized to sum 1 over an axis."""
+    p = np.exp(scores - scores.max(axis=axis, keepdims=True))
+    return p / p.sum(axis=axis, keepdims=True)
 
 
 def sigmoid(scores: np.ndarray) -> np.ndarray:

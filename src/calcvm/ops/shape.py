@@ -7,6 +7,7 @@ from typing import Any
 
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, affine, numel, show
 from calcvm.ops.spec import (
+    LAST,
     Attr,
     Example,
     R,
@@ -95,6 +96,20 @@ _view(
     differentiable=("x",),
     onnx=("Flatten",),
     examples=(Example(shapes=((None, 2, 3),)), Example(shapes=((None,),))),
+)
+_view(
+    "channels_last",
+    "y (N, *sizes, C) = x (N, C, *sizes): images lie so",
+    layouts={"x": LAST},
+    differentiable=("x",),
+    examples=(Example(shapes=((None, 4, 5, 3),)), Example(shapes=((None, 5, 3),)), Example(shapes=((None, 3),))),
+)
+_view(
+    "channels_first",
+    "y (N, C, *sizes) = x (N, *sizes, C): images lie so",
+    layouts={"y": LAST},
+    differentiable=("x",),
+    examples=(Example(shapes=((None, 4, 5, 3),)), Example(shapes=((None, 5, 3),)), Example(shapes=((None, 3),))),
 )
 _view(
     "stop_gradient",
@@ -202,6 +217,9 @@ operator(
         Example(shapes=((None, 64, 64),), attrs={"axes": (0, 2, 1)}, batch=16, bench=True),
     ),
 )
+
+
+COPY_ROW = "transpose_fwd"  # what makes an output lie as users see it
 
 
 # ---------------------------------------------------------------- concatenation

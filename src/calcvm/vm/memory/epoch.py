@@ -9,9 +9,11 @@ from threading import get_ident
 import numpy as np
 
 from calcvm.errors import CalcError, ShapeError
+from calcvm.ops.layouts import axes
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.slot import Slot
 from calcvm.vm.program.facts import check_learning_batch
+from calcvm.vm.program.program import Symbol
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.feeds import code_of, readable
 from calcvm.vm.run.slices import ended, latest, sliced
@@ -62,19 +64,23 @@ class Epoch:
         short, rest = learning % batch, n % learning % batch
         self.rounds = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
         own = loaded.own_types
+        symbols = {name: loaded.symbol(name) for name in (*data, *(outputs or ()))}
+        output = loaded.paths[path]["output"]
+        if given := output in data:
+            symbols[output] = lies = loaded.computed(path, output)
+            data[output] = data[output].transpose(axes(lies.layout, data[output].ndim))
         self._arrays = [readable(name, array, check_finite, own.get(name, "")) for name, array in data.items()]
         self._feeds = np.array(
-            [_feed(model, name, a, device.samples(a)) for name, a in zip(data, self._arrays)], np.int64
+            [_feed(model, name, a, device.samples(a), symbols[name]) for name, a in zip(data, self._arrays)], np.int64
         )
         self._outputs = outputs or {}
-        drains = [_feed(model, name, a, device.output(a)) for name, a in self._outputs.items()]
+        drains = [_feed(model, name, a, device.output(a), symbols[name]) for name, a in self._outputs.items()]
         self._drains = np.array(drains, np.int64).reshape(-1, layout.FEED_WORDS)
         for name in results:
             if loaded.symbol(name).elems != 1 or name in own:
                 raise CalcError(f"{name!r} is no single number: it has no mean over the samples")
         self._results = np.array([loaded.symbol(name).offset for name in results], np.int64)
         self._sums = device.shared(max(len(results), 1))
-        given = loaded.paths[path]["output"] in data
         phases = ("forward", "loss", "backward") if train else ("forward", "loss") if results else ("forward",)
         ends = [loaded.span(path, ("optimize", "end_round"))] if train else []
         phases = ("loss",) if given else phases
@@ -261,10 +267,10 @@ def shuffling_key(seed: int, epoch: int) -> int:
     return (seed * 0x9E3779B97F4A7C15 + epoch * 0xD1342543DE82EF95 + 1) % 2**63
 
 
-def _feed(model: Resident, name: str, array: np.ndarray, address: int) -> tuple[int, int, int, int]:
+def _feed(model: Resident, name: str, array: np.ndarray, address: int, to: Symbol) -> tuple[int, int, int, int]:
     shape = model.program.info["variables"][name]["shape"]
     if not shape or shape[0] != [1, 0]:
         raise ShapeError(f"{name!r}: data sets need the batch as the first dimension")
     per_sample = array.size // len(array)
     code = code_of(array, name in model.loaded.own_types)
-    return address, code, per_sample, model.loaded.symbol(name).offset
+    return address, code, per_sample, to.offset

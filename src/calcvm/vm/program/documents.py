@@ -118,7 +118,8 @@ _VARIABLE = record(
         "symbol": _SYMBOL, "shape": _shape, "kind": one_of(*_KINDS, "result"),
         "path": optional(text()), "phase": one_of(None, *READ), "of": text(), "unreadable": text(),
         "classes": optional(integer(1, MAX_SIZE)),
-    }
+    },
+    optional={"layout": one_of("", *LAYOUTS)},
 )  # fmt: skip
 _PATH = {"backward": boolean, "output": optional(text()), "needs": table(_NAMES)}
 _SEVERAL = {"outputs": _NAMES}

@@ -14,7 +14,8 @@ import numpy as np
 from calcvm.errors import CalcError, ProgramError
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape
-from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named
+from calcvm.ops.shape import COPY_ROW
+from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named, stem_of
 from calcvm.ops.types import BYTES
 from calcvm.vm.program import schema
 from calcvm.vm.program.disassemble import disassemble
@@ -164,6 +165,14 @@ class Program:
         """The number of the symbol behind an operand of a row, -1 if it is left out."""
         spec = self.spec(pc)
         return int(self.operand_values[pc, HEADER_WORDS + len(spec.words) + spec.operands.index(spec.operand(operand))])
+
+    def copied_from(self, path: str, output: int) -> int:
+        """The number of the symbol that an output was copied from, since it lies otherwise than users see it; or its own."""
+        for pc in range(*self.sections.get((path, "forward"), (0, 0))):
+            if stem_of(self.spec(pc).name) == COPY_ROW and self.symbol_of(pc, "y") == output:
+                x = self.symbol_of(pc, "x")
+                return x if self.symbols[x].layout else output  # else a transposition of the user's
+        return output
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -112,9 +113,18 @@ class Loaded:
 
     def symbol(self, variable: str) -> Symbol:
         """Where a variable's value lies (CalcError: nowhere)."""
-        if self.variables[variable]["symbol"] is None:
-            raise CalcError(f"{variable!r} has no value: it is {self.variables[variable]['unreadable']}")
-        return self.program.symbols[self.variables[variable]["symbol"]]
+        facts = self.variables[variable]
+        if facts["symbol"] is None:
+            raise CalcError(f"{variable!r} has no value: it is {facts['unreadable']}")
+        symbol = self.program.symbols[facts["symbol"]]
+        return replace(symbol, layout=facts["layout"]) if "layout" in facts else symbol
+
+    @kept
+    def computed(self, path: str, output: str) -> Symbol:
+        """What rows that follow find an output in: where it lies otherwise than users see it, these are shown a copy."""
+        shown = self.variables[output]["symbol"]
+        source = self.program.copied_from(path, shown)
+        return self.symbol(output) if source == shown else self.program.symbols[source]
 
     def shape(self, variable: str, batch: int) -> tuple[int, ...]:
         """Shape of a variable for a batch."""
