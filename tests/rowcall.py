@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from calcvm.kernels_cpu import losses, optimizers  # noqa: F401  (registers the kernels)
+from calcvm.kernels_cpu import elementwise, losses, optimizers  # noqa: F401  (registers the kernels)
 from calcvm.kernels_cpu._common import KERNELS
 from calcvm.ops import ROWS
 from calcvm.vm.program.encoding import encode_row
@@ -27,9 +27,9 @@ class Heap:
         types = {"hyper": "float64", **(types or {})}
         values = {k: np.ascontiguousarray(v, types.get(k, self.dtype)) for k, v in operands.items()}
         lines = {name: -(-value.nbytes // 64) for name, value in values.items()}
-        self.bytes = np.full(
-            (RESERVED + GAP) * self.dtype.itemsize + sum(64 * (n + 1) for n in lines.values()), 0xFF, np.uint8
-        )
+        n_bytes = (RESERVED + GAP) * self.dtype.itemsize + sum(64 * (n + 1) for n in lines.values())
+        memory = np.full(n_bytes + 64, 0xFF, np.uint8)
+        self.bytes = memory[-memory.ctypes.data % 64 :][:n_bytes]  # on a cache line, as every heap
         self.cells = self.bytes.view(self.dtype)
         self.cells[:RESERVED] = 0
         self.inside = np.zeros(self.bytes.size, bool)

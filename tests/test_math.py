@@ -5,13 +5,16 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+from dataclasses import replace
 
 import numba
 import numpy as np
 import pytest
 
-from calcvm.kernels_cpu import _formulas, _math
+from calcvm.kernels_cpu import _formulas, _math, emit
 from calcvm.kernels_cpu._common import FAST, at, kernel_signature
+from calcvm.kernels_cpu._target import host
+from tests.rowcall import Heap
 
 NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
 DTYPES = ("float32", "float64")
@@ -204,3 +207,27 @@ def test_extrema_propagate_nan():
             words = np.array([n, 16, 1500, 3000], np.int64)
             NATIVE(native.address)(heap.ctypes.data, words.ctypes.data, 0, 1, 0)
             assert np.isnan(heap[3000:3007]).all()
+
+
+# ---------------------------------------------------------------- past the caches
+@pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_large_results_have_the_bits_of_small_ones(dtype, in_place):
+    """One worker writes past the caches, many do not: so large a share, on a cache line and in no operand's place, one alone has."""
+    rows, cols = 9, _math.STREAMED // np.dtype(dtype).itemsize // 9 + 37
+    x = np.random.default_rng(0).standard_normal(rows * cols)
+
+    def run(workers, row, **operands):
+        alias = {"y": "x"} if in_place else {}
+        made = {name: np.zeros(rows * cols) for name in "y" if name not in alias}
+        return Heap(dtype, {**operands, **made}, alias=alias).call(row, workers, rows=rows, cols=cols)["y"]
+
+    one = run(1, "silu_fwd", x=x)
+    assert one.tobytes() == run(8, "silu_fwd", x=x).tobytes()
+    assert (run(1, "relu_fwd", x=x) == np.maximum(x.astype(dtype), 0)).all()
+
+
+@pytest.mark.skipif(not host().streams, reason="stores past the caches are none of this processor's")
+def test_large_results_go_past_the_caches():
+    (code,) = emit(["silu_fwd"], "float32", replace(host(), jit=False)).values()
+    assert b"\x0f\xae\xf8" in code  # sfence

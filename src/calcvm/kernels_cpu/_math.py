@@ -36,6 +36,11 @@ def scalar(formula: Callable) -> Any:
 exp, log, tanh, erf = map(scalar, (F.exp, F.log, F.tanh, F.erf))
 
 
+# Bytes from which on results go past the caches: no line is read before it is written.  relu of 16.8 million on Zen 5: 2.3 ms,
+# and 3.0; two of them added: 3.4 ms, and 4.5.
+STREAMED = 1 << 25
+
+
 # ---------------------------------------------------------------- loops
 class Lanes(Vectors):
     """Vectors of numbers, from the i-th element of a pointer on."""
@@ -45,6 +50,12 @@ class Lanes(Vectors):
 
     def put(self, v: V, p: Any, i: Any, mask: Any) -> None:
         self.store(v.v, self.b.gep(p, [i]), mask)
+
+    def stream(self, v: V, p: Any, i: Any, mask: None) -> None:
+        """`put` past the caches, of a whole vector at its alignment."""
+        p, _, size, _ = self._memory(self.b.gep(p, [i]))
+        store = self.b.store(v.v, p, align=self.lanes * size)
+        store.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(I32, 1)]))
 
     def below(self, left: Any) -> Any:
         """The mask of the first ``left`` lanes (all, if there are fewer)."""
@@ -136,13 +147,13 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
         def lanes_of(x: Any) -> V:
             return V(b, e.splat(x))
 
-        def vector(i: Any, mask: Any) -> None:
+        def vector(i: Any, mask: Any, put: Callable = e.put) -> None:
             xs = [lanes_of(singles[j]) if reads[j] == "s" else e.get(ptrs[j], i, mask) for j in range(k)]
             if indexed:
                 iota = ir.Constant(ir.VectorType(I64, e.lanes), list(range(e.lanes)))
                 xs.append(V(b, b.add(e.splat(b.add(first, i)), iota)))
             for y, v in zip(ys, results(*xs, *map(lanes_of, given))):
-                e.put(v, y, i, mask)
+                put(v, y, i, mask)
 
         def element(i: Any) -> None:
             xs = [V(b, singles[j] if reads[j] == "s" else b.load(b.gep(ptrs[j], [i]))) for j in range(k)]
@@ -151,7 +162,8 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
             for y, v in zip(ys, results(*xs, *(V(b, p) for p in given))):
                 b.store(v.v, b.gep(y, [i]))
 
-        def body(i: Any, left: Any, carried: list) -> list:
+        def body(start: Any, i: Any, left: Any, carried: list) -> list:
+            i = b.add(start, i)
             if left is None:
                 vector(i, None)
             elif e.target.masks:
@@ -160,13 +172,46 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
                 _scalar_tail(e, i, left, element)
             return carried
 
+        def all_() -> None:
+            start = _streamed(e, n, ptrs, ys, vector) if e.target.streams and not singles else c64(0)
+            _vectors(e, b.sub(n, start), partial(body, start), [])
+
         if singles:  # n may be 0, and then the single element may be another's: do not even load it
             with b.if_then(b.icmp_signed(">", n, c64(0))):
-                _vectors(e, n, body, [])
+                all_()
         else:
-            _vectors(e, n, body, [])
+            all_()
 
     return emit
+
+
+def _streamed(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], vector: Callable) -> Any:
+    """How many elements ``vector`` has written past the caches: all that fill vectors, of results that caches do not hold.
+
+    Not what is in the place of an operand, whose lines are there: a step of Adam on 16.8 million takes half as long again so.
+    """
+    b = e.b
+    large = b.icmp_signed(">=", n, c64(STREAMED // e.size))
+    for y in ys:
+        to = b.ptrtoint(y, I64)
+        large = b.and_(large, b.icmp_signed("==", b.and_(to, c64(e.lanes * e.size - 1)), c64(0)))
+        for x in xs:
+            large = b.and_(large, b.icmp_signed("!=", to, b.ptrtoint(x, I64)))
+    before, here, after = b.block, b.append_basic_block("streamed"), b.append_basic_block("not.streamed")
+    b.cbranch(large, here, after)
+    b.position_at_end(here)
+    whole = b.and_(n, c64(-e.lanes))
+
+    def turn(i: Any, carried: list) -> list:
+        vector(i, None, e.stream)
+        return carried
+
+    counting(b, c64(0), whole, e.lanes, [], turn)
+    b.call(e.fn("llvm.x86.sse.sfence", ir.VoidType()), [])  # no barrier of workers waits for such stores
+    last = b.block
+    b.branch(after)
+    b.position_at_end(after)
+    return phi(b, I64, (c64(0), before), (whole, last))
 
 
 def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool = False) -> Any:

@@ -72,6 +72,11 @@ class Target:
         return self.vectors[0] >= 256
 
     @property
+    def streams(self) -> bool:
+        """Stores past the caches are instructions, of whole vectors."""
+        return self.triple.startswith("x86_64") and self.masks
+
+    @property
     def free_masks(self) -> bool:
         """Masked loads cost nothing."""
         return self.vectors[0] == 512
