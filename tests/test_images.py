@@ -164,3 +164,17 @@ def test_refused(name, x, w, how, why):
     with pytest.raises(cv.CalcError, match=why):
         getattr(cv, name)(x, w, **how)
     assert not x.graph.active.operations
+
+
+def test_local_response_norm_of_large_numbers():
+    """d^0.75 may be there where d^1.5 is not."""
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 3, 1, 1))
+    with g.path("p"):
+        y = cv.local_response_norm(x, 1, 1.0)
+    program = cv.compile(g, batch_size=2)
+    m = cv.CalcHeap(program.heap_bytes).load(program)
+    data = np.array([1e13, -3e15, 0.5, 1e10, 2.0, 0.0]).reshape(2, 3, 1, 1)
+    m["x"] = data
+    m.forward("p")
+    np.testing.assert_allclose(m[y.name], data / (1 + data**2) ** 0.75, rtol=1e-5)

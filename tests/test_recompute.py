@@ -204,3 +204,30 @@ def test_a_published_network_has_the_same_bits_in_any_memory(name: str, whole: b
         wanted = wanted or found
         assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
     assert again[0] == 0 and max(again) > 0
+
+
+def test_a_budget_that_speed_does_not_fit_is_filled_with_less_scratch():
+    """By itself it would allow a batch of one, which batch normalization refuses."""
+    net = nn.Linear(64) >> nn.BatchNorm() >> nn.ReLU() >> nn.Linear(64) >> nn.BatchNorm() >> nn.ReLU() >> nn.Linear(10)
+    graph = cv.build_graph(net, (20,), "softmax_cross_entropy", cv.SGD(0.1))
+    plan = cv.plan(graph, memory=136768, workers=4)
+    assert plan.batch_size > 1 and plan.heap_bytes <= 136768
+    with pytest.raises(cv.PlanError) as e:
+        cv.plan(graph, memory=plan.bytes_at(1), workers=4)
+    assert e.value.__suppress_context__
+
+
+def test_what_is_needed_at_least_is_said_so():
+    graph = cv.build_graph(cv.zoo.unet(width=8, size=64), (1, 64, 64), "mse", cv.SGD(0.1))
+    with pytest.raises(cv.PlanError, match=r"needs at least [\d,]+ bytes even") as e:
+        cv.plan(graph, batch_size=8, workers=1, memory="3 MB")
+    with pytest.raises(cv.PlanError, match=r"was found to need no less than [\d,]+ bytes even") as found:
+        cv.plan(graph, batch_size=8, workers=1, memory=e.value.needed)
+    assert found.value.needed > e.value.needed
+    with pytest.raises(cv.PlanError):
+        cv.Model(graph, batch_size=8, workers=1, memory="20 MB", recompute=False)
+    plan = cv.plan(graph, batch_size=8, workers=1, memory="20 MB")
+    assert len(str(next(iter(plan.again)))) < 100
+    for wrong in (lambda: plan.describe("all"), lambda: plan.describe(-1), lambda: plan.bytes_at("a")):
+        with pytest.raises(cv.CalcError):
+            wrong()

@@ -196,3 +196,62 @@ def test_other_axes_are_refused(function, axis, text):
     x, t = g.placeholder("x", (None, 4, 5, 6)), g.placeholder("t", (None, 5, 6))
     with g.path("p"), pytest.raises(cv.CalcError, match=text):
         function(x, t, axis=axis)
+
+
+# ---------------------------------------------------------------- outputs that are data
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_data_are_an_output_in_any_team(channels_last):
+    """A worker that goes on fetches the next samples into what another still copies out."""
+    g = cv.CalcGraph()
+    x, t = g.placeholder("x", (None, 3, 8, 8), channels_last=channels_last), g.placeholder("t", (None, 2))
+    net = nn.Conv2d(4, 3) >> nn.ReLU() >> nn.Flatten() >> nn.Linear(2)
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.mse(net.build(x), t), cv.SGD(0.1))
+    with g.path("predict") as predict:
+        same = cv.stop_gradient(x).rename("same")
+        predict.output = net.build(x, training=False), x, same
+    data = RNG.standard_normal((64, 3, 8, 8)).astype("float32")
+    seen = data.transpose(0, 3, 1, 2) if channels_last else data
+    model = cv.Model(g, batch_size=8, workers=2, seed=0)
+    for _ in range(20):
+        found = model.predict(data)
+        assert np.array_equal(found["x"], data)
+        assert np.array_equal(found["same"], seen)
+
+
+def test_an_output_beside_its_view():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 3, 8, 8))
+    with g.path("predict") as p:
+        y = nn.Conv2d(4, 3).build(x, "c", False)
+        p.output = y, cv.stop_gradient(y).rename("same")
+    program = cv.compile(g, batch_size=2)
+    m = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    m["x"] = RNG.standard_normal((2, 3, 8, 8))
+    m.forward("predict")
+    assert np.array_equal(m[y.name], m["same"])
+
+
+def test_what_is_refused_leaves_nothing_behind():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 3, 8, 8))
+    with g.path("p") as p:
+        y = cv.relu(x)
+        before = {**g.variables}
+        for layer in (nn.Conv2d(16, 10), nn.Linear(4) >> nn.Tanh() >> nn.Conv2d(2, 3) >> nn.Conv2d(2, 9)):
+            with pytest.raises(cv.ShapeError):
+                layer.build(y, "n", True)
+            assert g.variables == before and len(p.operations) == 1 and not p.layers
+        nn.Conv2d(16, 3).build(y, "n", True)
+    assert g.variables["n.weight"].shape[0] == 16
+
+
+@pytest.mark.parametrize("padding", [(0, 0, 1, 1), (1, 1, 1), (1,)])
+def test_padding_is_numbers_of_spatial_axes_or_pairs(padding):
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 3, 8, 8))
+    with g.path("p"):
+        with pytest.raises(cv.CalcError, match=r"pairs \(before, after\)"):
+            cv.pad(x, padding)
+        assert [n.b for n in cv.pad(x, (1, 2)).shape[1:]] == [3, 10, 12]
+        assert [n.b for n in cv.pad(x, ((0, 1), (2, 3))).shape[1:]] == [3, 9, 13]

@@ -52,7 +52,7 @@ def plan(
     Parameters
     ----------
     batch_size : int, optional
-        The largest batch.  Without it, the largest that ``memory`` allows.
+        The largest batch.  Without it, the largest that ``memory`` allows with the scratch that speed wants.
     memory : int or str, optional
         Hard cap of the heap in bytes, or a text such as ``"64 MiB"``.  Where it does not suffice, rows get less scratch
         than speed wants; and where it does not suffice for ``batch_size``, values of the forward are made again in the
@@ -104,17 +104,24 @@ def plan(
         fit = partial(
             planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu
         )
-        try:
-            plan = fit()
-        except PlanError:
+        ways = [{}, {"least": True}]
+        if recompute and batch_size is not None:
+            ways.append({"least": True, "recompute": True})
+        refused: PlanError | None = None
+        for way in ways:
             try:
-                plan = fit(least=True)
-            except PlanError:
-                if not recompute or batch_size is None:
+                plan = fit(**way)
+                _check_use(plan)
+            except ShapeError as e:
+                if batch_size is not None:
                     raise
-                plan = fit(least=True, recompute=True)
-        _check_use(plan)
-        return plan
+                refused = PlanError(f"memory={memory!r} allows a batch of {plan.batch_size}: {e}", allowed=budget)
+            except PlanError as e:
+                refused = e
+            else:
+                return plan
+        assert refused is not None
+        raise refused from None
 
     if gpu:
         return _planned_for_gpu(planned, mode, workers, precision)

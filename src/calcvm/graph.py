@@ -489,6 +489,7 @@ class CalcGraph:
         self.paths: dict[str, Path] = {}
         self._active: list[Path] = []
         self._counts: dict[str, int] = {}
+        self._whole = False  # in a `whole`
 
     def __repr__(self) -> str:
         kinds = [v.kind for v in self.variables.values()]
@@ -619,6 +620,28 @@ class CalcGraph:
         except CalcError:
             self.states, self.variables = states, variables
             raise
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What is built inside is there whole or, where a part of it is refused, not at all: the outermost decides."""
+        if self._whole:
+            yield
+            return
+        states, variables = {**self.states}, {**self.variables}
+        paths = [(path, len(path.operations), {**path.layers}) for path in self.paths.values()]
+        self._whole = True
+        try:
+            yield
+        except CalcError:
+            self.states, self.variables = states, variables
+            for name, v in variables.items():
+                v.name = name
+            for path, n, layers in paths:
+                del path.operations[n:]
+                path.layers = layers
+            raise
+        finally:
+            self._whole = False
 
     @property
     def form(self) -> tuple[Any, ...]:

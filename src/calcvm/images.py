@@ -281,7 +281,8 @@ def local_response_norm(
 def pad(x: Variable, padding: Padding, mode: str = "constant", value: float = 0.0) -> Variable:
     """x with elements before and after its last axes.
 
-    padding : a number for every spatial axis (from the third on), or a pair (before, after) for each of the last axes.
+    padding : a number for every spatial axis (from the third on), before and after alike, or one for each of them; or a pair
+        (before, after) for each of the last axes, the last one last: ``((0, 1), (2, 3))`` is PyTorch's ``(2, 3, 0, 1)``.
     mode : "constant" (``value``), "reflect" (mirrored at the end elements), "edge" (those) or "wrap" (x again), as NumPy's.
 
     Raises
@@ -295,7 +296,13 @@ def pad(x: Variable, padding: Padding, mode: str = "constant", value: float = 0.
             raise ShapeError(f"pad: x {x} has no spatial axes: give a pair for each of its last axes")
         pairs: list[tuple[int, ...]] = [(checks.integer("pad: padding", padding, 0, 2**31),) * 2] * (x.rank - 2)
     else:
-        pairs = [sizes("pad: padding", pair, 2, 0) for pair in checks.items("pad: padding", padding, "pairs")]
+        given = checks.items("pad: padding", padding, "a number, or pairs (before, after)")
+        if any(map(checks.is_integer, given)) and len(given) != x.rank - 2:
+            raise CalcError(
+                f"pad: padding {checks.shown(padding)}: numbers are one for each of the {max(x.rank - 2, 0)} spatial axes of {x}, "
+                "before and after alike; else give pairs (before, after), such as ((0, 1), (2, 3)), the last axis last"
+            )
+        pairs = [sizes("pad: padding", pair, 2, 0) for pair in given]
         if len(pairs) > x.rank:
             raise ShapeError(f"pad: {len(pairs)} pairs for the {x.rank} axes of x {x}")
     pairs = [(0, 0)] * (x.rank - len(pairs)) + pairs

@@ -38,7 +38,7 @@ exp, log, tanh, erf = map(scalar, (F.exp, F.log, F.tanh, F.erf))
 
 # Bytes from which on results go past the caches: no line is read before it is written.  relu of 16.8 million on Zen 5: 2.3 ms,
 # and 3.0; two of them added: 3.4 ms, and 4.5.
-STREAMED = 1 << 25
+STREAMED = 1 << 24
 
 
 # ---------------------------------------------------------------- loops
@@ -56,6 +56,10 @@ class Lanes(Vectors):
         p, _, size, _ = self._memory(self.b.gep(p, [i]))
         store = self.b.store(v.v, p, align=self.lanes * size)
         store.set_metadata("nontemporal", self.b.module.add_metadata([ir.Constant(I32, 1)]))
+
+    def streamed(self) -> None:
+        """After `stream`: no barrier of workers waits for such stores."""
+        self.b.call(self.fn("llvm.x86.sse.sfence", ir.VoidType()), [])
 
     def below(self, left: Any) -> Any:
         """The mask of the first ``left`` lanes (all, if there are fewer)."""
@@ -186,19 +190,10 @@ def each(formula: Callable, reads: str, indexed: bool = False, writes: int = 0) 
 
 
 def _streamed(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], vector: Callable) -> Any:
-    """How many elements ``vector`` has written past the caches: all that fill vectors, of results that caches do not hold.
-
-    Not what is in the place of an operand, whose lines are there: a step of Adam on 16.8 million takes half as long again so.
-    """
+    """How many elements ``vector`` has written past the caches: none, or all that fill vectors."""
     b = e.b
-    large = b.icmp_signed(">=", n, c64(STREAMED // e.size))
-    for y in ys:
-        to = b.ptrtoint(y, I64)
-        large = b.and_(large, b.icmp_signed("==", b.and_(to, c64(e.lanes * e.size - 1)), c64(0)))
-        for x in xs:
-            large = b.and_(large, b.icmp_signed("!=", to, b.ptrtoint(x, I64)))
     before, here, after = b.block, b.append_basic_block("streamed"), b.append_basic_block("not.streamed")
-    b.cbranch(large, here, after)
+    b.cbranch(past_caches(e, n, xs, ys), here, after)
     b.position_at_end(here)
     whole = b.and_(n, c64(-e.lanes))
 
@@ -207,11 +202,26 @@ def _streamed(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], vector: Ca
         return carried
 
     counting(b, c64(0), whole, e.lanes, [], turn)
-    b.call(e.fn("llvm.x86.sse.sfence", ir.VoidType()), [])  # no barrier of workers waits for such stores
+    e.streamed()
     last = b.block
     b.branch(after)
     b.position_at_end(after)
     return phi(b, I64, (c64(0), before), (whole, last))
+
+
+def past_caches(e: Lanes, n: Any, xs: Sequence[Any], ys: Sequence[Any], least: int = STREAMED) -> Any:
+    """Whether ys, n elements each, are best written by `Lanes.stream`: ``least`` bytes, which begin a line.
+
+    Not what is in the place of an operand, whose lines are there: a step of Adam on 16.8 million takes half as long again so.
+    """
+    b = e.b
+    large = b.icmp_signed(">=", n, c64(least // e.size))
+    for y in ys:
+        to = b.ptrtoint(y, I64)
+        large = b.and_(large, b.icmp_signed("==", b.and_(to, c64(e.lanes * e.size - 1)), c64(0)))
+        for x in xs:
+            large = b.and_(large, b.icmp_signed("!=", to, b.ptrtoint(x, I64)))
+    return large
 
 
 def elementwise(formula: Callable, reads: str, params: str = "", indexed: bool = False) -> Any:

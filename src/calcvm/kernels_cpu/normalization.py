@@ -382,7 +382,7 @@ _plain = elementwise(lambda x, m, a: (x - m) * a, "v", "ff")
 _scaled = elementwise(lambda x, w, m, a: (x - m) * (a * w), "vv", "ff")
 _shifted = elementwise(lambda x, c, m, a: fma(x - m, a, c), "vv", "ff")
 _scaled_shifted = elementwise(lambda x, w, c, m, a: fma(x - m, a * w, c), "vvv", "ff")
-TOGETHER = 16  # vectors at most whose sums are taken before their slopes, which find them in the cache
+TOGETHER = 8  # vectors at most whose sums are taken before their slopes, which find them in the cache
 _slopes_and_sums, _slopes, _sums_alone = (
     vector_slopes(True, True),
     vector_slopes(True, False),
@@ -497,11 +497,11 @@ def _vectors_bwd(me, R, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dsc
             dyi, xi, dxi = at(dy, k), at(x, k), at(dx, k)
             _numbers(me, vectors, N, dyi, xi, scale, at(mean, i), at(inv, i), of, centered)
             if affine and given(me, dx):
-                _slopes_and_sums(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total)
+                _slopes_and_sums(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total, R * N)
             elif affine:
-                _sums_alone(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total)
+                _sums_alone(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total, R * N)
             elif given(me, dx):
-                _slopes(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total)
+                _slopes(N, vectors, N, of, dyi, xi, scale, scaled, dxi, total, R * N)
 
 
 @kernel
@@ -532,7 +532,7 @@ _square = elementwise(lambda x, a: x * x * a, "v", "f")
 _start = elementwise(lambda x, k: x + k, "v", "f")
 _product3 = elementwise(lambda t, x, d, a: t * x / d * a, "vvv", "f")
 _less_product = elementwise(lambda t, x, s: fma(-x, s, t), "vvv")
-_root34 = elementwise(lambda x, d: x / ((d * d.call("sqrt")).call("sqrt")), "vv")
+_root34 = elementwise(lambda x, d: x / (d.call("sqrt") * d.call("sqrt").call("sqrt")), "vv")  # d^1.5 may be too large
 _power = elementwise(lambda x, d, beta: x * F.exp(F.log(d) * -beta), "vv", "f")
 
 

@@ -252,7 +252,8 @@ class _Lowering:
             if wanted:
                 self.facts.layers[path.name], lines = lines_of(path, section)
                 self.lines |= lines
-                self.shown |= {v: inserted.as_seen(emit, v) for v in path.outputs if not in_same_order(v)}
+                turned = [v for v in path.outputs if v.kind != "placeholder" and not in_same_order(v)]
+                self.shown |= {v: inserted.as_seen(emit, v) for v in turned}
         facts = self.facts.paths[path.name] = {
             "backward": path.loss is not None,
             "output": path.outputs[0].name if path.outputs else None,

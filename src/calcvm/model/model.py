@@ -96,7 +96,7 @@ class Model(methods.Native):
         (default: they become the model's floats); see `CalcGraph.placeholder`.
     channels_last : bool
         The input's samples, whose shape ``input_shape`` is, are images (*sizes, channels), and are read as they are.
-    seed, dtype, workers, memory, device, mode, precision : see `calcvm.plan`.
+    seed, dtype, workers, memory, device, mode, precision, recompute : see `calcvm.plan`.
     """
 
     @overload
@@ -124,6 +124,7 @@ class Model(methods.Native):
         workers: int | None = ...,
         mode: str | None = ...,
         precision: str = ...,
+        recompute: bool = ...,
         heap: CalcHeap | None = ...,
         name: str | None = ...,
     ) -> None: ...
@@ -141,6 +142,7 @@ class Model(methods.Native):
         workers: int | None = ...,
         mode: str | None = ...,
         precision: str = ...,
+        recompute: bool = ...,
         heap: CalcHeap | None = ...,
         name: str | None = ...,
     ) -> None: ...
@@ -168,6 +170,7 @@ class Model(methods.Native):
         workers: int | None = None,
         mode: str | None = None,
         precision: str = "float32",
+        recompute: bool = True,
         heap: CalcHeap | None = None,
         name: str | None = None,
     ):
@@ -184,7 +187,7 @@ class Model(methods.Native):
         accumulate = learning_batch is not None
         self._plan: Plan | None = compiler.plan(
             graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
-            accumulate=accumulate, mode=mode, precision=precision,
+            accumulate=accumulate, mode=mode, precision=precision, recompute=recompute,
         )  # fmt: skip
         program = compiler.compile(graph, plan=self._plan)
         if learning_batch is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import wraps
 from typing import Any, ClassVar
 
 from calcvm import checks
@@ -19,11 +21,27 @@ LARGEST_SIZE = 2**40  # of a value, in elements
 AXES = 64  # more than any variable has
 
 
+def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
+    """A layer's ``build`` that leaves nothing behind where it is refused."""
+
+    @wraps(build)
+    def built(self: Layer, x: Variable, *args: Any, **options: Any) -> Variable:
+        with x.graph.whole() if isinstance(x, Variable) else nullcontext():
+            return build(self, x, *args, **options)
+
+    return built
+
+
 class Layer:
     """Base of layers.  ``layer.build(x, scope, training)`` adds its operators to the active path."""
 
     stateless: ClassVar[bool] = False  # it has no parameters: a network may have it several times
     random: bool = False  # training draws numbers, or a part of it does so
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "build" in vars(cls):
+            cls.build = _whole(cls.build)  # type: ignore[method-assign]
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         """The layer's output; parameters of ``scope`` that the graph has already are shared."""

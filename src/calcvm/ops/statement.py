@@ -84,6 +84,9 @@ class Statement:
         }
         object.__setattr__(self, "extents", sizes)
 
+    def __repr__(self) -> str:
+        return f"<{self.spec.name} of {self.label!r}, {self.path}.{self.phase}>"
+
     def words_at(self, batch: int) -> dict[str, Any]:
         """The words as numbers."""
         return {name: v.at(batch) if isinstance(v, Extent) else v for name, v in self.words.items()}

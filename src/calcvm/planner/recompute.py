@@ -279,9 +279,11 @@ def recompute_within(
         if run.excess and floor <= problem.limit:
             run = problem.solve()
         if run.excess:
-            least = fixed + (run.peak if floor <= problem.limit else floor)
+            below = floor > problem.limit
+            least = fixed + (floor if below else run.peak)
+            what = "needs at least" if below else "was found to need no less than"
             raise PlanError(
-                f"a batch of {batch} needs {least:,} bytes even where values are made again, {memory:,} are allowed: allow more "
+                f"a batch of {batch} {what} {least:,} bytes even where values are made again, {memory:,} are allowed: allow more "
                 f"memory or take a smaller batch ({own[s].label or own[s].spec.name} alone needs {fixed + floor:,})",
                 least,
                 memory,

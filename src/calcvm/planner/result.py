@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import Any
 
+from calcvm import checks
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.statement import Lowered, Statement, Value
@@ -102,6 +103,7 @@ class Plan:
 
     def bytes_at(self, batch: int) -> int:
         """Bytes that must exist at the peak of a batch, cache lines included: the packer may add a gap."""
+        batch = checks.integer("bytes_at: batch", batch)
         return max(self.layout.load(batch))
 
     def required(self, batch: int) -> int:
@@ -141,7 +143,7 @@ class Plan:
         """The tables of `str`; long programs are elided in the middle (None: all rows)."""
         from calcvm.planner.report import describe
 
-        return describe(self, max_rows)
+        return describe(self, None if max_rows is None else checks.integer("describe: max_rows", max_rows))
 
     def picture(self, path: str) -> None:
         """Draw the heap over the statements into an image file (needs the extra ``plot``)."""

@@ -50,6 +50,7 @@ from calcvm.vm.run.job import (
     LIMIT,
     LINE,
     MEANS,
+    N_DRAINS,
     N_END_SPANS,
     N_RESULTS,
     N_SAMPLES,
@@ -237,6 +238,8 @@ def run_rounds(job, worker):
         if worker == 0:
             deliver(job, base, m)
             words[REACHED] = k + 1
+        if nw > 1 and words[N_DRAINS]:  # a result may lie in a placeholder, into which others fetch the next samples
+            barrier(control, nw)
         if words[DEADLINE] and enough(job, k, worker):
             break
 
