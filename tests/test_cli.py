@@ -158,6 +158,16 @@ def test_plan_fills_a_budget() -> None:
     assert heap <= 65536 < more
 
 
+def test_plan_of_the_zoo_as_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    printed = calcvm("plan", "lenet", "--size", 16, "--batch-size", 8, "--html", page)
+    assert "conv2d_1" in printed and "conv2d_1.weight" in page.read_text()
+    cap = int(0.8 * int(re.search(r"heap +([\d,]+) bytes", printed)[1].replace(",", "")))
+    assert "--size is of images" in refused("plan", "20-5", "--batch-size", 1, "--size", 16)
+    assert "at least" in refused("plan", "lenet", "--batch-size", 8, "--size", 16, "--memory", "1 MB")
+    assert re.search(r"heap +[\d,]+ bytes", calcvm("plan", "lenet", "--size", 16, "--memory", cap))
+
+
 def test_plan_refuses() -> None:
     assert "at most 1,073,741,824 units" in refused("plan", "99999999999999999999-3", "--batch-size", 1)
     assert "--batch-size, or --memory" in refused("plan", "20-5")

@@ -7,6 +7,7 @@ import platform
 import zipfile
 from collections.abc import Callable
 from importlib import metadata
+from inspect import signature
 from math import isqrt
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +53,12 @@ EXTRAS = {
 
 Layers = Annotated[str, typer.Argument(help="Sizes of the layers, the input's first: 784-64-64-10.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch.")]
-Memory = Annotated[str | None, typer.Option(help='A budget, such as "64 MiB": plan the largest batch that fits.')]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        help='A budget, such as "64 MiB": the largest batch that fits; with --batch-size a cap, under which values are made again.'
+    ),
+]
 Activation = Annotated[str, typer.Option(help=f"Of the hidden layers: {', '.join(ACTIVATIONS)}.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the initial weights and the shuffling: same seed, same bits.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Size of the team (default: chosen by the plan's cost).")]
@@ -207,8 +213,15 @@ DEMOS = {
 }
 
 
-def graph(layers: str, activation: str) -> cv.CalcGraph:
-    """A classifier's graph, trained by Adam."""
+def graph(layers: str, activation: str, size: int | None = None) -> cv.CalcGraph:
+    """A classifier's graph, trained by Adam; of images of ``size`` by ``size`` where it is one of the zoo's."""
+    if layers in cv.zoo.__all__:
+        make = getattr(cv.zoo, layers)
+        size = size or signature(make).parameters["size"].default
+        shape = (1 if layers == "lenet" else 3, size, size)
+        return cv.build_graph(make(size=size), shape, "softmax_cross_entropy", cv.Adam(1e-3))
+    if size is not None:
+        raise CalcError(f"--size is of images, for one of {', '.join(cv.zoo.__all__)}")
     net, n_in, _ = network(layers, activation)
     g = cv.CalcGraph()
     x, target = g.placeholder("input", (None, n_in)), g.placeholder("target", (None,))
@@ -220,22 +233,33 @@ def graph(layers: str, activation: str) -> cv.CalcGraph:
 
 @app.command()
 def plan(
-    layers: Layers,
+    layers: Annotated[
+        str, typer.Argument(help="Sizes of the layers, 784-64-64-10, or a network of the zoo, resnet18.")
+    ],
     batch_size: BatchSize = None,
     memory: Memory = None,
     activation: Activation = "sigmoid",
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    size: Annotated[int | None, typer.Option(min=1, help="Of a zoo's network: sides of its images.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw the heap over the statements into this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write a page of the heap, the graph and the statements, linked.")
+    ] = None,
 ) -> None:
     """Say what training a classifier with Adam needs, statement by statement.  Nothing is allocated."""
     if batch_size is None and memory is None:
         raise CalcError("give --batch-size, or --memory for the largest batch that fits")
     if picture is not None:
         check_target(picture, picture=True)
-    planned = cv.plan(graph(layers, activation), batch_size=batch_size, memory=memory, dtype=dtype, accumulate=False)
+    if html is not None:
+        check_target(html)
+    wanted = graph(layers, activation, size)
+    planned = cv.plan(wanted, batch_size=batch_size, memory=memory, dtype=dtype, accumulate=False)
     print(planned)
     if picture is not None:
         planned.picture(str(picture))
+    if html is not None:
+        planned.html(html)
 
 
 @app.command()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class CalcError(ValueError):
     """Base of all errors that calcvm raises for bad input; nothing has been changed when it is raised."""
@@ -64,3 +68,34 @@ class MissingExtra(CalcError, ImportError):
 
 class CalcWarning(RuntimeWarning):
     """Something went on that is hardly what was meant, such as training after a loss that is not finite."""
+
+
+# ---------------------------------------------------------------- the system's
+REMEDIES = {
+    errno.ENOENT: "look at the path",
+    errno.EISDIR: "give the path of a file",
+    errno.ENOTDIR: "look at the path: a part of it is a file and not a folder",
+    errno.ENAMETOOLONG: "take a shorter name",
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room in your quota",
+    errno.EFBIG: "raise the limit on the size of files",
+    errno.EROFS: "make the disk writable, or copy the files elsewhere",
+    errno.EACCES: "change its permissions, or copy the files elsewhere",
+}
+
+
+@contextmanager
+def telling(where: str, what: str, after: str = "") -> Iterator[None]:
+    """Errors of the system as ours: which file, why, what to do."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CalcError):
+            raise
+        remedy = REMEDIES.get(error.errno or 0, "see to the disk")
+        if error.errno == errno.ENOENT and what != "read":
+            remedy += "; the folder to write to must be there"
+        kind = NoSuchFile if isinstance(error, FileNotFoundError) else FileError
+        told = kind(f"{where}: cannot be {what} ({error.strerror or error}): {remedy}{after}")
+        told.errno = error.errno
+        raise told from error

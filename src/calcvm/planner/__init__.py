@@ -126,6 +126,7 @@ def plan(
         effort=effort,
         again=done.again,
         overhead=done.overhead,
+        memory_bytes=memory,
     )
 
 

@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from calcvm.planner.result import Plan
 
 WIDTH = 100
-
-
-def rows(plan: Plan) -> list[dict[str, Any]]:
-    """One dict a statement: index, path, phase, row, label, live bytes, barrier, peak."""
-    return [
-        {
-            "index": t,
-            "path": st.path,
-            "phase": st.phase,
-            "row": st.spec.name,
-            "label": st.label,
-            "live_bytes": plan.live_bytes[t],
-            "sync": plan.sync[t],
-            "peak": t == plan.peak,
-            "again": st in plan.again,
-        }
-        for t, st in enumerate(plan.statements)
-    ]
 
 
 def describe(plan: Plan, max_rows: int | None) -> str:
@@ -42,7 +24,7 @@ def describe(plan: Plan, max_rows: int | None) -> str:
             f"{z.name:<12}{start:>14}{stop:>14}{z.persistent_bytes:>14,}{z.resident_bytes:>16,}{z.transient_bytes:>16,}"
         )
     lines += ["", f"{'row':>6}  {'section':<20} {'instruction':<22} {'live bytes':>15}     label"]
-    table = [_line(row) for row in rows(plan)]
+    table = [_line(plan, t) for t in range(len(plan.statements))]
     if max_rows is not None and len(table) > max_rows:
         table = _elide(table, plan.peak, max_rows)
     lines += table
@@ -66,13 +48,14 @@ def describe(plan: Plan, max_rows: int | None) -> str:
     return "\n".join(line.rstrip()[:WIDTH] for line in lines)
 
 
-def _line(row: dict[str, Any]) -> str:
-    section = f"{row['path']}.{row['phase']}"
-    mark = "<- peak" if row["peak"] else ""
-    sync = "|" if row["sync"] else " "
-    head = f"{row['index']:>6}  {section[:20]:<20} {row['row'][:22]:<22} {row['live_bytes']:>15,}  {sync}  "
+def _line(plan: Plan, t: int) -> str:
+    st = plan.statements[t]
+    section = f"{st.path}.{st.phase}"
+    mark = "<- peak" if t == plan.peak else ""
+    sync = "|" if plan.sync[t] else " "
+    head = f"{t:>6}  {section[:20]:<20} {st.spec.name[:22]:<22} {plan.live_bytes[t]:>15,}  {sync}  "
     room = WIDTH - len(head) - len(mark) - 1
-    return f"{head}{row['label'][:room]} {mark}"
+    return f"{head}{st.label[:room]} {mark}"
 
 
 def _elide(table: list[str], peak: int, max_rows: int) -> list[str]:

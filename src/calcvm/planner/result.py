@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import gcd
+from os import PathLike
 from typing import Any
 
 from calcvm import checks
@@ -51,6 +52,7 @@ class Plan:
     blocks : members of each value that spans several (merged updates).
     again : statements that run again to save memory, each with the one that it repeats.
     overhead : the time that they are reckoned to take, as a fraction of the step without them.
+    memory_bytes : the budget that it was planned for, if one was given.
     device_bytes : of a program for a GPU, all that is allocated there to run it, by what it is for.
     """
 
@@ -70,6 +72,7 @@ class Plan:
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     again: Mapping[Statement, Statement] = field(repr=False, default_factory=dict)
     overhead: float = 0.0
+    memory_bytes: int | None = None
 
     @property
     def statements(self) -> tuple:
@@ -134,10 +137,39 @@ class Plan:
         return f"{form} bytes ({slack}; the packing adds {self.heap_bytes - self.lower_bound_bytes})"
 
     def report(self) -> list[dict[str, Any]]:
-        """One dict a statement: what the table of `str` shows."""
-        from calcvm.planner.report import rows
+        """One dict a statement, of plain numbers, texts and lists.
 
-        return rows(self)
+        index, path, phase, row (the instruction), label (the operator), device, sync (a barrier follows), again (the statement
+        that it repeats to save memory, or None); operands, each with its name, whether it is read and written, and its values
+        by their places in ``to_dict()["values"]``; bytes_before, live_bytes, bytes_after: that live when it begins, while it
+        runs and when it has ended; peak_bytes, most until then; peak, whether it is `peak`; dies, names of the values that
+        nobody reads later; in_place, of a value that it makes the one whose cells it takes.
+        """
+        return self.to_dict()["statements"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for JSON: what it was planned for, bytes, zones, "statements" as `report`, and "values".
+
+        A value: name, kind, zone, shape, bytes, start_byte in the heap, first and last statement of its life, whether its
+        cells are shared with other values and whether it is persistent.
+        """
+        from calcvm.planner.document import document
+
+        return document(self)
+
+    def html(self, path: str | PathLike[str]) -> None:
+        """Write one page that needs nothing else: the heap, live bytes, graph and statements, linked on hover.
+
+        Where values are made again, also the matrices of what is computed and what is kept in each stage of the backward
+        (R and S of Jain et al. 2020, Checkmate).
+
+        Raises
+        ------
+        FileError : it cannot be written.
+        """
+        from calcvm.planner.page import write
+
+        write(self, path)
 
     def describe(self, max_rows: int | None = 40) -> str:
         """The tables of `str`; long programs are elided in the middle (None: all rows)."""

@@ -20,9 +20,9 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, ProgramError
+from calcvm.errors import CalcError, ProgramError, telling
 from calcvm.vm.program.program import Program, load_program
-from calcvm.vm.program.serialize import parsed, remove_temporaries, replace, sync_folder, telling
+from calcvm.vm.program.serialize import parsed, remove_temporaries, replace, sync_folder
 
 FORMAT_VERSION = 1
 MAGIC = b"calcvmMD"

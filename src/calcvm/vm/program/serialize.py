@@ -7,7 +7,6 @@ version, and each member's size and sha256; the zip comment holds the sha256 of 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
@@ -18,8 +17,8 @@ import secrets
 import stat
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from calcvm.errors import CalcError, FileError, NoSuchFile, ProgramError
+from calcvm.errors import CalcError, ProgramError, telling
 from calcvm.vm.program import schema
 from calcvm.vm.program.schema import integer, listing, one_of, record, text
 
@@ -35,18 +34,6 @@ FORMAT = "calcvm"
 MANIFEST = "manifest.json"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal content, equal bytes
 _TEMPORARY = ".tmp"
-
-REMEDIES = {
-    errno.ENOENT: "look at the path",
-    errno.EISDIR: "give the path of a file",
-    errno.ENOTDIR: "look at the path: a part of it is a file and not a folder",
-    errno.ENAMETOOLONG: "take a shorter name",
-    errno.ENOSPC: "make room on the disk",
-    errno.EDQUOT: "make room in your quota",
-    errno.EFBIG: "raise the limit on the size of files",
-    errno.EROFS: "make the disk writable, or copy the files elsewhere",
-    errno.EACCES: "change its permissions, or copy the files elsewhere",
-}
 
 HEADED = 10  # bytes before the header of a .npy file
 _ARRAY = re.compile(
@@ -152,23 +139,6 @@ def place(path: Any) -> Path:
     if found.exists() and not (found.is_file() or found.is_dir()):
         raise CalcError(f"{path} is a device or a pipe, which a file cannot take the place of: name a file")
     return found
-
-
-@contextmanager
-def telling(where: str, what: str, after: str = "") -> Iterator[None]:
-    """Errors of the system as ours: which file, why, what to do."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, CalcError):
-            raise
-        remedy = REMEDIES.get(error.errno or 0, "see to the disk")
-        if error.errno == errno.ENOENT and what != "read":
-            remedy += "; the folder to write to must be there"
-        kind = NoSuchFile if isinstance(error, FileNotFoundError) else FileError
-        told = kind(f"{where}: cannot be {what} ({error.strerror or error}): {remedy}{after}")
-        told.errno = error.errno
-        raise told from error
 
 
 def replace(

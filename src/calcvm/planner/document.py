@@ -1,0 +1,146 @@
+"""A plan as plain data: what reports, pages and other programs read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from calcvm.ops.statement import Statement, Value
+from calcvm.planner.lifetimes import operands, reads
+
+if TYPE_CHECKING:
+    from calcvm.planner.result import Plan
+
+
+class Document:
+    """Who touches what of a plan when, by the numbers of statements and values.
+
+    values : those that have cells, blocks apart; numbers are places in it.
+    touched : of each the first and the last statement; of what is there all the time all.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan, layout = plan, plan.layout
+        self.values = [v for v in plan.offsets if v not in plan.blocks]
+        self.number = {v: k for k, v in enumerate(self.values)}
+        self.end = max(len(plan.statements) - 1, 0)
+        self.shared = {v for u in layout.transient for v, _ in u.values}
+        self.touched = {v: (0, self.end) for v in self.values if v not in self.shared}
+        for t, st in enumerate(plan.statements):
+            for _, v in operands(st):
+                for member in self.members(v):
+                    if member in self.shared:
+                        self.touched[member] = (self.touched.get(member, (t, t))[0], t)
+        self.unit = {v: k for k, u in enumerate(layout.transient) for v, _ in u.values}
+
+    def members(self, v: Value) -> tuple[Value, ...]:
+        return tuple(self.plan.blocks.get(v, (v,)))
+
+    def bytes_of(self, v: Value) -> int:
+        return max(self.plan.layout.machine.bytes(v).at(self.plan.batch_size), 0)
+
+    def value(self, v: Value) -> dict[str, Any]:
+        """Name, kind, zone, shape, bytes, where it begins, when it lives, whether its cells are shared or survive a step."""
+        first, last = self.touched.get(v, (0, -1))
+        sizes = (v.elems,) if v.shape is None else v.shape
+        return {
+            "name": v.name,
+            "kind": v.kind,
+            "zone": v.zone,
+            "shape": [n.at(self.plan.batch_size) for n in sizes],
+            "bytes": self.bytes_of(v),
+            "start_byte": self.plan.offsets[v] * self.plan.layout.machine.element(v),
+            "first": first,
+            "last": last,
+            "shared": v in self.shared,
+            "persistent": v.persistent,
+        }
+
+    def statements(self) -> Iterator[dict[str, Any]]:
+        """One dict a statement, in order; see `Plan.report`."""
+        plan, layout = self.plan, self.plan.layout
+        index = {st: t for t, st in enumerate(plan.statements)}
+        fixed, batch = layout.fixed(plan.batch_size), plan.batch_size
+        enters, stays = [fixed] * (self.end + 2), [fixed] * (self.end + 2)
+        for u in layout.transient:
+            for t in range(u.first, u.last):
+                stays[t] += layout.size(u, batch)
+                enters[t + 1] += layout.size(u, batch)
+        dies: dict[int, list[str]] = {}
+        for v in self.values:
+            if v in self.shared and v in self.touched:
+                dies.setdefault(self.touched[v][1], []).append(v.name)
+        most, info = 0, plan.lowered.info
+        for t, st in enumerate(plan.statements):
+            most = max(most, plan.live_bytes[t])
+            yield {
+                "index": t,
+                "path": st.path,
+                "phase": st.phase,
+                "row": st.spec.name,
+                "label": st.label,
+                "operands": [self.operand(o.name, o.access, reads(o, st), v) for o, v in operands(st)],
+                "bytes_before": enters[t],
+                "live_bytes": plan.live_bytes[t],
+                "bytes_after": stays[t],
+                "peak_bytes": most,
+                "dies": dies.get(t, []),
+                "in_place": self.in_place(t, st),
+                "sync": plan.sync[t],
+                "peak": t == plan.peak,
+                "again": index.get(plan.again[st]) if st in plan.again else None,
+                "device": info.get("device", "cpu"),
+            }
+
+    def operand(self, name: str, access: str, read: bool, v: Value) -> dict[str, Any]:
+        members = [m for m in self.members(v) if m in self.number]
+        return {
+            "operand": name,
+            "reads": read,
+            "writes": access != "r",
+            "values": [self.number[m] for m in members],
+        }
+
+    def in_place(self, t: int, st: Statement) -> dict[str, str]:
+        """Of what the statement makes, in the place of which operand it lies, by names."""
+        found: dict[str, str] = {}
+        present = [(o, v) for o, v in operands(st) if v in self.unit]
+        for o, y in present:
+            if o.access == "w" and self.touched[y][0] == t:
+                for p, x in present:
+                    same = self.unit[x] == self.unit[y] and self.plan.offsets[x] == self.plan.offsets[y]
+                    if x is not y and same and p.reads and self.touched[x][1] == t:
+                        found[y.name] = x.name
+        return found
+
+
+def document(plan: Plan) -> dict[str, Any]:
+    """See `Plan.to_dict`."""
+    found = Document(plan)
+    machine = plan.layout.machine
+    return {
+        "batch_size": plan.batch_size,
+        "workers": plan.workers,
+        "dtype": f"float{8 * plan.itemsize}",
+        "device": plan.lowered.info.get("device", "cpu"),
+        "memory_bytes": plan.memory_bytes,
+        "heap_bytes": plan.heap_bytes,
+        "lower_bound_bytes": plan.lower_bound_bytes,
+        "save_all_bytes": plan.save_all_bytes,
+        "formula": plan.formula,
+        "overhead": plan.overhead,
+        "peak": plan.peak,
+        "zones": [
+            {
+                "name": z.name,
+                "start_byte": z.start_elems * machine.itemsize,
+                "stop_byte": z.stop_elems * machine.itemsize,
+                "persistent_bytes": z.persistent_bytes,
+                "resident_bytes": z.resident_bytes,
+                "transient_bytes": z.transient_bytes,
+            }
+            for z in plan.zones.values()
+        ],
+        "statements": [*found.statements()],
+        "values": [found.value(v) for v in found.values],
+    }

@@ -1,0 +1,30 @@
+"""A plan as one page: heap, live bytes, graph and statements, linked on hover; it needs nothing but itself."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from calcvm.errors import telling
+from calcvm.planner.document import document
+
+if TYPE_CHECKING:
+    from calcvm.planner.result import Plan
+
+
+def page(plan: Plan) -> str:
+    """The text of the page."""
+    template = files("calcvm.planner").joinpath("page.html").read_text("utf-8")
+    before, after = template.split("/*PLAN*/")
+    data = json.dumps(document(plan), separators=(",", ":")).replace("<", "\\u003c")  # a name may hold "</script>"
+    return before + data + after
+
+
+def write(plan: Plan, path: str | PathLike[str]) -> None:
+    """See `Plan.html`."""
+    text = page(plan)
+    with telling(str(path), "written"):
+        Path(path).write_text(text, "utf-8")
