@@ -255,3 +255,15 @@ def test_padding_is_numbers_of_spatial_axes_or_pairs(padding):
             cv.pad(x, padding)
         assert [n.b for n in cv.pad(x, (1, 2)).shape[1:]] == [3, 10, 12]
         assert [n.b for n in cv.pad(x, ((0, 1), (2, 3))).shape[1:]] == [3, 9, 13]
+
+
+def test_errors_say_what_data_of_images_lack():
+    net = nn.Conv2d(4, 3) >> nn.Flatten() >> nn.Linear(10)
+    options = {"loss": "softmax_cross_entropy", "optimizer": cv.SGD(0.1), "batch_size": 4}
+    with pytest.raises(cv.ShapeError, match=r"of one channel it is \(N, 1, \.\.\.\)"):
+        cv.Model(net, input_shape=(8, 8), **options)
+    model = cv.Model(net, input_shape=(3, 8, 8), **options)
+    with pytest.raises(cv.ShapeError, match="channels_last=True"):
+        model.predict(np.zeros((4, 8, 8, 3)))
+    with pytest.raises(cv.ShapeError, match="target_shape with the classes"):
+        model.step(np.zeros((4, 3, 8, 8)), np.eye(10)[:4])

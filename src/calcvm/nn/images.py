@@ -12,6 +12,11 @@ from calcvm.graph import Variable
 from calcvm.nn.layers import LARGEST_SIZE, Applied, Weighted
 
 
+def _wanted(x: Variable, axes: int) -> str:
+    """The shape of images, for errors."""
+    return f"(N, channels, {axes} sizes)" + (": of one channel it is (N, 1, ...)" if x.rank == axes + 1 else "")
+
+
 @dataclass(repr=False, eq=False)
 class _Windowed(Weighted):
     """Base of layers whose weight has a window."""
@@ -43,7 +48,7 @@ class _Windowed(Weighted):
         """Those of an input that the layer can take."""
         self._given(x)
         if x.rank != self.axes + 2 or not x.shape[1].constant:
-            raise ShapeError(f"{scope}: the input {x} is not (N, channels, {self.axes} sizes)")
+            raise ShapeError(f"{scope}: the input {x} is not {_wanted(x, self.axes)}")
         channels: int = x.shape[1].b
         if channels % self.groups:
             raise ShapeError(f"{scope}: {channels} channels of the input {x} are not divisible by groups={self.groups}")
@@ -129,7 +134,7 @@ class _Window(Applied):
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
         if x.rank != self.axes + 2:
-            raise ShapeError(f"{scope}: the input {x} is not (N, channels, {self.axes} sizes)")
+            raise ShapeError(f"{scope}: the input {x} is not {_wanted(x, self.axes)}")
         return super().build(x, scope, training)
 
 

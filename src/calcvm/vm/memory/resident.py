@@ -431,15 +431,22 @@ class Resident:
         numeric(name, array)
         if array.ndim != len(shape):
             column = len(shape) == array.ndim + 1 and (shape[-1].a, shape[-1].b) == (0, 1)
+            dense = facts["classes"] is not None and array.ndim == len(shape) + 1
             raise ShapeError(
                 f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted"
                 + (": data[..., None] is" if column else "")
+                + (" of labels: numbers for each class want a target_shape with the classes" if dense else "")
             )
         batch = next((n // s.a for s, n in zip(shape, array.shape) if s.a), 1)
         if array.size == 0:
             raise CalcError(f"{name!r}: the data are empty (shape {array.shape}); {show(shape)} is wanted")
         if array.shape != (self.loaded.shape(name, batch) if not samples else tuple(s.at(batch) for s in shape)):
-            raise ShapeError(f"{name!r}: data of shape {array.shape} do not fit {show(shape)}")
+            first = (*array.shape[:1], *array.shape[-1:], *array.shape[1:-1])
+            turned = array.ndim > 2 and first[1:] == tuple(n.b for n in shape[1:])
+            raise ShapeError(
+                f"{name!r}: data of shape {array.shape} do not fit {show(shape)}"
+                + (": their channels are last, which channels_last=True is for" if turned else "")
+            )
         if not samples and batch > self.program.batch_size:
             raise CalcError(
                 f"{name!r}: a batch of {batch} is above the planned {self.program.batch_size}; "
