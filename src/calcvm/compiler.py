@@ -46,6 +46,7 @@ def plan(
     mode: str | None = None,
     precision: str = "float32",
     recompute: bool = True,
+    solver_seconds: float = 0.0,
 ) -> Plan:
     """What a graph needs: order, offsets, bytes.  Allocates nothing.
 
@@ -73,6 +74,9 @@ def plan(
         Of the matrix products on "cuda"; "tf32" rounds their factors to 10 bits.
     recompute : bool
         Whether values may be made again; otherwise what does not fit is refused.
+    solver_seconds : float
+        That a solver (extra ``solver``) may take, beside the search, to find which ones cost least, and to prove it:
+        ``plan.lower_bound``, ``plan.proved``.  How far it comes depends on the machine.
 
     Raises
     ------
@@ -84,6 +88,7 @@ def plan(
     checks.choice("device", device, DEVICES)
     accumulate = checks.flag("accumulate", accumulate)
     recompute = checks.flag("recompute", recompute)
+    solver_seconds = checks.number("solver_seconds", solver_seconds, 0, 1e6)
     if workers is not None:
         workers = checks.integer("workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS)
     _check_options(device, dtype, workers, mode, precision)
@@ -104,9 +109,9 @@ def plan(
         fit = partial(
             planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu
         )
-        ways = [{}, {"least": True}]
+        ways: list[dict[str, Any]] = [{}, {"least": True}]
         if recompute and batch_size is not None:
-            ways.append({"least": True, "recompute": True})
+            ways.append({"least": True, "recompute": True, "solver_seconds": solver_seconds})
         refused: PlanError | None = None
         for way in ways:
             try:
@@ -232,6 +237,7 @@ class Options(TypedDict, total=False):
     mode: str | None
     precision: str
     recompute: bool
+    solver_seconds: float
 
 
 plan_of = plan  # under a name that `compile` does not use itself

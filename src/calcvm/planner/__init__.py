@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from calcvm.errors import PlanError
@@ -41,6 +42,7 @@ def plan(
     least: bool = False,
     merge_updates: bool = True,
     recompute: bool = False,
+    solver_seconds: float = 0.0,
     effort: int = EFFORT,
 ) -> Plan:
     """Plan a program for a batch size, or for the largest batch that a budget allows.
@@ -55,6 +57,7 @@ def plan(
     gpu : workers are thread blocks of a GPU.
     least : rows get the least scratch with which they run, not what speed wants.
     recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
+    solver_seconds : that a solver may look for the cheapest way to do so (0: none is asked).
 
     Raises
     ------
@@ -98,7 +101,9 @@ def plan(
                     (merged, groups, layout), batch_size = other, better
     done = Recomputed(ordered)
     if recompute and memory is not None and layout.required(batch_size, effort, memory) > memory:
-        done, (merged, groups, layout) = _recomputed(ordered, batch_size, machine, memory, prepare, effort)
+        done, (merged, groups, layout) = _recomputed(
+            ordered, batch_size, machine, memory, prepare, effort, solver_seconds
+        )
     packing = layout.pack(batch_size, effort)
     offsets, bounds = layout.place(batch_size, packing)
     live = layout.load(batch_size)
@@ -126,6 +131,8 @@ def plan(
         effort=effort,
         again=done.again,
         overhead=done.overhead,
+        lower_bound=done.lower_bound,
+        proved=done.proved,
         memory_bytes=memory,
     )
 
@@ -137,18 +144,22 @@ def _recomputed(
     memory: int,
     prepare: Callable[[Lowered], tuple[Lowered, Groups, Layout]],
     effort: int,
+    solver_seconds: float,
 ) -> tuple[Recomputed, tuple[Lowered, Groups, Layout]]:
     """A program that fits by recomputation, prepared; what packing it adds is asked of its schedule."""
     fixed = prepare(ordered)[2].fixed(batch)
     cost = partial(seconds, batch=batch, machine=machine)
+    bound: float | None = None
     for _ in range(ATTEMPTS):
-        done = recompute_within(ordered, batch, machine, memory, fixed, cost)
+        done = recompute_within(ordered, batch, machine, memory, fixed, cost, solver_seconds)
+        if bound is None:  # of what follows, which has less memory, none is one of the whole
+            bound = done.lower_bound
         prepared = prepare(done.lowered)
         over = prepared[2].required(batch, effort, memory) - memory
         if over <= 0:
             break
         fixed += over
-    return done, prepared
+    return replace(done, lower_bound=bound, proved=bound is not None and done.overhead <= bound * (1 + 1e-6)), prepared
 
 
 def _check_machine(lowered: Lowered, machine: Machine) -> None:

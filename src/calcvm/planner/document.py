@@ -129,6 +129,8 @@ def document(plan: Plan) -> dict[str, Any]:
         "save_all_bytes": plan.save_all_bytes,
         "formula": plan.formula,
         "overhead": plan.overhead,
+        "lower_bound": plan.lower_bound,
+        "proved": plan.proved,
         "peak": plan.peak,
         "zones": [
             {

@@ -8,7 +8,7 @@ What may run again: a statement before the backward whose results are transient 
 still are what they were.  So dropout and running statistics repeat exactly: the random state and the statistics of the
 batch are inputs that nothing writes in between, and what updates them is never run again.
 
-The search takes no solver.  Greedily, a value that is idle at the peak is dropped there and made again before its next
+The search takes no solver (one may look on: `calcvm.planner.exact`).  Greedily, a value that is idle at the peak is dropped there and made again before its next
 read, with all that it needs and that has died before the peak: the drop that lowers most for its work.  Then parts of
 the schedule are taken back and mended, and the cheaper one is kept.
 
@@ -90,10 +90,11 @@ class Run:
         live += [0] * (len(self.order) - len(live))
         for position, s in enumerate(self.order):
             live[position] += problem.steps[s].scratch
-        taken: set[int] = set()
+        taken, placed = set[int](), set[int]()
         for y, x, position in shared:
-            if self.touches[x][-1] == position and x not in taken:
+            if self.touches[x][-1] == position and x not in taken and y not in placed:
                 taken.add(x)
+                placed.add(y)
                 live[position] -= sizes[y]
         self.live = live
         self.peak = max(live, default=0)
@@ -166,8 +167,9 @@ class Problem:
     def drops(self, run: Run, p: int) -> list[frozenset[Pair]]:
         """What may run again so that a value need not be live at position ``p``, in the order of bytes by work."""
         found: dict[frozenset[Pair], float] = {}
+        placed = {x for _, x in self.steps[run.order[p]].pairs}  # would give its place where it dies
         for u, touches in enumerate(run.touches):
-            if not touches[0] < p < touches[-1] or p in touches:
+            if not touches[0] < p < touches[-1] or (p in touches and run.of[u] not in placed):
                 continue
             t = run.stage[next(q for q in touches if q > p)]
             pairs = self._again(run, run.of[u], t, p)
@@ -243,15 +245,25 @@ class Recomputed:
 
     again : each of them, and the statement that it repeats.
     overhead : their cost as a fraction of that of their path's own statements: the largest of any path.
+    lower_bound : what no schedule costs less than, as the same fraction (None: no solver was asked).
+    proved : it was shown that none costs less than these.
     """
 
     lowered: Lowered
     again: Mapping[Statement, Statement] = field(default_factory=dict)
     overhead: float = 0.0
+    lower_bound: float | None = None
+    proved: bool = False
 
 
 def recompute_within(
-    lowered: Lowered, batch: int, machine: Machine, memory: int, fixed: int, cost: Callable[[Statement], float]
+    lowered: Lowered,
+    batch: int,
+    machine: Machine,
+    memory: int,
+    fixed: int,
+    cost: Callable[[Statement], float],
+    solver_seconds: float = 0.0,
 ) -> Recomputed:
     """The program with statements that run again, so that it needs at most ``memory`` bytes.
 
@@ -259,9 +271,11 @@ def recompute_within(
     ----------
     fixed : bytes beside the transient values.
     cost : of a statement, in seconds.
+    solver_seconds : that a solver may take for each path (0: none is asked).
 
     Raises
     ------
+    MissingExtra : the solver is not installed.
     PlanError
         If that is not found: with the least that was, and with the statement that alone needs most.
     """
@@ -270,25 +284,32 @@ def recompute_within(
     statements: list[Statement] = []
     values = list(lowered.values)
     names, counts = {v.name for v in values}, dict[str, int]()
-    overhead = 0.0
+    overhead, bound = 0.0, 0.0
     for path in lowered.paths:
         own = [st for st in lowered.statements if st.path == path]
         problem = _problem(own, size, machine, batch, memory - fixed, cost)
         floor, s = problem.floor
         run = problem.run(())
+        least = 0.0
         if run.excess and floor <= problem.limit:
             run = problem.solve()
+            if solver_seconds:
+                from calcvm.planner.exact import solve
+
+                answer = solve(problem, run, solver_seconds)
+                run, least = answer.run, answer.bound
         if run.excess:
             below = floor > problem.limit
-            least = fixed + (floor if below else run.peak)
+            needed = fixed + (floor if below else run.peak)
             what = "needs at least" if below else "was found to need no less than"
             raise PlanError(
-                f"a batch of {batch} {what} {least:,} bytes even where values are made again, {memory:,} are allowed: allow more "
+                f"a batch of {batch} {what} {needed:,} bytes even where values are made again, {memory:,} are allowed: allow more "
                 f"memory or take a smaller batch ({own[s].label or own[s].spec.name} alone needs {fixed + floor:,})",
-                least,
+                needed,
                 memory,
             )
-        overhead = max(overhead, run.cost / max(sum(map(cost, own)), 1e-12))
+        whole = max(sum(map(cost, own)), 1e-12)
+        overhead, bound = max(overhead, run.cost / whole), max(bound, least / whole)
         current: dict[Value, Value] = {}
 
         def renamed(st: Statement, current: Mapping[Value, Value] = current) -> Statement:
@@ -312,7 +333,7 @@ def recompute_within(
             again[copy] = st
             statements.append(copy)
     done = replace(lowered, statements=tuple(statements), values=tuple(values))
-    return Recomputed(done, again, overhead)
+    return Recomputed(done, again, overhead, bound if solver_seconds else None)
 
 
 def _sizes(lowered: Lowered, batch: int, machine: Machine) -> dict[Value, int]:

@@ -52,6 +52,8 @@ class Plan:
     blocks : members of each value that spans several (merged updates).
     again : statements that run again to save memory, each with the one that it repeats.
     overhead : the time that they are reckoned to take, as a fraction of the step without them.
+    lower_bound : what no schedule takes less time than, as the same fraction (None: no solver was asked).
+    proved : so that none takes less than this one.
     memory_bytes : the budget that it was planned for, if one was given.
     device_bytes : of a program for a GPU, all that is allocated there to run it, by what it is for.
     """
@@ -72,6 +74,8 @@ class Plan:
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     again: Mapping[Statement, Statement] = field(repr=False, default_factory=dict)
     overhead: float = 0.0
+    lower_bound: float | None = None
+    proved: bool = False
     memory_bytes: int | None = None
 
     @property

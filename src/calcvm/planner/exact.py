@@ -1,0 +1,278 @@
+"""The cheapest schedule of recomputation by a mixed-integer program, and how cheap any can be.
+
+Stages are the statements of the backward that read what the forward made, in order; statements run again just before
+one, in their own order.  Variables: R[k,i], statement i of the forward runs again in stage k; S[k,v], value v is kept into
+stage k.  What a stage reads is kept into it or made in it, so is what runs again; what is kept on was there.  After Jain
+et al. 2020 (Checkmate), with memory counted as a `Run` counts it: a value lives until its last read, and one that is made
+may lie in the place of one that dies.  So of a stage's own statement what lives is linear in what is kept into the next.
+
+Positions of what runs again are constrained where a solution exceeds the limit there, and the program is solved anew.
+Whatever solvers say, a schedule is what its `Run` is: one that exceeds the limit is not taken.  The bound is HiGHS's: of
+schedules of this form that keep values below a thousandth of the limit.
+
+Of a step of ResNet-18, batch 8, in 75 % of its memory the search takes 0.879 %, and 0.867 is proved to be the least in 2 s;
+in 62 % 3.059, and 3.005 in 20 s; in half of it 9.92, and 7.51 at least after 30 s.  UNet at 256, batch 2, in half: 4.44, and
+4.41 is proved in 23 s (one core of Zen 5, both of them busy).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calcvm.errors import MissingExtra
+from calcvm.record import record
+
+if TYPE_CHECKING:
+    from calcvm.planner.recompute import Problem, Run
+
+SMALL = 1000  # values below this part of the limit are always kept
+ROUNDS = 12  # of constraints that are added
+UNIT = 1e6  # costs are handed over in microseconds
+
+Row = dict[int, float]  # coefficients by variable
+
+
+@record
+class Answer:
+    """The cheapest schedule found, and what no schedule costs less than; both in seconds of a step."""
+
+    run: Run
+    bound: float
+
+
+def solve(problem: Problem, known: Run, seconds: float) -> Answer:
+    """The cheapest schedule found in about so many seconds: ``known``, where it is feasible and nothing cheaper was.
+
+    Raises
+    ------
+    MissingExtra : SciPy is not installed.
+    """
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+    except ImportError as e:
+        raise MissingExtra("scipy", "solver", "planning with a solver") from e
+
+    program, end = Program(problem, np.inf if known.excess else known.cost), time.monotonic() + seconds
+    best, bound = known, 0.0
+    for _ in range(ROUNDS):
+        left = end - time.monotonic()
+        if left <= 0:
+            break
+        entries = [(i, j, a) for i, (row, _, _) in enumerate(program.rows) for j, a in row.items()]
+        i, j, a = (np.array(part) for part in zip(*entries))
+        matrix = csr_array((a, (i, j)), shape=(len(program.rows), program.n))
+        low, high = (np.array([row[k] for row in program.rows]) for k in (1, 2))
+        found = milp(
+            program.costs(), integrality=program.integers(), bounds=Bounds(0, 1),
+            constraints=LinearConstraint(matrix, low, high), options={"time_limit": left, "mip_rel_gap": 1e-6},
+        )  # fmt: skip
+        if found.mip_dual_bound is not None and np.isfinite(found.mip_dual_bound):
+            bound = max(bound, found.mip_dual_bound / UNIT)
+        if found.x is None or found.x[program.known] > 0.5:  # nothing cheaper than what is known, or no time for it
+            break
+        chosen = program.chosen(found.x)
+        run = problem.run(chosen)
+        if (run.excess, run.cost) <= (best.excess, best.cost):
+            best = run
+        if not program.tighten(chosen):
+            break
+    return Answer(best, min(bound, best.cost))
+
+
+class Program:
+    """Variables and rows (coefficients, least, most)."""
+
+    def __init__(self, problem: Problem, most: float):
+        self.problem, self.n = problem, 0
+        self.cost: dict[int, float] = {}
+        self.rows: list[tuple[Row, float, float]] = []
+        self.binary: set[int] = set()
+        steps, first = problem.steps, problem.backward
+        small = problem.limit / SMALL
+        self.early = {v for v, s in problem.maker.items() if s < first and problem.sizes[v] > small}
+        self.size = [b / max(problem.limit, 1) for b in problem.sizes]
+        touches: dict[int, list[int]] = {}
+        for s, step in enumerate(steps):
+            for v in (*step.uses, *step.makes):
+                touches.setdefault(v, []).append(s)
+        self.touches = touches
+        # all as it is known, in place of what the program decides: so there is a solution, and a bound, at any time
+        self.known = self.variable(
+            most if np.isfinite(most) else 2 * len(steps) * sum(step.cost for step in steps), binary=True
+        )
+        self.stages = [s for s in range(first, len(steps)) if self._reads(s)]
+        self.R = {
+            (k, i): self.variable(step.cost, binary=True)
+            for k, t in enumerate(self.stages)
+            if not (k and t == self.stages[k - 1] + 1 and self._reads(t) <= self._stay(t - 1))  # all is there
+            for i, step in enumerate(steps[:first])
+            if t <= step.until and self.early & {*step.makes}
+        }
+        wanted = {v for v in self.early if touches[v][-1] >= first} | {
+            v for _, i in self.R for v in steps[i].uses if v in self.early
+        }
+        self.S = {(k, v): self.variable(0.0, binary=True) for k in range(len(self.stages)) for v in sorted(wanted)}
+        self._flow()
+        for s in range(len(steps)):
+            self.memory(s)
+        self.done: set[tuple[int, int]] = set()
+
+    def _reads(self, s: int) -> set[int]:
+        return self.early & {*self.problem.steps[s].uses}
+
+    def _stay(self, s: int) -> set[int]:
+        """What a statement reads, and cannot be the place of what it makes."""
+        return self._reads(s) - {x for _, x in self.problem.steps[s].pairs}
+
+    def variable(self, cost: float = 0.0, binary: bool = False) -> int:
+        x = self.n
+        self.n += 1
+        self.cost[x] = cost
+        if binary:
+            self.binary.add(x)
+        return x
+
+    def costs(self) -> np.ndarray:
+        return np.array([self.cost[x] for x in range(self.n)]) * UNIT
+
+    def integers(self) -> np.ndarray:
+        return np.array([int(x in self.binary) for x in range(self.n)])
+
+    def chosen(self, x: np.ndarray) -> set[tuple[int, int]]:
+        return {(self.stages[k], i) for (k, i), r in self.R.items() if x[r] > 0.5}
+
+    # ------------------------------------------------------------ what is there
+    def there(self, k: int, v: int) -> Row:
+        """Whether a value is kept into stage k or made in it."""
+        variables = (self.S.get((k, v)), self.R.get((k, self.problem.maker[v])))
+        return {x: 1.0 for x in variables if x is not None}
+
+    def _flow(self) -> None:
+        steps, maker = self.problem.steps, self.problem.maker
+        for k, t in enumerate(self.stages):
+            for v in self._reads(t):
+                self.rows.append(({**self.there(k, v), self.known: 1.0}, 1.0, np.inf))
+        for (k, v), s in self.S.items():
+            if k:
+                self.rows.append(({**self.there(k - 1, v), s: -1.0}, 0.0, np.inf))
+            big = self.early & {*steps[maker[v]].makes}
+            if (r := self.R.get((k, maker[v]))) is not None and len(big) == 1:
+                self.rows.append(({s: 1.0, r: 1.0}, -np.inf, 1.0))
+        for (k, i), r in self.R.items():
+            for u in self._reads(i):
+                self.rows.append(({**self.there(k, u), r: -1.0}, 0.0, np.inf))
+            read = [
+                self.R[k, j]
+                for j in range(i + 1, self.problem.backward)
+                if (k, j) in self.R and {*steps[i].makes} & {*steps[j].uses}
+            ]
+            kept = [self.S[k + 1, v] for v in steps[i].makes if (k + 1, v) in self.S]
+            if not {*steps[self.stages[k]].uses} & {*steps[i].makes}:  # nothing is made in vain
+                self.rows.append(({**dict.fromkeys((*read, *kept), 1.0), r: -1.0}, 0.0, np.inf))
+
+    # ------------------------------------------------------------ memory
+    def after(self, s: int, v: int) -> tuple[Row, float]:
+        """Whether a value lives on after statement s, as variables and a constant."""
+        touches, first = self.touches[v], self.problem.backward
+        if v not in self.early or self.problem.maker[v] >= first:
+            return {}, float(touches[-1] > s)
+        if any(s < t < first for t in touches):
+            return {}, 1.0
+        k = next((k for k, t in enumerate(self.stages) if t > s), None)
+        x = None if k is None else self.S.get((k, v))
+        return ({}, 0.0) if x is None else ({x: 1.0}, 0.0)
+
+    def memory(self, s: int) -> None:
+        """At a statement of the path itself all is live that it touches, and what lives on; scratch; less what is in place."""
+        step, row = self.problem.steps[s], dict[int, float]()
+        constant = step.scratch / max(self.problem.limit, 1)
+        for v, size in enumerate(self.size):
+            if v not in self.touches or self.problem.maker[v] > s:
+                continue
+            if v in step.uses or v in step.makes:
+                constant += size
+                continue
+            lives, always = self.after(s, v)
+            constant += size * always
+            for x, a in lives.items():
+                row[x] = row.get(x, 0.0) + a * size
+        self.placed(row, step.pairs, {x: self.after(s, x) for _, x in step.pairs})
+        if row or constant > 1:
+            self.rows.append((row, -np.inf, 1.0 - constant + 1e-9))
+
+    def placed(self, row: Row, pairs: Any, after: Mapping[int, tuple[Row, float]]) -> None:
+        """Less the size of what takes the place of a value that does not live on."""
+        for y in {y for y, _ in pairs}:
+            taken = self.variable()
+            row[taken] = -self.size[y]
+            most: Row = {taken: 1.0}
+            free = 0.0
+            for _, x in (pair for pair in pairs if pair[0] == y):
+                lives, always = after[x]
+                free += 1.0 - always
+                for variable, a in lives.items():
+                    most[variable] = most.get(variable, 0.0) + a
+            self.rows.append((most, -np.inf, free))
+
+    def tighten(self, chosen: set[tuple[int, int]]) -> bool:
+        """Constrain the memory where a solution's statements that run again exceed the limit; False: nowhere else."""
+        run = self.problem._follow(chosen)
+        over = [
+            (run.stage[p], run.order[p])
+            for p, b in enumerate(run.live)
+            if b > self.problem.limit and run.order[p] != run.stage[p]
+        ]
+        new = {(self.stages.index(t), i) for t, i in over} - self.done
+        for k, i in sorted(new):
+            self.again(k, i)
+        self.done |= new
+        return bool(new)
+
+    def again(self, k: int, i: int) -> None:
+        """The memory while statement i runs again in stage k, if it does."""
+        steps, step, maker = self.problem.steps, self.problem.steps[i], self.problem.maker
+        stage = self.stages[k]
+        row: Row = {}
+        constant = step.scratch / max(self.problem.limit, 1)
+        after: dict[int, tuple[Row, float]] = {}
+        most = constant
+        for v, size in enumerate(self.size):
+            if v not in self.touches:
+                continue
+            if v not in self.early:
+                constant += size * float(maker[v] < stage <= self.touches[v][-1])
+                continue
+            if (k, v) not in self.S and (k, maker[v]) not in self.R:
+                continue
+            later = [
+                self.R[k, j] for j in range(i + 1, self.problem.backward) if (k, j) in self.R and v in steps[j].uses
+            ]
+            needs = [*later, *([self.S[k + 1, v]] if (k + 1, v) in self.S else [])]
+            if v in step.makes or v in step.uses:
+                constant += size
+                on = self.variable()  # lives on after it
+                for x in needs:
+                    self.rows.append(({on: 1.0, x: -1.0}, 0.0, np.inf))
+                after[v] = ({}, 1.0) if v in steps[stage].uses else ({on: 1.0}, 0.0)
+                continue
+            made = self.R.get((k, maker[v])) if maker[v] < i else None
+            there = [x for x in (self.S.get((k, v)), made) if x is not None]
+            if not there:
+                continue
+            live = self.variable()
+            row[live] = size
+            most += size
+            for x in needs:
+                self.rows.append(({live: 1.0, x: -1.0, **dict.fromkeys(there, -1.0)}, -1.0, np.inf))
+            if v in steps[stage].uses:
+                self.rows.append(({live: 1.0, **dict.fromkeys(there, -1.0)}, 0.0, np.inf))
+        pairs = [(y, x) for y, x in step.pairs if x in after]
+        self.placed(row, pairs, after)
+        slack = max(most + constant - 1.0, 0.0) + 1.0
+        row[self.R[k, i]] = row.get(self.R[k, i], 0.0) + slack
+        self.rows.append((row, -np.inf, 1.0 - constant + slack + 1e-9))

@@ -1,0 +1,111 @@
+"""The solver's schedules of recomputation: beside all schedules of small problems, and on networks."""
+
+from __future__ import annotations
+
+import random
+import sys
+from itertools import combinations
+
+import pytest
+
+import calcvm as cv
+from calcvm.planner.recompute import Problem, Run, Step
+
+pytest.importorskip("scipy")
+from calcvm.planner import exact  # noqa: E402
+
+ALWAYS = 10**6
+
+
+def generated(rng: random.Random) -> tuple[list[Step], list[int], int]:
+    """A few statements that read earlier ones, and a backward that reads what they read, or made; some in place."""
+    n, steps, sizes, made = rng.randint(3, 4), [], [], []
+    for _ in range(n):
+        v, uses = len(sizes), set(rng.sample(made, min(len(made), rng.randint(1, 2))))
+        if made and rng.random() < 0.7:
+            uses.add(made[-1])
+        sizes.append(rng.randint(1, 9))
+        pairs = tuple((v, u) for u in sorted(uses) if sizes[u] == sizes[v] and rng.random() < 0.7)
+        until = ALWAYS if rng.random() < 0.85 else -1
+        cost, scratch = float(rng.randint(1, 5)), rng.choice((0, 0, 2))
+        steps.append(Step(uses=tuple(sorted(uses)), makes=(v,), pairs=pairs, scratch=scratch, cost=cost, until=until))
+        made.append(v)
+    above: set[int] = set()
+    for i in reversed(range(n)):
+        v, uses = len(sizes), {*steps[i].uses, *above, *([made[i]] if rng.random() < 0.5 else [])} or {made[i]}
+        sizes.append(rng.randint(1, 6))
+        pairs = tuple((v, u) for u in sorted(uses) if sizes[u] == sizes[v])
+        steps.append(Step(uses=tuple(sorted(uses)), makes=(v,), pairs=pairs, scratch=0, cost=1.0, until=-1))
+        above = {v}
+    return steps, sizes, n
+
+
+def limited(seed: int) -> Problem:
+    rng = random.Random(seed)
+    steps, sizes, n = generated(rng)
+    floor, peak = Problem(steps, sizes, n, 0).floor[0], Problem(steps, sizes, n, 0).run(()).peak
+    return Problem(steps, sizes, n, rng.randint(floor, max(floor, peak - 1)))
+
+
+def searched(problem: Problem) -> Run:
+    """What the first descent of the search finds: some exceed the limit."""
+    return problem.mend(problem.run(()), lambda found: found[0])
+
+
+def cheapest(problem: Problem, most: int = 5) -> Run | None:
+    """Of all schedules of few statements that run again."""
+    n = problem.backward
+    pairs = [(t, s) for t in range(n, len(problem.steps)) for s in range(n) if problem.steps[s].until >= t]
+    runs = (Run(problem, chosen) for k in range(most + 1) for chosen in combinations(pairs, k))
+    return min((run for run in runs if not run.excess), key=lambda run: run.cost, default=None)
+
+
+@pytest.mark.parametrize("seeds", [range(12), range(12, 24), range(24, 36)], ids=str)
+def test_nothing_is_cheaper(seeds):
+    again = 0
+    for seed in seeds:
+        problem = limited(seed)
+        best = cheapest(problem)
+        answer = exact.solve(problem, searched(problem), 20)
+        assert answer.run.excess == (problem.run(answer.run.chosen)).excess
+        if best is None:
+            assert answer.run.excess, seed
+            continue
+        again += best.cost > 0
+        assert not answer.run.excess and answer.run.cost == pytest.approx(best.cost), seed
+        assert answer.bound == pytest.approx(best.cost), seed
+    assert again >= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_known_is_kept_where_there_is_no_time(seed):
+    problem = limited(13 + 4 * seed)
+    known = searched(problem)
+    answer = exact.solve(problem, known, 1e-9)
+    assert answer.run is known and answer.bound <= known.cost
+
+
+def test_a_network_in_less_memory_with_a_proof():
+    graph = cv.build_graph(cv.zoo.unet(width=4, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
+    whole = cv.plan(graph, batch_size=8, workers=1)
+    searched = cv.plan(graph, batch_size=8, workers=1, memory=int(0.8 * whole.heap_bytes))
+    solved = cv.plan(graph, batch_size=8, workers=1, memory=int(0.8 * whole.heap_bytes), solver_seconds=25)
+    assert searched.lower_bound is None and not searched.proved and searched.again
+    assert 0 < solved.lower_bound <= solved.overhead + 1e-9 and solved.overhead <= searched.overhead + 1e-9
+    assert solved.proved == (solved.overhead <= solved.lower_bound * (1 + 1e-6))
+    assert "made again" in str(solved) and solved.to_dict()["proved"] == solved.proved
+    assert cv.compile(graph, plan=solved).heap_bytes == solved.heap_bytes
+
+
+def test_without_scipy_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    problem = limited(0)
+    with pytest.raises(cv.MissingExtra, match="calcvm\\[solver\\]"):
+        exact.solve(problem, searched(problem), 1)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), "ten", True])
+def test_seconds_are_seconds(wrong):
+    graph = cv.build_graph(cv.nn.Linear(3), (2,), "mse", cv.SGD(0.1))
+    with pytest.raises(cv.CalcError, match="solver_seconds"):
+        cv.plan(graph, batch_size=2, memory="1 MiB", solver_seconds=wrong)
