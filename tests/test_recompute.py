@@ -231,3 +231,24 @@ def test_what_is_needed_at_least_is_said_so():
     for wrong in (lambda: plan.describe("all"), lambda: plan.describe(-1), lambda: plan.bytes_at("a")):
         with pytest.raises(cv.CalcError):
             wrong()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("memory", [1_000_000, 2_500_000])
+def test_the_largest_batch_of_least_scratch(memory, workers):
+    net = nn.Linear(64) >> nn.Sigmoid() >> nn.Linear(64) >> nn.Sigmoid() >> nn.Linear(10)
+    graph = cv.build_graph(net, (784,), "softmax_cross_entropy", cv.Adam(1e-3))
+    how = {"workers": workers, "memory": memory}
+    fast, small = cv.plan(graph, **how), cv.plan(graph, objective="memory", **how)
+    assert small.batch_size > fast.batch_size and small.heap_bytes <= memory
+    for batch in (fast.batch_size, small.batch_size):
+        assert cv.plan(graph, batch_size=batch, recompute=False, **how).heap_bytes <= memory
+    with pytest.raises(PlanError):
+        cv.plan(graph, batch_size=small.batch_size + 1, recompute=False, **how)
+    one = cv.compile(graph, plan=fast)
+    other = cv.compile(graph, plan=small)
+    x, t = np.random.default_rng(0).random((9, 784)), np.arange(9)
+    models = [cv.CalcHeap(p.heap_bytes).load(p, seed=1) for p in (one, other)]
+    assert models[0].step(x, t) == models[1].step(x, t)
+    with pytest.raises(cv.CalcError, match="objective"):
+        cv.plan(graph, objective="space", **how)

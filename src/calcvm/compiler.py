@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MODES = ("grid", "graph", "fleet")
 PRECISIONS = ("float32", "tf32")
+OBJECTIVES = ("speed", "memory")
 # A team pays once its share of a step's arithmetic exceeds its barriers (about 0.1 us each, and the lines
 # that move between caches): see bench/RESULTS.md.
 TEAM_FLOPS = 2e6
@@ -47,6 +48,7 @@ def plan(
     precision: str = "float32",
     recompute: bool = True,
     solver_seconds: float = 0.0,
+    objective: str = "speed",
 ) -> Plan:
     """What a graph needs: order, offsets, bytes.  Allocates nothing.
 
@@ -77,6 +79,9 @@ def plan(
     solver_seconds : float
         That a solver (extra ``solver``) may take, beside the search, to find which ones cost least, and to prove it:
         ``plan.lower_bound``, ``plan.proved``.  How far it comes depends on the machine.
+    objective : "speed" or "memory"
+        With "memory" rows get the least scratch with which they run, from the start: the largest batch of a budget is then
+        the largest that there is without making values again.
 
     Raises
     ------
@@ -89,6 +94,7 @@ def plan(
     accumulate = checks.flag("accumulate", accumulate)
     recompute = checks.flag("recompute", recompute)
     solver_seconds = checks.number("solver_seconds", solver_seconds, 0, 1e6)
+    checks.choice("objective", objective, OBJECTIVES)
     if workers is not None:
         workers = checks.integer("workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS)
     _check_options(device, dtype, workers, mode, precision)
@@ -109,7 +115,7 @@ def plan(
         fit = partial(
             planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu
         )
-        ways: list[dict[str, Any]] = [{}, {"least": True}]
+        ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
         if recompute and batch_size is not None:
             ways.append({"least": True, "recompute": True, "solver_seconds": solver_seconds})
         refused: PlanError | None = None
@@ -238,6 +244,7 @@ class Options(TypedDict, total=False):
     precision: str
     recompute: bool
     solver_seconds: float
+    objective: str
 
 
 plan_of = plan  # under a name that `compile` does not use itself

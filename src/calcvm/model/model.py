@@ -96,7 +96,7 @@ class Model(methods.Native):
         (default: they become the model's floats); see `CalcGraph.placeholder`.
     channels_last : bool
         The input's samples, whose shape ``input_shape`` is, are images (*sizes, channels), and are read as they are.
-    seed, dtype, workers, memory, device, mode, precision, recompute : see `calcvm.plan`.
+    seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective : see `calcvm.plan`.
     """
 
     @overload
@@ -125,6 +125,8 @@ class Model(methods.Native):
         mode: str | None = ...,
         precision: str = ...,
         recompute: bool = ...,
+        solver_seconds: float = ...,
+        objective: str = ...,
         heap: CalcHeap | None = ...,
         name: str | None = ...,
     ) -> None: ...
@@ -143,6 +145,8 @@ class Model(methods.Native):
         mode: str | None = ...,
         precision: str = ...,
         recompute: bool = ...,
+        solver_seconds: float = ...,
+        objective: str = ...,
         heap: CalcHeap | None = ...,
         name: str | None = ...,
     ) -> None: ...
@@ -171,6 +175,8 @@ class Model(methods.Native):
         mode: str | None = None,
         precision: str = "float32",
         recompute: bool = True,
+        solver_seconds: float = 0.0,
+        objective: str = "speed",
         heap: CalcHeap | None = None,
         name: str | None = None,
     ):
@@ -188,6 +194,7 @@ class Model(methods.Native):
         self._plan: Plan | None = compiler.plan(
             graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
             accumulate=accumulate, mode=mode, precision=precision, recompute=recompute,
+            solver_seconds=solver_seconds, objective=objective,
         )  # fmt: skip
         program = compiler.compile(graph, plan=self._plan)
         if learning_batch is not None:
