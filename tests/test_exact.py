@@ -98,7 +98,7 @@ def test_a_network_in_less_memory_with_a_proof():
 
 
 def test_without_scipy_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
     problem = limited(0)
     with pytest.raises(cv.MissingExtra, match="calcvm\\[solver\\]"):
         exact.solve(problem, searched(problem), 1)

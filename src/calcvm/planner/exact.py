@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 SMALL = 1000  # values below this part of the limit are always kept
 ROUNDS = 12  # of constraints that are added
+SHARE = 0.4  # of the time, for windows of stages; the rest is for the proof
+WINDOW_SECONDS = 2.0
 UNIT = 1e6  # costs are handed over in microseconds
 
 Row = dict[int, float]  # coefficients by variable
@@ -51,31 +53,15 @@ def solve(problem: Problem, known: Run, seconds: float) -> Answer:
     ------
     MissingExtra : SciPy is not installed.
     """
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-    except ImportError as e:
-        raise MissingExtra("scipy", "solver", "planning with a solver") from e
-
-    program, end = Program(problem, np.inf if known.excess else known.cost), time.monotonic() + seconds
-    best, bound = known, 0.0
+    program, end = Program(problem, known), time.monotonic() + seconds
+    best, bound = program.by_windows(known, time.monotonic() + seconds * SHARE), 0.0
     for _ in range(ROUNDS):
-        left = end - time.monotonic()
-        if left <= 0:
-            break
-        entries = [(i, j, a) for i, (row, _, _) in enumerate(program.rows) for j, a in row.items()]
-        i, j, a = (np.array(part) for part in zip(*entries))
-        matrix = csr_array((a, (i, j)), shape=(len(program.rows), program.n))
-        low, high = (np.array([row[k] for row in program.rows]) for k in (1, 2))
-        found = milp(
-            program.costs(), integrality=program.integers(), bounds=Bounds(0, 1),
-            constraints=LinearConstraint(matrix, low, high), options={"time_limit": left, "mip_rel_gap": 1e-6},
-        )  # fmt: skip
+        found = program.solved(best.cost, end - time.monotonic())
         if found.mip_dual_bound is not None and np.isfinite(found.mip_dual_bound):
             bound = max(bound, found.mip_dual_bound / UNIT)
-        if found.x is None or found.x[program.known] > 0.5:  # nothing cheaper than what is known, or no time for it
+        chosen = program.chosen(found)
+        if chosen is None:  # nothing cheaper than what is known, or no time for it
             break
-        chosen = program.chosen(found.x)
         run = problem.run(chosen)
         if (run.excess, run.cost) <= (best.excess, best.cost):
             best = run
@@ -87,7 +73,12 @@ def solve(problem: Problem, known: Run, seconds: float) -> Answer:
 class Program:
     """Variables and rows (coefficients, least, most)."""
 
-    def __init__(self, problem: Problem, most: float):
+    def __init__(self, problem: Problem, known: Run):
+        try:
+            from scipy import optimize, sparse
+        except ImportError as e:
+            raise MissingExtra("scipy", "solver", "planning with a solver") from e
+        self.optimize, self.sparse = optimize, sparse
         self.problem, self.n = problem, 0
         self.cost: dict[int, float] = {}
         self.rows: list[tuple[Row, float, float]] = []
@@ -102,9 +93,8 @@ class Program:
                 touches.setdefault(v, []).append(s)
         self.touches = touches
         # all as it is known, in place of what the program decides: so there is a solution, and a bound, at any time
-        self.known = self.variable(
-            most if np.isfinite(most) else 2 * len(steps) * sum(step.cost for step in steps), binary=True
-        )
+        self.known = self.variable(0.0, binary=True)
+        self.dear = 2 * len(steps) * sum(step.cost for step in steps) if known.excess else 0.0
         self.stages = [s for s in range(first, len(steps)) if self._reads(s)]
         self.R = {
             (k, i): self.variable(step.cost, binary=True)
@@ -137,14 +127,65 @@ class Program:
             self.binary.add(x)
         return x
 
-    def costs(self) -> np.ndarray:
-        return np.array([self.cost[x] for x in range(self.n)]) * UNIT
+    # ------------------------------------------------------------ solutions
+    def solved(
+        self, known: float, seconds: float, low: np.ndarray | None = None, high: np.ndarray | None = None
+    ) -> Any:
+        """What the solver says, of variables between two arrays, where what is known costs so much."""
+        cost = np.array([self.cost[x] for x in range(self.n)])
+        cost[self.known] = self.dear or known
+        entries = [(i, j, a) for i, (row, _, _) in enumerate(self.rows) for j, a in row.items()]
+        i, j, a = (np.array(part) for part in zip(*entries))
+        matrix = self.sparse.csr_array((a, (i, j)), shape=(len(self.rows), self.n))
+        least, most = (np.array([row[k] for row in self.rows]) for k in (1, 2))
+        return self.optimize.milp(
+            cost * UNIT,
+            integrality=np.array([int(x in self.binary) for x in range(self.n)]),
+            bounds=self.optimize.Bounds(
+                np.zeros(self.n) if low is None else low, np.ones(self.n) if high is None else high
+            ),
+            constraints=self.optimize.LinearConstraint(matrix, least, most),
+            options={"time_limit": max(seconds, 0.0), "mip_rel_gap": 1e-6},
+        )
 
-    def integers(self) -> np.ndarray:
-        return np.array([int(x in self.binary) for x in range(self.n)])
+    def chosen(self, found: Any) -> set[tuple[int, int]] | None:
+        """The statements that run again in a solution; None: there is none, or it is what is known."""
+        if found.x is None or found.x[self.known] > 0.5:
+            return None
+        return {(self.stages[k], i) for (k, i), r in self.R.items() if found.x[r] > 0.5}
 
-    def chosen(self, x: np.ndarray) -> set[tuple[int, int]]:
-        return {(self.stages[k], i) for (k, i), r in self.R.items() if x[r] > 0.5}
+    def by_windows(self, best: Run, end: float) -> Run:
+        """A schedule improved a window of stages at a time, by solving it with all else as it is."""
+        width = max(len(self.stages) // 5, 4)
+        while not best.excess and best.chosen and time.monotonic() < end:
+            before = best.cost
+            for start in range(0, len(self.stages), max(width // 2, 1)):
+                low, high = self.around(best, range(start, start + width))
+                found = self.solved(best.cost, min(end - time.monotonic(), WINDOW_SECONDS), low, high)
+                chosen = self.chosen(found)
+                if chosen is not None:
+                    run = self.problem.run(chosen)
+                    self.tighten(chosen)
+                    if not run.excess and run.cost < best.cost:
+                        best = run
+            if best.cost >= before:
+                if width >= len(self.stages):
+                    break
+                width *= 2
+        return best
+
+    def around(self, run: Run, free: range) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds that leave variables of some stages free, and those of all others as in a schedule."""
+        low, high = np.zeros(self.n), np.ones(self.n)
+        for (k, i), r in self.R.items():
+            if k not in free:
+                low[r] = high[r] = (self.stages[k], i) in run.chosen
+        begins = {t: p for p, t in reversed([*enumerate(run.stage)])}
+        for (k, v), s in self.S.items():
+            if k not in free:
+                p = begins[self.stages[k]]
+                low[s] = high[s] = any(run.touches[u][0] < p <= run.touches[u][-1] for u in run.versions[v])
+        return low, high
 
     # ------------------------------------------------------------ what is there
     def there(self, k: int, v: int) -> Row:
