@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from calcvm.ops.statement import Statement, Value
 from calcvm.planner.lifetimes import operands, reads
+from calcvm.planner.offsets import load
 
 if TYPE_CHECKING:
     from calcvm.planner.result import Plan
@@ -60,12 +61,11 @@ class Document:
         """One dict a statement, in order; see `Plan.report`."""
         plan, layout = self.plan, self.plan.layout
         index = {st: t for t, st in enumerate(plan.statements)}
-        fixed, batch = layout.fixed(plan.batch_size), plan.batch_size
-        enters, stays = [fixed] * (self.end + 2), [fixed] * (self.end + 2)
-        for u in layout.transient:
-            for t in range(u.first, u.last):
-                stays[t] += layout.size(u, batch)
-                enters[t + 1] += layout.size(u, batch)
+        long = [u for u in layout.transient if u.first < u.last]
+        stays = load(
+            [layout.size(u, plan.batch_size) for u in long], [u.first for u in long], [u.last - 1 for u in long]
+        )
+        stays = [layout.fixed(plan.batch_size) + more for more in (*stays, *[0] * (self.end + 1 - len(stays)))]
         dies: dict[int, list[str]] = {}
         for v in self.values:
             if v in self.shared and v in self.touched:
@@ -80,7 +80,7 @@ class Document:
                 "row": st.spec.name,
                 "label": st.label,
                 "operands": [self.operand(o.name, o.access, reads(o, st), v) for o, v in operands(st)],
-                "bytes_before": enters[t],
+                "bytes_before": stays[t - 1] if t else layout.fixed(plan.batch_size),
                 "live_bytes": plan.live_bytes[t],
                 "bytes_after": stays[t],
                 "peak_bytes": most,

@@ -82,6 +82,7 @@ class Program:
         self.problem, self.n = problem, 0
         self.cost: dict[int, float] = {}
         self.rows: list[tuple[Row, float, float]] = []
+        self.constraints: Any = None  # the rows as the solver takes them, until there are more
         self.binary: set[int] = set()
         steps, first = problem.steps, problem.backward
         small = problem.limit / SMALL
@@ -134,17 +135,19 @@ class Program:
         """What the solver says, of variables between two arrays, where what is known costs so much."""
         cost = np.array([self.cost[x] for x in range(self.n)])
         cost[self.known] = self.dear or known
-        entries = [(i, j, a) for i, (row, _, _) in enumerate(self.rows) for j, a in row.items()]
-        i, j, a = (np.array(part) for part in zip(*entries))
-        matrix = self.sparse.csr_array((a, (i, j)), shape=(len(self.rows), self.n))
-        least, most = (np.array([row[k] for row in self.rows]) for k in (1, 2))
+        if self.constraints is None:
+            entries = [(i, j, a) for i, (row, _, _) in enumerate(self.rows) for j, a in row.items()]
+            i, j, a = (np.array(part) for part in zip(*entries))
+            matrix = self.sparse.csr_array((a, (i, j)), shape=(len(self.rows), self.n))
+            least, most = (np.array([row[k] for row in self.rows]) for k in (1, 2))
+            self.constraints = self.optimize.LinearConstraint(matrix, least, most)
         return self.optimize.milp(
             cost * UNIT,
             integrality=np.array([int(x in self.binary) for x in range(self.n)]),
             bounds=self.optimize.Bounds(
                 np.zeros(self.n) if low is None else low, np.ones(self.n) if high is None else high
             ),
-            constraints=self.optimize.LinearConstraint(matrix, least, most),
+            constraints=self.constraints,
             options={"time_limit": max(seconds, 0.0), "mip_rel_gap": 1e-6},
         )
 
@@ -160,6 +163,8 @@ class Program:
         while not best.excess and best.chosen and time.monotonic() < end:
             before = best.cost
             for start in range(0, len(self.stages), max(width // 2, 1)):
+                if time.monotonic() >= end:
+                    break
                 low, high = self.around(best, range(start, start + width))
                 found = self.solved(best.cost, min(end - time.monotonic(), WINDOW_SECONDS), low, high)
                 chosen = self.chosen(found)
@@ -271,6 +276,7 @@ class Program:
         new = {(self.stages.index(t), i) for t, i in over} - self.done
         for k, i in sorted(new):
             self.again(k, i)
+            self.constraints = None
         self.done |= new
         return bool(new)
 
