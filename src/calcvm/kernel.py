@@ -19,6 +19,8 @@ PREFIX = 2  # words before a row's own: instruction, flags
 FLAG_PC_SHIFT = 8  # flags above this bit: the row's own index, for traps
 AXES = 6  # of a shape that operands are broadcast to
 TRAP_CODE, TRAP_PC = 0, 1  # heap elements that a trap writes (the heap's first block is reserved)
+PAGES = 6  # the int64 of the heap's first block that holds the file of its pages: its descriptor plus 1
+LOST_PAGES = 2  # the trap of a row that cannot write or read them
 
 
 class Me(NamedTuple):

@@ -26,6 +26,7 @@ FAMILIES = (
     "normalization",
     "convolution",
     "pooling",
+    "paging",
 )
 
 FEW = 4  # functions from which other processes are of use

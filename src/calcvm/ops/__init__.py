@@ -21,5 +21,6 @@ FAMILIES = (
 )
 for _family in FAMILIES:
     import_module(f"calcvm.ops.{_family}")
+import_module("calcvm.ops.paging")
 
 __all__ = ["FAMILIES", "OPS", "ROWS", "OpSpec", "RowSpec", "register"]

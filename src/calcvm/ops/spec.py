@@ -74,6 +74,7 @@ class Operand:
         [n*w // nw, n*(w+1) // nw), each elems/n long.  "" or an n of 0: any worker may touch any
         element; of scratch, on a CPU, worker w has the w-th of nw equal parts.  "w0": worker 0 alone.
     optional : whether it may be left out; or an expression over the row's words, where it is not 0.
+    paged : it lies in the heap's pages (`calcvm.ops.paging`), and no other operand does.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Operand:
     type: str = FLOAT
     below: str = ""
     moved: bool = False
+    paged: bool = False
 
     def __post_init__(self) -> None:
         if self.type == CELLS:
@@ -410,6 +412,11 @@ def check_free(spec: OpSpec, row: RowSpec) -> None:
     """Refuse a row of an operator whose name another has."""
     if ROWS.get(row.name, row) is not row:
         raise CalcError(f"operator {spec.name!r}: row {row.name!r} is registered already, and differs")
+
+
+def instruction(row: RowSpec) -> RowSpec:
+    """Add a row that no operator has to the table."""
+    return ROWS.setdefault(row.name, row)
 
 
 def register(spec: OpSpec) -> OpSpec:

@@ -22,6 +22,7 @@ ZONE_OF = {
     "gradient": "gradient",  # persistent where rounds add up, else transient
     "optimizer": "optimizer",  # persistent
     "workspace": "workspace",
+    "page": "pages",  # what other values hold meanwhile, outside the heap
 }
 
 

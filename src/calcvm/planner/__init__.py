@@ -187,4 +187,7 @@ def _zones(layout: Layout, batch: int, bounds: dict[str, tuple[int, int]]) -> di
             resident_bytes=sum(layout.size(u, batch) for u in resident),
             transient_bytes=max(live, default=0),
         )
+    if "pages" in bounds:
+        start, stop = bounds["pages"]
+        out["pages"] = Zone("pages", start // itemsize, stop // itemsize, stop - start, transient_bytes=stop - start)
     return out

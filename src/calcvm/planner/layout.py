@@ -1,6 +1,8 @@
 """Where everything lies: the heap's zones, and the storage units that share its arena.
 
 [reserved][forward persistent][optimizer][gradient persistent][arena: resident values, then transient ones]
+
+Pages, what transient values hold meanwhile, lie beyond the heap's end, one after the other: in a file.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class Layout:
     persistent: Mapping[str, tuple[Unit, ...]]  # by zone, in order
     resident: tuple[Unit, ...]
     transient: tuple[Unit, ...]
+    pages: tuple[Unit, ...]
     n_statements: int
 
     @property
@@ -103,7 +106,13 @@ class Layout:
             top = put(unit, top)
         for unit, offset in zip(self.transient, packing.offsets, strict=True):
             put(unit, top + offset * LINE)
-        bounds["arena"] = (arena, top + packing.height * LINE)
+        top += packing.height * LINE
+        bounds["arena"] = (arena, top)
+        if self.pages:
+            start = top
+            for unit in self.pages:
+                top = put(unit, top)
+            bounds["pages"] = (start, top)
         return offsets, bounds
 
 
@@ -124,6 +133,7 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
     persistent: dict[str, list[tuple[tuple, Unit]]] = {zone: [] for zone in PERSISTENT_ZONES}
     resident: list[tuple[tuple, Unit]] = []
     transient: list[Unit] = []
+    pages: list[Unit] = []
     created = {v: i for i, v in enumerate(lowered.values)}
 
     def add(values: tuple[tuple[Value, int], ...], nbytes: Extent, zone: str) -> None:
@@ -138,7 +148,8 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
             else:
                 resident.append(((v.kind != "placeholder", created.get(v, len(created))), unit))
         elif spans:
-            transient.append(Unit(values, nbytes, min(f for f, _ in spans), max(e for _, e in spans), zone))
+            unit = Unit(values, nbytes, min(f for f, _ in spans), max(e for _, e in spans), zone)
+            (pages if v.kind == "page" else transient).append(unit)
 
     done: set[Value] = set()
     for v in [*lowered.values, *live]:
@@ -167,6 +178,7 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
         {zone: tuple(u for _, u in sorted(items, key=lambda item: item[0])) for zone, items in persistent.items()},
         tuple(u for _, u in sorted(resident, key=lambda item: item[0])),
         tuple(transient),
+        tuple(pages),
         len(lowered.statements),
     )
 

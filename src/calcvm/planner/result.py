@@ -87,6 +87,11 @@ class Plan:
         return self.heap_elems * self.itemsize
 
     @property
+    def page_bytes(self) -> int:
+        """Bytes of the file that values are moved to meanwhile (0: none are)."""
+        return self.zones["pages"].bytes if "pages" in self.zones else 0
+
+    @property
     def device_total(self) -> int:
         """Bytes that the program takes on a GPU, data sets apart (0: it is for another device)."""
         return sum(self.device_bytes.values())
@@ -105,7 +110,8 @@ class Plan:
     def save_all_bytes(self) -> int:
         """Bytes if nothing shared cells: every value in its own."""
         blocks, machine = self.blocks, self.layout.machine
-        own = sum(machine.up(machine.bytes(v).at(self.batch_size)) for v in self.offsets if v not in blocks)
+        values = [v for v in self.offsets if v not in blocks and v.kind != "page"]
+        own = sum(machine.up(machine.bytes(v).at(self.batch_size)) for v in values)
         return self.layout.reserved + own
 
     def bytes_at(self, batch: int) -> int:

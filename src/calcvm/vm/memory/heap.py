@@ -74,6 +74,9 @@ class CalcHeap:
         Where models are that are not in the heap (default: a `MemoryStore` of its own).
     device : str
         Whose memory it is: that of the device the models' programs are compiled for ("cpu" and "blas" share one).
+    page_folder : str, optional
+        Where files lie that hold the pages of models planned with ``page_bytes=``, one a model in the heap, of that size, which
+        no other process sees (default: the system's folder for such files, which may be in memory itself).
 
     Attributes
     ----------
@@ -82,8 +85,12 @@ class CalcHeap:
     stats : switches, bytes and seconds of switching
     """
 
-    def __init__(self, memory: int | str, store: Store | None = None, device: str = "cpu"):
+    def __init__(
+        self, memory: int | str, store: Store | None = None, device: str = "cpu", page_folder: str | os.PathLike[str] | None = None
+    ):
         self.nbytes = parse_bytes(memory)
+        if page_folder is not None and (not isinstance(page_folder, (str, os.PathLike)) or not str(page_folder)):
+            raise CalcError(f"page_folder: {checks.shown(page_folder)} is not the path of a folder")
         if store is not None and (isinstance(store, type) or not hasattr(store, "get_program")):
             raise CalcError(
                 f"store: one such as cv.MemoryStore() or cv.FileStore(folder) is wanted, not {checks.called(store)}"
@@ -94,7 +101,7 @@ class CalcHeap:
             store = MemoryStore() if on_host else PinnedStore(gpu)
         self.store: Store = store
         self.stats = Stats()
-        self._memory: Memory = HostMemory(self.nbytes) if on_host else DeviceMemory(gpu, self.nbytes)
+        self._memory: Memory = HostMemory(self.nbytes, None if page_folder is None else os.fspath(page_folder)) if on_host else DeviceMemory(gpu, self.nbytes)
         self._slots: OrderedDict[Slot, None] = OrderedDict()  # least recently used first
         self._pieces = Pieces(self.nbytes)  # what no slot takes
         self._spare: dict[tuple[Loaded, int], Slot] = {}
@@ -460,9 +467,11 @@ class CalcHeap:
     def _free(self, slot: Slot) -> None:
         del self._slots[slot]
         self._pieces.give(slot.start, slot.stop)
+        slot.keeper = None
+        if slot.loaded.program.page_bytes:  # its file goes with it
+            return
         if len(self._spare) >= SPARE_SLOTS:
             del self._spare[next(iter(self._spare))]
-        slot.keeper = None
         self._spare[slot.loaded, slot.start] = slot
 
     def _mend(self) -> None:
@@ -574,6 +583,8 @@ class CalcHeap:
             record.entering = []
         for turns in self.turns:
             turns.renew()
+        for slot in self._slots:
+            slot.renew_pages()
 
     # ------------------------------------------------------------ names
     def _handle(self, record: Record) -> Resident:

@@ -17,6 +17,7 @@ import numpy as np
 from calcvm.errors import PlanError, Trap
 from calcvm.ops.layouts import back, laid
 from calcvm.ops.sizes import evaluate
+from calcvm.vm.memory.pages import Pages
 from calcvm.vm.program.encoding import RESERVED, aligned, decode_row
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.slices import SLICE_SECONDS, ended, latest, sliced
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from calcvm.vm.program.program import Program, Symbol
     from calcvm.vm.run.loaded import Loaded
 
-BAD_INDEX = 1  # the trap of a kernel that met an index that is none
+BAD_INDEX, LOST_PAGES = 1, 2  # traps of kernels: an index that is none, pages that cannot be written or read
 NO_TRAP = 0, 0
 
 
@@ -44,18 +45,19 @@ class Slot:
     record : the model that is in it (None: it is being filled).
     keeper : whose turn keeps the model in it, as long as it lasts, beside the model's own.
     bytes, elements, image : the piece and the image, as views; of memory on the host alone.
+    pages : the file of its pages, where its program has some.
     lasting : elements up to the last that persists.
     job, job_address : a job for the piece, to be filled in.
     """
 
     __slots__ = (
         "address", "loaded", "bytes", "elements", "image", "job", "job_address", "keeper", "lasting", "start",
-        "stop", "record", "traps", "view",
+        "stop", "record", "traps", "view", "pages",
     )  # fmt: skip
 
     writable = True
 
-    def __init__(self, loaded: Loaded, start: int, stop: int, piece: np.ndarray):
+    def __init__(self, loaded: Loaded, start: int, stop: int, piece: np.ndarray, folder: str | None = None):
         self._bind(loaded, start, stop, piece.ctypes.data)
         self.bytes = piece[: loaded.program.heap_bytes]
         self.elements = self.bytes.view(loaded.program.dtype)
@@ -63,12 +65,15 @@ class Slot:
         self.lasting = self.elements[: lasting_elems(loaded)]
         self.view = self.image.data  # copied in half the time that an array takes
         self.traps = self.elements[:2]
+        if loaded.program.page_bytes:
+            self.pages = Pages(loaded.program, folder, self.bytes)
 
     def _bind(self, loaded: Loaded, start: int, stop: int, address: int) -> None:
         """What all kinds of slots have."""
         self.loaded, self.start, self.stop, self.address = loaded, start, stop, address
         self.record: Record | None = None
         self.keeper: Turns | None = None
+        self.pages: Pages | None = None
         self.job = np.zeros(layout.JOB_WORDS, np.int64)
         self.job[[layout.TABLE, layout.HEAP]] = loaded.table_address, address
         self.job[layout.ROW_BYTES] = loaded.program.row_bytes
@@ -92,6 +97,8 @@ class Slot:
     def clear(self) -> None:
         """Set to 0 what must be: traps and what persists.  All else is written before it is read."""
         self.lasting[:] = 0
+        if self.pages is not None:
+            self.pages.announce()
 
     def clear_padding(self) -> None:
         """Set to 0 what updates of whole blocks read, and nothing writes (`Loaded.padding`)."""
@@ -107,9 +114,9 @@ class Slot:
         return self.elements.copy()
 
     def fill(self, elements: np.ndarray) -> None:
-        """Set the first elements of the piece."""
+        """Set the first elements of the piece; those that are reserved stay."""
         if elements is not self.lasting:
-            self.elements[: len(elements)] = elements
+            self.elements[RESERVED : len(elements)] = elements[RESERVED:]
 
     def renew(self, record: Record, elements: np.ndarray, facts: Mapping[str, Any]) -> None:
         """`fill` a model's piece between two learning batches, and set the facts that go with that.
@@ -117,11 +124,19 @@ class Slot:
         A signal is heard before or after all of it: CPython looks for one at calls and jumps, and there is none between
         these statements.
         """
-        piece, kept, closed = self.elements[: len(elements)], record.facts.kept, set[str]()
+        piece, kept, closed = self.elements[RESERVED : len(elements)], record.facts.kept, set[str]()
         if elements is not self.lasting:
+            self.traps.fill(0)
+            elements = elements[RESERVED:]
             piece[:] = elements
         kept |= facts
         record.open, record.passing = closed, None
+
+    def renew_pages(self) -> None:
+        """In a forked child: a file of its own; pages are written before they are read, in every run of a path."""
+        if self.pages is not None:
+            self.pages = Pages(self.loaded.program, self.pages.folder, self.bytes)
+            self.pages.announce()
 
     # ------------------------------------------------------------ the image
     def get_image(self, open: bool = False) -> np.ndarray:  # noqa: A002
@@ -204,6 +219,8 @@ class Slot:
 
 def _met(program: Program, pc: int, code: int) -> str:
     """What a kernel met that it trapped."""
+    if code == LOST_PAGES:
+        return "the file of its pages could not be written or read: the disk is full or damaged; load the model as it was saved"
     spec = program.spec(pc)
     index = next((operand for operand in spec.operands if operand.below), None)
     if code != BAD_INDEX or index is None:
@@ -262,10 +279,10 @@ def machine_bytes() -> int:
 
 
 class HostMemory:
-    """Memory of the host, zeroed; the system gives pages of it as they are touched."""
+    """Memory of the host, zeroed; the system gives pages of it as they are touched.  ``folder`` : of files of models' pages."""
 
-    def __init__(self, nbytes: int):
-        self.nbytes, there = nbytes, machine_bytes()
+    def __init__(self, nbytes: int, folder: str | None = None):
+        self.nbytes, self.folder, there = nbytes, folder, machine_bytes()
         try:
             if nbytes > there:
                 raise MemoryError
@@ -275,7 +292,7 @@ class HostMemory:
             raise PlanError(text, nbytes, there) from None
 
     def slot(self, loaded: Loaded, start: int, stop: int) -> Slot:
-        return Slot(loaded, start, stop, self._bytes[start:stop])
+        return Slot(loaded, start, stop, self._bytes[start:stop], self.folder)
 
     def close(self) -> None:
         """It goes with the last view of it that was given out."""

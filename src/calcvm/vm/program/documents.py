@@ -40,6 +40,7 @@ DTYPES = ("float32", "float64")
 MAX_WORKERS = 1024
 MAX_BLOCKS = 65535  # of device cuda, whose workers are thread blocks
 MAX_HEAP = 2**48
+PAGES = "pages"  # the zone beyond the heap: a file
 MAX_SIZE = 2**60
 MAX_RANK = 32  # NumPy's least
 READ = PHASES[:2]  # phases that compute results

@@ -19,7 +19,7 @@ from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named, stem_of
 from calcvm.ops.types import BYTES
 from calcvm.vm.program import schema
 from calcvm.vm.program.disassemble import disassemble
-from calcvm.vm.program.documents import DOCUMENT
+from calcvm.vm.program.documents import DOCUMENT, PAGES
 from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, Instruction, aligned, form_of
 from calcvm.vm.program.formats import FORMER, converted
 from calcvm.vm.program.serialize import read_archive, write_archive
@@ -127,6 +127,11 @@ class Program:
     @property
     def heap_bytes(self) -> int:
         return self.heap_elems * self.itemsize
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of the file that holds its pages."""
+        return sum((z.stop - z.start) * self.itemsize for z in self.zones if z.name == PAGES)
 
     @property
     def row_bytes(self) -> int:

@@ -194,8 +194,10 @@ class Rows(Storage):
         """The operand lies in the heap, inside its symbol, and the symbol may be used so."""
         p = self.program
         where = f"operand {operand.name} [{start}, {start + ends[1]})"
-        if start * size < RESERVED * p.itemsize or (start + max(ends)) * size > p.heap_bytes:
-            self.fail(i, f"{where} leaves the heap's [{RESERVED}, {p.heap_elems})")
+        low, high = self.range_of(operand.paged)
+        if start * size < low or (start + max(ends)) * size > high:
+            of = "the pages'" if operand.paged else "the heap's"
+            self.fail(i, f"{where} leaves {of} [{low // p.itemsize}, {high // p.itemsize})")
         if not 0 <= symbol < len(p.symbols):
             self.fail(i, f"{where} has symbol {symbol}, there are {len(p.symbols)}")
         s = p.symbols[symbol]

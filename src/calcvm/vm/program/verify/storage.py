@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from calcvm.errors import ProgramError
+from calcvm.vm.program.documents import MAX_HEAP, PAGES
 from calcvm.vm.program.encoding import ALIGN_BYTES, RESERVED
 from calcvm.vm.program.verify.form import Form
 
@@ -20,7 +21,10 @@ class Storage(Form):
     def check_zones(self) -> None:
         at = 0
         for z in sorted(self.program.zones, key=lambda z: (z.start, z.stop)):
-            if not at <= z.start <= z.stop <= self.program.heap_elems:
+            if z.name == PAGES:
+                if not self.program.heap_elems == z.start <= z.stop <= MAX_HEAP or z.persistent_stop:
+                    raise ProgramError(f"zone {z.name} is [{z.start}, {z.stop}): it must begin where the heap ends")
+            elif not at <= z.start <= z.stop <= self.program.heap_elems:
                 raise ProgramError(
                     f"zone {z.name} is [{z.start}, {z.stop}): zones must not overlap or leave the heap "
                     f"of {self.program.heap_elems} elements"
@@ -47,11 +51,13 @@ class Storage(Form):
             if s.elems.a < 0 or first < 0:
                 raise ProgramError(f"symbol {s.name}: size {s.elems} shrinks with the batch or is negative")
             stop = s.start + last * s.itemsize
-            if s.start < RESERVED * p.itemsize or stop > p.heap_bytes:
+            low, high = self.range_of(s.kind == "page")
+            if s.start < low or stop > high:
                 of = "" if s.dtype == p.dtype else f" {s.dtype}"
+                where = "the pages'" if s.kind == "page" else "the heap's"
                 raise ProgramError(
-                    f"symbol {s.name} is [{s.offset}, {s.offset + last}){of}: outside the heap's "
-                    f"[{RESERVED}, {p.heap_elems})"
+                    f"symbol {s.name} is [{s.offset}, {s.offset + last}){of}: outside {where} "
+                    f"[{low // p.itemsize}, {high // p.itemsize})"
                 )
             self.sizes.append((first * s.itemsize, last * s.itemsize))
             if last:
@@ -66,6 +72,11 @@ class Storage(Form):
                 self.check_block(i, s)
         self.check_padding()
         self.check_image()
+
+    def range_of(self, paged: bool) -> tuple[int, int]:
+        """Bytes [start, stop) of the pages, or of what rows may touch of the heap."""
+        p = self.program
+        return (p.heap_bytes, p.heap_bytes + p.page_bytes) if paged else (RESERVED * p.itemsize, p.heap_bytes)
 
     def check_image(self) -> None:
         """What persists lies together, so that an image is as large as what it holds."""

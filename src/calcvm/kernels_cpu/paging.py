@@ -1,0 +1,88 @@
+"""Kernels that move values between the heap and its pages, a file.
+
+The file's descriptor stands in the heap's first block, plus one (0: there is no file).  A page lies in the file as far from its
+begin as its operand from the heap's.  What is written the system is told to write to the disk at once, and what is to be read
+soon to read: it does so beside the rows that follow, by threads of its own.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from calcvm.kernel import LOST_PAGES, PAGES
+from calcvm.kernels_cpu._common import Ptr, at, kernel, share, trap
+
+_pread = types.ExternalFunction("pread", types.int64(types.int32, types.int64, types.int64, types.int64))
+_pwrite = types.ExternalFunction("pwrite", types.int64(types.int32, types.int64, types.int64, types.int64))
+_fadvise = types.ExternalFunction("posix_fadvise", types.int32(types.int32, types.int64, types.int64, types.int32))
+_write_behind = types.ExternalFunction("sync_file_range", types.int32(types.int32, *[types.int64] * 2, types.uint32))
+WILL_NEED, START = 3, 2  # POSIX_FADV_WILLNEED, SYNC_FILE_RANGE_WRITE
+
+I64 = ir.IntType(64)
+
+
+@intrinsic
+def address(tc, pointer):
+    """A pointer as a number."""
+    return types.int64(pointer), lambda ctx, b, sig, args: b.ptrtoint(args[0], I64)
+
+
+@intrinsic
+def bytes_of(tc, pointer):
+    """Of an element that a pointer points to: a constant when compiled."""
+    width = pointer.dtype.bitwidth // 8
+    return types.int64(pointer), lambda ctx, b, sig, args: I64(width)
+
+
+@intrinsic
+def file_of(tc, heap):
+    """The descriptor of the heap's file; -1: there is none."""
+
+    def codegen(ctx, b, sig, args):
+        word = b.load(b.gep(b.bitcast(args[0], I64.as_pointer()), [I64(PAGES)]))
+        return b.trunc(b.sub(word, I64(1)), ir.IntType(32))
+
+    return types.int32(heap), codegen
+
+
+@kernel
+def page_out(me, n, x: Ptr.cells, page: Ptr.cells):
+    """page = x; both n.  Elements are shared."""
+    lo, hi = share(me, n)
+    file, left = file_of(me.heap), (hi - lo) * bytes_of(x)
+    start, source = address(at(page, lo)) - address(me.heap), address(at(x, lo))
+    done = 0
+    while done < left:
+        moved = _pwrite(file, source + done, left - done, start + done)
+        if moved <= 0:
+            trap(me, LOST_PAGES)
+            return
+        done += moved
+    if left > 0:
+        _write_behind(file, start, left, START)
+
+
+@kernel
+def page_ahead(me, n, page: Ptr.cells):
+    """page (n) will be read soon.  Elements are shared."""
+    lo, hi = share(me, n)
+    if hi > lo:
+        start = address(at(page, lo)) - address(me.heap)
+        _fadvise(file_of(me.heap), start, (hi - lo) * bytes_of(page), WILL_NEED)
+
+
+@kernel
+def page_in(me, n, page: Ptr.cells, y: Ptr.cells):
+    """y = page; both n.  Elements are shared."""
+    lo, hi = share(me, n)
+    file, left = file_of(me.heap), (hi - lo) * bytes_of(y)
+    start, target = address(at(page, lo)) - address(me.heap), address(at(y, lo))
+    done = 0
+    while done < left:
+        moved = _pread(file, target + done, left - done, start + done)
+        if moved <= 0:
+            trap(me, LOST_PAGES)
+            return
+        done += moved
