@@ -74,6 +74,11 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
+    "devices": (
+        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "tables", "record", "compiler"}
+        | VM,
+        {"numpy"},
+    ),
     "ensemble": ({"errors", "checks", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
     "exploration": (
         {"errors", "checks", "graph", "compiler", "model", "fleet", "ensemble", "progress", "tables"} | VM,
@@ -88,7 +93,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "typer", "matplotlib"},
     ),  # kernels_cpu, vm.run: info
     "__main__": ({"cli"}, set()),
-    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data", "operators", "zoo"}, set()),
+    "": (
+        ALL_LOWER | {"compiler", "devices", "model", "fleet", "ensemble", "exploration", "data", "operators", "zoo"},
+        set(),
+    ),
 }
 
 

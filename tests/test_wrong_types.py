@@ -271,6 +271,15 @@ def targets():
             lambda **wrong: fleet().add(**{"program": programs().plain, "data": (X, Y), "validation": (X, Y), **wrong}),
             _parameters(cv.Fleet.add)[1:],
         ),
+        "cv.Processor": plain(cv.Processor, name="a"),
+        "cv.plan_devices": (
+            lambda **wrong: cv.plan_devices(**{"graph": graph(), "processors": [cv.Processor("a")], "batch_size": 8, **wrong}),
+            _parameters(cv.plan_devices),
+        ),
+        "cv.SplitModel": plain(cv.SplitModel, plan=split()),
+        "SplitModel.step": (lambda x=X[:8], y=Y[:8], path=None: cv.SplitModel(split()).step(x, y, path=path), ["x", "y", "path"]),
+        "SplitModel.run": (lambda path="predict", x=X[:8]: cv.SplitModel(split()).run(path, x), ["path", "x"]),
+        "SplitModel[]": item(lambda: cv.SplitModel(split()), "linear_1.weight"),
         "Fleet.fit": method(cv.Fleet, trained, "fit", **QUIET),
         "Fleet.advance": method(cv.Fleet, trained, "advance"),
         "cv.Ensemble": (lambda **wrong: cv.Ensemble(**{"models": [model()], **wrong}), _parameters(cv.Ensemble)),
@@ -324,6 +333,11 @@ def minimize(**wrong):
 
 
 @cache
+def split():
+    return cv.plan_devices(graph(), [cv.Processor("a")], batch_size=8)
+
+
+@cache
 def searched():
     return cv.explore(found, {"rate": (0.01, 0.1)}, data=(X, Y), n_trials=1, rounds=1, sampler="random", **QUIET)
 
@@ -337,7 +351,7 @@ def trained():
 # public, and not called with values of a user: types of what is returned, bases, and data of the operator table
 NOT_CALLED = {
     "Callback", "CalcError", "CalcWarning", "CalcGraph", "Exploration", "Handle", "History", "MemoryStore", "MissingExtra", "OpSpec",
-    "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Resident", "Results", "RowSpec", "ShapeError",
+    "FileError", "NoSuchFile", "Optimizer", "Path", "Plan", "PlanError", "Program", "ProgramError", "Resident", "Results", "RowSpec", "ShapeError", "SplitPlan",
     "TensorDescriptor", "Trap", "Trial", "UnsupportedOperator", "Variable", "init", "nn", "zoo",
 }  # fmt: skip
 FILES = {"FileStore", "load", "load_program"}  # what a name of a file may be is the system's to say

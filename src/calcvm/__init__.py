@@ -41,6 +41,7 @@ from calcvm.vm.program.program import Program, load_program
 
 if _TYPE_CHECKING:
     from calcvm import zoo
+    from calcvm.devices import Processor, SplitModel, SplitPlan, plan_devices
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
 
 __version__ = "0.1.0"
@@ -48,10 +49,11 @@ __version__ = "0.1.0"
 __all__ = [
     "CalcError", "CalcGraph", "CalcHeap", "CalcWarning", "Callback",
     "EarlyStopping", "Ensemble", "Exploration", "FileError", "FileStore", "Fleet", "Handle",
-    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Path", "Plan", "PlanError", "Program",
-    "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "TensorDescriptor",
+    "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Path", "Plan", "PlanError", "Processor",
+    "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "SplitModel",
+    "SplitPlan", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "grad_cam",
-    "gradient", "init", "load", "load_program", "nn", "plan", "register_op", "saliency",
+    "gradient", "init", "load", "load_program", "nn", "plan", "plan_devices", "register_op", "saliency",
     "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
@@ -62,6 +64,8 @@ def __getattr__(name: str) -> object:
     """What few programs need is imported when it is asked for: searches take 4 ms of 90."""
     if name == "zoo":
         return _import_module("calcvm.zoo")
+    if name in ("Processor", "SplitModel", "SplitPlan", "plan_devices"):
+        return globals().setdefault(name, getattr(_import_module("calcvm.devices"), name))
     if name not in ("Exploration", "RayEngine", "Trial", "explore"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, getattr(_import_module("calcvm.exploration"), name))

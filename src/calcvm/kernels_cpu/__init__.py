@@ -27,6 +27,7 @@ FAMILIES = (
     "convolution",
     "pooling",
     "paging",
+    "exchange",
 )
 
 FEW = 4  # functions from which other processes are of use

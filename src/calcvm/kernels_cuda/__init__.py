@@ -24,6 +24,7 @@ FAMILIES = (
     "random",
     "normalization",
     "pooling",
+    "exchange",
 )
 
 

@@ -21,6 +21,7 @@ FAMILIES = (
 )
 for _family in FAMILIES:
     import_module(f"calcvm.ops.{_family}")
-import_module("calcvm.ops.paging")
+for _rows in ("paging", "exchange"):  # that no operator has
+    import_module(f"calcvm.ops.{_rows}")
 
 __all__ = ["FAMILIES", "OPS", "ROWS", "OpSpec", "RowSpec", "register"]

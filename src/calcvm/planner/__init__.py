@@ -44,6 +44,7 @@ def plan(
     recompute: bool = False,
     solver_seconds: float = 0.0,
     effort: int = EFFORT,
+    as_given: bool = False,
 ) -> Plan:
     """Plan a program for a batch size, or for the largest batch that a budget allows.
 
@@ -58,6 +59,7 @@ def plan(
     least : rows get the least scratch with which they run, not what speed wants.
     recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
     solver_seconds : that a solver may look for the cheapest way to do so (0: none is asked).
+    as_given : statements stay as they are, and in their order.
 
     Raises
     ------
@@ -78,7 +80,7 @@ def plan(
         lowered = with_least(lowered, machine)
 
     def prepare(ordered: Lowered) -> tuple[Lowered, Groups, Layout]:
-        merged, groups = merge_rows(ordered, machine, merge_updates)
+        merged, groups = merge_rows(ordered, machine, merge_updates and not as_given)
         return merged, groups, lay_out(merged, groups, machine)
 
     def largest(layout: Layout, allowed: int) -> int:
@@ -88,7 +90,7 @@ def plan(
             lambda b: layout.required(b, effort, allowed),
         )
 
-    ordered = improve(lowered, batch_size or 1, machine)
+    ordered = lowered if as_given else improve(lowered, batch_size or 1, machine)
     merged, groups, layout = prepare(ordered)
     if batch_size is None:
         assert memory is not None

@@ -37,5 +37,10 @@ def page_in(page: Value, v: Value, at: Statement, itemsize: int) -> Statement:
 def _moved(row: RowSpec, v: Value, operands: dict[str, Value], at: Statement, itemsize: int) -> Statement:
     spec = row.of((instance_of(CELLS, v.type, f"float{8 * itemsize}"),))
     return Statement(
-        spec=spec, words={"n": v.elems}, operands=operands, path=at.path, phase=at.phase, label=f"{v.name} to or from disk"
+        spec=spec,
+        words={"n": v.elems},
+        operands=operands,
+        path=at.path,
+        phase=at.phase,
+        label=f"{v.name} to or from disk",
     )

@@ -86,7 +86,11 @@ class CalcHeap:
     """
 
     def __init__(
-        self, memory: int | str, store: Store | None = None, device: str = "cpu", page_folder: str | os.PathLike[str] | None = None
+        self,
+        memory: int | str,
+        store: Store | None = None,
+        device: str = "cpu",
+        page_folder: str | os.PathLike[str] | None = None,
     ):
         self.nbytes = parse_bytes(memory)
         if page_folder is not None and (not isinstance(page_folder, (str, os.PathLike)) or not str(page_folder)):
@@ -101,7 +105,11 @@ class CalcHeap:
             store = MemoryStore() if on_host else PinnedStore(gpu)
         self.store: Store = store
         self.stats = Stats()
-        self._memory: Memory = HostMemory(self.nbytes, None if page_folder is None else os.fspath(page_folder)) if on_host else DeviceMemory(gpu, self.nbytes)
+        self._memory: Memory = (
+            HostMemory(self.nbytes, None if page_folder is None else os.fspath(page_folder))
+            if on_host
+            else DeviceMemory(gpu, self.nbytes)
+        )
         self._slots: OrderedDict[Slot, None] = OrderedDict()  # least recently used first
         self._pieces = Pieces(self.nbytes)  # what no slot takes
         self._spare: dict[tuple[Loaded, int], Slot] = {}

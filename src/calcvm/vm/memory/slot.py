@@ -56,6 +56,7 @@ class Slot:
     )  # fmt: skip
 
     writable = True
+    pages: Pages | None
 
     def __init__(self, loaded: Loaded, start: int, stop: int, piece: np.ndarray, folder: str | None = None):
         self._bind(loaded, start, stop, piece.ctypes.data)
@@ -73,7 +74,7 @@ class Slot:
         self.loaded, self.start, self.stop, self.address = loaded, start, stop, address
         self.record: Record | None = None
         self.keeper: Turns | None = None
-        self.pages: Pages | None = None
+        self.pages = None
         self.job = np.zeros(layout.JOB_WORDS, np.int64)
         self.job[[layout.TABLE, layout.HEAP]] = loaded.table_address, address
         self.job[layout.ROW_BYTES] = loaded.program.row_bytes

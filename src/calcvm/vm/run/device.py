@@ -116,8 +116,8 @@ class Cpu:
 
     stops = True
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, team: str = "team"):
+        self.name, self.team = name, team
 
     @property
     def n_workers(self) -> int:
@@ -144,7 +144,7 @@ class Cpu:
 
     def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: Loaded) -> None:
         if workers > 1:
-            run_by_team(code, job, address, workers)
+            run_by_team(code, job, address, workers, self.team)
         elif code == "run_task":
             entry(code)(address, int(job[layout.COUNT]))
         else:

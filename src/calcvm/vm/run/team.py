@@ -24,19 +24,20 @@ _controls: dict[str, int] = {}  # address of this process's control block, from 
 os.register_at_fork(after_in_child=_controls.clear)  # threads do not survive a fork: a child has a team of its own
 
 
-def run(code: str, job: np.ndarray, address: int, n_workers: int) -> None:
+def run(code: str, job: np.ndarray, address: int, n_workers: int, team: str = "team") -> None:
     """Run the job at ``address`` by ``code`` with up to ``n_workers`` workers; the result is the same for any team.
 
-    A team that another thread is using leaves the caller to run its job alone.
+    A team that another thread is using leaves the caller to run its job alone.  ``team`` : which of the process's; threads
+    of one may run where the thread may that first ran a job by it.
     """
     job[layout.CODE] = address_of(code)
-    entry("run_team")(control(), address, min(n_workers, layout.MAX_WORKERS))
+    entry("run_team")(control(team), address, min(n_workers, layout.MAX_WORKERS))
 
 
-def control() -> int:
-    """Address of this process's control block."""
-    found = _controls.get("team")
-    return _controls.setdefault("team", _control()) if found is None else found
+def control(team: str = "team") -> int:
+    """Address of the control block of a team of this process's."""
+    found = _controls.get(team)
+    return _controls.setdefault(team, _control()) if found is None else found
 
 
 def _control() -> int:

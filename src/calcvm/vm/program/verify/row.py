@@ -12,7 +12,7 @@ from calcvm.ops.dims import ZERO, Affine
 from calcvm.ops.sizes import Extent, On, Piecewise, exact, times
 from calcvm.ops.spec import HEADER_WORDS, Operand
 from calcvm.ops.types import bytes_of, dtype_of
-from calcvm.vm.program.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_PHASES, FLAG_SYNC, RESERVED
+from calcvm.vm.program.encoding import ABSENT, FLAG_PC_SHIFT, FLAG_PHASES, FLAG_SYNC
 from calcvm.vm.program.verify.form import EARLY, LATE, Row
 from calcvm.vm.program.verify.storage import Storage
 

@@ -104,7 +104,7 @@ class Together(Rows):
     def check_needs(self) -> None:
         """What a path reads and does not compute is what ``info`` says it needs, in whatever shape."""
         p = self.program
-        if "paths" not in p.info:
+        if not p.info.get("paths"):
             return
         maker = {a.symbol: path for path in p.paths for i in self.path_rows(path) for a in self.accesses[i] if a.writes}
         for path in p.paths:

@@ -1,0 +1,225 @@
+"""A network that runs on several devices: a program and a heap for each, and copies between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from calcvm import checks
+from calcvm.compiler import compile as compile_graph
+from calcvm.devices.parts import Copy, Stretch
+from calcvm.devices.plan import SplitPlan
+from calcvm.devices.processor import Processor
+from calcvm.errors import CalcError
+from calcvm.ops.statement import PHASES, Value
+from calcvm.planner import Plan
+from calcvm.vm.memory.cuda import DeviceMemory
+from calcvm.vm.memory.heap import CalcHeap
+from calcvm.vm.memory.slot import HostMemory, Memory
+from calcvm.vm.program.assemble import assemble
+from calcvm.vm.program.program import Symbol
+from calcvm.vm.run import job as layout
+from calcvm.vm.run.device import Cpu, device_of
+from calcvm.vm.run.loaded import FORWARD, Loaded
+
+NOTHING: dict[str, Any] = {
+    "variables": {},
+    "parameters": {},
+    "state": [],
+    "paths": {},
+}  # that a part's program says of the graph
+
+
+class Part:
+    """What one processor runs: its program, in a heap of its own."""
+
+    def __init__(self, processor: Processor, plan: Plan, dtype: str):
+        self.processor = processor
+        mode = {"mode": "grid", "precision": "float32"} if processor.device == "cuda" else {}
+        self.program = assemble(plan.lowered, plan, dtype, {**NOTHING, "device": processor.device, **mode})
+        self.symbols = dict(zip((v for v in plan.lowered.values if v in plan.offsets), self.program.symbols))
+        self.loaded = Loaded(self.program)
+        self.memory: Memory
+        if processor.device == "cuda":
+            self.memory = DeviceMemory(cast(Any, device_of("cuda")), self.program.heap_bytes)
+        else:
+            self.loaded.device = Cpu("cpu", f"split {processor.cores}" if processor.cores else "team")
+            self.memory = HostMemory(self.program.heap_bytes)
+        self.slot = self.memory.slot(self.loaded, 0, self.program.heap_bytes)
+        self.slot.clear()
+        self.slot.clear_padding()
+
+    def run(self, start: int, stop: int, batch: int) -> None:
+        """Run rows of its program."""
+        _, address = self.loaded.rows(batch)
+        self.slot.job[layout.ROWS : layout.STEPS + 1] = address, start, stop, 1
+        with on_cores(self.processor.cores):
+            self.slot.execute("run_rows", self.slot.job, self.slot.job_address, self.processor.workers)
+
+    def get(self, v: Value, batch: int) -> np.ndarray:
+        """A value's cells as they lie."""
+        symbol = self._flat(v)
+        return self.slot.cells(symbol, (symbol.elems.at(batch),))
+
+    def put(self, v: Value, cells: np.ndarray, batch: int) -> None:
+        symbol = self._flat(v)
+        self.slot.write(symbol, cells, (symbol.elems.at(batch),))
+
+    def _flat(self, v: Value) -> Symbol:
+        return replace(self.symbols[v], layout="")
+
+
+@contextmanager
+def on_cores(cores: tuple[int, ...] | None) -> Iterator[None]:
+    """The calling thread runs on these cores; threads of a team that it makes meanwhile stay there."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class SplitModel:
+    """A network on several devices.
+
+    Parameters
+    ----------
+    plan : SplitPlan
+        What `plan_devices` answered.
+    seed : int
+        As of `CalcHeap.load`: a model of the same seed on one device has the same parameters, and keeps them.
+
+    Examples
+    --------
+    >>> plan = cv.plan_devices(graph, [cv.Processor("a", memory="8 MiB"), cv.Processor("b", memory="8 MiB")], batch_size=32)
+    >>> model = cv.SplitModel(plan)
+    >>> loss = model.step(x, t)
+    """
+
+    def __init__(self, plan: SplitPlan, seed: int = 0):
+        self.plan = checks.one_of("SplitModel", plan, SplitPlan, "a plan (cv.plan_devices)")
+        # names, shapes and initial values are those of the model on one device; of its heap only what persists is touched
+        program = compile_graph(
+            plan.graph, batch_size=plan.batch_size, dtype=plan.dtype, workers=1, accumulate=plan.accumulate
+        )
+        self._whole = CalcHeap(program.heap_bytes).load(program, seed)
+        self._parts = [
+            None if each is None else Part(processor, each, plan.dtype)
+            for processor, each in zip(plan.processors, plan.plans)
+        ]
+        self._batch = 0
+        self._value_of = {v.name: i for i, v in enumerate(plan.whole.values)}
+        self._made = {
+            i: d
+            for d, st in zip(plan.where, plan.whole.statements)
+            for v in st.written_values
+            if (i := self._value_of[v.name]) not in plan.home
+        }
+        for i in plan.home:
+            v = plan.whole.values[i]
+            symbol = program.by_name.get(v.name)
+            if symbol is not None and symbol.persistent:
+                part, own = self._at(v.name)
+                part.put(own, self._whole.slot.cells(replace(symbol, layout=""), (symbol.elems.b,)), 1)
+
+    def _at(self, name: str) -> tuple[Part, Value]:
+        """The part that has a value, and the value in it."""
+        i = self._value_of[name]
+        d = self.plan.home.get(i, self._made.get(i, 0))
+        part = self._parts[d]
+        assert part is not None
+        own = next(v for v in part.symbols if v.name == name)
+        return part, own
+
+    def step(self, *data: Any, path: str | None = None) -> float | None:
+        """One training step on a batch of at most ``batch_size`` samples; the loss (None: the path names none).
+
+        Parameters
+        ----------
+        data : arrays for the placeholders of the path that trains, in the order they were declared.
+        """
+        whole = self._whole
+        path = whole.loaded.path(path)
+        whole.loaded.training(path)
+        self._place(path, PHASES, data)
+        self._run(path, PHASES)
+        loss = whole.loaded.paths[path].get("loss")
+        return None if loss is None else float(self[loss])
+
+    def run(self, path: str, *data: Any) -> Any:
+        """Run a path's forward on a batch, and with data for its loss that too; its output."""
+        loaded = self._whole.loaded
+        path = loaded.path(path)
+        phases = FORWARD[:1] if len(data) == len(loaded.feeds(path, FORWARD[:1])) else FORWARD
+        self._place(path, phases, data)
+        self._run(path, phases)
+        output = loaded.paths[path]["output"]
+        return None if output is None else self[output]
+
+    def _place(self, path: str, phases: tuple[str, ...], data: tuple[Any, ...]) -> None:
+        whole = self._whole
+        names = whole.loaded.feeds(path, phases)
+        if len(data) != len(names):
+            raise CalcError(f"path {path!r} takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
+        arrays = [whole.numbers(name, array) for name, array in zip(names, data)]
+        sizes = {whole.check(name, array) for name, array in zip(names, arrays)}
+        if len(sizes) > 1:
+            raise CalcError(f"the data differ in their number of samples: {sorted(sizes)}")
+        self._batch = next(iter(sizes), self.plan.batch_size)
+        for name, array in zip(names, arrays):
+            symbol = whole.loaded.symbol(name)
+            part, own = self._at(symbol.name)
+            part.slot.write(part.symbols[own], array, array.shape)
+
+    def _run(self, path: str, phases: tuple[str, ...]) -> None:
+        for phase in phases:
+            for event in self.plan.parts.schedule.get((path, phase), ()):
+                self._do(event)
+
+    def _do(self, event: Stretch | Copy) -> None:
+        if isinstance(event, Stretch):
+            part = self._parts[event.device]
+            assert part is not None
+            part.run(event.start, event.stop, self._batch)
+            return
+        source, target = self._parts[event.source], self._parts[event.target]
+        assert source is not None and target is not None
+        target.put(event.into, source.get(event.value, self._batch), self._batch)
+
+    def __getitem__(self, name: str) -> Any:
+        """A copy of a variable's value."""
+        whole = self._whole
+        facts = whole._variable(name)
+        if facts["unreadable"]:
+            raise CalcError(f"{name!r} cannot be read: its value is {facts['unreadable']}")
+        symbol = whole.loaded.symbol(name)
+        part, own = self._at(symbol.name)
+        shape = whole.loaded.shape(name, self._batch or 1)
+        value = part.slot.cells(replace(part.symbols[own], layout=symbol.layout), shape)
+        return value.copy() if value.ndim else value[()]
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Copies of the parameters, by name."""
+        return {name: self[name] for name in self._whole.program.info["parameters"]}
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Copies of all that persists: parameters, buffers, optimizer state, counters, by their names in the program."""
+        out = {}
+        for symbol in self._whole.program.symbols:
+            if symbol.persistent and not symbol.members and symbol.name in self._value_of:
+                part, own = self._at(symbol.name)
+                out[symbol.name] = part.get(own, 1).copy()
+        return out
+
+    def __repr__(self) -> str:
+        return f"<SplitModel: {', '.join(f'{n} {b:,} bytes' for n, b in self.plan.heap_bytes.items())}>"

@@ -1,0 +1,141 @@
+"""An assignment becomes a program for each device, and the order in which stretches of them run and values are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from calcvm.ops.exchange import RECEIVE, SEND
+from calcvm.ops.spec import RowSpec
+from calcvm.ops.statement import Lowered, Statement, Value, unique
+from calcvm.ops.types import CELLS, instance_of
+from calcvm.planner.lifetimes import effects
+from calcvm.record import record
+
+Section = tuple[str, str]  # path and phase
+
+
+@record
+class Stretch:
+    """Rows [start, stop) of a device's program."""
+
+    device: int
+    start: int
+    stop: int
+
+
+@record
+class Copy:
+    """A value of one device's program to that of another's."""
+
+    source: int
+    value: Value
+    target: int
+    into: Value
+
+
+@record
+class Parts:
+    """Statements of each device in their order, and by section what happens one after the other."""
+
+    lowered: tuple[Lowered, ...]
+    schedule: dict[Section, list[Stretch | Copy]]
+
+    @property
+    def copies(self) -> list[Copy]:
+        return [event for events in self.schedule.values() for event in events if isinstance(event, Copy)]
+
+
+def parts_of(lowered: Sequence[Lowered], where: Sequence[int], home: dict[int, int], dtype: str) -> Parts:
+    """Parts of a program.
+
+    Parameters
+    ----------
+    lowered : the program as it is for each device.
+    where : the device of each statement.
+    home : of values that have a home, by their places, the device.
+    """
+    return _Splitter(lowered, where, home, dtype).run()
+
+
+class _Splitter:
+    def __init__(self, lowered: Sequence[Lowered], where: Sequence[int], home: dict[int, int], dtype: str):
+        self.lowered, self.where, self.home, self.dtype = lowered, where, home, dtype
+        self.place = [{v: i for i, v in enumerate(each.values)} for each in lowered]
+        self.values: list[list[Value]] = [[*each.values] for each in lowered]
+        self.names = [{v.name for v in each.values} for each in lowered]
+        self.counts: list[dict[str, int]] = [{} for _ in lowered]
+        self.statements: list[list[Statement]] = [[] for _ in lowered]
+        self.schedule: dict[Section, list[Stretch | Copy]] = {}
+        self.copied: dict[tuple[int, int], Value] = {}  # (place, device): what was copied there for all that follow
+        self.maker: dict[int, int] = {}
+        self.users: dict[int, set[int]] = {}
+        for s, d in enumerate(where):
+            read, written = effects(lowered[d].statements[s])
+            for v in written:
+                self.maker.setdefault(self.place[d][v], d)
+            for v in read:
+                self.users.setdefault(self.place[d][v], set()).add(d)
+
+    def run(self) -> Parts:
+        made: set[int] = set()
+        for s, d in enumerate(self.where):
+            st = self.lowered[d].statements[s]
+            section = st.path, st.phase
+            read, written = effects(st)
+            places = self.place[d]
+            here: dict[Value, Value] = {}
+            for v in sorted(read, key=places.__getitem__):
+                i = places[v]
+                if i in self.home:
+                    if self.home[i] != d:
+                        here[v] = self.copy(i, self.home[i], d, section)
+                elif (i, d) in self.copied:
+                    here[v] = self.copied[i, d]
+            if here:
+                st = replace(st, operands={n: None if v is None else here.get(v, v) for n, v in st.operands.items()})
+            self.emit(d, st, section)
+            for v in sorted(written, key=places.__getitem__):
+                i = places[v]
+                if i in self.home or i in made:
+                    continue
+                made.add(i)
+                for other in sorted(self.users.get(i, set()) - {d}):
+                    self.copied[i, other] = self.copy(i, d, other, section)
+        return Parts(tuple(self.part(d) for d in range(len(self.lowered))), self.schedule)
+
+    def part(self, d: int) -> Lowered:
+        """A device's program: values that its statements touch, or whose home it is."""
+        own = {v for st in self.statements[d] for v in st.operands.values() if v is not None}
+        own |= {self.lowered[d].values[i] for i, home in self.home.items() if home == d}
+        values = tuple(v for v in self.values[d] if v in own)
+        return replace(self.lowered[d], statements=tuple(self.statements[d]), values=values)
+
+    def emit(self, d: int, st: Statement, section: Section) -> None:
+        """Append a statement to a device's, and to what that runs."""
+        row = len(self.statements[d])
+        self.statements[d].append(st)
+        events = self.schedule.setdefault(section, [])
+        if events and isinstance(last := events[-1], Stretch) and last.device == d and last.stop == row:
+            events[-1] = Stretch(d, last.start, row + 1)
+        else:
+            events.append(Stretch(d, row, row + 1))
+
+    def copy(self, i: int, source: int, target: int, section: Section) -> Value:
+        """Copy a value, which is what it is on its home or where it was made; what it is there."""
+        v, other = self.lowered[source].values[i], self.lowered[target].values[i]
+        name = unique(f"{other.name}.copy", self.names[target], self.counts[target])
+        self.names[target].add(name)
+        there = replace(other, name=name, kind="activation", persistent=False, resident=False)
+        self.values[target].append(there)
+        self.emit(source, self.row(SEND, v, "x", section), section)
+        self.schedule[section].append(Copy(source, v, target, there))
+        self.emit(target, self.row(RECEIVE, there, "y", section), section)
+        return there
+
+    def row(self, row: RowSpec, v: Value, operand: str, section: Section) -> Statement:
+        path, phase = section
+        spec = row.of((instance_of(CELLS, v.type, self.dtype),))
+        return Statement(
+            spec=spec, words={"n": v.elems}, operands={operand: v}, path=path, phase=phase, label=f"copy of {v.name}"
+        )

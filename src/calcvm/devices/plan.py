@@ -1,0 +1,356 @@
+"""Planning over several devices: who runs what, what it takes, and a plan of memory for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from calcvm import checks, kernels_cuda, planner
+from calcvm.devices.parts import Parts, Stretch, parts_of
+from calcvm.devices.processor import Processor
+from calcvm.errors import CalcError, PlanError, UnsupportedOperator
+from calcvm.graph import CalcGraph
+from calcvm.lowering import lower
+from calcvm.ops.sizes import MAX_BATCH
+from calcvm.ops.statement import Lowered
+from calcvm.planner import Plan
+from calcvm.planner.assignment import assign
+from calcvm.planner.devices import Assigned, Problem, Site, problem_of
+from calcvm.planner.lifetimes import Machine
+from calcvm.tables import duration, laid_out, preformatted
+from calcvm.vm.program.encoding import ITEMSIZE
+
+LATENCY, BANDWIDTH = 10e-6, 10e9  # of a copy, where nothing is said: seconds, bytes a second
+ATTEMPTS = 4  # assignments that are looked for where packing one takes more than was reckoned
+
+Link = tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SplitPlan:
+    """Who runs what of a network on several devices.
+
+    processors : in their order.
+    where : of each statement of the whole program, the place of its processor.
+    seconds, joules : of a step, as reckoned from the costs of statements and copies.
+    alone : seconds of all on each one processor (None: it does not fit there).
+    lower_bound : seconds that no assignment takes less than (None: no solver was asked); ``proved``: none takes less.
+    copied_bytes : that a run of all paths copies from device to device at the planned batch.
+    plans : of each processor its part's plan (None: it has none).
+    solver : what was asked, for how long.
+    """
+
+    graph: CalcGraph = field(repr=False)
+    processors: tuple[Processor, ...]
+    batch_size: int
+    dtype: str
+    where: tuple[int, ...]
+    seconds: float
+    joules: float
+    alone: tuple[float | None, ...]
+    lower_bound: float | None
+    copied_bytes: int
+    plans: tuple[Plan | None, ...]
+    solver: str
+    parts: Parts = field(repr=False)
+    whole: Lowered = field(repr=False)
+    home: Mapping[int, int] = field(repr=False)
+    accumulate: bool = field(repr=False, default=True)
+
+    @property
+    def proved(self) -> bool:
+        return self.lower_bound is not None and self.seconds <= self.lower_bound * (1 + 1e-6)
+
+    @property
+    def heap_bytes(self) -> dict[str, int]:
+        """Bytes of each processor's heap, by its name."""
+        return {p.name: 0 if plan is None else plan.heap_bytes for p, plan in zip(self.processors, self.plans)}
+
+    def report(self) -> list[dict[str, Any]]:
+        """One dict a statement of the whole program: index, path, phase, row, label, processor."""
+        return [
+            {
+                "index": s,
+                "path": st.path,
+                "phase": st.phase,
+                "row": st.spec.name,
+                "label": st.label,
+                "processor": self.processors[d].name,
+            }
+            for s, (st, d) in enumerate(zip(self.whole.statements, self.where))
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for JSON."""
+        return {
+            "batch_size": self.batch_size,
+            "dtype": self.dtype,
+            "processors": [
+                {
+                    "name": p.name,
+                    "device": p.device,
+                    "workers": p.workers,
+                    "memory_bytes": p.memory,
+                    "alone_seconds": alone,
+                }
+                for p, alone in zip(self.processors, self.alone)
+            ],
+            "heap_bytes": self.heap_bytes,
+            "seconds": self.seconds,
+            "joules": self.joules,
+            "lower_bound": self.lower_bound,
+            "proved": self.proved,
+            "copied_bytes": self.copied_bytes,
+            "solver": self.solver,
+            "statements": self.report(),
+        }
+
+    def __str__(self) -> str:
+        rows = [["processor", "statements", "heap", "allowed", "alone"]]
+        for d, (p, plan) in enumerate(zip(self.processors, self.plans)):
+            alone = self.alone[d]
+            rows.append(
+                [
+                    p.name,
+                    str(self.where.count(d)),
+                    f"{0 if plan is None else plan.heap_bytes:,} bytes",
+                    "any" if p.memory is None else f"{p.memory:,} bytes",
+                    "does not fit" if alone is None else duration(alone),
+                ]
+            )
+        bound = "" if self.lower_bound is None else f", at least {duration(self.lower_bound)}"
+        proved = " (proved)" if self.proved else ""
+        n = len(self.parts.copies)
+        lines = laid_out(rows)
+        lines.append(f"a step of a batch of {self.batch_size}: {duration(self.seconds)}{bound}{proved}")
+        lines.append(f"{n} copies, {self.copied_bytes:,} bytes; {self.solver or 'searched'}")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<SplitPlan: batch {self.batch_size:,}, {', '.join(f'{n} {b:,} bytes' for n, b in self.heap_bytes.items())}>"
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
+
+
+def plan_devices(
+    graph: CalcGraph,
+    processors: Sequence[Processor],
+    *,
+    batch_size: int,
+    dtype: str = "float32",
+    accumulate: bool = True,
+    copies: Mapping[tuple[str, str], Link] | None = None,
+    joules: float | None = None,
+    solver_seconds: float = 0.0,
+) -> SplitPlan:
+    """Who of several devices runs what of a graph, so that a step is fast and each has memory enough.  Allocates nothing.
+
+    Statements run one after the other, in one order, each on one device; what another one made is copied.
+
+    Parameters
+    ----------
+    processors : at least one, with names of their own.
+    batch_size : the largest batch.
+    copies : of pairs of names (from, to) the seconds that a copy takes to begin and its bytes a second (default: 10 us, 10 GB/s).
+    joules : most that a step may take, by the processors' watts.
+    solver_seconds : that a solver (extra ``solver``) may look on, beside the search, with a bound.
+
+    Raises
+    ------
+    PlanError : no assignment was found that fits, with what the nearest needs.
+    UnsupportedOperator : a GPU has no kernel for a row.
+
+    References
+    ----------
+    Schuler et al., XEngine: optimal tensor rematerialization for neural networks in heterogeneous environments, 2022.
+    """
+    checks.one_of("plan_devices", graph, CalcGraph, "a graph (cv.CalcGraph, cv.build_graph)")
+    processors = _checked(processors)
+    batch_size = checks.integer("batch_size", batch_size, 1, MAX_BATCH)
+    dtype = checks.choice("dtype", dtype, ITEMSIZE)
+    accumulate = checks.flag("accumulate", accumulate)
+    solver_seconds = checks.number("solver_seconds", solver_seconds, 0, 1e6)
+    if joules is not None:
+        joules = checks.number("joules", joules, 0, 1e18)
+    link = _links(processors, copies)
+
+    sites, facts = [], []
+    for p in processors:
+        gpu = p.device == "cuda"
+        lowered, fact = lower(graph, dtype=dtype, workers=p.workers, gpu=gpu, accumulate=accumulate)
+        if gpu:
+            _check_kernels(lowered)
+        machine = Machine(ITEMSIZE[dtype], p.workers, gpu)
+        lowered = replace(lowered, info={"dtype": dtype, "device": p.device, "facts": fact})
+        sites.append(
+            Site(machine=machine, lowered=lowered, cost=p.cost(batch_size, machine), memory=p.memory, watts=p.watts)
+        )
+        facts.append(fact)
+    _check_alike([site.lowered for site in sites])
+
+    single = [_alone(site, batch_size) for site in sites]
+    problem, clusters = problem_of(sites, batch_size, link, joules)
+    problem = replace(problem, fits=frozenset(d for d, plan in enumerate(single) if plan is not None))
+    alone = [problem.evaluate([d] * problem.n_clusters) for d in problem.devices]
+    found, parts, plans = _planned(sites, problem, clusters, single, batch_size, dtype, solver_seconds)
+    return SplitPlan(
+        graph=graph,
+        processors=tuple(processors),
+        batch_size=batch_size,
+        dtype=dtype,
+        where=found.where,
+        seconds=found.seconds,
+        joules=found.joules,
+        alone=tuple(None if a.excess else a.seconds for a in alone),
+        lower_bound=found.bound,
+        copied_bytes=found.copied,
+        plans=plans,
+        solver=found.solver,
+        parts=parts,
+        whole=sites[0].lowered,
+        home={i: found.at[c] for i, c in clusters.items()},
+        accumulate=accumulate,
+    )
+
+
+def _planned(
+    sites: Sequence[Site],
+    problem: Problem,
+    clusters: Mapping[int, int],
+    single: Sequence[Plan | None],
+    batch: int,
+    dtype: str,
+    solver_seconds: float,
+) -> tuple[Assigned, Parts, tuple[Plan | None, ...]]:
+    """The best assignment whose parts fit when they are planned; what packing adds is asked of the next."""
+    memory = list(problem.memory)
+    for _ in range(ATTEMPTS):
+        found = assign(replace(problem, memory=tuple(memory)), solver_seconds)
+        if found.excess:
+            break
+        home = {i: found.at[c] for i, c in clusters.items()}
+        parts = parts_of([site.lowered for site in sites], found.where, home, dtype)
+        plans: list[Plan | None] = []
+        over = 0
+        for d, (site, part) in enumerate(zip(sites, parts.lowered)):
+            whole = single[d] if not parts.copies else None
+            if not part.statements and not part.values:
+                plans.append(None)
+                continue
+            plan = whole or planner.plan(
+                part,
+                itemsize=ITEMSIZE[dtype],
+                batch_size=batch,
+                workers=site.machine.workers,
+                gpu=site.machine.gpu,
+                as_given=True,
+            )
+            plans.append(plan)
+            allowed = memory[d]
+            if site.memory is not None and plan.heap_bytes > site.memory and allowed is not None:
+                over += 1
+                memory[d] = allowed - (plan.heap_bytes - site.memory)
+        if not over:
+            if not parts.copies:
+                parts = _unsplit(parts, plans)
+            return found, parts, tuple(plans)
+    needed = max(found.peaks)
+    raise PlanError(
+        "no assignment to "
+        + ", ".join(
+            f"{p} of {'any memory' if m is None else f'{m:,} bytes'}"
+            for p, m in zip(range(len(sites)), (site.memory for site in sites))
+        )
+        + f" was found that fits; the nearest needs {', '.join(f'{peak:,}' for peak in found.peaks)} bytes"
+        + ("" if problem.joules_allowed is None else f" and {found.joules:.3g} joules of {problem.joules_allowed:.3g}")
+        + ": allow more memory or take a smaller batch",
+        needed,
+    )
+
+
+def _unsplit(parts: Parts, plans: Sequence[Plan | None]) -> Parts:
+    """Where one device runs all, sections are as they were planned."""
+    d = next(d for d, plan in enumerate(plans) if plan is not None and plan.statements)
+    plan = plans[d]
+    assert plan is not None
+    spans = plan.lowered.sections()
+    return Parts(parts.lowered, {section: [Stretch(d, *span)] for section, span in spans.items() if span[0] < span[1]})
+
+
+def _alone(site: Site, batch: int) -> Plan | None:
+    """The plan of all on one device; None where it does not fit."""
+    try:
+        return planner.plan(
+            site.lowered,
+            itemsize=site.machine.itemsize,
+            batch_size=batch,
+            memory=site.memory,
+            workers=site.machine.workers,
+            gpu=site.machine.gpu,
+        )
+    except PlanError:
+        return None
+
+
+def _checked(processors: Any) -> list[Processor]:
+    found = checks.items("processors", processors, "a list of processors, such as [cv.Processor('big')],")
+    for p in found:
+        checks.one_of("a processor", p, Processor, "cv.Processor")
+    if not found:
+        raise CalcError("processors: give at least one, such as cv.Processor('big')")
+    names = [p.name for p in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise CalcError(f"processors: two are called {name!r}: give each a name of its own")
+    return found
+
+
+def _links(
+    processors: Sequence[Processor], copies: Mapping[tuple[str, str], Link] | None
+) -> Callable[[int, int, int], float]:
+    """Seconds of a copy of some bytes from a device to another."""
+    names = [p.name for p in processors]
+    known: dict[tuple[int, int], Link] = {}
+    if copies is not None:
+        if not isinstance(copies, Mapping):
+            raise CalcError(
+                f"copies: a mapping from (name, name) to (seconds, bytes a second) is wanted, not {checks.called(copies)}"
+            )
+        for pair, link in copies.items():
+            if not isinstance(pair, tuple) or len(pair) != 2 or any(name not in names for name in pair):
+                raise CalcError(f"copies: {checks.shown(pair)} is no pair of processors; they are {', '.join(names)}")
+            values = checks.items(f"copies of {pair}", link, "seconds and bytes a second, such as (1e-5, 1e10),")
+            if len(values) != 2:
+                raise CalcError(f"copies of {pair}: seconds and bytes a second are wanted, such as (1e-5, 1e10)")
+            latency = checks.number(f"copies of {pair}: seconds", values[0], 0, 1e6)
+            bandwidth = checks.number(f"copies of {pair}: bytes a second", values[1], 0, 1e18, ends="(]")
+            known[names.index(pair[0]), names.index(pair[1])] = latency, bandwidth
+
+    def seconds(source: int, target: int, nbytes: int) -> float:
+        latency, bandwidth = known.get((source, target), (LATENCY, BANDWIDTH))
+        return latency + nbytes / bandwidth
+
+    return seconds
+
+
+def _check_alike(lowered: Iterable[Lowered]) -> None:
+    """Statements and values of all devices correspond."""
+    forms = [
+        ([st.spec.name for st in each.statements], [(v.name, v.kind) for v in each.values if v.kind != "workspace"])
+        for each in lowered
+    ]
+    if any(form != forms[0] for form in forms):
+        raise CalcError(
+            "the network has other statements on one of the processors than on another: plan it for one alone"
+        )
+
+
+def _check_kernels(lowered: Lowered) -> None:
+    kernels = kernels_cuda.kernels()
+    for st in lowered.statements:
+        if st.spec.name not in kernels:
+            raise UnsupportedOperator(
+                f"row {st.spec.name!r} (of {st.label}) has no CUDA kernel: take processors of device 'cpu'"
+            )

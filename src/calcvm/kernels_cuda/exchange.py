@@ -1,0 +1,15 @@
+"""Kernels of values that are copied from device to device between two rows: there is nothing to do."""
+
+from __future__ import annotations
+
+from calcvm.kernels_cuda._common import Ptr, kernel
+
+
+@kernel
+def send(me, n, x: Ptr.cells):
+    """x (n) is copied to another device after this row."""
+
+
+@kernel
+def receive(me, n, y: Ptr.cells):
+    """y (n) has been copied from another device before this row."""

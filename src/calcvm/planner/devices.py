@@ -1,0 +1,236 @@
+"""Which of several devices runs which statement: the cheapest assignment within a budget of memory for each.
+
+Every statement runs once, in the program's order.  What persists and the user's data have a *home*, and a statement elsewhere
+that reads them gets a copy for itself.  What statements compute is copied, once, directly after it is made, to each other device
+that reads it, and lives there until its last read; where it was made it lives until the last read there.  Statements that write
+the same value run on one device, and so does what updates what persists with it.
+
+Work in place is not counted: what is feasible here is feasible when it is planned, but for what packing adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from calcvm.ops.statement import Lowered, Statement
+from calcvm.planner.lifetimes import Machine, at_most, effects, is_persistent, operands
+from calcvm.record import record
+
+RARE = 1e-3  # what a path that does not train counts, as a part of one that does
+
+Costs = Callable[[Statement], float]
+
+
+@record(kw_only=True)
+class Site:
+    """A device as its planning sees it.
+
+    machine, lowered : the program as it is for this device; statements and values of all sites correspond by their places.
+    cost : seconds of a statement.  memory : bytes (None: no limit).  watts : while it runs.
+    """
+
+    machine: Machine
+    lowered: Lowered
+    cost: Costs
+    memory: int | None = None
+    watts: float = 0.0
+
+
+@record
+class Read:
+    """A statement that reads a value which has a home."""
+
+    statement: int
+    value: int
+
+
+@record(kw_only=True)
+class Problem:
+    """An assignment in numbers: what depends on the device is a tuple with an entry for each.
+
+    cluster : of each statement, and of each value that has a home.  cost, joules : of a statement by device.
+    homed : bytes of values with a home.  reads : of these, beside the statements of their cluster.
+    made : of the other values bytes, statement that makes it, statements that read it.
+    scratch : bytes that a statement needs for itself, by device.
+    copies : seconds of a copy of some bytes from a device to another.
+    fits : devices on which all was planned and fits, work in place counted.
+    """
+
+    cluster: tuple[int, ...]
+    cost: tuple[tuple[float, ...], ...]
+    joules: tuple[tuple[float, ...], ...]
+    scratch: tuple[tuple[int, ...], ...]
+    homed: tuple[tuple[int, int], ...]  # bytes, cluster
+    reads: tuple[Read, ...]
+    made: tuple[tuple[int, int, tuple[int, ...]], ...]
+    weight: tuple[float, ...]
+    memory: tuple[int | None, ...]
+    copies: Callable[[int, int, int], float]
+    joules_allowed: float | None = None
+    n_clusters: int = 0
+    fits: frozenset[int] = frozenset()
+
+    @property
+    def devices(self) -> range:
+        return range(len(self.memory))
+
+    def evaluate(self, at: Sequence[int]) -> Assigned:
+        """What an assignment of clusters to devices takes."""
+        n = len(self.cluster)
+        where = [at[c] for c in self.cluster]
+        seconds = sum(w * c[d] for w, c, d in zip(self.weight, self.cost, where))
+        joules = sum(w * j[d] for w, j, d in zip(self.weight, self.joules, where))
+        change = [[0] * (n + 1) for _ in self.devices]
+        fixed = [0] * len(self.memory)
+        copied = 0
+        for size, c in self.homed:
+            fixed[at[c]] += size
+        for s, d in enumerate(where):
+            change[d][s] += self.scratch[s][d]
+            change[d][s + 1] -= self.scratch[s][d]
+        for read in self.reads:
+            (size, c), d, s = self.homed[read.value], where[read.statement], read.statement
+            if at[c] != d:
+                seconds += self.weight[s] * self.copies(at[c], d, size)
+                copied += size
+                change[d][s] += size
+                change[d][s + 1] -= size
+        for size, s, readers in self.made:
+            last = {where[s]: s}
+            for r in readers:
+                last[where[r]] = max(r, last.get(where[r], 0))
+            for d, end in last.items():
+                change[d][s] += size
+                change[d][end + 1] -= size
+                if d != where[s]:
+                    seconds += self.weight[s] * self.copies(where[s], d, size)
+                    copied += size
+        peaks, excess = [], 0
+        for d in self.devices:
+            live, most = fixed[d], fixed[d]
+            for more in change[d]:
+                live += more
+                most = max(most, live)
+            peaks.append(most)
+            allowed = self.memory[d]
+            excess += 0 if allowed is None else max(0, most - allowed)
+        if len({*where}) == 1 and where[0] in self.fits:
+            excess = 0
+        if self.joules_allowed is not None and joules > self.joules_allowed * (1 + 1e-9):
+            excess += 1 + int(2**40 * (joules / max(self.joules_allowed, 1e-30) - 1))
+        return Assigned(tuple(at), tuple(where), seconds, joules, tuple(peaks), copied, excess)
+
+
+@record
+class Assigned:
+    """Devices of clusters and of statements, and what they take.
+
+    seconds, joules : of a step; paths that do not train count a thousandth.
+    peaks : bytes of each device, work in place not counted.  copied : bytes from device to device in a run of all paths.
+    excess : what it is above what is allowed (0: it is feasible).
+    bound : seconds that no assignment is faster than (None: no solver was asked).
+    """
+
+    at: tuple[int, ...]
+    where: tuple[int, ...]
+    seconds: float
+    joules: float
+    peaks: tuple[int, ...]
+    copied: int
+    excess: int
+    bound: float | None = None
+    solver: str = ""
+
+    @property
+    def score(self) -> tuple[int, float]:
+        return self.excess, self.seconds
+
+
+def problem_of(
+    sites: Sequence[Site], batch: int, copies: Callable[[int, int, int], float], joules: float | None = None
+) -> tuple[Problem, dict[int, int]]:
+    """The program in numbers, and the cluster of each value that has a home, by the value's place."""
+    lowered, machine = sites[0].lowered, sites[0].machine
+    place = {v: i for i, v in enumerate(lowered.values)}
+    statements = lowered.statements
+    scratch_values = {v for st in statements for o, v in operands(st) if o.access == "s"}
+    writers: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    paths: dict[int, set[str]] = {}
+    for s, st in enumerate(statements):
+        read, written = effects(st)
+        for v in (read | written) - scratch_values:
+            paths.setdefault(place[v], set()).add(st.path)
+        for v in written - scratch_values:
+            writers.setdefault(place[v], []).append(s)
+        for v in read - scratch_values:
+            readers.setdefault(place[v], []).append(s)
+
+    def has_home(i: int) -> bool:
+        v = lowered.values[i]
+        first = min(readers.get(i, [len(statements)]))
+        early = first <= min(writers.get(i, [len(statements)]))
+        return is_persistent(v) or v.kind == "placeholder" or len(paths.get(i, ())) > 1 or early
+
+    values = [i for i, v in enumerate(lowered.values) if v not in scratch_values and i in paths]
+    values += [
+        i for i, v in enumerate(lowered.values) if i not in paths and (is_persistent(v) or v.kind == "placeholder")
+    ]
+    root = list(range(len(statements) + len(values)))
+
+    def find(k: int) -> int:
+        while root[k] != k:
+            root[k] = root[root[k]]
+            k = root[k]
+        return k
+
+    for k, i in enumerate(values, len(statements)):
+        for s in writers.get(i, ()):
+            root[find(s)] = find(writers[i][0])
+        if has_home(i) and i in writers:
+            root[find(k)] = find(writers[i][0])
+    number: dict[int, int] = {}
+    cluster = [number.setdefault(find(s), len(number)) for s in range(len(statements))]
+    home: dict[int, int] = {}
+    homed: list[tuple[int, int]] = []
+    reads: list[Read] = []
+    made: list[tuple[int, int, tuple[int, ...]]] = []
+    size = {i: machine.up(at_most(machine.bytes(lowered.values[i]), batch)) for i in values}
+    for k, i in enumerate(values, len(statements)):
+        if has_home(i):
+            home[i] = number.setdefault(find(k), len(number))
+            reads += [Read(s, len(homed)) for s in readers.get(i, ()) if cluster[s] != home[i]]
+            homed.append((size[i], home[i]))
+        else:
+            made.append((size[i], writers[i][0], (*readers.get(i, ()), *writers[i][1:])))
+    trains = {st.path for st in statements if st.phase == "backward"}
+    problem = Problem(
+        cluster=tuple(cluster),
+        cost=tuple(tuple(site.cost(site.lowered.statements[s]) for site in sites) for s in range(len(statements))),
+        joules=tuple(
+            tuple(site.cost(site.lowered.statements[s]) * site.watts for site in sites) for s in range(len(statements))
+        ),
+        scratch=tuple(
+            tuple(_scratch(site, site.lowered.statements[s], batch) for site in sites) for s in range(len(statements))
+        ),
+        homed=tuple(homed),
+        reads=tuple(reads),
+        made=tuple(made),
+        weight=tuple(1.0 if st.path in trains or not trains else RARE for st in statements),
+        memory=tuple(None if site.memory is None else site.memory - _reserved(site) for site in sites),
+        copies=copies,
+        joules_allowed=joules,
+        n_clusters=len(number),
+    )
+    return problem, home
+
+
+def _reserved(site: Site) -> int:
+    from calcvm.planner.layout import RESERVED
+
+    return site.machine.up(RESERVED * site.machine.itemsize)
+
+
+def _scratch(site: Site, st: Statement, batch: int) -> int:
+    machine = site.machine
+    return sum(machine.up(at_most(machine.extent(o, st), batch)) for o, _ in operands(st) if o.access == "s")

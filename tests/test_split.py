@@ -1,0 +1,239 @@
+"""Networks on several devices: assignments beside all that there are, runs beside those of one device."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm.planner.assignment import assign
+from calcvm.planner.devices import Problem, Read
+
+
+# ---------------------------------------------------------------- assignments
+def random_problem(seed: int) -> Problem:
+    """A few statements in a few clusters, on two or three devices, one of which has little memory."""
+    rng = random.Random(seed)
+    n, n_devices = rng.randint(4, 8), rng.choice((2, 2, 3))
+    n_clusters = rng.randint(3, 6 if n_devices == 2 else 4)
+    cluster = [rng.randrange(n_clusters) for _ in range(n)]
+    homed = [(rng.randint(1, 9) * 64, rng.randrange(n_clusters)) for _ in range(rng.randint(1, 4))]
+    reads = [
+        Read(s, v) for v in range(len(homed)) for s in range(n) if rng.random() < 0.4 and cluster[s] != homed[v][1]
+    ]
+    made = []
+    for s in range(n - 1):
+        readers = sorted(rng.sample(range(s + 1, n), rng.randint(0, min(3, n - s - 1))))
+        made.append((rng.randint(1, 9) * 64, s, tuple(readers)))
+    cost = tuple(tuple(rng.choice((1.0, 2.0, 5.0)) for _ in range(n_devices)) for _ in range(n))
+    return Problem(
+        cluster=tuple(cluster),
+        cost=cost,
+        joules=tuple(tuple(c * rng.choice((0.5, 1.0, 2.0)) for c in row) for row in cost),
+        scratch=tuple(tuple(rng.choice((0, 64)) for _ in range(n_devices)) for _ in range(n)),
+        homed=tuple(homed),
+        reads=tuple(reads),
+        made=tuple(made),
+        weight=(1.0,) * n,
+        memory=tuple(rng.choice((None, 1024, 1536, 2048)) for _ in range(n_devices)),
+        copies=lambda source, target, nbytes: 0.1 * (1 + source) + nbytes / 2000,
+        joules_allowed=rng.choice((None, None, 12.0)),
+        n_clusters=n_clusters,
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_assignment_is_cheaper(seed):
+    problem = random_problem(seed)
+    every = [problem.evaluate(at) for at in itertools.product(problem.devices, repeat=problem.n_clusters)]
+    least = min(every, key=lambda a: a.score)
+    searched, solved = assign(problem), assign(problem, solver_seconds=20)
+    assert searched.excess == solved.excess == 0 or least.excess > 0
+    if least.excess == 0:
+        assert solved.seconds == pytest.approx(least.seconds, rel=1e-5)
+        assert solved.bound == pytest.approx(least.seconds, rel=1e-4)
+        assert "proved" in solved.solver
+        assert least.seconds - 1e-9 <= searched.seconds <= 1.1 * least.seconds
+
+
+def test_the_search_goes_on_without_a_solver(monkeypatch):
+    problem = random_problem(0)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "scipy", None)
+        found = assign(problem, solver_seconds=5)
+    assert found.seconds == assign(problem).seconds and found.bound is None
+    assert "calcvm[solver]" in found.solver
+
+    def crash(*_, **__):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("calcvm.planner.milp.Milp.solve", crash)
+    found = assign(problem, solver_seconds=5)
+    assert found.seconds == assign(problem).seconds and "out of luck" in found.solver
+
+
+# ---------------------------------------------------------------- runs
+def network(seed: int) -> tuple[cv.CalcGraph, tuple[int, ...]]:
+    rng = random.Random(seed)
+    if seed % 4 == 3:  # images
+        layers = [
+            cv.nn.Conv2d(8, 3, padding=1), cv.nn.BatchNorm(), cv.nn.ReLU(), cv.nn.MaxPool2d(2),
+            cv.nn.Conv2d(8, 3, padding=1), cv.nn.ReLU(), cv.nn.Flatten(), cv.nn.Dropout(0.3), cv.nn.Linear(5),
+        ]  # fmt: skip
+        shape: tuple[int, ...] = (2, 8, 8)
+    else:
+        layers = []
+        for _ in range(rng.randint(2, 5)):
+            layers += [cv.nn.Linear(rng.choice((7, 32, 64)))]
+            layers += rng.sample(
+                [cv.nn.Tanh(), cv.nn.BatchNorm(), cv.nn.Dropout(0.2), cv.nn.LayerNorm(), cv.nn.GELU()],
+                rng.randint(0, 3),
+            )
+        layers.append(cv.nn.Linear(5))
+        shape = (12,)
+    optimizer = rng.choice((cv.SGD(0.05, momentum=0.9), cv.Adam(1e-2), cv.SGD(0.01)))
+    return cv.build_graph(cv.nn.Sequential(*layers), shape, "mse", optimizer), shape
+
+
+def data_of(shape: tuple[int, ...], batches: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [(rng.normal(size=(b, *shape)), rng.normal(size=(b, 5))) for b in batches]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_splitting_changes_no_bit(seed):
+    graph, shape = network(seed)
+    accumulate, dtype = seed % 2 == 0, ("float32", "float64")[seed % 3 == 0]
+    program = cv.compile(graph, batch_size=16, workers=1, accumulate=accumulate, dtype=dtype)
+    one = cv.CalcHeap(program.heap_bytes).load(program, seed=seed)
+    rng = random.Random(seed)
+    costs = {row: rng.uniform(1e-6, 1e-4) for row, _ in program.instructions}  # so that work goes to and fro
+    plan = cv.plan_devices(
+        graph,
+        [cv.Processor("a"), cv.Processor("b", workers=2, cores=[0], costs=costs)],
+        batch_size=16,
+        accumulate=accumulate,
+        dtype=dtype,
+        copies={("a", "b"): (1e-7, 1e12), ("b", "a"): (1e-7, 1e12)},
+    )
+    split = cv.SplitModel(plan, seed=seed)
+    data = data_of(shape, [16, 5, 1, 16, 7])
+    assert [split.step(*each) for each in data] == [one.step(*each) for each in data]
+    image = {s.name: one.slot.cells(replace(s, layout=""), (s.elems.b,)) for s in program.symbols if s.persistent}
+    state = split.state()
+    assert state.keys() == {s.name for s in program.symbols if s.persistent and not s.members}
+    for name, value in state.items():
+        np.testing.assert_array_equal(value, image[name], err_msg=name)
+    for name, value in one.parameters.items():
+        np.testing.assert_array_equal(split.parameters[name], value, err_msg=name)
+    x = data[1][0]
+    one["input"] = x
+    one.run_section("predict", "forward")
+    np.testing.assert_array_equal(split.run("predict", x), one["output"])
+
+
+def test_two_devices_hold_what_neither_does_alone():
+    graph, shape = network(1)
+    whole = cv.plan(graph, batch_size=16, workers=1)
+    allowed = int(0.75 * whole.heap_bytes)
+    processors = [cv.Processor("a", memory=allowed), cv.Processor("b", memory=allowed)]
+    plan = cv.plan_devices(graph, processors, batch_size=16, solver_seconds=10)
+    assert plan.alone == (None, None)
+    assert all(0 < b <= allowed for b in plan.heap_bytes.values())
+    assert len({*plan.where}) == 2 and plan.copied_bytes > 0
+    one = cv.CalcHeap(whole.heap_bytes).load(cv.compile(graph, plan=whole), seed=3)
+    split = cv.SplitModel(plan, seed=3)
+    for part, nbytes in zip(split._parts, plan.heap_bytes.values()):
+        assert part.program.heap_bytes == nbytes
+    for x, t in data_of(shape, [16, 3]):
+        assert split.step(x, t) == one.step(x, t)
+    with pytest.raises(cv.PlanError, match="no assignment .* allow more memory") as caught:
+        cv.plan_devices(graph, [cv.Processor("a", memory=4096), cv.Processor("b", memory=4096)], batch_size=16)
+    assert caught.value.needed > 4096
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_never_worse_than_the_better_device(seed):
+    """Ten tables of costs."""
+    rng = random.Random(seed)
+    graph = cv.build_graph(cv.zoo.unet(width=8, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
+    rows = [name for name, _ in cv.compile(graph, batch_size=4, workers=1).instructions]
+    tables = [{row: rng.lognormvariate(-9, 1) for row in rows} for _ in range(2)]
+    processors = [cv.Processor(name, costs=table) for name, table in zip("ab", tables)]
+    plan = cv.plan_devices(graph, processors, batch_size=4, solver_seconds=5)
+    assert plan.seconds <= min(plan.alone)
+    assert plan.lower_bound <= plan.seconds * (1 + 1e-9)
+    print(
+        f"alone {plan.alone[0]:.5f} and {plan.alone[1]:.5f} s, both {plan.seconds:.5f}, at least {plan.lower_bound:.5f}"
+    )
+
+
+def test_a_cap_of_energy():
+    graph, _ = network(0)
+    processors = [cv.Processor("fast", speed=10, watts=50), cv.Processor("frugal", watts=1)]
+    free = cv.plan_devices(graph, processors, batch_size=16)
+    capped = cv.plan_devices(graph, processors, batch_size=16, joules=0.5 * free.joules, solver_seconds=10)
+    assert capped.joules <= 0.5 * free.joules and capped.seconds > free.seconds
+    with pytest.raises(cv.PlanError, match="joules"):
+        cv.plan_devices(graph, processors, batch_size=16, joules=1e-12)
+
+
+def test_what_a_plan_says():
+    graph, _ = network(2)
+    plan = cv.plan_devices(graph, [cv.Processor("a"), cv.Processor("b")], batch_size=8)
+    assert {"a", "b"} == plan.heap_bytes.keys()
+    text = str(plan)
+    assert "processor" in text and "a step of a batch of 8" in text
+    assert len(plan.report()) == len(plan.where) == len(plan.to_dict()["statements"])
+    assert plan.report()[0].keys() == {"index", "path", "phase", "row", "label", "processor"}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: cv.Processor("a", costs={"linear_fwd": float("nan")}), "cost of 'linear_fwd' is nan"),
+        (lambda: cv.Processor("a", costs={"linear_fwd": -1.0}), "finite and not negative"),
+        (lambda: cv.Processor("a", costs=3), "costs are seconds by the name"),
+        (lambda: cv.Processor("a", cores=[10**6]), "none that this process may use"),
+        (lambda: cv.Processor("a", cores=[]), "cores is empty"),
+        (lambda: cv.Processor("a", device="cuda", cores=[0]), "a GPU has no cores"),
+        (lambda: cv.Processor("a", device="tpu"), "device"),
+        (lambda: cv.Processor("a", speed=0), "speed"),
+        (lambda: cv.Processor("a", watts=float("inf")), "watts"),
+        (lambda: planned([]), "at least one"),
+        (lambda: planned([cv.Processor("a"), cv.Processor("a")]), "two are called 'a'"),
+        (lambda: planned(["a"]), "cv.Processor"),
+        (lambda: planned([cv.Processor("a")], copies={("a", "c"): (0, 1)}), "no pair of processors"),
+        (lambda: planned([cv.Processor("a"), cv.Processor("b")], copies={("a", "b"): (0, 0)}), "bytes a second"),
+        (lambda: planned([cv.Processor("a"), cv.Processor("b")], copies={("a", "b"): (-1, 1)}), "seconds"),
+        (lambda: planned([cv.Processor("a", costs=lambda st: float("nan"))]), "cost of .* is nan"),
+        (lambda: cv.SplitModel(None), "plan_devices"),
+    ],
+)
+def test_bad_input(make, message):
+    with pytest.raises(cv.CalcError, match=message):
+        make()
+
+
+def planned(processors, **options):
+    return cv.plan_devices(network(0)[0], processors, batch_size=4, **options)
+
+
+def test_data_that_do_not_fit():
+    graph, shape = network(0)
+    model = cv.SplitModel(cv.plan_devices(graph, [cv.Processor("a")], batch_size=4))
+    (x, t), (y, _) = data_of(shape, [4, 3])
+    with pytest.raises(cv.CalcError, match="number of samples"):
+        model.step(y, t)
+    with pytest.raises(cv.CalcError, match="above the planned 4"):
+        model.step(*data_of(shape, [5])[0])
+    with pytest.raises(cv.CalcError, match="2 arrays"):
+        model.step(x, t, t)
+    with pytest.raises(cv.CalcError, match="2 arrays"):
+        model.step(x)
+    assert np.isfinite(model.step(x, t))
