@@ -16,6 +16,7 @@ from calcvm.ops.sizes import MAX_BATCH, evaluate
 from calcvm.ops.spec import row_words
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
+from calcvm.planner.paging import BANDWIDTH, File
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
@@ -49,6 +50,8 @@ def plan(
     recompute: bool = True,
     solver_seconds: float = 0.0,
     objective: str = "speed",
+    page_bytes: int | str | None = None,
+    page_bandwidth: float = BANDWIDTH,
 ) -> Plan:
     """What a graph needs: order, offsets, bytes.  Allocates nothing.
 
@@ -79,6 +82,11 @@ def plan(
     solver_seconds : float
         That a solver (extra ``solver``) may take, beside the search, to find which ones cost least, and to prove it:
         ``plan.lower_bound``, ``plan.proved``.  How far it comes depends on the machine.
+    page_bytes : int or str, optional
+        Where ``memory`` does not suffice for ``batch_size``, values of the forward may also wait in a file of at most so many
+        bytes (``plan.page_bytes``; `CalcHeap` says where), from where they are read ahead; what costs less is done.
+    page_bandwidth : float
+        Bytes a second to that file and from it.
     objective : "speed" or "memory"
         With "memory" rows get the least scratch with which they run, from the start: the largest batch of a budget is then
         the largest that there is without making values again.
@@ -106,6 +114,7 @@ def plan(
 
     gpu = device == "cuda"
     budget = None if memory is None else parse_bytes(memory)
+    file = _file(page_bytes, page_bandwidth, gpu)
 
     def planned(team: int) -> Plan:
         lowered, facts = lower(graph, dtype=dtype, workers=team, gpu=gpu, accumulate=accumulate, keep=keep)
@@ -116,8 +125,8 @@ def plan(
             planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu
         )
         ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
-        if recompute and batch_size is not None:
-            ways.append({"least": True, "recompute": True, "solver_seconds": solver_seconds})
+        if (recompute or file is not None) and batch_size is not None:
+            ways.append({"least": True, "recompute": recompute, "solver_seconds": solver_seconds, "file": file})
         refused: PlanError | None = None
         for way in ways:
             try:
@@ -172,6 +181,16 @@ def _check_options(device: str, dtype: str, workers: int | None, mode: str | Non
         raise CalcError("mode 'fleet': a model is run by one thread block, workers=1")
     if device == "blas" and workers not in (None, 1):
         raise CalcError("device 'blas': programs run with workers=1; BLAS has threads of its own")
+
+
+def _file(page_bytes: int | str | None, bandwidth: Any, gpu: bool) -> File | None:
+    """Where values may wait."""
+    bandwidth = checks.number("page_bandwidth", bandwidth, 0, 1e18, ends="(]")
+    if page_bytes is None:
+        return None
+    if gpu:
+        raise CalcError("page_bytes: programs for device 'cuda' have no pages; leave it out, or take device='cpu'")
+    return File(parse_bytes(page_bytes), bandwidth)
 
 
 def _check_use(plan: Plan) -> None:
@@ -245,6 +264,8 @@ class Options(TypedDict, total=False):
     recompute: bool
     solver_seconds: float
     objective: str
+    page_bytes: int | str | None
+    page_bandwidth: float
 
 
 plan_of = plan  # under a name that `compile` does not use itself

@@ -20,6 +20,7 @@ from calcvm.planner.lifetimes import Machine
 from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.offsets import load
 from calcvm.planner.order import improve
+from calcvm.planner.paging import File
 from calcvm.planner.recompute import Recomputed, recompute_within
 from calcvm.planner.result import Plan, Zone
 from calcvm.planner.sync import barriers
@@ -43,6 +44,7 @@ def plan(
     merge_updates: bool = True,
     recompute: bool = False,
     solver_seconds: float = 0.0,
+    file: File | None = None,
     effort: int = EFFORT,
     as_given: bool = False,
 ) -> Plan:
@@ -59,6 +61,7 @@ def plan(
     least : rows get the least scratch with which they run, not what speed wants.
     recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
     solver_seconds : that a solver may look for the cheapest way to do so (0: none is asked).
+    file : where values of the forward may wait for the backward instead (None: nowhere).
     as_given : statements stay as they are, and in their order.
 
     Raises
@@ -102,9 +105,10 @@ def plan(
                 if (better := largest(other[2], memory)) > batch_size:
                     (merged, groups, layout), batch_size = other, better
     done = Recomputed(ordered)
-    if recompute and memory is not None and layout.required(batch_size, effort, memory) > memory:
+    may = recompute or file is not None
+    if may and memory is not None and layout.required(batch_size, effort, memory) > memory:
         done, (merged, groups, layout) = _recomputed(
-            ordered, batch_size, machine, memory, prepare, effort, solver_seconds
+            ordered, batch_size, machine, memory, prepare, effort, solver_seconds, recompute, file
         )
     packing = layout.pack(batch_size, effort)
     offsets, bounds = layout.place(batch_size, packing)
@@ -147,13 +151,15 @@ def _recomputed(
     prepare: Callable[[Lowered], tuple[Lowered, Groups, Layout]],
     effort: int,
     solver_seconds: float,
+    again: bool,
+    file: File | None,
 ) -> tuple[Recomputed, tuple[Lowered, Groups, Layout]]:
     """A program that fits by recomputation, prepared; what packing it adds is asked of its schedule."""
     fixed = prepare(ordered)[2].fixed(batch)
     cost = partial(seconds, batch=batch, machine=machine)
     bound: float | None = None
     for _ in range(ATTEMPTS):
-        done = recompute_within(ordered, batch, machine, memory, fixed, cost, solver_seconds)
+        done = recompute_within(ordered, batch, machine, memory, fixed, cost, solver_seconds, again, file)
         if bound is None:  # of what follows, which has less memory, none is one of the whole
             bound = done.lower_bound
         prepared = prepare(done.lowered)

@@ -8,6 +8,9 @@ What may run again: a statement before the backward whose results are transient 
 still are what they were.  So dropout and running statistics repeat exactly: the random state and the statistics of the
 batch are inputs that nothing writes in between, and what updates them is never run again.
 
+Where there is a file for pages, a value may also be written to it once, where it is made, and read again (`calcvm.planner.paging`):
+a *page step*, which a schedule runs like a statement that makes the value and reads none.  Page steps have numbers below 0.
+
 The search takes no solver (one may look on: `calcvm.planner.exact`).  Greedily, a value that is idle at the peak is dropped there and made again before its next
 read, with all that it needs and that has died before the peak: the drop that lowers most for its work.  Then parts of
 the schedule are taken back and mended, and the cheaper one is kept.
@@ -28,6 +31,7 @@ from calcvm.ops.statement import Lowered, Statement, Value, unique
 from calcvm.planner.inplace import may_take
 from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands
 from calcvm.planner.offsets import load
+from calcvm.planner.paging import File, page_in, page_of, page_out, with_reads_ahead
 from calcvm.record import record
 
 Pair = tuple[int, int]  # (statement of the backward, statement that runs again before it)
@@ -61,6 +65,7 @@ class Run:
     """A schedule, followed statement by statement: which version of a value lives when, and what is live."""
 
     def __init__(self, problem: Problem, chosen: Iterable[Pair]):
+        step_of = problem.step
         self.chosen = frozenset(chosen)
         again: dict[int, list[int]] = {}
         for t, s in sorted(self.chosen):
@@ -76,7 +81,7 @@ class Run:
         self.versions: list[list[int]] = [[] for _ in problem.sizes]
         shared: list[tuple[int, int, int]] = []
         for position, s in enumerate(self.order):
-            step = problem.steps[s]
+            step = step_of(s)
             for v in step.uses:
                 self.touches[self.versions[v][-1]].append(position)
             for v in step.makes:
@@ -89,7 +94,7 @@ class Run:
         live = load(sizes, [p[0] for p in self.touches], [p[-1] for p in self.touches])
         live += [0] * (len(self.order) - len(live))
         for position, s in enumerate(self.order):
-            live[position] += problem.steps[s].scratch
+            live[position] += step_of(s).scratch
         taken, placed = set[int](), set[int]()
         for y, x, position in shared:
             if self.touches[x][-1] == position and x not in taken and y not in placed:
@@ -98,8 +103,10 @@ class Run:
                 live[position] -= sizes[y]
         self.live = live
         self.peak = max(live, default=0)
-        self.cost = sum(problem.steps[s].cost for _, s in self.chosen)
+        self.paged = {step_of(s).makes[0] for _, s in self.chosen if s < 0}
+        self.cost = sum(step_of(s).cost for _, s in self.chosen) + sum(problem.written[v] for v in self.paged)
         self.excess = sum(max(0, b - problem.limit) for b in live)
+        self.excess += max(0, sum(problem.sizes[v] for v in self.paged) - problem.room)
 
     @property
     def score(self) -> tuple[int, float]:
@@ -120,7 +127,7 @@ class Run:
             pair = self.stage[touches[0]], self.order[touches[0]]
             if len(touches) > 1 and pair in self.chosen:
                 read[pair] = min(read.get(pair, len(problem.steps)), self.stage[touches[1]])
-        return {(t, s): (first, s) for (t, s), first in read.items() if t < first <= problem.steps[s].until}
+        return {(t, s): (first, s) for (t, s), first in read.items() if t < first <= problem.step(s).until}
 
     def at(self, v: int, t: int) -> int:
         """The version of a value that a statement which runs again before statement ``t`` finds."""
@@ -130,12 +137,27 @@ class Run:
 
 
 class Problem:
-    """The statements of a path, and a limit of the transient bytes that are live at once."""
+    """The statements of a path, and a limit of the transient bytes that are live at once.
 
-    def __init__(self, steps: Sequence[Step], sizes: Sequence[int], backward: int, limit: int):
+    pages : page steps, -1, -2, ... in a schedule.  written : of the values that they make, what writing costs.
+    room : bytes that may be written.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        sizes: Sequence[int],
+        backward: int,
+        limit: int,
+        pages: Sequence[Step] = (),
+        written: Mapping[int, float] | None = None,
+        room: int = 0,
+    ):
         self.steps, self.sizes, self.backward, self.limit = steps, sizes, backward, limit
+        self.pages, self.written, self.room = pages, written or {}, room
         self.followed = 0
         self.maker = {v: s for s, step in enumerate(steps) for v in step.makes}
+        self.page = {step.makes[0]: -1 - k for k, step in enumerate(pages)}
 
     def run(self, chosen: Iterable[Pair]) -> Run:
         """A schedule without what it does in vain, and with nothing run earlier than it is read where that helps."""
@@ -147,6 +169,10 @@ class Problem:
             if not later.useless() and (later.excess, sum(later.live)) <= (run.excess, sum(run.live)):
                 return later
         return run
+
+    def step(self, s: int) -> Step:
+        """A statement, or a page step."""
+        return self.steps[s] if s >= 0 else self.pages[-1 - s]
 
     def _follow(self, chosen: Iterable[Pair]) -> Run:
         run = Run(self, chosen)
@@ -167,15 +193,15 @@ class Problem:
     def drops(self, run: Run, p: int) -> list[frozenset[Pair]]:
         """What may run again so that a value need not be live at position ``p``, in the order of bytes by work."""
         found: dict[frozenset[Pair], float] = {}
-        placed = {x for _, x in self.steps[run.order[p]].pairs}  # would give its place where it dies
+        placed = {x for _, x in self.step(run.order[p]).pairs}  # would give its place where it dies
         for u, touches in enumerate(run.touches):
             if not touches[0] < p < touches[-1] or (p in touches and run.of[u] not in placed):
                 continue
             t = run.stage[next(q for q in touches if q > p)]
-            pairs = self._again(run, run.of[u], t, p)
-            if pairs:
-                cost = sum(self.steps[s].cost for _, s in pairs)
-                found[pairs] = found.get(pairs, 0) + self.sizes[run.of[u]] / max(cost, 1e-12)
+            for pairs in (self._again(run, run.of[u], t, p), self._read(run.of[u], t) - run.chosen):
+                if pairs:
+                    cost = sum(self._work(run, s) for _, s in pairs)
+                    found[pairs] = found.get(pairs, 0) + self.sizes[run.of[u]] / max(cost, 1e-12)
         return sorted(found, key=lambda pairs: (-found[pairs], sorted(pairs)))
 
     def _again(self, run: Run, value: int, t: int, p: int) -> frozenset[Pair]:
@@ -190,9 +216,23 @@ class Problem:
                 continue
             out.add((t, s))
             for v in self.steps[s].uses:
-                if run.touches[run.at(v, t)][-1] < p and t <= self.steps[self.maker[v]].until:
-                    todo.append(self.maker[v])
+                if run.touches[run.at(v, t)][-1] < p:
+                    maker = self.steps[self.maker[v]]
+                    page = self._read(v, t)
+                    if page and (t > maker.until or self._work(run, self.page[v]) < maker.cost):
+                        out |= page
+                    elif t <= maker.until:
+                        todo.append(self.maker[v])
         return frozenset(out)
+
+    def _read(self, value: int, t: int) -> frozenset[Pair]:
+        """The page step that brings a value back before ``t`` (empty: there is none)."""
+        return frozenset([(t, self.page[value])] if value in self.page and t >= self.backward else ())
+
+    def _work(self, run: Run, s: int) -> float:
+        """What a step adds to a schedule; the first read of a page has it written too."""
+        v = self.step(s).makes[0]
+        return self.step(s).cost + (self.written[v] if s < 0 and v not in run.paged else 0.0)
 
     # ------------------------------------------------------------ search
     def mend(self, run: Run, choose: Callable[[Sequence[Run]], Run]) -> Run:
@@ -241,9 +281,9 @@ class Problem:
 # ---------------------------------------------------------------- of statements
 @record
 class Recomputed:
-    """A program in which statements run again.
+    """A program in which statements run again, and values are read from pages.
 
-    again : each of them, and the statement that it repeats.
+    again : each of the statements that run again, and the one that it repeats.
     overhead : their cost as a fraction of that of their path's own statements: the largest of any path.
     lower_bound : what no schedule costs less than, as the same fraction (None: no solver was asked).
     proved : it was shown that none costs less than these.
@@ -264,14 +304,18 @@ def recompute_within(
     fixed: int,
     cost: Callable[[Statement], float],
     solver_seconds: float = 0.0,
+    again: bool = True,
+    file: File | None = None,
 ) -> Recomputed:
-    """The program with statements that run again, so that it needs at most ``memory`` bytes.
+    """The program with statements that run again, or values that wait in a file, so that it needs at most ``memory`` bytes.
 
     Parameters
     ----------
     fixed : bytes beside the transient values.
     cost : of a statement, in seconds.
     solver_seconds : that a solver may take for each path (0: none is asked).
+    again : whether statements may run again.
+    file : where values may wait (None: nowhere).
 
     Raises
     ------
@@ -280,14 +324,14 @@ def recompute_within(
         If that is not found: with the least that was, and with the statement that alone needs most.
     """
     size = _sizes(lowered, batch, machine)
-    again: dict[Statement, Statement] = {}
+    repeated: dict[Statement, Statement] = {}
     statements: list[Statement] = []
     values = list(lowered.values)
     names, counts = {v.name for v in values}, dict[str, int]()
     overhead, bound = 0.0, 0.0
     for path in lowered.paths:
         own = [st for st in lowered.statements if st.path == path]
-        problem = _problem(own, size, machine, batch, memory - fixed, cost)
+        problem, numbered = _problem(own, size, machine, batch, memory - fixed, cost, again, file)
         floor, s = problem.floor
         run = problem.run(())
         least = 0.0
@@ -302,9 +346,11 @@ def recompute_within(
             below = floor > problem.limit
             needed = fixed + (floor if below else run.peak)
             what = "needs at least" if below else "was found to need no less than"
+            how = " or ".join(["made again"] * again + ["moved to a file"] * (file is not None))
+            other = "" if below or file is not None else ", let values wait in a file (page_bytes=)"
             raise PlanError(
-                f"a batch of {batch} {what} {needed:,} bytes even where values are made again, {memory:,} are allowed: allow more "
-                f"memory or take a smaller batch ({own[s].label or own[s].spec.name} alone needs {fixed + floor:,})",
+                f"a batch of {batch} {what} {needed:,} bytes even where values are {how}, {memory:,} are allowed: allow more "
+                f"memory{other} or take a smaller batch ({own[s].label or own[s].spec.name} alone needs {fixed + floor:,})",
                 needed,
                 memory,
             )
@@ -319,21 +365,35 @@ def recompute_within(
                 st, operands={n: current.get(v, v) if v is not None else None for n, v in st.operands.items()}
             )
 
+        def another(v: Value, what: str) -> Value:
+            new = replace(v, name=unique(f"{v.name}.{what}", names, counts))
+            names.add(new.name)
+            values.append(new)
+            return new
+
+        pages = {numbered[v]: another(page_of(numbered[v]), "page") for v in sorted(run.paged)}
+        scheduled: list[Statement] = []
         for s, t in zip(run.order, run.stage, strict=True):
+            if s < 0:
+                v = numbered[problem.step(s).makes[0]]
+                current[v] = another(v, "again")
+                scheduled.append(page_in(pages[v], current[v], own[t], machine.itemsize))
+                continue
             st = own[s]
             if s == t:
-                statements.append(renamed(st))
+                scheduled.append(renamed(st))
+                made = [numbered[v] for v in problem.steps[s].makes if v in run.paged]
+                scheduled += [page_out(v, pages[v], st, machine.itemsize) for v in made]
                 continue
             for o, v in operands(st):
                 if o.writes:
-                    current[v] = replace(v, name=unique(f"{v.name}.again", names, counts))
-                    names.add(current[v].name)
-                    values.append(current[v])
+                    current[v] = another(v, "again")
             copy = replace(renamed(st), phase=own[t].phase, label=f"{st.label} again")
-            again[copy] = st
-            statements.append(copy)
+            repeated[copy] = st
+            scheduled.append(copy)
+        statements += with_reads_ahead(scheduled, machine.itemsize)
     done = replace(lowered, statements=tuple(statements), values=tuple(values))
-    return Recomputed(done, again, overhead, bound if solver_seconds else None)
+    return Recomputed(done, repeated, overhead, bound if solver_seconds else None)
 
 
 def _sizes(lowered: Lowered, batch: int, machine: Machine) -> dict[Value, int]:
@@ -351,8 +411,10 @@ def _problem(
     batch: int,
     limit: int,
     cost: Callable[[Statement], float],
-) -> Problem:
-    """The statements of one path in numbers."""
+    again: bool = True,
+    file: File | None = None,
+) -> tuple[Problem, list[Value]]:
+    """The statements of one path in numbers, and the values by theirs."""
     number = {v: i for i, v in enumerate(v for v in lifetimes(own) if v in size)}
     writers: dict[Value, list[int]] = {}
     for s, st in enumerate(own):
@@ -378,11 +440,18 @@ def _problem(
                     machine.up(at_most(machine.extent(o, st), batch)) for o, _ in operands(st) if o.access == "s"
                 ),
                 cost=cost(st),
-                until=_until(s, st, number, writers, len(own) - 1),
+                until=_until(s, st, number, writers, len(own) - 1) if again else -1,
             )
         )
     backward = next((s for s, st in enumerate(own) if st.phase == "backward"), len(own))
-    return Problem(steps, [size[v] for v in number], backward, limit)
+    values = [*number]
+    sizes = [size[v] for v in values]
+    if file is None:
+        return Problem(steps, sizes, backward, limit), values
+    may = [number[v] for v in values if len(writers.get(v, ())) == 1 and writers[v][0] < backward]
+    pages = [Step((), (v,), (), 0, file.seconds(sizes[v]), len(own) - 1) for v in may]
+    written = {v: file.seconds(sizes[v]) for v in may}
+    return Problem(steps, sizes, backward, limit, pages, written, file.room), values
 
 
 def _until(s: int, st: Statement, number: Mapping[Value, int], writers: Mapping[Value, Sequence[int]], end: int) -> int:
