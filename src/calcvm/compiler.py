@@ -17,6 +17,7 @@ from calcvm.ops.spec import row_words
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
 from calcvm.planner.paging import BANDWIDTH, File
+from calcvm.planner.paging import KINDS as STREAMED
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
@@ -126,7 +127,10 @@ def plan(
         )
         ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
         if (recompute or file is not None) and batch_size is not None:
-            ways.append({"least": True, "recompute": recompute, "solver_seconds": solver_seconds, "file": file})
+            last = {"least": True, "recompute": recompute, "solver_seconds": solver_seconds, "file": file}
+            ways.append(last)
+            if file is not None:
+                ways += [{**last, "stream": STREAMED[:n]} for n in (1, 2)]
         refused: PlanError | None = None
         for way in ways:
             try:

@@ -31,9 +31,9 @@ def persistent(program: Program) -> dict[int, Symbol]:
 
 def _state(program: Program, image: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Views of all that persists in an image with its gradients, by the name of its array in a file: its number."""
-    start, cells = loaded_of(program).opened[0], image.view(np.uint8)
+    loaded, cells = loaded_of(program), image.view(np.uint8)
     for i, s in persistent(program).items():
-        yield f"state/{i}", cells[s.start - start : s.start - start + s.bytes.b].view(s.dtype)
+        yield f"state/{i}", cells[loaded.in_image(s)].view(s.dtype)
 
 
 def heap_of(program: Program) -> CalcHeap:
@@ -89,8 +89,7 @@ def read(path: str | PathLike[str] | BinaryIO, memory: int | str | None) -> Resi
             allowed,
         )
     heap = heap_of(program)
-    start, stop = loaded_of(program).opened
-    image = np.zeros(stop - start, np.uint8)
+    image = np.zeros(loaded_of(program).image_bytes(open=True), np.uint8)
     for key, cells in _state(program, image):
         cells.view(np.uint8)[:] = archive.array(key).view(np.uint8)
     return heap.adopt(program, facts, image)

@@ -111,12 +111,16 @@ PHASES = ("forward", "loss", "backward", "optimize", "end_round")
 
 @record(kw_only=True)
 class Lowered:
-    """A graph as statements: what the planner takes and the program is encoded from."""
+    """A graph as statements: what the planner takes and the program is encoded from.
+
+    paged : values that persist in the file of pages; statements read and write copies of them.
+    """
 
     values: tuple[Value, ...]
     statements: tuple[Statement, ...]
     paths: tuple[str, ...]
     info: Mapping[str, Any] = field(default_factory=dict)
+    paged: frozenset[Value] = frozenset()
 
     def sections(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(path, phase) -> [start, stop) of statements; statements are in this order already."""

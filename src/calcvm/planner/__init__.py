@@ -6,13 +6,13 @@ the operators allow it, packs what is live at once into one heap, and sets the b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 from calcvm.errors import PlanError
-from calcvm.ops.statement import Lowered
+from calcvm.ops.statement import Lowered, Statement
 from calcvm.planner.batch import largest_batch
 from calcvm.planner.cost import seconds
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
@@ -20,8 +20,8 @@ from calcvm.planner.lifetimes import Machine
 from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.offsets import load
 from calcvm.planner.order import improve
-from calcvm.planner.paging import File
-from calcvm.planner.recompute import Recomputed, recompute_within
+from calcvm.planner.paging import File, streamed, with_reads_ahead
+from calcvm.planner.recompute import Recomputed, paging_of, recompute_within
 from calcvm.planner.result import Plan, Zone
 from calcvm.planner.sync import barriers
 from calcvm.planner.workspace import with_least
@@ -45,6 +45,7 @@ def plan(
     recompute: bool = False,
     solver_seconds: float = 0.0,
     file: File | None = None,
+    stream: Sequence[str] = (),
     effort: int = EFFORT,
     as_given: bool = False,
 ) -> Plan:
@@ -62,6 +63,7 @@ def plan(
     recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
     solver_seconds : that a solver may look for the cheapest way to do so (0: none is asked).
     file : where values of the forward may wait for the backward instead (None: nowhere).
+    stream : kinds of values, "optimizer", "parameter", of which the large ones persist in that file.
     as_given : statements stay as they are, and in their order.
 
     Raises
@@ -83,7 +85,7 @@ def plan(
         lowered = with_least(lowered, machine)
 
     def prepare(ordered: Lowered) -> tuple[Lowered, Groups, Layout]:
-        merged, groups = merge_rows(ordered, machine, merge_updates and not as_given)
+        merged, groups = merge_rows(with_reads_ahead(ordered, itemsize), machine, merge_updates and not as_given)
         return merged, groups, lay_out(merged, groups, machine)
 
     def largest(layout: Layout, allowed: int) -> int:
@@ -93,22 +95,30 @@ def plan(
             lambda b: layout.required(b, effort, allowed),
         )
 
-    ordered = lowered if as_given else improve(lowered, batch_size or 1, machine)
+    def in_order(batch: int) -> Lowered:
+        return lowered if as_given else improve(lowered, batch, machine)
+
+    ordered = in_order(batch_size or 1)
+    if stream:
+        ordered = streamed(ordered, stream, machine)
     merged, groups, layout = prepare(ordered)
     if batch_size is None:
         assert memory is not None
         batch_size = largest(layout, memory)
-        again = improve(lowered, batch_size, machine)
+        again = in_order(batch_size)
         if again.statements != ordered.statements:  # the best order depends on the batch
             other = prepare(again)
             with suppress(PlanError):
                 if (better := largest(other[2], memory)) > batch_size:
                     (merged, groups, layout), batch_size = other, better
-    done = Recomputed(ordered)
+    cost: Callable[[Statement], float] = partial(seconds, batch=batch_size, machine=machine)
+    if file is not None:
+        cost = file.cost(cost, batch_size, machine)
+    done = Recomputed(ordered, overhead=max((m / w for m, w in _paging(ordered, cost)), default=0.0))
     may = recompute or file is not None
     if may and memory is not None and layout.required(batch_size, effort, memory) > memory:
         done, (merged, groups, layout) = _recomputed(
-            ordered, batch_size, machine, memory, prepare, effort, solver_seconds, recompute, file
+            ordered, batch_size, machine, memory, prepare, effort, solver_seconds, cost, recompute, file
         )
     packing = layout.pack(batch_size, effort)
     offsets, bounds = layout.place(batch_size, packing)
@@ -151,12 +161,12 @@ def _recomputed(
     prepare: Callable[[Lowered], tuple[Lowered, Groups, Layout]],
     effort: int,
     solver_seconds: float,
+    cost: Callable[[Statement], float],
     again: bool,
     file: File | None,
 ) -> tuple[Recomputed, tuple[Lowered, Groups, Layout]]:
     """A program that fits by recomputation, prepared; what packing it adds is asked of its schedule."""
     fixed = prepare(ordered)[2].fixed(batch)
-    cost = partial(seconds, batch=batch, machine=machine)
     bound: float | None = None
     for _ in range(ATTEMPTS):
         done = recompute_within(ordered, batch, machine, memory, fixed, cost, solver_seconds, again, file)
@@ -168,6 +178,12 @@ def _recomputed(
             break
         fixed += over
     return replace(done, lower_bound=bound, proved=bound is not None and done.overhead <= bound * (1 + 1e-6)), prepared
+
+
+def _paging(lowered: Lowered, cost: Callable[[Statement], float]) -> Iterator[tuple[float, float]]:
+    """Of each path what pages cost, and all else."""
+    for path in lowered.paths:
+        yield paging_of([st for st in lowered.statements if st.path == path], cost)
 
 
 def _check_machine(lowered: Lowered, machine: Machine) -> None:
@@ -197,5 +213,7 @@ def _zones(layout: Layout, batch: int, bounds: dict[str, tuple[int, int]]) -> di
         )
     if "pages" in bounds:
         start, stop = bounds["pages"]
-        out["pages"] = Zone("pages", start // itemsize, stop // itemsize, stop - start, transient_bytes=stop - start)
+        kept = sum(layout.size(u, batch) for u in layout.pages if u.values[0][0].kind != "page")
+        rest = stop - start - kept
+        out["pages"] = Zone("pages", start // itemsize, stop // itemsize, stop - start, kept, transient_bytes=rest)
     return out

@@ -2,7 +2,8 @@
 
 [reserved][forward persistent][optimizer][gradient persistent][arena: resident values, then transient ones]
 
-Pages, what transient values hold meanwhile, lie beyond the heap's end, one after the other: in a file.
+Pages lie beyond the heap's end, one after the other, in a file: values that persist there, then what transient ones hold
+meanwhile.
 """
 
 from __future__ import annotations
@@ -134,6 +135,7 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
     resident: list[tuple[tuple, Unit]] = []
     transient: list[Unit] = []
     pages: list[Unit] = []
+    kept_pages: list[Unit] = []
     created = {v: i for i, v in enumerate(lowered.values)}
 
     def add(values: tuple[tuple[Value, int], ...], nbytes: Extent, zone: str) -> None:
@@ -141,7 +143,9 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
         spans = [live[u] for u, _ in values if u in live]
         if any(u in always and u not in groups.blocks for u, _ in values):
             unit = Unit(values, nbytes, 0, end, zone)
-            if is_persistent(v) or v in groups.promoted:
+            if v in lowered.paged:
+                kept_pages.append(unit)
+            elif is_persistent(v) or v in groups.promoted:
                 rank = groups.order.get(v)
                 key = (rank is None, rank or (), created.get(v, len(created)))
                 persistent[zone if zone in persistent else "forward"].append((key, unit))
@@ -178,7 +182,7 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
         {zone: tuple(u for _, u in sorted(items, key=lambda item: item[0])) for zone, items in persistent.items()},
         tuple(u for _, u in sorted(resident, key=lambda item: item[0])),
         tuple(transient),
-        tuple(pages),
+        (*kept_pages, *pages),
         len(lowered.statements),
     )
 

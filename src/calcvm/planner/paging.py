@@ -6,13 +6,14 @@ of it, as where a value is made again (`calcvm.planner.recompute`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from calcvm.ops.paging import PAGE_AHEAD, PAGE_IN, PAGE_OUT
 from calcvm.ops.spec import RowSpec
-from calcvm.ops.statement import Statement, Value
+from calcvm.ops.statement import Lowered, Statement, Value, unique
 from calcvm.ops.types import CELLS, instance_of
+from calcvm.planner.lifetimes import Machine, at_most, effects
 from calcvm.record import record
 
 BANDWIDTH = 1e9  # bytes a second of a file, where nothing is said
@@ -28,6 +29,16 @@ class File:
     def seconds(self, nbytes: int) -> float:
         """Of one way."""
         return nbytes / self.bandwidth
+
+    def cost(self, of_row: Callable[[Statement], float], batch: int, machine: Machine) -> Callable[[Statement], float]:
+        """Seconds of a statement, of one that moves pages too."""
+
+        def cost(st: Statement) -> float:
+            if not is_paging(st):
+                return of_row(st)
+            return self.seconds(at_most(machine.extent(st.spec.operands[0], st), batch))
+
+        return cost
 
 
 def page_of(v: Value) -> Value:
@@ -50,17 +61,34 @@ def page_in(page: Value, v: Value, at: Statement, itemsize: int) -> Statement:
     return _moved(PAGE_IN, v, {"page": page, "y": v}, at, itemsize)
 
 
-def with_reads_ahead(statements: Sequence[Statement], itemsize: int) -> list[Statement]:
-    """Statements of a path, in which each page is read ahead from where the one before it is read; the first from the backward on."""
-    first = next((t for t, st in enumerate(statements) if st.phase == "backward"), len(statements))
-    reads = [t for t, st in enumerate(statements) if st.spec.name.partition(".")[0] == PAGE_IN.name]
+def is_paging(st: Statement) -> bool:
+    """Whether a statement reads or writes a page."""
+    return any(o.paged for o in st.spec.operands)
+
+
+def with_reads_ahead(lowered: Lowered, itemsize: int) -> Lowered:
+    """The program in which each page is read ahead from where the one before it is read; the first as early as it can be."""
     ahead: dict[int, list[Statement]] = {}
-    for t, before in zip(reads, [min(first, *reads), *reads] if reads else ()):
-        page = statements[t].operands["page"]
-        assert page is not None
-        if before < t:
-            ahead.setdefault(before, []).append(page_ahead(page, statements[before], itemsize))
-    return [st for t, own in enumerate(statements) for st in (*ahead.get(t, ()), own)]
+    before: int | None = None
+    ready: dict[Value, int] = {}  # from where on a page can be read
+    start = 0
+    for t, st in enumerate(lowered.statements):
+        if t and st.path != lowered.statements[t - 1].path:
+            before, start = None, t
+        page = st.operands.get("page")
+        if page is None or not is_paging(st):
+            continue
+        if st.spec.name.startswith(PAGE_OUT.name):
+            ready[page] = t + 1
+            continue
+        early = max(start if before is None else before, ready.get(page, start))
+        if early < t:
+            ahead.setdefault(early, []).append(page_ahead(page, lowered.statements[early], itemsize))
+        before = t
+    if not ahead:
+        return lowered
+    statements = (st for t, own in enumerate(lowered.statements) for st in (*ahead.get(t, ()), own))
+    return replace(lowered, statements=tuple(statements))
 
 
 def _moved(row: RowSpec, v: Value, operands: dict[str, Value], at: Statement, itemsize: int) -> Statement:
@@ -73,3 +101,39 @@ def _moved(row: RowSpec, v: Value, operands: dict[str, Value], at: Statement, it
         phase=at.phase,
         label=f"{v.name} to or from disk",
     )
+
+
+# ---------------------------------------------------------------- values that persist in the file
+LARGE = 16384  # bytes from which on a value may live there
+KINDS = ("optimizer", "parameter")  # those that may, those first that a step reads least often
+
+
+def streamed(lowered: Lowered, kinds: Sequence[str], machine: Machine) -> Lowered:
+    """The program with large values of some kinds in the file: each statement works on a copy, which lives as long as neighbours
+    use it, and is written back where one of them changes it."""
+    paged = {v for v in lowered.values if v.kind in kinds and v.persistent and at_most(machine.bytes(v), 1) >= LARGE}
+    values, names, counts = [*lowered.values], {v.name for v in lowered.values}, dict[str, int]()
+    out: list[Statement] = []
+    here: dict[Value, Value] = {}  # copies that the statement before used
+    for t, st in enumerate(lowered.statements):
+        if t and lowered.statements[t - 1].path != st.path:
+            here = {}
+        used = {v for v in st.operands.values() if v in paged}
+        copies: dict[Value, Value] = {}
+        for v in sorted(used, key=lambda v: v.name):
+            if v not in here:
+                name = unique(f"{v.name}.here", names, counts)
+                names.add(name)
+                values.append(replace(v, name=name, kind="activation", persistent=False))
+                out.append(page_in(v, values[-1], st, machine.itemsize))
+            copies[v] = here.get(v) or values[-1]
+        here = copies
+        if not used:
+            out.append(st)
+            continue
+        _, written = effects(st)
+        out.append(
+            replace(st, operands={n: copies.get(v, v) if v is not None else None for n, v in st.operands.items()})
+        )
+        out += [page_out(copies[v], v, st, machine.itemsize) for v in sorted(used & written, key=lambda v: v.name)]
+    return replace(lowered, statements=tuple(out), values=tuple(values), paged=frozenset(paged))

@@ -31,7 +31,7 @@ from calcvm.ops.statement import Lowered, Statement, Value, unique
 from calcvm.planner.inplace import may_take
 from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands
 from calcvm.planner.offsets import load
-from calcvm.planner.paging import File, page_in, page_of, page_out, with_reads_ahead
+from calcvm.planner.paging import File, is_paging, page_in, page_of, page_out
 from calcvm.record import record
 
 Pair = tuple[int, int]  # (statement of the backward, statement that runs again before it)
@@ -354,8 +354,8 @@ def recompute_within(
                 needed,
                 memory,
             )
-        whole = max(sum(map(cost, own)), 1e-12)
-        overhead, bound = max(overhead, run.cost / whole), max(bound, least / whole)
+        moved, whole = paging_of(own, cost)
+        overhead, bound = max(overhead, (moved + run.cost) / whole), max(bound, (moved + least) / whole)
         current: dict[Value, Value] = {}
 
         def renamed(st: Statement, current: Mapping[Value, Value] = current) -> Statement:
@@ -391,9 +391,15 @@ def recompute_within(
             copy = replace(renamed(st), phase=own[t].phase, label=f"{st.label} again")
             repeated[copy] = st
             scheduled.append(copy)
-        statements += with_reads_ahead(scheduled, machine.itemsize)
+        statements += scheduled
     done = replace(lowered, statements=tuple(statements), values=tuple(values))
     return Recomputed(done, repeated, overhead, bound if solver_seconds else None)
+
+
+def paging_of(statements: Sequence[Statement], cost: Callable[[Statement], float]) -> tuple[float, float]:
+    """What statements that read and write pages cost, and what all others do."""
+    moving = [cost(st) for st in statements if is_paging(st)]
+    return sum(moving), max(sum(map(cost, statements)) - sum(moving), 1e-12)
 
 
 def _sizes(lowered: Lowered, batch: int, machine: Machine) -> dict[Value, int]:

@@ -228,10 +228,10 @@ class CalcHeap:
             facts = Facts(program, {**found, "program": program.hash}, where)
             self._check_device(program)
             loaded = loaded_of(program)
-            start, stop = loaded.opened if facts.get("open") else loaded.image
-            if image.nbytes != stop - start:
+            lasting = loaded.image_bytes(bool(facts.get("open")))
+            if image.nbytes != lasting:
                 raise ProgramError(
-                    f"{where}: an image of {image.nbytes:,} bytes for a program of {stop - start:,} that persist"
+                    f"{where}: an image of {image.nbytes:,} bytes for a program of {lasting:,} that persist"
                 )
             self._check_room(program)
             team = program.workers if workers is None else min(workers, program.workers)

@@ -1,7 +1,8 @@
-"""The file of a model's pages: what its program has moved out of the heap for a while."""
+"""The file of a model's pages: what its program keeps outside the heap, or has moved there for a while."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ class Pages:
 
     Pages lie as far from its begin as they do from the heap's, so that it begins with a hole.
 
+    Attributes
+    ----------
+    bytes, elements : the file, mapped: what is looked at and set from outside of rows.
+
     Raises
     ------
     FileError : the folder is none, cannot be written to, or the disk has not so much room.
@@ -32,6 +37,9 @@ class Pages:
         with telling(where, "written"):
             self._file = tempfile.TemporaryFile(dir=folder, prefix="calcvm-pages-")
             os.posix_fallocate(self._file.fileno(), program.heap_bytes, program.page_bytes)
+            mapped = mmap.mmap(self._file.fileno(), program.heap_bytes + program.page_bytes)
+        self.bytes = np.frombuffer(mapped, np.uint8)
+        self.elements = self.bytes.view(program.dtype)
 
     def announce(self) -> None:
         """Tell the kernels."""

@@ -15,7 +15,7 @@ from calcvm.ops.layouts import axes
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
 from calcvm.ops.statement import PHASES
 from calcvm.vm.memory.methods import WHAT
-from calcvm.vm.memory.slot import Slot, cells_of, lasting_elems
+from calcvm.vm.memory.slot import Slot, as_seen, cells_of, lasting_elems, shape_of
 from calcvm.vm.program.facts import MAX_SEED, Facts
 from calcvm.vm.program.program import Program, Symbol
 from calcvm.vm.run import job as layout
@@ -216,6 +216,7 @@ class Resident:
         """As `reset`, of a model whose turn this thread has; ``elements``, zeros, are used before its memory is set."""
         slot, record, info = self.slot, self.record, self.program.info
         elements = slot.blank() if elements is None else elements
+        slot.clear_pages()
         for i, (name, facts) in enumerate(info["parameters"].items()):
             self._set_variable(elements, name, facts["init"], np.random.default_rng([seed, i]))
         for i, (name, facts) in enumerate(info.get("buffers", {}).items()):
@@ -228,7 +229,7 @@ class Resident:
 
     def _set_variable(self, elements: np.ndarray, name: str, spec: Mapping[str, Any], rng: np.random.Generator) -> None:
         symbol = self.loaded.symbol(name)
-        view = cells_of(elements, symbol)
+        view = cells_of(self.slot.elements_of(symbol, elements), symbol)
         if "array" in spec:
             view[...] = self.program.constants[spec["array"]]
             return
@@ -243,7 +244,7 @@ class Resident:
         if facts["symbol"] is None:
             return
         symbol = self.program.symbols[facts["symbol"]]
-        cells = cells_of(elements, symbol, (symbol.elems.b,))
+        cells = cells_of(self.slot.elements_of(symbol, elements), symbol, (symbol.elems.b,))
         kind = facts["kind"]
         if kind == "hyper":
             cells[:] = [facts["slots"][name] for name in HYPER_SLOTS]
@@ -327,12 +328,9 @@ class Resident:
 
     def _put(self, image: np.ndarray, values: Iterable[tuple[Symbol, Any]]) -> None:
         """Set values in an image with its gradients."""
-        elements = np.zeros(lasting_elems(self.loaded), self.program.dtype)
-        within = elements.view(np.uint8)[slice(*self.loaded.opened)]
-        within[:] = image
         for symbol, value in values:
-            cells_of(elements, symbol)[...] = value
-        image[:] = within
+            cells = image[self.loaded.in_image(symbol)].view(symbol.dtype)
+            as_seen(cells, symbol, shape_of(symbol))[...] = value
 
     def close(self) -> None:
         """Give the model's room back; it cannot be used afterwards.  A `FileStore` keeps its file."""

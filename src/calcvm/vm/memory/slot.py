@@ -83,12 +83,16 @@ class Slot:
     # ------------------------------------------------------------ cells of symbols
     def cells(self, symbol: Symbol, shape: tuple[int, ...] | None = None) -> np.ndarray:
         """A symbol's cells: a view of them if the slot is writable, else a copy."""
-        return cells_of(self.elements, symbol, shape)
+        return cells_of(self.elements_of(symbol, self.elements), symbol, shape)
+
+    def elements_of(self, symbol: Symbol, elements: np.ndarray) -> np.ndarray:
+        """What a symbol's offset counts in: ``elements`` of the piece, or the file of pages."""
+        return elements if self.pages is None or symbol.start < self.loaded.program.heap_bytes else self.pages.elements
 
     def write(self, symbol: Symbol, value: Any, shape: tuple[int, ...] | None = None) -> None:
         """Set a symbol's cells to a value that is broadcast and converted to their type."""
         with np.errstate(over="ignore"):  # of float64 in a heap of float32: what is too large is infinite
-            cells_of(self.elements, symbol, shape)[...] = value
+            cells_of(self.elements_of(symbol, self.elements), symbol, shape)[...] = value
 
     def scalar(self, offset: int) -> float:
         """The element at an offset."""
@@ -98,8 +102,14 @@ class Slot:
     def clear(self) -> None:
         """Set to 0 what must be: traps and what persists.  All else is written before it is read."""
         self.lasting[:] = 0
+        self.clear_pages()
         if self.pages is not None:
             self.pages.announce()
+
+    def clear_pages(self) -> None:
+        """Set to 0 what persists in the file of pages."""
+        if self.pages is not None:
+            self.pages.bytes[slice(*self.loaded.paged)] = 0
 
     def clear_padding(self) -> None:
         """Set to 0 what updates of whole blocks read, and nothing writes (`Loaded.padding`)."""
@@ -134,30 +144,48 @@ class Slot:
         record.open, record.passing = closed, None
 
     def renew_pages(self) -> None:
-        """In a forked child: a file of its own; pages are written before they are read, in every run of a path."""
-        if self.pages is not None:
-            self.pages = Pages(self.loaded.program, self.pages.folder, self.bytes)
+        """In a forked child: a file of its own."""
+        if (former := self.pages) is not None:
+            self.pages = Pages(self.loaded.program, former.folder, self.bytes)
+            kept = slice(*self.loaded.paged)
+            self.pages.bytes[kept] = former.bytes[kept]
             self.pages.announce()
 
     # ------------------------------------------------------------ the image
     def get_image(self, open: bool = False) -> np.ndarray:  # noqa: A002
         """A copy of the image's bytes."""
-        return self.bytes[slice(*(self.loaded.opened if open else self.loaded.image))].copy()
+        return np.concatenate(self._parts(open))
 
     def set_image(self, image: np.ndarray, open: bool = False) -> None:  # noqa: A002
         """Set the image's bytes."""
-        self.bytes[slice(*(self.loaded.opened if open else self.loaded.image))] = image
+        at = 0
+        for part in self._parts(open):
+            part[:] = image[at : at + part.nbytes]
+            at += part.nbytes
+
+    def _parts(self, open: bool) -> list[np.ndarray]:  # noqa: A002
+        """The image's bytes as views: in the piece, and in the file of pages."""
+        within = self.bytes[slice(*(self.loaded.opened if open else self.loaded.image))]
+        return [within] if self.pages is None else [within, self.pages.bytes[slice(*self.loaded.paged)]]
 
     def keep(self, store: Store, name: str, facts: Mapping[str, Any], open: bool) -> int:  # noqa: A002
         """Copy the image to a store; the bytes copied."""
-        image = self.bytes.data[slice(*self.loaded.opened)] if open else self.view
+        if self.pages is not None:  # for a moment in memory
+            image = self.get_image(open).data
+        else:
+            image = self.bytes.data[slice(*self.loaded.opened)] if open else self.view
         store.put(name, facts, image)
         return image.nbytes
 
     def restore(self, store: Store, name: str, open: bool) -> int:  # noqa: A002
         """Copy the image from a store, with no trap and no gradients but the image's; the bytes copied."""
-        image = self.bytes.data[slice(*self.loaded.opened)] if open else self.view
-        store.get(name, image)
+        if self.pages is not None:
+            image = np.empty(self.loaded.image_bytes(open), np.uint8).data
+            store.get(name, image)
+            self.set_image(np.frombuffer(image, np.uint8), open)
+        else:
+            image = self.bytes.data[slice(*self.loaded.opened)] if open else self.view
+            store.get(name, image)
         if self.elements[0]:
             self.traps.fill(0)
         if self.loaded.accumulating and not open:

@@ -72,6 +72,7 @@ class Loaded:
     table_address : what jobs hold as TABLE.
     image : bytes [start, stop) of a program's piece that persist: parameters, buffers, state, optimizer.
     opened : the same with persistent gradients, as they are in the middle of an accumulation.
+    paged : bytes [start, stop), counted from the piece's begin, that persist in the file of pages: the end of each image.
     gradient : bytes [start, stop) to be zeroed where a model comes in between two learning batches.
     padding : elements before and between gradients, which updates of whole blocks read, and nothing writes.
     """
@@ -92,7 +93,9 @@ class Loaded:
         self._kept: dict[tuple[str, Any], Any] = {}
         self.sheet: Any = None  # what compiled methods know of the program (a `Sheet`), once there are some
         self._spans = {path: _spans(program, path) for path in program.paths}
-        kept = [s for s in program.symbols if s.persistent]
+        lasting = [s for s in program.symbols if s.persistent]
+        kept = [s for s in lasting if s.start < program.heap_bytes]
+        self.paged = _hull([s for s in lasting if s.start >= program.heap_bytes])
         self.image = _hull([s for s in kept if s.kind != "gradient"])
         self.gradient = _hull([s for s in kept if s.kind == "gradient"])
         self.opened = _hull(kept)
@@ -100,6 +103,17 @@ class Loaded:
         if self.gradient[0] < self.image[1] and self.image[0] < self.gradient[1]:
             raise ProgramError("the program's gradients lie between its parameters: compile the graph again")
         self.accumulating = {path for path, facts in self.paths.items() if facts.get("accumulate")}
+
+    def image_bytes(self, open: bool) -> int:  # noqa: A002
+        """Bytes of an image."""
+        start, stop = self.opened if open else self.image
+        return stop - start + self.paged[1] - self.paged[0]
+
+    def in_image(self, symbol: Symbol) -> slice:
+        """The bytes of what persists in an image with its gradients."""
+        start, stop = self.opened
+        at = symbol.start - start if symbol.start < stop else symbol.start - self.paged[0] + stop - start
+        return slice(at, at + symbol.bytes.b)
 
     def rows(self, batch: int) -> tuple[np.ndarray, int]:
         """Rows for ``batch`` (shared by all, not to be written) and their address on the device."""

@@ -213,7 +213,7 @@ class Rows(Storage):
         if s.kind == "placeholder":
             self.fail(i, f"{where} writes placeholder {s.name}")
         if s.kind in ("parameter", "optimizer"):
-            if operand.access != "u":
+            if operand.access != "u" and not operand.paged:
                 self.fail(i, f"{where} overwrites {s.kind} {s.name}: only updates may change it")
             if self.phases[i] not in LATE:
                 self.fail(i, f"{where} changes {s.kind} {s.name} in phase {self.phases[i]}: it is read-only there")

@@ -22,7 +22,7 @@ class Storage(Form):
         at = 0
         for z in sorted(self.program.zones, key=lambda z: (z.start, z.stop)):
             if z.name == PAGES:
-                if not self.program.heap_elems == z.start <= z.stop <= MAX_HEAP or z.persistent_stop:
+                if not self.program.heap_elems == z.start <= z.stop <= MAX_HEAP:
                     raise ProgramError(f"zone {z.name} is [{z.start}, {z.stop}): it must begin where the heap ends")
             elif not at <= z.start <= z.stop <= self.program.heap_elems:
                 raise ProgramError(
@@ -51,12 +51,11 @@ class Storage(Form):
             if s.elems.a < 0 or first < 0:
                 raise ProgramError(f"symbol {s.name}: size {s.elems} shrinks with the batch or is negative")
             stop = s.start + last * s.itemsize
-            low, high = self.range_of(s.kind == "page")
+            low, high = self.range_of(s.start >= p.heap_bytes)
             if s.start < low or stop > high:
                 of = "" if s.dtype == p.dtype else f" {s.dtype}"
-                where = "the pages'" if s.kind == "page" else "the heap's"
                 raise ProgramError(
-                    f"symbol {s.name} is [{s.offset}, {s.offset + last}){of}: outside {where} "
+                    f"symbol {s.name} is [{s.offset}, {s.offset + last}){of}: outside the heap's "
                     f"[{low // p.itemsize}, {high // p.itemsize})"
                 )
             self.sizes.append((first * s.itemsize, last * s.itemsize))
@@ -87,6 +86,8 @@ class Storage(Form):
         for start, nbytes, name, grows in lasting:
             if grows:
                 raise ProgramError(f"symbol {name} persists, and depends on the batch")
+            if start >= self.program.heap_bytes > at:
+                at = self.program.heap_bytes  # what persists in pages is a part of the image by itself
             if start - at >= ALIGN_BYTES:
                 raise ProgramError(
                     f"symbol {name} persists from byte {start} on, far from what persists before it, up to {at}"
