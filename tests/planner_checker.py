@@ -64,6 +64,14 @@ def check_rows(plan: Any, original: Lowered) -> None:
     Statements that run again make another version of a value, from versions that are as those that the original read.
     """
     version_of: dict[Any, Any] = {}
+    for st in plan.statements:
+        if pages(st):
+            page, other = st.operands["page"], st.operands.get("x", st.operands.get("y"))
+            if other is not None:  # a page holds what was written to it, or is the value itself where that persists
+                source, made = (other, page) if page.kind == "page" and "x" in st.operands else (page, other)
+                made_of = version_of.get(source, source)
+                if version_of.setdefault(made, made_of) is not made_of:
+                    raise Broken(f"{st.label}: {made.name} is a version of two values")
     for copy, st in plan.again.items():
         for n, v in copy.operands.items():
             if version_of.setdefault(v, st.operands[n]) is not st.operands[n]:
@@ -88,7 +96,7 @@ def check_rows(plan: Any, original: Lowered) -> None:
         ]
         return [((*head, own), own) for own in members]
 
-    planned = [(row, st in plan.again) for st in plan.statements for row in member_rows(st)]
+    planned = [(row, st in plan.again or pages(st)) for st in plan.statements for row in member_rows(st)]
     wanted = [(row, False) for st in original.statements for row in member_rows(st)]
     once = [repr_row(row) for (row, _), again in planned if not again]
     if sorted(once) != sorted(repr_row(row) for (row, _), _ in wanted):
@@ -106,6 +114,11 @@ def check_rows(plan: Any, original: Lowered) -> None:
 PHASES = ("forward", "loss", "backward", "optimize", "end_round")
 
 
+def pages(st: Statement) -> bool:
+    """Whether a statement moves a value to or from the file."""
+    return st.spec.name.partition(".")[0] in ("page_out", "page_in", "page_ahead")
+
+
 def repr_row(row: tuple) -> str:
     return repr((row[0], row[1], row[2], [(n, id(v)) for n, v in row[3]]))
 
@@ -117,6 +130,10 @@ def producers(rows: Sequence[tuple[tuple, bool]], original: Lowered) -> dict[str
     out: dict[str, list[tuple]] = {}
     for (row, versions), again in rows:
         values = dict(versions)
+        if row[2].startswith("page_"):
+            if (source := values.get("x", values["page"])) in writer and (made := values.get("y", values["page"])):
+                writer[made] = writer[source]
+            continue
         present = [o for o in specs[row[2]].operands if values.get(o.name) is not None]
         found = tuple((o.name, writer.get(values[o.name])) for o in present if o.access in "rua")
         before = out.setdefault(repr_row(row), [])
@@ -135,9 +152,15 @@ def check_shape(plan: Any) -> None:
     for v, offset in plan.offsets.items():
         size = bytes_of(v.type, plan.itemsize)
         start, stop = offset * size, (offset + v.elems.at(plan.batch_size)) * size
-        if start % 64 or start < RESERVED * plan.itemsize or stop > plan.heap_bytes:
+        paged = v.kind == "page" or v in plan.lowered.paged
+        low, high = (
+            (plan.heap_bytes, plan.page_bytes + plan.heap_bytes)
+            if paged
+            else (RESERVED * plan.itemsize, plan.heap_bytes)
+        )
+        if start % 64 or start < low or stop > high:
             raise Broken(f"{v.name} at {offset} is misaligned or outside the heap")
-        zone = plan.zones[v.zone] if v.persistent else None
+        zone = plan.zones["pages" if paged else v.zone] if v.persistent else None
         if zone and not (zone.start_elems * plan.itemsize <= start and stop <= zone.stop_elems * plan.itemsize):
             raise Broken(f"{v.name} persists outside its zone")
     if plan.heap_bytes < plan.lower_bound_bytes:
@@ -149,7 +172,7 @@ class Memory:
 
     def __init__(self, plan: Any, batch: int):
         self.plan, self.batch = plan, batch
-        self.tag: list[Any] = [None] * plan.heap_bytes
+        self.tag: list[Any] = [None] * (plan.heap_bytes + plan.page_bytes)
         self.writes: dict[Value, int] = {}
         self.owner: dict[int, Value] = {}  # cells of what lives between steps: there from the start
         for v in kept_values(plan):

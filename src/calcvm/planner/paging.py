@@ -48,17 +48,17 @@ def page_of(v: Value) -> Value:
 
 def page_out(v: Value, page: Value, at: Statement, itemsize: int) -> Statement:
     """Write a value to its page, after a statement."""
-    return _moved(PAGE_OUT, v, {"x": v, "page": page}, at, itemsize)
+    return _moved(PAGE_OUT, v, {"x": v, "page": page}, at, itemsize, f"{v.name} to the file")
 
 
 def page_ahead(page: Value, at: Statement, itemsize: int) -> Statement:
     """Say that a page will be read, before a statement."""
-    return _moved(PAGE_AHEAD, page, {"page": page}, at, itemsize)
+    return _moved(PAGE_AHEAD, page, {"page": page}, at, itemsize, f"{page.name} soon")
 
 
 def page_in(page: Value, v: Value, at: Statement, itemsize: int) -> Statement:
     """Read a value from a page, before a statement."""
-    return _moved(PAGE_IN, v, {"page": page, "y": v}, at, itemsize)
+    return _moved(PAGE_IN, v, {"page": page, "y": v}, at, itemsize, f"{v.name} from the file")
 
 
 def is_paging(st: Statement) -> bool:
@@ -91,16 +91,9 @@ def with_reads_ahead(lowered: Lowered, itemsize: int) -> Lowered:
     return replace(lowered, statements=tuple(statements))
 
 
-def _moved(row: RowSpec, v: Value, operands: dict[str, Value], at: Statement, itemsize: int) -> Statement:
+def _moved(row: RowSpec, v: Value, operands: dict[str, Value], at: Statement, itemsize: int, label: str) -> Statement:
     spec = row.of((instance_of(CELLS, v.type, f"float{8 * itemsize}"),))
-    return Statement(
-        spec=spec,
-        words={"n": v.elems},
-        operands=operands,
-        path=at.path,
-        phase=at.phase,
-        label=f"{v.name} to or from disk",
-    )
+    return Statement(spec=spec, words={"n": v.elems}, operands=operands, path=at.path, phase=at.phase, label=label)
 
 
 # ---------------------------------------------------------------- values that persist in the file

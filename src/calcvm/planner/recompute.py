@@ -198,7 +198,7 @@ class Problem:
             if not touches[0] < p < touches[-1] or (p in touches and run.of[u] not in placed):
                 continue
             t = run.stage[next(q for q in touches if q > p)]
-            for pairs in (self._again(run, run.of[u], t, p), self._read(run.of[u], t) - run.chosen):
+            for pairs in (self._again(run, run.of[u], t, p), self._read(run, run.of[u], t) - run.chosen):
                 if pairs:
                     cost = sum(self._work(run, s) for _, s in pairs)
                     found[pairs] = found.get(pairs, 0) + self.sizes[run.of[u]] / max(cost, 1e-12)
@@ -218,16 +218,19 @@ class Problem:
             for v in self.steps[s].uses:
                 if run.touches[run.at(v, t)][-1] < p:
                     maker = self.steps[self.maker[v]]
-                    page = self._read(v, t)
+                    page = self._read(run, v, t)
                     if page and (t > maker.until or self._work(run, self.page[v]) < maker.cost):
                         out |= page
                     elif t <= maker.until:
                         todo.append(self.maker[v])
         return frozenset(out)
 
-    def _read(self, value: int, t: int) -> frozenset[Pair]:
-        """The page step that brings a value back before ``t`` (empty: there is none)."""
-        return frozenset([(t, self.page[value])] if value in self.page and t >= self.backward else ())
+    def _read(self, run: Run, value: int, t: int) -> frozenset[Pair]:
+        """The page step that brings a value back before ``t`` (empty: there is none, or no room)."""
+        if value not in self.page or t < self.backward:
+            return frozenset()
+        needed = sum(self.sizes[v] for v in run.paged | {value})
+        return frozenset([(t, self.page[value])] if needed <= self.room else ())
 
     def _work(self, run: Run, s: int) -> float:
         """What a step adds to a schedule; the first read of a page has it written too."""

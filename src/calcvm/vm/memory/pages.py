@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,12 +36,14 @@ class Pages:
         self.folder, self.piece = folder, piece
         where = f"the pages of a model, {program.page_bytes:,} bytes in {folder or tempfile.gettempdir()!r}"
         with telling(where, "written"):
-            self._file = tempfile.TemporaryFile(dir=folder, prefix="calcvm-pages-")
-            os.posix_fallocate(self._file.fileno(), program.heap_bytes, program.page_bytes)
-            mapped = mmap.mmap(self._file.fileno(), program.heap_bytes + program.page_bytes)
+            with tempfile.TemporaryFile(dir=folder, prefix="calcvm-pages-") as file:
+                self._file = os.dup(file.fileno())
+            weakref.finalize(self, os.close, self._file)
+            os.posix_fallocate(self._file, program.heap_bytes, program.page_bytes)
+            mapped = mmap.mmap(self._file, program.heap_bytes + program.page_bytes)
         self.bytes = np.frombuffer(mapped, np.uint8)
         self.elements = self.bytes.view(program.dtype)
 
     def announce(self) -> None:
         """Tell the kernels."""
-        self.piece[8 * WORD : 8 * WORD + 8].view(np.int64)[0] = self._file.fileno() + 1
+        self.piece[8 * WORD : 8 * WORD + 8].view(np.int64)[0] = self._file + 1

@@ -68,6 +68,7 @@ class Slot:
         self.traps = self.elements[:2]
         if loaded.program.page_bytes:
             self.pages = Pages(loaded.program, folder, self.bytes)
+            self.pages.announce()
 
     def _bind(self, loaded: Loaded, start: int, stop: int, address: int) -> None:
         """What all kinds of slots have."""
