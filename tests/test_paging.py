@@ -363,3 +363,15 @@ def test_a_killed_process_leaves_no_file(tmp_path) -> None:
     process.wait()
     process.stdout.close()
     assert not [*tmp_path.iterdir()]
+
+
+def test_pages_are_shown(tmp_path) -> None:
+    _, _, small = streaming()
+    text = str(small)
+    assert re.search(rf"in a file +{small.page_bytes:,} bytes, [\d,]+ of them from step to step", text)
+    document = small.to_dict()
+    assert document["page_bytes"] == small.page_bytes
+    within = {v["paged"]: v["start_byte"] + v["bytes"] for v in document["values"]}
+    assert within[False] <= small.heap_bytes < within[True] <= small.heap_bytes + small.page_bytes
+    small.html(tmp_path / "plan.html")
+    assert '"paged": true' in (tmp_path / "plan.html").read_text() or '"paged":true' in (tmp_path / "plan.html").read_text()

@@ -25,7 +25,8 @@ class Document:
         self.values = [v for v in plan.offsets if v not in plan.blocks]
         self.number = {v: k for k, v in enumerate(self.values)}
         self.end = max(len(plan.statements) - 1, 0)
-        self.shared = {v for u in layout.transient for v, _ in u.values}
+        self.paged = {v for u in layout.pages for v, _ in u.values}
+        self.shared = {v for u in layout.transient for v, _ in u.values} | {v for v in self.paged if v.kind == "page"}
         self.touched = {v: (0, self.end) for v in self.values if v not in self.shared}
         for t, st in enumerate(plan.statements):
             for _, v in operands(st):
@@ -55,6 +56,7 @@ class Document:
             "last": last,
             "shared": v in self.shared,
             "persistent": v.persistent,
+            "paged": v in self.paged,
         }
 
     def statements(self) -> Iterator[dict[str, Any]]:
@@ -125,6 +127,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "device": plan.lowered.info.get("device", "cpu"),
         "memory_bytes": plan.memory_bytes,
         "heap_bytes": plan.heap_bytes,
+        "page_bytes": plan.page_bytes,
         "lower_bound_bytes": plan.lower_bound_bytes,
         "save_all_bytes": plan.save_all_bytes,
         "formula": plan.formula,

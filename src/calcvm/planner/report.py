@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from calcvm.planner.lifetimes import at_most
+from calcvm.planner.paging import is_paging
+
 if TYPE_CHECKING:
     from calcvm.planner.result import Plan
 
@@ -42,12 +45,25 @@ def describe(plan: Plan, max_rows: int | None) -> str:
             f"made again   {len(plan.again)} rows of the forward, reckoned to take {100 * plan.overhead:.2f} % of a step"
             + (" (none take less)" if plan.proved else bound)
         )
+    if plan.page_bytes:
+        kept = plan.zones["pages"].persistent_bytes
+        lines.append(
+            f"in a file    {plan.page_bytes:>15,} bytes, {kept:,} of them from step to step; read and written in a step: "
+            f"{moved_bytes(plan):,}"
+        )
     if plan.device_bytes:
         parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in plan.device_bytes.items())
         lines.append(
             f"on the GPU   {plan.device_total:>15,} bytes: {parts}; beside them data sets, and the driver's own"
         )
     return "\n".join(line.rstrip()[:WIDTH] for line in lines)
+
+
+def moved_bytes(plan: Plan) -> int:
+    """Bytes that a run of all paths reads from the file of pages and writes to it."""
+    machine = plan.layout.machine
+    moves = [st for st in plan.statements if is_paging(st) and len(st.operands) > 1]
+    return sum(at_most(machine.extent(st.spec.operands[0], st), plan.batch_size) for st in moves)
 
 
 def _line(plan: Plan, t: int) -> str:

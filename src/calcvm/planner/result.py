@@ -45,7 +45,7 @@ class Plan:
     lowered : the program in its final order, with merged rows; ``statements`` are its rows.
     offsets : first element of every value that has cells, in elements of its type (a block's is its first member's).
     sync : whether each statement is followed by a barrier.
-    zones : by name: reserved, forward, optimizer, gradient, workspace, arena.
+    zones : by name: reserved, forward, optimizer, gradient, workspace, arena; beyond the heap, where there are some, pages.
     heap_elems, heap_bytes : what is allocated, exactly.
     lower_bound_bytes : no packing of these statements in this order needs less.
     live_bytes : bytes that must exist at each statement; ``peak`` is the statement with most.
@@ -161,7 +161,7 @@ class Plan:
         """The plan as plain data, for JSON: what it was planned for, bytes, zones, "statements" as `report`, and "values".
 
         A value: name, kind, zone, shape, bytes, start_byte in the heap, first and last statement of its life, whether its
-        cells are shared with other values and whether it is persistent.
+        cells are shared with other values, whether it is persistent, and whether it is paged: beyond the heap, in the file.
         """
         from calcvm.planner.document import document
 
