@@ -16,6 +16,7 @@ from calcvm.ops.sizes import MAX_BATCH, evaluate
 from calcvm.ops.spec import row_words
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
+from calcvm.progress import SolverLine
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
@@ -48,6 +49,7 @@ def plan(
     precision: str = "float32",
     recompute: bool = True,
     solver_seconds: float = 0.0,
+    progress: bool | Callable[[float, float, float], None] = False,
     objective: str = "speed",
 ) -> Plan:
     """What a graph needs: order, offsets, bytes.  Allocates nothing.
@@ -77,8 +79,12 @@ def plan(
     recompute : bool
         Whether values may be made again; otherwise what does not fit is refused.
     solver_seconds : float
-        That a solver (extra ``solver``) may take, beside the search, to find which ones cost least, and to prove it:
-        ``plan.lower_bound``, ``plan.proved``.  How far it comes depends on the machine.
+        That solvers (extra ``solver``) may take, beside the search, to find which ones cost least, and to prove it:
+        ``plan.lower_bound``, ``plan.proved``.  How far they come depends on the machine, and `plan.solver` tells it; where
+        they are missing or fail, the search's schedule stays, with a `CalcWarning`.  Ctrl-C ends them, and not the planning.
+    progress : bool or callable
+        Show on stderr what solvers have found, or call this with their seconds, the overhead and the lower bound so far,
+        both as fractions of a step.
     objective : "speed" or "memory"
         With "memory" rows get the least scratch with which they run, from the start: the largest batch of a budget is then
         the largest that there is without making values again.
@@ -94,6 +100,8 @@ def plan(
     accumulate = checks.flag("accumulate", accumulate)
     recompute = checks.flag("recompute", recompute)
     solver_seconds = checks.number("solver_seconds", solver_seconds, 0, 1e6)
+    tell = progress if callable(progress) else None
+    shown = SolverLine(checks.flag("progress", progress)) if tell is None else None
     checks.choice("objective", objective, OBJECTIVES)
     if workers is not None:
         workers = checks.integer("workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS)
@@ -107,7 +115,7 @@ def plan(
     gpu = device == "cuda"
     budget = None if memory is None else parse_bytes(memory)
 
-    def planned(team: int) -> Plan:
+    def planned(team: int, solver_seconds: float = solver_seconds) -> Plan:
         lowered, facts = lower(graph, dtype=dtype, workers=team, gpu=gpu, accumulate=accumulate, keep=keep)
         lowered = replace(lowered, info={"dtype": dtype, "device": device, "facts": facts})
         if gpu:
@@ -117,7 +125,7 @@ def plan(
         )
         ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
         if recompute and batch_size is not None:
-            ways.append({"least": True, "recompute": True, "solver_seconds": solver_seconds})
+            ways.append({"least": True, "recompute": True, "solver_seconds": solver_seconds, "tell": tell or shown})
         refused: PlanError | None = None
         for way in ways:
             try:
@@ -131,6 +139,9 @@ def plan(
                 refused = e
             else:
                 return plan
+            finally:
+                if shown is not None:
+                    shown.close()
         assert refused is not None
         raise refused from None
 
@@ -138,14 +149,14 @@ def plan(
         return _planned_for_gpu(planned, mode, workers, precision)
     if workers is not None or device == "blas":
         return planned(1 if workers is None else workers)
-    alone = planned(1)
     cores = n_cores()
-    if cores == 1 or flops(alone.lowered, alone.batch_size) < TEAM_FLOPS:
-        return alone
-    try:
-        return planned(cores)
-    except PlanError:  # a team's scratch does not fit
-        return alone
+    if cores == 1:
+        return planned(1)
+    alone = planned(1, 0.0)
+    if flops(alone.lowered, alone.batch_size) >= TEAM_FLOPS:
+        with suppress(PlanError):  # a team's scratch does not fit
+            return planned(cores)
+    return planned(1) if alone.again and solver_seconds else alone
 
 
 def _name_of(dtype: Any) -> Any:
@@ -244,6 +255,7 @@ class Options(TypedDict, total=False):
     precision: str
     recompute: bool
     solver_seconds: float
+    progress: bool | Callable[[float, float, float], None]
     objective: str
 
 

@@ -20,6 +20,7 @@ from calcvm.planner.lifetimes import Machine
 from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.offsets import load
 from calcvm.planner.order import improve
+from calcvm.planner.portfolio import PROVED, Solvers, Tell
 from calcvm.planner.recompute import Recomputed, recompute_within
 from calcvm.planner.result import Plan, Zone
 from calcvm.planner.sync import barriers
@@ -43,6 +44,7 @@ def plan(
     merge_updates: bool = True,
     recompute: bool = False,
     solver_seconds: float = 0.0,
+    tell: Tell | None = None,
     effort: int = EFFORT,
 ) -> Plan:
     """Plan a program for a batch size, or for the largest batch that a budget allows.
@@ -57,7 +59,8 @@ def plan(
     gpu : workers are thread blocks of a GPU.
     least : rows get the least scratch with which they run, not what speed wants.
     recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
-    solver_seconds : that a solver may look for the cheapest way to do so (0: none is asked).
+    solver_seconds : that solvers may look for the cheapest way to do so (0: none is asked).
+    tell : called while they work with the seconds, the overhead and the lower bound so far.
 
     Raises
     ------
@@ -101,9 +104,8 @@ def plan(
                     (merged, groups, layout), batch_size = other, better
     done = Recomputed(ordered)
     if recompute and memory is not None and layout.required(batch_size, effort, memory) > memory:
-        done, (merged, groups, layout) = _recomputed(
-            ordered, batch_size, machine, memory, prepare, effort, solver_seconds
-        )
+        solvers = Solvers(solver_seconds, tell) if solver_seconds else None
+        done, (merged, groups, layout) = _recomputed(ordered, batch_size, machine, memory, prepare, effort, solvers)
     packing = layout.pack(batch_size, effort)
     offsets, bounds = layout.place(batch_size, packing)
     live = layout.load(batch_size)
@@ -133,6 +135,8 @@ def plan(
         overhead=done.overhead,
         lower_bound=done.lower_bound,
         proved=done.proved,
+        solver=done.solver,
+        solver_seconds=done.solver_seconds,
         memory_bytes=memory,
     )
 
@@ -144,14 +148,14 @@ def _recomputed(
     memory: int,
     prepare: Callable[[Lowered], tuple[Lowered, Groups, Layout]],
     effort: int,
-    solver_seconds: float,
+    solvers: Solvers | None,
 ) -> tuple[Recomputed, tuple[Lowered, Groups, Layout]]:
     """A program that fits by recomputation, prepared; what packing it adds is asked of its schedule."""
     fixed = prepare(ordered)[2].fixed(batch)
     cost = partial(seconds, batch=batch, machine=machine)
     bound: float | None = None
     for _ in range(ATTEMPTS):
-        done = recompute_within(ordered, batch, machine, memory, fixed, cost, solver_seconds)
+        done = recompute_within(ordered, batch, machine, memory, fixed, cost, solvers)
         if bound is None:  # of what follows, which has less memory, none is one of the whole
             bound = done.lower_bound
         prepared = prepare(done.lowered)
@@ -159,7 +163,10 @@ def _recomputed(
         if over <= 0:
             break
         fixed += over
-    return replace(done, lower_bound=bound, proved=bound is not None and done.overhead <= bound * (1 + 1e-6)), prepared
+    done = replace(done, lower_bound=bound, proved=bound is not None and done.overhead <= bound * (1 + PROVED))
+    if solvers is not None:
+        done = replace(done, solver=solvers.says(done.proved), solver_seconds=solvers.spent)
+    return done, prepared
 
 
 def _check_machine(lowered: Lowered, machine: Machine) -> None:

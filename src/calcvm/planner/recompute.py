@@ -8,9 +8,9 @@ What may run again: a statement before the backward whose results are transient 
 still are what they were.  So dropout and running statistics repeat exactly: the random state and the statistics of the
 batch are inputs that nothing writes in between, and what updates them is never run again.
 
-The search takes no solver (one may look on: `calcvm.planner.exact`).  Greedily, a value that is idle at the peak is dropped there and made again before its next
-read, with all that it needs and that has died before the peak: the drop that lowers most for its work.  Then parts of
-the schedule are taken back and mended, and the cheaper one is kept.
+The search takes no solver (they may look on: `calcvm.planner.portfolio`).  Greedily, a value that is idle at the peak is dropped
+there and made again before its next read, with all that it needs and that has died before the peak: the drop that lowers
+most for its work.  Then parts of the schedule are taken back and mended, and the cheaper one is kept.
 
 Overhead of a step, reckoned and measured (Zen 4): ResNet-18, batch 8, in 75 % of its memory 1.1 and 0.5 %, in 62 % 6.1 and
 5.2; UNet at 256, batch 2, in 75 % 0.5 and 0.0, in 50 % 13.3 and 11.3; MobileNetV2 at 224, batch 8, in 75 % 4.4 and 0.0, in
@@ -22,6 +22,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from typing import TYPE_CHECKING
 
 from calcvm.errors import PlanError
 from calcvm.ops.statement import Lowered, Statement, Value, unique
@@ -29,6 +30,9 @@ from calcvm.planner.inplace import may_take
 from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands
 from calcvm.planner.offsets import load
 from calcvm.record import record
+
+if TYPE_CHECKING:
+    from calcvm.planner.portfolio import Solvers
 
 Pair = tuple[int, int]  # (statement of the backward, statement that runs again before it)
 EARLY = ("forward", "loss")
@@ -245,8 +249,10 @@ class Recomputed:
 
     again : each of them, and the statement that it repeats.
     overhead : their cost as a fraction of that of their path's own statements: the largest of any path.
-    lower_bound : what no schedule costs less than, as the same fraction (None: no solver was asked).
+    lower_bound : what no schedule costs less than, as the same fraction (None: no solver worked).
     proved : it was shown that none costs less than these.
+    solver : what the solvers did, in words.
+    solver_seconds : what they took.
     """
 
     lowered: Lowered
@@ -254,6 +260,8 @@ class Recomputed:
     overhead: float = 0.0
     lower_bound: float | None = None
     proved: bool = False
+    solver: str = ""
+    solver_seconds: float = 0.0
 
 
 def recompute_within(
@@ -263,7 +271,7 @@ def recompute_within(
     memory: int,
     fixed: int,
     cost: Callable[[Statement], float],
-    solver_seconds: float = 0.0,
+    solvers: Solvers | None = None,
 ) -> Recomputed:
     """The program with statements that run again, so that it needs at most ``memory`` bytes.
 
@@ -271,13 +279,12 @@ def recompute_within(
     ----------
     fixed : bytes beside the transient values.
     cost : of a statement, in seconds.
-    solver_seconds : that a solver may take for each path (0: none is asked).
+    solvers : that look on, for as long as they may (None: none is asked).
 
     Raises
     ------
-    MissingExtra : the solver is not installed.
     PlanError
-        If that is not found: with the least that was, and with the statement that alone needs most.
+        If that is not found: with the least that was, and with the statement that alone needs most; if a cost is none.
     """
     size = _sizes(lowered, batch, machine)
     again: dict[Statement, Statement] = {}
@@ -290,13 +297,12 @@ def recompute_within(
         problem = _problem(own, size, machine, batch, memory - fixed, cost)
         floor, s = problem.floor
         run = problem.run(())
+        whole = max(sum(step.cost for step in problem.steps), 1e-12)
         least = 0.0
         if run.excess and floor <= problem.limit:
             run = problem.solve()
-            if solver_seconds:
-                from calcvm.planner.exact import solve
-
-                answer = solve(problem, run, solver_seconds)
+            if solvers is not None:
+                answer = solvers.improve(problem, run, whole)
                 run, least = answer.run, answer.bound
         if run.excess:
             below = floor > problem.limit
@@ -308,7 +314,6 @@ def recompute_within(
                 needed,
                 memory,
             )
-        whole = max(sum(map(cost, own)), 1e-12)
         overhead, bound = max(overhead, run.cost / whole), max(bound, least / whole)
         current: dict[Value, Value] = {}
 
@@ -333,7 +338,7 @@ def recompute_within(
             again[copy] = st
             statements.append(copy)
     done = replace(lowered, statements=tuple(statements), values=tuple(values))
-    return Recomputed(done, again, overhead, bound if solver_seconds else None)
+    return Recomputed(done, again, overhead, bound if solvers is not None and solvers.used else None)
 
 
 def _sizes(lowered: Lowered, batch: int, machine: Machine) -> dict[Value, int]:
@@ -377,12 +382,22 @@ def _problem(
                 scratch=sum(
                     machine.up(at_most(machine.extent(o, st), batch)) for o, _ in operands(st) if o.access == "s"
                 ),
-                cost=cost(st),
+                cost=_cost(st, cost),
                 until=_until(s, st, number, writers, len(own) - 1),
             )
         )
     backward = next((s for s, st in enumerate(own) if st.phase == "backward"), len(own))
     return Problem(steps, [size[v] for v in number], backward, limit)
+
+
+def _cost(st: Statement, cost: Callable[[Statement], float]) -> float:
+    """What a statement costs, if it is a cost."""
+    found = float(cost(st))
+    if not 0 <= found < float("inf"):
+        raise PlanError(
+            f"{st.label or st.spec.name}: costs {found} seconds: give costs that are finite, and not below zero"
+        )
+    return found
 
 
 def _until(s: int, st: Statement, number: Mapping[Value, int], writers: Mapping[Value, Sequence[int]], end: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def describe(plan: Plan, max_rows: int | None) -> str:
             f"made again   {len(plan.again)} rows of the forward, reckoned to take {100 * plan.overhead:.2f} % of a step"
             + (" (none take less)" if plan.proved else bound)
         )
+    if plan.solver:
+        lines += wrap(f"solver       {plan.solver}", WIDTH, subsequent_indent=" " * 13)
     if plan.device_bytes:
         parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in plan.device_bytes.items())
         lines.append(
