@@ -247,7 +247,7 @@ def solve(problem: Problem, known: Run, seconds: float, news: News) -> Answer:
     from calcvm.planner.exact import by_counts
 
     end, best, bound = time.monotonic() + seconds, known, 0.0
-    for versions, share in ((FIRST, 0.5), (None, 0.5)):
+    for versions, share in ((FIRST, 0.5), (None, 0.4)):
         best = cheaper(best, news.latest())
         model = Intervals(problem, best, versions)
 
