@@ -101,7 +101,11 @@ class Aside:
         data = os.read(self.fileno(), 1 << 20)
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
-            said = json.loads(line)
+            try:
+                said = json.loads(line)
+            except ValueError:
+                self.ended = "answered what is no answer"
+                return
             if "ended" in said:
                 self.ended = said["ended"]
             yield said

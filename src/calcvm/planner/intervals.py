@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from calcvm.planner.stages import SMALL, Answer, News, Stages, cheaper
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from calcvm.planner.recompute import Pair, Problem, Run
 
 UNITS = 10**9  # of cost, for all of a path's statements
-LINE = 64  # bytes are counted in lines, values rounded up to them
 FIRST = 3  # versions of a value, to begin with
 MORE = 6  # versions of a value at most, where all that can pay are wanted
 
@@ -42,6 +42,8 @@ class Intervals:
         limit = MORE if versions is None else versions
         self.versions = {i: min(n + 1, limit) for i, n in most.items()}
         steps = problem.steps
+        # bytes are counted in the largest unit that divides all: cache lines
+        self.unit = gcd(*problem.sizes, *(step.scratch for step in steps)) or 1
         # schedules of more versions cost at least this
         self.beyond = min(
             (self.versions[i] * steps[i].cost for i, n in most.items() if n + 1 > limit), default=float("inf")
@@ -164,18 +166,18 @@ class Intervals:
                 if c
                 else model.new_interval_var(start, length, stop, "")
             )
-            sizes.append(-(-problem.sizes[v] // LINE))
+            sizes.append(-(-problem.sizes[v] // self.unit))
         for start, stop, size in self._always():
             intervals.append(model.new_fixed_size_interval_var(start, stop - start, ""))
             sizes.append(size)
         for (i, c), (there, start) in self.runs.items():
             if c and problem.steps[i].scratch > problem.limit / SMALL:
                 intervals.append(model.new_optional_fixed_size_interval_var(start, 1, there, ""))
-                sizes.append(-(-problem.steps[i].scratch // LINE))
-        model.add_cumulative(intervals, sizes, problem.limit // LINE)
+                sizes.append(-(-problem.steps[i].scratch // self.unit))
+        model.add_cumulative(intervals, sizes, problem.limit // self.unit)
 
     def _always(self) -> list[tuple[int, int, int]]:
-        """What is live whatever runs again: moments from and to, and lines."""
+        """What is live whatever runs again: moments from and to, and units."""
         steps, load = self.problem.steps, [0] * (self.end + 1)
         for v, touches in self.form.touches.items():
             if v not in self.form.early:
@@ -191,7 +193,7 @@ class Intervals:
                     load[self.moment[s]] -= self.problem.sizes[y]
         changes = [now for now in range(self.end + 1) if not now or load[now] != load[now - 1]]
         spans = zip(changes, [*changes[1:], self.end + 1])
-        return [(start, stop, -(-load[start] // LINE)) for start, stop in spans if load[start] > 0]
+        return [(start, stop, -(-load[start] // self.unit)) for start, stop in spans if load[start] > 0]
 
     # ------------------------------------------------------------ solutions
     def _hint(self) -> None:

@@ -97,5 +97,5 @@ class Stages:
             needed = sum(bool(own & {*steps[t].uses}) for t in self.at)
             needed += sum(out.get(j, 0) for j in range(i + 1, self.problem.backward) if own & {*steps[j].uses})
             afforded = cost / steps[i].cost if steps[i].cost > 0 else needed
-            out[i] = min(needed, int(afforded), len(self.again[i]))
+            out[i] = int(min(needed, afforded + 1e-6, len(self.again[i])))
         return out
