@@ -10,7 +10,7 @@ from bench.peers import CONTESTANTS
 
 WORKLOADS = (
     "mlp", "gemm", "convolution", "operators", "images", "calls", "coldstart", "memory", "fleet", "switching",
-    "exploration", "estimators", "paper",
+    "exploration", "estimators", "paper", "planner",
 )  # fmt: skip
 
 

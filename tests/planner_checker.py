@@ -49,6 +49,7 @@ def check(plan: Any, original: Lowered, batches: Sequence[int], teams: Sequence[
     """Raise `Broken` unless the plan runs ``original`` correctly."""
     check_rows(plan, original)
     check_shape(plan)
+    check_live(plan)
     for batch in batches:
         paths = list(original.paths)
         for order in (paths, paths[::-1], [p for p in paths for _ in range(2)] + paths):
@@ -165,6 +166,45 @@ def check_shape(plan: Any) -> None:
             raise Broken(f"{v.name} persists outside its zone")
     if plan.heap_bytes < plan.lower_bound_bytes:
         raise Broken("a heap below its lower bound")
+
+
+LINE = 64
+
+
+def check_live(plan: Any) -> None:
+    """At each statement as many bytes are live as the plan says: cells of what it or both earlier and later ones touch."""
+    spans: dict[Value, tuple[int, int]] = {}
+    elems: dict[Value, int] = {}
+    for t, st in enumerate(plan.statements):
+        for o in st.spec.operands:
+            v = st.operands.get(o.name)
+            if v is None:
+                continue
+            for m in (v, *plan.blocks.get(v, ())):
+                spans[m] = (spans.get(m, (t, t))[0], t)
+            if o.access == "s":
+                names = {"nw": plan.workers, "gpu": 0, **numbers(plan, st, plan.batch_size)}
+                elems[v] = max(elems.get(v, 0), extent(o, names))
+    for block, members in plan.blocks.items():  # is one piece of the heap
+        own = [spans[v] for v in (block, *members) if v in spans]
+        if own:
+            spans[block] = min(first for first, _ in own), max(last for _, last in own)
+    for v in kept_values(plan):
+        spans[v] = 0, len(plan.statements) - 1
+    for t, said in enumerate(plan.live_bytes):
+        taken = [(0, RESERVED * plan.itemsize)]
+        for v, (first, last) in spans.items():
+            if first <= t <= last:
+                size = bytes_of(v.type, plan.itemsize)
+                start = plan.offsets[v] * size
+                taken.append((start, start + elems.get(v, v.elems.at(plan.batch_size)) * size))
+        live, end = 0, 0
+        within = [(start, -(-stop // LINE) * LINE) for start, stop in taken if start < plan.heap_bytes]
+        for start, stop in sorted(within):
+            live += max(stop - max(start, end), 0)
+            end = max(end, stop)
+        if live != said:
+            raise Broken(f"statement {t} ({plan.statements[t].label}): {live:,} bytes are live, the plan says {said:,}")
 
 
 class Memory:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-import sys
 from itertools import combinations
+from typing import Any
 
 import pytest
 
 import calcvm as cv
 from calcvm.planner.recompute import Problem, Run, Step
+from calcvm.planner.stages import News, Stages
 
 pytest.importorskip("scipy")
 from calcvm.planner import exact  # noqa: E402
@@ -77,6 +78,71 @@ def test_nothing_is_cheaper(seeds):
     assert again >= 2
 
 
+class Heard(News):
+    """What a solver says."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.bounds: list[float] = []
+
+    def found(self, run: Run) -> None:
+        self.runs.append(run)
+
+    def bound(self, bound: float) -> None:
+        self.bounds.append(bound)
+
+
+@pytest.mark.parametrize("versions", [2, 3, None])
+@pytest.mark.parametrize("seeds", [range(12), range(12, 24), range(24, 36)], ids=str)
+def test_no_intervals_are_cheaper(seeds, versions):
+    """All schedules of so many versions, each as its `Run` says: never below the cheapest of all, and it where all can pay."""
+    pytest.importorskip("ortools")
+    from calcvm.planner.intervals import Intervals
+
+    met = 0
+    for seed in seeds:
+        problem = limited(seed)
+        best, known = cheapest(problem), searched(problem)
+        found: list[Any] = []
+        model = Intervals(problem, known, versions)
+        least, settled = model.solve(20, found.append)
+        assert settled, seed
+        runs = [problem.run(chosen) for chosen in found]
+        assert not any(run.excess for run in runs), seed
+        if best is None:
+            assert not runs
+            continue
+        here = min((run.cost for run in [*runs, known] if not run.excess), default=float("inf"))
+        assert here >= best.cost - 1e-6 and min(least, model.beyond) <= best.cost + 1e-6, seed
+        if versions is None and not known.excess:
+            assert here == pytest.approx(best.cost), seed
+            met += best.cost > 0
+        if model.beyond > best.cost and runs:
+            assert least == pytest.approx(best.cost), seed
+    assert versions is not None or met >= 1
+
+
+@pytest.mark.parametrize("seeds", [range(12), range(12, 24)], ids=str)
+def test_no_bound_by_counts_is_above_the_cheapest(seeds):
+    for seed in seeds:
+        problem = limited(seed)
+        best, known, heard = cheapest(problem), searched(problem), Heard()
+        answer = exact.by_counts(problem, known, 20, heard)
+        if best is None or known.excess:
+            continue
+        assert all(bound <= best.cost + 1e-6 for bound in [*heard.bounds, answer.bound]), seed
+        assert answer.run.cost >= best.cost - 1e-6 and not answer.run.excess
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_a_schedule_runs_nothing_more_often_than_can_pay(seed):
+    problem = limited(seed)
+    best = cheapest(problem)
+    if best is not None:
+        most = Stages(problem).most(best.cost)
+        assert all(sum(i == s for _, s in best.chosen) <= n for i, n in most.items())
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_known_is_kept_where_there_is_no_time(seed):
     problem = limited(13 + 4 * seed)
@@ -95,13 +161,6 @@ def test_a_network_in_less_memory_with_a_proof():
     assert solved.proved == (solved.overhead <= solved.lower_bound * (1 + 1e-6))
     assert "made again" in str(solved) and solved.to_dict()["proved"] == solved.proved
     assert cv.compile(graph, plan=solved).heap_bytes == solved.heap_bytes
-
-
-def test_without_scipy_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    problem = limited(0)
-    with pytest.raises(cv.MissingExtra, match="calcvm\\[solver\\]"):
-        exact.solve(problem, searched(problem), 1)
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), "ten", True])

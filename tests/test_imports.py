@@ -53,7 +53,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
     "nn": ({"errors", "checks", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
     "zoo": ({"checks", "errors", "init", "nn"}, set()),
-    "planner": ({"errors", "checks", "lazy", "ops", "record", "tables"}, {"numpy", "matplotlib", "scipy"}),
+    "planner": ({"errors", "checks", "lazy", "ops", "record", "tables"}, {"numpy", "matplotlib", "scipy", "ortools"}),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
     "kernels_cpu": ({"errors", "formulas", "kernel", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
     "kernels_cuda": (
@@ -69,7 +69,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "vm.memory": ({"errors", "checks", "ops", "tables", "vm.program", "vm.run"}, {"numpy"}),
     "progress": ({"tables"}, {"rich"}),
     "compiler": (
-        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda"} | VM,
+        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress"} | VM,
         {"typing_extensions"},
     ),
     "model": (ALL_LOWER | {"compiler"}, {"numpy"}),

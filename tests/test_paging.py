@@ -374,4 +374,7 @@ def test_pages_are_shown(tmp_path) -> None:
     within = {v["paged"]: v["start_byte"] + v["bytes"] for v in document["values"]}
     assert within[False] <= small.heap_bytes < within[True] <= small.heap_bytes + small.page_bytes
     small.html(tmp_path / "plan.html")
-    assert '"paged": true' in (tmp_path / "plan.html").read_text() or '"paged":true' in (tmp_path / "plan.html").read_text()
+    assert (
+        '"paged": true' in (tmp_path / "plan.html").read_text()
+        or '"paged":true' in (tmp_path / "plan.html").read_text()
+    )

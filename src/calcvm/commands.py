@@ -47,6 +47,7 @@ EXTRAS = {
     "plot": ("matplotlib",),
     "demo": ("scikit-learn",),
     "blas": ("scipy",),
+    "solver": ("scipy", "ortools"),
     "cuda": ("numba-cuda",),
     "peers": ("torch", "jax", "onnxruntime"),
 }
@@ -241,6 +242,9 @@ def plan(
     activation: Activation = "sigmoid",
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     size: Annotated[int | None, typer.Option(min=1, help="Of a zoo's network: sides of its images.")] = None,
+    solver_seconds: Annotated[
+        float, typer.Option(min=0, help="Of solvers that look for the least work where values are made again.")
+    ] = 0.0,
     picture: Annotated[Path | None, typer.Option(help="Also draw the heap over the statements into this file.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Also write a page of the heap, the graph and the statements, linked.")
@@ -254,7 +258,15 @@ def plan(
     if html is not None:
         check_target(html)
     wanted = graph(layers, activation, size)
-    planned = cv.plan(wanted, batch_size=batch_size, memory=memory, dtype=dtype, accumulate=False)
+    planned = cv.plan(
+        wanted,
+        batch_size=batch_size,
+        memory=memory,
+        dtype=dtype,
+        accumulate=False,
+        solver_seconds=solver_seconds,
+        progress=True,
+    )
     print(planned)
     if picture is not None:
         planned.picture(str(picture))

@@ -18,6 +18,7 @@ from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
 from calcvm.planner.paging import BANDWIDTH, File
 from calcvm.planner.paging import KINDS as STREAMED
+from calcvm.progress import SolverLine
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
@@ -50,6 +51,7 @@ def plan(
     precision: str = "float32",
     recompute: bool = True,
     solver_seconds: float = 0.0,
+    progress: bool | Callable[[float, float, float], None] = False,
     objective: str = "speed",
     page_bytes: int | str | None = None,
     page_bandwidth: float = BANDWIDTH,
@@ -81,8 +83,12 @@ def plan(
     recompute : bool
         Whether values may be made again; otherwise what does not fit is refused.
     solver_seconds : float
-        That a solver (extra ``solver``) may take, beside the search, to find which ones cost least, and to prove it:
-        ``plan.lower_bound``, ``plan.proved``.  How far it comes depends on the machine.
+        That solvers (extra ``solver``) may take, beside the search, to find which ones cost least, and to prove it:
+        ``plan.lower_bound``, ``plan.proved``.  How far they come depends on the machine, and `plan.solver` tells it; where
+        they are missing or fail, the search's schedule stays, with a `CalcWarning`.  Ctrl-C ends them, and not the planning.
+    progress : bool or callable
+        Show on stderr what solvers have found, or call this with their seconds, the overhead and the lower bound so far,
+        both as fractions of a step.
     page_bytes : int or str, optional
         Where ``memory`` does not suffice for ``batch_size``, values of the forward may also wait in a file of at most so many
         bytes (``plan.page_bytes``; `CalcHeap` says where), from where they are read ahead; what costs less is done.
@@ -103,6 +109,8 @@ def plan(
     accumulate = checks.flag("accumulate", accumulate)
     recompute = checks.flag("recompute", recompute)
     solver_seconds = checks.number("solver_seconds", solver_seconds, 0, 1e6)
+    tell = progress if callable(progress) else None
+    shown = SolverLine(checks.flag("progress", progress)) if tell is None else None
     checks.choice("objective", objective, OBJECTIVES)
     if workers is not None:
         workers = checks.integer("workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS)
@@ -117,7 +125,7 @@ def plan(
     budget = None if memory is None else parse_bytes(memory)
     file = _file(page_bytes, page_bandwidth, gpu)
 
-    def planned(team: int) -> Plan:
+    def planned(team: int, solver_seconds: float = solver_seconds) -> Plan:
         lowered, facts = lower(graph, dtype=dtype, workers=team, gpu=gpu, accumulate=accumulate, keep=keep)
         lowered = replace(lowered, info={"dtype": dtype, "device": device, "facts": facts})
         if gpu:
@@ -127,7 +135,13 @@ def plan(
         )
         ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
         if (recompute or file is not None) and batch_size is not None:
-            last = {"least": True, "recompute": recompute, "solver_seconds": solver_seconds, "file": file}
+            last = {
+                "least": True,
+                "recompute": recompute,
+                "solver_seconds": solver_seconds,
+                "tell": tell or shown,
+                "file": file,
+            }
             ways.append(last)
             if file is not None:
                 ways += [{**last, "stream": STREAMED[:n]} for n in (1, 2)]
@@ -144,6 +158,9 @@ def plan(
                 refused = e
             else:
                 return plan
+            finally:
+                if shown is not None:
+                    shown.close()
         assert refused is not None
         raise refused from None
 
@@ -151,14 +168,14 @@ def plan(
         return _planned_for_gpu(planned, mode, workers, precision)
     if workers is not None or device == "blas":
         return planned(1 if workers is None else workers)
-    alone = planned(1)
     cores = n_cores()
-    if cores == 1 or flops(alone.lowered, alone.batch_size) < TEAM_FLOPS:
-        return alone
-    try:
-        return planned(cores)
-    except PlanError:  # a team's scratch does not fit
-        return alone
+    if cores == 1:
+        return planned(1)
+    alone = planned(1, 0.0)
+    if flops(alone.lowered, alone.batch_size) >= TEAM_FLOPS:
+        with suppress(PlanError):  # a team's scratch does not fit
+            return planned(cores)
+    return planned(1) if alone.again and solver_seconds else alone
 
 
 def _name_of(dtype: Any) -> Any:
@@ -267,6 +284,7 @@ class Options(TypedDict, total=False):
     precision: str
     recompute: bool
     solver_seconds: float
+    progress: bool | Callable[[float, float, float], None]
     objective: str
     page_bytes: int | str | None
     page_bandwidth: float

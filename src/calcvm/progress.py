@@ -86,6 +86,29 @@ class Count:
             self.bar.stop()
 
 
+class SolverLine:
+    """What solvers have found: a line that is written over on a terminal, else one where something is new."""
+
+    def __init__(self, enabled: bool = True):
+        self.enabled, self.last = enabled, ""
+
+    def __call__(self, seconds: float, overhead: float, bound: float) -> None:
+        if not self.enabled:
+            return
+        text = f"overhead {100 * overhead:.2f} %, at least {100 * bound:.2f} %"
+        if sys.stderr.isatty():
+            print(f"\r{text}  {duration(seconds)}\033[K", end="", file=sys.stderr, flush=True)
+        elif text != self.last:
+            print(f"{text}  {duration(seconds)}", file=sys.stderr, flush=True)
+        self.last = text
+
+    def close(self) -> None:
+        """Solvers have ended."""
+        if self.last and sys.stderr.isatty():
+            print(file=sys.stderr)
+        self.last = ""
+
+
 class Silent:
     def step(self, epoch: int, step: int, loss: float) -> None:
         pass

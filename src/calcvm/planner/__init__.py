@@ -21,6 +21,7 @@ from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.offsets import load
 from calcvm.planner.order import improve
 from calcvm.planner.paging import File, streamed, with_reads_ahead
+from calcvm.planner.portfolio import PROVED, Solvers, Tell
 from calcvm.planner.recompute import Recomputed, paging_of, recompute_within
 from calcvm.planner.result import Plan, Zone
 from calcvm.planner.sync import barriers
@@ -44,6 +45,7 @@ def plan(
     merge_updates: bool = True,
     recompute: bool = False,
     solver_seconds: float = 0.0,
+    tell: Tell | None = None,
     file: File | None = None,
     stream: Sequence[str] = (),
     effort: int = EFFORT,
@@ -61,7 +63,8 @@ def plan(
     gpu : workers are thread blocks of a GPU.
     least : rows get the least scratch with which they run, not what speed wants.
     recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
-    solver_seconds : that a solver may look for the cheapest way to do so (0: none is asked).
+    solver_seconds : that solvers may look for the cheapest way to do so (0: none is asked).
+    tell : called while they work with the seconds, the overhead and the lower bound so far.
     file : where values of the forward may wait for the backward instead (None: nowhere).
     stream : kinds of values, "optimizer", "parameter", of which the large ones persist in that file.
     as_given : statements stay as they are, and in their order.
@@ -117,8 +120,9 @@ def plan(
     done = Recomputed(ordered, overhead=max((m / w for m, w in _paging(ordered, cost)), default=0.0))
     may = recompute or file is not None
     if may and memory is not None and layout.required(batch_size, effort, memory) > memory:
+        solvers = Solvers(solver_seconds, tell) if solver_seconds else None
         done, (merged, groups, layout) = _recomputed(
-            ordered, batch_size, machine, memory, prepare, effort, solver_seconds, cost, recompute, file
+            ordered, batch_size, machine, memory, prepare, effort, solvers, cost, recompute, file
         )
     packing = layout.pack(batch_size, effort)
     offsets, bounds = layout.place(batch_size, packing)
@@ -149,6 +153,8 @@ def plan(
         overhead=done.overhead,
         lower_bound=done.lower_bound,
         proved=done.proved,
+        solver=done.solver,
+        solver_seconds=done.solver_seconds,
         memory_bytes=memory,
     )
 
@@ -160,7 +166,7 @@ def _recomputed(
     memory: int,
     prepare: Callable[[Lowered], tuple[Lowered, Groups, Layout]],
     effort: int,
-    solver_seconds: float,
+    solvers: Solvers | None,
     cost: Callable[[Statement], float],
     again: bool,
     file: File | None,
@@ -169,7 +175,7 @@ def _recomputed(
     fixed = prepare(ordered)[2].fixed(batch)
     bound: float | None = None
     for _ in range(ATTEMPTS):
-        done = recompute_within(ordered, batch, machine, memory, fixed, cost, solver_seconds, again, file)
+        done = recompute_within(ordered, batch, machine, memory, fixed, cost, solvers, again, file)
         if bound is None:  # of what follows, which has less memory, none is one of the whole
             bound = done.lower_bound
         prepared = prepare(done.lowered)
@@ -177,7 +183,10 @@ def _recomputed(
         if over <= 0:
             break
         fixed += over
-    return replace(done, lower_bound=bound, proved=bound is not None and done.overhead <= bound * (1 + 1e-6)), prepared
+    done = replace(done, lower_bound=bound, proved=bound is not None and done.overhead <= bound * (1 + PROVED))
+    if solvers is not None:
+        done = replace(done, solver=solvers.says(done.proved), solver_seconds=solvers.spent)
+    return done, prepared
 
 
 def _paging(lowered: Lowered, cost: Callable[[Statement], float]) -> Iterator[tuple[float, float]]:

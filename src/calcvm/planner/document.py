@@ -133,6 +133,8 @@ def document(plan: Plan) -> dict[str, Any]:
         "formula": plan.formula,
         "overhead": plan.overhead,
         "lower_bound": plan.lower_bound,
+        "solver": plan.solver,
+        "solver_seconds": plan.solver_seconds,
         "proved": plan.proved,
         "peak": plan.peak,
         "zones": [

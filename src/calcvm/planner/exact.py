@@ -24,48 +24,78 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calcvm.errors import MissingExtra
-from calcvm.record import record
+from calcvm.planner.stages import Answer, News, Stages, cheaper
 
 if TYPE_CHECKING:
     from calcvm.planner.recompute import Problem, Run
 
-SMALL = 1000  # values below this part of the limit are always kept
 ROUNDS = 12  # of constraints that are added
-SHARE = 0.2  # of the time, for windows of stages; the rest is for the proof
+SHARE = 0.3  # of the time, for windows of stages; the rest is for the proof, to which a cheap schedule helps much
 WINDOW_SECONDS = 1.0
+DEAR = 0.05  # part of a schedule's cost, from which on a statement is dear
 UNIT = 1e6  # costs are handed over in microseconds
 
 Row = dict[int, float]  # coefficients by variable
 
 
-@record
-class Answer:
-    """The cheapest schedule found, and what no schedule costs less than; both in seconds of a step."""
-
-    run: Run
-    bound: float
-
-
-def solve(problem: Problem, known: Run, seconds: float) -> Answer:
+def solve(problem: Problem, known: Run, seconds: float, news: News | None = None) -> Answer:
     """The cheapest schedule found in about so many seconds: ``known``, where it is feasible and nothing cheaper was.
 
     Raises
     ------
     MissingExtra : SciPy is not installed.
     """
-    program, end = Program(problem, known), time.monotonic() + seconds
-    best, bound = program.by_windows(known, time.monotonic() + seconds * SHARE), 0.0
+    program, news, end = Program(problem, known), news or News(), time.monotonic() + seconds
+    relaxed = program.solved(known.cost, seconds, relaxed=True)
+    bound = relaxed.fun / UNIT if relaxed.x is not None and not known.excess else 0.0
+    news.bound(bound)
+    best = program.by_windows(known, time.monotonic() + seconds * SHARE, news)
     for _ in range(ROUNDS):
+        best = cheaper(best, news.latest())
         found = program.solved(best.cost, end - time.monotonic())
         if found.mip_dual_bound is not None and np.isfinite(found.mip_dual_bound):
             bound = max(bound, found.mip_dual_bound / UNIT)
+            news.bound(bound)
         chosen = program.chosen(found)
         if chosen is None:  # nothing cheaper than what is known, or no time for it
             break
-        run = problem.run(chosen)
-        if (run.excess, run.cost) <= (best.excess, best.cost):
-            best = run
+        best = cheaper(best, problem.run(chosen))
+        news.found(best)
         if not program.tighten(chosen):
+            break
+    return Answer(best, min(bound, best.cost))
+
+
+def by_counts(problem: Problem, known: Run, seconds: float, news: News | None = None) -> Answer:
+    """As `solve`, for the bound: schedules that run fewer dear statements again than what is known apart from all others.
+
+    The relaxation runs many dear statements again in part: that so few will not do is easily shown, and not to be seen
+    in statements one by one.
+    """
+    program, news, end = Program(problem, known), news or News(), time.monotonic() + seconds
+    best, bound, dear = known, 0.0, program.dear_ones(known.cost)
+    while dear and not best.excess and bound < best.cost * (1 - 1e-6) and time.monotonic() < end:
+        n = sum(problem.steps[i].cost > known.cost * DEAR for _, i in best.chosen)
+        bounds, improved = [], False
+        for least, most, share in ((n, np.inf, None), (0.0, n - 1.0, 0.6), (n, np.inf, 1.0)):
+            left = (end - time.monotonic()) * (share or 1.0)
+            found = program.solved(best.cost, left, counted=(dear, least, most), relaxed=share is None)
+            dual = found.mip_dual_bound if share else found.fun
+            bounds.append(
+                dual / UNIT if dual is not None and np.isfinite(dual) else best.cost if found.status == 2 else 0.0
+            )
+            bound = max(
+                bound, min(best.cost, *bounds[1:], max(bounds[0], bounds[-1]) if len(bounds) == 3 else bounds[0])
+            )
+            if len(bounds) > 1:
+                news.bound(bound)
+            chosen = program.chosen(found) if share else None
+            if chosen is not None:
+                run = problem.run(chosen)
+                improved |= program.tighten(chosen) or run.score < best.score
+                best = cheaper(best, run)
+                news.found(best)
+        if not improved:
             break
     return Answer(best, min(bound, best.cost))
 
@@ -85,26 +115,17 @@ class Program:
         self.constraints: Any = None  # the rows as the solver takes them, until there are more
         self.binary: set[int] = set()
         steps, first = problem.steps, problem.backward
-        small = problem.limit / SMALL
-        self.early = {v for v, s in problem.maker.items() if s < first and problem.sizes[v] > small}
+        self.form = Stages(problem)
+        self.early, self.touches, self.stages = self.form.early, self.form.touches, self.form.at
         self.size = [b / max(problem.limit, 1) for b in problem.sizes]
-        touches: dict[int, list[int]] = {}
-        for s, step in enumerate(steps):
-            for v in (*step.uses, *step.makes):
-                touches.setdefault(v, []).append(s)
-        self.touches = touches
         # all as it is known, in place of what the program decides: so there is a solution, and a bound, at any time
         self.known = self.variable(0.0, binary=True)
         self.dear = 2 * len(steps) * sum(step.cost for step in steps) if known.excess else 0.0
-        self.stages = [s for s in range(first, len(steps)) if self._reads(s)]
         self.R = {
-            (k, i): self.variable(step.cost, binary=True)
-            for k, t in enumerate(self.stages)
-            if not (k and t == self.stages[k - 1] + 1 and self._reads(t) <= self._stay(t - 1))  # all is there
-            for i, step in enumerate(steps[:first])
-            if t <= step.until and self.early & {*step.makes}
+            (k, i): self.variable(steps[i].cost, binary=True)
+            for k, i in sorted((k, i) for i, stages in self.form.again.items() for k in stages)
         }
-        wanted = {v for v in self.early if touches[v][-1] >= first} | {
+        wanted = {v for v in self.early if self.touches[v][-1] >= first} | {
             v for _, i in self.R for v in steps[i].uses if v in self.early
         }
         self.S = {(k, v): self.variable(0.0, binary=True) for k in range(len(self.stages)) for v in sorted(wanted)}
@@ -112,13 +133,6 @@ class Program:
         for s in range(len(steps)):
             self.memory(s)
         self.done: set[tuple[int, int]] = set()
-
-    def _reads(self, s: int) -> set[int]:
-        return self.early & {*self.problem.steps[s].uses}
-
-    def _stay(self, s: int) -> set[int]:
-        """What a statement reads, and cannot be the place of what it makes."""
-        return self._reads(s) - {x for _, x in self.problem.steps[s].pairs}
 
     def variable(self, cost: float = 0.0, binary: bool = False) -> int:
         x = self.n
@@ -130,9 +144,20 @@ class Program:
 
     # ------------------------------------------------------------ solutions
     def solved(
-        self, known: float, seconds: float, low: np.ndarray | None = None, high: np.ndarray | None = None
+        self,
+        known: float,
+        seconds: float,
+        low: np.ndarray | None = None,
+        high: np.ndarray | None = None,
+        counted: tuple[list[int], float, float] | None = None,
+        relaxed: bool = False,
     ) -> Any:
-        """What the solver says, of variables between two arrays, where what is known costs so much."""
+        """What the solver says, where what is known costs so much.
+
+        low, high : arrays that variables are between.
+        counted : variables, and between what their sum is (of what is known it may be any).
+        relaxed : variables need not be whole.
+        """
         cost = np.array([self.cost[x] for x in range(self.n)])
         cost[self.known] = self.dear or known
         if self.constraints is None:
@@ -141,13 +166,19 @@ class Program:
             matrix = self.sparse.csr_array((a, (i, j)), shape=(len(self.rows), self.n))
             least, most = (np.array([row[k] for row in self.rows]) for k in (1, 2))
             self.constraints = self.optimize.LinearConstraint(matrix, least, most)
+        constraints = [self.constraints]
+        if counted is not None:
+            variables, at_least, at_most = counted
+            row = np.zeros((1, self.n))
+            row[0, variables], row[0, self.known] = 1.0, at_least
+            constraints.append(self.optimize.LinearConstraint(self.sparse.csr_array(row), at_least, at_most))
         return self.optimize.milp(
             cost * UNIT,
-            integrality=np.array([int(x in self.binary) for x in range(self.n)]),
+            integrality=np.array([int(x in self.binary and not relaxed) for x in range(self.n)]),
             bounds=self.optimize.Bounds(
                 np.zeros(self.n) if low is None else low, np.ones(self.n) if high is None else high
             ),
-            constraints=self.constraints,
+            constraints=constraints,
             options={"time_limit": max(seconds, 0.0), "mip_rel_gap": 1e-6},
         )
 
@@ -157,10 +188,15 @@ class Program:
             return None
         return {(self.stages[k], i) for (k, i), r in self.R.items() if found.x[r] > 0.5}
 
-    def by_windows(self, best: Run, end: float) -> Run:
+    def dear_ones(self, cost: float) -> list[int]:
+        """Variables of statements of which a schedule of less than this cost runs few again."""
+        return [r for (_, i), r in self.R.items() if self.problem.steps[i].cost > cost * DEAR]
+
+    def by_windows(self, best: Run, end: float, news: News) -> Run:
         """A schedule improved a window of stages at a time, by solving it with all else as it is."""
         width = max(len(self.stages) // 5, 4)
         while not best.excess and best.chosen and time.monotonic() < end:
+            best = cheaper(best, news.latest())
             before = best.cost
             for start in range(0, len(self.stages), max(width // 2, 1)):
                 if time.monotonic() >= end:
@@ -173,6 +209,7 @@ class Program:
                     self.tighten(chosen)
                     if not run.excess and run.cost < best.cost:
                         best = run
+                        news.found(best)
             if best.cost >= before:
                 if width >= len(self.stages):
                     break
@@ -201,7 +238,7 @@ class Program:
     def _flow(self) -> None:
         steps, maker = self.problem.steps, self.problem.maker
         for k, t in enumerate(self.stages):
-            for v in self._reads(t):
+            for v in self.form.reads(t):
                 self.rows.append(({**self.there(k, v), self.known: 1.0}, 1.0, np.inf))
         for (k, v), s in self.S.items():
             if k:
@@ -210,7 +247,7 @@ class Program:
             if (r := self.R.get((k, maker[v]))) is not None and len(big) == 1:
                 self.rows.append(({s: 1.0, r: 1.0}, -np.inf, 1.0))
         for (k, i), r in self.R.items():
-            for u in self._reads(i):
+            for u in self.form.reads(i):
                 self.rows.append(({**self.there(k, u), r: -1.0}, 0.0, np.inf))
             read = [
                 self.R[k, j]

@@ -11,9 +11,9 @@ batch are inputs that nothing writes in between, and what updates them is never 
 Where there is a file for pages, a value may also be written to it once, where it is made, and read again (`calcvm.planner.paging`):
 a *page step*, which a schedule runs like a statement that makes the value and reads none.  Page steps have numbers below 0.
 
-The search takes no solver (one may look on: `calcvm.planner.exact`).  Greedily, a value that is idle at the peak is dropped there and made again before its next
-read, with all that it needs and that has died before the peak: the drop that lowers most for its work.  Then parts of
-the schedule are taken back and mended, and the cheaper one is kept.
+The search takes no solver (they may look on: `calcvm.planner.portfolio`).  Greedily, a value that is idle at the peak is dropped
+there and made again before its next read, with all that it needs and that has died before the peak: the drop that lowers
+most for its work.  Then parts of the schedule are taken back and mended, and the cheaper one is kept.
 
 Overhead of a step, reckoned and measured (Zen 4): ResNet-18, batch 8, in 75 % of its memory 1.1 and 0.5 %, in 62 % 6.1 and
 5.2; UNet at 256, batch 2, in 75 % 0.5 and 0.0, in 50 % 13.3 and 11.3; MobileNetV2 at 224, batch 8, in 75 % 4.4 and 0.0, in
@@ -25,6 +25,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from typing import TYPE_CHECKING
 
 from calcvm.errors import PlanError
 from calcvm.ops.statement import Lowered, Statement, Value, unique
@@ -33,6 +34,9 @@ from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lif
 from calcvm.planner.offsets import load
 from calcvm.planner.paging import File, is_paging, page_in, page_of, page_out
 from calcvm.record import record
+
+if TYPE_CHECKING:
+    from calcvm.planner.portfolio import Solvers
 
 Pair = tuple[int, int]  # (statement of the backward, statement that runs again before it)
 EARLY = ("forward", "loss")
@@ -288,8 +292,10 @@ class Recomputed:
 
     again : each of the statements that run again, and the one that it repeats.
     overhead : their cost as a fraction of that of their path's own statements: the largest of any path.
-    lower_bound : what no schedule costs less than, as the same fraction (None: no solver was asked).
+    lower_bound : what no schedule costs less than, as the same fraction (None: no solver worked).
     proved : it was shown that none costs less than these.
+    solver : what the solvers did, in words.
+    solver_seconds : what they took.
     """
 
     lowered: Lowered
@@ -297,6 +303,8 @@ class Recomputed:
     overhead: float = 0.0
     lower_bound: float | None = None
     proved: bool = False
+    solver: str = ""
+    solver_seconds: float = 0.0
 
 
 def recompute_within(
@@ -306,7 +314,7 @@ def recompute_within(
     memory: int,
     fixed: int,
     cost: Callable[[Statement], float],
-    solver_seconds: float = 0.0,
+    solvers: Solvers | None = None,
     again: bool = True,
     file: File | None = None,
 ) -> Recomputed:
@@ -316,15 +324,14 @@ def recompute_within(
     ----------
     fixed : bytes beside the transient values.
     cost : of a statement, in seconds.
-    solver_seconds : that a solver may take for each path (0: none is asked).
+    solvers : that look on, for as long as they may (None: none is asked).
     again : whether statements may run again.
     file : where values may wait (None: nowhere).
 
     Raises
     ------
-    MissingExtra : the solver is not installed.
     PlanError
-        If that is not found: with the least that was, and with the statement that alone needs most.
+        If that is not found: with the least that was, and with the statement that alone needs most; if a cost is none.
     """
     size = _sizes(lowered, batch, machine)
     repeated: dict[Statement, Statement] = {}
@@ -337,13 +344,14 @@ def recompute_within(
         problem, numbered = _problem(own, size, machine, batch, memory - fixed, cost, again, file)
         floor, s = problem.floor
         run = problem.run(())
+        moved, whole = paging_of(own, cost)
         least = 0.0
         if run.excess and floor <= problem.limit:
             run = problem.solve()
-            if solver_seconds:
-                from calcvm.planner.exact import solve
-
-                answer = solve(problem, run, solver_seconds)
+            if solvers is not None and file is not None:
+                solvers.fault("solvers do not weigh pages against making again")
+            elif solvers is not None:
+                answer = solvers.improve(problem, run, whole)
                 run, least = answer.run, answer.bound
         if run.excess:
             below = floor > problem.limit
@@ -357,7 +365,6 @@ def recompute_within(
                 needed,
                 memory,
             )
-        moved, whole = paging_of(own, cost)
         overhead, bound = max(overhead, (moved + run.cost) / whole), max(bound, (moved + least) / whole)
         current: dict[Value, Value] = {}
 
@@ -396,7 +403,7 @@ def recompute_within(
             scheduled.append(copy)
         statements += scheduled
     done = replace(lowered, statements=tuple(statements), values=tuple(values))
-    return Recomputed(done, repeated, overhead, bound if solver_seconds else None)
+    return Recomputed(done, repeated, overhead, bound if solvers is not None and solvers.used else None)
 
 
 def paging_of(statements: Sequence[Statement], cost: Callable[[Statement], float]) -> tuple[float, float]:
@@ -448,7 +455,7 @@ def _problem(
                 scratch=sum(
                     machine.up(at_most(machine.extent(o, st), batch)) for o, _ in operands(st) if o.access == "s"
                 ),
-                cost=cost(st),
+                cost=_cost(st, cost),
                 until=_until(s, st, number, writers, len(own) - 1) if again else -1,
             )
         )
@@ -461,6 +468,16 @@ def _problem(
     pages = [Step((), (v,), (), 0, file.seconds(sizes[v]), len(own) - 1) for v in may]
     written = {v: file.seconds(sizes[v]) for v in may}
     return Problem(steps, sizes, backward, limit, pages, written, file.room), values
+
+
+def _cost(st: Statement, cost: Callable[[Statement], float]) -> float:
+    """What a statement costs, if it is a cost."""
+    found = float(cost(st))
+    if not 0 <= found < float("inf"):
+        raise PlanError(
+            f"{st.label or st.spec.name}: costs {found} seconds: give costs that are finite, and not below zero"
+        )
+    return found
 
 
 def _until(s: int, st: Statement, number: Mapping[Value, int], writers: Mapping[Value, Sequence[int]], end: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from calcvm.planner.lifetimes import at_most
@@ -51,6 +52,8 @@ def describe(plan: Plan, max_rows: int | None) -> str:
             f"in a file    {plan.page_bytes:>15,} bytes, {kept:,} of them from step to step; read and written in a step: "
             f"{moved_bytes(plan):,}"
         )
+    if plan.solver:
+        lines += wrap(f"solver       {plan.solver}", WIDTH, subsequent_indent=" " * 13)
     if plan.device_bytes:
         parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in plan.device_bytes.items())
         lines.append(

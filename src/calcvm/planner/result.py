@@ -52,8 +52,10 @@ class Plan:
     blocks : members of each value that spans several (merged updates).
     again : statements that run again to save memory, each with the one that it repeats.
     overhead : the time that they are reckoned to take, as a fraction of the step without them.
-    lower_bound : what no schedule takes less time than, as the same fraction (None: no solver was asked).
+    lower_bound : what no schedule takes less time than, as the same fraction (None: no solver worked).
     proved : so that none takes less than this one.
+    solver : which solvers looked for it, how long and with what success, or why they did not ("": none was asked).
+    solver_seconds : what they took.
     memory_bytes : the budget that it was planned for, if one was given.
     device_bytes : of a program for a GPU, all that is allocated there to run it, by what it is for.
     """
@@ -76,6 +78,8 @@ class Plan:
     overhead: float = 0.0
     lower_bound: float | None = None
     proved: bool = False
+    solver: str = ""
+    solver_seconds: float = 0.0
     memory_bytes: int | None = None
 
     @property

@@ -1,0 +1,142 @@
+"""Solvers beside each other: what any of them finds the others start from, and whatever befalls them a plan is made.
+
+Each works in a process of its own.  A schedule counts for what following it shows, a bound is the largest that any has shown.
+Where a solver is missing, crashes or finds nothing in its time, the schedule of the search stays, and `Solvers.says` tells so.
+Ctrl-C ends the solvers and not the planning: the best that was found is taken.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from calcvm.errors import CalcWarning
+from calcvm.planner.aside import SOLVERS, Aside, Solver, pairs_of
+from calcvm.planner.stages import Answer, cheaper
+
+if TYPE_CHECKING:
+    from calcvm.planner.recompute import Problem, Run
+
+GRACE = 1.0  # seconds that a solver may take longer than it was told
+LEAST = 0.25  # part of the seconds that each later problem has at least
+PROVED = 1e-6  # bounds are this near to the cost, as a part of it
+TICK = 0.2  # seconds between looks at the clock
+
+Tell = Callable[[float, float, float], None]  # seconds, overhead and lower bound so far
+
+
+class Solvers:
+    """The solvers of a plan: how long they may take, what they took, and what is to be said of them.
+
+    tell : called now and then while they work.
+    """
+
+    def __init__(self, seconds: float, tell: Tell | None = None):
+        self.seconds, self.tell = seconds, tell
+        self.spent = 0.0
+        self.used: list[str] = []
+        self.faults: dict[str, None] = {}  # in the order in which they were met
+        self.interrupted = False
+        self.settled: int | None = None
+
+    def improve(self, problem: Problem, known: Run, whole: float) -> Answer:
+        """The cheapest schedule found and what none costs less than; of ``whole`` seconds the overhead is told."""
+        if self.interrupted:
+            return Answer(known, 0.0)
+        begin = time.monotonic()
+        work = Work(self, problem, known, whole, max(self.seconds - self.spent, self.seconds * LEAST))
+        try:
+            work.start()
+            work.follow()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            work.end()
+            self.spent += time.monotonic() - begin
+        return Answer(work.best, min(work.bound, work.best.cost))
+
+    def fault(self, text: str) -> None:
+        if text not in self.faults:
+            self.faults[text] = None
+            warnings.warn(f"solver_seconds: {text}", CalcWarning, stacklevel=2)
+
+    def says(self, proved: bool) -> str:
+        """Who worked, for how long and with what success; who did not, and why."""
+        parts = []
+        if self.used:
+            end = ", interrupted" if self.interrupted else ""
+            parts.append(f"{' and '.join(self.used)}: {self.spent:.1f} s{end}, {'proved' if proved else 'not proved'}")
+            if self.settled and not proved:
+                parts.append(f"none is cheaper that makes a value at most {self.settled} times")
+        parts += self.faults
+        return "; ".join(parts) + ("" if self.used else ": searched only")
+
+
+class Work:
+    """Solvers at work on one problem."""
+
+    def __init__(self, solvers: Solvers, problem: Problem, known: Run, whole: float, seconds: float):
+        self.solvers, self.problem, self.whole = solvers, problem, whole
+        self.best, self.bound = known, 0.0
+        self.begin = time.monotonic()
+        self.until = self.begin + seconds
+        self.asides: list[Aside] = []
+
+    def start(self) -> None:
+        for solver in SOLVERS:
+            if solver.missing:
+                self.solvers.fault(f"{solver.package} is not installed (extra solver)")
+                continue
+            try:
+                self.asides.append(Aside(solver, self.problem, self.best, self.until))
+            except OSError as error:
+                self.solvers.fault(f"{solver.name} cannot be started ({error})")
+                continue
+            if solver.name not in self.solvers.used:
+                self.solvers.used.append(solver.name)
+
+    def follow(self) -> None:
+        """Hear the solvers until all have ended, the time is over, or nothing is left to find."""
+        with selectors.DefaultSelector() as selector:
+            for each in self.asides:
+                selector.register(each, selectors.EVENT_READ, each)
+            while selector.get_map() and not self.proved and (left := self.until + GRACE - time.monotonic()) > 0:
+                for key, _ in selector.select(min(left, TICK)):
+                    aside: Aside = key.data
+                    for said in aside.heard():
+                        self.hear(aside, said)
+                    if aside.ended is not None:
+                        selector.unregister(aside)
+                        if aside.ended:
+                            self.fail(aside.solver, aside.ended)
+                if self.solvers.tell is not None:
+                    seconds = self.solvers.spent + time.monotonic() - self.begin
+                    self.solvers.tell(
+                        seconds, self.best.cost / self.whole, min(self.bound, self.best.cost) / self.whole
+                    )
+
+    @property
+    def proved(self) -> bool:
+        return not self.best.excess and self.bound >= self.best.cost * (1 - PROVED)
+
+    def hear(self, who: Aside, said: dict) -> None:
+        if "found" in said:
+            run = self.problem.run(pairs_of(said["found"]))
+            if cheaper(self.best, run) is run:
+                self.best = run
+                for other in self.asides:
+                    if other is not who and other.ended is None:
+                        other.tell(known=sorted(run.chosen))
+        self.bound = max(self.bound, said.get("bound", 0.0))
+        if "settled" in said:
+            self.solvers.settled = said["settled"]
+
+    def fail(self, solver: Solver, text: str) -> None:
+        self.solvers.fault(f"{solver.name} {text}")
+
+    def end(self) -> None:
+        for aside in self.asides:
+            aside.end()

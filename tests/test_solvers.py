@@ -1,0 +1,244 @@
+"""Solvers in processes of their own: whatever befalls them, a plan is made, it is right, and it says what happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+import calcvm as cv
+from calcvm.planner import aside, portfolio
+from calcvm.planner.portfolio import Solvers
+from calcvm.planner.recompute import Problem
+from tests.planner_checker import check_live
+from tests.test_exact import cheapest, limited, searched
+
+ANSWERS = "import json, sys; given = json.loads(sys.stdin.readline()); print({}, flush=True)"
+
+
+def graph() -> cv.CalcGraph:
+    return cv.build_graph(cv.zoo.unet(width=4, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
+
+
+@pytest.fixture(scope="module")
+def searched_plan() -> Any:
+    whole = cv.plan(graph(), batch_size=8, workers=1)
+    return cv.plan(graph(), batch_size=8, workers=1, memory=int(0.8 * whole.heap_bytes))
+
+
+def planned(plan: Any, seconds: float = 5.0, **options: Any) -> Any:
+    return cv.plan(graph(), batch_size=8, workers=1, memory=plan.memory_bytes, solver_seconds=seconds, **options)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two plans run the same rows at the same places."""
+    rows = [
+        [(st.label, st.phase, [plan.offsets[v] for v in st.operands.values() if v]) for st in plan.statements]
+        for plan in (one, other)
+    ]
+    return rows[0] == rows[1]
+
+
+# ---------------------------------------------------------------- they work
+@pytest.mark.parametrize("seed", [1, 22, 35])
+def test_together_they_find_the_cheapest_and_prove_it(seed):
+    pytest.importorskip("scipy")
+    problem = limited(seed)
+    best, known = cheapest(problem), searched(problem)
+    assert best is not None
+    solvers = Solvers(30)
+    if not portfolio.SOLVERS[1].missing:
+        answer = solvers.improve(problem, known, 1.0)
+        assert answer.run.cost == pytest.approx(best.cost) and answer.bound == pytest.approx(best.cost)
+        assert solvers.spent < 30 and "HiGHS and CP-SAT" in solvers.says(True)
+
+
+def test_a_plan_says_who_worked(searched_plan):
+    pytest.importorskip("scipy")
+    pytest.importorskip("ortools")
+    told: list[tuple[float, float, float]] = []
+    plan = planned(searched_plan, 20, progress=lambda *what: told.append(what))
+    assert plan.overhead <= searched_plan.overhead + 1e-12 and plan.solver.startswith("HiGHS and CP-SAT: ")
+    assert 0 < plan.solver_seconds < 60 and plan.proved == (", proved" in plan.solver)
+    assert told and all(bound <= overhead + 1e-12 for _, overhead, bound in told)
+    assert [seconds for seconds, _, _ in told] == sorted(seconds for seconds, _, _ in told)
+    assert plan.to_dict()["solver"] == plan.solver and "\nsolver       HiGHS" in str(plan)
+    check_live(plan)
+    assert searched_plan.solver == "" and "solver " not in str(searched_plan)
+
+
+def test_progress_is_lines_on_stderr(searched_plan, capsys):
+    pytest.importorskip("scipy")
+    planned(searched_plan, 2, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(line.startswith("overhead ") and " %, at least " in line for line in lines)
+    with pytest.raises(cv.CalcError, match="progress"):
+        planned(searched_plan, 2, progress="yes")
+
+
+# ---------------------------------------------------------------- they do not
+def test_without_solvers_the_search_stays_and_is_told(searched_plan, monkeypatch, tmp_path):
+    for name in ("scipy", "ortools"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.warns(cv.CalcWarning, match="is not installed .extra solver.") as warned:
+        plan = planned(searched_plan)
+    assert len(warned) == 2
+    assert plan.solver == (
+        "SciPy is not installed (extra solver); OR-Tools is not installed (extra solver): searched only"
+    )
+    assert plan.lower_bound is None and not plan.proved and same(plan, searched_plan)
+    plan.html(tmp_path / "plan.html")
+    assert "SciPy is not installed" in (tmp_path / "plan.html").read_text() and "searched only" in str(plan)
+
+
+def test_without_one_of_them_the_other_works(searched_plan, monkeypatch):
+    pytest.importorskip("scipy")
+    monkeypatch.setitem(sys.modules, "ortools", None)
+    with pytest.warns(cv.CalcWarning, match="OR-Tools is not installed"):
+        plan = planned(searched_plan)
+    assert plan.solver.startswith("HiGHS: ") and plan.solver.endswith("OR-Tools is not installed (extra solver)")
+    assert plan.lower_bound is not None
+
+
+FAULTS = {
+    "killed": ("import os; os.kill(os.getpid(), 9)", "crashed (exit status -9)"),
+    "ends": ("raise SystemExit(3)", "crashed (exit status 3)"),
+    "raises": (ANSWERS.format("""'{"ended": "failed (ValueError: no)"}'"""), "failed (ValueError: no)"),
+    "nonsense": (ANSWERS.format("'nonsense'"), "answered what is no answer"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_solver_that_fails_leaves_the_search(searched_plan, monkeypatch, fault):
+    pytest.importorskip("scipy")
+    code, text = FAULTS[fault]
+    monkeypatch.setattr(aside, "START", code)
+    monkeypatch.setattr(portfolio, "SOLVERS", portfolio.SOLVERS[:1])
+    with pytest.warns(cv.CalcWarning, match="HiGHS"):
+        plan = planned(searched_plan)
+    assert f"HiGHS {text}" in plan.solver and not plan.proved and same(plan, searched_plan)
+
+
+def test_an_error_inside_a_solver_is_told(monkeypatch):
+    pytest.importorskip("scipy")
+    broken = aside.Solver("HiGHS", "scipy", "SciPy", "calcvm.planner.no_such_model")
+    monkeypatch.setattr(portfolio, "SOLVERS", (broken,))
+    problem = limited(1)
+    solvers, known = Solvers(20), searched(problem)
+    with pytest.warns(cv.CalcWarning, match="failed .ModuleNotFoundError"):
+        answer = solvers.improve(problem, known, 1.0)
+    assert answer.run is known and answer.bound == 0
+
+
+def test_no_process_can_be_started(searched_plan, monkeypatch):
+    pytest.importorskip("scipy")
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.warns(cv.CalcWarning, match="cannot be started"):
+        plan = planned(searched_plan)
+    assert plan.solver.endswith("searched only") and same(plan, searched_plan)
+
+
+def test_a_solver_that_does_not_end_is_ended(searched_plan, monkeypatch):
+    pytest.importorskip("scipy")
+    monkeypatch.setattr(aside, "START", "import time; time.sleep(600)")
+    monkeypatch.setattr(portfolio, "GRACE", 0.2)
+    started: list[Any] = []
+    made = aside.Aside.__init__
+    monkeypatch.setattr(aside.Aside, "__init__", lambda self, *what: (started.append(self), made(self, *what))[1])
+    begin = time.monotonic()
+    plan = planned(searched_plan, 0.5)
+    assert time.monotonic() - begin < 60 and started and all(one.process.returncode for one in started)
+    assert ", not proved" in plan.solver and same(plan, searched_plan)
+
+
+def test_what_a_solver_claims_is_followed(monkeypatch):
+    """A schedule that exceeds the limit is not taken, whatever is said of it; nor is a bound above what is known told."""
+    problem = limited(1)
+    known = searched(problem)
+    assert known.chosen and not known.excess
+    lies = '\'{"found": [], "bound": 1e9}\\n{"ended": ""}\''
+    monkeypatch.setattr(aside, "START", ANSWERS.format(lies))
+    monkeypatch.setattr(portfolio, "SOLVERS", (aside.Solver("Liar", "json", "json", ""),))
+    answer = Solvers(5).improve(problem, known, 1.0)
+    assert answer.run is known and answer.bound == known.cost
+
+
+# ---------------------------------------------------------------- interrupts
+def test_an_interrupt_ends_the_solvers_and_not_the_plan(searched_plan):
+    pytest.importorskip("scipy")
+
+    def interrupt(*what: float) -> None:
+        raise KeyboardInterrupt
+
+    plan = planned(searched_plan, 30, progress=interrupt)
+    assert ", interrupted, " in plan.solver and plan.solver_seconds < 25
+    assert plan.overhead <= searched_plan.overhead + 1e-12
+    check_live(plan)
+
+
+def test_what_progress_raises_is_raised_and_no_process_is_left(searched_plan, monkeypatch):
+    pytest.importorskip("scipy")
+    started: list[Any] = []
+    made = aside.Aside.__init__
+    monkeypatch.setattr(aside.Aside, "__init__", lambda self, *what: (started.append(self), made(self, *what))[1])
+
+    def wrong(*what: float) -> None:
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        planned(searched_plan, 30, progress=wrong)
+    assert started and all(one.process.returncode is not None for one in started)
+
+
+SCRIPT = """
+import calcvm as cv
+graph = cv.build_graph(cv.zoo.unet(width=8, size=64), (1, 64, 64), "mse", cv.SGD(0.1))
+whole = cv.plan(graph, batch_size=8, workers=1)
+plan = cv.plan(graph, batch_size=8, workers=1, memory=int(0.6 * whole.heap_bytes), solver_seconds=200, progress=True)
+print(plan.solver, plan.heap_bytes <= 0.6 * whole.heap_bytes)
+"""
+
+
+def test_ctrl_c_of_a_terminal(tmp_path):
+    """It reaches the whole group of processes: the solvers do not hear it."""
+    pytest.importorskip("scipy")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert line.startswith("overhead "), line
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert ", interrupted, " in out and out.strip().endswith("True")
+
+
+# ---------------------------------------------------------------- costs
+@pytest.mark.parametrize("cost", [float("nan"), -1.0, float("inf")])
+def test_costs_are_costs(searched_plan, monkeypatch, cost):
+    from calcvm import planner
+
+    monkeypatch.setattr(planner, "seconds", lambda st, batch, machine: cost)
+    with pytest.raises(cv.PlanError, match="costs .* seconds: give costs that are finite"):
+        cv.plan(graph(), batch_size=8, workers=1, memory=searched_plan.memory_bytes)
+
+
+def test_statements_that_cost_nothing_are_planned():
+    """All schedules cost nothing: none is cheaper than another."""
+    pytest.importorskip("scipy")
+    given = limited(1)
+    steps = [type(s)(s.uses, s.makes, s.pairs, s.scratch, 0.0, s.until) for s in given.steps]
+    problem = Problem(steps, given.sizes, given.backward, given.limit)
+    known = searched(problem)
+    answer = Solvers(5).improve(problem, known, 1.0)
+    assert answer.run.cost == answer.bound == 0 and not answer.run.excess
