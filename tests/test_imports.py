@@ -53,7 +53,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
     "nn": ({"errors", "checks", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
     "zoo": ({"checks", "errors", "init", "nn"}, set()),
-    "planner": ({"errors", "checks", "lazy", "ops", "record", "tables"}, {"numpy", "matplotlib", "scipy"}),
+    "planner": ({"errors", "checks", "lazy", "ops", "record", "tables"}, {"numpy", "matplotlib", "ortools", "scipy"}),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
     "kernels_cpu": ({"errors", "formulas", "kernel", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
     "kernels_cuda": (

@@ -78,7 +78,8 @@ def plan(
         Whether values may be made again; otherwise what does not fit is refused.
     solver_seconds : float
         That a solver (extra ``solver``) may take, beside the search, to find which ones cost least, and to prove it:
-        ``plan.lower_bound``, ``plan.proved``.  How far it comes depends on the machine.
+        ``plan.lower_bound``, ``plan.proved``; and to pack values without a gap, where there is one and ``memory`` does not
+        allow it.  How far it comes depends on the machine.
     objective : "speed" or "memory"
         With "memory" rows get the least scratch with which they run, from the start: the largest batch of a budget is then
         the largest that there is without making values again.
@@ -113,11 +114,12 @@ def plan(
         if gpu:
             _check_kernels(lowered)
         fit = partial(
-            planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu
-        )
+            planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu,
+            solver_seconds=solver_seconds,
+        )  # fmt: skip
         ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
         if recompute and batch_size is not None:
-            ways.append({"least": True, "recompute": True, "solver_seconds": solver_seconds})
+            ways.append({"least": True, "recompute": True})
         refused: PlanError | None = None
         for way in ways:
             try:

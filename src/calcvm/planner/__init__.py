@@ -16,9 +16,9 @@ from calcvm.ops.statement import Lowered
 from calcvm.planner.batch import largest_batch
 from calcvm.planner.cost import seconds
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
-from calcvm.planner.lifetimes import Machine
+from calcvm.planner.lifetimes import LINE, Machine
 from calcvm.planner.merge import Groups, merge_rows
-from calcvm.planner.offsets import load
+from calcvm.planner.offsets import Packing, load
 from calcvm.planner.order import improve
 from calcvm.planner.recompute import Recomputed, recompute_within
 from calcvm.planner.result import Plan, Zone
@@ -57,7 +57,7 @@ def plan(
     gpu : workers are thread blocks of a GPU.
     least : rows get the least scratch with which they run, not what speed wants.
     recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
-    solver_seconds : that a solver may look for the cheapest way to do so (0: none is asked).
+    solver_seconds : that a solver may look for the cheapest way to do so, and for a packing without a gap (0: none is asked).
 
     Raises
     ------
@@ -99,12 +99,19 @@ def plan(
             with suppress(PlanError):
                 if (better := largest(other[2], memory)) > batch_size:
                     (merged, groups, layout), batch_size = other, better
-    done = Recomputed(ordered)
-    if recompute and memory is not None and layout.required(batch_size, effort, memory) > memory:
+
+    def packed(layout: Layout, batch: int) -> Packing:
+        found = layout.pack(batch, effort)
+        if solver_seconds and (memory is None or max(layout.load(batch)) <= memory):
+            return layout.close_gap(batch, found, solver_seconds, memory or 0)
+        return found
+
+    done, packing = Recomputed(ordered), packed(layout, batch_size)
+    if recompute and memory is not None and layout.fixed(batch_size) + packing.height * LINE > memory:
         done, (merged, groups, layout) = _recomputed(
             ordered, batch_size, machine, memory, prepare, effort, solver_seconds
         )
-    packing = layout.pack(batch_size, effort)
+        packing = packed(layout, batch_size)
     offsets, bounds = layout.place(batch_size, packing)
     live = layout.load(batch_size)
     needed = bounds["arena"][1]

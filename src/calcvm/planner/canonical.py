@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PLACEMENTS = 1000  # until a restart
+FIRST_PLACEMENTS, PLACEMENTS = 3000, 1000  # until a restart, without and with what was learned
 CHANCE = 0.1  # of the number of items, by which chance moves one in the order of a restart
 LEARNED = 0.5  # and by which the most difficult item moves forward
 FORGET = 0.8  # of what was learned, what a restart keeps
@@ -76,11 +76,11 @@ class Canonical:
         """Whether the items fit, and then ``offsets`` say where; None where ``stop`` came first."""
         begun = 0
         while not stop():
-            rank = self.orders[begun % len(self.orders)]
+            rank, count = self.orders[begun % len(self.orders)], FIRST_PLACEMENTS
             if begun >= len(self.orders):
-                rank = self._learned(rank)
+                rank, count = self._learned(rank), PLACEMENTS
             begun += 1
-            found = self._descend(rank, stop)
+            found = self._descend(rank, self.placed + count, stop)
             if found is not None:
                 return found
         return None
@@ -93,11 +93,10 @@ class Canonical:
         self.failures *= FORGET
         return _inverse(order)
 
-    def _descend(self, rank: np.ndarray, stop: Callable[[], bool]) -> bool | None:
-        """One search in an order of the items between equals (None: it takes too long)."""
+    def _descend(self, rank: np.ndarray, end: int, stop: Callable[[], bool]) -> bool | None:
+        """One search in an order of the items between equals (None: not until so many are placed)."""
         self.rank, self.tops, self.rest = rank, np.zeros(self.n, np.int64), self.load.copy()
         self.lowest = np.full(self.n, NEVER)
-        end = self.placed + PLACEMENTS
         by_birth = np.lexsort((np.arange(self.n), self.first))
         stack = [self._open(by_birth, 0)]
         while True:

@@ -14,6 +14,7 @@ from calcvm.planner.inplace import in_place
 from calcvm.planner.lifetimes import LINE, Machine, always_live, at_most, is_persistent, lifetimes, operands
 from calcvm.planner.merge import Groups
 from calcvm.planner.offsets import Packing, load, pack
+from calcvm.planner.packing import close_gap
 from calcvm.record import record
 
 RESERVED = 16  # elements at the start of a heap, for traps
@@ -73,10 +74,20 @@ class Layout:
             raise PlanError(
                 f"a batch of {batch} needs at least {least:,} bytes, which no machine has", least, allowed or None
             )
-        enough = (allowed - self.fixed(batch)) // LINE
-        sizes = [self.size(u, batch) // LINE for u in self.transient]
-        first, last = [u.first for u in self.transient], [u.last for u in self.transient]
-        return pack(sizes, first, last, effort=effort, enough=enough)
+        return pack(*self._items(batch), effort=effort, enough=self._enough(batch, allowed))
+
+    def close_gap(self, batch: int, known: Packing, seconds: float, allowed: int = 0) -> Packing:
+        """A lower packing than a known one, where there is time for it and a gap to close."""
+        return close_gap(*self._items(batch), known, seconds=seconds, enough=self._enough(batch, allowed))
+
+    def _items(self, batch: int) -> tuple[list[int], list[int], list[int]]:
+        """Lines of each transient unit, and when it is first and last touched."""
+        units = self.transient
+        return [self.size(u, batch) // LINE for u in units], [u.first for u in units], [u.last for u in units]
+
+    def _enough(self, batch: int, allowed: int) -> int:
+        """Lines that transient units may take in a heap of so many bytes."""
+        return (allowed - self.fixed(batch)) // LINE
 
     def required(self, batch: int, effort: int, allowed: int = 0) -> int:
         """Bytes of the heap that the packer needs."""

@@ -19,11 +19,12 @@ from calcvm.record import record
 
 @record
 class Packing:
-    """Offsets of the items, the height they need, and the liveness lower bound of that height."""
+    """Offsets of the items, the height they need, the liveness lower bound of that height, and why no more was tried."""
 
     offsets: tuple[int, ...]
     height: int
     bound: int
+    note: str = ""
 
 
 def load(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[int]:
@@ -55,7 +56,7 @@ def pack(
     """
     bound = max(load(sizes, first, last), default=0)
     offsets, height = [0] * len(sizes), 0
-    for part in _segments(sizes, first, last):
+    for part in segments(sizes, first, last):
         segment = _Segment([sizes[i] for i in part], [first[i] for i in part], [last[i] for i in part])
         segment.pack(effort, max(bound, height, enough))
         height = max(height, segment.height)
@@ -64,7 +65,7 @@ def pack(
     return Packing(tuple(offsets), height, bound)
 
 
-def _segments(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[list[int]]:
+def segments(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[list[int]]:
     """Items split where nothing is live, the largest part first."""
     out: list[list[int]] = []
     end = -1
