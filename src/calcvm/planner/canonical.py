@@ -21,11 +21,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FIRST_PLACEMENTS, PLACEMENTS = 3000, 1000  # until a restart, without and with what was learned
-CHANCE = 0.1  # of the number of items, by which chance moves one in the order of a restart
+from calcvm.record import record
+
 LEARNED = 0.5  # and by which the most difficult item moves forward
 FORGET = 0.8  # of what was learned, what a restart keeps
 NEVER = 1 << 61
+
+
+@record
+class Way:
+    """How to search.
+
+    orders : in which items go first between equals, in turn.
+    placements : until a restart, without and with what was learned; at least ``times`` the number of items.
+    chance : by how much of the number of items chance moves one in the order of a restart.
+    """
+
+    orders: tuple[str, ...]
+    placements: tuple[int, int]
+    times: float
+    chance: float
+
+
+HARD = Way(("duration", "crowd"), (3000, 1000), 2.0, 0.1)
+NETWORK = Way(("reach",), (0, 0), 1.5, 0.02)  # values of the forward are a stack, highest at the peak
 
 
 @dataclass
@@ -66,30 +85,34 @@ class Canonical:
         self.placed = 0
         self.offsets = np.zeros(self.n, np.int64)
 
-    def _orders(self, duration: np.ndarray) -> list[np.ndarray]:
-        """Places of the items: long ones first and then those of crowded times, or the other way round."""
+    def _orders(self, duration: np.ndarray) -> dict[str, np.ndarray]:
+        """Places of the items: by duration, by how crowded their times are, and by how far they reach over the peak."""
         crowd = np.array([self.load[f : e + 1].max() for f, e in zip(self.first, self.last, strict=True)])
+        peak = int(self.load.argmax())
+        reach = np.minimum(np.maximum(self.last - peak, 0), np.maximum(peak - self.first, 0))
+        keys = {"duration": (-crowd, -duration), "crowd": (-duration, -crowd), "reach": (-duration, -reach)}
         equal = np.arange(self.n), -self.sizes * duration
-        return [_inverse(np.lexsort((*equal, *keys))) for keys in ((-crowd, -duration), (-duration, -crowd))]
+        return {name: _inverse(np.lexsort((*equal, *key))) for name, key in keys.items()}
 
-    def search(self, stop: Callable[[], bool]) -> bool | None:
+    def search(self, stop: Callable[[], bool], way: Way = HARD) -> bool | None:
         """Whether the items fit, and then ``offsets`` say where; None where ``stop`` came first."""
+        first, then = (max(count, int(way.times * self.n)) for count in way.placements)
         begun = 0
         while not stop():
-            rank, count = self.orders[begun % len(self.orders)], FIRST_PLACEMENTS
-            if begun >= len(self.orders):
-                rank, count = self._learned(rank), PLACEMENTS
+            rank, count = self.orders[way.orders[begun % len(way.orders)]], first
+            if begun >= len(way.orders):
+                rank, count = self._learned(rank, way.chance), then
             begun += 1
             found = self._descend(rank, self.placed + count, stop)
             if found is not None:
                 return found
         return None
 
-    def _learned(self, order: np.ndarray) -> np.ndarray:
+    def _learned(self, order: np.ndarray, by: float) -> np.ndarray:
         """Places of the items by what was learned, and chance."""
         worst = max(self.failures.max(), 1.0)
         chance = np.array([self.rng.random() - 0.5 for _ in range(self.n)])
-        order = np.argsort(order + self.n * (CHANCE * chance - LEARNED * self.failures / worst), kind="stable")
+        order = np.argsort(order + self.n * (by * chance - LEARNED * self.failures / worst), kind="stable")
         self.failures *= FORGET
         return _inverse(order)
 

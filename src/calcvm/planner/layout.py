@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calcvm.errors import PlanError
-from calcvm.ops.sizes import Extent, largest
+from calcvm.ops.sizes import Extent
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.inplace import in_place
-from calcvm.planner.lifetimes import LINE, Machine, always_live, at_most, is_persistent, lifetimes, operands
+from calcvm.planner.lifetimes import LINE, Machine, always_live, at_most, is_persistent, lifetimes, operands, scratch_sizes
 from calcvm.planner.merge import Groups
 from calcvm.planner.offsets import Packing, load, pack
 from calcvm.planner.packing import close_gap
@@ -124,7 +124,7 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
     always = always_live(lowered) | groups.promoted
     member_of = {v: block for block, members in groups.blocks.items() for v in members}
     pinned = always | member_of.keys() | groups.blocks.keys()
-    scratch = _scratch(lowered, machine)
+    scratch = scratch_sizes(lowered, machine)
     head = in_place(lowered, live, pinned, machine)
     chains: dict[Value, list[Value]] = {}
     for v in live:
@@ -180,13 +180,3 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
         tuple(transient),
         len(lowered.statements),
     )
-
-
-def _scratch(lowered: Lowered, machine: Machine) -> dict[Value, Extent]:
-    """Sizes of workspaces: what the operator table asks for with the planned number of workers."""
-    out: dict[Value, Extent] = {}
-    for st in lowered.statements:
-        for o, v in operands(st):
-            if o.access == "s":
-                out[v] = largest(machine.extent(o, st), out.get(v) or machine.bytes(v))
-    return out

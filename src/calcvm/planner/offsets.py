@@ -14,7 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calcvm.planner.canonical import NETWORK, Canonical
 from calcvm.record import record
+
+SHARE = 16  # one in so many placements is one of the canonical search, which takes as much longer
 
 
 @record
@@ -93,7 +96,7 @@ class _Segment:
             self._first_fit(order)
             if self.height <= enough:
                 return
-        if effort:
+        if effort and not self._canonical(effort, enough):
             self._search(effort, enough)
 
     def _orders(self) -> list[list[int]]:
@@ -142,6 +145,14 @@ class _Segment:
         self.offsets, self.height = offsets, height
 
     # ------------------------------------------------------------ search
+    def _canonical(self, effort: int, enough: int) -> bool:
+        """Whether a search for a packing of just the height that is enough has found one."""
+        search = Canonical(self.sizes, self.first, self.last, enough)
+        if not search.search(lambda: search.placed >= effort // SHARE, NETWORK):
+            return False
+        self.offsets, self.height = search.offsets.tolist(), enough
+        return True
+
     def _search(self, effort: int, enough: int) -> None:
         """Descent from the best of the plain orders."""
         n, rng = len(self.sizes), random.Random(len(self.sizes))
