@@ -25,7 +25,7 @@ from calcvm.optim import Sampled
 
 # Parameters from this size on are updated as soon as their gradient is final, so that the gradient's
 # storage dies early; smaller ones are updated together at the end, where their rows merge into one.
-LARGE_PARAMETER = 16384
+LARGE_PARAMETER = 5120
 
 
 @dataclass

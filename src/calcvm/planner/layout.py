@@ -11,7 +11,15 @@ from calcvm.errors import PlanError
 from calcvm.ops.sizes import Extent
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.inplace import in_place
-from calcvm.planner.lifetimes import LINE, Machine, always_live, at_most, is_persistent, lifetimes, operands, scratch_sizes
+from calcvm.planner.lifetimes import (
+    LINE,
+    Machine,
+    always_live,
+    at_most,
+    is_persistent,
+    lifetimes,
+    scratch_sizes,
+)
 from calcvm.planner.merge import Groups
 from calcvm.planner.offsets import Packing, load, pack
 from calcvm.planner.packing import close_gap

@@ -47,11 +47,12 @@ def close_gap(
         for part in segments(sizes, first, last):
             if len(part) > LARGEST:
                 continue
-            items = [sizes[i] for i in part], [first[i] for i in part], [last[i] for i in part]
-            unit = gcd(*items[0])
-            search = _Search([size // unit for size in items[0]], *items[1:])
+            unit = gcd(*(sizes[i] for i in part))
             low, height = max(known.bound, enough) // unit, max(offsets[i] + sizes[i] for i in part) // unit
             target = low
+            if low >= height:
+                continue
+            search = _Search([sizes[i] // unit for i in part], [first[i] for i in part], [last[i] for i in part])
             while low < height and not _over(end, stop):
                 found = search.within(target, partial(_over, _half(end), stop))
                 note = search.note
