@@ -43,7 +43,7 @@ class Way:
     chance: float
 
 
-HARD = Way(("duration", "crowd"), (3000, 1000), 2.0, 0.1)
+HARD = Way(("duration", "crowd"), (3000, 500), 1.5, 0.1)
 NETWORK = Way(("reach",), (0, 0), 1.5, 0.02)  # values of the forward are a stack, highest at the peak
 
 

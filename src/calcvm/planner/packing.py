@@ -54,7 +54,7 @@ def close_gap(
                 continue
             search = _Search([sizes[i] // unit for i in part], [first[i] for i in part], [last[i] for i in part])
             while low < height and not _over(end, stop):
-                found = search.within(target, partial(_over, _half(end), stop))
+                found = search.within(target, partial(_over, _most(end), stop))
                 note = search.note
                 if found is not None:
                     height = max(o + s for o, s in zip(found, search.sizes, strict=True))
@@ -62,7 +62,7 @@ def close_gap(
                         offsets[i] = int(offset) * unit
                 elif search.impossible:
                     low = target + 1
-                target = (low + height) // 2  # the half of what is left of the time for half of the gap
+                target = (low + height) // 2  # most of the time for the whole of the gap, then for half of it
     except KeyboardInterrupt:
         note = "interrupted"
     height = max((offset + size for offset, size in zip(offsets, sizes, strict=True) if size), default=0)
@@ -73,9 +73,10 @@ def _over(end: float, stop: Callable[[], bool]) -> bool:
     return time.monotonic() >= end or stop()
 
 
-def _half(end: float) -> float:
+def _most(end: float) -> float:
+    """When three quarters of what is left of the time are over."""
     now = time.monotonic()
-    return now + (end - now) / 2
+    return now + (end - now) * 3 / 4
 
 
 class _Search:
