@@ -84,8 +84,9 @@ def plan(
         Whether values may be made again; otherwise what does not fit is refused.
     solver_seconds : float
         That solvers (extra ``solver``) may take, beside the search, to find which ones cost least, and to prove it:
-        ``plan.lower_bound``, ``plan.proved``.  How far they come depends on the machine, and `plan.solver` tells it; where
-        they are missing or fail, the search's schedule stays, with a `CalcWarning`.  Ctrl-C ends them, and not the planning.
+        ``plan.lower_bound``, ``plan.proved``; and to pack values without a gap, where there is one and ``memory`` does not
+        allow it.  How far they come depends on the machine, and `plan.solver` tells it; where they are missing or fail, the
+        search's schedule stays, with a `CalcWarning`.  Ctrl-C ends them, and not the planning.
     progress : bool or callable
         Show on stderr what solvers have found, or call this with their seconds, the overhead and the lower bound so far,
         both as fractions of a step.
@@ -131,17 +132,12 @@ def plan(
         if gpu:
             _check_kernels(lowered)
         fit = partial(
-            planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu
-        )
+            planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu,
+            solver_seconds=solver_seconds,
+        )  # fmt: skip
         ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
         if (recompute or file is not None) and batch_size is not None:
-            last = {
-                "least": True,
-                "recompute": recompute,
-                "solver_seconds": solver_seconds,
-                "tell": tell or shown,
-                "file": file,
-            }
+            last = {"least": True, "recompute": recompute, "tell": tell or shown, "file": file}
             ways.append(last)
             if file is not None:
                 ways += [{**last, "stream": STREAMED[:n]} for n in (1, 2)]

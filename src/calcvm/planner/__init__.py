@@ -16,9 +16,9 @@ from calcvm.ops.statement import Lowered, Statement
 from calcvm.planner.batch import largest_batch
 from calcvm.planner.cost import seconds
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
-from calcvm.planner.lifetimes import Machine
+from calcvm.planner.lifetimes import LINE, Machine
 from calcvm.planner.merge import Groups, merge_rows
-from calcvm.planner.offsets import load
+from calcvm.planner.offsets import Packing, load
 from calcvm.planner.order import improve
 from calcvm.planner.paging import File, streamed, with_reads_ahead
 from calcvm.planner.portfolio import PROVED, Solvers, Tell
@@ -63,7 +63,7 @@ def plan(
     gpu : workers are thread blocks of a GPU.
     least : rows get the least scratch with which they run, not what speed wants.
     recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
-    solver_seconds : that solvers may look for the cheapest way to do so (0: none is asked).
+    solver_seconds : that solvers may look for the cheapest way to do so, and for a packing without a gap (0: none is asked).
     tell : called while they work with the seconds, the overhead and the lower bound so far.
     file : where values of the forward may wait for the backward instead (None: nowhere).
     stream : kinds of values, "optimizer", "parameter", of which the large ones persist in that file.
@@ -114,17 +114,25 @@ def plan(
             with suppress(PlanError):
                 if (better := largest(other[2], memory)) > batch_size:
                     (merged, groups, layout), batch_size = other, better
+
+    def packed(layout: Layout, batch: int) -> Packing:
+        found = layout.pack(batch, effort)
+        if solver_seconds and (memory is None or max(layout.load(batch)) <= memory):
+            return layout.close_gap(batch, found, solver_seconds, memory or 0)
+        return found
+
     cost: Callable[[Statement], float] = partial(seconds, batch=batch_size, machine=machine)
     if file is not None:
         cost = file.cost(cost, batch_size, machine)
     done = Recomputed(ordered, overhead=max((m / w for m, w in _paging(ordered, cost)), default=0.0))
+    packing = packed(layout, batch_size)
     may = recompute or file is not None
-    if may and memory is not None and layout.required(batch_size, effort, memory) > memory:
+    if may and memory is not None and layout.fixed(batch_size) + packing.height * LINE > memory:
         solvers = Solvers(solver_seconds, tell) if solver_seconds else None
         done, (merged, groups, layout) = _recomputed(
             ordered, batch_size, machine, memory, prepare, effort, solvers, cost, recompute, file
         )
-    packing = layout.pack(batch_size, effort)
+        packing = packed(layout, batch_size)
     offsets, bounds = layout.place(batch_size, packing)
     live = layout.load(batch_size)
     needed = bounds["arena"][1]

@@ -11,12 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calcvm.errors import PlanError
-from calcvm.ops.sizes import Extent, largest
+from calcvm.ops.sizes import Extent
 from calcvm.ops.statement import Lowered, Value
 from calcvm.planner.inplace import in_place
-from calcvm.planner.lifetimes import LINE, Machine, always_live, at_most, is_persistent, lifetimes, operands
+from calcvm.planner.lifetimes import (
+    LINE,
+    Machine,
+    always_live,
+    at_most,
+    is_persistent,
+    lifetimes,
+    scratch_sizes,
+)
 from calcvm.planner.merge import Groups
 from calcvm.planner.offsets import Packing, load, pack
+from calcvm.planner.packing import close_gap
 from calcvm.record import record
 
 RESERVED = 16  # elements at the start of a heap, for traps
@@ -77,10 +86,20 @@ class Layout:
             raise PlanError(
                 f"a batch of {batch} needs at least {least:,} bytes, which no machine has", least, allowed or None
             )
-        enough = (allowed - self.fixed(batch)) // LINE
-        sizes = [self.size(u, batch) // LINE for u in self.transient]
-        first, last = [u.first for u in self.transient], [u.last for u in self.transient]
-        return pack(sizes, first, last, effort=effort, enough=enough)
+        return pack(*self._items(batch), effort=effort, enough=self._enough(batch, allowed))
+
+    def close_gap(self, batch: int, known: Packing, seconds: float, allowed: int = 0) -> Packing:
+        """A lower packing than a known one, where there is time for it and a gap to close."""
+        return close_gap(*self._items(batch), known, seconds=seconds, enough=self._enough(batch, allowed))
+
+    def _items(self, batch: int) -> tuple[list[int], list[int], list[int]]:
+        """Lines of each transient unit, and when it is first and last touched."""
+        units = self.transient
+        return [self.size(u, batch) // LINE for u in units], [u.first for u in units], [u.last for u in units]
+
+    def _enough(self, batch: int, allowed: int) -> int:
+        """Lines that transient units may take in a heap of so many bytes."""
+        return (allowed - self.fixed(batch)) // LINE
 
     def required(self, batch: int, effort: int, allowed: int = 0) -> int:
         """Bytes of the heap that the packer needs."""
@@ -123,7 +142,7 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
     always = always_live(lowered) | groups.promoted
     member_of = {v: block for block, members in groups.blocks.items() for v in members}
     pinned = always | member_of.keys() | groups.blocks.keys()
-    scratch = _scratch(lowered, machine)
+    scratch = scratch_sizes(lowered, machine)
     head = in_place(lowered, live, pinned, machine)
     chains: dict[Value, list[Value]] = {}
     for v in live:
@@ -185,13 +204,3 @@ def lay_out(lowered: Lowered, groups: Groups, machine: Machine) -> Layout:
         (*kept_pages, *pages),
         len(lowered.statements),
     )
-
-
-def _scratch(lowered: Lowered, machine: Machine) -> dict[Value, Extent]:
-    """Sizes of workspaces: what the operator table asks for with the planned number of workers."""
-    out: dict[Value, Extent] = {}
-    for st in lowered.statements:
-        for o, v in operands(st):
-            if o.access == "s":
-                out[v] = largest(machine.extent(o, st), out.get(v) or machine.bytes(v))
-    return out

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from calcvm.ops.sizes import Extent, On, extent, times
+from calcvm.ops.sizes import Extent, On, extent, largest, times
 from calcvm.ops.spec import Operand
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import bytes_of
@@ -112,4 +112,14 @@ def lifetimes(statements: Sequence[Statement]) -> dict[Value, tuple[int, int]]:
     for t, st in enumerate(statements):
         for _, v in operands(st):
             out[v] = (out[v][0], t) if v in out else (t, t)
+    return out
+
+
+def scratch_sizes(lowered: Lowered, machine: Machine) -> dict[Value, Extent]:
+    """Sizes of workspaces: what the operator table asks for with the planned number of workers."""
+    out: dict[Value, Extent] = {}
+    for st in lowered.statements:
+        for o, v in operands(st):
+            if o.access == "s":
+                out[v] = largest(machine.extent(o, st), out.get(v) or machine.bytes(v))
     return out

@@ -14,16 +14,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from calcvm.planner.canonical import NETWORK, Canonical
 from calcvm.record import record
+
+SHARE = 16  # one in so many placements is one of the canonical search, which takes as much longer
 
 
 @record
 class Packing:
-    """Offsets of the items, the height they need, and the liveness lower bound of that height."""
+    """Offsets of the items, the height they need, the liveness lower bound of that height, and why no more was tried."""
 
     offsets: tuple[int, ...]
     height: int
     bound: int
+    note: str = ""
 
 
 def load(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[int]:
@@ -55,7 +59,7 @@ def pack(
     """
     bound = max(load(sizes, first, last), default=0)
     offsets, height = [0] * len(sizes), 0
-    for part in _segments(sizes, first, last):
+    for part in segments(sizes, first, last):
         segment = _Segment([sizes[i] for i in part], [first[i] for i in part], [last[i] for i in part])
         segment.pack(effort, max(bound, height, enough))
         height = max(height, segment.height)
@@ -64,7 +68,7 @@ def pack(
     return Packing(tuple(offsets), height, bound)
 
 
-def _segments(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[list[int]]:
+def segments(sizes: Sequence[int], first: Sequence[int], last: Sequence[int]) -> list[list[int]]:
     """Items split where nothing is live, the largest part first."""
     out: list[list[int]] = []
     end = -1
@@ -92,7 +96,7 @@ class _Segment:
             self._first_fit(order)
             if self.height <= enough:
                 return
-        if effort:
+        if effort and not self._canonical(effort, enough):
             self._search(effort, enough)
 
     def _orders(self) -> list[list[int]]:
@@ -141,6 +145,14 @@ class _Segment:
         self.offsets, self.height = offsets, height
 
     # ------------------------------------------------------------ search
+    def _canonical(self, effort: int, enough: int) -> bool:
+        """Whether a search for a packing of just the height that is enough has found one."""
+        search = Canonical(self.sizes, self.first, self.last, enough)
+        if not search.search(lambda: search.placed >= effort // SHARE, NETWORK):
+            return False
+        self.offsets, self.height = search.offsets.tolist(), enough
+        return True
+
     def _search(self, effort: int, enough: int) -> None:
         """Descent from the best of the plain orders."""
         n, rng = len(self.sizes), random.Random(len(self.sizes))

@@ -1,8 +1,12 @@
 """The order of statements inside each section: the cheap alternatives, measured by their peak.
 
 Lowering's order is kept unless another has a strictly lower peak.  Alternatives: greedy list scheduling
-(of the ready statements, the one that leaves least alive: a gradient is used up as soon as it is final),
-and swaps of neighbours.  Every order respects the reads and writes of every value.
+(of the ready statements, the one that leaves least alive: a gradient is used up as soon as it is final); by height, what
+needs the fewest statements before it first (after Zhao et al. 2017, DeepDSL); swaps of neighbours in each.  Then the part
+with the peak, between two statements that nothing may pass, is ordered by its downsets (`calcvm.planner.downsets`), and the
+next one, as long as that helps.  Every order respects the reads and writes of every value.
+
+A ResNet-18 of batch 8 takes 220.6 MB, with swaps alone 222.1; a ResNet-34 of batch 32 1099.2, and 1102.4.
 """
 
 from __future__ import annotations
@@ -11,41 +15,183 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from calcvm.ops.statement import Lowered, Statement, Value
-from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands
+from calcvm.planner.downsets import Downsets, Task, Touch
+from calcvm.planner.inplace import may_take
+from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands, scratch_sizes
 from calcvm.planner.offsets import load
 
+WIDTH = 8  # downsets that are followed at once
 
-def improve(lowered: Lowered, batch: int, machine: Machine, passes: int = 4) -> Lowered:
+
+def improve(lowered: Lowered, batch: int, machine: Machine, passes: int = 4, width: int = WIDTH) -> Lowered:
     """The program in the order of the lowest liveness peak found, for batches of ``batch``."""
     statements = list(lowered.statements)
     size = _sizes(lowered, batch, machine)
     if not size:
         return lowered
-    best, lowest = statements, peak(statements, size)
-    if lowest <= max(sum(size.get(v, 0) for v in {v for _, v in operands(st)}) for st in statements):
+    pairs = _pairs(statements, size, machine)
+    best, lowest = statements, peak(statements, size, pairs)
+    floor = max(_alone(st, size, pairs) for st in statements)
+    if lowest <= floor:
         return lowered  # one statement alone needs as much
     before = _dependencies(lowered, statements)
-    for seed in (statements, _greedy(statements, before, size, lowered)):
+    for seed in (statements, _greedy(statements, before, size, lowered), _by_height(statements, before, lowered)):
         order = _swap(seed, before, size, passes)
-        reached = peak(order, size)
+        reached = peak(order, size, pairs)
         if reached < lowest:
             best, lowest = order, reached
+    if lowest > floor:
+        best = _by_parts(best, before, size, pairs, floor, width)
     return lowered if best is statements else replace(lowered, statements=tuple(best))
 
 
-def peak(statements: Sequence[Statement], size: Mapping[Value, int]) -> int:
-    """Largest total of live sizes (values that share storage count twice: in-place work comes later)."""
-    live = {v: t for v, t in lifetimes(statements).items() if v in size}
-    first, last = zip(*live.values(), strict=True) if live else ((), ())
-    return max(load([size[v] for v in live], first, last), default=0)
+Pairs = Mapping[Statement, Sequence[tuple[Value, Value]]]
+
+
+def live_bytes(statements: Sequence[Statement], size: Mapping[Value, int], pairs: Pairs) -> list[int]:
+    """Live sizes at each statement; what is made in the place of what dies counts once."""
+    spans = {v: t for v, t in lifetimes(statements).items() if v in size}
+    first, last = zip(*spans.values(), strict=True) if spans else ((), ())
+    live = load([size[v] for v in spans], first, last)
+    live += [0] * (len(statements) - len(live))
+    for t, st in enumerate(statements):
+        taken: set[Value] = set()
+        for made, read in pairs.get(st, ()):
+            if spans[made][0] == t and spans[read][1] == t > spans[read][0] and not taken & {made, read}:
+                taken |= {made, read}
+                live[t] -= size[made]
+    return live
+
+
+def peak(statements: Sequence[Statement], size: Mapping[Value, int], pairs: Pairs | None = None) -> int:
+    """Largest total of live sizes."""
+    return max(live_bytes(statements, size, pairs or {}), default=0)
+
+
+def _pairs(statements: Sequence[Statement], size: Mapping[Value, int], machine: Machine) -> Pairs:
+    """(made, read) of each statement where the first may lie in the place of the second."""
+    out: dict[Statement, list[tuple[Value, Value]]] = {}
+    for st in statements:
+        for written, read in st.spec.in_place:
+            y, x = st.operands.get(written), st.operands.get(read)
+            if y in size and x in size and y is not x and may_take(st, written, read, machine):
+                assert y is not None and x is not None
+                out.setdefault(st, []).append((y, x))
+    return out
+
+
+def _alone(st: Statement, size: Mapping[Value, int], pairs: Pairs) -> int:
+    """What a statement needs whatever the order."""
+    own = sum(size.get(v, 0) for v in {v for _, v in operands(st)})
+    return own - sum(size[made] for made in {made for made, _ in pairs.get(st, ())})
+
+
+def _by_height(
+    statements: Sequence[Statement], before: Mapping[Statement, set[Statement]], lowered: Lowered
+) -> list[Statement]:
+    """Statements by the longest chain of others that must come before them."""
+    out: list[Statement] = []
+    for start, stop in lowered.sections().values():
+        height: dict[Statement, int] = {}
+        for st in statements[start:stop]:
+            height[st] = 1 + max((height[b] for b in before[st]), default=-1)
+        out += sorted(height, key=lambda st: height[st])
+    return out
+
+
+# ---------------------------------------------------------------- part by part
+def _by_parts(
+    statements: Sequence[Statement],
+    before: Mapping[Statement, set[Statement]],
+    size: Mapping[Value, int],
+    pairs: Pairs,
+    floor: int,
+    width: int,
+) -> list[Statement]:
+    """The part with the peak in a better order, then the next one, until one is as good as it gets."""
+    order = list(statements)
+    parts = _parts(order, before)
+    done: set[int] = set()
+    while True:
+        live = live_bytes(order, size, pairs)
+        k = max(range(len(parts)), key=lambda k: max(live[slice(*parts[k])]))
+        start, stop = parts[k]
+        highest = max(live)
+        if k in done or highest <= floor:
+            return order
+        done.add(k)
+        part = order[start:stop]
+        others = max((max(live[slice(*p)]) for j, p in enumerate(parts) if j != k), default=0)
+        found = _downsets(order, start, stop, before, size, pairs).best(max(floor, others), highest, width)
+        if found is None:
+            return order
+        order[start:stop] = [part[i] for i in found]
+
+
+def _parts(order: Sequence[Statement], before: Mapping[Statement, set[Statement]]) -> list[tuple[int, int]]:
+    """[start, stop) between statements of a section that all of it comes before, or after."""
+    place = {st: t for t, st in enumerate(order)}
+    section = [(st.path, st.phase) for st in order]
+    n = len(order)
+    above: list[int] = []  # masks of all that must come before
+    for st in order:
+        mask = 0
+        for b in before[st]:
+            mask |= above[place[b]] | 1 << place[b]
+        above.append(mask)
+    below = [0] * n
+    for t in range(n - 1, -1, -1):
+        for b in before[order[t]]:
+            below[place[b]] |= below[t] | 1 << t
+    out: list[tuple[int, int]] = []
+    start = 0
+    for t in range(n):
+        last = t + 1 == n or section[t + 1] != section[t]
+        first_of = next_start = start
+        del first_of, next_start
+        ahead = above[t] >> start == (1 << (t - start)) - 1
+        end = t + 1
+        while end < n and section[end] == section[t]:
+            end += 1
+        behind = below[t] >> (t + 1) & ((1 << (end - t - 1)) - 1) == (1 << (end - t - 1)) - 1
+        if last or (ahead and behind):
+            out.append((start, t + 1))
+            start = t + 1
+    return out
+
+
+def _downsets(
+    order: Sequence[Statement],
+    start: int,
+    stop: int,
+    before: Mapping[Statement, set[Statement]],
+    size: Mapping[Value, int],
+    pairs: Pairs,
+) -> Downsets:
+    """A part of an order, in numbers."""
+    place = {st: k for k, st in enumerate(order[start:stop])}
+    by: dict[Value, int] = {}
+    for st, k in place.items():
+        for _, v in operands(st):
+            if v in size:
+                by[v] = by.get(v, 0) | 1 << k
+    span = lifetimes(order)
+    touch = {v: Touch(size[v], mask, span[v][0] >= start, span[v][1] < stop) for v, mask in by.items()}
+    tasks = []
+    for st in place:
+        values = [v for v in dict.fromkeys(v for _, v in operands(st)) if v in size]
+        at = {v: j for j, v in enumerate(values)}
+        own = tuple((at[made], at[read]) for made, read in pairs.get(st, ()))
+        earlier = sum(1 << place[b] for b in before[st] if b in place)
+        tasks.append(Task(tuple(touch[v] for v in values), own, earlier))
+    return Downsets(tasks, sum(size[v] for v, (f, e) in span.items() if v in size and f < start <= e))
 
 
 def _sizes(lowered: Lowered, batch: int, machine: Machine) -> dict[Value, int]:
-    """Sizes of the values whose lifetime the order can change."""
-    always = always_live(lowered)
-    scratch = {v for st in lowered.statements for o, v in operands(st) if o.access == "s"}
+    """Sizes of the values that share storage."""
+    always, scratch = always_live(lowered), scratch_sizes(lowered, machine)
     touched = {v for st in lowered.statements for _, v in operands(st)}
-    return {v: machine.up(at_most(machine.bytes(v), batch)) for v in touched - always - scratch}
+    return {v: machine.up(at_most(scratch.get(v) or machine.bytes(v), batch)) for v in touched - always}
 
 
 def _dependencies(lowered: Lowered, statements: Sequence[Statement]) -> dict[Statement, set[Statement]]:

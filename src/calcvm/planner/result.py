@@ -125,7 +125,7 @@ class Plan:
 
     def required(self, batch: int) -> int:
         """Exact heap bytes of a plan for another batch, in the same order."""
-        return self.layout.required(batch, self.effort)
+        return self.heap_bytes if batch == self.batch_size else self.layout.required(batch, self.effort)
 
     @cached_property
     def _peak_form(self) -> tuple[Affine, int]:

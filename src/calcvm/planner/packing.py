@@ -1,0 +1,181 @@
+"""Closing the gap that the packer leaves, where time is given for it: two searches side by side.
+
+One is the search of canonical solutions (`calcvm.planner.canonical`); the other CP-SAT, where it is installed: a variable
+of each item's offset, and of the items that are live at one time that no two overlap, for each largest set of such; and
+all of it once more as rectangles, and as items that take up time.  They need each other: of the 11 public instances of
+MiniMalloc, allowed 60 s each, both together pack 10 within the capacity, in 1 to 26 s (2 cores of Zen 5, busy with
+others); the first alone packed six in 3 s, CP-SAT alone, on both cores and with the first constraints alone, six in 12 s.
+What comes first depends on the machine, so the default is without.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import gcd
+
+from calcvm.errors import MissingExtra
+from calcvm.planner.canonical import Canonical
+from calcvm.planner.offsets import Packing, segments
+
+LARGEST = 4000  # items that are searched: of more, what no two overlap takes too long to state
+
+
+def close_gap(
+    sizes: Sequence[int],
+    first: Sequence[int],
+    last: Sequence[int],
+    known: Packing,
+    *,
+    seconds: float,
+    enough: int = 0,
+    stop: Callable[[], bool] = bool,
+) -> Packing:
+    """A packing as low as the bound, or as ``enough``; else the lowest that was found, which may be ``known`` itself.
+
+    Parameters
+    ----------
+    sizes, first, last : of the items, as `calcvm.planner.offsets.pack` takes them.
+    known : a packing of them.
+    seconds : that it may take at most; none are taken where nothing is to be gained.
+    enough : a height that is good enough to stop at.
+    stop : asked again and again; when it says so, or on Ctrl-C, what has been found is the answer.
+    """
+    end, offsets, note = time.monotonic() + seconds, list(known.offsets), ""
+    try:
+        for part in segments(sizes, first, last):
+            if len(part) > LARGEST:
+                continue
+            unit = gcd(*(sizes[i] for i in part))
+            low, height = max(known.bound, enough) // unit, max(offsets[i] + sizes[i] for i in part) // unit
+            target = low
+            if low >= height:
+                continue
+            search = _Search([sizes[i] // unit for i in part], [first[i] for i in part], [last[i] for i in part])
+            while low < height and not _over(end, stop):
+                found = search.within(target, partial(_over, _most(end), stop))
+                note = search.note
+                if found is not None:
+                    height = max(o + s for o, s in zip(found, search.sizes, strict=True))
+                    for i, offset in zip(part, found, strict=True):
+                        offsets[i] = int(offset) * unit
+                elif search.impossible:
+                    low = target + 1
+                target = (low + height) // 2  # most of the time for the whole of the gap, then for half of it
+    except KeyboardInterrupt:
+        note = "interrupted"
+    height = max((offset + size for offset, size in zip(offsets, sizes, strict=True) if size), default=0)
+    return Packing(tuple(offsets), height, known.bound, note)
+
+
+def _over(end: float, stop: Callable[[], bool]) -> bool:
+    return time.monotonic() >= end or stop()
+
+
+def _most(end: float) -> float:
+    """When three quarters of what is left of the time are over."""
+    now = time.monotonic()
+    return now + (end - now) * 3 / 4
+
+
+class _Search:
+    """Items that must be packed together, and the two ways to look for their offsets."""
+
+    def __init__(self, sizes: list[int], first: list[int], last: list[int]):
+        self.sizes, self.first, self.last = sizes, first, last
+        self.impossible = False
+        self.note = ""
+
+    def within(self, height: int, stop: Callable[[], bool]) -> Sequence[int] | None:
+        """Offsets that need no more than a height: None where none were found, or, if ``impossible`` says so, none are."""
+        self.impossible = False
+        canonical = Canonical(self.sizes, self.first, self.last, height)
+        try:
+            solver = _Solver(self.sizes, self.first, self.last, height)
+        except MissingExtra as e:
+            self.note = str(e)
+            found = canonical.search(stop)
+            self.impossible = found is False
+            return canonical.offsets.tolist() if found else None
+        with solver:
+            found = canonical.search(lambda: solver.done or stop())
+        self.impossible = found is False or solver.impossible
+        return canonical.offsets.tolist() if found else solver.offsets
+
+
+class _Solver:
+    """CP-SAT on a thread of its own, from ``with`` to its end.
+
+    Raises
+    ------
+    MissingExtra : OR-Tools is not installed.
+    """
+
+    def __init__(self, sizes: Sequence[int], first: Sequence[int], last: Sequence[int], height: int):
+        try:
+            from ortools.sat.python import cp_model
+        except ImportError as e:
+            raise MissingExtra("ortools", "solver", "packing with a solver") from e
+        self.cp = cp_model
+        self.model = model = cp_model.CpModel()
+        duration = [e - f + 1 for f, e in zip(first, last, strict=True)]
+        self.variables = [model.new_int_var(0, height - size, "") for size in sizes]
+        lies = [model.new_fixed_size_interval_var(v, size, "") for v, size in zip(self.variables, sizes, strict=True)]
+        lives = [model.new_fixed_size_interval_var(f, n, "") for f, n in zip(first, duration, strict=True)]
+        for together in largest_sets(first, last):
+            model.add_no_overlap([lies[i] for i in together])
+        model.add_no_overlap_2d(lives, lies)
+        model.add_cumulative(lies, duration, max(last) + 1 - min(first))
+        self.solver = cp_model.CpSolver()
+        self.solver.parameters.num_workers = 1  # the other core searches too
+        self.solver.parameters.catch_sigint_signal = False
+        self.status: int | None = None
+        self.thread = threading.Thread(target=self._solve, name="calcvm-packing", daemon=True)
+
+    def _solve(self) -> None:
+        self.status = int(self.solver.solve(self.model))
+
+    def __enter__(self) -> _Solver:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self.thread.is_alive():  # what has not begun cannot be stopped
+            self.solver.stop_search()
+            self.thread.join(0.05)
+
+    @property
+    def done(self) -> bool:
+        return not self.thread.is_alive()
+
+    @property
+    def impossible(self) -> bool:
+        return self.status == self.cp.INFEASIBLE
+
+    @property
+    def offsets(self) -> list[int] | None:
+        if self.status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+            return None
+        return [self.solver.value(v) for v in self.variables]
+
+
+def largest_sets(first: Sequence[int], last: Sequence[int]) -> list[set[int]]:
+    """Items that are live at one time, where no other time has all of them and more."""
+    out: list[set[int]] = []
+    live: set[int] = set()
+    grown = False
+    for _, dies, i in sorted(_events(first, last)):
+        if dies and grown:
+            out.append(live.copy())
+        (live.discard if dies else live.add)(i)
+        grown = not dies
+    return out
+
+
+def _events(first: Sequence[int], last: Sequence[int]) -> Iterable[tuple[int, bool, int]]:
+    """(time, whether an item dies, the item): at one time births come before deaths."""
+    for i, (f, e) in enumerate(zip(first, last, strict=True)):
+        yield f, False, i
+        yield e, True, i
