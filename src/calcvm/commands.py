@@ -241,6 +241,9 @@ def plan(
     activation: Activation = "sigmoid",
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     size: Annotated[int | None, typer.Option(min=1, help="Of a zoo's network: sides of its images.")] = None,
+    costs: Annotated[
+        str, typer.Option(help="What making values again is told to take: reckoned, or measured on this machine.")
+    ] = "reckoned",
     picture: Annotated[Path | None, typer.Option(help="Also draw the heap over the statements into this file.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Also write a page of the heap, the graph and the statements, linked.")
@@ -254,7 +257,7 @@ def plan(
     if html is not None:
         check_target(html)
     wanted = graph(layers, activation, size)
-    planned = cv.plan(wanted, batch_size=batch_size, memory=memory, dtype=dtype, accumulate=False)
+    planned = cv.plan(wanted, batch_size=batch_size, memory=memory, dtype=dtype, accumulate=False, costs=costs)
     print(planned)
     if picture is not None:
         planned.picture(str(picture))

@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 
 from calcvm.errors import PlanError
-from calcvm.ops.statement import Lowered
-from calcvm.planner.batch import largest_batch
+from calcvm.ops.statement import Lowered, Statement
+from calcvm.planner.batch import cannot_count, largest_batch
 from calcvm.planner.cost import seconds
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
 from calcvm.planner.lifetimes import Machine
@@ -43,6 +43,7 @@ def plan(
     merge_updates: bool = True,
     recompute: bool = False,
     solver_seconds: float = 0.0,
+    cost: Callable[[Statement], float] | None = None,
     effort: int = EFFORT,
 ) -> Plan:
     """Plan a program for a batch size, or for the largest batch that a budget allows.
@@ -58,6 +59,7 @@ def plan(
     least : rows get the least scratch with which they run, not what speed wants.
     recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
     solver_seconds : that a solver may look for the cheapest way to do so (0: none is asked).
+    cost : of a statement, in seconds; by default reckoned.
 
     Raises
     ------
@@ -86,6 +88,7 @@ def plan(
             allowed,
             lambda b: max(layout.load(b)),
             lambda b: layout.required(b, effort, allowed),
+            lambda b: cannot_count(lowered.statements, b) is None,
         )
 
     ordered = improve(lowered, batch_size or 1, machine)
@@ -99,10 +102,15 @@ def plan(
             with suppress(PlanError):
                 if (better := largest(other[2], memory)) > batch_size:
                     (merged, groups, layout), batch_size = other, better
+    if st := cannot_count(merged.statements, batch_size):
+        raise PlanError(
+            f"a batch of {batch_size:,} is more than row {st.spec.name!r} (of {st.label}) can count: take a smaller batch"
+        )
     done = Recomputed(ordered)
     if recompute and memory is not None and layout.required(batch_size, effort, memory) > memory:
+        cost = cost or partial(seconds, batch=batch_size, machine=machine)
         done, (merged, groups, layout) = _recomputed(
-            ordered, batch_size, machine, memory, prepare, effort, solver_seconds
+            ordered, batch_size, machine, memory, prepare, effort, solver_seconds, cost
         )
     packing = layout.pack(batch_size, effort)
     offsets, bounds = layout.place(batch_size, packing)
@@ -145,10 +153,10 @@ def _recomputed(
     prepare: Callable[[Lowered], tuple[Lowered, Groups, Layout]],
     effort: int,
     solver_seconds: float,
+    cost: Callable[[Statement], float],
 ) -> tuple[Recomputed, tuple[Lowered, Groups, Layout]]:
     """A program that fits by recomputation, prepared; what packing it adds is asked of its schedule."""
     fixed = prepare(ordered)[2].fixed(batch)
-    cost = partial(seconds, batch=batch, machine=machine)
     bound: float | None = None
     for _ in range(ATTEMPTS):
         done = recompute_within(ordered, batch, machine, memory, fixed, cost, solver_seconds)

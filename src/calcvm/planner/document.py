@@ -131,6 +131,8 @@ def document(plan: Plan) -> dict[str, Any]:
         "overhead": plan.overhead,
         "lower_bound": plan.lower_bound,
         "proved": plan.proved,
+        "costs": plan.costs,
+        "seconds": plan.seconds,
         "peak": plan.peak,
         "zones": [
             {

@@ -45,16 +45,16 @@ class Step:
     uses, makes : values that were there before it, and values that it is the first to write.
     pairs : (made, used): the first may lie in the place of the second.
     scratch : bytes that it alone needs.
-    cost : what running it again costs.
     until : the last statement before which it may run again; -1: never.
+    cost : what running it again costs.
     """
 
     uses: tuple[int, ...]
     makes: tuple[int, ...]
     pairs: tuple[Pair, ...]
     scratch: int
-    cost: float
     until: int
+    cost: float = 0.0
 
 
 class Run:
@@ -287,8 +287,10 @@ def recompute_within(
     overhead, bound = 0.0, 0.0
     for path in lowered.paths:
         own = [st for st in lowered.statements if st.path == path]
-        problem = _problem(own, size, machine, batch, memory - fixed, cost)
+        problem = _problem(own, size, machine, batch, memory - fixed)
         floor, s = problem.floor
+        if floor <= problem.limit:  # what is refused anyhow is not costed
+            problem.steps = [replace(step, cost=cost(st)) for step, st in zip(problem.steps, own, strict=True)]
         run = problem.run(())
         least = 0.0
         if run.excess and floor <= problem.limit:
@@ -350,9 +352,8 @@ def _problem(
     machine: Machine,
     batch: int,
     limit: int,
-    cost: Callable[[Statement], float],
 ) -> Problem:
-    """The statements of one path in numbers."""
+    """The statements of one path in numbers, without costs."""
     number = {v: i for i, v in enumerate(v for v in lifetimes(own) if v in size)}
     writers: dict[Value, list[int]] = {}
     for s, st in enumerate(own):
@@ -377,7 +378,6 @@ def _problem(
                 scratch=sum(
                     machine.up(at_most(machine.extent(o, st), batch)) for o, _ in operands(st) if o.access == "s"
                 ),
-                cost=cost(st),
                 until=_until(s, st, number, writers, len(own) - 1),
             )
         )

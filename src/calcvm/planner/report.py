@@ -39,9 +39,11 @@ def describe(plan: Plan, max_rows: int | None) -> str:
     if plan.again:
         bound = "" if plan.lower_bound is None else f" ({100 * plan.lower_bound:.2f} % or more, whatever is)"
         lines.append(
-            f"made again   {len(plan.again)} rows of the forward, reckoned to take {100 * plan.overhead:.2f} % of a step"
+            f"made again   {len(plan.again)} rows of the forward, {plan.costs} to take {100 * plan.overhead:.2f} % of a step"
             + (" (none take less)" if plan.proved else bound)
         )
+    if plan.seconds is not None:
+        lines.append(f"a step       {1e3 * plan.seconds:,.3g} ms, by the costs of its rows, which are {plan.costs}")
     if plan.device_bytes:
         parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in plan.device_bytes.items())
         lines.append(
