@@ -31,9 +31,13 @@ SLACK_BYTES = 1 << 17  # pages beside the heap's: Python's objects
 
 
 def network(name: str, **reduced: int) -> tuple[Any, int, int, str]:
-    """A network; channels and sides of its images, its loss."""
+    """A network; channels and sides of its images, its loss.  ``mlp``: 784-64-64-10."""
     import calcvm as cv
+    from calcvm import nn
 
+    if name == "mlp":
+        net = nn.Linear(64) >> nn.ReLU() >> nn.Linear(64) >> nn.ReLU() >> nn.Linear(10)
+        return net, 1, 28, "softmax_cross_entropy"
     channels, size = SHAPES.get(name, (3, 224))
     channels, size = reduced.pop("channels", channels), reduced.get("size", size)
     net = getattr(cv.zoo, name)(**{"size": size, **reduced})
@@ -101,27 +105,36 @@ def forget_peak() -> None:
 def torchs(name: str, batch: int, layout: str, **reduced: int) -> dict[str, int]:
     import torch
 
-    from tests.torch_networks import theirs_of
-
     net, channels, size, loss = network(name, **reduced)
     torch.set_num_threads(n_cores())
     imported = memory_bytes("VmRSS")
+    torch_training(net, (batch, channels, size, size), loss, layout, STEPS)
+    return {"peak": memory_bytes("VmHWM") - imported}
+
+
+def torch_training(net: Any, shape: tuple[int, ...], loss: str, layout: str, steps: int) -> None:
+    """Make PyTorch's network for ours and train it, in one of its layouts."""
+    import torch
+
+    from tests.torch_networks import theirs_of
+
     theirs = theirs_of(net)
-    x = torch.zeros(batch, channels, size, size)
+    x = torch.zeros(*shape)
     with torch.no_grad():
         one = theirs.eval()(x[:1])  # its layers find their channels
-    lies = getattr(torch, layout)
-    x, theirs = x.to(memory_format=lies), theirs.train().to(memory_format=lies)
+    if len(shape) == 4:
+        lies = getattr(torch, layout)
+        x, theirs = x.to(memory_format=lies), theirs.to(memory_format=lies)
+    theirs = theirs.train()
     if loss == "mse":
-        y, of = torch.zeros(batch, *one.shape[1:]), torch.nn.functional.mse_loss
+        y, of = torch.zeros(shape[0], *one.shape[1:]), torch.nn.functional.mse_loss
     else:
-        y, of = torch.zeros(batch, dtype=torch.int64), torch.nn.functional.cross_entropy
+        y, of = torch.zeros(shape[0], dtype=torch.int64), torch.nn.functional.cross_entropy
     optimizer = torch.optim.SGD(theirs.parameters(), RATE)
-    for _ in range(STEPS):
+    for _ in range(steps):
         optimizer.zero_grad()
         of(theirs(x), y).backward()
         optimizer.step()
-    return {"peak": memory_bytes("VmHWM") - imported}
 
 
 def measured(who: str, **spec: Any) -> dict[str, int]:
