@@ -7,7 +7,7 @@ finds and what it does not.  *Grown* is how much the process grows at most while
 and trains a step.  PyTorch's batch is the largest one, by doubling and bisection, of which a model that is made and trained for
 a step of SGD lets a process grow by no more than the budget (`VmHWM`, set back before), in the better one of its two
 layouts.  Both processes have trained a small batch before, so that their libraries' code and its start do not count, and
-give back what is freed.
+give back what is freed.  Both have one thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import Result, fresh, memory_bytes, n_cores
+from bench.harness import Result, fresh, memory_bytes
 from bench.memory import GIVES_BACK, LAYOUTS, RATE, forget_peak, network, torch_training
 
 MB = 1_000_000
@@ -58,7 +58,7 @@ def ours(name: str, budgets: list[int], reduced: dict[str, int]) -> list[dict[st
     net, channels, size, loss = network(name, **reduced)
     shape = (784,) if name == "mlp" else (channels, size, size)
     graph = cv.build_graph(net, shape, loss, cv.SGD(RATE))
-    how: dict[str, Any] = {"workers": n_cores(), "accumulate": False}
+    how: dict[str, Any] = {"workers": 1, "accumulate": False}
 
     def step(plan: Any) -> tuple[float, int]:
         """The loss of a step; by how much the process grew."""
@@ -101,7 +101,7 @@ def torchs(name: str, budgets: list[int], reduced: dict[str, int], layout: str) 
     """Of each budget the largest batch, in one of PyTorch's layouts."""
     import torch
 
-    torch.set_num_threads(n_cores())
+    torch.set_num_threads(1)
     net, channels, size, loss = network(name, **reduced)
     shape = (784,) if name == "mlp" else (channels, size, size)
 
