@@ -17,7 +17,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -67,8 +67,8 @@ def ours(name: str, budgets: list[int], reduced: dict[str, int]) -> list[dict[st
         program = cv.compile(graph, plan=plan)
         before = memory_bytes("VmRSS")
         forget_peak()
-        loss = cv.CalcHeap(plan.heap_bytes).load(program, seed=0).step(*data)
-        return loss, memory_bytes("VmHWM") - before
+        value = cv.CalcHeap(plan.heap_bytes).load(program, seed=0).step(*data)
+        return math.nan if value is None else value, memory_bytes("VmHWM") - before
 
     def fits(batch: int, budget: int, **options: Any) -> bool:
         try:
@@ -84,12 +84,12 @@ def ours(name: str, budgets: list[int], reduced: dict[str, int]) -> list[dict[st
         for objective in ("speed", "memory"):
             plan = cv.plan(graph, memory=budget, objective=objective, **how)
             found[objective] = plan.batch_size
-            loss, found["grown"] = step(plan)
-            found["losses"].append(loss)
+            value, found["grown"] = step(plan)
+            found["losses"].append(value)
         least = {"objective": "memory", "recompute": False}
         found["refused"] = [not fits(found["memory"] + more, budget, **least) for more in (1, 2)]
         if k == len(budgets) // 2 and name != "mlp":
-            found["again"] = largest(lambda batch, budget=budget: fits(batch, budget), found["memory"])
+            found["again"] = largest(partial(fits, budget=budget), found["memory"])
             plan = cv.plan(graph, batch_size=found["again"], memory=budget, **how)
             found["overhead"] = plan.overhead
             found["losses"].append(step(plan)[0])
@@ -115,7 +115,7 @@ def torchs(name: str, budgets: list[int], reduced: dict[str, int], layout: str) 
 
     grown(WARM)
     grown.cache_clear()
-    return [largest(lambda batch, budget=budget: grown(batch) <= budget) for budget in budgets]
+    return [largest(partial(lambda budget, batch: grown(batch) <= budget, budget)) for budget in budgets]
 
 
 def best_of_torch(result: Result, name: str, spec: dict[str, Any]) -> list[int | None]:
