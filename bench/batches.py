@@ -65,6 +65,7 @@ def ours(name: str, budgets: list[int], reduced: dict[str, int]) -> list[dict[st
         x, y = ([s.at(plan.batch_size) for s in graph.variables[v].shape] for v in ("input", "target"))
         data = np.random.default_rng(0).standard_normal(x, np.float32), np.zeros(y, np.float32)
         program = cv.compile(graph, plan=plan)
+        gc.collect()  # the model before
         before = memory_bytes("VmRSS")
         forget_peak()
         value = cv.CalcHeap(plan.heap_bytes).load(program, seed=0).step(*data)
