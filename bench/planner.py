@@ -72,7 +72,7 @@ def problem_of(graph: Any, batch: int, memory: int) -> Any:
     from calcvm.planner.lifetimes import Machine
     from calcvm.planner.merge import merge_rows
     from calcvm.planner.order import improve
-    from calcvm.planner.recompute import _problem, _sizes
+    from calcvm.planner.recompute import _costed, _problem, _sizes
     from calcvm.planner.workspace import with_least
 
     machine = Machine(4, 1, False)
@@ -82,7 +82,7 @@ def problem_of(graph: Any, batch: int, memory: int) -> Any:
     fixed = lay_out(merged, groups, machine).fixed(batch)
     own = [st for st in ordered.statements if st.path == "learn"]
     cost = partial(seconds, batch=batch, machine=machine)
-    return _problem(own, _sizes(ordered, batch, machine), machine, batch, memory - fixed, cost)[0], fixed
+    return _costed(_problem(own, _sizes(ordered, batch, machine), machine, batch, memory - fixed)[0], own, cost), fixed
 
 
 def step_seconds(graph: Any, plan: Any, channels: int, size: int) -> float:

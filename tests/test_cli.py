@@ -145,7 +145,9 @@ def test_a_terminal_gets_a_bar_and_without_rich_lines(monkeypatch: pytest.Monkey
 # ---------------------------------------------------------------- plan, dis, info
 def test_plan_prints_the_plan_of_the_graph(tmp_path: Path) -> None:
     printed = calcvm("plan", "20-16-5", "--batch-size", 30, "--picture", tmp_path / "heap.png")
-    assert "batch 30" in printed and "linear_1" in printed and "<- peak" in printed
+    assert "batch 30" in printed and "linear_1" in printed and "<- peak" in printed and "a step" not in printed
+    printed = calcvm("plan", "20-16-5", "--batch-size", 30, "--costs", "measured")
+    assert re.search(r"a step +[\d.e-]+ ms, by the costs of its rows, which are measured", printed)
     assert (tmp_path / "heap.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -174,6 +176,7 @@ def test_plan_refuses() -> None:
     assert "allowed" in refused("plan", "20-16-5", "--memory", "1 KiB")
     assert "layers '20'" in refused("plan", "20", "--batch-size", 1)
     assert "layers '20-0'" in refused("plan", "20-0", "--batch-size", 1)
+    assert "take one of reckoned, measured" in refused("plan", "20-5", "--batch-size", 1, "--costs", "guessed")
     assert "activation 'sine'" in refused("plan", "20-5", "--batch-size", 1, "--activation", "sine")
 
 

@@ -48,6 +48,23 @@ def test_the_memory_of_a_network_is_predicted_allocated_and_what_the_process_gro
         assert found["planned"] == memory.planned(name, batch, width=width, size=size, channels=channels)[1].heap_bytes
 
 
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("share", [0.75, 0.5])
+def test_the_memory_of_a_network_in_a_budget_is_what_its_plan_says(name, share, whole):
+    """Of the peak, or 10 % above what a single statement needs: also the most that the process takes in between."""
+    if (name, share) != ("resnet18", 0.5) and not whole:
+        pytest.skip("takes --whole")
+    width, size, channels = REDUCED[name]
+    reduced = {"width": width, "size": size, "channels": channels}
+    free, plan = (memory.planned(name, 8, of, **reduced)[1] for of in (1, share))
+    assert plan.heap_bytes <= free.heap_bytes
+    if name in ("resnet18", "unet", "mobilenet_v2"):  # of the others one statement needs almost all
+        assert plan.again and plan.heap_bytes <= (share if share > 0.5 else 0.6) * free.heap_bytes
+    found = memory.measured("ours", name=name, batch=8, share=share, **reduced)
+    assert not memory.wrong(found)
+    assert found["planned"] == plan.heap_bytes
+
+
 @pytest.mark.parametrize("name", cv.zoo.__all__)
 def test_a_network_as_published_takes_what_its_plan_says(name, whole):
     if not whole:

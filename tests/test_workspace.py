@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.rowrun import Case, check_workspace
 BATCH = 64
 
 
+@cache
 def graph() -> cv.CalcGraph:
     g = cv.CalcGraph()
     x, t = g.placeholder("x", (None, 40)), g.placeholder("t", (None, 30))

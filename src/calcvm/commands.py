@@ -245,6 +245,9 @@ def plan(
     solver_seconds: Annotated[
         float, typer.Option(min=0, help="Of solvers that look for the least work where values are made again.")
     ] = 0.0,
+    costs: Annotated[
+        str, typer.Option(help="What making values again is told to take: reckoned, or measured on this machine.")
+    ] = "reckoned",
     picture: Annotated[Path | None, typer.Option(help="Also draw the heap over the statements into this file.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Also write a page of the heap, the graph and the statements, linked.")
@@ -266,6 +269,7 @@ def plan(
         accumulate=False,
         solver_seconds=solver_seconds,
         progress=True,
+        costs=costs,
     )
     print(planned)
     if picture is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
+from weakref import ref
 
 from calcvm import checks, kernels_cuda, planner
 from calcvm.errors import CalcError, DeviceError, MissingExtra, PlanError, ShapeError, UnsupportedOperator
@@ -14,14 +15,16 @@ from calcvm.graph import CalcGraph, Variable
 from calcvm.lowering import lower
 from calcvm.ops.sizes import MAX_BATCH, evaluate
 from calcvm.ops.spec import row_words
-from calcvm.ops.statement import Lowered
+from calcvm.ops.statement import Lowered, Statement
 from calcvm.planner import Plan
+from calcvm.planner.cost import Table, of_step, told
+from calcvm.planner.lifetimes import Machine
 from calcvm.planner.paging import BANDWIDTH, File
 from calcvm.planner.paging import KINDS as STREAMED
 from calcvm.progress import SolverLine
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
-from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
+from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
 from calcvm.vm.program.encoding import ITEMSIZE
 from calcvm.vm.program.program import Program
 from calcvm.vm.run.device import DEVICES, n_cores
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 MODES = ("grid", "graph", "fleet")
 PRECISIONS = ("float32", "tf32")
 OBJECTIVES = ("speed", "memory")
+COSTS = ("reckoned", "measured")
 # A team pays once its share of a step's arithmetic exceeds its barriers (about 0.1 us each, and the lines
 # that move between caches): see bench/RESULTS.md.
 TEAM_FLOPS = 2e6
@@ -55,6 +59,7 @@ def plan(
     objective: str = "speed",
     page_bytes: int | str | None = None,
     page_bandwidth: float = BANDWIDTH,
+    costs: str | Table = "reckoned",
 ) -> Plan:
     """What a graph needs: order, offsets, bytes.  Allocates nothing.
 
@@ -98,11 +103,17 @@ def plan(
     objective : "speed" or "memory"
         With "memory" rows get the least scratch with which they run, from the start: the largest batch of a budget is then
         the largest that there is without making values again.
+    costs : "reckoned", "measured", mapping or callable
+        What the work of a row is told from, where values are made again: reckoned from operations and bytes; measured on
+        this machine, once, and kept in the cache folder (a second or two; ``plan.seconds`` is then what a step takes); a
+        mapping from names of rows or labels to seconds, with what it does not name as reckoned; or a function of a
+        statement's facts, a dict of row, label, path, phase, operations, bytes, batch and workers.
 
     Raises
     ------
     PlanError : it does not fit, with ``needed`` and ``allowed`` bytes.
     UnsupportedOperator : the device has no kernel for a row.
+    CalcError : an option is none; ``costs`` says what is no number >= 0, of a row that is named.
     """
     checks.one_of("plan", graph, CalcGraph, "a graph (cv.CalcGraph, cv.build_graph)")
     dtype = checks.choice("dtype", _name_of(dtype), ITEMSIZE)
@@ -123,17 +134,22 @@ def plan(
     keep = _names(keep)
 
     gpu = device == "cuda"
-    budget = None if memory is None else parse_bytes(memory)
     file = _file(page_bytes, page_bandwidth, gpu)
+    costing = _Costs(costs, dtype, device, batch_size, file)
+    most = MAX_HEAP * ITEMSIZE[dtype]
+    budget = None if memory is None else min(parse_bytes(memory), most)
 
     def planned(team: int, solver_seconds: float = solver_seconds) -> Plan:
         lowered, facts = lower(graph, dtype=dtype, workers=team, gpu=gpu, accumulate=accumulate, keep=keep)
-        lowered = replace(lowered, info={"dtype": dtype, "device": device, "facts": facts})
+        lowered = replace(
+            lowered, info={"dtype": dtype, "device": device, "facts": facts, "graph": (ref(graph), graph.extent)}
+        )
         if gpu:
             _check_kernels(lowered)
         fit = partial(
             planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu,
             solver_seconds=solver_seconds,
+            cost=costing.of(lowered, team),
         )  # fmt: skip
         ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
         if (recompute or file is not None) and batch_size is not None:
@@ -145,6 +161,7 @@ def plan(
         for way in ways:
             try:
                 plan = fit(**way)
+                _check_size(plan, most)
                 _check_use(plan)
             except ShapeError as e:
                 if batch_size is not None:
@@ -160,10 +177,19 @@ def plan(
         assert refused is not None
         raise refused from None
 
-    if gpu:
-        return _planned_for_gpu(planned, mode, workers, precision)
-    if workers is not None or device == "blas":
-        return planned(1 if workers is None else workers)
+    with costing:
+        if gpu:
+            return costing.on(_planned_for_gpu(planned, mode, workers, precision))
+        if workers is not None or device == "blas":
+            return costing.on(planned(1 if workers is None else workers))
+        return costing.on(_planned_for_cpu(planned, bool(solver_seconds)))
+
+
+def _planned_for_cpu(planned: Callable[..., Plan], solved: bool) -> Plan:
+    """The plan for one worker, or for the machine's cores where a step is long enough and their scratch fits.
+
+    solved : solvers are asked, for the plan that is taken alone.
+    """
     cores = n_cores()
     if cores == 1:
         return planned(1)
@@ -171,7 +197,7 @@ def plan(
     if flops(alone.lowered, alone.batch_size) >= TEAM_FLOPS:
         with suppress(PlanError):  # a team's scratch does not fit
             return planned(cores)
-    return planned(1) if alone.again and solver_seconds else alone
+    return planned(1) if alone.again and solved else alone
 
 
 def _name_of(dtype: Any) -> Any:
@@ -208,6 +234,67 @@ def _file(page_bytes: int | str | None, bandwidth: Any, gpu: bool) -> File | Non
     if gpu:
         raise CalcError("page_bytes: programs for device 'cuda' have no pages; leave it out, or take device='cpu'")
     return File(parse_bytes(page_bytes), bandwidth)
+
+
+class _Costs:
+    """What rows cost, by what the user asked for; what is measured on the way is kept in the end.
+
+    how : "reckoned", "measured", or a user's table.
+    """
+
+    def __init__(self, how: Any, dtype: str, device: str, batch: int | None, file: File | None):
+        if isinstance(how, type) or not (isinstance(how, Mapping) or callable(how)):
+            checks.choice("costs", how, COSTS)
+        if how == "measured" and device == "cuda":
+            raise CalcError(
+                "costs are measured on the processor, not on device 'cuda': take costs='reckoned', or give a table"
+            )
+        self.how, self.dtype, self.device, self.batch = how, dtype, device, batch
+        self.file = file
+        self._made: dict[int, Any] = {}
+
+    def of(self, lowered: Lowered, team: int) -> Callable[[Statement], float] | None:
+        """Seconds of a statement run by a team (None: as the planner reckons)."""
+        if self.how == "reckoned" or (self.how == "measured" and self.batch is None):
+            return None
+        if self.how == "measured":
+            from calcvm.vm.run.costs import Costs
+
+            assert self.batch is not None
+            rows = {st.spec.name for st in lowered.statements}
+            self._made[team] = Costs(self.batch, team, self.dtype, self.device, rows)
+        else:
+            machine = Machine(ITEMSIZE[self.dtype], team, self.device == "cuda")
+            self._made[team] = told(self.how, lowered, self.batch or 1, machine)
+        return self._made[team]
+
+    def on(self, plan: Plan) -> Plan:
+        """A plan that says what it was made by, and what a step takes."""
+        made = self._made.get(plan.workers)
+        seconds = None
+        if made is not None and self.batch is not None:
+            cost = made if self.file is None else self.file.cost(made, self.batch, plan.layout.machine)
+            seconds = of_step(plan.statements, cost)
+        return replace(plan, costs=self.how if isinstance(self.how, str) else "given", seconds=seconds)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        if self.how == "measured":
+            for made in self._made.values():
+                made.keep()
+
+
+def _check_size(plan: Plan, most: int) -> None:
+    """A program can address what it needs."""
+    if plan.heap_bytes > most:
+        raise PlanError(
+            f"a batch of {plan.batch_size:,} needs {plan.heap_bytes:,} bytes, more than a program can address ({most:,}): "
+            "take a smaller batch",
+            plan.heap_bytes,
+            most,
+        )
 
 
 def _check_use(plan: Plan) -> None:
@@ -284,6 +371,7 @@ class Options(TypedDict, total=False):
     objective: str
     page_bytes: int | str | None
     page_bandwidth: float
+    costs: str | Table
 
 
 plan_of = plan  # under a name that `compile` does not use itself
@@ -319,6 +407,13 @@ def compile(  # noqa: A001
         raise CalcError(f"compile: the plan has its {next(iter(options))} already: give options to cv.plan")
     checks.one_of("compile: plan", plan, Plan, "a plan (cv.plan)")
     info = plan.lowered.info
+    planned, extent = info["graph"]
+    if planned() is not graph:
+        raise CalcError(
+            f"compile: the plan is of another graph than {graph!r}: plan this one (cv.plan), or compile that one"
+        )
+    if extent != graph.extent:
+        raise CalcError(f"compile: {graph!r} has changed since it was planned: plan it anew (cv.plan)")
     facts, dtype = dict(vars(info["facts"])), info["dtype"]
     constants, layers = facts.pop("constants"), facts["layers"]
     facts["layers"] = {path: [line.at(plan.batch_size, dtype) for line in lines] for path, lines in layers.items()}

@@ -496,6 +496,11 @@ class CalcGraph:
         counts = ", ".join(f"{kinds.count(kind)} {kind}s" for kind in ("placeholder", "parameter", "result"))
         return f"<CalcGraph: {counts}; paths {', '.join(self.paths) or 'none'}>"
 
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """How many variables it has, and operators each path: of a graph that has grown, another."""
+        return len(self.variables), *(len(p.operations) for p in self.paths.values())
+
     def _repr_html_(self) -> str:
         rows = [[v.kind, v.name, str(v.descriptor)] for v in self.variables.values() if v.kind != "result"]
         rows += [["path", p.name, " ".join(op.spec.name for op in p.operations)] for p in self.paths.values()]

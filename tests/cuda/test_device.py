@@ -223,8 +223,8 @@ def test_save_and_load(gpu, tmp_path):
 # ---------------------------------------------------------------- memory
 @pytest.mark.parametrize("way", WAYS)
 def test_predicted_bytes_are_allocated_and_no_more(gpu, way):
-    plan = cv.plan(graph(), batch_size=17, device="cuda", accumulate=False, **WAYS[way])
-    program = cv.compile(graph(), plan=plan)
+    plan = cv.plan(g := graph(), batch_size=17, device="cuda", accumulate=False, **WAYS[way])
+    program = cv.compile(g, plan=plan)
     before = gpu.allocated_bytes
     assert before == PROCESS_BYTES == gpu.library.device.n_bytes
     m = cv.CalcHeap(program.heap_bytes, device="cuda").load(program, seed=0)

@@ -65,7 +65,8 @@ class Seen:
         self.models = [cv.Model.on(self.heap.load(program(), seed=i, name=f"m{i}")) for i in range(3)]
         for m in self.models:
             m.fit(X, Y, 2, progress=False)
-        self.model, self.graph, self.plan = self.models[0], graph(), cv.plan(graph(), batch_size=16, workers=1)
+        self.model, self.graph = self.models[0], graph()
+        self.plan = cv.plan(self.graph, batch_size=16, workers=1)
         self.model.save(folder / "model.calc")
         program().save(folder / "program.calc")
         self.bytes = bytes_of(self.model)

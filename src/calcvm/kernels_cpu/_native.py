@@ -225,12 +225,8 @@ def _environment() -> bytes:
 
 def _read(symbol: str, modules: Modules, target: Target) -> Compiled | None:
     """A function of these modules; None if it is not there whole."""
-    try:
-        data = (folder(modules, target) / f"{symbol}.o").read_bytes()
-    except OSError:
-        return None
-    magic, digest, body = data[: len(MAGIC)], data[len(MAGIC) : len(MAGIC) + 32], data[len(MAGIC) + 32 :]
-    if magic != MAGIC or hashlib.sha256(body).digest() != digest:
+    body = fetch(folder(modules, target) / f"{symbol}.o", MAGIC)
+    if body is None:
         return None
     needs, _, code = body.partition(b"\n")
     return Compiled(modules, code, {need: tuple(of) for need, of in json.loads(needs).items()})
@@ -238,21 +234,35 @@ def _read(symbol: str, modules: Modules, target: Target) -> Compiled | None:
 
 def _write(symbol: str, compiled: Compiled, target: Target) -> Compiled:
     body = json.dumps(compiled.needs).encode() + b"\n" + compiled.code
-    path = folder(compiled.modules, target) / f"{symbol}.o"
+    store(folder(compiled.modules, target) / f"{symbol}.o", MAGIC, body, "compiled code")
+    return compiled
+
+
+def fetch(path: Path, magic: bytes) -> bytes | None:
+    """What `store` has written to a file of the cache; None if it is not there whole."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, body = data[len(magic) : len(magic) + 32], data[len(magic) + 32 :]
+    return body if data.startswith(magic) and hashlib.sha256(body).digest() == digest else None
+
+
+def store(path: Path, magic: bytes, body: bytes, what: str) -> None:
+    """Write a file of the cache, whole or not at all, also where processes race; where it cannot be, a warning names ``what``."""
     temporary = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(MAGIC + hashlib.sha256(body).digest() + body)
-        os.replace(temporary, path)  # whole or not at all, also where processes race
+        temporary.write_bytes(magic + hashlib.sha256(body).digest() + body)
+        os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         if not isinstance(error, OSError):  # without it this process has what it needs
             raise
         warnings.warn(
-            f"compiled code cannot be kept in {cache_root()} ({error.strerror}), so every process compiles its own; "
+            f"{what} cannot be kept in {cache_root()} ({error.strerror}), so every process makes its own; "
             "the environment variable CALCVM_CACHE_DIR names another folder",
             RuntimeWarning,
             stacklevel=2,
         )
-    return compiled

@@ -26,6 +26,7 @@ from calcvm.model.training import Training
 from calcvm.ops.dims import show
 from calcvm.optim import Optimizer
 from calcvm.planner import Plan
+from calcvm.planner.cost import Table
 from calcvm.tables import preformatted
 from calcvm.vm.memory import methods
 from calcvm.vm.memory.epoch import Epoch
@@ -96,7 +97,7 @@ class Model(methods.Native):
         (default: they become the model's floats); see `CalcGraph.placeholder`.
     channels_last : bool
         The input's samples, whose shape ``input_shape`` is, are images (*sizes, channels), and are read as they are.
-    seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective : see `calcvm.plan`.
+    seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective, costs : see `calcvm.plan`.
     """
 
     @overload
@@ -127,6 +128,7 @@ class Model(methods.Native):
         recompute: bool = ...,
         solver_seconds: float = ...,
         objective: str = ...,
+        costs: str | Table = ...,
         heap: CalcHeap | None = ...,
         name: str | None = ...,
     ) -> None: ...
@@ -147,6 +149,7 @@ class Model(methods.Native):
         recompute: bool = ...,
         solver_seconds: float = ...,
         objective: str = ...,
+        costs: str | Table = ...,
         heap: CalcHeap | None = ...,
         name: str | None = ...,
     ) -> None: ...
@@ -177,6 +180,7 @@ class Model(methods.Native):
         recompute: bool = True,
         solver_seconds: float = 0.0,
         objective: str = "speed",
+        costs: str | Table = "reckoned",
         heap: CalcHeap | None = None,
         name: str | None = None,
     ):
@@ -194,7 +198,7 @@ class Model(methods.Native):
         self._plan: Plan | None = compiler.plan(
             graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
             accumulate=accumulate, mode=mode, precision=precision, recompute=recompute,
-            solver_seconds=solver_seconds, objective=objective,
+            solver_seconds=solver_seconds, objective=objective, costs=costs,
         )  # fmt: skip
         program = compiler.compile(graph, plan=self._plan)
         if learning_batch is not None:

@@ -13,7 +13,7 @@ from functools import partial
 
 from calcvm.errors import PlanError
 from calcvm.ops.statement import Lowered, Statement
-from calcvm.planner.batch import largest_batch
+from calcvm.planner.batch import cannot_count, largest_batch
 from calcvm.planner.cost import seconds
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
 from calcvm.planner.lifetimes import LINE, Machine
@@ -46,6 +46,7 @@ def plan(
     recompute: bool = False,
     solver_seconds: float = 0.0,
     tell: Tell | None = None,
+    cost: Callable[[Statement], float] | None = None,
     file: File | None = None,
     stream: Sequence[str] = (),
     effort: int = EFFORT,
@@ -65,6 +66,7 @@ def plan(
     recompute : where ``batch_size`` does not fit into ``memory``, values of the forward may be made again in the backward.
     solver_seconds : that solvers may look for the cheapest way to do so, and for a packing without a gap (0: none is asked).
     tell : called while they work with the seconds, the overhead and the lower bound so far.
+    cost : of a statement, in seconds; by default reckoned.
     file : where values of the forward may wait for the backward instead (None: nowhere).
     stream : kinds of values, "optimizer", "parameter", of which the large ones persist in that file.
     as_given : statements stay as they are, and in their order.
@@ -96,6 +98,7 @@ def plan(
             allowed,
             lambda b: max(layout.load(b)),
             lambda b: layout.required(b, effort, allowed),
+            lambda b: cannot_count(lowered.statements, b) is None,
         )
 
     def in_order(batch: int) -> Lowered:
@@ -114,6 +117,10 @@ def plan(
             with suppress(PlanError):
                 if (better := largest(other[2], memory)) > batch_size:
                     (merged, groups, layout), batch_size = other, better
+    if st := cannot_count(merged.statements, batch_size):
+        raise PlanError(
+            f"a batch of {batch_size:,} is more than row {st.spec.name!r} (of {st.label}) can count: take a smaller batch"
+        )
 
     def packed(layout: Layout, batch: int) -> Packing:
         found = layout.pack(batch, effort)
@@ -121,10 +128,10 @@ def plan(
             return layout.close_gap(batch, found, solver_seconds, memory or 0)
         return found
 
-    cost: Callable[[Statement], float] = partial(seconds, batch=batch_size, machine=machine)
+    cost = cost or partial(seconds, batch=batch_size, machine=machine)
     if file is not None:
         cost = file.cost(cost, batch_size, machine)
-    done = Recomputed(ordered, overhead=max((m / w for m, w in _paging(ordered, cost)), default=0.0))
+    done = Recomputed(ordered, overhead=max(m / w for m, w in _paging(ordered, cost)) if stream else 0.0)
     packing = packed(layout, batch_size)
     may = recompute or file is not None
     if may and memory is not None and layout.fixed(batch_size) + packing.height * LINE > memory:

@@ -6,20 +6,39 @@ packed, and as packed peaks are not monotone in the batch size the two batches a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from calcvm.errors import PlanError
+from calcvm.ops.sizes import evaluate
+from calcvm.ops.statement import Statement
 
 MAX_BATCH = 2**40  # the largest that rows can state; the answer where memory does not depend on the batch
 
 
-def largest_batch(allowed: int, bound: Callable[[int], int], required: Callable[[int], int]) -> int:
+def cannot_count(statements: Iterable[Statement], batch: int) -> Statement | None:
+    """The first statement that cannot state a batch, or whose kernel cannot count it, though it could one of 1."""
+
+    def fails(st: Statement, batch: int) -> bool:
+        words = st.words_at(batch)
+        beyond = any(word.kind == "dim" and words[word.name] > word.hi for word in st.spec.words if word.name in words)
+        return beyond or any(evaluate(text, words) < 0 for text in st.spec.require)
+
+    return next((st for st in statements if fails(st, batch) and not fails(st, 1)), None)
+
+
+def largest_batch(
+    allowed: int,
+    bound: Callable[[int], int],
+    required: Callable[[int], int],
+    counts: Callable[[int], bool] = lambda batch: True,
+) -> int:
     """Largest batch size found that needs at most ``allowed`` bytes.
 
     Parameters
     ----------
     bound : lower bound of the bytes that a batch needs.
     required : bytes that the packer needs for a batch.
+    counts : whether rows can state a batch.
 
     Raises
     ------
@@ -28,7 +47,7 @@ def largest_batch(allowed: int, bound: Callable[[int], int], required: Callable[
     """
 
     def fits(batch: int) -> bool:
-        return bound(batch) <= allowed and required(batch) <= allowed
+        return bound(batch) <= allowed and required(batch) <= allowed and counts(batch)
 
     if not fits(1):
         needed = required(1)

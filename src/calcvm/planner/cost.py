@@ -1,17 +1,85 @@
-"""What a statement takes, reckoned from its declared operations and the bytes that it touches."""
+"""What a statement takes: reckoned from its declared operations and the bytes that it touches, or told by the user."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from calcvm import checks
+from calcvm.errors import CalcError
 from calcvm.ops.sizes import evaluate
-from calcvm.ops.statement import Statement
+from calcvm.ops.statement import Lowered, Statement
 from calcvm.planner.lifetimes import Machine, at_most, operands
 
 FLOPS = 100e9  # a second, of a core: only its ratio to the bytes matters
 BYTES = 15e9  # a second, in and out of caches
 ROW = 1e-7  # seconds of a row that does nothing
 
+Table = Mapping[str, float] | Callable[[dict[str, Any]], float]  # of a user: see `told`
+
 
 def seconds(st: Statement, batch: int, machine: Machine) -> float:
     """Of one worker: the longer of its arithmetic and its memory."""
-    moved = sum(at_most(machine.extent(o, st), batch) for o, _ in operands(st) if o.access != "s")
-    return ROW + max(float(evaluate(st.spec.flops, st.words_at(batch))) / FLOPS, moved / BYTES)
+    return ROW + max(_flops(st, batch) / FLOPS, _moved(st, batch, machine) / BYTES)
+
+
+def _flops(st: Statement, batch: int) -> float:
+    return float(evaluate(st.spec.flops, st.words_at(batch)))
+
+
+def _moved(st: Statement, batch: int, machine: Machine) -> int:
+    return sum(at_most(machine.extent(o, st), batch) for o, _ in operands(st) if o.access != "s")
+
+
+def told(table: Table, lowered: Lowered, batch: int, machine: Machine) -> Callable[[Statement], float]:
+    """Seconds of a statement by a user's table.
+
+    Parameters
+    ----------
+    table : of labels and names of rows their seconds, a label's own first, of rows that it does not name as reckoned; or a
+        function of a statement's facts: row, label, path, phase, operations, bytes, batch, workers.
+    lowered : the program, which must have what a mapping names.
+
+    Raises
+    ------
+    CalcError : a name that the program does not have; later, where asked for a statement, seconds that are no number >= 0.
+    """
+    if isinstance(table, Mapping):
+        known = {name for st in lowered.statements for name in (st.spec.name, st.label)}
+        strange = next((name for name in table if name not in known), None)
+        if strange is not None:
+            rows = ", ".join(sorted({st.spec.name for st in lowered.statements}))
+            raise CalcError(f"costs: there is no row and no label {checks.shown(strange)}; rows are {rows}")
+
+    def cost(st: Statement) -> float:
+        if not isinstance(table, Mapping):
+            found: Any = table(facts(st, batch, machine))
+        elif st.label in table or st.spec.name in table:
+            found = table[st.label if st.label in table else st.spec.name]
+        else:
+            return seconds(st, batch, machine)
+        return checks.number(f"costs: seconds of row {st.spec.name!r} (of {st.label or 'no operator'})", found, 0)
+
+    return cost
+
+
+def facts(st: Statement, batch: int, machine: Machine) -> dict[str, Any]:
+    """What a user's function is asked with."""
+    return {
+        "row": st.spec.name,
+        "label": st.label,
+        "path": st.path,
+        "phase": st.phase,
+        "operations": _flops(st, batch),
+        "bytes": _moved(st, batch, machine),
+        "batch": batch,
+        "workers": machine.workers,
+    }
+
+
+def of_step(statements: Iterable[Statement], cost: Callable[[Statement], float]) -> float:
+    """Seconds of a run of the path that takes longest."""
+    totals = dict[str, float]()
+    for st in statements:
+        totals[st.path] = totals.get(st.path, 0.0) + cost(st)
+    return max(totals.values(), default=0.0)

@@ -136,6 +136,8 @@ def document(plan: Plan) -> dict[str, Any]:
         "solver": plan.solver,
         "solver_seconds": plan.solver_seconds,
         "proved": plan.proved,
+        "costs": plan.costs,
+        "seconds": plan.seconds,
         "peak": plan.peak,
         "zones": [
             {

@@ -53,16 +53,16 @@ class Step:
     uses, makes : values that were there before it, and values that it is the first to write.
     pairs : (made, used): the first may lie in the place of the second.
     scratch : bytes that it alone needs.
-    cost : what running it again costs.
     until : the last statement before which it may run again; -1: never.
+    cost : what running it again costs.
     """
 
     uses: tuple[int, ...]
     makes: tuple[int, ...]
     pairs: tuple[Pair, ...]
     scratch: int
-    cost: float
     until: int
+    cost: float = 0.0
 
 
 class Run:
@@ -341,8 +341,10 @@ def recompute_within(
     overhead, bound = 0.0, 0.0
     for path in lowered.paths:
         own = [st for st in lowered.statements if st.path == path]
-        problem, numbered = _problem(own, size, machine, batch, memory - fixed, cost, again, file)
+        problem, numbered = _problem(own, size, machine, batch, memory - fixed, again, file)
         floor, s = problem.floor
+        if floor <= problem.limit:  # what is refused anyhow is not costed
+            _costed(problem, own, cost)
         run = problem.run(())
         moved, whole = paging_of(own, cost)
         least = 0.0
@@ -426,11 +428,10 @@ def _problem(
     machine: Machine,
     batch: int,
     limit: int,
-    cost: Callable[[Statement], float],
     again: bool = True,
     file: File | None = None,
 ) -> tuple[Problem, list[Value]]:
-    """The statements of one path in numbers, and the values by theirs."""
+    """The statements of one path in numbers, without costs, and the values by theirs."""
     number = {v: i for i, v in enumerate(v for v in lifetimes(own) if v in size)}
     writers: dict[Value, list[int]] = {}
     for s, st in enumerate(own):
@@ -455,7 +456,6 @@ def _problem(
                 scratch=sum(
                     machine.up(at_most(machine.extent(o, st), batch)) for o, _ in operands(st) if o.access == "s"
                 ),
-                cost=_cost(st, cost),
                 until=_until(s, st, number, writers, len(own) - 1) if again else -1,
             )
         )
@@ -465,9 +465,15 @@ def _problem(
     if file is None:
         return Problem(steps, sizes, backward, limit), values
     may = [number[v] for v in values if len(writers.get(v, ())) == 1 and writers[v][0] < backward]
-    pages = [Step((), (v,), (), 0, file.seconds(sizes[v]), len(own) - 1) for v in may]
+    pages = [Step((), (v,), (), 0, len(own) - 1, file.seconds(sizes[v])) for v in may]
     written = {v: file.seconds(sizes[v]) for v in may}
     return Problem(steps, sizes, backward, limit, pages, written, file.room), values
+
+
+def _costed(problem: Problem, own: Sequence[Statement], cost: Callable[[Statement], float]) -> Problem:
+    """The problem, with what its statements cost."""
+    problem.steps = [replace(step, cost=_cost(st, cost)) for step, st in zip(problem.steps, own, strict=True)]
+    return problem
 
 
 def _cost(st: Statement, cost: Callable[[Statement], float]) -> float:

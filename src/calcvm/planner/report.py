@@ -43,7 +43,7 @@ def describe(plan: Plan, max_rows: int | None) -> str:
     if plan.again:
         bound = "" if plan.lower_bound is None else f" ({100 * plan.lower_bound:.2f} % or more, whatever is)"
         lines.append(
-            f"made again   {len(plan.again)} rows of the forward, reckoned to take {100 * plan.overhead:.2f} % of a step"
+            f"made again   {len(plan.again)} rows of the forward, {plan.costs} to take {100 * plan.overhead:.2f} % of a step"
             + (" (none take less)" if plan.proved else bound)
         )
     if plan.page_bytes:
@@ -54,6 +54,8 @@ def describe(plan: Plan, max_rows: int | None) -> str:
         )
     if plan.solver:
         lines += wrap(f"solver       {plan.solver}", WIDTH, subsequent_indent=" " * 13)
+    if plan.seconds is not None:
+        lines.append(f"a step       {1e3 * plan.seconds:,.3g} ms, by the costs of its rows, which are {plan.costs}")
     if plan.device_bytes:
         parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in plan.device_bytes.items())
         lines.append(

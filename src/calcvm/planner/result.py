@@ -51,12 +51,14 @@ class Plan:
     live_bytes : bytes that must exist at each statement; ``peak`` is the statement with most.
     blocks : members of each value that spans several (merged updates).
     again : statements that run again to save memory, each with the one that it repeats.
-    overhead : the time that they are reckoned to take, as a fraction of the step without them.
+    overhead : the time that they take by ``costs``, as a fraction of the step without them; with what moving pages takes.
     lower_bound : what no schedule takes less time than, as the same fraction (None: no solver worked).
     proved : so that none takes less than this one.
     solver : which solvers looked for it, how long and with what success, or why they did not ("": none was asked).
     solver_seconds : what they took.
     memory_bytes : the budget that it was planned for, if one was given.
+    costs : what the work of statements was told from: "reckoned", "measured" or "given".
+    seconds : that a step of the longest path takes by them (None: they are reckoned, or nobody asked for a batch).
     device_bytes : of a program for a GPU, all that is allocated there to run it, by what it is for.
     """
 
@@ -81,6 +83,8 @@ class Plan:
     solver: str = ""
     solver_seconds: float = 0.0
     memory_bytes: int | None = None
+    costs: str = "reckoned"
+    seconds: float | None = None
 
     @property
     def statements(self) -> tuple:

@@ -7,8 +7,6 @@ has slots of its own (`calcvm.vm.memory.cuda`).  Here are those of the host's.
 from __future__ import annotations
 
 import math
-import os
-import resource
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +18,7 @@ from calcvm.ops.sizes import evaluate
 from calcvm.vm.memory.pages import Pages
 from calcvm.vm.program.encoding import RESERVED, aligned, decode_row
 from calcvm.vm.run import job as layout
+from calcvm.vm.run.device import machine_bytes
 from calcvm.vm.run.slices import SLICE_SECONDS, ended, latest, sliced
 
 if TYPE_CHECKING:
@@ -299,13 +298,6 @@ class Memory(Protocol):
 
     def close(self) -> None:
         """Give the memory back: its slots are not used any more."""
-
-
-def machine_bytes() -> int:
-    """Bytes of the machine's memory, or what of them the process may have."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return there if limit == resource.RLIM_INFINITY else min(there, limit)
 
 
 class HostMemory:

@@ -55,7 +55,7 @@ def assemble(
     patches: list[tuple[int, int, int, int]] = []
     for i, (statement, sync) in enumerate(zip(lowered.statements, plan.sync, strict=True)):
         flags = i << FLAG_PC_SHIFT | (FLAG_SYNC if sync else 0)
-        numbers, forms = _numbers(statement, plan.batch_size)
+        words, forms = numbers(statement, plan.batch_size)
         patches += [(i, k, a, b) for k, a, b in forms]
         offsets: dict[str, int | None] = {}
         first = HEADER_WORDS + len(statement.spec.words)
@@ -66,8 +66,8 @@ def assemble(
                     raise ProgramError(f"row {i} ({statement.label}): the plan has no offset for {value.name}")
                 offsets[operand.name] = plan.offsets[value] + statement.shifts.get(operand.name, 0)
                 operand_values[i, k] = index[value]
-        flags |= FLAG_PHASES if statement.spec.phases != "1" and numbers["phases"] > 1 else 0
-        row = encode_row(statement.spec, numbers, offsets, flags, place[statement.spec.name])
+        flags |= FLAG_PHASES if statement.spec.phases != "1" and words["phases"] > 1 else 0
+        row = encode_row(statement.spec, words, offsets, flags, place[statement.spec.name])
         rows[i, : len(row)] = row
     program = Program(
         dtype=dtype,
@@ -89,9 +89,9 @@ def assemble(
     return program
 
 
-def _numbers(statement: Statement, batch: int) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
+def numbers(statement: Statement, batch: int) -> tuple[dict[str, Any], list[tuple[int, int, int]]]:
     """The words at ``batch``, and (word index, a, b) of those that depend on it."""
-    numbers: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     forms = []
     words, spec = dict(statement.words), statement.spec
     if spec.workspace:
@@ -104,8 +104,8 @@ def _numbers(statement: Statement, batch: int) -> tuple[dict[str, Any], list[tup
             if not value.constant:
                 forms.append((k, value.a, value.b))
             value = value.at(batch)
-        numbers[word.name] = value
-    return numbers, forms
+        found[word.name] = value
+    return found, forms
 
 
 def _numbered(info: Any, index: Mapping[Value, int]) -> Any:

@@ -6,7 +6,9 @@ object that `device_of` has for the name: kernels, addresses as compiled code se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import resource
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -91,17 +93,23 @@ class Device(Protocol):
 
 
 # ---------------------------------------------------------------- the processor
-class Table:
-    """Native addresses of the kernels of a program's instructions, in their order."""
+def machine_bytes() -> int:
+    """Bytes of the machine's memory, or what of them the process may have."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return there if limit == resource.RLIM_INFINITY else min(there, limit)
 
-    def __init__(self, program: Program, device: str):
-        self.addresses = np.zeros(len(program.instructions), np.int64)
-        names = [name for name, _ in program.instructions]
-        loops = ("run_rows", "run_team", "serve") if program.workers > 1 else ("run_rows",)  # which are wanted next
+
+class Table:
+    """Native addresses of the kernels of instructions, in their order."""
+
+    def __init__(self, names: Sequence[str], dtype: str, workers: int, device: str):
+        self.addresses = np.zeros(len(names), np.int64)
+        loops = ("run_rows", "run_team", "serve") if workers > 1 else ("run_rows",)  # which are wanted next
         try:
-            prepare(names, program.dtype, device, places(loops))
+            prepare(names, dtype, device, places(loops))
             for k, name in enumerate(names):
-                self.addresses[k] = address_of(name, program.dtype, device)
+                self.addresses[k] = address_of(name, dtype, device)
         except KeyError:
             raise UnsupportedOperator(f"row {name!r} has no kernel: write one of its name (CONTRIBUTING.md)") from None
         except ImportError as error:
@@ -124,7 +132,7 @@ class Cpu:
         return n_cores()
 
     def prepare(self, program: Program) -> Table:
-        return Table(program, self.name)
+        return Table([name for name, _ in program.instructions], program.dtype, program.workers, self.name)
 
     def prepare_task(self, job: np.ndarray, loaded: Loaded) -> None:
         job[layout.CODE] = entry_address("run_rounds")
@@ -142,7 +150,7 @@ class Cpu:
         array = np.zeros(elems, dtype)
         return Shared(array, array.ctypes.data)
 
-    def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: Loaded) -> None:
+    def run(self, code: str, job: np.ndarray, address: int, workers: int, loaded: Loaded | None = None) -> None:
         if workers > 1:
             run_by_team(code, job, address, workers, self.team)
         elif code == "run_task":

@@ -1,0 +1,170 @@
+"""What making values again takes: told by a plan before, from reckoned and from measured costs, and whole steps after.
+
+Plans of a network take turns, each with a heap of its own: without a budget; with least scratch alone, of which every plan
+in a budget is; and in budgets, a share of the first one's heap or a tenth above what a single statement needs, chosen by
+reckoned and by measured costs.  *Told* and *taken* are the work above the plan of least scratch, the same work otherwise;
+*in all* is above the plan without a budget, so with what less scratch costs.  One worker's time is that of its thread, in
+which nothing else runs; a team's that of the clock.  Minima over the turns.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from bench.harness import REPEATS, Result, fresh, n_cores
+from bench.memory import network, within
+
+RATE = 1e-3
+SHARES = (0.75, 0.5)
+# network, batch, what it is reduced to
+CASES: list[tuple[str, int, dict[str, int]]] = [
+    ("resnet18", 8, {}),
+    ("unet", 2, {}),
+    ("mobilenet_v2", 8, {}),
+    ("lenet", 64, {}),
+    ("vgg11", 8, {"width": 16, "size": 64}),
+]
+QUICK_CASES = [("resnet18", 4, {"width": 4, "size": 32})]
+TURN_SECONDS = 0.1  # of steps, of each plan in each turn
+LONG = 1.0  # seconds of a step from which there are fewer turns
+APART_TARGET = 2.0  # points, between told and taken
+
+
+# ---------------------------------------------------------------- in a process of its own
+def plans(graph: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Plans by what they are; of budgets that nothing is to be made again for, none."""
+    import calcvm as cv
+
+    found = {
+        "free": cv.plan(graph, costs="measured", **options),
+        "least": cv.plan(graph, objective="memory", costs="measured", **options),
+    }
+    for share in SHARES:
+        for costs in ("reckoned", "measured"):
+            plan = within(graph, share, costs=costs, **options)
+            if plan.again:
+                found[f"{share} {costs}"] = plan
+    return found
+
+
+def timed(model: Any, x: np.ndarray, y: np.ndarray, steps: int, clock: Any) -> float:
+    start = clock()
+    for _ in range(steps):
+        model.step(x, y)
+    return (clock() - start) / steps
+
+
+def measured(name: str, batch: int, workers: int, turns: int, turn_seconds: float, reduced: dict[str, int]) -> Any:
+    """Of each plan its bytes, what it tells, and the seconds of its steps."""
+    import calcvm as cv
+
+    net, channels, size, loss = network(name, **reduced)
+    graph = cv.build_graph(net, (channels, size, size), loss, cv.SGD(RATE))
+    found = plans(graph, {"batch_size": batch, "workers": workers, "accumulate": False})
+    rng = np.random.default_rng(0)
+    x, y = ([s.at(batch) for s in graph.variables[v].shape] for v in ("input", "target"))
+    images = rng.standard_normal(x).astype(np.float32)
+    target = rng.standard_normal(y).astype(np.float32) if loss == "mse" else rng.integers(0, 10, batch)
+    clock = time.thread_time if workers == 1 else time.perf_counter
+    programs = {which: cv.compile(graph, plan=plan) for which, plan in found.items()}
+    models = {which: cv.CalcHeap(p.heap_bytes).load(p, seed=0) for which, p in programs.items()}
+    losses = {which: [model.step(images, target) for _ in range(2)] for which, model in models.items()}
+    once = timed(models["free"], images, target, 1, clock)
+    steps, turns = max(1, int(turn_seconds / once)), turns if once < LONG else max(3, turns // 2)
+    laps: dict[str, list[float]] = {which: [] for which in models}
+    for _ in range(turns):
+        for which, model in models.items():
+            laps[which].append(timed(model, images, target, steps, clock))
+    return {
+        which: {
+            "bytes": plan.heap_bytes,
+            "again": len(plan.again),
+            "overhead": plan.overhead,
+            "told": plan.seconds,
+            "seconds": min(laps[which]),
+            "same": losses[which] == losses["free"],
+        }
+        for which, plan in found.items()
+    }
+
+
+# ---------------------------------------------------------------- the tables
+def rows(
+    result: Result, name: str, batch: int, workers: int, found: dict[str, Any], apart: list[float]
+) -> list[list[str]]:
+    """Those of a network and a team; how far told and taken by measured costs are apart is noted down."""
+    free, least, out = found["free"], found["least"], []
+    for which, plan in found.items():
+        if not plan["same"]:
+            result.fail(f"{name}: the losses of the plan {which!r} are not those of the plan without a budget")
+        if which in ("free", "least"):
+            continue
+        costs = which.split()[1]
+        taken = plan["seconds"] / least["seconds"] - 1
+        if costs == "measured":
+            apart.append(100 * abs(taken - plan["overhead"]))
+        in_all = plan["told"] and plan["told"] / free["told"] - 1
+        out.append(
+            [
+                f"{name}, batch {batch}", str(workers), f"{plan['bytes'] / free['bytes']:.0%}", costs, str(plan["again"]),
+                percent(plan["overhead"]), percent(taken), f"{100 * (plan['overhead'] - taken):+.1f}",
+                percent(in_all), percent(plan["seconds"] / free["seconds"] - 1),
+            ]
+        )  # fmt: skip
+    return out
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:+.1f} %"
+
+
+def steps_of(name: str, batch: int, workers: int, found: dict[str, Any]) -> list[str]:
+    """Whole steps, without a budget and with least scratch, as measured costs tell them."""
+    cells = [f"{1e3 * found[which][what]:,.4g}" for which in ("free", "least") for what in ("told", "seconds")]
+    return [f"{name}, batch {batch}", str(workers), *cells]
+
+
+def main(quick: bool = False) -> bool:
+    """Run the workload; True when losses are the same in any memory."""
+    result = Result("overhead", "Making values again", quick)
+    table, steps, apart, without = list[list[str]](), list[list[str]](), list[float](), list[str]()
+    for name, batch, reduced in QUICK_CASES if quick else CASES:
+        for workers in (1,) if quick else sorted({1, n_cores()}):
+            how = {"turns": 1 if quick else REPEATS, "turn_seconds": 0.01 if quick else TURN_SECONDS}
+            spec = {"name": name, "batch": batch, "workers": workers, "reduced": reduced, **how}
+            found = fresh("-m", "bench.overhead", json.dumps(spec))
+            made = rows(result, name, batch, workers, found, apart)
+            table += made
+            steps.append(steps_of(name, batch, workers, found))
+            if not made:
+                without.append(name)
+    header = [
+        "network",
+        "workers",
+        "memory",
+        "costs",
+        "rows again",
+        "told",
+        "taken",
+        "apart",
+        "told in all",
+        "taken in all",
+    ]
+    result.table("Work above that of a plan of least scratch, and in all", header, table)
+    header = ["ms of a step", "workers", "told", "taken", "told, least scratch", "taken, least scratch"]
+    result.table("Whole steps by measured costs", header, steps)
+    for name in dict.fromkeys(without):
+        result.note(f"{name}: one statement needs nearly all of the memory, and nothing can be made again for less")
+    result.target(
+        "R1", "overhead told from measured costs, worst case", max(apart), APART_TARGET, "points", at_most=True
+    )
+    return result.save()
+
+
+if __name__ == "__main__":
+    print(json.dumps(measured(**json.loads(sys.argv[1]))))
