@@ -170,6 +170,15 @@ def test_plan_of_the_zoo_as_a_page(tmp_path: Path) -> None:
     assert re.search(r"heap +[\d,]+ bytes", calcvm("plan", "lenet", "--size", 16, "--memory", cap))
 
 
+def test_plan_asks_solvers() -> None:
+    pytest.importorskip("scipy")
+    pytest.importorskip("ortools")
+    how = ("plan", "unet", "--size", 32, "--batch-size", 2)
+    heap = int(re.search(r"heap +([\d,]+) bytes", calcvm(*how))[1].replace(",", ""))
+    printed = calcvm(*how, "--memory", int(0.8 * heap), "--solver-seconds", 2)
+    assert re.search(r"^solver +HiGHS and CP-SAT: [\d.]+ s, (not )?proved", printed, re.MULTILINE)
+
+
 def test_plan_refuses() -> None:
     assert "at most 1,073,741,824 units" in refused("plan", "99999999999999999999-3", "--batch-size", 1)
     assert "--batch-size, or --memory" in refused("plan", "20-5")

@@ -46,7 +46,7 @@ class Solvers:
         """The cheapest schedule found and what none costs less than; of ``whole`` seconds the overhead is told."""
         if self.interrupted:
             return Answer(known, 0.0)
-        begin = time.monotonic()
+        begin, self.settled = time.monotonic(), None
         work = Work(self, problem, known, whole, max(self.seconds - self.spent, self.seconds * LEAST))
         try:
             work.start()
