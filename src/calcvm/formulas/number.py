@@ -205,7 +205,7 @@ class Trace:
             parts = [(*written[id(part)], least) for part, least in value.parts]
             text = value.form.format(*(said if rank >= least else f"({said})" for said, rank, least in parts))
             written[id(value)] = text, value.rank
-            if id(value) not in named and uses[id(value)] > 1 and len(text) > short:
+            if id(value) not in named and value.parts and uses[id(value)] > 1 and len(text) > short:
                 written[id(value)] = name, _ = next(free), 9
                 out.append((name, text))
             for name in named.get(id(value), ()):

@@ -98,7 +98,7 @@ class Code(Text):
         return self._of(self.kind, f"{{}}[{index}]", ATOM, (self, ATOM))
 
     def __pow__(self, power: Any) -> Any:  # type: ignore[override]
-        return self._of(FLOAT, "{}**{}", POWER, (self, ATOM), (self.const(power), ATOM))
+        return self if power == 1 else self._of(FLOAT, "{}**{}", POWER, (self, ATOM), (self.const(power), ATOM))
 
     def method(self, said: str) -> Any:
         """Such as ``x.sum(0)``, of the text "sum(0)"."""

@@ -96,9 +96,9 @@ def sum_of(x, *axes):
     return x.sum(axes, dtype=np.float64).astype(x.dtype)
 
 
-def inverse_deviation(x, mean, eps, *axes):
-    """1/sqrt(var + eps), for a mean that has the axes, of size 1, or broadcasts."""
-    return (1 / np.sqrt(((x - mean).astype(np.float64) ** 2).mean(axes) + eps)).astype(x.dtype)
+def variance_of(x, mean, *axes):
+    """The mean of (x - mean)^2, summed in float64."""
+    return ((x - mean).astype(np.float64) ** 2).mean(axes).astype(x.dtype)
 
 
 def neighbours(x, before, after):

@@ -35,8 +35,16 @@ def _center_back(r: Row) -> None:
 
 # ---------------------------------------------------------------- by channel of a batch
 def _images(r: Row) -> Shape:
-    """All that has channels, which are the last axis."""
+    """All that has channels, which are the last axis: as it lies, or as rows of them."""
+    for name in ("x", "y", "dx"):
+        if name in r and r.shape(name)[-1:] == (r.w.N,):
+            return r.shape(name)
     return r.w.rows * r.w.inner, r.w.N
+
+
+def _rows(r: Row) -> tuple[int, ...]:
+    """The axes but that of channels."""
+    return tuple(range(len(_images(r)) - 1))
 
 
 def _scaled(r: Row, y: Any, *shape: Affine) -> Any:
@@ -51,14 +59,21 @@ def _finished(r: Row, y: Any, shape: Shape) -> None:
 
 @writes("batch_norm_stats")
 def _batch_stats(r: Row) -> None:
-    x, n = r.x("x", *_images(r)), r.number(r.w.rows * r.w.inner)
-    r.put("mean", r.call("mean_of", x, 0), r.w.N)
-    mean, inv = r.x("mean", r.w.N), r.x("inv", r.w.N)
-    r.put("inv", r.call("inverse_deviation", x, mean, r.w.eps, 0), r.w.N)
+    x, count = r.x("x", *_images(r)), r.w.rows * r.w.inner
+    n = r.number(count)
+    r.put("mean", r.call("mean_of", x, *_rows(r)), r.w.N)
+    mean = r.x("mean", r.w.N)
+    var = r.call("variance_of", x, mean, *_rows(r))
+    r.put("inv", 1 / (var + r.w.eps).sqrt(), r.w.N)
     of, running = r.x("running_mean", r.w.N), r.x("running_var", r.w.N)
     r.put("running_mean", of + r.w.momentum * (mean - of), r.w.N)
-    var = (1 / (inv * inv) - r.w.eps) * n / (n - 1)
-    r.put("running_var", running + r.w.momentum * (var - running), r.w.N)
+    change = r.w.momentum * (var * n / _at_least_one(n - 1, count) - running)
+    several = count.at(1) > 1  # values a channel, whatever the batch
+    r.put("running_var", running + (change if several else n._of("bool", "({} > 1)", 9, (n, 3)) * change), r.w.N)
+
+
+def _at_least_one(rest: Any, count: Affine) -> Any:
+    return rest if count.at(1) > 1 else rest.trace.of("max({}, 1)", 9, ((rest, 0),))
 
 
 @writes("batch_norm_fwd")
@@ -71,7 +86,7 @@ def _batch(r: Row) -> None:
 def _batch_sums(r: Row) -> None:
     x, dy = r.x("x", *_images(r)), r.x("dy", *_images(r))
     mean, inv, n = r.x("mean", r.w.N), r.x("inv", r.w.N), r.number(r.w.rows * r.w.inner)
-    dscale, dshift = r.call("sum_of", dy * (x - mean) * inv, 0), r.call("sum_of", dy, 0)
+    dscale, dshift = r.call("sum_of", dy * (x - mean) * inv, *_rows(r)), r.call("sum_of", dy, *_rows(r))
     r.put("dscale", dscale, r.w.N)
     r.put("dshift", dshift, r.w.N)
     dscale = r.x("dscale", r.w.N) if "dscale" in r else dscale
@@ -109,8 +124,8 @@ def _known(r: Row) -> None:
 def _known_sums(r: Row) -> None:
     dy, n = r.x("dy", *_images(r)), r.w.N
     root = (r.x("running_var", n) + r.w.eps).sqrt()
-    r.put("dscale", r.call("sum_of", dy * (r.x("x", *_images(r)) - r.x("running_mean", n)) / root, 0), n)
-    r.put("dshift", r.call("sum_of", dy, 0), n)
+    r.put("dscale", r.call("sum_of", dy * (r.x("x", *_images(r)) - r.x("running_mean", n)) / root, *_rows(r)), n)
+    r.put("dshift", r.call("sum_of", dy, *_rows(r)), n)
 
 
 @writes("batch_norm_inference_bwd")
@@ -124,7 +139,7 @@ def _normalized(r: Row, x: Any, axes: tuple[int, ...], single: Shape, own: Shape
     mean = r.call("mean_of", x, *axes)
     r.put("mean", mean, *own)
     mean = r.x("mean", *single) if "mean" in r else mean.reshape(*single)
-    inv = r.call("inverse_deviation", x, mean, r.w.eps, *axes)
+    inv = 1 / (r.call("variance_of", x, mean, *axes) + r.w.eps).sqrt()
     r.put("inv", inv, *own)
     return (x - mean) * (r.x("inv", *single) if "inv" in r else inv.reshape(*single))
 

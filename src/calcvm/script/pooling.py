@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from calcvm.ops.dims import ONE, Shape
+from calcvm.script.code import show
 from calcvm.script.row import Row, writes
 
 AXES = "dhw"
@@ -89,13 +90,8 @@ def _count(r: Row, o: Pool, of: str) -> Any:
         return r.number(total)
     named = {} if r.dtype(of) == "float32" else {"dtype": f"np.{r.dtype(of)}"}
     args = (o.size, o.window, o.stride, o.padding, after, o.out)
-    return r.trace.of(_said("counts", args, named))
-
-
-def _said(name: str, args: tuple[Any, ...], named: dict[str, str]) -> str:
-    from calcvm.script.code import show
-
-    return f"{name}({', '.join([*map(show, args), *(f'{k}={v}' for k, v in named.items())])})"
+    said = [*map(show, args), *(f"{key}={value}" for key, value in named.items())]
+    return r.trace.of(f"counts({', '.join(said)})")
 
 
 @writes("avg_pool_fwd")

@@ -144,12 +144,12 @@ def _slope(r: Row, v: str, f: Formula) -> None:
 
 @writes("loss_mean", "metric_mean")
 def _mean(r: Row) -> None:
-    r.put("loss" if "loss" in r else "y", r.x("t_l").sum() / r.number(r.w.count), 1 * ONE)
+    r.put("loss" if "loss" in r else "y", r.x("t_l").sum() / r.number(r.w.count))
 
 
 @writes("metric_root_mean")
 def _root_mean(r: Row) -> None:
-    r.put("y", (r.x("t_l").sum() / r.number(r.w.count)).sqrt(), 1 * ONE)
+    r.put("y", (r.x("t_l").sum() / r.number(r.w.count)).sqrt())
 
 
 # ---------------------------------------------------------------- losses of classes
