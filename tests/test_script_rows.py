@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from calcvm.ops import OPS
-from calcvm.ops.dims import Affine, affine
+from calcvm.ops.dims import affine
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.types import dtype_of
 from calcvm.script import helpers
 from calcvm.script.code import trace
 from calcvm.script.optimizers import SLOTS, STEPS, UPDATES, source_of
 from calcvm.script.row import Row, Seen, lines_of, writer_of
-from tests.rowrun import EPS, Case, _run, _row_runs, cases, close, words_of
+from tests.rowrun import EPS, Case, _row_runs, _run, cases, close, words_of
 
 GLOBALS = {**vars(helpers)}
 exec("import math\nN_SLOTS = 20\n" + "".join(f"{name} = {k}\n" for name, k in vars(__import__("calcvm.formulas.steps", fromlist=["x"])).items() if name in SLOTS), GLOBALS)  # fmt: skip
@@ -44,7 +44,11 @@ def run_text(case: Case, row, values, alias=None):
         shape = shape_of(case, row, o.name, elems)
         operands[o.name] = Seen(of.of(o.name), shape, dtype)
         at = tuple(n.at(case.batch) for n in shape)
-        array = values[o.name].copy() if o.access in "ru" or (o.access == "a" and env["acc"] == 1) else np.zeros(elems, dtype)
+        array = (
+            values[o.name].copy()
+            if o.access in "ru" or (o.access == "a" and env["acc"] == 1)
+            else np.zeros(elems, dtype)
+        )
         if o.access == "w" and dtype.startswith("float"):
             array = np.full(elems, np.nan, dtype)
         arrays[o.name] = array.view(dtype).reshape(at)
@@ -82,7 +86,9 @@ def same(got, want, dtype, what):
         close(got.astype(np.float64), want, 256 * EPS[dtype], what)
 
 
-@pytest.mark.parametrize("name", sorted(n for n, op in OPS.items() if any("acc" in {w.name for w in r.words} for r in op.rows)))
+@pytest.mark.parametrize(
+    "name", sorted(n for n, op in OPS.items() if any("acc" in {w.name for w in r.words} for r in op.rows))
+)
 def test_texts_add_up_what_rounds_add(name):
     for case in cases(OPS[name], "float32"):
         case.forms["acc"] = case.words["acc"] = 1

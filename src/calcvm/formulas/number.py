@@ -8,7 +8,7 @@ type of the number that they meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from numbers import Integral, Real
 from typing import Any
@@ -183,11 +183,15 @@ class Trace:
             self.made[key] = self.number(self, form, rank, parts, kind)
         return self.made[key]
 
-    def equations(self, results: Sequence[tuple[str, Text]], short: int = SHORT) -> list[tuple[str, str]]:
+    def equations(
+        self, results: Sequence[tuple[str, Text]], called: Mapping[int, str] | None = None, short: int = SHORT
+    ) -> list[tuple[str, str]]:
         """Names and texts of results, in the order in which they were made, each after what it shares with others.
 
-        What is used again, and is longer than ``short`` characters, is written once, under a name of its own.
+        What is used again is written once, under its name in ``called`` (by its id), or where it is longer than ``short``
+        characters u1, u2, ...
         """
+        called = called or {}
         named: dict[int, list[str]] = {}
         for name, result in results:
             named.setdefault(id(result), []).append(name)
@@ -205,8 +209,10 @@ class Trace:
             parts = [(*written[id(part)], least) for part, least in value.parts]
             text = value.form.format(*(said if rank >= least else f"({said})" for said, rank, least in parts))
             written[id(value)] = text, value.rank
-            if id(value) not in named and value.parts and uses[id(value)] > 1 and len(text) > short:
-                written[id(value)] = name, _ = next(free), 9
+            again = id(value) not in named and value.parts and uses[id(value)] > 1
+            if again and (len(text) > short or id(value) in called):
+                name = called.get(id(value)) or next(free)
+                written[id(value)] = name, 9
                 out.append((name, text))
             for name in named.get(id(value), ()):
                 out.append((name, text))

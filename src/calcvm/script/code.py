@@ -20,7 +20,9 @@ class Code(Text):
 
     # ------------------------------------------------------------ of formulas
     def const(self, c: Any) -> Any:
-        return c if isinstance(c, Text) else number(self.trace, c, FLOAT if self.kind in (CELLS, CONDITION) else self.kind)
+        return (
+            c if isinstance(c, Text) else number(self.trace, c, FLOAT if self.kind in (CELLS, CONDITION) else self.kind)
+        )
 
     def _all(self, wanted: tuple[str, ...], *others: Any) -> list[Any]:
         return [self, *map(self.const, others)]  # kinds were checked where the formula was declared
@@ -105,7 +107,11 @@ class Code(Text):
         return self._of(self.kind, f"{{}}.{said}", ATOM, (self, ATOM))
 
     def reshape(self, *sizes: Any) -> Any:
-        return self.method(f"reshape({', '.join(map(show, sizes)) or '()'})")
+        return (
+            self
+            if self.form[0].isdigit() and not self.parts
+            else self.method(f"reshape({', '.join(map(show, sizes)) or '()'})")
+        )
 
     def sum(self, *axes: int) -> Any:
         return self.method(f"sum({show_axes(axes)})")
@@ -146,7 +152,15 @@ def show(value: Any) -> str:
         return f"({', '.join(map(show, value))}{',' if len(value) == 1 else ''})"
     if isinstance(value, Affine):
         form = f"{value.a}*B" if value.a != 1 else "B"
-        return str(value.b) if value.constant else f"{form} + {value.b}" if value.b > 0 else f"{form} - {-value.b}" if value.b else form
+        return (
+            str(value.b)
+            if value.constant
+            else f"{form} + {value.b}"
+            if value.b > 0
+            else f"{form} - {-value.b}"
+            if value.b
+            else form
+        )
     return repr(value) if isinstance(value, str) and not value.startswith("np.") else str(value)
 
 

@@ -8,8 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from calcvm.ops.layouts import back
 from calcvm.ops.statement import PHASES
 from calcvm.script import helpers
 from calcvm.script.code import show
+from calcvm.script.names import functions, identifier
 from calcvm.script.optimizers import SLOTS
 from calcvm.script.sections import Line, Listing, shape_of
 from calcvm.vm.program.serialize import place, replace
@@ -71,9 +71,9 @@ def script(loaded: Loaded, parts: Parts) -> str:
 class _Script:
     def __init__(self, loaded: Loaded, parts: Parts):
         self.loaded, self.program, self.parts = loaded, loaded.program, parts
-        functions = [f"{path}_{CALLED.get(phase, phase)}" for path in self.program.paths for phase in PHASES]
+        sections = [f"{path}_{CALLED.get(phase, phase)}" for path in self.program.paths for phase in PHASES]
         data = [f"{name}_data" for name, facts in loaded.variables.items() if facts["kind"] == "placeholder"]
-        self.listing = Listing(self.program, map(_identifier, (*functions, *data)))
+        self.listing = Listing(self.program, map(identifier, (*sections, *data)))
         self.places = {name: self._name(name) for name in self._read_by_hand()}
 
     def _read_by_hand(self) -> list[str]:
@@ -89,9 +89,11 @@ class _Script:
     def text(self) -> str:
         sections = [self._section(*section) for section in self.program.sections if self._lines(*section)]
         views, step, predict = self._views(), self._step(), self._predict()
-        used = self.listing.functions([*sections, step, predict])
+        used = functions([*sections, step, predict])
         slots = any(_has(text, name) for name in SLOTS for text in (*used, *sections))
-        constants = [line for line in inspect.getsource(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)]
+        constants = [
+            line for line in inspect.getsource(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)
+        ]
         hyper = ["# An optimizer's numbers, by their places in its array.", *constants] if constants else []
         if any("GOLDEN" in text for text in used):
             hyper.append(f"GOLDEN = 0x{helpers.GOLDEN:X}  # of the hash that draws random numbers")
@@ -133,15 +135,22 @@ BATCH = {self.program.batch_size}  # the largest batch that the memory is planne
         elems = -(-program.heap_bytes // 8) * 8 // program.itemsize
         start, stop = self.loaded.opened
         whole = (stop - start) % program.itemsize == 0 and start % program.itemsize == 0
-        where = f"heap[{start // program.itemsize}:{stop // program.itemsize}]" if whole else f"heap.view(np.uint8)[{start}:{stop}]"
-        fixed, sized = [], []
+        where = (
+            f"heap[{start // program.itemsize}:{stop // program.itemsize}]"
+            if whole
+            else f"heap.view(np.uint8)[{start}:{stop}]"
+        )
+        fixed: list[tuple[str, str]] = []
+        sized: list[tuple[str, str]] = []
         for number, name in sorted(self.listing.names.items(), key=lambda item: symbols[item[0]].offset):
             symbol, shape = symbols[number], shape_of(symbols[number])
             more = "" if symbol.dtype == program.dtype else f", np.{symbol.dtype}"
             lies = f", {symbol.layout}" if symbol.layout and len(shape) > 2 else ""
             line = f"{name} = view({symbol.offset}, {show(shape)}{more})  # {symbol.kind}{lies}"
             (fixed if all(n.constant for n in shape) else sized).append((name, line))
-        globals_ = textwrap.fill("global B, " + ", ".join(name for name, _ in sized), 110, initial_indent=INDENT, subsequent_indent=INDENT)
+        globals_ = textwrap.fill(
+            "global B, " + ", ".join(name for name, _ in sized), 110, initial_indent=INDENT, subsequent_indent=INDENT
+        )
         globals_ = " \\\n".join(globals_.split("\n"))
         body = "\n".join(INDENT + line for _, line in sized)
         of_batch = f'''def of_batch(n):
@@ -174,14 +183,19 @@ of_batch(BATCH)
         return self.listing.sections.get((path, phase), [])
 
     def _function(self, path: str, phase: str) -> str:
-        return _identifier(f"{path}_{CALLED.get(phase, phase)}")
+        return identifier(f"{path}_{CALLED.get(phase, phase)}")
 
     def _section(self, path: str, phase: str) -> str:
         lines = self._lines(path, phase)
         peak = max(line.live for line in lines)
-        out = [f"def {self._function(path, phase)}():", f'    """{_about(path, phase)}  At most {peak:,} bytes live, at the largest batch."""']
+        out = [
+            f"def {self._function(path, phase)}():",
+            f'    """{_about(path, phase)}  At most {peak:,} bytes live, at the largest batch."""',
+        ]
         for line in lines:
-            out.append(f"    # {line.label}: {line.about}; {line.live:,} bytes live" if line.about else f"    # {line.label}")
+            out.append(
+                f"    # {line.label}: {line.about}; {line.live:,} bytes live" if line.about else f"    # {line.label}"
+            )
             out += [INDENT + text for text in line.texts]
         return "\n".join(out) + "\n"
 
@@ -226,21 +240,21 @@ of_batch(BATCH)
         loss, adds = self.places[facts["loss"]], facts["accumulate"]
         rounds = self._calls(path, ("forward", "loss", "backward"))
         ends = [call for phase in ("optimize", "end_round") for call in self._own(path, phase)]
-        name = "step" if path == "learn" else _identifier(f"{path}_step")
+        name = "step" if path == "learn" else identifier(f"{path}_step")
         if adds:
             seed = self.listing.names[facts["seed"]]
             body = [
                 f"def {name}({arguments}):",
                 f'    """A training step of path {path} on any number of samples: its loss.  More than BATCH are rounds, whose gradients add up."""',
-                "    loss = 0.0",
+                "    total_loss = 0.0",
                 f"    for start in range(0, {n}, BATCH):",
                 f"        of_batch(min(BATCH, {n} - start))",
                 *self._sliced(feeds),
                 f"        {seed}[...] = B / {n}",
                 *(f"        {call}" for call in rounds),
-                f"        loss += float({loss}.reshape(())) * B / {n}",
+                f"        total_loss += float({loss}.reshape(())) * B / {n}",
                 *(f"    {call}" for call in ends),
-                "    return loss",
+                "    return total_loss",
             ]
         else:
             body = [
@@ -301,7 +315,10 @@ of_batch(BATCH)
             f"        of_batch(min(BATCH, {n} - start))",
             *self._sliced(feeds),
             *(f"        {call}" for call in self._calls("predict", ("forward", "loss"))),
-            *(f"        sums[{called!r}] += float({self.places[name]}.reshape(())) * B / {n}" for name, called in figures.items()),
+            *(
+                f"        sums[{called!r}] += float({self.places[name]}.reshape(())) * B / {n}"
+                for name, called in figures.items()
+            ),
             "    return sums",
         ]
         return "\n".join(body) + "\n"
@@ -342,7 +359,11 @@ if __name__ == "__main__":
     def _state(self) -> str:
         start, stop = self.loaded.opened
         size = self.program.itemsize
-        return f"heap[{start // size}:{stop // size}]" if start % size == stop % size == 0 else f"heap.view(np.uint8)[{start}:{stop}]"
+        return (
+            f"heap[{start // size}:{stop // size}]"
+            if start % size == stop % size == 0
+            else f"heap.view(np.uint8)[{start}:{stop}]"
+        )
 
     def _random(self, name: str, shape: tuple[int, ...]) -> str:
         classes, dtype = self.loaded.variables[name]["classes"], self.loaded.symbol(name).dtype
@@ -358,11 +379,6 @@ def _rule(title: str) -> str:
     return f"# {'-' * 64} {title}\n"
 
 
-def _identifier(text: str) -> str:
-    found = re.sub(r"\W", "_", text, flags=re.ASCII)
-    return f"_{found}" if found[0].isdigit() else found
-
-
 def _has(text: str, name: str) -> bool:
     return bool(re.search(rf"\b{name}\b", text))
 
@@ -375,4 +391,3 @@ def _about(path: str, phase: str) -> str:
         "optimize": f"A step of path {path}'s optimizer.",
         "end_round": f"What begins path {path}'s next gradients.",
     }[phase]
-

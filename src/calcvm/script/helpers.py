@@ -161,20 +161,19 @@ def conv_back(dy, wt, size, stride, padding, dilation, groups):
     for tap in np.ndindex(*window):
         turned = wt[tap].reshape(wt.shape[-2], groups, -1).transpose(2, 1, 0).reshape(-1, groups * wt.shape[-2])
         dx[at_tap(tap, stride, dilation, out)] += product(dy, turned, groups)
-    return dx[(slice(None), *(slice(p, p + n) for p, n in zip(padding, size)))]
+    cut = (slice(None), *(slice(p, p + n) for p, n in zip(padding, size)))
+    return dx[cut]
 
 
 def max_pool(x, window, stride, padding, dilation, out):
     """The largest of each window, and the first tap where it is."""
     seen = padded(np.ones_like(x, bool), window, stride, padding, dilation, out)
     x = padded(x, window, stride, padding, dilation, out, -np.inf)
-    y, index = None, None
+    y = np.full((len(x), *out, x.shape[-1]), -np.inf, x.dtype)
+    index, found = np.zeros(y.shape, np.int32), np.zeros(y.shape, bool)
     for number, tap in enumerate(np.ndindex(*window)):
         at = at_tap(tap, stride, dilation, out)
         part, there = x[at], seen[at]
-        if y is None:
-            y, index, found = part.copy(), np.full(part.shape, number), there.copy()
-            continue
         better = there & (~found | (part > y) | (np.isnan(part) & ~np.isnan(y)))
         y[better], index[better] = part[better], number
         found |= there
@@ -183,7 +182,9 @@ def max_pool(x, window, stride, padding, dilation, out):
 
 def max_pool_back(dy, index, size, window, stride, padding, dilation):
     """Each dy where its window has the largest."""
-    return pool_back([np.where(index == t, dy, 0) for t in range(math.prod(window))], size, window, stride, padding, dilation)
+    return pool_back(
+        [np.where(index == t, dy, 0) for t in range(math.prod(window))], size, window, stride, padding, dilation
+    )
 
 
 def sum_pool(x, window, stride, padding, out):
@@ -206,7 +207,8 @@ def pool_back(parts, size, window, stride, padding, dilation):
     dx = np.zeros((len(parts[0]), *shape, parts[0].shape[-1]), parts[0].dtype)
     for tap, part in zip(np.ndindex(*window), parts):
         dx[at_tap(tap, stride, dilation, out)] += part
-    return dx[(slice(None), *(slice(p, p + n) for p, n in zip(padding, size)))]
+    cut = (slice(None), *(slice(p, p + n) for p, n in zip(padding, size)))
+    return dx[cut]
 
 
 def counts(size, window, stride, padding, after, out, dtype=np.float32):
@@ -294,7 +296,11 @@ def weights_of_scaling(n, to, step, linear, align, dtype):
     if not linear:
         place = np.float32(o.astype(dtype) * dtype(step))
     else:
-        place = o.astype(dtype) * dtype(step) if align else np.maximum((o.astype(dtype) + dtype(0.5)) * dtype(step) - dtype(0.5), 0)
+        place = (
+            o.astype(dtype) * dtype(step)
+            if align
+            else np.maximum((o.astype(dtype) + dtype(0.5)) * dtype(step) - dtype(0.5), 0)
+        )
     below = np.minimum(place.astype(np.int64), n - 1)
     t = np.where(below < n - 1, place - below, 0).astype(dtype) if linear else np.zeros(to, dtype)
     weights = np.zeros((to, n), dtype)

@@ -14,7 +14,9 @@ from calcvm.script.code import trace
 from calcvm.script.row import FALLBACKS, Row, Writer, writes
 
 STEPS = ("tick", "rate_table", "rate_scale")
-SLOTS = tuple(name for name, value in vars(steps).items() if name.isupper() and isinstance(value, int) and name != "N_SLOTS")
+SLOTS = tuple(
+    name for name, value in vars(steps).items() if name.isupper() and isinstance(value, int) and name != "N_SLOTS"
+)
 
 
 def _update_row(name: str) -> Writer | None:
@@ -57,8 +59,13 @@ def _slot(name: str) -> str:
 
 def _of_update(update: Update) -> str:
     """``def adam(p, g, m, v, s, clip)``: each state and p in turn, in place."""
-    lines = [f"def {update.name}(p, g, {''.join(f'{v}, ' for v in update.state)}s, clip):", f'    """{update.source}"""']
-    wanted = sorted({*update.slots, *(("weight_decay",) if update.decay else ())} & {*HYPER_SLOTS}, key=HYPER_SLOTS.index)
+    lines = [
+        f"def {update.name}(p, g, {''.join(f'{v}, ' for v in update.state)}s, clip):",
+        f'    """{update.source}"""',
+    ]
+    wanted = sorted(
+        {*update.slots, *(("weight_decay",) if update.decay else ())} & {*HYPER_SLOTS}, key=HYPER_SLOTS.index
+    )
     lines += [f"    {name} = {_slot(name)}" for name in wanted]
     lines.append(f"    g = g * {_slot('clip_scale')} if clip else g")
     if update.decay:

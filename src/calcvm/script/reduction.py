@@ -6,6 +6,7 @@ from typing import Any
 
 from calcvm.formulas.declare import PAIR_LOSSES, Formula
 from calcvm.ops.dims import ONE, Affine, Shape
+from calcvm.script.code import ONE as ONE_TEXT
 from calcvm.script.code import show_axes
 from calcvm.script.elementwise import applied
 from calcvm.script.row import FALLBACKS, Row, Writer, sizes, writes
@@ -139,7 +140,13 @@ def _terms(r: Row, f: Formula) -> None:
 
 def _slope(r: Row, v: str, f: Formula) -> None:
     slope = applied(r, f, *(r.like(name, f"d{v}") for name in f.reads))
-    r.put(f"d{v}", r.x("dloss") / r.number(r.w.count) * slope)
+    r.put(f"d{v}", weighted(r, slope))
+
+
+def weighted(r: Row, slope: Any) -> Any:
+    """A slope times the gradient of the mean that it is part of."""
+    seed, count = r.x("dloss"), r.number(r.w.count)
+    return slope / count if seed.form == ONE_TEXT else seed / count * slope
 
 
 @writes("loss_mean", "metric_mean")
@@ -167,7 +174,7 @@ def _wanted(r: Row) -> Any:
 
 def one_hot(r: Row, labels: Any) -> Any:
     of = next(r.dtype(v) for v in ("p", "dlogits", "logits", "dx", "scores") if v in r)
-    return r.call("one_hot", labels, r.w.N, f"np.{of}")
+    return r.call("one_hot", labels, r.w.N, *([] if of == "float32" else [f"np.{of}"]))
 
 
 @writes("softmax_cross_entropy_fwd")
@@ -184,8 +191,8 @@ def _cross_entropy(r: Row) -> None:
 @writes("softmax_cross_entropy_bwd")
 def _cross_entropy_back(r: Row) -> None:
     p, q = r.x("p", *rows_of(r)), _wanted(r)
-    weighted = p * total(q) if r.w.dense == 1 else p
-    r.put("dlogits", r.x("dloss") / r.number(r.w.count) * (weighted - q), *rows_of(r))
+    by_row = p * total(q) if r.w.dense == 1 else p
+    r.put("dlogits", weighted(r, by_row - q), *rows_of(r))
 
 
 @writes("pick_fwd")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import inspect
-import keyword
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -13,20 +9,13 @@ from calcvm.ops.dims import Affine, Shape, affine
 from calcvm.ops.layouts import laid
 from calcvm.ops.sizes import extent
 from calcvm.ops.spec import HEADER_WORDS
-from calcvm.script import helpers
 from calcvm.script.code import show, trace
-from calcvm.script.optimizers import SLOTS, STEPS, UPDATES, source_of
+from calcvm.script.names import Names
 from calcvm.script.row import Row, Seen, lines_of, writer_of
 from calcvm.vm.program.encoding import ABSENT, ALIGN_BYTES, RESERVED, bits_float
 from calcvm.vm.program.program import Program, Symbol
 
 NO_WORDS = ("wn", "phases")  # of kernels, which a script has not
-HELPERS = {name: value for name, value in vars(helpers).items() if getattr(value, "__module__", "") == helpers.__name__}
-OWN = {
-    "B", "BATCH", "HERE", "argparse", "evaluate", "heap", "main", "math", "np", "of_batch", "predict", "step", "view",
-    "GOLDEN", "N_SLOTS", "Path",
-}  # fmt: skip
-BUILTINS = {*dir(builtins)} - {"all", "any", "filter", "hash", "id", "input", "object", "type"}  # which no script calls
 
 
 @dataclass
@@ -43,13 +32,11 @@ class Listing:
     """A program's rows as statements on named views.
 
     names : of each symbol that rows work on, by its number.
-    used : functions that the statements call.
     """
 
     def __init__(self, program: Program, taken: Iterable[str] = ()):
         self.program = program
-        self._taken = {*OWN, *HELPERS, *SLOTS, *STEPS, *UPDATES, *BUILTINS, *keyword.kwlist, *taken}
-        self.names: dict[int, str] = {}
+        self.names: Names[int] = Names(taken)
         self.patches = {(int(r), int(w)): Affine(int(a), int(b)) for r, w, a, b in program.patches}
         live = _live(program)
         self.sections: dict[tuple[str, str], list[Line]] = {
@@ -58,14 +45,7 @@ class Listing:
 
     def name(self, number: int) -> str:
         """The name of a symbol's view in the script."""
-        if number not in self.names:
-            stem = re.sub(r"\W", "_", self.program.symbols[number].name, flags=re.ASCII) or "v"
-            stem = f"v{stem}" if stem[0].isdigit() else stem
-            while stem in self._taken or re.fullmatch(r"u\d+", stem) or stem.startswith("__"):
-                stem += "_"
-            self._taken.add(stem)
-            self.names[number] = stem
-        return self.names[number]
+        return self.names.of(number, self.program.symbols[number].name)
 
     def _line(self, pc: int, live: int) -> Line:
         program, spec = self.program, self.program.spec(pc)
@@ -93,26 +73,11 @@ class Listing:
         writer_of(spec.name)(r)
         return Line(program.labels[pc], ", ".join(about), live, lines_of(r))
 
-    # ------------------------------------------------------------ what the statements need
-    def functions(self, texts: Iterable[str]) -> list[str]:
-        """Sources of the functions that texts call, and of those that these call, in the order in which they are declared."""
-        source = {**HELPERS, **dict.fromkeys((*UPDATES, *STEPS))}
-        found: dict[str, str] = {}
-        todo = [*texts]
-        while todo:
-            for name in sorted({*re.findall(r"\b[a-z_]\w*(?=\()", todo.pop())} & source.keys() - found.keys()):
-                found[name] = source_of(name) if source[name] is None else _source(source[name])
-                todo.append(found[name])
-        return [found[name] for name in source if name in found]
-
-
-def _source(fn: object) -> str:
-    return inspect.getsource(fn)  # type: ignore[arg-type]
-
 
 def shape_of(symbol: Symbol) -> Shape:
     """How a symbol lies."""
-    return laid(tuple(map(affine, symbol.shape)), symbol.layout)
+    shape = tuple(map(affine, symbol.shape))
+    return shape if symbol.members else laid(shape, symbol.layout)
 
 
 # ---------------------------------------------------------------- live bytes
@@ -161,4 +126,3 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _total(spans: list[tuple[int, int]]) -> int:
     return sum(stop - start for start, stop in spans)
-
