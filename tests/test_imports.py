@@ -67,12 +67,16 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numba", "numpy", "llvmlite"},
     ),
     "vm.memory": ({"errors", "checks", "ops", "tables", "vm.program", "vm.run"}, {"numpy"}),
+    "script": (
+        {"errors", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
+        {"numpy"},
+    ),  # vm.run: a type
     "progress": ({"tables"}, {"rich"}),
     "compiler": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda"} | VM,
         {"typing_extensions"},
     ),
-    "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
+    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
     "ensemble": ({"errors", "checks", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
     "exploration": (
@@ -88,7 +92,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "typer", "matplotlib"},
     ),  # kernels_cpu, vm.run: info
     "__main__": ({"cli"}, set()),
-    "": (ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data", "operators", "zoo"}, set()),
+    "": (
+        ALL_LOWER | {"compiler", "model", "fleet", "ensemble", "exploration", "data", "operators", "script", "zoo"},
+        set(),
+    ),
 }
 
 

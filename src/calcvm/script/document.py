@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from calcvm.vm.run.loaded import Loaded
 
 CALLED = {"optimize": "update"}  # sections by other names
-INDENT = "    "
+INDENT, WIDTH = "    ", 110
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ BATCH = {self.program.batch_size}  # the largest batch that the memory is planne
             line = f"{name} = view({symbol.offset}, {show(shape)}{more})  # {symbol.kind}{lies}"
             (fixed if all(n.constant for n in shape) else sized).append((name, line))
         globals_ = textwrap.fill(
-            "global B, " + ", ".join(name for name, _ in sized), 110, initial_indent=INDENT, subsequent_indent=INDENT
+            "global B, " + ", ".join(name for name, _ in sized), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT
         )
         globals_ = " \\\n".join(globals_.split("\n"))
         body = "\n".join(INDENT + line for _, line in sized)
@@ -193,10 +193,10 @@ of_batch(BATCH)
             f'    """{_about(path, phase)}  At most {peak:,} bytes live, at the largest batch."""',
         ]
         for line in lines:
-            out.append(
-                f"    # {line.label}: {line.about}; {line.live:,} bytes live" if line.about else f"    # {line.label}"
-            )
-            out += [INDENT + text for text in line.texts]
+            said = f"{line.label}: {line.about}; {line.live:,} bytes live" if line.about else line.label
+            out += textwrap.wrap(said, WIDTH, initial_indent=f"{INDENT}# ", subsequent_indent=f"{INDENT}# ")
+            for text in line.texts:
+                out += _wrapped(text)
         return "\n".join(out) + "\n"
 
     def _calls(self, path: str, phases: tuple[str, ...]) -> list[str]:
@@ -373,6 +373,13 @@ if __name__ == "__main__":
         if dtype == self.program.dtype:
             return f"rng.random({size}, np.{dtype})"
         return f"rng.integers(0, {2 if dtype == 'bool' else 100}, {size}).astype(np.{dtype})"
+
+
+def _wrapped(text: str) -> list[str]:
+    """A statement of a function's body; one that is a call, over several lines where it is long."""
+    if not re.fullmatch(r"\w+\([^()]*\)", text):
+        return [INDENT + text]
+    return textwrap.wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=2 * INDENT, break_long_words=False)
 
 
 def _rule(title: str) -> str:

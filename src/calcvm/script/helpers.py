@@ -123,46 +123,46 @@ def at_tap(tap, stride, dilation, out):
     return (slice(None), *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, s, d, o in zip(tap, stride, dilation, out)))
 
 
-def product(a, b, groups):
-    """(..., G*C) times (C, G*F), each of the groups of channels by itself: (..., G*F)."""
-    if groups == 1:
-        return (np.ascontiguousarray(a).reshape(-1, a.shape[-1]) @ b).reshape(*a.shape[:-1], -1)
-    parts = a.reshape(-1, groups, a.shape[-1] // groups).transpose(1, 0, 2)
-    found = parts @ b.reshape(b.shape[0], groups, -1).transpose(1, 0, 2)
-    return found.transpose(1, 0, 2).reshape(*a.shape[:-1], -1)
+def columns(x, window, stride, padding, dilation, out, groups):
+    """(groups, places, taps*C): what each window sees of the channels of each group."""
+    x = padded(x, window, stride, padding, dilation, out)
+    n, *steps, last = x.strides
+    strides = (n, *(a * s for a, s in zip(steps, stride)), *(a * d for a, d in zip(steps, dilation)), last)
+    seen = np.lib.stride_tricks.as_strided(x, (len(x), *out, *window, x.shape[-1]), strides)
+    seen = seen.reshape(-1, math.prod(window), groups, x.shape[-1] // groups)
+    return seen.transpose(2, 0, 1, 3).reshape(groups, len(seen), -1)
+
+
+def by_group(y, groups):
+    """(groups, places, F): images with the channels of each group by themselves."""
+    return y.reshape(-1, groups, y.shape[-1] // groups).transpose(1, 0, 2)
+
+
+def filters(wt, groups):
+    """(groups, taps*C, F): weights (*window, C, groups*F) by group."""
+    return wt.reshape(-1, groups, wt.shape[-1] // groups).transpose(1, 0, 2)
 
 
 def conv(x, wt, stride, padding, dilation, groups, out):
-    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f]: a matrix product for each tap k of the window."""
-    window = wt.shape[:-2]
-    x = padded(x, window, stride, padding, dilation, out)
-    return sum(product(x[at_tap(tap, stride, dilation, out)], wt[tap], groups) for tap in np.ndindex(*window))
+    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f]"""
+    y = columns(x, wt.shape[:-2], stride, padding, dilation, out, groups) @ filters(wt, groups)
+    return y.transpose(1, 0, 2).reshape(len(x), *out, -1)
 
 
 def conv_weights(x, dy, window, stride, padding, dilation, groups):
     """dwt[k,c,f] = sum_n,o x[n,o*S+k*L-P,c]*dy[n,o,f]"""
-    out = dy.shape[1:-1]
-    x = padded(x, window, stride, padding, dilation, out)
-    dy = dy.reshape(-1, groups, dy.shape[-1] // groups).transpose(1, 0, 2)
-    parts = []
-    for tap in np.ndindex(*window):
-        part = x[at_tap(tap, stride, dilation, out)]
-        part = part.reshape(-1, groups, x.shape[-1] // groups).transpose(1, 2, 0)
-        parts.append((part @ dy).transpose(1, 0, 2).reshape(part.shape[1], -1))
-    return np.array(parts).reshape(*window, *parts[0].shape)
+    seen = columns(x, window, stride, padding, dilation, dy.shape[1:-1], groups)
+    dwt = seen.transpose(0, 2, 1) @ by_group(dy, groups)
+    return dwt.transpose(1, 0, 2).reshape(*window, -1, dy.shape[-1])
 
 
 def conv_back(dy, wt, size, stride, padding, dilation, groups):
     """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f], of spatial sizes ``size``."""
-    window, out = wt.shape[:-2], dy.shape[1:-1]
-    spans = zip(size, out, window, stride, padding, dilation)
-    shape = [max(n + p, (o - 1) * s + (k - 1) * d + 1) for n, o, k, s, p, d in spans]
-    dx = np.zeros((len(dy), *shape, wt.shape[-2] * groups), dy.dtype)
-    for tap in np.ndindex(*window):
-        turned = wt[tap].reshape(wt.shape[-2], groups, -1).transpose(2, 1, 0).reshape(-1, groups * wt.shape[-2])
-        dx[at_tap(tap, stride, dilation, out)] += product(dy, turned, groups)
-    cut = (slice(None), *(slice(p, p + n) for p, n in zip(padding, size)))
-    return dx[cut]
+    window = wt.shape[:-2]
+    seen = by_group(dy, groups) @ filters(wt, groups).transpose(0, 2, 1)
+    seen = seen.reshape(groups, -1, math.prod(window), wt.shape[-2]).transpose(2, 1, 0, 3)
+    parts = seen.reshape(len(seen), *dy.shape[:-1], groups * wt.shape[-2])
+    return pool_back(parts, size, window, stride, padding, dilation)
 
 
 def max_pool(x, window, stride, padding, dilation, out):
@@ -175,8 +175,7 @@ def max_pool(x, window, stride, padding, dilation, out):
         at = at_tap(tap, stride, dilation, out)
         part, there = x[at], seen[at]
         better = there & (~found | (part > y) | (np.isnan(part) & ~np.isnan(y)))
-        y[better], index[better] = part[better], number
-        found |= there
+        y, index, found = np.where(better, part, y), np.where(better, number, index), found | there
     return y, index
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import inspect
 import keyword
 import re
 from collections.abc import Hashable, Iterable
 from typing import Any, TypeVar
 
 from calcvm.script import helpers
-from calcvm.script.optimizers import SLOTS, STEPS, UPDATES, source_of
+from calcvm.script.optimizers import SLOTS, STEPS, UPDATES, function, source_of
 
 HELPERS: dict[str, Any] = {
     name: value for name, value in vars(helpers).items() if getattr(value, "__module__", "") == helpers.__name__
@@ -55,6 +54,6 @@ def functions(texts: Iterable[str]) -> list[str]:
     todo = [*texts]
     while todo:
         for name in sorted({*re.findall(r"\b[a-z_]\w*(?=\()", todo.pop())} & source.keys() - found.keys()):
-            found[name] = source_of(name) if source[name] is None else inspect.getsource(source[name])
+            found[name] = source_of(name) if source[name] is None else function(helpers, name)
             todo.append(found[name])
     return [found[name] for name in source if name in found]

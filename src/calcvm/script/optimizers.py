@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+from types import ModuleType
 from typing import Any
 
 from calcvm.formulas import steps
@@ -49,8 +51,14 @@ def source_of(name: str) -> str:
     """The function of an update or of a step, as a script has it."""
     if name in UPDATES:
         return _of_update(UPDATES[name])
-    source = inspect.getsource(getattr(steps, name))
-    return re.sub(r"  # type: ignore\S*", "", source)
+    return re.sub(r"  # type: ignore\S*", "", function(steps, name))
+
+
+def function(module: ModuleType, name: str) -> str:
+    """The source of a module's function."""
+    text = inspect.getsource(module)
+    found = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return "\n".join(text.splitlines()[found.lineno - 1 : found.end_lineno]) + "\n"
 
 
 def _slot(name: str) -> str:
