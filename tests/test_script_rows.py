@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calcvm.ops import OPS
+from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
+from calcvm.ops import OPS, epilogues
 from calcvm.ops.dims import affine
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.types import dtype_of
@@ -13,7 +14,7 @@ from calcvm.script import helpers
 from calcvm.script.code import trace
 from calcvm.script.optimizers import SLOTS, STEPS, UPDATES, source_of
 from calcvm.script.row import Row, Seen, lines_of, writer_of
-from tests.rowrun import EPS, Case, _row_runs, _run, cases, close, words_of
+from tests.rowrun import EPS, Case, _row_runs, _run, cases, close, run_row, words_of
 
 GLOBALS = {**vars(helpers)}
 exec("import math\nN_SLOTS = 20\n" + "".join(f"{name} = {k}\n" for name, k in vars(__import__("calcvm.formulas.steps", fromlist=["x"])).items() if name in SLOTS), GLOBALS)  # fmt: skip
@@ -27,18 +28,21 @@ def shape_of(case: Case, row, name: str, elems):
     if case.spec.broadcast and name[0] == "d" and of in case.spec.inputs:
         of = case.spec.outputs[0]
     shape = shapes.get(of)
+    if name in ("other", "ya"):
+        result = row.writes[0].name
+        shape = shape_of(case, row, result, elems)
     if shape is None or int(np.prod([n.at(case.batch) for n in shape], dtype=int)) != elems:
         return (affine(elems),)
     return shape
 
 
-def run_text(case: Case, row, values, alias=None):
-    """What the row's text sets, by operand."""
+def run_text(case: Case, row, values, alias=None, more=()):
+    """What the row's text sets, by operand; ``more`` : operands that it has beside those of the example."""
     env = words_of(row, case.words)
     words = {w.name: case.forms.get(w.name, env.get(w.name)) for w in row.words if w.name not in ("wn", "phases")}
     of, operands, arrays, texts = trace(), {}, {}, {}
     for o in row.operands:
-        if o.access == "s" or (o.optional and o.name not in case.known()):
+        if o.access == "s" or (o.optional and o.name not in case.known() | {*more}):
             continue
         elems, dtype = int(evaluate(o.elems, env)), dtype_of(o.type, case.dtype)
         shape = shape_of(case, row, o.name, elems)
@@ -97,3 +101,25 @@ def test_texts_add_up_what_rounds_add(name):
                 got, texts = run_text(case, row, values)
                 for o, w in _run(case, row, values).items():
                     same(got[o].reshape(-1), w, "float32", f"{row.name}.{o}\n" + "\n".join(texts))
+
+
+FROM_RESULTS = {name for name in ACTIVATIONS[1:] if ELEMENTWISE[name].backward["x"].reads == ("dy", "y")}
+
+
+@pytest.mark.parametrize("name", sorted(n for n, op in OPS.items() if any(row.takes for row in op.rows)))
+@pytest.mark.parametrize("act", range(1, len(ACTIVATIONS)))
+def test_texts_do_epilogues(name, act):
+    """All that a row takes, and each activation."""
+    rng = np.random.default_rng(3)
+    for case in cases(OPS[name], "float64"):
+        for row, values in _row_runs(case):
+            if not row.takes or ("derivative" in row.takes and ACTIVATIONS[act] not in FROM_RESULTS):
+                continue
+            case.forms |= {"act": act, "alpha": 0.3}
+            case.words |= {"act": act, "alpha": 0.3}
+            env, names = words_of(row, case.words), [o.name for o in epilogues.operands_of(row.takes, "", "")]
+            own = {n: rng.uniform(-1, 1, int(evaluate(row.operand(n).elems, env))) for n in names}
+            want = run_row(row, case.words, values | own, "float64", known=case.known() | {*own})
+            got, texts = run_text(case, row, values | own, more=own)
+            for o, w in want.items():
+                same(got[o].reshape(-1), w, "float64", f"{row.name}.{o}\n" + "\n".join(texts))

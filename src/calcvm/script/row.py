@@ -116,9 +116,10 @@ def sizes(shape: tuple[Any, ...]) -> Shape:
 
 
 def _shaped(value: Any, own: Shape, wanted: Shape) -> Any:
-    if own == wanted or (not wanted and not own):
+    if own == wanted:
         return value
-    return value.reshape(*wanted) if numel(own) == numel(wanted) else value
+    assert numel(own) == numel(wanted), f"{own} is not {wanted} in another shape"
+    return value.reshape(*wanted)
 
 
 def writes(*names: str) -> Callable[[Writer], Writer]:
