@@ -71,6 +71,11 @@ def same(model: cv.Model, folder: Path, data: dict, batches: list[tuple[int, int
             assert got["figures"][name] == pytest.approx(value, rel=1e-4, abs=1e-6)
 
 
+def runs_on_random_numbers(folder: Path) -> None:
+    command = [sys.executable, "-I", str(folder / "train.py")]
+    assert "epoch 1: loss " in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def images(shape, classes, n=23, seed=0):
     rng = np.random.default_rng(seed)
     return {"input": rng.normal(size=(n, *shape)).astype("float32"), "target": rng.integers(0, classes, n)}
@@ -182,6 +187,7 @@ def test_augmented_images_of_bytes_and_weights_of_samples(tmp_path):
     got, _ = alone(model, tmp_path, data, STEPS)
     names = model.resident.loaded.feeds("learn")
     np.testing.assert_allclose(got["losses"], [model.step(*(data[n][a:b] for n in names)) for a, b in STEPS], rtol=1e-5)
+    runs_on_random_numbers(tmp_path)
 
 
 def test_a_graph_of_several_paths(tmp_path):
@@ -204,6 +210,7 @@ def test_a_graph_of_several_paths(tmp_path):
     data = {"x": rng.normal(size=(21, 6)).astype("f"), "t": rng.normal(size=(21, 2)).astype("f")}
     same(model, tmp_path, data, STEPS)
     assert "def decode_step(x_data):" in (tmp_path / "train.py").read_text()
+    runs_on_random_numbers(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -324,8 +331,9 @@ def test_paths_that_are_none_are_refused(tmp_path):
         model.to_python(3)
     with pytest.raises(cv.FileError):
         model.to_python(tmp_path / "none" / "train.py")
-    (tmp_path / "train.py").write_text("kept")
-    (tmp_path / "train.npy").mkdir()
-    with pytest.raises(cv.FileError):
-        model.to_python(tmp_path / "train.py")
-    assert (tmp_path / "train.py").read_text() == "kept"
+    for kept, folder in (("a.py", "a.npy"), ("b.npy", "b.py")):
+        (tmp_path / kept).write_text("kept")
+        (tmp_path / folder).mkdir()
+        with pytest.raises(cv.FileError, match="give the path of a file"):
+            model.to_python((tmp_path / kept).with_suffix(".py"))
+        assert (tmp_path / kept).read_text() == "kept" and len([*tmp_path.iterdir()]) in (2, 4)

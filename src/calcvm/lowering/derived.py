@@ -17,12 +17,12 @@ from calcvm.ops.statement import Statement, Value
 class Derived:
     """Statements that compute a gradient, in order, from sources that have the names of variables.
 
-    seed : the gradient of the loss itself, which is 1.
+    ones : gradients of the loss, and of what else a gradient is asked of, by themselves: 1.
     """
 
     statements: tuple[Statement, ...]
     gradient: Value
-    seed: Value
+    ones: tuple[Value, ...]
     sources: dict[Value, Variable]
 
 
@@ -53,7 +53,8 @@ def derived(path: Path, parameter: Variable) -> Derived:
     seed = emit.value(f"{path.name}.seed", "state", 1)
     target = emit.tensor(f"d{parameter.name}", "gradient", parameter.shape, layout=parameter.layout)
     Backward(emit, operations, False, {parameter: target}).run(path.loss, seed)
-    return Derived(tuple(_needed(emit.statements, target)), target, seed, {emit.env[v]: v for v in sources})
+    asked = [facts["symbol"] for facts in lowering.facts.state if facts["kind"] == "fill"]
+    return Derived(tuple(_needed(emit.statements, target)), target, (seed, *asked), {emit.env[v]: v for v in sources})
 
 
 def _needed(statements: list[Statement], target: Value) -> list[Statement]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Mapping
@@ -52,25 +54,35 @@ def write(loaded: Loaded, parts: Parts, image: np.ndarray, path: str | PathLike[
     target = place(path)
     if target.suffix != ".py":
         raise CalcError(f"to_python: {str(path)!r} is no name of a script, which ends with .py: its weights take .npy")
-    text = script(loaded, parts).encode()
-    cells = image.view(loaded.program.dtype) if image.nbytes % loaded.program.itemsize == 0 else image
+    beside = target.with_suffix(".npy")
+    text = script(loaded, parts, target.name).encode()
+    cells = image.view(loaded.program.dtype) if _whole(loaded) else image
 
     def weights(file: BinaryIO) -> None:
+        """And the script, so that what fails while there is much to write leaves both as they were."""
         np.lib.format.write_array(file, cells, allow_pickle=False)
+        replace(target, lambda script: script.write(text))
 
     with telling(str(path), "written"):
-        replace(target.with_suffix(".npy"), weights)
-        replace(target, lambda file: file.write(text))
+        for file in (target, beside):
+            if file.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+        replace(beside, weights)
 
 
-def script(loaded: Loaded, parts: Parts) -> str:
-    """The text of the script (UnsupportedOperator: a row has none)."""
-    return _Script(loaded, parts).text()
+def _whole(loaded: Loaded) -> bool:
+    """Whether what persists is whole numbers of the program's type."""
+    return all(end % loaded.program.itemsize == 0 for end in loaded.opened)
+
+
+def script(loaded: Loaded, parts: Parts, name: str) -> str:
+    """The text of the script of a name (UnsupportedOperator: a row has none)."""
+    return _Script(loaded, parts, name).text()
 
 
 class _Script:
-    def __init__(self, loaded: Loaded, parts: Parts):
-        self.loaded, self.program, self.parts = loaded, loaded.program, parts
+    def __init__(self, loaded: Loaded, parts: Parts, name: str):
+        self.loaded, self.program, self.parts, self.file = loaded, loaded.program, parts, name
         sections = [f"{path}_{CALLED.get(phase, phase)}" for path in self.program.paths for phase in PHASES]
         data = [f"{name}_data" for name, facts in loaded.variables.items() if facts["kind"] == "placeholder"]
         self.listing = Listing(self.program, map(identifier, (*sections, *data)))
@@ -114,7 +126,7 @@ class _Script:
         inputs, targets = ", ".join(self.parts.inputs), ", ".join(self.parts.targets)
         return f'''"""A network as a program over one array of {self.program.heap_bytes:,} bytes: NumPy alone runs it.
 
-    python FILE --data data.npz --epochs 5     # arrays {inputs} and {targets}, samples first
+    python {self.file} --data data.npz --epochs 5     # arrays {inputs} and {targets}, samples first
 
 `step` trains on a batch, `predict` gives outputs, `evaluate` figures.  Every value is a view of ``heap``, at the place that a
 plan has given it: values that do not live at one time have the same cells.  Weights come from the .npy beside this file.
@@ -133,13 +145,6 @@ BATCH = {self.program.batch_size}  # the largest batch that the memory is planne
     def _views(self) -> str:
         program, symbols = self.program, self.program.symbols
         elems = -(-program.heap_bytes // 8) * 8 // program.itemsize
-        start, stop = self.loaded.opened
-        whole = (stop - start) % program.itemsize == 0 and start % program.itemsize == 0
-        where = (
-            f"heap[{start // program.itemsize}:{stop // program.itemsize}]"
-            if whole
-            else f"heap.view(np.uint8)[{start}:{stop}]"
-        )
         fixed: list[tuple[str, str]] = []
         sized: list[tuple[str, str]] = []
         for number, name in sorted(self.listing.names.items(), key=lambda item: symbols[item[0]].offset):
@@ -162,7 +167,7 @@ BATCH = {self.program.batch_size}  # the largest batch that the memory is planne
 {body}
 '''
         return f'''heap = np.zeros({elems}, np.{program.dtype})
-{where} = np.load(Path(__file__).with_suffix(".npy"))
+{self._state()} = np.load(Path(__file__).with_suffix(".npy"))
 
 
 def view(offset, shape, dtype=np.{program.dtype}):
@@ -213,20 +218,16 @@ of_batch(BATCH)
         """The name of a function's parameter for a placeholder."""
         return f"{self.places[name].rstrip('_')}_data"
 
-    def _check(self, names: tuple[str, ...]) -> tuple[str, str]:
-        """The samples of data for placeholders, and why these cannot be cut into batches, or ""."""
-        for name in names:
-            shape = self.loaded.forms[name]
-            if shape and shape[0] == Affine(1, 0):
-                return f"len({self._argument(name)})", ""
-        return "BATCH", "no data have samples first"
+    def _samples(self, names: tuple[str, ...]) -> str:
+        """How many samples data for placeholders have; where none has samples first, those of the planned batch."""
+        first = (name for name in names if self.loaded.forms[name][:1] == (Affine(1, 0),))
+        return next((f"len({self._argument(name)})" for name in first), "BATCH")
 
     def _sliced(self, names: tuple[str, ...]) -> list[str]:
         """Feeds of a part of the samples."""
         out = []
         for name in names:
-            shape = self.loaded.forms[name]
-            part = "[start : start + BATCH]" if shape and shape[0] == Affine(1, 0) else ""
+            part = "[start : start + BATCH]" if self.loaded.forms[name][:1] == (Affine(1, 0),) else ""
             out.append(f"        {self.places[name]}[...] = {self._argument(name)}{part}")
         return out
 
@@ -236,7 +237,7 @@ of_batch(BATCH)
     def _step_of(self, path: str) -> str:
         feeds, facts = self.loaded.feeds(path), self.loaded.paths[path]
         arguments = ", ".join(map(self._argument, feeds))
-        n, _ = self._check(feeds)
+        n = self._samples(feeds)
         loss, adds = self.places[facts["loss"]], facts["accumulate"]
         rounds = self._calls(path, ("forward", "loss", "backward"))
         ends = [call for phase in ("optimize", "end_round") for call in self._own(path, phase)]
@@ -274,7 +275,7 @@ of_batch(BATCH)
     def _predict(self) -> str:
         outputs = self.parts.outputs
         feeds = self.loaded.feeds("predict", ("forward",))
-        n, _ = self._check(feeds)
+        n = self._samples(feeds)
         results = ", ".join(self._result(name) for name in outputs)
         gathered = "[np.concatenate(of) for of in zip(*parts)]" if len(outputs) > 1 else "np.concatenate(parts)"
         body = [
@@ -306,7 +307,7 @@ of_batch(BATCH)
         if not figures:
             return ""
         feeds = self.loaded.feeds("predict", ("forward", "loss"))
-        n, _ = self._check(feeds)
+        n = self._samples(feeds)
         body = [
             f"def evaluate({', '.join(map(self._argument, feeds))}):",
             '    """Figures of any number of samples: means over batches, by their samples."""',
@@ -357,12 +358,11 @@ if __name__ == "__main__":
 '''
 
     def _state(self) -> str:
+        """What persists, of the heap."""
         start, stop = self.loaded.opened
         size = self.program.itemsize
         return (
-            f"heap[{start // size}:{stop // size}]"
-            if start % size == stop % size == 0
-            else f"heap.view(np.uint8)[{start}:{stop}]"
+            f"heap[{start // size}:{stop // size}]" if _whole(self.loaded) else f"heap.view(np.uint8)[{start}:{stop}]"
         )
 
     def _random(self, name: str, shape: tuple[int, ...]) -> str:

@@ -132,7 +132,7 @@ class _Writing:
         self.names: Names[Value] = Names()
         self.results: list[tuple[str, Any]] = []
         self.called: dict[int, str] = {}
-        self.now: dict[Value, Any] = {of.seed: number(self.trace, 1)}
+        self.now: dict[Value, Any] = dict.fromkeys(of.ones, number(self.trace, 1))
         self.read = {v for s in of.statements for v in s.read_values} | {of.gradient}
         for v, variable in of.sources.items():
             alone = variable.kind == "constant" and variable.init.size == 1
