@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from calcvm.formulas.number import ANY, CELLS, CONDITION, FLOAT, Text, Trace, traced
+from calcvm.formulas.number import CELLS, CONDITION, FLOAT, Text, Trace, traced
 from calcvm.ops.dims import Affine
 
 ATOM, POWER, UNARY, PRODUCT, SUM, COMPARED, LOWEST = 9, 6, 4, 4, 3, 2, 0  # how closely parts of expressions bind
@@ -171,6 +171,3 @@ def show_axes(axes: tuple[int, ...]) -> str:
 def formula(fn: Callable[..., Any], *values: Any) -> Any:
     """What a formula makes of expressions."""
     return traced(fn, *values)
-
-
-KINDS = {"bool": CONDITION, "any": ANY, "cells": CELLS}

@@ -77,12 +77,17 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
+def index_below(n, labels):
+    """Labels as integers; others than those in [0, n) are refused."""
+    whole = labels.astype(np.int64)
+    if not (labels == whole).all() or (whole < 0).any() or (whole >= n).any():
+        raise ValueError(f"labels must be integers in [0, {n})")
+    return whole
+
+
 def one_hot(labels, n, dtype=np.float32):
     """(...,) labels as (..., n) numbers, 1 at the label."""
-    labels = labels.astype(np.int64)
-    if labels.size and not 0 <= labels.min() <= labels.max() < n:
-        raise ValueError(f"labels must be integers in [0, {n})")
-    return np.eye(n, dtype=dtype)[labels]
+    return np.eye(n, dtype=dtype)[index_below(n, labels)]
 
 
 # ---------------------------------------------------------------- normalization

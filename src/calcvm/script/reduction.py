@@ -6,8 +6,8 @@ from typing import Any
 
 from calcvm.formulas.declare import PAIR_LOSSES, Formula
 from calcvm.ops.dims import ONE, Affine, Shape
+from calcvm.script.code import ATOM, LOWEST, show, show_axes
 from calcvm.script.code import ONE as ONE_TEXT
-from calcvm.script.code import show_axes
 from calcvm.script.elementwise import applied
 from calcvm.script.row import FALLBACKS, Row, Writer, sizes, writes
 
@@ -197,13 +197,9 @@ def _cross_entropy_back(r: Row) -> None:
 
 @writes("pick_fwd")
 def _pick(r: Row) -> None:
-    index = r.x("index", rows_of(r)[0])
-    places = r.call("np.arange", r.number(rows_of(r)[0]))
-    r.put("y", _indexed(r.x("x", *rows_of(r)), places, index), rows_of(r)[0])
-
-
-def _indexed(x: Any, places: Any, index: Any) -> Any:
-    return x._of("float", "{}[{}, {}.astype(int)]", 9, (x, 9), (places, 0), (index, 9))
+    places, n = rows_of(r)
+    x, index = r.x("x", places, n), r.call("index_below", n, r.x("index", places))
+    r.put("y", r.trace.of(f"{{}}[np.arange({show(places)}), {{}}]", ATOM, ((x, ATOM), (index, LOWEST))), places)
 
 
 @writes("pick_bwd")
