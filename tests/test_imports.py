@@ -67,12 +67,16 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numba", "numpy", "llvmlite"},
     ),
     "vm.memory": ({"errors", "checks", "ops", "tables", "vm.program", "vm.run"}, {"numpy"}),
+    "script": (
+        {"errors", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
+        {"numpy"},
+    ),  # vm.run: a type
     "progress": ({"tables"}, {"rich"}),
     "compiler": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress"} | VM,
         {"typing_extensions"},
     ),
-    "model": (ALL_LOWER | {"compiler"}, {"numpy"}),
+    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
     "devices": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "tables", "record", "compiler"}
@@ -94,7 +98,8 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),  # kernels_cpu, vm.run: info
     "__main__": ({"cli"}, set()),
     "": (
-        ALL_LOWER | {"compiler", "devices", "model", "fleet", "ensemble", "exploration", "data", "operators", "zoo"},
+        ALL_LOWER
+        | {"compiler", "devices", "model", "fleet", "ensemble", "exploration", "data", "operators", "script", "zoo"},
         set(),
     ),
 }

@@ -304,6 +304,9 @@ def targets():
                 "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "@": operator.matmul,
             }.items()
         },
+        "Model.to_python": method(cv.Model, model, "to_python"),
+        "Path.gradient_of": (lambda parameter: graph().paths["learn"].gradient_of(parameter), ["parameter"]),
+        "Equations.evaluate": (lambda values: graph().paths["learn"].gradient_of("linear_1.bias").evaluate(values), ["values"]),
         "Path.minimize": (minimize, ["loss", "optimizer", "output", "parameters", "rates"]),
         "Results.column": method(cv.Results, lambda: trained().fit(**QUIET), "column"),
         "Results.best": method(cv.Results, lambda: trained().fit(**QUIET), "best"),

@@ -25,6 +25,7 @@ from calcvm.fleet import Fleet, Handle, Results
 from calcvm.functions import *  # noqa: F403
 from calcvm.functions import __all__ as _functions
 from calcvm.gradients import grad_cam, gradient, saliency
+from calcvm.graph import LATER as _later
 from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
 from calcvm.images import *  # noqa: F403
 from calcvm.images import __all__ as _images
@@ -58,6 +59,15 @@ __all__ = [
 ]  # fmt: skip
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]
+
+
+def _gradient_of(path: Path, parameter: object) -> object:
+    from calcvm.script.equations import gradient_of
+
+    return gradient_of(path, parameter)
+
+
+_later["gradient_of"] = _gradient_of
 
 
 def __getattr__(name: str) -> object:

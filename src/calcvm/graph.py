@@ -316,6 +316,9 @@ class Operation:
         return {**dict.fromkeys(self.spec.inputs), **self.laid, **self.saved}
 
 
+LATER: dict[str, Callable[..., Any]] = {}  # what rooms above this one do for it, by name
+
+
 @dataclass(eq=False)
 class Path:
     """A part of the graph that runs as one: forward only, or with a backward that minimizes a loss.
@@ -434,6 +437,20 @@ class Path:
         if not chosen:
             raise CalcError("minimize: parameters is empty: leave it out to train all behind the loss")
         return tuple(v for v in behind if v in chosen)
+
+    def gradient_of(self, parameter: Variable | str) -> Any:
+        """The gradient of the path's loss by a parameter that it trains, as equations: ``print(path.gradient_of(W))``.
+
+        They are the rows that lowering derives for this gradient, before fusion and planning, put into each other where
+        elements are computed of elements, as NumPy would write them.  What comes back is a `calcvm.script.equations.Equations`: ``str`` of it,
+        ``equations`` as data, ``evaluate`` for numbers, and LaTeX in notebooks.
+
+        Raises
+        ------
+        CalcError : the path minimizes nothing, or does not train this parameter.
+        UnsupportedOperator : a row has no text, such as that of an operator of your own that is no formula.
+        """
+        return LATER["gradient_of"](self, parameter)
 
     def trained_behind(self, loss: Variable) -> list[Variable]:
         """Trainable parameters that a loss of this path has a gradient of, in the graph's order."""

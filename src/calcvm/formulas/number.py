@@ -8,7 +8,7 @@ type of the number that they meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from numbers import Integral, Real
 from typing import Any
@@ -167,38 +167,63 @@ SHORT = 16  # characters that are written again rather than given a name
 
 
 class Trace:
-    """The values of a formula as texts: each is made once, after its parts."""
+    """The values of a formula as texts: each is made once, after its parts.
 
-    def __init__(self) -> None:
+    number : the class of its values, `Text` or one that writes otherwise.
+    """
+
+    def __init__(self, number: type[Text] | None = None) -> None:
+        self.number = number or Text
         self.made: dict[tuple[Any, ...], Text] = {}
 
-    def of(self, form: str, rank: int = 9, parts: tuple[tuple[Text, int], ...] = (), kind: str = FLOAT) -> Text:
+    def of(self, form: str, rank: int = 9, parts: tuple[tuple[Text, int], ...] = (), kind: str = FLOAT) -> Any:
         """The value of a form, such as "{} + {}", and what stands in its places; see `Text`."""
         key = (form, kind, *((id(part), least) for part, least in parts))
         if key not in self.made:
-            self.made[key] = Text(self, form, rank, parts, kind)
+            self.made[key] = self.number(self, form, rank, parts, kind)
         return self.made[key]
 
-    def text(self, result: Text) -> str:
-        """What is used again, and is not short, is written once, after "where"."""
-        uses = {id(result): 1}
+    def equations(
+        self, results: Sequence[tuple[str, Text]], called: Mapping[int, str] | None = None, short: int = SHORT
+    ) -> list[tuple[str, str]]:
+        """Names and texts of results, in the order in which they were made, each after what it shares with others.
+
+        What is used again is written once, under its name in ``called`` (by its id), or where it is longer than ``short``
+        characters u1, u2, ...
+        """
+        called = called or {}
+        named: dict[int, list[str]] = {}
+        for name, result in results:
+            named.setdefault(id(result), []).append(name)
+        uses = dict.fromkeys(named, 1)
         for value in reversed(self.made.values()):
             for part, _ in value.parts if id(value) in uses else ():
                 uses[id(part)] = uses.get(id(part), 0) + 1
-        taken = {value.form for value in self.made.values()}
+        taken = {value.form for value in self.made.values()} | {name for name, _ in results}
         free = (name for k in count(1) if (name := f"u{k}") not in taken)
         written: dict[int, tuple[str, int]] = {}  # and rank
-        named = []
+        out: list[tuple[str, str]] = []
         for value in self.made.values():
-            if id(value) in uses:
-                parts = [(*written[id(part)], least) for part, least in value.parts]
-                text = value.form.format(*(said if rank >= least else f"({said})" for said, rank, least in parts))
-                written[id(value)] = text, value.rank
-                if uses[id(value)] > 1 and len(text) > SHORT:
-                    written[id(value)] = name, _ = next(free), 9
-                    named.append(f"{name} = {text}")
-        text, _ = written[id(result)]
-        return f"{text} where {', '.join(named)}" if named else text
+            if id(value) not in uses:
+                continue
+            parts = [(*written[id(part)], least) for part, least in value.parts]
+            text = value.form.format(*(said if rank >= least else f"({said})" for said, rank, least in parts))
+            written[id(value)] = text, value.rank
+            again = id(value) not in named and value.parts and uses[id(value)] > 1
+            if again and (len(text) > short or id(value) in called):
+                name = called.get(id(value)) or next(free)
+                written[id(value)] = name, 9
+                out.append((name, text))
+            for name in named.get(id(value), ()):
+                out.append((name, text))
+                if name.isidentifier():
+                    written[id(value)], text = (name, 9), name
+        return out
+
+    def text(self, result: Text) -> str:
+        """What is used again, and is not short, is written once, after "where"."""
+        *named, (_, text) = self.equations([("", result)])
+        return f"{text} where {', '.join(f'{name} = {said}' for name, said in named)}" if named else text
 
 
 class Text(Number):

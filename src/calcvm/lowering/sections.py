@@ -84,10 +84,12 @@ def lower(
     CalcError : a kept name is unknown, a path has a backward but minimizes nothing, or paths read each other.
     UnsupportedOperator : the loss depends on parameters through an operator without a gradient.
     """
-    return _Lowering(graph, Emitter(dtype, workers, gpu, graph.variables), accumulate, set(keep)).run()
+    return Lowering(graph, Emitter(dtype, workers, gpu, graph.variables), accumulate, set(keep)).run()
 
 
-class _Lowering:
+class Lowering:
+    """A lowering under way: of all paths (`run`), or of what `calcvm.lowering.derived` asks for."""
+
     def __init__(self, graph: CalcGraph, emit: Emitter, accumulate: bool, keep: set[str]):
         self.graph, self.accumulate = graph, accumulate
         self.emit = emit
@@ -113,7 +115,7 @@ class _Lowering:
     def run(self) -> tuple[Lowered, Facts]:
         for v in self.graph.variables.values():
             if v.kind != "result":
-                self._source(v)
+                self.source(v)
         order = self._order()
         for path in order:
             self._path(path)
@@ -164,7 +166,7 @@ class _Lowering:
         return order
 
     # ------------------------------------------------------------ values
-    def _source(self, v: Variable) -> None:
+    def source(self, v: Variable) -> None:
         """The value of a placeholder, parameter, buffer, constant or state."""
         if v.kind == "placeholder":
             self.emit.variable(v, "placeholder", resident=True)
@@ -247,7 +249,7 @@ class _Lowering:
                         inserted.advance(emit, v)
             for op in section:
                 if op.spec is GRADIENT:
-                    self._gradient(op, operations)
+                    self.gradient(op, operations)
                 else:
                     emit.forward(op)
             if wanted:
@@ -302,7 +304,7 @@ class _Lowering:
                 out.add(op)
         return out
 
-    def _gradient(self, op: Operation, operations: list[Operation]) -> None:
+    def gradient(self, op: Operation, operations: list[Operation]) -> None:
         """Rows of a gradient that the graph asks for, where it stands."""
         y, x, dx = op.inputs["y"], op.inputs["x"], op.outputs["dx"]
         self._check_buffers(self.graph.paths[self.emit.path], operations)

@@ -638,6 +638,32 @@ class Model(methods.Native):
         """
         files.write(self, path)
 
+    def to_python(self, path: str | PathLike[str]) -> None:
+        """Write the model as a script that trains and predicts with NumPy alone: ``path``, and its weights beside it as .npy.
+
+        A row is a line, on views of one array at the offsets of the plan.  ``python train.py --data data.npz --epochs 5``
+        trains; `step`, `predict` and `evaluate` of the script take batches of any size, as this model's do.
+
+        Parameters
+        ----------
+        path : such as "train.py": it ends with .py; files of both names are replaced, each whole or not at all.
+
+        Raises
+        ------
+        UnsupportedOperator : a row has no text, such as that of an operator of your own that is no formula.
+        CalcError : the path does not end with .py.
+        FileError : a file cannot be written; what was there is unchanged.
+        """
+        from calcvm.script.document import Parts, write
+
+        roles = self.roles
+        write(
+            self.resident.loaded,
+            Parts(roles.inputs, roles.targets, roles.outputs, roles.figures),
+            self.resident.image(),
+            path,
+        )
+
     def __reduce__(self) -> Any:
         """Pickled and copied as the file that `save` writes; the copy has a heap of its own."""
         file = BytesIO()

@@ -1,0 +1,173 @@
+"""Numbers of formulas as NumPy expressions: what a formula says of arrays of these names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from calcvm.formulas.number import CELLS, CONDITION, FLOAT, Text, Trace, traced
+from calcvm.ops.dims import Affine
+
+ATOM, POWER, UNARY, PRODUCT, SUM, COMPARED, LOWEST = 9, 6, 4, 4, 3, 2, 0  # how closely parts of expressions bind
+
+
+class Code(Text):
+    """A NumPy expression; formulas compute with it, and rows that are no formulas compose it.
+
+    Conditions are arrays of bool, of which ``& | ^ ~`` bind more closely than comparisons do.
+    """
+
+    # ------------------------------------------------------------ of formulas
+    def const(self, c: Any) -> Any:
+        return (
+            c if isinstance(c, Text) else number(self.trace, c, FLOAT if self.kind in (CELLS, CONDITION) else self.kind)
+        )
+
+    def _all(self, wanted: tuple[str, ...], *others: Any) -> list[Any]:
+        return [self, *map(self.const, others)]  # kinds were checked where the formula was declared
+
+    def select(self, condition: Any, x: Any, y: Any) -> Any:
+        x, y = self.const(x), self.const(y)
+        return self._of(x.kind, "np.where({}, {}, {})", ATOM, (condition, LOWEST), (x, LOWEST), (y, LOWEST))
+
+    def _joined(self, word: str, other: Any) -> Any:
+        sign = {"and": "&", "or": "|", "xor": "^"}[word]
+        return self._of(CONDITION, f"{{}} {sign} {{}}", LOWEST, (self, SUM), (self.const(other), SUM))
+
+    def __invert__(self) -> Any:
+        return self._of(CONDITION, "~{}", ATOM, (self, ATOM))
+
+    def equals(self, other: Any) -> Any:
+        return self._of(CONDITION, "{} == {}", COMPARED, (self, SUM), (self.const(other), SUM))
+
+    def sign(self) -> Any:
+        return call("np.sign", self)
+
+    def logistic(self) -> Any:
+        return call("sigmoid", self)
+
+    def softplus(self) -> Any:
+        return self._of(FLOAT, "np.logaddexp(0, {})", ATOM, (self, LOWEST))
+
+    def normal_cdf(self) -> Any:
+        return call("normal_cdf", self)
+
+    def erf(self) -> Any:
+        return call("erf", self)
+
+    # products with 1 and -1 and sums with 0 are left out
+    def __add__(self, other: Any) -> Any:
+        other = self.const(other)
+        if ZERO in (self.form, other.form):
+            return self if other.form == ZERO else other
+        return self._of(FLOAT, "{} + {}", SUM, (self, SUM), (other, SUM))
+
+    def __sub__(self, other: Any) -> Any:
+        other = self.const(other)
+        return self if other.form == ZERO else self._of(FLOAT, "{} - {}", SUM, (self, SUM), (other, PRODUCT))
+
+    def __mul__(self, other: Any) -> Any:
+        other = self.const(other)
+        if ONE in (self.form, other.form):
+            return self if other.form == ONE else other
+        return self._of(FLOAT, "{}*{}", PRODUCT, (self, PRODUCT), (other, PRODUCT))
+
+    def __truediv__(self, other: Any) -> Any:
+        other = self.const(other)
+        return self if other.form == ONE else self._of(FLOAT, "{}/{}", PRODUCT, (self, PRODUCT), (other, PRODUCT + 1))
+
+    def __radd__(self, other: Any) -> Any:
+        return self.const(other) + self
+
+    def __rsub__(self, other: Any) -> Any:
+        return self.const(other) - self
+
+    def __rmul__(self, other: Any) -> Any:
+        return self.const(other) * self
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self.const(other) / self
+
+    def __neg__(self) -> Any:
+        return self._of(FLOAT, "-{}", UNARY, (self, UNARY))
+
+    # ------------------------------------------------------------ of arrays
+    def __matmul__(self, other: Any) -> Any:
+        return self._of(FLOAT, "{} @ {}", PRODUCT, (self, PRODUCT), (other, PRODUCT + 1))
+
+    def __getitem__(self, index: Any) -> Any:  # type: ignore[override]
+        return self._of(self.kind, f"{{}}[{index}]", ATOM, (self, ATOM))
+
+    def __pow__(self, power: Any) -> Any:  # type: ignore[override]
+        return self if power == 1 else self._of(FLOAT, "{}**{}", POWER, (self, ATOM), (self.const(power), ATOM))
+
+    def method(self, said: str) -> Any:
+        """Such as ``x.sum(0)``, of the text "sum(0)"."""
+        return self._of(self.kind, f"{{}}.{said}", ATOM, (self, ATOM))
+
+    def reshape(self, *sizes: Any) -> Any:
+        return (
+            self
+            if self.form[0].isdigit() and not self.parts
+            else self.method(f"reshape({', '.join(map(show, sizes)) or '()'})")
+        )
+
+    def sum(self, *axes: int) -> Any:
+        return self.method(f"sum({show_axes(axes)})")
+
+
+ZERO, ONE = "0", "1"
+for _name in ("exp", "expm1", "log", "log1p", "tanh", "sqrt", "floor", "ceil", "rint"):
+    setattr(Code, _name, lambda x, said=f"np.{_name}": call(said, x))
+Code.fabs = lambda x: call("np.abs", x)  # type: ignore[attr-defined]
+
+
+def trace() -> Trace:
+    return Trace(Code)
+
+
+def number(of: Trace, c: Any, kind: str = FLOAT) -> Any:
+    """A number, or a size of the batch, of an expression."""
+    if isinstance(c, Affine):
+        return of.of(show(c), SUM if not c.constant and c.b else PRODUCT if not c.constant and c.a != 1 else ATOM)
+    if isinstance(c, float) and not math.isfinite(c):
+        return of.of("np.nan" if math.isnan(c) else "np.inf" if c > 0 else "-np.inf", SUM)
+    text = repr(int(c)) if c == int(c) and abs(c) < 1e6 else repr(c)
+    return of.of(text, ATOM if c >= 0 else SUM, (), kind)
+
+
+def call(name: str, *args: Any, kind: str = FLOAT, **named: Any) -> Any:
+    """``name(args..., key=value)``: at least one argument is an expression, others are as Python writes them."""
+    of = next(a for a in (*args, *named.values()) if isinstance(a, Text)).trace
+    said = [*("{}" if isinstance(a, Text) else show(a) for a in args)]
+    said += [f"{key}={'{}' if isinstance(a, Text) else show(a)}" for key, a in named.items()]
+    parts = tuple((a, LOWEST) for a in (*args, *named.values()) if isinstance(a, Text))
+    return of.of(f"{name}({', '.join(said)})", ATOM, parts, kind)
+
+
+def show(value: Any) -> str:
+    """A constant, a size, or a tuple of them, as Python writes it."""
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(show, value))}{',' if len(value) == 1 else ''})"
+    if isinstance(value, Affine):
+        form = f"{value.a}*B" if value.a != 1 else "B"
+        return (
+            str(value.b)
+            if value.constant
+            else f"{form} + {value.b}"
+            if value.b > 0
+            else f"{form} - {-value.b}"
+            if value.b
+            else form
+        )
+    return repr(value) if isinstance(value, str) and not value.startswith("np.") else str(value)
+
+
+def show_axes(axes: tuple[int, ...]) -> str:
+    return show(axes[0]) if len(axes) == 1 else show(axes) if axes else ""
+
+
+def formula(fn: Callable[..., Any], *values: Any) -> Any:
+    """What a formula makes of expressions."""
+    return traced(fn, *values)

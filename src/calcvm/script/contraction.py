@@ -1,0 +1,178 @@
+"""Texts of matrix products and convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from calcvm.ops.dims import ONE, Shape
+from calcvm.script.code import show_axes
+from calcvm.script.elementwise import activated, derived
+from calcvm.script.row import Row, writes
+
+
+def turned(x: Any) -> Any:
+    return x.method("T")
+
+
+# ---------------------------------------------------------------- matrix products
+@writes("linear_fwd")
+def _linear(r: Row) -> None:
+    m = r.w.rows * r.w.inner
+    y = r.x("x", m, r.w.K) @ r.x("wt", r.w.K, r.w.N)
+    r.put("y", activated(r, y + r.x("b", r.w.N) if "b" in r else y), m, r.w.N)
+
+
+@writes("linear_bwd_w")
+def _linear_w(r: Row) -> None:
+    m, add = r.w.rows * r.w.inner, r.w.acc == 1
+    dy = r.x("dy", m, r.w.N)
+    r.put("dwt", turned(r.x("x", m, r.w.K)) @ dy, r.w.K, r.w.N, add=add)
+    r.put("db", dy.sum(0), r.w.N, add=add)
+
+
+@writes("linear_bwd_x")
+def _linear_x(r: Row) -> None:
+    m = r.w.rows * r.w.inner
+    dx = r.x("dy", m, r.w.N) @ turned(r.x("wt", r.w.K, r.w.N))
+    r.put("dx", derived(r, dx, r.x("ya", m, r.w.K) if "ya" in r else None), m, r.w.K)
+
+
+def _matrices(r: Row, name: str) -> tuple[Any, bool]:
+    """a or b as [g, m, k] or [g, k, n], without g where there is one of them; and whether it is."""
+    w, many = r.w, r.w.ab == 1 if name == "a" else r.w.bb == 1
+    m, n = (w.M, w.K) if name == "a" else (w.K, w.N)
+    swapped = (w.ta if name == "a" else w.tb) == 1
+    lead = (w.G,) if many and w.by != 1 else ()
+    x = r.x(name, *lead, *((n, m) if swapped else (m, n)))
+    return (x.method("swapaxes(1, 2)" if lead else "T") if swapped else x), bool(lead)
+
+
+def _dy(r: Row) -> tuple[Any, bool]:
+    lead = () if r.w.by == 1 else (r.w.G,)
+    return r.x("dy", *lead, r.w.M, r.w.N), bool(lead)
+
+
+def _matrix_gradient(r: Row, name: str, value: Any, many: bool) -> None:
+    """Set the gradient of a or b, which may be stored transposed, from [g, m, k] of it; there is one for all g, or each has its own."""
+    w = r.w
+    own = (w.ab if name == "a" else w.bb) == 1
+    if many and not own:
+        value = value.sum(0)
+    m, n = (w.M, w.K) if name == "a" else (w.K, w.N)
+    lead = (w.G,) if many and own else ()
+    if (w.ta if name == "a" else w.tb) == 1:
+        value, m, n = value.method("swapaxes(1, 2)" if lead else "T"), n, m
+    r.put(f"d{name}", value, *lead, m, n, add=w.acc == 1)
+
+
+@writes("matmul_fwd")
+def _matmul(r: Row) -> None:
+    lead = () if r.w.by == 1 else (r.w.G,)
+    r.put("y", _matrices(r, "a")[0] @ _matrices(r, "b")[0], *lead, r.w.M, r.w.N)
+
+
+@writes("matmul_bwd_a")
+def _matmul_a(r: Row) -> None:
+    (b, b_many), (dy, many) = _matrices(r, "b"), _dy(r)
+    _matrix_gradient(r, "a", dy @ b.method("swapaxes(1, 2)" if b_many else "T"), many)
+
+
+@writes("matmul_bwd_b")
+def _matmul_b(r: Row) -> None:
+    (a, a_many), (dy, many) = _matrices(r, "a"), _dy(r)
+    _matrix_gradient(r, "b", a.method("swapaxes(1, 2)" if a_many else "T") @ dy, many)
+
+
+# ---------------------------------------------------------------- convolutions
+class Windows:
+    """What a convolution's words say, without leading axes of which nothing is seen."""
+
+    def __init__(self, r: Row):
+        w = r.w
+
+        def idle(i: int) -> bool:
+            ones = all(getattr(w, f"{v}{i}") == ONE for v in ("I", "O", "K", "S"))
+            return ones and getattr(w, f"P{i}") == 0
+
+        first = next((i for i in range(2) if not idle(i)), 2)
+        axes = range(first, 3)
+
+        def each(letter: str) -> tuple[Any, ...]:
+            return tuple(getattr(w, f"{letter}{i}") for i in axes)
+
+        self.size, self.out, self.window = each("I"), each("O"), each("K")
+        self.stride, self.padding, self.dilation = each("S"), each("P"), each("L")
+        self.groups = w.G
+        self.image: Shape = (w.N, *self.size, w.G * w.C)
+        self.result: Shape = (w.N, *self.out, w.G * w.F)
+        self.weights: Shape = (*self.window, w.C, w.G * w.F)
+        self.axes = tuple(range(len(self.size) + 1))
+
+    def forward(self, r: Row, x: Any, wt: Any) -> Any:
+        return r.call("conv", x, wt, self.stride, self.padding, self.dilation, self.groups, self.out)
+
+    def back(self, r: Row, dy: Any, wt: Any) -> Any:
+        return r.call("conv_back", dy, wt, self.size, self.stride, self.padding, self.dilation, self.groups)
+
+    def of_weights(self, r: Row, x: Any, dy: Any) -> Any:
+        return r.call("conv_weights", x, dy, self.window, self.stride, self.padding, self.dilation, self.groups)
+
+
+def _completed(r: Row, y: Any, shape: Shape) -> Any:
+    """Bias, what is known of a normalization, what is added, and the activation."""
+    channels = shape[-1]
+    y = y + r.x("b", channels) if "b" in r else y
+    if "factor" in r:
+        y = (y - r.x("mean", channels) if "mean" in r else y) * r.x("factor", channels)
+        y = y + r.x("offset", channels) if "offset" in r else y
+    y = y + r.x("other", *shape) if "other" in r else y
+    return activated(r, y)
+
+
+def _derived(r: Row, dx: Any, shape: Shape) -> Any:
+    dx = dx + r.x("other", *shape) if "other" in r else dx
+    return derived(r, dx, r.x("ya", *shape) if "ya" in r else None)
+
+
+@writes("conv_fwd")
+def _conv(r: Row) -> None:
+    o = Windows(r)
+    y = o.forward(r, r.x("x", *o.image), r.x("wt", *o.weights))
+    r.put("y", _completed(r, y, o.result), *o.result)
+
+
+@writes("conv_transpose_fwd")
+def _conv_transpose(r: Row) -> None:
+    o = Windows(r)
+    y = o.back(r, r.x("x", *o.result), r.x("wt", *o.weights))
+    r.put("y", _completed(r, y, o.image), *o.image)
+
+
+@writes("conv_bwd_x")
+def _conv_x(r: Row) -> None:
+    o = Windows(r)
+    dx = o.back(r, r.x("dy", *o.result), r.x("wt", *o.weights))
+    r.put("dx", _derived(r, dx, o.image), *o.image)
+
+
+@writes("conv_transpose_bwd_x")
+def _conv_transpose_x(r: Row) -> None:
+    o = Windows(r)
+    dx = o.forward(r, r.x("dy", *o.image), r.x("wt", *o.weights))
+    r.put("dx", _derived(r, dx, o.result), *o.result)
+
+
+@writes("conv_bwd_w")
+def _conv_w(r: Row) -> None:
+    o = Windows(r)
+    dy = r.x("dy", *o.result)
+    r.put("dwt", o.of_weights(r, r.x("x", *o.image), dy), *o.weights, add=r.w.acc == 1)
+    r.put("db", dy.method(f"sum({show_axes(o.axes)})"), o.result[-1], add=r.w.acc == 1)
+
+
+@writes("conv_transpose_bwd_w")
+def _conv_transpose_w(r: Row) -> None:
+    o = Windows(r)
+    dy = r.x("dy", *o.image)
+    r.put("dwt", o.of_weights(r, dy, r.x("x", *o.result)), *o.weights, add=r.w.acc == 1)
+    r.put("db", dy.method(f"sum({show_axes(o.axes)})"), o.image[-1], add=r.w.acc == 1)

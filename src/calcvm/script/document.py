@@ -1,0 +1,400 @@
+"""A model as a script that needs NumPy alone, and its weights beside it."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import os
+import re
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from calcvm.errors import CalcError, telling
+from calcvm.formulas import steps
+from calcvm.ops.dims import Affine, Shape
+from calcvm.ops.layouts import back
+from calcvm.ops.statement import PHASES
+from calcvm.script import helpers
+from calcvm.script.code import show
+from calcvm.script.names import functions, identifier
+from calcvm.script.optimizers import SLOTS
+from calcvm.script.sections import Line, Listing, shape_of
+from calcvm.vm.program.serialize import place, replace
+
+if TYPE_CHECKING:
+    from calcvm.vm.run.loaded import Loaded
+
+CALLED = {"optimize": "update"}  # sections by other names
+INDENT, WIDTH = "    ", 110
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What of a program a script is for: data, results, single numbers that judge, by name."""
+
+    inputs: tuple[str, ...]
+    targets: tuple[str, ...]
+    outputs: tuple[str, ...]
+    figures: Mapping[str, str]
+
+
+def write(loaded: Loaded, parts: Parts, image: np.ndarray, path: str | PathLike[str]) -> None:
+    """Write the script to ``path``, which ends with .py, and what persists to the same name with .npy.
+
+    Raises
+    ------
+    UnsupportedOperator : a row has no text; nothing has been written then.
+    FileError : a file cannot be written.
+    """
+    target = place(path)
+    if target.suffix != ".py":
+        raise CalcError(f"to_python: {str(path)!r} is no name of a script, which ends with .py: its weights take .npy")
+    beside = target.with_suffix(".npy")
+    text = script(loaded, parts, target.name).encode()
+    cells = image.view(loaded.program.dtype) if _whole(loaded) else image
+
+    def weights(file: BinaryIO) -> None:
+        """And the script, so that what fails while there is much to write leaves both as they were."""
+        np.lib.format.write_array(file, cells, allow_pickle=False)
+        replace(target, lambda script: script.write(text))
+
+    with telling(str(path), "written"):
+        for file in (target, beside):
+            if file.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+        replace(beside, weights)
+
+
+def _whole(loaded: Loaded) -> bool:
+    """Whether what persists is whole numbers of the program's type."""
+    return all(end % loaded.program.itemsize == 0 for end in loaded.opened)
+
+
+def script(loaded: Loaded, parts: Parts, name: str) -> str:
+    """The text of the script of a name (UnsupportedOperator: a row has none)."""
+    return _Script(loaded, parts, name).text()
+
+
+class _Script:
+    def __init__(self, loaded: Loaded, parts: Parts, name: str):
+        self.loaded, self.program, self.parts, self.file = loaded, loaded.program, parts, name
+        sections = [f"{path}_{CALLED.get(phase, phase)}" for path in self.program.paths for phase in PHASES]
+        data = [f"{name}_data" for name, facts in loaded.variables.items() if facts["kind"] == "placeholder"]
+        self.listing = Listing(self.program, map(identifier, (*sections, *data)))
+        self.places = {name: self._name(name) for name in self._read_by_hand()}
+
+    def _read_by_hand(self) -> list[str]:
+        """Variables that the script's own functions look at: data, results."""
+        names = [name for name, facts in self.loaded.variables.items() if facts["kind"] == "placeholder"]
+        losses = [facts["loss"] for facts in self.loaded.paths.values() if facts.get("loss")]
+        return [*dict.fromkeys([*names, *self.parts.outputs, *self.parts.figures, *losses])]
+
+    def _name(self, variable: str) -> str:
+        return self.listing.name(self.loaded.variables[variable]["symbol"])
+
+    # ------------------------------------------------------------ the whole
+    def text(self) -> str:
+        sections = [self._section(*section) for section in self.program.sections if self._lines(*section)]
+        views, step, predict = self._views(), self._step(), self._predict()
+        used = functions([*sections, step, predict])
+        slots = any(_has(text, name) for name in SLOTS for text in (*used, *sections))
+        constants = [
+            line for line in inspect.getsource(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)
+        ]
+        hyper = ["# An optimizer's numbers, by their places in its array.", *constants] if constants else []
+        if any("GOLDEN" in text for text in used):
+            hyper.append(f"GOLDEN = 0x{helpers.GOLDEN:X}  # of the hash that draws random numbers")
+        blocks = [
+            self._head(),
+            "\n".join(hyper),
+            *([_rule("functions that NumPy has not") + used[0], *used[1:]] if used else []),
+            _rule("memory") + views,
+            _rule("the network's rows") + sections[0],
+            *sections[1:],
+            _rule("training") + step,
+            predict,
+            self._main(),
+        ]
+        return "\n\n".join(block.strip("\n") + "\n" for block in blocks if block.strip())
+
+    def _head(self) -> str:
+        inputs, targets = ", ".join(self.parts.inputs), ", ".join(self.parts.targets)
+        return f'''"""A network as a program over one array of {self.program.heap_bytes:,} bytes: NumPy alone runs it.
+
+    python {self.file} --data data.npz --epochs 5     # arrays {inputs} and {targets}, samples first
+
+`step` trains on a batch, `predict` gives outputs, `evaluate` figures.  Every value is a view of ``heap``, at the place that a
+plan has given it: values that do not live at one time have the same cells.  Weights come from the .npy beside this file.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+import numpy as np
+
+BATCH = {self.program.batch_size}  # the largest batch that the memory is planned for
+'''
+
+    # ------------------------------------------------------------ memory
+    def _views(self) -> str:
+        program, symbols = self.program, self.program.symbols
+        elems = -(-program.heap_bytes // 8) * 8 // program.itemsize
+        fixed: list[tuple[str, str]] = []
+        sized: list[tuple[str, str]] = []
+        for number, name in sorted(self.listing.names.items(), key=lambda item: symbols[item[0]].offset):
+            symbol, shape = symbols[number], shape_of(symbols[number])
+            more = "" if symbol.dtype == program.dtype else f", np.{symbol.dtype}"
+            lies = f", {symbol.layout}" if symbol.layout and len(shape) > 2 else ""
+            line = f"{name} = view({symbol.offset}, {show(shape)}{more})  # {symbol.kind}{lies}"
+            (fixed if all(n.constant for n in shape) else sized).append((name, line))
+        globals_ = textwrap.fill(
+            "global B, " + ", ".join(name for name, _ in sized), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT
+        )
+        globals_ = " \\\n".join(globals_.split("\n"))
+        body = "\n".join(INDENT + line for _, line in sized)
+        of_batch = f'''def of_batch(n):
+    """Views for a batch of n samples, from 1 to BATCH: offsets are those of the largest."""
+{globals_}
+    if not 1 <= n <= BATCH:
+        raise ValueError(f"a batch of {{n}}: the memory is planned for 1 to {{BATCH}} samples")
+    B = n
+{body}
+'''
+        return f'''heap = np.zeros({elems}, np.{program.dtype})
+{self._state()} = np.load(Path(__file__).with_suffix(".npy"))
+
+
+def view(offset, shape, dtype=np.{program.dtype}):
+    """Of the heap as an array of a type: the elements from ``offset`` on."""
+    return heap.view(dtype)[offset : offset + math.prod(shape)].reshape(shape)
+
+
+{chr(10).join(line for _, line in fixed)}
+
+
+{of_batch}
+
+of_batch(BATCH)
+'''
+
+    # ------------------------------------------------------------ sections
+    def _lines(self, path: str, phase: str) -> list[Line]:
+        return self.listing.sections.get((path, phase), [])
+
+    def _function(self, path: str, phase: str) -> str:
+        return identifier(f"{path}_{CALLED.get(phase, phase)}")
+
+    def _section(self, path: str, phase: str) -> str:
+        lines = self._lines(path, phase)
+        peak = max(line.live for line in lines)
+        out = [
+            f"def {self._function(path, phase)}():",
+            f'    """{_about(path, phase)}  At most {peak:,} bytes live, at the largest batch."""',
+        ]
+        for line in lines:
+            said = f"{line.label}: {line.about}; {line.live:,} bytes live" if line.about else line.label
+            out += textwrap.wrap(said, WIDTH, initial_indent=f"{INDENT}# ", subsequent_indent=f"{INDENT}# ")
+            for text in line.texts:
+                out += _wrapped(text)
+        return "\n".join(out) + "\n"
+
+    def _calls(self, path: str, phases: tuple[str, ...]) -> list[str]:
+        """Calls of sections: of what makes the results that these read, and theirs."""
+        wanted = [(other, phase) for other, of in self.loaded.before(path, phases) for phase in of]
+        wanted += [(path, phase) for phase in phases]
+        return [f"{self._function(*section)}()" for section in wanted if self._lines(*section)]
+
+    # ------------------------------------------------------------ what users call
+    def _fed(self, names: tuple[str, ...], indent: str) -> list[str]:
+        return [f"{indent}{self.places[name]}[...] = {self._argument(name)}" for name in names]
+
+    def _argument(self, name: str) -> str:
+        """The name of a function's parameter for a placeholder."""
+        return f"{self.places[name].rstrip('_')}_data"
+
+    def _samples(self, names: tuple[str, ...]) -> str:
+        """How many samples data for placeholders have; where none has samples first, those of the planned batch."""
+        first = (name for name in names if self.loaded.forms[name][:1] == (Affine(1, 0),))
+        return next((f"len({self._argument(name)})" for name in first), "BATCH")
+
+    def _sliced(self, names: tuple[str, ...]) -> list[str]:
+        """Feeds of a part of the samples."""
+        out = []
+        for name in names:
+            part = "[start : start + BATCH]" if self.loaded.forms[name][:1] == (Affine(1, 0),) else ""
+            out.append(f"        {self.places[name]}[...] = {self._argument(name)}{part}")
+        return out
+
+    def _step(self) -> str:
+        return "\n\n".join(self._step_of(path) for path, facts in self.loaded.paths.items() if facts["backward"])
+
+    def _step_of(self, path: str) -> str:
+        feeds, facts = self.loaded.feeds(path), self.loaded.paths[path]
+        arguments = ", ".join(map(self._argument, feeds))
+        n = self._samples(feeds)
+        loss, adds = self.places[facts["loss"]], facts["accumulate"]
+        rounds = self._calls(path, ("forward", "loss", "backward"))
+        ends = [call for phase in ("optimize", "end_round") for call in self._own(path, phase)]
+        name = "step" if path == "learn" else identifier(f"{path}_step")
+        if adds:
+            seed = self.listing.names[facts["seed"]]
+            body = [
+                f"def {name}({arguments}):",
+                f'    """A training step of path {path} on any number of samples: its loss.  More than BATCH are rounds, whose gradients add up."""',
+                "    total_loss = 0.0",
+                f"    for start in range(0, {n}, BATCH):",
+                f"        of_batch(min(BATCH, {n} - start))",
+                *self._sliced(feeds),
+                f"        {seed}[...] = B / {n}",
+                *(f"        {call}" for call in rounds),
+                f"        total_loss += float({loss}.reshape(())) * B / {n}",
+                *(f"    {call}" for call in ends),
+                "    return total_loss",
+            ]
+        else:
+            body = [
+                f"def {name}({arguments}):",
+                f'    """A training step of path {path} on at most BATCH samples: its loss."""',
+                f"    of_batch({n})",
+                *self._fed(feeds, INDENT),
+                *(f"    {call}" for call in rounds),
+                *(f"    {call}" for call in ends),
+                f"    return float({loss}.reshape(()))",
+            ]
+        return "\n".join(body) + "\n"
+
+    def _own(self, path: str, phase: str) -> list[str]:
+        return [f"{self._function(path, phase)}()"] if self._lines(path, phase) else []
+
+    def _predict(self) -> str:
+        outputs = self.parts.outputs
+        feeds = self.loaded.feeds("predict", ("forward",))
+        n = self._samples(feeds)
+        results = ", ".join(self._result(name) for name in outputs)
+        gathered = "[np.concatenate(of) for of in zip(*parts)]" if len(outputs) > 1 else "np.concatenate(parts)"
+        body = [
+            f"def predict({', '.join(map(self._argument, feeds))}):",
+            f'    """{", ".join(outputs)} of any number of samples."""',
+            "    parts = []",
+            f"    for start in range(0, {n}, BATCH):",
+            f"        of_batch(min(BATCH, {n} - start))",
+            *self._sliced(feeds),
+            *(f"        {call}" for call in self._calls("predict", ("forward",))),
+            f"        parts.append({f'({results})' if len(outputs) > 1 else results})",
+            f"    return {gathered}",
+        ]
+        return "\n".join(body) + "\n\n\n" + self._evaluate()
+
+    def _result(self, name: str) -> str:
+        """A copy of a result, as users see it."""
+        symbol = self.loaded.symbol(name)
+        shape: Shape = self.loaded.forms[name]
+        text = self.places[name]
+        if symbol.layout and len(shape) > 2:
+            text += f".transpose({show(back(symbol.layout, len(shape)))})"
+        elif shape_of(self.program.symbols[self.loaded.variables[name]["symbol"]]) != shape:
+            text += f".reshape({show(shape)})"
+        return f"{text}.copy()"
+
+    def _evaluate(self) -> str:
+        figures = self.parts.figures
+        if not figures:
+            return ""
+        feeds = self.loaded.feeds("predict", ("forward", "loss"))
+        n = self._samples(feeds)
+        body = [
+            f"def evaluate({', '.join(map(self._argument, feeds))}):",
+            '    """Figures of any number of samples: means over batches, by their samples."""',
+            f"    sums = dict.fromkeys({[*figures.values()]}, 0.0)",
+            f"    for start in range(0, {n}, BATCH):",
+            f"        of_batch(min(BATCH, {n} - start))",
+            *self._sliced(feeds),
+            *(f"        {call}" for call in self._calls("predict", ("forward", "loss"))),
+            *(
+                f"        sums[{called!r}] += float({self.places[name]}.reshape(())) * B / {n}"
+                for name, called in figures.items()
+            ),
+            "    return sums",
+        ]
+        return "\n".join(body) + "\n"
+
+    def _main(self) -> str:
+        names = [name for name in (*self.parts.inputs, *self.parts.targets) if name in self.loaded.feeds("learn")]
+        shapes = {name: tuple(n.at(1) for n in self.loaded.forms[name][1:]) for name in names}
+        random = [f"        {name!r}: {self._random(name, shape)}," for name, shape in shapes.items()]
+        ordered = ", ".join(f"data[{name!r}][part]" for name in self.loaded.feeds("learn"))
+        first = names[0]
+        return f'''def main():
+    """Train on arrays of a file, or on random numbers."""
+    options = argparse.ArgumentParser(description="Train on arrays {", ".join(names)} of an .npz file")
+    options.add_argument("--data", help="an .npz file; without one, random numbers show that it runs")
+    options.add_argument("--epochs", type=int, default=1)
+    options.add_argument("--seed", type=int, default=0, help="of the order of the samples")
+    options.add_argument("--save", help="an .npy file for the weights in the end; it can take the place of this script's")
+    options = options.parse_args()
+    rng = np.random.default_rng(options.seed)
+    data = dict(np.load(options.data)) if options.data else {{
+{chr(10).join(random)}
+    }}
+    n = len(data[{first!r}])
+    for epoch in range(options.epochs):
+        order, total = rng.permutation(n), 0.0
+        for start in range(0, n, BATCH):
+            part = order[start : start + BATCH]
+            total += step({ordered}) * len(part) / n
+        print(f"epoch {{epoch + 1}}: loss {{total:.6g}}")
+    if options.save:
+        np.save(options.save, {self._state()})
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+    def _state(self) -> str:
+        """What persists, of the heap."""
+        start, stop = self.loaded.opened
+        size = self.program.itemsize
+        return (
+            f"heap[{start // size}:{stop // size}]" if _whole(self.loaded) else f"heap.view(np.uint8)[{start}:{stop}]"
+        )
+
+    def _random(self, name: str, shape: tuple[int, ...]) -> str:
+        classes, dtype = self.loaded.variables[name]["classes"], self.loaded.symbol(name).dtype
+        size = f"(2 * BATCH, {''.join(f'{n}, ' for n in shape)})"
+        if classes is not None:
+            return f"rng.integers(0, {classes}, {size})"
+        if dtype == self.program.dtype:
+            return f"rng.random({size}, np.{dtype})"
+        return f"rng.integers(0, {2 if dtype == 'bool' else 100}, {size}).astype(np.{dtype})"
+
+
+def _wrapped(text: str) -> list[str]:
+    """A statement of a function's body; one that is a call, over several lines where it is long."""
+    if not re.fullmatch(r"\w+\([^()]*\)", text):
+        return [INDENT + text]
+    return textwrap.wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=2 * INDENT, break_long_words=False)
+
+
+def _rule(title: str) -> str:
+    return f"# {'-' * 64} {title}\n"
+
+
+def _has(text: str, name: str) -> bool:
+    return bool(re.search(rf"\b{name}\b", text))
+
+
+def _about(path: str, phase: str) -> str:
+    return {
+        "forward": f"The results of path {path}.",
+        "loss": f"What path {path} is judged by.",
+        "backward": f"The gradients of path {path}.",
+        "optimize": f"A step of path {path}'s optimizer.",
+        "end_round": f"What begins path {path}'s next gradients.",
+    }[phase]

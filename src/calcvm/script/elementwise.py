@@ -1,0 +1,150 @@
+"""Texts of rows that are formulas, of casts, and of rows that lowering inserts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from calcvm.formulas.declare import AXES, ELEMENTWISE, Choice, Formula
+from calcvm.formulas.elementwise import ACTIVATIONS, CAST, FILL
+from calcvm.ops.dims import ONE, Affine, Shape, affine
+from calcvm.script.code import formula
+from calcvm.script.row import FALLBACKS, Row, Writer, writes
+
+
+def applied(r: Row, f: Formula, *values: Any) -> Any:
+    """What a formula makes of expressions for what it reads, its parameters being words of the row."""
+    chosen = next((r.integer(name) for name, p in f.words.items() if isinstance(p, Choice)), 0)
+    return formula(f.variant(chosen), *values, *(r.number(getattr(r.w, name)) for name in f.reals))
+
+
+def _rows() -> dict[str, tuple[Formula, tuple[str, ...]]]:
+    return {f.name: (f, op.strided(f)) for op in ELEMENTWISE.values() for f in op.formulas}
+
+
+def _formula_row(name: str) -> Writer | None:
+    found = _rows().get(name)
+    if found is None:
+        return None
+    f, strided = found
+
+    def write(r: Row) -> None:
+        shape, values = _common(r, f, strided)
+        r.put(f.writes, applied(r, f, *values), *shape)
+
+    return write
+
+
+FALLBACKS.append(_formula_row)
+
+
+def _common(r: Row, f: Formula, strided: tuple[str, ...]) -> tuple[Shape, list[Any]]:
+    """The shape of the result, and what is read in shapes that broadcast to it."""
+    y = r.shape(f.writes)
+    if not strided:
+        return y, [r.like(v, f.writes) for v in f.reads]
+    natural = all(
+        canonical(zip(y, _spread(r.shape(v), y))) == canonical(_pairs(r, v))
+        for v in strided
+        if len(r.shape(v)) <= len(y)
+    ) and all(len(r.shape(v)) <= len(y) for v in strided)
+    if natural and all(_fits(r.shape(v), y) for v in strided):
+        return y, [r.x(v) if v in strided else r.like(v, f.writes) for v in f.reads]
+    axes = [i for i in range(AXES) if getattr(r.w, f"d{i}") != ONE] or [AXES - 1]
+    full = tuple(getattr(r.w, f"d{i}") for i in axes)
+    seen = {v: tuple(getattr(r.w, f"d{i}") if getattr(r.w, f"{v}{i}") != 0 else ONE for i in axes) for v in strided}
+    return full, [r.x(v, *seen.get(v, full)) for v in f.reads]
+
+
+def _fits(shape: Shape, y: Shape) -> bool:
+    padded = (ONE,) * (len(y) - len(shape)) + shape
+    return all(n in (ONE, out) for n, out in zip(padded, y))
+
+
+def _spread(shape: Shape, y: Shape) -> list[Affine]:
+    """Strides of an operand along the axes of the result, 0 where it is broadcast."""
+    padded, strides, step = (ONE,) * (len(y) - len(shape)) + shape, [], ONE
+    for n, out in zip(padded[::-1], y[::-1]):
+        strides.append(step if n == out else affine(0))
+        step = step * n
+    return strides[::-1]
+
+
+def _pairs(r: Row, v: str) -> list[tuple[Affine, Affine]]:
+    return [(getattr(r.w, f"d{i}"), getattr(r.w, f"{v}{i}")) for i in range(AXES)]
+
+
+def canonical(pairs: Any) -> list[tuple[Affine, Affine]]:
+    """Sizes and strides, axes of 1 left out and neighbours that are one joined: equal where the same elements are seen."""
+    out: list[tuple[Affine, Affine]] = []
+    for size, stride in pairs:
+        if size == ONE:
+            continue
+        if out and out[-1][1] == _times(stride, size):
+            out[-1] = (out[-1][0] * size, stride)
+        else:
+            out.append((size, stride))
+    return out
+
+
+def _times(stride: Affine, size: Affine) -> Affine:
+    return affine(0) if stride == 0 else stride * size
+
+
+# ---------------------------------------------------------------- epilogues of other rows
+def activated(r: Row, y: Any) -> Any:
+    """y after the activation that a row does at its end, if there is one."""
+    name = ACTIVATIONS[r.integer("act")]
+    if name == "none":
+        return y
+    f = ELEMENTWISE[name].forward
+    return formula(f.variant(), y, *(r.number(r.w.alpha) for _ in f.reals))
+
+
+def derived(r: Row, dx: Any, ya: Any) -> Any:
+    """dx times the derivative of that activation, whose result is ya."""
+    name = ACTIVATIONS[r.integer("act")]
+    if name == "none":
+        return dx
+    f = ELEMENTWISE[name].backward["x"]
+    named = {"dy": dx, "y": ya}
+    return formula(f.variant(), *(named[v] for v in f.reads), *(r.number(r.w.alpha) for _ in f.reals))
+
+
+# ---------------------------------------------------------------- rows that are no formula
+@writes("pow_fwd")
+def _pow(r: Row) -> None:
+    r.put("y", r.like("x", "y") ** r.w.exponent)
+
+
+@writes("pow_bwd")
+def _pow_back(r: Row) -> None:
+    p = r.w.exponent
+    r.put("dx", r.like("dy", "dx") * p * r.like("x", "dx") ** (p - 1) if p else r.like("dy", "dx") * 0.0)
+
+
+@writes(CAST.name)
+def _cast(r: Row) -> None:
+    x, of, to = r.like("x", "y"), r.dtype("x"), r.dtype("y")
+    if to == of:
+        r.put("y", x)
+    elif to == "bool":
+        r.put("y", x._of("bool", "{} != 0", 2, (x, 3)))
+    elif of.startswith("float") and not to.startswith("float"):
+        r.put("y", r.call("to_integer", x, f"np.{to}"))
+    else:
+        r.put("y", x.method(f"astype(np.{to})"))
+
+
+@writes("accumulate")
+def _accumulate(r: Row) -> None:
+    r.put("y", r.like("x", "y"), add=True)
+
+
+@writes(FILL.name)
+def _fill(r: Row) -> None:
+    r.put("y", r.number(r.w.value))
+
+
+@writes("zero")
+def _zero(r: Row) -> None:
+    r.put("g", r.number(0))

@@ -1,0 +1,361 @@
+"""Functions that a script has beside NumPy's: those that it uses are copied into it as they stand here.
+
+They need nothing but NumPy, `math` and each other.  Images lie channels last, (N, *sizes, C), weights of windows
+(*window, C, F); windows, strides and so on have a number for each spatial axis.
+"""
+
+# ruff: noqa: ANN001, ANN201, ANN202
+# mypy: disable-error-code="no-untyped-def"
+import math
+
+import numpy as np
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+# ---------------------------------------------------------------- of elements
+def sigmoid(x):
+    """1/(1 + exp(-x)), of numbers that never overflow."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, e) / (1 + e)
+
+
+def erf(x):
+    """The error function, which NumPy has not."""
+    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
+
+
+def normal_cdf(x):
+    """(1 + erf(x/sqrt(2)))/2"""
+    return (0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-x * 0.5**0.5)).astype(x.dtype)
+
+
+def to_integer(x, dtype):
+    """The nearest integers towards 0 that there are of a type; NaN is 0."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    whole = np.trunc(np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=2.0**63, neginf=-(2.0**63)))
+    inside = np.where((whole > low) & (whole < high), whole, 0).astype(dtype)
+    return np.where(whole >= high, high, np.where(whole <= low, low, inside)).astype(dtype)
+
+
+def strided(x, start, sizes, strides):
+    """Elements start + sum_k i_k*strides[k] of a contiguous array, for all i below the sizes."""
+    x = x.reshape(-1)[start:]
+    if 0 in sizes:
+        return np.zeros(sizes, x.dtype)
+    return np.lib.stride_tricks.as_strided(x, sizes, [s * x.itemsize for s in strides])
+
+
+def unstrided(dy, start, sizes, strides, n):
+    """n zeros, and dy in the elements that `strided` shows."""
+    dx = np.zeros(n, dy.dtype)
+    strided(dx, start, sizes, strides)[...] = dy
+    return dx
+
+
+# ---------------------------------------------------------------- sums and softmax
+def first_of(x, y, axes):
+    """1 at the first of the elements along axes that is y, the extremum, else 0."""
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    lead = [a for a in range(x.ndim) if a not in axes]
+    order = lead + list(axes)
+    flat = same.transpose(order).reshape([x.shape[a] for a in lead] + [-1])
+    first = np.zeros(flat.shape, x.dtype)
+    np.put_along_axis(first, flat.argmax(-1)[..., None], 1, -1)
+    return first.reshape([x.shape[a] for a in order]).transpose(np.argsort(order))
+
+
+def log_softmax(x):
+    """Of the last axis."""
+    z = x - x.max(-1, keepdims=True)
+    return z - np.log(np.exp(z).sum(-1, keepdims=True))
+
+
+def softmax(x):
+    """Of the last axis."""
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def index_below(n, labels):
+    """Labels as integers; others than those in [0, n) are refused."""
+    whole = labels.astype(np.int64)
+    if not (labels == whole).all() or (whole < 0).any() or (whole >= n).any():
+        raise ValueError(f"labels must be integers in [0, {n})")
+    return whole
+
+
+def one_hot(labels, n, dtype=np.float32):
+    """(...,) labels as (..., n) numbers, 1 at the label."""
+    return np.eye(n, dtype=dtype)[index_below(n, labels)]
+
+
+# ---------------------------------------------------------------- normalization
+def mean_of(x, *axes):
+    """Summed in float64."""
+    return x.mean(axes, dtype=np.float64).astype(x.dtype)
+
+
+def sum_of(x, *axes):
+    """Summed in float64."""
+    return x.sum(axes, dtype=np.float64).astype(x.dtype)
+
+
+def variance_of(x, mean, *axes):
+    """The mean of (x - mean)^2, summed in float64."""
+    return ((x - mean).astype(np.float64) ** 2).mean(axes).astype(x.dtype)
+
+
+def neighbours(x, before, after):
+    """Of each channel, on the last axis, the sum from ``before`` to ``after`` it."""
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(before, after)])
+    return sum(padded[..., j : j + x.shape[-1]] for j in range(before + after + 1))
+
+
+# ---------------------------------------------------------------- windows
+def padded(x, window, stride, before, dilation, out, value=0):
+    """x with as much around its spatial axes as its windows see, and no more."""
+    pairs, cut = [(0, 0)], [slice(None)]
+    for n, k, s, p, d, o in zip(x.shape[1:-1], window, stride, before, dilation, out):
+        more = (o - 1) * s + (k - 1) * d + 1 - p - n
+        pairs.append((p, max(more, 0)))
+        cut.append(slice(0, n + p + max(more, 0) + min(more, 0)))
+    return np.pad(x, [*pairs, (0, 0)], constant_values=value)[tuple(cut)]
+
+
+def at_tap(tap, stride, dilation, out):
+    """What of a padded image a tap of all windows sees, as an index."""
+    return (slice(None), *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, s, d, o in zip(tap, stride, dilation, out)))
+
+
+def columns(x, window, stride, padding, dilation, out, groups):
+    """(groups, places, taps*C): what each window sees of the channels of each group."""
+    x = padded(x, window, stride, padding, dilation, out)
+    n, *steps, last = x.strides
+    strides = (n, *(a * s for a, s in zip(steps, stride)), *(a * d for a, d in zip(steps, dilation)), last)
+    seen = np.lib.stride_tricks.as_strided(x, (len(x), *out, *window, x.shape[-1]), strides)
+    seen = seen.reshape(-1, math.prod(window), groups, x.shape[-1] // groups)
+    return seen.transpose(2, 0, 1, 3).reshape(groups, len(seen), -1)
+
+
+def by_group(y, groups):
+    """(groups, places, F): images with the channels of each group by themselves."""
+    return y.reshape(-1, groups, y.shape[-1] // groups).transpose(1, 0, 2)
+
+
+def filters(wt, groups):
+    """(groups, taps*C, F): weights (*window, C, groups*F) by group."""
+    return wt.reshape(-1, groups, wt.shape[-1] // groups).transpose(1, 0, 2)
+
+
+def conv(x, wt, stride, padding, dilation, groups, out):
+    """y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f]"""
+    y = columns(x, wt.shape[:-2], stride, padding, dilation, out, groups) @ filters(wt, groups)
+    return y.transpose(1, 0, 2).reshape(len(x), *out, -1)
+
+
+def conv_weights(x, dy, window, stride, padding, dilation, groups):
+    """dwt[k,c,f] = sum_n,o x[n,o*S+k*L-P,c]*dy[n,o,f]"""
+    seen = columns(x, window, stride, padding, dilation, dy.shape[1:-1], groups)
+    dwt = seen.transpose(0, 2, 1) @ by_group(dy, groups)
+    return dwt.transpose(1, 0, 2).reshape(*window, -1, dy.shape[-1])
+
+
+def conv_back(dy, wt, size, stride, padding, dilation, groups):
+    """dx[n,i,c] = sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f], of spatial sizes ``size``."""
+    window = wt.shape[:-2]
+    seen = by_group(dy, groups) @ filters(wt, groups).transpose(0, 2, 1)
+    seen = seen.reshape(groups, -1, math.prod(window), wt.shape[-2]).transpose(2, 1, 0, 3)
+    parts = seen.reshape(len(seen), *dy.shape[:-1], groups * wt.shape[-2])
+    return pool_back(parts, size, window, stride, padding, dilation)
+
+
+def max_pool(x, window, stride, padding, dilation, out):
+    """The largest of each window, and the first tap where it is."""
+    seen = padded(np.ones_like(x, bool), window, stride, padding, dilation, out)
+    x = padded(x, window, stride, padding, dilation, out, -np.inf)
+    y = np.full((len(x), *out, x.shape[-1]), -np.inf, x.dtype)
+    index, found = np.zeros(y.shape, np.int32), np.zeros(y.shape, bool)
+    for number, tap in enumerate(np.ndindex(*window)):
+        at = at_tap(tap, stride, dilation, out)
+        part, there = x[at], seen[at]
+        better = there & (~found | (part > y) | (np.isnan(part) & ~np.isnan(y)))
+        y, index, found = np.where(better, part, y), np.where(better, number, index), found | there
+    return y, index
+
+
+def max_pool_back(dy, index, size, window, stride, padding, dilation):
+    """Each dy where its window has the largest."""
+    return pool_back(
+        [np.where(index == t, dy, 0) for t in range(math.prod(window))], size, window, stride, padding, dilation
+    )
+
+
+def sum_pool(x, window, stride, padding, out):
+    """The sum of each window."""
+    once = (1,) * len(window)
+    x = padded(x, window, stride, padding, once, out)
+    return sum(x[at_tap(tap, stride, once, out)] for tap in np.ndindex(*window))
+
+
+def sum_pool_back(dy, size, window, stride, padding):
+    """The sum of dy of the windows that an element is in."""
+    return pool_back([dy] * math.prod(window), size, window, stride, padding, (1,) * len(window))
+
+
+def pool_back(parts, size, window, stride, padding, dilation):
+    """An image to which each tap of the windows has added its part."""
+    out = parts[0].shape[1:-1]
+    spans = zip(size, out, window, stride, padding, dilation)
+    shape = [max(n + p, (o - 1) * s + (k - 1) * d + 1) for n, o, k, s, p, d in spans]
+    dx = np.zeros((len(parts[0]), *shape, parts[0].shape[-1]), parts[0].dtype)
+    for tap, part in zip(np.ndindex(*window), parts):
+        dx[at_tap(tap, stride, dilation, out)] += part
+    cut = (slice(None), *(slice(p, p + n) for p, n in zip(padding, size)))
+    return dx[cut]
+
+
+def counts(size, window, stride, padding, after, out, dtype=np.float32):
+    """(*out, 1): of each window the elements that are counted, from -padding to size + after along each axis."""
+    total = np.ones((), dtype)
+    for n, k, s, p, q, o in zip(size, window, stride, padding, after, out):
+        start = np.arange(o) * s - p
+        first = np.maximum(start, 0) if q < 0 else start  # q of -1: no padding is counted
+        total = total[..., None] * (np.minimum(start + k, n + max(q, 0)) - first).astype(dtype)
+    return total[..., None]
+
+
+def adaptive(n, out):
+    """Windows from floor(o*n/out) to ceil((o + 1)*n/out)."""
+    return [(o * n // out, -(-(o + 1) * n // out)) for o in range(out)]
+
+
+def adaptive_windows(size, out):
+    """Of each place of the output its index and that of its window."""
+    ends = [adaptive(n, o) for n, o in zip(size, out)]
+    for place in np.ndindex(*out):
+        at = tuple(slice(*axis[o]) for axis, o in zip(ends, place))
+        yield (slice(None), *place), (slice(None), *at)
+
+
+def adaptive_mean(x, out):
+    """The mean of each adaptive window."""
+    y = np.zeros((len(x), *out, x.shape[-1]), x.dtype)
+    for place, at in adaptive_windows(x.shape[1:-1], out):
+        y[place] = x[at].mean(tuple(range(1, x.ndim - 1)))
+    return y
+
+
+def adaptive_mean_back(dy, size):
+    dx = np.zeros((len(dy), *size, dy.shape[-1]), dy.dtype)
+    for place, at in adaptive_windows(size, dy.shape[1:-1]):
+        dx[at] += (dy[place] / math.prod(s.stop - s.start for s in at[1:])).reshape(len(dy), *[1] * len(size), -1)
+    return dx
+
+
+def adaptive_max(x, out):
+    """The largest of each adaptive window, and the first tap where it is, in windows that are all as large as the largest may be."""
+    size = x.shape[1:-1]
+    room = [n // o if n >= o and n % o == 0 else n // o + 2 for n, o in zip(size, out)]
+    y = np.zeros((len(x), *out, x.shape[-1]), x.dtype)
+    index = np.zeros(y.shape, np.int32)
+    for place, at in adaptive_windows(size, out):
+        window = x[at].reshape(len(x), -1, x.shape[-1])
+        best = np.where(np.isnan(window), np.inf, window).argmax(1)
+        y[place] = np.take_along_axis(window, best[:, None], 1)[:, 0]
+        taps = np.unravel_index(best, [s.stop - s.start for s in at[1:]])
+        index[place] = np.ravel_multi_index(taps, room)
+    return y, index
+
+
+def adaptive_max_back(dy, index, size):
+    out = dy.shape[1:-1]
+    room = [n // o if n >= o and n % o == 0 else n // o + 2 for n, o in zip(size, out)]
+    dx = np.zeros((len(dy), *size, dy.shape[-1]), dy.dtype)
+    for place, at in adaptive_windows(size, out):
+        taps = np.unravel_index(index[place], room)
+        where = [s.start + t for s, t in zip(at[1:], taps)]
+        np.add.at(dx, (np.arange(len(dy))[:, None], *where, np.arange(dy.shape[-1])[None]), dy[place])
+    return dx
+
+
+# ---------------------------------------------------------------- padding, scaling
+def pad_back(dy, pads, mode):
+    """Each dy where `np.pad` took its element from."""
+    for axis, (p, q) in enumerate(pads):
+        if p + q:
+            n = dy.shape[axis] - p - q
+            if mode == "constant":
+                dy = dy.take(range(p, p + n), axis)
+                continue
+            dx = np.zeros((n, *np.moveaxis(dy, axis, 0).shape[1:]), dy.dtype)
+            np.add.at(dx, np.pad(np.arange(n), (p, q), mode), np.moveaxis(dy, axis, 0))
+            dy = np.moveaxis(dx, 0, axis)
+    return dy
+
+
+def weights_of_scaling(n, to, step, linear, align, dtype):
+    """(to, n): what each element of an axis counts in those of the scaled one."""
+    o = np.arange(to)
+    if not linear:
+        place = np.float32(o.astype(dtype) * dtype(step))
+    else:
+        place = (
+            o.astype(dtype) * dtype(step)
+            if align
+            else np.maximum((o.astype(dtype) + dtype(0.5)) * dtype(step) - dtype(0.5), 0)
+        )
+    below = np.minimum(place.astype(np.int64), n - 1)
+    t = np.where(below < n - 1, place - below, 0).astype(dtype) if linear else np.zeros(to, dtype)
+    weights = np.zeros((to, n), dtype)
+    weights[o, below] = 1 - t
+    weights[o, np.minimum(below + 1, n - 1)] += t
+    return weights
+
+
+def scaled(x, sizes, steps, linear, align, back=False):
+    """x with its spatial axes scaled to sizes; ``back``: the gradient, from dy back to sizes."""
+    for axis, (n, step) in enumerate(zip(sizes, steps), 1):
+        ends = (n, x.shape[axis]) if back else (x.shape[axis], n)
+        weights = weights_of_scaling(*ends, step, linear, align, x.dtype.type)
+        x = np.moveaxis(np.tensordot(weights.T if back else weights, x, (1, axis)), 0, axis)
+    return x
+
+
+# ---------------------------------------------------------------- random numbers
+def mix(z):
+    """SplitMix64's finalizer, in wrapping 64-bit integers."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def random_bits(rng, stream, n):
+    """62 random bits for each of n elements: a hash of seed, counter, stream and index."""
+    seed, counter = rng.astype(np.int64).view(np.uint64)[:, None]
+    golden, stream = np.uint64(GOLDEN), np.array([stream], np.uint64)
+    key = mix(mix(mix(seed * golden + np.uint64(1)) + counter * golden) + stream * golden)
+    return mix(key + np.arange(n, dtype=np.uint64) * golden) >> np.uint64(2)
+
+
+def dropout_mask(rng, rate, stream, shape, dtype=np.float32):
+    """1/(1 - rate) where an element stays, else 0; the same whenever it is asked for in a step."""
+    p = min(max(float(rate.reshape(())), 0.0), 1.0)
+    keep = random_bits(rng, stream, math.prod(shape)).reshape(shape) >= np.uint64(int(p * 2.0**62))
+    return np.where(keep, dtype(1 / (1 - p)) if p < 1 else dtype(0), dtype(0))
+
+
+def crop(x, rng, stream, sizes, pads, flips, mode):
+    """(N, A, *sizes, C): of each image a part at a place that is drawn, mirrored by chance; without rng its middle."""
+    x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in pads), (0, 0)], mode)
+    drawn = None if rng is None else random_bits(rng, stream, 6 * len(x)).astype(np.int64).reshape(-1, 6)
+    y = np.empty((*x.shape[:2], *sizes, x.shape[-1]), x.dtype)
+    for k, image in enumerate(x):
+        for axis, (e, rate) in enumerate(zip(sizes, flips)):
+            room = image.shape[1 + axis] - e
+            start = room // 2 if drawn is None else drawn[k, axis] % (room + 1)
+            image = image.take(range(start, start + e), 1 + axis)
+            if drawn is not None and drawn[k, 3 + axis] < int(rate * 2.0**62):
+                image = np.flip(image, 1 + axis)
+        y[k] = image
+    return y

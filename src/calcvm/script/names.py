@@ -1,0 +1,59 @@
+"""Names in scripts and equations, and the functions that they call."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Hashable, Iterable
+from typing import Any, TypeVar
+
+from calcvm.script import helpers
+from calcvm.script.optimizers import SLOTS, STEPS, UPDATES, function, source_of
+
+HELPERS: dict[str, Any] = {
+    name: value for name, value in vars(helpers).items() if getattr(value, "__module__", "") == helpers.__name__
+}
+OWN = {
+    "B", "BATCH", "GOLDEN", "N_SLOTS", "Path", "argparse", "evaluate", "heap", "main", "math", "n", "np", "of_batch",
+    "parts", "predict", "start", "step", "sums", "total_loss", "view",
+}  # fmt: skip
+BUILTINS = {*dir(builtins)} - {"all", "any", "filter", "hash", "id", "input", "object", "type"}  # which no script calls
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Names(dict[Key, str]):
+    """Identifiers by what they name; ``taken`` : those that mean something else."""
+
+    def __init__(self, taken: Iterable[str] = ()):
+        self._taken = {*OWN, *HELPERS, *SLOTS, *STEPS, *UPDATES, *BUILTINS, *keyword.kwlist, *taken}
+
+    def of(self, key: Key, name: str) -> str:
+        """The identifier of ``key``, made of a name when it is first asked for."""
+        if key not in self:
+            found = identifier(name)
+            while found in self._taken or re.fullmatch(r"u\d+", found):
+                found += "_"
+            self._taken.add(found)
+            self[key] = found
+        return self[key]
+
+
+def identifier(text: str) -> str:
+    """A text as a name in Python."""
+    found = re.sub(r"\W", "_", text, flags=re.ASCII) or "v"
+    return f"v{found}" if found[0].isdigit() or found[:2] == "__" else found
+
+
+def functions(texts: Iterable[str]) -> list[str]:
+    """Sources of the functions that texts call, and of those that these call, in the order in which they are declared."""
+    source = {**HELPERS, **dict.fromkeys((*UPDATES, *STEPS))}
+    found: dict[str, str] = {}
+    todo = [*texts]
+    while todo:
+        for name in sorted({*re.findall(r"\b[a-z_]\w*(?=\()", todo.pop())} & source.keys() - found.keys()):
+            found[name] = source_of(name) if source[name] is None else function(helpers, name)
+            todo.append(found[name])
+    return [found[name] for name in source if name in found]

@@ -1,0 +1,115 @@
+"""Texts of optimizers' rows: updates as functions of their formulas, the others' steps as they stand in `formulas.steps`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from types import ModuleType
+from typing import Any
+
+from calcvm.formulas import steps
+from calcvm.formulas.declare import UPDATES, Update, arguments
+from calcvm.formulas.number import traced
+from calcvm.formulas.optimizers import HYPER_SLOTS
+from calcvm.script.code import trace
+from calcvm.script.row import FALLBACKS, Row, Writer, writes
+
+STEPS = ("tick", "rate_table", "rate_scale")
+SLOTS = tuple(
+    name for name, value in vars(steps).items() if name.isupper() and isinstance(value, int) and name != "N_SLOTS"
+)
+
+
+def _update_row(name: str) -> Writer | None:
+    return _updates if name in UPDATES else None
+
+
+FALLBACKS.append(_update_row)
+
+
+def _updates(r: Row) -> None:
+    """A call of the function that `source_of` gives, which sets its arguments."""
+    update = UPDATES[r.spec.name]
+    others = (r.like(v, "p") for v in ("g", *update.state))
+    call = r.call(update.name, r.x("p"), *others, r.x("hyper"), r.w.clip == 1)
+    r.run(call)
+
+
+@writes(*STEPS)
+def _steps(r: Row) -> None:
+    name = r.spec.name
+    if name == "tick":
+        r.run(r.call(name, r.x("hyper"), r.integer("schedule")))
+    elif name == "rate_table":
+        r.run(r.call(name, r.x("hyper"), r.w.n, r.integer("every"), r.x("table")))
+    else:
+        r.run(r.call(name, r.x("hyper"), r.x("scaled"), r.w.factor))
+
+
+def source_of(name: str) -> str:
+    """The function of an update or of a step, as a script has it."""
+    if name in UPDATES:
+        return _of_update(UPDATES[name])
+    return re.sub(r"  # type: ignore\S*", "", function(steps, name))
+
+
+def function(module: ModuleType, name: str) -> str:
+    """The source of a module's function."""
+    text = inspect.getsource(module)
+    found = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return "\n".join(text.splitlines()[found.lineno - 1 : found.end_lineno]) + "\n"
+
+
+def _slot(name: str) -> str:
+    return f"float(s[{name.upper()}])"
+
+
+def _of_update(update: Update) -> str:
+    """``def adam(p, g, m, v, s, clip)``: each state and p in turn, in place."""
+    lines = [
+        f"def {update.name}(p, g, {''.join(f'{v}, ' for v in update.state)}s, clip):",
+        f'    """{update.source}"""',
+    ]
+    wanted = sorted(
+        {*update.slots, *(("weight_decay",) if update.decay else ())} & {*HYPER_SLOTS}, key=HYPER_SLOTS.index
+    )
+    lines += [f"    {name} = {_slot(name)}" for name in wanted]
+    lines.append(f"    g = g * {_slot('clip_scale')} if clip else g")
+    if update.decay:
+        lines.append("    g = g + weight_decay * p")
+    for name, fn in update.steps.items():
+        values = trace()
+        said = traced(fn, *(update.coefficient(v, values.of) for v in arguments(fn)))
+        lines += [f"    {target} = {text}" for target, text in values.equations([(f"{name}[...]", said)])]
+    return "\n".join(lines) + "\n"
+
+
+@writes("clip_value")
+def _clip_value(r: Row) -> None:
+    limit = slot(r, "clip_value")
+    r.put("g", r.call("np.clip", r.x("g"), -limit, limit))
+
+
+def slot(r: Row, name: str) -> Any:
+    hyper = r.x("hyper")
+    return r.call("float", hyper[name.upper()])
+
+
+@writes("sumsq")
+def _sumsq(r: Row) -> None:
+    g = r.x("g", r.w.rows, r.w.cols)
+    r.put("s", (g * g).sum(1), r.w.rows)
+
+
+@writes("clip_norm_scale")
+def _clip_norm(r: Row) -> None:
+    norm = r.x("s").sum().sqrt()
+    scale = r.call("min", r.number(1.0), slot(r, "clip_norm") / (r.call("float", norm) + 1e-6))
+    r.put_at("hyper", "CLIP_SCALE", scale)
+
+
+@writes("penalty")
+def _penalty(r: Row) -> None:
+    p, l1, l2 = r.like("p", "g"), r.w.l1, r.w.l2
+    r.put("g", (l1 * p.sign() if l1 else r.number(0)) + (2 * l2 * p if l2 else r.number(0)), add=True)

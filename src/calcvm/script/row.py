@@ -1,0 +1,157 @@
+"""A row as one who writes its text sees it: words, and operands as expressions in whatever shape is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from calcvm.errors import UnsupportedOperator
+from calcvm.formulas.number import Trace
+from calcvm.ops.dims import Affine, Shape, affine, numel
+from calcvm.ops.spec import RowSpec, stem_of
+from calcvm.record import record
+from calcvm.script.code import call, number
+
+Writer = Callable[["Row"], None]
+WRITERS: dict[str, Writer] = {}
+FALLBACKS: list[Callable[[str], Writer | None]] = []  # of rows that are formulas
+
+
+@record
+class Seen:
+    """An operand: its expression, and its shape as it lies."""
+
+    text: Any
+    shape: Shape
+    dtype: str
+
+
+@record
+class Made:
+    """What a row sets: operands, and the expression of their new values (of several a tuple), or None for those left out.
+
+    add : it is added to what was there.
+    """
+
+    names: tuple[str | None, ...]
+    value: Any
+    add: bool = False
+    at: str = ""  # an index of the one operand, of which no more is set
+
+
+class Row:
+    """A row of a program, or a statement: ``r.w`` has its words, ``r.x(...)`` its operands; `put` says what becomes of them.
+
+    trace : of what its expressions are made.
+    """
+
+    def __init__(self, spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, Seen], trace: Trace):
+        self.spec, self.trace, self.operands = spec, trace, operands
+        self.w = SimpleNamespace(**{k: affine(v) if isinstance(v, (int, Affine)) else v for k, v in words.items()})
+        self.made: list[Made] = []
+
+    # ------------------------------------------------------------ what it reads
+    def __contains__(self, name: str) -> bool:
+        return name in self.operands
+
+    def shape(self, name: str) -> Shape:
+        return self.operands[name].shape
+
+    def dtype(self, name: str) -> str:
+        return self.operands[name].dtype
+
+    def x(self, name: str, *shape: Any) -> Any:
+        """An operand's expression, in its own shape or in another."""
+        seen = self.operands[name]
+        return seen.text if not shape else _shaped(seen.text, seen.shape, sizes(shape))
+
+    def like(self, name: str, other: str) -> Any:
+        """An operand in the shape of another of as many elements."""
+        return self.x(name, *self.shape(other)) if self.shape(other) else self._scalar(name)
+
+    def _scalar(self, name: str) -> Any:
+        seen = self.operands[name]
+        return seen.text.reshape() if seen.shape else seen.text
+
+    def number(self, value: Any) -> Any:
+        return number(self.trace, value)
+
+    def integer(self, word: str) -> int:
+        """A word that does not depend on the batch."""
+        value = getattr(self.w, word)
+        if not value.constant:
+            raise UnsupportedOperator(f"row {self.spec.name!r}: its {word} depends on the batch, which has no text")
+        return value.b
+
+    # ------------------------------------------------------------ what it makes
+    def put(self, name: str, value: Any, *shape: Any, add: bool = False) -> None:
+        """An operand's new value, an expression of its own shape or of that which is given; it may be left out."""
+        if name in self.operands:
+            value = _shaped(value, sizes(shape), self.shape(name)) if shape else value
+            self.made.append(Made((name,), value, add))
+
+    def put_at(self, name: str, index: str, value: Any) -> None:
+        """An element's new value."""
+        self.made.append(Made((name,), value, at=index))
+
+    def run(self, call: Any) -> None:
+        """A call that sets its arguments."""
+        self.made.append(Made((), call))
+
+    def put_all(self, value: Any, *names: str) -> None:
+        """The new values of several operands, an expression of a tuple, in their own shapes."""
+        there = [name for name in names if name in self.operands]
+        if len(there) == 1:
+            self.put(there[0], value[names.index(there[0])])
+        elif there:
+            self.made.append(Made(tuple(name if name in there else None for name in names), value))
+
+    def call(self, name: str, *args: Any, **named: Any) -> Any:
+        return call(name, *args, **named)
+
+
+def sizes(shape: tuple[Any, ...]) -> Shape:
+    return tuple(map(affine, shape))
+
+
+def _shaped(value: Any, own: Shape, wanted: Shape) -> Any:
+    if own == wanted:
+        return value
+    assert numel(own) == numel(wanted), f"{own} is not {wanted} in another shape"
+    return value.reshape(*wanted)
+
+
+def writes(*names: str) -> Callable[[Writer], Writer]:
+    """Decorator of what writes the text of rows of these names."""
+
+    def add(fn: Writer) -> Writer:
+        for name in names:
+            WRITERS[name] = fn
+        return fn
+
+    return add
+
+
+def writer_of(name: str) -> Writer:
+    """What writes the text of a row (UnsupportedOperator: nothing does)."""
+    stem = stem_of(name)
+    found = WRITERS.get(stem) or next((w for find in FALLBACKS if (w := find(stem)) is not None), None)
+    if found is None:
+        raise UnsupportedOperator(
+            f"row {name!r} has no text in NumPy: an operator of your own has one where it is a formula "
+            "(calcvm.operators.elementwise, pair_loss)"
+        )
+    return found
+
+
+def lines_of(r: Row) -> list[str]:
+    """The statements of a row whose text has been written, in Python: what it sets is set in place."""
+    signs: dict[str, str] = {}
+    results = []
+    for made in r.made:
+        targets = ["_" if name is None else f"{r.operands[name].text.text}[{made.at or '...'}]" for name in made.names]
+        target = ", ".join(targets)
+        signs[target] = f"{target} {'+=' if made.add else '='} " if target else ""
+        results.append((target, made.value))
+    return [f"{signs.get(name, f'{name} = ')}{text}" for name, text in r.trace.equations(results)]

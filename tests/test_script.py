@@ -1,0 +1,339 @@
+"""Models as scripts: run where neither calcvm nor Numba can be imported, with the same losses, outputs and figures."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+from calcvm.script.sections import Listing
+
+ALONE = """
+import json, sys, importlib.util
+class Only:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("calcvm", "numba", "llvmlite", "scipy"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Only())
+import numpy as np
+spec = importlib.util.spec_from_file_location("train", sys.argv[1])
+train = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(train)
+data, said = np.load(sys.argv[2]), json.loads(sys.argv[3])
+batches, names, inputs, judged = said
+losses = [train.step(*(data[n][a:b] for n in names)) for a, b in batches]
+out = {"losses": losses}
+if judged:
+    out["figures"] = train.evaluate(*(data[n] for n in judged))
+y = train.predict(*(data[n] for n in inputs))
+np.savez(sys.argv[2] + ".out.npz", *(y if isinstance(y, list) else [y]))
+print(json.dumps(out))
+"""
+
+
+def alone(model: cv.Model, folder: Path, data: dict, batches: list[tuple[int, int]]) -> tuple[dict, list[np.ndarray]]:
+    """What the model's script gives: losses of steps, then figures and outputs of all data."""
+    model.to_python(folder / "train.py")
+    np.savez(folder / "data.npz", **data)
+    loaded = model.resident.loaded
+    judged = loaded.feeds("predict", ("forward", "loss")) if model.roles.figures else ()
+    said = json.dumps([batches, loaded.feeds("learn"), model.roles.inputs, judged])
+    command = [sys.executable, "-I", "-c", ALONE, str(folder / "train.py"), str(folder / "data.npz"), said]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = np.load(folder / "data.npz.out.npz")
+    return json.loads(done.stdout), [found[name] for name in found.files]
+
+
+def same(model: cv.Model, folder: Path, data: dict, batches: list[tuple[int, int]], step=None, tolerance=1e-5) -> None:
+    """The script's losses, figures and outputs are the model's."""
+    got, outputs = alone(model, folder, data, batches)
+    names, roles = model.resident.loaded.feeds("learn"), model.roles
+    step = step or (lambda *arrays: model.step(*arrays))
+    losses = [step(*(data[name][a:b] for name in names)) for a, b in batches]
+    np.testing.assert_allclose(got["losses"], losses, rtol=tolerance)
+    assert len({*losses}) > 1
+    X = data[roles.inputs[0]] if len(roles.inputs) == 1 else {name: data[name] for name in roles.inputs}
+    want = model.predict(X)
+    for y, w in zip(outputs, [want] if isinstance(want, np.ndarray) else want.values(), strict=True):
+        np.testing.assert_allclose(y, w, rtol=1e-3, atol=1e-4 * np.abs(w).max())
+    if roles.figures:
+        y = data[roles.labels[0]] if len(roles.labels) == 1 else {name: data[name] for name in roles.labels}
+        for name, value in model.evaluate(X, y).items():
+            assert got["figures"][name] == pytest.approx(value, rel=1e-4, abs=1e-6)
+
+
+def runs_on_random_numbers(folder: Path) -> None:
+    command = [sys.executable, "-I", str(folder / "train.py")]
+    assert "epoch 1: loss " in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def images(shape, classes, n=23, seed=0):
+    rng = np.random.default_rng(seed)
+    return {"input": rng.normal(size=(n, *shape)).astype("float32"), "target": rng.integers(0, classes, n)}
+
+
+STEPS = [(0, 8), (8, 13), (0, 8), (3, 4), (8, 16), (1, 9)]
+
+
+# ---------------------------------------------------------------- networks
+def test_a_perceptron_with_all_that_optimizers_do(tmp_path):
+    net = (
+        nn.Linear(24, bias=False)
+        >> nn.BatchNorm()
+        >> nn.GELU()
+        >> nn.Dropout(0.3)
+        >> nn.Linear(5, regularizer=cv.L1(1e-4))
+    )
+    adam = cv.Adam(3e-3, schedule=cv.Cosine(20, min_lr=1e-4, warmup_steps=3), clip_norm=1.0, weight_decay=1e-3)
+    model = cv.Model(net, input_shape=(10,), optimizer=adam, batch_size=8, workers=1, rates={"linear_2.": 0.5})
+    same(model, tmp_path, images((10,), 5), [batch for batch in STEPS if batch[1] - batch[0] > 1] * 2)
+
+
+OPTIMIZERS = {
+    "sgd": cv.SGD(0.05, schedule=cv.Step(2, 0.5)),
+    "momentum": cv.SGD(0.02, momentum=0.9, clip_value=0.01),
+    "nesterov": cv.SGD(0.02, momentum=0.9, nesterov=True, schedule=cv.Exponential(0.9)),
+    "adamhat": cv.AdamHat(3e-3),
+    "adamw": cv.AdamW(3e-3, weight_decay=0.1, schedule=cv.CosineRestarts(2, 2.0)),
+    "rmsprop": cv.RMSProp(1e-3, momentum=0.9),
+    "adagrad": cv.Adagrad(1e-2, clip_norm=0.1),
+    "lion": cv.Lion(1e-3, schedule=cv.Sampled(lambda k: 1 / (1 + k), 4)),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_and_schedules(name, tmp_path):
+    net = nn.Linear(7) >> nn.Tanh() >> nn.Linear(3)
+    model = cv.Model(net, input_shape=(4,), loss="huber", optimizer=OPTIMIZERS[name], batch_size=8, workers=1)
+    rng = np.random.default_rng(1)
+    data = {"input": rng.normal(size=(20, 4)).astype("f"), "target": rng.normal(size=(20, 3)).astype("f")}
+    same(model, tmp_path, data, STEPS)
+
+
+def test_lenet_as_published(tmp_path):
+    model = cv.Model(cv.zoo.lenet(), input_shape=(1, 28, 28), optimizer=cv.SGD(0.05, momentum=0.9), batch_size=8)
+    same(model, tmp_path, images((1, 28, 28), 10), STEPS)
+
+
+def test_a_unet_in_less_memory(tmp_path):
+    net = cv.zoo.unet(width=4, size=32)
+    options = {"input_shape": (1, 32, 32), "optimizer": cv.SGD(0.05), "batch_size": 4, "workers": 1}
+    memory = cv.Model(net, **options).plan.heap_bytes
+    model = cv.Model(net, **options, memory=int(0.7 * memory))
+    assert model.plan.again
+    rng = np.random.default_rng(2)
+    data = {"input": rng.normal(size=(9, 1, 32, 32)).astype("f"), "target": rng.integers(0, 2, (9, 32, 32))}
+    same(model, tmp_path, data, [(0, 4), (4, 6), (5, 9), (0, 4), (1, 5)])
+    text = (tmp_path / "train.py").read_text()
+    assert "_again[...] = " in text or " again:" in text
+
+
+def test_rounds_add_up(tmp_path):
+    net = nn.Conv2d(4, 3, padding=1) >> nn.ReLU() >> nn.MaxPool2d(2) >> nn.Flatten() >> nn.Linear(3)
+    model = cv.Model(net, input_shape=(2, 8, 8), optimizer=cv.Adam(1e-2), batch_size=4, learning_batch=10)
+    data = images((2, 8, 8), 3, n=20)
+
+    def step(x, t):
+        return model.fit(x, t, shuffle=False, progress=False)["loss"][-1]
+
+    same(model, tmp_path, data, [(0, 10), (10, 20), (3, 13), (0, 4), (1, 11)], step)
+
+
+def test_layers_of_images_in_float64(tmp_path):
+    conv = nn.Conv2d(6, 3, padding=1, groups=1) >> nn.GroupNorm(2) >> nn.SiLU()
+    depth = nn.Conv2d(6, 3, padding=1, groups=6) >> nn.InstanceNorm() >> nn.HardSwish() >> nn.LocalResponseNorm(3)
+    up = (
+        nn.Upsample(scale=2, mode="linear")
+        >> nn.ConvTranspose2d(4, 2, stride=2)
+        >> nn.AvgPool2d(3, stride=2, padding=1)
+    )
+    net = (
+        conv
+        >> nn.Residual(depth)
+        >> up
+        >> nn.Pad(1, mode="reflect")
+        >> nn.LPPool2d(2, 2)
+        >> nn.PReLU()
+        >> nn.Dropout2d(0.2)
+    )
+    net = net >> nn.AdaptiveAvgPool(3) >> nn.Concat(nn.Conv2d(3, 1), nn.ELU(), nn.Softplus()) >> nn.AdaptiveMaxPool(2)
+    net = net >> nn.GlobalMaxPool() >> nn.Flatten() >> nn.LayerNorm() >> nn.Linear(4) >> nn.RMSNorm() >> nn.LogSoftmax()
+    model = cv.Model(net, input_shape=(3, 10, 12), optimizer=cv.Adam(1e-3), batch_size=8, workers=1, dtype="float64")
+    same(model, tmp_path, images((3, 10, 12), 4), STEPS, tolerance=1e-9)
+
+
+def test_augmented_images_of_bytes_and_weights_of_samples(tmp_path):
+    before = nn.Scale(1 / 255) >> nn.RandomCrop(6, padding=1) >> nn.RandomHorizontalFlip()
+    net = nn.Conv2d(4, 3) >> nn.Mish() >> nn.Flatten() >> nn.Linear(3)
+    model = cv.Model(
+        net, input_shape=(8, 8, 2), channels_last=True, preprocess=before, optimizer=cv.SGD(0.1), batch_size=8,
+        input_dtype="uint8", target_dtype="int64", sample_weight=True,
+    )  # fmt: skip
+    rng = np.random.default_rng(3)
+    data = {
+        "input": rng.integers(0, 256, (23, 8, 8, 2)).astype(np.uint8), "target": rng.integers(0, 3, 23),
+        "sample_weight": rng.random(23).astype("f"),
+    }  # fmt: skip
+    model.to_python(tmp_path / "train.py")
+    got, _ = alone(model, tmp_path, data, STEPS)
+    names = model.resident.loaded.feeds("learn")
+    np.testing.assert_allclose(got["losses"], [model.step(*(data[n][a:b] for n in names)) for a, b in STEPS], rtol=1e-5)
+    runs_on_random_numbers(tmp_path)
+
+
+def test_a_graph_of_several_paths(tmp_path):
+    g = cv.CalcGraph()
+    x, t = g.placeholder("x", (None, 6)), g.placeholder("t", (None, 2))
+    W, V = g.parameter("W", (6, 2)), g.parameter("V", (6, 4))
+    with g.path("code") as code:
+        z = cv.tanh(x @ V)
+    with g.path("learn", backward=True) as learn:
+        y = cv.concat([z, cv.exp(-cv.square(x[:, 1:3]))], axis=1) @ W
+        learn.minimize(cv.mae(y, t), optimizer=cv.SGD(0.1), output=y)
+    with g.path("decode", backward=True) as decode:
+        decode.minimize(cv.mse(cv.tanh(x @ V), z * 0.5), optimizer=cv.SGD(0.1))
+    with g.path("predict") as predict:
+        predict.output = cv.softmax(y), y
+        off = cv.rmse(y, t)
+    assert code and off is not None
+    model = cv.Model(g, batch_size=8, workers=1)
+    rng = np.random.default_rng(4)
+    data = {"x": rng.normal(size=(21, 6)).astype("f"), "t": rng.normal(size=(21, 2)).astype("f")}
+    same(model, tmp_path, data, STEPS)
+    assert "def decode_step(x_data):" in (tmp_path / "train.py").read_text()
+    runs_on_random_numbers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["lenet", "alexnet", "overfeat", "vgg11", "resnet18", "resnet50", "googlenet", "mobilenet_v2", "unet"]
+)
+def test_networks_of_the_zoo(name, tmp_path, whole):
+    """In float64 and by small steps: of a batch of four, deep networks make a hundred times of any difference in each step at 0.01."""
+    if not whole and name not in ("resnet18", "googlenet"):
+        pytest.skip("takes --whole")
+    size = {"lenet": 28, "unet": 32, "overfeat": 95}.get(name, 64)
+    net = getattr(cv.zoo, name)(5, size=size, **({} if name == "lenet" else {"width": 8}))
+    model = cv.Model(net, input_shape=(3, size, size), optimizer=cv.SGD(1e-4), batch_size=4, workers=1, dtype="float64")
+    data = images((3, size, size), 5, n=8)
+    if name == "unet":
+        data["target"] = np.random.default_rng(0).integers(0, 5, (8, size, size))
+    same(model, tmp_path, data, [(0, 4), (4, 8), (0, 3), (3, 7), (1, 5)], tolerance=1e-8)
+
+
+# ---------------------------------------------------------------- the script as a file
+def small(**options) -> cv.Model:
+    return cv.Model(nn.Linear(3), input_shape=(4,), optimizer=cv.SGD(0.1), batch_size=4, workers=1, **options)
+
+
+def test_it_is_python_that_trains_from_a_shell_and_keeps_weights(tmp_path):
+    model, path = small(), tmp_path / "train.py"
+    model.to_python(path)
+    ast.parse(path.read_text())
+    np.savez(tmp_path / "data.npz", **images((4,), 3, n=30))
+    train = [sys.executable, "-I", str(path), "--data", "data.npz", "--epochs", "3", "--save", "weights.npy"]
+    said = subprocess.run(train, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    losses = [float(line.split()[-1]) for line in said.splitlines()]
+    assert len(losses) == 3 and losses[2] < losses[0]
+    before, after = np.load(tmp_path / "train.npy"), np.load(tmp_path / "weights.npy")
+    assert before.shape == after.shape and (before != after).any()
+    subprocess.run([sys.executable, "-I", str(path)], check=True, cwd=tmp_path, capture_output=True)  # random numbers
+
+
+def test_it_goes_on_where_the_model_stands(tmp_path):
+    model, data = small(), images((4,), 3, n=30)
+    model.fit(data["input"], data["target"], epochs=3, progress=False)
+    same(model, tmp_path, data, [(0, 4), (4, 8), (1, 4)])
+
+
+def test_a_larger_batch_than_planned_is_refused_and_so_are_labels_that_are_none(tmp_path):
+    small().to_python(tmp_path / "train.py")
+    for call in ("step(np.ones((5, 4)), np.ones(5))", "step(np.ones((2, 4)), np.array([0, 3]))"):
+        code = f"import numpy as np, sys; sys.path.insert(0, {str(tmp_path)!r}); import train; train.{call}"
+        done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
+        assert "ValueError: " in done.stderr and ("planned for 1 to 4" in done.stderr or "[0, 3)" in done.stderr)
+
+
+def test_bytes_that_live_are_those_of_the_plan():
+    for options in ({}, {"memory": 0.7}, {"accumulate": True}):
+        graph = cv.build_graph(cv.zoo.unet(width=4, size=32), (1, 32, 32), "mse", cv.Adam(0.1))
+        if "memory" in options:
+            options = {"memory": int(0.7 * cv.plan(graph, batch_size=4, workers=1, accumulate=False).heap_bytes)}
+        plan = cv.plan(graph, batch_size=4, workers=1, **{"accumulate": False, **options})
+        listing = Listing(cv.compile(graph, plan=plan))
+        assert [line.live for lines in listing.sections.values() for line in lines] == [*plan.live_bytes]
+
+
+# ---------------------------------------------------------------- what is refused
+OWN = """
+import sys
+import calcvm as cv
+from calcvm import nn
+from calcvm.formulas import number as n
+from calcvm.operators import OpSpec, R, Real, RowSpec, W, dims, elementwise, register_op, rows_cols, same_shape
+from calcvm.operators.cpu import Ptr, kernel
+
+@elementwise(power=Real(2.0, "how steep"))
+class bump:
+    def y(x, power):
+        return n.exp(-power * x * x)
+    def dx(dy, x, y, power):
+        return -2 * power * x * y * dy
+
+@kernel
+def same_fwd(me, rows, cols, x: Ptr, y: Ptr):
+    for i in range(rows * cols):
+        y[i] = x[i]
+
+row = RowSpec(name="same_fwd", synopsis="y = x", words=dims("rows cols"), operands=(R("x", "rows*cols"), W("y", "rows*cols", "w0")))
+register_op(OpSpec(
+    name="same", synopsis="y = x", category="unary", inputs=("x",), shape=same_shape,
+    words=lambda s, a: rows_cols(s["x"]), fwd=(row,),
+))
+before = nn.Function(lambda v: cv.apply("same", v)) if sys.argv[1] == "same" else nn.Scale(1.0)
+net = nn.Linear(3) >> nn.Function(lambda v: cv.apply("bump", v, power=0.5))
+model = cv.Model(net, input_shape=(4,), optimizer=cv.SGD(0.1), batch_size=4, workers=1, preprocess=before)
+try:
+    model.to_python("train.py")
+except cv.UnsupportedOperator as error:
+    print(error)
+else:
+    print([line.strip() for line in open("train.py") if "exp(-" in line])
+"""
+
+
+def test_operators_of_ones_own_have_a_text_where_they_are_formulas_and_else_are_refused_by_name(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    for which, said in (("bump", "np.exp(-0.5*linear*linear)"), ("same", "row 'same_fwd' has no text in NumPy")):
+        done = subprocess.run(
+            [sys.executable, "own.py", which], capture_output=True, text=True, cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(Path(cv.__file__).parent.parent)},
+        )  # fmt: skip
+        assert said in done.stdout, done.stdout + done.stderr
+        assert len([*tmp_path.glob("train.*")]) == (2 if which == "bump" else 0)
+        for path in tmp_path.glob("train.*"):
+            path.unlink()
+
+
+def test_paths_that_are_none_are_refused(tmp_path):
+    model = small()
+    with pytest.raises(cv.CalcError, match="ends with .py"):
+        model.to_python(tmp_path / "train.txt")
+    with pytest.raises(cv.CalcError, match="not the path of a file"):
+        model.to_python(3)
+    with pytest.raises(cv.FileError):
+        model.to_python(tmp_path / "none" / "train.py")
+    for kept, folder in (("a.py", "a.npy"), ("b.npy", "b.py")):
+        (tmp_path / kept).write_text("kept")
+        (tmp_path / folder).mkdir()
+        with pytest.raises(cv.FileError, match="give the path of a file"):
+            model.to_python((tmp_path / kept).with_suffix(".py"))
+        assert (tmp_path / kept).read_text() == "kept" and len([*tmp_path.iterdir()]) in (2, 4)
