@@ -378,3 +378,24 @@ def test_pages_are_shown(tmp_path) -> None:
         '"paged": true' in (tmp_path / "plan.html").read_text()
         or '"paged":true' in (tmp_path / "plan.html").read_text()
     )
+
+
+def test_a_model_with_pages(tmp_path) -> None:
+    rng = np.random.default_rng(1)
+    X, y = rng.normal(size=(64, 40)).astype("float32"), rng.integers(0, 4, 64)
+    options: dict[str, Any] = {
+        "input_shape": (40,), "loss": "softmax_cross_entropy", "optimizer": cv.Adam(1e-2), "batch_size": 16, "workers": 1, "seed": 3
+    }  # fmt: skip
+    whole = cv.Model(wide(), **options)
+    small = cv.Model(
+        wide(), memory=int(0.6 * whole.plan.heap_bytes), page_bytes="64 MiB", page_folder=tmp_path, **options
+    )
+    assert small.plan.page_bytes > 0 and small.heap.nbytes <= 0.6 * whole.plan.heap_bytes
+    assert small.fit(X, y, epochs=2, progress=False)["loss"] == whole.fit(X, y, epochs=2, progress=False)["loss"]
+    np.testing.assert_array_equal(small.predict(X), whole.predict(X))
+    small.save(tmp_path / "model.calcvm")
+    again = cv.load(tmp_path / "model.calcvm")
+    np.testing.assert_array_equal(again.predict(X), whole.predict(X))
+    assert again.step(X[:16], y[:16]) == whole.step(X[:16], y[:16])
+    with pytest.raises(cv.UnsupportedOperator, match="page_bytes"):
+        small.to_python(tmp_path / "train.py")

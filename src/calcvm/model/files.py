@@ -36,9 +36,9 @@ def _state(program: Program, image: np.ndarray) -> Iterator[tuple[str, np.ndarra
         yield f"state/{i}", cells[loaded.in_image(s)].view(s.dtype)
 
 
-def heap_of(program: Program) -> CalcHeap:
+def heap_of(program: Program, page_folder: str | PathLike[str] | None = None) -> CalcHeap:
     """A heap for one model of a program."""
-    return CalcHeap(program.heap_bytes, device=program.info.get("device", "cpu"))
+    return CalcHeap(program.heap_bytes, device=program.info.get("device", "cpu"), page_folder=page_folder)
 
 
 def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:

@@ -27,6 +27,7 @@ from calcvm.ops.dims import show
 from calcvm.optim import Optimizer
 from calcvm.planner import Plan
 from calcvm.planner.cost import Table
+from calcvm.planner.paging import BANDWIDTH
 from calcvm.tables import preformatted
 from calcvm.vm.memory import methods
 from calcvm.vm.memory.epoch import Epoch
@@ -97,7 +98,10 @@ class Model(methods.Native):
         (default: they become the model's floats); see `CalcGraph.placeholder`.
     channels_last : bool
         The input's samples, whose shape ``input_shape`` is, are images (*sizes, channels), and are read as they are.
-    seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective, costs : see `calcvm.plan`.
+    page_folder : path, optional
+        Of the file of what waits there or persists there with ``page_bytes`` (see `CalcHeap`; of a ``heap`` that is given, its own).
+    seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective, costs, page_bytes,
+    page_bandwidth : see `calcvm.plan`.
     """
 
     @overload
@@ -129,6 +133,9 @@ class Model(methods.Native):
         solver_seconds: float = ...,
         objective: str = ...,
         costs: str | Table = ...,
+        page_bytes: int | str | None = ...,
+        page_bandwidth: float = ...,
+        page_folder: str | PathLike[str] | None = ...,
         heap: CalcHeap | None = ...,
         name: str | None = ...,
     ) -> None: ...
@@ -150,6 +157,9 @@ class Model(methods.Native):
         solver_seconds: float = ...,
         objective: str = ...,
         costs: str | Table = ...,
+        page_bytes: int | str | None = ...,
+        page_bandwidth: float = ...,
+        page_folder: str | PathLike[str] | None = ...,
         heap: CalcHeap | None = ...,
         name: str | None = ...,
     ) -> None: ...
@@ -181,6 +191,9 @@ class Model(methods.Native):
         solver_seconds: float = 0.0,
         objective: str = "speed",
         costs: str | Table = "reckoned",
+        page_bytes: int | str | None = None,
+        page_bandwidth: float = BANDWIDTH,
+        page_folder: str | PathLike[str] | None = None,
         heap: CalcHeap | None = None,
         name: str | None = None,
     ):
@@ -198,14 +211,14 @@ class Model(methods.Native):
         self._plan: Plan | None = compiler.plan(
             graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
             accumulate=accumulate, mode=mode, precision=precision, recompute=recompute,
-            solver_seconds=solver_seconds, objective=objective, costs=costs,
+            solver_seconds=solver_seconds, objective=objective, costs=costs, page_bytes=page_bytes, page_bandwidth=page_bandwidth,
         )  # fmt: skip
         program = compiler.compile(graph, plan=self._plan)
         if learning_batch is not None:
             check_learning_batch(program, learning_batch)
         if isinstance(net, CalcGraph):  # before it has a place
             Roles.of(loaded_of(program))
-        self.resident: Resident = (heap or files.heap_of(program)).load(program, seed=seed, name=name)
+        self.resident: Resident = (heap or files.heap_of(program, page_folder)).load(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from calcvm.errors import CalcError, telling
+from calcvm.errors import CalcError, UnsupportedOperator, telling
 from calcvm.formulas import steps
 from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.layouts import back
@@ -77,6 +77,10 @@ def _whole(loaded: Loaded) -> bool:
 
 def script(loaded: Loaded, parts: Parts, name: str) -> str:
     """The text of the script of a name (UnsupportedOperator: a row has none)."""
+    if loaded.program.page_bytes:
+        raise UnsupportedOperator(
+            "to_python: the program keeps values in a file, which scripts do not: compile it without page_bytes="
+        )
     return _Script(loaded, parts, name).text()
 
 
