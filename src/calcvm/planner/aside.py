@@ -35,6 +35,9 @@ calcvm.planner.aside.serve(sys.argv[2])
 """
 
 
+LATE = 0.2  # seconds that a solver may overrun
+
+
 @record
 class Solver:
     """Its name, the package that it needs, as it is imported and as it is called, and what it solves."""

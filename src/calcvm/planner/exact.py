@@ -10,7 +10,7 @@ Positions of what runs again are constrained where a solution exceeds the limit 
 Whatever solvers say, a schedule is what its `Run` is: one that exceeds the limit is not taken.  The bound is HiGHS's: of
 schedules of this form that keep values below a thousandth of the limit.
 
-In 30 s on one core of Zen 5, the other busy, as overhead of a step: ResNet-18, batch 8, in 75 % of its memory 0.879 searched and
+Alone, in 30 s on one core of Zen 5, the other busy, as overhead of a step: ResNet-18, batch 8, in 75 % of its memory 0.879 searched and
 0.867 proved (in 4 s), in 62 % 3.059 and 3.005 (in 25 s), in half 9.85 and 9.71, 7.51 at least; UNet at 256, batch 2, in half 4.44
 and 4.42, 4.31 at least; MobileNetV2 at 224, batch 8, in half 9.41 and 9.29, 9.28 at least.
 """
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ROUNDS = 12  # of constraints that are added
 SHARE = 0.3  # of the time, for windows of stages; the rest is for the proof, to which a cheap schedule helps much
 WINDOW_SECONDS = 1.0
+NEAR = 3  # stages around one where a solution exceeds the limit that are constrained too
 DEAR = 0.05  # part of a schedule's cost, from which on a statement is dear
 UNIT = 1e6  # costs are handed over in microseconds
 
@@ -45,11 +46,12 @@ def solve(problem: Problem, known: Run, seconds: float, news: News | None = None
     ------
     MissingExtra : SciPy is not installed.
     """
-    program, news, end = Program(problem, known), news or News(), time.monotonic() + seconds
-    relaxed = program.solved(known.cost, seconds, relaxed=True)
+    begin = time.monotonic()
+    program, news, end = Program(problem, known), news or News(), begin + seconds
+    relaxed = program.solved(known.cost, end - time.monotonic(), relaxed=True)
     bound = relaxed.fun / UNIT if relaxed.x is not None and not known.excess else 0.0
     news.bound(bound)
-    best = program.by_windows(known, time.monotonic() + seconds * SHARE, news)
+    best = program.by_windows(known, begin + seconds * SHARE, news)
     for _ in range(ROUNDS):
         best = cheaper(best, news.latest())
         found = program.solved(best.cost, end - time.monotonic())
@@ -72,7 +74,8 @@ def by_counts(problem: Problem, known: Run, seconds: float, news: News | None = 
     The relaxation runs many dear statements again in part: that so few will not do is easily shown, and not to be seen
     in statements one by one.
     """
-    program, news, end = Program(problem, known), news or News(), time.monotonic() + seconds
+    end = time.monotonic() + seconds
+    program, news = Program(problem, known), news or News()
     best, bound, dear = known, 0.0, program.dear_ones(known.cost)
     while dear and not best.excess and bound < best.cost * (1 - 1e-6) and time.monotonic() < end:
         n = sum(problem.steps[i].cost > known.cost * DEAR for _, i in best.chosen)
@@ -310,12 +313,16 @@ class Program:
             for p, b in enumerate(run.live)
             if b > self.problem.limit and run.order[p] != run.stage[p]
         ]
-        new = {(self.stages.index(t), i) for t, i in over} - self.done
+        here = {(self.form.of[t], i) for t, i in over}
+        if here <= self.done:
+            return False
+        # and where it would go next
+        new = {(k, i) for at, i in here for k in self.form.again[i] if abs(k - at) <= NEAR} - self.done
         for k, i in sorted(new):
             self.again(k, i)
             self.constraints = None
         self.done |= new
-        return bool(new)
+        return True
 
     def again(self, k: int, i: int) -> None:
         """The memory while statement i runs again in stage k, if it does."""
