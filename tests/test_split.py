@@ -173,6 +173,15 @@ def test_never_worse_than_the_better_device(seed):
     )
 
 
+def test_costs_are_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("CALCVM_CACHE_DIR", str(tmp_path))
+    graph, _ = network(0)
+    processors = [cv.Processor("a", costs="measured"), cv.Processor("b", costs="measured", cores=[0], workers=2)]
+    first = cv.plan_devices(graph, processors, batch_size=16)
+    assert first.seconds == cv.plan_devices(graph, processors, batch_size=16).seconds > 0
+    assert len([*(tmp_path / "costs").iterdir()]) == 2
+
+
 def test_a_cap_of_energy():
     graph, _ = network(0)
     processors = [cv.Processor("fast", speed=10, watts=50), cv.Processor("frugal", watts=1)]
@@ -196,9 +205,11 @@ def test_what_a_plan_says():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: cv.Processor("a", costs={"linear_fwd": float("nan")}), "cost of 'linear_fwd' is nan"),
-        (lambda: cv.Processor("a", costs={"linear_fwd": -1.0}), "finite and not negative"),
-        (lambda: cv.Processor("a", costs=3), "costs are seconds by the name"),
+        (lambda: cv.Processor("a", costs={"linear_fwd": float("nan")}), "seconds of 'linear_fwd'"),
+        (lambda: cv.Processor("a", costs={"linear_fwd": -1.0}), "seconds of 'linear_fwd'"),
+        (lambda: cv.Processor("a", costs=3), "costs"),
+        (lambda: cv.Processor("a", device="cuda", costs="measured"), "give a table"),
+        (lambda: planned([cv.Processor("a", costs={"conv": 1.0})]), "no row and no label 'conv'"),
         (lambda: cv.Processor("a", cores=[10**6]), "none that this process may use"),
         (lambda: cv.Processor("a", cores=[]), "cores is empty"),
         (lambda: cv.Processor("a", device="cuda", cores=[0]), "a GPU has no cores"),
@@ -211,7 +222,7 @@ def test_what_a_plan_says():
         (lambda: planned([cv.Processor("a")], copies={("a", "c"): (0, 1)}), "no pair of processors"),
         (lambda: planned([cv.Processor("a"), cv.Processor("b")], copies={("a", "b"): (0, 0)}), "bytes a second"),
         (lambda: planned([cv.Processor("a"), cv.Processor("b")], copies={("a", "b"): (-1, 1)}), "seconds"),
-        (lambda: planned([cv.Processor("a", costs=lambda st: float("nan"))]), "cost of .* is nan"),
+        (lambda: planned([cv.Processor("a", costs=lambda row: float("nan"))]), "seconds of row"),
         (lambda: cv.SplitModel(None), "plan_devices"),
     ],
 )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,7 +11,7 @@ from calcvm import checks
 from calcvm.compiler import compile as compile_graph
 from calcvm.devices.parts import Copy, Stretch
 from calcvm.devices.plan import SplitPlan
-from calcvm.devices.processor import Processor
+from calcvm.devices.processor import Processor, on_cores
 from calcvm.errors import CalcError
 from calcvm.ops.statement import PHASES, Value
 from calcvm.planner import Plan
@@ -72,20 +69,6 @@ class Part:
 
     def _flat(self, v: Value) -> Symbol:
         return replace(self.symbols[v], layout="")
-
-
-@contextmanager
-def on_cores(cores: tuple[int, ...] | None) -> Iterator[None]:
-    """The calling thread runs on these cores; threads of a team that it makes meanwhile stay there."""
-    if cores is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 class SplitModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -176,22 +177,11 @@ def plan_devices(
         joules = checks.number("joules", joules, 0, 1e18)
     link = _links(processors, copies)
 
-    sites, facts = [], []
-    for p in processors:
-        gpu = p.device == "cuda"
-        lowered, fact = lower(graph, dtype=dtype, workers=p.workers, gpu=gpu, accumulate=accumulate)
-        if gpu:
-            _check_kernels(lowered)
-        machine = Machine(ITEMSIZE[dtype], p.workers, gpu)
-        lowered = replace(lowered, info={"dtype": dtype, "device": p.device, "facts": fact})
-        sites.append(
-            Site(machine=machine, lowered=lowered, cost=p.cost(batch_size, machine), memory=p.memory, watts=p.watts)
-        )
-        facts.append(fact)
-    _check_alike([site.lowered for site in sites])
-
-    single = [_alone(site, batch_size) for site in sites]
-    problem, clusters = problem_of(sites, batch_size, link, joules)
+    with ExitStack() as measuring:
+        sites = _sites(graph, processors, batch_size, dtype, accumulate, measuring)
+        _check_alike([site.lowered for site in sites])
+        single = [_alone(site, batch_size) for site in sites]
+        problem, clusters = problem_of(sites, batch_size, link, joules)
     problem = replace(problem, fits=frozenset(d for d, plan in enumerate(single) if plan is not None))
     alone = [problem.evaluate([d] * problem.n_clusters) for d in problem.devices]
     found, parts, plans = _planned(sites, problem, clusters, single, batch_size, dtype, solver_seconds)
@@ -213,6 +203,23 @@ def plan_devices(
         home={i: found.at[c] for i, c in clusters.items()},
         accumulate=accumulate,
     )
+
+
+def _sites(
+    graph: CalcGraph, processors: Sequence[Processor], batch: int, dtype: str, accumulate: bool, measuring: ExitStack
+) -> list[Site]:
+    """The program as it is for each processor."""
+    sites = []
+    for p in processors:
+        gpu = p.device == "cuda"
+        lowered, facts = lower(graph, dtype=dtype, workers=p.workers, gpu=gpu, accumulate=accumulate)
+        if gpu:
+            _check_kernels(lowered)
+        machine = Machine(ITEMSIZE[dtype], p.workers, gpu)
+        lowered = replace(lowered, info={"dtype": dtype, "device": p.device, "facts": facts})
+        cost = measuring.enter_context(p.cost(lowered, batch, machine, dtype))
+        sites.append(Site(machine=machine, lowered=lowered, cost=cost, memory=p.memory, watts=p.watts))
+    return sites
 
 
 def _planned(

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from calcvm import checks
 from calcvm.errors import CalcError
-from calcvm.ops.statement import Statement
-from calcvm.planner.cost import seconds
+from calcvm.ops.statement import Lowered, Statement
+from calcvm.planner.cost import Table, seconds, told
 from calcvm.planner.lifetimes import Machine
 from calcvm.vm.memory.heap import parse_bytes
 
 KINDS = ("cpu", "cuda")
+COSTS = ("reckoned", "measured")
+
+
+@contextmanager
+def on_cores(cores: tuple[int, ...] | None) -> Iterator[None]:
+    """The calling thread runs on these cores; threads of a team that it makes meanwhile stay there."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class Processor:
@@ -32,9 +47,9 @@ class Processor:
         Most bytes of its heap (default: no limit).
     speed : float
         How many times as fast as one core its rows are reckoned to be.
-    costs : mapping or callable, optional
-        Seconds of a statement in place of what is reckoned: by the name of the instruction (such as "conv_fwd"; of those that
-        are left out they are reckoned), or a function of a `Statement`.
+    costs : "reckoned", "measured", mapping or callable
+        Seconds of rows, as of `cv.plan`: reckoned, measured on this machine by the processor's team, a mapping from names of
+        rows or labels to seconds (of those that are left out as reckoned), or a function of a statement's facts.
     watts : float
         That it takes while it runs.
 
@@ -52,7 +67,7 @@ class Processor:
         cores: Iterable[int] | None = None,
         memory: int | str | None = None,
         speed: float = 1.0,
-        costs: Mapping[str, float] | Callable[[Statement], float] | None = None,
+        costs: str | Table = "reckoned",
         watts: float = 0.0,
     ):
         self.name = checks.text("a processor's name", name, "big")
@@ -62,15 +77,16 @@ class Processor:
         self.speed = checks.number(f"processor {name!r}: speed", speed, 0, 1e9, ends="(]")
         self.watts = checks.number(f"processor {name!r}: watts", watts, 0, 1e9)
         self.cores = None if cores is None else self._checked_cores(cores)
-        if costs is not None and not callable(costs) and not isinstance(costs, Mapping):
+        if isinstance(costs, type) or not (isinstance(costs, Mapping) or callable(costs)):
+            checks.choice(f"processor {name!r}: costs", costs, COSTS)
+        if costs == "measured" and device != "cpu":
             raise CalcError(
-                f"processor {name!r}: costs are seconds by the name of an instruction, or a function of a statement, not "
-                f"{checks.called(costs)}"
+                f"processor {name!r}: costs are measured on the processor: give a table of those of device {device!r}"
             )
-        self._costs = costs
         if isinstance(costs, Mapping):
             for row, value in costs.items():
-                self._checked(value, repr(row))
+                checks.number(f"processor {name!r}: seconds of {row!r}", value, 0)
+        self.costs = costs
 
     def _checked_cores(self, cores: Any) -> tuple[int, ...]:
         if self.device != "cpu":
@@ -86,24 +102,23 @@ class Processor:
             raise CalcError(f"processor {self.name!r}: cores is empty; leave it out for any")
         return tuple(found)
 
-    def _checked(self, value: Any, what: str) -> float:
-        if not checks.is_number(value) or not math.isfinite(value) or value < 0:
-            raise CalcError(
-                f"processor {self.name!r}: the cost of {what} is {checks.shown(value)}: seconds, finite and not negative, are wanted"
-            )
-        return float(value)
+    @contextmanager
+    def cost(
+        self, lowered: Lowered, batch: int, machine: Machine, dtype: str
+    ) -> Iterator[Callable[[Statement], float]]:
+        """Seconds of the program's statements, for a batch; what is measured is kept in the end."""
+        if self.costs == "reckoned":
+            yield lambda st: seconds(st, batch, machine) / self.speed
+        elif self.costs == "measured":
+            from calcvm.vm.run.costs import Costs
 
-    def cost(self, batch: int, machine: Machine) -> Callable[[Statement], float]:
-        """Seconds of a statement, for a batch."""
-
-        def of(st: Statement) -> float:
-            if callable(self._costs):
-                return self._checked(self._costs(st), f"{st.spec.name} ({st.label})")
-            if self._costs is not None and st.spec.name in self._costs:
-                return float(self._costs[st.spec.name])
-            return seconds(st, batch, machine) / self.speed
-
-        return of
+            measured = Costs(batch, self.workers, dtype, rows={st.spec.name for st in lowered.statements})
+            with on_cores(self.cores):
+                yield measured
+            measured.keep()
+        else:
+            assert not isinstance(self.costs, str)
+            yield told(self.costs, lowered, batch, machine)
 
     def __repr__(self) -> str:
         memory = "" if self.memory is None else f", {self.memory:,} bytes"
