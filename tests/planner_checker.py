@@ -189,8 +189,12 @@ def check_live(plan: Any) -> None:
         own = [spans[v] for v in (block, *members) if v in spans]
         if own:
             spans[block] = min(first for first, _ in own), max(last for _, last in own)
-    for v in kept_values(plan):
-        spans[v] = 0, len(plan.statements) - 1
+    lasting = plan.zones["arena"].start_elems * plan.itemsize  # below it lies what is never shared
+    for v in {
+        *kept_values(plan),
+        *(v for v, k in plan.offsets.items() if k * bytes_of(v.type, plan.itemsize) < lasting),
+    }:
+        spans[v] = 0, max(len(plan.statements) - 1, 0)
     for t, said in enumerate(plan.live_bytes):
         taken = [(0, RESERVED * plan.itemsize)]
         for v, (first, last) in spans.items():
@@ -204,7 +208,7 @@ def check_live(plan: Any) -> None:
             live += max(stop - max(start, end), 0)
             end = max(end, stop)
         if live != said:
-            raise Broken(f"statement {t} ({plan.statements[t].label}): {live:,} bytes are live, the plan says {said:,}")
+            raise Broken(f"statement {t}: {live:,} bytes are live, the plan says {said:,}")
 
 
 class Memory:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -237,7 +238,7 @@ def test_statements_that_cost_nothing_are_planned():
     """All schedules cost nothing: none is cheaper than another."""
     pytest.importorskip("scipy")
     given = limited(1)
-    steps = [type(s)(s.uses, s.makes, s.pairs, s.scratch, 0.0, s.until) for s in given.steps]
+    steps = [replace(s, cost=0.0) for s in given.steps]
     problem = Problem(steps, given.sizes, given.backward, given.limit)
     known = searched(problem)
     answer = Solvers(5).improve(problem, known, 1.0)

@@ -346,10 +346,9 @@ def recompute_within(
         if floor <= problem.limit:  # what is refused anyhow is not costed
             _costed(problem, own, cost)
         run = problem.run(())
-        moved, whole = paging_of(own, cost)
         least = 0.0
         if run.excess and floor <= problem.limit:
-            run = problem.solve()
+            run, whole = problem.solve(), paging_of(own, cost)[1]
             if solvers is not None and file is not None:
                 solvers.fault("solvers do not weigh pages against making again")
             elif solvers is not None:
@@ -367,6 +366,7 @@ def recompute_within(
                 needed,
                 memory,
             )
+        moved, whole = paging_of(own, cost)
         overhead, bound = max(overhead, (moved + run.cost) / whole), max(bound, (moved + least) / whole)
         current: dict[Value, Value] = {}
 
