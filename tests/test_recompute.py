@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import calcvm as cv
+from bench import memory
 from calcvm import nn
 from calcvm.errors import PlanError
 from calcvm.ops.dims import BATCH
 from calcvm.ops.statement import Lowered
 from calcvm.planner import plan
-from tests.planner_checker import Broken, check
+from tests.planner_checker import Broken, check, check_live
 from tests.test_planner import ACCUMULATE, BINARY, STRICT, Build, programs
 from tests.test_zoo import REDUCED
 
@@ -266,3 +267,28 @@ def test_the_largest_batch_of_least_scratch(memory, workers):
     assert models[0].step(x, t) == models[1].step(x, t)
     with pytest.raises(cv.CalcError, match="objective"):
         cv.plan(graph, objective="space", **how)
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_live_bytes_of_published_networks(name: str, whole: bool) -> None:
+    """Counted by code of its own at each statement: in all memory, in less, and with pages; as published where all is asked for."""
+    if name not in ("lenet", "unet", "vgg11") and not whole:
+        pytest.skip("takes --whole")
+    width, size, channels = REDUCED[name]
+    net = getattr(cv.zoo, name)() if whole else getattr(cv.zoo, name)(classes=5, width=width, size=size)
+    shape = memory.SHAPES.get(name, (3, 224)) if whole else (channels, size)
+    loss = "mse" if name == "unet" else "softmax_cross_entropy"
+    graph = cv.build_graph(net, (shape[0], shape[1], shape[1]), loss, cv.SGD(0.01, momentum=0.9))
+    options: dict[str, Any] = {"batch_size": 4, "workers": 2, "accumulate": False}
+    free = cv.plan(graph, **options)
+    check_live(free)
+    found = 0
+    for share in (0.8, 0.6):
+        for more in ({}, {"page_bytes": "8 GiB", "page_bandwidth": 1e11}):
+            try:
+                plan = cv.plan(graph, memory=int(share * free.heap_bytes), **more, **options)
+            except PlanError:
+                continue
+            found += 1
+            check_live(plan)
+    assert found or name in ("lenet", "googlenet")  # of which one statement needs nearly all, at this size
