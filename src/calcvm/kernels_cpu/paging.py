@@ -12,7 +12,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from calcvm.kernel import LOST_PAGES, PAGES
-from calcvm.kernels_cpu._common import Ptr, at, kernel, share, trap
+from calcvm.kernels_cpu._common import Ptr, at, kernel, njit, share, trap
 
 _pread = types.ExternalFunction("pread", types.int64(types.int32, types.int64, types.int64, types.int64))
 _pwrite = types.ExternalFunction("pwrite", types.int64(types.int32, types.int64, types.int64, types.int64))
@@ -47,21 +47,34 @@ def file_of(tc, heap):
     return types.int32(heap), codegen
 
 
+def _mover(call):
+    """Moves a worker's share between cells and a page by a call of the system; the bytes of the share, or a trap."""
+
+    @njit
+    def move(me, n, cells, page):
+        lo, hi = share(me, n)
+        left, done = (hi - lo) * bytes_of(cells), 0
+        start, at_cells = address(at(page, lo)) - address(me.heap), address(at(cells, lo))
+        while done < left:
+            moved = call(file_of(me.heap), at_cells + done, left - done, start + done)
+            if moved <= 0:
+                trap(me, LOST_PAGES)
+                return start, 0
+            done += moved
+        return start, left
+
+    return move
+
+
+_write, _read = _mover(_pwrite), _mover(_pread)
+
+
 @kernel
 def page_out(me, n, x: Ptr.cells, page: Ptr.cells):
     """page = x; both n.  Elements are shared."""
-    lo, hi = share(me, n)
-    file, left = file_of(me.heap), (hi - lo) * bytes_of(x)
-    start, source = address(at(page, lo)) - address(me.heap), address(at(x, lo))
-    done = 0
-    while done < left:
-        moved = _pwrite(file, source + done, left - done, start + done)
-        if moved <= 0:
-            trap(me, LOST_PAGES)
-            return
-        done += moved
-    if left > 0:
-        _write_behind(file, start, left, START)
+    start, written = _write(me, n, x, page)
+    if written > 0:
+        _write_behind(file_of(me.heap), start, written, START)
 
 
 @kernel
@@ -76,13 +89,4 @@ def page_ahead(me, n, page: Ptr.cells):
 @kernel
 def page_in(me, n, page: Ptr.cells, y: Ptr.cells):
     """y = page; both n.  Elements are shared."""
-    lo, hi = share(me, n)
-    file, left = file_of(me.heap), (hi - lo) * bytes_of(y)
-    start, target = address(at(page, lo)) - address(me.heap), address(at(y, lo))
-    done = 0
-    while done < left:
-        moved = _pread(file, target + done, left - done, start + done)
-        if moved <= 0:
-            trap(me, LOST_PAGES)
-            return
-        done += moved
+    _read(me, n, y, page)
