@@ -218,7 +218,7 @@ def _sites(
         machine = Machine(ITEMSIZE[dtype], p.workers, gpu)
         lowered = replace(lowered, info={"dtype": dtype, "device": p.device, "facts": facts})
         cost = measuring.enter_context(p.cost(lowered, batch, machine, dtype))
-        sites.append(Site(machine=machine, lowered=lowered, cost=cost, memory=p.memory, watts=p.watts))
+        sites.append(Site(name=p.name, machine=machine, lowered=lowered, cost=cost, memory=p.memory, watts=p.watts))
     return sites
 
 
@@ -263,17 +263,14 @@ def _planned(
             if not parts.copies:
                 parts = _unsplit(parts, plans)
             return found, parts, tuple(plans)
-    needed = max(found.peaks)
+    allowed_bytes = ", ".join(
+        f"{s.name!r} of {'any memory' if s.memory is None else f'{s.memory:,} bytes'}" for s in sites
+    )
+    energy = "" if problem.joules_allowed is None else f" and {found.joules:.3g} joules of {problem.joules_allowed:.3g}"
     raise PlanError(
-        "no assignment to "
-        + ", ".join(
-            f"{p} of {'any memory' if m is None else f'{m:,} bytes'}"
-            for p, m in zip(range(len(sites)), (site.memory for site in sites))
-        )
-        + f" was found that fits; the nearest needs {', '.join(f'{peak:,}' for peak in found.peaks)} bytes"
-        + ("" if problem.joules_allowed is None else f" and {found.joules:.3g} joules of {problem.joules_allowed:.3g}")
-        + ": allow more memory or take a smaller batch",
-        needed,
+        f"no assignment to {allowed_bytes} was found that fits; the nearest needs "
+        f"{' and '.join(f'{peak:,}' for peak in found.peaks)} bytes{energy}: allow more memory or take a smaller batch",
+        max(found.peaks),
     )
 
 

@@ -29,6 +29,7 @@ class Site:
     cost : seconds of a statement.  memory : bytes (None: no limit).  watts : while it runs.
     """
 
+    name: str
     machine: Machine
     lowered: Lowered
     cost: Costs
