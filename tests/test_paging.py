@@ -243,7 +243,9 @@ def test_a_file_that_cannot_be_read_is_an_error_and_no_number() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"page_bytes": -1}, "memory -1"),
+        ({"page_bytes": -1}, "page_bytes -1"),
+        ({"page_bytes": "1 MiB", "memory": None}, "page_bytes= goes with memory="),
+        ({"page_bytes": "1 MiB", "page_bandwidth": 1e-300}, "page_bandwidth"),
         ({"page_bytes": "much"}, "much"),
         ({"page_bytes": "1 MiB", "page_bandwidth": 0}, "page_bandwidth"),
         ({"page_bytes": "1 MiB", "page_bandwidth": float("nan")}, "page_bandwidth"),
@@ -253,7 +255,7 @@ def test_a_file_that_cannot_be_read_is_an_error_and_no_number() -> None:
 def test_bad_input(options: dict[str, Any], message: str) -> None:
     graph = cv.build_graph(nn.Linear(3), (4,), "mse", cv.SGD(0.1))
     with pytest.raises(cv.CalcError, match=message):
-        cv.plan(graph, batch_size=4, memory="1 MiB", **options)
+        cv.plan(graph, **{"batch_size": 4, "memory": "1 MiB", **options})
 
 
 def test_what_does_not_fit_says_that_a_file_would_do() -> None:
@@ -399,3 +401,34 @@ def test_a_model_with_pages(tmp_path) -> None:
     assert again.step(X[:16], y[:16]) == whole.step(X[:16], y[:16])
     with pytest.raises(cv.UnsupportedOperator, match="page_bytes"):
         small.to_python(tmp_path / "train.py")
+
+
+@pytest.mark.parametrize("room", [0, 1, 4096, 10**6])
+def test_the_file_is_never_larger_than_allowed(room: int) -> None:
+    graph, _, small = streaming()
+    assert small.page_bytes > room
+    with pytest.raises(PlanError, match="page_bytes") as error:
+        cv.plan(graph, batch_size=8, workers=1, accumulate=False, memory=small.heap_bytes, page_bytes=room)
+    assert error.value.allowed == room
+
+
+def test_a_fork_beside_a_busy_parent() -> None:
+    """The child's file holds what there was when it was forked, whatever the parent does at once."""
+    graph, _, small = streaming()
+    model = cv.CalcHeap(small.heap_bytes).load(cv.compile(graph, plan=small), seed=5)
+    rng = np.random.default_rng(1)
+    X, y = rng.normal(size=(8, 40)), rng.integers(0, 4, 8)
+    for _ in range(6):
+        wanted = model.copy(heap=cv.CalcHeap(small.heap_bytes)).step(X, y)
+        out, into = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.write(into, np.float64(model.step(X, y)).tobytes())
+            os._exit(0)
+        os.close(into)
+        for _ in range(3):
+            model.step(X, y)
+        found = os.read(out, 8)
+        os.close(out)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert np.frombuffer(found)[0] == wanted

@@ -337,3 +337,41 @@ def test_paths_that_are_none_are_refused(tmp_path):
         with pytest.raises(cv.FileError, match="give the path of a file"):
             model.to_python((tmp_path / kept).with_suffix(".py"))
         assert (tmp_path / kept).read_text() == "kept" and len([*tmp_path.iterdir()]) in (2, 4)
+
+
+@pytest.mark.parametrize(
+    "name", ['x"+__import__("os").system("touch PWNED")+"', 'a"""b', "a\nb", "a\rb", "100%d", "tail\\"]
+)
+def test_a_name_is_never_code(name, tmp_path):
+    g = cv.CalcGraph()
+    x, t, W = g.placeholder(name, (None, 3)), g.placeholder(f"{name}t", (None, 2)), g.parameter("W", (3, 2))
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.mse(x @ W, t), optimizer=cv.SGD(0.1))
+    with g.path("predict") as predict:
+        predict.output = x @ W
+    cv.Model(g, batch_size=4, workers=1).to_python(tmp_path / "train.py")
+    for arguments in ([], ["--help"]):
+        done = subprocess.run(
+            [sys.executable, "-I", "train.py", *arguments], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["train.npy", "train.py"]
+
+
+def test_data_of_another_shape_are_refused(tmp_path):
+    model = cv.Model(
+        nn.Linear(2) >> nn.Tanh(), input_shape=(3,), loss="mse", optimizer=cv.SGD(0.1), batch_size=4, workers=1
+    )
+    model.to_python(tmp_path / "train.py")
+    code = """
+import numpy as np, train
+x, y = np.ones((4, 3)), np.ones((4, 2))
+for bad in ((x, y[0]), (x, y[:, :1]), (x[0], y), (x.astype(object), y)):
+    try:
+        train.step(*bad)
+    except ValueError as error:
+        print(error)
+print(train.step(x, y))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 5, done.stdout + done.stderr

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 import random
+import signal
 import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -248,3 +252,92 @@ def test_data_that_do_not_fit():
     with pytest.raises(cv.CalcError, match="2 arrays"):
         model.step(x)
     assert np.isfinite(model.step(x, t))
+
+
+# ---------------------------------------------------------------- as demanding users tried
+def split_and_one(net, shape, optimizer, costs, teams=(1, 1), batch=4, **options):
+    """A model on two devices, of which one has rows that cost nothing, and the same on one."""
+    graph = cv.build_graph(net, shape, "mse", optimizer)
+    program = cv.compile(graph, batch_size=batch, workers=1, **options)
+    one = cv.CalcHeap(program.heap_bytes).load(program, seed=3)
+    processors = [
+        cv.Processor("a", workers=teams[0]),
+        cv.Processor("b", workers=teams[1], costs=lambda row: 0.0 if (row["row"], row["label"]) in costs or row["row"] in costs else 1.0),
+    ]  # fmt: skip
+    copies = {("a", "b"): (0.0, 1e18), ("b", "a"): (0.0, 1e18)}
+    plan = cv.plan_devices(graph, processors, batch_size=batch, copies=copies, **options)
+    assert len({*plan.where}) == 2
+    return cv.SplitModel(plan, seed=3), one
+
+
+@pytest.mark.parametrize("teams", [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("layers", "optimizer", "costs"),
+    [
+        ([lambda: cv.nn.Linear(4), cv.nn.PReLU, lambda: cv.nn.Dropout(0.5), lambda: cv.nn.Linear(5), cv.nn.PReLU],
+         cv.SGD(0.1), {("linear_bwd_w", "linear")}),
+        ([lambda: cv.nn.Linear(5)], cv.SGD(0.1, clip_norm=1.0), {"sumsq"}),
+        ([lambda: cv.nn.Linear(4), cv.nn.BatchNorm, lambda: cv.nn.Linear(5)], cv.SGD(0.1), {"batch_norm_stats"}),
+    ],
+)  # fmt: skip
+def test_rows_that_share_what_they_write(layers, optimizer, costs, teams):
+    """Scratch of one team alone, values that several rows write in parts, running statistics."""
+    net = cv.nn.Sequential(*(make() for make in layers))
+    split, one = split_and_one(net, (4,), optimizer, costs, teams, accumulate=False)
+    rng = np.random.default_rng(0)
+    for batch in (4, 2, 3):
+        data = rng.normal(size=(batch, 4)), rng.normal(size=(batch, 5))
+        assert split.step(*data) == one.step(*data)
+    for name, value in one.parameters.items():
+        np.testing.assert_array_equal(split.parameters[name], value, err_msg=name)
+
+
+def test_threads_take_turns():
+    graph, shape = network(0)
+    plan = cv.plan_devices(graph, [cv.Processor("a"), cv.Processor("b", speed=2)], batch_size=16)
+    data = data_of(shape, [16])[0]
+    alone, shared = cv.SplitModel(plan, seed=1), cv.SplitModel(plan, seed=1)
+    for _ in range(60):
+        alone.step(*data)
+    threads = [threading.Thread(target=lambda: [shared.step(*data) for _ in range(20)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name, value in alone.state().items():
+        np.testing.assert_array_equal(shared.state()[name], value, err_msg=name)
+
+
+def test_an_interrupt_finds_whole_steps():
+    graph, shape = network(3)
+    plan = cv.plan_devices(graph, [cv.Processor("a"), cv.Processor("b", speed=2)], batch_size=16)
+    data = data_of(shape, [16])[0]
+    model, wanted = cv.SplitModel(plan, seed=1), cv.SplitModel(plan, seed=1)
+    states = [wanted.state()]
+    for _ in range(400):
+        wanted.step(*data)
+        states.append(wanted.state())
+    done = 0
+    for k in range(8):
+        timer = threading.Timer(0.003 + 0.002 * k, lambda: signal.raise_signal(signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            while done < 380:
+                model.step(*data)
+                done += 1
+            timer.join()
+        found = model.state()
+        done = next(n for n in (done, done + 1) if all(np.array_equal(v, found[key]) for key, v in states[n].items()))
+
+
+def test_what_is_refused():
+    graph, _ = network(0)
+    plan = cv.plan_devices(graph, [cv.Processor("a")], batch_size=4)
+    model = cv.SplitModel(plan)
+    for way in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(cv.CalcError, match="neither copied nor pickled"):
+            way(model)
+    with pytest.raises(cv.CalcError, match="no path with an operator"):
+        cv.plan_devices(cv.CalcGraph(), [cv.Processor("a"), cv.Processor("b")], batch_size=4)
+    with pytest.raises(cv.CalcError, match="workers"):
+        cv.Processor("a", workers=10**6)

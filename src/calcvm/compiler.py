@@ -122,7 +122,9 @@ def plan(
     recompute = checks.flag("recompute", recompute)
     solver_seconds = checks.number("solver_seconds", solver_seconds, 0, 1e6)
     tell = progress if callable(progress) else None
-    shown = SolverLine(checks.flag("progress", progress)) if tell is None else None
+    if tell is None and not isinstance(progress, bool):
+        raise CalcError(f"progress: True, False or a function is wanted, not {checks.called(progress)}")
+    shown = SolverLine(progress is True) if tell is None else None
     checks.choice("objective", objective, OBJECTIVES)
     if workers is not None:
         workers = checks.integer("workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS)
@@ -134,7 +136,7 @@ def plan(
     keep = _names(keep)
 
     gpu = device == "cuda"
-    file = _file(page_bytes, page_bandwidth, gpu)
+    file = _file(page_bytes, memory, page_bandwidth, gpu)
     costing = _Costs(costs, dtype, device, batch_size, file)
     most = MAX_HEAP * ITEMSIZE[dtype]
     budget = None if memory is None else min(parse_bytes(memory), most)
@@ -226,14 +228,16 @@ def _check_options(device: str, dtype: str, workers: int | None, mode: str | Non
         raise CalcError("device 'blas': programs run with workers=1; BLAS has threads of its own")
 
 
-def _file(page_bytes: int | str | None, bandwidth: Any, gpu: bool) -> File | None:
+def _file(page_bytes: int | str | None, memory: Any, bandwidth: Any, gpu: bool) -> File | None:
     """Where values may wait."""
-    bandwidth = checks.number("page_bandwidth", bandwidth, 0, 1e18, ends="(]")
+    bandwidth = checks.number("page_bandwidth", bandwidth, 1, 1e18)
     if page_bytes is None:
         return None
+    if memory is None:
+        raise CalcError("page_bytes= goes with memory=: how much may the heap have?")
     if gpu:
         raise CalcError("page_bytes: programs for device 'cuda' have no pages; leave it out, or take device='cpu'")
-    return File(parse_bytes(page_bytes), bandwidth)
+    return File(parse_bytes(page_bytes, "page_bytes"), bandwidth)
 
 
 class _Costs:
@@ -244,6 +248,11 @@ class _Costs:
 
     def __init__(self, how: Any, dtype: str, device: str, batch: int | None, file: File | None):
         if isinstance(how, type) or not (isinstance(how, Mapping) or callable(how)):
+            if not isinstance(how, str):
+                raise CalcError(
+                    "costs: 'reckoned', 'measured', a mapping from rows to seconds or a function of a row is wanted, not "
+                    f"{checks.called(how)}"
+                )
             checks.choice("costs", how, COSTS)
         if how == "measured" and device == "cuda":
             raise CalcError(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -15,6 +19,8 @@ from calcvm.devices.processor import Processor, on_cores
 from calcvm.errors import CalcError
 from calcvm.ops.statement import PHASES, Value
 from calcvm.planner import Plan
+from calcvm.planner.devices import shared_values
+from calcvm.undisturbed import undisturbed
 from calcvm.vm.memory.cuda import DeviceMemory
 from calcvm.vm.memory.heap import CalcHeap
 from calcvm.vm.memory.slot import HostMemory, Memory
@@ -25,6 +31,7 @@ from calcvm.vm.run.device import Cpu, device_of
 from calcvm.vm.run.loaded import FORWARD, Loaded
 
 NOTHING: dict[str, Any] = {
+    "part": True,
     "variables": {},
     "parameters": {},
     "state": [],
@@ -71,8 +78,20 @@ class Part:
         return replace(self.symbols[v], layout="")
 
 
+def give_back(memory: np.ndarray) -> None:
+    """Give the system memory back whose contents are not needed any more."""
+    page = mmap.PAGESIZE
+    start = -(-memory.ctypes.data // page) * page
+    size = (memory.ctypes.data + memory.nbytes - start) // page * page
+    if size > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+
+
 class SplitModel:
     """A network on several devices.
+
+    Threads may share it: each call has its turn.  Ctrl-C finds a step done or not begun: what has begun goes on, and whoever calls
+    next waits for it.  While it is made, what persists is in memory twice.
 
     Parameters
     ----------
@@ -100,7 +119,9 @@ class SplitModel:
             for processor, each in zip(plan.processors, plan.plans)
         ]
         self._batch = 0
-        self._value_of = {v.name: i for i, v in enumerate(plan.whole.values)}
+        self._turn = threading.Lock()
+        common = shared_values(plan.whole)
+        self._value_of = {v.name: i for i, v in enumerate(common)}
         self._made = {
             i: d
             for d, st in zip(plan.where, plan.whole.statements)
@@ -108,11 +129,12 @@ class SplitModel:
             if (i := self._value_of[v.name]) not in plan.home
         }
         for i in plan.home:
-            v = plan.whole.values[i]
-            symbol = program.by_name.get(v.name)
+            name = common[i].name
+            symbol = program.by_name.get(name)
             if symbol is not None and symbol.persistent:
-                part, own = self._at(v.name)
+                part, own = self._at(name)
                 part.put(own, self._whole.slot.cells(replace(symbol, layout=""), (symbol.elems.b,)), 1)
+        give_back(self._whole.slot.bytes)
 
     def _at(self, name: str) -> tuple[Part, Value]:
         """The part that has a value, and the value in it."""
@@ -133,22 +155,33 @@ class SplitModel:
         whole = self._whole
         path = whole.loaded.path(path)
         whole.loaded.training(path)
-        self._place(path, PHASES, data)
-        self._run(path, PHASES)
+        arrays, batch = self._checked(path, PHASES, data)
         loss = whole.loaded.paths[path].get("loss")
-        return None if loss is None else float(self[loss])
+
+        def step() -> Any:
+            with self._turn:
+                self._run(path, PHASES, arrays, batch)
+                return None if loss is None else float(self._value(loss))
+
+        return undisturbed(step)
 
     def run(self, path: str, *data: Any) -> Any:
         """Run a path's forward on a batch, and with data for its loss that too; its output."""
         loaded = self._whole.loaded
         path = loaded.path(path)
         phases = FORWARD[:1] if len(data) == len(loaded.feeds(path, FORWARD[:1])) else FORWARD
-        self._place(path, phases, data)
-        self._run(path, phases)
+        arrays, batch = self._checked(path, phases, data)
         output = loaded.paths[path]["output"]
-        return None if output is None else self[output]
 
-    def _place(self, path: str, phases: tuple[str, ...], data: tuple[Any, ...]) -> None:
+        def run() -> Any:
+            with self._turn:
+                self._run(path, phases, arrays, batch)
+                return None if output is None else self._value(output)
+
+        return undisturbed(run)
+
+    def _checked(self, path: str, phases: tuple[str, ...], data: tuple[Any, ...]) -> tuple[dict[str, np.ndarray], int]:
+        """Data for placeholders by name, and their batch."""
         whole = self._whole
         names = whole.loaded.feeds(path, phases)
         if len(data) != len(names):
@@ -157,13 +190,13 @@ class SplitModel:
         sizes = {whole.check(name, array) for name, array in zip(names, arrays)}
         if len(sizes) > 1:
             raise CalcError(f"the data differ in their number of samples: {sorted(sizes)}")
-        self._batch = next(iter(sizes), self.plan.batch_size)
-        for name, array in zip(names, arrays):
-            symbol = whole.loaded.symbol(name)
-            part, own = self._at(symbol.name)
-            part.slot.write(part.symbols[own], array, array.shape)
+        return dict(zip(names, arrays)), next(iter(sizes), self.plan.batch_size)
 
-    def _run(self, path: str, phases: tuple[str, ...]) -> None:
+    def _run(self, path: str, phases: tuple[str, ...], arrays: Mapping[str, np.ndarray], batch: int) -> None:
+        self._batch = batch
+        for name, array in arrays.items():
+            part, own = self._at(self._whole.loaded.symbol(name).name)
+            part.slot.write(part.symbols[own], array, array.shape)
         for phase in phases:
             for event in self.plan.parts.schedule.get((path, phase), ()):
                 self._do(event)
@@ -180,6 +213,10 @@ class SplitModel:
 
     def __getitem__(self, name: str) -> Any:
         """A copy of a variable's value."""
+        with self._turn:
+            return self._value(name)
+
+    def _value(self, name: str) -> Any:
         whole = self._whole
         facts = whole._variable(name)
         if facts["unreadable"]:
@@ -193,16 +230,24 @@ class SplitModel:
     @property
     def parameters(self) -> dict[str, np.ndarray]:
         """Copies of the parameters, by name."""
-        return {name: self[name] for name in self._whole.program.info["parameters"]}
+        with self._turn:
+            return {name: self._value(name) for name in self._whole.program.info["parameters"]}
 
     def state(self) -> dict[str, np.ndarray]:
         """Copies of all that persists: parameters, buffers, optimizer state, counters, by their names in the program."""
         out = {}
-        for symbol in self._whole.program.symbols:
-            if symbol.persistent and not symbol.members and symbol.name in self._value_of:
-                part, own = self._at(symbol.name)
-                out[symbol.name] = part.get(own, 1).copy()
+        with self._turn:
+            for symbol in self._whole.program.symbols:
+                if symbol.persistent and not symbol.members and symbol.name in self._value_of:
+                    part, own = self._at(symbol.name)
+                    out[symbol.name] = part.get(own, 1).copy()
         return out
+
+    def __reduce__(self) -> NoReturn:
+        raise CalcError("a SplitModel is neither copied nor pickled: its state() is, and another one has its own")
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce__()
 
     def __repr__(self) -> str:
         return f"<SplitModel: {', '.join(f'{n} {b:,} bytes' for n, b in self.plan.heap_bytes.items())}>"

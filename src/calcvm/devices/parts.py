@@ -9,6 +9,7 @@ from calcvm.ops.exchange import RECEIVE, SEND
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.statement import Lowered, Statement, Value, unique
 from calcvm.ops.types import CELLS, instance_of
+from calcvm.planner.devices import shared_values
 from calcvm.planner.lifetimes import effects
 from calcvm.record import record
 
@@ -61,31 +62,31 @@ def parts_of(lowered: Sequence[Lowered], where: Sequence[int], home: dict[int, i
 class _Splitter:
     def __init__(self, lowered: Sequence[Lowered], where: Sequence[int], home: dict[int, int], dtype: str):
         self.lowered, self.where, self.home, self.dtype = lowered, where, home, dtype
-        self.place = [{v: i for i, v in enumerate(each.values)} for each in lowered]
+        self.common = [shared_values(each) for each in lowered]
+        self.place = [{v: i for i, v in enumerate(each)} for each in self.common]
         self.values: list[list[Value]] = [[*each.values] for each in lowered]
         self.names = [{v.name for v in each.values} for each in lowered]
         self.counts: list[dict[str, int]] = [{} for _ in lowered]
         self.statements: list[list[Statement]] = [[] for _ in lowered]
         self.schedule: dict[Section, list[Stretch | Copy]] = {}
         self.copied: dict[tuple[int, int], Value] = {}  # (place, device): what was copied there for all that follow
-        self.maker: dict[int, int] = {}
+        self.written: dict[int, int] = {}  # the last statement that writes a value
         self.users: dict[int, set[int]] = {}
         for s, d in enumerate(where):
             read, written = effects(lowered[d].statements[s])
-            for v in written:
-                self.maker.setdefault(self.place[d][v], d)
-            for v in read:
+            for v in written & self.place[d].keys():
+                self.written[self.place[d][v]] = s
+            for v in read & self.place[d].keys():
                 self.users.setdefault(self.place[d][v], set()).add(d)
 
     def run(self) -> Parts:
-        made: set[int] = set()
         for s, d in enumerate(self.where):
             st = self.lowered[d].statements[s]
             section = st.path, st.phase
             read, written = effects(st)
             places = self.place[d]
             here: dict[Value, Value] = {}
-            for v in sorted(read, key=places.__getitem__):
+            for v in sorted(read & places.keys(), key=places.__getitem__):
                 i = places[v]
                 if i in self.home:
                     if self.home[i] != d:
@@ -95,11 +96,10 @@ class _Splitter:
             if here:
                 st = replace(st, operands={n: None if v is None else here.get(v, v) for n, v in st.operands.items()})
             self.emit(d, st, section)
-            for v in sorted(written, key=places.__getitem__):
+            for v in sorted(written & places.keys(), key=places.__getitem__):
                 i = places[v]
-                if i in self.home or i in made:
+                if i in self.home or self.written[i] != s:
                     continue
-                made.add(i)
                 for other in sorted(self.users.get(i, set()) - {d}):
                     self.copied[i, other] = self.copy(i, d, other, section)
         return Parts(tuple(self.part(d) for d in range(len(self.lowered))), self.schedule)
@@ -107,7 +107,7 @@ class _Splitter:
     def part(self, d: int) -> Lowered:
         """A device's program: values that its statements touch, or whose home it is."""
         own = {v for st in self.statements[d] for v in st.operands.values() if v is not None}
-        own |= {self.lowered[d].values[i] for i, home in self.home.items() if home == d}
+        own |= {self.common[d][i] for i, home in self.home.items() if home == d}
         values = tuple(v for v in self.values[d] if v in own)
         return replace(self.lowered[d], statements=tuple(self.statements[d]), values=values)
 
@@ -123,7 +123,7 @@ class _Splitter:
 
     def copy(self, i: int, source: int, target: int, section: Section) -> Value:
         """Copy a value, which is what it is on its home or where it was made; what it is there."""
-        v, other = self.lowered[source].values[i], self.lowered[target].values[i]
+        v, other = self.common[source][i], self.common[target][i]
         name = unique(f"{other.name}.copy", self.names[target], self.counts[target])
         self.names[target].add(name)
         there = replace(other, name=name, kind="activation", persistent=False, resident=False)

@@ -17,7 +17,7 @@ from calcvm.ops.sizes import MAX_BATCH
 from calcvm.ops.statement import Lowered
 from calcvm.planner import Plan
 from calcvm.planner.assignment import assign
-from calcvm.planner.devices import Assigned, Problem, Site, problem_of
+from calcvm.planner.devices import Assigned, Problem, Site, problem_of, shared_values
 from calcvm.planner.lifetimes import Machine
 from calcvm.tables import duration, laid_out, preformatted
 from calcvm.vm.program.encoding import ITEMSIZE
@@ -176,6 +176,8 @@ def plan_devices(
     if joules is not None:
         joules = checks.number("joules", joules, 0, 1e18)
     link = _links(processors, copies)
+    if not any(path.operations for path in graph.paths.values()):
+        raise CalcError("plan_devices: the graph has no path with an operator: build one (cv.build_graph, graph.path)")
 
     with ExitStack() as measuring:
         sites = _sites(graph, processors, batch_size, dtype, accumulate, measuring)
@@ -342,8 +344,7 @@ def _links(
 def _check_alike(lowered: Iterable[Lowered]) -> None:
     """Statements and values of all devices correspond."""
     forms = [
-        ([st.spec.name for st in each.statements], [(v.name, v.kind) for v in each.values if v.kind != "workspace"])
-        for each in lowered
+        ([st.spec.name for st in each.statements], [(v.name, v.kind) for v in shared_values(each)]) for each in lowered
     ]
     if any(form != forms[0] for form in forms):
         raise CalcError(

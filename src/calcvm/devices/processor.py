@@ -10,9 +10,10 @@ from typing import Any
 from calcvm import checks
 from calcvm.errors import CalcError
 from calcvm.ops.statement import Lowered, Statement
-from calcvm.planner.cost import Table, seconds, told
+from calcvm.planner.cost import MOST, Table, seconds, told
 from calcvm.planner.lifetimes import Machine
 from calcvm.vm.memory.heap import parse_bytes
+from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
 
 KINDS = ("cpu", "cuda")
 COSTS = ("reckoned", "measured")
@@ -72,7 +73,9 @@ class Processor:
     ):
         self.name = checks.text("a processor's name", name, "big")
         self.device = checks.choice(f"processor {name!r}: device", device, KINDS)
-        self.workers = checks.integer(f"processor {name!r}: workers", workers)
+        self.workers = checks.integer(
+            f"processor {name!r}: workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS
+        )
         self.memory = None if memory is None else parse_bytes(memory)
         self.speed = checks.number(f"processor {name!r}: speed", speed, 0, 1e9, ends="(]")
         self.watts = checks.number(f"processor {name!r}: watts", watts, 0, 1e9)
@@ -85,7 +88,7 @@ class Processor:
             )
         if isinstance(costs, Mapping):
             for row, value in costs.items():
-                checks.number(f"processor {name!r}: seconds of {row!r}", value, 0)
+                checks.number(f"processor {name!r}: seconds of {row!r}", value, 0, MOST)
         self.costs = costs
 
     def _checked_cores(self, cores: Any) -> tuple[int, ...]:

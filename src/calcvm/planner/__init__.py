@@ -20,7 +20,7 @@ from calcvm.planner.lifetimes import LINE, Machine
 from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.offsets import Packing, load
 from calcvm.planner.order import improve
-from calcvm.planner.paging import File, streamed, with_reads_ahead
+from calcvm.planner.paging import File, streamed, with_reads_ahead, within_file
 from calcvm.planner.portfolio import PROVED, Solvers, Tell
 from calcvm.planner.recompute import Recomputed, paging_of, recompute_within
 from calcvm.planner.result import Plan, Zone
@@ -105,8 +105,8 @@ def plan(
         return lowered if as_given else improve(lowered, batch, machine)
 
     ordered = in_order(batch_size or 1)
-    if stream:
-        ordered = streamed(ordered, stream, machine)
+    if stream and file is not None:
+        ordered, file = within_file(streamed(ordered, stream, machine), file, machine)
     merged, groups, layout = prepare(ordered)
     if batch_size is None:
         assert memory is not None

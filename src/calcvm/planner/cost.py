@@ -14,6 +14,7 @@ from calcvm.planner.lifetimes import Machine, at_most, operands
 FLOPS = 100e9  # a second, of a core: only its ratio to the bytes matters
 BYTES = 15e9  # a second, in and out of caches
 ROW = 1e-7  # seconds of a row that does nothing
+MOST = 1e6  # seconds that a table may give a row
 
 Table = Mapping[str, float] | Callable[[dict[str, Any]], float]  # of a user: see `told`
 
@@ -58,7 +59,7 @@ def told(table: Table, lowered: Lowered, batch: int, machine: Machine) -> Callab
             found = table[st.label if st.label in table else st.spec.name]
         else:
             return seconds(st, batch, machine)
-        return checks.number(f"costs: seconds of row {st.spec.name!r} (of {st.label or 'no operator'})", found, 0)
+        return checks.number(f"costs: seconds of row {st.spec.name!r} (of {st.label or 'no operator'})", found, 0, MOST)
 
     return cost
 

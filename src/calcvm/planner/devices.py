@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from calcvm.ops.statement import Lowered, Statement
+from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.lifetimes import Machine, at_most, effects, is_persistent, operands
 from calcvm.record import record
 
@@ -147,36 +147,39 @@ class Assigned:
         return self.excess, self.seconds
 
 
+def shared_values(lowered: Lowered) -> list[Value]:
+    """Values that all sites have, in an order that is the same for all: all but scratch."""
+    scratch = {v for st in lowered.statements for o, v in operands(st) if o.access == "s"}
+    return [v for v in lowered.values if v not in scratch]
+
+
 def problem_of(
     sites: Sequence[Site], batch: int, copies: Callable[[int, int, int], float], joules: float | None = None
 ) -> tuple[Problem, dict[int, int]]:
     """The program in numbers, and the cluster of each value that has a home, by the value's place."""
     lowered, machine = sites[0].lowered, sites[0].machine
-    place = {v: i for i, v in enumerate(lowered.values)}
+    common = shared_values(lowered)
+    place = {v: i for i, v in enumerate(common)}
     statements = lowered.statements
-    scratch_values = {v for st in statements for o, v in operands(st) if o.access == "s"}
     writers: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
     paths: dict[int, set[str]] = {}
     for s, st in enumerate(statements):
         read, written = effects(st)
-        for v in (read | written) - scratch_values:
+        for v in (read | written) & place.keys():
             paths.setdefault(place[v], set()).add(st.path)
-        for v in written - scratch_values:
+        for v in written & place.keys():
             writers.setdefault(place[v], []).append(s)
-        for v in read - scratch_values:
+        for v in read & place.keys():
             readers.setdefault(place[v], []).append(s)
 
     def has_home(i: int) -> bool:
-        v = lowered.values[i]
+        v = common[i]
         first = min(readers.get(i, [len(statements)]))
         early = first <= min(writers.get(i, [len(statements)]))
         return is_persistent(v) or v.kind == "placeholder" or len(paths.get(i, ())) > 1 or early
 
-    values = [i for i, v in enumerate(lowered.values) if v not in scratch_values and i in paths]
-    values += [
-        i for i, v in enumerate(lowered.values) if i not in paths and (is_persistent(v) or v.kind == "placeholder")
-    ]
+    values = [i for i, v in enumerate(common) if i in paths or is_persistent(v) or v.kind == "placeholder"]
     root = list(range(len(statements) + len(values)))
 
     def find(k: int) -> int:
@@ -186,8 +189,11 @@ def problem_of(
         return k
 
     for k, i in enumerate(values, len(statements)):
-        for s in writers.get(i, ()):
-            root[find(s)] = find(writers[i][0])
+        together = writers.get(i, [])
+        if together and not has_home(i):  # nobody reads what is written in part
+            together = [*together, *(r for r in readers.get(i, ()) if r < together[-1])]
+        for s in together:
+            root[find(s)] = find(together[0])
         if has_home(i) and i in writers:
             root[find(k)] = find(writers[i][0])
     number: dict[int, int] = {}
@@ -196,7 +202,7 @@ def problem_of(
     homed: list[tuple[int, int]] = []
     reads: list[Read] = []
     made: list[tuple[int, int, tuple[int, ...]]] = []
-    size = {i: machine.up(at_most(machine.bytes(lowered.values[i]), batch)) for i in values}
+    size = {i: machine.up(at_most(machine.bytes(common[i]), batch)) for i in values}
     for k, i in enumerate(values, len(statements)):
         if has_home(i):
             home[i] = number.setdefault(find(k), len(number))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.resources import files
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calcvm.errors import telling
+from calcvm import checks
+from calcvm.errors import CalcError, telling
 from calcvm.planner.document import document
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ def page(plan: Plan) -> str:
 
 def write(plan: Plan, path: str | PathLike[str]) -> None:
     """See `Plan.html`."""
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise CalcError(f"plan.html: the path of a file is wanted, not {checks.shown(path)}")
     text = page(plan)
     with telling(str(path), "written"):
         Path(path).write_text(text, "utf-8")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from calcvm.errors import PlanError
 from calcvm.ops.paging import PAGE_AHEAD, PAGE_IN, PAGE_OUT
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.statement import Lowered, Statement, Value, unique
@@ -99,6 +100,18 @@ def _moved(row: RowSpec, v: Value, operands: dict[str, Value], at: Statement, it
 # ---------------------------------------------------------------- values that persist in the file
 LARGE = 16384  # bytes from which on a value may live there
 KINDS = ("optimizer", "parameter")  # those that may, those first that a step reads least often
+
+
+def within_file(lowered: Lowered, file: File, machine: Machine) -> tuple[Lowered, File]:
+    """The program, and what of the file is left beside what persists there (PlanError: it is too small for that)."""
+    needed = sum(machine.up(at_most(machine.bytes(v), 1)) for v in lowered.paged)
+    if needed > file.room:
+        raise PlanError(
+            f"what may persist in a file takes {needed:,} bytes of it, page_bytes= allows {file.room:,}: allow more there, or more memory",
+            needed,
+            file.room,
+        )
+    return lowered, replace(file, room=file.room - needed)
 
 
 def streamed(lowered: Lowered, kinds: Sequence[str], machine: Machine) -> Lowered:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import gcd
 from os import PathLike
-from typing import Any
+from typing import Any, NoReturn
 
 from calcvm import checks
+from calcvm.errors import CalcError
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.statement import Lowered, Statement, Value
@@ -129,6 +130,7 @@ class Plan:
 
     def required(self, batch: int) -> int:
         """Exact heap bytes of a plan for another batch, in the same order."""
+        batch = checks.integer("required: batch", batch)
         return self.heap_bytes if batch == self.batch_size else self.layout.required(batch, self.effort)
 
     @cached_property
@@ -188,6 +190,15 @@ class Plan:
         from calcvm.planner.page import write
 
         write(self, path)
+
+    def __copy__(self) -> Plan:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Plan:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise CalcError("a plan is not pickled: it belongs to its graph; cv.compile makes a program of it, which is")
 
     def describe(self, max_rows: int | None = 40) -> str:
         """The tables of `str`; long programs are elided in the middle (None: all rows)."""

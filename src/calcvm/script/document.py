@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import inspect
+import json
 import os
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, BinaryIO
@@ -63,10 +64,11 @@ def write(loaded: Loaded, parts: Parts, image: np.ndarray, path: str | PathLike[
         np.lib.format.write_array(file, cells, allow_pickle=False)
         replace(target, lambda script: script.write(text))
 
-    with telling(str(path), "written"):
-        for file in (target, beside):
+    for file in (target, beside):
+        with telling(str(file), "written"):
             if file.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    with telling(str(path), "written"):
         replace(beside, weights)
 
 
@@ -127,10 +129,10 @@ class _Script:
         return "\n\n".join(block.strip("\n") + "\n" for block in blocks if block.strip())
 
     def _head(self) -> str:
-        inputs, targets = ", ".join(self.parts.inputs), ", ".join(self.parts.targets)
+        inputs, targets = told(self.parts.inputs), told(self.parts.targets)
         return f'''"""A network as a program over one array of {self.program.heap_bytes:,} bytes: NumPy alone runs it.
 
-    python {self.file} --data data.npz --epochs 5     # arrays {inputs} and {targets}, samples first
+    python {told([self.file])} --data data.npz --epochs 5     # arrays {inputs} and {targets}, samples first
 
 `step` trains on a batch, `predict` gives outputs, `evaluate` figures.  Every value is a view of ``heap``, at the place that a
 plan has given it: values that do not live at one time have the same cells.  Weights come from the .npy beside this file.
@@ -185,6 +187,14 @@ def view(offset, shape, dtype=np.{program.dtype}):
 {of_batch}
 
 of_batch(BATCH)
+
+
+def feed(place, data):
+    """Set what a placeholder holds, which has the shape of its data."""
+    data = np.asarray(data)
+    if data.shape != place.shape or data.dtype == object:
+        raise ValueError(f"data of shape {{data.shape}} and type {{data.dtype}}: shape {{place.shape}} is wanted")
+    place[...] = data
 '''
 
     # ------------------------------------------------------------ sections
@@ -216,7 +226,7 @@ of_batch(BATCH)
 
     # ------------------------------------------------------------ what users call
     def _fed(self, names: tuple[str, ...], indent: str) -> list[str]:
-        return [f"{indent}{self.places[name]}[...] = {self._argument(name)}" for name in names]
+        return [f"{indent}feed({self.places[name]}, {self._argument(name)})" for name in names]
 
     def _argument(self, name: str) -> str:
         """The name of a function's parameter for a placeholder."""
@@ -232,7 +242,7 @@ of_batch(BATCH)
         out = []
         for name in names:
             part = "[start : start + BATCH]" if self.loaded.forms[name][:1] == (Affine(1, 0),) else ""
-            out.append(f"        {self.places[name]}[...] = {self._argument(name)}{part}")
+            out.append(f"        feed({self.places[name]}, {self._argument(name)}{part})")
         return out
 
     def _step(self) -> str:
@@ -250,7 +260,7 @@ of_batch(BATCH)
             seed = self.listing.names[facts["seed"]]
             body = [
                 f"def {name}({arguments}):",
-                f'    """A training step of path {path} on any number of samples: its loss.  More than BATCH are rounds, whose gradients add up."""',
+                f'    """A training step of path {told([path])} on any number of samples: its loss.  More than BATCH are rounds, whose gradients add up."""',
                 "    total_loss = 0.0",
                 f"    for start in range(0, {n}, BATCH):",
                 f"        of_batch(min(BATCH, {n} - start))",
@@ -264,7 +274,7 @@ of_batch(BATCH)
         else:
             body = [
                 f"def {name}({arguments}):",
-                f'    """A training step of path {path} on at most BATCH samples: its loss."""',
+                f'    """A training step of path {told([path])} on at most BATCH samples: its loss."""',
                 f"    of_batch({n})",
                 *self._fed(feeds, INDENT),
                 *(f"    {call}" for call in rounds),
@@ -284,7 +294,7 @@ of_batch(BATCH)
         gathered = "[np.concatenate(of) for of in zip(*parts)]" if len(outputs) > 1 else "np.concatenate(parts)"
         body = [
             f"def predict({', '.join(map(self._argument, feeds))}):",
-            f'    """{", ".join(outputs)} of any number of samples."""',
+            f'    """{told(outputs)} of any number of samples."""',
             "    parts = []",
             f"    for start in range(0, {n}, BATCH):",
             f"        of_batch(min(BATCH, {n} - start))",
@@ -336,7 +346,7 @@ of_batch(BATCH)
         first = names[0]
         return f'''def main():
     """Train on arrays of a file, or on random numbers."""
-    options = argparse.ArgumentParser(description="Train on arrays {", ".join(names)} of an .npz file")
+    options = argparse.ArgumentParser(description="Train on arrays {told(names)} of an .npz file")
     options.add_argument("--data", help="an .npz file; without one, random numbers show that it runs")
     options.add_argument("--epochs", type=int, default=1)
     options.add_argument("--seed", type=int, default=0, help="of the order of the samples")
@@ -394,7 +404,13 @@ def _has(text: str, name: str) -> bool:
     return bool(re.search(rf"\b{name}\b", text))
 
 
+def told(names: Iterable[str]) -> str:
+    """Names as they stand in a text of the script's: a name may hold anything."""
+    return json.dumps(", ".join(names))[1:-1].replace("%", "%%")
+
+
 def _about(path: str, phase: str) -> str:
+    path = told([path])
     return {
         "forward": f"The results of path {path}.",
         "loss": f"What path {path} is judged by.",

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, perf_counter, sleep
 from typing import TYPE_CHECKING, Any, cast
@@ -37,13 +38,13 @@ SPARE_SLOTS = 64  # kept to be used again: making one takes as long as two switc
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
-def parse_bytes(memory: int | str) -> int:
-    """Bytes from a number or a text such as ``"64 MiB"`` (or MB, GiB, ...)."""
+def parse_bytes(memory: int | str, what: str = "memory") -> int:
+    """Bytes from a number or a text such as ``"64 MiB"`` (or MB, GiB, ...); ``what`` names it in errors."""
     if isinstance(memory, (int, np.integer)) and not isinstance(memory, bool) and memory >= 0:
         return int(memory)
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]*)\s*([A-Za-z]*)\s*", memory) if isinstance(memory, str) else None
     if match is None or match[2].upper() not in _UNITS or not 1 <= len(match[1].replace(".", "", 1)) <= 20:
-        raise CalcError(f"memory {checks.shown(memory)}: give bytes, or a text such as '64 MiB' or '1.5 GB'")
+        raise CalcError(f"{what} {checks.shown(memory)}: give bytes, or a text such as '64 MiB' or '1.5 GB'")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -75,8 +76,8 @@ class CalcHeap:
     device : str
         Whose memory it is: that of the device the models' programs are compiled for ("cpu" and "blas" share one).
     page_folder : str, optional
-        Where files lie that hold the pages of models planned with ``page_bytes=``, one a model in the heap, of that size, which
-        no other process sees (default: the system's folder for such files, which may be in memory itself).
+        Where files lie that hold the pages of models planned with ``page_bytes=``, one a model in the heap, which take
+        that much room and no other process sees (default: the system's folder for such files, which may be in memory itself).
 
     Attributes
     ----------
@@ -93,7 +94,9 @@ class CalcHeap:
         page_folder: str | os.PathLike[str] | None = None,
     ):
         self.nbytes = parse_bytes(memory)
-        if page_folder is not None and (not isinstance(page_folder, (str, os.PathLike)) or not str(page_folder)):
+        if page_folder is not None and (
+            not isinstance(page_folder, (str, os.PathLike)) or "\0" in str(page_folder) or not str(page_folder)
+        ):
             raise CalcError(f"page_folder: {checks.shown(page_folder)} is not the path of a folder")
         if store is not None and (isinstance(store, type) or not hasattr(store, "get_program")):
             raise CalcError(
@@ -679,9 +682,31 @@ def _flush_at_exit(records: dict[str, Record], store: Store, pid: int) -> None:
 _heaps: weakref.WeakSet[CalcHeap] = weakref.WeakSet()
 
 
+_waits: list[tuple[int, int]] = []  # pipes of forks, by which a parent waits until its child has its own files of pages
+
+
+def _before_fork() -> None:
+    if any(slot.pages is not None for heap in _heaps for slot in [*heap._slots]):
+        _waits.append(os.pipe())
+
+
+def _after_fork_in_parent() -> None:
+    if _waits:
+        mine, childs = _waits.pop()
+        os.close(childs)
+        with suppress(OSError):
+            os.read(mine, 1)  # nothing: the child has closed its end
+        os.close(mine)
+
+
 def _after_fork() -> None:
-    for heap in _heaps:
-        heap._after_fork()
+    try:
+        for heap in _heaps:
+            heap._after_fork()
+    finally:
+        while _waits:
+            for end in _waits.pop():
+                os.close(end)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)

@@ -134,7 +134,8 @@ class Form:
             raise ProgramError(f"rows {at} to {n - 1} belong to no section")
         for path in order:
             rows = self.path_rows(path)
-            self.trains[rows.start : rows.stop] = [any(self.phases[i] in LATE for i in rows)] * len(rows)
+            trains = bool(self.program.info.get("part")) or any(self.phases[i] in LATE for i in rows)
+            self.trains[rows.start : rows.stop] = [trains] * len(rows)  # of a part, other parts may
 
     def path_rows(self, path: str) -> range:
         spans = [span for (p, _), span in self.program.sections.items() if p == path]
