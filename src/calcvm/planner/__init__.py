@@ -111,12 +111,24 @@ def plan(
     if batch_size is None:
         assert memory is not None
         batch_size = largest(layout, memory)
-        again = in_order(batch_size)
-        if again.statements != ordered.statements:  # the best order depends on the batch
-            other = prepare(again)
-            with suppress(PlanError):
-                if (better := largest(other[2], memory)) > batch_size:
-                    (merged, groups, layout), batch_size = other, better
+        tried = {ordered.statements}
+        todo = _near(batch_size)
+        while todo:  # the best order depends on the batch, and that of another may be better
+            again = in_order(todo.pop(0))
+            if again.statements not in tried:
+                tried.add(again.statements)
+                other = prepare(again)
+                with suppress(PlanError):
+                    if (better := largest(other[2], memory)) > batch_size:
+                        ordered, (merged, groups, layout), batch_size = again, other, better
+                        todo = _near(batch_size)
+    elif memory is not None and not stream and layout.required(batch_size, effort, memory) > memory:
+        for near in _near(batch_size)[1:]:
+            again = in_order(near)
+            if again.statements != ordered.statements:
+                other = prepare(again)
+                if other[2].required(batch_size, effort, memory) < layout.required(batch_size, effort, memory):
+                    ordered, (merged, groups, layout) = again, other
     if st := cannot_count(merged.statements, batch_size):
         raise PlanError(
             f"a batch of {batch_size:,} is more than row {st.spec.name!r} (of {st.label}) can count: take a smaller batch"
@@ -208,6 +220,11 @@ def _paging(lowered: Lowered, cost: Callable[[Statement], float]) -> Iterator[tu
     """Of each path what pages cost, and all else."""
     for path in lowered.paths:
         yield paging_of([st for st in lowered.statements if st.path == path], cost)
+
+
+def _near(batch: int) -> list[int]:
+    """Batches whose best order may be a better one for this batch too."""
+    return [batch, batch + 1, batch + batch // 8 + 1, 2 * batch]
 
 
 def _check_machine(lowered: Lowered, machine: Machine) -> None:
