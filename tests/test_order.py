@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import calcvm as cv
+from calcvm import nn
 from calcvm.planner.downsets import Downsets, Task, Touch
 
 
@@ -63,3 +65,27 @@ def test_a_beam_finds_orders_that_are_allowed(seed: int) -> None:
     assert found is not None and sorted(found) == list(range(12))
     for at, k in enumerate(found):
         assert not parts.tasks[k].before & ~sum(1 << j for j in found[:at])
+
+
+def test_the_largest_batch_is_looked_for_in_orders_of_batches_near_it() -> None:
+    """The order found at 20 to 23 takes more than that at 24."""
+    conv = lambda channels, **more: nn.Conv1d(channels, 3, padding=1, **more)
+    branch = conv(6, bias=False) >> nn.GroupNorm(2) >> nn.PReLU() >> conv(6, bias=False)
+    net = (
+        nn.Dropout(0.1) >> conv(4) >> nn.BatchNorm() >> nn.Tanh() >> conv(6) >> nn.GroupNorm(2) >> nn.LeakyReLU()
+        >> conv(4, bias=False) >> nn.InstanceNorm() >> nn.ELU() >> conv(4) >> nn.InstanceNorm() >> nn.HardSwish()
+        >> conv(6, bias=False) >> nn.BatchNorm() >> nn.ReLU() >> nn.Residual(branch) >> nn.ReLU()
+        >> nn.GlobalAvgPool() >> nn.Flatten() >> nn.Linear(8) >> nn.Tanh() >> nn.Linear(5)
+    )  # fmt: skip
+    graph = cv.build_graph(net, (4, 16), "softmax_cross_entropy", cv.Lion(1e-3))
+    how: dict = {"dtype": "float64", "workers": 2, "accumulate": False}
+    for memory in (330_000, 348_865):
+        best = cv.plan(graph, memory=memory, objective="memory", **how)
+        for batch in range(1, best.batch_size + 5):
+            fits = True
+            try:
+                plan = cv.plan(graph, batch_size=batch, memory=memory, objective="memory", recompute=False, **how)
+                assert plan.heap_bytes <= memory
+            except cv.PlanError:
+                fits = False
+            assert fits == (batch <= best.batch_size), batch
