@@ -224,7 +224,7 @@ def _paging(lowered: Lowered, cost: Callable[[Statement], float]) -> Iterator[tu
 
 def _near(batch: int) -> list[int]:
     """Batches whose best order may be a better one for this batch too."""
-    return [batch, batch + 1, batch + batch // 8 + 1, 2 * batch]
+    return [batch, batch + 1, batch + batch // 8 + 1]
 
 
 def _check_machine(lowered: Lowered, machine: Machine) -> None:
