@@ -80,6 +80,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
     "devices": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "tables", "record", "compiler"}
+        | {"undisturbed"}
         | VM,
         {"numpy"},
     ),

@@ -183,6 +183,7 @@ def test_a_network_larger_than_memory_predicts() -> None:
     np.testing.assert_array_equal(a["y"], b["y"])
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX's, where another test has imported it
 def test_a_fork_has_a_file_of_its_own() -> None:
     graph, _, small = streaming()
     model = cv.CalcHeap(small.heap_bytes).load(cv.compile(graph, plan=small), seed=5)
@@ -412,6 +413,7 @@ def test_the_file_is_never_larger_than_allowed(room: int) -> None:
     assert error.value.allowed == room
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # JAX's, where another test has imported it
 def test_a_fork_beside_a_busy_parent() -> None:
     """The child's file holds what there was when it was forked, whatever the parent does at once."""
     graph, _, small = streaming()
