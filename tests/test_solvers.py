@@ -14,6 +14,7 @@ import pytest
 
 import calcvm as cv
 from calcvm.planner import aside, portfolio
+from calcvm.planner.layout import Layout
 from calcvm.planner.portfolio import Solvers
 from calcvm.planner.recompute import Problem
 from tests.planner_checker import check_live
@@ -243,3 +244,46 @@ def test_statements_that_cost_nothing_are_planned():
     known = searched(problem)
     answer = Solvers(5).improve(problem, known, 1.0)
     assert answer.run.cost == answer.bound == 0 and not answer.run.excess
+
+
+@pytest.mark.parametrize("share", [0.6, 0.7, 0.8])
+def test_solvers_never_make_a_plan_dearer(share):
+    """Not even where packing adds to the schedule that they found."""
+    pytest.importorskip("scipy")
+    graph = cv.build_graph(cv.zoo.unet(width=8, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
+    how = {"batch_size": 4, "workers": 1, "accumulate": False}
+    memory = int(share * cv.plan(graph, **how).heap_bytes)
+    searched, solved = (cv.plan(graph, memory=memory, solver_seconds=s, **how) for s in (0, 2))
+    assert solved.heap_bytes <= memory and solved.overhead <= searched.overhead * (1 + 1e-9)
+
+
+def test_where_packing_adds_too_much_the_search_s_schedule_stays(monkeypatch):
+    """The first schedule of the solvers is taken for one that does not fit when it is packed, and all that follow are dearer."""
+    pytest.importorskip("scipy")
+    graph = cv.build_graph(cv.zoo.unet(width=8, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
+    how = {"batch_size": 4, "workers": 1, "accumulate": False}
+    memory = int(0.8 * cv.plan(graph, **how).heap_bytes)
+    searched = cv.plan(graph, memory=memory, **how)
+    improve, required = portfolio.Solvers.improve, Layout.required
+    unpacked: list[int] = []  # what packing will add to schedules of the solvers: to the first
+
+    def dear(self, problem, known, whole):
+        answer = improve(self, problem, known, whole)
+        limit, problem.limit, problem.followed = problem.limit, int(0.9 * problem.limit), 0  # as if all were so dear
+        try:
+            return replace(answer, run=problem.run(problem.solve().chosen))
+        finally:
+            problem.limit = limit
+            unpacked.append(0 if met else 300_000)
+            met.append(True)
+
+    met: list[bool] = []
+
+    def adds(self, batch, effort, allowed=0):
+        return required(self, batch, effort, allowed) + (unpacked.pop() if unpacked else 0)
+
+    monkeypatch.setattr(portfolio.Solvers, "improve", dear)
+    with monkeypatch.context() as patch:
+        patch.setattr(Layout, "required", adds)
+        solved = cv.plan(graph, memory=memory, solver_seconds=1, **how)
+    assert solved.heap_bytes <= memory and solved.overhead <= searched.overhead * (1 + 1e-9)

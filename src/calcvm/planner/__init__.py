@@ -198,9 +198,13 @@ def _recomputed(
     again: bool,
     file: File | None,
 ) -> tuple[Recomputed, tuple[Lowered, Groups, Layout]]:
-    """A program that fits by recomputation, prepared; what packing it adds is asked of its schedule."""
+    """A program that fits by recomputation, prepared; what packing it adds is asked of its schedule.
+
+    Where that is so of a schedule that solvers found, the search's may be the cheaper one.
+    """
     fixed = prepare(ordered)[2].fixed(batch)
     bound: float | None = None
+    searched: tuple[Recomputed, tuple[Lowered, Groups, Layout]] | None = None
     for _ in range(ATTEMPTS):
         done = recompute_within(ordered, batch, machine, memory, fixed, cost, solvers, again, file)
         if bound is None:  # of what follows, which has less memory, none is one of the whole
@@ -210,6 +214,12 @@ def _recomputed(
         if over <= 0:
             break
         fixed += over
+        if solvers is not None and searched is None:
+            with suppress(PlanError):
+                searched = _recomputed(ordered, batch, machine, memory, prepare, effort, None, cost, again, file)
+    if searched is not None and searched[1][2].required(batch, effort, memory) <= memory:
+        if over > 0 or searched[0].overhead < done.overhead:
+            done, prepared = searched
     done = replace(done, lower_bound=bound, proved=bound is not None and done.overhead <= bound * (1 + PROVED))
     if solvers is not None:
         done = replace(done, solver=solvers.says(done.proved), solver_seconds=solvers.spent)
