@@ -4,13 +4,12 @@ Each works in a process of its own.  A schedule counts for what following it sho
 Where a solver is missing, crashes or finds nothing in its time, the schedule of the search stays, and `Solvers.says` tells so.
 Ctrl-C ends the solvers and not the planning: the best that was found is taken.
 
-Overhead of a step in per cent, searched, found and at least, and seconds of processors (two cores of Zen 5, busy with other work
-too): ResNet-18, batch 8, in 75 % of its memory 0.879, 0.867, proved in 4.9; in 56.5 % 5.408, 5.408, 5.245 in 9.9; in half 9.852, 9.711,
-6.512 in 11.6.  In 25 % of what saving all takes: ResNet-18, batch 8, 2.864, 2.551, 1.504 in 11.4, batch 16 1.106, proved in 5.5;
-ResNet-34, batch 8, 2.166, 2.084, 1.213 in 30.8, batch 16 0.893, 0.881, proved in 19.6.  UNet at 256, batch 2, in half 4.509, 4.372,
-3.636 in 17.9, and none of six versions of a value is cheaper; in 25 % of save-all 0.334, proved in 5.3, batch 4 0.273 in 5.0.  VGG-16
-and VGG-19, batch 8, 2 % of the peak above the largest statement, 0.183 and 0.198, proved in 0.8 and 0.7.  ResNet-34, batch 8, 10 % above it
-6.985, 6.873, 4.941 in 41.7; ResNet-50, batch 8, in 80 % 1.051, 1.051, 0.364 in 38.2.
+Overhead of a step in per cent, searched, found and at least, and seconds (two cores of Zen 5): ResNet-18, batch 8, in 75 % of its
+memory 0.87, proved in 4.3; in 56.9 % 5.38, 5.35, proved in 7.1; in half 9.85, 9.68, 7.73 in 10.  UNet at 256, batch 2, in half 4.51, 4.37,
+3.72 in 10, and none of six versions of a value is cheaper.  MobileNetV2, batch 8, in half 9.39, 9.28, proved in 27.  ResNet-50, batch 8,
+in 80 % 1.06, 1.05, proved in 25.  VGG-16 and VGG-19, batch 8, 2 % of the peak above the largest statement, 0.18 and 0.20, proved in 0.4
+and 0.5; ResNet-34, batch 8, 10 % above it 10.19, 9.99, 6.85 in 60.  In 25 % of what saving all takes: ResNet-34, batch 8, 1.91, 1.88, 1.82
+in 30, batch 16 0.89, proved in 16; ResNet-18, batch 16, 1.08, proved in 2.5; UNet, batch 2, 0.33, proved in 2.5.
 """
 
 from __future__ import annotations
