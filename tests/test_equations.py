@@ -68,6 +68,7 @@ def test_equations_of_a_perceptron():
     assert found.equations[-1] == ("db", "(dH*H*(1 - H)).sum(0)") and found.name == "db" and found.parameter == "b"
     assert {*found.sources.values()} == {"x", "t", "W", "b", "V"}
     assert r"x^\top \, \left(dH \odot H \odot \left(1 - H\right)\right)" in learn.gradient_of(W)._repr_latex_()
+    assert r"dH &= \frac{2 \, \left(Y - t\right)}{3 \, B} \, V^\top" in learn.gradient_of(W)._repr_latex_()
     check(g, {"x": RNG.normal(size=(5, 6)), "t": RNG.normal(size=(5, 3))})
 
 
@@ -105,6 +106,16 @@ def test_weights_that_are_shared_have_the_sum():
     found = learn.gradient_of(W)
     assert found.equations[-1][1].count(" + ") >= 2
     check(g, {"x": RNG.normal(size=(5, 4)), "t": RNG.normal(size=(5, 4))})
+
+
+def test_a_gradient_that_is_0_wherever_there_is_one():
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 4))
+    U, W = g.parameter("U", (4, 3)), g.parameter("W", (3, 2))
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.mean(cv.square(cv.sign(x @ U) @ W)), optimizer=cv.SGD(1e-3))
+    assert str(learn.gradient_of(U)) == "dU = np.zeros((4, 3))"
+    assert learn.gradient_of(U).evaluate({}).shape == (4, 3) and "dW = " in str(learn.gradient_of(W))
 
 
 def test_results_of_other_paths_are_sources():

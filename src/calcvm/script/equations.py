@@ -20,6 +20,7 @@ from calcvm.ops.spec import stem_of
 from calcvm.ops.statement import Statement, Value
 from calcvm.ops.types import dtype_of
 from calcvm.script.code import number, trace
+from calcvm.script.code import show as show_sizes
 from calcvm.script.latex import latex
 from calcvm.script.names import HELPERS, Names
 from calcvm.script.row import Made, Row, Seen, writer_of
@@ -146,7 +147,8 @@ class _Writing:
             self._statement(s)
         target = self.of.gradient
         name = self.names.of(target, target.name)
-        self.results.append((name, self.now[target]))
+        none = self.trace.of(f"np.zeros({show_sizes(_lies(target)[0])})")  # between them are signs, or comparisons
+        self.results.append((name, self.now.get(target, none)))
         found = _behind(self.trace.equations(self.results, self.called), name)
         needed = {
             target for target, _ in found

@@ -13,7 +13,7 @@ RANK = {ast.Add: 3, ast.Sub: 3, ast.Mult: 4, ast.MatMult: 5, ast.BitAnd: 2, ast.
 
 def latex(equations: Sequence[tuple[str, str]]) -> str:
     """``$$...$$``, an equation a line."""
-    lines = [rf"{_expression(name)} &= {_expression(text)}" for name, text in equations]
+    lines = [rf"{', '.join(map(_name, name.split(', ')))} &= {_expression(text)}" for name, text in equations]
     return "$$\\begin{aligned}\n" + " \\\\\n".join(lines) + "\n\\end{aligned}$$"
 
 
@@ -22,10 +22,10 @@ def _expression(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    base, _, index = text.partition("_")
-    base = base if len(base) == 1 or re.fullmatch(r"d\w", base) else rf"\mathrm{{{base}}}"
-    index = index.replace("_", ",")
-    return f"{base}_{{\\mathrm{{{index}}}}}" if index else base
+    """A letter, or d and a letter, with what follows as its index; words as they are."""
+    if found := re.fullmatch(r"(d?[A-Za-z])_?(\d*)", text):
+        return found[1] + (f"_{{{found[2]}}}" if found[2] else "")
+    return rf"\mathrm{{{text}}}".replace("_", r"\_")
 
 
 def _number(node: ast.expr) -> bool:
@@ -46,7 +46,7 @@ def _form(node: ast.expr) -> tuple[str, int]:
     if isinstance(node, ast.Constant):
         return rf"\mathrm{{{node.value}}}" if isinstance(node.value, str) else repr(node.value), 9
     if isinstance(node, ast.Tuple):
-        return ", ".join(_said(e, 0) for e in node.elts), 0
+        return rf"\left({', '.join(_said(e, 0) for e in node.elts)}\right)", 9
     if isinstance(node, ast.UnaryOp):
         sign = "-" if isinstance(node.op, ast.USub) else r"\neg "
         return sign + _said(node.operand, 4), 3

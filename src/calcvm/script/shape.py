@@ -36,7 +36,14 @@ def _permuted(r: Row, source: str, target: str, size: str, stride: str) -> None:
             r.put(target, said if axes == (*range(len(x)),) else said.method(f"transpose({', '.join(map(str, axes))})"))
             return
     kept = [(n, s) for n, s in pairs if n != ONE] or [(ONE, ONE)]
-    r.put(target, _strided(r, source, ZERO, kept), *(n for n, _ in kept))
+    order = sorted(range(len(kept)), key=lambda i: kept[i][1].at(2), reverse=True)
+    lying = tuple(kept[i][0] for i in order)  # x in groups of axes, which are permuted
+    if _strides(lying) == [kept[i][1] for i in order] and numel(lying) == numel(x):
+        back = ", ".join(str(order.index(i)) for i in range(len(kept)))
+        said = r.x(source, *lying).method(f"transpose({back})")
+    else:
+        said = _strided(r, source, ZERO, kept)
+    r.put(target, said, *(n for n, _ in kept))
 
 
 def _strided(r: Row, name: str, start: Affine, pairs: list[tuple[Affine, Affine]]) -> Any:
