@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from bench.harness import number
+from calcvm.planner.milp import Milp
+
+UNIT = 1e6  # costs are handed over in microseconds
 
 
-class Checkmate:
+class Checkmate(Milp):
     """Variables and rows for a `calcvm.planner.recompute.Problem`."""
 
     def __init__(self, problem: Any):
-        self.problem, self.n = problem, 0
-        self.rows: list[tuple[dict[int, float], float, float]] = []
-        self.cost: dict[int, float] = {}
-        self.whole: list[bool] = []
+        super().__init__()
+        self.problem = problem
         steps = problem.steps
         self.count = len(steps)
         self.bytes = [sum(problem.sizes[v] for v in step.makes) / problem.limit for step in steps]
@@ -35,36 +36,30 @@ class Checkmate:
         for t in range(self.count):
             self._memory(t)
 
-    def variable(self, cost: float = 0.0, whole: bool = True) -> int:
-        self.cost[self.n] = cost
-        self.whole.append(whole)
-        self.n += 1
-        return self.n - 1
-
     def _runs(self) -> dict[tuple[int, int], int]:
         steps, first = self.problem.steps, self.problem.backward
         out = {}
         for t in range(self.count):
             for i in range(t + 1):
                 if i == t or (t >= first > i and t <= steps[i].until):
-                    out[t, i] = self.variable(steps[i].cost)
+                    out[t, i] = self.variable(steps[i].cost, binary=True)
         return out
 
     def _kept(self) -> dict[tuple[int, int], int]:
-        return {(t, i): self.variable() for t in range(1, self.count) for i in range(t) if self.users[i]}
+        return {(t, i): self.variable(binary=True) for t in range(1, self.count) for i in range(t) if self.users[i]}
 
     def _dependences(self) -> None:
         for (t, j), r in self.R.items():
             if t == j:
-                self.rows.append(({r: 1.0}, 1.0, 1.0))
+                self.between(1.0, {r: 1.0}, 1.0)
             for i in self.reads[j]:
                 there = {self.R.get((t, i)): 1.0, self.S.get((t, i)): 1.0}
                 there.pop(None, None)
-                self.rows.append(({**there, r: -1.0}, 0.0, np.inf))  # type: ignore[dict-item]
+                self.at_least({**there, r: -1.0}, 0.0)  # type: ignore[dict-item]
         for (t, i), s in self.S.items():
             before = {self.R.get((t - 1, i)): 1.0, self.S.get((t - 1, i)): 1.0}
             before.pop(None, None)
-            self.rows.append(({**before, s: -1.0}, 0.0, np.inf))  # type: ignore[dict-item]
+            self.at_least({**before, s: -1.0}, 0.0)  # type: ignore[dict-item]
 
     def _memory(self, t: int) -> None:
         """U of a stage, operator by operator: what is kept, what is made, less what is freed."""
@@ -75,7 +70,7 @@ class Checkmate:
         freed: list[tuple[int, float]] = []
         for k in ran:
             r, scratch = self.R[t, k], steps[k].scratch / self.problem.limit
-            now = self.variable(whole=False)  # U, in parts of the limit: at most 1
+            now = self.variable()  # U, in parts of the limit: at most 1
             row = {now: 1.0, r: -self.bytes[k]}
             if before is None:
                 for s, b in live.items():
@@ -84,14 +79,14 @@ class Checkmate:
                 row[before] = -1.0
                 for free, b in freed:
                     row[free] = row.get(free, 0.0) + b
-            self.rows.append((row, 0.0, 0.0))
-            self.rows.append(({now: 1.0, r: scratch}, -np.inf, 1.0 + 1e-9))
+            self.between(0.0, row, 0.0)
+            self.at_most({now: 1.0, r: scratch}, 1.0 + 1e-9)
             freed = [(self._free(t, i, k), self.bytes[i]) for i in [*self.reads[k], k] if self.bytes[i]]
             before = now
 
     def _free(self, t: int, i: int, k: int) -> int:
         """FREE: nothing reads the value later in the stage, nor is it kept, nor is its reader left out (hazards)."""
-        free, r = self.variable(), self.R[t, k]
+        free, r = self.variable(binary=True), self.R[t, k]
         hazards: dict[int, float] = {r: -1.0}
         if (t + 1, i) in self.S:
             hazards[self.S[t + 1, i]] = 1.0
@@ -99,27 +94,15 @@ class Checkmate:
             if j > k and (t, j) in self.R:
                 hazards[self.R[t, j]] = 1.0
         most = float(len(hazards))
-        self.rows.append(({**hazards, free: 1.0}, 0.0, np.inf))  # 1 - FREE <= hazards, of which one is 1 - R
-        self.rows.append(({**hazards, free: most}, -np.inf, most - 1.0))
+        self.at_least({**hazards, free: 1.0}, 0.0)  # 1 - FREE <= hazards, of which one is 1 - R
+        self.at_most({**hazards, free: most}, most - 1.0)
         return free
 
-    def solve(self, seconds: float) -> tuple[set[tuple[int, int]] | None, float | None]:
+    def schedule(self, seconds: float) -> tuple[set[tuple[int, int]] | None, float | None]:
         """What it runs again, and what it says none costs less than (None: nothing was found, or shown, in the time)."""
-        from scipy import optimize, sparse
-
-        entries = [(i, j, a) for i, (row, _, _) in enumerate(self.rows) for j, a in row.items()]
-        i, j, a = (np.array(part) for part in zip(*entries))
-        matrix = sparse.csr_array((a, (i, j)), shape=(len(self.rows), self.n))
-        least, most = (np.array([row[k] for row in self.rows]) for k in (1, 2))
-        found = optimize.milp(
-            np.array([self.cost[x] for x in range(self.n)]) * 1e6,
-            integrality=np.array(self.whole, int),
-            bounds=optimize.Bounds(0, 1),
-            constraints=optimize.LinearConstraint(matrix, least, most),
-            options={"time_limit": seconds, "mip_rel_gap": 1e-6},
-        )
+        found = self.solve(seconds, UNIT)
         base, bound = sum(step.cost for step in self.problem.steps), found.mip_dual_bound
-        shown = None if bound is None or not np.isfinite(bound) else max(bound / 1e6 - base, 0.0)
+        shown = None if bound is None or not np.isfinite(bound) else max(bound / UNIT - base, 0.0)
         if found.x is None:
             return None, shown
         return {(t, k) for (t, k), r in self.R.items() if t != k and found.x[r] > 0.5}, shown
@@ -128,7 +111,7 @@ class Checkmate:
 def compared(problem: Any, whole: float, seconds: float) -> tuple[list[str], float | None]:
     """Cells of a table: variables, its overhead and bound in per cent, what it is in our reckoning; the last as a number too."""
     model = Checkmate(problem)
-    chosen, bound = model.solve(seconds)
+    chosen, bound = model.schedule(seconds)
     shown = "-" if bound is None else number(100 * bound / whole)
     if chosen is None:
         return [f"{model.n:,}", "none found", shown, "-"], None

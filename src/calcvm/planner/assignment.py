@@ -68,7 +68,7 @@ def _solved(problem: Problem, best: Assigned, seconds: float) -> Assigned:
     start = time.monotonic()
     try:
         program = _Program(problem)
-        found = program.milp.solve(seconds, unit := max(best.seconds, 1e-12) * UNIT)
+        found = program.milp.solve(seconds, 1 / (unit := max(best.seconds, 1e-12) * UNIT))
     except MissingExtra as error:
         return replace(best, solver=f"{error}; searched only")
     except Exception as error:  # whatever goes wrong in a solver, there is an answer

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calcvm.errors import MissingExtra
+from calcvm.planner.milp import Milp, Row
 from calcvm.planner.stages import Answer, News, Stages, cheaper
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ WINDOW_SECONDS = 1.0
 NEAR = 3  # stages around one where a solution exceeds the limit that are constrained too
 DEAR = 0.05  # part of a schedule's cost, from which on a statement is dear
 UNIT = 1e6  # costs are handed over in microseconds
-
-Row = dict[int, float]  # coefficients by variable
 
 
 def solve(problem: Problem, known: Run, seconds: float, news: News | None = None) -> Answer:
@@ -103,20 +101,12 @@ def by_counts(problem: Problem, known: Run, seconds: float, news: News | None = 
     return Answer(best, min(bound, best.cost))
 
 
-class Program:
-    """Variables and rows (coefficients, least, most)."""
+class Program(Milp):
+    """Stages as variables and rows."""
 
     def __init__(self, problem: Problem, known: Run):
-        try:
-            from scipy import optimize, sparse
-        except ImportError as e:
-            raise MissingExtra("scipy", "solver", "planning with a solver") from e
-        self.optimize, self.sparse = optimize, sparse
-        self.problem, self.n = problem, 0
-        self.cost: dict[int, float] = {}
-        self.rows: list[tuple[Row, float, float]] = []
-        self.constraints: Any = None  # the rows as the solver takes them, until there are more
-        self.binary: set[int] = set()
+        super().__init__()
+        self.problem = problem
         steps, first = problem.steps, problem.backward
         self.form = Stages(problem)
         self.early, self.touches, self.stages = self.form.early, self.form.touches, self.form.at
@@ -137,14 +127,6 @@ class Program:
             self.memory(s)
         self.done: set[tuple[int, int]] = set()
 
-    def variable(self, cost: float = 0.0, binary: bool = False) -> int:
-        x = self.n
-        self.n += 1
-        self.cost[x] = cost
-        if binary:
-            self.binary.add(x)
-        return x
-
     # ------------------------------------------------------------ solutions
     def solved(
         self,
@@ -161,28 +143,18 @@ class Program:
         counted : variables, and between what their sum is (of what is known it may be any).
         relaxed : variables need not be whole.
         """
-        cost = np.array([self.cost[x] for x in range(self.n)])
-        cost[self.known] = self.dear or known
-        if self.constraints is None:
-            entries = [(i, j, a) for i, (row, _, _) in enumerate(self.rows) for j, a in row.items()]
-            i, j, a = (np.array(part) for part in zip(*entries))
-            matrix = self.sparse.csr_array((a, (i, j)), shape=(len(self.rows), self.n))
-            least, most = (np.array([row[k] for row in self.rows]) for k in (1, 2))
-            self.constraints = self.optimize.LinearConstraint(matrix, least, most)
-        constraints = [self.constraints]
+        more = []
         if counted is not None:
-            variables, at_least, at_most = counted
-            row = np.zeros((1, self.n))
-            row[0, variables], row[0, self.known] = 1.0, at_least
-            constraints.append(self.optimize.LinearConstraint(self.sparse.csr_array(row), at_least, at_most))
-        return self.optimize.milp(
-            cost * UNIT,
-            integrality=np.array([int(x in self.binary and not relaxed) for x in range(self.n)]),
-            bounds=self.optimize.Bounds(
-                np.zeros(self.n) if low is None else low, np.ones(self.n) if high is None else high
-            ),
-            constraints=constraints,
-            options={"time_limit": max(seconds, 0.0), "mip_rel_gap": 1e-6},
+            variables, least, most = counted
+            more.append(({**dict.fromkeys(variables, 1.0), self.known: least}, least, most))
+        return self.solve(
+            seconds,
+            UNIT,
+            cost={self.known: self.dear or known},
+            low=0.0 if low is None else low,
+            high=1.0 if high is None else high,
+            relaxed=relaxed,
+            more=more,
         )
 
     def chosen(self, found: Any) -> set[tuple[int, int]] | None:
@@ -242,16 +214,16 @@ class Program:
         steps, maker = self.problem.steps, self.problem.maker
         for k, t in enumerate(self.stages):
             for v in self.form.reads(t):
-                self.rows.append(({**self.there(k, v), self.known: 1.0}, 1.0, np.inf))
+                self.at_least({**self.there(k, v), self.known: 1.0}, 1.0)
         for (k, v), s in self.S.items():
             if k:
-                self.rows.append(({**self.there(k - 1, v), s: -1.0}, 0.0, np.inf))
+                self.at_least({**self.there(k - 1, v), s: -1.0}, 0.0)
             big = self.early & {*steps[maker[v]].makes}
             if (r := self.R.get((k, maker[v]))) is not None and len(big) == 1:
-                self.rows.append(({s: 1.0, r: 1.0}, -np.inf, 1.0))
+                self.at_most({s: 1.0, r: 1.0}, 1.0)
         for (k, i), r in self.R.items():
             for u in self.form.reads(i):
-                self.rows.append(({**self.there(k, u), r: -1.0}, 0.0, np.inf))
+                self.at_least({**self.there(k, u), r: -1.0}, 0.0)
             read = [
                 self.R[k, j]
                 for j in range(i + 1, self.problem.backward)
@@ -259,7 +231,7 @@ class Program:
             ]
             kept = [self.S[k + 1, v] for v in steps[i].makes if (k + 1, v) in self.S]
             if not {*steps[self.stages[k]].uses} & {*steps[i].makes}:  # nothing is made in vain
-                self.rows.append(({**dict.fromkeys((*read, *kept), 1.0), r: -1.0}, 0.0, np.inf))
+                self.at_least({**dict.fromkeys((*read, *kept), 1.0), r: -1.0}, 0.0)
 
     # ------------------------------------------------------------ memory
     def after(self, s: int, v: int) -> tuple[Row, float]:
@@ -289,7 +261,7 @@ class Program:
                 row[x] = row.get(x, 0.0) + a * size
         self.placed(row, step.pairs, {x: self.after(s, x) for _, x in step.pairs})
         if row or constant > 1:
-            self.rows.append((row, -np.inf, 1.0 - constant + 1e-9))
+            self.at_most(row, 1.0 - constant + 1e-9)
 
     def placed(self, row: Row, pairs: Any, after: Mapping[int, tuple[Row, float]]) -> None:
         """Less the size of what takes the place of a value that does not live on."""
@@ -303,7 +275,7 @@ class Program:
                 free += 1.0 - always
                 for variable, a in lives.items():
                     most[variable] = most.get(variable, 0.0) + a
-            self.rows.append((most, -np.inf, free))
+            self.at_most(most, free)
 
     def tighten(self, chosen: set[tuple[int, int]]) -> bool:
         """Constrain the memory where a solution's statements that run again exceed the limit; False: nowhere else."""
@@ -320,7 +292,6 @@ class Program:
         new = {(k, i) for at, i in here for k in self.form.again[i] if abs(k - at) <= NEAR} - self.done
         for k, i in sorted(new):
             self.again(k, i)
-            self.constraints = None
         self.done |= new
         return True
 
@@ -348,7 +319,7 @@ class Program:
                 constant += size
                 on = self.variable()  # lives on after it
                 for x in needs:
-                    self.rows.append(({on: 1.0, x: -1.0}, 0.0, np.inf))
+                    self.at_least({on: 1.0, x: -1.0}, 0.0)
                 after[v] = ({}, 1.0) if v in steps[stage].uses else ({on: 1.0}, 0.0)
                 continue
             made = self.R.get((k, maker[v])) if maker[v] < i else None
@@ -359,11 +330,11 @@ class Program:
             row[live] = size
             most += size
             for x in needs:
-                self.rows.append(({live: 1.0, x: -1.0, **dict.fromkeys(there, -1.0)}, -1.0, np.inf))
+                self.at_least({live: 1.0, x: -1.0, **dict.fromkeys(there, -1.0)}, -1.0)
             if v in steps[stage].uses:
-                self.rows.append(({live: 1.0, **dict.fromkeys(there, -1.0)}, 0.0, np.inf))
+                self.at_least({live: 1.0, **dict.fromkeys(there, -1.0)}, 0.0)
         pairs = [(y, x) for y, x in step.pairs if x in after]
         self.placed(row, pairs, after)
         slack = max(most + constant - 1.0, 0.0) + 1.0
         row[self.R[k, i]] = row.get(self.R[k, i], 0.0) + slack
-        self.rows.append((row, -np.inf, 1.0 - constant + slack + 1e-9))
+        self.at_most(row, 1.0 - constant + slack + 1e-9)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from calcvm.errors import MissingExtra
 
-Row = Mapping[int, float]  # coefficients by variable
-INFINITE = float("inf")
+Row = dict[int, float]  # coefficients by variable
+GAP = 1e-6  # between a solution and its bound, as a part of it, at which it is the best
 
 
 class Milp:
@@ -21,44 +23,70 @@ class Milp:
 
     def __init__(self) -> None:
         try:
-            import numpy as np
             from scipy import optimize, sparse
         except ImportError as e:
             raise MissingExtra("scipy", "solver", "planning with a solver") from e
-        self.np, self.optimize, self.sparse = np, optimize, sparse
+        self.optimize, self.sparse = optimize, sparse
         self.cost: list[float] = []
         self.binary: list[int] = []
         self.rows: list[tuple[Row, float, float]] = []
+        self._taken: tuple[int, Any] = 0, None  # how many rows there were, and these as the solver takes them
+
+    @property
+    def n(self) -> int:
+        return len(self.cost)
 
     def variable(self, cost: float = 0.0, *, binary: bool = False) -> int:
         self.cost.append(cost)
         self.binary.append(int(binary))
-        return len(self.cost) - 1
+        return self.n - 1
+
+    def between(self, least: float, row: Row, most: float) -> None:
+        self.rows.append((row, least, most))
 
     def at_most(self, row: Row, most: float) -> None:
-        self.rows.append((row, -INFINITE, most))
+        self.between(-np.inf, row, most)
 
     def at_least(self, row: Row, least: float) -> None:
-        self.rows.append((row, least, INFINITE))
+        self.between(least, row, np.inf)
 
     def covers(self, x: int, others: Iterable[int]) -> None:
         """A variable is 1 where all of some others are."""
         others = [*others]
         self.at_least({x: 1.0, **dict.fromkeys(others, -1.0)}, 1.0 - len(others))
 
-    def solve(self, seconds: float, unit: float = 1.0) -> Any:
-        """What `scipy.optimize.milp` answers; costs are handed over in units of ``unit``."""
-        np = self.np
-        i, j, a = (
-            np.array(part)
-            for part in zip(*((i, j, a) for i, (row, _, _) in enumerate(self.rows) for j, a in row.items()))
-        )
-        matrix = self.sparse.csr_array((a, (i, j)), shape=(len(self.rows), len(self.cost)))
-        least, most = (np.array([row[k] for row in self.rows]) for k in (1, 2))
+    def solve(
+        self,
+        seconds: float,
+        scale: float,
+        *,
+        cost: Mapping[int, float] | None = None,
+        low: np.ndarray | float = 0.0,
+        high: np.ndarray | float = 1.0,
+        relaxed: bool = False,
+        more: Sequence[tuple[Row, float, float]] = (),
+    ) -> Any:
+        """What `scipy.optimize.milp` answers.
+
+        scale : costs are handed over so many times as large.  cost : of variables, in place of their own.
+        low, high : that variables are between.  relaxed : they need not be whole.  more : rows for this time alone.
+        """
+        costs = np.array(self.cost)
+        for x, value in (cost or {}).items():
+            costs[x] = value
+        if self._taken[0] != len(self.rows):
+            self._taken = len(self.rows), self._constraint(self.rows)
         return self.optimize.milp(
-            np.array(self.cost) / unit,
-            integrality=np.array(self.binary),
-            bounds=self.optimize.Bounds(0.0, 1.0),
-            constraints=self.optimize.LinearConstraint(matrix, least, most),
-            options={"time_limit": seconds, "mip_rel_gap": 1e-6},
+            costs * scale,
+            integrality=np.zeros(self.n) if relaxed else np.array(self.binary),
+            bounds=self.optimize.Bounds(low, high),
+            constraints=[self._taken[1], *([self._constraint(more)] if more else [])],
+            options={"time_limit": max(seconds, 0.0), "mip_rel_gap": GAP},
         )
+
+    def _constraint(self, rows: Sequence[tuple[Row, float, float]]) -> Any:
+        i, j, a = (
+            np.array(part) for part in zip(*((i, j, a) for i, (row, _, _) in enumerate(rows) for j, a in row.items()))
+        )
+        matrix = self.sparse.csr_array((a, (i, j)), shape=(len(rows), self.n))
+        return self.optimize.LinearConstraint(matrix, *(np.array([row[k] for row in rows]) for k in (1, 2)))
