@@ -137,7 +137,7 @@ def plan(
 
     gpu = device == "cuda"
     file = _file(page_bytes, memory, page_bandwidth, gpu)
-    costing = _Costs(costs, dtype, device, batch_size, file)
+    costing = Costing(costs, dtype, device, batch_size, file)
     most = MAX_HEAP * ITEMSIZE[dtype]
     budget = None if memory is None else min(parse_bytes(memory), most)
 
@@ -147,7 +147,7 @@ def plan(
             lowered, info={"dtype": dtype, "device": device, "facts": facts, "graph": (ref(graph), graph.extent)}
         )
         if gpu:
-            _check_kernels(lowered)
+            check_kernels(lowered)
         fit = partial(
             planner.plan, lowered, itemsize=ITEMSIZE[dtype], batch_size=batch_size, memory=budget, workers=team, gpu=gpu,
             solver_seconds=solver_seconds,
@@ -240,25 +240,30 @@ def _file(page_bytes: int | str | None, memory: Any, bandwidth: Any, gpu: bool) 
     return File(parse_bytes(page_bytes, "page_bytes"), bandwidth)
 
 
-class _Costs:
+def check_costs(how: Any, device: str, what: str = "costs") -> Any:
+    """How rows are costed, if it is a way to."""
+    if isinstance(how, type) or not (isinstance(how, Mapping) or callable(how)):
+        if not isinstance(how, str):
+            raise CalcError(
+                f"{what}: 'reckoned', 'measured', a mapping from rows to seconds or a function of a row is wanted, not "
+                f"{checks.called(how)}"
+            )
+        checks.choice(what, how, COSTS)
+    if how == "measured" and device == "cuda":
+        raise CalcError(
+            f"{what} are measured on the processor, not on device 'cuda': take costs='reckoned', or give a table"
+        )
+    return how
+
+
+class Costing:
     """What rows cost, by what the user asked for; what is measured on the way is kept in the end.
 
     how : "reckoned", "measured", or a user's table.
     """
 
-    def __init__(self, how: Any, dtype: str, device: str, batch: int | None, file: File | None):
-        if isinstance(how, type) or not (isinstance(how, Mapping) or callable(how)):
-            if not isinstance(how, str):
-                raise CalcError(
-                    "costs: 'reckoned', 'measured', a mapping from rows to seconds or a function of a row is wanted, not "
-                    f"{checks.called(how)}"
-                )
-            checks.choice("costs", how, COSTS)
-        if how == "measured" and device == "cuda":
-            raise CalcError(
-                "costs are measured on the processor, not on device 'cuda': take costs='reckoned', or give a table"
-            )
-        self.how, self.dtype, self.device, self.batch = how, dtype, device, batch
+    def __init__(self, how: Any, dtype: str, device: str, batch: int | None, file: File | None = None):
+        self.how, self.dtype, self.device, self.batch = check_costs(how, device), dtype, device, batch
         self.file = file
         self._made: dict[int, Any] = {}
 
@@ -286,8 +291,8 @@ class _Costs:
             seconds = of_step(plan.statements, cost)
         return replace(plan, costs=self.how if isinstance(self.how, str) else "given", seconds=seconds)
 
-    def __enter__(self) -> None:
-        pass
+    def __enter__(self) -> Costing:
+        return self
 
     def __exit__(self, *error: object) -> None:
         if self.how == "measured":
@@ -317,7 +322,7 @@ def _check_use(plan: Plan) -> None:
                 )
 
 
-def _check_kernels(lowered: Lowered) -> None:
+def check_kernels(lowered: Lowered) -> None:
     """Every row has a CUDA kernel."""
     kernels = kernels_cuda.kernels()
     for s in lowered.statements:

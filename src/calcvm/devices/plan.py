@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from calcvm import checks, kernels_cuda, planner
+from calcvm import checks, planner
+from calcvm.compiler import check_kernels
 from calcvm.devices.parts import Parts, Stretch, parts_of
 from calcvm.devices.processor import Processor
-from calcvm.errors import CalcError, PlanError, UnsupportedOperator
+from calcvm.errors import CalcError, PlanError
 from calcvm.graph import CalcGraph
 from calcvm.lowering import lower
 from calcvm.ops.sizes import MAX_BATCH
@@ -216,7 +217,7 @@ def _sites(
         gpu = p.device == "cuda"
         lowered, facts = lower(graph, dtype=dtype, workers=p.workers, gpu=gpu, accumulate=accumulate)
         if gpu:
-            _check_kernels(lowered)
+            check_kernels(lowered)
         machine = Machine(ITEMSIZE[dtype], p.workers, gpu)
         lowered = replace(lowered, info={"dtype": dtype, "device": p.device, "facts": facts})
         cost = measuring.enter_context(p.cost(lowered, batch, machine, dtype))
@@ -350,12 +351,3 @@ def _check_alike(lowered: Iterable[Lowered]) -> None:
         raise CalcError(
             "the network has other statements on one of the processors than on another: plan it for one alone"
         )
-
-
-def _check_kernels(lowered: Lowered) -> None:
-    kernels = kernels_cuda.kernels()
-    for st in lowered.statements:
-        if st.spec.name not in kernels:
-            raise UnsupportedOperator(
-                f"row {st.spec.name!r} (of {st.label}) has no CUDA kernel: take processors of device 'cpu'"
-            )

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from calcvm import checks
+from calcvm.compiler import Costing, check_costs
 from calcvm.errors import CalcError
 from calcvm.ops.statement import Lowered, Statement
-from calcvm.planner.cost import MOST, Table, seconds, told
+from calcvm.planner.cost import MOST, Table, seconds
 from calcvm.planner.lifetimes import Machine
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
 
 KINDS = ("cpu", "cuda")
-COSTS = ("reckoned", "measured")
 
 
 @contextmanager
@@ -80,16 +80,10 @@ class Processor:
         self.speed = checks.number(f"processor {name!r}: speed", speed, 0, 1e9, ends="(]")
         self.watts = checks.number(f"processor {name!r}: watts", watts, 0, 1e9)
         self.cores = None if cores is None else self._checked_cores(cores)
-        if isinstance(costs, type) or not (isinstance(costs, Mapping) or callable(costs)):
-            checks.choice(f"processor {name!r}: costs", costs, COSTS)
-        if costs == "measured" and device != "cpu":
-            raise CalcError(
-                f"processor {name!r}: costs are measured on the processor: give a table of those of device {device!r}"
-            )
         if isinstance(costs, Mapping):
             for row, value in costs.items():
                 checks.number(f"processor {name!r}: seconds of {row!r}", value, 0, MOST)
-        self.costs = costs
+        self.costs = check_costs(costs, device, f"processor {name!r}: costs")
 
     def _checked_cores(self, cores: Any) -> tuple[int, ...]:
         if self.device != "cpu":
@@ -110,18 +104,14 @@ class Processor:
         self, lowered: Lowered, batch: int, machine: Machine, dtype: str
     ) -> Iterator[Callable[[Statement], float]]:
         """Seconds of the program's statements, for a batch; what is measured is kept in the end."""
-        if self.costs == "reckoned":
-            yield lambda st: seconds(st, batch, machine) / self.speed
-        elif self.costs == "measured":
-            from calcvm.vm.run.costs import Costs
+        with Costing(self.costs, dtype, self.device, batch) as costing:
+            own = costing.of(lowered, self.workers) or (lambda st: seconds(st, batch, machine) / self.speed)
 
-            measured = Costs(batch, self.workers, dtype, rows={st.spec.name for st in lowered.statements})
-            with on_cores(self.cores):
-                yield measured
-            measured.keep()
-        else:
-            assert not isinstance(self.costs, str)
-            yield told(self.costs, lowered, batch, machine)
+            def of(st: Statement) -> float:
+                with on_cores(self.cores):  # here, for other processors have theirs
+                    return own(st)
+
+            yield of
 
     def __repr__(self) -> str:
         memory = "" if self.memory is None else f", {self.memory:,} bytes"
