@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from calcvm.ops.exchange import RECEIVE, SEND
 from calcvm.ops.spec import RowSpec
-from calcvm.ops.statement import Lowered, Statement, Value, unique
+from calcvm.ops.statement import Lowered, Statement, Value, Versions
 from calcvm.ops.types import CELLS, instance_of
 from calcvm.planner.devices import shared_values
 from calcvm.planner.lifetimes import effects
@@ -64,9 +64,7 @@ class _Splitter:
         self.lowered, self.where, self.home, self.dtype = lowered, where, home, dtype
         self.common = [shared_values(each) for each in lowered]
         self.place = [{v: i for i, v in enumerate(each)} for each in self.common]
-        self.values: list[list[Value]] = [[*each.values] for each in lowered]
-        self.names = [{v.name for v in each.values} for each in lowered]
-        self.counts: list[dict[str, int]] = [{} for _ in lowered]
+        self.versions = [Versions(each.values) for each in lowered]
         self.statements: list[list[Statement]] = [[] for _ in lowered]
         self.schedule: dict[Section, list[Stretch | Copy]] = {}
         self.copied: dict[tuple[int, int], Value] = {}  # (place, device): what was copied there for all that follow
@@ -93,9 +91,7 @@ class _Splitter:
                         here[v] = self.copy(i, self.home[i], d, section)
                 elif (i, d) in self.copied:
                     here[v] = self.copied[i, d]
-            if here:
-                st = replace(st, operands={n: None if v is None else here.get(v, v) for n, v in st.operands.items()})
-            self.emit(d, st, section)
+            self.emit(d, st.with_values(here), section)
             for v in sorted(written & places.keys(), key=places.__getitem__):
                 i = places[v]
                 if i in self.home or self.written[i] != s:
@@ -108,7 +104,7 @@ class _Splitter:
         """A device's program: values that its statements touch, or whose home it is."""
         own = {v for st in self.statements[d] for v in st.operands.values() if v is not None}
         own |= {self.common[d][i] for i, home in self.home.items() if home == d}
-        values = tuple(v for v in self.values[d] if v in own)
+        values = tuple(v for v in self.versions[d].values if v in own)
         return replace(self.lowered[d], statements=tuple(self.statements[d]), values=values)
 
     def emit(self, d: int, st: Statement, section: Section) -> None:
@@ -124,10 +120,7 @@ class _Splitter:
     def copy(self, i: int, source: int, target: int, section: Section) -> Value:
         """Copy a value, which is what it is on its home or where it was made; what it is there."""
         v, other = self.common[source][i], self.common[target][i]
-        name = unique(f"{other.name}.copy", self.names[target], self.counts[target])
-        self.names[target].add(name)
-        there = replace(other, name=name, kind="activation", persistent=False, resident=False)
-        self.values[target].append(there)
+        there = self.versions[target].another(other, "copy", kind="activation", persistent=False, resident=False)
         self.emit(source, self.row(SEND, v, "x", section), section)
         self.schedule[section].append(Copy(source, v, target, there))
         self.emit(target, self.row(RECEIVE, there, "y", section), section)

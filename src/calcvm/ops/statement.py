@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from calcvm.ops.dims import Shape
@@ -88,6 +88,12 @@ class Statement:
     def __repr__(self) -> str:
         return f"<{self.spec.name} of {self.label!r}, {self.path}.{self.phase}>"
 
+    def with_values(self, other: Mapping[Value, Value]) -> Statement:
+        """The statement on other values in place of some."""
+        if not any(v in other for v in self.operands.values() if v is not None):
+            return self
+        return replace(self, operands={n: None if v is None else other.get(v, v) for n, v in self.operands.items()})
+
     def words_at(self, batch: int) -> dict[str, Any]:
         """The words as numbers."""
         return {name: v.at(batch) if isinstance(v, Extent) else v for name, v in self.words.items()}
@@ -104,6 +110,21 @@ class Statement:
     @property
     def written_values(self) -> list[Value]:
         return [v for o in self.spec.writes if (v := self.operands.get(o.name)) is not None]
+
+
+class Versions:
+    """The values of a program, and more that are made of them, each with a name of its own."""
+
+    def __init__(self, values: Iterable[Value]):
+        self.values = [*values]
+        self._names, self._counts = {v.name for v in self.values}, dict[str, int]()
+
+    def another(self, v: Value, what: str, **changes: Any) -> Value:
+        """A value like one, named after it and what it is."""
+        name = unique(f"{v.name}.{what}", self._names, self._counts)
+        self._names.add(name)
+        self.values.append(replace(v, name=name, **changes))
+        return self.values[-1]
 
 
 PHASES = ("forward", "loss", "backward", "optimize", "end_round")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from calcvm.errors import PlanError
 from calcvm.ops.statement import Lowered, Statement
@@ -20,12 +21,14 @@ from calcvm.planner.lifetimes import LINE, Machine
 from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.offsets import Packing, load
 from calcvm.planner.order import improve
-from calcvm.planner.paging import File, streamed, with_reads_ahead, within_file
-from calcvm.planner.portfolio import PROVED, Solvers, Tell
+from calcvm.planner.paging import File, left_in, streamed, with_reads_ahead
 from calcvm.planner.recompute import Recomputed, paging_of, recompute_within
 from calcvm.planner.result import Plan, Zone
 from calcvm.planner.sync import barriers
 from calcvm.planner.workspace import with_least
+
+if TYPE_CHECKING:
+    from calcvm.planner.portfolio import Solvers, Tell
 
 __all__ = ["Plan", "Zone", "plan"]
 
@@ -106,7 +109,8 @@ def plan(
 
     ordered = in_order(batch_size or 1)
     if stream and file is not None:
-        ordered, file = within_file(streamed(ordered, stream, machine), file, machine)
+        ordered = streamed(ordered, stream, machine)
+        file = left_in(file, ordered, machine)
     merged, groups, layout = prepare(ordered)
     if batch_size is None:
         assert memory is not None
@@ -122,13 +126,13 @@ def plan(
                     if (better := largest(other[2], memory)) > batch_size:
                         ordered, (merged, groups, layout), batch_size = again, other, better
                         todo = _near(batch_size)
-    elif memory is not None and not stream and layout.required(batch_size, effort, memory) > memory:
+    elif memory is not None and not stream and (needed := layout.required(batch_size, effort, memory)) > memory:
         for near in _near(batch_size)[1:]:
             again = in_order(near)
             if again.statements != ordered.statements:
                 other = prepare(again)
-                if other[2].required(batch_size, effort, memory) < layout.required(batch_size, effort, memory):
-                    ordered, (merged, groups, layout) = again, other
+                if (less := other[2].required(batch_size, effort, memory)) < needed:
+                    ordered, (merged, groups, layout), needed = again, other, less
     if st := cannot_count(merged.statements, batch_size):
         raise PlanError(
             f"a batch of {batch_size:,} is more than row {st.spec.name!r} (of {st.label}) can count: take a smaller batch"
@@ -147,7 +151,11 @@ def plan(
     packing = packed(layout, batch_size)
     may = recompute or file is not None
     if may and memory is not None and layout.fixed(batch_size) + packing.height * LINE > memory:
-        solvers = Solvers(solver_seconds, tell) if solver_seconds else None
+        solvers = None
+        if solver_seconds:
+            from calcvm.planner.portfolio import Solvers  # processes and pipes, which few plans want
+
+            solvers = Solvers(solver_seconds, tell)
         done, (merged, groups, layout) = _recomputed(
             ordered, batch_size, machine, memory, prepare, effort, solvers, cost, recompute, file
         )
@@ -220,9 +228,11 @@ def _recomputed(
     if searched is not None and searched[1][2].required(batch, effort, memory) <= memory:
         if over > 0 or searched[0].overhead < done.overhead:
             done, prepared = searched
-    done = replace(done, lower_bound=bound, proved=bound is not None and done.overhead <= bound * (1 + PROVED))
     if solvers is not None:
-        done = replace(done, solver=solvers.says(done.proved), solver_seconds=solvers.spent)
+        proved = bound is not None and solvers.proves(bound, done.overhead)
+        done = replace(
+            done, lower_bound=bound, proved=proved, solver=solvers.says(proved), solver_seconds=solvers.spent
+        )
     return done, prepared
 
 

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from calcvm.errors import PlanError
 from calcvm.ops.paging import PAGE_AHEAD, PAGE_IN, PAGE_OUT
 from calcvm.ops.spec import RowSpec
-from calcvm.ops.statement import Lowered, Statement, Value, unique
+from calcvm.ops.statement import Lowered, Statement, Value, Versions
 from calcvm.ops.types import CELLS, instance_of
 from calcvm.planner.lifetimes import Machine, at_most, effects
 from calcvm.record import record
 
 BANDWIDTH = 1e9  # bytes a second of a file, where nothing is said
+PAGE: dict[str, Any] = {
+    "kind": "page",
+    "resident": False,
+    "persistent": False,
+}  # what holds a value's numbers in the file
 
 
 @record
@@ -37,14 +43,9 @@ class File:
         def cost(st: Statement) -> float:
             if not is_paging(st):
                 return of_row(st)
-            return self.seconds(at_most(machine.extent(st.spec.operands[0], st), batch))
+            return self.seconds(moved_bytes(st, batch, machine))
 
         return cost
-
-
-def page_of(v: Value) -> Value:
-    """What holds a value's numbers in the file."""
-    return replace(v, kind="page", resident=False, persistent=False)
 
 
 def page_out(v: Value, page: Value, at: Statement, itemsize: int) -> Statement:
@@ -65,6 +66,12 @@ def page_in(page: Value, v: Value, at: Statement, itemsize: int) -> Statement:
 def is_paging(st: Statement) -> bool:
     """Whether a statement reads or writes a page."""
     return any(o.paged for o in st.spec.operands)
+
+
+def moved_bytes(st: Statement, batch: int, machine: Machine) -> int:
+    """Bytes that a statement moves to or from the file."""
+    moves = is_paging(st) and len(st.operands) > 1  # what says that a page will be read moves nothing
+    return at_most(machine.extent(st.spec.operands[0], st), batch) if moves else 0
 
 
 def with_reads_ahead(lowered: Lowered, itemsize: int) -> Lowered:
@@ -102,8 +109,8 @@ LARGE = 16384  # bytes from which on a value may live there
 KINDS = ("optimizer", "parameter")  # those that may, those first that a step reads least often
 
 
-def within_file(lowered: Lowered, file: File, machine: Machine) -> tuple[Lowered, File]:
-    """The program, and what of the file is left beside what persists there (PlanError: it is too small for that)."""
+def left_in(file: File, lowered: Lowered, machine: Machine) -> File:
+    """What of the file is left beside what persists there (PlanError: it is too small for that)."""
     needed = sum(machine.up(at_most(machine.bytes(v), 1)) for v in lowered.paged)
     if needed > file.room:
         raise PlanError(
@@ -111,14 +118,14 @@ def within_file(lowered: Lowered, file: File, machine: Machine) -> tuple[Lowered
             needed,
             file.room,
         )
-    return lowered, replace(file, room=file.room - needed)
+    return replace(file, room=file.room - needed)
 
 
 def streamed(lowered: Lowered, kinds: Sequence[str], machine: Machine) -> Lowered:
     """The program with large values of some kinds in the file: each statement works on a copy, which lives as long as neighbours
     use it, and is written back where one of them changes it."""
     paged = {v for v in lowered.values if v.kind in kinds and v.persistent and at_most(machine.bytes(v), 1) >= LARGE}
-    values, names, counts = [*lowered.values], {v.name for v in lowered.values}, dict[str, int]()
+    versions = Versions(lowered.values)
     out: list[Statement] = []
     here: dict[Value, Value] = {}  # copies that the statement before used
     for t, st in enumerate(lowered.statements):
@@ -127,19 +134,13 @@ def streamed(lowered: Lowered, kinds: Sequence[str], machine: Machine) -> Lowere
         used = {v for v in st.operands.values() if v in paged}
         copies: dict[Value, Value] = {}
         for v in sorted(used, key=lambda v: v.name):
-            if v not in here:
-                name = unique(f"{v.name}.here", names, counts)
-                names.add(name)
-                values.append(replace(v, name=name, kind="activation", persistent=False))
-                out.append(page_in(v, values[-1], st, machine.itemsize))
-            copies[v] = here.get(v) or values[-1]
+            if v in here:
+                copies[v] = here[v]
+                continue
+            copies[v] = versions.another(v, "here", kind="activation", persistent=False)
+            out.append(page_in(v, copies[v], st, machine.itemsize))
         here = copies
-        if not used:
-            out.append(st)
-            continue
         _, written = effects(st)
-        out.append(
-            replace(st, operands={n: copies.get(v, v) if v is not None else None for n, v in st.operands.items()})
-        )
+        out.append(st.with_values(copies))
         out += [page_out(copies[v], v, st, machine.itemsize) for v in sorted(used & written, key=lambda v: v.name)]
-    return replace(lowered, statements=tuple(out), values=tuple(values), paged=frozenset(paged))
+    return replace(lowered, statements=tuple(out), values=tuple(versions.values), paged=frozenset(paged))

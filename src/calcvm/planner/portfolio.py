@@ -65,6 +65,11 @@ class Solvers:
             self.spent += time.monotonic() - begin
         return Answer(work.best, min(work.bound, work.best.cost))
 
+    @staticmethod
+    def proves(bound: float, cost: float) -> bool:
+        """Whether none is cheaper."""
+        return cost <= bound * (1 + PROVED)
+
     def fault(self, text: str) -> None:
         if text not in self.faults:
             self.faults[text] = None

@@ -28,11 +28,11 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from calcvm.errors import PlanError
-from calcvm.ops.statement import Lowered, Statement, Value, unique
+from calcvm.ops.statement import Lowered, Statement, Value, Versions
 from calcvm.planner.inplace import may_take
 from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands
 from calcvm.planner.offsets import load
-from calcvm.planner.paging import File, is_paging, page_in, page_of, page_out
+from calcvm.planner.paging import PAGE, File, is_paging, page_in, page_out
 from calcvm.record import record
 
 if TYPE_CHECKING:
@@ -336,8 +336,7 @@ def recompute_within(
     size = _sizes(lowered, batch, machine)
     repeated: dict[Statement, Statement] = {}
     statements: list[Statement] = []
-    values = list(lowered.values)
-    names, counts = {v.name for v in values}, dict[str, int]()
+    versions = Versions(lowered.values)
     overhead, bound = 0.0, 0.0
     for path in lowered.paths:
         own = [st for st in lowered.statements if st.path == path]
@@ -370,41 +369,28 @@ def recompute_within(
         overhead, bound = max(overhead, (moved + run.cost) / whole), max(bound, (moved + least) / whole)
         current: dict[Value, Value] = {}
 
-        def renamed(st: Statement, current: Mapping[Value, Value] = current) -> Statement:
-            if not any(v in current for v in st.operands.values() if v is not None):
-                return st
-            return replace(
-                st, operands={n: current.get(v, v) if v is not None else None for n, v in st.operands.items()}
-            )
-
-        def another(v: Value, what: str) -> Value:
-            new = replace(v, name=unique(f"{v.name}.{what}", names, counts))
-            names.add(new.name)
-            values.append(new)
-            return new
-
-        pages = {numbered[v]: another(page_of(numbered[v]), "page") for v in sorted(run.paged)}
+        pages = {numbered[v]: versions.another(numbered[v], "page", **PAGE) for v in sorted(run.paged)}
         scheduled: list[Statement] = []
         for s, t in zip(run.order, run.stage, strict=True):
             if s < 0:
                 v = numbered[problem.step(s).makes[0]]
-                current[v] = another(v, "again")
+                current[v] = versions.another(v, "again")
                 scheduled.append(page_in(pages[v], current[v], own[t], machine.itemsize))
                 continue
             st = own[s]
             if s == t:
-                scheduled.append(renamed(st))
+                scheduled.append(st.with_values(current))
                 made = [numbered[v] for v in problem.steps[s].makes if v in run.paged]
                 scheduled += [page_out(v, pages[v], st, machine.itemsize) for v in made]
                 continue
             for o, v in operands(st):
                 if o.writes:
-                    current[v] = another(v, "again")
-            copy = replace(renamed(st), phase=own[t].phase, label=f"{st.label} again")
+                    current[v] = versions.another(v, "again")
+            copy = replace(st.with_values(current), phase=own[t].phase, label=f"{st.label} again")
             repeated[copy] = st
             scheduled.append(copy)
         statements += scheduled
-    done = replace(lowered, statements=tuple(statements), values=tuple(values))
+    done = replace(lowered, statements=tuple(statements), values=tuple(versions.values))
     return Recomputed(done, repeated, overhead, bound if solvers is not None and solvers.used else None)
 
 

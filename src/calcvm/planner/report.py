@@ -5,8 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from calcvm.planner.lifetimes import at_most
-from calcvm.planner.paging import is_paging
+from calcvm.planner.paging import moved_bytes
 
 if TYPE_CHECKING:
     from calcvm.planner.result import Plan
@@ -48,9 +47,10 @@ def describe(plan: Plan, max_rows: int | None) -> str:
         )
     if plan.page_bytes:
         kept = plan.zones["pages"].persistent_bytes
+        moved = sum(moved_bytes(st, plan.batch_size, plan.layout.machine) for st in plan.statements)
         lines.append(
             f"in a file    {plan.page_bytes:>15,} bytes, {kept:,} of them from step to step; read and written in a step: "
-            f"{moved_bytes(plan):,}"
+            f"{moved:,}"
         )
     if plan.solver:
         lines += wrap(f"solver       {plan.solver}", WIDTH, subsequent_indent=" " * 13)
@@ -62,13 +62,6 @@ def describe(plan: Plan, max_rows: int | None) -> str:
             f"on the GPU   {plan.device_total:>15,} bytes: {parts}; beside them data sets, and the driver's own"
         )
     return "\n".join(line.rstrip()[:WIDTH] for line in lines)
-
-
-def moved_bytes(plan: Plan) -> int:
-    """Bytes that a run of all paths reads from the file of pages and writes to it."""
-    machine = plan.layout.machine
-    moves = [st for st in plan.statements if is_paging(st) and len(st.operands) > 1]
-    return sum(at_most(machine.extent(st.spec.operands[0], st), plan.batch_size) for st in moves)
 
 
 def _line(plan: Plan, t: int) -> str:
