@@ -320,8 +320,8 @@ def test_an_interrupt_finds_whole_steps():
     done = 0
     for k in range(8):
         timer = threading.Timer(0.003 + 0.002 * k, lambda: signal.raise_signal(signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             while done < 380:
                 model.step(*data)
                 done += 1

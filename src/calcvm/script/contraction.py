@@ -134,32 +134,23 @@ def _derived(r: Row, dx: Any, shape: Shape) -> Any:
     return derived(r, dx, r.x("ya", *shape) if "ya" in r else None)
 
 
-@writes("conv_fwd")
+def _through(r: Row, name: str, forward: bool) -> tuple[Any, Shape]:
+    """An operand through the windows, from the image to the result or the way back; what is made, and its shape."""
+    o = Windows(r)
+    run, source, made = (o.forward, o.image, o.result) if forward else (o.back, o.result, o.image)
+    return run(r, r.x(name, *source), r.x("wt", *o.weights)), made
+
+
+@writes("conv_fwd", "conv_transpose_fwd")
 def _conv(r: Row) -> None:
-    o = Windows(r)
-    y = o.forward(r, r.x("x", *o.image), r.x("wt", *o.weights))
-    r.put("y", _completed(r, y, o.result), *o.result)
+    y, shape = _through(r, "x", r.spec.name == "conv_fwd")
+    r.put("y", _completed(r, y, shape), *shape)
 
 
-@writes("conv_transpose_fwd")
-def _conv_transpose(r: Row) -> None:
-    o = Windows(r)
-    y = o.back(r, r.x("x", *o.result), r.x("wt", *o.weights))
-    r.put("y", _completed(r, y, o.image), *o.image)
-
-
-@writes("conv_bwd_x")
+@writes("conv_bwd_x", "conv_transpose_bwd_x")
 def _conv_x(r: Row) -> None:
-    o = Windows(r)
-    dx = o.back(r, r.x("dy", *o.result), r.x("wt", *o.weights))
-    r.put("dx", _derived(r, dx, o.image), *o.image)
-
-
-@writes("conv_transpose_bwd_x")
-def _conv_transpose_x(r: Row) -> None:
-    o = Windows(r)
-    dx = o.forward(r, r.x("dy", *o.image), r.x("wt", *o.weights))
-    r.put("dx", _derived(r, dx, o.result), *o.result)
+    dx, shape = _through(r, "dy", r.spec.name != "conv_bwd_x")
+    r.put("dx", _derived(r, dx, shape), *shape)
 
 
 @writes("conv_bwd_w")

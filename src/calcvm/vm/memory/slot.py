@@ -102,7 +102,6 @@ class Slot:
     def clear(self) -> None:
         """Set to 0 what must be: traps and what persists.  All else is written before it is read."""
         self.lasting[:] = 0
-        self.clear_pages()
         if self.pages is not None:
             self.pages.announce()
 
