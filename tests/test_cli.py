@@ -179,7 +179,19 @@ def test_plan_asks_solvers() -> None:
     assert re.search(r"^solver +HiGHS and CP-SAT: [\d.]+ s, (not )?proved", printed, re.MULTILINE)
 
 
+def test_plan_keeps_values_in_a_file() -> None:
+    printed = calcvm("plan", "64-256-256-10", "--batch-size", 16, "--memory", "1.2 MB", "--page-bytes", "64 MB")
+    kept, moved = (
+        int(re.search(rf"^{line} +([\d,]+) bytes", printed, re.M)[1].replace(",", ""))
+        for line in ("in a file", "moved")
+    )
+    assert 0 < kept < moved
+    assert "made again   0 rows of the forward, with what is moved reckoned to take" in printed
+    assert "goes with memory" in refused("plan", "20-5", "--batch-size", 1, "--page-bytes", "1 MB")
+
+
 def test_plan_refuses() -> None:
+    assert "networks of the zoo: alexnet, " in refused("plan", "resnet19", "--batch-size", 1)
     assert "at most 1,073,741,824 units" in refused("plan", "99999999999999999999-3", "--batch-size", 1)
     assert "--batch-size, or --memory" in refused("plan", "20-5")
     assert "allowed" in refused("plan", "20-16-5", "--memory", "1 KiB")

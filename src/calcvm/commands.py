@@ -69,7 +69,8 @@ def network(layers: str, activation: str) -> tuple[nn.Sequential, int, int]:
     """The layers of ``784-64-64-10``, and the sizes of input and output."""
     parts = layers.split("-")
     if len(parts) < 2 or not all(p.isdecimal() and int(p) > 0 for p in parts):
-        raise CalcError(f"layers {layers!r}: give two sizes or more, joined by '-', such as 784-64-64-10")
+        hint = f" (networks of the zoo: {', '.join(cv.zoo.__all__)})" if parts[0][:1].isalpha() else ""
+        raise CalcError(f"layers {layers!r}: give two sizes or more, joined by '-', such as 784-64-64-10{hint}")
     if activation not in ACTIVATIONS:
         raise CalcError(f"activation {activation!r} is unknown: take one of {', '.join(ACTIVATIONS)}")
     sizes = [int(p) for p in parts]
@@ -248,6 +249,9 @@ def plan(
     costs: Annotated[
         str, typer.Option(help="What making values again is told to take: reckoned, or measured on this machine.")
     ] = "reckoned",
+    page_bytes: Annotated[
+        str | None, typer.Option(help='With --memory: room for values in a file, such as "1 GiB".')
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw the heap over the statements into this file.")] = None,
     html: Annotated[
         Path | None, typer.Option(help="Also write a page of the heap, the graph and the statements, linked.")
@@ -270,6 +274,7 @@ def plan(
         solver_seconds=solver_seconds,
         progress=True,
         costs=costs,
+        page_bytes=page_bytes,
     )
     print(planned)
     if picture is not None:

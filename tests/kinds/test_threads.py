@@ -438,6 +438,33 @@ def test_children_of_threads_train_with_the_same_bits():
     assert [*map(str, out)] == [str(wanted)] * 5
 
 
+def test_what_a_fork_and_a_signal_go_through_may_change_meanwhile():
+    """Heaps and contexts come and go in other threads: of 300 turns none meets one half done."""
+    from calcvm.vm.memory import heap
+    from calcvm.vm.run import signals
+
+    def comes_and_goes():
+        kept = [cv.CalcHeap(4096) for _ in range(20)]
+        with signals.orderly_end():
+            del kept[::2]
+
+    stop, interval = threading.Event(), sys.getswitchinterval()
+    threads = [threading.Thread(target=lambda: [comes_and_goes() for _ in iter(stop.is_set, True)]) for _ in range(2)]
+    sys.setswitchinterval(1e-6)
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(300):
+            heap._before_fork()
+            with pytest.raises(KeyboardInterrupt):
+                signals._end(signal.SIGINT, None)
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+
+
 @pytest.mark.parametrize("what", ["build", "load"])
 def test_children_of_threads_that_make_programs_go_on(what, tmp_path):
     """No lock that another thread has at the fork is needed in the child: of properties, or of compiled code."""

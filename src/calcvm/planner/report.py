@@ -39,19 +39,20 @@ def describe(plan: Plan, max_rows: int | None) -> str:
         f"save all     {plan.save_all_bytes:>15,} bytes if no two values shared memory",
         f"formula      {plan.formula}",
     ]
-    if plan.again:
+    if plan.again or plan.page_bytes:
         bound = "" if plan.lower_bound is None else f" ({100 * plan.lower_bound:.2f} % or more, whatever is)"
         lines.append(
-            f"made again   {len(plan.again)} rows of the forward, {plan.costs} to take {100 * plan.overhead:.2f} % of a step"
+            f"made again   {len(plan.again)} rows of the forward, {'with what is moved ' if plan.page_bytes else ''}"
+            f"{plan.costs} to take {100 * plan.overhead:.2f} % of a step"
             + (" (none take less)" if plan.proved else bound)
         )
     if plan.page_bytes:
         kept = plan.zones["pages"].persistent_bytes
         moved = sum(moved_bytes(st, plan.batch_size, plan.layout.machine) for st in plan.statements)
-        lines.append(
-            f"in a file    {plan.page_bytes:>15,} bytes, {kept:,} of them from step to step; read and written in a step: "
-            f"{moved:,}"
-        )
+        lines += [
+            f"in a file    {plan.page_bytes:>15,} bytes, {kept:,} of them from step to step",
+            f"moved        {moved:>15,} bytes in a step, read and written",
+        ]
     if plan.solver:
         lines += wrap(f"solver       {plan.solver}", WIDTH, subsequent_indent=" " * 13)
     if plan.seconds is not None:

@@ -126,7 +126,7 @@ class CalcHeap:
         self._numbered = 0
         if self.store.persistent:  # a process that ends in order leaves nothing unsaved
             self._end = weakref.finalize(self, _flush_at_exit, self._records, self.store, os.getpid())
-        _heaps.add(self)
+        _heaps[id(self)] = self
 
     # ------------------------------------------------------------ models
     def load(self, program: Program, seed: int = 0, workers: int | None = None, name: str | None = None) -> Resident:
@@ -679,14 +679,17 @@ def _flush_at_exit(records: dict[str, Record], store: Store, pid: int) -> None:
         store.close()
 
 
-_heaps: weakref.WeakSet[CalcHeap] = weakref.WeakSet()
-
-
+# by their ids: of a WeakSet another thread may change the size while one goes through it
+_heaps: weakref.WeakValueDictionary[int, CalcHeap] = weakref.WeakValueDictionary()
 _waits: list[tuple[int, int]] = []  # pipes of forks, by which a parent waits until its child has its own files of pages
 
 
+def _living() -> list[CalcHeap]:
+    return [heap for ref in _heaps.valuerefs() if (heap := ref()) is not None]
+
+
 def _before_fork() -> None:
-    if any(slot.pages is not None for heap in _heaps for slot in [*heap._slots]):
+    if any(slot.pages is not None for heap in _living() for slot in [*heap._slots]):
         _waits.append(os.pipe())
 
 
@@ -701,7 +704,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork() -> None:
     try:
-        for heap in _heaps:
+        for heap in _living():
             heap._after_fork()
     finally:
         while _waits:

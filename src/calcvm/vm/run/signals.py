@@ -20,7 +20,8 @@ class _Context:
         self.came: list[BaseException] = []
 
 
-_open: weakref.WeakSet[_Context] = weakref.WeakSet()  # an interrupted end of a context cannot leave one open
+# weak: an interrupted end of a context cannot leave one open; by their ids: a WeakSet cannot be gone through while threads add to it
+_open: weakref.WeakValueDictionary[int, _Context] = weakref.WeakValueDictionary()
 
 
 @contextmanager
@@ -42,12 +43,12 @@ def orderly_end() -> Iterator[Callable[[], None]]:
             if (handler := signal.getsignal(number)) is default or handler is _end:
                 before[number] = handler
     try:
-        _open.add(context)
+        _open[id(context)] = context
         for number in before:
             signal.signal(number, _end)
         yield check
     finally:
-        _open.discard(context)
+        _open.pop(id(context), None)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -59,6 +60,7 @@ def _end(number: int, frame: Any) -> None:
         os.kill(os.getpid(), number)
         return
     error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
-    for context in _open:
-        context.came.append(error)
+    for ref in _open.valuerefs():
+        if (context := ref()) is not None:
+            context.came.append(error)
     raise error
