@@ -38,21 +38,20 @@ def test_a_row_of_the_table(whole):
     assert " passed" in out
 
 
-@pytest.mark.slow
-@pytest.mark.peers
-@pytest.mark.parametrize(("workload", "shows"), [("operators", "max_pool backward"), ("images", "resnet18, batch 2")])
-def test_operators_and_networks_for_images_beside_pytorch(workload, shows, whole):
-    pytest.importorskip("torch")
-    if workload == "operators" and not whole:
-        pytest.skip("takes --whole")
-    out = run("bench", workload, "--quick")
-    assert shows in out and "FAILED" not in out
-
-
 @pytest.fixture
 def when_whole(whole):
     if not whole:
         pytest.skip("takes --whole")
+
+
+@pytest.mark.slow
+@pytest.mark.peers
+@pytest.mark.usefixtures("when_whole")
+@pytest.mark.parametrize(("workload", "shows"), [("operators", "max_pool backward"), ("images", "resnet18, batch 2")])
+def test_operators_and_networks_for_images_beside_pytorch(workload, shows):
+    pytest.importorskip("torch")
+    out = run("bench", workload, "--quick")
+    assert shows in out and "FAILED" not in out
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from itertools import combinations
 from typing import Any
 
@@ -151,11 +152,22 @@ def test_what_is_known_is_kept_where_there_is_no_time(seed):
     assert answer.run is known and answer.bound <= known.cost
 
 
+def test_intervals_leave_ctrl_c_alone():
+    """CP-SAT takes its handler unless it is told not to, and leaves that of C, by which the process ends."""
+    pytest.importorskip("ortools")
+    from calcvm.planner.intervals import Intervals
+
+    problem = limited(0)
+    Intervals(problem, searched(problem), 2).solve(20, lambda chosen: None)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
 def test_a_network_in_less_memory_with_a_proof():
     graph = cv.build_graph(cv.zoo.unet(width=4, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
     whole = cv.plan(graph, batch_size=8, workers=1)
-    searched = cv.plan(graph, batch_size=8, workers=1, memory=int(0.8 * whole.heap_bytes))
-    solved = cv.plan(graph, batch_size=8, workers=1, memory=int(0.8 * whole.heap_bytes), solver_seconds=25)
+    searched = cv.plan(graph, batch_size=8, workers=1, memory=int(0.9 * whole.heap_bytes))
+    solved = cv.plan(graph, batch_size=8, workers=1, memory=int(0.9 * whole.heap_bytes), solver_seconds=25)
     assert searched.lower_bound is None and not searched.proved and searched.again
     assert 0 < solved.lower_bound <= solved.overhead + 1e-9 and solved.overhead <= searched.overhead + 1e-9
     assert solved.proved == (solved.overhead <= solved.lower_bound * (1 + 1e-6))

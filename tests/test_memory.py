@@ -52,7 +52,7 @@ def test_the_memory_of_a_network_is_predicted_allocated_and_what_the_process_gro
 @pytest.mark.parametrize("share", [0.75, 0.5])
 def test_the_memory_of_a_network_in_a_budget_is_what_its_plan_says(name, share, whole):
     """Of the peak, or 10 % above what a single statement needs: also the most that the process takes in between."""
-    if (name, share) != ("resnet18", 0.5) and not whole:
+    if (name, share) != ("unet", 0.5) and not whole:
         pytest.skip("takes --whole")
     width, size, channels = REDUCED[name]
     reduced = {"width": width, "size": size, "channels": channels}

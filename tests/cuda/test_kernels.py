@@ -24,9 +24,9 @@ def test_complete(name):
 
 
 def some(name, dtype, whole, turn=0):
-    """The cases of an operator; of those for images, which have many and large ones, every fifth, with --whole all."""
+    """The cases of an operator; of those for images, which have many and large ones, every eighth, with --whole all."""
     found = [*cases(OPS[name], dtype)]
-    return found if whole or not OPS[name].layouts else found[turn % min(5, len(found)) :: 5]
+    return found if whole or not OPS[name].layouts else found[turn % min(8, len(found)) :: 8]
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -25,7 +25,7 @@ from tests.cuda.conftest import gpu  # noqa: F401 (a fixture)
 from tests.kinds.graphs import Case, Twin, Unclear, generate
 from tests.kinds.races import plain
 
-SAMPLE, WHOLE = 150, 10_000
+SAMPLE, WHOLE = 100, 10_000
 TEAMS = (2, 3, 5)
 STEPS = 3
 RIGHT = 1e-9  # of the largest element of an array, or of 1e-3

@@ -232,6 +232,7 @@ class Intervals:
         solver, outer = self.cp.CpSolver(), self
         solver.parameters.max_time_in_seconds = max(seconds, 0.0)
         solver.parameters.num_workers = 1
+        solver.parameters.catch_sigint_signal = False  # it would take the handler from Python, for good
 
         class Found(self.cp.CpSolverSolutionCallback):  # type: ignore[name-defined, misc]
             def on_solution_callback(self) -> None:
