@@ -1,6 +1,7 @@
 """Dynamic storage allocation: intervals in time and sizes to offsets.
 
-First-fit with gap reuse in several orders, against the liveness lower bound.  Where a gap remains, a
+First-fit with gap reuse in several orders, against the liveness lower bound.  Where a gap remains, packings
+from the peak outward (`calcvm.planner.peak`) and canonical ones of the whole; where it still does, a
 descent over orders: items are placed lowest offset first, the order decides between equals, and one that
 ends high moves to an earlier place, which is kept unless it makes the packing worse.  Its budget and its
 seed are fixed, so that equal inputs give equal plans; the result is never worse than the best plain order.

@@ -18,7 +18,7 @@ from calcvm.planner.canonical import Canonical, Way
 from calcvm.planner.firstfit import first_fit
 
 LEVELS = (0.99, 0.985, 0.98, 0.97, 0.96, 0.95, 0.93, 0.9, 0.85)  # of the most that is live: windows reach as far
-LARGEST = 1000  # items of a window: more are no small problem
+LARGEST = 1000  # items of a window, and at most half of all: more are no small problem
 WINDOW = Way(("reach",), (0, 0), 1.2, 0.03)
 TURN = 4  # times the number of a window's items are placed before it is the next one's turn
 
@@ -39,37 +39,41 @@ class Peak:
         self.sizes, self.first, self.last, self.height = sizes, first, last, height
         self.load, self.most = load, max(load)
         self.placed = 0
+        self.impossible = False
 
     def search(self, effort: int) -> dict[int, int] | None:
-        """Offsets of all items; None where so many placements have found none."""
-        windows: list[_Window] = []
-        for window in self._windows():  # each is made when its first turn comes
+        """Offsets of all items; None where so many placements have found none, or none are: a window is ``impossible``."""
+        windows: list[Window] = []
+        for window in self.windows():  # each is made when its first turn comes
             windows.append(window)
-            if (offsets := window.packing()) or self.placed >= effort:
+            if (offsets := window.packing()) or self.impossible or self.placed >= effort:
                 return offsets
         while windows:
             for window in windows:
-                if (offsets := window.packing()) or self.placed >= effort:
+                if (offsets := window.packing()) or self.impossible or self.placed >= effort:
                     return offsets
         return None
 
-    def _windows(self) -> Iterator[_Window]:
+    def windows(self) -> Iterator[Window]:
         """From the first to the last time at which so much is live, for each level: the narrowest first."""
         done = set()
         for level in LEVELS:
             times = [t for t, live in enumerate(self.load) if live >= level * self.most]
             if (span := (times[0], times[-1])) not in done:
                 done.add(span)
-                window = _Window(self, *span)
-                if 0 < len(window.inside) <= LARGEST:
+                window = Window(self, *span)
+                if 0 < len(window.inside) <= min(LARGEST, len(self.sizes) // 2):
                     yield window
 
 
-class _Window:
-    """The items that live through a time, that begin or end in it, and the others by size."""
+class Window:
+    """The items that live through a time, those inside, which begin or end in it, and the others.
+
+    sizes, first, last, height : the problem that is left of those inside.
+    """
 
     def __init__(self, of: Peak, start: int, stop: int):
-        self.of, self.start, self.stop = of, start, stop
+        self.of = of
         first, last, everything = of.first, of.last, range(len(of.sizes))
         meets = [i for i in everything if first[i] <= stop and last[i] >= start]
         through = [i for i in meets if first[i] <= start and last[i] >= stop]
@@ -78,7 +82,10 @@ class _Window:
         reach = sorted(through, key=lambda i: (-min(last[i] - stop, start - first[i]), i))
         duration = sorted(through, key=lambda i: (first[i] - last[i], i))
         self.piles = [self._pile(reach), self._pile(duration)]
-        self.floor = sum(of.sizes[i] for i in through)
+        self.height = of.height - sum(of.sizes[i] for i in through)
+        self.sizes = [of.sizes[i] for i in self.inside]
+        self.first = [max(first[i], start) for i in self.inside]
+        self.last = [min(last[i], stop) for i in self.inside]
         self.canonical: Canonical | None = None
 
     def _pile(self, order: Sequence[int]) -> dict[int, int]:
@@ -90,10 +97,22 @@ class _Window:
         return offsets
 
     def packing(self) -> dict[int, int] | None:
-        """Offsets by one more solution of the window, if all others fit around it."""
+        """Offsets by one more canonical solution of the window, if all others fit around it."""
         of = self.of
-        places = self._solution()
-        for pile in self.piles if places else ():
+        if self.canonical is None:
+            duration = [of.last[i] - of.first[i] + 1 for i in self.inside]
+            self.canonical = Canonical(self.sizes, self.first, self.last, self.height, duration)
+        search, before = self.canonical, self.canonical.placed
+        found = search.search(lambda: search.placed >= before + TURN * len(self.inside), WINDOW)
+        of.placed += search.placed - before
+        of.impossible = found is False
+        return self.around(search.offsets.tolist()) if found else None
+
+    def around(self, solution: Sequence[int]) -> dict[int, int] | None:
+        """Offsets of all items, if the others fit around a solution: offsets of those inside, above the pile."""
+        of = self.of
+        places = {i: of.height - self.height + o for i, o in zip(self.inside, solution, strict=True)}
+        for pile in self.piles:
             offsets = pile | places
             before = len(offsets)
             fits = first_fit(of.sizes, of.first, of.last, self.others, of.height + 1, offsets)
@@ -101,20 +120,3 @@ class _Window:
             if fits:
                 return offsets
         return None
-
-    def _solution(self) -> dict[int, int]:
-        """Offsets of the items inside, above the pile (none: not in this turn)."""
-        of, inside = self.of, self.inside
-        if self.canonical is None:
-            first, last = [of.first[i] for i in inside], [of.last[i] for i in inside]
-            self.canonical = Canonical(
-                [of.sizes[i] for i in inside],
-                [max(f, self.start) for f in first],
-                [min(e, self.stop) for e in last],
-                of.height - self.floor,
-                [e - f + 1 for f, e in zip(first, last, strict=True)],
-            )
-        search, before = self.canonical, self.canonical.placed
-        found = search.search(lambda: search.placed >= before + TURN * len(inside), WINDOW)
-        of.placed += search.placed - before
-        return {i: self.floor + int(o) for i, o in zip(inside, search.offsets, strict=True)} if found else {}
