@@ -67,9 +67,17 @@ class Canonical:
     ----------
     sizes, first, last : of the items; lifetimes are inclusive.
     height : that they must not exceed.
+    duration : of each, where that is more than its time here.
     """
 
-    def __init__(self, sizes: Sequence[int], first: Sequence[int], last: Sequence[int], height: int):
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        first: Sequence[int],
+        last: Sequence[int],
+        height: int,
+        duration: Sequence[int] | None = None,
+    ):
         self.n, self.height, self.rng = len(sizes), height, random.Random(len(sizes))
         times = sorted({*first, *(t + 1 for t in last)})
         self.sizes = np.array(sizes, np.int64)
@@ -80,9 +88,9 @@ class Canonical:
         self.starts = np.cumsum([0, *map(len, living)])
         self.meets = [(self.first <= e) & (f <= self.last) for f, e in zip(self.first, self.last, strict=True)]
         self.load = np.array([self.sizes[items].sum() for items in living])
-        self.orders = self._orders(np.array(last) - np.array(first) + 1)
+        self.orders = self._orders(np.array(last) - np.array(first) + 1 if duration is None else np.array(duration))
         self.failures = np.zeros(self.n)
-        self.placed = 0
+        self.placed = self.begun = 0
         self.offsets = np.zeros(self.n, np.int64)
 
     def _orders(self, duration: np.ndarray) -> dict[str, np.ndarray]:
@@ -95,14 +103,16 @@ class Canonical:
         return {name: _inverse(np.lexsort((*equal, *key))) for name, key in keys.items()}
 
     def search(self, stop: Callable[[], bool], way: Way = HARD) -> bool | None:
-        """Whether the items fit, and then ``offsets`` say where; None where ``stop`` came first."""
+        """Whether the items fit, and then ``offsets`` say where; None where ``stop`` came first.
+
+        One more search goes on with the next order, and may find another packing.
+        """
         first, then = (max(count, int(way.times * self.n)) for count in way.placements)
-        begun = 0
         while not stop():
-            rank, count = self.orders[way.orders[begun % len(way.orders)]], first
-            if begun >= len(way.orders):
+            rank, count = self.orders[way.orders[self.begun % len(way.orders)]], first
+            if self.begun >= len(way.orders):
                 rank, count = self._learned(rank, way.chance), then
-            begun += 1
+            self.begun += 1
             found = self._descend(rank, self.placed + count, stop)
             if found is not None:
                 return found

@@ -1,6 +1,7 @@
 """Dynamic storage allocation: intervals in time and sizes to offsets.
 
-First-fit with gap reuse in several orders, against the liveness lower bound.  Where a gap remains, a
+First-fit with gap reuse in several orders, against the liveness lower bound.  Where a gap remains, packings
+from the peak outward (`calcvm.planner.peak`) and canonical ones of the whole; where it still does, a
 descent over orders: items are placed lowest offset first, the order decides between equals, and one that
 ends high moves to an earlier place, which is kept unless it makes the packing worse.  Its budget and its
 seed are fixed, so that equal inputs give equal plans; the result is never worse than the best plain order.
@@ -9,14 +10,16 @@ seed are fixed, so that equal inputs give equal plans; the result is never worse
 from __future__ import annotations
 
 import random
-from bisect import insort
 from collections.abc import Sequence
 
 import numpy as np
 
 from calcvm.planner.canonical import NETWORK, Canonical
+from calcvm.planner.firstfit import first_fit
+from calcvm.planner.peak import Peak
 from calcvm.record import record
 
+AROUND = 8  # one in so many is one around the peak
 SHARE = 16  # one in so many placements is one of the canonical search, which takes as much longer
 
 
@@ -96,7 +99,7 @@ class _Segment:
             self._first_fit(order)
             if self.height <= enough:
                 return
-        if effort and not self._canonical(effort, enough):
+        if effort and not self._from_peak(effort, enough) and not self._canonical(effort, enough):
             self._search(effort, enough)
 
     def _orders(self) -> list[list[int]]:
@@ -126,25 +129,21 @@ class _Segment:
 
     def _first_fit(self, order: list[int]) -> None:
         """Each item at the lowest gap that fits; gives up when the height reaches the best one."""
-        placed: list[tuple[int, int, int, int]] = []  # (offset, end, first, last), by offset
-        offsets, height = [0] * len(order), 0
-        for i in order:
-            size, f, e = self.sizes[i], self.first[i], self.last[i]
-            top = 0
-            for start, stop, pf, pe in placed:
-                if pf <= e and pe >= f:
-                    if start - top >= size:
-                        break
-                    if stop > top:
-                        top = stop
-            offsets[i] = top
-            height = max(height, top + size)
-            if height >= self.height:
-                return
-            insort(placed, (top, top + size, f, e))
-        self.offsets, self.height = offsets, height
+        offsets: dict[int, int] = {}
+        if first_fit(self.sizes, self.first, self.last, order, self.height, offsets):
+            self.offsets = [offsets[i] for i in range(len(order))]
+            self.height = max(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
 
     # ------------------------------------------------------------ search
+    def _from_peak(self, effort: int, enough: int) -> bool:
+        """Whether a search from the peak outward has found a packing of just the height that is enough."""
+        peak = Peak(self.sizes, self.first, self.last, load(self.sizes, self.first, self.last), enough)
+        found = peak.search(effort // AROUND)
+        if found is None:
+            return False
+        self.offsets, self.height = [found[i] for i in range(len(self.sizes))], enough
+        return True
+
     def _canonical(self, effort: int, enough: int) -> bool:
         """Whether a search for a packing of just the height that is enough has found one."""
         search = Canonical(self.sizes, self.first, self.last, enough)

@@ -5,7 +5,8 @@ of each item's offset, and of the items that are live at one time that no two ov
 all of it once more as rectangles, and as items that take up time.  They need each other: of the 11 public instances of
 MiniMalloc, allowed 60 s each, both together pack 10 within the capacity, in 1 to 26 s (2 cores of Zen 5, busy with
 others); the first alone packed six in 3 s, CP-SAT alone, on both cores and with the first constraints alone, six in 12 s.
-What comes first depends on the machine, so the default is without.
+First both solve windows around the peak (`calcvm.planner.peak`), for a quarter of the time at most.  What comes first
+depends on the machine, so the default is without.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from math import gcd
 
 from calcvm.errors import MissingExtra
 from calcvm.planner.canonical import Canonical
-from calcvm.planner.offsets import Packing, segments
+from calcvm.planner.offsets import Packing, load, segments
+from calcvm.planner.peak import Peak
 
 LARGEST = 4000  # items that are searched: of more, what no two overlap takes too long to state
 
@@ -55,7 +57,11 @@ def close_gap(
                 continue
             search = _Search([sizes[i] // unit for i in part], [first[i] for i in part], [last[i] for i in part])
             while low < height and not _over(end, stop):
-                found = search.within(target, partial(_over, _most(end), stop))
+                now = time.monotonic()
+                quarter = (end - now) / 4
+                found = search.around_peak(target, quarter / 2, partial(_over, now + quarter, stop))
+                if found is None and not search.impossible:
+                    found = search.within(target, partial(_over, _most(end), stop))
                 note = search.note
                 if found is not None:
                     height = max(o + s for o, s in zip(found, search.sizes, strict=True))
@@ -87,6 +93,22 @@ class _Search:
         self.sizes, self.first, self.last = sizes, first, last
         self.impossible = False
         self.note = ""
+
+    def around_peak(self, height: int, seconds: float, stop: Callable[[], bool]) -> Sequence[int] | None:
+        """Offsets from the peak outward, or None as of `within`: each window has so long."""
+        for window in Peak(
+            self.sizes, self.first, self.last, load(self.sizes, self.first, self.last), height
+        ).windows():
+            if stop():
+                break
+            search = _Search(window.sizes, window.first, window.last)
+            solution = search.within(window.height, partial(_over, time.monotonic() + seconds, stop))
+            self.note, self.impossible = search.note, search.impossible
+            if self.impossible:
+                return None
+            if solution and (offsets := window.around(solution)):
+                return [offsets[i] for i in range(len(self.sizes))]
+        return None
 
     def within(self, height: int, stop: Callable[[], bool]) -> Sequence[int] | None:
         """Offsets that need no more than a height: None where none were found, or, if ``impossible`` says so, none are."""
