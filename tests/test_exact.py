@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -55,9 +56,10 @@ def searched(problem: Problem) -> Run:
 
 
 def cheapest(problem: Problem, most: int = 5) -> Run | None:
-    """Of all schedules of few statements that run again."""
+    """Of all schedules of few statements that run again, or are read."""
     n = problem.backward
-    pairs = [(t, s) for t in range(n, len(problem.steps)) for s in range(n) if problem.steps[s].until >= t]
+    some = range(-len(problem.pages), n)
+    pairs = [(t, s) for t in range(n, len(problem.steps)) for s in some if problem.allows([(t, s)])]
     runs = (Run(problem, chosen) for k in range(most + 1) for chosen in combinations(pairs, k))
     return min((run for run in runs if not run.excess), key=lambda run: run.cost, default=None)
 
@@ -180,3 +182,54 @@ def test_seconds_are_seconds(wrong):
     graph = cv.build_graph(cv.nn.Linear(3), (2,), "mse", cv.SGD(0.1))
     with pytest.raises(cv.CalcError, match="solver_seconds"):
         cv.plan(graph, batch_size=2, memory="1 MiB", solver_seconds=wrong)
+
+
+# ---------------------------------------------------------------- pages
+def paged(problem: Problem, bandwidth: float, room: int = 10**6, again: bool = True) -> Problem:
+    """The problem with a file for what the forward makes."""
+    pages = [
+        Step((), (v,), (), 0, len(problem.steps) - 1, problem.sizes[v] / bandwidth) for v in range(problem.backward)
+    ]
+    steps = [step if again else replace(step, until=-1) for step in problem.steps]
+    written = {v: problem.sizes[v] / bandwidth for v in range(problem.backward)}
+    return Problem(steps, problem.sizes, problem.backward, problem.limit, pages, written, room)
+
+
+SMALL = [seed for seed in range(60) if limited(seed).backward == 3]
+
+
+@pytest.mark.parametrize(("bandwidth", "room"), [(2.0, 10**6), (2.0, 5)])
+@pytest.mark.parametrize("again", [True, False])
+def test_nothing_is_cheaper_with_pages(bandwidth, room, again, whole):
+    """Beside all schedules of four statements that run again or are read, in a roomy file and in a small one."""
+    moved = made = False
+    for seed in SMALL[: None if whole else 12]:
+        problem = paged(limited(seed), bandwidth, room, again)
+        best, known, without = cheapest(problem, 4), searched(problem), cheapest(limited(seed), 4)
+        answer = exact.solve(problem, known, 20)
+        run = problem.run(answer.run.chosen)
+        assert problem.allows(run.chosen) and run.score == answer.run.score <= known.score
+        if best is None:
+            continue
+        assert not run.excess and run.cost == pytest.approx(best.cost), seed
+        assert answer.bound == pytest.approx(best.cost), seed
+        assert without is None or not again or run.cost <= without.cost + 1e-9
+        moved |= bool(run.paged)
+        made |= any(s >= 0 for _, s in run.chosen)
+    assert moved and made == again
+
+
+@pytest.mark.parametrize("seeds", [range(12), range(12, 24), range(24, 36)], ids=str)
+def test_a_slow_file_is_as_none(seeds):
+    same = 0
+    for seed in seeds:
+        problem = limited(seed)
+        alone = exact.solve(problem, searched(problem), 20)
+        if alone.run.excess:
+            continue
+        slow = paged(problem, 1e-3)
+        answer = exact.solve(slow, searched(slow), 20)
+        assert answer.run.cost == pytest.approx(alone.run.cost) and answer.bound == pytest.approx(alone.bound), seed
+        assert not answer.run.paged
+        same += bool(answer.run.chosen)
+    assert same

@@ -168,59 +168,6 @@ def test_training_has_the_same_bits(learning_batch: int | None, workers: int) ->
             assert np.array_equal(value, model.get_weights()[name]), name
 
 
-def all_that_persists(model: Any) -> dict[str, bytes]:
-    """Of a model in its heap: parameters, running statistics, the optimizer's, states of random numbers, counters."""
-    memory = model.elements.view(np.uint8)
-    found = {s.name: memory[s.start : s.start + s.bytes.b].tobytes() for s in model.program.symbols if s.persistent}
-    found |= {name: value.tobytes() for name, value in (*model.parameters.items(), *model.buffers.items())}
-    assert len(found) > len(model.parameters) > 0
-    return found
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("name", ["lenet", "resnet18", "vgg11", "mobilenet_v2", "googlenet", "unet"])
-def test_a_published_network_has_the_same_bits_in_any_memory(name: str, workers: int, whole: bool) -> None:
-    """At reduced size: of its own memory 100, 90, 75 and 50 %, and 10 % above what a single statement needs.
-
-    Of 20 steps: every loss, and in the end all bytes that persist.  Of a LeNet one statement needs 97 to 100 %.
-    """
-    if (name, workers) not in (("lenet", 1), ("resnet18", 2)) and not whole:
-        pytest.skip("takes --whole")
-    width, size, channels = REDUCED[name]
-    net = getattr(cv.zoo, name)(classes=5, width=width, size=size)
-    loss = "mse" if name == "unet" else "softmax_cross_entropy"
-    graph = cv.build_graph(net, (channels, size, size), loss, cv.SGD(0.01, momentum=0.9))
-    options: dict[str, Any] = {"batch_size": 32, "workers": workers, "accumulate": False}
-    free = cv.plan(graph, **options)
-    with pytest.raises(PlanError) as refused:
-        cv.plan(graph, memory=1, **options)
-    floor = refused.value.needed
-    assert floor is not None
-    rng = np.random.default_rng(7)
-    shape = (20 if whole else 3, 32)
-    x = rng.standard_normal((*shape, channels, size, size)).astype(np.float32)
-    y = rng.standard_normal((*shape, 5, size, size)) if name == "unet" else rng.integers(0, 5, shape)
-    wanted: Any = None
-    again = []
-    for budget in (None, *(int(share * free.heap_bytes) for share in (1, 0.9, 0.75, 0.5)), int(1.1 * floor)):
-        if budget is not None and not floor <= budget <= free.heap_bytes:
-            continue
-        try:
-            plan = cv.plan(graph, memory=budget, **options)
-        except PlanError as e:  # above the floor, and not found: no more than a tenth above it
-            assert budget is not None and e.needed is not None and budget < min(e.needed, 1.1 * floor)
-            continue
-        assert budget is None or plan.heap_bytes <= budget
-        again.append(len(plan.again))
-        model = cv.CalcHeap(plan.heap_bytes).load(cv.compile(graph, plan=plan), seed=3)
-        losses = [np.float64(model.step(x[i], y[i])).tobytes() for i in range(len(x))]
-        found = losses, all_that_persists(model)
-        wanted = wanted or found
-        assert found == wanted
-    assert again[0] == 0 and len(again) > 1
-    assert (max(again) > 0) == (name != "lenet")
-
-
 def test_a_budget_that_speed_does_not_fit_is_filled_with_less_scratch():
     """By itself it would allow a batch of one, which batch normalization refuses."""
     net = nn.Linear(64) >> nn.BatchNorm() >> nn.ReLU() >> nn.Linear(64) >> nn.BatchNorm() >> nn.ReLU() >> nn.Linear(10)

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import calcvm as cv
@@ -18,7 +19,8 @@ from calcvm.planner.layout import Layout
 from calcvm.planner.portfolio import Solvers
 from calcvm.planner.recompute import Problem
 from tests.planner_checker import check_live
-from tests.test_exact import cheapest, limited, searched
+from tests.test_exact import cheapest, limited, paged, searched
+from tests.test_recompute import deep
 
 ANSWERS = "import json, sys; given = json.loads(sys.stdin.readline()); print({}, flush=True)"
 
@@ -81,6 +83,42 @@ def test_progress_is_lines_on_stderr(searched_plan, capsys):
     assert lines and all(line.startswith("overhead ") and " %, at least " in line for line in lines)
     with pytest.raises(cv.CalcError, match="progress"):
         planned(searched_plan, 2, progress="yes")
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_with_pages_they_find_the_cheapest_and_prove_it(again):
+    """In their own process; one that does not know of pages is not asked."""
+    pytest.importorskip("scipy")
+    problem = paged(limited(22), 2.0, again=again)
+    best, known, solvers = cheapest(problem, 4), searched(problem), Solvers(30)
+    answer = solvers.improve(problem, known, 1.0)
+    assert best is not None and best.paged
+    assert answer.run.cost == pytest.approx(best.cost) and answer.bound == pytest.approx(best.cost)
+    assert solvers.says(True).startswith("HiGHS: ")
+
+
+def test_a_network_with_pages_is_planned_with_a_proof(monkeypatch):
+    """No dearer than what is searched, or than without pages; where the file is too slow as without; and with the bits of all memory."""
+    pytest.importorskip("scipy")
+    monkeypatch.setattr(recompute, "EFFORT", 0)  # the first schedule that fits is searched for
+    graph = cv.build_graph(deep(3), (3, 12, 12), "softmax_cross_entropy", cv.SGD(0.1))
+    how: dict[str, Any] = {"batch_size": 32, "workers": 1, "accumulate": False}
+    whole = cv.plan(graph, **how)
+    how["memory"] = int(0.65 * whole.heap_bytes)
+    slow, middle = ({"page_bytes": "64 MiB", "page_bandwidth": b} for b in (1e3, 1e10))
+    found = cv.plan(graph, **how, **middle)
+    without, as_none, solved = (cv.plan(graph, **how, **more, solver_seconds=60) for more in ({}, slow, middle))
+    assert without.proved and as_none.proved and solved.proved and solved.solver.startswith("HiGHS: ")
+    assert as_none.overhead == pytest.approx(without.overhead) and not as_none.page_bytes
+    assert solved.overhead < min(found.overhead, without.overhead) and solved.page_bytes and solved.again
+    assert solved.lower_bound == pytest.approx(solved.overhead) and solved.heap_bytes <= how["memory"]
+    check_live(solved)
+    rng = np.random.default_rng(0)
+    data = [(rng.standard_normal((b, 3, 12, 12)), rng.integers(0, 4, b)) for b in (32, 7, 32)]
+    models = [cv.CalcHeap(p.heap_bytes).load(cv.compile(graph, plan=p), seed=1) for p in (whole, solved)]
+    assert [models[0].step(*d) for d in data] == [models[1].step(*d) for d in data]
+    for name, value in models[0].parameters.items():
+        np.testing.assert_array_equal(value, models[1].parameters[name])
 
 
 # ---------------------------------------------------------------- they do not
@@ -168,6 +206,17 @@ def test_what_a_solver_claims_is_followed(monkeypatch):
     monkeypatch.setattr(portfolio, "SOLVERS", (aside.Solver("Liar", "json", "json", ""),))
     answer = Solvers(5).improve(problem, known, 1.0)
     assert answer.run is known and answer.bound == known.cost
+
+
+@pytest.mark.parametrize("pair", [(0, 0), (99, 0), (3, -9), (5, 3)], ids=str)
+def test_what_is_no_schedule_is_not_followed(monkeypatch, pair):
+    problem = paged(limited(22), 2.0)
+    known = searched(problem)
+    lies = f'\'{{"found": [{[*pair]}]}}\\n{{"ended": ""}}\''
+    monkeypatch.setattr(aside, "START", ANSWERS.format(lies))
+    monkeypatch.setattr(portfolio, "SOLVERS", (aside.Solver("Liar", "json", "json", "", pages=True),))
+    with pytest.warns(cv.CalcWarning, match="Liar found what is no schedule"):
+        assert Solvers(5).improve(problem, known, 1.0).run is known
 
 
 # ---------------------------------------------------------------- interrupts

@@ -199,7 +199,7 @@ def _planned_for_cpu(planned: Callable[..., Plan], solved: bool) -> Plan:
     if flops(alone.lowered, alone.batch_size) >= TEAM_FLOPS:
         with suppress(PlanError):  # a team's scratch does not fit
             return planned(cores)
-    return planned(1) if alone.again and solved else alone
+    return planned(1) if (alone.again or alone.page_bytes) and solved else alone
 
 
 def _name_of(dtype: Any) -> Any:

@@ -40,12 +40,13 @@ LATE = 0.2  # seconds that a solver may overrun
 
 @record
 class Solver:
-    """Its name, the package that it needs, as it is imported and as it is called, and what it solves."""
+    """Its name, the package that it needs, as it is imported and as it is called, what it solves, and whether it knows of pages."""
 
     name: str
     module: str
     package: str
     model: str  # the module here whose `solve` it runs
+    pages: bool = False
 
     @property
     def missing(self) -> bool:
@@ -56,7 +57,7 @@ class Solver:
 
 
 SOLVERS = (
-    Solver("HiGHS", "scipy", "SciPy", "calcvm.planner.exact"),
+    Solver("HiGHS", "scipy", "SciPy", "calcvm.planner.exact", pages=True),
     Solver("CP-SAT", "ortools", "OR-Tools", "calcvm.planner.intervals"),
 )
 
@@ -80,6 +81,9 @@ class Aside:
         self.tell(
             path=sys.path,
             steps=[[*vars(step).values()] for step in problem.steps],
+            pages=[[*vars(step).values()] for step in problem.pages],
+            written=[*problem.written.items()],
+            room=problem.room,
             sizes=[*problem.sizes],
             backward=problem.backward,
             limit=problem.limit,
@@ -170,11 +174,16 @@ def serve(model: str) -> None:
 
     given = json.loads(sys.stdin.readline())
     sys.path[:] = given["path"]
-    steps = [
-        Step(tuple(uses), tuple(makes), tuple((y, x) for y, x in pairs), scratch, cost, until)
-        for uses, makes, pairs, scratch, cost, until in given["steps"]
-    ]
-    problem = Problem(steps, given["sizes"], given["backward"], given["limit"])
+    steps, pages = (
+        [
+            Step(tuple(uses), tuple(makes), tuple((y, x) for y, x in pairs), *rest)
+            for uses, makes, pairs, *rest in given[of]
+        ]
+        for of in ("steps", "pages")
+    )
+    problem = Problem(
+        steps, given["sizes"], given["backward"], given["limit"], pages, dict(given["written"]), given["room"]
+    )
     told = Told(problem)
     try:
         answer = import_module(model).solve(

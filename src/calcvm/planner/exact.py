@@ -6,6 +6,10 @@ stage k.  What a stage reads is kept into it or made in it, so is what runs agai
 et al. 2020 (Checkmate), with memory counted as a `Run` counts it: a value lives until its last read, and one that is made
 may lie in the place of one that dies.  So of a stage's own statement what lives is linear in what is kept into the next.
 
+Values that may wait in a file (`calcvm.planner.paging`) have two more: H[v], it is written, where it is made; In[k,v], it is read
+before what runs again in stage k.  A page stays until the end, so one variable is enough for H, and Out is its cost; a page step needs
+no row of memory: what is live at it is live at the next statement of its stage.
+
 Positions of what runs again are constrained where a solution exceeds the limit there, and the program is solved anew.
 Whatever solvers say, a schedule is what its `Run` is: one that exceeds the limit is not taken.  The bound is HiGHS's: of
 schedules of this form that keep values below a thousandth of the limit.
@@ -18,7 +22,7 @@ and 4.42, 4.31 at least; MobileNetV2 at 224, batch 8, in half 9.41 and 9.29, 9.2
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +31,7 @@ from calcvm.planner.milp import Milp, Row
 from calcvm.planner.stages import Answer, News, Stages, cheaper
 
 if TYPE_CHECKING:
-    from calcvm.planner.recompute import Problem, Run
+    from calcvm.planner.recompute import Pair, Problem, Run
 
 ROUNDS = 12  # of constraints that are added
 SHARE = 0.3  # of the time, for windows of stages; the rest is for the proof, to which a cheap schedule helps much
@@ -76,7 +80,7 @@ def by_counts(problem: Problem, known: Run, seconds: float, news: News | None = 
     program, news = Program(problem, known), news or News()
     best, bound, dear = known, 0.0, program.dear_ones(known.cost)
     while dear and not best.excess and bound < best.cost * (1 - 1e-6) and time.monotonic() < end:
-        n = sum(problem.steps[i].cost > known.cost * DEAR for _, i in best.chosen)
+        n = sum(i >= 0 and problem.steps[i].cost > known.cost * DEAR for _, i in best.chosen)
         bounds, improved = [], False
         for least, most, share in ((n, np.inf, None), (0.0, n - 1.0, 0.6), (n, np.inf, 1.0)):
             left = (end - time.monotonic()) * (share or 1.0)
@@ -113,7 +117,8 @@ class Program(Milp):
         self.size = [b / max(problem.limit, 1) for b in problem.sizes]
         # all as it is known, in place of what the program decides: so there is a solution, and a bound, at any time
         self.known = self.variable(0.0, binary=True)
-        self.dear = 2 * len(steps) * sum(step.cost for step in steps) if known.excess else 0.0
+        all_costs = sum(step.cost for step in (*steps, *problem.pages)) + sum(problem.written.values())
+        self.dear = 2 * len(steps) * all_costs if known.excess else 0.0
         self.R = {
             (k, i): self.variable(steps[i].cost, binary=True)
             for k, i in sorted((k, i) for i, stages in self.form.again.items() for k in stages)
@@ -122,7 +127,15 @@ class Program(Milp):
             v for _, i in self.R for v in steps[i].uses if v in self.early
         }
         self.S = {(k, v): self.variable(0.0, binary=True) for k in range(len(self.stages)) for v in sorted(wanted)}
+        paged = sorted(wanted & problem.page.keys())
+        self.H = {v: self.variable(problem.written[v], binary=True) for v in paged}
+        self.In = {
+            (k, v): self.variable(problem.step(problem.page[v]).cost, binary=True)
+            for k in self.form.places
+            for v in paged
+        }
         self._flow()
+        self._pages()
         for s in range(len(steps)):
             self.memory(s)
         self.done: set[tuple[int, int]] = set()
@@ -161,7 +174,12 @@ class Program(Milp):
         """The statements that run again in a solution; None: there is none, or it is what is known."""
         if found.x is None or found.x[self.known] > 0.5:
             return None
-        return {(self.stages[k], i) for (k, i), r in self.R.items() if found.x[r] > 0.5}
+        return {pair for x, pair in self._pairs() if found.x[x] > 0.5}
+
+    def _pairs(self) -> Iterator[tuple[int, Pair]]:
+        """Variables of what a schedule consists of: statements that run again, and page steps."""
+        yield from ((r, (self.stages[k], i)) for (k, i), r in self.R.items())
+        yield from ((x, (self.stages[k], self.problem.page[v])) for (k, v), x in self.In.items())
 
     def dear_ones(self, cost: float) -> list[int]:
         """Variables of statements of which a schedule of less than this cost runs few again."""
@@ -194,9 +212,9 @@ class Program(Milp):
     def around(self, run: Run, free: range) -> tuple[np.ndarray, np.ndarray]:
         """Bounds that leave variables of some stages free, and those of all others as in a schedule."""
         low, high = np.zeros(self.n), np.ones(self.n)
-        for (k, i), r in self.R.items():
-            if k not in free:
-                low[r] = high[r] = (self.stages[k], i) in run.chosen
+        for x, (t, i) in self._pairs():
+            if self.form.of[t] not in free:
+                low[x] = high[x] = (t, i) in run.chosen
         begins = {t: p for p, t in reversed([*enumerate(run.stage)])}
         for (k, v), s in self.S.items():
             if k not in free:
@@ -206,8 +224,8 @@ class Program(Milp):
 
     # ------------------------------------------------------------ what is there
     def there(self, k: int, v: int) -> Row:
-        """Whether a value is kept into stage k or made in it."""
-        variables = (self.S.get((k, v)), self.R.get((k, self.problem.maker[v])))
+        """Whether a value is kept into stage k, made in it or read from its page."""
+        variables = (self.S.get((k, v)), self.R.get((k, self.problem.maker[v])), self.In.get((k, v)))
         return {x: 1.0 for x in variables if x is not None}
 
     def _flow(self) -> None:
@@ -232,6 +250,21 @@ class Program(Milp):
             kept = [self.S[k + 1, v] for v in steps[i].makes if (k + 1, v) in self.S]
             if not {*steps[self.stages[k]].uses} & {*steps[i].makes}:  # nothing is made in vain
                 self.at_least({**dict.fromkeys((*read, *kept), 1.0), r: -1.0}, 0.0)
+
+    def _pages(self) -> None:
+        """What is read has been written, for which there is room; and neither is there already, nor read in vain."""
+        steps, room = self.problem.steps, self.problem.room / max(self.problem.limit, 1)
+        if self.H:
+            self.at_most({h: self.size[v] for v, h in self.H.items()}, room)
+        for (k, v), x in self.In.items():
+            self.at_least({self.H[v]: 1.0, x: -1.0}, 0.0)
+            for other in (self.S.get((k, v)), self.R.get((k, self.problem.maker[v]))):
+                if other is not None:
+                    self.at_most({x: 1.0, other: 1.0}, 1.0)
+            if v not in steps[self.stages[k]].uses:
+                read = [r for (at, i), r in self.R.items() if at == k and v in steps[i].uses]
+                kept = [self.S[k + 1, v]] if (k + 1, v) in self.S else []
+                self.at_least({**dict.fromkeys((*read, *kept), 1.0), x: -1.0}, 0.0)
 
     # ------------------------------------------------------------ memory
     def after(self, s: int, v: int) -> tuple[Row, float]:
@@ -283,7 +316,7 @@ class Program(Milp):
         over = [
             (run.stage[p], run.order[p])
             for p, b in enumerate(run.live)
-            if b > self.problem.limit and run.order[p] != run.stage[p]
+            if b > self.problem.limit and 0 <= run.order[p] != run.stage[p]
         ]
         here = {(self.form.of[t], i) for t, i in over}
         if here <= self.done:
@@ -309,7 +342,7 @@ class Program(Milp):
             if v not in self.early:
                 constant += size * float(maker[v] < stage <= self.touches[v][-1])
                 continue
-            if (k, v) not in self.S and (k, maker[v]) not in self.R:
+            if not self.there(k, v):
                 continue
             later = [
                 self.R[k, j] for j in range(i + 1, self.problem.backward) if (k, j) in self.R and v in steps[j].uses
@@ -323,7 +356,7 @@ class Program(Milp):
                 after[v] = ({}, 1.0) if v in steps[stage].uses else ({on: 1.0}, 0.0)
                 continue
             made = self.R.get((k, maker[v])) if maker[v] < i else None
-            there = [x for x in (self.S.get((k, v)), made) if x is not None]
+            there = [x for x in (self.S.get((k, v)), made, self.In.get((k, v))) if x is not None]
             if not there:
                 continue
             live = self.variable()

@@ -178,6 +178,11 @@ class Problem:
         """A statement, or a page step."""
         return self.steps[s] if s >= 0 else self.pages[-1 - s]
 
+    def allows(self, chosen: Iterable[Pair]) -> bool:
+        """Whether each statement, or page step, is there and may run before the statement that it is to run before."""
+        there, before = range(-len(self.pages), self.backward), range(self.backward, len(self.steps))
+        return all(s in there and t in before and t <= self.step(s).until for t, s in chosen)
+
     def _follow(self, chosen: Iterable[Pair]) -> Run:
         run = Run(self, chosen)
         self.followed += len(run.order)
@@ -348,9 +353,7 @@ def recompute_within(
         least = 0.0
         if run.excess and floor <= problem.limit:
             run, whole = problem.solve(), paging_of(own, cost)[1]
-            if solvers is not None and file is not None:
-                solvers.fault("solvers do not weigh pages against making again")
-            elif solvers is not None:
+            if solvers is not None:
                 answer = solvers.improve(problem, run, whole)
                 run, least = answer.run, answer.bound
         if run.excess:

@@ -56,7 +56,7 @@ class Stages:
     early : values of the forward that are not always kept.
     touches : statements that make or use a value, in order.
     at : the statement of each stage; ``of`` is the stage of a statement.
-    again : stages in which a statement may run again.
+    places : stages before which anything is done.  again : those in which a statement may run again.
     """
 
     def __init__(self, problem: Problem):
@@ -69,9 +69,9 @@ class Stages:
                 self.touches.setdefault(v, []).append(s)
         self.at = [s for s in range(first, len(steps)) if self.reads(s)]
         self.of = {s: k for k, s in enumerate(self.at)}
-        places = [(k, t) for k, t in enumerate(self.at) if not self._all_there(k)]
+        self.places = [k for k in range(len(self.at)) if not self._all_there(k)]
         self.again = {
-            i: [k for k, t in places if t <= step.until]
+            i: [k for k in self.places if self.at[k] <= step.until]
             for i, step in enumerate(steps[:first])
             if self.early & {*step.makes}
         }
