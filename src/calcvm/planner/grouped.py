@@ -40,14 +40,14 @@ def solve(problem: Problem, known: Run, seconds: float, news: News, groups: int 
         found = program.answer(left, gap)
         bound = max(bound, min(best.cost, program.bound(found)))
         news.bound(bound)
-        if found.x is None:
-            break
-        run = problem.run(program.followed(found))
-        best = cheaper(best, problem.mend(run, lambda better: better[0]))
-        news.found(best)
-        finer = program.parted(run)
-        if len(finer) == len(ends):
-            if gap == GAP:
+        chosen, finer = program.chosen(found), ends
+        if chosen is not None:
+            run = problem.run(chosen)
+            best = cheaper(best, problem.mend(run, lambda better: better[0]))
+            news.found(best)
+            finer = program.parted(run)
+        if len(finer) == len(ends):  # nothing to part, or nothing cheaper than what is known: so exactly, then
+            if gap == GAP or found.status != 0:
                 break
             gap = GAP
         ends = finer
@@ -69,9 +69,9 @@ class Grouped(Program):
         self.begins = [problem.backward, *(s + 1 for s in ends[:-1])]
         self.through: dict[tuple[int, int], Row] = {}  # values that are there in all of a group
         super().__init__(problem, known)
-        self.at_most({self.known: 1.0}, 0.0)  # what costs as much is no news
-        if known.cost > 0:
-            self.at_most({r: problem.steps[i].cost / known.cost for (_, i), r in self.R.items()}, 1.0)
+        if known.cost > 0:  # what costs as much is no news
+            costs = {r: problem.steps[i].cost / known.cost for (_, i), r in self.R.items()}
+            self.at_most({**costs, self.known: 1.0}, 1.0)
         self._count([r for (_, i), r in self.R.items() if problem.steps[i].cost > known.cost * DEAR])
         for j, i in self.R:
             made = sum(self.size[v] for v in problem.steps[i].makes) + problem.steps[i].scratch / max(problem.limit, 1)
@@ -100,7 +100,7 @@ class Grouped(Program):
         maker = self.problem.maker
         for j, members in enumerate(self.members):
             for v in sorted({v for t in members for v in self.form.reads(t)}):
-                self.at_least(self.there(j, v), 1.0)
+                self.at_least({**self.there(j, v), self.known: 1.0}, 1.0)
         for (j, v), s in self.S.items():
             if j:
                 self.at_least({**self.there(j - 1, v), s: -1.0}, 0.0)
@@ -162,22 +162,26 @@ class Grouped(Program):
         for v in sorted(self.early - own):
             for x, a in self.through.get((k, v), {}).items():
                 row[x] = row.get(x, 0.0) + a * self.size[v]
-        self.at_most(row, 1.0 - constant + 1e-9)
+        self.within(row, 1.0 - constant + 1e-9)
+
+    def within(self, row: Row, room: float) -> None:
+        """As in all programs; beside what is known nothing lives, not in part either: the relaxation is no lower for it."""
+        self.at_most({**row, self.known: room}, room)
 
     # ------------------------------------------------------------ solutions
     def answer(self, seconds: float, gap: float) -> Any:
         """What the solver says in so many seconds."""
-        return self.solve(seconds, UNIT, gap=gap)
+        return self.solve(seconds, UNIT, cost={self.known: self.cheapest}, gap=gap)
 
     def bound(self, found: Any) -> float:
-        """What the solver's answer shows: no solution is that what is known is the cheapest."""
-        if found.status == 2:
-            return self.cheapest
+        """What the solver's answer shows."""
         dual = found.mip_dual_bound
         return dual / UNIT if dual is not None and np.isfinite(dual) else 0.0
 
-    def followed(self, found: Any) -> set[Pair]:
+    def chosen(self, found: Any) -> set[Pair] | None:
         """A solution as a schedule: each statement runs again where it first may in its group."""
+        if super().chosen(found) is None:
+            return None
         at, again = self.form.at, self.form.again
         return {
             (next(at[k] for k in again[i] if self.group(at[k]) == j), i)

@@ -179,7 +179,11 @@ class Program(Milp):
                 row[x] = row.get(x, 0.0) + a * size
         self.placed(row, step.pairs, {x: self.after(s, x) for _, x in step.pairs})
         if row or constant > 1:
-            self.at_most(row, 1.0 - constant + 1e-9)
+            self.within(row, 1.0 - constant + 1e-9)
+
+    def within(self, row: Row, room: float) -> None:
+        """What lives takes at most so much of the limit."""
+        self.at_most(row, room)
 
     def placed(self, row: Row, pairs: Any, after: Mapping[int, tuple[Row, float]]) -> None:
         """Less the size of what takes the place of a value that does not live on."""
