@@ -1,8 +1,7 @@
 """The cheapest schedule of recomputation by a mixed-integer program, and how cheap any can be.
 
-Windows of stages of the program (`calcvm.planner.staged`) are solved first, with all else as it is: for a cheap schedule.  Then
-programs of groups of stages show how cheap any can be (`calcvm.planner.grouped`), and with what time is left the program
-is solved as a whole.  Whatever solvers say, a schedule is what its `Run` is: one that exceeds the limit is not taken.  The bound is HiGHS's: of
+Programs of groups of stages show first how cheap any can be (`calcvm.planner.grouped`).  Then windows of stages of the
+program (`calcvm.planner.staged`) are solved with all else as it is, and with what time is left all of it.  Whatever solvers say, a schedule is what its `Run` is: one that exceeds the limit is not taken.  The bound is HiGHS's: of
 schedules of this form that keep values below a thousandth of the limit.
 
 Alone, in 30 s on one core of Zen 5, the other busy, as overhead of a step: ResNet-18, batch 8, in 75 % of its memory 0.879 searched and
