@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import calcvm as cv
+from bench.planner import problem_of
 from calcvm.planner.recompute import Problem, Run, Step
 from calcvm.planner.stages import News, Stages
 
 pytest.importorskip("scipy")
-from calcvm.planner import exact  # noqa: E402
+from calcvm.planner import exact, grouped  # noqa: E402
 
 ALWAYS = 10**6
 
@@ -125,16 +126,33 @@ def test_no_intervals_are_cheaper(seeds, versions):
     assert versions is not None or met >= 1
 
 
-@pytest.mark.parametrize("seeds", [range(12), range(12, 24)], ids=str)
-def test_no_bound_by_counts_is_above_the_cheapest(seeds):
+@pytest.mark.parametrize("groups", [1, 2, 4, 99])
+@pytest.mark.parametrize("seeds", [range(24), range(24, 48)], ids=str)
+def test_no_bound_of_groups_is_above_the_cheapest(seeds, groups):
+    met = proved = 0
     for seed in seeds:
         problem = limited(seed)
         best, known, heard = cheapest(problem), searched(problem), Heard()
-        answer = exact.by_counts(problem, known, 20, heard)
         if best is None or known.excess:
             continue
+        answer = grouped.solve(problem, known, 20, heard, groups)
         assert all(bound <= best.cost + 1e-6 for bound in [*heard.bounds, answer.bound]), seed
         assert answer.run.cost >= best.cost - 1e-6 and not answer.run.excess
+        met += 1
+        proved += answer.bound == pytest.approx(best.cost)
+    assert met >= 12 and proved >= 0.9 * met
+
+
+def test_groups_are_parted_until_a_network_s_schedule_is_the_cheapest():
+    """Of a UNet, from one group on; a solver of all its stages proves the same."""
+    graph = cv.build_graph(cv.zoo.unet(width=4, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
+    memory = int(0.55 * cv.plan(graph, batch_size=8, workers=1, accumulate=False).heap_bytes)
+    problem, heard = problem_of(graph, 8, memory)[0], Heard()
+    known = problem.solve()
+    answer = grouped.solve(problem, known, 60, heard, 1)
+    assert heard.bounds[0] < 0.95 * answer.bound  # one is too coarse
+    assert answer.bound == pytest.approx(answer.run.cost, rel=1e-5) and not answer.run.excess
+    assert exact.solve(problem, known, 60).run.cost == pytest.approx(answer.run.cost, rel=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(36))

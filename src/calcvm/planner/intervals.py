@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 UNITS = 10**9  # of cost, for all of a path's statements
 FIRST = 3  # versions of a value, to begin with
+OTHER_GROUPS = 12  # to begin with, where HiGHS beside this begins with fewer
 MORE = 6  # versions of a value at most, where all that can pay are wanted
 
 Reads = dict[int, dict[int, Any]]  # of each value that is read: by version, whether it is the one
@@ -247,7 +248,7 @@ class Intervals:
 
 def solve(problem: Problem, known: Run, seconds: float, news: News) -> Answer:
     """The cheapest schedule found: of three versions of a value, then of all that can pay; the time left goes into the bound."""
-    from calcvm.planner.exact import by_counts
+    from calcvm.planner import grouped
 
     end, best, bound = time.monotonic() + seconds, known, 0.0
     for versions, share in ((FIRST, 0.5), (None, 0.4)):
@@ -269,9 +270,9 @@ def solve(problem: Problem, known: Run, seconds: float, news: News) -> Answer:
         if not settled or bound >= best.cost:
             break
     left = end - time.monotonic()
-    if left > 0 and bound < best.cost:
+    if left > 0 and bound < best.cost and not best.excess:
         best = cheaper(best, news.latest())
         with suppress(ImportError):  # SciPy
-            answer = by_counts(problem, best, left, news)
+            answer = grouped.solve(problem, best, left, news, OTHER_GROUPS)
             best, bound = cheaper(best, answer.run), max(bound, answer.bound)
     return Answer(best, min(bound, best.cost))

@@ -65,11 +65,13 @@ class Milp:
         high: np.ndarray | float = 1.0,
         relaxed: bool = False,
         more: Sequence[tuple[Row, float, float]] = (),
+        gap: float = GAP,
     ) -> Any:
         """What `scipy.optimize.milp` answers.
 
         scale : costs are handed over so many times as large.  cost : of variables, in place of their own.
         low, high : that variables are between.  relaxed : they need not be whole.  more : rows for this time alone.
+        gap : between the solution and its bound, as a part of it, that will do.
         """
         costs = np.array(self.cost)
         for x, value in (cost or {}).items():
@@ -81,7 +83,7 @@ class Milp:
             integrality=np.zeros(self.n) if relaxed else np.array(self.binary),
             bounds=self.optimize.Bounds(low, high),
             constraints=[self._taken[1], *([self._constraint(more)] if more else [])],
-            options={"time_limit": max(seconds, 0.0), "mip_rel_gap": GAP},
+            options={"time_limit": max(seconds, 0.0), "mip_rel_gap": gap},
         )
 
     def _constraint(self, rows: Sequence[tuple[Row, float, float]]) -> Any:
