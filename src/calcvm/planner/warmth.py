@@ -65,22 +65,22 @@ def warm(rows: Sequence[Sequence[Place]], cache_bytes: int) -> list[list[float]]
     """Of each place that each row touches, the share that is still in a cache (1: of one without bytes)."""
     bounds = np.unique([end for row in rows for start, n in row for end in (start, start + n)])
     size = np.diff(bounds)
-    spans = [[slice(*np.searchsorted(bounds, (start, start + n))) for start, n in row] for row in rows]
+    index = {end: k for k, end in enumerate(bounds.tolist())}
+    spans = [[slice(index[start], index[start + n]) for start, n in row] for row in rows]
     last = np.zeros(len(size), np.int64)  # the row that touched a place last, counted through two runs
     for t, row in enumerate(spans):
         for span in row:
             last[span] = t
     left = np.bincount(last, size, 2 * len(rows))  # bytes that a row was the last to touch
     out: list[list[float]] = []
-    for t, row in enumerate(spans, len(rows)):
-        since = np.append(np.cumsum(left[t::-1])[::-1], 0.0)  # bytes touched by a row or later
-        mask = np.zeros(len(size), bool)
-        for span in row:
-            mask[span] = True
-        own = size[mask].sum()
-        between = since[1:] + 0.5 * left[: t + 1] + 0.5 * own
+    empty = np.zeros(0, np.int64)
+    for t, (row, places) in enumerate(zip(spans, rows, strict=True), len(rows)):
+        since = left[: t + 1].sum() - np.cumsum(left[: t + 1])  # bytes touched after a row
+        own = np.unique(np.concatenate([np.arange(s.start, s.stop) for s in row])) if row else empty
+        total = size[own].sum()
+        between = since + 0.5 * left[: t + 1] + 0.5 * total
         held = np.clip(0.5 + (cache_bytes - between) / (2 * SOFT * cache_bytes), 0, 1)
-        out.append([float(size[s] @ held[last[s]] / n) if (n := size[s].sum()) else 1.0 for s in row])
-        np.subtract.at(left, last[mask], size[mask])
-        last[mask], left[t] = t, own
+        out.append([float(size[s] @ held[last[s]]) / n if n else 1.0 for s, (_, n) in zip(row, places, strict=True)])
+        left -= np.bincount(last[own], size[own], len(left))
+        last[own], left[t] = t, total
     return out

@@ -9,9 +9,14 @@ of one worker the time of its thread counts, in which nobody else runs.
 A step of a LeNet, batch 64, takes 4.8 ms, and is told as 4.8; where 24 MiB are written, and not 8, as 6.2.  One of a
 ResNet-18, batch 8, takes 374.8 ms, and is told as 374.7, after 3.3 s of measuring (Zen 5, one worker).
 
-What caches do for a step is not told: rows are slower that read what was made long before, and all are faster in less memory.
-Of a MobileNetV2, batch 8, whose rows were timed in their step one by one, those that run again in three quarters of its memory
-take 7.7 ms, and are told 3.8; all others together take 12.6 ms less than the 154.5 of a step with least scratch.
+Sums of these do not tell what caches do for a step: rows are slower that read what was made long before, and all are faster
+in less memory.  Of a MobileNetV2, batch 8, whose rows were timed in their step one by one, those that run again in three
+quarters of its memory take 7.4 ms, and are told 3.5; all others together take 12.5 ms less than the 146.9 of a step with least
+scratch.  So rows of a finished plan are also measured with each large operand cold, the others as the row itself has left
+them, and with all of them cold; operands that share a place do so there too.  `calcvm.planner.warmth` says how much of each
+is warm.  Operands are made cold by flushing their lines: what writes as much other memory as caches have leaves a part of them,
+which was used often, where it was.  Which operand is cold matters: of a weight gradient of 4.6 and 0.8 MB that takes 0.30 ms,
+the first alone adds 0.34 to 0.40.  Then those that run again are told 7.0, and all others 8.5 less.
 
 Of `FEWEST` to `MOST` runs the fastest counts; of rows that are left when `BOX` seconds are over, the only one.
 """
