@@ -5,6 +5,9 @@ there: a value that is made in the cells of one that was just read is found warm
 other rows have touched, half of the row that touched it last and half of the one that does now, since both go through their
 operands side by side; a real cache is none of the kind exactly, so that what it holds fades out over `SOFT` of its size.
 Paths are run over and over: a step finds what the one before it has left.
+
+Of a MobileNetV2, batch 8, one worker, making values again is told to take -0.2 % in 75 % of the memory and takes -3.8; in half
+of it 3.0, and -2.9.  Of a ResNet-18 0.8 and 0.9, 9.0 and 9.9; of a UNet, batch 2, 0.5 and 1.9, 4.3 and 6.3 (Zen 5, shared).
 """
 
 from __future__ import annotations
