@@ -84,7 +84,7 @@ def measured(name: str, batch: int, workers: int, turns: int, turn_seconds: floa
         which: {
             "bytes": plan.heap_bytes,
             "again": len(plan.again),
-            "overhead": plan.overhead,
+            "overhead": plan.seconds / plan.seconds_without - 1 if plan.seconds_without else plan.overhead,
             "told": plan.seconds,
             "seconds": min(laps[which]),
             "same": losses[which] == losses["free"],

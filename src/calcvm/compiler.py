@@ -19,8 +19,9 @@ from calcvm.ops.statement import Lowered, Statement
 from calcvm.planner import Plan
 from calcvm.planner.cost import Table, of_step, told
 from calcvm.planner.lifetimes import Machine
-from calcvm.planner.paging import BANDWIDTH, File
+from calcvm.planner.paging import BANDWIDTH, File, is_paging, moved_bytes
 from calcvm.planner.paging import KINDS as STREAMED
+from calcvm.planner.warmth import Touched, of_rows, touched
 from calcvm.progress import SolverLine
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
@@ -153,6 +154,7 @@ def plan(
             solver_seconds=solver_seconds,
             cost=costing.of(lowered, team),
         )  # fmt: skip
+        costing.without[team] = partial(fit, least=True, memory=None)
         ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
         if (recompute or file is not None) and batch_size is not None:
             last = {"least": True, "recompute": recompute, "tell": tell or shown, "file": file}
@@ -265,6 +267,7 @@ class Costing:
     def __init__(self, how: Any, dtype: str, device: str, batch: int | None, file: File | None = None):
         self.how, self.dtype, self.device, self.batch = check_costs(how, device), dtype, device, batch
         self.file = file
+        self.without: dict[int, Callable[[], Plan]] = {}
         self._made: dict[int, Any] = {}
 
     def of(self, lowered: Lowered, team: int) -> Callable[[Statement], float] | None:
@@ -284,12 +287,29 @@ class Costing:
 
     def on(self, plan: Plan) -> Plan:
         """A plan that says what it was made by, and what a step takes."""
-        made = self._made.get(plan.workers)
-        seconds = None
-        if made is not None and self.batch is not None:
-            cost = made if self.file is None else self.file.cost(made, self.batch, plan.layout.machine)
-            seconds = of_step(plan.statements, cost)
-        return replace(plan, costs=self.how if isinstance(self.how, str) else "given", seconds=seconds)
+        seconds = without = None
+        if plan.workers in self._made and self.batch is not None:
+            seconds = self._step(plan)
+            if plan.again and self.how == "measured":
+                without = self._step(self.without[plan.workers]())
+        costs = self.how if isinstance(self.how, str) else "given"
+        return replace(plan, costs=costs, seconds=seconds, seconds_without=without)
+
+    def _step(self, plan: Plan) -> float:
+        """What a step of a plan takes: of what is measured, with its rows' operands as warm as they find them."""
+        made, machine = self._made[plan.workers], plan.layout.machine
+        assert self.batch is not None
+        if self.how != "measured" or not made.cache_bytes:
+            cost = made if self.file is None else self.file.cost(made, self.batch, machine)
+            return of_step(plan.statements, cost)
+        paths: dict[str, list[Touched]] = {}
+        moved = dict[str, float]()
+        for st in plan.statements:
+            if self.file is not None and is_paging(st):
+                moved[st.path] = moved.get(st.path, 0.0) + self.file.seconds(moved_bytes(st, self.batch, machine))
+            else:
+                paths.setdefault(st.path, []).append(touched(st, plan.offsets, self.batch, machine))
+        return max((of_rows(rows, made) + moved.get(path, 0.0) for path, rows in paths.items()), default=0.0)
 
     def __enter__(self) -> Costing:
         return self

@@ -138,6 +138,7 @@ def document(plan: Plan) -> dict[str, Any]:
         "proved": plan.proved,
         "costs": plan.costs,
         "seconds": plan.seconds,
+        "seconds_without": plan.seconds_without,
         "peak": plan.peak,
         "zones": [
             {

@@ -57,6 +57,11 @@ def describe(plan: Plan, max_rows: int | None) -> str:
         lines += wrap(f"solver       {plan.solver}", WIDTH, subsequent_indent=" " * 13)
     if plan.seconds is not None:
         lines.append(f"a step       {1e3 * plan.seconds:,.3g} ms, by the costs of its rows, which are {plan.costs}")
+    if plan.seconds is not None and plan.seconds_without is not None:
+        more = plan.seconds / plan.seconds_without - 1
+        lines.append(
+            f"             {100 * more:+.2f} %, caches counted, of one that makes nothing again and has as little scratch"
+        )
     if plan.device_bytes:
         parts = ", ".join(f"{name} {nbytes:,}" for name, nbytes in plan.device_bytes.items())
         lines.append(

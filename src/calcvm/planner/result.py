@@ -60,6 +60,8 @@ class Plan:
     memory_bytes : the budget that it was planned for, if one was given.
     costs : what the work of statements was told from: "reckoned", "measured" or "given".
     seconds : that a step of the longest path takes by them (None: they are reckoned, or nobody asked for a batch).
+    seconds_without : that one takes which makes nothing again, with as little scratch, where rows are measured (None: likewise,
+        or nothing is made again).  Both are of rows that find their operands as warm as in their step; ``overhead`` is not.
     device_bytes : of a program for a GPU, all that is allocated there to run it, by what it is for.
     """
 
@@ -86,6 +88,7 @@ class Plan:
     memory_bytes: int | None = None
     costs: str = "reckoned"
     seconds: float | None = None
+    seconds_without: float | None = None
 
     @property
     def statements(self) -> tuple:

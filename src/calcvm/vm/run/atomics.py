@@ -9,7 +9,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from calcvm.vm.run.entry import ANSWERS, ARGUMENTS, symbol
+from calcvm.vm.run.entry import ANSWERS, ARGUMENTS, FLUSHES, symbol
 
 I64 = ir.IntType(64)
 _ELEMENTS = {
@@ -106,6 +106,21 @@ def atomic_store(tc, address, value):
         return ctx.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def flush_line(tc, address):
+    """Write the cache line at an address back to memory, and have no cache hold it."""
+
+    def codegen(ctx, b, sig, args):
+        if FLUSHES:
+            pointer = ir.IntType(8).as_pointer()
+            ft = ir.FunctionType(ir.VoidType(), [pointer])
+            code = cgutils.get_or_insert_function(b.module, ft, "llvm.x86.sse2.clflush")
+            b.call(code, [b.inttoptr(args[0], pointer)])
+        return ctx.get_dummy_value()
+
+    return types.void(types.int64), codegen
 
 
 _PAUSE = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}.get(platform.machine())

@@ -9,9 +9,14 @@ of one worker the time of its thread counts, in which nobody else runs.
 A step of a LeNet, batch 64, takes 4.8 ms, and is told as 4.8; where 24 MiB are written, and not 8, as 6.2.  One of a
 ResNet-18, batch 8, takes 374.8 ms, and is told as 374.7, after 3.3 s of measuring (Zen 5, one worker).
 
-What caches do for a step is not told: rows are slower that read what was made long before, and all are faster in less memory.
-Of a MobileNetV2, batch 8, whose rows were timed in their step one by one, those that run again in three quarters of its memory
-take 7.7 ms, and are told 3.8; all others together take 12.6 ms less than the 154.5 of a step with least scratch.
+Sums of these do not tell what caches do for a step: rows are slower that read what was made long before, and all are faster
+in less memory.  Of a MobileNetV2, batch 8, whose rows were timed in their step one by one, those that run again in three
+quarters of its memory take 7.4 ms, and are told 3.5; all others together take 12.5 ms less than the 146.9 of a step with least
+scratch.  So rows of a finished plan are also measured with each large operand cold, the others as the row itself has left
+them, and with all of them cold; operands that share a place do so there too.  `calcvm.planner.warmth` says how much of each
+is warm.  Operands are made cold by flushing their lines: what writes as much other memory as caches have leaves a part of them,
+which was used often, where it was.  Which operand is cold matters: of a weight gradient of 4.6 and 0.8 MB that takes 0.30 ms,
+the first alone adds 0.34 to 0.40.  Then those that run again are told 7.0, and all others 8.5 less.
 
 Of `FEWEST` to `MOST` runs the fastest counts; of rows that are left when `BOX` seconds are over, the only one.
 """
@@ -24,6 +29,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,12 +47,16 @@ from calcvm.vm.program.assemble import numbers
 from calcvm.vm.program.encoding import ALIGN_BYTES, FLAG_PHASES, ITEMSIZE, RESERVED, aligned, encode_row, form_of
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.device import Cpu, Table, device_of, machine_bytes
+from calcvm.vm.run.entry import FLUSHES, entry
 
 MAGIC = b"calcvm costs 1\n"
 FEWEST, MOST, ENOUGH = 2, 7, 0.02  # runs of a row: more until they have taken so many seconds
 BOX = 4.0  # seconds for all rows
 SHORT, LONG_ENOUGH = 10e-6, 50e-6  # rows that take less are run several times in a row, for so many seconds
 OTHERS = 8 << 20  # bytes that are written before each run: more than a core's own caches, less than what cores share
+TIMES = 3  # runs of a row whose operands are cold
+LARGE = 1 << 16  # bytes of an operand from which it matters whether it is cold
+CACHE_BYTES = 32 << 20  # of caches, where the system does not say
 PATTERN = 1 << 14  # numbers that are repeated
 
 
@@ -80,20 +90,54 @@ class Costs:
         self.path = path_of(self.machine)
         self.seconds = read(self.path, self.machine)
         self._new: dict[str, float] = {}
-        self._spent = 0.0
+        self._spent = self._spent_cold = 0.0
         self._clock = time.thread_time if workers == 1 and device == "cpu" else time.perf_counter
         self._others = np.zeros(0, np.uint8)
+        self.cache_bytes = cache_bytes(workers) if FLUSHES else 0
+        self._given = measure is not None
         self._heap = np.zeros(0, np.uint8)
 
     def __call__(self, statement: Statement) -> float:
-        key = self.key(statement)
+        return self._known(self.key(statement), statement, self._measure)
+
+    def found(self, statement: Statement, warm: Mapping[str, float], shared: Mapping[str, str]) -> float:
+        """Seconds where shares of its operands are in caches, and some lie in the place of others.
+
+        What it takes more than where all are warm are its operands' own parts, each measured with the others warm, by what is
+        missing of it; more than with all of them cold it never takes.
+        """
+        large = self._large(statement, shared)
+        if not large or self._given:
+            return self(statement)
+        least = self._state(statement, shared, ())
+        kept = min(1.0, self.cache_bytes / sum(large.values()))  # what a run finds of what the same row has left
+        more = sum(
+            max(self._state(statement, shared, (name,)) - least, 0.0) * max(1 - warm[name] / kept, 0.0)
+            for name in large
+        )
+        return min(least + more, max(self._state(statement, shared, tuple(large)), least)) if more else least
+
+    def _known(self, key: str, statement: Statement, measure: Callable[[Statement], float]) -> float:
+        """What the table has by a key, measured where it has nothing."""
         found = self.seconds.get(key)
         if found is None:
-            found = self.seconds[key] = self._measure(statement)
+            found = self.seconds[key] = measure(statement)
             self.measured += 1
             if not is_own(statement.spec):  # a user's own may have another kernel in the next process
                 self._new[key] = found
         return found
+
+    def _state(self, statement: Statement, shared: Mapping[str, str], cold: tuple[str, ...]) -> float:
+        """Seconds with some operands in no cache, and all else as the row itself has left it."""
+        lies = [f"{name}@{of}" for name, of in shared.items()]
+        key = " ".join([self.key(statement), "; shared", *lies, "; cold", *cold])
+        return self._known(key, statement, lambda st: self._run_cold(st, shared, cold))
+
+    def _large(self, statement: Statement, shared: Mapping[str, str]) -> dict[str, int]:
+        """Bytes of operands that are long to fetch, each place once."""
+        words, _ = numbers(statement, self.batch)
+        sizes = {name: nbytes for name, nbytes, _ in self._sizes(statement, words) if nbytes >= LARGE}
+        return {name: nbytes for name, nbytes in sizes.items() if name not in shared}
 
     def key(self, statement: Statement) -> str:
         """All that its time depends on: the instruction, its words at the batch, which operands it has."""
@@ -111,10 +155,8 @@ class Costs:
 
     # ------------------------------------------------------------ measuring
     def _run(self, statement: Statement) -> float:
-        if self._rows:
-            prepare(self._rows, self.dtype, self._device.name)
-            self._rows, self._others = [], np.zeros(OTHERS, np.uint8)
-        job, alive = self._job(statement)
+        self._prepare()
+        job, _, alive = self._job(statement, {})
         fewest = FEWEST if self._spent < BOX else 1
         once, spent, times = math.inf, 0.0, 0
         while times < fewest or (times < MOST and spent < ENOUGH):
@@ -128,6 +170,28 @@ class Costs:
         del alive
         return max(once, 1e-9)
 
+    def _run_cold(self, statement: Statement, shared: Mapping[str, str], cold: tuple[str, ...]) -> float:
+        """The fastest of some runs, before each of which the row has run, and operands are then in no cache."""
+        self._prepare()
+        job, places, alive = self._job(statement, shared)
+        heap, once, spent, times = self._heap.ctypes.data, math.inf, 0.0, 0
+        while times < (TIMES if self._spent_cold < BOX else 1):
+            before = self._seconds(job, 1)
+            for name in cold:
+                start, nbytes = places[name]
+                entry("flush")(heap + start, heap + start + nbytes)
+            seconds = self._seconds(job, 1)
+            once, spent, times = min(once, seconds), spent + before + seconds, times + 1
+        self._spent_cold += spent
+        del alive
+        return max(once, 1e-9)
+
+    def _prepare(self) -> None:
+        """Kernels of all rows, compiled together, and what is written meanwhile."""
+        if self._rows:
+            prepare(self._rows, self.dtype, self._device.name)
+            self._rows, self._others = [], np.zeros(OTHERS, np.uint8)
+
     def _seconds(self, job: np.ndarray, steps: int) -> float:
         """Of so many runs, without what a job takes that does nothing."""
         laps = []
@@ -137,10 +201,17 @@ class Costs:
             laps.append(self._clock() - start)
         return max(laps[2] - laps[1], 0.0)
 
-    def _job(self, statement: Statement) -> tuple[np.ndarray, Any]:
-        """A job that runs a statement, and what must live as long."""
+    def _job(
+        self, statement: Statement, shared: Mapping[str, str]
+    ) -> tuple[np.ndarray, dict[str, tuple[int, int]], Any]:
+        """A job that runs a statement, where its operands lie, and what must live as long."""
         words, _ = numbers(statement, self.batch)
-        offsets = self._placed(statement, words)
+        places = self._placed(statement, words, shared)
+        offsets: dict[str, int | None] = {
+            o.name: places[o.name][0] // bytes_of(o.type, ITEMSIZE[self.dtype])
+            for o in statement.spec.operands
+            if o.name in places
+        }
         flags = FLAG_PHASES if words.get("phases", 1) > 1 else 0
         row = aligned(8 * len(encoded := encode_row(statement.spec, words, offsets, flags))).view(np.int64)
         row[...] = encoded
@@ -148,23 +219,32 @@ class Costs:
         job = np.zeros(layout.JOB_WORDS, np.int64)
         job[[layout.TABLE, layout.HEAP, layout.ROWS]] = table.address, self._heap.ctypes.data, row.ctypes.data
         job[[layout.START, layout.STOP, layout.ROW_BYTES]] = 0, 1, row.nbytes
-        return job, (row, table)
+        return job, places, (row, table)
 
-    def _placed(self, statement: Statement, words: Mapping[str, Any]) -> dict[str, int | None]:
-        """An offset in the scratch heap for each operand, with numbers in it."""
+    def _sizes(self, statement: Statement, words: Mapping[str, Any]) -> Iterator[tuple[str, int, Any]]:
+        """Names, bytes and declarations of the operands that a statement has."""
+        env = {**On(self.workers, 0)._asdict(), **words}
+        for o in statement.spec.operands:
+            if statement.operands.get(o.name) is not None:
+                yield o.name, extent(o.elems, env).at(1) * bytes_of(o.type, ITEMSIZE[self.dtype]), o
+
+    def _placed(
+        self, statement: Statement, words: Mapping[str, Any], shared: Mapping[str, str]
+    ) -> dict[str, tuple[int, int]]:
+        """First byte in the scratch heap and bytes of each operand, with numbers in them."""
         env = {**On(self.workers, 0)._asdict(), **words}
         if any(evaluate(text, env) < 0 for text in statement.spec.require):
             raise ProgramError(f"row {statement.spec.name} ({statement.label}) has not what it requires: {words}")
         itemsize = ITEMSIZE[self.dtype]
-        offsets, filled, end = dict[str, int | None](), [], RESERVED * itemsize
-        for o in statement.spec.operands:
-            if statement.operands.get(o.name) is not None:
-                element = bytes_of(o.type, itemsize)
-                nbytes = extent(o.elems, env).at(1) * element
-                offsets[o.name] = end // element
-                if o.access != "s":
-                    filled.append((end, nbytes, dtype_of(o.type, self.dtype)))
-                end += -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
+        places, filled, end = dict[str, tuple[int, int]](), [], RESERVED * itemsize
+        for name, nbytes, o in self._sizes(statement, words):
+            if name in shared:
+                places[name] = places[shared[name]]
+                continue
+            places[name] = end, nbytes
+            if o.access != "s":
+                filled.append((end, nbytes, dtype_of(o.type, self.dtype)))
+            end += -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
         if end > len(self._heap):
             self._heap = np.zeros(0, np.uint8)
             if end > machine_bytes():
@@ -174,7 +254,7 @@ class Costs:
         self._heap[: RESERVED * itemsize] = 0
         for start, nbytes, dtype in filled:
             fill(self._heap[start : start + nbytes], dtype)
-        return offsets
+        return places
 
 
 def fill(memory: np.ndarray, dtype: str) -> None:
@@ -191,6 +271,20 @@ def fill(memory: np.ndarray, dtype: str) -> None:
 @cache
 def _pattern(dtype: str) -> np.ndarray:
     return np.random.default_rng(0).uniform(0.5, 1.5, PATTERN).astype(dtype)
+
+
+def cache_bytes(workers: int, root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Bytes of the last cache, and of those before it that each worker's core has, as the system says."""
+    levels = dict[int, int]()
+    with suppress(OSError, ValueError):
+        for folder in root.glob("index*"):
+            if (folder / "type").read_text().strip() != "Instruction":
+                kib = int((folder / "size").read_text().strip().removesuffix("K"))
+                levels[int((folder / "level").read_text())] = kib << 10
+    if max(levels, default=0) < 2:
+        return CACHE_BYTES
+    last = levels.pop(max(levels))
+    return last + workers * max(levels.values())
 
 
 # ---------------------------------------------------------------- the file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
@@ -13,7 +14,7 @@ from calcvm.kernels_cpu._target import Target
 
 ARGUMENTS = {
     "run_rows": 2, "run_rounds": 2, "run_task": 2, "run_fleet": 2, "run_team": 3, "serve": 1,
-    "permute": 5, "copy_rows": 8,
+    "permute": 5, "copy_rows": 8, "flush": 2,
     "method": 5, "step": 4, "run_steps": 4, "predict": 4, "evaluate": 4, "run_by_name": 4, "set_item": 4, "bound_step": 4,
 }  # all int64  # fmt: skip
 METHODS = {  # of `calcvm.vm.run.method_code`, by their names in Python
@@ -27,6 +28,7 @@ NEEDS = {  # entries that an entry calls by symbol
     "method": ("run_rows", "run_team", "copy_rows"),
     **dict.fromkeys(ANSWERS - {"method"}, ("method",)),
 }
+FLUSHES = platform.machine() in ("x86_64", "AMD64")  # where "flush" does what it says
 ANY = "any"  # the loops are the same for every dtype
 
 

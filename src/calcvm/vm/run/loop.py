@@ -21,6 +21,7 @@ from calcvm.vm.run.atomics import (
     call_kernel,
     f32_at,
     f64_at,
+    flush_line,
     i64_at,
     pause,
 )
@@ -188,6 +189,12 @@ def enough(job, k, worker):
 
 
 # ---------------------------------------------------------------- jobs
+def flush(start, stop):
+    """No cache holds the lines from an address to another."""
+    for address in range(start, stop, LINE):
+        flush_line(address)
+
+
 def run_rows(job, worker):
     """Rows [START, STOP), STEPS times."""
     words = i64_at(job)
