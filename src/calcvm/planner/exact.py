@@ -4,10 +4,6 @@ Programs of groups of stages show first how cheap any can be (`calcvm.planner.gr
 windows of stages of the program (`calcvm.planner.staged`) are solved with all else as it is, and with what time is left all of it.
 Whatever solvers say, a schedule is what its `Run` is: one that exceeds the limit is not taken.  The bound is HiGHS's: of schedules of
 this form that keep values below a thousandth of the limit.
-
-Alone, in 30 s on one core of Zen 5, the other busy, as overhead of a step: ResNet-18, batch 8, in 75 % of its memory 0.879 searched and
-0.867 proved (in 4 s), in 62 % 3.059 and 3.005 (in 25 s), in half 9.85 and 9.71, 7.51 at least; UNet at 256, batch 2, in half 4.44
-and 4.42, 4.31 at least; MobileNetV2 at 224, batch 8, in half 9.41 and 9.29, 9.28 at least.
 """
 
 from __future__ import annotations
