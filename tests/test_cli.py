@@ -175,7 +175,7 @@ def test_plan_asks_solvers() -> None:
     pytest.importorskip("ortools")
     how = ("plan", "resnet18", "--size", 32, "--batch-size", 64)
     heap = int(re.search(r"heap +([\d,]+) bytes", calcvm(*how))[1].replace(",", ""))
-    printed = calcvm(*how, "--memory", int(0.8 * heap), "--solver-seconds", 2)
+    printed = calcvm(*how, "--memory", int(0.8 * heap), "--solver-seconds", 1)
     assert re.search(r"^solver +HiGHS and CP-SAT: [\d.]+ s, (not )?proved", printed, re.MULTILINE)
 
 

@@ -143,8 +143,10 @@ def test_no_bound_of_groups_is_above_the_cheapest(seeds, groups):
     assert met >= 12 and proved >= 0.9 * met
 
 
-def test_groups_are_parted_until_a_network_s_schedule_is_the_cheapest():
+def test_groups_are_parted_until_a_network_s_schedule_is_the_cheapest(whole):
     """Of a UNet, from one group on; a solver of all its stages proves the same."""
+    if not whole:
+        pytest.skip("takes --whole")
     graph = cv.build_graph(cv.zoo.unet(width=4, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
     memory = int(0.55 * cv.plan(graph, batch_size=8, workers=1, accumulate=False).heap_bytes)
     problem, heard = problem_of(graph, 8, memory)[0], Heard()
