@@ -534,6 +534,7 @@ explore(storage={where!r}, n_trials=4000, pruner="halving", sampler="tpe")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_a_process_that_is_ended_leaves_a_study_to_go_on_with(tmp_path, end):
     where = f"sqlite:///{tmp_path / 'search.db'}"
+    optuna.storages.RDBStorage(where)  # or both that look first would make its tables
     child = subprocess.Popen([sys.executable, "-c", CHILD.format(where=where)], stderr=subprocess.PIPE, env=ENVIRONMENT)
     stored = 0
     while stored < 20 and child.poll() is None:

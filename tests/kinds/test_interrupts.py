@@ -135,12 +135,15 @@ def interrupted_anywhere(name, kind, tmp_path, whole, number=signal.SIGINT, samp
     before = world.contents()
     total = steps_of(lambda: call(world))
     after = world.contents()
+    if kind == "team":  # a call that waits for it is longer at one time than at another
+        again = [make() for _ in range(4)]
+        total = min(total, *(steps_of(partial(call, world)) for world in again))
     came = reached = 0
     for n in chosen(total, whole, [len(name), len(kind)], sample, most):
         world = make()
         raised, left = interrupted(lambda world=world: call(world), n, number)
         came += isinstance(raised, HERE[number])
-        reached += left <= 0  # a call that waits for a team is longer at one time than at another
+        reached += left <= 0
         world.sound()
         goes_on(world, call, before, after, name not in REPEATED)
     assert came > reached / 2
