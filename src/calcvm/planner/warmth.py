@@ -6,8 +6,9 @@ other rows have touched, half of the row that touched it last and half of the on
 operands side by side; a real cache is none of the kind exactly, so that what it holds fades out over `SOFT` of its size.
 Paths are run over and over: a step finds what the one before it has left.
 
-Of a MobileNetV2, batch 8, one worker, making values again is told to take -0.2 % in 75 % of the memory and takes -3.8; in half
-of it 3.0, and -2.9.  Of a ResNet-18 0.8 and 0.9, 9.0 and 9.9; of a UNet, batch 2, 0.5 and 1.9, 4.3 and 6.3 (Zen 5, shared).
+Of a ResNet-18, batch 8, one worker, making values again is told to take 0.7 % in 75 % of the memory and takes 0.2; in half of it 9.0,
+and 9.7.  Of a UNet, batch 2, 0.5 and -1.1, 4.3 and 3.3; of a VGG-11 of width 16 0.9 and -0.4.  Of a MobileNetV2 -0.2 and -3.6, 3.1 and
+-2.8: a cache of 40 to 48 MiB would tell it, and this one has 32 (Zen 5; `python -m bench overhead`).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ memory is written, so that operands are where a step's other rows have left them
 that is shorter than `SHORT` finds them warm, as it does in a step.  A team is woken by an empty job, whose time is taken off;
 of one worker the time of its thread counts, in which nobody else runs.
 
-A step of a LeNet, batch 64, takes 4.8 ms, and is told as 4.8; where 24 MiB are written, and not 8, as 6.2.  One of a
-ResNet-18, batch 8, takes 374.8 ms, and is told as 374.7, after 3.3 s of measuring (Zen 5, one worker).
+A step of a LeNet, batch 64, takes 4.8 ms, and is told as 4.8; where 24 MiB are written, and not 8, as 6.2 (Zen 5, one
+worker).
 
 Sums of these do not tell what caches do for a step: rows are slower that read what was made long before, and all are faster
 in less memory.  Of a MobileNetV2, batch 8, whose rows were timed in their step one by one, those that run again in three
