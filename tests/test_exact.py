@@ -16,7 +16,7 @@ from calcvm.planner.recompute import Problem, Run, Step
 from calcvm.planner.stages import News, Stages
 
 pytest.importorskip("scipy")
-from calcvm.planner import exact, grouped  # noqa: E402
+from calcvm.planner import exact, grouped, grouped_sat  # noqa: E402
 
 ALWAYS = 10**6
 
@@ -126,16 +126,19 @@ def test_no_intervals_are_cheaper(seeds, versions):
     assert versions is not None or met >= 1
 
 
+@pytest.mark.parametrize("solver", ["HiGHS", "CP-SAT"])
 @pytest.mark.parametrize("groups", [1, 2, 4, 99])
 @pytest.mark.parametrize("seeds", [range(24), range(24, 48)], ids=str)
-def test_no_bound_of_groups_is_above_the_cheapest(seeds, groups):
-    met = proved = 0
+def test_no_bound_of_groups_is_above_the_cheapest(seeds, groups, solver):
+    if solver == "CP-SAT":
+        pytest.importorskip("ortools")
+    kind, met, proved = {"HiGHS": grouped.Grouped, "CP-SAT": grouped_sat.Whole}[solver], 0, 0
     for seed in seeds:
         problem = limited(seed)
         best, known, heard = cheapest(problem), searched(problem), Heard()
         if best is None or known.excess:
             continue
-        answer = grouped.solve(problem, known, 20, heard, groups)
+        answer = grouped.solve(problem, known, 20, heard, groups, kind)
         assert all(bound <= best.cost + 1e-6 for bound in [*heard.bounds, answer.bound]), seed
         assert answer.run.cost >= best.cost - 1e-6 and not answer.run.excess
         met += 1
@@ -155,6 +158,18 @@ def test_groups_are_parted_until_a_network_s_schedule_is_the_cheapest(whole):
     assert heard.bounds[0] < 0.95 * answer.bound  # one is too coarse
     assert answer.bound == pytest.approx(answer.run.cost, rel=1e-5) and not answer.run.excess
     assert exact.solve(problem, known, 60).run.cost == pytest.approx(answer.run.cost, rel=1e-5)
+
+
+def test_rows_of_whole_numbers_lose_nothing():
+    """All of 0 and 1 that fits a row fits the one of whole numbers, whose coefficients are of any sign."""
+    rng = random.Random(0)
+    for _ in range(200):
+        row = {x: rng.choice((rng.uniform(-1, 1), 1 / 3, -2 / 3, 1e-7, 1.0)) for x in range(4)}
+        for chosen in range(16):
+            there = [x for x in row if chosen >> x & 1]
+            most = sum(row[x] for x in there)  # so it fits just so
+            whole, at_most = grouped_sat.rounded(row, most)
+            assert sum(whole[x] for x in there) <= at_most
 
 
 @pytest.mark.parametrize("seed", range(36))

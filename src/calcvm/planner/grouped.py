@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,13 +35,23 @@ ROUGH = 0.01  # between a solution and its bound, as a part of it, while groups 
 BIG = 0.03  # part of the limit, from which on what a statement makes is constrained where it runs again
 
 
-def solve(problem: Problem, known: Run, seconds: float, news: News, groups: int = GROUPS) -> Answer:
-    """What no schedule costs less than, and the cheapest that was met; ``known`` does not exceed the limit."""
+def solve(
+    problem: Problem,
+    known: Run,
+    seconds: float,
+    news: News,
+    groups: int = GROUPS,
+    kind: Callable[[Problem, Run, Sequence[int]], Grouped] | None = None,
+) -> Answer:
+    """What no schedule costs less than, and the cheapest that was met; ``known`` does not exceed the limit.
+
+    kind : of programs (None: `Grouped`).
+    """
     end, best, bound = time.monotonic() + seconds, known, 0.0
     ends, gap = peaks(problem, groups), ROUGH
     while bound < best.cost * (1 - GAP) and (left := end - time.monotonic()) > 0:
         best = cheaper(best, news.latest())
-        program = Grouped(problem, best, ends)
+        program = (kind or Grouped)(problem, best, ends)
         found = program.answer(left, gap)
         bound = max(bound, min(best.cost, program.bound(found)))
         news.bound(bound)

@@ -8,6 +8,8 @@ value in its place, it ends one moment earlier.
 
 Time is fixed: each stage has a moment for every statement of the forward, in their order, then one for its own.  So a
 schedule of so many versions is a solution and a solution is a schedule, which its `Run` confirms.
+
+Groups of stages come first (`calcvm.planner.grouped_sat`): what they bound, and the schedules they lead to, intervals start from.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from contextlib import suppress
 from math import gcd
 from typing import TYPE_CHECKING, Any
 
+from calcvm.planner import grouped
+from calcvm.planner.grouped_sat import Whole
 from calcvm.planner.stages import SMALL, Answer, News, Stages, cheaper
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 
 UNITS = 10**9  # of cost, for all of a path's statements
 FIRST = 3  # versions of a value, to begin with
-OTHER_GROUPS = 12  # to begin with, where HiGHS beside this begins with fewer
+GROUPS = ((6, 0.4), (2, 0.1))  # of stages, to begin with, and their part of the time: few lead to other schedules soon
 MORE = 6  # versions of a value at most, where all that can pay are wanted
 
 Reads = dict[int, dict[int, Any]]  # of each value that is read: by version, whether it is the one
@@ -247,11 +251,17 @@ class Intervals:
 
 
 def solve(problem: Problem, known: Run, seconds: float, news: News) -> Answer:
-    """The cheapest schedule found: of three versions of a value, then of all that can pay; the time left goes into the bound."""
-    from calcvm.planner import grouped
-
+    """The cheapest schedule found: first from groups of stages, for a bound; then of three versions of a value, and of all that can pay."""
     end, best, bound = time.monotonic() + seconds, known, 0.0
-    for versions, share in ((FIRST, 0.5), (None, 0.4)):
+    if not known.excess:
+        with suppress(ImportError):  # SciPy
+            for groups, part in GROUPS:
+                answer = grouped.solve(problem, best, seconds * part, news, groups, Whole)
+                best, bound = answer.run, max(bound, answer.bound)
+    for versions, share in ((FIRST, 0.6), (None, 1.0)):
+        left = end - time.monotonic()
+        if left <= 0 or bound >= best.cost:
+            break
         best = cheaper(best, news.latest())
         model = Intervals(problem, best, versions)
 
@@ -262,17 +272,11 @@ def solve(problem: Problem, known: Run, seconds: float, news: News) -> Answer:
                 best = run
                 news.found(run)
 
-        least, settled = model.solve((end - time.monotonic()) * share, found)
+        least, settled = model.solve(left * share, found)
         bound = max(bound, min(least, model.beyond))
         news.bound(bound)
         if settled:
             news.settled(versions or MORE)
-        if not settled or bound >= best.cost:
+        else:
             break
-    left = end - time.monotonic()
-    if left > 0 and bound < best.cost and not best.excess:
-        best = cheaper(best, news.latest())
-        with suppress(ImportError):  # SciPy
-            answer = grouped.solve(problem, best, left, news, OTHER_GROUPS)
-            best, bound = cheaper(best, answer.run), max(bound, answer.bound)
     return Answer(best, min(bound, best.cost))
