@@ -232,7 +232,7 @@ def test_live_bytes_of_published_networks(name: str, whole: bool) -> None:
     free = cv.plan(graph, **options)
     check_live(free)
     found = 0
-    for share in (0.8, 0.6):
+    for share in (0.9, 0.8, 0.6) if whole else (0.8, 0.6):  # of OverFeat one update needs 84 %
         for more in ({}, {"page_bytes": "8 GiB", "page_bandwidth": 1e11}):
             try:
                 plan = cv.plan(graph, memory=int(share * free.heap_bytes), **more, **options)
