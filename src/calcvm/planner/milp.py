@@ -63,14 +63,12 @@ class Milp:
         cost: Mapping[int, float] | None = None,
         low: np.ndarray | float = 0.0,
         high: np.ndarray | float = 1.0,
-        relaxed: bool = False,
-        more: Sequence[tuple[Row, float, float]] = (),
         gap: float = GAP,
     ) -> Any:
         """What `scipy.optimize.milp` answers.
 
         scale : costs are handed over so many times as large.  cost : of variables, in place of their own.
-        low, high : that variables are between.  relaxed : they need not be whole.  more : rows for this time alone.
+        low, high : that variables are between.
         gap : between the solution and its bound, as a part of it, that will do.
         """
         costs = np.array(self.cost)
@@ -80,9 +78,9 @@ class Milp:
             self._taken = len(self.rows), self._constraint(self.rows)
         return self.optimize.milp(
             costs * scale,
-            integrality=np.zeros(self.n) if relaxed else np.array(self.binary),
+            integrality=np.array(self.binary),
             bounds=self.optimize.Bounds(low, high),
-            constraints=[self._taken[1], *([self._constraint(more)] if more else [])],
+            constraints=[self._taken[1]],
             options={"time_limit": max(seconds, 0.0), "mip_rel_gap": gap},
         )
 
