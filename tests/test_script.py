@@ -292,6 +292,20 @@ def test_it_is_python_that_trains_from_a_shell_and_keeps_weights(tmp_path):
     subprocess.run([sys.executable, "-I", str(path)], check=True, cwd=tmp_path, capture_output=True)  # random numbers
 
 
+def test_arrays_that_are_missing_or_of_other_lengths_are_refused(tmp_path):
+    small().to_python(tmp_path / "train.py")
+    arrays = images((4,), 3, n=8)
+    for wrong, why in (
+        ({"input": arrays["input"]}, "has input; target must be there too"),
+        ({}, "has no array; input, target must be there too"),
+        ({**arrays, "target": arrays["target"][:7]}, "8 samples of input, 7 of target"),
+    ):
+        np.savez(tmp_path / "data.npz", **wrong)
+        train = [sys.executable, "-I", "train.py", "--data", "data.npz"]
+        done = subprocess.run(train, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 1 and done.stderr == f"data.npz: {why}\n"
+
+
 def test_it_goes_on_where_the_model_stands(tmp_path):
     model, data = small(), images((4,), 3, n=30)
     model.fit(data["input"], data["target"], epochs=3, progress=False)

@@ -343,7 +343,6 @@ def feed(place, data):
         shapes = {name: tuple(n.at(1) for n in self.loaded.forms[name][1:]) for name in names}
         random = [f"        {name!r}: {self._random(name, shape)}," for name, shape in shapes.items()]
         ordered = ", ".join(f"data[{name!r}][part]" for name in self.loaded.feeds("learn"))
-        first = names[0]
         return f'''def main():
     """Train on arrays of a file, or on random numbers."""
     options = argparse.ArgumentParser(description="Train on arrays {told(names)} of an .npz file")
@@ -356,7 +355,12 @@ def feed(place, data):
     data = dict(np.load(options.data)) if options.data else {{
 {chr(10).join(random)}
     }}
-    n = len(data[{first!r}])
+    names = {tuple(names)!r}
+    if missing := [name for name in names if name not in data]:
+        raise SystemExit(f"{{options.data}}: has {{', '.join(data) or 'no array'}}; {{', '.join(missing)}} must be there too")
+    n = len(data[names[0]])
+    if other := [name for name in names if len(data[name]) != n]:
+        raise SystemExit(f"{{options.data}}: {{n}} samples of {{names[0]}}, {{len(data[other[0]])}} of {{other[0]}}")
     for epoch in range(options.epochs):
         order, total = rng.permutation(n), 0.0
         for start in range(0, n, BATCH):
