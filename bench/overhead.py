@@ -31,6 +31,7 @@ CASES: list[tuple[str, int, dict[str, int]]] = [
 ]
 QUICK_CASES = [("resnet18", 4, {"width": 4, "size": 32})]
 TURN_SECONDS = 0.1  # of steps, of each plan in each turn
+TURNS = 3 * REPEATS  # of ResNet-18's steps by two workers the least of 7 is up to 4 % apart from that of the next 7
 LONG = 1.0  # seconds of a step from which there are fewer turns
 APART_TARGET = 2.0  # points, between told and taken
 
@@ -75,7 +76,7 @@ def measured(name: str, batch: int, workers: int, turns: int, turn_seconds: floa
     models = {which: cv.CalcHeap(p.heap_bytes).load(p, seed=0) for which, p in programs.items()}
     losses = {which: [model.step(images, target) for _ in range(2)] for which, model in models.items()}
     once = timed(models["free"], images, target, 1, clock)
-    steps, turns = max(1, int(turn_seconds / once)), turns if once < LONG else max(3, turns // 2)
+    steps, turns = max(1, int(turn_seconds / once)), turns if once < LONG else max(3, turns // 5)
     laps: dict[str, list[float]] = {which: [] for which in models}
     for _ in range(turns):
         for which, model in models.items():
@@ -135,7 +136,7 @@ def main(quick: bool = False) -> bool:
     table, steps, apart, without = list[list[str]](), list[list[str]](), list[float](), list[str]()
     for name, batch, reduced in QUICK_CASES if quick else CASES:
         for workers in (1,) if quick else sorted({1, n_cores()}):
-            how = {"turns": 1 if quick else REPEATS, "turn_seconds": 0.01 if quick else TURN_SECONDS}
+            how = {"turns": 1 if quick else TURNS, "turn_seconds": 0.01 if quick else TURN_SECONDS}
             spec = {"name": name, "batch": batch, "workers": workers, "reduced": reduced, **how}
             found = fresh("-m", "bench.overhead", json.dumps(spec))
             made = rows(result, name, batch, workers, found, apart)
