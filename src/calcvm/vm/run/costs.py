@@ -54,7 +54,6 @@ FEWEST, MOST, ENOUGH = 2, 7, 0.02  # runs of a row: more until they have taken s
 BOX = 4.0  # seconds for all rows
 SHORT, LONG_ENOUGH = 10e-6, 50e-6  # rows that take less are run several times in a row, for so many seconds
 OTHERS = 8 << 20  # bytes that are written before each run: more than a core's own caches, less than what cores share
-TIMES = 3  # runs of a row whose operands are cold
 LARGE = 1 << 16  # bytes of an operand from which it matters whether it is cold
 CACHE_BYTES = 32 << 20  # of caches, where the system does not say
 PATTERN = 1 << 14  # numbers that are repeated
@@ -90,7 +89,7 @@ class Costs:
         self.path = path_of(self.machine)
         self.seconds = read(self.path, self.machine)
         self._new: dict[str, float] = {}
-        self._spent = self._spent_cold = 0.0
+        self._spent = {True: 0.0, False: 0.0}  # on rows whose operands are put in or out of caches, and on others
         self._clock = time.thread_time if workers == 1 and device == "cpu" else time.perf_counter
         self._others = np.zeros(0, np.uint8)
         self.cache_bytes = cache_bytes(workers) if FLUSHES else 0
@@ -157,13 +156,12 @@ class Costs:
     def _run(self, statement: Statement) -> float:
         self._prepare()
         job, _, alive = self._job(statement, {})
-        fewest = FEWEST if self._spent < BOX else 1
-        once, spent, times = math.inf, 0.0, 0
-        while times < fewest or (times < MOST and spent < ENOUGH):
-            self._others[...] = times
-            seconds = self._seconds(job, 1)
-            once, spent, times = min(once, seconds), spent + seconds, times + 1
-        self._spent += spent
+
+        def lap() -> float:
+            self._others[...] = 0
+            return self._seconds(job, 1)
+
+        once = self._fastest(lap, False)
         if once < SHORT:
             steps = int(LONG_ENOUGH / max(once, 1e-7))
             once = min(self._seconds(job, steps) / steps for _ in range(MOST))
@@ -174,17 +172,26 @@ class Costs:
         """The fastest of some runs, before each of which the row has run, and operands are then in no cache."""
         self._prepare()
         job, places, alive = self._job(statement, shared)
-        heap, once, spent, times = self._heap.ctypes.data, math.inf, 0.0, 0
-        while times < (TIMES if self._spent_cold < BOX else 1):
-            before = self._seconds(job, 1)
+        heap = self._heap.ctypes.data
+
+        def lap() -> float:
+            self._seconds(job, 1)
             for name in cold:
                 start, nbytes = places[name]
                 entry("flush")(heap + start, heap + start + nbytes)
-            seconds = self._seconds(job, 1)
-            once, spent, times = min(once, seconds), spent + before + seconds, times + 1
-        self._spent_cold += spent
+            return self._seconds(job, 1)
+
+        once = self._fastest(lap, True)
         del alive
         return max(once, 1e-9)
+
+    def _fastest(self, lap: Callable[[], float], of: bool) -> float:
+        """The least seconds of some laps."""
+        laps, fewest = list[float](), FEWEST if self._spent[of] < BOX else 1
+        while len(laps) < fewest or (len(laps) < MOST and sum(laps) < ENOUGH):
+            laps.append(lap())
+        self._spent[of] += sum(laps)
+        return min(laps)
 
     def _prepare(self) -> None:
         """Kernels of all rows, compiled together, and what is written meanwhile."""
