@@ -18,7 +18,7 @@ is warm.  Operands are made cold by flushing their lines: what writes as much ot
 which was used often, where it was.  Which operand is cold matters: of a weight gradient of 4.6 and 0.8 MB that takes 0.30 ms,
 the first alone adds 0.34 to 0.40.  Then those that run again are told 7.0, and all others 8.5 less.
 
-Of `FEWEST` to `MOST` runs the fastest counts; of rows that are left when `BOX` seconds are over, the only one.
+Of `FEWEST` to `MOST` runs the fastest counts, warm and cold; of rows that are left when `BOX` seconds are over, the only one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from calcvm.vm.run.entry import FLUSHES, entry
 
 MAGIC = b"calcvm costs 1\n"
 FEWEST, MOST, ENOUGH = 2, 7, 0.02  # runs of a row: more until they have taken so many seconds
-BOX = 4.0  # seconds for all rows
+BOX = 4.0  # seconds for all rows, and so many again for those that are measured cold
 SHORT, LONG_ENOUGH = 10e-6, 50e-6  # rows that take less are run several times in a row, for so many seconds
 OTHERS = 8 << 20  # bytes that are written before each run: more than a core's own caches, less than what cores share
 LARGE = 1 << 16  # bytes of an operand from which it matters whether it is cold
@@ -89,7 +89,7 @@ class Costs:
         self.path = path_of(self.machine)
         self.seconds = read(self.path, self.machine)
         self._new: dict[str, float] = {}
-        self._spent = {True: 0.0, False: 0.0}  # on rows whose operands are put in or out of caches, and on others
+        self._spent = {"warm": 0.0, "cold": 0.0}  # seconds of laps
         self._clock = time.thread_time if workers == 1 and device == "cpu" else time.perf_counter
         self._others = np.zeros(0, np.uint8)
         self.cache_bytes = cache_bytes(workers) if FLUSHES else 0
@@ -161,7 +161,7 @@ class Costs:
             self._others[...] = 0
             return self._seconds(job, 1)
 
-        once = self._fastest(lap, False)
+        once = self._fastest(lap, "warm")
         if once < SHORT:
             steps = int(LONG_ENOUGH / max(once, 1e-7))
             once = min(self._seconds(job, steps) / steps for _ in range(MOST))
@@ -181,11 +181,11 @@ class Costs:
                 entry("flush")(heap + start, heap + start + nbytes)
             return self._seconds(job, 1)
 
-        once = self._fastest(lap, True)
+        once = self._fastest(lap, "cold")
         del alive
         return max(once, 1e-9)
 
-    def _fastest(self, lap: Callable[[], float], of: bool) -> float:
+    def _fastest(self, lap: Callable[[], float], of: str) -> float:
         """The least seconds of some laps."""
         laps, fewest = list[float](), FEWEST if self._spent[of] < BOX else 1
         while len(laps) < fewest or (len(laps) < MOST and sum(laps) < ENOUGH):
