@@ -198,6 +198,8 @@ def test_plan_refuses() -> None:
     assert "layers '20'" in refused("plan", "20", "--batch-size", 1)
     assert "layers '20-0'" in refused("plan", "20-0", "--batch-size", 1)
     assert "take one of reckoned, measured" in refused("plan", "20-5", "--batch-size", 1, "--costs", "guessed")
+    assert "networks of the zoo" in refused("plan", "resnet19")  # before what is missing
+    assert "lenet has its own" in refused("plan", "lenet", "--batch-size", 1, "--activation", "relu")
     assert "activation 'sine'" in refused("plan", "20-5", "--batch-size", 1, "--activation", "sine")
 
 

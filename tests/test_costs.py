@@ -15,6 +15,7 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.kernels_cpu import _native
 from calcvm.ops.statement import Statement
+from calcvm.planner.recompute import Problem
 from calcvm.vm.run import costs
 from calcvm.vm.run.costs import Costs
 from tests.test_zoo import REDUCED
@@ -242,6 +243,24 @@ def test_a_table_decides_what_is_made_again(planned: cv.Plan) -> None:
     labels = [st.label for st in planned.statements if st.phase == "forward"]
     plan = cv.plan(g, costs={**dict.fromkeys(labels, 0), labels[0]: 2}, **HOW)
     assert 2 <= plan.seconds < 2.1
+
+
+def test_where_none_is_found_by_costs_the_reckoned_ones_lead_to_one(
+    planned: cv.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g, budget = graph(), int(0.75 * planned.heap_bytes)
+    solve = Problem.solve
+
+    def blind(self: Problem, known: Any = ()) -> Any:
+        return self.run(()) if not known and all(step.cost in (0, 1) for step in self.steps) else solve(self, known)
+
+    monkeypatch.setattr(Problem, "solve", blind)
+    plan = cv.plan(g, memory=budget, costs=lambda facts: 1.0, **HOW)
+    assert plan.again and plan.heap_bytes <= budget
+    rows = sum(st.path == "learn" for st in planned.statements)
+    assert (
+        rows <= len(plan.again) / plan.overhead < 1.4 * rows
+    )  # in the costs that were given; updates are merged later
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e7, -1, -math.inf, "1", None, True, 1j, 10**400])

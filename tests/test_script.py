@@ -389,6 +389,8 @@ def test_paths_that_are_none_are_refused(tmp_path):
         model.to_python(3)
     with pytest.raises(cv.FileError):
         model.to_python(tmp_path / "none" / "train.py")
+    with pytest.raises(cv.FileError, match="too long"):
+        model.to_python(tmp_path / f"{'x' * 300}.py")
     for kept, folder in (("a.py", "a.npy"), ("b.npy", "b.py")):
         (tmp_path / kept).write_text("kept")
         (tmp_path / folder).mkdir()

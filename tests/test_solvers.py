@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -87,14 +88,16 @@ def test_progress_is_lines_on_stderr(searched_plan, capsys):
 
 @pytest.mark.parametrize("again", [True, False])
 def test_with_pages_they_find_the_cheapest_and_prove_it(again):
-    """In their own process; one that does not know of pages is not asked."""
+    """One that knows of no pages looks for schedules without: its bound, which is larger, does not count."""
     pytest.importorskip("scipy")
     problem = paged(limited(22), 2.0, again=again)
     best, known, solvers = cheapest(problem, 4), searched(problem), Solvers(30)
     answer = solvers.improve(problem, known, 1.0)
     assert best is not None and best.paged
     assert answer.run.cost == pytest.approx(best.cost) and answer.bound == pytest.approx(best.cost)
-    assert solvers.says(True).startswith("HiGHS: ")
+    assert solvers.says(True).startswith("HiGHS")
+    if find_spec("ortools"):
+        assert solvers.says(True).startswith("HiGHS and CP-SAT: ")
 
 
 def test_a_network_with_pages_is_planned_with_a_proof(monkeypatch):
@@ -108,7 +111,7 @@ def test_a_network_with_pages_is_planned_with_a_proof(monkeypatch):
     slow, middle = ({"page_bytes": "64 MiB", "page_bandwidth": b} for b in (1e3, 1e10))
     found = cv.plan(graph, **how, **middle)
     without, as_none, solved = (cv.plan(graph, **how, **more, solver_seconds=60) for more in ({}, slow, middle))
-    assert without.proved and as_none.proved and solved.proved and solved.solver.startswith("HiGHS: ")
+    assert without.proved and as_none.proved and solved.proved and solved.solver.startswith("HiGHS")
     assert as_none.overhead == pytest.approx(without.overhead) and not as_none.page_bytes
     assert solved.overhead < min(found.overhead, without.overhead) and solved.page_bytes and solved.again
     assert solved.lower_bound == pytest.approx(solved.overhead) and solved.heap_bytes <= how["memory"]
@@ -232,6 +235,26 @@ def test_an_interrupt_ends_the_solvers_and_not_the_plan(searched_plan):
     check_live(plan)
 
 
+def test_one_more_while_they_are_ended_leaves_no_process(searched_plan, monkeypatch):
+    pytest.importorskip("scipy")
+    processes: list[Any] = []
+    ended = aside._end
+
+    def interrupted(process: Any) -> None:
+        processes.append(process)
+        if len(processes) == 1:
+            raise KeyboardInterrupt
+        ended(process)
+
+    def interrupt(*what: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(aside, "_end", interrupted)
+    plan = planned(searched_plan, 30, progress=interrupt)
+    assert ", interrupted, " in plan.solver and plan.overhead <= searched_plan.overhead + 1e-12
+    assert processes and all(one.returncode is not None for one in processes)
+
+
 def test_what_progress_raises_is_raised_and_no_process_is_left(searched_plan, monkeypatch):
     pytest.importorskip("scipy")
     started: list[Any] = []
@@ -319,8 +342,8 @@ def test_where_packing_adds_too_much_the_search_s_schedule_stays(monkeypatch):
     improve, required = portfolio.Solvers.improve, Layout.required
     unpacked: list[int] = []  # what packing will add to schedules of the solvers: to the first
 
-    def dear(self, problem, known, whole):
-        answer = improve(self, problem, known, whole)
+    def dear(self, problem, known, whole, others):
+        answer = improve(self, problem, known, whole, others)
         limit, problem.limit, problem.followed = problem.limit, int(0.9 * problem.limit), 0  # as if all were so dear
         try:
             return replace(answer, run=problem.run(problem.solve().chosen))

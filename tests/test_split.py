@@ -218,6 +218,7 @@ def test_what_a_plan_says():
         (lambda: planned([cv.Processor("a", costs={"conv": 1.0})]), "no row and no label 'conv'"),
         (lambda: cv.Processor("a", cores=[10**6]), "none that this process may use"),
         (lambda: cv.Processor("a", cores=[]), "cores is empty"),
+        (lambda: cv.Processor("a", cores=[0, 0]), "one twice"),
         (lambda: cv.Processor("a", device="cuda", cores=[0]), "a GPU has no cores"),
         (lambda: cv.Processor("a", device="tpu"), "device"),
         (lambda: cv.Processor("a", speed=0), "speed"),

@@ -218,6 +218,8 @@ DEMOS = {
 def graph(layers: str, activation: str, size: int | None = None) -> cv.CalcGraph:
     """A classifier's graph, trained by Adam; of images of ``size`` by ``size`` where it is one of the zoo's."""
     if layers in cv.zoo.__all__:
+        if activation != "sigmoid":
+            raise CalcError(f"--activation is of layers such as 784-64-64-10: {layers} has its own")
         make = getattr(cv.zoo, layers)
         size = size or signature(make).parameters["size"].default
         shape = (1 if layers == "lenet" else 3, size, size)
@@ -258,13 +260,13 @@ def plan(
     ] = None,
 ) -> None:
     """Say what training a classifier with Adam needs, statement by statement.  Nothing is allocated."""
+    wanted = graph(layers, activation, size)
     if batch_size is None and memory is None:
         raise CalcError("give --batch-size, or --memory for the largest batch that fits")
     if picture is not None:
         check_target(picture, picture=True)
     if html is not None:
         check_target(html)
-    wanted = graph(layers, activation, size)
     planned = cv.plan(
         wanted,
         batch_size=batch_size,

@@ -97,6 +97,8 @@ class Processor:
                 )
         if not found:
             raise CalcError(f"processor {self.name!r}: cores is empty; leave it out for any")
+        if len({*found}) < len(found):
+            raise CalcError(f"processor {self.name!r}: cores {found} has one twice")
         return tuple(found)
 
     @contextmanager

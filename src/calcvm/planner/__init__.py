@@ -6,6 +6,7 @@ the operators allow it, packs what is live at once into one heap, and sets the b
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from calcvm.errors import PlanError
-from calcvm.ops.statement import Lowered, Statement
+from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.batch import cannot_count, largest_batch
 from calcvm.planner.cost import seconds
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
@@ -21,7 +22,7 @@ from calcvm.planner.lifetimes import LINE, Machine
 from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.offsets import Packing, load
 from calcvm.planner.order import improve
-from calcvm.planner.paging import File, left_in, streamed, with_reads_ahead
+from calcvm.planner.paging import File, left_in, may_persist, streamed, with_reads_ahead
 from calcvm.planner.recompute import Recomputed, paging_of, recompute_within
 from calcvm.planner.result import Plan, Zone
 from calcvm.planner.sync import barriers
@@ -71,7 +72,7 @@ def plan(
     tell : called while they work with the seconds, the overhead and the lower bound so far.
     cost : of a statement, in seconds; by default reckoned.
     file : where values of the forward may wait for the backward instead (None: nowhere).
-    stream : kinds of values, "optimizer", "parameter", of which the large ones persist in that file.
+    stream : kinds of values, "optimizer", "parameter", of which large ones persist in that file: as few as do, or all.
     as_given : statements stay as they are, and in their order.
 
     Raises
@@ -96,6 +97,10 @@ def plan(
         merged, groups = merge_rows(with_reads_ahead(ordered, itemsize), machine, merge_updates and not as_given)
         return merged, groups, lay_out(merged, groups, machine)
 
+    def missing(ordered: Lowered) -> int:
+        assert batch_size is not None and memory is not None
+        return prepare(ordered)[2].required(batch_size, effort, memory) - memory
+
     def largest(layout: Layout, allowed: int) -> int:
         return largest_batch(
             allowed,
@@ -109,7 +114,7 @@ def plan(
 
     ordered = in_order(batch_size or 1)
     if stream and file is not None:
-        ordered = streamed(ordered, stream, machine)
+        ordered = _streamed(ordered, may_persist(ordered, stream, machine), machine, missing)
         file = left_in(file, ordered, machine)
     merged, groups, layout = prepare(ordered)
     if batch_size is None:
@@ -192,6 +197,21 @@ def plan(
         solver_seconds=done.solver_seconds,
         memory_bytes=memory,
     )
+
+
+def _streamed(ordered: Lowered, may: Sequence[Value], machine: Machine, missing: Callable[[Lowered], int]) -> Lowered:
+    """The program with as few of some values in the file as all else fits with as it is: the first, and the last that then suffices.
+
+    missing : bytes that a program exceeds the memory by.  Where it does with all of them in the file, all are.
+    """
+
+    def fits(paged: Sequence[Value]) -> bool:
+        return missing(streamed(ordered, {*paged}, machine)) <= 0
+
+    n = bisect_left(range(len(may)), True, key=lambda n: fits(may[: n + 1]))
+    first, rest = may[:n], may[n:]
+    last = bisect_left(range(len(rest)), True, key=lambda k: fits([*first, rest[-1 - k]]))
+    return streamed(ordered, {*first, *rest[len(rest) - 1 - last :][:1]}, machine)
 
 
 def _recomputed(

@@ -13,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,12 +74,14 @@ class Aside:
     """
 
     def __init__(self, solver: Solver, problem: Problem, known: Run, until: float):
-        self.solver, self.rest = solver, b""
+        self.solver, self.problem, self.rest = solver, problem, b""
         self.ended: str | None = None  # what it said last: nothing where it did its work
         command = [sys.executable or "python3", "-c", START, str(Path(__file__).parents[1]), solver.model]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
+        self.dropped = weakref.finalize(self, _end, self.process)  # where an interrupt has kept `end` from it
+        self.dropped.atexit = False
         self.tell(
             path=sys.path,
             steps=[[*vars(step).values()] for step in problem.steps],
@@ -121,14 +125,17 @@ class Aside:
             self.ended = f"crashed (exit status {status})"
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:
-                    pass
+        _end(self.process)
+        self.dropped.detach()
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
 
 
 # ---------------------------------------------------------------- who is asked

@@ -53,7 +53,7 @@ def largest_batch(
         needed = required(1)
         raise PlanError(
             f"a batch of 1 needs {needed:,} bytes, {allowed:,} are allowed ({needed - allowed:,} too few): "
-            "allow more memory, or make the model smaller",
+            "allow more memory, make the model smaller, or have values made again: give batch_size=",
             needed,
             allowed,
         )

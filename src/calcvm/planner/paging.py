@@ -6,7 +6,7 @@ of it, as where a value is made again (`calcvm.planner.recompute`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -121,17 +121,22 @@ def left_in(file: File, lowered: Lowered, machine: Machine) -> File:
     return replace(file, room=file.room - needed)
 
 
-def streamed(lowered: Lowered, kinds: Sequence[str], machine: Machine) -> Lowered:
-    """The program with large values of some kinds in the file: each statement works on a copy, which lives as long as neighbours
+def may_persist(lowered: Lowered, kinds: Sequence[str], machine: Machine) -> list[Value]:
+    """Large values of some kinds, which may live in the file: by kind, the largest first."""
+    sizes = {v: at_most(machine.bytes(v), 1) for v in lowered.values if v.kind in kinds and v.persistent}
+    return sorted((v for v in sizes if sizes[v] >= LARGE), key=lambda v: (kinds.index(v.kind), -sizes[v]))
+
+
+def streamed(lowered: Lowered, paged: Set[Value], machine: Machine) -> Lowered:
+    """The program with values that persist in the file: each statement works on a copy, which lives as long as neighbours
     use it, and is written back where one of them changes it."""
-    paged = {v for v in lowered.values if v.kind in kinds and v.persistent and at_most(machine.bytes(v), 1) >= LARGE}
     versions = Versions(lowered.values)
     out: list[Statement] = []
     here: dict[Value, Value] = {}  # copies that the statement before used
     for t, st in enumerate(lowered.statements):
         if t and lowered.statements[t - 1].path != st.path:
             here = {}
-        used = {v for v in st.operands.values() if v in paged}
+        used = {v for v in st.operands.values() if v is not None and v in paged}
         copies: dict[Value, Value] = {}
         for v in sorted(used, key=lambda v: v.name):
             if v in here:

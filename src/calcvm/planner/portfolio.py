@@ -1,9 +1,9 @@
 """Solvers beside each other: what any of them finds the others start from, and whatever befalls them a plan is made.
 
 Each works in a process of its own.  A schedule counts for what following it shows, a bound is the largest that any has shown.
-Where values may wait in a file, those alone are asked that know of pages: HiGHS.  Where a solver is missing, crashes or finds
-nothing in its time, the schedule of the search stays, and `Solvers.says` tells so.  Ctrl-C ends the solvers and not the planning:
-the best that was found is taken.
+Where values may wait in a file, a solver that knows of no pages looks for schedules without, and its bounds do not count.  Where a
+solver is missing, crashes or finds nothing in its time, the schedule of the search stays, and `Solvers.says` tells so.  Ctrl-C ends
+the solvers and not the planning: the best that was found is taken.
 
 Overhead of a step in per cent, searched, found and at least, and seconds (two cores of Zen 5): ResNet-18, batch 8, in 75 % of its
 memory 0.87, proved in 0.7; in 56.9 % 5.38, 5.35, proved in 1.3; in half 9.85, 9.68, 9.53 in 10.  UNet at 256, batch 2, in half 4.51,
@@ -19,7 +19,7 @@ from __future__ import annotations
 import selectors
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from calcvm.errors import CalcWarning
@@ -51,19 +51,24 @@ class Solvers:
         self.interrupted = False
         self.settled: int | None = None
 
-    def improve(self, problem: Problem, known: Run, whole: float) -> Answer:
-        """The cheapest schedule found and what none costs less than; of ``whole`` seconds the overhead is told."""
+    def improve(self, problem: Problem, known: Run, whole: float, others: Sequence[Run] = ()) -> Answer:
+        """The cheapest schedule found and what none costs less than; of ``whole`` seconds the overhead is told.
+
+        others : schedules that are known too, for solvers that know of no pages.
+        """
         if self.interrupted:
             return Answer(known, 0.0)
         begin, self.settled = time.monotonic(), None
-        work = Work(self, problem, known, whole, max(self.seconds - self.spent, self.seconds * LEAST))
+        work = Work(self, problem, known, others, whole, max(self.seconds - self.spent, self.seconds * LEAST))
         try:
-            work.start()
-            work.follow()
-        except KeyboardInterrupt:
+            try:
+                work.start()
+                work.follow()
+            finally:
+                work.end()
+        except KeyboardInterrupt:  # at any time: solvers that have not been ended are when ``work`` is dropped
             self.interrupted = True
         finally:
-            work.end()
             self.spent += time.monotonic() - begin
         return Answer(work.best, min(work.bound, work.best.cost))
 
@@ -92,8 +97,10 @@ class Solvers:
 class Work:
     """Solvers at work on one problem."""
 
-    def __init__(self, solvers: Solvers, problem: Problem, known: Run, whole: float, seconds: float):
-        self.solvers, self.problem, self.whole = solvers, problem, whole
+    def __init__(
+        self, solvers: Solvers, problem: Problem, known: Run, others: Sequence[Run], whole: float, seconds: float
+    ):
+        self.solvers, self.problem, self.others, self.whole = solvers, problem, others, whole
         self.best, self.bound = known, 0.0
         self.begin = time.monotonic()
         self.until = self.begin + seconds
@@ -101,18 +108,24 @@ class Work:
 
     def start(self) -> None:
         for solver in SOLVERS:
-            if self.problem.pages and not solver.pages:
-                continue
             if solver.missing:
                 self.solvers.fault(f"{solver.package} is not installed (extra solver)")
                 continue
             try:
-                self.asides.append(Aside(solver, self.problem, self.best, self.until))
+                self.asides.append(Aside(solver, *self._asked(solver), self.until))
             except OSError as error:
                 self.solvers.fault(f"{solver.name} cannot be started ({error})")
                 continue
             if solver.name not in self.solvers.used:
                 self.solvers.used.append(solver.name)
+
+    def _asked(self, solver: Solver) -> tuple[Problem, Run]:
+        """What a solver is asked, and what is known of that."""
+        if solver.pages or not self.problem.pages:
+            return self.problem, self.best
+        without = self.problem.without_pages()
+        plain = [run for run in (self.best, *self.others) if not run.paged]
+        return without, min(plain, key=lambda run: run.score) if plain else without.run(())
 
     def follow(self) -> None:
         """Hear the solvers until all have ended, the time is over, or nothing is left to find."""
@@ -148,15 +161,15 @@ class Work:
             if cheaper(self.best, run) is run:
                 self.best = run
                 for other in self.asides:
-                    if other is not who and other.ended is None:
+                    if other is not who and other.ended is None and other.problem.allows(run.chosen):
                         other.tell(known=sorted(run.chosen))
-        self.bound = max(self.bound, said.get("bound", 0.0))
-        if "settled" in said:
-            self.solvers.settled = said["settled"]
+        if who.problem is self.problem:
+            self.bound = max(self.bound, said.get("bound", 0.0))
+            self.solvers.settled = said.get("settled", self.solvers.settled)
 
     def fail(self, solver: Solver, text: str) -> None:
         self.solvers.fault(f"{solver.name} {text}")
 
     def end(self) -> None:
-        for aside in self.asides:
-            aside.end()
+        while self.asides:
+            self.asides.pop().end()

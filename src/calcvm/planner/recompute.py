@@ -25,10 +25,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from calcvm.errors import PlanError
 from calcvm.ops.statement import Lowered, Statement, Value, Versions
+from calcvm.planner.cost import seconds
 from calcvm.planner.inplace import may_take
 from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands
 from calcvm.planner.offsets import load
@@ -174,6 +176,10 @@ class Problem:
                 return later
         return run
 
+    def without_pages(self) -> Problem:
+        """The same, where no value may wait in a file."""
+        return Problem(self.steps, self.sizes, self.backward, self.limit)
+
     def step(self, s: int) -> Step:
         """A statement, or a page step."""
         return self.steps[s] if s >= 0 else self.pages[-1 - s]
@@ -270,10 +276,11 @@ class Problem:
                 return sorted(better, key=lambda r: (r.excess - run.excess) / max(r.cost - run.cost, 1e-9))
         return []
 
-    def solve(self) -> Run:
-        """The cheapest schedule found; what it exceeds the limit by is its `excess`."""
+    def solve(self, known: Iterable[Run] = ()) -> Run:
+        """The cheapest schedule found, none of those known is cheaper; what it exceeds the limit by is its `excess`."""
         rng = random.Random(SEED)
-        best = self.mend(self.run(()), lambda found: found[0])
+        greedy = self.mend(self.run(()), lambda found: found[0])
+        best = min([greedy, *(self.run(run.chosen) for run in known)], key=lambda run: run.score)
         while best.chosen and self.followed < EFFORT:
             kept = self._less(best, rng)
             run = self.mend(self.run(kept), lambda found: found[min(int(rng.expovariate(1.5)), len(found) - 1)])
@@ -348,13 +355,14 @@ def recompute_within(
         problem, numbered = _problem(own, size, machine, batch, memory - fixed, again, file)
         floor, s = problem.floor
         if floor <= problem.limit:  # what is refused anyhow is not costed
-            _costed(problem, own, cost)
+            problem = _costed(problem, own, cost)
         run = problem.run(())
         least = 0.0
         if run.excess and floor <= problem.limit:
-            run, whole = problem.solve(), paging_of(own, cost)[1]
+            reckoned = partial(seconds, batch=batch, machine=machine)
+            run, *others = _searched(problem, own, reckoned)
             if solvers is not None:
-                answer = solvers.improve(problem, run, whole)
+                answer = solvers.improve(problem, run, paging_of(own, cost)[1], others)
                 run, least = answer.run, answer.bound
         if run.excess:
             below = floor > problem.limit
@@ -395,6 +403,20 @@ def recompute_within(
         statements += scheduled
     done = replace(lowered, statements=tuple(statements), values=tuple(versions.values))
     return Recomputed(done, repeated, overhead, bound if solvers is not None and solvers.used else None)
+
+
+def _searched(problem: Problem, own: Sequence[Statement], reckoned: Callable[[Statement], float]) -> list[Run]:
+    """The cheapest schedule that is found, and, if values may wait in a file, the cheapest without.
+
+    Where none is found by what statements cost, one is looked for by what they are reckoned to.
+    """
+    without = _searched(problem.without_pages(), own, reckoned) if problem.pages else []
+    run = problem.solve(without)
+    if run.excess:
+        other = _costed(problem, own, reckoned)
+        if [step.cost for step in other.steps] != [step.cost for step in problem.steps]:
+            run = problem.solve([other.solve()])
+    return [run, *without]
 
 
 def paging_of(statements: Sequence[Statement], cost: Callable[[Statement], float]) -> tuple[float, float]:
@@ -461,8 +483,8 @@ def _problem(
 
 def _costed(problem: Problem, own: Sequence[Statement], cost: Callable[[Statement], float]) -> Problem:
     """The problem, with what its statements cost."""
-    problem.steps = [replace(step, cost=_cost(st, cost)) for step, st in zip(problem.steps, own, strict=True)]
-    return problem
+    steps = [replace(step, cost=_cost(st, cost)) for step, st in zip(problem.steps, own, strict=True)]
+    return Problem(steps, problem.sizes, problem.backward, problem.limit, problem.pages, problem.written, problem.room)
 
 
 def _cost(st: Statement, cost: Callable[[Statement], float]) -> float:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from calcvm.vm.run.cuda.device import Cuda
 
 SPARE_SLOTS = 64  # kept to be used again: making one takes as long as two switches
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def parse_bytes(memory: int | str, what: str = "memory") -> int:

@@ -135,10 +135,10 @@ def place(path: Any) -> Path:
     ------
     CalcError : it is no path of a file, or what is there is no plain file (a device, a pipe).
     """
-    found = Path(os.path.realpath(_path(path)))
-    if found.exists() and not (found.is_file() or found.is_dir()):
+    found = os.path.realpath(_path(path))
+    if os.path.exists(found) and not (os.path.isfile(found) or os.path.isdir(found)):
         raise CalcError(f"{path} is a device or a pipe, which a file cannot take the place of: name a file")
-    return found
+    return Path(found)
 
 
 def replace(
