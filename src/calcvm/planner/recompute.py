@@ -44,6 +44,7 @@ Pair = tuple[int, int]  # (statement of the backward, statement that runs again 
 EARLY = ("forward", "loss")
 TRIALS = 6  # drops whose peak is worked out, of those that look best
 EFFORT = 1_000_000  # statements that the search may follow to make a schedule cheaper: about two seconds
+IDLE = 1000  # schedules in a row that were none cheaper: small programs have few
 PATIENCE = 10 * EFFORT  # and to find one
 SEED = 0
 
@@ -281,9 +282,11 @@ class Problem:
         rng = random.Random(SEED)
         greedy = self.mend(self.run(()), lambda found: found[0])
         best = min([greedy, *(self.run(run.chosen) for run in known)], key=lambda run: run.score)
-        while best.chosen and self.followed < EFFORT:
+        idle = 0
+        while best.chosen and self.followed < EFFORT and idle < IDLE:
             kept = self._less(best, rng)
             run = self.mend(self.run(kept), lambda found: found[min(int(rng.expovariate(1.5)), len(found) - 1)])
+            idle = 0 if run.score < best.score else idle + 1
             if run.score <= best.score:
                 best = run
         return best
