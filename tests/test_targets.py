@@ -25,8 +25,14 @@ TARGETS = {"sse": SSE, "avx2": AVX2, "neon": NEON, "host": host()}
 MACHINES = {"x86_64": 62, "aarch64": 183}  # of ELF
 ON_X86 = platform.machine() in ("x86_64", "AMD64")
 # What compiled code may call beside routines: the system's, and of libm what runs once a step (the cosine schedule).
-LIBC, ONCE_A_STEP = {"memset", "memcpy", "memmove"}, {"tick": {"cos", "fmod"}}
-SAMPLE = ("sigmoid_bwd", "adam", "transpose_fwd", "tick", "gemv")
+LIBC = {"memset", "memcpy", "memmove"}
+OF_ROWS = {
+    "tick": {"cos", "fmod"},
+    "page_in": {"pread"},
+    "page_out": {"pwrite", "sync_file_range"},
+    "page_ahead": {"posix_fadvise"},
+}
+SAMPLE = ("sigmoid_bwd", "adam", "transpose_fwd", "tick", "gemv", "page_out")
 RUN = ("linear", "tanh", "sum", "adam")
 
 kernels_cpu.load()
@@ -87,7 +93,7 @@ def test_every_kernel_compiles_for_every_target_in_one_process(dtype, whole):
             assert [symbol for symbol, defined in found.items() if defined] == [native.symbol(dtype)]
             called = {symbol for symbol, defined in found.items() if not defined}
             ours = {routine.symbol(dtype) for routine in ROUTINES.values()}
-            assert called - made.needs.keys() <= LIBC | ONCE_A_STEP.get(name, set()), (name, kind)
+            assert called - made.needs.keys() <= LIBC | OF_ROWS.get(name, set()), (name, kind)
             assert made.needs.keys() <= ours
             code[kind] = made.code
         assert len({*code.values()}) >= 3, name  # the host may be one of the others
