@@ -9,7 +9,7 @@ Overhead of a step in per cent, searched, found and at least, and seconds (two c
 memory 0.87, proved in 0.7; in 56.9 % 5.38, 5.35, proved in 1.3; in half 9.85, 9.68, 9.53 in 10.  UNet at 256, batch 2, in half 4.51,
 4.37, 4.24 in 10, and none of six versions of a value is cheaper.  MobileNetV2, batch 8, in half 9.39, 9.278, 9.277 in 30.  ResNet-50,
 batch 8, in 80 % 1.06, 1.05, proved in 2.8.  VGG-16 and VGG-19, batch 8, 2 % of the peak above the largest statement, 0.18 and 0.20,
-proved in 0.4 and 0.5; ResNet-34, batch 8, 10 % above it 10.19, 8.99, 7.65 in 60.  In 25 % of what saving all takes: ResNet-18,
+proved in 0.4 and 0.5; ResNet-34, batch 8, 10 % above it 10.19, 8.99, 7.74 in 60.  In 25 % of what saving all takes: ResNet-18,
 batch 8, 1.93, 1.69, proved in 9.4, batch 16 1.08, proved in 1.0; ResNet-34, batch 8, 1.91, 1.86, proved in 15, batch 16 0.89, proved
 in 3.8; UNet, batch 2, 0.33, proved in 0.6.
 """
