@@ -18,7 +18,7 @@ JOBS = $(shell $(BIN)/python -c "import os; print(os.cpu_count())")
 KINDS := $(patsubst tests/kinds/test_%.py,whole-%,$(wildcard tests/kinds/test_*.py))
 # a file's tests run in one process, files in their order (the first take longest); a test over its time ends its process for good
 SHARED = -p no:benchmark --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
-LONGEST := whole-graphs whole-races whole-others
+LONGEST := whole-others whole-graphs whole-races
 SUITABLE := import sys, ensurepip; sys.exit(sys.version_info < (3, 10))
 
 .DEFAULT_GOAL := help
