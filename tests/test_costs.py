@@ -258,9 +258,8 @@ def test_where_none_is_found_by_costs_the_reckoned_ones_lead_to_one(
     plan = cv.plan(g, memory=budget, costs=lambda facts: 1.0, **HOW)
     assert plan.again and plan.heap_bytes <= budget
     rows = sum(st.path == "learn" for st in planned.statements)
-    assert (
-        rows <= len(plan.again) / plan.overhead < 1.4 * rows
-    )  # in the costs that were given; updates are merged later
+    # in the costs that were given, of statements whose updates are merged later
+    assert rows <= len(plan.again) / plan.overhead < 1.4 * rows
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e7, -1, -math.inf, "1", None, True, 1j, 10**400])
