@@ -4,7 +4,8 @@ Plans of a network take turns, each with a heap of its own: without a budget; wi
 in a budget is; and in budgets, a share of the first one's heap or a tenth above what a single statement needs, chosen by
 reckoned and by measured costs.  *Told* and *taken* are the work above the plan of least scratch, the same work otherwise;
 *in all* is above the plan without a budget, so with what less scratch costs.  One worker's time is that of its thread, in
-which nothing else runs; a team's that of the clock.  Minima over the turns.
+which nothing else runs; a team's that of the clock.  Minima over the turns, which are spread over rounds of all networks:
+who else runs on the machine slows those plans down most that live on its last cache, and for longer than a round lasts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ CASES: list[tuple[str, int, dict[str, int]]] = [
 ]
 QUICK_CASES = [("resnet18", 4, {"width": 4, "size": 32})]
 TURN_SECONDS = 0.1  # of steps, of each plan in each turn
-TURNS = 3 * REPEATS  # of ResNet-18's steps by two workers the least of 7 is up to 4 % apart from that of the next 7
+TURNS = REPEATS  # of each round
+ROUNDS = 3  # of ResNet-18's steps by two workers the least of 7 is up to 4 % apart from that of the next 7
 LONG = 1.0  # seconds of a step from which there are fewer turns
 APART_TARGET = 2.0  # points, between told and taken
 
@@ -76,7 +78,7 @@ def measured(name: str, batch: int, workers: int, turns: int, turn_seconds: floa
     models = {which: cv.CalcHeap(p.heap_bytes).load(p, seed=0) for which, p in programs.items()}
     losses = {which: [model.step(images, target) for _ in range(2)] for which, model in models.items()}
     once = timed(models["free"], images, target, 1, clock)
-    steps, turns = max(1, int(turn_seconds / once)), turns if once < LONG else max(3, turns // 5)
+    steps, turns = max(1, int(turn_seconds / once)), turns if once < LONG else max(1, turns // 5)
     laps: dict[str, list[float]] = {which: [] for which in models}
     for _ in range(turns):
         for which, model in models.items():
@@ -95,6 +97,15 @@ def measured(name: str, batch: int, workers: int, turns: int, turn_seconds: floa
 
 
 # ---------------------------------------------------------------- the tables
+def together(least: dict[str, Any], found: dict[str, Any]) -> None:
+    """Take the least seconds of two rounds where their plan is the same: a search that time ends may find another."""
+    for which, plan in least.items():
+        again = found.get(which, {})
+        plan["same"] &= again.get("same", True)
+        if all(again.get(what) == plan[what] for what in ("bytes", "again", "told")):
+            plan["seconds"] = min(plan["seconds"], again["seconds"])
+
+
 def rows(
     result: Result, name: str, batch: int, workers: int, found: dict[str, Any], apart: list[float]
 ) -> list[list[str]]:
@@ -134,14 +145,21 @@ def main(quick: bool = False) -> bool:
     """Run the workload; True when losses are the same in any memory."""
     result = Result("overhead", "Making values again", quick)
     table, steps, apart, without = list[list[str]](), list[list[str]](), list[float](), list[str]()
-    for name, batch, reduced in QUICK_CASES if quick else CASES:
-        for workers in (1,) if quick else sorted({1, n_cores()}):
-            how = {"turns": 1 if quick else TURNS, "turn_seconds": 0.01 if quick else TURN_SECONDS}
-            spec = {"name": name, "batch": batch, "workers": workers, "reduced": reduced, **how}
-            found = fresh("-m", "bench.overhead", json.dumps(spec))
-            made = rows(result, name, batch, workers, found, apart)
+    cases = QUICK_CASES if quick else CASES
+    teams = (1,) if quick else sorted({1, n_cores()})
+    how = {"turns": 1, "turn_seconds": 0.01} if quick else {"turns": TURNS, "turn_seconds": TURN_SECONDS}
+    least: dict[tuple[str, int], Any] = {}
+    for _ in range(1 if quick else ROUNDS):
+        for name, batch, reduced in cases:
+            for workers in teams:
+                spec = {"name": name, "batch": batch, "workers": workers, "reduced": reduced, **how}
+                found = fresh("-m", "bench.overhead", json.dumps(spec))
+                together(least.setdefault((name, workers), found), found)
+    for name, batch, _ in cases:
+        for workers in teams:
+            made = rows(result, name, batch, workers, least[name, workers], apart)
             table += made
-            steps.append(steps_of(name, batch, workers, found))
+            steps.append(steps_of(name, batch, workers, least[name, workers]))
             if not made:
                 without.append(name)
     header = [
