@@ -292,7 +292,7 @@ def test_it_is_python_that_trains_from_a_shell_and_keeps_weights(tmp_path):
     subprocess.run([sys.executable, "-I", str(path)], check=True, cwd=tmp_path, capture_output=True)  # random numbers
 
 
-def test_arrays_that_are_missing_or_of_other_lengths_are_refused(tmp_path):
+def test_arrays_that_are_missing_or_of_other_lengths_and_epochs_below_none_are_refused(tmp_path):
     small().to_python(tmp_path / "train.py")
     arrays = images((4,), 3, n=8)
     for wrong, why in (
@@ -304,6 +304,9 @@ def test_arrays_that_are_missing_or_of_other_lengths_are_refused(tmp_path):
         train = [sys.executable, "-I", "train.py", "--data", "data.npz"]
         done = subprocess.run(train, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 1 and done.stderr == f"data.npz: {why}\n"
+    train = [sys.executable, "-I", "train.py", "--epochs", "-1"]
+    done = subprocess.run(train, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr == "--epochs -1: a number from 0 on is wanted\n"
 
 
 def test_it_goes_on_where_the_model_stands(tmp_path):

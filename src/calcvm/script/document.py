@@ -351,6 +351,8 @@ def feed(place, data):
     options.add_argument("--seed", type=int, default=0, help="of the order of the samples")
     options.add_argument("--save", help="an .npy file for the weights in the end; it can take the place of this script's")
     options = options.parse_args()
+    if options.epochs < 0:
+        raise SystemExit(f"--epochs {{options.epochs}}: a number from 0 on is wanted")
     rng = np.random.default_rng(options.seed)
     data = dict(np.load(options.data)) if options.data else {{
 {chr(10).join(random)}
