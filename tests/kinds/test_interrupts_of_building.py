@@ -319,14 +319,18 @@ def test_a_signal_at_any_step_leaves_what_optuna_says_as_it_was():
     optuna = pytest.importorskip("optuna")
     from calcvm.exploration.study import _quietly
 
-    level = optuna.logging.get_verbosity()
+    before, level = optuna.logging.get_verbosity(), optuna.logging.INFO  # other tests of the process may have set it
+    optuna.logging.set_verbosity(level)
 
     def call():
         assert _quietly(optuna, optuna.logging.get_verbosity) > level
 
-    for n in range(1, steps_of(call) + 1):
-        raised, _ = interrupted(call, n)
-        assert optuna.logging.get_verbosity() == level, (n, raised)
+    try:
+        for n in range(1, steps_of(call) + 1):
+            raised, _ = interrupted(call, n)
+            assert optuna.logging.get_verbosity() == level, (n, raised)
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 def test_an_exception_of_a_search_s_build_fails_its_trial(tmp_path):
