@@ -5,7 +5,7 @@ in a budget is; and in budgets, a share of the first one's heap or a tenth above
 reckoned and by measured costs.  *Told* and *taken* are the work above the plan of least scratch, the same work otherwise;
 *in all* is above the plan without a budget, so with what less scratch costs.  One worker's time is that of its thread, in
 which nothing else runs; a team's that of the clock.  Minima over the turns, which are spread over rounds of all networks:
-who else runs on the machine slows those plans down most that live on its last cache, and for longer than a round lasts.
+who else runs on the machine slows those plans down most that live on its last cache, and for longer than a network's turns last.
 """
 
 from __future__ import annotations
@@ -145,23 +145,20 @@ def main(quick: bool = False) -> bool:
     """Run the workload; True when losses are the same in any memory."""
     result = Result("overhead", "Making values again", quick)
     table, steps, apart, without = list[list[str]](), list[list[str]](), list[float](), list[str]()
-    cases = QUICK_CASES if quick else CASES
-    teams = (1,) if quick else sorted({1, n_cores()})
     how = {"turns": 1, "turn_seconds": 0.01} if quick else {"turns": TURNS, "turn_seconds": TURN_SECONDS}
-    least: dict[tuple[str, int], Any] = {}
+    least: dict[tuple[str, int, int], Any] = {}
     for _ in range(1 if quick else ROUNDS):
-        for name, batch, reduced in cases:
-            for workers in teams:
+        for name, batch, reduced in QUICK_CASES if quick else CASES:
+            for workers in (1,) if quick else sorted({1, n_cores()}):
                 spec = {"name": name, "batch": batch, "workers": workers, "reduced": reduced, **how}
                 found = fresh("-m", "bench.overhead", json.dumps(spec))
-                together(least.setdefault((name, workers), found), found)
-    for name, batch, _ in cases:
-        for workers in teams:
-            made = rows(result, name, batch, workers, least[name, workers], apart)
-            table += made
-            steps.append(steps_of(name, batch, workers, least[name, workers]))
-            if not made:
-                without.append(name)
+                together(least.setdefault((name, batch, workers), found), found)
+    for (name, batch, workers), found in least.items():
+        made = rows(result, name, batch, workers, found, apart)
+        table += made
+        steps.append(steps_of(name, batch, workers, found))
+        if not made:
+            without.append(name)
     header = [
         "network",
         "workers",

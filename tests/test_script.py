@@ -294,6 +294,13 @@ def test_it_is_python_that_trains_from_a_shell_and_keeps_weights(tmp_path):
 
 def test_arrays_that_are_missing_or_of_other_lengths_and_epochs_below_none_are_refused(tmp_path):
     small().to_python(tmp_path / "train.py")
+
+    def said(*options):
+        train = [sys.executable, "-I", "train.py", *options]
+        done = subprocess.run(train, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 1
+        return done.stderr
+
     arrays = images((4,), 3, n=8)
     for wrong, why in (
         ({"input": arrays["input"]}, "has input; target must be there too"),
@@ -301,12 +308,8 @@ def test_arrays_that_are_missing_or_of_other_lengths_and_epochs_below_none_are_r
         ({**arrays, "target": arrays["target"][:7]}, "8 samples of input, 7 of target"),
     ):
         np.savez(tmp_path / "data.npz", **wrong)
-        train = [sys.executable, "-I", "train.py", "--data", "data.npz"]
-        done = subprocess.run(train, capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 1 and done.stderr == f"data.npz: {why}\n"
-    train = [sys.executable, "-I", "train.py", "--epochs", "-1"]
-    done = subprocess.run(train, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1 and done.stderr == "--epochs -1: a number from 0 on is wanted\n"
+        assert said("--data", "data.npz") == f"data.npz: {why}\n"
+    assert said("--epochs", "-1") == "--epochs -1: a number from 0 on is wanted\n"
 
 
 def test_it_goes_on_where_the_model_stands(tmp_path):
