@@ -271,26 +271,61 @@ def test_a_trap_is_raised_once():
         assert np.isfinite(model.step(x, y))
 
 
-def test_who_took_hold_of_a_method_before_has_the_compiled_one():
+def test_a_method_taken_before_the_first_call_is_the_one_taken_later():
+    """Of models from anywhere; and functions that were taken from the class before there was a model."""
     code = """
+import copy, io
 import numpy as np, calcvm as cv
 from calcvm import nn
 from calcvm.vm.memory import methods
-model = cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8)
-predict, step = model.predict, model.step  # functions written in Python
-x, y = np.zeros((1, 4), "float32"), np.zeros(1, "int64")
-for _ in range(methods.WORTH + 4):
-    predict(x), step(x, y)
-seen = []
-written = cv.Model._calcvm_predict
-cv.Model._calcvm_predict = lambda self, *a, **k: seen.append(1) or written(self, *a, **k)
-for _ in range(100):
-    predict(x), step(x, y)
-assert not seen, len(seen)
-predict([[0, 0, 0, 0]])  # Python's
-assert len(seen) == 1
+from calcvm.vm.run.entry import METHODS
+
+class Own(cv.Model):
+    def step(self, x, y):
+        return super().step(x, y)
+
+predict, step = cv.Model.predict, cv.Model.step  # functions written in Python
+net, given = nn.Linear(3), {"input_shape": (4,), "optimizer": "adam", "batch_size": 8}
+x, y, file = np.zeros((1, 4), "float32"), np.zeros(1, "int64"), io.BytesIO()
+model = cv.Model(net, **given)
+early = {"made": (model, {name: getattr(model, name) for name in METHODS})}
+model.save(file)
+file.seek(0)
+fleet = cv.Fleet(model.program.heap_bytes * 8)
+handle = fleet.add(model.program, data=(np.repeat(x, 8, 0), np.repeat(y, 8)))
+others = {
+    "loaded": cv.load(file), "copied": copy.copy(model), "in a heap": cv.Model.on(model.resident.copy(heap=cv.CalcHeap("1 MiB"))),
+    "of a fleet": handle.model, "of a class": Own(net, **given),
+}
+early |= {of: (m, {name: getattr(m, name) for name in METHODS}) for of, m in others.items()}
+
+def use(taken):
+    taken["step"](x, y), taken["predict"](x), taken["evaluate"](x, y), taken["run"]({"input": x})
+    taken["__setitem__"]("input", x), taken["__setitem__"]("target", y), taken["run_steps"](1)
+
+for _, taken in early.values():
+    for _ in range(methods.WORTH):
+        use(taken)
+seen, counted = [], 0
+for name, called in METHODS.items():
+    written = getattr(cv.Model, "_calcvm_" + called)
+    setattr(cv.Model, "_calcvm_" + called, lambda *a, w=written, **k: seen.append(1) or w(*a, **k))
+for of, (m, taken) in early.items():
+    for name in METHODS:
+        assert taken[name] == getattr(m, name), (of, name)
+        counted += 1
+    for _ in range(10):
+        use(taken)
+    assert not seen, (of, len(seen))
+    predict(m, x), step(m, x, y)
+    assert not seen, of
+    taken["predict"]([[0, 0, 0, 0]])  # Python's
+    assert len(seen) == 1
+    seen.clear()
+print(counted)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    assert done.stdout == "36\n"
 
 
 def test_means_are_rounded_as_over_whole_data_sets():

@@ -220,6 +220,7 @@ class Model(methods.Native):
             Roles.of(loaded_of(program))
         self.resident: Resident = (heap or files.heap_of(program, page_folder)).load(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
+        methods.prepare(self)
 
     @classmethod
     def on(cls, resident: Resident) -> Model:
@@ -231,6 +232,7 @@ class Model(methods.Native):
         Roles.of(resident.loaded)
         model = cls.__new__(cls)
         model._plan, model.resident = None, resident
+        methods.prepare(model)
         return model
 
     # ------------------------------------------------------------ what it is

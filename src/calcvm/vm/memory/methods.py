@@ -10,7 +10,9 @@ interpreter's lock, so that no other thread comes in between:
 - the samples are copied into the heap, the rows run, the answer is made.
 
 Whatever is not so it hands on to the method written in Python, which does it or says what is wrong, and then arms the
-compiled one.  What compiled calls have done to a model, Python takes note of when it looks next (`Calls.look`).  Long
+compiled one.  From the first model on a class has functions that the interpreter calls directly; they go on in Python until
+a process has made WORTH calls, and from then on in compiled code (`calcvm.vm.run.method_entries`), whenever somebody took
+hold of them.  What compiled calls have done to a model, Python takes note of when it looks next (`Calls.look`).  Long
 calls stay in Python, where other threads go on meanwhile and Ctrl-C is heard.
 """
 
@@ -34,7 +36,7 @@ from calcvm.ops.statement import PHASES
 from calcvm.vm.run import job as layout
 from calcvm.vm.run import team
 from calcvm.vm.run.device import heaps_of
-from calcvm.vm.run.entry import METHODS, OWN
+from calcvm.vm.run.entry import METHODS, OWN, entry
 from calcvm.vm.run.entry import address as address_of
 from calcvm.vm.run.loaded import FORWARD
 
@@ -84,7 +86,7 @@ class Native:
 
 
 def native(method: Method) -> Method:
-    """A method that is called as compiled code once there is some, also by who took hold of it before."""
+    """A method that is called as compiled code once there is some, also by who took hold of it before the first model."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:
@@ -387,29 +389,35 @@ _calls = 0  # in Python, so far
 _kept: list[MethodDef] = []  # they live as long as the process
 
 
-def _definition(name: str, entry: str, doc: str) -> int:
-    """Address of the definition of a method that an entry is the code of."""
-    _kept.append(MethodDef(name.encode(), address_of(entry), FASTCALL, doc.encode()))
+@cache
+def _codes() -> list[int]:
+    """Addresses of the methods' code, in the order of METHODS, of a bound step's, and of where `method`'s goes."""
+    return [entry("methods")(k) for k in range(len(METHODS) + 2)]
+
+
+def _definition(name: str, code: int, doc: str) -> int:
+    """Address of the definition of a method."""
+    _kept.append(MethodDef(name.encode(), code, FASTCALL, doc.encode()))
     return ctypes.addressof(_kept[-1])
 
 
 def install(cls: type) -> None:
-    """Put compiled methods in the places of those written in Python, which are from then on ``_calcvm_step``, ...
+    """Put the interpreter's own in the places of methods written in Python, which are from then on ``_calcvm_step``, ...
 
     A class that derives from this one may have methods of its own, as before; what somebody has put in the place of one
     of these stays.
     """
     make = ctypes.pythonapi.PyDescr_NewMethod
     make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_void_p]
-    for name, entry in METHODS.items():
+    for (name, called), code in zip(METHODS.items(), _codes()):
         written: Any = vars(cls)[name]
         made = getattr(written, "made", {})
         if "call" not in made or made["call"] is not written:  # it is there, or something of the user's
             continue
         plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
         signature = str(inspect.Signature(plain)).replace("(self", "($self")
-        method = make(cls, _definition(name, entry, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
-        setattr(cls, OWN + entry, inspect.unwrap(written))
+        method = make(cls, _definition(name, code, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
+        setattr(cls, OWN + called, inspect.unwrap(written))
         setattr(cls, name, method)
         made["code"] = method
 
@@ -427,13 +435,18 @@ def offer(model: Any) -> None:
     model._calcvm_words = record.calls.words
 
 
-def have(model: Any) -> type:
-    """See that a model's class has compiled methods; without a lock, which a forked child would inherit.
-
-    Returns the class of calcvm's that has them.
-    """
+def prepare(model: Any) -> type:
+    """See that a model's class has functions that the interpreter calls directly; the class of calcvm's that has them."""
     cls = next(c for c in type(model).__mro__ if Native in c.__bases__)
-    install(cls)
+    if possible():
+        install(cls)
+    return cls
+
+
+def have(model: Any) -> type:
+    """`prepare`, and see that they go on in compiled code; without a lock, which a forked child would inherit."""
+    cls = prepare(model)
+    ctypes.c_int64.from_address(_codes()[-1]).value = address_of("method")
     return cls
 
 
@@ -450,5 +463,5 @@ def bound_step(model: Any, arguments: tuple[np.ndarray, ...]) -> Any:
 @cache
 def _bound_definition() -> int:
     return _definition(
-        "step", "bound_step", "step()\n--\n\nOne training step on the arrays it was bound to; returns its loss."
+        "step", _codes()[-2], "step()\n--\n\nOne training step on the arrays it was bound to; returns its loss."
     )

@@ -12,7 +12,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from calcvm.vm.run.atomics import I64, call_entry, f32_at, f64_at, i32_at, i64_at, u8_at
-from calcvm.vm.run.entry import OWN
+from calcvm.vm.run.entry import OWN, TUPLE_ITEMS, TUPLE_SIZE
 from calcvm.vm.run.job import (
     ARGUMENTS,
     ARMED,
@@ -92,10 +92,11 @@ from calcvm.vm.run.samples import bytes_of, helper, scratch
 # Bytes of Python's objects.
 WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.Native` and `methods.Bound`; 0: nothing is there
 TYPE, DATA, RANK_AT, DIMS_AT, DESCR, FLAGS = 8, 16, 24, 32, 56, 64  # of an array
-TUPLE_SIZE, TUPLE_ITEMS = 16, tuple.__basicsize__  # 24, from Python 3.14 on 32: a hash is in between
 PLAIN, WRITEABLE = 0x0001 | 0x0100, 0x0400  # C-contiguous, aligned
 MOST_OBJECTS = 30  # that a call hands on: more are an error of the caller's anyway
-STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(7)
+STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(
+    7
+)  # as in `method_entries`
 ASK, TRAPPED = 0, -1  # what is no answer: Python must give it; a kernel trapped
 
 _float = types.ExternalFunction("PyFloat_FromDouble", types.int64(types.float64))
@@ -545,7 +546,7 @@ def hand_on(self, args, n, names, name):
 
 
 def method(self, args, n, names, name):
-    """What the methods below have in common: compiled once, for that takes two seconds."""
+    """What all methods do; ``name``: which of them is called.  ``self`` is a model, of a bound step a `methods.Bound`."""
     model, given, found, written = self, i64_at(args), ASK, _step_text()
     if name == BOUND_NAME:
         arguments = i64_at(self + ARGUMENTS_SLOT)[0]
@@ -580,37 +581,3 @@ def method(self, args, n, names, name):
     if found == TRAPPED or found == ASK:
         found = hand_on(model, args, n, names, written)
     return found
-
-
-@intrinsic
-def call_method(tc, self, args, n, names, name):
-    return call_entry("method")
-
-
-def step(self, args, n, names):
-    return call_method(self, args, n, names, STEP_NAME)
-
-
-def run_steps(self, args, n, names):
-    return call_method(self, args, n, names, RUN_STEPS_NAME)
-
-
-def predict(self, args, n, names):
-    return call_method(self, args, n, names, PREDICT_NAME)
-
-
-def evaluate(self, args, n, names):
-    return call_method(self, args, n, names, EVALUATE_NAME)
-
-
-def run_by_name(self, args, n, names):
-    return call_method(self, args, n, names, RUN_NAME)
-
-
-def set_item(self, args, n, names):
-    return call_method(self, args, n, names, SET_NAME)
-
-
-def bound_step(self, args, n, names):
-    """`step` on the arrays of a `methods.Bound`."""
-    return call_method(self, args, n, names, BOUND_NAME)
