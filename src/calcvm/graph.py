@@ -621,6 +621,19 @@ class CalcGraph:
         with self.paths[name] as path:
             yield path
 
+    def layer_results(self) -> dict[str, Variable]:
+        """What layers make, by their names: of a layer in several paths the path predict's, all as ``"learn.relu_1"`` too.
+
+        A variable that somebody has named keeps its name; one that was numbered gives it to the layer.
+        """
+        found: dict[str, Variable] = {}
+        for path in sorted(self.paths.values(), key=lambda path: path.name != "predict"):
+            for scope, (v, _) in path.layers.items():
+                found.setdefault(scope, v)
+                found.setdefault(f"{path.name}.{scope}", v)
+        chosen = {name for name, v in self.variables.items() if not v.unnamed}
+        return {name: v for name, v in found.items() if name not in chosen}
+
     def state(self, name: str, elems: int, type_: str, init: Mapping[str, Any]) -> Variable:
         """Numbers of a type in the heap's persistent state, shared by name (counters, rates)."""
         known = self.states.get(name)

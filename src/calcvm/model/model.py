@@ -100,6 +100,9 @@ class Model(methods.Native):
         (default: they become the model's floats); see `CalcGraph.placeholder`.
     channels_last : bool
         The input's samples, whose shape ``input_shape`` is, are images (*sizes, channels), and are read as they are.
+    keep : list of str
+        Names of results that stay readable after a call of `run` or `step`: of layers, as `summary` has them (``"relu_1"``: what
+        path predict makes; ``"learn.relu_1"``), or of variables.
     page_folder : path, optional
         Of the file of what waits there or persists there with ``page_bytes`` (see `CalcHeap`; of a ``heap`` that is given, its own).
     seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective, costs, page_bytes,
@@ -124,6 +127,7 @@ class Model(methods.Native):
         input_dtype: Any = ...,
         target_dtype: Any = ...,
         channels_last: bool = ...,
+        keep: Iterable[str] = ...,
         memory: int | str | None = ...,
         seed: int = ...,
         dtype: str = ...,
@@ -148,6 +152,7 @@ class Model(methods.Native):
         *,
         batch_size: int | None = ...,
         learning_batch: int | None = ...,
+        keep: Iterable[str] = ...,
         memory: int | str | None = ...,
         seed: int = ...,
         dtype: str = ...,
@@ -182,6 +187,7 @@ class Model(methods.Native):
         input_dtype: Any = None,
         target_dtype: Any = None,
         channels_last: bool = False,
+        keep: Iterable[str] = (),
         memory: int | str | None = None,
         seed: int = 0,
         dtype: str = "float32",
@@ -212,7 +218,7 @@ class Model(methods.Native):
         accumulate = learning_batch is not None
         self._plan: Plan | None = compiler.plan(
             graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
-            accumulate=accumulate, mode=mode, precision=precision, recompute=recompute,
+            accumulate=accumulate, keep=keep, mode=mode, precision=precision, recompute=recompute,
             solver_seconds=solver_seconds, objective=objective, costs=costs, page_bytes=page_bytes, page_bandwidth=page_bandwidth,
         )  # fmt: skip
         program = compiler.compile(graph, plan=self._plan)

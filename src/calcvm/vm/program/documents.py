@@ -123,7 +123,7 @@ _VARIABLE = record(
     optional={"layout": one_of("", *LAYOUTS)},
 )  # fmt: skip
 _PATH = {"backward": boolean, "output": optional(text()), "needs": table(_NAMES)}
-_SEVERAL = {"outputs": _NAMES}
+_SEVERAL = {"outputs": _NAMES, "rates": table(number())}
 _TRAINING = {
     "loss": text(), "optimizer": text(), "hyper": SIZE, "seed": SIZE, "accumulate": boolean,
     "moments": table(table(SIZE)), "gradients": table(_SYMBOL),
@@ -139,6 +139,7 @@ INFO = record(
         "state": listing(_start),
         "paths": table(record(_PATH, optional={**_TRAINING, **_SEVERAL})),
         "layers": table(listing(_LAYER)),
+        "called": table(text()),
         "device": one_of("cpu", "blas", "cuda"),
         "mode": one_of(None, "grid", "graph", "fleet"),
         "precision": one_of("float32", "tf32"),
@@ -187,6 +188,7 @@ class _Facts:
         self.buffers: Mapping[str, Any] = info.get("buffers", {})
         self.state: list[Any] = info.get("state", [])
         self.paths: Mapping[str, Any] = info.get("paths", {})
+        self.called: Mapping[str, str] = info.get("called", {})
 
     def check(self) -> None:
         for name, facts in self.variables.items():
@@ -201,6 +203,9 @@ class _Facts:
             self.fail("paths", f"they are {', '.join(self.paths)}, the rows' are {', '.join(self.program.paths)}")
         for name, facts in self.paths.items():
             self.path(f"path {name!r}", facts)
+        for name, of in self.called.items():
+            if of not in self.variables:
+                self.fail(f"layer {name!r}", f"it makes {of!r}, which is no variable")
 
     def fail(self, where: str, message: str) -> None:
         raise ProgramError(f"{where}: {message}")
