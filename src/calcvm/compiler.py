@@ -450,8 +450,7 @@ def compile(  # noqa: A001
         raise CalcError(f"compile: {graph!r} has changed since it was planned: plan it anew (cv.plan)")
     facts, dtype = dict(vars(info["facts"])), info["dtype"]
     constants, layers = facts.pop("constants"), facts["layers"]
-    if not facts["called"]:
-        del facts["called"]
+    facts = {name: of for name, of in facts.items() if of or name not in ("called", "adapts")}
     facts["layers"] = {path: [line.at(plan.batch_size, dtype) for line in lines] for path, lines in layers.items()}
     device = {name: info[name] for name in ("device", "mode", "precision") if name in info}
     return assemble(plan.lowered, plan, dtype, {**facts, **device}, constants)

@@ -504,6 +504,9 @@ class CalcGraph:
         self.variables: dict[str, Variable] = {}
         self.states: dict[str, Variable] = {}  # by what they are for
         self.paths: dict[str, Path] = {}
+        self.adapts: dict[
+            str, tuple[Variable, int | None]
+        ] = {}  # layers that learn from data before training: what they read, along
         self._active: list[Path] = []
         self._counts: dict[str, int] = {}
         self._whole = False  # in a `whole`

@@ -47,6 +47,9 @@ class Facts:
         "optimizer", "hyper", "seed", the parameters' "moments" and "gradients", and factors of the learning rate ("rates").
     layers : of each path, for people; in a program what `Line.at` says of its largest batch.
     called : names of layers, and the variables that they make.
+    adapts : layers that learn numbers from data before training (`calcvm.nn.Standardize`): the placeholder whose data these are
+        ("of"; None: they are computed), the "shape" of a sample as the layer sees it, the "axis" of its features (None: all), and whether the data have
+        their channels last.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
@@ -56,6 +59,7 @@ class Facts:
     paths: dict[str, Any] = field(default_factory=dict)
     layers: dict[str, list[Line]] = field(default_factory=dict)
     called: dict[str, str] = field(default_factory=dict)
+    adapts: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -136,6 +140,10 @@ class Lowering:
         for v in self.graph.variables.values():
             self._describe(v, used)
         self.facts.called = {name: v.name for name, v in self.layers.items()}
+        for scope, (v, axis) in self.graph.adapts.items():
+            of = v.source.name if v.source.kind == "placeholder" else None
+            shape, last = [n.b for n in v.shape[1:]], v.source.layout != ""
+            self.facts.adapts[scope] = {"of": of, "shape": shape, "axis": axis, "channels_last": last}
         values = tuple(v for v in self.emit.values if v in used)
         return Lowered(values=values, statements=tuple(statements), paths=tuple(p.name for p in order)), self.facts
 

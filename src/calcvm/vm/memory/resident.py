@@ -332,6 +332,13 @@ class Resident:
             cells = image[self.loaded.in_image(symbol)].view(symbol.dtype)
             as_seen(cells, symbol, shape_of(symbol))[...] = value
 
+    def set_buffers(self, values: Mapping[str, np.ndarray]) -> None:
+        """Set some of the buffers, all of those or none: what its placeholders and results held is gone."""
+        with self.record.change, self.record.turn.mine:
+            image = self.image()
+            self._put(image, ((self.loaded.symbol(n), v.reshape(self.loaded.shape(n, 1))) for n, v in values.items()))
+            self.restore(image)
+
     def close(self) -> None:
         """Give the model's room back; it cannot be used afterwards.  A `FileStore` keeps its file."""
         self.heap.remove(self)
