@@ -302,7 +302,7 @@ def train(
     check_target(out)
     X, y = _npz(data)
     net, n_in, n_out = network(layers, activation)
-    X = readable("X", X, check_finite=True).reshape(len(X), -1)
+    X = readable("X", X, "float32").reshape(len(X), -1)
     classes = np.issubdtype(y.dtype, np.integer)
     width = n_out if classes else int(np.prod(y.shape[1:]))
     hint = ""

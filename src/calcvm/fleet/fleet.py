@@ -203,6 +203,10 @@ class Fleet:
                 train, judge = self._runs(resident, data, samples, validation, check_finite, sources)
                 if patience is not None and judge is None:
                     raise CalcError("patience needs validation data: give validation=")
+                if patience is not None and "loss" not in figures(resident.loaded).values():
+                    raise CalcError(
+                        "patience watches the loss of path 'predict', which has none: name a result of it 'predict.loss'"
+                    )
                 for name, value in (hyper or {}).items():
                     resident.hyper(train.trains)[name] = value
                 job = train.job
@@ -264,7 +268,7 @@ class Fleet:
             arrays = self._named(resident, names, _arrays("validation", validation, names), sources)
         return train, Epoch(
             resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
-            results=[*figures(loaded)],
+            results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # which patience watches
         )  # fmt: skip
 
     @staticmethod
@@ -305,7 +309,7 @@ class Fleet:
             own = resident.loaded.own_types.get(name, "")
             source = self._converted.get((id(given), own))
             if source is None:
-                array = readable(name, given, False, own)
+                array = readable(name, given, dtype=own)
                 if array is given:
                     out[name] = array
                     continue

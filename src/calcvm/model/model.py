@@ -17,7 +17,7 @@ from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
 from calcvm.model import files, scores
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
-from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, held_out, split, training_data
+from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, held_out, training_data
 from calcvm.model.history import History
 from calcvm.model.networks import build_graph
 from calcvm.model.roles import Roles
@@ -436,7 +436,8 @@ class Model(methods.Native):
         y : ndarray, shape (n, *target_shape) or (n,) labels
         validation : (X, y), or the share of samples at the end of the data to hold out.
         patience : int, optional
-            Stop when the validation loss has not fallen for so many epochs (see `EarlyStopping`).
+            Stop when the validation loss has not fallen for so many epochs, with 0 or 1 after the first such (see
+            `EarlyStopping`).
         keep_best : bool
             In the end, take back the state after the epoch with the smallest validation loss (without validation data:
             loss).
@@ -444,13 +445,13 @@ class Model(methods.Native):
             What each sample counts; of a model made with ``sample_weight=True``.
         class_weight : mapping of label to number, or "balanced", optional
             What the samples of each class count (others: 1), times ``sample_weight``.  "balanced": so that all classes count
-            the same.
+            the same in what is trained on.
         callbacks : list of `Callback`, or of functions of (model, epoch, figures)
             Called after each epoch; what they return, if True or a text (why), ends training.
         steps_per_epoch : int, optional
             Batches of an epoch, where they come one by one (default: until there are no more).
         check_finite : bool
-            Refuse data with NaN or Inf.
+            Refuse data that are NaN or Inf as the model's floats.
         terminate_on_nan : bool
             Stop after an epoch whose loss, or validation loss, is not finite.  Otherwise training goes on, with a `CalcWarning`.
         progress : bool
@@ -476,8 +477,7 @@ class Model(methods.Native):
                 raise CalcError(
                     "steps_per_epoch: of arrays an epoch is all their samples; it is for batches one by one"
                 )
-            inputs, targets = training_data(self.resident, self.roles, X, y, sample_weight, class_weight)
-            data, held = split(inputs, targets, validation, self.roles)
+            data, held = training_data(self.resident, self.roles, X, y, sample_weight, class_weight, validation)
             train = Epoch(
                 self.resident, self._of("learn", data), "learn", train=True,
                 learning=self.learning_batch, results=[loss], check_finite=check_finite,
