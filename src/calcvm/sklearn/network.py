@@ -11,7 +11,7 @@ import numpy as np
 
 from calcvm import compiler, init, nn
 from calcvm import functions as F
-from calcvm.graph import CalcGraph, Variable
+from calcvm.graph import CalcGraph, Variable, apply
 from calcvm.model import persistent
 from calcvm.optim import SGD, AdamHat, Optimizer
 from calcvm.vm.memory.heap import CalcHeap
@@ -136,7 +136,7 @@ def _each(design: Design, z: Variable, t: Variable) -> Variable:
     if design.out_activation == "softmax":
         return F.neg(F.sum(t * F.log_softmax(z), axes=1))
     if design.out_activation == "logistic":
-        return F.sum(F.softplus(z) - t * z, axes=1)
+        return F.sum(apply("binary_cross_entropy_term", z, t), axes=1)
     if design.out_activation == "identity":
         return F.sum(F.square(z - t), axes=1) * 0.5
     # half the Poisson deviance; what of it depends on the target alone is data
