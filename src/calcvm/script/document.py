@@ -72,7 +72,8 @@ def write(loaded: Loaded, parts: Parts, image: np.ndarray, path: str | PathLike[
 
     def weights(file: BinaryIO) -> None:
         """And the script, so that what fails while there is much to write leaves both as they were."""
-        np.lib.format.write_array(file, cells, allow_pickle=False)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(cells))
+        file.write(cells.view(np.uint8).data)  # as write_array, which says of a full disk only how much was written
         replace(target, lambda script: script.write(text))
 
     for file in (target, beside):
