@@ -186,11 +186,9 @@ class SplitModel:
         names = whole.loaded.feeds(path, phases)
         if len(data) != len(names):
             raise CalcError(f"path {path!r} takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
-        arrays = [whole.numbers(name, array) for name, array in zip(names, data)]
-        sizes = {whole.check(name, array) for name, array in zip(names, arrays)}
-        if len(sizes) > 1:
-            raise CalcError(f"the data differ in their number of samples: {sorted(sizes)}")
-        return dict(zip(names, arrays)), next(iter(sizes), self.plan.batch_size)
+        arrays = {name: whole.numbers(name, array) for name, array in zip(names, data)}
+        batches = whole.check_batch(arrays)
+        return arrays, next((batches[name] for name in names if whole.loaded.has_samples(name)), self.plan.batch_size)
 
     def _run(self, path: str, phases: tuple[str, ...], arrays: Mapping[str, np.ndarray], batch: int) -> None:
         self._batch = batch

@@ -371,7 +371,6 @@ class Model(methods.Native):
         data, names = arrays_of(x, y, more), self.resident.loaded.feeds("learn")
         if len(data) != len(names):
             raise CalcError(f"bind takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
-        sizes: list[int] = []
         for name, array in zip(names, data):
             own = self.resident.loaded.own_types.get(name)
             types = IN_PLACE if own is None else (np.dtype(own),)
@@ -383,9 +382,7 @@ class Model(methods.Native):
                     f"bind: {name!r} is read where it is, and must be a C-contiguous array of "
                     f"{' or '.join(sorted(map(str, types)))}, not {given}: take np.ascontiguousarray(x, dtype), or step(x, y)"
                 )
-            sizes.append(self.resident.check(name, array))
-        if len(set(sizes)) > 1:
-            raise ShapeError(f"bind: the arrays differ in their number of samples ({dict(zip(names, sizes))})")
+        self.resident.check_batch(dict(zip(names, data)))
         return methods.bound_step(self, data)
 
     @methods.native
