@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-
-
-MANY = 100  # items that are placed: from there on a profile over time says of most where they lie
 
 
 def first_fit(
@@ -21,44 +18,28 @@ def first_fit(
 ) -> bool:
     """Place the items of ``order`` beside those that ``offsets`` has; False, and no more is placed, where one ends not below."""
     placed = sorted((o, o + sizes[i], first[i], last[i]) for i, o in offsets.items())
-    profile = None
+    largest = max((sizes[i] for i in offsets), default=0)
+    full = np.zeros(max(last, default=0) + 1, np.int64)  # of each time an end below which nothing is free
+    for start, stop, f, e in placed:
+        _fill(full[f : e + 1], start, stop)
     for i in order:
         size, f, e = sizes[i], first[i], last[i]
-        if profile is None and len(placed) >= MANY:
-            profile = _Profile(max(last) + 1, placed)
-        top = profile.top(f, e, size) if profile else None
-        if top is None:
-            top = 0
-            for start, stop, pf, pe in placed:
-                if pf <= e and pe >= f:
-                    if start - top >= size:
-                        break
-                    if stop > top:
-                        top = stop
+        top = int(full[f : e + 1].max())
+        for k in range(bisect_right(placed, (top - largest,)), len(placed)):
+            start, stop, pf, pe = placed[k]
+            if pf <= e and pe >= f:
+                if start - top >= size:
+                    break
+                if stop > top:
+                    top = stop
         if top + size >= below:
             return False
         offsets[i] = top
         insort(placed, (top, top + size, f, e))
-        if profile:
-            profile.add(top + size, f, e, size)
+        largest = max(largest, size)
+        _fill(full[f : e + 1], top, top + size)
     return True
 
 
-class _Profile:
-    """Of each time where what is placed ends, and how much of that it takes."""
-
-    def __init__(self, times: int, placed: Iterable[tuple[int, int, int, int]]):
-        self.ends, self.taken = np.zeros(times, np.int64), np.zeros(times, np.int64)
-        for start, stop, f, e in placed:
-            self.add(stop, f, e, stop - start)
-
-    def top(self, f: int, e: int, size: int) -> int | None:
-        """Where an item goes that finds no gap at the time at which most lies below it (None: there may be one)."""
-        t = f + int(self.ends[f : e + 1].argmax())
-        end = int(self.ends[t])
-        return end if end - int(self.taken[t]) < size else None
-
-    def add(self, stop: int, f: int, e: int, size: int) -> None:
-        own = self.ends[f : e + 1]
-        np.maximum(own, stop, out=own)
-        self.taken[f : e + 1] += size
+def _fill(full: np.ndarray, start: int, stop: int) -> None:
+    full[full == start] = stop
