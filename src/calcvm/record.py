@@ -46,7 +46,7 @@ def _compares(cls: type) -> tuple[str, ...]:
 
 
 def _compared(self: Any) -> tuple:
-    return tuple([getattr(self, name) for name in _compares(type(self))])
+    return tuple([getattr(self, name) for name in _compares(self.__class__)])
 
 
 class _Record:

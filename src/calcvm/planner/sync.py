@@ -98,7 +98,9 @@ class _Touched:
     def add(self, access: Access, writes: bool) -> None:
         start, stop, how = access
         i, j = bisect_right(self.stops, start), bisect_left(self.starts, stop)
-        starts, stops, ways = [], [], []
+        starts: list[int] = []
+        stops: list[int] = []
+        ways: list[tuple[object, object]] = []
 
         def put(a: int, b: int, way: tuple[object, object]) -> None:
             if a < b and stops and stops[-1] == a and ways[-1] == way:
