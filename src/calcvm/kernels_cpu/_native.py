@@ -7,7 +7,9 @@ after 0.25 s instead of 0.75 s, and takes 60 MB less memory, than with Numba's o
 A file is named after its symbol, in a folder named after a hash of the versions, the target and the
 sources that the function is made of: the module that defines it and all that this imports inside calcvm.
 Numba does not notice changes in imported files, this does; and an edit of one module compiles nothing of
-the others again.
+the others again.  In an archive or a frozen application bytecode takes the place of sources that are not there.
+
+A file says whose it is and has a checksum; its object must define its symbol.  What is not so is compiled anew.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import json
 import os
 import re
 import secrets
+import struct
 import sys
 import threading
 import warnings
@@ -31,10 +34,12 @@ import llvmlite
 import llvmlite.binding as llvm
 import numpy
 
+from calcvm.errors import CalcError
 from calcvm.kernels_cpu._target import Target, host
 from calcvm.undisturbed import undisturbed
 
-MAGIC = b"calcvm object 2\n"
+MAGIC = b"calcvm object 3\n"
+REPORT = "please report it, with what `calcvm info` prints"
 SOURCES = Path(__file__).parent
 PACKAGE = SOURCES.parent
 
@@ -136,12 +141,64 @@ def _engine() -> llvm.ExecutionEngine:
 
 
 def _link(symbol: str, code: bytes) -> int:
-    engine = _engine()
+    """Address of a symbol's function (CalcError: it has none).  LLVM ends the process where anything is missing."""
+    engine, known = _engine(), symbols(code)
+    missing = [name for name in (known.wanted if known else ()) if not _is_known(name)]
+    if missing or (known and symbol not in known.defined):
+        what = f"calls {missing[0]!r}, which this system does not have" if missing else "does not define it"
+        raise CalcError(f"compiled code of {symbol!r} {what}: {REPORT}")
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    found = engine.get_function_address(symbol)
+    return publish(symbol, engine.get_function_address(symbol))
+
+
+def publish(symbol: str, found: int) -> int:
+    """Let compiled code call a function by its symbol; its address, which is not 0: what lies there must not be called."""
+    if not found:
+        raise CalcError(f"{symbol!r} has no address after linking, so it cannot be called: {REPORT}")
     llvm.add_symbol(symbol, found)
     return found
+
+
+def _is_known(name: str) -> bool:
+    """Whether the linker, which is there, finds a symbol (its table of addresses it makes itself)."""
+    return name == "_GLOBAL_OFFSET_TABLE_" or bool(llvm.address_of_symbol(name))
+
+
+class Symbols(NamedTuple):
+    """What an object file defines for others, and what it wants of others."""
+
+    defined: set[str]
+    wanted: set[str]
+
+
+SECTION, ENTRY = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IBBHQQ")  # of ELF's tables: sections, symbols
+SYMBOL_TABLE, WITHOUT_BYTES, WEAK = 2, 8, 2
+
+
+def symbols(code: bytes) -> Symbols | None:
+    """The symbols of an ELF object of 64 bits; None: the file is none, or not whole."""
+    if code[:6] != b"\x7fELF\2\1" or len(code) < 64:
+        return None
+    (start,), (each, number) = struct.unpack_from("<Q", code, 40), struct.unpack_from("<HH", code, 58)
+    if each != SECTION.size or start + each * number > len(code):
+        return None
+    sections = [*SECTION.iter_unpack(code[start : start + each * number])]
+    if any(kind != WITHOUT_BYTES and at + size > len(code) for _, kind, _, _, at, size, *_ in sections):
+        return None
+    out = Symbols(set(), set())
+    for _, kind, _, _, at, size, names, *_ in sections:
+        if kind != SYMBOL_TABLE or names >= number:
+            continue
+        text = sections[names][4]
+        for name, info, _, section, _, _ in ENTRY.iter_unpack(code[at : at + size // ENTRY.size * ENTRY.size]):
+            if name and info >> 4:  # no local one
+                called = code[text + name : code.find(b"\0", text + name)].decode(errors="replace")
+                if section:
+                    out.defined.add(called)
+                elif info >> 4 != WEAK:
+                    out.wanted.add(called)
+    return out
 
 
 # ---------------------------------------------------------------- the cache
@@ -228,8 +285,14 @@ def _read(symbol: str, modules: Modules, target: Target) -> Compiled | None:
     body = fetch(folder(modules, target) / f"{symbol}.o", MAGIC)
     if body is None:
         return None
-    needs, _, code = body.partition(b"\n")
-    return Compiled(modules, code, {need: tuple(of) for need, of in json.loads(needs).items()})
+    head, _, code = body.partition(b"\n")
+    try:
+        needs = {need: tuple(of) for need, of in json.loads(head).items()}
+    except (ValueError, AttributeError, TypeError):
+        return None
+    known = symbols(code)
+    whole = symbol in known.defined if known else not target.elf
+    return Compiled(modules, code, needs) if whole else None
 
 
 def _write(symbol: str, compiled: Compiled, target: Target) -> Compiled:
@@ -238,14 +301,20 @@ def _write(symbol: str, compiled: Compiled, target: Target) -> Compiled:
     return compiled
 
 
+def _head(path: Path, magic: bytes) -> bytes:
+    """How a file of the cache begins: what it is, and whose."""
+    return magic + f"{path.parent.name}/{path.name}\n".encode()
+
+
 def fetch(path: Path, magic: bytes) -> bytes | None:
-    """What `store` has written to a file of the cache; None if it is not there whole."""
+    """What `store` has written to this file of the cache; None if it is not there whole, or was written to another."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    digest, body = data[len(magic) : len(magic) + 32], data[len(magic) + 32 :]
-    return body if data.startswith(magic) and hashlib.sha256(body).digest() == digest else None
+    head = _head(path, magic)
+    digest, body = data[len(head) : len(head) + 32], data[len(head) + 32 :]
+    return body if data.startswith(head) and hashlib.sha256(body).digest() == digest else None
 
 
 def store(path: Path, magic: bytes, body: bytes, what: str) -> None:
@@ -253,7 +322,7 @@ def store(path: Path, magic: bytes, body: bytes, what: str) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(magic + hashlib.sha256(body).digest() + body)
+        temporary.write_bytes(_head(path, magic) + hashlib.sha256(body).digest() + body)
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):

@@ -57,6 +57,11 @@ class Target:
             return 512, 32
         return (256, 16) if "ymm" in text else (128, 16 if "xmm" in text else 32)
 
+    @property
+    def elf(self) -> bool:
+        """Whether its object files are ELF of 64 bits, which `_native` can look into."""
+        return "linux" in self.triple and "64" in self.triple.partition("-")[0]
+
     def lanes(self, bits: int) -> int:
         """Elements of so many bits in a vector; of short ones as many as of 32 bits, with which they meet."""
         return self.vectors[0] // max(bits, 32)

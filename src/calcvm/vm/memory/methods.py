@@ -357,7 +357,7 @@ def _slots_are_known() -> bool:
 
 
 def _new_array() -> int:
-    """Address of NumPy's PyArray_Empty."""
+    """Address of NumPy's PyArray_Empty; 0: it has none."""
     try:
         from numpy._core import _multiarray_umath as multiarray  # type: ignore[attr-defined]
     except ImportError:  # before 2.0
@@ -372,7 +372,9 @@ def _new_array() -> int:
 def possible() -> bool:
     """Whether this interpreter's objects are laid out as compiled code reads them, and one thread at a time runs it."""
     one_at_a_time = getattr(sys, "_is_gil_enabled", lambda: True)()
-    known = sys.implementation.name == "cpython" and OWNER and _arrays_are_known() and _slots_are_known()
+    known = (
+        sys.implementation.name == "cpython" and OWNER and _arrays_are_known() and _slots_are_known() and _new_array()
+    )
     return bool(one_at_a_time and known)
 
 
@@ -408,7 +410,7 @@ def install(cls: type) -> None:
             continue
         plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
         signature = str(inspect.Signature(plain)).replace("(self", "($self")
-        method = make(cls, _definition(name, entry, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
+        method = make(cls, _definition(name, entry, f"{name}{signature}\n--\n\n{inspect.getdoc(written) or ''}"))
         setattr(cls, OWN + entry, inspect.unwrap(written))
         setattr(cls, name, method)
         made["code"] = method
