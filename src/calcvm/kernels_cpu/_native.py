@@ -24,11 +24,13 @@ import struct
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from types import CodeType
+from typing import Any, NamedTuple
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -36,6 +38,7 @@ import numpy
 
 from calcvm.errors import CalcError
 from calcvm.kernels_cpu._target import Target, host
+from calcvm.system import at_fork
 from calcvm.undisturbed import undisturbed
 
 MAGIC = b"calcvm object 3\n"
@@ -59,8 +62,9 @@ Build = Callable[[str, tuple[Modules, ...], Target], Compiled]
 
 _LOCK = threading.RLock()
 # a fork waits until what is being compiled or linked is there: its child could not go on with that
-os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
 _addresses: dict[str, int] = {}
+_told: set[tuple[str, Path]] = set()  # what cannot be kept, and where
 _made: dict[str, Compiled] = {}  # by other processes for this one, and not linked yet
 
 
@@ -202,12 +206,18 @@ def symbols(code: bytes) -> Symbols | None:
 
 
 # ---------------------------------------------------------------- the cache
+NOWHERE = Path(os.devnull, "calcvm")  # no file can be there
+
+
 def cache_root() -> Path:
-    """Where compiled code is kept: ``CALCVM_CACHE_DIR``, else the user's cache folder."""
+    """Where compiled code is kept: ``CALCVM_CACHE_DIR``, else the user's cache folder; `NOWHERE` for a user without a home."""
     root = os.environ.get("CALCVM_CACHE_DIR")
     if root:
         return Path(root)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "calcvm"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "calcvm"
+    except RuntimeError:
+        return NOWHERE
 
 
 def modules_of(name: str, device: str = "cpu") -> Modules:
@@ -246,18 +256,72 @@ _IMPORT = re.compile(r"from calcvm\.([\w.]+) import (\([^)]*|.*)")
 
 @cache
 def _scan(module: str) -> tuple[bytes, Modules]:
-    """The hash of a module's text and what it imports, without parsing it: that would take longer than linking."""
-    file = _file(module) or os.path.join(PACKAGE, *module.split("."), "__init__.py")
-    with open(file, "rb") as f:
-        text = f.read()
+    """The hash of a module and what it imports.  Its text is not parsed: that would take longer than linking."""
+    found = _file(module) or os.path.join(PACKAGE, *module.split("."), "__init__.py")
+    if os.path.isfile(found):
+        with open(found, "rb") as f:
+            content, statements = text_of(f.read())
+    else:
+        content, statements = _out_of_archive(module)
     imports: set[str] = set()
-    for base, names in _IMPORT.findall(text.decode()):
-        if _file(base):
+    for base, names in statements:
+        if _is_module(base):
             imports.add(base)
         else:  # a package: modules of it, or what it has itself
-            inside = {f"{base}.{name}" for name in re.findall(r"\w+", names)}
-            imports |= set(filter(_file, inside)) or {base}
-    return hashlib.sha256(text).digest(), tuple(sorted(imports))
+            inside = {f"{base}.{name}" for name in names}
+            imports |= set(filter(_is_module, inside)) or {base}
+    return hashlib.sha256(content).digest(), tuple(sorted(imports))
+
+
+Statements = list[tuple[str, Iterable[str]]]  # what is imported from inside calcvm: a module or package, and names
+
+
+def text_of(text: bytes) -> tuple[bytes, Statements]:
+    """A module's text, and its imports."""
+    return text, [(base, re.findall(r"\w+", names)) for base, names in _IMPORT.findall(text.decode())]
+
+
+def _out_of_archive(module: str) -> tuple[bytes, Statements]:
+    """The same of a module of an archive or a frozen application, whose text may not be there: of its bytecode then."""
+    name = f"calcvm.{module}"
+    loader: Any = getattr(find_spec(name), "loader", None)
+    text, code = None, None
+    with contextlib.suppress(AttributeError, ImportError, OSError):
+        text = loader.get_source(name)
+        code = loader.get_code(name) if text is None else None
+    if text is None and code is None:
+        raise CalcError(
+            f"neither source nor bytecode of {name} can be read, by which compiled code is kept: add them to the application"
+        )
+    return code_of(code) if text is None else text_of(text.encode())
+
+
+def code_of(code: CodeType) -> tuple[bytes, Statements]:
+    """Bytecode, as the same bytes in every process, and its imports."""
+    import dis  # for frozen applications alone
+
+    statements: Statements = []
+    names: Any = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME" and instruction.argval.startswith("calcvm."):
+            statements.append((instruction.argval.partition(".")[2], names or ()))
+        elif instruction.opname == "LOAD_CONST":
+            names = instruction.argval if isinstance(instruction.argval, tuple) else None
+    parts = [code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_flags]
+    parts += [
+        code.co_argcount,
+        code.co_posonlyargcount,
+        code.co_kwonlyargcount,
+        getattr(code, "co_exceptiontable", b""),
+    ]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            content, inside = code_of(constant)
+            parts.append(content)
+            statements += inside
+        else:
+            parts.append(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+    return repr(parts).encode(), statements
 
 
 @cache
@@ -267,6 +331,14 @@ def _file(module: str) -> str:
     return path if os.path.isfile(path) else ""
 
 
+def _is_module(name: str) -> bool:
+    """Whether there is a module of the name, which is no package."""
+    if _file(name) or os.path.isfile(os.path.join(PACKAGE, "kernels_cpu", "_native.py")):
+        return bool(_file(name))
+    found = find_spec(f"calcvm.{name}") if find_spec(f"calcvm.{name}".rpartition(".")[0]) else None
+    return found is not None and found.submodule_search_locations is None
+
+
 @cache
 def _environment() -> bytes:
     """What all compiled code depends on beside its sources; Numba's version is read from its file, and not by importing it."""
@@ -274,10 +346,18 @@ def _environment() -> bytes:
     try:
         of_numba = Path(numba.origin).with_name("_version.py").read_bytes()  # type: ignore[union-attr, arg-type]
     except (AttributeError, TypeError, OSError):  # installed in another way, or not at all
-        from importlib.metadata import version
-
-        of_numba = version("numba").encode()
+        of_numba = version_of("numba").encode()
     return repr((sys.version, llvmlite.__version__, numpy.__version__)).encode() + of_numba
+
+
+def version_of(package: str) -> str:
+    """A package's version, by its metadata or, in an application that has none, by importing it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return str(import_module(package.replace("-", "_")).__version__)
 
 
 def _read(symbol: str, modules: Modules, target: Target) -> Compiled | None:
@@ -329,9 +409,13 @@ def store(path: Path, magic: bytes, body: bytes, what: str) -> None:
             temporary.unlink()
         if not isinstance(error, OSError):  # without it this process has what it needs
             raise
-        warnings.warn(
-            f"{what} cannot be kept in {cache_root()} ({error.strerror}), so every process makes its own; "
-            "the environment variable CALCVM_CACHE_DIR names another folder",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        root = cache_root()
+        if (what, root) not in _told:
+            _told.add((what, root))
+            where = "the user's home folder, which is none" if root == NOWHERE else f"{root} ({error.strerror})"
+            warnings.warn(
+                f"{what} cannot be kept in {where}, so every process makes its own; "
+                "the environment variable CALCVM_CACHE_DIR names another folder",
+                RuntimeWarning,
+                stacklevel=2,
+            )

@@ -19,7 +19,6 @@ from __future__ import annotations
 import ctypes
 import inspect
 import math
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from calcvm.ops.statement import PHASES
+from calcvm.system import at_fork, has_teams
 from calcvm.vm.run import job as layout
 from calcvm.vm.run import team
 from calcvm.vm.run.device import heaps_of
@@ -50,7 +50,7 @@ ARRAY_EMPTY = 184  # of NumPy's table of functions
 
 
 _sheets = threading.RLock()  # of who writes to a sheet: models of several heaps, and so several threads, share one
-os.register_at_fork(before=_sheets.acquire, after_in_parent=_sheets.release, after_in_child=_sheets.release)
+at_fork(before=_sheets.acquire, after_in_parent=_sheets.release, after_in_child=_sheets.release)
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -292,7 +292,7 @@ class Calls:
                 sheet.take_rows(loaded, which, batch, seconds)
                 words[[layout.PIECE, layout.SLOT_JOB]] = slot.address, slot.job_address
                 words[[layout.CONTROL, layout.RUN_ROWS]] = team.control(), address_of("run_rows")
-                words[layout.WORKERS] = record.workers
+                words[layout.WORKERS] = record.workers if has_teams() else 1
                 locks = record.turn.lock, record.training.lock
                 words[[layout.TURN_OWNER, layout.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
                 words[layout.ARMED] = 1

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cuda import _cuda, kernels
@@ -142,7 +141,7 @@ def _kept(name: str, cc: tuple[int, int], made_of: str, compiled: Callable[[], s
 @cache
 def _sources(modules: tuple[str, ...]) -> str:
     """A digest of what compiled code depends on: modules of calcvm with all that they import, and the compiler."""
-    digest = hashlib.sha256(repr([version(n) for n in ("numba", "numba-cuda", "llvmlite")]).encode())
+    digest = hashlib.sha256(repr([_native.version_of(n) for n in ("numba", "numba-cuda", "llvmlite")]).encode())
     for name, (text, _) in sorted(_native.closure(modules).items()):
         digest.update(name.encode() + text)
     return digest.hexdigest()
