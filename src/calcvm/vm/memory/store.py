@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ProgramError, telling
+from calcvm.system import at_fork, lock
 from calcvm.vm.program.program import Program, load_program
 from calcvm.vm.program.serialize import parsed, remove_temporaries, replace, sync_folder
 
@@ -341,14 +341,14 @@ def _after_fork() -> None:
         file.close()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)
 
 
 def _lock(folder: Path) -> FileIO:
     """A file that keeps others from locking the folder until it is closed, as it is when nobody has it any more."""
     file = FileIO(folder / "lock", "a+")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(file, f"FileStore({str(folder)!r})")
         with suppress(OSError):  # it only serves the message below
             file.truncate(0)
             file.write(str(os.getpid()).encode())
