@@ -71,7 +71,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
         {"numpy"},
     ),  # vm.run: a type
-    "progress": ({"tables"}, {"rich"}),
+    "progress": ({"tables"}, {"rich", "IPython"}),
     "compiler": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress"} | VM,
         {"typing_extensions"},

@@ -454,7 +454,8 @@ class Model(methods.Native):
         terminate_on_nan : bool
             Stop after an epoch whose loss, or validation loss, is not finite.  Otherwise training goes on, with a `CalcWarning`.
         progress : bool
-            A bar on a terminal (extra ``cli``), one line an epoch elsewhere.
+            A bar on a terminal (extra ``cli``), one display in a notebook, elsewhere a line every two seconds at most.  If it
+            cannot be written, training goes on without it.
 
         Returns
         -------

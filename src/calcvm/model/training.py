@@ -14,7 +14,7 @@ from calcvm.errors import CalcError, CalcWarning
 from calcvm.model.callbacks import Callback, reason
 from calcvm.model.data import Stream
 from calcvm.model.history import History
-from calcvm.progress import Reporter, reporter
+from calcvm.progress import Epochs
 from calcvm.vm.memory.epoch import Epoch, shuffling_key
 from calcvm.vm.run.slices import SLICE_SECONDS
 
@@ -48,7 +48,7 @@ class Training:
         history, diverged = History(), ""
         for c in self.callbacks:
             c.on_train_begin(self.model)
-        report = reporter(n, self.run.rounds, progress)
+        report = Epochs(n, self.run.rounds, progress)
         try:
             for epoch in range(n):
                 start, self._epochs = time.perf_counter(), None
@@ -86,7 +86,7 @@ class Training:
             )
         return history
 
-    def _pass(self, epoch: int, shuffle: bool, report: Reporter) -> str:
+    def _pass(self, epoch: int, shuffle: bool, report: Epochs) -> str:
         """Run an epoch; why training ends before its end, or ""."""
         model, run, why = self.model, self.run, ""
         run.begin(shuffling_key(model.resident.seed, model.epochs_done) if shuffle else None)
