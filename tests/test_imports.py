@@ -76,7 +76,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress"} | VM,
         {"typing_extensions"},
     ),
-    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy"}),
+    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
     "devices": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "tables", "record", "compiler"}
