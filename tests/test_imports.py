@@ -89,12 +89,12 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
         {"numpy"},
     ),  # vm.run: a type
-    "progress": ({"tables"}, {"rich"}),
+    "progress": ({"tables"}, {"rich", "IPython"}),
     "compiler": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress", "teams"} | VM,
         {"typing_extensions"},
     ),
-    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy"}),
+    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
     "devices": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "tables", "record", "compiler"}

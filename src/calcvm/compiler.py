@@ -22,7 +22,7 @@ from calcvm.planner.lifetimes import Machine
 from calcvm.planner.paging import BANDWIDTH, File, is_paging, moved_bytes
 from calcvm.planner.paging import KINDS as STREAMED
 from calcvm.planner.warmth import Touched, of_rows, touched
-from calcvm.progress import SolverLine
+from calcvm.progress import Solving
 from calcvm.teams import default_team
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
@@ -126,7 +126,7 @@ def plan(
     tell = progress if callable(progress) else None
     if tell is None and not isinstance(progress, bool):
         raise CalcError(f"progress: True, False or a function is wanted, not {checks.called(progress)}")
-    shown = SolverLine(progress is True) if tell is None else None
+    shown = Solving(progress is True) if tell is None else None
     checks.choice("objective", objective, OBJECTIVES)
     if workers is not None:
         workers = checks.integer("workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS)

@@ -88,6 +88,9 @@ class Model(methods.Native):
     metrics : list of str or callable, optional
         What `evaluate` tells beside the loss: "accuracy", "mse", "mae", "huber", or functions of (output, target)
         variables, by their names (default: the accuracy for softmax_cross_entropy).  Each is a mean over batches.
+    train_metrics : bool
+        Whether `fit` tells the metrics of what it trains on too, beside the loss: means over the epoch, while the parameters
+        change.  Each is a row of every step: 0.2 % to 5 % of one of 20 us and more, 0.3 us of the shortest.
     sample_weight : bool
         Whether samples have weights in the loss: the mean is of each sample's loss times its weight.  A loss that is a
         function then returns a term for each sample.
@@ -117,6 +120,7 @@ class Model(methods.Native):
         target_shape: tuple[int, ...] | None = ...,
         preprocess: nn.Layer | None = ...,
         metrics: Iterable[str | Callable[..., Any]] | None = ...,
+        train_metrics: bool = ...,
         sample_weight: bool = ...,
         rates: Mapping[str, float] | None = ...,
         input_dtype: Any = ...,
@@ -175,6 +179,7 @@ class Model(methods.Native):
         target_shape: tuple[int, ...] | None = None,
         preprocess: nn.Layer | None = None,
         metrics: Iterable[Any] | None = None,
+        train_metrics: bool = False,
         sample_weight: bool = False,
         rates: Mapping[str, float] | None = None,
         input_dtype: Any = None,
@@ -203,7 +208,8 @@ class Model(methods.Native):
             learning_batch = checks.integer("learning_batch", learning_batch)
         of_layers = {
             "input_shape": input_shape, "loss": loss, "optimizer": optimizer, "target_shape": target_shape,
-            "preprocess": preprocess, "metrics": metrics, "sample_weight": None if sample_weight is False else sample_weight, "rates": rates,
+            "preprocess": preprocess, "metrics": metrics, "train_metrics": None if train_metrics is False else train_metrics,
+            "sample_weight": None if sample_weight is False else sample_weight, "rates": rates,
             "input_dtype": input_dtype, "target_dtype": target_dtype, "channels_last": None if channels_last is False else channels_last,
         }  # fmt: skip
         graph = _graph(net, {what: value for what, value in of_layers.items() if value is not None})
@@ -452,7 +458,8 @@ class Model(methods.Native):
         terminate_on_nan : bool
             Stop after an epoch whose loss, or validation loss, is not finite.  Otherwise training goes on, with a `CalcWarning`.
         progress : bool
-            A bar on a terminal (extra ``cli``), one line an epoch elsewhere.
+            A bar on a terminal (extra ``cli``), one display in a notebook, elsewhere a line every two seconds at most.  If it
+            cannot be written, training goes on without it.
 
         Returns
         -------
@@ -465,7 +472,6 @@ class Model(methods.Native):
             checks.flag("progress", progress),
         )
         keep_best, watchers = checks.flag("keep_best", keep_best), callbacks_of(callbacks)
-        loss = str(self.resident.loaded.training("learn")["loss"])
         train: Epoch | Stream
         if comes_in_batches(X, y, self.roles):
             train, held = self._stream(X, validation, steps_per_epoch, (sample_weight, class_weight, check_finite))
@@ -477,7 +483,7 @@ class Model(methods.Native):
             data, held = training_data(self.resident, self.roles, X, y, sample_weight, class_weight, validation)
             train = Epoch(
                 self.resident, self._of("learn", data), "learn", train=True,
-                learning=self.learning_batch, results=[loss], check_finite=check_finite,
+                learning=self.learning_batch, results=[*self.roles.trained], check_finite=check_finite,
             )  # fmt: skip
         if patience is not None:
             patience = checks.integer("patience", patience, 0)
@@ -491,7 +497,7 @@ class Model(methods.Native):
                 )
             watchers.insert(0, EarlyStopping(patience, keep_best=keep_best))
         judge = self.judge(held, check_finite) if held is not None else None
-        return Training(self, train, loss, judge, watchers).epochs(epochs, shuffle, terminate_on_nan, progress)
+        return Training(self, train, judge, watchers).epochs(epochs, shuffle, terminate_on_nan, progress)
 
     def _stream(
         self, batches: Any, validation: Any, steps: int | None, others: tuple[Any, ...]
@@ -504,7 +510,7 @@ class Model(methods.Native):
             raise CalcError("validation: no share can be held out of batches as they come: give (X, y)")
         steps = None if steps is None else checks.integer("steps_per_epoch", steps)
         held = None if validation is None else held_out(validation, self.roles)
-        return Stream(self.step, self.resident.loaded.feeds("learn"), batches, steps), held
+        return Stream(self, self.resident.loaded.feeds("learn"), batches, steps, [*self.roles.trained]), held
 
     def _of(self, path: str, data: Mapping[str, np.ndarray]) -> Arrays:
         """Of data sets by name those that a path needs."""

@@ -9,7 +9,7 @@ from calcvm import checks, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import CalcGraph, Variable, apply
-from calcvm.model.roles import WEIGHT
+from calcvm.model.roles import TRAINED, WEIGHT
 from calcvm.ops.dims import numel
 from calcvm.optim import Optimizer, optimizer_of
 
@@ -78,6 +78,7 @@ def build_graph(
     input_dtype: Any = None,
     target_dtype: Any = None,
     channels_last: bool = False,
+    train_metrics: bool = False,
 ) -> CalcGraph:
     """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout and augmentation).
 
@@ -89,7 +90,10 @@ def build_graph(
     input_shape = checks.sizes("input_shape, the shape of one sample,", input_shape)
     if target_shape is not None:
         target_shape = checks.sizes("target_shape, the shape of one target,", target_shape)
-    sample_weight = checks.flag("sample_weight", sample_weight)
+    sample_weight, train_metrics = (
+        checks.flag("sample_weight", sample_weight),
+        checks.flag("train_metrics", train_metrics),
+    )
     judges = _metrics(loss, metrics)
     optimizer = optimizer_of(optimizer)
     network = nn.Sequential(net)
@@ -107,6 +111,15 @@ def build_graph(
                 raise ShapeError(f"loss: {TERMS_WANTED} is wanted, not {terms}")
             return F.mean(terms if weight is None else _weighted(terms, weight)).rename(name)
         return checks.one_of("loss", loss_fn(y, target), Variable, LOSS_WANTED).rename(name)
+
+    def judge(output: Variable, target: Variable, prefix: str) -> None:
+        for name, metric in judges.items():
+            figure = checks.one_of(f"metric {name!r}", metric(output, target), Variable, LOSS_WANTED)
+            if numel(figure.shape) != 1:
+                raise ShapeError(
+                    f"metric {name!r}: {LOSS_WANTED} is wanted, not {figure}: reduce it, for example by mean"
+                )
+            figure.rename(prefix + name)
 
     x = g.placeholder("input", (None, *input_shape), input_dtype, channels_last)
     if shared:
@@ -129,17 +142,13 @@ def build_graph(
             target_shape = tuple(sizes[1:])
         target = g.placeholder("target", (None, *target_shape), target_dtype)
         weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
+        if train_metrics:
+            judge(y, target, TRAINED)
         learn.minimize(loss_of("loss", y, target, weight), optimizer, output=y, rates=rates)
     with g.path("predict", adopt=False) as predict:
         predict.output = output = result(training=False).rename("output")
         loss_of("predict.loss", output, target)
-        for name, metric in judges.items():
-            figure = checks.one_of(f"metric {name!r}", metric(output, target), Variable, LOSS_WANTED)
-            if numel(figure.shape) != 1:
-                raise ShapeError(
-                    f"metric {name!r}: {LOSS_WANTED} is wanted, not {figure}: reduce it, for example by mean"
-                )
-            figure.rename(name)
+        judge(output, target, "")
     return g
 
 
