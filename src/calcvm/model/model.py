@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from io import BytesIO
 from os import PathLike
+from sys import intern
 from typing import Any, BinaryIO, TypeVar, overload
 
 import numpy as np
@@ -36,11 +37,12 @@ from calcvm.vm.memory.resident import Hyper, Keeping, Resident
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import job as layout
-from calcvm.vm.run.feeds import IN_PLACE
+from calcvm.vm.run.feeds import IN_PLACE, readable
 from calcvm.vm.run.loaded import loaded_of
 from calcvm.vm.run.slices import SLICE_SECONDS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+_Plain = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _training(method: Method) -> Method:
@@ -226,6 +228,7 @@ class Model(methods.Native):
             Roles.of(loaded_of(program))
         self.resident: Resident = (heap or files.heap_of(program, page_folder)).load(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
+        methods.prepare(self)
 
     @classmethod
     def on(cls, resident: Resident) -> Model:
@@ -237,6 +240,7 @@ class Model(methods.Native):
         Roles.of(resident.loaded)
         model = cls.__new__(cls)
         model._plan, model.resident = None, resident
+        methods.prepare(model)
         return model
 
     # ------------------------------------------------------------ what it is
@@ -328,7 +332,35 @@ class Model(methods.Native):
     def __getitem__(self, name: str) -> Any:
         return self.resident[name]
 
-    @methods.native
+    # What compiled methods take of their arguments: see `calcvm.vm.memory.methods`.
+    def _plain(self, data: Mapping[str, Any]) -> list[np.ndarray]:
+        own = self.resident.loaded.own_types
+        arrays = [readable(name, array, False, own.get(name, "")) for name, array in data.items()]
+        return [a if a.dtype is np.dtype(a.dtype.type) else a.view(a.dtype.type) for a in arrays]  # NumPy's own object
+
+    def _plain_set(self, name: str, value: Any) -> _Plain:
+        return (intern(name), *self._plain({name: value})), {}
+
+    def _plain_step(self, x: Any, y: Any = None, *more: Any) -> _Plain:
+        return tuple(
+            self._plain(dict(zip(self.resident.loaded.feeds("learn"), self._in_order(x, y, more), strict=True)))
+        ), {}
+
+    def _plain_run_steps(self, n: int) -> _Plain:
+        return (checks.integer("run_steps: the number of steps", n),), {}
+
+    def _plain_run(self, inputs: Mapping[str, Any]) -> _Plain:
+        return (dict(zip(map(intern, inputs), self._plain(inputs))),), {}
+
+    def _plain_evaluate(self, X: Any, y: Any = None) -> _Plain:
+        of = [self._plain(by_name("X", self.roles.inputs, X)), self._plain(by_name("y", self.roles.labels, y))]
+        return tuple(arrays[0] if len(arrays) == 1 else tuple(arrays) for arrays in of if arrays), {}
+
+    def _plain_predict(self, X: Any, *, out: Any = None) -> _Plain:
+        arrays = self._plain(by_name("X", self.roles.inputs, X))
+        return (arrays[0] if len(arrays) == 1 else tuple(arrays),), {} if out is None else {"out": out}
+
+    @methods.native(_plain_set)
     def __setitem__(self, name: str, value: Any) -> None:
         self.resident[name] = value
 
@@ -339,7 +371,7 @@ class Model(methods.Native):
         del self.resident[name]
 
     # ------------------------------------------------------------ steps
-    @methods.native
+    @methods.native(_plain_step)
     def step(self, x: Any, y: Any = None, *more: Any) -> float:
         """One training step on a batch of at most ``batch_size`` samples; returns its loss.
 
@@ -347,16 +379,19 @@ class Model(methods.Native):
         they were declared; or ``x`` and ``y`` are a tuple or mapping each, as in `fit`.  The model is unchanged if the data
         are refused.
         """
-        arrays = arrays_of(x, y, more)
-        if isinstance(x, (tuple, Mapping)) and len(self.roles.inputs) > 1 and not more:
-            given = {**by_name("x", self.roles.inputs, x), **by_name("y", self.roles.labels, y)}
-            arrays = tuple(given[name] for name in self.resident.loaded.feeds("learn") if name in given)
-        loss = self.resident.step(*arrays, path="learn")
+        loss = self.resident.step(*self._in_order(x, y, more), path="learn")
         assert loss is not None
         methods.offer(self)
         return loss
 
-    @methods.native
+    def _in_order(self, x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Data of a step in the order of the path's placeholders."""
+        if not (isinstance(x, (tuple, Mapping)) and len(self.roles.inputs) > 1 and not more):
+            return arrays_of(x, y, more)
+        given = {**by_name("x", self.roles.inputs, x), **by_name("y", self.roles.labels, y)}
+        return tuple(given[name] for name in self.resident.loaded.feeds("learn") if name in given)
+
+    @methods.native(_plain_run_steps)
     def run_steps(self, n: int) -> float:
         """``n`` training steps on the data already in the heap, in one call; returns the last loss."""
         loss = self.resident.run_steps(n, "learn")
@@ -391,7 +426,7 @@ class Model(methods.Native):
         self.resident.check_batch(dict(zip(names, data)))
         return methods.bound_step(self, data)
 
-    @methods.native
+    @methods.native(_plain_run)
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for a batch of inputs by name."""
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
@@ -517,7 +552,7 @@ class Model(methods.Native):
         names = self.resident.loaded.feeds(path)
         return {name: array for name, array in data.items() if name in names or name in self.roles.outputs}
 
-    @methods.native
+    @methods.native(_plain_evaluate)
     def evaluate(self, X: Any, y: Any = None, *, check_finite: bool = False) -> dict[str, float]:
         """Loss and metrics over a data set, without dropout; X and y are those of `fit`."""
         inputs, labels, resident = self.roles.inputs, self.roles.labels, self.resident
@@ -526,12 +561,11 @@ class Model(methods.Native):
         with resident.record.turn.mine:
             start = time.perf_counter()
             found = judge()
-            if n <= self.batch_size and len(inputs) == 1 >= len(labels):
-                methods.arm(resident, layout.EVALUATE, n, start, (*inputs, *labels), self.roles.figures)
+            methods.arm(resident, layout.EVALUATE, n, start, (*inputs, *labels), self.roles.figures, len(inputs))
         methods.offer(self)
         return found
 
-    @methods.native
+    @methods.native(_plain_predict)
     def predict(self, X: Any, *, out: Any = None) -> Any:
         """Outputs of the network for a data set, shape (n, *output_shape), without dropout.
 
@@ -561,7 +595,7 @@ class Model(methods.Native):
         with resident.record.turn.mine:
             start = time.perf_counter()
             run.whole(SLICE_SECONDS)
-            if n <= self.batch_size:
+            if n <= self.batch_size or not given:
                 methods.arm(resident, layout.PREDICT, n, start, [*data], {name: name for name in outputs})
         for name in over:
             arrays[name][...] = places[name]
