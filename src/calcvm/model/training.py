@@ -28,6 +28,7 @@ class Training:
     run : the passes over its data, or over batches as they come; ``loss``: the result whose mean it gives.
     judge : gives figures of validation data, when called after an epoch.
     callbacks : who is told of steps and epochs, and may end it.
+    checkpoint : epochs after which the model is written to a store that outlives the process.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class Training:
         loss: str,
         judge: Callable[[], dict[str, float]] | None,
         callbacks: Sequence[Callback],
+        checkpoint: int,
     ):
         self.model, self.run, self.loss, self.judge, self.callbacks = model, run, loss, judge, callbacks
         self._per_step = -(-model.learning_batch // model.batch_size) if isinstance(run, Epoch) else 1  # rounds
+        self.checkpoint = checkpoint
         self._epochs: int | None = None  # the model's, with the one that ends
         self._of_steps = [(c, self._per_step * int(c.every)) for c in callbacks if c.every is not None]
 
@@ -74,6 +77,8 @@ class Training:
                 self._count()
                 history.epochs.append({"loss": self.run.mean(self.loss), "seconds": time.perf_counter() - start})
             report.close()
+            if history.epochs:
+                self.model.resident.commit()
         for c in self.callbacks:
             c.on_train_end(self.model, history)
         if diverged and not terminate_on_nan:
@@ -110,7 +115,8 @@ class Training:
         if self._epochs is None:
             self._epochs = self.model.epochs_done + 1
         self.model.resident.facts["rounds"] = self._epochs
-        self.model.resident.commit()
+        if self.run.passes % self.checkpoint == 0:
+            self.model.resident.commit()
 
     def _figures(self) -> dict[str, float]:
         """Of the epoch that is done."""

@@ -25,7 +25,16 @@ from calcvm.vm.program.serialize import parsed, remove_temporaries, sync_folder
 
 LONGEST_NAME = 200  # characters when quoted: file names hold 255, with the suffixes of temporary files
 
+NEVER = 1 << 62  # epochs between two versions, where a model is written at the end of its training alone
+
 UNCHANGED = ".  What the store held is unchanged"
+
+
+def checkpoint_epochs(given: int | str) -> int:
+    """Epochs after which a training writes its model to a `FileStore`: a number, or "end"."""
+    if isinstance(given, str) and given == "end":
+        return NEVER
+    return checks.integer('checkpoint, in epochs or "end",', given)
 
 
 class Store(Protocol):
