@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import calcvm as cv
 from calcvm import optim
 from calcvm.errors import CalcError, ProgramError
 from calcvm.vm.memory import versions
@@ -239,7 +240,9 @@ def test_a_damaged_version_is_refused_and_the_one_before_it_comes_back(files, pl
     last = heads.versions[0]
     for at in (last.place * versions.PLACE + 20, last.start + 3):  # its header, its facts
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        with pytest.raises(ProgramError, match=r"m\.model: altered.*store\.restore\('m'\) goes back to it"):
+        with pytest.raises(
+            ProgramError, match=r"m\.model: altered.*store\.restore\('m'\) goes back to the version before it"
+        ):
             files.get("m")
         files.restore("m")
         assert files.get("m")[0] == {"n": last.number - 2}
@@ -625,6 +628,39 @@ def test_a_reader_changes_nothing(tmp_path, program):
     assert reader.get("m")[0] == {"n": 2}
     reader.close()
     assert other.get("m")[0] == {"n": 2}
+
+
+# ---------------------------------------------------------------- how often a training writes
+@pytest.mark.parametrize("checkpoint, written", [(1, 7), (2, 4), (3, 3), (7, 1), (100, 1), ("end", 1)])
+@pytest.mark.parametrize("how", ["fit", "fleet", "advance"])
+def test_a_training_writes_every_n_epochs_and_at_its_end(tmp_path, monkeypatch, how, checkpoint, written):
+    x = np.random.default_rng(0).standard_normal((20, 2)).astype("f4")
+    graph = cv.build_graph(cv.nn.Linear(2), (2,), "softmax_cross_entropy", cv.SGD(0.1))
+    program = cv.compile(graph, batch_size=5, accumulate=False)
+    store, versions_written = FileStore(tmp_path, durable=False), []
+    fleet = cv.Fleet("64 KiB", store=store)
+    handle = fleet.add(program, data=(x, np.zeros(20, "i8")), name="m")
+    put = FileStore.put
+
+    def counted(self, name, facts, image):
+        versions_written.append(facts["rounds"])
+        put(self, name, facts, image)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "put", counted)
+        if how == "fit":
+            handle.model.fit(x, np.zeros(20, "i8"), 7, progress=False, checkpoint=checkpoint)
+        else:
+            getattr(fleet, "fit" if how == "fleet" else how)(
+                7, checkpoint=checkpoint, **({"progress": False} if how == "fleet" else {})
+            )
+    step = 7 if checkpoint == "end" else min(checkpoint, 7)
+    assert versions_written == sorted({*range(step, 8, step), 7}) and len(versions_written) == written
+    assert store.get("m")[1] == handle.resident.image().tobytes()
+    for wrong in (0, -1, "never", 1.5, None, True):
+        with pytest.raises(CalcError, match="checkpoint"):
+            handle.model.fit(x, np.zeros(20, "i8"), 1, progress=False, checkpoint=wrong)
+    fleet.heap.close()
 
 
 # ---------------------------------------------------------------- samples of `make kill`

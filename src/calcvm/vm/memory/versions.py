@@ -89,7 +89,7 @@ class Heads:
     def last(self) -> Version | None:
         """None: the file is of format 1, or none of ours."""
         if self.versions and self.damaged:
-            raise Damage("altered: one of its headers does not match its checksum")
+            raise Damage("altered: a header does not match its checksum")
         return self.versions[0] if self.versions else None
 
     @property
@@ -287,7 +287,7 @@ def _refused(path: Path, name: str, reason: str, heads: Heads, previous: bool) -
     former = path.with_suffix(".previous")
     remedy = "Copy it anew, or remove it"
     if not previous and heads.before is not None:
-        remedy = f"The version before it is there: store.restore({name!r}) goes back to it"
+        remedy = f"store.restore({name!r}) goes back to the version before it"
     elif not heads.versions and former.exists():
         remedy = f"{former} is the version before it: rename that to {path.name}"
     return ProgramError(f"{path}: {reason}.  {remedy}")
