@@ -34,6 +34,7 @@ from calcvm.vm.memory import methods
 from calcvm.vm.memory.epoch import Epoch
 from calcvm.vm.memory.heap import CalcHeap
 from calcvm.vm.memory.resident import Hyper, Keeping, Resident
+from calcvm.vm.memory.store import checkpoint_epochs
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import job as layout
@@ -462,6 +463,7 @@ class Model(methods.Native):
         steps_per_epoch: int | None = None,
         check_finite: bool = False,
         terminate_on_nan: bool = False,
+        checkpoint: int | str = 1,
         progress: bool = True,
     ) -> History:
         """Train for whole epochs in compiled code, reading the arrays where they are.
@@ -492,6 +494,9 @@ class Model(methods.Native):
             Refuse data that are NaN or Inf as the model's floats.
         terminate_on_nan : bool
             Stop after an epoch whose loss, or validation loss, is not finite.  Otherwise training goes on, with a `CalcWarning`.
+        checkpoint : int or "end"
+            Epochs after which a model of a heap with a `FileStore` is written to it: a process that is killed loses at most
+            these.  "end": it is written when training ends.
         progress : bool
             A bar on a terminal (extra ``cli``), one display in a notebook, elsewhere a line every two seconds at most.  If it
             cannot be written, training goes on without it.
@@ -532,7 +537,8 @@ class Model(methods.Native):
                 )
             watchers.insert(0, EarlyStopping(patience, keep_best=keep_best))
         judge = self.judge(held, check_finite) if held is not None else None
-        return Training(self, train, judge, watchers).epochs(epochs, shuffle, terminate_on_nan, progress)
+        training = Training(self, train, judge, watchers, checkpoint_epochs(checkpoint))
+        return training.epochs(epochs, shuffle, terminate_on_nan, progress)
 
     def _stream(
         self, batches: Any, validation: Any, steps: int | None, others: tuple[Any, ...]
