@@ -336,7 +336,7 @@ class Model(methods.Native):
     # What compiled methods take of their arguments: see `calcvm.vm.memory.methods`.
     def _plain(self, data: Mapping[str, Any]) -> list[np.ndarray]:
         own = self.resident.loaded.own_types
-        arrays = [readable(name, array, False, own.get(name, "")) for name, array in data.items()]
+        arrays = [readable(name, array, dtype=own.get(name, "")) for name, array in data.items()]
         return [a if a.dtype is np.dtype(a.dtype.type) else a.view(a.dtype.type) for a in arrays]  # NumPy's own object
 
     def _plain_set(self, name: str, value: Any) -> _Plain:
