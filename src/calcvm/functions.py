@@ -586,8 +586,8 @@ def log_cosh(x: Variable, target: Variable) -> Variable:
 
 
 def rmse(x: Variable, target: Variable) -> Variable:
-    """Root of the mean squared error (a metric: it has no gradient)."""
-    return apply("rmse", x, target)
+    """Root of the mean squared error."""
+    return sqrt(mse(x, target))
 
 
 def accuracy(scores: Variable, target: Variable, axis: int | None = None) -> Variable:

@@ -266,10 +266,17 @@ class Fleet:
         if own:
             names = loaded.feeds("predict")
             arrays = self._named(resident, names, _arrays("validation", validation, names), sources)
-        return train, Epoch(
+        judge = Epoch(
             resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
             results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # which patience watches
         )  # fmt: skip
+        if judge.functions:
+            raise CalcError(
+                f"validation of {judge.samples} samples in batches of {resident.program.batch_size}: a fleet follows means and sums "
+                f"over samples, and {next(iter(judge.functions))!r} is a function of such: leave it out and take "
+                "handle.model.evaluate, or compile with a batch of all samples"
+            )
+        return train, judge
 
     @staticmethod
     def _refuse_second(name: str) -> NoReturn:

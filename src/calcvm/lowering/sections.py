@@ -15,6 +15,7 @@ from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
 from calcvm.lowering.fuse import fuse_bias, fuse_epilogues
 from calcvm.lowering.layers import Line, lines_of
+from calcvm.lowering.rounds import MEAN, OTHER, SAME, SUM, Rounds
 from calcvm.ops.dims import Affine, numel
 from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.optimizers import HYPER_SLOTS
@@ -38,7 +39,8 @@ class Facts:
 
     variables : of each its "symbol", "shape", "kind", "path" and "phase" that compute it, the variable that it is a
         view "of" (itself, of others, and where that is copied for users), why it is "unreadable", and the "classes" of labels; of a view the "layout", where
-        it takes its symbol's cells to lie otherwise.
+        it takes its symbol's cells to lie otherwise; of a number that is no mean over the samples what it is "over" them (`calcvm.lowering.rounds`), and of
+        another function than a sum "why" and of which "totals"; whether it is "inner", kept for that alone.
     parameters : "init" and "trainable"; their order chooses their random numbers.
     buffers : "init".
     state : what each "symbol" of the optimizers, counters and constants starts with.
@@ -97,6 +99,8 @@ class Lowering:
         unknown = keep - set(graph.variables)
         if unknown:
             raise CalcError(f"keep: no variable is called {sorted(unknown)[0]!r}")
+        self.rounds = Rounds()  # what variables are over the samples of a batch
+        self.inner: set[Variable] = set()  # kept for figures that are functions of them
         self.kept = self._kept(keep)
         self.phase: dict[Variable, str] = {}  # in which results are computed
         self.shown: dict[Variable, Value] = {}  # outputs that do not lie as users see them
@@ -110,7 +114,11 @@ class Lowering:
             used = {v for op in path.operations for v in op.inputs.values()}
             kept |= {v for v in path.variables if v not in used}
             kept |= {v for v in used if v.kind == "result" and v.path is not path}
-        return kept
+        figures = (v for v in kept if v.path and not v.path.backward and numel(v.shape) == 1 and v.type == FLOAT)
+        self.inner = {
+            t.source for v in figures if self.rounds.of(v).what == OTHER for t in self.rounds.totals(v) or ()
+        } - kept
+        return kept | self.inner
 
     def run(self) -> tuple[Lowered, Facts]:
         for v in self.graph.variables.values():
@@ -220,8 +228,23 @@ class Lowering:
             "unreadable": reason,
             "classes": classes.get(v),
         }
+        if v.kind == "result" and v.type == FLOAT and numel(v.shape) == 1:
+            facts |= self._over(v)
+        if v in self.inner:
+            facts["inner"] = True
         if v.rank > 2 and v.source is not v and v not in self.shown and value is not None and v.layout != value.layout:
             facts["layout"] = v.layout
+
+    def _over(self, v: Variable) -> dict[str, Any]:
+        """What a number is over the samples of a batch, where it is no mean."""
+        over = self.rounds.of(v)
+        if over.what in (SAME, MEAN):
+            return {}
+        if over.what == SUM:
+            return {"over": SUM}
+        judges = v in self.kept and v.path is not None and not v.path.backward
+        totals = (self.rounds.totals(v) if judges else None) or ()
+        return {"over": OTHER, "why": over.why, "totals": {t.source.name: self.rounds.of(t).what for t in totals}}
 
     def _value(self, v: Variable) -> Value | None:
         """What a variable is read from."""

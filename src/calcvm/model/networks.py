@@ -30,7 +30,7 @@ def _labels_or_probabilities(x: Variable, t: Variable) -> Variable:
 
 def _huber(x: Variable, t: Variable, delta: float = 1.0) -> Variable:
     far = F.abs(x - t)
-    near = F.minimum(far, delta)
+    near = apply("minimum", far, delta)
     return near * (far - 0.5 * near)
 
 
@@ -106,7 +106,9 @@ def build_graph(
         if weight is not None or (sample_weight and not isinstance(loss, str)):
             if weight is not None and isinstance(loss, str):
                 y = _without_part(_as(y, weight), y)
-            terms = checks.one_of("loss", (TERMS.get(loss) or loss_fn)(y, target), Variable, TERMS_WANTED)
+            terms = checks.one_of(
+                "loss", (TERMS[loss] if isinstance(loss, str) else loss_fn)(y, target), Variable, TERMS_WANTED
+            )
             if not terms.rank:
                 raise ShapeError(f"loss: {TERMS_WANTED} is wanted, not {terms}")
             return F.mean(terms if weight is None else _weighted(terms, weight)).rename(name)
@@ -173,7 +175,7 @@ def _as(terms: Variable, weight: Variable) -> Variable:
 
 def _without_part(part: Variable, x: Variable) -> Variable:
     """x, and 0 where its ``part`` is 0; no gradient goes to x there."""
-    return F.where(F.not_equal(part, 0.0), x, 0.0)
+    return apply("where", apply("not_equal", part, 0.0), x, 0.0)
 
 
 def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:
