@@ -151,7 +151,7 @@ class SplitModel:
         def step() -> Any:
             with self._turn:
                 self._run(path, PHASES, arrays, batch)
-                return None if loss is None else float(self._value(loss))
+                return None if loss is None else float(np.asarray(self._value(loss)).item())
 
         return undisturbed(step)
 
@@ -185,9 +185,10 @@ class SplitModel:
         for name, array in arrays.items():
             part, own = self._at(self._whole.loaded.symbol(name).name)
             part.slot.write(part.symbols[own], array, array.shape)
-        for phase in phases:
-            for event in self.plan.parts.schedule.get((path, phase), ()):
-                self._do(event)
+        for other, of in (*self._whole.loaded.before(path, phases), (path, phases)):
+            for phase in of:
+                for event in self.plan.parts.schedule.get((other, phase), ()):
+                    self._do(event)
 
     def _do(self, event: Stretch | Copy) -> None:
         if isinstance(event, Stretch):
