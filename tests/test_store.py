@@ -352,7 +352,7 @@ def test_a_disk_that_refuses_loses_nothing(files, program, monkeypatch, existing
             files.put("m", {"version": version}, image(version))
     before = content(files.folder)
     with monkeypatch.context() as patch:
-        patch.setattr(f"calcvm.vm.program.serialize.{call}", refuse(number), raising=False)
+        patch.setattr(f"calcvm.files.{call}", refuse(number), raising=False)
         if existing or call != "os.link":
             with pytest.raises(CalcError, match=rf"m\.model: cannot be written \({os.strerror(number)}\): {remedy}"):
                 files.put("m", {"version": 3}, image(3))
@@ -427,13 +427,13 @@ POINTS = ["open", "os.fsync", "os.link", "os.replace", "os.replace 2", "os.fsync
 def test_a_process_killed_at_any_point_leaves_whole_versions(tmp_path, point):
     code = """
 import signal
-from calcvm.vm.program import serialize
+from calcvm import files as writing
 store = FileStore(sys.argv[1])
 for version in range(3):
     store.put("m", {"version": version}, memoryview(bytes([version]) * 3000))
 call, _, count = sys.argv[2].partition(" ")
 left = int(count or 1)
-place, name = (os, call[3:]) if call.startswith("os.") else (serialize, call)
+place, name = (os, call[3:]) if call.startswith("os.") else (writing, call)
 real = getattr(place, name, open)
 def killer(*args, **kwargs):
     global left

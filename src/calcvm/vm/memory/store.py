@@ -20,9 +20,10 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, ProgramError, telling
+from calcvm.files import remove_temporaries, replace, sync_folder
 from calcvm.system import at_fork, lock
 from calcvm.vm.program.program import Program, load_program
-from calcvm.vm.program.serialize import parsed, remove_temporaries, replace, sync_folder
+from calcvm.vm.program.serialize import parsed
 
 FORMAT_VERSION = 1
 MAGIC = b"calcvmMD"
