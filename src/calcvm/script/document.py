@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from calcvm.errors import CalcError, UnsupportedOperator, telling
+from calcvm.files import place, replace
 from calcvm.formulas import steps
 from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.layouts import back
@@ -25,7 +26,6 @@ from calcvm.script.code import show
 from calcvm.script.names import Names, functions, plain
 from calcvm.script.optimizers import SLOTS
 from calcvm.script.sections import Line, Listing, shape_of
-from calcvm.vm.program.serialize import place, replace
 
 if TYPE_CHECKING:
     from calcvm.vm.run.loaded import Loaded

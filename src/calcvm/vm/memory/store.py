@@ -18,10 +18,11 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, NoSuchFile, ProgramError, telling
+from calcvm.files import remove_temporaries, sync_folder
 from calcvm.system import at_fork, lock
 from calcvm.vm.memory import versions
 from calcvm.vm.program.program import Program, load_program
-from calcvm.vm.program.serialize import parsed, remove_temporaries, sync_folder
+from calcvm.vm.program.serialize import parsed
 
 LONGEST_NAME = 200  # characters when quoted: file names hold 255, with the suffixes of temporary files
 
