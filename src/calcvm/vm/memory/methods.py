@@ -22,7 +22,6 @@ from __future__ import annotations
 import ctypes
 import inspect
 import math
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from calcvm.ops.statement import PHASES
+from calcvm.system import at_fork, has_teams
 from calcvm.vm.run import job as layout
 from calcvm.vm.run import team
 from calcvm.vm.run.device import heaps_of
@@ -53,7 +53,7 @@ ARRAY_EMPTY = 184  # of NumPy's table of functions
 
 
 _sheets = threading.RLock()  # of who writes to a sheet: models of several heaps, and so several threads, share one
-os.register_at_fork(before=_sheets.acquire, after_in_parent=_sheets.release, after_in_child=_sheets.release)
+at_fork(before=_sheets.acquire, after_in_parent=_sheets.release, after_in_child=_sheets.release)
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -359,7 +359,7 @@ class Calls:
                 sheet.take_rows(loaded, which, batch, seconds)
                 words[[layout.PIECE, layout.SLOT_JOB]] = slot.address, slot.job_address
                 words[[layout.CONTROL, layout.RUN_ROWS]] = team.control(), address_of("run_rows")
-                words[layout.WORKERS] = record.workers
+                words[layout.WORKERS] = record.workers if has_teams() else 1
                 locks = record.turn.lock, record.training.lock
                 words[[layout.TURN_OWNER, layout.TRAINING_OWNER]] = [id(lock) + OWNER for lock in locks]
                 words[layout.ARMED] = 1
@@ -427,7 +427,7 @@ def _slots_are_known() -> bool:
 
 
 def _new_array() -> int:
-    """Address of NumPy's PyArray_Empty."""
+    """Address of NumPy's PyArray_Empty; 0: it has none."""
     try:
         from numpy._core import _multiarray_umath as multiarray  # type: ignore[attr-defined]
     except ImportError:  # before 2.0
@@ -442,7 +442,9 @@ def _new_array() -> int:
 def possible() -> bool:
     """Whether this interpreter's objects are laid out as compiled code reads them, and one thread at a time runs it."""
     one_at_a_time = getattr(sys, "_is_gil_enabled", lambda: True)()
-    known = sys.implementation.name == "cpython" and OWNER and _arrays_are_known() and _slots_are_known()
+    known = (
+        sys.implementation.name == "cpython" and OWNER and _arrays_are_known() and _slots_are_known() and _new_array()
+    )
     return bool(one_at_a_time and known)
 
 
@@ -484,7 +486,7 @@ def install(cls: type) -> None:
             continue
         plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
         signature = str(inspect.Signature(plain)).replace("(self", "($self")
-        method = make(cls, _definition(name, code, f"{name}{signature}\n--\n\n{inspect.getdoc(written)}"))
+        method = make(cls, _definition(name, code, f"{name}{signature}\n--\n\n{inspect.getdoc(written) or ''}"))
         setattr(cls, OWN + called, made["handed"])
         setattr(cls, name, method)
         made["code"] = method

@@ -121,7 +121,9 @@ _VARIABLE = record(
         "path": optional(text()), "phase": one_of(None, *READ), "of": text(), "unreadable": text(),
         "classes": optional(integer(1, MAX_SIZE)),
     },
-    optional={"layout": one_of("", *LAYOUTS)},
+    optional={
+        "layout": one_of("", *LAYOUTS), "over": one_of("sum", "other"), "why": text(), "totals": table(one_of("mean", "sum")), "inner": boolean,
+    },
 )  # fmt: skip
 _PATH = {"backward": boolean, "output": optional(text()), "needs": table(_NAMES)}
 _SEVERAL = {"outputs": _NAMES, "rates": table(number())}
