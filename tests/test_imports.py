@@ -67,7 +67,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
     "vm": (set(), set()),
-    "vm.program": ({"errors", "checks", "lazy", "ops", "init"}, {"numpy"}),
+    "vm.program": ({"errors", "checks", "lazy", "ops", "init", "system"}, {"numpy"}),
     "vm.run": (
         {
             "errors",
@@ -116,6 +116,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "typer", "matplotlib"},
     ),  # kernels_cpu, vm.run: info
     "__main__": ({"cli"}, set()),
+    "__pyinstaller": (set(), {"PyInstaller"}),
     "": (
         ALL_LOWER
         | {

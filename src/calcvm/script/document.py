@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.layouts import back
 from calcvm.ops.statement import PHASES
 from calcvm.script import helpers
-from calcvm.script.code import show
+from calcvm.script.code import module_text, show
 from calcvm.script.names import functions, identifier
 from calcvm.script.optimizers import SLOTS
 from calcvm.script.sections import Line, Listing, shape_of
@@ -109,9 +108,7 @@ class _Script:
         views, step, predict = self._views(), self._step(), self._predict()
         used = functions([*sections, step, predict])
         slots = any(_has(text, name) for name in SLOTS for text in (*used, *sections))
-        constants = [
-            line for line in inspect.getsource(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)
-        ]
+        constants = [line for line in module_text(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)]
         hyper = ["# An optimizer's numbers, by their places in its array.", *constants] if constants else []
         if any("GOLDEN" in text for text in used):
             hyper.append(f"GOLDEN = 0x{helpers.GOLDEN:X}  # of the hash that draws random numbers")

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, ProgramError, telling
+from calcvm.errors import CalcError, ProgramError, Uncopied, telling
 from calcvm.system import at_fork, lock
 from calcvm.vm.program.program import Program, load_program
 from calcvm.vm.program.serialize import parsed, remove_temporaries, replace, sync_folder
@@ -62,8 +62,10 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-class MemoryStore:
+class MemoryStore(Uncopied):
     """Images in memory beside the heap: an array a model, allocated once."""
+
+    _instead = "models are, or save them to files; another store has its own"
 
     persistent = False
 
@@ -117,7 +119,7 @@ class MemoryStore:
         self._programs.clear()
 
 
-class FileStore:
+class FileStore(Uncopied):
     """Images in files: one file a model, in a folder that one process at a time has open.
 
     ``models/NAME.model`` is a model (its name quoted as in a web address), ``models/NAME.previous`` the version
@@ -136,6 +138,8 @@ class FileStore:
     ------
     CalcError : the folder is open in this or another process, or cannot be written.
     """
+
+    _instead = "hand over its folder, which one process at a time has open"
 
     persistent = True
 

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from calcvm.errors import CalcError, ProgramError, telling
+from calcvm.system import set_mode
 from calcvm.vm.program import schema
 from calcvm.vm.program.schema import integer, listing, one_of, record, text
 
@@ -155,7 +156,7 @@ def replace(
     try:
         with open(temporary, "xb") as file:
             with suppress(FileNotFoundError):
-                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))  # who may read and write it stays
+                set_mode(file, stat.S_IMODE(path.stat().st_mode))  # who may read and write it stays
             write(file)
             file.flush()
             if durable:
