@@ -40,7 +40,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "checks": ({"errors"}, set()),
     "dtypes": ({"errors", "checks", "ops"}, {"numpy"}),
     "lazy": (set(), set()),
-    "files": ({"errors"}, set()),
+    "files": ({"errors", "system"}, set()),
     "tables": (set(), set()),
     "undisturbed": (set(), set()),
     "cgroups": (set(), set()),
@@ -119,6 +119,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "typer", "matplotlib"},
     ),  # kernels_cpu, vm.run: info
     "__main__": ({"cli"}, set()),
+    "__pyinstaller": (set(), {"PyInstaller"}),
     "": (
         ALL_LOWER
         | {
