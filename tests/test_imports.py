@@ -19,6 +19,7 @@ VM = {"vm.program", "vm.run", "vm.memory"}
 ALL_LOWER = {
     "errors",
     "checks",
+    "hints",
     "ops",
     "graph",
     "functions",
@@ -37,6 +38,7 @@ ALL_LOWER = {
 ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "checks": ({"errors"}, set()),
+    "hints": ({"errors"}, set()),
     "dtypes": ({"errors", "checks", "ops"}, {"numpy"}),
     "lazy": (set(), set()),
     "tables": (set(), set()),
@@ -51,7 +53,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
-    "nn": ({"errors", "checks", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
+    "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
     "zoo": ({"checks", "errors", "init", "nn"}, set()),
     "planner": ({"errors", "checks", "lazy", "ops", "record", "tables"}, {"numpy", "matplotlib", "scipy", "ortools"}),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
@@ -66,7 +68,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "checks", "dtypes", "lazy", "ops", "init", "kernels_cpu", "kernels_cuda", "vm.program"},
         {"numba", "numpy", "llvmlite"},
     ),
-    "vm.memory": ({"errors", "checks", "ops", "tables", "vm.program", "vm.run"}, {"numpy"}),
+    "vm.memory": ({"errors", "checks", "hints", "ops", "tables", "vm.program", "vm.run"}, {"numpy"}),
     "script": (
         {"errors", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
         {"numpy"},

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from calcvm.hints import hinted
 from calcvm.ops.statement import PHASES
 from calcvm.vm.run import job as layout
 from calcvm.vm.run import team
@@ -85,6 +86,7 @@ class Native:
 
 def native(method: Method) -> Method:
     """A method that is called as compiled code once there is some, also by who took hold of it before."""
+    method = hinted(method)
 
     @wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:
