@@ -48,11 +48,14 @@ def parameters(function: Callable[..., Any]) -> list[str] | None:
     return [p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
+BASES = {"calcvm.Callback", "calcvm.nn.Layer"}  # which take nothing, by Python's own error
+
+
 def test_every_public_callable_answers_for_a_name_that_it_has_not() -> None:
     n, raw, missed = 0, [], []
     for name, function in callables():
         known = parameters(function)
-        if known is None:
+        if known is None or name in BASES:
             continue
         slips = [(p, p[:-2] + p[-1]) for p in known if len(p) > 5 and p[:-2] + p[-1] not in known]
         for meant, wrong in [("", "no_such_thing"), *slips]:

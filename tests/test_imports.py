@@ -43,6 +43,9 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "lazy": (set(), set()),
     "tables": (set(), set()),
     "undisturbed": (set(), set()),
+    "cgroups": (set(), set()),
+    "system": ({"errors", "cgroups"}, set()),
+    "teams": ({"errors", "checks", "system"}, set()),
     "record": (set(), {"typing_extensions"}),
     "formulas": ({"record"}, set()),
     "kernel": (set(), {"numpy", "llvmlite"}),
@@ -55,9 +58,12 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
     "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
     "zoo": ({"checks", "errors", "init", "nn"}, set()),
-    "planner": ({"errors", "checks", "lazy", "ops", "record", "tables"}, {"numpy", "matplotlib", "scipy", "ortools"}),
+    "planner": (
+        {"errors", "checks", "lazy", "ops", "record", "system", "tables"},
+        {"numpy", "matplotlib", "scipy", "ortools"},
+    ),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
-    "kernels_cpu": ({"errors", "formulas", "kernel", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
+    "kernels_cpu": ({"errors", "formulas", "kernel", "system", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
     "kernels_cuda": (
         {"errors", "formulas", "kernel", "lazy", "undisturbed"},
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
@@ -65,24 +71,36 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "vm": (set(), set()),
     "vm.program": ({"errors", "checks", "lazy", "ops", "init"}, {"numpy"}),
     "vm.run": (
-        {"errors", "checks", "dtypes", "lazy", "ops", "init", "kernels_cpu", "kernels_cuda", "vm.program"},
+        {
+            "errors",
+            "checks",
+            "dtypes",
+            "lazy",
+            "ops",
+            "init",
+            "kernels_cpu",
+            "kernels_cuda",
+            "system",
+            "teams",
+            "vm.program",
+        },
         {"numba", "numpy", "llvmlite"},
     ),
-    "vm.memory": ({"errors", "checks", "hints", "ops", "tables", "vm.program", "vm.run"}, {"numpy"}),
+    "vm.memory": ({"errors", "checks", "hints", "ops", "system", "tables", "vm.program", "vm.run"}, {"numpy"}),
     "script": (
         {"errors", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
         {"numpy"},
     ),  # vm.run: a type
     "progress": ({"tables"}, {"rich", "IPython"}),
     "compiler": (
-        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress"} | VM,
+        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress", "teams"} | VM,
         {"typing_extensions"},
     ),
     "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
     "devices": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "tables", "record", "compiler"}
-        | {"undisturbed"}
+        | {"system", "undisturbed"}
         | VM,
         {"numpy"},
     ),
@@ -91,18 +109,30 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "checks", "graph", "compiler", "model", "fleet", "ensemble", "progress", "tables"} | VM,
         {"numpy", "optuna", "cmaes", "ray", "matplotlib"},
     ),
-    "sklearn": (ALL_LOWER | {"compiler", "model", "fleet"}, {"numpy", "scipy", "sklearn", "joblib"}),
+    "sklearn": (ALL_LOWER | {"compiler", "model", "fleet", "system", "teams"}, {"numpy", "scipy", "sklearn", "joblib"}),
     "operators": ({"errors", "formulas", "ops", "kernels_cpu", "kernels_cuda"}, set()),
     "data": ({"", "errors"}, {"numpy", "sklearn"}),
     "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
     "commands": (
-        {"", "errors", "data", "nn", "kernels_cpu", "vm.program", "vm.run"},
+        {"", "errors", "data", "nn", "kernels_cpu", "system", "vm.program", "vm.run"},
         {"numpy", "typer", "matplotlib"},
     ),  # kernels_cpu, vm.run: info
     "__main__": ({"cli"}, set()),
     "": (
         ALL_LOWER
-        | {"compiler", "devices", "model", "fleet", "ensemble", "exploration", "data", "operators", "script", "zoo"},
+        | {
+            "compiler",
+            "devices",
+            "model",
+            "fleet",
+            "ensemble",
+            "exploration",
+            "data",
+            "operators",
+            "script",
+            "teams",
+            "zoo",
+        },
         set(),
     ),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import resource
 import subprocess
 import sys
 import venv
@@ -403,6 +404,23 @@ def test_paths_that_are_none_are_refused(tmp_path):
         with pytest.raises(cv.FileError, match="give the path of a file"):
             model.to_python((tmp_path / kept).with_suffix(".py"))
         assert (tmp_path / kept).read_text() == "kept" and len([*tmp_path.iterdir()]) in (2, 4)
+
+
+def test_names_as_long_as_a_file_may_have_and_a_full_disk(tmp_path):
+    model = small()
+    for name in ("x" * 250, "é" * 125, "x" * 240):
+        model.to_python(tmp_path / f"{name}.py")
+        model.save(tmp_path / f"{name}.calc")
+    assert len([*tmp_path.iterdir()]) == 9 and cv.load(tmp_path / f"{'x' * 250}.calc").resident.seed == 0
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(cv.FileError, match="File too large"):
+            model.to_python(tmp_path / f"{name}.py")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert before == {p: p.read_bytes() for p in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from calcvm.ops import OpSpec, RowSpec
 from calcvm.optim import *  # noqa: F403
 from calcvm.optim import __all__ as _optimizers
 from calcvm.planner import Plan
+from calcvm.teams import set_workers
 from calcvm.vm.memory.heap import CalcHeap
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.store import FileStore, MemoryStore
@@ -55,7 +56,7 @@ __all__ = [
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "SplitModel",
     "SplitPlan", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "grad_cam",
-    "gradient", "init", "load", "load_program", "nn", "plan", "plan_devices", "register_op", "saliency",
+    "gradient", "init", "load", "load_program", "nn", "plan", "plan_devices", "register_op", "saliency", "set_workers",
     "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum

@@ -23,12 +23,13 @@ from calcvm.planner.paging import BANDWIDTH, File, is_paging, moved_bytes
 from calcvm.planner.paging import KINDS as STREAMED
 from calcvm.planner.warmth import Touched, of_rows, touched
 from calcvm.progress import Solving
+from calcvm.teams import default_team
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
 from calcvm.vm.program.encoding import ITEMSIZE
 from calcvm.vm.program.program import Program
-from calcvm.vm.run.device import DEVICES, n_cores
+from calcvm.vm.run.device import DEVICES
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # which only type checkers need
@@ -194,7 +195,7 @@ def _planned_for_cpu(planned: Callable[..., Plan], solved: bool) -> Plan:
 
     solved : solvers are asked, for the plan that is taken alone.
     """
-    cores = n_cores()
+    cores = default_team()
     if cores == 1:
         return planned(1)
     alone = planned(1, 0.0)

@@ -506,6 +506,7 @@ class CalcGraph:
         self.paths: dict[str, Path] = {}
         self._active: list[Path] = []
         self._counts: dict[str, int] = {}
+        self._streams = 0  # of random numbers, that operators draw from
         self._whole = False  # in a `whole`
 
     def __repr__(self) -> str:
@@ -635,12 +636,15 @@ class CalcGraph:
 
         States that are made for an operator which is refused are not kept.
         """
-        states, variables = {**self.states}, {**self.variables}
-        stream = sum("stream" in op.attrs for path in self.paths.values() for op in path.operations)
+        n_states, n_variables = len(self.states), len(self.variables)
         try:
-            yield self.state("rng", 2, "int64", {"kind": "rng"}), stream
+            yield self.state("rng", 2, "int64", {"kind": "rng"}), self._streams
+            self._streams += 1
         except CalcError:
-            self.states, self.variables = states, variables
+            while len(self.states) > n_states:
+                self.states.popitem()
+            while len(self.variables) > n_variables:
+                self.variables.popitem()
             raise
 
     @contextmanager
@@ -649,13 +653,13 @@ class CalcGraph:
         if self._whole:
             yield
             return
-        states, variables = {**self.states}, {**self.variables}
+        states, variables, streams = {**self.states}, {**self.variables}, self._streams
         paths = [(path, len(path.operations), {**path.layers}) for path in self.paths.values()]
         self._whole = True
         try:
             yield
         except CalcError:
-            self.states, self.variables = states, variables
+            self.states, self.variables, self._streams = states, variables, streams
             for name, v in variables.items():
                 v.name = name
             for path, n, layers in paths:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,6 +18,7 @@ from calcvm.errors import CalcError
 from calcvm.ops.statement import PHASES, Value
 from calcvm.planner import Plan
 from calcvm.planner.devices import shared_values
+from calcvm.system import give_back
 from calcvm.undisturbed import undisturbed
 from calcvm.vm.memory.cuda import DeviceMemory
 from calcvm.vm.memory.heap import CalcHeap
@@ -76,15 +75,6 @@ class Part:
 
     def _flat(self, v: Value) -> Symbol:
         return replace(self.symbols[v], layout="")
-
-
-def give_back(memory: np.ndarray) -> None:
-    """Give the system memory back whose contents are not needed any more."""
-    page = mmap.PAGESIZE
-    start = -(-memory.ctypes.data // page) * page
-    size = (memory.ctypes.data + memory.nbytes - start) // page * page
-    if size > 0:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 class SplitModel:
@@ -186,11 +176,9 @@ class SplitModel:
         names = whole.loaded.feeds(path, phases)
         if len(data) != len(names):
             raise CalcError(f"path {path!r} takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
-        arrays = [whole.numbers(name, array) for name, array in zip(names, data)]
-        sizes = {whole.check(name, array) for name, array in zip(names, arrays)}
-        if len(sizes) > 1:
-            raise CalcError(f"the data differ in their number of samples: {sorted(sizes)}")
-        return dict(zip(names, arrays)), next(iter(sizes), self.plan.batch_size)
+        arrays = {name: whole.numbers(name, array) for name, array in zip(names, data)}
+        batches = whole.check_batch(arrays)
+        return arrays, next((batches[name] for name in names if whole.loaded.has_samples(name)), self.plan.batch_size)
 
     def _run(self, path: str, phases: tuple[str, ...], arrays: Mapping[str, np.ndarray], batch: int) -> None:
         self._batch = batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -130,8 +130,9 @@ class Lowering:
                 value.resident = True
         used = {v for s in statements for v in s.operands.values() if v is not None}
         used |= {v for v in self.emit.values if v.persistent or v.kind == "placeholder"}
+        classes = self._classes()
         for v in self.graph.variables.values():
-            self._describe(v, used)
+            self._describe(v, used, classes)
         values = tuple(v for v in self.emit.values if v in used)
         return Lowered(values=values, statements=tuple(statements), paths=tuple(p.name for p in order)), self.facts
 
@@ -149,21 +150,29 @@ class Lowering:
 
     def _order(self) -> list[Path]:
         """The paths, each after those whose results it reads."""
-        order: list[Path] = []
+        order: dict[Path, None] = {}
 
-        def visit(path: Path, behind: tuple[Path, ...]) -> None:
-            if path in behind:
-                names = " -> ".join(p.name for p in (*behind[behind.index(path) :], path))
-                raise CalcError(f"paths read each other's results ({names}): move operators to a path of their own")
-            if path not in order:
-                for v in [v for op in path.operations for v in op.inputs.values()]:
-                    if v.path is not None and v.path is not path:
-                        visit(v.path, (*behind, path))
-                order.append(path)
+        def read_by(path: Path) -> Iterator[Path]:
+            read = (v.path for op in path.operations for v in op.inputs.values())
+            return (other for other in read if other is not None and other is not path and other not in order)
 
-        for path in self.graph.paths.values():
-            visit(path, ())
-        return order
+        for first in self.graph.paths.values():
+            behind = {} if first in order else {first: read_by(first)}
+            while behind:
+                path = next(reversed(behind))
+                needed = next(behind[path], None)
+                if needed in behind:
+                    names = [p.name for p in behind]
+                    names = names[names.index(needed.name) :] + [needed.name]
+                    raise CalcError(
+                        f"paths read each other's results ({' -> '.join(names)}): move operators to a path of their own"
+                    )
+                if needed is None:
+                    order[path] = None
+                    del behind[path]
+                else:
+                    behind[needed] = read_by(needed)
+        return [*order]
 
     # ------------------------------------------------------------ values
     def source(self, v: Variable) -> None:
@@ -193,7 +202,7 @@ class Lowering:
             return {"array": v.name}
         return {"class": type(v.init).__name__, "fields": dict(vars(v.init))}
 
-    def _describe(self, v: Variable, used: set[Value]) -> None:
+    def _describe(self, v: Variable, used: set[Value], classes: Mapping[Variable, int]) -> None:
         value = self._value(v)
         if value is None or value not in used:
             reason = "fused into another operator"
@@ -209,7 +218,7 @@ class Lowering:
             "phase": self.phase.get(v),
             "of": (v.source if self._value(v.source) is value else v).name,
             "unreadable": reason,
-            "classes": self._classes(v),
+            "classes": classes.get(v),
         }
         if v.rank > 2 and v.source is not v and v not in self.shown and value is not None and v.layout != value.layout:
             facts["layout"] = v.layout
@@ -218,15 +227,17 @@ class Lowering:
         """What a variable is read from."""
         return self.shown.get(v, self.emit.env.get(v))
 
-    def _classes(self, v: Variable) -> int | None:
-        """For a placeholder of integer labels: how many classes its operators allow, where that is a number."""
-        limits = [
-            extent(operand.below, words)
-            for op, words in self.emit.words.items()
-            for operand in dict.fromkeys(o for row in op.spec.fwd for o in row.operands if o.below)
-            if (labels := op.inputs.get(operand.name)) is not None and _uncast(labels) is v and not words.get("dense")
-        ]
-        return min((n.b for n in limits if isinstance(n, Affine) and n.constant), default=None)
+    def _classes(self) -> dict[Variable, int]:
+        """Of placeholders of integer labels: how many classes their operators allow, where that is a number."""
+        least: dict[Variable, int] = {}
+        for op, words in self.emit.words.items():
+            for operand in dict.fromkeys(o for row in op.spec.fwd for o in row.operands if o.below):
+                if (labels := op.inputs.get(operand.name)) is None or words.get("dense"):
+                    continue
+                limit, v = extent(operand.below, words), _uncast(labels)
+                if isinstance(limit, Affine) and limit.constant:
+                    least[v] = min(limit.b, least.get(v, limit.b))
+        return least
 
     # ------------------------------------------------------------ paths
     def _path(self, path: Path) -> None:
@@ -341,9 +352,7 @@ class Lowering:
             del emit.statements[start:]
             update.tick()
             emit.statements += behind
-        for p in trained:
-            if p in inlined:
-                update.inline(p, start)
+        update.inline([p for p in trained if p in inlined], start)
         emit.phase = "optimize"
         rest = [p for p in trained if p not in inlined]
         if self.accumulate:
@@ -445,17 +454,19 @@ class _Update:
             at = inserted.sums_of_squares(self.emit, p, self.gradients[p], sums, at)
         inserted.clip_norm(self.emit, sums, n, self.hyper)
 
-    def inline(self, p: Variable, start: int) -> None:
-        """Update ``p`` right after the last row that reads it or touches its gradient."""
+    def inline(self, parameters: Collection[Variable], start: int) -> None:
+        """Update parameters, each right after the last row that reads it or touches its gradient."""
         out = self.emit.statements
-        touched = {self.emit.env[p], self.gradients[p]}
-        last = max(i for i in range(start, len(out)) if any(v in touched for v in out[i].operands.values()))
+        last = {v: i for i in range(start, len(out)) for v in out[i].operands.values()}
+        after: dict[int, list[Statement]] = {}
         end = len(out)
-        self.prepare(p)
-        self.update(p)
-        rows: list[Statement] = out[end:]
-        del out[end:]
-        out[last + 1 : last + 1] = rows
+        for p in parameters:
+            self.prepare(p)
+            self.update(p)
+            at = max(last.get(v, start) for v in (self.emit.env[p], self.gradients[p]))
+            after[at] = out[end:] + after.get(at, [])
+            del out[end:]
+        out[start:] = (row for i in range(start, end) for row in (out[i], *after.get(i, ())))
 
 
 def _uncast(v: Variable) -> Variable:

@@ -58,9 +58,9 @@ def by_name(what: str, names: Sequence[str], given: Any) -> Arrays:
 
 
 def training_data(
-    model: Resident, roles: Roles, X: Any, y: Any, sample_weight: Any, class_weight: Any
-) -> tuple[Arrays, Arrays]:
-    """Data sets of inputs, and of targets with what each sample counts."""
+    model: Resident, roles: Roles, X: Any, y: Any, sample_weight: Any, class_weight: Any, validation: Any
+) -> tuple[Arrays, Arrays | None]:
+    """The data to train on, with what each sample counts, and those to judge by: given ones, or a share at the end of X."""
     inputs, targets = by_name("X", roles.inputs, X), by_name("y", roles.labels, y)
     first = next(iter(inputs.values()), None)
     for name, array in (*inputs.items(), *targets.items()):
@@ -73,31 +73,41 @@ def training_data(
             raise CalcError(
                 f"{given[0]}: the model's loss has no weights: make it with cv.Model(..., sample_weight=True)"
             )
-        return inputs, targets
+        return _split({**inputs, **targets}, validation, roles)
     n = len(first if first is not None else next(iter(targets.values())))
     weights = np.ones(n, model.program.dtype)
+    data, held = _split({**inputs, **targets, WEIGHT: weights}, validation, roles)
     if sample_weight is not None:
         array = numeric("sample_weight", samples("sample_weight", sample_weight))
         if array.shape != (n,):
             raise ShapeError(f"sample_weight: shape {array.shape} for {n} samples; {(n,)} is wanted")
-        if not (np.isfinite(array).all() and (array >= 0).all()):
-            raise CalcError(f"sample_weight: weights are finite numbers >= 0; found {array.min()} to {array.max()}")
-        weights *= array
+        weights[:] = _weights("sample_weight: weights are", array, weights.dtype)
     if class_weight is not None:
         most = model.loaded.variables[roles.labels[0]]["classes"] if len(roles.labels) == 1 else None
-        weights *= _of_classes(class_weight, targets, most)
-    return inputs, {**targets, WEIGHT: weights}
+        counted = data[WEIGHT]  # a part of the weights
+        product = counted.astype(np.float64) * _of_classes(class_weight, targets, most, len(counted))
+        counted[:] = _weights("class_weight: weights of samples are", product, weights.dtype)
+    return data, held
 
 
-def _of_classes(given: Any, targets: Arrays, most: int | None) -> np.ndarray:
-    """The weight of each sample's class, of which the model has so many (None: any)."""
+def _weights(what: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Weights as the model's floats (CalcError: some are negative or not finite)."""
+    with np.errstate(over="ignore"):
+        seen = weights.astype(dtype)
+    if not (np.isfinite(seen).all() and (seen >= 0).all()):
+        raise CalcError(f"{what} finite numbers >= 0; found {seen.min()} to {seen.max()} as {dtype}")
+    return seen
+
+
+def _of_classes(given: Any, targets: Arrays, most: int | None, n: int) -> np.ndarray:
+    """The weight of the class of each of the first ``n`` samples; the model has ``most`` classes (None: any)."""
     y = next(iter(targets.values())) if len(targets) == 1 else np.zeros(0)
     labels = y.reshape(-1)
     if not len(labels) or len(labels) != len(y) or (labels != np.floor(labels)).any():
         raise CalcError("class_weight: the model's target is no integer a sample: give sample_weight")
-    classes, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    classes, place, counts = np.unique(labels[:n], return_inverse=True, return_counts=True)
     if isinstance(given, str) and given == "balanced":
-        return (len(labels) / (len(classes) * counts))[place]
+        return (n / (len(classes) * counts))[place]
     wanted = 'a mapping such as {0: 1.0, 1: 5.0}, or "balanced",'
     given = checks.one_of("class_weight", given, Mapping, wanted)
     of = {
@@ -109,9 +119,8 @@ def _of_classes(given: Any, targets: Arrays, most: int | None) -> np.ndarray:
     return np.array([of.get(int(c), 1.0) for c in classes])[place]
 
 
-def split(inputs: Arrays, targets: Arrays, validation: Any, roles: Roles) -> tuple[Arrays, Arrays | None]:
+def _split(data: Arrays, validation: Any, roles: Roles) -> tuple[Arrays, Arrays | None]:
     """The data to train on, and those to judge by: given ones, or a share at the end of the data."""
-    data = {**inputs, **targets}
     if validation is None:
         return data, None
     if not checks.is_number(validation):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from io import BytesIO
 from os import PathLike
+from sys import intern
 from typing import Any, BinaryIO, TypeVar, overload
 
 import numpy as np
@@ -17,7 +18,7 @@ from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
 from calcvm.model import files, scores
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
-from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, held_out, split, training_data
+from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, held_out, training_data
 from calcvm.model.history import History
 from calcvm.model.networks import build_graph
 from calcvm.model.roles import Roles
@@ -33,14 +34,16 @@ from calcvm.vm.memory import methods
 from calcvm.vm.memory.epoch import Epoch
 from calcvm.vm.memory.heap import CalcHeap
 from calcvm.vm.memory.resident import Hyper, Keeping, Resident
+from calcvm.vm.memory.store import checkpoint_epochs
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Program
 from calcvm.vm.run import job as layout
-from calcvm.vm.run.feeds import IN_PLACE
+from calcvm.vm.run.feeds import IN_PLACE, readable
 from calcvm.vm.run.loaded import loaded_of
 from calcvm.vm.run.slices import SLICE_SECONDS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+_Plain = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _training(method: Method) -> Method:
@@ -226,6 +229,7 @@ class Model(methods.Native):
             Roles.of(loaded_of(program))
         self.resident: Resident = (heap or files.heap_of(program, page_folder)).load(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
+        methods.prepare(self)
 
     @classmethod
     def on(cls, resident: Resident) -> Model:
@@ -237,6 +241,7 @@ class Model(methods.Native):
         Roles.of(resident.loaded)
         model = cls.__new__(cls)
         model._plan, model.resident = None, resident
+        methods.prepare(model)
         return model
 
     # ------------------------------------------------------------ what it is
@@ -334,7 +339,35 @@ class Model(methods.Native):
     def __getitem__(self, name: str) -> Any:
         return self.resident[name]
 
-    @methods.native
+    # What compiled methods take of their arguments: see `calcvm.vm.memory.methods`.
+    def _plain(self, data: Mapping[str, Any]) -> list[np.ndarray]:
+        own = self.resident.loaded.own_types
+        arrays = [readable(name, array, dtype=own.get(name, "")) for name, array in data.items()]
+        return [a if a.dtype is np.dtype(a.dtype.type) else a.view(a.dtype.type) for a in arrays]  # NumPy's own object
+
+    def _plain_set(self, name: str, value: Any) -> _Plain:
+        return (intern(name), *self._plain({name: value})), {}
+
+    def _plain_step(self, x: Any, y: Any = None, *more: Any) -> _Plain:
+        return tuple(
+            self._plain(dict(zip(self.resident.loaded.feeds("learn"), self._in_order(x, y, more), strict=True)))
+        ), {}
+
+    def _plain_run_steps(self, n: int) -> _Plain:
+        return (checks.integer("run_steps: the number of steps", n),), {}
+
+    def _plain_run(self, inputs: Mapping[str, Any]) -> _Plain:
+        return (dict(zip(map(intern, inputs), self._plain(inputs))),), {}
+
+    def _plain_evaluate(self, X: Any, y: Any = None) -> _Plain:
+        of = [self._plain(by_name("X", self.roles.inputs, X)), self._plain(by_name("y", self.roles.labels, y))]
+        return tuple(arrays[0] if len(arrays) == 1 else tuple(arrays) for arrays in of if arrays), {}
+
+    def _plain_predict(self, X: Any, *, out: Any = None) -> _Plain:
+        arrays = self._plain(by_name("X", self.roles.inputs, X))
+        return (arrays[0] if len(arrays) == 1 else tuple(arrays),), {} if out is None else {"out": out}
+
+    @methods.native(_plain_set)
     def __setitem__(self, name: str, value: Any) -> None:
         self.resident[name] = value
 
@@ -345,7 +378,7 @@ class Model(methods.Native):
         del self.resident[name]
 
     # ------------------------------------------------------------ steps
-    @methods.native
+    @methods.native(_plain_step)
     def step(self, x: Any, y: Any = None, *more: Any) -> float:
         """One training step on a batch of at most ``batch_size`` samples; returns its loss.
 
@@ -353,16 +386,19 @@ class Model(methods.Native):
         they were declared; or ``x`` and ``y`` are a tuple or mapping each, as in `fit`.  The model is unchanged if the data
         are refused.
         """
-        arrays = arrays_of(x, y, more)
-        if isinstance(x, (tuple, Mapping)) and len(self.roles.inputs) > 1 and not more:
-            given = {**by_name("x", self.roles.inputs, x), **by_name("y", self.roles.labels, y)}
-            arrays = tuple(given[name] for name in self.resident.loaded.feeds("learn") if name in given)
-        loss = self.resident.step(*arrays, path="learn")
+        loss = self.resident.step(*self._in_order(x, y, more), path="learn")
         assert loss is not None
         methods.offer(self)
         return loss
 
-    @methods.native
+    def _in_order(self, x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Data of a step in the order of the path's placeholders."""
+        if not (isinstance(x, (tuple, Mapping)) and len(self.roles.inputs) > 1 and not more):
+            return arrays_of(x, y, more)
+        given = {**by_name("x", self.roles.inputs, x), **by_name("y", self.roles.labels, y)}
+        return tuple(given[name] for name in self.resident.loaded.feeds("learn") if name in given)
+
+    @methods.native(_plain_run_steps)
     def run_steps(self, n: int) -> float:
         """``n`` training steps on the data already in the heap, in one call; returns the last loss."""
         loss = self.resident.run_steps(n, "learn")
@@ -383,7 +419,6 @@ class Model(methods.Native):
         data, names = arrays_of(x, y, more), self.resident.loaded.feeds("learn")
         if len(data) != len(names):
             raise CalcError(f"bind takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
-        sizes: list[int] = []
         for name, array in zip(names, data):
             own = self.resident.loaded.own_types.get(name)
             types = IN_PLACE if own is None else (np.dtype(own),)
@@ -395,12 +430,10 @@ class Model(methods.Native):
                     f"bind: {name!r} is read where it is, and must be a C-contiguous array of "
                     f"{' or '.join(sorted(map(str, types)))}, not {given}: take np.ascontiguousarray(x, dtype), or step(x, y)"
                 )
-            sizes.append(self.resident.check(name, array))
-        if len(set(sizes)) > 1:
-            raise ShapeError(f"bind: the arrays differ in their number of samples ({dict(zip(names, sizes))})")
+        self.resident.check_batch(dict(zip(names, data)))
         return methods.bound_step(self, data)
 
-    @methods.native
+    @methods.native(_plain_run)
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for a batch of inputs by name."""
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
@@ -436,6 +469,7 @@ class Model(methods.Native):
         steps_per_epoch: int | None = None,
         check_finite: bool = False,
         terminate_on_nan: bool = False,
+        checkpoint: int | str = 1,
         progress: bool = True,
     ) -> History:
         """Train for whole epochs in compiled code, reading the arrays where they are.
@@ -448,7 +482,8 @@ class Model(methods.Native):
         y : ndarray, shape (n, *target_shape) or (n,) labels
         validation : (X, y), or the share of samples at the end of the data to hold out.
         patience : int, optional
-            Stop when the validation loss has not fallen for so many epochs (see `EarlyStopping`).
+            Stop when the validation loss has not fallen for so many epochs, with 0 or 1 after the first such (see
+            `EarlyStopping`).
         keep_best : bool
             In the end, take back the state after the epoch with the smallest validation loss (without validation data:
             loss).
@@ -456,15 +491,18 @@ class Model(methods.Native):
             What each sample counts; of a model made with ``sample_weight=True``.
         class_weight : mapping of label to number, or "balanced", optional
             What the samples of each class count (others: 1), times ``sample_weight``.  "balanced": so that all classes count
-            the same.
+            the same in what is trained on.
         callbacks : list of `Callback`, or of functions of (model, epoch, figures)
             Called after each epoch; what they return, if True or a text (why), ends training.
         steps_per_epoch : int, optional
             Batches of an epoch, where they come one by one (default: until there are no more).
         check_finite : bool
-            Refuse data with NaN or Inf.
+            Refuse data that are NaN or Inf as the model's floats.
         terminate_on_nan : bool
             Stop after an epoch whose loss, or validation loss, is not finite.  Otherwise training goes on, with a `CalcWarning`.
+        checkpoint : int or "end"
+            Epochs after which a model of a heap with a `FileStore` is written to it: a process that is killed loses at most
+            these.  "end": it is written when training ends.
         progress : bool
             A bar on a terminal (extra ``cli``), one display in a notebook, elsewhere a line every two seconds at most.  If it
             cannot be written, training goes on without it.
@@ -488,8 +526,7 @@ class Model(methods.Native):
                 raise CalcError(
                     "steps_per_epoch: of arrays an epoch is all their samples; it is for batches one by one"
                 )
-            inputs, targets = training_data(self.resident, self.roles, X, y, sample_weight, class_weight)
-            data, held = split(inputs, targets, validation, self.roles)
+            data, held = training_data(self.resident, self.roles, X, y, sample_weight, class_weight, validation)
             train = Epoch(
                 self.resident, self._of("learn", data), "learn", train=True,
                 learning=self.learning_batch, results=[*self.roles.trained], check_finite=check_finite,
@@ -506,7 +543,8 @@ class Model(methods.Native):
                 )
             watchers.insert(0, EarlyStopping(patience, keep_best=keep_best))
         judge = self.judge(held, check_finite) if held is not None else None
-        return Training(self, train, judge, watchers).epochs(epochs, shuffle, terminate_on_nan, progress)
+        training = Training(self, train, judge, watchers, checkpoint_epochs(checkpoint))
+        return training.epochs(epochs, shuffle, terminate_on_nan, progress)
 
     def _stream(
         self, batches: Any, validation: Any, steps: int | None, others: tuple[Any, ...]
@@ -526,7 +564,7 @@ class Model(methods.Native):
         names = self.resident.loaded.feeds(path)
         return {name: array for name, array in data.items() if name in names or name in self.roles.outputs}
 
-    @methods.native
+    @methods.native(_plain_evaluate)
     def evaluate(self, X: Any, y: Any = None, *, check_finite: bool = False) -> dict[str, float]:
         """Loss and metrics over a data set, without dropout; X and y are those of `fit`."""
         inputs, labels, resident = self.roles.inputs, self.roles.labels, self.resident
@@ -535,12 +573,11 @@ class Model(methods.Native):
         with resident.record.turn.mine:
             start = time.perf_counter()
             found = judge()
-            if n <= self.batch_size and len(inputs) == 1 >= len(labels):
-                methods.arm(resident, layout.EVALUATE, n, start, (*inputs, *labels), self.roles.figures)
+            methods.arm(resident, layout.EVALUATE, n, start, (*inputs, *labels), self.roles.figures, len(inputs))
         methods.offer(self)
         return found
 
-    @methods.native
+    @methods.native(_plain_predict)
     def predict(self, X: Any, *, out: Any = None) -> Any:
         """Outputs of the network for a data set, shape (n, *output_shape), without dropout.
 
@@ -570,7 +607,7 @@ class Model(methods.Native):
         with resident.record.turn.mine:
             start = time.perf_counter()
             run.whole(SLICE_SECONDS)
-            if n <= self.batch_size:
+            if n <= self.batch_size or not given:
                 methods.arm(resident, layout.PREDICT, n, start, [*data], {name: name for name in outputs})
         for name in over:
             arrays[name][...] = places[name]

@@ -29,6 +29,7 @@ class Training:
         metrics of the path learn.
     judge : gives figures of validation data, when called after an epoch.
     callbacks : who is told of steps and epochs, and may end it.
+    checkpoint : epochs after which the model is written to a store that outlives the process.
     """
 
     def __init__(
@@ -37,11 +38,13 @@ class Training:
         run: Epoch | Stream,
         judge: Callable[[], dict[str, float]] | None,
         callbacks: Sequence[Callback],
+        checkpoint: int,
     ):
         self.model, self.run, self.judge, self.callbacks = model, run, judge, callbacks
         self.trained = model.roles.trained
         self.loss = next(iter(self.trained))
         self._per_step = -(-model.learning_batch // model.batch_size) if isinstance(run, Epoch) else 1  # rounds
+        self.checkpoint = checkpoint
         self._epochs: int | None = None  # the model's, with the one that ends
         self._of_steps = [(c, self._per_step * int(c.every)) for c in callbacks if c.every is not None]
 
@@ -76,6 +79,8 @@ class Training:
                 self._count()
                 history.epochs.append({**self._trained(), "seconds": time.perf_counter() - start})
             report.close()
+            if history.epochs:
+                self.model.resident.commit()
         for c in self.callbacks:
             c.on_train_end(self.model, history)
         if diverged and not terminate_on_nan:
@@ -112,7 +117,8 @@ class Training:
         if self._epochs is None:
             self._epochs = self.model.epochs_done + 1
         self.model.resident.facts["rounds"] = self._epochs
-        self.model.resident.commit()
+        if self.run.passes % self.checkpoint == 0:
+            self.model.resident.commit()
 
     def _figures(self) -> dict[str, float]:
         """Of the epoch that is done."""

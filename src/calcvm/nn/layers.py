@@ -76,15 +76,17 @@ class Sequential(Layer):
 
     def __init__(self, *layers: Layer):
         self.layers: list[Layer] = []
+        known: set[int] = set()
         for layer in layers:
             checks.one_of("a network", layer, Layer, "a layer of calcvm.nn, such as nn.ReLU(),")
             for inner in layer if isinstance(layer, Sequential) else [layer]:
-                if not inner.stateless and any(inner is known for known in self.layers):
+                if not inner.stateless and id(inner) in known:
                     raise CalcError(
                         f"a network has the same {inner!r} twice, and layers do not share weights: make another "
                         f"{type(inner).__name__}, or a graph of your own that uses one parameter twice"
                     )
                 self.layers.append(inner)
+                known.add(id(inner))
         self.random = any(layer.random for layer in self.layers)
 
     def __iter__(self) -> Iterator[Layer]:

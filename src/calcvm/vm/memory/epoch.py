@@ -69,7 +69,8 @@ class Epoch:
         if given := output in data:
             symbols[output] = lies = loaded.computed(path, output)
             data[output] = data[output].transpose(axes(lies.layout, data[output].ndim))
-        self._arrays = [readable(name, array, check_finite, own.get(name, "")) for name, array in data.items()]
+        finite = program.dtype if check_finite else ""
+        self._arrays = [readable(name, array, finite, own.get(name, "")) for name, array in data.items()]
         self._feeds = np.array(
             [_feed(model, name, a, device.samples(a), symbols[name]) for name, a in zip(data, self._arrays)], np.int64
         )

@@ -17,6 +17,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError, PlanError, ProgramError
+from calcvm.system import at_fork
 from calcvm.tables import html, some
 from calcvm.vm.memory.cuda import DeviceMemory, PinnedStore
 from calcvm.vm.memory.record import Record
@@ -713,4 +714,4 @@ def _after_fork() -> None:
                 os.close(end)
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)
+at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)

@@ -458,6 +458,14 @@ class Resident:
             )
         return batch
 
+    def check_batch(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """The batch sizes of data for placeholders, as of `check`; of those with samples they are one (ShapeError: they are not)."""
+        batches = {name: self.check(name, array) for name, array in arrays.items()}
+        if len({batches[name] for name in arrays if self.loaded.has_samples(name)}) > 1:
+            shapes = [f"{name} {array.shape}" for name, array in arrays.items() if self.loaded.has_samples(name)]
+            raise ShapeError(f"{' and '.join(shapes)} differ in their number of samples")
+        return batches
+
     @property
     def parameters(self) -> dict[str, np.ndarray]:
         """Parameters by name, as views into the heap: the model's own until it is switched out (see ``with model``).
@@ -582,13 +590,10 @@ class Resident:
         names = self.loaded.feeds(self.loaded.path(path))
         if len(data) != len(names):
             raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
-        arrays = [self.numbers(name, array) for name, array in zip(names, data)]
-        sizes = [self.check(name, array) for name, array in zip(names, arrays)]
-        if len(set(sizes)) > 1:
-            shapes = " and ".join(f"{name} {array.shape}" for name, array in zip(names, arrays))
-            raise ShapeError(f"{shapes} differ in their number of samples")
+        arrays = {name: self.numbers(name, array) for name, array in zip(names, data)}
+        batches = self.check_batch(arrays)
         with self.record.change, self.record.turn.mine:
-            self.place(dict(zip(names, arrays)), dict(zip(names, sizes)))
+            self.place(arrays, batches)
             return self._run_steps(1, path)
 
     def run_steps(self, n: int, path: str | None = None) -> float | None:
@@ -717,7 +722,7 @@ def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:
     if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
         return
     low, high = labels.min(), labels.max()
-    parts = labels[labels != np.floor(labels)] if labels.dtype.kind == "f" else labels[:0]
-    if parts.size or not (low >= 0 and high < classes):
-        found = parts.flat[0] if parts.size else f"{low} to {high}"
+    parts = labels[labels != np.floor(labels)] if labels.dtype.kind == "f" else np.zeros(0)
+    if len(parts) or not (low >= 0 and high < classes):
+        found = parts[0] if len(parts) else f"{low} to {high}" if labels.ndim else low
         raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}); found {found}")

@@ -34,6 +34,7 @@ FORMAT = "calcvm"
 MANIFEST = "manifest.json"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal content, equal bytes
 _TEMPORARY = ".tmp"
+MIN_KEPT = 24  # bytes of a name that a temporary one has too
 
 HEADED = 10  # bytes before the header of a .npy file
 _ARRAY = re.compile(
@@ -177,7 +178,10 @@ def remove_temporaries(folder: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}")
+    """A name beside a path, no longer than its own where that is long: it fits wherever that does."""
+    name, end = os.fsencode(path.name), f".{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}"
+    kept = name[: max(len(name) - len(end) - 1, MIN_KEPT)].decode(errors="ignore")
+    return path.with_name(f".{kept}{end}")
 
 
 def _keep(path: Path, previous: Path) -> None:

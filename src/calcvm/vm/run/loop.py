@@ -323,7 +323,7 @@ def end_epoch(task):
             words[SINCE] += 1
     if not np.isfinite(loss):
         words[STATUS] = NOT_FINITE
-    elif words[JUDGE] and 0 <= words[PATIENCE] <= words[SINCE]:
+    elif words[JUDGE] and words[SINCE] > 0 and 0 <= words[PATIENCE] <= words[SINCE]:
         words[STATUS] = STOPPED
     if trapped(task):
         words[STATUS] = TRAPPED

@@ -252,11 +252,14 @@ def fetch(job, base, n, worker):
 
 
 @helper
+def given_bytes(dtype):
+    """Bytes of an element of the array that a feed reads."""
+    return 1 if dtype == 2 or dtype == BYTES else 4 if dtype == 0 or dtype == 3 or dtype == FOURS else 8
+
+
+@helper
 def sample_bytes(feed):
-    dtype = i64_at(feed)[DTYPE]
-    return i64_at(feed)[ELEMS] * (
-        1 if dtype == 2 or dtype == BYTES else 4 if dtype == 0 or dtype == 3 or dtype == FOURS else 8
-    )
+    return i64_at(feed)[ELEMS] * given_bytes(i64_at(feed)[DTYPE])
 
 
 @helper

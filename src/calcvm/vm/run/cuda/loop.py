@@ -367,7 +367,7 @@ def end_epoch(words, h):
             words[SINCE] += 1
     if not loss - loss == 0.0:
         words[STATUS] = NOT_FINITE
-    elif words[JUDGE] and 0 <= words[PATIENCE] <= words[SINCE]:
+    elif words[JUDGE] and words[SINCE] > 0 and 0 <= words[PATIENCE] <= words[SINCE]:
         words[STATUS] = STOPPED
 
 
