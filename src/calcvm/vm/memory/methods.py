@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from calcvm.hints import hinted
 from calcvm.ops.statement import PHASES
 from calcvm.system import at_fork, has_teams
 from calcvm.vm.run import job as layout
@@ -97,6 +98,8 @@ def native(plain: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]) -> Call
     """
 
     def named(method: Method) -> Method:
+        method = hinted(method)
+
         @wraps(method)
         def call(self: Any, *args: Any, **options: Any) -> Any:
             return (made.get("code") or method)(self, *args, **options)
