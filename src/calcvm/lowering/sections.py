@@ -46,8 +46,12 @@ class Facts:
     state : what each "symbol" of the optimizers, counters and constants starts with.
     paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and other paths'
         results; its "output" (of several the first, and all as "outputs"); of one that trains its "loss",
-        "optimizer", "hyper", "seed", and the parameters' "moments" and "gradients".
+        "optimizer", "hyper", "seed", the parameters' "moments" and "gradients", and factors of the learning rate ("rates").
     layers : of each path, for people; in a program what `Line.at` says of its largest batch.
+    called : names of layers, and the variables that they make.
+    adapts : layers that learn numbers from data before training (`calcvm.nn.Standardize`): the placeholder whose data these are
+        ("of"; None: they are computed), the "shape" of a sample as the layer sees it, the "axis" of its features (None: all), and whether the data have
+        their channels last.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
@@ -56,6 +60,8 @@ class Facts:
     state: list[dict[str, Any]] = field(default_factory=list)
     paths: dict[str, Any] = field(default_factory=dict)
     layers: dict[str, list[Line]] = field(default_factory=dict)
+    called: dict[str, str] = field(default_factory=dict)
+    adapts: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -96,9 +102,10 @@ class Lowering:
         self.graph, self.accumulate = graph, accumulate
         self.emit = emit
         self.facts = Facts()
-        unknown = keep - set(graph.variables)
+        self.layers = graph.layer_results()
+        unknown = keep - {*graph.variables, *self.layers}
         if unknown:
-            raise CalcError(f"keep: no variable is called {sorted(unknown)[0]!r}")
+            raise CalcError(f"keep: no variable and no layer is called {sorted(unknown)[0]!r}")
         self.rounds = Rounds()  # what variables are over the samples of a batch
         self.inner: set[Variable] = set()  # kept for figures that are functions of them
         self.kept = self._kept(keep)
@@ -108,7 +115,7 @@ class Lowering:
 
     def _kept(self, keep: set[str]) -> set[Variable]:
         """Results that stay readable: named ones, losses, outputs, last results, what other paths read."""
-        kept = {self.graph.variables[n] for n in keep}
+        kept = {self.layers.get(n) or self.graph.variables[n] for n in keep}
         for path in self.graph.paths.values():
             kept |= {*path.outputs, *(() if path.loss is None else (path.loss,))}
             used = {v for op in path.operations for v in op.inputs.values()}
@@ -141,6 +148,11 @@ class Lowering:
         classes = self._classes()
         for v in self.graph.variables.values():
             self._describe(v, used, classes)
+        self.facts.called = {name: v.name for name, v in self.layers.items()}
+        for scope, (v, axis) in self.graph.adapts.items():
+            of = v.source.name if v.source.kind == "placeholder" else None
+            shape, last = [n.b for n in v.shape[1:]], v.source.layout != ""
+            self.facts.adapts[scope] = {"of": of, "shape": shape, "axis": axis, "channels_last": last}
         values = tuple(v for v in self.emit.values if v in used)
         return Lowered(values=values, statements=tuple(statements), paths=tuple(p.name for p in order)), self.facts
 
@@ -394,6 +406,8 @@ class Lowering:
             moments={p.name: state for p, state in states.items()},
             gradients={p.name: (None if p in inlined else g) for p, g in backward.parameter_gradient.items()},
         )
+        if path.rates:
+            facts["rates"] = dict(path.rates)
 
     def _schedule_table(self, path: Path, opt: Any) -> Value | None:
         """What a schedule that is a table says, in the heap."""

@@ -336,6 +336,13 @@ class Resident(Uncopied):
             cells = image[self.loaded.in_image(symbol)].view(symbol.dtype)
             as_seen(cells, symbol, shape_of(symbol))[...] = value
 
+    def set_buffers(self, values: Mapping[str, np.ndarray]) -> None:
+        """Set some of the buffers, all of those or none: what its placeholders and results held is gone."""
+        with self.record.change, self.record.turn.mine:
+            image = self.image()
+            self._put(image, ((self.loaded.symbol(n), v.reshape(self.loaded.shape(n, 1))) for n, v in values.items()))
+            self.restore(image)
+
     def close(self) -> None:
         """Give the model's room back; it cannot be used afterwards.  A `FileStore` keeps its file."""
         self.heap.remove(self)
@@ -347,12 +354,17 @@ class Resident(Uncopied):
             raise CalcError(f"no variable {checks.shown(name)}; there are {', '.join(variables)}")
         return variables[name]
 
+    def _called(self, name: str) -> str:
+        """The variable that a layer of that name makes, or of that name."""
+        return self.loaded.program.info.get("called", {}).get(name, name) if isinstance(name, str) else name
+
     def __getitem__(self, name: str) -> Any:
-        """A copy of a variable's value; a view shows what the variable that it is a view of holds now."""
+        """A copy of a variable's value, or of what a layer makes; a view shows what the variable that it is a view of holds now."""
+        called, name = name, self._called(name)
         facts = self._variable(name)
         if facts["unreadable"]:
             raise CalcError(
-                f"{name!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{name!r}]"
+                f"{called!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{called!r}]"
             )
         loaded = self.loaded
         with self.record.turn.mine:
@@ -369,7 +381,7 @@ class Resident(Uncopied):
             self.place({name: array}, {name: batch})
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self.loaded.variables
+        return isinstance(name, str) and self._called(name) in self.loaded.variables
 
     def __delitem__(self, name: str) -> NoReturn:
         raise CalcError(f"{checks.shown(name)} cannot be removed: a model has the variables of its program")
