@@ -20,6 +20,7 @@ ALL_LOWER = {
     "errors",
     "files",
     "checks",
+    "hints",
     "ops",
     "graph",
     "functions",
@@ -38,9 +39,10 @@ ALL_LOWER = {
 ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "checks": ({"errors"}, set()),
+    "hints": ({"errors"}, set()),
     "dtypes": ({"errors", "checks", "ops"}, {"numpy"}),
     "lazy": (set(), set()),
-    "files": ({"errors"}, set()),
+    "files": ({"errors", "system"}, set()),
     "tables": (set(), set()),
     "undisturbed": (set(), set()),
     "cgroups": (set(), set()),
@@ -56,7 +58,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
-    "nn": ({"errors", "checks", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
+    "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
     "zoo": ({"checks", "errors", "init", "nn"}, set()),
     "planner": (
         {"errors", "files", "checks", "lazy", "ops", "record", "system", "tables"},
@@ -87,7 +89,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numba", "numpy", "llvmlite"},
     ),
-    "vm.memory": ({"errors", "files", "checks", "ops", "system", "tables", "vm.program", "vm.run"}, {"numpy"}),
+    "vm.memory": ({"errors", "files", "checks", "hints", "ops", "system", "tables", "vm.program", "vm.run"}, {"numpy"}),
     "script": (
         {"errors", "files", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
         {"numpy"},
@@ -119,6 +121,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "typer", "matplotlib"},
     ),  # kernels_cpu, vm.run: info
     "__main__": ({"cli"}, set()),
+    "__pyinstaller": (set(), {"PyInstaller"}),
     "": (
         ALL_LOWER
         | {

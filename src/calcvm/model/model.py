@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar, overload
 
 import numpy as np
 
-from calcvm import checks, compiler, nn
+from calcvm import checks, compiler, hints, nn
 from calcvm.errors import CalcError, CalcWarning, ProgramError, ShapeError
 from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
@@ -257,6 +257,12 @@ class Model(methods.Native):
     # ------------------------------------------------------------ what it is
     __enter__, __exit__ = Keeping("__enter__"), Keeping("__exit__")
     __iter__ = None  # variables are asked for by name
+    for _name in hints.NAMES["Model"]:
+        locals()[_name] = hints.Elsewhere("Model", _name)
+    del _name
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in hints.NAMES["Model"]]
 
     @cached_property
     def roles(self) -> Roles:

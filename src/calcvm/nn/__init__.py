@@ -1,5 +1,6 @@
 """Layers: parts of a network that make their own parameters, composed with ``>>``."""
 
+from calcvm import hints
 from calcvm.nn.augment import Normalize, RandomCrop, RandomHorizontalFlip, RandomShift, RandomVerticalFlip
 from calcvm.nn.blocks import Concat, Residual
 from calcvm.nn.images import (
@@ -65,3 +66,8 @@ __all__ = [
     "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Standardize", "Tanh",
     "Upsample",
 ]  # fmt: skip
+hints.hint(globals(), __all__)
+
+
+def __getattr__(name: str) -> object:
+    raise hints.unknown_name(__name__, name, {layer: f"nn.{layer}" for layer in __all__})

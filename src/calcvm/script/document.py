@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.layouts import back
 from calcvm.ops.statement import PHASES
 from calcvm.script import helpers
-from calcvm.script.code import show
+from calcvm.script.code import module_text, show
 from calcvm.script.names import Names, functions, plain
 from calcvm.script.optimizers import SLOTS
 from calcvm.script.sections import Line, Listing, shape_of
@@ -128,9 +127,7 @@ class _Script:
             views += SAMPLES_OF
         used = functions([*sections, step, predict])
         slots = any(_has(text, name) for name in SLOTS for text in (*used, *sections))
-        constants = [
-            line for line in inspect.getsource(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)
-        ]
+        constants = [line for line in module_text(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)]
         hyper = ["# An optimizer's numbers, by their places in its array.", *constants] if constants else []
         if any("GOLDEN" in text for text in used):
             hyper.append(f"GOLDEN = 0x{helpers.GOLDEN:X}  # of the hash that draws random numbers")
@@ -312,7 +309,7 @@ def feed(place, data):
                 f"def {name}({arguments}):",
                 f'    """A training step of path {told([path])} on any number of samples: its loss.  More than BATCH are rounds, whose gradients add up."""',
                 "    total_loss = 0.0",
-                *self._refusal([facts["loss"]], n),
+                *self._apart([facts["loss"]], n),
                 f"    for start in range(0, {n}, BATCH):",
                 f"        of_batch(min(BATCH, {n} - start))",
                 *self._sliced(feeds),
@@ -338,7 +335,7 @@ def feed(place, data):
         """What a batch's number counts in that of all samples: a mean by its samples, a sum whole."""
         return "1.0" if self.loaded.variables[name].get("over") == "sum" else f"B / {n}"
 
-    def _refusal(self, names: Iterable[str], n: str) -> list[str]:
+    def _apart(self, names: Iterable[str], n: str) -> list[str]:
         """Of numbers that are no means or sums over samples, that batches cannot be put together."""
         others = [name for name in names if self.loaded.variables[name].get("over") == "other"]
         if not others:
@@ -413,7 +410,7 @@ def feed(place, data):
         body = [
             f"def evaluate({', '.join(map(self._argument, feeds))}):",
             '    """Figures of any number of samples: means over batches by their samples, sums added up."""',
-            *self._refusal(figures, n),
+            *self._apart(figures, n),
             f"    sums = dict.fromkeys({[*figures.values()]}, 0.0)",
             f"    for start in range(0, {n}, BATCH):",
             f"        of_batch(min(BATCH, {n} - start))",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, ShapeError
+from calcvm.errors import CalcError, ShapeError, Uncopied
 from calcvm.ops.dims import show
 from calcvm.ops.layouts import axes
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 LARGEST_COUNT = 2**53  # that a float64 holds
 
 
-class Hyper(MutableMapping):
+class Hyper(MutableMapping, Uncopied):
     """Hyperparameters of a path, by name: values in the heap, effective from the next step on.
 
     Setting one that the path's optimizer, schedule and clipping do not read, or to a value they cannot have, is refused.
     """
+
+    _instead = "dict(hyper) is"
 
     def __init__(self, model: Resident, symbol: Symbol, path: str):
         self._model, self._symbol, self._path = model, symbol, path
@@ -111,7 +113,7 @@ class Keeping:
         return self.__get__(model)(*error)
 
 
-class Resident:
+class Resident(Uncopied):
     """A model: a program and its image, in a heap or for the time being in the heap's store.
 
     ``model[name]`` reads a variable, ``model[name] = array`` sets a placeholder; `forward`, `backward`,
@@ -125,6 +127,8 @@ class Resident:
     ``with model:`` is a turn that lasts: what belongs together (``model["x"] = data``, then `run_steps`) stays
     together, and views of its memory stay its own, since it is kept in the heap meanwhile.
     """
+
+    _instead = "heap.copy makes a second one; hand over its program and its image()"
 
     __slots__ = ("__weakref__", "heap", "record")
 
