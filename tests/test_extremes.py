@@ -69,4 +69,10 @@ def test_the_norm_that_gradients_are_clipped_to(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_of_very_many_are_as_exact_as_of_few(dtype: str, whole: bool) -> None:
-    extremes.check_long_sums(dtype, 12_000_000 if whole else 300_000, ulp=8)
+    extremes.check_long_sums(dtype, 12_000_000 if whole else 90_000, ulp=8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_summed_over_a_large_batch(dtype: str, whole: bool) -> None:
+    """Of the weight and the bias of linear layers, from equal numbers, whose roundings all go one way."""
+    extremes.check_gradients_of_a_batch(dtype, 1_000_000 if whole else 150_000)
