@@ -195,6 +195,14 @@ def logical_xor(a, b):
     return np.logical_xor(a, b)
 
 
+def mae_term(x, t):
+    return np.abs(x - t)
+
+
+def binary_cross_entropy_term(x, t):
+    return np.maximum(x, 0) - x * t + np.log1p(np.exp(-np.abs(x)))
+
+
 def where(c, a, b):
     return np.where(c, a, b)
 

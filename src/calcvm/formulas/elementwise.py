@@ -478,6 +478,55 @@ class logical_xor:
         return n.one(a, b)
 
 
+# ---------------------------------------------------------------- terms of losses, whose mean has weights
+def logistic_loss(x: Any, t: Any) -> Any:
+    """softplus(x) - x*t, in terms that are never negative: nothing cancels, and 0*inf is 0."""
+    y, away = n.fabs(x), _against(x, t)
+    return n.where(n.equal(away, 0), 0.0, y * away) + n.log1p(n.exp(-y))
+
+
+def logistic_slope(x: Any, t: Any) -> Any:
+    """sigmoid(x) - t, by the probability of what the logit is against."""
+    e = n.exp(-n.fabs(x))
+    p, away = e / (e + 1), _against(x, t)
+    return n.where(x > 0, away - p, p - away)
+
+
+def _against(x: Any, t: Any) -> Any:
+    """How much of the target is against the logit."""
+    return n.where(x > 0, 1 - t, t)
+
+
+@elementwise(source="the term of binary_cross_entropy: x is a logit, t a probability")
+class binary_cross_entropy_term:
+    def y(x, t):
+        return logistic_loss(x, t)
+
+    def dx(dy, x, t):
+        return dy * logistic_slope(x, t)
+
+    def dt(dy, x):
+        return -(dy * x)
+
+
+def step(d: Any) -> Any:
+    """-1, 0 or 1; NaN stays."""
+    return n.where(d > 0, 1.0, n.where(d < 0, -1.0, d))
+
+
+@elementwise(source="the term of mae")
+class mae_term:
+    def y(x, t):
+        return n.fabs(x - t)
+
+    def dx(dy, x, t):
+        return dy * step(x - t)
+
+    def dt(dy, x, t):
+        return dy * step(t - x)
+
+
+# ---------------------------------------------------------------- conditions that choose
 @elementwise(onnx="Where", types=("uint8", "int64"))
 class where:
     def y(c: bool, a: Cells, b: Cells) -> Cells:

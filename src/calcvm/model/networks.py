@@ -8,8 +8,8 @@ from typing import Any
 from calcvm import checks, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import CalcGraph, Variable
-from calcvm.model.roles import WEIGHT
+from calcvm.graph import CalcGraph, Variable, apply
+from calcvm.model.roles import TRAINED, WEIGHT
 from calcvm.ops.dims import numel
 from calcvm.optim import Optimizer, optimizer_of
 
@@ -23,14 +23,14 @@ def _labels_or_probabilities(x: Variable, t: Variable) -> Variable:
     axis = F.class_axis(x)
     log_p = F.log_softmax(x, axis)
     if t.shape == x.shape:
-        return -F.sum(t * log_p, axes=axis)
+        return -F.sum(_without_part(t, t * log_p), axes=axis)  # a class of probability 0 may have the score -inf
     log_p = F.channels_last(log_p) if axis == 1 else log_p
     return -F.pick(log_p, t if t.rank < x.rank else F.reshape(t, log_p.descriptor.generic[:-1]))
 
 
 def _huber(x: Variable, t: Variable, delta: float = 1.0) -> Variable:
     far = F.abs(x - t)
-    near = far - F.relu(far - delta)  # the smaller of it and delta
+    near = apply("minimum", far, delta)
     return near * (far - 0.5 * near)
 
 
@@ -44,9 +44,9 @@ LOSSES: dict[str, Callable[..., Variable]] = {
 # What each loss is the mean of: to be weighted before.
 TERMS: dict[str, Callable[..., Variable]] = {
     SOFTMAX: _labels_or_probabilities,
-    BINARY: lambda x, t: F.softplus(x) - x * t,
+    BINARY: lambda x, t: apply("binary_cross_entropy_term", x, t),
     "mse": lambda x, t: F.square(x - t),
-    "mae": lambda x, t: F.abs(x - t),
+    "mae": lambda x, t: apply("mae_term", x, t),
     "huber": _huber,
 }
 
@@ -78,6 +78,7 @@ def build_graph(
     input_dtype: Any = None,
     target_dtype: Any = None,
     channels_last: bool = False,
+    train_metrics: bool = False,
 ) -> CalcGraph:
     """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout and augmentation).
 
@@ -89,7 +90,10 @@ def build_graph(
     input_shape = checks.sizes("input_shape, the shape of one sample,", input_shape)
     if target_shape is not None:
         target_shape = checks.sizes("target_shape, the shape of one target,", target_shape)
-    sample_weight = checks.flag("sample_weight", sample_weight)
+    sample_weight, train_metrics = (
+        checks.flag("sample_weight", sample_weight),
+        checks.flag("train_metrics", train_metrics),
+    )
     judges = _metrics(loss, metrics)
     optimizer = optimizer_of(optimizer)
     network = nn.Sequential(net)
@@ -100,9 +104,24 @@ def build_graph(
 
     def loss_of(name: str, y: Variable, target: Variable, weight: Variable | None = None) -> Variable:
         if weight is not None or (sample_weight and not isinstance(loss, str)):
-            terms = (TERMS[loss] if isinstance(loss, str) else loss_fn)(y, target)
-            return F.mean(_weighted(checks.one_of("loss", terms, Variable, TERMS_WANTED), weight)).rename(name)
+            if weight is not None and isinstance(loss, str):
+                y = _without_part(_as(y, weight), y)
+            terms = checks.one_of(
+                "loss", (TERMS[loss] if isinstance(loss, str) else loss_fn)(y, target), Variable, TERMS_WANTED
+            )
+            if not terms.rank:
+                raise ShapeError(f"loss: {TERMS_WANTED} is wanted, not {terms}")
+            return F.mean(terms if weight is None else _weighted(terms, weight)).rename(name)
         return checks.one_of("loss", loss_fn(y, target), Variable, LOSS_WANTED).rename(name)
+
+    def judge(output: Variable, target: Variable, prefix: str) -> None:
+        for name, metric in judges.items():
+            figure = checks.one_of(f"metric {name!r}", metric(output, target), Variable, LOSS_WANTED)
+            if numel(figure.shape) != 1:
+                raise ShapeError(
+                    f"metric {name!r}: {LOSS_WANTED} is wanted, not {figure}: reduce it, for example by mean"
+                )
+            figure.rename(prefix + name)
 
     x = g.placeholder("input", (None, *input_shape), input_dtype, channels_last)
     if shared:
@@ -125,17 +144,13 @@ def build_graph(
             target_shape = tuple(sizes[1:])
         target = g.placeholder("target", (None, *target_shape), target_dtype)
         weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
+        if train_metrics:
+            judge(y, target, TRAINED)
         learn.minimize(loss_of("loss", y, target, weight), optimizer, output=y, rates=rates)
     with g.path("predict", adopt=False) as predict:
         predict.output = output = result(training=False).rename("output")
         loss_of("predict.loss", output, target)
-        for name, metric in judges.items():
-            figure = checks.one_of(f"metric {name!r}", metric(output, target), Variable, LOSS_WANTED)
-            if numel(figure.shape) != 1:
-                raise ShapeError(
-                    f"metric {name!r}: {LOSS_WANTED} is wanted, not {figure}: reduce it, for example by mean"
-                )
-            figure.rename(name)
+        judge(output, target, "")
     return g
 
 
@@ -147,13 +162,20 @@ def _check_learns_nothing(preprocessing: Iterable[Variable]) -> None:
             )
 
 
-def _weighted(terms: Variable, weight: Variable | None) -> Variable:
-    """The terms of each sample times its weight."""
-    if not terms.rank:
-        raise ShapeError(f"loss: {TERMS_WANTED} is wanted, not {terms}")
-    if weight is None:
-        return terms
-    return terms * (F.reshape(weight, (None, *(1 for _ in terms.shape[1:]))) if terms.rank > 1 else weight)
+def _weighted(terms: Variable, weight: Variable) -> Variable:
+    """The terms of each sample times its weight; 0 of a weight of 0, whatever the terms are."""
+    weight = _as(terms, weight)
+    return _without_part(weight, terms * weight)
+
+
+def _as(terms: Variable, weight: Variable) -> Variable:
+    """The weight of each sample, to meet its terms."""
+    return F.reshape(weight, (None, *(1 for _ in terms.shape[1:]))) if terms.rank > 1 else weight
+
+
+def _without_part(part: Variable, x: Variable) -> Variable:
+    """x, and 0 where its ``part`` is 0; no gradient goes to x there."""
+    return apply("where", apply("not_equal", part, 0.0), x, 0.0)
 
 
 def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:

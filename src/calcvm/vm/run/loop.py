@@ -243,7 +243,7 @@ def run_rounds(job, worker):
         if nw > 1:
             barrier(control, nw)
         if worker == 0:
-            deliver(job, base, m)
+            deliver(job, base, m, stop - start)
             words[REACHED] = k + 1
         if nw > 1 and words[N_DRAINS]:  # a result may lie in a placeholder, into which others fetch the next samples
             barrier(control, nw)
@@ -323,7 +323,7 @@ def end_epoch(task):
             words[SINCE] += 1
     if not np.isfinite(loss):
         words[STATUS] = NOT_FINITE
-    elif words[JUDGE] and 0 <= words[PATIENCE] <= words[SINCE]:
+    elif words[JUDGE] and words[SINCE] > 0 and 0 <= words[PATIENCE] <= words[SINCE]:
         words[STATUS] = STOPPED
     if trapped(task):
         words[STATUS] = TRAPPED
