@@ -54,7 +54,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "ops": ({"errors", "formulas", "lazy", "record"}, set()),
     "init": ({"errors", "checks", "ops", "record"}, {"numpy"}),
     "optim": ({"errors", "checks", "ops", "record"}, {"numpy"}),
-    "graph": ({"errors", "checks", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
+    "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
