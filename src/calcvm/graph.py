@@ -366,6 +366,10 @@ class Path(Closed):
     rates: Mapping[str, float] = field(default_factory=dict)  # factors of the learning rate other than 1, by name
     layers: dict[str, tuple[Variable, int]] = field(default_factory=dict, repr=False)
 
+    def __repr__(self) -> str:
+        of = f", which minimizes {self.loss.name!r}" if self.loss is not None else ""
+        return f"<Path {self.name!r}: {len(self.operations)} operators{of}>"
+
     def __enter__(self) -> Path:
         self.graph._active.append(self)
         return self

@@ -250,7 +250,8 @@ def hint(namespace: dict[str, Any], names: Iterable[str]) -> None:
     for name in names:
         value = namespace[name]
         if isinstance(value, FunctionType):
-            namespace[name] = hinted(value)
+            made = namespace[name] = hinted(value)
+            made.__module__, made.__qualname__ = namespace["__name__"], name  # where pickle finds it
         elif isinstance(value, type) and value.__module__.startswith("calcvm") and not issubclass(value, BaseException):
             methods = [n for n in vars(value) if not n.startswith("_")] if name in METHODS else []
             for method in ["__init__", *methods]:

@@ -16,10 +16,10 @@ from calcvm.hints import Closed
 from calcvm.init import Constant, initializer_of
 from calcvm.ops.dims import show
 from calcvm.optim import regularizer_of
-from calcvm.record import shown
 
 LARGEST_SIZE = 2**40  # of a value, in elements
 AXES = 64  # more than any variable has
+LAYERS_SHOWN = 8  # of a network, where it has more
 
 
 def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
@@ -37,6 +37,10 @@ def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
             return build(self, x, *args, **options)
 
     return built
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and not hasattr(value, "shape") and value == default)
 
 
 class Layer(Closed):
@@ -61,7 +65,12 @@ class Layer(Closed):
         return Sequential(other, self)
 
     def __repr__(self) -> str:
-        return shown(self) if is_dataclass(self) else f"{type(self).__name__}()"
+        """As it was made, but for settings that are as they are by default."""
+        settings: list[Any] = [f for f in fields(self) if f.repr] if is_dataclass(self) else []
+        told = [
+            f"{f.name}={checks.shown(value)}" for f in settings if not _same(value := getattr(self, f.name), f.default)
+        ]
+        return f"{type(self).__qualname__}({', '.join(told)})"
 
     def _given(self, x: Any) -> None:
         """Check an input, and the settings again, which are fields that may have been set since."""
@@ -102,7 +111,10 @@ class Sequential(Layer):
         return iter(self.layers)
 
     def __repr__(self) -> str:
-        return " >> ".join(map(repr, self.layers)) or "Sequential()"
+        shown = [repr(layer) for layer in self.layers]
+        if len(shown) > LAYERS_SHOWN:
+            shown[LAYERS_SHOWN // 2 : 1 - LAYERS_SHOWN // 2] = [f"... ({len(shown)} layers)"]
+        return " >> ".join(shown) or "Sequential()"
 
     def build(self, x: Variable, scope: str = "", training: bool = True) -> Variable:
         self._given(x)
