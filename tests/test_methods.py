@@ -895,7 +895,7 @@ def test_short_predictions_stay_on_one_worker():
         for _ in range(3):
             assert np.array_equal(model.predict(x[:n]), whole[:n])
         if is_compiled(model, layout.PREDICT):  # the largest take so long that they are made in Python
-            assert model.resident.slot.job[layout.TEAM] == team
+            assert model.resident.slot.job[layout.TEAM] in {1, team}  # a team whose workers find no cores goes on alone
     assert model.resident.loaded.brief("learn", PHASES) < brief
 
 
