@@ -54,7 +54,7 @@ def run(cache, text="done()", **environment):
     return json.loads(made.stdout), made.stderr, {path.relative_to(cache): path.read_bytes() for path in files}
 
 
-needs_cores = pytest.mark.skipif(_aside.n_cores() < 2 or _aside.python() is None, reason="one core alone")
+needs_cores = pytest.mark.skipif(_aside.n_cores() < 2 or _aside.interpreter() is None, reason="one core alone")
 
 
 @pytest.fixture(scope="module")

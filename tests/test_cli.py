@@ -13,7 +13,6 @@ import pytest
 from test_data import cifar10_files, write_cifar10, write_mnist
 
 import calcvm as cv
-from calcvm import progress
 
 pytest.importorskip("typer")
 pytest.importorskip("rich")
@@ -104,42 +103,6 @@ def test_what_cannot_be_written_is_found_out_before_the_work(tmp_path: Path, mon
     access = os.access
     monkeypatch.setattr("os.access", lambda path, mode: access(path, mode & ~os.W_OK) and not mode & os.W_OK)
     assert "is read-only" in refused("train", tmp_path / "d.npz", "6-3", "--out", tmp_path / "m.calc")
-
-
-# ---------------------------------------------------------------- progress
-def test_lines_one_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
-    report = progress.reporter(10, 5, enabled=True)  # captured stderr is no terminal: plain lines
-    for epoch in range(2):
-        for step in range(5):
-            report.step(epoch, step + 1, 0.5)
-        report.epoch(epoch, {"loss": 0.25, "val_loss": 1.5e-7})
-    report.close()
-    report.close()
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.fullmatch(r"(epoch  [12]/10  loss 0\.2500  val_loss 1\.500e-07  [\d.]+ (us|ms)\n){2}", err)
-
-
-def test_disabled_reports_say_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    report = progress.reporter(1, 1, enabled=False)
-    report.step(0, 1, 0.5)
-    report.epoch(0, {"loss": 0.5})
-    report.close()
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_terminal_gets_a_bar_and_without_rich_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    bar = progress.reporter(2, 5)
-    assert isinstance(bar, progress.Bar)
-    bar.step(1, 2, 0.5)
-    assert bar.progress.tasks[0].completed == 7
-    bar.epoch(1, {"loss": 0.25})
-    assert bar.progress.finished and "loss 0.2500" in bar.metrics
-    bar.close()
-    bar.close()
-    monkeypatch.setitem(sys.modules, "rich.progress", None)
-    assert isinstance(progress.reporter(2, 5), progress.Lines)
 
 
 # ---------------------------------------------------------------- plan, dis, info

@@ -684,7 +684,7 @@ def test_a_model_without_targets():
         fitted(autoencoder(), iter([B[:50]]), epochs=1)["loss"]
         == fitted(autoencoder(), iter([(B[:50],)]), epochs=1)["loss"]
     )
-    with pytest.raises(cv.ShapeError, match="bind: the arrays differ in their number of samples"):
+    with pytest.raises(cv.ShapeError, match="differ in their number of samples"):
         classifier().bind(X[:5], Y[:4])
 
 

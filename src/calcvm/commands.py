@@ -19,9 +19,10 @@ import calcvm as cv
 from calcvm import data as datasets
 from calcvm import nn
 from calcvm.errors import CalcError, MissingExtra, ProgramError
-from calcvm.kernels_cpu._native import cache_root
+from calcvm.files import place
+from calcvm.kernels_cpu._native import NOWHERE, cache_root
 from calcvm.kernels_cpu._target import host
-from calcvm.vm.program.serialize import place
+from calcvm.system import n_cores
 from calcvm.vm.run.feeds import readable
 
 app = typer.Typer(
@@ -394,9 +395,12 @@ def info() -> None:
     print(f"calcvm    {cv.__version__}  (Python {platform.python_version()}, {platform.system()} {platform.machine()})")
     print("          " + ", ".join(f"{name} {_version(name)}" for name in ("numpy", "numba", "llvmlite")))
     processor = host()
-    print(f"processor {processor.cpu}, {len(os.sched_getaffinity(0))} cores, vectors of {processor.vectors[0]} bits")
-    files = [p.stat().st_size for p in cache_root().rglob("*") if p.is_file()]
-    print(f"cache     {cache_root()}: {len(files)} files, {sum(files) / 1e6:.1f} MB")
+    print(f"processor {processor.cpu}, {n_cores()} cores, vectors of {processor.vectors[0]} bits")
+    if cache_root() == NOWHERE:
+        print("cache     nowhere: the user has no home folder; the environment variable CALCVM_CACHE_DIR names one")
+    else:
+        files = [p.stat().st_size for p in cache_root().rglob("*") if p.is_file()]
+        print(f"cache     {cache_root()}: {len(files)} files, {sum(files) / 1e6:.1f} MB")
     print(f"gpu       {_gpu()}")
     for extra, packages in EXTRAS.items():
         print(f"extra     {extra:<6} {', '.join(f'{p} {_version(p)}' for p in packages)}")

@@ -504,8 +504,12 @@ class CalcGraph:
         self.variables: dict[str, Variable] = {}
         self.states: dict[str, Variable] = {}  # by what they are for
         self.paths: dict[str, Path] = {}
+        self.adapts: dict[
+            str, tuple[Variable, int | None]
+        ] = {}  # layers that learn from data before training: what they read, along
         self._active: list[Path] = []
         self._counts: dict[str, int] = {}
+        self._streams = 0  # of random numbers, that operators draw from
         self._whole = False  # in a `whole`
 
     def __repr__(self) -> str:
@@ -621,6 +625,19 @@ class CalcGraph:
         with self.paths[name] as path:
             yield path
 
+    def layer_results(self) -> dict[str, Variable]:
+        """What layers make, by their names: of a layer in several paths the path predict's, all as ``"learn.relu_1"`` too.
+
+        A variable that somebody has named keeps its name; one that was numbered gives it to the layer.
+        """
+        found: dict[str, Variable] = {}
+        for path in sorted(self.paths.values(), key=lambda path: path.name != "predict"):
+            for scope, (v, _) in path.layers.items():
+                found.setdefault(scope, v)
+                found.setdefault(f"{path.name}.{scope}", v)
+        chosen = {name for name, v in self.variables.items() if not v.unnamed}
+        return {name: v for name, v in found.items() if name not in chosen}
+
     def state(self, name: str, elems: int, type_: str, init: Mapping[str, Any]) -> Variable:
         """Numbers of a type in the heap's persistent state, shared by name (counters, rates)."""
         known = self.states.get(name)
@@ -635,12 +652,15 @@ class CalcGraph:
 
         States that are made for an operator which is refused are not kept.
         """
-        states, variables = {**self.states}, {**self.variables}
-        stream = sum("stream" in op.attrs for path in self.paths.values() for op in path.operations)
+        n_states, n_variables = len(self.states), len(self.variables)
         try:
-            yield self.state("rng", 2, "int64", {"kind": "rng"}), stream
+            yield self.state("rng", 2, "int64", {"kind": "rng"}), self._streams
+            self._streams += 1
         except CalcError:
-            self.states, self.variables = states, variables
+            while len(self.states) > n_states:
+                self.states.popitem()
+            while len(self.variables) > n_variables:
+                self.variables.popitem()
             raise
 
     @contextmanager
@@ -649,13 +669,13 @@ class CalcGraph:
         if self._whole:
             yield
             return
-        states, variables = {**self.states}, {**self.variables}
+        states, variables, streams = {**self.states}, {**self.variables}, self._streams
         paths = [(path, len(path.operations), {**path.layers}) for path in self.paths.values()]
         self._whole = True
         try:
             yield
         except CalcError:
-            self.states, self.variables = states, variables
+            self.states, self.variables, self._streams = states, variables, streams
             for name, v in variables.items():
                 v.name = name
             for path, n, layers in paths:

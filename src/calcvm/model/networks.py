@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from calcvm import checks, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import CalcGraph, Operation, Variable, apply
-from calcvm.model.roles import WEIGHT
+from calcvm.model.roles import TRAINED, WEIGHT
 from calcvm.ops.dims import numel
 from calcvm.optim import Optimizer, optimizer_of
 
@@ -51,9 +52,10 @@ TERMS: dict[str, Callable[..., Variable]] = {
 }
 
 
-def _accuracy(x: Variable, t: Variable) -> Variable:
+def _accuracy(x: Variable, t: Variable, loss: Any) -> Variable:
     """Share of the right classes, as the loss takes the output: a logit each, or numbers near 0 and 1; else the largest score's."""
-    loss = next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
+    if not isinstance(loss, str):
+        loss = next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
     one = x.rank < 2 or x.shape[F.class_axis(x)] == 1
     if loss != BINARY and not one:
         return F.accuracy(x, t)
@@ -75,7 +77,7 @@ THRESHOLDS = {BINARY: 0.0, "mse": 0.5, "mae": 0.5, "huber": 0.5, "log_cosh": 0.5
 
 
 METRICS: dict[str, Callable[..., Variable]] = {
-    "accuracy": _accuracy,
+    "accuracy": F.accuracy,
     "mse": F.mse,
     "mae": F.mae,
     "huber": F.huber,
@@ -95,6 +97,7 @@ def build_graph(
     input_dtype: Any = None,
     target_dtype: Any = None,
     channels_last: bool = False,
+    train_metrics: bool = False,
 ) -> CalcGraph:
     """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout and augmentation).
 
@@ -106,7 +109,10 @@ def build_graph(
     input_shape = checks.sizes("input_shape, the shape of one sample,", input_shape)
     if target_shape is not None:
         target_shape = checks.sizes("target_shape, the shape of one target,", target_shape)
-    sample_weight = checks.flag("sample_weight", sample_weight)
+    sample_weight, train_metrics = (
+        checks.flag("sample_weight", sample_weight),
+        checks.flag("train_metrics", train_metrics),
+    )
     judges = _metrics(loss, metrics)
     optimizer = optimizer_of(optimizer)
     network = nn.Sequential(net)
@@ -126,6 +132,15 @@ def build_graph(
                 raise ShapeError(f"loss: {TERMS_WANTED} is wanted, not {terms}")
             return F.mean(terms if weight is None else _weighted(terms, weight)).rename(name)
         return checks.one_of("loss", loss_fn(y, target), Variable, LOSS_WANTED).rename(name)
+
+    def judge(output: Variable, target: Variable, prefix: str) -> None:
+        for name, metric in judges.items():
+            figure = checks.one_of(f"metric {name!r}", metric(output, target), Variable, LOSS_WANTED)
+            if numel(figure.shape) != 1:
+                raise ShapeError(
+                    f"metric {name!r}: {LOSS_WANTED} is wanted, not {figure}: reduce it, for example by mean"
+                )
+            figure.rename(prefix + name)
 
     x = g.placeholder("input", (None, *input_shape), input_dtype, channels_last)
     if shared:
@@ -148,17 +163,14 @@ def build_graph(
             target_shape = tuple(sizes[1:])
         target = g.placeholder("target", (None, *target_shape), target_dtype)
         weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
-        learn.minimize(loss_of("loss", y, target, weight), optimizer, output=y, rates=rates)
+        descended = loss_of("loss", y, target, weight)
+        if train_metrics:
+            judge(y, target, TRAINED)
+        learn.minimize(descended, optimizer, output=y, rates=rates)
     with g.path("predict", adopt=False) as predict:
         predict.output = output = result(training=False).rename("output")
         loss_of("predict.loss", output, target)
-        for name, metric in judges.items():
-            figure = checks.one_of(f"metric {name!r}", metric(output, target), Variable, LOSS_WANTED)
-            if numel(figure.shape) != 1:
-                raise ShapeError(
-                    f"metric {name!r}: {LOSS_WANTED} is wanted, not {figure}: reduce it, for example by mean"
-                )
-            figure.rename(name)
+        judge(output, target, "")
     return g
 
 
@@ -194,7 +206,7 @@ def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:
     found: dict[str, Callable[..., Variable]] = {}
     for metric in checks.items("metrics", given, wanted):
         if isinstance(metric, str) and metric in METRICS:
-            name, function = metric, METRICS[metric]
+            name, function = metric, partial(_accuracy, loss=loss) if metric == "accuracy" else METRICS[metric]
         elif callable(metric) and not isinstance(metric, (type, nn.Layer)) and hasattr(metric, "__name__"):
             name, function = metric.__name__.strip("<>"), metric
         else:

@@ -22,10 +22,16 @@ AXES = 64  # more than any variable has
 
 
 def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
-    """A layer's ``build`` that leaves nothing behind where it is refused."""
+    """A layer's ``build`` that leaves nothing behind where it is refused.
+
+    A scope that ends with a dot, as that of a network does, is the name of a layer without it.
+    """
 
     @wraps(build)
     def built(self: Layer, x: Variable, *args: Any, **options: Any) -> Variable:
+        if not isinstance(self, Sequential):
+            args = tuple(a.removesuffix(".") if isinstance(a, str) else a for a in args)
+            options = {name: a.removesuffix(".") if isinstance(a, str) else a for name, a in options.items()}
         with x.graph.whole() if isinstance(x, Variable) else nullcontext():
             return build(self, x, *args, **options)
 
@@ -76,15 +82,17 @@ class Sequential(Layer):
 
     def __init__(self, *layers: Layer):
         self.layers: list[Layer] = []
+        known: set[int] = set()
         for layer in layers:
             checks.one_of("a network", layer, Layer, "a layer of calcvm.nn, such as nn.ReLU(),")
             for inner in layer if isinstance(layer, Sequential) else [layer]:
-                if not inner.stateless and any(inner is known for known in self.layers):
+                if not inner.stateless and id(inner) in known:
                     raise CalcError(
                         f"a network has the same {inner!r} twice, and layers do not share weights: make another "
                         f"{type(inner).__name__}, or a graph of your own that uses one parameter twice"
                     )
                 self.layers.append(inner)
+                known.add(id(inner))
         self.random = any(layer.random for layer in self.layers)
 
     def __iter__(self) -> Iterator[Layer]:

@@ -14,6 +14,7 @@ from calcvm import functions as F
 from calcvm.graph import CalcGraph, Variable, apply
 from calcvm.model import persistent
 from calcvm.optim import SGD, AdamHat, Optimizer
+from calcvm.teams import default_team
 from calcvm.vm.memory.heap import CalcHeap
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.program.program import Program
@@ -216,7 +217,7 @@ def allowed_workers() -> int:
     try:
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     except (KeyError, ValueError):
-        return compiler.n_cores()
+        return default_team()
 
 
 def weights_of(resident: Resident) -> tuple[list[np.ndarray], list[np.ndarray]]:

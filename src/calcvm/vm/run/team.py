@@ -11,17 +11,17 @@ finds a job not begun or over.  Here is only the memory that it is about.
 from __future__ import annotations
 
 import ctypes
-import os
 
 import numpy as np
 
+from calcvm.system import at_fork, has_teams
 from calcvm.vm.program.encoding import aligned
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.entry import address as address_of
 from calcvm.vm.run.entry import entry
 
 _controls: dict[str, int] = {}  # address of this process's control block, from its first job on
-os.register_at_fork(after_in_child=_controls.clear)  # threads do not survive a fork: a child has a team of its own
+at_fork(after_in_child=_controls.clear)  # threads do not survive a fork: a child has a team of its own
 
 
 def run(code: str, job: np.ndarray, address: int, n_workers: int, team: str = "team") -> None:
@@ -30,6 +30,10 @@ def run(code: str, job: np.ndarray, address: int, n_workers: int, team: str = "t
     A team that another thread is using leaves the caller to run its job alone.  ``team`` : which of the process's; threads
     of one may run where the thread may that first ran a job by it.
     """
+    if not has_teams():
+        job[layout.TEAM] = 1
+        entry(code)(address, 0)
+        return
     job[layout.CODE] = address_of(code)
     entry("run_team")(control(team), address, min(n_workers, layout.MAX_WORKERS))
 
