@@ -174,6 +174,12 @@ class Stream:
     def __init__(self, model: Model, names: Sequence[str], batches: Any, rounds: int | None, results: Sequence[str]):
         self.rounds = rounds
         self._model, self._names, self._batches, self._results = model, names, batches, results
+        variables = model.resident.loaded.variables
+        if others := [name for name in results[1:] if variables[name].get("over") == "other"]:
+            raise CalcError(
+                f"train_metrics: {others[0]!r} is no mean over samples, so that it has none of batches as they come: leave it "
+                "out, or give arrays"
+            )
         self._iterator: Iterator[Any] = iter(batches)
         self._again = self._iterator is not batches
         self._sums, self._samples = np.zeros(len(results)), 0

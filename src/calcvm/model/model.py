@@ -91,7 +91,10 @@ class Model(methods.Native, hints.Closed):
         `nn.RandomCrop`, and those after it do so while training alone.
     metrics : list of str or callable, optional
         What `evaluate` tells beside the loss: "accuracy", "mse", "mae", "huber", or functions of (output, target)
-        variables, by their names (default: the accuracy for softmax_cross_entropy).  Each is a mean over batches.
+        variables, by their names (default: the accuracy for softmax_cross_entropy).  Each is of the whole data set: a mean or
+        a sum over samples, or a function of such, for instance `calcvm.rmse`; others are refused where there are several
+        batches.  The accuracy of one output is that of logits above 0 (binary_cross_entropy), of numbers above 1/2 (mse, mae,
+        huber).
     train_metrics : bool
         Whether `fit` tells the metrics of what it trains on too, beside the loss: means over the epoch, while the parameters
         change.  Each is a row of every step: 0.2 % to 5 % of one of 20 us and more, 0.3 us of the shortest.
