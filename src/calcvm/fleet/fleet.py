@@ -266,10 +266,16 @@ class Fleet:
         if own:
             names = loaded.feeds("predict")
             arrays = self._named(resident, names, _arrays("validation", validation, names), sources)
-        return train, Epoch(
+        judge = Epoch(
             resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
             results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # which patience watches
         )  # fmt: skip
+        for name, array in judge.held.items():
+            if not np.array_equal(array, train.held.get(name, array), equal_nan=True) or name not in train.held:
+                raise CalcError(
+                    f"validation: {name!r} has no samples, and is the same for training and validation: give it in both"
+                )
+        return train, judge
 
     @staticmethod
     def _refuse_second(name: str) -> NoReturn:
