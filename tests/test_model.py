@@ -142,7 +142,9 @@ def test_metrics_by_name_and_by_function():
         return cv.max(cv.abs(y - t))
 
     model = classifier(loss="mse", metrics=["mae", "mse", worst])
-    history = fitted(model, X, T, validation=(X[:100], T[:100]))
+    with pytest.raises(cv.CalcError, match="'worst' of 100 samples in batches of 50: .* max .*batch_size=100"):
+        fitted(model, X, T, validation=(X[:100], T[:100]))
+    history = fitted(model, X, T, validation=(X[:50], T[:50]))
     assert {"val_loss", "val_mae", "val_mse", "val_worst"} <= {*history.epochs[0]}
     figures, error = model.evaluate(X[:50], T[:50]), np.abs(model.predict(X[:50]) - T[:50])
     assert figures["mae"] == pytest.approx(error.mean(), rel=1e-5)

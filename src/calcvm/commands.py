@@ -19,10 +19,10 @@ import calcvm as cv
 from calcvm import data as datasets
 from calcvm import nn
 from calcvm.errors import CalcError, MissingExtra, ProgramError
+from calcvm.files import place
 from calcvm.kernels_cpu._native import NOWHERE, cache_root
 from calcvm.kernels_cpu._target import host
 from calcvm.system import n_cores
-from calcvm.vm.program.serialize import place
 from calcvm.vm.run.feeds import readable
 
 app = typer.Typer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, ClassVar, NoReturn
 
 
 class CalcError(ValueError):
@@ -64,6 +65,16 @@ class MissingExtra(CalcError, ImportError):
 
     def __reduce__(self) -> tuple:  # a pool's worker hands its errors over
         return type(self), (self.package, self.extra, self.purpose)
+
+
+class Uncopied:
+    """What is in one place: copying and pickling it raises a `CalcError`, which says what to do ``_instead``."""
+
+    __slots__ = ()
+    _instead: ClassVar[str]
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise CalcError(f"the {type(self).__name__} is neither copied nor pickled: {self._instead}")
 
 
 class CalcWarning(RuntimeWarning):

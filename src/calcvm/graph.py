@@ -504,6 +504,9 @@ class CalcGraph:
         self.variables: dict[str, Variable] = {}
         self.states: dict[str, Variable] = {}  # by what they are for
         self.paths: dict[str, Path] = {}
+        self.adapts: dict[
+            str, tuple[Variable, int | None]
+        ] = {}  # layers that learn from data before training: what they read, along
         self._active: list[Path] = []
         self._counts: dict[str, int] = {}
         self._streams = 0  # of random numbers, that operators draw from
@@ -621,6 +624,19 @@ class CalcGraph:
             raise CalcError(f"no path {checks.shown(name)}; there are {', '.join(self.paths) or 'none'}")
         with self.paths[name] as path:
             yield path
+
+    def layer_results(self) -> dict[str, Variable]:
+        """What layers make, by their names: of a layer in several paths the path predict's, all as ``"learn.relu_1"`` too.
+
+        A variable that somebody has named keeps its name; one that was numbered gives it to the layer.
+        """
+        found: dict[str, Variable] = {}
+        for path in sorted(self.paths.values(), key=lambda path: path.name != "predict"):
+            for scope, (v, _) in path.layers.items():
+                found.setdefault(scope, v)
+                found.setdefault(f"{path.name}.{scope}", v)
+        chosen = {name for name, v in self.variables.items() if not v.unnamed}
+        return {name: v for name, v in found.items() if name not in chosen}
 
     def state(self, name: str, elems: int, type_: str, init: Mapping[str, Any]) -> Variable:
         """Numbers of a type in the heap's persistent state, shared by name (counters, rates)."""

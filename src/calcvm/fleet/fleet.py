@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, PlanError
+from calcvm.errors import CalcError, PlanError, Uncopied
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
 from calcvm.model import Model
@@ -53,7 +53,7 @@ class Converted:
     array: np.ndarray
 
 
-class Fleet:
+class Fleet(Uncopied):
     """Many models trained at once: each by one worker at a time, none waiting for another.
 
     Workers take the next model from a queue, train it for some rounds on its own slice of the heap, and go on,
@@ -78,6 +78,8 @@ class Fleet:
     >>> handles = [fleet.add(program, data=(X, y), seed=s) for s in range(1000)]
     >>> print(fleet.fit(epochs=30))
     """
+
+    _instead = "its models are, handle.model; save them, or hand their programs over and make another fleet"
 
     def __init__(self, memory: int | str, workers: int | None = None, store: Store | None = None, device: str = "cpu"):
         if workers is not None:
@@ -275,6 +277,12 @@ class Fleet:
                 raise CalcError(
                     f"validation: {name!r} has no samples, and is the same for training and validation: give it in both"
                 )
+        if judge.functions:
+            raise CalcError(
+                f"validation of {judge.samples} samples in batches of {resident.program.batch_size}: a fleet follows means and sums "
+                f"over samples, and {next(iter(judge.functions))!r} is a function of such: leave it out and take "
+                "handle.model.evaluate, or compile with a batch of all samples"
+            )
         return train, judge
 
     @staticmethod

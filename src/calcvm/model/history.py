@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from calcvm import checks
+from calcvm import checks, hints
 from calcvm.errors import CalcError, MissingExtra
 from calcvm.tables import html, laid_out, number
 
@@ -37,6 +37,9 @@ class History:
         if self.epochs and not (isinstance(name, str) and name in self.names):
             raise CalcError(f"no figure {checks.shown(name)} of the epochs; there are {', '.join(self.names)}")
         return [e[name] for e in self.epochs if name in e]
+
+    def __getattr__(self, name: str) -> Any:
+        raise hints.unknown_name("History", name, {n: n for n in dir(self)})
 
     def __iter__(self) -> Iterator[dict[str, float]]:
         return iter(self.epochs)

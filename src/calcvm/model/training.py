@@ -89,7 +89,7 @@ class Training:
                 f"{diverged}, and training went on: take a smaller learning rate, look for NaN in the data with "
                 "check_finite=True, or stop there with terminate_on_nan=True",
                 CalcWarning,
-                stacklevel=4,  # the line that calls fit, and `_training` before it
+                stacklevel=5,  # the line that calls fit; before it are `hinted` and `_training`
             )
         return history
 

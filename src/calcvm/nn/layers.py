@@ -22,10 +22,16 @@ AXES = 64  # more than any variable has
 
 
 def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
-    """A layer's ``build`` that leaves nothing behind where it is refused."""
+    """A layer's ``build`` that leaves nothing behind where it is refused.
+
+    A scope that ends with a dot, as that of a network does, is the name of a layer without it.
+    """
 
     @wraps(build)
     def built(self: Layer, x: Variable, *args: Any, **options: Any) -> Variable:
+        if not isinstance(self, Sequential):
+            args = tuple(a.removesuffix(".") if isinstance(a, str) else a for a in args)
+            options = {name: a.removesuffix(".") if isinstance(a, str) else a for name, a in options.items()}
         with x.graph.whole() if isinstance(x, Variable) else nullcontext():
             return build(self, x, *args, **options)
 
