@@ -24,6 +24,7 @@ class Epoch:
 
     data : placeholder -> array of samples, read in place where it can be (`calcvm.vm.run.feeds`).
         Where the path's output is among them, the network is not run: results are of those outputs.
+    held : what has no samples, such as a table: set where the model is, before rounds run.
     samples : the numbers of those to use (default: all), or a slice; the arrays are not copied.
     train : each round runs backward too, each learning batch ends with an update (``trains``: the path, or None).
     learning : samples of a learning batch (default: the program's batch, one round each).
@@ -50,6 +51,12 @@ class Epoch:
         self.model, self.names, self.trains = model, list(results), path if train else None
         self._changes = path in loaded.changes
         data = {name: model.numbers(name, array) for name, array in data.items()}
+        finite = program.dtype if check_finite else ""
+        self.held = {name: data.pop(name) for name in [*data] if not loaded.has_samples(name)}
+        for name, array in self.held.items():
+            model.check(name, readable(name, array, finite, loaded.own_types.get(name, "")))
+        if not data:
+            raise ShapeError(f"no data have samples ({', '.join(self.held)}): use step, or run")
         if isinstance(samples, slice):
             data, samples = {name: array[samples] for name, array in data.items()}, None
         sizes = {name: model.check(name, array, samples=True) for name, array in data.items()}
@@ -70,7 +77,6 @@ class Epoch:
         if given := output in data:
             symbols[output] = lies = loaded.computed(path, output)
             data[output] = data[output].transpose(axes(lies.layout, data[output].ndim))
-        finite = program.dtype if check_finite else ""
         self._arrays = [readable(name, array, finite, own.get(name, "")) for name, array in data.items()]
         self._feeds = np.array(
             [_feed(model, name, a, device.samples(a), symbols[name]) for name, a in zip(data, self._arrays)], np.int64
@@ -100,7 +106,7 @@ class Epoch:
         phases = ("forward", "loss", "backward") if train else ("forward", "loss") if results else ("forward",)
         ends = [loaded.span(path, ("optimize", "end_round"))] if train else []
         phases = ("loss",) if given else phases
-        missing = [name for name in loaded.feeds(path, phases) if name not in data]
+        missing = [name for name in loaded.feeds(path, phases) if name not in data and name not in self.held]
         if missing:
             raise CalcError(f"path {path!r} needs data for {', '.join(map(repr, missing))} too")
         spans = loaded.round(path, *phases)
@@ -272,8 +278,14 @@ class Epoch:
         """Prepare the job for the model's place in the heap."""
         slot = self.model.slot
         self.occupy()
+        self.hold(slot)
         self.job[layout.HEAP] = slot.address
         return slot
+
+    def hold(self, slot: Slot) -> None:
+        """Set what has no samples, and stays as it is."""
+        for name, array in self.held.items():
+            slot.write(self.model.loaded.symbol(name), array, array.shape)
 
     def occupy(self) -> None:
         """Take note of what rounds do to the model: what its placeholders and results held before is gone."""
