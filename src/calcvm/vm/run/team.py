@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
+from pathlib import Path
 
 import numpy as np
 
@@ -40,9 +42,23 @@ def control(team: str = "team") -> int:
     return _controls.setdefault(team, _control()) if found is None else found
 
 
+def _time_on_cores() -> tuple[int, int]:
+    """Nanoseconds that this thread has had a core, and that it has waited for one; zeros where the system does not say."""
+    try:
+        ran, waited, _ = map(int, Path("/proc/thread-self/schedstat").read_text().split())
+    except (OSError, ValueError):
+        return 0, 0
+    return ran, waited
+
+
 def _control() -> int:
     """Address of a control block: no worker, no job.  It is never freed, for workers look at it until the process is gone."""
     control = aligned(layout.CONTROL_BYTES).view(np.int64)
     control[layout.SERVE // 8] = address_of("serve")
+    ran, waited = _time_on_cores()
+    if 2 * waited > ran:  # others want the cores: the first jobs find that out without a team
+        pause = min(waited, layout.MOST_PENALTY)
+        control[layout.FIT // 8], control[layout.CROWDED // 8] = 1, time.monotonic_ns() + pause
+        control[layout.CROWDED // 8 + 1] = pause
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(control))
     return control.ctypes.data
