@@ -18,6 +18,9 @@ from tests import reaper
 
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # idle threads of other libraries would spin against ours
+os.environ.setdefault(
+    "CALCVM_WORKERS", str(1 << 10)
+)  # which caps our default teams no more: they are tested at all cores
 os.environ.setdefault("MPLBACKEND", "Agg")
 SIMULATOR = "CALCVM_CUDA_SIMULATOR"
 STDERR = pytest.StashKey[TextIO]()

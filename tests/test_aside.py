@@ -54,7 +54,7 @@ def run(cache, text="done()", **environment):
     return json.loads(made.stdout), made.stderr, {path.relative_to(cache): path.read_bytes() for path in files}
 
 
-needs_cores = pytest.mark.skipif(_aside.n_cores() < 2 or _aside.python() is None, reason="one core alone")
+needs_cores = pytest.mark.skipif(_aside.n_cores() < 2 or _aside.interpreter() is None, reason="one core alone")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_cache_that_cannot_be_written_is_told_of_as_ever(tmp_path):
     (tmp_path / "file").touch()
     answer, error, _ = run(tmp_path / "file")
     assert answer == {"numba": False, "children": []}
-    assert error.count("RuntimeWarning: compiled code cannot be kept in") == 1
+    assert error.count("CalcWarning: compiled code cannot be kept in") == 1
 
 
 INTERRUPTED = """

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 import calcvm as cv
 from calcvm import kernels_cpu
 from calcvm.kernels_cpu import FAMILIES, _native
-from calcvm.kernels_cpu._target import host
+from calcvm.kernels_cpu._target import Target, host
 
 SOURCE = Path(cv.__file__).parent
 KERNELS = {family: _native.modules_of(family) for family in (*FAMILIES, "_gemm", "_gemv", "_blas")}
@@ -185,10 +188,126 @@ def test_a_routine_that_is_gone_is_compiled_for_the_kernels_that_are_there(tmp_p
     cache = tmp_path / "cache"
     kernel, gemm = "calcvm_matmul_bwd_a_float32_cpu.o", "calcvm_gemm_float32_cpu.o"
     assert compiles(package.parent, cache, "matmul_bwd_a") == (True, {kernel, gemm})
-    (damaged,) = cache.rglob(gemm)
-    damaged.write_bytes(damaged.read_bytes()[:-1])
+    (damaged,), (other,) = cache.rglob(gemm), cache.rglob(kernel)
+    whole = damaged.read_bytes(), other.read_bytes()
+    damaged.write_bytes(whole[1])
+    other.write_bytes(whole[0])
+    assert compiles(package.parent, cache, "matmul_bwd_a") == (True, {kernel, gemm})
+    assert (damaged.read_bytes(), other.read_bytes()) == whole
+    damaged.write_bytes(whole[0][:-1])
     assert compiles(package.parent, cache, "matmul_bwd_a") == (True, {gemm})
     assert compiles(package.parent, cache, "matmul_bwd_a") == (False, set())
+
+
+# ---------------------------------------------------------------- files that hold what they should not
+ROWS = [("tanh_fwd", "elementwise"), ("exp_fwd", "elementwise"), ("matmul_fwd", "contraction"), ("mse_fwd", "losses")]
+TARGETS = [host(), Target(host().triple, "x86-64-v3" if host().triple.startswith("x86") else "generic", jit=True)]
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """Functions of several modules, types and targets as the cache has them."""
+    found = {}
+    for (name, family), dtype, target in itertools.product(ROWS, ("float32", "float64"), TARGETS):
+        if target != host() and name != "exp_fwd":
+            continue
+        symbol, places = _native.symbol_of(name, dtype), (_native.modules_of(family),)
+        _native.objects(symbol, kernels_cpu._build, *places, target=target)
+        found[symbol, target] = _native._read(symbol, places[0], target)
+    return found
+
+
+def damages(files, whole):
+    """Contents for each file by what is wrong with them, of a cache whose files are all right."""
+    paths = sorted(files)
+    for shift in range(1, len(paths)) if whole else (1, 2, 5, 8, 11):
+        yield f"moved by {shift}", {path: files[other] for path, other in zip(paths, paths[shift:] + paths)}
+    rng = random.Random(0)
+    for k in range(100 if whole else 3):
+        shuffled = rng.sample(paths, len(paths))
+        yield f"permutation {k}", {path: files[other] for path, other in zip(paths, shuffled)}
+    for path, other in itertools.permutations(paths, 2) if whole else [(paths[0], paths[-1])]:
+        yield "one in place of another", files | {path: files[other]}
+    for size in (0, 1, len(_native.MAGIC), 60, 200, 1000):
+        yield f"{size} bytes", {path: data[:size] for path, data in files.items()}
+    yield "the last byte gone", {path: data[:-1] for path, data in files.items()}
+    yield "longer", {path: data + b"x" for path, data in files.items()}
+    yield "zeros", {path: bytes(len(data)) for path, data in files.items()}
+    for k in range(200 if whole else 20):
+        at = rng.random()
+        yield f"a bit at {at:.3f}", {path: flipped(data, int(at * len(data)), k % 8) for path, data in files.items()}
+    for what, alter in FORGED.items():
+        yield f"{what}, with the right checksum", {path: forged(path, data, alter) for path, data in files.items()}
+
+
+def flipped(data, at, bit):
+    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+FORGED = {
+    "nothing": lambda needs, code: b"",
+    "garbage": lambda needs, code: b"garbage" * 99,
+    "no object": lambda needs, code: needs + b"\n",
+    "garbage in place of the object": lambda needs, code: needs + b"\n" + b"garbage" * 99,
+    "half an object": lambda needs, code: needs + b"\n" + code[: len(code) // 2],
+    "an object of 31 bits": lambda needs, code: needs + b"\n" + code[:4] + b"\1" + code[5:],
+    "no list of what it needs": lambda needs, code: b"[1, 2]\n" + code,
+    "what it needs is no text": lambda needs, code: b'{"a": 3}\n' + code,
+    "another's name inside": lambda needs, code: needs + b"\n" + code.replace(b"calcvm_", b"melcvm_"),
+}
+
+
+def forged(path, data, alter):
+    body = data[len(_native._head(path, _native.MAGIC)) + 32 :]
+    needs, _, code = body.partition(b"\n")
+    made = alter(needs, code)
+    return _native._head(path, _native.MAGIC) + hashlib.sha256(made).digest() + made
+
+
+def test_whatever_a_file_holds_that_is_not_its_own_is_noticed_and_mended(kept, tmp_path, monkeypatch, whole):
+    monkeypatch.setenv("CALCVM_CACHE_DIR", str(tmp_path))
+    forget()
+    try:
+        of = {_native.folder(made.modules, target) / f"{symbol}.o": (symbol, target, made)
+              for (symbol, target), made in kept.items()}  # fmt: skip
+        for symbol, target, made in of.values():
+            _native._write(symbol, made, target)
+        files = {path: path.read_bytes() for path in of}
+        assert len(set(files.values())) == len(files) == len(kept)
+        built = []
+
+        def build(symbol, places, target):
+            built.append((symbol, target))
+            return kept[symbol, target]
+
+        cases = 0
+        for what, contents in damages(files, whole):
+            for path, data in contents.items():
+                path.write_bytes(data)
+            for again in (True, False):
+                built.clear()
+                for symbol, target, made in of.values():
+                    assert _native._obtain(symbol, build, (made.modules,), target) == made, what
+                wrong = [of[path][:2] for path, data in contents.items() if data != files[path]]
+                assert sorted(built, key=repr) == sorted(wrong if again else [], key=repr), what
+            assert {path: path.read_bytes() for path in of} == files, what
+            cases += len(wrong)
+        print(f"{cases} files damaged, noticed and mended")
+        assert cases > (3000 if whole else 400)
+    finally:
+        forget()
+
+
+def test_an_address_that_is_none_is_refused_and_not_called(kept):
+    for (symbol, target), made in kept.items():
+        if target == host() and not made.needs:
+            with pytest.raises(cv.CalcError, match=f"of '{symbol}_x' does not define it"):
+                _native._link(f"{symbol}_x", made.code)
+    with pytest.raises(cv.CalcError, match="has no address"):
+        _native.publish("calcvm_nothing", 0)
+    code = kept[_native.symbol_of("matmul_fwd", "float64"), host()].code.replace(b"calcvm_gemm", b"calcvm_gone")
+    with pytest.raises(cv.CalcError, match="calls 'calcvm_gone_float64_cpu', which this system does not have"):
+        _native._link("calcvm_matmul_fwd_float64_cpu", code)
 
 
 OWN = """
@@ -216,5 +335,5 @@ def test_a_cache_that_cannot_be_written_leaves_nothing_behind_and_is_told_of(tmp
     environment = {**os.environ, "CALCVM_CACHE_DIR": str(tmp_path / "file"), "TMPDIR": str(temporary)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
-    assert "RuntimeWarning: compiled code cannot be kept in" in done.stderr and "CALCVM_CACHE_DIR" in done.stderr
+    assert "CalcWarning: compiled code cannot be kept in" in done.stderr and "CALCVM_CACHE_DIR" in done.stderr
     assert not list(temporary.iterdir())

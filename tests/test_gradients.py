@@ -143,3 +143,30 @@ def test_what_has_no_gradient_is_refused():
         learn.minimize(one + steep, cv.SGD(0.1))
     with pytest.raises(cv.UnsupportedOperator, match=r"operator 'gradient' has no gradient for its input"):
         cv.plan(g, batch_size=2)
+
+
+def test_what_goes_through_another_path_is_not_left_out():
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 3)), g.parameter("w", (3, 3))
+    with g.path("features"):
+        h = x @ w
+        sign = cv.sign(h)
+    with g.path("more"):
+        u = cv.tanh(h)
+    with g.path("look"):
+        for through in (h, u):
+            with pytest.raises(cv.CalcError, match=rf"goes through '{through.name}', a result of path '\w+', at which"):
+                cv.gradient(cv.sum(through * x), x)
+        with pytest.raises(cv.CalcError, match="goes through 'u'"):
+            cv.gradient(cv.sum(u * h), h)
+        kept = [
+            cv.gradient(cv.sum(y), v)
+            for y, v in ((h * x, h), (cv.stop_gradient(h) * x, x), (sign * x, x), (cv.where(h > 0, x, 0.0), x))
+        ]
+    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4, dtype="float64", keep=[d.name for d in kept]))
+    model["x"] = values = np.random.default_rng(0).standard_normal((4, 3))
+    for path in ("features", "more", "look"):
+        model.forward(path)
+    of_h = values @ model["w"]
+    for d, want in zip(kept, (values, of_h, np.sign(of_h), of_h > 0)):
+        np.testing.assert_allclose(model[d.name], want, rtol=1e-12)

@@ -62,9 +62,23 @@ def run_text(case: Case, row, values, alias=None, more=()):
     writer_of(row.name)(r)
     texts = lines_of(r)
     with np.errstate(all="ignore"):
+        if alias is None:
+            check_shapes(r, arrays, case.batch)
         exec("\n".join(texts), GLOBALS, scope := {**arrays, "B": case.batch})
     assert all(scope[name] is array for name, array in arrays.items())
     return {o.name: arrays[o.name] for o in row.operands if o.writes and o.name in arrays}, texts
+
+
+def check_shapes(r: Row, arrays: dict[str, np.ndarray], batch: int) -> None:
+    """What a text gives has the shape of what it is for: in equations nothing but its own value says one."""
+    for made in r.made:
+        if made.names and not made.at and not made.value.scalar:
+            *named, (_, text) = r.trace.equations([("", made.value)])
+            scope = {**arrays, "B": batch}
+            exec("\n".join(f"{name} = {said}" for name, said in named), GLOBALS, scope)
+            value = eval(text, GLOBALS, scope)
+            for name, v in zip(made.names, value if len(made.names) > 1 else (value,)):
+                assert name is None or np.shape(v) == arrays[name].shape, f"{r.spec.name}.{name}: {text}"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

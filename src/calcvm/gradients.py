@@ -5,7 +5,7 @@ from __future__ import annotations
 from calcvm import checks
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import Operation, Variable, reached
+from calcvm.graph import Operation, Path, Variable, reached
 from calcvm.ops.dims import numel
 from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.types import FLOAT
@@ -25,7 +25,8 @@ def gradient(y: Variable, x: Variable) -> Variable:
     Raises
     ------
     ShapeError : y has more than one element.
-    CalcError : y is of another path, or no gradient of it comes to x.
+    CalcError : y is of another path, no gradient of it comes to x, or a part of it comes through a result of another path,
+        at which gradients stop.
     """
     for v in (y, x):
         checks.one_of("gradient", v, Variable, "a variable")
@@ -43,6 +44,13 @@ def gradient(y: Variable, x: Variable) -> Variable:
             f"gradient: no gradient of {y.name!r} comes to {x.name!r}: in path {path.name!r} nothing leads from one to the "
             "other, or integers, conditions, and operators that have none"
         )
+    edge = _through_another(path, behind, x)
+    if edge is not None:
+        raise CalcError(
+            f"gradient: a part of the gradient of {y.name!r} by {x.name!r} goes through {edge[0].name!r}, a result of path "
+            f"{edge[1].name!r}, at which gradients stop: compute it in path {path.name!r} too, or put cv.stop_gradient "
+            "around it to leave that part out"
+        )
     name = graph.unique(f"d{x.name}")
     dx = graph._add(name, "result", x.shape, path=path, unnamed=True, layout=x.layout, settled=True)
     dx.producer = Operation(
@@ -50,6 +58,30 @@ def gradient(y: Variable, x: Variable) -> Variable:
     )
     path.operations.append(dx.producer)
     return dx
+
+
+def _through_another(path: Path, behind: list[Operation], x: Variable) -> tuple[Variable, Path] | None:
+    """A result of another path that operators have gradients through, and that itself depends on x; and that path."""
+
+    def edges(of: Path, operations: list[Operation]) -> list[tuple[Variable, Path]]:
+        read = dict.fromkeys(v for op in operations for v in _passing(op))
+        return [(v, v.path) for v in read if v.path is not None and v.path is not of and v is not x]
+
+    for edge in edges(path, behind):
+        todo, seen = [edge], {edge}
+        while todo:
+            v, other = todo.pop()
+            operations = reached(other.operations, v, exactly=True)
+            if any(x in _passing(op) for op in operations):
+                return edge
+            todo += [more for more in edges(other, operations) if more not in seen]
+            seen.update(todo)
+    return None
+
+
+def _passing(op: Operation) -> list[Variable]:
+    """Inputs that an operator has a gradient of; of a gradient all that it is made of."""
+    return [v for n, v in op.inputs.items() if op.spec is GRADIENT or (n in op.differentiable and v.type == FLOAT)]
 
 
 def saliency(scores: Variable, classes: Variable, x: Variable) -> Variable:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from calcvm import checks
+from calcvm import checks, system
 from calcvm.compiler import Costing, check_costs
 from calcvm.errors import CalcError
 from calcvm.ops.statement import Lowered, Statement
@@ -25,12 +24,12 @@ def on_cores(cores: tuple[int, ...] | None) -> Iterator[None]:
     if cores is None:
         yield
         return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
+    before = system.affinity()
+    system.set_affinity(cores)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        system.set_affinity(before)
 
 
 class Processor:
@@ -89,12 +88,10 @@ class Processor:
         if self.device != "cpu":
             raise CalcError(f"processor {self.name!r}: a GPU has no cores to choose: leave cores= out")
         found = checks.items(f"processor {self.name!r}: cores", cores, "a list of numbers of cores, such as [0],")
-        there = os.sched_getaffinity(0)
+        there = system.affinity()
         for core in found:
             if checks.integer(f"processor {self.name!r}: a core", core, 0) not in there:
-                raise CalcError(
-                    f"processor {self.name!r}: core {core} is none that this process may use: {sorted(there)}"
-                )
+                raise CalcError(f"processor {self.name!r}: core {core} is none that this process may use: {there}")
         if not found:
             raise CalcError(f"processor {self.name!r}: cores is empty; leave it out for any")
         if len({*found}) < len(found):

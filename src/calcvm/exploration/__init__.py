@@ -17,6 +17,7 @@ from calcvm.exploration.search import Search
 from calcvm.exploration.study import Study
 from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Build, Task
+from calcvm.model.figures import largest_of
 from calcvm.progress import Count
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.documents import MAX_WORKERS
@@ -78,7 +79,7 @@ def explore(
     metric : str, optional
         A figure of a round: "val_loss" (the default where there is validation data), "val_accuracy", "loss".
     maximize : bool, optional
-        Default: whether the metric is an accuracy.
+        Default: what the metric's name says, as of a loss or an accuracy; a name that does not say it is refused.
     concurrent : int
         The most trials at once in a heap; fewer where more do not fit.
     engine : "local", "ray", or a `RayEngine`
@@ -132,7 +133,7 @@ def explore(
     checks.text("metric", metric, "val_loss")
     if validation is None and metric.startswith("val_"):
         raise CalcError(f"metric {metric!r} needs validation data: give validation=(X, y) or a share such as 0.2")
-    maximize = metric.endswith("accuracy") if maximize is None else maximize
+    maximize = largest_of("explore", metric, maximize, "maximize")
     task = Task(build, data, validation, rounds, batch_size, parse_bytes(memory), workers)
     study = Study(
         space, sampler, pruner, maximize=maximize, rounds=rounds, seed=seed, storage=storage, name=study_name,

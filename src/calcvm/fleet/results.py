@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError
+from calcvm.errors import CalcError, Uncopied
+from calcvm.model.figures import largest_of
 from calcvm.tables import html, laid_out, number
 
 if TYPE_CHECKING:
     from calcvm.fleet.handle import Handle
 
 
-class Results(Sequence):
+class Results(Sequence, Uncopied):
     """A table with a row for each model of a fleet, as it is when it is looked at; printing shows its first rows.
 
     Each row is a dict: name, status, error, epochs, loss, the validation's last figures, and bytes of the heap.
     """
+
+    _instead = "its figures and models are: handle.losses, handle.model"
 
     SHOWN = 20
 
@@ -67,11 +70,11 @@ class Results(Sequence):
         ----------
         k : int
         by : a figure (default: "val_loss" where a model has one, else "loss").
-        largest : whether the largest figure is the best (default: whether it is an accuracy).
+        largest : whether the largest figure is the best (default: what its name says, as of a loss or an accuracy).
 
         Raises
         ------
-        CalcError : no model has such a figure, or none has a finite one: none is the best.
+        CalcError : no model has such a figure, or none has a finite one: none is the best; which way it is better is not known.
         """
         rows, k = self._rows(), checks.integer("k, the number of models,", k)
         largest = None if largest is None else checks.flag("largest", largest)
@@ -85,7 +88,7 @@ class Results(Sequence):
             raise CalcError(
                 f"no model has a finite {by!r}, so that none is the best: train them, or look at their status"
             )
-        sign = -1 if (by.endswith("accuracy") if largest is None else largest) else 1
+        sign = -1 if largest_of("best", by, largest) else 1
         order = sorted(range(len(rows)), key=lambda i: _finite_first(sign * figures[i]))
         return [rows[i] for i in order[:k]]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from calcvm.formulas import number as n
 from calcvm.formulas.declare import PAIR_LOSSES, Real, pair_loss
+from calcvm.formulas.elementwise import logistic_loss, logistic_slope, step
 
 __all__ = ["PAIR_LOSSES"]
 
@@ -17,23 +18,13 @@ __all__ = ["PAIR_LOSSES"]
 @pair_loss(source="torch.nn.BCEWithLogitsLoss: x are logits, t probabilities")
 class binary_cross_entropy:
     def term(x, t):
-        """softplus(x) - x*t, in terms that are never negative: nothing cancels, and 0*inf is 0."""
-        y, away = n.fabs(x), _against(x, t)
-        return n.where(n.equal(away, 0), 0.0, y * away) + n.log1p(n.exp(-y))
+        return logistic_loss(x, t)
 
     def dx(x, t):
-        """sigmoid(x) - t, by the probability of what the logit is against."""
-        e = n.exp(-n.fabs(x))
-        p, away = e / (e + 1), _against(x, t)
-        return n.where(x > 0, away - p, p - away)
+        return logistic_slope(x, t)
 
     def dt(x):
         return -x
-
-
-def _against(x: Any, t: Any) -> Any:
-    """How much of the target is against the logit."""
-    return n.where(x > 0, 1 - t, t)
 
 
 @pair_loss()
@@ -54,15 +45,10 @@ class mae:
         return n.fabs(x - t)
 
     def dx(x, t):
-        return _step(x - t)
+        return step(x - t)
 
     def dt(x, t):
-        return _step(t - x)
-
-
-def _step(d: Any) -> Any:
-    """-1, 0 or 1; NaN stays."""
-    return n.where(d > 0, 1.0, n.where(d < 0, -1.0, d))
+        return step(t - x)
 
 
 @pair_loss(source="log(cosh(x - t)), in terms that do not overflow")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
 import selectors
 import subprocess
 import sys
@@ -25,7 +24,8 @@ from typing import Any
 
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._native import Compiled, Modules
-from calcvm.kernels_cpu._target import host, n_cores
+from calcvm.kernels_cpu._target import host
+from calcvm.system import interpreter, n_cores
 from calcvm.undisturbed import undisturbed
 
 WARM = 16  # functions from which builders pay where Numba is imported already: they import it first
@@ -45,14 +45,6 @@ calcvm.kernels_cpu._aside.serve()
 """
 
 
-def python() -> str | None:
-    """An interpreter to start: none inside an application, whose executable is no Python, or out of an archive."""
-    name = os.path.basename(sys.executable or "")
-    if os.name != "posix" or getattr(sys, "frozen", False) or not re.fullmatch(r"python[\d.]*t?", name):
-        return None
-    return sys.executable if _native.SOURCES.is_dir() else None
-
-
 def compile_ahead(wanted: dict[str, tuple[Modules, ...]], here: Callable[[], Any]) -> None:
     """Compile functions, where that is faster than one after the other; `_native.address` links them.
 
@@ -60,7 +52,7 @@ def compile_ahead(wanted: dict[str, tuple[Modules, ...]], here: Callable[[], Any
     here : compiles in this process meanwhile.
     """
     number = min(n_cores(), len(wanted) // 2)
-    command = python()
+    command = interpreter()
     if number < 2 or command is None or ("numba" in sys.modules and len(wanted) < WARM):
         return
     builders = Builders(command, number)

@@ -6,12 +6,12 @@ programs for it run with one worker, and BLAS's own threads work inside a row.
 
 from __future__ import annotations
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
+from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._common import DEVICES, I8, I32, at, njit, routine
 
 DEVICES["blas"] = {"gemm": "blas_gemm", "gemv": "blas_gemv"}
@@ -20,7 +20,7 @@ DEVICES["blas"] = {"gemm": "blas_gemm", "gemv": "blas_gemv"}
 def require() -> None:
     """Make SciPy's BLAS known to the linker (ImportError: SciPy is not installed)."""
     for name in ("sgemm", "dgemm"):
-        llvm.add_symbol(f"calcvm_{name}", get_cython_function_address("scipy.linalg.cython_blas", name))
+        _native.publish(f"calcvm_{name}", get_cython_function_address("scipy.linalg.cython_blas", name))
 
 
 @intrinsic

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from copy import copy
 from importlib import import_module
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -196,15 +195,19 @@ class Native:
     """A function that is compiled for each dtype (and device) to an object file of one symbol."""
 
     words: Words | None = None  # of a kernel
+    sources: _native.Modules
 
     def __init__(self, fn: Callable, name: str = "", own: bool = False):
         self.name, self.fn = name or fn.__name__, fn
-        file = Path(fn.__code__.co_filename)
-        self.sources = _native.modules_of(file.stem)
-        self.mark = ""
-        if own or file.parent != _native.SOURCES:  # from elsewhere: made of nobody knows what, so it is not kept
-            self.sources = tuple(sorted(f"kernels_cpu.{path.stem}" for path in _native.SOURCES.glob("*.py")))
-            self.mark = f".{next(_OWN)}"
+        package, _, module = str(fn.__globals__.get("__name__")).rpartition(
+            "."
+        )  # a file's name is another in an archive
+        if (
+            own or package != __name__.rpartition(".")[0]
+        ):  # from elsewhere: made of nobody knows what, so it is not kept
+            self.sources, self.mark = (), f".{next(_OWN)}"
+        else:
+            self.sources, self.mark = _native.modules_of(module), ""
 
     def address(self, dtype: str, device: str = "cpu") -> int:
         """Address for heaps of ``dtype``, compiled or linked from the cache at first use."""
@@ -266,10 +269,10 @@ class Routine(Native):
 def build(symbol: str, places: tuple[_native.Modules, ...], target: Target | None = None) -> _native.Compiled:
     """A kernel or routine, by its symbol, from the first of the places that has it."""
     name, dtype, device = symbol.removeprefix("calcvm_").rsplit("_", 2)
-    for source, *_ in places:
+    for modules in places:
         if name in ROUTINES or name in KERNELS:
             break
-        import_module(f"calcvm.{source}")
+        import_module(f"calcvm.{modules[0]}")
     return (ROUTINES[name] if name in ROUTINES else KERNELS[name]).compile(dtype, device.partition(".")[0], target)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from calcvm.system import n_cores  # noqa: F401  (its former place)
 from calcvm.undisturbed import undisturbed
 
 PROBE = """define void @f(ptr %p) {
@@ -56,6 +57,11 @@ class Target:
         if "zmm" in text:
             return 512, 32
         return (256, 16) if "ymm" in text else (128, 16 if "xmm" in text else 32)
+
+    @property
+    def elf(self) -> bool:
+        """Whether its object files are ELF of 64 bits, which `_native` can look into."""
+        return "linux" in self.triple and "64" in self.triple.partition("-")[0]
 
     def lanes(self, bits: int) -> int:
         """Elements of so many bits in a vector; of short ones as many as of 32 bits, with which they meet."""
@@ -103,11 +109,6 @@ def _host(cpu: str | None, features: str | None) -> Target:
     if features is None:
         features = "" if cpu else undisturbed(lambda: llvm.get_host_cpu_features().flatten())
     return Target(llvm.get_process_triple(), cpu or undisturbed(llvm.get_host_cpu_name), features, jit=True)
-
-
-def n_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # ---------------------------------------------------------------- while compiling

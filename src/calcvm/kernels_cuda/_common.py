@@ -8,9 +8,10 @@ order of a kernel's words are the operator table's, and a test compares them.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from pathlib import Path
+from pkgutil import iter_modules
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -117,9 +118,11 @@ class Kernel:
     @property
     def modules(self) -> tuple[str, ...]:
         """Modules of calcvm that it comes from: its own, or of a kernel from elsewhere all that it can be written with."""
-        if self.fn.__module__.startswith("calcvm."):
-            return (self.fn.__module__.removeprefix("calcvm."),)
-        return tuple(sorted(f"kernels_cuda.{path.stem}" for path in Path(__file__).parent.glob("*.py")))
+        module = str(self.fn.__globals__.get("__name__"))
+        if module.startswith("calcvm."):
+            return (module.removeprefix("calcvm."),)
+        there = sys.modules[__name__.rpartition(".")[0]].__path__
+        return tuple(sorted(f"kernels_cuda.{found.name}" for found in iter_modules(there)))
 
     @cached_property
     def mark(self) -> str:

@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 VERSION = "8.0"  # what any driver of CUDA 12 or later assembles, and all that is used; NVVM writes its own, newer
 SHARED = ".extern .shared .align 16 .b8 calcvm_shared[];"  # as the compiler declares it
-END = "// calcvm: whole\n"
-_NEEDS = "// calls:"
 
 _ITEM = re.compile(r"^\.(?:[^;{}]*;|[^;{}]*=[^;]*;|[^;{}]*\n\{\n.*?^\}$)", re.M | re.S)  # with ";", or a body
 _NAME = re.compile(r"\.(?:func|entry)\s+(?:\([^)]*\)\s*)?([\w$]+)|([\w$]+)(?:\[\d*\])?\s*(?:=|;)")
@@ -25,15 +23,13 @@ class Piece(NamedTuple):
     text: str
     needs: tuple[str, ...]
 
-    def stored(self) -> str:
-        return f"{_NEEDS} {' '.join(self.needs)}\n{self.text}\n{END}"
+    def stored(self) -> bytes:
+        return f"{' '.join(self.needs)}\n{self.text}".encode()
 
     @classmethod
-    def read(cls, stored: str) -> Piece | None:
-        """What `stored` made; None if it is not there whole."""
-        if not (stored.startswith(_NEEDS) and stored.endswith(END)):
-            return None
-        needs, _, text = stored[len(_NEEDS) : -len(END) - 1].partition("\n")
+    def read(cls, stored: bytes) -> Piece:
+        """What `stored` made."""
+        needs, _, text = stored.decode().partition("\n")
         return cls(text, tuple(needs.split()))
 
 

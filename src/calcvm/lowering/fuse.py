@@ -7,7 +7,9 @@ activations, their derivatives, additions, normalization by what is known.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from calcvm.graph import Operation, Path, Variable
@@ -20,7 +22,7 @@ from calcvm.ops.statement import Statement, Value
 def fuse_bias(path: Path, needed_elsewhere: set[Variable]) -> list[Operation]:
     """The path's operators with ``x @ w + b`` as one operator."""
     uses = Counter(v for op in path.operations for v in op.inputs.values())
-    out: list[Operation] = []
+    out: dict[Operation, None] = {}
     for op in path.operations:
         pair = _bias_of(op) if op.spec.name == BIAS.sum else None
         if pair:
@@ -29,11 +31,11 @@ def fuse_bias(path: Path, needed_elsewhere: set[Variable]) -> list[Operation]:
             if product in out and uses[y] == 1 and y not in needed_elsewhere:
                 spec = OPS[BIAS.into]
                 inputs = dict(zip(spec.inputs, (*product.inputs.values(), bias)))
-                out.remove(product)
+                del out[product]
                 lying = {n: v.laid for n, v in (*inputs.items(), *op.outputs.items())}
                 op = Operation(spec, inputs, op.outputs, lying, {}, {}, op.name, op.layer)
-        out.append(op)
-    return out
+        out[op] = None
+    return [*out]
 
 
 def _bias_of(op: Operation) -> tuple[Operation, Variable] | None:
@@ -51,7 +53,8 @@ def fuse_epilogues(statements: list[Statement], kept: set[Value]) -> list[Statem
     """Do rows in those that make what they read, where nothing else reads it."""
     readers = Counter(v for s in statements for v in s.read_values)
     hosts: dict[Value, tuple[int, int]] = {}  # by result: where the row is, the first kind that it can still do
-    out: list[Statement | None] = list(statements)
+    rows = _Rows(statements)
+    out = rows.out
     for i, s in enumerate(statements):
         for by in s.spec.epilogues:
             z = s.operands[by.reads]
@@ -62,10 +65,10 @@ def fuse_epilogues(statements: list[Statement], kept: set[Value]) -> list[Statem
             assert host is not None
             if by.kind not in host.spec.takes[done:] or (host.path, host.phase) != (s.path, s.phase):
                 continue
-            fused, at = _completed(host, s, by), _place(host, [t for t in out[k + 1 : i] if t], s)
+            fused, at = _completed(host, s, by), _place(host, rows, k, i, s)
             if fused is not None and at is not None:
                 out[k] = out[i] = None
-                out[(k, i)[at]] = fused
+                rows.put((k, i)[at], fused)
                 hosts[_made(fused)] = (k, i)[at], host.spec.takes.index(by.kind) + 1
                 break
         else:
@@ -98,10 +101,46 @@ def _completed(host: Statement, s: Statement, by: Epilogue) -> Statement | None:
     return fused if all(fused.extents.get(own) == s.extents.get(name) for own, name in of.items()) else None
 
 
-def _place(host: Statement, between: list[Statement], s: Statement) -> int | None:
+def _place(host: Statement, rows: _Rows, k: int, i: int, s: Statement) -> int | None:
     """Where both may be one: 0 if nothing between writes what ``s`` reads, 1 if nothing writes what ``host`` reads or reads what it writes."""
-    written = {v for t in between for v in t.written_values}
-    if not written & {*s.read_values}:
+    if not rows.any_writes(s.read_values, k, i):
         return 0
-    used = written | {v for t in between for v in t.read_values}
-    return None if written & {*host.read_values} or used & {*host.written_values} else 1
+    made = host.written_values
+    apart = not rows.any_writes([*host.read_values, *made], k, i) and not rows.any_reads(made, k, i)
+    return 1 if apart else None
+
+
+class _Rows:
+    """Statements under fusion, by place, and who of them touches a value.
+
+    out : None where a row has become part of another.
+    """
+
+    def __init__(self, statements: list[Statement]):
+        self.out: list[Statement | None] = [*statements]
+        self.readers: dict[Value, list[int]] = {}
+        self.writers: dict[Value, list[int]] = {}
+        for i, s in enumerate(statements):
+            self.put(i, s)
+
+    def put(self, i: int, s: Statement) -> None:
+        """A statement at a place; what was there is still listed, and not found."""
+        self.out[i] = s
+        for values, touching in ((s.read_values, self.readers), (s.written_values, self.writers)):
+            for v in values:
+                insort(touching.setdefault(v, []), i)
+
+    def any_reads(self, values: Iterable[Value], k: int, i: int) -> bool:
+        """Whether a row between two places reads one of the values."""
+        return any((t := self.out[at]) and v in t.read_values for v in values for at in _between(self.readers, v, k, i))
+
+    def any_writes(self, values: Iterable[Value], k: int, i: int) -> bool:
+        """Whether a row between two places writes one of the values."""
+        return any(
+            (t := self.out[at]) and v in t.written_values for v in values for at in _between(self.writers, v, k, i)
+        )
+
+
+def _between(touching: dict[Value, list[int]], v: Value, k: int, i: int) -> Iterator[int]:
+    places = touching.get(v, [])
+    return (places[j] for j in range(bisect_right(places, k), bisect_left(places, i)))

@@ -11,6 +11,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError
+from calcvm.model.figures import largest_of
 
 if TYPE_CHECKING:
     from calcvm.model.history import History
@@ -94,7 +95,7 @@ class _Watch(Callback):
     """Base of callbacks that watch a figure.
 
     figure : its name (default: ``val_loss`` with validation data, else ``loss``).
-    largest : whether the largest is the best (default: whether it is an accuracy).
+    largest : whether the largest is the best (default: what its name says, as of a loss, rmse, accuracy, r2, f1 or auc).
     min_delta : by how much it must be better than the best so far.
     """
 
@@ -102,6 +103,8 @@ class _Watch(Callback):
         what = type(self).__name__
         self.figure = None if figure is None else checks.text(f"{what}: figure", figure, "val_loss")
         self.largest = None if largest is None else checks.flag(f"{what}: largest", largest)
+        if self.figure is not None:
+            self.largest = largest_of(what, self.figure, self.largest)
         self.min_delta = checks.number(f"{what}: min_delta", min_delta, 0)
 
     def on_train_begin(self, model: Model) -> None:
@@ -112,8 +115,7 @@ class _Watch(Callback):
         name = self.watched(figures)
         if name not in figures:
             raise CalcError(f"{type(self).__name__}: no figure {name!r}; there are {', '.join(figures)}")
-        largest = name.endswith("accuracy") if self.largest is None else self.largest
-        value = -figures[name] if largest else figures[name]
+        value = -figures[name] if self.largest else figures[name]
         if value < self.best - self.min_delta:
             self.best, self.since = value, 0
             return True
@@ -125,10 +127,10 @@ class _Watch(Callback):
 
 
 class EarlyStopping(_Watch):
-    """Ends training when a figure has not become better for ``patience`` epochs (None: goes on).
+    """Ends training when a figure has not become better for ``patience`` epochs (0 and 1: at the first one; None: never).
 
     keep_best : in the end the model is given back the state that it had after its best epoch: parameters, the optimizer's
-        state, counters.  It is kept in memory, in ``program.heap_bytes`` at most.
+        state, its step counters (`Model.epochs_done` counts all epochs still: the next one's order is new).  It is kept in memory, in ``program.heap_bytes`` at most.
     """
 
     def __init__(
@@ -147,10 +149,10 @@ class EarlyStopping(_Watch):
     def on_epoch_end(self, model: Model, epoch: int, figures: Mapping[str, float]) -> Any:
         if self.better(figures) and self.keep_best:
             self._image, self._epoch = model.resident.image(), epoch
-        if self.patience is not None and self.since >= self.patience:
+        if self.patience is not None and self.since >= max(self.patience, 1):
             name = self.watched(figures)
             what = "the validation loss has not fallen" if name == "val_loss" else f"{name} has not become better"
-            return f"{what} for {self.patience} epochs"
+            return f"{what} for {self.since} epoch{'s' if self.since > 1 else ''}"
 
     def on_train_end(self, model: Model, history: History) -> None:
         if self._image is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.model.roles import WEIGHT, Roles
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.run.feeds import numbers, numeric
+
+if TYPE_CHECKING:
+    from calcvm.model.model import Model
 
 Arrays = dict[str, np.ndarray]
 
@@ -55,9 +58,9 @@ def by_name(what: str, names: Sequence[str], given: Any) -> Arrays:
 
 
 def training_data(
-    model: Resident, roles: Roles, X: Any, y: Any, sample_weight: Any, class_weight: Any
-) -> tuple[Arrays, Arrays]:
-    """Data sets of inputs, and of targets with what each sample counts."""
+    model: Resident, roles: Roles, X: Any, y: Any, sample_weight: Any, class_weight: Any, validation: Any
+) -> tuple[Arrays, Arrays | None]:
+    """The data to train on, with what each sample counts, and those to judge by: given ones, or a share at the end of X."""
     inputs, targets = by_name("X", roles.inputs, X), by_name("y", roles.labels, y)
     first = next(iter(inputs.values()), None)
     for name, array in (*inputs.items(), *targets.items()):
@@ -70,31 +73,41 @@ def training_data(
             raise CalcError(
                 f"{given[0]}: the model's loss has no weights: make it with cv.Model(..., sample_weight=True)"
             )
-        return inputs, targets
+        return _split({**inputs, **targets}, validation, roles)
     n = len(first if first is not None else next(iter(targets.values())))
     weights = np.ones(n, model.program.dtype)
+    data, held = _split({**inputs, **targets, WEIGHT: weights}, validation, roles)
     if sample_weight is not None:
         array = numeric("sample_weight", samples("sample_weight", sample_weight))
         if array.shape != (n,):
             raise ShapeError(f"sample_weight: shape {array.shape} for {n} samples; {(n,)} is wanted")
-        if not (np.isfinite(array).all() and (array >= 0).all()):
-            raise CalcError(f"sample_weight: weights are finite numbers >= 0; found {array.min()} to {array.max()}")
-        weights *= array
+        weights[:] = _weights("sample_weight: weights are", array, weights.dtype)
     if class_weight is not None:
         most = model.loaded.variables[roles.labels[0]]["classes"] if len(roles.labels) == 1 else None
-        weights *= _of_classes(class_weight, targets, most)
-    return inputs, {**targets, WEIGHT: weights}
+        counted = data[WEIGHT]  # a part of the weights
+        product = counted.astype(np.float64) * _of_classes(class_weight, targets, most, len(counted))
+        counted[:] = _weights("class_weight: weights of samples are", product, weights.dtype)
+    return data, held
 
 
-def _of_classes(given: Any, targets: Arrays, most: int | None) -> np.ndarray:
-    """The weight of each sample's class, of which the model has so many (None: any)."""
+def _weights(what: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Weights as the model's floats (CalcError: some are negative or not finite)."""
+    with np.errstate(over="ignore"):
+        seen = weights.astype(dtype)
+    if not (np.isfinite(seen).all() and (seen >= 0).all()):
+        raise CalcError(f"{what} finite numbers >= 0; found {seen.min()} to {seen.max()} as {dtype}")
+    return seen
+
+
+def _of_classes(given: Any, targets: Arrays, most: int | None, n: int) -> np.ndarray:
+    """The weight of the class of each of the first ``n`` samples; the model has ``most`` classes (None: any)."""
     y = next(iter(targets.values())) if len(targets) == 1 else np.zeros(0)
     labels = y.reshape(-1)
     if not len(labels) or len(labels) != len(y) or (labels != np.floor(labels)).any():
         raise CalcError("class_weight: the model's target is no integer a sample: give sample_weight")
-    classes, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    classes, place, counts = np.unique(labels[:n], return_inverse=True, return_counts=True)
     if isinstance(given, str) and given == "balanced":
-        return (len(labels) / (len(classes) * counts))[place]
+        return (n / (len(classes) * counts))[place]
     wanted = 'a mapping such as {0: 1.0, 1: 5.0}, or "balanced",'
     given = checks.one_of("class_weight", given, Mapping, wanted)
     of = {
@@ -106,9 +119,8 @@ def _of_classes(given: Any, targets: Arrays, most: int | None) -> np.ndarray:
     return np.array([of.get(int(c), 1.0) for c in classes])[place]
 
 
-def split(inputs: Arrays, targets: Arrays, validation: Any, roles: Roles) -> tuple[Arrays, Arrays | None]:
+def _split(data: Arrays, validation: Any, roles: Roles) -> tuple[Arrays, Arrays | None]:
     """The data to train on, and those to judge by: given ones, or a share at the end of the data."""
-    data = {**inputs, **targets}
     if validation is None:
         return data, None
     if not checks.is_number(validation):
@@ -152,33 +164,35 @@ def comes_in_batches(X: Any, y: Any, roles: Roles) -> bool:
 class Stream:
     """Batches in the place of a data set: a step each, as they come (the other is `calcvm.vm.memory.epoch.Epoch`).
 
-    step : of a model.  names : what it takes.
+    names : what a step of the model takes.
     batches : iterable of tuples of arrays in this order, or of mappings by name.  What can be iterated again is begun
         anew in each epoch.
     rounds : batches of an epoch (None: all there are).
+    results : that are averaged over the samples, the loss first.
     """
 
-    def __init__(self, step: Callable[..., float], names: Sequence[str], batches: Any, rounds: int | None):
+    def __init__(self, model: Model, names: Sequence[str], batches: Any, rounds: int | None, results: Sequence[str]):
         self.rounds = rounds
-        self._step, self._names, self._batches = step, names, batches
+        self._model, self._names, self._batches, self._results = model, names, batches, results
         self._iterator: Iterator[Any] = iter(batches)
         self._again = self._iterator is not batches
-        self._sum, self._samples = 0.0, 0
+        self._sums, self._samples = np.zeros(len(results)), 0
         self.passes = 0  # that are done
 
     def begin(self, key: int | None) -> None:
         """Start an epoch."""
         if self._again:
             self._iterator = iter(self._batches)
-        self._sum, self._samples = 0.0, 0
+        self._sums[:], self._samples = 0.0, 0
 
     def slices(self, seconds: float, marks: Sequence[int] = ()) -> Generator[int, None, None]:
         """Make a step for each batch; yields how many are done, about every ``seconds``, and at multiples of ``marks``."""
         done, told, since = 0, 0, time.perf_counter()
         while done != self.rounds and (batch := next(self._iterator, None)) is not None:
             arrays = self._arrays(batch)
-            loss, n = self._step(*arrays), len(np.asarray(arrays[0]))
-            self._sum, self._samples, done = self._sum + n * loss, self._samples + n, done + 1
+            loss, n = self._model.step(*arrays), len(np.asarray(arrays[0]))
+            self._sums += [n * loss, *(n * float(self._model[name]) for name in self._results[1:])]
+            self._samples, done = self._samples + n, done + 1
             if time.perf_counter() - since > seconds or any(done % mark == 0 for mark in marks):
                 yield done
                 told, since = done, time.perf_counter()
@@ -192,8 +206,8 @@ class Stream:
         return not self._samples
 
     def mean(self, name: str) -> float:
-        """Mean loss of the samples seen so far in this epoch."""
-        return self._sum / max(self._samples, 1)
+        """Mean of a result over the samples seen so far in this epoch."""
+        return float(self._sums[self._results.index(name)]) / max(self._samples, 1)
 
     def _arrays(self, batch: Any) -> list[Any]:
         if isinstance(batch, Mapping):

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+# isort: off
+# their order is that of the table
+from calcvm.ops import (
+    contraction,
+    convolution,
+    elementwise,
+    reduction,
+    normalization,
+    pooling,
+    shape,
+    resizing,
+    random,
+    losses,
+    optimizers,
+)
+from calcvm.ops import paging, exchange  # noqa: F401  (rows that no operator has)
 
+# isort: on
 from calcvm.ops.spec import OPS, ROWS, OpSpec, RowSpec, register
 
-FAMILIES = (
-    "contraction",
-    "convolution",
-    "elementwise",
-    "reduction",
-    "normalization",
-    "pooling",
-    "shape",
-    "resizing",
-    "random",
-    "losses",
-    "optimizers",
+FAMILIES = tuple(
+    family.__name__.rpartition(".")[2]
+    for family in (
+        contraction,
+        convolution,
+        elementwise,
+        reduction,
+        normalization,
+        pooling,
+        shape,
+        resizing,
+        random,
+        losses,
+        optimizers,
+    )
 )
-for _family in FAMILIES:
-    import_module(f"calcvm.ops.{_family}")
-for _rows in ("paging", "exchange"):  # that no operator has
-    import_module(f"calcvm.ops.{_rows}")
 
 __all__ = ["FAMILIES", "OPS", "ROWS", "OpSpec", "RowSpec", "register"]

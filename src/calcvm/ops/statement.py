@@ -6,9 +6,10 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from calcvm.lazy import cached_property
 from calcvm.ops.dims import Shape
 from calcvm.ops.sizes import Extent, extent
-from calcvm.ops.spec import RowSpec
+from calcvm.ops.spec import Operand, RowSpec
 from calcvm.ops.types import FLOAT
 from calcvm.record import record
 
@@ -98,18 +99,27 @@ class Statement:
         """The words as numbers."""
         return {name: v.at(batch) if isinstance(v, Extent) else v for name, v in self.words.items()}
 
-    @property
-    def read_values(self) -> list[Value]:
-        out = []
-        for o in self.spec.operands:
-            v = self.operands.get(o.name)
-            if v is not None and (o.access in "ru" or (o.access == "a" and self.words.get("acc") == 1)):
-                out.append(v)
-        return out
+    @cached_property
+    def present(self) -> tuple[tuple[Operand, Value], ...]:
+        """The operands that are not left out, with their values."""
+        return tuple([(o, v) for o in self.spec.operands if (v := self.operands.get(o.name)) is not None])
 
-    @property
-    def written_values(self) -> list[Value]:
-        return [v for o in self.spec.writes if (v := self.operands.get(o.name)) is not None]
+    @cached_property
+    def read_values(self) -> tuple[Value, ...]:
+        return tuple([v for o, v in self.present if self.needs(o)])
+
+    @cached_property
+    def written_values(self) -> tuple[Value, ...]:
+        return tuple([v for o, v in self.present if o.writes and o.access != "s"])
+
+    @cached_property
+    def effects(self) -> tuple[frozenset[Value], frozenset[Value]]:
+        """Values that it reads, and values that it writes (scratch among them)."""
+        return frozenset(self.read_values), frozenset([v for o, v in self.present if o.writes])
+
+    def needs(self, o: Operand) -> bool:
+        """Whether it reads what an operand held before."""
+        return o.access in "ru" or (o.access == "a" and self.words.get("acc") == 1)
 
 
 class Versions:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from calcvm.planner.stages import News
 from calcvm.record import record
+from calcvm.system import interpreter
 
 if TYPE_CHECKING:
     from calcvm.planner.recompute import Pair, Problem, Run
@@ -76,7 +77,10 @@ class Aside:
     def __init__(self, solver: Solver, problem: Problem, known: Run, until: float):
         self.solver, self.problem, self.rest = solver, problem, b""
         self.ended: str | None = None  # what it said last: nothing where it did its work
-        command = [sys.executable or "python3", "-c", START, str(Path(__file__).parents[1]), solver.model]
+        python = interpreter()
+        if python is None:
+            raise OSError("it runs in a process of its own, and there is no Python to start in this application")
+        command = [python, "-c", START, str(Path(__file__).parents[1]), solver.model]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from calcvm.ops.statement import Statement, Value
-from calcvm.planner.lifetimes import operands, reads
+from calcvm.planner.lifetimes import operands
 from calcvm.planner.offsets import load
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Document:
                 "phase": st.phase,
                 "row": st.spec.name,
                 "label": st.label,
-                "operands": [self.operand(o.name, o.access, reads(o, st), v) for o, v in operands(st)],
+                "operands": [self.operand(o.name, o.access, st.needs(o), v) for o, v in operands(st)],
                 "bytes_before": stays[t - 1] if t else layout.fixed(plan.batch_size),
                 "live_bytes": plan.live_bytes[t],
                 "bytes_after": stays[t],

@@ -41,9 +41,10 @@ class Downsets:
         self.tasks, self.live, self.steps = tasks, live, 0
         self.after: list[list[int]] = [[] for _ in tasks]
         for k, task in enumerate(tasks):
-            for j in range(len(tasks)):
-                if task.before >> j & 1:
-                    self.after[j].append(k)
+            left = task.before
+            while left:
+                self.after[(left & -left).bit_length() - 1].append(k)
+                left &= left - 1
 
     def step(self, k: int, done: Mask, live: int) -> tuple[int, int]:
         """Bytes live while a statement runs after others, and after it."""
@@ -73,8 +74,11 @@ class Downsets:
             peak, done = max(peak, during), done | 1 << k
         return peak
 
-    def best(self, floor: int, below: int, width: int) -> list[int] | None:
-        """An order with a peak less than ``below``: the lowest one, or any of at most ``floor``.  None: none was found."""
+    def best(self, floor: int, below: int, width: int, effort: int = 1 << 60) -> list[int] | None:
+        """An order with a peak less than ``below``: the lowest one, or any of at most ``floor``.
+
+        None: none was found, in so many `steps`.
+        """
         whole = (1 << len(self.tasks)) - 1
         ready = sum(1 << k for k, task in enumerate(self.tasks) if not task.before)
         level = {0: (floor, self.live, ready, ())}
@@ -87,6 +91,8 @@ class Downsets:
                 while left:
                     k = (left & -left).bit_length() - 1
                     left &= left - 1
+                    if self.steps > effort:
+                        return None
                     during, then = self.step(k, done, live)
                     if during >= below:
                         continue

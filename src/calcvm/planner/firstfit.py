@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 
 def first_fit(
@@ -16,10 +18,15 @@ def first_fit(
 ) -> bool:
     """Place the items of ``order`` beside those that ``offsets`` has; False, and no more is placed, where one ends not below."""
     placed = sorted((o, o + sizes[i], first[i], last[i]) for i, o in offsets.items())
+    largest = max((sizes[i] for i in offsets), default=0)
+    full = np.zeros(max(last, default=0) + 1, np.int64)  # of each time an end below which nothing is free
+    for start, stop, f, e in placed:
+        _fill(full[f : e + 1], start, stop)
     for i in order:
         size, f, e = sizes[i], first[i], last[i]
-        top = 0
-        for start, stop, pf, pe in placed:
+        top = int(full[f : e + 1].max())
+        for k in range(bisect_right(placed, (top - largest,)), len(placed)):
+            start, stop, pf, pe = placed[k]
             if pf <= e and pe >= f:
                 if start - top >= size:
                     break
@@ -29,4 +36,10 @@ def first_fit(
             return False
         offsets[i] = top
         insort(placed, (top, top + size, f, e))
+        largest = max(largest, size)
+        _fill(full[f : e + 1], top, top + size)
     return True
+
+
+def _fill(full: np.ndarray, start: int, stop: int) -> None:
+    full[full == start] = stop

@@ -6,7 +6,7 @@ transient values need not survive another path's run, so values of different pat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from calcvm.ops.sizes import Extent, On, extent, largest, times
 from calcvm.ops.spec import Operand
@@ -67,24 +67,14 @@ def is_persistent(v: Value) -> bool:
     return v.persistent or v.kind in PERSISTENT_KINDS
 
 
-def operands(st: Statement) -> Iterator[tuple[Operand, Value]]:
+def operands(st: Statement) -> tuple[tuple[Operand, Value], ...]:
     """The operands of a statement that are present."""
-    for o in st.spec.operands:
-        v = st.operands.get(o.name)
-        if v is not None:
-            yield o, v
+    return st.present
 
 
-def reads(o: Operand, st: Statement) -> bool:
-    """Whether the statement needs what the operand held before."""
-    return o.access in "ru" or (o.access == "a" and st.words.get("acc") == 1)
-
-
-def effects(st: Statement) -> tuple[set[Value], set[Value]]:
+def effects(st: Statement) -> tuple[frozenset[Value], frozenset[Value]]:
     """Values that a statement reads, and values that it writes (scratch among them)."""
-    read = {v for o, v in operands(st) if reads(o, st)}
-    written = {v for o, v in operands(st) if o.writes}
-    return read, written
+    return st.effects
 
 
 def always_live(lowered: Lowered) -> set[Value]:

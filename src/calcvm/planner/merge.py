@@ -9,7 +9,8 @@ inside are kept in the persistent gradient block where they are small, and the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 
 from calcvm.ops.dims import ONE, Affine, affine
@@ -163,6 +164,12 @@ class _Merger:
         self.promoted: set[Value] = set()
         self.in_block: set[Value] = set()
         self.names, self.counts = {v.name for v in lowered.values}, dict[str, int]()
+        self.readers: dict[Value, list[int]] = {}
+        self.writers: dict[Value, list[int]] = {}
+        for t, st in enumerate(lowered.statements):
+            for values, touching in zip(effects(st), (self.readers, self.writers)):
+                for v in values:
+                    touching.setdefault(v, []).append(t)
 
     def result(self, order: Mapping[Value, tuple[int, ...]]) -> tuple[Lowered, Groups]:
         for c in self.candidates:  # gradients and state are at home where their parameter is
@@ -205,13 +212,20 @@ class _Merger:
         """Whether all rows may wait for the last of them."""
         chosen = {c.index for c in rows}
         last = max(chosen)
+
+        def between(touching: Mapping[Value, Sequence[int]], values: Iterable[Value], start: int) -> bool:
+            """Whether another row from here to the last touches one of the values."""
+            for v in values:
+                places = touching.get(v, ())
+                for k in range(bisect_right(places, start), bisect_left(places, last)):
+                    if places[k] not in chosen:
+                        return True
+            return False
+
         for c in rows:
             read, written = effects(c.statement)
-            for t in range(c.index + 1, last):
-                if t not in chosen:
-                    others_read, others_written = effects(self.lowered.statements[t])
-                    if others_written & (read | written) or others_read & written:
-                        return False
+            if between(self.writers, read | written, c.index) or between(self.readers, written, c.index):
+                return False
         return True
 
     def _claim(self, rows: Sequence[_Candidate], run: Sequence[Value]) -> bool:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import accumulate, groupby
 
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.downsets import Downsets, Task, Touch
@@ -21,6 +23,7 @@ from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lif
 from calcvm.planner.offsets import load
 
 WIDTH = 8  # downsets that are followed at once
+EFFORT = 200_000  # statements that may be tried for all parts: about half a second; of the zoo 59 thousand at most
 
 
 def improve(lowered: Lowered, batch: int, machine: Machine, passes: int = 4, width: int = WIDTH) -> Lowered:
@@ -111,80 +114,76 @@ def _by_parts(
     """The part with the peak in a better order, then the next one, until one is as good as it gets."""
     order = list(statements)
     parts = _parts(order, before)
-    done: set[int] = set()
+    live, spans = live_bytes(order, size, pairs), {v: t for v, t in lifetimes(order).items() if v in size}
+    firsts, lasts = zip(*spans.values(), strict=True)
+    into = load([size[v] for v in spans], [f + 1 for f in firsts], lasts)  # live before and at each statement
+    highest = [(-max(live[start:stop]), k) for k, (start, stop) in enumerate(parts)]
+    heapify(highest)
+    done, left = set[int](), EFFORT
     while True:
-        live = live_bytes(order, size, pairs)
-        k = max(range(len(parts)), key=lambda k: max(live[slice(*parts[k])]))
-        start, stop = parts[k]
-        highest = max(live)
-        if k in done or highest <= floor:
+        lowered, k = heappop(highest)
+        if k in done or -lowered <= floor:
             return order
         done.add(k)
-        part = order[start:stop]
-        others = max((max(live[slice(*p)]) for j, p in enumerate(parts) if j != k), default=0)
-        found = _downsets(order, start, stop, before, size, pairs).best(max(floor, others), highest, width)
+        start, stop = parts[k]
+        search = _downsets(order[start:stop], (start, stop), into[start], spans, before, size, pairs)
+        found = search.best(max(floor, -highest[0][0] if highest else 0), -lowered, width, left)
         if found is None:
             return order
-        order[start:stop] = [part[i] for i in found]
+        left -= search.steps
+        order[start:stop] = [order[start + i] for i in found]
+        heappush(highest, (-search.peak(found), k))
 
 
 def _parts(order: Sequence[Statement], before: Mapping[Statement, set[Statement]]) -> list[tuple[int, int]]:
     """[start, stop) between statements of a section that all of it comes before, or after."""
     place = {st: t for t, st in enumerate(order)}
-    section = [(st.path, st.phase) for st in order]
     n = len(order)
-    above: list[int] = []  # masks of all that must come before
-    for st in order:
-        mask = 0
+    after, behind = [n] * n, [-1] * n  # the first of those that must come after each, the last of those before
+    for t, st in enumerate(order):
         for b in before[st]:
-            mask |= above[place[b]] | 1 << place[b]
-        above.append(mask)
-    below = [0] * n
-    for t in range(n - 1, -1, -1):
-        for b in before[order[t]]:
-            below[place[b]] |= below[t] | 1 << t
+            after[place[b]] = min(after[place[b]], t)
+            behind[t] = max(behind[t], place[b])
     out: list[tuple[int, int]] = []
-    start = 0
-    for t in range(n):
-        last = t + 1 == n or section[t + 1] != section[t]
-        first_of = next_start = start
-        del first_of, next_start
-        ahead = above[t] >> start == (1 << (t - start)) - 1
-        end = t + 1
-        while end < n and section[end] == section[t]:
-            end += 1
-        behind = below[t] >> (t + 1) & ((1 << (end - t - 1)) - 1) == (1 << (end - t - 1)) - 1
-        if last or (ahead and behind):
-            out.append((start, t + 1))
-            start = t + 1
+    for _, members in groupby(range(n), key=lambda t: (order[t].path, order[t].phase)):
+        own = [*members]
+        least = [*accumulate((behind[t] for t in reversed(own)), min)][::-1]  # of each and those that come later
+        start, reach = own[0], -1
+        for k, t in enumerate(own):
+            # a way from statement to statement, each the next that must follow, meets t unless one leads beyond it
+            if k + 1 == len(own) or (reach <= t <= least[k + 1]):
+                out.append((start, t + 1))
+                start, reach = t + 1, -1
+            else:
+                reach = max(reach, after[t])
     return out
 
 
 def _downsets(
-    order: Sequence[Statement],
-    start: int,
-    stop: int,
+    part: Sequence[Statement],
+    at: tuple[int, int],
+    live: int,
+    spans: Mapping[Value, tuple[int, int]],
     before: Mapping[Statement, set[Statement]],
     size: Mapping[Value, int],
     pairs: Pairs,
 ) -> Downsets:
-    """A part of an order, in numbers."""
-    place = {st: k for k, st in enumerate(order[start:stop])}
+    """A part of an order, [start, stop) of all, in numbers; live : bytes that are when it begins, and it does not make."""
+    place = {st: k for k, st in enumerate(part)}
     by: dict[Value, int] = {}
     for st, k in place.items():
         for _, v in operands(st):
             if v in size:
                 by[v] = by.get(v, 0) | 1 << k
-    span = lifetimes(order)
-    touch = {v: Touch(size[v], mask, span[v][0] >= start, span[v][1] < stop) for v, mask in by.items()}
+    touch = {v: Touch(size[v], mask, spans[v][0] >= at[0], spans[v][1] < at[1]) for v, mask in by.items()}
     tasks = []
     for st in place:
         values = [v for v in dict.fromkeys(v for _, v in operands(st)) if v in size]
-        at = {v: j for j, v in enumerate(values)}
-        own = tuple((at[made], at[read]) for made, read in pairs.get(st, ()))
+        own_at = {v: j for j, v in enumerate(values)}
+        own = tuple((own_at[made], own_at[read]) for made, read in pairs.get(st, ()))
         earlier = sum(1 << place[b] for b in before[st] if b in place)
         tasks.append(Task(tuple(touch[v] for v in values), own, earlier))
-    return Downsets(tasks, sum(size[v] for v, (f, e) in span.items() if v in size and f < start <= e))
+    return Downsets(tasks, live)
 
 
 def _sizes(lowered: Lowered, batch: int, machine: Machine) -> dict[Value, int]:
@@ -234,24 +233,37 @@ def _greedy(
         for st in position:
             for b in before[st]:
                 after.setdefault(b, []).append(st)
-        ready = [st for st in position if not waiting[st]]
-        while ready:
+        readers: dict[Value, list[Statement]] = {}
+        for st in position:
+            for v in touched[st]:
+                readers.setdefault(v, []).append(st)
 
-            def cost(st: Statement, rank: Mapping[Statement, int] = position) -> tuple[int, int]:
-                grows = sum(size[v] for v in touched[st] if v not in alive)
-                frees = sum(size[v] for v in touched[st] if uses[v] == 1)
-                return grows - frees, rank[st]
+        def leaves(st: Statement) -> int:
+            grows = sum(size[v] for v in touched[st] if v not in alive)
+            return grows - sum(size[v] for v in touched[st] if uses[v] == 1)
 
-            st = min(ready, key=cost)
-            ready.remove(st)
+        ready = [(leaves(st), rank, st) for st, rank in position.items() if not waiting[st]]
+        heapify(ready)
+        known = {st: more for more, _, st in ready}  # of those that are ready; entries that say otherwise are old
+        while known:
+            more, _, st = heappop(ready)
+            if known.get(st) != more:
+                continue
+            del known[st]
             out.append(st)
             for v in touched[st]:
                 uses[v] -= 1
+                fewer = size[v] * ((v not in alive) + (uses[v] == 1))  # twice in the life of a value
                 (alive.add if uses[v] else alive.discard)(v)
+                for a in readers[v] if fewer else ():
+                    if a in known:
+                        known[a] -= fewer
+                        heappush(ready, (known[a], position[a], a))
             for a in after.get(st, ()):
                 waiting[a] -= 1
                 if not waiting[a]:
-                    ready.append(a)
+                    known[a] = leaves(a)
+                    heappush(ready, (known[a], position[a], a))
     return out
 
 

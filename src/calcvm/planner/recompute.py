@@ -23,17 +23,20 @@ Overhead of a step, reckoned and measured (Zen 4): ResNet-18, batch 8, in 75 % o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from calcvm.errors import PlanError
+from calcvm.lazy import cached_property
 from calcvm.ops.statement import Lowered, Statement, Value, Versions
 from calcvm.planner.cost import seconds
 from calcvm.planner.inplace import may_take
 from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands
-from calcvm.planner.offsets import load
 from calcvm.planner.paging import PAGE, File, is_paging, page_in, page_out
 from calcvm.record import record
 
@@ -69,51 +72,102 @@ class Step:
 
 
 class Run:
-    """A schedule, followed statement by statement: which version of a value lives when, and what is live."""
+    """A schedule, followed: which version of a value lives when, and what is live.
 
-    def __init__(self, problem: Problem, chosen: Iterable[Pair]):
-        step_of = problem.step
-        self.chosen = frozenset(chosen)
-        again: dict[int, list[int]] = {}
-        for t, s in sorted(self.chosen):
-            again.setdefault(t, []).append(s)
-        self.order: list[int] = []
-        self.stage: list[int] = []
-        for t in range(len(problem.steps)):
-            early = again.get(t, [])
-            self.order += [*early, t]
-            self.stage += [t] * (len(early) + 1)
-        self.of: list[int] = []  # the value of each version
-        self.touches: list[list[int]] = []  # of each version
-        self.versions: list[list[int]] = [[] for _ in problem.sizes]
-        shared: list[tuple[int, int, int]] = []
-        for position, s in enumerate(self.order):
-            step = step_of(s)
-            for v in step.uses:
-                self.touches[self.versions[v][-1]].append(position)
-            for v in step.makes:
-                self.versions[v].append(len(self.of))
-                self.of.append(v)
-                self.touches.append([position])
-            for y, x in step.pairs:
-                shared.append((self.versions[y][-1], self.versions[x][-1], position))
-        sizes = [problem.sizes[v] for v in self.of]
-        live = load(sizes, [p[0] for p in self.touches], [p[-1] for p in self.touches])
-        live += [0] * (len(self.order) - len(live))
-        for position, s in enumerate(self.order):
-            live[position] += step_of(s).scratch
-        taken, placed = set[int](), set[int]()
-        for y, x, position in shared:
-            if self.touches[x][-1] == position and x not in taken and y not in placed:
-                taken.add(x)
-                placed.add(y)
-                live[position] -= sizes[y]
-        self.live = live
-        self.peak = max(live, default=0)
-        self.paged = {step_of(s).makes[0] for _, s in self.chosen if s < 0}
-        self.cost = sum(step_of(s).cost for _, s in self.chosen) + sum(problem.written[v] for v in self.paged)
-        self.excess = sum(max(0, b - problem.limit) for b in live)
+    Times are *keys*, which sort as what runs does: statements that run again before a statement by their numbers, then it itself.
+    So a schedule that differs little from another is followed where it differs alone.
+
+    lives : of each value the keys at which each of its versions is touched.
+    read : of what runs again and is read, the statement before which it, or which, is the first to do so.
+    """
+
+    keys: np.ndarray
+    _table: np.ndarray
+
+    def __init__(self, problem: Problem, chosen: Iterable[Pair], near: Run | None = None):
+        self.problem, self.chosen = problem, frozenset(chosen)
+        if near is None:
+            known: frozenset[Pair] = frozenset()
+            self.lives: list[list[list[int]]] = [[] for _ in problem.sizes]
+            self.read: dict[Pair, int] = {}
+            self._shared: dict[int, int] = {}  # by key, what lies in the place of what dies
+            self._places: dict[int, tuple[int, ...]] = {}  # of what runs again the statements before which it does
+            keys = np.array([problem.key(t, t) for t in range(len(problem.steps))], np.int64)
+            table = np.zeros((3, len(keys)), np.int64)  # sizes of versions that begin, and that end; what else is live
+            table[2] = [step.scratch for step in problem.steps]
+            touched = [*range(len(problem.sizes))]
+        else:
+            known, keys, table = near.chosen, near.keys, near._table.copy()
+            self.lives, self.read = [*near.lives], {**near.read}
+            self._shared, self._places = {**near._shared}, {**near._places}
+        new, gone = self.chosen - known, known - self.chosen
+        for t, s in gone:
+            self._places[s] = tuple([other for other in self._places[s] if other != t])
+            self.read.pop((t, s), None)
+        for t, s in new:
+            self._places[s] = (*self._places.get(s, ()), t)
+        if near is not None:
+            touched = sorted({v for _, s in (*new, *gone) for v in (*problem.step(s).uses, *problem.step(s).makes)})
+        before = [self.lives[v] for v in touched]
+        ends = self._count(table, keys, touched, -1)
+        if gone:
+            at = np.searchsorted(keys, sorted(problem.key(t, s) for t, s in gone))
+            keys, table = np.delete(keys, at), np.delete(table, at, axis=1)
+        if new:
+            own = sorted(problem.key(t, s) for t, s in new)
+            at = np.searchsorted(keys, own)
+            keys, table = np.insert(keys, at, own), np.insert(table, at, 0, axis=1)
+            table[2, at + np.arange(len(own))] = [problem.step(problem.at(key)[1]).scratch for key in own]
+        self.keys, self._table = keys, table
+        for v in touched:
+            self.lives[v] = problem.versions(v, self._places)
+        ends |= self._count(table, keys, touched, 1)
+        self._share(table, keys, {key for key in ends if problem.at(key) not in gone}, gone)
+        lives = (life for v, old in zip(touched, before, strict=True) for life in (*old, *self.lives[v]))
+        self._first_reads({problem.at(life[0]) for life in lives} & self.chosen)
+        dead = np.cumsum(table[1]) - table[1]
+        live = self.counted = np.cumsum(table[0]) - dead + table[2]
+        self.peak = int(live.max(initial=0))
+        self.paged = {problem.step(s).makes[0] for _, s in self.chosen if s < 0}
+        self.cost = sum(problem.step(s).cost for _, s in self.chosen) + sum(problem.written[v] for v in self.paged)
+        self.excess = int(np.maximum(live - problem.limit, 0).sum())
         self.excess += max(0, sum(problem.sizes[v] for v in self.paged) - problem.room)
+        self.area = int(live.sum())
+
+    def _count(self, table: np.ndarray, keys: np.ndarray, values: Sequence[int], sign: int) -> set[int]:
+        """Add sizes where versions of some values begin and end; returns at which keys they end."""
+        sizes = [sign * self.problem.sizes[v] for v in values for _ in self.lives[v]]
+        ends = [life[-1] for v in values for life in self.lives[v]]
+        np.add.at(table[0], np.searchsorted(keys, [life[0] for v in values for life in self.lives[v]]), sizes)
+        np.add.at(table[1], np.searchsorted(keys, ends), sizes)
+        return {*ends}
+
+    def _share(self, table: np.ndarray, keys: np.ndarray, at: set[int], gone: Iterable[Pair]) -> None:
+        """What is made in the place of what dies counts once."""
+        for t, s in gone:
+            self._shared.pop(self.problem.key(t, s), None)
+        for key in at:
+            taken, placed, shared = set[int](), set[int](), 0
+            for y, x in self.problem.step(self.problem.at(key)[1]).pairs:
+                if x not in taken and y not in placed and any(life[-1] == key for life in self.lives[x]):
+                    taken.add(x)
+                    placed.add(y)
+                    shared += self.problem.sizes[y]
+            before = self._shared.get(key, 0)
+            if shared != before:
+                table[2, np.searchsorted(keys, key)] += before - shared
+                self._shared[key] = shared
+
+    def _first_reads(self, pairs: Iterable[Pair]) -> None:
+        for t, s in pairs:
+            key, found = self.problem.key(t, s), []
+            for v in self.problem.step(s).makes:
+                life = next(life for life in self.lives[v] if life[0] == key)
+                found += [self.problem.at(life[1])[0]] if len(life) > 1 else []
+            if found:
+                self.read[t, s] = min(found)
+            else:
+                self.read.pop((t, s), None)
 
     @property
     def score(self) -> tuple[int, float]:
@@ -121,26 +175,57 @@ class Run:
 
     def useless(self) -> set[Pair]:
         """Statements that run again although nothing reads what they make."""
-        read: dict[Pair, bool] = {}
-        for touches in self.touches:
-            pair = self.stage[touches[0]], self.order[touches[0]]
-            read[pair] = read.get(pair, False) or len(touches) > 1
-        return {pair for pair in self.chosen if not read.get(pair, False)}
+        return {*self.chosen - self.read.keys()}
 
     def early(self, problem: Problem) -> dict[Pair, Pair]:
         """What runs again before a statement that does not need it yet, and the place at which it is needed first."""
-        read: dict[Pair, int] = {}
-        for touches in self.touches:
-            pair = self.stage[touches[0]], self.order[touches[0]]
-            if len(touches) > 1 and pair in self.chosen:
-                read[pair] = min(read.get(pair, len(problem.steps)), self.stage[touches[1]])
-        return {(t, s): (first, s) for (t, s), first in read.items() if t < first <= problem.step(s).until}
+        return {(t, s): (first, s) for (t, s), first in self.read.items() if t < first <= problem.step(s).until}
 
-    def at(self, v: int, t: int) -> int:
-        """The version of a value that a statement which runs again before statement ``t`` finds."""
-        return next(
-            u for u in reversed(self.versions[v]) if self.stage[self.touches[u][0]] < t or u == self.versions[v][0]
-        )
+    def found(self, v: int, t: int) -> Sequence[int]:
+        """Where the version of a value is touched that a statement which runs again before statement ``t`` finds."""
+        lives, start = self.lives[v], self.problem.key(t, -len(self.problem.pages))
+        return next((life for life in reversed(lives) if life[0] < start), lives[0])
+
+    def over(self, p: int) -> Iterator[tuple[int, list[int]]]:
+        """Values, and where the version of each is touched that is live at a key."""
+        for v, lives in enumerate(self.lives):
+            for life in lives:
+                if life[0] <= p <= life[-1]:
+                    yield v, life
+
+    # ------------------------------------------------------------ place by place
+    @cached_property
+    def order(self) -> list[int]:
+        """What runs, by number."""
+        return [self.problem.at(key)[1] for key in self.keys.tolist()]
+
+    @cached_property
+    def stage(self) -> list[int]:
+        """The statement before which each runs, or that it is."""
+        return [self.problem.at(key)[0] for key in self.keys.tolist()]
+
+    @cached_property
+    def live(self) -> list[int]:
+        return self.counted.tolist()
+
+    @cached_property
+    def _numbered(self) -> list[tuple[int, int, int]]:
+        """First key, value and which of its versions: in the order in which they are made."""
+        return sorted((life[0], v, k) for v, lives in enumerate(self.lives) for k, life in enumerate(lives))
+
+    @cached_property
+    def touches(self) -> list[list[int]]:
+        """Of each version the places at which it is touched."""
+        place = {key: p for p, key in enumerate(self.keys.tolist())}
+        return [[place[key] for key in self.lives[v][k]] for _, v, k in self._numbered]
+
+    @cached_property
+    def versions(self) -> list[list[int]]:
+        """Of each value its versions."""
+        out: list[list[int]] = [[] for _ in self.lives]
+        for u, (_, v, _) in enumerate(self._numbered):
+            out[v].append(u)
+        return out
 
 
 class Problem:
@@ -163,17 +248,52 @@ class Problem:
         self.steps, self.sizes, self.backward, self.limit = steps, sizes, backward, limit
         self.pages, self.written, self.room = pages, written or {}, room
         self.followed = 0
+        self._width = len(steps) + len(pages) + 1
+        self._own: list[list[tuple[int, bool]]] = [
+            [] for _ in sizes
+        ]  # keys at which each value is touched: is it made?
+        self._again: list[list[tuple[int, bool]]] = [[] for _ in sizes]  # what may run again and touches it
+        for s, step in [*enumerate(steps), *((-1 - k, page) for k, page in enumerate(pages))]:
+            for v, made in [*((v, False) for v in step.uses), *((v, True) for v in step.makes)]:
+                if s >= 0:
+                    self._own[v].append((self.key(s, s), made))
+                if s < backward:
+                    self._again[v].append((s, made))
         self.maker = {v: s for s, step in enumerate(steps) for v in step.makes}
         self.page = {step.makes[0]: -1 - k for k, step in enumerate(pages)}
 
-    def run(self, chosen: Iterable[Pair]) -> Run:
+    def key(self, t: int, s: int) -> int:
+        """When a statement runs before statement ``t``, or that itself."""
+        return (t + 1) * self._width - 1 if s == t else t * self._width + s + len(self.pages)
+
+    def at(self, key: int) -> Pair:
+        """The pair of a key; of a statement itself, it twice."""
+        t, s = divmod(key, self._width)
+        return (t, t) if s + 1 == self._width else (t, s - len(self.pages))
+
+    def versions(self, v: int, places: Mapping[int, Sequence[int]]) -> list[list[int]]:
+        """The keys at which each version of a value is touched, where statements run again at some places."""
+        again = [(self.key(t, s), made) for s, made in self._again[v] for t in places.get(s, ())]
+        lives: list[list[int]] = []
+        for key, made in sorted(self._own[v] + again) if again else self._own[v]:
+            if made:
+                lives.append([])
+            lives[-1].append(key)
+        return lives
+
+    @cached_property
+    def nothing(self) -> Run:
+        """The statements as they are."""
+        return Run(self, ())
+
+    def run(self, chosen: Iterable[Pair], near: Run | None = None) -> Run:
         """A schedule without what it does in vain, and with nothing run earlier than it is read where that helps."""
-        run = self._follow(chosen)
+        run = self._follow(chosen, near)
         while useless := run.useless():
-            run = self._follow(run.chosen - useless)
+            run = self._follow(run.chosen - useless, run)
         if early := run.early(self):
-            later = self._follow((run.chosen - early.keys()) | set(early.values()))
-            if not later.useless() and (later.excess, sum(later.live)) <= (run.excess, sum(run.live)):
+            later = self._follow((run.chosen - early.keys()) | set(early.values()), run)
+            if not later.useless() and (later.excess, later.area) <= (run.excess, run.area):
                 return later
         return run
 
@@ -190,9 +310,9 @@ class Problem:
         there, before = range(-len(self.pages), self.backward), range(self.backward, len(self.steps))
         return all(s in there and t in before and t <= self.step(s).until for t, s in chosen)
 
-    def _follow(self, chosen: Iterable[Pair]) -> Run:
-        run = Run(self, chosen)
-        self.followed += len(run.order)
+    def _follow(self, chosen: Iterable[Pair], near: Run | None = None) -> Run:
+        run = Run(self, chosen, near or self.nothing)
+        self.followed += len(run.keys)
         return run
 
     @property
@@ -207,20 +327,23 @@ class Problem:
 
     # ------------------------------------------------------------ drops
     def drops(self, run: Run, p: int) -> list[frozenset[Pair]]:
-        """What may run again so that a value need not be live at position ``p``, in the order of bytes by work."""
+        """What may run again so that a value need not be live at key ``p``, in the order of bytes by work."""
         found: dict[frozenset[Pair], float] = {}
-        placed = {x for _, x in self.step(run.order[p]).pairs}  # would give its place where it dies
-        for u, touches in enumerate(run.touches):
-            if not touches[0] < p < touches[-1] or (p in touches and run.of[u] not in placed):
-                continue
-            t = run.stage[next(q for q in touches if q > p)]
-            for pairs in (self._again(run, run.of[u], t, p), self._read(run, run.of[u], t) - run.chosen):
+        placed = {x for _, x in self.step(self.at(p)[1]).pairs}  # would give its place where it dies
+        idle = sorted(
+            (life[0], v, life[bisect_right(life, p)])
+            for v, life in run.over(p)
+            if life[0] < p < life[-1] and (v in placed or p not in life)
+        )
+        for _, v, next_read in idle:
+            t = self.at(next_read)[0]
+            for pairs in (self._again_before(run, v, t, p), self._read(run, v, t) - run.chosen):
                 if pairs:
                     cost = sum(self._work(run, s) for _, s in pairs)
-                    found[pairs] = found.get(pairs, 0) + self.sizes[run.of[u]] / max(cost, 1e-12)
+                    found[pairs] = found.get(pairs, 0) + self.sizes[v] / max(cost, 1e-12)
         return sorted(found, key=lambda pairs: (-found[pairs], sorted(pairs)))
 
-    def _again(self, run: Run, value: int, t: int, p: int) -> frozenset[Pair]:
+    def _again_before(self, run: Run, value: int, t: int, p: int) -> frozenset[Pair]:
         """The statements that make a value before ``t`` from what is live at ``p`` or made after it (empty: it cannot be)."""
         out: set[Pair] = set()
         todo = [self.maker[value]]
@@ -232,7 +355,7 @@ class Problem:
                 continue
             out.add((t, s))
             for v in self.steps[s].uses:
-                if run.touches[run.at(v, t)][-1] < p:
+                if run.found(v, t)[-1] < p:
                     maker = self.steps[self.maker[v]]
                     page = self._read(run, v, t)
                     if page and (t > maker.until or self._work(run, self.page[v]) < maker.cost):
@@ -262,15 +385,16 @@ class Problem:
 
     def _lower(self, run: Run) -> list[Run]:
         """Schedules with less above the limit, the one that lowers most for its work first: at the highest peak that has any."""
-        over = [p for p, b in enumerate(run.live) if b > self.limit]
-        for p in sorted(over, key=lambda p: -run.live[p]):
+        over = np.flatnonzero(run.counted > self.limit)
+        over = over[np.argsort(-run.counted[over], kind="stable")]
+        for p in run.keys[over].tolist():
             better: list[Run] = []
-            here = {(run.stage[q[0]], run.order[q[0]]) for q in run.touches if q[0] <= p <= q[-1]} & run.chosen
+            here = {self.at(life[0]) for _, life in run.over(p)} & run.chosen
             others = [run.chosen - {pair} for pair in sorted(here)]
             for n, chosen in enumerate([*(run.chosen | pairs for pairs in self.drops(run, p)), *others]):
                 if n >= TRIALS and better:
                     break
-                trial = self.run(chosen)
+                trial = self.run(chosen, run)
                 if trial.excess < run.excess:
                     better.append(trial)
             if better:
@@ -285,7 +409,7 @@ class Problem:
         idle = 0
         while best.chosen and self.followed < EFFORT and idle < IDLE:
             kept = self._less(best, rng)
-            run = self.mend(self.run(kept), lambda found: found[min(int(rng.expovariate(1.5)), len(found) - 1)])
+            run = self.mend(self.run(kept, best), lambda found: found[min(int(rng.expovariate(1.5)), len(found) - 1)])
             idle = 0 if run.score < best.score else idle + 1
             if run.score <= best.score:
                 best = run

@@ -8,6 +8,7 @@ barrier.  Any other jump from row to row needs a barrier of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 
 from calcvm.ops.dims import ZERO
@@ -45,11 +46,11 @@ def barriers(
 ) -> tuple[bool, ...]:
     """Whether each statement is followed by a barrier: the fewest, each as late as possible."""
     flags = [False] * len(statements)
-    pending: dict[Access, bool] = {}  # accesses since the last barrier: written?
+    pending = _Touched()  # since the last barrier
     for t, st in enumerate(statements):
         if t and st.path != statements[t - 1].path:
             flags[t - 1] = True
-            pending.clear()
+            pending = _Touched()
         own: dict[Access, bool] = {}
         for o, v in operands(st):
             extent = machine.extent(o, st)
@@ -58,21 +59,69 @@ def barriers(
             if stop > start:
                 key = (start, stop, _sharing(o, st, start, extent, batch, machine))
                 own[key] = own.get(key, False) or o.writes
-        if _conflict(pending, own):
+        if any(pending.conflicts(key, writes) for key, writes in own.items()):
             flags[t - 1] = True
-            pending.clear()
+            pending = _Touched()
         if phases(st, batch, machine)[0] > 1:  # all meet inside
-            pending.clear()
+            pending = _Touched()
         for key, writes in own.items():
-            pending[key] = pending.get(key, False) or writes
+            pending.add(key, writes)
     if flags:
         flags[-1] = True
     return tuple(flags)
 
 
-def _conflict(earlier: Mapping[Access, bool], later: Mapping[Access, bool]) -> bool:
-    return any(
-        start < b and a < stop and (writes or wrote) and (how is None or how != before)
-        for (start, stop, how), writes in later.items()
-        for (a, b, before), wrote in earlier.items()
-    )
+NOBODY = object()
+
+
+class _Touched:
+    """Cells that have been touched, as disjoint intervals in order.
+
+    ways : of each how the workers share it in all accesses, and in those that write: NOBODY has, or None agrees with nothing.
+    """
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.stops: list[int] = []
+        self.ways: list[tuple[object, object]] = []
+
+    def conflicts(self, access: Access, writes: bool) -> bool:
+        start, stop, how = access
+        for i in range(bisect_right(self.stops, start), len(self.starts)):
+            if self.starts[i] >= stop:
+                return False
+            before = self.ways[i][not writes]  # a read meets what is written
+            if before is not NOBODY and (how is None or before != how):
+                return True
+        return False
+
+    def add(self, access: Access, writes: bool) -> None:
+        start, stop, how = access
+        i, j = bisect_right(self.stops, start), bisect_left(self.starts, stop)
+        starts: list[int] = []
+        stops: list[int] = []
+        ways: list[tuple[object, object]] = []
+
+        def put(a: int, b: int, way: tuple[object, object]) -> None:
+            if a < b and stops and stops[-1] == a and ways[-1] == way:
+                stops[-1] = b
+            elif a < b:
+                starts.append(a)
+                stops.append(b)
+                ways.append(way)
+
+        own, at = (how, how if writes else NOBODY), start
+        for k in range(i, j):
+            a, b, (every, written) = self.starts[k], self.stops[k], self.ways[k]
+            put(a, start, self.ways[k])
+            put(at, a, own)
+            put(max(a, start), min(b, stop), (_both(every, how), _both(written, how) if writes else written))
+            put(stop, b, self.ways[k])
+            at = b
+        put(at, stop, own)
+        self.starts[i:j], self.stops[i:j], self.ways[i:j] = starts, stops, ways
+
+
+def _both(before: object, how: object) -> object:
+    """How cells are shared that two touch."""
+    return how if before is NOBODY or before == how else None

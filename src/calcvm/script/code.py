@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
+from calcvm.errors import CalcError
 from calcvm.formulas.number import CELLS, CONDITION, FLOAT, Text, Trace, traced
 from calcvm.ops.dims import Affine
 
@@ -16,7 +19,16 @@ class Code(Text):
     """A NumPy expression; formulas compute with it, and rows that are no formulas compose it.
 
     Conditions are arrays of bool, of which ``& | ^ ~`` bind more closely than comparisons do.
+
+    scalar : it is made of numbers alone, and so of one element and no axis, wherever it stands.
     """
+
+    scalar = False
+
+    def _of(self, kind: str, form: str, rank: int, *parts: tuple[Text, int]) -> Any:
+        made = super()._of(kind, form, rank, *parts)
+        made.scalar = all(part.scalar for part, _ in parts)  # type: ignore[attr-defined]
+        return made
 
     # ------------------------------------------------------------ of formulas
     def const(self, c: Any) -> Any:
@@ -36,25 +48,28 @@ class Code(Text):
         return self._of(CONDITION, f"{{}} {sign} {{}}", LOWEST, (self, SUM), (self.const(other), SUM))
 
     def __invert__(self) -> Any:
-        return self._of(CONDITION, "~{}", ATOM, (self, ATOM))
+        return self._of(CONDITION, "~{}", UNARY, (self, POWER))
 
     def equals(self, other: Any) -> Any:
         return self._of(CONDITION, "{} == {}", COMPARED, (self, SUM), (self.const(other), SUM))
 
     def sign(self) -> Any:
-        return call("np.sign", self)
+        return self._called("np.sign")
 
     def logistic(self) -> Any:
-        return call("sigmoid", self)
+        return self._called("sigmoid")
 
     def softplus(self) -> Any:
         return self._of(FLOAT, "np.logaddexp(0, {})", ATOM, (self, LOWEST))
 
     def normal_cdf(self) -> Any:
-        return call("normal_cdf", self)
+        return self._called("normal_cdf")
 
     def erf(self) -> Any:
-        return call("erf", self)
+        return self._called("erf")
+
+    def _called(self, name: str) -> Any:
+        return self._of(FLOAT, f"{name}({{}})", ATOM, (self, LOWEST))
 
     # products with 1 and -1 and sums with 0 are left out
     def __add__(self, other: Any) -> Any:
@@ -107,11 +122,9 @@ class Code(Text):
         return self._of(self.kind, f"{{}}.{said}", ATOM, (self, ATOM))
 
     def reshape(self, *sizes: Any) -> Any:
-        return (
-            self
-            if self.form[0].isdigit() and not self.parts
-            else self.method(f"reshape({', '.join(map(show, sizes)) or '()'})")
-        )
+        if self.scalar:
+            return call("np.full", sizes, self) if sizes else self
+        return self.method(f"reshape({', '.join(map(show, sizes)) or '()'})")
 
     def sum(self, *axes: int) -> Any:
         return self.method(f"sum({show_axes(axes)})")
@@ -119,8 +132,8 @@ class Code(Text):
 
 ZERO, ONE = "0", "1"
 for _name in ("exp", "expm1", "log", "log1p", "tanh", "sqrt", "floor", "ceil", "rint"):
-    setattr(Code, _name, lambda x, said=f"np.{_name}": call(said, x))
-Code.fabs = lambda x: call("np.abs", x)  # type: ignore[attr-defined]
+    setattr(Code, _name, lambda x, said=f"np.{_name}": x._called(said))
+Code.fabs = lambda x: x._called("np.abs")  # type: ignore[attr-defined]
 
 
 def trace() -> Trace:
@@ -130,11 +143,14 @@ def trace() -> Trace:
 def number(of: Trace, c: Any, kind: str = FLOAT) -> Any:
     """A number, or a size of the batch, of an expression."""
     if isinstance(c, Affine):
-        return of.of(show(c), SUM if not c.constant and c.b else PRODUCT if not c.constant and c.a != 1 else ATOM)
-    if isinstance(c, float) and not math.isfinite(c):
-        return of.of("np.nan" if math.isnan(c) else "np.inf" if c > 0 else "-np.inf", SUM)
-    text = repr(int(c)) if c == int(c) and abs(c) < 1e6 else repr(c)
-    return of.of(text, ATOM if c >= 0 else SUM, (), kind)
+        made = of.of(show(c), SUM if not c.constant and c.b else PRODUCT if not c.constant and c.a != 1 else ATOM)
+    elif isinstance(c, float) and not math.isfinite(c):
+        made = of.of("np.nan" if math.isnan(c) else "np.inf" if c > 0 else "-np.inf", SUM)
+    else:
+        text = repr(int(c)) if c == int(c) and abs(c) < 1e6 else repr(c)
+        made = of.of(text, ATOM if c >= 0 else SUM, (), kind)
+    made.scalar = True
+    return made
 
 
 def call(name: str, *args: Any, kind: str = FLOAT, **named: Any) -> Any:
@@ -171,3 +187,14 @@ def show_axes(axes: tuple[int, ...]) -> str:
 def formula(fn: Callable[..., Any], *values: Any) -> Any:
     """What a formula makes of expressions."""
     return traced(fn, *values)
+
+
+def module_text(module: ModuleType) -> str:
+    """A module's text (CalcError: bytecode is all there is)."""
+    try:
+        return inspect.getsource(module)
+    except OSError:
+        raise CalcError(
+            f"to_python: the text of {module.__name__} is not in this application, and scripts are made of it: add calcvm's "
+            "sources to it, or write the script elsewhere (PyInstaller's hook in calcvm adds them)"
+        ) from None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import json
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, BinaryIO
@@ -16,22 +15,33 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from calcvm.errors import CalcError, UnsupportedOperator, telling
+from calcvm.files import place, replace
 from calcvm.formulas import steps
 from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.layouts import back
 from calcvm.ops.statement import PHASES
 from calcvm.script import helpers
-from calcvm.script.code import show
-from calcvm.script.names import functions, identifier
+from calcvm.script.code import module_text, show
+from calcvm.script.names import Names, functions, plain
 from calcvm.script.optimizers import SLOTS
 from calcvm.script.sections import Line, Listing, shape_of
-from calcvm.vm.program.serialize import place, replace
 
 if TYPE_CHECKING:
     from calcvm.vm.run.loaded import Loaded
 
 CALLED = {"optimize": "update"}  # sections by other names
 INDENT, WIDTH = "    ", 110
+BY_ONE = Affine(1, 0)  # a place for each sample
+
+SAMPLES_OF = '''
+
+def samples_of(data, axis):
+    """How many samples data have, which lie along an axis."""
+    shape = np.shape(data)
+    if len(shape) <= axis:
+        raise ValueError(f"data of shape {shape}: samples along axis {axis} are wanted")
+    return shape[axis]
+'''
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,8 @@ def write(loaded: Loaded, parts: Parts, image: np.ndarray, path: str | PathLike[
 
     def weights(file: BinaryIO) -> None:
         """And the script, so that what fails while there is much to write leaves both as they were."""
-        np.lib.format.write_array(file, cells, allow_pickle=False)
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(cells))
+        file.write(cells.view(np.uint8).data)  # as write_array, which says of a full disk only how much was written
         replace(target, lambda script: script.write(text))
 
     for file in (target, beside):
@@ -89,9 +100,14 @@ def script(loaded: Loaded, parts: Parts, name: str) -> str:
 class _Script:
     def __init__(self, loaded: Loaded, parts: Parts, name: str):
         self.loaded, self.program, self.parts, self.file = loaded, loaded.program, parts, name
-        sections = [f"{path}_{CALLED.get(phase, phase)}" for path in self.program.paths for phase in PHASES]
-        data = [f"{name}_data" for name, facts in loaded.variables.items() if facts["kind"] == "placeholder"]
-        self.listing = Listing(self.program, map(identifier, (*sections, *data)))
+        self.called: Names[tuple[str, ...]] = Names()  # functions by path and section, their parameters by placeholder
+        for path in self.program.paths:
+            for phase in (*PHASES, "step"):
+                self.called.of((path, phase), f"{path}_{CALLED.get(phase, phase)}")
+        for name, facts in loaded.variables.items():
+            if facts["kind"] == "placeholder":
+                self.called.of((name,), f"{name}_data")
+        self.listing = Listing(self.program, self.called.values())
         self.places = {name: self._name(name) for name in self._read_by_hand()}
 
     def _read_by_hand(self) -> list[str]:
@@ -106,12 +122,12 @@ class _Script:
     # ------------------------------------------------------------ the whole
     def text(self) -> str:
         sections = [self._section(*section) for section in self.program.sections if self._lines(*section)]
-        views, step, predict = self._views(), self._step(), self._predict()
+        views, step, predict, main = self._views(), self._step(), self._predict(), self._main()
+        if any("samples_of(" in text for text in (step, predict, main)):
+            views += SAMPLES_OF
         used = functions([*sections, step, predict])
         slots = any(_has(text, name) for name in SLOTS for text in (*used, *sections))
-        constants = [
-            line for line in inspect.getsource(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)
-        ]
+        constants = [line for line in module_text(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)]
         hyper = ["# An optimizer's numbers, by their places in its array.", *constants] if constants else []
         if any("GOLDEN" in text for text in used):
             hyper.append(f"GOLDEN = 0x{helpers.GOLDEN:X}  # of the hash that draws random numbers")
@@ -124,7 +140,7 @@ class _Script:
             *sections[1:],
             _rule("training") + step,
             predict,
-            self._main(),
+            main,
         ]
         return "\n\n".join(block.strip("\n") + "\n" for block in blocks if block.strip())
 
@@ -160,8 +176,9 @@ BATCH = {self.program.batch_size}  # the largest batch that the memory is planne
             line = f"{name} = view({symbol.offset}, {show(shape)}{more})  # {symbol.kind}{lies}"
             (fixed if all(n.constant for n in shape) else sized).append((name, line))
         globals_ = textwrap.fill(
-            "global B, " + ", ".join(name for name, _ in sized), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT
-        )
+            "global B, " + ", ".join(name for name, _ in sized), WIDTH, initial_indent=INDENT,
+            subsequent_indent=INDENT, break_long_words=False,
+        )  # fmt: skip
         globals_ = " \\\n".join(globals_.split("\n"))
         body = "\n".join(INDENT + line for _, line in sized)
         of_batch = f'''def of_batch(n):
@@ -202,7 +219,7 @@ def feed(place, data):
         return self.listing.sections.get((path, phase), [])
 
     def _function(self, path: str, phase: str) -> str:
-        return identifier(f"{path}_{CALLED.get(phase, phase)}")
+        return self.called[path, phase]
 
     def _section(self, path: str, phase: str) -> str:
         lines = self._lines(path, phase)
@@ -212,7 +229,8 @@ def feed(place, data):
             f'    """{_about(path, phase)}  At most {peak:,} bytes live, at the largest batch."""',
         ]
         for line in lines:
-            said = f"{line.label}: {line.about}; {line.live:,} bytes live" if line.about else line.label
+            label = plain(line.label)
+            said = f"{label}: {line.about}; {line.live:,} bytes live" if line.about else label
             out += textwrap.wrap(said, WIDTH, initial_indent=f"{INDENT}# ", subsequent_indent=f"{INDENT}# ")
             for text in line.texts:
                 out += _wrapped(text)
@@ -230,20 +248,48 @@ def feed(place, data):
 
     def _argument(self, name: str) -> str:
         """The name of a function's parameter for a placeholder."""
-        return f"{self.places[name].rstrip('_')}_data"
+        return self.called[(name,)]
 
-    def _samples(self, names: tuple[str, ...]) -> str:
-        """How many samples data for placeholders have; where none has samples first, those of the planned batch."""
-        first = (name for name in names if self.loaded.forms[name][:1] == (Affine(1, 0),))
-        return next((f"len({self._argument(name)})" for name in first), "BATCH")
+    def _axis(self, name: str) -> int | None:
+        """The axis of a variable's samples."""
+        return next((i for i, n in enumerate(self.loaded.forms[name]) if n.a), None)
+
+    def _samples(self, names: Iterable[str], of: Callable[[str], str] | None = None) -> str:
+        """How many samples data for placeholders have, rather of those that have them first; where none has any, the planned batch.
+
+        of : the text of a placeholder's data (default: of a function's parameter).
+        """
+        axes = {name: axis for name in names if (axis := self._axis(name)) is not None}
+        if not axes:
+            return "BATCH"
+        name = min(axes, key=axes.__getitem__)
+        said, n = (of or self._argument)(name), self.loaded.forms[name][axes[name]]
+        if axes[name] == 0 and n == BY_ONE:
+            return f"len({said})"
+        count = f"samples_of({said}, {axes[name]})"
+        count = f"({count} - {n.b})" if n.b else count
+        return count if n.a == 1 else f"{count} // {n.a}"
+
+    def _part(self, name: str, of: str, part: str) -> str:
+        """Of data for a placeholder those of some samples; all, where they are of none."""
+        axis = self._axis(name)
+        if axis is None or self.loaded.forms[name][axis] != BY_ONE:
+            return of
+        return f"np.asarray({of})[{axis * ':, '}{part}]" if axis else f"{of}[{part}]"
 
     def _sliced(self, names: tuple[str, ...]) -> list[str]:
         """Feeds of a part of the samples."""
-        out = []
-        for name in names:
-            part = "[start : start + BATCH]" if self.loaded.forms[name][:1] == (Affine(1, 0),) else ""
-            out.append(f"        feed({self.places[name]}, {self._argument(name)}{part})")
-        return out
+        return [
+            f"        feed({self.places[name]}, {self._part(name, self._argument(name), 'start : start + BATCH')})"
+            for name in names
+        ]
+
+    def _joined(self, name: str, of: str) -> str:
+        """A result of all samples, from those of the batches."""
+        axis = self._axis(name)
+        if axis is None:
+            return f"{of}[-1]"
+        return f"np.concatenate({of}, {axis})" if axis else f"np.concatenate({of})"
 
     def _step(self) -> str:
         return "\n\n".join(self._step_of(path) for path, facts in self.loaded.paths.items() if facts["backward"])
@@ -255,19 +301,21 @@ def feed(place, data):
         loss, adds = self.places[facts["loss"]], facts["accumulate"]
         rounds = self._calls(path, ("forward", "loss", "backward"))
         ends = [call for phase in ("optimize", "end_round") for call in self._own(path, phase)]
-        name = "step" if path == "learn" else identifier(f"{path}_step")
+        name = "step" if path == "learn" else self.called[path, "step"]
         if adds:
             seed = self.listing.names[facts["seed"]]
+            share = self._share(facts["loss"], n)
             body = [
                 f"def {name}({arguments}):",
                 f'    """A training step of path {told([path])} on any number of samples: its loss.  More than BATCH are rounds, whose gradients add up."""',
                 "    total_loss = 0.0",
+                *self._apart([facts["loss"]], n),
                 f"    for start in range(0, {n}, BATCH):",
                 f"        of_batch(min(BATCH, {n} - start))",
                 *self._sliced(feeds),
-                f"        {seed}[...] = B / {n}",
+                f"        {seed}[...] = {share}",
                 *(f"        {call}" for call in rounds),
-                f"        total_loss += float({loss}.reshape(())) * B / {n}",
+                f"        total_loss += float({loss}.reshape(())) * {share}",
                 *(f"    {call}" for call in ends),
                 "    return total_loss",
             ]
@@ -283,6 +331,18 @@ def feed(place, data):
             ]
         return "\n".join(body) + "\n"
 
+    def _share(self, name: str, n: str) -> str:
+        """What a batch's number counts in that of all samples: a mean by its samples, a sum whole."""
+        return "1.0" if self.loaded.variables[name].get("over") == "sum" else f"B / {n}"
+
+    def _apart(self, names: Iterable[str], n: str) -> list[str]:
+        """Of numbers that are no means or sums over samples, that batches cannot be put together."""
+        others = [name for name in names if self.loaded.variables[name].get("over") == "other"]
+        if not others:
+            return []
+        why = f"{', '.join(others)}: no mean and no sum over samples, so that batches cannot be put together: give one batch"
+        return [f"    if {n} > BATCH:", f"        raise SystemExit({why!r})"]
+
     def _own(self, path: str, phase: str) -> list[str]:
         return [f"{self._function(path, phase)}()"] if self._lines(path, phase) else []
 
@@ -291,10 +351,18 @@ def feed(place, data):
         feeds = self.loaded.feeds("predict", ("forward",))
         n = self._samples(feeds)
         results = ", ".join(self._result(name) for name in outputs)
-        gathered = "[np.concatenate(of) for of in zip(*parts)]" if len(outputs) > 1 else "np.concatenate(parts)"
+        if len(outputs) == 1:
+            gathered = self._joined(outputs[0], "parts")
+        elif all(self._axis(name) == 0 for name in outputs):
+            gathered = "[np.concatenate(of) for of in zip(*parts)]"
+        else:
+            gathered = (
+                f"[{', '.join(self._joined(name, f'[part[{i}] for part in parts]') for i, name in enumerate(outputs))}]"
+            )
         body = [
             f"def predict({', '.join(map(self._argument, feeds))}):",
-            f'    """{told(outputs)} of any number of samples."""',
+            f'    """{told(outputs)} of {self._count(outputs)}."""',
+            *self._refusal(n, outputs),
             "    parts = []",
             f"    for start in range(0, {n}, BATCH):",
             f"        of_batch(min(BATCH, {n} - start))",
@@ -304,6 +372,23 @@ def feed(place, data):
             f"    return {gathered}",
         ]
         return "\n".join(body) + "\n\n\n" + self._evaluate()
+
+    def _count(self, outputs: tuple[str, ...]) -> str:
+        return "any number of samples" if self._by_sample(outputs) else "at most BATCH samples"
+
+    def _by_sample(self, names: Iterable[str]) -> bool:
+        """Whether values have a place for each sample."""
+        axes = {name: self._axis(name) for name in names}
+        return all(axis is not None and self.loaded.forms[name][axis] == BY_ONE for name, axis in axes.items())
+
+    def _refusal(self, n: str, outputs: tuple[str, ...]) -> list[str]:
+        """What refuses more than a batch, where results have no place for each sample."""
+        if self._by_sample(outputs):
+            return []
+        return [
+            f"    if {n} > BATCH:",
+            f'        raise ValueError(f"{{{n}}} samples: results are of whole batches, of at most {{BATCH}}")',
+        ]
 
     def _result(self, name: str) -> str:
         """A copy of a result, as users see it."""
@@ -324,14 +409,15 @@ def feed(place, data):
         n = self._samples(feeds)
         body = [
             f"def evaluate({', '.join(map(self._argument, feeds))}):",
-            '    """Figures of any number of samples: means over batches, by their samples."""',
+            '    """Figures of any number of samples: means over batches by their samples, sums added up."""',
+            *self._apart(figures, n),
             f"    sums = dict.fromkeys({[*figures.values()]}, 0.0)",
             f"    for start in range(0, {n}, BATCH):",
             f"        of_batch(min(BATCH, {n} - start))",
             *self._sliced(feeds),
             *(f"        {call}" for call in self._calls("predict", ("forward", "loss"))),
             *(
-                f"        sums[{called!r}] += float({self.places[name]}.reshape(())) * B / {n}"
+                f"        sums[{called!r}] += float({self.places[name]}.reshape(())) * {self._share(name, n)}"
                 for name, called in figures.items()
             ),
             "    return sums",
@@ -340,9 +426,14 @@ def feed(place, data):
 
     def _main(self) -> str:
         names = [name for name in (*self.parts.inputs, *self.parts.targets) if name in self.loaded.feeds("learn")]
-        shapes = {name: tuple(n.at(1) for n in self.loaded.forms[name][1:]) for name in names}
-        random = [f"        {name!r}: {self._random(name, shape)}," for name, shape in shapes.items()]
-        ordered = ", ".join(f"data[{name!r}][part]" for name in self.loaded.feeds("learn"))
+        random = [f"        {name!r}: {self._random(name)}," for name in names]
+        ordered = ", ".join(self._part(name, f"data[{name!r}]", "part") for name in self.loaded.feeds("learn"))
+        counted = {name: self._samples([name], lambda name: f"data[{name!r}]") for name in names}
+        sizes = ", ".join(f"{name!r}: {said}" for name, said in counted.items() if said != "BATCH")
+        count = f"""sizes = {{{sizes}}}
+    n = next(iter(sizes.values()))
+    if other := [name for name in sizes if sizes[name] != n]:
+        raise SystemExit(f"{{options.data}}: {{n}} samples of {{next(iter(sizes))}}, {{sizes[other[0]]}} of {{other[0]}}")"""
         return f'''def main():
     """Train on arrays of a file, or on random numbers."""
     options = argparse.ArgumentParser(description="Train on arrays {told(names)} of an .npz file")
@@ -360,9 +451,7 @@ def feed(place, data):
     names = {tuple(names)!r}
     if missing := [name for name in names if name not in data]:
         raise SystemExit(f"{{options.data}}: has {{', '.join(data) or 'no array'}}; {{', '.join(missing)}} must be there too")
-    n = len(data[names[0]])
-    if other := [name for name in names if len(data[name]) != n]:
-        raise SystemExit(f"{{options.data}}: {{n}} samples of {{names[0]}}, {{len(data[other[0]])}} of {{other[0]}}")
+    {count if sizes else "n = BATCH"}
     for epoch in range(options.epochs):
         order, total = rng.permutation(n), 0.0
         for start in range(0, n, BATCH):
@@ -385,9 +474,14 @@ if __name__ == "__main__":
             f"heap[{start // size}:{stop // size}]" if _whole(self.loaded) else f"heap.view(np.uint8)[{start}:{stop}]"
         )
 
-    def _random(self, name: str, shape: tuple[int, ...]) -> str:
+    def _random(self, name: str) -> str:
         classes, dtype = self.loaded.variables[name]["classes"], self.loaded.symbol(name).dtype
-        size = f"(2 * BATCH, {''.join(f'{n}, ' for n in shape)})"
+        forms = self.loaded.forms
+        whole = all(n == BY_ONE for fed in self.loaded.feeds("learn") for n in forms[fed] if n.a)
+        sizes = [
+            ("2 * BATCH" if whole else "BATCH") if n == BY_ONE else show(n).replace("B", "BATCH") for n in forms[name]
+        ]
+        size = f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
         if classes is not None:
             return f"rng.integers(0, {classes}, {size})"
         if dtype == self.program.dtype:
@@ -412,7 +506,7 @@ def _has(text: str, name: str) -> bool:
 
 def told(names: Iterable[str]) -> str:
     """Names as they stand in a text of the script's: a name may hold anything."""
-    return json.dumps(", ".join(names))[1:-1].replace("%", "%%")
+    return json.dumps(plain(", ".join(names)), ensure_ascii=False)[1:-1].replace("%", "%%")
 
 
 def _about(path: str, phase: str) -> str:

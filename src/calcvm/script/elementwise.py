@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from calcvm.formulas.declare import AXES, ELEMENTWISE, Choice, Formula
-from calcvm.formulas.elementwise import ACTIVATIONS, CAST, FILL
+from calcvm.formulas.elementwise import ACTIVATIONS, CAST, FILL, elu_by_output
 from calcvm.ops.dims import ONE, Affine, Shape, affine
 from calcvm.script.code import formula
 from calcvm.script.row import FALLBACKS, Row, Writer, writes
@@ -29,7 +29,7 @@ def _formula_row(name: str) -> Writer | None:
 
     def write(r: Row) -> None:
         shape, values = _common(r, f, strided)
-        r.put(f.writes, applied(r, f, *values), *shape)
+        r.put_shaped(f.writes, applied(r, f, *values), shape)
 
     return write
 
@@ -41,18 +41,18 @@ def _common(r: Row, f: Formula, strided: tuple[str, ...]) -> tuple[Shape, list[A
     """The shape of the result, and what is read in shapes that broadcast to it."""
     y = r.shape(f.writes)
     if not strided:
-        return y, [r.like(v, f.writes) for v in f.reads]
+        return y, r.together(f.reads, [y for _ in f.reads], y)
     natural = all(
         canonical(zip(y, _spread(r.shape(v), y))) == canonical(_pairs(r, v))
         for v in strided
         if len(r.shape(v)) <= len(y)
     ) and all(len(r.shape(v)) <= len(y) for v in strided)
     if natural and all(_fits(r.shape(v), y) for v in strided):
-        return y, [r.x(v) if v in strided else r.like(v, f.writes) for v in f.reads]
+        return y, r.together(f.reads, [r.shape(v) if v in strided else y for v in f.reads], y)
     axes = [i for i in range(AXES) if getattr(r.w, f"d{i}") != ONE] or [AXES - 1]
     full = tuple(getattr(r.w, f"d{i}") for i in axes)
     seen = {v: tuple(getattr(r.w, f"d{i}") if getattr(r.w, f"{v}{i}") != 0 else ONE for i in axes) for v in strided}
-    return full, [r.x(v, *seen.get(v, full)) for v in f.reads]
+    return full, r.together(f.reads, [seen.get(v, full) for v in f.reads], full)
 
 
 def _fits(shape: Shape, y: Shape) -> bool:
@@ -105,6 +105,8 @@ def derived(r: Row, dx: Any, ya: Any) -> Any:
     name = ACTIVATIONS[r.integer("act")]
     if name == "none":
         return dx
+    if name == "elu":
+        return formula(elu_by_output, dx, ya, r.number(r.w.alpha))
     f = ELEMENTWISE[name].backward["x"]
     named = {"dy": dx, "y": ya}
     return formula(f.variant(), *(named[v] for v in f.reads), *(r.number(r.w.alpha) for _ in f.reals))
@@ -119,12 +121,14 @@ def _pow(r: Row) -> None:
 @writes("pow_bwd")
 def _pow_back(r: Row) -> None:
     p = r.w.exponent
-    r.put("dx", r.like("dy", "dx") * p * r.like("x", "dx") ** (p - 1) if p else r.like("dy", "dx") * 0.0)
+    dy, x = r.together(("dy", "x"), (r.shape("dx"),) * 2, r.shape("dx"))
+    r.put("dx", dy.select(dy.equals(0), 0.0, dy * (p * x ** (p - 1))) if p else r.like("dy", "dx") * 0.0)
 
 
 @writes(CAST.name)
 def _cast(r: Row) -> None:
     x, of, to = r.like("x", "y"), r.dtype("x"), r.dtype("y")
+    x = r.call("np.asarray", x) if x.scalar else x
     if to == of:
         r.put("y", x)
     elif to == "bool":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +18,15 @@ from calcvm.ops.dims import Affine, Shape, affine, show
 from calcvm.ops.layouts import axes, back, laid
 from calcvm.ops.spec import stem_of
 from calcvm.ops.statement import Statement, Value
-from calcvm.ops.types import dtype_of
+from calcvm.ops.types import FLOAT, dtype_of
 from calcvm.script.code import number, trace
 from calcvm.script.code import show as show_sizes
 from calcvm.script.latex import latex
 from calcvm.script.names import HELPERS, Names
 from calcvm.script.row import Made, Row, Seen, writer_of
+from calcvm.vm.run.feeds import numbers, numeric
 
-DTYPE = "float32"
+DTYPE = "float64"  # in which they are evaluated
 INLINE = {"accumulate", "zero", "fill", "cast_fwd", "pow_fwd", "pow_bwd"}  # beside formulas: an element of one of each
 
 
@@ -50,7 +51,7 @@ class Equations:
     name: str
     equations: tuple[tuple[str, str], ...]
     sources: Mapping[str, str]
-    _lying: Mapping[str, Any] = field(repr=False)  # by variable: shape as it lies, layout
+    _lying: Mapping[str, Any] = field(repr=False)  # by variable: shape as it lies, layout, type
     _constants: Mapping[str, Any] = field(repr=False)
     _layout: str = field(repr=False, default="")
 
@@ -76,7 +77,7 @@ class Equations:
 
         Raises
         ------
-        CalcError, ShapeError : a value is missing, or has another shape; batches differ.
+        CalcError, ShapeError : a value is missing, is none of its variable's type, or has another shape; batches differ.
         """
         checks.one_of("evaluate", values, Mapping, "a mapping of arrays by the names of variables")
         values = {**self._constants, **values}
@@ -85,24 +86,40 @@ class Equations:
         for name, variable in self.sources.items():
             if variable not in values:
                 raise CalcError(f"evaluate: no value of {variable!r}; {', '.join(self.sources.values())} are wanted")
-            shape, layout = self._lying[variable]
-            array = np.asarray(values[variable])
-            array = array.transpose(axes(layout, array.ndim)) if array.ndim == len(shape) and layout else array
-            batch = _batch(variable, array, shape, batch)
-            scope[name] = array
-        scope["B"] = 1 if batch is None else batch
+            scope[name], batch = self._source(variable, values[variable], batch)
+        if batch is None and any("B" in _names(text) for _, text in self.equations):
+            batch = self._batch_of_others(values)
+        scope["B"] = batch
         exec(str(self), {**HELPERS, "np": np}, scope)
         found = np.asarray(scope[self.name])
         return found.transpose(back(self._layout, found.ndim)) if self._layout else found
+
+    def _source(self, variable: str, value: Any, batch: int | None) -> tuple[np.ndarray, int | None]:
+        """A variable's value as it lies, and the batch as it and those before it say it."""
+        shape, layout, type_ = self._lying[variable]
+        array = numeric(variable, numbers(variable, value, "" if type_ == FLOAT else type_))
+        array = array.astype(DTYPE, copy=False) if type_ == FLOAT else array
+        array = array.transpose(axes(layout, array.ndim)) if array.ndim == len(shape) and layout else array
+        return array, _batch(variable, array, shape, batch)
+
+    def _batch_of_others(self, values: Mapping[str, Any]) -> int:
+        """The batch, where nothing that is read has one."""
+        of_batch = [name for name, (shape, *_) in self._lying.items() if any(n.a for n in shape)]
+        for name in of_batch:
+            if name in values:
+                batch = self._source(name, values[name], None)[1]
+                assert batch is not None
+                return batch
+        raise CalcError(f"evaluate: the gradient depends on the batch: give a value of {' or '.join(of_batch)} too")
 
 
 def _batch(name: str, array: np.ndarray, shape: Shape, batch: int | None) -> int | None:
     """The batch of an array, if its shape says one; the same as that of others."""
     fits = array.ndim == len(shape)
     for size, n in zip(array.shape, shape) if fits else ():
-        if n.a and batch is None and (size - n.b) % n.a == 0:
+        if n.a and batch is None and (size - n.b) % n.a == 0 and size > n.b:
             batch = (size - n.b) // n.a
-        fits = fits and size == n.at(0 if batch is None else batch)
+        fits = fits and size == n.at(batch or 0)
     if not fits:
         raise ShapeError(f"evaluate: {name!r} of shape {array.shape}, {show(shape)} is wanted, of one batch for all")
     return batch
@@ -136,8 +153,8 @@ class _Writing:
         self.now: dict[Value, Any] = dict.fromkeys(of.ones, number(self.trace, 1))
         self.read = {v for s in of.statements for v in s.read_values} | {of.gradient}
         for v, variable in of.sources.items():
-            alone = variable.kind == "constant" and variable.init.size == 1
-            self.now[v] = number(self.trace, float(variable.init.item())) if alone else self._leaf(v)
+            alone = variable.kind == "constant" and variable.init.size == 1 and variable.type != "bool"
+            self.now[v] = number(self.trace, variable.init.item()) if alone else self._leaf(v)
 
     def _leaf(self, v: Value) -> Any:
         return self.trace.of(self.names.of(v, v.name))
@@ -146,18 +163,20 @@ class _Writing:
         for s in self.of.statements:
             self._statement(s)
         target = self.of.gradient
-        name = self.names.of(target, target.name)
-        none = self.trace.of(f"np.zeros({show_sizes(_lies(target)[0])})")  # between them are signs, or comparisons
-        self.results.append((name, self.now.get(target, none)))
+        name, shape = self.names.of(target, target.name), _lies(target)[0]
+        none = self.trace.of(f"np.zeros({show_sizes(shape)})")  # between them are signs, or comparisons
+        value = self.now.get(target, none)
+        self.results.append((name, value.reshape(*shape) if value.scalar else value))
         found = _behind(self.trace.equations(self.results, self.called), name)
         needed = {
             target for target, _ in found
         }  # what else the same rows make is left out, and what it shares with these is not shared
-        found = self.trace.equations([result for result in self.results if result[0] in needed], self.called)
-        text = " ".join(said for _, said in found)
+        kept = [result for result in self.results if result[0] in needed]
+        found = _behind(self.trace.equations(kept, self.called), name)
+        read = {said for _, text in found for said in _names(text)}
         leaves = {self.names[v]: v for v in self.of.sources if v in self.names}
-        used = {name: self.of.sources[v] for name, v in leaves.items() if _reads(text, name)}
-        lying = {v.name: _lies(value) for value, v in self.of.sources.items()}
+        used = {name: self.of.sources[v] for name, v in leaves.items() if name in read}
+        lying = {v.name: (*_lies(value), value.type) for value, v in self.of.sources.items()}
         constants = {v.name: v.init for v in used.values() if v.kind == "constant"}
         of = {k: v.name for k, v in used.items()}
         return Equations(self.parameter.name, name, tuple(found), of, lying, constants, target.layout)
@@ -186,7 +205,9 @@ class _Writing:
         if v is None or s.spec.operand(str(made.names[0])).access == "u" and s.spec.name != "accumulate":
             return  # buffers: the gradient reads what the batch itself has
         value = self.now[v] + made.value if made.add and v in self.now else made.value
-        if v is self.of.gradient or stem_of(s.spec.name) in _formulas():
+        if value.scalar or not value.parts:
+            self.now[v] = value
+        elif v is self.of.gradient or stem_of(s.spec.name) in _formulas():
             self.now[v] = value
             self.called[id(value)] = self.names.of(v, v.name)
         else:
@@ -209,15 +230,20 @@ def _lies(v: Value) -> tuple[Shape, str]:
 
 
 def _behind(equations: list[tuple[str, str]], name: str) -> list[tuple[str, str]]:
-    """Those that the equation of a name needs, and it last."""
-    wanted, out = {name}, []
-    for target, text in reversed(equations):
-        if wanted & {*target.split(", ")}:
-            wanted |= {*re.findall(r"(?<![\w.])[A-Za-z_]\w*", text)}
-            out.append((target, text))
-    out.reverse()
-    return sorted(out, key=lambda equation: equation[0] == name)
+    """The equation of a name, after those that it needs, each after those that it reads."""
+    of = {said: equation for equation in equations for said in equation[0].split(", ")}
+    out: dict[tuple[str, str], None] = {}
+    todo = [(of[name], False)]
+    while todo:
+        equation, read = todo.pop()
+        if read:
+            out[equation] = None
+        elif equation not in out:
+            todo.append((equation, True))
+            todo += [(of[said], False) for said in reversed(_names(equation[1])) if said in of]
+    return [*out]
 
 
-def _reads(text: str, name: str) -> bool:
-    return bool(re.search(rf"(?<![\w.]){name}\b", text))
+def _names(text: str) -> list[str]:
+    """What an expression reads, in order."""
+    return [node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)]

@@ -22,12 +22,12 @@ def sigmoid(x):
 
 def erf(x):
     """The error function, which NumPy has not."""
-    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
+    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(np.result_type(x))
 
 
 def normal_cdf(x):
     """(1 + erf(x/sqrt(2)))/2"""
-    return (0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-x * 0.5**0.5)).astype(x.dtype)
+    return (0.5 * np.vectorize(math.erfc, otypes=[np.float64])(-x * 0.5**0.5)).astype(np.result_type(x))
 
 
 def to_integer(x, dtype):
@@ -85,7 +85,7 @@ def index_below(n, labels):
     return whole
 
 
-def one_hot(labels, n, dtype=np.float32):
+def one_hot(labels, n, dtype=np.float64):
     """(...,) labels as (..., n) numbers, 1 at the label."""
     return np.eye(n, dtype=dtype)[index_below(n, labels)]
 
@@ -215,7 +215,7 @@ def pool_back(parts, size, window, stride, padding, dilation):
     return dx[cut]
 
 
-def counts(size, window, stride, padding, after, out, dtype=np.float32):
+def counts(size, window, stride, padding, after, out, dtype=np.float64):
     """(*out, 1): of each window the elements that are counted, from -padding to size + after along each axis."""
     total = np.ones((), dtype)
     for n, k, s, p, q, o in zip(size, window, stride, padding, after, out):
@@ -338,7 +338,7 @@ def random_bits(rng, stream, n):
     return mix(key + np.arange(n, dtype=np.uint64) * golden) >> np.uint64(2)
 
 
-def dropout_mask(rng, rate, stream, shape, dtype=np.float32):
+def dropout_mask(rng, rate, stream, shape, dtype=np.float64):
     """1/(1 - rate) where an element stays, else 0; the same whenever it is asked for in a step."""
     p = min(max(float(rate.reshape(())), 0.0), 1.0)
     keep = random_bits(rng, stream, math.prod(shape)).reshape(shape) >= np.uint64(int(p * 2.0**62))

@@ -16,7 +16,7 @@ HELPERS: dict[str, Any] = {
 }
 OWN = {
     "B", "BATCH", "GOLDEN", "N_SLOTS", "Path", "argparse", "evaluate", "feed", "heap", "main", "math", "n", "np", "of_batch",
-    "parts", "predict", "start", "step", "sums", "total_loss", "view",
+    "parts", "predict", "samples_of", "start", "step", "sums", "total_loss", "view",
 }  # fmt: skip
 BUILTINS = {*dir(builtins)} - {"all", "any", "filter", "hash", "id", "input", "object", "type"}  # which no script calls
 
@@ -42,9 +42,16 @@ class Names(dict[Key, str]):
 
 
 def identifier(text: str) -> str:
-    """A text as a name in Python."""
-    found = re.sub(r"\W", "_", text, flags=re.ASCII) or "v"
+    """A text as a name in Python, which is not ``_``: that is what nobody reads."""
+    found = re.sub(r"\W", "_", text, flags=re.ASCII)
+    if not found.strip("_"):
+        return "v"
     return f"v{found}" if found[0].isdigit() or found[:2] == "__" else found
+
+
+def plain(text: str) -> str:
+    """A text that may hold anything as one that can be printed: what cannot be is said by its escape."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def functions(texts: Iterable[str]) -> list[str]:

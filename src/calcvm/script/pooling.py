@@ -88,7 +88,7 @@ def _count(r: Row, o: Pool, of: str) -> Any:
         for n in window:
             total *= n
         return r.number(total)
-    named = {} if r.dtype(of) == "float32" else {"dtype": f"np.{r.dtype(of)}"}
+    named = {} if r.dtype(of) == "float64" else {"dtype": f"np.{r.dtype(of)}"}
     args = (o.size, o.window, o.stride, o.padding, after, o.out)
     said = [*map(show, args), *(f"{key}={value}" for key, value in named.items())]
     return r.trace.of(f"counts({', '.join(said)})")

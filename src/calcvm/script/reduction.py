@@ -34,7 +34,7 @@ class Axes:
 
     def spread(self, r: Row, name: str) -> Any:
         """What was reduced, in a shape that broadcasts to x's."""
-        return r.x(name, *self.single)
+        return r.factor(name, self.single)
 
 
 def _split(shape: Shape, groups: list[tuple[Affine, bool]]) -> list[tuple[Affine, bool]]:
@@ -61,16 +61,16 @@ def _sums(name: str, forward: str, of: Any, back: Any) -> None:
     @writes(f"{name}_fwd")
     def _forward(r: Row) -> None:
         axes = Axes(r, SUM, "x")
-        r.put("y", axes.reduce(of(r.x("x", *axes.full)), forward), *axes.kept)
+        r.put_shaped("y", axes.reduce(of(r.shaped("x", axes.full)), forward), axes.kept)
 
     @writes(f"{name}_bwd")
     def _back(r: Row) -> None:
         axes = Axes(r, SUM, "dx")
-        x = r.x("x", *axes.full) if "x" in r else None
+        x = r.shaped("x", axes.full) if "x" in r else None
         value = back(axes.spread(r, "dy"), x, axes.count)
         if x is None and axes.over:
             value = r.call("np.broadcast_to", value, axes.full)
-        r.put("dx", value, *axes.full)
+        r.put_shaped("dx", value, axes.full)
 
 
 _sums("sum", "sum", lambda x: x, lambda dy, x, n: dy)
@@ -81,14 +81,14 @@ _sums("sum_squares", "sum", lambda x: x * x, lambda dy, x, n: 2 * dy * x)
 @writes("max_fwd", "min_fwd")
 def _extremum(r: Row) -> None:
     axes = Axes(r, EXTREMUM, "x")
-    r.put("y", axes.reduce(r.x("x", *axes.full), r.spec.name[:3]), *axes.kept)
+    r.put_shaped("y", axes.reduce(r.shaped("x", axes.full), r.spec.name[:3]), axes.kept)
 
 
 @writes("max_bwd", "min_bwd")
 def _extremum_back(r: Row) -> None:
     axes = Axes(r, EXTREMUM, "x")
-    first = r.call("first_of", r.x("x", *axes.full), axes.spread(r, "y"), axes.over)
-    r.put("dx", axes.spread(r, "dy") * first, *axes.full)
+    first = r.call("first_of", r.shaped("x", axes.full), axes.spread(r, "y"), axes.over)
+    r.put_shaped("dx", axes.spread(r, "dy") * first, axes.full)
 
 
 # ---------------------------------------------------------------- softmax
@@ -145,7 +145,7 @@ def _slope(r: Row, v: str, f: Formula) -> None:
 
 def weighted(r: Row, slope: Any) -> Any:
     """A slope times the gradient of the mean that it is part of."""
-    seed, count = r.x("dloss"), r.number(r.w.count)
+    seed, count = r.factor("dloss", r.shape("dloss")), r.number(r.w.count)
     return slope / count if seed.form == ONE_TEXT else seed / count * slope
 
 
@@ -174,7 +174,7 @@ def _wanted(r: Row) -> Any:
 
 def one_hot(r: Row, labels: Any) -> Any:
     of = next(r.dtype(v) for v in ("p", "dlogits", "logits", "dx", "scores") if v in r)
-    return r.call("one_hot", labels, r.w.N, *([] if of == "float32" else [f"np.{of}"]))
+    return r.call("one_hot", labels, r.w.N, *([] if of == "float64" else [f"np.{of}"]))
 
 
 @writes("softmax_cross_entropy_fwd")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,9 @@ class Seen:
     text: Any
     shape: Shape
     dtype: str
+
+
+NONE = Seen(None, (), "")
 
 
 @record
@@ -61,18 +64,31 @@ class Row:
     def dtype(self, name: str) -> str:
         return self.operands[name].dtype
 
-    def x(self, name: str, *shape: Any) -> Any:
+    def x(self, name: str, *sizes: Any) -> Any:
         """An operand's expression, in its own shape or in another."""
+        return self.shaped(name, tuple(map(affine, sizes)) or self.shape(name))
+
+    def shaped(self, name: str, shape: Shape) -> Any:
+        """An operand's expression in a shape, which may have no axis."""
         seen = self.operands[name]
-        return seen.text if not shape else _shaped(seen.text, seen.shape, sizes(shape))
+        return _shaped(seen.text, () if seen.text.scalar else seen.shape, shape)
+
+    def together(self, names: Sequence[str], shapes: Sequence[Shape], full: Shape) -> list[Any]:
+        """Operands in shapes that broadcast to ``full``; where an array has this shape, numbers need not."""
+        seen = [self.operands[name].text for name in names]
+        wide = any(shape == full and not text.scalar for text, shape in zip(seen, shapes))
+        return [
+            text if text.scalar and wide else self.shaped(name, shape) for name, text, shape in zip(names, seen, shapes)
+        ]
 
     def like(self, name: str, other: str) -> Any:
         """An operand in the shape of another of as many elements."""
-        return self.x(name, *self.shape(other)) if self.shape(other) else self._scalar(name)
+        return self.shaped(name, self.shape(other))
 
-    def _scalar(self, name: str) -> Any:
-        seen = self.operands[name]
-        return seen.text.reshape() if seen.shape else seen.text
+    def factor(self, name: str, shape: Shape) -> Any:
+        """An operand in a shape to compute larger arrays with: a number remains one."""
+        text = self.operands[name].text
+        return text if text.scalar else self.shaped(name, shape)
 
     def number(self, value: Any) -> Any:
         return number(self.trace, value)
@@ -85,10 +101,14 @@ class Row:
         return value.b
 
     # ------------------------------------------------------------ what it makes
-    def put(self, name: str, value: Any, *shape: Any, add: bool = False) -> None:
+    def put(self, name: str, value: Any, *sizes: Any, add: bool = False) -> None:
         """An operand's new value, an expression of its own shape or of that which is given; it may be left out."""
+        self.put_shaped(name, value, tuple(map(affine, sizes)) or self.operands.get(name, NONE).shape, add)
+
+    def put_shaped(self, name: str, value: Any, shape: Shape, add: bool = False) -> None:
+        """As `put`, of an expression of a shape that may have no axis."""
         if name in self.operands:
-            value = _shaped(value, sizes(shape), self.shape(name)) if shape else value
+            value = value if value.scalar else _shaped(value, shape, self.shape(name))
             self.made.append(Made((name,), value, add))
 
     def put_at(self, name: str, index: str, value: Any) -> None:

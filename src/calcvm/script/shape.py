@@ -197,7 +197,7 @@ def _upsample_back(r: Row) -> None:
 
 # ---------------------------------------------------------------- random numbers
 def _mask(r: Row, y: str) -> Any:
-    named = {} if r.dtype(y) == "float32" else {"dtype": f"np.{r.dtype(y)}"}
+    named = {} if r.dtype(y) == "float64" else {"dtype": f"np.{r.dtype(y)}"}
     return r.call("dropout_mask", r.x("rng"), r.x("rate"), r.integer("stream"), r.shape(y), **named)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import os
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -30,6 +29,7 @@ from sklearn.utils.validation import check_consistent_length, validate_data
 
 from calcvm.errors import CalcError
 from calcvm.sklearn.network import Design, Network, gradients_of, set_rate, weights_of
+from calcvm.system import at_fork
 from calcvm.vm.memory.epoch import Epoch
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.turns import Turns
@@ -102,7 +102,7 @@ def _after_fork() -> None:
             _lost.add(estimator)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+at_fork(after_in_child=_after_fork)
 
 
 def _check_hooks() -> None:

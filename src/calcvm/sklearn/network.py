@@ -11,9 +11,10 @@ import numpy as np
 
 from calcvm import compiler, init, nn
 from calcvm import functions as F
-from calcvm.graph import CalcGraph, Variable
+from calcvm.graph import CalcGraph, Variable, apply
 from calcvm.model import persistent
 from calcvm.optim import SGD, AdamHat, Optimizer
+from calcvm.teams import default_team
 from calcvm.vm.memory.heap import CalcHeap
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.program.program import Program
@@ -136,7 +137,7 @@ def _each(design: Design, z: Variable, t: Variable) -> Variable:
     if design.out_activation == "softmax":
         return F.neg(F.sum(t * F.log_softmax(z), axes=1))
     if design.out_activation == "logistic":
-        return F.sum(F.softplus(z) - t * z, axes=1)
+        return F.sum(apply("binary_cross_entropy_term", z, t), axes=1)
     if design.out_activation == "identity":
         return F.sum(F.square(z - t), axes=1) * 0.5
     # half the Poisson deviance; what of it depends on the target alone is data
@@ -216,7 +217,7 @@ def allowed_workers() -> int:
     try:
         return max(1, int(os.environ["OMP_NUM_THREADS"]))
     except (KeyError, ValueError):
-        return compiler.n_cores()
+        return default_team()
 
 
 def weights_of(resident: Resident) -> tuple[list[np.ndarray], list[np.ndarray]]:

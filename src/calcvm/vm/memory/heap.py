@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, PlanError, ProgramError
+from calcvm.errors import CalcError, PlanError, ProgramError, Uncopied
+from calcvm.system import at_fork
 from calcvm.tables import html, some
 from calcvm.vm.memory.cuda import DeviceMemory, PinnedStore
 from calcvm.vm.memory.record import Record
@@ -61,7 +62,7 @@ class Stats:
         self.switches, self.bytes, self.seconds = 0, 0, 0.0
 
 
-class CalcHeap:
+class CalcHeap(Uncopied):
     """Memory for models: ``nbytes`` bytes, allocated once and never more.
 
     Models lie side by side while they fit.  Where room is needed, those used least recently are switched
@@ -86,6 +87,8 @@ class CalcHeap:
     device : Device
     stats : switches, bytes and seconds of switching
     """
+
+    _instead = "its models are, or keep them in a FileStore; another heap has its own memory"
 
     def __init__(
         self,
@@ -713,4 +716,4 @@ def _after_fork() -> None:
                 os.close(end)
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)
+at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)

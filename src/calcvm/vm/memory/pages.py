@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from calcvm.errors import telling
+from calcvm.system import allocate
 
 if TYPE_CHECKING:
     from calcvm.vm.program.program import Program
@@ -39,7 +40,7 @@ class Pages:
             with tempfile.TemporaryFile(dir=folder, prefix="calcvm-pages-") as file:
                 self._file = os.dup(file.fileno())
             weakref.finalize(self, os.close, self._file)
-            os.posix_fallocate(self._file, program.heap_bytes, program.page_bytes)
+            allocate(self._file, program.heap_bytes, program.page_bytes)
             mapped = mmap.mmap(self._file, program.heap_bytes + program.page_bytes)
         self.bytes = np.frombuffer(mapped, np.uint8)
         self.elements = self.bytes.view(program.dtype)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, ShapeError
+from calcvm.errors import CalcError, ShapeError, Uncopied
 from calcvm.ops.dims import show
 from calcvm.ops.layouts import axes
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 LARGEST_COUNT = 2**53  # that a float64 holds
 
 
-class Hyper(MutableMapping):
+class Hyper(MutableMapping, Uncopied):
     """Hyperparameters of a path, by name: values in the heap, effective from the next step on.
 
     Setting one that the path's optimizer, schedule and clipping do not read, or to a value they cannot have, is refused.
     """
+
+    _instead = "dict(hyper) is"
 
     def __init__(self, model: Resident, symbol: Symbol, path: str):
         self._model, self._symbol, self._path = model, symbol, path
@@ -111,7 +113,7 @@ class Keeping:
         return self.__get__(model)(*error)
 
 
-class Resident:
+class Resident(Uncopied):
     """A model: a program and its image, in a heap or for the time being in the heap's store.
 
     ``model[name]`` reads a variable, ``model[name] = array`` sets a placeholder; `forward`, `backward`,
@@ -125,6 +127,8 @@ class Resident:
     ``with model:`` is a turn that lasts: what belongs together (``model["x"] = data``, then `run_steps`) stays
     together, and views of its memory stay its own, since it is kept in the heap meanwhile.
     """
+
+    _instead = "heap.copy makes a second one; hand over its program and its image()"
 
     __slots__ = ("__weakref__", "heap", "record")
 
@@ -332,6 +336,13 @@ class Resident:
             cells = image[self.loaded.in_image(symbol)].view(symbol.dtype)
             as_seen(cells, symbol, shape_of(symbol))[...] = value
 
+    def set_buffers(self, values: Mapping[str, np.ndarray]) -> None:
+        """Set some of the buffers, all of those or none: what its placeholders and results held is gone."""
+        with self.record.change, self.record.turn.mine:
+            image = self.image()
+            self._put(image, ((self.loaded.symbol(n), v.reshape(self.loaded.shape(n, 1))) for n, v in values.items()))
+            self.restore(image)
+
     def close(self) -> None:
         """Give the model's room back; it cannot be used afterwards.  A `FileStore` keeps its file."""
         self.heap.remove(self)
@@ -343,12 +354,17 @@ class Resident:
             raise CalcError(f"no variable {checks.shown(name)}; there are {', '.join(variables)}")
         return variables[name]
 
+    def _called(self, name: str) -> str:
+        """The variable that a layer of that name makes, or of that name."""
+        return self.loaded.program.info.get("called", {}).get(name, name) if isinstance(name, str) else name
+
     def __getitem__(self, name: str) -> Any:
-        """A copy of a variable's value; a view shows what the variable that it is a view of holds now."""
+        """A copy of a variable's value, or of what a layer makes; a view shows what the variable that it is a view of holds now."""
+        called, name = name, self._called(name)
         facts = self._variable(name)
         if facts["unreadable"]:
             raise CalcError(
-                f"{name!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{name!r}]"
+                f"{called!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{called!r}]"
             )
         loaded = self.loaded
         with self.record.turn.mine:
@@ -365,7 +381,7 @@ class Resident:
             self.place({name: array}, {name: batch})
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self.loaded.variables
+        return isinstance(name, str) and self._called(name) in self.loaded.variables
 
     def __delitem__(self, name: str) -> NoReturn:
         raise CalcError(f"{checks.shown(name)} cannot be removed: a model has the variables of its program")
@@ -457,6 +473,14 @@ class Resident:
                 f"{name!r}: binary_cross_entropy takes targets in [0, 1]; found {array.min()} to {array.max()}"
             )
         return batch
+
+    def check_batch(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """The batch sizes of data for placeholders, as of `check`; of those with samples they are one (ShapeError: they are not)."""
+        batches = {name: self.check(name, array) for name, array in arrays.items()}
+        if len({batches[name] for name in arrays if self.loaded.has_samples(name)}) > 1:
+            shapes = [f"{name} {array.shape}" for name, array in arrays.items() if self.loaded.has_samples(name)]
+            raise ShapeError(f"{' and '.join(shapes)} differ in their number of samples")
+        return batches
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
@@ -582,13 +606,10 @@ class Resident:
         names = self.loaded.feeds(self.loaded.path(path))
         if len(data) != len(names):
             raise CalcError(f"step takes {len(names)} arrays ({', '.join(names)}), not {len(data)}")
-        arrays = [self.numbers(name, array) for name, array in zip(names, data)]
-        sizes = [self.check(name, array) for name, array in zip(names, arrays)]
-        if len(set(sizes)) > 1:
-            shapes = " and ".join(f"{name} {array.shape}" for name, array in zip(names, arrays))
-            raise ShapeError(f"{shapes} differ in their number of samples")
+        arrays = {name: self.numbers(name, array) for name, array in zip(names, data)}
+        batches = self.check_batch(arrays)
         with self.record.change, self.record.turn.mine:
-            self.place(dict(zip(names, arrays)), dict(zip(names, sizes)))
+            self.place(arrays, batches)
             return self._run_steps(1, path)
 
     def run_steps(self, n: int, path: str | None = None) -> float | None:
@@ -717,7 +738,7 @@ def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:
     if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
         return
     low, high = labels.min(), labels.max()
-    parts = labels[labels != np.floor(labels)] if labels.dtype.kind == "f" else labels[:0]
-    if parts.size or not (low >= 0 and high < classes):
-        found = parts.flat[0] if parts.size else f"{low} to {high}"
+    parts = labels[labels != np.floor(labels)] if labels.dtype.kind == "f" else np.zeros(0)
+    if len(parts) or not (low >= 0 and high < classes):
+        found = parts[0] if len(parts) else f"{low} to {high}" if labels.ndim else low
         raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}); found {found}")

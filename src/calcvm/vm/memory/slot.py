@@ -15,10 +15,10 @@ import numpy as np
 from calcvm.errors import PlanError, Trap
 from calcvm.ops.layouts import back, laid
 from calcvm.ops.sizes import evaluate
+from calcvm.system import machine_memory
 from calcvm.vm.memory.pages import Pages
 from calcvm.vm.program.encoding import RESERVED, aligned, decode_row
 from calcvm.vm.run import job as layout
-from calcvm.vm.run.device import machine_bytes
 from calcvm.vm.run.slices import SLICE_SECONDS, ended, latest, sliced
 
 if TYPE_CHECKING:
@@ -303,13 +303,14 @@ class HostMemory:
     """Memory of the host, zeroed; the system gives pages of it as they are touched.  ``folder`` : of files of models' pages."""
 
     def __init__(self, nbytes: int, folder: str | None = None):
-        self.nbytes, self.folder, there = nbytes, folder, machine_bytes()
+        self.nbytes, self.folder = nbytes, folder
+        there, limit = machine_memory()
         try:
             if nbytes > there:
                 raise MemoryError
             self._bytes = aligned(nbytes)
         except MemoryError:
-            text = f"a heap of {nbytes:,} bytes: the machine has not so much memory, but {there:,}: take smaller batches or models"
+            text = f"a heap of {nbytes:,} bytes: {limit}: take smaller batches or models"
             raise PlanError(text, nbytes, there) from None
 
     def slot(self, loaded: Loaded, start: int, stop: int) -> Slot:

@@ -9,13 +9,13 @@ A turn that nobody contests takes 230 ns, of which the lock alone 143; with what
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable
 from threading import get_ident
 from typing import Any
 
 from calcvm.errors import CalcError
+from calcvm.system import at_fork
 
 FIRST_PAUSE, LONGEST_PAUSE = 5e-5, 0.02  # seconds between two looks at what nobody tells the end of
 
@@ -121,4 +121,4 @@ class Turns:
         return lost
 
 
-os.register_at_fork(after_in_child=_waiting.clear)
+at_fork(after_in_child=_waiting.clear)

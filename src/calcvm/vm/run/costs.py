@@ -38,15 +38,16 @@ import numpy as np
 
 from calcvm.errors import CalcError, PlanError, ProgramError
 from calcvm.kernels_cpu import FAMILIES, _native, prepare
-from calcvm.kernels_cpu._target import host, n_cores
+from calcvm.kernels_cpu._target import host
 from calcvm.ops.sizes import On, evaluate, extent
 from calcvm.ops.spec import is_own
 from calcvm.ops.statement import Statement
 from calcvm.ops.types import bytes_of, dtype_of
+from calcvm.system import machine_bytes, n_cores
 from calcvm.vm.program.assemble import numbers
 from calcvm.vm.program.encoding import ALIGN_BYTES, FLAG_PHASES, ITEMSIZE, RESERVED, aligned, encode_row, form_of
 from calcvm.vm.run import job as layout
-from calcvm.vm.run.device import Cpu, Table, device_of, machine_bytes
+from calcvm.vm.run.device import Cpu, Table, device_of
 from calcvm.vm.run.entry import FLUSHES, entry
 
 MAGIC = b"calcvm costs 1\n"

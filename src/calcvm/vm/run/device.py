@@ -6,8 +6,6 @@ object that `device_of` has for the name: kernels, addresses as compiled code se
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +14,8 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import MissingExtra, UnsupportedOperator
 from calcvm.kernels_cpu import address_of, prepare
-from calcvm.kernels_cpu._target import n_cores
+from calcvm.system import check_runs
+from calcvm.teams import default_team
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.entry import address as entry_address
 from calcvm.vm.run.entry import entry, places
@@ -93,13 +92,6 @@ class Device(Protocol):
 
 
 # ---------------------------------------------------------------- the processor
-def machine_bytes() -> int:
-    """Bytes of the machine's memory, or what of them the process may have."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return there if limit == resource.RLIM_INFINITY else min(there, limit)
-
-
 class Table:
     """Native addresses of the kernels of instructions, in their order."""
 
@@ -129,9 +121,10 @@ class Cpu:
 
     @property
     def n_workers(self) -> int:
-        return n_cores()
+        return default_team()
 
     def prepare(self, program: Program) -> Table:
+        check_runs(f"device {self.name!r}", program.page_bytes > 0)
         return Table([name for name, _ in program.instructions], program.dtype, program.workers, self.name)
 
     def prepare_task(self, job: np.ndarray, loaded: Loaded) -> None:

@@ -67,14 +67,18 @@ def numeric(name: str, array: np.ndarray) -> np.ndarray:
     return array
 
 
-def readable(name: str, value: Any, check_finite: bool, dtype: str = "") -> np.ndarray:
-    """`numbers`, C-contiguous; NaN and Inf are refused where that is asked for."""
+def readable(name: str, value: Any, finite: str = "", dtype: str = "") -> np.ndarray:
+    """`numbers`, C-contiguous; what is NaN or Inf as a ``finite``, the float that a model makes of them, is refused."""
     array = np.ascontiguousarray(numbers(name, value, dtype))
-    if check_finite and array.dtype.kind == "f":
+    if finite and array.dtype.kind == "f":
         flat = array.reshape(-1)
         for i in range(0, flat.size, FINITE_BLOCK):
-            bad = np.flatnonzero(~np.isfinite(flat[i : i + FINITE_BLOCK]))
+            with np.errstate(over="ignore"):
+                block = flat[i : i + FINITE_BLOCK].astype(finite if not dtype else array.dtype, copy=False)
+            bad = np.flatnonzero(~np.isfinite(block))
             if bad.size:
-                where = np.unravel_index(i + int(bad[0]), array.shape)
-                raise CalcError(f"{name!r}: {flat[i + int(bad[0])]} at index {tuple(map(int, where))}; remove it")
+                at = i + int(bad[0])
+                where = tuple(map(int, np.unravel_index(at, array.shape)))
+                seen = f", which is {block[bad[0]]} in {finite}," if np.isfinite(flat[at]) else ""
+                raise CalcError(f"{name!r}: {flat[at]}{seen} at index {where}; remove it")
     return array

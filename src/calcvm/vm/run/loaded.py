@@ -158,6 +158,10 @@ class Loaded:
         """Whether a variable is a single number, whatever the batch."""
         return all((size.a, size.b) == (0, 1) for size in self.forms[variable])
 
+    def has_samples(self, variable: str) -> bool:
+        """Whether a variable's shape depends on the batch."""
+        return any(size.a for size in self.forms[variable])
+
     # ------------------------------------------------------------ paths
     def path(self, path: str | None) -> str:
         """A path by name; without one, the first that trains."""

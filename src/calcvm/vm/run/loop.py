@@ -317,7 +317,7 @@ def run_rounds(job, worker):
         if 1 < nw > worker:
             nw = barrier(control, job, nw, worker, 0)
         if worker == 0:
-            deliver(job, base, m)
+            deliver(job, base, m, stop - start)
             words[REACHED] = k + 1
         if (
             1 < nw > worker and words[N_DRAINS]
@@ -399,7 +399,7 @@ def end_epoch(task):
             words[SINCE] += 1
     if not np.isfinite(loss):
         words[STATUS] = NOT_FINITE
-    elif words[JUDGE] and 0 <= words[PATIENCE] <= words[SINCE]:
+    elif words[JUDGE] and words[SINCE] > 0 and 0 <= words[PATIENCE] <= words[SINCE]:
         words[STATUS] = STOPPED
     if trapped(task):
         words[STATUS] = TRAPPED

@@ -11,19 +11,18 @@ finds a job not begun or over.  Here is only the memory that it is about.
 from __future__ import annotations
 
 import ctypes
-import os
 import time
-from pathlib import Path
 
 import numpy as np
 
+from calcvm.system import at_fork, has_teams, time_on_cores
 from calcvm.vm.program.encoding import aligned
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.entry import address as address_of
 from calcvm.vm.run.entry import entry
 
 _controls: dict[str, int] = {}  # address of this process's control block, from its first job on
-os.register_at_fork(after_in_child=_controls.clear)  # threads do not survive a fork: a child has a team of its own
+at_fork(after_in_child=_controls.clear)  # threads do not survive a fork: a child has a team of its own
 
 
 def run(code: str, job: np.ndarray, address: int, n_workers: int, team: str = "team") -> None:
@@ -32,6 +31,10 @@ def run(code: str, job: np.ndarray, address: int, n_workers: int, team: str = "t
     A team that another thread is using leaves the caller to run its job alone.  ``team`` : which of the process's; threads
     of one may run where the thread may that first ran a job by it.
     """
+    if not has_teams():
+        job[layout.TEAM] = 1
+        entry(code)(address, 0)
+        return
     job[layout.CODE] = address_of(code)
     entry("run_team")(control(team), address, min(n_workers, layout.MAX_WORKERS))
 
@@ -42,20 +45,11 @@ def control(team: str = "team") -> int:
     return _controls.setdefault(team, _control()) if found is None else found
 
 
-def _time_on_cores() -> tuple[int, int]:
-    """Nanoseconds that this thread has had a core, and that it has waited for one; zeros where the system does not say."""
-    try:
-        ran, waited, _ = map(int, Path("/proc/thread-self/schedstat").read_text().split())
-    except (OSError, ValueError):
-        return 0, 0
-    return ran, waited
-
-
 def _control() -> int:
     """Address of a control block: no worker, no job.  It is never freed, for workers look at it until the process is gone."""
     control = aligned(layout.CONTROL_BYTES).view(np.int64)
     control[layout.SERVE // 8] = address_of("serve")
-    ran, waited = _time_on_cores()
+    ran, waited = time_on_cores()
     if 2 * waited > ran:  # others want the cores: the first jobs find that out without a team
         pause = min(waited, layout.MOST_PENALTY)
         control[layout.FIT // 8], control[layout.CROWDED // 8] = 1, time.monotonic_ns() + pause

@@ -114,29 +114,26 @@ class Form:
 
     def check_sections(self) -> None:
         at, n = 0, len(self.decoded)
-        order: list[str] = []
+        self.spans: dict[str, range] = {}  # rows by path
+        path_before = None
         for (path, phase), (start, stop) in self.program.sections.items():
             if phase not in PHASES:
                 raise ProgramError(f"section {path}/{phase}: no such phase")
             if start != at or not start <= stop <= n:
                 raise ProgramError(f"section {path}/{phase} is [{start}, {stop}): it must begin at {at} and end by {n}")
-            if not order or order[-1] != path:
-                if path in order:
+            if path != path_before:
+                if path in self.spans:
                     raise ProgramError(f"section {path}/{phase}: the sections of a path must follow each other")
-                order.append(path)
+                self.spans[path], path_before = range(start, start), path
                 rank = -1
             if PHASES.index(phase) <= rank:
                 raise ProgramError(f"section {path}/{phase}: phases must be in the order {', '.join(PHASES)}")
             rank = PHASES.index(phase)
             self.phases[start:stop] = [phase] * (stop - start)
+            self.spans[path] = range(self.spans[path].start, stop)
             at = stop
         if at != n:
             raise ProgramError(f"rows {at} to {n - 1} belong to no section")
-        for path in order:
-            rows = self.path_rows(path)
+        for rows in self.spans.values():
             trains = bool(self.program.info.get("part")) or any(self.phases[i] in LATE for i in rows)
             self.trains[rows.start : rows.stop] = [trains] * len(rows)  # of a part, other parts may
-
-    def path_rows(self, path: str) -> range:
-        spans = [span for (p, _), span in self.program.sections.items() if p == path]
-        return range(spans[0][0], spans[-1][1])

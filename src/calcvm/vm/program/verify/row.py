@@ -47,6 +47,7 @@ class Rows(Storage):
         """Patched words are sizes, at most one patch each, that agree with the rows at the largest batch."""
         p = self.program
         self.patched: dict[int, dict[int, Affine]] = {}  # row -> {word: its size}
+        self.sized: dict[tuple, tuple[Sequence[Extent], Sequence[Extent]]] = {}  # what `exactly` has found
         before = (-1, -1)
         for row, word, a, b in p.patches.tolist():
             if not 0 <= row < len(p.rows):
@@ -127,6 +128,9 @@ class Rows(Storage):
     ) -> tuple[Sequence[Extent], Sequence[Extent]]:
         """Each operand's elements, and the units that it is shared by; what the row requires holds for every batch."""
         words = [patched.get(k, v) for k, v in enumerate(at_last)]
+        key = (r.spec.name, *((type(w), w) for w in words))
+        if (known := self.sized.get(key)) is not None:  # of rows with equal words
+            return known
         n = len(r.spec.operands)
 
         def on(words: list[Any]) -> tuple:
@@ -146,7 +150,8 @@ class Rows(Storage):
                 least = size.bounds(self.batch)[0]
                 if least < 0:
                     self.fail(i, f"{expression} = {least}, it must not be negative")
-            return found[:n], found[n : 2 * n]
+            self.sized[key] = found[:n], found[n : 2 * n]
+            return self.sized[key]
         except ArithmeticError as error:
             self.fail(i, f"its sizes cannot be bounded for all batches from 1 to {self.batch}: {error}")
 

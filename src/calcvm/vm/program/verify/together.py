@@ -63,7 +63,7 @@ class Together(Rows):
         self.check_kept_apart()
         self.check_needs()
         for path in self.program.paths:
-            span = self.path_rows(path)
+            span = self.spans[path]
             if span:
                 self.check_barriers(span)
                 self.check_dataflow(span, largest=True)
@@ -76,7 +76,7 @@ class Together(Rows):
         self.kept = [s.kept for s in p.symbols]
         users: list[str | None] = [None] * len(p.symbols)
         for path in p.paths:
-            for i in self.path_rows(path):
+            for i in self.spans[path]:
                 for access in self.accesses[i]:
                     for leaf in p.symbols[access.symbol].members or (access.symbol,):
                         if users[leaf] is None:
@@ -106,11 +106,11 @@ class Together(Rows):
         p = self.program
         if not p.info.get("paths"):
             return
-        maker = {a.symbol: path for path in p.paths for i in self.path_rows(path) for a in self.accesses[i] if a.writes}
+        maker = {a.symbol: path for path in p.paths for i in self.spans[path] for a in self.accesses[i] if a.writes}
         for path in p.paths:
             names = [name for names in p.info["paths"][path]["needs"].values() for name in names]
             needed = {p.info["variables"][name]["symbol"] for name in names}
-            for i in self.path_rows(path):
+            for i in self.spans[path]:
                 for a in self.accesses[i]:
                     s = p.symbols[a.symbol]
                     outside = s.kind == "placeholder" or (not s.persistent and maker.get(a.symbol, path) != path)

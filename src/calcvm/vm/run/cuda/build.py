@@ -8,13 +8,9 @@ that shares 37 of its 39 rows with one before, PTX takes 2 s of a core instead o
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
-from pathlib import Path
 
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cuda import _cuda, kernels
@@ -24,6 +20,7 @@ from calcvm.kernels_cuda._ptx import Piece, dispatch, joined, piece
 from calcvm.kernels_cuda._routines import ROUTINES, Routine, external, symbol_of
 from calcvm.vm.run.cuda import loop
 
+MAGIC = b"calcvm ptx 1\n"
 ARGUMENTS = {"rows": 1, "rounds": 1, "fleet": 1, "row": 3, "bring": 1, "hand_over": 1}  # 64-bit integers
 WITHOUT_ROWS = ("bring", "hand_over")  # the same for every program
 DISPATCH = "dispatch"  # what an entry calls for a row: of each program its own
@@ -134,30 +131,17 @@ def _kept(name: str, cc: tuple[int, int], made_of: str, compiled: Callable[[], s
     """A function's piece from the cache, or compiled and kept there by all that it is made of."""
     digest = hashlib.sha256(f"{name} {made_of}".encode()).hexdigest()[:24]
     path = _native.cache_root() / "ptx" / f"{name[:100]}-{digest}.sm_{cc[0]}{cc[1]}.ptx"
-    try:
-        known = Piece.read(path.read_text())
-    except OSError:
-        known = None
-    if known is None:
-        known = piece(compiled(), name)
-        _write(path, known.stored())
-    return known
+    stored = _native.fetch(path, MAGIC)
+    if stored is None:
+        stored = piece(compiled(), name).stored()
+        _native.store(path, MAGIC, stored, "PTX")
+    return Piece.read(stored)
 
 
 @cache
 def _sources(modules: tuple[str, ...]) -> str:
     """A digest of what compiled code depends on: modules of calcvm with all that they import, and the compiler."""
-    digest = hashlib.sha256(repr([version(n) for n in ("numba", "numba-cuda", "llvmlite")]).encode())
+    digest = hashlib.sha256(repr([_native.version_of(n) for n in ("numba", "numba-cuda", "llvmlite")]).encode())
     for name, (text, _) in sorted(_native.closure(modules).items()):
         digest.update(name.encode() + text)
     return digest.hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text)
-        os.replace(temporary, path)  # whole or not at all, also where processes race
-    except OSError:  # nowhere to write: this process has what it needs
-        temporary.unlink(missing_ok=True)
