@@ -23,8 +23,8 @@ from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lif
 from calcvm.planner.offsets import load
 
 WIDTH = 8  # downsets that are followed at once
-EFFORT = 200_000  # statements that may be tried for all parts: about half a second; of the zoo 59 thousand at most
-EACH = 300  # and for each statement of the program: of the zoo 173 at most
+EFFORT = 400_000  # statements that may be tried for all parts: about a second; of the zoo 59 thousand at most
+EACH = 2000  # and for each statement of the program
 
 
 def improve(lowered: Lowered, batch: int, machine: Machine, passes: int = 4, width: int = WIDTH) -> Lowered:
