@@ -29,12 +29,12 @@ CASES: list[Case] = [
     ("resnet34", 8, 60, ("floor", 0.10), ""),
     ("resnet50", 8, 60, ("peak", 0.80), "Moccasin: +0.3 in 69 s, FastSA +0.4 in 11 s"),
     ("mobilenet_v2", 8, 30, ("peak", 0.50), ""),
-    ("resnet18", 8, 10, ("save all", 0.25), "XEngine: +3.6"),
-    ("resnet18", 16, 10, ("save all", 0.25), "XEngine: +2.4"),
-    ("resnet34", 8, 30, ("save all", 0.25), "XEngine: +3.2"),
-    ("resnet34", 16, 30, ("save all", 0.25), "XEngine: +2.6"),
-    ("unet", 2, 10, ("save all", 0.25), "XEngine: +8.1"),
-    ("unet", 4, 10, ("save all", 0.25), "XEngine: +8.2"),
+    ("resnet18", 8, 10, ("save all", 0.25), "XEngine: +3.8, Checkmate: +3.6"),
+    ("resnet18", 16, 10, ("save all", 0.25), "XEngine: +2.6, Checkmate: +2.4"),
+    ("resnet34", 8, 30, ("save all", 0.25), "XEngine: +3.4, Checkmate: +3.2"),
+    ("resnet34", 16, 30, ("save all", 0.25), "XEngine: +2.7, Checkmate: +2.6"),
+    ("unet", 2, 10, ("save all", 0.25), "XEngine: +9.7, Checkmate: +8.1 (another UNet)"),
+    ("unet", 4, 10, ("save all", 0.25), "XEngine: +10.3, Checkmate: +8.2 (another UNet)"),
 ]
 QUICK_CASES: list[Case] = [("unet", 2, 2, ("peak", 0.75), "")]
 HEADER = [

@@ -7,8 +7,8 @@ is killed (SIGKILL) at a random moment; it tells by a pipe which round of which 
 committed.  Then every model must open, at a round that is the last committed or the one begun, with the bits and the
 predictions of a model that trained as many rounds alone and undisturbed.  The next child goes on from there.
 
-Flips: a model's file gets bits flipped, is cut, extended, partly zeroed, or made of two versions; opening it must be
-refused by an error that names it.
+Flips: a model's file gets bits flipped, is cut, extended, partly zeroed, or made of two states of it; opening it must be
+refused by an error that names it, or give the last version with all its bits where that is not touched.
 """
 
 from __future__ import annotations
@@ -184,12 +184,12 @@ def examine(folder: str, rounds: dict[bytes, dict[int, int]], alone: Alone, coun
                 continue
             try:
                 model = heap.open(name)
-                before = store.get(name, previous=True)[0]["rounds"] if committed > 0 else 0
+                done = model.facts["rounds"]
+                before = previous(store, name, done)
             except cv.CalcError as error:
                 print(error, flush=True)
                 counts["corrupt"] += 1
                 continue
-            done = model.facts["rounds"]
             counts["opened"] += 1
             counts["at the round in flight"] += done > committed
             counts["behind"] += not (committed <= done <= max(begun, committed) <= committed + 1) or done - before > 1
@@ -200,29 +200,41 @@ def examine(folder: str, rounds: dict[bytes, dict[int, int]], alone: Alone, coun
             rounds[BEGIN][number] = rounds[COMMITTED][number] = done
 
 
+def previous(store: cv.FileStore, name: str, done: int) -> int:
+    """Rounds of the version before the last one, which is gone where a new one was being written."""
+    try:
+        return store.get(name, previous=True)[0]["rounds"]
+    except cv.CalcError as error:
+        if "no previous version" not in str(error):
+            raise
+        return done
+
+
 # ---------------------------------------------------------------- flips
 def flips(count: int, seed: int = 0, verbose: bool = True) -> Counter[str]:
-    """Damage ``count`` files; how many were refused by name (``refused``), how many not (``corrupt``)."""
+    """Damage ``count`` files; how many were refused by name (``refused``), or have the last version's bits (``unharmed``)."""
     rng, counts, began = np.random.default_rng(seed), Counter[str](), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        train_some(folder)
-        paths = sorted(Path(folder, "models").glob("*.model"))
-        whole = {path: (path.read_bytes(), path.with_suffix(".previous").read_bytes()) for path in paths}
+        first, whole = (train_some(folder, rounds) for rounds in (4, 1))
         store = cv.FileStore(folder, durable=False)
+        kept = {path: store.get(name_of(path)) for path in whole}
+        paths = sorted(whole)
         with heap_over(store) as heap:
             for _ in range(count):
                 path = paths[rng.integers(len(paths))]
-                name = path.stem.replace("%20", " ")
-                data = damaged(*whole[path], rng)
+                name = name_of(path)
+                data = damaged(whole[path], first[path], rng)
                 path.write_bytes(data)
                 counts["damaged"] += 1
                 try:
                     heap.open(name).close()
-                    print(f"{path.name}: {len(data)} bytes were accepted", flush=True)
-                    counts["corrupt"] += 1
+                    same = store.get(name) == kept[path]
+                    if not same:
+                        print(f"{path.name}: {len(data)} bytes were accepted", flush=True)
+                    counts["unharmed" if same else "corrupt"] += 1
                 except cv.ProgramError as error:
                     counts["refused"] += str(path) in str(error)
-                path.write_bytes(whole[path][0])
+                path.write_bytes(whole[path])
             for name in heap.names:
                 heap.open(name).close()
                 counts["lost"] += store.get(name, previous=True)[0]["rounds"] != 4
@@ -231,18 +243,24 @@ def flips(count: int, seed: int = 0, verbose: bool = True) -> Counter[str]:
     return counts
 
 
-def train_some(folder: str) -> None:
-    """Models with a version and the one before it."""
+def name_of(path: Path) -> str:
+    return path.stem.replace("%20", " ")
+
+
+def train_some(folder: str, rounds: int) -> dict[Path, bytes]:
+    """Train models for more rounds; their files."""
     with heap_over(cv.FileStore(folder, durable=False)) as heap:
         for number in range(MODELS):
-            model = load(heap, number)
-            for _ in range(5):
+            name = f"model {number}"
+            model = heap.open(name) if name in heap else load(heap, number)
+            for _ in range(rounds):
                 train_round(model, number)
                 model.commit()
+    return {path: path.read_bytes() for path in Path(folder, "models").glob("*.model")}
 
 
 def damaged(data: bytes, previous: bytes, rng: np.random.Generator) -> bytes:
-    """Other bytes than both versions."""
+    """Other bytes than both states of a file."""
     while True:
         out = np.frombuffer(data, np.uint8).copy()
         at = int(rng.integers(len(out)))
@@ -265,7 +283,7 @@ def damaged(data: bytes, previous: bytes, rng: np.random.Generator) -> bytes:
 
 # ---------------------------------------------------------------- the outcome
 def harmless(counts: Counter[str]) -> bool:
-    return not any(counts[harm] for harm in HARMS) and counts["refused"] == counts["damaged"]
+    return not any(counts[harm] for harm in HARMS) and counts["refused"] + counts["unharmed"] == counts["damaged"]
 
 
 def report(counts: Counter[str], began: float, seed: int) -> None:

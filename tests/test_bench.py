@@ -91,6 +91,12 @@ def test_many_models_beside_pytorch(workload, shows):
 
 
 @pytest.mark.slow
+def test_stores():
+    out = run("bench", "stores", "--quick")
+    assert "every 5 epochs, durable" in out and "SQLite" in out and "FAILED" not in out
+
+
+@pytest.mark.slow
 def test_switching_models():
     out = run("bench", "switching", "--quick")
     assert "random switches among 20 models" in out and "FAILED" not in out

@@ -20,6 +20,7 @@ ALL_LOWER = {
     "errors",
     "files",
     "checks",
+    "hints",
     "ops",
     "graph",
     "functions",
@@ -38,9 +39,10 @@ ALL_LOWER = {
 ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "checks": ({"errors"}, set()),
+    "hints": ({"errors"}, set()),
     "dtypes": ({"errors", "checks", "ops"}, {"numpy"}),
     "lazy": (set(), set()),
-    "files": ({"errors"}, set()),
+    "files": ({"errors", "system"}, set()),
     "tables": (set(), set()),
     "undisturbed": (set(), set()),
     "cgroups": (set(), set()),
@@ -52,11 +54,11 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "ops": ({"errors", "formulas", "lazy", "record"}, set()),
     "init": ({"errors", "checks", "ops", "record"}, {"numpy"}),
     "optim": ({"errors", "checks", "ops", "record"}, {"numpy"}),
-    "graph": ({"errors", "checks", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
+    "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
-    "nn": ({"errors", "checks", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
+    "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
     "zoo": ({"checks", "errors", "init", "nn"}, set()),
     "planner": (
         {"errors", "files", "checks", "lazy", "ops", "record", "system", "tables"},
@@ -87,17 +89,17 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numba", "numpy", "llvmlite"},
     ),
-    "vm.memory": ({"errors", "files", "checks", "ops", "system", "tables", "vm.program", "vm.run"}, {"numpy"}),
+    "vm.memory": ({"errors", "files", "checks", "hints", "ops", "system", "tables", "vm.program", "vm.run"}, {"numpy"}),
     "script": (
         {"errors", "files", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
         {"numpy"},
     ),  # vm.run: a type
-    "progress": ({"tables"}, {"rich"}),
+    "progress": ({"tables"}, {"rich", "IPython"}),
     "compiler": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress", "teams"} | VM,
         {"typing_extensions"},
     ),
-    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy"}),
+    "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib"}),
     "fleet": ({"errors", "checks", "compiler", "model", "progress", "tables"} | VM, {"numpy"}),
     "devices": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "tables", "record", "compiler"}
@@ -112,13 +114,15 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet", "system", "teams"}, {"numpy", "scipy", "sklearn", "joblib"}),
     "operators": ({"errors", "formulas", "ops", "kernels_cpu", "kernels_cuda"}, set()),
-    "data": ({"", "errors"}, {"numpy", "sklearn"}),
-    "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
+    "data": ({"", "errors"}, {"numpy", "pandas", "sklearn"}),
+    "cli": ({"", "errors", "commands", "report"}, {"typer", "rich"}),
+    "report": ({"", "errors", "kernels_cpu", "system", "vm.run"}, set()),
     "commands": (
-        {"", "errors", "files", "data", "nn", "kernels_cpu", "system", "vm.program", "vm.run"},
+        {"", "errors", "files", "data", "model", "nn", "report", "vm.program", "vm.run"},
         {"numpy", "typer", "matplotlib"},
-    ),  # kernels_cpu, vm.run: info
+    ),
     "__main__": ({"cli"}, set()),
+    "__pyinstaller": (set(), {"PyInstaller"}),
     "": (
         ALL_LOWER
         | {

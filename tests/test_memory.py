@@ -1,6 +1,8 @@
 """Memory: predicted bytes are allocated bytes, and nothing is allocated while it runs."""
 
 import gc
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -31,6 +33,36 @@ def resident_bytes():
 def test_predicted_bytes_are_allocated_bytes(options):
     model = make(33, **options)
     assert model.plan.heap_bytes == model.heap.nbytes == model.resident.elements.nbytes == model.program.heap_bytes
+
+
+def test_what_models_take_beside_the_heap():
+    """As docs/many-models.md says; the system's count, of a fresh process."""
+    code = """
+import gc
+import numpy as np
+import calcvm as cv
+from calcvm import nn
+
+def resident_bytes():
+    gc.collect()
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+x, y, n = np.ones((8, 3), "f4"), np.ones((8, 2), "f4"), 4000
+program = cv.compile(cv.build_graph(nn.Linear(2), (3,), "mse", cv.SGD(0.1)), batch_size=4, accumulate=False)
+first = cv.Fleet("8 MiB")
+first.add(program, data=(x, y))
+first.fit(2, progress=False)
+for fleet in (False, True):
+    where = cv.Fleet(n * program.heap_bytes + 4096) if fleet else cv.CalcHeap(n * program.heap_bytes + 4096)
+    before = resident_bytes()
+    kept = [where.add(program, data=(x, y)) if fleet else where.load(program) for _ in range(n)]
+    if fleet:
+        where.fit(2, progress=False)
+    print((resident_bytes() - before) / n - program.heap_bytes)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    model, in_a_fleet = map(float, done.stdout.split())
+    assert 1000 < model < 5000 and 1000 < in_a_fleet < 10_000
 
 
 @pytest.mark.parametrize("name", REDUCED)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def compiled():
     model.step(*data(2))
     for name, entry in METHODS.items():
         assert not inspect.isfunction(vars(cv.Model)[name])
-        WRITTEN[name] = vars(cv.Model)[f"_calcvm_{entry}"]
+        WRITTEN[name] = inspect.unwrap(vars(cv.Model)[f"_calcvm_{entry}"])
     before, layout.LONG_NS = layout.LONG_NS, 10**9
     yield
     layout.LONG_NS = before
@@ -198,7 +199,7 @@ def test_wrong_arguments_are_told_as_in_python():
         (lambda: model.step(x), r"step takes 2 arrays \(input, target\), not 1"),
         (lambda: model.step(x, y, 3), r"step takes 2 arrays \(input, target\), not 3"),
         (lambda: model.step(*[x] * 40), r"step takes 2 arrays \(input, target\), not"),
-        (lambda: model.step(x, z=y), "unexpected keyword argument 'z'"),
+        (lambda: model.step(x, z=y), "Model.step has no argument 'z'"),
         (lambda: model.predict(x, out=x), "out must be a C-contiguous"),
         (
             lambda: model.predict(x, out=np.zeros((8, 3), "f8")),
@@ -271,26 +272,61 @@ def test_a_trap_is_raised_once():
         assert np.isfinite(model.step(x, y))
 
 
-def test_who_took_hold_of_a_method_before_has_the_compiled_one():
+def test_a_method_taken_before_the_first_call_is_the_one_taken_later():
+    """Of models from anywhere; and functions that were taken from the class before there was a model."""
     code = """
+import copy, io
 import numpy as np, calcvm as cv
 from calcvm import nn
 from calcvm.vm.memory import methods
-model = cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", batch_size=8)
-predict, step = model.predict, model.step  # functions written in Python
-x, y = np.zeros((1, 4), "float32"), np.zeros(1, "int64")
-for _ in range(methods.WORTH + 4):
-    predict(x), step(x, y)
-seen = []
-written = cv.Model._calcvm_predict
-cv.Model._calcvm_predict = lambda self, *a, **k: seen.append(1) or written(self, *a, **k)
-for _ in range(100):
-    predict(x), step(x, y)
-assert not seen, len(seen)
-predict([[0, 0, 0, 0]])  # Python's
-assert len(seen) == 1
+from calcvm.vm.run.entry import METHODS
+
+class Own(cv.Model):
+    def step(self, x, y):
+        return super().step(x, y)
+
+predict, step = cv.Model.predict, cv.Model.step  # functions written in Python
+net, given = nn.Linear(3), {"input_shape": (4,), "optimizer": "adam", "batch_size": 8}
+x, y, file = np.zeros((1, 4), "float32"), np.zeros(1, "int64"), io.BytesIO()
+model = cv.Model(net, **given)
+early = {"made": (model, {name: getattr(model, name) for name in METHODS})}
+model.save(file)
+file.seek(0)
+fleet = cv.Fleet(model.program.heap_bytes * 8)
+handle = fleet.add(model.program, data=(np.repeat(x, 8, 0), np.repeat(y, 8)))
+others = {
+    "loaded": cv.load(file), "copied": copy.copy(model), "in a heap": cv.Model.on(model.resident.copy(heap=cv.CalcHeap("1 MiB"))),
+    "of a fleet": handle.model, "of a class": Own(net, **given),
+}
+early |= {of: (m, {name: getattr(m, name) for name in METHODS}) for of, m in others.items()}
+
+def use(taken):
+    taken["step"](x, y), taken["predict"](x), taken["evaluate"](x, y), taken["run"]({"input": x})
+    taken["__setitem__"]("input", x), taken["__setitem__"]("target", y), taken["run_steps"](1)
+
+for _, taken in early.values():
+    for _ in range(methods.WORTH):
+        use(taken)
+seen, counted = [], 0
+for name, called in METHODS.items():
+    written = getattr(cv.Model, "_calcvm_" + called)
+    setattr(cv.Model, "_calcvm_" + called, lambda *a, w=written, **k: seen.append(1) or w(*a, **k))
+for of, (m, taken) in early.items():
+    for name in METHODS:
+        assert taken[name] == getattr(m, name), (of, name)
+        counted += 1
+    for _ in range(10):
+        use(taken)
+    assert not seen, (of, len(seen))
+    predict(m, x), step(m, x, y)
+    assert not seen, of
+    taken["predict"]([[0, 0, 0, 0]])  # Python's
+    assert len(seen) == 1
+    seen.clear()
+print(counted)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    assert done.stdout == "36\n"
 
 
 def test_means_are_rounded_as_over_whole_data_sets():
@@ -322,14 +358,21 @@ def test_several_inputs_and_outputs_are_as_in_python():
     ours, theirs = of_two_inputs(), of_two_inputs()
     for n in (1, 8, 3, 8, 3, 8):
         t, a, b = (RNG.standard_normal((n, size)).astype("f4") for size in (2, 3, 4))
-        assert ours.step(t, a, b) == WRITTEN["step"](theirs, t, a, b)
-        for once in ((a, b), t), ({"b": b, "a": a}, {"t": t}):
+        for _ in range(2):
+            assert ours.step(t, a, b) == WRITTEN["step"](theirs, t, a, b)
+        for once in ((a, b), t), ({"b": b, "a": a}, {"t": t}), ((a.tolist(), b), t), ((a, np.asfortranarray(b)), t):
             assert ours.step(*once) == WRITTEN["step"](theirs, t, a, b)
+            assert is_compiled(ours)
         for given in (a, b), {"b": b, "a": a}, [a, b]:
             assert same(ours.predict(given)) == same(WRITTEN["predict"](theirs, given))
         for given in (a, b), {"b": b, "a": a}:
             assert [*ours.predict(given)] == ["y", "z"] and is_compiled(ours, layout.PREDICT)
-        assert ours.evaluate((a, b), t) == WRITTEN["evaluate"](theirs, (a, b), t)
+        for given in (a, b), {"b": b, "a": a}, [a.tolist(), b]:
+            assert ours.evaluate(given, t) == WRITTEN["evaluate"](theirs, given, t)
+            assert ours.evaluate(given, t) == WRITTEN["evaluate"](theirs, given, t)
+            assert is_compiled(ours, layout.EVALUATE)
+        for wrong in ((a, b), t, t), (a, b, t), ((a, b),), (a, t):
+            assert refused((CalcError, TypeError), lambda: ours.evaluate(*wrong))  # noqa: B023
         assert same(ours.run({"b": b, "a": a})) == same(WRITTEN["run"](theirs, {"b": b, "a": a}))
         ours["a"], theirs["a"] = a + 1, a + 1
         assert same(ours.run({"b": b})) == same(WRITTEN["run"](theirs, {"b": b}))
@@ -345,6 +388,147 @@ def test_several_inputs_and_outputs_are_as_in_python():
         assert same(ours.run({"b": b, "a": a})) == same(WRITTEN["run"](theirs, {"b": b, "a": a}))
         assert is_compiled(ours, layout.RUN)
         assert knows(ours) == knows(theirs)
+
+
+# ---------------------------------------------------------------- forms of arguments
+class Foreign:
+    """Another library's array."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+class Kept(np.ndarray):
+    """A subclass, as `numpy.memmap` is."""
+
+
+def read_only(a):
+    a = a.copy()
+    a.flags.writeable = False
+    return a
+
+
+def torch_tensor(a):
+    return pytest.importorskip("torch").tensor(a)
+
+
+FORMS = {
+    "plain": lambda a: a, "list": lambda a: a.tolist(), "tuple": lambda a: tuple(a.tolist()), "rows": lambda a: [*a],
+    "float64": lambda a: a.astype("f8"), "float16": lambda a: a.astype("f2"), "int8": lambda a: a.astype("i1"),
+    "uint64": lambda a: a.astype("u8"), "big-endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
+    "strided": lambda a: np.repeat(a, 2, -1)[..., ::2], "backwards": lambda a: a[::-1].copy()[::-1],
+    "Fortran": np.asfortranarray, "read only": read_only, "subclass": lambda a: a.view(Kept), "foreign": Foreign,
+    "masked": np.ma.array, "tensor": torch_tensor, "tensor, strided": lambda a: torch_tensor(np.repeat(a, 2, -1))[..., ::2],
+}  # fmt: skip
+
+
+def typed():
+    """A model of data that lie in the heap as they are."""
+    g = cv.CalcGraph()
+    x, t, known = (
+        g.placeholder(n, (None, *s), dtype=d)
+        for n, s, d in (("x", (5,), "uint8"), ("t", (), "int32"), ("known", (), "bool"))
+    )
+    layer = nn.Linear(3)
+    with g.path("learn", backward=True) as learn:
+        y = layer.build(x / 9, "layer", True)
+        learn.minimize(cv.mean(cv.where(known, -cv.pick(cv.log_softmax(y), t), 0.0)), cv.SGD(0.1), output=y)
+    with g.path("predict") as predict:
+        predict.output = y = layer.build(x / 9, "layer", False)
+        error = cv.mean(cv.where(known, -cv.pick(cv.log_softmax(y), t), 0.0))
+    assert error.name == "error"
+    return cv.Model(g, batch_size=8, workers=1)
+
+
+MODELS = {
+    "network": (network, lambda x, t: (x, (t,))),
+    "float64, a team": (lambda: network(dtype="float64", workers=2), lambda x, t: (x, (t,))),
+    "preprocess": (lambda: network(preprocess=nn.Scale(0.5, 1.0) >> nn.Tanh()), lambda x, t: (x, (t,))),
+    "weights": (lambda: network(sample_weight=True), lambda x, t: (x, (t, np.ones(len(t), "f4")))),
+    "types": (typed, lambda x, t: (x, (t, t == 1))),
+}  # fmt: skip
+
+
+def exact(found):
+    return (
+        same(found) if isinstance(found, dict) and isinstance(next(iter(found.values())), np.ndarray) else repr(found)
+    )
+
+
+@pytest.mark.parametrize("of", MODELS)
+def test_arguments_of_any_form_stay_in_compiled_calls(of):
+    """Each form of each method's arguments: as in Python, and without it from the second call on."""
+    make, arranged = MODELS[of]
+    ours, theirs, compiled = make(), make(), 0
+    for form, change in FORMS.items():
+        for n in (8, 3):
+            x, targets = arranged(data(n, "u1")[0].astype("f4"), data(n)[1])
+            x = change(x.astype("u1") if of == "types" else x)
+            targets = [change(t) if t.dtype != bool else t for t in targets]
+            judged = targets if of == "types" else targets[:1]
+            name = ours.roles.inputs[0]
+            calls = [
+                ("step", (x, *targets), {}),
+                ("evaluate", (x, judged[0] if len(judged) == 1 else tuple(judged)), {}),
+                *(("predict", *given) for given in (((x,), {}), ((), {"X": x}))),
+                *(("run", *given) for given in ((({name: x},), {}), ((), {"inputs": {name: x}}))),
+                ("__setitem__", (name, x), {}),
+            ]
+            if len(targets) == 1:
+                calls += [("step", (x,), {"y": targets[0]}), ("evaluate", (), {"X": x, "y": targets[0]})]
+            for method, given, named in calls:
+                for _ in range(3):
+                    found = getattr(ours, method)(*given, **named)
+                    assert exact(found) == exact(WRITTEN[method](theirs, *given, **named)), (form, method)
+                words = ours.resident.record.calls
+                assert words._seen != words.words[layout.SEQ], (form, method)  # Python has not looked since
+                which = getattr(layout, method.upper(), None)
+                assert which is None or is_compiled(ours, which), (form, method)
+                compiled += 1
+            assert knows(ours) == knows(theirs)
+    assert compiled == len(FORMS) * 2 * (9 if of in ("network", "float64, a team", "preprocess") else 7)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("preprocess", [None, nn.Scale(0.5)])
+def test_more_samples_than_the_batch_are_as_in_python(workers, preprocess):
+    ours, theirs = (network(preprocess=preprocess, workers=workers) for _ in range(2))
+
+    def both(method, *given, **named):
+        wanted = exact(WRITTEN[method](theirs, *given, **named))
+        for _ in range(100):  # the first may have taken so long that the next are made in Python
+            assert exact(getattr(ours, method)(*given, **named)) == wanted
+            if workers == 2 or is_compiled(ours, getattr(layout, method.upper())):
+                return
+        raise AssertionError("no call was compiled")
+
+    for n in (9, 16, 17, 40, 77):
+        for dtype in ("f4", "f8", "u1"):
+            x, y = data(n, dtype)
+            both("predict", x)
+            both("evaluate", x, y)
+            found = ours.predict(x, out=np.empty((n, 3), "f4"))
+            assert exact(found) == exact(WRITTEN["predict"](theirs, x))
+            y[-1] = 3
+            told = [
+                refused(CalcError, partial(evaluate, x, y))
+                for evaluate in (ours.evaluate, partial(WRITTEN["evaluate"], theirs))
+            ]
+            assert told[0] == told[1]
+    assert knows(ours) == knows(theirs)
+    x = data(40)[0]
+    wanted = ours.predict(x)
+    over = np.concatenate([x, x])  # results over the samples that they are made from
+    assert np.array_equal(ours.predict(over[:40], out=over[:24].reshape(40, 3)), wanted)
+    for call in (
+        lambda: ours.step(x, np.zeros(40)),
+        lambda: ours.run({"input": x}),
+        lambda: ours.__setitem__("input", x),
+    ):
+        assert "above the planned 8" in refused(CalcError, call)
 
 
 def test_they_look_like_what_they_stand_for():
@@ -690,7 +874,7 @@ def test_long_calls_are_made_in_python(monkeypatch):
     for _ in range(4):
         model.step(x, y)
     sheet = model.resident.loaded.sheet.words
-    steps = 4_000_000 // int(sheet[layout.METHODS + layout.ROWS_OF + 2])  # of a batch of 8
+    steps = 4_000_000 // int(sheet[layout.METHODS + layout.ROWS_OF + 3 * layout.KEPT_ROWS + 2])  # of the planned batch
     model.run_steps(steps)
     assert not is_compiled(model) and model.hyper["t"] == 4 + steps
     monkeypatch.setattr(layout, "LONG_NS", 0)

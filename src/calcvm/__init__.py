@@ -6,6 +6,7 @@ import builtins as _builtins
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from calcvm import hints as _hints
 from calcvm import init, nn
 from calcvm.compiler import compile, plan
 from calcvm.ensemble import Ensemble, snapshot_ensemble
@@ -69,6 +70,7 @@ def _gradient_of(path: Path, parameter: object) -> object:
 
 
 _later["gradient_of"] = _gradient_of
+_hints.hint(globals(), [_name for _name in __all__ if _name in globals()])
 
 
 def __getattr__(name: str) -> object:
@@ -76,10 +78,17 @@ def __getattr__(name: str) -> object:
     if name == "zoo":
         return _import_module("calcvm.zoo")
     if name in ("Processor", "SplitModel", "SplitPlan", "plan_devices"):
-        return globals().setdefault(name, getattr(_import_module("calcvm.devices"), name))
+        return _later_name(name, "calcvm.devices")
     if name not in ("Exploration", "RayEngine", "Trial", "explore"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return globals().setdefault(name, getattr(_import_module("calcvm.exploration"), name))
+        known = {**{layer: f"nn.{layer}" for layer in nn.__all__}, **{public: f"cv.{public}" for public in __all__}}
+        raise _hints.unknown_name(__name__, name, known)
+    return _later_name(name, "calcvm.exploration")
+
+
+def _later_name(name: str, module: str) -> object:
+    globals().setdefault(name, getattr(_import_module(module), name))
+    _hints.hint(globals(), [name])
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

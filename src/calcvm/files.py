@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from calcvm.errors import CalcError, telling
+from calcvm.system import set_mode
 
 _TEMPORARY = ".tmp"
 MIN_KEPT = 24  # bytes of a name that a temporary one has too
@@ -67,27 +68,22 @@ def picture(path: Any, figure: Any, dpi: int) -> None:
     write(target, lambda file: figure.savefig(file, format=kind, dpi=dpi))
 
 
-def replace(
-    path: Path, write: Callable[[BinaryIO], object], *, durable: bool = True, previous: Path | None = None
-) -> None:
+def replace(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = True) -> None:
     """Let ``write`` write a file that takes the place of ``path`` when it ends well; else ``path`` is as it was.
 
     No context manager: an exception between its beginning and the block would leave the file to whoever keeps the traceback.
 
     durable : what was written is on the disk before it takes the place, and its place is when the block has ended.
-    previous : where to keep what ``path`` held before.
     """
     temporary = _temporary(path)
     try:
         with open(temporary, "xb") as file:
             with suppress(FileNotFoundError):
-                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))  # who may read and write it stays
+                set_mode(file, stat.S_IMODE(path.stat().st_mode))  # who may read and write it stays
             write(file)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        if previous is not None:
-            _keep(path, previous)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -107,19 +103,6 @@ def _temporary(path: Path) -> Path:
     name, end = os.fsencode(path.name), f".{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}"
     kept = name[: max(len(name) - len(end) - 1, MIN_KEPT)].decode(errors="ignore")
     return path.with_name(f".{kept}{end}")
-
-
-def _keep(path: Path, previous: Path) -> None:
-    """Make ``previous`` another name of the file at ``path``, if there is one; at no time is there less than before."""
-    link = _temporary(path)
-    try:
-        os.link(path, link)
-    except FileNotFoundError:
-        return
-    try:
-        os.replace(link, previous)
-    finally:
-        link.unlink(missing_ok=True)  # where both were the same file already, replacing does nothing
 
 
 def sync_folder(folder: Path) -> None:

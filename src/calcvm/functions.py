@@ -269,12 +269,12 @@ def round(x: Variable) -> Variable:  # noqa: A001
     return apply("round", x)
 
 
-def maximum(a: Variable, b: Variable) -> Variable:
+def maximum(a: Variable | float, b: Variable | float) -> Variable:
     """The larger of two, element by element, broadcasting; NaN if either is (`max` reduces over axes)."""
     return _of_two("maximum", a, b)
 
 
-def minimum(a: Variable, b: Variable) -> Variable:
+def minimum(a: Variable | float, b: Variable | float) -> Variable:
     """The smaller of two, element by element, broadcasting; NaN if either is (`min` reduces over axes)."""
     return _of_two("minimum", a, b)
 
@@ -298,32 +298,32 @@ def cast(x: Variable, dtype: Any) -> Variable:
     return x if isinstance(x, Variable) and x.type == to else apply("cast", x, to=to)
 
 
-def equal(a: Variable, b: Variable) -> Variable:
+def equal(a: Variable | float, b: Variable | float) -> Variable:
     """Whether a = b, element by element, broadcasting (``==`` asks whether two are one variable)."""
     return _of_two("equal", a, b)
 
 
-def not_equal(a: Variable, b: Variable) -> Variable:
+def not_equal(a: Variable | float, b: Variable | float) -> Variable:
     """Whether a and b differ; NaN differs from all."""
     return _of_two("not_equal", a, b)
 
 
-def less(a: Variable, b: Variable) -> Variable:
+def less(a: Variable | float, b: Variable | float) -> Variable:
     """Whether a < b."""
     return _of_two("less", a, b)
 
 
-def less_equal(a: Variable, b: Variable) -> Variable:
+def less_equal(a: Variable | float, b: Variable | float) -> Variable:
     """Whether a <= b."""
     return _of_two("less_equal", a, b)
 
 
-def greater(a: Variable, b: Variable) -> Variable:
+def greater(a: Variable | float, b: Variable | float) -> Variable:
     """Whether a > b."""
     return _of_two("greater", a, b)
 
 
-def greater_equal(a: Variable, b: Variable) -> Variable:
+def greater_equal(a: Variable | float, b: Variable | float) -> Variable:
     """Whether a >= b."""
     return _of_two("greater_equal", a, b)
 
@@ -348,7 +348,7 @@ def logical_not(x: Variable) -> Variable:
     return apply("logical_not", x)
 
 
-def where(condition: Any, x: Variable, y: Variable) -> Variable:
+def where(condition: Any, x: Variable | float, y: Variable | float) -> Variable:
     """x where the condition holds, else y, broadcasting; the gradient goes to the one that was taken."""
     if isinstance(condition, bool):
         raise CalcError(
@@ -586,15 +586,24 @@ def log_cosh(x: Variable, target: Variable) -> Variable:
 
 
 def rmse(x: Variable, target: Variable) -> Variable:
-    """Root of the mean squared error (a metric: it has no gradient)."""
-    return apply("rmse", x, target)
+    """Root of the mean squared error."""
+    return sqrt(mse(x, target))
 
 
 def accuracy(scores: Variable, target: Variable, axis: int | None = None) -> Variable:
     """Share of rows whose largest score is the target's class: labels (B,) or one-hot (B, N).
 
     axis : of the classes, as of `softmax_cross_entropy`.
+
+    Raises
+    ------
+    ShapeError : there is one class, which is always the largest.
     """
+    if isinstance(scores, Variable) and scores.rank and scores.shape[class_axis(scores, axis)] == 1:
+        raise ShapeError(
+            f"accuracy of {scores}: the largest of one score is that one, whatever it is: compare it, as in "
+            "cv.mean(cv.cast(cv.equal(scores > 0, target > 0.5), None)), or give an output a class"
+        )
     return apply("accuracy", *_classes_last(scores, target, axis))
 
 

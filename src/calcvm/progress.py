@@ -1,4 +1,7 @@
-"""What `fit` says while it runs: one plain line an epoch, or a bar where rich and a terminal are there."""
+"""What long work says while it runs: a bar on a terminal, one display in a notebook, a line now and then elsewhere.
+
+Whatever becomes of its output, the work goes on: what is not there, closed, full or used by another is not written to again.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +9,105 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any
 
-from calcvm.tables import duration
+from calcvm.tables import duration, escape
+
+SECONDS = 2.0  # between two outputs that a process leaves behind: lines, or bars and displays of short work
+SHORT = 0.1  # work that takes less shows nothing before its end
+_left: tuple[float, Any] = -math.inf, None  # when it left the last, and the cell of a notebook that it is below
 
 
-class Reporter(Protocol):
-    """Called by `fit` between calls into compiled code; never from inside them."""
+class Progress:
+    """How far some work is.  It is told often; how often something is shown of that is the output's to decide.
 
-    def step(self, epoch: int, step: int, loss: float) -> None:
-        """``step`` steps of epoch ``epoch`` (both from 0) are done; ``loss`` is the latest."""
+    Short work shows nothing until its end, and at its end no more than one output every `SECONDS`.
+    """
 
-    def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Epoch ``epoch`` is done."""
+    def __init__(self, enabled: bool = True):
+        self._began = time.perf_counter()
+        self._next = self._began + SHORT if enabled else math.inf
+        self._state: tuple[str, float | None, Callable[[], str]] | None = None
+        self._output: Any = None
+
+    def update(self, head: str, share: float | None, text: Callable[[], str]) -> None:
+        """``head`` says how far it is, ``share`` as a part of 1 (None: nobody knows); ``text()`` is asked for where it is shown."""
+        self._state = head, share, text
+        if time.perf_counter() >= self._next:
+            self._show(last=False)
 
     def close(self) -> None:
-        """Training has ended, by its end or by an error.  May be called twice."""
+        """The work has ended, by its end or by an error: its last state stays.  May be called twice."""
+        if self._next < math.inf and self._state is not None:
+            self._show(last=True)
+        self._next = math.inf
 
-
-def reporter(total_epochs: int, steps_per_epoch: int | None, enabled: bool = True) -> Reporter:
-    """The reporter that fits where we are: silent, a bar on a terminal with rich, else plain lines on stderr.
-
-    steps_per_epoch : None where nobody knows.
-    """
-    if not enabled:
-        return Silent()
-    if sys.stderr.isatty():
+    def _show(self, last: bool) -> None:
+        head, share, text = self._state or ("", None, str)
+        said, took = f"{head}  {text()}".rstrip(), time.perf_counter() - self._began
+        stays = last and _leaves(took)
+        if last and self._output is None and not stays:
+            return
         try:
-            return Bar(total_epochs, steps_per_epoch)
-        except ImportError:  # rich is in the extra cli
-            pass
-    return Lines(total_epochs)
+            self._output = self._output or _output()
+            self._next = time.perf_counter() + self._output.seconds
+            if last:
+                self._output.end(said, share, took, stays)
+            else:
+                self._output.show(said, share, took)
+        except Exception:  # of a stream, a terminal, a notebook: none is worth the work
+            self._next = math.inf
+            try:
+                self._output.end(said, share, took, False)
+            except Exception:
+                pass
 
 
-def describe(metrics: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+class Epochs(Progress):
+    """Of a training: steps of epochs, and the figures of the last."""
+
+    def __init__(self, total: int, steps: int | None, enabled: bool = True):
+        """steps : of an epoch, None where nobody knows."""
+        super().__init__(enabled)
+        self._total, self._steps = total, steps
+        self._figures: Mapping[str, float] = {}
+
+    def step(self, epoch: int, step: int, loss: float) -> None:
+        """``step`` steps of epoch ``epoch`` (from 0) are done; ``loss`` is their mean."""
+        self._tell(epoch, step / self._steps if self._steps else 0.0, self._figures or {"loss": loss})
+
+    def epoch(self, epoch: int, figures: Mapping[str, float]) -> None:
+        """Epoch ``epoch`` is done."""
+        self._figures = figures
+        self._tell(epoch, 1.0, figures)
+
+    def _tell(self, epoch: int, part: float, figures: Mapping[str, float]) -> None:
+        head = f"epoch {epoch + 1:{len(str(self._total))}}/{self._total}"
+        self.update(head, (epoch + part) / self._total, lambda: describe(figures))
+
+
+class Count(Progress):
+    """Of many models: how many of ``total`` epochs (or another ``unit``) are done."""
+
+    def __init__(self, total: int, enabled: bool = True, unit: str = "epochs"):
+        super().__init__(enabled)
+        self._total, self._unit = total, unit
+
+    def step(self, done: int, text: Callable[[], str]) -> None:
+        """``done`` of the total are done; ``text()`` is shown beside it."""
+        self.update(f"{done:,}/{self._total:,} {self._unit}", done / max(self._total, 1), text)
+
+
+class Solving(Progress):
+    """Of solvers: what they have found."""
+
+    def __call__(self, seconds: float, overhead: float, bound: float) -> None:
+        head = f"overhead {100 * overhead:.2f} %, at least {100 * bound:.2f} %"
+        self.update(head, None, str)
+
+
+def describe(figures: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {_number(value)}" for name, value in figures.items())
 
 
 def _number(value: float) -> str:
@@ -49,125 +116,129 @@ def _number(value: float) -> str:
     return f"{value:.3e}"
 
 
-class Count:
-    """A bar over epochs of many models (or another ``unit``) on a terminal with rich, else a line now and then."""
-
-    SECONDS = 2.0  # between plain lines
-
-    def __init__(self, total: int, enabled: bool = True, unit: str = "epochs"):
-        self.total, self.enabled, self.unit, self.bar = total, enabled, unit, None
-        self.since = self.shown = time.perf_counter()
-        if enabled and sys.stderr.isatty():
-            try:
-                from rich.console import Console
-                from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-            except ImportError:  # rich is in the extra cli
-                return
-            self.bar = Progress(
-                TextColumn(f"{{task.completed:,}}/{{task.total:,}} {unit}"), BarColumn(), TimeElapsedColumn(),
-                TimeRemainingColumn(), TextColumn("{task.fields[text]}"), console=Console(stderr=True),
-            )  # fmt: skip
-            self.task = self.bar.add_task("", total=total, text="")
-            self.bar.start()
-
-    def step(self, done: int, text: Callable[[], str]) -> None:
-        """``done`` of the total are done; ``text()`` is shown beside it."""
-        now = time.perf_counter()
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done, text=text())
-        elif self.enabled and (now - self.shown > self.SECONDS or done >= self.total):
-            self.shown = now
-            took = duration(now - self.since)
-            print(f"{done:,}/{self.total:,} {self.unit}  {text()}  {took}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Training has ended."""
-        if self.bar is not None:
-            self.bar.stop()
+# ---------------------------------------------------------------- outputs
+def _output() -> Any:
+    """The output that there is."""
+    for kind in (_Notebook, _Bar):
+        try:
+            return kind()
+        except Exception:  # it is none, rich is not installed, or another has a bar already
+            continue
+    return _Lines()
 
 
-class SolverLine:
-    """What solvers have found: a line that is written over on a terminal, else one where something is new."""
-
-    def __init__(self, enabled: bool = True):
-        self.enabled, self.last = enabled, ""
-
-    def __call__(self, seconds: float, overhead: float, bound: float) -> None:
-        if not self.enabled:
-            return
-        text = f"overhead {100 * overhead:.2f} %, at least {100 * bound:.2f} %"
-        if sys.stderr.isatty():
-            print(f"\r{text}  {duration(seconds)}\033[K", end="", file=sys.stderr, flush=True)
-        elif text != self.last:
-            print(f"{text}  {duration(seconds)}", file=sys.stderr, flush=True)
-        self.last = text
-
-    def close(self) -> None:
-        """Solvers have ended."""
-        if self.last and sys.stderr.isatty():
-            print(file=sys.stderr)
-        self.last = ""
+def _cell() -> Any:
+    """The number of the notebook's cell that runs (None: this is no notebook)."""
+    try:
+        shell = sys.modules["IPython"].get_ipython()
+        return shell.execution_count if shell.kernel is not None else None  # a terminal's has no kernel at all
+    except (KeyError, AttributeError):
+        return None
 
 
-class Silent:
-    def step(self, epoch: int, step: int, loss: float) -> None:
-        pass
+def _leaves(took: float) -> bool:
+    """Whether work that took so long may leave an output behind now; if so, it does."""
+    global _left
+    now, cell = time.perf_counter(), _cell()
+    if took < SECONDS and now - _left[0] < SECONDS and cell == _left[1]:
+        return False
+    _left = now, cell
+    return True
 
-    def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        pass
 
-    def close(self) -> None:
-        pass
-
-
-class Lines(Silent):
+class _Lines:
     """``epoch 3/20  loss 0.1234  val_loss 0.2345  120 ms``"""
 
-    def __init__(self, total_epochs: int):
-        self.total = total_epochs
-        self.since = time.perf_counter()
+    seconds = 0.2  # how often it is asked whether a line is due
 
-    def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        now = time.perf_counter()
-        width = len(str(self.total))
-        line = f"epoch {epoch + 1:{width}}/{self.total}  {describe(metrics)}  {duration(now - self.since)}"
-        print(line, file=sys.stderr, flush=True)
-        self.since = now
+    def __init__(self) -> None:
+        self.stream, self.said = sys.stderr, ""
+
+    def show(self, said: str, share: float | None, took: float) -> None:
+        if took >= SECONDS and said != self.said and _leaves(0.0):
+            self.said = said
+            self.stream.write(f"{said}  {duration(took)}\n")
+            self.stream.flush()
+
+    def end(self, said: str, share: float | None, took: float, stays: bool) -> None:
+        if stays and said != self.said:
+            self.stream.write(f"{said}  {duration(took)}\n")
+            self.stream.flush()
 
 
-class Bar:
-    """One bar over all steps; the line says the epoch and its metrics."""
+class _Bar:
+    """A bar on a terminal, by rich (of the extra cli)."""
 
-    def __init__(self, total_epochs: int, steps_per_epoch: int | None):
+    seconds = 0.1
+
+    def __init__(self) -> None:
+        if not sys.stderr.isatty():
+            raise OSError("no terminal")
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-        self.epochs, self.steps = total_epochs, steps_per_epoch or 1
-        self.known = steps_per_epoch is not None
-        self.metrics = ""
+        console = Console(file=sys.stderr)
+        console.on_broken_pipe = _Bar._broken_pipe  # type: ignore[method-assign]
         self.progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[metrics]}"),
-            console=Console(stderr=True),
-        )
-        self.task = self.progress.add_task(
-            "", total=total_epochs * self.steps, epoch=0, epochs=total_epochs, metrics=""
-        )
+            BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[said]}", markup=False), console=console, auto_refresh=False,
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),  # what is printed comes above the bar
+        )  # fmt: skip
+        self.task = self.progress.add_task("", total=1.0, said="")
         self.progress.start()
 
-    def step(self, epoch: int, step: int, loss: float) -> None:
-        metrics = self.metrics or describe({"loss": loss})
-        self.progress.update(
-            self.task, completed=epoch * self.steps + (step if self.known else 0), epoch=epoch + 1, metrics=metrics
-        )
+    @staticmethod
+    def _broken_pipe() -> None:
+        raise  # the error that is handled, where rich would end the process
 
-    def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        self.metrics = describe(metrics)
-        self.progress.update(self.task, completed=(epoch + 1) * self.steps, epoch=epoch + 1, metrics=self.metrics)
+    def show(self, said: str, share: float | None, took: float) -> None:
+        known: dict[str, Any] = {"total": None} if share is None else {"completed": share}
+        self.progress.update(self.task, said=said, refresh=True, **known)
 
-    def close(self) -> None:
-        self.progress.stop()
+    def end(self, said: str, share: float | None, took: float, stays: bool) -> None:
+        self.progress.live.transient = not stays
+        try:
+            self.show(said, share, took)
+        finally:
+            self.progress.stop()
+
+
+class _Shown:
+    """What a notebook displays."""
+
+    def __init__(self, text: str, share: float | None):
+        self.text, self.share = text, share
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        value = "" if self.share is None else f' value="{self.share:.4f}"'
+        style = "font-family: monospace; white-space: pre"
+        return f'<progress{value} max="1"></progress> <span style="{style}">{escape(self.text)}</span>'
+
+
+class _Notebook:
+    """A display in a notebook, which is updated.  Work after short work in the same cell takes over its display."""
+
+    seconds = 0.2
+    free: tuple[Any, Any] = None, None  # a cell, and the display in it that short work has left
+
+    def __init__(self) -> None:
+        self.cell = _cell()
+        if self.cell is None:
+            raise OSError("no notebook")
+        from IPython.display import display
+
+        cell, self.handle = _Notebook.free
+        _Notebook.free = None, None
+        if self.handle is None or cell != self.cell:
+            self.handle = display(_Shown("", None), display_id=True)
+
+    def show(self, said: str, share: float | None, took: float) -> None:
+        self.handle.update(_Shown(f"{said}  {duration(took)}", share))
+
+    def end(self, said: str, share: float | None, took: float, stays: bool) -> None:
+        self.show(said, share, took)
+        if took < SECONDS:
+            _Notebook.free = self.cell, self.handle

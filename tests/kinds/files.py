@@ -28,7 +28,7 @@ import numpy as np
 
 import calcvm as cv
 from calcvm import nn
-from calcvm.vm.memory.store import DIGEST_BYTES, HEADER
+from calcvm.vm.memory import versions
 from calcvm.vm.program.program import Program, load_program
 from tests.fuzz_programs import tamper
 from tests.kinds.archives import DEEP, dumped, npy, parts, sealed
@@ -283,9 +283,10 @@ def _altered_zip(data: bytes, rng: np.random.Generator) -> bytes:
 
 def _forged_image(data: bytes, rng: np.random.Generator) -> bytes:
     """A model's file in a store."""
-    magic, version, n_facts, n_image = HEADER.unpack_from(data)
-    facts = data[HEADER.size : HEADER.size + n_facts]
-    image = data[HEADER.size + n_facts : -DIGEST_BYTES]
+    heads = versions.Heads.of(data)
+    last = heads.versions[0]
+    facts = data[last.start : last.start + last.n_facts]
+    image = data[last.start + last.n_facts :][: last.n_image]
     if rng.random() < 0.8:
         facts = dumped(mutated(json.loads(facts), rng))
     if rng.random() < 0.2:
@@ -295,13 +296,21 @@ def _forged_image(data: bytes, rng: np.random.Generator) -> bytes:
         if len(cells):
             cells[rng.integers(len(cells), size=3)] = rng.choice([np.nan, np.inf, -1.0, 1e308, 2.0**62], 3)
         image = cells.tobytes() + image[len(cells) * 8 :]
-    n_facts, n_image = len(facts), len(image)
-    if rng.random() < 0.1:
-        n_facts, n_image = (int(n) for n in rng.choice([n_facts, n_image, 0, 1, 2**31, 2**32 - 1], 2))
-    whole = (
-        HEADER.pack(magic, int(version if rng.random() < 0.95 else rng.integers(5)), n_facts, n_image) + facts + image
-    )
-    return whole + hashlib.sha256(whole).digest()
+    out = io.BytesIO(data)
+    body = facts + image
+    n = [len(facts), len(image), last.number, max(last.room, len(body))]
+    if rng.random() < 0.15:
+        n = [int(k) for k in rng.choice([*n, 0, 1, 2**31, 2**32 - 1], 4)]
+    digest = hashlib.sha256(body).digest()
+    forged = versions.Version(last.place, n[2], min(n[0], 2**32 - 1), n[1], n[3], digest)
+    out.seek(last.place * versions.PLACE)
+    out.write(forged.header())
+    out.seek(last.start)
+    out.write(body)
+    if rng.random() < 0.1:  # format 1
+        head = versions.FORMER.pack(versions.MAGIC, int(rng.choice([1, 1, 1, 0, 3])), n[0] % 2**32, n[1])
+        return head + body + hashlib.sha256(head + body).digest()
+    return out.getvalue()
 
 
 # ---------------------------------------------------------------- reading and running

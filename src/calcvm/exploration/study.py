@@ -30,7 +30,9 @@ T = TypeVar("T")
 def library() -> Any:
     """Optuna, which is optional."""
     try:
-        import optuna
+        with warnings.catch_warnings():  # tqdm's, in a notebook, of bars that are not drawn
+            warnings.filterwarnings("ignore", "IProgress not found")
+            import optuna
     except ImportError as error:
         raise MissingExtra("optuna", "explore", "cv.explore") from error
     return optuna

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, PlanError
+from calcvm.errors import CalcError, PlanError, Uncopied
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
 from calcvm.model import Model
@@ -25,7 +25,7 @@ from calcvm.vm.memory.epoch import Epoch
 from calcvm.vm.memory.heap import CalcHeap, check_program, parse_bytes
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.memory.slot import Slot
-from calcvm.vm.memory.store import Store
+from calcvm.vm.memory.store import Store, checkpoint_epochs
 from calcvm.vm.memory.turns import Turns, anyone_waits
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_WORKERS
 from calcvm.vm.program.encoding import aligned
@@ -53,7 +53,7 @@ class Converted:
     array: np.ndarray
 
 
-class Fleet:
+class Fleet(Uncopied):
     """Many models trained at once: each by one worker at a time, none waiting for another.
 
     Workers take the next model from a queue, train it for some rounds on its own slice of the heap, and go on,
@@ -68,7 +68,7 @@ class Fleet:
         Default: as many as the device runs at once, such as the machine's cores.
     store : MemoryStore or FileStore, optional
         Where models are while others take their room, if they do not all fit at once.  In a `FileStore` each is
-        also kept after every epoch, so that a process that is killed loses at most the epoch in flight.
+        also kept after every epoch, so that a process that is killed loses at most the epoch in flight (see `fit`).
     device : str
         What the models' programs are compiled for.
 
@@ -78,6 +78,8 @@ class Fleet:
     >>> handles = [fleet.add(program, data=(X, y), seed=s) for s in range(1000)]
     >>> print(fleet.fit(epochs=30))
     """
+
+    _instead = "its models are, handle.model; save them, or hand their programs over and make another fleet"
 
     def __init__(self, memory: int | str, workers: int | None = None, store: Store | None = None, device: str = "cpu"):
         if workers is not None:
@@ -266,10 +268,17 @@ class Fleet:
         if own:
             names = loaded.feeds("predict")
             arrays = self._named(resident, names, _arrays("validation", validation, names), sources)
-        return train, Epoch(
+        judge = Epoch(
             resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
             results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # which patience watches
         )  # fmt: skip
+        if judge.functions:
+            raise CalcError(
+                f"validation of {judge.samples} samples in batches of {resident.program.batch_size}: a fleet follows means and sums "
+                f"over samples, and {next(iter(judge.functions))!r} is a function of such: leave it out and take "
+                "handle.model.evaluate, or compile with a batch of all samples"
+            )
+        return train, judge
 
     @staticmethod
     def _refuse_second(name: str) -> NoReturn:
@@ -348,13 +357,14 @@ class Fleet:
                 del self.handles[handle.name]
 
     # ------------------------------------------------------------ training
-    def fit(self, epochs: int = 1, *, progress: bool = True, checkpoint: int | None = None) -> Results:
+    def fit(self, epochs: int = 1, *, progress: bool = True, checkpoint: int | str = 1) -> Results:
         """Train every model for whole epochs (its own number, where `add` gave one).
 
         Parameters
         ----------
-        checkpoint : int, optional
-            Epochs after which a model is written to the fleet's `FileStore` (default 1).
+        checkpoint : int or "end"
+            Epochs after which a model is written to the fleet's `FileStore`: a process that is killed loses at most these.
+            "end": it is written when its training ends, and where others take its room.
 
         Returns
         -------
@@ -362,7 +372,7 @@ class Fleet:
             the store in order; ``results.stopped`` says so.  Other threads may look at the models meanwhile, each
             between two slices; another `fit` or `advance` waits for the end.
         """
-        epochs, checkpoint = checks.integer("epochs", epochs), _checkpoint(checkpoint)
+        epochs, checkpoint = checks.integer("epochs", epochs), checkpoint_epochs(checkpoint)
         progress = checks.flag("progress", progress)
         with self._training.mine:
             return self._fit(epochs, progress, checkpoint)
@@ -387,14 +397,14 @@ class Fleet:
             report.close()
         return Results(self.handles, stopped)
 
-    def advance(self, epochs: int | Mapping[Handle, int] = 1, *, checkpoint: int | None = None) -> list[Handle]:
+    def advance(self, epochs: int | Mapping[Handle, int] = 1, *, checkpoint: int | str = 1) -> list[Handle]:
         """Train all models that can be trained for ``epochs`` more, or each by a number of its own.
 
         Returns
         -------
         list of Handle : those that were trained, in the order they were added.
         """
-        checkpoint = _checkpoint(checkpoint)
+        checkpoint = checkpoint_epochs(checkpoint)
         if isinstance(epochs, Mapping):
             wanted = {
                 checks.one_of("advance", h, Handle, "a handle of the fleet"): checks.integer(f"epochs of {h}", n, 0)
@@ -538,10 +548,6 @@ class Fleet:
         epochs, rounds, first = (tasks[places, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
         rounds[with_judges] += tasks[of_judges, layout.ROUNDS]
         return int((epochs * rounds + first).sum() + tasks[of_judges, layout.FIRST].sum())
-
-
-def _checkpoint(epochs: int | None) -> int:
-    return 1 if epochs is None else checks.integer("checkpoint, in epochs,", epochs)
 
 
 def _arrays(what: str, data: Any, names: Sequence[str]) -> Any:

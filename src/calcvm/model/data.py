@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from calcvm.errors import CalcError, ShapeError
 from calcvm.model.roles import WEIGHT, Roles
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.run.feeds import numbers, numeric
+
+if TYPE_CHECKING:
+    from calcvm.model.model import Model
 
 Arrays = dict[str, np.ndarray]
 
@@ -161,33 +164,35 @@ def comes_in_batches(X: Any, y: Any, roles: Roles) -> bool:
 class Stream:
     """Batches in the place of a data set: a step each, as they come (the other is `calcvm.vm.memory.epoch.Epoch`).
 
-    step : of a model.  names : what it takes.
+    names : what a step of the model takes.
     batches : iterable of tuples of arrays in this order, or of mappings by name.  What can be iterated again is begun
         anew in each epoch.
     rounds : batches of an epoch (None: all there are).
+    results : that are averaged over the samples, the loss first.
     """
 
-    def __init__(self, step: Callable[..., float], names: Sequence[str], batches: Any, rounds: int | None):
+    def __init__(self, model: Model, names: Sequence[str], batches: Any, rounds: int | None, results: Sequence[str]):
         self.rounds = rounds
-        self._step, self._names, self._batches = step, names, batches
+        self._model, self._names, self._batches, self._results = model, names, batches, results
         self._iterator: Iterator[Any] = iter(batches)
         self._again = self._iterator is not batches
-        self._sum, self._samples = 0.0, 0
+        self._sums, self._samples = np.zeros(len(results)), 0
         self.passes = 0  # that are done
 
     def begin(self, key: int | None) -> None:
         """Start an epoch."""
         if self._again:
             self._iterator = iter(self._batches)
-        self._sum, self._samples = 0.0, 0
+        self._sums[:], self._samples = 0.0, 0
 
     def slices(self, seconds: float, marks: Sequence[int] = ()) -> Generator[int, None, None]:
         """Make a step for each batch; yields how many are done, about every ``seconds``, and at multiples of ``marks``."""
         done, told, since = 0, 0, time.perf_counter()
         while done != self.rounds and (batch := next(self._iterator, None)) is not None:
             arrays = self._arrays(batch)
-            loss, n = self._step(*arrays), len(np.asarray(arrays[0]))
-            self._sum, self._samples, done = self._sum + n * loss, self._samples + n, done + 1
+            loss, n = self._model.step(*arrays), len(np.asarray(arrays[0]))
+            self._sums += [n * loss, *(n * float(self._model[name]) for name in self._results[1:])]
+            self._samples, done = self._samples + n, done + 1
             if time.perf_counter() - since > seconds or any(done % mark == 0 for mark in marks):
                 yield done
                 told, since = done, time.perf_counter()
@@ -201,8 +206,8 @@ class Stream:
         return not self._samples
 
     def mean(self, name: str) -> float:
-        """Mean loss of the samples seen so far in this epoch."""
-        return self._sum / max(self._samples, 1)
+        """Mean of a result over the samples seen so far in this epoch."""
+        return float(self._sums[self._results.index(name)]) / max(self._samples, 1)
 
     def _arrays(self, batch: Any) -> list[Any]:
         if isinstance(batch, Mapping):

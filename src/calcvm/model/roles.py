@@ -9,6 +9,7 @@ from calcvm.errors import CalcError
 from calcvm.vm.run.loaded import FORWARD, Loaded
 
 WEIGHT = "sample_weight"  # the placeholder of what each sample counts in the loss
+TRAINED = "learn."  # names of results of the path learn that judge a model while it trains begin so
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,14 @@ class Roles:
     targets : what learning, or judging, needs beside them.
     outputs : what `Model.predict` gives.
     figures : results of predict that judge a model (single numbers), and what each is called in a `History`.
+    trained : the loss of learn, and results of it that judge a model while it trains, and what each is called there.
     """
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     outputs: tuple[str, ...]
     figures: Mapping[str, str]
+    trained: Mapping[str, str]
 
     @classmethod
     def of(cls, loaded: Loaded) -> Roles:
@@ -35,7 +38,12 @@ class Roles:
                 f"a Model's graph has the paths learn, which trains, and predict: this has no path {missing[0]!r}, but "
                 f"{', '.join(loaded.paths)}"
             )
-        loaded.training("learn")
+        trained = {str(loaded.training("learn")["loss"]): "loss"}
+        trained |= {
+            name: name.removeprefix(TRAINED)
+            for name in _readable(loaded, "learn")
+            if name.startswith(TRAINED) and name not in loaded.own_types and loaded.is_number(name)
+        }
         inputs = loaded.feeds("predict", ("forward",))
         if not inputs:
             raise CalcError("path 'predict' reads no placeholder: there is nothing to predict from")
@@ -44,7 +52,7 @@ class Roles:
         outputs = _declared(loaded) or [name for name in _readable(loaded) if not loaded.is_number(name)]
         if not outputs:
             raise CalcError("path 'predict' has no output: predict.output = y, or a tuple of results")
-        return cls(inputs, targets, tuple(outputs), figures(loaded))
+        return cls(inputs, targets, tuple(outputs), figures(loaded), trained)
 
     @property
     def weighted(self) -> bool:
@@ -61,7 +69,11 @@ def figures(loaded: Loaded) -> dict[str, str]:
     """Results of the path predict that judge a model, and what each is called."""
     outputs = _declared(loaded)
     floats = [name for name in _readable(loaded) if name not in loaded.own_types]
-    names = [name for name in floats if name not in outputs and loaded.is_number(name)]
+    names = [
+        name
+        for name in floats
+        if name not in outputs and loaded.is_number(name) and not loaded.variables[name].get("inner")
+    ]
     return {name: name.removeprefix("predict.") for name in names}
 
 
@@ -71,9 +83,9 @@ def _declared(loaded: Loaded) -> list[str]:
     return facts.get("outputs") or [name for name in [facts["output"]] if name is not None]
 
 
-def _readable(loaded: Loaded) -> list[str]:
-    """Results of the path predict that are there when it has run."""
+def _readable(loaded: Loaded, path: str = "predict") -> list[str]:
+    """Results of a path that are there when it has run."""
     return [
         name for name, facts in loaded.variables.items()
-        if facts["path"] == "predict" and facts["symbol"] is not None and not facts["unreadable"]
+        if facts["path"] == path and facts["symbol"] is not None and not facts["unreadable"]
     ]  # fmt: skip

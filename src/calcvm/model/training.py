@@ -14,7 +14,7 @@ from calcvm.errors import CalcError, CalcWarning
 from calcvm.model.callbacks import Callback, reason
 from calcvm.model.data import Stream
 from calcvm.model.history import History
-from calcvm.progress import Reporter, reporter
+from calcvm.progress import Epochs
 from calcvm.vm.memory.epoch import Epoch, shuffling_key
 from calcvm.vm.run.slices import SLICE_SECONDS
 
@@ -25,21 +25,26 @@ if TYPE_CHECKING:
 class Training:
     """A training of a model.
 
-    run : the passes over its data, or over batches as they come; ``loss``: the result whose mean it gives.
+    run : the passes over its data, or over batches as they come, which give the means of results, the loss and perhaps
+        metrics of the path learn.
     judge : gives figures of validation data, when called after an epoch.
     callbacks : who is told of steps and epochs, and may end it.
+    checkpoint : epochs after which the model is written to a store that outlives the process.
     """
 
     def __init__(
         self,
         model: Model,
         run: Epoch | Stream,
-        loss: str,
         judge: Callable[[], dict[str, float]] | None,
         callbacks: Sequence[Callback],
+        checkpoint: int,
     ):
-        self.model, self.run, self.loss, self.judge, self.callbacks = model, run, loss, judge, callbacks
+        self.model, self.run, self.judge, self.callbacks = model, run, judge, callbacks
+        self.trained = model.roles.trained
+        self.loss = next(iter(self.trained))
         self._per_step = -(-model.learning_batch // model.batch_size) if isinstance(run, Epoch) else 1  # rounds
+        self.checkpoint = checkpoint
         self._epochs: int | None = None  # the model's, with the one that ends
         self._of_steps = [(c, self._per_step * int(c.every)) for c in callbacks if c.every is not None]
 
@@ -48,7 +53,7 @@ class Training:
         history, diverged = History(), ""
         for c in self.callbacks:
             c.on_train_begin(self.model)
-        report = reporter(n, self.run.rounds, progress)
+        report = Epochs(n, self.run.rounds, progress)
         try:
             for epoch in range(n):
                 start, self._epochs = time.perf_counter(), None
@@ -72,8 +77,10 @@ class Training:
         finally:  # an epoch may be over, and nothing have been told of it
             if self.run.passes > len(history.epochs):
                 self._count()
-                history.epochs.append({"loss": self.run.mean(self.loss), "seconds": time.perf_counter() - start})
+                history.epochs.append({**self._trained(), "seconds": time.perf_counter() - start})
             report.close()
+            if history.epochs:
+                self.model.resident.commit()
         for c in self.callbacks:
             c.on_train_end(self.model, history)
         if diverged and not terminate_on_nan:
@@ -82,11 +89,11 @@ class Training:
                 f"{diverged}, and training went on: take a smaller learning rate, look for NaN in the data with "
                 "check_finite=True, or stop there with terminate_on_nan=True",
                 CalcWarning,
-                stacklevel=4,  # the line that calls fit, and `_training` before it
+                stacklevel=5,  # the line that calls fit; before it are `hinted` and `_training`
             )
         return history
 
-    def _pass(self, epoch: int, shuffle: bool, report: Reporter) -> str:
+    def _pass(self, epoch: int, shuffle: bool, report: Epochs) -> str:
         """Run an epoch; why training ends before its end, or ""."""
         model, run, why = self.model, self.run, ""
         run.begin(shuffling_key(model.resident.seed, model.epochs_done) if shuffle else None)
@@ -110,11 +117,16 @@ class Training:
         if self._epochs is None:
             self._epochs = self.model.epochs_done + 1
         self.model.resident.facts["rounds"] = self._epochs
-        self.model.resident.commit()
+        if self.run.passes % self.checkpoint == 0:
+            self.model.resident.commit()
 
     def _figures(self) -> dict[str, float]:
         """Of the epoch that is done."""
-        figures = {"loss": self.run.mean(self.loss)}
+        figures = self._trained()
         if self.judge is not None:
             figures |= {f"val_{name}": value for name, value in self.judge().items()}
         return figures
+
+    def _trained(self) -> dict[str, float]:
+        """What the epoch has found while it trained."""
+        return {called: self.run.mean(name) for name, called in self.trained.items()}

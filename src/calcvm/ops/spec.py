@@ -202,6 +202,9 @@ class RowSpec:
                 f"row {self.name!r}: the word WN and the function workspace= are given together, or neither"
             )
 
+    def __reduce__(self) -> tuple:  # as an operator's spec; one that is not in the table can have no rules
+        return (row_named, (self.name,)) if find_row(self.name) == self else object.__reduce_ex__(self, 2)  # type: ignore[return-value]
+
     @property
     def n_words(self) -> int:
         """Of an encoded row, the header included."""
@@ -327,6 +330,9 @@ class OpSpec:
     onnx: tuple[str, ...] = ()
     examples: tuple[Example, ...] = ()
     source: str = ""
+
+    def __repr__(self) -> str:
+        return f"<OpSpec {self.name!r}: {self.synopsis}>"
 
     def __reduce__(self) -> tuple:  # graphs are pickled and copied; rules are functions, which the table has
         return _by_name, (self.name, self.form if any(row.name in OWN for row in self.rows) else "")

@@ -9,8 +9,11 @@ interpreter's lock, so that no other thread comes in between:
   its training: what Python's locks say themselves;
 - the samples are copied into the heap, the rows run, the answer is made.
 
-Whatever is not so it hands on to the method written in Python, which does it or says what is wrong, and then arms the
-compiled one.  What compiled calls have done to a model, Python takes note of when it looks next (`Calls.look`).  Long
+Whatever is not so it hands on to Python.  There lists, other libraries' tensors, arrays of other types and orders, tuples and
+names of arguments become plain arrays in their places, and the compiled method is called again; what it hands on then the
+method written in Python does, or says what is wrong, and then arms the compiled one.  From the first model on a class has functions that the interpreter calls directly; they go on in Python until
+a process has made WORTH calls, and from then on in compiled code (`calcvm.vm.run.method_entries`), whenever somebody took
+hold of them.  What compiled calls have done to a model, Python takes note of when it looks next (`Calls.look`).  Long
 calls stay in Python, where other threads go on meanwhile and Ctrl-C is heard.
 """
 
@@ -29,12 +32,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from calcvm.hints import hinted
 from calcvm.ops.statement import PHASES
 from calcvm.system import at_fork, has_teams
 from calcvm.vm.run import job as layout
 from calcvm.vm.run import team
 from calcvm.vm.run.device import heaps_of
-from calcvm.vm.run.entry import METHODS, OWN
+from calcvm.vm.run.entry import METHODS, OWN, entry
 from calcvm.vm.run.entry import address as address_of
 from calcvm.vm.run.loaded import FORWARD
 
@@ -63,6 +67,10 @@ class What(NamedTuple):
     kind: int  # of its results: ARRAY, SINGLE or MEAN
     named: bool  # in a dict, as several results are in any case
 
+    def round(self, loaded: Loaded) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Paths, with their phases: those that make what it reads, then its own."""
+        return (*loaded.before(self.path, self.phases), (self.path, self.phases))
+
 
 WHAT = {
     layout.STEP: What("learn", PHASES, forgets=False, kind=layout.SINGLE, named=False),
@@ -83,16 +91,47 @@ class Native:
         raise TypeError("a bound step takes nothing: it reads the arrays that it is bound to")
 
 
-def native(method: Method) -> Method:
-    """A method that is called as compiled code once there is some, also by who took hold of it before."""
+def native(plain: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]) -> Callable[[Method], Method]:
+    """A method that is called as compiled code once there is some, also by who took hold of it before the first model.
+
+    plain : of the same arguments, what of them compiled code takes: positions, and options by their names.
+    """
+
+    def named(method: Method) -> Method:
+        method = hinted(method)
+
+        @wraps(method)
+        def call(self: Any, *args: Any, **options: Any) -> Any:
+            return (made.get("code") or method)(self, *args, **options)
+
+        made: dict[str, Any] = {"call": call, "handed": _handed(method, plain, lambda: made["code"])}
+        call.made = made  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return named
+
+
+_again = threading.local()  # in what compiled code has handed on and is given again
+
+
+def _handed(method: Method, plain: Callable[..., Any], compiled: Callable[[], Any]) -> Method:
+    """What compiled code hands on to: itself again, with plain arrays, and what is then handed on to the method in Python."""
 
     @wraps(method)
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        return (made.get("code") or method)(self, *args, **options)
+    def handed(self: Any, *args: Any, **options: Any) -> Any:
+        if self.resident.record.calls is None or getattr(_again, "on", False):
+            return method(self, *args, **options)
+        try:
+            taken, named = plain(self, *args, **options)
+        except Exception:  # the method says what is wrong
+            return method(self, *args, **options)
+        _again.on = True
+        try:
+            return compiled()(self, *taken, **named)
+        finally:
+            _again.on = False
 
-    made: dict[str, Any] = {"call": call}
-    call.made = made  # type: ignore[attr-defined]
-    return call  # type: ignore[return-value]
+    return handed  # type: ignore[return-value]
 
 
 class Bound:
@@ -103,6 +142,13 @@ class Bound:
     def __init__(self, model: Any, arguments: tuple[np.ndarray, ...]):
         self.arguments, self.model = arguments, model
 
+    def step(self) -> float:
+        """The step in Python: where it cannot be compiled, is a user's own, or was pickled."""
+        return float(self.model.step(*self.arguments))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # of protocols that know no slots, too
+        return Bound, (self.model, self.arguments)
+
 
 class Sheet:
     """What compiled methods know of a program, for all of its models: words, and what they point at (`calcvm.vm.run.job`)."""
@@ -112,8 +158,8 @@ class Sheet:
         self.numbers: dict[str, int] = {}  # of placeholders that are taken as they come
         self.feeds: dict[int, list[int] | None] = {}  # of each method; None: its calls are not of the plain kind
         self._kept: list[Any] = []
-        self._rows: dict[tuple[int, int], np.ndarray] = {}
-        words[layout.ITEM] = loaded.program.itemsize
+        self._rows: dict[int, np.ndarray] = {}  # by the address of their entry
+        words[[layout.ITEM, layout.PLANNED]] = loaded.program.itemsize, loaded.program.batch_size
         words[[layout.ARRAY_TYPE, layout.INT_TYPE]] = id(np.ndarray), id(int)
         words[[layout.DICT_TYPE, layout.TUPLE_TYPE]] = id(dict), id(tuple)
         words[[layout.NONE, layout.OUT_NAME, layout.NEW_ARRAY]] = id(None), self._name("out"), _new_array()
@@ -136,7 +182,7 @@ class Sheet:
         words = self.words[layout.PLACEHOLDERS + k * layout.PLACEHOLDER_WORDS :][: layout.PLACEHOLDER_WORDS]
         words[: layout.DIMS] = (
             self._name(name), len(form), math.prod(sizes), loaded.symbol(name).offset,
-            classes if classes is not None else -1 if name in loaded.probabilities else 0, loaded.program.batch_size, 0, 0,
+            classes if classes is not None else -1 if name in loaded.probabilities else 0, 0, 0,
         )  # fmt: skip
         if name in loaded.own_types:
             dtype = np.dtype(loaded.own_types[name])
@@ -147,23 +193,28 @@ class Sheet:
     def _method(self, which: int) -> np.ndarray:
         return self.words[layout.METHODS + which * layout.METHOD_WORDS :][: layout.METHOD_WORDS]
 
-    def describes(self, loaded: Loaded, which: int, feeds: Sequence[str], results: Mapping[str, str]) -> bool:
+    def describes(
+        self, loaded: Loaded, which: int, feeds: Sequence[str], results: Mapping[str, str], inputs: int
+    ) -> bool:
         """Fill in a method's words, once; whether its calls are of the plain kind.
 
         feeds : placeholders in the order that they are given in.
         results : what it answers with, and what each is called.
+        inputs : so many of them are given apart from the others (0: all one by one).
         """
         if which not in self.feeds:
             self.feeds[which] = self._describe(loaded, self._method(which), WHAT[which], feeds, results)
+            self._method(which)[layout.N_INPUTS] = inputs
         return self.feeds[which] is not None
 
     def _describe(
         self, loaded: Loaded, words: np.ndarray, what: What, feeds: Sequence[str], results: Mapping[str, str]
     ) -> list[int] | None:
         places = [self.numbers.get(name, -1) for name in feeds]
+        paths = what.round(loaded)
         if (
             -1 in places or len(places) > layout.MOST_ARGUMENTS or not 1 <= len(results) <= layout.MOST_RESULTS
-            or {*feeds} != {*loaded.feeds(what.path, what.phases)} or loaded.before(what.path, what.phases)
+            or {*feeds} != {*loaded.feeds(what.path, what.phases)} or len(paths) > layout.MOST_BEFORE + 1
         ):  # fmt: skip
             return None
         for k, (name, called) in enumerate(results.items()):
@@ -186,9 +237,12 @@ class Sheet:
                 loaded.symbol(name).offset, math.prod(dims[1:].tolist()), len(dims) if what.kind == ARRAY else what.kind,
                 dims.ctypes.data, self._name(called),
             )  # fmt: skip
-        words[[layout.BEGIN, layout.END]] = loaded.span(what.path, what.phases)
-        words[[layout.CHANGES, layout.FORGETS]] = what.path in loaded.changes, what.forgets
-        words[layout.BRIEF] = loaded.brief(what.path, what.phases)
+        spans = [(*loaded.span(*path), loaded.brief(*path)) for path in paths]
+        words[layout.N_SPANS_OF], words[layout.SPANS_OF :][: 3 * len(spans)] = len(spans), np.ravel(spans)
+        words[[layout.CHANGES, layout.FORGETS]] = any(path in loaded.changes for path, _ in paths), what.forgets
+        words[layout.MOST_SAMPLES] = (
+            2**62 if what.forgets else loaded.program.batch_size
+        )  # several batches leave nothing
         words[layout.ARGUMENTS :][: len(places)] = places
         named = what.named or len(results) > 1
         words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), named
@@ -197,12 +251,21 @@ class Sheet:
 
     def has_rows(self, which: int, batch: int) -> bool:
         """Whether a method's calls on so many samples know their rows."""
-        return bool(self._method(which)[layout.ROWS_OF + 3 * (batch % layout.KEPT_ROWS)] == batch)
+        return bool(self._rows_entry(which, batch)[0] == batch)
+
+    def note_time(self, which: int, batch: int, seconds: float) -> None:
+        """See that they know the shortest time that such a call took."""
+        entry = self._rows_entry(which, batch)
+        entry[2] = min(entry[2], max(int(1e9 * seconds), 1))
+
+    def _rows_entry(self, which: int, batch: int) -> np.ndarray:
+        place = layout.KEPT_ROWS if batch == self.words[layout.PLANNED] else batch % layout.KEPT_ROWS
+        return self._method(which)[layout.ROWS_OF + 3 * place :][:3]
 
     def take_rows(self, loaded: Loaded, which: int, batch: int, seconds: float) -> None:
         """See that they do, and that such a call took so long."""
-        place = which, batch % layout.KEPT_ROWS
-        entry = self._method(which)[layout.ROWS_OF + 3 * place[1] :][:3]
+        entry = self._rows_entry(which, batch)
+        place = entry.ctypes.data
         rows, address = loaded.rows(batch)
         while self._rows.get(place) is not rows or entry[0] != batch:  # a finalizer may do the same in the middle of it
             entry[0] = 0  # before its rows may go
@@ -272,22 +335,36 @@ class Calls:
                 record.unset(what)
                 record.held[what] = batch
             else:
-                record.unmake(what.path, what.phases)
-                record.ran.update(dict.fromkeys(loaded.makes(what.path, what.phases), batch))
-                record.arena = what.path
+                for path, phases in what.round(loaded):
+                    record.unmake(path, phases)
+                    record.ran.update(dict.fromkeys(loaded.makes(path, phases), batch))
+                    record.arena = path
 
     # ------------------------------------------------------------ what compiled code must know
     def arm(
-        self, model: Resident, which: int, batch: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str]
-    ) -> None:
-        """Let the next calls of a method on ``batch`` samples be compiled ones; the last, in this turn, took ``seconds``."""
+        self, model: Resident, which: int, n: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str],
+        inputs: int = 0,
+    ) -> None:  # fmt: skip
+        """Let the next calls of a method on ``n`` samples be compiled ones; the last, in this turn, took ``seconds``."""
+        planned = model.program.batch_size
+        for batch in {min(n, planned), n % planned or planned}:
+            self._arm(model, which, batch, seconds / -(-n // planned), feeds, results, inputs)
+
+    def _arm(
+        self, model: Resident, which: int, batch: int, seconds: float, feeds: Sequence[str], results: Mapping[str, str],
+        inputs: int,
+    ) -> None:  # fmt: skip
         record, loaded, sheet, words, view = model.record, model.loaded, self._sheet, self.words, self._view
-        if not view[layout.ARMED] or not sheet.has_rows(which, batch):
+        if view[layout.ARMED] and sheet.has_rows(which, batch):
+            sheet.note_time(which, batch, seconds)
+        else:
             if seconds > layout.LONG_NS / 1e9:
                 return
             with model.heap.still, _sheets:
                 slot = record.ready
-                if slot is None or not sheet.describes(loaded, which, feeds, results):  # somebody means to take it
+                if slot is None or not sheet.describes(
+                    loaded, which, feeds, results, inputs
+                ):  # somebody means to take it
                     return
                 sheet.take_rows(loaded, which, batch, seconds)
                 words[[layout.PIECE, layout.SLOT_JOB]] = slot.address, slot.job_address
@@ -304,11 +381,14 @@ class Calls:
 
 
 def arm(
-    model: Resident, which: int, batch: int, start: float, feeds: Sequence[str], results: Mapping[str, str]
+    model: Resident, which: int, n: int, start: float, feeds: Sequence[str], results: Mapping[str, str], inputs: int = 0
 ) -> None:
-    """After a call in Python that began at ``start``, in its turn: let the next ones be compiled where that can be."""
+    """After a call in Python that began at ``start``, in its turn: let the next ones be compiled where that can be.
+
+    n : its samples.  feeds, results, inputs : as of `Sheet.describes`.
+    """
     if model.record.calls is not None:
-        model.record.calls.arm(model, which, batch, perf_counter() - start, feeds, results)
+        model.record.calls.arm(model, which, n, perf_counter() - start, feeds, results, inputs)
 
 
 def _by_samples(form: tuple[Any, ...]) -> bool:
@@ -389,29 +469,35 @@ _calls = 0  # in Python, so far
 _kept: list[MethodDef] = []  # they live as long as the process
 
 
-def _definition(name: str, entry: str, doc: str) -> int:
-    """Address of the definition of a method that an entry is the code of."""
-    _kept.append(MethodDef(name.encode(), address_of(entry), FASTCALL, doc.encode()))
+@cache
+def _codes() -> list[int]:
+    """Addresses of the methods' code, in the order of METHODS, of a bound step's, and of where `method`'s goes."""
+    return [entry("methods")(k) for k in range(len(METHODS) + 2)]
+
+
+def _definition(name: str, code: int, doc: str) -> int:
+    """Address of the definition of a method."""
+    _kept.append(MethodDef(name.encode(), code, FASTCALL, doc.encode()))
     return ctypes.addressof(_kept[-1])
 
 
 def install(cls: type) -> None:
-    """Put compiled methods in the places of those written in Python, which are from then on ``_calcvm_step``, ...
+    """Put the interpreter's own in the places of methods written in Python, which are from then on ``_calcvm_step``, ...
 
     A class that derives from this one may have methods of its own, as before; what somebody has put in the place of one
     of these stays.
     """
     make = ctypes.pythonapi.PyDescr_NewMethod
     make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_void_p]
-    for name, entry in METHODS.items():
+    for (name, called), code in zip(METHODS.items(), _codes()):
         written: Any = vars(cls)[name]
         made = getattr(written, "made", {})
         if "call" not in made or made["call"] is not written:  # it is there, or something of the user's
             continue
         plain = [p.replace(annotation=p.empty) for p in inspect.signature(written).parameters.values()]
         signature = str(inspect.Signature(plain)).replace("(self", "($self")
-        method = make(cls, _definition(name, entry, f"{name}{signature}\n--\n\n{inspect.getdoc(written) or ''}"))
-        setattr(cls, OWN + entry, inspect.unwrap(written))
+        method = make(cls, _definition(name, code, f"{name}{signature}\n--\n\n{inspect.getdoc(written) or ''}"))
+        setattr(cls, OWN + called, made["handed"])
         setattr(cls, name, method)
         made["code"] = method
 
@@ -429,13 +515,18 @@ def offer(model: Any) -> None:
     model._calcvm_words = record.calls.words
 
 
-def have(model: Any) -> type:
-    """See that a model's class has compiled methods; without a lock, which a forked child would inherit.
-
-    Returns the class of calcvm's that has them.
-    """
+def prepare(model: Any) -> type:
+    """See that a model's class has functions that the interpreter calls directly; the class of calcvm's that has them."""
     cls = next(c for c in type(model).__mro__ if Native in c.__bases__)
-    install(cls)
+    if possible():
+        install(cls)
+    return cls
+
+
+def have(model: Any) -> type:
+    """`prepare`, and see that they go on in compiled code; without a lock, which a forked child would inherit."""
+    cls = prepare(model)
+    ctypes.c_int64.from_address(_codes()[-1]).value = address_of("method")
     return cls
 
 
@@ -443,7 +534,7 @@ def bound_step(model: Any, arguments: tuple[np.ndarray, ...]) -> Any:
     """A callable that makes a step on what arrays hold then."""
     compiled = vars(have(model))["step"] if possible() else None
     if compiled is not type(model).step or isinstance(compiled, FunctionType) or "step" in vars(model):
-        return lambda: model.step(*arguments)  # it cannot be compiled, or is one of the user's
+        return Bound(model, arguments).step  # it cannot be compiled, or is one of the user's
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return make(_bound_definition(), Bound(model, arguments), None)
@@ -452,5 +543,5 @@ def bound_step(model: Any, arguments: tuple[np.ndarray, ...]) -> Any:
 @cache
 def _bound_definition() -> int:
     return _definition(
-        "step", "bound_step", "step()\n--\n\nOne training step on the arrays it was bound to; returns its loss."
+        "step", _codes()[-2], "step()\n--\n\nOne training step on the arrays it was bound to; returns its loss."
     )

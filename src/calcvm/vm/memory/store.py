@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import struct
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from io import FileIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, ProgramError, telling
-from calcvm.files import remove_temporaries, replace, sync_folder
+from calcvm.errors import CalcError, NoSuchFile, ProgramError, Uncopied, telling
+from calcvm.files import remove_temporaries, sync_folder
 from calcvm.system import at_fork, lock
+from calcvm.vm.memory import versions
 from calcvm.vm.program.program import Program, load_program
 from calcvm.vm.program.serialize import parsed
 
-FORMAT_VERSION = 1
-MAGIC = b"calcvmMD"
-HEADER = struct.Struct("<8sIIQ")  # magic, version, bytes of the facts, bytes of the image
-DIGEST_BYTES = hashlib.sha256().digest_size
 LONGEST_NAME = 200  # characters when quoted: file names hold 255, with the suffixes of temporary files
 
+NEVER = 1 << 62  # epochs between two versions, where a model is written at the end of its training alone
+
 UNCHANGED = ".  What the store held is unchanged"
+
+
+def checkpoint_epochs(given: int | str) -> int:
+    """Epochs after which a training writes its model to a `FileStore`: a number, or "end"."""
+    if isinstance(given, str) and given == "end":
+        return NEVER
+    return checks.integer('checkpoint, in epochs or "end",', given)
 
 
 class Store(Protocol):
@@ -63,8 +67,10 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-class MemoryStore:
+class MemoryStore(Uncopied):
     """Images in memory beside the heap: an array a model, allocated once."""
+
+    _instead = "models are, or save them to files; another store has its own"
 
     persistent = False
 
@@ -89,7 +95,7 @@ class MemoryStore:
         if image is None:
             image = memoryview(bytearray(kept))
         elif image.nbytes != kept.nbytes:
-            raise CalcError(_disagree(name, image.nbytes, kept.nbytes))
+            raise CalcError(f"model {name!r}: its image has {kept.nbytes:,} bytes, room for {image.nbytes:,} was given")
         else:
             image[:] = kept
         return facts, image
@@ -118,12 +124,12 @@ class MemoryStore:
         self._programs.clear()
 
 
-class FileStore:
-    """Images in files: one file a model, in a folder that one process at a time has open.
+class FileStore(Uncopied):
+    """Images in files: one file per model, in a folder that one process writes and others may read meanwhile.
 
-    ``models/NAME.model`` is a model (its name quoted as in a web address), ``models/NAME.previous`` the version
-    before it, ``programs/HASH.calc`` a program.  A file appears whole or not at all, and is checked when it is
-    read; whenever the process is killed, each model is there in its last version or the one being written.
+    ``models/NAME.model`` holds the last two versions of a model (its name quoted as in a web address),
+    ``programs/HASH.calc`` a program.  A version is there whole or not at all, and is checked when it is read; whenever
+    the process is killed, each model is there in its last version or the one being written.
 
     Parameters
     ----------
@@ -132,20 +138,33 @@ class FileStore:
     durable : bool
         Wait until each version is on the disk.  Without, writing is faster and survives a killed process, but
         not a power cut or a crash of the system: models written shortly before may then be damaged (and refused).
+    read_only : bool
+        Only read, also while another process writes: each model is read whole, in the last version that was written.
 
     Raises
     ------
-    CalcError : the folder is open in this or another process, or cannot be written.
+    CalcError : the folder is open for writing in this or another process, or cannot be written; with ``read_only``, there
+        is no store.
     """
+
+    _instead = "hand over its folder, which one process at a time has open"
 
     persistent = True
 
-    def __init__(self, folder: str | PathLike[str], durable: bool = True):
+    def __init__(self, folder: str | PathLike[str], durable: bool = True, *, read_only: bool = False):
         if not isinstance(folder, (str, os.PathLike)) or not str(folder):
             raise CalcError(f"FileStore: {folder!r} is not the path of a folder")
         self.folder, self.durable = Path(folder), checks.flag("FileStore: durable", durable)
+        self.read_only = checks.flag("FileStore: read_only", read_only)
         self._models, self._of_programs = self.folder / "models", self.folder / "programs"
         self._programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
+        if self.read_only:
+            self._open: FileIO | None = None
+            if not self._models.is_dir():
+                raise CalcError(
+                    f"{self.folder}: there is no store here: look at the path, or open it for writing first"
+                )
+            return
         locked: FileIO | None = None
         try:
             with telling(str(self.folder), "opened as a store"):
@@ -169,27 +188,19 @@ class FileStore:
 
     # ------------------------------------------------------------ models
     def put(self, name: str, facts: Mapping[str, Any], image: memoryview) -> None:
-        """Write a version of a model; the one before it becomes the previous version.
+        """Write a version of a model, in the place of the version before its last one.
 
         Raises
         ------
-        CalcError : the disk is full or cannot be written.  The store then holds what it held before.
+        CalcError : the disk is full or cannot be written.  The store then holds the last version as before.
         """
-        path = self._path(name)
+        path = self._written(name)
         try:
             document = json.dumps(dict(facts)).encode()
         except (TypeError, ValueError) as error:
             raise CalcError(f"model {name!r}: its facts cannot be written as JSON ({error})") from None
-        header = HEADER.pack(MAGIC, FORMAT_VERSION, len(document), image.nbytes) + document
-        digest = hashlib.sha256(header)
-        digest.update(image)
-
-        def write(file: BinaryIO) -> None:
-            for part in (header, image, digest.digest()):
-                file.write(part)
-
         with telling(str(path), "written", UNCHANGED):
-            replace(path, write, durable=self.durable, previous=path.with_suffix(".previous"))
+            versions.write(path, document, image, self.durable)
 
     def get(
         self, name: str, image: memoryview | None = None, *, previous: bool = False
@@ -201,7 +212,7 @@ class FileStore:
         image : memoryview of bytes, optional
             Where to read the image to; what it holds is undefined where the file is refused.
         previous : bool
-            The version before the last one.
+            The version before the last one; the one that is left, where the other's header is damaged.
 
         Raises
         ------
@@ -209,15 +220,31 @@ class FileStore:
         ProgramError : the file is truncated, altered, foreign or of an unknown version.
         """
         path = self._path(name)
-        path = path.with_suffix(".previous") if previous else path
-        with telling(str(path), "read"):
-            try:
-                file = open(path, "rb")
-            except FileNotFoundError:
-                version = "previous version of" if previous else "model"
-                raise CalcError(f"{self.folder}: the store has no {version} {name!r}") from None
-            with file:
-                return _read(file, path, name, image)
+        try:
+            with telling(str(path), "read"):
+                document, image = versions.read(path, name, image, previous)
+        except NoSuchFile:
+            version = "previous version of" if previous else "model"
+            raise CalcError(f"{self.folder}: the store has no {version} {name!r}") from None
+        facts = parsed(document, f"{path}: its facts")
+        if not isinstance(facts, dict):
+            raise ProgramError(f"{path}: not a model that calcvm wrote.  Copy it anew, or remove it")
+        return facts, image
+
+    def restore(self, name: str) -> None:
+        """Go back to the version before the last one, for example where that is damaged.
+
+        Raises
+        ------
+        CalcError : there is no such model, or no version before its last one.
+        ProgramError : that version is damaged, too.
+        """
+        path = self._written(name)
+        try:
+            with telling(str(path), "written", UNCHANGED):
+                versions.restore(path, name, self.durable)
+        except NoSuchFile:
+            raise CalcError(f"{self.folder}: the store has no model {name!r}") from None
 
     def __contains__(self, name: str) -> bool:
         return self._path(name).exists()
@@ -228,9 +255,9 @@ class FileStore:
         return [unquote(stem, errors="surrogatepass") for stem in stems]
 
     def remove(self, name: str) -> None:
-        path = self._path(name)
+        path = self._written(name)
         with telling(str(path), "removed", UNCHANGED):
-            path.with_suffix(".previous").unlink(missing_ok=True)  # first: it is of no other model of this name
+            path.with_suffix(".previous").unlink(missing_ok=True)  # of format 1; first: it is of no other model
             path.unlink(missing_ok=True)
         if self.durable:
             sync_folder(self._models)
@@ -240,6 +267,7 @@ class FileStore:
         """Write a program's file, if there is none."""
         path = self._checked(self._of_programs) / f"{program.hash}.calc"
         if not path.exists():
+            self._check_writable(path)
             with telling(str(path), "written", UNCHANGED):
                 program.save(path)
         self._programs[program.hash] = program
@@ -260,19 +288,29 @@ class FileStore:
                 program = load_program(path)
             if digest not in (program.hash, program.former):
                 raise ProgramError(f"{path}: holds another program ({program.hash}): copy it anew")
-            if program.former:  # the model will be written with the hash of today
+            if program.former and not self.read_only:  # the model will be written with the hash of today
                 self.put_program(program)
             self._programs[digest] = program
         return program
 
     def close(self) -> None:
         """Let others open the folder; the store cannot be used afterwards."""
-        self._open.close()
+        if self._open is not None:
+            self._open.close()
 
     # ------------------------------------------------------------ files
     def _checked(self, path: Path) -> Path:
-        if self._open.closed:
+        if self._open is not None and self._open.closed:
             raise CalcError(f"{self.folder}: the store is closed here (a fork closes it in the child): open it again")
+        return path
+
+    def _check_writable(self, what: Path) -> None:
+        if self.read_only:
+            raise CalcError(f"{what}: cannot be written: the store was opened with read_only=True.  Open it without")
+
+    def _written(self, name: str) -> Path:
+        path = self._path(name)
+        self._check_writable(path)
         return path
 
     def _path(self, name: str) -> Path:
@@ -285,47 +323,6 @@ class FileStore:
                 "(letters, digits and _.-~ take one each, other bytes three): take a shorter one"
             )
         return self._checked(self._models) / f"{quoted}.model"
-
-
-def _read(file: BinaryIO, path: Path, name: str, image: memoryview | None) -> tuple[Mapping[str, Any], memoryview]:
-    """Facts and image of an open file, every byte of it checked."""
-    size = os.fstat(file.fileno()).st_size
-    header = file.read(HEADER.size)
-    if len(header) < HEADER.size:
-        raise _refused(path, f"truncated to {size} bytes")
-    magic, version, n_facts, n_image = HEADER.unpack(header)
-    if magic != MAGIC:
-        raise _refused(path, "not a model that calcvm wrote")
-    if version != FORMAT_VERSION:
-        raise _refused(path, f"format {version}, this calcvm reads {FORMAT_VERSION}: use the calcvm that wrote it")
-    wanted = HEADER.size + n_facts + n_image + DIGEST_BYTES
-    if size != wanted:
-        raise _refused(path, f"truncated or altered: it has {size:,} bytes, its header says {wanted:,}")
-    document = file.read(n_facts)
-    if image is None:
-        image = np.empty(n_image, np.uint8).data
-    elif image.nbytes != n_image:
-        raise CalcError(_disagree(name, image.nbytes, n_image))
-    file.readinto(image)  # type: ignore[attr-defined]
-    digest = hashlib.sha256(header + document)
-    digest.update(image)
-    if file.read() != digest.digest():
-        raise _refused(path, "altered: it does not match its checksum")
-    facts = parsed(document, f"{path}: its facts")
-    if not isinstance(facts, dict):
-        raise _refused(path, "not a model that calcvm wrote")
-    return facts, image
-
-
-def _refused(path: Path, reason: str) -> ProgramError:
-    previous = path.with_suffix(".previous")
-    if path != previous and previous.exists():
-        return ProgramError(f"{path}: {reason}.  {previous} is the version before it: rename that to {path.name}")
-    return ProgramError(f"{path}: {reason}.  Copy it anew, or remove it")
-
-
-def _disagree(name: str, given: int, kept: int) -> str:
-    return f"model {name!r}: its image has {kept:,} bytes, room for {given:,} was given"
 
 
 _locks: weakref.WeakSet[FileIO] = weakref.WeakSet()

@@ -124,6 +124,12 @@ class Program:
     def itemsize(self) -> int:
         return ITEMSIZE[self.dtype]
 
+    def __repr__(self) -> str:
+        return (
+            f"<Program: {self.dtype}, batch {self.batch_size}, {len(self.rows)} rows, {self.heap_bytes:,} bytes, paths "
+            f"{', '.join(self.info['paths'])}>"
+        )
+
     @property
     def heap_bytes(self) -> int:
         return self.heap_elems * self.itemsize
@@ -338,7 +344,7 @@ def _hash(documents: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str
     digest = hashlib.sha256(json.dumps(documents, sort_keys=True, separators=(",", ":")).encode())
     for name in sorted(arrays):
         array = arrays[name]
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode("utf-8", "surrogatepass"))
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 

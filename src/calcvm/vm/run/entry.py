@@ -15,26 +15,27 @@ from calcvm.kernels_cpu._target import Target
 ARGUMENTS = {
     "run_rows": 2, "run_rounds": 2, "run_task": 2, "run_fleet": 2, "run_team": 3, "serve": 1,
     "permute": 5, "copy_rows": 8, "flush": 2,
-    "method": 5, "step": 4, "run_steps": 4, "predict": 4, "evaluate": 4, "run_by_name": 4, "set_item": 4, "bound_step": 4,
+    "method": 5, "methods": 1,
 }  # all int64  # fmt: skip
-METHODS = {  # of `calcvm.vm.run.method_code`, by their names in Python
+METHODS = {  # in `calcvm.vm.run.method_entries`, by their names in Python
     "step": "step", "run_steps": "run_steps", "predict": "predict", "evaluate": "evaluate", "run": "run_by_name",
     "__setitem__": "set_item",
 }  # fmt: skip
 OWN = "_calcvm_"  # before the names of what compiled methods hand on to: a user's class may have a ``_step`` of its own
-ANSWERS = {*METHODS.values(), "bound_step", "method"}  # return an object
+TUPLE_SIZE, TUPLE_ITEMS = 16, tuple.__basicsize__  # bytes of a tuple; 24, from Python 3.14 on 32: a hash is in between
+ANSWERS = {"method", "methods"}  # return a number: the address of an object, or of code
 NEEDS = {  # entries that an entry calls by symbol
     "run_rounds": ("permute", "copy_rows"),
     "method": ("run_rows", "run_team", "copy_rows"),
-    **dict.fromkeys(ANSWERS - {"method"}, ("method",)),
 }
+OF = {"method": "method_code", "methods": "method_entries"}  # modules of entries; of others "loop"
 FLUSHES = platform.machine() in ("x86_64", "AMD64")  # where "flush" does what it says
 ANY = "any"  # the loops are the same for every dtype
 
 
 def modules(name: str) -> tuple[str, ...]:
     """What an entry comes from."""
-    return ("vm.run.method_code",) if name in ANSWERS else ("vm.run.loop",)
+    return (f"vm.run.{OF.get(name, 'loop')}",)
 
 
 def symbol(name: str) -> str:
@@ -55,20 +56,22 @@ def address(name: str) -> int:
 @cache
 def entry(name: str) -> Any:
     """A compiled loop, from the cache where it can be (then Numba is not imported)."""
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * ARGUMENTS[name])(address(name))
+    result = ctypes.c_int64 if name in ANSWERS else None
+    return ctypes.CFUNCTYPE(result, *[ctypes.c_int64] * ARGUMENTS[name])(address(name))
 
 
 def _build(symbol_: str, places: tuple[_native.Modules, ...], target: Target) -> _native.Compiled:
-    from numba import types
-
-    from calcvm.kernels_cpu._common import compile_object
-
     name = symbol_.removeprefix("calcvm_").rsplit("_", 2)[0]
-    result = types.int64 if name in ANSWERS else types.void
-    signature = result(*[types.int64] * ARGUMENTS[name])
-    needs = NEEDS.get(name, ())
     (module,) = modules(name)
-    code, _ = compile_object(
-        getattr(import_module(f"calcvm.{module}"), name), signature, symbol_, fastmath=set(), target=target
-    )
+    needs, source = NEEDS.get(name, ()), import_module(f"calcvm.{module}")
+    if hasattr(source, "build"):
+        code = source.build(symbol_, target)
+    else:
+        from numba import types
+
+        from calcvm.kernels_cpu._common import compile_object
+
+        result = types.int64 if name in ANSWERS else types.void
+        signature = result(*[types.int64] * ARGUMENTS[name])
+        code, _ = compile_object(getattr(source, name), signature, symbol_, fastmath=set(), target=target)
     return _native.Compiled((module,), code, {symbol(need): modules(need) for need in needs})

@@ -6,8 +6,11 @@ LINE = 64  # bytes of a cache line: what several workers write lies on lines of 
 
 # A team's control block, byte offsets.  SERVE: the address of what workers run; HIRED: how many there are.
 CONTROL_BYTES = 64 * LINE
-BUSY, ARRIVED, GENERATION, HIRED, BOXES = (k * LINE for k in (0, 1, 2, 3, 8))
+BUSY, ARRIVED, GENERATION, HIRED, FIT, BOXES = (k * LINE for k in (0, 1, 2, 3, 4, 8))
 SERVE = HIRED + 8
+# FIT: how many workers of a team had cores when one last waited for those that had none; jobs have no more until CROWDED, a time
+# of the monotonic clock, after which comes for how many ns that was.  FIT is written by who holds BUSY.
+CROWDED = FIT + 8
 MAX_WORKERS = (CONTROL_BYTES - BOXES) // LINE  # worker w has the box at BOXES + w * LINE
 
 # A worker's box, byte offsets: the address of the job that it has (0: none), then what it sleeps by.
@@ -65,10 +68,16 @@ FEED_CELLS = {
 }  # by the bytes of an element, of what is copied as it is, to or from cells of its own type
 
 SPINS = 2000  # about 20 us, then the processor is offered to others: machines are oversubscribed
+LATE_NS = 300_000  # a worker that is waited for is asked after so long whether it has a core; what a kernel's own threads take is less
+PENALTY, MOST_PENALTY, AGAIN = (
+    16,
+    2_000_000_000,
+    4,
+)  # of what was lost; at most, ns; times the last penalty: what comes soon after it
 PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
 
 # Words of a model that its compiled methods share (`calcvm.vm.memory.methods`).
-MOST_PLACEHOLDERS, MOST_ARGUMENTS, MOST_RESULTS, MOST_RANK, KEPT_ROWS = 16, 8, 4, 5, 8
+MOST_PLACEHOLDERS, MOST_ARGUMENTS, MOST_RESULTS, MOST_RANK, MOST_BEFORE, KEPT_ROWS = 16, 8, 4, 5, 4, 8
 STEP, PREDICT, EVALUATE, RUN, N_METHODS = range(5)
 (
     ARMED,  # not 0 while the model is in its slot, and nobody means to take that
@@ -89,18 +98,24 @@ CALL_WORDS = DONE + 2 * N_METHODS
     ARRAY_TYPE, INT_TYPE, DICT_TYPE, TUPLE_TYPE, NONE, OUT_NAME, NEW_ARRAY,  # Python's and NumPy's objects; PyArray_Empty
     NO_PLACES,  # always 0: where the only row of an array lies
     N_PLACEHOLDERS,
+    PLANNED,  # the largest batch
     DTYPES,  # NumPy's objects for the types in FEED_DTYPES
-) = range(11)  # fmt: skip
+) = range(12)  # fmt: skip
 PLACEHOLDERS = DTYPES + len(FEED_DTYPES)
 # Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers); of one
 # of a type of its own EXACT, NumPy's object for that, and AS_IT_IS, the DTYPE of its feeds (0: it is of the heap's floats).
-NAME, RANK, PER_SAMPLE, PLACE, CLASSES, MOST, EXACT, AS_IT_IS, DIMS = range(9)
+NAME, RANK, PER_SAMPLE, PLACE, CLASSES, EXACT, AS_IT_IS, DIMS = range(8)
 PLACEHOLDER_WORDS = DIMS + MOST_RANK
 METHODS = PLACEHOLDERS + MOST_PLACEHOLDERS * PLACEHOLDER_WORDS
-# Words of a method: whether it may be called so, what it does, its rows, its placeholders, its results (NAMED: in a dict).
-# BRIEF: see `slices.brief_batch`.
-SET, CHANGES, FORGETS, BEGIN, END, BRIEF, NAMED, N_ARGUMENTS, N_ANSWERS, ROWS_OF = range(10)
-ARGUMENTS = ROWS_OF + 3 * KEPT_ROWS  # after (batch, address of its rows, ns of a call) of some; numbers of placeholders
+# Words of a method: whether it may be called so, what it does, its placeholders, its results (NAMED: in a dict).  MOST_SAMPLES
+# of a call, where several batches are run one after the other; N_INPUTS of its arguments, where those are given apart from
+# the others (0: all one by one).
+SET, CHANGES, FORGETS, MOST_SAMPLES, NAMED, N_INPUTS, N_ARGUMENTS, N_ANSWERS, N_SPANS_OF, SPANS_OF = range(10)
+ROWS_OF = SPANS_OF + 3 * (
+    MOST_BEFORE + 1
+)  # after (start, stop, brief batch: see `slices.brief_batch`) of paths before it and its own
+# After (batch, address of its rows, ns of a call) of some batches, the last the planned one; numbers of placeholders.
+ARGUMENTS = ROWS_OF + 3 * (KEPT_ROWS + 1)
 RESULTS_OF = ARGUMENTS + MOST_ARGUMENTS
 # Words of a result: its offset, elements of a sample, rank, address of its sizes, the object of its name.
 SINGLE, MEAN = -1, -2  # in place of a rank: a single number; one that is added up and divided as over whole data sets

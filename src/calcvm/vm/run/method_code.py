@@ -12,14 +12,12 @@ from numba import types
 from numba.extending import intrinsic
 
 from calcvm.vm.run.atomics import I64, call_entry, f32_at, f64_at, i32_at, i64_at, u8_at
-from calcvm.vm.run.entry import OWN
+from calcvm.vm.run.entry import OWN, TUPLE_ITEMS, TUPLE_SIZE
 from calcvm.vm.run.job import (
     ARGUMENTS,
     ARMED,
     ARRAY_TYPE,
     AS_IT_IS,
-    BEGIN,
-    BRIEF,
     CHANGED_AT,
     CHANGES,
     CLASSES,
@@ -30,7 +28,6 @@ from calcvm.vm.run.job import (
     DIMS,
     DONE,
     DTYPES,
-    END,
     EVALUATE,
     EXACT,
     FORGETS,
@@ -45,11 +42,13 @@ from calcvm.vm.run.job import (
     MEAN,
     METHOD_WORDS,
     METHODS,
-    MOST,
     MOST_ARGUMENTS,
+    MOST_SAMPLES,
     N_ANSWERS,
     N_ARGUMENTS,
+    N_INPUTS,
     N_PLACEHOLDERS,
+    N_SPANS_OF,
     NAME,
     NAMED,
     NEW_ARRAY,
@@ -61,6 +60,7 @@ from calcvm.vm.run.job import (
     PLACE,
     PLACEHOLDER_WORDS,
     PLACEHOLDERS,
+    PLANNED,
     PREDICT,
     RANK,
     RESULT,
@@ -77,6 +77,7 @@ from calcvm.vm.run.job import (
     SET,
     SHEET,
     SLOT_JOB,
+    SPANS_OF,
     START,
     STEP,
     STEPS,
@@ -87,15 +88,17 @@ from calcvm.vm.run.job import (
     TURN_OWNER,
     WORKERS,
 )
-from calcvm.vm.run.samples import bytes_of, helper, scratch
+from calcvm.vm.run.samples import bytes_of, given_bytes, helper, scratch
 
 # Bytes of Python's objects.
 WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.Native` and `methods.Bound`; 0: nothing is there
 TYPE, DATA, RANK_AT, DIMS_AT, DESCR, FLAGS = 8, 16, 24, 32, 56, 64  # of an array
-TUPLE_SIZE, TUPLE_ITEMS = 16, tuple.__basicsize__  # 24, from Python 3.14 on 32: a hash is in between
 PLAIN, WRITEABLE = 0x0001 | 0x0100, 0x0400  # C-contiguous, aligned
 MOST_OBJECTS = 30  # that a call hands on: more are an error of the caller's anyway
-STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(7)
+STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUND_NAME = range(
+    7
+)  # as in `method_entries`
+ANSWERS_AT, SUMS_AT = 16, 24  # among the words of a call's stack, after its arguments: arrays, or sums, of its results
 ASK, TRAPPED = 0, -1  # what is no answer: Python must give it; a kernel trapped
 
 _float = types.ExternalFunction("PyFloat_FromDouble", types.int64(types.float64))
@@ -181,7 +184,10 @@ def labels(data, dtype, n, classes):
         for i in range(n):
             low, high = min(low, i64_at(data)[i]), max(high, i64_at(data)[i])
     else:
-        return False
+        for i in range(n):
+            x = np.float64(f32_at(data)[i]) if dtype == 0 else f64_at(data)[i]
+            if not (x >= 0.0 and x < classes and x == np.float64(np.int64(x))):
+                return False
     return low >= 0 and high < classes
 
 
@@ -231,8 +237,8 @@ def placeholder(sheet, k):
 
 
 @helper
-def batch_of(sheet, k, array):
-    """Samples in what is given for a placeholder; 0 where Python must look at it."""
+def batch_of(sheet, k, array, most):
+    """Samples in what is given for a placeholder; 0 where Python must look at it, also if they are more than ``most``."""
     if not is_array(sheet, array, 0):
         return 0
     wanted, dtype = placeholder(sheet, k), dtype_of(sheet, array)
@@ -245,7 +251,7 @@ def batch_of(sheet, k, array):
         if dims[i] != wanted[DIMS + i]:
             return 0
     n = dims[0]
-    if n < 1 or n > wanted[MOST]:
+    if n < 1 or n > most:
         return 0
     if wanted[CLASSES] != 0:
         data, many, classes = i64_at(array + DATA)[0], n * wanted[PER_SAMPLE], wanted[CLASSES]
@@ -283,9 +289,9 @@ def method_of(at, which):
 
 
 @helper
-def rows_of(method, batch):
+def rows_of(sheet, method, batch):
     """Address of the rows for a batch, and the time that they took; 0: they are not known here."""
-    entry = i64_at(method + 8 * (ROWS_OF + 3 * (batch % KEPT_ROWS)))
+    entry = i64_at(method + 8 * (ROWS_OF + 3 * (KEPT_ROWS if batch == i64_at(sheet)[PLANNED] else batch % KEPT_ROWS)))
     return (entry[1], entry[2]) if batch != 0 and entry[0] == batch else (0, 0)
 
 
@@ -296,7 +302,7 @@ def batch_given(sheet, mw, given, n):
         return 0
     batch = np.int64(0)
     for i in range(n):
-        found = batch_of(sheet, mw[ARGUMENTS + i], given[i])
+        found = batch_of(sheet, mw[ARGUMENTS + i], given[i], mw[MOST_SAMPLES])
         if found == 0 or (i > 0 and found != batch):
             return 0
         batch = found
@@ -304,16 +310,16 @@ def batch_given(sheet, mw, given, n):
 
 
 @helper
-def place(at, k, array, batch):
-    """Copy an array into its placeholder, in the call that has begun."""
+def place(at, k, array, start, batch):
+    """Copy samples of an array into their placeholder, in the call that has begun."""
     words = i64_at(at)
     sheet = words[SHEET]
     wanted, item = placeholder(sheet, k), i64_at(sheet)[ITEM]
     many, dtype = batch * wanted[PER_SAMPLE], wanted[AS_IT_IS] if wanted[EXACT] != 0 else dtype_of(sheet, array)
+    source = i64_at(array + DATA)[0] + given_bytes(dtype) * start * wanted[PER_SAMPLE]
     call_copy_rows(
-        words[PIECE] + bytes_of(dtype, item) * wanted[PLACE], i64_at(array + DATA)[0], sheet + 8 * NO_PLACES, 1, many,
-        many, dtype, item,
-    )  # fmt: skip
+        words[PIECE] + bytes_of(dtype, item) * wanted[PLACE], source, sheet + 8 * NO_PLACES, 1, many, many, dtype, item
+    )
     words[HOLDS + 2 * k], words[HOLDS + 2 * k + 1] = batch, words[SEQ]
 
 
@@ -331,23 +337,27 @@ def held(words, mw):
 
 @helper
 def run(at, method, which, batch, rows, steps):
-    """Run a method's rows, and take note of that; whether no kernel trapped."""
+    """Run a method's rows, after those of the paths that it reads, and take note of that; whether no kernel trapped."""
     words, mw = i64_at(at), i64_at(method)
     words[DONE + 2 * which], words[DONE + 2 * which + 1] = batch, words[SEQ]
     if mw[CHANGES] != 0:
         words[CHANGED_AT] = words[SEQ]
     if mw[FORGETS] != 0:
         words[FORGOT_AT] = words[SEQ]
-    job = i64_at(words[SLOT_JOB])
-    job[ROWS], job[START], job[STOP], job[STEPS], job[DEADLINE] = rows, mw[BEGIN], mw[END], steps, 0
-    if words[WORKERS] > 1 and (batch > mw[BRIEF] or steps > 1):
-        job[CODE] = words[RUN_ROWS]
-        call_run_team(words[CONTROL], words[SLOT_JOB], words[WORKERS])
-    else:
-        job[TEAM] = 1
-        call_run_rows(words[SLOT_JOB], 0)
-    piece = words[PIECE]
-    return f32_at(piece)[0] == 0.0 if i64_at(words[SHEET])[ITEM] == 4 else f64_at(piece)[0] == 0.0
+    job, piece, item = i64_at(words[SLOT_JOB]), words[PIECE], i64_at(words[SHEET])[ITEM]
+    job[ROWS], job[DEADLINE] = rows, 0
+    for k in range(mw[N_SPANS_OF]):
+        span, last = i64_at(method + 8 * (SPANS_OF + 3 * k)), k == mw[N_SPANS_OF] - 1
+        job[START], job[STOP], job[STEPS] = span[0], span[1], steps if last else 1
+        if words[WORKERS] > 1 and (batch > span[2] or job[STEPS] > 1):
+            job[CODE] = words[RUN_ROWS]
+            call_run_team(words[CONTROL], words[SLOT_JOB], words[WORKERS])
+        else:
+            job[TEAM] = 1
+            call_run_rows(words[SLOT_JOB], 0)
+        if (f32_at(piece)[0] if item == 4 else f64_at(piece)[0]) != 0.0:
+            return False
+    return True
 
 
 # ---------------------------------------------------------------- what it answers
@@ -367,44 +377,74 @@ def fits(sheet, result, batch, out):
 
 
 @helper
-def value(at, result, batch, out):
-    """A new reference to a result's value, in ``out`` if that is an array; 0 where there is no memory for it."""
-    words, rw = i64_at(at), i64_at(result)
-    sheet = words[SHEET]
-    sw, item = i64_at(sheet), i64_at(sheet)[ITEM]
-    source = words[PIECE] + item * rw[RESULT]
-    if rw[RESULT_RANK] < 0:
-        number = np.float64(f32_at(source)[0]) if item == 4 else f64_at(source)[0]
-        return _float(number * batch / batch if rw[RESULT_RANK] == MEAN else number)
-    answer = out
-    if answer != 0:
-        _incref(answer)
-    else:
-        item_type = sw[DTYPES + (item == 8)]
-        i64_at(rw[RESULT_DIMS])[0] = batch
-        _incref(item_type)
-        answer = new_array(sw[NEW_ARRAY], rw[RESULT_RANK], rw[RESULT_DIMS], item_type)
-        if answer == 0:
-            return 0
-    many = batch * rw[LENGTH]
-    call_copy_rows(i64_at(answer + DATA)[0], source, sheet + 8 * NO_PLACES, 1, many, many, np.int64(item == 8), item)
-    return answer
+def number(at, result):
+    """A result that is a single number."""
+    words = i64_at(at)
+    item = i64_at(words[SHEET])[ITEM]
+    source = words[PIECE] + item * i64_at(result)[RESULT]
+    return np.float64(f32_at(source)[0]) if item == 4 else f64_at(source)[0]
 
 
 @helper
-def answer(at, method, batch, out, into):
-    """What a method answers with: a result, or all of them in the dict ``into``; 0 where there is no memory for it."""
-    if into == 0:
-        return value(at, method + 8 * RESULTS_OF, batch, out)
+def begun(at, method, n, out, objects):
+    """Arrays for the results of n samples, or sums of 0; whether there is memory for them."""
+    sw, answers, sums = i64_at(i64_at(at)[SHEET]), i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT)
+    for i in range(i64_at(method)[N_ANSWERS]):
+        rw = i64_at(method + 8 * (RESULTS_OF + i * RESULT_WORDS))
+        answers[i], sums[i] = out, 0.0
+        if out != 0:
+            _incref(out)
+        elif rw[RESULT_RANK] > 0:
+            item_type = sw[DTYPES + (sw[ITEM] == 8)]
+            i64_at(rw[RESULT_DIMS])[0] = n
+            _incref(item_type)
+            answers[i] = new_array(sw[NEW_ARRAY], rw[RESULT_RANK], rw[RESULT_DIMS], item_type)
+            if answers[i] == 0:
+                dropped(i, objects)
+                return False
+    return True
+
+
+@helper
+def dropped(n, objects):
+    """Let the first n arrays for results go."""
+    for i in range(n):
+        if i64_at(objects + 8 * ANSWERS_AT)[i] != 0:
+            _decref(i64_at(objects + 8 * ANSWERS_AT)[i])
+
+
+@helper
+def collect(at, method, start, batch, objects):
+    """Take the results of a batch, which begins at sample ``start``."""
+    words, answers, sums = i64_at(at), i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT)
+    sheet = words[SHEET]
+    item = i64_at(sheet)[ITEM]
     for i in range(i64_at(method)[N_ANSWERS]):
         result = method + 8 * (RESULTS_OF + i * RESULT_WORDS)
-        one = value(at, result, batch, 0)
-        failed = one == 0 or _dict_set(into, i64_at(result)[RESULT_NAME], one) != 0
+        rw = i64_at(result)
+        if rw[RESULT_RANK] < 0:
+            sums[i] += number(at, result) * batch if rw[RESULT_RANK] == MEAN else number(at, result)
+        else:
+            to, many = i64_at(answers[i] + DATA)[0] + item * start * rw[LENGTH], batch * rw[LENGTH]
+            source = words[PIECE] + item * rw[RESULT]
+            call_copy_rows(to, source, sheet + 8 * NO_PLACES, 1, many, many, np.int64(item == 8), item)
+
+
+@helper
+def finished(method, n, into, objects):
+    """What a method answers with: a result, or all of them in the dict ``into``; 0 where there is no memory for it."""
+    answers, sums, answer = i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT), into
+    for i in range(i64_at(method)[N_ANSWERS]):
+        rw, one = i64_at(method + 8 * (RESULTS_OF + i * RESULT_WORDS)), answers[i]
+        if rw[RESULT_RANK] < 0:
+            one = _float(sums[i] / n if rw[RESULT_RANK] == MEAN else sums[i])
+        if into == 0:
+            return one
+        if one == 0 or _dict_set(into, rw[RESULT_NAME], one) != 0:
+            answer = np.int64(0)
         if one != 0:
             _decref(one)
-        if failed:
-            return 0
-    return into
+    return answer
 
 
 # ---------------------------------------------------------------- kinds of calls
@@ -429,6 +469,26 @@ def by_name(sheet, mw, given, objects):
 
 
 @helper
+def apart(sheet, mw, given, n, objects):
+    """Address of the arguments of a call on (inputs, others), tuples where they are several; 0 where they are not so."""
+    inputs, many = mw[N_INPUTS], mw[N_ARGUMENTS]
+    if n != 1 + (many > inputs):
+        return 0
+    arrays, found = i64_at(objects), np.int64(0)
+    for k in range(n):
+        wanted, one = inputs if k == 0 else many - inputs, i64_at(given)[k]
+        if wanted > 1:
+            if i64_at(one + TYPE)[0] != i64_at(sheet)[TUPLE_TYPE] or i64_at(one + TUPLE_SIZE)[0] != wanted:
+                return 0
+            for i in range(wanted):
+                arrays[found + i] = i64_at(one + TUPLE_ITEMS)[i]
+        else:
+            arrays[found] = one
+        found += wanted
+    return objects
+
+
+@helper
 def answered(self, which, given, n, out, into):
     """Run a method on arrays; ``out``: where its result is wanted, or 0; ``into``: a dict for named ones."""
     at = words_of(self)
@@ -447,21 +507,38 @@ def answered(self, which, given, n, out, into):
             given = one + TUPLE_ITEMS
         else:
             given = np.int64(0)
+    elif mw[N_INPUTS] != 0:
+        given, n = apart(sheet, mw, given, n, objects), mw[N_ARGUMENTS]
     if given == 0:
         return ASK
-    arrays = i64_at(given)
-    batch = batch_given(sheet, mw, arrays, n)
-    rows, _ = rows_of(method, batch)
-    if rows == 0 or (mw[NAMED] != 0) != (into != 0):
+    arrays, planned = i64_at(given), i64_at(sheet)[PLANNED]
+    many = batch_given(sheet, mw, arrays, n)
+    rest = many % planned
+    rows, ns = rows_of(sheet, method, min(many, planned))
+    rows_rest, _ = rows_of(sheet, method, rest) if many > planned and rest != 0 else (rows, ns)
+    if (
+        rows == 0
+        or rows_rest == 0
+        or (mw[NAMED] != 0) != (into != 0)
+        or (many > planned and many // planned > LONG_NS // ns)
+    ):
         return ASK
-    if out != 0 and (into != 0 or not fits(sheet, method + 8 * RESULTS_OF, batch, out)):
+    if out != 0 and (into != 0 or many > planned or not fits(sheet, method + 8 * RESULTS_OF, many, out)):
+        return ASK
+    if not begun(at, method, many, out, objects):
         return ASK
     words[SEQ] += 1
-    for i in range(n):
-        place(at, mw[ARGUMENTS + i], arrays[i], batch)
-    if not run(at, method, which, batch, rows, 1):
-        return TRAPPED
-    return answer(at, method, batch, out, into)
+    start = np.int64(0)
+    while start < many:
+        batch = min(many - start, planned)
+        for i in range(n):
+            place(at, mw[ARGUMENTS + i], arrays[i], start, batch)
+        if not run(at, method, which, batch, rows if start + planned <= many else rows_rest, 1):
+            dropped(mw[N_ANSWERS], objects)
+            return TRAPPED
+        collect(at, method, start, batch, objects)
+        start += batch
+    return finished(method, many, into, objects)
 
 
 @helper
@@ -494,7 +571,7 @@ def steps_run(self, given):
         return ASK
     words, mw = i64_at(at), i64_at(method)
     batch = held(words, mw)
-    rows, ns = rows_of(method, batch)
+    rows, ns = rows_of(words[SHEET], method, batch)
     if rows == 0 or i64_at(given[0] + TYPE)[0] != i64_at(words[SHEET])[INT_TYPE]:
         return ASK
     steps = _long(given[0])
@@ -503,7 +580,7 @@ def steps_run(self, given):
     if steps < 1 or steps > LONG_NS // ns:
         return ASK
     words[SEQ] += 1
-    return value(at, method + 8 * RESULTS_OF, batch, 0) if run(at, method, STEP, batch, rows, steps) else TRAPPED
+    return _float(number(at, method + 8 * RESULTS_OF)) if run(at, method, STEP, batch, rows, steps) else TRAPPED
 
 
 @helper
@@ -516,11 +593,11 @@ def item_set(self, name, array):
     sheet, sw = words[SHEET], i64_at(words[SHEET])
     for k in range(sw[N_PLACEHOLDERS]):
         if placeholder(sheet, k)[NAME] == name:
-            batch = batch_of(sheet, k, array)
+            batch = batch_of(sheet, k, array, sw[PLANNED])
             if batch == 0:
                 return ASK
             words[SEQ] += 1
-            place(at, k, array, batch)
+            place(at, k, array, 0, batch)
             _incref(sw[NONE])
             return sw[NONE]
     return ASK
@@ -545,7 +622,7 @@ def hand_on(self, args, n, names, name):
 
 
 def method(self, args, n, names, name):
-    """What the methods below have in common: compiled once, for that takes two seconds."""
+    """What all methods do; ``name``: which of them is called.  ``self`` is a model, of a bound step a `methods.Bound`."""
     model, given, found, written = self, i64_at(args), ASK, _step_text()
     if name == BOUND_NAME:
         arguments = i64_at(self + ARGUMENTS_SLOT)[0]
@@ -580,37 +657,3 @@ def method(self, args, n, names, name):
     if found == TRAPPED or found == ASK:
         found = hand_on(model, args, n, names, written)
     return found
-
-
-@intrinsic
-def call_method(tc, self, args, n, names, name):
-    return call_entry("method")
-
-
-def step(self, args, n, names):
-    return call_method(self, args, n, names, STEP_NAME)
-
-
-def run_steps(self, args, n, names):
-    return call_method(self, args, n, names, RUN_STEPS_NAME)
-
-
-def predict(self, args, n, names):
-    return call_method(self, args, n, names, PREDICT_NAME)
-
-
-def evaluate(self, args, n, names):
-    return call_method(self, args, n, names, EVALUATE_NAME)
-
-
-def run_by_name(self, args, n, names):
-    return call_method(self, args, n, names, RUN_NAME)
-
-
-def set_item(self, args, n, names):
-    return call_method(self, args, n, names, SET_NAME)
-
-
-def bound_step(self, args, n, names):
-    """`step` on the arrays of a `methods.Bound`."""
-    return call_method(self, args, n, names, BOUND_NAME)

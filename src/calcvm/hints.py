@@ -1,0 +1,260 @@
+"""Names of other libraries, and slips of the pen: what calcvm calls that, and how an unknown name is answered."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, wraps
+from types import FunctionType
+from typing import Any, TypeVar
+
+from calcvm.errors import CalcError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class UnknownArgument(CalcError, TypeError):
+    """A function has no parameter of this name: names it, and what may have been meant."""
+
+
+class UnknownName(CalcError, AttributeError):
+    """A module or an object has no such name: names it, and what may have been meant."""
+
+
+# What others call an argument: our names, of which a function has one, or (with a blank) a sentence's end.
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "activation": ("it is a layer of its own: nn.Linear(8) >> nn.ReLU()",),
+    "alpha": ("learning_rate",),
+    "batch": ("batch_size",),
+    "batch_size": ("it is the model's: cv.Model(..., batch_size=32)",),
+    "beta_1": ("beta1",),
+    "beta_2": ("beta2",),
+    "betas": ("they are two: beta1= and beta2=",),
+    "bias_initializer": ("bias_init",),
+    "callback": ("callbacks",),
+    "ceil_mode": ("padding",),
+    "clipnorm": ("clip_norm",),
+    "max_norm": ("clip_norm",),
+    "clipvalue": ("clip_value",),
+    "criterion": ("loss",),
+    "loss_fn": ("loss",),
+    "decay": ("weight_decay", "schedule"),
+    "device": ("it is the model's: cv.Model(..., device=...)",),
+    "dim": ("axis", "axes"),
+    "dims": ("axes", "axis"),
+    "axis": ("axes",),
+    "axes": ("axis",),
+    "keepdim": ("keepdims",),
+    "dilation_rate": ("dilation",),
+    "early_stopping": ("patience",),
+    "epsilon": ("eps",),
+    "factors": ("rates",),
+    "filters": ("channels",),
+    "out_channels": ("channels",),
+    "in_channels": ("channels are those of the input: leave it out",),
+    "in_features": ("the sizes of the input are known: leave it out, nn.Linear(units)",),
+    "input_dim": ("input_shape", "the sizes of the input are known: leave it out, nn.Linear(units)"),
+    "input_size": ("input_shape", "the sizes of the input are known: leave it out, nn.Linear(units)"),
+    "num_features": ("the sizes of the input are known: leave it out",),
+    "normalized_shape": ("the sizes of the input are known: leave it out",),
+    "input_shape": ("it is the model's: cv.Model(..., input_shape=(4,))",),
+    "out_features": ("units",),
+    "output_dim": ("units",),
+    "gamma": ("factor", "rate"),
+    "initial_learning_rate": ("learning_rate",),
+    "inputs": ("X", "x"),
+    "data": ("X",),
+    "x": ("X",),
+    "labels": ("y",),
+    "target": ("y",),
+    "targets": ("y",),
+    "kernel_initializer": ("init",),
+    "weight_init": ("init",),
+    "kernel_regularizer": ("regularizer",),
+    "kernel_size": ("kernel",),
+    "pool_size": ("kernel",),
+    "lr": ("learning_rate", 'it is the optimizer\'s: cv.Adam(1e-3), later model.hyper["learning_rate"]'),
+    "learning_rate": ('it is the optimizer\'s: cv.Adam(1e-3), later model.hyper["learning_rate"]',),
+    "max_epochs": ("epochs",),
+    "max_iter": ("epochs",),
+    "n_epochs": ("epochs",),
+    "nb_epoch": ("epochs",),
+    "nb_epochs": ("epochs",),
+    "num_epochs": ("epochs",),
+    "n_epoch": ("epochs",),
+    "mode": ("largest",),
+    "monitor": ("figure",),
+    "min_lr": ("min_rate",),
+    "n_jobs": ("workers",),
+    "num_threads": ("workers",),
+    "num_workers": ("workers",),
+    "n_workers": ("workers",),
+    "threads": ("workers",),
+    "negative_slope": ("alpha",),
+    "optim": ("optimizer",),
+    "optimiser": ("optimizer",),
+    "p": ("rate",),
+    "prob": ("rate",),
+    "random_state": ("seed",),
+    "restore_best_weights": ("keep_best",),
+    "save_best_only": ("keep_best",),
+    "rho": ("alpha",),
+    "strides": ("stride",),
+    "use_bias": ("bias",),
+    "validation_data": ("validation",),
+    "val_data": ("validation",),
+    "eval_set": ("validation",),
+    "validation_split": ("validation=0.2 holds a share of the samples out",),
+    "validation_fraction": ("validation=0.2 holds a share of the samples out",),
+    "val_split": ("validation=0.2 holds a share of the samples out",),
+    "verbose": ("progress", "it says nothing, and has no bar: leave it out"),
+    "weights": ("sample_weight",),
+    "weighted_metrics": ("metrics",),
+}  # fmt: skip
+
+# What others call something of a module or an object, and what to write.
+NAMES: dict[str, dict[str, str]] = {
+    "calcvm.nn": {
+        "Dense": "nn.Linear", "Conv1D": "nn.Conv1d", "Conv2D": "nn.Conv2d", "Conv3D": "nn.Conv3d",
+        "Conv1DTranspose": "nn.ConvTranspose1d", "Conv2DTranspose": "nn.ConvTranspose2d", "Conv3DTranspose": "nn.ConvTranspose3d",
+        "MaxPooling1D": "nn.MaxPool1d", "MaxPooling2D": "nn.MaxPool2d", "MaxPooling3D": "nn.MaxPool3d",
+        "AveragePooling1D": "nn.AvgPool1d", "AveragePooling2D": "nn.AvgPool2d", "AveragePooling3D": "nn.AvgPool3d",
+        "GlobalAveragePooling1D": "nn.GlobalAvgPool", "GlobalAveragePooling2D": "nn.GlobalAvgPool",
+        "GlobalMaxPooling1D": "nn.GlobalMaxPool", "GlobalMaxPooling2D": "nn.GlobalMaxPool",
+        "AdaptiveAvgPool1d": "nn.AdaptiveAvgPool", "AdaptiveAvgPool2d": "nn.AdaptiveAvgPool", "AdaptiveMaxPool2d": "nn.AdaptiveMaxPool",
+        "BatchNormalization": "nn.BatchNorm", "BatchNorm1d": "nn.BatchNorm", "BatchNorm2d": "nn.BatchNorm", "BatchNorm3d": "nn.BatchNorm",
+        "InstanceNorm1d": "nn.InstanceNorm", "InstanceNorm2d": "nn.InstanceNorm", "InstanceNorm3d": "nn.InstanceNorm",
+        "LayerNormalization": "nn.LayerNorm", "GroupNormalization": "nn.GroupNorm",
+        "Hardswish": "nn.HardSwish", "Hardsigmoid": "nn.HardSigmoid", "Swish": "nn.SiLU", "Lambda": "nn.Function",
+        "Concatenate": "nn.Concat", "UpSampling2D": "nn.Upsample", "ZeroPadding2D": "nn.Pad", "ZeroPad2d": "nn.Pad",
+        "Module": "nn.Layer", "Input": "cv.Model(..., input_shape=(4,))", "InputLayer": "cv.Model(..., input_shape=(4,))",
+        "CrossEntropyLoss": 'cv.Model(..., loss="softmax_cross_entropy")', "MSELoss": 'cv.Model(..., loss="mse")',
+        "BCEWithLogitsLoss": 'cv.Model(..., loss="binary_cross_entropy")', "L1Loss": 'cv.Model(..., loss="mae")',
+        "HuberLoss": 'cv.Model(..., loss="huber")', "SmoothL1Loss": 'cv.Model(..., loss="huber")',
+    },
+    "calcvm": {
+        "layers": "cv.nn", "optimizers": "cv.Adam and others", "losses": 'cv.Model(..., loss="mse")', "callbacks": "cv.Callback",
+        "models": "cv.Model", "RMSprop": "cv.RMSProp", "ReduceLROnPlateau": "cv.ReduceOnPlateau", "CosineAnnealingLR": "cv.Cosine",
+        "CosineAnnealingWarmRestarts": "cv.CosineRestarts", "StepLR": "cv.Step", "ExponentialLR": "cv.Exponential",
+        "load_model": "cv.load", "Tensor": "cv.Variable", "tensor": "NumPy's arrays, as they are", "array": "NumPy's arrays, as they are",
+        "cross_entropy": "cv.softmax_cross_entropy", "cat": "cv.concat", "concatenate": "cv.concat",
+    },
+    "Model": {
+        "compile": "cv.Model(net, input_shape=..., loss=..., optimizer=...)", "train": "fit", "forward": "predict",
+        "train_on_batch": "step", "predict_on_batch": "predict", "test_on_batch": "evaluate", "score": "evaluate",
+        "state_dict": "get_weights", "load_state_dict": "set_weights", "load_weights": "cv.load, or set_weights", "save_weights": "save",
+        "zero_grad": "step", "backward": "step", "eval": "predict, which is without dropout", "count_params": "summary",
+        "to": 'cv.Model(..., device="cuda")', "cuda": 'cv.Model(..., device="cuda")', "history": "what fit returns",
+        "optimizer": "hyper, of its numbers", "lr": 'hyper["learning_rate"]', "learning_rate": 'hyper["learning_rate"]',
+        "weights": "parameters", "trainable_weights": "parameters", "named_parameters": "parameters", "layers": "summary",
+        "fit_generator": "fit", "partial_fit": "fit", "load": "cv.load",
+    },
+    "History": {"history": 'history["loss"]', "epoch": "epochs", "params": "epochs", "keys": "names"},
+}  # fmt: skip
+
+
+METHODS = ("CalcGraph", "Ensemble", "Fleet", "Model", "Path")  # classes whose methods are called with arguments by name
+
+
+def close_to(name: str, known: Iterable[str]) -> str:
+    """The name among those that are known that comes nearest, or ""."""
+    from difflib import get_close_matches
+
+    by_lower = {k.lower(): k for k in known}
+    return next((by_lower[k] for k in get_close_matches(name.lower(), by_lower, 1, 0.75)), "")
+
+
+def unknown_name(owner: str, name: str, known: Mapping[str, str]) -> AttributeError:
+    """The error for a name that ``owner`` has not; ``known`` are those that it has, and how each is written."""
+    meant = ""
+    if not name.startswith("_"):
+        others = {**NAMES["calcvm.nn"], **NAMES["calcvm"]} if owner == "calcvm" else NAMES.get(owner, {})
+        meant = others.get(name) or known.get(name) or known.get(close_to(name, known), "")
+    said = f"module {owner!r}" if owner.startswith("calcvm") else f"a {owner}"
+    return UnknownName(f"{said} has no {name!r}{meant and f': did you mean {meant}?'}")
+
+
+class Closed:
+    """An object with the attributes that its class names: another is refused, which would change nothing.
+
+    Classes of users, derived from it, have any.
+    """
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = type(self)
+        if (
+            not name.startswith("_")
+            and kind.__module__.startswith("calcvm.")
+            and name not in (known := _attributes(kind))  # type: ignore[arg-type]
+        ):
+            raise unknown_name(kind.__name__, name, {k: k for k in known if not k.startswith("_")})
+        super().__setattr__(name, value)
+
+
+@cache
+def _attributes(kind: Any) -> frozenset[str]:
+    return frozenset({*dir(kind), *(name for c in kind.__mro__ for name in vars(c).get("__annotations__", ()))})
+
+
+class Elsewhere:
+    """An attribute of a class that other libraries' have, and which is no attribute of its objects."""
+
+    def __init__(self, owner: str, name: str):
+        self._owner, self._name = owner, name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        raise unknown_name(self._owner, self._name, {})
+
+
+def _unknown_argument(function: Callable[..., Any], what: str, given: Iterable[str]) -> UnknownArgument | None:
+    """The error for the first argument that a function, called ``what``, has not, if there is one."""
+    parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return None
+    names = [name for name, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = names[names[:1] == ["self"] :]
+    for name in given:
+        if name not in names:
+            meant = next((m for m in ARGUMENTS.get(name, ()) if m in names or " " in m), "") or close_to(name, names)
+            hint = (
+                meant
+                if " " in meant
+                else f"did you mean {meant}=?"
+                if meant
+                else f"it takes {', '.join(names) or 'none'}"
+            )
+            return UnknownArgument(f"{what} has no argument {name!r}: {hint}")
+    return None
+
+
+def hinted(function: Function) -> Function:
+    """The function; an argument that it has not is answered with what may have been meant."""
+
+    @wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function(*args, **options)
+        except TypeError as error:
+            what = type(args[0]).__name__ if args and function.__name__ == "__init__" else function.__qualname__
+            if isinstance(error, CalcError) or (unknown := _unknown_argument(function, what, options)) is None:
+                raise
+            raise unknown from None
+
+    return call  # type: ignore[return-value]
+
+
+def hint(namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Let the functions and classes of a module answer so, and the methods of some of these."""
+    for name in names:
+        value = namespace[name]
+        if isinstance(value, FunctionType):
+            made = namespace[name] = hinted(value)
+            made.__module__, made.__qualname__ = namespace["__name__"], name  # where pickle finds it
+        elif isinstance(value, type) and value.__module__.startswith("calcvm") and not issubclass(value, BaseException):
+            methods = [n for n in vars(value) if not n.startswith("_")] if name in METHODS else []
+            for method in ["__init__", *methods]:
+                of = vars(value).get(method, value.__init__)
+                if isinstance(of, FunctionType) and not hasattr(of, "made"):  # compiled ones: `methods.native`
+                    setattr(value, method, hinted(of))
