@@ -186,6 +186,7 @@ LARGE = (
 
 
 @pytest.mark.time_limit(1200)
+@pytest.mark.slow
 def test_an_application_that_pyinstaller_froze_trains(tmp_path, whole):
     """With the package's hook, a cold and a warm cache; then without sources; its processes do not start it anew."""
     if not whole:
