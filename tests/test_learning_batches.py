@@ -171,4 +171,5 @@ def test_rounds_are_the_learning_batch_at_once_or_are_refused(whole):
     counts = Counter(found.values())
     assert "WRONG" not in counts, [seed for seed, what in found.items() if what == "WRONG"]
     assert counts["right"] > len(found) // 4 and counts["refused"] > len(found) // 8, counts
-    print(counts)
+    # such as the sum of what layer_norm makes, which is 0, or the larger of a sum and a part of it
+    assert counts["refused for nothing"] <= len(found) // 50, counts

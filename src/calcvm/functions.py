@@ -594,7 +594,16 @@ def accuracy(scores: Variable, target: Variable, axis: int | None = None) -> Var
     """Share of rows whose largest score is the target's class: labels (B,) or one-hot (B, N).
 
     axis : of the classes, as of `softmax_cross_entropy`.
+
+    Raises
+    ------
+    ShapeError : there is one class, which is always the largest.
     """
+    if isinstance(scores, Variable) and scores.rank and scores.shape[class_axis(scores, axis)] == 1:
+        raise ShapeError(
+            f"accuracy of {scores}: the largest of one score is that one, whatever it is: compare it, as in "
+            "cv.mean(cv.cast(cv.equal(scores > 0, target > 0.5), None)), or give an output a class"
+        )
     return apply("accuracy", *_classes_last(scores, target, axis))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from calcvm import checks, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import CalcGraph, Variable, apply
+from calcvm.graph import CalcGraph, Operation, Variable, apply
 from calcvm.model.roles import TRAINED, WEIGHT
 from calcvm.ops.dims import numel
 from calcvm.optim import Optimizer, optimizer_of
@@ -51,14 +51,31 @@ TERMS: dict[str, Callable[..., Variable]] = {
 }
 
 
-def _binary_accuracy(x: Variable, t: Variable) -> Variable:
-    """Share of the scores above 0 where the target is 1, and not above where it is 0."""
-    each = F.reshape(x, (*x.descriptor.generic, 1))
-    return F.accuracy(F.concat([-each, each]), t)
+def _accuracy(x: Variable, t: Variable) -> Variable:
+    """Share of the right classes, as the loss takes the output: a logit each, or numbers near 0 and 1; else the largest score's."""
+    loss = next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
+    one = x.rank < 2 or x.shape[F.class_axis(x)] == 1
+    if loss != BINARY and not one:
+        return F.accuracy(x, t)
+    if loss not in THRESHOLDS:
+        raise CalcError(
+            f"metric 'accuracy' of one output {x}: the loss, a function, does not say from where on it is class 1: take the loss "
+            "binary_cross_entropy of logits, an output a class, or a function of (output, target) as the metric"
+        )
+    return F.mean(F.cast(F.equal(x > THRESHOLDS[loss], t > 0.5), None))
+
+
+def _judges(op: Operation, x: Variable) -> bool:
+    """Whether an operator is a loss of x."""
+    return op.spec.category == "loss" and op.inputs[op.spec.inputs[0]].source is x.source
+
+
+# Above which an output stands for class 1, by the loss.
+THRESHOLDS = {BINARY: 0.0, "mse": 0.5, "mae": 0.5, "huber": 0.5, "log_cosh": 0.5}
 
 
 METRICS: dict[str, Callable[..., Variable]] = {
-    "accuracy": F.accuracy,
+    "accuracy": _accuracy,
     "mse": F.mse,
     "mae": F.mae,
     "huber": F.huber,
@@ -186,7 +203,7 @@ def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:
     found: dict[str, Callable[..., Variable]] = {}
     for metric in checks.items("metrics", given, wanted):
         if isinstance(metric, str) and metric in METRICS:
-            name, function = metric, _binary_accuracy if (metric, loss) == ("accuracy", BINARY) else METRICS[metric]
+            name, function = metric, METRICS[metric]
         elif callable(metric) and not isinstance(metric, (type, nn.Layer)) and hasattr(metric, "__name__"):
             name, function = metric.__name__.strip("<>"), metric
         else:
