@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import cache, wraps
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -172,6 +172,30 @@ def unknown_name(owner: str, name: str, known: Mapping[str, str]) -> AttributeEr
         meant = others.get(name) or known.get(name) or known.get(close_to(name, known), "")
     said = f"module {owner!r}" if owner.startswith("calcvm") else f"a {owner}"
     return UnknownName(f"{said} has no {name!r}{meant and f': did you mean {meant}?'}")
+
+
+class Closed:
+    """An object with the attributes that its class names: another is refused, which would change nothing.
+
+    Classes of users, derived from it, have any.
+    """
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = type(self)
+        if (
+            not name.startswith("_")
+            and kind.__module__.startswith("calcvm.")
+            and name not in (known := _attributes(kind))  # type: ignore[arg-type]
+        ):
+            raise unknown_name(kind.__name__, name, {k: k for k in known if not k.startswith("_")})
+        super().__setattr__(name, value)
+
+
+@cache
+def _attributes(kind: Any) -> frozenset[str]:
+    return frozenset({*dir(kind), *(name for c in kind.__mro__ for name in vars(c).get("__annotations__", ()))})
 
 
 class Elsewhere:
