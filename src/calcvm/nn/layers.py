@@ -59,7 +59,7 @@ class Layer:
 
     def __repr__(self) -> str:
         """As it was made, but for settings that are as they are by default."""
-        settings = [f for f in fields(self) if f.repr] if is_dataclass(self) else []
+        settings: list[Any] = [f for f in fields(self) if f.repr] if is_dataclass(self) else []
         told = [
             f"{f.name}={checks.shown(value)}" for f in settings if not _same(value := getattr(self, f.name), f.default)
         ]
