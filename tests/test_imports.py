@@ -18,6 +18,7 @@ VM = {"vm.program", "vm.run", "vm.memory"}
 # "" is the package itself, the public API.  A room may always import itself and the standard library.
 ALL_LOWER = {
     "errors",
+    "files",
     "checks",
     "hints",
     "ops",
@@ -41,6 +42,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "hints": ({"errors"}, set()),
     "dtypes": ({"errors", "checks", "ops"}, {"numpy"}),
     "lazy": (set(), set()),
+    "files": ({"errors", "system"}, set()),
     "tables": (set(), set()),
     "undisturbed": (set(), set()),
     "cgroups": (set(), set()),
@@ -49,17 +51,17 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "record": (set(), {"typing_extensions"}),
     "formulas": ({"record"}, set()),
     "kernel": (set(), {"numpy", "llvmlite"}),
-    "ops": ({"errors", "formulas", "record"}, set()),
+    "ops": ({"errors", "formulas", "lazy", "record"}, set()),
     "init": ({"errors", "checks", "ops", "record"}, {"numpy"}),
     "optim": ({"errors", "checks", "ops", "record"}, {"numpy"}),
-    "graph": ({"errors", "checks", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
+    "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
     "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
     "zoo": ({"checks", "errors", "init", "nn"}, set()),
     "planner": (
-        {"errors", "checks", "lazy", "ops", "record", "system", "tables"},
+        {"errors", "files", "checks", "lazy", "ops", "record", "system", "tables"},
         {"numpy", "matplotlib", "scipy", "ortools"},
     ),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
@@ -69,10 +71,11 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
     "vm": (set(), set()),
-    "vm.program": ({"errors", "checks", "lazy", "ops", "init"}, {"numpy"}),
+    "vm.program": ({"errors", "files", "checks", "lazy", "ops", "init"}, {"numpy"}),
     "vm.run": (
         {
             "errors",
+            "files",
             "checks",
             "dtypes",
             "lazy",
@@ -86,9 +89,9 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"numba", "numpy", "llvmlite"},
     ),
-    "vm.memory": ({"errors", "checks", "hints", "ops", "system", "tables", "vm.program", "vm.run"}, {"numpy"}),
+    "vm.memory": ({"errors", "files", "checks", "hints", "ops", "system", "tables", "vm.program", "vm.run"}, {"numpy"}),
     "script": (
-        {"errors", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
+        {"errors", "files", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
         {"numpy"},
     ),  # vm.run: a type
     "progress": ({"tables"}, {"rich", "IPython"}),
@@ -106,7 +109,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "ensemble": ({"errors", "checks", "model", "ops", "vm.program", "vm.memory"}, {"numpy"}),
     "exploration": (
-        {"errors", "checks", "graph", "compiler", "model", "fleet", "ensemble", "progress", "tables"} | VM,
+        {"errors", "files", "checks", "graph", "compiler", "model", "fleet", "ensemble", "progress", "tables"} | VM,
         {"numpy", "optuna", "cmaes", "ray", "matplotlib"},
     ),
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet", "system", "teams"}, {"numpy", "scipy", "sklearn", "joblib"}),
@@ -115,10 +118,11 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"", "errors", "commands", "report"}, {"typer", "rich"}),
     "report": ({"", "errors", "kernels_cpu", "system", "vm.run"}, set()),
     "commands": (
-        {"", "errors", "data", "model", "nn", "report", "vm.program", "vm.run"},
+        {"", "errors", "files", "data", "model", "nn", "report", "vm.program", "vm.run"},
         {"numpy", "typer", "matplotlib"},
     ),
     "__main__": ({"cli"}, set()),
+    "__pyinstaller": (set(), {"PyInstaller"}),
     "": (
         ALL_LOWER
         | {

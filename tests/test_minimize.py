@@ -162,12 +162,12 @@ def test_an_operator_without_a_gradient_may_stand_behind_a_stop():
     w = g.parameter("w", (2, 2))
     with g.path("learn", backward=True) as learn:
         y = x @ w
-        loss = cv.mse(y, t) / cv.stop_gradient(cv.rmse(y, t))
+        loss = cv.mse(y, t) / cv.stop_gradient(cv.apply("rmse", y, t))
         learn.minimize(loss, cv.SGD(0.1))
     model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=2))
     assert np.isfinite(model.step(X[:2, :2], Z[:2, :2]))
     with g.extend("learn"), pytest.raises(cv.CalcError, match="minimizes"):
-        learn.minimize(cv.rmse(y, t), cv.SGD(0.1))
+        learn.minimize(cv.apply("rmse", y, t), cv.SGD(0.1))
 
 
 def test_a_loss_that_nothing_minimizes_is_said():

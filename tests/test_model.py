@@ -142,7 +142,9 @@ def test_metrics_by_name_and_by_function():
         return cv.max(cv.abs(y - t))
 
     model = classifier(loss="mse", metrics=["mae", "mse", worst])
-    history = fitted(model, X, T, validation=(X[:100], T[:100]))
+    with pytest.raises(cv.CalcError, match="'worst' of 100 samples in batches of 50: .* max .*batch_size=100"):
+        fitted(model, X, T, validation=(X[:100], T[:100]))
+    history = fitted(model, X, T, validation=(X[:50], T[:50]))
     assert {"val_loss", "val_mae", "val_mse", "val_worst"} <= {*history.epochs[0]}
     figures, error = model.evaluate(X[:50], T[:50]), np.abs(model.predict(X[:50]) - T[:50])
     assert figures["mae"] == pytest.approx(error.mean(), rel=1e-5)
@@ -539,8 +541,10 @@ def test_a_learning_rate_is_set_where_it_has_an_effect():
     for name in ("lr", "learning_rate"):
         with pytest.raises(cv.CalcError, match=rf'model.{name} is no setting: model.hyper\["learning_rate"\] = 0.5'):
             setattr(model, name, 0.5)
-    model.note = "a user's own"
-    assert model.note == "a user's own"
+    with pytest.raises(AttributeError, match="did you mean notes"):
+        model.note = "a user's own"
+    model.notes["mine"] = "a user's own"
+    assert model.notes["mine"] == "a user's own"
 
 
 def test_a_model_is_a_turn_that_lasts():

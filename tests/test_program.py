@@ -266,7 +266,7 @@ def test_a_failed_save_leaves_the_old_file_whole(program, tmp_path, monkeypatch)
     def fail(*args):
         raise OSError("disk full")
 
-    monkeypatch.setattr("calcvm.vm.program.serialize.os.fsync", fail)
+    monkeypatch.setattr("calcvm.files.os.fsync", fail)
     with pytest.raises(OSError, match="disk full"):
         mlp((2, 2), optim.SGD(0.1)).save(path)
     assert path.read_bytes() == before

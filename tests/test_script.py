@@ -79,9 +79,14 @@ def alone(model: cv.Model, folder: Path, data: dict, batches: list[tuple[int, in
 
 
 def same_losses(
-    model: cv.Model, folder: Path, data: dict, batches: list[tuple[int, int]], step=None, tolerance=1e-5
+    model: cv.Model, folder: Path, data: dict, batches: list[tuple[int, int]], step=None, tolerance=1e-9
 ) -> tuple[dict, list[np.ndarray]]:
-    """The script's losses are the model's; what else it gives."""
+    """The script's losses are the model's; what else it gives.
+
+    Of float64: sums are of another order, 2^-53 of them, and networks make up to a million times of it over a few steps.  In
+    float32 that would be all there is, on one processor and not on another.
+    """
+    assert model.program.dtype == "float64"
     got, outputs = alone(model, folder, data, batches)
     names = model.resident.loaded.feeds("learn")
     step = step or (lambda *arrays: model.step(*arrays))
@@ -91,18 +96,18 @@ def same_losses(
     return got, outputs
 
 
-def same(model: cv.Model, folder: Path, data: dict, batches: list[tuple[int, int]], step=None, tolerance=1e-5) -> None:
+def same(model: cv.Model, folder: Path, data: dict, batches: list[tuple[int, int]], step=None, tolerance=1e-9) -> None:
     """The script's losses, figures and outputs are the model's."""
     got, outputs = same_losses(model, folder, data, batches, step, tolerance)
     roles = model.roles
     X = data[roles.inputs[0]] if len(roles.inputs) == 1 else {name: data[name] for name in roles.inputs}
     want = model.predict(X)
     for y, w in zip(outputs, [want] if isinstance(want, np.ndarray) else want.values(), strict=True):
-        np.testing.assert_allclose(y, w, rtol=1e-3, atol=1e-4 * np.abs(w).max())
+        np.testing.assert_allclose(y, w, rtol=1e3 * tolerance, atol=1e3 * tolerance * np.abs(w).max())
     if roles.figures:
         y = data[roles.labels[0]] if len(roles.labels) == 1 else {name: data[name] for name in roles.labels}
         for name, value in model.evaluate(X, y).items():
-            assert got["figures"][name] == pytest.approx(value, rel=1e-4, abs=1e-6)
+            assert got["figures"][name] == pytest.approx(value, rel=1e3 * tolerance, abs=tolerance)
 
 
 def runs_on_random_numbers(folder: Path) -> None:
@@ -128,7 +133,9 @@ def test_a_perceptron_with_all_that_optimizers_do(tmp_path):
         >> nn.Linear(5, regularizer=cv.L1(1e-4))
     )
     adam = cv.Adam(3e-3, schedule=cv.Cosine(20, min_lr=1e-4, warmup_steps=3), clip_norm=1.0, weight_decay=1e-3)
-    model = cv.Model(net, input_shape=(10,), optimizer=adam, batch_size=8, workers=1, rates={"linear_2.": 0.5})
+    model = cv.Model(
+        net, input_shape=(10,), optimizer=adam, batch_size=8, workers=1, rates={"linear_2.": 0.5}, dtype="float64"
+    )
     same(model, tmp_path, images((10,), 5), [batch for batch in STEPS if batch[1] - batch[0] > 1] * 2)
 
 
@@ -147,14 +154,18 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_and_schedules(name, tmp_path):
     net = nn.Linear(7) >> nn.Tanh() >> nn.Linear(3)
-    model = cv.Model(net, input_shape=(4,), loss="huber", optimizer=OPTIMIZERS[name], batch_size=8, workers=1)
+    model = cv.Model(
+        net, input_shape=(4,), loss="huber", optimizer=OPTIMIZERS[name], batch_size=8, workers=1, dtype="float64"
+    )
     rng = np.random.default_rng(1)
     data = {"input": rng.normal(size=(20, 4)).astype("f"), "target": rng.normal(size=(20, 3)).astype("f")}
     same(model, tmp_path, data, STEPS)
 
 
 def test_lenet_as_published(tmp_path):
-    model = cv.Model(cv.zoo.lenet(), input_shape=(1, 28, 28), optimizer=cv.SGD(0.05, momentum=0.9), batch_size=8)
+    model = cv.Model(
+        cv.zoo.lenet(), input_shape=(1, 28, 28), optimizer=cv.SGD(0.05, momentum=0.9), batch_size=8, dtype="float64"
+    )
     same(model, tmp_path, images((1, 28, 28), 10), STEPS)
 
 
@@ -165,7 +176,13 @@ def test_a_unet_as_published(size, tmp_path, whole):
     if size == 256 and not whole:
         pytest.skip("takes --whole")
     n = size // 128
-    options = {"input_shape": (1, size, size), "optimizer": cv.SGD(0.05, momentum=0.9), "batch_size": n, "workers": 1}
+    options = {
+        "input_shape": (1, size, size),
+        "optimizer": cv.SGD(0.05, momentum=0.9),
+        "batch_size": n,
+        "workers": 1,
+        "dtype": "float64",
+    }
     model = cv.Model(cv.zoo.unet(size=size), **options)
     rng = np.random.default_rng(5)
     data = {"input": rng.normal(size=(3, 1, size, size)).astype("f"), "target": rng.integers(0, 2, (3, size, size))}
@@ -174,7 +191,7 @@ def test_a_unet_as_published(size, tmp_path, whole):
 
 def test_a_unet_in_less_memory(tmp_path):
     net = cv.zoo.unet(width=4, size=32)
-    options = {"input_shape": (1, 32, 32), "optimizer": cv.SGD(0.05), "batch_size": 4, "workers": 1}
+    options = {"input_shape": (1, 32, 32), "optimizer": cv.SGD(0.05), "batch_size": 4, "workers": 1, "dtype": "float64"}
     memory = cv.Model(net, **options).plan.heap_bytes
     model = cv.Model(net, **options, memory=int(0.7 * memory))
     assert model.plan.again
@@ -185,9 +202,21 @@ def test_a_unet_in_less_memory(tmp_path):
     assert "_again[...] = " in text or " again:" in text
 
 
+def test_a_forward_in_float32(tmp_path):
+    """One, of the weights as they begin: each output is off by no more than its sums are, some hundred times 2^-24."""
+    model = cv.Model(cv.zoo.lenet(), input_shape=(1, 28, 28), optimizer=cv.SGD(0.05), batch_size=8)
+    data = images((1, 28, 28), 10)
+    got, (y,) = alone(model, tmp_path, data, [(0, 8)])
+    assert y.dtype == np.float32 and "np.float32" in (tmp_path / "train.py").read_text()
+    assert got["losses"][0] == pytest.approx(model.step(data["input"][:8], data["target"][:8]), rel=1e-5)
+    np.testing.assert_allclose(y, model.predict(data["input"]), atol=1e-4 * np.abs(y).max())
+
+
 def test_rounds_add_up(tmp_path):
     net = nn.Conv2d(4, 3, padding=1) >> nn.ReLU() >> nn.MaxPool2d(2) >> nn.Flatten() >> nn.Linear(3)
-    model = cv.Model(net, input_shape=(2, 8, 8), optimizer=cv.Adam(1e-2), batch_size=4, learning_batch=10)
+    model = cv.Model(
+        net, input_shape=(2, 8, 8), optimizer=cv.Adam(1e-2), batch_size=4, learning_batch=10, dtype="float64"
+    )
     data = images((2, 8, 8), 3, n=20)
 
     def step(x, t):
@@ -216,7 +245,7 @@ def test_layers_of_images_in_float64(tmp_path):
     net = net >> nn.AdaptiveAvgPool(3) >> nn.Concat(nn.Conv2d(3, 1), nn.ELU(), nn.Softplus()) >> nn.AdaptiveMaxPool(2)
     net = net >> nn.GlobalMaxPool() >> nn.Flatten() >> nn.LayerNorm() >> nn.Linear(4) >> nn.RMSNorm() >> nn.LogSoftmax()
     model = cv.Model(net, input_shape=(3, 10, 12), optimizer=cv.Adam(1e-3), batch_size=8, workers=1, dtype="float64")
-    same(model, tmp_path, images((3, 10, 12), 4), STEPS, tolerance=1e-9)
+    same(model, tmp_path, images((3, 10, 12), 4), STEPS)
 
 
 def test_augmented_images_of_bytes_and_weights_of_samples(tmp_path):
@@ -224,7 +253,7 @@ def test_augmented_images_of_bytes_and_weights_of_samples(tmp_path):
     net = nn.Conv2d(4, 3) >> nn.Mish() >> nn.Flatten() >> nn.Linear(3)
     model = cv.Model(
         net, input_shape=(8, 8, 2), channels_last=True, preprocess=before, optimizer=cv.SGD(0.1), batch_size=8,
-        input_dtype="uint8", target_dtype="int64", sample_weight=True,
+        input_dtype="uint8", target_dtype="int64", sample_weight=True, dtype="float64",
     )  # fmt: skip
     rng = np.random.default_rng(3)
     data = {
@@ -250,7 +279,7 @@ def test_a_graph_of_several_paths(tmp_path):
         predict.output = cv.softmax(y), y
         off = cv.rmse(y, t)
     assert code and off is not None
-    model = cv.Model(g, batch_size=8, workers=1)
+    model = cv.Model(g, batch_size=8, workers=1, dtype="float64")
     rng = np.random.default_rng(4)
     data = {"x": rng.normal(size=(21, 6)).astype("f"), "t": rng.normal(size=(21, 2)).astype("f")}
     same(model, tmp_path, data, STEPS)
@@ -314,7 +343,7 @@ def test_arrays_that_are_missing_or_of_other_lengths_and_epochs_below_none_are_r
 
 
 def test_it_goes_on_where_the_model_stands(tmp_path):
-    model, data = small(), images((4,), 3, n=30)
+    model, data = small(dtype="float64"), images((4,), 3, n=30)
     model.fit(data["input"], data["target"], epochs=3, progress=False)
     same(model, tmp_path, data, [(0, 4), (4, 8), (1, 4)])
 

@@ -407,7 +407,7 @@ def test_a_disk_that_refuses_a_new_file_loses_nothing(files, program, monkeypatc
     files.put("m", {"version": 0}, image(0))
     before = content(files.folder)
     with monkeypatch.context() as patch:
-        patch.setattr(f"calcvm.vm.program.serialize.{call}", refuse(number), raising=False)
+        patch.setattr(f"calcvm.files.{call}", refuse(number), raising=False)
         for name, n in (("new", 100), ("m", 5000)):  # the second has no room in its file
             with pytest.raises(
                 CalcError, match=rf"{name}\.model: cannot be written \({os.strerror(number)}\): {remedy}"
@@ -504,7 +504,7 @@ def test_a_file_that_cannot_be_read_is_named(files):
 
 
 # ---------------------------------------------------------------- killed processes
-CREATED = {"serialize.open": 0, "serialize.os.fsync": 0, "serialize.os.replace": 0, "serialize.os.fsync 2": 3}
+CREATED = {"files.open": 0, "files.os.fsync": 0, "files.os.replace": 0, "files.os.fsync 2": 3}
 WRITTEN = {
     "versions._write": 2,
     "versions._write 2": 2,
@@ -519,7 +519,7 @@ def test_a_process_killed_at_any_point_leaves_whole_versions(tmp_path, point, ve
     code = """
 import signal
 from calcvm.vm.memory import versions
-from calcvm.vm.program import serialize
+from calcvm import files
 store = FileStore(sys.argv[1])
 place, _, count = sys.argv[2].partition(" ")
 written = place.startswith("versions")

@@ -207,6 +207,7 @@ def targets():
         "nn.Dropout": (partial(dropout, nn.Dropout), _parameters(nn.Dropout)),
         "nn.Dropout2d": (partial(dropout, nn.Dropout2d), _parameters(nn.Dropout2d)),
         "nn.Center": (lambda momentum: nn.Center(momentum), ["momentum"]),
+        "nn.Standardize": plain(nn.Standardize, mean=1.0, std=2.0, axis=1),
         "nn.PReLU": plain(nn.PReLU),
         "nn.Residual": (lambda branch, shortcut=None: nn.Residual(branch, shortcut), ["branch", "shortcut"]),
         "nn.Concat": (lambda branch: nn.Concat(branch), ["branch"]),
@@ -320,6 +321,7 @@ def targets():
         "cv.EarlyStopping": plain(cv.EarlyStopping),
         "cv.ReduceOnPlateau": plain(cv.ReduceOnPlateau),
         "cv.Sampled": plain(cv.Sampled, function=lambda k: 1.0, total_steps=5),
+        "Model.adapt": method(cv.Model, lambda: model(), "adapt"),
         "Model.set_weights": method(cv.Model, lambda: model(), "set_weights"),
         "CalcGraph.parameters": method(cv.CalcGraph, lambda: scene().g, "parameters"),
         "cv.explore": plain(

@@ -16,10 +16,9 @@ import typer
 
 import calcvm as cv
 from calcvm import data as datasets
-from calcvm import nn, report
+from calcvm import files, nn, report
 from calcvm.errors import CalcError, MissingExtra, ProgramError, telling
 from calcvm.model.scores import scores_of
-from calcvm.vm.program.serialize import place, replace
 from calcvm.vm.run.feeds import readable
 
 app = typer.Typer(
@@ -96,7 +95,7 @@ def check_target(path: Path, picture: bool = False) -> None:
     """Refuse a path that a result cannot be written to, before the work that leads to it."""
     if path.is_dir():
         raise CalcError(f"{path} is a folder: name a file")
-    folder = place(path).parent
+    folder = files.place(path).parent
     if not folder.is_dir():
         raise CalcError(f"{path} cannot be written: there is no folder {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -405,8 +404,7 @@ def predict(
     if out is None:
         datasets.write_table(sys.stdout.buffer, ".csv", what, found)
     else:
-        with telling(str(out), "written"):
-            replace(place(out), lambda file: datasets.write_table(file, out.suffix.lower(), what, found))
+        files.write(out, lambda file: datasets.write_table(file, out.suffix.lower(), what, found))
         print(f"wrote {out}: {len(found)} rows")
 
 

@@ -81,7 +81,7 @@ def plan(
     accumulate : bool
         Whether several rounds may precede an optimize (gradients persist and add up).  Otherwise large
         parameters are updated inside the backward, which saves their gradients' memory.
-    keep : names of results that stay readable after a step.
+    keep : names of results, or of layers for what they make, that stay readable after a step.
     mode : "grid", "graph" or "fleet", optional
         How "cuda" runs the program: all rows in one kernel, a launch a row, or as one of many models, by one block.
         By default the faster of the first two, by the cost model.
@@ -451,6 +451,7 @@ def compile(  # noqa: A001
         raise CalcError(f"compile: {graph!r} has changed since it was planned: plan it anew (cv.plan)")
     facts, dtype = dict(vars(info["facts"])), info["dtype"]
     constants, layers = facts.pop("constants"), facts["layers"]
+    facts = {name: of for name, of in facts.items() if of or name not in ("called", "adapts")}
     facts["layers"] = {path: [line.at(plan.batch_size, dtype) for line in lines] for path, lines in layers.items()}
     device = {name: info[name] for name in ("device", "mode", "precision") if name in info}
     return assemble(plan.lowered, plan, dtype, {**facts, **device}, constants)

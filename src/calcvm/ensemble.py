@@ -132,7 +132,8 @@ class Ensemble:
             return judged(combined > 0.5 if self._output(0) == "bool" else combined)
         figures = judged(self._scores(X))
         if self.method == "vote" and "accuracy" in figures:
-            figures["accuracy"] = judged(self._votes(X))["accuracy"]
+            votes = self._votes(X)
+            figures["accuracy"] = judged(votes if self._scored.axis is not None else votes - 0.5)["accuracy"]
         return figures
 
     # ------------------------------------------------------------ parts

@@ -586,15 +586,24 @@ def log_cosh(x: Variable, target: Variable) -> Variable:
 
 
 def rmse(x: Variable, target: Variable) -> Variable:
-    """Root of the mean squared error (a metric: it has no gradient)."""
-    return apply("rmse", x, target)
+    """Root of the mean squared error."""
+    return sqrt(mse(x, target))
 
 
 def accuracy(scores: Variable, target: Variable, axis: int | None = None) -> Variable:
     """Share of rows whose largest score is the target's class: labels (B,) or one-hot (B, N).
 
     axis : of the classes, as of `softmax_cross_entropy`.
+
+    Raises
+    ------
+    ShapeError : there is one class, which is always the largest.
     """
+    if isinstance(scores, Variable) and scores.rank and scores.shape[class_axis(scores, axis)] == 1:
+        raise ShapeError(
+            f"accuracy of {scores}: the largest of one score is that one, whatever it is: compare it, as in "
+            "cv.mean(cv.cast(cv.equal(scores > 0, target > 0.5), None)), or give an output a class"
+        )
     return apply("accuracy", *_classes_last(scores, target, axis))
 
 

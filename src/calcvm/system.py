@@ -132,6 +132,11 @@ def lock(file: Any, what: str) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+def set_mode(file: Any, mode: int) -> None:
+    """Who may read and write an open file."""
+    os.chmod(file.fileno() if os.chmod in os.supports_fd else file.name, mode)
+
+
 def allocate(file: int, start: int, size: int) -> None:
     """Take room on the disk for bytes of a file (OSError: there is not so much)."""
     if hasattr(os, "posix_fallocate"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from calcvm.compiler import compile as compile_graph
 from calcvm.devices.parts import Copy, Stretch
 from calcvm.devices.plan import SplitPlan
 from calcvm.devices.processor import Processor, on_cores
-from calcvm.errors import CalcError
+from calcvm.errors import CalcError, Uncopied
 from calcvm.ops.statement import PHASES, Value
 from calcvm.planner import Plan
 from calcvm.planner.devices import shared_values
@@ -77,7 +77,7 @@ class Part:
         return replace(self.symbols[v], layout="")
 
 
-class SplitModel:
+class SplitModel(Uncopied):
     """A network on several devices.
 
     Threads may share it: each call has its turn.  Ctrl-C finds a step done or not begun: what has begun goes on, and whoever calls
@@ -96,6 +96,8 @@ class SplitModel:
     >>> model = cv.SplitModel(plan)
     >>> loss = model.step(x, t)
     """
+
+    _instead = "its state() is, and another one has its own"
 
     def __init__(self, plan: SplitPlan, seed: int = 0):
         self.plan = checks.one_of("SplitModel", plan, SplitPlan, "a plan (cv.plan_devices)")
@@ -151,7 +153,7 @@ class SplitModel:
         def step() -> Any:
             with self._turn:
                 self._run(path, PHASES, arrays, batch)
-                return None if loss is None else float(self._value(loss))
+                return None if loss is None else float(np.asarray(self._value(loss)).item())
 
         return undisturbed(step)
 
@@ -185,9 +187,10 @@ class SplitModel:
         for name, array in arrays.items():
             part, own = self._at(self._whole.loaded.symbol(name).name)
             part.slot.write(part.symbols[own], array, array.shape)
-        for phase in phases:
-            for event in self.plan.parts.schedule.get((path, phase), ()):
-                self._do(event)
+        for other, of in (*self._whole.loaded.before(path, phases), (path, phases)):
+            for phase in of:
+                for event in self.plan.parts.schedule.get((other, phase), ()):
+                    self._do(event)
 
     def _do(self, event: Stretch | Copy) -> None:
         if isinstance(event, Stretch):
@@ -230,12 +233,6 @@ class SplitModel:
                     part, own = self._at(symbol.name)
                     out[symbol.name] = part.get(own, 1).copy()
         return out
-
-    def __reduce__(self) -> NoReturn:
-        raise CalcError("a SplitModel is neither copied nor pickled: its state() is, and another one has its own")
-
-    def __copy__(self) -> NoReturn:
-        self.__reduce__()
 
     def __repr__(self) -> str:
         return f"<SplitModel: {', '.join(f'{n} {b:,} bytes' for n, b in self.plan.heap_bytes.items())}>"

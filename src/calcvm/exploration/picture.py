@@ -6,6 +6,7 @@ from itertools import accumulate
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from calcvm import files
 from calcvm.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -40,4 +41,4 @@ def draw(result: Exploration, path: str | PathLike[str]) -> None:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
-    figure.savefig(path, dpi=120)
+    files.picture(path, figure, dpi=120)

@@ -12,7 +12,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.ensemble import Ensemble
-from calcvm.errors import CalcError
+from calcvm.errors import CalcError, Uncopied
 from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Task, Turn, Worker
 from calcvm.model import Model
@@ -20,7 +20,7 @@ from calcvm.tables import html, laid_out, number
 from calcvm.vm.program.encoding import ALIGN_BYTES
 
 
-class Exploration:
+class Exploration(Uncopied):
     """The trials of a search, and its models.  Printing shows the best trials and how many ended how.
 
     Attributes
@@ -33,6 +33,8 @@ class Exploration:
     lost : workers that died
     seconds : dict of float: ``total``, and of it what ``optuna`` took
     """
+
+    _instead = "its trials and models are: result.trials, result.top(k); a study is kept by storage="
 
     SHOWN = 10
 

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, PlanError
+from calcvm.errors import CalcError, PlanError, Uncopied
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
 from calcvm.model import Model
@@ -53,7 +53,7 @@ class Converted:
     array: np.ndarray
 
 
-class Fleet:
+class Fleet(Uncopied):
     """Many models trained at once: each by one worker at a time, none waiting for another.
 
     Workers take the next model from a queue, train it for some rounds on its own slice of the heap, and go on,
@@ -78,6 +78,8 @@ class Fleet:
     >>> handles = [fleet.add(program, data=(X, y), seed=s) for s in range(1000)]
     >>> print(fleet.fit(epochs=30))
     """
+
+    _instead = "its models are, handle.model; save them, or hand their programs over and make another fleet"
 
     def __init__(self, memory: int | str, workers: int | None = None, store: Store | None = None, device: str = "cpu"):
         if workers is not None:
@@ -266,10 +268,17 @@ class Fleet:
         if own:
             names = loaded.feeds("predict")
             arrays = self._named(resident, names, _arrays("validation", validation, names), sources)
-        return train, Epoch(
+        judge = Epoch(
             resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
             results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # which patience watches
         )  # fmt: skip
+        if judge.functions:
+            raise CalcError(
+                f"validation of {judge.samples} samples in batches of {resident.program.batch_size}: a fleet follows means and sums "
+                f"over samples, and {next(iter(judge.functions))!r} is a function of such: leave it out and take "
+                "handle.model.evaluate, or compile with a batch of all samples"
+            )
+        return train, judge
 
     @staticmethod
     def _refuse_second(name: str) -> NoReturn:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calcvm.errors import Trap
+from calcvm.errors import Trap, Uncopied
 from calcvm.fleet.results import last
 from calcvm.model import Model
 from calcvm.vm.memory.epoch import Epoch
@@ -26,7 +26,7 @@ STATUS = {
 }
 
 
-class Handle:
+class Handle(Uncopied):
     """A model of a fleet: how far it is, and what it has reached.
 
     Attributes
@@ -37,6 +37,8 @@ class Handle:
     nbytes : bytes of the heap that it takes while it is trained.
     resident : the model in the heap.
     """
+
+    _instead = "its model is, handle.model, which then has a heap of its own"
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError
+from calcvm.errors import CalcError, Uncopied
 from calcvm.model.figures import largest_of
 from calcvm.tables import html, laid_out, number
 
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from calcvm.fleet.handle import Handle
 
 
-class Results(Sequence):
+class Results(Sequence, Uncopied):
     """A table with a row for each model of a fleet, as it is when it is looked at; printing shows its first rows.
 
     Each row is a dict: name, status, error, epochs, loss, the validation's last figures, and bytes of the heap.
     """
+
+    _instead = "its figures and models are: handle.losses, handle.model"
 
     SHOWN = 20
 

@@ -32,7 +32,7 @@ def derived(path: Path, parameter: Variable) -> Derived:
     Results of other paths are sources.
     """
     assert path.loss is not None
-    emit = Emitter("float32", 1, False, path.graph.variables)
+    emit = Emitter("float64", 1, False, path.graph.variables)
     lowering = Lowering(path.graph, emit, accumulate=False, keep=set())
     emit.path, emit.phase = path.name, "forward"
     sources = [v for v in path.graph.variables.values() if v.kind != "result"]

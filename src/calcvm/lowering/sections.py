@@ -15,6 +15,7 @@ from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
 from calcvm.lowering.fuse import fuse_bias, fuse_epilogues
 from calcvm.lowering.layers import Line, lines_of
+from calcvm.lowering.rounds import MEAN, OTHER, SAME, SUM, Rounds
 from calcvm.ops.dims import Affine, numel
 from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.optimizers import HYPER_SLOTS
@@ -38,14 +39,19 @@ class Facts:
 
     variables : of each its "symbol", "shape", "kind", "path" and "phase" that compute it, the variable that it is a
         view "of" (itself, of others, and where that is copied for users), why it is "unreadable", and the "classes" of labels; of a view the "layout", where
-        it takes its symbol's cells to lie otherwise.
+        it takes its symbol's cells to lie otherwise; of a number that is no mean over the samples what it is "over" them (`calcvm.lowering.rounds`), and of
+        another function than a sum "why" and of which "totals"; whether it is "inner", kept for that alone.
     parameters : "init" and "trainable"; their order chooses their random numbers.
     buffers : "init".
     state : what each "symbol" of the optimizers, counters and constants starts with.
     paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and other paths'
         results; its "output" (of several the first, and all as "outputs"); of one that trains its "loss",
-        "optimizer", "hyper", "seed", and the parameters' "moments" and "gradients".
+        "optimizer", "hyper", "seed", the parameters' "moments" and "gradients", and factors of the learning rate ("rates").
     layers : of each path, for people; in a program what `Line.at` says of its largest batch.
+    called : names of layers, and the variables that they make.
+    adapts : layers that learn numbers from data before training (`calcvm.nn.Standardize`): the placeholder whose data these are
+        ("of"; None: they are computed), the "shape" of a sample as the layer sees it, the "axis" of its features (None: all), and whether the data have
+        their channels last.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
@@ -54,6 +60,8 @@ class Facts:
     state: list[dict[str, Any]] = field(default_factory=list)
     paths: dict[str, Any] = field(default_factory=dict)
     layers: dict[str, list[Line]] = field(default_factory=dict)
+    called: dict[str, str] = field(default_factory=dict)
+    adapts: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -94,9 +102,12 @@ class Lowering:
         self.graph, self.accumulate = graph, accumulate
         self.emit = emit
         self.facts = Facts()
-        unknown = keep - set(graph.variables)
+        self.layers = graph.layer_results()
+        unknown = keep - {*graph.variables, *self.layers}
         if unknown:
-            raise CalcError(f"keep: no variable is called {sorted(unknown)[0]!r}")
+            raise CalcError(f"keep: no variable and no layer is called {sorted(unknown)[0]!r}")
+        self.rounds = Rounds()  # what variables are over the samples of a batch
+        self.inner: set[Variable] = set()  # kept for figures that are functions of them
         self.kept = self._kept(keep)
         self.phase: dict[Variable, str] = {}  # in which results are computed
         self.shown: dict[Variable, Value] = {}  # outputs that do not lie as users see them
@@ -104,13 +115,17 @@ class Lowering:
 
     def _kept(self, keep: set[str]) -> set[Variable]:
         """Results that stay readable: named ones, losses, outputs, last results, what other paths read."""
-        kept = {self.graph.variables[n] for n in keep}
+        kept = {self.layers.get(n) or self.graph.variables[n] for n in keep}
         for path in self.graph.paths.values():
             kept |= {*path.outputs, *(() if path.loss is None else (path.loss,))}
             used = {v for op in path.operations for v in op.inputs.values()}
             kept |= {v for v in path.variables if v not in used}
             kept |= {v for v in used if v.kind == "result" and v.path is not path}
-        return kept
+        figures = (v for v in kept if v.path and not v.path.backward and numel(v.shape) == 1 and v.type == FLOAT)
+        self.inner = {
+            t.source for v in figures if self.rounds.of(v).what == OTHER for t in self.rounds.totals(v) or ()
+        } - kept
+        return kept | self.inner
 
     def run(self) -> tuple[Lowered, Facts]:
         for v in self.graph.variables.values():
@@ -133,6 +148,11 @@ class Lowering:
         classes = self._classes()
         for v in self.graph.variables.values():
             self._describe(v, used, classes)
+        self.facts.called = {name: v.name for name, v in self.layers.items()}
+        for scope, (v, axis) in self.graph.adapts.items():
+            of = v.source.name if v.source.kind == "placeholder" else None
+            shape, last = [n.b for n in v.shape[1:]], v.source.layout != ""
+            self.facts.adapts[scope] = {"of": of, "shape": shape, "axis": axis, "channels_last": last}
         values = tuple(v for v in self.emit.values if v in used)
         return Lowered(values=values, statements=tuple(statements), paths=tuple(p.name for p in order)), self.facts
 
@@ -220,8 +240,23 @@ class Lowering:
             "unreadable": reason,
             "classes": classes.get(v),
         }
+        if v.kind == "result" and v.type == FLOAT and numel(v.shape) == 1:
+            facts |= self._over(v)
+        if v in self.inner:
+            facts["inner"] = True
         if v.rank > 2 and v.source is not v and v not in self.shown and value is not None and v.layout != value.layout:
             facts["layout"] = v.layout
+
+    def _over(self, v: Variable) -> dict[str, Any]:
+        """What a number is over the samples of a batch, where it is no mean."""
+        over = self.rounds.of(v)
+        if over.what in (SAME, MEAN):
+            return {}
+        if over.what == SUM:
+            return {"over": SUM}
+        judges = v in self.kept and v.path is not None and not v.path.backward
+        totals = (self.rounds.totals(v) if judges else None) or ()
+        return {"over": OTHER, "why": over.why, "totals": {t.source.name: self.rounds.of(t).what for t in totals}}
 
     def _value(self, v: Variable) -> Value | None:
         """What a variable is read from."""
@@ -371,6 +406,8 @@ class Lowering:
             moments={p.name: state for p, state in states.items()},
             gradients={p.name: (None if p in inlined else g) for p, g in backward.parameter_gradient.items()},
         )
+        if path.rates:
+            facts["rates"] = dict(path.rates)
 
     def _schedule_table(self, path: Path, opt: Any) -> Value | None:
         """What a schedule that is a table says, in the heap."""

@@ -130,7 +130,7 @@ class EarlyStopping(_Watch):
     """Ends training when a figure has not become better for ``patience`` epochs (0 and 1: at the first one; None: never).
 
     keep_best : in the end the model is given back the state that it had after its best epoch: parameters, the optimizer's
-        state, counters.  It is kept in memory, in ``program.heap_bytes`` at most.
+        state, its step counters (`Model.epochs_done` counts all epochs still: the next one's order is new).  It is kept in memory, in ``program.heap_bytes`` at most.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import wraps
 from io import BytesIO
 from os import PathLike
@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, TypeVar, overload
 import numpy as np
 
 from calcvm import checks, compiler, hints, nn
-from calcvm.errors import CalcError, ProgramError, ShapeError
+from calcvm.errors import CalcError, ProgramError, ShapeError, warn
 from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
-from calcvm.model import files, scores
+from calcvm.model import adapting, files, scores
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
 from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, held_out, training_data
 from calcvm.model.history import History
@@ -43,6 +43,7 @@ from calcvm.vm.run.loaded import loaded_of
 from calcvm.vm.run.slices import SLICE_SECONDS
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+BATCH = 32  # by default
 _Plain = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -62,7 +63,7 @@ def _training(method: Method) -> Method:
     return whole  # type: ignore[return-value]
 
 
-class Model(methods.Native):
+class Model(methods.Native, hints.Closed):
     """A network, or a graph of one's own, compiled for training.
 
     Parameters
@@ -79,7 +80,7 @@ class Model(methods.Native):
     optimizer : Optimizer or str
         Such as ``cv.Adam(1e-3)``, or ``"adam"`` with its default learning rate.
     batch_size : int, optional
-        Samples of a step; without it, as many as ``memory`` allows.
+        Samples of a step, at most; without it 32 (a smaller ``learning_batch``), or with ``memory`` as many as that allows.
     learning_batch : int, optional
         Samples an update is made from, where that is more than ``batch_size``: rounds add up.
     target_shape : tuple of int, optional
@@ -104,11 +105,16 @@ class Model(methods.Native):
         (default: they become the model's floats); see `CalcGraph.placeholder`.
     channels_last : bool
         The input's samples, whose shape ``input_shape`` is, are images (*sizes, channels), and are read as they are.
+    keep : list of str
+        Names of results that stay readable after a call of `run` or `step`: of layers, as `summary` has them (``"relu_1"``: what
+        path predict makes; ``"learn.relu_1"``), or of variables.
     page_folder : path, optional
         Of the file of what waits there or persists there with ``page_bytes`` (see `CalcHeap`; of a ``heap`` that is given, its own).
     seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective, costs, page_bytes,
     page_bandwidth : see `calcvm.plan`.
     """
+
+    resident: Resident
 
     @overload
     def __init__(
@@ -129,6 +135,7 @@ class Model(methods.Native):
         input_dtype: Any = ...,
         target_dtype: Any = ...,
         channels_last: bool = ...,
+        keep: Iterable[str] = ...,
         memory: int | str | None = ...,
         seed: int = ...,
         dtype: str = ...,
@@ -153,6 +160,7 @@ class Model(methods.Native):
         *,
         batch_size: int | None = ...,
         learning_batch: int | None = ...,
+        keep: Iterable[str] = ...,
         memory: int | str | None = ...,
         seed: int = ...,
         dtype: str = ...,
@@ -188,6 +196,7 @@ class Model(methods.Native):
         input_dtype: Any = None,
         target_dtype: Any = None,
         channels_last: bool = False,
+        keep: Iterable[str] = (),
         memory: int | str | None = None,
         seed: int = 0,
         dtype: str = "float32",
@@ -209,6 +218,8 @@ class Model(methods.Native):
             checks.one_of("Model: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
         if learning_batch is not None:
             learning_batch = checks.integer("learning_batch", learning_batch)
+        if batch_size is None and memory is None:
+            batch_size = min(BATCH, learning_batch or BATCH)
         of_layers = {
             "input_shape": input_shape, "loss": loss, "optimizer": optimizer, "target_shape": target_shape,
             "preprocess": preprocess, "metrics": metrics, "train_metrics": None if train_metrics is False else train_metrics,
@@ -219,7 +230,7 @@ class Model(methods.Native):
         accumulate = learning_batch is not None
         self._plan: Plan | None = compiler.plan(
             graph, batch_size=batch_size, memory=memory, dtype=dtype, device=device, workers=workers,
-            accumulate=accumulate, mode=mode, precision=precision, recompute=recompute,
+            accumulate=accumulate, keep=keep, mode=mode, precision=precision, recompute=recompute,
             solver_seconds=solver_seconds, objective=objective, costs=costs, page_bytes=page_bytes, page_bandwidth=page_bandwidth,
         )  # fmt: skip
         program = compiler.compile(graph, plan=self._plan)
@@ -227,7 +238,7 @@ class Model(methods.Native):
             check_learning_batch(program, learning_batch)
         if isinstance(net, CalcGraph):  # before it has a place
             Roles.of(loaded_of(program))
-        self.resident: Resident = (heap or files.heap_of(program, page_folder)).load(program, seed=seed, name=name)
+        self.resident = (heap or files.heap_of(program, page_folder)).load(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
         methods.prepare(self)
 
@@ -314,7 +325,26 @@ class Model(methods.Native):
         self.resident.facts["learning_batch"] = n
 
     @property
+    def notes(self) -> MutableMapping[str, Any]:
+        """What users keep with the model, by names of theirs: anything that JSON holds.
+
+        Files of `save`, copies and stores of heaps have them; a fleet's models each have their own.  ``model.notes = {...}``
+        sets all.  CalcError: JSON does not hold a value.
+        """
+        return files.Notes(self.resident.facts)
+
+    @notes.setter
+    def notes(self, given: Mapping[str, Any]) -> None:
+        files.Notes(self.resident.facts).replace(given)
+
+    @property
+    def steps_done(self) -> int:
+        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets: ``hyper["t"]``."""
+        return int(self.hyper["t"])
+
+    @property
     def epochs_done(self) -> int:
+        """Whole epochs of `fit` and fleets; `steps_done` counts every update."""
         return self.resident.facts["rounds"]
 
     @property
@@ -386,6 +416,7 @@ class Model(methods.Native):
         they were declared; or ``x`` and ``y`` are a tuple or mapping each, as in `fit`.  The model is unchanged if the data
         are refused.
         """
+        self._check_adapted()
         loss = self.resident.step(*self._in_order(x, y, more), path="learn")
         assert loss is not None
         methods.offer(self)
@@ -436,6 +467,7 @@ class Model(methods.Native):
     @methods.native(_plain_run)
     def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Outputs by name for a batch of inputs by name."""
+        self._check_adapted()
         checks.one_of("run: inputs", inputs, Mapping, 'a mapping such as {"input": X}')
         resident = self.resident
         arrays = {name: resident.numbers(name, value) for name, value in inputs.items()}
@@ -452,6 +484,33 @@ class Model(methods.Native):
         return found
 
     # ------------------------------------------------------------ whole data sets
+    def adapt(self, X: Any) -> Model:
+        """Compute the mean and the deviation of data for each `nn.Standardize` of the network; returns the model.
+
+        They are those of all samples, in float64 and one pass; the deviation of a feature that is constant is 1.
+
+        Parameters
+        ----------
+        X : as in `fit`: an array (one on disk is read block by block), of several inputs a tuple or mapping; or an iterable of
+            batches, alone or with their targets, such as a generator.
+
+        Raises
+        ------
+        CalcError : no layer learns from data, one reads what the network computes, or a number is not finite.
+        """
+        adapting.adapt(self, X)
+        return self
+
+    def _check_adapted(self) -> None:
+        """Warn, once, of layers that have seen no data."""
+        if "_looked" in vars(self):
+            return
+        vars(self)["_looked"] = True
+        scopes = self.program.info.get("adapts", {})
+        missing = [scope for scope in scopes if not self.resident[f"{scope}.samples"].any()]
+        if missing:
+            warn(f"layer {missing[0]!r} has seen no data, and changes nothing: call model.adapt(X) before training")
+
     @_training
     def fit(
         self,
@@ -511,6 +570,7 @@ class Model(methods.Native):
         -------
         History : figures of each epoch.  Ctrl-C ends training between two steps; the model stays usable.
         """
+        self._check_adapted()
         epochs = checks.integer("epochs", epochs)
         shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
         terminate_on_nan, progress = (
@@ -567,6 +627,7 @@ class Model(methods.Native):
     @methods.native(_plain_evaluate)
     def evaluate(self, X: Any, y: Any = None, *, check_finite: bool = False) -> dict[str, float]:
         """Loss and metrics over a data set, without dropout; X and y are those of `fit`."""
+        self._check_adapted()
         inputs, labels, resident = self.roles.inputs, self.roles.labels, self.resident
         data = {**by_name("X", inputs, X), **by_name("y", labels, y)}
         judge, n = self.judge(data, check_finite), len(data[inputs[0]])
@@ -590,6 +651,7 @@ class Model(methods.Native):
         -------
         ndarray, shape (n, *output_shape); of several outputs a dict of them by name
         """
+        self._check_adapted()
         resident, outputs = self.resident, self.roles.outputs
         data = by_name("X", self.roles.inputs, X)
         sizes = {name: resident.check(name, array, samples=True) for name, array in data.items()}

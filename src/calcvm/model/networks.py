@@ -8,7 +8,7 @@ from typing import Any
 from calcvm import checks, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import CalcGraph, Variable, apply
+from calcvm.graph import CalcGraph, Operation, Variable, apply, check_scores
 from calcvm.model.roles import TRAINED, WEIGHT
 from calcvm.ops.dims import numel
 from calcvm.optim import Optimizer, optimizer_of
@@ -30,7 +30,7 @@ def _labels_or_probabilities(x: Variable, t: Variable) -> Variable:
 
 def _huber(x: Variable, t: Variable, delta: float = 1.0) -> Variable:
     far = F.abs(x - t)
-    near = F.minimum(far, delta)
+    near = apply("minimum", far, delta)
     return near * (far - 0.5 * near)
 
 
@@ -51,14 +51,31 @@ TERMS: dict[str, Callable[..., Variable]] = {
 }
 
 
-def _binary_accuracy(x: Variable, t: Variable) -> Variable:
-    """Share of the scores above 0 where the target is 1, and not above where it is 0."""
-    each = F.reshape(x, (*x.descriptor.generic, 1))
-    return F.accuracy(F.concat([-each, each]), t)
+def _accuracy(x: Variable, t: Variable) -> Variable:
+    """Share of the right classes, as the loss takes the output: a logit each, or numbers near 0 and 1; else the largest score's."""
+    loss = next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
+    one = x.rank < 2 or x.shape[F.class_axis(x)] == 1
+    if loss != BINARY and not one:
+        return F.accuracy(x, t)
+    if loss not in THRESHOLDS:
+        raise CalcError(
+            f"metric 'accuracy' of one output {x}: the loss, a function, does not say from where on it is class 1: take the loss "
+            "binary_cross_entropy of logits, an output a class, or a function of (output, target) as the metric"
+        )
+    return F.mean(F.cast(F.equal(x > THRESHOLDS[loss], t > 0.5), None))
+
+
+def _judges(op: Operation, x: Variable) -> bool:
+    """Whether an operator is a loss of x."""
+    return op.spec.category == "loss" and op.inputs[op.spec.inputs[0]].source is x.source
+
+
+# Above which an output stands for class 1, by the loss.
+THRESHOLDS = {BINARY: 0.0, "mse": 0.5, "mae": 0.5, "huber": 0.5, "log_cosh": 0.5}
 
 
 METRICS: dict[str, Callable[..., Variable]] = {
-    "accuracy": F.accuracy,
+    "accuracy": _accuracy,
     "mse": F.mse,
     "mae": F.mae,
     "huber": F.huber,
@@ -106,7 +123,9 @@ def build_graph(
         if weight is not None or (sample_weight and not isinstance(loss, str)):
             if weight is not None and isinstance(loss, str):
                 y = _without_part(_as(y, weight), y)
-            terms = checks.one_of("loss", (TERMS.get(loss) or loss_fn)(y, target), Variable, TERMS_WANTED)
+            terms = checks.one_of(
+                "loss", (TERMS[loss] if isinstance(loss, str) else loss_fn)(y, target), Variable, TERMS_WANTED
+            )
             if not terms.rank:
                 raise ShapeError(f"loss: {TERMS_WANTED} is wanted, not {terms}")
             return F.mean(terms if weight is None else _weighted(terms, weight)).rename(name)
@@ -135,6 +154,8 @@ def build_graph(
 
     with g.path("learn", backward=True, adopt=False) as learn:
         y = result(training=True)
+        if sample_weight and isinstance(loss, str):  # whose terms are other operators
+            check_scores(loss, y)
         if target_shape is None:
             sizes = [s.b for s in y.shape]
             if loss == SOFTMAX and len(sizes) > 1:
@@ -173,7 +194,7 @@ def _as(terms: Variable, weight: Variable) -> Variable:
 
 def _without_part(part: Variable, x: Variable) -> Variable:
     """x, and 0 where its ``part`` is 0; no gradient goes to x there."""
-    return F.where(F.not_equal(part, 0.0), x, 0.0)
+    return apply("where", apply("not_equal", part, 0.0), x, 0.0)
 
 
 def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:
@@ -184,7 +205,7 @@ def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:
     found: dict[str, Callable[..., Variable]] = {}
     for metric in checks.items("metrics", given, wanted):
         if isinstance(metric, str) and metric in METRICS:
-            name, function = metric, _binary_accuracy if (metric, loss) == ("accuracy", BINARY) else METRICS[metric]
+            name, function = metric, METRICS[metric]
         elif callable(metric) and not isinstance(metric, (type, nn.Layer)) and hasattr(metric, "__name__"):
             name, function = metric.__name__.strip("<>"), metric
         else:

@@ -69,7 +69,11 @@ def figures(loaded: Loaded) -> dict[str, str]:
     """Results of the path predict that judge a model, and what each is called."""
     outputs = _declared(loaded)
     floats = [name for name in _readable(loaded) if name not in loaded.own_types]
-    names = [name for name in floats if name not in outputs and loaded.is_number(name)]
+    names = [
+        name
+        for name in floats
+        if name not in outputs and loaded.is_number(name) and not loaded.variables[name].get("inner")
+    ]
     return {name: name.removeprefix("predict.") for name in names}
 
 

@@ -31,7 +31,7 @@ def summary(model: Resident, roles: Roles) -> str:
     learn = loaded.training("learn")
     rows, total, trained = [["parameter", "shape", "elements", "trained"]], 0, 0
     for name in program.info["parameters"]:
-        shape, trains = loaded.shape(name, 1), name in learn["gradients"]
+        shape, trains = loaded.shape(name, 1), name in learn["gradients"] and learn.get("rates", {}).get(name) != 0
         n = loaded.symbol(name).elems.b
         rows.append([name, str(shape), f"{n:,}", "yes" if trains else "no"])
         total, trained = total + n, trained + n * trains

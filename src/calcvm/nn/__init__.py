@@ -54,6 +54,7 @@ from calcvm.nn.layers import (
     Tanh,
 )
 from calcvm.nn.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RMSNorm
+from calcvm.nn.standardize import Standardize
 
 __all__ = [
     "Activation", "AdaptiveAvgPool", "AdaptiveMaxPool", "AvgPool1d", "AvgPool2d", "AvgPool3d", "BatchNorm",
@@ -62,7 +63,7 @@ __all__ = [
     "HardSigmoid", "HardSwish", "InstanceNorm", "LPPool2d", "Layer", "LayerNorm", "LeakyReLU", "Linear",
     "LocalResponseNorm", "LogSoftmax", "MaxPool1d", "MaxPool2d", "MaxPool3d", "Mish", "Normalize", "PReLU", "Pad",
     "RMSNorm", "RandomCrop", "RandomHorizontalFlip", "RandomShift", "RandomVerticalFlip", "ReLU", "ReLU6",
-    "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Tanh",
+    "Reshape", "Residual", "SELU", "Scale", "Sequential", "SiLU", "Sigmoid", "Softmax", "Softplus", "Standardize", "Tanh",
     "Upsample",
 ]  # fmt: skip
 hints.hint(globals(), __all__)

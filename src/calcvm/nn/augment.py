@@ -114,7 +114,10 @@ class Normalize(Layer):
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
         if x.rank < 3:
-            raise ShapeError(f"{scope}: the input {x} is not (N, channels, *sizes)")
+            raise ShapeError(
+                f"{scope}: the input {x} is not (N, channels, *sizes): nn.Standardize() takes data of any rank, and learns the "
+                "numbers by model.adapt(X)"
+            )
         mean, scale = np.asarray(self.mean), 1 / np.asarray(self.std)
         for name, v in (("mean", mean), ("std", scale)):
             if v.size not in (1, x.shape[1].b):

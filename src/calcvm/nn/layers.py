@@ -12,6 +12,7 @@ from calcvm import checks
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
+from calcvm.hints import Closed
 from calcvm.init import Constant, initializer_of
 from calcvm.ops.dims import show
 from calcvm.optim import regularizer_of
@@ -22,10 +23,16 @@ LAYERS_SHOWN = 8  # of a network, where it has more
 
 
 def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
-    """A layer's ``build`` that leaves nothing behind where it is refused."""
+    """A layer's ``build`` that leaves nothing behind where it is refused.
+
+    A scope that ends with a dot, as that of a network does, is the name of a layer without it.
+    """
 
     @wraps(build)
     def built(self: Layer, x: Variable, *args: Any, **options: Any) -> Variable:
+        if not isinstance(self, Sequential):
+            args = tuple(a.removesuffix(".") if isinstance(a, str) else a for a in args)
+            options = {name: a.removesuffix(".") if isinstance(a, str) else a for name, a in options.items()}
         with x.graph.whole() if isinstance(x, Variable) else nullcontext():
             return build(self, x, *args, **options)
 
@@ -36,7 +43,7 @@ def _same(value: Any, default: Any) -> bool:
     return value is default or (type(value) is type(default) and not hasattr(value, "shape") and value == default)
 
 
-class Layer:
+class Layer(Closed):
     """Base of layers.  ``layer.build(x, scope, training)`` adds its operators to the active path."""
 
     stateless: ClassVar[bool] = False  # it has no parameters: a network may have it several times
@@ -83,8 +90,10 @@ class Sequential(Layer):
     CalcError : something is no layer, or a layer with parameters is there twice.
     """
 
+    layers: list[Layer]
+
     def __init__(self, *layers: Layer):
-        self.layers: list[Layer] = []
+        self.layers = []
         known: set[int] = set()
         for layer in layers:
             checks.one_of("a network", layer, Layer, "a layer of calcvm.nn, such as nn.ReLU(),")
@@ -298,6 +307,8 @@ class Reshape(Layer):
     """Another shape for each sample: ``Reshape(8, 8)``."""
 
     stateless: ClassVar[bool] = True
+
+    shape: tuple[int, ...]
 
     def __init__(self, *shape: int):
         given: tuple[Any, ...] = shape

@@ -202,6 +202,9 @@ class RowSpec:
                 f"row {self.name!r}: the word WN and the function workspace= are given together, or neither"
             )
 
+    def __reduce__(self) -> tuple:  # as an operator's spec; one that is not in the table can have no rules
+        return (row_named, (self.name,)) if find_row(self.name) == self else object.__reduce_ex__(self, 2)  # type: ignore[return-value]
+
     @property
     def n_words(self) -> int:
         """Of an encoded row, the header included."""

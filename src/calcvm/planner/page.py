@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from importlib.resources import files
+from importlib import resources
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calcvm import checks
-from calcvm.errors import CalcError, telling
+from calcvm import checks, files
+from calcvm.errors import CalcError
 from calcvm.planner.document import document
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 def page(plan: Plan) -> str:
     """The text of the page."""
-    template = files("calcvm.planner").joinpath("page.html").read_text("utf-8")
+    template = resources.files("calcvm.planner").joinpath("page.html").read_text("utf-8")
     before, after = template.split("/*PLAN*/")
     data = json.dumps(document(plan), separators=(",", ":")).replace("<", "\\u003c")  # a name may hold "</script>"
     return before + data + after
@@ -30,5 +29,4 @@ def write(plan: Plan, path: str | PathLike[str]) -> None:
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
         raise CalcError(f"plan.html: the path of a file is wanted, not {checks.shown(path)}")
     text = page(plan)
-    with telling(str(path), "written"):
-        Path(path).write_text(text, "utf-8")
+    files.write(path, lambda file: file.write(text.encode()))

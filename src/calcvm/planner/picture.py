@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from calcvm import files
 from calcvm.errors import MissingExtra
 from calcvm.planner.layout import Unit
 
@@ -63,7 +64,7 @@ def picture(plan: Plan, path: str) -> None:
     patches = [Patch(color=c, label=zone) for zone, c in COLOURS.items()]
     patches.append(Patch(color="grey", alpha=0.45, label="paler: shares its cells"))
     figure.legend(handles=[*patches, *lines], loc="outside right upper", fontsize=7, frameon=False)
-    figure.savefig(path, dpi=130)
+    files.picture(path, figure, dpi=130)
 
 
 def _name(u: Unit, plan: Plan) -> str:

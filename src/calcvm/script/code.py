@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
+from calcvm.errors import CalcError
 from calcvm.formulas.number import CELLS, CONDITION, FLOAT, Text, Trace, traced
 from calcvm.ops.dims import Affine
 
@@ -184,3 +187,14 @@ def show_axes(axes: tuple[int, ...]) -> str:
 def formula(fn: Callable[..., Any], *values: Any) -> Any:
     """What a formula makes of expressions."""
     return traced(fn, *values)
+
+
+def module_text(module: ModuleType) -> str:
+    """A module's text (CalcError: bytecode is all there is)."""
+    try:
+        return inspect.getsource(module)
+    except OSError:
+        raise CalcError(
+            f"to_python: the text of {module.__name__} is not in this application, and scripts are made of it: add calcvm's "
+            "sources to it, or write the script elsewhere (PyInstaller's hook in calcvm adds them)"
+        ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import json
 import os
 import re
@@ -16,16 +15,16 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from calcvm.errors import CalcError, UnsupportedOperator, telling
+from calcvm.files import place, replace
 from calcvm.formulas import steps
 from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.layouts import back
 from calcvm.ops.statement import PHASES
 from calcvm.script import helpers
-from calcvm.script.code import show
+from calcvm.script.code import module_text, show
 from calcvm.script.names import Names, functions, plain
 from calcvm.script.optimizers import SLOTS
 from calcvm.script.sections import Line, Listing, shape_of
-from calcvm.vm.program.serialize import place, replace
 
 if TYPE_CHECKING:
     from calcvm.vm.run.loaded import Loaded
@@ -128,9 +127,7 @@ class _Script:
             views += SAMPLES_OF
         used = functions([*sections, step, predict])
         slots = any(_has(text, name) for name in SLOTS for text in (*used, *sections))
-        constants = [
-            line for line in inspect.getsource(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)
-        ]
+        constants = [line for line in module_text(steps).splitlines() if slots and re.match(r"[A-Z_\d, ]+ = ", line)]
         hyper = ["# An optimizer's numbers, by their places in its array.", *constants] if constants else []
         if any("GOLDEN" in text for text in used):
             hyper.append(f"GOLDEN = 0x{helpers.GOLDEN:X}  # of the hash that draws random numbers")
@@ -307,16 +304,18 @@ def feed(place, data):
         name = "step" if path == "learn" else self.called[path, "step"]
         if adds:
             seed = self.listing.names[facts["seed"]]
+            share = self._share(facts["loss"], n)
             body = [
                 f"def {name}({arguments}):",
                 f'    """A training step of path {told([path])} on any number of samples: its loss.  More than BATCH are rounds, whose gradients add up."""',
                 "    total_loss = 0.0",
+                *self._apart([facts["loss"]], n),
                 f"    for start in range(0, {n}, BATCH):",
                 f"        of_batch(min(BATCH, {n} - start))",
                 *self._sliced(feeds),
-                f"        {seed}[...] = B / {n}",
+                f"        {seed}[...] = {share}",
                 *(f"        {call}" for call in rounds),
-                f"        total_loss += float({loss}.reshape(())) * B / {n}",
+                f"        total_loss += float({loss}.reshape(())) * {share}",
                 *(f"    {call}" for call in ends),
                 "    return total_loss",
             ]
@@ -331,6 +330,18 @@ def feed(place, data):
                 f"    return float({loss}.reshape(()))",
             ]
         return "\n".join(body) + "\n"
+
+    def _share(self, name: str, n: str) -> str:
+        """What a batch's number counts in that of all samples: a mean by its samples, a sum whole."""
+        return "1.0" if self.loaded.variables[name].get("over") == "sum" else f"B / {n}"
+
+    def _apart(self, names: Iterable[str], n: str) -> list[str]:
+        """Of numbers that are no means or sums over samples, that batches cannot be put together."""
+        others = [name for name in names if self.loaded.variables[name].get("over") == "other"]
+        if not others:
+            return []
+        why = f"{', '.join(others)}: no mean and no sum over samples, so that batches cannot be put together: give one batch"
+        return [f"    if {n} > BATCH:", f"        raise SystemExit({why!r})"]
 
     def _own(self, path: str, phase: str) -> list[str]:
         return [f"{self._function(path, phase)}()"] if self._lines(path, phase) else []
@@ -398,14 +409,15 @@ def feed(place, data):
         n = self._samples(feeds)
         body = [
             f"def evaluate({', '.join(map(self._argument, feeds))}):",
-            '    """Figures of any number of samples: means over batches, by their samples."""',
+            '    """Figures of any number of samples: means over batches by their samples, sums added up."""',
+            *self._apart(figures, n),
             f"    sums = dict.fromkeys({[*figures.values()]}, 0.0)",
             f"    for start in range(0, {n}, BATCH):",
             f"        of_batch(min(BATCH, {n} - start))",
             *self._sliced(feeds),
             *(f"        {call}" for call in self._calls("predict", ("forward", "loss"))),
             *(
-                f"        sums[{called!r}] += float({self.places[name]}.reshape(())) * B / {n}"
+                f"        sums[{called!r}] += float({self.places[name]}.reshape(())) * {self._share(name, n)}"
                 for name, called in figures.items()
             ),
             "    return sums",

@@ -98,7 +98,7 @@ class Equations:
         """A variable's value as it lies, and the batch as it and those before it say it."""
         shape, layout, type_ = self._lying[variable]
         array = numeric(variable, numbers(variable, value, "" if type_ == FLOAT else type_))
-        array = array.astype(DTYPE) if type_ == FLOAT and array.dtype.kind != "f" else array
+        array = array.astype(DTYPE, copy=False) if type_ == FLOAT else array
         array = array.transpose(axes(layout, array.ndim)) if array.ndim == len(shape) and layout else array
         return array, _batch(variable, array, shape, batch)
 
@@ -205,7 +205,7 @@ class _Writing:
         if v is None or s.spec.operand(str(made.names[0])).access == "u" and s.spec.name != "accumulate":
             return  # buffers: the gradient reads what the batch itself has
         value = self.now[v] + made.value if made.add and v in self.now else made.value
-        if not value.parts:
+        if value.scalar or not value.parts:
             self.now[v] = value
         elif v is self.of.gradient or stem_of(s.spec.name) in _formulas():
             self.now[v] = value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ from calcvm.formulas import steps
 from calcvm.formulas.declare import UPDATES, Update, arguments
 from calcvm.formulas.number import traced
 from calcvm.formulas.optimizers import HYPER_SLOTS
-from calcvm.script.code import trace
+from calcvm.script.code import module_text, trace
 from calcvm.script.row import FALLBACKS, Row, Writer, writes
 
 STEPS = ("tick", "rate_table", "rate_scale")
@@ -56,7 +55,7 @@ def source_of(name: str) -> str:
 
 def function(module: ModuleType, name: str) -> str:
     """The source of a module's function."""
-    text = inspect.getsource(module)
+    text = module_text(module)
     found = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name)
     return "\n".join(text.splitlines()[found.lineno - 1 : found.end_lineno]) + "\n"
 
@@ -99,12 +98,13 @@ def slot(r: Row, name: str) -> Any:
 @writes("sumsq")
 def _sumsq(r: Row) -> None:
     g = r.x("g", r.w.rows, r.w.cols)
-    r.put("s", (g * g).sum(1), r.w.rows)
+    r.put("s", (g * g).sum(1).sqrt(), r.w.rows)
 
 
 @writes("clip_norm_scale")
 def _clip_norm(r: Row) -> None:
-    norm = r.x("s").sum().sqrt()
+    s = r.x("s")
+    norm = (s * s).sum().sqrt()
     scale = r.call("min", r.number(1.0), slot(r, "clip_norm") / (r.call("float", norm) + 1e-6))
     r.put_at("hyper", "CLIP_SCALE", scale)
 

@@ -11,7 +11,7 @@ import numpy as np
 from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.layouts import axes
 from calcvm.vm.memory.resident import Resident
-from calcvm.vm.memory.slot import Slot
+from calcvm.vm.memory.slot import Slot, as_seen, shape_of
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Symbol
 from calcvm.vm.run import job as layout
@@ -27,7 +27,8 @@ class Epoch:
     samples : the numbers of those to use (default: all), or a slice; the arrays are not copied.
     train : each round runs backward too, each learning batch ends with an update (``trains``: the path, or None).
     learning : samples of a learning batch (default: the program's batch, one round each).
-    results : scalar results that are averaged over the samples.
+    results : scalar results of the samples: of means over them the mean, of sums the sum; what is a function of such totals is
+        computed of those of the whole pass, by `whole`.
     outputs : result -> array that receives its value for every sample.
     """
 
@@ -59,7 +60,9 @@ class Epoch:
         self.samples = n = n if self._index is None else len(self._index)
         batch = program.batch_size
         learning = batch if learning is None else learning
-        if not 1 <= learning <= batch:  # compiled code counts with it
+        if not train:
+            learning = n  # sums are of all samples
+        elif not 1 <= learning <= batch:  # compiled code counts with it
             check_learning_batch(program, learning)
         short, rest = learning % batch, n % learning % batch
         self.rounds = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
@@ -80,8 +83,19 @@ class Epoch:
         for name in results:
             if loaded.symbol(name).elems != 1 or name in own:
                 raise CalcError(f"{name!r} is no single number: it has no mean over the samples")
-        self._results = np.array([loaded.symbol(name).offset for name in results], np.int64)
-        self._sums = device.shared(max(len(results), 1))
+        sums = [loaded.variables[name].get("over") == "sum" for name in results]
+        offsets = [_counted(loaded.symbol(name).offset, of_all) for name, of_all in zip(results, sums)]
+        self.functions = {} if train or self.rounds == 1 else {
+            name: self._function(path, name) for name in results if loaded.variables[name].get("over") == "other"
+        }  # fmt: skip
+        self._totals: dict[Symbol, int] = {}  # where their sums begin
+        for name, kind in {t: k for _, totals in self.functions.values() for t, k in totals.items()}.items():
+            symbol = loaded.symbol(name)
+            self._totals[symbol] = len(offsets)
+            offsets += [_counted(symbol.offset + i, kind == "sum") for i in range(symbol.elems.b)]
+        self._found: dict[str, float] = {}
+        self._results = np.array(offsets, np.int64)
+        self._sums = device.shared(max(len(offsets), 1))
         phases = ("forward", "loss", "backward") if train else ("forward", "loss") if results else ("forward",)
         ends = [loaded.span(path, ("optimize", "end_round"))] if train else []
         phases = ("loss",) if given else phases
@@ -99,7 +113,8 @@ class Epoch:
         self._rows = [loaded.rows(b or batch) for b in (batch, short, rest)]
         facts = loaded.training(path) if train else {}
         self._adds_up = bool(facts.get("accumulate"))
-        seed_off = program.symbols[facts["seed"]].offset if self._adds_up else -1
+        weighs = self._adds_up and not (results and sums[0])  # of a sum, the gradient of each round counts whole
+        seed_off = program.symbols[facts["seed"]].offset if weighs else -1
         job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
         device.prepare_task(job, loaded)
         job[layout.ROW_BYTES] = program.row_bytes
@@ -159,6 +174,41 @@ class Epoch:
             self.begin(None)
             for _ in self.slices(seconds):
                 pass
+            if self.functions:
+                self._compute()
+
+    def _function(self, path: str, name: str) -> tuple[list[int], dict[str, str]]:
+        """Rows of a path that make a number of totals of the samples, in order, and those totals, with their kinds."""
+        loaded = self.model.loaded
+        program, facts = loaded.program, loaded.variables[name]
+        totals = facts["totals"]
+        if not totals:
+            raise CalcError(
+                f"{name!r} of {self.samples} samples in batches of {program.batch_size}: it is no function of means or sums over "
+                f"samples, since {facts['why']} makes something else of a batch; compile with batch_size={self.samples}, leave "
+                "it out, or compute it from what predict gives"
+            )
+        wanted, ends = {facts["symbol"]}, {loaded.variables[t]["symbol"] for t in totals}
+        rows: list[int] = []
+        for pc in reversed(range(*loaded.span(path, ("forward", "loss")))):
+            operands = program.spec(pc).operands
+            if any(o.writes and program.symbol_of(pc, o.name) in wanted - ends for o in operands):
+                rows.insert(0, pc)
+                wanted |= {program.symbol_of(pc, o.name) for o in operands if o.reads}
+        return rows, totals
+
+    def _compute(self) -> None:
+        """What is a function of totals, of those of the whole pass."""
+        slot, loaded = self.model.slot, self.model.loaded
+        for symbol, start in self._totals.items():
+            totals = self._sums.array[start : start + symbol.elems.b] / self.samples
+            slot.write(symbol, as_seen(totals, symbol, shape_of(symbol)))
+        rows, address = loaded.rows(loaded.program.batch_size)
+        for name, (pcs, _) in self.functions.items():
+            for pc in pcs:
+                slot.job[layout.ROWS : layout.STEPS + 1] = address, pc, pc + 1, 1
+                slot.execute("run_rows", slot.job, slot.job_address, 1)
+            self._found[name] = slot.scalar(loaded.symbol(name).offset)
 
     def _slices(self, seconds: float, marks: Sequence[int]) -> Iterator[int]:
         first = int(seconds / self._per_round) if self._per_round else 1
@@ -242,12 +292,19 @@ class Epoch:
                 record.passing = self.trains
 
     def mean(self, name: str) -> float:
-        """Mean of a result over the samples seen so far in this pass."""
+        """A result of the samples seen so far in this pass."""
+        if name in self._found:
+            return self._found[name]
         batch, learning = int(self.job[layout.BATCH]), int(self.job[layout.LEARNING])
         per_learning = -(-learning // batch)
         whole, part = divmod(self.job.item(layout.REACHED), per_learning)
         seen = min(whole * learning + min(part * batch, learning), self.samples)
         return float(self._sums.array[self.names.index(name)]) / max(seen, 1)
+
+
+def _counted(offset: int, whole: bool) -> int:
+    """A result for `calcvm.vm.run.samples.deliver`: a mean counts its round's samples, a sum those of its learning batch."""
+    return -1 - offset if whole else offset
 
 
 def _index(samples: np.ndarray, n: int) -> np.ndarray:

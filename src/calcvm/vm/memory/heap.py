@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, PlanError, ProgramError
+from calcvm.errors import CalcError, PlanError, ProgramError, Uncopied
 from calcvm.system import at_fork
 from calcvm.tables import html, some
 from calcvm.vm.memory.cuda import DeviceMemory, PinnedStore
@@ -62,7 +62,7 @@ class Stats:
         self.switches, self.bytes, self.seconds = 0, 0, 0.0
 
 
-class CalcHeap:
+class CalcHeap(Uncopied):
     """Memory for models: ``nbytes`` bytes, allocated once and never more.
 
     Models lie side by side while they fit.  Where room is needed, those used least recently are switched
@@ -87,6 +87,8 @@ class CalcHeap:
     device : Device
     stats : switches, bytes and seconds of switching
     """
+
+    _instead = "its models are, or keep them in a FileStore; another heap has its own memory"
 
     def __init__(
         self,

@@ -142,6 +142,13 @@ class Bound:
     def __init__(self, model: Any, arguments: tuple[np.ndarray, ...]):
         self.arguments, self.model = arguments, model
 
+    def step(self) -> float:
+        """The step in Python: where it cannot be compiled, is a user's own, or was pickled."""
+        return float(self.model.step(*self.arguments))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # of protocols that know no slots, too
+        return Bound, (self.model, self.arguments)
+
 
 class Sheet:
     """What compiled methods know of a program, for all of its models: words, and what they point at (`calcvm.vm.run.job`)."""
@@ -527,7 +534,7 @@ def bound_step(model: Any, arguments: tuple[np.ndarray, ...]) -> Any:
     """A callable that makes a step on what arrays hold then."""
     compiled = vars(have(model))["step"] if possible() else None
     if compiled is not type(model).step or isinstance(compiled, FunctionType) or "step" in vars(model):
-        return lambda: model.step(*arguments)  # it cannot be compiled, or is one of the user's
+        return Bound(model, arguments).step  # it cannot be compiled, or is one of the user's
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
     return make(_bound_definition(), Bound(model, arguments), None)

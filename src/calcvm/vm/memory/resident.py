@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, ShapeError
+from calcvm.errors import CalcError, ShapeError, Uncopied
 from calcvm.ops.dims import show
 from calcvm.ops.layouts import axes
 from calcvm.ops.optimizers import HYPER_SLOTS, SLOTS
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 LARGEST_COUNT = 2**53  # that a float64 holds
 
 
-class Hyper(MutableMapping):
+class Hyper(MutableMapping, Uncopied):
     """Hyperparameters of a path, by name: values in the heap, effective from the next step on.
 
     Setting one that the path's optimizer, schedule and clipping do not read, or to a value they cannot have, is refused.
     """
+
+    _instead = "dict(hyper) is"
 
     def __init__(self, model: Resident, symbol: Symbol, path: str):
         self._model, self._symbol, self._path = model, symbol, path
@@ -111,7 +113,7 @@ class Keeping:
         return self.__get__(model)(*error)
 
 
-class Resident:
+class Resident(Uncopied):
     """A model: a program and its image, in a heap or for the time being in the heap's store.
 
     ``model[name]`` reads a variable, ``model[name] = array`` sets a placeholder; `forward`, `backward`,
@@ -125,6 +127,8 @@ class Resident:
     ``with model:`` is a turn that lasts: what belongs together (``model["x"] = data``, then `run_steps`) stays
     together, and views of its memory stay its own, since it is kept in the heap meanwhile.
     """
+
+    _instead = "heap.copy makes a second one; hand over its program and its image()"
 
     __slots__ = ("__weakref__", "heap", "record")
 
@@ -332,6 +336,13 @@ class Resident:
             cells = image[self.loaded.in_image(symbol)].view(symbol.dtype)
             as_seen(cells, symbol, shape_of(symbol))[...] = value
 
+    def set_buffers(self, values: Mapping[str, np.ndarray]) -> None:
+        """Set some of the buffers, all of those or none: what its placeholders and results held is gone."""
+        with self.record.change, self.record.turn.mine:
+            image = self.image()
+            self._put(image, ((self.loaded.symbol(n), v.reshape(self.loaded.shape(n, 1))) for n, v in values.items()))
+            self.restore(image)
+
     def close(self) -> None:
         """Give the model's room back; it cannot be used afterwards.  A `FileStore` keeps its file."""
         self.heap.remove(self)
@@ -343,12 +354,17 @@ class Resident:
             raise CalcError(f"no variable {checks.shown(name)}; there are {', '.join(variables)}")
         return variables[name]
 
+    def _called(self, name: str) -> str:
+        """The variable that a layer of that name makes, or of that name."""
+        return self.loaded.program.info.get("called", {}).get(name, name) if isinstance(name, str) else name
+
     def __getitem__(self, name: str) -> Any:
-        """A copy of a variable's value; a view shows what the variable that it is a view of holds now."""
+        """A copy of a variable's value, or of what a layer makes; a view shows what the variable that it is a view of holds now."""
+        called, name = name, self._called(name)
         facts = self._variable(name)
         if facts["unreadable"]:
             raise CalcError(
-                f"{name!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{name!r}]"
+                f"{called!r} cannot be read: its value is {facts['unreadable']}; compile with keep=[{called!r}]"
             )
         loaded = self.loaded
         with self.record.turn.mine:
@@ -365,7 +381,7 @@ class Resident:
             self.place({name: array}, {name: batch})
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self.loaded.variables
+        return isinstance(name, str) and self._called(name) in self.loaded.variables
 
     def __delitem__(self, name: str) -> NoReturn:
         raise CalcError(f"{checks.shown(name)} cannot be removed: a model has the variables of its program")

@@ -17,11 +17,12 @@ from urllib.parse import quote, unquote
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, NoSuchFile, ProgramError, telling
+from calcvm.errors import CalcError, NoSuchFile, ProgramError, Uncopied, telling
+from calcvm.files import remove_temporaries, sync_folder
 from calcvm.system import at_fork, lock
 from calcvm.vm.memory import versions
 from calcvm.vm.program.program import Program, load_program
-from calcvm.vm.program.serialize import parsed, remove_temporaries, sync_folder
+from calcvm.vm.program.serialize import parsed
 
 LONGEST_NAME = 200  # characters when quoted: file names hold 255, with the suffixes of temporary files
 
@@ -66,8 +67,10 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-class MemoryStore:
+class MemoryStore(Uncopied):
     """Images in memory beside the heap: an array a model, allocated once."""
+
+    _instead = "models are, or save them to files; another store has its own"
 
     persistent = False
 
@@ -121,7 +124,7 @@ class MemoryStore:
         self._programs.clear()
 
 
-class FileStore:
+class FileStore(Uncopied):
     """Images in files: one file per model, in a folder that one process writes and others may read meanwhile.
 
     ``models/NAME.model`` holds the last two versions of a model (its name quoted as in a web address),
@@ -143,6 +146,8 @@ class FileStore:
     CalcError : the folder is open for writing in this or another process, or cannot be written; with ``read_only``, there
         is no store.
     """
+
+    _instead = "hand over its folder, which one process at a time has open"
 
     persistent = True
 

@@ -23,7 +23,7 @@ from typing import BinaryIO
 import numpy as np
 
 from calcvm.errors import CalcError, ProgramError
-from calcvm.vm.program.serialize import replace
+from calcvm.files import replace
 
 FORMAT_VERSION = 2
 MAGIC = b"calcvmMD"

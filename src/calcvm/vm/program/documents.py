@@ -6,6 +6,7 @@ before anything is made of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -120,15 +121,25 @@ _VARIABLE = record(
         "path": optional(text()), "phase": one_of(None, *READ), "of": text(), "unreadable": text(),
         "classes": optional(integer(1, MAX_SIZE)),
     },
-    optional={"layout": one_of("", *LAYOUTS)},
+    optional={
+        "layout": one_of("", *LAYOUTS), "over": one_of("sum", "other"), "why": text(), "totals": table(one_of("mean", "sum")), "inner": boolean,
+    },
 )  # fmt: skip
 _PATH = {"backward": boolean, "output": optional(text()), "needs": table(_NAMES)}
-_SEVERAL = {"outputs": _NAMES}
+_SEVERAL = {"outputs": _NAMES, "rates": table(number())}
 _TRAINING = {
     "loss": text(), "optimizer": text(), "hyper": SIZE, "seed": SIZE, "accumulate": boolean,
     "moments": table(table(SIZE)), "gradients": table(_SYMBOL),
 }  # fmt: skip
 _COUNT = integer(0, 2**100)
+_ADAPTS = record(
+    {
+        "of": optional(text()),
+        "shape": listing(integer(1, MAX_SIZE), MAX_RANK),
+        "axis": optional(integer(0, MAX_RANK)),
+        "channels_last": boolean,
+    }
+)
 _LAYER = entry(name=text(), shape=_shape, parameters=SIZE, flops=_COUNT, bytes=_COUNT)
 INFO = record(
     {},
@@ -139,6 +150,8 @@ INFO = record(
         "state": listing(_start),
         "paths": table(record(_PATH, optional={**_TRAINING, **_SEVERAL})),
         "layers": table(listing(_LAYER)),
+        "called": table(text()),
+        "adapts": table(_ADAPTS),
         "device": one_of("cpu", "blas", "cuda"),
         "mode": one_of(None, "grid", "graph", "fleet"),
         "precision": one_of("float32", "tf32"),
@@ -187,6 +200,8 @@ class _Facts:
         self.buffers: Mapping[str, Any] = info.get("buffers", {})
         self.state: list[Any] = info.get("state", [])
         self.paths: Mapping[str, Any] = info.get("paths", {})
+        self.called: Mapping[str, str] = info.get("called", {})
+        self.adapts: Mapping[str, Any] = info.get("adapts", {})
 
     def check(self) -> None:
         for name, facts in self.variables.items():
@@ -201,6 +216,28 @@ class _Facts:
             self.fail("paths", f"they are {', '.join(self.paths)}, the rows' are {', '.join(self.program.paths)}")
         for name, facts in self.paths.items():
             self.path(f"path {name!r}", facts)
+        for scope, facts in self.adapts.items():
+            self.adapting(f"layer {scope!r}", scope, facts)
+        for name, of in self.called.items():
+            if of not in self.variables:
+                self.fail(f"layer {name!r}", f"it makes {of!r}, which is no variable")
+
+    def adapting(self, where: str, scope: str, facts: Any) -> None:
+        """A layer's buffers, and the placeholder that it reads."""
+        of, axis, shape = facts["of"], facts["axis"], facts["shape"]
+        if axis is not None and axis >= max(len(shape), 1):
+            self.fail(where, f"it has no axis {axis}")
+        wanted = tuple(shape) if axis is None else tuple(shape[axis : axis + 1]) or (1,)
+        for name in ("mean", "std"):
+            buffer = self.variables.get(f"{scope}.{name}") if f"{scope}.{name}" in self.buffers else None
+            if buffer is None or math.prod(n.b for n in buffer["shape"]) != math.prod(wanted):
+                self.fail(where, f"the program has no buffer {scope}.{name} of {math.prod(wanted)} elements")
+        if f"{scope}.samples" not in self.buffers:
+            self.fail(where, f"the program has no buffer {scope}.samples")
+        if of is not None:
+            placeholder = self.variables.get(of)
+            if placeholder is None or placeholder["kind"] != "placeholder" or not placeholder["shape"]:
+                self.fail(where, f"it reads {of!r}, which is no placeholder")
 
     def fail(self, where: str, message: str) -> None:
         raise ProgramError(f"{where}: {message}")

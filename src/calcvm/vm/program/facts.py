@@ -96,10 +96,19 @@ class Facts(MutableMapping[str, Any]):
 def check_learning_batch(program: Program, n: Any, where: str = "", error: type[CalcError] = CalcError) -> int:
     """``n``, if updates of a program can be made from so many samples."""
     n = schema.check(integer(1, MAX_LEARNING), n, f"{where}learning_batch", error)
-    batch = program.batch_size
+    batch, paths = program.batch_size, program.info.get("paths", {})
     if n < batch:
         raise error(f"{where}learning_batch={n} is below the batch of {batch}: compile with batch_size={n}")
-    if n > batch and not any(facts.get("accumulate") for facts in program.info.get("paths", {}).values()):
+    for name in [] if n == batch else [name for name, facts in paths.items() if facts["backward"]]:
+        loss = paths[name]["loss"]
+        facts = program.info["variables"][loss]
+        if facts.get("over") == "other" and (name == "learn" or "learn" not in paths):
+            raise error(
+                f"{where}learning_batch={n} is above the batch of {batch}, and rounds cannot make the loss {loss!r} of path {name!r}: "
+                f"they add up means, or sums, of what each sample has by itself, and {facts['why']} makes something else of the batch; "
+                f"take batch_size={n}, or a loss that is a mean over samples"
+            )
+    if n > batch and not any(facts.get("accumulate") for facts in paths.values()):
         raise error(
             f"{where}learning_batch={n} is above the batch of {batch}, and the program does not add gradients up: "
             f"compile with accumulate=True (Model: learning_batch={n}), or with batch_size={n}"

@@ -344,7 +344,7 @@ def _hash(documents: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str
     digest = hashlib.sha256(json.dumps(documents, sort_keys=True, separators=(",", ":")).encode())
     for name in sorted(arrays):
         array = arrays[name]
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode("utf-8", "surrogatepass"))
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 

@@ -11,21 +11,17 @@ import hashlib
 import io
 import json
 import math
-import os
 import re
-import secrets
-import stat
 import struct
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from calcvm import files
 from calcvm.errors import CalcError, ProgramError, telling
 from calcvm.vm.program import schema
 from calcvm.vm.program.schema import integer, listing, one_of, record, text
@@ -33,8 +29,6 @@ from calcvm.vm.program.schema import integer, listing, one_of, record, text
 FORMAT = "calcvm"
 MANIFEST = "manifest.json"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal content, equal bytes
-_TEMPORARY = ".tmp"
-MIN_KEPT = 24  # bytes of a name that a temporary one has too
 
 HEADED = 10  # bytes before the header of a .npy file
 _ARRAY = re.compile(
@@ -116,85 +110,11 @@ def write_archive(
             archive.fp = None  # given up: closing it in the middle of a member would raise another error
             raise
 
-    with telling(str(path), "written"):
-        if hasattr(path, "write"):
+    if hasattr(path, "write"):
+        with telling(str(path), "written"):
             write(path)  # type: ignore[arg-type]
-        else:
-            replace(place(path), write)
-
-
-def _path(path: Any) -> Path:
-    if not isinstance(path, (str, PathLike)) or "\0" in str(path) or not Path(path).name:
-        raise CalcError(f"{path!r} is not the path of a file: give a text, a pathlib.Path or an open binary file")
-    return Path(path)
-
-
-def place(path: Any) -> Path:
-    """Where the file of a path lies, or will: what a link leads to.
-
-    Raises
-    ------
-    CalcError : it is no path of a file, or what is there is no plain file (a device, a pipe).
-    """
-    found = os.path.realpath(_path(path))
-    if os.path.exists(found) and not (os.path.isfile(found) or os.path.isdir(found)):
-        raise CalcError(f"{path} is a device or a pipe, which a file cannot take the place of: name a file")
-    return Path(found)
-
-
-def replace(
-    path: Path, write: Callable[[BinaryIO], object], *, durable: bool = True, previous: Path | None = None
-) -> None:
-    """Let ``write`` write a file that takes the place of ``path`` when it ends well; else ``path`` is as it was.
-
-    No context manager: an exception between its beginning and the block would leave the file to whoever keeps the traceback.
-
-    durable : what was written is on the disk before it takes the place, and its place is when the block has ended.
-    previous : where to keep what ``path`` held before.
-    """
-    temporary = _temporary(path)
-    try:
-        with open(temporary, "xb") as file:
-            with suppress(FileNotFoundError):
-                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))  # who may read and write it stays
-            write(file)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        if previous is not None:
-            _keep(path, previous)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if durable:
-        sync_folder(path.parent)
-
-
-def remove_temporaries(folder: Path) -> None:
-    """Remove what writers that were killed left behind; nobody may be writing to the folder."""
-    for path in folder.glob(f".*{_TEMPORARY}"):
-        path.unlink(missing_ok=True)
-
-
-def _temporary(path: Path) -> Path:
-    """A name beside a path, no longer than its own where that is long: it fits wherever that does."""
-    name, end = os.fsencode(path.name), f".{os.getpid()}.{secrets.token_hex(4)}{_TEMPORARY}"
-    kept = name[: max(len(name) - len(end) - 1, MIN_KEPT)].decode(errors="ignore")
-    return path.with_name(f".{kept}{end}")
-
-
-def _keep(path: Path, previous: Path) -> None:
-    """Make ``previous`` another name of the file at ``path``, if there is one; at no time is there less than before."""
-    link = _temporary(path)
-    try:
-        os.link(path, link)
-    except FileNotFoundError:
-        return
-    try:
-        os.replace(link, previous)
-    finally:
-        link.unlink(missing_ok=True)  # where both were the same file already, replacing does nothing
+    else:
+        files.write(path, write)
 
 
 # ---------------------------------------------------------------- reading
@@ -210,7 +130,7 @@ def read_archive(path: str | PathLike[str] | BinaryIO, *, kinds: Sequence[str], 
     """
     name = str(path)
     with telling(name, "read"):
-        data = path.read() if hasattr(path, "read") else _path(path).read_bytes()
+        data = path.read() if hasattr(path, "read") else files.checked(path).read_bytes()
     if not isinstance(data, bytes):
         raise CalcError(f"{name}: a file of text; open it with mode 'rb'")
     members, comment = _members(data, name)
@@ -308,17 +228,3 @@ def _parse_array(data: bytes, where: str) -> np.ndarray:
         if isinstance(error, ProgramError):
             raise
         raise ProgramError(f"{where}: no array ({error})") from None
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names given, changed and removed in a folder durable, where the system can."""
-    handles: list[int] = []
-    try:
-        # by C alone: between the call of Python's and the handle's place in a variable a signal would lose it
-        handles.extend(map(os.open, (folder,), (os.O_RDONLY,)))
-        os.fsync(handles[0])
-    except OSError:
-        pass
-    finally:
-        for handle in handles:
-            os.close(handle)

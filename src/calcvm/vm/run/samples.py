@@ -290,8 +290,11 @@ def fetch_ahead(job, base, n, worker):
 
 
 @helper
-def deliver(job, base, n):
-    """Copy results of a batch out, in the order of the samples, and add up weighted scalars."""
+def deliver(job, base, n, of_learning):
+    """Copy results of a batch out, in the order of the samples, and add up weighted scalars.
+
+    A mean counts the samples of its round, a sum over samples (whose offset is given as -1 - it) those of its learning batch.
+    """
     words, places = i64_at(job), scratch()
     heap, size = words[HEAP], words[ITEMSIZE]
     i64_at(places)[0] = 0
@@ -304,5 +307,7 @@ def deliver(job, base, n):
     sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
     for k in range(words[N_RESULTS]):
         off = offsets[k]
+        weight = n if off >= 0 else of_learning
+        off = off if off >= 0 else -1 - off
         value = np.float64(f32_at(heap)[off]) if size == 4 else f64_at(heap)[off]
-        sums[k] += value * n
+        sums[k] += value * weight

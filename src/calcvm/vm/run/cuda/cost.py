@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from calcvm import files
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.statement import Statement
 from calcvm.ops.types import bytes_of
@@ -37,7 +38,7 @@ class Figures:
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1))
+        files.write(path, lambda file: file.write(json.dumps(asdict(self), indent=1).encode()))
 
     @classmethod
     def load(cls, path: Path) -> Figures:

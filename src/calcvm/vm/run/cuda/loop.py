@@ -273,7 +273,7 @@ def take_staged(words, h, m, w, nw):
 
 
 @device
-def deliver(words, h, base, m, w, nw):
+def deliver(words, h, base, m, of_learning, w, nw):
     """Copy results of a batch out, in the order of the samples, and add up weighted scalars."""
     lo, hi = part_of(m, w, nw)
     k = 0
@@ -292,7 +292,11 @@ def deliver(words, h, base, m, w, nw):
         sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
         k = 0
         while k < words[N_RESULTS]:
-            sums[k] += np.float64(h[offsets[k]]) * m
+            off = offsets[k]
+            if off >= 0:
+                sums[k] += np.float64(h[off]) * m
+            else:  # a sum over samples, as in `calcvm.vm.run.samples`
+                sums[k] += np.float64(h[-1 - off]) * of_learning
             k += 1
 
 
@@ -454,7 +458,7 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
                 span = at(spans, 2 * s) if s < n_spans else at(ends, 2 * (s - n_spans))
                 late = run_span(h, rows, words[ROW_BYTES], span[0], span[1], control, w, nw)
                 s += 1
-            deliver(words, h, base, m, w, nw)
+            deliver(words, h, base, m, of_learning, w, nw)
             if words[N_DRAINS] and late == 0:
                 late = meet(control, nw)
             k += 1
@@ -571,8 +575,8 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
     def hand_over(job):
         """The results of round FIRST, by one block, which then counts the round."""
         words = i64_at(job)
-        base, m, _, _ = round_of(words, words[FIRST])
-        deliver(words, heap_at(words[HEAP]), base, m, 0, 1)
+        base, m, of_learning, _ = round_of(words, words[FIRST])
+        deliver(words, heap_at(words[HEAP]), base, m, of_learning, 0, 1)
         sync()
         if thread() == 0:
             words[FIRST] += 1

@@ -1,0 +1,120 @@
+"""Means and deviations of data, in one pass: `Model.adapt`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from calcvm.errors import CalcError, ShapeError
+from calcvm.model.data import by_name, comes_in_batches
+
+if TYPE_CHECKING:
+    from calcvm.model.model import Model
+
+BLOCK = 1 << 17  # elements that are looked at together
+
+
+class Moments:
+    """Count, mean and sum of squared deviations of columns, in float64, over blocks as they come: Chan et al. 1983."""
+
+    def __init__(self) -> None:
+        self.n, self.mean, self.squares = 0, np.zeros(0), np.zeros(0)
+
+    def add(self, block: np.ndarray) -> None:
+        """block : shape (n, features), float64."""
+        n, mean = len(block), block.mean(axis=0)
+        apart = block - mean
+        squares = (apart * apart).sum(axis=0) - apart.sum(axis=0) ** 2 / n  # the second corrects the rounded mean
+        mean = mean + apart.sum(axis=0) / n
+        if not self.n:
+            self.n, self.mean, self.squares = n, mean, squares
+            return
+        both, delta = self.n + n, mean - self.mean
+        self.mean = self.mean + delta * (n / both)
+        self.squares = self.squares + squares + delta * delta * (self.n * (n / both))
+        self.n = both
+
+    @property
+    def std(self) -> np.ndarray:
+        """Of all samples (not of a sample of them); 1 where a feature is constant but for rounding, as of scikit-learn."""
+        variance, eps = np.maximum(self.squares, 0) / self.n, np.finfo(np.float64).eps
+        constant = variance <= self.n * eps * variance + (self.n * self.mean * eps) ** 2
+        return np.where(constant, 1.0, np.sqrt(variance))
+
+
+def adapt(model: Model, X: Any) -> None:
+    """`Model.adapt`."""
+    layers = model.program.info.get("adapts", {})
+    if not layers:
+        raise CalcError(
+            "adapt: the model has no layer that learns from data beforehand: begin the network with nn.Standardize()"
+        )
+    for scope, facts in layers.items():
+        if facts["of"] is None:
+            raise CalcError(
+                f"adapt: layer {scope!r} reads what the network computes, and no data: put it first, or give it numbers, "
+                "nn.Standardize(mean, std)"
+            )
+    found = {scope: Moments() for scope in layers}
+    for data in _batches(model, X):
+        for scope, facts in layers.items():
+            array = data[facts["of"]]
+            for block in _blocks(array):
+                found[scope].add(_columns(facts, block))
+    resident, dtype = model.resident, model.program.dtype
+    values: dict[str, np.ndarray] = {}
+    for scope, moments in found.items():
+        if not moments.n:
+            raise CalcError("adapt: no data have come: the iterable is empty, or was used up before")
+        with np.errstate(over="ignore", under="ignore"):
+            mean, std = moments.mean.astype(dtype), moments.std.astype(dtype)
+        wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(std)))
+        if wrong.size:
+            raise CalcError(
+                f"adapt: feature {wrong[0]} of {facts['of']!r} has NaN, Inf or numbers too large for {dtype}: remove them"
+            )
+        values |= {
+            f"{scope}.mean": mean,
+            f"{scope}.std": np.where(std == 0, 1, std),
+            f"{scope}.samples": np.array([moments.n]),
+        }
+    resident.set_buffers(values)
+
+
+def _batches(model: Model, X: Any) -> Iterator[dict[str, np.ndarray]]:
+    """Data of the model's inputs: at once, or as they come, alone or with what else a batch has."""
+    inputs = model.roles.inputs
+    if not comes_in_batches(X, None, model.roles):
+        yield _checked(model, by_name("X", inputs, X))
+        return
+    for batch in X if isinstance(X, Iterable) else ():
+        if isinstance(batch, Mapping):
+            batch = {name: batch[name] for name in inputs if name in batch}
+        elif isinstance(batch, (tuple, list)):
+            batch = batch[0] if len(inputs) == 1 else tuple(batch[: len(inputs)])
+        yield _checked(model, by_name("a batch", inputs, batch))
+
+
+def _checked(model: Model, data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    sizes = {name: model.resident.check(name, array, samples=True) for name, array in data.items()}
+    if len({*sizes.values()}) > 1:
+        raise ShapeError(f"adapt: the arrays differ in their number of samples ({sizes})")
+    return data
+
+
+def _blocks(array: np.ndarray) -> Iterator[np.ndarray]:
+    step = max(1, BLOCK // max(1, array[:1].size))
+    for start in range(0, len(array), step):
+        yield array[start : start + step]
+
+
+def _columns(facts: Mapping[str, Any], block: np.ndarray) -> np.ndarray:
+    """Samples as float64, a column for each feature."""
+    block = np.moveaxis(block, -1, 1) if facts["channels_last"] else block
+    seen = np.ascontiguousarray(block, np.float64).reshape(len(block), *facts["shape"])
+    if facts["axis"] is None:
+        return seen.reshape(len(seen), -1)
+    columns = np.moveaxis(seen, facts["axis"] + 1, -1)
+    return columns.reshape(-1, columns.shape[-1])

@@ -1,0 +1,81 @@
+"""A layer that learns the mean and the deviation of its data before training: `Standardize`, adapted by `calcvm.Model.adapt`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from calcvm import checks
+from calcvm.errors import CalcError, ShapeError
+from calcvm.graph import Variable, as_numbers
+from calcvm.nn.layers import Layer
+
+
+@dataclass(repr=False, eq=False)
+class Standardize(Layer):
+    """``(x - mean) / std`` of each feature of data of any rank; `calcvm.Model.adapt` computes the two from data.
+
+    They are buffers of the model, ``<name>.mean`` and ``<name>.std``: saved, copied and read as others.
+
+    Parameters
+    ----------
+    mean, std : numbers, arrays of a number for each feature, or None
+        Where they are known already: the model then need not be adapted.
+    axis : int or None
+        Where the features are: along axis 1 of (B, features, ...), as channels are, or -1 for the last; None: each element
+        of a sample is one.
+
+    Raises
+    ------
+    CalcError : a number is not finite, a deviation not above 0, or one of the two is given alone.
+    """
+
+    mean: Any = None
+    std: Any = None
+    axis: int | None = 1
+
+    def __post_init__(self) -> None:
+        if (self.mean is None) != (self.std is None):
+            raise CalcError("Standardize: give mean and std, or neither, and then model.adapt(X)")
+        if self.axis is not None:
+            checks.integer("Standardize: axis", self.axis, -64, 64)
+        for name in ("mean", "std"):
+            if getattr(self, name) is not None:
+                v = as_numbers(f"Standardize: {name}", getattr(self, name)).astype(np.float64)
+                if not v.size or not np.isfinite(v).all() or (name == "std" and not (v > 0).all()):
+                    wanted = "numbers above 0" if name == "std" else "finite numbers"
+                    raise CalcError(
+                        f"Standardize: {name} {checks.shown(getattr(self, name))}: give {wanted}, one for all or one a feature"
+                    )
+                setattr(self, name, v)
+
+    def build(self, x: Variable, scope: str, training: bool) -> Variable:
+        self._given(x)
+        sizes = [n.b for n in x.shape[1:]]
+        if not x.rank or x.shape[0].constant or not all(n.constant for n in x.shape[1:]):
+            raise ShapeError(f"{scope}: the input {x} must have the batch first and fixed sizes after it")
+        axis, shape = None, tuple(sizes) or (1,)
+        if self.axis is not None and x.rank > 1:
+            axis = self.axis + x.rank if self.axis < 0 else self.axis
+            if not 1 <= axis < x.rank:
+                raise ShapeError(f"{scope}: the input {x} has no axis {self.axis} of features")
+            shape = (sizes[axis - 1], *(1,) * (x.rank - 1 - axis))
+        mean, std, _ = (self._buffer(x, f"{scope}.{name}", shape, start) for name, start in self._starts(shape, scope))
+        x.graph.adapts[scope] = x, None if axis is None else axis - 1
+        return (x - mean) / std
+
+    def _starts(self, shape: tuple[int, ...], scope: str) -> list[tuple[str, np.ndarray]]:
+        known = self.mean is not None
+        starts = []
+        for name, given in ("mean", self.mean if known else 0.0), ("std", self.std if known else 1.0):
+            v = np.asarray(given, np.float64)
+            if v.size not in (1, int(np.prod(shape))):
+                raise ShapeError(f"{scope}: {v.size} numbers of {name} for {int(np.prod(shape))} features")
+            starts.append((name, np.broadcast_to(v, shape) if v.size == 1 else v.reshape(shape)))
+        return [*starts, ("samples", np.array([float(known)]))]
+
+    @staticmethod
+    def _buffer(x: Variable, name: str, shape: tuple[int, ...], start: np.ndarray) -> Variable:
+        return x.graph.variables.get(name) or x.graph.buffer(name, start.shape, init=np.array(start))

@@ -1,0 +1,66 @@
+"""Run what depends on arithmetic as on other processors: x86-64-v2, -v3 and -v4, one after the other.
+
+python -m tests.levels [LEVEL ...] [-- PYTEST_ARGS ...]
+
+Of a processor only what it computes with is another one: the code is LLVM's for that level, and runs on this machine.  A level
+that this machine has not is no success: it is said, and the exit status is that of the levels that ran.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+LEVELS = {  # what a processor must have for it beside those before it
+    "x86-64-v2": ("sse4_2", "ssse3", "popcnt"),
+    "x86-64-v3": ("avx2", "fma", "bmi2"),
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+}
+FILES = [  # whose tests compare numbers that kernels compute
+    *(f"test_{name}.py" for name in (
+        "autodiff", "buffers", "epilogues", "equations", "extremes", "formulas", "gemm", "gradients", "images", "lenet", "losses",
+        "math", "minimize", "networks", "operators", "optimizers", "pooling", "recompute", "script", "script_rows", "segmentation",
+        "sklearn", "split", "training", "types", "zoo",
+    )),
+    "kinds/test_graphs.py", "kinds/test_table.py", "kinds/test_wild.py",
+]  # fmt: skip
+
+
+def missing(level: str) -> list[str]:
+    """What this machine has not of a level."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ["x86-64"]
+    info = Path("/proc/cpuinfo").read_text()
+    flags = {*next(line for line in info.splitlines() if line.startswith("flags")).split()}
+    wanted = [*LEVELS]
+    return [f for name in wanted[: wanted.index(level) + 1] for f in LEVELS[name] if f not in flags]
+
+
+def run(level: str, options: list[str]) -> int:
+    """Compile all kernels for a level, and run the files: pytest's exit status."""
+    environment = {**os.environ, "NUMBA_CPU_NAME": level, "NUMBA_CPU_FEATURES": ""}
+    compiled = subprocess.run([sys.executable, "-m", "tests.prebuild"], env=environment)
+    files = [str(Path(__file__).parent / name) for name in FILES]
+    command = [sys.executable, "-m", "pytest", "-q", *files, *options]
+    return compiled.returncode or subprocess.run(command, env=environment).returncode
+
+
+def main(arguments: list[str]) -> int:
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    levels, options = arguments[:at] or [*LEVELS], arguments[at + 1 :]
+    said = {}
+    for level in levels:
+        lacks = missing(level)
+        status = None if lacks else run(level, options)
+        said[level] = (
+            f"NOT RUN: this machine has no {', '.join(lacks)}" if lacks else "passed" if not status else "FAILED"
+        )
+    print("\n".join(f"{level}: {result}" for level, result in said.items()))
+    return int("FAILED" in said.values() or "passed" not in said.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""What a layer makes has the name that the summary gives it; a scope may end with a dot."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+import calcvm as cv
+from calcvm import nn
+from calcvm.errors import CalcError
+
+X = np.random.default_rng(0).standard_normal((4, 6)).astype("f4")
+
+
+def layers():
+    """Every layer that can be made without arguments, or of few, with the shape of a sample that it takes."""
+    given = {
+        "Linear": (3,), "Reshape": (2, 3), "Function": (cv.tanh,), "GroupNorm": (2,), "Residual": (nn.Linear(6),),
+        "Concat": (nn.Linear(2), nn.Tanh()), "LocalResponseNorm": (3,), "Normalize": (0.5, 2.0), "Standardize": (0.5, 2.0), "Pad": (1,), "RandomCrop": (3,),
+        "RandomShift": (1,), "AdaptiveAvgPool": (2,), "AdaptiveMaxPool": (2,), "Upsample": (2,), "LPPool2d": (2.0, 2),
+        **{f"Conv{k}d": (4, 3) for k in (1, 2, 3)}, **{f"ConvTranspose{k}d": (4, 3) for k in (1, 2, 3)},
+        **{f"{kind}Pool{k}d": (2,) for kind in ("Avg", "Max") for k in (1, 2, 3)},
+    }  # fmt: skip
+    images = {
+        "BatchNorm",
+        "InstanceNorm",
+        "GroupNorm",
+        "LocalResponseNorm",
+        "Normalize",
+        "Dropout2d",
+        "Pad",
+        "Upsample",
+    }
+    for name in nn.__all__:
+        kind = getattr(nn, name)
+        if name in ("Layer", "Sequential", "Activation"):
+            continue
+        axes = re.search(r"[123](?=d$)", name)
+        flat = not (axes or name in images or re.match("Random|Adaptive|Global", name))
+        shape = (6,) if flat else (4, *(6,) * int(axes[0] if axes else 2))
+        yield name, kind(*given.get(name, ())), shape
+
+
+EACH = pytest.mark.parametrize(("name", "layer", "shape"), [*layers()], ids=[name for name, *_ in layers()])
+
+
+@EACH
+def test_every_layer_of_the_summary_is_a_name(name, layer, shape):
+    net = layer >> nn.Flatten() >> nn.ReLU() >> nn.Dropout() >> nn.Linear(2) >> nn.ReLU()
+    last = "relu_3" if name == "ReLU" else "relu_2"
+    kept = [f"{layer.kind}_1", "relu_1", "learn.relu_1", "dropout_1", "linear_2" if name == "Linear" else "linear_1"]
+    model = cv.Model(net, input_shape=shape, loss="mse", optimizer="adam", batch_size=4, workers=1, keep=kept)
+    x = np.random.default_rng(0).random((4, *shape)).astype("f4")
+    model.run({"input": x})
+    table = model.program.info["layers"]["predict"]
+    assert {line[0] for line in table} <= {line.split()[0] for line in model.summary().splitlines()}
+    for called, form, *_ in table:
+        if called in kept or called == last:
+            assert model[called].shape == tuple(4 * a + b for a, b in form), called
+            assert called in model
+    assert np.array_equal(model[last], model["output"])
+    assert np.array_equal(np.maximum(model["relu_1"], 0), model["dropout_1"])
+    weight = [*model.parameters][-2]
+    assert weight.startswith("linear_")
+    np.testing.assert_allclose(
+        model[last],
+        np.maximum(model["dropout_1"] @ model.parameters[weight] + model.parameters[weight[:-6] + "bias"], 0),
+        rtol=2e-5,
+        atol=1e-5,
+    )
+    model.step(x, np.zeros((4, 2), "f4"))
+    assert model["learn.relu_1"].ndim == 2 and len(model["learn.relu_1"]) == 4
+
+
+def test_a_name_that_is_nothing_is_refused_with_those_that_are():
+    with pytest.raises(CalcError, match="keep: no variable and no layer is called 'relu_9'"):
+        cv.Model(
+            nn.Linear(2) >> nn.ReLU(), input_shape=(6,), loss="mse", optimizer="adam", batch_size=4, keep=["relu_9"]
+        )
+    model = cv.Model(
+        nn.Linear(2) >> nn.ReLU() >> nn.Linear(2), input_shape=(6,), loss="mse", optimizer="adam", batch_size=4
+    )
+    model.run({"input": X})
+    with pytest.raises(CalcError, match=re.escape("'relu_1' cannot be read")) as told:
+        model["relu_1"]
+    assert "compile with keep=['relu_1']" in str(told.value)
+
+
+@pytest.mark.parametrize("scope", ["scores", "scores."])
+@EACH
+def test_a_scope_may_end_with_a_dot(name, layer, shape, scope):
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, *shape))
+    with g.path("learn", backward=True):
+        layer.build(x, scope, True)
+    names = [v.name for v in g.variables.values() if v.kind in ("parameter", "buffer")]
+    assert all(n.startswith("scores.") and ".." not in n for n in names)
+    assert bool(names) == (not layer.stateless)
+    assert dataclasses.is_dataclass(layer) or names or layer.stateless
+
+
+def test_a_rate_of_0_is_shown_as_not_trained():
+    net = nn.Linear(2) >> nn.Linear(2)
+    model = cv.Model(
+        net,
+        input_shape=(6,),
+        loss="mse",
+        optimizer="adam",
+        batch_size=4,
+        rates={"linear_1.": 0.0, "linear_2.bias": 0.5},
+    )
+    shown = {
+        line.split()[0]: line.split()[-1] for line in model.summary().splitlines() if re.match(r"linear_\d\.", line)
+    }
+    assert shown == {"linear_1.weight": "no", "linear_1.bias": "no", "linear_2.weight": "yes", "linear_2.bias": "yes"}
+    assert "of which 6 are trained" in model.summary()
