@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from calcvm import checks, nn
@@ -51,9 +52,9 @@ TERMS: dict[str, Callable[..., Variable]] = {
 }
 
 
-def _accuracy(x: Variable, t: Variable) -> Variable:
+def _accuracy(x: Variable, t: Variable, loss: str = "") -> Variable:
     """Share of the right classes, as the loss takes the output: a logit each, or numbers near 0 and 1; else the largest score's."""
-    loss = next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
+    loss = loss or next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
     one = x.rank < 2 or x.shape[F.class_axis(x)] == 1
     if loss != BINARY and not one:
         return F.accuracy(x, t)
@@ -163,9 +164,10 @@ def build_graph(
             target_shape = tuple(sizes[1:])
         target = g.placeholder("target", (None, *target_shape), target_dtype)
         weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
+        value = loss_of("loss", y, target, weight)
         if train_metrics:
             judge(y, target, TRAINED)
-        learn.minimize(loss_of("loss", y, target, weight), optimizer, output=y, rates=rates)
+        learn.minimize(value, optimizer, output=y, rates=rates)
     with g.path("predict", adopt=False) as predict:
         predict.output = output = result(training=False).rename("output")
         loss_of("predict.loss", output, target)
@@ -206,6 +208,8 @@ def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:
     for metric in checks.items("metrics", given, wanted):
         if isinstance(metric, str) and metric in METRICS:
             name, function = metric, METRICS[metric]
+            if metric == "accuracy" and isinstance(loss, str):
+                function = partial(_accuracy, loss=loss)
         elif callable(metric) and not isinstance(metric, (type, nn.Layer)) and hasattr(metric, "__name__"):
             name, function = metric.__name__.strip("<>"), metric
         else:
