@@ -644,7 +644,7 @@ class Model(methods.Native, hints.Closed):
         return found
 
     @methods.native(_plain_predict)
-    def predict(self, X: Any, *, out: Any = None) -> Any:
+    def predict(self, X: Any, *, out: Any = None) -> np.ndarray:
         """Outputs of the network for a data set, shape (n, *output_shape), without dropout.
 
         Parameters
@@ -679,7 +679,7 @@ class Model(methods.Native, hints.Closed):
         for name in over:
             arrays[name][...] = places[name]
         methods.offer(self)
-        return arrays if len(outputs) > 1 else arrays[outputs[0]]
+        return arrays if len(outputs) > 1 else arrays[outputs[0]]  # type: ignore[return-value]  # most models have one
 
     def _place_for(self, name: str, n: int, out: Any) -> np.ndarray:
         """An array for a result of ``n`` samples, which may be given."""
