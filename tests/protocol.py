@@ -50,26 +50,35 @@ class Protocol:
     # The atomics and system calls of the native functions, in the order of their text: `STEPS` of a function are the labels
     # below whose steps these are.  A test compares them with the source.
     ATOMICS = {
-        "run_team": ["atomic_swap BUSY", "atomic_load BOXES", "atomic_store BUSY"],
+        "that_fit": ["atomic_load FIT", "atomic_load CROWDED"],
+        "run_team": ["atomic_swap BUSY", "atomic_load FIT", "atomic_store FIT", "atomic_load", "atomic_store BUSY"],
         "hire": ["_sem_init SEMAPHORE", "_pthread_create THREAD"],
         "post": ["atomic_store", "atomic_load PARKED", "atomic_swap PARKED", "_sem_post SEMAPHORE"],
-        "serve": ["atomic_load", "atomic_store"],
+        "serve": ["atomic_load", "atomic_store", "atomic_load FIT"],
         "park": ["atomic_store PARKED", "atomic_load", "atomic_swap PARKED", "_sem_wait SEMAPHORE"],
         "barrier": [
             "atomic_load GENERATION",
             "atomic_add ARRIVED",
             "atomic_store ARRIVED",
+            "atomic_load FIT",
+            "atomic_store TEAM",
             "atomic_store GENERATION",
             "atomic_load GENERATION",
+            "atomic_load TEAM",
         ],
+        "await_others": ["atomic_load", "atomic_store FIT"],
+        "crowd": ["atomic_store CROWDED"],
     }
     STEPS = {
-        "run_team": ["take", "await_box", "release"],
+        "that_fit": ["fit", "fit"],  # CROWDED is a time, which may be over or not: a step of its own would tell no more
+        "run_team": ["take", "raise_fit", "raise_fit", "await_box", "release"],
         "hire": ["hire", "hire"],  # a semaphore that nobody else knows yet: one step with the thread
         "post": ["post", "look", "lower", "wake"],
-        "serve": ["serve", "clear"],
+        "serve": ["serve", "clear", "serve"],  # what FIT says only brings it to bed sooner
         "park": ["raise_flag", "look_again", "lower_own", "sleep"],
-        "barrier": ["generation", "arrive", "reset", "open", "wait"],
+        "barrier": ["generation", "arrive", "reset", "leaving", "leaving", "open", "wait", "stay"],
+        "await_others": ["wait", "late"],  # of a box it is await_box
+        "crowd": ["late"],
     }
     interrupts = True
     threads_may_lack = True
@@ -83,7 +92,7 @@ class Protocol:
     # ------------------------------------------------------------ states
     def memory(self) -> dict[Any, Any]:
         """Shared memory, and what threads keep to themselves, as it is at the beginning."""
-        m: dict[Any, Any] = {"BUSY": 0, "HIRED": 0, "ARRIVED": 0, "GENERATION": 0}
+        m: dict[Any, Any] = {"BUSY": 0, "HIRED": 0, "ARRIVED": 0, "GENERATION": 0, "FIT": 1 + len(self.workers)}
         for w in self.workers:
             m |= {("BOX", w): None, ("PARKED", w): 0, ("TOKENS", w): 0}
         for job in self.all_jobs:
@@ -95,6 +104,7 @@ class Protocol:
         for t in self.threads:
             values |= {("at", t): "python" if t[0] == "caller" else "unborn"}
             values |= {("job", t): None, ("mine", t): 0, ("team", t): 1, ("w", t): 0, ("g", t): 0, ("row", t): 0}
+            values |= {("n", t): 1} | ({("most", t): 1} if t[0] == "caller" else {})
         for c in range(len(self.jobs)):
             values["job", ("caller", c)] = (c, 0)
         names = {name: i for i, name in enumerate(values)}
@@ -145,39 +155,44 @@ class Protocol:
         """The job's memory goes back, and may be anything from now on; the next job, or the end."""
         c, k = s["job", t]
         s["live", (c, k)] = 0
-        s["mine", t], s["team", t], s["w", t] = 0, 1, 0
+        s["mine", t], s["team", t], s["w", t], s["n", t], s["most", t] = 0, 1, 0, 1, 1
         more = k + 1 < len(self.jobs[c])
         s["job", t] = (c, k + 1) if more else None
         return self.go(s, t, "python" if more else "over")
 
     def python(self, s: State, t: Any) -> Step:
         """Statements before the call."""
-        return [self.go(s.copy(), t, "take"), *([self.drop(s, t)] if self.interrupts else [])]
+        return [self.go(s.copy(), t, "fit"), *([self.drop(s, t)] if self.interrupts else [])]
 
     def returned(self, s: State, t: Any) -> Step:
         """Statements after the call: interrupted or not, the job is dropped."""
-        job, everyone = s["job", t], tuple(range(s["team", t]))
-        self.require(
-            all(tuple(sorted(row)) == everyone for row in s["done", job]), f"{job} is over and was not all run"
-        )
+        job = s["job", t]
+        self.require(all(whole(row) for row in s["done", job]), f"{job} is over and was not all run")
         return [self.drop(s, t)]
 
     # ------------------------------------------------------------ run_team
+    def fit(self, s: State, t: Any) -> Step:
+        """atomic_load(FIT): a job has no more workers, or the time of that is over."""
+        c, k = s["job", t]
+        fewer = s.copy()
+        s["most", t], fewer["most", t] = self.jobs[c][k], s["FIT"]
+        return [self.go(s, t, "take"), *([self.go(fewer, t, "take")] if s["FIT"] < s["most", t] else [])]
+
     def take(self, s: State, t: Any) -> Step:
-        """atomic_swap(BUSY, 1).  Who has the team is the only one to write HIRED and the boxes from 0."""
-        wanted = self.wanted(s, t)
-        if wanted == 1 or s["BUSY"]:
+        """atomic_swap(BUSY, 1).  Who has the team is the only one to write HIRED, FIT, and the boxes from 0."""
+        if s["most", t] == 1 or s["BUSY"]:
             return [self.begin(s, t, 1)]
         s["BUSY"] = s["mine", t] = 1
-        return [self.go(s, t, "hire")]
+        return [self.go(s, t, "raise_fit")]
 
-    def wanted(self, s: State, t: Any) -> int:
-        c, k = s["job", t]
-        return self.jobs[c][k]
+    def raise_fit(self, s: State, t: Any) -> Step:
+        """atomic_load(FIT), atomic_store(FIT, n): at once, since nobody else writes it now"""
+        s["FIT"] = max(s["FIT"], s["most", t])
+        return [self.go(s, t, "hire")]
 
     def hire(self, s: State, t: Any) -> Step:
         """A worker's semaphore and thread, or none are to be had; no step where enough are there."""
-        wanted, w = self.wanted(s, t), s["HIRED"] + 1
+        wanted, w = s["most", t], s["HIRED"] + 1
         if w >= wanted:
             return [self.begin(s, t, wanted)]
         none = [self.begin(s.copy(), t, w)] if self.threads_may_lack else []
@@ -188,7 +203,7 @@ class Protocol:
     def begin(self, s: State, t: Any, team: int) -> State:
         """Write TEAM and BARRIER, which nobody else sees yet."""
         job = self.read(s, t)
-        s["TEAM", job], s["team", t], s["w", t] = team, team, 1
+        s["TEAM", job], s["team", t], s["n", t], s["w", t] = team, team, team, 1
         if team > 1:
             self.require(not self.inside(s), f"{job} begins while {self.inside(s)} are inside another")
             self.require(s["ARRIVED"] == 0, f"{job} begins while some wait at the barrier")
@@ -223,7 +238,7 @@ class Protocol:
     def await_box(self, s: State, t: Any) -> Step:
         """atomic_load(box) == 0, of one worker after the other"""
         if s["BOX", s["w", t]] is not None:
-            return BLOCKED
+            return self.late(s, t)
         s["w", t] += 1
         return [self.go(s, t, "await_box" if s["w", t] < s["team", t] else "release")]
 
@@ -236,14 +251,12 @@ class Protocol:
     def row(self, s: State, t: Any) -> Step:
         """Run a row: each member of the team once, and after all have run the one before."""
         job, k = self.read(s, t), s["row", t]
-        me, team = (0 if t[0] == "caller" else t[1]), s["TEAM", job]
+        me, team = number(t), s["n", t]
         rows = list(s["done", job])
         self.require(me < team, f"{t} is not of the team of {job}")
-        self.require(me not in rows[k], f"{t} runs row {k} of {job} twice")
-        self.require(
-            k == 0 or len(rows[k - 1]) == team, f"{t} is past a barrier of {job} where {rows[k - 1]} have been"
-        )
-        rows[k] = tuple(sorted((*rows[k], me)))
+        self.require(all(me != w for w, _ in rows[k]), f"{t} runs row {k} of {job} twice")
+        self.require(k == 0 or whole(rows[k - 1]), f"{t} is past a barrier of {job} where {rows[k - 1]} have been")
+        rows[k] = tuple(sorted((*rows[k], (me, team))))
         s["done", job] = tuple(rows)
         if k + 1 == self.rows:
             return [self.leave(s, t)]
@@ -252,6 +265,7 @@ class Protocol:
 
     def leave(self, s: State, t: Any) -> State:
         s["row", t] = s["g", t] = 0
+        s["n", t] = 1
         if t[0] == "worker":
             return self.go(s, t, "clear")
         s["w", t] = 1
@@ -265,21 +279,41 @@ class Protocol:
     def arrive(self, s: State, t: Any) -> Step:
         """atomic_add(ARRIVED, 1)"""
         s["ARRIVED"] += 1
-        return [self.go(s, t, "reset" if s["ARRIVED"] == s["TEAM", self.read(s, t)] else "wait")]
+        return [self.go(s, t, "reset" if s["ARRIVED"] == s["n", t] else "wait")]
 
     def reset(self, s: State, t: Any) -> Step:
         """atomic_store(ARRIVED, 0)"""
         s["ARRIVED"] = 0
+        return [self.go(s, t, "leaving")]
+
+    def leaving(self, s: State, t: Any) -> Step:
+        """atomic_load(FIT), atomic_store(TEAM, fit): at once, since others read it when the barrier is open"""
+        s["TEAM", self.read(s, t)] = min(s["n", t], s["FIT"])
         return [self.go(s, t, "open")]
 
     def open(self, s: State, t: Any) -> Step:
         """atomic_store(GENERATION, g + 1)"""
         s["GENERATION"] = s["g", t] + 1
-        return [self.go(s, t, "row")]
+        return [self.go(s, t, "stay")]
 
     def wait(self, s: State, t: Any) -> Step:
         """atomic_load(GENERATION) != g"""
-        return BLOCKED if s["GENERATION"] == s["g", t] else [self.go(s, t, "row")]
+        return self.late(s, t) if s["GENERATION"] == s["g", t] else [self.go(s, t, "stay")]
+
+    def late(self, s: State, t: Any) -> Step:
+        """atomic_store(FIT, n), of worker 0 that waits for workers without a core: for any of them, at any time"""
+        if number(t):
+            return BLOCKED
+        after = []
+        for fit in range(1, min(s["FIT"], s["n", t])):
+            after.append(s.copy())
+            after[-1]["FIT"] = fit
+        return after
+
+    def stay(self, s: State, t: Any) -> Step:
+        """atomic_load(TEAM): who is above it leaves"""
+        s["n", t] = s["TEAM", self.read(s, t)]
+        return [self.go(s, t, "row") if number(t) < s["n", t] else self.leave(s, t)]
 
     # ------------------------------------------------------------ a worker: serve and park
     def serve(self, s: State, t: Any) -> Step:
@@ -288,7 +322,7 @@ class Protocol:
         if job is None:
             return [self.go(s, t, "raise_flag")]
         s["job", t] = job
-        self.read(s, t)  # its CODE
+        s["n", t] = s["TEAM", self.read(s, t)]
         return [self.go(s, t, "row")]
 
     def clear(self, s: State, t: Any) -> Step:
@@ -318,7 +352,18 @@ class Protocol:
         return [self.go(s, t, "serve")]
 
 
-BODY = {"enough", "row", "generation", "arrive", "reset", "open", "wait", "clear"}  # labels of a worker inside a job
+# Labels of a worker inside a job.
+BODY = {"enough", "row", "generation", "arrive", "reset", "leaving", "open", "wait", "stay", "clear"}
+
+
+def number(t: Any) -> int:
+    """Of a worker; a caller is worker 0."""
+    return 0 if t[0] == "caller" else t[1]
+
+
+def whole(row: Any) -> bool:
+    """Whether all of one team have run their shares of a row, each a (worker, size of its team)."""
+    return bool(row) and list(row) == [(w, len(row)) for w in range(len(row))]
 
 
 def explore(protocol: Any, most: int = 5_000_000) -> int:
@@ -384,7 +429,7 @@ class NoReset(Protocol):
     """The last to arrive at a barrier does not set the count back."""
 
     def reset(self, s: State, t: Any) -> Step:
-        return [self.go(s, t, "open")]
+        return [self.go(s, t, "leaving")]
 
 
 class OpenFirst(Protocol):
@@ -400,7 +445,7 @@ class OpenFirst(Protocol):
 
     def reset(self, s: State, t: Any) -> Step:
         s["ARRIVED"] = 0
-        return [self.go(s, t, "row")]
+        return [self.go(s, t, "stay")]
 
 
 class WakeFirst(Protocol):
@@ -466,6 +511,33 @@ class CountedFirst(Protocol):
         return after
 
 
+class ShrunkLate(Protocol):
+    """The barrier opens before it says how many stay."""
+
+    def reset(self, s: State, t: Any) -> Step:
+        s["ARRIVED"] = 0
+        return [self.go(s, t, "open")]
+
+    def open(self, s: State, t: Any) -> Step:
+        s["GENERATION"] = s["g", t] + 1
+        return [self.go(s, t, "leaving")]
+
+    def leaving(self, s: State, t: Any) -> Step:
+        (s,) = super().leaving(s, t)
+        return [self.go(s, t, "stay")]
+
+
+class EachLooks(Protocol):
+    """Each worker sees for itself how many are to stay."""
+
+    def stay(self, s: State, t: Any) -> Step:
+        s["TEAM", self.read(s, t)] = min(s["TEAM", s["job", t]], s["FIT"])
+        return super().stay(s, t)
+
+    def leaving(self, s: State, t: Any) -> Step:
+        return [self.go(s, t, "open")]
+
+
 class InterruptedInside(Protocol):
     """An interrupt can come between posting and waiting: the call is two, with Python between them."""
 
@@ -480,7 +552,8 @@ class InterruptedInside(Protocol):
 
 
 DEFECTS: list[Callable[..., Protocol]] = [
-    FreedEarly, NoReset, OpenFirst, WakeFirst, FlagLate, TokenLeft, Unlocked, ClearedEarly, CountedFirst, InterruptedInside,
+    FreedEarly, NoReset, OpenFirst, WakeFirst, FlagLate, TokenLeft, Unlocked, ClearedEarly, CountedFirst, ShrunkLate, EachLooks,
+    InterruptedInside,
 ]  # fmt: skip
 
 
@@ -510,14 +583,13 @@ class Deadline(Protocol):
         job = self.read(s, t)
         if s["UNTIL", job] == s["row", t]:
             return [self.leave(s, t)]
-        return [self.go(s, t, "generation" if s["TEAM", job] > 1 else "row")]
+        return [self.go(s, t, "generation" if s["n", t] > 1 else "row")]
 
     def returned(self, s: State, t: Any) -> Step:
-        job, everyone = s["job", t], tuple(range(s["team", t]))
-        n = s["UNTIL", job] or self.rows
-        wanted = [everyone if k < n else () for k in range(self.rows)]
+        job = s["job", t]
+        n, done = s["UNTIL", job] or self.rows, s["done", job]
         self.require(
-            list(s["done", job]) == wanted, f"{job} ended before step {n}, and these were run: {s['done', job]}"
+            all(map(whole, done[:n])) and not any(done[n:]), f"{job} ended before step {n}, and these were run: {done}"
         )
         return [self.drop(s, t)]
 
@@ -555,10 +627,10 @@ class Broadcast(Protocol):
         return [self.drop(s, t)]
 
     def hire(self, s: State, t: Any) -> Step:
-        for w in range(s["HIRED"] + 1, self.wanted(s, t)):
+        for w in range(s["HIRED"] + 1, s["most", t]):
             s["seen", w], s["HIRED"] = s["SEQ"], w
             self.go(s, ("worker", w), "serve")
-        return [self.begin(s, t, self.wanted(s, t))]
+        return [self.begin(s, t, s["most", t])]
 
     def post(self, s: State, t: Any) -> Step:
         s["JOB"] = s["job", t]
@@ -603,7 +675,11 @@ class Broadcast(Protocol):
 
     def belongs(self, s: State, t: Any) -> Step:
         """Look at the job's TEAM, also where it is none of the worker's."""
-        return [self.go(s, t, "row" if t[1] < s["TEAM", self.read(s, t)] else "serve")]
+        s["n", t] = s["TEAM", self.read(s, t)]
+        return [self.go(s, t, "row" if t[1] < s["n", t] else "serve")]
+
+    def late(self, s: State, t: Any) -> Step:
+        return BLOCKED
 
     def clear(self, s: State, t: Any) -> Step:
         s["DONE"] += 1

@@ -101,7 +101,7 @@ def test_a_cache_that_cannot_be_written_is_told_of_as_ever(tmp_path):
     (tmp_path / "file").touch()
     answer, error, _ = run(tmp_path / "file")
     assert answer == {"numba": False, "children": []}
-    assert error.count("RuntimeWarning: compiled code cannot be kept in") == 1
+    assert error.count("CalcWarning: compiled code cannot be kept in") == 1
 
 
 INTERRUPTED = """

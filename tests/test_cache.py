@@ -335,5 +335,5 @@ def test_a_cache_that_cannot_be_written_leaves_nothing_behind_and_is_told_of(tmp
     environment = {**os.environ, "CALCVM_CACHE_DIR": str(tmp_path / "file"), "TMPDIR": str(temporary)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
-    assert "RuntimeWarning: compiled code cannot be kept in" in done.stderr and "CALCVM_CACHE_DIR" in done.stderr
+    assert "CalcWarning: compiled code cannot be kept in" in done.stderr and "CALCVM_CACHE_DIR" in done.stderr
     assert not list(temporary.iterdir())

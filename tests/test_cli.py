@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -43,9 +44,18 @@ def process(*args: str, before: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_without_the_extra_the_command_names_it(package: str) -> None:
-    result = process("info", before=f"sys.modules[{package!r}] = None")
+    result = process("plan", before=f"sys.modules[{package!r}] = None")
     assert result.returncode == 2 and result.stdout == ""
-    assert result.stderr == f'the command calcvm needs {package}: pip install "calcvm[cli]"\n'
+    assert result.stderr == f'the command calcvm needs {package}: pip install "calcvm[cli]" (without it: calcvm info)\n'
+    core = process("info", before=f"sys.modules[{package!r}] = None")
+    assert core.returncode == 0 and core.stdout.startswith(f"calcvm    {cv.__version__}  (Python ")
+    assert re.search(r"^extra +cli +typer [\d.]+, rich [\d.]+$", core.stdout, re.M)
+    assert process("--version", before=f"sys.modules[{package!r}] = None").stdout == f"calcvm {cv.__version__}\n"
+
+
+def test_info_lists_every_extra() -> None:
+    extras = metadata.metadata("calcvm").get_all("Provides-Extra")
+    assert re.findall(r"^extra +(\w+)", process("info").stdout, re.M) == extras and len(extras) >= 12
 
 
 def test_bad_input_is_one_line_and_status_1() -> None:
@@ -57,8 +67,10 @@ def test_bad_input_is_one_line_and_status_1() -> None:
 def test_module_is_the_command() -> None:
     result = subprocess.run([sys.executable, "-m", "calcvm", "--help"], capture_output=True, text=True)
     assert result.returncode == 0
-    for command in ("demo", "plan", "train", "dis", "info"):
+    for command in ("demo", "plan", "train", "evaluate", "predict", "dis", "info"):
         assert command in result.stdout
+    for command in ([], ["train"], ["predict"]):
+        assert "bool" not in process(*command, "--help").stdout.lower()
 
 
 def test_the_version_is_said() -> None:
@@ -67,7 +79,7 @@ def test_the_version_is_said() -> None:
 
 
 def test_an_error_of_the_system_is_one_line_too() -> None:
-    result = process("info", before="import calcvm.commands as c; c.host = lambda: open('/no/where')")
+    result = process("info", before="import calcvm.report as r; r.host = lambda: open('/no/where')")
     assert result.returncode == 1
     assert result.stderr == "calcvm: [Errno 2] No such file or directory: '/no/where'\n"
 
@@ -77,6 +89,7 @@ def wrong_targets(tmp_path: Path) -> list[tuple[Path, str]]:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_bytes(b"")
     return [
+        (Path("/proc/x.png"), "/proc/x.png: cannot be written"),
         (tmp_path / "none" / "x.png", "there is no folder"),
         (tmp_path / "file" / "x.png", "there is no folder"),
         (tmp_path / "folder", "is a folder: name a file"),
@@ -257,6 +270,120 @@ def test_labels_of_either_byte_order_train_the_same(tmp_path: Path) -> None:
         printed = calcvm("train", tmp_path / "d.npz", "6-16-3", "--epochs", 3, "--out", tmp_path / "m.calc")
         accuracies.append(re.search(r"accuracy ([\d.]+)", printed)[1])
     assert len(set(accuracies)) == 1
+
+
+# ---------------------------------------------------------------- tables, evaluate, predict
+def tables(tmp_path: Path, regression: bool = False, n: int = 400) -> tuple[list[Path], np.ndarray, np.ndarray]:
+    """The same samples as .npz, .csv and .parquet, the last two with y among the columns."""
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((n, 4)).astype("float32")
+    y = X[:, 0] * 2 + 1 if regression else X[:, :3].argmax(1)
+    np.savez(tmp_path / "d.npz", X=X, y=y)
+    paths = [tmp_path / "d.npz", tmp_path / "d.csv"]
+    rows = [[*map(repr, map(float, x[:2])), repr(v.item()), *map(repr, map(float, x[2:]))] for x, v in zip(X, y)]
+    paths[1].write_text("\ufeffa, b,kind,c,d\r\n" + "".join(",".join(row) + "\r\n" for row in rows), encoding="utf-8")
+    try:
+        import pandas
+    except ImportError:
+        return paths, X, y
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "kind": y, "c": X[:, 2], "d": X[:, 3]})
+    frame.to_parquet(tmp_path / "d.parquet")
+    return [*paths, tmp_path / "d.parquet"], X, y
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_tables_train_evaluate_and_predict_as_arrays_do(tmp_path: Path, regression: bool) -> None:
+    paths, X, y = tables(tmp_path, regression)
+    weights, said = [], []
+    for path in paths:
+        out = tmp_path / f"{path.suffix[1:]}.calc"
+        layers = "4-16-1" if regression else "4-16-3"
+        calcvm("train", path, layers, "--target", "kind", "--epochs", 20, "--learning-rate", 0.02, "--out", out)
+        weights.append(cv.load(out).get_weights())
+        said.append(calcvm("evaluate", out, path, "--target", "kind"))
+        model = cv.load(out)
+        names = ["outputs"] if regression else ["classes", "probabilities", "outputs"]
+        for what in names:
+            wanted = {"classes": "predict_classes", "probabilities": "predict_proba", "outputs": "predict"}[what]
+            found = getattr(model, wanted)(X)
+            printed = calcvm("predict", out, path, "--target", "kind", "--what", what).splitlines()
+            assert len(printed) == 401 and printed[0].startswith(
+                {"classes": "class", "probabilities": "prob"}.get(what, "out")
+            )
+            rows = np.array([[float(n) for n in row.split(",")] for row in printed[1:]])
+            assert np.array_equal(rows.astype(found.dtype).reshape(found.shape), found)
+            for suffix in (".npy", ".csv", ".parquet")[: 2 if len(paths) == 2 else 3]:
+                to = tmp_path / f"p{suffix}"
+                assert "400 rows" in calcvm("predict", out, path, "--target", "kind", "--what", what, "--out", to)
+                if suffix == ".npy":
+                    assert np.array_equal(np.load(to), found)
+                elif suffix == ".csv":
+                    assert to.read_text().splitlines() == printed
+                else:
+                    import pandas
+
+                    assert np.array_equal(pandas.read_parquet(to).to_numpy().reshape(found.shape), found)
+        assert (
+            calcvm("predict", out, path, "--target", "kind")
+            == "\n".join(calcvm("predict", out, path, "--target", "kind", "--what", names[0]).splitlines()) + "\n"
+        )
+    assert all(np.array_equal(a, b) for w in weights for a, b in zip(w.values(), weights[0].values()))
+    assert len({*said}) == 1 and said[0].startswith("loss ")
+
+
+def test_one_output_of_0_and_1_is_a_classifier(tmp_path: Path) -> None:
+    paths, X, _ = tables(tmp_path)
+    np.savez(tmp_path / "b.npz", X=X, y=(X[:, 0] > 0).astype(int))
+    how = ("--epochs", 30, "--learning-rate", 0.02, "--out", tmp_path / "b.calc")
+    assert float(re.search(r"accuracy ([\d.]+)", calcvm("train", tmp_path / "b.npz", "4-8-1", *how))[1]) > 0.9
+    assert {*calcvm("predict", tmp_path / "b.calc", tmp_path / "b.npz").split()[1:]} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "the first line names the columns"),
+        (b"1,2,3\n4,5,6\n", "the first line names the columns, such as x1,x2,y; found 1,2,3"),
+        (b"a,y\n", "holds nothing"),
+        (b"a,y\n1\n", "line 2 has 1 columns, the first line 2"),
+        (b"a,y\n1,2,3\n", "line 2 has 3 columns"),
+        (b"a,a,y\n1,2,3\n", "two columns are called 'a'"),
+        (b"a,b\n1,2\n", "no column 'y'; name the one to predict: there are a, b"),
+        (b"y\n1\n", "holds nothing"),
+        (b"a,y\n1,setosa\n", "column 'y' has 'setosa' in sample 1: give numbers, of classes 0, 1, 2"),
+        (b"a,y\n1,0\n,1\n", "column 'a' has nothing in sample 2"),
+        (b"a,y\n\xff,1\n", "no text in UTF-8"),
+        (b'a,y\n"1,1\n', "line 2"),
+        (b"a|y\n1|1\n", "no column 'y'"),
+        (b"a;y\n1,5;1\n", "column 'a' has '1,5' in sample 1"),
+    ],
+)
+def test_tables_that_are_none(tmp_path: Path, text: bytes, message: str) -> None:
+    (tmp_path / "d.csv").write_bytes(text)
+    assert message in refused("train", tmp_path / "d.csv", "1-3", "--out", tmp_path / "m.calc")
+
+
+def test_what_evaluate_and_predict_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, X, y = tables(tmp_path)
+    model = tmp_path / "m.calc"
+    calcvm("train", paths[0], "4-3", "--epochs", 1, "--out", model)
+    assert "--target names the column" in refused("predict", model, paths[1])
+    assert "no column 'y'" in refused("evaluate", model, paths[1])
+    assert "take a name that ends with one of .csv, .npy" in refused(
+        "predict", model, paths[0], "--out", tmp_path / "p.txt"
+    )
+    assert "take one of classes" in refused("predict", model, paths[0], "--what", "labels")
+    assert "cannot be read" in refused("predict", tmp_path / "none.calc", paths[0])
+    for name in ("none.npz", "none.csv", "none.parquet"):
+        assert f"{name}: cannot be read" in refused("predict", model, tmp_path / name)
+    monkeypatch.setattr(cv, "load", no_work)
+    assert "/proc/p.csv: cannot be written" in refused("predict", model, paths[0], "--out", "/proc/p.csv")
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert 'needs pandas: install it with pip install "calcvm[pandas]"' in refused(
+        "predict", model, tmp_path / "d.parquet"
+    )
+    assert 'pip install "calcvm[pandas]"' in refused("predict", model, paths[0], "--out", tmp_path / "p.parquet")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\3\4 cut", b"\x93NUMPY"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
+from calcvm.ops import OPS
 from calcvm.ops.epilogues import ACTIVATIONS
 from tests import extremes
 
@@ -40,9 +40,39 @@ def test_pow_of_special_values(exponent: float, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_slope_of_elu_is_off_by_no_more_than_its_output(dtype: str) -> None:
-    """It is y + alpha: right to half an ulp of alpha, and so 0 where y is rounded to -alpha."""
-    x = np.linspace(-40, 0, 500).astype(dtype)
-    case = extremes.unary("elu", dtype, x, {"alpha": 0.7})
-    slope = case.backward(case.forward() | {"dy": np.ones(x.size, dtype)})["dx"]
-    assert np.abs(slope - 0.7 * np.exp(extremes.exact(x))).max() <= 2 * np.finfo(dtype).eps * 0.7
+@pytest.mark.parametrize("name", extremes.UNARY)
+def test_values_and_slopes_of_any_magnitude(name: str, dtype: str) -> None:
+    assert extremes.check_unary(name, dtype) > 400
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "maximum", "minimum"])
+def test_pairs_of_special_values(name: str, dtype: str) -> None:
+    assert extremes.check_binary(name, dtype) > 700
+
+
+def test_all_operators_of_one_float_are_swept() -> None:
+    swept = {name.removesuffix("_tanh") for name in extremes.UNARY} | {"tanh"}
+    assert swept == {name for name, op in OPS.items() if op.category == "unary" and not op.types} - {"pow"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", extremes.NORMS)
+def test_norms_of_any_magnitude(name: str, dtype: str) -> None:
+    assert extremes.check_norm(name, dtype) > 5000
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_norm_that_gradients_are_clipped_to(dtype: str) -> None:
+    assert extremes.check_clip_norm(dtype) >= 30
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_very_many_are_as_exact_as_of_few(dtype: str, whole: bool) -> None:
+    extremes.check_long_sums(dtype, 12_000_000 if whole else 90_000, ulp=8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_summed_over_a_large_batch(dtype: str, whole: bool) -> None:
+    """Of the weight and the bias of linear layers, from equal numbers, whose roundings all go one way."""
+    extremes.check_gradients_of_a_batch(dtype, 1_000_000 if whole else 150_000)

@@ -54,7 +54,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "ops": ({"errors", "formulas", "lazy", "record"}, set()),
     "init": ({"errors", "checks", "ops", "record"}, {"numpy"}),
     "optim": ({"errors", "checks", "ops", "record"}, {"numpy"}),
-    "graph": ({"errors", "checks", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
+    "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
     "functions": ({"errors", "checks", "dtypes", "ops", "graph"}, {"numpy"}),
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
@@ -114,12 +114,13 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet", "system", "teams"}, {"numpy", "scipy", "sklearn", "joblib"}),
     "operators": ({"errors", "formulas", "ops", "kernels_cpu", "kernels_cuda"}, set()),
-    "data": ({"", "errors"}, {"numpy", "sklearn"}),
-    "cli": ({"", "errors", "commands"}, {"typer", "rich"}),
+    "data": ({"", "errors"}, {"numpy", "pandas", "sklearn"}),
+    "cli": ({"", "errors", "commands", "report"}, {"typer", "rich"}),
+    "report": ({"", "errors", "kernels_cpu", "system", "vm.run"}, set()),
     "commands": (
-        {"", "errors", "files", "data", "nn", "kernels_cpu", "system", "vm.program", "vm.run"},
+        {"", "errors", "files", "data", "model", "nn", "report", "vm.program", "vm.run"},
         {"numpy", "typer", "matplotlib"},
-    ),  # kernels_cpu, vm.run: info
+    ),
     "__main__": ({"cli"}, set()),
     "__pyinstaller": (set(), {"PyInstaller"}),
     "": (

@@ -541,8 +541,10 @@ def test_a_learning_rate_is_set_where_it_has_an_effect():
     for name in ("lr", "learning_rate"):
         with pytest.raises(cv.CalcError, match=rf'model.{name} is no setting: model.hyper\["learning_rate"\] = 0.5'):
             setattr(model, name, 0.5)
-    model.note = "a user's own"
-    assert model.note == "a user's own"
+    with pytest.raises(AttributeError, match="did you mean notes"):
+        model.note = "a user's own"
+    model.notes["mine"] = "a user's own"
+    assert model.notes["mine"] == "a user's own"
 
 
 def test_a_model_is_a_turn_that_lasts():

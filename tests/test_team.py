@@ -11,8 +11,17 @@ import sys
 import pytest
 from protocol import DEFECTS, Broadcast, Deadline, DeadlineAtOnce, InterruptedInside, Protocol, Violation, explore
 
-SAMPLE = [([[2, 2, 2]], 3), ([[3, 2, 3]], 2), ([[3, 2], [2]], 2), ([[2], [2], [2]], 2)]
-WHOLE = [([[3, 2, 3]], 4), ([[3, 2, 3], [2]], 2), ([[3, 2], [2, 3]], 3), ([[2, 3], [2], [2]], 2), ([[4, 2, 3]], 2)]
+SAMPLE = [([[2, 2, 2]], 3), ([[3, 2]], 3), ([[2, 2], [2]], 2), ([[3], [2]], 2)]
+WHOLE = [
+    ([[3, 2, 3]], 2),
+    ([[3, 2], [2]], 2),
+    ([[2], [2], [2]], 2),
+    ([[3, 2, 3]], 4),
+    ([[3, 2, 3], [2]], 2),
+    ([[3, 2], [2, 3]], 3),
+    ([[2, 3], [2], [2]], 2),
+    ([[4, 2, 3]], 2),
+]
 
 
 # ---------------------------------------------------------------- the model
@@ -32,7 +41,7 @@ def test_the_explorer_finds_a_defect(defect):
 
 
 def test_a_team_that_ends_at_its_deadline_has_done_the_same_steps():
-    assert explore(Deadline([[2, 2]], 4)) > 1000 and explore(Deadline([[3, 2]], 3)) > 1000
+    assert explore(Deadline([[2, 2]], 4)) > 1000 and explore(Deadline([[3]], 3)) > 1000
     with pytest.raises(Violation):
         explore(DeadlineAtOnce([[2]], 3))
 
@@ -55,7 +64,9 @@ def test_the_model_has_the_atomics_of_the_code():
         calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
         calls = [n for n in calls if n.func.id.startswith(("atomic_", "_sem", "_pthread"))]
         calls.sort(key=lambda n: (n.lineno, n.col_offset))
-        words = ("BUSY", "BOXES", "ARRIVED", "GENERATION", "PARKED", "SEMAPHORE", "THREAD")
+        words = (
+            "BUSY", "BOXES", "ARRIVED", "GENERATION", "PARKED", "SEMAPHORE", "THREAD", "FIT", "CROWDED", "TEAM"
+        )  # fmt: skip
         found = [
             " ".join([n.func.id, *(x.id for x in ast.walk(n.args[0]) if isinstance(x, ast.Name) and x.id in words)])
             for n in calls
@@ -231,6 +242,9 @@ alone = [m.step(X, y) for _ in range(10)]
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 assert len(os.listdir("/proc/self/task")) < 3  # of two workers one may have the stack of the last thread that linked code
 assert alone + [m.step(X, y) for _ in range(10)] == ref
+until = time.monotonic() + 60
+while len(os.listdir("/proc/self/task")) < 3 and time.monotonic() < until:  # where others want the cores, not at once
+    m.step(X, y)
 assert len(os.listdir("/proc/self/task")) == 3
 """,
         GLIBC_TUNABLES="glibc.pthread.stack_cache_size=0",  # stacks of threads that are gone would do
@@ -241,9 +255,11 @@ assert len(os.listdir("/proc/self/task")) == 3
 def test_an_interrupt_at_every_instruction_leaves_the_team_as_it_was(call):
     """Of Python's around the compiled code.  One between taking the team and `try` lost it for good."""
     text = f"""
-from calcvm.vm.run import job as layout
+import ctypes
+from calcvm.vm.run import job as layout, team
 
 assert losses() == ref
+busy = (ctypes.c_int64 * 1).from_address(team.control() + layout.BUSY)
 files = {{os.path.join(*at) for at in (("run", "team.py"), ("run", "device.py"), ("memory", "slot.py"), ("run", "entry.py"))}}
 
 def trace(frame, what, arg):
@@ -272,7 +288,7 @@ while not ended:
     other = model()
     assert [other.step(X, y) for _ in range(5)] == ref[:5], f"after an interrupt at instruction {{n}}"
     other.run_steps(2)  # one short step would stay on one worker
-    assert other.resident.record.slot.job[layout.TEAM] == 3, f"no team after an interrupt at instruction {{n}}"
+    assert busy[0] == 0, f"no team after an interrupt at instruction {{n}}"
 print(n)
 """
     assert int(child(text)) > 50

@@ -1,8 +1,9 @@
-"""The command ``calcvm``: `calcvm.commands` where the extra ``cli`` is installed, else a line that names it."""
+"""The command ``calcvm``: `calcvm.commands` where the extra ``cli`` is installed, else ``info``, and a line that names it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import NoReturn
 
 from calcvm.errors import CalcError
@@ -10,16 +11,29 @@ from calcvm.errors import CalcError
 
 def main() -> NoReturn:
     """Run the command line; bad input is one line on stderr and exit status 1."""
+    run: Callable[[], object]
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:
-        print(f'the command calcvm needs {error.name}: pip install "calcvm[cli]"', file=sys.stderr)
-        sys.exit(2)
-    from calcvm.commands import app
+        from calcvm import __version__, report
+
+        without: dict[str, Callable[[], object]] = {
+            "info": report.info,
+            "--version": lambda: print(f"calcvm {__version__}"),
+        }
+        if sys.argv[1:] not in [[name] for name in without]:
+            print(
+                f'the command calcvm needs {error.name}: pip install "calcvm[cli]" (without it: calcvm info)',
+                file=sys.stderr,
+            )
+            sys.exit(2)
+        run = without[sys.argv[1]]
+    else:
+        from calcvm.commands import app as run
 
     try:
-        app()
+        run()
     except (CalcError, OSError, MemoryError) as error:  # of the last two such as a full disk
         print(f"calcvm: {error or type(error).__name__}", file=sys.stderr)
         sys.exit(1)

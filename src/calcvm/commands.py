@@ -1,15 +1,14 @@
-"""The commands of ``calcvm``: demo, plan, train, dis, info (extra ``cli``)."""
+"""The commands of ``calcvm``: demo, plan, train, evaluate, predict, dis, info (extra ``cli``)."""
 
 from __future__ import annotations
 
 import os
-import platform
-import zipfile
+import sys
 from collections.abc import Callable
-from importlib import metadata
 from inspect import signature
-from math import isqrt
+from math import isqrt, prod
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import numpy as np
@@ -17,18 +16,17 @@ import typer
 
 import calcvm as cv
 from calcvm import data as datasets
-from calcvm import nn
-from calcvm.errors import CalcError, MissingExtra, ProgramError
-from calcvm.files import place
-from calcvm.kernels_cpu._native import NOWHERE, cache_root
-from calcvm.kernels_cpu._target import host
-from calcvm.system import n_cores
+from calcvm import files, nn, report
+from calcvm.errors import CalcError, MissingExtra, ProgramError, telling
+from calcvm.model.scores import scores_of
 from calcvm.vm.run.feeds import readable
 
 app = typer.Typer(
     help="Train small neural networks in known memory.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"max_content_width": 120},
+    rich_markup_mode=None,  # by rich a flag is shown as one that takes a <bool>
     pretty_exceptions_enable=False,
 )
 
@@ -43,16 +41,10 @@ ACTIVATIONS: dict[str, Callable[..., nn.Layer]] = {
     "gelu": nn.GELU,
     "elu": nn.ELU,
 }
-EXTRAS = {
-    "cli": ("typer", "rich"),
-    "plot": ("matplotlib",),
-    "demo": ("scikit-learn",),
-    "blas": ("scipy",),
-    "solver": ("scipy", "ortools"),
-    "cuda": ("numba-cuda",),
-    "peers": ("torch", "jax", "onnxruntime"),
-}
-
+Data = Annotated[
+    Path, typer.Argument(help="A .npz file with X (samples first) and y, or a table, .csv with a header or .parquet.")
+]
+Target = Annotated[str, typer.Option(help="Of a table: the column to predict; the others are the input.")]
 Layers = Annotated[str, typer.Argument(help="Sizes of the layers, the input's first: 784-64-64-10.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch.")]
 Memory = Annotated[
@@ -103,11 +95,16 @@ def check_target(path: Path, picture: bool = False) -> None:
     """Refuse a path that a result cannot be written to, before the work that leads to it."""
     if path.is_dir():
         raise CalcError(f"{path} is a folder: name a file")
-    folder = place(path).parent
+    folder = files.place(path).parent
     if not folder.is_dir():
         raise CalcError(f"{path} cannot be written: there is no folder {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise CalcError(f"{path} cannot be written: the folder {folder} is read-only")
+    with (
+        telling(str(path), "written"),
+        TemporaryFile(dir=folder),
+    ):  # such as /proc says of itself that it can be written to
+        pass
     if picture:
         try:
             from matplotlib.backend_bases import FigureCanvasBase
@@ -288,8 +285,9 @@ def plan(
 
 @app.command()
 def train(
-    data: Annotated[Path, typer.Argument(help="A .npz file with X (samples first) and y.")],
+    data: Data,
     layers: Layers,
+    target: Target = "y",
     out: Annotated[Path, typer.Option(help="Where the model is saved.")] = Path("model.calc"),
     epochs: Annotated[int, typer.Option(min=1)] = 20,
     batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="Samples in a step.")] = 32,
@@ -299,12 +297,14 @@ def train(
     seed: Seed = 0,
     workers: Workers = None,
 ) -> None:
-    """Train on a file: a classifier where y has integers, else a regression by the mean squared error."""
+    """Train on a file: a classifier where y has integers (of one output: 0 and 1), else a regression by the squared error."""
     check_target(out)
-    X, y = _npz(data)
+    X, y = datasets.samples(data, target)
+    assert y is not None
     net, n_in, n_out = network(layers, activation)
     X = readable("X", X, "float32").reshape(len(X), -1)
-    classes = np.issubdtype(y.dtype, np.integer)
+    classes = np.issubdtype(y.dtype, np.integer) and n_out > 1
+    binary = n_out == 1 and y.dtype.kind in "iub" and bool(np.isin(y, (0, 1)).all())
     width = n_out if classes else int(np.prod(y.shape[1:]))
     hint = ""
     if not classes and y.ndim == 1:
@@ -314,11 +314,14 @@ def train(
             f"{data}: X {X.shape} and y {y.shape} ({y.dtype}) do not fit layers {layers}, "
             f"which take {n_in} values and give {n_out}{hint}"
         )
+    if not classes:
+        y = y.reshape(len(y), -1)
     X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, held_out)
     model = cv.Model(
         net,
         input_shape=(n_in,),
-        loss="softmax_cross_entropy" if classes else "mse",
+        loss="softmax_cross_entropy" if classes else "binary_cross_entropy" if binary else "mse",
+        metrics=["accuracy"] if classes or binary else [],
         optimizer=cv.Adam(learning_rate),
         batch_size=batch_size,
         seed=seed,
@@ -333,34 +336,79 @@ def train(
         raise CalcError(
             f"the loss of epoch {lost} is {history['loss'][lost - 1]}: take a smaller --learning-rate; {out} is not written"
         )
-    if classes:
+    if classes or binary:
         print(f"accuracy {model.evaluate(X_test, y_test)['accuracy']:.4f} on the held-out {len(X_test)}")
     else:
-        error = model.predict(X_test) - y_test.reshape(len(y_test), -1)
+        error = model.predict(X_test) - y_test
         print(f"root mean squared error {np.sqrt(np.mean(error**2)):.4g} on the held-out {len(X_test)}")
     model.save(out)
     print(f"wrote {out}")
 
 
-def _npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            if not {"X", "y"} <= set(archive.files):
-                raise CalcError(f"{path}: has arrays {', '.join(archive.files) or 'none'}; X and y are needed")
-            X, y = archive["X"], archive["y"]
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
-        raise CalcError(f"{path}: cannot be read as .npz ({error})") from error
-    except (ValueError, AttributeError, TypeError) as error:  # pickled, or a bare .npy
-        if isinstance(error, CalcError):
-            raise
-        raise CalcError(
-            f"{path}: not an .npz file of plain arrays; write it with numpy.savez(path, X=X, y=y)"
-        ) from error
-    if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
-        raise CalcError(f"{path}: X {X.shape} and y {y.shape}: give X (samples, ...) and as many y")
-    if X.size == 0:
-        raise CalcError(f"{path}: X {X.shape} holds nothing to learn from")
-    return X, y
+def _model(path: Path) -> cv.Model:
+    model = cv.load(path)
+    if len(model.roles.inputs) != 1 or len(model.roles.outputs) != 1 or len(model.roles.labels) > 1:
+        raise CalcError(f"{path}: the command takes models of one input, one output and one target; use cv.load")
+    return model
+
+
+def _input(model: cv.Model, X: np.ndarray, data: Path) -> np.ndarray:
+    """Samples in the model's shape: columns of a table are an image's pixels, row by row."""
+    shape = tuple(size.b for size in model.resident.loaded.forms[model.roles.inputs[0]][1:])
+    if X.size != len(X) * prod(shape):
+        table = "; --target names the column that is to be predicted" if data.suffix.lower() in datasets.TABLES else ""
+        raise CalcError(f"{data}: X {X.shape} does not fit the model, whose samples are {shape}{table}")
+    return X.reshape(len(X), *shape)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model file.")],
+    data: Data,
+    target: Target = "y",
+) -> None:
+    """Print a model's loss and metrics over a file of samples."""
+    loaded = _model(model)
+    X, y = datasets.samples(data, target)
+    assert y is not None
+    shape = tuple(size.b for size in loaded.resident.loaded.forms[loaded.roles.labels[0]][1:])
+    if y.size == len(y) * prod(shape):
+        y = y.reshape(len(y), *shape)
+    for name, value in loaded.evaluate(_input(loaded, X, data), y).items():
+        print(f"{name} {value:.6g}")
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="A model file.")],
+    data: Data,
+    out: Annotated[
+        Path | None, typer.Option(help="A .csv, .npy or .parquet file (default: CSV on the standard output).")
+    ] = None,
+    what: Annotated[
+        str, typer.Option(help="classes, probabilities or outputs (default: classes, if the model has any).")
+    ] = "",
+    target: Target = "y",
+) -> None:
+    """Predict the samples of a file: a row for each, of its class, or of the model's outputs."""
+    if out is not None:
+        check_target(out)
+        datasets.check_writable(out)
+    loaded = _model(model)
+    X, _ = datasets.samples(data, target, labelled=False)
+    X = _input(loaded, X, data)
+    what = what or ("classes" if scores_of(loaded.program) else "outputs")
+    if what not in WHAT:
+        raise CalcError(f"--what {what} is unknown: take one of {', '.join(WHAT)}")
+    found = WHAT[what](loaded, X)
+    if out is None:
+        datasets.write_table(sys.stdout.buffer, ".csv", what, found)
+    else:
+        files.write(out, lambda file: datasets.write_table(file, out.suffix.lower(), what, found))
+        print(f"wrote {out}: {len(found)} rows")
+
+
+WHAT = {"classes": cv.Model.predict_classes, "probabilities": cv.Model.predict_proba, "outputs": cv.Model.predict}
 
 
 @app.command()
@@ -392,38 +440,4 @@ def _program(path: Path) -> cv.Program:
 @app.command()
 def info() -> None:
     """Versions, processor, vector width, the cache of compiled kernels, extras."""
-    print(f"calcvm    {cv.__version__}  (Python {platform.python_version()}, {platform.system()} {platform.machine()})")
-    print("          " + ", ".join(f"{name} {_version(name)}" for name in ("numpy", "numba", "llvmlite")))
-    processor = host()
-    print(f"processor {processor.cpu}, {n_cores()} cores, vectors of {processor.vectors[0]} bits")
-    if cache_root() == NOWHERE:
-        print("cache     nowhere: the user has no home folder; the environment variable CALCVM_CACHE_DIR names one")
-    else:
-        files = [p.stat().st_size for p in cache_root().rglob("*") if p.is_file()]
-        print(f"cache     {cache_root()}: {len(files)} files, {sum(files) / 1e6:.1f} MB")
-    print(f"gpu       {_gpu()}")
-    for extra, packages in EXTRAS.items():
-        print(f"extra     {extra:<6} {', '.join(f'{p} {_version(p)}' for p in packages)}")
-
-
-def _gpu() -> str:
-    """The device "cuda", or why there is none."""
-    from calcvm.vm.run.cuda.driver import Driver
-
-    try:
-        driver = Driver.open()
-    except cv.CalcError as error:
-        return f"none: {error}"
-    free, total = driver.memory()
-    major, minor = driver.compute_capability
-    return (
-        f"{driver.name}, compute capability {major}.{minor}, {driver.multiprocessors} multiprocessors, "
-        f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free, driver for CUDA {'.'.join(map(str, driver.version))}"
-    )
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
+    report.info()

@@ -1,17 +1,21 @@
-"""Loaders of real data: IDX files (the format of MNIST), CIFAR-10's binary files, and scikit-learn's bundled digits."""
+"""Loaders of data: samples in .npz, .csv and .parquet, IDX files (MNIST's format), CIFAR-10's, scikit-learn's bundled digits."""
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import math
 import tarfile
+import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from calcvm.errors import CalcError, MissingExtra
+from calcvm.errors import CalcError, MissingExtra, telling
 
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK_BYTES = 1 << 20
@@ -278,3 +282,183 @@ def train_test_split(
     order = np.random.Generator(np.random.PCG64(seed)).permutation(n)
     test, train = np.sort(order[:n_test]), np.sort(order[n_test:])
     return X[train], y[train], X[test], y[test]
+
+
+# ---------------------------------------------------------------- samples in files
+TABLES = (".csv", ".parquet")
+
+
+def samples(path: str | Path, target: str = "y", labelled: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
+    """Samples and what to predict of them, from a file.
+
+    Parameters
+    ----------
+    path : str or Path
+        A .npz file with arrays X (samples first) and y, or a table of numbers: .csv with names in its first line, or .parquet
+        (extra ``pandas``).
+    target : str
+        The column of a table that is y; the others are X, in their order.
+    labelled : bool
+        Whether y must be there; without it, it is left out of X where it is.
+
+    Returns
+    -------
+    X : ndarray, shape (n_samples, ...)
+    y : ndarray, shape (n_samples, ...), or None.  Of a table int64 where all are integers, written without a point.
+
+    Raises
+    ------
+    CalcError : the file cannot be read, or holds something else; it says which column and line.
+    MissingExtra : pandas or pyarrow is not installed, for .parquet.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    if kind in TABLES:
+        names, column = _csv(path) if kind == ".csv" else _parquet(path)
+        if len({*names}) < len(names):
+            raise CalcError(f"{path}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
+        if labelled and target not in names:
+            raise CalcError(f"{path}: no column {target!r}; name the one to predict: there are {', '.join(names)}")
+        y = column(target) if target in names else None
+        inputs = [column(name) for name in names if name != target]
+        X = np.stack(inputs, axis=1) if inputs else np.zeros((0 if y is None else len(y), 0))
+    else:
+        X, y = _npz(path, labelled)
+    if X.ndim < 2 or (y is not None and (y.ndim < 1 or len(X) != len(y))):
+        said = "" if y is None else f" and y {y.shape}"
+        raise CalcError(f"{path}: X {X.shape}{said}: give X (samples, ...)" + ("" if y is None else " and as many y"))
+    if X.size == 0:
+        raise CalcError(f"{path}: X {X.shape} holds nothing to {'learn' if labelled else 'predict'} from")
+    return X, y
+
+
+def _npz(path: Path, labelled: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            if not ({"X", "y"} if labelled else {"X"}) <= set(archive.files):
+                wanted = "X and y are needed" if labelled else "X is needed"
+                raise CalcError(f"{path}: has arrays {', '.join(archive.files) or 'none'}; {wanted}")
+            return archive["X"], archive["y"] if labelled else None
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise CalcError(f"{path}: cannot be read as .npz ({error})") from error
+    except (ValueError, AttributeError, TypeError) as error:  # pickled, or a bare .npy
+        if isinstance(error, CalcError):
+            raise
+        raise CalcError(
+            f"{path}: not an .npz file of plain arrays; write it with numpy.savez(path, X=X, y=y)"
+        ) from error
+
+
+def _csv(path: Path) -> tuple[list[str], Callable[[str], np.ndarray]]:
+    """Names of the columns of a table, and their numbers by name."""
+    try:
+        with telling(str(path), "read"), path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            lines = csv.reader(file, strict=True, delimiter=max(",;\t", key=first.count))
+            names = [name.strip() for name in next(lines, [])]
+            if not names or any(_number(name) is not None for name in names):
+                raise CalcError(
+                    f"{path}: the first line names the columns, such as x1,x2,y; found {','.join(names) or 'none'}"
+                )
+            rows = []
+            for row in lines:
+                if len(row) != len(names) and row:
+                    raise CalcError(
+                        f"{path}: line {lines.line_num} has {len(row)} columns, the first line {len(names)}"
+                    )
+                if row:
+                    rows.append(row)
+    except UnicodeDecodeError as error:
+        raise CalcError(f"{path}: no text in UTF-8 ({error.reason} at byte {error.start})") from error
+    except csv.Error as error:
+        raise CalcError(f"{path}: line {lines.line_num}: {error}") from error
+    texts = dict(zip(names, zip(*rows) if rows else [()] * len(names)))
+    return names, lambda name: _column(path, name, texts[name])
+
+
+def _column(path: Path, name: str, texts: tuple[str, ...]) -> np.ndarray:
+    """A column's numbers, int64 where all are written so."""
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array([kind(text) for text in texts], kind)
+        except (ValueError, OverflowError):
+            continue
+    row = next(i for i, text in enumerate(texts) if _number(text) is None)
+    what = f"{texts[row]!r}" if texts[row].strip() else "nothing"
+    raise CalcError(
+        f"{path}: column {name!r} has {what} in sample {row + 1}: give numbers, of classes 0, 1, 2 and so on"
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _parquet(path: Path) -> tuple[list[str], Callable[[str], np.ndarray]]:
+    pandas = _pandas("a .parquet file")
+    try:
+        with telling(str(path), "read"), path.open("rb") as file:
+            frame = pandas.read_parquet(file)
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "pandas", "a .parquet file") from error
+    except CalcError:
+        raise
+    except Exception as error:  # pyarrow's own
+        raise CalcError(f"{path}: cannot be read as .parquet ({error})") from error
+    frame.columns = [str(name) for name in frame.columns]
+
+    def column(name: str) -> np.ndarray:
+        array = frame[name].to_numpy()
+        if array.dtype.kind not in "iufb":
+            raise CalcError(
+                f"{path}: column {name!r} is {frame[name].dtype}: give numbers, of classes 0, 1, 2 and so on"
+            )
+        return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)
+
+    return [*frame.columns], column
+
+
+def _pandas(purpose: str) -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtra("pandas", "pandas", purpose) from error
+    return pandas
+
+
+# ---------------------------------------------------------------- results in files
+WRITTEN = (".csv", ".npy", ".parquet")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse what `write_table` cannot write."""
+    if path.suffix.lower() not in WRITTEN:
+        raise CalcError(f"{path}: take a name that ends with one of {', '.join(WRITTEN)}")
+    if path.suffix.lower() == ".parquet":
+        _pandas("a .parquet file")
+
+
+def write_table(file: BinaryIO, kind: str, what: str, found: np.ndarray) -> None:
+    """Write predictions: .npy has their own shape; of the tables .csv and .parquet each sample is a row."""
+    rows = found.reshape(len(found), -1)
+    names = columns(what, rows.shape[1])
+    if kind == ".npy":
+        np.save(file, found)
+    elif kind == ".parquet":
+        _pandas("a .parquet file").DataFrame(rows, columns=names).to_parquet(file)
+    else:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows(rows.tolist())
+        text.detach()
+
+
+def columns(what: str, n: int) -> list[str]:
+    """Names of the columns of predictions: ``class``, or ``output_0``, ``output_1``, ..."""
+    one = {"classes": "class", "probabilities": "probability", "outputs": "output"}[what]
+    return [one] if n == 1 else [f"{one}_{i}" for i in range(n)]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NoReturn
@@ -79,6 +82,14 @@ class Uncopied:
 
 class CalcWarning(RuntimeWarning):
     """Something went on that is hardly what was meant, such as training after a loss that is not finite."""
+
+
+def warn(message: str) -> None:
+    """A `CalcWarning` at the line outside of calcvm that has led here."""
+    level, frame, ours = 1, sys._getframe(), os.path.dirname(__file__) + os.sep
+    while frame is not None and frame.f_code.co_filename.startswith(ours):
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(message, CalcWarning, stacklevel=level)
 
 
 # ---------------------------------------------------------------- the system's

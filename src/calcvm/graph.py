@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calcvm import checks, dtypes
-from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
+from calcvm.errors import CalcError, ShapeError, UnsupportedOperator, warn
+from calcvm.hints import Closed
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.declarations import sizes_of
 from calcvm.ops.dims import ONE, Affine, Shape, check_linear, numel, shape_of, show
@@ -60,6 +61,11 @@ class Variable:
     """
 
     __array_ufunc__ = None  # arrays leave ``array * variable`` to the variable
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        raise CalcError(
+            f"np.{function.__name__} takes arrays, and {self} is a variable of a graph: take a function of calcvm, such as cv.mean(x)"
+        )
 
     graph: CalcGraph = field(repr=False)
     name: str
@@ -316,11 +322,33 @@ class Operation:
         return {**dict.fromkeys(self.spec.inputs), **self.laid, **self.saved}
 
 
+SQUASHED = {  # what of scores a loss computes itself, and operators that have done so already
+    "softmax_cross_entropy": ("softmax", {"softmax"}),
+    "binary_cross_entropy": ("sigmoid", {"sigmoid", "softmax"}),
+}
+
+
+def check_scores(loss: str, x: Variable) -> None:
+    """Warn where a loss of scores is given probabilities, as they come from a softmax or sigmoid."""
+    itself, squashing = SQUASHED.get(loss, ("", set()))
+    v, name = x, ""
+    while v.producer is not None and itself:
+        name = v.producer.spec.name
+        if name in squashing:
+            warn(
+                f"{loss} takes scores and computes the {itself} of them itself, and {x.name!r} are probabilities already, by a "
+                f"{name}: leave that out (model.predict_proba gives the probabilities)"
+            )
+        if name not in ("transpose", "cast") and not v.producer.spec.view:
+            break
+        v = v.producer.inputs[v.producer.spec.inputs[0]]
+
+
 LATER: dict[str, Callable[..., Any]] = {}  # what rooms above this one do for it, by name
 
 
 @dataclass(eq=False)
-class Path:
+class Path(Closed):
     """A part of the graph that runs as one: forward only, or with a backward that minimizes a loss.
 
     layers : of networks, by scope, what each makes, and how many operators there were then: it may have none.
@@ -337,6 +365,10 @@ class Path:
     parameters: tuple[Variable, ...] | None = None
     rates: Mapping[str, float] = field(default_factory=dict)  # factors of the learning rate other than 1, by name
     layers: dict[str, tuple[Variable, int]] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        of = f", which minimizes {self.loss.name!r}" if self.loss is not None else ""
+        return f"<Path {self.name!r}: {len(self.operations)} operators{of}>"
 
     def __enter__(self) -> Path:
         self.graph._active.append(self)
@@ -399,6 +431,8 @@ class Path:
                 "conditions, or operators that have none, such as sign or one of your own without dx"
             )
         factors = self._factors(loss, trained, rates)
+        for op in reached(self.operations, loss):
+            check_scores(op.spec.name, op.inputs[op.spec.inputs[0]])
         self.loss, self.optimizer, self.output = loss, optimizer, output
         self.parameters, self.rates = trained, factors
 
@@ -497,8 +531,13 @@ def outputs_of(what: str, given: Any) -> tuple[Variable, ...]:
     return several
 
 
-class CalcGraph:
+class CalcGraph(Closed):
     """A graph of operators in paths that share variables."""
+
+    variables: dict[str, Variable]
+    states: dict[str, Variable]
+    paths: dict[str, Path]
+    adapts: dict[str, tuple[Variable, int | None]]
 
     def __init__(self) -> None:
         self.variables: dict[str, Variable] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import cache, wraps
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -174,6 +174,30 @@ def unknown_name(owner: str, name: str, known: Mapping[str, str]) -> AttributeEr
     return UnknownName(f"{said} has no {name!r}{meant and f': did you mean {meant}?'}")
 
 
+class Closed:
+    """An object with the attributes that its class names: another is refused, which would change nothing.
+
+    Classes of users, derived from it, have any.
+    """
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = type(self)
+        if (
+            not name.startswith("_")
+            and kind.__module__.startswith("calcvm.")
+            and name not in (known := _attributes(kind))  # type: ignore[arg-type]
+        ):
+            raise unknown_name(kind.__name__, name, {k: k for k in known if not k.startswith("_")})
+        super().__setattr__(name, value)
+
+
+@cache
+def _attributes(kind: Any) -> frozenset[str]:
+    return frozenset({*dir(kind), *(name for c in kind.__mro__ for name in vars(c).get("__annotations__", ()))})
+
+
 class Elsewhere:
     """An attribute of a class that other libraries' have, and which is no attribute of its objects."""
 
@@ -226,7 +250,8 @@ def hint(namespace: dict[str, Any], names: Iterable[str]) -> None:
     for name in names:
         value = namespace[name]
         if isinstance(value, FunctionType):
-            namespace[name] = hinted(value)
+            made = namespace[name] = hinted(value)
+            made.__module__, made.__qualname__ = namespace["__name__"], name  # where pickle finds it
         elif isinstance(value, type) and value.__module__.startswith("calcvm") and not issubclass(value, BaseException):
             methods = [n for n in vars(value) if not n.startswith("_")] if name in METHODS else []
             for method in ["__init__", *methods]:

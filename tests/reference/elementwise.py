@@ -51,12 +51,16 @@ def tanh(x):
 
 def gelu(x, approximate="none"):
     if approximate == "tanh":
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-    return 0.5 * x * (1 + np.vectorize(math.erf, otypes=[float])(x / np.sqrt(2)))
+        return _gated(x, (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2)
+    return _gated(x, (1 + np.vectorize(math.erf, otypes=[float])(x / np.sqrt(2))) / 2)
+
+
+def _gated(x, gate):
+    return np.where(gate == 0, 0, x * gate)
 
 
 def silu(x):
-    return x / (1 + np.exp(-x))
+    return _gated(x, sigmoid(x))
 
 
 def softplus(x):
@@ -72,7 +76,7 @@ def selu(x):
 
 
 def mish(x):
-    return x * np.tanh(np.logaddexp(0, x))
+    return _gated(x, np.tanh(np.logaddexp(0, x)))
 
 
 def hard_sigmoid(x):

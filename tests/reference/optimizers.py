@@ -131,12 +131,12 @@ def clip_value(g, hyper):
 
 
 def sumsq(g):
-    return {"s": (g.reshape(g.shape[0], -1) ** 2).sum(1)}
+    return {"s": np.sqrt((g.reshape(g.shape[0], -1) ** 2).sum(1))}
 
 
 def clip_norm_scale(s, hyper):
     h = named(hyper)
-    h["clip_scale"] = min(1.0, h["clip_norm"] / (np.sqrt(s.sum()) + 1e-6))
+    h["clip_scale"] = min(1.0, h["clip_norm"] / (np.sqrt((s * s).sum()) + 1e-6))
     return {"hyper": np.array([h[name] for name in HYPER_SLOTS])}
 
 

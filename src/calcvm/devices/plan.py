@@ -200,7 +200,7 @@ def plan_devices(
         lower_bound=found.bound,
         copied_bytes=found.copied,
         plans=plans,
-        solver=found.solver,
+        solver=found.solver + (", proved" if found.proved else ""),
         parts=parts,
         whole=sites[0].lowered,
         home={i: found.at[c] for i, c in clusters.items()},
@@ -234,38 +234,37 @@ def _planned(
     dtype: str,
     solver_seconds: float,
 ) -> tuple[Assigned, Parts, tuple[Plan | None, ...]]:
-    """The best assignment whose parts fit when they are planned; what packing adds is asked of the next."""
-    memory = list(problem.memory)
-    for _ in range(ATTEMPTS):
-        found = assign(replace(problem, memory=tuple(memory)), solver_seconds)
-        if found.excess:
+    """The best assignment whose parts fit when they are planned.
+
+    First with work in place counted, which gives the bound; then, since it may be in vain where values are kept, without.
+    """
+    bound: float | None = None
+    ways: list[tuple[Assigned, Parts, tuple[Plan | None, ...]]] = []
+    for counted in [problem, *([replace(problem, pairs=())] if problem.pairs else [])]:
+        memory = list(problem.memory)
+        for attempt in range(ATTEMPTS):
+            found = assign(replace(counted, memory=tuple(memory)), solver_seconds)
+            if counted is problem and not attempt:
+                bound = found.bound  # later ones are of less memory than there is
+            found = replace(found, bound=bound)
+            if found.excess:
+                break
+            home = {i: found.at[c] for i, c in clusters.items()}
+            parts = parts_of([site.lowered for site in sites], found.where, home, dtype)
+            plans = _parts_planned(sites, parts, single, batch, dtype)
+            over = False
+            for d, plan in enumerate(plans):
+                allowed, most = memory[d], sites[d].memory
+                if plan is not None and most is not None and allowed is not None and plan.heap_bytes > most:
+                    over = True
+                    memory[d] = allowed - (plan.heap_bytes - most)  # what packing adds is asked of the next
+            if not over:
+                ways.append((found, parts if parts.copies else _unsplit(parts, plans), plans))
+                break
+        if ways and ways[-1][0].proved:
             break
-        home = {i: found.at[c] for i, c in clusters.items()}
-        parts = parts_of([site.lowered for site in sites], found.where, home, dtype)
-        plans: list[Plan | None] = []
-        over = 0
-        for d, (site, part) in enumerate(zip(sites, parts.lowered)):
-            whole = single[d] if not parts.copies else None
-            if not part.statements and not part.values:
-                plans.append(None)
-                continue
-            plan = whole or planner.plan(
-                part,
-                itemsize=ITEMSIZE[dtype],
-                batch_size=batch,
-                workers=site.machine.workers,
-                gpu=site.machine.gpu,
-                as_given=True,
-            )
-            plans.append(plan)
-            allowed = memory[d]
-            if site.memory is not None and plan.heap_bytes > site.memory and allowed is not None:
-                over += 1
-                memory[d] = allowed - (plan.heap_bytes - site.memory)
-        if not over:
-            if not parts.copies:
-                parts = _unsplit(parts, plans)
-            return found, parts, tuple(plans)
+    if ways:
+        return min(ways, key=lambda way: way[0].seconds)
     allowed_bytes = ", ".join(
         f"{s.name!r} of {'any memory' if s.memory is None else f'{s.memory:,} bytes'}" for s in sites
     )
@@ -275,6 +274,30 @@ def _planned(
         f"{' and '.join(f'{peak:,}' for peak in found.peaks)} bytes{energy}: allow more memory or take a smaller batch",
         max(found.peaks),
     )
+
+
+def _parts_planned(
+    sites: Sequence[Site], parts: Parts, single: Sequence[Plan | None], batch: int, dtype: str
+) -> tuple[Plan | None, ...]:
+    """A plan of each device's part (None: it has none)."""
+    plans: list[Plan | None] = []
+    for d, (site, part) in enumerate(zip(sites, parts.lowered)):
+        whole = single[d] if not parts.copies else None
+        if not part.statements and not part.values:
+            plans.append(None)
+            continue
+        plans.append(
+            whole
+            or planner.plan(
+                part,
+                itemsize=ITEMSIZE[dtype],
+                batch_size=batch,
+                workers=site.machine.workers,
+                gpu=site.machine.gpu,
+                as_given=True,
+            )
+        )
+    return tuple(plans)
 
 
 def _unsplit(parts: Parts, plans: Sequence[Plan | None]) -> Parts:

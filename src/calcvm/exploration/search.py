@@ -9,7 +9,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable
 
-from calcvm.errors import CalcError
+from calcvm.errors import CalcError, CalcWarning
 from calcvm.exploration.engine import Engine
 from calcvm.exploration.study import Study
 from calcvm.exploration.trial import Trial, seed_of
@@ -87,7 +87,7 @@ class Search:
             self.stopped = "interrupted"
         except CalcError as error:
             self.stopped = str(error)
-            warnings.warn(f"the search has ended with what is done: {error}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"the search has ended with what is done: {error}", CalcWarning, stacklevel=3)
         finally:
             for trial in self.trials.values():
                 if trial.status == "running":

@@ -18,6 +18,22 @@ __all__ = ["ACCUMULATE", "ACTIVATIONS", "CAST", "ELEMENTWISE", "FILL"]
 ACTIVATIONS = ("none", "relu", "leaky_relu", "sigmoid", "tanh", "elu", "relu6", "silu", "hard_swish")
 
 
+def _passed(dy: Any, dx: Any) -> Any:
+    """dx, 0 where dy is: also where the slope is no number, as in a branch that `where` did not take."""
+    return n.where(n.equal(dy, 0), 0.0, dx)
+
+
+def _within(x: Any, most: float) -> Any:
+    """x, no further than that from 0, where a slope no longer changes: of infinities it is the limit.  NaN stays."""
+    x = n.where(x > most, most, x)
+    return n.where(x < -most, -most, x)
+
+
+def _gated(x: Any, gate: Any) -> Any:
+    """x*gate, 0 where the gate is: also of -inf."""
+    return n.where(n.equal(gate, 0), 0.0, x * gate)
+
+
 # ---------------------------------------------------------------- of one operand
 @elementwise(onnx="Neg")
 class neg:
@@ -43,7 +59,7 @@ class sqrt:
         return n.sqrt(x)
 
     def dx(dy, y):
-        return 0.5 * dy / y
+        return _passed(dy, 0.5 * dy / y)
 
 
 @elementwise()
@@ -52,7 +68,7 @@ class square:
         return x * x
 
     def dx(dy, x):
-        return 2 * x * dy
+        return 2 * dy * x
 
 
 @elementwise(onnx="Exp")
@@ -61,7 +77,7 @@ class exp:
         return n.exp(x)
 
     def dx(dy, y):
-        return dy * y
+        return _passed(dy, dy * y)
 
 
 @elementwise(onnx="Log", low=0.1)
@@ -70,7 +86,7 @@ class log:
         return n.log(x)
 
     def dx(dy, x):
-        return dy / x
+        return _passed(dy, dy / x)
 
 
 @elementwise(onnx="Relu")
@@ -122,10 +138,11 @@ class tanh:
 class gelu:
     def y(x, approximate):
         if approximate == "tanh":
-            return x * n.logistic(2 * _by_tanh(x))
-        return x * n.normal_cdf(x)
+            return _gated(x, n.logistic(2 * _by_tanh(x)))
+        return _gated(x, n.normal_cdf(x))
 
     def dx(dy, x, approximate):
+        x = _within(x, 40.0)
         if approximate == "tanh":
             s = n.logistic(2 * _by_tanh(x))
             slope = 2 * SQRT_2_BY_PI * n.fma(x * x, 3 * CUBIC, 1.0)
@@ -153,9 +170,10 @@ class softplus:
 @elementwise(onnx="Swish", source="Elfwing et al. 2018; Ramachandran et al. 2017")
 class silu:
     def y(x):
-        return x * n.logistic(x)
+        return _gated(x, n.logistic(x))
 
     def dx(dy, x):
+        x = _within(x, 1000.0)
         s = n.logistic(x)
         return dy * n.fma(x * s, 1 - s, s)
 
@@ -164,14 +182,19 @@ class silu:
     onnx="Elu",
     alpha=Real(1.0, "limit for x -> -inf is -alpha, >= 0", lo=0.0),
     cases=({"alpha": 1.0}, {"alpha": 0.5}),
-    source="Clevert et al. 2016; the derivative is right to half an ulp of alpha",
+    source="Clevert et al. 2016",
 )
 class elu:
     def y(x, alpha):
         return n.where(x > 0, x, alpha * n.expm1(x))
 
-    def dx(dy, y, alpha):
-        return n.where(y > 0, dy, dy * (y + alpha))
+    def dx(dy, x, alpha):
+        return n.where(x > 0, dy, dy * (alpha * n.exp(x)))
+
+
+def elu_by_output(dy: Any, y: Any, alpha: Any) -> Any:
+    """Its dx inside rows of programs that were stored before it was made of x: right to half an ulp of alpha."""
+    return n.where(y > 0, dy, dy * (y + alpha))
 
 
 @elementwise(onnx="Selu", source="Klambauer et al. 2017")
@@ -179,21 +202,29 @@ class selu:
     def y(x):
         return n.where(x > 0, SELU_SCALE * x, SELU_SCALE * SELU_ALPHA * n.expm1(x))
 
-    def dx(dy, y):
-        return n.where(y > 0, SELU_SCALE * dy, dy * (y + SELU_SCALE * SELU_ALPHA))
+    def dx(dy, x):
+        return n.where(x > 0, SELU_SCALE * dy, dy * (SELU_SCALE * SELU_ALPHA * n.exp(x)))
 
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
-@elementwise(onnx="Mish", source="Misra 2020")
+@elementwise(onnx="Mish", source="Misra 2020; tanh(softplus(x)) = w/(w + 2), w = exp(x)*(exp(x) + 2)")
 class mish:
     def y(x):
-        return x * n.tanh(n.softplus(x))
+        e = _exp_of_mish(x)
+        w = e * (e + 2)
+        return _gated(x, w / (w + 2))
 
     def dx(dy, x):
-        t = n.tanh(n.softplus(x))
-        return dy * n.fma(x * n.logistic(x), 1 - t * t, t)
+        x = _within(x, 1000.0)
+        e = _exp_of_mish(x)
+        w = e * (e + 2)
+        return dy * n.fma(x * (e / (e + 1)), 4 * ((w + 1) / ((w + 2) * (w + 2))), w / (w + 2))
+
+
+def _exp_of_mish(x: Any) -> Any:
+    return n.exp(n.where(x > 40, 40.0, x))  # from there on y is x, and the slope 1, to the last place
 
 
 @elementwise(onnx="HardSigmoid", source="at the kinks the derivative is 0, as in PyTorch; ONNX's with alpha = 1/6")
@@ -320,10 +351,10 @@ class div:
         return a / b
 
     def da(dy, b):
-        return dy / b
+        return _passed(dy, dy / b)
 
     def db(dy, y, b):
-        return -dy * y / b
+        return _passed(dy, -dy * (y / b))
 
 
 NAN_OF_TWO = "NaN if either is, and then both have the gradient; of equal operands each has half of it, as in PyTorch"
@@ -371,7 +402,7 @@ class mod:
         return dy
 
     def db(dy, a, b):
-        return -dy * n.floor(a / b)
+        return _passed(dy, -dy * n.floor(a / b))
 
 
 @elementwise(onnx="PRelu", source="He et al. 2015; at 0 the derivative is the slope, as in PyTorch")

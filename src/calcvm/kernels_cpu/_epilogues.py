@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
+from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE, elu_by_output
 from calcvm.kernels_cpu._columns import rows_of
 from calcvm.kernels_cpu._common import at, bits_of, f64_of_bits, given, njit, routine
 from calcvm.kernels_cpu._formulas import fma
@@ -31,7 +31,7 @@ relu, drelu = _act("relu")
 leaky, dleaky = _act("leaky_relu")
 sigmoid, dsigmoid = _act("sigmoid")
 tanh, dtanh = _act("tanh")
-elu, delu = _act("elu")
+elu, delu = _act("elu", slope=False)[0], elementwise(elu_by_output, "vv", "f")
 relu6, drelu6 = _act("relu6")
 silu, _ = _act("silu", slope=False)
 hard_swish, _ = _act("hard_swish", slope=False)

@@ -32,7 +32,8 @@ leaps: B is read eight whole rows at a time instead, as ``gemv`` does, and added
 (one Zen 4 core).
 
 Determinism.  Each element is one chain over k within a K block, in order, and block sums are added in
-order, in every tile: the bits do not depend on how rows are shared among workers, nor on M.
+order, up to LONG rows of B, and then the sums of as many: in every tile the same, so the bits do not depend on how rows
+are shared among workers, nor on M.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ from calcvm.kernels_cpu._target import Target
 
 KC = 512  # rows of B in a block: a multiple of every vector's lanes
 NC = 256  # columns of B in a packed block: a multiple of every panel's width
+LONG = (
+    128 * KC
+)  # rows of B that are summed block by block; those of more are summed by themselves, in PART elements of C
+PART = 1 << 16
 ROWS = 48  # rows of A in a block: a multiple of every tile's rows
 PACK_ROWS, PACK_COLUMNS = 32, 512  # B given by rows is packed from this size on
 FAR = 1 << 15  # elements that A by columns spans from which it is copied
@@ -77,6 +82,7 @@ tail_columns = panel(lambda target: Tiles(((16, 16),), 1, True), columns=True)
 thin_block = thin()
 copy_columns = pack_columns(ROWS)
 a_block = stack(KC * ROWS)
+of_long = stack(PART)
 pack_wide = pack_rows(wide_tiles)
 transposed = transpose()
 
@@ -183,22 +189,9 @@ def by_rows(M, N, K, a, ars, acs, b, brs, c, crs, init, irs, mode, ws):
                 copy(min(size, N - j), sums, at(c, i * crs + j))
 
 
-@routine("iiipiipiipipiipi")
-def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
-    """C[i,j] = INIT + sum_k A[i*a_rs + k*a_cs] * B[k*b_rs + j*b_cs]; C's rows are ``c_rs`` apart.
-
-    INIT is 0 in mode 0 and init[i*init_rs + j] in mode 1: a bias with init_rs = 0, or C itself to
-    accumulate.  ``b_cs`` is 1, or ``b_rs`` is (any strides are right, others slow).  ``ws`` has ``wn`` elements: any
-    number where ``b_cs`` is 1, else 16 * min(K, KC) at least.  C may be init, and overlaps nothing else.
-    """
-    if M <= 0 or N <= 0:
-        return
-    if N == 1 and c_rs == 1 and b_rs == 1 and a_cs == 1 and (mode == 0 or init_rs <= 1):
-        dots(M, K, b, a, a_rs, c, init, init_rs, mode)
-        return
-    if N == 1 and c_rs == 1 and a_rs == 1 and (mode == 0 or init_rs == 1):
-        column_sums(M, K, b, b_rs, a, a_cs, c, init, mode, False)
-        return
+@njit
+def blocks_of(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
+    """`gemm` of up to LONG summands: block by block of K."""
     kc = K
     if K > KC:  # blocks of equal size
         blocks = (K + KC - 1) // KC
@@ -227,3 +220,36 @@ def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws
         init, init_rs, mode = c, c_rs, 1
         if p >= K:
             return
+
+
+@routine("iiipiipiipipiipi")
+def gemm(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn):
+    """C[i,j] = INIT + sum_k A[i*a_rs + k*a_cs] * B[k*b_rs + j*b_cs]; C's rows are ``c_rs`` apart.
+
+    INIT is 0 in mode 0 and init[i*init_rs + j] in mode 1: a bias with init_rs = 0, or C itself to
+    accumulate.  ``b_cs`` is 1, or ``b_rs`` is (any strides are right, others slow).  ``ws`` has ``wn`` elements: any
+    number where ``b_cs`` is 1, else 16 * min(K, KC) at least.  C may be init, and overlaps nothing else.
+    """
+    if M <= 0 or N <= 0:
+        return
+    if N == 1 and c_rs == 1 and b_rs == 1 and a_cs == 1 and (mode == 0 or init_rs <= 1):
+        dots(M, K, b, a, a_rs, c, init, init_rs, mode)
+        return
+    if N == 1 and c_rs == 1 and a_rs == 1 and (mode == 0 or init_rs == 1):
+        column_sums(M, K, b, b_rs, a, a_cs, c, init, mode, False)
+        return
+    if K <= LONG:
+        blocks_of(M, N, K, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn)
+        return
+    blocks_of(M, N, LONG, a, a_rs, a_cs, b, b_rs, b_cs, c, c_rs, init, init_rs, mode, ws, wn)
+    part, width = of_long(a), min(N, PACK_COLUMNS)
+    height = PART // width // ROWS * ROWS
+    for p in range(LONG, K, LONG):
+        for j in range(0, N, width):
+            for i in range(0, M, height):
+                m, n = min(height, M - i), min(width, N - j)
+                ai, bj = at(a, i * a_rs + p * a_cs), at(b, p * b_rs + j * b_cs)
+                blocks_of(m, n, min(LONG, K - p), ai, a_rs, a_cs, bj, b_rs, b_cs, part, n, part, n, 0, ws, wn)
+                for r in range(m):
+                    to = at(c, (i + r) * c_rs + j)
+                    add(n, to, at(part, r * n), to)

@@ -18,7 +18,8 @@ from typing import Any
 from numba.core import cgutils
 
 from calcvm.kernels_cpu._common import at, free_masks, lanes, like, njit, routine
-from calcvm.kernels_cpu._simd import native
+from calcvm.kernels_cpu._math import exactly, fill
+from calcvm.kernels_cpu._simd import native, stack
 from calcvm.kernels_cpu._vectors import c64
 
 CHAINS = 8
@@ -191,12 +192,54 @@ _dots_block, _columns4, _columns1 = _dots(), _column_sums(4), _column_sums(1)
 _one_row_block, few_rows = _one_row(), _few_rows()
 
 
+# Sums of more summands are made of parts, which are added exactly: by chains of LONG / CHAINS, and of LONG_ROWS / CHAINS.
+LONG, LONG_ROWS = 2048, 4096
+AT_ONCE = 2048  # columns of B whose parts lie on the stack
+_room = stack(2 * AT_ONCE)
+
+
+@njit
+def _long_dots(n, K, x, b, b_cs, y, init, init_s, mode):
+    part, lost = _room(b), at(_room(b), AT_ONCE)
+    fill(n, lost, like(b, 0))
+    _dots_block(n, LONG, x, b, b_cs, y, init, init_s, mode)
+    for k in range(LONG, K, LONG):
+        _dots_block(n, min(K - k, LONG), at(x, k), at(b, k), b_cs, part, part, 0, 0)
+        exactly(n, y, lost, part, y, lost)
+
+
+@njit
+def _long_columns(n, K, x, x_s, b, b_rs, y, init, mode):
+    part, lost = _room(b), at(_room(b), AT_ONCE)
+    fill(n, lost, like(b, 0))
+    _columns1(n, LONG, x, x_s, b, b_rs, y, init, mode)
+    for k in range(LONG, K, LONG):
+        _columns1(n, min(K - k, LONG), at(x, k * x_s), x_s, at(b, k * b_rs), b_rs, part, part, 0)
+        exactly(n, y, lost, part, y, lost)
+
+
+@njit
+def _long_rows(N, K, x, x_s, b, b_rs, y, init, mode):
+    part, lost = _room(b), at(_room(b), AT_ONCE)
+    for j in range(0, N, AT_ONCE):
+        n, yj = min(N - j, AT_ONCE), at(y, j)
+        fill(n, lost, like(b, 0))
+        _one_row_block(n, LONG_ROWS, x, x_s, at(b, j), b_rs, yj, at(init, j), mode)
+        for k in range(LONG_ROWS, K, LONG_ROWS):
+            _one_row_block(n, min(K - k, LONG_ROWS), at(x, k * x_s), x_s, at(b, k * b_rs + j), b_rs, part, part, 0)
+            exactly(n, yj, lost, part, yj, lost)
+
+
 @njit(inline=True)
 def dots(N, K, x, b, b_cs, y, init, init_s, mode):
     """y[j] = init[j*init_s] + sum_k x[k] * B[j*b_cs + k]."""
     width = min(CHAINS, lanes(b))
     for j in range(0, N, width):
-        _dots_block(min(width, N - j), K, x, at(b, j * b_cs), b_cs, at(y, j), at(init, j * init_s), init_s, mode)
+        n, bj, yj, ij = min(width, N - j), at(b, j * b_cs), at(y, j), at(init, j * init_s)
+        if K > LONG:
+            _long_dots(n, K, x, bj, b_cs, yj, ij, init_s, mode)
+        else:
+            _dots_block(n, K, x, bj, b_cs, yj, ij, init_s, mode)
 
 
 @njit(inline=True)
@@ -206,7 +249,10 @@ def column_sums(N, K, x, x_s, b, b_rs, y, init, mode, wide):
     j = 0
     while j < N:
         bj, yj, ij, left = at(b, j), at(y, j), at(init, j), N - j
-        if wide and left > 3 * size:
+        if K > LONG:
+            _long_columns(min(left, size), K, x, x_s, bj, b_rs, yj, ij, mode)
+            j += size
+        elif wide and left > 3 * size:
             _columns4(min(left - 3 * size, size), K, x, x_s, bj, b_rs, yj, ij, mode)
             j += 4 * size
         else:
@@ -221,7 +267,11 @@ def gemv(N, K, a, a_cs, b, b_rs, b_cs, c, init, mode):
         if K == 0 or N <= (4 * lanes(b) if free_masks() else lanes(b) - 1):
             column_sums(N, K, a, a_cs, b, b_rs, c, init, mode, True)
             return
-        _one_row_block(N, K, a, a_cs, b, b_rs, c, init if mode else c, mode)  # mode 0 drops what it loads of init
+        first = init if mode else c  # mode 0 drops what it loads of init
+        if K > LONG_ROWS:
+            _long_rows(N, K, a, a_cs, b, b_rs, c, first, mode)
+        else:
+            _one_row_block(N, K, a, a_cs, b, b_rs, c, first, mode)
     elif b_rs == 1 and a_cs == 1:
         dots(N, K, a, b, b_cs, c, init, 1, mode)
     else:

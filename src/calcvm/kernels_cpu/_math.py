@@ -10,7 +10,7 @@ scalar loop: 10 elements cost what 16 cost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -247,6 +247,59 @@ def _horizontal(e: Lanes, v: Any, combine: Callable) -> Any:
     return b.extract_element(v, ir.Constant(I32, 0))
 
 
+def add_exactly(total: V, lost: V, x: V) -> tuple[V, V]:
+    """total + x, and what its rounding lost, of which ``lost`` is made good: the error of a sum of any length is one's of two.
+
+    Kahan 1965.  Of infinities nothing is lost.
+    """
+    x = x - lost
+    new = total + x
+    rounded = (new - total) - x
+    return new, rounded.where(F.fabs(rounded) < float("inf"), 0.0)
+
+
+def _when(b: ir.IRBuilder, condition: Any, change: Callable, values: list) -> list:
+    """What ``change(values)`` makes of values where the condition holds, elsewhere they."""
+    before = b.block
+    with b.if_then(condition):
+        new = change(values)
+        inside = b.block
+    return [phi(b, v.type, (v, before), (w, inside)) for v, w in zip(values, new)]
+
+
+LONG = 256  # vectors that are summed plainly; longer sums go by blocks of them
+
+
+def _summed(e: Lanes, n: Any, count: int, of_block: Callable) -> list:
+    """``count`` sums over [0, n), vectors, of those of blocks ``of_block(start, n)``: with an error that does not grow with n.
+
+    Short sums have code of their own: in that of long ones a softmax of 10 takes a tenth longer.
+    """
+    b, zero = e.b, ir.Constant(e.vec, [0.0] * e.lanes)
+    size = c64(LONG * e.lanes)
+
+    def further(start: Any, state: list) -> list:
+        left = b.sub(n, start)
+        new = of_block(start, b.select(b.icmp_signed("<", left, size), left, size))
+        pairs = [add_exactly(V(b, s), V(b, c), V(b, x)) for s, c, x in zip(state[:count], state[count:], new)]
+        return [s.v for s, _ in pairs] + [c.v for _, c in pairs]
+
+    with b.if_else(b.icmp_signed("<=", n, size), likely=True) as (short, long):
+        with short:
+            alone = of_block(c64(0), n)
+            here = b.block
+        with long:
+            totals = counting(b, c64(0), n, LONG * e.lanes, [zero] * (2 * count), further)
+            there = b.block
+    return [phi(b, v.type, (v, here), (s, there)) for v, s in zip(alone, totals)]
+
+
+def _folded(e: Lanes, combine: Callable, groups: list) -> Any:
+    """Four vectors of partial results as one."""
+    a = [V(e.b, v) for v in groups]
+    return combine(combine(a[0], a[1]), combine(a[2], a[3])).v
+
+
 def reduced(combine: Callable, initial: float, formula: Callable, k: int, store: bool = False) -> Callable:
     """What emits formula(reads[i]..., params...) of k reads combined over i in [0, n): see `reduction`."""
 
@@ -255,7 +308,8 @@ def reduced(combine: Callable, initial: float, formula: Callable, k: int, store:
         ptrs, y, params = args[:k], args[k] if store else None, args[k + store :]
         neutral = ir.Constant(e.vec, [initial] * e.lanes)
 
-        def body(i: Any, left: Any, carried: list) -> list:
+        def body(start: Any, i: Any, left: Any, carried: list) -> list:
+            i = b.add(start, i)
             mask = None if left is None else e.below(left)
             xs = [e.get(p, i, mask) for p in ptrs]
             term = formula(*xs, *(V(b, e.splat(p)) for p in params))
@@ -265,8 +319,11 @@ def reduced(combine: Callable, initial: float, formula: Callable, k: int, store:
                 term = V(b, b.select(mask, term.v, neutral))
             return [combine(V(b, carried[0]), term).v]
 
-        a = [V(b, v) for v in _vectors(e, n, body, [neutral] * 4, 4)]
-        return _horizontal(e, combine(combine(a[0], a[1]), combine(a[2], a[3])).v, combine)
+        def block(start: Any, n: Any) -> list:
+            return [_folded(e, combine, _vectors(e, n, partial(body, start), [neutral] * 4, 4))]
+
+        (all_,) = _summed(e, n, 1, block) if combine is add else block(c64(0), n)
+        return _horizontal(e, all_, combine)
 
     return emit
 
@@ -274,8 +331,8 @@ def reduced(combine: Callable, initial: float, formula: Callable, k: int, store:
 def reduction(combine: Callable, initial: float, formula: Callable, reads: str, n_params: int = 0, store: bool = False):
     """A loop ``all(n, reads..., [y,] params...)`` that combines formula(reads[i]..., params...) over [0, n).
 
-    The shape of the reduction (4 vectors of partial results, then a tree) depends on n alone.  With
-    ``store`` the terms are written to y as well (which may be one of the arrays).
+    The shape of the reduction (4 vectors of partial results, then a tree; of sums by blocks, see `_summed`) depends on n
+    alone.  With ``store`` the terms are written to y as well (which may be one of the arrays).
     """
     emit = reduced(combine, initial, formula, len(reads), store)
     return loop_of("p" * (len(reads) + store) + "f" * n_params, emit, result=1)
@@ -288,16 +345,19 @@ def sums(formula: Callable, reads: str, n_params: int, count: int) -> Any:
         b, k = e.b, len(reads)
         zero = ir.Constant(e.vec, [0.0] * e.lanes)
 
-        def body(i: Any, left: Any, carried: list) -> list:
+        def body(start: Any, i: Any, left: Any, carried: list) -> list:
+            i = b.add(start, i)
             mask = None if left is None else e.below(left)
             terms = formula(*(e.get(p, i, mask) for p in args[:k]), *(V(b, e.splat(p)) for p in args[k:]))
             if mask is not None:
                 terms = [V(b, b.select(mask, t.v, zero)) for t in terms]
             return [(V(b, old) + t).v for old, t in zip(carried, terms)]
 
-        a = [V(b, v) for v in _vectors(e, n, body, [zero] * (4 * count), 4)]
-        groups = [a[t::count] for t in range(count)]
-        return [_horizontal(e, ((g[0] + g[1]) + (g[2] + g[3])).v, add) for g in groups]
+        def block(start: Any, n: Any) -> list:
+            a = _vectors(e, n, partial(body, start), [zero] * (4 * count), 4)
+            return [_folded(e, add, a[t::count]) for t in range(count)]
+
+        return [_horizontal(e, v, add) for v in _summed(e, n, count, block)]
 
     return loop_of("p" * len(reads) + "f" * n_params, emit, result=count)
 
@@ -313,6 +373,7 @@ rmin = reduction(F.minimum, float("inf"), lambda x: x, "v")
 rexp = reduction(add, 0.0, lambda x, m: F.exp(x - m), "v", 1, store=True)
 rexpsum = reduction(add, 0.0, lambda x, m: F.exp(x - m), "v", 1)  # the sum alone: rexpsum(n, x, m)
 scale = elementwise(lambda x, a: x * a, "v", "f")  # scale(n, x, y, a): y = x * a; y may be x
+exactly = loop_of("ppppp", each(add_exactly, "vvv", writes=2))  # exactly(n, total, lost, x, total, lost): `add_exactly`
 copy = elementwise(lambda x: x, "v")  # copy(n, x, y)
 fill = elementwise(lambda value: value, "", "f")  # fill(n, y, value)
 
@@ -366,28 +427,32 @@ def narrow(e: Lanes, n: Any) -> Any:
     return e.b.icmp_signed("<=" if e.target.free_masks else "<", n, c64(e.lanes))
 
 
-def column_reduction(combine: Callable, initial: float, formula: Callable = lambda x: x, nest: bool = False) -> Any:
+def column_reduction(
+    combine: Callable, initial: float, formula: Callable = lambda x: x, nest: bool = False, onto: bool = False
+) -> Any:
     """A loop ``cols(n, rows, stride, x, y, factor)``: y[i] = factor * combination of formula(x[r*stride + i]) over r.
 
-    A column is combined in blocks of 128 rows by 4 partial results, so its shape depends on ``rows`` alone.
-    ``nest`` : two more counts and strides after ``stride``, of blocks of rows that are combined one after the other.
+    A column is combined in blocks of 128 rows by 4 partial results, and sums of more rows by `add_exactly`, so that its
+    shape depends on the counts of rows alone.  ``nest`` : two more counts and strides after ``stride``, of blocks of rows
+    that are combined one after the other.  ``onto`` : ``acc`` in the place of factor; where it is not 0, y is added to.
     """
     block, ways, wide = 128, 4, 4
+    exactly = combine is add
 
     def emit(e: Lanes, n: Any, rows: Any, stride: Any, *rest: Any) -> None:
-        b, (*outer, x, y, factor) = e.b, rest
+        b, (*outer, x, y, last) = e.b, rest
         neutral = ir.Constant(e.vec, [initial] * e.lanes)
-        by = V(b, e.splat(factor))
+        adds = e.splat(b.icmp_signed("!=", last, c64(0))) if onto else None
 
         def columns(places: list) -> None:
             """Reduce vectors of columns: in any number they get the same bits."""
             vectors = len(places)
 
-            def over(outer: list, x: Any, total: list) -> list:
+            def over(outer: list, x: Any, state: list) -> list:
                 if not outer:
-                    return counting(b, c64(0), rows, block, total, partial(one_block, x))
+                    return counting(b, c64(0), rows, block, state, partial(one_block, x))
                 times, step, *inner = outer
-                return counting(b, c64(0), times, 1, total, lambda r, t: over(inner, b.gep(x, [b.mul(r, step)]), t))
+                return counting(b, c64(0), times, 1, state, lambda r, s: over(inner, b.gep(x, [b.mul(r, step)]), s))
 
             def take(x: Any, r: Any, acc: list) -> list:
                 row = b.gep(x, [b.mul(r, stride)])
@@ -399,22 +464,38 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
                     out += take(x, b.add(r, c64(k)), acc[k * vectors : (k + 1) * vectors])
                 return out
 
-            def one_block(x: Any, start: Any, total: list) -> list:
+            def one_block(x: Any, start: Any, state: list) -> list:
+                """State: rows that are in ``part``, part, and of what was in it before the total and what it lost."""
                 end = b.add(start, c64(block))
                 end = b.select(b.icmp_signed("<", end, rows), end, rows)
+                if exactly:
+                    state = _when(b, b.icmp_signed(">=", state[0], c64(block)), part_added, state)
                 whole = b.add(start, b.and_(b.sub(end, start), c64(-ways)))
                 acc = counting(b, start, whole, ways, [neutral] * (ways * vectors), partial(four, x))
                 acc[:vectors] = counting(b, whole, end, 1, acc[:vectors], partial(take, x))
-                out = []
-                for v in range(vectors):
-                    a = [V(b, acc[k * vectors + v]) for k in range(ways)]
-                    both = combine(combine(a[0], a[1]), combine(a[2], a[3]))
-                    out.append(combine(V(b, total[v]), both).v)
-                return out
+                count, part = b.add(state[0], b.sub(end, start)), state[1 : 1 + vectors]
+                both = [V(b, _folded(e, combine, acc[v::vectors])) for v in range(vectors)]
+                return [count, *(combine(V(b, t), new).v for t, new in zip(part, both)), *state[1 + vectors :]]
 
-            totals = over(outer, x, [neutral] * vectors)
+            def part_added(state: list) -> list:
+                k = vectors
+                part, total, lost = state[1 : 1 + k], state[1 + k : 1 + 2 * k], state[1 + 2 * k :]
+                pairs = [add_exactly(*(V(b, v) for v in three)) for three in zip(total, lost, part)]
+                return [c64(0), *[neutral] * k, *(t.v for t, _ in pairs), *(c.v for _, c in pairs)]
+
+            def all_added(state: list) -> list:
+                """The total in the place of its part."""
+                added = part_added(state)
+                return [added[0], *added[1 + vectors : 1 + 2 * vectors], *added[1 + vectors :]]
+
+            state = over(outer, x, [c64(0)] + [neutral] * (vectors * (3 if exactly else 1)))
+            if exactly:
+                begun = b.icmp_signed("<", state[0], reduce(b.mul, outer[::2], rows))
+                state = _when(b, begun, all_added, state)
+            totals = state[1 : 1 + vectors]
             for total, place in zip(totals, places):
-                e.put(V(b, total) * by, y, *place)
+                old = V(b, b.select(adds, e.get(y, *place).v, neutral)) if onto else None
+                e.put(V(b, total) * V(b, e.splat(last)) if old is None else old + V(b, total), y, *place)
 
         with b.if_else(narrow(e, n)) as (one, several):
             with one:
@@ -422,7 +503,10 @@ def column_reduction(combine: Callable, initial: float, formula: Callable = lamb
             with several:
                 blocks(e, n, wide, columns)
 
-    return loop_of("iiiiiippf" if nest else "iippf", emit)
+    return loop_of("ii" + "iiii" * nest + "pp" + ("i" if onto else "f"), emit)
+
+
+column_sums = column_reduction(add, 0.0, onto=True)  # column_sums(n, rows, stride, x, y, acc)
 
 
 def _select_first() -> Any:

@@ -36,7 +36,7 @@ import llvmlite
 import llvmlite.binding as llvm
 import numpy
 
-from calcvm.errors import CalcError
+from calcvm.errors import CalcError, CalcWarning
 from calcvm.kernels_cpu._target import Target, host
 from calcvm.system import at_fork
 from calcvm.undisturbed import undisturbed
@@ -416,6 +416,6 @@ def store(path: Path, magic: bytes, body: bytes, what: str) -> None:
             warnings.warn(
                 f"{what} cannot be kept in {where}, so every process makes its own; "
                 "the environment variable CALCVM_CACHE_DIR names another folder",
-                RuntimeWarning,
+                CalcWarning,
                 stacklevel=2,
             )

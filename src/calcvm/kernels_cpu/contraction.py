@@ -12,8 +12,8 @@ from numba.extending import intrinsic
 from calcvm.kernels_cpu._common import Float, Ptr, at, bits_of, given, kernel, like, njit, share
 from calcvm.kernels_cpu._epilogues import NONE, activate, scale_by_derivative
 from calcvm.kernels_cpu._gemm import gemm
-from calcvm.kernels_cpu._gemv import column_sums, gemv
-from calcvm.kernels_cpu._math import elementwise, fill, scale
+from calcvm.kernels_cpu._gemv import gemv
+from calcvm.kernels_cpu._math import column_sums, elementwise, fill, scale
 
 add_times = elementwise(lambda d, y, a: d + y * a, "vv", "f")
 BLOCK_ELEMS = 8192  # of a result block: 32 KiB in float32
@@ -86,7 +86,7 @@ def linear_bwd_w(me, phases, rows, inner, N, K, acc, wn, x: Ptr, dy: Ptr, dwt: P
     gemm(hi - lo, N, M, at(x, lo), 1, K, dy, N, 1, d, N, d, N, acc, at(ws, me.worker * wn), wn)
     if given(me, db):
         lo, hi = share(me, N)
-        column_sums(hi - lo, M, one(dy), 0, at(dy, lo), N, at(db, lo), at(db, lo), acc, False)
+        column_sums(hi - lo, M, N, at(dy, lo), at(db, lo), acc)
 
 
 @kernel

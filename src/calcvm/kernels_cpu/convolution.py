@@ -11,8 +11,7 @@ from math import gcd
 from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, lanes, like, njit, routine, share
 from calcvm.kernels_cpu._epilogues import backward_of, finish, forward_of, from_column
 from calcvm.kernels_cpu._gemm import WIDE, gemm, pack_wide
-from calcvm.kernels_cpu._gemv import column_sums
-from calcvm.kernels_cpu._math import fill
+from calcvm.kernels_cpu._math import column_sums, fill
 from calcvm.kernels_cpu._taps import (
     ENTRIES,
     MOST_TAPS,
@@ -29,7 +28,7 @@ from calcvm.kernels_cpu._taps import (
     turn,
     unfolded,
 )
-from calcvm.kernels_cpu.contraction import FROM_INIT, SET, one
+from calcvm.kernels_cpu.contraction import FROM_INIT, SET
 
 FEW, NEAR = 16, 8  # as in ops.convolution
 PLANES = 1 << 15  # cells of planes, and of columns: as in ops.convolution
@@ -591,7 +590,7 @@ def sums_of_columns(me, m, n, dy, db, acc):
     """db (+)= the sums of the columns of dy (m, n), if db is there."""
     if given(me, db):
         lo, hi = share(me, n)
-        column_sums(hi - lo, m, one(dy), 0, at(dy, lo), n, at(db, lo), at(db, lo), acc, False)
+        column_sums(hi - lo, m, n, at(dy, lo), at(db, lo), acc)
 
 
 # transposed: of the convolution of y to x

@@ -9,11 +9,11 @@ from operator import add
 
 from calcvm.kernel import words
 from calcvm.kernels_cpu import _formulas as F
-from calcvm.kernels_cpu._columns import joined_moments, moments, products, rows_of, vector_slopes
+from calcvm.kernels_cpu._columns import MOST_INV, joined_moments, moments, products, rows_of, vector_slopes
 from calcvm.kernels_cpu._common import Float, Ptr, at, given, kernel, kernel_as, like, njit, share, sqrt
 from calcvm.kernels_cpu._epilogues import after, block_of, finish, normalised
 from calcvm.kernels_cpu._formulas import fma
-from calcvm.kernels_cpu._math import column_reduction, copy, elementwise, fill, reduction, rsum, sums
+from calcvm.kernels_cpu._math import column_reduction, copy, elementwise, exp, fill, log, reduction, rsum, sums
 from calcvm.kernels_cpu._simd import stack
 
 _column_sums = column_reduction(add, 0.0)
@@ -54,12 +54,42 @@ def rsqrt(var, eps):
     return 1 / (var + eps).call("sqrt")
 
 
+@njit(inline=True)
+def in_range(inv):
+    """Whether no square has left the range of numbers, of 1/sqrt(var + eps); not of NaN."""
+    return inv > 0 and inv < like(inv, MOST_INV)
+
+
+@njit
+def deviation(rows, stride, cols, x, centered, eps):
+    """Mean (0 if not ``centered``), variance and 1/sqrt(var + eps) of x (rows, cols), by x over its largest: of any magnitude."""
+    top, n = 0.0, rows * cols
+    for r in range(rows):
+        for c in range(cols):
+            top = max(top, abs(float(x[r * stride + c])))
+    mean = squares = 0.0
+    unit = top if top > 0 else 1.0
+    for r in range(rows if centered else 0):
+        for c in range(cols):
+            mean += x[r * stride + c] / unit
+    mean /= n
+    for r in range(rows):
+        for c in range(cols):
+            d = x[r * stride + c] / unit - mean
+            squares += d * d
+    var = squares / n
+    return mean * unit, var * unit * unit, 1 / (sqrt(var + eps / unit / unit) * unit)
+
+
 normalise = rows_of(normalised, 1, "vv10", lambda m, inv, scale, shift: (m, inv * scale, shift))
 slope = rows_of(
-    lambda dy, x, m, a, p, q: fma(dy, a, fma(x - m, p, q)),
+    lambda dy, x, m, a, p, q: fma(fma(x - m, p, dy), a, q),
     2,
     "vv1vv",
     lambda m, inv, scale, p, q: (m, inv * scale, p, q),
+)
+slope_of_groups = rows_of(
+    lambda dy, x, m, a, s, p, q: fma(fma(x - m, p, dy * s), a, q), 2, "vv1vv", lambda *columns: columns
 )
 _times = elementwise(lambda x, y: x * y, "vv")
 _by = elementwise(lambda g, inv, a: g * inv * a, "vv", "f")
@@ -111,6 +141,14 @@ def batch_norm_stats(
     if R > 0:
         joined_moments(hi - lo, R, N, chunk, at(x, lo), at(ws, lo), at(mean, lo), at(inv, lo), at(running_mean, lo),
                        at(running_var, lo), like(x, eps), like(x, momentum))  # fmt: skip
+        for c in range(lo, hi):
+            if not in_range(inv[c]):
+                m, var, a = deviation(R, N, 1, at(x, c), True, eps)
+                mean[c], inv[c] = like(x, m), like(x, a)
+                running_mean[c] += like(x, momentum) * (mean[c] - running_mean[c])
+                if R > 1:
+                    var = like(x, var * R / (R - 1))
+                    running_var[c] += like(x, momentum) * (var - running_var[c])
     else:
         fill(hi - lo, at(mean, lo), like(x, 0))
         fill(hi - lo, at(inv, lo), like(x, 0))
@@ -163,11 +201,9 @@ def batch_norm_sums(
     if given(me, dshift):
         copy(n, q, at(dshift, lo))
     if given(me, scale):
-        _times(n, p, at(scale, lo), p)
         _times(n, q, at(scale, lo), q)
     less = like(x, -1) / like(x, max(R, 1))
     _by(n, p, inv, p, less)
-    _times(n, p, inv, p)
     _by(n, q, inv, q, less)
 
 
@@ -175,7 +211,7 @@ def batch_norm_sums(
 def batch_norm_bwd(
     me, rows, inner, N, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr, t_p: Ptr, t_q: Ptr, dx: Ptr
 ):  # fmt: skip
-    """dx = scale*inv*dy + (x - mean)*p + q.  dy, x, dx (rows*inner, N), others (N).  Rows are shared.  dx may be dy or x."""
+    """dx = scale*inv*(dy + (x - mean)*p) + q.  dy, x, dx (rows*inner, N), others (N).  Rows are shared.  dx may be dy or x."""
     lo, hi = share(me, rows)
     k = lo * inner * N
     slope(N, (hi - lo) * inner, N, at(dy, k), at(x, k), at(dx, k), mean, inv, scale, there(me, scale), t_p, t_q)
@@ -254,6 +290,10 @@ def _statistics(inner, groups, D, eps, x, m, a):
     if D == 1:
         _plus(N, m, x, m)
         _rsqrt_of(N, a, a, part, eps)
+        for c in range(N):
+            if not in_range(a[c]):
+                mu, _, inv = deviation(inner, N, 1, at(x, c), True, eps)
+                m[c], a[c] = like(x, mu), like(x, inv)
         return
     for g in range(groups):
         mg, ag, first = at(m, g * D), at(a, g * D), x[g * D]
@@ -262,6 +302,10 @@ def _statistics(inner, groups, D, eps, x, m, a):
         var = _spread(D, mg, ag, mu, like(x, inner)) * part
         fill(D, mg, first + mu)
         fill(D, ag, like(x, 1) / sqrt(var + eps))
+        if not in_range(ag[0]):
+            of_all, _, inv = deviation(inner, N, D, at(x, g * D), True, eps)
+            fill(D, mg, like(x, of_all))
+            fill(D, ag, like(x, inv))
 
 
 @kernel
@@ -303,22 +347,23 @@ def _expand(groups, D, x, y):
 
 @njit
 def _coefficients(groups, D, inv, scale, scaled, less, p, q):
-    """Of the sums dy*(x - mean) in p and dy in q what dx takes: of groups, with the scale; ``less`` : -1 / their size."""
+    """Of the sums dy*(x - mean) in p and dy in q what dx takes; ``less`` : -1 / the size of a group."""
     N = groups * D
-    if scaled:
-        _times(N, p, scale, p)
-        _times(N, q, scale, q)
     if D == 1:
+        if scaled:
+            _times(N, q, scale, q)
         _by(N, q, inv, q, less)
         _by(N, p, inv, p, less)
         _times(N, p, inv, p)
-        _times(N, p, inv, p)
         return
+    if scaled:
+        _times(N, p, scale, p)
+        _times(N, q, scale, q)
     for g in range(groups):
-        a = inv[g] * less
+        a = inv[g]
         pg, qg = at(p, g * D), at(q, g * D)
-        fill(D, pg, rsum(D, pg) * a * inv[g] * inv[g])
-        fill(D, qg, rsum(D, qg) * a)
+        fill(D, pg, rsum(D, pg) * a * less * a)
+        fill(D, qg, rsum(D, qg) * a * less)
 
 
 @kernel
@@ -355,7 +400,10 @@ def group_norm_bwd(
                 _plus(N, at(total, N), q, at(total, N))
             if given(me, dx):
                 _coefficients(groups, D, at(inv, g), scale, given(me, scale), less, p, q)
-                slope(N, inner, N, at(dy, k), at(x, k), at(dx, k), m, a, scale, there(me, scale), p, q)
+                if D == 1:
+                    slope(N, inner, N, at(dy, k), at(x, k), at(dx, k), m, a, scale, there(me, scale), p, q)
+                else:
+                    slope_of_groups(N, inner, N, at(dy, k), at(x, k), at(dx, k), m, a, scale, there(me, scale), p, q)
 
 
 _add_times = elementwise(lambda s, x, y: fma(x, y, s), "vvv")
@@ -373,11 +421,10 @@ def _add_up(me, N, chunks, apart, dscale, dshift, ws, shifted):
 
 # ---------------------------------------------------------------- of vectors
 PARTIAL = 1 << 18  # as in ops.normalization
-SUMMED = 4096  # elements of a vector that are summed in the heap's precision
 _less_sum = reduction(add, 0.0, lambda x, k: x - k, "v", 1)
 _squares = reduction(add, 0.0, lambda x, m: (x - m) * (x - m), "v", 1)
-_both = sums(lambda dy, x, m: (dy * (x - m), dy), "vv", 1, 2)
-_both_scaled = sums(lambda dy, x, w, m: (dy * w * (x - m), dy * w), "vvv", 1, 2)
+_both = sums(lambda dy, x, m, a: (dy * ((x - m) * a), dy), "vv", 2, 2)
+_both_scaled = sums(lambda dy, x, w, m, a: (dy * w * ((x - m) * a), dy * w), "vvv", 2, 2)
 _plain = elementwise(lambda x, m, a: (x - m) * a, "v", "ff")
 _scaled = elementwise(lambda x, w, m, a: (x - m) * (a * w), "vv", "ff")
 _shifted = elementwise(lambda x, c, m, a: fma(x - m, a, c), "vv", "ff")
@@ -389,15 +436,6 @@ _slopes_and_sums, _slopes, _sums_alone = (
     vector_slopes(False, True),
 )
 _room = stack(4 * TOGETHER)
-
-
-@njit(inline=True)
-def _in_blocks(part, N, x, m):
-    """The sum of ``part(n, x, m)`` over blocks of a vector."""
-    total = 0.0
-    for start in range(0, N, SUMMED):
-        total += part(min(SUMMED, N - start), at(x, start), m)
-    return total
 
 
 @njit(inline=True)
@@ -414,8 +452,14 @@ def _write(me, N, x, scale, shift, y, m, a):
 
 
 @njit(inline=True)
-def _rsqrt_of_mean(N, squares, eps, x):
-    return like(x, 1) / sqrt(like(x, squares / N + eps))
+def _of_vector(N, x, centered, eps):
+    """Mean (0 if not ``centered``) and 1/sqrt(var + eps)."""
+    m = x[0] + _less_sum(N, x, x[0]) / like(x, N) if centered else like(x, 0)
+    a = like(x, 1) / sqrt(_squares(N, x, m) / like(x, N) + like(x, eps))
+    if in_range(a):
+        return m, a
+    mean, _, inv = deviation(1, N, N, x, centered, eps)
+    return like(x, mean), like(x, inv)
 
 
 @kernel
@@ -427,8 +471,7 @@ def layer_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, shift: Pt
     lo, hi = share(me, rows)
     for i in range(lo * inner, hi * inner if N > 0 else 0):
         xi = at(x, i * N)
-        m = like(x, xi[0] + _in_blocks(_less_sum, N, xi, xi[0]) / N)
-        a = _rsqrt_of_mean(N, _in_blocks(_squares, N, xi, m), eps, x)
+        m, a = _of_vector(N, xi, True, eps)
         if given(me, mean):
             mean[i] = m
         if given(me, inv):
@@ -440,29 +483,29 @@ def layer_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, shift: Pt
 def rms_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, y: Ptr, inv: Ptr):
     """y = x*inv*scale.  x, y (rows*inner, N), scale (N), inv (rows*inner).  Rows are shared.  y may be x."""
     lo, hi = share(me, rows)
-    for i in range(lo * inner, hi * inner):
-        xi, zero = at(x, i * N), like(x, 0)
-        a = _rsqrt_of_mean(N, _in_blocks(_squares, N, xi, zero), eps, x)
+    for i in range(lo * inner, hi * inner if N > 0 else 0):
+        xi = at(x, i * N)
+        m, a = _of_vector(N, xi, False, eps)
         if given(me, inv):
             inv[i] = a
         if given(me, scale):
-            _scaled(N, xi, scale, at(y, i * N), zero, a)
+            _scaled(N, xi, scale, at(y, i * N), m, a)
         else:
-            _plain(N, xi, at(y, i * N), zero, a)
+            _plain(N, xi, at(y, i * N), m, a)
 
 
 @njit(inline=True)
 def _numbers(me, vectors, N, dy, x, scale, mean, inv, of, centered):
-    """Of each vector m, a, p and q in dx = dy*scale*a + (x - m)*p + q."""
+    """Of each vector m, a, p and q in dx = (dy*scale + (x - m)*p)*a + q."""
     for i in range(vectors):
         k, a = i * N, inv[i]
         m = mean[i] if centered else like(x, 0)
         if given(me, scale):
-            p, q = _both_scaled(N, at(dy, k), at(x, k), scale, m)
+            p, q = _both_scaled(N, at(dy, k), at(x, k), scale, m, a)
         else:
-            p, q = _both(N, at(dy, k), at(x, k), m)
+            p, q = _both(N, at(dy, k), at(x, k), m, a)
         less = like(x, -1) / like(x, N) * a
-        of[4 * i], of[4 * i + 1], of[4 * i + 2] = m, a, p * less * a * a
+        of[4 * i], of[4 * i + 1], of[4 * i + 2] = m, a, p * less
         of[4 * i + 3] = q * less if centered else like(x, 0)
 
 
@@ -528,12 +571,65 @@ def rms_norm_bwd(
 
 
 # ---------------------------------------------------------------- by neighbouring channels
+INF = float("inf")
+
+
+def _upper(x):
+    """A number that brings what is divided by a square into the range again, and is taken away later."""
+    return x.pick(2.0**63, 2.0**511)
+
+
 _square = elementwise(lambda x, a: x * x * a, "v", "f")
 _start = elementwise(lambda x, k: x + k, "v", "f")
-_product3 = elementwise(lambda t, x, d, a: t * x / d * a, "vvv", "f")
-_less_product = elementwise(lambda t, x, s: fma(-x, s, t), "vvv")
+_plus_and_sum = reduction(add, 0.0, lambda x, y: x + y, "vv", store=True)
+_product3 = elementwise(lambda t, x, d, a: t * (x * _upper(x) / d) * a, "vvv", "f")
+_less_product = elementwise(lambda t, x, s: fma(x * (-1 / _upper(x)), s, t), "vvv")
 _root34 = elementwise(lambda x, d: x / (d.call("sqrt") * d.call("sqrt").call("sqrt")), "vv")  # d^1.5 may be too large
-_power = elementwise(lambda x, d, beta: x * F.exp(F.log(d) * -beta), "vv", "f")
+
+
+@njit(inline=True)
+def _scaled_base(N, size, part, k, x, c, unit):
+    """(k + part * sum of x^2 over ``size`` channels around c) / unit^2."""
+    total = 0.0
+    for j in range(max(c - size // 2, 0), min(c + (size + 1) // 2, N)):
+        total += (x[j] / unit) * (x[j] / unit)
+    return k / unit / unit + part * total
+
+
+@njit(inline=True)
+def _largest(N, x):
+    """The largest finite size of an element, 1 at least."""
+    top = 1.0
+    for c in range(N):
+        size = abs(float(x[c]))
+        top = size if top < size < INF else top
+    return top
+
+
+@njit
+def _large_forward(N, size, part, beta, k, x, y):
+    """y = x * d^-beta of a row whose squares are too large."""
+    unit = _largest(N, x)
+    for c in range(N):
+        base = _scaled_base(N, size, part, k, x, c, unit)
+        y[c] = like(x, x[c] / unit * exp((1 - 2 * beta) * log(unit) - beta * log(base)))
+
+
+@njit
+def _large_backward(N, size, part, beta, k, dy, x, dx):
+    """dx of such a row."""
+    unit = _largest(N, x)
+    for c in range(N):
+        total = own = 0.0
+        for j in range(max(c - (size - 1) // 2, 0), min(c + size // 2 + 1, N)):
+            base = _scaled_base(N, size, part, k, x, j, unit)
+            t = dy[j] * exp(-beta * (log(base) + 2 * log(unit)))
+            total += t * (x[j] / unit) / base
+            own = t if j == c else own
+        dx[c] = like(x, own - 2 * part * beta * (x[c] / unit) * total)
+
+
+_power = elementwise(lambda x, d, beta: x / d.call("sqrt") * F.exp(F.log(d) * (0.5 - beta)), "vv", "f")  # as there
 
 
 @njit(inline=True)
@@ -551,6 +647,9 @@ ROOM = 256  # elements of scratch that rows of few channels share, as in ops.nor
 @njit(inline=True)
 def _window_sums(L, size, first, padded, d):
     """d = first + the sum of ``size`` neighbours in ``padded``, L of them."""
+    if size == 0:
+        fill(L, d, first)
+        return
     _start(L, padded, d, first)
     for j in range(1, size):
         _plus(L, d, at(padded, j), d)
@@ -558,11 +657,16 @@ def _window_sums(L, size, first, padded, d):
 
 @njit(inline=True)
 def _bases(rows, N, size, part, k, x, padded, d):
-    """d = k + part * sum of x^2 over ``size`` channels; rows are N + size apart, the places between those of x^2 are 0."""
+    """d = k + part * sum of x^2 over ``size`` channels; rows are N + size apart, the places between those of x^2 are 0.
+
+    Returns their sum, which is finite where all are, if they are not enormous.
+    """
     S = N + size
     for r in range(rows):
         _square(N, at(x, r * N), at(padded, r * S + size // 2), part)
-    _window_sums(rows * S - size, size, k, padded, d)
+    L = rows * S - size
+    _window_sums(L, size - 1, k, padded, d)
+    return _plus_and_sum(L, d, at(padded, size - 1), d)
 
 
 @kernel
@@ -576,9 +680,13 @@ def local_response_norm_fwd(me, rows, inner, N, size, alpha: Float, beta: Float,
         fill(together * S, padded, like(x, 0))
     for i in range(lo * inner, hi * inner, together):
         n = min(together, hi * inner - i)
-        _bases(n, N, size, like(x, alpha / size), like(x, k), at(x, i * N), padded, d)
+        total = _bases(n, N, size, like(x, alpha / size), like(x, k), at(x, i * N), padded, d)
         for r in range(n):
             _by_power(N, at(x, (i + r) * N), at(d, r * S), at(y, (i + r) * N), like(x, beta))
+        if not total < INF:
+            for r in range(n):
+                if not rsum(N, at(d, r * S)) < INF:
+                    _large_forward(N, size, alpha / size, beta, k, at(x, (i + r) * N), at(y, (i + r) * N))
 
 
 @kernel
@@ -599,12 +707,21 @@ def local_response_norm_bwd(
     factor = like(x, 2 * alpha * beta / size)
     for i in range(lo * inner, hi * inner, together):
         n = min(together, hi * inner - i)
-        _bases(n, N, size, like(x, alpha / size), like(x, k), at(x, i * N), padded, d)
+        total = _bases(n, N, size, like(x, alpha / size), like(x, k), at(x, i * N), padded, d)
         for r in range(n):
             at_row, tr, dr = (i + r) * N, at(t, r * S), at(d, r * S)
             _by_power(N, at(dy, at_row), dr, tr, like(x, beta))
             _product3(N, tr, at(x, at_row), dr, at(terms, r * S + (size - 1) // 2), factor)
+        if not total < INF:
+            for r in range(n):
+                if not rsum(N, at(d, r * S)) < INF:
+                    t[r * S] = like(x, INF)  # for below, where d is something else
         _window_sums(n * S - size, size, like(x, 0), terms, d)
         for r in range(n):
             at_row = (i + r) * N
             _less_product(N, at(t, r * S), at(x, at_row), at(d, r * S), at(dx, at_row))
+        if not total < INF:
+            for r in range(n):
+                at_row = (i + r) * N
+                if not abs(t[r * S]) < INF:
+                    _large_backward(N, size, alpha / size, beta, k, at(dy, at_row), at(x, at_row), at(dx, at_row))

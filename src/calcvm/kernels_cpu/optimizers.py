@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from numba import types
 
 from calcvm.formulas import steps
@@ -21,6 +22,7 @@ from calcvm.kernels_cpu._common import (
     Float,
     Ptr,
     at,
+    fabs,
     intrinsic_of,
     kernel,
     kernel_as,
@@ -29,9 +31,10 @@ from calcvm.kernels_cpu._common import (
     minimum,
     njit,
     share,
+    sqrt,
 )
 from calcvm.kernels_cpu._formulas import V
-from calcvm.kernels_cpu._math import Lanes, each
+from calcvm.kernels_cpu._math import Lanes, each, rsumsq
 from calcvm.kernels_cpu._target import current
 
 
@@ -138,40 +141,46 @@ def clip_value(me, rows, cols, g: Ptr, hyper: Ptr.float64):
         g[i] = minimum(maximum(g[i], -c), c)
 
 
-@njit(fastmath=REASSOC)
-def sum_of_squares(g, n):
-    s = like(g, 0.0)
-    for i in range(n):
-        s += g[i] * g[i]
-    return s
+SMALL = 2.0**-540  # what float64 is multiplied by where its squares are too large
 
 
 @njit(fastmath=REASSOC)
-def sum_f64(x, n):
+def sum_of_squares(x, n, unit):
+    """Of x*unit, in float64."""
     s = 0.0
     for i in range(n):
-        s += x[i]
+        v = x[i] * unit
+        s += v * v
     return s
+
+
+@njit
+def norm(x, n):
+    """The root of the sum of squares, also where these are too large."""
+    squares = sum_of_squares(x, n, 1.0)
+    return math.sqrt(squares) if squares < np.inf else math.sqrt(sum_of_squares(x, n, SMALL)) / SMALL
 
 
 @kernel
 def sumsq(me, rows, cols, g: Ptr, s: Ptr):
-    """s[r] = sum_c g[r,c]^2; rows shared."""
+    """s[r] = sqrt(sum_c g[r,c]^2); rows shared."""
     lo, hi = share(me, rows)
     if cols == 1:
         for r in range(lo, hi):
-            s[r] = g[r] * g[r]
+            s[r] = fabs(g[r])
     else:
         for r in range(lo, hi):
-            s[r] = sum_of_squares(at(g, r * cols), cols)
+            gr = at(g, r * cols)
+            squares = rsumsq(cols, gr)
+            s[r] = sqrt(squares) if squares < np.inf else like(g, norm(gr, cols))
 
 
 @kernel
 def clip_norm_scale(me, n, s: Ptr, hyper: Ptr.float64):
-    """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6)); worker 0 alone.  NaN stays."""
+    """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]^2) + 1e-6)); worker 0 alone.  NaN stays."""
     if me.worker != 0:
         return
-    scale = hyper[CLIP_NORM] / (math.sqrt(sum_f64(s, n)) + 1e-6)
+    scale = hyper[CLIP_NORM] / (norm(s, n) + 1e-6)
     hyper[CLIP_SCALE] = 1.0 if scale > 1 else scale
 
 

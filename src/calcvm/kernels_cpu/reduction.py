@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from operator import add
 
+import numpy as np
+
 from calcvm.kernel import words
 from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import Ptr, at, kernel, kernel_as, like, njit, share
@@ -24,7 +26,16 @@ from calcvm.kernels_cpu._math import (
     scale,
 )
 
-BLOCK = 4096  # elements of a row that are summed in the heap's precision
+BLOCK = 4096  # elements of the only row that a worker sums together: as in ops.reduction
+
+
+@njit(inline=True)
+def add_exactly(total, lost, x):
+    """As that of `_math`."""
+    x -= lost
+    new = total + x
+    rounded = (new - total) - x
+    return new, rounded if abs(rounded) < np.inf else 0.0
 
 
 # ---------------------------------------------------------------- sums over (R0, R1, R2) of (O, R0, K0, R1, K1, R2, I)
@@ -32,19 +43,12 @@ def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # t
     """``part(n, x)`` : the sum of the terms of a row."""
     columns, nested = column_reduction(add, 0.0, formula), column_reduction(add, 0.0, formula, nest=True)
 
-    @njit(inline=True)
-    def row(R, x):
-        total = 0.0
-        for start in range(0, R, BLOCK):
-            total += part(min(BLOCK, R - start), at(x, start))
-        return total
-
     @njit
     def rows(R0, r0, R1, r1, R2, x):
-        total = 0.0
+        total = lost = 0.0
         for a in range(R0):
             for b in range(R1):
-                total += row(R2, at(x, a * r0 + b * r1))
+                total, lost = add_exactly(total, lost, float(part(R2, at(x, a * r0 + b * r1))))
         return total
 
     @njit(inline=True)
@@ -56,9 +60,9 @@ def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # t
             return
         lo, hi = share(me, 1)
         if lo < hi:
-            total = 0.0
+            total = lost = 0.0
             for b in range(blocks):
-                total += ws[b]
+                total, lost = add_exactly(total, lost, float(ws[b]))
             y[0] = like(x, total) * factor
 
     @kernel_as(f"{name}_fwd")
@@ -87,7 +91,7 @@ def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # t
         # Loops of their own: 4096 rows of 3 take 15 us, and 50 in those below; 64 of (16, 64) columns 3 us, and 7.
         if together and I == 1:
             for k in range(first * kept + lo, (last - 1) * kept + hi):
-                y[k] = like(x, row(R2, at(x, k * R2))) * factor
+                y[k] = like(x, part(R2, at(x, k * R2))) * factor
             return
         if together:
             for g in range(first * K1, last * K1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
+from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE, elu_by_output
 from calcvm.kernels_cuda._common import given
 from calcvm.kernels_cuda._cuda import device, like, sync, thread, threads
 from calcvm.kernels_cuda._formulas import formula
@@ -22,7 +22,7 @@ relu, relu_slope = _act("relu")
 leaky_relu, leaky_relu_slope = _act("leaky_relu")
 sigmoid, sigmoid_slope = _act("sigmoid")
 tanh, tanh_slope = _act("tanh")
-elu, elu_slope = _act("elu")
+elu, elu_slope = _act("elu")[0], formula(elu_by_output)
 relu6, relu6_slope = _act("relu6")
 silu, _ = _act("silu")
 hard_swish, _ = _act("hard_swish")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from calcvm.kernel import words
 from calcvm.kernels_cuda._common import Float, Ptr, given, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import as_f64, at, device, like, shared, sync, thread, threads
 from calcvm.kernels_cuda._epilogues import by_column, completed
-from calcvm.kernels_cuda._math import fma, power, sqrt
+from calcvm.kernels_cuda._math import exp, fabs, fma, log, power, sqrt
 from calcvm.kernels_cuda._reduce import (
     add,
     divide,
@@ -98,6 +100,39 @@ def rsqrt(var, eps):
 
 
 @device
+def in_range(inv):
+    """Whether no square has left the range of numbers, of 1/sqrt(var + eps); not of NaN."""
+    return inv > like(inv, 0) and inv < like(inv, 1e15)
+
+
+@device
+def deviation(rows, stride, cols, x, centered, eps):
+    """Mean (0 if not ``centered``), variance and 1/sqrt(var + eps) of x (rows, cols), by x over its largest: of any magnitude.
+
+    By one thread, an element after the other: such squares are rare.
+    """
+    zero, n = like(x, 0), like(x, rows * cols)
+    top, mean, squares = zero, zero, zero
+    k = 0
+    while k < rows * cols:
+        v = fabs(x[divide(k, cols) * stride + k - divide(k, cols) * cols])
+        top = v if v > top else top
+        k += 1
+    unit = top if top > zero else like(x, 1)
+    k = 0
+    while k < rows * cols and centered:
+        mean += x[divide(k, cols) * stride + k - divide(k, cols) * cols] / unit / n
+        k += 1
+    k = 0
+    while k < rows * cols:
+        d = x[divide(k, cols) * stride + k - divide(k, cols) * cols] / unit - mean
+        squares += d * d / n
+        k += 1
+    inv = like(x, 1) / (sqrt(squares + like(x, eps) / unit / unit) * unit)
+    return mean * unit, squares * unit * unit, inv
+
+
+@device
 def or_one(me, scale, c, x):
     return scale[c] if given(me, scale) else like(x, 1)
 
@@ -168,8 +203,12 @@ def _put_mean(to, q, c, total):
 
 @device
 def _put_inv(to, q, c, total):
-    R, eps, momentum, mean, inv, running_mean, running_var = to
-    inv[q + c] = rsqrt(total / like(mean, R), eps)
+    x, R, N, eps, momentum, mean, inv, running_mean, running_var = to
+    a = rsqrt(total / like(mean, R), eps)
+    if not in_range(a):
+        mean[q + c], var, a = deviation(R, N, 1, at(x, q + c), True, eps)
+        total = var * like(mean, R)
+    inv[q + c] = a
     by = like(mean, momentum)
     running_mean[q + c] = fma(by, mean[q + c] - running_mean[q + c], running_mean[q + c])
     if R > 1:
@@ -199,7 +238,7 @@ def batch_norm_stats(
         if R > 0:
             parts = (x, ws, N)
             sums(_mean_term, (R, chunk, parts), _put_mean, (x, R, mean, inv), x, lo, hi, chunks, N)
-            to = (R, eps, momentum, mean, inv, running_mean, running_var)
+            to = (x, R, N, eps, momentum, mean, inv, running_mean, running_var)
             sums(_squares_term, (R, chunk, parts, inv), _put_inv, to, x, lo, hi, chunks, N)
         else:
             c = lo + thread()
@@ -238,12 +277,12 @@ def _partial_products(me, R, N, dy, x, mean, ws):
 
 @device
 def _put_products(to, q, c, total):
-    me, R, scale, inv, dscale, t_p = to
+    me, R, inv, dscale, t_p = to
     q += c
     g = total * inv[q]
     if given(me, dscale):
         dscale[q] = g
-    t_p[q] = -(g * or_one(me, scale, q, g)) * inv[q] * inv[q] / like(g, R)
+    t_p[q] = -g * inv[q] / like(g, R)
 
 
 @device
@@ -267,7 +306,7 @@ def batch_norm_sums(
     else:
         lo, hi = share(me, N)
         chunks, R = chunks_of(R), max(R, 1)
-        sums(element, ws, _put_products, (me, R, scale, inv, dscale, t_p), x, lo, hi, chunks, 2 * N)
+        sums(element, ws, _put_products, (me, R, inv, dscale, t_p), x, lo, hi, chunks, 2 * N)
         sums(element, ws, _put_sums, (me, R, scale, inv, dshift, t_q, N), x, N + lo, N + hi, chunks, 2 * N)
 
 
@@ -275,12 +314,12 @@ def batch_norm_sums(
 def batch_norm_bwd(
     me, rows, inner, N, dy: Ptr, x: Ptr, scale: Ptr, mean: Ptr, inv: Ptr, t_p: Ptr, t_q: Ptr, dx: Ptr
 ):  # fmt: skip
-    """dx = scale*inv*dy + (x - mean)*p + q.  Rows are shared; in place over dy or x."""
+    """dx = scale*inv*(dy + (x - mean)*p) + q.  Rows are shared; in place over dy or x."""
     lo, hi = share(me, rows)
     e, stop = lo * inner * N + thread(), hi * inner * N
     while e < stop:
         c = e - divide(e, N) * N
-        dx[e] = fma(dy[e], inv[c] * or_one(me, scale, c, dy[e]), fma(x[e] - mean[c], t_p[c], t_q[c]))
+        dx[e] = fma(fma(x[e] - mean[c], t_p[c], dy[e]), inv[c] * or_one(me, scale, c, dy[e]), t_q[c])
         e += threads()
 
 
@@ -375,6 +414,8 @@ def _statistics(inner, groups, D, eps, x, m, a):
     while g < groups:
         m[g] += x[g * D]
         a[g] = rsqrt(a[g], eps)
+        if not in_range(a[g]):
+            m[g], _, a[g] = deviation(inner, groups * D, D, at(x, g * D), True, eps)
         g += threads()
     sync()
 
@@ -417,9 +458,9 @@ def _of_group(args, q, k):
 
 @device
 def _put_coefficient(to, q, c, total):
-    out, inv, less, cubed = to
+    out, inv, less, squared = to
     a = inv[q + c]
-    out[q + c] = total * a * less * (a * a if cubed else like(a, 1))
+    out[q + c] = total * a * less * (a if squared else like(a, 1))
 
 
 @kernel
@@ -467,7 +508,8 @@ def group_norm_bwd(
                         j = e - divide(e, N) * N
                         b = divide(j, D)
                         d = dy[k + e]
-                        dx[k + e] = fma(d, a[b] * or_one(me, scale, j, d), fma(x[k + e] - mean[g + b], m[b], t[b]))
+                        d *= or_one(me, scale, j, d)
+                        dx[k + e] = fma(fma(x[k + e] - mean[g + b], m[b], d), a[b], t[b])
                         e += threads()
                 sync()
                 i += 1
@@ -524,6 +566,8 @@ def _vectors_fwd(me, rows, inner, N, eps, x, scale, shift, y, mean, inv, centere
             first = x[start]
             m = first + sum_of(_less, (x, first), zero, k, last, g) / like(x, N)
         a = rsqrt(sum_of(_square_less, (x, m), zero, k, last, g) / like(x, N), eps)
+        if not in_range(a) and N > 0:
+            m, _, a = deviation(1, N, N, at(x, start), centered, eps)
         if lane_in(g) == 0 and row < hi:
             if centered and given(me, mean):
                 mean[row] = m
@@ -547,8 +591,8 @@ def rms_norm_fwd(me, rows, inner, N, eps: Float, x: Ptr, scale: Ptr, y: Ptr, inv
 
 @device
 def _scaled_off(args, q, k):
-    me, dy, x, start, scale, m = args
-    return dy[k] * or_one(me, scale, k - start, m) * (x[k] - m)
+    (me, dy, x, start, scale, m), a = args
+    return dy[k] * or_one(me, scale, k - start, m) * ((x[k] - m) * a)
 
 
 @device
@@ -561,7 +605,7 @@ def _scaled_dy(args, q, k):
 def _slope_at(args, q, k):
     of, a, p, r = args
     me, dy, x, start, scale, m = of
-    return fma(dy[k], a * or_one(me, scale, k - start, m), fma(x[k] - m, p, r))
+    return fma(fma(x[k] - m, p, dy[k] * or_one(me, scale, k - start, m)), a, r)
 
 
 @device
@@ -607,7 +651,7 @@ def _vectors_bwd(me, R, rows, inner, N, affine, dy, x, scale, mean, inv, dx, dsc
                 k, last = start + lane_in(g), start + N - 1 if before + group_in(g) < hi else -1
                 a, m = inv[row], mean[row] if centered else zero
                 of = (me, dy, x, start, scale, m)
-                p = sum_of(_scaled_off, of, zero, k, last, g) * less * a * a * a
+                p = sum_of(_scaled_off, (of, a), zero, k, last, g) * less * a
                 r = sum_of(_scaled_dy, of, zero, k, last, g) * less * a if centered else zero
                 each(_slope_at, (of, a, p, r), 0, dx, k, last, 1 << g)
                 before += threads() >> g
@@ -647,6 +691,28 @@ def _base(x, row, c, N, size, part, k):
     return fma(total, like(x, part), like(x, k))
 
 
+@device
+def _root_of(x, row, N):
+    """What x of a row is divided by where its squares are too large: its largest finite size, 1 at least."""
+    unit, j = like(x, 1), row
+    while j < row + N:
+        v = fabs(x[j])
+        unit = v if v > unit and v < like(x, math.inf) else unit
+        j += 1
+    return unit
+
+
+@device
+def _small_base(x, row, c, N, size, part, k, unit):
+    """(k + part * sum of x^2 over ``size`` channels around c) / unit^2"""
+    j, stop = max(c - size // 2, 0), min(c + (size + 1) // 2, N)
+    total = like(x, 0)
+    while j < stop:
+        total = fma(x[row + j] / unit, x[row + j] / unit, total)
+        j += 1
+    return fma(total, like(x, part), like(x, k) / unit / unit)
+
+
 @kernel
 def local_response_norm_fwd(me, rows, inner, N, size, alpha: Float, beta: Float, k: Float, wn, x: Ptr, y: Ptr, ws: Ptr):
     """y = x * d^-beta.  Rows are shared."""
@@ -654,7 +720,13 @@ def local_response_norm_fwd(me, rows, inner, N, size, alpha: Float, beta: Float,
     e, stop = lo * inner * N + thread(), hi * inner * N
     while e < stop:
         row = divide(e, N) * N
-        y[e] = x[e] * power(_base(x, row, e - row, N, size, alpha / size, k), like(x, -beta))
+        d = _base(x, row, e - row, N, size, alpha / size, k)
+        if d < like(x, math.inf):
+            y[e] = x[e] / sqrt(d) * power(d, like(x, 0.5 - beta))
+        else:
+            unit = _root_of(x, row, N)
+            d = _small_base(x, row, e - row, N, size, alpha / size, k, unit)
+            y[e] = x[e] / unit * exp(like(x, 1 - 2 * beta) * log(unit) - like(x, beta) * log(d))
         e += threads()
 
 
@@ -669,12 +741,25 @@ def local_response_norm_bwd(
         row = divide(e, N) * N
         c = e - row
         j, end = max(c - (size - 1) // 2, 0), min(c + size // 2 + 1, N)
-        total, own = like(x, 0), like(x, 0)
+        total, own, large = like(x, 0), like(x, 0), False
+        upper = like(x, 2.0**511)  # brings what is divided by a square into the range again, and is taken away below
+        upper = upper if upper < like(x, math.inf) else like(x, 2.0**63)
         while j < end:
             d = _base(x, row, j, N, size, alpha / size, k)
+            large = large or not d < like(x, math.inf)
             t = dy[row + j] * power(d, like(x, -beta))
-            total = fma(t, x[row + j] / d, total)
+            total = fma(t, x[row + j] * upper / d, total)
             own = t if j == c else own
             j += 1
-        dx[e] = fma(-x[e] * like(x, 2 * alpha * beta / size), total, own)
+        by = x[e] / upper
+        if large:
+            unit = _root_of(x, row, N)
+            j, total, by = max(c - (size - 1) // 2, 0), like(x, 0), x[e] / unit
+            while j < end:
+                d = _small_base(x, row, j, N, size, alpha / size, k, unit)
+                t = dy[row + j] * power(d, like(x, -beta)) * power(unit, like(x, -2 * beta))
+                total = fma(t, x[row + j] / unit / d, total)
+                own = t if j == c else own
+                j += 1
+        dx[e] = fma(-by * like(x, 2 * alpha * beta / size), total, own)
         e += threads()

@@ -6,6 +6,7 @@ way before the first is computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -196,48 +197,75 @@ def square(x):
 
 
 @device
-def wide(x):
-    return float(x)
+def wide_square(x):
+    return float(x) * float(x)
+
+
+SMALL = 2.0**-540  # what float64 is multiplied by where its squares are too large
+
+
+@device
+def small_square(x):
+    return (float(x) * SMALL) * (float(x) * SMALL)
 
 
 @kernel
 def sumsq(me, rows, cols, g: Ptr, s: Ptr):
-    """s[r] = sum_c g[r,c]^2.  Rows are shared: a row is a warp's, or one thread's if it is shorter than a warp."""
+    """s[r] = sqrt(sum_c g[r,c]^2).  Rows are shared: a row is a warp's, or one thread's if it is shorter than a warp."""
     lo, hi = share(me, rows)
     if cols < warp_size():
         r = lo + thread()
         while r < hi:
-            s[r] = part_of_sum(at(g, r * cols), cols, 0, 1, like(g, 0.0), square)
+            total = part_of_sum(at(g, r * cols), cols, 0, 1, like(g, 0.0), square)
+            if total < like(g, math.inf):
+                s[r] = sqrt(total)
+            else:
+                s[r] = like(g, sqrt(part_of_sum(at(g, r * cols), cols, 0, 1, 0.0, small_square)) / SMALL)
             r += threads()
     else:
         r = lo + warp()
         while r < hi:
             total = warp_sum(part_of_sum(at(g, r * cols), cols, lane(), warp_size(), like(g, 0.0), square))
+            if total < like(g, math.inf):
+                norm = sqrt(total)
+            else:
+                small = warp_sum(part_of_sum(at(g, r * cols), cols, lane(), warp_size(), 0.0, small_square))
+                norm = like(g, sqrt(small) / SMALL)
             if lane() == 0:
-                s[r] = total
+                s[r] = norm
             r += warps()
+
+
+@device
+def sum_of_chunks(x, n, totals, term):
+    """The sum of term(x[i]), for all threads: of CHUNKS, by warps, in order."""
+    chunk = warp()
+    while chunk < CHUNKS:
+        total = warp_sum(part_of_sum(x, n, chunk * warp_size() + lane(), CHUNKS * warp_size(), 0.0, term))
+        if lane() == 0:
+            totals[chunk] = total
+        chunk += warps()
+    sync()
+    total = 0.0
+    for chunk in range(CHUNKS):
+        total += totals[chunk]
+    sync()
+    return total
 
 
 @kernel
 def clip_norm_scale(me, n, s: Ptr, hyper: Ptr.float64):
-    """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6)), NaN stays.
+    """clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]^2) + 1e-6)), NaN stays.
 
     Worker 0 alone: chunks are warps', in float64, and one thread adds them in order.
     """
     if me.worker != 0:
         return
-    totals, chunk = shared(hyper), warp()
-    while chunk < CHUNKS:
-        total = warp_sum(part_of_sum(s, n, chunk * warp_size() + lane(), CHUNKS * warp_size(), 0.0, wide))
-        if lane() == 0:
-            totals[chunk] = total
-        chunk += warps()
-    sync()
+    norm = sqrt(sum_of_chunks(s, n, shared(hyper), wide_square))
+    if not norm < math.inf:
+        norm = sqrt(sum_of_chunks(s, n, shared(hyper), small_square)) / SMALL
     if thread() == 0:
-        total = 0.0
-        for chunk in range(CHUNKS):
-            total += totals[chunk]
-        scale = hyper[CLIP_NORM] / (sqrt(total) + 1e-6)
+        scale = hyper[CLIP_NORM] / (norm + 1e-6)
         hyper[CLIP_SCALE] = 1.0 if scale > 1 else scale
 
 

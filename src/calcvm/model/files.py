@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, MutableMapping
 from os import PathLike
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from calcvm.errors import PlanError, ProgramError
+from calcvm import checks
+from calcvm.errors import CalcError, PlanError, ProgramError
 from calcvm.vm.memory.heap import CalcHeap, parse_bytes
 from calcvm.vm.memory.resident import Resident
 from calcvm.vm.program import schema
-from calcvm.vm.program.facts import MAX_LEARNING, MAX_ROUNDS, MAX_SEED, check_learning_batch
+from calcvm.vm.program.facts import FIELDS, MAX_LEARNING, MAX_ROUNDS, MAX_SEED, Facts, check_learning_batch
 from calcvm.vm.program.program import Program, Symbol
 from calcvm.vm.program.schema import boolean, integer, record
 from calcvm.vm.program.serialize import read_archive, write_archive
@@ -22,6 +23,65 @@ if TYPE_CHECKING:
     from calcvm.model.model import Model
 
 FORMAT_VERSION = 2
+NOTES = "notes"
+
+
+class Notes(MutableMapping[str, Any]):
+    """`Model.notes`: a part of the model's facts.  What is read may be changed in its place: it counts as changed."""
+
+    def __init__(self, facts: Facts):
+        self._facts = facts
+
+    def _kept(self) -> dict[str, Any]:
+        return self._facts.get(NOTES, {})
+
+    def __getitem__(self, name: str) -> Any:
+        value = self._kept()[name]
+        self._facts.changed |= isinstance(value, (dict, list))
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.replace({**self._kept(), name: value})
+
+    def __delitem__(self, name: str) -> None:
+        kept = {**self._kept()}
+        del kept[name]
+        self.replace(kept)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._kept()])
+
+    def __len__(self) -> int:
+        return len(self._kept())
+
+    def __repr__(self) -> str:
+        return repr(self._kept())
+
+    def replace(self, given: Any) -> None:
+        """Set all."""
+        given = checks.one_of("notes", given, Mapping, 'a mapping such as {"scaler": [0.5, 2.0]}')
+        self._facts[NOTES] = {name: plain(f"notes: {name!r}", value) for name, value in _named("notes", given)}
+
+
+def _named(what: str, given: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise CalcError(f"{what}: {checks.shown(name)} is no text, and names of notes are texts")
+        yield name, value
+
+
+def plain(what: str, value: Any) -> Any:
+    """A value as JSON gives it back (CalcError: it does not hold it)."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {name: plain(f"{what}[{name!r}]", inner) for name, inner in _named(what, value)}
+    if isinstance(value, (list, tuple)):
+        return [plain(f"{what}[{i}]", inner) for i, inner in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    hint = ": give its list, .tolist()" if isinstance(value, np.ndarray) else ""
+    raise CalcError(f"{what}: {checks.called(value)} cannot be written as JSON{hint}")
 
 
 def persistent(program: Program) -> dict[int, Symbol]:
@@ -52,6 +112,9 @@ def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:
             "learning_batch": model.learning_batch,
             "open": resident.adding,
         }
+        own = {name: value for name, value in resident.facts.items() if name not in (*FIELDS, "learning_batch")}
+        if own:
+            documents["model"]["facts"] = {name: plain(f"save: {name!r}", value) for name, value in own.items()}
         image = resident.image()
     for key, cells in _state(model.program, image):
         arrays[key] = cells
@@ -60,7 +123,7 @@ def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:
 
 _MODEL = record(
     {"seed": integer(0, MAX_SEED), "epochs": integer(0, MAX_ROUNDS), "learning_batch": integer(1, MAX_LEARNING)},
-    optional={"open": boolean},
+    optional={"open": boolean, "facts": record({}, others=True)},
 )
 
 
@@ -71,6 +134,7 @@ def read(path: str | PathLike[str] | BinaryIO, memory: int | str | None) -> Resi
     where = f"{archive.name}: document 'model'"
     facts = {"program": program.hash, **schema.check(_MODEL, archive.document("model"), where)}
     facts["rounds"] = facts.pop("epochs")
+    facts |= {name: value for name, value in facts.pop("facts", {}).items() if name not in facts}
     check_learning_batch(program, facts["learning_batch"], f"{where}.", ProgramError)
     for i, s in persistent(program).items():  # before any memory is asked for
         given = archive.array(f"state/{i}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import wraps
 from io import BytesIO
 from os import PathLike
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar, overload
 import numpy as np
 
 from calcvm import checks, compiler, hints, nn
-from calcvm.errors import CalcError, CalcWarning, ProgramError, ShapeError
+from calcvm.errors import CalcError, ProgramError, ShapeError, warn
 from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
 from calcvm.model import adapting, files, scores
@@ -64,7 +63,7 @@ def _training(method: Method) -> Method:
     return whole  # type: ignore[return-value]
 
 
-class Model(methods.Native):
+class Model(methods.Native, hints.Closed):
     """A network, or a graph of one's own, compiled for training.
 
     Parameters
@@ -117,6 +116,8 @@ class Model(methods.Native):
     seed, dtype, workers, memory, device, mode, precision, recompute, solver_seconds, objective, costs, page_bytes,
     page_bandwidth : see `calcvm.plan`.
     """
+
+    resident: Resident
 
     @overload
     def __init__(
@@ -240,7 +241,7 @@ class Model(methods.Native):
             check_learning_batch(program, learning_batch)
         if isinstance(net, CalcGraph):  # before it has a place
             Roles.of(loaded_of(program))
-        self.resident: Resident = (heap or files.heap_of(program, page_folder)).load(program, seed=seed, name=name)
+        self.resident = (heap or files.heap_of(program, page_folder)).load(program, seed=seed, name=name)
         self.learning_batch = learning_batch or program.batch_size
         methods.prepare(self)
 
@@ -327,7 +328,26 @@ class Model(methods.Native):
         self.resident.facts["learning_batch"] = n
 
     @property
+    def notes(self) -> MutableMapping[str, Any]:
+        """What users keep with the model, by names of theirs: anything that JSON holds.
+
+        Files of `save`, copies and stores of heaps have them; a fleet's models each have their own.  ``model.notes = {...}``
+        sets all.  CalcError: JSON does not hold a value.
+        """
+        return files.Notes(self.resident.facts)
+
+    @notes.setter
+    def notes(self, given: Mapping[str, Any]) -> None:
+        files.Notes(self.resident.facts).replace(given)
+
+    @property
+    def steps_done(self) -> int:
+        """Updates of the parameters so far, by `fit`, `step`, `run_steps` and fleets: ``hyper["t"]``."""
+        return int(self.hyper["t"])
+
+    @property
     def epochs_done(self) -> int:
+        """Whole epochs of `fit` and fleets; `steps_done` counts every update."""
         return self.resident.facts["rounds"]
 
     @property
@@ -492,11 +512,7 @@ class Model(methods.Native):
         scopes = self.program.info.get("adapts", {})
         missing = [scope for scope in scopes if not self.resident[f"{scope}.samples"].any()]
         if missing:
-            warnings.warn(
-                f"layer {missing[0]!r} has seen no data, and changes nothing: call model.adapt(X) before training",
-                CalcWarning,
-                stacklevel=4,
-            )
+            warn(f"layer {missing[0]!r} has seen no data, and changes nothing: call model.adapt(X) before training")
 
     @_training
     def fit(

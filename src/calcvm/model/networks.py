@@ -9,7 +9,7 @@ from typing import Any
 from calcvm import checks, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import CalcGraph, Operation, Variable, apply
+from calcvm.graph import CalcGraph, Operation, Variable, apply, check_scores
 from calcvm.model.roles import TRAINED, WEIGHT
 from calcvm.ops.dims import numel
 from calcvm.optim import Optimizer, optimizer_of
@@ -156,6 +156,8 @@ def build_graph(
 
     with g.path("learn", backward=True, adopt=False) as learn:
         y = result(training=True)
+        if sample_weight and isinstance(loss, str):  # whose terms are other operators
+            check_scores(loss, y)
         if target_shape is None:
             sizes = [s.b for s in y.shape]
             if loss == SOFTMAX and len(sizes) > 1:

@@ -16,6 +16,9 @@ class Residual(Layer):
     ShapeError : the two differ in shape.
     """
 
+    branch: Sequential
+    shortcut: Sequential | None
+
     def __init__(self, branch: Layer, shortcut: Layer | None = None):
         self.branch = Sequential(branch)
         self.shortcut = None if shortcut is None else Sequential(shortcut)
@@ -38,6 +41,8 @@ class Residual(Layer):
 
 class Concat(Layer):
     """What several branches make of the input, side by side along the channels (axis 1): Szegedy et al. 2015."""
+
+    branches: list[Sequential]
 
     def __init__(self, *branches: Layer):
         if not branches:

@@ -12,13 +12,14 @@ from calcvm import checks
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
+from calcvm.hints import Closed
 from calcvm.init import Constant, initializer_of
 from calcvm.ops.dims import show
 from calcvm.optim import regularizer_of
-from calcvm.record import shown
 
 LARGEST_SIZE = 2**40  # of a value, in elements
 AXES = 64  # more than any variable has
+LAYERS_SHOWN = 8  # of a network, where it has more
 
 
 def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
@@ -38,7 +39,11 @@ def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
     return built
 
 
-class Layer:
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and not hasattr(value, "shape") and value == default)
+
+
+class Layer(Closed):
     """Base of layers.  ``layer.build(x, scope, training)`` adds its operators to the active path."""
 
     stateless: ClassVar[bool] = False  # it has no parameters: a network may have it several times
@@ -60,7 +65,12 @@ class Layer:
         return Sequential(other, self)
 
     def __repr__(self) -> str:
-        return shown(self) if is_dataclass(self) else f"{type(self).__name__}()"
+        """As it was made, but for settings that are as they are by default."""
+        settings: list[Any] = [f for f in fields(self) if f.repr] if is_dataclass(self) else []
+        told = [
+            f"{f.name}={checks.shown(value)}" for f in settings if not _same(value := getattr(self, f.name), f.default)
+        ]
+        return f"{type(self).__qualname__}({', '.join(told)})"
 
     def _given(self, x: Any) -> None:
         """Check an input, and the settings again, which are fields that may have been set since."""
@@ -80,8 +90,10 @@ class Sequential(Layer):
     CalcError : something is no layer, or a layer with parameters is there twice.
     """
 
+    layers: list[Layer]
+
     def __init__(self, *layers: Layer):
-        self.layers: list[Layer] = []
+        self.layers = []
         known: set[int] = set()
         for layer in layers:
             checks.one_of("a network", layer, Layer, "a layer of calcvm.nn, such as nn.ReLU(),")
@@ -99,7 +111,10 @@ class Sequential(Layer):
         return iter(self.layers)
 
     def __repr__(self) -> str:
-        return " >> ".join(map(repr, self.layers)) or "Sequential()"
+        shown = [repr(layer) for layer in self.layers]
+        if len(shown) > LAYERS_SHOWN:
+            shown[LAYERS_SHOWN // 2 : 1 - LAYERS_SHOWN // 2] = [f"... ({len(shown)} layers)"]
+        return " >> ".join(shown) or "Sequential()"
 
     def build(self, x: Variable, scope: str = "", training: bool = True) -> Variable:
         self._given(x)
@@ -292,6 +307,8 @@ class Reshape(Layer):
     """Another shape for each sample: ``Reshape(8, 8)``."""
 
     stateless: ClassVar[bool] = True
+
+    shape: tuple[int, ...]
 
     def __init__(self, *shape: int):
         given: tuple[Any, ...] = shape

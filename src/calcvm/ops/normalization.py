@@ -198,7 +198,7 @@ operator(
         RowSpec(
             name="batch_norm_sums",
             synopsis="dscale[c] = sum_r dy[r,c]*(x[r,c] - mean[c])*inv[c]; dshift[c] = sum_r dy[r,c]; "
-            "t_p = -scale*inv^2*dscale/R; t_q = -scale*inv*dshift/R",
+            "t_p = -inv*dscale/R; t_q = -scale*inv*dshift/R",
             words=(PHASES, *PLACES, WN),
             operands=(
                 R("dy", VECTORS),
@@ -218,7 +218,7 @@ operator(
         ),
         RowSpec(
             name="batch_norm_bwd",
-            synopsis="dx[r,c] = scale[c]*inv[c]*dy[r,c] + (x[r,c] - mean[c])*t_p[c] + t_q[c]",
+            synopsis="dx[r,c] = scale[c]*inv[c]*(dy[r,c] + (x[r,c] - mean[c])*t_p[c]) + t_q[c]",
             words=PLACES,
             operands=(
                 R("dy", VECTORS, "rows"),

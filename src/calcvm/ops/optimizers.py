@@ -4,9 +4,9 @@ Hyperparameters are float64 values in the heap (``hyper``: the slots below), so 
 learning rate.  A step runs, in this order:
 
 1. ``zero`` at the end of a round; ``penalty`` adds regularizers to a final gradient;
-2. ``clip_value`` clamps a gradient in place; or ``sumsq`` writes sums of squares of a gradient, one for
-   each of its rows, into that gradient's slice of one array of partial sums, and ``clip_norm_scale``
-   turns the array into the slot ``clip_scale``;
+2. ``clip_value`` clamps a gradient in place; or ``sumsq`` writes the norms of a gradient's rows, roots so that squares
+   may be too large for the heap, into that gradient's slice of one array, and ``clip_norm_scale`` turns the array into
+   the slot ``clip_scale``;
 3. ``tick`` counts the step and computes what depends on it alone;
 4. one update row for each parameter; its word ``clip`` makes it read ``clip_scale`` (no pass of its own).
 """
@@ -244,7 +244,7 @@ _add(
 )
 _add(
     "sumsq",
-    "s[r] = sum_c g[r,c]^2",
+    "s[r] = sqrt(sum_c g[r,c]^2)",
     ROWS_COLS,
     (R("g", SIZE, "rows"), W("s", "rows", "rows")),
     shape=lambda shapes, attrs: {"s": shapes["g"][:1] or (affine(1),)},
@@ -259,7 +259,7 @@ _add(
 )
 _add(
     "clip_norm_scale",
-    "clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]) + 1e-6))",
+    "clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]^2) + 1e-6))",
     dims("n"),
     (R("s", "n", "w0"), U(**HYPER, part="w0")),
     word_values=lambda shapes, attrs: {"n": shapes["s"][0]},

@@ -331,6 +331,9 @@ class OpSpec:
     examples: tuple[Example, ...] = ()
     source: str = ""
 
+    def __repr__(self) -> str:
+        return f"<OpSpec {self.name!r}: {self.synopsis}>"
+
     def __reduce__(self) -> tuple:  # graphs are pickled and copied; rules are functions, which the table has
         return _by_name, (self.name, self.form if any(row.name in OWN for row in self.rows) else "")
 

@@ -1,7 +1,8 @@
 """The cheapest assignment of statements to devices: searched, and by a mixed-integer program, which says how cheap any can be.
 
 After Schuler et al. 2022 (XEngine), without recomputation: X[c,d], cluster c of statements runs on device d; Y[v,s,d], value v made
-on s is copied to d; L[v,d,j], v is needed on d at its j-th read or later.  All is linear.
+on s is copied to d; L[v,d,j], v is needed on d at its j-th read or later.  All is linear.  A statement that may work in place is
+taken to do so: no assignment that fits is shut out, and the bound is one of all that do.
 """
 
 from __future__ import annotations
@@ -79,8 +80,7 @@ def _solved(problem: Problem, best: Assigned, seconds: float) -> Assigned:
     bound = None
     if found.mip_dual_bound is not None and abs(found.mip_dual_bound) < 1e30:
         bound = min(found.mip_dual_bound * unit, best.seconds)
-    proved = bound is not None and best.seconds <= bound * (1 + 1e-6)
-    return replace(best, bound=bound, solver=f"HiGHS, {time.monotonic() - start:.1f} s{', proved' if proved else ''}")
+    return replace(best, bound=bound, solver=f"HiGHS, {time.monotonic() - start:.1f} s")
 
 
 class _Program:
@@ -101,6 +101,9 @@ class _Program:
                 self.milp.cost[x] += problem.weight[s] * problem.cost[s][d]
                 joules[x] = joules.get(x, 0.0) + problem.weight[s] * problem.joules[s][d]
                 self.lives(d, range(s, s + 1), x, problem.scratch[s][d])
+        for s, own in enumerate(problem.pairs):  # at least as much as can be: which of what is read dies is not asked
+            for d, x in enumerate(self.X[problem.cluster[s]]):
+                self.lives(d, range(s, s + 1), x, -sum(problem.made[y][0] for y in {y for y, _ in own}))
         for size, c in problem.homed:
             for d, x in enumerate(self.X[c]):
                 self.lives(d, range(n), x, size)
@@ -114,7 +117,7 @@ class _Program:
         for d, allowed in enumerate(problem.memory):
             if allowed is not None:
                 for row in {tuple(sorted(row.items())): row for row in self.live[d]}.values():
-                    if sum(row.values()) * self.unit > allowed:
+                    if sum(max(a, 0.0) for a in row.values()) * self.unit > allowed:
                         self.milp.at_most(row, allowed / self.unit)
         if problem.joules_allowed is not None:
             self.milp.at_most(joules, problem.joules_allowed)

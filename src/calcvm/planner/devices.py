@@ -5,14 +5,15 @@ that reads them gets a copy for itself.  What statements compute is copied, once
 that reads it, and lives there until its last read; where it was made it lives until the last read there.  Statements that write
 the same value run on one device, and so does what updates what persists with it.
 
-Work in place is not counted: what is feasible here is feasible when it is planned, but for what packing adds.
+What a statement makes in the place of what dies there counts once, as where it is planned; what packing adds is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from calcvm.ops.statement import Lowered, Statement, Value
+from calcvm.planner.inplace import may_take
 from calcvm.planner.lifetimes import Machine, at_most, effects, is_persistent, operands
 from calcvm.record import record
 
@@ -54,7 +55,9 @@ class Problem:
     made : of the other values bytes, statement that makes it, statements that read it.
     scratch : bytes that a statement needs for itself, by device.
     copies : seconds of a copy of some bytes from a device to another.
-    fits : devices on which all was planned and fits, work in place counted.
+    fits : devices on which all was planned and fits.
+    pairs : of each statement (y, x), places in ``made``: y may lie in the place of x, where that dies; x below 0: in that of
+        its copy of ``homed[~x]``.
     """
 
     cluster: tuple[int, ...]
@@ -70,6 +73,7 @@ class Problem:
     joules_allowed: float | None = None
     n_clusters: int = 0
     fits: frozenset[int] = frozenset()
+    pairs: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     @property
     def devices(self) -> range:
@@ -96,8 +100,10 @@ class Problem:
                 copied += size
                 change[d][s] += size
                 change[d][s + 1] -= size
+        ends: list[dict[int, int]] = []  # of what is made the last read on each device
         for size, s, readers in self.made:
             last = {where[s]: s}
+            ends.append(last)
             for r in readers:
                 last[where[r]] = max(r, last.get(where[r], 0))
             for d, end in last.items():
@@ -106,6 +112,14 @@ class Problem:
                 if d != where[s]:
                     seconds += self.weight[s] * self.copies(where[s], d, size)
                     copied += size
+        for s, own in enumerate(self.pairs):
+            taken, d = set[int](), where[s]
+            for y, x in own:
+                dies = ends[x].get(d) == s if x >= 0 else at[self.homed[~x][1]] != d
+                if dies and taken.isdisjoint((y, x)):
+                    taken |= {y, x}
+                    change[d][s] -= self.made[y][0]
+                    change[d][s + 1] += self.made[y][0]
         peaks, excess = [], 0
         for d in self.devices:
             live, most = fixed[d], fixed[d]
@@ -127,7 +141,7 @@ class Assigned:
     """Devices of clusters and of statements, and what they take.
 
     seconds, joules : of a step; paths that do not train count a thousandth.
-    peaks : bytes of each device, work in place not counted.  copied : bytes from device to device in a run of all paths.
+    peaks : bytes of each device.  copied : bytes from device to device in a run of all paths.
     excess : what it is above what is allowed (0: it is feasible).
     bound : seconds that no assignment is faster than (None: no solver was asked).
     """
@@ -145,6 +159,10 @@ class Assigned:
     @property
     def score(self) -> tuple[int, float]:
         return self.excess, self.seconds
+
+    @property
+    def proved(self) -> bool:
+        return self.bound is not None and self.seconds <= self.bound * (1 + 1e-6)
 
 
 def shared_values(lowered: Lowered) -> list[Value]:
@@ -202,13 +220,16 @@ def problem_of(
     homed: list[tuple[int, int]] = []
     reads: list[Read] = []
     made: list[tuple[int, int, tuple[int, ...]]] = []
+    numbered: dict[Value, int] = {}
     size = {i: machine.up(at_most(machine.bytes(common[i]), batch)) for i in values}
     for k, i in enumerate(values, len(statements)):
         if has_home(i):
             home[i] = number.setdefault(find(k), len(number))
             reads += [Read(s, len(homed)) for s in readers.get(i, ()) if cluster[s] != home[i]]
+            numbered[common[i]] = ~len(homed)
             homed.append((size[i], home[i]))
         else:
+            numbered[common[i]] = len(made)
             made.append((size[i], writers[i][0], (*readers.get(i, ()), *writers[i][1:])))
     trains = {st.path for st in statements if st.phase == "backward"}
     problem = Problem(
@@ -228,8 +249,30 @@ def problem_of(
         copies=copies,
         joules_allowed=joules,
         n_clusters=len(number),
+        pairs=tuple(
+            _pairs(s, [site.lowered.statements[s] for site in sites], sites, numbered, made)
+            for s in range(len(statements))
+        ),
     )
     return problem, home
+
+
+def _pairs(
+    s: int,
+    own: Sequence[Statement],
+    sites: Sequence[Site],
+    numbered: Mapping[Value, int],
+    made: Sequence[tuple[int, int, tuple[int, ...]]],
+) -> tuple[tuple[int, int], ...]:
+    """(y, x) of a statement, if y may lie in the place of x on some device."""
+    st, out = own[0], []
+    for written, read in st.spec.in_place:
+        y, x = (numbered.get(v) if v is not None else None for v in (st.operands.get(written), st.operands.get(read)))
+        if y is None or x is None or y == x or y < 0 or made[y][1] != s:
+            continue
+        if any(may_take(each, written, read, site.machine) for each, site in zip(own, sites, strict=True)):
+            out.append((y, x))
+    return tuple(out)
 
 
 def _reserved(site: Site) -> int:

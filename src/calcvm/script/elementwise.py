@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from calcvm.formulas.declare import AXES, ELEMENTWISE, Choice, Formula
-from calcvm.formulas.elementwise import ACTIVATIONS, CAST, FILL
+from calcvm.formulas.elementwise import ACTIVATIONS, CAST, FILL, elu_by_output
 from calcvm.ops.dims import ONE, Affine, Shape, affine
 from calcvm.script.code import formula
 from calcvm.script.row import FALLBACKS, Row, Writer, writes
@@ -105,6 +105,8 @@ def derived(r: Row, dx: Any, ya: Any) -> Any:
     name = ACTIVATIONS[r.integer("act")]
     if name == "none":
         return dx
+    if name == "elu":
+        return formula(elu_by_output, dx, ya, r.number(r.w.alpha))
     f = ELEMENTWISE[name].backward["x"]
     named = {"dy": dx, "y": ya}
     return formula(f.variant(), *(named[v] for v in f.reads), *(r.number(r.w.alpha) for _ in f.reals))
@@ -120,7 +122,7 @@ def _pow(r: Row) -> None:
 def _pow_back(r: Row) -> None:
     p = r.w.exponent
     dy, x = r.together(("dy", "x"), (r.shape("dx"),) * 2, r.shape("dx"))
-    r.put("dx", dy * p * x ** (p - 1) if p else r.like("dy", "dx") * 0.0)
+    r.put("dx", dy.select(dy.equals(0), 0.0, dy * (p * x ** (p - 1))) if p else r.like("dy", "dx") * 0.0)
 
 
 @writes(CAST.name)

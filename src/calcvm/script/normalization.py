@@ -92,7 +92,7 @@ def _batch_sums(r: Row) -> None:
     dscale = r.x("dscale", r.w.N) if "dscale" in r else dscale
     dshift = r.x("dshift", r.w.N) if "dshift" in r else dshift
     factor = -(r.x("scale", r.w.N) * inv) if "scale" in r else -inv
-    r.put("t_p", factor * inv * dscale / n, r.w.N)
+    r.put("t_p", -inv * dscale / n, r.w.N)
     r.put("t_q", factor * dshift / n, r.w.N)
 
 
@@ -101,7 +101,7 @@ def _batch_back(r: Row) -> None:
     n = r.w.N
     factor = r.x("scale", n) * r.x("inv", n) if "scale" in r else r.x("inv", n)
     x = r.x("x", *_images(r)) - r.x("mean", n)
-    r.put("dx", factor * r.x("dy", *_images(r)) + x * r.x("t_p", n) + r.x("t_q", n), *_images(r))
+    r.put("dx", factor * (r.x("dy", *_images(r)) + x * r.x("t_p", n)) + r.x("t_q", n), *_images(r))
 
 
 @writes("batch_norm_inference_factor")

@@ -98,12 +98,13 @@ def slot(r: Row, name: str) -> Any:
 @writes("sumsq")
 def _sumsq(r: Row) -> None:
     g = r.x("g", r.w.rows, r.w.cols)
-    r.put("s", (g * g).sum(1), r.w.rows)
+    r.put("s", (g * g).sum(1).sqrt(), r.w.rows)
 
 
 @writes("clip_norm_scale")
 def _clip_norm(r: Row) -> None:
-    norm = r.x("s").sum().sqrt()
+    s = r.x("s")
+    norm = (s * s).sum().sqrt()
     scale = r.call("min", r.number(1.0), slot(r, "clip_norm") / (r.call("float", norm) + 1e-6))
     r.put_at("hyper", "CLIP_SCALE", scale)
 

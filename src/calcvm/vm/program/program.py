@@ -124,6 +124,12 @@ class Program:
     def itemsize(self) -> int:
         return ITEMSIZE[self.dtype]
 
+    def __repr__(self) -> str:
+        return (
+            f"<Program: {self.dtype}, batch {self.batch_size}, {len(self.rows)} rows, {self.heap_bytes:,} bytes, paths "
+            f"{', '.join(self.info['paths'])}>"
+        )
+
     @property
     def heap_bytes(self) -> int:
         return self.heap_elems * self.itemsize

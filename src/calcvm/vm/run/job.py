@@ -6,8 +6,11 @@ LINE = 64  # bytes of a cache line: what several workers write lies on lines of 
 
 # A team's control block, byte offsets.  SERVE: the address of what workers run; HIRED: how many there are.
 CONTROL_BYTES = 64 * LINE
-BUSY, ARRIVED, GENERATION, HIRED, BOXES = (k * LINE for k in (0, 1, 2, 3, 8))
+BUSY, ARRIVED, GENERATION, HIRED, FIT, BOXES = (k * LINE for k in (0, 1, 2, 3, 4, 8))
 SERVE = HIRED + 8
+# FIT: how many workers of a team had cores when one last waited for those that had none; jobs have no more until CROWDED, a time
+# of the monotonic clock, after which comes for how many ns that was.  FIT is written by who holds BUSY.
+CROWDED = FIT + 8
 MAX_WORKERS = (CONTROL_BYTES - BOXES) // LINE  # worker w has the box at BOXES + w * LINE
 
 # A worker's box, byte offsets: the address of the job that it has (0: none), then what it sleeps by.
@@ -66,6 +69,12 @@ FEED_CELLS = {
 }  # by the bytes of an element, of what is copied as it is, to or from cells of its own type
 
 SPINS = 2000  # about 20 us, then the processor is offered to others: machines are oversubscribed
+LATE_NS = 300_000  # a worker that is waited for is asked after so long whether it has a core; what a kernel's own threads take is less
+PENALTY, MOST_PENALTY, AGAIN = (
+    16,
+    2_000_000_000,
+    4,
+)  # of what was lost; at most, ns; times the last penalty: what comes soon after it
 PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
 
 # Words of a model that its compiled methods share (`calcvm.vm.memory.methods`).

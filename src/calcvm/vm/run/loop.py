@@ -22,10 +22,12 @@ from calcvm.vm.run.atomics import (
     f32_at,
     f64_at,
     flush_line,
+    i32_at,
     i64_at,
     pause,
 )
 from calcvm.vm.run.job import (
+    AGAIN,
     ARRIVED,
     BARRIER,
     BATCH,
@@ -35,11 +37,13 @@ from calcvm.vm.run.job import (
     CLAIM,
     CODE,
     COUNT,
+    CROWDED,
     DEADLINE,
     END_SPANS,
     EPOCH,
     FINISHED,
     FIRST,
+    FIT,
     GENERATION,
     HEAP,
     HIRED,
@@ -47,10 +51,12 @@ from calcvm.vm.run.job import (
     JUDGE,
     KEY,
     LAPS,
+    LATE_NS,
     LEARNING,
     LIMIT,
     LINE,
     MEANS,
+    MOST_PENALTY,
     N_DRAINS,
     N_END_SPANS,
     N_RESULTS,
@@ -65,6 +71,7 @@ from calcvm.vm.run.job import (
     PART,
     PARTS,
     PATIENCE,
+    PENALTY,
     REACHED,
     READY,
     ROUNDS,
@@ -99,6 +106,7 @@ from calcvm.vm.run.samples import copy_rows, deliver, far, fetch, fetch_ahead, h
 
 U = np.uint64
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_getcpuclockid = types.ExternalFunction("pthread_getcpuclockid", types.int32(types.int64, types.int64))
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
 _pthread_create = types.ExternalFunction("pthread_create", types.int32(*[types.int64] * 4))
 _sem_init = types.ExternalFunction("sem_init", types.int32(types.int64, types.int32, types.int32))
@@ -123,48 +131,114 @@ def now():
     return i64_at(t)[0] * 1_000_000_000 + i64_at(t)[1]
 
 
+# ---------------------------------------------------------------- workers without a core
+@helper
+def ran(control, n_workers):
+    """Nanoseconds for which workers 1 to ``n_workers - 1`` have had a core, all together."""
+    total, t = 0, scratch()
+    for w in range(1, n_workers):
+        _getcpuclockid(i64_at(control + BOXES + w * LINE + THREAD)[0], t)
+        _clock_gettime(i32_at(t)[0], t)
+        total += i64_at(t)[0] * 1_000_000_000 + i64_at(t)[1]
+    return total
+
+
+@helper
+def await_others(control, job, n_workers, address, value):
+    """Worker 0 waits on while an address holds a value, and sees whether the others run meanwhile.
+
+    A team loses as many workers at its next barrier as had no core, and jobs that begin soon have so many fewer, too.  A worker
+    that is waited for because a row gave it most of the work does run.
+    """
+    begun, before, look, took, late = now(), ran(control, n_workers), LATE_NS, 0, False
+    while atomic_load(address) == value:
+        _sched_yield()
+        took = now() - begun
+        if took > look:
+            look = 2 * took
+            missing = (n_workers - 1) * took - (ran(control, n_workers) - before)
+            if 4 * missing > took:  # of one worker, a quarter of the time: as many as fill what is missing
+                atomic_store(control + FIT, max(1, n_workers - (4 * missing + 3 * took) // (4 * took)))
+                late = True
+    if late:
+        crowd(control, job, took)
+
+
+@helper
+def crowd(control, job, lost):
+    """Jobs have FIT workers for a multiple of the time that was lost, and for longer each time that a larger team loses again soon."""
+    times, words, t = i64_at(control + CROWDED), i64_at(job), now()
+    again = t - times[0] < AGAIN * times[1]
+    times[1] = min(max(PENALTY * lost, 2 * times[1] if again else 0), MOST_PENALTY)
+    atomic_store(control + CROWDED, t + times[1])
+    if words[DEADLINE] > t + times[1]:
+        words[DEADLINE] = t + times[1]
+
+
+@helper
+def that_fit(control, job, n_workers):
+    """Of so many workers those that a job has now; a job that has fewer ends when more may fit."""
+    words, fit = i64_at(job), atomic_load(control + FIT)
+    if words[TABLE] != 0 and fit < n_workers:  # a fleet, which has no table, waits for nobody
+        until = atomic_load(control + CROWDED)
+        if now() < until:
+            n_workers = fit
+            if words[DEADLINE] > until:
+                words[DEADLINE] = until
+    return n_workers
+
+
 # ---------------------------------------------------------------- rows
 @helper
-def barrier(control, n_workers):
+def barrier(control, job, n_workers, worker, phase):
+    """Wait for all of the team; returns how many stay, of whom others leave: whoever opens says so, not between phases of a row."""
     generation = atomic_load(control + GENERATION)
     if atomic_add(control + ARRIVED, 1) == n_workers - 1:
         atomic_store(control + ARRIVED, 0)
+        fit = atomic_load(control + FIT)
+        if fit < n_workers and phase == 0:
+            atomic_store(job + 8 * TEAM, fit)
         atomic_store(control + GENERATION, generation + 1)
     else:
         spins = 0
         while atomic_load(control + GENERATION) == generation:
             spins += 1
+            if spins == SPINS and worker == 0:
+                await_others(control, job, n_workers, control + GENERATION, generation)
             idle(spins)
+    return atomic_load(job + 8 * TEAM)
 
 
 @njit(fastmath=set(), inline=True)
 def what_rows_need(job):
     """Of a job: read before the loop over steps (1x16x4: 14.0 ns a step; where each step is a call 16.2, Zen 4)."""
     words = i64_at(job)
-    return words[BARRIER], i64_at(words[TABLE]), words[HEAP], words[ROW_BYTES], words[TEAM]
+    return words[BARRIER], job, i64_at(words[TABLE]), words[HEAP], words[ROW_BYTES]
 
 
 @njit(fastmath=set(), inline=True)
-def run_span(needed, rows, start, stop, worker):
-    """Rows [start, stop), each as often as it has phases."""
-    control, addresses, heap, row_bytes, n_workers = needed
+def run_span(needed, rows, start, stop, worker, n_workers):
+    """Rows [start, stop), each as often as it has phases; returns how many the team still has, of whom others leave."""
+    control, job, addresses, heap, row_bytes = needed
     row, end, phase = rows + start * row_bytes, rows + stop * row_bytes, 0
-    while row < end:
+    while row < end and worker < n_workers:
         words = i64_at(row)
         call_kernel(addresses[words[0]], heap, row, worker, n_workers, phase)
         phase = phase + 1 if words[1] & 2 and phase + 1 < words[2] else 0
         if n_workers > 1 and (phase or words[1] & 1):
-            barrier(control, n_workers)
+            n_workers = barrier(control, job, n_workers, worker, phase)
         if phase == 0:
             row += row_bytes
+    return n_workers
 
 
 @helper
-def run_spans(job, rows, spans, first, last, worker):
+def run_spans(job, rows, spans, first, last, worker, n_workers):
     """Spans [first, last) of a list."""
     needed = what_rows_need(job)
     for s in range(first, last):
-        run_span(needed, rows, spans[2 * s], spans[2 * s + 1], worker)
+        n_workers = run_span(needed, rows, spans[2 * s], spans[2 * s + 1], worker, n_workers)
+    return n_workers
 
 
 @helper
@@ -198,11 +272,11 @@ def flush(start, stop):
 def run_rows(job, worker):
     """Rows [START, STOP), STEPS times."""
     words = i64_at(job)
-    needed, limited = what_rows_need(job), words[DEADLINE] != 0
+    needed, limited, nw = what_rows_need(job), words[DEADLINE] != 0, words[TEAM]
     rows, start, stop = words[ROWS], words[START], words[STOP]
     for k in range(words[STEPS]):
-        run_span(needed, rows, start, stop, worker)
-        if limited and enough(job, k, worker):
+        nw = run_span(needed, rows, start, stop, worker, nw)
+        if worker >= nw or (limited and enough(job, k, worker)):
             break
 
 
@@ -234,20 +308,22 @@ def run_rounds(job, worker):
             if worker == 0 and words[SEED_OFF] >= 0:
                 weigh(job, m / (stop - start))
             if nw > 1:
-                barrier(control, nw)
-        run_spans(job, rows, spans, first_span, last_span, worker)
+                nw = barrier(control, job, nw, worker, 0)
+        nw = run_spans(job, rows, spans, first_span, last_span, worker, nw)
         if 0 < words[PART] < words[PARTS]:
             continue
         if base + m == stop:
-            run_spans(job, rows, end_spans, 0, words[N_END_SPANS], worker)
-        if nw > 1:
-            barrier(control, nw)
+            nw = run_spans(job, rows, end_spans, 0, words[N_END_SPANS], worker, nw)
+        if 1 < nw > worker:
+            nw = barrier(control, job, nw, worker, 0)
         if worker == 0:
             deliver(job, base, m, stop - start)
             words[REACHED] = k + 1
-        if nw > 1 and words[N_DRAINS]:  # a result may lie in a placeholder, into which others fetch the next samples
-            barrier(control, nw)
-        if words[DEADLINE] and enough(job, k, worker):
+        if (
+            1 < nw > worker and words[N_DRAINS]
+        ):  # a result may lie in a placeholder, into which others fetch next samples
+            nw = barrier(control, job, nw, worker, 0)
+        if worker >= nw or (words[DEADLINE] and enough(job, k, worker)):
             break
 
 
@@ -383,17 +459,23 @@ def run_team(control, job, n_workers):
     looks at the job any more.
     """
     words, team = i64_at(job), 1
+    if n_workers > 1:
+        n_workers = that_fit(control, job, n_workers)
     mine = n_workers > 1 and atomic_swap(control + BUSY, 1) == 0
     if mine:
+        if words[TABLE] != 0 and atomic_load(control + FIT) < n_workers:
+            atomic_store(control + FIT, n_workers)
         team = hire(control, n_workers)
     words[TEAM], words[BARRIER] = team, control
     for w in range(1, team):
         post(control + BOXES + w * LINE, job)
     call_job(words[CODE], job, 0)
     for w in range(1, team):
-        looks = 0
-        while atomic_load(control + BOXES + w * LINE) != 0:
+        looks, box = 0, control + BOXES + w * LINE
+        while atomic_load(box) != 0:
             looks += 1
+            if looks == SPINS and words[TABLE] != 0:
+                await_others(control, job, team, box, job)
             idle(looks)
     if mine:
         atomic_store(control + BUSY, 0)
@@ -426,13 +508,14 @@ def post(box, job):
 def serve(box):
     """A worker's life: run the jobs that come into its box, and empty it after each."""
     worker, looks = i64_at(box + NUMBER)[0], 0
+    control = box - BOXES - worker * LINE
     while True:
         job = atomic_load(box)
         if job != 0:
             call_job(i64_at(job)[CODE], job, worker)
             atomic_store(box, 0)
             looks = 0
-        elif looks < PARK_AFTER:
+        elif looks < SPINS or (looks < PARK_AFTER and not 0 < atomic_load(control + FIT) <= worker):
             looks += 1
             idle(looks)
         else:
