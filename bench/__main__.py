@@ -9,7 +9,7 @@ from bench.harness import say
 from bench.peers import CONTESTANTS
 
 WORKLOADS = (
-    "mlp", "gemm", "convolution", "operators", "images", "calls", "forms", "coldstart", "memory", "waterfall", "overhead", "batches", "fleet", "switching", "stores",
+    "mlp", "gemm", "convolution", "operators", "images", "calls", "forms", "coldstart", "memory", "waterfall", "overhead", "batches", "busy", "fleet", "switching", "stores",
     "exploration", "estimators", "paper", "planner",
 )  # fmt: skip
 

@@ -35,6 +35,16 @@ def has_teams() -> bool:
     return sys.platform.startswith("linux")
 
 
+def time_on_cores() -> tuple[int, int]:
+    """Nanoseconds that this thread has had a core, and that it has waited for one; zeros where the system does not say."""
+    try:
+        with open("/proc/thread-self/schedstat") as stat:
+            ran, waited, _ = map(int, stat.read().split())
+    except (OSError, ValueError):
+        return 0, 0
+    return ran, waited
+
+
 def check_runs(what: str, paged: bool) -> None:
     """Refuse to run programs (CalcError), or those with pages, where compiled code calls what is not there."""
     if sys.platform == "win32":

@@ -8,8 +8,8 @@ LINE = 64  # bytes of a cache line: what several workers write lies on lines of 
 CONTROL_BYTES = 64 * LINE
 BUSY, ARRIVED, GENERATION, HIRED, FIT, BOXES = (k * LINE for k in (0, 1, 2, 3, 4, 8))
 SERVE = HIRED + 8
-# FIT: how many workers of a team had cores when one last waited for those that had none; jobs have no more until CROWDED, a time
-# of the monotonic clock, after which comes for how many ns that was.  FIT is written by who holds BUSY.
+# FIT: how many workers had cores when a team last waited for some that had none; who holds BUSY writes it.  CROWDED: until when jobs
+# have no more, in ns of the monotonic clock, and for how long that was.
 CROWDED = FIT + 8
 MAX_WORKERS = (CONTROL_BYTES - BOXES) // LINE  # worker w has the box at BOXES + w * LINE
 
@@ -31,6 +31,7 @@ ROWS, START, STOP, STEPS = range(8, 12)
     REACHED,  # rounds of the pass that are done
 ) = range(8, 35)  # fmt: skip
 JOB_WORDS = 40
+BY_LEARNING = 1 << 60  # of the offsets at RESULTS: see `calcvm.vm.run.samples.deliver`
 
 # Words of a task: a rounds job that is run a turn at a time, through epochs.  CODE is the address of run_rounds.
 (
@@ -68,12 +69,9 @@ FEED_CELLS = {
 }  # by the bytes of an element, of what is copied as it is, to or from cells of its own type
 
 SPINS = 2000  # about 20 us, then the processor is offered to others: machines are oversubscribed
-LATE_NS = 300_000  # a worker that is waited for is asked after so long whether it has a core; what a kernel's own threads take is less
-PENALTY, MOST_PENALTY, AGAIN = (
-    16,
-    2_000_000_000,
-    4,
-)  # of what was lost; at most, ns; times the last penalty: what comes soon after it
+LATE_NS = 500_000  # after so long worker 0 asks whether those that it waits for have cores; other processes keep one for longer
+# Of the time that was lost then, at most so many ns; and what comes within so many times the last one comes soon after it.
+PENALTY, MOST_PENALTY, AGAIN = 16, 2_000_000_000, 4
 PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
 
 # Words of a model that its compiled methods share (`calcvm.vm.memory.methods`).

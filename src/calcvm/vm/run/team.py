@@ -11,10 +11,11 @@ finds a job not begun or over.  Here is only the memory that it is about.
 from __future__ import annotations
 
 import ctypes
+import time
 
 import numpy as np
 
-from calcvm.system import at_fork, has_teams
+from calcvm.system import at_fork, has_teams, time_on_cores
 from calcvm.vm.program.encoding import aligned
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.entry import address as address_of
@@ -48,5 +49,10 @@ def _control() -> int:
     """Address of a control block: no worker, no job.  It is never freed, for workers look at it until the process is gone."""
     control = aligned(layout.CONTROL_BYTES).view(np.int64)
     control[layout.SERVE // 8] = address_of("serve")
+    ran, waited = time_on_cores()
+    if 2 * waited > ran:  # others want the cores: the first jobs find that out without a team
+        pause = min(waited, layout.MOST_PENALTY)
+        control[layout.FIT // 8], control[layout.CROWDED // 8] = 1, time.monotonic_ns() + pause
+        control[layout.CROWDED // 8 + 1] = pause
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(control))
     return control.ctypes.data
