@@ -34,8 +34,8 @@ MUTANTS = (
         (
             (
                 "planner/sync.py",
-                "        if _conflict(pending, own):\n",
-                "        if _conflict(pending, own) and t % 5:\n",
+                "        if any(pending.conflicts(key, writes) for key, writes in own.items()):\n",
+                "        if any(pending.conflicts(key, writes) for key, writes in own.items()) and t % 5:\n",
             ),
         ),
         ("tests/kinds/test_plans.py",),
@@ -75,8 +75,8 @@ MUTANTS = (
         (
             (
                 "vm/run/loop.py",
-                "        while atomic_load(control + BOXES + w * LINE) != 0:\n",
-                "        while atomic_load(control + BOXES + w * LINE) != 0 and looks < 3:\n",
+                "        while atomic_load(box) != 0:\n",
+                "        while atomic_load(box) != 0 and looks < 3:\n",
             ),
         ),
         ("tests/test_team.py",),
@@ -101,9 +101,9 @@ MUTANTS = (
         "a file's bytes are not checked",
         (
             (
-                "vm/memory/store.py",
-                "    if file.read() != digest.digest():\n",
-                '    if file.read() == b"":\n',
+                "vm/memory/versions.py",
+                "    if _digest(before + document, image) != version.digest:\n",
+                '    if _digest(before + document, image) == b"":\n',
             ),
         ),
         ("tests/kinds/test_files.py",),

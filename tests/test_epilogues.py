@@ -29,11 +29,11 @@ NETWORKS = {
         [r"conv_fwd .* = relu\(sum_k,c .*bias", r"conv_fwd .* = tanh\(sum_k,c", r"conv_bwd_x .* = relu'\(relu\S*\) \* \(sum_k,f"],
     ),
     "residual addition, activation": (
-        conv(6) >> nn.LeakyReLU(0.2) >> nn.Residual(conv(6) >> nn.ELU(0.7) >> conv(6)) >> nn.Sigmoid(),
+        conv(6) >> nn.LeakyReLU(0.2) >> nn.Residual(conv(6) >> nn.Sigmoid() >> conv(6)) >> nn.Sigmoid(),
         [
             r"conv_fwd .* = sigmoid\(sum_k,c .* \+ leaky_relu\S*\)",
             r"conv_bwd_x .* = leaky_relu'\(.*\) \* \(sum_k,f .* \+ d\S+\)",
-            r"conv_bwd_x .* = elu'",
+            r"conv_bwd_x .* = sigmoid'",
         ],
     ),
     "projected residual": (

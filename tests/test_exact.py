@@ -51,6 +51,61 @@ def limited(seed: int) -> Problem:
     return Problem(steps, sizes, n, rng.randint(floor, max(floor, peak - 1)))
 
 
+def followed(problem: Problem, chosen: frozenset[tuple[int, int]]) -> dict[str, object]:
+    """A schedule statement by statement, from its definition."""
+    order = [(t, s) for t in range(len(problem.steps)) for s in [*sorted(s for u, s in chosen if u == t), t]]
+    found: dict[int, int] = {}  # by value the version that is there
+    touches: list[list[int]] = []
+    of: list[int] = []
+    shared = []
+    for p, (_, s) in enumerate(order):
+        step = problem.step(s)
+        for v in step.uses:
+            touches[found[v]].append(p)
+        for v in step.makes:
+            found[v] = len(of)
+            of.append(v)
+            touches.append([p])
+        shared += [(found[y], found[x], p) for y, x in step.pairs]
+    live = [problem.step(s).scratch for _, s in order]
+    for v, places in zip(of, touches, strict=True):
+        for p in range(places[0], places[-1] + 1):
+            live[p] += problem.sizes[v]
+    taken, placed = set[int](), set[int]()
+    for y, x, p in shared:
+        if touches[x][-1] == p and x not in taken and y not in placed:
+            taken.add(x)
+            placed.add(y)
+            live[p] -= problem.sizes[of[y]]
+    read = [[order[p] for p in places] for places in touches]
+    return {
+        "order": [s for _, s in order],
+        "stage": [t for t, _ in order],
+        "touches": touches,
+        "live": live,
+        "useless": chosen - {places[0] for places in read if len(places) > 1},
+        "versions": [[u for u, own in enumerate(of) if own == v] for v in range(len(problem.sizes))],
+    }
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_schedule_followed_from_another_is_what_it_is_by_itself(seed: int) -> None:
+    """From any other schedule of any difference, pages among them."""
+    rng = random.Random(seed)
+    steps, sizes, n = generated(rng)
+    pages = [Step((), (v,), (), 0, ALWAYS, 1.0) for v in range(n)] if seed % 2 else []
+    problem = Problem(steps, sizes, n, max(sizes), pages, dict.fromkeys(range(n), 1.0), sum(sizes))
+    pairs = [(t, s) for t in range(n, len(steps)) for s in range(-len(pages), n)]
+    may = [pair for pair in pairs if problem.allows([pair])]
+    run = problem.nothing
+    for _ in range(12):
+        run = Run(problem, frozenset(rng.sample(may, rng.randint(0, len(may)))), run)
+        told = followed(problem, run.chosen)
+        assert run.useless() == told.pop("useless")
+        assert {name: getattr(run, name) for name in told} == told
+        assert run.peak == max(run.live) and run.area == sum(run.live)
+
+
 def searched(problem: Problem) -> Run:
     """What the first descent of the search finds: some exceed the limit."""
     return problem.mend(problem.run(()), lambda found: found[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import runpy
 
 import numpy as np
 import pytest
@@ -82,8 +83,7 @@ def right(outputs):
     return {name: of(outputs.astype(np.float64), Y.astype(np.float64)) for name, of in RIGHT.items()}
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("batch, workers", [*zip(BATCHES, (1, 2, 1, 1))])
 def test_figures_are_of_the_data_set(batch, workers, tmp_path):
     """By evaluate, in a training, of a file, and of an ensemble: the same at any batch."""
     m = model(batch, workers=workers)
@@ -348,3 +348,45 @@ def test_what_is_not_finite_in_the_model_is_refused(value):
     weighted = model(20, dtype="float32", metrics=[], sample_weight=True)
     with pytest.raises(cv.CalcError, match="weights are finite numbers >= 0"):
         weighted.fit(X, Y, sample_weight=np.full(N, abs(value)), progress=False)
+
+
+def test_figures_while_training_are_of_the_epoch():
+    """At a rate of 0, those of the data set; functions of means and sums over samples, in rounds too."""
+    for batch, learning_batch in ((7, None), (32, 64), (N, None)):
+        m = cv.Model(
+            nn.Linear(1), input_shape=(3,), loss="mse", optimizer=cv.SGD(0.0), batch_size=batch, learning_batch=learning_batch,
+            metrics=["mae", rmse, r2, f1, masked], train_metrics=True, dtype="float64",
+        )  # fmt: skip
+        history = m.fit(X, Y, epochs=2, progress=False)
+        wanted = right(m.predict(X))
+        for name in ("loss", "mae", "rmse", "r2", "f1", "masked"):
+            assert history[name] == pytest.approx([wanted[name]] * 2, rel=1e-9), (name, batch)
+    with pytest.raises(cv.CalcError, match="'learn.rmse' is no mean over samples"):
+        m.fit([(X[:50], Y[:50])], progress=False)
+
+
+@pytest.mark.parametrize("loss", ["mse", "binary_cross_entropy"])
+def test_accuracy_of_one_output_with_weights_while_training(loss):
+    labels = RNG.integers(0, 2, (N, 1))
+    m = cv.Model(
+        nn.Linear(1), input_shape=(3,), loss=loss, optimizer=cv.SGD(0.0), batch_size=20, metrics=["accuracy"], train_metrics=True,
+        sample_weight=True,
+    )  # fmt: skip
+    history = m.fit(X, labels, progress=False)
+    hits = (m.predict(X) > (0.5 if loss == "mse" else 0.0)) == labels
+    assert history["accuracy"] == [pytest.approx(hits.mean(), rel=1e-6)]
+
+
+def test_scripts_have_the_figures_of_the_data_set_or_refuse_them(tmp_path):
+    def script(metrics):
+        model(32, metrics=metrics, dtype="float32").to_python(tmp_path / "train.py")
+        return runpy.run_path(str(tmp_path / "train.py"))["evaluate"]
+
+    wanted = model(N, metrics=["mae", total]).evaluate(X, Y)
+    assert script(["mae", total])(X, Y) == pytest.approx(wanted, rel=1e-5)
+    functions = model(N).evaluate(X, Y)
+    assert script(METRICS)(X, Y) == pytest.approx(functions, rel=1e-4)
+    evaluate = script([worst])
+    assert evaluate(X[:32], Y[:32])["worst"] > 0
+    with pytest.raises(SystemExit, match="worst: no mean and no sum over samples"):
+        evaluate(X, Y)

@@ -84,6 +84,8 @@ def zipped(folder, archive, **more):
 @pytest.fixture(scope="module", params=["zip", "bytecode", "zip of bytecode"])
 def installed(request, tmp_path_factory):
     """What of ``sys.path`` has calcvm, and whether its text is there."""
+    if request.param != "zip of bytecode" and not request.config.getoption("--whole"):
+        pytest.skip("takes --whole")
     folder = tmp_path_factory.mktemp("installed")
     if request.param == "zip":
         return zipped(PACKAGE.parent, folder / "calcvm.zip"), True
@@ -135,7 +137,7 @@ def test_keys_by_bytecode_follow_the_imports_that_keys_by_text_follow():
 
 @pytest.mark.parametrize("flags", ["-OO", "-O", "-I", "-S", "-E", "-B", "-X utf8", "-X dev", "-s -P"])
 def test_the_program_of_the_readme_runs_with_flags_of_the_interpreter(flags, tmp_path, whole):
-    if flags not in ("-OO", "-S") and not whole:
+    if flags != "-OO" and not whole:
         pytest.skip("takes --whole")
     if "-P" in flags and sys.version_info < (3, 11):
         pytest.skip("of Python 3.11")
@@ -186,11 +188,11 @@ LARGE = (
 
 
 @pytest.mark.time_limit(1200)
+@pytest.mark.slow
 def test_an_application_that_pyinstaller_froze_trains(tmp_path, whole):
     """With the package's hook, a cold and a warm cache; then without sources; its processes do not start it anew."""
     if not whole:
         pytest.skip("takes --whole: a minute")
-    pytest.importorskip("PyInstaller")
     (tmp_path / "app.py").write_text(FROZEN)
     command = [sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level", "ERROR", "--paths", PACKAGE.parent]
     command += [part for folder in get_hook_dirs() for part in ("--additional-hooks-dir", folder)]

@@ -45,8 +45,15 @@ def layers():
 EACH = pytest.mark.parametrize(("name", "layer", "shape"), [*layers()], ids=[name for name, *_ in layers()])
 
 
-@EACH
-def test_every_layer_of_the_summary_is_a_name(name, layer, shape):
+def test_every_layer_of_the_summary_is_a_name(whole):
+    every = [*layers()]
+    some = every if whole else every[::5]
+    assert len(every) > 55
+    for name, layer, shape in some:
+        check_names(name, layer, shape)
+
+
+def check_names(name, layer, shape):
     net = layer >> nn.Flatten() >> nn.ReLU() >> nn.Dropout() >> nn.Linear(2) >> nn.ReLU()
     last = "relu_3" if name == "ReLU" else "relu_2"
     kept = [f"{layer.kind}_1", "relu_1", "learn.relu_1", "dropout_1", "linear_2" if name == "Linear" else "linear_1"]

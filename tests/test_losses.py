@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import calcvm as cv
 from calcvm.ops import OPS
 from calcvm.ops.dims import affine, show
 from tests.reference import losses as reference
@@ -319,3 +320,13 @@ def test_shapes_that_do_not_fit(op, shapes):
     with pytest.raises(ValueError) as error:
         OPS[op].shape(dict(zip(OPS[op].inputs, (a, b))), {"label_smoothing": 0.0})
     assert not a or (show(a) in str(error.value) and show(b) in str(error.value))
+
+
+def test_pick_says_what_it_takes():
+    g = cv.CalcGraph()
+    i, table = g.placeholder("i", (None,), dtype="int64"), g.parameter("E", (10, 4))
+    with (
+        g.path("learn", backward=True),
+        pytest.raises(cv.ShapeError, match=r"of each row it takes its own element, .*\(an embedding\)"),
+    ):
+        cv.pick(table, i)

@@ -62,7 +62,7 @@ CASES = [
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("shape", "axis"), CASES)
-def test_the_numbers_are_those_of_the_data(shape, axis, dtype):
+def test_the_numbers_are_those_of_the_data(shape, axis, dtype, whole):
     x = RNG.standard_normal((50, *shape)) * RNG.uniform(0.01, 9, shape) + RNG.uniform(-50, 50, shape)
     x = x.astype(dtype)
     wanted = moments(x, None if axis is None else axis if axis > 0 else len(shape))
@@ -70,8 +70,11 @@ def test_the_numbers_are_those_of_the_data(shape, axis, dtype):
     sums = (
         16 if dtype == "float64" else 4
     )  # roundings of a sum over 3000 elements in float64; in float32 the result's alone
+    model = network(shape, nn.Standardize(axis=axis), dtype=dtype)
     for way, given in ways(x):
-        model = network(shape, nn.Standardize(axis=axis), dtype=dtype).adapt(given)
+        if not whole and way not in ("array", "with targets"):
+            continue
+        model.adapt(given)
         for name, value in zip(("mean", "std"), wanted):
             found = model.buffers[f"standardize_1.{name}"]
             assert found.shape == value.shape, way

@@ -10,7 +10,7 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model import Model
-from calcvm.model.data import by_name
+from calcvm.model.data import by_name, count_of
 from calcvm.model.scores import Scores, scores_of
 from calcvm.ops.dims import Shape, show
 from calcvm.ops.optimizers import SCHEDULES, STEP_ROW
@@ -122,7 +122,7 @@ class Ensemble:
         accuracy is that of `predict_classes`.  Bools are judged as what holds for more than half.
         """
         roles = self.models[0].roles
-        targets = by_name("y", roles.labels, y)
+        targets = by_name("y", roles.labels, y, roles)
 
         def judged(outputs: np.ndarray) -> dict[str, float]:
             return self.models[0].judge({roles.outputs[0]: outputs, **targets})()
@@ -236,7 +236,7 @@ def snapshot_ensemble(
             f"the model's schedule is {_schedule(model.program)!r}: "
             "compile it with an optimizer such as cv.SGD(0.1, schedule=cv.CosineRestarts(1))"
         )
-    samples = len(next(iter(by_name("X", model.roles.inputs, X).values())))
+    samples = count_of(by_name("X", model.roles.inputs, X, model.roles), model.roles)
     heap = CalcHeap(cycles * model.program.heap_bytes, device=model.heap.device.name)
     record = model.resident.record
     with record.change:  # from the first cycle to the last

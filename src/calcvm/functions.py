@@ -532,7 +532,10 @@ def _drawn(what: str, op: str, x: Variable, rate: float) -> Variable:
 
 
 def pick(x: Variable, index: Variable) -> Variable:
-    """``x[..., index]``, of each row its own element: x (..., N), index (...) of integers in [0, N)."""
+    """``x[..., index]``, of each row its own element: x (..., N), index (...) of integers in [0, N).
+
+    x has a row for each index, with the batch first: rows of a table for indexes (an embedding) it does not take.
+    """
     return apply("pick", x, index)
 
 

@@ -29,7 +29,7 @@ def html(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], rest:
 
 def preformatted(text: str) -> str:
     """Text whose columns line up."""
-    return f"<pre>{escape(text)}</pre>"
+    return f'<pre style="font-family: monospace">{escape(text)}</pre>'
 
 
 def number(value: float) -> str:

@@ -272,6 +272,11 @@ class Fleet(Uncopied):
             resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
             results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # which patience watches
         )  # fmt: skip
+        for name, array in judge.held.items():
+            if not np.array_equal(array, train.held.get(name, array), equal_nan=True) or name not in train.held:
+                raise CalcError(
+                    f"validation: {name!r} has no samples, and is the same for training and validation: give it in both"
+                )
         if judge.functions:
             raise CalcError(
                 f"validation of {judge.samples} samples in batches of {resident.program.batch_size}: a fleet follows means and sums "

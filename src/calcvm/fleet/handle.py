@@ -169,6 +169,7 @@ class Handle(Uncopied):
                 self._means[i] = longer
                 self._shared[i] = self._longer  # not before: the task points at the old one until it points here
         self._train.occupy()
+        self._train.hold(slot)
 
     def _leave(self, slot: Slot, status: int, epoch: int, first: int) -> None:
         """Take note of where the task stands, before its slot may become another's."""

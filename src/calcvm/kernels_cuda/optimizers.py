@@ -201,12 +201,16 @@ def wide_square(x):
     return float(x) * float(x)
 
 
-SMALL = 2.0**-540  # what float64 is multiplied by where its squares are too large
+@device
+def small(x):
+    """What x is multiplied by where its squares are too large, in its own type."""
+    unit = like(x, 2.0**-540)
+    return unit if unit > like(x, 0) else like(x, 2.0**-80)
 
 
 @device
 def small_square(x):
-    return (float(x) * SMALL) * (float(x) * SMALL)
+    return (x * small(x)) * (x * small(x))
 
 
 @kernel
@@ -220,7 +224,7 @@ def sumsq(me, rows, cols, g: Ptr, s: Ptr):
             if total < like(g, math.inf):
                 s[r] = sqrt(total)
             else:
-                s[r] = like(g, sqrt(part_of_sum(at(g, r * cols), cols, 0, 1, 0.0, small_square)) / SMALL)
+                s[r] = sqrt(part_of_sum(at(g, r * cols), cols, 0, 1, like(g, 0.0), small_square)) / small(total)
             r += threads()
     else:
         r = lo + warp()
@@ -229,8 +233,8 @@ def sumsq(me, rows, cols, g: Ptr, s: Ptr):
             if total < like(g, math.inf):
                 norm = sqrt(total)
             else:
-                small = warp_sum(part_of_sum(at(g, r * cols), cols, lane(), warp_size(), 0.0, small_square))
-                norm = like(g, sqrt(small) / SMALL)
+                total = warp_sum(part_of_sum(at(g, r * cols), cols, lane(), warp_size(), like(g, 0.0), small_square))
+                norm = sqrt(total) / small(total)
             if lane() == 0:
                 s[r] = norm
             r += warps()
@@ -263,7 +267,7 @@ def clip_norm_scale(me, n, s: Ptr, hyper: Ptr.float64):
         return
     norm = sqrt(sum_of_chunks(s, n, shared(hyper), wide_square))
     if not norm < math.inf:
-        norm = sqrt(sum_of_chunks(s, n, shared(hyper), small_square)) / SMALL
+        norm = sqrt(sum_of_chunks(s, n, shared(hyper), small_square)) / small(norm)
     if thread() == 0:
         scale = hyper[CLIP_NORM] / (norm + 1e-6)
         hyper[CLIP_SCALE] = 1.0 if scale > 1 else scale

@@ -121,11 +121,14 @@ class Lowering:
             used = {v for op in path.operations for v in op.inputs.values()}
             kept |= {v for v in path.variables if v not in used}
             kept |= {v for v in used if v.kind == "result" and v.path is not path}
-        figures = (v for v in kept if v.path and not v.path.backward and numel(v.shape) == 1 and v.type == FLOAT)
-        self.inner = {
-            t.source for v in figures if self.rounds.of(v).what == OTHER for t in self.rounds.totals(v) or ()
-        } - kept
+        figures = (v for v in kept if self._judges(v) and self.rounds.of(v).what == OTHER)
+        self.inner = {t.source for v in figures for t in self.rounds.totals(v) or ()} - kept
         return kept | self.inner
+
+    @staticmethod
+    def _judges(v: Variable) -> bool:
+        """Whether a kept result may be a figure."""
+        return v.path is not None and v is not v.path.loss and numel(v.shape) == 1 and v.type == FLOAT
 
     def run(self) -> tuple[Lowered, Facts]:
         for v in self.graph.variables.values():
@@ -254,8 +257,7 @@ class Lowering:
             return {}
         if over.what == SUM:
             return {"over": SUM}
-        judges = v in self.kept and v.path is not None and not v.path.backward
-        totals = (self.rounds.totals(v) if judges else None) or ()
+        totals = (self.rounds.totals(v) if v in self.kept and self._judges(v) else None) or ()
         return {"over": OTHER, "why": over.why, "totals": {t.source.name: self.rounds.of(t).what for t in totals}}
 
     def _value(self, v: Variable) -> Value | None:

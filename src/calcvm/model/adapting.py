@@ -87,19 +87,19 @@ def _batches(model: Model, X: Any) -> Iterator[dict[str, np.ndarray]]:
     """Data of the model's inputs: at once, or as they come, alone or with what else a batch has."""
     inputs = model.roles.inputs
     if not comes_in_batches(X, None, model.roles):
-        yield _checked(model, by_name("X", inputs, X))
+        yield _checked(model, by_name("X", inputs, X, model.roles))
         return
     for batch in X if isinstance(X, Iterable) else ():
         if isinstance(batch, Mapping):
             batch = {name: batch[name] for name in inputs if name in batch}
         elif isinstance(batch, (tuple, list)):
             batch = batch[0] if len(inputs) == 1 else tuple(batch[: len(inputs)])
-        yield _checked(model, by_name("a batch", inputs, batch))
+        yield _checked(model, by_name("a batch", inputs, batch, model.roles))
 
 
 def _checked(model: Model, data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     sizes = {name: model.resident.check(name, array, samples=True) for name, array in data.items()}
-    if len({*sizes.values()}) > 1:
+    if len({n for name, n in sizes.items() if name not in model.roles.whole}) > 1:
         raise ShapeError(f"adapt: the arrays differ in their number of samples ({sizes})")
     return data
 

@@ -25,17 +25,18 @@ def arrays_of(x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
     return (x,) if y is None and not more else (x, y, *more)
 
 
-def samples(what: str, data: Any) -> np.ndarray:
-    """A data set as an array, samples first."""
+def samples(what: str, data: Any, whole: bool = False) -> np.ndarray:
+    """A data set as an array, samples first (``whole`` : or an array that has none)."""
     array = numbers(what, data)
-    if array.ndim == 0:
+    if array.ndim == 0 and not (whole and array.dtype.kind in "fiub"):
         hint = f"; give its arrays, such as list({what}.values())" if isinstance(data, Mapping) else ""
         raise CalcError(f"{what}: an array of samples is wanted, not {checks.called(data)}{hint}")
     return array
 
 
-def by_name(what: str, names: Sequence[str], given: Any) -> Arrays:
+def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays:
     """Data sets for placeholders: an array where it is one, else a tuple of arrays in their order; or a mapping by name."""
+    whole = roles.whole
     if isinstance(given, Mapping) and (len(names) != 1 or given.keys() == {*names}):
         unknown = [name for name in given if name not in names]
         missing = [name for name in names if name not in given]
@@ -44,9 +45,9 @@ def by_name(what: str, names: Sequence[str], given: Any) -> Arrays:
                 f"{what}: arrays for {', '.join(names) or 'nothing'} are wanted, "
                 + (f"there is none for {missing[0]!r}" if missing else f"not for {checks.shown(unknown[0])}")
             )
-        return {name: samples(name, given[name]) for name in names}
+        return {name: samples(name, given[name], name in whole) for name in names}
     if len(names) == 1:
-        return {names[0]: samples(what, given)}
+        return {names[0]: samples(what, given, names[0] in whole)}
     if not names:
         if given is not None:
             raise CalcError(f"{what}: the model takes none: leave it out")
@@ -54,19 +55,24 @@ def by_name(what: str, names: Sequence[str], given: Any) -> Arrays:
     if not isinstance(given, (tuple, list)) or len(given) != len(names):
         n = f"{type(given).__name__} of {len(given)}" if isinstance(given, (tuple, list)) else checks.called(given)
         raise CalcError(f"{what}: a tuple or mapping of arrays for {', '.join(names)} is wanted, not {n}")
-    return {name: samples(name, array) for name, array in zip(names, given)}
+    return {name: samples(name, array, name in whole) for name, array in zip(names, given)}
+
+
+def count_of(data: Arrays, roles: Roles) -> int:
+    """How many samples data sets have; where none has any, one."""
+    return next((len(array) for name, array in data.items() if name not in roles.whole), 1)
 
 
 def training_data(
     model: Resident, roles: Roles, X: Any, y: Any, sample_weight: Any, class_weight: Any, validation: Any
 ) -> tuple[Arrays, Arrays | None]:
     """The data to train on, with what each sample counts, and those to judge by: given ones, or a share at the end of X."""
-    inputs, targets = by_name("X", roles.inputs, X), by_name("y", roles.labels, y)
-    first = next(iter(inputs.values()), None)
+    inputs, targets = by_name("X", roles.inputs, X, roles), by_name("y", roles.labels, y, roles)
+    n = count_of({**inputs, **targets}, roles)
     for name, array in (*inputs.items(), *targets.items()):
-        if first is not None and len(array) != len(first):
+        if name not in roles.whole and len(array) != n:
             single = len(roles.inputs) == len(roles.labels) == 1
-            raise ShapeError(f"X has {len(first)} samples, {'y' if single else repr(name)} has {len(array)}")
+            raise ShapeError(f"X has {n} samples, {'y' if single else repr(name)} has {len(array)}")
     given = [what for what, w in (("sample_weight", sample_weight), ("class_weight", class_weight)) if w is not None]
     if not roles.weighted:
         if given:
@@ -74,7 +80,6 @@ def training_data(
                 f"{given[0]}: the model's loss has no weights: make it with cv.Model(..., sample_weight=True)"
             )
         return _split({**inputs, **targets}, validation, roles)
-    n = len(first if first is not None else next(iter(targets.values())))
     weights = np.ones(n, model.program.dtype)
     data, held = _split({**inputs, **targets, WEIGHT: weights}, validation, roles)
     if sample_weight is not None:
@@ -126,18 +131,20 @@ def _split(data: Arrays, validation: Any, roles: Roles) -> tuple[Arrays, Arrays 
     if not checks.is_number(validation):
         return data, held_out(validation, roles)
     share = checks.number("validation", validation, 0, 1, ends="()", unless=", the share of samples, or (X, y)")
-    n = len(next(iter(data.values())))
+    n = count_of(data, roles)
     keep = n - round(n * share)
     if not 0 < keep < n:
         raise CalcError(f"validation={share}: no samples are left on one side of {n}")
-    return {k: a[:keep] for k, a in data.items()}, {k: a[keep:] for k, a in data.items()}
+    return tuple(
+        {k: a if k in roles.whole else a[part] for k, a in data.items()} for part in (slice(keep), slice(keep, None))
+    )  # type: ignore[return-value]
 
 
 def held_out(validation: Any, roles: Roles) -> Arrays:
     """The samples and targets of validation data."""
     if not roles.labels and not (isinstance(validation, tuple) and len(validation) == 2 and validation[1] is None):
         alone = isinstance(validation, tuple) and len(validation) == len(roles.inputs) == 1
-        return by_name("validation X", roles.inputs, validation[0] if alone else validation)
+        return by_name("validation X", roles.inputs, validation[0] if alone else validation, roles)
     if not isinstance(validation, (tuple, list)) or len(validation) != 2:
         n = f"a {type(validation).__name__} of {len(validation)}" if isinstance(validation, (tuple, list)) else None
         raise CalcError(
@@ -146,7 +153,7 @@ def held_out(validation: Any, roles: Roles) -> Arrays:
             + (": there are no sample weights in validation" if n and len(validation) == 3 else "")
         )
     X, y = validation
-    return {**by_name("validation X", roles.inputs, X), **by_name("validation y", roles.labels, y)}
+    return {**by_name("validation X", roles.inputs, X, roles), **by_name("validation y", roles.labels, y, roles)}
 
 
 # ---------------------------------------------------------------- batches as they come
@@ -174,6 +181,12 @@ class Stream:
     def __init__(self, model: Model, names: Sequence[str], batches: Any, rounds: int | None, results: Sequence[str]):
         self.rounds = rounds
         self._model, self._names, self._batches, self._results = model, names, batches, results
+        variables = model.resident.loaded.variables
+        if others := [name for name in results[1:] if variables[name].get("over") == "other"]:
+            raise CalcError(
+                f"train_metrics: {others[0]!r} is no mean over samples, so that it has none of batches as they come: leave it "
+                "out, or give arrays"
+            )
         self._iterator: Iterator[Any] = iter(batches)
         self._again = self._iterator is not batches
         self._sums, self._samples = np.zeros(len(results)), 0
@@ -190,7 +203,7 @@ class Stream:
         done, told, since = 0, 0, time.perf_counter()
         while done != self.rounds and (batch := next(self._iterator, None)) is not None:
             arrays = self._arrays(batch)
-            loss, n = self._model.step(*arrays), len(np.asarray(arrays[0]))
+            loss, n = self._model.step(*arrays), self._count(arrays)
             self._sums += [n * loss, *(n * float(self._model[name]) for name in self._results[1:])]
             self._samples, done = self._samples + n, done + 1
             if time.perf_counter() - since > seconds or any(done % mark == 0 for mark in marks):
@@ -199,6 +212,12 @@ class Stream:
         self.passes += done > 0
         if done > told:
             yield done
+
+    def _count(self, arrays: Sequence[Any]) -> int:
+        """How many samples a batch has, along whichever axis."""
+        forms = self._model.resident.loaded.forms
+        axes = ((array, i) for name, array in zip(self._names, arrays) for i, n in enumerate(forms[name]) if n.a)
+        return next((np.shape(array)[i] for array, i in axes), 1)
 
     @property
     def ended(self) -> bool:

@@ -18,7 +18,7 @@ from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
 from calcvm.model import adapting, files, scores
 from calcvm.model.callbacks import Callback, EarlyStopping, callbacks_of
-from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, held_out, training_data
+from calcvm.model.data import Arrays, Stream, arrays_of, by_name, comes_in_batches, count_of, held_out, training_data
 from calcvm.model.history import History
 from calcvm.model.networks import build_graph
 from calcvm.model.roles import Roles
@@ -91,7 +91,10 @@ class Model(methods.Native, hints.Closed):
         `nn.RandomCrop`, and those after it do so while training alone.
     metrics : list of str or callable, optional
         What `evaluate` tells beside the loss: "accuracy", "mse", "mae", "huber", or functions of (output, target)
-        variables, by their names (default: the accuracy for softmax_cross_entropy).  Each is a mean over batches.
+        variables, by their names (default: the accuracy for softmax_cross_entropy).  Each is of the whole data set: a mean or
+        a sum over samples, or a function of such, for instance `calcvm.rmse`; others are refused where there are several
+        batches.  The accuracy of one output is that of logits above 0 (binary_cross_entropy), of numbers above 1/2 (mse, mae,
+        huber).
     train_metrics : bool
         Whether `fit` tells the metrics of what it trains on too, beside the loss: means over the epoch, while the parameters
         change.  Each is a row of every step: 0.2 % to 5 % of one of 20 us and more, 0.3 us of the shortest.
@@ -390,11 +393,12 @@ class Model(methods.Native, hints.Closed):
         return (dict(zip(map(intern, inputs), self._plain(inputs))),), {}
 
     def _plain_evaluate(self, X: Any, y: Any = None) -> _Plain:
-        of = [self._plain(by_name("X", self.roles.inputs, X)), self._plain(by_name("y", self.roles.labels, y))]
+        inputs, labels = self.roles.inputs, self.roles.labels
+        of = [self._plain(by_name(*given, self.roles)) for given in (("X", inputs, X), ("y", labels, y))]
         return tuple(arrays[0] if len(arrays) == 1 else tuple(arrays) for arrays in of if arrays), {}
 
     def _plain_predict(self, X: Any, *, out: Any = None) -> _Plain:
-        arrays = self._plain(by_name("X", self.roles.inputs, X))
+        arrays = self._plain(by_name("X", self.roles.inputs, X, self.roles))
         return (arrays[0] if len(arrays) == 1 else tuple(arrays),), {} if out is None else {"out": out}
 
     @methods.native(_plain_set)
@@ -426,7 +430,7 @@ class Model(methods.Native, hints.Closed):
         """Data of a step in the order of the path's placeholders."""
         if not (isinstance(x, (tuple, Mapping)) and len(self.roles.inputs) > 1 and not more):
             return arrays_of(x, y, more)
-        given = {**by_name("x", self.roles.inputs, x), **by_name("y", self.roles.labels, y)}
+        given = {**by_name("x", self.roles.inputs, x, self.roles), **by_name("y", self.roles.labels, y, self.roles)}
         return tuple(given[name] for name in self.resident.loaded.feeds("learn") if name in given)
 
     @methods.native(_plain_run_steps)
@@ -537,7 +541,8 @@ class Model(methods.Native, hints.Closed):
         ----------
         X : ndarray, shape (n, *input_shape), float32, float64, uint8, int32 or int64
             C-contiguous arrays of these types, in the machine's byte order, are not copied; other numbers are converted.
-            Of several inputs a tuple or a mapping.  Without ``y`` an iterable of batches, such as a generator: a step each.
+            Of several inputs a tuple or a mapping; what is for a placeholder without samples is given whole.
+            Without ``y`` an iterable of batches, such as a generator: a step each.
         y : ndarray, shape (n, *target_shape) or (n,) labels
         validation : (X, y), or the share of samples at the end of the data to hold out.
         patience : int, optional
@@ -629,8 +634,8 @@ class Model(methods.Native, hints.Closed):
         """Loss and metrics over a data set, without dropout; X and y are those of `fit`."""
         self._check_adapted()
         inputs, labels, resident = self.roles.inputs, self.roles.labels, self.resident
-        data = {**by_name("X", inputs, X), **by_name("y", labels, y)}
-        judge, n = self.judge(data, check_finite), len(data[inputs[0]])
+        data = {**by_name("X", inputs, X, self.roles), **by_name("y", labels, y, self.roles)}
+        judge, n = self.judge(data, check_finite), count_of(data, self.roles)
         with resident.record.turn.mine:
             start = time.perf_counter()
             found = judge()
@@ -639,7 +644,7 @@ class Model(methods.Native, hints.Closed):
         return found
 
     @methods.native(_plain_predict)
-    def predict(self, X: Any, *, out: Any = None) -> Any:
+    def predict(self, X: Any, *, out: Any = None) -> np.ndarray:
         """Outputs of the network for a data set, shape (n, *output_shape), without dropout.
 
         Parameters
@@ -653,9 +658,9 @@ class Model(methods.Native, hints.Closed):
         """
         self._check_adapted()
         resident, outputs = self.resident, self.roles.outputs
-        data = by_name("X", self.roles.inputs, X)
+        data = by_name("X", self.roles.inputs, X, self.roles)
         sizes = {name: resident.check(name, array, samples=True) for name, array in data.items()}
-        n = next(iter(sizes.values()))
+        n = next((size for name, size in sizes.items() if name not in self.roles.whole), 1)
         if out is None:
             given = {}
         elif len(outputs) == 1:
@@ -674,7 +679,7 @@ class Model(methods.Native, hints.Closed):
         for name in over:
             arrays[name][...] = places[name]
         methods.offer(self)
-        return arrays if len(outputs) > 1 else arrays[outputs[0]]
+        return arrays if len(outputs) > 1 else arrays[outputs[0]]  # type: ignore[return-value]  # most models have one
 
     def _place_for(self, name: str, n: int, out: Any) -> np.ndarray:
         """An array for a result of ``n`` samples, which may be given."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from calcvm import checks, nn
@@ -51,9 +52,10 @@ TERMS: dict[str, Callable[..., Variable]] = {
 }
 
 
-def _accuracy(x: Variable, t: Variable) -> Variable:
+def _accuracy(x: Variable, t: Variable, loss: Any) -> Variable:
     """Share of the right classes, as the loss takes the output: a logit each, or numbers near 0 and 1; else the largest score's."""
-    loss = next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
+    if not isinstance(loss, str):
+        loss = next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
     one = x.rank < 2 or x.shape[F.class_axis(x)] == 1
     if loss != BINARY and not one:
         return F.accuracy(x, t)
@@ -75,7 +77,7 @@ THRESHOLDS = {BINARY: 0.0, "mse": 0.5, "mae": 0.5, "huber": 0.5, "log_cosh": 0.5
 
 
 METRICS: dict[str, Callable[..., Variable]] = {
-    "accuracy": _accuracy,
+    "accuracy": F.accuracy,
     "mse": F.mse,
     "mae": F.mae,
     "huber": F.huber,
@@ -163,9 +165,10 @@ def build_graph(
             target_shape = tuple(sizes[1:])
         target = g.placeholder("target", (None, *target_shape), target_dtype)
         weight = g.placeholder(WEIGHT, (None,)) if sample_weight else None
+        descended = loss_of("loss", y, target, weight)
         if train_metrics:
             judge(y, target, TRAINED)
-        learn.minimize(loss_of("loss", y, target, weight), optimizer, output=y, rates=rates)
+        learn.minimize(descended, optimizer, output=y, rates=rates)
     with g.path("predict", adopt=False) as predict:
         predict.output = output = result(training=False).rename("output")
         loss_of("predict.loss", output, target)
@@ -205,7 +208,7 @@ def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:
     found: dict[str, Callable[..., Variable]] = {}
     for metric in checks.items("metrics", given, wanted):
         if isinstance(metric, str) and metric in METRICS:
-            name, function = metric, METRICS[metric]
+            name, function = metric, partial(_accuracy, loss=loss) if metric == "accuracy" else METRICS[metric]
         elif callable(metric) and not isinstance(metric, (type, nn.Layer)) and hasattr(metric, "__name__"):
             name, function = metric.__name__.strip("<>"), metric
         else:

@@ -20,6 +20,7 @@ class Roles:
     targets : what learning, or judging, needs beside them.
     outputs : what `Model.predict` gives.
     figures : results of predict that judge a model (single numbers), and what each is called in a `History`.
+    whole : placeholders that have no samples: what they hold is given once.
     trained : the loss of learn, and results of it that judge a model while it trains, and what each is called there.
     """
 
@@ -28,6 +29,7 @@ class Roles:
     outputs: tuple[str, ...]
     figures: Mapping[str, str]
     trained: Mapping[str, str]
+    whole: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, loaded: Loaded) -> Roles:
@@ -52,7 +54,8 @@ class Roles:
         outputs = _declared(loaded) or [name for name in _readable(loaded) if not loaded.is_number(name)]
         if not outputs:
             raise CalcError("path 'predict' has no output: predict.output = y, or a tuple of results")
-        return cls(inputs, targets, tuple(outputs), figures(loaded), trained)
+        whole = frozenset(name for name in (*inputs, *targets) if not loaded.has_samples(name))
+        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole)
 
     @property
     def weighted(self) -> bool:

@@ -23,7 +23,8 @@ from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lif
 from calcvm.planner.offsets import load
 
 WIDTH = 8  # downsets that are followed at once
-EFFORT = 200_000  # statements that may be tried for all parts: about half a second; of the zoo 59 thousand at most
+EFFORT = 400_000  # statements that may be tried for all parts: about a second; of the zoo 59 thousand at most
+EACH = 2000  # and for each statement of the program
 
 
 def improve(lowered: Lowered, batch: int, machine: Machine, passes: int = 4, width: int = WIDTH) -> Lowered:
@@ -119,7 +120,7 @@ def _by_parts(
     into = load([size[v] for v in spans], [f + 1 for f in firsts], lasts)  # live before and at each statement
     highest = [(-max(live[start:stop]), k) for k, (start, stop) in enumerate(parts)]
     heapify(highest)
-    done, left = set[int](), EFFORT
+    done, left = set[int](), min(EFFORT, EACH * len(order))
     while True:
         lowered, k = heappop(highest)
         if k in done or -lowered <= floor:

@@ -401,17 +401,34 @@ def feed(place, data):
             text += f".reshape({show(shape)})"
         return f"{text}.copy()"
 
+    def _totals(self, name: str) -> dict[str, str]:
+        """The means and sums over samples that a figure is a function of."""
+        return self.loaded.variables[name].get("totals") or {}
+
+    def _view(self, name: str) -> str:
+        """The view of a total, which nobody has named."""
+        return self.listing.names[self.loaded.variables[name]["symbol"]]
+
+    def _row(self, path: str, pc: int) -> Line:
+        """The statements of a row."""
+        phase = next(
+            phase for phase in ("forward", "loss") if pc in range(*self.program.sections.get((path, phase), (0, 0)))
+        )
+        return self._lines(path, phase)[pc - self.program.sections[path, phase][0]]
+
     def _evaluate(self) -> str:
         figures = self.parts.figures
         if not figures:
             return ""
         feeds = self.loaded.feeds("predict", ("forward", "loss"))
         n = self._samples(feeds)
+        totals = {t: kind for name in figures for t, kind in self._totals(name).items()}
         body = [
             f"def evaluate({', '.join(map(self._argument, feeds))}):",
             '    """Figures of any number of samples: means over batches by their samples, sums added up."""',
-            *self._apart(figures, n),
+            *self._apart([name for name in figures if not self._totals(name)], n),
             f"    sums = dict.fromkeys({[*figures.values()]}, 0.0)",
+            *(["    totals = {}"] if totals else []),
             f"    for start in range(0, {n}, BATCH):",
             f"        of_batch(min(BATCH, {n} - start))",
             *self._sliced(feeds),
@@ -419,9 +436,21 @@ def feed(place, data):
             *(
                 f"        sums[{called!r}] += float({self.places[name]}.reshape(())) * {self._share(name, n)}"
                 for name, called in figures.items()
+                if not self._totals(name)
             ),
-            "    return sums",
+            *(
+                f"        totals[{t!r}] = totals.get({t!r}, 0.0) + {self._view(t)}.astype(np.float64) * "
+                f"{'1.0' if kind == 'sum' else f'B / {n}'}"
+                for t, kind in totals.items()
+            ),
+            *(f"    {self._view(t)}[...] = totals[{t!r}]" for t in totals),
         ]
+        for name, called in figures.items():  # functions of totals, of those of all samples
+            if totals := self._totals(name):
+                for pc in self.loaded.making("predict", name, totals):
+                    body += [line for text in self._row("predict", pc).texts for line in _wrapped(text)]
+                body.append(f"    sums[{called!r}] = float({self.places[name]}.reshape(()))")
+        body.append("    return sums")
         return "\n".join(body) + "\n"
 
     def _main(self) -> str:

@@ -140,12 +140,13 @@ def _terms(r: Row, f: Formula) -> None:
 
 def _slope(r: Row, v: str, f: Formula) -> None:
     slope = applied(r, f, *(r.like(name, f"d{v}") for name in f.reads))
-    r.put(f"d{v}", weighted(r, slope))
+    r.put(f"d{v}", weighted(r, slope, f"d{v}"))
 
 
-def weighted(r: Row, slope: Any) -> Any:
-    """A slope times the gradient of the mean that it is part of."""
-    seed, count = r.factor("dloss", r.shape("dloss")), r.number(r.w.count)
+def weighted(r: Row, slope: Any, to: str) -> Any:
+    """A slope times the gradient of the mean that it is part of, in the shape of what it is put to."""
+    own = r.shape("dloss")
+    seed, count = r.factor("dloss", own if len(own) <= len(r.shape(to)) else ()), r.number(r.w.count)
     return slope / count if seed.form == ONE_TEXT else seed / count * slope
 
 
@@ -192,7 +193,7 @@ def _cross_entropy(r: Row) -> None:
 def _cross_entropy_back(r: Row) -> None:
     p, q = r.x("p", *rows_of(r)), _wanted(r)
     by_row = p * total(q) if r.w.dense == 1 else p
-    r.put("dlogits", weighted(r, by_row - q), *rows_of(r))
+    r.put("dlogits", weighted(r, by_row - q, "dlogits"), *rows_of(r))
 
 
 @writes("pick_fwd")

@@ -100,7 +100,7 @@ def _concat_back(r: Row) -> None:
 
 # ---------------------------------------------------------------- slices
 def _ranges(r: Row, whole: str, part: str) -> str | None:
-    """The slice as an index of the whole's own axes, where it is one."""
+    """The slice as an index of the whole's own axes as they lie, where it is one."""
     w, x, y = r.w, r.shape(whole), r.shape(part)
     if len(x) != len(y) or not x:
         return None
@@ -114,6 +114,8 @@ def _ranges(r: Row, whole: str, part: str) -> str | None:
             except ZeroDivisionError:
                 return None
         start = start - first * stride if stride.constant else start
+        if n != m and not (n.constant and m.constant and first.b + m.b <= n.b):
+            return None  # an axis of one element stands elsewhere
         whole_axis = n == m and first == 0
         index.append(":" if whole_axis else f"{show(first)}:{show(first + m)}")
     pairs = [(w.d0, w.cols), *((getattr(w, f"d{i}"), getattr(w, f"s{i}")) for i in range(1, 5)), (w.d5, ONE)]

@@ -24,11 +24,12 @@ class Epoch:
 
     data : placeholder -> array of samples, read in place where it can be (`calcvm.vm.run.feeds`).
         Where the path's output is among them, the network is not run: results are of those outputs.
+    held : what has no samples, such as a table: set where the model is, before rounds run.
     samples : the numbers of those to use (default: all), or a slice; the arrays are not copied.
     train : each round runs backward too, each learning batch ends with an update (``trains``: the path, or None).
     learning : samples of a learning batch (default: the program's batch, one round each).
     results : scalar results of the samples: of means over them the mean, of sums the sum; what is a function of such totals is
-        computed of those of the whole pass, by `whole`.
+        computed of those of the whole pass, when it is over.
     outputs : result -> array that receives its value for every sample.
     """
 
@@ -50,6 +51,12 @@ class Epoch:
         self.model, self.names, self.trains = model, list(results), path if train else None
         self._changes = path in loaded.changes
         data = {name: model.numbers(name, array) for name, array in data.items()}
+        finite = program.dtype if check_finite else ""
+        self.held = {name: data.pop(name) for name in [*data] if not loaded.has_samples(name)}
+        for name, array in self.held.items():
+            model.check(name, readable(name, array, finite, loaded.own_types.get(name, "")))
+        if not data:
+            raise ShapeError(f"no data have samples ({', '.join(self.held)}): use step, or run")
         if isinstance(samples, slice):
             data, samples = {name: array[samples] for name, array in data.items()}, None
         sizes = {name: model.check(name, array, samples=True) for name, array in data.items()}
@@ -60,9 +67,7 @@ class Epoch:
         self.samples = n = n if self._index is None else len(self._index)
         batch = program.batch_size
         learning = batch if learning is None else learning
-        if not train:
-            learning = n  # sums are of all samples
-        elif not 1 <= learning <= batch:  # compiled code counts with it
+        if not 1 <= learning <= batch:  # compiled code counts with it
             check_learning_batch(program, learning)
         short, rest = learning % batch, n % learning % batch
         self.rounds = n // learning * -(-learning // batch) + -(-(n % learning) // batch)
@@ -72,7 +77,6 @@ class Epoch:
         if given := output in data:
             symbols[output] = lies = loaded.computed(path, output)
             data[output] = data[output].transpose(axes(lies.layout, data[output].ndim))
-        finite = program.dtype if check_finite else ""
         self._arrays = [readable(name, array, finite, own.get(name, "")) for name, array in data.items()]
         self._feeds = np.array(
             [_feed(model, name, a, device.samples(a), symbols[name]) for name, a in zip(data, self._arrays)], np.int64
@@ -83,23 +87,26 @@ class Epoch:
         for name in results:
             if loaded.symbol(name).elems != 1 or name in own:
                 raise CalcError(f"{name!r} is no single number: it has no mean over the samples")
-        sums = [loaded.variables[name].get("over") == "sum" for name in results]
-        offsets = [_counted(loaded.symbol(name).offset, of_all) for name, of_all in zip(results, sums)]
-        self.functions = {} if train or self.rounds == 1 else {
-            name: self._function(path, name) for name in results if loaded.variables[name].get("over") == "other"
-        }  # fmt: skip
+        facts = loaded.training(path) if train else {}
+        offsets = [
+            _counted(loaded.symbol(name).offset, str(loaded.variables[name].get("over")), name == facts.get("loss"))
+            for name in results
+        ]
+        several = [name for name in results if self.rounds > 1 and name != facts.get("loss")]
+        functions = [name for name in several if loaded.variables[name].get("over") == "other"]
+        self.functions = {name: self._function(path, name) for name in functions}
         self._totals: dict[Symbol, int] = {}  # where their sums begin
         for name, kind in {t: k for _, totals in self.functions.values() for t, k in totals.items()}.items():
             symbol = loaded.symbol(name)
             self._totals[symbol] = len(offsets)
-            offsets += [_counted(symbol.offset + i, kind == "sum") for i in range(symbol.elems.b)]
+            offsets += [_counted(symbol.offset + i, kind) for i in range(symbol.elems.b)]
         self._found: dict[str, float] = {}
         self._results = np.array(offsets, np.int64)
         self._sums = device.shared(max(len(offsets), 1))
         phases = ("forward", "loss", "backward") if train else ("forward", "loss") if results else ("forward",)
         ends = [loaded.span(path, ("optimize", "end_round"))] if train else []
         phases = ("loss",) if given else phases
-        missing = [name for name in loaded.feeds(path, phases) if name not in data]
+        missing = [name for name in loaded.feeds(path, phases) if name not in data and name not in self.held]
         if missing:
             raise CalcError(f"path {path!r} needs data for {', '.join(map(repr, missing))} too")
         spans = loaded.round(path, *phases)
@@ -111,9 +118,11 @@ class Epoch:
         self._spans = np.array(spans, np.int64)
         self._end_spans = np.array(ends, np.int64).reshape(-1, 2)
         self._rows = [loaded.rows(b or batch) for b in (batch, short, rest)]
-        facts = loaded.training(path) if train else {}
         self._adds_up = bool(facts.get("accumulate"))
-        weighs = self._adds_up and not (results and sums[0])  # of a sum, the gradient of each round counts whole
+        whole = (
+            train and loaded.variables[facts["loss"]].get("over") == "sum"
+        )  # of a sum, each round's gradient counts whole
+        weighs = self._adds_up and not whole
         seed_off = program.symbols[facts["seed"]].offset if weighs else -1
         job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
         device.prepare_task(job, loaded)
@@ -146,6 +155,7 @@ class Epoch:
         if self._adds_up and self.trains in self.model.record.open:
             self.model.drop_added(str(self.trains))
         self._before = self.passes
+        self._found.clear()
         self._sums.array[:] = 0
         self.job[[layout.FIRST, layout.REACHED]] = 0
         self.job[layout.SHUFFLE], self.job[layout.KEY] = (0, 0) if key is None else (1, key)
@@ -174,8 +184,6 @@ class Epoch:
             self.begin(None)
             for _ in self.slices(seconds):
                 pass
-            if self.functions:
-                self._compute()
 
     def _function(self, path: str, name: str) -> tuple[list[int], dict[str, str]]:
         """Rows of a path that make a number of totals of the samples, in order, and those totals, with their kinds."""
@@ -188,17 +196,11 @@ class Epoch:
                 f"samples, since {facts['why']} makes something else of a batch; compile with batch_size={self.samples}, leave "
                 "it out, or compute it from what predict gives"
             )
-        wanted, ends = {facts["symbol"]}, {loaded.variables[t]["symbol"] for t in totals}
-        rows: list[int] = []
-        for pc in reversed(range(*loaded.span(path, ("forward", "loss")))):
-            operands = program.spec(pc).operands
-            if any(o.writes and program.symbol_of(pc, o.name) in wanted - ends for o in operands):
-                rows.insert(0, pc)
-                wanted |= {program.symbol_of(pc, o.name) for o in operands if o.reads}
-        return rows, totals
+        return loaded.making(path, name, totals), totals
 
     def _compute(self) -> None:
-        """What is a function of totals, of those of the whole pass."""
+        """What is a function of totals, of those of the whole pass; in a turn."""
+        self.model.record.forget()
         slot, loaded = self.model.slot, self.model.loaded
         for symbol, start in self._totals.items():
             totals = self._sums.array[start : start + symbol.elems.b] / self.samples
@@ -230,8 +232,8 @@ class Epoch:
                 facts["rounds"] += 1
                 yield [self.mean(name) for name in self.names]
             return
-        job, first, shared = self.job, facts["rounds"], self._device.shared(n * len(self.names))
-        means = shared.array.reshape(n, len(self.names))
+        job, first, shared = self.job, facts["rounds"], self._device.shared(n * len(self._results))
+        means = shared.array.reshape(n, len(self._results))[:, : len(self.names)]
         job[[layout.ROUNDS, layout.MEANS]] = self.rounds, shared.address
         job[[layout.SEED, layout.SHUFFLE, layout.EPOCH]] = model.seed, shuffle, first
         job[[layout.LIMIT, layout.FIRST, layout.PART, layout.PATIENCE]] = first + n, 0, 0, -1
@@ -276,8 +278,14 @@ class Epoch:
         """Prepare the job for the model's place in the heap."""
         slot = self.model.slot
         self.occupy()
+        self.hold(slot)
         self.job[layout.HEAP] = slot.address
         return slot
+
+    def hold(self, slot: Slot) -> None:
+        """Set what has no samples, and stays as it is."""
+        for name, array in self.held.items():
+            slot.write(self.model.loaded.symbol(name), array, array.shape)
 
     def occupy(self) -> None:
         """Take note of what rounds do to the model: what its placeholders and results held before is gone."""
@@ -293,7 +301,10 @@ class Epoch:
 
     def mean(self, name: str) -> float:
         """A result of the samples seen so far in this pass."""
-        if name in self._found:
+        if name in self.functions and self.passes > self._before:
+            if not self._found:
+                with self.model.record.turn.mine:
+                    self._compute()
             return self._found[name]
         batch, learning = int(self.job[layout.BATCH]), int(self.job[layout.LEARNING])
         per_learning = -(-learning // batch)
@@ -302,9 +313,9 @@ class Epoch:
         return float(self._sums.array[self.names.index(name)]) / max(seen, 1)
 
 
-def _counted(offset: int, whole: bool) -> int:
-    """A result for `calcvm.vm.run.samples.deliver`: a mean counts its round's samples, a sum those of its learning batch."""
-    return -1 - offset if whole else offset
+def _counted(offset: int, over: str, by_learning: bool = False) -> int:
+    """An offset of a result for `calcvm.vm.run.samples.deliver`: of a sum over the samples of the pass, or of learning batches."""
+    return offset if over != "sum" else -1 - offset - (layout.BY_LEARNING if by_learning else 0)
 
 
 def _index(samples: np.ndarray, n: int) -> np.ndarray:

@@ -69,7 +69,7 @@ def numeric(name: str, array: np.ndarray) -> np.ndarray:
 
 def readable(name: str, value: Any, finite: str = "", dtype: str = "") -> np.ndarray:
     """`numbers`, C-contiguous; what is NaN or Inf as a ``finite``, the float that a model makes of them, is refused."""
-    array = np.ascontiguousarray(numbers(name, value, dtype))
+    array = np.asarray(numbers(name, value, dtype), order="C")
     if finite and array.dtype.kind == "f":
         flat = array.reshape(-1)
         for i in range(0, flat.size, FINITE_BLOCK):

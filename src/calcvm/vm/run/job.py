@@ -31,6 +31,7 @@ ROWS, START, STOP, STEPS = range(8, 12)
     REACHED,  # rounds of the pass that are done
 ) = range(8, 35)  # fmt: skip
 JOB_WORDS = 40
+BY_LEARNING = 1 << 60  # of the offsets at RESULTS: see `calcvm.vm.run.samples.deliver`
 
 # Words of a task: a rounds job that is run a turn at a time, through epochs.  CODE is the address of run_rounds.
 (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -211,6 +211,18 @@ class Loaded:
     def round(self, path: str, *phases: str) -> list[Span]:
         """What a round runs: what makes the results that phases of ``path`` read, then those."""
         return [*(self.span(*other) for other in self.before(path, phases)), self.span(path, phases)]
+
+    def making(self, path: str, name: str, totals: Iterable[str]) -> list[int]:
+        """Rows of a path that make a result of other results of it, in order."""
+        program, variables = self.program, self.variables
+        wanted, ends = {variables[name]["symbol"]}, {variables[t]["symbol"] for t in totals}
+        rows: list[int] = []
+        for pc in reversed(range(*self.span(path, FORWARD))):
+            operands = program.spec(pc).operands
+            if any(o.writes and program.symbol_of(pc, o.name) in wanted - ends for o in operands):
+                rows.insert(0, pc)
+                wanted |= {program.symbol_of(pc, o.name) for o in operands if o.reads}
+        return rows
 
     @kept
     def needs(self, path: str, phases: tuple[str, ...] = PHASES) -> tuple[str, ...]:

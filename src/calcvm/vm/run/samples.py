@@ -18,6 +18,7 @@ from calcvm.kernels_cpu._common import njit
 from calcvm.vm.run.atomics import I64, call_entry, f32_at, f64_at, i64_at
 from calcvm.vm.run.job import (
     ADDRESS,
+    BY_LEARNING,
     DRAINS,
     DTYPE,
     ELEMS,
@@ -293,7 +294,8 @@ def fetch_ahead(job, base, n, worker):
 def deliver(job, base, n, of_learning):
     """Copy results of a batch out, in the order of the samples, and add up weighted scalars.
 
-    A mean counts the samples of its round, a sum over samples (whose offset is given as -1 - it) those of its learning batch.
+    A mean counts the samples of its round.  Of a sum over samples the offset is negative (`counted`): it counts those of the
+    pass, or, from -BY_LEARNING on, those of its learning batch.
     """
     words, places = i64_at(job), scratch()
     heap, size = words[HEAP], words[ITEMSIZE]
@@ -307,7 +309,9 @@ def deliver(job, base, n, of_learning):
     sums, offsets = f64_at(words[SUMS]), i64_at(words[RESULTS])
     for k in range(words[N_RESULTS]):
         off = offsets[k]
-        weight = n if off >= 0 else of_learning
-        off = off if off >= 0 else -1 - off
+        weight = n
+        if off < 0:
+            weight = words[N_SAMPLES] if off >= -BY_LEARNING else of_learning
+            off = (-1 - off) % BY_LEARNING
         value = np.float64(f32_at(heap)[off]) if size == 4 else f64_at(heap)[off]
         sums[k] += value * weight

@@ -45,6 +45,7 @@ from calcvm.vm.run.job import (
     BARRIER,
     BATCH,
     BEST,
+    BY_LEARNING,
     COUNT,
     DRAINS,
     DTYPE,
@@ -295,8 +296,10 @@ def deliver(words, h, base, m, of_learning, w, nw):
             off = offsets[k]
             if off >= 0:
                 sums[k] += np.float64(h[off]) * m
-            else:  # a sum over samples, as in `calcvm.vm.run.samples`
-                sums[k] += np.float64(h[-1 - off]) * of_learning
+            elif off >= -BY_LEARNING:  # sums over samples, as in `calcvm.vm.run.samples`
+                sums[k] += np.float64(h[-1 - off]) * words[N_SAMPLES]
+            else:
+                sums[k] += np.float64(h[-1 - off - BY_LEARNING]) * of_learning
             k += 1
 
 
