@@ -221,12 +221,14 @@ def run_span(needed, rows, start, stop, worker, n_workers):
     """Rows [start, stop), each as often as it has phases; returns how many the team still has, of whom others leave."""
     control, job, addresses, heap, row_bytes = needed
     row, end, phase = rows + start * row_bytes, rows + stop * row_bytes, 0
-    while row < end and worker < n_workers:
+    while row < end:
         words = i64_at(row)
         call_kernel(addresses[words[0]], heap, row, worker, n_workers, phase)
         phase = phase + 1 if words[1] & 2 and phase + 1 < words[2] else 0
         if n_workers > 1 and (phase or words[1] & 1):
             n_workers = barrier(control, job, n_workers, worker, phase)
+            if worker >= n_workers:
+                break
         if phase == 0:
             row += row_bytes
     return n_workers
@@ -237,7 +239,8 @@ def run_spans(job, rows, spans, first, last, worker, n_workers):
     """Spans [first, last) of a list."""
     needed = what_rows_need(job)
     for s in range(first, last):
-        n_workers = run_span(needed, rows, spans[2 * s], spans[2 * s + 1], worker, n_workers)
+        if worker < n_workers:
+            n_workers = run_span(needed, rows, spans[2 * s], spans[2 * s + 1], worker, n_workers)
     return n_workers
 
 
