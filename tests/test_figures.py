@@ -155,7 +155,11 @@ def squares(y, t):
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("loss", ["mse", "mae", "huber", "binary_cross_entropy", bce, softmax, squares], ids=str)
+@pytest.mark.parametrize(
+    "loss",
+    ["mse", "mae", "huber", "binary_cross_entropy", bce, softmax, squares],
+    ids=lambda loss: getattr(loss, "__name__", loss),
+)
 def test_accuracy_means_what_outputs_are(loss, outputs):
     """Of one output or several, by the loss: a logit each, numbers near 0 and 1, or scores of which one is the largest."""
     labels = np.eye(3)[RNG.integers(0, 3, N)] if outputs == 3 else RNG.integers(0, 2, (N, 1))

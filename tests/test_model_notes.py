@@ -84,7 +84,9 @@ def test_models_of_a_fleet_have_their_own():
 
 
 @pytest.mark.parametrize(
-    "value", [np.ones(2), {1: 2}, {"a": {3: 4}}, object(), {1, 2}, b"x", [object()], lambda: 0], ids=repr
+    "value",
+    [np.ones(2), {1: 2}, {"a": {3: 4}}, object(), {1, 2}, b"x", [object()], lambda: 0],
+    ids=lambda v: type(v).__name__,
 )
 def test_what_json_does_not_hold_is_refused(value):
     m = model()
