@@ -26,7 +26,7 @@ from calcvm.kernels_cpu._math import (
     scale,
 )
 
-BLOCK = 4096  # elements of the only row that a worker sums together: as in ops.reduction
+BLOCK = 4096  # elements of a row that are summed together, by one worker: as in ops.reduction
 
 
 @njit(inline=True)
@@ -43,12 +43,20 @@ def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # t
     """``part(n, x)`` : the sum of the terms of a row."""
     columns, nested = column_reduction(add, 0.0, formula), column_reduction(add, 0.0, formula, nest=True)
 
+    @njit(inline=True)
+    def row(R, x):
+        """In blocks, as a team sums it."""
+        total = lost = 0.0
+        for start in range(0, R, BLOCK):
+            total, lost = add_exactly(total, lost, float(part(min(BLOCK, R - start), at(x, start))))
+        return total
+
     @njit
     def rows(R0, r0, R1, r1, R2, x):
         total = lost = 0.0
         for a in range(R0):
             for b in range(R1):
-                total, lost = add_exactly(total, lost, float(part(R2, at(x, a * r0 + b * r1))))
+                total, lost = add_exactly(total, lost, row(R2, at(x, a * r0 + b * r1)))
         return total
 
     @njit(inline=True)
@@ -78,8 +86,8 @@ def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # t
             return
         if me.phase > 0:
             return
-        if K0 * R1 * K1 * O == 1:
-            R0, R2 = 1, R0 * R2
+        if K0 * K1 == 1:  # nothing is kept in between
+            R0, R1, R2 = 1, 1, R
         together = R0 * K0 * R1 == 1  # the terms of an output are R2 elements, I apart
         kept, r1 = K0 * K1 * I, K1 * R2 * I
         r0 = K0 * R1 * r1
@@ -91,7 +99,7 @@ def _sum(name: str, part, formula=lambda x: x, mean: bool = False) -> None:  # t
         # Loops of their own: 4096 rows of 3 take 15 us, and 50 in those below; 64 of (16, 64) columns 3 us, and 7.
         if together and I == 1:
             for k in range(first * kept + lo, (last - 1) * kept + hi):
-                y[k] = like(x, part(R2, at(x, k * R2))) * factor
+                y[k] = like(x, row(R2, at(x, k * R2))) * factor
             return
         if together:
             for g in range(first * K1, last * K1):
