@@ -168,7 +168,7 @@ def test_broadcasts(name, a, b, threads, monkeypatch):
             got = run_row(row, case.words, values, dtype, known=case.known(), n_workers=n_workers)
             full = [np.broadcast_to(v, case.shapes["y"]).reshape(-1) for v in operands]
             dy = values["dy"]
-            sums = {"sub_bwd_b": -dy, "div_bwd_a": dy / full[1], "div_bwd_b": -dy * want / full[1]}
+            sums = {"sub_bwd_b": -dy, "div_bwd_a": dy / full[1], "div_bwd_b": -dy * (want / full[1])}
             np.testing.assert_array_equal(got[f"d{row.name[-1]}"], sums[row.name])
 
 
