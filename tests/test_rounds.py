@@ -73,6 +73,7 @@ class Gathering:
 
     def run(self, workers=1):
         job = self.job
+        self.control[layout.FIT // 8] = workers
         job[[layout.TEAM, layout.BARRIER]] = workers, self.control.ctypes.data
         first, count = (int(job[w]) for w in (layout.FIRST, layout.COUNT))
         # A team goes on to the next batch while worker 0 delivers: here that would overwrite what is delivered.

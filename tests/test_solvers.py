@@ -285,14 +285,15 @@ def test_ctrl_c_of_a_terminal(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
     )  # fmt: skip
-    try:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        assert line.startswith("overhead "), line
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
+    with process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            assert line.startswith("overhead "), line
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert process.returncode == 0, err
     assert ", interrupted, " in out and out.strip().endswith("True")
 

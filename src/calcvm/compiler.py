@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -123,10 +123,8 @@ def plan(
     accumulate = checks.flag("accumulate", accumulate)
     recompute = checks.flag("recompute", recompute)
     solver_seconds = checks.number("solver_seconds", solver_seconds, 0, 1e6)
-    tell = progress if callable(progress) else None
-    if tell is None and not isinstance(progress, bool):
+    if not callable(progress) and not isinstance(progress, bool):
         raise CalcError(f"progress: True, False or a function is wanted, not {checks.called(progress)}")
-    shown = Solving(progress is True) if tell is None else None
     checks.choice("objective", objective, OBJECTIVES)
     if workers is not None:
         workers = checks.integer("workers", workers, 1, MAX_BLOCKS if device == "cuda" else MAX_WORKERS)
@@ -158,7 +156,7 @@ def plan(
         costing.without[team] = partial(fit, least=True, memory=None)
         ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
         if (recompute or file is not None) and batch_size is not None:
-            last = {"least": True, "recompute": recompute, "tell": tell or shown, "file": file}
+            last = {"least": True, "recompute": recompute, "tell": tell, "file": file}
             ways.append(last)
             if file is not None:
                 ways += [{**last, "stream": STREAMED[:n]} for n in (1, 2)]
@@ -176,13 +174,11 @@ def plan(
                 refused = e
             else:
                 return plan
-            finally:
-                if shown is not None:
-                    shown.close()
         assert refused is not None
         raise refused from None
 
-    with costing:
+    with costing, closing(Solving(progress is True)) as shown:
+        tell = progress if callable(progress) else shown  # of all ways and teams that are tried
         if gpu:
             return costing.on(_planned_for_gpu(planned, mode, workers, precision))
         if workers is not None or device == "blas":

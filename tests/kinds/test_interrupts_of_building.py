@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import calcvm as cv
-from calcvm import nn
+from calcvm import nn, progress
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._target import host
 from calcvm.vm.memory import heap
@@ -274,7 +274,7 @@ def in_progress(w):
     return state(m), fleet.handles["model-0"].losses.tolist()
 
 
-CALLBACKS = {f.__name__: f for f in (in_loss, in_layer, in_arrays, in_added_data, in_file, in_progress)}
+CALLBACKS = {f.__name__: f for f in (in_loss, in_layer, in_arrays, in_added_data, in_file)}
 
 
 @pytest.mark.parametrize("name", CALLBACKS)
@@ -290,6 +290,22 @@ def test_an_exception_of_a_callback_at_any_of_its_calls(name, tmp_path, whole):
         return raised.value
 
     goes_well_after(call, make, fail, world.hook.calls, whole, len(name))
+
+
+def test_an_exception_of_progress_ends_nothing(tmp_path, whole, monkeypatch):
+    """At any write to stderr: what is trained is what it would have been."""
+    for name in ("SHORT", "SECONDS"):  # the first line of each work is due at once, ...
+        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(progress._Lines, "seconds", 1e9)  # ... and the next at its end
+    make = worlds(tmp_path)
+    wanted = in_progress(world := make())
+    assert world.hook.calls >= 3  # before and at the end of `fit`, and of the fleet at least once
+
+    def fail(w, n):
+        w.hook.at = n
+        assert in_progress(w) == wanted and w.hook.calls >= n
+
+    goes_well_after(in_progress, make, fail, 3, whole, 1)
 
 
 # ---------------------------------------------------------------- searches

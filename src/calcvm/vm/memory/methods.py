@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from calcvm.errors import CalcError
 from calcvm.hints import hinted
 from calcvm.ops.statement import PHASES
 from calcvm.system import at_fork, has_teams
@@ -123,7 +124,7 @@ def _handed(method: Method, plain: Callable[..., Any], compiled: Callable[[], An
             return method(self, *args, **options)
         try:
             taken, named = plain(self, *args, **options)
-        except Exception:  # the method says what is wrong
+        except (CalcError, AttributeError, KeyError, TypeError, ValueError):  # the method says what is wrong
             return method(self, *args, **options)
         _again.on = True
         try:
