@@ -5,9 +5,11 @@ What a user may see of a mistake is a `CalcError`, or Python's own TypeError abo
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 import re
+import tempfile
 import time
 import warnings
 from functools import cache, partial
@@ -202,7 +204,15 @@ def targets():
     def dropout(layer, **wrong):
         return cv.build_graph(layer(**wrong) >> nn.Linear(3), (4,), "mse", "adam")
 
+    def team(n=1):
+        try:
+            cv.set_workers(n)
+            cv.Fleet("1 MiB")
+        finally:
+            cv.set_workers(None)
+
     out |= {
+        "cv.set_workers": (team, ["n"]),
         "nn.Linear": (network, _parameters(nn.Linear)),
         "nn.Dropout": (partial(dropout, nn.Dropout), _parameters(nn.Dropout)),
         "nn.Dropout2d": (partial(dropout, nn.Dropout2d), _parameters(nn.Dropout2d)),
@@ -223,6 +233,7 @@ def targets():
         "cv.register_op": (lambda spec: cv.register_op(spec), ["spec"]),
         "CalcGraph.placeholder": method(cv.CalcGraph, cv.CalcGraph, "placeholder", name="x", shape=(None, 4)),
         "CalcGraph.parameter": method(cv.CalcGraph, cv.CalcGraph, "parameter", name="x", shape=(2, 4)),
+        "CalcGraph.buffer": method(cv.CalcGraph, cv.CalcGraph, "buffer", name="x", shape=(2, 4)),
         "CalcGraph.constant": method(cv.CalcGraph, cv.CalcGraph, "constant", name="x", value=1.0),
         "CalcGraph.path": method(cv.CalcGraph, cv.CalcGraph, "path", name="x"),
         "CalcGraph.extend": (lambda name: scene().g.extend(name).__enter__(), ["name"]),
@@ -231,6 +242,8 @@ def targets():
             cv.build_graph, net=nn.Linear(3), input_shape=(4,), loss="softmax_cross_entropy", optimizer="adam"
         ),
         "cv.plan": (lambda **wrong: cv.plan(**{"graph": graph(), "batch_size": 8, **wrong}), _parameters(cv.plan)),
+        "Plan.describe": method(cv.Plan, lambda: cv.plan(graph(), batch_size=8), "describe"),
+        "Program.disassemble": method(cv.Program, lambda: programs().plain, "disassemble"),
         "cv.compile": (
             lambda **wrong: cv.compile(**{"graph": graph(), "batch_size": 8, "workers": 1, **wrong}), ["graph", "plan"],
         ),
@@ -242,6 +255,8 @@ def targets():
         "Model.evaluate": method(cv.Model, model, "evaluate", **DATA),
         "Model.predict": method(cv.Model, model, "predict", X=X),
         "Model.step": method(cv.Model, model, "step", x=X[:8], y=Y[:8]),
+        **{f"Model.{n}": method(cv.Model, model, n, X=X) for n in ("predict_classes", "predict_proba")},
+        "Model.bind": (lambda **wrong: model().bind(**{"x": X[:8], "y": Y[:8], **wrong})(), ["x", "y"]),
         "Model.run_steps": method(cv.Model, model, "run_steps"),
         "Model.run": method(cv.Model, model, "run"),
         "Model.grad": method(cv.Model, model, "grad"),
@@ -272,6 +287,7 @@ def targets():
             lambda **wrong: fleet().add(**{"program": programs().plain, "data": (X, Y), "validation": (X, Y), **wrong}),
             _parameters(cv.Fleet.add)[1:],
         ),
+        **{f"FileStore.{n}": (partial(stored, n), ["name"]) for n in ("remove", "restore")},
         "cv.Processor": plain(cv.Processor, name="a"),
         "cv.plan_devices": (
             lambda **wrong: cv.plan_devices(**{"graph": graph(), "processors": [cv.Processor("a")], "batch_size": 8, **wrong}),
@@ -283,8 +299,14 @@ def targets():
         "SplitModel[]": item(lambda: cv.SplitModel(split()), "linear_1.weight"),
         "Fleet.fit": method(cv.Fleet, trained, "fit", **QUIET),
         "Fleet.advance": method(cv.Fleet, trained, "advance"),
+        "Fleet.predict": method(cv.Fleet, trained, "predict", name="model-0", X=X),
+        "Fleet.step": method(cv.Fleet, trained, "step", name="model-0", x=X[:8], y=Y[:8]),
         "cv.Ensemble": (lambda **wrong: cv.Ensemble(**{"models": [model()], **wrong}), _parameters(cv.Ensemble)),
         "Ensemble.predict": method(cv.Ensemble, lambda: cv.Ensemble([model()]), "predict"),
+        **{
+            f"Ensemble.{n}": method(cv.Ensemble, lambda: cv.Ensemble([model()]), n, X=X)
+            for n in ("predict_classes", "predict_proba")
+        },
         "Ensemble.evaluate": method(cv.Ensemble, lambda: cv.Ensemble([model()]), "evaluate", **DATA),
         "cv.snapshot_ensemble": (
             lambda **wrong: cv.snapshot_ensemble(
@@ -335,6 +357,12 @@ def targets():
 def minimize(**wrong):
     s = scene()
     s.path.minimize(**{"loss": cv.mean(s.x @ s.W), "optimizer": "adam", **wrong})
+
+
+def stored(method, name):
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.closing(cv.FileStore(folder)) as store:
+            getattr(store, method)(name)
 
 
 @cache

@@ -123,7 +123,7 @@ def entry_of(entry, cc, cache):
         of_all, compiled[:] = list(compiled), []
         texts.append(build.ptx(entry, names, "float32", target))
         (kept,) = (Path(cache) / "ptx").glob(f"calcvm_{entry}-*.sm_{cc[0]}{cc[1]}.ptx")
-        kept.write_text(kept.read_text()[:-100])  # torn: it is compiled again
+        kept.write_bytes(kept.read_bytes()[:-100])  # torn: it is compiled again
         texts.append(build.ptx(entry, names, "float32", target))
     finally:
         build._kept = before

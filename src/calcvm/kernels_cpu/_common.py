@@ -45,9 +45,17 @@ from calcvm.kernels_cpu._codegen import Helper, context_of
 from calcvm.kernels_cpu._target import Target, current, host, on_target
 from calcvm.undisturbed import uncollected
 
+
 # ---------------------------------------------------------------- flags and types
-FAST = {"contract", "nsz", "arcp"}  # NaN and Inf stay IEEE
-REASSOC = FAST | {"reassoc"}  # reductions only: the order is fixed when the kernel is compiled
+class FastMath(set[str]):
+    """Flags of LLVM.  Numba names a function by their text: the same in every process, so that its object file is."""
+
+    def __repr__(self) -> str:
+        return repr(sorted(self))
+
+
+FAST = FastMath(("contract", "nsz", "arcp"))  # NaN and Inf stay IEEE
+REASSOC = FastMath((*FAST, "reassoc"))  # reductions only: the order is fixed when the kernel is compiled
 
 DTYPES = {"float32": types.float32, "float64": types.float64}
 PI64 = types.CPointer(types.int64)

@@ -397,10 +397,10 @@ def find_row(name: str) -> RowSpec | None:
 
 
 def row_named(name: str) -> RowSpec:
-    """The same (KeyError: there is none)."""
+    """The same (CalcError: there is none)."""
     row = find_row(name)
     if row is None:
-        raise KeyError(name)
+        raise CalcError(f"no operator has the row {name!r}: register a user's operator first (cv.register_op)")
     return row
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from calcvm import checks
 from calcvm.errors import CalcError, ProgramError
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape
@@ -118,6 +119,10 @@ class Program:
         freeze(self, "operand_values", _read_only(self.operand_values, np.int32))
         freeze(self, "constants", {k: _read_only(v, None) for k, v in self.constants.items()})
         freeze(self, "info", json.loads(json.dumps(self.info, default=_plain)))  # the same before and after a file
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Its fields: what is found out of them and of the table is found out anew, by the table that is there then."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     # ------------------------------------------------------------ facts
     @property
@@ -233,8 +238,8 @@ class Program:
 
     # ------------------------------------------------------------ showing and storing
     def disassemble(self, batch: int | None = None) -> str:
-        """One line a row, as an equation with names, shapes and offsets."""
-        return disassemble(self, batch)
+        """One line a row, as an equation with names, shapes and offsets, for a batch (None: ``batch_size``)."""
+        return disassemble(self, None if batch is None else checks.integer("disassemble: batch", batch))
 
     def save(self, path: str | PathLike[str] | BinaryIO) -> None:
         """Write the program to a file that is open, or to a path: the file appears whole or not at all."""
