@@ -315,7 +315,7 @@ resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_IN
 assert len(os.listdir("/proc/self/task")) < 3  # of two workers one may have the stack of the last thread that linked code
 assert alone + [m.step(X, y) for _ in range(10)] == ref
 until = time.monotonic() + 60
-while len(os.listdir("/proc/self/task")) < 3 and time.monotonic() < until:  # where others want the cores, not at once
+while len(os.listdir("/proc/self/task")) != 3 and time.monotonic() < until:  # where others want the cores, not at once
     m.run_steps(2)
 assert len(os.listdir("/proc/self/task")) == 3
 """,
