@@ -239,7 +239,9 @@ class Program:
     # ------------------------------------------------------------ showing and storing
     def disassemble(self, batch: int | None = None) -> str:
         """One line a row, as an equation with names, shapes and offsets, for a batch (None: ``batch_size``)."""
-        return disassemble(self, None if batch is None else checks.integer("disassemble: batch", batch, -checks.LARGEST))
+        return disassemble(
+            self, None if batch is None else checks.integer("disassemble: batch", batch, -checks.LARGEST)
+        )
 
     def save(self, path: str | PathLike[str] | BinaryIO) -> None:
         """Write the program to a file that is open, or to a path: the file appears whole or not at all."""
