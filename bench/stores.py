@@ -92,7 +92,7 @@ def writing(open_store: Callable[[str], Any], nbytes: int, versions: int) -> flo
 
 # ---------------------------------------------------------------- readers
 def read(folder: str, seconds: float) -> dict[str, Any]:
-    """In a process of its own: read models at random while another process writes them."""
+    """Read models at random while another process writes them; run in a separate process."""
     import calcvm as cv
 
     rng, store = np.random.default_rng(0), cv.FileStore(folder, read_only=True)
