@@ -209,6 +209,43 @@ def test_a_model_that_was_never_adapted_is_warned_of_once(call):
         calls[call]()
 
 
+def test_models_of_fleets_and_searches_learn_from_what_they_train_on():
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(50, 9, (60, 4)).astype("f4"), rng.standard_normal((60, 2)).astype("f4")
+    graph = cv.build_graph(nn.Standardize() >> nn.Linear(2), (4,), "mse", cv.SGD(0.01))
+    program, fleet = cv.compile(graph, batch_size=8, accumulate=False), cv.Fleet("1 MiB")
+    for samples in (slice(None), slice(10, 40), np.arange(0, 60, 3)):
+        handle = fleet.add(program, data=(x, t), samples=samples)
+        fleet.fit(3, progress=False)
+        alone = cv.Model.on(cv.CalcHeap("1 MiB").load(program)).adapt(x[samples])
+        losses = alone.fit(x[samples], t[samples], epochs=3, progress=False)["loss"]
+        np.testing.assert_array_equal(handle.losses, losses)
+        handle.close()
+
+
+def test_a_model_that_has_learnt_from_data_learns_from_no_other():
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(50, 9, (60, 4)).astype("f4"), rng.standard_normal((60, 2)).astype("f4")
+    graph = cv.build_graph(nn.Standardize() >> nn.Linear(2), (4,), "mse", cv.SGD(0.01))
+    fleet = cv.Fleet("1 MiB", store=cv.MemoryStore())
+    model = cv.Model.on(fleet.heap.load(cv.compile(graph, batch_size=8, accumulate=False), name="kept")).adapt(2 * x)
+    before = model.buffers["standardize_1.mean"].copy()
+    handle = fleet.add("kept", data=(x, t))
+    np.testing.assert_array_equal(handle.model.buffers["standardize_1.mean"], before)
+
+
+def test_trials_of_a_search_are_adapted():
+    pytest.importorskip("optuna")
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(50, 9, (60, 4)).astype("f4"), rng.standard_normal((60, 2)).astype("f4")
+
+    def build(trial):
+        return cv.build_graph(nn.Standardize() >> nn.Linear(2), (4,), "mse", cv.SGD(trial["rate"]))
+
+    found = cv.explore(build, {"rate": (0.01, 0.1)}, data=(x, t), validation=0.2, n_trials=2, rounds=2, progress=False)
+    assert np.abs(found.top(1)[0].buffers["standardize_1.mean"] - 50).max() < 9
+
+
 def test_what_cannot_be_adapted_is_said():
     x = np.ones((8, 4), "f4")
     plain = cv.Model(nn.Linear(2), input_shape=(4,), loss="mse", optimizer="adam")

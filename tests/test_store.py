@@ -630,6 +630,22 @@ def test_a_reader_changes_nothing(tmp_path, program):
     assert other.get("m")[0] == {"n": 2}
 
 
+def test_a_model_of_a_reader_learns_in_memory_and_leaves_no_trace(tmp_path):
+    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (2,), "mse", cv.SGD(0.1)), batch_size=4, workers=1)
+    with cv.CalcHeap("1 MiB", store=FileStore(tmp_path)) as heap:
+        heap.load(program, seed=1, name="m")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    heap = cv.CalcHeap("1 MiB", store=FileStore(tmp_path, read_only=True))
+    model = heap.open("m")
+    for view in model.parameters.values():
+        view[...] += 1
+    model.commit()
+    heap.flush()
+    assert not np.array_equal(model.image(), FileStore(tmp_path, read_only=True).get("m")[1])
+    heap.close()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 # ---------------------------------------------------------------- how often a training writes
 @pytest.mark.parametrize("checkpoint, written", [(1, 7), (2, 4), (3, 3), (7, 1), (100, 1), ("end", 1)])
 @pytest.mark.parametrize("how", ["fit", "fleet", "advance"])

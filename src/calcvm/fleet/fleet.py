@@ -17,6 +17,7 @@ from calcvm.errors import CalcError, PlanError, Uncopied
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
 from calcvm.model import Model
+from calcvm.model.adapting import adapt_new
 from calcvm.model.data import arrays_of
 from calcvm.model.roles import figures
 from calcvm.progress import Count
@@ -146,7 +147,7 @@ class Fleet(Uncopied):
             Read where they are; many models may share them.  What must be converted (lists, DataFrames, float16, another
             byte order, ...) is converted once, and read as it was then, until the last model that reads it is closed.
         samples : slice or ndarray of int, shape (n,), optional
-            The samples of ``data`` to train on (default: all).
+            The samples of ``data`` to train on (default: all).  An `nn.Standardize` that has seen no data learns from these.
         validation : tuple or mapping of arrays, or slice or numbers of samples of ``data``, optional
             What to judge it by after each epoch.
         seed : int
@@ -257,6 +258,7 @@ class Fleet(Uncopied):
             resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
             results=[loss], check_finite=check_finite,
         )  # fmt: skip
+        adapt_new(resident, arrays, samples)
         if validation is None:
             return train, None
         if "predict" not in loaded.paths:

@@ -1,4 +1,4 @@
-"""Means and deviations of data, in one pass: `Model.adapt`."""
+"""Means and deviations of data, in one pass: `Model.adapt`, and what a fleet does for a new model."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from calcvm.model.data import by_name, comes_in_batches
 
 if TYPE_CHECKING:
     from calcvm.model.model import Model
+    from calcvm.vm.memory.resident import Resident
 
 BLOCK = 1 << 17  # elements that are looked at together
 
@@ -46,11 +47,28 @@ class Moments:
 
 def adapt(model: Model, X: Any) -> None:
     """`Model.adapt`."""
-    layers = model.program.info.get("adapts", {})
-    if not layers:
+    if not model.program.info.get("adapts"):
         raise CalcError(
             "adapt: the model has no layer that learns from data beforehand: begin the network with nn.Standardize()"
         )
+    _learn(model.resident, _batches(model, X))
+
+
+def missing(resident: Resident) -> list[str]:
+    """Layers that have seen no data yet."""
+    return [scope for scope in resident.program.info.get("adapts", ()) if not resident[f"{scope}.samples"].any()]
+
+
+def adapt_new(resident: Resident, data: Mapping[str, np.ndarray], samples: Any) -> None:
+    """Where layers have seen no data yet, show them those that are to be trained on: ``samples`` of arrays by placeholder."""
+    if missing(resident):
+        read = {str(facts["of"]) for facts in resident.program.info["adapts"].values()}
+        _learn(resident, [{n: a if samples is None else a[samples] for n, a in data.items() if n in read}])
+
+
+def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> None:
+    """Set the numbers of all layers that learn from data, from arrays by placeholder."""
+    layers = resident.program.info["adapts"]
     for scope, facts in layers.items():
         if facts["of"] is None:
             raise CalcError(
@@ -58,12 +76,11 @@ def adapt(model: Model, X: Any) -> None:
                 "nn.Standardize(mean, std)"
             )
     found = {scope: Moments() for scope in layers}
-    for data in _batches(model, X):
+    for data in batches:
         for scope, facts in layers.items():
-            array = data[facts["of"]]
-            for block in _blocks(array):
+            for block in _blocks(data[facts["of"]]):
                 found[scope].add(_columns(facts, block))
-    resident, dtype = model.resident, model.program.dtype
+    dtype = resident.program.dtype
     values: dict[str, np.ndarray] = {}
     for scope, moments in found.items():
         if not moments.n:
@@ -73,7 +90,7 @@ def adapt(model: Model, X: Any) -> None:
         wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(std)))
         if wrong.size:
             raise CalcError(
-                f"adapt: feature {wrong[0]} of {facts['of']!r} has NaN, Inf or numbers too large for {dtype}: remove them"
+                f"adapt: feature {wrong[0]} of {layers[scope]['of']!r} has NaN, Inf or numbers too large for {dtype}: remove them"
             )
         values |= {
             f"{scope}.mean": mean,

@@ -510,9 +510,7 @@ class Model(methods.Native, hints.Closed):
         if "_looked" in vars(self):
             return
         vars(self)["_looked"] = True
-        scopes = self.program.info.get("adapts", {})
-        missing = [scope for scope in scopes if not self.resident[f"{scope}.samples"].any()]
-        if missing:
+        if missing := adapting.missing(self.resident):
             warn(f"layer {missing[0]!r} has seen no data, and changes nothing: call model.adapt(X) before training")
 
     @_training

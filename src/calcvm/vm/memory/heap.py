@@ -128,7 +128,8 @@ class CalcHeap(Uncopied):
         self._orphaned = False  # a model that was to be added was not: its slot is nobody's
         self.turns: list[Turns] = []  # those that keep models of this heap, beside the models' own
         self._numbered = 0
-        if self.store.persistent:  # a process that ends in order leaves nothing unsaved
+        self._reads = bool(getattr(store, "read_only", False))  # what its models become is nobody's but this process's
+        if self.store.persistent and not self._reads:  # a process that ends in order leaves nothing unsaved
             self._end = weakref.finalize(self, _flush_at_exit, self._records, self.store, os.getpid())
         _heaps[id(self)] = self
 
@@ -323,7 +324,7 @@ class CalcHeap(Uncopied):
                 self._write(record, drop=True)
         with self._lock:
             self.store.close()
-            if self.store.persistent:
+            if self.store.persistent and not self._reads:
                 self._end.detach()
             self._spare.clear()
             self._memory.close()
@@ -553,7 +554,7 @@ class CalcHeap(Uncopied):
 
     def _commit(self, record: Record) -> None:
         """Copy a model whose turn it is to the store, if it may have changed."""
-        if record.unsaved and not record.lost:
+        if record.unsaved and not record.lost and not self._reads:
             self.stats.bytes += put(record, record.slot, self.store)
 
     def remove(self, model: Resident) -> None:

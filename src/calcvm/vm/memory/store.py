@@ -140,6 +140,7 @@ class FileStore(Uncopied):
         not a power cut or a crash of the system: models written shortly before may then be damaged (and refused).
     read_only : bool
         Only read, also while another process writes: each model is read whole, in the last version that was written.
+        A heap's models may be trained then, in memory: nothing of that is kept.
 
     Raises
     ------
