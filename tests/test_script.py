@@ -132,7 +132,9 @@ def test_a_perceptron_with_all_that_optimizers_do(tmp_path):
         >> nn.Dropout(0.3)
         >> nn.Linear(5, regularizer=cv.L1(1e-4))
     )
-    adam = cv.Adam(3e-3, schedule=cv.Cosine(20, min_lr=1e-4, warmup_steps=3), clip_norm=1.0, weight_decay=1e-3)
+    adam = cv.Adam(
+        3e-3, schedule=cv.Cosine(20, min_lr=1e-4, warmup_steps=3), clip_norm=1.0, weight_decay=1e-3, no_decay="1d"
+    )
     model = cv.Model(
         net, input_shape=(10,), optimizer=adam, batch_size=8, workers=1, rates={"linear_2.": 0.5}, dtype="float64"
     )
@@ -144,7 +146,7 @@ OPTIMIZERS = {
     "momentum": cv.SGD(0.02, momentum=0.9, clip_value=0.01),
     "nesterov": cv.SGD(0.02, momentum=0.9, nesterov=True, schedule=cv.Exponential(0.9)),
     "adamhat": cv.AdamHat(3e-3),
-    "adamw": cv.AdamW(3e-3, weight_decay=0.1, schedule=cv.CosineRestarts(2, 2.0)),
+    "adamw": cv.AdamW(3e-3, weight_decay=0.1, no_decay=".bias", schedule=cv.CosineRestarts(2, 2.0)),
     "rmsprop": cv.RMSProp(1e-3, momentum=0.9),
     "adagrad": cv.Adagrad(1e-2, clip_norm=0.1),
     "lion": cv.Lion(1e-3, schedule=cv.Sampled(lambda k: 1 / (1 + k), 4)),

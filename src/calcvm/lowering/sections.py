@@ -46,7 +46,8 @@ class Facts:
     state : what each "symbol" of the optimizers, counters and constants starts with.
     paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and other paths'
         results; its "output" (of several the first, and all as "outputs"); of one that trains its "loss",
-        "optimizer", "hyper", "seed", the parameters' "moments" and "gradients", and factors of the learning rate ("rates").
+        "optimizer", "hyper", "seed", the parameters' "moments" and "gradients", factors of the learning rate ("rates"), and parameters
+        that the weight decay spares ("no_decay").
     layers : of each path, for people; in a program what `Line.at` says of its largest batch.
     called : names of layers, and the variables that they make.
     adapts : layers that learn numbers from data before training (`calcvm.nn.Standardize`): the placeholder whose data these are
@@ -410,6 +411,8 @@ class Lowering:
         )
         if path.rates:
             facts["rates"] = dict(path.rates)
+        if path.no_decay:
+            facts["no_decay"] = [*path.no_decay]
 
     def _schedule_table(self, path: Path, opt: Any) -> Value | None:
         """What a schedule that is a table says, in the heap."""
@@ -445,8 +448,9 @@ class _Update:
         self, emit: Emitter, path: Path, hyper: Value, table: Value | None, gradients: Mapping[Variable, Value], states: Any
     ):  # fmt: skip
         self.emit, self.opt, self.hyper, self.table = emit, path.optimizer, hyper, table
-        self.gradients, self.states, self.rates = gradients, states, path.rates
-        self.scaled: dict[float, Value] = {}  # hyperparameters with the learning rate times a factor
+        self.gradients, self.states = gradients, states
+        self.group = {p: (path.rates.get(p.name, 1.0), p.name not in path.no_decay) for p in gradients}
+        self.hypers = {(1.0, True): hyper}  # of each group of parameters
 
     def tick(self) -> None:
         inserted.tick(self.emit, self.hyper, self.opt.schedule_code)
@@ -456,12 +460,16 @@ class _Update:
             self._scale()
 
     def _scale(self) -> None:
-        """Hyperparameters for each factor of the learning rate, when the others are final."""
-        for factor in dict.fromkeys(self.rates.values()):
-            scaled = self.scaled[factor] = self.emit.value(
+        """Hyperparameters of each group, by its factor of the learning rate and whether it decays, when the others are final."""
+        for rate, decays in dict.fromkeys(self.group.values()):
+            if (rate, decays) in self.hypers:
+                continue
+            scaled = self.hypers[rate, decays] = self.emit.value(
                 f"{self.hyper.name}.scaled", "workspace", len(HYPER_SLOTS), type="float64"
             )
-            inserted.rate_scale(self.emit, self.hyper, scaled, factor)
+            inserted.rate_scale(self.emit, self.hyper, scaled, rate)
+            if not decays:
+                inserted.decay_scale(self.emit, scaled, 0.0)
 
     def prepare(self, p: Variable) -> None:
         """Regularizer and clipping by value of one final gradient."""
@@ -472,7 +480,7 @@ class _Update:
             inserted.clip_value(self.emit, p, g, self.hyper)
 
     def update(self, p: Variable) -> None:
-        hyper = self.scaled.get(self.rates.get(p.name, 1.0), self.hyper)
+        hyper = self.hypers[self.group[p]]
         operands = {"p": self.emit.env[p], "g": self.gradients[p], **self.states[p], "hyper": hyper}
         self.emit.elementwise(self.opt.row, p.laid, operands, p.name, clip=int(self.opt.clip_norm is not None))
 

@@ -103,7 +103,7 @@ class Model(methods.Native, hints.Closed):
         function then returns a term for each sample.
     rates : mapping of str to float, optional
         Factors of the learning rate for parameters, by name, or for all whose names begin with a text that ends with a
-        dot, such as "linear_1.".
+        dot, such as "linear_1.", or end with one that begins with a dot, such as ".bias".
     input_dtype, target_dtype : of data that lie in the heap as they are, such as "uint8" for images and "int64" for labels
         (default: they become the model's floats); see `CalcGraph.placeholder`.
     channels_last : bool

@@ -126,7 +126,7 @@ _VARIABLE = record(
     },
 )  # fmt: skip
 _PATH = {"backward": boolean, "output": optional(text()), "needs": table(_NAMES)}
-_SEVERAL = {"outputs": _NAMES, "rates": table(number())}
+_SEVERAL = {"outputs": _NAMES, "rates": table(number()), "no_decay": _NAMES}
 _TRAINING = {
     "loss": text(), "optimizer": text(), "hyper": SIZE, "seed": SIZE, "accumulate": boolean,
     "moments": table(table(SIZE)), "gradients": table(_SYMBOL),
