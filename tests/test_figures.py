@@ -79,8 +79,8 @@ def model(batch, **options):
     return cv.Model(nn.Linear(1), input_shape=(3,), optimizer=cv.SGD(0.01), batch_size=batch, seed=1, **options)
 
 
-def right(outputs):
-    return {name: of(outputs.astype(np.float64), Y.astype(np.float64)) for name, of in RIGHT.items()}
+def right(outputs, targets=Y):
+    return {name: of(outputs.astype(np.float64), targets.astype(np.float64)) for name, of in RIGHT.items()}
 
 
 @pytest.mark.parametrize("batch, workers", [*zip(BATCHES, (1, 2, 1, 1))])
@@ -100,6 +100,20 @@ def test_figures_are_of_the_data_set(batch, workers, tmp_path):
     again = m.evaluate(X[:5], Y[:5])
     assert m.evaluate(X[:5], Y[:5]) == again
     assert m.evaluate(X, Y) == pytest.approx(last, **near), "after fewer samples"
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: getattr(metric, "__name__", metric))
+def test_compiled_calls_have_the_figures_of_the_data_set(metric):
+    """Which take few figures: each alone, once a call was compiled, and of fewer samples between."""
+    name = getattr(metric, "__name__", metric)
+    for batch in (7, 32, N):
+        m = model(batch, metrics=[metric], workers=1)
+        m.predict(X)
+        wanted = right(m.predict(X))[name]
+        assert [m.evaluate(X, Y)[name] for _ in range(6)] == pytest.approx([wanted] * 6, rel=1e-9), batch
+        few = [m.evaluate(X[:7], Y[:7])[name] for _ in range(3)]
+        assert few == pytest.approx([right(m.predict(X[:7]), Y[:7])[name]] * 3, rel=1e-9), batch
+        assert m.evaluate(X, Y)[name] == pytest.approx(wanted, rel=1e-9), batch
 
 
 @pytest.mark.parametrize("batch", BATCHES)

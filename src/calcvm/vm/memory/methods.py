@@ -234,16 +234,15 @@ class Sheet:
                 return None
             dims = np.array([0, *(size.b for size in form[1:])], np.int64)
             self._kept.append(dims)
+            kind = len(dims) if what.kind == ARRAY else layout.SINGLE if facts.get("over") == "sum" else what.kind
             words[layout.RESULTS_OF + k * layout.RESULT_WORDS :][: layout.RESULT_WORDS] = (
-                loaded.symbol(name).offset, math.prod(dims[1:].tolist()), len(dims) if what.kind == ARRAY else what.kind,
-                dims.ctypes.data, self._name(called),
+                loaded.symbol(name).offset, math.prod(dims[1:].tolist()), kind, dims.ctypes.data, self._name(called),
             )  # fmt: skip
         spans = [(*loaded.span(*path), loaded.brief(*path)) for path in paths]
         words[layout.N_SPANS_OF], words[layout.SPANS_OF :][: 3 * len(spans)] = len(spans), np.ravel(spans)
         words[[layout.CHANGES, layout.FORGETS]] = any(path in loaded.changes for path, _ in paths), what.forgets
-        words[layout.MOST_SAMPLES] = (
-            2**62 if what.forgets else loaded.program.batch_size
-        )  # several batches leave nothing
+        several = what.forgets and not any(loaded.variables[name].get("over") == "other" for name in results)
+        words[layout.MOST_SAMPLES] = 2**62 if several else loaded.program.batch_size  # several batches leave nothing
         words[layout.ARGUMENTS :][: len(places)] = places
         named = what.named or len(results) > 1
         words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), named
