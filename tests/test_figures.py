@@ -383,6 +383,22 @@ def test_figures_while_training_are_of_the_epoch():
         m.fit([(X[:50], Y[:50])], progress=False)
 
 
+@pytest.mark.parametrize("loss", [rmse, masked, log_mean, norm_of_mean, total])
+@pytest.mark.parametrize("batch", [7, 32, N])
+def test_the_loss_of_an_epoch_is_of_what_it_trains_on(loss, batch):
+    """At a rate of 0; a sum is the mean of those of batches, since each of these was descended."""
+    m = cv.Model(
+        nn.Linear(1), input_shape=(3,), loss=loss, optimizer=cv.SGD(0.0), batch_size=batch, dtype="float64", metrics=[]
+    )
+    history = m.fit(X, Y, epochs=2, validation=(X, Y), shuffle=False, progress=False)
+    wanted = right(m.predict(X))[loss.__name__]
+    assert history["val_loss"] == pytest.approx([wanted] * 2, rel=1e-9)
+    if loss is total:
+        wanted = history["loss"][0]
+        assert batch < N or wanted == pytest.approx(right(m.predict(X))["total"], rel=1e-9)
+    assert history["loss"] == pytest.approx([wanted] * 2, rel=1e-9)
+
+
 @pytest.mark.parametrize("loss", ["mse", "binary_cross_entropy"])
 def test_accuracy_of_one_output_with_weights_while_training(loss):
     labels = RNG.integers(0, 2, (N, 1))

@@ -339,9 +339,9 @@ def check_scores(loss: str, x: Variable) -> None:
                 f"{loss} takes scores and computes the {itself} of them itself, and {x.name!r} are probabilities already, by a "
                 f"{name}: leave that out (model.predict_proba gives the probabilities)"
             )
-        if name not in ("transpose", "cast") and not v.producer.spec.view:
+        if name not in ("transpose", "cast", "where") and not v.producer.spec.view:
             break
-        v = v.producer.inputs[v.producer.spec.inputs[0]]
+        v = v.producer.inputs["a" if name == "where" else v.producer.spec.inputs[0]]
 
 
 LATER: dict[str, Callable[..., Any]] = {}  # what rooms above this one do for it, by name

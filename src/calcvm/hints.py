@@ -45,6 +45,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "dims": ("axes", "axis"),
     "axis": ("axes",),
     "axes": ("axis",),
+    "ignore_class": ("ignore_index",),
     "keepdim": ("keepdims",),
     "dilation_rate": ("dilation",),
     "early_stopping": ("patience",),

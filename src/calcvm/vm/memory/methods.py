@@ -178,12 +178,13 @@ class Sheet:
         return id(self._kept[-1])
 
     def _describe_placeholder(self, loaded: Loaded, name: str) -> None:
-        form, classes = loaded.forms[name], loaded.variables[name]["classes"]
+        form, facts = loaded.forms[name], loaded.variables[name]
+        classes = facts["classes"]
         sizes, k = [size.b for size in form[1:]], len(self.numbers)
         words = self.words[layout.PLACEHOLDERS + k * layout.PLACEHOLDER_WORDS :][: layout.PLACEHOLDER_WORDS]
         words[: layout.DIMS] = (
             self._name(name), len(form), math.prod(sizes), loaded.symbol(name).offset,
-            classes if classes is not None else -1 if name in loaded.probabilities else 0, 0, 0,
+            classes if classes is not None else -1 if name in loaded.probabilities else 0, facts.get("ignored", 0), 0, 0,
         )  # fmt: skip
         if name in loaded.own_types:
             dtype = np.dtype(loaded.own_types[name])

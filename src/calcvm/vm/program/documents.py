@@ -122,7 +122,7 @@ _VARIABLE = record(
         "classes": optional(integer(1, MAX_SIZE)),
     },
     optional={
-        "layout": one_of("", *LAYOUTS), "over": one_of("sum", "other"), "why": text(), "totals": table(one_of("mean", "sum")), "inner": boolean,
+        "layout": one_of("", *LAYOUTS), "over": one_of("sum", "other"), "why": text(), "totals": table(one_of("mean", "sum")), "inner": boolean, "ignored": integer(-(2**63), 2**63 - 1),
     },
 )  # fmt: skip
 _PATH = {"backward": boolean, "output": optional(text()), "needs": table(_NAMES)}

@@ -100,9 +100,10 @@ CALL_WORDS = DONE + 2 * N_METHODS
     DTYPES,  # NumPy's objects for the types in FEED_DTYPES
 ) = range(12)  # fmt: skip
 PLACEHOLDERS = DTYPES + len(FEED_DTYPES)
-# Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers); of one
+# Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers), and
+# the number that is IGNORED there (0: none, as that is a class); of one
 # of a type of its own EXACT, NumPy's object for that, and AS_IT_IS, the DTYPE of its feeds (0: it is of the heap's floats).
-NAME, RANK, PER_SAMPLE, PLACE, CLASSES, EXACT, AS_IT_IS, DIMS = range(8)
+NAME, RANK, PER_SAMPLE, PLACE, CLASSES, IGNORED, EXACT, AS_IT_IS, DIMS = range(9)
 PLACEHOLDER_WORDS = DIMS + MOST_RANK
 METHODS = PLACEHOLDERS + MOST_PLACEHOLDERS * PLACEHOLDER_WORDS
 # Words of a method: whether it may be called so, what it does, its placeholders, its results (NAMED: in a dict).  MOST_SAMPLES
