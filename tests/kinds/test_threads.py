@@ -58,7 +58,7 @@ def test_predictions_of_a_pool_are_each_callers_own(workers, whole):
 @pytest.mark.parametrize("options", [{}, {"workers": 2}, {"learning_batch": 40}], ids=str)
 def test_looking_on_does_not_change_training(options, tmp_path, whole):
     """predict, evaluate, reading, saving and copying between the turns of fit: the same bits as alone."""
-    epochs = 3000 if whole else 400
+    epochs = 3000 if whole else 120
     alone = network(**options)
     losses = alone.fit(X, Y, epochs, progress=False)["loss"]
     model, done = network(**options), threading.Event()

@@ -442,8 +442,10 @@ def collect(at, method, start, batch, objects):
     for i in range(i64_at(method)[N_ANSWERS]):
         result = method + 8 * (RESULTS_OF + i * RESULT_WORDS)
         rw = i64_at(result)
-        if rw[RESULT_RANK] < 0:
-            sums[i] += number(at, result) * batch if rw[RESULT_RANK] == MEAN else number(at, result)
+        if rw[RESULT_RANK] == MEAN:
+            sums[i] += number(at, result) * batch
+        elif rw[RESULT_RANK] < 0:
+            sums[i] = number(at, result)  # as it is, -0.0 too
         else:
             to, many = i64_at(answers[i] + DATA)[0] + item * start * rw[LENGTH], batch * rw[LENGTH]
             source = words[PIECE] + item * rw[RESULT]
