@@ -422,5 +422,5 @@ def test_scripts_have_the_figures_of_the_data_set_or_refuse_them(tmp_path):
     assert script(METRICS)(X, Y) == pytest.approx(functions, rel=1e-4)
     evaluate = script([worst])
     assert evaluate(X[:32], Y[:32])["worst"] > 0
-    with pytest.raises(SystemExit, match="worst: no mean and no sum over samples"):
+    with pytest.raises(ValueError, match="worst, no mean and no sum over samples"):
         evaluate(X, Y)

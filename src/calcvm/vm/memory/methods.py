@@ -235,7 +235,8 @@ class Sheet:
                 return None
             dims = np.array([0, *(size.b for size in form[1:])], np.int64)
             self._kept.append(dims)
-            kind = len(dims) if what.kind == ARRAY else layout.SINGLE if facts.get("over") == "sum" else what.kind
+            of_set = layout.SUM if what.kind == layout.MEAN and facts.get("over") == "sum" else what.kind
+            kind = len(dims) if what.kind == ARRAY else of_set
             words[layout.RESULTS_OF + k * layout.RESULT_WORDS :][: layout.RESULT_WORDS] = (
                 loaded.symbol(name).offset, math.prod(dims[1:].tolist()), kind, dims.ctypes.data, self._name(called),
             )  # fmt: skip

@@ -117,7 +117,7 @@ ROWS_OF = SPANS_OF + 3 * (
 ARGUMENTS = ROWS_OF + 3 * (KEPT_ROWS + 1)
 RESULTS_OF = ARGUMENTS + MOST_ARGUMENTS
 # Words of a result: its offset, elements of a sample, rank, address of its sizes, the object of its name.
-SINGLE, MEAN = -1, -2  # in place of a rank: a single number; one that is added up and divided as over whole data sets
+SINGLE, MEAN, SUM = -1, -2, -3  # in place of a rank: a single number; one that is of whole data sets a mean, or a sum
 RESULT, LENGTH, RESULT_RANK, RESULT_DIMS, RESULT_NAME = range(5)
 RESULT_WORDS = 5
 METHOD_WORDS = RESULTS_OF + MOST_RESULTS * RESULT_WORDS

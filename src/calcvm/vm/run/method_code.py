@@ -83,6 +83,7 @@ from calcvm.vm.run.job import (
     STEP,
     STEPS,
     STOP,
+    SUM,
     TEAM,
     TRAINING_OWNER,
     TUPLE_TYPE,
@@ -444,6 +445,8 @@ def collect(at, method, start, batch, objects):
         rw = i64_at(result)
         if rw[RESULT_RANK] == MEAN:
             sums[i] += number(at, result) * batch
+        elif rw[RESULT_RANK] == SUM:
+            sums[i] += number(at, result)
         elif rw[RESULT_RANK] < 0:
             sums[i] = number(at, result)  # as it is, -0.0 too
         else:
