@@ -79,8 +79,8 @@ def model(batch, **options):
     return cv.Model(nn.Linear(1), input_shape=(3,), optimizer=cv.SGD(0.01), batch_size=batch, seed=1, **options)
 
 
-def right(outputs):
-    return {name: of(outputs.astype(np.float64), Y.astype(np.float64)) for name, of in RIGHT.items()}
+def right(outputs, targets=Y):
+    return {name: of(outputs.astype(np.float64), targets.astype(np.float64)) for name, of in RIGHT.items()}
 
 
 @pytest.mark.parametrize("batch, workers", [*zip(BATCHES, (1, 2, 1, 1))])
@@ -100,6 +100,20 @@ def test_figures_are_of_the_data_set(batch, workers, tmp_path):
     again = m.evaluate(X[:5], Y[:5])
     assert m.evaluate(X[:5], Y[:5]) == again
     assert m.evaluate(X, Y) == pytest.approx(last, **near), "after fewer samples"
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: getattr(metric, "__name__", metric))
+def test_compiled_calls_have_the_figures_of_the_data_set(metric):
+    """Which take few figures: each alone, once a call was compiled, and of fewer samples between."""
+    name = getattr(metric, "__name__", metric)
+    for batch in (7, 32, N):
+        m = model(batch, metrics=[metric], workers=1)
+        m.predict(X)
+        wanted = right(m.predict(X))[name]
+        assert [m.evaluate(X, Y)[name] for _ in range(6)] == pytest.approx([wanted] * 6, rel=1e-9), batch
+        few = [m.evaluate(X[:7], Y[:7])[name] for _ in range(3)]
+        assert few == pytest.approx([right(m.predict(X[:7]), Y[:7])[name]] * 3, rel=1e-9), batch
+        assert m.evaluate(X, Y)[name] == pytest.approx(wanted, rel=1e-9), batch
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -369,6 +383,22 @@ def test_figures_while_training_are_of_the_epoch():
         m.fit([(X[:50], Y[:50])], progress=False)
 
 
+@pytest.mark.parametrize("loss", [rmse, masked, log_mean, norm_of_mean, total])
+@pytest.mark.parametrize("batch", [7, 32, N])
+def test_the_loss_of_an_epoch_is_of_what_it_trains_on(loss, batch):
+    """At a rate of 0; a sum is the mean of those of batches, since each of these was descended."""
+    m = cv.Model(
+        nn.Linear(1), input_shape=(3,), loss=loss, optimizer=cv.SGD(0.0), batch_size=batch, dtype="float64", metrics=[]
+    )
+    history = m.fit(X, Y, epochs=2, validation=(X, Y), shuffle=False, progress=False)
+    wanted = right(m.predict(X))[loss.__name__]
+    assert history["val_loss"] == pytest.approx([wanted] * 2, rel=1e-9)
+    if loss is total:
+        wanted = history["loss"][0]
+        assert batch < N or wanted == pytest.approx(right(m.predict(X))["total"], rel=1e-9)
+    assert history["loss"] == pytest.approx([wanted] * 2, rel=1e-9)
+
+
 @pytest.mark.parametrize("loss", ["mse", "binary_cross_entropy"])
 def test_accuracy_of_one_output_with_weights_while_training(loss):
     labels = RNG.integers(0, 2, (N, 1))
@@ -392,5 +422,5 @@ def test_scripts_have_the_figures_of_the_data_set_or_refuse_them(tmp_path):
     assert script(METRICS)(X, Y) == pytest.approx(functions, rel=1e-4)
     evaluate = script([worst])
     assert evaluate(X[:32], Y[:32])["worst"] > 0
-    with pytest.raises(SystemExit, match="worst: no mean and no sum over samples"):
+    with pytest.raises(ValueError, match="worst, no mean and no sum over samples"):
         evaluate(X, Y)

@@ -34,7 +34,7 @@ def program(
 
 PROGRAMS = {
     "adam": program(),
-    "deep": program(12, 3, optimizer=cv.AdamW(1e-2)),
+    "deep": program(12, 3, optimizer=cv.AdamW(1e-2, weight_decay=0.1, no_decay="1d")),
     "dropout": program(10, 2, 0.3),
     "momentum": program(9, optimizer=cv.SGD(0.05, momentum=0.9), batch=7),
     "float64": program(dtype="float64"),

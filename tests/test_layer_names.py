@@ -113,7 +113,7 @@ def test_a_rate_of_0_is_shown_as_not_trained():
         net,
         input_shape=(6,),
         loss="mse",
-        optimizer="adam",
+        optimizer=cv.Adam(no_decay="1d"),
         batch_size=4,
         rates={"linear_1.": 0.0, "linear_2.bias": 0.5},
     )
@@ -122,3 +122,4 @@ def test_a_rate_of_0_is_shown_as_not_trained():
     }
     assert shown == {"linear_1.weight": "no", "linear_1.bias": "no", "linear_2.weight": "yes", "linear_2.bias": "yes"}
     assert "of which 6 are trained" in model.summary()
+    assert "optimizer Adam, whose weight decay spares 2 of the parameters; judged" in model.summary()

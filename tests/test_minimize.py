@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -262,6 +264,97 @@ def test_rates_of_parameters_are_pytorchs_groups(name, accumulate, clip, early, 
         model.step(X)
         for n, value in model.parameters.items():
             np.testing.assert_allclose(value, w[n].detach().numpy(), rtol=1e-7, atol=1e-9, err_msg=f"{n}, step {step}")
+
+
+DECAYING = {
+    "sgd": (cv.SGD, {}, lambda torch, groups: torch.optim.SGD(groups)),
+    "nesterov": (
+        cv.SGD, {"momentum": 0.9, "nesterov": True}, lambda torch, groups: torch.optim.SGD(groups, momentum=0.9, nesterov=True)
+    ),
+    "adam": (cv.Adam, {}, lambda torch, groups: torch.optim.Adam(groups)),
+    "adamw": (cv.AdamW, {}, lambda torch, groups: torch.optim.AdamW(groups)),
+    "rmsprop": (cv.RMSProp, {"momentum": 0.5}, lambda torch, groups: torch.optim.RMSprop(groups, momentum=0.5)),
+    "adagrad": (cv.Adagrad, {}, lambda torch, groups: torch.optim.Adagrad(groups)),
+}  # fmt: skip
+SPARED = {
+    "1d": {"b", "c.b"},
+    ".b": {"c.b"},
+    ("b",): {"b"},
+    ("c.",): {"c.w", "c.b"},
+    ("1d", "a"): {"a", "b", "c.b"},
+}
+CASES = [*itertools.product(DECAYING, SPARED, (None, 0.05), (None, RATES), (False, True), (False, True))]
+
+
+def test_parameters_that_the_decay_spares_are_pytorchs_groups(whole, monkeypatch):
+    """Of every optimizer, by every way to name them, with rates, clipping, in rounds, and updated inside the backward."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    chosen = CASES if whole else [CASES[i] for i in rng.choice(len(CASES), 40, replace=False)]
+    for case in chosen:
+        name, spared, clip, rates, accumulate, early = case
+        monkeypatch.setattr("calcvm.lowering.sections.LARGE_PARAMETER", 2 if early else 16384)
+        kind, options, theirs = DECAYING[name]
+        g = layers(kind(0.1, weight_decay=0.3, no_decay=spared, clip_norm=clip, **options), rates)
+        program = cv.compile(g, batch_size=6, dtype="float64", accumulate=accumulate, workers=2)
+        model = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+        w = {n: torch.tensor(np.array(v), requires_grad=True) for n, v in model.parameters.items()}
+        factors = {"a": 1.0, "b": 0.25, "c.w": 0.0, "c.b": 3.0} if rates else dict.fromkeys(w, 1.0)
+        decay = {n: 0.0 if n in SPARED[spared] else 0.3 for n in w}
+        groups = theirs(torch, [{"params": [w[n]], "lr": 0.1 * factors[n], "weight_decay": decay[n]} for n in w])
+        for step in range(6):
+            if step == 3:  # it is a value of the heap, and holds from the next step on
+                model.hyper("learn")["weight_decay"] = 0.05
+                for n, group in zip(w, groups.param_groups):
+                    group["weight_decay"] = min(decay[n], 0.05)
+            groups.zero_grad()
+            y = torch.tanh(torch.tensor(X) @ w["a"] + w["b"]) @ w["c.w"] + w["c.b"] - 1
+            y.square().mean().backward()
+            if clip:
+                torch.nn.utils.clip_grad_norm_(w.values(), clip)
+            groups.step()
+            model.step(X)
+            for n, value in model.parameters.items():
+                np.testing.assert_allclose(
+                    value, w[n].detach().numpy(), rtol=1e-7, atol=1e-9, err_msg=f"{n}, step {step}, {case}"
+                )
+
+
+@pytest.mark.parametrize(
+    ("spared", "why"),
+    [(".x", "AdamW: no_decay: no parameter that is trained is called '.x'; there are a, b"), (["w"], "is called 'w'"),
+     (3, "AdamW: no_decay: names of parameters such as"), ([None], 'or "1d", is wanted, not None'), (b"1d", "AdamW: no_decay")],
+)  # fmt: skip
+def test_parameters_that_cannot_be_spared_are_refused(spared, why):
+    with pytest.raises(cv.CalcError, match=why):
+        layers(cv.AdamW(0.1, no_decay=spared))
+
+
+def test_who_spares_nothing_has_the_rows_of_before():
+    """And who spares some has two more, and an update for all that decay and one for all others."""
+
+    def rows(**options):
+        program = cv.compile(layers(cv.AdamW(0.1, **options)), batch_size=6)
+        return Counter(program.spec(pc).name for pc in range(len(program.rows)))
+
+    assert rows()["adamw"] == 1 and rows()["rate_scale"] == 0
+    assert rows(no_decay="1d") - rows() == {"rate_scale": 1, "decay_scale": 1, "adamw": 1, "zero": 1}
+
+
+def test_a_decay_of_nothing_cannot_be_set():
+    every = cv.compile(layers(cv.AdamW(0.1, no_decay=["1d", "a", ".w"])), batch_size=6)
+    model = cv.CalcHeap("1 MiB").load(every)
+    with pytest.raises(cv.CalcError, match="weight_decay"):
+        model.hyper("learn")["weight_decay"] = 0.1
+    model.hyper("learn")["learning_rate"] = 0.1
+
+
+def test_an_optimizer_without_a_decay_has_none_to_spare():
+    class Plainest(cv.optim.Optimizer):
+        pass
+
+    with pytest.raises(cv.CalcError, match="Plainest has no weight_decay"):
+        Plainest(0.1, no_decay="1d")
 
 
 def test_a_rate_that_is_set_holds_for_all_by_their_factors():

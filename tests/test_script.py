@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import resource
+import runpy
 import subprocess
 import sys
 import venv
@@ -132,7 +133,9 @@ def test_a_perceptron_with_all_that_optimizers_do(tmp_path):
         >> nn.Dropout(0.3)
         >> nn.Linear(5, regularizer=cv.L1(1e-4))
     )
-    adam = cv.Adam(3e-3, schedule=cv.Cosine(20, min_lr=1e-4, warmup_steps=3), clip_norm=1.0, weight_decay=1e-3)
+    adam = cv.Adam(
+        3e-3, schedule=cv.Cosine(20, min_lr=1e-4, warmup_steps=3), clip_norm=1.0, weight_decay=1e-3, no_decay="1d"
+    )
     model = cv.Model(
         net, input_shape=(10,), optimizer=adam, batch_size=8, workers=1, rates={"linear_2.": 0.5}, dtype="float64"
     )
@@ -144,7 +147,7 @@ OPTIMIZERS = {
     "momentum": cv.SGD(0.02, momentum=0.9, clip_value=0.01),
     "nesterov": cv.SGD(0.02, momentum=0.9, nesterov=True, schedule=cv.Exponential(0.9)),
     "adamhat": cv.AdamHat(3e-3),
-    "adamw": cv.AdamW(3e-3, weight_decay=0.1, schedule=cv.CosineRestarts(2, 2.0)),
+    "adamw": cv.AdamW(3e-3, weight_decay=0.1, no_decay=".bias", schedule=cv.CosineRestarts(2, 2.0)),
     "rmsprop": cv.RMSProp(1e-3, momentum=0.9),
     "adagrad": cv.Adagrad(1e-2, clip_norm=0.1),
     "lion": cv.Lion(1e-3, schedule=cv.Sampled(lambda k: 1 / (1 + k), 4)),
@@ -488,3 +491,24 @@ print(train.step(x, y))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 5, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_class_of_score_minus_infinity_that_is_not_wanted_changes_nothing(dense, tmp_path):
+    """Nor does it in the script, where 0 times infinity would be NaN."""
+    g = cv.CalcGraph()
+    x, t = g.placeholder("x", (None, 3)), g.placeholder("t", (None, 3) if dense else (None,))
+    with g.path("learn", backward=True) as learn:
+        scores = x + g.parameter("b", (3,))
+        learn.minimize(cv.softmax_cross_entropy(scores, t), cv.SGD(0.1), output=scores)
+    with g.path("predict") as predict:
+        predict.output = x * 1.0
+    model = cv.Model(g, batch_size=4, dtype="float64")
+    labels = np.array([0, 1, 2, 1])
+    X = np.where(np.eye(3)[labels - 1] > 0, -np.inf, np.arange(12.0).reshape(4, 3))  # each masks the class before
+    data = np.where(np.isinf(X), 0, [[0.25, 0.5, 0.25]]) if dense else labels
+    model.to_python(tmp_path / "train.py")
+    script = runpy.run_path(str(tmp_path / "train.py"))
+    for _ in range(3):
+        found, wanted = script["step"](X, data), model.step(X, data)
+        assert np.isfinite(wanted) and found == pytest.approx(wanted, rel=1e-12)

@@ -39,5 +39,5 @@ def as_type(what: str, numbers: np.ndarray, type_: str) -> np.ndarray:
         wrong = np.flatnonzero((out != numbers).reshape(-1))
         if wrong.size:
             where = tuple(map(int, np.unravel_index(wrong[0], numbers.shape)))
-            raise CalcError(f"{what}: {numbers[where]} at index {where} is no {type_}")
+            raise CalcError(f"{what}: {numbers[where]}{f' at index {where}' if where else ''} is no {type_}")
     return out

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from calcvm import checks
-from calcvm.dtypes import type_of
+from calcvm.dtypes import as_type, type_of
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply
 from calcvm.ops.dims import BATCH, Affine
 from calcvm.ops.reduction import BLOCKS
+from calcvm.ops.types import FLOAT
 
 __all__ = [
     "abs",
@@ -548,19 +551,35 @@ def slice(x: Variable, starts: Sequence[int | None], stops: Sequence[int | None]
 
 
 def softmax_cross_entropy(
-    logits: Variable, target: Variable, label_smoothing: float = 0.0, axis: int | None = None
+    logits: Variable,
+    target: Variable,
+    label_smoothing: float = 0.0,
+    axis: int | None = None,
+    ignore_index: int | None = None,
 ) -> Variable:
     """Mean cross entropy of softmax(logits) (B, N) against labels (B,) or probabilities (B, N).
 
     axis : of the classes, the last or 1 (default: 1 of images, as convolutions make them, the last of all else).  Of logits
         (B, N, *sizes) labels are (B, *sizes), one a pixel.
+    ignore_index : the label, in [0, N) or not, of rows that have no part in the loss and its gradients, whatever their logits
+        are.  The mean is over the others; of none it is 0, as are the gradients (PyTorch's is NaN).
     """
     if isinstance(logits, Variable) and logits.rank and logits.shape[class_axis(logits, axis)] == 1:
         raise ShapeError(
             f"softmax_cross_entropy of {logits}: one output's softmax is 1 and its loss 0, whatever it is: give an output "
             "a class (nn.Flatten() after pools), or take binary_cross_entropy"
         )
-    return apply("softmax_cross_entropy", *_classes_last(logits, target, axis), label_smoothing=label_smoothing)
+    if ignore_index is None:
+        return apply("softmax_cross_entropy", *_classes_last(logits, target, axis), label_smoothing=label_smoothing)
+    logits, label, counts = counting("softmax_cross_entropy", logits, target, axis, ignore_index, 0)
+    loss = apply("softmax_cross_entropy", logits, label)
+    if smoothing := checks.number("softmax_cross_entropy: label_smoothing", label_smoothing, 0, 1, ends="[)"):
+        n = logits.shape[-1].b
+        uniform = apply(
+            "where", counts, np.full(n, 1 / n), 0.0
+        )  # an ignored row's are 0: its part is 0, as against label 0
+        loss = (1 - smoothing) * loss + smoothing * apply("softmax_cross_entropy", logits, uniform)
+    return loss / share_of(counts)
 
 
 def binary_cross_entropy(logits: Variable, target: Variable) -> Variable:
@@ -593,10 +612,10 @@ def rmse(x: Variable, target: Variable) -> Variable:
     return sqrt(mse(x, target))
 
 
-def accuracy(scores: Variable, target: Variable, axis: int | None = None) -> Variable:
+def accuracy(scores: Variable, target: Variable, axis: int | None = None, ignore_index: int | None = None) -> Variable:
     """Share of rows whose largest score is the target's class: labels (B,) or one-hot (B, N).
 
-    axis : of the classes, as of `softmax_cross_entropy`.
+    axis, ignore_index : as of `softmax_cross_entropy`.
 
     Raises
     ------
@@ -607,7 +626,39 @@ def accuracy(scores: Variable, target: Variable, axis: int | None = None) -> Var
             f"accuracy of {scores}: the largest of one score is that one, whatever it is: compare it, as in "
             "cv.mean(cv.cast(cv.equal(scores > 0, target > 0.5), None)), or give an output a class"
         )
-    return apply("accuracy", *_classes_last(scores, target, axis))
+    if ignore_index is None:
+        return apply("accuracy", *_classes_last(scores, target, axis))
+    scores, label, counts = counting("accuracy", scores, target, axis, ignore_index, -1)  # class 0 is the largest there
+    return apply("accuracy", scores, label) / share_of(counts)
+
+
+def counting(
+    what: str, scores: Variable, target: Variable, axis: int | None, ignore_index: int, instead: int
+) -> tuple[Variable, Variable, Variable]:
+    """Scores with the classes last and labels, of which an ignored row's are the scores 0, -inf, -inf, ... and the class
+    ``instead``: against class 0 a cross entropy of 0, with gradients of 0.  And where rows count, shape (..., 1).
+    """
+    ignored = checks.integer(f"{what}: ignore_index", ignore_index, -(2**63))
+    for v in (scores, target):
+        checks.one_of(what, v, Variable, "a variable")
+    scores, target = _classes_last(scores, target, axis)
+    if target.shape == scores.shape:
+        raise ShapeError(f"{what}: ignore_index is for labels, and {target} has a number for each class of {scores}")
+    if target.type != FLOAT:
+        as_type(f"{what}: ignore_index of labels {target}", np.array(ignored), target.type)
+    counts, n = not_equal(target, ignored), scores.shape[-1].b
+    label = where(counts, target, range(n)[instead])
+    if target.rank < scores.rank:
+        counts = reshape(counts, (*counts.descriptor.generic, 1))
+    return apply("where", counts, scores, np.array([0.0] + [-np.inf] * (n - 1))), label, counts
+
+
+def share_of(counts: Variable) -> Variable:
+    """The share of the rows that count; 1 where none does, for what is then 0."""
+    share = mean(cast(counts, None))
+    some = apply("greater", share, 0.0, out=share.graph.unique("ignore_index"))  # of which refusals of rounds tell
+    some.unnamed = True
+    return where(some, share, 1.0)
 
 
 def class_axis(scores: Variable, axis: int | None = None) -> int:

@@ -339,9 +339,9 @@ def check_scores(loss: str, x: Variable) -> None:
                 f"{loss} takes scores and computes the {itself} of them itself, and {x.name!r} are probabilities already, by a "
                 f"{name}: leave that out (model.predict_proba gives the probabilities)"
             )
-        if name not in ("transpose", "cast") and not v.producer.spec.view:
+        if name not in ("transpose", "cast", "where") and not v.producer.spec.view:
             break
-        v = v.producer.inputs[v.producer.spec.inputs[0]]
+        v = v.producer.inputs["a" if name == "where" else v.producer.spec.inputs[0]]
 
 
 LATER: dict[str, Callable[..., Any]] = {}  # what rooms above this one do for it, by name
@@ -364,6 +364,7 @@ class Path(Closed):
     optimizer: Any = None
     parameters: tuple[Variable, ...] | None = None
     rates: Mapping[str, float] = field(default_factory=dict)  # factors of the learning rate other than 1, by name
+    no_decay: tuple[str, ...] = ()  # parameters that the optimizer's weight decay spares
     layers: dict[str, tuple[Variable, int]] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
@@ -403,7 +404,8 @@ class Path(Closed):
         parameters : those to train, or their names, of all behind the loss (`CalcGraph.parameters` finds them by
             a prefix); the others stay as they are in this path.
         rates : factors of the learning rate, by parameter, by name, or for all whose names begin with a text that ends
-            with a dot, such as ``"linear_1."``; of several that fit, the last one holds.
+            with a dot, such as ``"linear_1."``, or end with one that begins with a dot, such as ``".bias"``; of several
+            that fit, the last one holds.
 
         Raises
         ------
@@ -430,28 +432,31 @@ class Path(Closed):
                 f"minimize: no gradient of the loss {loss.name!r} comes to {behind[0].name!r}: between them are integers, "
                 "conditions, or operators that have none, such as sign or one of your own without dx"
             )
-        factors = self._factors(loss, trained, rates)
+        factors, spared = self._factors(behind, rates), self._spared(behind, optimizer)
         for op in reached(self.operations, loss):
             check_scores(op.spec.name, op.inputs[op.spec.inputs[0]])
         self.loss, self.optimizer, self.output = loss, optimizer, output
-        self.parameters, self.rates = trained, factors
+        self.parameters, self.rates, self.no_decay = trained, factors, spared
 
-    def _factors(self, loss: Variable, trained: tuple[Variable, ...] | None, given: Any) -> dict[str, float]:
+    def _factors(self, trained: Sequence[Variable], given: Any) -> dict[str, float]:
         """Factors of the learning rate other than 1, by name."""
         factors: dict[str, float] = {}
         if given is None:
             return factors
-        names = [v.name for v in (self.trained_behind(loss) if trained is None else trained)]
         wanted = 'a mapping such as {"linear_1.": 0.1}'
         for key, factor in checks.one_of("minimize: rates", given, Mapping, wanted).items():
             key = key.name if isinstance(key, Variable) and key.graph is self.graph else key
-            found = [n for n in names if isinstance(key, str) and (n == key or (key[-1:] == "." and n.startswith(key)))]
-            if not found:
-                raise CalcError(
-                    f"minimize: rates: no parameter that is trained is called {checks.shown(key)}; there are {', '.join(names)}"
-                )
+            found = _called("minimize: rates", key, trained)
             factors |= dict.fromkeys(found, checks.number(f"minimize: the rate's factor of {key!r}", factor, 0))
         return {name: float(factor) for name, factor in factors.items() if factor != 1}
+
+    @staticmethod
+    def _spared(trained: Sequence[Variable], optimizer: Optimizer) -> tuple[str, ...]:
+        """The trained parameters that the optimizer's weight decay spares, in their order."""
+        what, found = f"{type(optimizer).__name__}: no_decay", set[str]()
+        for key in optimizer.no_decay:
+            found |= {v.name for v in trained if v.rank < 2} if key == "1d" else {*_called(what, key, trained)}
+        return tuple([v.name for v in trained if v.name in found])
 
     def _to_train(self, loss: Variable, given: Any) -> tuple[Variable, ...]:
         """Parameters, by name or themselves, that a loss has a gradient of; in the graph's order."""
@@ -504,12 +509,28 @@ class Path(Closed):
         trained = None if self.parameters is None else tuple([v.name for v in self.parameters])
         rates, layers = (*self.rates.items(),), tuple([(scope, v.name, n) for scope, (v, n) in self.layers.items()])
         operations = tuple([op.form for op in self.operations])
-        return (self.name, self.backward, *ends, optimizer, trained, rates, layers, operations)
+        return (self.name, self.backward, *ends, optimizer, trained, rates, self.no_decay, layers, operations)
 
     @property
     def variables(self) -> Iterator[Variable]:
         for op in self.operations:
             yield from op.outputs.values()
+
+
+def _called(what: str, key: Any, parameters: Sequence[Variable]) -> list[str]:
+    """Names of parameters by a name, its beginning that ends with a dot, or its end that begins with one."""
+    names = [v.name for v in parameters]
+    found = [
+        n
+        for n in names
+        if isinstance(key, str)
+        and (n == key or (key[-1:] == "." and n.startswith(key)) or (key[:1] == "." and n.endswith(key)))
+    ]
+    if not found:
+        raise CalcError(
+            f"{what}: no parameter that is trained is called {checks.shown(key)}; there are {', '.join(names)}"
+        )
+    return found
 
 
 def reached(operations: Sequence[Operation], loss: Variable, exactly: bool = False) -> list[Operation]:

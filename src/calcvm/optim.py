@@ -6,7 +6,7 @@ The formulas are PyTorch's; the rows that compute them are declared in `calcvm.o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, InitVar, field, fields
 from typing import Any, ClassVar
 
@@ -180,11 +180,15 @@ class Optimizer:
         All gradients are scaled by one factor so that their common norm is at most this (after ``clip_value``).
     schedule : Schedule, optional
         The learning rate over steps; by default constant.
+    no_decay : str or tuple of str
+        Parameters that ``weight_decay`` spares (by default none).  ``"1d"``: all of one axis or none, as biases and the
+        scales and shifts of norms are.  Others by name, by its beginning, such as ``"linear_1."``, or by its end, such as
+        ``".bias"``.  A change of ``hyper["weight_decay"]`` does not reach them.
 
     Raises
     ------
     CalcError
-        A value is outside its range.
+        A value is outside its range, or the optimizer has no ``weight_decay`` to spare from.
 
     Notes
     -----
@@ -196,6 +200,7 @@ class Optimizer:
     clip_value: float | None = field(default=None, kw_only=True)
     clip_norm: float | None = field(default=None, kw_only=True)
     schedule: Schedule | None = field(default=None, kw_only=True)
+    no_decay: str | Sequence[str] = field(default=(), kw_only=True)
     slot_of: ClassVar[dict[str, str]] = {}  # attribute: slot, where the names differ
 
     def __post_init__(self) -> None:
@@ -206,6 +211,11 @@ class Optimizer:
         for name in ("clip_value", "clip_norm"):
             if (value := getattr(self, name)) is not None:
                 _set(self, name, checks.number(_what(self, name), value, 0, ends="(]", unless=" or None"))
+        what, wanted = _what(self, "no_decay"), 'names of parameters such as ".bias", or "1d",'
+        names = (self.no_decay,) if isinstance(self.no_decay, str) else checks.items(what, self.no_decay, wanted)
+        _set(self, "no_decay", tuple([checks.one_of(what, name, str, wanted) for name in names]))
+        if self.no_decay and not any(self.slot_of.get(f.name, f.name) == "weight_decay" for f in fields(self)):
+            raise CalcError(f"{what}: {type(self).__name__} has no weight_decay")
 
     @property
     def row(self) -> str:
@@ -392,7 +402,7 @@ def _check_own(given: Optimizer) -> None:
         return  # they may read any field
     slots = {given.slot_of.get(f.name, f.name): f.name for f in fields(given)}
     for slot, of in slots.items():
-        if slot not in (*HYPER_SLOTS, "schedule"):
+        if slot not in (*HYPER_SLOTS, "schedule", "no_decay"):
             raise CalcError(
                 f"{kind.__name__}: {of!r} is none of learning_rate, beta1, beta2, eps and weight_decay: call it one of them, or "
                 f"say which it sets, slot_of = {{{of!r}: 'beta1'}}"

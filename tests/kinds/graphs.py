@@ -72,7 +72,7 @@ class Train:
 
     loss: int
     optimizer: str
-    settings: Mapping[str, float | bool]
+    settings: Mapping[str, float | bool | str]
     output: int | None = None
     parameters: tuple[int, ...] | None = None  # None: all behind the loss
 
@@ -428,7 +428,10 @@ def _torch_optimizer(train: Train, parameters: list[torch.Tensor]) -> torch.opti
     _, make, names = OPTIMIZERS[train.optimizer]
     theirs = {"learning_rate": "lr", **names}
     settings = {theirs.get(k, k): v for k, v in train.settings.items() if not k.startswith("clip")}
-    return make(parameters, **settings)
+    if settings.pop("no_decay", None) is None:
+        return make(parameters, **settings)
+    few, many = ([p for p in parameters if (p.ndim < 2) == one] for one in (True, False))
+    return make([{"params": few, "weight_decay": 0.0}, {"params": many}], **settings)
 
 
 # ---------------------------------------------------------------- drawing
@@ -721,7 +724,7 @@ class _Draw:
             both = self.add("add", loss, more) if more is not None and not self.of[loss].shape else None
             loss = both if both is not None and self.differentiable(both) else loss
         kind = rng.choice(("sgd", "sgd", "adam", "adamw", "rmsprop", "adagrad"))
-        settings: dict[str, float | bool] = {"learning_rate": rng.choice((0.003, 0.01))}
+        settings: dict[str, float | bool | str] = {"learning_rate": rng.choice((0.003, 0.01))}
         if kind == "sgd" and rng.random() < 0.6:
             settings |= {"momentum": 0.9, "nesterov": rng.random() < 0.5}
         if kind == "rmsprop" and rng.random() < 0.5:
@@ -740,6 +743,8 @@ class _Draw:
         output = rng.choice(steps) if rng.random() < 0.5 else None
         mine = sorted(trainable & {k for p in self.behind(loss) for k in p.inputs if k is not None})
         chosen = tuple(rng.sample(mine, rng.randint(1, len(mine)))) if mine and rng.random() < 0.2 else None
+        if len({len(self.of[k].shape) < 2 for k in chosen or mine}) == 2 and rng.random() < 0.5:
+            settings |= {"weight_decay": 0.1, "no_decay": "1d"}
         self.trains[self.path] = Train(loss, kind, settings, output, chosen)
 
     def behind(self, key: int) -> list[Step]:

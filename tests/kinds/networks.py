@@ -20,7 +20,7 @@ OPTIMIZERS = (
     lambda: cv.SGD(0.01),
     lambda: cv.SGD(0.01, momentum=0.9),
     lambda: cv.Adam(0.001),
-    lambda: cv.AdamW(0.001, clip_norm=1.0),
+    lambda: cv.AdamW(0.001, clip_norm=1.0, no_decay="1d"),
     lambda: cv.RMSProp(0.001, clip_value=0.5),
 )
 Inputs = Callable[[int], dict[str, np.ndarray]]

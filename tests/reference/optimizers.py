@@ -120,6 +120,12 @@ def rate_scale(hyper, factor=1.0):
     return {"scaled": rated(named(hyper), factor)}
 
 
+def decay_scale(scaled, factor=1.0):
+    h = named(scaled)
+    h["weight_decay"] *= factor
+    return {"scaled": np.array([h[name] for name in HYPER_SLOTS])}
+
+
 def rated(h, factor):
     h = h | {name: h[name] * factor for name in ("lr_t", "step_size_t")}
     return np.array([h[name] for name in HYPER_SLOTS])

@@ -335,7 +335,7 @@ def _applied(form: str, x: Text, rank: int = 9, least: int = 0) -> Text:
 
 
 for _name, _sign, _rank, _right, _space in (
-    ("add", "+", 3, 3, " "), ("sub", "-", 3, 4, " "), ("mul", "*", 4, 4, ""), ("truediv", "/", 4, 5, ""),
+    ("add", "+", 3, 4, " "), ("sub", "-", 3, 4, " "), ("mul", "*", 4, 5, ""), ("truediv", "/", 4, 5, ""),
 ):  # fmt: skip
     _forward, _backward = _written(_sign, _rank, _right, _space)
     setattr(Text, f"__{_name}__", _forward)

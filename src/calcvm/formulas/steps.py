@@ -63,3 +63,8 @@ def rate_scale(s, scaled, factor):  # type: ignore[no-untyped-def]
         scaled[k] = s[k]
     scaled[LR_T] *= factor
     scaled[STEP_SIZE_T] *= factor
+
+
+def decay_scale(s, factor):  # type: ignore[no-untyped-def]
+    """weight_decay *= factor."""
+    s[WEIGHT_DECAY] *= factor

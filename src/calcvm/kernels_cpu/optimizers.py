@@ -107,7 +107,9 @@ for _op in [*UPDATES.values()]:
 
 
 # ---------------------------------------------------------------- the step
-_tick, _rate_table, _rate_scale = map(njit(inline=True), (steps.tick, steps.rate_table, steps.rate_scale))
+_tick, _rate_table, _rate_scale, _decay_scale = map(
+    njit(inline=True), (steps.tick, steps.rate_table, steps.rate_scale, steps.decay_scale)
+)
 
 
 @kernel
@@ -129,6 +131,13 @@ def rate_scale(me, factor: Float, hyper: Ptr.float64, scaled: Ptr.float64):
     """scaled = hyper, its lr_t and step_size_t times factor.  Worker 0 alone."""
     if me.worker == 0:
         _rate_scale(hyper, scaled, factor)
+
+
+@kernel
+def decay_scale(me, factor: Float, scaled: Ptr.float64):
+    """scaled's weight_decay *= factor.  Worker 0 alone."""
+    if me.worker == 0:
+        _decay_scale(scaled, factor)
 
 
 # ---------------------------------------------------------------- clipping

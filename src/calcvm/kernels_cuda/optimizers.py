@@ -134,7 +134,9 @@ for _op in [*UPDATES.values()]:
 
 
 # ---------------------------------------------------------------- the step
-_tick, _rate_table, _rate_scale = map(device, (steps.tick, steps.rate_table, steps.rate_scale))
+_tick, _rate_table, _rate_scale, _decay_scale = map(
+    device, (steps.tick, steps.rate_table, steps.rate_scale, steps.decay_scale)
+)
 
 
 @kernel
@@ -156,6 +158,13 @@ def rate_scale(me, factor: Float, hyper: Ptr.float64, scaled: Ptr.float64):
     """scaled = hyper, its lr_t and step_size_t times factor.  One thread."""
     if first(me):
         _rate_scale(hyper, scaled, factor)
+
+
+@kernel
+def decay_scale(me, factor: Float, scaled: Ptr.float64):
+    """scaled's weight_decay *= factor.  One thread."""
+    if first(me):
+        _decay_scale(scaled, factor)
 
 
 # ---------------------------------------------------------------- clipping

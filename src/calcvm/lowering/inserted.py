@@ -70,6 +70,10 @@ def rate_scale(emit: Emitter, hyper: Value, scaled: Value, factor: float) -> Non
     emit.row("rate_scale", {"factor": factor}, {"hyper": hyper, "scaled": scaled}, "tick")
 
 
+def decay_scale(emit: Emitter, scaled: Value, factor: float) -> None:
+    emit.row("decay_scale", {"factor": factor}, {"scaled": scaled}, "tick")
+
+
 def penalty(emit: Emitter, p: Variable, g: Value, regularizer: Any) -> None:
     operands = {"p": emit.env[p], "g": g}
     emit.elementwise("penalty", p.laid, operands, p.name, l1=regularizer.l1, l2=regularizer.l2)

@@ -38,7 +38,7 @@ class Facts:
     assembling puts its number among the program's symbols (None: it has no cells).
 
     variables : of each its "symbol", "shape", "kind", "path" and "phase" that compute it, the variable that it is a
-        view "of" (itself, of others, and where that is copied for users), why it is "unreadable", and the "classes" of labels; of a view the "layout", where
+        view "of" (itself, of others, and where that is copied for users), why it is "unreadable", and the "classes" of labels, with the number beside them that is "ignored"; of a view the "layout", where
         it takes its symbol's cells to lie otherwise; of a number that is no mean over the samples what it is "over" them (`calcvm.lowering.rounds`), and of
         another function than a sum "why" and of which "totals"; whether it is "inner", kept for that alone.
     parameters : "init" and "trainable"; their order chooses their random numbers.
@@ -46,7 +46,8 @@ class Facts:
     state : what each "symbol" of the optimizers, counters and constants starts with.
     paths : "needs", by phase, the variables that the path reads and does not compute: placeholders, and other paths'
         results; its "output" (of several the first, and all as "outputs"); of one that trains its "loss",
-        "optimizer", "hyper", "seed", the parameters' "moments" and "gradients", and factors of the learning rate ("rates").
+        "optimizer", "hyper", "seed", the parameters' "moments" and "gradients", factors of the learning rate ("rates"), and parameters
+        that the weight decay spares ("no_decay").
     layers : of each path, for people; in a program what `Line.at` says of its largest batch.
     called : names of layers, and the variables that they make.
     adapts : layers that learn numbers from data before training (`calcvm.nn.Standardize`): the placeholder whose data these are
@@ -121,14 +122,18 @@ class Lowering:
             used = {v for op in path.operations for v in op.inputs.values()}
             kept |= {v for v in path.variables if v not in used}
             kept |= {v for v in used if v.kind == "result" and v.path is not path}
-        figures = (v for v in kept if self._judges(v) and self.rounds.of(v).what == OTHER)
-        self.inner = {t.source for v in figures for t in self.rounds.totals(v) or ()} - kept
+        self.inner = {t.source for v in kept for t in self._totals(v)} - kept
         return kept | self.inner
 
-    @staticmethod
-    def _judges(v: Variable) -> bool:
-        """Whether a kept result may be a figure."""
-        return v.path is not None and v is not v.path.loss and numel(v.shape) == 1 and v.type == FLOAT
+    def _totals(self, v: Variable) -> list[Variable]:
+        """The means and sums over samples that a kept result, if it may be a figure, is another function of.
+
+        Of a loss that is trained, which every step computes, those that are numbers alone.
+        """
+        if v.path is None or numel(v.shape) != 1 or v.type != FLOAT or self.rounds.of(v).what != OTHER:
+            return []
+        totals = self.rounds.totals(v) or []
+        return totals if v is not v.path.loss or all(numel(t.shape) == 1 for t in totals) else []
 
     def run(self) -> tuple[Lowered, Facts]:
         for v in self.graph.variables.values():
@@ -148,9 +153,9 @@ class Lowering:
                 value.resident = True
         used = {v for s in statements for v in s.operands.values() if v is not None}
         used |= {v for v in self.emit.values if v.persistent or v.kind == "placeholder"}
-        classes = self._classes()
+        labels = self._labels()
         for v in self.graph.variables.values():
-            self._describe(v, used, classes)
+            self._describe(v, used, labels.get(v, (None, None)))
         self.facts.called = {name: v.name for name, v in self.layers.items()}
         for scope, (v, axis) in self.graph.adapts.items():
             of = v.source.name if v.source.kind == "placeholder" else None
@@ -225,7 +230,7 @@ class Lowering:
             return {"array": v.name}
         return {"class": type(v.init).__name__, "fields": dict(vars(v.init))}
 
-    def _describe(self, v: Variable, used: set[Value], classes: Mapping[Variable, int]) -> None:
+    def _describe(self, v: Variable, used: set[Value], labels: tuple[int | None, int | None]) -> None:
         value = self._value(v)
         if value is None or value not in used:
             reason = "fused into another operator"
@@ -241,8 +246,10 @@ class Lowering:
             "phase": self.phase.get(v),
             "of": (v.source if self._value(v.source) is value else v).name,
             "unreadable": reason,
-            "classes": classes.get(v),
+            "classes": labels[0],
         }
+        if labels[1] is not None:
+            facts["ignored"] = labels[1]
         if v.kind == "result" and v.type == FLOAT and numel(v.shape) == 1:
             facts |= self._over(v)
         if v in self.inner:
@@ -257,24 +264,25 @@ class Lowering:
             return {}
         if over.what == SUM:
             return {"over": SUM}
-        totals = (self.rounds.totals(v) if v in self.kept and self._judges(v) else None) or ()
+        totals = self._totals(v) if v in self.kept else ()
         return {"over": OTHER, "why": over.why, "totals": {t.source.name: self.rounds.of(t).what for t in totals}}
 
     def _value(self, v: Variable) -> Value | None:
         """What a variable is read from."""
         return self.shown.get(v, self.emit.env.get(v))
 
-    def _classes(self) -> dict[Variable, int]:
-        """Of placeholders of integer labels: how many classes their operators allow, where that is a number."""
-        least: dict[Variable, int] = {}
+    def _labels(self) -> dict[Variable, tuple[int, int | None]]:
+        """Of integer labels: how many classes their operators allow, where that is a number, and one more number that all ignore."""
+        found: dict[Variable, tuple[int, int | None]] = {}
         for op, words in self.emit.words.items():
             for operand in dict.fromkeys(o for row in op.spec.fwd for o in row.operands if o.below):
                 if (labels := op.inputs.get(operand.name)) is None or words.get("dense"):
                     continue
-                limit, v = extent(operand.below, words), _uncast(labels)
+                limit, (v, ignored) = extent(operand.below, words), _ignoring(_uncast(labels))
                 if isinstance(limit, Affine) and limit.constant:
-                    least[v] = min(limit.b, least.get(v, limit.b))
-        return least
+                    least, other = found.get(v, (limit.b, ignored))
+                    found[v] = min(limit.b, least), ignored if ignored == other else None
+        return found
 
     # ------------------------------------------------------------ paths
     def _path(self, path: Path) -> None:
@@ -410,6 +418,8 @@ class Lowering:
         )
         if path.rates:
             facts["rates"] = dict(path.rates)
+        if path.no_decay:
+            facts["no_decay"] = [*path.no_decay]
 
     def _schedule_table(self, path: Path, opt: Any) -> Value | None:
         """What a schedule that is a table says, in the heap."""
@@ -445,8 +455,9 @@ class _Update:
         self, emit: Emitter, path: Path, hyper: Value, table: Value | None, gradients: Mapping[Variable, Value], states: Any
     ):  # fmt: skip
         self.emit, self.opt, self.hyper, self.table = emit, path.optimizer, hyper, table
-        self.gradients, self.states, self.rates = gradients, states, path.rates
-        self.scaled: dict[float, Value] = {}  # hyperparameters with the learning rate times a factor
+        self.gradients, self.states = gradients, states
+        self.group = {p: (path.rates.get(p.name, 1.0), p.name not in path.no_decay) for p in gradients}
+        self.hypers = {(1.0, True): hyper}  # of each group of parameters
 
     def tick(self) -> None:
         inserted.tick(self.emit, self.hyper, self.opt.schedule_code)
@@ -456,12 +467,16 @@ class _Update:
             self._scale()
 
     def _scale(self) -> None:
-        """Hyperparameters for each factor of the learning rate, when the others are final."""
-        for factor in dict.fromkeys(self.rates.values()):
-            scaled = self.scaled[factor] = self.emit.value(
+        """Hyperparameters of each group, by its factor of the learning rate and whether it decays, when the others are final."""
+        for rate, decays in dict.fromkeys(self.group.values()):
+            if (rate, decays) in self.hypers:
+                continue
+            scaled = self.hypers[rate, decays] = self.emit.value(
                 f"{self.hyper.name}.scaled", "workspace", len(HYPER_SLOTS), type="float64"
             )
-            inserted.rate_scale(self.emit, self.hyper, scaled, factor)
+            inserted.rate_scale(self.emit, self.hyper, scaled, rate)
+            if not decays:
+                inserted.decay_scale(self.emit, scaled, 0.0)
 
     def prepare(self, p: Variable) -> None:
         """Regularizer and clipping by value of one final gradient."""
@@ -472,7 +487,7 @@ class _Update:
             inserted.clip_value(self.emit, p, g, self.hyper)
 
     def update(self, p: Variable) -> None:
-        hyper = self.scaled.get(self.rates.get(p.name, 1.0), self.hyper)
+        hyper = self.hypers[self.group[p]]
         operands = {"p": self.emit.env[p], "g": self.gradients[p], **self.states[p], "hyper": hyper}
         self.emit.elementwise(self.opt.row, p.laid, operands, p.name, clip=int(self.opt.clip_norm is not None))
 
@@ -506,6 +521,18 @@ class _Update:
             after[at] = out[end:] + after.get(at, [])
             del out[end:]
         out[start:] = (row for i in range(start, end) for row in (out[i], *after.get(i, ())))
+
+
+def _ignoring(labels: Variable) -> tuple[Variable, int | None]:
+    """Labels of which one number is replaced, and that number: of `calcvm.functions.counting`; others as they are, and None."""
+    op = labels.producer
+    if op is None or op.spec.name != "where" or (test := op.inputs["c"].producer) is None:
+        return labels, None
+    if test.spec.name != "not_equal" or op.inputs["b"].kind != "constant":
+        return labels, None
+    v, ignored = _uncast(op.inputs["a"]), test.inputs["b"]
+    number = ignored.init.item() if ignored.kind == "constant" and ignored.init.size == 1 else 0.5
+    return (v, int(number)) if _uncast(test.inputs["a"]) is v and number == int(number) else (labels, None)
 
 
 def _uncast(v: Variable) -> Variable:

@@ -88,9 +88,11 @@ def training_data(
             raise ShapeError(f"sample_weight: shape {array.shape} for {n} samples; {(n,)} is wanted")
         weights[:] = _weights("sample_weight: weights are", array, weights.dtype)
     if class_weight is not None:
-        most = model.loaded.variables[roles.labels[0]]["classes"] if len(roles.labels) == 1 else None
+        facts = model.loaded.variables[roles.labels[0]] if len(roles.labels) == 1 else {}
         counted = data[WEIGHT]  # a part of the weights
-        product = counted.astype(np.float64) * _of_classes(class_weight, targets, most, len(counted))
+        product = counted.astype(np.float64) * _of_classes(
+            class_weight, targets, facts.get("classes"), facts.get("ignored"), len(counted)
+        )
         counted[:] = _weights("class_weight: weights of samples are", product, weights.dtype)
     return data, held
 
@@ -104,15 +106,19 @@ def _weights(what: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return seen
 
 
-def _of_classes(given: Any, targets: Arrays, most: int | None, n: int) -> np.ndarray:
-    """The weight of the class of each of the first ``n`` samples; the model has ``most`` classes (None: any)."""
+def _of_classes(given: Any, targets: Arrays, most: int | None, ignored: int | None, n: int) -> np.ndarray:
+    """The weight of the class of each of the first ``n`` samples; the model has ``most`` classes (None: any).
+
+    ignored : a label that is no class; its weight is 1.
+    """
     y = next(iter(targets.values())) if len(targets) == 1 else np.zeros(0)
     labels = y.reshape(-1)
     if not len(labels) or len(labels) != len(y) or (labels != np.floor(labels)).any():
         raise CalcError("class_weight: the model's target is no integer a sample: give sample_weight")
     classes, place, counts = np.unique(labels[:n], return_inverse=True, return_counts=True)
     if isinstance(given, str) and given == "balanced":
-        return (n / (len(classes) * counts))[place]
+        real = classes != ignored
+        return np.where(real, counts[real].sum() / (real.sum() * counts), 1.0)[place]
     wanted = 'a mapping such as {0: 1.0, 1: 5.0}, or "balanced",'
     given = checks.one_of("class_weight", given, Mapping, wanted)
     of = {

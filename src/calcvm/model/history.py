@@ -17,6 +17,9 @@ SHOWN = 20  # epochs of a table
 class History:
     """Figures of each epoch, by name: ``loss``, ``seconds``, and with validation data ``val_loss``, ``val_accuracy``.
 
+    The loss is the mean of those that steps have descended, while the parameters change; of a loss that is a function of single
+    means or sums over samples, such as `calcvm.rmse`, it is that function of these over the epoch.
+
     A model made with ``train_metrics=True`` has its metrics of what it trains on too, such as ``accuracy``.  Printing shows the
     last epochs as a table.
 

@@ -103,11 +103,14 @@ class Model(methods.Native, hints.Closed):
         function then returns a term for each sample.
     rates : mapping of str to float, optional
         Factors of the learning rate for parameters, by name, or for all whose names begin with a text that ends with a
-        dot, such as "linear_1.".
+        dot, such as "linear_1.", or end with one that begins with a dot, such as ".bias".
     input_dtype, target_dtype : of data that lie in the heap as they are, such as "uint8" for images and "int64" for labels
         (default: they become the model's floats); see `CalcGraph.placeholder`.
     channels_last : bool
         The input's samples, whose shape ``input_shape`` is, are images (*sizes, channels), and are read as they are.
+    ignore_index : int, optional
+        A label of softmax_cross_entropy, such as -100 or 255: samples (of images pixels) that have it have no part in loss,
+        gradients and accuracy, which are means over the others.  Of none they are 0.
     keep : list of str
         Names of results that stay readable after a call of `run` or `step`: of layers, as `summary` has them (``"relu_1"``: what
         path predict makes; ``"learn.relu_1"``), or of variables.
@@ -138,6 +141,7 @@ class Model(methods.Native, hints.Closed):
         input_dtype: Any = ...,
         target_dtype: Any = ...,
         channels_last: bool = ...,
+        ignore_index: int | None = ...,
         keep: Iterable[str] = ...,
         memory: int | str | None = ...,
         seed: int = ...,
@@ -199,6 +203,7 @@ class Model(methods.Native, hints.Closed):
         input_dtype: Any = None,
         target_dtype: Any = None,
         channels_last: bool = False,
+        ignore_index: int | None = None,
         keep: Iterable[str] = (),
         memory: int | str | None = None,
         seed: int = 0,
@@ -228,6 +233,7 @@ class Model(methods.Native, hints.Closed):
             "preprocess": preprocess, "metrics": metrics, "train_metrics": None if train_metrics is False else train_metrics,
             "sample_weight": None if sample_weight is False else sample_weight, "rates": rates,
             "input_dtype": input_dtype, "target_dtype": target_dtype, "channels_last": None if channels_last is False else channels_last,
+            "ignore_index": ignore_index,
         }  # fmt: skip
         graph = _graph(net, {what: value for what, value in of_layers.items() if value is not None})
         accumulate = learning_batch is not None
@@ -592,7 +598,7 @@ class Model(methods.Native, hints.Closed):
             data, held = training_data(self.resident, self.roles, X, y, sample_weight, class_weight, validation)
             train = Epoch(
                 self.resident, self._of("learn", data), "learn", train=True,
-                learning=self.learning_batch, results=[*self.roles.trained], check_finite=check_finite,
+                learning=self.learning_batch, results=[*self.roles.trained], of_totals=True, check_finite=check_finite,
             )  # fmt: skip
         if patience is not None:
             patience = checks.integer("patience", patience, 0)

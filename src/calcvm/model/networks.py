@@ -52,13 +52,13 @@ TERMS: dict[str, Callable[..., Variable]] = {
 }
 
 
-def _accuracy(x: Variable, t: Variable, loss: Any) -> Variable:
+def _accuracy(x: Variable, t: Variable, loss: Any, ignore_index: int | None) -> Variable:
     """Share of the right classes, as the loss takes the output: a logit each, or numbers near 0 and 1; else the largest score's."""
     if not isinstance(loss, str):
         loss = next((op.spec.name for op in x.graph.active.operations if _judges(op, x)), "")
     one = x.rank < 2 or x.shape[F.class_axis(x)] == 1
     if loss != BINARY and not one:
-        return F.accuracy(x, t)
+        return F.accuracy(x, t, ignore_index=ignore_index)
     if loss not in THRESHOLDS:
         raise CalcError(
             f"metric 'accuracy' of one output {x}: the loss, a function, does not say from where on it is class 1: take the loss "
@@ -98,6 +98,7 @@ def build_graph(
     target_dtype: Any = None,
     channels_last: bool = False,
     train_metrics: bool = False,
+    ignore_index: int | None = None,
 ) -> CalcGraph:
     """The graph of a `Model`: paths preprocess (if given), learn, and predict (without dropout and augmentation).
 
@@ -113,7 +114,12 @@ def build_graph(
         checks.flag("sample_weight", sample_weight),
         checks.flag("train_metrics", train_metrics),
     )
-    judges = _metrics(loss, metrics)
+    if ignore_index is not None and loss != SOFTMAX:
+        raise CalcError(
+            f"ignore_index is of the loss {SOFTMAX!r} of labels: a function of (output, target) gives it to "
+            "cv.softmax_cross_entropy, and one for its metric to cv.accuracy"
+        )
+    judges = _metrics(loss, metrics, ignore_index)
     optimizer = optimizer_of(optimizer)
     network = nn.Sequential(net)
     before = [] if preprocess is None else [*nn.Sequential(preprocess)]
@@ -123,15 +129,21 @@ def build_graph(
 
     def loss_of(name: str, y: Variable, target: Variable, weight: Variable | None = None) -> Variable:
         if weight is not None or (sample_weight and not isinstance(loss, str)):
+            share = None
             if weight is not None and isinstance(loss, str):
                 y = _without_part(_as(y, weight), y)
+                if ignore_index is not None:
+                    y, target, counts = F.counting(SOFTMAX, y, target, None, ignore_index, 0)
+                    share = F.share_of(counts)
             terms = checks.one_of(
                 "loss", (TERMS[loss] if isinstance(loss, str) else loss_fn)(y, target), Variable, TERMS_WANTED
             )
             if not terms.rank:
                 raise ShapeError(f"loss: {TERMS_WANTED} is wanted, not {terms}")
-            return F.mean(terms if weight is None else _weighted(terms, weight)).rename(name)
-        return checks.one_of("loss", loss_fn(y, target), Variable, LOSS_WANTED).rename(name)
+            mean = F.mean(terms if weight is None else _weighted(terms, weight))
+            return (mean if share is None else mean / share).rename(name)
+        options = {} if ignore_index is None else {"ignore_index": ignore_index}
+        return checks.one_of("loss", loss_fn(y, target, **options), Variable, LOSS_WANTED).rename(name)
 
     def judge(output: Variable, target: Variable, prefix: str) -> None:
         for name, metric in judges.items():
@@ -200,7 +212,7 @@ def _without_part(part: Variable, x: Variable) -> Variable:
     return apply("where", apply("not_equal", part, 0.0), x, 0.0)
 
 
-def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:
+def _metrics(loss: Any, given: Any, ignore_index: int | None) -> dict[str, Callable[..., Variable]]:
     """Functions of (output, target) by name; by default the accuracy, where the loss has classes."""
     if given is None:
         given = ["accuracy"] if loss == SOFTMAX else []
@@ -208,7 +220,8 @@ def _metrics(loss: Any, given: Any) -> dict[str, Callable[..., Variable]]:
     found: dict[str, Callable[..., Variable]] = {}
     for metric in checks.items("metrics", given, wanted):
         if isinstance(metric, str) and metric in METRICS:
-            name, function = metric, partial(_accuracy, loss=loss) if metric == "accuracy" else METRICS[metric]
+            accuracy = partial(_accuracy, loss=loss, ignore_index=ignore_index)
+            name, function = metric, accuracy if metric == "accuracy" else METRICS[metric]
         elif callable(metric) and not isinstance(metric, (type, nn.Layer)) and hasattr(metric, "__name__"):
             name, function = metric.__name__.strip("<>"), metric
         else:

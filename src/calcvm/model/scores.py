@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calcvm.errors import CalcError
+from calcvm.ops.elementwise import WHERE_ROW
 from calcvm.ops.losses import SCORES, SOFTMAX
 from calcvm.ops.spec import stem_of
 from calcvm.vm.program.program import Program
@@ -38,9 +39,12 @@ def scores_of(program: Program) -> Scores | None:
     if facts is None or facts["symbol"] is None:
         return None
     output = program.copied_from("predict", facts["symbol"])
+    seen = {output}  # and what has them but in rows that are ignored
     for pc in range(*program.sections.get(("predict", "loss"), (0, 0))):
         row = stem_of(program.spec(pc).name)
-        if row in SCORES and program.symbol_of(pc, SCORES[row]) == output:
+        if row == WHERE_ROW and program.symbol_of(pc, "a") in seen:
+            seen.add(program.symbol_of(pc, "y"))
+        if row in SCORES and program.symbol_of(pc, SCORES[row]) in seen:
             if row != SOFTMAX:
                 return Scores(None)
             image = facts.get("layout", program.symbols[output].layout) and len(facts["shape"]) > 2

@@ -40,13 +40,16 @@ def summary(model: Resident, roles: Roles) -> str:
         return ", ".join(f"{name} {show(loaded.forms[name])}" for name in names)
 
     hyper = loaded.program.info["paths"]["learn"]
+    spared = len(hyper.get("no_decay", ()))
     return "\n".join(
         [
             f"model {model.name!r}: {shapes(roles.inputs)} -> {shapes(roles.outputs)}",
             *layers(program, "predict" if "predict" in program.paths else "learn"),
             *laid_out(rows),
             f"{total:,} parameters, of which {trained:,} are trained, {program.dtype}",
-            f"loss {hyper['loss']!r}, optimizer {hyper['optimizer']}; judged by {', '.join(roles.figures.values()) or 'nothing'}",
+            f"loss {hyper['loss']!r}, optimizer {hyper['optimizer']}"
+            + (f", whose weight decay spares {spared} of the parameters" if spared else "")
+            + f"; judged by {', '.join(roles.figures.values()) or 'nothing'}",
             f"heap {program.heap_bytes:,} bytes for batches up to {program.batch_size:,}, "
             f"device {program.info.get('device', 'cpu')}, workers {model.workers}; {model.facts['rounds']:,} epochs done",
         ]

@@ -11,6 +11,7 @@ from calcvm.ops import parameters
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, show
 from calcvm.ops.epilogues import of_formula
 from calcvm.ops.spec import (
+    OPS,
     ROWS_COLS,
     SIZE,
     Attr,
@@ -329,4 +330,4 @@ operator(
         Example(shapes=(), attrs={"shape": (None, 19), "value": -2.0}),
     ),
 )
-CAST_ROW = CAST.name
+CAST_ROW, WHERE_ROW = CAST.name, OPS["where"].fwd[0].name

@@ -46,6 +46,7 @@ HYPER: dict[str, str] = {"name": "hyper", "elems": str(len(HYPER_SLOTS)), "type"
 # Slots that do not start at 0.
 HYPER_START = {"beta1_t": 1.0, "beta2_t": 1.0, "gamma_t": 1.0, "clip_scale": 1.0, "inv_sqrt_correction2_t": 1.0}
 STEP_ROW = "tick"  # counts the steps of an optimizer
+DECAY_ROW = "decay_scale"  # makes hyperparameters of parameters that the decay spares
 SCHEDULES = ("constant", "step", "exponential", "cosine", "cosine_restarts")  # append-only: programs name the place
 
 
@@ -226,6 +227,16 @@ _add(
     shape=lambda shapes, attrs: {"scaled": shapes["hyper"]},
     word_values=lambda shapes, attrs: dict(attrs),
     examples=(_example(factor=0.25),),
+    source="torch.optim's groups of parameters",
+)
+_add(
+    DECAY_ROW,
+    "scaled's weight_decay *= factor",
+    (_weight("factor"),),
+    (U(**{**HYPER, "name": "scaled"}, part="w0"),),
+    attrs=(Attr(name="factor", default=1.0, check=_is_weight, doc="of a parameter's weight decay"),),
+    word_values=lambda shapes, attrs: dict(attrs),
+    examples=(_example(factor=0.0), _example(factor=0.5)),
     source="torch.optim's groups of parameters",
 )
 

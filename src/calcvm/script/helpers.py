@@ -71,6 +71,11 @@ def log_softmax(x):
     return z - np.log(np.exp(z).sum(-1, keepdims=True))
 
 
+def times(q, x):
+    """q*x, and 0 where q is 0, also of an infinite x."""
+    return q * np.where(q == 0, 0, x)
+
+
 def softmax(x):
     """Of the last axis."""
     e = np.exp(x - x.max(-1, keepdims=True))

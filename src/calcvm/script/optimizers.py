@@ -14,7 +14,7 @@ from calcvm.formulas.optimizers import HYPER_SLOTS
 from calcvm.script.code import module_text, trace
 from calcvm.script.row import FALLBACKS, Row, Writer, writes
 
-STEPS = ("tick", "rate_table", "rate_scale")
+STEPS = ("tick", "rate_table", "rate_scale", "decay_scale")
 SLOTS = tuple(
     name for name, value in vars(steps).items() if name.isupper() and isinstance(value, int) and name != "N_SLOTS"
 )
@@ -42,8 +42,10 @@ def _steps(r: Row) -> None:
         r.run(r.call(name, r.x("hyper"), r.integer("schedule")))
     elif name == "rate_table":
         r.run(r.call(name, r.x("hyper"), r.w.n, r.integer("every"), r.x("table")))
-    else:
+    elif name == "rate_scale":
         r.run(r.call(name, r.x("hyper"), r.x("scaled"), r.w.factor))
+    else:
+        r.run(r.call(name, r.x("scaled"), r.w.factor))
 
 
 def source_of(name: str) -> str:

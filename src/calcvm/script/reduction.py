@@ -173,6 +173,12 @@ def _wanted(r: Row) -> Any:
     return q if not s else (1 - s) * q + r.number(s) / r.w.N
 
 
+def _picked(r: Row, x: Any, labels: Any, n: Any) -> Any:
+    """Of each row of x its element of the label."""
+    index = r.call("index_below", n, labels)
+    return r.trace.of(f"{{}}[np.arange({show(rows_of(r)[0])}), {{}}]", ATOM, ((x, ATOM), (index, LOWEST)))
+
+
 def one_hot(r: Row, labels: Any) -> Any:
     of = next(r.dtype(v) for v in ("p", "dlogits", "logits", "dx", "scores") if v in r)
     return r.call("one_hot", labels, r.w.N, *([] if of == "float64" else [f"np.{of}"]))
@@ -181,8 +187,11 @@ def one_hot(r: Row, labels: Any) -> Any:
 @writes("softmax_cross_entropy_fwd")
 def _cross_entropy(r: Row) -> None:
     logits = r.x("logits", *rows_of(r))
-    log_p = r.call("log_softmax", logits)
-    each = -(_wanted(r) * log_p).sum(1)
+    log_p, dense = r.call("log_softmax", logits), r.w.dense == 1
+    if r.w.smoothing:
+        each = -(_wanted(r) * log_p).sum(1)
+    else:  # without 0*inf where a class that is not wanted has the score -inf
+        each = -(r.call("times", _wanted(r), log_p).sum(1) if dense else _picked(r, log_p, _labels(r, "target"), r.w.N))
     if r.w.inner != ONE:
         each = each.reshape(r.w.rows, r.w.inner).sum(1)
     r.put("t_l", each, r.w.rows)
@@ -199,8 +208,7 @@ def _cross_entropy_back(r: Row) -> None:
 @writes("pick_fwd")
 def _pick(r: Row) -> None:
     places, n = rows_of(r)
-    x, index = r.x("x", places, n), r.call("index_below", n, r.x("index", places))
-    r.put("y", r.trace.of(f"{{}}[np.arange({show(places)}), {{}}]", ATOM, ((x, ATOM), (index, LOWEST))), places)
+    r.put("y", _picked(r, r.x("x", places, n), r.x("index", places), n), places)
 
 
 @writes("pick_bwd")

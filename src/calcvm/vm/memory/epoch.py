@@ -29,7 +29,8 @@ class Epoch:
     train : each round runs backward too, each learning batch ends with an update (``trains``: the path, or None).
     learning : samples of a learning batch (default: the program's batch, one round each).
     results : scalar results of the samples: of means over them the mean, of sums the sum; what is a function of such totals is
-        computed of those of the whole pass, when it is over.
+        computed of those of the whole pass, when it is over; of a loss that is trained, where ``of_totals``, else the mean of
+        what the learning batches have descended.
     outputs : result -> array that receives its value for every sample.
     """
 
@@ -43,6 +44,7 @@ class Epoch:
         train: bool = False,
         learning: int | None = None,
         results: Sequence[str] = (),
+        of_totals: bool = False,
         outputs: Mapping[str, np.ndarray] | None = None,
         check_finite: bool = False,
     ):
@@ -92,8 +94,8 @@ class Epoch:
             _counted(loaded.symbol(name).offset, str(loaded.variables[name].get("over")), name == facts.get("loss"))
             for name in results
         ]
-        several = [name for name in results if self.rounds > 1 and name != facts.get("loss")]
-        functions = [name for name in several if loaded.variables[name].get("over") == "other"]
+        others = [name for name in results if self.rounds > 1 and loaded.variables[name].get("over") == "other"]
+        functions = [n for n in others if n != facts.get("loss") or (of_totals and loaded.variables[n].get("totals"))]
         self.functions = {name: self._function(path, name) for name in functions}
         self._totals: dict[Symbol, int] = {}  # where their sums begin
         for name, kind in {t: k for _, totals in self.functions.values() for t, k in totals.items()}.items():

@@ -178,12 +178,13 @@ class Sheet:
         return id(self._kept[-1])
 
     def _describe_placeholder(self, loaded: Loaded, name: str) -> None:
-        form, classes = loaded.forms[name], loaded.variables[name]["classes"]
+        form, facts = loaded.forms[name], loaded.variables[name]
+        classes = facts["classes"]
         sizes, k = [size.b for size in form[1:]], len(self.numbers)
         words = self.words[layout.PLACEHOLDERS + k * layout.PLACEHOLDER_WORDS :][: layout.PLACEHOLDER_WORDS]
         words[: layout.DIMS] = (
             self._name(name), len(form), math.prod(sizes), loaded.symbol(name).offset,
-            classes if classes is not None else -1 if name in loaded.probabilities else 0, 0, 0,
+            classes if classes is not None else -1 if name in loaded.probabilities else 0, facts.get("ignored", 0), 0, 0,
         )  # fmt: skip
         if name in loaded.own_types:
             dtype = np.dtype(loaded.own_types[name])
@@ -234,16 +235,16 @@ class Sheet:
                 return None
             dims = np.array([0, *(size.b for size in form[1:])], np.int64)
             self._kept.append(dims)
+            of_set = layout.SUM if what.kind == layout.MEAN and facts.get("over") == "sum" else what.kind
+            kind = len(dims) if what.kind == ARRAY else of_set
             words[layout.RESULTS_OF + k * layout.RESULT_WORDS :][: layout.RESULT_WORDS] = (
-                loaded.symbol(name).offset, math.prod(dims[1:].tolist()), len(dims) if what.kind == ARRAY else what.kind,
-                dims.ctypes.data, self._name(called),
+                loaded.symbol(name).offset, math.prod(dims[1:].tolist()), kind, dims.ctypes.data, self._name(called),
             )  # fmt: skip
         spans = [(*loaded.span(*path), loaded.brief(*path)) for path in paths]
         words[layout.N_SPANS_OF], words[layout.SPANS_OF :][: 3 * len(spans)] = len(spans), np.ravel(spans)
         words[[layout.CHANGES, layout.FORGETS]] = any(path in loaded.changes for path, _ in paths), what.forgets
-        words[layout.MOST_SAMPLES] = (
-            2**62 if what.forgets else loaded.program.batch_size
-        )  # several batches leave nothing
+        several = what.forgets and not any(loaded.variables[name].get("over") == "other" for name in results)
+        words[layout.MOST_SAMPLES] = 2**62 if several else loaded.program.batch_size  # several batches leave nothing
         words[layout.ARGUMENTS :][: len(places)] = places
         named = what.named or len(results) > 1
         words[[layout.N_ARGUMENTS, layout.N_ANSWERS, layout.NAMED]] = len(places), len(results), named

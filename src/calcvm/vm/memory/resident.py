@@ -467,7 +467,7 @@ class Resident(Uncopied):
                 f"compile with batch_size={batch} or give smaller batches"
             )
         if facts["classes"] is not None:
-            _check_labels(name, array, facts["classes"])
+            _check_labels(name, array, facts["classes"], facts.get("ignored"))
         elif name in self.loaded.probabilities and not (array.min() >= 0 and array.max() <= 1):
             raise CalcError(
                 f"{name!r}: binary_cross_entropy takes targets in [0, 1]; found {array.min()} to {array.max()}"
@@ -733,12 +733,15 @@ class Views(dict[str, np.ndarray]):
         return dict, (dict(self),)
 
 
-def _check_labels(name: str, labels: np.ndarray, classes: int) -> None:
-    """Refuse labels, or other indexes, that are not below ``classes``."""
+def _check_labels(name: str, labels: np.ndarray, classes: int, ignored: int | None) -> None:
+    """Refuse labels, or other indexes, that are not below ``classes`` and not the one that is ignored."""
     if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
+        return
+    if ignored is not None and not (labels := labels[labels != ignored]).size:
         return
     low, high = labels.min(), labels.max()
     parts = labels[labels != np.floor(labels)] if labels.dtype.kind == "f" else np.zeros(0)
     if len(parts) or not (low >= 0 and high < classes):
         found = parts[0] if len(parts) else f"{low} to {high}" if labels.ndim else low
-        raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}); found {found}")
+        but = "" if ignored is None else f", or {ignored}, which is ignored"
+        raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}){but}; found {found}")

@@ -122,11 +122,11 @@ _VARIABLE = record(
         "classes": optional(integer(1, MAX_SIZE)),
     },
     optional={
-        "layout": one_of("", *LAYOUTS), "over": one_of("sum", "other"), "why": text(), "totals": table(one_of("mean", "sum")), "inner": boolean,
+        "layout": one_of("", *LAYOUTS), "over": one_of("sum", "other"), "why": text(), "totals": table(one_of("mean", "sum")), "inner": boolean, "ignored": integer(-(2**63), 2**63 - 1),
     },
 )  # fmt: skip
 _PATH = {"backward": boolean, "output": optional(text()), "needs": table(_NAMES)}
-_SEVERAL = {"outputs": _NAMES, "rates": table(number())}
+_SEVERAL = {"outputs": _NAMES, "rates": table(number()), "no_decay": _NAMES}
 _TRAINING = {
     "loss": text(), "optimizer": text(), "hyper": SIZE, "seed": SIZE, "accumulate": boolean,
     "moments": table(table(SIZE)), "gradients": table(_SYMBOL),

@@ -100,9 +100,10 @@ CALL_WORDS = DONE + 2 * N_METHODS
     DTYPES,  # NumPy's objects for the types in FEED_DTYPES
 ) = range(12)  # fmt: skip
 PLACEHOLDERS = DTYPES + len(FEED_DTYPES)
-# Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers); of one
+# Words of a placeholder: sizes that are wanted from DIMS + 1 on; CLASSES of labels (-1: probabilities, 0: any numbers), and
+# the number that is IGNORED there (0: none, as that is a class); of one
 # of a type of its own EXACT, NumPy's object for that, and AS_IT_IS, the DTYPE of its feeds (0: it is of the heap's floats).
-NAME, RANK, PER_SAMPLE, PLACE, CLASSES, EXACT, AS_IT_IS, DIMS = range(8)
+NAME, RANK, PER_SAMPLE, PLACE, CLASSES, IGNORED, EXACT, AS_IT_IS, DIMS = range(9)
 PLACEHOLDER_WORDS = DIMS + MOST_RANK
 METHODS = PLACEHOLDERS + MOST_PLACEHOLDERS * PLACEHOLDER_WORDS
 # Words of a method: whether it may be called so, what it does, its placeholders, its results (NAMED: in a dict).  MOST_SAMPLES
@@ -116,7 +117,7 @@ ROWS_OF = SPANS_OF + 3 * (
 ARGUMENTS = ROWS_OF + 3 * (KEPT_ROWS + 1)
 RESULTS_OF = ARGUMENTS + MOST_ARGUMENTS
 # Words of a result: its offset, elements of a sample, rank, address of its sizes, the object of its name.
-SINGLE, MEAN = -1, -2  # in place of a rank: a single number; one that is added up and divided as over whole data sets
+SINGLE, MEAN, SUM = -1, -2, -3  # in place of a rank: a single number; one that is of whole data sets a mean, or a sum
 RESULT, LENGTH, RESULT_RANK, RESULT_DIMS, RESULT_NAME = range(5)
 RESULT_WORDS = 5
 METHOD_WORDS = RESULTS_OF + MOST_RESULTS * RESULT_WORDS

@@ -17,7 +17,7 @@ from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
 from calcvm.ops.elementwise import CAST_ROW
 from calcvm.ops.losses import PROBABILITIES
-from calcvm.ops.optimizers import Slot, slots_of
+from calcvm.ops.optimizers import DECAY_ROW, Slot, slots_of
 from calcvm.ops.spec import stem_of
 from calcvm.ops.statement import PHASES
 from calcvm.vm.program.documents import initializer
@@ -183,12 +183,18 @@ class Loaded(Uncopied):
     @cached_property
     def hyper(self) -> dict[str, dict[str, Slot]]:
         """For each path the hyperparameters that have an effect on it, and the values that they may have."""
-        out: dict[str, dict[str, Slot]] = {path: {} for path in self.program.paths}
-        for (path, _), section in self.program.sections.items():
+        program = self.program
+        out: dict[str, dict[str, Slot]] = {path: {} for path in program.paths}
+        decays = [pc for pc in range(len(program.rows)) if program.spec(pc).name == DECAY_ROW]
+        spared = {program.symbol_of(pc, "scaled") for pc in decays}
+        for (path, _), section in program.sections.items():
             for pc in range(*section):
-                spec = self.program.spec(pc)
+                spec = program.spec(pc)
                 if any(operand.name == "hyper" for operand in spec.operands):
-                    out[path] |= slots_of(spec, decode_row(spec, self.program.rows[pc])[0])
+                    slots = slots_of(spec, decode_row(spec, program.rows[pc])[0])
+                    if program.symbol_of(pc, "hyper") in spared:
+                        slots.pop("weight_decay", None)
+                    out[path] |= slots
         return out
 
     @cached_property

@@ -33,6 +33,7 @@ from calcvm.vm.run.job import (
     FORGETS,
     FORGOT_AT,
     HOLDS,
+    IGNORED,
     INT_TYPE,
     ITEM,
     KEPT_ROWS,
@@ -82,6 +83,7 @@ from calcvm.vm.run.job import (
     STEP,
     STEPS,
     STOP,
+    SUM,
     TEAM,
     TRAINING_OWNER,
     TUPLE_TYPE,
@@ -193,20 +195,34 @@ def labels(data, dtype, n, classes):
 
 
 @helper
+def number_at(data, dtype, i):
+    """A number of an array."""
+    if dtype == 0:
+        return np.float64(f32_at(data)[i])
+    if dtype == 1:
+        return f64_at(data)[i]
+    if dtype == 2:
+        return np.float64(u8_at(data)[i])
+    if dtype == 3:
+        return np.float64(i32_at(data)[i])
+    return np.float64(i64_at(data)[i])
+
+
+@helper
+def labels_or_ignored(data, dtype, n, classes, ignored):
+    """Whether n labels are in [0, classes), or the one that is ignored."""
+    for i in range(n):
+        x = number_at(data, dtype, i)
+        if x != ignored and not (x >= 0.0 and x < classes and x == np.float64(np.int64(x))):
+            return False
+    return True
+
+
+@helper
 def probabilities(data, dtype, n):
     """Whether n numbers are in [0, 1]."""
     for i in range(n):
-        if dtype == 0:
-            x = np.float64(f32_at(data)[i])
-        elif dtype == 1:
-            x = f64_at(data)[i]
-        elif dtype == 2:
-            x = np.float64(u8_at(data)[i])
-        elif dtype == 3:
-            x = np.float64(i32_at(data)[i])
-        else:
-            x = np.float64(i64_at(data)[i])
-        if not 0.0 <= x <= 1.0:
+        if not 0.0 <= number_at(data, dtype, i) <= 1.0:
             return False
     return True
 
@@ -256,7 +272,11 @@ def batch_of(sheet, k, array, most):
         return 0
     if wanted[CLASSES] != 0:
         data, many, classes = i64_at(array + DATA)[0], n * wanted[PER_SAMPLE], wanted[CLASSES]
-        if not (labels(data, dtype, many, classes) if classes > 0 else probabilities(data, dtype, many)):
+        if wanted[IGNORED] != 0:
+            fit = labels_or_ignored(data, dtype, many, classes, wanted[IGNORED])
+        else:
+            fit = labels(data, dtype, many, classes) if classes > 0 else probabilities(data, dtype, many)
+        if not fit:
             return 0
     return n
 
@@ -425,6 +445,8 @@ def collect(at, method, start, batch, objects):
         rw = i64_at(result)
         if rw[RESULT_RANK] == MEAN:
             sums[i] += number(at, result) * batch
+        elif rw[RESULT_RANK] == SUM:
+            sums[i] += number(at, result)
         elif rw[RESULT_RANK] < 0:
             sums[i] = number(at, result)  # as it is, -0.0 too
         else:
