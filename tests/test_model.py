@@ -777,3 +777,33 @@ def test_summaries_and_tables():
 )
 def test_times_say_something(seconds, text):
     assert duration(seconds) == text
+
+
+def test_one_number_a_sample_may_come_without_its_axis():
+    """A target of shape (n,) where (n, 1) is wanted, by every call and to the bit."""
+    x = RNG.standard_normal((40, 4)).astype("f4")
+    y = x[:, 0] * 2 + 1
+    ours, theirs = (
+        cv.Model(
+            nn.Linear(1), input_shape=(4,), loss="mse", optimizer=cv.Adam(0.1), batch_size=8, metrics=["rmse"], seed=0
+        )
+        for _ in range(2)
+    )
+    fitted = [
+        model.fit(x, t, 2, validation=(x[:9], t[:9]), progress=False).epochs
+        for model, t in ((ours, y), (theirs, y[:, None]))
+    ]
+    assert [e["loss"] for e in fitted[0]] == [e["loss"] for e in fitted[1]]
+    assert [e["val_rmse"] for e in fitted[0]] == [e["val_rmse"] for e in fitted[1]]
+    for given in (y, y.astype("f8"), [*y[:8]], np.arange(8)):
+        for _ in range(3):
+            assert ours.step(x[:8], given[:8]) == theirs.step(x[:8], np.asarray(given)[:8, None])
+        assert ours.evaluate(x[: len(given)], given) == theirs.evaluate(x[: len(given)], np.asarray(given)[:, None])
+    assert ours.bind(x[:8].copy(), y[:8].copy())() == theirs.step(x[:8], y[:8, None])
+    ours["target"], theirs["target"] = y[:8], y[:8, None]
+    np.testing.assert_array_equal(ours["target"], theirs["target"])
+    handle = cv.Fleet("1 MiB").add(ours.program, data=(x, y))
+    handle._fleet.fit(2, progress=False)
+    assert np.isfinite(handle.loss)
+    with pytest.raises(cv.ShapeError, match=r"data of shape \(8,\) has rank 1, \(B, 4\)"):
+        ours.step(np.ones(8), y[:8])

@@ -140,7 +140,8 @@ NAMES: dict[str, dict[str, str]] = {
         "models": "cv.Model", "RMSprop": "cv.RMSProp", "ReduceLROnPlateau": "cv.ReduceOnPlateau", "CosineAnnealingLR": "cv.Cosine",
         "CosineAnnealingWarmRestarts": "cv.CosineRestarts", "StepLR": "cv.Step", "ExponentialLR": "cv.Exponential",
         "load_model": "cv.load", "Tensor": "cv.Variable", "tensor": "NumPy's arrays, as they are", "array": "NumPy's arrays, as they are",
-        "cross_entropy": "cv.softmax_cross_entropy", "cat": "cv.concat", "concatenate": "cv.concat",
+        "cross_entropy": "cv.softmax_cross_entropy", "cat": "cv.concat", "concatenate": "cv.concat", "gather": "cv.pick",
+        "take_along_axis": "cv.pick",
     },
     "Model": {
         "compile": "cv.Model(net, input_shape=..., loss=..., optimizer=...)", "train": "fit", "forward": "predict",
@@ -178,12 +179,19 @@ def unknown_name(owner: str, name: str, known: Mapping[str, str]) -> AttributeEr
 
 
 class Closed:
-    """An object with the attributes that its class names: another is refused, which would change nothing.
+    """An object with the attributes that its class names: setting another is refused, which would change nothing.
 
-    Classes of users, derived from it, have any.
+    Classes of users, derived from it, have any.  An unknown one is answered with what may have been meant.
     """
 
     __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        kind = next(c for c in type(self).__mro__ if c.__module__.startswith("calcvm."))
+        known = _attributes(type(self))  # type: ignore[arg-type]
+        if name.startswith("_") or name in known:  # one that raises, or is not there yet
+            return object.__getattribute__(self, name)
+        raise unknown_name(kind.__name__, name, {k: k for k in known if not k.startswith("_")})
 
     def __setattr__(self, name: str, value: Any) -> None:
         kind = type(self)
@@ -199,16 +207,6 @@ class Closed:
 @cache
 def _attributes(kind: Any) -> frozenset[str]:
     return frozenset({*dir(kind), *(name for c in kind.__mro__ for name in vars(c).get("__annotations__", ()))})
-
-
-class Elsewhere:
-    """An attribute of a class that other libraries' have, and which is no attribute of its objects."""
-
-    def __init__(self, owner: str, name: str):
-        self._owner, self._name = owner, name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        raise unknown_name(self._owner, self._name, {})
 
 
 def _unknown_argument(function: Callable[..., Any], what: str, given: Iterable[str]) -> UnknownArgument | None:

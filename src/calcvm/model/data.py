@@ -25,18 +25,18 @@ def arrays_of(x: Any, y: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
     return (x,) if y is None and not more else (x, y, *more)
 
 
-def samples(what: str, data: Any, whole: bool = False) -> np.ndarray:
-    """A data set as an array, samples first (``whole`` : or an array that has none)."""
+def samples(what: str, data: Any, whole: bool = False, column: bool = False) -> np.ndarray:
+    """A data set as an array, samples first (``whole`` : or an array that has none; ``column`` : of shape (n, 1))."""
     array = numbers(what, data)
     if array.ndim == 0 and not (whole and array.dtype.kind in "fiub"):
         hint = f"; give its arrays, such as list({what}.values())" if isinstance(data, Mapping) else ""
         raise CalcError(f"{what}: an array of samples is wanted, not {checks.called(data)}{hint}")
-    return array
+    return array[:, None] if column and array.ndim == 1 else array
 
 
 def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays:
     """Data sets for placeholders: an array where it is one, else a tuple of arrays in their order; or a mapping by name."""
-    whole = roles.whole
+    whole, columns = roles.whole, roles.columns
     if isinstance(given, Mapping) and (len(names) != 1 or given.keys() == {*names}):
         unknown = [name for name in given if name not in names]
         missing = [name for name in names if name not in given]
@@ -45,9 +45,9 @@ def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays
                 f"{what}: arrays for {', '.join(names) or 'nothing'} are wanted, "
                 + (f"there is none for {missing[0]!r}" if missing else f"not for {checks.shown(unknown[0])}")
             )
-        return {name: samples(name, given[name], name in whole) for name in names}
+        return {name: samples(name, given[name], name in whole, name in columns) for name in names}
     if len(names) == 1:
-        return {names[0]: samples(what, given, names[0] in whole)}
+        return {names[0]: samples(what, given, names[0] in whole, names[0] in columns)}
     if not names:
         if given is not None:
             raise CalcError(f"{what}: the model takes none: leave it out")
@@ -55,7 +55,7 @@ def by_name(what: str, names: Sequence[str], given: Any, roles: Roles) -> Arrays
     if not isinstance(given, (tuple, list)) or len(given) != len(names):
         n = f"{type(given).__name__} of {len(given)}" if isinstance(given, (tuple, list)) else checks.called(given)
         raise CalcError(f"{what}: a tuple or mapping of arrays for {', '.join(names)} is wanted, not {n}")
-    return {name: samples(name, array, name in whole) for name, array in zip(names, given)}
+    return {name: samples(name, array, name in whole, name in columns) for name, array in zip(names, given)}
 
 
 def count_of(data: Arrays, roles: Roles) -> int:

@@ -267,12 +267,6 @@ class Model(methods.Native, hints.Closed):
     # ------------------------------------------------------------ what it is
     __enter__, __exit__ = Keeping("__enter__"), Keeping("__exit__")
     __iter__ = None  # variables are asked for by name
-    for _name in hints.NAMES["Model"]:
-        locals()[_name] = hints.Elsewhere("Model", _name)
-    del _name
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in hints.NAMES["Model"]]
 
     @cached_property
     def roles(self) -> Roles:
@@ -380,8 +374,10 @@ class Model(methods.Native, hints.Closed):
 
     # What compiled methods take of their arguments: see `calcvm.vm.memory.methods`.
     def _plain(self, data: Mapping[str, Any]) -> list[np.ndarray]:
-        own = self.resident.loaded.own_types
-        arrays = [readable(name, array, dtype=own.get(name, "")) for name, array in data.items()]
+        own, resident = self.resident.loaded.own_types, self.resident
+        arrays = [
+            readable(name, resident.numbers(name, given), dtype=own.get(name, "")) for name, given in data.items()
+        ]
         return [a if a.dtype is np.dtype(a.dtype.type) else a.view(a.dtype.type) for a in arrays]  # NumPy's own object
 
     def _plain_set(self, name: str, value: Any) -> _Plain:
@@ -471,7 +467,7 @@ class Model(methods.Native, hints.Closed):
                     f"bind: {name!r} is read where it is, and must be a C-contiguous array of "
                     f"{' or '.join(sorted(map(str, types)))}, not {given}: take np.ascontiguousarray(x, dtype), or step(x, y)"
                 )
-        self.resident.check_batch(dict(zip(names, data)))
+        self.resident.check_batch({name: self.resident.numbers(name, array) for name, array in zip(names, data)})
         return methods.bound_step(self, data)
 
     @methods.native(_plain_run)

@@ -81,6 +81,7 @@ METRICS: dict[str, Callable[..., Variable]] = {
     "mse": F.mse,
     "mae": F.mae,
     "huber": F.huber,
+    "rmse": F.rmse,
 }
 
 

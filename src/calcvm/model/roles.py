@@ -21,6 +21,7 @@ class Roles:
     outputs : what `Model.predict` gives.
     figures : results of predict that judge a model (single numbers), and what each is called in a `History`.
     whole : placeholders that have no samples: what they hold is given once.
+    columns : those that take data of shape (n,) as (n, 1).
     trained : the loss of learn, and results of it that judge a model while it trains, and what each is called there.
     """
 
@@ -30,6 +31,7 @@ class Roles:
     figures: Mapping[str, str]
     trained: Mapping[str, str]
     whole: frozenset[str] = frozenset()
+    columns: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, loaded: Loaded) -> Roles:
@@ -55,7 +57,7 @@ class Roles:
         if not outputs:
             raise CalcError("path 'predict' has no output: predict.output = y, or a tuple of results")
         whole = frozenset(name for name in (*inputs, *targets) if not loaded.has_samples(name))
-        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole)
+        return cls(inputs, targets, tuple(outputs), figures(loaded), trained, whole, loaded.columns)
 
     @property
     def weighted(self) -> bool:

@@ -389,7 +389,8 @@ class Resident(Uncopied):
     def numbers(self, name: str, value: Any) -> np.ndarray:
         """What is given for a placeholder, as an array that it takes."""
         own = self.loaded.own_types.get(name, "") if isinstance(name, str) else ""
-        return numbers(name, value, own)
+        array = numbers(name, value, own)
+        return array[:, None] if array.ndim == 1 and name in self.loaded.columns else array
 
     def check_placeholder(self, name: str, array: np.ndarray) -> int:
         """As `check`, of a name that may be another variable's."""
@@ -448,7 +449,7 @@ class Resident(Uncopied):
             dense = facts["classes"] is not None and array.ndim == len(shape) + 1
             raise ShapeError(
                 f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted"
-                + (": data[..., None] is" if column else "")
+                + (": write data[..., None]" if column else "")
                 + (" of labels: numbers for each class want a target_shape with the classes" if dense else "")
             )
         batch = next((n // s.a for s, n in zip(shape, array.shape) if s.a), 1)

@@ -156,6 +156,16 @@ class Loaded(Uncopied):
         dtypes = {name: self.program.symbols[k].dtype for name, k in places.items()}
         return {name: dtype for name, dtype in dtypes.items() if dtype != self.program.dtype}
 
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """Placeholders of one number a sample, shape (B, 1): they take data of shape (n,) too."""
+        one = ((1, 0), (0, 1))
+        kinds = {name: facts["kind"] for name, facts in self.variables.items()}
+        return frozenset(
+            name for name, form in self.forms.items()
+            if kinds[name] == "placeholder" and tuple((size.a, size.b) for size in form) == one
+        )  # fmt: skip
+
     def is_number(self, variable: str) -> bool:
         """Whether a variable is a single number, whatever the batch."""
         return all((size.a, size.b) == (0, 1) for size in self.forms[variable])

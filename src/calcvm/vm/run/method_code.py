@@ -258,13 +258,13 @@ def batch_of(sheet, k, array, most):
     """Samples in what is given for a placeholder; 0 where Python must look at it, also if they are more than ``most``."""
     if not is_array(sheet, array, 0):
         return 0
-    wanted, dtype = placeholder(sheet, k), dtype_of(sheet, array)
-    if i32_at(array + RANK_AT)[0] != wanted[RANK]:
+    wanted, dtype, rank = placeholder(sheet, k), dtype_of(sheet, array), i32_at(array + RANK_AT)[0]
+    if rank != wanted[RANK] and not (rank == 1 and wanted[RANK] == 2 and wanted[DIMS + 1] == 1):  # (n,) for (n, 1)
         return 0
     if i64_at(array + DESCR)[0] != wanted[EXACT] if wanted[EXACT] != 0 else dtype == 5:
         return 0
     dims = i64_at(i64_at(array + DIMS_AT)[0])
-    for i in range(1, wanted[RANK]):
+    for i in range(1, rank):
         if dims[i] != wanted[DIMS + i]:
             return 0
     n = dims[0]
