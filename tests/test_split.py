@@ -18,8 +18,11 @@ import pytest
 import calcvm as cv
 from calcvm import planner
 from calcvm.devices import plan as devices
-from calcvm.planner.assignment import assign
+from calcvm.planner import assignment
+from calcvm.planner.assignment import FEW, assign
 from calcvm.planner.devices import Problem, Read, problem_of
+
+ENOUGH = 600  # seconds that no solver takes for any problem of this file: what it answers depends on no clock
 
 
 # ---------------------------------------------------------------- assignments
@@ -51,15 +54,18 @@ def random_problem(seed: int) -> Problem:
         copies=lambda source, target, nbytes: 0.1 * (1 + source) + nbytes / 2000,
         joules_allowed=rng.choice((None, None, 12.0)),
         n_clusters=n_clusters,
+        kept=frozenset(v for v in range(len(made)) if rng.random() < 0.25),
     )
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_assignment_is_cheaper(seed):
+def test_no_assignment_is_cheaper(seed, monkeypatch):
     problem = random_problem(seed)
     every = [problem.evaluate(at) for at in itertools.product(problem.devices, repeat=problem.n_clusters)]
     least = min(every, key=lambda a: a.score)
-    searched, solved = assign(problem), assign(problem, solver_seconds=20)
+    assert assign(problem).score == least.score
+    monkeypatch.setattr(assignment, "FEW", 0)  # as of many
+    searched, solved = assign(problem), assign(problem, solver_seconds=ENOUGH)
     assert searched.excess == solved.excess == 0 or least.excess > 0
     if least.excess == 0:
         assert solved.seconds == pytest.approx(least.seconds, rel=1e-5)
@@ -128,7 +134,7 @@ def test_no_assignment_that_fits_is_below_the_bound(k, whole):
             if not parts.copies and needed:
                 needed = min(needed, planner.plan(sites[d].lowered, **options).heap_bytes)
             else:  # what an assignment is taken to need, it does: in another order all on one device may need less
-                assert not needed or found.peaks[d] + 64 <= needed
+                assert needed == (found.peaks[d] + 64 if part.statements or part.values else 0)
             heaps.append(needed)
         every.append((found.seconds, *heaps))
     sizes = sorted({a for _, a, b in every if a and b}), sorted({b for _, a, b in every if a and b})
@@ -138,17 +144,11 @@ def test_no_assignment_that_fits_is_below_the_bound(k, whole):
         if not (fits := [seconds for seconds, a, b in every if a <= budget[0] and b <= budget[1]]):
             continue
         limited = [cv.Processor(name, speed=speed, memory=m) for (name, speed), m in zip(SPEEDS, budget, strict=True)]
-        try:
-            plan = cv.plan_devices(graph, limited, batch_size=BATCH, accumulate=False, solver_seconds=10)
-        except cv.PlanError as refused:  # what packing adds was asked of a few assignments: that is no bound
-            assert "was found that fits" in str(refused)
-            continue
+        plan = cv.plan_devices(graph, limited, batch_size=BATCH, accumulate=False, solver_seconds=ENOUGH)
         assert all(plan.heap_bytes[p.name] <= p.memory for p in limited)
-        assert min(fits) * (1 - 1e-6) <= plan.seconds and plan.lower_bound <= min(fits) * (1 + 1e-6), (
-            budget,
-            min(fits),
-        )
-        assert not plan.proved or plan.seconds <= min(fits) * (1 + 1e-5)
+        assert min(fits) * (1 - 1e-6) <= plan.seconds and plan.lower_bound <= min(fits) * (1 + 1e-6), budget
+        if plan.proved or len(every) <= FEW:  # of so many it looks at all
+            assert plan.seconds == pytest.approx(min(fits), rel=1e-5), budget
         assert plan.proved == (", proved" in plan.solver)
         compared += 1
     assert compared
