@@ -201,7 +201,20 @@ def environment(threads: int | None = None, **extra: str) -> dict[str, str]:
     shell halved OpenBLAS's speed on a Zen 5.  Bytecode is kept, as that of an installed package is: without, each
     process compiles 128 modules of ours.
     """
-    tuned = ("OPENBLAS_", "MKL_", "OMP_", "KMP_", "GOMP_", "DNNL_", "ONEDNN_", "XLA_", "JAX_", "TORCH", "NUMBA_")
+    tuned = (
+        "OPENBLAS_",
+        "MKL_",
+        "OMP_",
+        "KMP_",
+        "GOMP_",
+        "DNNL_",
+        "ONEDNN_",
+        "XLA_",
+        "JAX_",
+        "TORCH",
+        "NUMBA_",
+        "CALCVM_WORKERS",
+    )
     dropped = (*tuned, "PYTHONDONTWRITEBYTECODE")
     env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src"), env.get("PYTHONPATH", "")])

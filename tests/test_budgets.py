@@ -25,7 +25,6 @@ SAMPLE = {
     ("lenet", 1): {*WAYS},
     ("vgg11", 2): {"again, pages"},
     ("resnet18", 2): {"again"},
-    ("unet", 1): {"pages"},
 }
 
 

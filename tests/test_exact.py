@@ -121,6 +121,14 @@ def cheapest(problem: Problem, most: int = 5) -> Run | None:
     return min((run for run in runs if not run.excess), key=lambda run: run.cost, default=None)
 
 
+@pytest.fixture(autouse=True)
+def first_seeds(request, whole):
+    """`make test` takes the first of several ranges of seeds."""
+    seeds = getattr(request.node, "callspec", None) and request.node.callspec.params.get("seeds")
+    if seeds and seeds.start and not whole:
+        pytest.skip("takes --whole")
+
+
 @pytest.mark.parametrize("seeds", [range(12), range(12, 24), range(24, 36)], ids=str)
 def test_nothing_is_cheaper(seeds):
     again = 0

@@ -338,6 +338,22 @@ def test_means_are_rounded_as_over_whole_data_sets():
     assert is_compiled(ours, layout.EVALUATE)
 
 
+@pytest.mark.parametrize("value", [0.0, -0.0, np.nan, 1e-45, -3e38], ids=str)
+def test_a_loss_is_the_one_in_python_whatever_it_is(value):
+    """Of a step and of several, to the bit: 0 keeps its sign."""
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 1)), g.parameter("w", (1, 1), init=cv.init.Constant(1.0))
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.max(x * w), cv.SGD(0.0))
+    with g.path("predict") as predict:
+        predict.output = x * w
+    model, seen = cv.Model(g, batch_size=1, workers=1), set()
+    for call in (WRITTEN["step"], cv.Model.step, cv.Model.step):
+        seen.add(np.float64(call(model, np.full((1, 1), value, np.float32))).tobytes())
+    seen |= {np.float64(call(model, 1)).tobytes() for call in (WRITTEN["run_steps"], cv.Model.run_steps)}
+    assert is_compiled(model, layout.STEP) and len(seen) == 1
+
+
 def of_two_inputs():
     """A model over a graph with two inputs, two outputs and a figure; the target comes first."""
     g = cv.CalcGraph()

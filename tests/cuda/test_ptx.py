@@ -50,7 +50,7 @@ SAMPLE = ["adam", "add_fwd", "linear_bwd_w", "max_bwd", "softmax_cross_entropy_f
 
 
 def pytest_generate_tests(metafunc):
-    """All of float32 for the first capability; of the second, and of float64, a sample; with --whole, everything."""
+    """All kernels of float32 for the first capability; of the second, of float64 and of the VM's entries a sample; with --whole, everything."""
     whole, (first, second) = metafunc.config.getoption("--whole"), CAPABILITIES
     every = sorted(kernels()) + (sorted(instances()) if whole else TYPED)
     if "key" in metafunc.fixturenames:
@@ -61,7 +61,7 @@ def pytest_generate_tests(metafunc):
         keys = [(name, dtype, cc) for cc in names for name in names[cc]]
         metafunc.parametrize("key", keys, ids=lambda k: f"{k[0]}-{k[2][0]}")
     if "of" in metafunc.fixturenames:
-        entries = {first: build.ARGUMENTS, second: build.ARGUMENTS if whole else ["rows"]}
+        entries = dict.fromkeys(CAPABILITIES, build.ARGUMENTS) if whole else {first: ["fleet", "row"], second: ["rows"]}
         pairs = [(entry, cc) for cc in CAPABILITIES for entry in entries[cc]]
         metafunc.parametrize("of", pairs, ids=lambda of: f"{of[0]}-{of[1][0]}")
 

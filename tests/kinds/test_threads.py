@@ -14,8 +14,24 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
+from calcvm.vm.memory.heap import CalcHeap
 from calcvm.vm.memory.turns import owner, unlocked
-from tests.kinds.threads import N_THREADS, ONE, RNG, X, Y, at_once, counter, fine, fresh, impatient, in_child, network  # noqa: F401
+from tests.kinds.threads import (  # noqa: F401
+    N_THREADS,
+    ONE,
+    RNG,
+    X,
+    Y,
+    at_once,
+    counter,
+    fine,
+    fresh,
+    impatient,
+    in_child,
+    lines_of,
+    network,
+    pausing,
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------- the lock that all stands on
@@ -42,7 +58,7 @@ def test_predictions_of_a_pool_are_each_callers_own(workers, whole):
 @pytest.mark.parametrize("options", [{}, {"workers": 2}, {"learning_batch": 40}], ids=str)
 def test_looking_on_does_not_change_training(options, tmp_path, whole):
     """predict, evaluate, reading, saving and copying between the turns of fit: the same bits as alone."""
-    epochs = 3000 if whole else 400
+    epochs = 3000 if whole else 120
     alone = network(**options)
     losses = alone.fit(X, Y, epochs, progress=False)["loss"]
     model, done = network(**options), threading.Event()
@@ -329,6 +345,37 @@ def test_a_fleet_lets_others_look_between_its_slices(whole):
         for h in handles:
             h.close()
         assert fleet.free_bytes == fleet.heap.nbytes
+
+
+PLACES = [(f, line) for f in (CalcHeap.keep, CalcHeap._find) for line in lines_of(f)]
+
+
+def test_nobody_looks_at_a_model_that_a_fleet_is_about_to_train(whole):
+    """Whoever wants a model's turn at any line of a fleet's taking of it, and pauses once it is let in, sees no change."""
+    program = network().program
+    same, data = np.tile(X[:1], (5000, 1)), (np.tile(X, (30, 1)), np.tile(Y, 30))
+    alone = cv.Fleet("1 MiB", workers=2).add(program, data=data, seed=0)
+    alone._fleet.fit(60, progress=False)
+    for place in PLACES * (5 if whole else 1):
+        fleet, done, here, inside = cv.Fleet("1 MiB", workers=2), *(threading.Event() for _ in range(3))
+        handle = fleet.add(program, data=data, seed=0)
+
+        def training(place=place, fleet=fleet, done=done, here=here, inside=inside):
+            with pausing(place[0], lambda: (here.set(), inside.wait(0.02), here.clear()), place[1]):
+                for _ in range(3):
+                    inside.clear()
+                    fleet.fit(20, progress=False)
+            done.set()
+            here.set()
+
+        def look(handle=handle, done=done, here=here, inside=inside):
+            with pausing(CalcHeap.enter, lambda: (inside.set(), time.sleep(2e-3))):
+                while here.wait(30) and not done.is_set():
+                    out = handle.model.predict(same)
+                    assert (out == out[0]).all(), "the parameters changed within one call"
+
+        fine(at_once(training, look))
+        np.testing.assert_array_equal(handle.losses, alone.losses)
 
 
 def test_a_fleet_takes_models_while_it_trains():

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -73,6 +74,28 @@ def at_once(*works, limit=60):
     hung = [sys._current_frames()[t.ident] for t in threads if t.is_alive()]
     assert not hung, "".join(f"waits:\n{''.join(traceback.format_stack(f))}" for f in hung)
     return out
+
+
+@contextmanager
+def pausing(function, pause, line=None):
+    """In this thread ``pause()`` is called at a line of a function, or (None) where it returns, each time."""
+    code = function.__code__
+
+    def within(frame, event, arg):
+        if (event == "return") if line is None else (event == "line" and frame.f_lineno == line):
+            pause()
+        return within
+
+    sys.settrace(lambda frame, event, arg: within if frame.f_code is code else None)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def lines_of(function):
+    """Numbers of a function's lines."""
+    return sorted({line for *_, line in function.__code__.co_lines() if line} - {function.__code__.co_firstlineno})
 
 
 def fine(out):

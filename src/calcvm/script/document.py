@@ -340,8 +340,7 @@ def feed(place, data):
         others = [name for name in names if self.loaded.variables[name].get("over") == "other"]
         if not others:
             return []
-        why = f"{', '.join(others)}: no mean and no sum over samples, so that batches cannot be put together: give one batch"
-        return [f"    if {n} > BATCH:", f"        raise SystemExit({why!r})"]
+        return _refusal(n, f"{', '.join(others)}, no mean and no sum over samples")
 
     def _own(self, path: str, phase: str) -> list[str]:
         return [f"{self._function(path, phase)}()"] if self._lines(path, phase) else []
@@ -362,7 +361,11 @@ def feed(place, data):
         body = [
             f"def predict({', '.join(map(self._argument, feeds))}):",
             f'    """{told(outputs)} of {self._count(outputs)}."""',
-            *self._refusal(n, outputs),
+            *(
+                []
+                if self._by_sample(outputs)
+                else _refusal(n, f"{', '.join(outputs)}, which has no place for each sample")
+            ),
             "    parts = []",
             f"    for start in range(0, {n}, BATCH):",
             f"        of_batch(min(BATCH, {n} - start))",
@@ -380,15 +383,6 @@ def feed(place, data):
         """Whether values have a place for each sample."""
         axes = {name: self._axis(name) for name in names}
         return all(axis is not None and self.loaded.forms[name][axis] == BY_ONE for name, axis in axes.items())
-
-    def _refusal(self, n: str, outputs: tuple[str, ...]) -> list[str]:
-        """What refuses more than a batch, where results have no place for each sample."""
-        if self._by_sample(outputs):
-            return []
-        return [
-            f"    if {n} > BATCH:",
-            f'        raise ValueError(f"{{{n}}} samples: results are of whole batches, of at most {{BATCH}}")',
-        ]
 
     def _result(self, name: str) -> str:
         """A copy of a result, as users see it."""
@@ -516,6 +510,14 @@ if __name__ == "__main__":
         if dtype == self.program.dtype:
             return f"rng.random({size}, np.{dtype})"
         return f"rng.integers(0, {2 if dtype == 'bool' else 100}, {size}).astype(np.{dtype})"
+
+
+def _refusal(n: str, why: str) -> list[str]:
+    """What refuses more samples than a batch has."""
+    return [
+        f"    if {n} > BATCH:",
+        f'        raise ValueError(f"{{{n}}} samples, where BATCH is {{BATCH}}: give at most a batch of " + {why!r})',
+    ]
 
 
 def _wrapped(text: str) -> list[str]:

@@ -361,10 +361,7 @@ class CalcHeap(Uncopied):
             record.ready = None  # who takes its turn from now on looks here who keeps it
             if record.turn.taken or record.loaded is None:
                 return None
-            slot = self._find(record, False)
-            if slot is not None:
-                slot.keeper, record.ready = keeper, None
-            return slot
+            return self._find(record, False, keeper)
 
     def let_go(self, record: Record, keeper: Turns) -> None:
         """End `keep`."""
@@ -407,8 +404,11 @@ class CalcHeap(Uncopied):
                 for slot in self._slots
             ] or [0]
 
-    def _find(self, record: Record, fresh: bool) -> Slot | None:
-        """A model's slot, into which it is brought; None where all slots, or this one, are other threads'."""
+    def _find(self, record: Record, fresh: bool, keeper: Turns | None = None) -> Slot | None:
+        """A model's slot, into which it is brought; None where all slots, or this one, are other threads'.
+
+        It is ready for whoever has the model's turn, or kept by ``keeper``, and at no moment both.
+        """
         with self._lock:
             self._mend()
             if record.loaded is None:
@@ -425,7 +425,11 @@ class CalcHeap(Uncopied):
                 return None
             if slot is not None:
                 self._slots.move_to_end(slot)
-                self._last, record.ready = record, slot
+                self._last = record
+                if keeper is None:
+                    record.ready = slot
+                else:
+                    slot.keeper = keeper
             return slot
 
     def _switch_in(self, record: Record, loaded: Loaded, fresh: bool) -> Slot | None:

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, ProgramError
+from calcvm.errors import CalcError, ProgramError, Uncopied
 from calcvm.init import Initializer
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine
@@ -65,7 +65,7 @@ def forget(rows: set[str]) -> None:
             _loaded.pop(digest, None)
 
 
-class Loaded:
+class Loaded(Uncopied):
     """A program on its device: kernels, rows for a batch, spans of sections, and the blocks that a model switch copies.
 
     device, kernels : what runs the program, and what that has prepared of it.
@@ -76,6 +76,8 @@ class Loaded:
     gradient : bytes [start, stop) to be zeroed where a model comes in between two learning batches.
     padding : elements before and between gradients, which updates of whole blocks read, and nothing writes.
     """
+
+    _instead = "it has addresses of this process; its program is, loaded.program"
 
     def __init__(self, program: Program):
         self.program = program

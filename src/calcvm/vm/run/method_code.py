@@ -88,7 +88,7 @@ from calcvm.vm.run.job import (
     TURN_OWNER,
     WORKERS,
 )
-from calcvm.vm.run.samples import bytes_of, given_bytes, helper, scratch
+from calcvm.vm.run.samples import bytes_of, given_bytes, helper, inlined, scratch
 
 # Bytes of Python's objects.
 WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.Native` and `methods.Bound`; 0: nothing is there
@@ -99,7 +99,8 @@ STEP_NAME, RUN_STEPS_NAME, PREDICT_NAME, EVALUATE_NAME, RUN_NAME, SET_NAME, BOUN
     7
 )  # as in `method_entries`
 ANSWERS_AT, SUMS_AT = 16, 24  # among the words of a call's stack, after its arguments: arrays, or sums, of its results
-ASK, TRAPPED = 0, -1  # what is no answer: Python must give it; a kernel trapped
+# What is no answer: Python must give it; a kernel trapped; it is wanted in a dict, or in none.
+ASK, TRAPPED, DICT = 0, -1, -2
 
 _float = types.ExternalFunction("PyFloat_FromDouble", types.int64(types.float64))
 _long = types.ExternalFunction("PyLong_AsLong", types.int64(types.int64))
@@ -309,7 +310,7 @@ def batch_given(sheet, mw, given, n):
     return batch
 
 
-@helper
+@inlined
 def place(at, k, array, start, batch):
     """Copy samples of an array into their placeholder, in the call that has begun."""
     words = i64_at(at)
@@ -335,7 +336,7 @@ def held(words, mw):
     return batch
 
 
-@helper
+@inlined
 def run(at, method, which, batch, rows, steps):
     """Run a method's rows, after those of the paths that it reads, and take note of that; whether no kernel trapped."""
     words, mw = i64_at(at), i64_at(method)
@@ -385,7 +386,7 @@ def number(at, result):
     return np.float64(f32_at(source)[0]) if item == 4 else f64_at(source)[0]
 
 
-@helper
+@inlined
 def begun(at, method, n, out, objects):
     """Arrays for the results of n samples, or sums of 0; whether there is memory for them."""
     sw, answers, sums = i64_at(i64_at(at)[SHEET]), i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT)
@@ -413,7 +414,7 @@ def dropped(n, objects):
             _decref(i64_at(objects + 8 * ANSWERS_AT)[i])
 
 
-@helper
+@inlined
 def collect(at, method, start, batch, objects):
     """Take the results of a batch, which begins at sample ``start``."""
     words, answers, sums = i64_at(at), i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT)
@@ -422,15 +423,17 @@ def collect(at, method, start, batch, objects):
     for i in range(i64_at(method)[N_ANSWERS]):
         result = method + 8 * (RESULTS_OF + i * RESULT_WORDS)
         rw = i64_at(result)
-        if rw[RESULT_RANK] < 0:
-            sums[i] += number(at, result) * batch if rw[RESULT_RANK] == MEAN else number(at, result)
+        if rw[RESULT_RANK] == MEAN:
+            sums[i] += number(at, result) * batch
+        elif rw[RESULT_RANK] < 0:
+            sums[i] = number(at, result)  # as it is, -0.0 too
         else:
             to, many = i64_at(answers[i] + DATA)[0] + item * start * rw[LENGTH], batch * rw[LENGTH]
             source = words[PIECE] + item * rw[RESULT]
             call_copy_rows(to, source, sheet + 8 * NO_PLACES, 1, many, many, np.int64(item == 8), item)
 
 
-@helper
+@inlined
 def finished(method, n, into, objects):
     """What a method answers with: a result, or all of them in the dict ``into``; 0 where there is no memory for it."""
     answers, sums, answer = i64_at(objects + 8 * ANSWERS_AT), f64_at(objects + 8 * SUMS_AT), into
@@ -488,7 +491,7 @@ def apart(sheet, mw, given, n, objects):
     return objects
 
 
-@helper
+@inlined
 def answered(self, which, given, n, out, into):
     """Run a method on arrays; ``out``: where its result is wanted, or 0; ``into``: a dict for named ones."""
     at = words_of(self)
@@ -497,6 +500,8 @@ def answered(self, which, given, n, out, into):
         return ASK
     words, mw, objects = i64_at(at), i64_at(method), scratch()
     sheet = words[SHEET]
+    if (mw[NAMED] != 0) != (into != 0):
+        return DICT
     if which == RUN or (which == PREDICT and mw[N_ARGUMENTS] > 1):  # they take one object
         if n != 1 or given == 0:
             return ASK
@@ -513,16 +518,17 @@ def answered(self, which, given, n, out, into):
         return ASK
     arrays, planned = i64_at(given), i64_at(sheet)[PLANNED]
     many = batch_given(sheet, mw, arrays, n)
-    rest = many % planned
     rows, ns = rows_of(sheet, method, min(many, planned))
-    rows_rest, _ = rows_of(sheet, method, rest) if many > planned and rest != 0 else (rows, ns)
-    if (
-        rows == 0
-        or rows_rest == 0
-        or (mw[NAMED] != 0) != (into != 0)
-        or (many > planned and many // planned > LONG_NS // ns)
-    ):
+    if rows == 0:
         return ASK
+    rows_rest = rows
+    if many > planned:  # divisions, which a call on one batch does without
+        if many // planned > LONG_NS // ns:
+            return ASK
+        if many % planned != 0:
+            rows_rest, _ = rows_of(sheet, method, many % planned)
+            if rows_rest == 0:
+                return ASK
     if out != 0 and (into != 0 or many > planned or not fits(sheet, method + 8 * RESULTS_OF, many, out)):
         return ASK
     if not begun(at, method, many, out, objects):
@@ -543,18 +549,20 @@ def answered(self, which, given, n, out, into):
 
 @helper
 def called(self, which, given, n, out):
-    """As `answered`, where there is room for an answer; else Python is asked.
+    """As `answered`, with a dict where one is wanted; else Python is asked.
 
-    A dict is made before anything is looked at: that may run the garbage collector, and so any code.
+    When it has been made all is looked at anew: that may run the garbage collector, and so any code.
     """
-    method, into = method_of(words_of(self), which), np.int64(0)
-    if method == 0:
-        return ASK
-    found = np.int64(ASK)
-    if i64_at(method)[NAMED] != 0:
-        into = _new_dict()
-    if into != 0 or i64_at(method)[NAMED] == 0:
+    into = np.int64(0)
+    while True:
         found = answered(self, which, given, n, out, into)
+        if found != DICT or into != 0:
+            break
+        into = _new_dict()
+        if into == 0:
+            break
+    if found == DICT:
+        found = np.int64(ASK)
     if found != into and into != 0:
         _decref(into)
     if found == ASK:  # no memory: Python says so

@@ -56,6 +56,11 @@ def helper(fn: Any) -> Any:
     return njit(fn, fastmath=set())
 
 
+def inlined(fn: Any) -> Any:
+    """A `helper` that becomes part of what calls it: a call, and what it saves of registers, takes as long as a tiny kernel."""
+    return njit(fn, fastmath=set(), inline=True)
+
+
 # ---------------------------------------------------------------- vector IR
 @intrinsic
 def scratch(tc):
