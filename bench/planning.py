@@ -18,7 +18,8 @@ LAYERS = (100, 200, 400, 800, 1600)
 IN_BUDGET = (50, 100, 200, 300)
 BUDGET = 0.8  # of the memory that it has without
 REPEATS = 3
-# seconds of both at commit e73e458, by this module on an idle EPYC: the best of one to three runs
+# seconds of both at commit e73e458, by `planned` with its sources: the better of two runs (one: 1600; 50 and 100 in a budget), which
+# differed by up to 2.8 times although others stood still
 BEFORE = {
     (100, 1.0): 0.447, (200, 1.0): 1.16, (400, 1.0): 3.68, (800, 1.0): 12.8, (1600, 1.0): 65.8,
     (50, BUDGET): 1.82, (100, BUDGET): 3.18, (200, BUDGET): 6.17, (300, BUDGET): 16.8,
