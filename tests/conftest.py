@@ -26,6 +26,7 @@ SIMULATOR = "CALCVM_CUDA_SIMULATOR"
 STDERR = pytest.StashKey[TextIO]()
 TIME_LIMIT, WHOLE_TIME_LIMIT = 300.0, 3600.0  # seconds of a test, or of one that runs the whole of a suite
 ENDING_TIME_LIMIT = 60.0  # of what the process does after its last test
+ENOUGH = 600.0  # that solvers of small problems may take, which need seconds: what they answer depends on no clock
 
 
 # ---------------------------------------------------------------- long suites

@@ -17,6 +17,7 @@ from calcvm.planner.stages import News, Stages
 
 pytest.importorskip("scipy")
 from calcvm.planner import exact, grouped, grouped_sat  # noqa: E402
+from tests.conftest import ENOUGH
 
 ALWAYS = 10**6
 
@@ -134,7 +135,7 @@ def test_nothing_is_cheaper(seeds):
     for seed in seeds:
         problem = limited(seed)
         best = cheapest(problem)
-        answer = exact.solve(problem, searched(problem), 20)
+        answer = exact.solve(problem, searched(problem), ENOUGH)
         assert answer.run.excess == (problem.run(answer.run.chosen)).excess
         if best is None:
             assert answer.run.excess, seed
@@ -172,7 +173,7 @@ def test_no_intervals_are_cheaper(seeds, versions):
         best, known = cheapest(problem), searched(problem)
         found: list[Any] = []
         model = Intervals(problem, known, versions)
-        least, settled = model.solve(20, found.append)
+        least, settled = model.solve(ENOUGH, found.append)
         assert settled, seed
         runs = [problem.run(chosen) for chosen in found]
         assert not any(run.excess for run in runs), seed
@@ -201,7 +202,7 @@ def test_no_bound_of_groups_is_above_the_cheapest(seeds, groups, solver):
         best, known, heard = cheapest(problem), searched(problem), Heard()
         if best is None or known.excess:
             continue
-        answer = grouped.solve(problem, known, 20, heard, groups, kind)
+        answer = grouped.solve(problem, known, ENOUGH, heard, groups, kind)
         assert all(bound <= best.cost + 1e-6 for bound in [*heard.bounds, answer.bound]), seed
         assert answer.run.cost >= best.cost - 1e-6 and not answer.run.excess
         met += 1
@@ -217,10 +218,10 @@ def test_groups_are_parted_until_a_network_s_schedule_is_the_cheapest(whole):
     memory = int(0.55 * cv.plan(graph, batch_size=8, workers=1, accumulate=False).heap_bytes)
     problem, heard = problem_of(graph, 8, memory)[0], Heard()
     known = problem.solve()
-    answer = grouped.solve(problem, known, 60, heard, 1)
+    answer = grouped.solve(problem, known, ENOUGH, heard, 1)
     assert heard.bounds[0] < 0.95 * answer.bound  # one is too coarse
     assert answer.bound == pytest.approx(answer.run.cost, rel=1e-5) and not answer.run.excess
-    assert exact.solve(problem, known, 60).run.cost == pytest.approx(answer.run.cost, rel=1e-5)
+    assert exact.solve(problem, known, ENOUGH).run.cost == pytest.approx(answer.run.cost, rel=1e-5)
 
 
 def test_rows_of_whole_numbers_lose_nothing():
@@ -258,7 +259,7 @@ def test_intervals_leave_ctrl_c_alone():
     from calcvm.planner.intervals import Intervals
 
     problem = limited(0)
-    Intervals(problem, searched(problem), 2).solve(20, lambda chosen: None)
+    Intervals(problem, searched(problem), 2).solve(ENOUGH, lambda chosen: None)
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
@@ -267,7 +268,7 @@ def test_a_network_in_less_memory_with_a_proof():
     graph = cv.build_graph(cv.zoo.unet(width=4, size=32), (1, 32, 32), "mse", cv.SGD(0.1))
     whole = cv.plan(graph, batch_size=8, workers=1)
     searched = cv.plan(graph, batch_size=8, workers=1, memory=int(0.9 * whole.heap_bytes))
-    solved = cv.plan(graph, batch_size=8, workers=1, memory=int(0.9 * whole.heap_bytes), solver_seconds=25)
+    solved = cv.plan(graph, batch_size=8, workers=1, memory=int(0.9 * whole.heap_bytes), solver_seconds=ENOUGH)
     assert searched.lower_bound is None and not searched.proved and searched.again
     assert 0 < solved.lower_bound <= solved.overhead + 1e-9 and solved.overhead <= searched.overhead + 1e-9
     assert solved.proved == (solved.overhead <= solved.lower_bound * (1 + 1e-6))
@@ -304,7 +305,7 @@ def test_nothing_is_cheaper_with_pages(bandwidth, room, again, whole):
     for seed in SMALL[: None if whole else 12]:
         problem = paged(limited(seed), bandwidth, room, again)
         best, known, without = cheapest(problem, 4), searched(problem), cheapest(limited(seed), 4)
-        answer = exact.solve(problem, known, 20)
+        answer = exact.solve(problem, known, ENOUGH)
         run = problem.run(answer.run.chosen)
         assert problem.allows(run.chosen) and run.score == answer.run.score <= known.score
         if best is None:
@@ -322,11 +323,11 @@ def test_a_slow_file_is_as_none(seeds):
     same = 0
     for seed in seeds:
         problem = limited(seed)
-        alone = exact.solve(problem, searched(problem), 20)
+        alone = exact.solve(problem, searched(problem), ENOUGH)
         if alone.run.excess:
             continue
         slow = paged(problem, 1e-3)
-        answer = exact.solve(slow, searched(slow), 20)
+        answer = exact.solve(slow, searched(slow), ENOUGH)
         assert answer.run.cost == pytest.approx(alone.run.cost) and answer.bound == pytest.approx(alone.bound), seed
         assert not answer.run.paged
         same += bool(answer.run.chosen)

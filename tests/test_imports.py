@@ -96,7 +96,8 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),  # vm.run: a type
     "progress": ({"tables"}, {"rich", "IPython"}),
     "compiler": (
-        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress", "teams"} | VM,
+        {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress", "teams", "undisturbed"}
+        | VM,
         {"typing_extensions"},
     ),
     "model": (ALL_LOWER | {"compiler", "script"}, {"numpy", "pandas", "matplotlib"}),

@@ -20,6 +20,7 @@ from calcvm.planner.canonical import HARD, NETWORK, Canonical, Way
 from calcvm.planner.offsets import Packing, load, pack
 from calcvm.planner.packing import close_gap, largest_sets
 from calcvm.planner.peak import Peak
+from tests.conftest import ENOUGH
 
 MINIMALLOC = Path(__file__).parents[2] / "shared" / "data" / "minimalloc"
 CAPACITY = 1048576
@@ -95,7 +96,7 @@ def test_the_lowest_packing_is_found(seed: int, solver: bool, monkeypatch: pytes
         monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     items = generated(random.Random(100 + seed), 7, 8, 9)
     loose = Packing(tuple(sum(items[0][:i]) for i in range(7)), sum(items[0]), pack(*items).bound)
-    found = close_gap(*items, loose, seconds=20)
+    found = close_gap(*items, loose, seconds=ENOUGH)
     assert_packed(items, found)
     assert found.height == lowest(items)
     assert bool(found.note) != solver and ("calcvm[solver]" in found.note) != solver
@@ -135,7 +136,7 @@ def test_a_plan_has_its_gap_closed() -> None:
     graph = cv.build_graph(cv.zoo.unet(classes=5, width=3, size=32), (2, 32, 32), "mse", cv.SGD(0.1))
     lowered, _ = lower(graph, accumulate=False)
     loose = plan(lowered, itemsize=4, batch_size=4, effort=0)
-    tight = plan(lowered, itemsize=4, batch_size=4, effort=0, solver_seconds=20)
+    tight = plan(lowered, itemsize=4, batch_size=4, effort=0, solver_seconds=ENOUGH)
     assert loose.gap > tight.gap == 0
     assert tight.required(4) == tight.heap_bytes
     units = tight.layout.transient

@@ -18,8 +18,10 @@ import pytest
 import calcvm as cv
 from calcvm import planner
 from calcvm.devices import plan as devices
-from calcvm.planner.assignment import assign
+from calcvm.planner import assignment
+from calcvm.planner.assignment import FEW, assign
 from calcvm.planner.devices import Problem, Read, problem_of
+from tests.conftest import ENOUGH
 
 
 # ---------------------------------------------------------------- assignments
@@ -51,15 +53,18 @@ def random_problem(seed: int) -> Problem:
         copies=lambda source, target, nbytes: 0.1 * (1 + source) + nbytes / 2000,
         joules_allowed=rng.choice((None, None, 12.0)),
         n_clusters=n_clusters,
+        kept=frozenset(v for v in range(len(made)) if rng.random() < 0.25),
     )
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_no_assignment_is_cheaper(seed):
+def test_no_assignment_is_cheaper(seed, monkeypatch):
     problem = random_problem(seed)
     every = [problem.evaluate(at) for at in itertools.product(problem.devices, repeat=problem.n_clusters)]
     least = min(every, key=lambda a: a.score)
-    searched, solved = assign(problem), assign(problem, solver_seconds=20)
+    assert assign(problem).score == least.score
+    monkeypatch.setattr(assignment, "FEW", 0)  # as of many
+    searched, solved = assign(problem), assign(problem, solver_seconds=ENOUGH)
     assert searched.excess == solved.excess == 0 or least.excess > 0
     if least.excess == 0:
         assert solved.seconds == pytest.approx(least.seconds, rel=1e-5)
@@ -128,7 +133,7 @@ def test_no_assignment_that_fits_is_below_the_bound(k, whole):
             if not parts.copies and needed:
                 needed = min(needed, planner.plan(sites[d].lowered, **options).heap_bytes)
             else:  # what an assignment is taken to need, it does: in another order all on one device may need less
-                assert not needed or found.peaks[d] + 64 <= needed
+                assert needed == (found.peaks[d] + 64 if part.statements or part.values else 0)
             heaps.append(needed)
         every.append((found.seconds, *heaps))
     sizes = sorted({a for _, a, b in every if a and b}), sorted({b for _, a, b in every if a and b})
@@ -138,17 +143,11 @@ def test_no_assignment_that_fits_is_below_the_bound(k, whole):
         if not (fits := [seconds for seconds, a, b in every if a <= budget[0] and b <= budget[1]]):
             continue
         limited = [cv.Processor(name, speed=speed, memory=m) for (name, speed), m in zip(SPEEDS, budget, strict=True)]
-        try:
-            plan = cv.plan_devices(graph, limited, batch_size=BATCH, accumulate=False, solver_seconds=10)
-        except cv.PlanError as refused:  # what packing adds was asked of a few assignments: that is no bound
-            assert "was found that fits" in str(refused)
-            continue
+        plan = cv.plan_devices(graph, limited, batch_size=BATCH, accumulate=False, solver_seconds=ENOUGH)
         assert all(plan.heap_bytes[p.name] <= p.memory for p in limited)
-        assert min(fits) * (1 - 1e-6) <= plan.seconds and plan.lower_bound <= min(fits) * (1 + 1e-6), (
-            budget,
-            min(fits),
-        )
-        assert not plan.proved or plan.seconds <= min(fits) * (1 + 1e-5)
+        assert min(fits) * (1 - 1e-6) <= plan.seconds and plan.lower_bound <= min(fits) * (1 + 1e-6), budget
+        if plan.proved or len(every) <= FEW:  # of so many it looks at all
+            assert plan.seconds == pytest.approx(min(fits), rel=1e-5), budget
         assert plan.proved == (", proved" in plan.solver)
         compared += 1
     assert compared
@@ -219,7 +218,7 @@ def test_two_devices_hold_what_neither_does_alone():
     whole = cv.plan(graph, batch_size=16, workers=1)
     allowed = int(0.75 * whole.heap_bytes)
     processors = [cv.Processor("a", memory=allowed), cv.Processor("b", memory=allowed)]
-    plan = cv.plan_devices(graph, processors, batch_size=16, solver_seconds=10)
+    plan = cv.plan_devices(graph, processors, batch_size=16)
     assert plan.alone == (None, None)
     assert all(0 < b <= allowed for b in plan.heap_bytes.values())
     assert len({*plan.where}) == 2 and plan.copied_bytes > 0
@@ -246,10 +245,9 @@ def test_never_worse_than_the_better_device(seed, whole):
     processors = [cv.Processor(name, costs=table) for name, table in zip("ab", tables)]
     plan = cv.plan_devices(graph, processors, batch_size=4, solver_seconds=5)
     assert plan.seconds <= min(plan.alone)
-    assert plan.lower_bound <= plan.seconds * (1 + 1e-9)
-    print(
-        f"alone {plan.alone[0]:.5f} and {plan.alone[1]:.5f} s, both {plan.seconds:.5f}, at least {plan.lower_bound:.5f}"
-    )
+    bound = plan.lower_bound or 0.0  # the solver may have come to none
+    assert bound <= plan.seconds * (1 + 1e-9)
+    print(f"alone {plan.alone[0]:.5f} and {plan.alone[1]:.5f} s, both {plan.seconds:.5f}, at least {bound:.5f}")
 
 
 def test_costs_are_measured_once(tmp_path, monkeypatch):
@@ -265,7 +263,7 @@ def test_a_cap_of_energy():
     graph, _ = network(0)
     processors = [cv.Processor("fast", speed=10, watts=50), cv.Processor("frugal", watts=1)]
     free = cv.plan_devices(graph, processors, batch_size=16)
-    capped = cv.plan_devices(graph, processors, batch_size=16, joules=0.5 * free.joules, solver_seconds=10)
+    capped = cv.plan_devices(graph, processors, batch_size=16, joules=0.5 * free.joules)
     assert capped.joules <= 0.5 * free.joules and capped.seconds > free.seconds
     with pytest.raises(cv.PlanError, match="joules"):
         cv.plan_devices(graph, processors, batch_size=16, joules=1e-12)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -24,6 +24,7 @@ from calcvm.planner.paging import KINDS as STREAMED
 from calcvm.planner.warmth import Touched, of_rows, touched
 from calcvm.progress import Solving
 from calcvm.teams import default_team
+from calcvm.undisturbed import uncollected
 from calcvm.vm.memory.heap import parse_bytes
 from calcvm.vm.program.assemble import assemble
 from calcvm.vm.program.documents import MAX_BLOCKS, MAX_HEAP, MAX_WORKERS
@@ -142,7 +143,8 @@ def plan(
     budget = None if memory is None else min(parse_bytes(memory), most)
 
     def planned(team: int, solver_seconds: float = solver_seconds) -> Plan:
-        lowered, facts = lower(graph, dtype=dtype, workers=team, gpu=gpu, accumulate=accumulate, keep=keep)
+        with uncollected():
+            lowered, facts = lower(graph, dtype=dtype, workers=team, gpu=gpu, accumulate=accumulate, keep=keep)
         lowered = replace(
             lowered, info={"dtype": dtype, "device": device, "facts": facts, "graph": (ref(graph), graph.extent)}
         )
@@ -154,16 +156,17 @@ def plan(
             cost=costing.of(lowered, team),
         )  # fmt: skip
         costing.without[team] = partial(fit, least=True, memory=None)
-        ways: list[dict[str, Any]] = [{"least": True}] if objective == "memory" else [{}, {"least": True}]
-        if (recompute or file is not None) and batch_size is not None:
-            last = {"least": True, "recompute": recompute, "tell": tell, "file": file}
-            ways.append(last)
-            if file is not None:
-                ways += [{**last, "stream": STREAMED[:n]} for n in (1, 2)]
+        last: dict[str, Any] = {"least": True}
+        if (recompute or file is not None) and batch_size is not None:  # where it does not fit with least scratch alone
+            last |= {"recompute": recompute, "tell": tell, "file": file}
+        ways = [last] if objective == "memory" else [{}, last]
+        if last.get("file"):
+            ways += [{**last, "stream": STREAMED[:n]} for n in (1, 2)]
         refused: PlanError | None = None
         for way in ways:
             try:
-                plan = fit(**way)
+                with nullcontext() if solver_seconds else uncollected():  # solvers may take minutes
+                    plan = fit(**way)
                 _check_size(plan, most)
                 _check_use(plan)
             except ShapeError as e:
@@ -448,6 +451,7 @@ def compile(  # noqa: A001
     facts, dtype = dict(vars(info["facts"])), info["dtype"]
     constants, layers = facts.pop("constants"), facts["layers"]
     facts = {name: of for name, of in facts.items() if of or name not in ("called", "adapts")}
-    facts["layers"] = {path: [line.at(plan.batch_size, dtype) for line in lines] for path, lines in layers.items()}
     device = {name: info[name] for name in ("device", "mode", "precision") if name in info}
-    return assemble(plan.lowered, plan, dtype, {**facts, **device}, constants)
+    with uncollected():
+        facts["layers"] = {path: [line.at(plan.batch_size, dtype) for line in lines] for path, lines in layers.items()}
+        return assemble(plan.lowered, plan, dtype, {**facts, **device}, constants)

@@ -10,7 +10,7 @@ from calcvm.graph import Operation, Variable
 from calcvm.ops import ROWS, RowSpec
 from calcvm.ops.dims import Shape, affine, numel
 from calcvm.ops.sizes import MAX_BATCH, Extent, On, Piecewise, Undecided, extent, workspace
-from calcvm.ops.spec import PHASES, WN, rows_cols
+from calcvm.ops.spec import rows_cols
 from calcvm.ops.statement import Statement, Value, unique
 from calcvm.ops.types import FLOAT, instance_of
 
@@ -25,6 +25,7 @@ class Emitter:
     def __init__(self, dtype: str, workers: int, gpu: bool, reserved: Iterable[str]):
         self.dtype = dtype
         self.on = On(workers, int(gpu))
+        self._on = self.on._asdict()
         self.values: list[Value] = []
         self._names, self._counts = set(reserved), dict[str, int]()
         self.env: dict[Variable, Value] = {}
@@ -67,7 +68,7 @@ class Emitter:
     ) -> Statement:
         """Append a row; scratch operands get values of their own."""
         spec = self._instance(ROWS[spec] if isinstance(spec, str) else spec, operands)
-        known = {w.name: words[w.name] for w in spec.words if w not in (WN, PHASES)} | self.on._asdict()
+        known = {name: words[name] for name in spec.given} | self._on
         named = dict(operands)
         try:
             if spec.workspace:

@@ -53,6 +53,8 @@ class Affine:
         return affine(other) - self
 
     def __mul__(self, other: Size) -> Affine:
+        if type(other) is int:
+            return self if other == 1 else Affine(self.a * other, self.b * other)
         o = affine(other)
         if self.a and o.a:
             raise Quadratic(f"({self}) * ({o}) is quadratic in the batch size")

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
-from functools import cached_property
 from typing import Any, ParamSpec
 
 from calcvm.errors import CalcError
+from calcvm.lazy import cached_property
 from calcvm.ops.dims import Shape, numel
 from calcvm.ops.layouts import LAST, WINDOW  # noqa: F401  (for declarations)
 from calcvm.ops.types import CELLS, FLOAT, VARIABLES
@@ -210,23 +210,28 @@ class RowSpec:
         """Of an encoded row, the header included."""
         return HEADER_WORDS + len(self.words) + len(self.operands)
 
+    @cached_property
+    def given(self) -> tuple[str, ...]:
+        """Words that an operator gives: not `WN` and `PHASES`."""
+        return tuple([w.name for w in self.words if w not in (WN, PHASES)])
+
     @property
     def defaults(self) -> dict[str, float]:
         """Words that need not be said."""
         return {w.name: w.default for w in self.words if w.default is not None}
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Operand, ...]:
         return tuple(o for o in self.operands if o.reads)
 
-    @property
+    @cached_property
     def writes(self) -> tuple[Operand, ...]:
         return tuple(o for o in self.operands if o.writes and o.access != "s")
 
     def operand(self, name: str) -> Operand:
         return next(o for o in self.operands if o.name == name)
 
-    @property
+    @cached_property
     def variables(self) -> tuple[str, ...]:
         """Variable types of its operands."""
         return tuple(dict.fromkeys(o.type for o in self.operands if o.type in VARIABLES))

@@ -105,6 +105,11 @@ class Statement:
         return tuple([(o, v) for o in self.spec.operands if (v := self.operands.get(o.name)) is not None])
 
     @cached_property
+    def touched(self) -> tuple[Value, ...]:
+        """The values of its operands, each once."""
+        return tuple(dict.fromkeys([v for _, v in self.present]))
+
+    @cached_property
     def read_values(self) -> tuple[Value, ...]:
         return tuple([v for o, v in self.present if self.needs(o)])
 

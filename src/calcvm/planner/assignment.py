@@ -12,12 +12,17 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 from calcvm.errors import MissingExtra
 from calcvm.planner.devices import Assigned, Problem
 from calcvm.planner.milp import Milp
 
 TRIALS = 3000  # assignments that the search looks at
+FEW = 3000  # of so many it looks at all
+EXCESS = (
+    0.3  # what all memory above what is allowed counts, as a part of the seconds: the way to what fits may lead there
+)
 SEED = 0
 UNIT = 1e-3  # costs are handed over in thousandths of what is known
 
@@ -32,13 +37,16 @@ def assign(problem: Problem, solver_seconds: float = 0.0, known: Sequence[Sequen
 
 
 def _searched(problem: Problem, known: Sequence[Sequence[int]]) -> Assigned:
-    """Annealing from the best of those that are known: clusters, or stretches of statements, go elsewhere."""
+    """All that there are, if few; else annealing from the best of those that are known."""
     n, devices = problem.n_clusters, [*problem.devices]
     starts = [[d] * n for d in devices] + [list(at) for at in known]
     best = min((problem.evaluate(at) for at in starts), key=lambda a: a.score)
     if len(devices) < 2:
         return best
+    if len(devices) ** n <= FEW:
+        return min((best, *map(problem.evaluate, product(devices, repeat=n))), key=lambda a: a.score)
     rng, current = random.Random(SEED), best
+    largest = max(sum(m for m in problem.memory if m is not None), 1)
     for k in range(TRIALS):
         at = list(current.at)
         d = rng.choice(devices)
@@ -49,11 +57,10 @@ def _searched(problem: Problem, known: Sequence[Sequence[int]]) -> Assigned:
             for c in problem.cluster[start : start + 1 + int(rng.expovariate(0.1))]:
                 at[c] = d
         trial = problem.evaluate(at)
-        heat = 0.02 * (1 - k / TRIALS) ** 2 * max(best.seconds, 1e-12)
-        worse = trial.seconds - current.seconds
-        if trial.score <= current.score or (
-            trial.excess <= current.excess and rng.random() < math.exp(-worse / max(heat, 1e-15))
-        ):
+        heat = 0.02 * (1 - k / TRIALS) ** 2
+        worse = (trial.seconds - current.seconds) / max(best.seconds, 1e-12)
+        worse += EXCESS * (trial.excess - current.excess) / largest
+        if trial.score <= current.score or rng.random() < math.exp(-max(worse, 0.0) / max(heat, 1e-15)):
             current = trial
             if trial.score < best.score:
                 best = trial
@@ -112,8 +119,8 @@ class _Program:
             s = read.statement
             for d, y in self.copied(size, c, [problem.cluster[s]], problem.weight[s]):
                 self.lives(d, range(s, s + 1), y, size)
-        for size, s, readers in problem.made:
-            self.made(size, s, sorted({*readers}))
+        for v, (size, s, readers) in enumerate(problem.made):
+            self.made(size, s, sorted({*readers}), v in problem.kept)
         for d, allowed in enumerate(problem.memory):
             if allowed is not None:
                 for row in {tuple(sorted(row.items())): row for row in self.live[d]}.values():
@@ -139,19 +146,28 @@ class _Program:
                     out.append((d, y))
         return out
 
-    def made(self, size: int, s: int, readers: list[int]) -> None:
-        """A value that a statement makes lives where that runs, and wherever it is read until its last read there."""
+    def made(self, size: int, s: int, readers: list[int], kept: bool) -> None:
+        """A value that a statement makes lives where that runs, and wherever it is read until its last read there.
+
+        kept : where it is made it lives all the time.
+        """
         problem, c = self.problem, self.problem.cluster[s]
         for d in problem.devices:
-            later: list[int] = []  # whether it is needed there at the read after
+            own = self.X[c][d]
+            if kept:
+                self.lives(d, range(len(problem.cluster)), own, size)
+            later: list[int] = []  # whether it is needed there at the read after; of what is kept, a copy of it
             for k in reversed(range(len(readers))):
-                needed = self.milp.variable()
-                for x in (self.X[problem.cluster[readers[k]]][d], *later):
+                needed, row = self.milp.variable(), {self.X[problem.cluster[readers[k]]][d]: -1.0}
+                if kept:
+                    row[own] = row.get(own, 0.0) + 1.0
+                self.milp.at_least({needed: 1.0, **row}, 0.0)
+                for x in later:
                     self.milp.covers(needed, (x,))
                 later = [needed]
                 self.lives(d, range(readers[k - 1] + 1 if k else s + 1, readers[k] + 1), needed, size)
             here = self.milp.variable()
-            for x in (self.X[c][d], *later):
+            for x in (*([] if kept else [own]), *later):
                 self.milp.covers(here, (x,))
             self.lives(d, range(s, s + 1), here, size)
         if targets := [*{problem.cluster[r] for r in readers} - {c}]:

@@ -10,7 +10,7 @@ What a statement makes in the place of what dies there counts once, as where it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.inplace import may_take
@@ -53,11 +53,12 @@ class Problem:
     cluster : of each statement, and of each value that has a home.  cost, joules : of a statement by device.
     homed : bytes of values with a home.  reads : of these, beside the statements of their cluster.
     made : of the other values bytes, statement that makes it, statements that read it.
+    kept : places in ``made`` of what stays readable: it keeps its bytes, all the time, where it is made.
     scratch : bytes that a statement needs for itself, by device.
     copies : seconds of a copy of some bytes from a device to another.
     fits : devices on which all was planned and fits.
-    pairs : of each statement (y, x), places in ``made``: y may lie in the place of x, where that dies; x below 0: in that of
-        its copy of ``homed[~x]``.
+    pairs : of each statement (y, x), places in ``made``: y may lie in the place of x, where that dies (of what is kept, a copy);
+        x below 0: in that of its copy of ``homed[~x]``.
     """
 
     cluster: tuple[int, ...]
@@ -72,6 +73,7 @@ class Problem:
     copies: Callable[[int, int, int], float]
     joules_allowed: float | None = None
     n_clusters: int = 0
+    kept: frozenset[int] = frozenset()
     fits: frozenset[int] = frozenset()
     pairs: tuple[tuple[tuple[int, int], ...], ...] = ()
 
@@ -101,11 +103,15 @@ class Problem:
                 change[d][s] += size
                 change[d][s + 1] -= size
         ends: list[dict[int, int]] = []  # of what is made the last read on each device
-        for size, s, readers in self.made:
+        for v, (size, s, readers) in enumerate(self.made):
             last = {where[s]: s}
             ends.append(last)
             for r in readers:
                 last[where[r]] = max(r, last.get(where[r], 0))
+            if v in self.kept:
+                last[where[s]] = n - 1
+                change[where[s]][0] += size
+                change[where[s]][s] -= size
             for d, end in last.items():
                 change[d][s] += size
                 change[d][end + 1] -= size
@@ -115,6 +121,8 @@ class Problem:
         for s, own in enumerate(self.pairs):
             taken, d = set[int](), where[s]
             for y, x in own:
+                if x in self.kept and where[self.made[x][1]] == d:
+                    continue
                 dies = ends[x].get(d) == s if x >= 0 else at[self.homed[~x][1]] != d
                 if dies and taken.isdisjoint((y, x)):
                     taken |= {y, x}
@@ -220,6 +228,7 @@ def problem_of(
     homed: list[tuple[int, int]] = []
     reads: list[Read] = []
     made: list[tuple[int, int, tuple[int, ...]]] = []
+    kept: set[int] = set()
     numbered: dict[Value, int] = {}
     size = {i: machine.up(at_most(machine.bytes(common[i]), batch)) for i in values}
     for k, i in enumerate(values, len(statements)):
@@ -230,6 +239,8 @@ def problem_of(
             homed.append((size[i], home[i]))
         else:
             numbered[common[i]] = len(made)
+            if common[i].resident:
+                kept.add(len(made))
             made.append((size[i], writers[i][0], (*readers.get(i, ()), *writers[i][1:])))
     trains = {st.path for st in statements if st.phase == "backward"}
     problem = Problem(
@@ -249,8 +260,9 @@ def problem_of(
         copies=copies,
         joules_allowed=joules,
         n_clusters=len(number),
+        kept=frozenset(kept),
         pairs=tuple(
-            _pairs(s, [site.lowered.statements[s] for site in sites], sites, numbered, made)
+            _pairs(s, [site.lowered.statements[s] for site in sites], sites, numbered, made, kept)
             for s in range(len(statements))
         ),
     )
@@ -263,12 +275,13 @@ def _pairs(
     sites: Sequence[Site],
     numbered: Mapping[Value, int],
     made: Sequence[tuple[int, int, tuple[int, ...]]],
+    kept: Collection[int],
 ) -> tuple[tuple[int, int], ...]:
     """(y, x) of a statement, if y may lie in the place of x on some device."""
     st, out = own[0], []
     for written, read in st.spec.in_place:
         y, x = (numbered.get(v) if v is not None else None for v in (st.operands.get(written), st.operands.get(read)))
-        if y is None or x is None or y == x or y < 0 or made[y][1] != s:
+        if y is None or x is None or y == x or y < 0 or made[y][1] != s or y in kept:
             continue
         if any(may_take(each, written, read, site.machine) for each, site in zip(own, sites, strict=True)):
             out.append((y, x))

@@ -98,11 +98,18 @@ def always_live(lowered: Lowered) -> set[Value]:
 
 def lifetimes(statements: Sequence[Statement]) -> dict[Value, tuple[int, int]]:
     """First and last statement that touches each value, in order of first touch."""
-    out: dict[Value, tuple[int, int]] = {}
-    for t, st in enumerate(statements):
-        for _, v in operands(st):
-            out[v] = (out[v][0], t) if v in out else (t, t)
-    return out
+    return lifetimes_of([st.touched for st in statements])
+
+
+def lifetimes_of(touched: Sequence[Sequence[Value]]) -> dict[Value, tuple[int, int]]:
+    """The same, of what each statement touches."""
+    first: dict[Value, int] = {}
+    last: dict[Value, int] = {}
+    for t, values in enumerate(touched):
+        for v in values:
+            last[v] = t
+            first.setdefault(v, t)
+    return {v: (t, last[v]) for v, t in first.items()}
 
 
 def scratch_sizes(lowered: Lowered, machine: Machine) -> dict[Value, Extent]:

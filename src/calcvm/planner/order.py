@@ -19,7 +19,7 @@ from itertools import accumulate, groupby
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.downsets import Downsets, Task, Touch
 from calcvm.planner.inplace import may_take
-from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands, scratch_sizes
+from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes_of, scratch_sizes
 from calcvm.planner.offsets import load
 
 WIDTH = 8  # downsets that are followed at once
@@ -33,32 +33,39 @@ def improve(lowered: Lowered, batch: int, machine: Machine, passes: int = 4, wid
     size = _sizes(lowered, batch, machine)
     if not size:
         return lowered
+    touched = {st: [v for v in st.touched if v in size] for st in statements}
     pairs = _pairs(statements, size, machine)
-    best, lowest = statements, peak(statements, size, pairs)
-    floor = max(_alone(st, size, pairs) for st in statements)
+    best, lowest = statements, peak(statements, size, touched, pairs)
+    floor = max(_alone(st, size, touched, pairs) for st in statements)
     if lowest <= floor:
         return lowered  # one statement alone needs as much
     before = _dependencies(lowered, statements)
-    for seed in (statements, _greedy(statements, before, size, lowered), _by_height(statements, before, lowered)):
-        order = _swap(seed, before, size, passes)
-        reached = peak(order, size, pairs)
+    for seed in (
+        statements,
+        _greedy(statements, before, size, touched, lowered),
+        _by_height(statements, before, lowered),
+    ):
+        order = _swap(seed, before, size, touched, passes)
+        reached = peak(order, size, touched, pairs)
         if reached < lowest:
             best, lowest = order, reached
     if lowest > floor:
-        best = _by_parts(best, before, size, pairs, floor, width)
+        best = _by_parts(best, before, size, touched, pairs, floor, width)
     return lowered if best is statements else replace(lowered, statements=tuple(best))
 
 
 Pairs = Mapping[Statement, Sequence[tuple[Value, Value]]]
+Touched = Mapping[Statement, Sequence[Value]]  # the values with a size that each touches
 
 
-def live_bytes(statements: Sequence[Statement], size: Mapping[Value, int], pairs: Pairs) -> list[int]:
+def live_bytes(
+    statements: Sequence[Statement], spans: Mapping[Value, tuple[int, int]], size: Mapping[Value, int], pairs: Pairs
+) -> list[int]:
     """Live sizes at each statement; what is made in the place of what dies counts once."""
-    spans = {v: t for v, t in lifetimes(statements).items() if v in size}
     first, last = zip(*spans.values(), strict=True) if spans else ((), ())
     live = load([size[v] for v in spans], first, last)
     live += [0] * (len(statements) - len(live))
-    for t, st in enumerate(statements):
+    for t, st in enumerate(statements) if pairs else ():
         taken: set[Value] = set()
         for made, read in pairs.get(st, ()):
             if spans[made][0] == t and spans[read][1] == t > spans[read][0] and not taken & {made, read}:
@@ -67,9 +74,14 @@ def live_bytes(statements: Sequence[Statement], size: Mapping[Value, int], pairs
     return live
 
 
-def peak(statements: Sequence[Statement], size: Mapping[Value, int], pairs: Pairs | None = None) -> int:
+def peak(statements: Sequence[Statement], size: Mapping[Value, int], touched: Touched, pairs: Pairs) -> int:
     """Largest total of live sizes."""
-    return max(live_bytes(statements, size, pairs or {}), default=0)
+    return max(live_bytes(statements, _spans(statements, touched), size, pairs), default=0)
+
+
+def _spans(statements: Sequence[Statement], touched: Touched) -> dict[Value, tuple[int, int]]:
+    """Lifetimes of the values with a size."""
+    return lifetimes_of([touched[st] for st in statements])
 
 
 def _pairs(statements: Sequence[Statement], size: Mapping[Value, int], machine: Machine) -> Pairs:
@@ -84,9 +96,9 @@ def _pairs(statements: Sequence[Statement], size: Mapping[Value, int], machine: 
     return out
 
 
-def _alone(st: Statement, size: Mapping[Value, int], pairs: Pairs) -> int:
+def _alone(st: Statement, size: Mapping[Value, int], touched: Touched, pairs: Pairs) -> int:
     """What a statement needs whatever the order."""
-    own = sum(size.get(v, 0) for v in {v for _, v in operands(st)})
+    own = sum([size[v] for v in touched[st]])
     return own - sum(size[made] for made in {made for made, _ in pairs.get(st, ())})
 
 
@@ -108,6 +120,7 @@ def _by_parts(
     statements: Sequence[Statement],
     before: Mapping[Statement, set[Statement]],
     size: Mapping[Value, int],
+    touched: Touched,
     pairs: Pairs,
     floor: int,
     width: int,
@@ -115,7 +128,8 @@ def _by_parts(
     """The part with the peak in a better order, then the next one, until one is as good as it gets."""
     order = list(statements)
     parts = _parts(order, before)
-    live, spans = live_bytes(order, size, pairs), {v: t for v, t in lifetimes(order).items() if v in size}
+    spans = _spans(order, touched)
+    live = live_bytes(order, spans, size, pairs)
     firsts, lasts = zip(*spans.values(), strict=True)
     into = load([size[v] for v in spans], [f + 1 for f in firsts], lasts)  # live before and at each statement
     highest = [(-max(live[start:stop]), k) for k, (start, stop) in enumerate(parts)]
@@ -127,7 +141,7 @@ def _by_parts(
             return order
         done.add(k)
         start, stop = parts[k]
-        search = _downsets(order[start:stop], (start, stop), into[start], spans, before, size, pairs)
+        search = _downsets(order[start:stop], (start, stop), into[start], spans, before, size, touched, pairs)
         found = search.best(max(floor, -highest[0][0] if highest else 0), -lowered, width, left)
         if found is None:
             return order
@@ -167,19 +181,19 @@ def _downsets(
     spans: Mapping[Value, tuple[int, int]],
     before: Mapping[Statement, set[Statement]],
     size: Mapping[Value, int],
+    touched: Touched,
     pairs: Pairs,
 ) -> Downsets:
     """A part of an order, [start, stop) of all, in numbers; live : bytes that are when it begins, and it does not make."""
     place = {st: k for k, st in enumerate(part)}
     by: dict[Value, int] = {}
     for st, k in place.items():
-        for _, v in operands(st):
-            if v in size:
-                by[v] = by.get(v, 0) | 1 << k
+        for v in touched[st]:
+            by[v] = by.get(v, 0) | 1 << k
     touch = {v: Touch(size[v], mask, spans[v][0] >= at[0], spans[v][1] < at[1]) for v, mask in by.items()}
     tasks = []
     for st in place:
-        values = [v for v in dict.fromkeys(v for _, v in operands(st)) if v in size]
+        values = touched[st]
         own_at = {v: j for j, v in enumerate(values)}
         own = tuple((own_at[made], own_at[read]) for made, read in pairs.get(st, ()))
         earlier = sum(1 << place[b] for b in before[st] if b in place)
@@ -190,8 +204,8 @@ def _downsets(
 def _sizes(lowered: Lowered, batch: int, machine: Machine) -> dict[Value, int]:
     """Sizes of the values that share storage."""
     always, scratch = always_live(lowered), scratch_sizes(lowered, machine)
-    touched = {v for st in lowered.statements for _, v in operands(st)}
-    return {v: machine.up(at_most(scratch.get(v) or machine.bytes(v), batch)) for v in touched - always}
+    shared = {v for st in lowered.statements for v in st.touched} - always
+    return {v: machine.up(at_most(scratch.get(v) or machine.bytes(v), batch)) for v in shared}
 
 
 def _dependencies(lowered: Lowered, statements: Sequence[Statement]) -> dict[Statement, set[Statement]]:
@@ -218,9 +232,9 @@ def _greedy(
     statements: Sequence[Statement],
     before: Mapping[Statement, set[Statement]],
     size: Mapping[Value, int],
+    touched: Touched,
     lowered: Lowered,
 ) -> list[Statement]:
-    touched = {st: [v for v in {v for _, v in operands(st)} if v in size] for st in statements}
     uses: dict[Value, int] = {}
     for st in statements:
         for v in touched[st]:
@@ -269,12 +283,15 @@ def _greedy(
 
 
 def _swap(
-    seed: Sequence[Statement], before: Mapping[Statement, set[Statement]], size: Mapping[Value, int], passes: int
+    seed: Sequence[Statement],
+    before: Mapping[Statement, set[Statement]],
+    size: Mapping[Value, int],
+    touched: Touched,
+    passes: int,
 ) -> list[Statement]:
     """Swap neighbours wherever that lowers the larger, or the sum, of their live sizes."""
     order = list(seed)
-    live = {v: list(span) for v, span in lifetimes(order).items()}
-    touched = {st: [v for v in {v for _, v in operands(st)} if v in size] for st in order}
+    live = {v: list(span) for v, span in _spans(order, touched).items()}
     for _ in range(passes):
         changed = False
         for t in range(len(order) - 1):

@@ -92,12 +92,14 @@ class Run:
             self.read: dict[Pair, int] = {}
             self._shared: dict[int, int] = {}  # by key, what lies in the place of what dies
             self._places: dict[int, tuple[int, ...]] = {}  # of what runs again the statements before which it does
-            keys = np.array([problem.key(t, t) for t in range(len(problem.steps))], np.int64)
-            table = np.zeros((3, len(keys)), np.int64)  # sizes of versions that begin, and that end; what else is live
-            table[2] = [step.scratch for step in problem.steps]
+            table = np.zeros(
+                (4, len(problem.steps)), np.int64
+            )  # keys; sizes of versions that begin, that end; what else is live
+            table[0] = [problem.key(t, t) for t in range(len(problem.steps))]
+            table[3] = [step.scratch for step in problem.steps]
             touched = [*range(len(problem.sizes))]
         else:
-            known, keys, table = near.chosen, near.keys, near._table.copy()
+            known, table = near.chosen, near._table.copy()
             self.lives, self.read = [*near.lives], {**near.read}
             self._shared, self._places = {**near._shared}, {**near._places}
         new, gone = self.chosen - known, known - self.chosen
@@ -109,40 +111,38 @@ class Run:
         if near is not None:
             touched = sorted({v for _, s in (*new, *gone) for v in (*problem.step(s).uses, *problem.step(s).makes)})
         before = [self.lives[v] for v in touched]
-        ends = self._count(table, keys, touched, -1)
+        ends = self._count(table, touched, -1)
         if gone:
-            at = np.searchsorted(keys, sorted(problem.key(t, s) for t, s in gone))
-            keys, table = np.delete(keys, at), np.delete(table, at, axis=1)
+            at = table[0].searchsorted(sorted([problem.key(t, s) for t, s in gone]))
+            table = np.delete(table, at, axis=1)
         if new:
-            own = sorted(problem.key(t, s) for t, s in new)
-            at = np.searchsorted(keys, own)
-            keys, table = np.insert(keys, at, own), np.insert(table, at, 0, axis=1)
-            table[2, at + np.arange(len(own))] = [problem.step(problem.at(key)[1]).scratch for key in own]
-        self.keys, self._table = keys, table
+            own = sorted([problem.key(t, s) for t, s in new])
+            at = table[0].searchsorted(own)
+            scratch = [problem.step(problem.at(key)[1]).scratch for key in own]
+            table = np.insert(table, at, [own, [0] * len(own), [0] * len(own), scratch], axis=1)
+        self.keys, self._table = table[0], table
         for v in touched:
             self.lives[v] = problem.versions(v, self._places)
-        ends |= self._count(table, keys, touched, 1)
-        self._share(table, keys, {key for key in ends if problem.at(key) not in gone}, gone)
+        ends |= self._count(table, touched, 1)
+        self._share(table, {key for key in ends if problem.at(key) not in gone}, gone)
         lives = (life for v, old in zip(touched, before, strict=True) for life in (*old, *self.lives[v]))
         self._first_reads({problem.at(life[0]) for life in lives} & self.chosen)
-        dead = np.cumsum(table[1]) - table[1]
-        live = self.counted = np.cumsum(table[0]) - dead + table[2]
-        self.peak = int(live.max(initial=0))
-        self.paged = {problem.step(s).makes[0] for _, s in self.chosen if s < 0}
-        self.cost = sum(problem.step(s).cost for _, s in self.chosen) + sum(problem.written[v] for v in self.paged)
-        self.excess = int(np.maximum(live - problem.limit, 0).sum())
+        dead = table[2].cumsum() - table[2]
+        self.counted = table[1].cumsum() - dead + table[3]
+        self.paged = {problem.step(s).makes[0] for _, s in self.chosen if s < 0} if problem.pages else set[int]()
+        self.cost = sum([problem.costs[s] for _, s in self.chosen]) + sum(problem.written[v] for v in self.paged)
+        self.excess = int((self.counted - problem.limit).clip(0).sum())
         self.excess += max(0, sum(problem.sizes[v] for v in self.paged) - problem.room)
-        self.area = int(live.sum())
 
-    def _count(self, table: np.ndarray, keys: np.ndarray, values: Sequence[int], sign: int) -> set[int]:
+    def _count(self, table: np.ndarray, values: Sequence[int], sign: int) -> set[int]:
         """Add sizes where versions of some values begin and end; returns at which keys they end."""
         sizes = [sign * self.problem.sizes[v] for v in values for _ in self.lives[v]]
         ends = [life[-1] for v in values for life in self.lives[v]]
-        np.add.at(table[0], np.searchsorted(keys, [life[0] for v in values for life in self.lives[v]]), sizes)
-        np.add.at(table[1], np.searchsorted(keys, ends), sizes)
+        np.add.at(table[1], table[0].searchsorted([life[0] for v in values for life in self.lives[v]]), sizes)
+        np.add.at(table[2], table[0].searchsorted(ends), sizes)
         return {*ends}
 
-    def _share(self, table: np.ndarray, keys: np.ndarray, at: set[int], gone: Iterable[Pair]) -> None:
+    def _share(self, table: np.ndarray, at: set[int], gone: Iterable[Pair]) -> None:
         """What is made in the place of what dies counts once."""
         for t, s in gone:
             self._shared.pop(self.problem.key(t, s), None)
@@ -155,7 +155,7 @@ class Run:
                     shared += self.problem.sizes[y]
             before = self._shared.get(key, 0)
             if shared != before:
-                table[2, np.searchsorted(keys, key)] += before - shared
+                table[3, table[0].searchsorted(key)] += before - shared
                 self._shared[key] = shared
 
     def _first_reads(self, pairs: Iterable[Pair]) -> None:
@@ -168,6 +168,14 @@ class Run:
                 self.read[t, s] = min(found)
             else:
                 self.read.pop((t, s), None)
+
+    @cached_property
+    def peak(self) -> int:
+        return int(self.counted.max(initial=0))
+
+    @cached_property
+    def area(self) -> int:
+        return int(self.counted.sum())
 
     @property
     def score(self) -> tuple[int, float]:
@@ -247,6 +255,8 @@ class Problem:
     ):
         self.steps, self.sizes, self.backward, self.limit = steps, sizes, backward, limit
         self.pages, self.written, self.room = pages, written or {}, room
+        self._all = [*steps, *reversed(pages)]  # by number: those of page steps are below 0
+        self.costs = [step.cost for step in self._all]
         self.followed = 0
         self._width = len(steps) + len(pages) + 1
         self._own: list[list[tuple[int, bool]]] = [
@@ -303,7 +313,7 @@ class Problem:
 
     def step(self, s: int) -> Step:
         """A statement, or a page step."""
-        return self.steps[s] if s >= 0 else self.pages[-1 - s]
+        return self._all[s]
 
     def allows(self, chosen: Iterable[Pair]) -> bool:
         """Whether each statement, or page step, is there and may run before the statement that it is to run before."""
@@ -389,9 +399,7 @@ class Problem:
         over = over[np.argsort(-run.counted[over], kind="stable")]
         for p in run.keys[over].tolist():
             better: list[Run] = []
-            here = {self.at(life[0]) for _, life in run.over(p)} & run.chosen
-            others = [run.chosen - {pair} for pair in sorted(here)]
-            for n, chosen in enumerate([*(run.chosen | pairs for pairs in self.drops(run, p)), *others]):
+            for n, chosen in enumerate(self._trials(run, p)):
                 if n >= TRIALS and better:
                     break
                 trial = self.run(chosen, run)
@@ -400,6 +408,14 @@ class Problem:
             if better:
                 return sorted(better, key=lambda r: (r.excess - run.excess) / max(r.cost - run.cost, 1e-9))
         return []
+
+    def _trials(self, run: Run, p: int) -> Iterator[frozenset[Pair]]:
+        """Schedules in which less may be live at key ``p``: with a drop, or without something that is live there."""
+        for pairs in self.drops(run, p):
+            yield run.chosen | pairs
+        here = {self.at(life[0]) for _, life in run.over(p)} & run.chosen
+        for pair in sorted(here):
+            yield run.chosen - {pair}
 
     def solve(self, known: Iterable[Run] = ()) -> Run:
         """The cheapest schedule found, none of those known is cheaper; what it exceeds the limit by is its `excess`."""
