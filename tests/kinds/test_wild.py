@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,10 +23,12 @@ import numpy as np
 import pytest
 
 import calcvm as cv
+from calcvm.ops import OPS
 from calcvm.ops.dims import BATCH
 from calcvm.ops.types import FLOAT
 from calcvm.script.names import HELPERS
-from tests.kinds.wild import Wild, wild
+from tests.kinds.placed import OPERATORS, Placed
+from tests.kinds.wild import Wild, kinds, wild
 
 RIGHT = 1e-9  # of the largest element: float64, and sums of another order
 SAMPLE, WHOLE, CHUNK = 10, 3000, 25
@@ -151,7 +154,8 @@ def gradients(case: Wild) -> Counter[str]:
     """dy/dx of values that were drawn is the slope of y along any way x may move, all paths run again, or it is refused."""
     rng, g = np.random.default_rng(case.seed), case.graph
     done = Counter[str]()
-    sources = [v for v in g.variables.values() if v.kind in ("placeholder", "parameter") and v.type == FLOAT]
+    moves = [v for v in g.variables.values() if v.type == FLOAT and v.name not in case.labels]
+    sources = [v for v in moves if v.kind in ("placeholder", "parameter")]
     values = [
         v
         for v in g.variables.values()
@@ -322,3 +326,51 @@ def over(which: str, n: int) -> Counter[str]:
 @pytest.mark.parametrize("which", CHECKS)
 def test_what_is_drawn_is_what_the_program_computes(which, whole):
     over(which, WHOLE if whole else SAMPLE)
+
+
+# ---------------------------------------------------------------- attributes
+NUMBERS = (2, 1, 0, -1, 3, 0.5, 2.5)
+
+
+def attributes(name: str) -> dict[str, Any]:
+    """Of an operator, those that are numbers, with what an example or their default says."""
+    spec = OPS[name]
+    said = {a.name: a.default for a in spec.attrs} | {k: v for e in spec.examples for k, v in e.attrs.items()}
+    return {a.name: said[a.name] for a in spec.attrs if type(said[a.name]) in (int, float)}
+
+
+def with_attribute(name: str, attr: str, number: Any) -> Wild:
+    """The operator in a graph of its own (CalcError: it does not take the number)."""
+    spec = OPS[name]
+    example = next(e for e in spec.examples if not e.bench)
+    placed = Placed(spec, replace(example, attrs={**example.attrs, attr: number}, low=max(example.low, 0.1)))
+    graph = placed.graph()
+    for parameter, init in placed.parameters(np.random.default_rng(0)).items():
+        graph.variables[parameter].init = init
+    with graph.path("predict") as predict:
+        predict.output = graph.variables["y"]
+    case = Wild(0, graph, 3)
+    case.drawn = {slot: lambda rng, batch, slot=slot: placed.data(batch, rng)[slot] for slot in placed.inputs(1)}
+    cv.plan(graph, batch_size=case.batch, dtype="float64")
+    return case
+
+
+@pytest.mark.parametrize("name", [n for n in OPERATORS if OPS[n].differentiable and attributes(n)])
+def test_an_attribute_is_any_kind_of_number(name, whole):
+    """Equations and scripts of whatever number an operator takes, however it is said."""
+    done = Counter[str]()
+    for attr, usual in attributes(name).items():
+        taken = 0
+        for number in (number for value in (*NUMBERS, usual) for number in kinds(value)[:: 1 if whole else 2]):
+            try:
+                case = with_attribute(name, attr, number)
+            except cv.CalcError:
+                done["not taken"] += 1
+                continue
+            done += equations(case) + script(case)
+            taken += 1
+            if taken == 2 and not whole:
+                break
+        assert taken, f"{name}: {attr}"
+    assert not done["refused"] and done["numbers"] > 0.9 * (done["equations"] + done["scripts"]) > 0, done
+    print(name, dict(done))

@@ -35,17 +35,29 @@ WHOLE = [n for n, op in OPS.items() if op.category in ("contraction", "normaliza
 WHOLE += ["upsample", "pad", "pick", "slice", "transpose", "reshape", "concat_many", "softmax", "log_softmax"]
 
 
+def kinds(number: Any) -> list[Any]:
+    """What says a number, or a number near it, in Python and NumPy; of what is none itself."""
+    if type(number) not in (int, float):
+        return [number]
+    whole = round(number)
+    return [number, float(number), np.float32(number), np.float64(number)] + [whole, np.int64(whole)] * (
+        whole == number
+    )
+
+
 @dataclass
 class Wild:
     """A graph that was drawn, and the data that it takes.
 
     drawn : of each placeholder, how to draw its data at a batch.
+    labels : those that are indexes, of whatever type.
     """
 
     seed: int
     graph: CalcGraph
     batch: int
     drawn: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = field(default_factory=dict)
+    labels: set[str] = field(default_factory=set)
 
     def data(self, batch: int, draw: int = 0) -> dict[str, np.ndarray]:
         rng = np.random.default_rng([self.seed, draw])
@@ -136,6 +148,7 @@ class _Drawing:
             return rng.integers(low, high, sizes).astype(type_ or "float64")
 
         self.made.drawn[name] = draw
+        self.made.labels |= {name} if classes else set()
         return self.kept(v) if not classes else v
 
     def parameter(self, shape: tuple[int, ...]) -> Variable:
@@ -181,7 +194,10 @@ class _Drawing:
         x = self.some()
         attrs = self.rng.choice([e.attrs for e in OPS[op].examples])
         x = self.positive(x) if op in POSITIVE else cv.tanh(x) if op == "exp" else x
-        return apply(op, x, **attrs)
+        return apply(op, x, **self.said(attrs))
+
+    def said(self, attrs: Any) -> dict[str, Any]:
+        return {name: self.rng.choice(kinds(value)) for name, value in attrs.items()}
 
     def binary(self) -> Variable:
         op, a, b = self.rng.choice(BINARY), self.some(), self.some()
@@ -288,7 +304,7 @@ class _Drawing:
                     if op in POSITIVE
                     else v
                 )
-        return apply(op, *inputs, **example.attrs)
+        return apply(op, *inputs, **self.said(example.attrs))
 
     def windows(self) -> Variable:
         """A convolution of images, whose channels lie where they lie."""

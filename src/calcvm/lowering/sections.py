@@ -311,8 +311,8 @@ class Lowering:
             if wanted:
                 self.facts.layers[path.name], lines = lines_of(path, section)
                 self.lines |= lines
-                turned = [v for v in path.outputs if v.kind != "placeholder" and not in_same_order(v)]
-                self.shown |= {v: inserted.as_seen(emit, v) for v in turned}
+            turned = [v for v in self._outputs(path) if self.phase.get(v, "forward") == phase and not in_same_order(v)]
+            self.shown |= {v: inserted.as_seen(emit, v) for v in turned}
         facts = self.facts.paths[path.name] = {
             "backward": path.loss is not None,
             "output": path.outputs[0].name if path.outputs else None,
@@ -332,6 +332,11 @@ class Lowering:
         if path.loss is not None:
             self._check_buffers(path, operations)
             self._backward(path, operations, facts)
+
+    def _outputs(self, path: Path) -> Iterable[Variable]:
+        """What the path makes of all paths' outputs, and of its own what no path makes but placeholders."""
+        of_others = [v for p in self.graph.paths.values() for v in p.outputs if v.path is path]
+        return dict.fromkeys([*of_others, *(v for v in path.outputs if not self._outside(v, path))])
 
     @staticmethod
     def _check_buffers(path: Path, operations: list[Operation]) -> None:

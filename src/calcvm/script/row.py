@@ -8,7 +8,7 @@ from typing import Any
 
 from calcvm.errors import UnsupportedOperator
 from calcvm.formulas.number import Trace
-from calcvm.ops.dims import Affine, Shape, affine, numel
+from calcvm.ops.dims import Shape, affine, numel
 from calcvm.ops.spec import RowSpec, stem_of
 from calcvm.record import record
 from calcvm.script.code import call, number
@@ -51,7 +51,10 @@ class Row:
 
     def __init__(self, spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, Seen], trace: Trace):
         self.spec, self.trace, self.operands = spec, trace, operands
-        self.w = SimpleNamespace(**{k: affine(v) if isinstance(v, (int, Affine)) else v for k, v in words.items()})
+        real = {word.name for word in spec.words if word.kind == "float"}
+        self.w = SimpleNamespace(
+            **{k: float(v) if k in real else affine(v) if isinstance(v, int) else v for k, v in words.items()}
+        )
         self.made: list[Made] = []
 
     # ------------------------------------------------------------ what it reads
