@@ -515,3 +515,29 @@ def check_gradients_of_a_batch(dtype: str, rows: int) -> int:
             error = float(abs(found[name] - want).max() / want / eps)
             assert error <= bound, f"{name} of {K}x{N} over {rows}: {error:.3g} eps off"
     return rows
+
+
+SQUARES = {
+    "mse": lambda d: 2 * d / d.size,
+    "square": lambda d: 2 * d,
+    "pow": lambda d: 2 * d,
+    "huber": lambda d: np.clip(d, -1, 1) / d.size,
+    "mae": lambda d: np.sign(d) / d.size,
+}
+
+
+def check_slopes_of_large_errors(name: str, dtype: str) -> int:
+    """A gradient that the type has is found, whatever its loss is: of errors up to the largest number."""
+    largest = np.finfo(dtype).max
+    d = np.array([largest * s for s in (1, -1, 0.9, -0.6, 0.51, 0.3, 1e-20)] + [3.0], dtype)
+    pair, attrs = OPS[name].category == "loss", {"exponent": 2.0} if name == "pow" else {}
+    case = Case(OPS[name], Example(shapes=((d.size,),) * (2 if pair else 1), attrs=attrs), dtype, 1)
+    case.values = {"x": d, "t": np.zeros_like(d)} if pair else {"x": d}
+    share = np.array(1.0 if pair else 1 / d.size, dtype)
+    got = case.backward(
+        case.values | ({"dloss": np.array([share])} if pair else {"y": d, "dy": np.full(d.size, share)})
+    )
+    want = SQUARES[name](exact(d)) * exact(share)
+    error = ulps(got["dx"], want)
+    assert error.max() <= 3, f"{name}: {got['dx']}, {want} is right"
+    return d.size

@@ -76,3 +76,9 @@ def test_sums_of_very_many_are_as_exact_as_of_few(dtype: str, whole: bool) -> No
 def test_gradients_summed_over_a_large_batch(dtype: str, whole: bool) -> None:
     """Of the weight and the bias of linear layers, from equal numbers, whose roundings all go one way."""
     extremes.check_gradients_of_a_batch(dtype, 1_000_000 if whole else 150_000)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", extremes.SQUARES)
+def test_slopes_of_large_errors(name: str, dtype: str) -> None:
+    assert extremes.check_slopes_of_large_errors(name, dtype) == 8

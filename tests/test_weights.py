@@ -116,6 +116,29 @@ def test_weights_of_one_change_nothing(loss, dense, dtype, whole):
     assert counted >= 150
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_weights_of_one_train_to_the_same_numbers(loss, dtype, whole):
+    """To the same bits, in rounds too; of scores of classes to rounding, 16 eps after some steps."""
+    rng = np.random.default_rng(1)
+    for n, batch, learning in ((29, 5, None), (29, 3, 14), (65, 32, 65), (257, 32, 96))[: None if whole else 3]:
+        X, labels = rng.standard_normal((n, 4)), loss == "softmax_cross_entropy"
+        y = rng.integers(0, 3, n) if labels else rng.random((n, 3))
+        found = []
+        for given in ({}, {"sample_weight": np.ones(n)}):
+            model = cv.Model(
+                nn.Linear(3), input_shape=(4,), loss=loss, optimizer=cv.SGD(0.1), batch_size=batch, learning_batch=learning,
+                seed=0, sample_weight=bool(given), dtype=dtype,
+            )  # fmt: skip
+            model.fit(X, y, epochs=3, progress=False, **given)
+            found.append(model.get_weights())
+        for name, plain in found[0].items():
+            if labels:
+                np.testing.assert_allclose(found[1][name], plain, rtol=0, atol=16 * np.finfo(dtype).eps)
+            else:
+                assert np.array_equal(found[1][name], plain), (loss, n, batch, learning, name)
+
+
 BAD = (np.inf, -np.inf, np.nan, 1e300, -1e30)
 
 

@@ -110,6 +110,13 @@ def test_values_and_slopes_of_any_magnitude(name, dtype):
         extremes.check_unary(name, dtype, numpys=True)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", extremes.SQUARES)
+def test_slopes_of_large_errors(name, dtype):
+    with np.errstate(all="ignore"):
+        assert extremes.check_slopes_of_large_errors(name, dtype) == 8
+
+
 # ---------------------------------------------------------------- sizes
 @pytest.mark.parametrize("threads", [4, 16, 64])
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ class Formula:
     """What one row computes of an element: ``fn(reads..., params...)``, its parameters in this order.
 
     name : of the row.
+    factor : of a loss's slope, what it is times after all else.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Formula:
     writes: str
     params: Parameters = field(default_factory=dict)
     said: str = ""  # its text, where that of its steps would be too long
+    factor: float = 1
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -174,6 +176,16 @@ class Formula:
         chosen = {name: p.names[which] for name, p in self.words.items() if isinstance(p, Choice)}
         fn, names = self.fn, (*self.reads, *self.reals)
         return lambda *numbers: fn(**dict(zip(names, numbers)), **chosen)
+
+    def scaled(self) -> Callable:
+        """The slope times a last number, which is what the gradient is of the mean, and times its factor."""
+        fn = self.variant()
+
+        def times(*numbers: Any) -> Any:
+            share = numbers[-1] * fn(*numbers[:-1])
+            return share if self.factor == 1 else self.factor * share
+
+        return times
 
     @property
     def text(self) -> str:
@@ -356,7 +368,7 @@ PAIR_LOSSES: dict[str, PairLoss] = {}
 
 
 def pair_loss(*, source: str = "", **params: Real | Choice) -> Callable[[type], PairLoss]:
-    """Decorator of a class of formulas: ``term`` of x, t and parameters, and its slopes ``dx`` and ``dt``."""
+    """Decorator of a class of formulas: ``term`` of x, t and parameters, and its slopes ``dx`` and ``dt``, times ``factor`` (1)."""
 
     def declare(cls: type) -> PairLoss:
         name, found = cls.__name__, formulas_of(cls)
@@ -364,7 +376,8 @@ def pair_loss(*, source: str = "", **params: Real | Choice) -> Callable[[type], 
         if missing := [key for key in ("term", "dx", "dt") if key not in found]:
             raise ValueError(f"a formula {missing[0]} is wanted, beside the others of term, dx and dt")
         term = Formula(f"{name}_fwd", found["term"], "t_l", params)
-        slopes = {v: Formula(f"{name}_bwd_{v}", found[f"d{v}"], f"d{v}", params) for v in "xt"}
+        factor = vars(cls).get("factor", 1)
+        slopes = {v: Formula(f"{name}_bwd_{v}", found[f"d{v}"], f"d{v}", params, factor=factor) for v in "xt"}
         for f in (term, *slopes.values()):
             if other := {*f.reads} - {"x", "t"}:
                 raise ValueError(f"{f.fn.__name__} reads {min(other)!r}: formulas of a loss read x, t and parameters")

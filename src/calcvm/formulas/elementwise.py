@@ -68,7 +68,7 @@ class square:
         return x * x
 
     def dx(dy, x):
-        return 2 * dy * x
+        return 2 * (dy * x)
 
 
 @elementwise(onnx="Exp")

@@ -85,12 +85,12 @@ def total(f: Formula) -> Any:
 
 
 def scaled(f: Formula) -> Any:
-    """As `flat`, ``each(n, count, start, given)``, times a number in memory divided by ``count``: the first operand."""
-    variant = f.variant()
-    emit = each(lambda *numbers: numbers[-1] * variant(*numbers[:-1]), "v" * len(f.reads))
+    """As `flat`, ``each(n, count, start, given)``, times a number in memory over ``count``, the first operand, and its factor."""
+    emit = each(f.scaled(), "v" * len(f.reads))
 
     def loop(e: Lanes, n: Any, count: Any, at: dict[str, Any], row: Given) -> None:
-        by = e.b.fdiv(e.b.load(row.before), e.b.sitofp(count, row.element))
+        part = e.b.fdiv(row.element(1), e.b.sitofp(count, row.element))
+        by = e.b.fmul(e.b.load(row.before), part)  # in this order, as that of the mean
         emit(e, n, *(at[v] for v in (*f.reads, f.writes)), *row.reals, by)
 
     return _over(f, 2, loop)

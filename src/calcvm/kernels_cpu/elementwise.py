@@ -145,7 +145,7 @@ def powers(formula: Callable, reads: str) -> Any:
 
 
 power_y = powers(lambda x, y, p: y, "v")
-_pow_dx = powers(lambda dy, x, y, p: y.const(0.0).where(dy.as_f64().equals(0.0), dy.as_f64() * (p * y)), "vv")
+_pow_dx = powers(lambda dy, x, y, p: y.const(0.0).where(dy.as_f64().equals(0.0), dy.as_f64() * p * y), "vv")
 
 
 @njit(inline=True)

@@ -336,7 +336,7 @@ def softmax_cross_entropy_bwd(
     """dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j]); dlogits may be p; rows shared."""
     lo, hi = share(me, rows)
     lo, hi = lo * inner, hi * inner
-    a = dloss[0] / like(p, count)
+    a = dloss[0] * (like(p, 1) / like(p, count))
     hard, soft = a * like(p, 1 - smoothing), a * like(p, smoothing / N)
     if dense and alike(target, p):
         for k in range(lo, hi):

@@ -167,7 +167,7 @@ def _pow_bwd(dy, x, p):
     y, lost = power_of(x, p - 1.0), p - (p - 1.0 + 1.0)
     if lost != 0.0 and x > like(x, 0) and x < like(x, math.inf):
         y = fma(y, like(x, lost) * log(x), y)
-    return dy * (like(x, p) * y)
+    return dy * like(x, p) * y
 
 
 _powers, _slopes = elementwise(power_of, ways=0), elementwise(_pow_bwd, ways=0)

@@ -97,14 +97,14 @@ def _term(f: Formula) -> None:
 
 def _slope(f: Formula) -> None:
     """The term's slope times dloss/count.  It may lie where an operand does; rows shared."""
-    n, after, variant = len(f.reals), len(f.reals) + 1, f.variant()
-    loop = elementwise(formula(lambda *numbers: numbers[-1] * variant(*numbers[:-1])))
+    n, after = len(f.reals), len(f.reals) + 1
+    loop = elementwise(formula(f.scaled()))
 
     @kernel_as(f.name, words_for(f, "rows cols count", before=("dloss",)))
     def run(me, rows, cols, count, *given):
         dloss, dx = given[n], given[-1]
         lo, hi = share(me, rows)
-        numbers = (*likes(dx, given[:n]), dloss[0] / like(dloss, count))
+        numbers = (*likes(dx, given[:n]), dloss[0] * (like(dloss, 1) / like(dloss, count)))
         loop(lo * cols, hi * cols, given[after:-1], dx, numbers)
 
 
@@ -223,7 +223,7 @@ def softmax_cross_entropy_bwd(
     """dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j]); dlogits may be p; rows shared, as forward."""
     lo, hi = share(me, rows)
     hi, g, zero = hi * inner, lanes_of(N), like(p, 0)
-    a = dloss[0] / like(p, count)
+    a = dloss[0] * (like(p, 1) / like(p, count))
     hard, soft, weight = a * like(p, 1 - smoothing), a * like(p, smoothing / N), a
     before = lo * inner + group_before(g)
     while before < hi:

@@ -82,11 +82,11 @@ def spec_of(op: PairLoss) -> OpSpec:
     def bwd(v: str, f: Formula) -> RowSpec:
         return RowSpec(
             name=f.name,
-            synopsis=lambda: f"d{v}[r,c] = dloss/count * ({f.text})",
+            synopsis=lambda: f"d{v}[r,c] = {f'{f.factor}*' * (f.factor != 1)}dloss/count * ({f.text})",
             words=ROWS_COLS + COUNT + words,
             operands=(SEED, *(elems[r] for r in f.reads), W(f"d{v}", SIZE, "rows")),
             in_place=tuple((f"d{v}", r) for r in f.reads),
-            flops=lambda: f"{f.operations + 1}*{SIZE}",
+            flops=lambda: f"{f.operations + 1 + (f.factor != 1)}*{SIZE}",
         )
 
     fwd = RowSpec(

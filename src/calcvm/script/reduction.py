@@ -140,14 +140,14 @@ def _terms(r: Row, f: Formula) -> None:
 
 def _slope(r: Row, v: str, f: Formula) -> None:
     slope = applied(r, f, *(r.like(name, f"d{v}") for name in f.reads))
-    r.put(f"d{v}", weighted(r, slope, f"d{v}"))
+    r.put(f"d{v}", weighted(r, slope, f"d{v}", r.number(f.factor)))
 
 
-def weighted(r: Row, slope: Any, to: str) -> Any:
-    """A slope times the gradient of the mean that it is part of, in the shape of what it is put to."""
+def weighted(r: Row, slope: Any, to: str, factor: Any = 1) -> Any:
+    """A slope times the gradient of the mean that it is part of and a factor, in the shape of what it is put to."""
     own = r.shape("dloss")
     seed, count = r.factor("dloss", own if len(own) <= len(r.shape(to)) else ()), r.number(r.w.count)
-    return slope / count if seed.form == ONE_TEXT else seed / count * slope
+    return factor * slope / count if seed.form == ONE_TEXT else factor * (seed / count * slope)
 
 
 @writes("loss_mean", "metric_mean")
