@@ -107,6 +107,8 @@ def kills(count: int, seed: int = 0, verbose: bool = True) -> Counter[str]:
     rng, counts = np.random.default_rng(seed), Counter[str]()
     rounds: dict[bytes, dict[int, int]] = {BEGIN: {}, COMMITTED: {}}
     alone = Alone()
+    for number in range(MODELS):  # what children run is compiled, or they would be killed while they do that
+        alone.after(number, 1)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for kill in range(count):
