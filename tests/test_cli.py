@@ -61,7 +61,7 @@ def test_info_lists_every_extra() -> None:
 
 def test_info_shows_what_is_missing_of_extras_in_extras() -> None:
     """Of every extra all packages, each with its version or that it is not there; never the name of another extra."""
-    shown = dict(re.findall(r"^extra +(\w+) +(.*)$", process("info").stdout, re.M))
+    shown = dict(re.findall(r"^extra +(\w+) +(.*)$", calcvm("info"), re.M))
     packages = {extra: [part.split(" ")[0] for part in line.split(", ")] for extra, line in shown.items()}
     assert packages["demo"] == ["typer", "rich", "matplotlib", "scikit-learn"] and packages["ray"][-1] == "ray"
     assert {*packages["demo"], *packages["explore"], *packages["solver"]} < {*packages["dev"]}
