@@ -115,7 +115,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "sklearn": (ALL_LOWER | {"compiler", "model", "fleet", "system", "teams"}, {"numpy", "scipy", "sklearn", "joblib"}),
     "operators": ({"errors", "formulas", "ops", "kernels_cpu", "kernels_cuda"}, set()),
-    "data": ({"", "errors"}, {"numpy", "pandas", "sklearn"}),
+    "data": ({"", "errors", "tables"}, {"numpy", "pandas", "sklearn"}),
     "cli": ({"", "errors", "commands", "report"}, {"typer", "rich"}),
     "report": ({"", "errors", "kernels_cpu", "system", "vm.run"}, set()),
     "commands": (
