@@ -27,6 +27,7 @@ import numpy as np
 
 import calcvm as cv
 from calcvm.model import persistent
+from calcvm.vm.memory import versions
 from tests.switched import BATCH, N_CLASSES, N_INPUTS, load, programs
 
 ROOT = Path(__file__).parent.parent
@@ -106,6 +107,8 @@ def kills(count: int, seed: int = 0, verbose: bool = True) -> Counter[str]:
     rng, counts = np.random.default_rng(seed), Counter[str]()
     rounds: dict[bytes, dict[int, int]] = {BEGIN: {}, COMMITTED: {}}
     alone = Alone()
+    for number in range(MODELS):  # what children run is compiled, or they would be killed while they do that
+        alone.after(number, 1)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for kill in range(count):
@@ -119,7 +122,7 @@ def kills(count: int, seed: int = 0, verbose: bool = True) -> Counter[str]:
                 what, number, done = line.split()
                 rounds[what][int(number)] = int(done)
             counts["kills"] += 1
-            counts["kills while writing"] += any(Path(folder).rglob("*.tmp"))
+            counts["kills while writing"] += any(map(unfinished, Path(folder).rglob("*.model*")))
             examine(folder, rounds, alone, counts)
     counts["rounds"] = sum(rounds[COMMITTED].values())
     if verbose:
@@ -169,6 +172,14 @@ def state(model: cv.Resident) -> list[bytes]:
         slot = model.slot
         kept = [s for s in persistent(model.program).values() if s.kind != "gradient" or model.record.open]
         return [slot.elements[s.offset : s.offset + s.elems.b].tobytes() for s in kept]
+
+
+def unfinished(path: Path) -> bool:
+    """Whether a model's file is being written: a new one, or a version of which the header, its end, is not there yet."""
+    if path.suffix == ".tmp":
+        return True
+    found = versions.Heads.of(path.read_bytes()[: versions.BODY]).versions
+    return len(found) == 1 and found[0].number > 1
 
 
 def examine(folder: str, rounds: dict[bytes, dict[int, int]], alone: Alone, counts: Counter[str]) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from itertools import combinations, permutations, product
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,22 @@ def test_without_the_extra_the_command_names_it(package: str) -> None:
 def test_info_lists_every_extra() -> None:
     extras = metadata.metadata("calcvm").get_all("Provides-Extra")
     assert re.findall(r"^extra +(\w+)", process("info").stdout, re.M) == extras and len(extras) >= 12
+
+
+def test_info_shows_what_is_missing_of_extras_in_extras() -> None:
+    """Of every extra all packages, each with its version or that it is not there; never the name of another extra."""
+    shown = dict(re.findall(r"^extra +(\w+) +(.*)$", calcvm("info"), re.M))
+    packages = {extra: [part.split(" ")[0] for part in line.split(", ")] for extra, line in shown.items()}
+    assert packages["demo"] == ["typer", "rich", "matplotlib", "scikit-learn"] and packages["ray"][-1] == "ray"
+    assert {*packages["demo"], *packages["explore"], *packages["solver"]} < {*packages["dev"]}
+    assert all(len({*names}) == len(names) for names in packages.values())
+    for line in shown.values():
+        for part in line.split(", "):
+            name, version = part.split(" ", 1)
+            try:
+                assert version == metadata.version(name)
+            except metadata.PackageNotFoundError:
+                assert version == "(not installed)" and name not in shown
 
 
 def test_bad_input_is_one_line_and_status_1() -> None:
@@ -384,6 +401,178 @@ def test_what_evaluate_and_predict_refuse(tmp_path: Path, monkeypatch: pytest.Mo
         "predict", model, tmp_path / "d.parquet"
     )
     assert 'pip install "calcvm[pandas]"' in refused("predict", model, paths[0], "--out", tmp_path / "p.parquet")
+
+
+# ---------------------------------------------------------------- columns by name
+@pytest.fixture(params=[".csv", ".parquet"])
+def suffix(request: pytest.FixtureRequest) -> str:
+    if request.param == ".parquet":
+        pytest.importorskip("pandas")
+    return request.param
+
+
+def write_columns(path: Path, columns: dict[str, np.ndarray]) -> Path:
+    """A table of these columns, in this order, as the path's suffix says."""
+    if path.suffix == ".csv":
+        rows = zip(*(array.tolist() for array in columns.values()))
+        path.write_text("".join(",".join(map(str, row)) + "\n" for row in (columns, *rows)), encoding="utf-8")
+    else:
+        pytest.importorskip("pandas").DataFrame(columns).to_parquet(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
+    """A model of columns a, b, c, which predicts label, and its table.  Each column matters in its own way."""
+    rng = np.random.default_rng(0)
+    columns = {name: rng.standard_normal(200) for name in "abc"}
+    columns["label"] = (columns["a"] + 3 * columns["b"] - 9 * columns["c"] > 1).astype(int)
+    folder = tmp_path_factory.mktemp("trained")
+    table = write_columns(folder / "d.csv", columns)
+    how = ("--target", "label", "--epochs", 5, "--learning-rate", 0.02, "--out", folder / "m.calc")
+    calcvm("train", table, "3-8-2", *how)
+    return folder / "m.calc", columns
+
+
+def test_columns_are_found_by_their_names(tmp_path: Path, trained: tuple, suffix: str, whole: bool) -> None:
+    """Every order, with and without the target, which has to be named only where it has another name."""
+    model, columns = trained
+    X = np.stack([columns[name] for name in "abc"], axis=1)
+    loaded = cv.load(model)
+    assert dict(loaded.notes) == {"table": {"columns": ["a", "b", "c"], "target": "label"}}
+    classes = loaded.predict_classes(X).tolist()
+    scores = [f"{name} {value:.6g}" for name, value in loaded.evaluate(X, columns["label"]).items()]
+    orders = [*permutations(columns)]
+    for order in orders if whole else orders[::7]:
+        table = write_columns(tmp_path / f"t{suffix}", {name: columns[name] for name in order})
+        assert calcvm("evaluate", model, table).splitlines() == scores
+        assert [*map(int, calcvm("predict", model, table).split()[1:])] == classes
+        inputs = [name for name in order if name != "label"]
+        table = write_columns(tmp_path / f"u{suffix}", {name: columns[name] for name in inputs})
+        assert [*map(int, calcvm("predict", model, table).split()[1:])] == classes
+        assert f"no column 'label'; name the one to predict: there are {', '.join(inputs)}" in refused(
+            "evaluate", model, table
+        )
+        named = {("truth" if name == "label" else name): columns[name] for name in order}
+        table = write_columns(tmp_path / f"v{suffix}", named)
+        assert calcvm("evaluate", model, table, "--target", "truth").splitlines() == scores
+        assert "drop column 'truth': the model was trained on a, b, c" in refused("predict", model, table)
+        assert [*map(int, calcvm("predict", model, table, "--target", "truth").split()[1:])] == classes
+
+
+def test_columns_that_are_missing_or_unknown_are_named(
+    tmp_path: Path, trained: tuple, suffix: str, whole: bool
+) -> None:
+    model, columns = trained
+    missing_sets = [m for n in range(4) for m in combinations("abc", n)]
+    cases = [*product(missing_sets, ([], ["d"], ["A", ""]), ([], ["label"]))]
+    for missing, unknown, target in cases if whole else cases[::3]:
+        names = [*unknown, *target, *(name for name in "abc" if name not in missing)]
+        if not (missing or unknown) or names == []:
+            continue  # all is well, or a file of nothing
+        table = write_columns(tmp_path / f"t{suffix}", {name: columns.get(name, columns["a"]) for name in names})
+        for command in ("predict", "evaluate") if target else ("predict",):
+            said = refused(command, model, table)
+            for name in missing or unknown:
+                assert repr(name) in said.split("the model was trained on a, b, c")[0]
+            assert all(repr(name) in said for name in unknown) and "'label'" not in said
+    table = write_columns(tmp_path / f"t{suffix}", columns)
+    said = refused("evaluate", model, table, "--target", "b")
+    assert "column 'b' is an input of the model, which predicts 'label'" in said
+
+
+def test_the_target_may_hold_anything_where_it_is_not_read(tmp_path: Path, trained: tuple, suffix: str) -> None:
+    model, columns = trained
+    for value in ("no", ""):
+        table = write_columns(tmp_path / f"t{suffix}", {"label": np.full(200, value), **{n: columns[n] for n in "cab"}})
+        assert calcvm("predict", model, table).count("\n") == 201
+        assert "column 'label' has" in refused("evaluate", model, table)
+
+
+def test_a_model_without_names_takes_columns_in_their_order(tmp_path: Path, trained: tuple, suffix: str) -> None:
+    """One that was trained on arrays, or whose note is a user's own; and arrays go on without names."""
+    model, columns = trained
+    inputs = np.stack([columns[name] for name in "bca"], axis=1)
+    table = write_columns(tmp_path / f"t{suffix}", {name: columns[name] for name in ("b", "c", "label", "a")})
+    np.savez(tmp_path / "t.npz", X=inputs)
+    loaded = cv.load(model)
+    classes = loaded.predict_classes(inputs).tolist()
+    assert [*map(int, calcvm("predict", model, tmp_path / "t.npz").split()[1:])] == classes
+    for own in (
+        None,
+        3,
+        "abc",
+        ["a", "b", "c"],
+        {"columns": "abc", "target": "label"},
+        {"columns": [1], "target": "y"},
+    ):
+        loaded.notes = {} if own is None else {"table": own, "columns": ["mine"]}
+        loaded.save(tmp_path / "m.calc")
+        assert [*map(int, calcvm("predict", tmp_path / "m.calc", table, "--target", "label").split()[1:])] == classes
+    loaded.notes = {**cv.load(model).notes, "mine": 1}
+    loaded.save(tmp_path / "m.calc")
+    assert [*map(int, calcvm("predict", tmp_path / "m.calc", table).split()[1:])] != classes
+
+
+@pytest.mark.parametrize("name", ["a", "c", "label"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_the_cell_that_is_not_finite_is_named(
+    tmp_path: Path, trained: tuple, suffix: str, name: str, value: float
+) -> None:
+    model, columns = trained
+    columns = {n: columns[n].astype(float) for n in ("label", *"cab")}
+    columns[name][13:15] = value
+    table = write_columns(tmp_path / f"t{suffix}", columns)
+    commands = [("train", table, "3-1", "--target", "label", "--out", tmp_path / "m.calc"), ("evaluate", model, table)]
+    for command in (*commands, *([("predict", model, table)] if name != "label" else [])):
+        said = refused(*command)
+        assert f"column {name!r} has {value} in sample 14: fill it in, or drop the sample" in said
+
+
+def test_true_and_false_are_1_and_0(tmp_path: Path, suffix: str) -> None:
+    rng = np.random.default_rng(0)
+    flag, other = rng.random(60) > 0.5, rng.random(60) > 0.3
+    said, words = set(), ((str, bool), (str.upper, bool), (str.lower, bool), (None, int))
+    for write, kind in words if suffix == ".csv" else words[-2:]:
+        columns = {"flag": flag, "a": np.arange(60) / 60, "y": other}
+        for name in ("flag", "y"):
+            text = write and suffix == ".csv"
+            columns[name] = np.array([write(str(v)) for v in columns[name]]) if text else columns[name].astype(kind)
+        table = write_columns(tmp_path / f"t{suffix}", columns)
+        calcvm("train", table, "2-2", "--epochs", 2, "--out", tmp_path / "m.calc")
+        said.add(calcvm("evaluate", tmp_path / "m.calc", table) + calcvm("predict", tmp_path / "m.calc", table))
+    assert len(said) == 1 and "accuracy" in said.pop()
+
+
+@pytest.mark.parametrize("target", [False, True])
+@pytest.mark.parametrize("values", [[0.5, 1.5], [0, 1], [True, False]])
+@pytest.mark.parametrize(
+    ("wrong", "has", "advice"),
+    [
+        (None, "nothing", "fill it in, or drop the sample or the column"),
+        ("red", "'red'", "encode texts as numbers, fill in missing values, or drop the column"),
+        ("NA", "'NA'", "encode texts as numbers, fill in missing values, or drop the column"),
+        ("2020-01-31", "'2020-01-31'", "encode texts as numbers, fill in missing values, or drop the column"),
+        ("1,5", "'1,5'", "write numbers such as 1234.5"),
+        ("1,000.5", "'1,000.5'", "write numbers such as 1234.5"),
+    ],
+)
+def test_cells_that_are_no_numbers(
+    tmp_path: Path, suffix: str, target: bool, values: list, wrong: str | None, has: str, advice: str
+) -> None:
+    """What is said of an input's cell is of inputs, of a label's of labels; it names the wrong cell, whatever stands around."""
+    column = [str(value) for value in (*values, wrong, *values)]
+    column[2] = wrong
+    if suffix == ".csv":
+        texts = ["" if v is None else f'"{v}"' for v in column]
+        (tmp_path / "t.csv").write_text("x,y\n" + "".join(f"1,{v}\n" if target else f"{v},1\n" for v in texts))
+    else:
+        frame = {"x": [1] * 5, "y": column} if target else {"x": column, "y": [1] * 5}
+        pytest.importorskip("pandas").DataFrame(frame).to_parquet(tmp_path / "t.parquet")
+    if target:
+        advice = "drop the sample" if wrong is None else advice if "1234.5" in advice else "give numbers, of classes"
+    said = refused("train", tmp_path / f"t{suffix}", "1-2", "--out", tmp_path / "m.calc")
+    assert f"column {'y' if target else 'x'!r} has {has} in sample 3: {advice}" in said
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\3\4 cut", b"\x93NUMPY"])

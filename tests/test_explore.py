@@ -532,7 +532,9 @@ explore(storage={where!r}, n_trials=4000, pruner="halving", sampler="tpe")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_that_is_ended_leaves_a_study_to_go_on_with(tmp_path, end):
+def test_a_process_that_is_ended_leaves_a_study_to_go_on_with(tmp_path, end, whole):
+    if end == signal.SIGTERM and not whole:
+        pytest.skip("takes --whole")
     where = f"sqlite:///{tmp_path / 'search.db'}"
     optuna.storages.RDBStorage(where)  # or both that look first would make its tables
     child = subprocess.Popen([sys.executable, "-c", CHILD.format(where=where)], stderr=subprocess.PIPE, env=ENVIRONMENT)

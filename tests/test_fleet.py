@@ -380,3 +380,14 @@ def test_a_refused_model_leaves_nothing_in_the_store(mistake, tmp_path):
     assert "q" not in fleet.heap.names and not fleet.handles
     fleet.add(program, data=data, name="q")
     fleet.heap.close()
+
+
+def test_a_block_closes_the_fleet_and_keeps_its_models(tmp_path):
+    with cv.Fleet("1 MiB", store=cv.FileStore(tmp_path)) as fleet:
+        handle = fleet.add(PROGRAMS["adam"], data=(X, Y), name="kept")
+        fleet.fit(2, progress=False)
+    assert len(handle.losses) == 2 and "kept" in str(fleet.results)
+    with pytest.raises(cv.CalcError, match="closed"):
+        handle.model.predict(X)
+    with cv.Fleet("1 MiB", store=cv.FileStore(tmp_path)) as fleet:
+        assert fleet.add("kept", data=(X, Y)).epochs_done == 2

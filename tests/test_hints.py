@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 
 import calcvm as cv
-from calcvm import hints, nn
+from calcvm import hints, nn, zoo
+from calcvm.functions import __all__ as FUNCTIONS
+from calcvm.images import __all__ as IMAGES
 
 X = np.random.default_rng(0).standard_normal((24, 4)).astype("float32")
 Y = np.arange(24) % 3
@@ -23,11 +26,19 @@ def model() -> cv.Model:
     return cv.Model(nn.Linear(3), input_shape=(4,), optimizer=cv.SGD(0.1), batch_size=24, workers=1)
 
 
+def variable() -> cv.Variable:
+    return cv.CalcGraph().placeholder("x", (None, 4))
+
+
 def callables() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Every public one that has parameters of its own names; of methods those of what is made."""
     made = [model(), cv.Fleet("1 MiB", workers=1), cv.CalcGraph(), cv.Ensemble([model()]), cv.CalcGraph().path("learn")]
-    for room in (cv, nn):
-        for name in room.__all__:
+    rooms = {
+        cv: {*cv.__all__, *FUNCTIONS, "compile"},  # `from calcvm import *` leaves out what Python has too
+        nn: nn.__all__, cv.init: [kind.__name__ for kind in cv.init.KINDS], zoo: zoo.__all__,
+    }  # fmt: skip
+    for room, names in rooms.items():
+        for name in sorted(names):
             value = getattr(room, name)
             if callable(value) and not (isinstance(value, type) and issubclass(value, BaseException)):
                 yield f"{room.__name__}.{name}", value
@@ -94,6 +105,10 @@ def test_the_tables_name_what_is_there() -> None:
     for name in hints.NAMES["calcvm.nn"]:
         assert not hasattr(nn, name) and not hasattr(cv, name)
     assert not any(hasattr(cv, name) for name in hints.NAMES["calcvm"])
+    for name, text in hints.NAMES["Variable"].items():
+        assert not hasattr(variable(), name), name
+        assert "." in text or "model" in text or hasattr(variable(), text), text
+    assert not any(hasattr(room, name) for name in hints.NONE_YET for room in (cv, nn, variable()))
 
 
 SAID: list[tuple[Callable[[], Any], str]] = [
@@ -111,6 +126,8 @@ SAID: list[tuple[Callable[[], Any], str]] = [
     (lambda: cv.EarlyStopping(monitor="val_loss"), r"did you mean figure=\?"),
     (lambda: cv.explore(verbose=2), r"explore has no argument 'verbose': did you mean progress=\?"),
     (lambda: cv.plan(None, num_threads=2), r"did you mean workers=\?"),
+    (lambda: cv.sum(None, axis=1), r"sum has no argument 'axis': did you mean axes=\?"),
+    (lambda: cv.max(None, dim=1), r"max has no argument 'dim': did you mean axes=\?"),
 ]  # fmt: skip
 NAMED: list[tuple[Callable[[], Any], str]] = [
     (lambda: nn.Dense, r"module 'calcvm.nn' has no 'Dense': did you mean nn.Linear\?"),
@@ -123,6 +140,9 @@ NAMED: list[tuple[Callable[[], Any], str]] = [
     (lambda: model().lr, r'did you mean hyper\["learning_rate"\]'),
     (lambda: cv.History().history, r'did you mean history\["loss"\]'),
     (lambda: cv.History().epocs, "did you mean epochs"),
+    (lambda: variable().shap, r"a Variable has no 'shap': did you mean shape\?"),
+    (lambda: variable().T, r"did you mean cv.transpose\(x\)\?"),
+    (lambda: cv.sin, r"module 'calcvm' has no 'sin': calcvm has none yet: declare it by its formulas"),
 ]
 
 
@@ -170,3 +190,123 @@ def test_what_asks_for_attributes_is_told_that_there_are_none() -> None:
     for thing in (m, cv.History([{"loss": 1.0}]), nn.Linear(3), cv.Adam(1e-3)):
         assert type(copy.deepcopy(thing)) is type(pickle.loads(pickle.dumps(thing))) is type(thing)
         assert not hasattr(thing, "_ipython_display_")
+
+
+# ---------------------------------------------------------------- variables are no arrays
+def test_a_variable_names_the_function_for_every_method_of_others() -> None:
+    x = variable()
+    names = [*FUNCTIONS, *IMAGES]
+    for name in names:
+        with pytest.raises(hints.UnknownName, match=rf"a Variable has no '{name}': did you mean cv.{name}\("):
+            getattr(x, name)
+    assert len(names) > 90 and "conv2d" in names
+
+
+@pytest.mark.parametrize("name", hints.NONE_YET)
+def test_what_calcvm_has_none_of(name: str) -> None:
+    for room in (cv, nn, variable()):
+        with pytest.raises(hints.UnknownName, match=f"has no '{name}': calcvm has none yet"):
+            getattr(room, name)
+
+
+def functions_of_arrays() -> list[tuple[str, Callable[..., Any], int]]:
+    """Of NumPy the ufuncs, of Python those of numbers, and how many operands each takes."""
+    ufuncs = {f: f.nin for f in vars(np).values() if isinstance(f, np.ufunc)}
+    ofmath = {f: 1 for n, f in vars(math).items() if callable(f) and not n.startswith("_") and takes_one(f)}
+    others = dict.fromkeys((float, int, complex, len, bool, round, range, list, np.asarray, np.sum, np.linalg.norm), 1)
+    return [(f.__name__, f, n) for f, n in (ufuncs | ofmath | others).items()]
+
+
+def takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        function(0.5)
+    except TypeError:
+        return False
+    except ValueError:  # outside of where it is defined
+        pass
+    return True
+
+
+def test_functions_of_arrays_and_numbers_are_refused_in_words() -> None:
+    """Or they are the operator that a variable has with an array: both in the same place of the graph."""
+    n, built = 0, set()
+    for name, function, operands in functions_of_arrays():
+        for right in range(operands):
+            g = cv.CalcGraph()
+            x, a = g.placeholder("x", (4, 4)), np.ones((4, 4))
+            with g.path("run"):
+                try:
+                    y = function(*(x if i == right else a for i in range(operands)))
+                except cv.CalcError as error:
+                    assert len(str(error)) > 40 or "number" in str(error), name
+                else:
+                    assert isinstance(y, cv.Variable), (name, y)
+                    built.add(name)
+            n += 1
+    print(f"{n} calls, {len(built)} of them operators")
+    assert n > 150
+    assert built == {
+        "add", "subtract", "multiply", "divide", "matmul", "remainder", "less", "less_equal", "greater", "greater_equal",
+        "bitwise_and", "bitwise_or", "bitwise_xor",
+    }  # fmt: skip
+
+
+def test_a_variable_is_no_condition_unless_it_is_looked_up() -> None:
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 4)), g.parameter("w", (4,))
+    with g.path("run"):
+        for v in (x, x * w, cv.mean(x * w), x > 0):
+            with pytest.raises(cv.CalcError, match=r"take cv.where\(condition, x, y\) for an if"):
+                bool(v)
+    assert (g.variables.get("w") or None) is w
+
+
+def test_models_and_layers_are_no_functions() -> None:
+    m = model()
+    for given in ((X,), (X, Y), ()):
+        with pytest.raises(cv.CalcError, match=r"model.predict\(X\)"):
+            m(*given)
+        with pytest.raises(cv.CalcError, match="Linear is no function: layers are composed by >>"):
+            nn.Linear(3)(*given)
+    with pytest.raises(cv.CalcError, match="callbacks: a list of callbacks"):
+        m.fit(X, Y, callbacks=[m], progress=False)
+    with pytest.raises(cv.CalcError, match="metric .* is unknown"):
+        cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", metrics=[m])
+
+
+@pytest.mark.parametrize("kind", [cv.EarlyStopping, cv.ReduceOnPlateau])
+def test_a_figure_is_given_by_its_name(kind: type) -> None:
+    with pytest.raises(cv.CalcError, match=rf"{kind.__name__}\(figure='val_loss'\)"):
+        kind("val_loss")
+
+
+# ---------------------------------------------------------------- functions of users
+class Loss:
+    def __call__(self, output: Any, target: Any) -> Any:
+        return output.size() - target
+
+
+ERRORS: list[Callable[..., Any]] = [
+    lambda o, t: {}["key"], lambda o: cv.mean(o), lambda o, t: np.zeros(3)[9], lambda o, t: math.exp(o), Loss(),
+    lambda o, t: o.mean(), lambda o, t: cv.sum(o, axis=1) if o else t, lambda o, t: 1 / 0, lambda o, t: o.item(),
+    lambda o, t: cv.sum(o, axis=1), lambda o, t: [*o], lambda o, t: np.exp(o),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ERRORS)
+def test_errors_of_users_functions_are_told_with_their_cause(function: Callable[..., Any]) -> None:
+    def named(*given: Any) -> Any:
+        return function(*given)
+
+    for what, options in (
+        ("loss", {"loss": named}), ("loss", {"loss": named, "sample_weight": True}), ("metric 'named'", {"metrics": [named]}),
+        ("Function", {"preprocess": nn.Function(named, 1.0)}),
+    ):  # fmt: skip
+        with pytest.raises(cv.CalcError, match=f"^{what}.*: named\\(.*has raised.*variables of a graph") as caught:
+            cv.Model(nn.Linear(3), **{"input_shape": (4,), "optimizer": "adam", **options})
+        assert caught.value.__cause__ is not None and type(caught.value) is cv.CalcError
+
+
+def test_what_calcvm_says_of_shapes_in_a_users_loss_stays() -> None:
+    with pytest.raises(cv.ShapeError, match="^matmul"):
+        cv.Model(nn.Linear(3), input_shape=(4,), optimizer="adam", loss=lambda o, t: cv.mean(o @ np.ones((9, 9))))

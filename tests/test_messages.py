@@ -668,3 +668,92 @@ def test_help_shows_the_parameters_of_activations():
     import inspect
 
     assert [*inspect.signature(nn.LeakyReLU).parameters] == ["alpha"] and [*inspect.signature(nn.ReLU).parameters] == []
+
+
+# ---------------------------------------------------------------- data that are no numbers, and where they are none
+def calls(net, data, target, weights=None):
+    """Everything that takes data and targets."""
+    options = {} if weights is None else {"sample_weight": weights}
+    yield lambda: net.fit(data, target, progress=False, **options)
+    if weights is None:
+        yield lambda: net.evaluate(data, target)
+        yield lambda: net.step(data[:8], target[:8])
+        yield lambda: net.fit(X, Y > 1, validation=(data, target), progress=False)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("what", ["labels", "probabilities", "weights", "typed"])
+def test_the_index_of_a_missing_number_is_told(what, seed):
+    at = int(np.random.default_rng(seed).integers(8))
+    y, w = Y.astype("float64" if seed % 2 else "float32"), np.ones(40)
+    (w if what == "weights" else y)[at] = np.nan
+    where = rf"nan at index \({at},\)"
+    if what == "probabilities":
+        net, y, where = model(nn.Linear(1), loss="binary_cross_entropy"), (y / 2)[:, None], rf"nan at index \({at}, 0\)"
+    elif what == "weights":
+        net = model(sample_weight=True)
+    else:
+        net = model(**({"target_dtype": "int64"} if what == "typed" else {}))
+    for call in calls(net, X, y, w if what == "weights" else None):
+        with pytest.raises(cv.CalcError, match=where):
+            call()
+
+
+def test_labels_with_an_axis_too_many():
+    net = model()
+    for call in calls(net, X, Y[:, None]):
+        with pytest.raises(cv.ShapeError, match=r"of labels: write y\[:, 0\]$"):
+            call()
+    images = cv.Model(nn.Conv2d(3, 1), input_shape=(1, 4, 4), optimizer="adam")
+    x, y = np.zeros((6, 1, 4, 4)), np.zeros((6, 4, 4), int)
+    for given, hint in ((y[:, None], r"y\[:, 0\]"), (y[..., None], r"y\[:, :, :, 0\]")):
+        with pytest.raises(cv.ShapeError, match=f"of labels: write {hint}$"):
+            images.fit(x, given, progress=False)
+    with pytest.raises(cv.ShapeError, match="a target_shape with the classes"):
+        net.fit(X, np.eye(3)[Y], progress=False)
+
+
+NOT_NUMBERS = {
+    "labels": (np.array(["b", "a"] * 20), r"\('b' at index \(0,\)\) .*np.unique\(y, return_inverse=True\)"),
+    "objects": (np.array(["b", "a"] * 20, object), r"np.unique\(y, return_inverse=True\)"),
+    "list": ([None, 1.0] * 20, r"\(None at index \(0,\)\) .*give it a value"),
+    "numbers": (np.array([1, 0] * 20, object), r"give data.astype\(np.float32\)"),
+    "complex": (np.ones(40, complex), r"\(\(1\+0j\) at index"),
+    "days": (np.zeros(40, "datetime64[D]"), r"1970, 1, 1\) at index"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_NUMBERS)
+def test_labels_that_are_no_numbers(name):
+    given, message = NOT_NUMBERS[name]
+    for call in calls(model(), X, given):
+        with pytest.raises(cv.CalcError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("column", range(4))
+@pytest.mark.parametrize("kind", ["text", "missing", "day"])
+def test_a_table_names_its_column(kind, column):
+    pandas = pytest.importorskip("pandas")
+    names = ["age", "size", 7, ("a", "b")]
+    frame, row = pandas.DataFrame(X), 3 * column
+    series = {
+        "text": lambda s: s.astype(object).where(s.index != row, "Rome"),
+        "missing": lambda s: s.astype("Float32").where(s.index != row),
+        "day": lambda s: s.astype(object).where(s.index != row, pandas.Timestamp("2020-01-01")),
+    }[kind](frame[column])
+    frame = frame.assign(no=series).drop(columns=column)
+    frame = frame[[c if c != column else "no" for c in range(4)]].set_axis(names, axis=1)
+    message = rf"index \({row}, {column}\), column {re.escape(repr(names[column]))}\)"
+    for call in (lambda: model().predict(frame), lambda: fit(frame, Y)):
+        with pytest.raises(cv.CalcError, match=message):
+            call()
+
+
+def test_a_table_of_numbers_as_objects_says_how_to_give_them():
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame(X).convert_dtypes(dtype_backend="pyarrow")
+    with pytest.raises(cv.CalcError, match=r"give data.to_numpy\(np.float32\)$"):
+        model().predict(frame)
+    assert model().predict(frame.to_numpy(np.float32)).shape == (40, 3)

@@ -241,3 +241,13 @@ def test_live_bytes_of_published_networks(name: str, whole: bool) -> None:
             found += 1
             check_live(plan)
     assert found or name in ("lenet", "googlenet")  # of which one statement needs nearly all, at this size
+
+
+@pytest.mark.parametrize(("layers", "share"), [(300, 0.8), (400, 0.8), (600, 0.6)])
+def test_deep_chains_fit_where_shallow_ones_do(layers, share, whole):
+    if not whole:
+        pytest.skip("takes --whole")
+    chain = nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(8), nn.Tanh())))
+    graph = cv.build_graph(chain, (8,), "mse", cv.SGD(0.01))
+    memory = int(share * cv.plan(graph, batch_size=16, workers=1, accumulate=False).heap_bytes)
+    assert cv.plan(graph, batch_size=16, workers=1, accumulate=False, memory=memory).heap_bytes <= memory

@@ -101,8 +101,10 @@ def test_with_pages_they_find_the_cheapest_and_prove_it(again):
         assert solvers.says(True).startswith("HiGHS and CP-SAT: ")
 
 
-def test_a_network_with_pages_is_planned_with_a_proof(monkeypatch):
+def test_a_network_with_pages_is_planned_with_a_proof(monkeypatch, whole):
     """No dearer than what is searched, or than without pages; where the file is too slow as without; and with the bits of all memory."""
+    if not whole:
+        pytest.skip("takes --whole")
     pytest.importorskip("scipy")
     monkeypatch.setattr(recompute, "EFFORT", 0)  # the first schedule that fits is searched for
     graph = cv.build_graph(deep(3), (3, 12, 12), "softmax_cross_entropy", cv.SGD(0.1))

@@ -59,6 +59,7 @@ __all__ = [
     "gradient", "init", "load", "load_program", "nn", "plan", "plan_devices", "register_op", "saliency", "set_workers",
     "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
+_public = __all__
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]
 
@@ -70,7 +71,10 @@ def _gradient_of(path: Path, parameter: object) -> object:
 
 
 _later["gradient_of"] = _gradient_of
-_hints.hint(globals(), [_name for _name in __all__ if _name in globals()])
+_hints.NAMES["Variable"] |= {
+    _name: f"cv.{_name}({', '.join(_hints.required(globals()[_name]))})" for _name in (*_functions, *_images)
+}
+_hints.hint(globals(), [_name for _name in _public if _name in globals()])
 
 
 def __getattr__(name: str) -> object:
@@ -80,7 +84,7 @@ def __getattr__(name: str) -> object:
     if name in ("Processor", "SplitModel", "SplitPlan", "plan_devices"):
         return _later_name(name, "calcvm.devices")
     if name not in ("Exploration", "RayEngine", "Trial", "explore"):
-        known = {**{layer: f"nn.{layer}" for layer in nn.__all__}, **{public: f"cv.{public}" for public in __all__}}
+        known = {**{layer: f"nn.{layer}" for layer in nn.__all__}, **{public: f"cv.{public}" for public in _public}}
         raise _hints.unknown_name(__name__, name, known)
     return _later_name(name, "calcvm.exploration")
 

@@ -45,6 +45,9 @@ Data = Annotated[
     Path, typer.Argument(help="A .npz file with X (samples first) and y, or a table, .csv with a header or .parquet.")
 ]
 Target = Annotated[str, typer.Option(help="Of a table: the column to predict; the others are the input.")]
+Labels = Annotated[
+    str | None, typer.Option(help="Of a table: the column to predict (default: that of the training, or y).")
+]
 Layers = Annotated[str, typer.Argument(help="Sizes of the layers, the input's first: 784-64-64-10.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch.")]
 Memory = Annotated[
@@ -283,6 +286,31 @@ def plan(
         planned.html(html)
 
 
+TABLE = "table"
+
+
+def _columns(model: cv.Model) -> datasets.Columns | None:
+    """The columns that `train` has noted; a note of this name in another form is a user's own."""
+    match model.notes.get(TABLE):
+        case {"columns": [*columns], "target": str(target)} if all(isinstance(name, str) for name in columns):
+            return datasets.Columns(columns, target)
+    return None
+
+
+def _samples(
+    data: Path, target: str | None, model: cv.Model | None = None, labelled: bool = True
+) -> tuple[np.ndarray, np.ndarray | None, datasets.Columns | None]:
+    """Samples of a file, to learn from or for a model; a table's, where a table is or was learned from, are finite."""
+    learned = _columns(model) if model else None
+    X, y, table = datasets.samples(data, target, labelled, learned)
+    if table and (learned or not model):
+        for name, column in zip((*table.columns, table.target), (*X.T, *([] if y is None else [y]))):
+            if (wrong := np.flatnonzero(~np.isfinite(column))).size:
+                said = f"column {name!r} has {column[wrong[0]]} in sample {wrong[0] + 1}"
+                raise CalcError(f"{data}: {said}: fill it in, or drop the sample")
+    return X, y, table
+
+
 @app.command()
 def train(
     data: Data,
@@ -299,7 +327,7 @@ def train(
 ) -> None:
     """Train on a file: a classifier where y has integers (of one output: 0 and 1), else a regression by the squared error."""
     check_target(out)
-    X, y = datasets.samples(data, target)
+    X, y, table = _samples(data, target)
     assert y is not None
     net, n_in, n_out = network(layers, activation)
     X = readable("X", X, "float32").reshape(len(X), -1)
@@ -341,6 +369,8 @@ def train(
     else:
         error = model.predict(X_test) - y_test
         print(f"root mean squared error {np.sqrt(np.mean(error**2)):.4g} on the held-out {len(X_test)}")
+    if table is not None:
+        model.notes[TABLE] = table._asdict()
     model.save(out)
     print(f"wrote {out}")
 
@@ -365,11 +395,11 @@ def _input(model: cv.Model, X: np.ndarray, data: Path) -> np.ndarray:
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model file.")],
     data: Data,
-    target: Target = "y",
+    target: Labels = None,
 ) -> None:
     """Print a model's loss and metrics over a file of samples."""
     loaded = _model(model)
-    X, y = datasets.samples(data, target)
+    X, y, _ = _samples(data, target, loaded)
     assert y is not None
     shape = tuple(size.b for size in loaded.resident.loaded.forms[loaded.roles.labels[0]][1:])
     if y.size == len(y) * prod(shape):
@@ -388,14 +418,14 @@ def predict(
     what: Annotated[
         str, typer.Option(help="classes, probabilities or outputs (default: classes, if the model has any).")
     ] = "",
-    target: Target = "y",
+    target: Labels = None,
 ) -> None:
     """Predict the samples of a file: a row for each, of its class, or of the model's outputs."""
     if out is not None:
         check_target(out)
         datasets.check_writable(out)
     loaded = _model(model)
-    X, _ = datasets.samples(data, target, labelled=False)
+    X, _, _ = _samples(data, target, loaded, labelled=False)
     X = _input(loaded, X, data)
     what = what or ("classes" if scores_of(loaded.program) else "outputs")
     if what not in WHAT:

@@ -11,11 +11,12 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from calcvm.errors import CalcError, MissingExtra, telling
+from calcvm.tables import some
 
 _IDX_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _CHUNK_BYTES = 1 << 20
@@ -288,7 +289,16 @@ def train_test_split(
 TABLES = (".csv", ".parquet")
 
 
-def samples(path: str | Path, target: str = "y", labelled: bool = True) -> tuple[np.ndarray, np.ndarray | None]:
+class Columns(NamedTuple):
+    """Names of a table's columns: those of the input, in its order, and the one to predict."""
+
+    columns: list[str]
+    target: str
+
+
+def samples(
+    path: str | Path, target: str | None = None, labelled: bool = True, learned: Columns | None = None
+) -> tuple[np.ndarray, np.ndarray | None, Columns | None]:
     """Samples and what to predict of them, from a file.
 
     Parameters
@@ -296,31 +306,42 @@ def samples(path: str | Path, target: str = "y", labelled: bool = True) -> tuple
     path : str or Path
         A .npz file with arrays X (samples first) and y, or a table of numbers: .csv with names in its first line, or .parquet
         (extra ``pandas``).
-    target : str
-        The column of a table that is y; the others are X, in their order.
+    target : str, optional
+        The column of a table that is y, by default that of ``learned``, or "y"; the others are X, in their order.
     labelled : bool
         Whether y must be there; without it, it is left out of X where it is.
+    learned : Columns, optional
+        What a model was trained on: X is these columns of a table, in this order, wherever they stand in the file.
 
     Returns
     -------
     X : ndarray, shape (n_samples, ...)
-    y : ndarray, shape (n_samples, ...), or None.  Of a table int64 where all are integers, written without a point.
+    y : ndarray, shape (n_samples, ...), or None.  Of a table int64 where all are integers, written without a point, or
+        true and false, which are 1 and 0.
+    columns : Columns, or None of a .npz file
 
     Raises
     ------
-    CalcError : the file cannot be read, or holds something else; it says which column and line.
+    CalcError : the file cannot be read, or holds something else; it says which column and line.  A column of ``learned`` is
+        missing, or there is one more.
     MissingExtra : pandas or pyarrow is not installed, for .parquet.
     """
     path = Path(path)
     kind = path.suffix.lower()
+    table = None
     if kind in TABLES:
         names, column = _csv(path) if kind == ".csv" else _parquet(path)
         if len({*names}) < len(names):
             raise CalcError(f"{path}: two columns are called {next(n for n in names if names.count(n) > 1)!r}")
+        if target is None:
+            target = learned.target if learned else "y"
         if labelled and target not in names:
-            raise CalcError(f"{path}: no column {target!r}; name the one to predict: there are {', '.join(names)}")
-        y = column(target) if target in names else None
-        inputs = [column(name) for name in names if name != target]
+            raise CalcError(f"{path}: no column {target!r}; name the one to predict: there are {some(names)}")
+        if learned:
+            _check_columns(path, names, target, learned)
+        table = Columns(learned.columns if learned else [name for name in names if name != target], target)
+        y = column(target, True) if labelled else None
+        inputs = [column(name, False) for name in table.columns]
         X = np.stack(inputs, axis=1) if inputs else np.zeros((0 if y is None else len(y), 0))
     else:
         X, y = _npz(path, labelled)
@@ -329,7 +350,24 @@ def samples(path: str | Path, target: str = "y", labelled: bool = True) -> tuple
         raise CalcError(f"{path}: X {X.shape}{said}: give X (samples, ...)" + ("" if y is None else " and as many y"))
     if X.size == 0:
         raise CalcError(f"{path}: X {X.shape} holds nothing to {'learn' if labelled else 'predict'} from")
-    return X, y
+    return X, y, table
+
+
+def _check_columns(path: Path, names: list[str], target: str, learned: Columns) -> None:
+    """Refuse a table that has not the columns that a model was trained on, or has more."""
+    if target in learned.columns:
+        raise CalcError(f"{path}: column {target!r} is an input of the model, which predicts {learned.target!r}")
+    there, known = {*names}, {*learned.columns, learned.target, target}
+    missing, unknown = [n for n in learned.columns if n not in there], [n for n in names if n not in known]
+    if missing:
+        rest = f"; the model does not know {_quoted(unknown)}" if unknown else ""
+        raise CalcError(f"{path}: no column {_quoted(missing)}: the model was trained on {some(learned.columns)}{rest}")
+    if unknown:
+        raise CalcError(f"{path}: drop column {_quoted(unknown)}: the model was trained on {some(learned.columns)}")
+
+
+def _quoted(names: list[str]) -> str:
+    return some([*map(repr, names)])
 
 
 def _npz(path: Path, labelled: bool) -> tuple[np.ndarray, np.ndarray | None]:
@@ -349,8 +387,8 @@ def _npz(path: Path, labelled: bool) -> tuple[np.ndarray, np.ndarray | None]:
         ) from error
 
 
-def _csv(path: Path) -> tuple[list[str], Callable[[str], np.ndarray]]:
-    """Names of the columns of a table, and their numbers by name."""
+def _csv(path: Path) -> tuple[list[str], Callable[[str, bool], np.ndarray]]:
+    """Names of the columns of a table, and their numbers by name, and whether it is y."""
     try:
         with telling(str(path), "read"), path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline()
@@ -374,21 +412,36 @@ def _csv(path: Path) -> tuple[list[str], Callable[[str], np.ndarray]]:
     except csv.Error as error:
         raise CalcError(f"{path}: line {lines.line_num}: {error}") from error
     texts = dict(zip(names, zip(*rows) if rows else [()] * len(names)))
-    return names, lambda name: _column(path, name, texts[name])
+    return names, lambda name, labels: _column(path, name, labels, texts[name])
 
 
-def _column(path: Path, name: str, texts: tuple[str, ...]) -> np.ndarray:
-    """A column's numbers, int64 where all are written so."""
-    for kind in (np.int64, np.float64):
+def _column(path: Path, name: str, labels: bool, texts: tuple[str, ...]) -> np.ndarray:
+    """A column's numbers, int64 where all are written so, or as true and false."""
+    for read, kind in ((np.int64, np.int64), (np.float64, np.float64), (_boolean, np.int64)):
         try:
-            return np.array([kind(text) for text in texts], kind)
+            return np.array([read(text) for text in texts], kind)
         except (ValueError, OverflowError):
             continue
-    row = next(i for i, text in enumerate(texts) if _number(text) is None)
-    what = f"{texts[row]!r}" if texts[row].strip() else "nothing"
-    raise CalcError(
-        f"{path}: column {name!r} has {what} in sample {row + 1}: give numbers, of classes 0, 1, 2 and so on"
-    )
+    others = [i for i, text in enumerate(texts) if _number(text) is None]
+    row = next((i for i in others if texts[i].strip().lower() not in BOOLEANS), others[0])
+    text = texts[row]
+    if not text.strip():
+        advice = "drop the sample" if labels else "fill it in, or drop the sample or the column"
+    elif _number(text.replace(",", "")) is not None:
+        advice = "write numbers such as 1234.5"
+    elif labels:
+        advice = "give numbers, of classes 0, 1, 2 and so on"
+    else:
+        advice = "encode texts as numbers, fill in missing values, or drop the column"
+    what = repr(text) if text.strip() else "nothing"
+    raise CalcError(f"{path}: column {name!r} has {what} in sample {row + 1}: {advice}")
+
+
+BOOLEANS = ("false", "true")
+
+
+def _boolean(text: str) -> int:
+    return BOOLEANS.index(text.strip().lower())
 
 
 def _number(text: str) -> float | None:
@@ -398,7 +451,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _parquet(path: Path) -> tuple[list[str], Callable[[str], np.ndarray]]:
+def _parquet(path: Path) -> tuple[list[str], Callable[[str, bool], np.ndarray]]:
     pandas = _pandas("a .parquet file")
     try:
         with telling(str(path), "read"), path.open("rb") as file:
@@ -409,14 +462,13 @@ def _parquet(path: Path) -> tuple[list[str], Callable[[str], np.ndarray]]:
         raise
     except Exception as error:  # pyarrow's own
         raise CalcError(f"{path}: cannot be read as .parquet ({error})") from error
-    frame.columns = [str(name) for name in frame.columns]
+    frame.columns = [str(name).strip() for name in frame.columns]
 
-    def column(name: str) -> np.ndarray:
+    def column(name: str, labels: bool) -> np.ndarray:
         array = frame[name].to_numpy()
-        if array.dtype.kind not in "iufb":
-            raise CalcError(
-                f"{path}: column {name!r} is {frame[name].dtype}: give numbers, of classes 0, 1, 2 and so on"
-            )
+        if array.dtype.kind not in "iufb":  # such as decimals, numbers as texts, or true, false and nothing
+            texts = zip(array, frame[name].isna())
+            return _column(path, name, labels, tuple("" if nothing else str(value) for value, nothing in texts))
         return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)
 
     return [*frame.columns], column

@@ -44,6 +44,10 @@ class UnsupportedOperator(CalcError):
     """The operator, or this use of it, has no rule or kernel."""
 
 
+class NoNumber(CalcError, TypeError):
+    """A variable of a graph was taken for a number, an array or a condition; says what to write."""
+
+
 class Trap(CalcError):
     """A kernel met a value it cannot compute with: names row, operator and variable.
 

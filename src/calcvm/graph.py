@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calcvm import checks, dtypes
-from calcvm.errors import CalcError, ShapeError, UnsupportedOperator, warn
-from calcvm.hints import Closed
+from calcvm.errors import CalcError, NoNumber, ShapeError, UnsupportedOperator, warn
+from calcvm.hints import NAMES, Closed
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.declarations import sizes_of
 from calcvm.ops.dims import ONE, Affine, Shape, check_linear, numel, shape_of, show
@@ -52,7 +52,7 @@ class TensorDescriptor:
 
 
 @dataclass(eq=False)
-class Variable:
+class Variable(Closed):
     """A tensor of the graph: placeholder, parameter, buffer, constant or the result of an operator.
 
     Arithmetic (``+ - * / % @ **``, unary minus, ``abs``, slices), comparisons (``< <= > >=``; `calcvm.equal`, since
@@ -60,12 +60,25 @@ class Variable:
     side may be a number or an array, which becomes a constant of the graph.
     """
 
-    __array_ufunc__ = None  # arrays leave ``array * variable`` to the variable
+    def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Any:
+        """``array * variable`` is the variable's; other functions of NumPy take arrays."""
+        reflected = REFLECTED.get(function.__name__)
+        if reflected and method == "__call__" and not options and not isinstance(operands[0], Variable):
+            return getattr(self, reflected)(operands[0])
+        return self.__array_function__(function, (), operands, options)
 
     def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
-        raise CalcError(
-            f"np.{function.__name__} takes arrays, and {self} is a variable of a graph: take a function of calcvm, such as cv.mean(x)"
+        meant = NAMES["Variable"].get(function.__name__, "a function of calcvm, such as cv.mean(x)")
+        raise NoNumber(f"np.{function.__name__} takes arrays, and {self} is a variable of a graph: take {meant}")
+
+    def _no_number(self, *_: Any, **__: Any) -> Any:
+        raise NoNumber(
+            f"{self} is a variable of a graph, which has numbers when the program runs: take functions of calcvm, such as "
+            "cv.exp(x), to compute with it"
         )
+
+    __array__ = __float__ = __int__ = __complex__ = __index__ = __len__ = _no_number
+    __round__ = __floor__ = __ceil__ = __trunc__ = _no_number
 
     graph: CalcGraph = field(repr=False)
     name: str
@@ -172,8 +185,16 @@ class Variable:
             raise CalcError(f"{self.name} ** variable: the exponent is a number; write cv.exp(exponent * cv.log(x))")
         return apply("pow", self, exponent=exponent)
 
+    def __rpow__(self, base: Any) -> Variable:
+        raise CalcError(f"number ** {self.name}: write cv.exp(x * np.log(number))")
+
+    def __floordiv__(self, other: Any) -> Variable:
+        raise CalcError(f"{self.name} is no side of //: write cv.floor(x / y)")
+
+    __rfloordiv__ = __floordiv__
+
     def __iter__(self) -> Iterator[Variable]:
-        raise CalcError(f"{self} is one variable and no sequence of them: take parts of it by slices")
+        raise NoNumber(f"{self} is one variable and no sequence of them: take parts of it by slices")
 
     def __neg__(self) -> Variable:
         return apply("neg", self)
@@ -225,9 +246,12 @@ class Variable:
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
-        if self.type == "bool":
-            raise CalcError(f"{self.name} is known when the program runs: take cv.where(condition, x, y) for an if")
-        return True
+        if self.kind in ("placeholder", "result"):
+            raise NoNumber(
+                f"{self.name} is known when the program runs: take cv.where(condition, x, y) for an if; whether there is a "
+                "variable is told by x is not None"
+            )
+        return True  # as of `graph.variables.get(name) or graph.parameter(name, ...)`
 
     def __getitem__(self, index: Any) -> Variable:
         """Slices with constant bounds and step 1, or integers, for the leading dimensions; ``:`` on the batch dimension."""
@@ -257,6 +281,13 @@ class Variable:
         return slice(i % n.b, i % n.b + 1)
 
 
+# Methods of a variable for functions of two operands, the first an array.
+REFLECTED = {
+    "add": "__radd__", "subtract": "__rsub__", "multiply": "__rmul__", "divide": "__rtruediv__", "matmul": "__rmatmul__",
+    "remainder": "__rmod__", "power": "__rpow__", "float_power": "__rpow__", "floor_divide": "__rfloordiv__",
+    "less": "__gt__", "less_equal": "__ge__", "greater": "__lt__", "greater_equal": "__le__", "equal": "__eq__",
+    "not_equal": "__ne__", "bitwise_and": "__rand__", "bitwise_or": "__ror__", "bitwise_xor": "__rxor__",
+}  # fmt: skip
 HUGE = 2**1000  # what a float holds
 _TENSOR = (Variable, np.ndarray)
 Operand = Variable | np.ndarray | float
@@ -342,6 +373,28 @@ def check_scores(loss: str, x: Variable) -> None:
         if name not in ("transpose", "cast", "where") and not v.producer.spec.view:
             break
         v = v.producer.inputs["a" if name == "where" else v.producer.spec.inputs[0]]
+
+
+def ask(what: str, function: Callable[..., Any], *given: Any, **options: Any) -> Variable:
+    """What a user's function makes of variables.
+
+    Raises
+    ------
+    CalcError : it has raised another exception, which is its cause, or has taken a variable for an array or a number.
+    """
+    try:
+        return function(*given, **options)
+    except CalcError as error:
+        if not isinstance(error, (AttributeError, TypeError)):
+            raise
+        caught: Exception = error
+    except Exception as error:
+        caught = error
+    name = getattr(function, "__name__", type(function).__name__)
+    raise CalcError(
+        f"{what}: {name}({', '.join(map(str, given))}) has raised {type(caught).__name__}: "
+        f"{' '.join(str(caught).split())[:300]}; these are variables of a graph, for functions of calcvm such as cv.mean(x)"
+    ) from caught
 
 
 LATER: dict[str, Callable[..., Any]] = {}  # what rooms above this one do for it, by name
@@ -504,7 +557,7 @@ class Path(Closed):
     @property
     def form(self) -> tuple[Any, ...]:
         """What `CalcGraph.form` compares of a path."""
-        ends = (self.loss and self.loss.name, *(v.name for v in self.outputs))
+        ends = (None if self.loss is None else self.loss.name, *(v.name for v in self.outputs))
         optimizer = self.optimizer and self.optimizer.form
         trained = None if self.parameters is None else tuple([v.name for v in self.parameters])
         rates, layers = (*self.rates.items(),), tuple([(scope, v.name, n) for scope, (v, n) in self.layers.items()])
@@ -904,7 +957,7 @@ def _lying(path: Path, v: Variable, layout: str, shape: Shape) -> Variable:
         return v
     copies = (op for op in path.operations if op.spec.name == "transpose" and op.inputs["x"] is v)
     known = next((op.outputs["y"] for op in copies if op.outputs["y"].layout == layout), None)
-    return known or _copied(path, v, layout)
+    return _copied(path, v, layout) if known is None else known
 
 
 def _same_order(shape: Shape, *layouts: str) -> bool:

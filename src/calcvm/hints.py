@@ -153,7 +153,29 @@ NAMES: dict[str, dict[str, str]] = {
         "weights": "parameters", "trainable_weights": "parameters", "named_parameters": "parameters", "layers": "summary",
         "fit_generator": "fit", "partial_fit": "fit", "load": "cv.load",
     },
+    "Variable": {
+        "T": "cv.transpose(x)", "absolute": "cv.abs(x)", "astype": "cv.cast(x, dtype)", "clamp": "cv.clip(x, lo, hi)", "detach": "cv.stop_gradient(x)",
+        "dim": "rank", "dot": "cv.matmul(x, y)", "double": 'cv.cast(x, "float64")', "dtype": "type", "float": "cv.cast(x, None)",
+        "long": 'cv.cast(x, "int64")', "mm": "cv.matmul(x, y)", "ndim": "rank", "permute": "cv.transpose(x, axes)",
+        "rsqrt": "cv.pow(x, -0.5)", "size": "shape", "squeeze": "cv.reshape(x, shape)", "unsqueeze": "cv.reshape(x, shape)",
+        "view": "cv.reshape(x, shape)", "item": "model[name], which is its value", "numpy": "model[name], which is its value",
+    },
     "History": {"history": 'history["loss"]', "epoch": "epochs", "params": "epochs", "keys": "names"},
+}  # fmt: skip
+
+# What others have, and calcvm has not; and what to do about it.
+NONE_YET = {
+    **dict.fromkeys((
+        "Attention", "Bidirectional", "ConvLSTM2D", "Embedding", "GRU", "GRUCell", "LSTM", "LSTMCell", "MultiHeadAttention",
+        "MultiheadAttention", "RNN", "RNNCell", "SimpleRNN", "TimeDistributed", "Transformer", "TransformerDecoder",
+        "TransformerEncoder", "TransformerEncoderLayer", "argmax", "argmin", "argsort", "attention", "cumprod", "cumsum", "einsum",
+        "embedding", "fft", "norm", "one_hot", "prod", "repeat", "scaled_dot_product_attention", "scatter", "sort", "split",
+        "stack", "std", "tile", "topk", "unique", "var",
+    ), ""),
+    **dict.fromkeys((
+        "acos", "arccos", "arcsin", "arctan", "asin", "atan", "cos", "cosh", "erf", "expm1", "log10", "log1p", "log2", "sin", "sinh",
+        "tan",
+    ), ": declare it by its formulas (calcvm.operators.elementwise)"),
 }  # fmt: skip
 
 
@@ -170,11 +192,13 @@ def close_to(name: str, known: Iterable[str]) -> str:
 
 def unknown_name(owner: str, name: str, known: Mapping[str, str]) -> AttributeError:
     """The error for a name that ``owner`` has not; ``known`` are those that it has, and how each is written."""
+    said = f"module {owner!r}" if owner.startswith("calcvm") else f"a {owner}"
+    if name in NONE_YET:
+        return UnknownName(f"{said} has no {name!r}: calcvm has none yet{NONE_YET[name]}")
     meant = ""
     if not name.startswith("_"):
         others = {**NAMES["calcvm.nn"], **NAMES["calcvm"]} if owner == "calcvm" else NAMES.get(owner, {})
         meant = others.get(name) or known.get(name) or known.get(close_to(name, known), "")
-    said = f"module {owner!r}" if owner.startswith("calcvm") else f"a {owner}"
     return UnknownName(f"{said} has no {name!r}{meant and f': did you mean {meant}?'}")
 
 
@@ -228,6 +252,12 @@ def _unknown_argument(function: Callable[..., Any], what: str, given: Iterable[s
             )
             return UnknownArgument(f"{what} has no argument {name!r}: {hint}")
     return None
+
+
+def required(function: FunctionType) -> tuple[str, ...]:
+    """The names of the parameters of a function that have no default."""
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount - len(function.__defaults__ or ())]
 
 
 def hinted(function: Function) -> Function:

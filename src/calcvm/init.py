@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from calcvm import checks
+from calcvm import checks, hints
 from calcvm.errors import CalcError, ShapeError
 from calcvm.record import record
 
@@ -309,6 +309,7 @@ NAMES = {
     for name, kind in list(globals().items())
     if kind in KINDS and kind not in (Constant, Function)
 }
+hints.hint(globals(), [kind.__name__ for kind in KINDS])
 
 
 def initializer_of(what: str, given: Any, shape: Shape) -> Initializer | np.ndarray:

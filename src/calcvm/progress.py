@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from calcvm.tables import duration, escape
@@ -27,11 +28,11 @@ class Progress:
     def __init__(self, enabled: bool = True):
         self._began = time.perf_counter()
         self._next = self._began + SHORT if enabled else math.inf
-        self._state: tuple[str, float | None, Callable[[], str]] | None = None
+        self._state: tuple[Callable[[], str], float | None, Callable[[], str]] | None = None
         self._output: Any = None
 
-    def update(self, head: str, share: float | None, text: Callable[[], str]) -> None:
-        """``head`` says how far it is, ``share`` as a part of 1 (None: nobody knows); ``text()`` is asked for where it is shown."""
+    def update(self, head: Callable[[], str], share: float | None, text: Callable[[], str]) -> None:
+        """``head()`` says how far it is, ``share`` as a part of 1 (None: nobody knows); texts are asked for where they are shown."""
         self._state = head, share, text
         if time.perf_counter() >= self._next:
             self._show(last=False)
@@ -43,8 +44,8 @@ class Progress:
         self._next = math.inf
 
     def _show(self, last: bool) -> None:
-        head, share, text = self._state or ("", None, str)
-        said, took = f"{head}  {text()}".rstrip(), time.perf_counter() - self._began
+        head, share, text = self._state or (str, None, str)
+        said, took = f"{head()}  {text()}".rstrip(), time.perf_counter() - self._began
         stays = last and _leaves(took)
         if last and self._output is None and not stays:
             return
@@ -82,8 +83,11 @@ class Epochs(Progress):
         self._tell(epoch, 1.0, figures)
 
     def _tell(self, epoch: int, part: float, figures: Mapping[str, float]) -> None:
-        head = f"epoch {epoch + 1:{len(str(self._total))}}/{self._total}"
-        self.update(head, (epoch + part) / self._total, lambda: describe(figures))
+        if self._next < math.inf:
+            self.update(partial(self._head, epoch), (epoch + part) / self._total, partial(describe, figures))
+
+    def _head(self, epoch: int) -> str:
+        return f"epoch {epoch + 1:{len(str(self._total))}}/{self._total}"
 
 
 class Count(Progress):
@@ -95,15 +99,14 @@ class Count(Progress):
 
     def step(self, done: int, text: Callable[[], str]) -> None:
         """``done`` of the total are done; ``text()`` is shown beside it."""
-        self.update(f"{done:,}/{self._total:,} {self._unit}", done / max(self._total, 1), text)
+        self.update(lambda: f"{done:,}/{self._total:,} {self._unit}", done / max(self._total, 1), text)
 
 
 class Solving(Progress):
     """Of solvers: what they have found."""
 
     def __call__(self, seconds: float, overhead: float, bound: float) -> None:
-        head = f"overhead {100 * overhead:.2f} %, at least {100 * bound:.2f} %"
-        self.update(head, None, str)
+        self.update(lambda: f"overhead {100 * overhead:.2f} %, at least {100 * bound:.2f} %", None, str)
 
 
 def describe(figures: Mapping[str, float]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Iterator
 from importlib import metadata
 
 from calcvm import __version__
@@ -34,7 +35,7 @@ def info() -> None:
 
 
 def _extras() -> dict[str, list[str]]:
-    """Packages of each extra, as the installed package's metadata say."""
+    """Packages of each extra, those of the extras in it too, as the installed package's metadata say."""
     try:
         requires = metadata.requires("calcvm") or []
     except metadata.PackageNotFoundError:
@@ -43,9 +44,15 @@ def _extras() -> dict[str, list[str]]:
     for requirement in requires:  # such as: typer>=0.16; extra == "cli"
         extra, package = re.search(r"""extra\s*==\s*["']([\w-]+)""", requirement), re.match(r"[\w.-]+", requirement)
         if extra and package:
-            of = re.match(r"calcvm\[([\w,-]+)\]", requirement)  # other extras
-            found.setdefault(extra[1], []).extend(of[1].split(",") if of else [package[0]])
-    return found
+            others = re.match(r"calcvm\[([\w,-]+)\]", requirement)
+            parts = [f"[{other}]" for other in others[1].split(",")] if others else [package[0]]
+            found.setdefault(extra[1], []).extend(parts)
+
+    def packages(extra: str) -> Iterator[str]:
+        for part in found[extra]:
+            yield from packages(part[1:-1]) if part.startswith("[") else (part,)
+
+    return {extra: [*dict.fromkeys(packages(extra))] for extra in found}
 
 
 def _gpu() -> str:

@@ -103,6 +103,16 @@ class Fleet(Uncopied):
     def __len__(self) -> int:
         return len(self.handles)
 
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what has changed, close the store and give the memory back (`CalcHeap.close`); `results` can still be read."""
+        self.heap.close()
+
     def __repr__(self) -> str:
         return f"<fleet of {len(self)} models, {self.free_bytes:,} of {self.heap.nbytes:,} bytes free>"
 
@@ -156,7 +166,7 @@ class Fleet(Uncopied):
         epochs : int, optional
             Its own number of epochs in each `fit`.
         patience : int, optional
-            Stop when the validation loss has not fallen for so many epochs.
+            Stop when the validation loss has not fallen for so many epochs: for good, and as the last of them left the model.
         learning_batch : int, optional
             Samples an update is made from, where that is more than the program's batch; the program must add gradients
             up (``accumulate=True``).

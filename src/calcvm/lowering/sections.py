@@ -116,7 +116,7 @@ class Lowering:
 
     def _kept(self, keep: set[str]) -> set[Variable]:
         """Results that stay readable: named ones, losses, outputs, last results, what other paths read."""
-        kept = {self.layers.get(n) or self.graph.variables[n] for n in keep}
+        kept = {self.layers[n] if n in self.layers else self.graph.variables[n] for n in keep}
         for path in self.graph.paths.values():
             kept |= {*path.outputs, *(() if path.loss is None else (path.loss,))}
             used = {v for op in path.operations for v in op.inputs.values()}

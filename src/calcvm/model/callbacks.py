@@ -11,6 +11,7 @@ import numpy as np
 
 from calcvm import checks
 from calcvm.errors import CalcError
+from calcvm.hints import Closed
 from calcvm.model.figures import largest_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def callbacks_of(given: Any) -> list[Callback]:
     wanted = "a list of callbacks: cv.Callback, or functions of (model, epoch, figures)"
     found = []
     for c in checks.items("callbacks", given, wanted):
-        if isinstance(c, type) or not (isinstance(c, Callback) or callable(c)):
+        if isinstance(c, (type, Closed)) or not (isinstance(c, Callback) or callable(c)):
             raise CalcError(f"callbacks: {wanted} is wanted, not {checks.called(c)}")
         strange = [name for name in dir(c) if OTHERS.fullmatch(name) and not hasattr(Callback, name)]
         if isinstance(c, Callback) and strange:
@@ -99,8 +100,10 @@ class _Watch(Callback):
     min_delta : by how much it must be better than the best so far.
     """
 
-    def __init__(self, figure: str | None, largest: bool | None, min_delta: float):
+    def __init__(self, figure: str | None, largest: bool | None, min_delta: float, first: object):
         what = type(self).__name__
+        if isinstance(first, str):
+            raise CalcError(f"{what}({first!r}): a figure is given by its name: {what}(figure={first!r})")
         self.figure = None if figure is None else checks.text(f"{what}: figure", figure, "val_loss")
         self.largest = None if largest is None else checks.flag(f"{what}: largest", largest)
         if self.figure is not None:
@@ -137,7 +140,7 @@ class EarlyStopping(_Watch):
         self, patience: int | None = 10, *, figure: str | None = None, largest: bool | None = None,
         min_delta: float = 0.0, keep_best: bool = False,
     ):  # fmt: skip
-        super().__init__(figure, largest, min_delta)
+        super().__init__(figure, largest, min_delta, patience)
         self.patience = None if patience is None else checks.integer("patience", patience, 0)
         self.keep_best = checks.flag("keep_best", keep_best)
 
@@ -172,7 +175,7 @@ class ReduceOnPlateau(_Watch):
         self, factor: float = 0.1, patience: int = 10, *, min_rate: float = 0.0, cooldown: int = 0,
         figure: str | None = None, largest: bool | None = None, min_delta: float = 1e-4,
     ):  # fmt: skip
-        super().__init__(figure, largest, min_delta)
+        super().__init__(figure, largest, min_delta, factor)
         self.factor = checks.number("ReduceOnPlateau: factor", factor, 0, 1, ends="()")
         self.patience = checks.integer("ReduceOnPlateau: patience", patience)
         self.min_rate = checks.number("ReduceOnPlateau: min_rate", min_rate, 0)

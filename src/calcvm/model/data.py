@@ -12,7 +12,7 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model.roles import WEIGHT, Roles
 from calcvm.vm.memory.resident import Resident
-from calcvm.vm.run.feeds import numbers, numeric
+from calcvm.vm.run.feeds import numbers, numeric, outside
 
 if TYPE_CHECKING:
     from calcvm.model.model import Model
@@ -102,7 +102,8 @@ def _weights(what: str, weights: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):
         seen = weights.astype(dtype)
     if not (np.isfinite(seen).all() and (seen >= 0).all()):
-        raise CalcError(f"{what} finite numbers >= 0; found {seen.min()} to {seen.max()} as {dtype}")
+        found = outside(seen, f"{seen.min()} to {seen.max()} as {dtype}")
+        raise CalcError(f"{what} finite numbers >= 0; found {found}")
     return seen
 
 

@@ -8,7 +8,7 @@ from functools import wraps
 from io import BytesIO
 from os import PathLike
 from sys import intern
-from typing import Any, BinaryIO, TypeVar, overload
+from typing import Any, BinaryIO, NoReturn, TypeVar, overload
 
 import numpy as np
 
@@ -642,6 +642,11 @@ class Model(methods.Native, hints.Closed):
             methods.arm(resident, layout.EVALUATE, n, start, (*inputs, *labels), self.roles.figures, len(inputs))
         methods.offer(self)
         return found
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise CalcError(
+            "a Model is no function: model.predict(X) has its outputs, and layers are composed before it is made, by >>"
+        )
 
     @methods.native(_plain_predict)
     def predict(self, X: Any, *, out: Any = None) -> np.ndarray:

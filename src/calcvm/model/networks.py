@@ -9,7 +9,7 @@ from typing import Any
 from calcvm import checks, nn
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import CalcGraph, Operation, Variable, apply, check_scores
+from calcvm.graph import CalcGraph, Operation, Variable, apply, ask, check_scores
 from calcvm.model.roles import TRAINED, WEIGHT
 from calcvm.ops.dims import numel
 from calcvm.optim import Optimizer, optimizer_of
@@ -137,18 +137,22 @@ def build_graph(
                     y, target, counts = F.counting(SOFTMAX, y, target, None, ignore_index, 0)
                     share = F.share_of(counts)
             terms = checks.one_of(
-                "loss", (TERMS[loss] if isinstance(loss, str) else loss_fn)(y, target), Variable, TERMS_WANTED
+                "loss",
+                ask("loss", TERMS[loss] if isinstance(loss, str) else loss_fn, y, target),
+                Variable,
+                TERMS_WANTED,
             )
             if not terms.rank:
                 raise ShapeError(f"loss: {TERMS_WANTED} is wanted, not {terms}")
             mean = F.mean(terms if weight is None else _weighted(terms, weight))
             return (mean if share is None else mean / share).rename(name)
         options = {} if ignore_index is None else {"ignore_index": ignore_index}
-        return checks.one_of("loss", loss_fn(y, target, **options), Variable, LOSS_WANTED).rename(name)
+        return checks.one_of("loss", ask("loss", loss_fn, y, target, **options), Variable, LOSS_WANTED).rename(name)
 
     def judge(output: Variable, target: Variable, prefix: str) -> None:
         for name, metric in judges.items():
-            figure = checks.one_of(f"metric {name!r}", metric(output, target), Variable, LOSS_WANTED)
+            what = f"metric {name!r}"
+            figure = checks.one_of(what, ask(what, metric, output, target), Variable, LOSS_WANTED)
             if numel(figure.shape) != 1:
                 raise ShapeError(
                     f"metric {name!r}: {LOSS_WANTED} is wanted, not {figure}: reduce it, for example by mean"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from calcvm import checks
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import Variable, apply
+from calcvm.graph import Variable, apply, ask
 from calcvm.hints import Closed
 from calcvm.init import Constant, initializer_of
 from calcvm.ops.dims import show
@@ -53,6 +53,12 @@ class Layer(Closed):
         super().__init_subclass__(**options)
         if "build" in vars(cls):
             cls.build = _whole(cls.build)  # type: ignore[method-assign]
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise CalcError(
+            f"{type(self).__name__} is no function: layers are composed by >>, and a cv.Model of them has predict(X); a layer "
+            "inside one of your own is layer.build(x, scope, training)"
+        )
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         """The layer's output; parameters of ``scope`` that the graph has already are shared."""
@@ -256,7 +262,7 @@ class Function(Layer):
 
     def build(self, x: Variable, scope: str, training: bool) -> Variable:
         self._given(x)
-        y = self._fn(x, *self._args, **self._kwargs)
+        y = ask(repr(self), self._fn, x, *self._args, **self._kwargs)
         return checks.one_of(f"{self!r} must return a variable", y, Variable, "a variable")
 
     def __repr__(self) -> str:

@@ -405,7 +405,7 @@ def row_named(name: str) -> RowSpec:
     """The same (CalcError: there is none)."""
     row = find_row(name)
     if row is None:
-        raise CalcError(f"no operator has the row {name!r}: register a user's operator first (cv.register_op)")
+        raise CalcError(f"no operator has the row {name!r}: declare it (calcvm.operators.elementwise, cv.register_op)")
     return row
 
 

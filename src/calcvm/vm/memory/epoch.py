@@ -127,6 +127,7 @@ class Epoch:
         weighs = self._adds_up and not whole
         seed_off = program.symbols[facts["seed"]].offset if weighs else -1
         job = self.job = np.zeros(layout.TASK_WORDS, np.int64)
+        self._job_address = job.ctypes.data  # asked for once: that takes as long as a small round
         device.prepare_task(job, loaded)
         job[layout.ROW_BYTES] = program.row_bytes
         job[layout.ROWS_FULL : layout.ROWS_LAST + 1] = [address for _, address in self._rows]
@@ -159,8 +160,9 @@ class Epoch:
         self._before = self.passes
         self._found.clear()
         self._sums.array[:] = 0
-        self.job[[layout.FIRST, layout.REACHED]] = 0
-        self.job[layout.SHUFFLE], self.job[layout.KEY] = (0, 0) if key is None else (1, key)
+        job = self.job
+        job[layout.FIRST] = job[layout.REACHED] = 0
+        job[layout.SHUFFLE], job[layout.KEY] = (0, 0) if key is None else (1, key)
 
     @property
     def passes(self) -> int:
@@ -248,9 +250,9 @@ class Epoch:
                     slot, start = self._enter(), time.perf_counter()
                     before = job[layout.EPOCH] * self.rounds + job[layout.FIRST]
                     job[layout.COUNT] = count
-                    slot.execute("run_task", job, job.ctypes.data, 1)
+                    slot.execute("run_task", job, self._job_address, 1)
                     while job[layout.PART]:  # a round is run to its end while the model is there
-                        slot.execute("run_task", job, job.ctypes.data, 1)
+                        slot.execute("run_task", job, self._job_address, 1)
                     self._device.collect()
                 rounds = int(job[layout.EPOCH] * self.rounds + job[layout.FIRST] - before)
                 self._per_round = (time.perf_counter() - start) / max(rounds, 1)
@@ -271,7 +273,7 @@ class Epoch:
                 if workers > 1:
                     job[layout.DEADLINE], job[layout.UNTIL] = latest(), 0
                 for job[layout.PART] in parts:
-                    slot.execute("run_rounds", job, job.ctypes.data, workers)
+                    slot.execute("run_rounds", job, self._job_address, workers)
                 first = ended(job, first + job.item(layout.COUNT))
             self._device.collect()
             return time.perf_counter() - start
@@ -308,10 +310,11 @@ class Epoch:
                 with self.model.record.turn.mine:
                     self._compute()
             return self._found[name]
-        batch, learning = int(self.job[layout.BATCH]), int(self.job[layout.LEARNING])
-        per_learning = -(-learning // batch)
-        whole, part = divmod(self.job.item(layout.REACHED), per_learning)
-        seen = min(whole * learning + min(part * batch, learning), self.samples)
+        seen, reached = self.samples, self.job.item(layout.REACHED)
+        if reached < self.rounds:
+            batch, learning = int(self.job[layout.BATCH]), int(self.job[layout.LEARNING])
+            whole, part = divmod(reached, -(-learning // batch))
+            seen = min(whole * learning + min(part * batch, learning), seen)
         return float(self._sums.array[self.names.index(name)]) / max(seen, 1)
 
 

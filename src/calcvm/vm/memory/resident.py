@@ -20,7 +20,7 @@ from calcvm.vm.program.facts import MAX_SEED, Facts
 from calcvm.vm.program.program import Program, Symbol
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.device import heaps_of
-from calcvm.vm.run.feeds import numbers, numeric
+from calcvm.vm.run.feeds import numbers, numeric, outside
 from calcvm.vm.run.loaded import FORWARD, Loaded
 
 if TYPE_CHECKING:
@@ -450,7 +450,7 @@ class Resident(Uncopied):
             raise ShapeError(
                 f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted"
                 + (": write data[..., None]" if column else "")
-                + (" of labels: numbers for each class want a target_shape with the classes" if dense else "")
+                + (_dense(array) if dense else "")
             )
         batch = next((n // s.a for s, n in zip(shape, array.shape) if s.a), 1)
         if array.size == 0:
@@ -470,9 +470,8 @@ class Resident(Uncopied):
         if facts["classes"] is not None:
             _check_labels(name, array, facts["classes"], facts.get("ignored"))
         elif name in self.loaded.probabilities and not (array.min() >= 0 and array.max() <= 1):
-            raise CalcError(
-                f"{name!r}: binary_cross_entropy takes targets in [0, 1]; found {array.min()} to {array.max()}"
-            )
+            found = outside(array, f"{array.min()} to {array.max()}")
+            raise CalcError(f"{name!r}: binary_cross_entropy takes targets in [0, 1]; found {found}")
         return batch
 
     def check_batch(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
@@ -734,6 +733,14 @@ class Views(dict[str, np.ndarray]):
         return dict, (dict(self),)
 
 
+def _dense(array: np.ndarray) -> str:
+    """What is to be said of labels with an axis too many."""
+    axis = next((i for i in (array.ndim - 1, 1) if array.shape[i] == 1), None)
+    if axis is None:
+        return " of labels: numbers for each class want a target_shape with the classes"
+    return f" of labels: write y[{':, ' * axis}0]"
+
+
 def _check_labels(name: str, labels: np.ndarray, classes: int, ignored: int | None) -> None:
     """Refuse labels, or other indexes, that are not below ``classes`` and not the one that is ignored."""
     if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
@@ -743,6 +750,6 @@ def _check_labels(name: str, labels: np.ndarray, classes: int, ignored: int | No
     low, high = labels.min(), labels.max()
     parts = labels[labels != np.floor(labels)] if labels.dtype.kind == "f" else np.zeros(0)
     if len(parts) or not (low >= 0 and high < classes):
-        found = parts[0] if len(parts) else f"{low} to {high}" if labels.ndim else low
+        found = outside(labels, parts[0]) if len(parts) else f"{low} to {high}" if labels.ndim else low
         but = "" if ignored is None else f", or {ignored}, which is ignored"
         raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}){but}; found {found}")

@@ -95,8 +95,8 @@ def converted(
     if len(found) < max(len(opcodes), len(listed)):
         missing = {*listed} - {s.name for s in found.values()} or {f"opcode {c}" for c in {*opcodes} - {*found}}
         raise ProgramError(
-            f"{where}: written for other instructions ({', '.join(sorted(missing))}): register a user's operators first "
-            "(cv.register_op), or compile the graph again"
+            f"{where}: written for other instructions ({', '.join(sorted(missing))}): declare a user's operators as "
+            "the program did that made it (calcvm.operators.elementwise, cv.register_op), or compile the graph again"
         )
     dtype = document["dtype"]
     slots, types = 8 // BYTES[dtype], _types(document)

@@ -166,8 +166,8 @@ class Program:
         for name in names:
             if find_row(name) is None:
                 raise ProgramError(
-                    f"no operator has the instruction {name!r}: register a user's operator first (cv.register_op), or "
-                    "compile the graph again"
+                    f"no operator has the instruction {name!r}: declare a user's operator as the program did that made "
+                    "this (calcvm.operators.elementwise, cv.register_op), or compile the graph again"
                 )
         changed = ", ".join(name for name, form in self.instructions if form != form_of(row_named(name)))
         if changed:

@@ -21,11 +21,11 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
     dtype : of a placeholder that is not of the heap's floats: the array is of that then.
 
     Others are converted without loss, but for numbers that only longdouble and uint64 hold, which become the nearest
-    float64.  What is no number is left as it is: `Resident.check` refuses it.
+    float64.  What is no number is left as it is, but for tables with named columns: `Resident.check` refuses it.
 
     Raises
     ------
-    CalcError : it is no array, values of it are masked, or a number is none of ``dtype``.
+    CalcError : it is no array, values of it are masked, a number is none of ``dtype``, or a table has a column of others.
     """
     if type(value) is np.ndarray and (value.dtype == dtype if dtype else value.dtype in IN_PLACE):
         return value
@@ -41,7 +41,7 @@ def numbers(name: str, value: Any, dtype: str = "") -> np.ndarray:
         raise ShapeError(f"{name!r}: {checks.shown(value)} is no array: its rows differ in shape") from None
     given = array.dtype
     if given.kind not in "fiub":
-        return array
+        return numeric(name, array, value.columns) if hasattr(value, "columns") else array
     if dtype:
         return dtypes.as_type(repr(name), array, dtype)
     if given in IN_PLACE:
@@ -60,11 +60,41 @@ def code_of(array: np.ndarray, own: bool) -> int:
     return layout.FEED_CELLS[array.itemsize] if own else layout.FEED_DTYPES[array.dtype.name]
 
 
-def numeric(name: str, array: np.ndarray) -> np.ndarray:
-    """An array of numbers (CalcError: it holds something else)."""
-    if array.dtype.kind not in "fiub":
-        raise CalcError(f"{name!r}: data of dtype {array.dtype} cannot be used; give numbers")
-    return array
+def numeric(name: str, array: np.ndarray, columns: Any = None) -> np.ndarray:
+    """An array of numbers (CalcError: it holds something else; ``columns`` : the names of a table's)."""
+    if array.dtype.kind in "fiub":
+        return array
+    strange = (i for i, v in enumerate(array.flat) if not (checks.is_number(v) or isinstance(v, (bool, np.bool_))))
+    at = next(strange, None)
+    if at is None:
+        what, remedy = "", f"give {'data.to_numpy' if columns is not None else 'data.astype'}(np.float32)"
+    else:
+        where, value = _index(array, at), array.flat[at]
+        value = value.item() if isinstance(value, np.generic) else value
+        column = f", column {columns[where[-1]]!r}" if columns is not None and len(where) == 2 else ""
+        what, remedy = f" ({checks.shown(value)} at index {where}{column})", "give numbers"
+        if isinstance(value, (str, bytes)) and array.ndim == 1:
+            remedy += ": of classes y, labels are np.unique(y, return_inverse=True)[1]"
+        elif isinstance(value, (str, bytes)):
+            remedy += ": leave the column out, or give one of 0 and 1 for each of its values"
+        elif array.dtype.kind == "O":
+            remedy += ": give it a value, or leave its sample out"
+    raise CalcError(f"{name!r}: data of dtype {array.dtype}{what} cannot be used; {remedy}")
+
+
+def outside(array: np.ndarray, found: Any) -> str:
+    """What was found in an array that has numbers which may not be there: of NaN where the first is, else ``found``."""
+    missing = np.isnan(array)
+    return (
+        f"nan at index {_index(array, int(np.argmax(missing)))}: give it a value, or leave its sample out"
+        if missing.any()
+        else str(found)
+    )
+
+
+def _index(array: np.ndarray, at: int) -> tuple[int, ...]:
+    """The index of the element at a place of an array's flat order."""
+    return tuple(map(int, np.unravel_index(at, array.shape)))
 
 
 def readable(name: str, value: Any, finite: str = "", dtype: str = "") -> np.ndarray:
@@ -78,7 +108,7 @@ def readable(name: str, value: Any, finite: str = "", dtype: str = "") -> np.nda
             bad = np.flatnonzero(~np.isfinite(block))
             if bad.size:
                 at = i + int(bad[0])
-                where = tuple(map(int, np.unravel_index(at, array.shape)))
+                where = _index(array, at)
                 seen = f", which is {block[bad[0]]} in {finite}," if np.isfinite(flat[at]) else ""
                 raise CalcError(f"{name!r}: {flat[at]}{seen} at index {where}; remove it")
     return array
