@@ -167,7 +167,7 @@ def gradients(case: Wild) -> Counter[str]:
             a, b = (values[int(rng.integers(len(values)))] for _ in range(2))
             x = sources[int(rng.integers(len(sources)))]
             with suppress(cv.ShapeError):
-                made.append((cv.mean(cv.tanh(a) * cv.tanh(rng.choice([x, b]))), x))
+                made.append((cv.mean(cv.tanh(a) * cv.tanh((x, b)[int(rng.integers(2))])), x))
             made.append((cv.mean(cv.tanh(a)) + cv.sum(cv.sigmoid(x)), x))
         found = []
         for y, x in made:
