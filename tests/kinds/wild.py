@@ -76,6 +76,7 @@ def wild(seed: int, odd: bool = False) -> Wild:
 class _Drawing:
     def __init__(self, seed: int, odd: bool):
         self.rng, self.data = random.Random(seed), np.random.default_rng([seed, 99])
+        self.saying = random.Random(seed)
         self.graph = CalcGraph()
         self.made = Wild(seed, self.graph, self.rng.choice((1, 3, 4, 6)))
         self.values: list[Variable] = []
@@ -197,7 +198,8 @@ class _Drawing:
         return apply(op, x, **self.said(attrs))
 
     def said(self, attrs: Any) -> dict[str, Any]:
-        return {name: self.rng.choice(kinds(value)) for name, value in attrs.items()}
+        """The attributes, their numbers as anybody may say them."""
+        return {name: self.saying.choice(kinds(value)) for name, value in attrs.items()}
 
     def binary(self) -> Variable:
         op, a, b = self.rng.choice(BINARY), self.some(), self.some()
