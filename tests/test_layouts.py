@@ -253,3 +253,26 @@ def test_what_is_said_to_lie_anyhow_does(spec):
         return
     attrs = {a.name: 1.5 for a in spec.attrs if a.default is None} if spec.name != "cast" else {"to": "int64"}
     np.testing.assert_array_equal(of(*(v.transpose(axes) for v in x), **attrs), of(*x, **attrs).transpose(axes))
+
+
+def test_images_that_a_path_shows_are_read_and_shown_by_others():
+    """Output of one path, read by another, and output of a third: each sees the same numbers."""
+    rng, g = np.random.default_rng(0), cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 2, 4, 4)), g.parameter("w", (3, 2, 1, 1))
+    with g.path("predict") as predict:
+        y = cv.conv2d(x, w).rename("y")
+        predict.output = y
+    with g.path("look"):
+        cv.mean(cv.tanh(y)).rename("seen")
+    with g.path("show") as show:
+        show.output = y
+    program = cv.compile(g, batch_size=3, dtype="float64", workers=1, keep=["seen"])
+    with cv.CalcHeap(program.heap_bytes) as heap:
+        model = heap.load(program, seed=3)
+        data = rng.standard_normal((3, 2, 4, 4))
+        model["x"] = data
+        for path in ("predict", "look", "show"):
+            model.forward(path)
+        want = np.einsum("bchw,oc->bohw", data, model.parameters["w"][:, :, 0, 0])
+        np.testing.assert_allclose(model["y"], want, rtol=1e-12)
+        np.testing.assert_allclose(model["seen"], np.tanh(want).mean(), rtol=1e-12)
