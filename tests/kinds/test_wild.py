@@ -150,8 +150,16 @@ def script(case: Wild) -> Counter[str]:
 
 
 # ---------------------------------------------------------------- gradients as variables
+def random_elsewhere(case: Wild) -> bool:
+    """Whether a path that does not train draws random numbers."""
+    others = (p for p in case.graph.paths.values() if p is not case.learn)
+    return any(op.spec.name == "dropout" for p in others for op in p.operations)
+
+
 def gradients(case: Wild) -> Counter[str]:
     """dy/dx of values that were drawn is the slope of y along any way x may move, all paths run again, or it is refused."""
+    if random_elsewhere(case):
+        return Counter(drawn=1)  # each run draws other numbers: there is no slope
     rng, g = np.random.default_rng(case.seed), case.graph
     done = Counter[str]()
     moves = [v for v in g.variables.values() if v.type == FLOAT and v.name not in case.labels]
@@ -251,9 +259,7 @@ def calls(case: Wild) -> Counter[str]:
     forms = model.resident.loaded.forms
     by_samples = all(not any(n.a for n in forms[v]) or forms[v][0] == BATCH for v in (*inputs, *model.roles.targets))
     fleet = cv.Fleet(2 * program.heap_bytes)
-    drawn = any(
-        op.spec.name == "dropout" for p in case.graph.paths.values() if p is not case.learn for op in p.operations
-    )
+    drawn = random_elsewhere(case)
     whole = {
         "fleet": all(not any(n.a for n in forms[v]) or forms[v][0] == BATCH for v in feeds),
         "predict": by_samples and all(forms[v][:1] == (BATCH,) for v in model.roles.outputs),
