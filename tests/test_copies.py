@@ -149,7 +149,9 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return samples(tmp_path_factory.mktemp("samples"))
+    found = samples(tmp_path_factory.mktemp("samples"))
+    yield found
+    found["FileStore"][0].close()
 
 
 def test_every_public_class_is_among_the_samples(made):
