@@ -235,6 +235,16 @@ def layers(optimizer, rates=None):
     return g
 
 
+def torch_step(torch, groups, w, clip):
+    """PyTorch's step of the network of `layers`, whose parameters are ``w``."""
+    groups.zero_grad()
+    y = torch.tanh(torch.tensor(X) @ w["a"] + w["b"]) @ w["c.w"] + w["c.b"] - 1
+    y.square().mean().backward()
+    if clip:
+        torch.nn.utils.clip_grad_norm_(w.values(), clip)
+    groups.step()
+
+
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -255,12 +265,7 @@ def test_rates_of_parameters_are_pytorchs_groups(name, accumulate, clip, early, 
         scale = (min(step + 1, 2) / 2 if step < 2 else 1.0) * (1.0 / (1 + min(late // 2 * 2, 2)))
         for group, f in zip(groups.param_groups, factors.values()):
             group["lr"] = 0.1 * f * scale
-        groups.zero_grad()
-        y = torch.tanh(torch.tensor(X) @ w["a"] + w["b"]) @ w["c.w"] + w["c.b"] - 1
-        y.square().mean().backward()
-        if clip:
-            torch.nn.utils.clip_grad_norm_(w.values(), clip)
-        groups.step()
+        torch_step(torch, groups, w, clip)
         model.step(X)
         for n, value in model.parameters.items():
             np.testing.assert_allclose(value, w[n].detach().numpy(), rtol=1e-7, atol=1e-9, err_msg=f"{n}, step {step}")
@@ -307,12 +312,7 @@ def test_parameters_that_the_decay_spares_are_pytorchs_groups(whole, monkeypatch
                 model.hyper("learn")["weight_decay"] = 0.05
                 for n, group in zip(w, groups.param_groups):
                     group["weight_decay"] = min(decay[n], 0.05)
-            groups.zero_grad()
-            y = torch.tanh(torch.tensor(X) @ w["a"] + w["b"]) @ w["c.w"] + w["c.b"] - 1
-            y.square().mean().backward()
-            if clip:
-                torch.nn.utils.clip_grad_norm_(w.values(), clip)
-            groups.step()
+            torch_step(torch, groups, w, clip)
             model.step(X)
             for n, value in model.parameters.items():
                 np.testing.assert_allclose(

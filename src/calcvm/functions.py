@@ -575,9 +575,7 @@ def softmax_cross_entropy(
     loss = apply("softmax_cross_entropy", logits, label)
     if smoothing := checks.number("softmax_cross_entropy: label_smoothing", label_smoothing, 0, 1, ends="[)"):
         n = logits.shape[-1].b
-        uniform = apply(
-            "where", counts, np.full(n, 1 / n), 0.0
-        )  # an ignored row's are 0: its part is 0, as against label 0
+        uniform = apply("where", counts, np.full(n, 1 / n), 0.0)  # an ignored row's are 0, and so is its part
         loss = (1 - smoothing) * loss + smoothing * apply("softmax_cross_entropy", logits, uniform)
     return loss / share_of(counts)
 

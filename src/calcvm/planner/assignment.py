@@ -20,9 +20,8 @@ from calcvm.planner.milp import Milp
 
 TRIALS = 3000  # assignments that the search looks at
 FEW = 3000  # of so many it looks at all
-EXCESS = (
-    0.3  # what all memory above what is allowed counts, as a part of the seconds: the way to what fits may lead there
-)
+# What all memory above what is allowed counts, as a part of the seconds: the way to what fits may lead through it.
+EXCESS = 0.3
 SEED = 0
 UNIT = 1e-3  # costs are handed over in thousandths of what is known
 

@@ -174,27 +174,6 @@ def mine(owner):
 
 
 @helper
-def labels(data, dtype, n, classes):
-    """Whether n labels are in [0, classes)."""
-    low, high = np.int64(0), np.int64(-1)
-    if dtype == 2:
-        for i in range(n):
-            high = max(high, np.int64(u8_at(data)[i]))
-    elif dtype == 3:
-        for i in range(n):
-            low, high = min(low, np.int64(i32_at(data)[i])), max(high, np.int64(i32_at(data)[i]))
-    elif dtype == 4:
-        for i in range(n):
-            low, high = min(low, i64_at(data)[i]), max(high, i64_at(data)[i])
-    else:
-        for i in range(n):
-            x = np.float64(f32_at(data)[i]) if dtype == 0 else f64_at(data)[i]
-            if not (x >= 0.0 and x < classes and x == np.float64(np.int64(x))):
-                return False
-    return low >= 0 and high < classes
-
-
-@helper
 def number_at(data, dtype, i):
     """A number of an array."""
     if dtype == 0:
@@ -209,11 +188,37 @@ def number_at(data, dtype, i):
 
 
 @helper
+def is_class(x, classes):
+    """Whether a number is an integer in [0, classes)."""
+    return x >= 0.0 and x < classes and x == np.float64(np.int64(x))
+
+
+@helper
+def labels(data, dtype, n, classes):
+    """Whether n labels are in [0, classes)."""
+    low, high = np.int64(0), np.int64(-1)
+    if dtype == 2:
+        for i in range(n):
+            high = max(high, np.int64(u8_at(data)[i]))
+    elif dtype == 3:
+        for i in range(n):
+            low, high = min(low, np.int64(i32_at(data)[i])), max(high, np.int64(i32_at(data)[i]))
+    elif dtype == 4:
+        for i in range(n):
+            low, high = min(low, i64_at(data)[i]), max(high, i64_at(data)[i])
+    else:
+        for i in range(n):
+            if not is_class(number_at(data, dtype, i), classes):
+                return False
+    return low >= 0 and high < classes
+
+
+@helper
 def labels_or_ignored(data, dtype, n, classes, ignored):
     """Whether n labels are in [0, classes), or the one that is ignored."""
     for i in range(n):
         x = number_at(data, dtype, i)
-        if x != ignored and not (x >= 0.0 and x < classes and x == np.float64(np.int64(x))):
+        if x != ignored and not is_class(x, classes):
             return False
     return True
 
