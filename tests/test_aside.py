@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import llvmlite
 import pytest
 
 from calcvm.kernels_cpu import _aside
@@ -87,6 +88,21 @@ def test_where_no_builder_can_be_had_the_process_compiles_by_itself(script, alon
     assert (answer, error) == ({"numba": True, "children": []}, "")
     assert files == alone
     assert not (tmp_path / "started").exists()
+
+
+@needs_cores
+def test_builders_import_what_the_process_imports(tmp_path):
+    """Where the environment names another llvmlite than the interpreter's own, its objects would be none of ours."""
+    package, marks = tmp_path / "elsewhere" / "llvmlite", tmp_path / "marks"
+    package.mkdir(parents=True)
+    marks.mkdir()
+    package.joinpath("__init__.py").write_text(
+        f"import os\nopen({str(marks)!r} + f'/{{os.getpid()}}', 'w').close()\n"
+        f"__file__ = {llvmlite.__file__!r}\n__path__ = [os.path.dirname(__file__)]\nexec(open(__file__).read())\n"
+    )
+    answer, error, _ = run(tmp_path / "cache", PYTHONPATH=os.pathsep.join([str(package.parent), str(SOURCES)]))
+    assert (answer, error) == ({"numba": False, "children": []}, "")
+    assert len([*marks.iterdir()]) > 1, "only the process itself"
 
 
 @needs_cores

@@ -210,6 +210,14 @@ def test_many_models_on_a_gpu_compute_what_calcvm_computes():
         np.testing.assert_allclose(losses, outcomes["ours"], rtol=1e-5, err_msg=name)
 
 
+def test_rows_that_measure_a_gpu_have_all_their_words_and_operands():
+    machine = import_module("bench.gpu.machine")
+    rows = [*machine.tiny_rows(1, True), *(machine.linear(*product, 132)[0] for product in machine.PRODUCTS)]
+    for name, words, offsets, _ in rows:
+        spec = machine.row_spec(name)
+        assert [w.name for w in spec.words] == [*words] and {o.name for o in spec.operands} == {*offsets}, name
+
+
 def test_the_chains_that_measure_a_gpu_are_fmas():
     pytest.importorskip("numba_cuda")
     assert ".entry fma(" in import_module("bench.gpu.limits").fma_ptx((9, 0))

@@ -141,17 +141,25 @@ def barriers(made: Result, device: Any, quick: bool) -> tuple[float, float]:
     return row, barrier
 
 
+def linear(m: int, n: int, k: int, blocks: int) -> tuple[tuple[str, dict, dict, bool], int]:
+    """The row of a linear layer of ``m`` samples, on ``blocks`` blocks, and the elements that its memory takes."""
+    sizes = import_module("calcvm.ops.sizes")
+    words: dict[str, Any] = {"rows": m, "inner": 1, "N": n, "K": k, "act": 0, "alpha": 0.0}
+    words["wn"] = sizes.workspace(row_spec("linear_fwd"), words, sizes.On(blocks, 1))[1].at(1)
+    offsets, end = {}, HEAP_START
+    for name, elems in (("x", m * k), ("wt", k * n), ("b", n), ("y", m * n), ("ws", words["wn"])):
+        offsets[name] = end
+        end += elems + -elems % 16
+    return ("linear_fwd", words, offsets, True), end
+
+
 def rates(made: Result, device: Any, limits: Limits, quick: bool) -> dict[str, float]:
     """Shares of the limits that rows reach in a grid of a block a multiprocessor, and as launches of their own."""
     repeats, blocks = 2 if quick else 7, device.driver.multiprocessors
     table, product = [], []
     for m, n, k in PRODUCTS[2:] if quick else PRODUCTS:
-        words = {"rows": m, "inner": 1, "N": n, "K": k, "act": 0, "alpha": 0.0}
-        x, w, b = HEAP_START, HEAP_START + m * k, HEAP_START + m * k + k * n
-        b += -b % 16
-        y = b + n + -n % 16
-        offsets = {"x": x, "wt": w, "b": b, "y": y}
-        rows = Rows(device, [("linear_fwd", words, offsets, True)], y + m * n)
+        row, elems = linear(m, n, k, blocks)
+        rows = Rows(device, [row], elems)
         flops = 2.0 * m * n * k
         found = measured(rows, device.driver, blocks, repeats)
         shares = {mode: flops / limits.flops / seconds for mode, seconds in found.items()}

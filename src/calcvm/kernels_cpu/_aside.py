@@ -35,8 +35,9 @@ DEAR = ("softmax_cross_entropy_fwd", "gemm", "slice_fwd", "slice_bwd", "transpos
 PATIENCE = 120.0  # seconds without any answer, then builders are given up
 # calcvm without its public names, and Numba without SciPy, whose BLAS it looks for: half the time of a builder's start
 START = """
-import gc, sys, types
+import gc, json, sys, types
 gc.disable()
+sys.path[:] = json.loads(sys.argv[2])
 sys.modules["scipy"] = None
 calcvm = sys.modules["calcvm"] = types.ModuleType("calcvm")
 calcvm.__path__ = [sys.argv[1]]
@@ -89,7 +90,7 @@ class Builders:
                     return
                 builder = Builder(self.command)
                 self.team.append(builder)
-                builder.say({"path": sys.path, "target": repr(host())})
+                builder.say({"target": repr(host())})
                 selector.register(builder.answers, selectors.EVENT_READ, builder)
                 self._ask(builder, left, places)
             here()
@@ -127,7 +128,7 @@ class Builder:
 
     def __init__(self, command: str):
         self.process = subprocess.Popen(
-            [command, "-I", "-c", START, str(_native.PACKAGE)],
+            [command, "-I", "-c", START, str(_native.PACKAGE), json.dumps(sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -178,7 +179,6 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may get among the answers
     given = json.loads(sys.stdin.buffer.readline())
-    sys.path[:] = given["path"]
     if given["target"] != repr(host()):
         return
     import_module("calcvm.kernels_cpu._common")
