@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import operator
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -249,6 +250,22 @@ def test_functions_of_arrays_and_numbers_are_refused_in_words() -> None:
         "add", "subtract", "multiply", "divide", "matmul", "remainder", "less", "less_equal", "greater", "greater_equal",
         "bitwise_and", "bitwise_or", "bitwise_xor",
     }  # fmt: skip
+
+
+def test_operators_of_python_that_a_variable_has_not_are_refused_in_words() -> None:
+    """Those of the numbers, and those that change a sequence."""
+    x = variable()
+    for name in ("floordiv", "ifloordiv"):
+        with pytest.raises(cv.CalcError, match="is no side of //"):
+            getattr(operator, name)(x, 2)
+    for pair in ((x, 2), (2, x)):
+        with pytest.raises(cv.CalcError, match="is no side of //"):
+            divmod(*pair)
+    with pytest.raises(cv.CalcError, match="has numbers when the program runs"):
+        format(x, ".3f")
+    with pytest.raises(cv.CalcError, match="a variable is not written to"):
+        x[0] = 1.0
+    assert +x is x and f"{x}" == str(x)
 
 
 def test_a_variable_is_no_condition_unless_it_is_looked_up() -> None:

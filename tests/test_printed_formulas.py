@@ -9,6 +9,7 @@ import numpy as np
 from calcvm.formulas import number as n
 from calcvm.formulas.declare import ELEMENTWISE, PAIR_LOSSES, UPDATES, arguments
 from calcvm.formulas.number import Text, Trace, traced
+from calcvm.script import code
 
 TOKEN = re.compile(r"\s*(\d+\.?\d*(?:e[-+]?\d+)?|\w+|<=|>=|!=|.)")
 LEVELS = [("and", "or", "xor"), ("=", "!=", "<", "<=", ">", ">="), ("+", "-"), ("*", "/")]  # the last binds closest
@@ -127,3 +128,10 @@ def test_any_printed_formula_is_what_is_computed(whole):
             x, y = (made[i] for i in rng.integers(len(made), size=2))
             made.append(MAKE[rng.integers(len(MAKE))](x, y))
         agrees(made[-1])
+
+
+def test_a_quotient_of_large_numbers_is_in_a_script_what_it_is_in_the_formula():
+    for formula in (lambda x, y, z: x * (y / z), lambda x, y, z: x * (y / z) * (y / z), lambda x, y, z: -(x * (y / z))):
+        of = code.trace()
+        said = of.text(formula(*map(of.of, "xyz")))
+        assert abs(eval(said, dict.fromkeys("xyz", 1e200))) == 1e200, said

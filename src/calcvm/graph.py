@@ -80,6 +80,9 @@ class Variable(Closed):
     __array__ = __float__ = __int__ = __complex__ = __index__ = __len__ = _no_number
     __round__ = __floor__ = __ceil__ = __trunc__ = _no_number
 
+    def __format__(self, form: str) -> str:
+        return self._no_number() if form else str(self)
+
     graph: CalcGraph = field(repr=False)
     name: str
     kind: str  # placeholder | parameter | buffer | constant | state | result
@@ -191,10 +194,13 @@ class Variable(Closed):
     def __floordiv__(self, other: Any) -> Variable:
         raise CalcError(f"{self.name} is no side of //: write cv.floor(x / y)")
 
-    __rfloordiv__ = __floordiv__
+    __rfloordiv__ = __divmod__ = __rdivmod__ = __floordiv__
 
     def __iter__(self) -> Iterator[Variable]:
         raise NoNumber(f"{self} is one variable and no sequence of them: take parts of it by slices")
+
+    def __pos__(self) -> Variable:
+        return self
 
     def __neg__(self) -> Variable:
         return apply("neg", self)
@@ -252,6 +258,12 @@ class Variable(Closed):
                 "variable is told by x is not None"
             )
         return True  # as of `graph.variables.get(name) or graph.parameter(name, ...)`
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise CalcError(
+            f"{self.name}[...] = value: a variable is not written to; make another one, such as cv.where(condition, value, x) or "
+            "cv.concat([x[:, :2], value], axis=1)"
+        )
 
     def __getitem__(self, index: Any) -> Variable:
         """Slices with constant bounds and step 1, or integers, for the leading dimensions; ``:`` on the batch dimension."""

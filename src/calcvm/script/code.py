@@ -86,7 +86,8 @@ class Code(Text):
         other = self.const(other)
         if ONE in (self.form, other.form):
             return self if other.form == ONE else other
-        return self._of(FLOAT, "{}*{}", PRODUCT, (self, PRODUCT), (other, PRODUCT))
+        # a*b/c may overflow where a*(b/c) does not; of products and sums alone the order is rounding's
+        return self._of(FLOAT, "{}*{}", PRODUCT, (self, PRODUCT), (other, PRODUCT + (other.form == "{}/{}")))
 
     def __truediv__(self, other: Any) -> Any:
         other = self.const(other)
