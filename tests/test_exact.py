@@ -192,7 +192,7 @@ def test_no_intervals_are_cheaper(seeds, versions):
 
 @pytest.mark.parametrize("solver", ["HiGHS", "CP-SAT"])
 @pytest.mark.parametrize("groups", [1, 2, 4, 99])
-@pytest.mark.parametrize("seeds", [range(24), range(24, 48)], ids=str)
+@pytest.mark.parametrize("seeds", [range(8), range(8, 24), range(24, 48)], ids=str)
 def test_no_bound_of_groups_is_above_the_cheapest(seeds, groups, solver):
     if solver == "CP-SAT":
         pytest.importorskip("ortools")
@@ -207,7 +207,7 @@ def test_no_bound_of_groups_is_above_the_cheapest(seeds, groups, solver):
         assert answer.run.cost >= best.cost - 1e-6 and not answer.run.excess
         met += 1
         proved += answer.bound == pytest.approx(best.cost)
-    assert met >= 12 and proved >= 0.9 * met
+    assert met >= len(seeds) // 2 and proved >= 0.9 * met
 
 
 def test_groups_are_parted_until_a_network_s_schedule_is_the_cheapest(whole):

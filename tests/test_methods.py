@@ -849,7 +849,7 @@ def test_no_reference_and_no_memory_is_lost(whole):
         for _ in range(5):
             call()
         gc.collect()
-        counts, n = [sys.getrefcount(o) for o in watched], 2_500_000 if whole and name != "lists" else 2000
+        counts, n = [sys.getrefcount(o) for o in watched], 2_500_000 if whole and name != "lists" else 500
         blocks = sys.getallocatedblocks()
         for _ in range(n):
             call()

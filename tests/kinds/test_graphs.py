@@ -254,7 +254,7 @@ def test_generated_graphs_agree_with_pytorch_and_with_themselves(whole):
 
 def test_generated_graphs_on_blas(whole):
     pytest.importorskip("scipy")
-    over(300 if whole else 6, every_team=False, device="blas")
+    over(300 if whole else 2, every_team=False, device="blas")
 
 
 def test_generated_graphs_on_a_simulated_gpu(whole, gpu):  # noqa: F811
