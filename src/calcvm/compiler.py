@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -143,8 +143,9 @@ def plan(
     budget = None if memory is None else min(parse_bytes(memory), most)
 
     def planned(team: int, solver_seconds: float = solver_seconds) -> Plan:
-        with uncollected():
-            lowered, facts = lower(graph, dtype=dtype, workers=team, gpu=gpu, accumulate=accumulate, keep=keep)
+        lowered, facts = uncollected(
+            lambda: lower(graph, dtype=dtype, workers=team, gpu=gpu, accumulate=accumulate, keep=keep)
+        )
         lowered = replace(
             lowered, info={"dtype": dtype, "device": device, "facts": facts, "graph": (ref(graph), graph.extent)}
         )
@@ -165,8 +166,7 @@ def plan(
         refused: PlanError | None = None
         for way in ways:
             try:
-                with nullcontext() if solver_seconds else uncollected():  # solvers may take minutes
-                    plan = fit(**way)
+                plan = fit(**way) if solver_seconds else uncollected(partial(fit, **way))  # solvers may take minutes
                 _check_size(plan, most)
                 _check_use(plan)
             except ShapeError as e:
@@ -452,6 +452,9 @@ def compile(  # noqa: A001
     constants, layers = facts.pop("constants"), facts["layers"]
     facts = {name: of for name, of in facts.items() if of or name not in ("called", "adapts")}
     device = {name: info[name] for name in ("device", "mode", "precision") if name in info}
-    with uncollected():
+
+    def assembled() -> Program:
         facts["layers"] = {path: [line.at(plan.batch_size, dtype) for line in lines] for path, lines in layers.items()}
         return assemble(plan.lowered, plan, dtype, {**facts, **device}, constants)
+
+    return uncollected(assembled)

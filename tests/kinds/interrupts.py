@@ -88,20 +88,24 @@ def interrupted(act: Callable[[], Any], n: int, number: int = signal.SIGINT) -> 
     state[:] = n, number
     default, signals.DEFAULTS[signal.SIGTERM] = signals.DEFAULTS[signal.SIGTERM], _terminate
     handler = signal.signal(signal.SIGTERM, _terminate)
-    gc.disable()  # what is collected meanwhile would be steps too
+    often = gc.get_threshold()
+    gc.set_threshold(0)  # what is collected meanwhile would be steps too
     try:
         try:
-            set_profile(profile.address, None)
-            act()
-        finally:
-            set_profile(None, None)
-            gc.enable()
+            try:
+                set_profile(profile.address, None)
+                act()
+            finally:
+                set_profile(None, None)
+        finally:  # where the signal came in that call, too
+            gc.set_threshold(*often)
             while logging._lock._is_owned():  # type: ignore[attr-defined]
                 logging._lock.release()  # type: ignore[attr-defined] (a signal came in it: others could not fork any more)
             signals.DEFAULTS[signal.SIGTERM] = default
             signal.signal(signal.SIGTERM, handler)
     except (KeyboardInterrupt, SystemExit, Terminated) as error:
         raised = error
+    assert gc.isenabled(), f"nothing is collected any more after an interrupt at step {n}"
     return raised, int(state[0])
 
 

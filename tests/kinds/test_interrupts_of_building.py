@@ -20,6 +20,7 @@ import calcvm as cv
 from calcvm import nn, progress
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cpu._target import host
+from calcvm.undisturbed import uncollected
 from calcvm.vm.memory import heap
 from calcvm.vm.run import entry
 from tests.kinds.interrupts import (
@@ -80,6 +81,15 @@ def worlds(tmp_path):
         return world
 
     return make
+
+
+def test_garbage_is_collected_after_an_interrupt_at_any_step_of_a_plan(whole):
+    """`interrupted` asks: every step around what goes without collections, in the whole every step of the plan."""
+    graph = cv.build_graph(nn.Linear(2), (4,), "mse", cv.SGD(0.1))
+    for act in (lambda: uncollected(list), lambda: cv.plan(graph, batch_size=8, workers=1))[: 1 + whole]:
+        act()
+        for n in range(1, steps_of(act) + 1):
+            interrupted(act, n)
 
 
 def goes_well_after(call, make, fail, total, whole, seed):

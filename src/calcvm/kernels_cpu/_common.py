@@ -374,7 +374,7 @@ def compile_object(
     caller's narrower stores (5 ns a call, as much as a product 1x3x16 on Zen 5).
     """
     target = target or host()
-    with global_compiler_lock, on_target(target), uncollected():
+    with global_compiler_lock, on_target(target):
         cpu_target.target_context.refresh()
         context = context_of(target)
         flags = Flags()
@@ -385,7 +385,9 @@ def compile_object(
             n = fn.__code__.co_argcount
             taken[n:] = [types.StarArgTuple.from_types(taken[n:])]
         returned = signature.return_type if words is None else types.none
-        result = compile_extra(cpu_target.typing_context, context, fn, tuple(taken), returned, flags, {})
+        result = uncollected(
+            lambda: compile_extra(cpu_target.typing_context, context, fn, tuple(taken), returned, flags, {})
+        )
         library, body = result.library, result.fndesc.mangled_name
         module = library._final_module
         for other in dict.fromkeys(library._linking_libraries):

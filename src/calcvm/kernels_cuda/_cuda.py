@@ -516,11 +516,11 @@ def compile_function(fn: Callable, signature: Any, name: str, cc: tuple[int, int
 
 
 def _compiled(fn: Callable, signature: Any, cc: tuple[int, int], how: dict[str, Any]) -> str:
-    with _LOCK, uncollected():
+    with _LOCK:
         before = dispatcher.get_current_device  # helpers ask the current device, and there may be none
         dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
         try:
-            ptx, _ = cuda.compile(fn, signature, cc=cc, output="ptx", **how)
+            ptx, _ = uncollected(lambda: cuda.compile(fn, signature, cc=cc, output="ptx", **how))
         finally:
             dispatcher.get_current_device = before
     lines = ptx.replace("\0", "").splitlines()

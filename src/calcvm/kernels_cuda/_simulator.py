@@ -134,5 +134,6 @@ def launch(
     only : numbers of the blocks that run, in place of all.  memory : what is at an address, as an array of a dtype.
     """
     grid = Grid(fn, args, memory, blocks, seed)
-    with uncollected(), np.errstate(all="ignore"):  # no finalizer calls the driver in the midst of a kernel
-        grid.run([Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)])
+    running = [Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)]
+    with np.errstate(all="ignore"):
+        uncollected(lambda: grid.run(running))  # no finalizer calls the driver in the midst of a kernel

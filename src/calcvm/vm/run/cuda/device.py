@@ -7,7 +7,6 @@ model.  *graph*: a launch a row, recorded once and then launched as a whole.  Ea
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import threading
 import weakref
@@ -21,6 +20,7 @@ import numpy as np
 from calcvm.errors import CalcError, DeviceError
 from calcvm.kernels_cpu._native import cache_root
 from calcvm.ops.contraction import PRODUCTS
+from calcvm.undisturbed import uncollected
 from calcvm.vm.program.encoding import phases_of
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.cuda import build
@@ -431,13 +431,8 @@ class Cuda:
             if len(kernels.graphs) >= KEPT_GRAPHS:
                 self.driver.free_graph(kernels.graphs.pop(next(iter(kernels.graphs))))
             launches = make()  # before the recording: it loads modules
-            collecting = gc.isenabled()
-            gc.disable()  # a finalizer that frees memory would spoil the recording
-            try:
-                kernels.graphs[key] = self.driver.graph(self.stream, lambda: _make(launches))
-            finally:
-                if collecting:
-                    gc.enable()
+            # a finalizer that frees memory would spoil the recording
+            kernels.graphs[key] = uncollected(lambda: self.driver.graph(self.stream, lambda: _make(launches)))
         return kernels.graphs[key]
 
     def _row_launches(
