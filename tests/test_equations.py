@@ -140,6 +140,17 @@ def test_operators_by_hand():
     check(g, {"x": RNG.normal(size=(5, 4, 3)), "t": RNG.normal(size=(5, 3))})
 
 
+@pytest.mark.parametrize("shape", [(), (1, 1), (3,), (2, 3)])
+def test_one_form_that_is_taken_twice(shape):
+    """What the same operators make of the same values is one text, though it has several names."""
+    g = cv.CalcGraph()
+    q = g.parameter("q", shape, RNG.normal(size=shape))
+    with g.path("learn", backward=True) as learn:
+        h = cv.tanh(q)
+        learn.minimize(cv.mean(h) + cv.mean(cv.tanh(h)) + cv.mean(cv.tanh(q)), optimizer=cv.SGD(1e-3))
+    check(g, {})
+
+
 # ---------------------------------------------------------------- what is refused
 def test_what_has_no_gradient_is_refused():
     g, learn, W, _, _ = perceptron()

@@ -11,6 +11,7 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.model.figures import LARGE, SMALL, largest_is_best
+from tests.cuda.conftest import gpu  # noqa: F401 (a fixture)
 
 N = 103
 RNG = np.random.default_rng(0)
@@ -116,23 +117,63 @@ def test_compiled_calls_have_the_figures_of_the_data_set(metric):
         assert m.evaluate(X, Y)[name] == pytest.approx(wanted, rel=1e-9), batch
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-def test_a_fleet_has_the_figures_of_the_data_set_or_refuses_them(batch):
-    def added(metrics):
-        graph = cv.build_graph(nn.Linear(1), (3,), "mse", cv.SGD(0.01), metrics=metrics)
-        fleet = cv.Fleet("1 MiB", workers=1)
-        handle = fleet.add(cv.compile(graph, batch_size=batch, accumulate=False), data=(X, Y), validation=(X, Y))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("batch", BATCHES[1:])
+def test_a_fleet_has_the_figures_of_the_data_set(batch, device, request):
+    """All in one program, with losses that are functions of means; a slice of few rounds at a time is the whole, too."""
+    on = {"device": device, "mode": "fleet"} if device == "cuda" else {"device": device}
+    if device == "cuda":
+        pytest.importorskip("numba_cuda")
+        request.getfixturevalue("gpu")
+    for loss, metrics in ((rmse, METRICS), ("mse", [correlation]), (log_mean, [])):
+        graph = cv.build_graph(nn.Linear(1), (3,), loss, cv.SGD(0.01), metrics=metrics)
+        program = cv.compile(graph, batch_size=batch, accumulate=False, dtype="float64", **on)
+        fleet = cv.Fleet(2 * program.heap_bytes, device=device, **({} if device == "cuda" else {"workers": 1}))
+        handle = fleet.add(program, data=(X, Y), validation=(X, Y), seed=1, shuffle=False)
+        fleet.fit(1, progress=False)
+        after_one = handle.model.evaluate(X, Y)
         fleet.fit(2, progress=False)
-        return handle
+        wanted = handle.model.evaluate(X, Y)
+        for epoch, figures in ((0, after_one), (2, wanted)):
+            assert {k: handle.metrics[f"val_{k}"][epoch] for k in figures} == pytest.approx(figures, rel=1e-9)
+        alone = cv.Model(graph, batch_size=batch, dtype="float64", seed=1)
+        history = alone.fit(X, Y, epochs=3, validation=(X, Y), shuffle=False, progress=False)
+        assert handle.losses == pytest.approx(history["loss"], rel=1e-9)
+        assert handle.val_losses == pytest.approx(history["val_loss"], rel=1e-9)
 
-    handle = added(["mae", total])
-    wanted = handle.model.evaluate(X, Y)
-    assert {k: handle.metrics[f"val_{k}"][-1] for k in wanted} == pytest.approx(wanted, rel=1e-6)
-    if batch == N:
-        assert added([rmse]).metrics["val_rmse"][-1] > 0
-    else:
-        with pytest.raises(cv.CalcError, match="a fleet follows means and sums over samples, and 'rmse' is a function"):
-            added([rmse])
+
+@pytest.mark.parametrize("loss", ["mse", rmse, masked, log_mean, total, norm_of_mean, "ignored"])
+def test_a_training_tells_the_loss_of_the_data_set(loss):
+    """However samples come: arrays, batches one by one, a fleet; of a model that stands still it is what evaluate says."""
+    options = dict(loss=loss, optimizer=cv.SGD(0.0), batch_size=10, dtype="float64", seed=1)
+    y, outputs = Y, 1
+    if loss == "ignored":
+        y, outputs = np.where(RNG.random(N) < 0.8, -100, RNG.integers(0, 3, N)), 3
+        options |= {"loss": "softmax_cross_entropy", "ignore_index": -100}
+    m = cv.Model(nn.Linear(outputs), input_shape=(3,), **options)
+    wanted = m.evaluate(X, y)["loss"]
+    told = m.fit(X, y, progress=False, shuffle=False)["loss"][0]
+    streamed = m.fit([(X[i : i + 10], y[i : i + 10]) for i in range(0, N, 10)], epochs=2, progress=False)["loss"]
+    fleet = cv.Fleet(2 * m.program.heap_bytes)
+    handle = fleet.add(m.program, data=(X, y), seed=1, shuffle=False)
+    fleet.fit(2, progress=False)
+    if loss is total:  # of a sum, what the steps have descended: a batch's
+        assert told == pytest.approx(wanted * 10 / N, rel=0.5)
+        wanted = told
+    assert [told, *streamed, *handle.losses] == pytest.approx([wanted] * 5, rel=1e-9)
+
+
+def test_a_fleets_patience_counts_over_calls():
+    program = model(20, loss="mse", metrics=[]).program
+    ends = []
+    for calls in ([40], [2] * 20, [1] * 40):
+        fleet = cv.Fleet("1 MiB", workers=1)
+        own = {"patience": 3, "hyper": {"learning_rate": 0.9}}
+        handle = fleet.add(program, data=(X[:60], Y[:60]), validation=(X[60:], Y[60:]), seed=0, **own)
+        for epochs in calls:
+            fleet.fit(epochs, progress=False)
+        ends.append((handle.epochs_done, handle.status, *handle.val_losses))
+    assert ends[0][1] == "stopped early" and ends[0] == ends[1] == ends[2]
 
 
 def worst(y, t):
@@ -379,8 +420,12 @@ def test_figures_while_training_are_of_the_epoch():
         wanted = right(m.predict(X))
         for name in ("loss", "mae", "rmse", "r2", "f1", "masked"):
             assert history[name] == pytest.approx([wanted[name]] * 2, rel=1e-9), (name, batch)
-    with pytest.raises(cv.CalcError, match="'learn.rmse' is no mean over samples"):
-        m.fit([(X[:50], Y[:50])], progress=False)
+        if learning_batch is None:
+            streamed = m.fit([(X[i : i + batch], Y[i : i + batch]) for i in range(0, N, batch)], progress=False)
+            told = [name for name in history.names if name != "seconds"]
+            assert [streamed[k][0] for k in told] == pytest.approx([history[k][0] for k in told], rel=1e-9), batch
+    with pytest.raises(cv.CalcError, match="'learn.worst' is no function of means or sums over samples"):
+        model(32, metrics=[worst], train_metrics=True).fit([(X[:32], Y[:32])], progress=False)
 
 
 @pytest.mark.parametrize("loss", [rmse, masked, log_mean, norm_of_mean, total])

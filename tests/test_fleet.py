@@ -391,3 +391,19 @@ def test_a_block_closes_the_fleet_and_keeps_its_models(tmp_path):
         handle.model.predict(X)
     with cv.Fleet("1 MiB", store=cv.FileStore(tmp_path)) as fleet:
         assert fleet.add("kept", data=(X, Y)).epochs_done == 2
+
+
+def test_a_closed_heap_is_said_to_be_closed():
+    fleet = cv.Fleet("1 MiB", workers=1)
+    fleet.add(PROGRAMS["adam"], data=(X, Y))
+    fleet.heap.close()
+    calls = (
+        fleet.fit,
+        fleet.advance,
+        lambda: fleet.add(PROGRAMS["adam"], data=(X, Y)),
+        lambda: fleet.heap.open("model-0"),
+    )
+    for call in calls:
+        with pytest.raises(cv.CalcError, match="the heap is closed"):
+            call()
+    assert fleet.heap.closed

@@ -512,3 +512,19 @@ def test_a_class_of_score_minus_infinity_that_is_not_wanted_changes_nothing(dens
     for _ in range(3):
         found, wanted = script["step"](X, data), model.step(X, data)
         assert np.isfinite(wanted) and found == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_graph_without_a_batch(tmp_path):
+    g = cv.CalcGraph()
+    A, b, w = g.placeholder("A", (5, 3)), g.placeholder("b", (5,)), g.parameter("w", (3,))
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.mse(cv.sum(A * w, 1), b), cv.SGD(0.1))
+    with g.path("predict") as predict:
+        predict.output = cv.sum(A * w, 1)
+    model = cv.Model(g, batch_size=1, dtype="float64")
+    model.to_python(tmp_path / "script.py")
+    say = runpy.run_path(str(tmp_path / "script.py"))
+    given = np.random.default_rng(0).standard_normal((5, 3)), np.ones(5)
+    for _ in range(3):
+        assert say["step"](*given) == pytest.approx(model.step(*given), rel=1e-12)
+    np.testing.assert_allclose(say["predict"](given[0]), model.run({"A": given[0]})[model.roles.outputs[0]], rtol=1e-12)

@@ -272,3 +272,19 @@ def test_what_cannot_be_adapted_is_said():
     with pytest.raises(CalcError):
         model.adapt(bad)
     assert not model.buffers["standardize_1.samples"].any() and not model.buffers["standardize_1.mean"].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_column_that_the_models_floats_cannot_tell_apart_is_warned_of(dtype):
+    rng = np.random.default_rng(0)
+    X = np.c_[rng.standard_normal(200), 1.76e9 + rng.uniform(-300, 300, 200), np.full(200, 1e9)]
+    net = nn.Standardize() >> nn.Linear(1)
+    m = cv.Model(net, input_shape=(3,), loss="mse", optimizer=cv.SGD(0.1), batch_size=20, dtype=dtype)
+    if dtype == "float32":
+        with pytest.warns(
+            cv.CalcWarning, match=r"feature 1 of 'input' has mean 1.76e\+09 .* 128 apart: .* dtype='float64'"
+        ):
+            m.adapt(X)
+    else:
+        m.adapt(X)
+    m.adapt(X - [0, 1.76e9, 1e9])

@@ -782,3 +782,18 @@ def test_gradients_go_through_casts_of_floats(to, dtype):
     m.forward("learn")
     m.backward("learn")
     np.testing.assert_array_equal(m.grad("w"), [32, 32, 48])
+
+
+def test_indexes_that_the_type_of_a_placeholder_cannot_tell_apart_are_refused():
+    for dtype, given, most in (("float32", None, 2**24), ("float32", "int64", None), ("float64", None, None)):
+        g = cv.CalcGraph()
+        x, t = g.placeholder("x", (None, 2**24 + 8)), g.placeholder("t", (None,), given)
+        with g.path("predict") as predict:
+            predict.output = cv.pick(x, t)
+        if most:
+            with pytest.raises(
+                cv.CalcError, match=r"'t' holds numbers below 16,777,224, .* g.placeholder\('t', ..., dtype='int64'\)"
+            ):
+                cv.plan(g, batch_size=1, dtype=dtype)
+        else:
+            cv.plan(g, batch_size=1, dtype=dtype)

@@ -268,7 +268,7 @@ def calls(case: Wild) -> Counter[str]:
     for name, may in whole.items():
         try:
             if name == "fleet":
-                handle = fleet.add(program, data=dict(zip(feeds, arrays)))
+                handle = fleet.add(program, data=dict(zip(feeds, arrays)), shuffle=False)
                 fleet.fit(1, progress=False)
                 if handle.status == "trapped":
                     return done
@@ -290,7 +290,34 @@ def calls(case: Wild) -> Counter[str]:
         except cv.CalcError as error:
             assert not may, f"{name}: {error}"
             done["refused"] += 1
-    return done
+    return done + (of_many(case, program, (X, y)) if whole["fleet"] and by_samples and not drawn else Counter())
+
+
+def of_many(case: Wild, program: Any, like: tuple[Any, Any]) -> Counter[str]:
+    """Several batches in a fleet, as an array and as they come: one loss, that of the data set where it has one."""
+    data = case.data(2 * case.batch + 1, 9)
+    X, y = ({name: data[name] for name in given} if given else None for given in like)
+    model, streamed = (
+        cv.Model(case.graph, workers=1, batch_size=case.batch, dtype="float64", seed=0) for _ in range(2)
+    )
+    feeds = model.resident.loaded.feeds("learn")
+    fleet = cv.Fleet(2 * program.heap_bytes)
+    try:
+        losses = model.fit(X, y, epochs=2, progress=False, shuffle=False)["loss"]
+        handle = fleet.add(program, data={name: data[name] for name in feeds}, shuffle=False, seed=0)
+        fleet.fit(2, progress=False)
+        parts = [slice(i, i + case.batch) for i in range(0, 2 * case.batch + 1, case.batch)]
+        cut = {name for name in feeds if model.resident.loaded.forms[name][:1] == (BATCH,)}
+        batches = dict(
+            enumerate({name: data[name][part] if name in cut else data[name] for name in feeds} for part in parts)
+        ).values()
+        come = streamed.fit(batches, epochs=2, progress=False)["loss"]
+    except cv.Trap:
+        return Counter()
+    if handle.status == "done":
+        close(handle.losses, losses, "a fleet of several batches")
+        close(come, losses, "batches as they come")
+    return Counter(many=1)
 
 
 # ---------------------------------------------------------------- all of it

@@ -168,7 +168,7 @@ class _Drawing:
     def operator(self) -> None:
         kinds = (
             (self.unary, 6), (self.binary, 7), (self.chosen, 2), (self.reduced, 4), (self.moved, 4), (self.cut, 2),
-            (self.joined, 1), (self.product, 2), (self.table, 5), (self.cast, 2), (self.single, 2), (self.dropped, 1), (self.windows, 2),
+            (self.joined, 1), (self.product, 2), (self.table, 5), (self.cast, 2), (self.single, 2), (self.dropped, 1), (self.windows, 2), (self.again, 2),
         )  # fmt: skip
         for _ in range(12):
             draw = self.rng.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
@@ -278,6 +278,14 @@ class _Drawing:
 
     def dropped(self) -> Variable:
         return cv.dropout(self.some(), self.rng.choice((0.0, 0.3)))
+
+    def again(self) -> Variable:
+        """An operator on the values that it has been on already."""
+        made = [op for op in self.graph.active.operations if not op.spec.updates]
+        if not made:
+            raise cv.CalcError("there is none")
+        op = self.rng.choice(made)
+        return apply(op.spec.name, *op.inputs.values(), **op.attrs)
 
     def table(self) -> Variable:
         """An operator on an example's shapes: values that have them, else sources."""

@@ -166,7 +166,8 @@ class Fleet(Uncopied):
         epochs : int, optional
             Its own number of epochs in each `fit`.
         patience : int, optional
-            Stop when the validation loss has not fallen for so many epochs: for good, and as the last of them left the model.
+            Stop when the validation loss has not fallen for so many epochs, of one `fit` or of several: for good, as the last of
+            them left the model.  A fleet to which a model of a store is added knows nothing of its epochs there.
         learning_batch : int, optional
             Samples an update is made from, where that is more than the program's batch; the program must add gradients
             up (``accumulate=True``).
@@ -229,7 +230,8 @@ class Fleet(Uncopied):
                     judge.job[layout.ROUNDS] = judge.rounds
                 with self.turn.mine:
                     handle = Handle(self, resident, train, judge, epochs, sources)
-                    self._hope(np.array([handle._place]))
+                    job = self._tasks[handle._place]
+                    job[[layout.SINCE, layout.BEST]] = 0, np.array(np.inf).view(np.int64)
                     self.handles[resident.name] = handle
                     self._adding.pop(get_ident(), None)
                     return handle
@@ -266,7 +268,7 @@ class Fleet(Uncopied):
         arrays = self._named(resident, names, _arrays("data", data, names), sources)
         train = Epoch(
             resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
-            results=[loss], check_finite=check_finite,
+            results=[loss], of_totals=True, check_finite=check_finite,
         )  # fmt: skip
         adapt_new(resident, arrays, samples)
         if validation is None:
@@ -289,12 +291,6 @@ class Fleet(Uncopied):
                 raise CalcError(
                     f"validation: {name!r} has no samples, and is the same for training and validation: give it in both"
                 )
-        if judge.functions:
-            raise CalcError(
-                f"validation of {judge.samples} samples in batches of {resident.program.batch_size}: a fleet follows means and sums "
-                f"over samples, and {next(iter(judge.functions))!r} is a function of such: leave it out and take "
-                "handle.model.evaluate, or compile with a batch of all samples"
-            )
         return train, judge
 
     @staticmethod
@@ -391,6 +387,7 @@ class Fleet(Uncopied):
         """
         epochs, checkpoint = checks.integer("epochs", epochs), checkpoint_epochs(checkpoint)
         progress = checks.flag("progress", progress)
+        self.heap.check_open()
         with self._training.mine:
             return self._fit(epochs, progress, checkpoint)
 
@@ -399,7 +396,6 @@ class Fleet(Uncopied):
             handles = [h for h in self.handles.values() if h.open]
             goals = self._goals(handles, [h.epochs or epochs for h in handles])
             places = np.array([h._place for h in handles], np.int64)
-            self._hope(places)
         start = int(self._tasks[places, layout.EPOCH].sum())
         report = Count(sum(goals.values()) - start, progress)
         stopped = ""
@@ -422,6 +418,7 @@ class Fleet(Uncopied):
         list of Handle : those that were trained, in the order they were added.
         """
         checkpoint = checkpoint_epochs(checkpoint)
+        self.heap.check_open()
         if isinstance(epochs, Mapping):
             wanted = {
                 checks.one_of("advance", h, Handle, "a handle of the fleet"): checks.integer(f"epochs of {h}", n, 0)
@@ -443,11 +440,6 @@ class Fleet(Uncopied):
         """Numbers of epochs after which handles have trained for ``epochs`` more."""
         done = self._tasks[[h._place for h in handles], layout.EPOCH].tolist()
         return {h: before + more for h, before, more in zip(handles, done, epochs)}
-
-    def _hope(self, places: np.ndarray) -> None:
-        """Forget the best losses so far: patience starts anew."""
-        self._tasks[places, layout.SINCE] = 0
-        self._tasks[places, layout.BEST] = np.array(np.inf).view(np.int64)
 
     def _passes(self, goals: Mapping[Handle, int], checkpoint: int) -> Iterator[None]:
         """Run models to their goals; yields after each slice of work."""

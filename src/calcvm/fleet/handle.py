@@ -57,7 +57,8 @@ class Handle(Uncopied):
         self._judge_place = -1 if judge is None else fleet._take_place(judge.job, judges=self._place)
         self._address = 0  # of the slot that its task points at
         self._before = int(resident.facts["rounds"])  # epochs of earlier runs
-        self._means = [np.zeros((0, 1))] + ([np.zeros((0, len(judge.names)))] if judge else [])
+        # a row an epoch: of results, then of what some are functions of
+        self._means = [np.zeros((0, int(run.job[layout.N_RESULTS]))) for run in (train, judge) if run]
         self._shared: dict[int, Shared] = {}  # whose arrays these are
         self._longer: Shared | None = None  # what takes the place of one of them
         self._model: Model | None = None

@@ -134,6 +134,6 @@ def launch(
     only : numbers of the blocks that run, in place of all.  memory : what is at an address, as an array of a dtype.
     """
     grid = Grid(fn, args, memory, blocks, seed)
-    running = [Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)]
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # which its threads inherit
+        running = [Block(grid, k, threads, shared_bytes) for k in (range(blocks) if only is None else only)]
         uncollected(lambda: grid.run(running))  # no finalizer calls the driver in the midst of a kernel

@@ -28,6 +28,7 @@ from calcvm.optim import Sampled
 # storage dies early; smaller ones are updated together at the end, where their rows merge into one.
 # A MobileNetV2 of batch 1 takes 70.3 MB; with 16384 elements 70.6, and a GoogLeNet 54.2, not 53.9.
 LARGE_PARAMETER = 5120
+WHOLE = {"float32": 1 << 24, "float64": 1 << 53}  # up to which a type has every whole number
 
 
 @dataclass
@@ -280,6 +281,11 @@ class Lowering:
                     continue
                 limit, (v, ignored) = extent(operand.below, words), _ignoring(_uncast(labels))
                 if isinstance(limit, Affine) and limit.constant:
+                    if v.kind == "placeholder" and v.type == FLOAT and limit.b > (most := WHOLE[self.emit.dtype]):
+                        raise CalcError(
+                            f"{v.name!r} holds numbers below {limit.b:,}, and {self.emit.dtype} not all of them above {most:,}: "
+                            f"make it g.placeholder({v.name!r}, ..., dtype='int64')"
+                        )
                     least, other = found.get(v, (limit.b, ignored))
                     found[v] = min(limit.b, least), ignored if ignored == other else None
         return found

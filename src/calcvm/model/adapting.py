@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calcvm.errors import CalcError, ShapeError
+from calcvm.errors import CalcError, ShapeError, warn
 from calcvm.model.data import by_name, comes_in_batches
 
 if TYPE_CHECKING:
@@ -40,9 +40,17 @@ class Moments:
     @property
     def std(self) -> np.ndarray:
         """Of all samples (not of a sample of them); 1 where a feature is constant but for rounding, as of scikit-learn."""
-        variance, eps = np.maximum(self.squares, 0) / self.n, np.finfo(np.float64).eps
-        constant = variance <= self.n * eps * variance + (self.n * self.mean * eps) ** 2
-        return np.where(constant, 1.0, np.sqrt(variance))
+        return np.where(self.varies, np.sqrt(self._variance), 1.0)
+
+    @property
+    def varies(self) -> np.ndarray:
+        """Which features are not constant but for rounding."""
+        variance, eps = self._variance, np.finfo(np.float64).eps
+        return variance > self.n * eps * variance + (self.n * self.mean * eps) ** 2
+
+    @property
+    def _variance(self) -> np.ndarray:
+        return np.maximum(self.squares, 0) / self.n
 
 
 def adapt(model: Model, X: Any) -> None:
@@ -91,6 +99,15 @@ def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> N
         if wrong.size:
             raise CalcError(
                 f"adapt: feature {wrong[0]} of {layers[scope]['of']!r} has NaN, Inf or numbers too large for {dtype}: remove them"
+            )
+        apart = np.spacing(np.abs(mean))  # what is nearer to the next number becomes the same
+        coarse = np.flatnonzero((100.0 * apart > moments.std) & moments.varies)
+        if coarse.size:
+            i = coarse[0]
+            warn(
+                f"adapt: feature {i} of {layers[scope]['of']!r} has mean {mean[i]:g} and deviation {std[i]:.3g}, and {dtype} has numbers "
+                f"there that are {apart[i]:g} apart: the data are rounded to these before the mean is subtracted; subtract an "
+                "offset from the data yourself" + ("" if dtype == "float64" else ", or take dtype='float64'")
             )
         values |= {
             f"{scope}.mean": mean,

@@ -12,6 +12,7 @@ from calcvm import checks
 from calcvm.errors import CalcError, ShapeError
 from calcvm.model.roles import WEIGHT, Roles
 from calcvm.vm.memory.resident import Resident
+from calcvm.vm.memory.totals import Totals
 from calcvm.vm.run.feeds import numbers, numeric, outside
 
 if TYPE_CHECKING:
@@ -182,18 +183,22 @@ class Stream:
     batches : iterable of tuples of arrays in this order, or of mappings by name.  What can be iterated again is begun
         anew in each epoch.
     rounds : batches of an epoch (None: all there are).
-    results : that are averaged over the samples, the loss first.
+    results : that are averaged over the samples, or are functions of what is, the loss first; a loss that is neither is the mean
+        of what the steps have descended.
     """
 
     def __init__(self, model: Model, names: Sequence[str], batches: Any, rounds: int | None, results: Sequence[str]):
         self.rounds = rounds
         self._model, self._names, self._batches, self._results = model, names, batches, results
-        variables = model.resident.loaded.variables
-        if others := [name for name in results[1:] if variables[name].get("over") == "other"]:
+        others = {
+            n: of for n, of in model.resident.loaded.variables.items() if n in results and of.get("over") == "other"
+        }
+        if none := [name for name in results[1:] if name in others and not others[name]["totals"]]:
             raise CalcError(
-                f"train_metrics: {others[0]!r} is no mean over samples, so that it has none of batches as they come: leave it "
-                "out, or give arrays"
+                f"train_metrics: {none[0]!r} is no function of means or sums over samples, so that it has none of batches as they "
+                "come: leave it out"
             )
+        self._totals = Totals(model.resident, "learn", [name for name in others if others[name]["totals"]])
         self._iterator: Iterator[Any] = iter(batches)
         self._again = self._iterator is not batches
         self._sums, self._samples = np.zeros(len(results)), 0
@@ -204,6 +209,8 @@ class Stream:
         if self._again:
             self._iterator = iter(self._batches)
         self._sums[:], self._samples = 0.0, 0
+        self._of_totals: dict[str, Any] = dict.fromkeys(self._totals.kinds, 0.0)
+        self._found: dict[str, float] = {}
 
     def slices(self, seconds: float, marks: Sequence[int] = ()) -> Generator[int, None, None]:
         """Make a step for each batch; yields how many are done, about every ``seconds``, and at multiples of ``marks``."""
@@ -211,11 +218,18 @@ class Stream:
         while done != self.rounds and (batch := next(self._iterator, None)) is not None:
             arrays = self._arrays(batch)
             loss, n = self._model.step(*arrays), self._count(arrays)
-            self._sums += [n * loss, *(n * float(self._model[name]) for name in self._results[1:])]
+            self._sums += [n * loss, *(n * np.asarray(self._model[name]).item() for name in self._results[1:])]
+            for name, kind in self._totals.kinds.items():
+                self._of_totals[name] += np.asarray(self._model[name], np.float64) * (n if kind == "mean" else 1)
             self._samples, done = self._samples + n, done + 1
             if time.perf_counter() - since > seconds or any(done % mark == 0 for mark in marks):
                 yield done
                 told, since = done, time.perf_counter()
+        if done and self._totals.kinds:
+            with self._model.resident.record.turn.mine:
+                parts = {"mean": self._samples, "sum": 1}
+                found = {name: self._of_totals[name] / parts[kind] for name, kind in self._totals.kinds.items()}
+                self._found = self._totals.results(found)
         self.passes += done > 0
         if done > told:
             yield done
@@ -232,7 +246,9 @@ class Stream:
         return not self._samples
 
     def mean(self, name: str) -> float:
-        """Mean of a result over the samples seen so far in this epoch."""
+        """Mean of a result over the samples seen so far in this epoch; of a function of totals, at its end, that of theirs."""
+        if name in self._found:
+            return self._found[name]
         return float(self._sums[self._results.index(name)]) / max(self._samples, 1)
 
     def _arrays(self, batch: Any) -> list[Any]:

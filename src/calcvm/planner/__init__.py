@@ -18,7 +18,7 @@ from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.planner.batch import cannot_count, largest_batch
 from calcvm.planner.cost import seconds
 from calcvm.planner.layout import PERSISTENT_ZONES, Layout, lay_out
-from calcvm.planner.lifetimes import LINE, Machine
+from calcvm.planner.lifetimes import LINE, Machine, other_ways
 from calcvm.planner.merge import Groups, merge_rows
 from calcvm.planner.offsets import Packing, load
 from calcvm.planner.order import improve
@@ -170,8 +170,7 @@ def plan(
     needed = bounds["arena"][1]
     if memory is not None and needed > memory:
         raise PlanError(
-            f"a batch of {batch_size} needs {needed:,} bytes, {memory:,} are allowed: "
-            "allow more memory or take a smaller batch",
+            f"a batch of {batch_size} needs {needed:,} bytes, {memory:,} are allowed: allow more memory{other_ways(batch_size, machine.workers)}",
             needed,
             memory,
         )

@@ -18,6 +18,12 @@ LINE = 64  # bytes of a cache line: all storage is in whole ones
 PERSISTENT_KINDS = ("parameter", "buffer", "state", "optimizer")
 
 
+def other_ways(batch: int, workers: int) -> str:
+    """What else may make a plan fit, after "allow more memory"."""
+    ways = ["fewer workers"] * (workers > 1) + ["a smaller batch"] * (batch > 1)
+    return f", or take {' or '.join(ways)}" if ways else ""
+
+
 @record
 class Machine:
     """What sizes may depend on besides a statement's words: bytes of a float, workers, device.

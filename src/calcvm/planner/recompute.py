@@ -36,7 +36,7 @@ from calcvm.lazy import cached_property
 from calcvm.ops.statement import Lowered, Statement, Value, Versions
 from calcvm.planner.cost import seconds
 from calcvm.planner.inplace import may_take
-from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands
+from calcvm.planner.lifetimes import Machine, always_live, at_most, effects, lifetimes, operands, other_ways
 from calcvm.planner.paging import PAGE, File, is_paging, page_in, page_out
 from calcvm.record import record
 
@@ -516,7 +516,7 @@ def recompute_within(
             other = "" if below or file is not None else ", let values wait in a file (page_bytes=)"
             raise PlanError(
                 f"a batch of {batch} {what} {needed:,} bytes even where values are {how}, {memory:,} are allowed: allow more "
-                f"memory{other} or take a smaller batch ({own[s].label or own[s].spec.name} alone needs {fixed + floor:,})",
+                f"memory{other}{other_ways(batch, machine.workers)} ({own[s].label or own[s].spec.name} alone needs {fixed + floor:,})",
                 needed,
                 memory,
             )

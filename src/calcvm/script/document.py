@@ -176,7 +176,7 @@ BATCH = {self.program.batch_size}  # the largest batch that the memory is planne
             line = f"{name} = view({symbol.offset}, {show(shape)}{more})  # {symbol.kind}{lies}"
             (fixed if all(n.constant for n in shape) else sized).append((name, line))
         globals_ = textwrap.fill(
-            "global B, " + ", ".join(name for name, _ in sized), WIDTH, initial_indent=INDENT,
+            "global " + ", ".join(["B", *(name for name, _ in sized)]), WIDTH, initial_indent=INDENT,
             subsequent_indent=INDENT, break_long_words=False,
         )  # fmt: skip
         globals_ = " \\\n".join(globals_.split("\n"))
@@ -480,7 +480,7 @@ def feed(place, data):
         for start in range(0, n, BATCH):
             part = order[start : start + BATCH]
             total += step({ordered}) * len(part) / n
-        print(f"epoch {{epoch + 1}}: loss {{total:.6g}}")
+        print(f"epoch {{epoch + 1}}: {self._told()} {{total:.6g}}")
     if options.save:
         np.save(options.save, {self._state()})
 
@@ -488,6 +488,11 @@ def feed(place, data):
 if __name__ == "__main__":
     main()
 '''
+
+    def _told(self) -> str:
+        """What an epoch's mean of the steps' losses is."""
+        over = self.loaded.variables[self.loaded.training("learn")["loss"]].get("over", "")
+        return "mean of the steps' losses" if over else "loss"
 
     def _state(self) -> str:
         """What persists, of the heap."""

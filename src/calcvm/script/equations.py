@@ -204,7 +204,10 @@ class _Writing:
         (v,) = values
         if v is None or s.spec.operand(str(made.names[0])).access == "u" and s.spec.name != "accumulate":
             return  # buffers: the gradient reads what the batch itself has
-        value = self.now[v] + made.value if made.add and v in self.now else made.value
+        value = made.value
+        if made.add and v in self.now:
+            self.called.pop(id(self.now[v]), None)  # the name is that of the sum
+            value = self.now[v] + value
         if value.scalar or not value.parts:
             self.now[v] = value
         elif v is self.of.gradient or stem_of(s.spec.name) in _formulas():

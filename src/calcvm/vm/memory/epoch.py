@@ -11,7 +11,8 @@ import numpy as np
 from calcvm.errors import CalcError, ShapeError
 from calcvm.ops.layouts import axes
 from calcvm.vm.memory.resident import Resident
-from calcvm.vm.memory.slot import Slot, as_seen, shape_of
+from calcvm.vm.memory.slot import Slot
+from calcvm.vm.memory.totals import Totals
 from calcvm.vm.program.facts import check_learning_batch
 from calcvm.vm.program.program import Symbol
 from calcvm.vm.run import job as layout
@@ -96,12 +97,11 @@ class Epoch:
         ]
         others = [name for name in results if self.rounds > 1 and loaded.variables[name].get("over") == "other"]
         functions = [n for n in others if n != facts.get("loss") or (of_totals and loaded.variables[n].get("totals"))]
-        self.functions = {name: self._function(path, name) for name in functions}
-        self._totals: dict[Symbol, int] = {}  # where their sums begin
-        for name, kind in {t: k for _, totals in self.functions.values() for t, k in totals.items()}.items():
-            symbol = loaded.symbol(name)
-            self._totals[symbol] = len(offsets)
-            offsets += [_counted(symbol.offset + i, kind) for i in range(symbol.elems.b)]
+        for name in functions:
+            self._check_function(name)
+        self._totals = Totals(model, path, functions, len(offsets))
+        offsets += [_counted(offset, kind) for offset, kind in self._totals.elements]
+        self._functions = self._totals.table(self.names)
         self._found: dict[str, float] = {}
         self._results = np.array(offsets, np.int64)
         self._sums = device.shared(max(len(offsets), 1))
@@ -143,6 +143,7 @@ class Epoch:
         job[layout.N_SAMPLES : layout.LEARNING + 1] = n, batch, learning
         job[layout.ITEMSIZE : layout.SEED_OFF + 1] = program.itemsize, seed_off
         job[layout.INDEX] = 0 if self._index is None else device.constant(self._index)
+        job[layout.FUNCTIONS] = device.constant(self._functions) if functions else 0
         self._per_round = 0.0  # seconds, as last measured
         self._before = 0  # passes, before this one
 
@@ -189,32 +190,14 @@ class Epoch:
             for _ in self.slices(seconds):
                 pass
 
-    def _function(self, path: str, name: str) -> tuple[list[int], dict[str, str]]:
-        """Rows of a path that make a number of totals of the samples, in order, and those totals, with their kinds."""
-        loaded = self.model.loaded
-        program, facts = loaded.program, loaded.variables[name]
-        totals = facts["totals"]
-        if not totals:
+    def _check_function(self, name: str) -> None:
+        facts, batch = self.model.loaded.variables[name], self.model.program.batch_size
+        if not facts["totals"]:
             raise CalcError(
-                f"{name!r} of {self.samples} samples in batches of {program.batch_size}: it is no function of means or sums over "
+                f"{name!r} of {self.samples} samples in batches of {batch}: it is no function of means or sums over "
                 f"samples, since {facts['why']} makes something else of a batch; compile with batch_size={self.samples}, leave "
                 "it out, or compute it from what predict gives"
             )
-        return loaded.making(path, name, totals), totals
-
-    def _compute(self) -> None:
-        """What is a function of totals, of those of the whole pass; in a turn."""
-        self.model.record.forget()
-        slot, loaded = self.model.slot, self.model.loaded
-        for symbol, start in self._totals.items():
-            totals = self._sums.array[start : start + symbol.elems.b] / self.samples
-            slot.write(symbol, as_seen(totals, symbol, shape_of(symbol)))
-        rows, address = loaded.rows(loaded.program.batch_size)
-        for name, (pcs, _) in self.functions.items():
-            for pc in pcs:
-                slot.job[layout.ROWS : layout.STEPS + 1] = address, pc, pc + 1, 1
-                slot.execute("run_rows", slot.job, slot.job_address, 1)
-            self._found[name] = slot.scalar(loaded.symbol(name).offset)
 
     def _slices(self, seconds: float, marks: Sequence[int]) -> Iterator[int]:
         first = int(seconds / self._per_round) if self._per_round else 1
@@ -305,10 +288,10 @@ class Epoch:
 
     def mean(self, name: str) -> float:
         """A result of the samples seen so far in this pass."""
-        if name in self.functions and self.passes > self._before:
+        if name in self._totals and self.passes > self._before:
             if not self._found:
                 with self.model.record.turn.mine:
-                    self._compute()
+                    self._found = self._totals.results(self._totals.seen(self._sums.array / self.samples))
             return self._found[name]
         seen, reached = self.samples, self.job.item(layout.REACHED)
         if reached < self.rounds:

@@ -86,8 +86,10 @@ class CalcHeap(Uncopied):
     nbytes : int
     device : Device
     stats : switches, bytes and seconds of switching
+    closed : whether `close` has given the memory back
     """
 
+    closed = False
     _instead = "its models are, or keep them in a FileStore; another heap has its own memory"
 
     def __init__(
@@ -188,6 +190,7 @@ class CalcHeap(Uncopied):
         fill: Callable[[Resident], None],
     ) -> Resident:
         """A new model, of which ``fill`` sets what persists.  The heap has it when it is whole, and not before."""
+        self.check_open()
         self._check_device(program)
         self._check_room(program)
         workers = None if workers is None else checks.integer("workers", workers)
@@ -224,6 +227,7 @@ class CalcHeap(Uncopied):
         """
         checks.text("a model's name", name)
         workers = None if workers is None else checks.integer("workers", workers)
+        self.check_open()
         with self._lock:
             self._mend()
             if name in self._records:
@@ -323,11 +327,19 @@ class CalcHeap(Uncopied):
             for record in [*self._records.values()]:
                 self._write(record, drop=True)
         with self._lock:
+            self.closed = True
             self.store.close()
             if self.store.persistent and not self._reads:
                 self._end.detach()
             self._spare.clear()
             self._memory.close()
+
+    def check_open(self) -> None:
+        """CalcError: the heap is closed."""
+        if self.closed:
+            raise CalcError(
+                "the heap is closed: what was in it is in its store, if that keeps models; make another one, or close it later"
+            )
 
     def __enter__(self) -> CalcHeap:
         return self

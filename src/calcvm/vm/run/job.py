@@ -42,7 +42,10 @@ BY_LEARNING = 1 << 60  # of the offsets at RESULTS: see `calcvm.vm.run.samples.d
     STATUS,
     TURN,  # rounds of a turn, at most (0: any number)
     STAGED,  # on a GPU, as feeds: where the samples of the next round wait (ADDRESS), and their placeholders; or 0
-) = range(35, 47)  # fmt: skip
+    # How many results are functions of totals over the samples; of each how many totals it reads, their places among the sums and in
+    # the heap, how many rows make it, these rows, and its own place among the means and in the heap; or 0.
+    FUNCTIONS,
+) = range(35, 48)  # fmt: skip
 CLAIM = 48  # who has counted it up from 0 holds the task; on a cache line of its own, wherever the task begins
 TASK_WORDS = 56
 READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is passed over

@@ -43,6 +43,7 @@ from calcvm.vm.run.job import (
     FINISHED,
     FIRST,
     FIT,
+    FUNCTIONS,
     GENERATION,
     HEAP,
     HIRED,
@@ -245,13 +246,26 @@ def run_spans(job, rows, spans, first, last, worker, n_workers):
 
 
 @helper
-def weigh(job, share):
-    """Scale the gradient of the loss by a round's share of its learning batch."""
+def put(job, offset, value):
+    """Set an element of the heap."""
     words = i64_at(job)
     if words[ITEMSIZE] == 4:
-        f32_at(words[HEAP])[words[SEED_OFF]] = np.float32(share)
+        f32_at(words[HEAP])[offset] = np.float32(value)
     else:
-        f64_at(words[HEAP])[words[SEED_OFF]] = share
+        f64_at(words[HEAP])[offset] = value
+
+
+@helper
+def element(job, offset):
+    """An element of the heap."""
+    words = i64_at(job)
+    return np.float64(f32_at(words[HEAP])[offset]) if words[ITEMSIZE] == 4 else f64_at(words[HEAP])[offset]
+
+
+@helper
+def weigh(job, share):
+    """Scale the gradient of the loss by a round's share of its learning batch."""
+    put(job, i64_at(job)[SEED_OFF], share)
 
 
 @helper
@@ -362,8 +376,27 @@ def advance(job, most):
 
 @helper
 def trapped(job):
+    return element(job, 0) != 0.0
+
+
+@helper
+def compute(job):
+    """Results that are functions of totals: those of the whole pass into the heap, the rows that make of them the result."""
     words = i64_at(job)
-    return (f32_at(words[HEAP])[0] if words[ITEMSIZE] == 4 else f64_at(words[HEAP])[0]) != 0.0
+    needed, rows = what_rows_need(job), words[ROWS_FULL]
+    table, means = i64_at(words[FUNCTIONS]), f64_at(words[MEANS])
+    i = 1
+    for _ in range(table[0]):
+        n = table[i]
+        for k in range(i + 1, i + 1 + 2 * n, 2):
+            put(job, table[k + 1], means[table[k]])
+        i += 1 + 2 * n
+        n = table[i]
+        for k in range(i + 1, i + 1 + n):
+            run_span(needed, rows, table[k], table[k] + 1, 0, 1)
+        i += 1 + n
+        means[table[i]] = element(job, table[i + 1])
+        i += 2
 
 
 @helper
@@ -373,6 +406,8 @@ def conclude(job):
     sums, means = f64_at(words[SUMS]), f64_at(words[MEANS])
     for k in range(words[N_RESULTS]):
         means[k] = sums[k] / words[N_SAMPLES]
+    if words[FUNCTIONS]:
+        compute(job)
     words[MEANS] += 8 * words[N_RESULTS]
     return means[0]
 

@@ -57,6 +57,7 @@ from calcvm.vm.run.job import (
     FEEDS,
     FINISHED,
     FIRST,
+    FUNCTIONS,
     HEAP,
     INDEX,
     JUDGE,
@@ -341,15 +342,21 @@ def begin(words):
 
 
 @device
-def conclude(words):
-    """Append the means of a whole pass to MEANS; returns the first of them."""
+def average(words):
+    """The means of a whole pass, to MEANS."""
     sums, means = f64_at(words[SUMS]), f64_at(words[MEANS])
     k = 0
     while k < words[N_RESULTS]:
         means[k] = sums[k] / words[N_SAMPLES]
         k += 1
+
+
+@device
+def conclude(words):
+    """The first of a whole pass's means; the next ones come behind them."""
+    loss = f64_at(words[MEANS])[0]
     words[MEANS] += 8 * words[N_RESULTS]
-    return means[0]
+    return loss
 
 
 @device
@@ -489,6 +496,34 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
                 atomic_add(at(control, STAGED_ROUNDS), 1)
             k += 1
 
+    @device(inline=False)
+    def end_pass(words):
+        """The means of a pass, and what is a function of its totals (`calcvm.vm.run.loop.compute`); by the whole block."""
+        if thread() == 0:
+            average(words)
+        sync()
+        if words[FUNCTIONS]:
+            h, control = heap_at(words[HEAP]), i64_at(words[BARRIER])
+            table, means = i64_at(words[FUNCTIONS]), f64_at(words[MEANS])
+            f, i = 0, 1
+            while f < table[0]:
+                stop = i + 1 + 2 * table[i]
+                k = i + 1
+                while k < stop:
+                    if thread() == 0:
+                        h[table[k + 1]] = like(h, means[table[k]])
+                    k += 2
+                sync()
+                i, k = stop + 1 + table[stop], stop + 1
+                while k < i:
+                    run_span(h, words[ROWS_FULL], words[ROW_BYTES], table[k], table[k] + 1, control, 0, 1)
+                    k += 1
+                sync()
+                if thread() == 0:
+                    means[table[i]] = np.float64(h[table[i + 1]])
+                sync()
+                f, i = f + 1, i + 2
+
     @device
     def run_turn(words, budget):
         """Up to ``budget`` rounds of a task by this block alone, through the ends of its epochs."""
@@ -512,6 +547,9 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
                 sync()
                 run_rounds(judge, 0, judge[ROUNDS], 0, 1)
                 sync()
+                end_pass(judge)
+            if ended and not trapped:
+                end_pass(words)
             if thread() == 0:
                 words[FIRST] = start + count
                 if trapped:
