@@ -165,6 +165,7 @@ MISTAKES = [
     ("Uniform text", lambda: cv.init.Uniform("a"), C, "Uniform: low must be a finite number"),
     # ---- variables and operators
     ("variable + text", lambda: scene().x + "a", C, "a variable, a number or an array is wanted, not 'a'"),
+    ("axes twice", lambda: cv.sum(scene().x, (0, 0)), cv.ShapeError, "name a dimension twice: give each once"),
     ("variable + None", lambda: scene().x + None, C, "a variable, a number or an array is wanted, not None"),
     ("variable * nan", lambda: scene().x * float("nan"), C, "must be a finite number, not nan"),
     ("variable / 0", lambda: scene().x / 0, C, "division by zero"),

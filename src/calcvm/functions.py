@@ -389,6 +389,8 @@ def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, blocks: int = BL
     chosen = sorted({a + x.rank if a < 0 else a for a in given})
     if not all(0 <= a < x.rank for a in chosen):
         raise ShapeError(f"{name} of {x}: axes {axes} are outside its {x.rank} dimensions")
+    if len(chosen) < len(given):
+        raise ShapeError(f"{name} of {x}: axes {axes} name a dimension twice: give each once")
     while chosen:
         taken, left = [chosen.pop()], blocks
         while chosen and (left := left - (chosen[-1] != taken[0] - 1)):
