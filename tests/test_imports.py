@@ -85,6 +85,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "kernels_cuda",
             "system",
             "teams",
+            "undisturbed",
             "vm.program",
         },
         {"numba", "numpy", "llvmlite"},

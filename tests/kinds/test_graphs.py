@@ -1,6 +1,6 @@
 """Generated graphs: right to rounding, and the same bits for any team, any order of calls, and in any batch.
 
-In `make test` a sample; ``pytest --whole tests/kinds/test_graphs.py`` runs 5 000.  A failing graph is cut down to what
+In `make test` a sample; ``pytest --whole tests/kinds/test_graphs.py`` runs 3 000.  A failing graph is cut down to what
 fails still, and printed: ``generate(seed)`` draws the whole one again.
 """
 
@@ -25,7 +25,7 @@ from tests.cuda.conftest import gpu  # noqa: F401 (a fixture)
 from tests.kinds.graphs import Case, Twin, Unclear, generate
 from tests.kinds.races import plain
 
-SAMPLE, WHOLE = 100, 5_000
+SAMPLE, WHOLE = 100, 3_000
 TEAMS = (2, 3, 5)
 STEPS = 3
 RIGHT = 1e-9  # of the largest element of an array, or of 1e-3
@@ -254,7 +254,7 @@ def test_generated_graphs_agree_with_pytorch_and_with_themselves(whole):
 
 def test_generated_graphs_on_blas(whole):
     pytest.importorskip("scipy")
-    over(300 if whole else 2, every_team=False, device="blas")
+    over(100 if whole else 2, every_team=False, device="blas")
 
 
 def test_generated_graphs_on_a_simulated_gpu(whole, gpu):  # noqa: F811

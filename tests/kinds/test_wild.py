@@ -1,6 +1,6 @@
 """Generated graphs of anything: equations, scripts, gradients and every call are what the program computes.
 
-In `make test` a sample; ``pytest --whole tests/kinds/test_wild.py`` runs a thousand of each.  All is computed in float64, so that what
+In `make test` a sample; ``pytest --whole tests/kinds/test_wild.py`` runs hundreds of each.  All is computed in float64, so that what
 differs by more than rounding is wrong.
 """
 
@@ -31,7 +31,7 @@ from tests.kinds.placed import OPERATORS, Placed
 from tests.kinds.wild import Wild, kinds, wild
 
 RIGHT = 1e-9  # of the largest element: float64, and sums of another order
-SAMPLE, WHOLE, CHUNK = 10, 1000, 25
+SAMPLE, WHOLE, CHUNK = 10, 500, 25
 TAME = 1e8  # what is larger, or no number, is rounding's as much as anybody's
 
 

@@ -18,24 +18,34 @@ BLOCK = 1 << 17  # elements that are looked at together
 
 
 class Moments:
-    """Count, mean and sum of squared deviations of columns, in float64, over blocks as they come: Chan et al. 1983."""
+    """Count, mean and sum of squared deviations of columns, in float64, over blocks as they come: Chan et al. 1983.
+
+    All is of differences from the first block's mean, so that roundings are those of deviations, however far from 0 the data are.
+    """
 
     def __init__(self) -> None:
-        self.n, self.mean, self.squares = 0, np.zeros(0), np.zeros(0)
+        self.n, self.start, self.beside, self.squares = 0, np.zeros(0), np.zeros(0), np.zeros(0)
 
     def add(self, block: np.ndarray) -> None:
         """block : shape (n, features), float64."""
+        if not self.n:
+            self.start = block.mean(axis=0)
+        block = block - self.start
         n, mean = len(block), block.mean(axis=0)
         apart = block - mean
         squares = (apart * apart).sum(axis=0) - apart.sum(axis=0) ** 2 / n  # the second corrects the rounded mean
         mean = mean + apart.sum(axis=0) / n
         if not self.n:
-            self.n, self.mean, self.squares = n, mean, squares
+            self.n, self.beside, self.squares = n, mean, squares
             return
-        both, delta = self.n + n, mean - self.mean
-        self.mean = self.mean + delta * (n / both)
+        both, delta = self.n + n, mean - self.beside
+        self.beside = self.beside + delta * (n / both)
         self.squares = self.squares + squares + delta * delta * (self.n * (n / both))
         self.n = both
+
+    @property
+    def mean(self) -> np.ndarray:
+        return self.start + self.beside
 
     @property
     def std(self) -> np.ndarray:
@@ -101,7 +111,7 @@ def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> N
                 f"adapt: feature {wrong[0]} of {layers[scope]['of']!r} has NaN, Inf or numbers too large for {dtype}: remove them"
             )
         apart = np.spacing(np.abs(mean))  # what is nearer to the next number becomes the same
-        coarse = np.flatnonzero((100.0 * apart > moments.std) & moments.varies)
+        coarse = np.flatnonzero((100.0 * apart > moments.std) & moments.varies & (std > 0))
         if coarse.size:
             i = coarse[0]
             warn(

@@ -378,7 +378,7 @@ class Compiled:
         resident = Network(design).resident
         resident.hyper().update(learning_rate=0.0, beta1=0.0)  # the momentum is then the gradient
         data = {"input": dense(X, design.dtype), **self._targets(design, y, weights)}
-        run = Epoch(resident, data, "learn", train=True, learning=len(y), results=["loss"])
+        run = Epoch(resident, data, "learn", train=True, learning=len(y), results=["loss"], of_totals=True)
         coefs, intercepts = weights_of(resident)
         views, gradients = [*coefs, *intercepts], gradients_of(resident)
         n_weights = sum(view.size for view in coefs)

@@ -30,8 +30,8 @@ class Epoch:
     train : each round runs backward too, each learning batch ends with an update (``trains``: the path, or None).
     learning : samples of a learning batch (default: the program's batch, one round each).
     results : scalar results of the samples: of means over them the mean, of sums the sum; what is a function of such totals is
-        computed of those of the whole pass, when it is over; of a loss that is trained, where ``of_totals``, else the mean of
-        what the learning batches have descended.
+        computed of those of the whole pass, when it is over.  In training that is so where ``of_totals``: else, and of a loss that
+        is no such function, it is the mean of what the learning batches have descended.
     outputs : result -> array that receives its value for every sample.
     """
 
@@ -96,7 +96,8 @@ class Epoch:
             for name in results
         ]
         others = [name for name in results if self.rounds > 1 and loaded.variables[name].get("over") == "other"]
-        functions = [n for n in others if n != facts.get("loss") or (of_totals and loaded.variables[n].get("totals"))]
+        functions = [n for n in others if n != facts.get("loss") or loaded.variables[n]["totals"]]
+        functions = functions if of_totals or not train else []
         for name in functions:
             self._check_function(name)
         self._totals = Totals(model, path, functions, len(offsets))
