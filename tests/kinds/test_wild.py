@@ -179,6 +179,9 @@ def gradients(case: Wild) -> Counter[str]:
             made.append((cv.mean(cv.tanh(a)) + cv.sum(cv.sigmoid(x)), x))
         found = []
         for y, x in made:
+            if behind(y) & {"dropout", "stop_gradient"}:
+                done["no slope"] += 1  # each run draws other numbers, or the gradient ends by intent
+                continue
             try:
                 found.append((y, x, cv.gradient(y, x)))
             except cv.CalcError as error:
@@ -194,6 +197,18 @@ def gradients(case: Wild) -> Counter[str]:
         assert len(wrong) < 3, f"d {y.name!r} / d {x.name!r}: {wrong}"  # else some were at a kink
         done["slopes"] += 1
     return done
+
+
+def behind(y: Any) -> set[str]:
+    """The operators that a value is made by, in whatever path."""
+    seen, todo = {y: y.producer}, [y]
+    while todo:
+        producer = seen[todo.pop()]
+        for v in producer.inputs.values() if producer else ():
+            if v not in seen:
+                seen[v] = v.producer
+                todo.append(v)
+    return {op.spec.name for op in seen.values() if op}
 
 
 def slope(case: Wild, model: Any, y: Any, x: Any, d: Any, draw: int, step: float = 1e-6) -> str:
