@@ -184,11 +184,19 @@ class Program:
 
     def copied_from(self, path: str, output: int) -> int:
         """The number of the symbol that an output was copied from, since it lies otherwise than users see it; or its own."""
-        for pc in range(*self.sections.get((path, "forward"), (0, 0))):
-            if stem_of(self.spec(pc).name) == COPY_ROW and self.symbol_of(pc, "y") == output:
-                x = self.symbol_of(pc, "x")
-                return x if self.symbols[x].layout else output  # else a transposition of the user's
-        return output
+        return self.copies.get(output, {}).get(path, output)
+
+    @cached_property
+    def copies(self) -> dict[int, dict[str, int]]:
+        """Of outputs that lie otherwise than users see them, by path, the symbols that they are copied from."""
+        found: dict[int, dict[str, int]] = {}
+        for (path, phase), span in self.sections.items():
+            for pc in range(*span) if phase == "forward" else ():
+                if stem_of(self.spec(pc).name) == COPY_ROW:
+                    x, y = self.symbol_of(pc, "x"), self.symbol_of(pc, "y")
+                    if self.symbols[x].layout:  # else it is a transposition of the user's
+                        found.setdefault(y, {}).setdefault(path, x)
+        return found
 
     @property
     def paths(self) -> tuple[str, ...]:

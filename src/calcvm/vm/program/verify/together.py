@@ -110,7 +110,7 @@ class Together(Rows):
         for path in p.paths:
             names = [name for names in p.info["paths"][path]["needs"].values() for name in names]
             needed = {p.info["variables"][name]["symbol"] for name in names}
-            needed |= {p.copied_from(other, symbol) for symbol in needed if symbol is not None for other in p.paths}
+            needed |= {x for symbol in needed if symbol is not None for x in p.copies.get(symbol, {}).values()}
             for i in self.spans[path]:
                 for a in self.accesses[i]:
                     s = p.symbols[a.symbol]
