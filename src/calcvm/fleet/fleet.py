@@ -226,12 +226,11 @@ class Fleet(Uncopied):
                 job = train.job
                 job[[layout.ROUNDS, layout.EPOCH, layout.SEED]] = train.rounds, resident.facts["rounds"], resident.seed
                 job[[layout.SHUFFLE, layout.PATIENCE]] = shuffle, -1 if patience is None else patience
+                job[layout.BEST] = np.array(np.inf).view(np.int64)
                 if judge is not None:
                     judge.job[layout.ROUNDS] = judge.rounds
                 with self.turn.mine:
                     handle = Handle(self, resident, train, judge, epochs, sources)
-                    job = self._tasks[handle._place]
-                    job[[layout.SINCE, layout.BEST]] = 0, np.array(np.inf).view(np.int64)
                     self.handles[resident.name] = handle
                     self._adding.pop(get_ident(), None)
                     return handle
