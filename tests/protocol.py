@@ -103,7 +103,7 @@ class Protocol:
         values = self.memory()
         for t in self.threads:
             values |= {("at", t): "python" if t[0] == "caller" else "unborn"}
-            values |= {("job", t): None, ("mine", t): 0, ("team", t): 1, ("w", t): 0, ("g", t): 0, ("row", t): 0}
+            values |= {("job", t): None, ("mine", t): 0, ("team", t): 1, ("w", t): 0, ("g", t): None, ("row", t): 0}
             values |= {("n", t): 1} | ({("most", t): 1} if t[0] == "caller" else {})
         for c in range(len(self.jobs)):
             values["job", ("caller", c)] = (c, 0)
@@ -116,7 +116,15 @@ class Protocol:
             label = s["at", t]
             if label not in ("over", "unborn"):
                 for after in getattr(self, label)(s.copy(), t):
-                    yield f"{t[0]} {t[1]}: {label}", after
+                    yield f"{t[0]} {t[1]}: {label}", self.since(after)
+
+    def since(self, s: State) -> State:
+        """Count generations from the present one: they are only compared, and what has the same future is one state."""
+        for t in self.threads:
+            if s["g", t] is not None:
+                s["g", t] -= s["GENERATION"]
+        s["GENERATION"] = 0
+        return s
 
     def ended(self, s: State) -> bool:
         """Whether all callers are done, and the team is as it should be then."""
@@ -154,7 +162,7 @@ class Protocol:
     def drop(self, s: State, t: Any) -> State:
         """The job's memory goes back, and may be anything from now on; the next job, or the end."""
         c, k = s["job", t]
-        s["live", (c, k)] = 0
+        s["live", (c, k)], s["TEAM", (c, k)], s["done", (c, k)] = 0, 0, ()  # who reads them is found by `live`
         s["mine", t], s["team", t], s["w", t], s["n", t], s["most", t] = 0, 1, 0, 1, 1
         more = k + 1 < len(self.jobs[c])
         s["job", t] = (c, k + 1) if more else None
@@ -264,8 +272,7 @@ class Protocol:
         return [self.go(s, t, "generation" if team > 1 else "row")]
 
     def leave(self, s: State, t: Any) -> State:
-        s["row", t] = s["g", t] = 0
-        s["n", t] = 1
+        s["row", t], s["g", t], s["n", t] = 0, None, 1
         if t[0] == "worker":
             return self.go(s, t, "clear")
         s["w", t] = 1
@@ -312,7 +319,7 @@ class Protocol:
 
     def stay(self, s: State, t: Any) -> Step:
         """atomic_load(TEAM): who is above it leaves"""
-        s["n", t] = s["TEAM", self.read(s, t)]
+        s["n", t], s["g", t] = s["TEAM", self.read(s, t)], None
         return [self.go(s, t, "row") if number(t) < s["n", t] else self.leave(s, t)]
 
     # ------------------------------------------------------------ a worker: serve and park

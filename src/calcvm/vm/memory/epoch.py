@@ -132,6 +132,8 @@ class Epoch:
         device.prepare_task(job, loaded)
         job[layout.ROW_BYTES] = program.row_bytes
         job[layout.ROWS_FULL : layout.ROWS_LAST + 1] = [address for _, address in self._rows]
+        if parts == 1:
+            job[layout.PACE] = self._rows[0][1] + int(self._spans[0, 0]) * program.row_bytes + 1
         for word, count, array in (
             (layout.SPANS, layout.N_SPANS, self._spans),
             (layout.END_SPANS, layout.N_END_SPANS, self._end_spans),

@@ -77,7 +77,7 @@ class Slot:
         self.pages = None
         self.job = np.zeros(layout.JOB_WORDS, np.int64)
         self.job[[layout.TABLE, layout.HEAP]] = loaded.table_address, address
-        self.job[layout.ROW_BYTES] = loaded.program.row_bytes
+        self.job[[layout.ROW_BYTES, layout.PACE]] = loaded.program.row_bytes, 1
         self.job_address = self.job.ctypes.data
 
     # ------------------------------------------------------------ cells of symbols

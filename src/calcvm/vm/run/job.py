@@ -4,14 +4,17 @@ from __future__ import annotations
 
 LINE = 64  # bytes of a cache line: what several workers write lies on lines of its own
 
-# A team's control block, byte offsets.  SERVE: the address of what workers run; HIRED: how many there are.
-CONTROL_BYTES = 64 * LINE
+# A team's control block, byte offsets.  SERVE: the address of what workers run; HIRED: how many there are; PACES: what is known
+# of jobs (`calcvm.vm.run.pace`).
+N_PACES, PACE_BYTES = 64, 2 * LINE
+PACES = 64 * LINE
+CONTROL_BYTES = PACES + N_PACES * PACE_BYTES
 BUSY, ARRIVED, GENERATION, HIRED, FIT, BOXES = (k * LINE for k in (0, 1, 2, 3, 4, 8))
 SERVE = HIRED + 8
 # FIT: how many workers had cores when a team last waited for some that had none; who holds BUSY writes it.  CROWDED: until when jobs
 # have no more, in ns of the monotonic clock, and for how long that was.
 CROWDED = FIT + 8
-MAX_WORKERS = (CONTROL_BYTES - BOXES) // LINE  # worker w has the box at BOXES + w * LINE
+MAX_WORKERS = (PACES - BOXES) // LINE  # worker w has the box at BOXES + w * LINE
 
 # A worker's box, byte offsets: the address of the job that it has (0: none), then what it sleeps by.
 PARKED, NUMBER, THREAD, SEMAPHORE = 8, 16, 24, 32  # a sem_t has 32 bytes
@@ -20,7 +23,10 @@ PARKED, NUMBER, THREAD, SEMAPHORE = 8, 16, 24, 32  # a sem_t has 32 bytes
 CODE, TEAM, BARRIER, TABLE, HEAP = range(5)  # CODE: the address of what runs it, run_rows or run_rounds
 # Of the monotonic clock, in ns (0: none); where a team then ended: before this step or round (0: it did not); from row to row.
 DEADLINE, UNTIL, ROW_BYTES = range(5, 8)
-ROWS, START, STOP, STEPS = range(8, 12)
+# What tells rows apart whose team's best size is sought: 1, of ROWS from START on, or an odd address; 0: the team is as large as asked.
+# UNITS: how many steps or rounds a team has run.
+PACE, UNITS = range(8, 10)
+ROWS, START, STOP, STEPS = range(10, 14)
 (
     ROWS_FULL, ROWS_SHORT, ROWS_LAST,  # rows patched for the technical batch, a learning batch's rest, the data's rest
     SPANS, N_SPANS, END_SPANS, N_END_SPANS,  # (start, stop) pairs: each round; after a learning batch
@@ -29,7 +35,7 @@ ROWS, START, STOP, STEPS = range(8, 12)
     INDEX,  # address of int64 numbers of the samples in their arrays, or 0: the arrays themselves are the data set
     PART, PARTS,  # of a round that is long by itself: run this part alone, 1 to PARTS (0: whole rounds); see `slices.cut`
     REACHED,  # rounds of the pass that are done
-) = range(8, 35)  # fmt: skip
+) = range(10, 37)  # fmt: skip
 JOB_WORDS = 40
 BY_LEARNING = 1 << 60  # of the offsets at RESULTS: see `calcvm.vm.run.samples.deliver`
 
@@ -45,13 +51,13 @@ BY_LEARNING = 1 << 60  # of the offsets at RESULTS: see `calcvm.vm.run.samples.d
     # How many results are functions of totals over the samples; of each how many totals it reads, their places among the sums and in
     # the heap, how many rows make it, these rows, and its own place among the means and in the heap; or 0.
     FUNCTIONS,
-) = range(35, 48)  # fmt: skip
-CLAIM = 48  # who has counted it up from 0 holds the task; on a cache line of its own, wherever the task begins
-TASK_WORDS = 56
+) = range(37, 50)  # fmt: skip
+CLAIM = 56  # who has counted it up from 0 holds the task; on a cache line of its own, wherever the task begins
+TASK_WORDS = 64
 READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is passed over
 
 # Words of a fleet's job.
-TASKS, N_TASKS, SLICE, LAPS = range(8, 12)  # address of the tasks' addresses; rounds of a turn; turns of each task
+TASKS, N_TASKS, SLICE, LAPS = range(10, 14)  # address of the tasks' addresses; rounds of a turn; turns of each task
 NEXT = 16  # turns given out, on a cache line of its own
 FLEET_WORDS = 24
 

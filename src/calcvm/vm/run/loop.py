@@ -66,6 +66,7 @@ from calcvm.vm.run.job import (
     NEXT,
     NOT_FINITE,
     NUMBER,
+    PACE,
     PARK_AFTER,
     PARKED,
     PART,
@@ -100,8 +101,10 @@ from calcvm.vm.run.job import (
     THREAD,
     TRAPPED,
     TURN,
+    UNITS,
     UNTIL,
 )  # fmt: skip
+from calcvm.vm.run.pace import note, pace_of, team_of
 from calcvm.vm.run.samples import copy_rows, deliver, far, fetch, fetch_ahead, helper, inlined, permute, scratch  # noqa: F401 (entries)
 
 U = np.uint64
@@ -290,11 +293,13 @@ def run_rows(job, worker):
     """Rows [START, STOP), STEPS times."""
     words = i64_at(job)
     needed, limited, nw = what_rows_need(job), words[DEADLINE] != 0, words[TEAM]
-    rows, start, stop = words[ROWS], words[START], words[STOP]
+    rows, start, stop, k = words[ROWS], words[START], words[STOP], 0
     for k in range(words[STEPS]):
         nw = run_span(needed, rows, start, stop, worker, nw)
         if worker >= nw or (limited and enough(job, k, worker)):
             break
+    if worker == 0:
+        words[UNITS] = k + 1
 
 
 def run_rounds(job, worker):
@@ -335,7 +340,7 @@ def run_rounds(job, worker):
             nw = barrier(control, job, nw, worker, 0)
         if worker == 0:
             deliver(job, base, m, stop - start)
-            words[REACHED] = k + 1
+            words[REACHED], words[UNITS] = k + 1, k + 1 - words[FIRST]
         if (
             1 < nw > worker and words[N_DRAINS]
         ):  # a result may lie in a placeholder, into which others fetch next samples
@@ -496,9 +501,12 @@ def run_team(control, job, n_workers):
     All there is to a team is done here, in one call: what calls it sees before or after.  When it is over no worker
     looks at the job any more.
     """
-    words, team = i64_at(job), 1
+    words, team, most, pace, begun = i64_at(job), 1, n_workers, 0, 0
     if n_workers > 1:
         n_workers = that_fit(control, job, n_workers)
+    if 1 < n_workers == most and words[PACE] != 0:
+        pace, begun = pace_of(control, job), now()
+        n_workers = team_of(pace, job, most, begun)
     mine = n_workers > 1 and atomic_swap(control + BUSY, 1) == 0
     if mine:
         if words[TABLE] != 0 and atomic_load(control + FIT) < n_workers:
@@ -515,6 +523,9 @@ def run_team(control, job, n_workers):
             if looks == SPINS and words[TABLE] != 0:
                 await_others(control, job, team, box, job)
             idle(looks)
+    if pace != 0:
+        t = now()
+        note(pace, job, team, most, t, t - begun)
     if mine:
         atomic_store(control + BUSY, 0)
 
