@@ -18,7 +18,7 @@ from calcvm.vm.run.atomics import i64_at
 from calcvm.vm.run.job import DEADLINE, N_PACES, PACE, PACE_BYTES, PACES, ROW_BYTES, ROWS, START, UNITS
 from calcvm.vm.run.samples import helper
 
-TURN_NS, SHARE = 8_000_000, 64  # of a turn at least, and of the time between trials one part of so many
+TURN_NS, SHARE = 8_000_000, 64  # of a turn at least; of the time between trials it is one part of so many
 WINDOW_NS, WINDOWS = 500_000, 3  # of jobs whose times are added up; so many of them at least are a turn
 LONG_NS = 1_000_000  # of a step or round; and what a job of a trial may take, if it can be ended
 FIRST_PAUSE, MOST_PAUSE = 50_000_000, 2_000_000_000  # ns between trials: twice as long after each that changes nothing
@@ -27,8 +27,8 @@ BETTER = 64  # a size takes the place of another that takes a part of 64 longer
 NEVER = 2**62
 # Words of what is known.  OF: which rows; SIZE: what is best; OTHER: what is tried beside it (0: nothing); TURN: 0 while SIZE runs,
 # 1 while OTHER does; SINCE: when that began; TOOK, DONE: ns and steps of this window; SEEN: windows of this turn; FASTEST, and after
-# it that of OTHER: of a step; NEXT: when the next trial begins; PAUSE: how long after this one.
-OF, SIZE, OTHER, TURN, SINCE, TOOK, DONE, SEEN, FASTEST, OTHERS_FASTEST, NEXT, PAUSE, N_WORDS = range(13)
+# it that of OTHER: of a step; NEXT: when the next trial begins; PAUSE: how long after this one; MORE: whether it is one of more workers.
+OF, SIZE, OTHER, TURN, SINCE, TOOK, DONE, SEEN, FASTEST, OTHERS_FASTEST, NEXT, PAUSE, MORE, N_WORDS = range(14)
 
 
 @helper
@@ -60,8 +60,9 @@ def team_of(pace, job, most, t):
         known[SIZE], known[OTHER], known[NEXT], known[PAUSE] = most, 0, t, FIRST_PAUSE
     size = known[SIZE]
     if known[OTHER] == 0 and t >= known[NEXT]:
-        more = size == 1 or (size < most and (t >> 12) & 1 != 0)  # as chance will have it
-        known[OTHER] = min(2 * size, most) if more else size // 2
+        if size in (1, most):
+            known[MORE] = size == 1
+        known[OTHER] = min(2 * size, most) if known[MORE] else size // 2
         begin_turn(pace, 0, t)
     if known[OTHER] > 0:
         if words[DEADLINE] > t + LONG_NS:
@@ -96,4 +97,5 @@ def note(pace, job, team, most, t, took):
     if turn != 0 and known[OTHERS_FASTEST] + known[OTHERS_FASTEST] // BETTER < known[FASTEST]:
         known[SIZE], known[NEXT], known[PAUSE] = other, t, FIRST_PAUSE  # and what lies beyond it at once
     else:
-        known[NEXT], known[PAUSE] = t + known[PAUSE], min(2 * known[PAUSE], MOST_PAUSE)
+        known[NEXT] = t + max(known[PAUSE], SHARE * (t - known[SINCE] - lasts))  # jobs that come seldom make it long
+        known[PAUSE], known[MORE] = min(2 * known[PAUSE], MOST_PAUSE), 1 - known[MORE]
