@@ -71,7 +71,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
     "vm": (set(), set()),
-    "vm.program": ({"errors", "files", "checks", "lazy", "ops", "init"}, {"numpy"}),
+    "vm.program": ({"errors", "files", "checks", "lazy", "ops", "init", "tables"}, {"numpy"}),
     "vm.run": (
         {
             "errors",

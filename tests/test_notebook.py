@@ -39,6 +39,7 @@ CELLS = {
     "history": "<History: 2000 epochs, .*",
     "print(history)": r"epoch  loss[^\n]*\n... 1980 epochs before\n(.*\n){20}all epochs done\n",
     "model": "<Model .*",
+    "model.summary()": r"model 'model-0': input \(B, 10\) -> output \(B, 2\)\nlayer (.*\n)+heap .* epochs done",
     "program": "<Program: .*",
     "results": "<results of 20 models.*",
     "found": "<exploration of 20 trials.*",

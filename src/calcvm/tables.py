@@ -32,6 +32,18 @@ def preformatted(text: str) -> str:
     return f'<pre style="font-family: monospace">{escape(text)}</pre>'
 
 
+class Lines(str):
+    """A text of several lines, which consoles and notebooks show as such."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return preformatted(self)
+
+
 def number(value: float) -> str:
     """A number in few characters."""
     return f"{value:.4g}"

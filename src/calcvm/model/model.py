@@ -29,7 +29,7 @@ from calcvm.optim import Optimizer
 from calcvm.planner import Plan
 from calcvm.planner.cost import Table
 from calcvm.planner.paging import BANDWIDTH
-from calcvm.tables import preformatted
+from calcvm.tables import Lines, preformatted
 from calcvm.vm.memory import methods
 from calcvm.vm.memory.epoch import Epoch
 from calcvm.vm.memory.heap import CalcHeap
@@ -288,7 +288,7 @@ class Model(methods.Native, hints.Closed):
 
     def summary(self) -> str:
         """Its layers, what they make and cost, its parameters, what trains it, and the memory that it takes."""
-        return summary(self.resident, self.roles)
+        return Lines(summary(self.resident, self.roles))
 
     def __str__(self) -> str:
         return repr(self) if self.resident.record.loaded is None else self.summary()

@@ -18,6 +18,7 @@ from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.shape import COPY_ROW
 from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named, stem_of
 from calcvm.ops.types import BYTES
+from calcvm.tables import Lines
 from calcvm.vm.program import schema
 from calcvm.vm.program.disassemble import disassemble
 from calcvm.vm.program.documents import DOCUMENT, PAGES
@@ -247,9 +248,8 @@ class Program:
     # ------------------------------------------------------------ showing and storing
     def disassemble(self, batch: int | None = None) -> str:
         """One line a row, as an equation with names, shapes and offsets, for a batch (None: ``batch_size``)."""
-        return disassemble(
-            self, None if batch is None else checks.integer("disassemble: batch", batch, -checks.LARGEST)
-        )
+        batch = None if batch is None else checks.integer("disassemble: batch", batch, -checks.LARGEST)
+        return Lines(disassemble(self, batch))
 
     def save(self, path: str | PathLike[str] | BinaryIO) -> None:
         """Write the program to a file that is open, or to a path: the file appears whole or not at all."""
