@@ -130,6 +130,9 @@ class Search:
         if report.status != "failed" and self.metric not in trial.curves:
             known = ", ".join(map(repr, trial.curves))
             report.status, report.reason = "failed", f"metric {self.metric!r}: the figures of a round are {known}"
+            if not any(self.metric in other.curves for other in self.trials.values()):  # nor will others have it
+                self._end(trial, "failed", report.reason)
+                raise CalcError(report.reason)
         if report.status == "failed":
             return self._end(trial, "failed", report.reason)
         trial.value = trial.curves[self.metric][-1]
