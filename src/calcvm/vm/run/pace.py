@@ -82,10 +82,11 @@ def note(pace, job, team, most, t, took):
     lasts = max(TURN_NS, known[PAUSE] // SHARE)
     if 2 * (t - took - known[SINCE]) < lasts:
         return
-    known[TOOK] += took
-    known[DONE] += units
-    if known[TOOK] >= WINDOW_NS:
-        known[FASTEST + turn] = min(known[FASTEST + turn], known[TOOK] * FINE // known[DONE])
+    took += known[TOOK]
+    units += known[DONE]
+    known[TOOK], known[DONE] = took, units
+    if took >= WINDOW_NS:
+        known[FASTEST + turn] = min(known[FASTEST + turn], took * FINE // units)
         known[TOOK], known[DONE] = 0, 0
         known[SEEN] += 1
     if known[SEEN] < WINDOWS or t - known[SINCE] < lasts:
