@@ -43,6 +43,16 @@ def process(*args: str, before: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
+def test_inputs_and_targets_of_any_size_are_scaled(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(3e4, 1e4, 600), rng.normal(0, 1e-3, 600)
+    np.savez(tmp_path / "d.npz", X=np.stack([a, b], axis=1), y=2e5 + a + 1e7 * b)
+    how = ["--epochs", 60, "--out", tmp_path / "m.calc"]
+    error = r"root mean squared error ([\d.e+]+) on the held-out 120 \(([\d.e+]+), of the mean alone\)"
+    found = re.search(error, calcvm("train", tmp_path / "d.npz", "2-16-1", *how))
+    assert found and float(found[1]) < 0.2 * float(found[2])
+
+
 @pytest.mark.parametrize("package", ["typer", "rich"])
 def test_without_the_extra_the_command_names_it(package: str) -> None:
     result = process("plan", before=f"sys.modules[{package!r}] = None")

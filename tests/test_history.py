@@ -77,6 +77,25 @@ def test_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
         history(3).to_frame()
 
 
+def test_frames_of_a_fleet_and_of_a_search() -> None:
+    pytest.importorskip("pandas")
+    pytest.importorskip("optuna")
+    X, y = np.random.default_rng(0).standard_normal((64, 4)).astype("f4"), np.arange(64) % 3
+    graph = cv.build_graph(cv.nn.Linear(3), (4,), "softmax_cross_entropy", cv.SGD(0.1))
+    with cv.Fleet("1 MiB") as fleet:
+        for name in ("a", "b"):
+            fleet.add(cv.compile(graph, batch_size=16), data=(X, y), validation=slice(0, 16), name=name)
+        results = fleet.fit(3, progress=False)
+        frame = results.to_frame()
+        assert [*frame.index] == ["a", "b"] and frame.loss.tolist() == results.column("loss").tolist()
+        assert frame.epochs.tolist() == [3, 3] and "val_accuracy" in frame
+    found = cv.explore(
+        lambda trial: graph, {"n": [1, 2]}, data=(X, y), validation=0.25, n_trials=2, rounds=1, progress=False
+    )
+    assert found.to_frame().val_loss.tolist() == [trial.value for trial in found.trials]
+    assert [*found.to_frame().n] == [trial["n"] for trial in found.trials]
+
+
 def test_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib").use("Agg")
     from matplotlib import pyplot

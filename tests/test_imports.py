@@ -43,7 +43,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "dtypes": ({"errors", "checks", "ops"}, {"numpy"}),
     "lazy": (set(), set()),
     "files": ({"errors", "system"}, set()),
-    "tables": (set(), set()),
+    "tables": ({"errors"}, {"pandas"}),
     "undisturbed": (set(), set()),
     "cgroups": (set(), set()),
     "system": ({"errors", "cgroups"}, set()),

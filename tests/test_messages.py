@@ -751,10 +751,19 @@ def test_a_table_names_its_column(kind, column):
             call()
 
 
-def test_a_table_of_numbers_as_objects_says_how_to_give_them():
+@pytest.mark.parametrize("kind", ["numbers and flags", "nullable", "pyarrow"])
+def test_a_table_of_numbers_of_several_types_is_read(kind):
     pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    frame = pandas.DataFrame(X).convert_dtypes(dtype_backend="pyarrow")
-    with pytest.raises(cv.CalcError, match=r"give data.to_numpy\(np.float32\)$"):
-        model().predict(frame)
-    assert model().predict(frame.to_numpy(np.float32)).shape == (40, 3)
+    frame = pandas.DataFrame(X)
+    if kind == "numbers and flags":  # as pandas.get_dummies gives
+        frame[1] = frame[1] > 0
+    elif kind == "pyarrow":
+        pytest.importorskip("pyarrow")
+        frame = frame.convert_dtypes(dtype_backend="pyarrow")
+    else:
+        frame = frame.convert_dtypes()
+    net, plain = model(), frame.to_numpy(np.float32)
+    assert np.array_equal(net.predict(frame), net.predict(plain))
+    assert net.evaluate(frame, Y) == net.evaluate(plain, Y)
+    losses = [model(seed=0).fit(data, Y, progress=False)["loss"] for data in (frame, plain)]
+    assert losses[0] == losses[1]

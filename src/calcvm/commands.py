@@ -320,12 +320,15 @@ def train(
     epochs: Annotated[int, typer.Option(min=1)] = 20,
     batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="Samples in a step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Adam's.")] = 1e-3,
-    activation: Activation = "sigmoid",
+    activation: Activation = "relu",
     held_out: Annotated[float, typer.Option(help="Fraction of the samples to validate on.")] = HELD_OUT,
     seed: Seed = 0,
     workers: Workers = None,
 ) -> None:
-    """Train on a file: a classifier where y has integers (of one output: 0 and 1), else a regression by the squared error."""
+    """Train on a file: a classifier where y has integers (of one output: 0 and 1), else a regression by the squared error.
+
+    Inputs are standardized, and what a regression gives is scaled to its target.
+    """
     check_target(out)
     X, y, table = _samples(data, target)
     assert y is not None
@@ -345,6 +348,9 @@ def train(
     if not classes:
         y = y.reshape(len(y), -1)
     X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, held_out)
+    net = nn.Standardize() >> net
+    if not (classes or binary):
+        net = net >> nn.Function(_rescaled, float(y_train.std()) or 1.0, float(y_train.mean()))
     model = cv.Model(
         net,
         input_shape=(n_in,),
@@ -356,6 +362,7 @@ def train(
         workers=workers,
     )
     print(model.plan, end="\n\n", flush=True)
+    model.adapt(X_train)
     history = model.fit(
         X_train, y_train, epochs=epochs, validation=(X_test, y_test), check_finite=True, terminate_on_nan=True
     )
@@ -365,14 +372,25 @@ def train(
             f"the loss of epoch {lost} is {history['loss'][lost - 1]}: take a smaller --learning-rate; {out} is not written"
         )
     if classes or binary:
-        print(f"accuracy {model.evaluate(X_test, y_test)['accuracy']:.4f} on the held-out {len(X_test)}")
+        usual = np.bincount(y_train.ravel().astype(int)).argmax()
+        found, least = f"accuracy {model.evaluate(X_test, y_test)['accuracy']:.4f}", f"{np.mean(y_test == usual):.4f}"
+        least += f", of class {usual} alone"
     else:
-        error = model.predict(X_test) - y_test
-        print(f"root mean squared error {np.sqrt(np.mean(error**2)):.4g} on the held-out {len(X_test)}")
+        found = f"root mean squared error {_rms(model.predict(X_test) - y_test):.4g}"
+        least = f"{_rms(y_train.mean(axis=0) - y_test):.4g}, of the mean alone"
+    print(f"{found} on the held-out {len(X_test)} ({least})")
     if table is not None:
         model.notes[TABLE] = table._asdict()
     model.save(out)
     print(f"wrote {out}")
+
+
+def _rescaled(y: cv.Variable, spread: float, mean: float) -> cv.Variable:
+    return y * spread + mean
+
+
+def _rms(error: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(error**2)))
 
 
 def _model(path: Path) -> cv.Model:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from calcvm.errors import MissingExtra
 
 
 def escape(text: str) -> str:
@@ -63,3 +66,12 @@ def duration(seconds: float) -> str:
 def some(names: Sequence[str]) -> str:
     """The first of some names, and how many there are."""
     return ", ".join(names[:10]) + (f", ... ({len(names)})" if len(names) > 10 else "") if names else "none"
+
+
+def frame(what: str, rows: Sequence[Mapping[str, Any]], index: str, columns: Sequence[str] | None = None) -> Any:
+    """Rows as a pandas DataFrame, by one of their entries (MissingExtra: pandas is not installed)."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise MissingExtra("pandas", "pandas", what) from error
+    return pandas.DataFrame(rows, columns=[index, *columns] if columns is not None else None).set_index(index)

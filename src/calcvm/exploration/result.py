@@ -16,7 +16,7 @@ from calcvm.errors import CalcError, Uncopied
 from calcvm.exploration.trial import Trial
 from calcvm.exploration.worker import Task, Turn, Worker
 from calcvm.model import Model
-from calcvm.tables import html, laid_out, number
+from calcvm.tables import frame, html, laid_out, number
 from calcvm.vm.program.encoding import ALIGN_BYTES
 
 
@@ -62,6 +62,21 @@ class Exploration(Uncopied):
         ranked = self.ranked
         best = f", best {self.metric} {ranked[0].value:.4g} (trial {ranked[0].number})" if ranked else ""
         return f"<exploration of {len(self)} trials{best}>"
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame: a row for each trial, by its number (MissingExtra: pandas is not installed, extra ``pandas``)."""
+        rows = [
+            {
+                "trial": t.number,
+                "status": t.status,
+                self.metric: t.value,
+                **t.params,
+                "rounds": t.rounds,
+                "bytes": t.nbytes,
+            }
+            for t in self.trials
+        ]
+        return frame("Exploration.to_frame", rows, "trial")
 
     @property
     def counts(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ import numpy as np
 from calcvm import checks
 from calcvm.errors import CalcError, Uncopied
 from calcvm.model.figures import largest_of
-from calcvm.tables import html, laid_out, number
+from calcvm.tables import frame, html, laid_out, number
 
 if TYPE_CHECKING:
     from calcvm.fleet.handle import Handle
@@ -51,6 +51,10 @@ class Results(Sequence, Uncopied):
 
     def __len__(self) -> int:
         return len(self._handles)
+
+    def to_frame(self) -> Any:
+        """A pandas DataFrame: a row for each model, by its name (MissingExtra: pandas is not installed, extra ``pandas``)."""
+        return frame("Results.to_frame", self._rows(), "name")
 
     def column(self, name: str) -> np.ndarray:
         """A figure of every model, shape (n_models,); NaN where a model has none.

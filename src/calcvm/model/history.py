@@ -8,7 +8,7 @@ from typing import Any
 
 from calcvm import checks, hints
 from calcvm.errors import CalcError, MissingExtra
-from calcvm.tables import html, laid_out, number
+from calcvm.tables import frame, html, laid_out, number
 
 SHOWN = 20  # epochs of a table
 
@@ -57,12 +57,8 @@ class History:
         ------
         MissingExtra : pandas is not installed (extra ``pandas``).
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise MissingExtra("pandas", "pandas", "History.to_frame") from error
-        index = pandas.RangeIndex(1, len(self) + 1, name="epoch")
-        return pandas.DataFrame(self.epochs, index=index, columns=self.names)
+        rows = [{"epoch": i, **figures} for i, figures in enumerate(self.epochs, 1)]
+        return frame("History.to_frame", rows, "epoch", self.names)
 
     def plot(self, figures: Iterable[str] | None = None, *, ax: Any = None) -> Any:
         """Draw figures over the epochs; what was trained on and what was held out together, such as loss and val_loss.

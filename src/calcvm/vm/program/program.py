@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
@@ -166,8 +167,9 @@ class Program:
             )
         for name in names:
             if find_row(name) is None:
+                of = re.split("_(?:fwd|bwd)", stem_of(name))[0]
                 raise ProgramError(
-                    f"no operator has the instruction {name!r}: declare a user's operator as the program did that made "
+                    f"no operator has the instruction {name!r}: declare a user's operator {of!r} as the program did that made "
                     "this (calcvm.operators.elementwise, cv.register_op), or compile the graph again"
                 )
         changed = ", ".join(name for name, form in self.instructions if form != form_of(row_named(name)))

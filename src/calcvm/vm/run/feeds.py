@@ -61,13 +61,18 @@ def code_of(array: np.ndarray, own: bool) -> int:
 
 
 def numeric(name: str, array: np.ndarray, columns: Any = None) -> np.ndarray:
-    """An array of numbers (CalcError: it holds something else; ``columns`` : the names of a table's)."""
+    """An array of numbers (CalcError: it holds something else).
+
+    columns : the names of a table's, whose numbers of several types become float64; other objects are refused.
+    """
     if array.dtype.kind in "fiub":
         return array
     strange = (i for i, v in enumerate(array.flat) if not (checks.is_number(v) or isinstance(v, (bool, np.bool_))))
     at = next(strange, None)
+    if at is None and columns is not None:
+        return array.astype(np.float64)
     if at is None:
-        what, remedy = "", f"give {'data.to_numpy' if columns is not None else 'data.astype'}(np.float32)"
+        what, remedy = "", "give data.astype(np.float32)"
     else:
         where, value = _index(array, at), array.flat[at]
         value = value.item() if isinstance(value, np.generic) else value
