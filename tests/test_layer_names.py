@@ -107,6 +107,28 @@ def test_a_scope_may_end_with_a_dot(name, layer, shape, scope):
     assert dataclasses.is_dataclass(layer) or names or layer.stateless
 
 
+@EACH
+def test_a_layer_alone_is_built_as_a_network_of_one(name, layer, shape):
+    names = []
+    for built in (layer, nn.Sequential(layer)):
+        g = cv.CalcGraph()
+        x = g.placeholder("x", (None, *shape))
+        with g.path("learn", backward=True):
+            built.build(x)
+            built.build(x, training=False)
+        names.append([*g.variables])
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("scope", ["body", "body."])
+def test_a_network_inside_a_scope_has_a_dot_between(scope):
+    g = cv.CalcGraph()
+    with g.path("learn", backward=True):
+        (nn.Linear(2) >> nn.Linear(3)).build(g.placeholder("x", (None, 4)), scope, True)
+    weights = [v.name for v in g.variables.values() if v.kind == "parameter"]
+    assert weights == [f"body.linear_{k}.{what}" for k in (1, 2) for what in ("weight", "bias")]
+
+
 def test_a_rate_of_0_is_shown_as_not_trained():
     net = nn.Linear(2) >> nn.Linear(2)
     model = cv.Model(

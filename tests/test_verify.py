@@ -80,7 +80,9 @@ def test_instructions_must_be_known(program):
         return replace(program, instructions=tuple(Instruction(*i) for i in instructions))
 
     first, *others = program.instructions
-    refused(listed(("a_fwd", first.form), *others), "no operator has the instruction 'a_fwd': declare a user's operator 'a'")
+    refused(
+        listed(("a_fwd", first.form), *others), "no operator has the instruction 'a_fwd': declare a user's operator 'a'"
+    )
     refused(
         listed((first.name, others[0].form), *others),
         rf"other instructions \({first.name}\): build and compile the graph again",

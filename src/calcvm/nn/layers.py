@@ -25,14 +25,22 @@ LAYERS_SHOWN = 8  # of a network, where it has more
 def _whole(build: Callable[..., Variable]) -> Callable[..., Variable]:
     """A layer's ``build`` that leaves nothing behind where it is refused.
 
-    A scope that ends with a dot, as that of a network does, is the name of a layer without it.
+    A scope ends with a dot where it is a network's, and is a layer's name without one: both take either.  A layer alone, without a
+    scope, is a network of one.
     """
 
     @wraps(build)
     def built(self: Layer, x: Variable, *args: Any, **options: Any) -> Variable:
-        if not isinstance(self, Sequential):
-            args = tuple(a.removesuffix(".") if isinstance(a, str) else a for a in args)
-            options = {name: a.removesuffix(".") if isinstance(a, str) else a for name, a in options.items()}
+        network = isinstance(self, Sequential)
+        if not (network or args or "scope" in options):
+            return Sequential(self).build(x, **options)
+
+        def scoped(value: Any) -> Any:
+            if not isinstance(value, str):
+                return value
+            return value + "." * value[-1:].isalnum() if network else value.removesuffix(".")
+
+        args, options = tuple(map(scoped, args)), {name: scoped(a) for name, a in options.items()}
         with x.graph.whole() if isinstance(x, Variable) else nullcontext():
             return build(self, x, *args, **options)
 
