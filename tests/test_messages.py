@@ -7,7 +7,7 @@ import copy
 import pickle
 import re
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -749,6 +749,29 @@ def test_a_table_names_its_column(kind, column):
     for call in (lambda: model().predict(frame), lambda: fit(frame, Y)):
         with pytest.raises(cv.CalcError, match=message):
             call()
+
+
+@pytest.mark.parametrize("fault", ["nan", "label", "shape", "no samples"])
+def test_what_is_wrong_with_validation_data_is_told_of_them(fault):
+    inputs, labels = X.copy(), Y.copy()
+    if fault == "nan":
+        inputs[3, 1] = np.nan
+    elif fault == "label":
+        labels[5] = 9
+    elif fault == "shape":
+        inputs = inputs[:, :3]
+    else:
+        inputs, labels = inputs[:0], labels[:0]
+    net = model()
+    with cv.Fleet("1 MiB") as fleet:
+        add = partial(fleet.add, net.program, check_finite=True)
+        fit = partial(net.fit, progress=False, check_finite=True)
+        for call in (lambda **held: fit(X, Y, **held), lambda **held: add(data=(X, Y), **held)):
+            with pytest.raises(cv.CalcError, match="^validation.*'(input|target|X|y)'"):
+                call(validation=(inputs, labels))
+        with pytest.raises(cv.CalcError) as told:
+            fit(inputs, labels)
+        assert not str(told.value).startswith("validation")
 
 
 @pytest.mark.parametrize("kind", ["numbers and flags", "nullable", "pyarrow"])

@@ -111,6 +111,17 @@ REMEDIES = {
 
 
 @contextmanager
+def within(what: str) -> Iterator[None]:
+    """What is wrong with data is told as of ``what``."""
+    try:
+        yield
+    except CalcError as error:
+        if not str(error).startswith(what):
+            error.args = (f"{what}: {error}", *error.args[1:])
+        raise
+
+
+@contextmanager
 def telling(where: str, what: str, after: str = "") -> Iterator[None]:
     """Errors of the system as ours: which file, why, what to do."""
     try:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, PlanError, Uncopied
+from calcvm.errors import CalcError, PlanError, Uncopied, within
 from calcvm.fleet.handle import Handle
 from calcvm.fleet.results import Results
 from calcvm.model import Model
@@ -277,14 +277,15 @@ class Fleet(Uncopied):
                 "validation: models are judged by a path called 'predict', and the program's paths are "
                 f"{', '.join(loaded.paths)}: build one in the graph, as cv.build_graph does"
             )
-        own = isinstance(validation, (tuple, Mapping))
-        if own:
-            names = loaded.feeds("predict")
-            arrays = self._named(resident, names, _arrays("validation", validation, names), sources)
-        judge = Epoch(
-            resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
-            results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # which patience watches
-        )  # fmt: skip
+        with within("validation"):
+            own = isinstance(validation, (tuple, Mapping))
+            if own:
+                names = loaded.feeds("predict")
+                arrays = self._named(resident, names, _arrays("validation", validation, names), sources)
+            judge = Epoch(
+                resident, arrays, "predict", samples=None if own else validation, check_finite=check_finite,
+                results=sorted(figures(loaded), key=lambda name: figures(loaded)[name] != "loss"),  # which patience watches
+            )  # fmt: skip
         for name, array in judge.held.items():
             if not np.array_equal(array, train.held.get(name, array), equal_nan=True) or name not in train.held:
                 raise CalcError(

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NoReturn, TypeVar, overload
 import numpy as np
 
 from calcvm import checks, compiler, hints, nn
-from calcvm.errors import CalcError, ProgramError, ShapeError, warn
+from calcvm.errors import CalcError, ProgramError, ShapeError, warn, within
 from calcvm.graph import CalcGraph
 from calcvm.lazy import cached_property
 from calcvm.model import adapting, files, scores
@@ -607,7 +607,8 @@ class Model(methods.Native, hints.Closed):
                     "or watch another figure by callbacks=[cv.EarlyStopping(figure=...)]"
                 )
             watchers.insert(0, EarlyStopping(patience, keep_best=keep_best))
-        judge = self.judge(held, check_finite) if held is not None else None
+        with within("validation"):
+            judge = self.judge(held, check_finite) if held is not None else None
         training = Training(self, train, judge, watchers, checkpoint_epochs(checkpoint))
         return training.epochs(epochs, shuffle, terminate_on_nan, progress)
 
