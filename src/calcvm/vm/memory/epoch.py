@@ -161,11 +161,11 @@ class Epoch:
         """
         if self._adds_up and self.trains in self.model.record.open:
             self.model.drop_added(str(self.trains))
-        self._before = self.passes
+        before, job = self.passes, self.job
+        self._before = before  # no signal is heard between this and the next
+        job[layout.REACHED] = job[layout.FIRST] = 0
         self._found.clear()
         self._sums.array[:] = 0
-        job = self.job
-        job[layout.FIRST] = job[layout.REACHED] = 0
         job[layout.SHUFFLE], job[layout.KEY] = (0, 0) if key is None else (1, key)
 
     @property
