@@ -112,7 +112,7 @@ REMEDIES = {
 
 @contextmanager
 def within(what: str) -> Iterator[None]:
-    """What is wrong with data is told as of ``what``."""
+    """Begin the message of a `CalcError` with ``what``, the data that it is about."""
     try:
         yield
     except CalcError as error:

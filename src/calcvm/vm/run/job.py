@@ -23,8 +23,8 @@ PARKED, NUMBER, THREAD, SEMAPHORE = 8, 16, 24, 32  # a sem_t has 32 bytes
 CODE, TEAM, BARRIER, TABLE, HEAP = range(5)  # CODE: the address of what runs it, run_rows or run_rounds
 # Of the monotonic clock, in ns (0: none); where a team then ended: before this step or round (0: it did not); from row to row.
 DEADLINE, UNTIL, ROW_BYTES = range(5, 8)
-# What tells rows apart whose team's best size is sought: 1, of ROWS from START on, or an odd address; 0: the team is as large as asked.
-# UNITS: how many steps or rounds a team has run.
+# PACE: the key under which the best size of a team is remembered.  1: the address of the first row is the key; 0: nothing is
+# remembered, and the team is as large as asked.  UNITS: how many steps or rounds the job has run.
 PACE, UNITS = range(8, 10)
 ROWS, START, STOP, STEPS = range(10, 14)
 (
@@ -52,7 +52,8 @@ BY_LEARNING = 1 << 60  # of the offsets at RESULTS: see `calcvm.vm.run.samples.d
     # the heap, how many rows make it, these rows, and its own place among the means and in the heap; or 0.
     FUNCTIONS,
 ) = range(37, 50)  # fmt: skip
-CLAIM = 56  # who has counted it up from 0 holds the task; on a cache line of its own, wherever the task begins
+# How many workers want the task: the one that raises it from 0 runs it.  No other word of a fleet's table is on its cache line.
+CLAIM = 56
 TASK_WORDS = 64
 READY, FINISHED, STOPPED, NOT_FINITE, TRAPPED = range(5)  # STATUS; a task that is not READY is passed over
 

@@ -1,8 +1,7 @@
 """How large a team is best: measured while it works, since the same bits come from any.
 
-A barrier takes 0.1 us among a few cores that share a cache, and many times that among more; two cores of a virtual machine may
-be one of the host's.  So whether so many workers are faster than half of them, or than one, depends on the rows and the machine,
-and on the moment.  Now and then jobs that run the same rows are run for some ms by the size that was best, then by half or twice
+A barrier takes 0.1 us among a few cores that share a cache, and several times as long among cores that do not.  A host may move the
+cores of a virtual machine from one to the other.  So the best size depends on the rows, on the machine and on the moment.  Now and then jobs that run the same rows are run for some ms by the size that was best, then by half or twice
 as many, and the faster of both stays.  The first half of each turn does not count: workers that have nothing to do look for work
 for a while before they sleep, and slow others down.  Of the rest the fastest window counts, in which nobody lost a core.
 
@@ -18,9 +17,9 @@ from calcvm.vm.run.atomics import i64_at
 from calcvm.vm.run.job import DEADLINE, N_PACES, PACE, PACE_BYTES, PACES, ROW_BYTES, ROWS, START, UNITS
 from calcvm.vm.run.samples import helper
 
-TURN_NS, SHARE = 8_000_000, 64  # of a turn at least; of the time between trials it is one part of so many
-WINDOW_NS, WINDOWS = 500_000, 3  # of jobs whose times are added up; so many of them at least are a turn
-LONG_NS = 1_000_000  # of a step or round; and what a job of a trial may take, if it can be ended
+TURN_NS, SHARE = 8_000_000, 64  # a turn lasts so long at least, and a part of 64 of the pause before it
+WINDOW_NS, WINDOWS = 500_000, 3  # a window has jobs of so many ns together; a turn has so many windows at least
+LONG_NS = 1_000_000  # a step or round is long from here on; a job of a trial is ended then, if it can be
 FIRST_PAUSE, MOST_PAUSE = 50_000_000, 2_000_000_000  # ns between trials: twice as long after each that changes nothing
 FINE = 256  # parts of a nanosecond, in which steps are measured
 BETTER = 64  # a size takes the place of another that takes a part of 64 longer
@@ -47,6 +46,7 @@ def pace_of(control, job):
 
 @helper
 def begin_turn(pace, turn, t):
+    """The best size begins its turn (0), or the other one (1)."""
     known = i64_at(pace)
     known[TURN], known[SINCE], known[TOOK], known[DONE], known[SEEN] = turn, t, 0, 0, 0
     known[FASTEST + turn] = NEVER
