@@ -1,9 +1,11 @@
 """How large a team is best: measured while it works, since the same bits come from any.
 
-A barrier takes 0.1 us among a few cores that share a cache, and several times as long among cores that do not.  A host may move the
-cores of a virtual machine from one to the other.  So the best size depends on the rows, on the machine and on the moment.  Now and then jobs that run the same rows are run for some ms by the size that was best, then by half or twice
-as many, and the faster of both stays.  The first half of each turn does not count: workers that have nothing to do look for work
-for a while before they sleep, and slow others down.  Of the rest the fastest window counts, in which nobody lost a core.
+A barrier takes 0.1 us among a few cores that share a cache, and several times as long among cores that do not.  A host may move
+the cores of a virtual machine from one to the other.  So the best size depends on the rows, on the machine and on the moment.
+
+Now and then jobs that run the same rows are run for some ms by the size that was best, then by half or twice as many workers.  The
+faster size stays.  The first half of each turn does not count: workers that have nothing to do look for work for a while before
+they sleep, and slow others down.  Of the rest the fastest window counts, in which nobody lost a core.
 
 Where a step or round takes longer than `LONG_NS`, barriers count for little, and fewer workers are not tried.  What is known of
 a job lies in the team's control block; callers that write there at once may spoil a choice, never a result.
