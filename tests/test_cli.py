@@ -202,7 +202,7 @@ def test_plan_refuses() -> None:
     assert "layers '20-0'" in refused("plan", "20-0", "--batch-size", 1)
     assert "take one of reckoned, measured" in refused("plan", "20-5", "--batch-size", 1, "--costs", "guessed")
     assert "networks of the zoo" in refused("plan", "resnet19")  # before what is missing
-    assert "lenet has its own" in refused("plan", "lenet", "--batch-size", 1, "--activation", "relu")
+    assert "lenet has its own" in refused("plan", "lenet", "--batch-size", 1, "--activation", "tanh")
     assert "activation 'sine'" in refused("plan", "20-5", "--batch-size", 1, "--activation", "sine")
 
 
@@ -250,6 +250,7 @@ def test_train_a_classifier(tmp_path: Path) -> None:
     assert float(re.search(r"accuracy ([\d.]+) on the held-out 80", printed)[1]) > 0.8
     X = np.load(tmp_path / "d.npz")["X"]
     assert cv.load(tmp_path / "m.calc").predict(X).shape == (400, 3)
+    assert printed.startswith(calcvm("plan", "6-16-3", "--batch-size", 32))
 
 
 def test_train_a_regression(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ ACTIVATIONS: dict[str, Callable[..., nn.Layer]] = {
     "gelu": nn.GELU,
     "elu": nn.ELU,
 }
+USUAL = "relu"
 Data = Annotated[
     Path, typer.Argument(help="A .npz file with X (samples first) and y, or a table, .csv with a header or .parquet.")
 ]
@@ -217,9 +218,9 @@ DEMOS = {
 
 
 def graph(layers: str, activation: str, size: int | None = None) -> cv.CalcGraph:
-    """A classifier's graph, trained by Adam; of images of ``size`` by ``size`` where it is one of the zoo's."""
+    """The graph of the classifier that `train` trains, or of one of the zoo's, of images of ``size`` by ``size``."""
     if layers in cv.zoo.__all__:
-        if activation != "sigmoid":
+        if activation != USUAL:
             raise CalcError(f"--activation is of layers such as 784-64-64-10: {layers} has its own")
         make = getattr(cv.zoo, layers)
         size = size or signature(make).parameters["size"].default
@@ -227,13 +228,9 @@ def graph(layers: str, activation: str, size: int | None = None) -> cv.CalcGraph
         return cv.build_graph(make(size=size), shape, "softmax_cross_entropy", cv.Adam(1e-3))
     if size is not None:
         raise CalcError(f"--size is of images, for one of {', '.join(cv.zoo.__all__)}")
-    net, n_in, _ = network(layers, activation)
-    g = cv.CalcGraph()
-    x, target = g.placeholder("input", (None, n_in)), g.placeholder("target", (None,))
-    with g.path("learn", backward=True) as learn:
-        scores = net.build(x)
-        learn.minimize(cv.softmax_cross_entropy(scores, target), optimizer=cv.Adam(1e-3), output=scores)
-    return g
+    net, n_in, n_out = network(layers, activation)
+    loss = "softmax_cross_entropy" if n_out > 1 else "binary_cross_entropy"
+    return cv.build_graph(nn.Standardize() >> net, (n_in,), loss, cv.Adam(1e-3))
 
 
 @app.command()
@@ -243,7 +240,7 @@ def plan(
     ],
     batch_size: BatchSize = None,
     memory: Memory = None,
-    activation: Activation = "sigmoid",
+    activation: Activation = USUAL,
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     size: Annotated[int | None, typer.Option(min=1, help="Of a zoo's network: sides of its images.")] = None,
     solver_seconds: Annotated[
@@ -260,7 +257,7 @@ def plan(
         Path | None, typer.Option(help="Also write a page of the heap, the graph and the statements, linked.")
     ] = None,
 ) -> None:
-    """Say what training a classifier with Adam needs, statement by statement.  Nothing is allocated."""
+    """Say what training a classifier as `train` does needs, statement by statement.  Nothing is allocated."""
     wanted = graph(layers, activation, size)
     if batch_size is None and memory is None:
         raise CalcError("give --batch-size, or --memory for the largest batch that fits")
@@ -320,7 +317,7 @@ def train(
     epochs: Annotated[int, typer.Option(min=1)] = 20,
     batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="Samples in a step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Adam's.")] = 1e-3,
-    activation: Activation = "relu",
+    activation: Activation = USUAL,
     held_out: Annotated[float, typer.Option(help="Fraction of the samples to validate on.")] = HELD_OUT,
     seed: Seed = 0,
     workers: Workers = None,
@@ -463,7 +460,7 @@ WHAT = {"classes": cv.Model.predict_classes, "probabilities": cv.Model.predict_p
 def dis(
     what: Annotated[str, typer.Argument(help="A program or model file, or sizes of layers: 784-64-64-10.")],
     batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="The largest batch, for layers.")] = 32,
-    activation: Activation = "sigmoid",
+    activation: Activation = USUAL,
 ) -> None:
     """Print a program, one line a row, as equations with names, shapes and offsets."""
     if Path(what).is_dir():
