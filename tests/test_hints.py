@@ -193,6 +193,15 @@ def test_what_asks_for_attributes_is_told_that_there_are_none() -> None:
         assert not hasattr(thing, "_ipython_display_")
 
 
+def test_what_an_object_tells_of_itself_cannot_be_set() -> None:
+    kinds = {c for module in (cv, nn) for c in vars(module).values() if isinstance(c, type) and issubclass(c, hints.Closed)}
+    told = [(c, name) for c in kinds for name in dir(c) if isinstance(p := getattr(c, name), property) and p.fset is None]
+    assert len(told) > 50
+    for kind, name in told:
+        with pytest.raises(cv.CalcError, match=f"'{name}' of a {kind.__name__} .* cannot be set"):
+            setattr(kind.__new__(kind), name, 1)
+
+
 # ---------------------------------------------------------------- variables are no arrays
 def test_a_variable_names_the_function_for_every_method_of_others() -> None:
     x = variable()

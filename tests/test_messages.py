@@ -335,6 +335,13 @@ MISTAKES = [
     ("scale and size", lambda: built(nn.Upsample(3, size=(12, 12))), C, r"scale 3 and size \(12, 12\): give one of them"),
     ("windows of padding", lambda: built(nn.MaxPool2d(2, padding=2, dilation=3), (4, 1, 1)), C,
      r"window of 2, 3 apart, beside an axis of 1 .* would see padding \(2, 2\) alone"),
+    ("build without training", lambda: type("Half", (nn.Layer,), {"build": lambda self, x, scope: x}), C,
+     r"Half.build must take \(self, x, scope, training\): "),
+    ("a label out of range", lambda: shared().model.fit(X, np.where(np.arange(40) == 7, 3, Y), progress=False), C,
+     r"'target': .* integers in \[0, 3\); found 0 to 3, 3 at index \(7,\)"),
+    ("labels as objects", lambda: shared().model.evaluate(X, Y.astype(object)), C, r"give data.astype\(np.int64\)"),
+    ("labels picked without their shape", lambda: model(loss=lambda y, t: -cv.mean(cv.pick(cv.log_softmax(y), t))), cv.ShapeError,
+     r"pick\(.*a Model's target is a label of each sample by target_shape=\(\)"),
     ("one value a group", lambda: built(nn.GroupNorm(4), (4, 1, 1)), C, "has one value a group .of 4., which has no variance"),
     ("one value a channel", lambda: built(nn.InstanceNorm(), (4, 1, 1)), C, "has one value a group .of 4., which has no variance"),
     # ---- initializers and updates of one's own
@@ -718,7 +725,7 @@ NOT_NUMBERS = {
     "labels": (np.array(["b", "a"] * 20), r"\('b' at index \(0,\)\) .*np.unique\(y, return_inverse=True\)"),
     "objects": (np.array(["b", "a"] * 20, object), r"np.unique\(y, return_inverse=True\)"),
     "list": ([None, 1.0] * 20, r"\(None at index \(0,\)\) .*give it a value"),
-    "numbers": (np.array([1, 0] * 20, object), r"give data.astype\(np.float32\)"),
+    "numbers": (np.array([1, 0] * 20, object), r"give data.astype\(np.int64\)"),
     "complex": (np.ones(40, complex), r"\(\(1\+0j\) at index"),
     "days": (np.zeros(40, "datetime64[D]"), r"1970, 1, 1\) at index"),
 }

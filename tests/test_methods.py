@@ -191,7 +191,8 @@ def test_targets_are_checked_as_in_python(loss, wrong):
 
 
 def test_wrong_arguments_are_told_as_in_python():
-    model, (x, y) = network(), data(8)
+    model, (x, y), fixed = network(), data(8), np.zeros((8, 3), "f4")
+    fixed.flags.writeable = False
     for _ in range(3):
         model.step(x, y)
         model.predict(x)
@@ -205,6 +206,7 @@ def test_wrong_arguments_are_told_as_in_python():
             lambda: model.predict(x, out=np.zeros((8, 3), "f8")),
             r"out must be a C-contiguous, .*, not one of float64 \(8, 3\)",
         ),
+        (lambda: model.predict(x, out=fixed), "not one that is read-only"),
         (lambda: model.predict(), "missing 1 required positional argument"),
         (lambda: model.step(x[:0], y[:0]), "the data are empty"),
         (lambda: model.step(x, y[:4]), "differ in their number of samples"),

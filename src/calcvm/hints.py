@@ -21,6 +21,10 @@ class UnknownName(CalcError, AttributeError):
     """A module or an object has no such name: names it, and what may have been meant."""
 
 
+class ReadOnly(CalcError, AttributeError):
+    """What an object tells of itself cannot be set."""
+
+
 # What others call an argument: our names, of which a function has one, or (with a blank) a sentence's end.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "activation": ("it is a layer of its own: nn.Linear(8) >> nn.ReLU()",),
@@ -225,6 +229,9 @@ class Closed:
             and name not in (known := _attributes(kind))  # type: ignore[arg-type]
         ):
             raise unknown_name(kind.__name__, name, {k: k for k in known if not k.startswith("_")})
+        told = getattr(kind, name, None)
+        if isinstance(told, property) and told.fset is None:
+            raise ReadOnly(f"{name!r} of a {kind.__name__} is told by it, and cannot be set: make another {kind.__name__}")
         super().__setattr__(name, value)
 
 

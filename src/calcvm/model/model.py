@@ -697,7 +697,10 @@ class Model(methods.Native, hints.Closed):
             isinstance(out, np.ndarray) and out.shape == shape and out.dtype == dtype
             and out.flags.c_contiguous and out.flags.writeable
         ):  # fmt: skip
-            given = f"one of {out.dtype} {out.shape}" if isinstance(out, np.ndarray) else checks.called(out)
+            given = checks.called(out)
+            if isinstance(out, np.ndarray):
+                given = "one that is read-only" if not out.flags.writeable else f"one of {out.dtype} {out.shape}"
+                given += "" if out.flags.c_contiguous else ", not contiguous"
             raise ShapeError(f"predict: out must be a C-contiguous, writeable array of {dtype} {shape}, not {given}")
         return out
 

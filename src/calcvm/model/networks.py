@@ -8,7 +8,7 @@ from typing import Any
 
 from calcvm import checks, nn
 from calcvm import functions as F
-from calcvm.errors import CalcError, ShapeError
+from calcvm.errors import CalcError, ShapeError, warn
 from calcvm.graph import CalcGraph, Operation, Variable, apply, ask, check_scores
 from calcvm.model.roles import TRAINED, WEIGHT
 from calcvm.ops.dims import numel
@@ -190,7 +190,18 @@ def build_graph(
         predict.output = output = result(training=False).rename("output")
         loss_of("predict.loss", output, target)
         judge(output, target, "")
+    if not channels_last and _seems_turned(input_shape) and any(op.spec.name == "conv" for op in predict.operations):
+        channels, height, width = input_shape
+        warn(
+            f"input_shape {input_shape} is of {channels} channels, {height} by {width}: of images whose channels are last "
+            "channels_last=True says so, or move them first, X.transpose(0, 3, 1, 2)"
+        )
     return g
+
+
+def _seems_turned(shape: tuple[int, ...]) -> bool:
+    """Whether the shape of a sample is as of a square image with its channels last."""
+    return len(shape) == 3 and shape[0] == shape[1] > 4 >= shape[2]
 
 
 def _check_learns_nothing(preprocessing: Iterable[Variable]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
+from inspect import signature
 from typing import Any, ClassVar, NoReturn
 
 from calcvm import checks
@@ -60,6 +61,10 @@ class Layer(Closed):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "build" in vars(cls):
+            try:
+                signature(cls.build).bind(cls, None, "", True)
+            except TypeError as error:
+                raise CalcError(f"{cls.__name__}.build must take (self, x, scope, training): {error}") from None
             cls.build = _whole(cls.build)  # type: ignore[method-assign]
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:

@@ -222,14 +222,14 @@ operator(
 def _pick_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x, index = shapes["x"], shapes["index"]
     if not x or index != x[:-1]:
-        table = x and x[0].constant and not (index and index[0].constant)
+        hint = ""
+        if x and x[0].constant and not (index and index[0].constant):
+            hint = ", x has the batch first as the index has; rows of a table for indexes (an embedding) it does not take"
+        elif index == x:
+            hint = "; a Model's target is a label of each sample by target_shape=()"
         raise ValueError(
-            f"index {show(index)} is not of the shape of x {show(x)} without its last axis: of each row it takes its own element"
-            + (
-                ", x has the batch first as the index has; rows of a table for indexes (an embedding) it does not take"
-                if table
-                else ""
-            )
+            f"index {show(index)} is not of the shape of x {show(x)} without its last axis: of each row it takes its own "
+            f"element{hint}"
         )
     return {"y": index}
 

@@ -745,11 +745,15 @@ def _check_labels(name: str, labels: np.ndarray, classes: int, ignored: int | No
     """Refuse labels, or other indexes, that are not below ``classes`` and not the one that is ignored."""
     if labels.dtype == np.int64 and labels.view(np.uint64).max() < classes:  # the common case in one pass
         return
+    given = labels
     if ignored is not None and not (labels := labels[labels != ignored]).size:
         return
     low, high = labels.min(), labels.max()
     parts = labels[labels != np.floor(labels)] if labels.dtype.kind == "f" else np.zeros(0)
     if len(parts) or not (low >= 0 and high < classes):
         found = outside(labels, parts[0]) if len(parts) else f"{low} to {high}" if labels.ndim else low
+        if given.ndim and not len(parts):
+            wrong = (given < 0) | (given >= classes) & (given != ignored)
+            found += f", {given[wrong][0]} at index {tuple(map(int, np.argwhere(wrong)[0]))}"
         but = "" if ignored is None else f", or {ignored}, which is ignored"
         raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}){but}; found {found}")

@@ -72,7 +72,8 @@ def numeric(name: str, array: np.ndarray, columns: Any = None) -> np.ndarray:
     if at is None and columns is not None:
         return array.astype(np.float64)
     if at is None:
-        what, remedy = "", "give data.astype(np.float32)"
+        whole = all(isinstance(value, (int, np.integer)) for value in array.flat)
+        what, remedy = "", f"give data.astype(np.{'int64' if whole else 'float32'})"
     else:
         where, value = _index(array, at), array.flat[at]
         value = value.item() if isinstance(value, np.generic) else value
