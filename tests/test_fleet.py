@@ -163,6 +163,62 @@ def test_patience_is_that_of_fit():
     assert {h.status for h in handles} == {"done", "stopped early"}
 
 
+@pytest.mark.parametrize("room", ["all", "one", "files"])
+def test_keep_best_is_that_of_fit(room, tmp_path):
+    """Parameters, buffers and the optimizer's state after the best epoch, which is not the last of every model."""
+    programs = [*PROGRAMS.values(), program(batch=8, accumulate=True), normalized()]
+    held, rates = (X[150:], Y[150:]), (1e-3, 1e-1, 1.0)
+    memory = max(p.heap_bytes for p in programs) if room == "one" else "1 MiB"
+    store = cv.FileStore(tmp_path) if room == "files" else None
+    fleet, kept = cv.Fleet(memory, workers=2, store=store), []
+    for program_ in programs:
+        for rate in rates:
+            how = {"learning_batch": 20} if program_ is programs[-2] else {}
+            hyper = {"learning_rate": rate}
+            fleet.add(
+                program_, data=(X[:150], Y[:150]), validation=held, hyper=hyper, keep_best=True, patience=6, **how
+            )
+    fleet.fit(9, progress=False)
+    for k, handle in enumerate(fleet.handles.values()):
+        model = cv.Model.on(cv.CalcHeap("1 MiB").load(programs[k // 3]))
+        model.hyper["learning_rate"] = rates[k % 3]
+        if programs[k // 3] is programs[-2]:
+            model.learning_batch = 20
+        history = model.fit(X[:150], Y[:150], epochs=9, validation=held, patience=6, keep_best=True, progress=False)
+        same(handle, model, history)
+        assert handle.kept == (len(history) - 1 if history.kept is None else history.kept)
+        kept.append(history.kept)
+        assert handle.model.step(X[:7], Y[:7]) == model.step(X[:7], Y[:7])
+        same(handle, model, history)
+    assert None in kept and len({*kept}) > 3
+
+
+def normalized() -> cv.Program:
+    """With buffers."""
+    net = nn.Linear(8) >> nn.BatchNorm() >> nn.ReLU() >> nn.Linear(2)
+    graph = cv.build_graph(net, (6,), "softmax_cross_entropy", cv.Adam(1e-2))
+    return cv.compile(graph, batch_size=15, accumulate=False, workers=1)
+
+
+def test_the_best_is_that_of_all_epochs_and_kept_where_training_fails():
+    held = (X[150:], Y[150:])
+    fleet = cv.Fleet("1 MiB", workers=2)
+    handle = fleet.add(program(optimizer=cv.SGD(0.05)), data=(X[:150], Y[:150]), validation=held, keep_best=True)
+    other = fleet.add(PROGRAMS["adam"], data=(X[:150], Y[:150]), validation=held)
+    fleet.fit(4, progress=False)
+    assert handle.kept == 3 and other.kept is None
+    best = {name: value.copy() for name, value in handle.model.parameters.items()}
+    for rate, status in ((30.0, "done"), (1e38, "not finite")):
+        handle.model.hyper["learning_rate"] = rate
+        fleet.advance(1)
+        if status == "done":
+            assert (handle.model.parameters["linear_1.weight"] != best["linear_1.weight"]).any()
+            fleet.fit(3, progress=False)
+        assert handle.kept == 3 and handle.status == status and not handle.val_loss <= handle.val_losses[3]
+        for name, value in handle.model.parameters.items():
+            np.testing.assert_array_equal(value, best[name])
+
+
 def test_epochs_of_its_own_and_advancing_each_by_its_own():
     fleet = cv.Fleet("1 MiB", workers=2)
     a = fleet.add(PROGRAMS["adam"], data=(X, Y), epochs=2)
@@ -223,7 +279,8 @@ def test_what_does_not_fit_is_refused_with_the_bytes():
         ({"samples": np.array([0, 210])}, "there are 210 samples"),
         ({"samples": np.array([-1])}, "there are 210 samples"),
         ({"samples": np.array([0.5])}, "numbers of samples"),
-        ({"patience": 3}, "validation"),
+        ({"patience": 3}, "patience needs validation"),
+        ({"keep_best": True}, "keep_best needs validation"),
         ({"hyper": {"learning_rat": 1.0}}, "learning_rat"),
         ({"hyper": {"learning_rate": float("nan")}}, "must be a number >= 0, not nan"),
         ({"name": "first"}, "has a model 'first'"),

@@ -194,8 +194,12 @@ def test_what_asks_for_attributes_is_told_that_there_are_none() -> None:
 
 
 def test_what_an_object_tells_of_itself_cannot_be_set() -> None:
-    kinds = {c for module in (cv, nn) for c in vars(module).values() if isinstance(c, type) and issubclass(c, hints.Closed)}
-    told = [(c, name) for c in kinds for name in dir(c) if isinstance(p := getattr(c, name), property) and p.fset is None]
+    kinds = {
+        c for module in (cv, nn) for c in vars(module).values() if isinstance(c, type) and issubclass(c, hints.Closed)
+    }
+    told = [
+        (c, name) for c in kinds for name in dir(c) if isinstance(p := getattr(c, name), property) and p.fset is None
+    ]
     assert len(told) > 50
     for kind, name in told:
         with pytest.raises(cv.CalcError, match=f"'{name}' of a {kind.__name__} .* cannot be set"):

@@ -659,7 +659,9 @@ def indexed(build):
 )
 def test_a_trap_says_what_the_operator_is_about(build, told):
     model = indexed(build)
-    with pytest.raises(CalcError, match=r"'i': indexes and labels must be integers in \[0, 3\); found 0 to 5, 5 at index \(2,\)"):
+    with pytest.raises(
+        CalcError, match=r"'i': indexes and labels must be integers in \[0, 3\); found 0 to 5, 5 at index \(2,\)"
+    ):
         model["i"] = np.array([0, 1, 5, 2])
     with pytest.raises(CalcError, match="'i': 0.5 at index"):
         model["i"] = np.array([0, 1, 0.5, 2])

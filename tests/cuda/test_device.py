@@ -172,6 +172,20 @@ def test_a_model_of_a_fleet_has_the_bits_of_fit(gpu):
     assert bits(handle.model) == bits(alone)
 
 
+def test_a_fleet_gives_the_best_epoch_back(gpu):
+    program = cv.compile(graph(cv.Adam(0.5)), batch_size=5, device="cuda", accumulate=False, mode="fleet")
+    fleet, held = cv.Fleet("1 MiB", device="cuda"), (X[12:], Y[12:])
+    handles = [fleet.add(program, data=(X[:12], Y[:12]), seed=s, validation=held, keep_best=True) for s in range(3)]
+    fleet.fit(epochs=4, progress=False)
+    for seed, handle in enumerate(handles):
+        alone = cv.Model.on(cv.CalcHeap("1 MiB", device="cuda").load(program, seed=seed))
+        history = alone.fit(X[:12], Y[:12], epochs=4, validation=held, keep_best=True, progress=False)
+        assert handle.kept == (3 if history.kept is None else history.kept)
+        assert bits(handle.model) == bits(alone)
+        assert handle.model.step(X[:5], Y[:5]) == alone.step(X[:5], Y[:5])
+    assert {h.kept for h in handles} - {3}
+
+
 def test_programs_of_one_launch_have_lists_and_widths_of_their_own(gpu):
     g = cv.CalcGraph()
     x, w, s = g.placeholder("x", (None, 4)), g.parameter("w", (4, 3)), g.parameter("s", (3,))

@@ -219,6 +219,23 @@ def test_a_fleet_of_many_programs_with_samples_validation_and_patience():
         np.testing.assert_allclose(results["cuda"].column(figure), results["cpu"].column(figure), rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_fleet_gives_the_best_epoch_back(name):
+    (X, y), program = data(), compiled("cuda", OPTIMIZERS[name], mode="fleet")
+    held, epochs = (X[-BATCH:], y[-BATCH:]), 3 if SMALL else 12
+    fleet = cv.Fleet("16 MiB" if SMALL else "256 MiB", device="cuda")
+    rates, (kept, last) = (1.0, 10.0, 100.0), ([], [])
+    for rate in rates:
+        model = model_of(program, 1)
+        model.hyper["learning_rate"] *= rate
+        history = model.fit(X, y, epochs=epochs, validation=held, keep_best=True, progress=False)
+        last.append((len(history) - 1 if history.kept is None else history.kept, bits(model)))
+        hyper = {"learning_rate": model.hyper["learning_rate"]}
+        kept.append(fleet.add(program, data=(X, y), seed=1, hyper=hyper, validation=held, keep_best=True))
+    fleet.fit(epochs, progress=False)
+    assert [(handle.kept, bits(handle.model)) for handle in kept] == last
+
+
 def test_more_models_than_fit_take_turns_with_the_same_bits():
     program = compiled("cuda", mode="fleet")
     seeds = range(6)

@@ -142,6 +142,7 @@ class Fleet(Uncopied):
         name: str | None = None,
         epochs: int | None = None,
         patience: int | None = None,
+        keep_best: bool = False,
         learning_batch: int | None = None,
         shuffle: bool = True,
         memory: int | str | None = None,
@@ -168,6 +169,11 @@ class Fleet(Uncopied):
         patience : int, optional
             Stop when the validation loss has not fallen for so many epochs, of one `fit` or of several: for good, as the last of
             them left the model.  A fleet to which a model of a store is added knows nothing of its epochs there.
+        keep_best : bool
+            A `fit` that comes to its end, or what ends the model's training for good, gives it back the state after its epoch of the
+            smallest validation loss, of this `fit` or an earlier one: parameters, the optimizer's state, step counters
+            (`handle.kept` names the epoch).  It is kept beside the heap, in as many bytes as a `MemoryStore` takes for the model; of
+            a process that is killed, not at all.
         learning_batch : int, optional
             Samples an update is made from, where that is more than the program's batch; the program must add gradients
             up (``accumulate=True``).
@@ -188,6 +194,7 @@ class Fleet(Uncopied):
         if hyper is not None:
             checks.one_of("hyper", hyper, Mapping, 'a mapping such as {"learning_rate": 1e-3}')
         shuffle, check_finite = checks.flag("shuffle", shuffle), checks.flag("check_finite", check_finite)
+        watched = "keep_best" if checks.flag("keep_best", keep_best) else "patience" if patience is not None else ""
         left = self._adding.pop(get_ident(), None)
         if left is not None and left not in self.handles and left in self.heap:
             # an exception came when the heap had it, and the fleet had not
@@ -215,11 +222,15 @@ class Fleet(Uncopied):
                     resident.facts["learning_batch"] = learning_batch
                 sources: list[Converted] = []
                 train, judge = self._runs(resident, data, samples, validation, check_finite, sources)
-                if patience is not None and judge is None:
-                    raise CalcError("patience needs validation data: give validation=")
-                if patience is not None and "loss" not in figures(resident.loaded).values():
+                if watched and judge is None:
+                    raise CalcError(f"{watched} needs validation data: give validation=")
+                if watched and "loss" not in figures(resident.loaded).values():
                     raise CalcError(
-                        "patience watches the loss of path 'predict', which has none: name a result of it 'predict.loss'"
+                        f"{watched} watches the loss of path 'predict', which has none: name a result of it 'predict.loss'"
+                    )
+                if keep_best and resident.loaded.paged != (0, 0):
+                    raise CalcError(
+                        "keep_best: the program keeps parameters in a file of pages: compile it without page_bytes"
                     )
                 for name, value in (hyper or {}).items():
                     resident.hyper(train.trains)[name] = value
@@ -230,7 +241,7 @@ class Fleet(Uncopied):
                 if judge is not None:
                     judge.job[layout.ROUNDS] = judge.rounds
                 with self.turn.mine:
-                    handle = Handle(self, resident, train, judge, epochs, sources)
+                    handle = Handle(self, resident, train, judge, epochs, sources, keep_best)
                     self.handles[resident.name] = handle
                     self._adding.pop(get_ident(), None)
                     return handle
@@ -401,7 +412,7 @@ class Fleet(Uncopied):
         stopped = ""
         try:
             with orderly_end() as check:
-                for _ in self._passes(goals, checkpoint):
+                for _ in self._passes(goals, checkpoint, whole=True):
                     report.step(int(self._tasks[places, layout.EPOCH].sum()) - start, lambda: _mean_loss(goals))
                     check()
         except KeyboardInterrupt:
@@ -441,8 +452,11 @@ class Fleet(Uncopied):
         done = self._tasks[[h._place for h in handles], layout.EPOCH].tolist()
         return {h: before + more for h, before, more in zip(handles, done, epochs)}
 
-    def _passes(self, goals: Mapping[Handle, int], checkpoint: int) -> Iterator[None]:
-        """Run models to their goals; yields after each slice of work."""
+    def _passes(self, goals: Mapping[Handle, int], checkpoint: int, whole: bool = False) -> Iterator[None]:
+        """Run models to their goals; yields after each slice of work.
+
+        whole : a model at its goal is given back its best epoch, where that is kept; one that ends for good always is.
+        """
         waiting = deque(goals)
         active: dict[int, tuple[Handle, Slot]] = {}  # by place
         heap, keeper = self.heap, self._training
@@ -478,7 +492,7 @@ class Fleet(Uncopied):
                         ended = self._tasks[places, layout.STATUS] != layout.READY
                         if anyone_waits():  # who has a model's turn, and waits for the model to be let go
                             ended |= [h.resident.record.turn.taken for h, _ in active.values()]
-                        for handle in self._rest(active, places[ended]):
+                        for handle in self._rest(active, places[ended], goals if whole else {}):
                             if handle.status == "waiting" or handle.stops_later:
                                 waiting.append(handle)  # after the thread that wants it
                             elif handle.status == "done" and handle.epochs_done < goals[handle]:
@@ -493,7 +507,7 @@ class Fleet(Uncopied):
                 yield
         finally:
             with self.turn.mine:
-                self._rest(active, np.fromiter(active, np.int64, len(active)))
+                self._rest(active, np.fromiter(active, np.int64, len(active)), {})
 
     def _end_stopped(self, active: Mapping[int, tuple[Handle, Slot]]) -> None:
         """Let stopped models end with the epoch that they are in."""
@@ -514,8 +528,10 @@ class Fleet(Uncopied):
             0  # what was begun is gone
         )
 
-    def _rest(self, active: dict[int, tuple[Handle, Slot]], places: np.ndarray) -> list[Handle]:
-        """Leave the models of ``places``; those that have come to an end are kept in files."""
+    def _rest(
+        self, active: dict[int, tuple[Handle, Slot]], places: np.ndarray, goals: Mapping[Handle, int]
+    ) -> list[Handle]:
+        """Leave the models of ``places``; those that have come to an end are kept in files, at their goals with their best epoch."""
         rested = []
         states = self._tasks[places][:, [layout.STATUS, layout.EPOCH, layout.FIRST]].tolist()
         for place, state in zip(places.tolist(), states):
@@ -523,6 +539,8 @@ class Fleet(Uncopied):
             handle._leave(slot, *state)
             try:
                 if handle.status != "waiting":
+                    if handle.ends or handle.epochs_done >= goals.get(handle, np.inf):
+                        handle._give_best(slot)
                     self.heap.write_kept(handle.resident.record)
             finally:
                 self.heap.let_go(handle.resident.record, self._training)

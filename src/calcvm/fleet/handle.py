@@ -48,11 +48,19 @@ class Handle(Uncopied):
         judge: Epoch | None,
         epochs: int | None,
         sources: list[Converted],
+        keep_best: bool = False,
     ):
         self._sources = sources
         self._fleet, self.resident, self._train, self._judge, self.epochs = fleet, resident, train, judge, epochs
         self.name, self.nbytes = resident.name, resident.program.heap_bytes
         self.status, self.error = "waiting", ""
+        self._best: np.ndarray | None = None  # the state after its best epoch
+        if keep_best:
+            loaded = resident.loaded
+            self._best = np.zeros(-(-loaded.image_bytes(open=False) // 4) * 4, np.uint8)
+            train.job[[layout.KEEP, layout.IMAGE, layout.IMAGE_BYTES]] = (
+                loaded.device.output(self._best), loaded.image[0], self._best.nbytes,
+            )  # fmt: skip
         self._place = fleet._take_place(train.job)
         self._judge_place = -1 if judge is None else fleet._take_place(judge.job, judges=self._place)
         self._address = 0  # of the slot that its task points at
@@ -99,6 +107,12 @@ class Handle(Uncopied):
     @property
     def val_loss(self) -> float:
         return last(self.val_losses)
+
+    @property
+    def kept(self) -> int | None:
+        """The epoch of `losses`, from 0 on, whose state ``keep_best`` keeps; None: there is none."""
+        losses = self.val_losses
+        return int(np.nanargmin(losses)) if self._best is not None and np.isfinite(losses).any() else None
 
     @property
     def model(self) -> Model:
@@ -188,6 +202,14 @@ class Handle(Uncopied):
                 self.error = str(error)
         elif status == layout.NOT_FINITE:
             self.error = f"the loss of epoch {epoch} is {self.loss}"
+
+    def _give_best(self, slot: Slot) -> None:
+        """Give the model back the state after its best epoch, where that is kept and was not the last."""
+        there = self.resident.record.loaded is not None
+        if self._best is not None and there and self.kept not in (None, len(self.losses) - 1):
+            slot.loaded.device.collect(self._best)
+            self.resident.record.forget()
+            slot.set_image(self._best[: slot.loaded.image_bytes(open=False)])
 
     @property
     def _jobs(self) -> list[np.ndarray]:

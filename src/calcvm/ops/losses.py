@@ -224,7 +224,9 @@ def _pick_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     if not x or index != x[:-1]:
         hint = ""
         if x and x[0].constant and not (index and index[0].constant):
-            hint = ", x has the batch first as the index has; rows of a table for indexes (an embedding) it does not take"
+            hint = (
+                ", x has the batch first as the index has; rows of a table for indexes (an embedding) it does not take"
+            )
         elif index == x:
             hint = "; a Model's target is a label of each sample by target_shape=()"
         raise ValueError(

@@ -51,7 +51,8 @@ BY_LEARNING = 1 << 60  # of the offsets at RESULTS: see `calcvm.vm.run.samples.d
     # How many results are functions of totals over the samples; of each how many totals it reads, their places among the sums and in
     # the heap, how many rows make it, these rows, and its own place among the means and in the heap; or 0.
     FUNCTIONS,
-) = range(37, 50)  # fmt: skip
+    KEEP, IMAGE, IMAGE_BYTES,  # where an image of the heap goes after an epoch with a new best, or 0; where in the heap it is
+) = range(37, 53)  # fmt: skip
 # How many workers want the task: the one that raises it from 0 runs it.  No other word of a fleet's table is on its cache line.
 CLAIM = 56
 TASK_WORDS = 64

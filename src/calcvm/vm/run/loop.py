@@ -47,8 +47,11 @@ from calcvm.vm.run.job import (
     GENERATION,
     HEAP,
     HIRED,
+    IMAGE,
+    IMAGE_BYTES,
     ITEMSIZE,
     JUDGE,
+    KEEP,
     KEY,
     LAPS,
     LATE_NS,
@@ -424,6 +427,15 @@ def epoch_key(seed, epoch):
 
 
 @helper
+def keep(task):
+    """Copy the image of the heap to KEEP."""
+    words = i64_at(task)
+    image, kept = i32_at(words[HEAP] + words[IMAGE]), i32_at(words[KEEP])
+    for k in range(words[IMAGE_BYTES] // 4):
+        kept[k] = image[k]
+
+
+@helper
 def end_epoch(task):
     """After an epoch's last round, and the judge's: their means, what they decide."""
     words = i64_at(task)
@@ -438,6 +450,8 @@ def end_epoch(task):
         best = f64_at(task + 8 * BEST)
         if score < best[0]:
             best[0], words[SINCE] = score, 0
+            if words[KEEP] and not trapped(task):
+                keep(task)
         else:
             words[SINCE] += 1
     if not np.isfinite(loss):

@@ -59,8 +59,11 @@ from calcvm.vm.run.job import (
     FIRST,
     FUNCTIONS,
     HEAP,
+    IMAGE,
+    IMAGE_BYTES,
     INDEX,
     JUDGE,
+    KEEP,
     KEY,
     LEARNING,
     LIMIT,
@@ -559,6 +562,8 @@ def entries(dispatch: Callable, heap_at: Callable) -> dict[str, Callable]:
                     if h[0] != 0:
                         words[STATUS] = TRAPPED
             sync()
+            if ended and words[KEEP] and words[SINCE] == 0 and words[STATUS] != TRAPPED:
+                copy_cells(words[IMAGE_BYTES] // 4, FOURS, words[HEAP] + words[IMAGE], 0, words[KEEP], 0)
             budget -= count
         sync()
         if thread() == 0 and words[STATUS] == READY and words[EPOCH] >= words[LIMIT]:
