@@ -1,5 +1,6 @@
 """fit, evaluate, predict, save and load, and the errors of bad input, which lose nothing."""
 
+import math
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ import pytest
 import calcvm as cv
 from calcvm import nn
 from calcvm.model import FORMAT_VERSION
-from calcvm.vm.memory.epoch import Epoch
+from calcvm.vm.memory.epoch import Epoch, shuffling_key
 from calcvm.vm.program.serialize import read_archive, write_archive
+from calcvm.vm.run.entry import entry
+from calcvm.vm.run.samples import LANES
 
 
 def quadrants(n=400, seed=0):
@@ -99,6 +102,29 @@ def test_bytes_scaled_by_a_preprocessing_path():
         np.testing.assert_allclose(raw.parameters[name], value, rtol=1e-12)
     np.testing.assert_allclose(raw.predict(X), scaled.predict(X / 255), rtol=1e-12)
     assert raw.step(X[:50], y[:50]) == pytest.approx(scaled.step(X[:50] / 255, y[:50]))
+
+
+def orders(n: int, epochs: int, seed: int) -> np.ndarray:
+    """The order of n samples in each epoch, shape (epochs, n)."""
+    permute, out = entry("permute"), np.zeros((epochs, -(-n // LANES) * LANES), np.int64)
+    for epoch, row in enumerate(out):
+        for first in range(0, n, LANES):
+            permute(row[first:].ctypes.data, first, n - 1, n, shuffling_key(seed, epoch))
+    return out[:, :n]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 8, 9, 16, 17, 33, 64, 65, 128, 300])
+def test_every_order_is_about_as_likely_as_another(n):
+    """Of orders at random, both quotients of variances are 1 on the mean."""
+    found = np.concatenate([orders(n, 2000, seed) for seed in range(3)])
+    assert (np.sort(found, axis=1) == np.arange(n)).all()
+    places = np.stack([np.bincount(found[:, k], minlength=n) for k in range(n)])  # where samples are in an epoch
+    pairs = np.bincount((found[:, :-1] * n + found[:, 1:]).ravel(), minlength=n * n)  # which follow each other
+    pairs = pairs.reshape(n, n)[~np.eye(n, dtype=bool)]
+    for counts, freedom in ((places, (n - 1) ** 2), (pairs, max(pairs.size - 1, 1))):
+        mean = counts.mean()
+        assert ((counts - mean) ** 2).sum() / mean / freedom < (4 if n < 6 else 1.5)
+    assert len(np.unique(found, axis=0)) >= min(math.factorial(min(n, 9)), 4000)
 
 
 def test_shuffling_visits_every_sample_once_in_a_new_order():

@@ -105,6 +105,23 @@ def test_no_file_of_a_model_is_hidden(files):
     assert len(stored) == len(NAMES) and not [name for name in stored if name.startswith(".")]
 
 
+def test_a_model_that_is_open_is_neither_removed_nor_restored(files):
+    """What is in a heap would be written again."""
+    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4, accumulate=False)
+    with cv.Fleet("1 MiB", store=files) as fleet:
+        handle = fleet.add(program, data=(np.ones((4, 3)), np.ones((4, 2))), name="m")
+        fleet.fit(2, progress=False)
+        for change, what in ((files.remove, "removed"), (files.restore, "restored")):
+            with pytest.raises(CalcError, match=f"model 'm' is open, and cannot be {what} now: close it first"):
+                change("m")
+        handle.close()
+        files.restore("m")
+        assert cv.Model.on(fleet.heap.open("m")).epochs_done == 1
+        fleet.heap["m"].close()
+        files.remove("m")
+        assert "m" not in files
+
+
 def test_a_removed_model_is_gone_and_its_name_free(store):
     store.put("m", {}, image(1))
     store.put("other", {}, image(2))

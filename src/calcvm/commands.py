@@ -318,13 +318,15 @@ def train(
     batch_size: Annotated[int, typer.Option(min=1, max=LARGEST_BATCH, help="Samples in a step.")] = 32,
     learning_rate: Annotated[float, typer.Option(help="Adam's.")] = 1e-3,
     activation: Activation = USUAL,
-    held_out: Annotated[float, typer.Option(help="Fraction of the samples to validate on.")] = HELD_OUT,
+    held_out: Annotated[
+        float, typer.Option(help="Fraction of the samples, drawn at random, to validate on.")
+    ] = HELD_OUT,
     seed: Seed = 0,
     workers: Workers = None,
 ) -> None:
     """Train on a file: a classifier where y has integers (of one output: 0 and 1), else a regression by the squared error.
 
-    Inputs are standardized, and what a regression gives is scaled to its target.
+    Inputs are standardized, and each output of a regression is scaled to its target.
     """
     check_target(out)
     X, y, table = _samples(data, target)
@@ -347,12 +349,13 @@ def train(
     X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, held_out)
     net = nn.Standardize() >> net
     if not (classes or binary):
-        net = net >> nn.Function(_rescaled, float(y_train.std()) or 1.0, float(y_train.mean()))
+        spread, mean = y_train.std(axis=0), y_train.mean(axis=0)
+        net = net >> nn.Function(_rescaled, tuple(np.where(spread > 0, spread, 1).tolist()), tuple(mean.tolist()))
     model = cv.Model(
         net,
         input_shape=(n_in,),
         loss="softmax_cross_entropy" if classes else "binary_cross_entropy" if binary else "mse",
-        metrics=["accuracy"] if classes or binary else [],
+        metrics=["accuracy" if classes or binary else "rmse"],
         optimizer=cv.Adam(learning_rate),
         batch_size=batch_size,
         seed=seed,
@@ -382,8 +385,8 @@ def train(
     print(f"wrote {out}")
 
 
-def _rescaled(y: cv.Variable, spread: float, mean: float) -> cv.Variable:
-    return y * spread + mean
+def _rescaled(y: cv.Variable, spread: tuple[float, ...], mean: tuple[float, ...]) -> cv.Variable:
+    return y * np.array(spread) + np.array(mean)
 
 
 def _rms(error: np.ndarray) -> float:

@@ -280,7 +280,8 @@ class Fleet(Uncopied):
             resident, arrays, path, samples=samples, train=True, learning=resident.facts.get("learning_batch"),
             results=[loss], of_totals=True, check_finite=check_finite,
         )  # fmt: skip
-        adapt_new(resident, arrays, samples)
+        with within(f"model {resident.name!r}"):
+            adapt_new(resident, arrays, samples)
         if validation is None:
             return train, None
         if "predict" not in loaded.paths:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calcvm.errors import Trap, Uncopied
+from calcvm.errors import CalcError, Trap, Uncopied
 from calcvm.fleet.results import last
 from calcvm.model import Model
 from calcvm.vm.memory.epoch import Epoch
@@ -101,8 +101,20 @@ class Handle(Uncopied):
 
     @property
     def val_losses(self) -> np.ndarray:
-        """Loss on the validation data after each epoch, shape (n_epochs,)."""
-        return self.metrics["val_loss"] if self._judge else np.zeros(0)
+        """Loss on the validation data after each epoch, shape (n_epochs,).
+
+        Raises
+        ------
+        CalcError : path ``predict`` has no result called ``predict.loss``: `metrics` has what it is judged by.
+        """
+        if self._judge is None:
+            return np.zeros(0)
+        if "val_loss" not in (figures := self.metrics):
+            raise CalcError(
+                f"model {self.name!r} is judged by {', '.join(figures)}, and not by val_loss: read handle.metrics, or call the "
+                "result of path 'predict' that is its loss 'predict.loss'"
+            )
+        return figures["val_loss"]
 
     @property
     def val_loss(self) -> float:
@@ -111,8 +123,9 @@ class Handle(Uncopied):
     @property
     def kept(self) -> int | None:
         """The epoch of `losses`, from 0 on, whose state ``keep_best`` keeps; None: there is none."""
-        losses = self.val_losses
-        return int(np.nanargmin(losses)) if self._best is not None and np.isfinite(losses).any() else None
+        if self._best is None or not np.isfinite(losses := self.val_losses).any():
+            return None
+        return int(np.nanargmin(losses))
 
     @property
     def model(self) -> Model:

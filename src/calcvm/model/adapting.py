@@ -108,7 +108,8 @@ def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> N
         wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(std)))
         if wrong.size:
             raise CalcError(
-                f"adapt: feature {wrong[0]} of {layers[scope]['of']!r} has NaN, Inf or numbers too large for {dtype}: remove them"
+                f"adapt: feature {wrong[0]} of {layers[scope]['of']!r} has NaN, Inf or numbers too large for {dtype}: fill them in, or "
+                "leave their samples out"
             )
         apart = np.spacing(np.abs(mean))  # what is nearer to the next number becomes the same
         coarse = np.flatnonzero((100.0 * apart > moments.std) & moments.varies & (std > 0))

@@ -185,7 +185,11 @@ class Weighted(Layer):
 
 @dataclass(repr=False, eq=False)
 class Linear(Weighted):
-    """``y = x @ weight + bias``: x (..., K), weight (K, units), bias (units,).  Settings as of `Weighted`."""
+    """``y = x @ weight + bias``: x (..., K), weight (K, units), bias (units,).
+
+    init, bias_init : initializers of `calcvm.init`, their names, or arrays (default XavierUniform, Zeros).
+    trainable : False freezes the layer.
+    """
 
     units: int
     bias: bool = True

@@ -133,6 +133,7 @@ class CalcHeap(Uncopied):
         self._reads = bool(getattr(store, "read_only", False))  # what its models become is nobody's but this process's
         if self.store.persistent and not self._reads:  # a process that ends in order leaves nothing unsaved
             self._end = weakref.finalize(self, _flush_at_exit, self._records, self.store, os.getpid())
+        getattr(store, "users", weakref.WeakSet[CalcHeap]()).add(self)
         _heaps[id(self)] = self
 
     # ------------------------------------------------------------ models
@@ -560,6 +561,12 @@ class CalcHeap(Uncopied):
             kept = slot is not None and slot.keeper is not None and slot.keeper.taken
         if kept:
             self.enter(record)
+
+    def opened(self, name: str) -> bool:
+        """Whether it has a model of this name open."""
+        with self._lock:
+            self._mend()
+            return name in self._records
 
     def _has(self, record: Record) -> bool:
         return self._records.get(record.name) is record

@@ -159,6 +159,7 @@ class FileStore(Uncopied):
         self.read_only = checks.flag("FileStore: read_only", read_only)
         self._models, self._of_programs = self.folder / "models", self.folder / "programs"
         self._programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # heaps, which answer ``user.opened(name)``
         if self.read_only:
             self._open: FileIO | None = None
             if not self._models.is_dir():
@@ -237,10 +238,11 @@ class FileStore(Uncopied):
 
         Raises
         ------
-        CalcError : there is no such model, or no version before its last one.
+        CalcError : there is no such model, or no version before its last one; it is open, and would be written again.
         ProgramError : that version is damaged, too.
         """
         path = self._written(name)
+        self._check_closed(name, "restored")
         try:
             with telling(str(path), "written", UNCHANGED):
                 versions.restore(path, name, self.durable)
@@ -256,7 +258,9 @@ class FileStore(Uncopied):
         return [unquote(stem, errors="surrogatepass") for stem in stems]
 
     def remove(self, name: str) -> None:
+        """Forget a model; one that is not there is no error (CalcError: it is open, and would be written again)."""
         path = self._written(name)
+        self._check_closed(name, "removed")
         with telling(str(path), "removed", UNCHANGED):
             path.with_suffix(".previous").unlink(missing_ok=True)  # of format 1; first: it is of no other model
             path.unlink(missing_ok=True)
@@ -308,6 +312,12 @@ class FileStore(Uncopied):
     def _check_writable(self, what: Path) -> None:
         if self.read_only:
             raise CalcError(f"{what}: cannot be written: the store was opened with read_only=True.  Open it without")
+
+    def _check_closed(self, name: str, what: str) -> None:
+        if any(user.opened(name) for user in self.users):
+            raise CalcError(
+                f"model {name!r} is open, and cannot be {what} now: close it first, by the close() of its model or handle"
+            )
 
     def _written(self, name: str) -> Path:
         path = self._path(name)

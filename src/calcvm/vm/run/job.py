@@ -85,6 +85,8 @@ LATE_NS = 500_000  # after so long worker 0 asks whether those that it waits for
 PENALTY, MOST_PENALTY, AGAIN = 16, 2_000_000_000, 4
 PARK_AFTER = 20000  # looks into its box before an idle worker goes to sleep
 
+FEW_BITS, FEW_ROUNDS, MANY_ROUNDS = 6, 6, 3  # of the permutation of samples: up to so many bits it has more rounds
+
 # Words of a model that its compiled methods share (`calcvm.vm.memory.methods`).
 MOST_PLACEHOLDERS, MOST_ARGUMENTS, MOST_RESULTS, MOST_RANK, MOST_BEFORE, KEPT_ROWS = 16, 8, 4, 5, 4, 8
 STEP, PREDICT, EVALUATE, RUN, N_METHODS = range(5)

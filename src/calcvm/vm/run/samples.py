@@ -25,10 +25,13 @@ from calcvm.vm.run.job import (
     FEED_CELLS,
     FEED_WORDS,
     FEEDS,
+    FEW_BITS,
+    FEW_ROUNDS,
     HEAP,
     INDEX,
     ITEMSIZE,
     KEY,
+    MANY_ROUNDS,
     N_DRAINS,
     N_FEEDS,
     N_RESULTS,
@@ -98,8 +101,9 @@ def mix(b, x):  # type: ignore[no-untyped-def]
 def _permute(tc, places, first, last, n, key):
     """places[i] = the place of sample min(first + i, last) in a permutation of [0, n), for LANES samples.
 
-    Three rounds of multiply and xor-shift are a bijection of the next power of two; those that leave [0, n)
-    walk on through its cycle until they are back.
+    Rounds of multiply, add and xor-shift, each with numbers of its own from the key, are a bijection of the next power of two; those
+    that leave [0, n) walk on through its cycle until they are back.  Few bits need more rounds: with these, how often two samples
+    follow each other differs between pairs as it does by chance.
     """
     vec, bit = ir.VectorType(I64, LANES), ir.VectorType(ir.IntType(1), LANES)
 
@@ -113,24 +117,34 @@ def _permute(tc, places, first, last, n, key):
             return ir.Constant(vec, [c] * LANES)
 
         where, first, last, n, key = args
-        k1, k2 = mix(b, key), mix(b, b.add(key, I64(0x9E3779B97F4A7C15)))
         bits = b.sub(I64(64), b.ctlz(b.sub(n, I64(1)), ir.IntType(1)(0)))
+        rounds = b.select(b.icmp_unsigned("<=", bits, I64(FEW_BITS)), I64(FEW_ROUNDS), I64(MANY_ROUNDS))
         mask = splat(b.sub(b.shl(I64(1), bits), I64(1)))
-        half, n, k1, k2 = splat(b.lshr(b.add(bits, I64(1)), I64(1))), splat(n), splat(k1), splat(k2)
+        half, n = splat(b.lshr(b.add(bits, I64(1)), I64(1))), splat(n)
         x = b.add(splat(first), ir.Constant(vec, list(range(LANES))))
         x = b.select(b.icmp_signed("<", x, splat(last)), x, splat(last))
         start, walk, done = b.block, b.append_basic_block("walk"), b.append_basic_block("walked")
+        mixing, mixed = b.append_basic_block("round"), b.append_basic_block("rounds")
         b.branch(walk)
         b.position_at_end(walk)
         old, out = b.phi(vec), b.phi(bit)
-        y = b.and_(b.add(b.mul(old, many(0x9E3779B97F4A7C15)), k1), mask)
-        y = b.and_(b.mul(b.xor(y, b.lshr(y, half)), many(0xBF58476D1CE4E5B9)), mask)
-        y = b.and_(b.add(b.mul(b.xor(y, b.lshr(y, half)), many(0x94D049BB133111EB)), k2), mask)
-        y = b.select(out, b.xor(y, b.lshr(y, half)), old)
+        b.branch(mixing)
+        b.position_at_end(mixing)
+        y, left, k = b.phi(vec), b.phi(I64), b.phi(I64)
+        own = b.add(k, I64(0x9E3779B97F4A7C15))
+        h = mix(b, own)
+        z = b.and_(b.add(b.mul(y, splat(b.or_(b.lshr(h, I64(32)), I64(1)))), splat(h)), mask)
+        z = b.xor(z, b.lshr(z, half))
+        for phi, begin, again in ((y, old, z), (left, rounds, b.sub(left, I64(1))), (k, key, own)):
+            phi.add_incoming(begin, walk)
+            phi.add_incoming(again, mixing)
+        b.cbranch(b.icmp_unsigned(">", left, I64(1)), mixing, mixed)
+        b.position_at_end(mixed)
+        y = b.select(out, z, old)
         still = b.icmp_unsigned(">=", y, n)
         for phi, begin, again in ((old, x, y), (out, ir.Constant(bit, [1] * LANES), still)):
             phi.add_incoming(begin, start)
-            phi.add_incoming(again, walk)
+            phi.add_incoming(again, mixed)
         b.cbranch(b.icmp_unsigned("!=", b.bitcast(still, ir.IntType(LANES)), ir.IntType(LANES)(0)), walk, done)
         b.position_at_end(done)
         b.store(y, b.inttoptr(where, vec.as_pointer()), align=8)

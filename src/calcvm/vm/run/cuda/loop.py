@@ -55,6 +55,8 @@ from calcvm.vm.run.job import (
     FEED_CELLS,
     FEED_WORDS,
     FEEDS,
+    FEW_BITS,
+    FEW_ROUNDS,
     FINISHED,
     FIRST,
     FUNCTIONS,
@@ -67,6 +69,7 @@ from calcvm.vm.run.job import (
     KEY,
     LEARNING,
     LIMIT,
+    MANY_ROUNDS,
     MEANS,
     N_DRAINS,
     N_END_SPANS,
@@ -161,15 +164,18 @@ def mix(x):
 @device
 def permuted(i, n, key):
     """Place of sample ``i`` in the permutation of [0, n) that `calcvm.vm.run.samples` makes of ``key``."""
-    k1, k2 = mix(U(key)), mix(U(key) + GOLDEN)
     bits = bit_length(n - 1)
     mask, half = (U(1) << U(bits)) - U(1), U((bits + 1) // 2)
+    rounds = FEW_ROUNDS if bits <= FEW_BITS else MANY_ROUNDS
     y, out = U(i), True
     while out:
-        y = (y * GOLDEN + k1) & mask
-        y = ((y ^ (y >> half)) * MIX_1) & mask
-        y = ((y ^ (y >> half)) * MIX_2 + k2) & mask
-        y = y ^ (y >> half)
+        k, r = U(key), 0
+        while r < rounds:
+            k += GOLDEN
+            h = mix(k)
+            y = (y * ((h >> U(32)) | U(1)) + h) & mask
+            y = y ^ (y >> half)
+            r += 1
         out = y >= U(n)
     return np.int64(y)
 
