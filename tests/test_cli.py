@@ -253,6 +253,38 @@ def test_train_a_classifier(tmp_path: Path) -> None:
     assert printed.startswith(calcvm("plan", "6-16-3", "--batch-size", 32))
 
 
+def table(path: Path, columns: dict[str, np.ndarray]) -> Path:
+    np.savetxt(path, np.stack([*columns.values()], 1), "%.3f", ",", header=",".join(columns), comments="")
+    return path
+
+
+def test_train_on_columns_far_from_zero_and_of_different_sizes(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=400)
+    for far in (0.0, 1.7e9):
+        data = table(tmp_path / "t.csv", {"x": x + far, "y": far + 100 * x})
+        how = ("--epochs", 60, "--learning-rate", 0.01, "--out", tmp_path / "m.calc")
+        printed = calcvm("train", data, "1-8-1", *how)
+        assert ("float64 is taken" in printed) == bool(far)
+        assert float(re.search(r"error ([\d.]+) on", printed)[1]) < 3
+        assert float(re.search(r"rmse ([\d.]+)", calcvm("evaluate", tmp_path / "m.calc", data))[1]) < 3
+    model = tmp_path / "two.calc"
+    np.savez(tmp_path / "two.npz", X=x[:, None], y=np.stack([1e4 * x, 1e-2 * x], 1))
+    calcvm("train", tmp_path / "two.npz", "1-8-2", "--epochs", 60, "--learning-rate", 0.01, "--out", model)
+    off = (cv.load(model).predict(x[:, None]) - np.stack([1e4 * x, 1e-2 * x], 1)).std(axis=0)
+    assert (off < 0.05 * np.array([1e4, 1e-2])).all()
+
+
+def test_what_a_command_reads_is_not_written_over(tmp_path: Path) -> None:
+    calcvm_train(tmp_path, epochs=1)
+    model, data = tmp_path / "m.calc", tmp_path / "d.csv"
+    table(data, {name: np.arange(5.0) for name in "abcdefy"})
+    before = model.read_bytes(), data.read_bytes()
+    assert "would be lost" in refused("train", data, "6-3", "--out", data)
+    for target in (data, model):
+        assert "would be lost" in refused("predict", model, data, "--out", target)
+    assert (model.read_bytes(), data.read_bytes()) == before
+
+
 def test_train_a_regression(tmp_path: Path) -> None:
     printed = calcvm_train(tmp_path, regression=True)
     assert float(re.search(r"root mean squared error ([\d.]+) on", printed)[1]) < 1.0
@@ -605,7 +637,7 @@ def test_demo_on_the_digits(tmp_path: Path) -> None:
 
 def test_demo_of_lenet(tmp_path: Path, whole: bool) -> None:
     pytest.importorskip("sklearn")
-    printed = calcvm("demo", "--network", "lenet", "--out", tmp_path, *(() if whole else ("--epochs", 2)))
+    printed = calcvm("demo", "--network", "lenet", "--out", tmp_path, *(() if whole else ("--epochs", 3)))
     assert "LeNet on 16 by 16" in printed
     assert float(re.search(r"accuracy (0\.\d+)", printed)[1]) >= (0.985 if whole else 0.9)
     assert cv.load(tmp_path / "model.calc").predict(np.zeros((2, 1, 8, 8), np.uint8)).shape == (2, 10)

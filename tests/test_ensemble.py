@@ -321,3 +321,19 @@ def test_outputs_of_one_kind():
         cv.Ensemble([of_type(lambda y: y * 1.0), of_type(lambda y: cv.cast(y, "int64"))])
     mixed = cv.Ensemble([of_type(lambda y: y * 1.0), of_type(lambda y: cv.cast(y, "float64"))])
     np.testing.assert_allclose(mixed.predict(blobs()[0]), blobs()[0])
+
+
+@pytest.mark.parametrize("loss", ["softmax_cross_entropy", "binary_cross_entropy"])
+def test_numpys_way_with_errors_changes_no_probability(loss):
+    """What is too small is 0, and raises nothing."""
+    X, width = np.linspace(-1, 1, 8, dtype=np.float32)[:, None], 2 if loss == "softmax_cross_entropy" else 1
+    model = cv.Model(nn.Linear(width), input_shape=(1,), loss=loss, optimizer=cv.SGD(0.1), batch_size=8)
+    model.parameters["linear_1.weight"][...] = [[1e3, -1e3][:width]]
+    both = cv.Ensemble([model, model])
+    y = np.zeros(8, int) if width > 1 else np.zeros((8, 1))
+    calls = [model.predict_proba, both.predict, both.predict_proba, both.predict_classes]
+    calls += [lambda X: [*both.evaluate(X, y).values()], lambda X: [*model.evaluate(X, y).values()]]
+    for call in calls:
+        expected = call(X)
+        with np.errstate(all="raise"):
+            np.testing.assert_array_equal(call(X), expected)

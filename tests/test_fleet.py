@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -198,6 +199,41 @@ def normalized() -> cv.Program:
     net = nn.Linear(8) >> nn.BatchNorm() >> nn.ReLU() >> nn.Linear(2)
     graph = cv.build_graph(net, (6,), "softmax_cross_entropy", cv.Adam(1e-2))
     return cv.compile(graph, batch_size=15, accumulate=False, workers=1)
+
+
+def test_a_model_is_stopped_and_closed_while_another_thread_trains_the_fleet():
+    fleet = cv.Fleet("1 MiB", workers=2)
+    handles = [fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s) for s in range(8)]
+    training = threading.Thread(target=lambda: fleet.fit(1_000_000, progress=False))
+    training.start()
+    while not all(h.epochs_done for h in handles):
+        time.sleep(0.01)
+    for handle in handles[:3]:
+        handle.stop()
+        handle.close()
+    handles[3].close()
+    assert [*fleet.handles.values()] == handles[4:]
+    for handle in handles[4:]:
+        handle.stop()
+    training.join(30)
+    assert not training.is_alive() and all(np.isfinite(h.loss) for h in handles)
+
+
+def test_a_figure_that_is_not_there_is_said():
+    g = cv.CalcGraph()
+    x, t = g.placeholder("x", (None, 6)), g.placeholder("t", (None, 2))
+    w = g.parameter("w", (6, 2))
+    with g.path("learn", backward=True) as learn:
+        learn.minimize(cv.mse(x @ w, t), cv.Adam(1e-2))
+    with g.path("predict") as predict:
+        predict.output = x @ w
+        cv.mean(cv.abs(predict.output - t)).rename("error")
+    fleet, y = cv.Fleet("1 MiB"), np.zeros((210, 2))
+    handle = fleet.add(cv.compile(g, batch_size=10, accumulate=False), data=(X, y), validation=(X[:9], y[:9]))
+    fleet.fit(1, progress=False)
+    assert handle.kept is None and len(handle.metrics["val_error"]) == 1
+    with pytest.raises(cv.CalcError, match="judged by val_error, and not by val_loss: read handle.metrics"):
+        print(handle.val_loss)
 
 
 def test_the_best_is_that_of_all_epochs_and_kept_where_training_fails():

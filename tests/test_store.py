@@ -122,6 +122,34 @@ def test_a_model_that_is_open_is_neither_removed_nor_restored(files):
         assert "m" not in files
 
 
+@pytest.mark.parametrize("end", ["flush", "close", "exit"])
+def test_what_cannot_be_written_keeps_nothing_else_from_it(end, tmp_path, monkeypatch):
+    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4, accumulate=False)
+    store, names = FileStore(tmp_path), [f"m{k}" for k in range(6)]
+    heap = cv.CalcHeap("1 MiB", store=store)
+    models = [cv.Model.on(heap.load(program, name=name)) for name in names]
+    heap.flush()
+    for model in models:
+        model.step(np.ones((4, 3)), np.ones((4, 2)))
+    full, put = {"m1", "m4"}, store.put
+    monkeypatch.setattr(store, "put", lambda name, *a: no_room(name) if name in full else put(name, *a))
+    with pytest.raises(CalcError, match="2 of 6 models could not be written: m1, m4; of the first: 'm1': no room"):
+        {"flush": heap.flush, "close": heap.close, "exit": lambda: heap._end()}[end]()
+    kept = FileStore(tmp_path, read_only=True)
+    first, last = kept.get("m1")[1], kept.get("m0")[1]
+    assert first != last
+    for name in names:
+        assert kept.get(name)[1] == (first if name in full else last)
+    if end != "exit":  # which closes the store
+        full.clear()
+        heap.close()
+        assert kept.get("m1")[1] == kept.get("m4")[1] == last
+
+
+def no_room(name):
+    raise CalcError(f"{name!r}: no room")
+
+
 def test_a_removed_model_is_gone_and_its_name_free(store):
     store.put("m", {}, image(1))
     store.put("other", {}, image(2))

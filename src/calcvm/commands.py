@@ -95,10 +95,12 @@ def _say_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def check_target(path: Path, picture: bool = False) -> None:
-    """Refuse a path that a result cannot be written to, before the work that leads to it."""
+def check_target(path: Path, *read: Path, picture: bool = False) -> None:
+    """Refuse a path that a result cannot be written to, before the work that leads to it; and what is ``read`` for it."""
     if path.is_dir():
         raise CalcError(f"{path} is a folder: name a file")
+    if any(path.exists() and other.exists() and path.samefile(other) for other in read):
+        raise CalcError(f"{path} is what the command reads, and would be lost: name another file to write to")
     folder = files.place(path).parent
     if not folder.is_dir():
         raise CalcError(f"{path} cannot be written: there is no folder {folder}")
@@ -328,7 +330,7 @@ def train(
 
     Inputs are standardized, and each output of a regression is scaled to its target.
     """
-    check_target(out)
+    check_target(out, data)
     X, y, table = _samples(data, target)
     assert y is not None
     net, n_in, n_out = network(layers, activation)
@@ -348,6 +350,9 @@ def train(
         y = y.reshape(len(y), -1)
     X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, held_out)
     net = nn.Standardize() >> net
+    wide = _wide(X_train) or not (classes or binary) and _wide(y_train)
+    if wide:
+        print("float64 is taken, as numbers of a column are too near to each other for float32", end="\n\n")
     if not (classes or binary):
         spread, mean = y_train.std(axis=0), y_train.mean(axis=0)
         net = net >> nn.Function(_rescaled, tuple(np.where(spread > 0, spread, 1).tolist()), tuple(mean.tolist()))
@@ -358,6 +363,7 @@ def train(
         metrics=["accuracy" if classes or binary else "rmse"],
         optimizer=cv.Adam(learning_rate),
         batch_size=batch_size,
+        dtype="float64" if wide else "float32",
         seed=seed,
         workers=workers,
     )
@@ -387,6 +393,12 @@ def train(
 
 def _rescaled(y: cv.Variable, spread: tuple[float, ...], mean: tuple[float, ...]) -> cv.Variable:
     return y * np.array(spread) + np.array(mean)
+
+
+def _wide(columns: np.ndarray) -> bool:
+    """Whether a column has numbers that float32 hardly tells apart, such as seconds since 1970."""
+    spread, apart = columns.std(axis=0), np.spacing(np.abs(columns.mean(axis=0)).astype(np.float32))
+    return bool(((spread > 0) & (spread < 100 * apart)).any())
 
 
 def _rms(error: np.ndarray) -> float:
@@ -440,7 +452,7 @@ def predict(
 ) -> None:
     """Predict the samples of a file: a row for each, of its class, or of the model's outputs."""
     if out is not None:
-        check_target(out)
+        check_target(out, data, model)
         datasets.check_writable(out)
     loaded = _model(model)
     X, _, _ = _samples(data, target, loaded, labelled=False)

@@ -162,6 +162,7 @@ class Ensemble:
             raise CalcError("the models have no classes, since their loss is no cross-entropy: take predict, by 'mean'")
         return self._scored
 
+    @np.errstate(all="ignore")  # as `softmax`
     def _mean(self, term: Callable[[np.ndarray], np.ndarray], X: Any) -> np.ndarray:
         """Weighted mean of a term of the models' outputs, summed in float64 in their order."""
         terms = (term(model.predict(X).astype(np.float64)) for model in self.models)
@@ -172,13 +173,13 @@ class Ensemble:
         """Share of the votes for each class, or (binary_cross_entropy) for 1."""
         return self._mean(self._needs_classes().votes, X)
 
+    @np.errstate(all="ignore")
     def _scores(self, X: Any) -> np.ndarray:
         """Scores whose probabilities are the mean of the models' ones, in float64.
 
         Probabilities are summed as logarithms: a class that every model finds improbable keeps a finite loss.
         """
-        with np.errstate(divide="ignore"):
-            log_weights = np.log(self.weights / self.weights.sum())
+        log_weights = np.log(self.weights / self.weights.sum())
         axis = self._needs_classes().axis
         yes = no = np.array(-np.inf)
         for model, log_weight in zip(self.models, log_weights):

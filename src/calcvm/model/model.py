@@ -711,8 +711,9 @@ class Model(methods.Native, hints.Closed):
         ------
         CalcError : the loss is no cross-entropy, so that the outputs are no scores of classes.
         """
-        of = scores.needed(self.program)
-        return of.probabilities(self.predict(X).astype(np.float64)).astype(self.program.dtype)
+        probabilities = scores.needed(self.program).probabilities(self.predict(X).astype(np.float64))
+        with np.errstate(all="ignore"):
+            return probabilities.astype(self.program.dtype)
 
     def predict_classes(self, X: Any) -> np.ndarray:
         """The most probable class of each sample, int64; of equals the lowest.

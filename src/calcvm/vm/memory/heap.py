@@ -7,7 +7,7 @@ import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, perf_counter, sleep
@@ -313,20 +313,24 @@ class CalcHeap(Uncopied):
             return self._pieces.free_bytes
 
     def flush(self) -> None:
-        """Write every model that has changed to the store; waits for the turn of each."""
-        for record in [*self._records.values()]:
-            self._write(record)
+        """Write every model that has changed to the store; waits for the turn of each.
+
+        Raises
+        ------
+        CalcError : some could not be written; all others have been.
+        """
+        self._write_all()
 
     def close(self) -> None:
         """Write what has changed, close the store, give the memory back; its models cannot be used afterwards.
 
         Raises
         ------
-        CalcError : a model is in use by a thread that waits for one that this thread keeps.
+        CalcError : a model is in use by a thread that waits for one that this thread keeps; or some could not be written.  All
+            others have been, and closing it again tries these once more.
         """
         while self._records:
-            for record in [*self._records.values()]:
-                self._write(record, drop=True)
+            self._write_all(drop=True)
         with self._lock:
             self.closed = True
             self.store.close()
@@ -554,6 +558,11 @@ class CalcHeap(Uncopied):
                     if drop:
                         self._drop(record)
 
+    def _write_all(self, drop: bool = False) -> None:
+        """`_write` all models; what one cannot be written for keeps no other from it."""
+        records = [*self._records.values()]
+        _each(records, lambda record: self._write(record, drop))
+
     def _reach(self, record: Record) -> None:
         """Wait until nobody else keeps a model whose turn this thread has."""
         with self._lock:
@@ -577,19 +586,20 @@ class CalcHeap(Uncopied):
             self.stats.bytes += put(record, record.slot, self.store)
 
     def remove(self, model: Resident) -> None:
-        """Give a model's room back (see `Resident.close`)."""
+        """Give a model's room back (see `Resident.close`), when nobody else trains it any more."""
         _check_model("remove", model)
         record = model.record
-        in_use = record.turn.lock._is_owned()  # type: ignore[attr-defined]
-        with record.turn.mine, self._lock:
-            self._mend()
-            if not self._has(record):
-                return
-            if in_use or (record.slot is not None and record.slot.keeper is not None and record.slot.keeper.taken):
-                raise CalcError(f"model {record.name!r} is in use: it cannot be closed now")
-            if self.store.persistent:
-                self._commit(record)
-            self._drop(record)
+        if record.turn.lock._is_owned():  # type: ignore[attr-defined]
+            raise CalcError(f"model {record.name!r} is in use here: it cannot be closed now")
+        with record.turn.mine:
+            self._reach(record)
+            with self._lock:
+                self._mend()
+                if not self._has(record):
+                    return
+                if self.store.persistent:
+                    self._commit(record)
+                self._drop(record)
 
     def _drop(self, record: Record) -> None:
         """Forget a model; what an exception leaves of it, `_mend` drops."""
@@ -698,13 +708,35 @@ def put(record: Record, slot: Slot | None, store: Store) -> int:
 
 def _flush_at_exit(records: dict[str, Record], store: Store, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child
-        for record in records.values():
+
+        def write(record: Record) -> None:
             slot = record.slot
             if record.turn.taken or (slot is not None and slot.keeper is not None and slot.keeper.taken):
-                continue  # what another thread is changing stays as it was written last
+                return  # what another thread is changing stays as it was written last
             if record.unsaved:
                 put(record, slot, store)
-        store.close()
+
+        try:
+            _each([*records.values()], write)
+        finally:
+            store.close()
+
+
+def _each(records: Sequence[Record], write: Callable[[Record], None]) -> None:
+    """Write each model, whatever becomes of others (CalcError: some could not be written)."""
+    failed: dict[str, CalcError] = {}
+    for record in records:
+        try:
+            write(record)
+        except CalcError as error:
+            failed[record.name] = error
+    if failed:
+        first = next(iter(failed.values()))
+        if len(failed) == 1:
+            raise first
+        raise CalcError(
+            f"{len(failed)} of {len(records)} models could not be written: {some([*failed])}; of the first: {first}"
+        )
 
 
 # by their ids: of a WeakSet another thread may change the size while one goes through it
