@@ -108,6 +108,19 @@ def test_models_have_the_bits_of_fit_kept_or_trained_again(keep):
     assert result.column("rounds").tolist() == [9] * 6
 
 
+def test_a_sampler_learns_from_most_trials_of_a_search_by_its_defaults(monkeypatch):
+    optuna, known = pytest.importorskip("optuna"), []
+    ask = optuna.Study.ask
+
+    def asked(study, *given):
+        known.append(sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False)))
+        return ask(study, *given)
+
+    monkeypatch.setattr(optuna.Study, "ask", asked)
+    explore(n_trials=40)
+    assert len(known) == 40 and known[-1] >= 34
+
+
 def test_less_memory_means_fewer_at_once_and_the_same_result():
     need = max(t.nbytes for t in explore(pruner=None).trials)
     small = explore(pruner=None, memory=need + need // 2, keep=2)
@@ -304,7 +317,8 @@ def test_a_build_that_raises_fails_its_trial_alone():
     ],
 )
 def test_where_every_trial_fails_the_result_says_with_what(answer, reason):
-    result = explore(answer, n_trials=3)
+    with pytest.warns(cv.CalcWarning, match="all of the 3 trials have failed; the first: "):
+        result = explore(answer, n_trials=3)
     assert result.counts == {"failed": 3} and reason in result.trials[0].reason
     with pytest.raises(cv.CalcError, match="of 3 trials 0 are complete; 3 failed with: "):
         _ = result.best
@@ -327,7 +341,8 @@ def test_a_loss_that_is_not_finite_prunes():
 
 def test_a_trial_that_traps_fails():
     bad = (X[:150], np.where(np.arange(150) == 70, 7, Y[:150]))
-    result = explore(data=bad, n_trials=2)
+    with pytest.warns(cv.CalcWarning, match="all of the 2 trials have failed; the first: .*label"):
+        result = explore(data=bad, n_trials=2)
     assert result.counts == {"failed": 2} and "label" in result.trials[0].reason
 
 

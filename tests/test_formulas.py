@@ -722,9 +722,19 @@ def test_a_choice_after_a_number():
 
 def test_an_operator_without_a_gradient_is_refused_where_it_would_train_nothing():
     elementwise()(type("squared", (), {"y": lambda x: x * x}))
-    net = nn.Linear(8) >> nn.Function(lambda x: cv.apply("squared", x))
-    with pytest.raises(cv.CalcError, match="of your own without dx"):
-        cv.Model(net, input_shape=(4,), target_shape=(8,), loss="mse", optimizer=cv.SGD(0.1), batch_size=10)
+    square = nn.Function(lambda x: cv.apply("squared", x))
+    how = dict(input_shape=(4,), target_shape=(8,), loss="mse", optimizer=cv.SGD(0.1), batch_size=10)
+    for net in (nn.Linear(8) >> square, nn.Linear(8) >> square >> nn.Linear(8)):
+        with pytest.raises(cv.UnsupportedOperator, match="'squared' has no gradient for its input .*: give it one"):
+            cv.Model(net, **how)
+    model = cv.Model(square >> nn.Linear(8), **how)  # through data alone
+    model.step(np.ones((10, 4)), np.ones((10, 8)))
+    elementwise()(type("squared", (), {"y": lambda x: x * x, "dx": lambda dy, x: 0.0 * dy}))
+    model = cv.Model(nn.Linear(8) >> square >> nn.Linear(8), **how)
+    before = model.get_weights()
+    model.step(np.ones((10, 4)), np.ones((10, 8)))
+    moved = {name for name, value in model.get_weights().items() if (value != before[name]).any()}
+    assert moved == {"linear_2.weight", "linear_2.bias"}
 
 
 def annotated(p: bool, g):

@@ -7,6 +7,8 @@ import copy
 import pickle
 import re
 from dataclasses import replace
+from datetime import date
+from decimal import Decimal
 from functools import cache, partial
 from types import SimpleNamespace
 
@@ -339,6 +341,7 @@ MISTAKES = [
      r"Half.build must take \(self, x, scope, training\): "),
     ("a label out of range", lambda: shared().model.fit(X, np.where(np.arange(40) == 7, 3, Y), progress=False), C,
      r"'target': .* integers in \[0, 3\); found 0 to 3, 3 at index \(7,\)"),
+    ("a sparse matrix", lambda: shared().model.fit(SimpleNamespace(toarray=None), Y, progress=False), C, r"X.toarray\(\) is one"),
     ("labels as objects", lambda: shared().model.evaluate(X, Y.astype(object)), C, r"give data.astype\(np.int64\)"),
     ("labels picked without their shape", lambda: model(loss=lambda y, t: -cv.mean(cv.pick(cv.log_softmax(y), t))), cv.ShapeError,
      r"pick\(.*a Model's target is a label of each sample by target_shape=\(\)"),
@@ -710,12 +713,12 @@ def test_the_index_of_a_missing_number_is_told(what, seed):
 def test_labels_with_an_axis_too_many():
     net = model()
     for call in calls(net, X, Y[:, None]):
-        with pytest.raises(cv.ShapeError, match=r"of labels: write y\[:, 0\]$"):
+        with pytest.raises(cv.ShapeError, match=r"of labels: write np.asarray\(y\)\[:, 0\]$"):
             call()
     images = cv.Model(nn.Conv2d(3, 1), input_shape=(1, 4, 4), optimizer="adam")
     x, y = np.zeros((6, 1, 4, 4)), np.zeros((6, 4, 4), int)
-    for given, hint in ((y[:, None], r"y\[:, 0\]"), (y[..., None], r"y\[:, :, :, 0\]")):
-        with pytest.raises(cv.ShapeError, match=f"of labels: write {hint}$"):
+    for given, hint in ((y[:, None], r"\[:, 0\]"), (y[..., None], r"\[:, :, :, 0\]")):
+        with pytest.raises(cv.ShapeError, match=rf"of labels: write np.asarray\(y\){hint}$"):
             images.fit(x, given, progress=False)
     with pytest.raises(cv.ShapeError, match="a target_shape with the classes"):
         net.fit(X, np.eye(3)[Y], progress=False)
@@ -726,6 +729,9 @@ NOT_NUMBERS = {
     "objects": (np.array(["b", "a"] * 20, object), r"np.unique\(y, return_inverse=True\)"),
     "list": ([None, 1.0] * 20, r"\(None at index \(0,\)\) .*give it a value"),
     "numbers": (np.array([1, 0] * 20, object), r"give data.astype\(np.int64\)"),
+    "decimals": (np.array([Decimal(1)] * 40), r"convert them, data.astype\(float\)"),
+    "dates": (np.array([date(2020, 1, 1)] * 40), "make a number of it, or leave its column out"),
+    "beyond": (np.array([10**400] * 40), r"number at index \(0,\) is beyond 1.8e308\) cannot be used; give smaller"),
     "complex": (np.ones(40, complex), r"\(\(1\+0j\) at index"),
     "days": (np.zeros(40, "datetime64[D]"), r"1970, 1, 1\) at index"),
 }

@@ -210,6 +210,37 @@ def test_callbacks_see_every_epoch_and_the_steps_they_ask_for_and_change_no_bit(
         np.testing.assert_array_equal(model.parameters[name], p)
 
 
+def test_all_callbacks_see_the_epoch_and_the_step_that_end_training():
+    class Log(cv.Callback):
+        every = 2
+
+        def __init__(self):
+            self.epochs, self.steps = [], []
+
+        def on_epoch_end(self, model, epoch, figures):
+            self.epochs.append(epoch)
+
+        def on_step(self, model, step, loss):
+            self.steps.append(step)
+
+    class Ends(cv.Callback):
+        every = 2
+
+        def __init__(self, steps):
+            self.left = steps
+
+        def on_step(self, model, step, loss):
+            self.left -= 1
+            return self.left == 0
+
+    X, stop = np.ones((16, 2)), lambda model, epoch, figures: "enough" if epoch == 2 else None
+    for end, epochs, steps in ((stop, [0, 1, 2], 6), (Ends(3), [0], 3)):
+        first, last = Log(), Log()
+        model = cv.Model(nn.Linear(1), input_shape=(2,), loss="mse", optimizer="adam", batch_size=4)
+        model.fit(X, X[:, :1], epochs=5, callbacks=[first, end, last], progress=False)
+        assert first.epochs == last.epochs == epochs and first.steps == last.steps and len(last.steps) == steps
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("every", [1, 2, 5])
 def test_steps_are_learning_batches(every, workers):

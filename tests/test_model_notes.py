@@ -73,6 +73,26 @@ def test_a_store_has_notes_that_were_changed_in_their_place(tmp_path):
         assert cv.Model.on(heap.open("a")).notes["log"] == [1, 2]
 
 
+def test_numbers_of_numpy_are_put_into_notes_and_a_wrong_one_keeps_only_its_model_from_the_store(tmp_path):
+    program = model().program
+    heap = cv.CalcHeap(2 * program.heap_bytes, store=cv.FileStore(tmp_path))
+    names = ["a", "b", "c", "d"]
+    for name in names:
+        one = cv.Model.on(heap.load(program, name=name))
+        one.notes["errors"] = []
+        one.notes["errors"].append(np.float32(0.5))
+    bad = cv.Model.on(heap.open("a"))
+    bad.notes["errors"].append({1, 2})
+    for name in names[1:] * 3:  # others come and go, though this one cannot
+        assert cv.Model.on(heap.open(name)).parameters
+    with pytest.raises(cv.CalcError, match="model 'a': its notes hold what cannot be written as JSON .*{1, 2}"):
+        heap.close()
+    bad.notes["errors"].pop()
+    heap.close()
+    heap = cv.CalcHeap("1 MiB", store=cv.FileStore(tmp_path))
+    assert [cv.Model.on(heap.open(name)).notes["errors"] for name in names] == [[0.5]] * 4
+
+
 def test_models_of_a_fleet_have_their_own():
     fleet, program = cv.Fleet("1 MiB", workers=1), model().program
     handles = [fleet.add(program, data=(X, Y)) for _ in range(3)]

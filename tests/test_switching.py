@@ -196,6 +196,26 @@ def test_nothing_is_planned_or_compiled_for_a_switch(monkeypatch):
 
 
 # ---------------------------------------------------------------- who stays
+def test_one_model_more_than_there_is_room_for_switches_few():
+    program, rounds = programs()["adam"], 6
+    heap = heap_of(program, 60)
+    models = [heap.load(program, seed=i) for i in range(61)]
+    for _ in range(rounds):
+        for model in models:
+            model.step(X, Y)
+    heap.stats.reset()
+    for _ in range(rounds):
+        for model in models:
+            model.step(X, Y)
+    assert rounds < heap.stats.switches < 20 * rounds  # of 61 * rounds calls
+    again = heap_of(program, 61)
+    for i, model in enumerate(models):
+        alone = again.load(program, seed=i)
+        for _ in range(2 * rounds):
+            alone.step(X, Y)
+        np.testing.assert_array_equal(model.parameters["linear_1.weight"], alone.parameters["linear_1.weight"])
+
+
 def test_the_least_recently_used_goes_and_who_is_in_use_stays():
     program = programs()["adam"]
     heap = heap_of(program, 3)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from calcvm import checks
-from calcvm.errors import CalcError, ShapeError
+from calcvm.errors import CalcError, ShapeError, warn
 from calcvm.exploration.cluster import Cluster, RayEngine
 from calcvm.exploration.engine import Engine, Local
 from calcvm.exploration.result import Exploration
@@ -25,7 +25,9 @@ from calcvm.vm.run.feeds import numbers
 
 __all__ = ["Exploration", "RayEngine", "Trial", "explore"]
 
-CONCURRENT = 64  # trials at once in a heap: more keep its workers no busier, and a sampler learns from them later
+# Trials at once in a heap: more keep its workers no busier.  A sampler learns from those that have ended, so that they are a share
+# of all at most, and few of few.
+CONCURRENT, SHARE, FEW = 64, 8, 4
 
 
 def explore(
@@ -43,7 +45,7 @@ def explore(
     pruner: Any = "hyperband",
     metric: str | None = None,
     maximize: bool | None = None,
-    concurrent: int = CONCURRENT,
+    concurrent: int | None = None,
     engine: str | RayEngine = "local",
     storage: Any = None,
     study_name: str = "explore",
@@ -80,8 +82,9 @@ def explore(
         A figure of a round: "val_loss" (the default where there is validation data), "val_accuracy", "loss".
     maximize : bool, optional
         Default: what the metric's name says, as of a loss or an accuracy; a name that does not say it is refused.
-    concurrent : int
-        The most trials at once in a heap; fewer where more do not fit.
+    concurrent : int, optional
+        The most trials at once in a heap; fewer where more do not fit.  Default: an eighth of ``n_trials``, from 4 to 64.  The
+        sampler has only those to learn from that have ended: of as many as there are trials none is better than a random one.
     engine : "local", "ray", or a `RayEngine`
         "ray": a fleet with a heap of ``memory`` bytes on every node.
     storage : str, optional
@@ -121,6 +124,8 @@ def explore(
     if not callable(build):
         raise CalcError(f"build: a function of a trial that returns a graph is wanted, not {checks.called(build)}")
     n_trials, rounds = checks.integer("n_trials", n_trials), checks.integer("rounds", rounds)
+    if concurrent is None:
+        concurrent = max(FEW, min(n_trials // SHARE, CONCURRENT))
     concurrent, batch_size = checks.integer("concurrent", concurrent), checks.integer("batch_size", batch_size)
     workers = None if workers is None else checks.integer("workers", workers, 1, MAX_WORKERS)
     seed, keep = checks.integer("seed", seed, 0), checks.integer("keep", keep, 0)
@@ -158,6 +163,8 @@ def explore(
         count.close()
         trainer.close()
     trials = [search.trials[number] for number in sorted(search.trials)]
+    if trials and not search.stopped and all(trial.status == "failed" for trial in trials):
+        warn(f"all of the {len(trials)} trials have failed; the first: {trials[0].reason}")
     seconds = {"total": time.perf_counter() - start, "optuna": study.seconds}
     return Exploration(
         trials, study.optuna, metric, maximize, task, trainer.model,

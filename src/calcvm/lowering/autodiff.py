@@ -55,7 +55,8 @@ class Backward:
             blocked = [v for n, v in op.inputs.items() if v in needs and n not in known]
             if blocked:
                 raise UnsupportedOperator(
-                    f"{op.name}: operator {op.spec.name!r} has no gradient for its input {blocked[0].name!r}; "
+                    f"{op.name}: operator {op.spec.name!r} has no gradient for its input {blocked[0].name!r}: "
+                    "give it one, if it is an operator of your own and elementwise by a function of the input's name, such as dx; "
                     f"freeze the parameters behind it (trainable=False, minimize(parameters=...)), put cv.stop_gradient before "
                     "it, or leave it out of the loss"
                 )

@@ -31,6 +31,7 @@ def samples(what: str, data: Any, whole: bool = False, column: bool = False) -> 
     array = numbers(what, data)
     if array.ndim == 0 and not (whole and array.dtype.kind in "fiub"):
         hint = f"; give its arrays, such as list({what}.values())" if isinstance(data, Mapping) else ""
+        hint = f"; {what}.toarray() is one" if hasattr(data, "toarray") else hint
         hint = "; batches, one by one, are tuples (X, y)" if what == "y" and data is None else hint
         raise CalcError(f"{what}: an array of samples is wanted, not {checks.called(data)}{hint}")
     return array[:, None] if column and array.ndim == 1 else array

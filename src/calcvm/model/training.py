@@ -67,8 +67,8 @@ class Training:
                     if strange and not diverged:
                         diverged = f"the {strange[0]} of epoch {epoch + 1} is {figures[strange[0]]}"
                         why = diverged if terminate_on_nan else ""
-                    for c in self.callbacks:
-                        why = why or reason(c, c.on_epoch_end(self.model, epoch, figures))
+                    ends = [reason(c, c.on_epoch_end(self.model, epoch, figures)) for c in self.callbacks]
+                    why = why or next(filter(None, ends), "")
                 if why:
                     history.stopped = why
                     break
@@ -101,10 +101,9 @@ class Training:
             for done in slices:
                 mean = run.mean(self.loss)
                 report.step(epoch, done, mean)
-                for c, mark in self._of_steps:
-                    if done % mark == 0:
-                        why = why or reason(c, c.on_step(model, done // self._per_step, mean))
-                if why:
+                due = [c for c, mark in self._of_steps if done % mark == 0]
+                ends = [reason(c, c.on_step(model, done // self._per_step, mean)) for c in due]
+                if why := next(filter(None, ends), ""):
                     break
         if not (isinstance(run, Stream) and run.ended):
             return why

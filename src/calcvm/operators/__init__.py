@@ -92,7 +92,8 @@ def elementwise(cls: type | None = None, /, **how: Any) -> Any:
     how : ``source``; and its parameters, by name a `Real` or, of one input, a `Choice`, which formulas take after what they read
 
     The class has a function ``y`` of an input, such as x, or of two or three, which are broadcast, and for each input that
-    has a gradient one of its name: ``dx`` of ``dy``, inputs and ``y``.  Formulas are written with
+    has a gradient one of its name: ``dx`` of ``dy``, inputs and ``y`` (of a slope that is 0 everywhere ``return 0.0 * dy``); without
+    it no loss is minimized through the input.  Formulas are written with
     ``calcvm.formulas.number``; a ``y`` that is a condition says so, ``def y(a, b) -> bool``.
 
     Raises
@@ -140,6 +141,10 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str,
         try:
             op = getattr(declare, kind)(**how)(cls)
             spec = import_module(f"calcvm.ops.{family}").spec_of(op)
+            if (
+                kind == "elementwise" and "y" not in op.forward.types
+            ):  # a slope that is left out may have been forgotten
+                spec = replace(spec, flat=tuple(name for name in spec.flat if name in op.forward.types))
             for row in spec.rows:
                 if is_own(row):
                     check_row(spec, row)

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic, perf_counter, sleep
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +36,7 @@ from calcvm.vm.run.pieces import Pieces
 if TYPE_CHECKING:
     from calcvm.vm.run.cuda.device import Cuda
 
+MOST_DRAWN = 64  # slots of which one gives way
 SPARE_SLOTS = 64  # kept to be used again: making one takes as long as two switches
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -65,9 +67,9 @@ class Stats:
 class CalcHeap(Uncopied):
     """Memory for models: ``nbytes`` bytes, allocated once and never more.
 
-    Models lie side by side while they fit.  Where room is needed, those used least recently are switched
-    out: their persistent block (parameters, buffers, state, optimizer) is copied to the store, and back when they are
-    used again.  Nothing is planned, compiled or allocated for it, and training goes on with the same bits.
+    Models lie side by side while they fit.  Where room is needed, some of those used less recently are switched out: their
+    persistent block (parameters, buffers, state, optimizer) is copied to the store, and back when they are used again.  Nothing is
+    planned, compiled or allocated for it, and training goes on with the same bits.
 
     Parameters
     ----------
@@ -129,7 +131,7 @@ class CalcHeap(Uncopied):
         self._torn = False  # a change of slots and pieces, made under `_lock`, is not finished
         self._orphaned = False  # a model that was to be added was not: its slot is nobody's
         self.turns: list[Turns] = []  # those that keep models of this heap, beside the models' own
-        self._numbered = 0
+        self._numbered, self._draws = 0, 0
         self._reads = bool(getattr(store, "read_only", False))  # what its models become is nobody's but this process's
         if self.store.persistent and not self._reads:  # a process that ends in order leaves nothing unsaved
             self._end = weakref.finalize(self, _flush_at_exit, self._records, self.store, os.getpid())
@@ -480,18 +482,46 @@ class CalcHeap(Uncopied):
                 return slot
             while (oldest := next(iter(self._slots), None)) is not None and _used_since(oldest):
                 self._slots.move_to_end(oldest)
-            victim = next((slot for slot in self._slots if self._is_free(slot)), None)
+            victim = self._victim()
             if victim is None:
                 return None
-            record = victim.record
-            if record is not None:
-                if record.unsaved and not record.lost:
-                    self.stats.bytes += put(record, victim, self.store)
-                victim.record = record.slot = None
             if victim.loaded is loaded:
                 self._slots.move_to_end(victim)
                 return victim
             self._free(victim)
+
+    def _victim(self) -> Slot | None:
+        """A slot that holds no model now: of those that are not in use one that was used less recently; None: there is none.
+
+        It is drawn from the last quarter.  Where models are used one after the other, and one more than there is room for, the one
+        used least recently would be wanted next, and each of them be switched in each time around.  A model that cannot be written
+        stays where it is (CalcError: there is no other).
+        """
+        failed: CalcError | None = None
+        last = min(len(self._slots) // 4, MOST_DRAWN)
+        if last > 1:
+            self._draws = (self._draws * 6364136223846793005 + 1442695040888963407) % 2**64
+            drawn = next(islice(self._slots, (self._draws >> 33) % last, None))
+            self._slots.move_to_end(drawn, last=_used_since(drawn))
+        for slot in self._slots:
+            if self._is_free(slot):
+                try:
+                    self._commit_to_leave(slot)
+                except CalcError as error:
+                    failed = failed or error
+                else:
+                    return slot
+        if failed is not None:
+            raise failed
+        return None
+
+    def _commit_to_leave(self, slot: Slot) -> None:
+        """Copy the model of a slot to the store, if it may have changed; the slot is nobody's then."""
+        record = slot.record
+        if record is not None:
+            if record.unsaved and not record.lost:
+                self.stats.bytes += put(record, slot, self.store)
+            slot.record = record.slot = None
 
     def _is_free(self, slot: Slot) -> bool:
         """Whether nobody uses the model in a slot, and nobody will who does not come here first."""

@@ -738,7 +738,7 @@ def _dense(array: np.ndarray) -> str:
     axis = next((i for i in (array.ndim - 1, 1) if array.shape[i] == 1), None)
     if axis is None:
         return " of labels: numbers for each class want a target_shape with the classes"
-    return f" of labels: write y[{':, ' * axis}0]"
+    return f" of labels: write np.asarray(y)[{':, ' * axis}0]"
 
 
 def _check_labels(name: str, labels: np.ndarray, classes: int, ignored: int | None) -> None:

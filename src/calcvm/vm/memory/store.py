@@ -22,7 +22,7 @@ from calcvm.files import remove_temporaries, sync_folder
 from calcvm.system import at_fork, lock
 from calcvm.vm.memory import versions
 from calcvm.vm.program.program import Program, load_program
-from calcvm.vm.program.serialize import parsed
+from calcvm.vm.program.serialize import parsed, plain
 
 LONGEST_NAME = 200  # characters when quoted: file names hold 255, with the suffixes of temporary files
 
@@ -155,7 +155,8 @@ class FileStore(Uncopied):
     def __init__(self, folder: str | PathLike[str], durable: bool = True, *, read_only: bool = False):
         if not isinstance(folder, (str, os.PathLike)) or not str(folder):
             raise CalcError(f"FileStore: {folder!r} is not the path of a folder")
-        self.folder, self.durable = Path(folder), checks.flag("FileStore: durable", durable)
+        self.folder = Path(folder).absolute()  # wherever the process goes
+        self.durable = checks.flag("FileStore: durable", durable)
         self.read_only = checks.flag("FileStore: read_only", read_only)
         self._models, self._of_programs = self.folder / "models", self.folder / "programs"
         self._programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
@@ -198,9 +199,9 @@ class FileStore(Uncopied):
         """
         path = self._written(name)
         try:
-            document = json.dumps(dict(facts)).encode()
+            document = json.dumps(dict(facts), default=plain).encode()
         except (TypeError, ValueError) as error:
-            raise CalcError(f"model {name!r}: its facts cannot be written as JSON ({error})") from None
+            raise CalcError(f"model {name!r}: its notes hold what cannot be written as JSON ({error})") from None
         with telling(str(path), "written", UNCHANGED):
             versions.write(path, document, image, self.durable)
 

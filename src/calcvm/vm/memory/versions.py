@@ -24,9 +24,10 @@ import numpy as np
 
 from calcvm.errors import CalcError, ProgramError
 from calcvm.files import replace
+from calcvm.vm.program.serialize import OF_STORES
 
 FORMAT_VERSION = 2
-MAGIC = b"calcvmMD"
+MAGIC = OF_STORES
 HEADER = struct.Struct(
     "<8sIIQQQ32s"
 )  # magic, format, bytes of the facts, of the image, the version's number, room, digest

@@ -25,7 +25,7 @@ from calcvm.vm.program.disassemble import disassemble
 from calcvm.vm.program.documents import DOCUMENT, PAGES
 from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, Instruction, aligned, form_of
 from calcvm.vm.program.formats import FORMER, converted
-from calcvm.vm.program.serialize import read_archive, write_archive
+from calcvm.vm.program.serialize import plain, read_archive, write_archive
 from calcvm.vm.program.verify import verify
 
 KEPT_KINDS = ("parameter", "buffer", "state", "optimizer", "placeholder")
@@ -120,7 +120,7 @@ class Program:
         freeze(self, "patches", _read_only(self.patches, np.int64))
         freeze(self, "operand_values", _read_only(self.operand_values, np.int32))
         freeze(self, "constants", {k: _read_only(v, None) for k, v in self.constants.items()})
-        freeze(self, "info", json.loads(json.dumps(self.info, default=_plain)))  # the same before and after a file
+        freeze(self, "info", json.loads(json.dumps(self.info, default=plain)))  # the same before and after a file
 
     def __getstate__(self) -> dict[str, Any]:
         """Its fields: what is found out of them and of the table is found out anew, by the table that is there then."""
@@ -384,10 +384,3 @@ def _array(arrays: Mapping[str, np.ndarray], name: str, dtype: Any, where: str) 
 
 def _form(n: Affine) -> list[int]:
     return [n.a, n.b]
-
-
-def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, for JSON."""
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{value!r} is no number, text, list or mapping")

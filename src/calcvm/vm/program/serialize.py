@@ -27,6 +27,7 @@ from calcvm.vm.program import schema
 from calcvm.vm.program.schema import integer, listing, one_of, record, text
 
 FORMAT = "calcvm"
+OF_STORES = b"calcvmMD"  # with which the files of `calcvm.vm.memory.versions` begin
 MANIFEST = "manifest.json"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # equal content, equal bytes
 
@@ -86,7 +87,7 @@ def write_archive(
     """
     members: list[tuple[dict[str, Any], bytes]] = []
     for i, (name, document) in enumerate(documents.items()):
-        members.append(_member(f"documents/{i}.json", "document", name, json.dumps(document).encode()))
+        members.append(_member(f"documents/{i}.json", "document", name, json.dumps(document, default=plain).encode()))
     for i, (name, array) in enumerate(arrays.items()):
         buffer = io.BytesIO()
         np.lib.format.write_array(buffer, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
@@ -186,6 +187,10 @@ def _members(data: bytes, name: str) -> tuple[dict[str, bytes], bytes]:
                 raise ProgramError(f"{name}: members overlap or repeat: file refused")
             return {info.filename: archive.read(info) for info in infos}, archive.comment
     except zipfile.BadZipFile as error:
+        if data[: len(OF_STORES)] == OF_STORES:
+            raise ProgramError(
+                f"{name}: is a model of a store: open it by cv.CalcHeap(memory, store=cv.FileStore(folder)).open(its name)"
+            ) from None
         raise ProgramError(
             f"{name}: truncated or not a calcvm file ({error}): save it again or copy it anew"
         ) from error
@@ -193,6 +198,13 @@ def _members(data: bytes, name: str) -> tuple[dict[str, bytes], bytes]:
         if isinstance(error, ProgramError):
             raise
         raise ProgramError(f"{name}: damaged ({type(error).__name__}: {error}): copy it anew") from error
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, for JSON."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} is no number, text, list or mapping")
 
 
 def parsed(data: bytes, where: str) -> Any:

@@ -74,6 +74,9 @@ def numeric(name: str, array: np.ndarray, columns: Any = None) -> np.ndarray:
     if at is None:
         whole = all(isinstance(value, (int, np.integer)) for value in array.flat)
         what, remedy = "", f"give data.astype(np.{'int64' if whole else 'float32'})"
+        large = next((i for i, v in enumerate(array.flat) if abs(v) > sys.float_info.max), None)
+        if large is not None:
+            what, remedy = f" (its number at index {_index(array, large)} is beyond 1.8e308)", "give smaller ones"
     else:
         where, value = _index(array, at), array.flat[at]
         value = value.item() if isinstance(value, np.generic) else value
@@ -84,8 +87,19 @@ def numeric(name: str, array: np.ndarray, columns: Any = None) -> np.ndarray:
         elif isinstance(value, (str, bytes)):
             remedy += ": leave the column out, or give one of 0 and 1 for each of its values"
         elif array.dtype.kind == "O":
-            remedy += ": give it a value, or leave its sample out"
+            remedy += f": {_remedy(value)}"
     raise CalcError(f"{name!r}: data of dtype {array.dtype}{what} cannot be used; {remedy}")
+
+
+def _remedy(value: Any) -> str:
+    """What to do about an object among numbers."""
+    if value is None or type(value).__name__ in ("NAType", "NaTType") or not value == value:
+        return "give it a value, or leave its sample out"
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return "make a number of it, or leave its column out"
+    return "convert them, data.astype(float)"
 
 
 def outside(array: np.ndarray, found: Any) -> str:
