@@ -141,9 +141,8 @@ def _declared(kind: str, family: str, how: dict[str, Any], table: str, add: str,
         try:
             op = getattr(declare, kind)(**how)(cls)
             spec = import_module(f"calcvm.ops.{family}").spec_of(op)
-            if (
-                kind == "elementwise" and "y" not in op.forward.types
-            ):  # a slope that is left out may have been forgotten
+            # a slope that is left out may have been forgotten
+            if kind == "elementwise" and "y" not in op.forward.types:
                 spec = replace(spec, flat=tuple(name for name in spec.flat if name in op.forward.types))
             for row in spec.rows:
                 if is_own(row):
