@@ -125,6 +125,25 @@ def test_samples_by_number_by_slice_and_shared_arrays():
     assert by_slice.val_loss == history["val_loss"][-1] and by_slice.loss == history["loss"][-1]
 
 
+def test_numbers_of_samples_are_read_as_they_were_when_they_were_given():
+    fleet, order, rng = cv.Fleet("1 MiB"), np.arange(210), np.random.default_rng(1)
+    kept = []
+    for _ in range(3):
+        rng.shuffle(order)  # one array for all splits
+        fleet.add(PROGRAMS["adam"], data=(X, Y), samples=order[:150], validation=order[150:])
+        kept.append(order.copy())
+    order[:] = 2**40
+    fleet.fit(2, progress=False)
+    for handle, split in zip(fleet.handles.values(), kept):
+        train, held = (X[split[:150]], Y[split[:150]]), (X[split[150:]], Y[split[150:]])
+        model, history = alone(PROGRAMS["adam"], 2, data=train, validation=held)
+        same(handle, model, history)
+        np.testing.assert_array_equal(handle.val_losses, history["val_loss"])
+    before = kept[0][:150].copy()
+    shared = [fleet.add(PROGRAMS["adam"], data=(X, Y), samples=before.copy())._train._index for _ in range(2)]
+    assert shared[0] is shared[1]
+
+
 def test_models_that_are_judged_come_and_go_between_epochs():
     """The table of tasks grows while judges lie in it, and their places are given to others."""
     fleet = cv.Fleet("2 MiB", workers=2)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from functools import cache, partial
+from io import BytesIO
 from types import SimpleNamespace
 
 import numpy as np
@@ -341,6 +342,9 @@ MISTAKES = [
      r"Half.build must take \(self, x, scope, training\): "),
     ("a label out of range", lambda: shared().model.fit(X, np.where(np.arange(40) == 7, 3, Y), progress=False), C,
      r"'target': .* integers in \[0, 3\); found 0 to 3, 3 at index \(7,\)"),
+    ("a file at its end", lambda: cv.load(BytesIO()), cv.ProgramError, r"nothing is left to read: go back to its start, .seek\(0\)"),
+    ("momentum by another's name", lambda: hyper(cv.SGD(0.1, momentum=0.9), "momentum", 0.5), C, "momentum is beta1; there are learning"),
+    ("smoothing of one", lambda: (lambda x: cv.softmax_cross_entropy(x, x, label_smoothing=1.0))(scene().x), C, "0 <= s < 1"),
     ("a sparse matrix", lambda: shared().model.fit(SimpleNamespace(toarray=None), Y, progress=False), C, r"X.toarray\(\) is one"),
     ("labels as objects", lambda: shared().model.evaluate(X, Y.astype(object)), C, r"give data.astype\(np.int64\)"),
     ("labels picked without their shape", lambda: model(loss=lambda y, t: -cv.mean(cv.pick(cv.log_softmax(y), t))), cv.ShapeError,

@@ -122,6 +122,27 @@ def test_a_model_that_is_open_is_neither_removed_nor_restored(files):
         assert "m" not in files
 
 
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_two_heaps_of_one_store_never_share_a_model(kind, tmp_path):
+    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (3,), "mse", "adam"), batch_size=4, accumulate=False)
+    store = MemoryStore() if kind == "memory" else FileStore(tmp_path)
+    one, two = (cv.CalcHeap(program.heap_bytes, store=store) for _ in range(2))
+    models = [heap.load(program, seed=10 * i + j) for i in range(3) for j, heap in enumerate((one, two))]
+    assert len({model.name for model in models}) == 6
+    for i, model in enumerate(models):  # each heap has room for one
+        fresh = cv.CalcHeap(program.heap_bytes).load(program, seed=10 * (i // 2) + i % 2)
+        np.testing.assert_array_equal(model.parameters["linear_1.weight"], fresh.parameters["linear_1.weight"])
+    one.load(program, name="m")
+    for taken in (lambda: two.load(program, name="m"), lambda: two.open("m")):
+        with pytest.raises(
+            CalcError, match="another heap of this store has a model 'm' open|the store has a model 'm'"
+        ):
+            taken()
+    one["m"].close()
+    if kind == "files":
+        assert two.open("m").name == "m"
+
+
 def test_a_store_stays_where_it_is_wherever_the_process_goes(tmp_path, monkeypatch):
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path)

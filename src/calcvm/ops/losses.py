@@ -156,7 +156,12 @@ operator(
     outputs=("loss",),
     saved=("p",),
     attrs=(
-        Attr(name="label_smoothing", default=0.0, check=lambda v: 0 <= v < 1, doc="weight s of the uniform target"),
+        Attr(
+            name="label_smoothing",
+            default=0.0,
+            check=lambda v: 0 <= v < 1,
+            doc="weight s of the uniform target, 0 <= s < 1",
+        ),
     ),
     shape=lambda shapes, attrs: {
         "loss": (),

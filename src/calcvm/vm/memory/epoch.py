@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from threading import get_ident
 
 import numpy as np
@@ -309,8 +311,11 @@ def _counted(offset: int, over: str, by_learning: bool = False) -> int:
     return offset if over != "sum" else -1 - offset - (layout.BY_LEARNING if by_learning else 0)
 
 
+_indexes: weakref.WeakValueDictionary[bytes, np.ndarray] = weakref.WeakValueDictionary()
+
+
 def _index(samples: np.ndarray, n: int) -> np.ndarray:
-    """Numbers of samples, checked against their number."""
+    """Numbers of samples, checked against their number: a copy, as compiled code reads them unchecked; equal ones share one."""
     index = np.asarray(samples)
     if index.dtype == bool and index.shape == (n,):
         index = np.flatnonzero(index)
@@ -319,7 +324,12 @@ def _index(samples: np.ndarray, n: int) -> np.ndarray:
     low, high = index.min(), index.max()
     if low < 0 or high >= n:
         raise CalcError(f"samples: numbers from {low} to {high}, but there are {n} samples, 0 to {n - 1}")
-    return np.ascontiguousarray(index, np.int64)
+    index = np.array(index, np.int64)
+    key = blake2b(index.data, digest_size=16).digest()
+    if (known := _indexes.get(key)) is None or not np.array_equal(known, index):
+        known = _indexes[key] = index
+    known.flags.writeable = False
+    return known
 
 
 def shuffling_key(seed: int, epoch: int) -> int:

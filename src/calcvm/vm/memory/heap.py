@@ -134,8 +134,10 @@ class CalcHeap(Uncopied):
         self._numbered, self._draws = 0, 0
         self._reads = bool(getattr(store, "read_only", False))  # what its models become is nobody's but this process's
         if self.store.persistent and not self._reads:  # a process that ends in order leaves nothing unsaved
-            self._end = weakref.finalize(self, _flush_at_exit, self._records, self.store, os.getpid())
-        getattr(store, "users", weakref.WeakSet[CalcHeap]()).add(self)
+            self._end = weakref.finalize(
+                self, _flush_at_exit, self._records, self.store, os.getpid(), weakref.ref(self)
+            )
+        _users(store).add(self)
         _heaps[id(self)] = self
 
     # ------------------------------------------------------------ models
@@ -235,6 +237,7 @@ class CalcHeap(Uncopied):
             self._mend()
             if name in self._records:
                 return self._handle(self._records[name])
+            self._check_elsewhere(name)
             if name not in self.store:
                 raise CalcError(f"no model {name!r}; there are {some(self.names)}")
             found, image = self.store.get(name)
@@ -324,7 +327,7 @@ class CalcHeap(Uncopied):
         self._write_all()
 
     def close(self) -> None:
-        """Write what has changed, close the store, give the memory back; its models cannot be used afterwards.
+        """Write what has changed, close the store (the last of its heaps does), give the memory back; models cannot be used then.
 
         Raises
         ------
@@ -335,7 +338,10 @@ class CalcHeap(Uncopied):
             self._write_all(drop=True)
         with self._lock:
             self.closed = True
-            self.store.close()
+            users = _users(self.store)
+            users.discard(self)
+            if not users:
+                self.store.close()
             if self.store.persistent and not self._reads:
                 self._end.detach()
             self._spare.clear()
@@ -602,10 +608,17 @@ class CalcHeap(Uncopied):
             self.enter(record)
 
     def opened(self, name: str) -> bool:
-        """Whether it has a model of this name open."""
-        with self._lock:
-            self._mend()
-            return name in self._records
+        """Whether it has a model of this name open; asked by other heaps too, whose locks are held then."""
+        record = self._records.get(name)
+        return record is not None and record.loaded is not None
+
+    def _check_elsewhere(self, name: str) -> None:
+        """CalcError: another heap of this store has a model of this name open."""
+        others = [] if self._reads else [*_users(self.store)]
+        if any(other.opened(name) for other in others if other is not self):
+            raise CalcError(
+                f"another heap of this store has a model {name!r} open: close it there, or give each heap a store of its own"
+            )
 
     def _has(self, record: Record) -> bool:
         return self._records.get(record.name) is record
@@ -681,9 +694,10 @@ class CalcHeap(Uncopied):
 
     def _new_name(self, name: str | None) -> str:
         if name is None:
-            while f"model-{self._numbered}" in self:
+            others = [*_users(self.store)]
+            while (number := f"model-{self._numbered}") in self or any(other.opened(number) for other in others):
                 self._numbered += 1
-            return f"model-{self._numbered}"
+            return number
         if not isinstance(name, str) or not name:
             raise CalcError(f"a model's name is a text that is not empty, not {name!r}")
         if name in self._records:
@@ -692,6 +706,7 @@ class CalcHeap(Uncopied):
             raise CalcError(
                 f"the store has a model {name!r}: go on with heap.open({name!r}), or remove it with store.remove"
             )
+        self._check_elsewhere(name)
         return name
 
 
@@ -736,7 +751,7 @@ def put(record: Record, slot: Slot | None, store: Store) -> int:
         raise
 
 
-def _flush_at_exit(records: dict[str, Record], store: Store, pid: int) -> None:
+def _flush_at_exit(records: dict[str, Record], store: Store, pid: int, heap: weakref.ref[CalcHeap]) -> None:
     if os.getpid() == pid:  # not a forked child
 
         def write(record: Record) -> None:
@@ -749,7 +764,13 @@ def _flush_at_exit(records: dict[str, Record], store: Store, pid: int) -> None:
         try:
             _each([*records.values()], write)
         finally:
-            store.close()
+            if not {*_users(store)} - {heap()}:
+                store.close()
+
+
+def _users(store: Store) -> weakref.WeakSet[CalcHeap]:
+    """The open heaps of a store; of one of another's making it is not known."""
+    return getattr(store, "users", weakref.WeakSet())
 
 
 def _each(records: Sequence[Record], write: Callable[[Record], None]) -> None:

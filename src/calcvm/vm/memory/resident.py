@@ -89,7 +89,8 @@ class Hyper(MutableMapping, Uncopied):
     @staticmethod
     def _index(name: str) -> int:
         if not isinstance(name, str) or name not in HYPER_SLOTS:
-            raise CalcError(f"no hyperparameter {checks.shown(name)}; there are {', '.join(HYPER_SLOTS)}")
+            hint = ": SGD's and RMSProp's momentum is beta1" if name == "momentum" else ""
+            raise CalcError(f"no hyperparameter {checks.shown(name)}{hint}; there are {', '.join(HYPER_SLOTS)}")
         return HYPER_SLOTS.index(name)
 
 

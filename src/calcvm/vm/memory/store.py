@@ -76,6 +76,7 @@ class MemoryStore(Uncopied):
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Mapping[str, Any], memoryview]] = {}
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # heaps, as of a `FileStore`
         self._programs: dict[str, Program] = {}
 
     def put(self, name: str, facts: Mapping[str, Any], image: memoryview) -> None:

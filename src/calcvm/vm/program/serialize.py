@@ -134,6 +134,8 @@ def read_archive(path: str | PathLike[str] | BinaryIO, *, kinds: Sequence[str], 
         data = path.read() if hasattr(path, "read") else files.checked(path).read_bytes()
     if not isinstance(data, bytes):
         raise CalcError(f"{name}: a file of text; open it with mode 'rb'")
+    if not data and hasattr(path, "read"):
+        raise ProgramError(f"{name}: nothing is left to read: go back to its start, .seek(0)")
     members, comment = _members(data, name)
     if MANIFEST not in members:
         raise ProgramError(f"{name}: a zip file, but not one that calcvm wrote: it has no {MANIFEST}")
