@@ -118,33 +118,43 @@ def _permute(tc, places, first, last, n, key):
 
         where, first, last, n, key = args
         bits = b.sub(I64(64), b.ctlz(b.sub(n, I64(1)), ir.IntType(1)(0)))
-        rounds = b.select(b.icmp_unsigned("<=", bits, I64(FEW_BITS)), I64(FEW_ROUNDS), I64(MANY_ROUNDS))
+        few = b.icmp_unsigned("<=", bits, I64(FEW_BITS))
         mask = splat(b.sub(b.shl(I64(1), bits), I64(1)))
         half, n = splat(b.lshr(b.add(bits, I64(1)), I64(1))), splat(n)
+
+        def own(rounds: range) -> list[tuple[Any, Any]]:
+            """Multiplier and summand of each of some rounds."""
+            mixed = [mix(b, b.add(key, I64((k + 1) * 0x9E3779B97F4A7C15 % 2**64))) for k in rounds]
+            return [(splat(b.or_(b.lshr(h, I64(32)), I64(1))), splat(h)) for h in mixed]
+
+        def through(y: Any, numbers: list[tuple[Any, Any]]) -> Any:
+            for times, plus in numbers:
+                y = b.and_(b.add(b.mul(y, times), plus), mask)
+                y = b.xor(y, b.lshr(y, half))
+            return y
+
+        numbers = own(range(MANY_ROUNDS))
         x = b.add(splat(first), ir.Constant(vec, list(range(LANES))))
         x = b.select(b.icmp_signed("<", x, splat(last)), x, splat(last))
         start, walk, done = b.block, b.append_basic_block("walk"), b.append_basic_block("walked")
-        mixing, mixed = b.append_basic_block("round"), b.append_basic_block("rounds")
+        more, enough = b.append_basic_block("more"), b.append_basic_block("enough")
         b.branch(walk)
         b.position_at_end(walk)
         old, out = b.phi(vec), b.phi(bit)
-        b.branch(mixing)
-        b.position_at_end(mixing)
-        y, left, k = b.phi(vec), b.phi(I64), b.phi(I64)
-        own = b.add(k, I64(0x9E3779B97F4A7C15))
-        h = mix(b, own)
-        z = b.and_(b.add(b.mul(y, splat(b.or_(b.lshr(h, I64(32)), I64(1)))), splat(h)), mask)
-        z = b.xor(z, b.lshr(z, half))
-        for phi, begin, again in ((y, old, z), (left, rounds, b.sub(left, I64(1))), (k, key, own)):
-            phi.add_incoming(begin, walk)
-            phi.add_incoming(again, mixing)
-        b.cbranch(b.icmp_unsigned(">", left, I64(1)), mixing, mixed)
-        b.position_at_end(mixed)
+        some = through(old, numbers)
+        b.cbranch(few, more, enough)
+        b.position_at_end(more)
+        all_ = through(some, own(range(MANY_ROUNDS, FEW_ROUNDS)))
+        b.branch(enough)
+        b.position_at_end(enough)
+        z = b.phi(vec)
+        z.add_incoming(some, walk)
+        z.add_incoming(all_, more)
         y = b.select(out, z, old)
         still = b.icmp_unsigned(">=", y, n)
         for phi, begin, again in ((old, x, y), (out, ir.Constant(bit, [1] * LANES), still)):
             phi.add_incoming(begin, start)
-            phi.add_incoming(again, mixed)
+            phi.add_incoming(again, enough)
         b.cbranch(b.icmp_unsigned("!=", b.bitcast(still, ir.IntType(LANES)), ir.IntType(LANES)(0)), walk, done)
         b.position_at_end(done)
         b.store(y, b.inttoptr(where, vec.as_pointer()), align=8)
