@@ -171,8 +171,21 @@ def build_graph(
         _check_learns_nothing(v for name, v in g.variables.items() if name not in known)
         return network.build(data, training=training)
 
+    turned = (
+        ""
+        if channels_last or not _seems_turned(input_shape)
+        else (
+            f"input_shape {input_shape} is of {input_shape[0]} channels, {input_shape[1]} by {input_shape[2]}: of images whose "
+            "channels are last channels_last=True says so, or move them first, X.transpose(0, 3, 1, 2)"
+        )
+    )
     with g.path("learn", backward=True, adopt=False) as learn:
-        y = result(training=True)
+        try:
+            y = result(training=True)
+        except ShapeError as error:
+            if not turned:
+                raise
+            raise ShapeError(f"{error}; {turned}") from None
         if sample_weight and isinstance(loss, str):  # whose terms are other operators
             check_scores(loss, y)
         if target_shape is None:
@@ -190,12 +203,8 @@ def build_graph(
         predict.output = output = result(training=False).rename("output")
         loss_of("predict.loss", output, target)
         judge(output, target, "")
-    if not channels_last and _seems_turned(input_shape) and any(op.spec.name == "conv" for op in predict.operations):
-        channels, height, width = input_shape
-        warn(
-            f"input_shape {input_shape} is of {channels} channels, {height} by {width}: of images whose channels are last "
-            "channels_last=True says so, or move them first, X.transpose(0, 3, 1, 2)"
-        )
+    if turned and any(op.spec.name == "conv" for op in predict.operations):
+        warn(turned)
     return g
 
 

@@ -115,6 +115,8 @@ class Sequential(Layer):
         self.layers = []
         known: set[int] = set()
         for layer in layers:
+            if isinstance(layer, (list, tuple)):
+                raise CalcError("a network: layers are given one by one, nn.Sequential(*layers), or joined by >>")
             checks.one_of("a network", layer, Layer, "a layer of calcvm.nn, such as nn.ReLU(),")
             for inner in layer if isinstance(layer, Sequential) else [layer]:
                 if not inner.stateless and id(inner) in known:

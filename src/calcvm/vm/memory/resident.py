@@ -448,10 +448,16 @@ class Resident(Uncopied):
         if array.ndim != len(shape):
             column = len(shape) == array.ndim + 1 and (shape[-1].a, shape[-1].b) == (0, 1)
             dense = facts["classes"] is not None and array.ndim == len(shape) + 1
+            labels = facts["classes"] is not None and array.ndim == 1
             raise ShapeError(
                 f"{name!r}: data of shape {array.shape} has rank {array.ndim}, {show(shape)} is wanted"
                 + (": write data[..., None]" if column else "")
                 + (_dense(array) if dense else "")
+                + (
+                    ": as many labels as places of the output; of images nn.Flatten() comes before nn.Linear"
+                    if labels
+                    else ""
+                )
             )
         batch = next((n // s.a for s, n in zip(shape, array.shape) if s.a), 1)
         if array.size == 0:
