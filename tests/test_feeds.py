@@ -119,6 +119,35 @@ def test_what_a_fleet_converted_goes_with_its_last_model():
     assert handles[0].epochs_done == 1 and np.isfinite(handles[0].loss)  # its figures stay
 
 
+@pytest.mark.parametrize("kind", ["list", "float16", "transposed", "table"])
+def test_a_fleet_reads_what_it_must_convert_as_it_is_at_each_add(kind):
+    def given(rows):
+        if kind == "table":
+            return pytest.importorskip("pandas").DataFrame(rows, columns=["a", "b"])
+        return {"list": rows.tolist(), "float16": rows.astype("f2"), "transposed": np.asfortranarray(rows)}[kind]
+
+    graph = cv.build_graph(nn.Linear(1), (2,), "mse", cv.SGD(0.1))
+    program, rows = cv.compile(graph, batch_size=10, accumulate=False), np.arange(20.0).reshape(10, 2)
+    fleet, data, y = cv.Fleet("1 MiB"), given(rows), np.zeros((10, 1), "float32")
+    for _ in range(3):
+        for _ in range(2):
+            fleet.add(program, data=(data, y))
+        if kind == "list":
+            for row in data:
+                row[0] += 8.0
+        elif kind == "table":
+            data["a"] += 8.0
+        else:
+            data[:, 0] += 8
+    handles = [*fleet.handles.values()]
+    assert len({id(source) for handle in handles for source in handle._sources}) == 3  # one for each state
+    fleet.fit(2, progress=False)
+    for i, handle in enumerate(handles):
+        alone = cv.Model.on(cv.CalcHeap("1 MiB").load(program))
+        history = alone.fit((rows + [8.0 * (i // 2), 0]).astype("float32"), y, epochs=2, progress=False)
+        np.testing.assert_array_equal(handle.losses, history["loss"])
+
+
 def test_a_refused_model_leaves_nothing_converted():
     fleet = cv.Fleet("1 MiB", workers=1)
     for _ in range(3):

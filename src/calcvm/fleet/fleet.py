@@ -156,7 +156,7 @@ class Fleet(Uncopied):
             Of any graph with a path that trains.
         data : arrays for the placeholders of that path, in the order they were declared, or by name
             Read where they are; many models may share them.  What must be converted (lists, DataFrames, float16, another
-            byte order, ...) is converted once, and read as it was then, until the last model that reads it is closed.
+            byte order, ...) is read as it is now: it is converted at each call, and kept once where it has not changed.
         samples : slice or ndarray of int, shape (n,), optional
             The samples of ``data`` to train on (default: all).  An `nn.Standardize` that has seen no data learns from these.
         validation : tuple or mapping of arrays, or slice or numbers of samples of ``data``, optional
@@ -330,7 +330,7 @@ class Fleet(Uncopied):
     ) -> dict[str, np.ndarray]:
         """Arrays by placeholder, as compiled code can read them.
 
-        Each array of a user is converted once for all models that read it; ``sources`` keep what was converted.
+        What is converted is kept once for all models that read the same of it; ``sources`` keep it.
         """
         if not isinstance(data, Mapping):
             if len(data) != len(names):
@@ -341,12 +341,12 @@ class Fleet(Uncopied):
         out = {}
         for name, given in data.items():
             own = resident.loaded.own_types.get(name, "")
+            array = readable(name, given, dtype=own)
+            if array is given:
+                out[name] = array
+                continue
             source = self._converted.get((id(given), own))
-            if source is None:
-                array = readable(name, given, dtype=own)
-                if array is given:
-                    out[name] = array
-                    continue
+            if source is None or not _equal(source.array, array):  # it has changed since
                 source = self._converted[id(given), own] = Converted(given, array)
             sources.append(source)
             out[name] = source.array
@@ -576,6 +576,15 @@ class Fleet(Uncopied):
         epochs, rounds, first = (tasks[places, word] for word in (layout.EPOCH, layout.ROUNDS, layout.FIRST))
         rounds[with_judges] += tasks[of_judges, layout.ROUNDS]
         return int((epochs * rounds + first).sum() + tasks[of_judges, layout.FIRST].sum())
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays have the same bits."""
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
+    )
 
 
 def _arrays(what: str, data: Any, names: Sequence[str]) -> Any:
