@@ -10,7 +10,7 @@ from calcvm import nn
 from calcvm.data import digits, train_test_split
 
 pytest.importorskip("sklearn")
-ENOUGH, EPOCHS = 0.985, 20
+ENOUGH, EPOCHS = 0.985, 30
 
 
 def lenet(optimizer: cv.Optimizer, **options) -> cv.Model:

@@ -27,14 +27,13 @@ def shuffled(n, key):
     """The order of n samples that a key chooses: saved models rely on it."""
     bits = (n - 1).bit_length()
     mask, half = (1 << bits) - 1, (bits + 1) // 2
-    k1, k2 = mix(key), mix((key + 0x9E3779B97F4A7C15) & M64)
+    rounds = [mix((key + k * 0x9E3779B97F4A7C15) & M64) for k in range(1, (6 if bits <= 6 else 3) + 1)]
     order = []
     for x in range(n):
         while True:
-            x = (x * 0x9E3779B97F4A7C15 + k1) & mask
-            x = (x ^ (x >> half)) * 0xBF58476D1CE4E5B9 & mask
-            x = ((x ^ (x >> half)) * 0x94D049BB133111EB + k2) & mask
-            x ^= x >> half
+            for h in rounds:
+                x = (x * (h >> 32 | 1) + h) & mask
+                x ^= x >> half
             if x < n:
                 break
         order.append(x)

@@ -579,9 +579,9 @@ class Fleet(Uncopied):
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays have the same bits."""
+    """Whether two arrays of numbers have the same bits."""
     return (
-        a.dtype == b.dtype
+        a.dtype == b.dtype != object
         and a.shape == b.shape
         and np.array_equal(a.reshape(-1).view(np.uint8), b.reshape(-1).view(np.uint8))
     )

@@ -89,7 +89,7 @@ class Hyper(MutableMapping, Uncopied):
     @staticmethod
     def _index(name: str) -> int:
         if not isinstance(name, str) or name not in HYPER_SLOTS:
-            hint = ": SGD's and RMSProp's momentum is beta1" if name == "momentum" else ""
+            hint = ": SGD's and RMSProp's momentum is beta1" if isinstance(name, str) and name == "momentum" else ""
             raise CalcError(f"no hyperparameter {checks.shown(name)}{hint}; there are {', '.join(HYPER_SLOTS)}")
         return HYPER_SLOTS.index(name)
 

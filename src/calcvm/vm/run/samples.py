@@ -113,9 +113,6 @@ def _permute(tc, places, first, last, n, key):
             one = b.insert_element(undef, x, ir.IntType(32)(0))
             return b.shuffle_vector(one, undef, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
 
-        def many(c):
-            return ir.Constant(vec, [c] * LANES)
-
         where, first, last, n, key = args
         bits = b.sub(I64(64), b.ctlz(b.sub(n, I64(1)), ir.IntType(1)(0)))
         few = b.icmp_unsigned("<=", bits, I64(FEW_BITS))
