@@ -33,7 +33,8 @@ def bits(model):
     return {k: v.tobytes() for k, v in model.parameters.items()}
 
 
-def test_it_learns_and_reports(capsys):
+def test_it_learns_and_reports(capsys, monkeypatch):
+    monkeypatch.setattr("calcvm.progress._left", (-1e9, None))  # what other tests have said in the last two seconds
     X, y = quadrants()
     model = make()
     history = model.fit(X, y, epochs=60, validation=0.25)
