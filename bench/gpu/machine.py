@@ -174,7 +174,7 @@ def rates(made: Result, device: Any, limits: Limits, quick: bool) -> dict[str, f
     memory = {mode: 8.0 * elems / limits.bandwidth / seconds for mode, seconds in found.items()}
     table.append([f"sigmoid_fwd of {elems:,} elements", "copy bandwidth", *_cells(found, memory)])
     header = ["row", "limit", "us in a grid", "of limit", "us as a launch", "of limit"]
-    made.table("Single rows in a grid of a block a multiprocessor, and as launches of their own", header, table)
+    made.table("Single rows: in a grid with one block per multiprocessor, and launched one by one", header, table)
     share = sum(product) / len(product) if product else 0.7
     return {"product": share, "grid_memory": memory["grid"], "graph_memory": memory["graph"]}
 

@@ -162,7 +162,7 @@ class Ensemble:
             raise CalcError("the models have no classes, since their loss is no cross-entropy: take predict, by 'mean'")
         return self._scored
 
-    @np.errstate(all="ignore")  # as `softmax`
+    @np.errstate(all="ignore")  # as `Scores.probabilities`
     def _mean(self, term: Callable[[np.ndarray], np.ndarray], X: Any) -> np.ndarray:
         """Weighted mean of a term of the models' outputs, summed in float64 in their order."""
         terms = (term(model.predict(X).astype(np.float64)) for model in self.models)

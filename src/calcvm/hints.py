@@ -231,9 +231,7 @@ class Closed:
             raise unknown_name(kind.__name__, name, {k: k for k in known if not k.startswith("_")})
         told = getattr(kind, name, None)
         if isinstance(told, property) and told.fset is None:
-            raise ReadOnly(
-                f"{name!r} of a {kind.__name__} is told by it, and cannot be set: make another {kind.__name__}"
-            )
+            raise ReadOnly(f"{name!r} of a {kind.__name__} is fixed, and cannot be set: make another {kind.__name__}")
         super().__setattr__(name, value)
 
 

@@ -18,6 +18,7 @@ class Scores(NamedTuple):
 
     axis: int | None
 
+    @np.errstate(all="ignore")  # whatever the caller has NumPy do: what is too small is 0
     def probabilities(self, scores: np.ndarray) -> np.ndarray:
         return sigmoid(scores) if self.axis is None else softmax(scores, self.axis)
 
@@ -60,14 +61,12 @@ def needed(program: Program) -> Scores:
     return scores
 
 
-@np.errstate(all="ignore")  # whatever the caller has NumPy do: what is too small is 0
 def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
     """exp(scores), normalized to sum 1 over an axis."""
     p = np.exp(scores - scores.max(axis=axis, keepdims=True))
     return p / p.sum(axis=axis, keepdims=True)
 
 
-@np.errstate(all="ignore")
 def sigmoid(scores: np.ndarray) -> np.ndarray:
     """1 / (1 + exp(-scores))."""
     return np.exp(-np.logaddexp(0, -scores))

@@ -612,12 +612,14 @@ class CalcHeap(Uncopied):
         record = self._records.get(name)
         return record is not None and record.loaded is not None
 
+    def _elsewhere(self, name: str) -> bool:
+        """Whether another heap of this store, where that is written to, has a model of this name open."""
+        return not self._reads and any(other.opened(name) for other in [*_users(self.store)] if other is not self)
+
     def _check_elsewhere(self, name: str) -> None:
-        """CalcError: another heap of this store has a model of this name open."""
-        others = [] if self._reads else [*_users(self.store)]
-        if any(other.opened(name) for other in others if other is not self):
+        if self._elsewhere(name):
             raise CalcError(
-                f"another heap of this store has a model {name!r} open: close it there, or give each heap a store of its own"
+                f"another heap of this store has a model {name!r} open: close it there, or give each heap its own store"
             )
 
     def _has(self, record: Record) -> bool:
@@ -694,8 +696,7 @@ class CalcHeap(Uncopied):
 
     def _new_name(self, name: str | None) -> str:
         if name is None:
-            others = [*_users(self.store)]
-            while (number := f"model-{self._numbered}") in self or any(other.opened(number) for other in others):
+            while (number := f"model-{self._numbered}") in self or self._elsewhere(number):
                 self._numbered += 1
             return number
         if not isinstance(name, str) or not name:

@@ -20,7 +20,7 @@ from calcvm.vm.program.facts import MAX_SEED, Facts
 from calcvm.vm.program.program import Program, Symbol
 from calcvm.vm.run import job as layout
 from calcvm.vm.run.device import heaps_of
-from calcvm.vm.run.feeds import numbers, numeric, outside
+from calcvm.vm.run.feeds import index_of, numbers, numeric, outside
 from calcvm.vm.run.loaded import FORWARD, Loaded
 
 if TYPE_CHECKING:
@@ -761,6 +761,6 @@ def _check_labels(name: str, labels: np.ndarray, classes: int, ignored: int | No
         found = outside(labels, parts[0]) if len(parts) else f"{low} to {high}" if labels.ndim else low
         if given.ndim and not len(parts):
             wrong = (given < 0) | (given >= classes) & (given != ignored)
-            found += f", {given[wrong][0]} at index {tuple(map(int, np.argwhere(wrong)[0]))}"
+            found += f", {given[wrong][0]} at index {index_of(given, int(np.argmax(wrong)))}"
         but = "" if ignored is None else f", or {ignored}, which is ignored"
         raise CalcError(f"{name!r}: indexes and labels must be integers in [0, {classes}){but}; found {found}")

@@ -76,9 +76,9 @@ def numeric(name: str, array: np.ndarray, columns: Any = None) -> np.ndarray:
         what, remedy = "", f"give data.astype(np.{'int64' if whole else 'float32'})"
         large = next((i for i, v in enumerate(array.flat) if abs(v) > sys.float_info.max), None)
         if large is not None:
-            what, remedy = f" (its number at index {_index(array, large)} is beyond 1.8e308)", "give smaller ones"
+            what, remedy = f" (its number at index {index_of(array, large)} is beyond 1.8e308)", "give smaller ones"
     else:
-        where, value = _index(array, at), array.flat[at]
+        where, value = index_of(array, at), array.flat[at]
         value = value.item() if isinstance(value, np.generic) else value
         column = f", column {columns[where[-1]]!r}" if columns is not None and len(where) == 2 else ""
         what, remedy = f" ({checks.shown(value)} at index {where}{column})", "give numbers"
@@ -106,13 +106,13 @@ def outside(array: np.ndarray, found: Any) -> str:
     """What was found in an array that has numbers which may not be there: of NaN where the first is, else ``found``."""
     missing = np.isnan(array)
     return (
-        f"nan at index {_index(array, int(np.argmax(missing)))}: give it a value, or leave its sample out"
+        f"nan at index {index_of(array, int(np.argmax(missing)))}: give it a value, or leave its sample out"
         if missing.any()
         else str(found)
     )
 
 
-def _index(array: np.ndarray, at: int) -> tuple[int, ...]:
+def index_of(array: np.ndarray, at: int) -> tuple[int, ...]:
     """The index of the element at a place of an array's flat order."""
     return tuple(map(int, np.unravel_index(at, array.shape)))
 
@@ -128,7 +128,7 @@ def readable(name: str, value: Any, finite: str = "", dtype: str = "") -> np.nda
             bad = np.flatnonzero(~np.isfinite(block))
             if bad.size:
                 at = i + int(bad[0])
-                where = _index(array, at)
+                where = index_of(array, at)
                 seen = f", which is {block[bad[0]]} in {finite}," if np.isfinite(flat[at]) else ""
                 raise CalcError(f"{name!r}: {flat[at]}{seen} at index {where}; remove it")
     return array

@@ -101,9 +101,9 @@ def mix(b, x):  # type: ignore[no-untyped-def]
 def _permute(tc, places, first, last, n, key):
     """places[i] = the place of sample min(first + i, last) in a permutation of [0, n), for LANES samples.
 
-    Rounds of multiply, add and xor-shift, each with numbers of its own from the key, are a bijection of the next power of two; those
-    that leave [0, n) walk on through its cycle until they are back.  Few bits need more rounds: with these, how often two samples
-    follow each other differs between pairs as it does by chance.
+    Each round multiplies, adds and xor-shifts modulo the next power of two, by numbers that it takes from the key; that is a
+    bijection.  A place outside [0, n) goes through the rounds again until it is inside.  Few bits need more rounds.  With these
+    rounds all pairs of samples follow each other about equally often.
     """
     vec, bit = ir.VectorType(I64, LANES), ir.VectorType(ir.IntType(1), LANES)
 
