@@ -187,10 +187,19 @@ def test_type_errors_of_the_users_own_stay_theirs() -> None:
 def test_what_asks_for_attributes_is_told_that_there_are_none() -> None:
     """Copies, pickles, notebooks and completion."""
     m = model()
-    assert "compile" not in dir(m) and "fit" in dir(m) and not hasattr(m, "lr") and getattr(cv, "Dense", None) is None
+    assert not {*hints.NAMES["Model"]} & {*dir(m)} and {"fit", "hyper"} < {*dir(m)}
+    assert not hasattr(m, "lr") and getattr(cv, "Dense", None) is None
     for thing in (m, cv.History([{"loss": 1.0}]), nn.Linear(3), cv.Adam(1e-3)):
         assert type(copy.deepcopy(thing)) is type(pickle.loads(pickle.dumps(thing))) is type(thing)
         assert not hasattr(thing, "_ipython_display_")
+
+
+def test_methods_are_found_the_fast_way() -> None:
+    """A class with ``__getattr__`` costs each ``model.predict(x)`` 80 ns in Python 3.10 and 3.11."""
+    assert not hasattr(cv.Model, "__getattr__")
+    for name, meant in hints.NAMES["Model"].items():
+        with pytest.raises(hints.UnknownName, match=re.escape(f"a Model has no '{name}': did you mean {meant}?")):
+            getattr(model(), name)
 
 
 def test_what_an_object_tells_of_itself_cannot_be_set() -> None:
@@ -198,7 +207,10 @@ def test_what_an_object_tells_of_itself_cannot_be_set() -> None:
         c for module in (cv, nn) for c in vars(module).values() if isinstance(c, type) and issubclass(c, hints.Closed)
     }
     told = [
-        (c, name) for c in kinds for name in dir(c) if isinstance(p := getattr(c, name), property) and p.fset is None
+        (c, name)
+        for c in kinds
+        for name in dir(c)
+        if isinstance(p := getattr(c, name, None), property) and p.fset is None
     ]
     assert len(told) > 50
     for kind, name in told:

@@ -12,7 +12,7 @@ import numpy as np
 
 from calcvm import checks, dtypes
 from calcvm.errors import CalcError, NoNumber, ShapeError, UnsupportedOperator, warn
-from calcvm.hints import NAMES, Closed
+from calcvm.hints import NAMES, Answering
 from calcvm.ops import OPS, OpSpec
 from calcvm.ops.declarations import sizes_of
 from calcvm.ops.dims import ONE, Affine, Shape, check_linear, numel, shape_of, show
@@ -52,7 +52,7 @@ class TensorDescriptor:
 
 
 @dataclass(eq=False)
-class Variable(Closed):
+class Variable(Answering):
     """A tensor of the graph: placeholder, parameter, buffer, constant or the result of an operator.
 
     Arithmetic (``+ - * / % @ **``, unary minus, ``abs``, slices), comparisons (``< <= > >=``; `calcvm.equal`, since
@@ -413,7 +413,7 @@ LATER: dict[str, Callable[..., Any]] = {}  # what rooms above this one do for it
 
 
 @dataclass(eq=False)
-class Path(Closed):
+class Path(Answering):
     """A part of the graph that runs as one: forward only, or with a backward that minimizes a loss.
 
     layers : of networks, by scope, what each makes, and how many operators there were then: it may have none.
@@ -617,7 +617,7 @@ def outputs_of(what: str, given: Any) -> tuple[Variable, ...]:
     return several
 
 
-class CalcGraph(Closed):
+class CalcGraph(Answering):
     """A graph of operators in paths that share variables."""
 
     variables: dict[str, Variable]

@@ -63,6 +63,7 @@ def _training(method: Method) -> Method:
     return whole  # type: ignore[return-value]
 
 
+@hints.names_of_others
 class Model(methods.Native, hints.Closed):
     """A network, or a graph of one's own, compiled for training.
 

@@ -13,7 +13,7 @@ from calcvm import checks
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
 from calcvm.graph import Variable, apply, ask
-from calcvm.hints import Closed
+from calcvm.hints import Answering
 from calcvm.init import Constant, initializer_of
 from calcvm.ops.dims import show
 from calcvm.optim import regularizer_of
@@ -52,7 +52,7 @@ def _same(value: Any, default: Any) -> bool:
     return value is default or (type(value) is type(default) and not hasattr(value, "shape") and value == default)
 
 
-class Layer(Closed):
+class Layer(Answering):
     """Base of layers.  ``layer.build(x, scope, training)`` adds its operators to the active path."""
 
     stateless: ClassVar[bool] = False  # it has no parameters: a network may have it several times
