@@ -298,7 +298,8 @@ def test_train_a_regression(tmp_path: Path) -> None:
         ({"X": np.zeros(9), "y": np.zeros(9, int)}, "6-3", "give X .samples"),
         ({"X": np.zeros((9, 5)), "y": np.zeros(9, int)}, "6-3", "do not fit layers 6-3"),
         ({"X": np.zeros((9, 6)), "y": np.zeros((9, 2))}, "6-3", "do not fit layers 6-3"),
-        ({"X": np.zeros((9, 6)), "y": np.zeros(9)}, "6-3", r"labels of classes are y.astype\(int\)"),
+        ({"X": np.zeros((9, 6)), "y": np.arange(9) / 2}, "6-3", r"y has 0.5 in sample 2: .* integers from 0 to 2"),
+        ({"X": np.zeros((9, 6)), "y": np.arange(9) - 1}, "6-3", r"y has -1 in sample 1: .* integers from 0 to 2"),
         ({"X": np.zeros((0, 6)), "y": np.zeros(0, int)}, "6-3", "holds nothing to learn from"),
         ({"X": np.zeros((9, 0)), "y": np.zeros(9, int)}, "6-3", "holds nothing to learn from"),
         ({"X": np.array([{}] * 9), "y": np.zeros(9, int)}, "6-3", "not an .npz file of plain arrays"),
@@ -323,9 +324,9 @@ def test_a_loss_that_is_lost_ends_with_an_error_and_writes_nothing(tmp_path: Pat
     assert not (tmp_path / "m.calc").exists()
 
 
-def test_labels_of_either_byte_order_train_the_same(tmp_path: Path) -> None:
+def test_labels_of_any_numbers_train_the_same(tmp_path: Path) -> None:
     accuracies = []
-    for dtypes in (("<f4", "<i8"), (">f4", ">i8"), (">f8", ">i2")):
+    for dtypes in (("<f4", "<i8"), (">f4", ">i8"), (">f8", ">i2"), ("<f4", "<f8"), ("<f4", "u1")):
         save_samples(tmp_path, dtypes=dtypes)
         printed = calcvm("train", tmp_path / "d.npz", "6-16-3", "--epochs", 3, "--out", tmp_path / "m.calc")
         accuracies.append(re.search(r"accuracy ([\d.]+)", printed)[1])

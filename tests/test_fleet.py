@@ -213,6 +213,26 @@ def test_keep_best_is_that_of_fit(room, tmp_path):
     assert None in kept and len({*kept}) > 3
 
 
+def test_keep_best_is_of_all_calls_of_fit_in_a_fleet_and_of_one_in_a_model():
+    held, fleet, kept = (X[150:], Y[150:]), cv.Fleet("1 MiB", workers=1), set()
+    for rate in (1e-3, 1.0, 30.0):
+        fleet.add(
+            PROGRAMS["adam"], data=(X[:150], Y[:150]), validation=held, hyper={"learning_rate": rate}, keep_best=True
+        )
+    for calls in (1, 2, 3):
+        fleet.fit(3, progress=False)
+        for handle in fleet.handles.values():
+            assert len(handle.val_losses) == 3 * calls and handle.kept == handle.val_losses.argmin()
+            assert handle.model.evaluate(*held)["loss"] == pytest.approx(handle.val_losses.min(), rel=1e-5)
+            kept.add((calls, handle.kept))
+    assert any(epoch < 3 * (calls - 1) for calls, epoch in kept) and any(epoch >= 3 for _, epoch in kept)
+    model = cv.Model.on(cv.CalcHeap("1 MiB").load(PROGRAMS["adam"]))
+    model.hyper["learning_rate"] = 30.0
+    found = [model.fit(X[:150], Y[:150], epochs=3, validation=held, keep_best=True, progress=False) for _ in range(3)]
+    assert model.evaluate(*held)["loss"] == pytest.approx(min(found[-1]["val_loss"]), rel=1e-5)
+    assert min(found[-1]["val_loss"]) > min(found[0]["val_loss"])
+
+
 def normalized() -> cv.Program:
     """With buffers."""
     net = nn.Linear(8) >> nn.BatchNorm() >> nn.ReLU() >> nn.Linear(2)

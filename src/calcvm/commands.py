@@ -326,28 +326,24 @@ def train(
     seed: Seed = 0,
     workers: Workers = None,
 ) -> None:
-    """Train on a file: a classifier where y has integers (of one output: 0 and 1), else a regression by the squared error.
+    """Train on a file: a classifier where y is a label for several outputs, or 0 or 1 for one; else a regression.
 
-    Inputs are standardized, and each output of a regression is scaled to its target.
+    Inputs are standardized.  A regression's loss is the squared error, and each output is scaled to its target.
     """
     check_target(out, data)
     X, y, table = _samples(data, target)
     assert y is not None
     net, n_in, n_out = network(layers, activation)
     X = readable("X", X, "float32").reshape(len(X), -1)
-    classes = np.issubdtype(y.dtype, np.integer) and n_out > 1
-    binary = n_out == 1 and y.dtype.kind in "iub" and bool(np.isin(y, (0, 1)).all())
-    width = n_out if classes else int(np.prod(y.shape[1:]))
-    hint = ""
-    if not classes and y.ndim == 1:
-        hint = "; y is no integers, so that it is numbers to come near to: labels of classes are y.astype(int)"
-    if X.shape[1] != n_in or width != n_out or (classes and y.ndim != 1):
+    classes = n_out > 1 and y.ndim == 1
+    binary = n_out == 1 and bool(np.isin(y, (0, 1)).all())
+    if X.shape[1] != n_in or (not classes and np.prod(y.shape[1:]) != n_out):
         raise CalcError(
             f"{data}: X {X.shape} and y {y.shape} ({y.dtype}) do not fit layers {layers}, "
-            f"which take {n_in} values and give {n_out}{hint}"
+            f"which take {n_in} values and give {n_out}"
         )
-    if not classes:
-        y = y.reshape(len(y), -1)
+    of = f"{data}: column {table.target!r}" if table else f"{data}: y"
+    y = _classes(y, n_out, of) if classes else y.reshape(len(y), -1)
     X_train, y_train, X_test, y_test = datasets.train_test_split(X, y, held_out)
     net = nn.Standardize() >> net
     wide = _wide(X_train) or not (classes or binary) and _wide(y_train)
@@ -389,6 +385,17 @@ def train(
         model.notes[TABLE] = table._asdict()
     model.save(out)
     print(f"wrote {out}")
+
+
+def _classes(y: np.ndarray, n: int, of: str) -> np.ndarray:
+    """Labels of n classes as integers; floats may be whole ones."""
+    wrong = np.flatnonzero(~np.isin(y, np.arange(n)))
+    if wrong.size:
+        raise CalcError(
+            f"{of} has {y[wrong[0]]} in sample {wrong[0] + 1}: where layers end in {n} outputs, labels of classes are integers "
+            f"from 0 to {n - 1}; for numbers to come near to end them in 1"
+        )
+    return y.astype(np.int64)
 
 
 def _rescaled(y: cv.Variable, spread: tuple[float, ...], mean: tuple[float, ...]) -> cv.Variable:

@@ -550,8 +550,8 @@ class Model(methods.Native, hints.Closed):
             Stop when the validation loss has not fallen for so many epochs, with 0 or 1 after the first such (see
             `EarlyStopping`).
         keep_best : bool
-            In the end, take back the state after the epoch with the smallest validation loss (without validation data:
-            loss).
+            In the end, take back the state after that epoch of this call with the smallest validation loss (without
+            validation data: loss).
         sample_weight : ndarray, shape (n,), optional
             What each sample counts; of a model made with ``sample_weight=True``.
         class_weight : mapping of label to number, or "balanced", optional

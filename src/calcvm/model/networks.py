@@ -107,7 +107,9 @@ def build_graph(
     """
     loss_fn = LOSSES.get(loss) if isinstance(loss, str) else loss
     if not callable(loss_fn) or isinstance(loss_fn, (type, nn.Layer)):
-        raise CalcError(f"loss {checks.shown(loss)} is unknown; take one of {', '.join(LOSSES)} or a function")
+        raise CalcError(
+            f"loss {checks.shown(loss)} is unknown; take one of {', '.join(LOSSES)} or a function, such as cv.log_cosh"
+        )
     input_shape = checks.sizes("input_shape, the shape of one sample,", input_shape)
     if target_shape is not None:
         target_shape = checks.sizes("target_shape, the shape of one target,", target_shape)
