@@ -254,6 +254,7 @@ class Elsewhere:
 
     def __init__(self, owner: str, name: str):
         self.owner, self.name = owner, name
+        self.__doc__ = f"Not here: {NAMES[owner][name]}."  # in help
 
     def __get__(self, of: Any, kind: type | None = None) -> Any:
         raise unknown_name(self.owner, self.name, {})
