@@ -309,6 +309,26 @@ def stops_after(values, patience):
     return len(values)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_accuracy_is_the_share_of_right_answers_in_any_batches(dtype):
+    """To the bit: else one of as many right answers is better than another, and `EarlyStopping` goes on."""
+    rng, ignored = np.random.default_rng(5), -1
+    for _ in range(12):
+        n, classes = (int(k) for k in rng.integers((2, 2), (200, 5)))
+        X, y = rng.standard_normal((n, 3)).astype(dtype), rng.integers(0, classes, n)
+        some, turned = np.where(rng.random(n) < 0.3, ignored, y), rng.permutation(n)
+        for batch in {1, n, *(int(b) for b in rng.integers(1, n + 1, 2))}:
+            options = {"input_shape": (3,), "optimizer": "adam", "batch_size": batch, "dtype": dtype, "seed": n}
+            m = cv.Model(nn.Linear(classes), metrics=["accuracy"], **options)
+            right = (m.predict(X).argmax(1) == y).sum() / n
+            assert [m.evaluate(X, y)["accuracy"] for _ in range(3)] == [right] * 3
+            history = m.fit(X, y, validation=(X, y), progress=False)
+            assert history["val_accuracy"] == [(m.predict(X).argmax(1) == y).sum() / n]
+            m = cv.Model(nn.Linear(classes), metrics=["accuracy"], ignore_index=ignored, **options)
+            assert m.evaluate(X, some) == pytest.approx(m.evaluate(X[turned], some[turned]), rel=1e-5)
+            assert m.evaluate(X, some)["accuracy"] == m.evaluate(X[turned], some[turned])["accuracy"]
+
+
 @pytest.mark.parametrize("patience", [0, 1, 2, 3])
 def test_patience_is_so_many_epochs_without_a_better_one(patience, whole):
     """Of any course of a figure, NaN and infinities among it."""

@@ -75,6 +75,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "vm.run": (
         {
             "errors",
+            "formulas",
             "files",
             "checks",
             "dtypes",

@@ -257,6 +257,11 @@ def test_what_cannot_be_adapted_is_said():
         (lambda: deep.adapt(x), CalcError, "'standardize_1' reads what the network computes"),
         (lambda: network((4,)).adapt(bad), CalcError, "feature 2 of 'input' has NaN"),
         (lambda: network((4,)).adapt(np.full((8, 4), 1e300)), CalcError, "too large for float32"),
+        (
+            lambda: network((4,), dtype="float64").adapt(1e300 * np.arange(32.0).reshape(8, 4)),
+            CalcError,
+            "too large for float64",
+        ),
         (lambda: network((4,)).adapt(x[:, :3]), ShapeError, "do not fit"),
         (lambda: network((4,)).adapt(x[:0]), CalcError, "the data are empty"),
         (lambda: network((4,)).adapt(iter(())), CalcError, "no data have come"),

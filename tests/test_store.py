@@ -725,6 +725,45 @@ def test_a_model_of_a_reader_learns_in_memory_and_leaves_no_trace(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("room", ["one", "all"])
+def test_a_model_of_a_reader_stays_in_its_version_until_it_is_closed(tmp_path, used, room):
+    """Image, settings and notes belong together, whatever a writer does meanwhile and whoever takes its place in the heap."""
+    program = cv.compile(cv.build_graph(cv.nn.Linear(2), (2,), "mse", cv.SGD(0.1)), batch_size=4, workers=1)
+    X, Y = np.ones((4, 2), "float32"), np.ones((4, 2), "float32")
+
+    def told(model):
+        return model.epochs_done, model.notes["of"], model.steps_done, model.resident.image().tobytes()
+
+    def train(*models):
+        for model in models:
+            model.fit(X, Y, epochs=2, progress=False)
+            model.notes["of"] = model.epochs_done
+            model.resident.commit()
+
+    with cv.CalcHeap("1 MiB", store=FileStore(tmp_path)) as heap:
+        written = {name: cv.Model.on(heap.load(program, name=name)) for name in "ab"}
+        train(*written.values())
+        size = program.heap_bytes if room == "one" else "1 MiB"
+        with cv.CalcHeap(size, store=FileStore(tmp_path, read_only=True)) as reader:
+            for epochs in (2, 4):
+                first, second = (cv.Model.on(reader.open(name)) for name in "ab")
+                as_opened = told(written["a"])
+                if used:
+                    assert told(first) == as_opened
+                train(*written.values())
+                assert told(first) == as_opened and as_opened[:3] == (epochs, epochs, epochs)
+                second.predict(X)
+                assert told(first) == as_opened
+                first.fit(X, Y, progress=False)  # in memory, and kept there
+                learned = told(first)
+                second.step(X, Y)
+                assert told(first) == learned and learned[0] == epochs + 1
+                first.resident.close()
+                second.resident.close()
+        assert written["a"].epochs_done == 6
+
+
 # ---------------------------------------------------------------- how often a training writes
 @pytest.mark.parametrize("checkpoint, written", [(1, 7), (2, 4), (3, 3), (7, 1), (100, 1), ("end", 1)])
 @pytest.mark.parametrize("how", ["fit", "fleet", "advance"])

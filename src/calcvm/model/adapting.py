@@ -56,7 +56,8 @@ class Moments:
     def varies(self) -> np.ndarray:
         """Which features are not constant but for rounding."""
         variance, eps = self._variance, np.finfo(np.float64).eps
-        return variance > self.n * eps * variance + (self.n * self.mean * eps) ** 2
+        least = self.n * eps * variance + (self.n * self.mean * eps) ** 2
+        return (variance > least) | ~np.isfinite(variance)
 
     @property
     def _variance(self) -> np.ndarray:
@@ -97,13 +98,14 @@ def _learn(resident: Resident, batches: Iterable[Mapping[str, np.ndarray]]) -> N
     for data in batches:
         for scope, facts in layers.items():
             for block in _blocks(data[facts["of"]]):
-                found[scope].add(_columns(facts, block))
+                with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                    found[scope].add(_columns(facts, block))
     dtype = resident.program.dtype
     values: dict[str, np.ndarray] = {}
     for scope, moments in found.items():
         if not moments.n:
             raise CalcError("adapt: no data have come: the iterable is empty, or was used up before")
-        with np.errstate(over="ignore", under="ignore"):
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             mean, std = moments.mean.astype(dtype), moments.std.astype(dtype)
         wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(std)))
         if wrong.size:

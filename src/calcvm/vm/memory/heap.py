@@ -112,9 +112,10 @@ class CalcHeap(Uncopied):
             )
         self.device = device_of(device)
         on_host, gpu = heaps_of(device) == "cpu", cast("Cuda", self.device)
-        if store is None:
-            store = MemoryStore() if on_host else PinnedStore(gpu)
-        self.store: Store = store
+        beside = MemoryStore() if on_host else PinnedStore(gpu)
+        self.store: Store = beside if store is None else store
+        self._reads = bool(getattr(store, "read_only", False))
+        self._images = beside if self._reads else self.store  # of models that are not in the heap
         self.stats = Stats()
         self._memory: Memory = (
             HostMemory(self.nbytes, None if page_folder is None else os.fspath(page_folder))
@@ -132,12 +133,11 @@ class CalcHeap(Uncopied):
         self._orphaned = False  # a model that was to be added was not: its slot is nobody's
         self.turns: list[Turns] = []  # those that keep models of this heap, beside the models' own
         self._numbered, self._draws = 0, 0
-        self._reads = bool(getattr(store, "read_only", False))  # what its models become is nobody's but this process's
-        if self.store.persistent and not self._reads:  # a process that ends in order leaves nothing unsaved
+        if self._images.persistent:  # a process that ends in order leaves nothing unsaved
             self._end = weakref.finalize(
                 self, _flush_at_exit, self._records, self.store, os.getpid(), weakref.ref(self)
             )
-        _users(store).add(self)
+        _users(self.store).add(self)
         _heaps[id(self)] = self
 
     # ------------------------------------------------------------ models
@@ -253,6 +253,8 @@ class CalcHeap(Uncopied):
                 )
             self._check_room(program)
             team = program.workers if workers is None else min(workers, program.workers)
+            if self._reads:  # another process may write the model anew: it stays what it is here until it is closed
+                self._images.put(name, facts, image)
             record = Record(name, loaded, team, facts)
             record.open = _open(loaded, facts)
             self._records[name] = record
@@ -342,7 +344,7 @@ class CalcHeap(Uncopied):
             users.discard(self)
             if not users:
                 self.store.close()
-            if self.store.persistent and not self._reads:
+            if self._images.persistent:
                 self._end.detach()
             self._spare.clear()
             self._memory.close()
@@ -467,7 +469,7 @@ class CalcHeap(Uncopied):
             if fresh:
                 slot.clear()
             else:
-                stats.bytes += slot.restore(self.store, record.name, bool(record.open))
+                stats.bytes += slot.restore(self._images, record.name, bool(record.open))
                 stats.switches += 1
             record.exposed = False
             record.graded.clear()
@@ -522,11 +524,10 @@ class CalcHeap(Uncopied):
         return None
 
     def _commit_to_leave(self, slot: Slot) -> None:
-        """Copy the model of a slot to the store, if it may have changed; the slot is nobody's then."""
+        """Copy the model of a slot out, if it may have changed; the slot is nobody's then."""
         record = slot.record
         if record is not None:
-            if record.unsaved and not record.lost:
-                self.stats.bytes += put(record, slot, self.store)
+            self._commit(record)
             slot.record = record.slot = None
 
     def _is_free(self, slot: Slot) -> bool:
@@ -573,12 +574,12 @@ class CalcHeap(Uncopied):
     def commit(self, model: Resident) -> None:
         """Write a model to the store now, if it has changed and the store outlives the process."""
         _check_model("commit", model)
-        if self.store.persistent:
+        if self._images.persistent:
             self._write(model.record)
 
     def write_kept(self, record: Record) -> None:
         """As `commit`, of a model that this thread keeps: whoever has its turn waits for that to end."""
-        if self.store.persistent:
+        if self._images.persistent:
             with self._lock:
                 self._mend()
                 self._commit(record)
@@ -626,9 +627,9 @@ class CalcHeap(Uncopied):
         return self._records.get(record.name) is record
 
     def _commit(self, record: Record) -> None:
-        """Copy a model whose turn it is to the store, if it may have changed."""
-        if record.unsaved and not record.lost and not self._reads:
-            self.stats.bytes += put(record, record.slot, self.store)
+        """Copy a model whose turn it is to where images are, if it may have changed."""
+        if record.unsaved and not record.lost:
+            self.stats.bytes += put(record, record.slot, self._images)
 
     def remove(self, model: Resident) -> None:
         """Give a model's room back (see `Resident.close`), when nobody else trains it any more."""
@@ -642,7 +643,7 @@ class CalcHeap(Uncopied):
                 self._mend()
                 if not self._has(record):
                     return
-                if self.store.persistent:
+                if self._images.persistent:
                     self._commit(record)
                 self._drop(record)
 
@@ -656,8 +657,8 @@ class CalcHeap(Uncopied):
             self._free(slot)
         if self._last is record:
             self._last = None
-        if not self.store.persistent:
-            self.store.remove(record.name)
+        if not self._images.persistent:
+            self._images.remove(record.name)
         del self._records[record.name]
         self._torn = False
 

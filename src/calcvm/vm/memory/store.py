@@ -140,8 +140,8 @@ class FileStore(Uncopied):
         Wait until each version is on the disk.  Without, writing is faster and survives a killed process, but
         not a power cut or a crash of the system: models written shortly before may then be damaged (and refused).
     read_only : bool
-        Only read, also while another process writes: each model is read whole, in the last version that was written.
-        A heap's models may be trained then, in memory: nothing of that is kept.
+        Only read, also while another process writes.  A heap reads a model whole when it is opened, in the last version that was
+        written, and keeps that in memory until the model is closed.  It may be trained there: nothing of that is written.
 
     Raises
     ------

@@ -90,7 +90,7 @@ from calcvm.vm.run.job import (
     TURN_OWNER,
     WORKERS,
 )
-from calcvm.vm.run.samples import bytes_of, given_bytes, helper, inlined, scratch
+from calcvm.vm.run.samples import bytes_of, given_bytes, helper, inlined, scratch, sum_of
 
 # Bytes of Python's objects.
 WORDS_SLOT, ARGUMENTS_SLOT, MODEL_SLOT = 16, 16, 24  # of `methods.Native` and `methods.Bound`; 0: nothing is there
@@ -449,7 +449,7 @@ def collect(at, method, start, batch, objects):
         result = method + 8 * (RESULTS_OF + i * RESULT_WORDS)
         rw = i64_at(result)
         if rw[RESULT_RANK] == MEAN:
-            sums[i] += number(at, result) * batch
+            sums[i] += sum_of(number(at, result), batch, item)
         elif rw[RESULT_RANK] == SUM:
             sums[i] += number(at, result)
         elif rw[RESULT_RANK] < 0:

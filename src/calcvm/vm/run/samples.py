@@ -14,6 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from calcvm.formulas import sums as formula
 from calcvm.kernels_cpu._common import njit
 from calcvm.vm.run.atomics import I64, call_entry, f32_at, f64_at, i64_at
 from calcvm.vm.run.job import (
@@ -62,6 +63,9 @@ def helper(fn: Any) -> Any:
 def inlined(fn: Any) -> Any:
     """A `helper` that becomes part of what calls it: a call, and what it saves of registers, takes as long as a tiny kernel."""
     return njit(fn, fastmath=set(), inline=True)
+
+
+sum_of = inlined(formula.sum_of)
 
 
 # ---------------------------------------------------------------- vector IR
@@ -340,4 +344,4 @@ def deliver(job, base, n, of_learning):
             weight = words[N_SAMPLES] if off >= -BY_LEARNING else of_learning
             off = (-1 - off) % BY_LEARNING
         value = np.float64(f32_at(heap)[off]) if size == 4 else f64_at(heap)[off]
-        sums[k] += value * weight
+        sums[k] += sum_of(value, n, size) if offsets[k] >= 0 else value * weight

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from calcvm.formulas import sums as formula
 from calcvm.kernels_cuda._common import is_first, part_of
 from calcvm.kernels_cuda._cuda import (
     as_f64,
@@ -64,6 +65,7 @@ from calcvm.vm.run.job import (
     IMAGE,
     IMAGE_BYTES,
     INDEX,
+    ITEMSIZE,
     JUDGE,
     KEEP,
     KEY,
@@ -116,6 +118,7 @@ GOLDEN, MIX_1, MIX_2 = U(0x9E3779B97F4A7C15), U(0xBF58476D1CE4E5B9), U(0x94D049B
 ARRIVED, STAGED_ROUNDS, TAKEN_ROUNDS, GAVE_UP, PATIENCE_NS = range(0, 40, 8)
 CONTROL_BYTES = 8 * 48
 LATE, TURN = 2 * MAX_WORDS, 2 * MAX_WORDS + 1  # words of the block's own, after two rows
+sum_of = device(formula.sum_of)
 
 
 # ---------------------------------------------------------------- waiting
@@ -305,7 +308,7 @@ def deliver(words, h, base, m, of_learning, w, nw):
         while k < words[N_RESULTS]:
             off = offsets[k]
             if off >= 0:
-                sums[k] += np.float64(h[off]) * m
+                sums[k] += sum_of(np.float64(h[off]), m, words[ITEMSIZE])
             elif off >= -BY_LEARNING:  # sums over samples, as in `calcvm.vm.run.samples`
                 sums[k] += np.float64(h[-1 - off]) * words[N_SAMPLES]
             else:
