@@ -764,6 +764,25 @@ def test_a_model_of_a_reader_stays_in_its_version_until_it_is_closed(tmp_path, u
         assert written["a"].epochs_done == 6
 
 
+def test_a_model_of_a_reader_whose_name_was_given_to_another_program_stays_what_it_was(tmp_path):
+    shape = {"input_shape": (2,), "loss": "mse", "optimizer": "adam", "batch_size": 4, "seed": 1}
+    X = np.random.default_rng(0).standard_normal((4, 2)).astype("float32")
+    with cv.CalcHeap("1 MiB", store=FileStore(tmp_path)) as heap:
+        old = cv.Model(cv.nn.Linear(2) >> cv.nn.Tanh(), heap=heap, name="m", **shape)
+        heap.flush()
+        before = old.predict(X)
+        with cv.CalcHeap("1 MiB", store=FileStore(tmp_path, read_only=True)) as reader:
+            first, second = (cv.Model.on(reader.open("m")) for _ in range(2))
+            old.resident.close()
+            heap.store.remove("m")
+            new = cv.Model(cv.nn.Linear(2) >> cv.nn.ReLU(), heap=heap, name="m", **shape)
+            new.fit(X, X, progress=False)
+            heap.flush()
+            assert np.array_equal(first.predict(X), before) and np.array_equal(second.predict(X), before)
+            first.resident.close()
+            assert np.array_equal(cv.Model.on(reader.open("m")).predict(X), new.predict(X))
+
+
 # ---------------------------------------------------------------- how often a training writes
 @pytest.mark.parametrize("checkpoint, written", [(1, 7), (2, 4), (3, 3), (7, 1), (100, 1), ("end", 1)])
 @pytest.mark.parametrize("how", ["fit", "fleet", "advance"])

@@ -225,6 +225,25 @@ def test_switching(gpu, store, tmp_path):
             }
 
 
+def test_models_of_a_reader_take_turns(gpu, tmp_path):
+    """Each in the version in which it was opened, and with what it has learnt since."""
+    program = cv.compile(graph(), batch_size=17, device="cuda", mode="grid", workers=2, accumulate=False)
+    with cv.CalcHeap("1 MiB", store=cv.FileStore(tmp_path), device="cuda") as heap:
+        written = [heap.load(program, seed=s, name=str(s)) for s in (1, 2)]
+        heap.flush()
+        alone = [cv.CalcHeap(program.heap_bytes, device="cuda").load(program, seed=s) for s in (1, 2)]
+        reader = cv.CalcHeap(program.heap_bytes, store=cv.FileStore(tmp_path, read_only=True), device="cuda")
+        with reader:
+            turns = [reader.open(str(s)) for s in (1, 2)]
+            for model in written:
+                model.step(X, Y)
+                model.commit()
+            for _ in range(2):
+                for a, b in zip(turns, alone):
+                    assert a.step(X, Y) == b.step(X, Y)
+            assert reader.stats.switches >= 4
+
+
 def test_save_and_load(gpu, tmp_path):
     m = model("cuda", mode="grid", workers=2)
     m.step(X, Y)

@@ -190,6 +190,10 @@ class PinnedStore(MemoryStore):
         super().__init__()
         self._device = device
 
+    def put(self, name: str, facts: Mapping[str, Any], image: memoryview) -> None:
+        self._device.driver.synchronize(self._device.stream)
+        self.room(name, facts, image.nbytes)[:] = np.frombuffer(image, np.uint8)
+
     def room(self, name: str, facts: Mapping[str, Any], nbytes: int) -> np.ndarray:
         """Where a model's image is to be copied to."""
         kept = self._kept.get(name)
