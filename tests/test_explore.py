@@ -514,6 +514,20 @@ def test_a_stored_study_of_another_search_is_refused(tmp_path, options):
     assert len(optuna.load_study(study_name="explore", storage=where).trials) == 2
 
 
+def test_a_storage_that_another_process_is_making_is_asked_again(tmp_path, monkeypatch):
+    asked, create = [], optuna.create_study
+
+    def racing(**how):
+        asked.append(how)
+        if len(asked) == 1:
+            raise RuntimeError("table studies already exists")
+        return create(**how)
+
+    monkeypatch.setattr(optuna, "create_study", racing)
+    result = explore(storage=f"sqlite:///{tmp_path / 'search.db'}", n_trials=2)
+    assert len(result.study.trials) == len(asked) == 2
+
+
 def test_a_storage_that_cannot_be_used_is_named(tmp_path):
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with pytest.raises(cv.CalcError, match="storage sqlite:///.*cannot be used"):

@@ -230,19 +230,27 @@ def _rungs(pruner: Any, rounds: int) -> list[int]:
 
 
 # ---------------------------------------------------------------- storage
+ATTEMPTS = 3  # of opening one
+
+
 def _open(lib: Any, storage: Any, name: str, direction: str, facts: dict[str, Any]) -> Any:
     """The stored study, made or found."""
     where = storage if isinstance(storage, str) else type(storage).__name__
-    try:
-        study = _quietly(
-            lib, lambda: lib.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True)
-        )
-        known = study.user_attrs.get(FACTS)
-        foreign = known is None and len(study.get_trials(deepcopy=False)) > 0
-        if known is None and not foreign:
-            study.set_user_attr(FACTS, facts)
-    except Exception as error:  # of the storage's own making
-        raise CalcError(f"storage {where}: cannot be used: {_first_line(error)}") from error
+    for attempt in range(ATTEMPTS):
+        try:
+            study = _quietly(
+                lib,
+                lambda: lib.create_study(storage=storage, study_name=name, direction=direction, load_if_exists=True),
+            )
+            known = study.user_attrs.get(FACTS)
+            foreign = known is None and len(study.get_trials(deepcopy=False)) > 0
+            if known is None and not foreign:
+                study.set_user_attr(FACTS, facts)
+            break
+        except Exception as error:  # of the storage's own making
+            if attempt == ATTEMPTS - 1:
+                raise CalcError(f"storage {where}: cannot be used: {_first_line(error)}") from error
+            time.sleep(0.1)  # another process may be making its tables
     if foreign:
         raise CalcError(f"storage {where}: the study {name!r} is not of cv.explore; give another study_name")
     facts = json.loads(json.dumps(facts))
