@@ -152,6 +152,30 @@ def test_one_form_that_is_taken_twice(shape):
 
 
 # ---------------------------------------------------------------- what is refused
+def test_views_of_views():
+    """What NumPy gives of a slice, reshaped and turned, may be a view; its elements lie in another order than a heap's."""
+    rng = np.random.default_rng(9)
+    for _ in range(60):
+        g, shape = cv.CalcGraph(), [int(n) for n in rng.integers(2, 5, 3)]
+        x, w = g.placeholder("x", (None, *shape)), g.parameter("w", tuple(shape))
+        with g.path("learn", backward=True) as learn:
+            v = cv.square(x * w)
+            for kind in rng.choice(["slice", "reshape", "transpose"], rng.integers(3, 7)):
+                at = int(rng.integers(len(shape)))
+                if kind == "slice":
+                    stop = int(rng.integers(1, shape[at] + 1))
+                    start = int(rng.integers(stop))
+                    v, shape[at] = v[(slice(None),) * (at + 1) + (slice(start, stop),)], stop - start
+                elif kind == "reshape":
+                    shape = [shape[0] * shape[1], *shape[2:]] if len(shape) > 1 else [1, *shape]
+                    v = cv.reshape(v, (None, *shape))
+                else:
+                    axes = rng.permutation(len(shape))
+                    v, shape = cv.transpose(v, (0, *(int(k) + 1 for k in axes))), [shape[k] for k in axes]
+            learn.minimize(cv.mean(cv.square(v)), "adam", output=v)
+        check(g, {"x": rng.normal(size=(3, *x.descriptor.generic[1:]))})
+
+
 def test_what_has_no_gradient_is_refused():
     g, learn, W, _, _ = perceptron()
     with g.path("score") as score:

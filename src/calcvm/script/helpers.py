@@ -39,8 +39,8 @@ def to_integer(x, dtype):
 
 
 def strided(x, start, sizes, strides):
-    """Elements start + sum_k i_k*strides[k] of a contiguous array, for all i below the sizes."""
-    x = x.reshape(-1)[start:]
+    """Elements start + sum_k i_k*strides[k] of an array in order, for all i below the sizes."""
+    x = np.ascontiguousarray(x).reshape(-1)[start:]
     if 0 in sizes:
         return np.zeros(sizes, x.dtype)
     return np.lib.stride_tricks.as_strided(x, sizes, [s * x.itemsize for s in strides])
