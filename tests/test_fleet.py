@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import signal
 import subprocess
 import sys
@@ -238,6 +240,27 @@ def normalized() -> cv.Program:
     net = nn.Linear(8) >> nn.BatchNorm() >> nn.ReLU() >> nn.Linear(2)
     graph = cv.build_graph(net, (6,), "softmax_cross_entropy", cv.Adam(1e-2))
     return cv.compile(graph, batch_size=15, accumulate=False, workers=1)
+
+
+def test_copies_while_another_thread_trains_the_fleet_are_of_one_moment(tmp_path):
+    """What a model has learnt, and how many epochs that took."""
+    fleet = cv.Fleet("1 MiB", workers=1)
+    handles = [fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s) for s in range(4)]
+    training = threading.Thread(target=lambda: fleet.fit(1_000_000, progress=False))
+    training.start()
+    while not all(h.epochs_done for h in handles):
+        time.sleep(0.01)
+    copies = []
+    for k, handle in enumerate(handles):
+        handle.model.save(tmp_path / f"{k}.calc")
+        copies += [cv.load(tmp_path / f"{k}.calc"), copy.copy(handle.model), pickle.loads(pickle.dumps(handle.model))]
+        copies.append(cv.Model.on(handle.resident.copy(heap=cv.CalcHeap("1 MiB"))))
+    for handle in handles:
+        handle.stop()
+    training.join()
+    for model in copies:
+        steps = -(-len(X) // model.batch_size)
+        assert model.epochs_done == model.steps_done // steps > 0
 
 
 def test_a_model_is_stopped_and_closed_while_another_thread_trains_the_fleet():

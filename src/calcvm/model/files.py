@@ -106,6 +106,7 @@ def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:
     documents, arrays = model.program.to_parts()
     resident = model.resident
     with resident.record.turn.mine:
+        image = resident.image()  # first: a fleet that trains it takes note of its epochs when it leaves it
         documents["model"] = {
             "seed": resident.seed,
             "epochs": model.epochs_done,
@@ -115,7 +116,6 @@ def write(model: Model, path: str | PathLike[str] | BinaryIO) -> None:
         own = {name: value for name, value in resident.facts.items() if name not in (*FIELDS, "learning_batch")}
         if own:
             documents["model"]["facts"] = {name: plain(f"save: {name!r}", value) for name, value in own.items()}
-        image = resident.image()
     for key, cells in _state(model.program, image):
         arrays[key] = cells
     write_archive(path, documents, arrays, kind="model", version=FORMAT_VERSION)

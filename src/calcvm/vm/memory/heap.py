@@ -183,7 +183,8 @@ class CalcHeap(Uncopied):
         if heap is not None:
             checks.one_of("copy: heap", heap, CalcHeap, 'a heap such as cv.CalcHeap("1 MiB")')
         with model.record.turn.mine:
-            facts, image = {**model.facts, "open": model.adding}, model.image()
+            image = model.image()  # first: a fleet that trains it takes note of its epochs when it leaves it
+            facts = {**model.facts, "open": model.adding}
         return (heap or self).adopt(model.program, facts, image, model.workers, name)
 
     def _start(
