@@ -336,6 +336,7 @@ def test_labels_of_any_numbers_train_the_same(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- tables, evaluate, predict
 def tables(tmp_path: Path, regression: bool = False, n: int = 400) -> tuple[list[Path], np.ndarray, np.ndarray]:
     """The same samples as .npz, .csv and .parquet, the last two with y among the columns."""
+    tmp_path.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     X = rng.standard_normal((n, 4)).astype("float32")
     y = X[:, 0] * 2 + 1 if regression else X[:, :3].argmax(1)
@@ -434,6 +435,8 @@ def test_what_evaluate_and_predict_refuse(tmp_path: Path, monkeypatch: pytest.Mo
         "predict", model, paths[0], "--out", tmp_path / "p.txt"
     )
     assert "take one of classes" in refused("predict", model, paths[0], "--what", "labels")
+    calcvm("train", tables(tmp_path / "r", regression=True)[0][0], "4-1", "--epochs", 1, "--out", tmp_path / "r.calc")
+    assert "take --what outputs" in refused("predict", tmp_path / "r.calc", paths[0], "--what", "classes")
     assert "cannot be read" in refused("predict", tmp_path / "none.calc", paths[0])
     for name in ("none.npz", "none.csv", "none.parquet"):
         assert f"{name}: cannot be read" in refused("predict", model, tmp_path / name)

@@ -467,6 +467,8 @@ def predict(
     what = what or ("classes" if scores_of(loaded.program) else "outputs")
     if what not in WHAT:
         raise CalcError(f"--what {what} is unknown: take one of {', '.join(WHAT)}")
+    if what != "outputs" and not scores_of(loaded.program):
+        raise CalcError(f"{model}: the model has no classes, since its loss is no cross-entropy: take --what outputs")
     found = WHAT[what](loaded, X)
     if out is None:
         datasets.write_table(sys.stdout.buffer, ".csv", what, found)

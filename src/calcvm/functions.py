@@ -571,11 +571,12 @@ def softmax_cross_entropy(
             f"softmax_cross_entropy of {logits}: one output's softmax is 1 and its loss 0, whatever it is: give an output "
             "a class (nn.Flatten() after pools), or take binary_cross_entropy"
         )
+    smoothing = checks.number("softmax_cross_entropy: label_smoothing", label_smoothing, 0, 1, ends="[)")
     if ignore_index is None:
-        return apply("softmax_cross_entropy", *_classes_last(logits, target, axis), label_smoothing=label_smoothing)
+        return apply("softmax_cross_entropy", *_classes_last(logits, target, axis), label_smoothing=smoothing)
     logits, label, counts = counting("softmax_cross_entropy", logits, target, axis, ignore_index, 0)
     loss = apply("softmax_cross_entropy", logits, label)
-    if smoothing := checks.number("softmax_cross_entropy: label_smoothing", label_smoothing, 0, 1, ends="[)"):
+    if smoothing:
         n = logits.shape[-1].b
         uniform = apply("where", counts, np.full(n, 1 / n), 0.0)  # an ignored row's are 0, and so is its part
         loss = (1 - smoothing) * loss + smoothing * apply("softmax_cross_entropy", logits, uniform)
