@@ -27,7 +27,8 @@ from calcvm.vm.run import job as layout
 LOADS, TURNS = (0, 1, 2, 5), 7  # busy processes on each core
 TURN_SECONDS, START_SECONDS = 0.04, 0.3  # of a turn if nobody else were there; of busy processes before the first
 CALLS = ("run_steps", "step", "predict", "fit", "short epochs")
-ROUNDS, EPOCHS = 10, 60  # of an epoch; of "short epochs", which is one call
+ROUNDS, EPOCHS = 10, 60  # of an epoch; of "short epochs", which is one call, and takes one worker at most
+SHORT_SECONDS = 0.2
 SPIN = """import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
 while os.getppid() == int(sys.argv[2]):
@@ -106,6 +107,7 @@ class Case:
         self.first = tuple(x[:batch] for x in self.inputs), self.target[:batch]
         self.given: Any = self.first[0] if several else self.first[0][0]
         self.data: Any = self.inputs if several else self.inputs[0]
+        self.epochs = EPOCHS
         self.step(1)
 
     def run_steps(self, n: int) -> None:
@@ -126,7 +128,7 @@ class Case:
         self.model.fit(self.data, self.target, epochs=max(1, n // ROUNDS), progress=False)
 
     def short_epochs(self, n: int) -> None:
-        self.model.fit(self.data, self.target, epochs=EPOCHS, progress=False)
+        self.model.fit(self.data, self.target, epochs=self.epochs, progress=False)
 
     def run(self, call: str, n: int) -> float:
         """Seconds of a call made or repeated n times."""
@@ -166,6 +168,7 @@ def measure(
 ) -> dict[tuple[int, str], list[float]]:
     """Seconds of a call by default, by one worker and by one again, medians, by load and call."""
     default, one = Case(network, None), Case(network, 1)
+    one.epochs = default.epochs = max(2, min(EPOCHS, int(SHORT_SECONDS / one.run("fit", ROUNDS))))
     n, found = {call: repeats(one, call) for call in calls}, {}
     time.sleep(layout.MOST_PENALTY / 1e9)  # so long a team stays small after the last network's busy processes
     for each in loads:
