@@ -27,8 +27,8 @@ from calcvm.vm.run import job as layout
 LOADS, TURNS = (0, 1, 2, 5), 7  # busy processes on each core
 TURN_SECONDS, START_SECONDS = 0.04, 0.3  # of a turn if nobody else were there; of busy processes before the first
 CALLS = ("run_steps", "step", "predict", "fit", "short epochs")
-ROUNDS, EPOCHS = 10, 60  # of an epoch; of "short epochs", which is one call, and takes one worker at most
-SHORT_SECONDS = 0.2
+ROUNDS, EPOCHS = 10, 60  # of an epoch; of "short epochs", which is one call
+SHORT_SECONDS = 0.2  # of that call by one worker: where steps take long, it has fewer epochs, at least two
 SPIN = """import os, sys
 os.sched_setaffinity(0, {int(sys.argv[1])})
 while os.getppid() == int(sys.argv[2]):

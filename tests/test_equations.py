@@ -151,7 +151,6 @@ def test_one_form_that_is_taken_twice(shape):
     check(g, {})
 
 
-# ---------------------------------------------------------------- what is refused
 def test_views_of_views():
     """What NumPy gives of a slice, reshaped and turned, may be a view; its elements lie in another order than a heap's."""
     rng = np.random.default_rng(9)
@@ -176,6 +175,7 @@ def test_views_of_views():
         check(g, {"x": rng.normal(size=(3, *x.descriptor.generic[1:]))})
 
 
+# ---------------------------------------------------------------- what is refused
 def test_what_has_no_gradient_is_refused():
     g, learn, W, _, _ = perceptron()
     with g.path("score") as score:

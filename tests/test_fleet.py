@@ -242,14 +242,20 @@ def normalized() -> cv.Program:
     return cv.compile(graph, batch_size=15, accumulate=False, workers=1)
 
 
+def trained_elsewhere(fleet: cv.Fleet) -> threading.Thread:
+    """The thread that trains it, until its models are stopped; each of them is through an epoch."""
+    training = threading.Thread(target=lambda: fleet.fit(1_000_000, progress=False))
+    training.start()
+    while not all(h.epochs_done for h in fleet.handles.values()):
+        time.sleep(0.01)
+    return training
+
+
 def test_copies_while_another_thread_trains_the_fleet_are_of_one_moment(tmp_path):
     """What a model has learnt, and how many epochs that took."""
     fleet = cv.Fleet("1 MiB", workers=1)
     handles = [fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s) for s in range(4)]
-    training = threading.Thread(target=lambda: fleet.fit(1_000_000, progress=False))
-    training.start()
-    while not all(h.epochs_done for h in handles):
-        time.sleep(0.01)
+    training = trained_elsewhere(fleet)
     copies = []
     for k, handle in enumerate(handles):
         handle.model.save(tmp_path / f"{k}.calc")
@@ -266,10 +272,7 @@ def test_copies_while_another_thread_trains_the_fleet_are_of_one_moment(tmp_path
 def test_a_model_is_stopped_and_closed_while_another_thread_trains_the_fleet():
     fleet = cv.Fleet("1 MiB", workers=2)
     handles = [fleet.add(PROGRAMS["adam"], data=(X, Y), seed=s) for s in range(8)]
-    training = threading.Thread(target=lambda: fleet.fit(1_000_000, progress=False))
-    training.start()
-    while not all(h.epochs_done for h in handles):
-        time.sleep(0.01)
+    training = trained_elsewhere(fleet)
     for handle in handles[:3]:
         handle.stop()
         handle.close()

@@ -393,7 +393,7 @@ def _classes(y: np.ndarray, n: int, of: str) -> np.ndarray:
     if wrong.size:
         raise CalcError(
             f"{of} has {y[wrong[0]]} in sample {wrong[0] + 1}: where layers end in {n} outputs, labels of classes are integers "
-            f"from 0 to {n - 1}; for numbers to come near to end them in 1"
+            f"from 0 to {n - 1}; to predict a number, let them end in 1"
         )
     return y.astype(np.int64)
 
@@ -464,10 +464,11 @@ def predict(
     loaded = _model(model)
     X, _, _ = _samples(data, target, loaded, labelled=False)
     X = _input(loaded, X, data)
-    what = what or ("classes" if scores_of(loaded.program) else "outputs")
+    scored = scores_of(loaded.program)
+    what = what or ("classes" if scored else "outputs")
     if what not in WHAT:
         raise CalcError(f"--what {what} is unknown: take one of {', '.join(WHAT)}")
-    if what != "outputs" and not scores_of(loaded.program):
+    if what != "outputs" and not scored:
         raise CalcError(f"{model}: the model has no classes, since its loss is no cross-entropy: take --what outputs")
     found = WHAT[what](loaded, X)
     if out is None:

@@ -320,8 +320,8 @@ def upsample(
 ) -> Variable:  # fmt: skip
     """x (N, C, *sizes) with its spatial axes scaled, by 2 if nothing is said, or brought to a ``size``.
 
-    As PyTorch's ``interpolate``.  Of "nearest" element o is that at floor(o / scale); PyTorch has o itself in small images of two
-    axes that a scale such as 1.1 leaves as large as they are, and that only there.
+    As PyTorch's ``interpolate``.  With "nearest", element o of y is element floor(o / scale) of x.  In small images of two axes
+    PyTorch takes element o, or o // 2, where a scale such as 1.1 or 2.1 leaves an axis as long as it is, or twice as long.
 
     mode : "nearest" or "linear" (of two axes also "bilinear", of three "trilinear").  align_corners : of linear: whether
     the outermost elements lie on each other, and not the ends of axes.

@@ -1,4 +1,4 @@
-"""What batches' means are added up by: a function that each device compiles."""
+"""How the means of batches are added up: a function that each device compiles."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ WHOLE = 1.5 * 2.0**52  # added and taken off again, it leaves the nearest whole 
 
 
 def sum_of(mean, n, itemsize):  # type: ignore[no-untyped-def]
-    """n times a mean of floats of so many bytes: a whole number, where no more than the mean's rounding parts it from one.
+    """The sum of n terms, from their mean, which is a float of ``itemsize`` bytes.
 
-    So what is counted, such as right answers, adds up to the same number in any batches.
+    A sum that is a whole number but for the mean's rounding is that number.  So right answers add up to the same in any batches.
     """
     s = mean * n
     whole = (s + WHOLE) - WHOLE
