@@ -1,0 +1,175 @@
+"""Equations as trees: nodes, and how they are walked and rewritten.  Equal trees are ``==``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from calcvm.record import record
+
+REDUCTIONS = ("sum", "prod", "max", "min", "mean", "var", "logsumexp", "argmax", "argmin", "any", "all")
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+OPERATORS = ("or", "and", *COMPARISONS, "+", "-", "*", "/", "//", "%", "^")  # of two operands, as written between them
+
+
+def _at() -> Any:
+    return field(default=-1, compare=False, repr=False)
+
+
+@record
+class Number:
+    """A constant: an int, or a float."""
+
+    value: int | float
+    at: int = _at()  # where it stands in the text, as in all nodes
+
+
+@record
+class Name:
+    """An index, its extent (the capital), a parameter, or an operand that is read without places."""
+
+    name: str
+    at: int = _at()
+
+
+@record
+class Element:
+    """An element of an array, ``x[b, o*s + t]``; where a place lies outside, ``beyond``."""
+
+    array: str
+    places: tuple[Node, ...]
+    beyond: float = 0.0
+    at: int = _at()
+
+
+@record
+class Index:
+    """An index where it is bound: kept on the left, or reduced.  extent : said by ``<``, or None."""
+
+    name: str
+    extent: Node | None = None
+    at: int = _at()
+
+
+@record
+class Reduction:
+    """``sum[i,j] body``: one of `REDUCTIONS`."""
+
+    how: str
+    indexes: tuple[Index, ...]
+    body: Node
+    at: int = _at()
+
+
+@record
+class Call:
+    """A function of numbers, or one of `OPERATORS`, of its arguments; ``neg`` and ``not`` of one."""
+
+    function: str
+    arguments: tuple[Node, ...]
+    at: int = _at()
+
+
+Node = Number | Name | Element | Reduction | Call
+
+
+@record
+class Equation:
+    """``name[kept] = value``.
+
+    kept : None, where no brackets are on the left: then names of arrays are whole arrays, as in NumPy.
+    text : that it was read from, or "".
+    """
+
+    name: str
+    kept: tuple[Index, ...] | None
+    value: Node
+    text: str = field(default="", compare=False, repr=False)
+    at: int = _at()
+
+
+# ---------------------------------------------------------------- construction
+ZERO, ONE = Number(0), Number(1)
+
+
+def call(function: str, *arguments: Node) -> Call:
+    return Call(function, arguments)
+
+
+def element(array: str, *names: str) -> Element:
+    """An element at the places of these indexes."""
+    return Element(array, tuple(Name(name) for name in names))
+
+
+# ---------------------------------------------------------------- walking
+def parts(node: Node) -> tuple[Node, ...]:
+    """The nodes right below a node."""
+    if isinstance(node, Call):
+        return node.arguments
+    if isinstance(node, Element):
+        return node.places
+    return (node.body,) if isinstance(node, Reduction) else ()
+
+
+def with_parts(node: Node, new: tuple[Node, ...]) -> Node:
+    """The node with other parts; the same object where they are the same."""
+    if all(a is b for a, b in zip(parts(node), new)):
+        return node
+    if isinstance(node, Call):
+        return Call(node.function, new, node.at)
+    if isinstance(node, Element):
+        return Element(node.array, new, node.beyond, node.at)
+    return replace(node, body=new[0])
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The node and all below it, those above first."""
+    todo = [node]
+    while todo:
+        node = todo.pop()
+        yield node
+        todo += reversed(parts(node))
+
+
+def rewritten(node: Node, rule: Callable[[Node], Node]) -> Node:
+    """``rule`` applied to every node, to those below first."""
+    below = parts(node)
+    return rule(with_parts(node, tuple(rewritten(part, rule) for part in below)) if below else node)
+
+
+def names(node: Node) -> set[str]:
+    """Names that are free in it: indexes that it does not reduce, extents, parameters; not of arrays with places."""
+    if isinstance(node, Name):
+        return {node.name}
+    found = set().union(*map(names, parts(node)))
+    return found - {i.name for i in node.indexes} if isinstance(node, Reduction) else found
+
+
+def arrays(node: Node) -> dict[str, None]:
+    """Arrays of which it reads elements, in order."""
+    return dict.fromkeys(n.array for n in walk(node) if isinstance(n, Element))
+
+
+def bound(equation: Equation) -> list[Index]:
+    """Indexes where they are bound, in order: kept, then reduced."""
+    reduced = [i for node in walk(equation.value) if isinstance(node, Reduction) for i in node.indexes]
+    return [*(equation.kept or ()), *reduced]
+
+
+def own_elements(equation: Equation) -> list[Element]:
+    """Elements of its own result that it reads: it is a scan, or an update of what was there."""
+    return [n for n in walk(equation.value) if isinstance(n, Element) and n.array == equation.name]
+
+
+def substituted(node: Node, by: Mapping[str, Node]) -> Node:
+    """Names replaced by nodes; a bound index is renamed where its name is replaced by a name."""
+    if isinstance(node, Name):
+        return by.get(node.name, node)
+    if isinstance(node, Reduction):
+        new = []
+        for index in node.indexes:
+            to = by.get(index.name)
+            new.append(replace(index, name=to.name) if isinstance(to, Name) else index)
+        return Reduction(node.how, tuple(new), substituted(node.body, by), node.at)
+    return with_parts(node, tuple(substituted(part, by) for part in parts(node)))
