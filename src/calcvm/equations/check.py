@@ -156,9 +156,10 @@ class _Equation:
         if function == "stop":
             self.count(node, 1)
             return kinds[0]
-        self.all(node, kinds, NUMBER)
         if function in COMPARISONS:
+            self.all(node, kinds, kinds[0])
             return CONDITION
+        self.all(node, kinds, NUMBER)
         if function not in ("+", "-", "*", "/", "//", "%", "^"):
             if function not in self.functions:
                 raise self.wrong(
@@ -183,8 +184,7 @@ class _Equation:
 
     def whole(self, node: Node, known: frozenset[str], what: str) -> None:
         """A place or an extent: of integers, and ``/`` of them."""
-        exact = isinstance(node, Call) and node.function == "/"
-        for part in node.arguments if exact else (node,):
+        for part in node.arguments if isinstance(node, Call) and node.function == "/" else (node,):
             if (kind := self.of(part, known)) != INTEGER:
                 raise self.wrong(
                     part, f"{what} is {kind}: take indexes, sizes, whole numbers, + - * // %, and arrays of integers"

@@ -42,7 +42,7 @@ def _row(f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], siz
         f.check()
     return RowSpec(
         name=f.name,
-        synopsis=lambda: f"{f.writes} = {f.text}",
+        synopsis=lambda: f.text,
         words=words + parameters.words(f.words),
         operands=operands,
         in_place=tuple((f.writes, read) for read in f.reads),

@@ -51,9 +51,9 @@ def _final(name: str, out: str, synopsis: str) -> RowSpec:
     )
 
 
-LOSS_MEAN = _final("loss_mean", "loss", "loss = sum_r l[r] / count")
-MEAN = _final("metric_mean", "y", "y = sum_r l[r] / count")
-ROOT_MEAN = _final("metric_root_mean", "y", "y = sqrt(sum_r l[r] / count)")
+LOSS_MEAN = _final("loss_mean", "loss", "loss = sum[r<rows] t_l[r]/count")
+MEAN = _final("metric_mean", "y", "y = sum[r<rows] t_l[r]/count")
+ROOT_MEAN = _final("metric_root_mean", "y", "y = sqrt(sum[r<rows] t_l[r]/count)")
 
 
 # ---------------------------------------------------------------- losses over pairs of equal shape
@@ -82,7 +82,9 @@ def spec_of(op: PairLoss) -> OpSpec:
     def bwd(v: str, f: Formula) -> RowSpec:
         return RowSpec(
             name=f.name,
-            synopsis=lambda: f"d{v}[r,c] = {f'{f.factor}*' * (f.factor != 1)}dloss/count * ({f.text})",
+            synopsis=lambda: f.with_places(
+                "[r,c]", f"{f'{f.factor}*' * (f.factor != 1)}dloss/count*{{}}", f"d{v}[r<rows,c<cols]"
+            ),
             words=ROWS_COLS + COUNT + words,
             operands=(SEED, *(elems[r] for r in f.reads), W(f"d{v}", SIZE, "rows")),
             in_place=tuple((f"d{v}", r) for r in f.reads),
@@ -91,7 +93,7 @@ def spec_of(op: PairLoss) -> OpSpec:
 
     fwd = RowSpec(
         name=op.term.name,
-        synopsis=lambda: f"l[r] = sum_c {op.term.text}",
+        synopsis=lambda: op.term.with_places("[r,c]", "sum[c<cols] {}", "t_l[r<rows]"),
         words=ROWS_COLS + words,
         operands=(elems["x"], elems["t"], W("t_l", "rows", "rows")),
         flops=lambda: f"{op.term.operations + 1}*{SIZE}",
@@ -99,7 +101,7 @@ def spec_of(op: PairLoss) -> OpSpec:
     examples = ((None, 3), (None, 1), (None,), (None, 4, 5), (7, 17))
     return OpSpec(
         name=op.name,
-        synopsis=lambda: f"loss = mean({op.term.text})",
+        synopsis=lambda: op.term.with_places("[r,c]", "mean[r,c] {}", "loss"),
         category="loss",
         inputs=("x", "t"),
         outputs=("loss",),
