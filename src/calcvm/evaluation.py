@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,14 @@ import numpy as np
 from calcvm.equations.grammar import read
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.places import size
-from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
+from calcvm.errors import UnsupportedOperator
 from calcvm.formulas.declare import AXES, Formula
+from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
 from calcvm.formulas.optimizers import HYPER_SLOTS
-from calcvm.ops.equation import hyper_slots, read_row
+from calcvm.ops.equation import equation_of, hyper_slots
 from calcvm.ops.sizes import evaluate as size_of
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.types import FLOAT, VARIABLES
-
-read_once = cache(read_row)
 
 
 def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -30,7 +28,11 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
     words : by name, sizes at the batch.
     operands : those that are there, as they lie.  One that is written and is not among them is computed as well.
     """
-    equation = read_once(spec)
+    equation = equation_of(spec)
+    if equation is None:
+        raise UnsupportedOperator(
+            f"row {spec.name!r} has no equation" + f": {spec.no_equation}" * bool(spec.no_equation)
+        )
     whole = {name: value for name, value in words.items() if not isinstance(value, float)}
     shapes = {name: tuple(int(size(n, whole)) for n in axes) for name, axes in equation.axes.items()}
     orders = spec.lies(words) if spec.lies else {}

@@ -44,17 +44,23 @@ def check(
     CalcError : a name is unknown, means two things, or is used as what it is not.
     """
     kinds = dict(operands)
+    capitals = {i.name.upper() for equation in equations for i in bound(equation)}
     for equation in equations:
-        kinds[equation.name] = _Equation(equation, kinds, parameters, functions).kind()
+        kinds[equation.name] = _Equation(equation, kinds, parameters, functions, capitals).kind()
     return kinds
 
 
 class _Equation:
     def __init__(
-        self, equation: Equation, kinds: Mapping[str, str], parameters: Mapping[str, str], functions: Mapping[str, int]
+        self,
+        equation: Equation,
+        kinds: Mapping[str, str],
+        parameters: Mapping[str, str],
+        functions: Mapping[str, int],
+        capitals: Collection[str],
     ):
         self.equation, self.kinds, self.parameters, self.functions = equation, kinds, parameters, functions
-        self.capitals = {i.name.upper() for i in bound(equation)}
+        self.capitals = capitals  # of the program's indexes
 
     def wrong(self, node: Node | Index, what: str) -> CalcError:
         return wrong(self.equation.text, node.at, what)

@@ -194,13 +194,15 @@ class _Reader:
         at = self.at
         if self.has("not"):
             self.deeper()
-            node = Call("not", (self.truth(),), at)
+            negated = Call("not", (self.truth(),), at)
             self.depth -= 1
-            return node
-        node = self.sum()
+            return negated
+        left = self.sum()
         at = self.at
-        if sign := self.has(*COMPARISONS):
-            node = Call(sign, (node, self.sum()), at)
+        if not (sign := self.has(*COMPARISONS)):
+            node: Node = left
+        else:
+            node = Call(sign, (left, self.sum()), at)
             if self.next in COMPARISONS:
                 raise self.wrong("comparisons do not chain: write a < b and b < c")
         if self.next == "=":

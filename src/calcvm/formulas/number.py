@@ -270,7 +270,7 @@ class Text(Number):
             raise TypeError(INSTEAD[self.kind])
         if self.kind == ANY and not (isinstance(c, Integral) and -(2**31) <= int(c) < 2**31):
             raise TypeError(f"{c!r} meets what may be integers of 32 bits: take one of these, such as 2")
-        return self._of(self.kind, show_number(c), 9 if float(c) >= 0 else 3)
+        return self._of(self.kind, show_number(float(c)), 9 if float(c) >= 0 else 3)
 
     def select(self, condition: Any, x: Any, y: Any) -> Text:
         (condition,) = self.const(condition)._all((CONDITION,))

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING
 
 from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import read, read_declarations, wrong
-from calcvm.equations.text import show_equations
 from calcvm.equations.tree import (
     Element,
     Equation,
@@ -41,26 +41,17 @@ FUNCTIONS = {**ARGUMENTS, "act": 1, "dact": 1}  # an activation that words choos
 
 @record
 class RowEquation:
-    """equations : with every range said.  axes : of operands, extents over the words.  left_out : what an operand counts as then."""
+    """A row's equation, checked.
+
+    equations : with every range said.  axes : of operands, extents over the words.  left_out : what an operand counts as then.
+    results : operands that are set.  sizes : words that are sizes.
+    """
 
     equations: tuple[Equation, ...]
     axes: dict[str, tuple[Node, ...]]
-    left_out: dict[str, float]
-
-    @property
-    def text(self) -> str:
-        """Without ranges, as listings print it."""
-        return show_equations(
-            [replace(e, kept=_bare(e.kept), value=rewritten(e.value, _without_ranges)) for e in self.equations]
-        )
-
-
-def _bare(indexes: tuple[Index, ...] | None) -> tuple[Index, ...] | None:
-    return None if indexes is None else tuple(replace(i, extent=None) for i in indexes)
-
-
-def _without_ranges(node: Node) -> Node:
-    return replace(node, indexes=_bare(node.indexes)) if isinstance(node, Reduction) else node
+    left_out: dict[str, int | float]
+    results: tuple[str, ...]
+    sizes: frozenset[str]
 
 
 def read_row(spec: RowSpec) -> RowEquation:
@@ -74,7 +65,11 @@ def read_row(spec: RowSpec) -> RowEquation:
     equations, given = read(spec.synopsis, operands), read_declarations(spec.declares, operands)
     extents = _extents(given, equations)
     said = tuple(
-        replace(e, kept=_said(e.kept, extents), value=rewritten(e.value, lambda n: _with(n, extents)))
+        replace(
+            e,
+            kept=None if e.kept is None else _said(e.kept, extents),
+            value=rewritten(e.value, lambda n: _with(n, extents)),
+        )
         for e in equations
     )
     axes = {e.name: tuple(extents[i.name] for i in e.kept) for e in (*given, *equations) if e.kept is not None}
@@ -86,12 +81,21 @@ def read_row(spec: RowSpec) -> RowEquation:
                 plain = [place.name for place in node.places if isinstance(place, Name)]
                 if len(plain) == len(node.places) and all(name in extents for name in plain):
                     axes[node.array] = tuple(extents[name] for name in plain)
-        for array in arrays(equation.value):
-            if array not in axes:
-                raise CalcError(f"row {spec.name!r}: the axes of {array} follow from no place: say them in declares=")
+    if unknown := [array for e in equations for array in arrays(e.value) if array not in axes]:
+        raise CalcError(f"row {spec.name!r}: the axes of {unknown[0]} follow from no place: say them in declares=")
     _check(spec, said)
     left_out = {e.name: e.value.value for e in given if isinstance(e.value, Number)}
-    return RowEquation(said, axes, left_out)
+    results = tuple(o.name for o in spec.writes)
+    return RowEquation(said, axes, left_out, results, frozenset(w.name for w in spec.words if w.kind == "dim"))
+
+
+@cache
+def equation_of(spec: RowSpec) -> RowEquation | None:
+    """A row's equation; None: it has none, or is a user's own, whose synopsis may be any text."""
+    try:
+        return None if spec.no_equation else read_row(spec)
+    except CalcError:
+        return None
 
 
 def _extents(given: tuple[Equation, ...], equations: tuple[Equation, ...]) -> dict[str, Node]:
@@ -109,8 +113,8 @@ def _extents(given: tuple[Equation, ...], equations: tuple[Equation, ...]) -> di
     return extents
 
 
-def _said(indexes: tuple[Index, ...] | None, extents: Mapping[str, Node]) -> tuple[Index, ...] | None:
-    return None if indexes is None else tuple(replace(i, extent=extents[i.name]) for i in indexes)
+def _said(indexes: tuple[Index, ...], extents: Mapping[str, Node]) -> tuple[Index, ...]:
+    return tuple(replace(i, extent=extents[i.name]) for i in indexes)
 
 
 def _with(node: Node, extents: Mapping[str, Node]) -> Node:

@@ -148,6 +148,11 @@ def _class_words(x: Shape, t: Shape) -> dict[str, Any]:
 
 CLASSES = (*PLACES, choice("dense", 2))
 SMOOTHING = Word(name="smoothing", kind="float", lo=0, hi=1)
+LABELS = "target[r,i,t<1 + dense*(N - 1)]"  # a label, or a probability for each class
+SMOOTHED = (
+    "q[r<rows,i<inner,j<N] = (1 - smoothing)*where(dense == 1, target[r, i, dense*j], where(j == target[r, i, 0], 1, 0)) "
+    "+ smoothing/N"
+)
 TARGET = R("target", "rows*inner*(1 + dense*(N - 1))", "rows", type="index", below="N")
 
 operator(
@@ -177,7 +182,9 @@ operator(
     fwd=(
         RowSpec(
             name="softmax_cross_entropy_fwd",
-            synopsis="p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j])",
+            synopsis="l[r<rows,i<inner] = logsumexp[j<N] logits[r,i,j]; p[r,i,j] = exp(logits[r,i,j] - l[r,i]); "
+            f"{SMOOTHED}; t_l[r] = -sum[i,j] q[r,i,j]*(logits[r,i,j] - l[r,i])",
+            declares=LABELS,
             words=(*CLASSES, SMOOTHING),
             operands=(
                 R("logits", VECTORS, "rows"),
@@ -194,7 +201,8 @@ operator(
     bwd=(
         RowSpec(
             name="softmax_cross_entropy_bwd",
-            synopsis="dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j])",
+            synopsis=f"{SMOOTHED}; dlogits[r,i,j] = dloss/count*(p[r,i,j]*(sum[k<N] q[r,i,k]) - q[r,i,j])",
+            declares=LABELS,
             words=(*CLASSES, *COUNT, SMOOTHING),
             operands=(
                 SEED,
@@ -253,7 +261,8 @@ operator(
     fwd=(
         RowSpec(
             name="pick_fwd",
-            synopsis="y[r] = x[r, index[r]]",
+            synopsis="y[r<rows*inner] = x[r, index[r]]",
+            declares="x[r,n<N]",
             words=PLACES,
             operands=(
                 R("x", VECTORS, "rows"),
@@ -266,7 +275,7 @@ operator(
     bwd=(
         RowSpec(
             name="pick_bwd",
-            synopsis="dx[r, j] = dy[r] where j is index[r], 0 elsewhere",
+            synopsis="dx[r<rows*inner,n<N] = where(n == index[r], dy[r], 0)",
             words=PLACES,
             operands=(
                 R("index", "rows*inner", "rows", type="index", below="N"),
@@ -312,7 +321,9 @@ operator(
     fwd=(
         RowSpec(
             name="accuracy_fwd",
-            synopsis="l[r] = number of rows of r whose first largest score is the target's class",
+            synopsis="target_class[r<rows,i<inner] = where(dense == 1, argmax[j<N] target[r, i, dense*j], target[r, i, 0]); "
+            "t_l[r] = sum[i] where(argmax[j] scores[r,i,j] == target_class[r,i], 1, 0)",
+            declares=LABELS,
             words=CLASSES,
             operands=(
                 R("scores", VECTORS, "rows"),

@@ -11,10 +11,12 @@ from dataclasses import replace
 from calcvm.ops.spec import R, RowSpec, W, dims, instruction
 from calcvm.ops.types import CELLS
 
+MOVES = "it moves what lies there between the heap and its file"
 PAGE_OUT = instruction(
     RowSpec(
         name="page_out",
         synopsis="page = x",
+        no_equation=MOVES,
         words=dims("n"),
         operands=(R("x", "n", "n", type=CELLS), replace(W("page", "n", "n", type=CELLS), paged=True)),
     )
@@ -23,6 +25,7 @@ PAGE_AHEAD = instruction(
     RowSpec(
         name="page_ahead",
         synopsis="page will be read soon",
+        no_equation=MOVES,
         words=dims("n"),
         operands=(replace(R("page", "n", "n", type=CELLS), paged=True),),
     )
@@ -31,6 +34,7 @@ PAGE_IN = instruction(
     RowSpec(
         name="page_in",
         synopsis="y = page",
+        no_equation=MOVES,
         words=dims("n"),
         operands=(replace(R("page", "n", "n", type=CELLS), paged=True), W("y", "n", "n", type=CELLS)),
     )
