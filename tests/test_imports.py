@@ -51,7 +51,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "record": (set(), {"typing_extensions"}),
     "formulas": ({"record"}, set()),
     "kernel": (set(), {"numpy", "llvmlite"}),
-    "ops": ({"errors", "formulas", "lazy", "record"}, set()),
+    "ops": ({"equations", "errors", "formulas", "lazy", "record"}, set()),
     "init": ({"errors", "checks", "hints", "ops", "record"}, {"numpy"}),
     "optim": ({"errors", "checks", "ops", "record"}, {"numpy"}),
     "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
@@ -65,13 +65,15 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "matplotlib", "scipy", "ortools"},
     ),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
+    "equations": ({"errors", "record"}, {"numpy"}),
+    "evaluation": ({"equations", "errors", "formulas", "ops"}, {"numpy"}),
     "kernels_cpu": ({"errors", "formulas", "kernel", "system", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
     "kernels_cuda": (
         {"errors", "formulas", "kernel", "lazy", "undisturbed"},
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
     "vm": (set(), set()),
-    "vm.program": ({"errors", "files", "checks", "lazy", "ops", "init", "tables"}, {"numpy"}),
+    "vm.program": ({"equations", "errors", "files", "checks", "lazy", "ops", "init", "tables"}, {"numpy"}),
     "vm.run": (
         {
             "errors",
