@@ -31,4 +31,4 @@ def each(axes: str, text: str) -> str:
 
 def _for(first: str, axis: str, text: str) -> str:
     ends = {first: axis, first.upper(): axis.upper()}
-    return re.sub(r"[A-Za-z_]\w*", lambda name: name[0][:-1] + ends.get(name[0][-1], name[0][-1]), text)
+    return re.sub(r"\b(?!and\b)[A-Za-z_]\w*", lambda name: name[0][:-1] + ends.get(name[0][-1], name[0][-1]), text)
