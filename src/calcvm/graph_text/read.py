@@ -268,7 +268,7 @@ class _Reader:
         if len(call.items) != 2 or call.items[0].kind not in ("name", "text"):
             raise Wrong(self.at, "adapt names a layer and what it learns from, such as adapt(standardize_1, input)")
         scope, x = call.items[0].value, self.variable(call.items[1])
-        if not x.rank or not all(n.constant for n in x.shape[1:]):
+        if not x.rank or x.shape[0].constant or not all(n.constant for n in x.shape[1:]):
             raise Wrong(call.items[1].at, f"{x} must have the batch first and fixed sizes after it")
         axis = literal(said["axis"]) if "axis" in said else None
         if axis is not None:
@@ -283,7 +283,7 @@ class _Reader:
             self.define(target)
         if twice := [t for i, t in enumerate(line.targets) if t.name in [u.name for u in line.targets[:i]]]:
             raise Wrong(twice[0].at, f"{twice[0].name!r} is there twice")
-        first = line.targets[0]
+        first, start = line.targets[0], len(path.operations)
         with path:
             if name == GRADIENT:
                 y, x = self.inputs(call, GRADIENT, 2)
@@ -297,11 +297,15 @@ class _Reader:
             raise Wrong(at, f"names before '=': {len(line.targets)}; what {name} makes: {len(outputs)}")
         for target, v in zip(line.targets, outputs):
             self.keep(target, v)
-        op = outputs[0].producer
-        assert op is not None
+        *inserted, op = path.operations[start:]
+        for other in inserted:  # casts and copies that the text leaves to the reader
+            self.numbering.called(other.spec.name, other.name)
         op.name = line.name or self.numbering.expected(stem, first.name, first.unnamed)
         op.layer = self.block.layer or ""
         self.numbering.called(stem, op.name)
+        self.graph._counts |= self.numbering.last  # operators that are added to the graph later have other names
+        if "stream" in op.attrs and any(v.kind == "state" for v in op.inputs.values()):  # and draw other numbers
+            self.graph._streams = max(self.graph._streams, op.attrs["stream"] + 1)
 
     def inputs(self, call: Node, what: str, n: int) -> list[Variable]:
         _by_name(what, call.pairs, ())
@@ -334,11 +338,8 @@ class _Reader:
         }
         inputs = [self.operand(node) for node in call.items]
         y = apply(spec.name, *inputs, out=out, **attrs)
-        op = y.producer
-        assert op is not None
-        if "stream" in op.attrs:  # operators that are added to the graph later draw other numbers
-            self.graph._streams = max(self.graph._streams, op.attrs["stream"] + 1)
-        return [*op.outputs.values()]
+        assert y.producer is not None
+        return [*y.producer.outputs.values()]
 
     def operand(self, node: Node) -> Variable | np.ndarray | None:
         if node.kind in ("name", "text"):

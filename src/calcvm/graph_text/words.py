@@ -61,17 +61,17 @@ class Numbering:
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, int] = {}
+        self.last: dict[str, int] = {}
 
     def expected(self, stem: str, result: str, unnamed: bool) -> str:
-        n = self._last.get(stem, 0) + 1
+        n = self.last.get(stem, 0) + 1
         return result if unnamed else stem if n == 1 else f"{stem}_{n}"
 
     def called(self, stem: str, name: str) -> None:
         """An operator is called so."""
         number = re.fullmatch(r"_([1-9]\d{0,8})", name.removeprefix(stem), re.ASCII) if name.startswith(stem) else None
         if name == stem or number:
-            self._last[stem] = int(number[1]) if number else 1
+            self.last[stem] = int(number[1]) if number else 1
 
 
 def named(name: str) -> str:
