@@ -237,6 +237,7 @@ ARRAYS = {
     "float32": np.float32([[0.1, 1, 2], [3, 4, 1e-45]]),
     "float16": np.float16([[0.1, 1, 2], [3, 4, 6e-8]]),
     "foreign": np.arange(6, dtype=">i4").reshape(2, 3),
+    "long": np.arange(6, dtype=np.longdouble).reshape(2, 3),
     "bool": np.array([[True, False, True], [False, True, True]]),
     "uint64": np.array([[2**64 - 1, 0, 1], [2, 3, 4]], "uint64"),
     "turned": np.arange(6.0).reshape(3, 2).T,
@@ -360,6 +361,18 @@ def test_the_text_does_not_depend_on_what_was_made_first() -> None:
     assert built(True, 2).text() == built(False, 2.0).text() == built(False, np.int64(2)).text()
 
 
+def test_what_the_text_leaves_to_the_reader_is_a_part_of_its_layer() -> None:
+    text = "calcvm graph 1\ni = placeholder[None, 3] dtype='int8'\nx = placeholder[None, 3]\n\npath p:\n    layer mul_1:\n        y = mul(x, i)"
+    g = cv.read_graph(text + "\n        return y\n    z = cast(x, to='bool')")
+    made = [(op.name, op.layer) for op in g.paths["p"].operations]
+    assert made == [("cast", "mul_1"), ("mul", "mul_1"), ("cast_2", "")]
+    assert len(hash_of(read_back(g))) == 64
+
+
+def test_a_graph_of_nothing() -> None:
+    assert read_back(CalcGraph()).text() == "calcvm graph 1\n"
+
+
 def test_a_graph_that_was_read_goes_on() -> None:
     g = CalcGraph()
     x = g.placeholder("x", (None, 3))
@@ -415,6 +428,28 @@ def test_custom_operators_are_named(forgotten: None) -> None:
     with pytest.raises(cv.CalcError, match="operator 'bent' has no text: 'bent' is not in the table any more"):
         g.text()
     OPS["bent"] = former
+
+
+def test_an_operator_of_several_results(forgotten: None) -> None:
+    from calcvm.operators import OpSpec, R, RowSpec, W, dims, register_op, rows_cols
+
+    operands = (R("x", "rows*cols", "rows"), W("y", "rows*cols", "rows"), W("z", "rows*cols", "rows"))
+    row = RowSpec(name="both_fwd", synopsis="y = z = x", words=dims("rows cols"), operands=operands)
+    register_op(OpSpec(
+        name="both", synopsis="y = z = x", category="unary", inputs=("x",), outputs=("y", "z"), fwd=(row,),
+        shape=lambda shapes, attrs: {"y": shapes["x"], "z": shapes["x"]}, words=lambda shapes, attrs: rows_cols(shapes["x"]),
+    ))  # fmt: skip
+    g = CalcGraph()
+    x = g.placeholder("x", (None, 3))
+    with g.path("p", adopt=False):
+        apply("both", x)
+        y = apply("both", x, out="y")
+        assert y.producer is not None
+        cv.add(y, y.producer.outputs["z"].rename("z"))
+    assert "%both, %both.z = both(x)\n    y, z = both(x) as y\n    %add = add(y, z)\n" in g.text()
+    assert len(hash_of(read_back(g))) == 64
+    with pytest.raises(cv.CalcError, match=r"line 5, column 5: names before '=': 1; what both makes: 2"):
+        cv.read_graph("calcvm graph 1\nx = placeholder[None, 3]\n\npath p:\n    y = both(x)")
 
 
 def test_what_has_no_text_is_refused() -> None:
@@ -505,6 +540,7 @@ WRONG = {
     "calcvm graph 1\nW = parameter[2] init=[1, ^'a']": "a number is wanted here",
     "calcvm graph 1\nW = parameter[2] init=^[1, True]": "True is no float64",
     "calcvm graph 1\nW = parameter[2] init=array([1, 2], dtype=^'object')": "dtype 'object' is no type of numbers",
+    "calcvm graph 1\nW = parameter[2] init=array([1, 2], dtype=^'float7')": "dtype 'float7' is no type of numbers",
     "calcvm graph 1\nW = parameter[2] init=^He()": "init: one of Zeros, Ones, Constant,",
     "calcvm graph 1\nW = parameter[2] init=^HeNormel()": "init: did you mean HeNormal(...)?",
     "calcvm graph 1\nW = parameter[2] init=^Uniform(1, 0)": "Uniform: low 1 must be at most high 0",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -35,6 +36,8 @@ from calcvm.graph_text.words import (
 from calcvm.hints import close_to
 from calcvm.ops import OPS
 from calcvm.ops.layouts import LAYOUTS
+
+DTYPE = re.compile(r"bool|u?int\d{1,3}|float\d{1,3}|[<>][fiu]\d{1,2}")  # of an array, as NumPy calls it
 
 
 def read_graph(text: str) -> CalcGraph:
@@ -300,6 +303,7 @@ class _Reader:
         *inserted, op = path.operations[start:]
         for other in inserted:  # casts and copies that the text leaves to the reader
             self.numbering.called(other.spec.name, other.name)
+            other.layer = self.block.layer or ""
         op.name = line.name or self.numbering.expected(stem, first.name, first.unnamed)
         op.layer = self.block.layer or ""
         self.numbering.called(stem, op.name)
@@ -450,10 +454,9 @@ def _array(node: Node, sizes: tuple[Any, ...], dtype: np.dtype | None = None) ->
 def _dtype(node: Node) -> np.dtype:
     said = literal(node)
     try:
-        dtype = np.dtype(said if isinstance(said, str) else "")
-        if dtype.kind in "fiub" and dtype.subdtype is None:
-            return dtype
-    except (TypeError, ValueError, SyntaxError):
+        if isinstance(said, str) and DTYPE.fullmatch(said):
+            return np.dtype(said)
+    except TypeError:  # there is none of that size
         pass
     raise Wrong(node.at, f"dtype {checks.shown(said)} is no type of numbers, such as 'float32'")
 
