@@ -98,6 +98,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "files", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
         {"numpy"},
     ),  # vm.run: a type
+    "graph_text": (
+        {"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables", "graph", "gradients"},
+        {"numpy"},
+    ),
     "progress": ({"tables"}, {"rich", "IPython"}),
     "compiler": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress", "teams", "undisturbed"}
@@ -137,6 +141,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "fleet",
             "ensemble",
             "exploration",
+            "graph_text",
             "data",
             "operators",
             "script",

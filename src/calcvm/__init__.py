@@ -46,6 +46,7 @@ if _TYPE_CHECKING:
     from calcvm import zoo
     from calcvm.devices import Processor, SplitModel, SplitPlan, plan_devices
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
+    from calcvm.graph_text import read_graph
 
 __version__ = "0.1.0"
 
@@ -56,7 +57,7 @@ __all__ = [
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "SplitModel",
     "SplitPlan", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "grad_cam",
-    "gradient", "init", "load", "load_program", "nn", "plan", "plan_devices", "register_op", "saliency", "set_workers",
+    "gradient", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency", "set_workers",
     "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
 _public = __all__
@@ -70,7 +71,13 @@ def _gradient_of(path: Path, parameter: object) -> object:
     return gradient_of(path, parameter)
 
 
-_later["gradient_of"] = _gradient_of
+def _text(graph: CalcGraph) -> str:
+    from calcvm.graph_text import text_of
+
+    return text_of(graph)
+
+
+_later |= {"gradient_of": _gradient_of, "text": _text}
 _hints.NAMES["Variable"] |= {
     _name: f"cv.{_name}({', '.join(_hints.required(globals()[_name]))})" for _name in (*_functions, *_images)
 }
@@ -83,6 +90,8 @@ def __getattr__(name: str) -> object:
         return _import_module("calcvm.zoo")
     if name in ("Processor", "SplitModel", "SplitPlan", "plan_devices"):
         return _later_name(name, "calcvm.devices")
+    if name == "read_graph":
+        return _later_name(name, "calcvm.graph_text")
     if name not in ("Exploration", "RayEngine", "Trial", "explore"):
         known = {**{layer: f"nn.{layer}" for layer in nn.__all__}, **{public: f"cv.{public}" for public in _public}}
         raise _hints.unknown_name(__name__, name, known)
