@@ -65,6 +65,12 @@ _public = __all__
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]
 
 
+def _evaluate(path: Path, values: dict, seed: int) -> object:
+    from calcvm.script.evaluation import evaluate_path
+
+    return evaluate_path(path, values, seed)
+
+
 def _gradient_of(path: Path, parameter: object) -> object:
     from calcvm.script.equations import gradient_of
 
@@ -77,7 +83,7 @@ def _text(graph: CalcGraph) -> str:
     return text_of(graph)
 
 
-_later |= {"gradient_of": _gradient_of, "text": _text}
+_later |= {"gradient_of": _gradient_of, "evaluate": _evaluate, "text": _text}
 _hints.NAMES["Variable"] |= {
     _name: f"cv.{_name}({', '.join(_hints.required(globals()[_name]))})" for _name in (*_functions, *_images)
 }

@@ -559,6 +559,33 @@ class Path(Answering):
         """
         return LATER["gradient_of"](self, parameter)
 
+    def evaluate(self, values: Mapping[Any, Any], seed: int = 0) -> dict[str, Any]:
+        """All results of the path in float64, by the equations of its rows alone: what a step through it would show.
+
+        No kernel computes anything here: where a program gives something else, its row is wrong.
+
+        Parameters
+        ----------
+        values : arrays by variable or name, in the shapes that the variables have: placeholders, results of other paths, and
+            parameters and buffers where they are not what a model begins with (``{"x": X, **model.parameters}``).
+        seed : parameters that are not given are those of ``heap.load(program, seed=seed)``.
+
+        Returns
+        -------
+        dict of ndarray, by the names of the path's results, in the order in which they are computed
+
+        Raises
+        ------
+        CalcError, ShapeError : a value is missing, unknown, or has another shape; batches differ.
+        UnsupportedOperator : a row has no equation, because it draws random numbers, or is custom and no formula.
+
+        Examples
+        --------
+        >>> learn.evaluate({"x": np.ones((2, 6)), "t": np.zeros((2, 3))})["Y"].shape
+        (2, 3)
+        """
+        return LATER["evaluate"](self, values, checks.integer("evaluate: seed", seed, 0, 2**63 - 1))
+
     def trained_behind(self, loss: Variable) -> list[Variable]:
         """Trainable parameters that a loss of this path has a gradient of, in the graph's order."""
         inputs = {v for op in reached(self.operations, loss) for v in op.inputs.values()}

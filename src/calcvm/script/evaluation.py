@@ -1,4 +1,4 @@
-"""Rows evaluated by their equations alone, in float64."""
+"""Rows, and all values of a path, by their equations alone, in float64."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from calcvm import checks
 from calcvm.equations.grammar import read
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.places import size
-from calcvm.errors import UnsupportedOperator
+from calcvm.errors import CalcError, UnsupportedOperator
 from calcvm.formulas.declare import AXES, Formula
 from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
 from calcvm.formulas.optimizers import HYPER_SLOTS
+from calcvm.graph import Path, Variable
+from calcvm.lowering.derived import Forward
 from calcvm.ops.equation import equation_of, hyper_slots
+from calcvm.ops.layouts import back, laid
 from calcvm.ops.sizes import evaluate as size_of
 from calcvm.ops.spec import RowSpec
+from calcvm.ops.statement import Value
 from calcvm.ops.types import FLOAT, VARIABLES
+from calcvm.script.equations import as_lies, lies
 
 
 def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -89,3 +95,63 @@ def activation(words: Mapping[str, Any]) -> dict[str, Any]:
 
 def formula_value(f: Formula, operands: Mapping[str, Any], alpha: float) -> np.ndarray:
     return evaluate(read(f.text), operands, dict.fromkeys(f.reals, alpha))[f.writes]
+
+
+# ---------------------------------------------------------------- a path
+def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str, np.ndarray]:
+    """See `Path.evaluate`."""
+    checks.one_of("evaluate", values, Mapping, "a mapping of arrays by the names of variables")
+    given = {getattr(name, "name", name): value for name, value in values.items()}
+    forward = Forward(path, path.operations)
+    if unknown := [*{*given} - {v.name for v in forward.sources}]:
+        names = ", ".join(v.name for v in forward.sources if v.kind != "state")
+        raise CalcError(f"evaluate: {unknown[0]!r} is nothing that path {path.name!r} reads; there are {names}")
+    statements = forward.emit.statements
+    cells, batch = _sources(forward, given, seed, {v for s in statements for v in s.read_values})
+    cells |= {v: np.ones(1) for v in forward.ones}
+    for s in statements:
+        operands = {name: cells[v] for name, v in s.operands.items() if v in cells}
+        try:
+            made = row_values(s.spec, s.words_at(batch), operands)
+        except UnsupportedOperator as error:
+            raise UnsupportedOperator(f"evaluate: {s.label!r}: {error}") from None
+        cells |= {v: made[name] for name, v in s.operands.items() if v is not None and name in made}
+    results = {v: forward.emit.env[v] for op in path.operations for v in op.outputs.values()}
+    return {v.name: _as_seen(cells[value], v, batch) for v, value in results.items()}
+
+
+def _sources(
+    forward: Forward, given: Mapping[str, Any], seed: int, read: set[Value]
+) -> tuple[dict[Value, np.ndarray], int]:
+    """The cells of what is read, as they lie, and the batch."""
+    cells: dict[Value, np.ndarray] = {}
+    batch: int | None = None
+    counts = {"parameter": 0, "buffer": 0}
+    for v in forward.sources:
+        value = forward.emit.env[v]
+        number = counts.get(v.kind, 0)
+        counts[v.kind] = number + 1
+        if v.name in given:
+            cells[value], batch = as_lies(v.name, given[v.name], (*lies(value), value.type), batch)
+        elif value in read and v.kind == "constant":
+            cells[value] = np.asarray(v.init)
+        elif value in read and v.kind in ("parameter", "buffer"):
+            cells[value] = _initial(v, value, [seed, number] if v.kind == "parameter" else [seed, number, 1])
+        elif value in read and v.kind != "state":
+            raise CalcError(f"evaluate: no value of {v.name!r}, which is {v.kind} there: give it")
+    return cells, batch or 1
+
+
+def _initial(v: Variable, value: Value, seed: list[int]) -> np.ndarray:
+    """What a model starts from."""
+    if isinstance(v.init, np.ndarray):
+        return v.init
+    shape, layout = lies(value)
+    out = np.empty([n.b for n in shape])
+    v.init.fill(out.transpose(back(layout, out.ndim)) if v.init.as_seen else out, np.random.default_rng(seed))
+    return out
+
+
+def _as_seen(flat: np.ndarray, v: Variable, batch: int) -> np.ndarray:
+    shape = [n.at(batch) for n in laid(v.shape, v.layout)]
+    return flat.reshape(shape).transpose(back(v.layout, len(shape)))
