@@ -173,7 +173,7 @@ class _Equation:
                     f"there is no function {function!r}; there are {', '.join(sorted({*self.functions} - {'neg', 'not'}))}",
                 )
             self.count(node, self.functions[function])
-        whole = function in ("+", "-", "*", "//", "%", "neg", "max", "min") and {*kinds} == {INTEGER}
+        whole = function in ("+", "-", "*", "//", "%", "neg", "abs", "max", "min") and {*kinds} == {INTEGER}
         return INTEGER if whole else NUMBER
 
     def count(self, node: Call, n: int) -> None:

@@ -161,10 +161,12 @@ class _Meaning:
             where, exact = self.place(place, axes)
             inside = inside & exact & (where >= 0) & (where < n)
             at.append(np.clip(where, 0, max(n - 1, 0)))
+        whole = x.dtype.kind in "iu" and node.beyond.is_integer()  # no float has all of 64 bits
+        beyond = np.int64(node.beyond) if whole else node.beyond
         if 0 in x.shape:
-            return np.full(inside.shape, node.beyond)
+            return np.full(inside.shape, beyond)
         found = x[tuple(np.broadcast_arrays(*at))]
-        return found if inside.all() else np.where(inside, found, node.beyond)
+        return found if inside.all() else np.where(inside, found, beyond)
 
     def place(self, node: Node, axes: tuple[str, ...]) -> tuple[Array, Array]:
         """Where, and whether it is a place: a division without rest."""

@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from calcvm.ops.spec import RowSpec
 
 KINDS = {"bool": CONDITION} | dict.fromkeys(("int64", "int32", "uint8", "int8", "index"), INTEGER)
-FUNCTIONS = {**ARGUMENTS, "act": 1, "dact": 1}  # an activation that words choose, and its derivative, of its result
+FUNCTIONS = {
+    **ARGUMENTS,
+    "act": 1,  # an activation that words choose
+    "dact": 1,  # its derivative, of its result
+    "float32": 1,  # the nearest one, where a row rounds so in heaps of any type
+}
 
 
 @record
