@@ -572,11 +572,12 @@ class Path(Answering):
 
         Returns
         -------
-        dict of ndarray, by the names of the path's results, in the order in which they are computed
+        dict of ndarray, by the names of the path's results, in the order in which they are computed; those that follow from a
+        placeholder that is not given, such as a loss from its target, are left out
 
         Raises
         ------
-        CalcError, ShapeError : a value is missing, unknown, or has another shape; batches differ.
+        CalcError, ShapeError : a value is unknown or has another shape; batches differ; nothing follows from what is given.
         UnsupportedOperator : a row has no equation, because it draws random numbers, or is custom and no formula.
 
         Examples

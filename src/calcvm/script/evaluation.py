@@ -18,11 +18,11 @@ from calcvm.formulas.optimizers import HYPER_SLOTS
 from calcvm.graph import Path, Variable
 from calcvm.lowering.derived import Forward
 from calcvm.ops.equation import equation_of, hyper_slots
-from calcvm.ops.layouts import back, laid
+from calcvm.ops.layouts import axes, back, laid
 from calcvm.ops.sizes import evaluate as size_of
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.statement import Value
-from calcvm.ops.types import FLOAT, VARIABLES
+from calcvm.ops.types import VARIABLES, dtype_of
 from calcvm.script.equations import as_lies, lies
 
 
@@ -59,8 +59,8 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
             flat = (value if order is None else value.transpose(order)).reshape(-1)
             if flat.size == 1:  # a constant, which is set everywhere
                 flat = np.broadcast_to(flat, size_of(operand.elems, words))
-            if operand.type not in (FLOAT, *VARIABLES):  # a cast; what is of any type stays as it is
-                flat = flat.astype(operand.type)
+            if operand.type not in VARIABLES and not operand.moved:  # a cast; what is of any type stays as it is
+                flat = flat.astype(dtype_of(operand.type, "float64"))
             added = words.get("acc") == 1 and operand.access == "a"
             out[operand.name] = flat + np.asarray(operands[operand.name], np.float64).reshape(-1) if added else flat
     return out
@@ -114,6 +114,8 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
     cells, batch = _sources(forward, given, seed, {v for s in statements for v in s.read_values})
     cells |= {v: np.ones(1) for v in forward.ones}
     for s in statements:
+        if any(v not in cells for v in s.read_values if v.kind != "state"):
+            continue  # what follows from a value that is not given
         operands = {name: cells[v] for name, v in s.operands.items() if v in cells}
         try:
             made = row_values(s.spec, s.words_at(batch), operands)
@@ -121,7 +123,11 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
             raise UnsupportedOperator(f"evaluate: {s.label!r}: {error}") from None
         cells |= {v: made[name] for name, v in s.operands.items() if v is not None and name in made}
     results = {v: forward.emit.env[v] for op in path.operations for v in op.outputs.values()}
-    return {v.name: _as_seen(cells[value], v, batch) for v, value in results.items()}
+    found = {v.name: _as_seen(cells[value], v, batch) for v, value in results.items() if value in cells}
+    if results and not found:
+        missing = ", ".join(v.name for v in forward.sources if v.kind in ("placeholder", "result") and v.name not in given)
+        raise CalcError(f"evaluate: all results of path {path.name!r} follow from values that are not given: {missing}")
+    return found
 
 
 def _sources(
@@ -137,20 +143,16 @@ def _sources(
         counts[v.kind] = number + 1
         if v.name in given:
             cells[value], batch = as_lies(v.name, given[v.name], (*lies(value), value.type), batch)
-        elif value in read and v.kind == "constant":
-            cells[value] = np.asarray(v.init)
-        elif value in read and v.kind in ("parameter", "buffer"):
+        elif value in read and v.kind in ("parameter", "buffer", "constant"):
             cells[value] = _initial(v, value, [seed, number] if v.kind == "parameter" else [seed, number, 1])
-        elif value in read and v.kind != "state":
-            raise CalcError(f"evaluate: no value of {v.name!r}, which is {v.kind} there: give it")
     return cells, batch or 1
 
 
 def _initial(v: Variable, value: Value, seed: list[int]) -> np.ndarray:
     """What a model starts from."""
-    if isinstance(v.init, np.ndarray):
-        return v.init
     shape, layout = lies(value)
+    if isinstance(v.init, np.ndarray):
+        return v.init.transpose(axes(layout, v.init.ndim))
     out = np.empty([n.b for n in shape])
     v.init.fill(out.transpose(back(layout, out.ndim)) if v.init.as_seen else out, np.random.default_rng(seed))
     return out
