@@ -53,7 +53,7 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
                 flat = np.broadcast_to(flat, size_of(operand.elems, words))
             if operand.type not in (FLOAT, *VARIABLES):  # a cast; what is of any type stays as it is
                 flat = flat.astype(operand.type)
-            added = words.get("acc") == 1 and operand.access == "a"
+            added = words.get("acc") == 1 and operand.access == "a" and operand.name in operands
             out[operand.name] = flat + np.asarray(operands[operand.name], np.float64).reshape(-1) if added else flat
     return out
 
