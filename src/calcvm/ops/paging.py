@@ -11,12 +11,10 @@ from dataclasses import replace
 from calcvm.ops.spec import R, RowSpec, W, dims, instruction
 from calcvm.ops.types import CELLS
 
-MOVES = "it moves what lies there between the heap and its file"
 PAGE_OUT = instruction(
     RowSpec(
         name="page_out",
-        synopsis="page = x",
-        no_equation=MOVES,
+        synopsis="page[k<n] = x[k]",
         words=dims("n"),
         operands=(R("x", "n", "n", type=CELLS), replace(W("page", "n", "n", type=CELLS), paged=True)),
     )
@@ -25,7 +23,7 @@ PAGE_AHEAD = instruction(
     RowSpec(
         name="page_ahead",
         synopsis="page will be read soon",
-        no_equation=MOVES,
+        no_equation="it computes nothing",
         words=dims("n"),
         operands=(replace(R("page", "n", "n", type=CELLS), paged=True),),
     )
@@ -33,8 +31,7 @@ PAGE_AHEAD = instruction(
 PAGE_IN = instruction(
     RowSpec(
         name="page_in",
-        synopsis="y = page",
-        no_equation=MOVES,
+        synopsis="y[k<n] = page[k]",
         words=dims("n"),
         operands=(replace(R("page", "n", "n", type=CELLS), paged=True), W("y", "n", "n", type=CELLS)),
     )

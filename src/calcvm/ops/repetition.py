@@ -15,8 +15,8 @@ def each(axes: str, text: str) -> str:
 
     Examples
     --------
-    >>> each("dhw", "y[n,{od<OD}] = x[n, {od*sd}]")
-    'y[n,od<OD,oh<OH,ow<OW] = x[n, od*sd, oh*sh, ow*sw]'
+    >>> each("dhw", "y[n,{od<OD}] = x[n, {od*sd - pd}]")
+    'y[n,od<OD,oh<OH,ow<OW] = x[n, od*sd - pd, oh*sh - ph, ow*sw - pw]'
     >>> each("01", "{; a0[i] = i*s0}; y[i] = {+ a0[i]}")
     'a0[i] = i*s0; a1[i] = i*s1; y[i] = a0[i] + a1[i]'
     """
