@@ -61,7 +61,7 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
                 flat = np.broadcast_to(flat, size_of(operand.elems, words))
             if operand.type not in VARIABLES and not operand.moved:  # a cast; what is of any type stays as it is
                 flat = flat.astype(dtype_of(operand.type, "float64"))
-            added = words.get("acc") == 1 and operand.access == "a"
+            added = words.get("acc") == 1 and operand.access == "a" and operand.name in operands
             out[operand.name] = flat + np.asarray(operands[operand.name], np.float64).reshape(-1) if added else flat
     return out
 
@@ -125,7 +125,9 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
     results = {v: forward.emit.env[v] for op in path.operations for v in op.outputs.values()}
     found = {v.name: _as_seen(cells[value], v, batch) for v, value in results.items() if value in cells}
     if results and not found:
-        missing = ", ".join(v.name for v in forward.sources if v.kind in ("placeholder", "result") and v.name not in given)
+        missing = ", ".join(
+            v.name for v in forward.sources if v.kind in ("placeholder", "result") and v.name not in given
+        )
         raise CalcError(f"evaluate: all results of path {path.name!r} follow from values that are not given: {missing}")
     return found
 
