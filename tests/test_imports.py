@@ -51,7 +51,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "record": (set(), {"typing_extensions"}),
     "formulas": ({"record"}, set()),
     "kernel": (set(), {"numpy", "llvmlite"}),
-    "ops": ({"errors", "formulas", "lazy", "record"}, set()),
+    "ops": ({"equations", "errors", "formulas", "lazy", "record"}, set()),
     "init": ({"errors", "checks", "hints", "ops", "record"}, {"numpy"}),
     "optim": ({"errors", "checks", "ops", "record"}, {"numpy"}),
     "graph": ({"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables"}, {"numpy"}),
@@ -65,13 +65,15 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "matplotlib", "scipy", "ortools"},
     ),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
+    "equations": ({"errors", "record"}, {"numpy"}),
+    "evaluation": ({"equations", "errors", "formulas", "ops"}, {"numpy"}),
     "kernels_cpu": ({"errors", "formulas", "kernel", "system", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
     "kernels_cuda": (
         {"errors", "formulas", "kernel", "lazy", "undisturbed"},
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
     "vm": (set(), set()),
-    "vm.program": ({"errors", "files", "checks", "lazy", "ops", "init", "tables"}, {"numpy"}),
+    "vm.program": ({"equations", "errors", "files", "checks", "lazy", "ops", "init", "tables"}, {"numpy"}),
     "vm.run": (
         {
             "errors",
@@ -96,6 +98,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"errors", "files", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
         {"numpy"},
     ),  # vm.run: a type
+    "graph_text": (
+        {"errors", "checks", "hints", "dtypes", "ops", "init", "optim", "tables", "graph", "gradients"},
+        {"numpy"},
+    ),
     "progress": ({"tables"}, {"rich", "IPython"}),
     "compiler": (
         {"errors", "checks", "ops", "graph", "lowering", "planner", "kernels_cuda", "progress", "teams", "undisturbed"}
@@ -135,6 +141,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
             "fleet",
             "ensemble",
             "exploration",
+            "graph_text",
             "data",
             "operators",
             "script",

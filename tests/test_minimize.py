@@ -235,6 +235,16 @@ def layers(optimizer, rates=None):
     return g
 
 
+def test_settings_of_a_parameter_stay_where_it_is_renamed():
+    g, same = layers(cv.AdamW(no_decay="c."), RATES), layers(cv.AdamW(no_decay="c."), RATES)
+    g.variables["c.w"].rename("b.w")
+    g.variables["b"].rename("c")
+    learn = g.paths["learn"]
+    assert learn.rates == {"c": 0.25, "b.w": 0.0, "c.b": 3.0} and learn.no_decay == ("b.w", "c.b")
+    renamed, before = (cv.compile(graph, batch_size=6, workers=1).rows for graph in (g, same))
+    np.testing.assert_array_equal(renamed, before)
+
+
 def torch_step(torch, groups, w, clip):
     """PyTorch's step of the network of `layers`, whose parameters are ``w``."""
     groups.zero_grad()

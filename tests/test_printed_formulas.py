@@ -6,87 +6,32 @@ import re
 
 import numpy as np
 
+from calcvm.equations import grammar
+from calcvm.equations.tree import Call, Node, Number, call, rewritten, substituted
 from calcvm.formulas import number as n
 from calcvm.formulas.declare import ELEMENTWISE, PAIR_LOSSES, UPDATES, arguments
 from calcvm.formulas.number import Text, Trace, traced
 from calcvm.script import code
 
-TOKEN = re.compile(r"\s*(\d+\.?\d*(?:e[-+]?\d+)?|\w+|<=|>=|!=|.)")
-LEVELS = [("and", "or", "xor"), ("=", "!=", "<", "<=", ">", ">="), ("+", "-"), ("*", "/")]  # the last binds closest
+
+def read(text: str) -> Node:
+    """The tree of a text: the last equation's value, with those before put in."""
+    *named, last = grammar.read(text)
+    known: dict[str, Node] = {}
+    for equation in (*named, last):
+        known[equation.name] = rewritten(substituted(equation.value, known), signed)
+    return known[last.name]
 
 
-class Reader:
-    """A tree of an equation: (operator, operands...), names and numbers as texts."""
-
-    def __init__(self, text: str, known: dict[str, object]):
-        self.tokens, self.known = TOKEN.findall(text), known
-
-    def whole(self) -> object:
-        tree = self.choice()
-        assert not self.tokens, self.tokens
-        return tree
-
-    def take(self, *wanted: str) -> str:
-        return self.tokens.pop(0) if self.tokens and (not wanted or self.tokens[0] in wanted) else ""
-
-    def choice(self) -> object:
-        tree = self.chain(0)
-        if self.take("?"):
-            first = self.choice()
-            assert self.take(":")
-            tree = ("?", tree, first, self.choice())
-        return tree
-
-    def chain(self, level: int) -> object:
-        """Operators of a level, from the left."""
-        if level == len(LEVELS):
-            return self.sign()
-        if level == 1 and self.take("not"):
-            return ("not", self.chain(1))
-        tree = self.chain(level + 1)
-        while name := self.take(*LEVELS[level]):
-            tree = (name, tree, self.chain(level + 1))
-        return tree
-
-    def sign(self) -> object:
-        if self.take("-"):
-            return negative(self.sign())
-        tree = self.atom()
-        while self.take("^"):
-            tree = ("^", tree, self.atom())
-        return tree
-
-    def atom(self) -> object:
-        name = self.take()
-        if name in ("(", "|"):
-            tree = self.choice()
-            assert self.take(")" if name == "(" else "|")
-            return tree if name == "(" else ("|", tree)
-        assert re.match(r"\w", name), name
-        if self.take("("):
-            operands = [self.choice()]
-            while self.take(","):
-                operands.append(self.choice())
-            assert self.take(")")
-            return (name, *operands)
-        return self.known.get(name, name)
-
-
-def negative(tree: object) -> object:
+def signed(node: Node) -> Node:
     """-(a*b) is (-a)*b, and -(a/b) is (-a)/b, to the bit."""
-    if isinstance(tree, tuple) and tree[0] in ("*", "/"):
-        return (tree[0], negative(tree[1]), tree[2])
-    return ("-", tree)
-
-
-def read(text: str) -> object:
-    """What is said, with what stands after "where" put in its place."""
-    said, _, rest = text.partition(" where ")
-    known: dict[str, object] = {}
-    for named in re.split(r", (?=u\d+ = )", rest) if rest else []:
-        name, _, of = named.partition(" = ")
-        known[name] = Reader(of, known).whole()
-    return Reader(said, known).whole()
+    if isinstance(node, Call) and node.function == "neg":
+        (of,) = node.arguments
+        if isinstance(of, Number):
+            return Number(-of.value)
+        if isinstance(of, Call) and of.function in ("*", "/"):
+            return call(of.function, signed(call("neg", of.arguments[0])), of.arguments[1])
+    return node
 
 
 def spelt(value: Text) -> str:
@@ -98,7 +43,8 @@ def spelt(value: Text) -> str:
 
 
 def agrees(value: Text) -> None:
-    assert read(value.text) == read(spelt(value)), (value.text, spelt(value))
+    text = value.trace.program("y", value)
+    assert read(text) == read(f"y = {spelt(value)}"), (text, spelt(value))
 
 
 def test_printed_formulas_of_the_table_are_what_is_computed():
@@ -133,5 +79,6 @@ def test_any_printed_formula_is_what_is_computed(whole):
 def test_a_quotient_of_large_numbers_is_in_a_script_what_it_is_in_the_formula():
     for formula in (lambda x, y, z: x * (y / z), lambda x, y, z: x * (y / z) * (y / z), lambda x, y, z: -(x * (y / z))):
         of = code.trace()
-        said = of.text(formula(*map(of.of, "xyz")))
-        assert abs(eval(said, dict.fromkeys("xyz", 1e200))) == 1e200, said
+        scope = dict.fromkeys("xyz", 1e200)
+        exec(said := of.program("y", formula(*map(of.of, "xyz"))), scope)
+        assert abs(scope["y"]) == 1e200, said

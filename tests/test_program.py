@@ -117,7 +117,8 @@ def test_listing_shows_equations_with_names_shapes_and_offsets(program):
     assert len(lines) == len(program.rows)
     x, w = program.symbol("x"), program.symbol("w0")
     first = lines[0]
-    assert f"x[B,6]@{x.offset}" in first and f"w0[6,4]@{w.offset}" in first and "sigmoid(" in first
+    assert f"x[B,6]@{x.offset}" in first and f"w0[6,4]@{w.offset}" in first
+    assert "[m,n] = sigmoid(sum[k] x[m,k]*w0[k,n] + b0[n])" in first
     assert "learn / backward" in text and "zone forward" in text
     assert first.endswith("|sync") == bool(program.rows[0, 1] & 1)
     assert lines[-1].endswith("|sync")
@@ -131,8 +132,8 @@ def test_listing_for_one_batch_shows_numbers(program):
 def test_listing_tells_setting_from_adding(program):
     rounds = program.disassemble()
     once = mlp((6, 4, 3), optim.Adam(1e-3), accumulate=False).disassemble()
-    assert "dw0[6,4]@" in rounds and " += sum_m x[B,6]" in rounds
-    assert " += sum_m x[B,6]" not in once
+    assert "dw0[6,4]@" in rounds and "dw0[k,n] += sum[m] x[m,k]*" in rounds
+    assert "dw0[k,n] = sum[m] x[m,k]*" in once and "dw0[k,n] +=" not in once
 
 
 # ---------------------------------------------------------------- files

@@ -65,6 +65,8 @@ with g.path("learn", backward=True) as learn:
     learn.minimize(cv.mean(cv.square(out)), cv.SGD(0.1), output=out, parameters=[w], rates={"w": 0.5})
 with g.path("predict") as predict:
     predict.output = cv.stop_gradient(x @ w).rename("score")
+text: str = g.text()
+assert cv.compile(cv.read_graph(text), batch_size=8) == cv.compile(g, batch_size=8)
 own = cv.Model(g, batch_size=8)
 own.fit(X, epochs=1, progress=False)
 """
@@ -81,6 +83,7 @@ MISTAKES = {
     "model.step(X[:3], y[:3]).mean()": "attr-defined",
     "model.summary().rows": "attr-defined",
     "g.parameters(3)": "arg-type",
+    "cv.read_graph(3)": "arg-type",
 }
 LAYERS = """
 import calcvm as cv; from calcvm import nn

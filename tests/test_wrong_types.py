@@ -329,6 +329,7 @@ def targets():
         },
         "Model.to_python": method(cv.Model, model, "to_python"),
         "Path.gradient_of": (lambda parameter: graph().paths["learn"].gradient_of(parameter), ["parameter"]),
+        "cv.read_graph": (cv.read_graph, ["text"]),
         "Equations.evaluate": (lambda values: graph().paths["learn"].gradient_of("linear_1.bias").evaluate(values), ["values"]),
         "Path.minimize": (minimize, ["loss", "optimizer", "output", "parameters", "rates"]),
         "Results.column": method(cv.Results, lambda: trained().fit(**QUIET), "column"),

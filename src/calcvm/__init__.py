@@ -47,6 +47,7 @@ if _TYPE_CHECKING:
     from calcvm import zoo
     from calcvm.devices import Processor, SplitModel, SplitPlan, plan_devices
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
+    from calcvm.graph_text import read_graph
 
 __version__ = "0.1.0"
 
@@ -57,12 +58,18 @@ __all__ = [
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "SplitModel",
     "SplitPlan", "TensorDescriptor",
     "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "einsum", "equation", "explore", "grad_cam",
-    "gradient", "indexes", "init", "load", "load_program", "nn", "plan", "plan_devices", "register_op", "saliency", "set_workers",
-    "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
+    "gradient", "indexes", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency",
+    "set_workers", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
 _public = __all__
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]
+
+
+def _evaluate(path: Path, values: dict, seed: int) -> object:
+    from calcvm.script.evaluation import evaluate_path
+
+    return evaluate_path(path, values, seed)
 
 
 def _gradient_of(path: Path, parameter: object) -> object:
@@ -71,7 +78,13 @@ def _gradient_of(path: Path, parameter: object) -> object:
     return gradient_of(path, parameter)
 
 
-_later["gradient_of"] = _gradient_of
+def _text(graph: CalcGraph) -> str:
+    from calcvm.graph_text import text_of
+
+    return text_of(graph)
+
+
+_later |= {"gradient_of": _gradient_of, "evaluate": _evaluate, "text": _text}
 _hints.NAMES["Variable"] |= {
     _name: f"cv.{_name}({', '.join(_hints.required(globals()[_name]))})" for _name in (*_functions, *_images)
 }
@@ -84,6 +97,8 @@ def __getattr__(name: str) -> object:
         return _import_module("calcvm.zoo")
     if name in ("Processor", "SplitModel", "SplitPlan", "plan_devices"):
         return _later_name(name, "calcvm.devices")
+    if name == "read_graph":
+        return _later_name(name, "calcvm.graph_text")
     if name not in ("Exploration", "RayEngine", "Trial", "explore"):
         known = {**{layer: f"nn.{layer}" for layer in nn.__all__}, **{public: f"cv.{public}" for public in _public}}
         raise _hints.unknown_name(__name__, name, known)

@@ -98,7 +98,7 @@ __all__ = [
     "where",
 ]
 
-Axes = int | Sequence[int] | None
+Axes = int | Sequence[int] | Variable | Traced | None  # the last two in equations: what is reduced
 MOST_JOINED = 8  # as parts of concat_many
 
 

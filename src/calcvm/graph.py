@@ -117,6 +117,9 @@ class Variable(Answering):
         """Give the variable another name."""
         checks.text("a variable's name", name, "x")
         self.graph._claim(name, self)
+        for path in self.graph.paths.values():  # what is set by its name
+            path.rates = {name if n == self.name else n: factor for n, factor in path.rates.items()}
+            path.no_decay = tuple([name if n == self.name else n for n in path.no_decay])
         self._call(name)
         self.unnamed = False
         return self
@@ -324,7 +327,7 @@ REFLECTED = {
 }  # fmt: skip
 HUGE = 2**1000  # what a float holds
 _TENSOR = (Variable, np.ndarray, Traced)
-Operand = Variable | np.ndarray | float
+Operand = Variable | np.ndarray | Traced | float
 
 
 def _operand(x: Variable, sign: str, other: Any) -> Any:
@@ -578,6 +581,34 @@ class Path(Answering):
         """
         return LATER["gradient_of"](self, parameter)
 
+    def evaluate(self, values: Mapping[Any, Any], seed: int = 0) -> dict[str, Any]:
+        """All results of the path in float64, by the equations of its rows alone: what a step through it would show.
+
+        No kernel computes anything here: where a program gives something else, its row is wrong.
+
+        Parameters
+        ----------
+        values : arrays by variable or name, in the shapes that the variables have: placeholders, results of other paths, and
+            parameters and buffers where they are not what a model begins with (``{"x": X, **model.parameters}``).
+        seed : parameters that are not given are those of ``heap.load(program, seed=seed)``.
+
+        Returns
+        -------
+        dict of ndarray, by the names of the path's results, in the order in which they are computed; those that follow from a
+        placeholder that is not given, such as a loss from its target, are left out
+
+        Raises
+        ------
+        CalcError, ShapeError : a value is unknown or has another shape; batches differ; nothing follows from what is given.
+        UnsupportedOperator : a row has no equation, because it draws random numbers, or is custom and no formula.
+
+        Examples
+        --------
+        >>> learn.evaluate({"x": np.ones((2, 6)), "t": np.zeros((2, 3))})["Y"].shape
+        (2, 3)
+        """
+        return LATER["evaluate"](self, values, checks.integer("evaluate: seed", seed, 0, 2**63 - 1))
+
     def trained_behind(self, loss: Variable) -> list[Variable]:
         """Trainable parameters that a loss of this path has a gradient of, in the graph's order."""
         inputs = {v for op in reached(self.operations, loss) for v in op.inputs.values()}
@@ -772,6 +803,33 @@ class CalcGraph(Answering):
         with self.paths[name] as path:
             yield path
 
+    def text(self) -> str:
+        """The graph as a text, which `calcvm.read_graph` reads back: it compiles to the same program.
+
+        A line is a placeholder, a parameter, an operator with its attributes, or what a path minimizes; numbers have all
+        their digits.  Equal graphs have equal texts.  Arrays of more than 64 elements are their bytes, in base64.
+
+        Raises
+        ------
+        CalcError : something has no text: an optimizer or schedule of a class of yours, an operator that is not declared any
+            more.  Of a function that parameters start from it has the name, as files have.
+
+        Examples
+        --------
+        >>> g = cv.CalcGraph()
+        >>> x = g.placeholder("x", (None, 2))
+        >>> with g.path("double"):
+        ...     y = x * 2
+        >>> print(g.text())
+        calcvm graph 1
+        x = placeholder[None, 2]
+        <BLANKLINE>
+        path double:
+            y = affine(x, a=2.0)
+        <BLANKLINE>
+        """
+        return LATER["text"](self)
+
     def layer_results(self) -> dict[str, Variable]:
         """What layers make, by their names: of a layer in several paths the path predict's, all as ``"learn.relu_1"`` too.
 
@@ -866,7 +924,9 @@ class CalcGraph(Answering):
         return v
 
 
-def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | None = None, **attrs: Any) -> Variable:
+def apply(
+    name: str, *inputs: Variable | np.ndarray | Traced | float | None, out: str | None = None, **attrs: Any
+) -> Variable:
     """Apply the operator ``name`` of the table; returns its first output.
 
     Raises
@@ -909,7 +969,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
             "small enough (below 2**24, in float64 2**53), take cv.cast(x, None)"
         )
     types = _types(spec, operands, attrs)
-    found = _layouts(spec, operands)
+    found = layouts_of(spec, operands)
     if spec.relaid and (layout := found[spec.outputs[0]]):
         attrs = spec.relaid(attrs, axes(layout, max(len(v.shape) for v in operands.values())))
     given = {s: shape_of(v.shape) for s, v in operands.items()}
@@ -953,7 +1013,7 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
     return next(iter(outputs.values()))
 
 
-def _layouts(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray]) -> dict[str, str]:
+def layouts_of(spec: OpSpec, operands: Mapping[str, Variable | np.ndarray]) -> dict[str, str]:
     """How inputs and outputs are to lie."""
     common = ""
     if spec.anyhow:
@@ -975,7 +1035,7 @@ def _padded(spec: OpSpec, slot: str, shapes: Mapping[str, Shape]) -> Shape:
 
 def in_same_order(v: Variable) -> bool:
     """Whether a variable lies as users see it."""
-    return _same_order(v.shape, v.layout, "")
+    return same_order(v.shape, v.layout, "")
 
 
 def _lying(path: Path, v: Variable, layout: str, shape: Shape) -> Variable:
@@ -985,25 +1045,25 @@ def _lying(path: Path, v: Variable, layout: str, shape: Shape) -> Variable:
     """
     if v.rank < len(shape) and layout:  # it is broadcast
         v = _lying(path, v, "", v.shape)
-        if not _same_order(shape, "", layout):
+        if not same_order(shape, "", layout):
             v = apply("reshape", v, shape=tuple(n.b if n.constant else -1 for n in shape))
     elif v.kind == "parameter" and not v.settled:
         v.layout = layout
     v.settled = True
-    if _same_order(shape, v.layout, layout):
+    if same_order(shape, v.layout, layout):
         return v
     copies = (op for op in path.operations if op.spec.name == "transpose" and op.inputs["x"] is v)
     known = next((op.outputs["y"] for op in copies if op.outputs["y"].layout == layout), None)
-    return _copied(path, v, layout) if known is None else known
+    return copied(path, v, layout) if known is None else known
 
 
-def _same_order(shape: Shape, *layouts: str) -> bool:
+def same_order(shape: Shape, *layouts: str) -> bool:
     """Whether axes of more than one element are in the same order in all layouts."""
     orders = ([axis for axis in axes(layout, len(shape)) if shape[axis] != ONE] for layout in layouts)
     return len({*map(tuple, orders)}) == 1
 
 
-def _copied(path: Path, v: Variable, layout: str) -> Variable:
+def copied(path: Path, v: Variable, layout: str) -> Variable:
     """A copy of a variable that lies otherwise."""
     name = v.graph.unique(f"{v.name}.{layout.replace(' ', '_') or 'as_seen'}")
     y = v.graph._add(name, "result", v.shape, type=v.type, path=path, unnamed=True, layout=layout, settled=True)

@@ -99,6 +99,34 @@ def printed(found: Any, p: Any) -> None:
     assert found.equations[-1][0] == found.name and found._repr_latex_().startswith("$$")
 
 
+# ---------------------------------------------------------------- values
+def evaluated(case: Wild) -> Counter[str]:
+    """All that paths compute, by the equations of their rows alone."""
+    every = {v.name for v in case.graph.variables.values() if v.kind == "result"}
+    program = cv.compile(case.graph, batch_size=case.batch, dtype="float64", workers=1, keep=[*every])
+    model, done = cv.CalcHeap(program.heap_bytes).load(program, seed=3), Counter[str]()
+    data = case.data(case.batch)
+    for path in case.graph.paths.values():
+        feed(model, data, path.name)
+        before = {name: model[name].copy() for name in program.info.get("buffers", {})}
+        model.run_round(path.name)
+        own = {v.name for op in path.operations for v in op.outputs.values()}
+        read = {v.name for op in path.operations for v in op.inputs.values()} - own
+        others = {v: model[v] for v in read if case.graph.variables[v].kind == "result"}
+        feeds = {name: data[name] for name in read if name in data}
+        try:
+            found = path.evaluate({**feeds, **others, **before}, seed=3)
+        except cv.UnsupportedOperator as error:
+            assert "random" in str(error), error
+            done["drawn"] += 1
+            continue
+        assert {*found} == own, {*found} ^ own
+        for name, value in found.items():
+            done["numbers"] += close(value, model[name], f"{name!r} of path {path.name!r}")
+            done["values"] += 1
+    return done
+
+
 # ---------------------------------------------------------------- scripts
 def script(case: Wild) -> Counter[str]:
     """It is Python that imports NumPy alone, and steps, predicts and judges as the model does, at any batch."""
@@ -336,7 +364,7 @@ def of_many(case: Wild, program: Any, like: tuple[Any, Any]) -> Counter[str]:
 
 
 # ---------------------------------------------------------------- all of it
-CHECKS = {"equations": equations, "script": script, "gradients": gradients, "calls": calls}
+CHECKS = {"equations": equations, "evaluated": evaluated, "script": script, "gradients": gradients, "calls": calls}
 
 
 def checked(which: str, seeds: range) -> tuple[Counter[str], list[str]]:

@@ -44,17 +44,23 @@ def check(
     CalcError : a name is unknown, means two things, or is used as what it is not.
     """
     kinds = dict(operands)
+    capitals = {i.name.upper() for equation in equations for i in bound(equation)}
     for equation in equations:
-        kinds[equation.name] = _Equation(equation, kinds, parameters, functions).kind()
+        kinds[equation.name] = _Equation(equation, kinds, parameters, functions, capitals).kind()
     return kinds
 
 
 class _Equation:
     def __init__(
-        self, equation: Equation, kinds: Mapping[str, str], parameters: Mapping[str, str], functions: Mapping[str, int]
+        self,
+        equation: Equation,
+        kinds: Mapping[str, str],
+        parameters: Mapping[str, str],
+        functions: Mapping[str, int],
+        capitals: Collection[str],
     ):
         self.equation, self.kinds, self.parameters, self.functions = equation, kinds, parameters, functions
-        self.capitals = {i.name.upper() for i in bound(equation)}
+        self.capitals = capitals  # of the program's indexes
 
     def wrong(self, node: Node | Index, what: str) -> CalcError:
         return wrong(self.equation.text, node.at, what)
@@ -156,9 +162,10 @@ class _Equation:
         if function == "stop":
             self.count(node, 1)
             return kinds[0]
-        self.all(node, kinds, NUMBER)
         if function in COMPARISONS:
+            self.all(node, kinds, kinds[0])
             return CONDITION
+        self.all(node, kinds, NUMBER)
         if function not in ("+", "-", "*", "/", "//", "%", "^"):
             if function not in self.functions:
                 raise self.wrong(
@@ -166,7 +173,7 @@ class _Equation:
                     f"there is no function {function!r}; there are {', '.join(sorted({*self.functions} - {'neg', 'not'}))}",
                 )
             self.count(node, self.functions[function])
-        whole = function in ("+", "-", "*", "//", "%", "neg", "max", "min") and {*kinds} == {INTEGER}
+        whole = function in ("+", "-", "*", "//", "%", "neg", "abs", "max", "min") and {*kinds} == {INTEGER}
         return INTEGER if whole else NUMBER
 
     def count(self, node: Call, n: int) -> None:
@@ -183,8 +190,7 @@ class _Equation:
 
     def whole(self, node: Node, known: frozenset[str], what: str) -> None:
         """A place or an extent: of integers, and ``/`` of them."""
-        exact = isinstance(node, Call) and node.function == "/"
-        for part in node.arguments if exact else (node,):
+        for part in node.arguments if isinstance(node, Call) and node.function == "/" else (node,):
             if (kind := self.of(part, known)) != INTEGER:
                 raise self.wrong(
                     part, f"{what} is {kind}: take indexes, sizes, whole numbers, + - * // %, and arrays of integers"

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from calcvm.equations.tree import (
     COMPARISONS,
@@ -55,8 +55,10 @@ def wrong(text: str, at: int, what: str, error: type[CalcError] = CalcError) -> 
     return error(f"{what}\n    {line}\n    {' ' * (at - start)}^")
 
 
-def read(text: str) -> tuple[Equation, ...]:
+def read(text: str, arrays: Collection[str] = ()) -> tuple[Equation, ...]:
     """The equations of a text, which are separated by ";".
+
+    arrays : names of operands.  One that is called as a reduction, such as ``mean``, hides it, as a result does.
 
     Raises
     ------
@@ -64,12 +66,17 @@ def read(text: str) -> tuple[Equation, ...]:
     """
     if not isinstance(text, str):
         raise CalcError(f"an equation is a text, such as 'y[b,o] = sum[i] x[b,i]*w[i,o]', not {type(text).__name__}")
-    return _Reader(text).program()
+    return _Reader(text, arrays).program()
+
+
+def read_declarations(text: str, arrays: Collection[str] = ()) -> tuple[Equation, ...]:
+    """Statements without values, ``x[n,i<I,c]``, which say the axes of arrays; or with a number, what one counts as where it is left out."""
+    return _Reader(text, arrays).program(declared=True) if text else ()
 
 
 class _Reader:
-    def __init__(self, text: str):
-        self.text = text
+    def __init__(self, text: str, arrays: Collection[str]):
+        self.text, self.arrays = text, {*arrays}
         self.tokens = [(m.lastgroup, m.group(), m.start()) for m in TOKEN.finditer(text)]
         self.place = 0
         self.depth = 0  # of operands in one another, which is bounded: so is the depth of the tree
@@ -107,7 +114,7 @@ class _Reader:
         found = self.next
         if not NAME.fullmatch(found):
             raise self.wanted(what)
-        if found in WORDS or found in REDUCTIONS:
+        if found in WORDS or found in REDUCTIONS and found not in self.arrays:
             raise self.wrong(f"{found!r} is a word of the language: {what} must have another name")
         self.place += 1
         return found
@@ -122,24 +129,28 @@ class _Reader:
         return tuple(found)
 
     # ------------------------------------------------------------ grammar
-    def program(self) -> tuple[Equation, ...]:
-        found = [self.equation()]
+    def program(self, declared: bool = False) -> tuple[Equation, ...]:
+        found = [self.equation(declared)]
         while self.has(";"):
             if not self.next:
                 break
-            found.append(self.equation())
+            found.append(self.equation(declared))
         if self.next:
             raise self.wanted("an operator or ';'")
         return tuple(found)
 
-    def equation(self) -> Equation:
+    def equation(self, declared: bool) -> Equation:
         at = self.at
+        if self.next in REDUCTIONS:
+            self.arrays.add(self.next)
         name = self.name("the name of a result")
         kept: tuple[Index, ...] | None = None
         if self.has("["):
             kept = () if self.next == "]" else self.several(self.index, "]")
             self.take("]")
         sign = self.next
+        if declared and sign in ("", ";"):
+            return Equation(name, kept, Number(0), self.text, at)
         if not self.has(*ASSIGNMENTS):
             raise self.wanted("'='")
         value = self.value()
@@ -183,13 +194,15 @@ class _Reader:
         at = self.at
         if self.has("not"):
             self.deeper()
-            node = Call("not", (self.truth(),), at)
+            negated = Call("not", (self.truth(),), at)
             self.depth -= 1
-            return node
-        node = self.sum()
+            return negated
+        left = self.sum()
         at = self.at
-        if sign := self.has(*COMPARISONS):
-            node = Call(sign, (node, self.sum()), at)
+        if not (sign := self.has(*COMPARISONS)):
+            node: Node = left
+        else:
+            node = Call(sign, (left, self.sum()), at)
             if self.next in COMPARISONS:
                 raise self.wrong("comparisons do not chain: write a < b and b < c")
         if self.next == "=":
@@ -206,8 +219,8 @@ class _Reader:
         self.deeper()
         at = self.at
         if self.has("-"):
-            node = self.factor()
-            node = Number(-node.value, at) if isinstance(node, Number) else Call("neg", (node,), at)
+            of = self.factor()
+            node: Node = Number(-of.value, at) if isinstance(of, Number) else Call("neg", (of,), at)
         else:
             node = self.primary()
             at = self.at
@@ -234,7 +247,7 @@ class _Reader:
             node = self.sum()
             self.take("|")
             return Call("abs", (node,), at)
-        if token in REDUCTIONS:
+        if token in REDUCTIONS and token not in self.arrays:
             self.place += 1
             return self.reduction(token, at)
         if token == "where":

@@ -26,7 +26,8 @@ def _log_sum_exp(x: Array, axis: tuple[int, ...]) -> Array:
     return np.squeeze(most, axis) + np.log(np.exp(x - most).sum(axis))
 
 
-FUNCTIONS: dict[str, Function] = {
+_PLAIN = "exp expm1 log log1p sqrt abs sign floor ceil rint sin cos tan sinh cosh tanh".split()
+FUNCTIONS: dict[str, Function] = {f: getattr(np, f) for f in _PLAIN} | {
     "+": np.add,
     "-": np.subtract,
     "*": np.multiply,
@@ -55,11 +56,10 @@ FUNCTIONS: dict[str, Function] = {
     "sigmoid": lambda x: 0.5 + 0.5 * np.tanh(0.5 * np.asarray(x)),
     "relu": lambda x: np.maximum(x, 0),
     "softplus": lambda x: np.logaddexp(0, x),
-} | {f: getattr(np, f) for f in "exp expm1 log log1p sqrt abs sign floor ceil rint sin cos tan sinh cosh tanh".split()}
-REDUCE: dict[str, Function] = {
+}
+REDUCE: dict[str, Function] = {"logsumexp": _log_sum_exp} | {
     how: getattr(np, how) for how in ("sum", "prod", "max", "min", "mean", "var", "any", "all")
 }
-REDUCE |= {"logsumexp": _log_sum_exp}
 
 
 def evaluate(
@@ -139,6 +139,7 @@ class _Meaning:
             return self.element(node, axes)
         if isinstance(node, Reduction):
             return self.reduction(node, axes)
+        assert isinstance(node, Call)
         return self.functions[node.function](*[self.of(argument, axes) for argument in node.arguments])
 
     def named(self, name: str, axes: tuple[str, ...]) -> Any:
@@ -160,10 +161,12 @@ class _Meaning:
             where, exact = self.place(place, axes)
             inside = inside & exact & (where >= 0) & (where < n)
             at.append(np.clip(where, 0, max(n - 1, 0)))
+        whole = x.dtype.kind in "iu" and node.beyond.is_integer()  # no float has all of 64 bits
+        beyond = np.int64(node.beyond) if whole else node.beyond
         if 0 in x.shape:
-            return np.full(inside.shape, node.beyond)
+            return np.full(inside.shape, beyond)
         found = x[tuple(np.broadcast_arrays(*at))]
-        return found if inside.all() else np.where(inside, found, node.beyond)
+        return found if inside.all() else np.where(inside, found, beyond)
 
     def place(self, node: Node, axes: tuple[str, ...]) -> tuple[Array, Array]:
         """Where, and whether it is a place: a division without rest."""
@@ -193,7 +196,7 @@ class _Meaning:
         for factor in factors:
             x = np.asarray(self.of(factor, inner), np.float64)
             x = x.reshape((1,) * (len(inner) - x.ndim) + x.shape)
-            wide = [k for k, n in enumerate(x.shape) if n != 1]
+            wide = [k for k in range(x.ndim) if x.shape[k] != 1]
             operands += [x.reshape([x.shape[k] for k in wide]), wide]
             used |= {*wide}
         kept = [k for k in range(len(axes)) if k in used]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from calcvm.equations.grammar import wrong
 from calcvm.equations.places import linear, size
@@ -62,17 +62,14 @@ class _Ranges:
         for place, n, array in places:
             if isinstance(place, Name) and place.name in own and place.name not in said:
                 self.put(place, place.name, n, f"{array} has {n} there")
-        waiting = [i for i in indexes if i.extent is not None]
-        while waiting:
-            ready = [i for i in waiting if i.extent is not None and self.known(i.extent)]
-            if not ready:
-                break
-            for index in ready:
-                self.put(index, index.name, self.size(index.extent, index), "its range is said twice")
-                waiting.remove(index)
+        waiting = [(i, i.extent) for i in indexes if i.extent is not None]
+        while ready := [pair for pair in waiting if names(pair[1]) <= {*self.sizes}]:
+            for index, extent in ready:
+                self.put(index, index.name, self.size(extent, index), "its range is said twice")
+            waiting = [pair for pair in waiting if pair not in ready]
         for place, n, _ in places:
             self.window(place, n, own - {*said})
-        for index in [*waiting, *indexes]:
+        for index in indexes:
             if index.name not in self.extents:
                 raise self.wrong(
                     index,
@@ -83,7 +80,7 @@ class _Ranges:
     def shape(self, equation: Equation) -> Sizes:
         if equation.kept is not None:
             for node in walk(equation.value):
-                if isinstance(node, Name) and self.shapes.get(node.name):
+                if self.is_whole(node):
                     raise self.wrong(
                         node,
                         f"{node.name} has {_axes(self.shapes[node.name])}: read an element of it, as in {node.name}[...]",
@@ -99,7 +96,7 @@ class _Ranges:
                 shape = self.broadcast(node, shape)
         return shape
 
-    def is_whole(self, node: Node) -> bool:
+    def is_whole(self, node: Node) -> TypeGuard[Name]:
         return isinstance(node, Name) and bool(self.shapes.get(node.name))
 
     def broadcast(self, node: Name, shape: Sizes) -> Sizes:
@@ -138,9 +135,6 @@ class _Ranges:
         except (ArithmeticError, KeyError, TypeError):
             return
         self.put(place, left[0], count, "windows that lie inside are so many")
-
-    def known(self, node: Node) -> bool:
-        return names(node) <= {*self.sizes}
 
     def size(self, node: Node, index: Index) -> Any:
         try:

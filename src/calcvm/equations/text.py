@@ -20,7 +20,17 @@ def show_equations(equations: Iterable[Equation]) -> str:
 
 def show_equation(equation: Equation) -> str:
     kept = "" if equation.kept is None else f"[{show_indexes(equation.kept)}]"
-    return f"{equation.name}{kept} = {show(equation.value)}"
+    sign, value = "=", equation.value
+    if isinstance(value, Call) and value.function in ("+", "-", "*") and value.arguments[0] == _before(equation):
+        sign, value = f"{value.function}=", value.arguments[1]
+    return f"{equation.name}{kept} {sign} {show(value)}"
+
+
+def _before(equation: Equation) -> Node:
+    """What an equation's result was, as ``+=`` reads it."""
+    if not equation.kept:
+        return Name(equation.name)
+    return Element(equation.name, tuple(Name(i.name) for i in equation.kept))
 
 
 def show_indexes(indexes: Iterable[Index]) -> str:

@@ -120,7 +120,8 @@ def with_parts(node: Node, new: tuple[Node, ...]) -> Node:
         return Call(node.function, new, node.at)
     if isinstance(node, Element):
         return Element(node.array, new, node.beyond, node.at)
-    return replace(node, body=new[0])
+    assert isinstance(node, Reduction)
+    return Reduction(node.how, node.indexes, new[0], node.at)
 
 
 def walk(node: Node) -> Iterator[Node]:

@@ -187,21 +187,34 @@ class Formula:
 
         return times
 
+    def with_places(self, places: str, around: str, result: str) -> str:
+        """Its equations as they are over elements, such as ``x[r,c]``: its value put into a form, such as "dy*{}"."""
+        values = Trace()
+        value = self.traced(0, values, places)
+        return values.program(result, values.of(around, 4, ((value, 4),)), places)
+
     @property
     def text(self) -> str:
-        return self.said or self.traced().text
+        """Its equations; of two that a choice has, one ``where`` of both."""
+        if self.said:
+            return f"{self.writes} = {self.said}"
+        values = Trace()
+        choice = next((name for name, p in self.words.items() if isinstance(p, Choice)), None)
+        result = self.traced(0, values)
+        if choice:
+            result = values.of(f"where({choice} == 1, {{}}, {{}})", 9, ((self.traced(1, values), 0), (result, 0)))
+        return values.program(self.writes, result)
 
-    def traced(self, which: int = 0) -> Text:
-        """What it makes of texts of its operands and parameters."""
-        values, kinds = Trace(), self.types
-        return traced(
-            self.variant(which), *(values.of(v, kind=kinds.get(v, FLOAT)) for v in (*self.reads, *self.reals))
-        )
+    def traced(self, which: int = 0, values: Trace | None = None, places: str = "") -> Text:
+        """What it makes of texts of its operands, with ``places`` behind them, and of its parameters."""
+        values, kinds = values or Trace(), self.types
+        operands = [values.of(v + places, kind=kinds.get(v, FLOAT)) for v in self.reads]
+        return traced(self.variant(which), *operands, *map(values.of, self.reals))
 
     @property
     def functions(self) -> set[str]:
         """Names of the functions that it calls."""
-        return set(re.findall(r"\w+(?=\()", self.text))
+        return set(re.findall(r"\w+(?=\()", self.text)) - {"where"}
 
     @property
     def operations(self) -> int:
@@ -238,7 +251,7 @@ class Formula:
     @property
     def passes(self) -> bool:
         """It is the output's gradient itself."""
-        return self.reads == ("dy",) and self.text == "dy" and not self.types
+        return self.reads == ("dy",) and not self.types and self.traced().form == "dy"
 
 
 @record
@@ -444,13 +457,14 @@ class Update:
 
     @property
     def text(self) -> str:
-        """Equations, with g' for the gradient after scale and decay."""
-
-        clauses = ["g' = clip_scale*g + weight_decay*p" if self.decay else "g' = clip_scale*g"]
+        """Equations, with ``step`` for the gradient after scale and decay; the scale is 1 where the word ``clip`` is 0."""
+        scaled = "where(clip == 1, clip_scale*g, g)"
+        clauses = [f"step = {scaled} + weight_decay*p" if self.decay else f"step = {scaled}"]
         for name, fn in self.steps.items():
-            equation = f"{name} = {self._said(fn).text}"
+            said = self._said(fn)
+            clause = said.trace.program(name, said)
             clauses.append(
-                equation.replace(f"{name} = {name} - ", f"{name} -= ").replace(f"{name} = {name} + ", f"{name} += ")
+                clause.replace(f"{name} = {name} - ", f"{name} -= ").replace(f"{name} = {name} + ", f"{name} += ")
             )
         return "; ".join(clauses)
 
@@ -467,7 +481,7 @@ class Update:
         values = Trace()
 
         def named(name: str) -> Text:
-            return self.coefficient(name, values.of) if name != "g" else values.of("g'")
+            return self.coefficient(name, values.of) if name != "g" else values.of("step")
 
         return traced(fn, *map(named, arguments(fn)))
 

@@ -184,12 +184,12 @@ class Trace:
         return self.made[key]
 
     def equations(
-        self, results: Sequence[tuple[str, Text]], called: Mapping[int, str] | None = None, short: int = SHORT
+        self, results: Sequence[tuple[str, Text]], called: Mapping[int, str] | None = None, places: str = ""
     ) -> list[tuple[str, str]]:
         """Names and texts of results, in the order in which they were made, each after what it shares with others.
 
-        What is used again is written once, under its name in ``called`` (by its id), or where it is longer than ``short``
-        characters u1, u2, ...
+        What is used again is written once, under its name in ``called`` (by its id), or where it is longer than `SHORT`
+        characters u1, u2, ..., each with ``places`` behind it, such as "[r,c]".
         """
         called = called or {}
         named: dict[int, list[str]] = {}
@@ -200,7 +200,7 @@ class Trace:
             for part, _ in value.parts if id(value) in uses else ():
                 uses[id(part)] = uses.get(id(part), 0) + 1
         taken = {value.form for value in self.made.values()} | {name for name, _ in results}
-        free = (name for k in count(1) if (name := f"u{k}") not in taken)
+        free = (f"{name}{places}" for k in count(1) if (name := f"u{k}") not in taken)
         written: dict[int, tuple[str, int]] = {}  # and rank
         out: list[tuple[str, str]] = []
         for value in self.made.values():
@@ -210,7 +210,7 @@ class Trace:
             text = value.form.format(*(said if rank >= least else f"({said})" for said, rank, least in parts))
             written[id(value)] = text, value.rank
             again = id(value) not in named and value.parts and uses[id(value)] > 1
-            if again and (len(text) > short or id(value) in called):
+            if again and (len(text) > SHORT or id(value) in called):
                 name = called.get(id(value)) or next(free)
                 written[id(value)] = name, 9
                 out.append((name, text))
@@ -220,10 +220,9 @@ class Trace:
                     written[id(value)], text = (name, 9), name
         return out
 
-    def text(self, result: Text) -> str:
-        """What is used again, and is not short, is written once, after "where"."""
-        *named, (_, text) = self.equations([("", result)])
-        return f"{text} where {', '.join(f'{name} = {said}' for name, said in named)}" if named else text
+    def program(self, name: str, result: Text, places: str = "") -> str:
+        """The equations of a result, those of what is used again before it."""
+        return "; ".join(f"{name} = {said}" for name, said in self.equations([(name, result)], places=places))
 
 
 class Text(Number):
@@ -235,10 +234,6 @@ class Text(Number):
 
     def __init__(self, trace: Trace, form: str, rank: int, parts: tuple[tuple[Text, int], ...], kind: str):
         self.trace, self.form, self.rank, self.parts, self.kind = trace, form, rank, parts, kind
-
-    @property
-    def text(self) -> str:
-        return self.trace.text(self)
 
     def _of(self, kind: str, form: str, rank: int, *parts: tuple[Text, int]) -> Text:
         return self.trace.of(form, rank, parts, kind)
@@ -275,18 +270,18 @@ class Text(Number):
             raise TypeError(INSTEAD[self.kind])
         if self.kind == ANY and not (isinstance(c, Integral) and -(2**31) <= int(c) < 2**31):
             raise TypeError(f"{c!r} meets what may be integers of 32 bits: take one of these, such as 2")
-        return self._of(self.kind, f"{c:g}", 9 if float(c) >= 0 else 3)
+        return self._of(self.kind, show_number(float(c)), 9 if float(c) >= 0 else 3)
 
     def select(self, condition: Any, x: Any, y: Any) -> Text:
         (condition,) = self.const(condition)._all((CONDITION,))
         x, y = self.const(x)._all((FLOAT, ANY, CELLS, CONDITION), y)
-        return self._of(x.kind, "{} ? {} : {}", 1, (condition, 2), (x, 2), (y, 1))
+        return self._of(x.kind, "where({}, {}, {})", 9, (condition, 0), (x, 0), (y, 0))
 
     def fma(self, y: Any, z: Any) -> Text:
         return self * y + z
 
     def equals(self, other: Any) -> Text:
-        return _compared("=", self, other)
+        return _compared("==", self, other)
 
     def sign(self) -> Text:
         return _applied("sign({})", self)
@@ -298,7 +293,7 @@ class Text(Number):
         return self._joined("or", other)
 
     def __xor__(self, other: Any) -> Text:
-        return self._joined("xor", other)
+        return (self | other) & ~(self & other)
 
     __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
 
@@ -367,9 +362,15 @@ def traced(fn: Callable, *numbers: Text) -> Text:
     return out
 
 
-def text_of(fn: Callable, names: Sequence[str]) -> str:
-    """What a formula says of numbers of these names."""
-    return traced(fn, *map(Trace().of, names)).text
+def text_of(fn: Callable, names: Sequence[str], result: str = "y") -> str:
+    """What a formula says of numbers of these names, as equations."""
+    trace = Trace()
+    return trace.program(result, traced(fn, *map(trace.of, names)))
+
+
+def show_number(c: float) -> str:
+    """All its digits: read again it is the same number."""
+    return str(int(c)) if float(c).is_integer() and abs(c) < 1e15 else repr(float(c))
 
 
 # ---------------------------------------------------------------- counts

@@ -117,7 +117,8 @@ class Elements:
         """A place as a sum of indexes; None: it is another."""
         step = 1
         if isinstance(place, Call) and place.function == "/":
-            place, step = place.arguments[0], self.whole_number(place.arguments[1])
+            above, below = place.arguments
+            place, step = above, self.whole_number(below)
         if not self.direct(place) and not any(isinstance(n, Element) for n in walk(place)):
             return Place({}, self.whole_number(place), step)
         fixed = names(place) - {*self.extents}

@@ -137,7 +137,7 @@ class Lowering(Elements):
                     (twice if key in seen else seen).add(key)
         return twice
 
-    def computed(self, node: Node, order: Sequence[str]) -> Value:
+    def computed(self, node: Element | Reduction | Call, order: Sequence[str]) -> Value:
         found = patterns.rewritten(node, self.opened, self.extents)
         if found is not None:
             return self.value(found, order)
@@ -149,7 +149,9 @@ class Lowering(Elements):
             return self.soft(node, order)
         if node.function == "pick":
             x, name, place = node.arguments
-            return self.gathered(self.value(x, order), self._name(name), self.value(place, order), node, order)
+            return self.gathered(
+                self.variable(self.value(x, order)), self._name(name), self.value(place, order), node, order
+            )
         if node.function == "+" and (v := self.with_addend(node, order)) is not None:
             return v
         return self.applied(node, [self.value(argument, order) for argument in node.arguments], order)
@@ -201,6 +203,10 @@ class Lowering(Elements):
                 raise
             raise self.wrong(node, str(error), type(error)) from None
 
+    def of_two(self, sign: str, node: Node, a: Value, b: Value, order: Sequence[str]) -> Value:
+        """An operator of two values, at the place of a node."""
+        return self.applied(Call(sign, (ONE, ONE), node.at), [a, b], order)
+
     def _operator(self, node: Call) -> Callable[..., Any]:
         function = node.function
         if function in OPERATORS:
@@ -241,7 +247,7 @@ class Lowering(Elements):
             divisor = numel(self.extents[name] for name in over)
             if not varies(divisor) and self.is_product(node.body, over):
                 total = self.value(Reduction("sum", node.indexes, node.body, node.at), order)
-                return self.applied(Call("/", (ONE, ONE), node.at), [total, Value(int(divisor))], order)
+                return self.of_two("/", node, total, Value(int(divisor)), order)
         if taps := self.taps([node.body], over):
             v = self.pooling(how, node.body, over, taps, order)
             if v is None and how in FOLDS:
@@ -261,17 +267,17 @@ class Lowering(Elements):
                 raise self.wrong(
                     node, f"{how} over an index that its value has not, {', '.join(sorted({*over} - {*here}))}"
                 )
-            v = self.applied(Call("*", (ONE, ONE), node.at), [v, Value(int(times))], order)
+            v = self.of_two("*", node, v, Value(int(times)), order)
         if how == "logsumexp" and times != 1:
             more = Value(math.log(int(self.times(node, times).data)))
-            return self.applied(Call("+", (ONE, ONE), node.at), [self.reduced(node, v, here, order), more], order)
+            return self.of_two("+", node, self.reduced(node, v, here, order), more, order)
         if v.constant:
             if how in meaning.REDUCE:
                 made = np.asarray(meaning.REDUCE[how](np.asarray(v.data), axis=at))
                 return Value(made if made.ndim else made.item(), axes)
             raise self.wrong(node, f"{how} of numbers alone: give the number itself")
         if not here:
-            return self.applied(Call("-", (ONE, ONE), node.at), [v, v], order) if how == "var" else v
+            return self.of_two("-", node, v, v, order) if how == "var" else v
         if how in ("argmax", "argmin"):
             return Value(self.place_of(node, v, over, at), axes)
         if how == "prod":
@@ -309,7 +315,7 @@ class Lowering(Elements):
     def sum(self, node: Reduction, order: Sequence[str], addend: Addend | None) -> Value:
         over = [i.name for i in node.indexes]
         scale, above, below = self.factors(node.body)
-        outside, inside, apart_ = [], [], []
+        outside, inside, apart_ = list[Node](), list[Node](), list[Node]()
         for factor in above:
             (inside if {*self.indexes(factor)} & {*over} else outside).append(factor)
         for factor in below:
@@ -323,10 +329,10 @@ class Lowering(Elements):
             alone = scale == 1 and not outside and not apart_
             v = self.summed(node, inside, over, order, addend if alone else None)
         if scale != 1:
-            v = self.applied(Call("*", (ONE, ONE), node.at), [v, Value(scale)], order)
+            v = self.of_two("*", node, v, Value(scale), order)
         for function, factors in (("*", outside), ("/", apart_)):
             for factor in factors:
-                v = self.applied(Call(function, (ONE, ONE), node.at), [v, self.value(factor, order)], order)
+                v = self.of_two(function, node, v, self.value(factor, order), order)
         return v
 
     def factors(self, node: Node) -> tuple[float, list[Node], list[Node]]:
@@ -391,9 +397,9 @@ class Lowering(Elements):
             and square.function == "^"
             and square.arguments[1] == Number(2)
         ):
-            v = self.value(square.arguments[0], inner)
-            if not v.constant and all(name in v.axes for name in over):
-                return self.tried(node, lambda: _sum_squares(v, over))
+            root = self.value(square.arguments[0], inner)
+            if not root.constant and all(name in root.axes for name in over):
+                return self.tried(node, lambda: _sum_squares(root, over))
         values = [self.value(factor, inner) for factor in inside]
         if len(values) == 1:
             return self.reduced(node, values[0], over, order)
@@ -402,7 +408,7 @@ class Lowering(Elements):
         kept = [name for name in order if name in everyone]
         kept += [name for name in everyone if name not in over and name not in kept]
         v = self.tried(node, lambda: contract(values, kept, self.extents, addend if times == 1 else None))
-        return v if times == 1 else self.applied(Call("*", (ONE, ONE), node.at), [v, self.times(node, times)], order)
+        return v if times == 1 else self.of_two("*", node, v, self.times(node, times), order)
 
     def times(self, node: Reduction, n: Any) -> Value:
         if varies(n):
@@ -439,11 +445,10 @@ class Lowering(Elements):
         kept = [*dict.fromkeys(v for value in values for v in value.axes if v in everyone or v not in over)]
         w = contract(values, kept, self.extents)
         left = [v for v in over if v not in {*x.axes, *w.axes}]
-        if left or w.constant and not w.axes:
+        if left or not w.axes:
             return None
-        if w.constant and isinstance(x.data, Variable):
-            w = Value(self.graph.constant(self.graph.unique("taps"), w.data), w.axes)
-        return self.tried(element, lambda: convolution(x, w, windows, {*over}, self.extents, addend))  # type: ignore[arg-type,return-value]
+        weights = self.variable(w)
+        return self.tried(element, lambda: convolution(x, weights, windows, {*over}, self.extents, addend))
 
     def pooling(self, how: str, body: Node, over: Sequence[str], taps: list[str], order: Sequence[str]) -> Value | None:
         """The largest element of a window and the like as a row of pooling."""
@@ -453,7 +458,8 @@ class Lowering(Elements):
         if found is None:
             return None
         element, windows = found
-        v = self.tried(element, lambda: pooled(how, self.value(element, order), windows, self.extents, element.beyond))  # type: ignore[arg-type,return-value]
+        x = self.value(element, order)
+        v = self.tried(element, lambda: pooled(how, x, windows, self.extents, element.beyond))
         rest = [name for name in over if name not in taps]
         if v is None or not rest:
             return v
@@ -469,17 +475,17 @@ class Lowering(Elements):
             by: dict[str, Node] = dict(zip(taps, map(Number, at)))
             body = substituted(node.body, by)
             v = self.value(Reduction(node.how, rest, body, node.at) if rest else body, order)
-            total = v if total is None else self.applied(Call(fold, (ONE, ONE), node.at), [total, v], order)
+            total = v if total is None else self.of_two(fold, node, total, v, order)
         assert total is not None
         if node.how == "mean":
-            total = self.applied(Call("/", (ONE, ONE), node.at), [total, Value(int(n))], order)
+            total = self.of_two("/", node, total, Value(int(n)), order)
         return total
 
     # ------------------------------------------------------------ softmax, and a loss of it
     def soft(self, node: Call, order: Sequence[str]) -> Value:
         """softmax, or its logarithm, over indexes: the row is of the last axis."""
         over = [self._name(argument) for argument in node.arguments[1:]]
-        v = self.value(node.arguments[0], order)
+        v = self.variable(self.value(node.arguments[0], order))
         rest = [name for name in v.axes if name not in over]
         lead = [self.extents[name] for name in rest]
         classes = [self.extents[name] for name in over]

@@ -140,19 +140,14 @@ def _way(one: frozenset[int], other: frozenset[int], best: Any, outer: Any, exte
 def _greedy(sets: Sequence[frozenset[str]], kept: frozenset[str], extents: Extents) -> Any:
     left: list[tuple[Any, frozenset[str]]] = [*enumerate(sets)]
     while len(left) > 1:
-
-        def made(pair: tuple[int, int]) -> frozenset[str]:
-            rest = kept.union(*(s for k, (_, s) in enumerate(left) if k not in pair))
-            return (left[pair[0]][1] | left[pair[1]][1]) & rest
-
-        def cost(pair: tuple[int, int]) -> tuple[bool, float, float]:
-            out = made(pair)
-            indexes = left[pair[0]][1] | left[pair[1]][1]
-            return _quadratic(out, extents), _cost(indexes, extents), _cost(out, extents)
-
-        a, b = min(combinations(range(len(left)), 2), key=cost)
-        node = (left[a][0], left[b][0]), made((a, b))
-        left = [one for k, one in enumerate(left) if k not in (a, b)] + [node]
+        ways = []
+        for a, b in combinations(range(len(left)), 2):
+            rest = [one for k, one in enumerate(left) if k not in (a, b)]
+            both = left[a][1] | left[b][1]
+            made = both & kept.union(*(s for _, s in rest))
+            costs = (_quadratic(made, extents), _cost(both, extents), _cost(made, extents))
+            ways.append((costs, [*rest, ((left[a][0], left[b][0]), made)]))
+        left = min(ways, key=lambda way: way[0])[1]
     return left[0][0]
 
 
@@ -181,7 +176,7 @@ def multiplied(
     inner = [name for name in a.axes if name in b.axes and name not in needed]
     rows = [name for name in a.axes if name not in b.axes]
     columns = [name for name in b.axes if name not in a.axes]
-    if not inner or not (rows or columns):
+    if not inner or not (rows or columns) or a.constant and b.constant:
         axes = _joined(a, b, kept)
         y = Value(aligned(a, axes) * aligned(b, axes), tuple(axes))
         return summed(y, inner)

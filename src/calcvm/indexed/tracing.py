@@ -16,7 +16,7 @@ from calcvm.equations.tree import REDUCTIONS, Call, Element, Equation, Name, Nod
 from calcvm.errors import CalcError, NoNumber
 from calcvm.graph import Traced as Base
 from calcvm.graph import Variable
-from calcvm.indexed.lowering import SIGNS, functions
+from calcvm.indexed.operators import SIGNS, functions
 from calcvm.ops import OPS
 
 

@@ -205,7 +205,8 @@ def _of_rows(equation: Equation, given: set[str], known: Sequence[str]) -> None:
         raise refused(f"{equation.name} is an operand, and a variable is not written to: give the result another name")
     if known.count(equation.name) > 1:
         raise refused(f"{equation.name} is set by several equations: give each its own name")
-    if own := own_elements(equation) or [n for n in walk(equation.value) if n == Name(equation.name)]:
+    own: list[Node] = [*own_elements(equation), *(n for n in walk(equation.value) if n == Name(equation.name))]
+    if own:
         raise refused(
             f"{equation.name} is read by its own equation: a scan has no row yet; write its steps out, an equation each, or as a "
             "product with a triangle of ones, where(j <= i, 1, 0)",

@@ -124,13 +124,17 @@ def pooled(how: str, x: Value, windows: Sequence[Window], extents: Extents, beyo
     if x.constant or len(windows) > MOST_AXES or windows[0].transposed or outside or narrow or spread:
         return None
     at = min(k for k, v in enumerate(x.axes) if v in by_axis)
-    lead = [v for v in x.axes[:at]]
+    lead = [*x.axes[:at]]
     tail = [v for v in x.axes[at:] if v not in by_axis]
     if not tail and len(lead) > 1:  # channels stand first
         lead, tail = lead[:1], lead[1:]
     first, image = _image(x, windows, lead, tail, extents)
     pads = (*(max(0, v.before) for v in windows), *(v.after for v in windows))
-    of = {"kernel": tuple(v.taps for v in windows), "stride": tuple(v.step for v in windows), "padding": pads}
+    of: dict[str, Any] = {
+        "kernel": tuple(v.taps for v in windows),
+        "stride": tuple(v.step for v in windows),
+        "padding": pads,
+    }
     if how in ("max", "min"):
         apart = tuple(v.apart for v in windows)
         y = apply("max_pool", -image if how == "min" else image, **of, dilation=apart)

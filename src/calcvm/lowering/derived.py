@@ -1,10 +1,10 @@
-"""The statements that one gradient is made of, as lowering derives them, before fusion and planning."""
+"""The statements of one path, or of one gradient, as lowering derives them, before fusion and planning."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calcvm.graph import Path, Variable
+from calcvm.graph import Operation, Path, Variable
 from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
 from calcvm.lowering.fuse import fuse_bias
@@ -26,35 +26,52 @@ class Derived:
     sources: dict[Value, Variable]
 
 
+class Forward:
+    """A path's forward.
+
+    sources : what it reads and does not compute; results of other paths are among them.
+    operations : those of the path, or others that do the same.
+    """
+
+    def __init__(self, path: Path, operations: list[Operation] | None = None):
+        emit = self.emit = Emitter("float64", 1, False, path.graph.variables)
+        lowering = self.lowering = Lowering(path.graph, emit, accumulate=False, keep=set())
+        emit.path, emit.phase = path.name, "forward"
+        self.sources = [v for v in path.graph.variables.values() if v.kind != "result"]
+        for v in self.sources:
+            lowering.source(v)
+        for op in path.operations:
+            for v in op.inputs.values():
+                if v not in emit.env and v.kind == "result" and v.path is not path:
+                    emit.variable(v, "activation")
+                    self.sources.append(v)
+        self.operations = fuse_bias(path, lowering.kept) if operations is None else operations
+        for op in self.operations:
+            if op.spec is GRADIENT:
+                lowering.gradient(op, self.operations)
+            else:
+                emit.forward(op)
+
+    @property
+    def ones(self) -> list[Value]:
+        """What is 1 where a gradient in the path begins."""
+        return [facts["symbol"] for facts in self.lowering.facts.state if facts["kind"] == "fill"]
+
+
 def derived(path: Path, parameter: Variable) -> Derived:
     """What `lower` emits for the gradient of a path's loss by a parameter, and for what that reads.
 
     Results of other paths are sources.
     """
     assert path.loss is not None
-    emit = Emitter("float64", 1, False, path.graph.variables)
-    lowering = Lowering(path.graph, emit, accumulate=False, keep=set())
-    emit.path, emit.phase = path.name, "forward"
-    sources = [v for v in path.graph.variables.values() if v.kind != "result"]
-    for v in sources:
-        lowering.source(v)
-    for op in path.operations:
-        for v in op.inputs.values():
-            if v not in emit.env and v.kind == "result" and v.path is not path:
-                emit.variable(v, "activation")
-                sources.append(v)
-    operations = fuse_bias(path, lowering.kept)
-    for op in operations:
-        if op.spec is GRADIENT:
-            lowering.gradient(op, operations)
-        else:
-            emit.forward(op)
+    forward = Forward(path)
+    emit, sources, operations = forward.emit, forward.sources, forward.operations
     emit.phase = "backward"
     seed = emit.value(f"{path.name}.seed", "state", 1)
     target = emit.tensor(f"d{parameter.name}", "gradient", parameter.shape, layout=parameter.layout)
     Backward(emit, operations, False, {parameter: target}).run(path.loss, seed)
-    asked = [facts["symbol"] for facts in lowering.facts.state if facts["kind"] == "fill"]
-    return Derived(tuple(_needed(emit.statements, target)), target, (seed, *asked), {emit.env[v]: v for v in sources})
+    needed = tuple(_needed(emit.statements, target))
+    return Derived(needed, target, (seed, *forward.ones), {emit.env[v]: v for v in sources})
 
 
 def _needed(statements: list[Statement], target: Value) -> list[Statement]:

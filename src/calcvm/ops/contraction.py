@@ -96,6 +96,13 @@ MATMUL = (*dims("G M N K"), *(choice(n, 2) for n in ("ta", "tb", "ab", "bb", "by
 ONE_PRODUCT = ("1 - G if by else 0", "G - 1 if by else 0")
 A_ELEMS, B_ELEMS, Y_ELEMS = "(G if ab else 1)*M*K", "(G if bb else 1)*K*N", "G*M*N"
 
+A_BATCH, B_BATCH = "where(ab == 1, G, 1)", "where(bb == 1, G, 1)"  # products that have an operand of their own
+
+
+def _turns(*names: str) -> Callable[[Mapping[str, Any]], dict[str, tuple[int, ...]]]:
+    """Operands of a product that are stored with their last two axes turned, as words say."""
+    return lambda words: {name: (0, 2, 1) for name in names if words[f"t{name[-1]}"]}
+
 
 def linear_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x, w, b = shapes["x"], shapes["wt"], shapes["b"]
@@ -139,7 +146,8 @@ def matmul_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 
 LINEAR_FWD = RowSpec(
     name="linear_fwd",
-    synopsis="y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n])",
+    synopsis="y[m<rows*inner,n<N] = act(sum[k<K] x[m,k]*wt[k,n] + b[n])",
+    declares="b[n] = 0",
     words=(*LINEAR, ACT, ALPHA, WN),
     operands=(
         R("x", "rows*inner*K", "rows"),
@@ -154,7 +162,7 @@ LINEAR_FWD = RowSpec(
 )
 LINEAR_BWD_W = RowSpec(
     name="linear_bwd_w",
-    synopsis="dwt[k,n] (+)= sum_m x[m,k]*dy[m,n]; db[n] (+)= sum_m dy[m,n]",
+    synopsis="dwt[k<K,n<N] = sum[m<rows*inner] x[m,k]*dy[m,n]; db[n] = sum[m] dy[m,n]",
     words=(PHASES, *LINEAR, ACC, WN),
     operands=(
         R("x", "rows*inner*K"),
@@ -169,7 +177,8 @@ LINEAR_BWD_W = RowSpec(
 )
 LINEAR_BWD_X = RowSpec(
     name="linear_bwd_x",
-    synopsis="dx[m,k] = act'(ya[m,k]) * sum_n dy[m,n]*wt[k,n]",
+    synopsis="dx[m<rows*inner,k<K] = dact(ya[m,k])*sum[n<N] dy[m,n]*wt[k,n]",
+    declares="ya[m,k] = 0",
     words=(*LINEAR, ACT, ALPHA, WN),
     operands=(
         R("wt", "K*N"),
@@ -185,7 +194,7 @@ LINEAR_BWD_X = RowSpec(
 
 operator(
     name="linear",
-    synopsis="y[m,n] = act(sum_k x[m,k]*wt[k,n] + b[n])",
+    synopsis="y[m,n] = sum[k] x[m,k]*wt[k,n] + b[n]",
     category="contraction",
     inputs=("x", "wt", "b"),
     optional_inputs=("b",),
@@ -207,7 +216,9 @@ operator(
 
 MATMUL_FWD = RowSpec(
     name="matmul_fwd",
-    synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
+    synopsis="y[g<G,m<M,n<N] = sum[k<K] a[ab*g,m,k]*b[bb*g,k,n]",
+    declares=f"a[h<{A_BATCH},m,k]; b[e<{B_BATCH},k,n]",
+    lies=_turns("a", "b"),
     words=(*MATMUL, WN),
     operands=(
         R("a", A_ELEMS, "(0 if ta else M) if by else (G if ab else 0)"),
@@ -221,12 +232,16 @@ MATMUL_FWD = RowSpec(
 )
 
 
-def _matmul_bwd(x: str, elems: str, other: str, synopsis: str, axis: str, workspace: Callable) -> RowSpec:
+def _matmul_bwd(
+    x: str, elems: str, other: str, synopsis: str, declares: str, axis: str, workspace: Callable
+) -> RowSpec:
     """Of the gradient of x, shared over products where each has its own, else over its stored ``axis``."""
     own = f"G if {x}b and not by else"
     return RowSpec(
         name=f"matmul_bwd_{x}",
         synopsis=synopsis,
+        declares=declares,
+        lies=_turns(other, f"d{x}"),
         words=(PHASES, *MATMUL, ACC, WN),
         operands=(
             R(other, A_ELEMS if other == "a" else B_ELEMS, "G if ab and bb and not by else 0"),
@@ -242,15 +257,27 @@ def _matmul_bwd(x: str, elems: str, other: str, synopsis: str, axis: str, worksp
 
 
 MATMUL_BWD_A = _matmul_bwd(
-    "a", A_ELEMS, "b", "da[g,m,k] (+)= sum_n dy[g,m,n]*b[g,k,n]", "(K if ta else M)", matmul_bwd_a_workspace
+    "a",
+    A_ELEMS,
+    "b",
+    f"da[h<{A_BATCH},m<M,k<K] = sum[e<where(ab == 1, 1, G),n<N] dy[h + e,m,n]*b[bb*(h + e),k,n]",
+    f"dy[g<G,m,n]; b[j<{B_BATCH},k,n]",
+    "(K if ta else M)",
+    matmul_bwd_a_workspace,
 )
 MATMUL_BWD_B = _matmul_bwd(
-    "b", B_ELEMS, "a", "db[g,k,n] (+)= sum_m a[g,m,k]*dy[g,m,n]", "(N if tb else K)", matmul_bwd_b_workspace
+    "b",
+    B_ELEMS,
+    "a",
+    f"db[h<{B_BATCH},k<K,n<N] = sum[e<where(bb == 1, 1, G),m<M] a[ab*(h + e),m,k]*dy[h + e,m,n]",
+    f"a[j<{A_BATCH},m,k]; dy[g<G,m,n]",
+    "(N if tb else K)",
+    matmul_bwd_b_workspace,
 )
 
 operator(
     name="matmul",
-    synopsis="y[g,m,n] = sum_k a[g,m,k]*b[g,k,n]",
+    synopsis="y[g,m,n] = sum[k] a[g,m,k]*b[g,k,n]",
     category="contraction",
     inputs=("a", "b"),
     attrs=(

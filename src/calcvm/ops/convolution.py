@@ -11,6 +11,7 @@ from typing import Any
 from calcvm.ops.contraction import PARTIAL_SUMS, WORKSPACE, Room, partial_over
 from calcvm.ops.dims import ONE, Affine, Shape, numel, show
 from calcvm.ops.epilogues import ALL, BACKWARD, operands_of, words_of
+from calcvm.ops.repetition import each
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import (
     ACC,
@@ -252,6 +253,7 @@ def conv_transpose_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, 
 def _row(
     name: str,
     synopsis: str,
+    declares: str,
     *operands: Operand,
     workspace: Callable[[Any, On], Room],
     takes: tuple[str, ...] = (),
@@ -262,7 +264,8 @@ def _row(
     sums = result.access == "a"
     return RowSpec(
         name=name,
-        synopsis=synopsis,
+        synopsis=each("012", synopsis),
+        declares=each("012", declares),
         words=(PHASES, *WORDS, ACC, WN) if sums else (*WORDS, *words_of(takes), WN),
         operands=(*operands, *operands_of(takes, result.elems, result.part, columns), WORKSPACE),
         require=(*SAME, *SMALL),
@@ -276,7 +279,9 @@ def _row(
 FILTERS = R("wt", WT)
 CONV_FWD = _row(
     "conv_fwd",
-    "y[n,o,f] = act((sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f] - mean[f])*factor[f] + offset[f] + other[n,o,f])",
+    "y[n<N,{o0<O0},g<G,f<F] = act((sum[{k0<K0},c<C] x[n, {o0*S0 + k0*L0 - P0}, g, c]*wt[{k0},c,g,f] + b[g,f] - mean[g,f])"
+    "*factor[g,f] + offset[g,f] + other[n,{o0},g,f])",
+    "x[n,{i0<I0},g,c]; b[g,f] = 0; mean[g,f] = 0; factor[g,f] = 1; offset[g,f] = 0; other[n,{o0},g,f] = 0",
     *(R("x", X), FILTERS, R("b", "G*F", optional=True), W("y", Y, "rows")),
     workspace=fwd_workspace,
     takes=ALL,
@@ -284,20 +289,26 @@ CONV_FWD = _row(
 )
 CONV_BWD_W = _row(
     "conv_bwd_w",
-    "dwt[k,c,f] (+)= sum_n,o x[n,o*S+k*L-P,c]*dy[n,o,f]; db[f] (+)= sum_n,o dy[n,o,f]",
+    "dwt[{k0<K0},c<C,g<G,f<F] = sum[n<N,{o0<O0}] x[n, {o0*S0 + k0*L0 - P0}, g, c]*dy[n,{o0},g,f]; "
+    "db[g,f] = sum[n,{o0}] dy[n,{o0},g,f]",
+    "x[n,{i0<I0},g,c]",
     *(R("x", X), R("dy", Y), A("dwt", WT, f"{TAPS}*C"), A("db", "G*F", "G*F", optional=True)),
     workspace=bwd_w_workspace,
 )
 CONV_BWD_X = _row(
     "conv_bwd_x",
-    "dx[n,i,c] = act'(ya[n,i,c]) * (sum_k,f dy[n,(i+P-k*L)/S,f]*wt[k,c,f] + other[n,i,c])",
+    "dx[n<N,{i0<I0},g<G,c<C] = dact(ya[n,{i0},g,c])"
+    "*(sum[{k0<K0},f<F] dy[n, {(i0 + P0 - k0*L0)/S0}, g, f]*wt[{k0},c,g,f] + other[n,{i0},g,c])",
+    "dy[n,{o0<O0},g,f]; ya[n,{i0},g,c] = 0; other[n,{i0},g,c] = 0",
     *(FILTERS, R("dy", Y), W("dx", X, "in_rows")),
     workspace=bwd_x_workspace,
     takes=BACKWARD,
 )
 CONV_TRANSPOSE_FWD = _row(
     "conv_transpose_fwd",
-    "y[n,i,c] = act((sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c] - mean[c])*factor[c] + offset[c] + other[n,i,c])",
+    "y[n<N,{i0<I0},g<G,c<C] = act((sum[{k0<K0},f<F] x[n, {(i0 + P0 - k0*L0)/S0}, g, f]*wt[{k0},c,g,f] + b[g,c] - mean[g,c])"
+    "*factor[g,c] + offset[g,c] + other[n,{i0},g,c])",
+    "x[n,{o0<O0},g,f]; b[g,c] = 0; mean[g,c] = 0; factor[g,c] = 1; offset[g,c] = 0; other[n,{i0},g,c] = 0",
     *(R("x", Y), FILTERS, R("b", "G*C", optional=True), W("y", X, "in_rows")),
     workspace=bwd_x_workspace,
     takes=ALL,
@@ -305,13 +316,17 @@ CONV_TRANSPOSE_FWD = _row(
 )
 CONV_TRANSPOSE_BWD_W = _row(
     "conv_transpose_bwd_w",
-    "dwt[k,c,f] (+)= sum_n,o dy[n,o*S+k*L-P,c]*x[n,o,f]; db[c] (+)= sum_n,i dy[n,i,c]",
+    "dwt[{k0<K0},c<C,g<G,f<F] = sum[n<N,{o0<O0}] dy[n, {o0*S0 + k0*L0 - P0}, g, c]*x[n,{o0},g,f]; "
+    "db[g,c] = sum[n,{i0<I0}] dy[n,{i0},g,c]",
+    "dy[n,{i0},g,c]",
     *(R("x", Y), R("dy", X), A("dwt", WT, f"{TAPS}*C"), A("db", "G*C", "G*C", optional=True)),
     workspace=transpose_bwd_w_workspace,
 )
 CONV_TRANSPOSE_BWD_X = _row(
     "conv_transpose_bwd_x",
-    "dx[n,o,f] = act'(ya[n,o,f]) * (sum_k,c dy[n,o*S+k*L-P,c]*wt[k,c,f] + other[n,o,f])",
+    "dx[n<N,{o0<O0},g<G,f<F] = dact(ya[n,{o0},g,f])"
+    "*(sum[{k0<K0},c<C] dy[n, {o0*S0 + k0*L0 - P0}, g, c]*wt[{k0},c,g,f] + other[n,{o0},g,f])",
+    "dy[n,{i0<I0},g,c]; ya[n,{o0},g,f] = 0; other[n,{o0},g,f] = 0",
     *(FILTERS, R("dy", X), W("dx", Y, "rows")),
     workspace=fwd_workspace,
     takes=BACKWARD,
@@ -331,7 +346,7 @@ ATTRS = (
 
 operator(
     name="conv",
-    synopsis="y[n,o,f] = sum_k,c x[n,o*S+k*L-P,c]*wt[k,c,f] + b[f]",
+    synopsis="y[n,o,f] = sum[k,c] x[n, o*S + k*L - P, c]*wt[k,c,f] + b[f]",
     category="contraction",
     inputs=("x", "wt", "b"),
     optional_inputs=("b",),
@@ -370,7 +385,7 @@ operator(
 
 operator(
     name="conv_transpose",
-    synopsis="y[n,i,c] = sum_k,f x[n,(i+P-k*L)/S,f]*wt[k,c,f] + b[c]",
+    synopsis="y[n,i,c] = sum[k,f] x[n, (i + P - k*L)/S, f]*wt[k,c,f] + b[c]",
     category="contraction",
     inputs=("x", "wt", "b"),
     optional_inputs=("b",),

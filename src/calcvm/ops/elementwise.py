@@ -42,7 +42,7 @@ def _row(f: Formula, words: tuple[Word, ...], operands: tuple[Operand, ...], siz
         f.check()
     return RowSpec(
         name=f.name,
-        synopsis=lambda: f"{f.writes} = {f.text}",
+        synopsis=lambda: f.text,
         words=words + parameters.words(f.words),
         operands=operands,
         in_place=tuple((f.writes, read) for read in f.reads),
@@ -112,8 +112,8 @@ POW = Elementwise(
     source="IEEE 754 pow: x < 0 is nan unless p is an integer; x^0 = 1; within 2 ulp over the whole range",
 )
 _POW_WORDS = ROWS_COLS + parameters.words(POW.params)
-POW_FWD = uniform("pow_fwd", "y = x^p", ("x",), "y", 3, _POW_WORDS)
-POW_BWD = uniform("pow_bwd", "dx = dy*p*x^(p-1)", ("dy", "x"), "dx", 5, _POW_WORDS)
+POW_FWD = uniform("pow_fwd", "y = x^exponent", ("x",), "y", 3, _POW_WORDS)
+POW_BWD = uniform("pow_bwd", "dx = dy*exponent*x^(exponent - 1)", ("dy", "x"), "dx", 5, _POW_WORDS)
 
 
 # ---------------------------------------------------------------- binary, with broadcasting
@@ -238,7 +238,7 @@ def _several(op: Elementwise) -> OpSpec:
 
     return OpSpec(
         name=op.name,
-        synopsis=lambda: f"y = {op.forward.text}",
+        synopsis=lambda: op.forward.text,
         category="binary" if len(inputs) == 2 else "ternary",
         inputs=inputs,
         attrs=parameters.attributes(op.params),

@@ -12,6 +12,7 @@ SEND = instruction(
     RowSpec(
         name="send",
         synopsis="x is copied to another device after this row",
+        no_equation="it computes nothing",
         words=dims("n"),
         operands=(R("x", "n", "n", type=CELLS),),
     )
@@ -20,6 +21,7 @@ RECEIVE = instruction(
     RowSpec(
         name="receive",
         synopsis="y has been copied from another device before this row",
+        no_equation="it computes nothing: the value is another device's",
         words=dims("n"),
         operands=(W("y", "n", "n", type=CELLS),),
     )

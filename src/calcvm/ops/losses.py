@@ -51,9 +51,9 @@ def _final(name: str, out: str, synopsis: str) -> RowSpec:
     )
 
 
-LOSS_MEAN = _final("loss_mean", "loss", "loss = sum_r l[r] / count")
-MEAN = _final("metric_mean", "y", "y = sum_r l[r] / count")
-ROOT_MEAN = _final("metric_root_mean", "y", "y = sqrt(sum_r l[r] / count)")
+LOSS_MEAN = _final("loss_mean", "loss", "loss = sum[r<rows] t_l[r]/count")
+MEAN = _final("metric_mean", "y", "y = sum[r<rows] t_l[r]/count")
+ROOT_MEAN = _final("metric_root_mean", "y", "y = sqrt(sum[r<rows] t_l[r]/count)")
 
 
 # ---------------------------------------------------------------- losses over pairs of equal shape
@@ -82,7 +82,9 @@ def spec_of(op: PairLoss) -> OpSpec:
     def bwd(v: str, f: Formula) -> RowSpec:
         return RowSpec(
             name=f.name,
-            synopsis=lambda: f"d{v}[r,c] = {f'{f.factor}*' * (f.factor != 1)}dloss/count * ({f.text})",
+            synopsis=lambda: f.with_places(
+                "[r,c]", f"{f'{f.factor}*' * (f.factor != 1)}dloss/count*{{}}", f"d{v}[r<rows,c<cols]"
+            ),
             words=ROWS_COLS + COUNT + words,
             operands=(SEED, *(elems[r] for r in f.reads), W(f"d{v}", SIZE, "rows")),
             in_place=tuple((f"d{v}", r) for r in f.reads),
@@ -91,7 +93,7 @@ def spec_of(op: PairLoss) -> OpSpec:
 
     fwd = RowSpec(
         name=op.term.name,
-        synopsis=lambda: f"l[r] = sum_c {op.term.text}",
+        synopsis=lambda: op.term.with_places("[r,c]", "sum[c<cols] {}", "t_l[r<rows]"),
         words=ROWS_COLS + words,
         operands=(elems["x"], elems["t"], W("t_l", "rows", "rows")),
         flops=lambda: f"{op.term.operations + 1}*{SIZE}",
@@ -99,7 +101,7 @@ def spec_of(op: PairLoss) -> OpSpec:
     examples = ((None, 3), (None, 1), (None,), (None, 4, 5), (7, 17))
     return OpSpec(
         name=op.name,
-        synopsis=lambda: f"loss = mean({op.term.text})",
+        synopsis=lambda: op.term.with_places("[r,c]", "mean[r,c] {}", "loss"),
         category="loss",
         inputs=("x", "t"),
         outputs=("loss",),
@@ -146,6 +148,11 @@ def _class_words(x: Shape, t: Shape) -> dict[str, Any]:
 
 CLASSES = (*PLACES, choice("dense", 2))
 SMOOTHING = Word(name="smoothing", kind="float", lo=0, hi=1)
+LABELS = "target[r,i,t<1 + dense*(N - 1)]"  # a label, or a probability for each class
+SMOOTHED = (
+    "q[r<rows,i<inner,j<N] = (1 - smoothing)*where(dense == 1, target[r, i, dense*j], where(j == target[r, i, 0], 1, 0)) "
+    "+ smoothing/N"
+)
 TARGET = R("target", "rows*inner*(1 + dense*(N - 1))", "rows", type="index", below="N")
 
 operator(
@@ -175,7 +182,9 @@ operator(
     fwd=(
         RowSpec(
             name="softmax_cross_entropy_fwd",
-            synopsis="p[r,j] = softmax(logits[r])[j]; l[r] = -sum_j q[r,j]*log(p[r,j])",
+            synopsis="l[r<rows,i<inner] = logsumexp[j<N] logits[r,i,j]; p[r,i,j] = exp(logits[r,i,j] - l[r,i]); "
+            f"{SMOOTHED}; t_l[r] = -sum[i,j] q[r,i,j]*(logits[r,i,j] - l[r,i])",
+            declares=LABELS,
             words=(*CLASSES, SMOOTHING),
             operands=(
                 R("logits", VECTORS, "rows"),
@@ -192,7 +201,8 @@ operator(
     bwd=(
         RowSpec(
             name="softmax_cross_entropy_bwd",
-            synopsis="dlogits[r,j] = dloss/count * (p[r,j]*sum_j(q[r,j]) - q[r,j])",
+            synopsis=f"{SMOOTHED}; dlogits[r,i,j] = dloss/count*(p[r,i,j]*(sum[k<N] q[r,i,k]) - q[r,i,j])",
+            declares=LABELS,
             words=(*CLASSES, *COUNT, SMOOTHING),
             operands=(
                 SEED,
@@ -251,7 +261,8 @@ operator(
     fwd=(
         RowSpec(
             name="pick_fwd",
-            synopsis="y[r] = x[r, index[r]]",
+            synopsis="y[r<rows*inner] = x[r, index[r]]",
+            declares="x[r,n<N]",
             words=PLACES,
             operands=(
                 R("x", VECTORS, "rows"),
@@ -264,7 +275,7 @@ operator(
     bwd=(
         RowSpec(
             name="pick_bwd",
-            synopsis="dx[r, j] = dy[r] where j is index[r], 0 elsewhere",
+            synopsis="dx[r<rows*inner,n<N] = where(n == index[r], dy[r], 0)",
             words=PLACES,
             operands=(
                 R("index", "rows*inner", "rows", type="index", below="N"),
@@ -310,7 +321,9 @@ operator(
     fwd=(
         RowSpec(
             name="accuracy_fwd",
-            synopsis="l[r] = number of rows of r whose first largest score is the target's class",
+            synopsis="target_class[r<rows,i<inner] = where(dense == 1, argmax[j<N] target[r, i, dense*j], target[r, i, 0]); "
+            "t_l[r] = sum[i] where(argmax[j] scores[r,i,j] == target_class[r,i], 1, 0)",
+            declares=LABELS,
             words=CLASSES,
             operands=(
                 R("scores", VECTORS, "rows"),

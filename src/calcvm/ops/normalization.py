@@ -48,7 +48,7 @@ def _shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
 def _less(name: str, x: str, mean: str, y: str) -> RowSpec:
     return RowSpec(
         name=name,
-        synopsis=f"{y}[r,c] = {x}[r,c] - {mean}[c]",
+        synopsis=f"{y}[r<rows,c<cols] = {x}[r,c] - {mean}[c]",
         words=ROWS_COLS,
         operands=(R(x, SIZE, "rows"), R(mean, "cols"), W(y, SIZE, "rows")),
         in_place=((y, x),),
@@ -71,7 +71,7 @@ operator(
     fwd=(
         RowSpec(
             name="center_mean",
-            synopsis="t_m[c] = sum_r x[r,c] / rows; running += momentum*(t_m - running)",
+            synopsis="t_m[c<cols] = sum[r<rows] x[r,c]/rows; running[c] += momentum*(t_m[c] - running[c])",
             words=(*ROWS_COLS, MOMENTUM),
             operands=(R("x", SIZE), W("t_m", "cols", "cols"), U("running", "cols", "cols")),
             flops=SIZE,
@@ -81,7 +81,7 @@ operator(
     bwd=(
         RowSpec(
             name="center_mean_bwd",
-            synopsis="t_d[c] = sum_r dy[r,c] / rows",
+            synopsis="t_d[c<cols] = sum[r<rows] dy[r,c]/rows",
             words=ROWS_COLS,
             operands=(R("dy", SIZE), W("t_d", "cols", "cols")),
             flops=SIZE,
@@ -103,6 +103,7 @@ operator(
 # ---------------------------------------------------------------- of channels, over all samples and places
 EPS_ATTR = Attr(name="eps", default=1e-5, check=lambda v: v >= 0, doc="added to the variance")
 RUNNING = ("running_mean", "running_var")
+SCALED, OTHER = "scale[c] = 1; shift[c]", "other[r,c]"  # left out they are 1, and 0
 SCALE, SHIFT = R("scale", "N", optional=True), R("shift", "N", optional=True)
 CHUNKS, GPU_CHUNKS = 64, 256  # partial results of a sum over rows, at most: as in both kernels/normalization.py
 BLOCK, GPU_BLOCK = 128, 32  # rows of one, at least
@@ -161,8 +162,9 @@ operator(
     fwd=(
         RowSpec(
             name="batch_norm_stats",
-            synopsis="mean[c] = sum_r x[r,c] / R; inv[c] = 1/sqrt(sum_r (x[r,c] - mean[c])^2 / R + eps); "
-            "running_mean += momentum*(mean - running_mean); running_var += momentum*(var*R/(R - 1) - running_var)",
+            synopsis="mean[c<N] = sum[r<rows*inner] x[r,c]/R; var[c] = sum[r] (x[r,c] - mean[c])^2/R; inv[c] = 1/sqrt(var[c] + eps); "
+            "running_mean[c] += momentum*(mean[c] - running_mean[c]); "
+            "running_var[c] += momentum*(var[c]*R/(R - 1) - running_var[c])",
             words=(PHASES, *PLACES, EPS, MOMENTUM, WN),
             operands=(
                 R("x", VECTORS),
@@ -178,7 +180,8 @@ operator(
         ),
         RowSpec(
             name="batch_norm_fwd",
-            synopsis="y[r,c] = act((x[r,c] - mean[c])*inv[c]*scale[c] + shift[c] + other[r,c])",
+            synopsis="y[r<rows*inner,c<N] = act((x[r,c] - mean[c])*inv[c]*scale[c] + shift[c] + other[r,c])",
+            declares=SCALED + "; " + OTHER,
             words=(*PLACES, *words_of(FORWARD)),
             operands=(
                 R("x", VECTORS, "rows"),
@@ -197,8 +200,9 @@ operator(
     bwd=(
         RowSpec(
             name="batch_norm_sums",
-            synopsis="dscale[c] = sum_r dy[r,c]*(x[r,c] - mean[c])*inv[c]; dshift[c] = sum_r dy[r,c]; "
-            "t_p = -inv*dscale/R; t_q = -scale*inv*dshift/R",
+            synopsis="dscale[c<N] = sum[r<rows*inner] dy[r,c]*(x[r,c] - mean[c])*inv[c]; dshift[c] = sum[r] dy[r,c]; "
+            "t_p[c] = -inv[c]*dscale[c]/R; t_q[c] = -scale[c]*inv[c]*dshift[c]/R",
+            declares="scale[c] = 1",
             words=(PHASES, *PLACES, WN),
             operands=(
                 R("dy", VECTORS),
@@ -218,7 +222,8 @@ operator(
         ),
         RowSpec(
             name="batch_norm_bwd",
-            synopsis="dx[r,c] = scale[c]*inv[c]*(dy[r,c] + (x[r,c] - mean[c])*t_p[c]) + t_q[c]",
+            synopsis="dx[r<rows*inner,c<N] = scale[c]*inv[c]*(dy[r,c] + (x[r,c] - mean[c])*t_p[c]) + t_q[c]",
+            declares="scale[c] = 1",
             words=PLACES,
             operands=(
                 R("dy", VECTORS, "rows"),
@@ -261,14 +266,16 @@ operator(
     fwd=(
         RowSpec(
             name="batch_norm_inference_factor",
-            synopsis="t_factor[c] = scale[c]/sqrt(running_var[c] + eps)",
+            synopsis="t_factor[c<N] = scale[c]/sqrt(running_var[c] + eps)",
+            declares="scale[c] = 1",
             words=(*dims("N"), EPS),
             operands=(replace(SCALE, part="N"), R("running_var", "N", "N"), W("t_factor", "N", "N")),
             flops="4*N",
         ),
         RowSpec(
             name="batch_norm_inference_fwd",
-            synopsis="y[r,c] = act((x[r,c] - running_mean[c])*t_factor[c] + shift[c] + other[r,c])",
+            synopsis="y[r<rows*inner,c<N] = act((x[r,c] - running_mean[c])*t_factor[c] + shift[c] + other[r,c])",
+            declares="shift[c]; " + OTHER,
             words=(*PLACES, *words_of(FORWARD)),
             operands=(
                 R("x", VECTORS, "rows"),
@@ -287,7 +294,8 @@ operator(
     bwd=(
         RowSpec(
             name="batch_norm_inference_sums",
-            synopsis="dscale[c] = sum_r dy[r,c]*(x[r,c] - running_mean[c])/sqrt(running_var[c] + eps); dshift[c] = sum_r dy[r,c]",
+            synopsis="dscale[c<N] = sum[r<rows*inner] dy[r,c]*(x[r,c] - running_mean[c])/sqrt(running_var[c] + eps); "
+            "dshift[c] = sum[r] dy[r,c]",
             words=(PHASES, *PLACES, EPS, WN),
             operands=(
                 R("dy", VECTORS),
@@ -304,7 +312,8 @@ operator(
         ),
         RowSpec(
             name="batch_norm_inference_bwd",
-            synopsis="dx[r,c] = dy[r,c]*scale[c]/sqrt(running_var[c] + eps)",
+            synopsis="dx[r<rows*inner,c<N] = dy[r,c]*scale[c]/sqrt(running_var[c] + eps)",
+            declares="scale[c] = 1",
             words=(*PLACES, EPS),
             operands=(R("dy", VECTORS, "rows"), SCALE, R("running_var", "N"), W("dx", VECTORS, "rows")),
             in_place=(("dx", "dy"),),
@@ -363,8 +372,10 @@ def group_bwd_workspace(w: Any, on: On) -> tuple[Any, Any]:
 
 GROUP_FWD = RowSpec(
     name="group_norm_fwd",
-    synopsis="y[r,i,g,c] = act((x[r,i,g,c] - mean[r,g])*inv[r,g]*scale[g,c] + shift[g,c] + other[r,i,g,c]); "
-    "mean and inv = 1/sqrt(var + eps) over i, c",
+    synopsis="mean[r<rows,g<groups] = sum[i<inner,c<D] x[r,i,g,c]/(I*C); var[r,g] = sum[i,c] (x[r,i,g,c] - mean[r,g])^2/(I*C); "
+    "inv[r,g] = 1/sqrt(var[r,g] + eps); "
+    "y[r,i,g,c] = act((x[r,i,g,c] - mean[r,g])*inv[r,g]*scale[g,c] + shift[g,c] + other[r,i,g,c])",
+    declares="scale[g,c] = 1; shift[g,c]; other[r,i,g,c]",
     words=(*GROUPS, EPS, *words_of(FORWARD), WN),
     operands=(
         R("x", OF_GROUPS, "rows"),
@@ -383,8 +394,11 @@ GROUP_FWD = RowSpec(
 )
 GROUP_BWD = RowSpec(
     name="group_norm_bwd",
-    synopsis="dscale[g,c] = sum_ri dy*(x - mean)*inv; dshift[g,c] = sum_ri dy; dx = inv*(dy*scale - a - (x - mean)*inv*b), "
-    "a and b the means over i, c of dy*scale and of dy*scale*(x - mean)*inv",
+    synopsis="normal[r<rows,i<inner,g<groups,c<D] = (x[r,i,g,c] - mean[r,g])*inv[r,g]; "
+    "dscale[g,c] = sum[r,i] dy[r,i,g,c]*normal[r,i,g,c]; dshift[g,c] = sum[r,i] dy[r,i,g,c]; "
+    "a[r,g] = sum[i,c] dy[r,i,g,c]*scale[g,c]/(I*C); b[r,g] = sum[i,c] dy[r,i,g,c]*scale[g,c]*normal[r,i,g,c]/(I*C); "
+    "dx[r,i,g,c] = inv[r,g]*(dy[r,i,g,c]*scale[g,c] - a[r,g] - normal[r,i,g,c]*b[r,g])",
+    declares="scale[g,c] = 1",
     words=(PHASES, *GROUPS, AFFINE, WN),
     operands=(
         R("dy", OF_GROUPS, BY_CHUNKS),
@@ -515,6 +529,7 @@ def _of_vectors(name: str, onnx: str, mean: bool, synopsis: str, rows: tuple[str
             RowSpec(
                 name=f"{name}_fwd",
                 synopsis=rows[0],
+                declares="scale[n] = 1; shift[n]" if mean else "scale[n] = 1",
                 words=(*PLACES, EPS),
                 operands=(
                     R("x", VECTORS, "rows"),
@@ -530,6 +545,7 @@ def _of_vectors(name: str, onnx: str, mean: bool, synopsis: str, rows: tuple[str
             RowSpec(
                 name=f"{name}_bwd",
                 synopsis=rows[1],
+                declares="scale[n] = 1",
                 words=(PHASES, *PLACES, AFFINE, WN),
                 operands=(
                     R("dy", VECTORS, BY_CHUNKS),
@@ -573,9 +589,12 @@ _of_vectors(
     True,
     "y = (x - mean)/sqrt(var + eps)*scale + shift, mean and var over the last axes",
     (
-        "y[r,n] = (x[r,n] - mean[r])*inv[r]*scale[n] + shift[n]; inv = 1/sqrt(var + eps)",
-        "dscale[n] = sum_r dy*(x - mean)*inv; dshift[n] = sum_r dy; dx = inv*(dy*scale - a - (x - mean)*inv*b), a and b the means "
-        "over n of dy*scale and of dy*scale*(x - mean)*inv",
+        "mean[r<rows*inner] = sum[n<N] x[r,n]/N; var[r] = sum[n] (x[r,n] - mean[r])^2/N; inv[r] = 1/sqrt(var[r] + eps); "
+        "y[r,n] = (x[r,n] - mean[r])*inv[r]*scale[n] + shift[n]",
+        "normal[r<rows*inner,n<N] = (x[r,n] - mean[r])*inv[r]; "
+        "dscale[n] = sum[r] dy[r,n]*normal[r,n]; dshift[n] = sum[r] dy[r,n]; "
+        "a[r] = sum[n] dy[r,n]*scale[n]/N; b[r] = sum[n] dy[r,n]*scale[n]*normal[r,n]/N; "
+        "dx[r,n] = inv[r]*(dy[r,n]*scale[n] - a[r] - normal[r,n]*b[r])",
     ),
     "Ba, Kiros and Hinton 2016",
 )
@@ -585,8 +604,9 @@ _of_vectors(
     False,
     "y = x/sqrt(mean of x^2 + eps)*scale, the mean over the last axes",
     (
-        "y[r,n] = x[r,n]*inv[r]*scale[n]; inv[r] = 1/sqrt(sum_n x[r,n]^2 / N + eps)",
-        "dscale[n] = sum_r dy*x*inv; dx = inv*(dy*scale - x*inv*b), b the mean over n of dy*scale*x*inv",
+        "inv[r<rows*inner] = 1/sqrt(sum[n<N] x[r,n]^2/N + eps); y[r,n] = x[r,n]*inv[r]*scale[n]",
+        "dscale[n<N] = sum[r<rows*inner] dy[r,n]*x[r,n]*inv[r]; b[r] = sum[n] dy[r,n]*scale[n]*x[r,n]*inv[r]/N; "
+        "dx[r,n] = inv[r]*(dy[r,n]*scale[n] - x[r,n]*inv[r]*b[r])",
     ),
     "Zhang and Sennrich 2019",
 )
@@ -598,7 +618,7 @@ LRN = (
     Word(name="size", kind="int", lo=1, hi=2**20),
     *(Word(name=n, kind="float", lo=-1e30, hi=1e30) for n in ("alpha", "beta", "k")),
 )
-BASE = "d = k + alpha/size * sum of x[r,j]^2 for j from c - size//2 to c + (size - 1)//2"
+BASE = "d[r<rows*inner,c<N] = k + alpha/size*sum[j<size] x[r, c - size//2 + j]^2"
 
 
 ROOM = 256  # elements of scratch that rows of few channels share, as in kernels_cpu/normalization.py
@@ -626,7 +646,7 @@ operator(
     fwd=(
         RowSpec(
             name="local_response_norm_fwd",
-            synopsis=f"y[r,c] = x[r,c] * d^-beta, {BASE}",
+            synopsis=f"{BASE}; y[r,c] = x[r,c]*d[r,c]^(-beta)",
             words=(*LRN, WN),
             operands=(R("x", VECTORS, "rows"), W("y", VECTORS, "rows"), S("ws", "nw*wn")),
             workspace=_lrn_workspace(2),
@@ -636,8 +656,8 @@ operator(
     bwd=(
         RowSpec(
             name="local_response_norm_bwd",
-            synopsis="dx[r,c] = dy[r,c]*d[r,c]^-beta - 2*alpha*beta/size * x[r,c] * sum of dy*x*d^-(beta + 1) "
-            "for j from c - (size - 1)//2 to c + size//2",
+            synopsis=f"{BASE}; dx[r,c] = dy[r,c]*d[r,c]^(-beta) - 2*alpha*beta/size*x[r,c]*sum[j] dy[r, c + size//2 - j]"
+            "*x[r, c + size//2 - j]*d[r, c + size//2 - j; 1]^(-beta - 1)",
             words=(*LRN, WN),
             operands=(R("dy", VECTORS, "rows"), R("x", VECTORS, "rows"), W("dx", VECTORS, "rows"), S("ws", "nw*wn")),
             workspace=_lrn_workspace(4),

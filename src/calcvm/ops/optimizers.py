@@ -132,6 +132,13 @@ def _operator(
 
 
 _add = registered(_operator)
+SLOT = f"h<{len(HYPER_SLOTS)}"  # the index of a slot
+
+
+def _at(slot: str) -> int:
+    return HYPER_SLOTS.index(slot)
+
+
 _FLAG = Attr(name="clip", default=0, check=lambda v: v in (0, 1), doc="1: gradients are scaled by hyper.clip_scale")
 
 
@@ -202,6 +209,7 @@ _add(
     ),
     word_values=lambda shapes, attrs: dict(attrs),
     examples=tuple(_example(schedule=s) for s in range(len(SCHEDULES))),
+    no_equation="a schedule with branches over slots of hyperparameters, in float64",
     source="torch.optim.lr_scheduler: StepLR, ExponentialLR, CosineAnnealingLR, CosineAnnealingWarmRestarts; the schedule "
     "starts after the warm-up",
 )
@@ -216,11 +224,12 @@ _add(
     attrs=(Attr(name="every", default=1, check=lambda v: isinstance(v, int) and v >= 1, doc="steps of an entry"),),
     word_values=lambda shapes, attrs: {"n": shapes["table"][0], **attrs},
     examples=(_example((1,), every=1), _example((7,), every=2)),
+    no_equation="the place is computed of slots of hyperparameters, in float64",
     source="torch.optim.lr_scheduler.LambdaLR",
 )
 _add(
     "rate_scale",
-    "scaled = hyper, its lr_t and step_size_t times factor",
+    f"scaled[{SLOT}] = where(h == {_at('lr_t')} or h == {_at('step_size_t')}, factor, 1)*hyper[h]",
     (_weight("factor"),),
     (R(**HYPER, part="w0"), W(**{**HYPER, "name": "scaled"}, part="w0")),
     attrs=(Attr(name="factor", default=1.0, check=_is_weight, doc="of a parameter's learning rate"),),
@@ -231,7 +240,7 @@ _add(
 )
 _add(
     DECAY_ROW,
-    "scaled's weight_decay *= factor",
+    f"scaled[{SLOT}] = where(h == {_at('weight_decay')}, factor, 1)*scaled[h]",
     (_weight("factor"),),
     (U(**{**HYPER, "name": "scaled"}, part="w0"),),
     attrs=(Attr(name="factor", default=1.0, check=_is_weight, doc="of a parameter's weight decay"),),
@@ -255,7 +264,7 @@ _add(
 )
 _add(
     "sumsq",
-    "s[r] = sqrt(sum_c g[r,c]^2)",
+    "s[r<rows] = sqrt(sum[c<cols] g[r,c]^2)",
     ROWS_COLS,
     (R("g", SIZE, "rows"), W("s", "rows", "rows")),
     shape=lambda shapes, attrs: {"s": shapes["g"][:1] or (affine(1),)},
@@ -270,7 +279,7 @@ _add(
 )
 _add(
     "clip_norm_scale",
-    "clip_scale = min(1, clip_norm/(sqrt(sum_i s[i]^2) + 1e-6))",
+    f"hyper[{SLOT}] = where(h == {_at('clip_scale')}, min(1, clip_norm/(sqrt(sum[i<n] s[i]^2) + 1e-6)), hyper[h])",
     dims("n"),
     (R("s", "n", "w0"), U(**HYPER, part="w0")),
     word_values=lambda shapes, attrs: {"n": shapes["s"][0]},

@@ -14,7 +14,7 @@ from calcvm.ops.types import CELLS
 PAGE_OUT = instruction(
     RowSpec(
         name="page_out",
-        synopsis="page = x",
+        synopsis="page[k<n] = x[k]",
         words=dims("n"),
         operands=(R("x", "n", "n", type=CELLS), replace(W("page", "n", "n", type=CELLS), paged=True)),
     )
@@ -23,6 +23,7 @@ PAGE_AHEAD = instruction(
     RowSpec(
         name="page_ahead",
         synopsis="page will be read soon",
+        no_equation="it computes nothing",
         words=dims("n"),
         operands=(replace(R("page", "n", "n", type=CELLS), paged=True),),
     )
@@ -30,7 +31,7 @@ PAGE_AHEAD = instruction(
 PAGE_IN = instruction(
     RowSpec(
         name="page_in",
-        synopsis="y = page",
+        synopsis="y[k<n] = page[k]",
         words=dims("n"),
         operands=(replace(R("page", "n", "n", type=CELLS), paged=True), W("y", "n", "n", type=CELLS)),
     )

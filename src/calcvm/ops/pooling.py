@@ -8,6 +8,7 @@ from typing import Any
 
 from calcvm.ops.dims import Shape
 from calcvm.ops.reduction import sum_words
+from calcvm.ops.repetition import each
 from calcvm.ops.spec import (
     LAST,
     OPS,
@@ -89,6 +90,18 @@ def _pooling(
 
 
 DX = W("dx", X, X_ROWS)
+# How many taps of a window are elements of x: tap (td,th,tw) of window (od,oh,ow) is x[n, {od*sd + td*dd - pd}, c].
+INSIDE = "inside[{d<D}] = 1; "
+COUNT = "sum[{td<kd}] inside[{od*sd + td*dd - pd}]"
+# Adaptive windows: which elements they have, from floor(od*D/OD) to ceil((od + 1)*D/OD), and taps along an axis, as kernels number them.
+HAS = "has[{od<OD},{d<D}] = {and od*D < (d + 1)*OD and d*OD < (od + 1)*D}; "
+HAS_COUNT = HAS + "count[{od}] = sum[{d}] where(has[{od},{d}], 1, 0); "
+TAPS_ALONG = "where(D%OD == 0, D//OD, D//OD + 2)"
+
+
+def _equation(synopsis: str, declares: str = "") -> Mapping[str, Any]:
+    """Of a row, over the three axes."""
+    return {"synopsis": each("dhw", synopsis), "declares": each("dhw", declares)}
 
 
 def _example(*shape: int | None, batch: int = 3, bench: bool = False, **attrs: Any) -> Example:
@@ -123,7 +136,16 @@ ADAPTED = (
 
 
 # ---------------------------------------------------------------- the largest
-def _max(name: str, index: str, of: tuple[Word, ...], flops: str, require: tuple[str, ...] = (), **spec: Any) -> None:
+def _max(
+    name: str,
+    index: str,
+    of: tuple[Word, ...],
+    flops: str,
+    forward: Mapping[str, Any],
+    backward: Mapping[str, Any],
+    require: tuple[str, ...] = (),
+    **spec: Any,
+) -> None:
     _pooling(
         name,
         synopsis="y[o] = max of x over window o (NaN if any is)",
@@ -132,7 +154,7 @@ def _max(name: str, index: str, of: tuple[Word, ...], flops: str, require: tuple
         fwd=(
             RowSpec(
                 name=f"{name}_fwd",
-                synopsis="y[n,o,c] = max_t x[n,o*s - p + t*d,c]; index = the first t where it is",
+                **forward,
                 words=(*SIZES, *of),
                 operands=(
                     R("x", X),
@@ -146,7 +168,7 @@ def _max(name: str, index: str, of: tuple[Word, ...], flops: str, require: tuple
         bwd=(
             RowSpec(
                 name=f"{name}_bwd",
-                synopsis="dx[n,i,c] = sum of dy[n,o,c] over windows o whose index is the tap at i",
+                **backward,
                 words=(*SIZES, *of),
                 operands=(R("dy", Y), R("index", Y, type=index), DX),
                 require=require,
@@ -162,6 +184,16 @@ _max(
     "uint8",
     WINDOW,
     f"{Y}*{TAPS_OF}",
+    _equation(
+        "y[n<N,{od<OD},c<C] = max[{td<kd}] x[n, {od*sd + td*dd - pd}, c; -inf]; "
+        "index[n,{od},c] = argmax[{td}] x[n, {od*sd + td*dd - pd}, c; -inf]",
+        "x[n,{d<D},c]",
+    ),
+    _equation(
+        "dx[n<N,{d<D},c<C] = sum[{td<kd}] where(index[n, {(d + pd - td*dd)/sd}, c; -1] == (td*kh + th)*kw + tw, "
+        "dy[n, {(d + pd - td*dd)/sd}, c], 0)",
+        "index[n,{od<OD},c]; dy[n,{od},c]",
+    ),
     (f"{TAPS} - {TAPS_OF}",),
     axes=_slid_max,
     attrs=(KERNEL, STRIDE, PADDING, DILATION, CEIL),
@@ -180,6 +212,16 @@ _max(
     "int32",
     (),
     f"{X} + {Y}",
+    _equation(
+        HAS + "y[n<N,{od},c<C] = max[{d}] where(has[{od},{d}], x[n,{d},c], -inf); "
+        "index[n,{od},c] = argmax[{td<" + TAPS_ALONG + "}] "
+        "where(has[{od}, {od*D//OD + td}], x[n, {od*D//OD + td}, c], -inf)",
+    ),
+    _equation(
+        f"kh = {TAPS_ALONG.replace('D', 'H')}; kw = {TAPS_ALONG.replace('D', 'W')}; "
+        "dx[n<N,{d<D},c<C] = sum[{od<OD}] where(od*D//OD + index[n,{od},c]//(kh*kw) == d "
+        "and oh*H//OH + index[n,{od},c]//kw%kh == h and ow*W//OW + index[n,{od},c]%kw == w, dy[n,{od},c], 0)",
+    ),
     axes=_adapted,
     attrs=(OUT,),
     examples=ADAPTED,
@@ -188,14 +230,16 @@ _max(
 
 
 # ---------------------------------------------------------------- the mean
-def _avg(name: str, of: tuple[Word, ...], flops: str, **spec: Any) -> None:
+def _avg(
+    name: str, of: tuple[Word, ...], flops: str, forward: Mapping[str, Any], backward: Mapping[str, Any], **spec: Any
+) -> None:
     _pooling(
         name,
         synopsis="y[o] = mean of x over window o",
         fwd=(
             RowSpec(
                 name=f"{name}_fwd",
-                synopsis="y[n,o,c] = sum_t x[n,o*s - p + t,c] / count[o]",
+                **forward,
                 words=(*SIZES, *of),
                 operands=(R("x", X), W("y", Y, Y_ROWS)),
                 flops=flops,
@@ -204,7 +248,7 @@ def _avg(name: str, of: tuple[Word, ...], flops: str, **spec: Any) -> None:
         bwd=(
             RowSpec(
                 name=f"{name}_bwd",
-                synopsis="dx[n,i,c] = sum of dy[n,o,c]/count[o] over windows o that have i",
+                **backward,
                 words=(*SIZES, *of),
                 operands=(R("dy", Y), DX),
                 flops=f"2*{X}",
@@ -214,10 +258,19 @@ def _avg(name: str, of: tuple[Word, ...], flops: str, **spec: Any) -> None:
     )
 
 
+COUNTED = f"{INSIDE}count[{{od<OD}}] = where(padded == 1, {{* min(kd, D + pd + qd - od*sd)}}, {COUNT}); "
 _avg(
     "avg_pool",
     (*WINDOW, *AFTER, choice("padded", 2)),
     f"{Y}*{TAPS_OF}",
+    _equation(
+        COUNTED + "y[n<N,{od},c<C] = sum[{td}] x[n, {od*sd + td*dd - pd}, c]/count[{od}]",
+        "x[n,{d},c]",
+    ),
+    _equation(
+        COUNTED + "share[n<N,{od},c<C] = dy[n,{od},c]/count[{od}]; "
+        "dx[n,{d},c] = sum[{td}] share[n, {(d + pd - td*dd)/sd}, c]",
+    ),
     axes=_slid,
     more=lambda attrs: {"padded": int(attrs["count_include_pad"])},
     attrs=(
@@ -248,6 +301,8 @@ _avg(
     "adaptive_avg_pool",
     (),
     f"{X} + {Y}",
+    _equation(HAS_COUNT + "y[n<N,{od},c<C] = sum[{d}] where(has[{od},{d}], x[n,{d},c]/count[{od}], 0)"),
+    _equation(HAS_COUNT + "dx[n<N,{d},c<C] = sum[{od}] where(has[{od},{d}], dy[n,{od},c]/count[{od}], 0)"),
     axes=_adapted,
     attrs=(OUT,),
     examples=ADAPTED,
@@ -257,6 +312,7 @@ _avg(
 
 # ---------------------------------------------------------------- the norm
 _POWERS = (*SIZES, *WINDOW, POWER)
+PRESENT = f"{INSIDE}count[{{od<OD}}] = {COUNT}; "
 _pooling(
     "lp_pool",
     _slid,
@@ -277,7 +333,11 @@ _pooling(
     fwd=(
         RowSpec(
             name="lp_pool_fwd",
-            synopsis="y[n,o,c] = (k/count[o] * sum_t x[n,o*s + t,c]^p)^(1/p)",
+            **_equation(
+                PRESENT
+                + "y[n<N,{od},c<C] = (kd*kh*kw/count[{od}]*sum[{td}] x[n, {od*sd + td*dd - pd}, c]^power)^(1/power)",
+                "x[n,{d},c]",
+            ),
             words=_POWERS,
             operands=(R("x", X), W("y", Y, Y_ROWS)),
             flops=f"2*{Y}*{TAPS_OF}",
@@ -286,7 +346,10 @@ _pooling(
     bwd=(
         RowSpec(
             name="lp_pool_bwd_y",
-            synopsis="g[n,o,c] = k/count[o] * dy*y^(1 - p); 0 where y is",
+            **_equation(
+                PRESENT + "t_g[n<N,{od},c<C] = where(y[n,{od},c] == 0, 0, "
+                "kd*kh*kw/count[{od}]*dy[n,{od},c]*y[n,{od},c]^(1 - power))"
+            ),
             words=_POWERS,
             operands=(R("dy", Y, Y_ROWS), R("y", Y, Y_ROWS), W("t_g", Y, Y_ROWS)),
             in_place=(("t_g", "dy"), ("t_g", "y")),
@@ -294,7 +357,10 @@ _pooling(
         ),
         RowSpec(
             name="lp_pool_bwd",
-            synopsis="dx[n,i,c] = x^(p - 1) * sum of g[n,o,c] over windows o that have i",
+            **_equation(
+                "dx[n<N,{d<D},c<C] = x[n,{d},c]^(power - 1)*sum[{td<kd}] t_g[n, {(d + pd - td*dd)/sd}, c]",
+                "t_g[n,{od<OD},c]",
+            ),
             words=_POWERS,
             operands=(R("t_g", Y), R("x", X, X_ROWS), DX),
             flops=f"3*{X}",

@@ -37,6 +37,7 @@ OF_STREAM = Attr(
     check=lambda v: isinstance(v, int) and 0 <= v < 2**31,
     doc="rows of one graph that must draw independently have different streams",
 )
+DRAWN = "it draws random numbers by a counter"
 DRAWS = (R("rng", "2", type="int64"), R("rate", "1", type="float64"))
 
 
@@ -44,6 +45,7 @@ def _row(name: str, x: str, y: str) -> RowSpec:
     return RowSpec(
         name=name,
         synopsis=f"{y}[i] = {x}[i]/(1 - rate) if u(seed, counter, stream, i) >= rate else 0",
+        no_equation=DRAWN,
         words=(*dims("rows cols"), STREAM),
         operands=(R(x, SIZE, "rows"), *DRAWS, W(y, SIZE, "rows")),
         in_place=((y, x),),
@@ -100,6 +102,7 @@ operator(
         RowSpec(
             name="dropout_mask_fwd",
             synopsis="y[i] = 1/(1 - rate) if u(seed, counter, stream, i) >= rate else 0",
+            no_equation=DRAWN,
             words=(*dims("rows cols"), STREAM),
             operands=(*DRAWS, W("y", SIZE, "rows")),
             flops=SIZE,
@@ -187,6 +190,7 @@ operator(
         RowSpec(
             name="crop_fwd",
             synopsis="y[n, a, o, c] = padded x[n, a, start + (o or E - 1 - o), c]; start and which drawn by (seed, counter, stream, n)",
+            no_equation=DRAWN,
             words=(
                 *dims("N A D H W C ED EH EW"),
                 *(Word(name=f"p{v}", kind="int", lo=0, hi=LARGEST_PAD) for v in "dhw"),
@@ -248,6 +252,7 @@ operator(
         RowSpec(
             name="rng_advance",
             synopsis="rng.counter += 1",
+            no_equation="its state is 64 bits in two floats",
             words=(),
             operands=(U("rng", "2", "w0", type="int64"),),
         ),

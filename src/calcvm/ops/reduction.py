@@ -42,11 +42,13 @@ BLOCKS = 3  # of neighbouring axes that a sum may be over
 
 @record
 class Form:
-    """How x is seen: its sizes, elements of x and of y, what is kept below the leading axis; parts of backward rows."""
+    """How x is seen: an index and its size for each axis, of which those with a size R... are reduced.
 
+    kept : elements below the leading axis of y.  part, dy_part : of backward rows.
+    """
+
+    indexes: str
     sizes: str
-    x: str
-    y: str
     kept: str
     require: tuple[str, ...]
     part: str
@@ -56,13 +58,18 @@ class Form:
     def words(self) -> tuple[Word, ...]:
         return (*dims(self.sizes), BY)
 
+    def axes(self, which: str = "KR", ranges: bool = True) -> str:
+        """Indexes of what is kept (K), reduced (R) or both, as they stand in brackets."""
+        pairs = zip(self.indexes.split(), self.sizes.split())
+        return ",".join(f"{i}<{n}" if ranges else i for i, n in pairs if ("R" if n[0] == "R" else "K") in which)
 
-SUM = Form(
-    "O R0 K0 R1 K1 R2 I", "O*R0*K0*R1*K1*R2*I", "O*K0*K1*I", "K0*K1*I", ("1 - O if by else 0",),
-    "O*R0", "O if R0 == 1 else 0",
-)  # fmt: skip
+    def elems(self, which: str = "KR") -> str:
+        return "*".join(n for n in self.sizes.split() if ("R" if n[0] == "R" else "K") in which)
+
+
+SUM = Form("o a m b j c l", "O R0 K0 R1 K1 R2 I", "K0*K1*I", ("1 - O if by else 0",), "O*R0", "O if R0 == 1 else 0")
 # The first of equals is sought along R: one worker for each O.
-EXTREMUM = Form("O P R0 R1 I", "O*P*R0*R1*I", "O*P*I", "I", ("-(R0 - 1)*(O*P - 1)",), "O", "O")
+EXTREMUM = Form("o p a b l", "O P R0 R1 I", "I", ("-(R0 - 1)*(O*P - 1)",), "O", "O")
 
 
 def _reduced(shape: Shape, attrs: Mapping[str, Any]) -> list[bool]:
@@ -158,40 +165,53 @@ def sum_workspace(w: Any, on: On) -> tuple[Any, Any]:
 
 
 def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[int, int]) -> None:
+    """``y`` and ``dx`` : with x, dy, over and n in braces, for the elements, what is reduced, and how many elements that is."""
     form = EXTREMUM if "y" in reads else SUM
+    x, result = form.axes(ranges=False), form.axes("K", ranges=False)
+    said = {
+        "x": f"x[{x}]",
+        "dy": f"dy[{result}]",
+        "over": form.axes("R", ranges=False),
+        "n": form.elems("R"),
+        "arg": f"arg{name}",
+    }
+    y, dx = (
+        f"y[{form.axes('K')}] = {y.format(**{**said, 'over': form.axes('R')})}",
+        f"dx[{form.axes()}] = {dx.format(**said)}",
+    )
     fwd = RowSpec(
         name=f"{name}_fwd",
-        synopsis=f"y[o,k] = {y}",
+        synopsis=y,
         words=form.words,
-        operands=(R("x", form.x, "0 if by else O"), W("y", form.y, f"{form.kept} if by else O")),
+        operands=(R("x", form.elems(), "0 if by else O"), W("y", form.elems("K"), f"{form.kept} if by else O")),
         require=form.require,
-        flops=f"{flops[0]}*{form.x}",
+        flops=f"{flops[0]}*{form.elems()}",
     )
     if form is SUM:
         fwd = replace(
             fwd,
             words=(PHASES, *form.words, WN),
             operands=(
-                R("x", form.x, "0 if by or wn else O"),
-                W("y", form.y, f"{form.kept} if by else O"),
+                R("x", form.elems(), "0 if by or wn else O"),
+                W("y", form.elems("K"), f"{form.kept} if by else O"),
                 S("ws", "wn"),
             ),
             phases="2 if wn else 1",
             workspace=sum_workspace,
         )
-    read = (R(v, form.x if v == "x" else form.y, form.part) for v in reads)
+    read = (R(v, form.elems() if v == "x" else form.elems("K"), form.part) for v in reads)
     bwd = RowSpec(
         name=f"{name}_bwd",
-        synopsis=f"dx[o,k,r] = {dx}",
+        synopsis=dx,
         words=form.words,
-        operands=(R("dy", form.y, form.dy_part), *read, W("dx", form.x, form.part)),
+        operands=(R("dy", form.elems("K"), form.dy_part), *read, W("dx", form.elems(), form.part)),
         in_place=(("dx", "x"),) if reads else (),
         require=form.require,
-        flops=f"{flops[1]}*{form.x}",
+        flops=f"{flops[1]}*{form.elems()}",
     )
     operator(
         name=name,
-        synopsis=f"y[o,k] = {y}",
+        synopsis=y,
         category="reduction",
         inputs=("x",),
         attrs=ATTRS,
@@ -207,12 +227,12 @@ def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[i
     )
 
 
-_FIRST = "dy[o,k] at the first r where x = y, else 0"
-_reduction("sum", "sum_r x[o,k,r]", "dy[o,k]", "", "ReduceSum", (1, 1))
-_reduction("mean", "sum_r x[o,k,r] / R", "dy[o,k] / R", "", "ReduceMean", (1, 1))
-_reduction("max", "max_r x[o,k,r] (NaN if any is)", _FIRST, "xy", "ReduceMax", (1, 1))
-_reduction("min", "min_r x[o,k,r] (NaN if any is)", _FIRST, "xy", "ReduceMin", (1, 1))
-_reduction("sum_squares", "sum_r x[o,k,r]^2", "2*dy[o,k]*x[o,k,r]", "x", "ReduceSumSquare", (2, 2))
+_FIRST = "where(a*R1 + b == {arg}[u<R0,v<R1] x[o,p,u,v,l], dy[o,p,l], 0)"
+_reduction("sum", "sum[{over}] {x}", "{dy}", "", "ReduceSum", (1, 1))
+_reduction("mean", "sum[{over}] {x}/({n})", "{dy}/({n})", "", "ReduceMean", (1, 1))
+_reduction("max", "max[{over}] {x}", _FIRST, "xy", "ReduceMax", (1, 1))
+_reduction("min", "min[{over}] {x}", _FIRST, "xy", "ReduceMin", (1, 1))
+_reduction("sum_squares", "sum[{over}] {x}^2", "2*{dy}*{x}", "x", "ReduceSumSquare", (2, 2))
 
 
 # ---------------------------------------------------------------- softmax
@@ -251,15 +271,15 @@ def _softmax(name: str, y: str, dx: str, flops: tuple[int, int], onnx: str) -> N
 
 _softmax(
     "softmax",
-    "y[r,n] = exp(x[r,n] - m[r]) / sum_k exp(x[r,k] - m[r]), m = max_k x[r,k]",
-    "dx[r,n] = y[r,n]*(dy[r,n] - sum_k dy[r,k]*y[r,k])",
+    "m[r<rows*inner] = stop(max[n<N] x[r,n]); y[r,n] = exp(x[r,n] - m[r])/sum[k<N] exp(x[r,k] - m[r])",
+    "dx[r<rows*inner,n<N] = y[r,n]*(dy[r,n] - sum[k<N] dy[r,k]*y[r,k])",
     (5, 4),
     "Softmax",
 )
 _softmax(
     "log_softmax",
-    "y[r,n] = x[r,n] - m[r] - log(sum_k exp(x[r,k] - m[r])), m = max_k x[r,k]",
-    "dx[r,n] = dy[r,n] - exp(y[r,n])*sum_k dy[r,k]",
+    "y[r<rows*inner,n<N] = x[r,n] - logsumexp[k<N] x[r,k]",
+    "dx[r<rows*inner,n<N] = dy[r,n] - exp(y[r,n])*sum[k<N] dy[r,k]",
     (5, 4),
     "LogSoftmax",
 )

@@ -7,6 +7,7 @@ from math import floor
 from typing import Any
 
 from calcvm.ops.dims import ONE, Affine, Shape, affine, show
+from calcvm.ops.repetition import each
 from calcvm.ops.sizes import On
 from calcvm.ops.spec import LAST, WN, Attr, Example, R, RowSpec, S, Shapes, W, Word, choice, dims, operator
 
@@ -85,6 +86,11 @@ PAD_REQUIRE = tuple(
     f"d{k} - 1 - (max(p{k}, q{k}) if mode == {REFLECT} else 0) if mode != {CONSTANT} and p{k} + q{k} > 0 else 0"
     for k in range(PADDED)
 )
+# The element of x that element o of the padded axis shows, which may be one beyond the ends.
+SHOWN = (
+    "{; i0[o0<d0 + p0 + q0] = where(mode == 1, d0 - 1 - |d0 - 1 - |o0 - p0||, "
+    "where(mode == 2, max(0, min(o0 - p0, d0 - 1)), where(mode == 3, (o0 - p0)%d0, o0 - p0)))}; "
+)
 operator(
     name="pad",
     synopsis="y = x with elements before and after its axes",
@@ -116,7 +122,11 @@ operator(
     fwd=(
         RowSpec(
             name="pad_fwd",
-            synopsis="y[i] = x[i - p], beyond its ends by mode",
+            synopsis=each(
+                "01234",
+                SHOWN + "inside[{j0<d0}] = 1; y[{o0},k<n] = where(inside[{i0[o0]}] == 1, x[{i0[o0]},k], value)",
+            ),
+            declares=each("01234", "x[{j0},k]"),
             words=(*PAD, Word(name="value", kind="float", lo=-LARGEST, hi=LARGEST)),
             operands=(R("x", PAD_X, f"d0*d1 if {STAY} else 0"), W("y", PAD_Y, "(d0 + p0 + q0)*(d1 + p1 + q1)")),
             require=PAD_REQUIRE,
@@ -125,7 +135,7 @@ operator(
     bwd=(
         RowSpec(
             name="pad_bwd",
-            synopsis="dx[i] = sum of dy where y is x[i]",
+            synopsis=each("01234", SHOWN + "dx[{j0<d0},k<n] = sum[{o0}] where({and i0[o0] == j0}, dy[{o0},k], 0)"),
             words=PAD,
             operands=(R("dy", PAD_Y, f"(d0 + p0 + q0)*(d1 + p1 + q1) if {STAY} else 0"), W("dx", PAD_X, "d0*d1")),
             require=PAD_REQUIRE,
@@ -237,6 +247,13 @@ def upsample_bwd_workspace(w: Any, on: On) -> tuple[Any, Any]:
     return room, room
 
 
+# How near an element of x is to where one of y lies along their axis, as PyTorch places it; it counts where that is above 0.
+NEAR = (
+    "near_{d}[{e}<{E},{d}<{D}] = 1 - |min(where(mode == 0, floor(float32({e}*s{d})), "
+    "where(align == 1, {e}*s{d}, max(({e} + 0.5)*s{d} - 0.5, 0))), {D} - 1) - {d}|; "
+)
+ALL_NEAR = "".join(NEAR.format(d=d, D=d.upper(), e=e, E=e.upper()) for d, e in ("de", "hf", "wg"))
+WEIGHTED = "where(near_d[e,d] > 0 and near_h[f,h] > 0 and near_w[g,w] > 0, {}*near_d[e,d]*near_h[f,h]*near_w[g,w], 0)"
 operator(
     name="upsample",
     synopsis="y = x with its spatial axes scaled",
@@ -269,7 +286,7 @@ operator(
     fwd=(
         RowSpec(
             name="upsample_fwd",
-            synopsis="y[o] = x at the place of o, or the mean of those around it weighted by nearness",
+            synopsis=f"{ALL_NEAR}y[n<N,e,f,g,c<C] = sum[d,h,w] {WEIGHTED.format('x[n,d,h,w,c]')}",
             words=UPSAMPLE,
             operands=(R("x", UPSAMPLE_X), W("y", UPSAMPLE_Y, UNITS.format("E", "F")), S("ws", "nw*wn")),
             require=("min(D, H, W) - 1",),
@@ -280,7 +297,7 @@ operator(
     bwd=(
         RowSpec(
             name="upsample_bwd",
-            synopsis="dx[i] = sum of dy[o] by the weight that x[i] has in y[o]",
+            synopsis=f"{ALL_NEAR}dx[n<N,d,h,w,c<C] = sum[e,f,g] {WEIGHTED.format('dy[n,e,f,g,c]')}",
             words=UPSAMPLE,
             operands=(R("dy", UPSAMPLE_Y), W("dx", UPSAMPLE_X, UNITS.format("D", "H")), S("ws", "nw*wn")),
             require=("min(D, H, W) - 1",),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from calcvm.ops.dims import ONE, ZERO, Affine, Shape, affine, numel, show
+from calcvm.ops.repetition import each
 from calcvm.ops.spec import (
     LAST,
     WINDOW,
@@ -187,7 +188,8 @@ def _permute(name: str, source: str, target: str, d: str, s: str, same: str, of:
     span = f"{below} + ({d}0 - 1)*{s}0"
     return RowSpec(
         name=name,
-        synopsis=f"{target}[i0..i5] = {source}[sum_k ik*{s}k]",
+        synopsis=each("012345", f"{target}[{{i0<{d}0}}] = {source}[{{+ i0*{s}0}}]"),
+        declares=f"{source}[k<where({same} == 1, {d}0*{s}0, {span})]",
         words=(*dims(" ".join(f"{v}{i}" for v in (d, s) for i in range(AXES))), choice(same, 2)),
         operands=(
             R(source, f"{d}0*{s}0 if {same} else {span}", f"{d}0 if {same} else 0", type=of),
@@ -266,7 +268,8 @@ def concat_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
 def _concat_bwd(wrt: str, start: str, n: str) -> RowSpec:
     return RowSpec(
         name=f"concat_bwd_{wrt}",
-        synopsis=f"d{wrt}[r,i] = dy[r,{start}i]",
+        synopsis=f"d{wrt}[r<rows*inner,i<{n}] = dy[r,{start}i]",
+        declares="dy[r,j<A + B]",
         words=CONCAT,
         operands=(R("dy", "rows*inner*(A + B)", "rows"), W(f"d{wrt}", f"rows*inner*{n}", "rows")),
     )
@@ -290,7 +293,8 @@ operator(
     fwd=(
         RowSpec(
             name="concat_fwd",
-            synopsis="y[r] = a[r] followed by b[r]",
+            synopsis="y[r<rows*inner,i<A + B] = where(i < A, a[r,i], b[r,i - A])",
+            declares="a[r,j<A]; b[r,k<B]",
             words=CONCAT,
             operands=(
                 R("a", "rows*inner*A", "rows", type=CELLS),
@@ -299,7 +303,7 @@ operator(
             ),
         ),
     ),
-    bwd=(_concat_bwd("a", "", "A"), _concat_bwd("b", "A + ", "B")),
+    bwd=(_concat_bwd("a", "", "A"), _concat_bwd("b", " A + ", "B")),
     anyhow=True,
     relaid=_along,
     differentiable=("a", "b"),
@@ -313,7 +317,10 @@ operator(
     ),
 )
 MANY = dims(f"rows inner {' '.join(PARTS.upper())}")
-MANY_SIZE = f"rows*inner*({' + '.join(PARTS.upper())})"
+ALL_PARTS = " + ".join(PARTS.upper())
+MANY_SIZE = f"rows*inner*({ALL_PARTS})"
+ALONG = {p: f"{i}<{p.upper()}" for p, i in zip(PARTS, "jklmnopq")}  # of each, an index and its range
+BEFORE = {p: PARTS.upper()[: PARTS.index(p)] for p in PARTS}
 operator(
     name="concat_many",
     synopsis="y[r] = a[r] followed by b[r], c[r], ...",
@@ -326,7 +333,9 @@ operator(
     fwd=(
         RowSpec(
             name="concat_many_fwd",
-            synopsis="y[r] = a[r] followed by b[r], c[r], ...",
+            synopsis=f"y[r<rows*inner,i<{ALL_PARTS}] = "
+            + " + ".join(f"{p}[r, {' - '.join(('i', *BEFORE[p]))}]" for p in PARTS),
+            declares="; ".join(f"{p}[r,{ALONG[p]}]{'' if p in 'abc' else ' = 0'}" for p in PARTS),
             words=MANY,
             operands=(
                 *(
@@ -346,7 +355,8 @@ operator(
     bwd=(
         RowSpec(
             name="concat_many_bwd",
-            synopsis="da[r] = the first A of dy[r], db[r] = the next B, ...",
+            synopsis="; ".join(f"d{p}[r,{i}] = dy[r, {' + '.join((*BEFORE[p], i[0]))}]" for p, i in ALONG.items()),
+            declares=f"dy[r<rows*inner,i<{ALL_PARTS}]",
             words=MANY,
             operands=(
                 R("dy", MANY_SIZE, "rows"),
@@ -442,7 +452,8 @@ operator(
     fwd=(
         RowSpec(
             name="slice_fwd",
-            synopsis="y = x[starts:stops]",
+            synopsis=each("012345", "y[{i0<d0}] = x[first + i0, off + ") + each("1234", "{+ i1*s1} + i5]"),
+            declares="x[r<rows,c<cols]",
             words=SLICE,
             operands=(
                 R("x", "rows*cols", "d0 if d0 == rows else 0", type=CELLS),
@@ -454,7 +465,10 @@ operator(
     bwd=(
         RowSpec(
             name="slice_bwd",
-            synopsis="dx[starts:stops] = dy, 0 elsewhere",
+            synopsis="dx[r<rows,c<cols] = "
+            + each("12345", "sum[{i1<d1}] where(c == off + ")
+            + each("1234", "{+ i1*s1} + i5, dy[r - first, {i1}, i5], 0)"),
+            declares=each("012345", "dy[{i0<d0}]"),
             words=SLICE,
             operands=(R("dy", SLICE_SIZE, "d0 if d0 == rows else 0"), W("dx", "rows*cols", "rows")),
             require=SLICE_REQUIRE,

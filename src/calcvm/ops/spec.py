@@ -173,6 +173,10 @@ class RowSpec:
     phases : how often the row is run, with a meeting of all workers in between; where it is not "1", the first word is
         `PHASES`.  Parts hold in every phase; scratch belongs to all workers, and what one has written there others read
         in the phases after.
+    synopsis : its equation over its words, in the language of docs/equations.md, every index with its range.
+    declares : axes of operands that are read at other places than indexes, and what counts for one that is left out.
+    lies : words -> by operand, the axes of the equation in the order in which they lie, where that is another.
+    no_equation : why the synopsis is prose.
     workspace : (words, `calcvm.ops.sizes.On`) -> the least ``wn`` and what speed wants, for a row that has this word.
     useful : (expression over the words, what it says where it is below 0) at the largest batch: the row computes nothing of use.
     epilogues : ways in which it can be done by the row before.
@@ -191,6 +195,9 @@ class RowSpec:
     useful: tuple[tuple[str, str], ...] = ()
     epilogues: tuple[Epilogue, ...] = ()
     takes: tuple[str, ...] = ()
+    declares: str = ""
+    lies: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = None
+    no_equation: str = ""
 
     def __post_init__(self) -> None:
         if self.n_words > MAX_WORDS:

@@ -51,7 +51,7 @@ class Equations:
     name: str
     equations: tuple[tuple[str, str], ...]
     sources: Mapping[str, str]
-    _lying: Mapping[str, Any] = field(repr=False)  # by variable: shape as it lies, layout, type
+    _lying: Mapping[str, Lying] = field(repr=False)
     _constants: Mapping[str, Any] = field(repr=False)
     _layout: str = field(repr=False, default="")
 
@@ -86,7 +86,7 @@ class Equations:
         for name, variable in self.sources.items():
             if variable not in values:
                 raise CalcError(f"evaluate: no value of {variable!r}; {', '.join(self.sources.values())} are wanted")
-            scope[name], batch = self._source(variable, values[variable], batch)
+            scope[name], batch = as_lies(variable, values[variable], self._lying[variable], batch)
         if batch is None and any("B" in _names(text) for _, text in self.equations):
             batch = self._batch_of_others(values)
         scope["B"] = batch
@@ -94,23 +94,27 @@ class Equations:
         found = np.asarray(scope[self.name])
         return found.transpose(back(self._layout, found.ndim)) if self._layout else found
 
-    def _source(self, variable: str, value: Any, batch: int | None) -> tuple[np.ndarray, int | None]:
-        """A variable's value as it lies, and the batch as it and those before it say it."""
-        shape, layout, type_ = self._lying[variable]
-        array = numeric(variable, numbers(variable, value, "" if type_ == FLOAT else type_))
-        array = array.astype(DTYPE, copy=False) if type_ == FLOAT else array
-        array = array.transpose(axes(layout, array.ndim)) if array.ndim == len(shape) and layout else array
-        return array, _batch(variable, array, shape, batch)
-
     def _batch_of_others(self, values: Mapping[str, Any]) -> int:
         """The batch, where nothing that is read has one."""
         of_batch = [name for name, (shape, *_) in self._lying.items() if any(n.a for n in shape)]
         for name in of_batch:
             if name in values:
-                batch = self._source(name, values[name], None)[1]
+                _, batch = as_lies(name, values[name], self._lying[name], None)
                 assert batch is not None
                 return batch
         raise CalcError(f"evaluate: the gradient depends on the batch: give a value of {' or '.join(of_batch)} too")
+
+
+Lying = tuple[Shape, str, str]  # a variable's shape as it lies, layout, type
+
+
+def as_lies(name: str, value: Any, lying: Lying, batch: int | None) -> tuple[np.ndarray, int | None]:
+    """A variable's value as it lies, and the batch as it and those before it say it."""
+    shape, layout, type_ = lying
+    array = numeric(name, numbers(name, value, "" if type_ == FLOAT else type_))
+    array = array.astype(DTYPE, copy=False) if type_ == FLOAT else array
+    array = array.transpose(axes(layout, array.ndim)) if array.ndim == len(shape) and layout else array
+    return array, _batch(name, array, shape, batch)
 
 
 def _batch(name: str, array: np.ndarray, shape: Shape, batch: int | None) -> int | None:
@@ -163,7 +167,7 @@ class _Writing:
         for s in self.of.statements:
             self._statement(s)
         target = self.of.gradient
-        name, shape = self.names.of(target, target.name), _lies(target)[0]
+        name, shape = self.names.of(target, target.name), lies(target)[0]
         none = self.trace.of(f"np.zeros({show_sizes(shape)})")  # between them are signs, or comparisons
         value = self.now.get(target, none)
         self.results.append((name, value.reshape(*shape) if value.scalar else value))
@@ -176,7 +180,7 @@ class _Writing:
         read = {said for _, text in found for said in _names(text)}
         leaves = {self.names[v]: v for v in self.of.sources if v in self.names}
         used = {name: self.of.sources[v] for name, v in leaves.items() if name in read}
-        lying = {v.name: (*_lies(value), value.type) for value, v in self.of.sources.items()}
+        lying = {v.name: (*lies(value), value.type) for value, v in self.of.sources.items()}
         constants = {v.name: v.init for v in used.values() if v.kind == "constant"}
         of = {k: v.name for k, v in used.items()}
         return Equations(self.parameter.name, name, tuple(found), of, lying, constants, target.layout)
@@ -188,7 +192,7 @@ class _Writing:
             if v is None or o.access == "s" or (o.access == "w" and v not in self.read):
                 continue
             text = self.now.get(v)
-            operands[o.name] = Seen(self._leaf(v) if text is None else text, _lies(v)[0], dtype_of(v.type, DTYPE))
+            operands[o.name] = Seen(self._leaf(v) if text is None else text, lies(v)[0], dtype_of(v.type, DTYPE))
         r = Row(s.spec, s.words, operands, self.trace)
         writer_of(s.spec.name)(r)
         for made in r.made:
@@ -224,7 +228,7 @@ def _formulas() -> set[str]:
     return INLINE | {f.name for op in ELEMENTWISE.values() for f in op.formulas} | slopes
 
 
-def _lies(v: Value) -> tuple[Shape, str]:
+def lies(v: Value) -> tuple[Shape, str]:
     """The shape of a value as it lies, and its layout."""
     if v.shape is None:
         assert isinstance(v.elems, Affine)

@@ -173,7 +173,7 @@ def lines_of(r: Row) -> list[str]:
     signs: dict[str, str] = {}
     results = []
     for made in r.made:
-        targets = ["_" if name is None else f"{r.operands[name].text.text}[{made.at or '...'}]" for name in made.names]
+        targets = ["_" if name is None else f"{r.operands[name].text.form}[{made.at or '...'}]" for name in made.names]
         target = ", ".join(targets)
         signs[target] = f"{target} {'+=' if made.add else '='} " if target else ""
         results.append((target, made.value))

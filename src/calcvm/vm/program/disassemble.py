@@ -1,20 +1,23 @@
-"""A program as text: one line a row, the operator's equation with names, shapes and offsets put in."""
+"""A program as text: one line per row, with its equation, its sizes, and its operands' shapes and offsets."""
 
 from __future__ import annotations
 
-import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from calcvm.equations.text import show_equation
+from calcvm.equations.tree import Element, Name, Node, rewritten
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Affine
-from calcvm.ops.epilogues import ACTIVATIONS
+from calcvm.ops.equation import equation_of
 from calcvm.ops.spec import HEADER_WORDS
 from calcvm.vm.program.encoding import ABSENT, FLAG_SYNC, bits_float
+from calcvm.vm.program.specialized import specialized
 
 if TYPE_CHECKING:
-    from calcvm.vm.program.program import Program, Symbol, Zone
+    from calcvm.vm.program.program import Program, Zone
 
-NAMED_WORDS = {"act": ACTIVATIONS}  # words whose numbers have names
+HIDDEN = ("act", "acc")  # words that the equation shows
 PLAIN = {"wn": 0, "phases": 1}  # words that are shown where they are something else
 
 
@@ -49,7 +52,7 @@ def _zone(z: Zone, itemsize: int) -> str:
 
 
 class _Line:
-    """One row: its words as sizes, its operands as names, put into the operator's synopsis."""
+    """One row: its equation with names put in, its words as sizes, and its operands with shapes and offsets."""
 
     def __init__(self, program: Program, index: int, patches: dict[tuple[int, int], Affine], batch: int | None):
         self.program, self.index, self.batch = program, index, batch
@@ -57,7 +60,6 @@ class _Line:
         self.spec = program.spec(index)
         self.words: dict[str, Any] = {}
         self.operands: dict[str, tuple[int, int]] = {}  # offset and symbol
-        self.shown: set[str] = set()  # operands whose shape and offset the line has given already
         for k, word in enumerate(self.spec.words, HEADER_WORDS):
             value: Any = bits_float(program.rows[index, k]) if word.kind == "float" else self.row[k]
             if (index, k) in patches:
@@ -69,78 +71,51 @@ class _Line:
             self.operands[operand.name] = (self.row[k], int(program.operand_values[index, k]))
 
     def text(self) -> str:
-        clauses = [self._clause(c.strip()) for c in self._acts(self.spec.synopsis).split(";")]
-        equation = "; ".join(c for c in clauses if c)
-        used = set(re.findall(r"[A-Za-z_]\w*", self.spec.synopsis))
-        others = [
-            f"{name} {self._operand(name)}"
-            for name, (offset, _) in self.operands.items()
-            if name not in used and offset != ABSENT
-        ]
-        shown = {n: v for n, v in self.words.items() if n not in NAMED_WORDS and (n not in PLAIN or v != PLAIN[n])}
+        shown = {n: v for n, v in self.words.items() if n not in HIDDEN and (n not in PLAIN or v != PLAIN[n])}
         words = [f"{name}={_show(value)}" for name, value in shown.items()]
         tail = f"  {{{' '.join(words)}}}" if words else ""
-        tail += f"  with {', '.join(others)}" if others else ""
+        there = [name for name, (offset, _) in self.operands.items() if offset != ABSENT]
+        there.sort(key=lambda name: not self.spec.operand(name).writes)  # results first
+        tail += f"  {' '.join(dict.fromkeys(self._operand(name) for name in there))}"
         tail += "  |sync" if self.row[1] & FLAG_SYNC else ""
-        return f"{self.index:5d}  {self.spec.name:<16} {equation}{tail}".rstrip()
+        return f"{self.index:5d}  {self.spec.name:<16} {self._equation()}{tail}".rstrip()
 
-    def _acts(self, text: str) -> str:
-        """Words with names, and whether a gradient is set or added to."""
-        for word, names in NAMED_WORDS.items():
-            value = self.words.get(word)
-            if isinstance(value, int) and 0 <= value < len(names):
-                text = re.sub(rf"\b{word}\b", "" if names[value] == "none" else names[value], text)
-        if "acc" in self.words:
-            text = text.replace("(+)=", "+=" if self.words["acc"] == 1 else "=")
-        return text
+    def _equation(self) -> str:
+        equation = equation_of(self.spec)
+        if equation is None:
+            return self.spec.synopsis
+        absent = [name for name, (offset, _) in self.operands.items() if offset == ABSENT]
+        called = {name: self._symbol(name) for name in self.operands if name not in absent}
+        clauses = []
+        for e in specialized(equation, self.words, absent):
+            adds = self.words.get("acc") == 1 and self.spec.operand(e.name).access == "a"
+            text = show_equation(
+                replace(e, name=called.get(e.name, e.name), value=rewritten(e.value, lambda n: _called(n, called)))
+            )
+            clauses.append(text.replace(" = ", " += ", 1) if adds else text)
+        return "; ".join(clauses)
 
-    def _clause(self, text: str) -> str:
-        """One equation of a synopsis with names put in; nothing if what it sets is left out."""
-        target = re.match(r"[A-Za-z_]\w*", text)
-        if target and self.operands.get(target.group(), (0, 0))[0] == ABSENT:
-            return ""
-        for name, (offset, _) in self.operands.items():
-            if offset == ABSENT:
-                index = r"(\[[^\]]*\])?"
-                if self.spec.operand(name).reads:
-                    text = re.sub(
-                        rf"\s*(\+\s*|-\s*|\)\*)\b{name}\b{index}", lambda m: ")" * m.group().startswith(")"), text
-                    )
-                text = re.sub(rf"\w*'?\(\b{name}\b{index}\)\s*\*\s*", "", text)
-                text = re.sub(rf"\b{name}\b{index}", "_", text)
-        text = _without_idle_parentheses(text)
-        names = "|".join(sorted((n for n, o in self.operands.items() if o[0] != ABSENT), key=len, reverse=True))
-        if not names:
-            return text
-        return re.sub(rf"(?<![\w.])({names})(?![\w(])(\[[^\]]*\])?", lambda m: self._operand(m.group(1)), text)
-
-    def _operand(self, name: str) -> str:
+    def _symbol(self, name: str) -> str:
+        """An operand's name, and how far into it the operand begins."""
         offset, index = self.operands[name]
         if not 0 <= index < len(self.program.symbols):
             return f"?@{offset}"
         symbol = self.program.symbols[index]
-        inner = f"+{offset - symbol.offset}" if offset != symbol.offset else ""
-        if name in self.shown:
-            return f"{symbol.name}{inner}"
-        self.shown.add(name)
-        return f"{symbol.name}{inner}{self._shape(symbol)}@{offset}"
+        return f"{symbol.name}+{offset - symbol.offset}" if offset != symbol.offset else symbol.name
 
-    def _shape(self, symbol: Symbol) -> str:
-        sizes = [str(d if self.batch is None else d.at(self.batch)) for d in symbol.shape]
-        return f"[{','.join(sizes)}]"
+    def _operand(self, name: str) -> str:
+        """With its shape and its offset into the heap."""
+        offset, index = self.operands[name]
+        if not 0 <= index < len(self.program.symbols):
+            return f"?@{offset}"
+        sizes = [str(d if self.batch is None else d.at(self.batch)) for d in self.program.symbols[index].shape]
+        return f"{self._symbol(name)}[{','.join(sizes)}]@{offset}"
 
 
-def _without_idle_parentheses(text: str) -> str:
-    """Around a sum to which nothing is done but adding."""
-    for found in re.finditer(r"(?<=\()\(|(?<== )\(", text):
-        start = end = found.start()
-        depth = 1
-        while depth and end + 1 < len(text):
-            end += 1
-            depth += {"(": 1, ")": -1}.get(text[end], 0)
-        if text[end + 1 :].startswith((")", " +")) or end + 1 == len(text):
-            return _without_idle_parentheses(text[:start] + text[start + 1 : end] + text[end + 1 :])
-    return text
+def _called(node: Node, names: dict[str, str]) -> Node:
+    if isinstance(node, Element):
+        return replace(node, array=names.get(node.array, node.array))
+    return replace(node, name=names.get(node.name, node.name)) if isinstance(node, Name) else node
 
 
 def _show(value: Any) -> str:

@@ -156,7 +156,7 @@ def _then(spec: RowSpec) -> RowSpec:
         sized = ((o, SCRATCH.get(spec.name) if o.access == "s" else o.elems) for o in operands)
         operands = tuple(replace(o, elems=elems) for o, elems in sized if elems is not None)
     if words == SUM.words:
-        sizes = {SUM.x: EXTREMUM.x, SUM.y: EXTREMUM.y}
+        sizes = {SUM.elems(which): EXTREMUM.elems(which) for which in ("KR", "K")}
         words, operands = EXTREMUM.words, tuple(replace(o, elems=sizes[o.elems]) for o in operands)
     if spec.name == SOFTMAX:
         operands = tuple(replace(o, optional=False) for o in operands)

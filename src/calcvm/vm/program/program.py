@@ -21,7 +21,6 @@ from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named, stem_of
 from calcvm.ops.types import BYTES
 from calcvm.tables import Lines
 from calcvm.vm.program import schema
-from calcvm.vm.program.disassemble import disassemble
 from calcvm.vm.program.documents import DOCUMENT, PAGES
 from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, Instruction, aligned, form_of
 from calcvm.vm.program.formats import FORMER, converted
@@ -250,6 +249,8 @@ class Program:
     # ------------------------------------------------------------ showing and storing
     def disassemble(self, batch: int | None = None) -> str:
         """One line a row, as an equation with names, shapes and offsets, for a batch (None: ``batch_size``)."""
+        from calcvm.vm.program.disassemble import disassemble  # which reads equations: an import needs none
+
         batch = None if batch is None else checks.integer("disassemble: batch", batch, -checks.LARGEST)
         return Lines(disassemble(self, batch))
 

@@ -1,0 +1,489 @@
+"""A graph from its text, built by the calls that would build it in Python, with their checks."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from calcvm import checks, dtypes, init, optim
+from calcvm.errors import CalcError, UnsupportedOperator
+from calcvm.gradients import gradient
+from calcvm.graph import CalcGraph, Path, Variable, apply, copied, same_order
+from calcvm.graph_text import parse
+from calcvm.graph_text.parse import Node, Statement, Wrong, literal
+from calcvm.graph_text.words import (
+    BACKWARD,
+    CONTINUED,
+    GRADIENT,
+    INITIALIZERS,
+    LAID,
+    OPTIMIZERS,
+    PENALTIES,
+    REGULARIZERS,
+    SCHEDULES,
+    SOURCES,
+    TITLE,
+    VERSION,
+    Numbering,
+)
+from calcvm.hints import close_to
+from calcvm.ops import OPS
+from calcvm.ops.layouts import LAYOUTS
+
+DTYPE = re.compile(r"bool|u?int\d{1,3}|float\d{1,3}|[<>][fiu]\d{1,2}")  # of an array, as NumPy calls it
+
+
+def read_graph(text: str) -> CalcGraph:
+    """The graph of a text that `CalcGraph.text` wrote, or somebody by hand.
+
+    It compiles to the program of the graph that was written.  Nothing of the text is run as Python, and no file is read.
+
+    Raises
+    ------
+    CalcError : a line is no statement of the language, or something in it is refused as the call in Python refuses it (a
+        ShapeError, for example): with its number, a caret under the place, what is wrong and what to do.
+
+    Examples
+    --------
+    >>> graph = cv.read_graph(text)
+    >>> cv.compile(graph, batch_size=8) == cv.compile(cv.read_graph(graph.text()), batch_size=8)
+    True
+    """
+    if not isinstance(text, str):
+        raise CalcError(f"read_graph: a text is wanted, such as graph.text() gives, not {checks.called(text)}")
+    return _Reader().read(text)
+
+
+@dataclass
+class _Block:
+    """Lines of one indentation: those of the text, a path, or a layer (None: not inside one)."""
+
+    indent: int
+    path: Path | None = None
+    layer: str | None = None
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.graph = CalcGraph()
+        self.known: dict[str, Variable] = {}  # by the names that the text defines
+        self.numbering = Numbering()
+        self.at = 0  # of the line, where what is called refuses something
+        self.blocks = [_Block(0)]
+        self.opened: _Block | None = None  # by the line before, and its indentation by the next
+
+    def read(self, text: str) -> CalcGraph:
+        lines = [line.rstrip("\r") for line in text.split("\n")]
+        first = next((n for n, line in enumerate(lines) if line.strip()), 0)
+        for n, line in enumerate(lines[first:], first):
+            try:
+                if n == first:
+                    parse.title(line, TITLE, VERSION)
+                elif found := parse.statement(line):
+                    self.enter(line)
+                    self.at = found.at
+                    getattr(self, f"_{found.kind}")(found)
+            except Wrong as wrong:
+                raise parse.error(n + 1, line, wrong) from None
+            except CalcError as error:
+                error.args = (parse.shown(n + 1, line, self.at, str(error)), *error.args[1:])
+                raise
+        for path in self.graph.paths.values():
+            path.adopt = True
+        return self.graph
+
+    # ------------------------------------------------------------ blocks
+    def enter(self, line: str) -> None:
+        """Find the block that a line is in, by its indentation."""
+        indent = len(line) - len(line.lstrip(" "))
+        if self.opened is not None and indent > self.blocks[-1].indent:
+            self.opened.indent = indent
+            self.blocks.append(self.opened)
+        self.opened = None
+        while indent < self.blocks[-1].indent:
+            self.blocks.pop()
+        if indent != self.blocks[-1].indent:
+            raise Wrong(
+                indent,
+                f"the line is indented by {indent}, and the lines that it stands below by {self.blocks[-1].indent}",
+            )
+
+    @property
+    def block(self) -> _Block:
+        return self.blocks[-1]
+
+    def inside(self, what: str) -> Path:
+        if self.block.path is None:
+            raise Wrong(
+                self.at, f"{what} belongs to a path: write it below a line such as path learn (backward):, indented"
+            )
+        return self.block.path
+
+    # ------------------------------------------------------------ names
+    def define(self, target: parse.Target) -> None:
+        if target.name in self.known:
+            raise Wrong(target.at, f"{target.name!r} is defined already: variables of a graph have different names")
+
+    def keep(self, target: parse.Target, v: Variable) -> None:
+        if v.name != target.name:
+            v.rename(target.name)
+        v.unnamed = target.unnamed
+        self.known[target.name] = v
+
+    def variable(self, node: Node) -> Variable:
+        if node.kind not in ("name", "text"):
+            raise Wrong(node.at, "the name of a variable is wanted here")
+        if node.value not in self.known:
+            near = close_to(node.value, self.known)
+            raise Wrong(node.at, f"no line above defines {node.value!r}{near and f': did you mean {near!r}?'}")
+        return self.known[node.value]
+
+    def variables(self, node: Node) -> list[Variable]:
+        return [self.variable(item) for item in (node.items if node.kind in ("list", "tuple") else [node])]
+
+    # ------------------------------------------------------------ placeholders, parameters and the like
+    def _source(self, line: Statement) -> None:
+        if len(line.targets) > 1:
+            raise Wrong(line.targets[1].at, f"a {line.what} is one variable")
+        target = line.targets[0]
+        self.define(target)
+        said = _by_name(line.what, line.settings, SOURCES[line.what])
+        sizes = tuple(literal(size) for size in line.sizes)
+        v = getattr(self, f"_{line.what}")(target.name, sizes, said)
+        self.keep(target, v)
+
+    def _placeholder(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+        return self.graph.placeholder(name, sizes, **{key: literal(node) for key, node in said.items()})
+
+    def _parameter(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+        given: dict[str, Any] = {}
+        if "init" in said:
+            given["init"] = _initial(said["init"], sizes)
+        if "regularizer" in said:
+            given["regularizer"] = _made(said["regularizer"], "regularizer", REGULARIZERS)
+        if "trainable" in said:
+            given["trainable"] = literal(said["trainable"])
+        v = self.graph.parameter(name, sizes, **given)
+        if "layout" in said:
+            v.layout, v.settled = _layout(said["layout"], v), True
+        return v
+
+    def _buffer(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+        return self.graph.buffer(name, sizes, **({"init": _initial(said["init"], sizes)} if said else {}))
+
+    def _constant(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+        if "value" not in said:
+            raise Wrong(self.at, f"the constant {name!r} has no value: write value= and a number, or lists of numbers")
+        dtype = literal(said["dtype"]) if "dtype" in said else None
+        type_ = dtypes.type_of(f"constant {name!r}", dtype)
+        value = _array(said["value"], sizes, np.dtype("float64" if type_ not in dtypes.BYTES else type_))
+        return self.graph.constant(name, value, dtype)
+
+    def _state(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
+        kind = literal(said["kind"]) if "kind" in said else None
+        checks.text(f"state {name!r}: kind", kind, "rng")
+        of = checks.text(f"state {name!r}: of", literal(said["of"]) if "of" in said else name)
+        if of in self.graph.states:
+            raise Wrong(said["of"].at if "of" in said else self.at, f"there is a state of {of!r} already")
+        sizes = checks.sizes(f"state {name!r}: shape", sizes)
+        if len(sizes) != 1:
+            raise Wrong(self.at, f"state {name!r}: its shape is one number, such as state[2], not {sizes}")
+        value = {"value": checks.number(f"state {name!r}: value", literal(said["value"]))} if "value" in said else {}
+        type_ = dtypes.type_of(f"state {name!r}", literal(said["dtype"]) if "dtype" in said else None)
+        return self.graph.state(of, sizes[0], type_, {"kind": kind, **value})
+
+    # ------------------------------------------------------------ paths
+    def _path(self, line: Statement) -> None:
+        if len(self.blocks) > 1:
+            raise Wrong(self.at, "a path stands in no other path: begin its line at the left")
+        name, flag = line.name or "", line.flag
+        if flag not in ("", BACKWARD, CONTINUED):
+            raise Wrong(line.flag_at, f"behind a path stands ({BACKWARD}), ({CONTINUED}) or nothing")
+        if flag == CONTINUED:
+            if name not in self.graph.paths:
+                raise Wrong(self.at, f"no path {name!r} stands above, which could be {CONTINUED}")
+            path = self.graph.paths[name]
+        elif name in self.graph.paths:
+            raise Wrong(self.at, f"path {name!r} exists already: go on with it by path {name} ({CONTINUED}):")
+        else:
+            path = self.graph.path(name, flag == BACKWARD, adopt=False)
+        self.opened = _Block(0, path)
+
+    def _layer(self, line: Statement) -> None:
+        path = self.inside("a layer")
+        if self.block.layer is not None:
+            raise Wrong(
+                self.at,
+                f"a layer stands in no other layer: its name says that it is inside, such as {self.block.layer}.linear_1",
+            )
+        self.opened = _Block(0, path, line.name)
+
+    def _return(self, line: Statement) -> None:
+        path = self.inside("what a layer returns")
+        if self.block.layer is None:
+            raise Wrong(self.at, "a layer returns something, and a path does not: output(...) says what it makes")
+        v = self.variable(Node("name", line.at, line.name))
+        path.layers[self.block.layer] = v, len(path.operations)
+
+    def _output(self, line: Statement) -> None:
+        path, call = self.inside("an output"), line.call
+        assert call is not None
+        _by_name("output", call.pairs, ())
+        found = tuple(self.variable(node) for node in call.items)
+        if not found:
+            raise Wrong(self.at, "output() names what the path makes, such as output(y)")
+        path.output = found if len(found) > 1 else found[0]
+
+    def _minimize(self, line: Statement) -> None:
+        path, call = self.inside("minimize"), line.call
+        assert call is not None
+        said = _by_name("minimize", call.pairs, ("optimizer", "output", "parameters", "rates"))
+        if len(call.items) != 1:
+            raise Wrong(self.at, "minimize is given one loss, such as minimize(loss, optimizer=SGD(0.1))")
+        if "optimizer" not in said:
+            raise Wrong(self.at, "minimize is given an optimizer, such as optimizer=SGD(0.1)")
+        loss = self.variable(call.items[0])
+        given: dict[str, Any] = {"optimizer": _made(said["optimizer"], "optimizer", OPTIMIZERS)}
+        if "output" in said:
+            found = self.variables(said["output"])
+            given["output"] = tuple(found) if len(found) > 1 else found[0] if found else None
+        if "parameters" in said:
+            given["parameters"] = self.variables(said["parameters"])
+        if "rates" in said:
+            if said["rates"].kind != "dict":
+                raise Wrong(said["rates"].at, "rates are given by parameters, such as {W: 0.1}")
+            given["rates"] = {self.variable(key).name: literal(value) for key, value in said["rates"].pairs}
+        path.minimize(loss, **given)
+
+    def _adapt(self, line: Statement) -> None:
+        call = line.call
+        assert call is not None
+        if self.block.path is not None:
+            raise Wrong(self.at, "adapt stands in no path: begin its line at the left")
+        said = _by_name("adapt", call.pairs, ("axis",))
+        if len(call.items) != 2 or call.items[0].kind not in ("name", "text"):
+            raise Wrong(self.at, "adapt names a layer and what it learns from, such as adapt(standardize_1, input)")
+        scope, x = call.items[0].value, self.variable(call.items[1])
+        if not x.rank or x.shape[0].constant or not all(n.constant for n in x.shape[1:]):
+            raise Wrong(call.items[1].at, f"{x} must have the batch first and fixed sizes after it")
+        axis = literal(said["axis"]) if "axis" in said else None
+        if axis is not None:
+            axis = checks.integer("adapt: axis", axis, 0, max(x.rank - 2, 0))
+        self.graph.adapts[scope] = x, axis
+
+    # ------------------------------------------------------------ operators
+    def _operator(self, line: Statement) -> None:
+        path, call, name = self.inside("an operator"), line.call, line.what
+        assert call is not None
+        for target in line.targets:
+            self.define(target)
+        if twice := [t for i, t in enumerate(line.targets) if t.name in [u.name for u in line.targets[:i]]]:
+            raise Wrong(twice[0].at, f"{twice[0].name!r} is there twice")
+        first, start = line.targets[0], len(path.operations)
+        with path:
+            if name == GRADIENT:
+                y, x = self.inputs(call, GRADIENT, 2)
+                outputs, stem = [gradient(y, x)], f"d{x.name}"
+            elif name == LAID:
+                outputs, stem = [self.laid(path, call)], LAID
+            else:
+                outputs, stem = self.applied(call, first.name), name
+        if len(line.targets) != len(outputs):
+            at = line.targets[min(len(outputs), len(line.targets) - 1)].at
+            raise Wrong(at, f"names before '=': {len(line.targets)}; what {name} makes: {len(outputs)}")
+        for target, v in zip(line.targets, outputs):
+            self.keep(target, v)
+        *inserted, op = path.operations[start:]
+        for other in inserted:  # casts and copies that the text leaves to the reader
+            self.numbering.called(other.spec.name, other.name)
+            other.layer = self.block.layer or ""
+        op.name = line.name or self.numbering.expected(stem, first.name, first.unnamed)
+        op.layer = self.block.layer or ""
+        self.numbering.called(stem, op.name)
+        self.graph._counts |= self.numbering.last  # operators that are added to the graph later have other names
+        if "stream" in op.attrs and any(v.kind == "state" for v in op.inputs.values()):  # and draw other numbers
+            self.graph._streams = max(self.graph._streams, op.attrs["stream"] + 1)
+
+    def inputs(self, call: Node, what: str, n: int) -> list[Variable]:
+        _by_name(what, call.pairs, ())
+        if len(call.items) != n:
+            raise Wrong(self.at, f"{what} is given {n} variables, not {len(call.items)}")
+        return [self.variable(node) for node in call.items]
+
+    def laid(self, path: Path, call: Node) -> Variable:
+        """A copy of a variable that lies otherwise."""
+        said = _by_name(LAID, call.pairs, ("layout",))
+        (x,) = self.inputs(Node("call", call.at, items=call.items), LAID, 1)
+        if "layout" not in said:
+            raise Wrong(self.at, f"{LAID} is given a layout, such as {LAID}(x, layout={LAYOUTS[0]!r})")
+        layout = _layout(said["layout"], x)
+        if same_order(x.shape, x.layout, layout):
+            raise Wrong(said["layout"].at, f"{x} lies so already")
+        x.settled = True
+        return copied(path, x, layout)
+
+    def applied(self, call: Node, out: str) -> list[Variable]:
+        spec = OPS.get(call.value)
+        if spec is None:
+            near = close_to(call.value, OPS)
+            raise UnsupportedOperator(
+                f"no operator is called {call.value!r}{near and f' (did you mean {near!r}?)'}: a custom one is declared before the "
+                "text is read (calcvm.operators.elementwise, cv.register_op)"
+            )
+        attrs = {
+            key: literal(node) for key, node in _by_name(spec.name, call.pairs, [a.name for a in spec.attrs]).items()
+        }
+        inputs = [self.operand(node) for node in call.items]
+        y = apply(spec.name, *inputs, out=out, **attrs)
+        assert y.producer is not None
+        return [*y.producer.outputs.values()]
+
+    def operand(self, node: Node) -> Variable | np.ndarray | None:
+        if node.kind in ("name", "text"):
+            return self.variable(node)
+        if node.kind == "value" and node.value is None:
+            return None
+        shape = _shape_of(node)
+        return np.array(_numbers(node, shape)).reshape(shape)
+
+
+# ---------------------------------------------------------------- values
+def _by_name(what: str, pairs: Sequence[tuple[Node, Node]], names: Sequence[str]) -> dict[str, Node]:
+    found: dict[str, Node] = {}
+    for key, value in pairs:
+        if key.value not in names:
+            near = close_to(key.value, names)
+            hint = f"did you mean {near}=?" if near else f"it takes {', '.join(names) or 'none'}"
+            raise Wrong(key.at, f"{what} has no setting {key.value!r}: {hint}")
+        if key.value in found:
+            raise Wrong(key.at, f"{key.value}= is there twice")
+        found[key.value] = value
+    return found
+
+
+def _layout(node: Node, v: Variable) -> str:
+    layout = literal(node)
+    if layout not in ("", *LAYOUTS) or v.rank < 3:
+        raise Wrong(node.at, f"{v} lies as it is seen, '', or from three axes on {' or '.join(map(repr, LAYOUTS))}")
+    return layout
+
+
+def _made(node: Node, what: str, kinds: Mapping[str, type]) -> Any:
+    """An object of plain data, such as ``SGD(0.1)``."""
+    if node.kind != "call" or node.value not in kinds:
+        near = close_to(str(node.value), kinds)
+        hint = f"did you mean {near}(...)?" if near else f"one of {', '.join(kinds)}, with its settings in parentheses"
+        raise Wrong(node.at, f"{what}: {hint}")
+    kind = kinds[node.value]
+    wanted = [f for f in fields(kind) if f.name in PENALTIES.get(kind, (f.name,))]
+    needed = [f.name for f in wanted if f.default is MISSING]
+    by_place = [*needed, *(f.name for f in wanted if f.name not in needed and not f.kw_only)]
+    if len(node.items) > len(by_place):
+        raise Wrong(
+            node.items[len(by_place)].at,
+            f"{node.value} is given {', '.join(by_place) or 'nothing'}, and nothing more by place",
+        )
+    names = [f.name for f in wanted if f.name not in by_place[: len(node.items)]]
+    found = dict(zip(by_place, node.items)) | _by_name(node.value, node.pairs, names)
+    if missing := [name for name in needed if name not in found]:
+        raise Wrong(node.at, f"{node.value}: {missing[0]} is missing")
+    given = {
+        name: _made(value, "schedule", SCHEDULES) if name == "schedule" and value.kind != "value" else literal(value)
+        for name, value in found.items()
+    }
+    if kind is init.Function and given["name"] not in init.FUNCTIONS:
+        raise Wrong(
+            node.at,
+            f"this process does not know the function {given['name']!r}: texts hold its name alone; make it known by "
+            "cv.init.function(...) before the text is read",
+        )
+    try:
+        if kind is optim.Sampled:
+            return _sampled(**given)
+        return kind(*given.values()) if kind in PENALTIES else kind(**given)
+    except CalcError as error:
+        raise Wrong(node.at, str(error)) from None
+
+
+def _sampled(factors: Any, every: Any = 1, **more: Any) -> optim.Sampled:
+    """A schedule that is a table of factors: what its function said, which the text does not hold."""
+    factors = checks.items("Sampled: factors", factors, "a list of numbers, such as [1.0, 0.5],")
+    if not factors:
+        raise CalcError("Sampled: its list of factors is empty")
+    every = checks.integer("Sampled: every", every, 1, optim.LARGEST_COUNT)
+    return optim.Sampled(lambda k: factors[k // every], (len(factors) - 1) * every + 1, every, **more)
+
+
+def _initial(node: Node, shape: tuple[Any, ...]) -> Any:
+    is_array = node.kind in ("list", "value") or (node.kind == "call" and node.value in ("array", "base64"))
+    return _array(node, shape) if is_array else _made(node, "init", INITIALIZERS)
+
+
+def _array(node: Node, sizes: tuple[Any, ...], dtype: np.dtype | None = None) -> np.ndarray:
+    """An array of a shape: a number or lists of them, ``array(lists, dtype=...)`` or ``base64(bytes, dtype=...)``."""
+    shape = checks.sizes("shape", sizes)
+    given, at = dtype or np.dtype(np.float64), node.at
+    packed = node.kind == "call" and node.value == "base64"
+    if node.kind == "call":
+        if node.value not in ("array", "base64") or len(node.items) != 1:
+            raise Wrong(
+                at, "numbers are wanted here: lists of them, array(lists, dtype=...) or base64('...', dtype=...)"
+            )
+        said = _by_name(node.value, node.pairs, ("dtype",))
+        given = _dtype(said["dtype"]) if "dtype" in said else given
+        node = node.items[0]
+    if packed:
+        return _unpacked(node, shape, given)
+    numbers = _numbers(node, shape)
+    kinds: Any = {"b": bool, "i": int, "u": int, "f": (int, float)}[given.kind]
+    if wrong := [n for n in numbers if not isinstance(n, kinds) or isinstance(n, bool) != (given.kind == "b")]:
+        raise Wrong(at, f"{wrong[0]!r} is no {given.name}")
+    try:
+        return np.array(numbers, given).reshape(shape)
+    except (OverflowError, ValueError):
+        raise Wrong(at, f"a number is beyond {given.name}") from None
+
+
+def _dtype(node: Node) -> np.dtype:
+    said = literal(node)
+    try:
+        if isinstance(said, str) and DTYPE.fullmatch(said):
+            return np.dtype(said)
+    except TypeError:  # there is none of that size
+        pass
+    raise Wrong(node.at, f"dtype {checks.shown(said)} is no type of numbers, such as 'float32'")
+
+
+def _unpacked(node: Node, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    wanted = math.prod(shape) * dtype.itemsize
+    try:
+        data = base64.b64decode(node.value if node.kind == "text" else "", validate=True)
+    except (binascii.Error, ValueError):
+        raise Wrong(node.at, "the text is no base64, or not whole") from None
+    if len(data) != wanted:
+        raise Wrong(node.at, f"shape {shape} of {dtype.name} has {wanted} bytes, and the text {len(data)}")
+    if dtype.kind == "b" and not {*data} <= {0, 1}:
+        raise Wrong(node.at, "a byte of a bool is 0 or 1")
+    return np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def _numbers(node: Node, shape: Sequence[int]) -> Any:
+    """Numbers of nested lists that have a shape, one after the other."""
+    if not shape:
+        if node.kind != "value" or node.value is None:
+            raise Wrong(node.at, "a number is wanted here")
+        return [node.value]
+    if node.kind != "list" or len(node.items) != shape[0]:
+        raise Wrong(node.at, f"a list of {shape[0]} is wanted here, as the shape says")
+    return [n for item in node.items for n in _numbers(item, shape[1:])]
+
+
+def _shape_of(node: Node) -> tuple[int, ...]:
+    return (len(node.items), *_shape_of(node.items[0])) if node.kind == "list" and node.items else ()

@@ -1,0 +1,165 @@
+"""Rows, and all values of a path, by their equations alone, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from calcvm import checks
+from calcvm.equations.grammar import read
+from calcvm.equations.meaning import evaluate
+from calcvm.equations.places import size
+from calcvm.errors import CalcError, UnsupportedOperator
+from calcvm.formulas.declare import AXES, Formula
+from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
+from calcvm.formulas.optimizers import HYPER_SLOTS
+from calcvm.graph import Path, Variable
+from calcvm.lowering.derived import Forward
+from calcvm.ops.equation import equation_of, hyper_slots
+from calcvm.ops.layouts import axes, back, laid
+from calcvm.ops.sizes import evaluate as size_of
+from calcvm.ops.spec import RowSpec
+from calcvm.ops.statement import Value
+from calcvm.ops.types import VARIABLES, dtype_of
+from calcvm.script.equations import as_lies, lies
+
+
+def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """What a row makes of its operands, by its equation alone: flat arrays, by name.
+
+    Parameters
+    ----------
+    words : by name, sizes at the batch.
+    operands : those that are there, as they lie.  One that is written and is not among them is computed as well.
+    """
+    equation = equation_of(spec)
+    if equation is None:
+        raise UnsupportedOperator(
+            f"row {spec.name!r} has no equation" + f": {spec.no_equation}" * bool(spec.no_equation)
+        )
+    whole = {name: value for name, value in words.items() if not isinstance(value, float)}
+    shapes = {name: tuple(int(size(n, whole)) for n in axes) for name, axes in equation.axes.items()}
+    orders = spec.lies(words) if spec.lies else {}
+    values = {}
+    for operand in spec.operands:
+        name = operand.name
+        if name in operands and operand.access in "ru":
+            shape = shapes[name] if name in shapes else _broadcast(spec, name, words)
+            values[name] = _seen(np.asarray(operands[name]), shape, orders.get(name))
+        elif name in equation.left_out:
+            values[name] = np.full(shapes[name], equation.left_out[name])
+    slots = dict(zip(HYPER_SLOTS, operands["hyper"])) if hyper_slots(spec) else {}
+    made = evaluate(equation.equations, values, {**words, **slots}, {"float32": _float32, **activation(words)})
+    out = {}
+    for operand in spec.operands:
+        if operand.name in made and operand.writes:
+            value, order = made[operand.name], orders.get(operand.name)
+            flat = (value if order is None else value.transpose(order)).reshape(-1)
+            if flat.size == 1:  # a constant, which is set everywhere
+                flat = np.broadcast_to(flat, size_of(operand.elems, words))
+            if operand.type not in VARIABLES and not operand.moved:  # a cast; what is of any type stays as it is
+                flat = flat.astype(dtype_of(operand.type, "float64"))
+            added = words.get("acc") == 1 and operand.access == "a" and operand.name in operands
+            out[operand.name] = flat + np.asarray(operands[operand.name], np.float64).reshape(-1) if added else flat
+    return out
+
+
+def _seen(x: np.ndarray, shape: tuple[int, ...] | None, order: tuple[int, ...] | None) -> np.ndarray:
+    """An operand as its equation reads it."""
+    if shape is None or order is None:
+        return x.reshape(x.shape if shape is None else shape)
+    return x.reshape([shape[k] for k in order]).transpose(np.argsort(order))
+
+
+def _broadcast(spec: RowSpec, name: str, words: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The shape of a whole operand of a row that broadcasts: words d0, d1, ..., and a0, a1, ... which are 0 where ``a`` does not run."""
+    sizes = [words[d] for d in (f"d{i}" for i in range(AXES)) if d in words]
+    if not sizes or spec.operand(name).elems == "rows*cols":
+        return None
+    return tuple(n if words.get(f"{name}{i}", 1) else 1 for i, n in enumerate(sizes))
+
+
+def _float32(x: Any) -> Any:
+    return np.asarray(x, np.float32).astype(np.float64)
+
+
+def activation(words: Mapping[str, Any]) -> dict[str, Any]:
+    """``act`` and ``dact`` of a row's words: an activation, and its derivative by its result."""
+    name, alpha = ACTIVATIONS[words.get("act", 0)], words.get("alpha", 0.0)
+    if name == "none":
+        return {"act": lambda x: x, "dact": lambda y: 1.0}
+    forward, back = ELEMENTWISE[name].forward, ELEMENTWISE[name].backward["x"]
+    found = {"act": lambda x: formula_value(forward, {"x": x}, alpha)}
+    if back.reads == ("dy", "y"):
+        found["dact"] = lambda y: formula_value(back, {"dy": np.ones_like(y), "y": y}, alpha)
+    return found
+
+
+def formula_value(f: Formula, operands: Mapping[str, Any], alpha: float) -> np.ndarray:
+    return evaluate(read(f.text), operands, dict.fromkeys(f.reals, alpha))[f.writes]
+
+
+# ---------------------------------------------------------------- a path
+def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str, np.ndarray]:
+    """See `Path.evaluate`."""
+    checks.one_of("evaluate", values, Mapping, "a mapping of arrays by the names of variables")
+    given = {getattr(name, "name", name): value for name, value in values.items()}
+    forward = Forward(path, path.operations)
+    if unknown := [*{*given} - {v.name for v in forward.sources}]:
+        names = ", ".join(v.name for v in forward.sources if v.kind != "state")
+        raise CalcError(f"evaluate: {unknown[0]!r} is nothing that path {path.name!r} reads; there are {names}")
+    statements = forward.emit.statements
+    cells, batch = _sources(forward, given, seed, {v for s in statements for v in s.read_values})
+    cells |= {v: np.ones(1) for v in forward.ones}
+    for s in statements:
+        if any(v not in cells for v in s.read_values if v.kind != "state"):
+            continue  # what follows from a value that is not given
+        operands = {name: cells[v] for name, v in s.operands.items() if v in cells}
+        try:
+            made = row_values(s.spec, s.words_at(batch), operands)
+        except UnsupportedOperator as error:
+            raise UnsupportedOperator(f"evaluate: {s.label!r}: {error}") from None
+        cells |= {v: made[name] for name, v in s.operands.items() if v is not None and name in made}
+    results = {v: forward.emit.env[v] for op in path.operations for v in op.outputs.values()}
+    found = {v.name: _as_seen(cells[value], v, batch) for v, value in results.items() if value in cells}
+    if results and not found:
+        missing = ", ".join(
+            v.name for v in forward.sources if v.kind in ("placeholder", "result") and v.name not in given
+        )
+        raise CalcError(f"evaluate: all results of path {path.name!r} follow from values that are not given: {missing}")
+    return found
+
+
+def _sources(
+    forward: Forward, given: Mapping[str, Any], seed: int, read: set[Value]
+) -> tuple[dict[Value, np.ndarray], int]:
+    """The cells of what is read, as they lie, and the batch."""
+    cells: dict[Value, np.ndarray] = {}
+    batch: int | None = None
+    counts = {"parameter": 0, "buffer": 0}
+    for v in forward.sources:
+        value = forward.emit.env[v]
+        number = counts.get(v.kind, 0)
+        counts[v.kind] = number + 1
+        if v.name in given:
+            cells[value], batch = as_lies(v.name, given[v.name], (*lies(value), value.type), batch)
+        elif value in read and v.kind in ("parameter", "buffer", "constant"):
+            cells[value] = _initial(v, value, [seed, number] if v.kind == "parameter" else [seed, number, 1])
+    return cells, batch or 1
+
+
+def _initial(v: Variable, value: Value, seed: list[int]) -> np.ndarray:
+    """What a model starts from."""
+    shape, layout = lies(value)
+    if isinstance(v.init, np.ndarray):
+        return v.init.transpose(axes(layout, v.init.ndim))
+    out = np.empty([n.b for n in shape])
+    v.init.fill(out.transpose(back(layout, out.ndim)) if v.init.as_seen else out, np.random.default_rng(seed))
+    return out
+
+
+def _as_seen(flat: np.ndarray, v: Variable, batch: int) -> np.ndarray:
+    shape = [n.at(batch) for n in laid(v.shape, v.layout)]
+    return flat.reshape(shape).transpose(back(v.layout, len(shape)))
