@@ -30,6 +30,7 @@ from calcvm.graph import LATER as _later
 from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
 from calcvm.images import *  # noqa: F403
 from calcvm.images import __all__ as _images
+from calcvm.indexed import einsum, equation, indexes
 from calcvm.model import Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
 from calcvm.operators import register_op
 from calcvm.ops import OpSpec, RowSpec
@@ -56,9 +57,9 @@ __all__ = [
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Path", "Plan", "PlanError", "Processor",
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "SplitModel",
     "SplitPlan", "TensorDescriptor",
-    "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "grad_cam",
-    "gradient", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency", "set_workers",
-    "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
+    "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "einsum", "equation", "explore", "grad_cam",
+    "gradient", "indexes", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency",
+    "set_workers", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
 _public = __all__
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum

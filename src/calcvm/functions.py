@@ -14,7 +14,7 @@ import numpy as np
 from calcvm import checks
 from calcvm.dtypes import as_type, type_of
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import Variable, apply
+from calcvm.graph import Traced, Variable, apply
 from calcvm.ops.dims import BATCH, Affine
 from calcvm.ops.reduction import BLOCKS
 from calcvm.ops.types import FLOAT
@@ -98,7 +98,7 @@ __all__ = [
     "where",
 ]
 
-Axes = int | Sequence[int] | None
+Axes = int | Sequence[int] | Variable | Traced | None  # the last two in equations: what is reduced
 MOST_JOINED = 8  # as parts of concat_many
 
 
@@ -114,7 +114,7 @@ def linear(x: Variable, weight: Variable, bias: Variable | None = None) -> Varia
 
 def _pair(name: str, a: Any, b: Any) -> None:
     """One operand at least is a variable: others would compute something else in silence."""
-    if not isinstance(a, Variable) and not isinstance(b, Variable):
+    if not isinstance(a, (Variable, Traced)) and not isinstance(b, (Variable, Traced)):
         raise CalcError(f"{name}: a variable is wanted, not {checks.called(a)} and {checks.called(b)}")
 
 
@@ -382,7 +382,12 @@ def _over_classes(name: str, x: Variable, axis: int) -> Variable:
 
 
 def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, blocks: int = BLOCKS, then: str = "") -> Variable:
-    """Reduce over any axes: from the right so many blocks of neighbouring axes at once; the rest by ``then``."""
+    """Reduce over any axes: from the right so many blocks of neighbouring axes at once; the rest by ``then``.
+
+    In an equation what is reduced stands last, after its indexes: ``cv.sum(i, x[b, i])``.
+    """
+    if isinstance(axes, Traced):
+        return axes._reduced(name, x)
     if axes is None or not isinstance(x, Variable):
         return apply(name, x, axes=None, keepdims=keepdims)
     given = _axes(name, (axes,) if checks.is_integer(axes) else axes)
