@@ -189,9 +189,9 @@ BOUNDS = {
     "expm1": Bound(2, 3, 2.5),
     "log1p": Bound(2, 1.5),
     "erf": Bound(2.5, 3, tails=True),  # its slope further by x*x: what exp makes of the rounding of its argument
-    "sin": Bound(2.5, 3),
-    "cos": Bound(2.5, 3),
-    "tan": Bound(4, 9),
+    "sin": Bound(3, 3),
+    "cos": Bound(3, 3),
+    "tan": Bound(4.5, 9),
     "asin": Bound(2.5, 2.5),
     "acos": Bound(1.5, 2.5),
     "atan": Bound(2, 1.5, tails=True),

