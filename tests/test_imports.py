@@ -70,7 +70,6 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
     "equations": ({"errors", "record"}, {"numpy"}),
-    "evaluation": ({"equations", "errors", "formulas", "ops"}, {"numpy"}),
     "kernels_cpu": ({"errors", "formulas", "kernel", "system", "undisturbed"}, {"numba", "numpy", "llvmlite"}),
     "kernels_cuda": (
         {"errors", "formulas", "kernel", "lazy", "undisturbed"},
@@ -99,7 +98,19 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "vm.memory": ({"errors", "files", "checks", "hints", "ops", "system", "tables", "vm.program", "vm.run"}, {"numpy"}),
     "script": (
-        {"errors", "files", "checks", "formulas", "graph", "lowering", "ops", "record", "vm.program", "vm.run"},
+        {
+            "equations",
+            "errors",
+            "files",
+            "checks",
+            "formulas",
+            "graph",
+            "lowering",
+            "ops",
+            "record",
+            "vm.program",
+            "vm.run",
+        },
         {"numpy"},
     ),  # vm.run: a type
     "graph_text": (

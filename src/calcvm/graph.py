@@ -589,7 +589,8 @@ class Path(Answering):
         Parameters
         ----------
         values : arrays by variable or name, in the shapes that the variables have: placeholders, results of other paths, and
-            parameters and buffers where they are not what a model begins with (``{"x": X, **model.parameters}``).
+            parameters and buffers where they are not what a model begins with (``{"x": X, **model.parameters}``).  A result
+            of the path that is given is taken as it is.
         seed : parameters that are not given are those of ``heap.load(program, seed=seed)``.
 
         Returns
@@ -600,7 +601,7 @@ class Path(Answering):
         Raises
         ------
         CalcError, ShapeError : a value is unknown or has another shape; batches differ; nothing follows from what is given.
-        UnsupportedOperator : a row has no equation, because it draws random numbers, or is custom and no formula.
+        UnsupportedOperator : a row has no equation, because it draws random numbers, or is custom: give its result.
 
         Examples
         --------

@@ -68,7 +68,7 @@ class _Ranges:
                 self.put(index, index.name, self.size(extent, index), "its range is said twice")
             waiting = [pair for pair in waiting if pair not in ready]
         for place, n, _ in places:
-            self.window(place, n, own - {*said})
+            self.window(place, n, own, own - {*said})
         for index in indexes:
             if index.name not in self.extents:
                 raise self.wrong(
@@ -122,10 +122,11 @@ class _Ranges:
             )
         self.extents[name] = self.sizes[capital] = n
 
-    def window(self, place: Node, n: Any, open_: set[str]) -> None:
-        left = [name for name in names(place) if name in open_ and name not in self.extents]
-        parts = linear(place, left[0]) if len(left) == 1 else None
-        if parts is None or isinstance(place, Name):
+    def window(self, place: Node, n: Any, own: set[str], open_: set[str]) -> None:
+        found = names(place) & own
+        left = [name for name in found if name in open_ and name not in self.extents]
+        parts = linear(place, left[0]) if len(left) == 1 < len(found) else None
+        if parts is None:
             return
         step, rest = parts
         ends = [{**self.sizes, **{v: at(e) for v, e in self.extents.items()}} for at in (lambda e: 0, lambda e: e - 1)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from calcvm.ops.sizes import evaluate as size_of
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.statement import Value
 from calcvm.ops.types import VARIABLES, dtype_of
-from calcvm.script.equations import as_lies, lies
+from calcvm.script.equations import DTYPE, as_lies, lies
+from calcvm.script.helpers import to_integer
 
 
 def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -60,7 +61,8 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
             if flat.size == 1:  # a constant, which is set everywhere
                 flat = np.broadcast_to(flat, size_of(operand.elems, words))
             if operand.type not in VARIABLES and not operand.moved:  # a cast; what is of any type stays as it is
-                flat = flat.astype(dtype_of(operand.type, "float64"))
+                to = np.dtype(dtype_of(operand.type, DTYPE))
+                flat = to_integer(flat, to.type) if flat.dtype.kind == "f" and to.kind in "iu" else flat.astype(to)
             added = words.get("acc") == 1 and operand.access == "a" and operand.name in operands
             out[operand.name] = flat + np.asarray(operands[operand.name], np.float64).reshape(-1) if added else flat
     return out
@@ -107,22 +109,25 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
     checks.one_of("evaluate", values, Mapping, "a mapping of arrays by the names of variables")
     given = {getattr(name, "name", name): value for name, value in values.items()}
     forward = Forward(path, path.operations)
-    if unknown := [*{*given} - {v.name for v in forward.sources}]:
-        names = ", ".join(v.name for v in forward.sources if v.kind != "state")
-        raise CalcError(f"evaluate: {unknown[0]!r} is nothing that path {path.name!r} reads; there are {names}")
-    statements = forward.emit.statements
-    cells, batch = _sources(forward, given, seed, {v for s in statements for v in s.read_values})
+    env, statements = forward.emit.env, forward.emit.statements
+    results = {v: env[v] for op in path.operations for v in op.outputs.values()}
+    known = [v.name for v in (*forward.sources, *results) if v.kind != "state"]
+    if unknown := [*{*given} - {*known}]:
+        raise CalcError(f"evaluate: {unknown[0]!r} is no value of path {path.name!r}, which has {', '.join(known)}")
+    read = {v for s in statements for v in s.read_values} | {*results.values()}
+    cells, batch = _known([*forward.sources, *results], env, given, seed, read)
     cells |= {v: np.ones(1) for v in forward.ones}
     for s in statements:
-        if any(v not in cells for v in s.read_values if v.kind != "state"):
-            continue  # what follows from a value that is not given
+        if all(v in cells for v in s.written_values) or any(v not in cells for v in s.read_values if v.kind != "state"):
+            continue  # what is given, and what follows from a value that is not
         operands = {name: cells[v] for name, v in s.operands.items() if v in cells}
         try:
             made = row_values(s.spec, s.words_at(batch), operands)
         except UnsupportedOperator as error:
-            raise UnsupportedOperator(f"evaluate: {s.label!r}: {error}") from None
-        cells |= {v: made[name] for name, v in s.operands.items() if v is not None and name in made}
-    results = {v: forward.emit.env[v] for op in path.operations for v in op.outputs.values()}
+            raise UnsupportedOperator(f"evaluate: {s.label!r}: {error}; give its result as a value") from None
+        for name, v in s.operands.items():
+            if v is not None and name in made:
+                cells[v] = made[name].astype(dtype_of(v.type, DTYPE), copy=False)
     found = {v.name: _as_seen(cells[value], v, batch) for v, value in results.items() if value in cells}
     if results and not found:
         missing = ", ".join(
@@ -132,19 +137,20 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
     return found
 
 
-def _sources(
-    forward: Forward, given: Mapping[str, Any], seed: int, read: set[Value]
+def _known(
+    variables: Iterable[Variable], env: Mapping[Variable, Value], given: Mapping[str, Any], seed: int, read: set[Value]
 ) -> tuple[dict[Value, np.ndarray], int]:
-    """The cells of what is read, as they lie, and the batch."""
+    """The cells of what is given, and of what a model begins with, as they lie; and the batch."""
     cells: dict[Value, np.ndarray] = {}
     batch: int | None = None
     counts = {"parameter": 0, "buffer": 0}
-    for v in forward.sources:
-        value = forward.emit.env[v]
+    for v in variables:
+        value = env[v]
         number = counts.get(v.kind, 0)
         counts[v.kind] = number + 1
         if v.name in given:
-            cells[value], batch = as_lies(v.name, given[v.name], (*lies(value), value.type), batch)
+            shape = laid(v.shape, v.layout) if v.kind == "result" else lies(value)[0]
+            cells[value], batch = as_lies(v.name, given[v.name], (shape, value.layout, value.type), batch)
         elif value in read and v.kind in ("parameter", "buffer", "constant"):
             cells[value] = _initial(v, value, [seed, number] if v.kind == "parameter" else [seed, number, 1])
     return cells, batch or 1

@@ -71,7 +71,8 @@ class _Line:
             self.operands[operand.name] = (self.row[k], int(program.operand_values[index, k]))
 
     def text(self) -> str:
-        shown = {n: v for n, v in self.words.items() if n not in HIDDEN and (n not in PLAIN or v != PLAIN[n])}
+        plain = {**PLAIN, **self.spec.defaults}
+        shown = {n: v for n, v in self.words.items() if n not in HIDDEN and (n not in plain or v != plain[n])}
         words = [f"{name}={_show(value)}" for name, value in shown.items()]
         tail = f"  {{{' '.join(words)}}}" if words else ""
         there = [name for name, (offset, _) in self.operands.items() if offset != ABSENT]
