@@ -107,7 +107,8 @@ __all__ = [
     "where",
 ]
 
-Axes = int | Sequence[int] | Variable | Traced | None  # the last two in equations: what is reduced
+Axes = int | Sequence[int] | Variable | None  # a variable in equations, as what is reduced
+Reduced = Variable | tuple[Any, ...]  # a tuple in equations, of indexes
 MOST_JOINED = 8  # as parts of concat_many
 
 
@@ -435,7 +436,7 @@ def _over_classes(name: str, x: Variable, axis: int) -> Variable:
     return apply(name, x, axis=axis)
 
 
-def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, blocks: int = BLOCKS, then: str = "") -> Variable:
+def _reduce(name: str, x: Any, axes: Any, keepdims: bool, blocks: int = BLOCKS, then: str = "") -> Variable:
     """Reduce over any axes: from the right so many blocks of neighbouring axes at once; the rest by ``then``.
 
     In an equation what is reduced stands last, after its indexes: ``cv.sum(i, x[b, i])``.
@@ -464,8 +465,8 @@ def _axes(name: str, axes: Any) -> tuple[int, ...]:
     return checks.plain(tuple(axes))
 
 
-def sum(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
-    """Sum over axes (default all)."""
+def sum(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+    """Sum over axes (default all); in an equation over indexes, ``sum(i, x[b, i])`` (`equation`), as mean, max and min."""
     return _reduce("sum", x, axes, keepdims)
 
 
@@ -474,17 +475,17 @@ def sum_squares(x: Variable, axes: Axes = None, keepdims: bool = False) -> Varia
     return _reduce("sum_squares", x, axes, keepdims, then="sum")
 
 
-def mean(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:
+def mean(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:
     """Mean over axes (default all)."""
     return _reduce("mean", x, axes, keepdims)
 
 
-def max(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+def max(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Largest element over axes (default all)."""
     return _reduce("max", x, axes, keepdims, blocks=1)
 
 
-def min(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+def min(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Smallest element over axes (default all)."""
     return _reduce("min", x, axes, keepdims, blocks=1)
 

@@ -261,6 +261,7 @@ def test_operands_of_traced_equations_need_no_names():
         ("...ij,...jk->...ik", [(5, 2, 3), (3, 4)], "y[i0,i,k] = sum[j] x1[i0,i,j]*x2[j,k]"),
         ("i...,i...", [(3, 1, 2), (3, 4, 2)], "y[i0,i1] = sum[i] x1[i,0,i1]*x2[i,i0,i1]"),
         (",i->i", [(), (3,)], "y[i] = x1*x2[i]"),
+        ("yz,Yz->yY", [(2, 3), (4, 3)], "y0[y,yy] = sum[z] x1[y,z]*x2[yy,z]"),
     ],
 )
 def test_einsum_is_an_equation(subscripts, shapes, text):
@@ -409,6 +410,20 @@ def _shape_of_r(case: Case, batch: int) -> tuple[int, ...]:
     return graph_of(case).variables["r"].descriptor.current(batch)
 
 
+@pytest.mark.parametrize("name", ["conv2d", "attention", "embedding", "conv_transpose1d", "logsumexp", "diagonal"])
+def test_a_graph_of_equations_is_a_text_and_evaluated_by_its_rows(name):
+    """The operators are the graph's as any others: no trace of the equation is needed."""
+    case = CASES[name]
+    g = graph_of(case)
+    again = cv.read_graph(g.text())
+    assert again.text() == g.text()
+    programs = [cv.compile(graph, batch_size=3, workers=1) for graph in (g, again)]
+    assert programs[0].disassemble() == programs[1].disassemble()
+    values = case.values(3)
+    found = g.paths["f"].evaluate(values)
+    np.testing.assert_allclose(found["alone"], meant(case, values), rtol=1e-10, atol=1e-10)
+
+
 def test_a_script_computes_the_same(tmp_path):
     g = cv.CalcGraph()
     x, t = g.placeholder("x", (None, 9, 2)), g.placeholder("t", (None,), "int64")
@@ -486,6 +501,7 @@ REFUSED = [
     ),
     ("m[b] = max[i] x[b,i]; y[b] = sum[i] x[b,i]", "x", cv.CalcError, "m is never read: leave it out, or name it in results", "m["),
     ("m[b] = x[b,0]; m[b] = x[b,1]", "x", cv.CalcError, "m is set by several equations: give each its own name", "m["),
+    ("y[b] = sum[y] x[b,y]", "x", cv.CalcError, "y is the name of a result: name the index otherwise", "y] x"),
     ("y = x + w", "xw", cv.ShapeError, "w of shape (4, 3) does not broadcast with (B, 4)", "w"),
     ("y[b] = sum[i] x[b,i]/0", "x", cv.CalcError, "division by zero", "/0"),
     (

@@ -79,7 +79,8 @@ def equation_of(subscripts: str, operands: Sequence[Any]) -> tuple[str, dict[str
     everyone = dict.fromkeys(_index(c) for c in left.replace(DOTS, "").replace(",", ""))
     over = [name for name in (*everyone, *(f"i{j}" for j in range(most))) if name not in kept]
     summed = f"sum[{','.join(over)}] " if over else ""
-    return f"y[{','.join(kept)}] = {summed}{'*'.join(factors)}", read
+    name = next(name for name in ("y", "z", "y0") if name not in kept and name not in over)
+    return f"{name}[{','.join(kept)}] = {summed}{'*'.join(factors)}", read
 
 
 def _index(letter: str) -> str:

@@ -12,7 +12,7 @@ from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import NAME, WORDS, read, wrong
 from calcvm.equations.ranges import ranges
-from calcvm.equations.tree import REDUCTIONS, Element, Equation, Name, Node, arrays, names, own_elements, walk
+from calcvm.equations.tree import REDUCTIONS, Element, Equation, Name, Node, arrays, bound, names, own_elements, walk
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.graph import CalcGraph, Variable, as_numbers
 from calcvm.indexed.lowering import Lowering, functions
@@ -205,6 +205,9 @@ def _of_rows(equation: Equation, given: set[str], known: Sequence[str]) -> None:
         raise refused(f"{equation.name} is an operand, and a variable is not written to: give the result another name")
     if known.count(equation.name) > 1:
         raise refused(f"{equation.name} is set by several equations: give each its own name")
+    for index in bound(equation):
+        if index.name in known:
+            raise refused(f"{index.name} is the name of a result: name the index otherwise", index.at)
     own: list[Node] = [*own_elements(equation), *(n for n in walk(equation.value) if n == Name(equation.name))]
     if own:
         raise refused(
