@@ -230,6 +230,10 @@ def cases() -> dict[str, Case]:
         "sum of a window": Case(
             "y[n,i,c] = sum[t<3] x[n, i + t - 1, c]", {"x": (None, 8, 3)}, lambda x: 3 * f.avg_pool1d(x.mT, 3, 1, 1).mT, rows=("avg_pool_fwd",),
         ),
+        "weighted mean of a window": Case(
+            "y[n,o] = mean[t] x[n, o + t]*w[t]", {"x": (None, 6), "w": (3,)},
+            lambda x, w: (windows(x, 3) * w).mean(-1), rows=("conv_fwd",),
+        ),
         "dilated mean": Case(
             "y[n,i] = mean[t<3] x[n, i + 2*t]", {"x": (None, 9)}, lambda x: windows(x, 3, 1, 0, 2).mean(-1), rows=("slice_fwd",),
             without=("avg_pool_fwd",),

@@ -245,7 +245,8 @@ class Lowering(Elements):
             if loss is not None:
                 return loss
             divisor = numel(self.extents[name] for name in over)
-            if not varies(divisor) and self.is_product(node.body, over):
+            weighted = len(self.factors(node.body)[1]) > 1 and self.taps([node.body], over)
+            if not varies(divisor) and (weighted or self.is_product(node.body, over)):
                 total = self.value(Reduction("sum", node.indexes, node.body, node.at), order)
                 return self.of_two("/", node, total, Value(int(divisor)), order)
         if taps := self.taps([node.body], over):
