@@ -66,6 +66,12 @@ _public = __all__
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]
 
 
+def _write_out(path: Path, y: Variable) -> None:
+    from calcvm.indexed.again import write_out
+
+    write_out(path, y)
+
+
 def _evaluate(path: Path, values: dict, seed: int) -> object:
     from calcvm.script.evaluation import evaluate_path
 
@@ -84,7 +90,7 @@ def _text(graph: CalcGraph) -> str:
     return text_of(graph)
 
 
-_later |= {"gradient_of": _gradient_of, "evaluate": _evaluate, "text": _text}
+_later |= {"gradient_of": _gradient_of, "evaluate": _evaluate, "write_out": _write_out, "text": _text}
 _hints.NAMES["Variable"] |= {
     _name: f"cv.{_name}({', '.join(_hints.required(globals()[_name]))})" for _name in (*_functions, *_images)
 }

@@ -22,7 +22,10 @@ from calcvm.ops.types import FLOAT
 __all__ = [
     "abs",
     "accuracy",
+    "acos",
     "add",
+    "asin",
+    "atan",
     "binary_cross_entropy",
     "cast",
     "ceil",
@@ -31,12 +34,15 @@ __all__ = [
     "channels_last",
     "clip",
     "concat",
+    "cos",
     "div",
     "dropout",
     "dropout2d",
     "elu",
     "equal",
+    "erf",
     "exp",
+    "expm1",
     "flatten",
     "floor",
     "gelu",
@@ -51,6 +57,7 @@ __all__ = [
     "less_equal",
     "linear",
     "log",
+    "log1p",
     "log_cosh",
     "log_softmax",
     "logical_and",
@@ -83,6 +90,7 @@ __all__ = [
     "sigmoid",
     "sign",
     "silu",
+    "sin",
     "slice",
     "softmax",
     "softmax_cross_entropy",
@@ -93,6 +101,7 @@ __all__ = [
     "sub",
     "sum",
     "sum_squares",
+    "tan",
     "tanh",
     "transpose",
     "where",
@@ -171,6 +180,51 @@ def exp(x: Variable) -> Variable:
 def log(x: Variable) -> Variable:
     """Natural logarithm."""
     return apply("log", x)
+
+
+def expm1(x: Variable) -> Variable:
+    """exp(x) - 1, without the difference's loss where x is near 0."""
+    return apply("expm1", x)
+
+
+def log1p(x: Variable) -> Variable:
+    """log(1 + x), without the sum's loss where x is near 0."""
+    return apply("log1p", x)
+
+
+def erf(x: Variable) -> Variable:
+    """The error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
+    return apply("erf", x)
+
+
+def sin(x: Variable) -> Variable:
+    """Sine of x in radians, of any size."""
+    return apply("sin", x)
+
+
+def cos(x: Variable) -> Variable:
+    """Cosine of x in radians, of any size."""
+    return apply("cos", x)
+
+
+def tan(x: Variable) -> Variable:
+    """Tangent of x in radians, of any size."""
+    return apply("tan", x)
+
+
+def asin(x: Variable) -> Variable:
+    """The angle in [-pi/2, pi/2] whose sine is x; NaN where x is outside [-1, 1]."""
+    return apply("asin", x)
+
+
+def acos(x: Variable) -> Variable:
+    """The angle in [0, pi] whose cosine is x; NaN where x is outside [-1, 1]."""
+    return apply("acos", x)
+
+
+def atan(x: Variable) -> Variable:
+    """The angle in [-pi/2, pi/2] whose tangent is x."""
+    return apply("atan", x)
 
 
 def pow(x: Variable, exponent: float) -> Variable:  # noqa: A001

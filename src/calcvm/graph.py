@@ -514,6 +514,10 @@ class Path(Answering):
             raise ShapeError(f"minimize: loss {loss} must have one element: reduce it, for example by mean")
         if loss.path is not self:
             raise CalcError(f"minimize: {loss.name!r} is not computed in path {self.name!r}")
+        if any(op.spec.name == "gradient" for op in reached(self.operations, loss, exactly=True)):
+            self.graph._active.append(self)
+            LATER["write_out"](self, loss)
+            self.graph._active.pop()
         optimizer = optimizer_of(optimizer)
         trained = None if parameters is None else self._to_train(loss, parameters)
         behind = self.trained_behind(loss) if trained is None else trained

@@ -32,7 +32,7 @@ from calcvm.indexed import patterns
 from calcvm.indexed.elements import MOST_TAPS, Elements
 from calcvm.indexed.operators import FOLDS, OPERATORS, REDUCED, functions
 from calcvm.indexed.products import Addend, contract, varies
-from calcvm.indexed.values import Value, aligned, cut, dropped, expanded, numel, ordered, reshaped
+from calcvm.indexed.values import Value, aligned, cut, dropped, expanded, numel, ones, ordered, reshaped
 from calcvm.indexed.windows import convolution, pooled
 from calcvm.ops.types import FLOAT
 
@@ -68,13 +68,10 @@ class Lowering(Elements):
         if equation.kept is not None:
             data = aligned(v, [i.name for i in equation.kept])
             new = [1 if i.name in v.axes else self.extents[i.name] for i in equation.kept]
-            for index, n in zip(equation.kept, new):
+            for k, n in enumerate(new):
                 if varies(n):
-                    raise self.wrong(
-                        index,
-                        f"{name} is the same for all of the batch, and a copy for each sample has no row yet: leave out the index "
-                        f"{index.name}, or read an array that has it",
-                    )
+                    data = data * reshaped(ones(self.graph, n), [1] * k + [n] + [1] * (len(new) - 1 - k))
+                    new[k] = 1
             data = expanded(data, [int(n) for n in new])
         if not isinstance(data, Variable):
             data = self.graph.constant(self.graph.unique(name), np.asarray(data))

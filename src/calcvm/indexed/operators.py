@@ -15,6 +15,7 @@ from calcvm.graph import Variable, apply
 from calcvm.indexed.values import reshaped
 from calcvm.ops import OPS
 from calcvm.ops.spec import is_own
+from calcvm.ops.types import RANKS
 
 ELEMENTWISE = ("unary", "binary", "ternary")
 # operators of the table that equations have signs or names of their own for
@@ -49,9 +50,14 @@ def _power(x: Any, exponent: Any) -> Any:
 
 
 def _where(c: Any, a: Any, b: Any) -> Any:
-    if isinstance(c, Variable) and not isinstance(a, (Variable, np.ndarray)) and (a, b) == (1, 0):
+    if isinstance(c, Variable) and not any(isinstance(v, (Variable, np.ndarray)) for v in (a, b)) and (a, b) == (1, 0):
         return F.cast(c, None)
     return F.where(c, a, b)
+
+
+def _float(x: Any) -> Any:
+    """Integers as the program's floats, which divide."""
+    return F.cast(x, None) if isinstance(x, Variable) and x.type in RANKS else x
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -59,8 +65,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "-": operator.sub,
     "*": operator.mul,
     "/": operator.truediv,
-    "//": lambda a, b: F.floor(a / b),
-    "%": F.mod,
+    "//": lambda a, b: F.floor(_float(a) / _float(b)),
+    "%": lambda a, b: F.mod(_float(a), _float(b)),
     "^": _power,
     "neg": operator.neg,
     "abs": F.abs,

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from calcvm import functions as F
-from calcvm.graph import Variable, apply
+from calcvm.errors import CalcError
+from calcvm.graph import CalcGraph, Variable, apply
 from calcvm.ops.dims import Affine
 from calcvm.ops.layouts import LAST
 from calcvm.ops.layouts import axes as lying
@@ -148,6 +149,18 @@ def stacked(pieces: Sequence[Value], name: str) -> Value:
     axes = pieces[0].axes
     parts = [ordered(piece, axes) for piece in pieces]
     return Value(F.concat([reshaped(x, (*x.shape, 1)) for x in parts]), (*axes, name))
+
+
+def ones(graph: CalcGraph, n: Size) -> Variable:
+    """As many ones as a multiple of the batch, made of a placeholder: no row counts samples."""
+    assert isinstance(n, Affine)
+    x = next((v for v in graph.variables.values() if v.kind == "placeholder" and v.shape[:1] == (Affine(1, 0),)), None)
+    if x is None or n.b:
+        raise CalcError(f"a value for each of {n} is wanted, and no placeholder has an axis of the batch first")
+    column = reshaped(x, (x.shape[0], int(numel(x.shape[1:]))))
+    column = cut(column, 1, 0, 1)
+    one = F.cast(F.logical_or(apply("equal", column, column), apply("not_equal", column, column)), None)
+    return reshaped(expanded(one, (1, n.a)), (n,))
 
 
 def expanded(data: Any, shape: Sequence[int]) -> Any:

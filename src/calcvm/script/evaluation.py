@@ -52,7 +52,7 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
         elif name in equation.left_out:
             values[name] = np.full(shapes[name], equation.left_out[name])
     slots = dict(zip(HYPER_SLOTS, operands["hyper"])) if hyper_slots(spec) else {}
-    made = evaluate(equation.equations, values, {**words, **slots}, {"float32": _float32, **activation(words)})
+    made = evaluate(equation.equations, values, {**words, **slots}, activation(words))
     out = {}
     for operand in spec.operands:
         if operand.name in made and operand.writes:
@@ -81,10 +81,6 @@ def _broadcast(spec: RowSpec, name: str, words: Mapping[str, Any]) -> tuple[int,
     if not sizes or spec.operand(name).elems == "rows*cols":
         return None
     return tuple(n if words.get(f"{name}{i}", 1) else 1 for i, n in enumerate(sizes))
-
-
-def _float32(x: Any) -> Any:
-    return np.asarray(x, np.float32).astype(np.float64)
 
 
 def activation(words: Mapping[str, Any]) -> dict[str, Any]:
