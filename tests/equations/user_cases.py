@@ -354,6 +354,10 @@ def cases() -> dict[str, Case]:
             lambda x: x * torch.arange(1, 5) / 4 + torch.where(torch.arange(4) % 2 == 0, x, torch.arange(4.0)),
         ),
         "copies": Case("y[i<3,b,j<2] = x[b]", {"x": (None,)}, lambda x: x[None, :, None].expand(3, -1, 2)),
+        "copies for each sample": Case(
+            "y[o,b<A] = v[o] + sum[a,i] x[a,i]", {"x": (None, 3), "v": (4,)},
+            lambda x, v: (v + x.sum())[:, None].expand(-1, len(x)),
+        ),
         "a scalar": Case("y[] = s*sum[b,i] x[b,i]^2", {"x": (None, 3), "s": ()}, lambda x, s: s * (x**2).sum(), rows=("sum_squares_fwd",)),
         "an array given": Case(
             "y[b,o] = sum[t] x[b, o + t]*k[t]", {"x": (None, 6)}, lambda x: (windows(x, 3) * torch.tensor([1.0, -2.0, 1.0])).sum(-1),
