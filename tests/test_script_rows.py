@@ -12,8 +12,9 @@ from calcvm.ops.sizes import evaluate
 from calcvm.ops.types import dtype_of
 from calcvm.script import helpers
 from calcvm.script.code import trace
+from calcvm.script.derived import writer_of
 from calcvm.script.optimizers import SLOTS, STEPS, UPDATES, source_of
-from calcvm.script.row import Row, Seen, lines_of, writer_of
+from calcvm.script.row import Row, Seen, lines_of
 from tests.rowrun import EPS, Case, _row_runs, _run, cases, close, run_row, words_of
 
 GLOBALS = {**vars(helpers)}

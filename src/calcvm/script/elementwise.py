@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from calcvm.formulas.declare import AXES, ELEMENTWISE, Choice, Formula
-from calcvm.formulas.elementwise import ACTIVATIONS, CAST, FILL, elu_by_output
+from calcvm.formulas.elementwise import ACTIVATIONS, CAST, elu_by_output
 from calcvm.ops.dims import ONE, Affine, Shape, affine
 from calcvm.script.code import formula
 from calcvm.script.row import FALLBACKS, Row, Writer, writes
@@ -113,11 +113,6 @@ def derived(r: Row, dx: Any, ya: Any) -> Any:
 
 
 # ---------------------------------------------------------------- rows that are no formula
-@writes("pow_fwd")
-def _pow(r: Row) -> None:
-    r.put("y", r.like("x", "y") ** r.w.exponent)
-
-
 @writes("pow_bwd")
 def _pow_back(r: Row) -> None:
     p = r.w.exponent
@@ -137,18 +132,3 @@ def _cast(r: Row) -> None:
         r.put("y", r.call("to_integer", x, f"np.{to}"))
     else:
         r.put("y", x.method(f"astype(np.{to})"))
-
-
-@writes("accumulate")
-def _accumulate(r: Row) -> None:
-    r.put("y", r.like("x", "y"), add=True)
-
-
-@writes(FILL.name)
-def _fill(r: Row) -> None:
-    r.put("y", r.number(r.w.value))
-
-
-@writes("zero")
-def _zero(r: Row) -> None:
-    r.put("g", r.number(0))

@@ -26,21 +26,24 @@ from calcvm.equations.tree import (
 from calcvm.ops.epilogues import ACTIVATIONS
 from calcvm.ops.equation import RowEquation
 
-MOST_AXES = 4  # of an equation with more, axes of one element are left out
+MOST_AXES = 4
 
 
-def specialized(equation: RowEquation, words: Mapping[str, Any], left_out: Collection[str]) -> tuple[Equation, ...]:
+def specialized(
+    equation: RowEquation, words: Mapping[str, Any], left_out: Collection[str], most_axes: int = MOST_AXES
+) -> tuple[Equation, ...]:
     """Equations without ranges.
 
     Parameters
     ----------
     words : by name; sizes of the batch are no numbers.
     left_out : operands that are not there: what they count as is put in, equations that only say them are dropped.
+    most_axes : of an equation with more, axes of one element are left out.
     """
     numbers = {name: value for name, value in words.items() if isinstance(value, int)}
     flags = {name: Number(value) for name, value in numbers.items() if name not in equation.sizes}
     absent = {name: Number(value) for name, value in equation.left_out.items() if name in left_out}
-    units = _units(equation, numbers)
+    units = _units(equation, numbers, most_axes)
 
     def put_in(node: Node) -> Node:
         if isinstance(node, Element):
@@ -63,10 +66,10 @@ def specialized(equation: RowEquation, words: Mapping[str, Any], left_out: Colle
     return _wanted(out, equation, left_out)
 
 
-def _units(equation: RowEquation, numbers: Mapping[str, int]) -> set[str]:
+def _units(equation: RowEquation, numbers: Mapping[str, int], most_axes: int) -> set[str]:
     """Indexes that run over one place, where an equation has many."""
     indexes = {i.name: i.extent for e in equation.equations for i in bound(e)}
-    if len(indexes) <= MOST_AXES:
+    if len(indexes) <= most_axes:
         return set()
     return {name for name, extent in indexes.items() if extent is not None and _number(extent, numbers) == 1}
 
