@@ -57,6 +57,26 @@ def picture(images: np.ndarray, path: Path) -> None:
     plt.imsave(path, np.kron(sheet, np.ones((4, 4))), cmap="gray_r")
 
 
+def judge(model: cv.Resident, X: np.ndarray, y: np.ndarray, rng: np.random.Generator, path: Path) -> None:
+    """Say what a classifier takes drawn digits for, and draw some into a picture."""
+    images = []
+    for _ in range(1024 // BATCH):
+        model["noise"] = rng.standard_normal((BATCH, NOISE), "float32")
+        model.forward("draw")
+        images.append(model["drawn"])
+    drawn = np.concatenate(images)
+    classifier = cv.Model(
+        nn.Linear(64) >> nn.ReLU() >> nn.Linear(10), input_shape=(64,), optimizer=cv.Adam(1e-3), batch_size=32, seed=1
+    )
+    classifier.fit(X, y, epochs=20, progress=False)
+    for what, of in ("scanned", X), ("drawn", drawn), ("noise", rng.uniform(-1, 1, (1024, 64)).astype("float32")):
+        sure = classifier.predict_proba(of).max(axis=1) > 0.9
+        kinds = np.bincount(classifier.predict_classes(of)[sure], minlength=10)
+        print(f"{what:8} a classifier is sure of {sure.mean():.2f}; of each digit {' '.join(map(str, kinds))}")
+    picture(drawn[:128], path)
+    print(f"picture: {path}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=600)
@@ -81,25 +101,7 @@ def main() -> None:
     seconds = time.perf_counter() - start
     print(f"{2 * epochs * (len(X) // BATCH):,} steps in {seconds:.1f} s")
 
-    def draw(n: int) -> np.ndarray:
-        images = []
-        for _ in range(n // BATCH):
-            model["noise"] = rng.standard_normal((BATCH, NOISE), "float32")
-            model.forward("draw")
-            images.append(model["drawn"])
-        return np.concatenate(images)
-
-    judge = cv.Model(
-        nn.Linear(64) >> nn.ReLU() >> nn.Linear(10), input_shape=(64,), optimizer=cv.Adam(1e-3), batch_size=32, seed=1
-    )
-    judge.fit(X, y, epochs=20, progress=False)
-    drawn = draw(1024)
-    for what, images in ("scanned", X), ("drawn", drawn), ("noise", rng.uniform(-1, 1, (1024, 64)).astype("float32")):
-        sure = judge.predict_proba(images).max(axis=1) > 0.9
-        kinds = np.bincount(judge.predict_classes(images)[sure], minlength=10)
-        print(f"{what:8} a classifier is sure of {sure.mean():.2f}; of each digit {' '.join(map(str, kinds))}")
-    picture(drawn[:128], args.out / "gan.png")
-    print(f"picture: {args.out / 'gan.png'}")
+    judge(model, X, y, rng, args.out / "gan.png")
 
 
 if __name__ == "__main__":

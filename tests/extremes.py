@@ -80,10 +80,14 @@ def _sigmoid(x: Any) -> Any:
     return np.where(x > 0, 1 / (1 + e), e / (1 + e))
 
 
-def _normal(x: Any) -> Any:
-    """The cumulative normal distribution, by mpmath: NumPy has no erfc."""
+def _mpmaths(name: str, x: Any) -> Any:
+    """A function that NumPy has not, of x no further from 0 than where it changes no more."""
     with mpmath.workprec(120):
-        return np.array([np.longdouble(str(mpmath.ncdf(float(v)))) for v in np.clip(x, -140, 140)])
+        return np.array([np.longdouble(str(getattr(mpmath, name)(float(v)))) for v in np.clip(x, -140, 140)])
+
+
+def _normal(x: Any) -> Any:
+    return _mpmaths("ncdf", x)
 
 
 def _density(x: Any) -> Any:
@@ -107,6 +111,15 @@ UNARY: dict[str, tuple[dict[str, Any], Callable, Callable | None]] = {
     "square": ({}, lambda x: x * x, lambda x: 2 * x),
     "exp": ({}, np.exp, np.exp),
     "log": ({}, np.log, lambda x: 1 / x),
+    "expm1": ({}, np.expm1, np.exp),
+    "log1p": ({}, np.log1p, lambda x: 1 / (1 + x)),
+    "erf": ({}, lambda x: _mpmaths("erf", x), lambda x: 2 / np.sqrt(np.longdouble(np.pi)) * np.exp(-x * x)),
+    "sin": ({}, np.sin, np.cos),
+    "cos": ({}, np.cos, lambda x: -np.sin(x)),
+    "tan": ({}, np.tan, lambda x: 1 / np.cos(x) ** 2),
+    "asin": ({}, np.arcsin, lambda x: 1 / np.sqrt((1 - x) * (1 + x))),
+    "acos": ({}, np.arccos, lambda x: -1 / np.sqrt((1 - x) * (1 + x))),
+    "atan": ({}, np.arctan, lambda x: 1 / (1 + x * x)),
     "relu": ({}, lambda x: np.maximum(x, 0), lambda x: (x > 0) * 1.0),
     "leaky_relu": ({"alpha": 0.25}, lambda x: np.where(x > 0, x, x / 4), lambda x: np.where(x > 0, 1, 0.25)),
     "sigmoid": ({}, _sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x)),
@@ -153,7 +166,8 @@ NO_SLOPE_OF_NAN = {
     "affine",
     "clip",
 }  # it is that of one of their pieces
-ZERO_STAYS = {"sqrt", "exp", "log"}  # a gradient of 0, whatever the slope
+ZERO_STAYS = {"sqrt", "exp", "log", "expm1", "log1p", "asin", "acos"}  # a gradient of 0, whatever the slope
+NUMPYS = {"sin", "cos", "tan", "atan"}  # of infinities: 1000 and 10000 do not tell
 
 
 class Bound(NamedTuple):
@@ -172,6 +186,15 @@ BOUNDS = {
     "sqrt": Bound(slope=1.5),
     "exp": Bound(1, 1),
     "log": Bound(1, 0.5),
+    "expm1": Bound(2, 3, 2.5),
+    "log1p": Bound(2, 1.5),
+    "erf": Bound(2.5, 3, tails=True),  # its slope further by x*x: what exp makes of the rounding of its argument
+    "sin": Bound(3, 3),
+    "cos": Bound(3, 3),
+    "tan": Bound(4.5, 9),
+    "asin": Bound(2.5, 2.5),
+    "acos": Bound(1.5, 2.5),
+    "atan": Bound(2, 1.5, tails=True),
     "sigmoid": Bound(3, 4, 1, tails=True),
     "tanh": Bound(3, 4, 3),
     "gelu": Bound(6, 8, 2, tails=True),  # further by x*x/2: what exp makes of the rounding of its argument
@@ -222,11 +245,13 @@ def check_unary(name: str, dtype: str, numpys: bool = False) -> int:
         if name == "affine" and not fuses():  # a*x is rounded, and b may take most of it away
             floor = info.eps / 2 * abs(attrs["a"]) * size + info.tiny
         values = case.forward()
-        want = _at_any(y, x)
+        ends = np.isinf(x) & (name in NUMPYS)
+        want = np.where(ends, y(exact(x)), _at_any(y, x))
         _within(name, x, values["y"], want, bound.y + more, floor)
         if slope is None:
             return x.size
-        slopes = _at_any(slope, x)
+        more = more + size**2 * (name == "erf")
+        slopes = np.where(ends, slope(exact(x)), _at_any(slope, x))
         slopes[np.isnan(x) & (name in NO_SLOPE_OF_NAN)] = np.nan
         for dy in (1.0, -2.5, 0.0, np.nan):
             dx = case.backward(values | {"dy": np.full(x.size, dy, dtype)})["dx"]

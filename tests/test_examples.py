@@ -50,13 +50,23 @@ def test_sensors_learn_one_sample_at_a_time(tmp_path: Path) -> None:
     assert middle < early / 2 and after > 1.3 * middle and late < after / 2 and late < 0.7 * still
 
 
-def test_two_networks_draw_digits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["gan", "wgan_gp"])
+def test_two_networks_draw_digits(tmp_path: Path, name: str) -> None:
     for package in ("sklearn", "matplotlib"):
         pytest.importorskip(package)
-    out = run("gan", "--out", str(tmp_path))
+    out = run(name, "--out", str(tmp_path))
     sure = {what: float(share) for what, share in re.findall(r"(\w+) +a classifier is sure of ([\d.]+)", out)}
     assert sure["drawn"] > 0.3 and sure["noise"] < 0.1 < sure["scanned"]
-    assert (tmp_path / "gan.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    if name == "wgan_gp":  # the critic's slope is near 1
+        assert float(re.findall(r"penalty ([\d.]+)", out)[-1]) < 0.1
+
+
+def test_a_network_solves_the_heat_equation(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = run("heat", "--out", str(tmp_path))
+    assert float(re.search(r"the largest error is ([\d.]+)", out)[1]) < 0.1  # type: ignore[index]
+    assert (tmp_path / "heat.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize("name", ["filters", "saliency", "grad_cam"])

@@ -143,7 +143,8 @@ NAMED: list[tuple[Callable[[], Any], str]] = [
     (lambda: cv.History().epocs, "did you mean epochs"),
     (lambda: variable().shap, r"a Variable has no 'shap': did you mean shape\?"),
     (lambda: variable().T, r"did you mean cv.transpose\(x\)\?"),
-    (lambda: cv.sin, r"module 'calcvm' has no 'sin': calcvm has none yet: declare it by its formulas"),
+    (lambda: cv.sinh, r"module 'calcvm' has no 'sinh': calcvm has none yet: declare it by its formulas"),
+    (lambda: cv.arcsin, r"module 'calcvm' has no 'arcsin': did you mean cv.asin\?"),
 ]
 
 

@@ -59,6 +59,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "images": ({"errors", "checks", "ops", "graph"}, set()),
     "gradients": ({"errors", "checks", "ops", "graph", "functions"}, set()),
     "nn": ({"errors", "checks", "hints", "ops", "init", "optim", "graph", "functions", "images", "record"}, {"numpy"}),
+    "indexed": (  # above the graph; `equations` knows none, so that the table may say its rows in its language
+        {"checks", "equations", "errors", "functions", "graph", "ops"},
+        {"numpy"},
+    ),
     "zoo": ({"checks", "errors", "hints", "init", "nn"}, set()),
     "planner": (
         {"errors", "files", "checks", "lazy", "ops", "record", "system", "tables"},
@@ -148,6 +152,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | {
             "compiler",
             "devices",
+            "indexed",
             "model",
             "fleet",
             "ensemble",

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -105,7 +106,7 @@ print("the recipe works")
 def test_contributing_recipe_makes_an_operator(way: str, tmp_path: Path) -> None:
     """The operator of CONTRIBUTING.md passes what every operator passes, with nothing else written."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    formulas, spec, kernels, on_gpu, reference = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
+    formulas, spec, kernels, on_gpu, reference, _ = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
     files = {
         "recipe_formulas.py": "from calcvm.formulas import number as n\nfrom calcvm.operators import elementwise\n\n\n"
         + formulas,
@@ -126,6 +127,19 @@ def test_contributing_recipe_makes_an_operator(way: str, tmp_path: Path) -> None
         [sys.executable, "recipe.py", *modules], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert result.stdout == "the recipe works\n", result.stderr
+
+
+def test_contributing_recipe_makes_a_function(tmp_path: Path) -> None:
+    """The function of CONTRIBUTING.md passes what every function passes, with nothing else written."""
+    *_, function = re.findall(r"```py\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "src" / "calcvm" / "formulas" / "functions.py").open("a") as file:
+        file.write(f"\n\n{function}")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "src"), str(ROOT)])}
+    tests = ["tests/test_math.py", "tests/cuda/test_values.py", "-k", "atanh"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert re.search(r"^10 passed", result.stdout, re.MULTILINE), result.stdout
 
 
 def rewrite(page: Path) -> None:

@@ -65,6 +65,11 @@ with g.path("learn", backward=True) as learn:
     learn.minimize(cv.mean(cv.square(out)), cv.SGD(0.1), output=out, parameters=[w], rates={"w": 0.5})
 with g.path("predict") as predict:
     predict.output = cv.stop_gradient(x @ w).rename("score")
+    b, o, i = cv.indexes("b o i")
+    linear: cv.Variable = cv.equation("y[b,o] = sum[i] x[b,i]*w[i,o]", x=x, w=w)
+    mean, spread = cv.equation("m[b] = mean[i] x[b,i]; d[b,i] = x[b,i] - m[b]", x=x, results=("m", "d"))
+    linear = cv.equation[b, o](cv.exp(cv.sum(i, x[b, i] * w[i, o] + 1)) * cv.max((i,), x[b, i]))
+    linear = cv.einsum("bi,io->bo", x, w)
 text: str = g.text()
 assert cv.compile(cv.read_graph(text), batch_size=8) == cv.compile(g, batch_size=8)
 own = cv.Model(g, batch_size=8)
@@ -84,6 +89,8 @@ MISTAKES = {
     "model.summary().rows": "attr-defined",
     "g.parameters(3)": "arg-type",
     "cv.read_graph(3)": "arg-type",
+    "cv.equation(3, x=x)": "call-overload",
+    "cv.indexes(3)": "arg-type",
 }
 LAYERS = """
 import calcvm as cv; from calcvm import nn

@@ -229,6 +229,16 @@ def targets():
             lambda **wrong: (s := scene()) and cv.gradient(**{"y": cv.sum(s.x @ s.W), "x": s.x, **wrong}), ["y", "x"],
         ),
         **{f"cv.{name}": looking(name) for name in ("saliency", "grad_cam")},
+        "cv.equation": (equation, _parameters(equation)),
+        "equation[]": (lambda index: cv.equation[index](scene().x[cv.indexes("b"), 0]), ["index"]),
+        "equation[]()": (lambda value: cv.equation[cv.indexes("b")](value), ["value"]),
+        "equation.reduce": (reduced, _parameters(reduced)),
+        "cv.einsum": (einsum, _parameters(einsum)),
+        "cv.indexes": (lambda names: cv.indexes(names), ["names"]),
+        "Variable[index]": (lambda place: scene().x[cv.indexes("b"), place], ["place"]),
+        "sum(index)": (lambda index: cv.sum(index, scene().x[cv.indexes("b"), 0]), ["index"]),
+        "element +": (lambda other: scene().x[cv.indexes("b"), 0] + other, ["other"]),
+        "element **": (lambda other: scene().x[cv.indexes("b"), 0] ** other, ["other"]),
         "cv.apply": (lambda name="relu", x=None: cv.apply(name, scene().x if x is None else x), ["name", "x"]),
         "cv.register_op": (lambda spec: cv.register_op(spec), ["spec"]),
         "CalcGraph.placeholder": method(cv.CalcGraph, cv.CalcGraph, "placeholder", name="x", shape=(None, 4)),
@@ -353,6 +363,21 @@ def targets():
         ),
     }  # fmt: skip
     return out
+
+
+def equation(text="y[b,o] = sum[i] x[b,i]*W[i,o]*k", results=None, k=1.0):
+    s = scene()
+    return cv.equation(text, results=results, x=s.x, W=s.W, k=k)
+
+
+def einsum(subscripts="bi,io->bo", operand=None):
+    s = scene()
+    return cv.einsum(subscripts, s.x, s.W if operand is None else operand)
+
+
+def reduced(how="max", index=None, value=None):
+    index = cv.indexes("i") if index is None else index
+    return cv.equation.reduce(how, index, scene().x[0, cv.indexes("i")] if value is None else value)
 
 
 def minimize(**wrong):

@@ -30,6 +30,7 @@ from calcvm.graph import LATER as _later
 from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
 from calcvm.images import *  # noqa: F403
 from calcvm.images import __all__ as _images
+from calcvm.indexed import einsum, equation, indexes
 from calcvm.model import Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
 from calcvm.operators import register_op
 from calcvm.ops import OpSpec, RowSpec
@@ -56,13 +57,19 @@ __all__ = [
     "History", "MemoryStore", "MissingExtra", "Model", "NoSuchFile", "OpSpec", "Path", "Plan", "PlanError", "Processor",
     "Program", "ProgramError", "RayEngine", "ReduceOnPlateau", "Resident", "Results", "RowSpec", "ShapeError", "SplitModel",
     "SplitPlan", "TensorDescriptor",
-    "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "explore", "grad_cam",
-    "gradient", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency", "set_workers",
-    "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
+    "Trap", "Trial", "UnsupportedOperator", "Variable", "apply", "build_graph", "compile", "einsum", "equation", "explore", "grad_cam",
+    "gradient", "indexes", "init", "load", "load_program", "nn", "plan", "plan_devices", "read_graph", "register_op", "saliency",
+    "set_workers", "snapshot_ensemble", "zoo", *_functions, *_images, *_optimizers,
 ]  # fmt: skip
 _public = __all__
 # `from calcvm import *` leaves Python's own sum, abs, max, min, pow, slice and compile as they are: cv.sum
 __all__ = [_name for _name in __all__ if not hasattr(_builtins, _name)]
+
+
+def _write_out(path: Path, y: Variable) -> None:
+    from calcvm.indexed.again import write_out
+
+    write_out(path, y)
 
 
 def _evaluate(path: Path, values: dict, seed: int) -> object:
@@ -83,7 +90,7 @@ def _text(graph: CalcGraph) -> str:
     return text_of(graph)
 
 
-_later |= {"gradient_of": _gradient_of, "evaluate": _evaluate, "text": _text}
+_later |= {"gradient_of": _gradient_of, "evaluate": _evaluate, "write_out": _write_out, "text": _text}
 _hints.NAMES["Variable"] |= {
     _name: f"cv.{_name}({', '.join(_hints.required(globals()[_name]))})" for _name in (*_functions, *_images)
 }

@@ -14,7 +14,7 @@ import numpy as np
 from calcvm import checks
 from calcvm.dtypes import as_type, type_of
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import Variable, apply
+from calcvm.graph import Traced, Variable, apply
 from calcvm.ops.dims import BATCH, Affine
 from calcvm.ops.reduction import BLOCKS
 from calcvm.ops.types import FLOAT
@@ -22,7 +22,10 @@ from calcvm.ops.types import FLOAT
 __all__ = [
     "abs",
     "accuracy",
+    "acos",
     "add",
+    "asin",
+    "atan",
     "binary_cross_entropy",
     "cast",
     "ceil",
@@ -31,12 +34,15 @@ __all__ = [
     "channels_last",
     "clip",
     "concat",
+    "cos",
     "div",
     "dropout",
     "dropout2d",
     "elu",
     "equal",
+    "erf",
     "exp",
+    "expm1",
     "flatten",
     "floor",
     "gelu",
@@ -51,6 +57,7 @@ __all__ = [
     "less_equal",
     "linear",
     "log",
+    "log1p",
     "log_cosh",
     "log_softmax",
     "logical_and",
@@ -83,6 +90,7 @@ __all__ = [
     "sigmoid",
     "sign",
     "silu",
+    "sin",
     "slice",
     "softmax",
     "softmax_cross_entropy",
@@ -93,12 +101,14 @@ __all__ = [
     "sub",
     "sum",
     "sum_squares",
+    "tan",
     "tanh",
     "transpose",
     "where",
 ]
 
-Axes = int | Sequence[int] | None
+Axes = int | Sequence[int] | Variable | None  # a variable in equations, as what is reduced
+Reduced = Variable | tuple[Any, ...]  # a tuple in equations, of indexes
 MOST_JOINED = 8  # as parts of concat_many
 
 
@@ -114,7 +124,7 @@ def linear(x: Variable, weight: Variable, bias: Variable | None = None) -> Varia
 
 def _pair(name: str, a: Any, b: Any) -> None:
     """One operand at least is a variable: others would compute something else in silence."""
-    if not isinstance(a, Variable) and not isinstance(b, Variable):
+    if not isinstance(a, (Variable, Traced)) and not isinstance(b, (Variable, Traced)):
         raise CalcError(f"{name}: a variable is wanted, not {checks.called(a)} and {checks.called(b)}")
 
 
@@ -170,6 +180,51 @@ def exp(x: Variable) -> Variable:
 def log(x: Variable) -> Variable:
     """Natural logarithm."""
     return apply("log", x)
+
+
+def expm1(x: Variable) -> Variable:
+    """exp(x) - 1, without the difference's loss where x is near 0."""
+    return apply("expm1", x)
+
+
+def log1p(x: Variable) -> Variable:
+    """log(1 + x), without the sum's loss where x is near 0."""
+    return apply("log1p", x)
+
+
+def erf(x: Variable) -> Variable:
+    """The error function, 2/sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
+    return apply("erf", x)
+
+
+def sin(x: Variable) -> Variable:
+    """Sine of x in radians, of any size."""
+    return apply("sin", x)
+
+
+def cos(x: Variable) -> Variable:
+    """Cosine of x in radians, of any size."""
+    return apply("cos", x)
+
+
+def tan(x: Variable) -> Variable:
+    """Tangent of x in radians, of any size."""
+    return apply("tan", x)
+
+
+def asin(x: Variable) -> Variable:
+    """The angle in [-pi/2, pi/2] whose sine is x; NaN where x is outside [-1, 1]."""
+    return apply("asin", x)
+
+
+def acos(x: Variable) -> Variable:
+    """The angle in [0, pi] whose cosine is x; NaN where x is outside [-1, 1]."""
+    return apply("acos", x)
+
+
+def atan(x: Variable) -> Variable:
+    """The angle in [-pi/2, pi/2] whose tangent is x."""
+    return apply("atan", x)
 
 
 def pow(x: Variable, exponent: float) -> Variable:  # noqa: A001
@@ -381,8 +436,13 @@ def _over_classes(name: str, x: Variable, axis: int) -> Variable:
     return apply(name, x, axis=axis)
 
 
-def _reduce(name: str, x: Variable, axes: Axes, keepdims: bool, blocks: int = BLOCKS, then: str = "") -> Variable:
-    """Reduce over any axes: from the right so many blocks of neighbouring axes at once; the rest by ``then``."""
+def _reduce(name: str, x: Any, axes: Any, keepdims: bool, blocks: int = BLOCKS, then: str = "") -> Variable:
+    """Reduce over any axes: from the right so many blocks of neighbouring axes at once; the rest by ``then``.
+
+    In an equation what is reduced stands last, after its indexes: ``cv.sum(i, x[b, i])``.
+    """
+    if isinstance(axes, Traced):
+        return axes._reduced(name, x)
     if axes is None or not isinstance(x, Variable):
         return apply(name, x, axes=None, keepdims=keepdims)
     given = _axes(name, (axes,) if checks.is_integer(axes) else axes)
@@ -405,8 +465,8 @@ def _axes(name: str, axes: Any) -> tuple[int, ...]:
     return checks.plain(tuple(axes))
 
 
-def sum(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
-    """Sum over axes (default all)."""
+def sum(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+    """Sum over axes (default all); in an equation over indexes, ``sum(i, x[b, i])`` (`equation`), as mean, max and min."""
     return _reduce("sum", x, axes, keepdims)
 
 
@@ -415,17 +475,17 @@ def sum_squares(x: Variable, axes: Axes = None, keepdims: bool = False) -> Varia
     return _reduce("sum_squares", x, axes, keepdims, then="sum")
 
 
-def mean(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:
+def mean(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:
     """Mean over axes (default all)."""
     return _reduce("mean", x, axes, keepdims)
 
 
-def max(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+def max(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Largest element over axes (default all)."""
     return _reduce("max", x, axes, keepdims, blocks=1)
 
 
-def min(x: Variable, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
+def min(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Smallest element over axes (default all)."""
     return _reduce("min", x, axes, keepdims, blocks=1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from calcvm import checks
 from calcvm import functions as F
 from calcvm.errors import CalcError, ShapeError
-from calcvm.graph import Operation, Path, Variable, reached
+from calcvm.graph import LATER, Operation, Path, Variable, reached
 from calcvm.ops.dims import numel
 from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.types import FLOAT
@@ -37,7 +37,8 @@ def gradient(y: Variable, x: Variable) -> Variable:
         raise CalcError(f"gradient: {y.name!r} is not computed in path {path.name!r}")
     behind = reached(path.operations, y, exactly=True)
     if any(op.spec is GRADIENT for op in behind):
-        raise CalcError(f"gradient: {y.name!r} is computed from a gradient, and there are no second derivatives")
+        LATER["write_out"](path, y)
+        behind = reached(path.operations, y, exactly=True)
     between = {v for op in behind for n, v in op.inputs.items() if n in op.differentiable}
     if x not in between or x.type != FLOAT:
         raise CalcError(

@@ -51,6 +51,22 @@ class TensorDescriptor:
         return show(self.shape)
 
 
+class Traced:
+    """What equations are written by in Python (`calcvm.indexed`): operators and functions that meet one hand over to it."""
+
+    def _element(self, x: Variable, places: tuple[Any, ...]) -> Any:
+        """``x[places]``, of which it is one."""
+        raise NotImplementedError
+
+    def _called(self, operator: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """An operator of inputs, of which it is one."""
+        raise NotImplementedError
+
+    def _reduced(self, how: str, over: Any) -> Any:
+        """It reduced over indexes."""
+        raise NotImplementedError
+
+
 @dataclass(eq=False)
 class Variable(Answering):
     """A tensor of the graph: placeholder, parameter, buffer, constant or the result of an operator.
@@ -269,8 +285,14 @@ class Variable(Answering):
         )
 
     def __getitem__(self, index: Any) -> Variable:
-        """Slices with constant bounds and step 1, or integers, for the leading dimensions; ``:`` on the batch dimension."""
+        """Slices with constant bounds and step 1, or integers, for the leading dimensions; ``:`` on the batch dimension.
+
+        Of indexes that `calcvm.indexes` makes an element for an equation.
+        """
         index = index if isinstance(index, tuple) else (index,)
+        for i in index:
+            if isinstance(i, Traced):
+                return i._element(self, index)
         picked = [axis for axis, i in enumerate(index) if checks.is_integer(i)]
         slices = [i for axis, i in enumerate(index) if axis not in picked]
         if len(index) > self.rank or not all(isinstance(i, slice) and i.step in (None, 1) for i in slices):
@@ -304,13 +326,13 @@ REFLECTED = {
     "not_equal": "__ne__", "bitwise_and": "__rand__", "bitwise_or": "__ror__", "bitwise_xor": "__rxor__",
 }  # fmt: skip
 HUGE = 2**1000  # what a float holds
-_TENSOR = (Variable, np.ndarray)
-Operand = Variable | np.ndarray | float
+_TENSOR = (Variable, np.ndarray, Traced)
+Operand = Variable | np.ndarray | Traced | float
 
 
 def _operand(x: Variable, sign: str, other: Any) -> Any:
     """The other side of an operator: a variable, a number, or an array (a list of numbers too)."""
-    if isinstance(other, Variable):
+    if isinstance(other, (Variable, Traced)):
         return other
     if isinstance(other, (bool, np.bool_)):
         raise CalcError(
@@ -492,6 +514,10 @@ class Path(Answering):
             raise ShapeError(f"minimize: loss {loss} must have one element: reduce it, for example by mean")
         if loss.path is not self:
             raise CalcError(f"minimize: {loss.name!r} is not computed in path {self.name!r}")
+        if any(op.spec.name == "gradient" for op in reached(self.operations, loss, exactly=True)):
+            self.graph._active.append(self)
+            LATER["write_out"](self, loss)
+            self.graph._active.pop()
         optimizer = optimizer_of(optimizer)
         trained = None if parameters is None else self._to_train(loss, parameters)
         behind = self.trained_behind(loss) if trained is None else trained
@@ -903,7 +929,9 @@ class CalcGraph(Answering):
         return v
 
 
-def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | None = None, **attrs: Any) -> Variable:
+def apply(
+    name: str, *inputs: Variable | np.ndarray | Traced | float | None, out: str | None = None, **attrs: Any
+) -> Variable:
     """Apply the operator ``name`` of the table; returns its first output.
 
     Raises
@@ -915,6 +943,9 @@ def apply(name: str, *inputs: Variable | np.ndarray | float | None, out: str | N
     spec = OPS.get(name) if isinstance(name, str) else None
     if spec is None:
         raise UnsupportedOperator(f"operator {checks.shown(name)} is not in the table; known: {', '.join(sorted(OPS))}")
+    for v in inputs:
+        if isinstance(v, Traced):
+            return v._called(name, inputs, attrs)
     graph = next((v.graph for v in inputs if isinstance(v, Variable)), None)
     if graph is None:
         others = ", ".join(map(checks.shown, inputs)) or "none"

@@ -146,7 +146,7 @@ NAMES: dict[str, dict[str, str]] = {
         "CosineAnnealingWarmRestarts": "cv.CosineRestarts", "StepLR": "cv.Step", "ExponentialLR": "cv.Exponential",
         "load_model": "cv.load", "Tensor": "cv.Variable", "tensor": "NumPy's arrays, as they are", "array": "NumPy's arrays, as they are",
         "cross_entropy": "cv.softmax_cross_entropy", "cat": "cv.concat", "concatenate": "cv.concat", "gather": "cv.pick",
-        "take_along_axis": "cv.pick",
+        "take_along_axis": "cv.pick", "arccos": "cv.acos", "arcsin": "cv.asin", "arctan": "cv.atan",
     },
     "Model": {
         "compile": "cv.Model(net, input_shape=..., loss=..., optimizer=...)", "train": "fit", "forward": "predict",
@@ -159,7 +159,8 @@ NAMES: dict[str, dict[str, str]] = {
         "fit_generator": "fit", "partial_fit": "fit", "load": "cv.load",
     },
     "Variable": {
-        "T": "cv.transpose(x)", "absolute": "cv.abs(x)", "astype": "cv.cast(x, dtype)", "clamp": "cv.clip(x, lo, hi)", "detach": "cv.stop_gradient(x)",
+        "T": "cv.transpose(x)", "absolute": "cv.abs(x)", "arccos": "cv.acos(x)", "arcsin": "cv.asin(x)", "arctan": "cv.atan(x)",
+        "astype": "cv.cast(x, dtype)", "clamp": "cv.clip(x, lo, hi)", "detach": "cv.stop_gradient(x)",
         "dim": "rank", "dot": "cv.matmul(x, y)", "double": 'cv.cast(x, "float64")', "dtype": "type", "float": "cv.cast(x, None)",
         "long": 'cv.cast(x, "int64")', "mm": "cv.matmul(x, y)", "ndim": "rank", "permute": "cv.transpose(x, axes)",
         "rsqrt": "cv.pow(x, -0.5)", "size": "shape", "squeeze": "cv.reshape(x, shape)", "unsqueeze": "cv.reshape(x, shape)",
@@ -178,8 +179,7 @@ NONE_YET = {
         "stack", "std", "tile", "topk", "unique", "var",
     ), ""),
     **dict.fromkeys((
-        "acos", "arccos", "arcsin", "arctan", "asin", "atan", "cos", "cosh", "erf", "expm1", "log10", "log1p", "log2", "sin", "sinh",
-        "tan",
+        "cosh", "log10", "log2", "sinh",
     ), ": declare it by its formulas (calcvm.operators.elementwise)"),
 }  # fmt: skip
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from calcvm.formulas.functions import FUNCTIONS
 from calcvm.kernels_cuda import _loops
 from calcvm.kernels_cuda._cuda import at
+from calcvm.kernels_cuda._formulas import formula
 from calcvm.kernels_cuda._simulator import launch
 from calcvm.ops import OPS
 from calcvm.ops.epilogues import ACTIVATIONS
@@ -15,6 +17,7 @@ from tests import extremes, rowrun
 from tests.cuda.compiling import ptx_of
 from tests.cuda.simulated import Simulated
 from tests.rowrun import Case, Cpu, run_row
+from tests.test_math import BOUND, arguments, error_in_ulps
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 100.0, -100.0, 1e-30])
 UNARY = sorted(n for n in OPS if OPS[n].category == "unary" and not OPS[n].types)
@@ -29,6 +32,19 @@ def unary(name, dtype, x, attrs=None):
     case = Case(OPS[name], Example(shapes=((x.size,),), attrs=attrs or OPS[name].examples[0].attrs), dtype, 1)
     case.values["x"] = x.astype(dtype)
     return case
+
+
+# ---------------------------------------------------------------- functions of numbers
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", BOUND)
+def test_functions_of_numbers(name, dtype):
+    """As a device's number has them, and by their values: to 2 ulp more, since functions are NumPy's here, and fma rounds twice."""
+    x = np.random.default_rng(0).choice(arguments(dtype), 150)
+    for function in {FUNCTIONS[name], FUNCTIONS[name].value} - {None}:
+        with np.errstate(all="ignore"):
+            y = np.array([formula(function)(v) for v in x])
+        error, at = error_in_ulps(name, x, y)
+        assert error <= BOUND[name] + 2, f"{error:.2f} ulp at {at!r}"
 
 
 # ---------------------------------------------------------------- special values

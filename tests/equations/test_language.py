@@ -185,7 +185,11 @@ def test_what_is_wrong_is_shown(text, what, under):
             "the range of k follows from nothing: say it, as in k<10, or read an axis by it",
             "k]",
         ),
-        ("y[b,i] = x[b, i + 1]", "the range of i follows from nothing: say it, as in i<10, or read an axis by it", "i] ="),
+        (
+            "y[b,i] = x[b, i + 1]",
+            "the range of i follows from nothing: say it, as in i<10, or read an axis by it",
+            "i] =",
+        ),
         ("y[b] = x[b]", "x has 2 axes (5, 7), and 1 place here", "x[b]"),
         ("y[b] = x[b,0] + v", "v has 1 axis (3,): read an element of it, as in v[...]", "v$"),
         ("y = x + w", "w of shape (7, 3) does not broadcast with (5, 7)", "w"),

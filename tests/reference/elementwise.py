@@ -29,6 +29,42 @@ def log(x):
     return np.log(x)
 
 
+def expm1(x):
+    return np.expm1(x)
+
+
+def log1p(x):
+    return np.log1p(x)
+
+
+def erf(x):
+    return np.vectorize(math.erf, otypes=[float])(x)
+
+
+def sin(x):
+    return np.sin(x)
+
+
+def cos(x):
+    return np.cos(x)
+
+
+def tan(x):
+    return np.tan(x)
+
+
+def asin(x):
+    return np.arcsin(x)
+
+
+def acos(x):
+    return np.arccos(x)
+
+
+def atan(x):
+    return np.arctan(x)
+
+
 def pow(x, exponent):  # noqa: A001
     return np.power(x, exponent)
 

@@ -20,6 +20,10 @@ def channels_first(x):
     return x
 
 
+def window_last(x):
+    return x
+
+
 def stop_gradient(x):
     return x
 

@@ -54,6 +54,7 @@ FUNCTIONS: dict[str, Function] = {f: getattr(np, f) for f in _PLAIN} | {
     "atan": np.arctan,
     "erf": np.vectorize(math.erf, otypes=[np.float64]),
     "sigmoid": lambda x: 0.5 + 0.5 * np.tanh(0.5 * np.asarray(x)),
+    "float32": lambda x: np.asarray(x, np.float32).astype(np.float64),
     "relu": lambda x: np.maximum(x, 0),
     "softplus": lambda x: np.logaddexp(0, x),
 }

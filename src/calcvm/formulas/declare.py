@@ -258,7 +258,7 @@ class Formula:
 class Elementwise:
     """An operator on elements: its formula forward, and one for each gradient, by name.
 
-    params : attributes.  low : the least input that tests draw.  cases, types : attributes, and types beside the program's
+    params : attributes.  low, high : of inputs that tests draw.  cases, types : attributes, and types beside the program's
     float, that tests run it with.
     """
 
@@ -272,6 +272,7 @@ class Elementwise:
     source: str
     types: tuple[str, ...] = ()
     exact: bool = False
+    high: float = 2.0
 
     @property
     def formulas(self) -> tuple[Formula, ...]:
@@ -294,6 +295,7 @@ def elementwise(
     *,
     onnx: str = "",
     low: float = -2.0,
+    high: float = 2.0,
     cases: tuple[dict[str, Any], ...] = ({},),
     source: str = "",
     types: tuple[str, ...] = ("int64",),
@@ -330,9 +332,9 @@ def elementwise(
                 raise ValueError(
                     f"{f.name}: parameters are numbers that meet floats: an operand must be without annotation"
                 )
-        of_any = {*forward.types.values()} & {"any", "cells"}
+        typed = types if {*forward.types.values()} & {"any", "cells"} else ()
         spec = Elementwise(
-            name, forward, backward, params, (onnx,) if onnx else (), low, cases, source, types if of_any else (), exact
+            name, forward, backward, params, (onnx,) if onnx else (), low, cases, source, typed, exact, high
         )
         ELEMENTWISE[name] = spec
         return spec

@@ -89,6 +89,89 @@ class log:
         return _passed(dy, dy / x)
 
 
+@elementwise(source="right where exp(x) is near 1; the slope is right to half an ulp of 1")
+class expm1:
+    def y(x):
+        return n.expm1(x)
+
+    def dx(dy, y):
+        return _passed(dy, dy * (y + 1))
+
+
+@elementwise(low=-0.5, source="right where x is near 0")
+class log1p:
+    def y(x):
+        return n.log1p(x)
+
+    def dx(dy, x):
+        return _passed(dy, dy / (x + 1))
+
+
+@elementwise(onnx="Erf")
+class erf:
+    def y(x):
+        return n.erf(x)
+
+    def dx(dy, x):
+        return dy * (2 / math.sqrt(math.pi) * n.exp(-(x * x)))
+
+
+# ---------------------------------------------------------------- of angles, in radians
+@elementwise(onnx="Sin")
+class sin:
+    def y(x):
+        return n.sin(x)
+
+    def dx(dy, x):
+        return dy * n.cos(x)
+
+
+@elementwise(onnx="Cos")
+class cos:
+    def y(x):
+        return n.cos(x)
+
+    def dx(dy, x):
+        return -dy * n.sin(x)
+
+
+@elementwise(onnx="Tan", low=-1.25, high=1.25)
+class tan:
+    def y(x):
+        return n.tan(x)
+
+    def dx(dy, y):
+        return dy * n.fma(y, y, 1.0)
+
+
+@elementwise(onnx="Asin", low=-0.7, high=0.7, source="NaN outside [-1, 1]")
+class asin:
+    def y(x):
+        return n.asin(x)
+
+    def dx(dy, x):
+        return _passed(dy, dy / n.sqrt((1 - x) * (1 + x)))
+
+
+@elementwise(onnx="Acos", low=-0.7, high=0.7, source="NaN outside [-1, 1]")
+class acos:
+    def y(x):
+        return n.acos(x)
+
+    def dx(dy, x):
+        return _passed(dy, -dy / n.sqrt((1 - x) * (1 + x)))
+
+
+@elementwise(onnx="Atan")
+class atan:
+    def y(x):
+        return n.atan(x)
+
+    def dx(dy, x):
+        return dy / n.fma(x, x, 1.0)
+
+
+# ---------------------------------------------------------------- of pieces, and of functions of others
 @elementwise(onnx="Relu")
 class relu:
     def y(x):

@@ -13,147 +13,10 @@ from itertools import count
 from numbers import Integral, Real
 from typing import Any
 
-SQRT_HALF = 0.5**0.5
-
-
-class Number:
-    """What has +, -, *, /, comparisons, and methods of the names of the functions below.
-
-    ``select(condition, x, y)``, and where a device knows no better way these:
-    """
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            "a formula is one for all elements, so if, and, or, not, max, min and chained comparisons cannot ask an "
-            "element: take where(condition, x, y), both, either or holds_not of calcvm.formulas.number"
-        )
-
-    def logistic(self) -> Any:
-        return 1 / (1 + exp(-self))  # type: ignore[operator]
-
-    def softplus(self) -> Any:
-        return log(1 + exp(self))  # type: ignore[operator]
-
-    def normal_cdf(self) -> Any:
-        return 0.5 * (1 + erf(self * SQRT_HALF))  # type: ignore[operator]
-
-    def sign(self) -> Any:
-        return where(self > 0, like(self, 1.0), where(self < 0, like(self, -1.0), 0.0))  # type: ignore[operator]
-
-
-# ---------------------------------------------------------------- what formulas are written with
-def exp(x: Any) -> Any:
-    return x.exp()
-
-
-def expm1(x: Any) -> Any:
-    return x.expm1()
-
-
-def log(x: Any) -> Any:
-    return x.log()
-
-
-def log1p(x: Any) -> Any:
-    return x.log1p()
-
-
-def tanh(x: Any) -> Any:
-    return x.tanh()
-
-
-def logistic(x: Any) -> Any:
-    """1/(1 + exp(-x))"""
-    return x.logistic()
-
-
-def softplus(x: Any) -> Any:
-    """log(1 + exp(x))"""
-    return x.softplus()
-
-
-def erf(x: Any) -> Any:
-    return x.erf()
-
-
-def normal_cdf(x: Any) -> Any:
-    """(1 + erf(x/sqrt(2)))/2"""
-    return x.normal_cdf()
-
-
-def sqrt(x: Any) -> Any:
-    return x.sqrt()
-
-
-def fabs(x: Any) -> Any:
-    return x.fabs()
-
-
-def floor(x: Any) -> Any:
-    return x.floor()
-
-
-def ceil(x: Any) -> Any:
-    return x.ceil()
-
-
-def rint(x: Any) -> Any:
-    """The nearest integer, of two the even one."""
-    return x.rint()
-
-
-def fma(x: Any, y: Any, z: Any) -> Any:
-    """x*y + z, rounded once where the device can."""
-    return x.fma(y, z)
-
-
-def where(condition: Any, x: Any, y: Any) -> Any:
-    """x where the condition (a comparison of numbers) holds, else y; one of them may be a constant."""
-    if not isinstance(x, Number) and not isinstance(y, Number):
-        raise TypeError(f"where(condition, {x!r}, {y!r}): constants have no type: make one a number, like(x, {x!r})")
-    number: Any = x if isinstance(x, Number) else y
-    return number.select(condition, x, y)
-
-
-def both(a: Any, b: Any) -> Any:
-    """Whether both conditions hold."""
-    return a & b
-
-
-def either(a: Any, b: Any) -> Any:
-    """Whether one condition holds, or both."""
-    return a | b
-
-
-def one(a: Any, b: Any) -> Any:
-    """Whether one condition holds, and not both."""
-    return a ^ b
-
-
-def holds_not(a: Any) -> Any:
-    """Whether a condition does not hold."""
-    return ~a
-
-
-def like(x: Any, c: float) -> Any:
-    """The constant c as a number of x's type."""
-    return x.const(c)
-
-
-def equal(x: Any, y: Any) -> Any:
-    number: Any
-    number, other = (x, y) if isinstance(x, Number) else (y, x)
-    return number.equals(other)
-
-
-def sign(x: Any) -> Any:
-    """-1, 0 or 1; NaN is 0, as no gradient passes there."""
-    return x.sign()
-
-
-# of one number, that every device has
-FUNCTIONS = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sqrt", "fabs", "floor", "ceil", "rint")
-
+from calcvm.formulas.arithmetic import *  # noqa: F403
+from calcvm.formulas.arithmetic import Number
+from calcvm.formulas.functions import *  # noqa: F403
+from calcvm.formulas.functions import FUNCTIONS
 
 # ---------------------------------------------------------------- texts
 FLOAT, ANY, CELLS, CONDITION = "float", "any", "cells", "bool"  # what a value of a formula may be
@@ -283,9 +146,6 @@ class Text(Number):
     def equals(self, other: Any) -> Text:
         return _compared("==", self, other)
 
-    def sign(self) -> Text:
-        return _applied("sign({})", self)
-
     def __and__(self, other: Any) -> Text:
         return self._joined("and", other)
 
@@ -337,8 +197,9 @@ for _name, _sign, _rank, _right, _space in (
     setattr(Text, f"__r{_name}__", _backward)
 for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
     setattr(Text, f"__{_name}__", lambda x, y, sign=_sign: _compared(sign, x, y))
-for _name in FUNCTIONS:
-    setattr(Text, _name, lambda x, form="|{}|" if _name == "fabs" else f"{_name}({{}})": _applied(form, x))
+for _function in FUNCTIONS.values():
+    if _function.said:
+        setattr(Text, _function.name, lambda x, form=_function.said: _applied(form, x))
 
 
 def traced(fn: Callable, *numbers: Text) -> Text:
@@ -401,8 +262,9 @@ class Count(Number):
     __lt__ = __le__ = __gt__ = __ge__ = equals = _compared
 
 
-for _name in FUNCTIONS:
-    setattr(Count, _name, Count._one_more)
+for _function in FUNCTIONS.values():
+    if _function.said:
+        setattr(Count, _function.name, Count._one_more)
 
 
 def operations(fn: Callable, n: int) -> int:

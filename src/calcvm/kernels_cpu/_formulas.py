@@ -11,14 +11,16 @@ Sources: range reductions as in fdlibm (exp, log, log1p, tanh); the erf of large
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
 
-from calcvm.formulas.number import FUNCTIONS, Number
+from calcvm.formulas.functions import FUNCTIONS
+from calcvm.formulas.number import Number, leading, poly
 from calcvm.kernels_cpu._common import FAST, I32, I64
+from calcvm.kernels_cpu._vectors import phi
 
 FLAGS = tuple(sorted(FAST))
 
@@ -76,10 +78,10 @@ class V(Number):
     __radd__, __rmul__ = __add__, __mul__
 
     def __truediv__(self, o: Any) -> V:
-        return self._op("fdiv", "sdiv", self, o)
+        return self._op("fdiv", "sdiv", self, _divisor(o))
 
     def __rtruediv__(self, o: Any) -> V:
-        return self._op("fdiv", "sdiv", o, self)
+        return self._op("fdiv", "sdiv", o, _divisor(self))
 
     def __neg__(self) -> V:
         return V(self.b, self.b.fneg(self.v))
@@ -148,6 +150,16 @@ class V(Number):
     def fma(self, y: Any, z: Any) -> V:
         return self.call("fmuladd", y, z)
 
+    def rarely(self, condition: Any, usual: Sequence[V], make: Callable[[], Sequence[V]]) -> list[V]:
+        b, before, mask = self.b, self.b.block, ir.IntType(max(condition.lanes, 1))
+        with b.if_then(b.icmp_unsigned("!=", b.bitcast(condition.v, mask), mask(0)), likely=False):
+            new = [x.where(condition, y).v for x, y in zip(make(), usual)]
+            inside = b.block
+        return [V(b, phi(b, y.v.type, (y.v, before), (x, inside))) for x, y in zip(new, usual)]
+
+    def leading(self) -> V:
+        return (self.bits() & -self.pick(1 << 12, 1 << 27)).as_float()
+
     def bits(self) -> V:
         return V(self.b, self.b.bitcast(self.v, self.over(I64 if self.is_f64 else I32)))
 
@@ -173,18 +185,19 @@ class V(Number):
         return V(self.b, self.b.call(fn, [self.v, *(self.const(o).v for o in others)]))
 
 
+class Root(V):
+    """A square root of a formula.  LLVM would estimate a quotient by it, and make NaN of 1/sqrt(0), if it saw that it is one."""
+
+    __slots__ = ()
+
+
+def _divisor(x: Any) -> Any:
+    return x.call("arithmetic.fence") if isinstance(x, Root) else x
+
+
 def fma(x: V, y: Any, z: Any) -> V:
     """x*y + z: one rounding where the target has FMA, two where it has not; never a library call."""
     return x.fma(y, z)
-
-
-def poly(x: V, f32: tuple, f64: tuple) -> V:
-    """c[0] + c[1]*x + ... by Horner's rule."""
-    c = x.pick(f32, f64)
-    y = x.const(c[-1])
-    for a in c[-2::-1]:
-        y = fma(y, x, a)
-    return y
 
 
 def _rounded_right(name: str) -> Callable[[V], V]:
@@ -337,11 +350,6 @@ def log1p(x: V) -> V:
     return x.const(float("-inf")).where(x.equals(-1), y)
 
 
-def softplus(x: V) -> V:
-    """log(1 + e**x): <= 3 ulp."""
-    return x.const(0.0).where(x < 0, x) + log1p(exp(-fabs(x)))
-
-
 # ---------------------------------------------------------------- powers
 # (3/2) * (log((1 + s) / (1 - s)) - 2*s - 2/3*s**3) / s**5 by z = s*s on z <= 0.0295
 _L_POW = (
@@ -352,11 +360,6 @@ _LN2 = (0.6931471526622772, 2.7897668087737545e-08)  # ln 2 as a number of 25 bi
 _LOG2_E_BY_3 = (0.9617966711521149, 2.2773860736742555e-08)
 
 
-def _high(x: V) -> V:
-    """A float64 without the lower half of its bits: the product of two such is exact, contracted or not."""
-    return (x.bits() & -(1 << 27)).as_float()
-
-
 def _log2(x: V) -> tuple[V, V]:
     """log2(x) as the sum of two, the first of 26 bits, right to 2**-65, for positive finite float64 x."""
     tiny = x < 2.0**-1022
@@ -365,30 +368,30 @@ def _log2(x: V) -> tuple[V, V]:
     n = (n - 54.0).where(tiny, n)
     f, g = m - 1, m + 1
     s = f / g
-    s_hi, g_hi = _high(s), _high(g)
+    s_hi, g_hi = leading(s), leading(g)
     s_lo = (f - s_hi * g_hi - s_hi * (m - (g_hi - 1))) / g
     z, z_hi = s * s, s_hi * s_hi
     rest = z * z * poly(z, _L_POW, _L_POW) + s_lo * (s_hi + s)
-    t_hi = _high(3 + z_hi + rest)  # log(m) = 2/3 * s * t
+    t_hi = leading(3 + z_hi + rest)  # log(m) = 2/3 * s * t
     t_lo = rest - ((t_hi - 3) - z_hi)
     u, v = s_hi * t_hi, s_lo * t_hi + t_lo * s
-    p_hi = _high(u + v)
+    p_hi = leading(u + v)
     p_lo = v - (p_hi - u)
     u, v = p_hi * _LOG2_E_BY_3[0], p_hi * _LOG2_E_BY_3[1] + p_lo * sum(_LOG2_E_BY_3)
-    hi = _high(u + v + n)
+    hi = leading(u + v + n)
     return hi, v - ((hi - n) - u)
 
 
 def power(x: V, p: V, low: V) -> V:
     """x**(p + low) for float64 x >= 0 or NaN, finite p, and ``low`` below p's last place: <= 1 ulp; as fdlibm's e_pow."""
     hi, lo = _log2(x)
-    p_hi = _high(p)
+    p_hi = leading(p)
     u, v = p_hi * hi, (p - p_hi + low) * hi + p * lo
     z = u + v
     inside = fabs(z) < 1100
     t = clamp(z, -1100.0, 1100.0) + 1.5 * 2**52
     a, v = (u - (t - 1.5 * 2**52)).where(inside, 0.0), v.where(inside, 0.0)
-    r_hi = _high(a + v)
+    r_hi = leading(a + v)
     u, v = r_hi * _LN2[0], r_hi * _LN2[1] + (v - (r_hi - a)) * sum(_LN2)
     r = u + v
     y = 1 + (u + fma(r * r, poly(r, _Q32, _Q64), v))
@@ -439,10 +442,11 @@ _N32 = (
 def normal_cdf(x: V) -> V:
     """float32: a relative error of 5 eps above -2, of (2 + x*x/4) eps below; float64: absolute, of 2 eps."""
     if x.is_f64:
-        return Number.normal_cdf(x)
+        return FUNCTIONS["normal_cdf"].value(x)
     below = exp(-0.5 * x * x) * poly(1 / fma(fabs(x), 0.3, 1.0), _N32, _N32)
     return (1 - below).where(x > 0, below)
 
 
-for _name in (*FUNCTIONS, "logistic", "softplus", "normal_cdf"):
+for _name in FUNCTIONS.keys() & globals().keys():
     setattr(V, _name, globals()[_name])
+V.sqrt = lambda x: Root(x.b, sqrt(x).v)  # type: ignore[attr-defined]

@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 
 from calcvm.formulas.declare import Formula
-from calcvm.formulas.number import FUNCTIONS, Number, exp, fabs, log1p, where
+from calcvm.formulas.functions import FUNCTIONS
+from calcvm.formulas.number import Number
 from calcvm.kernels_cuda._cuda import compiled_by, ir, types
 
 
 class Scalar(Number):
     """What both of them have."""
-
-    def softplus(self) -> Any:
-        return where(self < 0, 0.0, self) + log1p(exp(-fabs(self)))  # type: ignore[operator]
 
     def select(self, condition: Any, x: Any, y: Any) -> Any:
         return self.chosen(condition, self.const(x), self.const(y))
@@ -33,6 +31,10 @@ class Compiled(Scalar):
 
     def __init__(self, b: Any, v: Any):
         self.b, self.v = b, v
+
+    @property
+    def is_f64(self) -> bool:
+        return isinstance(self.v.type, ir.DoubleType)
 
     def const(self, c: Any) -> Any:
         if isinstance(c, Compiled):
@@ -67,6 +69,11 @@ class Compiled(Scalar):
     def equals(self, other: Any) -> Any:
         return self.compared("==", other)
 
+    def leading(self) -> Any:
+        bits = ir.IntType(64 if self.is_f64 else 32)
+        kept = self.b.and_(self.b.bitcast(self.v, bits), bits(-(1 << 27 if self.is_f64 else 1 << 12)))
+        return Compiled(self.b, self.b.bitcast(kept, self.v.type))
+
     def call(self, name: str) -> Any:
         """A function of libdevice."""
         suffix = "f" if isinstance(self.v.type, ir.FloatType) else ""
@@ -88,6 +95,10 @@ class Simulated(Scalar):
 
     def __init__(self, v: Any):
         self.v = v
+
+    @property
+    def is_f64(self) -> bool:
+        return bool(self.v.dtype == np.float64)
 
     def const(self, c: Any) -> Any:
         return c if isinstance(c, Simulated) else Simulated(self.v.dtype.type(c))
@@ -119,6 +130,10 @@ class Simulated(Scalar):
     def equals(self, other: Any) -> Any:
         return self.compared("__eq__", other)
 
+    def leading(self) -> Any:
+        bits = self.v.view(np.int64 if self.is_f64 else np.int32)
+        return Simulated((bits & -(1 << 27 if self.is_f64 else 1 << 12)).view(self.v.dtype))
+
     def erf(self) -> Any:
         return self.const(math.erf(self.v))
 
@@ -133,11 +148,12 @@ for _name, _build in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("trued
 for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
     setattr(Compiled, f"__{_name}__", lambda x, y, sign=_sign: x.compared(sign, y))
     setattr(Simulated, f"__{_name}__", lambda x, y, name=_name: x.compared(f"__{name}__", y))
-for _name in FUNCTIONS:
-    setattr(Compiled, _name, lambda x, name=_name: x.call(name))
-    if _name != "erf":
-        _of = getattr(np, _name)
-        setattr(Simulated, _name, lambda x, of=_of: Simulated(of(x.v)))
+for _function in FUNCTIONS.values():
+    if _function.libm:
+        setattr(Compiled, _function.name, lambda x, name=_function.name: x.call(name))
+        if _function.numpy.startswith("np."):
+            _of = eval(f"lambda x: {_function.numpy.format('x')}", {"np": np})
+            setattr(Simulated, _function.name, lambda x, of=_of: Simulated(of(x.v)))
 
 
 # ---------------------------------------------------------------- of other types

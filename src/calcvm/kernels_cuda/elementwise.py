@@ -12,6 +12,7 @@ import numpy as np
 
 from calcvm.formulas.declare import Elementwise, Formula
 from calcvm.formulas.elementwise import ACCUMULATE, CAST, ELEMENTWISE, FILL
+from calcvm.formulas.functions import FUNCTIONS
 from calcvm.kernel import words_for
 from calcvm.kernels_cuda._common import Float, Ptr, kernel, kernel_as, share
 from calcvm.kernels_cuda._cuda import at, cells, device, like
@@ -20,7 +21,7 @@ from calcvm.kernels_cuda._loops import axiswise, elementwise, fill, linewise
 from calcvm.kernels_cuda._math import fabs, fma, log, power, sqrt
 from calcvm.kernels_cuda._tuples import likes, mapped
 
-LONG = {"log", "log1p", "expm1", "erf"}  # functions whose code a loop should not repeat
+LONG = {f.name for f in FUNCTIONS.values() if f.long}
 
 
 # ---------------------------------------------------------------- operands of one shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from calcvm.formulas.declare import AXES, Elementwise, Formula, Real
@@ -76,9 +77,10 @@ UNARY_SHAPES: tuple[tuple[int | None, ...], ...] = ((None, 5), (None, 19), (7,),
 
 
 def _unary(op: Elementwise, fwd: RowSpec, *bwd: RowSpec) -> OpSpec:
-    examples = [Example(shapes=(s,), attrs=op.cases[0], low=op.low) for s in UNARY_SHAPES]
-    examples += [Example(shapes=((None, 3),), attrs=attrs, low=op.low) for attrs in op.cases[1:]]
-    examples.append(Example(shapes=((None, 64),), attrs=op.cases[0], low=op.low, batch=256, bench=True))
+    example = partial(Example, low=op.low, high=op.high)
+    examples = [example(shapes=(s,), attrs=op.cases[0]) for s in UNARY_SHAPES]
+    examples += [example(shapes=((None, 3),), attrs=attrs) for attrs in op.cases[1:]]
+    examples.append(example(shapes=((None, 64),), attrs=op.cases[0], batch=256, bench=True))
     x = op.forward.reads[0]
     graded = (x,) if bwd or op.backward else ()
     return OpSpec(

@@ -9,6 +9,7 @@ from calcvm.ops.dims import ONE, ZERO, Affine, Shape, affine, numel, show
 from calcvm.ops.repetition import each
 from calcvm.ops.spec import (
     LAST,
+    WINDOW,
     Attr,
     Example,
     R,
@@ -111,6 +112,13 @@ _view(
     layouts={"y": LAST},
     differentiable=("x",),
     examples=(Example(shapes=((None, 4, 5, 3),)), Example(shapes=((None, 5, 3),)), Example(shapes=((None, 3),))),
+)
+_view(
+    "window_last",
+    "y (F, C, *window) = x (*window, C, F): weights lie so",
+    layouts={"y": WINDOW},
+    differentiable=("x",),
+    examples=(Example(shapes=((3, 2, 4, 5),)), Example(shapes=((3, 4, 5),))),
 )
 _view(
     "stop_gradient",

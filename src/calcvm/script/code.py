@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from calcvm.errors import CalcError
+from calcvm.formulas.functions import FUNCTIONS
 from calcvm.formulas.number import CELLS, CONDITION, FLOAT, Text, Trace, traced
 from calcvm.ops.dims import Affine
 
@@ -52,24 +53,6 @@ class Code(Text):
 
     def equals(self, other: Any) -> Any:
         return self._of(CONDITION, "{} == {}", COMPARED, (self, SUM), (self.const(other), SUM))
-
-    def sign(self) -> Any:
-        return self._called("np.sign")
-
-    def logistic(self) -> Any:
-        return self._called("sigmoid")
-
-    def softplus(self) -> Any:
-        return self._of(FLOAT, "np.logaddexp(0, {})", ATOM, (self, LOWEST))
-
-    def normal_cdf(self) -> Any:
-        return self._called("normal_cdf")
-
-    def erf(self) -> Any:
-        return self._called("erf")
-
-    def _called(self, name: str) -> Any:
-        return self._of(FLOAT, f"{name}({{}})", ATOM, (self, LOWEST))
 
     # products with 1 and -1 and sums with 0 are left out
     def __add__(self, other: Any) -> Any:
@@ -132,9 +115,8 @@ class Code(Text):
 
 
 ZERO, ONE = "0", "1"
-for _name in ("exp", "expm1", "log", "log1p", "tanh", "sqrt", "floor", "ceil", "rint"):
-    setattr(Code, _name, lambda x, said=f"np.{_name}": x._called(said))
-Code.fabs = lambda x: x._called("np.abs")  # type: ignore[attr-defined]
+for _function in FUNCTIONS.values():
+    setattr(Code, _function.name, lambda x, form=_function.numpy: x._of(FLOAT, form, ATOM, (x, LOWEST)))
 
 
 def trace() -> Trace:

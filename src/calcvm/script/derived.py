@@ -28,11 +28,11 @@ from calcvm.formulas.elementwise import ACTIVATIONS
 from calcvm.ops.dims import ONE, Affine, Shape, affine, numel
 from calcvm.ops.equation import equation_of
 from calcvm.ops.spec import is_own, stem_of
+from calcvm.ops.specialized import specialized
 from calcvm.record import record
 from calcvm.script.code import call, show, show_axes
 from calcvm.script.elementwise import activated, derived
 from calcvm.script.row import FALLBACKS, WRITERS, Row, Writer, slot
-from calcvm.vm.program.specialized import specialized
 
 WHOLE = ""  # the one axis of whole arrays
 APPLIED: dict[str, Callable[..., Any]] = {
@@ -96,7 +96,7 @@ class Axes:
         self.known = {name.upper(): n for name, n in self.extents.items()} | words
         self.orders = r.spec.lies(words) if r.spec.lies else {}
         left_out = [o.name for o in r.spec.operands if o.name not in r]
-        self.equations = specialized(equation, words, left_out, most_axes=len(extents))
+        self.equations = specialized(equation, words, left_out, axes=len(extents))
         self.made: dict[str, Value] = {}  # what is no operand
         lying = sorted(dict.fromkeys(self._lying()), key=lambda at: -len(at[1]))
         self.rank = [*dict.fromkeys(name for _, at in lying for name in at), *self.extents, WHOLE]

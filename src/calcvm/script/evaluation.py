@@ -23,7 +23,7 @@ from calcvm.ops.sizes import evaluate as size_of
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.statement import Value
 from calcvm.ops.types import VARIABLES, dtype_of
-from calcvm.script.equations import as_lies, lies
+from calcvm.script.equations import DTYPE, as_lies, lies
 from calcvm.script.helpers import to_integer
 
 
@@ -52,7 +52,7 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
         elif name in equation.left_out:
             values[name] = np.full(shapes[name], equation.left_out[name])
     slots = dict(zip(HYPER_SLOTS, operands["hyper"])) if hyper_slots(spec) else {}
-    made = evaluate(equation.equations, values, {**words, **slots}, {"float32": _float32, **activation(words)})
+    made = evaluate(equation.equations, values, {**words, **slots}, activation(words))
     out = {}
     for operand in spec.operands:
         if operand.name in made and operand.writes:
@@ -61,7 +61,7 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
             if flat.size == 1:  # a constant, which is set everywhere
                 flat = np.broadcast_to(flat, size_of(operand.elems, words))
             if operand.type not in VARIABLES and not operand.moved:  # a cast; what is of any type stays as it is
-                to = np.dtype(dtype_of(operand.type, "float64"))
+                to = np.dtype(dtype_of(operand.type, DTYPE))
                 flat = to_integer(flat, to.type) if flat.dtype.kind == "f" and to.kind in "iu" else flat.astype(to)
             added = words.get("acc") == 1 and operand.access == "a" and operand.name in operands
             out[operand.name] = flat + np.asarray(operands[operand.name], np.float64).reshape(-1) if added else flat
@@ -81,10 +81,6 @@ def _broadcast(spec: RowSpec, name: str, words: Mapping[str, Any]) -> tuple[int,
     if not sizes or spec.operand(name).elems == "rows*cols":
         return None
     return tuple(n if words.get(f"{name}{i}", 1) else 1 for i, n in enumerate(sizes))
-
-
-def _float32(x: Any) -> Any:
-    return np.asarray(x, np.float32).astype(np.float64)
 
 
 def activation(words: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,7 +121,9 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
             made = row_values(s.spec, s.words_at(batch), operands)
         except UnsupportedOperator as error:
             raise UnsupportedOperator(f"evaluate: {s.label!r}: {error}; give its result as a value") from None
-        cells |= {v: made[name] for name, v in s.operands.items() if v is not None and name in made}
+        for name, v in s.operands.items():
+            if v is not None and name in made:
+                cells[v] = made[name].astype(dtype_of(v.type, DTYPE), copy=False)
     found = {v.name: _as_seen(cells[value], v, batch) for v, value in results.items() if value in cells}
     if results and not found:
         missing = ", ".join(

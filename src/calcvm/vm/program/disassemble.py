@@ -11,8 +11,8 @@ from calcvm.errors import CalcError
 from calcvm.ops.dims import Affine
 from calcvm.ops.equation import equation_of
 from calcvm.ops.spec import HEADER_WORDS
+from calcvm.ops.specialized import specialized
 from calcvm.vm.program.encoding import ABSENT, FLAG_SYNC, bits_float
-from calcvm.vm.program.specialized import specialized
 
 if TYPE_CHECKING:
     from calcvm.vm.program.program import Program, Zone

@@ -1,4 +1,4 @@
-"""The equation of one row of a program: what its words choose, and what it leaves out, put in; for listings."""
+"""The equation of one row of a program: what its words choose, and what it leaves out, put in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from calcvm.equations.places import placed, size
+from calcvm.equations.places import placed, size, terms
 from calcvm.equations.tree import (
     ONE,
     ZERO,
@@ -21,16 +21,17 @@ from calcvm.equations.tree import (
     arrays,
     bound,
     rewritten,
+    substituted,
     walk,
 )
 from calcvm.ops.epilogues import ACTIVATIONS
 from calcvm.ops.equation import RowEquation
 
-MOST_AXES = 4
+MOST_AXES = 4  # of an equation in a listing
 
 
 def specialized(
-    equation: RowEquation, words: Mapping[str, Any], left_out: Collection[str], most_axes: int = MOST_AXES
+    equation: RowEquation, words: Mapping[str, Any], left_out: Collection[str], axes: int = MOST_AXES
 ) -> tuple[Equation, ...]:
     """Equations without ranges.
 
@@ -38,12 +39,12 @@ def specialized(
     ----------
     words : by name; sizes of the batch are no numbers.
     left_out : operands that are not there: what they count as is put in, equations that only say them are dropped.
-    most_axes : of an equation with more, axes of one element are left out.
+    axes : where an equation has more, those of one element are left out.
     """
     numbers = {name: value for name, value in words.items() if isinstance(value, int)}
     flags = {name: Number(value) for name, value in numbers.items() if name not in equation.sizes}
     absent = {name: Number(value) for name, value in equation.left_out.items() if name in left_out}
-    units = _units(equation, numbers, most_axes)
+    units = _units(equation, numbers, axes)
 
     def put_in(node: Node) -> Node:
         if isinstance(node, Element):
@@ -58,18 +59,30 @@ def specialized(
             return replace(node, indexes=left) if left else node.body
         return _activated(node, words) if isinstance(node, Call) else node
 
-    out = []
+    out: list[Equation] = []
+    places: dict[str, Equation] = {}
     for e in equation.equations:
-        value = rewritten(_of_numbers(e.value, numbers), lambda node: _folded(put_in(node)))
+        value = rewritten(e.value, lambda node: _folded(_of_place(put_in(node), places)))
         kept = None if e.kept is None else tuple(Index(i.name) for i in e.kept if i.name not in units)
-        out.append(replace(e, kept=kept, value=value))
+        made = replace(e, kept=kept, value=_of_numbers(value, numbers))
+        if kept is not None and e.name not in equation.results and terms(value) is not None:
+            places[e.name] = made
+        out.append(made)
     return _wanted(out, equation, left_out)
 
 
-def _units(equation: RowEquation, numbers: Mapping[str, int], most_axes: int) -> set[str]:
+def _of_place(node: Node, places: Mapping[str, Equation]) -> Node:
+    """A place that an equation has named, as what it is."""
+    if not isinstance(node, Element) or node.array not in places:
+        return node
+    of = places[node.array]
+    return substituted(of.value, dict(zip([i.name for i in of.kept or ()], node.places)))
+
+
+def _units(equation: RowEquation, numbers: Mapping[str, int], most: int) -> set[str]:
     """Indexes that run over one place, where an equation has many."""
     indexes = {i.name: i.extent for e in equation.equations for i in bound(e)}
-    if len(indexes) <= most_axes:
+    if len(indexes) <= most:
         return set()
     return {name for name, extent in indexes.items() if extent is not None and _number(extent, numbers) == 1}
 
@@ -83,22 +96,19 @@ def _number(node: Node, numbers: Mapping[str, int]) -> int | None:
 
 def _of_numbers(node: Node, numbers: Mapping[str, int]) -> Node:
     """Places with their sizes as numbers, where they are more than an index."""
+    by: dict[str, Node] = {name: Number(value) for name, value in numbers.items()}
 
     def rule(node: Node) -> Node:
         if not isinstance(node, Element):
             return node
-        by: dict[str, Node] = {name: Number(value) for name, value in numbers.items()}
-        return Element(
-            node.array,
-            tuple(p if isinstance(p, Name) else rewritten(p, lambda n: _named(n, by)) for p in node.places),
-            node.beyond,
-        )
+        said = (p if isinstance(p, Name) else placed(_folded_all(p, by)) for p in node.places)
+        return Element(node.array, tuple(said), node.beyond)
 
     return rewritten(node, rule)
 
 
-def _named(node: Node, by: Mapping[str, Node]) -> Node:
-    return by.get(node.name, node) if isinstance(node, Name) else node
+def _folded_all(node: Node, by: Mapping[str, Node]) -> Node:
+    return rewritten(node, lambda n: _folded(by.get(n.name, n) if isinstance(n, Name) else n))
 
 
 def _activated(node: Call, words: Mapping[str, Any]) -> Node:

@@ -1,0 +1,83 @@
+"""A Wasserstein GAN with a gradient penalty draws digits: the critic's loss holds the norm of its own gradient.
+
+The critic is to be 1-Lipschitz: where the slope of its score is not 1, between scanned and drawn digits, it is punished.  So its loss
+has a gradient in it (`cv.gradient`), and training needs the gradient of that.  examples/gan.py is the same without a penalty.  Needs
+``pip install "calcvm[demo]"``; some digits are in out/wgan_gp.png.
+
+    python examples/wgan_gp.py [--epochs N] [--quick]
+
+Source: Gulrajani et al. 2017, Improved training of Wasserstein GANs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+from gan import BATCH, NOISE, judge
+
+import calcvm as cv
+from calcvm import nn
+from calcvm.data import digits
+
+PENALTY, CRITICS = 10.0, 3  # weight of the penalty; steps of the critic for one of the generator
+
+
+def build() -> cv.CalcGraph:
+    """Paths critic and generator, which train their own parameters, and draw."""
+    critic = nn.Linear(128) >> nn.LeakyReLU(0.2) >> nn.Linear(64) >> nn.LeakyReLU(0.2) >> nn.Linear(1)
+    generator = nn.Linear(64) >> nn.LeakyReLU(0.2) >> nn.Linear(128) >> nn.LeakyReLU(0.2) >> nn.Linear(64) >> nn.Tanh()
+    g = cv.CalcGraph()
+    real, noise = g.placeholder("real", (None, 64)), g.placeholder("noise", (None, NOISE))
+    share = g.placeholder("share", (None, 1))  # of the scanned digit, in what lies between it and a drawn one
+    adam = cv.Adam(2e-4, beta1=0.0, beta2=0.9)
+    with g.path("critic", backward=True) as path:
+        fake = cv.stop_gradient(generator.build(noise, "generator.", training=True))
+        between = share * real + (1 - share) * fake
+        of_real, of_drawn, score = (critic.build(x, "critic.", training=True) for x in (real, fake, between))
+        slope = cv.gradient(cv.sum(score), between)
+        norm = cv.sqrt(cv.sum(cv.square(slope), axes=1))
+        penalty = cv.mean(cv.square(norm - 1.0)).rename("penalty")
+        distance = (cv.mean(of_real) - cv.mean(of_drawn)).rename("distance")
+        path.minimize(PENALTY * penalty - distance, adam, parameters=g.parameters("critic."))
+    with g.path("generator", backward=True) as path:
+        of_drawn = critic.build(generator.build(noise, "generator.", training=True), "critic.", training=True)
+        path.minimize(-cv.mean(of_drawn), adam, parameters=g.parameters("generator."))
+    with g.path("draw") as path:
+        path.output = generator.build(noise, "generator.", training=False).rename("drawn")
+    return g
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=800)
+    parser.add_argument("--quick", action="store_true", help="few epochs: shows that it runs, draws badly")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
+    args = parser.parse_args()
+    epochs = 100 if args.quick else args.epochs
+
+    X, y = digits()
+    X = (X / 8 - 1).astype("float32")
+    rng = np.random.default_rng(0)
+    program = cv.compile(build(), batch_size=BATCH, accumulate=False, keep=["penalty", "distance"])
+    model = cv.CalcHeap(program.heap_bytes).load(program, seed=0)
+    start, steps = time.perf_counter(), 0
+    for epoch in range(epochs):
+        order = rng.permutation(len(X))
+        for k in range(0, len(X) - BATCH + 1, BATCH):
+            noise, share = rng.standard_normal((BATCH, NOISE), "float32"), rng.random((BATCH, 1), "float32")
+            model.step(X[order[k : k + BATCH]], noise, share, path="critic")
+            if steps % CRITICS == 0:
+                model.step(rng.standard_normal((BATCH, NOISE), "float32"), path="generator")
+            steps += 1
+        if (epoch + 1) % (epochs // 5) == 0:
+            print(f"epoch {epoch + 1}/{epochs}  distance {model['distance']:.3f}  penalty {model['penalty']:.3f}")
+    print(f"{steps:,} steps of the critic in {time.perf_counter() - start:.1f} s")
+
+    judge(model, X, y, rng, args.out / "wgan_gp.png")
+
+
+if __name__ == "__main__":
+    main()

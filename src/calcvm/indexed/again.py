@@ -1,0 +1,218 @@
+"""A gradient as operators of the graph, which have gradients themselves.
+
+A gradient in a graph is one operation, whose rows are the backward rows of what lies between.  Where a gradient of it is wanted,
+operators take its place: the equations of those same rows, lowered as users' equations are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from calcvm import functions as F
+from calcvm.equations.places import size
+from calcvm.equations.ranges import Ranges
+from calcvm.equations.tree import Equation, Name, Node, bound, parts
+from calcvm.errors import UnsupportedOperator
+from calcvm.graph import Operation, Path, Variable, apply, copied, reached, same_order
+from calcvm.indexed.lowering import Lowering
+from calcvm.indexed.products import varies
+from calcvm.indexed.values import ones, reshaped, size_of, transposed
+from calcvm.lowering.autodiff import Backward
+from calcvm.ops.dims import Affine
+from calcvm.ops.equation import equation_of
+from calcvm.ops.gradient import GRADIENT
+from calcvm.ops.layouts import axes, back, laid
+from calcvm.ops.spec import RowSpec
+from calcvm.ops.specialized import specialized
+
+MANY = 1 << 30
+
+
+def write_out(path: Path, y: Variable) -> None:
+    """Put operators in the place of each gradient that ``y`` is computed from, of a path that is open."""
+    for op in reached(path.operations, y, exactly=True):
+        if op.spec is GRADIENT:
+            with path.graph.whole():
+                _write_out(path, op)
+
+
+def _write_out(path: Path, op: Operation) -> None:
+    y, x, dx = op.inputs["y"], op.inputs["x"], op.outputs["dx"]
+    before, n = path.operations.index(op), len(path.operations)
+    made = _as_result(path, _Gradients(path, reached(path.operations[:before], y, exactly=True), y).of(x), dx, n)
+    new = path.operations[n:]
+    for o in new:
+        o.inputs.update({slot: dx for slot, v in o.inputs.items() if v is made})
+        o.outputs.update({slot: dx for slot, v in o.outputs.items() if v is made})
+    dx.producer, dx.layout = made.producer, made.layout
+    del path.graph.variables[made.name]
+    path.operations[:] = [*path.operations[:before], *new, *path.operations[before + 1 : n]]
+
+
+def _as_result(path: Path, made: Variable, dx: Variable, n: int) -> Variable:
+    """What has been made, lying as ``dx`` does, by an operator of its own."""
+    if not same_order(dx.shape, made.layout, dx.layout):
+        return copied(path, made, dx.layout)
+    if made.producer in path.operations[n:]:
+        return made
+    return apply("reshape", made, shape=tuple(-1 if varies(d) else d.b for d in dx.shape))
+
+
+class _Gradients:
+    """Of ``y``, by the operators of a path that it is computed by, as variables of the graph."""
+
+    def __init__(self, path: Path, operations: Sequence[Operation], y: Variable):
+        self.graph, self.operations, self.y = path.graph, operations, y
+        self.contributions: dict[Variable, list[Variable]] = {}
+
+    def of(self, x: Variable) -> Variable:
+        self.needs = {x}
+        for op in self.operations:
+            if any(op.inputs.get(n) in self.needs for n in op.differentiable):
+                self.needs.update(op.outputs.values())
+        one = self.graph.constant(self.graph.unique("one"), np.ones([n.b for n in self.y.shape]))
+        one.unnamed = True
+        self.contributions[self.y] = [one]
+        for op in reversed(self.operations):
+            wanted = [n for n in op.differentiable if op.inputs.get(n) in self.needs]
+            if wanted:
+                dy = {f"d{slot}": g for slot, v in op.outputs.items() if (g := self.total(v)) is not None}
+                if dy:
+                    self.operation(op, wanted, dy)
+        found = self.total(x)
+        assert found is not None
+        return found
+
+    def total(self, v: Variable) -> Variable | None:
+        given = self.contributions.pop(v, [])
+        return reduce(add, given) if given else None
+
+    def give(self, v: Variable, g: Variable) -> None:
+        """A contribution, summed over the axes along which ``v`` was broadcast."""
+        padded = (1,) * (g.rank - v.rank) + tuple(map(size_of, v.shape))
+        over = tuple(k for k, (n, m) in enumerate(zip(map(size_of, g.shape), padded)) if n != m)
+        g = F.sum(g, over, True) if over else g
+        self.contributions.setdefault(v, []).append(reshaped(g, v.shape))
+
+    def operation(self, op: Operation, wanted: Sequence[str], dy: Mapping[str, Variable]) -> None:
+        spec, first = op.spec, next(iter(dy.values()))
+        if spec.view or spec.casts:
+            v = op.inputs[spec.inputs[0]]
+            self.give(v, _lying_as(v, _as_it_lies(first, op.outputs[spec.outputs[0]].layout)))
+            return
+        if spec.name == "transpose":
+            v, y = op.inputs["x"], op.outputs["y"]
+            order = op.attrs["axes"] or [*range(v.rank)][::-1]
+            turned = transposed(_as_it_lies(first, y.layout), [order.index(k) for k in range(v.rank)])
+            self.give(v, _lying_as(v, turned))
+            return
+        for n in spec.passes:
+            if n in wanted:
+                self.give(op.inputs[n], first)
+        rows = _Rows(self, op, dy)
+        for row in Backward._rows_for(op, {*wanted}):
+            for o in row.writes:
+                if o.name[1:] in wanted:
+                    self.give(op.inputs[o.name[1:]], rows.result(row, o.name))
+
+
+class _Rows:
+    """Values of one operator's rows, forward and backward, by their equations."""
+
+    def __init__(self, of: _Gradients, op: Operation, dy: Mapping[str, Variable]):
+        self.of, self.op, self.dy = of, op, dy
+        defaults = {name: value for row in op.spec.rows for name, value in row.defaults.items()}
+        self.words: dict[str, Any] = {**defaults, **op.spec.words(op.shapes(), op.attrs), "acc": 0}
+        self.words = {name: size_of(n) for name, n in self.words.items()}
+        self.lowered: dict[str, tuple[Lowering, Mapping[str, tuple[int, ...]]]] = {}
+
+    def result(self, row: RowSpec, name: str) -> Variable:
+        """A gradient, as users see it; of an input that is broadcast in the shape of the output."""
+        x = self.value(row, name)
+        return x if self.whole(row) else _lying_as(self.op.inputs[name[1:]], x)
+
+    @staticmethod
+    def whole(row: RowSpec) -> bool:
+        """Whether its equation is of whole arrays, which may lie in any way that is one for all."""
+        equation = equation_of(row)
+        return equation is not None and equation.equations[-1].kept is None
+
+    def value(self, row: RowSpec, name: str) -> Variable:
+        """A result of a row, in the axes in which it lies."""
+        if row.name not in self.lowered:
+            self.lowered[row.name] = self.lower(row)
+        lowering, orders = self.lowered[row.name]
+        x = lowering.result(name)
+        return transposed(x, orders[name]) if name in orders else x
+
+    def lower(self, row: RowSpec) -> tuple[Lowering, Mapping[str, tuple[int, ...]]]:
+        equation = equation_of(row)
+        if equation is None:
+            raise UnsupportedOperator(
+                f"gradient: {self.op.name!r} has no second derivative: its row {row.name!r} has no equation"
+                + f" ({row.no_equation})" * bool(row.no_equation)
+            )
+        words, known = (
+            self.words,
+            {o.name: self.operand(o.name, self.whole(row)) for o in row.operands if o.access == "r"},
+        )
+        absent = [name for name, v in known.items() if v is None]
+        extents = {i.name: size(i.extent, words) for e in equation.equations for i in bound(e) if i.extent is not None}
+        shapes = {name: tuple(size(n, words) for n in of) for name, of in equation.axes.items()}
+        orders = row.lies(words) if row.lies else {}
+        operands = {name: _seen(v, shapes.get(name), orders.get(name)) for name, v in known.items() if v is not None}
+        shapes |= {name: tuple(map(size_of, v.shape)) for name, v in operands.items()}
+        equations = specialized(equation, words, absent, MANY)
+        sizes = {**words, **{name.upper(): n for name, n in extents.items()}}
+        operands |= {name: self.number(sizes[name]) for name in _values(equations) if varies(sizes.get(name, 0))}
+        numbers = {name: n for name, n in words.items() if not varies(n)}
+        return Lowering(self.of.graph, equations, operands, numbers, Ranges(extents, shapes, sizes)), orders
+
+    def number(self, n: Affine) -> Variable:
+        """A size of the batch as a number."""
+        return F.sum(ones(self.of.graph, Affine(1, 0))) * n.a + n.b
+
+    def operand(self, name: str, as_seen: bool) -> Variable | None:
+        """What a row reads, as it lies or as users see it; None: it is left out."""
+        op = self.op
+        v = self.dy[name] if name in self.dy else {**op.inputs, **op.outputs}.get(name)
+        if v is not None:
+            layout = op.outputs[name[1:]].layout if name in self.dy else v.layout
+            return v if as_seen else _as_it_lies(v, layout)
+        row = next((r for r in op.spec.rows if any(o.name == name for o in r.writes)), None)
+        return None if row is None else self.value(row, name)
+
+
+def _as_it_lies(v: Variable, layout: str) -> Variable:
+    """A value whose axes stand in the order in which those of a layout lie."""
+    return transposed(v, axes(layout, v.rank))
+
+
+def _lying_as(v: Variable, x: Variable) -> Variable:
+    """``x``, whose axes lie as those of ``v`` do, in the shape that users see of ``v``."""
+    return transposed(reshaped(x, laid(v.shape, v.layout)), back(v.layout, v.rank))
+
+
+def _seen(v: Variable, shape: Sequence[Any] | None, order: tuple[int, ...] | None) -> Variable:
+    """An operand in the axes of its equation."""
+    if shape is None:
+        return v
+    if order is None:
+        return reshaped(v, shape)
+    return transposed(reshaped(v, [shape[k] for k in order]), [order.index(k) for k in range(len(order))])
+
+
+def _values(equations: Sequence[Equation]) -> set[str]:
+    """Names that are read as numbers, and not in places."""
+
+    def read(node: Node) -> set[str]:
+        if isinstance(node, Name):
+            return {node.name}
+        return set().union(*map(read, parts(node))) if not hasattr(node, "places") else set()
+
+    return set().union(*(read(e.value) for e in equations))

@@ -1,0 +1,258 @@
+"""Elements of arrays at any places: which places windows have, and values of what is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count as counting
+from typing import Any, TypeVar
+
+import numpy as np
+
+from calcvm import functions as F
+from calcvm.equations.grammar import wrong
+from calcvm.equations.places import size, terms
+from calcvm.equations.ranges import Ranges
+from calcvm.equations.tree import Call, Element, Index, Name, Node, Number, Reduction, names, substituted, walk
+from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
+from calcvm.graph import CalcGraph, Variable, apply
+from calcvm.indexed.products import Extents, contract, varies
+from calcvm.indexed.values import Size, Value, aligned, apart, diagonal, dropped, ordered, spaced, stacked
+from calcvm.indexed.windows import Window
+
+MOST_TAPS = 64  # of windows that no row has, each of which is an operator of its own
+MOST_ROWS = 4096  # of a table that is read by a product with rows of 0 and 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """``(c1*i1 + c2*i2 + ... + first) / step``, of indexes with factors other than 0."""
+
+    factors: dict[str, int]
+    first: int
+    step: int = 1
+
+    @property
+    def index(self) -> str:
+        """The only one of it, which grows with it; or ""."""
+        return next(iter(self.factors)) if len(self.factors) == 1 and min(self.factors.values()) > 0 else ""
+
+
+class Elements:
+    """The part of lowering that reads elements.
+
+    text : of the equations.  numbers : parameters.  found : ranges of the equations.
+    """
+
+    def __init__(self, graph: CalcGraph, text: str, numbers: Mapping[str, Any], found: Ranges):
+        self.graph, self.text, self.numbers, self.found = graph, text, numbers, found
+        self.extents: Extents = dict(found.extents)
+        self.fresh = (f"{n}~" for n in counting())
+
+    def value(self, node: Node, order: Sequence[str] = ()) -> Value:
+        """The value of a node, whose axes had best be in an order."""
+        raise NotImplementedError
+
+    def whole(self, name: str) -> Variable:
+        """An array, of an operand or of a part, with all of its axes in order."""
+        raise NotImplementedError
+
+    def wrong(self, node: Node | Index, what: str, error: type[CalcError] = UnsupportedOperator) -> CalcError:
+        return wrong(self.text, node.at, what, error)
+
+    def tried(self, node: Node, make: Callable[[], T]) -> T:
+        """What is made; what an operator refuses is shown at the place of the text."""
+        try:
+            return make()
+        except CalcError as error:
+            if "\n" in str(error):
+                raise
+            raise self.wrong(node, str(error), type(error)) from None
+
+    def another(self, n: Size) -> str:
+        """A new index that runs so far."""
+        new = next(self.fresh)
+        self.extents[new] = n
+        return new
+
+    def indexes(self, node: Node, bound: bool = False) -> list[str]:
+        """Indexes that a node has, in order; with ``bound`` also those that it reduces."""
+        found: dict[str, None] = {}
+        for n in walk(node):
+            if isinstance(n, Name) and n.name in self.extents:
+                found[n.name] = None
+            elif isinstance(n, Reduction) and bound:
+                found |= dict.fromkeys(i.name for i in n.indexes)
+        free = names(node)
+        return [name for name in found if bound or name in free]
+
+    def variable(self, v: Value) -> Value:
+        """The same, if it is a constant as one of the graph."""
+        if not v.constant:
+            return v
+        x = self.graph.constant(self.graph.unique("numbers"), np.asarray(v.data, float))
+        x.unnamed = True
+        return Value(x, v.axes)
+
+    # ------------------------------------------------------------ windows
+    def taps(self, nodes: Sequence[Node], over: Sequence[str]) -> list[str]:
+        """Reduced indexes that stand in places beside others, or otherwise than as themselves."""
+        found: dict[str, None] = {}
+        for node in nodes:
+            for n in walk(node):
+                for place in n.places if isinstance(n, Element) else ():
+                    form = self.form(place)
+                    if form is None or form.step != 1 or (form.factors and not form.index):
+                        found |= dict.fromkeys(v for v in self.direct(place) if v in over)
+        return [*found]
+
+    def direct(self, place: Node) -> list[str]:
+        """Indexes of a place itself, not of arrays that say it."""
+        if isinstance(place, Name):
+            return [place.name] if place.name in self.extents else []
+        return [v for argument in place.arguments for v in self.direct(argument)] if isinstance(place, Call) else []
+
+    def form(self, place: Node) -> Place | None:
+        """A place as a sum of indexes; None: it is another."""
+        step = 1
+        if isinstance(place, Call) and place.function == "/":
+            above, below = place.arguments
+            place, step = above, self.whole_number(below)
+        if not self.direct(place) and not any(isinstance(n, Element) for n in walk(place)):
+            return Place({}, self.whole_number(place), step)
+        fixed = names(place) - {*self.extents}
+        by: dict[str, Node] = {name: Number(self.whole_number(Name(name))) for name in fixed}
+        found = terms(substituted(place, by))
+        if found is None or any(len(key) > 1 for key in found):
+            return None
+        return Place({key[0]: x for key, x in found.items() if key}, found.get((), 0), step)
+
+    def whole_number(self, node: Node) -> int:
+        try:
+            return int(size(node, {**self.found.sizes, **self.numbers}))
+        except (ArithmeticError, KeyError) as error:
+            raise self.wrong(node, f"this is no number of places: {error}", ShapeError) from None
+
+    def windows(self, node: Element, taps: Sequence[str]) -> tuple[Element, list[Window]] | None:
+        """An element with its windows' places as indexes of their own; None: it has other places too."""
+        places, found = [*node.places], list[Window]()
+        shape = self.shape(node)
+        for k, place in enumerate(node.places):
+            form = self.form(place)
+            if form is None:
+                return None
+            tap = [v for v in form.factors if v in taps]
+            if not tap:
+                continue
+            if len(form.factors) != 2 or len(tap) != 1:
+                return None
+            (out,) = {*form.factors} - {*tap}
+            step, far, first = form.factors[out], form.factors[tap[0]], form.first
+            new = self.another(shape[k])
+            sizes = (int(shape[k]), int(self.extents[out]), int(self.extents[tap[0]]))
+            if step > 0 and far > 0 and form.step == 1:
+                found.append(Window(new, out, tap[0], step, far, -first, *sizes))
+            elif step == 1 and far < 0:
+                found.append(Window(new, out, tap[0], form.step, -far, first, *sizes, transposed=True))
+            else:
+                return None
+            places[k] = Name(new, place.at)
+        kinds, each = {w.transposed for w in found}, [name for w in found for name in (w.out, w.tap)]
+        own = [v for place in places for v in self.indexes(place)]
+        if len(kinds) != 1 or len(each) != len({*each}) or {*each} & {*own}:
+            return None
+        return Element(node.array, tuple(places), node.beyond, node.at), found
+
+    def few(self, node: Node, n: Any) -> None:
+        if varies(n) or int(n) > MOST_TAPS:
+            raise self.wrong(
+                node,
+                f"windows of {n} places that no row has are read place by place, up to {MOST_TAPS} of them: write it as a "
+                "convolution (a sum of products with taps of one array), as pooling, or with fewer places",
+            )
+
+    # ------------------------------------------------------------ elements
+    def shape(self, node: Element) -> tuple[Any, ...]:
+        return self.found.shapes[node.array]
+
+    def element(self, node: Element, order: Sequence[str]) -> Value:
+        """An element of an array, at any places."""
+        for k, place in enumerate(node.places):
+            if any(isinstance(n, Element) for n in walk(place)):
+                return self.at_data(node, k, order)
+        forms = [self.form(place) for place in node.places]
+        shape = self.shape(node)
+        plain = [f is not None and f.index != "" and (f.first, f.step, f.factors[f.index]) == (0, 1, 1) for f in forms]
+        several = [
+            v
+            for form, place in zip(forms, node.places)
+            if form is None or (form.factors and not form.index)
+            for v in self.direct(place)
+        ]
+        seen: dict[str, int] = {}
+        for k, form in enumerate(forms):
+            for v in form.factors if form else ():
+                if v in seen and not (plain[k] and plain[seen[v]] and shape[k] == shape[seen[v]] == self.extents[v]):
+                    several.append(v)
+                seen.setdefault(v, k)
+        if several:
+            return self.place_by_place(node, min(several, key=lambda v: int(self.extents[v])), order)
+        x, axes, axis = self.whole(node.array), [], 0
+        for k, form in enumerate(forms):
+            assert form is not None
+            n, v = shape[k], form.index
+            if not plain[k] or self.extents[v] != n:
+                x = self.moved(x, axis, form, int(n), node.beyond)
+            if v:
+                axes.append(v)
+                axis += 1
+        for v in [v for v in dict.fromkeys(axes) if axes.count(v) > 1]:
+            while axes.count(v) > 1:
+                first = axes.index(v)
+                second = axes.index(v, first + 1)
+                x = diagonal(x, first, second)
+                axes = [a for i, a in enumerate(axes) if i not in (first, second)] + [v]
+        return Value(x, tuple(axes))
+
+    def moved(self, x: Variable, axis: int, form: Place, n: int, beyond: float) -> Variable:
+        """Elements along an axis at the places of one index, or of none: then without the axis."""
+        first, step = form.first, form.factors.get(form.index, 1)
+        if form.step > 1:
+            x, n = apart(x, axis, form.step, beyond), n * form.step
+        if form.index:
+            return spaced(x, axis, first, step, int(self.extents[form.index]), beyond)
+        return dropped(spaced(x, axis, min(max(first, -1), n), 1, 1, beyond), axis)
+
+    def place_by_place(self, node: Element, index: str, order: Sequence[str]) -> Value:
+        """Elements at places that no row reads at once, as a part for each place of an index."""
+        self.few(node, self.extents[index])
+        pieces = [self.value(substituted(node, {index: Number(k)}), order) for k in range(int(self.extents[index]))]
+        return stacked(pieces, index)
+
+    def at_data(self, node: Element, axis: int, order: Sequence[str]) -> Value:
+        """Elements at places that data say."""
+        name = self.another(self.shape(node)[axis])
+        places = (*node.places[:axis], Name(name), *node.places[axis + 1 :])
+        x = self.value(Element(node.array, places, node.beyond, node.at), order)
+        return self.gathered(x, name, self.value(node.places[axis], order), node, order)
+
+    def gathered(self, x: Value, name: str, place: Value, node: Node, order: Sequence[str]) -> Value:
+        """x at a place, which is an integer for each of some indexes, along its axis ``name``."""
+        rest = [v for v in x.axes if v != name]
+        place = self.variable(place)
+        if {*rest} == {*place.axes}:
+            index = ordered(place, rest)
+            index = F.cast(index, "int64") if index.type == "int8" else index
+            return self.tried(node, lambda: Value(F.pick(ordered(x, (*rest, name)), index), tuple(rest)))
+        n = int(self.extents[name])
+        if n > MOST_ROWS:
+            raise self.wrong(
+                node,
+                f"reading by an index out of {n} has no row of its own yet, and a product with rows of 0 and 1, which does it, "
+                f"is for up to {MOST_ROWS}",
+            )
+        axes = (*place.axes, name)
+        one = F.cast(apply("equal", aligned(place, axes), np.arange(n)), None)
+        kept = [v for v in (*order, *place.axes, *rest) if v in place.axes or v in rest]
+        return self.tried(node, lambda: contract([Value(one, axes), x], [*dict.fromkeys(kept)], self.extents))

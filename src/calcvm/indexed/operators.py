@@ -1,0 +1,115 @@
+"""Operators, functions and reductions of equations, as operators of a graph."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from calcvm import functions as F
+from calcvm.errors import CalcError
+from calcvm.graph import Variable, apply
+from calcvm.indexed.values import reshaped
+from calcvm.ops import OPS
+from calcvm.ops.spec import is_own
+from calcvm.ops.types import RANKS
+
+ELEMENTWISE = ("unary", "binary", "ternary")
+# operators of the table that equations have signs or names of their own for
+SIGNS = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%", "neg": "neg", "abs": "abs", "where": "where",
+    "maximum": "max", "minimum": "min", "equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">",
+    "greater_equal": ">=", "logical_and": "and", "logical_or": "or", "logical_not": "not", "round": "rint",
+    "stop_gradient": "stop",
+}  # fmt: skip
+
+
+def functions() -> dict[str, int]:
+    """Functions that rows compute, beside those of the language: names, with how many numbers they take."""
+    return {
+        name: len(spec.inputs)
+        for name, spec in OPS.items()
+        if spec.category in ELEMENTWISE
+        and name not in SIGNS
+        and (name in F.__all__ or any(map(is_own, spec.rows)))
+        and all(attr.default is not None for attr in spec.attrs)
+    }
+
+
+def _power(x: Any, exponent: Any) -> Any:
+    if isinstance(exponent, (Variable, np.ndarray)):
+        if not isinstance(x, (Variable, np.ndarray)) and x > 0:
+            return apply("exp", exponent * math.log(x))
+        raise CalcError("an exponent is a number, or the base is: write exp(exponent*log(x)) of a positive x")
+    if exponent == 1:
+        return x
+    return F.square(x) if exponent == 2 else F.pow(x, float(exponent))
+
+
+def _where(c: Any, a: Any, b: Any) -> Any:
+    if isinstance(c, Variable) and not any(isinstance(v, (Variable, np.ndarray)) for v in (a, b)) and (a, b) == (1, 0):
+        return F.cast(c, None)
+    return F.where(c, a, b)
+
+
+def _float(x: Any) -> Any:
+    """Integers as the program's floats, which divide."""
+    return F.cast(x, None) if isinstance(x, Variable) and x.type in RANKS else x
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": lambda a, b: F.floor(_float(a) / _float(b)),
+    "%": lambda a, b: F.mod(_float(a), _float(b)),
+    "^": _power,
+    "neg": operator.neg,
+    "abs": F.abs,
+    "==": F.equal,
+    "!=": F.not_equal,
+    "<": F.less,
+    "<=": F.less_equal,
+    ">": F.greater,
+    ">=": F.greater_equal,
+    "and": F.logical_and,
+    "or": F.logical_or,
+    "not": F.logical_not,
+    "where": _where,
+    "max": F.maximum,
+    "min": F.minimum,
+    "stop": F.stop_gradient,
+    "rint": F.round,
+}
+
+
+def _variance(x: Variable, at: tuple[int, ...]) -> Variable:
+    return F.mean(F.square(x - F.mean(x, at, True)), at)
+
+
+def _log_sum_exp(x: Variable, at: tuple[int, ...]) -> Variable:
+    most = F.stop_gradient(F.max(x, at, True))
+    most = F.where(F.less(F.abs(most), math.inf), most, 0.0)
+    of_sums = reshaped(most, [n for axis, n in enumerate(x.shape) if axis not in at])
+    return F.log(F.sum(F.exp(x - most), at)) + of_sums
+
+
+def _flags(best: Callable[..., Variable]) -> Callable[..., Variable]:
+    return lambda x, at: F.greater(best(F.cast(x, None), at), 0.5)
+
+
+REDUCED: dict[str, Callable[..., Variable]] = {
+    "sum": F.sum,
+    "mean": F.mean,
+    "max": F.max,
+    "min": F.min,
+    "var": _variance,
+    "logsumexp": _log_sum_exp,
+    "any": _flags(F.max),
+    "all": _flags(F.min),
+}
+FOLDS = {"sum": "+", "mean": "+", "max": "max", "min": "min", "prod": "*", "any": "or", "all": "and"}
