@@ -274,6 +274,7 @@ X = np.random.default_rng(0).normal(size=(5, 7))
         ("y[b] = x[b, index[b]]", X[range(5), [3, 0, 6, 6, 1]]),
         ("y[b,i] = y[b, i - 1] + x[b,i]", X.cumsum(1)),
         ("y[b,i] = x[b,i] + y[b, i + 1]", X[:, ::-1].cumsum(1)[:, ::-1]),
+        ("y[i] = y[i - 1] + x[0,i]", X[0].cumsum()),
         ("y[i] = mean[b] x[b,i]; z[i] = var[b] x[b,i]", X.var(0)),
         ("y[b] = logsumexp[i] 1000*x[b,i]", 1000 * X.max(1)),
         ("y[b<5] = argmax[i<7] where(i > 2, 1, 0)", np.full(5, 3)),

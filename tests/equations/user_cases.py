@@ -230,6 +230,10 @@ def cases() -> dict[str, Case]:
         "sum of a window": Case(
             "y[n,i,c] = sum[t<3] x[n, i + t - 1, c]", {"x": (None, 8, 3)}, lambda x: 3 * f.avg_pool1d(x.mT, 3, 1, 1).mT, rows=("avg_pool_fwd",),
         ),
+        "weighted mean of a window": Case(
+            "y[n,o] = mean[t] x[n, o + t]*w[t]", {"x": (None, 6), "w": (3,)},
+            lambda x, w: (windows(x, 3) * w).mean(-1), rows=("conv_fwd",),
+        ),
         "dilated mean": Case(
             "y[n,i] = mean[t<3] x[n, i + 2*t]", {"x": (None, 9)}, lambda x: windows(x, 3, 1, 0, 2).mean(-1), rows=("slice_fwd",),
             without=("avg_pool_fwd",),
@@ -350,6 +354,10 @@ def cases() -> dict[str, Case]:
             lambda x: x * torch.arange(1, 5) / 4 + torch.where(torch.arange(4) % 2 == 0, x, torch.arange(4.0)),
         ),
         "copies": Case("y[i<3,b,j<2] = x[b]", {"x": (None,)}, lambda x: x[None, :, None].expand(3, -1, 2)),
+        "copies for each sample": Case(
+            "y[o,b<A] = v[o] + sum[a,i] x[a,i]", {"x": (None, 3), "v": (4,)},
+            lambda x, v: (v + x.sum())[:, None].expand(-1, len(x)),
+        ),
         "a scalar": Case("y[] = s*sum[b,i] x[b,i]^2", {"x": (None, 3), "s": ()}, lambda x, s: s * (x**2).sum(), rows=("sum_squares_fwd",)),
         "an array given": Case(
             "y[b,o] = sum[t] x[b, o + t]*k[t]", {"x": (None, 6)}, lambda x: (windows(x, 3) * torch.tensor([1.0, -2.0, 1.0])).sum(-1),

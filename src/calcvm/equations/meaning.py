@@ -124,8 +124,7 @@ class _Meaning:
         forward = any(size(n.places[k], {along: 0}) < 0 for n in own)
         for at in range(self.extents[along]) if forward else reversed(range(self.extents[along])):
             self.at[along] = at
-            target = out[(slice(None),) * k + (at,)]
-            target[...] = self.of(equation.value, rest)
+            out[(slice(None),) * k + (at,)] = self.of(equation.value, rest)
         del self.at[along], self.values[equation.name]
         return out
 

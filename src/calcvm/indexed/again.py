@@ -22,7 +22,6 @@ from calcvm.graph import Operation, Path, Variable, apply, copied, reached, same
 from calcvm.indexed.lowering import Lowering
 from calcvm.indexed.products import varies
 from calcvm.indexed.values import ones, reshaped, size_of, transposed
-from calcvm.lowering.autodiff import Backward
 from calcvm.ops.dims import Affine
 from calcvm.ops.equation import equation_of
 from calcvm.ops.gradient import GRADIENT
@@ -115,7 +114,7 @@ class _Gradients:
             if n in wanted:
                 self.give(op.inputs[n], first)
         rows = _Rows(self, op, dy)
-        for row in Backward._rows_for(op, {*wanted}):
+        for row in spec.backward_rows(wanted):
             for o in row.writes:
                 if o.name[1:] in wanted:
                     self.give(op.inputs[o.name[1:]], rows.result(row, o.name))

@@ -70,7 +70,9 @@ class Lowering(Elements):
             new = [1 if i.name in v.axes else self.extents[i.name] for i in equation.kept]
             for k, n in enumerate(new):
                 if varies(n):
-                    data = data * reshaped(ones(self.graph, n), [1] * k + [n] + [1] * (len(new) - 1 - k))
+                    data = data * reshaped(
+                        ones(self.graph, n, self.operands.values()), [1] * k + [n] + [1] * (len(new) - 1 - k)
+                    )
                     new[k] = 1
             data = expanded(data, [int(n) for n in new])
         if not isinstance(data, Variable):
@@ -242,7 +244,8 @@ class Lowering(Elements):
             if loss is not None:
                 return loss
             divisor = numel(self.extents[name] for name in over)
-            if not varies(divisor) and self.is_product(node.body, over):
+            weighted = len(self.factors(node.body)[1]) > 1 and self.taps([node.body], over)
+            if not varies(divisor) and (weighted or self.is_product(node.body, over)):
                 total = self.value(Reduction("sum", node.indexes, node.body, node.at), order)
                 return self.of_two("/", node, total, Value(int(divisor)), order)
         if taps := self.taps([node.body], over):

@@ -151,10 +151,11 @@ def stacked(pieces: Sequence[Value], name: str) -> Value:
     return Value(F.concat([reshaped(x, (*x.shape, 1)) for x in parts]), (*axes, name))
 
 
-def ones(graph: CalcGraph, n: Size) -> Variable:
-    """As many ones as a multiple of the batch, made of a placeholder: no row counts samples."""
+def ones(graph: CalcGraph, n: Size, given: Iterable[Variable] = ()) -> Variable:
+    """As many ones as a multiple of the batch, made of what is given or of a placeholder: no row counts samples."""
     assert isinstance(n, Affine)
-    x = next((v for v in graph.variables.values() if v.kind == "placeholder" and v.shape[:1] == (Affine(1, 0),)), None)
+    known = (*given, *(v for v in graph.variables.values() if v.kind == "placeholder"))
+    x = next((v for v in known if v.shape[:1] == (Affine(1, 0),)), None)
     if x is None or n.b:
         raise CalcError(f"a value for each of {n} is wanted, and no placeholder has an axis of the batch first")
     column = reshaped(x, (x.shape[0], int(numel(x.shape[1:]))))

@@ -51,6 +51,12 @@ class Window:
         return start, end
 
     @property
+    def sees(self) -> bool:
+        """Whether there is a place in the part that is used."""
+        start, end = self.used
+        return self.transposed or 0 <= start < end
+
+    @property
     def inside(self) -> bool:
         """Whether no place lies beyond the ends."""
         return self.before <= 0 and not self.after
@@ -63,7 +69,8 @@ def convolution(
     sliding, outs, taps = ([getattr(v, what) for v in windows] for what in ("axis", "out", "tap"))
     by_axis = {v.axis: v for v in windows}
     turned = windows[0].transposed
-    if len(windows) > MOST_AXES or not {*taps} <= {*w.axes} or {*outs} & {*w.axes} or w.constant and x.constant:
+    fits = len(windows) <= MOST_AXES and all(v.sees for v in windows)
+    if not fits or not {*taps} <= {*w.axes} or {*outs} & {*w.axes}:
         return None
     x = summed(x, [v for v in x.axes if v in over and v not in w.axes])
     w = summed(w, [v for v in w.axes if v in over and v not in x.axes and v not in taps])
@@ -119,7 +126,7 @@ def pooled(how: str, x: Value, windows: Sequence[Window], extents: Extents, beyo
     by_axis = {v.axis: v for v in windows}
     windows = [by_axis[v] for v in x.axes if v in by_axis]
     outside = beyond != {"max": float("-inf"), "min": float("inf")}.get(how, 0) and not all(v.inside for v in windows)
-    narrow = any(max(v.before, v.after) >= v.span or v.apart > v.size for v in windows)
+    narrow = any(max(v.before, v.after) >= v.span or v.apart > v.size or not v.sees for v in windows)
     spread = how in ("sum", "mean") and any(v.apart > 1 for v in windows)
     if x.constant or len(windows) > MOST_AXES or windows[0].transposed or outside or narrow or spread:
         return None

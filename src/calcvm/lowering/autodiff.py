@@ -78,7 +78,7 @@ class Backward:
             if n in wanted:
                 self._give_reduced(op.inputs[n], first, out_shape, shapes[n], op.name)
         local = {**emit.locals[op], **{f"d{slot}": g for slot, g in dy.items()}}
-        for row in self._rows_for(op, wanted):
+        for row in spec.backward_rows(wanted):
             self._fill_missing(op, row, local)
             operands: dict[str, Value | None] = {o.name: local.get(o.name) for o in row.operands}
             given: list[tuple[Variable, Value, Shape, Shape]] = []
@@ -107,17 +107,6 @@ class Backward:
             emit.row(row, {**emit.words[op], "acc": int(acc)}, operands, op.name)
             for v, g, shape, own in given:
                 self._give_reduced(v, g, shape, own, op.name)
-
-    @staticmethod
-    def _rows_for(op: Operation, wanted: set[str]) -> list[RowSpec]:
-        """Backward rows of an operator that write gradients of ``wanted`` inputs, or what such rows read."""
-        rows: list[RowSpec] = []
-        needed = {f"d{n}" for n in wanted}
-        for row in reversed(op.spec.bwd):
-            if any(o.name in needed for o in row.writes):
-                rows.insert(0, row)
-                needed |= {o.name for o in row.reads}
-        return rows
 
     def _fill_missing(self, op: Operation, row: RowSpec, local: dict[str, Value]) -> None:
         """Zeros for the gradients that a row reads and cannot leave out, of outputs that the loss does not use."""

@@ -379,6 +379,16 @@ class OpSpec:
         """The type of a saved value or a temporary, as rows say."""
         return next((o.type for row in self.rows for o in row.operands if o.name == name), FLOAT)
 
+    def backward_rows(self, wanted: Iterable[str]) -> list[RowSpec]:
+        """Backward rows that write gradients of ``wanted`` inputs, or what such rows read."""
+        rows: list[RowSpec] = []
+        needed = {f"d{n}" for n in wanted}
+        for row in reversed(self.bwd):
+            if any(o.name in needed for o in row.writes):
+                rows.insert(0, row)
+                needed |= {o.name for o in row.reads}
+        return rows
+
     @property
     def bwd_reads(self) -> tuple[str, ...]:
         """Forward values that the backward reads: all others may be overwritten after the forward."""

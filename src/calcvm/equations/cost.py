@@ -1,0 +1,95 @@
+"""What equations cost: operations, and elements of arrays that are read and written.  Of equal forms the cheapest is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from calcvm.equations.ranges import Ranges, Sizes
+from calcvm.equations.scatter import scatter
+from calcvm.equations.scope import Scope, typical
+from calcvm.equations.tree import Call, Element, Equation, Index, Name, Node, Reduction, names, parts
+from calcvm.record import record
+
+TOUCH = 4  # operations that take as long as an element that is read or written
+
+
+@record
+class Cost:
+    """operations : on numbers, not on places.  touched : elements that are read or written, each array once an equation.
+
+    large : of how many arrays that have at least half as many elements as the largest, an equation each counted for itself.
+    """
+
+    operations: int
+    touched: int
+    large: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.operations + other.operations, self.touched + other.touched, self.large + other.large)
+
+
+def cost(equations: Sequence[Equation], found: Ranges) -> Cost:
+    """The cost of equations of known ranges.  Sizes of the batch count as of a typical one."""
+    most = max([_volume(shape) for shape in found.shapes.values()], default=1)
+    out = Cost(0, 0, 0)
+    for equation in equations:
+        operations, read = _counted(equation, found.extents)
+        touched = {name: _volume(found.shapes[name]) for name in (*read, equation.name) if name in found.shapes}
+        once = sum(min(n, read.get(name, n)) for name, n in touched.items())
+        out += Cost(operations, once, sum(2 * n >= most for n in touched.values()))
+    return out
+
+
+def weight(equation: Equation, scope: Scope) -> int:
+    """One number for the cost of an opened equation.  Sums in sums count as arrays that are read: they are, later."""
+    operations, read = _counted(equation, scope.extents)
+    written = scope.volume(i.name for i in equation.kept or ())
+    return operations + TOUCH * (sum(read.values()) + written)
+
+
+def value_weight(value: Node, scope: Scope) -> int:
+    """That of an equation of this value for all its indexes."""
+    return weight(Equation("", tuple(map(Index, scope.indexes(value))), value), scope)
+
+
+def _volume(shape: Sizes) -> int:
+    out = 1
+    for n in shape:
+        out *= typical(n)
+    return out
+
+
+def _counted(equation: Equation, extents: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
+    """Operations, and how many elements of each array are read.  What depends on few indexes is computed once for the others."""
+    done: set[Node] = set()
+    read: dict[str, int] = {}
+
+    def volume(indexes: Iterable[str]) -> int:
+        out = 1
+        for name in indexes:
+            out *= max(1, typical(extents[name])) if name in extents else 1
+        return out
+
+    def visit(node: Node, places: bool) -> int:
+        if node in done or isinstance(node, Name):
+            return 0
+        done.add(node)
+        if isinstance(node, Element):
+            n = volume(set().union(*map(names, node.places)))
+            read[node.array] = max(read.get(node.array, 0), n)
+            return sum(visit(place, True) for place in node.places)
+        count = sum(visit(part, places) for part in parts(node))
+        if isinstance(node, Reduction):
+            count += volume(names(node.body) | {i.name for i in node.indexes})
+        elif isinstance(node, Call) and not places and node.function != "stop":
+            count += volume(names(node))
+        return count
+
+    found = scatter(equation)
+    if found is None:
+        return visit(equation.value, False), read
+    for place in found.places.values():
+        visit(place, True)
+    guard = 0 if found.guard is None else visit(found.guard, False)
+    return guard + visit(found.value, False) + volume(names(found.value) | {i.name for i in found.over}), read
