@@ -17,15 +17,12 @@ def applied(r: Row, f: Formula, *values: Any) -> Any:
     return formula(f.variant(chosen), *values, *(r.number(getattr(r.w, name)) for name in f.reals))
 
 
-def _rows() -> dict[str, tuple[Formula, tuple[str, ...]]]:
-    return {f.name: (f, op.strided(f)) for op in ELEMENTWISE.values() for f in op.formulas}
-
-
 def _formula_row(name: str) -> Writer | None:
-    found = _rows().get(name)
+    found = next(((op, f) for op in ELEMENTWISE.values() for f in op.formulas if f.name == name), None)
     if found is None:
         return None
-    f, strided = found
+    op, f = found
+    strided = op.strided(f)
 
     def write(r: Row) -> None:
         shape, values = _common(r, f, strided)
