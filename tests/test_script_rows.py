@@ -5,15 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from calcvm.errors import UnsupportedOperator
 from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
-from calcvm.ops import OPS, epilogues
-from calcvm.ops.dims import affine
+from calcvm.ops import OPS, ROWS, dims, epilogues
+from calcvm.ops.dims import BATCH, affine
 from calcvm.ops.sizes import evaluate
+from calcvm.ops.spec import row_named
 from calcvm.ops.types import dtype_of
 from calcvm.script import helpers
 from calcvm.script.code import trace
+from calcvm.script.derived import writer_of
 from calcvm.script.optimizers import SLOTS, STEPS, UPDATES, source_of
-from calcvm.script.row import Row, Seen, lines_of, writer_of
+from calcvm.script.row import WRITERS, Row, Seen, lines_of
 from tests.rowrun import EPS, Case, _row_runs, _run, cases, close, run_row, words_of
 
 GLOBALS = {**vars(helpers)}
@@ -102,6 +105,58 @@ def same(got, want, dtype, what):
         assert (got == want).all(), what
     else:
         close(got.astype(np.float64), want, 256 * EPS[dtype], what)
+
+
+def text_of(name: str, words: dict, **shapes) -> str:
+    """A row's text for operands of these shapes, None being the batch."""
+    of = trace()
+    r = Row(row_named(name), words, {k: Seen(of.of(k), dims.shape_of(s), "float32") for k, s in shapes.items()}, of)
+    writer_of(name)(r)
+    return "; ".join(lines_of(r))
+
+
+ROWS_OF_5, SUM = {"rows": BATCH, "inner": 5}, dict.fromkeys(("O", "R0", "K0", "R1", "K1", "R2", "I"), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "shapes", "text"),
+    [
+        ("linear_fwd", {"rows": BATCH, "inner": 1, "K": 6, "N": 3, "act": 0, "alpha": 0.0},
+         {"x": (None, 6), "wt": (6, 3), "b": (3,), "y": (None, 3)}, "y[...] = x @ wt + b"),
+        ("linear_fwd", {"rows": BATCH, "inner": 1, "K": 1, "N": 1, "act": 0, "alpha": 0.0},
+         {"x": (None, 1), "wt": (1, 1), "b": (1,), "y": (None, 1)}, "y[...] = x @ wt + b"),
+        ("linear_bwd_x", ROWS_OF_5 | {"K": 6, "N": 3, "act": 1, "alpha": 0.0},
+         {"dy": (None, 5, 3), "wt": (6, 3), "dx": (None, 5, 6), "ya": (None, 5, 6)},
+         "dx[...] = np.where(ya.reshape(5*B, 6) <= 0, 0, dy.reshape(5*B, 3) @ wt.T).reshape(B, 5, 6)"),
+        ("sum_fwd", SUM | {"O": BATCH, "R0": 12}, {"x": (None, 3, 4), "y": (None,)}, "y[...] = x.sum((1, 2))"),
+        ("mean_bwd", SUM | {"O": BATCH, "R0": 3, "I": 4}, {"dy": (None, 4), "dx": (None, 3, 4)},
+         "dx[...] = np.broadcast_to(dy.reshape(B, 1, 4)/3, (B, 3, 4))"),
+        ("softmax_bwd", ROWS_OF_5 | {"N": 3}, {"y": (None, 5, 3), "dy": (None, 5, 3), "dx": (None, 5, 3)},
+         "dx[...] = y*(dy - (dy*y).sum(2, keepdims=True))"),
+        ("concat_bwd_b", ROWS_OF_5 | {"A": 4, "B": 2}, {"dy": (None, 5, 6), "db": (None, 5, 2)}, "db[...] = dy[:, :, 4:6]"),
+        ("layer_norm_fwd", ROWS_OF_5 | {"N": 3, "eps": 0.1},
+         {"x": (None, 5, 3), "scale": (3,), "y": (None, 5, 3), "mean": (None, 5), "inv": (None, 5)},
+         "mean[...] = mean_of(x, 2); u1 = x - mean.reshape(B, 5, 1); inv[...] = 1/np.sqrt(mean_of(u1**2, 2) + 0.1); "
+         "y[...] = u1*inv.reshape(B, 5, 1)*scale"),
+        ("batch_norm_stats", {"rows": BATCH, "inner": 1, "N": 3, "eps": 0.1, "momentum": 1.0},
+         {"x": (None, 3), "mean": (3,), "inv": (3,), "running_mean": (3,), "running_var": (3,)},
+         "mean[...] = mean_of(x, 0); u1 = mean_of((x - mean)**2, 0); inv[...] = 1/np.sqrt(u1 + 0.1); "
+         "running_mean[...] += mean - running_mean; "
+         "running_var[...] += np.where(B > 1, u1*B/np.maximum(B - 1, 1) - running_var, 0)"),
+        ("batch_norm_stats", ROWS_OF_5 | {"N": 3, "eps": 0.1, "momentum": 1.0},
+         {"x": (None, 5, 3), "mean": (3,), "inv": (3,), "running_mean": (3,), "running_var": (3,)},
+         "mean[...] = mean_of(x, 0, 1); u1 = mean_of((x - mean)**2, 0, 1); inv[...] = 1/np.sqrt(u1 + 0.1); "
+         "running_mean[...] += mean - running_mean; running_var[...] += u1*5*B/(5*B - 1) - running_var"),
+    ],
+)  # fmt: skip
+def test_texts_that_follow_from_equations_read_as_if_written_by_hand(name, words, shapes, text):
+    assert text_of(name, words, **shapes) == text
+
+
+def test_rows_without_a_text_are_refused_and_writers_are_of_rows():
+    assert {*WRITERS} <= {*ROWS}
+    with pytest.raises(UnsupportedOperator, match="row 'send' has no text in NumPy"):
+        text_of("send", {"n": 4}, x=(4,))
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ operator(
             name="batch_norm_stats",
             synopsis="mean[c<N] = sum[r<rows*inner] x[r,c]/R; var[c] = sum[r] (x[r,c] - mean[c])^2/R; inv[c] = 1/sqrt(var[c] + eps); "
             "running_mean[c] += momentum*(mean[c] - running_mean[c]); "
-            "running_var[c] += momentum*(var[c]*R/(R - 1) - running_var[c])",
+            "running_var[c] += momentum*where(R > 1, var[c]*R/max(R - 1, 1) - running_var[c], 0)",
             words=(PHASES, *PLACES, EPS, MOMENTUM, WN),
             operands=(
                 R("x", VECTORS),
@@ -605,8 +605,8 @@ _of_vectors(
     "y = x/sqrt(mean of x^2 + eps)*scale, the mean over the last axes",
     (
         "inv[r<rows*inner] = 1/sqrt(sum[n<N] x[r,n]^2/N + eps); y[r,n] = x[r,n]*inv[r]*scale[n]",
-        "dscale[n<N] = sum[r<rows*inner] dy[r,n]*x[r,n]*inv[r]; b[r] = sum[n] dy[r,n]*scale[n]*x[r,n]*inv[r]/N; "
-        "dx[r,n] = inv[r]*(dy[r,n]*scale[n] - x[r,n]*inv[r]*b[r])",
+        "normal[r<rows*inner,n<N] = x[r,n]*inv[r]; dscale[n] = sum[r] dy[r,n]*normal[r,n]; "
+        "b[r] = sum[n] dy[r,n]*scale[n]*normal[r,n]/N; dx[r,n] = inv[r]*(dy[r,n]*scale[n] - normal[r,n]*b[r])",
     ),
     "Zhang and Sennrich 2019",
 )

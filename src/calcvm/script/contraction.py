@@ -1,4 +1,4 @@
-"""Texts of matrix products and convolutions."""
+"""Texts of convolutions."""
 
 from __future__ import annotations
 
@@ -10,80 +10,6 @@ from calcvm.script.elementwise import activated, derived
 from calcvm.script.row import Row, writes
 
 
-def turned(x: Any) -> Any:
-    return x.method("T")
-
-
-# ---------------------------------------------------------------- matrix products
-@writes("linear_fwd")
-def _linear(r: Row) -> None:
-    m = r.w.rows * r.w.inner
-    y = r.x("x", m, r.w.K) @ r.x("wt", r.w.K, r.w.N)
-    r.put("y", activated(r, y + r.x("b", r.w.N) if "b" in r else y), m, r.w.N)
-
-
-@writes("linear_bwd_w")
-def _linear_w(r: Row) -> None:
-    m, add = r.w.rows * r.w.inner, r.w.acc == 1
-    dy = r.x("dy", m, r.w.N)
-    r.put("dwt", turned(r.x("x", m, r.w.K)) @ dy, r.w.K, r.w.N, add=add)
-    r.put("db", dy.sum(0), r.w.N, add=add)
-
-
-@writes("linear_bwd_x")
-def _linear_x(r: Row) -> None:
-    m = r.w.rows * r.w.inner
-    dx = r.x("dy", m, r.w.N) @ turned(r.x("wt", r.w.K, r.w.N))
-    r.put("dx", derived(r, dx, r.x("ya", m, r.w.K) if "ya" in r else None), m, r.w.K)
-
-
-def _matrices(r: Row, name: str) -> tuple[Any, bool]:
-    """a or b as [g, m, k] or [g, k, n], without g where there is one of them; and whether it is."""
-    w, many = r.w, r.w.ab == 1 if name == "a" else r.w.bb == 1
-    m, n = (w.M, w.K) if name == "a" else (w.K, w.N)
-    swapped = (w.ta if name == "a" else w.tb) == 1
-    lead = (w.G,) if many and w.by != 1 else ()
-    x = r.x(name, *lead, *((n, m) if swapped else (m, n)))
-    return (x.method("swapaxes(1, 2)" if lead else "T") if swapped else x), bool(lead)
-
-
-def _dy(r: Row) -> tuple[Any, bool]:
-    lead = () if r.w.by == 1 else (r.w.G,)
-    return r.x("dy", *lead, r.w.M, r.w.N), bool(lead)
-
-
-def _matrix_gradient(r: Row, name: str, value: Any, many: bool) -> None:
-    """Set the gradient of a or b, which may be stored transposed, from [g, m, k] of it; there is one for all g, or each has its own."""
-    w = r.w
-    own = (w.ab if name == "a" else w.bb) == 1
-    if many and not own:
-        value = value.sum(0)
-    m, n = (w.M, w.K) if name == "a" else (w.K, w.N)
-    lead = (w.G,) if many and own else ()
-    if (w.ta if name == "a" else w.tb) == 1:
-        value, m, n = value.method("swapaxes(1, 2)" if lead else "T"), n, m
-    r.put(f"d{name}", value, *lead, m, n, add=w.acc == 1)
-
-
-@writes("matmul_fwd")
-def _matmul(r: Row) -> None:
-    lead = () if r.w.by == 1 else (r.w.G,)
-    r.put("y", _matrices(r, "a")[0] @ _matrices(r, "b")[0], *lead, r.w.M, r.w.N)
-
-
-@writes("matmul_bwd_a")
-def _matmul_a(r: Row) -> None:
-    (b, b_many), (dy, many) = _matrices(r, "b"), _dy(r)
-    _matrix_gradient(r, "a", dy @ b.method("swapaxes(1, 2)" if b_many else "T"), many)
-
-
-@writes("matmul_bwd_b")
-def _matmul_b(r: Row) -> None:
-    (a, a_many), (dy, many) = _matrices(r, "a"), _dy(r)
-    _matrix_gradient(r, "b", a.method("swapaxes(1, 2)" if a_many else "T") @ dy, many)
-
-
-# ---------------------------------------------------------------- convolutions
 class Windows:
     """What a convolution's words say, without leading axes of which nothing is seen."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from calcvm.formulas.declare import AXES, ELEMENTWISE, Choice, Formula
-from calcvm.formulas.elementwise import ACTIVATIONS, CAST, FILL, elu_by_output
+from calcvm.formulas.elementwise import ACTIVATIONS, CAST, elu_by_output
 from calcvm.ops.dims import ONE, Affine, Shape, affine
 from calcvm.script.code import formula
 from calcvm.script.row import FALLBACKS, Row, Writer, writes
@@ -17,15 +17,12 @@ def applied(r: Row, f: Formula, *values: Any) -> Any:
     return formula(f.variant(chosen), *values, *(r.number(getattr(r.w, name)) for name in f.reals))
 
 
-def _rows() -> dict[str, tuple[Formula, tuple[str, ...]]]:
-    return {f.name: (f, op.strided(f)) for op in ELEMENTWISE.values() for f in op.formulas}
-
-
 def _formula_row(name: str) -> Writer | None:
-    found = _rows().get(name)
+    found = next(((op, f) for op in ELEMENTWISE.values() for f in op.formulas if f.name == name), None)
     if found is None:
         return None
-    f, strided = found
+    op, f = found
+    strided = op.strided(f)
 
     def write(r: Row) -> None:
         shape, values = _common(r, f, strided)
@@ -113,11 +110,6 @@ def derived(r: Row, dx: Any, ya: Any) -> Any:
 
 
 # ---------------------------------------------------------------- rows that are no formula
-@writes("pow_fwd")
-def _pow(r: Row) -> None:
-    r.put("y", r.like("x", "y") ** r.w.exponent)
-
-
 @writes("pow_bwd")
 def _pow_back(r: Row) -> None:
     p = r.w.exponent
@@ -137,18 +129,3 @@ def _cast(r: Row) -> None:
         r.put("y", r.call("to_integer", x, f"np.{to}"))
     else:
         r.put("y", x.method(f"astype(np.{to})"))
-
-
-@writes("accumulate")
-def _accumulate(r: Row) -> None:
-    r.put("y", r.like("x", "y"), add=True)
-
-
-@writes(FILL.name)
-def _fill(r: Row) -> None:
-    r.put("y", r.number(r.w.value))
-
-
-@writes("zero")
-def _zero(r: Row) -> None:
-    r.put("g", r.number(0))

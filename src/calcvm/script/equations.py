@@ -21,9 +21,10 @@ from calcvm.ops.statement import Statement, Value
 from calcvm.ops.types import FLOAT, dtype_of
 from calcvm.script.code import number, trace
 from calcvm.script.code import show as show_sizes
+from calcvm.script.derived import writer_of
 from calcvm.script.latex import latex
 from calcvm.script.names import HELPERS, Names
-from calcvm.script.row import Made, Row, Seen, writer_of
+from calcvm.script.row import Made, Row, Seen
 from calcvm.vm.run.feeds import numbers, numeric
 
 DTYPE = "float64"  # in which they are evaluated

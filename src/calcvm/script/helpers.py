@@ -106,11 +106,6 @@ def sum_of(x, *axes):
     return x.sum(axes, dtype=np.float64).astype(x.dtype)
 
 
-def variance_of(x, mean, *axes):
-    """The mean of (x - mean)^2, summed in float64."""
-    return ((x - mean).astype(np.float64) ** 2).mean(axes).astype(x.dtype)
-
-
 def neighbours(x, before, after):
     """Of each channel, on the last axis, the sum from ``before`` to ``after`` it."""
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(before, after)])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from types import ModuleType
-from typing import Any
 
 from calcvm.formulas import steps
 from calcvm.formulas.declare import UPDATES, Update, arguments
 from calcvm.formulas.number import traced
 from calcvm.formulas.optimizers import HYPER_SLOTS
 from calcvm.script.code import module_text, trace
-from calcvm.script.row import FALLBACKS, Row, Writer, writes
+from calcvm.script.row import FALLBACKS, Row, Writer, slot, writes
 
 STEPS = ("tick", "rate_table", "rate_scale", "decay_scale")
 SLOTS = tuple(
@@ -86,32 +85,9 @@ def _of_update(update: Update) -> str:
     return "\n".join(lines) + "\n"
 
 
-@writes("clip_value")
-def _clip_value(r: Row) -> None:
-    limit = slot(r, "clip_value")
-    r.put("g", r.call("np.clip", r.x("g"), -limit, limit))
-
-
-def slot(r: Row, name: str) -> Any:
-    hyper = r.x("hyper")
-    return r.call("float", hyper[name.upper()])
-
-
-@writes("sumsq")
-def _sumsq(r: Row) -> None:
-    g = r.x("g", r.w.rows, r.w.cols)
-    r.put("s", (g * g).sum(1).sqrt(), r.w.rows)
-
-
 @writes("clip_norm_scale")
 def _clip_norm(r: Row) -> None:
     s = r.x("s")
     norm = (s * s).sum().sqrt()
     scale = r.call("min", r.number(1.0), slot(r, "clip_norm") / (r.call("float", norm) + 1e-6))
     r.put_at("hyper", "CLIP_SCALE", scale)
-
-
-@writes("penalty")
-def _penalty(r: Row) -> None:
-    p, l1, l2 = r.like("p", "g"), r.w.l1, r.w.l2
-    r.put("g", (l1 * p.sign() if l1 else r.number(0)) + (2 * l2 * p if l2 else r.number(0)), add=True)

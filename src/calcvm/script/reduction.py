@@ -1,94 +1,29 @@
-"""Texts of sums, extrema, softmax, losses and metrics."""
+"""Texts of gradients of extrema, of softmax, and of losses."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from calcvm.equations.tree import element
 from calcvm.formulas.declare import PAIR_LOSSES, Formula
-from calcvm.ops.dims import ONE, Affine, Shape
-from calcvm.script.code import ATOM, LOWEST, show, show_axes
+from calcvm.ops.dims import ONE, Affine
+from calcvm.script.code import ATOM, LOWEST, show
 from calcvm.script.code import ONE as ONE_TEXT
+from calcvm.script.derived import Axes, Value
 from calcvm.script.elementwise import applied
-from calcvm.script.row import FALLBACKS, Row, Writer, sizes, writes
-
-SUM, EXTREMUM = ("O", "R0", "K0", "R1", "K1", "R2", "I"), ("O", "P", "R0", "R1", "I")
+from calcvm.script.row import FALLBACKS, Row, Writer, writes
 
 
-# ---------------------------------------------------------------- reductions
-class Axes:
-    """How a reduction sees x: in a shape of x's own axes where its groups are those, and which of them it is over."""
-
-    def __init__(self, r: Row, names: tuple[str, ...], x: str):
-        groups = [(getattr(r.w, v), v[0] == "R") for v in names if getattr(r.w, v) != ONE]
-        own = _split(r.shape(x), groups)
-        self.full: Shape = sizes(tuple(n for n, _ in own))
-        self.over = tuple(i for i, (_, gone) in enumerate(own) if gone)
-        self.kept: Shape = tuple(n for n, gone in own if not gone)
-        self.single: Shape = tuple(ONE if gone else n for n, gone in own)
-        self.count: Any = ONE
-        for n, gone in own:
-            self.count = self.count * n if gone else self.count
-
-    def reduce(self, x: Any, how: str) -> Any:
-        return x.method(f"{how}({show_axes(self.over)})") if self.over else x
-
-    def spread(self, r: Row, name: str) -> Any:
-        """What was reduced, in a shape that broadcasts to x's."""
-        return r.factor(name, self.single)
-
-
-def _split(shape: Shape, groups: list[tuple[Affine, bool]]) -> list[tuple[Affine, bool]]:
-    """Each axis of a shape with the kind of its group; the groups themselves where axes do not line up with them."""
-    out: list[tuple[Affine, bool]] = []
-    todo, size, gone = [*groups], ONE, False
-    for n in shape:
-        if n == ONE:
-            out.append((n, False))
-            continue
-        if size == ONE:
-            if not todo:
-                return groups
-            size, gone = todo.pop(0)
-        try:
-            size = size // n
-        except ArithmeticError:
-            return groups
-        out.append((n, gone))
-    return out if size == ONE and not todo else groups
-
-
-def _sums(name: str, forward: str, of: Any, back: Any) -> None:
-    @writes(f"{name}_fwd")
-    def _forward(r: Row) -> None:
-        axes = Axes(r, SUM, "x")
-        r.put_shaped("y", axes.reduce(of(r.shaped("x", axes.full)), forward), axes.kept)
-
-    @writes(f"{name}_bwd")
-    def _back(r: Row) -> None:
-        axes = Axes(r, SUM, "dx")
-        x = r.shaped("x", axes.full) if "x" in r else None
-        value = back(axes.spread(r, "dy"), x, axes.count)
-        if x is None and axes.over:
-            value = r.call("np.broadcast_to", value, axes.full)
-        r.put_shaped("dx", value, axes.full)
-
-
-_sums("sum", "sum", lambda x: x, lambda dy, x, n: dy)
-_sums("mean", "mean", lambda x: x, lambda dy, x, n: dy / n)
-_sums("sum_squares", "sum", lambda x: x * x, lambda dy, x, n: 2 * dy * x)
-
-
-@writes("max_fwd", "min_fwd")
-def _extremum(r: Row) -> None:
-    axes = Axes(r, EXTREMUM, "x")
-    r.put_shaped("y", axes.reduce(r.shaped("x", axes.full), r.spec.name[:3]), axes.kept)
-
-
+# ---------------------------------------------------------------- extrema
 @writes("max_bwd", "min_bwd")
 def _extremum_back(r: Row) -> None:
-    axes = Axes(r, EXTREMUM, "x")
-    first = r.call("first_of", r.shaped("x", axes.full), axes.spread(r, "y"), axes.over)
-    r.put_shaped("dx", axes.spread(r, "dy") * first, axes.full)
+    axes = Axes(r)  # of x, which the equation reads at u and v beside the places a and b of dx
+    x, dy = axes.element(element("x", *"opuvl")), axes.element(element("dy", *"opl"))
+    kept = tuple(v for v in x.axes if v not in "uv")
+    y = Value(kept, r.shaped("y", axes.shape(kept)), "y")
+    over = tuple(k for k, v in enumerate(v for v in x.axes for _ in axes.dims[v]) if v in "uv")
+    first = r.call("first_of", axes.at(x, x.axes), axes.at(y, x.axes), over)
+    r.put_shaped("dx", axes.at(dy, x.axes) * first, axes.shape(x.axes))
 
 
 # ---------------------------------------------------------------- softmax
@@ -99,23 +34,6 @@ def rows_of(r: Row) -> tuple[Affine, Affine]:
 @writes("softmax_fwd", "log_softmax_fwd")
 def _softmax(r: Row) -> None:
     r.put("y", r.call(r.spec.name.removesuffix("_fwd"), r.x("x", *rows_of(r))), *rows_of(r))
-
-
-def total(x: Any) -> Any:
-    """Of each row, in a shape that broadcasts."""
-    return x.method("sum(-1, keepdims=True)")
-
-
-@writes("softmax_bwd")
-def _softmax_back(r: Row) -> None:
-    y, dy = r.x("y", *rows_of(r)), r.x("dy", *rows_of(r))
-    r.put("dx", y * (dy - total(dy * y)), *rows_of(r))
-
-
-@writes("log_softmax_bwd")
-def _log_softmax_back(r: Row) -> None:
-    y, dy = r.x("y", *rows_of(r)), r.x("dy", *rows_of(r))
-    r.put("dx", dy - y.exp() * total(dy), *rows_of(r))
 
 
 # ---------------------------------------------------------------- losses over pairs
@@ -148,16 +66,6 @@ def weighted(r: Row, slope: Any, to: str, factor: Any = 1) -> Any:
     own = r.shape("dloss")
     seed, count = r.factor("dloss", own if len(own) <= len(r.shape(to)) else ()), r.number(r.w.count)
     return factor * slope / count if seed.form == ONE_TEXT else factor * (seed / count * slope)
-
-
-@writes("loss_mean", "metric_mean")
-def _mean(r: Row) -> None:
-    r.put("loss" if "loss" in r else "y", r.x("t_l").sum() / r.number(r.w.count))
-
-
-@writes("metric_root_mean")
-def _root_mean(r: Row) -> None:
-    r.put("y", (r.x("t_l").sum() / r.number(r.w.count)).sqrt())
 
 
 # ---------------------------------------------------------------- losses of classes
@@ -201,7 +109,7 @@ def _cross_entropy(r: Row) -> None:
 @writes("softmax_cross_entropy_bwd")
 def _cross_entropy_back(r: Row) -> None:
     p, q = r.x("p", *rows_of(r)), _wanted(r)
-    by_row = p * total(q) if r.w.dense == 1 else p
+    by_row = p * q.method("sum(-1, keepdims=True)") if r.w.dense == 1 else p
     r.put("dlogits", weighted(r, by_row - q, "dlogits"), *rows_of(r))
 
 
@@ -215,13 +123,3 @@ def _pick(r: Row) -> None:
 def _pick_back(r: Row) -> None:
     dy = r.x("dy", rows_of(r)[0], 1)
     r.put("dx", dy * one_hot(r, r.x("index", rows_of(r)[0])), *rows_of(r))
-
-
-@writes("accuracy_fwd")
-def _accuracy(r: Row) -> None:
-    label = _labels(r, "target")
-    label = label.method("argmax(1)") if r.w.dense == 1 else label
-    hits = r.x("scores", *rows_of(r)).method("argmax(1)").equals(label)
-    if r.w.inner != ONE:
-        hits = hits.reshape(r.w.rows, r.w.inner).sum(1)
-    r.put("t_l", hits, r.w.rows)

@@ -9,7 +9,7 @@ from typing import Any
 from calcvm.errors import UnsupportedOperator
 from calcvm.formulas.number import Trace
 from calcvm.ops.dims import Shape, affine, numel
-from calcvm.ops.spec import RowSpec, stem_of
+from calcvm.ops.spec import RowSpec
 from calcvm.record import record
 from calcvm.script.code import call, number
 
@@ -134,8 +134,9 @@ class Row:
         return call(name, *args, **named)
 
 
-def sizes(shape: tuple[Any, ...]) -> Shape:
-    return tuple(map(affine, shape))
+def slot(r: Row, name: str) -> Any:
+    """A hyperparameter."""
+    return r.call("float", r.x("hyper")[name.upper()])
 
 
 def _shaped(value: Any, own: Shape, wanted: Shape) -> Any:
@@ -154,18 +155,6 @@ def writes(*names: str) -> Callable[[Writer], Writer]:
         return fn
 
     return add
-
-
-def writer_of(name: str) -> Writer:
-    """What writes the text of a row (UnsupportedOperator: nothing does)."""
-    stem = stem_of(name)
-    found = WRITERS.get(stem) or next((w for find in FALLBACKS if (w := find(stem)) is not None), None)
-    if found is None:
-        raise UnsupportedOperator(
-            f"row {name!r} has no text in NumPy: an operator of your own has one where it is a formula "
-            "(calcvm.operators.elementwise, pair_loss)"
-        )
-    return found
 
 
 def lines_of(r: Row) -> list[str]:

@@ -10,8 +10,9 @@ from calcvm.ops.layouts import laid
 from calcvm.ops.sizes import extent
 from calcvm.ops.spec import HEADER_WORDS
 from calcvm.script.code import show, trace
+from calcvm.script.derived import writer_of
 from calcvm.script.names import Names
-from calcvm.script.row import Row, Seen, lines_of, writer_of
+from calcvm.script.row import Row, Seen, lines_of
 from calcvm.vm.program.encoding import ABSENT, ALIGN_BYTES, RESERVED, bits_float
 from calcvm.vm.program.program import Program, Symbol
 

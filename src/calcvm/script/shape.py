@@ -85,19 +85,6 @@ def _concat_many(r: Row) -> None:
     _joined(r, PARTS)
 
 
-@writes("concat_bwd_a", "concat_bwd_b", "concat_many_bwd")
-def _concat_back(r: Row) -> None:
-    lead, at = r.w.rows * r.w.inner, ZERO
-    parts = PARTS if hasattr(r.w, "C") else "ab"
-    total = sum((_below(r, p) for p in parts), ZERO)
-    for p in parts:
-        stop = at + _below(r, p)
-        if f"d{p}" in r:
-            dy = r.x("dy", lead, total)[f":, {show(at)}:{show(stop)}"]
-            r.put(f"d{p}", dy, lead, _below(r, p))
-        at = stop
-
-
 # ---------------------------------------------------------------- slices
 def _ranges(r: Row, whole: str, part: str) -> str | None:
     """The slice as an index of the whole's own axes as they lie, where it is one."""

@@ -1,0 +1,413 @@
+"""The text of a row in NumPy, from its equation: each index is an axis, or as many as an operand has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import add, gt, methodcaller, mul, neg, sub, truediv
+from typing import Any
+
+from calcvm.equations.places import linear, placed, size
+from calcvm.equations.tree import ONE as ONE_NODE
+from calcvm.equations.tree import (
+    ZERO,
+    Call,
+    Element,
+    Equation,
+    Name,
+    Node,
+    Number,
+    Reduction,
+    bound,
+    names,
+    substituted,
+    walk,
+)
+from calcvm.errors import UnsupportedOperator
+from calcvm.formulas.elementwise import ACTIVATIONS
+from calcvm.ops.dims import ONE, Affine, Shape, affine, numel
+from calcvm.ops.equation import equation_of
+from calcvm.ops.spec import is_own, stem_of
+from calcvm.ops.specialized import specialized
+from calcvm.record import record
+from calcvm.script.code import call, show, show_axes
+from calcvm.script.elementwise import activated, derived
+from calcvm.script.row import FALLBACKS, WRITERS, Row, Writer, slot
+
+WHOLE = ""  # the one axis of whole arrays
+APPLIED: dict[str, Callable[..., Any]] = {
+    "+": add, "-": sub, "*": mul, "/": truediv, "neg": neg, ">": gt, "==": lambda x, y: x.equals(y),
+    "where": lambda condition, x, y: x.select(condition, x, y), "relu": lambda x: call("np.maximum", x, 0),
+    "max": partial(call, "np.maximum"), "min": partial(call, "np.minimum"),
+}  # fmt: skip
+
+
+@record
+class Value:
+    """What has axes of these indexes: an expression, or what is applied to values element by element.
+
+    name : of the operand that it is.  spread : of what was reduced, the expression with axes of one element in the places of
+    those that are gone, and all axes.
+    """
+
+    axes: tuple[str, ...]
+    code: Any = None
+    name: str = ""
+    spread: tuple[Any, tuple[str, ...]] | None = None
+    parts: tuple[Value, ...] = ()
+    apply: Callable[..., Any] | None = None
+
+
+def writer_of(name: str) -> Writer:
+    """What writes the text of a row of a name: what its family has for it, else what its equation says."""
+    stem = stem_of(name)
+    return WRITERS.get(stem) or next((w for find in FALLBACKS if (w := find(stem)) is not None), write)
+
+
+def write(r: Row, wide: bool = False) -> None:
+    """What a row's equation says.
+
+    wide : what is kept of sums and means, and variances, are summed in float64.
+
+    Raises
+    ------
+    UnsupportedOperator : the row is a user's, whose synopsis need not be what its kernel does.
+    """
+    Axes(r, wide).write()
+
+
+class Axes:
+    """The axes of a row's operands and of the indexes of its equation, and what the equation says in them.
+
+    dims : of each index, the axes that operands have for it.
+    """
+
+    def __init__(self, r: Row, wide: bool = False):
+        equation = None if is_own(r.spec) else equation_of(r.spec)
+        if equation is None:
+            raise UnsupportedOperator(
+                f"row {r.spec.name!r} has no text in NumPy: an operator of your own has one where it is a formula "
+                "(calcvm.operators.elementwise, pair_loss)"
+            )
+        self.r, self.wide, self.operand_axes = r, wide, equation.axes
+        words = {k: v.b if isinstance(v, Affine) and v.constant else v for k, v in vars(r.w).items()}
+        extents = {i.name: i.extent for e in equation.equations for i in bound(e)}
+        self.extents = {name: affine(size(extent, words)) for name, extent in extents.items() if extent is not None}
+        self.known = {name.upper(): n for name, n in self.extents.items()} | words
+        self.orders = r.spec.lies(words) if r.spec.lies else {}
+        left_out = [o.name for o in r.spec.operands if o.name not in r]
+        self.equations = specialized(equation, words, left_out, axes=len(extents))
+        self.made: dict[str, Value] = {}  # what is no operand
+        lying = sorted(dict.fromkeys(self._lying()), key=lambda at: -len(at[1]))
+        self.rank = [*dict.fromkeys(name for _, at in lying for name in at), *self.extents, WHOLE]
+        self._line_up(lying)
+
+    # ------------------------------------------------------------ axes
+    def stored(self, name: str, axes: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Axes of an operand as it lies."""
+        order = self.orders.get(name)
+        return axes if order is None else tuple(axes[k] for k in order)
+
+    def lengths(self, name: str) -> list[Affine]:
+        """Elements along the axes of an operand."""
+        return [affine(size(n, self.known)) for n in self.operand_axes[name]]
+
+    def _lying(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Operands with the indexes of their axes, where all of them are."""
+        for e in self.equations:
+            if e.kept is not None and e.name in self.r:
+                yield e.name, self.stored(e.name, tuple(i.name for i in e.kept))
+        for e in self.equations:
+            for node in walk(e.value):
+                if isinstance(node, Element) and node.array in self.r:
+                    at = tuple(place.name for place in node.places if isinstance(place, Name))
+                    if [self.extents[v] for v in at] == self.lengths(node.array):
+                        yield node.array, self.stored(node.array, at)
+
+    def _line_up(self, lying: list[tuple[str, tuple[str, ...]]]) -> None:
+        """The axes of each index: those that operands have for it; of one of one element none, where one of them has none."""
+        nodes = [node for e in self.equations for node in walk(e.value)]
+        product = any(isinstance(node, Reduction) and self._is_product(node) for node in nodes)
+        kept = {i.name for e in self.equations for i in e.kept or ()}
+        units = {v for v, n in self.extents.items() if n == ONE}
+        gone = units - ({v for _, at in lying for v in at} if product else kept)
+
+        def split(name: str, at: tuple[str, ...]) -> dict[str, Shape]:
+            there = [v for v in at if v not in gone]
+            return dict(zip(there, _split(self.r.shape(name), [(self.extents[v], v in kept) for v in there])))
+
+        for name, at in lying:
+            own = split(name, at)
+            gone |= {v for v in at if v in units and not own.get(v)}
+        self.dims: dict[str, Shape] = {v: () if v in gone else (n,) for v, n in self.extents.items()}
+        parted = {
+            v for node in nodes if isinstance(node, Element) and node.array in self.r
+            for place, n in zip(node.places, self.lengths(node.array))
+            if not isinstance(place, Name) or self.extents[place.name] != n for v in names(place)
+        }  # fmt: skip
+        for name, at in () if product else lying:
+            self.dims |= {v: part for v, part in split(name, at).items() if v not in parted}
+            parted |= {*at}
+
+    def shape(self, axes: tuple[str, ...], there: tuple[str, ...] | None = None) -> Shape:
+        """The shape of axes, of one element where they are not ``there``."""
+        return tuple(n if there is None or v in there else ONE for v in axes for n in self.dims[v])
+
+    def turned(self, v: Value, order: tuple[str, ...]) -> Any:
+        """A value's expression with its axes in an order."""
+        code = self.at(v, v.axes)
+        places = [(a, k) for a in v.axes for k in range(len(self.dims[a]))]
+        to = [places.index((a, k)) for a in order for k in range(len(self.dims[a]))]
+        moved = [k for k, at in enumerate(to) if k != at]
+        if not moved:
+            return code
+        if len(to) == 2:
+            return code.method("T")
+        return code.method(f"swapaxes({show(moved)[1:-1]})" if len(moved) == 2 else f"transpose({show(to)[1:-1]})")
+
+    def at(self, v: Value, axes: tuple[str, ...]) -> Any:
+        """A value's expression in a shape that broadcasts to axes."""
+        if v.apply:
+            return v.apply(*(self.at(part, axes) for part in v.parts))
+        own = tuple(a for a in axes if a in v.axes)
+        if not own:
+            return v.code
+        wanted = axes[axes.index(own[0]) :]
+        if v.spread and v.spread[1] == wanted:
+            return v.spread[0]
+        if v.name and v.axes == own:
+            lies = self.r.shape(v.name)  # with axes of one element before, as it may be
+            whole = any(lies == self.shape(axes[k:], own) for k in range(len(axes) - len(wanted)))
+            return self.r.x(v.name) if whole else self.r.shaped(v.name, self.shape(wanted, own))
+        if v.axes != own:
+            return self.at(Value(own, self.turned(v, own)), axes)
+        return v.code if own == wanted else v.code.reshape(*self.shape(wanted, own))
+
+    def joined(self, apply: Callable[..., Any], *parts: Value) -> Value:
+        """What is applied to values element by element."""
+        return Value(tuple(sorted({a for v in parts for a in v.axes}, key=self.rank.index)), parts=parts, apply=apply)
+
+    # ------------------------------------------------------------ equations
+    def write(self) -> None:
+        r, access = self.r, {o.name: o.access for o in self.r.spec.operands}
+        for e in self.equations:
+            if e.kept is None:
+                self.dims[WHOLE] = r.shape(e.name)
+            at = (WHOLE,) if e.kept is None else tuple(i.name for i in e.kept)
+            axes = tuple(a for a in self.stored(e.name, at) if self.dims[a] or a == WHOLE)
+            node, more = _increment(e)
+            self.sums_wide = self.wide and (e.name in access or e.name == "var")
+            value = self.value(node, axes)
+            if e.name not in r:
+                self.made[e.name] = value
+                continue
+            if not value.axes and numel(self.shape(axes)) == ONE:
+                axes = ()
+            code = self.at(value, axes)
+            if {*value.axes} != {*axes} and not code.scalar:
+                code = r.call("np.broadcast_to", code, self.shape(axes))
+            r.put_shaped(e.name, code, self.shape(axes), more or (access[e.name] == "a" and self.known.get("acc") == 1))
+
+    # ------------------------------------------------------------ nodes
+    def value(self, node: Node, over: tuple[str, ...]) -> Value:
+        """The value of a node for indexes, those of the result before those that are reduced."""
+        if (known := self.number(node)) is not None:
+            return self.constant(known)
+        if isinstance(node, Name):
+            return self.named(node.name)
+        if isinstance(node, Element):
+            return self.element(node)
+        if isinstance(node, Reduction):
+            return self.reduced(node, over)
+        assert isinstance(node, Call)
+        return self.called(node, over)
+
+    def constant(self, n: Any) -> Value:
+        return Value((), self.r.number(n))
+
+    def number(self, node: Node) -> Any:
+        """A number that words say, or None."""
+        if isinstance(node, Number):
+            return node.value
+        try:
+            return size(node, self.known)
+        except (KeyError, ArithmeticError, ValueError, TypeError):
+            return None
+
+    def named(self, name: str) -> Value:
+        """A whole operand, or a hyperparameter."""
+        r = self.r
+        if name not in r:
+            return Value((), slot(r, name))
+        text = r.operands[name].text
+        return Value((), text) if text.scalar else Value((WHOLE,), r.shaped(name, self.dims[WHOLE]), name)
+
+    def element(self, node: Element) -> Value:
+        r, name = self.r, node.array
+        if name in self.made:
+            return self.made[name]
+        if r.operands[name].text.scalar:
+            return Value((), r.operands[name].text)
+        units = {v: ZERO for v, n in self.dims.items() if not n}
+        places = (placed(substituted(place, units)) for place in node.places)
+        axes: list[str] = []
+        index: list[str] = []
+        shape: Shape = ()
+        for place, n in self.stored(name, tuple(zip(places, self.lengths(name)))):
+            if n == ONE and not names(place) & {*self.extents}:
+                continue
+            v, part = self.along(place, n)
+            axes.append(v)
+            index += [part] if part else [":"] * len(self.dims[v])
+            shape += (n,) if part else self.dims[v]
+        code = r.shaped(name, shape)
+        if all(part == ":" for part in index):
+            return Value(tuple(axes), code, name)
+        return Value(tuple(axes), code[", ".join(index)])
+
+    def along(self, place: Node, n: Affine) -> tuple[str, str]:
+        """The index that runs along an axis, and the part of the axis that it sees ("": all of it)."""
+        (v,) = names(place) & {*self.extents}
+        _, rest = linear(place, v) or (None, ZERO)
+        start = affine(self.number(rest))
+        stop = start + self.extents[v]
+        return v, "" if start == 0 and stop == n else f"{show(start)}:{show(stop)}"
+
+    # ------------------------------------------------------------ reductions
+    def reduced(self, node: Reduction, over: tuple[str, ...]) -> Value:
+        free = names(node.body)
+        to: dict[str, str] = {}
+        for i in node.indexes:  # in the place of an index of the result, where the body reads none such
+            like = (v for v in over if v not in {*free, *to.values()} and self.dims[v] == self.dims[i.name] != ())
+            to[i.name] = next(like, i.name)
+        gone = tuple(v for v in to.values() if self.dims[v])
+        body, how = substituted(node.body, {v: Name(of) for v, of in to.items() if v != of}), node.how
+        inner = over + tuple(v for v in gone if v not in over)
+        if how == "sum" and isinstance(body, Call) and body.function == "/" and not names(body.arguments[1]) & {*gone}:
+            body, by = body.arguments
+            if not gone or self.number(by) != numel(tuple(self.extents[v] for v in gone)):
+                return self.joined(truediv, self.folded("sum", body, gone, inner), self.value(by, over))
+            how = "mean"
+        return self.folded(how, body, gone, inner)
+
+    def folded(self, how: str, body: Node, gone: tuple[str, ...], over: tuple[str, ...]) -> Value:
+        if how == "sum" and (product := self.contracted(body, gone, over)):
+            return product
+        v = self.value(_counted(body) if how == "sum" else body, over)
+        if not gone or not v.axes:
+            return self.joined(mul, v, self.constant(numel(self.shape(gone)))) if how == "sum" else v
+        axes, kept = v.axes, tuple(a for a in v.axes if a not in gone)
+        at = tuple(k for k, a in enumerate(a for a in axes for _ in self.dims[a]) if a in gone)
+        code = self.at(v, axes)
+        if self.sums_wide and how in ("sum", "mean"):
+            return Value(kept, self.r.call(f"{how}_of", code, *at))
+        said = show_axes(at) if kept else ""
+        single = code.method(f"{how}({said}{', ' * bool(said)}keepdims=True)")
+        return Value(kept, code.method(f"{how}({said})"), spread=(single, axes))
+
+    def _is_product(self, node: Reduction) -> bool:
+        """Whether a sum may be one of products of matrices: two factors, each with an index of the result of its own."""
+        parts = _factors(node.body)
+        if node.how != "sum" or len(parts) != 2:
+            return False
+        gone = {i.name for i in node.indexes}
+        a, b = (names(part) & {*self.extents} for part in parts)
+        return bool(a & b & gone) and bool(a - b - gone) and bool(b - a - gone)
+
+    def contracted(self, body: Node, gone: tuple[str, ...], over: tuple[str, ...]) -> Value | None:
+        """A sum of products as one of matrices."""
+        parts = _factors(body)
+        if len(parts) != 2:
+            return None
+        a, b = (self.value(part, over) for part in parts)
+        if not {*a.axes} - {*b.axes} - {*gone} or not {*b.axes} - {*a.axes} - {*gone}:
+            return None
+        summed = tuple(k for k in a.axes if k in gone)
+        *lead, m, n = (k for k in over if k in a.axes + b.axes and k not in gone)
+        a, b = (b, a) if n in a.axes else (a, b)
+        if len(summed) == 1 and m in a.axes and not {m, n} <= {*a.axes} and m not in b.axes:
+            left, right = (tuple(k for k in lead if k in v.axes) for v in (a, b))
+            if left == right or not left or not right:
+                return Value((*lead, m, n), self.turned(a, (*left, m, *summed)) @ self.turned(b, (*right, *summed, n)))
+        if {*a.axes} & {*b.axes} == {*summed}:
+            axes = tuple(tuple(v.axes.index(k) for k in summed) for v in (a, b))
+            rest = tuple(k for v in (a, b) for k in v.axes if k not in summed)
+            return Value(rest, self.r.call("np.tensordot", self.at(a, a.axes), self.at(b, b.axes), axes))
+        return None
+
+    # ------------------------------------------------------------ functions
+    def called(self, node: Call, over: tuple[str, ...]) -> Value:
+        name, arguments = node.function, node.arguments
+        if name == "stop":
+            return self.value(arguments[0], over)
+        if name == "where" and self.holds(arguments[0]):
+            return self.value(arguments[1], over)
+        if name == "max" and self.holds(Call(">", arguments)):
+            return self.value(arguments[0], over)
+        for a, rest in (arguments, arguments[::-1]) if name == "*" else ():
+            if (known := self.number(a)) in (0, -1):
+                return self.joined(neg, self.value(rest, over)) if known else self.constant(0)
+            if isinstance(a, Call) and a.function[0] == "d" and a.function[1:] in ACTIVATIONS:
+                return self.joined(partial(derived, self.r), self.value(rest, over), self.value(a.arguments[0], over))
+        if name == "^" and (power := self.number(arguments[1])) is not None:
+            return self.joined(lambda x: x**power, self.value(arguments[0], over))
+        return self.joined(self.function(name), *(self.value(a, over) for a in arguments))
+
+    def holds(self, condition: Node) -> bool:
+        """Whether a size of the batch is always more than a number."""
+        match condition:
+            case Call(">", (a, b)):
+                n, least = self.number(a), self.number(b)
+                return isinstance(n, Affine) and isinstance(least, int) and n.at(1) > least
+        return bool(self.number(condition))
+
+    def function(self, name: str) -> Callable[..., Any]:
+        if name in APPLIED:
+            return APPLIED[name]
+        return partial(activated, self.r) if name in ACTIVATIONS and "act" in self.known else methodcaller(name)
+
+
+def _factors(node: Node) -> list[Node]:
+    if isinstance(node, Call) and node.function == "*":
+        return [*_factors(node.arguments[0]), *_factors(node.arguments[1])]
+    return [node]
+
+
+def _counted(node: Node) -> Node:
+    """``where(condition, 1, 0)`` as the condition, which counts as 1 where it holds."""
+    chosen = isinstance(node, Call) and node.function == "where" and node.arguments[1:] == (ONE_NODE, ZERO)
+    return node.arguments[0] if chosen else node  # type: ignore[union-attr]
+
+
+def _increment(e: Equation) -> tuple[Node, bool]:
+    """The value of an equation, or what it adds to what was there."""
+    if isinstance(e.value, Call) and e.value.function == "+":
+        own, more = e.value.arguments
+        places = tuple(Name(i.name) for i in e.kept or ())
+        if own in (Name(e.name), Element(e.name, places)):
+            return more, True
+    return e.value, False
+
+
+def _split(shape: Shape, groups: list[tuple[Affine, bool]]) -> list[Shape]:
+    """The axes of a shape by groups of these extents; none, where they are no groups.
+
+    An axis of one element is that of a group of one, or stays with one that is kept.
+    """
+    out: list[Shape] = [()] * len(groups)
+    k, left = -1, ONE
+    for n in shape:
+        while (
+            left == ONE and k + 1 < len(groups) and (n != ONE or k < 0 or groups[k + 1][0] == ONE or not groups[k][1])
+        ):
+            k += 1
+            left = groups[k][0]
+            if n == ONE:
+                break
+        try:
+            left = left // n
+        except ArithmeticError:
+            return []
+        if k >= 0:
+            out[k] += (n,)
+    return out if left == ONE and all(n == ONE for n, _ in groups[k + 1 :]) else []
