@@ -87,3 +87,21 @@ def test_a_network_by_its_equations_and_what_it_draws():
         learn.evaluate({"input": images, "target": labels, **state})
     kept = learn.evaluate({"input": images, "target": labels, **state, "dropout": np.zeros((4, 4, 4, 4))})
     assert kept["loss"] > 0 and not kept["flatten"].any()
+
+
+@pytest.mark.parametrize("name", ["square", "sin", "log1p", "abs", "tanh", "pow", "gelu", "div", "twice", "itself"])
+def test_gradients_are_evaluated_too(name):
+    """Of operators that read their input or their result, and where a value is used more than once."""
+    of = {
+        "pow": lambda x: cv.pow(x, 2.5), "div": lambda x: 1 / x, "twice": lambda x: x + cv.tanh(x) * x,
+        "itself": lambda x: cv.matmul(x, cv.transpose(x, (1, 0))),
+    }  # fmt: skip
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (4, 3))
+    with g.path("look"):
+        d = cv.gradient(cv.sum(of.get(name, getattr(cv, name, None))(x)), x)
+    program = cv.compile(g, batch_size=1, dtype="float64", keep=[d.name])
+    model = cv.CalcHeap(program.heap_bytes).load(program)
+    model["x"] = data = RNG.uniform(0.1, 1, (4, 3))
+    model.forward("look")
+    np.testing.assert_allclose(g.paths["look"].evaluate({"x": data})[d.name], model[d.name], 1e-12)

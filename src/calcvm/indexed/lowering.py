@@ -277,7 +277,9 @@ class Lowering(Elements):
                 return Value(made if made.ndim else made.item(), axes)
             raise self.wrong(node, f"{how} of numbers alone: give the number itself")
         if not here:
-            return self.of_two("-", node, v, v, order) if how == "var" else v
+            return (
+                Value(0) if how in ("argmax", "argmin") else self.of_two("-", node, v, v, order) if how == "var" else v
+            )
         if how in ("argmax", "argmin"):
             return Value(self.place_of(node, v, over, at), axes)
         if how == "prod":

@@ -42,7 +42,7 @@ def specialized(
     axes : where an equation has more, those of one element are left out.
     """
     numbers = {name: value for name, value in words.items() if isinstance(value, int)}
-    flags = {name: Number(value) for name, value in numbers.items() if name not in equation.sizes}
+    flags = {k: Number(v) for k, v in words.items() if isinstance(v, (int, float)) and k not in equation.sizes}
     absent = {name: Number(value) for name, value in equation.left_out.items() if name in left_out}
     units = _units(equation, numbers, axes)
 

@@ -68,18 +68,18 @@ def row_values(spec: RowSpec, words: Mapping[str, Any], operands: Mapping[str, A
     return out
 
 
-def _seen(x: np.ndarray, shape: tuple[int, ...] | None, order: tuple[int, ...] | None) -> np.ndarray:
+def _seen(x: np.ndarray, shape: tuple[int, ...], order: tuple[int, ...] | None) -> np.ndarray:
     """An operand as its equation reads it."""
-    if shape is None or order is None:
-        return x.reshape(x.shape if shape is None else shape)
+    if order is None:
+        return x.reshape(shape)
     return x.reshape([shape[k] for k in order]).transpose(np.argsort(order))
 
 
-def _broadcast(spec: RowSpec, name: str, words: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The shape of a whole operand of a row that broadcasts: words d0, d1, ..., and a0, a1, ... which are 0 where ``a`` does not run."""
+def _broadcast(spec: RowSpec, name: str, words: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of a whole operand: flat; of a row that broadcasts by words d0, d1, ..., and a0, ... which are 0 where ``a`` does not run."""
     sizes = [words[d] for d in (f"d{i}" for i in range(AXES)) if d in words]
     if not sizes or spec.operand(name).elems == "rows*cols":
-        return None
+        return (-1,)
     return tuple(n if words.get(f"{name}{i}", 1) else 1 for i, n in enumerate(sizes))
 
 
@@ -113,8 +113,9 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
     read = {v for s in statements for v in s.read_values} | {*results.values()}
     cells, batch = _known([*forward.sources, *results], env, given, seed, read)
     cells |= {v: np.ones(1) for v in forward.ones}
+    taken = {*cells}
     for s in statements:
-        if all(v in cells for v in s.written_values) or any(v not in cells for v in s.read_values if v.kind != "state"):
+        if all(v in taken for v in s.written_values) or any(v not in cells for v in s.read_values if v.kind != "state"):
             continue  # what is given, and what follows from a value that is not
         operands = {name: cells[v] for name, v in s.operands.items() if v in cells}
         try:
