@@ -160,7 +160,7 @@ def test_any_text_is_an_equation_or_refused_with_a_caret(whole):
         ("y[b,i] = x[b,i] and 1", "'and' takes a condition, and this is a number: compare it, as in x > 0", "x[b,i] and"),
         ("y[b,i] = 1 + (x[b,i] > 0)", "'+' takes a number, and this is a condition: choose by it", "> 0"),
         ("y[b] = any[i] x[b,i]", "any is of a condition, and this is a number", "x[b,i]"),
-        ("y[b,i] = foo(x[b,i])", "there is no function 'foo'; there are abs, acos", "foo"),
+        ("y[b,i] = foo(x[b,i])", "there is no function 'foo'; did you mean floor?", "foo"),
         ("y[b,i] = exp(x[b,i], 2)", "exp takes 1 argument, not 2", "exp"),
         ("y[b,i] = where(x[b,i] > 0, 1, x[b,i] > 1)", "where chooses between an integer and a condition", "where"),
         ("y[b,i] = y[b, 2*i] + x[b,i]", "a scan reads its own result a number of places before, as in i - 1", "*i]"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -13,13 +15,15 @@ from calcvm.equations.check import INTEGER, check
 from calcvm.equations.grammar import read
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.places import size
+from calcvm.equations.tree import Index, Node, Reduction, bound, rewritten
 from calcvm.errors import CalcError
 from calcvm.ops import OPS, ROWS, epilogues
 from calcvm.ops.equation import read_row as read_once
 from calcvm.ops.repetition import each
 from calcvm.ops.sizes import evaluate as size_of
 from calcvm.ops.spec import Operand, RowSpec
-from calcvm.script.evaluation import row_values
+from calcvm.ops.specialized import specialized
+from calcvm.script.evaluation import activation, row_values
 from tests.rowrun import Case, _row_runs, cases, run_row, words_of
 
 MOST_WITHOUT = 15
@@ -91,6 +95,49 @@ def runs(name: str) -> Iterator[tuple[Case, RowSpec, dict[str, np.ndarray]]]:
 def test_kernels_compute_equations(name):
     for case, row, values in runs(name):
         beside_kernel(row, case.words, values, case.known(), f"{case.example.shapes}, {case.attrs}")
+
+
+@pytest.mark.parametrize("axes", [-1, 4, 99])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_listings_print_is_what_is_computed(name, axes):
+    """With flags, numbers and what is left out put in, and without axes of one place."""
+    for case, row, values in runs(name):
+        equation, words = read_once(row), numbers_of(row, case.words)
+        whole = {k: v for k, v in words.items() if isinstance(v, int)}
+        there = {o.name: values[o.name] for o in operands_of(row, case) if o.access in "ru" and o.name in values}
+        reads = [o.name for o in row.operands if o.access in "ru"]
+        gone = [n for n in reads if n not in there] + [o.name for o in row.writes if o.name not in case.known()]
+        orders = row.lies(words) if row.lies else {}
+        special = specialized(equation, words, gone, axes, orders)
+        if any(e.kept is None for e in special.equations) or any(o.name == "hyper" for o in row.operands):
+            continue
+        indexes = {i.name: i.extent for e in equation.equations for i in bound(e)}
+        given = {}
+        for operand, value in there.items():
+            if operand in equation.axes:
+                sizes = [int(size(equation.axes[operand][k], whole)) for k in special.axes[operand]]
+                given[operand] = value.reshape(sizes)
+        said = [
+            replace(e, kept=_ranged(e.kept, indexes), value=rewritten(e.value, partial(_said, extents=indexes)))
+            for e in special.equations
+        ]
+        made = evaluate(said, given, words, activation(words))
+        want = row_values(row, words, there)
+        for e in special.equations:
+            if e.name in want:
+                most = np.abs(want[e.name][np.isfinite(want[e.name])]).max(initial=0)
+                np.testing.assert_allclose(
+                    np.broadcast_to(made[e.name].reshape(-1), want[e.name].shape), want[e.name], 1e-12, 1e-12 * most,
+                    err_msg=f"{row.name}: {e.name} of {case.example.shapes}, {case.attrs}",
+                )  # fmt: skip
+
+
+def _ranged(indexes: tuple[Index, ...], extents: Mapping[str, Any]) -> tuple[Index, ...]:
+    return tuple(Index(i.name, extents[i.name]) for i in indexes)
+
+
+def _said(node: Node, extents: Mapping[str, Any]) -> Node:
+    return Reduction(node.how, _ranged(node.indexes, extents), node.body) if isinstance(node, Reduction) else node
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if any(row.takes for row in OPS[n].rows)])

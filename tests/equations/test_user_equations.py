@@ -596,7 +596,7 @@ WRONG = [
     ),
     (lambda x, w: cv.equation("y[b] = x[b,0]*w", x=x, w=True), "the operand w is True: give a variable"),
     (lambda x, w: cv.equation(3, x=x), "an equation is a text, such as"),
-    (lambda x, w: cv.equation("y[b] = foo(x[b,0])", x=x), "there is no function 'foo'; there are abs, "),
+    (lambda x, w: cv.equation("y[b] = foo(x[b,0])", x=x), "there is no function 'foo'; did you mean floor?"),
     (lambda x, w: cv.einsum("bi,io->bo", x), "is of 2 operands, and 1 are given"),
     (lambda x, w: cv.einsum("bi,io->bq", x, w), "the result names 'q', which no operand has"),
     (lambda x, w: cv.einsum("bi,io->bb", x, w), "the result names 'b' twice"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import wrong
@@ -10,6 +11,7 @@ from calcvm.equations.places import linear
 from calcvm.equations.tree import (
     COMPARISONS,
     ONE,
+    ZERO,
     Call,
     Element,
     Equation,
@@ -20,9 +22,11 @@ from calcvm.equations.tree import (
     Reduction,
     bound,
     own_elements,
+    walk,
 )
 from calcvm.errors import CalcError
 
+DIVIDES = ("/", "//", "%")
 NUMBER, INTEGER, CONDITION = "a number", "an integer", "a condition"
 
 
@@ -168,10 +172,10 @@ class _Equation:
         self.all(node, kinds, NUMBER)
         if function not in ("+", "-", "*", "/", "//", "%", "^"):
             if function not in self.functions:
-                raise self.wrong(
-                    node,
-                    f"there is no function {function!r}; there are {', '.join(sorted({*self.functions} - {'neg', 'not'}))}",
-                )
+                known = sorted({*self.functions} - {"neg", "not"})
+                near = get_close_matches(function.lower(), known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+                raise self.wrong(node, f"there is no function {function!r}; {hint}")
             self.count(node, self.functions[function])
         whole = function in ("+", "-", "*", "//", "%", "neg", "abs", "max", "min") and {*kinds} == {INTEGER}
         return INTEGER if whole else NUMBER
@@ -190,6 +194,10 @@ class _Equation:
 
     def whole(self, node: Node, known: frozenset[str], what: str) -> None:
         """A place or an extent: of integers, and ``/`` of them."""
+        if zero := next(
+            (n for n in walk(node) if isinstance(n, Call) and n.function in DIVIDES and n.arguments[1] == ZERO), None
+        ):
+            raise self.wrong(zero, f"{what} is divided by 0")
         for part in node.arguments if isinstance(node, Call) and node.function == "/" else (node,):
             if (kind := self.of(part, known)) != INTEGER:
                 raise self.wrong(

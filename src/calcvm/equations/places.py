@@ -90,6 +90,9 @@ def size(node: Node, known: Mapping[str, Any]) -> Any:
         return known[node.name]
     if not isinstance(node, Call):
         raise ArithmeticError("it is of data")
+    if node.function == "where":
+        condition, a, b = node.arguments
+        return size(a if size(condition, known) else b, known)
     values = [size(argument, known) for argument in node.arguments]
     match node.function:
         case "+":
@@ -111,8 +114,12 @@ def size(node: Node, known: Mapping[str, Any]) -> Any:
             return max(values)
         case "min":
             return min(values)
-        case "where":
-            return values[1] if values[0] else values[2]
+        case "and":
+            return bool(values[0] and values[1])
+        case "or":
+            return bool(values[0] or values[1])
+        case "not":
+            return not values[0]
         case "==":
             return values[0] == values[1]
         case "!=":

@@ -132,6 +132,8 @@ class _Ranges:
         ends = [{**self.sizes, **{v: at(e) for v, e in self.extents.items()}} for at in (lambda e: 0, lambda e: e - 1)]
         try:
             s, low, high = (size(node, ends[k]) for node, k in ((step, 0), (rest, 0), (rest, 1)))
+            if s < 1:
+                return
             count = (n - 1 - high + max(0, -low)) // s + 1
         except (ArithmeticError, KeyError, TypeError):
             return

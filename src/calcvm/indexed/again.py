@@ -21,7 +21,7 @@ from calcvm.errors import UnsupportedOperator
 from calcvm.graph import Operation, Path, Variable, apply, copied, reached, same_order
 from calcvm.indexed.lowering import Lowering
 from calcvm.indexed.products import varies
-from calcvm.indexed.values import ones, reshaped, size_of, transposed
+from calcvm.indexed.values import ones, reshaped, size_of, spread, transposed
 from calcvm.ops.dims import Affine
 from calcvm.ops.equation import equation_of
 from calcvm.ops.gradient import GRADIENT
@@ -29,7 +29,7 @@ from calcvm.ops.layouts import axes, back, laid
 from calcvm.ops.spec import RowSpec
 from calcvm.ops.specialized import specialized
 
-MANY = 1 << 30
+ALL = -1  # axes of one place are left out
 
 
 def write_out(path: Path, y: Variable) -> None:
@@ -92,11 +92,11 @@ class _Gradients:
         return reduce(add, given) if given else None
 
     def give(self, v: Variable, g: Variable) -> None:
-        """A contribution, summed over the axes along which ``v`` was broadcast."""
-        padded = (1,) * (g.rank - v.rank) + tuple(map(size_of, v.shape))
-        over = tuple(k for k, (n, m) in enumerate(zip(map(size_of, g.shape), padded)) if n != m)
-        g = F.sum(g, over, True) if over else g
-        self.contributions.setdefault(v, []).append(reshaped(g, v.shape))
+        """A contribution, summed over the axes along which ``v`` was broadcast; of a constant a copy for each element."""
+        own = (1,) * (g.rank - v.rank) + tuple(map(size_of, v.shape))
+        over = tuple(k for k, (n, m) in enumerate(zip(map(size_of, g.shape), own)) if n != m == 1)
+        g = F.sum(g, over, True) if over and g.rank >= v.rank else g
+        self.contributions.setdefault(v, []).append(reshaped(spread(g, own), v.shape))
 
     def operation(self, op: Operation, wanted: Sequence[str], dy: Mapping[str, Variable]) -> None:
         spec, first = op.spec, next(iter(dy.values()))
@@ -128,7 +128,7 @@ class _Rows:
         defaults = {name: value for row in op.spec.rows for name, value in row.defaults.items()}
         self.words: dict[str, Any] = {**defaults, **op.spec.words(op.shapes(), op.attrs), "acc": 0}
         self.words = {name: size_of(n) for name, n in self.words.items()}
-        self.lowered: dict[str, tuple[Lowering, Mapping[str, tuple[int, ...]]]] = {}
+        self.lowered: dict[str, Lowering] = {}
 
     def result(self, row: RowSpec, name: str) -> Variable:
         """A gradient, as users see it; of an input that is broadcast in the shape of the output."""
@@ -145,32 +145,33 @@ class _Rows:
         """A result of a row, in the axes in which it lies."""
         if row.name not in self.lowered:
             self.lowered[row.name] = self.lower(row)
-        lowering, orders = self.lowered[row.name]
-        x = lowering.result(name)
-        return transposed(x, orders[name]) if name in orders else x
+        return self.lowered[row.name].result(name)
 
-    def lower(self, row: RowSpec) -> tuple[Lowering, Mapping[str, tuple[int, ...]]]:
+    def words_of(self, row: RowSpec) -> dict[str, Any]:
+        """The row's own words: other rows of the operator may have others by these names."""
+        return {w.name: self.words[w.name] for w in row.words if w.name in self.words}
+
+    def lower(self, row: RowSpec) -> Lowering:
+        """The lowering of a row's equations, whose operands have the axes that are left of theirs."""
         equation = equation_of(row)
         if equation is None:
             raise UnsupportedOperator(
                 f"gradient: {self.op.name!r} has no second derivative: its row {row.name!r} has no equation"
                 + f" ({row.no_equation})" * bool(row.no_equation)
             )
-        words, known = (
-            self.words,
-            {o.name: self.operand(o.name, self.whole(row)) for o in row.operands if o.access == "r"},
-        )
-        absent = [name for name, v in known.items() if v is None]
+        words, whole = self.words_of(row), self.whole(row)
+        known = {o.name: self.operand(o.name, whole) for o in row.operands if o.access == "r"}
         extents = {i.name: size(i.extent, words) for e in equation.equations for i in bound(e) if i.extent is not None}
-        shapes = {name: tuple(size(n, words) for n in of) for name, of in equation.axes.items()}
-        orders = row.lies(words) if row.lies else {}
-        operands = {name: _seen(v, shapes.get(name), orders.get(name)) for name, v in known.items() if v is not None}
+        axes = {name: tuple(size(n, words) for n in of) for name, of in equation.axes.items()}
+        absent = [name for name, v in known.items() if v is None]
+        left = specialized(equation, words, absent, ALL, row.lies(words) if row.lies else {})
+        shapes = {name: tuple(of[k] for k in left.axes[name]) for name, of in axes.items()}
+        operands = {n: reshaped(v, shapes[n]) if n in shapes else v for n, v in known.items() if v is not None}
         shapes |= {name: tuple(map(size_of, v.shape)) for name, v in operands.items()}
-        equations = specialized(equation, words, absent, MANY)
         sizes = {**words, **{name.upper(): n for name, n in extents.items()}}
-        operands |= {name: self.number(sizes[name]) for name in _values(equations) if varies(sizes.get(name, 0))}
+        operands |= {name: self.number(sizes[name]) for name in _values(left.equations) if varies(sizes.get(name, 0))}
         numbers = {name: n for name, n in words.items() if not varies(n)}
-        return Lowering(self.of.graph, equations, operands, numbers, Ranges(extents, shapes, sizes)), orders
+        return Lowering(self.of.graph, left.equations, operands, numbers, Ranges(extents, shapes, sizes))
 
     def number(self, n: Affine) -> Variable:
         """A size of the batch as a number."""
@@ -195,15 +196,6 @@ def _as_it_lies(v: Variable, layout: str) -> Variable:
 def _lying_as(v: Variable, x: Variable) -> Variable:
     """``x``, whose axes lie as those of ``v`` do, in the shape that users see of ``v``."""
     return transposed(reshaped(x, laid(v.shape, v.layout)), back(v.layout, v.rank))
-
-
-def _seen(v: Variable, shape: Sequence[Any] | None, order: tuple[int, ...] | None) -> Variable:
-    """An operand in the axes of its equation."""
-    if shape is None:
-        return v
-    if order is None:
-        return reshaped(v, shape)
-    return transposed(reshaped(v, [shape[k] for k in order]), [order.index(k) for k in range(len(order))])
 
 
 def _values(equations: Sequence[Equation]) -> set[str]:

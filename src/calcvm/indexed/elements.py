@@ -17,7 +17,7 @@ from calcvm.equations.tree import Call, Element, Index, Name, Node, Number, Redu
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.graph import CalcGraph, Variable, apply
 from calcvm.indexed.products import Extents, contract, varies
-from calcvm.indexed.values import Size, Value, aligned, apart, diagonal, dropped, ordered, spaced, stacked
+from calcvm.indexed.values import Size, Value, aligned, apart, diagonal, dropped, ordered, reshaped, spaced, stacked
 from calcvm.indexed.windows import Window
 
 MOST_TAPS = 64  # of windows that no row has, each of which is an operator of its own
@@ -238,14 +238,23 @@ class Elements:
         return self.gathered(x, name, self.value(node.places[axis], order), node, order)
 
     def gathered(self, x: Value, name: str, place: Value, node: Node, order: Sequence[str]) -> Value:
-        """x at a place, which is an integer for each of some indexes, along its axis ``name``."""
+        """x at a place, which is an integer for each of some indexes, along its axis ``name``.
+
+        A place beyond the ends traps, but where the element says what is there.
+        """
         rest = [v for v in x.axes if v != name]
         place = self.variable(place)
-        if {*rest} == {*place.axes}:
-            index = ordered(place, rest)
-            index = F.cast(index, "int64") if index.type == "int8" else index
-            return self.tried(node, lambda: Value(F.pick(ordered(x, (*rest, name)), index), tuple(rest)))
         n = int(self.extents[name])
+        if isinstance(node, Element) and node.beyond:
+            inside = F.logical_and(place.data >= 0, place.data < n)
+            within = Value(F.where(inside, place.data, 0), place.axes)
+            found = self.gathered(x, name, within, Element(node.array, node.places, at=node.at), order)
+            chosen = aligned(Value(inside, place.axes), found.axes)
+            return Value(F.where(chosen, found.data, float(node.beyond)), found.axes)
+        index = ordered(place, [v for v in rest if v in place.axes] if {*rest} == {*place.axes} else place.axes)
+        index = F.cast(index, "int64") if index.type == "int8" else index
+        if {*rest} == {*place.axes}:
+            return self.tried(node, lambda: Value(F.pick(ordered(x, (*rest, name)), index), tuple(rest)))
         if n > MOST_ROWS:
             raise self.wrong(
                 node,
@@ -254,5 +263,26 @@ class Elements:
             )
         axes = (*place.axes, name)
         one = F.cast(apply("equal", aligned(place, axes), np.arange(n)), None)
-        kept = [v for v in (*order, *place.axes, *rest) if v in place.axes or v in rest]
-        return self.tried(node, lambda: contract([Value(one, axes), x], [*dict.fromkeys(kept)], self.extents))
+        one = one * reshaped(F.pick(one, index), (*index.shape, 1))  # traps
+        kept = [*dict.fromkeys(v for v in (*order, *place.axes, *rest) if v in place.axes or v in rest)]
+
+        def of(data: Any) -> Value:
+            return contract([Value(one, axes), Value(data, x.axes)], kept, self.extents)
+
+        return self.tried(node, lambda: _with_infinities(x.data, of))
+
+
+def _with_infinities(x: Any, of: Callable[[Any], Value]) -> Value:
+    """A sum with weights 0 and 1 of what may hold infinities and NaN, of which 0 times one is none."""
+    finite = F.equal(x - x, 0)
+    found = of(F.where(finite, x, 0))
+    above, below = (F.cast(F.logical_and(F.logical_not(finite), c), None) for c in (x > 0, x < 0))
+    none = F.cast(F.not_equal(x, x), None)
+    kind = of(above + 2 * below + 3 * none).data
+    zero = kind * 0
+    y = F.where(
+        F.equal(kind, 1),
+        1 / zero,
+        F.where(F.equal(kind, 2), -1 / zero, F.where(F.equal(kind, 3), zero / zero, found.data)),
+    )
+    return Value(y, found.axes)

@@ -70,9 +70,8 @@ class Lowering(Elements):
             new = [1 if i.name in v.axes else self.extents[i.name] for i in equation.kept]
             for k, n in enumerate(new):
                 if varies(n):
-                    data = data * reshaped(
-                        ones(self.graph, n, self.operands.values()), [1] * k + [n] + [1] * (len(new) - 1 - k)
-                    )
+                    along = [1] * k + [n] + [1] * (len(new) - 1 - k)
+                    data = data * reshaped(ones(self.graph, n, self.operands.values()), along)
                     new[k] = 1
             data = expanded(data, [int(n) for n in new])
         if not isinstance(data, Variable):

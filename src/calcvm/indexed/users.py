@@ -129,6 +129,12 @@ def _built(graph: CalcGraph, equations: Sequence[Equation], results: Any, given:
     shapes = {name: tuple(map(size_of, v.shape)) for name, v in operands.items()}
     _batch_in_places(equations, shapes)
     found = ranges(equations, shapes, {name: n for name, n in parameters.items() if isinstance(n, int)})
+    for e in equations:
+        for i in bound(e):
+            if not varies(n := found.extents[i.name]) and n < 1:
+                raise wrong(
+                    e.text, i.at, f"the index {i.name} runs over {n} places: one at least is wanted", ShapeError
+                )
     _batch_in_ranges(equations, found.extents, found.shapes)
     variables = {
         name: v if isinstance(v, Variable) else graph.constant(graph.unique(name), v, _type(v))

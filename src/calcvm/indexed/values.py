@@ -155,13 +155,28 @@ def ones(graph: CalcGraph, n: Size, given: Iterable[Variable] = ()) -> Variable:
     """As many ones as a multiple of the batch, made of what is given or of a placeholder: no row counts samples."""
     assert isinstance(n, Affine)
     known = (*given, *(v for v in graph.variables.values() if v.kind == "placeholder"))
-    x = next((v for v in known if v.shape[:1] == (Affine(1, 0),)), None)
+    found = ((v, k) for v in known for k, d in enumerate(v.shape) if d == Affine(1, 0))
+    x, along = next(((v, k) for v, k in found if all(size_of(d) != 0 for d in v.shape)), (None, 0))
     if x is None or n.b:
-        raise CalcError(f"a value for each of {n} is wanted, and no placeholder has an axis of the batch first")
-    column = reshaped(x, (x.shape[0], int(numel(x.shape[1:]))))
-    column = cut(column, 1, 0, 1)
+        raise CalcError(f"a value for each of {n} is wanted, and no placeholder has an axis of the batch")
+    for axis in [k for k in range(x.rank) if k != along]:
+        x = cut(x, axis, 0, 1)
+    column = reshaped(x, (x.shape[along], 1))
     one = F.cast(F.logical_or(apply("equal", column, column), apply("not_equal", column, column)), None)
-    return reshaped(expanded(one, (1, n.a)), (n,))
+    made = reshaped(expanded(one, (1, n.a)), (n,))
+    made.rename(graph.unique("ones")).unnamed = True
+    return made
+
+
+def spread(x: Variable, shape: Sequence[Size]) -> Variable:
+    """x in a shape that it broadcasts to."""
+    x = reshaped(x, (*(1,) * (len(shape) - x.rank), *x.shape))
+    missing = [1 if size_of(n) != 1 else size_of(m) for n, m in zip(x.shape, shape)]
+    for k, n in enumerate(missing):
+        if isinstance(n, Affine):
+            x = x * reshaped(ones(x.graph, n), [n if i == k else 1 for i in range(len(shape))])
+            missing[k] = 1
+    return expanded(x, [int(n) for n in missing])
 
 
 def expanded(data: Any, shape: Sequence[int]) -> Any:

@@ -88,8 +88,8 @@ PAD_REQUIRE = tuple(
 )
 # The element of x that element o of the padded axis shows, which may be one beyond the ends.
 SHOWN = (
-    "{; i0[o0<d0 + p0 + q0] = where(mode == 1, d0 - 1 - |d0 - 1 - |o0 - p0||, "
-    "where(mode == 2, max(0, min(o0 - p0, d0 - 1)), where(mode == 3, (o0 - p0)%d0, o0 - p0)))}; "
+    "{; i0[o0<d0 + p0 + q0] = where(mode == 0 or p0 + q0 == 0, o0 - p0, where(mode == 1, d0 - 1 - |d0 - 1 - |o0 - p0||, "
+    "where(mode == 2, max(0, min(o0 - p0, d0 - 1)), (o0 - p0)%d0)))}; "
 )
 operator(
     name="pad",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,62 +21,106 @@ from calcvm.equations.tree import (
     arrays,
     bound,
     rewritten,
-    substituted,
     walk,
 )
 from calcvm.ops.epilogues import ACTIVATIONS
 from calcvm.ops.equation import RowEquation
+from calcvm.record import record
 
 MOST_AXES = 4  # of an equation in a listing
 
 
+@record
+class Specialized:
+    """equations : without ranges.  axes : by array, which axes of its equation are left, in the order in which they lie."""
+
+    equations: tuple[Equation, ...]
+    axes: dict[str, tuple[int, ...]]
+
+
 def specialized(
-    equation: RowEquation, words: Mapping[str, Any], left_out: Collection[str], axes: int = MOST_AXES
-) -> tuple[Equation, ...]:
-    """Equations without ranges.
+    equation: RowEquation,
+    words: Mapping[str, Any],
+    left_out: Collection[str],
+    axes: int = MOST_AXES,
+    orders: Mapping[str, tuple[int, ...]] | None = None,
+) -> Specialized:
+    """A row's equations with what is known put in.
 
     Parameters
     ----------
     words : by name; sizes of the batch are no numbers.
     left_out : operands that are not there: what they count as is put in, equations that only say them are dropped.
-    axes : where an equation has more, those of one element are left out.
+    axes : where an equation has more, those of one element are left out, which no place lies beyond.
+    orders : of operands, the axes in the order in which they lie, where that is another (`RowSpec.lies`).
     """
     numbers = {name: value for name, value in words.items() if isinstance(value, int)}
     flags = {k: Number(v) for k, v in words.items() if isinstance(v, (int, float)) and k not in equation.sizes}
     absent = {name: Number(value) for name, value in equation.left_out.items() if name in left_out}
     units = _units(equation, numbers, axes)
+    known: dict[str, Node] = {**flags, **absent, **dict.fromkeys(units, ZERO), **{u.upper(): ONE for u in units}}
+    places: dict[str, Equation] = {}
 
     def put_in(node: Node) -> Node:
         if isinstance(node, Element):
-            if node.array in absent:
-                return absent[node.array]
-            kept = [p for p, n in zip(node.places, equation.axes[node.array]) if not units or _number(n, numbers) != 1]
-            return Element(node.array, tuple(placed(_folded(p)) for p in kept), node.beyond)
+            return absent.get(node.array) or _of_place(node, places)
         if isinstance(node, Name):
-            return ZERO if node.name in units else absent.get(node.name, flags.get(node.name, node))
+            return known.get(node.name, node)
         if isinstance(node, Reduction):
-            left = tuple(replace(i, extent=None) for i in node.indexes if i.name not in units)
-            return replace(node, indexes=left) if left else node.body
+            left = tuple(Index(i.name) for i in node.indexes if i.name not in units)
+            alone = ZERO if node.how in ("argmax", "argmin", "var") else node.body  # over one place
+            return replace(node, indexes=left) if left else alone
         return _activated(node, words) if isinstance(node, Call) else node
 
     out: list[Equation] = []
-    places: dict[str, Equation] = {}
     for e in equation.equations:
-        value = rewritten(e.value, lambda node: _folded(_of_place(put_in(node), places)))
-        kept = None if e.kept is None else tuple(Index(i.name) for i in e.kept if i.name not in units)
-        made = replace(e, kept=kept, value=_of_numbers(value, numbers))
-        if kept is not None and e.name not in equation.results and terms(value) is not None:
-            places[e.name] = made
-        out.append(made)
-    return _wanted(out, equation, left_out)
+        value = _of_numbers(rewritten(e.value, lambda node: _folded(put_in(node), numbers)), numbers)
+        out.append(replace(e, value=value))
+        if e.kept is not None and e.name not in equation.results and terms(value) is not None:
+            places[e.name] = replace(e, kept=tuple(i for i in e.kept if i.name not in units), value=value)
+    out = _wanted(out, equation, left_out)
+    left = _left(equation, out, numbers, bool(units), orders or {})
+    return Specialized(tuple([_with_axes(e, left) for e in out]), left)
 
 
-def _of_place(node: Node, places: Mapping[str, Equation]) -> Node:
+def _left(
+    equation: RowEquation, out: Sequence[Equation], numbers: Mapping[str, int], drop: bool, orders: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]]:
+    """Which axes of each array are left: those of more than one element, or that are read elsewhere than at 0."""
+    read: dict[str, list[Element]] = {}
+    for e in out:
+        for node in walk(e.value):
+            if isinstance(node, Element):
+                read.setdefault(node.array, []).append(node)
+    left = {}
+    for name, extents in equation.axes.items():
+        lie = orders.get(name, range(len(extents)))
+        elsewhere = {k for n in read.get(name, ()) for k, place in enumerate(n.places) if place != ZERO}
+        left[name] = tuple(k for k in lie if not drop or _number(extents[k], numbers) != 1 or k in elsewhere)
+    return left
+
+
+def _with_axes(e: Equation, left: Mapping[str, tuple[int, ...]]) -> Equation:
+    """The equation of arrays that have these axes alone, in this order."""
+
+    def rule(node: Node) -> Node:
+        if not isinstance(node, Element):
+            return node
+        return Element(node.array, tuple(node.places[k] for k in left[node.array]), node.beyond)
+
+    kept = e.kept
+    if kept is not None:
+        of = left.get(e.name, range(len(kept)))
+        kept = tuple(Index(kept[k].name) for k in of)
+    return replace(e, kept=kept, value=rewritten(e.value, rule))
+
+
+def _of_place(node: Element, places: Mapping[str, Equation]) -> Node:
     """A place that an equation has named, as what it is."""
-    if not isinstance(node, Element) or node.array not in places:
-        return node
-    of = places[node.array]
-    return substituted(of.value, dict(zip([i.name for i in of.kept or ()], node.places)))
+    of = places.get(node.array)
+    if of is None or tuple(p for p in node.places if p != ZERO) != tuple(Name(i.name) for i in of.kept or ()):
+        return node  # others may lie beyond the ends
+    return of.value
 
 
 def _units(equation: RowEquation, numbers: Mapping[str, int], most: int) -> set[str]:
@@ -108,7 +152,7 @@ def _of_numbers(node: Node, numbers: Mapping[str, int]) -> Node:
 
 
 def _folded_all(node: Node, by: Mapping[str, Node]) -> Node:
-    return rewritten(node, lambda n: _folded(by.get(n.name, n) if isinstance(n, Name) else n))
+    return rewritten(node, lambda n: _folded(by.get(n.name, n) if isinstance(n, Name) else n, {}))
 
 
 def _activated(node: Call, words: Mapping[str, Any]) -> Node:
@@ -121,24 +165,24 @@ def _activated(node: Call, words: Mapping[str, Any]) -> Node:
     return Call(name if node.function == "act" else f"d{name}", node.arguments)
 
 
-def _wanted(equations: list[Equation], row: RowEquation, left_out: Collection[str]) -> tuple[Equation, ...]:
+def _wanted(equations: Sequence[Equation], row: RowEquation, left_out: Collection[str]) -> list[Equation]:
     """Those that say what is there, or are read by those."""
     wanted, out = set(row.results) - set(left_out), []
     for e in reversed(equations):
         if e.name in wanted:
             wanted |= {*arrays(e.value)} | {n.name for n in walk(e.value) if isinstance(n, Name)}
             out.append(e)
-    return tuple(reversed(out))
+    return out[::-1]
 
 
 # ---------------------------------------------------------------- what is known
-def _folded(node: Node) -> Node:
+def _folded(node: Node, numbers: Mapping[str, int]) -> Node:
     """Without what is 0, 1 or decided."""
     if not isinstance(node, Call):
         return node
     first, *rest = node.arguments
     match node.function, [a.value if isinstance(a, Number) else None for a in node.arguments]:
-        case "where", _ if (holds := _decided(first)) is not None:
+        case "where", _ if (holds := _number(first, numbers)) is not None:
             return rest[0] if holds else rest[1]
         case (("+" | "-"), [_, 0]):
             return first
@@ -151,18 +195,3 @@ def _folded(node: Node) -> Node:
         case "*", ([0, _] | [_, 0]):
             return ZERO
     return node
-
-
-def _decided(condition: Node) -> bool | None:
-    """Whether a comparison of numbers holds; None: it is of more."""
-    if not isinstance(condition, Call):
-        return None
-    match condition.function, [a.value if isinstance(a, Number) else None for a in condition.arguments]:
-        case "==", [int() as a, int() as b]:
-            return a == b
-        case ("and" | "or") as joined, _:
-            found = [_decided(a) for a in condition.arguments]
-            if (joined == "or") in found:
-                return joined == "or"
-            return None if None in found else joined == "and"
-    return None

@@ -96,7 +96,7 @@ class Axes:
         self.known = {name.upper(): n for name, n in self.extents.items()} | words
         self.orders = r.spec.lies(words) if r.spec.lies else {}
         left_out = [o.name for o in r.spec.operands if o.name not in r]
-        self.equations = specialized(equation, words, left_out, axes=len(extents))
+        self.equations = specialized(equation, words, left_out, axes=len(extents)).equations
         self.made: dict[str, Value] = {}  # what is no operand
         lying = sorted(dict.fromkeys(self._lying()), key=lambda at: -len(at[1]))
         self.rank = [*dict.fromkeys(name for _, at in lying for name in at), *self.extents, WHOLE]

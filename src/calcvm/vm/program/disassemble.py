@@ -88,7 +88,8 @@ class _Line:
         absent = [name for name, (offset, _) in self.operands.items() if offset == ABSENT]
         called = {name: self._symbol(name) for name in self.operands if name not in absent}
         clauses = []
-        for e in specialized(equation, self.words, absent):
+        orders = self.spec.lies(self.words) if self.spec.lies else {}
+        for e in specialized(equation, self.words, absent, orders=orders).equations:
             adds = self.words.get("acc") == 1 and self.spec.operand(e.name).access == "a"
             text = show_equation(
                 replace(e, name=called.get(e.name, e.name), value=rewritten(e.value, lambda n: _called(n, called)))
