@@ -16,6 +16,7 @@ from calcvm.lowering.emit import Emitter
 from calcvm.lowering.fuse import fuse_bias, fuse_epilogues
 from calcvm.lowering.layers import Line, lines_of
 from calcvm.lowering.rounds import MEAN, OTHER, SAME, SUM, Rounds
+from calcvm.lowering.simplify import simplified
 from calcvm.ops.dims import Affine, numel
 from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.optimizers import HYPER_SLOTS
@@ -294,12 +295,11 @@ class Lowering:
     def _path(self, path: Path) -> None:
         emit = self.emit
         emit.path = path.name
-        operations = fuse_bias(path, self.kept)
-        before_loss = self._ancestors(operations, path.outputs) if path.outputs else set(operations)
+        operations, forward = self.operations(path)
         needs: dict[str, list[str]] = {}
         for phase, wanted in (("forward", True), ("loss", False)):
             emit.phase = phase
-            section = [op for op in operations if (op in before_loss) == wanted]
+            section = [op for op in operations if (next(iter(op.outputs.values())) in forward) == wanted]
             self.phase.update({v: phase for op in section for v in op.outputs.values()})
             read = [v.source for op in section for v in op.inputs.values()]
             if wanted:
@@ -338,6 +338,13 @@ class Lowering:
         if path.loss is not None:
             self._check_buffers(path, operations)
             self._backward(path, operations, facts)
+
+    def operations(self, path: Path) -> tuple[list[Operation], set[Variable]]:
+        """Operators that become the path's rows, and those of their results that its forward computes."""
+        operations = fuse_bias(path, self.kept)
+        before_loss = self._ancestors(operations, path.outputs) if path.outputs else operations
+        forward = {v for op in before_loss for v in op.outputs.values()}
+        return simplified(operations, forward), forward
 
     def _outputs(self, path: Path) -> Iterable[Variable]:
         """What the path makes of all paths' outputs, and of its own what no path makes but placeholders."""

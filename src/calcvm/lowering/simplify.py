@@ -1,0 +1,167 @@
+"""Simplification: what has been computed is not computed again, and what changes nothing is no row.
+
+On a path's operators, after products have taken their biases and before autodiff.  An operator that is left out becomes a view of the
+result that has its numbers, to the bit and whatever they are, so that autodiff, facts and names need not know.  Equal parts have one
+gradient, of the sum of what comes to them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from math import copysign
+from typing import Any
+
+from calcvm.graph import Operation, Variable
+from calcvm.ops import OPS
+from calcvm.ops.gradient import GRADIENT
+
+# Of what they give they make the same again.
+IDEMPOTENT = frozenset({"abs", "ceil", "clip", "floor", "relu", "relu6", "round", "sign"})
+UNSIGNED = frozenset({"abs", "exp", "sigmoid", "square"})  # whose 0 is no -0.0
+PLAIN = frozenset({bool, int, float, str, type(None)})  # of which equal texts are equal values
+
+
+def simplified(operations: Iterable[Operation], forward: AbstractSet[Variable]) -> list[Operation]:
+    """Operators of a path, with a view in place of each that another has the result of.
+
+    forward : results of the path's forward; those of its loss are computed apart.
+    """
+    operations = [*operations]
+    simplification = _Simplification(operations, forward)
+    return [simplification.of(op) for op in operations]
+
+
+def passing(op: Operation) -> tuple[str, ...]:
+    """Inputs whose gradient is the result's as it is."""
+    return (*op.spec.passes, *op.spec.inputs) if op.spec.name == "affine" and op.attrs["a"] == 1 else op.spec.passes
+
+
+class _Simplification:
+    """
+    alone : variables that gradients are taken with respect to: of an equal one the gradient is another.
+    same : for each result that is left out the one in its place.
+    known : results by what they are computed from.
+    updates : how often buffers have been updated, in each section.
+    """
+
+    def __init__(self, operations: Iterable[Operation], forward: AbstractSet[Variable]):
+        self.forward = forward
+        self.alone = {op.inputs["x"] for op in operations if op.spec is GRADIENT}
+        self.same: dict[Variable, Variable] = {}
+        self.known: dict[Hashable, Variable] = {}
+        self.updates = Counter[tuple[bool, Variable]]()
+
+    def of(self, op: Operation) -> Operation:
+        y, *others = op.outputs.values()
+        here = y in self.forward
+        self.updates.update((here, op.inputs[n]) for n in op.spec.updates)
+        if others or y in self.alone or not _repeatable(op):
+            return op
+        x = self._unchanged(op, y)
+        x = self.known.setdefault(self._key(op, y), y) if x is None else x
+        if x is y:
+            return op
+        self.same[y] = x
+        return Operation(OPS["reshape"], {"x": x}, {"y": y}, {"x": x.laid, "y": y.laid}, {}, {}, op.name, op.layer)
+
+    # ------------------------------------------------------------ the same again
+    def _key(self, op: Operation, y: Variable) -> Hashable:
+        """Equal for operators that compute the same."""
+        here = y in self.forward
+        inputs = tuple([(slot, self._number(v, here)) for slot, v in op.inputs.items()])
+        return id(op.spec), here, y.layout, _exactly(op.attrs), inputs
+
+    def _number(self, v: Variable, here: bool) -> Hashable:
+        """Equal for variables that show the same cells in one shape, with the same in them, and whose gradients are of one variable."""
+        shown = v
+        while True:
+            op = shown.producer
+            if shown in self.same:
+                shown = self.same[shown]
+            elif op is not None and op.spec.view and not op.spec.stops and shown not in self.alone:
+                shown = op.inputs[op.spec.inputs[0]]
+            else:
+                break
+        number: Hashable = shown
+        if shown.kind == "constant" and shown.unnamed:  # a number in an expression: it has no name, and no gradient of interest
+            number = (shown.type, shown.shape, shown.layout, shown.init.tobytes())
+        elif (source := shown.source).kind == "buffer":
+            number = (shown, self.updates[here, source])
+        return number if shown is v or shown.laid == v.laid else (number, v.laid)
+
+    # ------------------------------------------------------------ nothing changed
+    def _unchanged(self, op: Operation, y: Variable) -> Variable | None:
+        """The result of the same section that ``y`` is to the bit, if there is one."""
+        x = next(iter(op.inputs.values()))
+        found = self._as_it_is(op, x, y)
+        if found is None:
+            return None
+        found = self.same.get(found, found)
+        origin = self._origin(found)
+        own = origin.path is y.path and (origin in self.forward) == (y in self.forward)
+        return found if own and (found.shape, found.layout) == (y.shape, y.layout) else None
+
+    def _as_it_is(self, op: Operation, x: Variable, y: Variable) -> Variable | None:
+        name = op.spec.name
+        if name == "affine":
+            a, b = op.attrs["a"], op.attrs["b"]
+            return x if a == 1 and b == 0 and (copysign(1, b) < 0 or self._unsigned(x)) else None
+        if name == "slice":
+            return x if x.shape == y.shape else None
+        if name == "pad":
+            return None if any(op.attrs["pads"]) else x
+        before = self._maker(x)
+        if before is None or before.spec is not op.spec:
+            return None
+        if name == "neg":
+            return before.inputs["x"]
+        if name == "transpose":
+            first, then = _axes(before), _axes(op)
+            return before.inputs["x"] if [first[i] for i in then] == [*range(len(then))] else None
+        return x if name in IDEMPOTENT and _exactly(op.attrs) == _exactly(before.attrs) else None
+
+    def _maker(self, v: Variable) -> Operation | None:
+        v = self.same.get(v, v)
+        return None if v in self.alone else v.producer
+
+    def _unsigned(self, v: Variable) -> bool:
+        """Whether no element can be -0.0."""
+        op = self.same.get(v, v).producer
+        if op is None or op.spec.name != "affine":
+            return op is not None and op.spec.name in UNSIGNED
+        a, b = abs(op.attrs["a"]), op.attrs["b"]
+        return copysign(1, b) > 0 and (a == 1 or (a > 1 and b == 0))  # of a smaller factor -1e-45*a is -0.0
+
+    def _origin(self, v: Variable) -> Variable:
+        """The variable in whose cells it may lie."""
+        while True:
+            op = v.producer
+            if v in self.same:
+                v = self.same[v]
+            elif op is not None and (op.spec.view or op.spec.casts):
+                v = op.inputs[op.spec.inputs[0]]
+            else:
+                return v
+
+
+def _repeatable(op: Operation) -> bool:
+    """Whether an operator computes, and the same from the same."""
+    spec = op.spec
+    return not (spec.view or spec.updates or spec.category == "random" or any(v.kind == "state" for v in op.inputs.values()))
+
+
+def _axes(op: Operation) -> list[int]:
+    """Of a transposition, the axes of what it reads as those of its result."""
+    rank = len(op.laid["x"])
+    return [axis % rank for axis in op.attrs["axes"] or reversed(range(rank))]
+
+
+def _exactly(value: Any) -> Hashable:
+    """Equal for equal attributes: 0.0 is not -0.0, and of a type that may call anything equal each is another."""
+    if isinstance(value, Mapping):
+        return tuple([_exactly(v) for v in value.values()])
+    if type(value) is tuple:
+        return tuple([_exactly(v) for v in value])
+    return repr(value) if type(value) in PLAIN else id(value)
