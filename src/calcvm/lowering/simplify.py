@@ -8,7 +8,7 @@ gradient, of the sum of what comes to them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from collections.abc import Set as AbstractSet
 from math import copysign
 from typing import Any
@@ -56,7 +56,8 @@ class _Simplification:
     def of(self, op: Operation) -> Operation:
         y, *others = op.outputs.values()
         here = y in self.forward
-        self.updates.update((here, op.inputs[n]) for n in op.spec.updates)
+        for n in op.spec.updates:
+            self.updates[here, op.inputs[n]] += 1
         if others or y in self.alone or not _repeatable(op):
             return op
         x = self._unchanged(op, y)
@@ -71,7 +72,7 @@ class _Simplification:
         """Equal for operators that compute the same."""
         here = y in self.forward
         inputs = tuple([(slot, self._number(v, here)) for slot, v in op.inputs.items()])
-        return id(op.spec), here, y.layout, _exactly(op.attrs), inputs
+        return id(op.spec), here, y.layout, _attributes(op), inputs
 
     def _number(self, v: Variable, here: bool) -> Hashable:
         """Equal for variables that show the same cells in one shape, with the same in them, and whose gradients are of one variable."""
@@ -95,23 +96,21 @@ class _Simplification:
     def _unchanged(self, op: Operation, y: Variable) -> Variable | None:
         """The result of the same section that ``y`` is to the bit, if there is one."""
         x = next(iter(op.inputs.values()))
-        found = self._as_it_is(op, x, y)
+        found = self._as_it_is(op, x)
         if found is None:
             return None
         found = self.same.get(found, found)
-        origin = self._origin(found)
+        origin = _origin(found)
         own = origin.path is y.path and (origin in self.forward) == (y in self.forward)
         return found if own and (found.shape, found.layout) == (y.shape, y.layout) else None
 
-    def _as_it_is(self, op: Operation, x: Variable, y: Variable) -> Variable | None:
+    def _as_it_is(self, op: Operation, x: Variable) -> Variable | None:
         name = op.spec.name
         if name == "affine":
             a, b = op.attrs["a"], op.attrs["b"]
             return x if a == 1 and b == 0 and (copysign(1, b) < 0 or self._unsigned(x)) else None
-        if name == "slice":
-            return x if x.shape == y.shape else None
-        if name == "pad":
-            return None if any(op.attrs["pads"]) else x
+        if name in ("slice", "pad"):  # which is of the same shape
+            return x
         before = self._maker(x)
         if before is None or before.spec is not op.spec:
             return None
@@ -120,7 +119,7 @@ class _Simplification:
         if name == "transpose":
             first, then = _axes(before), _axes(op)
             return before.inputs["x"] if [first[i] for i in then] == [*range(len(then))] else None
-        return x if name in IDEMPOTENT and _exactly(op.attrs) == _exactly(before.attrs) else None
+        return x if name in IDEMPOTENT and _attributes(op) == _attributes(before) else None
 
     def _maker(self, v: Variable) -> Operation | None:
         v = self.same.get(v, v)
@@ -134,22 +133,19 @@ class _Simplification:
         a, b = abs(op.attrs["a"]), op.attrs["b"]
         return copysign(1, b) > 0 and (a == 1 or (a > 1 and b == 0))  # of a smaller factor -1e-45*a is -0.0
 
-    def _origin(self, v: Variable) -> Variable:
-        """The variable in whose cells it may lie."""
-        while True:
-            op = v.producer
-            if v in self.same:
-                v = self.same[v]
-            elif op is not None and (op.spec.view or op.spec.casts):
-                v = op.inputs[op.spec.inputs[0]]
-            else:
-                return v
-
 
 def _repeatable(op: Operation) -> bool:
-    """Whether an operator computes, and the same from the same."""
-    spec = op.spec
-    return not (spec.view or spec.updates or spec.category == "random" or any(v.kind == "state" for v in op.inputs.values()))
+    """Whether an operator is no view and makes the same of the same; one that updates a buffer does not find the same in it again."""
+    if op.spec.category == "random" or any(v.kind == "state" for v in op.inputs.values()):
+        return False
+    return op.spec.stops or not op.spec.view
+
+
+def _origin(v: Variable) -> Variable:
+    """The variable in whose cells it may lie."""
+    while (op := v.producer) is not None and (op.spec.view or op.spec.casts):
+        v = op.inputs[op.spec.inputs[0]]
+    return v
 
 
 def _axes(op: Operation) -> list[int]:
@@ -158,10 +154,12 @@ def _axes(op: Operation) -> list[int]:
     return [axis % rank for axis in op.attrs["axes"] or reversed(range(rank))]
 
 
+def _attributes(op: Operation) -> Hashable:
+    return _exactly(tuple(op.attrs.values())) if op.attrs else ()
+
+
 def _exactly(value: Any) -> Hashable:
-    """Equal for equal attributes: 0.0 is not -0.0, and of a type that may call anything equal each is another."""
-    if isinstance(value, Mapping):
-        return tuple([_exactly(v) for v in value.values()])
+    """Equal for equal attributes: 0.0 is not -0.0, and what is of a type that may call anything equal is equal to itself alone."""
     if type(value) is tuple:
         return tuple([_exactly(v) for v in value])
     return repr(value) if type(value) in PLAIN else id(value)

@@ -361,7 +361,7 @@ class OpSpec:
     def rows(self) -> tuple[RowSpec, ...]:
         return self.fwd + self.bwd
 
-    @property
+    @cached_property
     def updates(self) -> tuple[str, ...]:
         """Inputs that the forward updates: buffers, which a path that trains may do."""
         return tuple(o.name for row in self.fwd for o in row.operands if o.access == "u" and o.name in self.inputs)
