@@ -86,7 +86,7 @@ class _Simplification:
             else:
                 break
         number: Hashable = shown
-        if shown.kind == "constant" and shown.unnamed:  # a number in an expression: it has no name, and no gradient of interest
+        if shown.kind == "constant" and shown.unnamed and shown not in self.alone:  # numbers in an expression
             number = (shown.type, shown.shape, shown.layout, shown.init.tobytes())
         elif (source := shown.source).kind == "buffer":
             number = (shown, self.updates[here, source])
@@ -136,9 +136,7 @@ class _Simplification:
 
 def _repeatable(op: Operation) -> bool:
     """Whether an operator is no view and makes the same of the same; one that updates a buffer does not find the same in it again."""
-    if op.spec.category == "random" or any(v.kind == "state" for v in op.inputs.values()):
-        return False
-    return op.spec.stops or not op.spec.view
+    return op.spec.category != "random" and (op.spec.stops or not op.spec.view)
 
 
 def _origin(v: Variable) -> Variable:
