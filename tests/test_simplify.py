@@ -573,6 +573,22 @@ def test_what_is_overwritten_cannot_be_read():
             model[name]
 
 
+def test_what_nobody_keeps_is_not_there_because_its_equal_is():
+    """Else it would be a figure of the model."""
+    g = CalcGraph()
+    x = g.placeholder("x", (None, 3))
+    with g.path("p", adopt=False):
+        cv.sum(cv.tanh(x)).rename("kept")
+        passing = cv.sum(cv.tanh(x)).rename("passing")
+        view = cv.reshape(passing, (1,)).rename("view")
+        (view * 2).rename("y")
+    variables = cv.compile(g, batch_size=5).info["variables"]
+    assert len({variables[name]["symbol"] for name in ("kept", "passing", "view")}) == 1
+    assert [name for name in ("kept", "passing", "view", "y") if not variables[name]["unreadable"]] == ["kept", "y"]
+    kept = cv.compile(g, batch_size=5, keep=["view"]).info["variables"]
+    assert not kept["view"]["unreadable"] and not kept["passing"]["unreadable"]
+
+
 def test_layers_and_figures_stay():
     """A network that is built twice on the same data, and the same figure by two names."""
     net = cv.nn.Linear(4) >> cv.nn.ReLU()

@@ -112,6 +112,7 @@ class Lowering:
         self.rounds = Rounds()  # what variables are over the samples of a batch
         self.inner: set[Variable] = set()  # kept for figures that are functions of them
         self.kept = self._kept(keep)
+        self.readable: set[Variable] = set()  # what kept results are shapes of
         self.phase: dict[Variable, str] = {}  # in which results are computed
         self.shown: dict[Variable, Value] = {}  # outputs that do not lie as users see them
         self.lines: dict[str, Line] = {}  # by what labels of rows name
@@ -156,6 +157,7 @@ class Lowering:
         used = {v for s in statements for v in s.operands.values() if v is not None}
         used |= {v for v in self.emit.values if v.persistent or v.kind == "placeholder"}
         labels = self._labels()
+        self.readable = {self._root(v) for v in self.kept}
         for v in self.graph.variables.values():
             self._describe(v, used, labels.get(v, (None, None)))
         self.facts.called = {name: v.name for name, v in self.layers.items()}
@@ -236,7 +238,7 @@ class Lowering:
         value = self._value(v)
         if value is None or value not in used:
             reason = "fused into another operator"
-        elif v.kind == "result" and not (value.resident or value.persistent):
+        elif (root := self._root(v)).kind == "result" and root not in self.readable:
             reason = "overwritten within the step"
         else:
             reason = ""
@@ -258,6 +260,15 @@ class Lowering:
             facts["inner"] = True
         if v.rank > 2 and v.source is not v and v not in self.shown and value is not None and v.layout != value.layout:
             facts["layout"] = v.layout
+
+    def _root(self, v: Variable) -> Variable:
+        """The variable that it is another shape of: not one whose value it has because both are computed alike."""
+        while (op := v.producer) is not None and (op.spec.view or op.spec.casts):
+            x = op.inputs[op.spec.inputs[0]]
+            if self.emit.env.get(x) is not self.emit.env.get(v):
+                break
+            v = x
+        return v
 
     def _over(self, v: Variable) -> dict[str, Any]:
         """What a number is over the samples of a batch, where it is no mean."""
