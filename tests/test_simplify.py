@@ -298,6 +298,7 @@ NOTHING: dict[str, Callable[[Variable], Variable]] = {
     "turned in threes": lambda x: cv.transpose(cv.transpose(cv.reshape(H(x), (None, 2, 2)), (1, 2, 0)), (2, 0, 1)),
     "h padded by nothing": lambda x: cv.pad(H(x), ((0, 0), (0, 0))),
     "of what is twice": lambda x: H(x) * minus(-H(x)),
+    "h four times turned around": lambda x: minus(-minus(-H(x))),
 } | {f"{name}*1": lambda x, name=name: apply(name, x) * 1 for name in sorted(UNSIGNED)} | {
     f"{name}({name})": lambda x, name=name: apply(name, apply(name, x, **ATTRS.get(name, {})), **ATTRS.get(name, {}))
     for name in sorted(IDEMPOTENT)
@@ -401,6 +402,14 @@ def test_custom_operators(monkeypatch):
     for category, n in (("unary", 1), ("random", 2)):
         monkeypatch.setitem(OPS, "custom", replace(OPS["exp"], name="custom", category=category))
         assert rows(plain(lambda x, W: apply("custom", x) * apply("custom", x))) == ["exp_fwd"] * n + ["mul_fwd"]
+
+
+def test_operators_of_several_results(monkeypatch):
+    several = replace(
+        OPS["exp"], name="several", outputs=("y", "z"), shape=lambda shapes, attrs: dict.fromkeys("yz", shapes["x"])
+    )
+    monkeypatch.setitem(OPS, "several", several)
+    assert rows(plain(lambda x, W: apply("several", x) * apply("several", x))) == ["exp_fwd", "exp_fwd", "mul_fwd"]
 
 
 def test_a_buffer_is_updated_twice():

@@ -96,42 +96,39 @@ class _Simplification:
     def _unchanged(self, op: Operation, y: Variable) -> Variable | None:
         """The result of the same section that ``y`` is to the bit, if there is one."""
         x = next(iter(op.inputs.values()))
-        found = self._as_it_is(op, x)
+        found = _as_it_is(op, x, None if x in self.alone else x.producer)
         if found is None:
             return None
-        found = self.same.get(found, found)
         origin = _origin(found)
         own = origin.path is y.path and (origin in self.forward) == (y in self.forward)
         return found if own and (found.shape, found.layout) == (y.shape, y.layout) else None
 
-    def _as_it_is(self, op: Operation, x: Variable) -> Variable | None:
-        name = op.spec.name
-        if name == "affine":
-            a, b = op.attrs["a"], op.attrs["b"]
-            return x if a == 1 and b == 0 and (copysign(1, b) < 0 or self._unsigned(x)) else None
-        if name in ("slice", "pad"):  # which is of the same shape
-            return x
-        before = self._maker(x)
-        if before is None or before.spec is not op.spec:
-            return None
-        if name == "neg":
-            return before.inputs["x"]
-        if name == "transpose":
-            first, then = _axes(before), _axes(op)
-            return before.inputs["x"] if [first[i] for i in then] == [*range(len(then))] else None
-        return x if name in IDEMPOTENT and _attributes(op) == _attributes(before) else None
 
-    def _maker(self, v: Variable) -> Operation | None:
-        v = self.same.get(v, v)
-        return None if v in self.alone else v.producer
+def _as_it_is(op: Operation, x: Variable, before: Operation | None) -> Variable | None:
+    """What an operator on x, which another made, has the elements of, if its result is of that shape."""
+    name = op.spec.name
+    if name == "affine":
+        a, b = op.attrs["a"], op.attrs["b"]
+        return x if a == 1 and b == 0 and (copysign(1, b) < 0 or _unsigned(x)) else None
+    if name in ("slice", "pad"):
+        return x
+    if before is None or before.spec is not op.spec:
+        return None
+    if name == "neg":
+        return before.inputs["x"]
+    if name == "transpose":
+        first, then = _axes(before), _axes(op)
+        return before.inputs["x"] if [first[i] for i in then] == [*range(len(then))] else None
+    return x if name in IDEMPOTENT and _attributes(op) == _attributes(before) else None
 
-    def _unsigned(self, v: Variable) -> bool:
-        """Whether no element can be -0.0."""
-        op = self.same.get(v, v).producer
-        if op is None or op.spec.name != "affine":
-            return op is not None and op.spec.name in UNSIGNED
-        a, b = abs(op.attrs["a"]), op.attrs["b"]
-        return copysign(1, b) > 0 and (a == 1 or (a > 1 and b == 0))  # of a smaller factor -1e-45*a is -0.0
+
+def _unsigned(x: Variable) -> bool:
+    """Whether no element can be -0.0."""
+    op = x.producer
+    if op is None or op.spec.name != "affine":
+        return op is not None and op.spec.name in UNSIGNED
+    a, b = abs(op.attrs["a"]), op.attrs["b"]
+    return copysign(1, b) > 0 and (a == 1 or (a > 1 and b == 0))  # of a smaller factor -1e-45*a is -0.0
 
 
 def _repeatable(op: Operation) -> bool:
