@@ -30,6 +30,17 @@ class Mutant:
 
 MUTANTS = (
     Mutant(
+        "a buffer is taken for what it was",
+        (
+            (
+                "lowering/simplify.py",
+                "            number = (shown, self.updates[here, source])\n",
+                "            number = shown\n",
+            ),
+        ),
+        ("tests/test_simplify.py",),
+    ),
+    Mutant(
         "a barrier is left out by the planner",
         (
             (

@@ -17,6 +17,7 @@ from calcvm.errors import UnsupportedOperator
 from calcvm.graph import Operation, Variable, reached
 from calcvm.lowering import inserted
 from calcvm.lowering.emit import Emitter
+from calcvm.lowering.simplify import passing
 from calcvm.ops.dims import Affine, Shape
 from calcvm.ops.sizes import evaluate
 from calcvm.ops.spec import RowSpec
@@ -74,8 +75,9 @@ class Backward:
         wanted = {n for n, v in op.inputs.items() if v in self.needs and n in spec.differentiable}
         shapes = op.shapes()
         out_shape = shapes[spec.outputs[0]]
-        for n in spec.passes:
-            if n in wanted:
+        for n in passing(op):
+            if n in wanted and (n in spec.passes or op.inputs[n] not in self.parameter_gradient):
+                wanted.remove(n)
                 self._give_reduced(op.inputs[n], first, out_shape, shapes[n], op.name)
         local = {**emit.locals[op], **{f"d{slot}": g for slot, g in dy.items()}}
         for row in spec.backward_rows(wanted):

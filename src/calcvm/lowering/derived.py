@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from calcvm.graph import Operation, Path, Variable
 from calcvm.lowering.autodiff import Backward
 from calcvm.lowering.emit import Emitter
-from calcvm.lowering.fuse import fuse_bias
 from calcvm.lowering.sections import Lowering
 from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.statement import Statement, Value
@@ -45,7 +44,7 @@ class Forward:
                 if v not in emit.env and v.kind == "result" and v.path is not path:
                     emit.variable(v, "activation")
                     self.sources.append(v)
-        self.operations = fuse_bias(path, lowering.kept) if operations is None else operations
+        self.operations = lowering.operations(path)[0] if operations is None else operations
         for op in self.operations:
             if op.spec is GRADIENT:
                 lowering.gradient(op, self.operations)

@@ -16,6 +16,7 @@ from calcvm.lowering.emit import Emitter
 from calcvm.lowering.fuse import fuse_bias, fuse_epilogues
 from calcvm.lowering.layers import Line, lines_of
 from calcvm.lowering.rounds import MEAN, OTHER, SAME, SUM, Rounds
+from calcvm.lowering.simplify import simplified
 from calcvm.ops.dims import Affine, numel
 from calcvm.ops.gradient import GRADIENT
 from calcvm.ops.optimizers import HYPER_SLOTS
@@ -111,6 +112,7 @@ class Lowering:
         self.rounds = Rounds()  # what variables are over the samples of a batch
         self.inner: set[Variable] = set()  # kept for figures that are functions of them
         self.kept = self._kept(keep)
+        self.readable: set[Variable] = set()  # what kept results are shapes of
         self.phase: dict[Variable, str] = {}  # in which results are computed
         self.shown: dict[Variable, Value] = {}  # outputs that do not lie as users see them
         self.lines: dict[str, Line] = {}  # by what labels of rows name
@@ -155,6 +157,7 @@ class Lowering:
         used = {v for s in statements for v in s.operands.values() if v is not None}
         used |= {v for v in self.emit.values if v.persistent or v.kind == "placeholder"}
         labels = self._labels()
+        self.readable = {self._root(v) for v in self.kept}
         for v in self.graph.variables.values():
             self._describe(v, used, labels.get(v, (None, None)))
         self.facts.called = {name: v.name for name, v in self.layers.items()}
@@ -235,7 +238,7 @@ class Lowering:
         value = self._value(v)
         if value is None or value not in used:
             reason = "fused into another operator"
-        elif v.kind == "result" and not (value.resident or value.persistent):
+        elif (root := self._root(v)).kind == "result" and root not in self.readable:
             reason = "overwritten within the step"
         else:
             reason = ""
@@ -257,6 +260,15 @@ class Lowering:
             facts["inner"] = True
         if v.rank > 2 and v.source is not v and v not in self.shown and value is not None and v.layout != value.layout:
             facts["layout"] = v.layout
+
+    def _root(self, v: Variable) -> Variable:
+        """The variable that it is another shape of: not one whose value it has because both are computed alike."""
+        while (op := v.producer) is not None and (op.spec.view or op.spec.casts):
+            x = op.inputs[op.spec.inputs[0]]
+            if self.emit.env.get(x) is not self.emit.env.get(v):
+                break
+            v = x
+        return v
 
     def _over(self, v: Variable) -> dict[str, Any]:
         """What a number is over the samples of a batch, where it is no mean."""
@@ -294,12 +306,11 @@ class Lowering:
     def _path(self, path: Path) -> None:
         emit = self.emit
         emit.path = path.name
-        operations = fuse_bias(path, self.kept)
-        before_loss = self._ancestors(operations, path.outputs) if path.outputs else set(operations)
+        operations, forward = self.operations(path)
         needs: dict[str, list[str]] = {}
         for phase, wanted in (("forward", True), ("loss", False)):
             emit.phase = phase
-            section = [op for op in operations if (op in before_loss) == wanted]
+            section = [op for op in operations if (next(iter(op.outputs.values())) in forward) == wanted]
             self.phase.update({v: phase for op in section for v in op.outputs.values()})
             read = [v.source for op in section for v in op.inputs.values()]
             if wanted:
@@ -338,6 +349,13 @@ class Lowering:
         if path.loss is not None:
             self._check_buffers(path, operations)
             self._backward(path, operations, facts)
+
+    def operations(self, path: Path) -> tuple[list[Operation], set[Variable]]:
+        """Operators that become the path's rows, and those of their results that its forward computes."""
+        operations = fuse_bias(path, self.kept)
+        before_loss = self._ancestors(operations, path.outputs) if path.outputs else operations
+        forward = {v for op in before_loss for v in op.outputs.values()}
+        return simplified(operations, forward), forward
 
     def _outputs(self, path: Path) -> Iterable[Variable]:
         """What the path makes of all paths' outputs, and of its own what no path makes but placeholders."""

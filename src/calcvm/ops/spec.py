@@ -291,7 +291,8 @@ class Example:
 class OpSpec:
     """One operator.
 
-    category : unary | binary | reduction | normalization | contraction | shape | loss | metric | random | optimizer | system
+    category : unary | binary | reduction | normalization | contraction | shape | loss | metric | random | optimizer | system;
+        of the same inputs all but random make the same: what is written twice is computed once (`calcvm.lowering.simplify`).
     inputs, outputs, saved : names.  Saved values are written by the forward for the backward alone; one that is
         optional in the row that writes it has cells only where a backward reads it.
     shape : (inputs' shapes by name, attributes) -> {output or saved name: shape}; raises ValueError with the reason.
@@ -361,7 +362,7 @@ class OpSpec:
     def rows(self) -> tuple[RowSpec, ...]:
         return self.fwd + self.bwd
 
-    @property
+    @cached_property
     def updates(self) -> tuple[str, ...]:
         """Inputs that the forward updates: buffers, which a path that trains may do."""
         return tuple(o.name for row in self.fwd for o in row.operands if o.access == "u" and o.name in self.inputs)
