@@ -27,7 +27,7 @@ from calcvm.ops.epilogues import ACTIVATIONS
 from calcvm.ops.equation import RowEquation
 from calcvm.record import record
 
-MOST_AXES = 4  # of an equation in a listing
+MOST_AXES = 3  # of an equation in a listing
 
 
 @record
