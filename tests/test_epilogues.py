@@ -26,14 +26,14 @@ def normed(channels, kernel=3, **kw):
 NETWORKS = {
     "convolution, activation": (
         conv(5) >> nn.ReLU() >> conv(4) >> nn.Tanh(),
-        [r"conv_fwd .* = relu\(sum_k,c .*bias", r"conv_fwd .* = tanh\(sum_k,c", r"conv_bwd_x .* = relu'\(relu\S*\) \* \(sum_k,f"],
+        [r"conv_fwd .* = relu\(sum\[\S*c\] .*bias", r"conv_fwd .* = tanh\(sum\[\S*c\]", r"conv_bwd_x .* = drelu\(relu\S*\)\*sum\[\S*f\]"],
     ),
     "residual addition, activation": (
         conv(6) >> nn.LeakyReLU(0.2) >> nn.Residual(conv(6) >> nn.Sigmoid() >> conv(6)) >> nn.Sigmoid(),
         [
-            r"conv_fwd .* = sigmoid\(sum_k,c .* \+ leaky_relu\S*\)",
-            r"conv_bwd_x .* = leaky_relu'\(.*\) \* \(sum_k,f .* \+ d\S+\)",
-            r"conv_bwd_x .* = sigmoid'",
+            r"conv_fwd .* = sigmoid\(sum\[\S*c\] .* \+ leaky_relu\S*\)",
+            r"conv_bwd_x .* = dleaky_relu\(.*\)\*\(sum\[\S*f\] .* \+ d\S+\)",
+            r"conv_bwd_x .* = dsigmoid",
         ],
     ),
     "projected residual": (
@@ -41,28 +41,28 @@ NETWORKS = {
         [
             r"batch_norm_fwd .* = relu\(.*shift\S*\)",
             r"batch_norm_fwd .* = relu\(.* \+ batch_norm\S*\)",
-            r"conv_fwd .* = relu\(\(sum_k,c .* - \S*running_mean\S*\)\*\S*factor\S* \+ \S*shift\S*\)",
-            r"conv_fwd .* = relu\(\(sum_k,c .* - \S*running_mean\S*\)\*\S*factor\S* \+ \S*shift\S* \+ batch_norm_inference\S*\)",
+            r"conv_fwd .* = relu\(\(sum\[\S*c\] .* - \S*running_mean\S*\)\*\S*factor\S* \+ \S*shift\S*\)",
+            r"conv_fwd .* = relu\(\(sum\[\S*c\] .* - \S*running_mean\S*\)\*\S*factor\S* \+ \S*shift\S* \+ batch_norm_inference\S*\)",
         ],
     ),
     "groups, depthwise": (
         conv(6, 1) >> nn.BatchNorm() >> nn.ReLU6() >> conv(6, groups=6, stride=2) >> nn.GroupNorm(2) >> nn.ReLU6()
         >> conv(4, 1) >> nn.InstanceNorm(affine=False) >> nn.HardSwish(),
         [
-            r"group_norm_fwd .* = relu6\(", r"conv_bwd_x .* = relu6'\(", r"group_norm_fwd .* = hard_swish\(",
-            r"conv_fwd .* = relu6\(\(sum_k,c .* \+ conv2d_1.bias\S* - \S*running_mean",
+            r"group_norm_fwd .* = relu6\(", r"conv_bwd_x .* = drelu6\(", r"group_norm_fwd .* = hard_swish\(",
+            r"conv_fwd .* = relu6\(\(sum\[\S*c\] .* \+ conv2d_1.bias\S* - \S*running_mean",
         ],
     ),
     "transposed": (
         nn.ConvTranspose2d(5, 2, stride=2) >> nn.ReLU() >> nn.ConvTranspose2d(4, 3, stride=2) >> nn.BatchNorm() >> nn.SiLU(),
         [
-            r"conv_transpose_fwd .* = relu\(", r"conv_transpose_bwd_x .* = relu'\(",
-            r"conv_transpose_fwd .* = silu\(\(sum_k,f .* - \S*running_mean",
+            r"conv_transpose_fwd .* = relu\(", r"conv_transpose_bwd_x .* = drelu\(",
+            r"conv_transpose_fwd .* = silu\(\(sum\[\S*f\] .* - \S*running_mean",
         ],
     ),
     "few channels": (
         conv(3, 5) >> nn.Tanh() >> conv(40) >> nn.ReLU() >> conv(70, 1) >> nn.ReLU() >> conv(2),
-        [r"conv_bwd_x .* = tanh'\(", r"conv_fwd .* = relu\("],
+        [r"conv_bwd_x .* = dtanh\(", r"conv_fwd .* = relu\("],
     ),
 }  # fmt: skip
 

@@ -140,9 +140,8 @@ def test_what_has_no_gradient_is_refused():
         with pytest.raises(cv.ShapeError, match=r"saliency: tanh \(B, 2\) must be images"):
             cv.saliency(y, k, y)
         steep = cv.sum(cv.abs(cv.gradient(cv.sum(cv.square(x @ w)), x)))
-        learn.minimize(one + steep, cv.SGD(0.1))
-    with pytest.raises(cv.UnsupportedOperator, match=r"operator 'gradient' has no gradient for its input"):
-        cv.plan(g, batch_size=2)
+        learn.minimize(one + steep, cv.SGD(0.1))  # which has one by operators: tests/equations/test_second_derivatives.py
+    cv.plan(g, batch_size=2)
 
 
 def test_what_goes_through_another_path_is_not_left_out():

@@ -74,17 +74,17 @@ def affine(x: Variable, a: float, b: float) -> Variable:
 
 
 # ---------------------------------------------------------------- what is left
-MATMUL = "matmul_fwd matmul[g,m,n] = sum[k] x[0, m, k]*W[0, k, n]"
+MATMUL = "matmul_fwd matmul[m,n] = sum[k] x[m,k]*W[k,n]"
 
 
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
         (lambda x, W: cv.exp(x @ W) + cv.exp(x @ W), [MATMUL, "exp_fwd exp = exp(matmul)", "add_fwd y = exp + exp"]),
-        (lambda x, W: x * 1.0 + 0.0, ["affine_fwd affine = x*a + b"]),
+        (lambda x, W: x * 1.0 + 0.0, ["affine_fwd affine = x"]),
         (lambda x, W: cv.tanh(x) - 0.0, ["tanh_fwd tanh = tanh(x)"]),
-        (lambda x, W: cv.tanh(x) * 2 * 3, ["tanh_fwd tanh = tanh(x)", "affine_fwd affine = tanh*a + b", "affine_fwd y = affine*a + b"]),
-        (lambda x, W: cv.relu(cv.relu(x)) / 1, ["relu_fwd relu = relu(x)", "affine_fwd y = relu*a + b"]),
+        (lambda x, W: cv.tanh(x) * 2 * 3, ["tanh_fwd tanh = tanh(x)", "affine_fwd affine = tanh*2", "affine_fwd y = affine*3"]),
+        (lambda x, W: cv.relu(cv.relu(x)) / 1, ["relu_fwd relu = relu(x)", "affine_fwd y = relu"]),
         (lambda x, W: minus(-cv.tanh(x)), ["tanh_fwd tanh = tanh(x)", "neg_fwd neg = -tanh"]),
     ],
 )  # fmt: skip
@@ -96,7 +96,7 @@ def test_rows_of_a_forward(make, expected):
 def test_equal_parts_have_one_gradient():
     g = plain(lambda x, W: cv.exp(x @ W) + cv.exp(x @ W), backward=True)
     assert listing(g, ("backward",))[1:] == [
-        "mean_bwd dy[a,c] = p.seed[]/(R0*R1*R2)",
+        "mean_bwd dy[a,c] = p.seed/(R0*R1*R2)",
         "add_fwd dexp = dy + dy",
         "exp_bwd dmatmul = where(dexp == 0, 0, dexp*exp)",
         "matmul_bwd_b dW[k,n] = sum[m] x[m,k]*dmatmul[m,n]",
@@ -113,7 +113,7 @@ def test_a_factor_of_1_is_no_row_of_a_gradient():
     g = plain(lambda x, W: cv.tanh(x @ W) + 5.0, backward=True)
     assert [row.split()[0] for row in listing(g, ("backward",))] == ["tick", "mean_bwd", "tanh_bwd", "matmul_bwd_b"]
     g = plain(lambda x, W: W + 5.0, backward=True)  # the row sets the parameter's gradient, which a copy would
-    assert listing(g, ("backward",))[-1] == "affine_bwd dW = dy*a"
+    assert listing(g, ("backward",))[-1] == "affine_bwd dW = dy"
 
 
 def test_products_that_have_a_bias():

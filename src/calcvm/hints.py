@@ -174,7 +174,7 @@ NONE_YET = {
     **dict.fromkeys((
         "Attention", "Bidirectional", "ConvLSTM2D", "Embedding", "GRU", "GRUCell", "LSTM", "LSTMCell", "MultiHeadAttention",
         "MultiheadAttention", "RNN", "RNNCell", "SimpleRNN", "TimeDistributed", "Transformer", "TransformerDecoder",
-        "TransformerEncoder", "TransformerEncoderLayer", "argmax", "argmin", "argsort", "attention", "cumprod", "cumsum", "einsum",
+        "TransformerEncoder", "TransformerEncoderLayer", "argmax", "argmin", "argsort", "attention", "cumprod", "cumsum",
         "embedding", "fft", "norm", "one_hot", "prod", "repeat", "scaled_dot_product_attention", "scatter", "sort", "split",
         "stack", "std", "tile", "topk", "unique", "var",
     ), ""),

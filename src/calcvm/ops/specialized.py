@@ -106,7 +106,8 @@ def _with_axes(e: Equation, left: Mapping[str, tuple[int, ...]]) -> Equation:
     def rule(node: Node) -> Node:
         if not isinstance(node, Element):
             return node
-        return Element(node.array, tuple(node.places[k] for k in left[node.array]), node.beyond)
+        places = tuple(node.places[k] for k in left.get(node.array, range(len(node.places))))
+        return Element(node.array, places, node.beyond) if places else Name(node.array)
 
     kept = e.kept
     if kept is not None:
@@ -193,5 +194,7 @@ def _folded(node: Node, numbers: Mapping[str, int]) -> Node:
         case (("*" | "/" | "^"), [_, 1]):
             return first
         case "*", ([0, _] | [_, 0]):
+            return ZERO
+        case "/", [0, _] if isinstance(rest[0], Name):  # a size
             return ZERO
     return node

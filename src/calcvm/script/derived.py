@@ -204,7 +204,7 @@ class Axes:
             if not value.axes and numel(self.shape(axes)) == ONE:
                 axes = ()
             code = self.at(value, axes)
-            if {*value.axes} != {*axes} and not code.scalar:
+            if {*value.axes} != {*axes}:
                 code = r.call("np.broadcast_to", code, self.shape(axes))
             r.put_shaped(e.name, code, self.shape(axes), more or (access[e.name] == "a" and self.known.get("acc") == 1))
 
