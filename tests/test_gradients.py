@@ -140,7 +140,9 @@ def test_what_has_no_gradient_is_refused():
         with pytest.raises(cv.ShapeError, match=r"saliency: tanh \(B, 2\) must be images"):
             cv.saliency(y, k, y)
         steep = cv.sum(cv.abs(cv.gradient(cv.sum(cv.square(x @ w)), x)))
-        learn.minimize(one + steep, cv.SGD(0.1))  # which has one by operators: tests/equations/test_second_derivatives.py
+        learn.minimize(
+            one + steep, cv.SGD(0.1)
+        )  # which has one by operators: tests/equations/test_second_derivatives.py
     cv.plan(g, batch_size=2)
 
 

@@ -30,7 +30,6 @@ from calcvm.graph import LATER as _later
 from calcvm.graph import CalcGraph, Path, TensorDescriptor, Variable, apply
 from calcvm.images import *  # noqa: F403
 from calcvm.images import __all__ as _images
-from calcvm.indexed import einsum, equation, indexes
 from calcvm.model import Callback, EarlyStopping, History, Model, ReduceOnPlateau, build_graph, load
 from calcvm.operators import register_op
 from calcvm.ops import OpSpec, RowSpec
@@ -48,6 +47,7 @@ if _TYPE_CHECKING:
     from calcvm.devices import Processor, SplitModel, SplitPlan, plan_devices
     from calcvm.exploration import Exploration, RayEngine, Trial, explore
     from calcvm.graph_text import read_graph
+    from calcvm.indexed import einsum, equation, indexes
 
 __version__ = "0.1.0"
 
@@ -105,6 +105,8 @@ def __getattr__(name: str) -> object:
         return _later_name(name, "calcvm.devices")
     if name == "read_graph":
         return _later_name(name, "calcvm.graph_text")
+    if name in ("einsum", "equation", "indexes"):
+        return _later_name(name, "calcvm.indexed")
     if name not in ("Exploration", "RayEngine", "Trial", "explore"):
         known = {**{layer: f"nn.{layer}" for layer in nn.__all__}, **{public: f"cv.{public}" for public in _public}}
         raise _hints.unknown_name(__name__, name, known)

@@ -264,8 +264,8 @@ def _row(
     sums = result.access == "a"
     return RowSpec(
         name=name,
-        synopsis=each("012", synopsis),
-        declares=each("012", declares),
+        synopsis=lambda: each("012", synopsis),
+        declares=lambda: each("012", declares),
         words=(PHASES, *WORDS, ACC, WN) if sums else (*WORDS, *words_of(takes), WN),
         operands=(*operands, *operands_of(takes, result.elems, result.part, columns), WORKSPACE),
         require=(*SAME, *SMALL),

@@ -101,7 +101,7 @@ TAPS_ALONG = "where(D%OD == 0, D//OD, D//OD + 2)"
 
 def _equation(synopsis: str, declares: str = "") -> Mapping[str, Any]:
     """Of a row, over the three axes."""
-    return {"synopsis": each("dhw", synopsis), "declares": each("dhw", declares)}
+    return {"synopsis": lambda: each("dhw", synopsis), "declares": lambda: each("dhw", declares)}
 
 
 def _example(*shape: int | None, batch: int = 3, bench: bool = False, **attrs: Any) -> Example:

@@ -122,11 +122,11 @@ operator(
     fwd=(
         RowSpec(
             name="pad_fwd",
-            synopsis=each(
+            synopsis=lambda: each(
                 "01234",
                 SHOWN + "inside[{j0<d0}] = 1; y[{o0},k<n] = where(inside[{i0[o0]}] == 1, x[{i0[o0]},k], value)",
             ),
-            declares=each("01234", "x[{j0},k]"),
+            declares=lambda: each("01234", "x[{j0},k]"),
             words=(*PAD, Word(name="value", kind="float", lo=-LARGEST, hi=LARGEST)),
             operands=(R("x", PAD_X, f"d0*d1 if {STAY} else 0"), W("y", PAD_Y, "(d0 + p0 + q0)*(d1 + p1 + q1)")),
             require=PAD_REQUIRE,
@@ -135,7 +135,7 @@ operator(
     bwd=(
         RowSpec(
             name="pad_bwd",
-            synopsis=each(
+            synopsis=lambda: each(
                 "01234",
                 SHOWN
                 + "dx[{j0<d0},k<n] = where(mode == 0, dy[{j0 + p0},k], sum[{o0}] where({and i0[o0] == j0}, dy[{o0},k], 0))",

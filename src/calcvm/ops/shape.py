@@ -188,7 +188,7 @@ def _permute(name: str, source: str, target: str, d: str, s: str, same: str, of:
     span = f"{below} + ({d}0 - 1)*{s}0"
     return RowSpec(
         name=name,
-        synopsis=each("012345", f"{target}[{{i0<{d}0}}] = {source}[{{+ i0*{s}0}}]"),
+        synopsis=lambda: each("012345", f"{target}[{{i0<{d}0}}] = {source}[{{+ i0*{s}0}}]"),
         declares=f"{source}[k<where({same} == 1, {d}0*{s}0, {span})]",
         words=(*dims(" ".join(f"{v}{i}" for v in (d, s) for i in range(AXES))), choice(same, 2)),
         operands=(
@@ -452,7 +452,7 @@ operator(
     fwd=(
         RowSpec(
             name="slice_fwd",
-            synopsis=each("012345", "y[{i0<d0}] = x[first + i0, off + ") + each("1234", "{+ i1*s1} + i5]"),
+            synopsis=lambda: each("012345", "y[{i0<d0}] = x[first + i0, off + ") + each("1234", "{+ i1*s1} + i5]"),
             declares="x[r<rows,c<cols]",
             words=SLICE,
             operands=(
@@ -468,7 +468,7 @@ operator(
             synopsis="dx[r<rows,c<cols] = "
             + each("12345", "sum[{i1<d1}] where(c == off + ")
             + each("1234", "{+ i1*s1} + i5, dy[r - first, {i1}, i5], 0)"),
-            declares=each("012345", "dy[{i0<d0}]"),
+            declares=lambda: each("012345", "dy[{i0<d0}]"),
             words=SLICE,
             operands=(R("dy", SLICE_SIZE, "d0 if d0 == rows else 0"), W("dx", "rows*cols", "rows")),
             require=SLICE_REQUIRE,

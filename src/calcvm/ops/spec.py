@@ -195,7 +195,7 @@ class RowSpec:
     useful: tuple[tuple[str, str], ...] = ()
     epilogues: tuple[Epilogue, ...] = ()
     takes: tuple[str, ...] = ()
-    declares: str = ""
+    declares: Told = Told("")
     lies: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = None
     no_equation: str = ""
 

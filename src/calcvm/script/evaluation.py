@@ -11,7 +11,7 @@ from calcvm import checks
 from calcvm.equations.grammar import read
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.places import size
-from calcvm.errors import CalcError, UnsupportedOperator
+from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.formulas.declare import AXES, Formula
 from calcvm.formulas.elementwise import ACTIVATIONS, ELEMENTWISE
 from calcvm.formulas.optimizers import HYPER_SLOTS
@@ -148,6 +148,8 @@ def _known(
         if v.name in given:
             shape = laid(v.shape, v.layout) if v.kind == "result" else lies(value)[0]
             cells[value], batch = as_lies(v.name, given[v.name], (shape, value.layout, value.type), batch)
+            if not cells[value].size and all(n.a or n.b for n in shape):
+                raise ShapeError(f"evaluate: {v.name!r} has no samples: one at least is wanted")
         elif value in read and v.kind in ("parameter", "buffer", "constant"):
             cells[value] = _initial(v, value, [seed, number] if v.kind == "parameter" else [seed, number, 1])
     return cells, batch or 1
