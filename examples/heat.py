@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps: shows that it runs, solves roughly")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
     args = parser.parse_args()
-    steps = 1000 if args.quick else args.steps
+    steps = 500 if args.quick else args.steps
 
     program = cv.compile(build(steps), batch_size=INSIDE, accumulate=False)
     model = cv.CalcHeap(program.heap_bytes).load(program, seed=0)

@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few epochs: shows that it runs, draws badly")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
     args = parser.parse_args()
-    epochs = 100 if args.quick else args.epochs
+    epochs = 60 if args.quick else args.epochs
 
     X, y = digits()
     X = (X / 8 - 1).astype("float32")

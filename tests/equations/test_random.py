@@ -14,7 +14,7 @@ from tests.equations.derive import Derived
 from tests.equations.generate import Drawn, generate
 from tests.equations.interpreter import interpret
 
-SAMPLE, WHOLE, PARTS = 150, 1_000, 10
+SAMPLE, WHOLE, PARTS = 100, 1_000, 10
 EXACT, SLOPE = 1e-11, 1e-6  # of the largest element, or of 1
 NEAR, FAR = 1e-5, 2e-4  # steps
 SECOND_OF = 3  # of so many one
