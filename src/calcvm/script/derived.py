@@ -254,7 +254,12 @@ class Axes:
         index: list[str] = []
         shape: Shape = ()
         for place, n in self.stored(name, tuple(zip(places, self.lengths(name)))):
-            if n == ONE and not names(place) & {*self.extents}:
+            if len(own := names(place) & {*self.extents}) > 1:  # of those of one place
+                place = placed(substituted(place, {v: ZERO for v in own if self.extents[v] == ONE}))
+            if not names(place) & {*self.extents}:
+                if n != ONE:
+                    index.append(show(affine(self.number(place))))
+                    shape += (n,)
                 continue
             v, part = self.along(place, n)
             axes.append(v)
