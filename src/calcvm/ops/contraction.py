@@ -96,11 +96,11 @@ MATMUL = (*dims("G M N K"), *(choice(n, 2) for n in ("ta", "tb", "ab", "bb", "by
 ONE_PRODUCT = ("1 - G if by else 0", "G - 1 if by else 0")
 A_ELEMS, B_ELEMS, Y_ELEMS = "(G if ab else 1)*M*K", "(G if bb else 1)*K*N", "G*M*N"
 
-A_BATCH, B_BATCH = "where(ab == 1, G, 1)", "where(bb == 1, G, 1)"  # products that have an operand of their own
+A_BATCH, B_BATCH = "where(ab == 1, G, 1)", "where(bb == 1, G, 1)"  # how many of each there are
 
 
 def _turns(*names: str) -> Callable[[Mapping[str, Any]], dict[str, tuple[int, ...]]]:
-    """Operands of a product that are stored with their last two axes turned, as words say."""
+    """Which of these operands are stored with their last two axes turned, by words ta and tb."""
     return lambda words: {name: (0, 2, 1) for name in names if words[f"t{name[-1]}"]}
 
 
