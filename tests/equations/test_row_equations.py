@@ -51,9 +51,9 @@ def test_every_row_has_an_equation_or_says_why_not():
     assert not [name for name, row in ROWS.items() if name not in without and not readable(row)]
 
 
-def operands_of(row: RowSpec, case: Case) -> list[Operand]:
-    """Those that the example has, without scratch."""
-    return [o for o in row.operands if o.access != "s" and not (o.optional and o.name not in case.known())]
+def operands_of(row: RowSpec, known: set[str]) -> list[Operand]:
+    """Those that are there, without scratch."""
+    return [o for o in row.operands if o.access != "s" and not (o.optional and o.name not in known)]
 
 
 def numbers_of(row: RowSpec, words: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,8 +67,8 @@ def test_declared_extents_are_those_of_equations(name):
     for case in cases(OPS[name], "float64"):
         for row in filter(has_equation, case.spec.rows):
             axes, words = read_once(row).axes, numbers_of(row, case.words)
-            for operand in operands_of(row, case):
-                if axes.get(operand.name):
+            for operand in operands_of(row, case.known()):
+                if operand.name in axes:  # all that are read or set by places
                     want = prod(int(size(n, words)) for n in axes[operand.name])
                     got = int(size_of(operand.elems, words_of(row, case.words)))
                     assert got == want, f"{row.name}: {operand.name} of {case.example.shapes}"
@@ -77,9 +77,9 @@ def test_declared_extents_are_those_of_equations(name):
 # ---------------------------------------------------------------- numbers
 def beside_kernel(row: RowSpec, words: Mapping[str, Any], values: dict, known: set[str], what: str) -> None:
     """The row's results by its kernel, and by its equation."""
-    there = {o.name for o in row.operands if o.access != "s" and not (o.optional and o.name not in known)}
     got = run_row(row, words, values, "float64", known=known)
-    made = row_values(row, numbers_of(row, words), {n: v for n, v in values.items() if n in there})
+    there = {o.name: values[o.name] for o in operands_of(row, known) if o.name in values}
+    made = row_values(row, numbers_of(row, words), there)
     for name, value in got.items():
         value, want = value.astype(np.float64), made[name].astype(np.float64)
         most = np.abs(want[np.isfinite(want)]).max(initial=0)
@@ -104,7 +104,7 @@ def test_what_listings_print_is_what_is_computed(name, axes):
     for case, row, values in runs(name):
         equation, words = read_once(row), numbers_of(row, case.words)
         whole = {k: v for k, v in words.items() if isinstance(v, int)}
-        there = {o.name: values[o.name] for o in operands_of(row, case) if o.access in "ru" and o.name in values}
+        there = {o.name: values[o.name] for o in operands_of(row, case.known()) if o.access in "ru" and o.name in values}
         reads = [o.name for o in row.operands if o.access in "ru"]
         gone = [n for n in reads if n not in there] + [o.name for o in row.writes if o.name not in case.known()]
         orders = row.lies(words) if row.lies else {}
