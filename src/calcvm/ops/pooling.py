@@ -184,7 +184,7 @@ _max(
     "uint8",
     WINDOW,
     f"{Y}*{TAPS_OF}",
-    _equation(
+    _equation(  # kernels take the first element where all of a window are -inf, which the equation takes for padding
         "y[n<N,{od<OD},c<C] = max[{td<kd}] x[n, {od*sd + td*dd - pd}, c; -inf]; "
         "index[n,{od},c] = argmax[{td}] x[n, {od*sd + td*dd - pd}, c; -inf]",
         "x[n,{d<D},c]",
