@@ -138,8 +138,7 @@ def test_special_values(name, dtype):
     tiny = np.abs(want) < info.tiny
     np.testing.assert_allclose(y[~tiny], want[~tiny], rtol=1e-6)
     assert (np.abs(y[tiny]) <= info.tiny).all()
-    if name not in ("expm1", "log1p"):  # whose result of -0 is 0
-        assert (np.signbit(y) == np.signbit(want))[x == 0].all(), "the sign of 0 is lost"
+    assert (np.signbit(y) == np.signbit(want))[x == 0].all(), "the sign of 0 is lost"
 
 
 @pytest.mark.parametrize("name", ["sin", "cos", "tan"])
@@ -167,6 +166,13 @@ def test_denormals(dtype):
     want = np.exp(x.astype(np.longdouble))
     assert (np.abs(y - want) <= 1.01 * np.finfo(dtype).smallest_subnormal).all()
     np.testing.assert_allclose(evaluate("log", want.astype(dtype)), np.log(want.astype(dtype)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["expm1", "log1p", "sinh", "sin", "asin", "atan", "tanh"])
+def test_the_smallest_arguments_are_results(name, dtype):
+    x = np.finfo(dtype).smallest_subnormal * np.array([1, 2, 3, 5, -1, -7, 0, -0.0], dtype)
+    assert extremes.same_values(evaluate(name, x), x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

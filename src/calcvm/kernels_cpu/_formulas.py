@@ -271,7 +271,12 @@ def _exp_normal(x: V) -> V:
 
 
 def expm1(x: V) -> V:
-    """e**x - 1 without cancellation: <= 2 ulp."""
+    """e**x - 1 without cancellation: <= 2 ulp; x itself where it is tiny, -0 too."""
+    return x.where(fabs(x) < x.pick(2.0**-25, 2.0**-54), _expm1(x))
+
+
+def _expm1(x: V) -> V:
+    """The same, but for the sign of 0 and the last bit of denormals."""
     y = clamp(x, x.pick(-20.0, -40.0), x.pick(88.8, 709.9))  # where the result overflows; k - 1 does not
     k, r = _reduce(y)
     p = fma(r * r, poly(r, _Q32, _Q64), r)
@@ -283,7 +288,7 @@ def tanh(x: V) -> V:
     """<= 3 ulp."""
     y = fabs(x)
     y = x.const(x.pick(20.0, 40.0)).where(y > x.pick(20.0, 40.0), y)
-    e = expm1(y + y)
+    e = _expm1(y + y)
     return (e / (e + 2)).call("copysign", x)
 
 
@@ -338,14 +343,14 @@ def log(x: V) -> V:
 
 
 def log1p(x: V) -> V:
-    """log(1 + x) without cancellation: <= 2 ulp; log1p(-1) = -inf, below nan."""
+    """log(1 + x) without cancellation: <= 2 ulp; log1p(-0) = -0, log1p(-1) = -inf, below nan."""
     u = x + 1
     k, m = _split(u)
     n = _to_float(k, x)
     small = k.equals(0)
     c = (x - (u - 1)).where(u < 2, 1 - (u - x)) / u  # what the rounding of 1 + x lost
     y = _log_1_plus(x.where(small, m - 1), n, x.const(0.0).where(small, c))
-    y = y.where(x < float("inf"), x)
+    y = y.call("copysign", x).where(x < float("inf"), x)
     y = x.const(float("nan")).where(x < -1, y)
     return x.const(float("-inf")).where(x.equals(-1), y)
 
