@@ -18,9 +18,10 @@ import calcvm as cv
 from calcvm import nn
 from calcvm.graph import CalcGraph, apply
 from calcvm.graph_text.parse import TOKEN
-from calcvm.graph_text.words import CONSTANTS
+from calcvm.graph_text.words import CONSTANTS, STATES
 from calcvm.ops import OPS, layouts
 from calcvm.ops.types import FLOAT, VARIABLES
+from calcvm.vm.program.documents import STARTS, _start
 from tests.kinds import graphs
 from tests.kinds.networks import network, shape_graph
 from tests.kinds.placed import OPERATORS, Placed
@@ -516,6 +517,7 @@ def test_a_function_must_be_known_where_the_text_is_read() -> None:
 HEAD = "calcvm graph 1\nx = placeholder[None, 6]\nt = placeholder[None, 3]\nW = parameter[6, 3]\n"
 BODY = f"{HEAD}path learn (backward):\n    y = matmul(x, W)\n    L = mse(y, t)\n"
 # text with an ^ before what is wrong, and what is said of it
+RNG = "calcvm graph 1\ns = state[2] dtype='int64' kind='rng'"
 WRONG = {
     "": "a text of a graph begins with the line 'calcvm graph 1'",
     "^x = placeholder[3]": "a text of a graph begins with the line",
@@ -555,7 +557,12 @@ WRONG = {
     "calcvm graph 1\nc = constant[2] value=base64(^'AAA')": "the text is no base64",
     "calcvm graph 1\nc = constant[4] dtype='bool' value=base64(^'AAECAA==')": "a byte of a bool is 0 or 1",
     "calcvm graph 1\ns = ^state[2]": "state 's': kind is a text such as 'rng'",
-    "calcvm graph 1\ns = state[2] kind='rng'\nr = state[2] kind='rng' of=^'s'": "there is a state of 's' already",
+    RNG + "\nr = state[2] kind='rng' of=^'s'": "there is a state of 's' already",
+    RNG.replace("'rng'", "^'floats'"): "state 's': kind 'floats' is unknown; take one of rng, float64, fill",
+    RNG.replace("state[2]", "^state[7]"): "state 's' of kind 'rng' is state[2] dtype='int64'",
+    RNG.replace("state", "^state").replace("int64", "float64"): "state 's' of kind 'rng' is state[2] dtype='int64'",
+    RNG + " value=^3": "state 's' of kind 'rng' starts from the seed: it has no value=",
+    "calcvm graph 1\ns = state[1] dtype='float64' kind=^'float64'": "state 's' of kind 'float64' starts from a value: add value=",
     "calcvm graph 1\nx = parameter[" + 69 * "(" + "^(": "brackets stand in brackets 70 deep",
     "calcvm graph 1\nx = parameter[^" + 5000 * "9" + "]": "an integer of more than 4000 digits",
     "calcvm graph 1\nadapt(a, ^b)": "no line above defines 'b'",
@@ -616,6 +623,13 @@ def test_what_is_wrong_is_shown_where_it_is(marked: str) -> None:
     whole = text.split("\n")[line].replace("\t", "?")
     assert shown[4:] in whole and (column == len(whole) or shown[len(caret) - 1] == whole[column])
     assert caret.strip() == "^" and len(shown) <= 104
+
+
+def test_states_are_those_of_programs() -> None:
+    for kind, (type_, elems, valued) in STATES.items():
+        assert STARTS.get(kind, (None, None)) == (type_, elems)
+        start = {"symbol": 0, "kind": kind, **({"value": 1.0} if valued else {})}
+        assert _start(start) == start
 
 
 @pytest.mark.parametrize(

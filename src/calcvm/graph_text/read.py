@@ -29,6 +29,7 @@ from calcvm.graph_text.words import (
     REGULARIZERS,
     SCHEDULES,
     SOURCES,
+    STATES,
     TITLE,
     VERSION,
     Numbering,
@@ -187,16 +188,23 @@ class _Reader:
         return self.graph.constant(name, value, dtype)
 
     def _state(self, name: str, sizes: tuple[Any, ...], said: Mapping[str, Node]) -> Variable:
-        kind = literal(said["kind"]) if "kind" in said else None
-        checks.text(f"state {name!r}: kind", kind, "rng")
+        kind = checks.text(f"state {name!r}: kind", literal(said["kind"]) if "kind" in said else None, "rng")
+        if kind not in STATES:
+            raise Wrong(said["kind"].at, f"state {name!r}: kind {kind!r} is unknown; take one of {', '.join(STATES)}")
         of = checks.text(f"state {name!r}: of", literal(said["of"]) if "of" in said else name)
         if of in self.graph.states:
             raise Wrong(said["of"].at if "of" in said else self.at, f"there is a state of {of!r} already")
         sizes = checks.sizes(f"state {name!r}: shape", sizes)
         if len(sizes) != 1:
             raise Wrong(self.at, f"state {name!r}: its shape is one number, such as state[2], not {sizes}")
-        value = {"value": checks.number(f"state {name!r}: value", literal(said["value"]))} if "value" in said else {}
         type_ = dtypes.type_of(f"state {name!r}", literal(said["dtype"]) if "dtype" in said else None)
+        wanted, elems, valued = STATES[kind]
+        if (type_, *sizes) != (wanted or type_, elems or sizes[0]):
+            raise Wrong(self.at, f"state {name!r} of kind {kind!r} is state[{elems}] dtype={wanted!r}")
+        if valued != ("value" in said):
+            start = "a value: add value=" if valued else "the seed: it has no value="
+            raise Wrong(said["kind" if valued else "value"].at, f"state {name!r} of kind {kind!r} starts from {start}")
+        value = {"value": checks.number(f"state {name!r}: value", literal(said["value"]))} if valued else {}
         return self.graph.state(of, sizes[0], type_, {"kind": kind, **value})
 
     # ------------------------------------------------------------ paths

@@ -39,6 +39,12 @@ SOURCES = {
     "constant": ("dtype", "value"),
     "state": ("dtype", "kind", "value", "of"),
 }
+# of a kind of state the type, the number of elements (None: any), and whether it starts from a value
+STATES: dict[str, tuple[str | None, int | None, bool]] = {
+    "rng": ("int64", 2, False),
+    "float64": ("float64", 1, True),
+    "fill": (None, None, True),
+}
 
 
 def _kinds(module: Any, base: type) -> dict[str, type]:
