@@ -43,6 +43,31 @@ def test_what_follows_from_nothing_given_is_left_out(learn):
         learn.evaluate({})
 
 
+def test_what_is_missing_is_what_the_path_reads(learn):
+    g = learn.graph
+    with g.path("more") as more:
+        cv.exp(g.variables["y"])
+    with pytest.raises(cv.CalcError, match="path 'more' follow from values that are not given: y$"):
+        more.evaluate({})
+
+
+@pytest.mark.parametrize(
+    ("of", "wrong"),
+    [("int64", 3), ("int64", -1), ("pick", 3), ("pick", -1), *(("float", n) for n in (3, -1, 0.5, np.nan))],
+)
+def test_indexes_are_refused_where_the_program_refuses_them(of, wrong):
+    g = cv.CalcGraph()
+    x, t = g.placeholder("x", (None, 3)), g.placeholder("t", (None,), dtype=None if of == "float" else "int64")
+    with g.path("p") as p:
+        p.output = cv.pick(x, t) if of == "pick" else cv.softmax_cross_entropy(x, t)
+    assert {*p.evaluate({"x": X[:3, :3], "t": np.array([0, 1, 2])})} == {p.output.name}
+    what = "an index" if of == "pick" else "a label"
+    with pytest.raises(
+        cv.CalcError, match=rf"evaluate: '{p.output.name}': {what} of 't' is not an integer in \[0, 3\)"
+    ):
+        p.evaluate({"x": X[:3, :3], "t": np.array([0, wrong, 1])})
+
+
 def test_values_of_a_model_and_of_steps_before(learn):
     W, add = RNG.normal(size=(6, 3)), RNG.normal(size=(5, 3))
     found = learn.evaluate({"x": X, learn.graph.variables["W"]: W, "add": add})

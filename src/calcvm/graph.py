@@ -604,7 +604,8 @@ class Path(Answering):
 
         Raises
         ------
-        CalcError, ShapeError : a value is unknown or has another shape; batches differ; nothing follows from what is given.
+        CalcError, ShapeError : a value is unknown or has another shape; batches differ; a label or an index is none; nothing
+            follows from what is given.
         UnsupportedOperator : a row has no equation, because it draws random numbers, or is custom: give its result.
 
         Examples

@@ -20,8 +20,8 @@ from calcvm.lowering.derived import Forward
 from calcvm.ops.equation import equation_of, hyper_slots
 from calcvm.ops.layouts import axes, back, laid
 from calcvm.ops.sizes import evaluate as size_of
-from calcvm.ops.spec import RowSpec
-from calcvm.ops.statement import Value
+from calcvm.ops.spec import Operand, RowSpec
+from calcvm.ops.statement import Statement, Value
 from calcvm.ops.types import VARIABLES, dtype_of
 from calcvm.script.equations import DTYPE, as_lies, lies
 from calcvm.script.helpers import to_integer
@@ -117,9 +117,12 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
     for s in statements:
         if all(v in taken for v in s.written_values) or any(v not in cells for v in s.read_values if v.kind != "state"):
             continue  # what is given, and what follows from a value that is not
-        operands = {name: cells[v] for name, v in s.operands.items() if v in cells}
+        operands, words = {name: cells[v] for name, v in s.operands.items() if v in cells}, s.words_at(batch)
+        for operand in s.spec.operands:
+            if operand.below and operand.name in operands and not words.get("dense"):
+                _check_indexes(s, operand, operands[operand.name], size_of(operand.below, words))
         try:
-            made = row_values(s.spec, s.words_at(batch), operands)
+            made = row_values(s.spec, words, operands)
         except UnsupportedOperator as error:
             raise UnsupportedOperator(f"evaluate: {s.label!r}: {error}; give its result as a value") from None
         for name, v in s.operands.items():
@@ -128,10 +131,20 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
     found = {v.name: _as_seen(cells[value], v, batch) for v, value in results.items() if value in cells}
     if results and not found:
         missing = ", ".join(
-            v.name for v in forward.sources if v.kind in ("placeholder", "result") and v.name not in given
+            v.name
+            for v in forward.sources
+            if v.kind in ("placeholder", "result") and v.name not in given and env[v] in read
         )
         raise CalcError(f"evaluate: all results of path {path.name!r} follow from values that are not given: {missing}")
     return found
+
+
+def _check_indexes(s: Statement, operand: Operand, indexes: np.ndarray, n: int) -> None:
+    """Refuse what kernels trap."""
+    if not ((indexes >= 0) & (indexes < n) & (indexes == np.floor(indexes))).all():
+        v, what = s.operands[operand.name], "a label" if operand.name == "target" else "an index"
+        assert v is not None
+        raise CalcError(f"evaluate: {s.label!r}: {what} of {v.name!r} is not an integer in [0, {n})")
 
 
 def _known(
