@@ -133,6 +133,10 @@ def test_what_has_no_gradient_is_refused():
             cv.gradient(y, h)
         with pytest.raises(cv.CalcError, match="no gradient of 'sum_2' comes to 'x': in path 'learn' nothing leads"):
             cv.gradient(one, x)  # it does so in another path
+        with pytest.raises(
+            cv.CalcError, match="comes to 'x'.*; the derivative of what is linear has no gradient: leave"
+        ):
+            cv.gradient(cv.sum(cv.gradient(cv.sum(3 * x), x)), x)
         with pytest.raises(cv.CalcError, match="no gradient of .* comes to 'k'"):
             cv.gradient(cv.sum(cv.pick(y, k)), k)
         with pytest.raises(cv.CalcError, match="no gradient of .* comes to 'tanh'"):

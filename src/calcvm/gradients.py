@@ -36,7 +36,8 @@ def gradient(y: Variable, x: Variable) -> Variable:
     if y.path is not path:
         raise CalcError(f"gradient: {y.name!r} is not computed in path {path.name!r}")
     behind = reached(path.operations, y, exactly=True)
-    if any(op.spec is GRADIENT for op in behind):
+    again = any(op.spec is GRADIENT for op in behind)
+    if again:
         LATER["write_out"](path, y)
         behind = reached(path.operations, y, exactly=True)
     between = {v for op in behind for n, v in op.inputs.items() if n in op.differentiable}
@@ -44,6 +45,8 @@ def gradient(y: Variable, x: Variable) -> Variable:
         raise CalcError(
             f"gradient: no gradient of {y.name!r} comes to {x.name!r}: in path {path.name!r} nothing leads from one to the "
             "other, or integers, conditions, and operators that have none"
+            + "; the derivative of what is linear has no gradient: leave out the term that is made of it, which is 0"
+            * again
         )
     edge = _through_another(path, behind, x)
     if edge is not None:

@@ -147,7 +147,7 @@ def test_any_text_is_an_equation_or_refused_with_a_caret(whole):
         ("y = sum(x)", "indexes of sum stand in brackets, such as sum[i] x[i]", "(x)"),
         ("y[i] = x[i; a]", "what x is beyond its ends is a number, such as 0 or -inf", "a]"),
         ("where = 1", "'where' is a word of the language: the name of a result must have another name", "where"),
-        ("y[i] = x[]", "a place of x is wanted here, not ']'", "]$"),
+        ("y[i] = x[]", "what has no axes is read without brackets: x", "]$"),
         ("y = " + "(" * 99 + "x" + ")" * 99, f"more than {MOST_LEVELS} levels in one another", "("),
         ("y = " + "x + " * 200 + "x", f"more than {MOST_TERMS} + in a row", "x"),
         ("y[b,o] = sum[k] x[b,i]*w[i,o]", "there is no index, size or operand 'i'; operands are x, w, v, index", "i]*w"),

@@ -488,6 +488,8 @@ REFUSED = [
     ),
     ("y[b,o] = sum[i] x[b,i]*w[i]", "xw", cv.ShapeError, "w has 2 axes (4, 3), and 1 place here", "w[i]"),
     ("y[b,o] = sum[i] x[b,i]*w[i,o] + u[o]", "xw", cv.CalcError, "there is no operand 'u'; operands are x, w", "u[o]"),
+    ("y[b] = x[b,0] - eps[b]", ("x", "eps"), cv.CalcError, "eps is a number, and has no places: write it without brackets", "eps"),
+    ("m[] = mean[b] x[b,0]; y[b] = x[b,1] - m[]", "x", cv.CalcError, "what has no axes is read without brackets: m", "]"),
     ("y[b,o] = sum[i] x[b i]*w[i,o]", "xw", cv.CalcError, "',' or ']' is wanted here, not 'i'", "i]*"),
     ("y[b] = sum[w] x[b,w]*v[w]", "xwv", cv.CalcError, "w is the name of an operand: name the index otherwise", "w] x"),
     (
@@ -554,7 +556,7 @@ def operands():
     given = {
         "x": g.placeholder("x", (None, 4)), "w": g.parameter("w", (4, 3)), "v": g.parameter("v", (3,)),
         "im": g.placeholder("im", (None, 6, 2)), "t": g.placeholder("t", (None,), "int64"), "tab": g.parameter("tab", (5000, 3)),
-        "wide": g.placeholder("wide", (None, 70)),
+        "wide": g.placeholder("wide", (None, 70)), "eps": 1e-5,
     }  # fmt: skip
     return g, given
 
@@ -590,6 +592,10 @@ WRONG = [
     ),
     (lambda x, w: cv.equation("y[b] = x[b,0]", x=x, results="z"), "there is no equation of 'z'; there are y"),
     (lambda x, w: cv.equation("y[b] = x[b,0]", x=x, results=()), "results: none is named"),
+    (
+        lambda x, w: cv.equation("y[b] = x[b,0]", x=x, results=0),
+        "results: the name of a result, or a list of names, is wanted, not 0",
+    ),
     (
         lambda x, w: cv.equation("y[b] = x[b,0]*w[0,0]", x=x, w="abc"),
         "the operand w: a variable, a number or an array is wanted",

@@ -118,6 +118,8 @@ class _Equation:
         if isinstance(node, Name):
             return self.named(node, known)
         if isinstance(node, Element):
+            if node.array in self.parameters:
+                raise self.wrong(node, f"{node.array} is a number, and has no places: write it without brackets")
             if node.array not in self.kinds:
                 raise self.wrong(node, f"there is no operand {node.array!r}{self.among()}")
             for place in node.places:

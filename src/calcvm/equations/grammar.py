@@ -280,7 +280,7 @@ class _Reader:
 
     def element(self, array: str, at: int) -> Node:
         if self.next == "]":
-            raise self.wanted(f"a place of {array}")
+            raise self.wrong(f"what has no axes is read without brackets: {array}")
         places = [self.sum()]
         while self.has(","):
             places.append(self.sum())

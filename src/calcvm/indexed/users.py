@@ -233,6 +233,9 @@ def _all_read(text: str, equations: Sequence[Equation], wanted: Sequence[str], g
         for node in nodes:
             inside = (part for n in walk(node) for part in (n.places if isinstance(n, Element) else ()))
             read_ |= {*arrays(node), *names(node)}.union(*map(names, inside))
+    if "results" in given and "results" not in read_:
+        what = "results: the name of a result, or a list of names, is wanted"
+        raise CalcError(f"{what}, not {checks.shown(given['results'])}")
     for name in given:
         if name not in read_:
             raise CalcError(f"the operand {name} is never read: leave it out, or read it, in the equation {text!r}")
