@@ -104,7 +104,9 @@ def test_what_listings_print_is_what_is_computed(name, axes):
     for case, row, values in runs(name):
         equation, words = read_once(row), numbers_of(row, case.words)
         whole = {k: v for k, v in words.items() if isinstance(v, int)}
-        there = {o.name: values[o.name] for o in operands_of(row, case.known()) if o.access in "ru" and o.name in values}
+        there = {
+            o.name: values[o.name] for o in operands_of(row, case.known()) if o.access in "ru" and o.name in values
+        }
         reads = [o.name for o in row.operands if o.access in "ru"]
         gone = [n for n in reads if n not in there] + [o.name for o in row.writes if o.name not in case.known()]
         orders = row.lies(words) if row.lies else {}

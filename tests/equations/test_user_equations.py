@@ -490,6 +490,12 @@ REFUSED = [
     ("y[b,o] = sum[i] x[b,i]*w[i,o] + u[o]", "xw", cv.CalcError, "there is no operand 'u'; operands are x, w", "u[o]"),
     ("y[b] = x[b,0] - eps[b]", ("x", "eps"), cv.CalcError, "eps is a number, and has no places: write it without brackets", "eps"),
     ("m[] = mean[b] x[b,0]; y[b] = x[b,1] - m[]", "x", cv.CalcError, "what has no axes is read without brackets: m", "]"),
+    *(
+        (text, "xv", cv.ShapeError, f"the range of {i} follows from nothing: say it, as in {i}<10, or read an axis by it", f"{i}] =")
+        for text, i in (
+            ("y[b,s] = sum[t] x[b,t]*v[s - t]", "s"), ("y[b,s] = sum[t<3] x[b, s - t]*v[t]", "s"), ("y[b,o] = sum[t] x[b,o + t]*v[2 - t]", "o"),
+        )
+    ),
     ("y[b,o] = sum[i] x[b i]*w[i,o]", "xw", cv.CalcError, "',' or ']' is wanted here, not 'i'", "i]*"),
     ("y[b] = sum[w] x[b,w]*v[w]", "xwv", cv.CalcError, "w is the name of an operand: name the index otherwise", "w] x"),
     (

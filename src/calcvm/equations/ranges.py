@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from calcvm.equations.grammar import wrong
-from calcvm.equations.places import linear, size
+from calcvm.equations.places import linear, size, terms
 from calcvm.equations.tree import Element, Equation, Index, Name, Node, Reduction, bound, names, walk
 from calcvm.errors import CalcError, ShapeError
 from calcvm.record import record
@@ -27,7 +27,8 @@ def ranges(equations: Sequence[Equation], shapes: Mapping[str, Sizes], parameter
     """Ranges of equations that have been checked.
 
     An index runs as far as ``<`` says; else as the axis that it is the place of; else, in a place such as
-    ``o*s - p + t*d`` of which it is the only index without a range, as far as windows lie inside, with ``p`` on both sides.
+    ``o*s - p + t*d`` of which it is the only index without a range, as far as windows lie inside, with ``p`` on both sides; no
+    index has a minus there.
 
     Raises
     ------
@@ -129,6 +130,8 @@ class _Ranges:
         if parts is None:
             return
         step, rest = parts
+        if any((term := terms(rest)) and term.get((name,), 0) < 0 for name in found):
+            return  # windows that run backwards: how many are meant is said
         ends = [{**self.sizes, **{v: at(e) for v, e in self.extents.items()}} for at in (lambda e: 0, lambda e: e - 1)]
         try:
             s, low, high = (size(node, ends[k]) for node, k in ((step, 0), (rest, 0), (rest, 1)))
