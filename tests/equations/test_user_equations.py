@@ -387,6 +387,9 @@ def test_equal_parts_are_computed_once():
     )
     rows = forward_rows(compiled(lambda **given: cv.equation(text, **given), shapes), "p")
     assert [rows.count(row) for row in ("linear_fwd", "tanh_fwd", "slice_fwd")] == [1, 1, 1]
+    text = "y[b,d] = (x[b,d] - mean[i] x[b,i])/sqrt(var[j] x[b,j] + 0.1)"
+    rows = forward_rows(compiled(lambda x, w: cv.equation(text, x=x), shapes), "p")
+    assert [rows.count(row) for row in ("mean_fwd", "sub_fwd")] == [2, 1]
 
 
 def test_operands_may_have_any_name():
