@@ -102,6 +102,23 @@ def test_second_derivatives_are_slopes_of_first_ones(name, whole):
     assert slopes(name, 99 if whole else 1)["slopes"]
 
 
+def test_the_gradient_of_a_sum_reads_as_ones():
+    """As many as samples, whatever those are, without a factor of 1."""
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 2))
+    with g.path("look") as look:
+        d = cv.gradient(cv.sum(cv.sin(x)), x)
+        look.output = dd = cv.gradient(cv.sum(cv.square(d)), x)
+    made = [op.spec.name for op in look.operations if not op.spec.view]
+    assert made == ["sin", "sum", "slice", "pow", "where", "cos", "mul", "square", "sum", "gradient"]
+    assert "ones" in g.variables and "one" not in g.variables
+    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=4, dtype="float64"))
+    model["x"] = data = np.array([[np.nan, 1], [np.inf, 2], [0, 3], [-1, 4]])
+    model.forward("look")
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(model[dd.name], -np.sin(2 * data), 1e-12, 1e-15)
+
+
 def test_what_draws_has_none():
     g = cv.CalcGraph()
     x = g.placeholder("x", (None, 3))

@@ -43,8 +43,11 @@ def write_out(path: Path, y: Variable) -> None:
 def _write_out(path: Path, op: Operation) -> None:
     y, x, dx = op.inputs["y"], op.inputs["x"], op.outputs["dx"]
     before, n = path.operations.index(op), len(path.operations)
-    made = _as_result(path, _Gradients(path, reached(path.operations[:before], y, exactly=True), y).of(x), dx, n)
+    gradients = _Gradients(path, reached(path.operations[:before], y, exactly=True), y)
+    made = _as_result(path, gradients.of(x), dx, n)
     new = path.operations[n:]
+    if not any(gradients.one in o.inputs.values() for o in new):
+        del path.graph.variables[gradients.one.name]
     for o in new:
         o.inputs.update({slot: dx for slot, v in o.inputs.items() if v is made})
         o.outputs.update({slot: dx for slot, v in o.outputs.items() if v is made})
@@ -66,17 +69,16 @@ class _Gradients:
     """Of ``y``, by the operators of a path that it is computed by, as variables of the graph."""
 
     def __init__(self, path: Path, operations: Sequence[Operation], y: Variable):
-        self.graph, self.operations, self.y = path.graph, operations, y
-        self.contributions: dict[Variable, list[Variable]] = {}
+        self.graph, self.operations = path.graph, operations
+        self.one = self.graph.constant(self.graph.unique("one"), np.ones([n.b for n in y.shape]))
+        self.one.unnamed = True
+        self.contributions: dict[Variable, list[Variable]] = {y: [self.one]}
 
     def of(self, x: Variable) -> Variable:
         self.needs = {x}
         for op in self.operations:
             if any(op.inputs.get(n) in self.needs for n in op.differentiable):
                 self.needs.update(op.outputs.values())
-        one = self.graph.constant(self.graph.unique("one"), np.ones([n.b for n in self.y.shape]))
-        one.unnamed = True
-        self.contributions[self.y] = [one]
         for op in reversed(self.operations):
             wanted = [n for n in op.differentiable if op.inputs.get(n) in self.needs]
             if wanted:

@@ -33,7 +33,7 @@ from calcvm.indexed import patterns
 from calcvm.indexed.elements import MOST_TAPS, Elements
 from calcvm.indexed.operators import FOLDS, OPERATORS, REDUCED, functions
 from calcvm.indexed.products import Addend, contract, varies
-from calcvm.indexed.values import Value, aligned, cut, dropped, expanded, numel, ones, ordered, reshaped
+from calcvm.indexed.values import Value, aligned, cut, dropped, numel, ordered, repeated, reshaped, size_of
 from calcvm.indexed.windows import convolution, pooled
 from calcvm.ops.types import FLOAT
 
@@ -68,13 +68,8 @@ class Lowering(Elements):
         data = v.data
         if equation.kept is not None:
             data = aligned(v, [i.name for i in equation.kept])
-            new = [1 if i.name in v.axes else self.extents[i.name] for i in equation.kept]
-            for k, n in enumerate(new):
-                if varies(n):
-                    along = [1] * k + [n] + [1] * (len(new) - 1 - k)
-                    data = data * reshaped(ones(self.graph, n, self.operands.values()), along)
-                    new[k] = 1
-            data = expanded(data, [int(n) for n in new])
+            new = [1 if i.name in v.axes else size_of(self.extents[i.name]) for i in equation.kept]
+            data = repeated(self.graph, data, new, self.operands.values())
         if not isinstance(data, Variable):
             data = self.graph.constant(self.graph.unique(name), np.asarray(data))
         return data

@@ -161,22 +161,32 @@ def ones(graph: CalcGraph, n: Size, given: Iterable[Variable] = ()) -> Variable:
         raise CalcError(f"a value for each of {n} is wanted, and no placeholder has an axis of the batch")
     for axis in [k for k in range(x.rank) if k != along]:
         x = cut(x, axis, 0, 1)
-    column = reshaped(x, (x.shape[along], 1))
-    one = F.cast(F.logical_or(apply("equal", column, column), apply("not_equal", column, column)), None)
-    made = reshaped(expanded(one, (1, n.a)), (n,))
+    column = F.stop_gradient(reshaped(F.cast(x, None), (x.shape[along], 1)))
+    made = reshaped(expanded(F.pow(column, 0.0), (1, n.a)), (n,))  # x^0 is 1, also of NaN
     made.rename(graph.unique("ones")).unnamed = True
     return made
+
+
+def repeated(graph: CalcGraph, data: Any, shape: Sequence[Size], given: Iterable[Variable] = ()) -> Any:
+    """Data of as many axes, of one element where this says another number, so many times; the batch by `ones`."""
+    sizes = [*shape]
+    for k, n in enumerate(sizes):
+        if isinstance(n, Affine):
+            made = reshaped(ones(graph, n, given), [n if i == k else 1 for i in range(len(sizes))])
+            data, sizes[k] = made if _is_one(data) else data * made, 1
+    return expanded(data, [int(n) for n in sizes])
+
+
+def _is_one(data: Any) -> bool:
+    """Whether it is the number 1."""
+    value = data.init if isinstance(data, Variable) and data.kind == "constant" else data
+    return not isinstance(value, Variable) and np.size(value) == 1 and bool(np.all(value == 1))
 
 
 def spread(x: Variable, shape: Sequence[Size]) -> Variable:
     """x in a shape that it broadcasts to."""
     x = reshaped(x, (*(1,) * (len(shape) - x.rank), *x.shape))
-    missing = [1 if size_of(n) != 1 else size_of(m) for n, m in zip(x.shape, shape)]
-    for k, n in enumerate(missing):
-        if isinstance(n, Affine):
-            x = x * reshaped(ones(x.graph, n), [n if i == k else 1 for i in range(len(shape))])
-            missing[k] = 1
-    return expanded(x, [int(n) for n in missing])
+    return repeated(x.graph, x, [1 if size_of(n) != 1 else size_of(m) for n, m in zip(x.shape, shape)])
 
 
 def expanded(data: Any, shape: Sequence[int]) -> Any:
