@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from calcvm.equations.ranges import Ranges
 from calcvm.equations.tree import Equation, Name, Node, bound, parts
 from calcvm.errors import UnsupportedOperator
 from calcvm.graph import Operation, Path, Variable, apply, copied, reached, same_order
+from calcvm.indexed.einsum import einsum
 from calcvm.indexed.lowering import Lowering
 from calcvm.indexed.products import varies
-from calcvm.indexed.values import ones, reshaped, size_of, spread, transposed
+from calcvm.indexed.values import ones, padded, reshaped, size_of, spread, transposed
 from calcvm.ops.dims import Affine
 from calcvm.ops.equation import equation_of
 from calcvm.ops.gradient import GRADIENT
@@ -112,6 +114,9 @@ class _Gradients:
             turned = transposed(_as_it_lies(first, y.layout), [order.index(k) for k in range(v.rank)])
             self.give(v, _lying_as(v, turned))
             return
+        if spec.name == "slice" or (spec.name == "pad" and op.attrs["mode"] != "constant"):
+            self.give(op.inputs["x"], _around(first, op) if spec.name == "slice" else _without_pads(first, op))
+            return
         for n in spec.passes:
             if n in wanted:
                 self.give(op.inputs[n], first)
@@ -145,9 +150,17 @@ class _Rows:
 
     def value(self, row: RowSpec, name: str) -> Variable:
         """A result of a row, in the axes in which it lies."""
-        if row.name not in self.lowered:
-            self.lowered[row.name] = self.lower(row)
-        return self.lowered[row.name].result(name)
+        try:
+            if row.name not in self.lowered:
+                self.lowered[row.name] = self.lower(row)
+            return self.lowered[row.name].result(name)
+        except UnsupportedOperator as error:  # with the row's equation, which is not the user's
+            what, *internal = str(error).split("\n")
+            if not internal:
+                raise
+            why, of_batch = what.partition(": ")[0], "it counts the batch, whose places no row makes: take other axes"
+            why = of_batch if "counts the batch" in why else why
+            raise UnsupportedOperator(f"gradient: {self.op.name!r} has no second derivative here: {why}") from None
 
     def words_of(self, row: RowSpec) -> dict[str, Any]:
         """The row's own words: other rows of the operator may have others by these names."""
@@ -198,6 +211,32 @@ def _as_it_lies(v: Variable, layout: str) -> Variable:
 def _lying_as(v: Variable, x: Variable) -> Variable:
     """``x``, whose axes lie as those of ``v`` do, in the shape that users see of ``v``."""
     return transposed(reshaped(x, laid(v.shape, v.layout)), back(v.layout, v.rank))
+
+
+def _around(dy: Variable, op: Operation) -> Variable:
+    """The gradient of a slice, between zeros."""
+    starts = (*op.attrs["starts"], *[0] * dy.rank)
+    for axis, (n, m) in enumerate(zip(op.inputs["x"].shape, dy.shape)):
+        if n != m:
+            first = (starts[axis] or 0) % n.b
+            dy = padded(dy, axis, first, n.b - m.b - first, 0.0)
+    return dy
+
+
+def _without_pads(dy: Variable, op: Operation) -> Variable:
+    """The gradient of what is padded by elements of its own: along each axis a product with rows of 0 and 1."""
+    pads, rank = op.attrs["pads"], dy.rank
+    for axis, (p, q) in enumerate(zip(pads[:rank], pads[rank:])):
+        if p + q:
+            n = int(op.inputs["x"].shape[axis])
+            at = np.arange(-p, n + q)
+            shown = {"reflect": n - 1 - abs(n - 1 - abs(at)), "edge": at.clip(0, n - 1), "wrap": at % n}[
+                op.attrs["mode"]
+            ]
+            indexes = ascii_lowercase[:rank]
+            result = indexes.replace(indexes[axis], "z")
+            dy = einsum(f"{indexes},{indexes[axis]}z->{result}", dy, np.equal.outer(shown, np.arange(n)).astype(float))
+    return dy
 
 
 def _values(equations: Sequence[Equation]) -> set[str]:
