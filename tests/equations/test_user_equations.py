@@ -392,6 +392,20 @@ def test_equal_parts_are_computed_once():
     assert [rows.count(row) for row in ("mean_fwd", "sub_fwd")] == [2, 1]
 
 
+@pytest.mark.parametrize("body", ["x[b, o*3 + t]", "exp(x[b, o*3 + t])", "sigmoid(2*x[b, o*3 + t] + x[b, o*3 + t])"])
+@pytest.mark.parametrize("how", ["max", "min"])
+def test_the_first_of_equals_in_a_window_has_the_gradient(how, body):
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 6))
+    with g.path("p") as p:
+        y = cv.equation(f"y[b,o] = {how}[t<3] {body}", x=x)
+        p.output = d = cv.gradient(cv.sum(y), x)
+    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=2, dtype="float64"))
+    model["x"] = np.zeros((2, 6))
+    model.forward("p")
+    assert (model[d.name] > 0).tolist() == 2 * [2 * [True, False, False]]
+
+
 def test_operands_may_have_any_name():
     g = cv.CalcGraph()
     x = g.placeholder("x", (None, 4))

@@ -223,6 +223,22 @@ def cases() -> dict[str, Case]:
         "max with zeros beyond": Case(
             "y[n,o] = max[t<3] x[n, o + t - 1]", {"x": (None, 6)}, lambda x: windows(x, 3, 1, 1).amax(-1), rows=("maximum_fwd",),
         ),
+        "max_pool of an expression": Case(
+            "y[n,o,c] = max[t<3] relu(x[n, o*2 + t, c] - w[c])", {"x": (None, 9, 2), "w": (2,)},
+            lambda x, w: f.max_pool1d(f.relu(x - w).mT, 3, 2).mT, rows=("max_pool_fwd",), without=("maximum_fwd",),
+        ),
+        "min_pool of a product": Case(
+            "y[n,o,p] = min[t<2,u<2] x[n, o + t, p + u]*w[o + t, p + u]", {"x": (None, 4, 5), "w": (4, 5)},
+            lambda x, w: -f.max_pool2d((-x*w)[:, None], 2, 1)[:, 0], rows=("max_pool_fwd",), without=("minimum_fwd",),
+        ),
+        "max of windows of an expression beyond the ends": Case(
+            "y[n,o] = max[t<3] exp(x[n, o + t - 1])", {"x": (None, 6)},
+            lambda x: f.max_pool1d(f.pad(x, (1, 1)).exp()[:, None], 3, 1)[:, 0], rows=("maximum_fwd",), without=("max_pool_fwd",),
+        ),
+        "max of windows and what else runs with them": Case(
+            "y[n,o] = max[t<3] x[n, o + t]*w[t]", {"x": (None, 6), "w": (3,)},
+            lambda x, w: (x.unfold(1, 3, 1)*w).amax(2), rows=("maximum_fwd",), without=("max_pool_fwd",),
+        ),
         "avg_pool": Case(
             "y[n,i,c] = mean[t<2] x[n, i*2 + t, c]", {"x": (None, 8, 3)}, lambda x: f.avg_pool1d(x.mT, 2).mT, rows=("avg_pool_fwd",),
             without=("transpose_fwd",),

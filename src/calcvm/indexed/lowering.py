@@ -12,6 +12,7 @@ import numpy as np
 
 from calcvm import functions as F
 from calcvm.equations import meaning
+from calcvm.equations.places import placed
 from calcvm.equations.ranges import Ranges
 from calcvm.equations.tree import (
     ONE,
@@ -24,6 +25,8 @@ from calcvm.equations.tree import (
     Number,
     Reduction,
     call,
+    names,
+    rewritten,
     substituted,
     walk,
 )
@@ -244,7 +247,8 @@ class Lowering(Elements):
                 total = self.value(Reduction("sum", node.indexes, node.body, node.at), order)
                 return self.of_two("/", node, total, Value(int(divisor)), order)
         if taps := self.taps([node.body], over):
-            v = self.pooling(how, node.body, over, taps, order)
+            seen = self.seen_at_once(node.body, taps) if how in ("max", "min") else None
+            v = self.pooling(how, seen or node.body, over, taps, order)
             if v is None and how in FOLDS:
                 v = self.unrolled(node, taps, order)
             if v is not None:
@@ -464,6 +468,36 @@ class Lowering(Elements):
         if v is None or not rest:
             return v
         return self.reduced(Reduction(how, tuple(map(Index, rest)), body, body.at), v, rest, order)
+
+    def seen_at_once(self, body: Node, taps: Sequence[str]) -> Element | None:
+        """An expression of elements that all stand at one place of a window, as an element of its array; None: others.
+
+        It is computed once a place, and of equals in a row of pooling the first one has the gradient.
+        """
+        at: dict[str, Node] = {}
+
+        def rule(node: Node) -> Node:
+            if not isinstance(node, Element):
+                return node
+            places = [*node.places]
+            for k, (place, n) in enumerate(zip(node.places, self.shape(node))):
+                if names(place) & {*taps}:
+                    new = next((v for v, p in at.items() if p == placed(place) and self.extents[v] == n), None)
+                    at[new := new or self.another(n)] = placed(place)
+                    places[k] = Name(new)
+            return Element(node.array, tuple(places), node.beyond, node.at)
+
+        value = rewritten(body, rule)
+        free = names(value)
+        if isinstance(body, Element) or not at or free & set().union(*map(names, at.values())):
+            return None
+        kept = self.indexes(value)
+        array = next(self.fresh)
+        self.parts[array] = Equation(array, tuple(map(Index, kept)), value, self.text, body.at)
+        self.found.shapes[array] = tuple(self.extents[v] for v in kept)
+        element = Element(array, tuple(at.get(v, Name(v)) for v in kept), at=body.at)
+        found = self.windows(element, taps)
+        return element if found and all(w.inside for w in found[1]) else None
 
     def unrolled(self, node: Reduction, taps: Sequence[str], order: Sequence[str]) -> Value:
         """A reduction over windows as one of what each tap reads."""
