@@ -126,7 +126,7 @@ class _Stages:
             self.parts[equation.name] = equation
             return
         value = self.lifted(equation.value, top=not own_elements(equation))
-        how, over = "", ()
+        how, over = "", kept[:0]
         if isinstance(value, Reduction):
             how, over, value = value.how, value.indexes, value.body
         stage = Stage(equation.name, kept, how, over, value, True, _scan(equation, self.plain.name))
