@@ -13,6 +13,7 @@ from dataclasses import field
 from calcvm.equations.rows import Ranged, read_ranged
 from calcvm.equations.text import show, show_equations
 from calcvm.equations.tree import (
+    Call,
     Element,
     Equation,
     Index,
@@ -137,8 +138,21 @@ class _Stages:
         of = self.parts.get(node.array if isinstance(node, Element) else node.name if isinstance(node, Name) else "")
         if of is None:
             return node
-        places = node.places if isinstance(node, Element) else ()
-        return put_in(of.value, {i.name: p for i, p in zip(of.kept or (), places)}, self.another)
+        if isinstance(node, Name):
+            return put_in(of.value, {}, self.another)
+        assert isinstance(node, Element)
+        value = put_in(of.value, {i.name: p for i, p in zip(of.kept or (), node.places)}, self.another)
+        for index, place in zip(of.kept or (), node.places):
+            if isinstance(place, Name) and self.extents.get(place.name) == index.extent:
+                continue
+            if any(isinstance(n, Element) or (isinstance(n, Call) and n.function == "/") for n in walk(place)):
+                raise CalcError(
+                    f"row {self.plain.name!r}: {of.name} is no operand, and is read at {show(place)}: make it one"
+                )
+            assert index.extent is not None
+            inside = call("and", call(">=", place, Number(0)), call("<", place, index.extent))
+            value = call("where", inside, value, Number(node.beyond))
+        return value
 
     def another(self, index: Index) -> Index:
         """An index of the same range that nobody has."""

@@ -150,9 +150,10 @@ class _Text:
         return bool(stage.how) and (stage.kept == self.units if stage.result else stage in self.shared)
 
     def along(self, stage: Stage) -> bool:
-        """Whether neighbours in memory are reduced: where no operand has the last kept index last."""
-        last = {v for n in walk(stage.value) if isinstance(n, Element) and n.places for v in names(n.places[-1])}
-        return not stage.kept or stage.kept[-1].name not in last
+        """Whether neighbours in memory are reduced: where of no operand that is, neighbours are kept."""
+        over, kept = {i.name for i in stage.over}, {i.name for i in stage.kept[-1:]}
+        found = [n for n in walk(stage.value) if isinstance(n, Element) and n.places and over & names(n)]
+        return not any(kept & names(n.places[-1]) for n in found)
 
     def temporaries(self, stage: Stage) -> list[Stage]:
         """Stages that it reads and that the thread computes itself."""
@@ -483,12 +484,12 @@ class _Text:
         return [f"a = ({', '.join(self.parameters())})", "n = stop - first", *lines[:-1]]  # without the last sync
 
     def batches(self, lines: list[str]) -> list[str]:
-        slots = "1"
-        for stage in self.wide:
-            slots = f"max({slots}, 1 << slots_of({self.volume(stage.over)}))"
-        body = [f"slots = {slots}", f"most = units_at_once(slots, {len(self.shared)})"]
-        areas = [("totals", FLOAT, "0"), ("counts", INT, "0")]
-        areas += [(self.called[s.name], self.kinds[s.name], f"(slots + {k}) * most") for k, s in enumerate(self.shared)]
+        slots = [f"1 << slots_of({n})" for n in dict.fromkeys(self.volume(stage.over) for stage in self.wide)]
+        most = slots[0] if len(slots) == 1 else f"max({', '.join(slots)})"
+        body = [f"slots = {most}", f"most = units_at_once(slots, {len(self.shared)})"]
+        floats = {self.kinds[stage.name] == FLOAT for stage in self.wide}
+        areas = [("totals" if of == FLOAT else "counts", of, "0") for of in (FLOAT, INT) if (of == FLOAT) in floats]
+        areas += [(self.called[s.name], self.kinds[s.name], f"{f'(slots + {k})' if k else 'slots'} * most") for k, s in enumerate(self.shared)]
         body += [f"{name} = {'scratch' if kind == FLOAT else 'whole_scratch'}(h, {cell})" for name, kind, cell in areas]
         inside = ["n = min(most, stop - first)", f"a = ({', '.join(self.parameters())})", *lines, "first += n"]
         return [*body, "while first < stop:", *_indented(inside)]

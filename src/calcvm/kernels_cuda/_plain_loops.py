@@ -23,8 +23,8 @@ NOWHERE = 1 << 62  # a place beyond the ends of everything, and more than every 
 INF, NAN = float("inf"), float("nan")
 LENGTH = 128  # elements whose total is a number of its own, so that the error of a sum does not grow with each
 
-functions = {name: formula(of) for name, of in FUNCTIONS.items()}  # of one number
-functions |= {"abs": functions["fabs"], "sigmoid": functions["logistic"], "relu": formula(lambda x: where(x < 0, 0.0, x))}
+functions = {f.equation: formula(f) for f in FUNCTIONS.values()}  # of one number
+functions |= {"relu": formula(lambda x: where(x < 0, 0.0, x))}
 
 
 # ---------------------------------------------------------------- integers
@@ -94,7 +94,8 @@ def _axis(before, axis):
     """The place in axes up to this one, and whether it is in all of them; ``sure`` : it is in this one."""
     place, inside = before
     k, n, sure = axis
-    return place * n + k, inside and (sure or (k >= 0 and k < n))
+    there = sure or (k >= 0 and k < n)
+    return place * n + (k if there else 0), inside and there
 
 
 @device
@@ -140,7 +141,7 @@ def strands(term, join, zero, a, here, k, last, step):
     total = zero
     while k <= last:
         end = min(last, k + (LENGTH - 1) * step)
-        total = join(total, fold(term, join, zero, zero, a, at, k, end, step))
+        total = join(total, fold(term, join, zero, zero, a, here, k, end, step))
         k += LENGTH * step
     return total
 
