@@ -13,6 +13,7 @@ from dataclasses import field
 from calcvm.equations.rows import Ranged, read_ranged
 from calcvm.equations.text import show, show_equations
 from calcvm.equations.tree import (
+    COMPARISONS,
     Call,
     Element,
     Equation,
@@ -141,18 +142,21 @@ class _Stages:
         if isinstance(node, Name):
             return put_in(of.value, {}, self.another)
         assert isinstance(node, Element)
-        value = put_in(of.value, {i.name: p for i, p in zip(of.kept or (), node.places)}, self.another)
+        at, inside = {}, []
         for index, place in zip(of.kept or (), node.places):
-            if isinstance(place, Name) and self.extents.get(place.name) == index.extent:
-                continue
-            if any(isinstance(n, Element) or (isinstance(n, Call) and n.function == "/") for n in walk(place)):
-                raise CalcError(
-                    f"row {self.plain.name!r}: {of.name} is no operand, and is read at {show(place)}: make it one"
-                )
             assert index.extent is not None
-            inside = call("and", call(">=", place, Number(0)), call("<", place, index.extent))
-            value = call("where", inside, value, Number(node.beyond))
-        return value
+            if any(isinstance(n, Element) for n in walk(place)):
+                raise CalcError(
+                    f"row {self.plain.name!r}: {of.name} is read at {show(place)}, which is data: make it an operand"
+                )
+            if isinstance(place, Call) and place.function == "/":
+                inside.append(call("==", call("%", *place.arguments), Number(0)))
+                place = call("//", *place.arguments)
+            if not (isinstance(place, Name) and self.extents.get(place.name) == index.extent):
+                inside += [call(">=", place, Number(0)), call("<", place, index.extent)]
+            at[index.name] = place
+        value = put_in(of.value, at, self.another)
+        return _guarded(inside, value, node.beyond) if inside else value
 
     def another(self, index: Index) -> Index:
         """An index of the same range that nobody has."""
@@ -180,6 +184,26 @@ class _Stages:
             self.stages = (*self.stages, Stage(name, kept, node.how, node.indexes, node.body, False))
         name, kept_names = self.known[key]
         return Element(name, tuple(map(Name, kept_names)))
+
+
+def _guarded(conditions: Sequence[Node], value: Node, beyond: float) -> Node:
+    """The value where the conditions hold, elsewhere what lies beyond the ends."""
+    inside = conditions[0]
+    for condition in conditions[1:]:
+        inside = call("and", inside, condition)
+    if _is_condition(value):
+        return call("or", call("not", inside), value) if beyond else call("and", inside, value)
+    return call("where", inside, value, Number(beyond))
+
+
+def _is_condition(node: Node) -> bool:
+    if isinstance(node, Reduction):
+        return node.how in ("any", "all")
+    return isinstance(node, Call) and (
+        node.function in ("and", "or", "not", *COMPARISONS)
+        or node.function == "where"
+        and _is_condition(node.arguments[1])
+    )
 
 
 def bound_in(equation: Equation) -> Iterator[Index]:

@@ -300,23 +300,22 @@ class _Text:
         sure = [self.is_sure(place, axis) for place, axis in zip(node.places, axes)]
         places, extents = [self.whole(place) for place in node.places], [self.extent(axis) for axis in axes]
         x = f"cells({array})" if kind == BOOL else array
-        if all(sure):
+        own = {INT: "whole_at" if type_ == "index" else "wide_at", BOOL: "holds_at", FLOAT: "number_at"}[kind]
+        if not all(sure):
+            of_data = any({*arrays(place)} & {*self.plain.operands} for place in node.places)
+            triples = ", ".join(map("({}, {}, {})".format, places, extents, sure))
+            taken = f"{own}, h, {x}, ({triples},), {self.constant(node.beyond, kind)}"
+            text = f"read_known(me, {taken})" if of_data and not node.beyond else f"read({taken})"
+        elif kind == FLOAT and not type_:
             text = f"{x}[{self.flat(places, extents)}]"
         else:
-            of_data = any({*arrays(place)} & {*self.plain.operands} for place in node.places)
-            taken = f"{x}, ({', '.join(map('({}, {}, {})'.format, places, extents, sure))},), like({x}, {_number(node.beyond)})"
-            text = f"read_known(me, {taken})" if of_data and not node.beyond else f"read({taken})"
-        if kind == INT:
-            text = f"whole({text})" if type_ == "index" else f"wide({text})"
-        elif kind == BOOL:
-            text = f"({text} != 0)"
-        elif type_:
-            text = f"like(h, {text})"
+            text = f"{own}(h, {x}, {self.flat(places, extents)})"
         if node.array in self.plain.left_out:
-            instead = self.plain.left_out[node.array]
-            other = self.value(Number(float(instead) if kind == FLOAT else int(instead)), INT if kind == BOOL else kind)
-            text = f"({text} if given(me, {array}) else {f'({other} != 0)' if kind == BOOL else other})"
+            text = f"({text} if given(me, {array}) else {self.constant(self.plain.left_out[node.array], kind)})"
         return text
+
+    def constant(self, value: float, kind: str) -> str:
+        return str(int(value)) if kind == INT else str(value != 0) if kind == BOOL else f"like(h, {_number(value)})"
 
     def is_sure(self, place: Node, axis: Node) -> bool:
         """Whether a place is in its axis whatever the words are."""

@@ -104,19 +104,25 @@ def find(axes):
     return folded(_axis, ((0, True),) + axes)
 
 
+number_at = device(lambda h, x, k: like(h, x[k]))
+wide_at = device(lambda h, x, k: wide(x[k]))
+whole_at = device(lambda h, x, k: whole(x[k]))
+holds_at = device(lambda h, x, k: x[k] != 0)
+
+
 @device
-def read(x, axes, beyond):
-    """The element at these places, or ``beyond``."""
+def read(of, h, x, axes, beyond):
+    """The element of x at these places as a value, ``of(h, x, k)``, or ``beyond``."""
     place, inside = find(axes)
-    return x[place] if inside else beyond
+    return of(h, x, place) if inside else beyond
 
 
 @device
-def read_known(me, x, axes, beyond):
-    """The element at these places, which data say: others trap."""
+def read_known(me, of, h, x, axes, beyond):
+    """The same at places that data say: others trap."""
     place, inside = find(axes)
     if inside:
-        return x[place]
+        return of(h, x, place)
     trap(me, BAD_PLACE)
     return beyond
 
@@ -226,12 +232,12 @@ def together(by, term, join, zero, a, unit, y, totals, most, n, R, along):
 
 # ---------------------------------------------------------------- all that texts name
 KNOWN: dict[str, Any] = functions | {
-    "INF": INF, "NAN": NAN, "NOWHERE": NOWHERE, "power2": power2, "power3": power3, "power4": power4,
+    "INF": INF, "NAN": NAN, "NOWHERE": NOWHERE, "power": power, "number_at": number_at, "wide_at": wide_at, "whole_at": whole_at, "holds_at": holds_at, "power2": power2, "power3": power3, "power4": power4,
 } | {
     f.__name__: f
     for f in (
         add, alone, at, cells, device, divide, each, every, exact, floor_div, floor_mod, given, greater, like, lines, magnitude, maximum,
-        minimum, multiply, power, read, read_known, scan, scratch, share, slots_of, smaller, strand, strands, sync, thread, threads,
+        minimum, multiply, read, read_known, scan, scratch, share, slots_of, smaller, strand, strands, sync, thread, threads,
         together, units_at_once, whole, whole_scratch, wide,
     )
 }  # fmt: skip
