@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -14,7 +14,7 @@ from calcvm.equations.meaning import evaluate
 from calcvm.equations.plain import Plain
 from calcvm.equations.ranges import ranges
 from calcvm.equations.text import show_equations
-from calcvm.equations.tree import Equation, Index, Name, Reduction, rewritten
+from calcvm.equations.tree import Element, Equation, Index, Name, Node, Reduction, rewritten, walk
 from calcvm.kernel import PREFIX
 
 GUARD, RESERVED = 8, 2  # 8-byte cells around an operand, and at a heap's begin
@@ -40,14 +40,22 @@ class Row:
         self.words: dict[str, int] = {}
         extents = {v: self.size(f"n_{v}", n) for v, n in found.extents.items()}
         self.values = dict(values)
+        self.extents = dict(found.extents)
         self.shapes = {e.name: found.shapes[e.name] for e in self.equations if results is None or e.name in results}
-        declares = "; ".join(self.declared(k, v.shape) for k, v in values.items() if v.ndim)
+        declares = "; ".join(self.declared(k, v.shape, extents) for k, v in values.items() if v.ndim)
         said = {**(types or {}), **{k: TYPES[v.dtype.kind] for k, v in values.items() if v.dtype.kind != "f"}}
         text = show_equations(_ranged(self.equations, extents))
         self.plain = Plain(name, text, tuple(self.words), (*values, *self.shapes), (), said, declares)
 
-    def declared(self, array: str, shape: tuple[int, ...]) -> str:
-        axes = [f"{array.lower()}{k}_<{self.size(f'{array}_{k}', n).name}" for k, n in enumerate(shape)]
+    def declared(self, array: str, shape: tuple[int, ...], extents: Mapping[str, Name]) -> str:
+        """Its axes: as long as an index that is all that is read there, or of a word of their own."""
+        axes = []
+        for k, n in enumerate(shape):
+            at = {p for e in self.equations for p in _places(e.value, array, k)}
+            (index,) = at if len(at) == 1 else (None,)
+            own = isinstance(index, Name) and self.words[extents[index.name].name] == n
+            size = extents[index.name] if own else self.size(f"{array}_{k}", n)
+            axes.append(f"{array.lower()}{k}_<{size.name}")
         return f"{array}[{','.join(axes)}]"
 
     def size(self, name: str, n: int) -> Name:
@@ -88,6 +96,10 @@ class Row:
             out[name] = heap[begin : begin + n].view(self.type_of(name, dtype)).reshape(shape).copy()
         assert (heap[outside] == before[outside]).all(), f"{self.plain.name} wrote outside its results"
         return out
+
+
+def _places(node: Node, array: str, k: int) -> Iterator[Node]:
+    yield from (n.places[k] for n in walk(node) if isinstance(n, Element) and n.array == array)
 
 
 def _ranged(equations: Sequence[Equation], extents: Mapping[str, Name]) -> list[Equation]:

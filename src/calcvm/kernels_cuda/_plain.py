@@ -108,6 +108,7 @@ class _Text:
         self.shared = [s for s in self.stages if not s.result and {i.name for i in s.kept} <= inside]
         self.wide = [s for s in self.stages if self.is_wide(s)]
         self.functions: list[str] = []
+        self.numbered: tuple[Index, ...] = ()  # indexes that the function at hand makes of the number k of an element
         self.check()
 
     def wrong(self, what: str) -> CalcError:
@@ -306,13 +307,22 @@ class _Text:
             triples = ", ".join(map("({}, {}, {})".format, places, extents, sure))
             taken = f"{own}, h, {x}, ({triples},), {self.constant(node.beyond, kind)}"
             text = f"read_known(me, {taken})" if of_data and not node.beyond else f"read({taken})"
-        elif kind == FLOAT and not type_:
-            text = f"{x}[{self.flat(places, extents)}]"
         else:
-            text = f"{own}(h, {x}, {self.flat(places, extents)})"
+            place = self.flat(*self.merged(node.places, places, extents))
+            text = f"{x}[{place}]" if kind == FLOAT and not type_ else f"{own}(h, {x}, {place})"
         if node.array in self.plain.left_out:
             text = f"({text} if given(me, {array}) else {self.constant(self.plain.left_out[node.array], kind)})"
         return text
+
+    def merged(self, nodes: Sequence[Node], places: list[str], extents: list[str]) -> tuple[list[str], list[str]]:
+        """Places, those of neighbouring indexes that the number k of an element has as one: nothing is divided for it."""
+        met, own = [n.name if isinstance(n, Name) else "" for n in nodes], [i.name for i in self.numbered]
+        for j in range(len(met)) if own else ():
+            if met[j : j + len(own)] == own:
+                many = self.volume(self.numbered)
+                whole = f"({many})" if " " in many else many
+                return [*places[:j], "k", *places[j + len(own) :]], [*extents[:j], whole, *extents[j + len(own) :]]
+        return places, extents
 
     def constant(self, value: float, kind: str) -> str:
         return str(int(value)) if kind == INT else str(value != 0) if kind == BOOL else f"like(h, {_number(value)})"
@@ -376,13 +386,13 @@ class _Text:
 
     def digits(self, flat: str, indexes: Sequence[Index]) -> list[str]:
         """Lines that make indexes of the number of an element."""
-        lines = []
+        if len(indexes) < 2:
+            return [f"{self.called[i.name]} = {flat}" for i in indexes]
+        lines = [] if flat == "u" else [f"u = {flat}"]
         for index in reversed(indexes[1:]):
             name, n = self.called[index.name], self.extent(index.extent)
-            lines += [f"u = divide({flat}, {n})" if flat != "u" else f"{name}, u = u, divide(u, {n})"]
-            lines += [f"{name} = {flat} - u * {n}" if flat != "u" else f"{name} -= u * {n}"]
-            flat = "u"
-        return [*lines, f"{self.called[indexes[0].name]} = {flat}"] if indexes else lines
+            lines += [f"{name}, u = u, divide(u, {n})", f"{name} -= u * {n}"]
+        return [*lines, f"{self.called[indexes[0].name]} = u"]
 
     def batch(self) -> str:
         """The line that finds a unit's number in the batch."""
@@ -390,7 +400,7 @@ class _Text:
         return f"c = {self.flat(places, extents)} - first"
 
     def term(self, stage: Stage) -> None:
-        ahead = self.ahead(stage)
+        ahead, self.numbered = self.ahead(stage), stage.over
         rest = [s for s in self.temporaries(stage) if s not in ahead]
         kind = INT if self.kinds[stage.name] == BOOL else self.kinds[stage.name]
         kept = [i.name for i in stage.kept]
@@ -416,7 +426,7 @@ class _Text:
 
     def set(self, stage: Stage) -> list[str]:
         """The loop that sets a result element by element."""
-        to, temporaries = self.kind_of(stage.name), self.temporaries(stage)
+        to, temporaries, self.numbered = self.kind_of(stage.name), self.temporaries(stage), stage.kept
         if stage.how:
             value = self.computed(stage)
             if to == FLOAT != self.kinds[stage.name]:
@@ -424,7 +434,9 @@ class _Text:
             temporaries = []
         else:
             value = self.value(stage.value, INT if to == BOOL else to)
-        lines = [*self.digits("k", stage.kept), self.batch(), *self.made_here(temporaries), f"return {value}"]
+        lines = [*self.made_here(temporaries), f"return {value}"]
+        batch = [self.batch()] if any(re.search(r"\bc\b", line) for line in lines) else []
+        lines = [*self.digits("k", stage.kept), *batch, *lines]
         self.function(f"value_{stage.name}(a, q, k)", self.said(stage), lines)
         loop = "every" if stage.how or temporaries else "each"
         begin, end = self.ends(stage.kept[len(self.units) :])
@@ -439,7 +451,7 @@ class _Text:
     def scanned(self, stage: Stage) -> list[str]:
         """The loop over lines of a scan."""
         assert stage.scan is not None
-        along, direction = stage.scan
+        (along, direction), self.numbered = stage.scan, ()
         k = [i.name for i in stage.kept].index(along)
         line, i = [*stage.kept[:k], *stage.kept[k + 1 :]], self.called[along]
         lines = [self.taken(i.name for i in line), *self.made_here(self.temporaries(stage))]
