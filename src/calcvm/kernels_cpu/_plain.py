@@ -457,9 +457,13 @@ class _Row:
             if name in plain.left_out:
                 first = b.gep(b.bitcast(heap, pointer.type), [c64(-1)])
                 there = Cond(b.icmp_unsigned("!=", b.ptrtoint(pointer, I64), b.ptrtoint(first, I64)))
-            kind = KINDS.get(plain.types.get(name, ""), NUMBER)
+            kind = (
+                KINDS.get(plain.types.get(name, ""), NUMBER)
+                if isinstance(t.dtype, (types.Integer, types.Boolean))
+                else NUMBER
+            )
             self.operands[name] = Operand(
-                pointer, t.dtype, kind, plain.axes[name], there, float(plain.left_out.get(name, 0))
+                pointer, t.dtype, kind, plain.axes.get(name, ()), there, float(plain.left_out.get(name, 0))
             )
 
     def trap(self) -> None:

@@ -322,7 +322,8 @@ class Values:
     def divided(self, place: Node, p: Point) -> tuple[Whole, Cond]:
         """A place, and whether it is one: a quotient without a rest."""
         if not (isinstance(place, Call) and place.function == "/"):
-            return self.of(place, p), TRUE
+            at = self.of(place, p)
+            return at if isinstance(at, Whole) else self.integer(at), TRUE
         (above, exact), (below, _) = (self.divided(argument, p) for argument in place.arguments)
         quotient, rest = self.w.divided(above, below)
         return quotient, self.w.both(exact, self.w.compare("==", rest, Whole(0)))
@@ -385,12 +386,15 @@ class Values:
             return Cond(as_number(v, o.dtype, "bool").v)
         if o.kind == NUMBER:
             return V(b, in_memory(as_number(v, o.dtype, ""), None, self.e.element).v)
-        if isinstance(v.element, ir.IntType):
-            x = in_memory(as_number(v, o.dtype, ""), types.int64, I64)
-        else:  # a float that is no integer is no place
-            x = in_memory(v, types.int64, I64)
-            same = b.fcmp_ordered("==", b.sitofp(x.v, v.v.type), v.v)
-            x = V(b, b.select(same, x.v, x.const(-(2**63)).v))
+        x = in_memory(as_number(v, o.dtype, ""), types.int64, I64)
+        return Whole(0, vector=x.v) if x.lanes else Whole(x.v)
+
+    def integer(self, v: V) -> Whole:
+        """A float as a place: one that is no integer is none."""
+        b = self.b
+        x = in_memory(v, types.int64, I64)
+        same = b.fcmp_ordered("==", b.sitofp(x.v, v.v.type), v.v)
+        x = V(b, b.select(same, x.v, x.const(-(2**63)).v))
         return Whole(0, vector=x.v) if x.lanes else Whole(x.v)
 
     def stored(self, name: str, value: Value, p: Point, kept: Sequence[str]) -> None:
