@@ -139,24 +139,33 @@ class _Stages:
         of = self.parts.get(node.array if isinstance(node, Element) else node.name if isinstance(node, Name) else "")
         if of is None:
             return node
-        if isinstance(node, Name):
+        if not isinstance(node, Element):
             return put_in(of.value, {}, self.another)
-        assert isinstance(node, Element)
-        at, inside = {}, []
+        inside: Node | None = None
+        at: dict[str, Node] = {}
         for index, place in zip(of.kept or (), node.places):
-            assert index.extent is not None
-            if any(isinstance(n, Element) for n in walk(place)):
-                raise CalcError(
-                    f"row {self.plain.name!r}: {of.name} is read at {show(place)}, which is data: make it an operand"
-                )
-            if isinstance(place, Call) and place.function == "/":
-                inside.append(call("==", call("%", *place.arguments), Number(0)))
-                place = call("//", *place.arguments)
-            if not (isinstance(place, Name) and self.extents.get(place.name) == index.extent):
-                inside += [call(">=", place, Number(0)), call("<", place, index.extent)]
-            at[index.name] = place
+            at[index.name], there = self.within(place, index)
+            if there is not None:
+                inside = there if inside is None else call("and", inside, there)
         value = put_in(of.value, at, self.another)
-        return _guarded(inside, value, node.beyond) if inside else value
+        if inside is None:
+            return value
+        if isinstance(value, Call) and value.function in (*COMPARISONS, "and", "or", "not"):
+            return call("and", inside, value)
+        beyond = int(node.beyond) if node.beyond.is_integer() else node.beyond
+        return call("where", inside, value, Number(beyond))
+
+    def within(self, place: Node, index: Index) -> tuple[Node, Node | None]:
+        """A place as an integer, and whether it lies in an index's range; None: it does."""
+        assert index.extent is not None
+        if isinstance(place, Name) and self.extents.get(place.name) == index.extent:
+            return place, None
+        exact: Node | None = None
+        if isinstance(place, Call) and place.function == "/":
+            above, below = place.arguments
+            place, exact = call("//", above, below), call("==", call("%", above, below), Number(0))
+        inside = call("and", call("<=", Number(0), place), call("<", place, index.extent))
+        return place, inside if exact is None else call("and", exact, inside)
 
     def another(self, index: Index) -> Index:
         """An index of the same range that nobody has."""
@@ -184,26 +193,6 @@ class _Stages:
             self.stages = (*self.stages, Stage(name, kept, node.how, node.indexes, node.body, False))
         name, kept_names = self.known[key]
         return Element(name, tuple(map(Name, kept_names)))
-
-
-def _guarded(conditions: Sequence[Node], value: Node, beyond: float) -> Node:
-    """The value where the conditions hold, elsewhere what lies beyond the ends."""
-    inside = conditions[0]
-    for condition in conditions[1:]:
-        inside = call("and", inside, condition)
-    if _is_condition(value):
-        return call("or", call("not", inside), value) if beyond else call("and", inside, value)
-    return call("where", inside, value, Number(beyond))
-
-
-def _is_condition(node: Node) -> bool:
-    if isinstance(node, Reduction):
-        return node.how in ("any", "all")
-    return isinstance(node, Call) and (
-        node.function in ("and", "or", "not", *COMPARISONS)
-        or node.function == "where"
-        and _is_condition(node.arguments[1])
-    )
 
 
 def bound_in(equation: Equation) -> Iterator[Index]:
