@@ -1,0 +1,533 @@
+"""Kernels of rows whose equation says all: loops over the stages of `calcvm.equations.plain`, emitted as LLVM IR.
+
+Results are made in loops over their indexes, in the order in which they lie.  The last index is taken by vectors where what is read
+lies side by side along it; where it lies so along an index that is reduced, that one is, and lanes are combined by a tree.  A stage that
+is no result is made where all its indexes are known, and stays in registers.  The shape of a sum depends on its length alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from calcvm.equations.places import terms
+from calcvm.equations.plain import Plain, Stage
+from calcvm.equations.tree import Element, Index, Name, Node, Number, substituted, walk
+from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC
+from calcvm.kernels_cpu._common import I64, intrinsic_of
+from calcvm.kernels_cpu._folds import Fold
+from calcvm.kernels_cpu._formulas import V
+from calcvm.kernels_cpu._math import LONG, Lanes, _vectors, _when, add_exactly, counting
+from calcvm.kernels_cpu._target import current
+from calcvm.kernels_cpu._values import BAD_PLACE, KINDS, NUMBER, Operand, Point, Value, Values, kind_of
+from calcvm.kernels_cpu._vectors import c64
+from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
+
+BLOCK = 128  # terms of a sum that are added plainly, a lane
+WAYS = 4  # sums of a long reduction beside one another
+WIDE = 4  # vectors of results at once
+
+
+# ---------------------------------------------------------------- what lies side by side
+def strides(node: Element, axes: Sequence[Node], index: str) -> Any:
+    """How far apart elements are from one place of an index to the next: 0, 1, or None for anything else."""
+    found: dict[tuple[str, ...], int] = {}
+    for k, place in enumerate(node.places):
+        at = terms(place)
+        if at is None:
+            if any(isinstance(n, Name) and n.name == index for n in walk(place)):
+                return None
+            continue
+        below: dict[tuple[str, ...], int] = {(): 1}
+        for extent in axes[k + 1 :]:
+            size = terms(extent) or {(repr(extent),): 1}
+            below = _product(below, size)
+        for key, x in _product({key: x for key, x in at.items() if index in key}, below).items():
+            found[key] = found.get(key, 0) + x
+    found = {key: x for key, x in found.items() if x}
+    return 0 if not found else 1 if found == {(index,): 1} else None
+
+
+def _product(x: Mapping[tuple[str, ...], int], y: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
+    out: dict[tuple[str, ...], int] = {}
+    for a, p in x.items():
+        for b, q in y.items():
+            key = tuple(sorted(a + b))
+            out[key] = out.get(key, 0) + p * q
+    return out
+
+
+class Loops(Values):
+    """The loops of a row."""
+
+    # ------------------------------------------------------------ choices
+    def reads(self, stage: Stage) -> list[Element]:
+        """Elements of operands that a stage reads, by way of others too."""
+        out, left, seen = [], [stage.value], {stage.name}
+        while left:
+            for node in walk(left.pop()):
+                if not isinstance(node, Element):
+                    continue
+                other = self.stages.get(node.array)
+                if other is None or other.scan:
+                    out.append(node)
+                elif node.array not in seen:
+                    seen.add(node.array)
+                    left.append(other.value)
+        return out
+
+    def score(self, stage: Stage, index: str) -> tuple[int, int]:
+        """How many elements do not lie side by side along an index, and how many do, less."""
+        found = [strides(n, self.operands[n.array].axes, index) for n in self.reads(stage)]
+        return sum(s is None for s in found), -sum(s == 1 for s in found)
+
+    def best(self, stage: Stage) -> str:
+        """The reduced index that is best taken by lanes."""
+        return min(reversed(stage.over), key=lambda i: self.score(stage, i.name)).name
+
+    def reduces(self, stage: Stage, index: str) -> list[Stage]:
+        """Reductions that have an index and that a stage is made of."""
+        out = [stage] if stage.how else []
+        for node in walk(stage.value):
+            other = self.stages.get(node.array) if isinstance(node, Element) else None
+            if other is not None and other is not stage and index in {i.name for i in other.kept}:
+                out += self.reduces(other, index)
+        return out
+
+    def by_lanes(self, stage: Stage) -> str | None:
+        """The index of a result that is taken by vectors, its last, or None."""
+        kept = [i.name for i in stage.kept if i.extent != Number(1)]
+        if not kept or (stage.scan and stage.scan[0] == kept[-1]):
+            return None
+        last = kept[-1]
+        for other in self.reduces(stage, last):
+            if (
+                other.over
+                and self.score(other, last) > self.score(other, self.best(other))
+                and self.score(other, last)[0]
+            ):
+                return None
+        return last
+
+    # ------------------------------------------------------------ reductions
+    def reduce(self, stage: Stage, points: Sequence[Point]) -> list[Value]:
+        """A stage's reduction at several points at once."""
+        wide = any(p.at[i.name].wide for p in points for i in stage.kept)
+        by = None if wide else self.best(stage)
+        inner = next(i for i in stage.over if i.name == by) if by else stage.over[-1]
+        kind = self.kind_of_value(stage)
+        fold = Fold(self, stage.how, kind, wide or by is not None)
+        run = _Reduction(self, stage, fold, [i for i in stage.over if i is not inner], inner, bool(by))
+        return run.all(points)
+
+    def kind_of_value(self, stage: Stage) -> str:
+        return kind_of(stage.value, self.kinds)
+
+    # ------------------------------------------------------------ results
+    def row(self, stages: Sequence[Stage], shared: str | None, lo: Any, hi: Any) -> None:
+        """All results; those of the units lo to hi of the shared index."""
+        self.bounds = {shared: (lo, hi)} if shared else {}
+        ones = {i.name: Whole(0) for s in stages for i in s.kept if i.extent == Number(1)}
+        self.nest([s for s in stages if s.result], Point(ones), 0)
+
+    def order(self, stage: Stage) -> list[Index]:
+        """A result's indexes, outermost first: that of a scan is the last."""
+        along = stage.scan[0] if stage.scan else ""
+        kept = [i for i in stage.kept if i.extent != Number(1)]
+        return [i for i in kept if i.name != along] + [i for i in kept if i.name == along]
+
+    def nest(self, stages: Sequence[Stage], p: Point, depth: int) -> None:
+        left = list(stages)
+        while left:
+            axes = self.order(left[0])
+            if len(axes) == depth:
+                self.complete(left.pop(0), [p])
+                continue
+            if left[0].scan and len(axes) == depth + 1:
+                self.scan(left.pop(0), [p])
+                continue
+            name = axes[depth].name
+            group = [left.pop(0)]
+            while left and len(self.order(left[0])) > depth and self.same(group[0], left[0], depth):
+                group.append(left.pop(0))
+            free = frozenset(i.name for s in group for i in (*s.kept, *s.over) if i.name not in p.at)
+            for stage in group:
+                self.hoist(stage.value, [p], free)
+            if all(self.by_lanes(s) == name for s in group):
+                self.vectors(group, p, name)
+            else:
+                self.each(group, p, name, depth)
+
+    def same(self, one: Stage, other: Stage, depth: int) -> bool:
+        """Whether two results are made in one loop at a depth."""
+        a, b = self.order(one), self.order(other)
+        last = [len(axes) - (1 if s.scan else 0) == depth + 1 for axes, s in ((a, one), (b, other))]
+        lanes = [self.by_lanes(s) == axes[depth].name for axes, s in ((a, one), (b, other))]
+        return (
+            a[depth].name == b[depth].name
+            and not one.scan
+            and not other.scan
+            and last[0] == last[1]
+            and lanes[0] == lanes[1]
+        )
+
+    def run(self, name: str) -> tuple[Any, Any]:
+        return self.bounds.get(name) or (0, self.size(self.extents[name]))
+
+    def each(self, stages: Sequence[Stage], p: Point, name: str, depth: int) -> None:
+        """One place of an index after the other."""
+        lo, hi = map(self.w.value, self.run(name))
+
+        def body(i: Any, carried: list) -> list:
+            with self.scope():
+                self.nest(stages, p.to(name, Whole(i)), depth + 1)
+            return carried
+
+        counting(self.b, lo, hi, 1, [], body)
+
+    def vectors(self, stages: Sequence[Stage], p: Point, name: str) -> None:
+        """The last index, several vectors at once, then what is left, by masks."""
+        b, e = self.b, self.e
+        lo, hi = map(self.w.value, self.run(name))
+        reduces = any(self.reduces(s, name) or s.scan for s in stages)
+        many = WIDE if reduces else 1
+
+        def finish(points: list[Point]) -> None:
+            with self.scope():
+                for stage in stages:
+                    (self.scan if stage.scan else self.complete)(stage, points)
+
+        def whole(i: Any, carried: list) -> list:
+            finish([p.to(name, Whole(b.add(i, c64(k * e.lanes)) if k else i, 1)) for k in range(many)])
+            return carried
+
+        def part(i: Any, carried: list) -> list:
+            finish([p.to(name, Whole(i, 1), Cond(e.below(b.sub(hi, i))))])
+            return carried
+
+        full = b.add(lo, b.and_(b.sub(hi, lo), c64(-many * e.lanes)))
+        counting(b, lo, full, many * e.lanes, [], whole)
+        counting(b, full, hi, e.lanes, [], part)
+
+    def complete(self, stage: Stage, points: Sequence[Point]) -> None:
+        """A result at points that say all its indexes."""
+        self.prepare(stage.value, points)
+        if stage.how:
+            made = [self.known(f"stage {stage.name}", [i.name for i in stage.kept], p) for p in points]
+            if any(value is None for _, value in made):
+                found = self.reduce(stage, points)
+                for (key, _), value in zip(made, found):
+                    self.keep(key, value)
+        found = [self.stage(stage, p) for p in points]
+        for p, value in zip(points, found):
+            self.stored(stage.name, value, p, [i.name for i in stage.kept])
+
+    def prepare(self, node: Node, points: Sequence[Point]) -> None:
+        """Make the stages that a value reads at all points at once."""
+        for part in walk(node):
+            stage = self.stages.get(part.array) if isinstance(part, Element) else None
+            if stage is None or not stage.how or any(not isinstance(q, Name) for q in part.places):
+                continue
+            names = [i.name for i in stage.kept]
+            if [q.name for q in part.places] != names or not all(v in p.at for p in points for v in names):
+                continue
+            missing = {}
+            for p in points:
+                key, value = self.known(f"stage {stage.name}", names, p)
+                if value is None:
+                    live = p.live if any(p.at[v].wide for v in names) else TRUE
+                    missing[key[0]] = key, Point({v: p.at[v] for v in names}, live, p.loose & {*names})
+            if missing:
+                self.prepare(stage.value, [p for _, p in missing.values()])
+                for (key, _), value in zip(missing.values(), self.reduce(stage, [p for _, p in missing.values()])):
+                    self.keep(key, value)
+
+    def scan(self, stage: Stage, points: Sequence[Point]) -> None:
+        """A result along the index along which it reads its own elements: those stay in registers."""
+        b, w = self.b, self.w
+        along, sign = stage.scan or ("", 1)
+        lo, hi = self.run(along)
+        own = [n for n in walk(stage.value) if isinstance(n, Element) and n.array == stage.name]
+        k = [i.name for i in stage.kept].index(along)
+        texts = {self.key(n)[0]: self.lag(n.places[k], along) for n in own}
+        most = max(texts.values())
+        wide = any(p.at[v].wide for p in points for v in p.at)
+        beyond = {self.key(n)[0]: n.beyond for n in own}
+        kind = self.e.vec if wide else self.e.element
+        count = w.minus(hi, lo)
+        free = frozenset({along}) | {i.name for i in stage.over}
+        self.hoist(stage.value, points, free)
+
+        def body(i: Any, state: list) -> list:
+            out = []
+            at = Whole(w.plus(lo, i) if sign > 0 else w.minus(w.minus(hi, 1), i))
+            with self.scope():
+                here = [p.to(along, at) for p in points]
+                for q, p in enumerate(here):
+                    before = state[q * most : (q + 1) * most]  # the nearest first
+                    for n in own:
+                        text, free_names = self.key(n)
+                        lag = texts[text]
+                        value = V(b, before[lag - 1])
+                        if beyond[text] != 0:
+                            begun = Cond(b.icmp_signed(">=", i, c64(lag)))
+                            value = self.chosen(begun, value, self.as_kind(beyond[text], NUMBER))
+                        key, _ = self.known(text, sorted(free_names & p.at.keys()), p)
+                        self.keep(key, value)
+                for q, p in enumerate(here):
+                    value = self.number(self.of(stage.value, p))
+                    value = self.wide(value) if wide else value
+                    self.stored(stage.name, value, p, [i.name for i in stage.kept])
+                    out += [value.v, *state[q * most : (q + 1) * most - 1]]
+            return out
+
+        counting(
+            b,
+            c64(0),
+            w.value(count),
+            1,
+            [ir.Constant(kind, [0.0] * self.e.lanes if wide else 0.0)] * (most * len(points)),
+            body,
+        )
+
+    def lag(self, place: Node, along: str) -> int:
+        found = terms(place) or {}
+        return abs(found.get((), 0))
+
+
+class _Reduction:
+    """Loops of a reduction, its last index by lanes or one after the other."""
+
+    def __init__(self, loops: Loops, stage: Stage, fold: Fold, outer: list[Index], inner: Index, by_lanes: bool):
+        self.loops, self.stage, self.fold, self.b = loops, stage, fold, loops.b
+        self.outer, self.inner, self.by_lanes = outer, inner, by_lanes
+        self.names = [*(i.name for i in outer), inner.name]
+        windows = any(
+            isinstance(n, Element) and any(not isinstance(q, Name) and {*names_in(q)} & {*self.names} for q in n.places)
+            for n in walk(stage.value)
+        )
+        self.ways = WAYS if by_lanes or not windows else 1
+        self.chunk = LONG * loops.e.lanes if by_lanes else BLOCK
+        self.long = fold.exact and not self.short()
+
+    def short(self) -> bool:
+        count = 1
+        for i in (*self.outer, self.inner):
+            count *= i.extent.value if isinstance(i.extent, Number) else self.chunk + 1  # type: ignore[operator]
+        return count <= self.chunk
+
+    def all(self, points: Sequence[Point]) -> list[Value]:
+        """State: terms since the last that went to the totals, accumulators by way and point, totals, what they lost."""
+        fold, k = self.fold, len(points)
+        self.k = k * fold.n * self.ways
+        state = [c64(0), *fold.neutral * (k * self.ways), *(fold.neutral * (2 * k) if self.long else [])]
+        with self.loops.scope():
+            state = self.over([*self.outer], points, state)
+        state = self.added(state, k) if self.long else state
+        found = [state[1 + self.k + q : 2 + self.k + q] for q in range(k)] if self.long else self.parts(state, k)
+        if self.by_lanes:
+            found = [*map(fold.across, found)]
+        return [*map(fold.value, found)]
+
+    def parts(self, state: list, k: int) -> list[list]:
+        """The accumulators of each point as one."""
+        n, acc = self.fold.n, state[1 : 1 + self.k]
+        ways = [acc[w * k * n : (w + 1) * k * n] for w in range(self.ways)]
+        return [self.fold.together([way[q * n : (q + 1) * n] for way in ways]) for q in range(k)]
+
+    def added(self, state: list, k: int) -> list:
+        """Accumulators added to the totals."""
+        b, start = self.b, 1 + self.k
+        totals, lost = state[start : start + k], state[start + k :]
+        pairs = [add_exactly(V(b, t), V(b, c), V(b, part[0])) for t, c, part in zip(totals, lost, self.parts(state, k))]
+        return [c64(0), *self.fold.neutral * self.k, *(t.v for t, _ in pairs), *(c.v for _, c in pairs)]
+
+    def over(self, outer: list[Index], points: Sequence[Point], state: list) -> list:
+        loops = self.loops
+        left = [*(i.name for i in outer), self.inner.name]
+        loops.hoist(self.stage.value, points, frozenset(left))
+        if not outer:
+            return self.along(points, state)
+        index = outer[0]
+
+        def body(i: Any, state: list) -> list:
+            with loops.scope():
+                at = Whole(i)
+                return self.over(outer[1:], [p.to(index.name, at) for p in points], state)
+
+        return counting(self.b, c64(0), loops.w.value(loops.size(index.extent)), 1, state, body)  # type: ignore[arg-type]
+
+    def along(self, points: Sequence[Point], state: list) -> list:
+        """The last index, in blocks where the sum may be long."""
+        b, loops, k = self.b, self.loops, len(points)
+        end = loops.w.value(loops.size(self.inner.extent))  # type: ignore[arg-type]
+        if not self.long:
+            return [state[0], *self.block(points, c64(0), end, state[1 : 1 + self.k])]
+
+        def chunk(start: Any, state: list) -> list:
+            state = _when(b, b.icmp_signed(">=", state[0], c64(self.chunk)), lambda s: self.added(s, k), state)
+            left = b.sub(end, start)
+            n = b.select(b.icmp_signed("<", left, c64(self.chunk)), left, c64(self.chunk))
+            new = self.block(points, start, b.add(start, n), state[1 : 1 + self.k])
+            return [b.add(state[0], n), *new, *state[1 + self.k :]]
+
+        return counting(b, c64(0), end, self.chunk, state, chunk)
+
+    def block(self, points: Sequence[Point], start: Any, end: Any, acc: list) -> list:
+        b, width = self.b, len(acc) // self.ways
+        if self.by_lanes:
+
+            def lanes(i: Any, left: Any, acc: list) -> list:
+                live = TRUE if left is None else Cond(self.loops.e.below(left))
+                return self.take(points, Whole(b.add(start, i), 1), live, acc)
+
+            return _vectors(self.loops.e, b.sub(end, start), lanes, acc, self.ways)
+
+        def several(i: Any, acc: list) -> list:
+            out = []
+            for w in range(self.ways):
+                out += self.take(points, Whole(b.add(i, c64(w)) if w else i), None, acc[w * width : (w + 1) * width])
+            return out
+
+        if self.ways == 1:
+            return counting(b, start, end, 1, acc, several)
+        whole = b.add(start, b.and_(b.sub(end, start), c64(-self.ways)))
+        acc = counting(b, start, whole, self.ways, acc, several)
+        return [
+            *counting(b, whole, end, 1, acc[:width], lambda i, acc: self.take(points, Whole(i), None, acc)),
+            *acc[width:],
+        ]
+
+    def take(self, points: Sequence[Point], at: Whole, live: Cond | None, acc: list) -> list:
+        """The accumulators with the terms at a place of the last index."""
+        loops, fold, out = self.loops, self.fold, []
+        with loops.scope():
+            here = [p.to(self.inner.name, at, live) for p in points]
+            loops.prepare(self.stage.value, here)
+            for q, p in enumerate(here):
+                term = fold.lifted(loops.of(self.stage.value, p), self.place(p) if fold.places else None, p.live)
+                out += fold.both(acc[q * fold.n : (q + 1) * fold.n], term)
+        return out
+
+    def place(self, p: Point) -> Whole:
+        """Where a term stands among all."""
+        w, place = self.loops.w, Whole(0)
+        for i in self.stage.over:
+            place = w.add(w.mul(place, Whole(self.loops.size(i.extent))), p.at[i.name])  # type: ignore[arg-type]
+        return place
+
+
+def names_in(node: Node) -> set[str]:
+    return {n.name for n in walk(node) if isinstance(n, Name)}
+
+
+# ---------------------------------------------------------------- a row
+def kernel_of(plain: Plain) -> Any:
+    """What a kernel calls: ``loops(me, given)``, ``given`` its words and operands."""
+
+    def typing(me: Any, given: Any) -> Any:
+        def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
+            _Row(ctx, b, plain, me, given, *values).emit()
+            return ctx.get_dummy_value()
+
+        return types.void(me, given), codegen
+
+    return intrinsic_of(2, typing)
+
+
+class _Row:
+    """A row's words and operands as LLVM values, and its loops."""
+
+    def __init__(self, ctx: Any, b: Any, plain: Plain, me_type: Any, given_type: Any, me: Any, given: Any):
+        self.b, self.plain, self.me = b, plain, me
+        values = [b.extract_value(given, k) for k in range(len(given_type.types))]
+        n, m = len(plain.words), len(plain.words) + len(plain.reals)
+        dtype = me_type.types[0].dtype
+        self.e = Lanes(b, ctx.get_value_type(dtype), current())
+        self.words = {name: Whole(v) for name, v in zip(plain.words, values)}
+        self.reals = {name: ctx.cast(b, v, types.float64, dtype) for name, v in zip(plain.reals, values[n:])}
+        heap = b.extract_value(me, 0)
+        self.operands = {}
+        for name, pointer, t in zip(plain.operands, values[m:], given_type.types[m:]):
+            there = TRUE
+            if name in plain.left_out:
+                first = b.gep(b.bitcast(heap, pointer.type), [c64(-1)])
+                there = Cond(b.icmp_unsigned("!=", b.ptrtoint(pointer, I64), b.ptrtoint(first, I64)))
+            kind = (
+                KINDS.get(plain.types.get(name, ""), NUMBER)
+                if isinstance(t.dtype, (types.Integer, types.Boolean))
+                else NUMBER
+            )
+            self.operands[name] = Operand(
+                pointer, t.dtype, kind, plain.axes.get(name, ()), there, float(plain.left_out.get(name, 0))
+            )
+
+    def trap(self) -> None:
+        b = self.b
+        heap, row = (b.extract_value(self.me, k) for k in range(2))
+        pc = b.ashr(b.load(b.gep(row, [c64(1)])), c64(FLAG_PC_SHIFT))
+        for place, value in ((TRAP_CODE, c64(BAD_PLACE)), (TRAP_PC, pc)):
+            b.store(b.sitofp(value, self.e.element), b.gep(heap, [c64(place)]))
+
+    def emit(self) -> None:
+        """All versions of the loops, by sizes."""
+        b, stages = self.b, self.plain.stages
+        one = single(self.plain)
+        if one is None:
+            self.loops(stages, {})
+            return
+        alone = b.icmp_signed("==", self.words[one].base, c64(1))
+        with b.if_else(alone) as (narrow, general):
+            with narrow:
+                self.loops(stages, {one: Number(1)})
+            with general:
+                self.loops(stages, {})
+
+    def loops(self, stages: Sequence[Stage], known: Mapping[str, Node]) -> None:
+        """The loops where some words are numbers."""
+        operands = self.operands
+        words = {name: w for name, w in self.words.items() if name not in known}
+        shared = self.plain.shared
+        if known:
+            stages = [_with(stage, known) for stage in stages]
+            operands = {
+                name: o._replace(axes=tuple(substituted(n, known) for n in o.axes)) for name, o in operands.items()
+            }
+        loops = Loops(self.e, self.plain, stages, words, self.reals, operands, self.trap)
+        alone = [s for s in stages if s.result and s.scan and shared and s.scan[0] == shared.name]
+        units = loops.w.value(loops.size(loops.extents[shared.name])) if shared and not alone else c64(1)
+        lo, hi = self.share(units)
+        if shared is None or alone:
+            with self.b.if_then(self.b.icmp_signed("<", lo, hi)):
+                loops.row(stages, None, lo, hi)
+        else:
+            loops.row(stages, shared.name, lo, hi)
+
+    def share(self, n: Any) -> tuple[Any, Any]:
+        """As `calcvm.kernels_cpu._common.share`."""
+        b = self.b
+        worker, workers = (b.extract_value(self.me, k) for k in (2, 3))
+        return tuple(b.sdiv(b.mul(n, w), workers) for w in (worker, b.add(worker, c64(1))))  # type: ignore[return-value]
+
+
+def single(plain: Plain) -> str | None:
+    """The word that is the last extent of all results, if loops where it is 1 are others."""
+    results = [s for s in plain.stages if s.result]
+    last = {s.kept[-1].extent if len(s.kept) > 1 else None for s in results}
+    if len(last) != 1 or not any(s.how or s.scan for s in plain.stages):
+        return None
+    (extent,) = last
+    return extent.name if isinstance(extent, Name) else None
+
+
+def _with(stage: Stage, known: Mapping[str, Node]) -> Stage:
+    """A stage with numbers for some words."""
+
+    def ranged(indexes: tuple[Index, ...]) -> tuple[Index, ...]:
+        return tuple(replace(i, extent=substituted(i.extent, known)) for i in indexes)  # type: ignore[arg-type]
+
+    return replace(stage, kept=ranged(stage.kept), over=ranged(stage.over), value=substituted(stage.value, known))
