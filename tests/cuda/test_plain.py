@@ -13,7 +13,10 @@ from calcvm.kernels_cuda._cuda import SCRATCH_AT
 from calcvm.kernels_cuda._plain import text_of
 from calcvm.kernels_cuda._product import shared_bytes
 from calcvm.kernels_cuda._simulator import launch
-from calcvm.kernels_cuda.plain import made
+from calcvm.kernels_cuda.plain import add
+from calcvm.kernels_cuda._common import KERNELS
+def made(p):
+    add(p); return KERNELS[p.name]
 from tests.cuda.simulated import on_each
 from tests.equations.generate import generate
 from tests.equations.plainly import Row, close

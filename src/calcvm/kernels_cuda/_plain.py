@@ -24,7 +24,8 @@ from calcvm.equations.text import show, show_indexes
 from calcvm.equations.tree import COMPARISONS, Call, Element, Index, Name, Node, Number, arrays, call, names, walk
 from calcvm.errors import CalcError
 from calcvm.kernels_cuda import _plain_loops
-from calcvm.kernels_cuda._plain_loops import KNOWN, functions
+from calcvm.kernels_cuda._plain_loops import KNOWN
+from calcvm.kernels_cuda._plain_units import Cut, Units
 
 INT, FLOAT, BOOL = "int", "float", "bool"
 KINDS = {"bool": BOOL} | dict.fromkeys(("int64", "int32", "uint8", "int8", "index"), INT)
@@ -45,7 +46,7 @@ JOINS = {  # by how and kind: what joins two, and what changes nothing
 }
 TAKEN = {  # names in the texts
     "me", "h", "a", "c", "q", "k", "u", "lo", "hi", "n", "run", "here", "first", "stop", "slots", "most", "before", "totals", "counts", "max", "min",
-    *KNOWN,
+    *(f"{name}{level}" for level in range(2, 9) for name in ("first", "stop", "n", "slots", "most")), *KNOWN,
 }  # fmt: skip
 
 
@@ -103,13 +104,12 @@ class _Text:
         self.kinds: dict[str, str] = {}
         for stage in self.stages:
             self.kinds[stage.name] = self.kind(stage.value)
-        self.units = self.leading()
-        inside = {i.name for i in self.units}
-        self.shared = [s for s in self.stages if not s.result and {i.name for i in s.kept} <= inside]
-        self.wide = [s for s in self.stages if self.is_wide(s)]
+        self.cut = Cut(plain, self.stages)
+        self.home = self.cut.home
+        if len(self.home) > MOST_TEMPORARIES:
+            raise self.wrong(f"its units have {len(self.home)} temporaries, and may have {MOST_TEMPORARIES}")
         self.functions: list[str] = []
         self.numbered: tuple[Index, ...] = ()  # indexes that the function at hand makes of the number k of an element
-        self.check()
 
     def wrong(self, what: str) -> CalcError:
         return CalcError(f"row {self.plain.name!r}: {what}")
@@ -121,35 +121,7 @@ class _Text:
             name = f"_{name}" if "_" in name else f"{name}_"
         return name
 
-    # ------------------------------------------------------------ how work is cut
-    def leading(self) -> tuple[Index, ...]:
-        """The indexes that number units: those that all results begin with, and of these as many as temporaries have."""
-        scans = {s.scan[0] for s in self.results if s.scan}
-        common: list[Index] = []
-        for at_once in zip(*(s.kept for s in self.results)):
-            if {*at_once} != {at_once[0]} or at_once[0].name in scans:
-                break
-            common.append(at_once[0])
-        order = [i.name for i in common]
-        fewer = [{i.name for i in s.kept} for s in self.stages if not s.result]
-        ends = [1 + max(map(order.index, kept)) for kept in fewer if kept and kept < {*order}]
-        return tuple(common[: max(ends)] if ends else common)
-
-    def check(self) -> None:
-        """Refuse what a worker cannot do alone."""
-        if len(self.shared) > MOST_TEMPORARIES:
-            raise self.wrong(f"a unit has {len(self.shared)} temporaries, and may have {MOST_TEMPORARIES}")
-        for stage in self.stages if self.units else ():
-            own = {i.name for i in stage.kept} & {self.units[0].name}
-            for node in walk(stage.value):
-                of = self.by_name.get(node.array) if isinstance(node, Element) else None
-                if of and of.result and (not own or node.places[0] != Name(self.units[0].name)):  # type: ignore[union-attr]
-                    raise self.wrong(f"{stage.name} reads {of.name} where another worker may set it")
-
-    def is_wide(self, stage: Stage) -> bool:
-        """Whether a block reduces it for each unit."""
-        return bool(stage.how) and (stage.kept == self.units if stage.result else stage in self.shared)
-
+    # ------------------------------------------------------------ stages
     def along(self, stage: Stage) -> bool:
         """Whether neighbours in memory are reduced: where of no operand that is, neighbours are kept."""
         over, kept = {i.name for i in stage.over}, {i.name for i in stage.kept[-1:]}
@@ -159,7 +131,7 @@ class _Text:
     def temporaries(self, stage: Stage) -> list[Stage]:
         """Stages that it reads and that the thread computes itself."""
         read = [self.by_name[v] for v in arrays(stage.value) if v in self.by_name]
-        return [s for s in read if not s.result and s not in self.shared]
+        return [s for s in read if not s.result and s.name not in self.home]
 
     def ahead(self, stage: Stage) -> list[Stage]:
         """Those of a reduction that none of its elements changes."""
@@ -200,7 +172,7 @@ class _Text:
             return self.called[node.name]
         text = f"max(0, {self.whole(node)})"
         if text not in self.extents:
-            self.extents[text] = self.free(f"n{len(self.extents) + 1}")
+            self.extents[text] = self.free(f"size{len(self.extents) + 1}")
         return self.extents[text]
 
     def volume(self, indexes: Iterable[Index]) -> str:
@@ -291,7 +263,8 @@ class _Text:
         of, array = self.by_name.get(node.array), self.called[node.array]
         kind, type_ = self.kind_of(node.array), self.plain.types.get(node.array, "")
         if of is not None and not of.result:
-            text = f"{array}[c]" if of in self.shared else array
+            home = self.home.get(of.name)
+            text = array if home is None else f"{array}[0]" if home.single else f"{array}[c]"
             return f"({text} != 0)" if kind == BOOL else text
         if of is not None and of.scan and self.carried(of) and node.places == self.before(of):
             return "before"
@@ -350,7 +323,7 @@ class _Text:
     # ------------------------------------------------------------ functions
     def parameters(self) -> list[str]:
         """What ``a`` has; a size that is met later comes last."""
-        own = [self.called[n] for n in (*self.words(), *(s.name for s in self.shared))]
+        own = [self.called[n] for n in (*self.words(), *self.home)]
         return ["first", "me", "h", *own, *self.extents.values()]
 
     def words(self) -> tuple[str, ...]:
@@ -358,8 +331,7 @@ class _Text:
 
     def function(self, head: str, said: str, body: Sequence[str]) -> None:
         """A function that takes of ``a`` what it names."""
-        read = {word for line in body for word in re.findall(r"[A-Za-z_]\w*", line)}
-        known = [f"{name} = a[{k}]" for k, name in enumerate(self.parameters()) if name in read]
+        known = [f"{name} = a[{k}]" for k, name in enumerate(self.parameters()) if _named(body, [name])]
         lines = ["; ".join(known)] if known else []
         self.functions += ["@device", f"def {head}:", f'    """{said}"""', *_indented([*lines, *body]), "", ""]
 
@@ -394,9 +366,13 @@ class _Text:
             lines += [f"{name}, u = u, divide(u, {n})", f"{name} -= u * {n}"]
         return [*lines, f"{self.called[indexes[0].name]} = u"]
 
-    def batch(self) -> str:
+    def where(self, flat: str, indexes: Sequence[Index], lines: list[str]) -> list[str]:
+        """Lines, behind those that make indexes if any is named."""
+        return [*self.digits(flat, indexes), *lines] if _named(lines, [self.called[i.name] for i in indexes]) else lines
+
+    def batch(self, loop: Units) -> str:
         """The line that finds a unit's number in the batch."""
-        places, extents = [self.called[i.name] for i in self.units], [self.extent(i.extent) for i in self.units]
+        places, extents = [self.called[i.name] for i in loop.indexes], [self.extent(i.extent) for i in loop.indexes]
         return f"c = {self.flat(places, extents)} - first"
 
     def term(self, stage: Stage) -> None:
@@ -404,8 +380,9 @@ class _Text:
         rest = [s for s in self.temporaries(stage) if s not in ahead]
         kind = INT if self.kinds[stage.name] == BOOL else self.kinds[stage.name]
         kept = [i.name for i in stage.kept]
-        lines = [self.taken([*kept, *(s.name for s in ahead)]), *self.digits("k", stage.over), *self.made_here(rest)]
-        self.function(f"term_{stage.name}(a, here, k)", self.said(stage), [*lines, f"return {self.value(stage.value, kind)}"])
+        lines = self.where("k", stage.over, [*self.made_here(rest), f"return {self.value(stage.value, kind)}"])
+        taken = self.taken([*kept, *(s.name for s in ahead)])
+        self.function(f"term_{stage.name}(a, here, k)", self.said(stage), [taken, *lines])
 
     def said(self, stage: Stage) -> str:
         how = f"{stage.how}[{show_indexes(Index(i.name) for i in stage.over)}] " if stage.how else ""
@@ -413,18 +390,19 @@ class _Text:
         value = "the place of it" if stage.how == FIRST else show(stage.value)
         return f"{stage.name}{kept} = {how}{value}"
 
-    def reduced(self, stage: Stage) -> list[str]:
+    def reduced(self, stage: Stage, loop: Units) -> list[str]:
         """The call that reduces something for each unit."""
-        lines = ["u = first + c", *self.digits("u", self.units), f"return {self.here(stage)}"]
+        lines = ["u = first + c", *self.digits("u", loop.indexes), f"return {self.here(stage)}"]
         self.function(f"unit_{stage.name}(a, c)", "Where a unit's terms are.", lines)
         join, zero = self.join(stage)
         by = "strand" if self.temporaries(stage) else "strands"
-        y = f"at({self.called[stage.name]}, first)" if stage.result else self.called[stage.name]
+        first, most, n = (_of(loop, name) for name in ("first", "most", "n"))
+        y = f"at({self.called[stage.name]}, {first})" if stage.result else self.called[stage.name]
         totals = "totals" if self.kinds[stage.name] == FLOAT else "counts"
-        shape = f"{totals}, most, n, {self.volume(stage.over)}, {self.along(stage)}"
+        shape = f"{totals}, {most}, {n}, {self.volume(stage.over)}, {self.along(stage)}"
         return [f"together({by}, term_{stage.name}, {join}, {zero}, a, unit_{stage.name}, {y}, {shape})"]
 
-    def set(self, stage: Stage) -> list[str]:
+    def set(self, stage: Stage, loop: Units) -> list[str]:
         """The loop that sets a result element by element."""
         to, temporaries, self.numbered = self.kind_of(stage.name), self.temporaries(stage), stage.kept
         if stage.how:
@@ -435,20 +413,21 @@ class _Text:
         else:
             value = self.value(stage.value, INT if to == BOOL else to)
         lines = [*self.made_here(temporaries), f"return {value}"]
-        batch = [self.batch()] if any(re.search(r"\bc\b", line) for line in lines) else []
-        lines = [*self.digits("k", stage.kept), *batch, *lines]
+        if _named(lines, ["c"]):
+            lines = [self.batch(loop), *lines]
+        lines = self.where("k", stage.kept, lines)
         self.function(f"value_{stage.name}(a, q, k)", self.said(stage), lines)
-        loop = "every" if stage.how or temporaries else "each"
-        begin, end = self.ends(stage.kept[len(self.units) :])
+        by = "every" if stage.how or temporaries else "each"
+        begin, end = self.ends(loop, stage.kept[len(loop.indexes) :])
         y = f"cells({self.called[stage.name]})" if to == BOOL else self.called[stage.name]
-        return [f"{loop}(value_{stage.name}, a, 0, {y}, {begin} + thread(), {end} - 1, threads())", "sync()"]
+        return [f"{by}(value_{stage.name}, a, 0, {y}, {begin} + thread(), {end} - 1, threads())", "sync()"]
 
-    def ends(self, further: Iterable[Index]) -> tuple[str, str]:
+    def ends(self, loop: Units, further: Iterable[Index]) -> tuple[str, str]:
         """The first element of a batch of units, and that behind the last, where each has these further indexes."""
-        many = self.volume(further)
-        return ("first", "first + n") if many == "1" else (f"first * {many}", f"(first + n) * {many}")
+        many, first, n = self.volume(further), _of(loop, "first"), _of(loop, "n")
+        return (first, f"{first} + {n}") if many == "1" else (f"{first} * {many}", f"({first} + {n}) * {many}")
 
-    def scanned(self, stage: Stage) -> list[str]:
+    def scanned(self, stage: Stage, loop: Units) -> list[str]:
         """The loop over lines of a scan."""
         assert stage.scan is not None
         (along, direction), self.numbered = stage.scan, ()
@@ -462,50 +441,77 @@ class _Text:
         here = f"({', '.join(['c', *(self.called[i.name] for i in line)])},)"
         shape = f"{y}, {start}, {apart}, {self.extent(stage.kept[k].extent)}, {direction > 0}"
         call_ = f"scan(value_{stage.name}, a, {here}, {begins}, {shape})"
-        self.function(f"line_{stage.name}(a, q, k)", "A line of it.", [*self.digits("k", line), self.batch(), call_])
-        begin, end = self.ends(i for i in stage.kept[len(self.units) :] if i.name != along)
+        self.function(f"line_{stage.name}(a, q, k)", "A line of it.", [*self.digits("k", line), self.batch(loop), call_])
+        begin, end = self.ends(loop, [i for i in stage.kept[len(loop.indexes) :] if i.name != along])
         return [f"lines(line_{stage.name}, a, {begin} + thread(), {end} - 1, threads())", "sync()"]
 
     # ------------------------------------------------------------ the kernel
     def written(self) -> str:
-        lines: list[str] = []
         for stage in self.stages:
             if stage.how:
                 self.term(stage)
-            if stage in self.wide:
-                lines += self.reduced(stage)
-            elif stage.scan:
-                lines += self.scanned(stage)
-            elif stage.result:
-                lines += self.set(stage)
+        lines = [*self.memory(), *self.share(), *self.loop(self.cut.root)]
         given = ", ".join(self.called[n] for n in self.words())
-        body = _indented([*self.shares(), *(self.batches(lines) if self.wide else self.at_once(lines))])
-        sizes = _indented(["h = me.heap", *(f"{name} = {text}" for text, name in self.extents.items())])
-        said = f'    """{self.plain.text}"""'
-        return "\n".join([*self.functions, f"def run(me, {given}):", said, *sizes, *body, ""])
+        sizes = ["h = me.heap", *(f"{name} = {text}" for text, name in self.extents.items())]
+        body = _indented([f'"""{self.plain.text}"""', *sizes, *lines])
+        return "\n".join([*self.functions, f"def run(me, {given}):", *body, ""])
 
-    def shares(self) -> list[str]:
-        if not self.units:
+    def share(self) -> list[str]:
+        """The units of the worker."""
+        indexes = self.cut.root.indexes
+        if not indexes:
             return ["first, stop = 0, 1 if me.worker == 0 else 0"]
-        per = self.volume(self.units[1:])
-        share = f"share(me, {self.extent(self.units[0].extent)})"
+        share, per = f"share(me, {self.extent(indexes[0].extent)})", self.volume(indexes[1:])
         return [f"first, stop = {share}", *([] if per == "1" else [f"first, stop = first * {per}, stop * {per}"])]
 
-    def at_once(self, lines: list[str]) -> list[str]:
-        return [f"a = ({', '.join(self.parameters())})", "n = stop - first", *lines[:-1]]  # without the last sync
+    def memory(self) -> list[str]:
+        """Shared memory: totals of what is reduced, which all loops use, and temporaries of each."""
+        lines, kinds = [], {INT if self.kinds[s.name] == BOOL else self.kinds[s.name] for loop in self.cut.root.loops() for s in loop.wide()}
+        lines += [f"{name} = {MEMORY[kind]}(h, 0)" for name, kind in (("totals", FLOAT), ("counts", INT)) if kind in kinds]
+        for loop in self.cut.root.loops():
+            own, sizes = [n for n in self.home if self.home[n] is loop], dict.fromkeys(self.volume(s.over) for s in loop.wide())
+            slots = [f"1 << slots_of({n})" for n in sizes]
+            if not slots:
+                continue
+            number, most = _of(loop, "slots"), _of(loop, "most")
+            if loop.single:
+                lines.append(f"{most} = 1")
+            else:
+                lines.append(f"{number} = " + (slots[0] if len(slots) == 1 else f"max({', '.join(slots)})"))
+                lines.append(f"{most} = units_at_once({number}, {len(own)})")
+            for k, name in enumerate(own):
+                cell = f"({number} + {k}) * {most}" if k else f"{number} * {most}"
+                if loop.single:
+                    cell = f"behind({[n for n in self.home if self.home[n].single].index(name)})"
+                lines.append(f"{self.called[name]} = {MEMORY.get(self.kinds[name], MEMORY[INT])}(h, {cell})")
+        return lines
 
-    def batches(self, lines: list[str]) -> list[str]:
-        slots = [f"1 << slots_of({n})" for n in dict.fromkeys(self.volume(stage.over) for stage in self.wide)]
-        most = slots[0] if len(slots) == 1 else f"max({', '.join(slots)})"
-        body = [f"slots = {most}", f"most = units_at_once(slots, {len(self.shared)})"]
-        floats = {self.kinds[stage.name] == FLOAT for stage in self.wide}
-        areas = [("totals" if of == FLOAT else "counts", of, "0") for of in (FLOAT, INT) if (of == FLOAT) in floats]
-        areas += [(self.called[s.name], self.kinds[s.name], f"{f'(slots + {k})' if k else 'slots'} * most") for k, s in enumerate(self.shared)]
-        body += [f"{name} = {'scratch' if kind == FLOAT else 'whole_scratch'}(h, {cell})" for name, kind, cell in areas]
-        inside = ["n = min(most, stop - first)", f"a = ({', '.join(self.parameters())})", *lines, "first += n"]
-        return [*body, "while first < stop:", *_indented(inside)]
+    def loop(self, loop: Units) -> list[str]:
+        """The lines of a loop over units."""
+        lines: list[str] = []
+        for part in loop.inside:
+            if isinstance(part, Units):
+                per, first = self.volume(part.indexes[len(loop.indexes) :]), _of(loop, "first")
+                lines.append(f"{_of(part, 'first')}, {_of(part, 'stop')} = {first} * {per}, ({first} + 1) * {per}")
+                lines += self.loop(part)
+            elif part in loop.wide():
+                lines += self.reduced(part, loop)
+            else:
+                lines += self.scanned(part, loop) if part.scan else self.set(part, loop)
+        first, n, stop = (_of(loop, name) for name in ("first", "n", "stop"))
+        known = f"a = ({', '.join([first, *self.parameters()[1:]])})"
+        if not loop.wide():  # all at once, and nobody waits for the last
+            return [known, f"{n} = {stop} - {first}", *(lines if loop.level else lines[:-1])]
+        many = "1" if loop.single else f"min({_of(loop, 'most')}, {stop} - {first})"
+        return [f"while {first} < {stop}:", *_indented([f"{n} = {many}", known, *lines, f"{first} += {n}"])]
 
 
+def _of(loop: Units, name: str) -> str:
+    """The name of what each loop has."""
+    return f"{name}{loop.level + 1}" if loop.level else name
+
+
+MEMORY = {FLOAT: "scratch", INT: "whole_scratch"}
 INTEGERS = {"//": "floor_div", "%": "floor_mod", "max": "greater", "min": "smaller", "abs": "magnitude"}
 FLOATS = {"max": "maximum", "min": "minimum"}
 
@@ -517,6 +523,11 @@ def _number(value: float) -> str:
     if value in (float("inf"), -float("inf")):
         return "INF" if value > 0 else "-INF"
     return repr(int(value) if float(value).is_integer() and abs(value) < 1e15 else value)
+
+
+def _named(lines: Iterable[str], names_: Sequence[str]) -> bool:
+    """Whether one of the names is in a text."""
+    return any(word in names_ for line in lines for word in re.findall(r"[A-Za-z_]\w*", line))
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

@@ -193,6 +193,12 @@ def units_at_once(slots, temporaries):
 
 
 @device
+def behind(k):
+    """The k-th cell behind those of all units."""
+    return ROOM * threads() + k
+
+
+@device
 def scratch(like_this, cell):
     """Shared memory from a cell of 8 bytes on, as elements of the type of a pointer."""
     return at(shared(like_this), cell * (8 // itemsize(like_this)))
@@ -236,7 +242,7 @@ KNOWN: dict[str, Any] = functions | {
 } | {
     f.__name__: f
     for f in (
-        add, alone, at, cells, device, divide, each, every, exact, floor_div, floor_mod, given, greater, like, lines, magnitude, maximum,
+        add, alone, at, behind, cells, device, divide, each, every, exact, floor_div, floor_mod, given, greater, like, lines, magnitude, maximum,
         minimum, multiply, read, read_known, scan, scratch, share, slots_of, smaller, strand, strands, sync, thread, threads,
         together, units_at_once, whole, whole_scratch, wide,
     )

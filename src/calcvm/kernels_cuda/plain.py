@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from calcvm.equations.declared import plain_rows
 from calcvm.equations.plain import Plain
 from calcvm.kernel import words
-from calcvm.kernels_cuda._common import KERNELS, Kernel
+from calcvm.kernels_cuda._common import kernel_as
 from calcvm.kernels_cuda._plain import kernel_of
 
 
-def made(plain: Plain) -> Kernel:
+def add(plain: Plain) -> None:
     """The kernel of a row."""
     typed = [f"{name}.{plain.types[name]}" if name in plain.types else name for name in plain.operands]
-    return Kernel(kernel_of(plain), plain.name, words(" ".join(plain.words), " ".join(plain.reals), typed))
+    kernel_as(plain.name, words(" ".join(plain.words), " ".join(plain.reals), typed))(kernel_of(plain))
 
 
-def add(plain: Plain) -> None:
-    """Register the kernel of a row."""
-    KERNELS[plain.name] = made(plain)
+for _plain in plain_rows():
+    add(_plain)
