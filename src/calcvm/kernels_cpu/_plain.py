@@ -24,7 +24,7 @@ from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import LONG, Lanes, _vectors, _when, add_exactly, counting
 from calcvm.kernels_cpu._target import current
 from calcvm.kernels_cpu._values import BAD_PLACE, KINDS, NUMBER, Operand, Point, Value, Values, kind_of
-from calcvm.kernels_cpu._vectors import c64
+from calcvm.kernels_cpu._vectors import c64, phi
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
 BLOCK = 128  # terms of a sum that are added plainly, a lane
@@ -100,8 +100,9 @@ class Loops(Values):
 
     def by_lanes(self, stage: Stage) -> str | None:
         """The index of a result that is taken by vectors, its last, or None."""
-        kept = [i.name for i in stage.kept if i.extent != Number(1)]
-        if not kept or (stage.scan and stage.scan[0] == kept[-1]):
+        along = stage.scan[0] if stage.scan else ""
+        kept = [i.name for i in stage.kept if i.extent != Number(1) or i.name == along]
+        if not kept or kept[-1] == along:
             return None
         last = kept[-1]
         for other in self.reduces(stage, last):
@@ -137,8 +138,8 @@ class Loops(Values):
     def order(self, stage: Stage) -> list[Index]:
         """A result's indexes, outermost first: that of a scan is the last."""
         along = stage.scan[0] if stage.scan else ""
-        kept = [i for i in stage.kept if i.extent != Number(1)]
-        return [i for i in kept if i.name != along] + [i for i in kept if i.name == along]
+        kept = [i for i in stage.kept if i.extent != Number(1) and i.name != along]
+        return kept + [i for i in stage.kept if i.name == along]
 
     def nest(self, stages: Sequence[Stage], p: Point, depth: int) -> None:
         left = list(stages)
@@ -312,7 +313,7 @@ class _Reduction:
         )
         self.ways = WAYS if by_lanes or not windows else 1
         self.chunk = LONG * loops.e.lanes if by_lanes else BLOCK
-        self.long = fold.exact and not self.short()
+        self.may_be_long = fold.exact and not self.short()
 
     def short(self) -> bool:
         count = 1
@@ -321,17 +322,36 @@ class _Reduction:
         return count <= self.chunk
 
     def all(self, points: Sequence[Point]) -> list[Value]:
-        """State: terms since the last that went to the totals, accumulators by way and point, totals, what they lost."""
-        fold, k = self.fold, len(points)
+        """The reduction at points.  A short sum has code of its own: totals cost as much as a dozen terms."""
+        b, fold, k = self.b, self.fold, len(points)
         self.k = k * fold.n * self.ways
-        state = [c64(0), *fold.neutral * (k * self.ways), *(fold.neutral * (2 * k) if self.long else [])]
+        if not self.may_be_long:
+            return [*map(fold.value, self.whole(points, False))]
+        count = self.loops.product([i.extent for i in (*self.outer, self.inner)])
+        with b.if_else(b.icmp_signed("<=", count, c64(self.chunk)), likely=True) as (short, long):
+            with short:
+                alone = self.whole(points, False)
+                here = b.block
+            with long:
+                blocks = self.whole(points, True)
+                there = b.block
+        return [
+            fold.value([phi(b, x.type, (x, here), (y, there)) for x, y in zip(*pair)]) for pair in zip(alone, blocks)
+        ]
+
+    def whole(self, points: Sequence[Point], long: bool) -> list[list]:
+        """Accumulators by point, of one lane.
+
+        State: terms since the last that went to the totals, accumulators by way and point, totals, and what they lost.
+        """
+        fold, k = self.fold, len(points)
+        self.long = long
+        state = [c64(0), *fold.neutral * (k * self.ways), *(fold.neutral * (2 * k) if long else [])]
         with self.loops.scope():
             state = self.over([*self.outer], points, state)
-        state = self.added(state, k) if self.long else state
-        found = [state[1 + self.k + q : 2 + self.k + q] for q in range(k)] if self.long else self.parts(state, k)
-        if self.by_lanes:
-            found = [*map(fold.across, found)]
-        return [*map(fold.value, found)]
+        state = self.added(state, k) if long else state
+        found = [state[1 + self.k + q : 2 + self.k + q] for q in range(k)] if long else self.parts(state, k)
+        return [*map(fold.across, found)] if self.by_lanes else found
 
     def parts(self, state: list, k: int) -> list[list]:
         """The accumulators of each point as one."""

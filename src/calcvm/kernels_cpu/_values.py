@@ -160,6 +160,14 @@ class Values:
         """An extent, no less than 0."""
         return self.w.larger(self.of(extent, Point({})).base, 0)
 
+    def product(self, extents: Sequence[Node | None]) -> Any:
+        """How many places they have together, an i64."""
+        count: Any = 1
+        for extent in extents:
+            assert extent is not None
+            count = self.w.times(count, self.size(extent))
+        return self.w.value(count)
+
     # ------------------------------------------------------------ kinds
     def number(self, x: Value) -> V:
         """A value as a number."""
