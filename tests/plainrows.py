@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import cache
 
 from calcvm.equations.plain import Plain
+from calcvm.equations.text import show
 from calcvm.errors import CalcError
 from calcvm.kernels_cpu.plain import add
-from calcvm.ops.spec import RowSpec
+from calcvm.ops.spec import Operand, R, RowSpec, W, Word, dims
 from calcvm.ops.types import CELLS, FLOAT
 
 
@@ -45,3 +46,16 @@ def as_plain(row: RowSpec) -> RowSpec:
     name = f"plain_{row.name.replace('.', '_')}"
     add(plain_of(row, name), own=True)
     return replace(row, name=name)
+
+
+def row_of(plain: Plain) -> RowSpec:
+    """A row that a plain one says all of, as tests run rows."""
+    made = {stage.name for stage in plain.stages if stage.result}
+
+    def operand(name: str) -> Operand:
+        elems = "*".join(f"({show(n)})" for n in plain.axes.get(name, ())) or "1"
+        left_out = name in plain.left_out
+        return (W if name in made else R)(name, elems, type=plain.types.get(name, FLOAT), optional=left_out)
+
+    words = (*dims(" ".join(plain.words)), *(Word(name=n, kind="float", lo=-1e9, hi=1e9) for n in plain.reals))
+    return RowSpec(name=plain.name, synopsis=plain.text, words=words, operands=tuple(map(operand, plain.operands)))
