@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import cache
 
 from calcvm.equations.plain import Plain
+from calcvm.equations.text import show
 from calcvm.errors import CalcError
 from calcvm.kernels_cpu.plain import add
-from calcvm.equations.text import show
 from calcvm.ops.spec import Operand, R, RowSpec, W, Word, dims
 from calcvm.ops.types import CELLS, FLOAT
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -20,16 +19,13 @@ from calcvm.equations.meaning import evaluate
 from calcvm.equations.plain import Plain
 from calcvm.equations.ranges import ranges
 from calcvm.equations.text import show_equations
-from calcvm.equations.tree import Element, Equation, Index, Name, Node, Number, Reduction, bound, rewritten, walk
+from calcvm.equations.tree import Element, Equation, Index, Name, Node, Number, Reduction, rewritten, walk
 from calcvm.errors import CalcError
 from calcvm.kernels_cpu.plain import add
-from calcvm.ops import OPS
-from calcvm.script.evaluation import row_values
 from tests.equations.generate import generate
 from tests.equations.random_windows import random_windows
-from tests.equations.test_row_equations import numbers_of
-from tests.plainrows import as_plain, row_of
-from tests.rowrun import EPS, _row_runs, cases, close, run_row, same_bits
+from tests.plainrows import row_of
+from tests.rowrun import EPS, close, run_row, same_bits
 
 TEAMS = (2, 3, 5)
 SAMPLE, WHOLE, PARTS = 40, 400, 4
@@ -85,9 +81,7 @@ def as_row(text: str, values: Mapping[str, np.ndarray], by_words: bool) -> tuple
     def ranged(node: Node) -> Node:
         return replace(node, indexes=tuple(map(said, node.indexes))) if isinstance(node, Reduction) else node
 
-    equations = tuple(
-        Equation(e.name, tuple(map(said, e.kept or ())), rewritten(e.value, ranged)) for e in equations
-    )
+    equations = tuple(Equation(e.name, tuple(map(said, e.kept or ())), rewritten(e.value, ranged)) for e in equations)
     declares = []
     for name, v in values.items():
         at = next(n for e in equations for n in walk(e.value) if isinstance(n, Element) and n.array == name)

@@ -54,7 +54,7 @@ def backward_of(plain: Plain, outputs: Sequence[str], sets: Sequence[str], reads
         if wrong:
             raise CalcError(
                 f"{plain.name}: the gradient {', '.join(sets)} {what} {', '.join(sorted(wrong))}: say that it reads "
-                f"{', '.join(sorted(read))}\n    {show_equations(equations)}"
+                f"{', '.join(sorted(read))} (and results, not to compute them anew)\n    {show_equations(equations)}"
             )
     equations = _ranged(equations, ranges(equations, given, {**words, **made.sizes}), plain)
     return show_equations(equations), _declared(equations, given)

@@ -1,9 +1,15 @@
-"""Scans that are running sums, which have rows and words of their own: ``y[r,i] = y[r,i - 1] + x[r,i]``."""
+"""Scans, and which of them are running sums, for which there is a row: ``y[r,i] = y[r,i - 1] + x[r,i]``."""
 
 from __future__ import annotations
 
 from calcvm.equations.tree import ONE, ZERO, Call, Element, Equation, Name, Node, arrays, call, own_elements
 from calcvm.record import record
+
+
+def is_scan(equation: Equation) -> bool:
+    """Whether it reads its own result at other places than that which it sets."""
+    kept = tuple(Name(i.name) for i in equation.kept or ())
+    return any(n.places != kept for n in own_elements(equation))
 
 
 @record

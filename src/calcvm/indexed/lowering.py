@@ -12,7 +12,7 @@ import numpy as np
 from calcvm import functions as F
 from calcvm.equations import meaning
 from calcvm.equations.ranges import Ranges
-from calcvm.equations.scans import RunningSum, running_sum
+from calcvm.equations.scans import RunningSum, is_scan, running_sum
 from calcvm.equations.tree import (
     ONE,
     Call,
@@ -24,7 +24,6 @@ from calcvm.equations.tree import (
     Number,
     Reduction,
     call,
-    own_elements,
     substituted,
     walk,
 )
@@ -104,7 +103,7 @@ class Lowering(Elements):
     def opened(self, node: Node) -> Node:
         """An element of a part as what the part's equation says it is, if its places are indexes."""
         equation = self.parts.get(node.array) if isinstance(node, Element) else None
-        if equation is None or equation.kept is None or own_elements(equation):
+        if equation is None or equation.kept is None or is_scan(equation):
             return node
         by: dict[str, Node] = {}
         for index, place in zip(equation.kept, node.places):  # type: ignore[union-attr]

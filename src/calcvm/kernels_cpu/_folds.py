@@ -58,6 +58,18 @@ class Fold:
             out = [self.b.select(live.v, v, none) for v, none in zip(out, self.neutral)]
         return out
 
+    def taken(self, acc: Accumulator, term: Accumulator) -> Accumulator:
+        """An accumulator with a term that stands behind all in it."""
+        if not self.places:
+            return self.both(acc, term)
+        b, (x, i), (y, j) = self.b, acc, term
+        op = ">" if self.how == "argmax" else "<"
+        if self.kind == INTEGER:
+            takes = b.icmp_signed(op, y, x)
+        else:  # NaN is taken once
+            takes = b.and_(b.fcmp_unordered(op, y, x), b.fcmp_ordered("ord", x, x))
+        return [b.select(takes, y, x), b.select(takes, j, i)]
+
     def both(self, one: Accumulator, other: Accumulator) -> Accumulator:
         """Two accumulators as one."""
         b = self.b
@@ -105,6 +117,10 @@ class Fold:
                 halves.append([b.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), order) for v in acc])
             acc = self.both(*halves)
         return [b.extract_element(v, I32(0)) for v in acc]
+
+    def extreme(self, acc: Accumulator) -> Value:
+        """Of argmax and argmin, what is there."""
+        return self.whole(acc[0]) if self.kind == INTEGER else V(self.b, acc[0])
 
     def value(self, acc: Accumulator) -> Value:
         """What was reduced."""

@@ -13,23 +13,26 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from calcvm.equations.places import terms
 from calcvm.equations.plain import Plain, Stage
-from calcvm.equations.tree import Element, Index, Name, Node, Number, substituted, walk
+from calcvm.equations.tree import COMPARISONS, Call, Element, Index, Name, Node, Number, names, substituted, walk
 from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC
 from calcvm.kernels_cpu._common import I64, intrinsic_of
 from calcvm.kernels_cpu._folds import Fold
 from calcvm.kernels_cpu._formulas import V
+from calcvm.kernels_cpu._guards import Guard, along, guards
 from calcvm.kernels_cpu._math import LONG, Lanes, _vectors, _when, add_exactly, counting
 from calcvm.kernels_cpu._target import current
-from calcvm.kernels_cpu._values import BAD_PLACE, KINDS, NUMBER, Operand, Point, Value, Values, kind_of
-from calcvm.kernels_cpu._vectors import c64
+from calcvm.kernels_cpu._values import BAD_PLACE, INTEGER, KINDS, NUMBER, Operand, Point, Value, Values, kind_of
+from calcvm.kernels_cpu._vectors import c64, phi
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
 BLOCK = 128  # terms of a sum that are added plainly, a lane
 WAYS = 4  # sums of a long reduction beside one another
 WIDE = 4  # vectors of results at once
+SHORT = (*COMPARISONS, *"+ - * / neg and or not where max min abs stop relu floor ceil rint".split())
 
 
 # ---------------------------------------------------------------- what lies side by side
@@ -100,8 +103,9 @@ class Loops(Values):
 
     def by_lanes(self, stage: Stage) -> str | None:
         """The index of a result that is taken by vectors, its last, or None."""
-        kept = [i.name for i in stage.kept if i.extent != Number(1)]
-        if not kept or (stage.scan and stage.scan[0] == kept[-1]):
+        along = stage.scan[0] if stage.scan else ""
+        kept = [i.name for i in stage.kept if i.extent != Number(1) or i.name == along]
+        if not kept or kept[-1] == along:
             return None
         last = kept[-1]
         for other in self.reduces(stage, last):
@@ -115,17 +119,120 @@ class Loops(Values):
 
     # ------------------------------------------------------------ reductions
     def reduce(self, stage: Stage, points: Sequence[Point]) -> list[Value]:
-        """A stage's reduction at several points at once."""
-        wide = any(p.at[i.name].wide for p in points for i in stage.kept)
-        by = None if wide else self.best(stage)
-        inner = next(i for i in stage.over if i.name == by) if by else stage.over[-1]
-        kind = self.kind_of_value(stage)
-        fold = Fold(self, stage.how, kind, wide or by is not None)
-        run = _Reduction(self, stage, fold, [i for i in stage.over if i is not inner], inner, bool(by))
-        return run.all(points)
+        """A stage's reduction at several points at once.  Where the largest is, it is known too."""
+        place = self.place_of(stage)
+        if place is None:
+            return self.reduced(stage, points)[1]
+        extremes, places = self.reduced(place, points)
+        for p, value in zip(points, places):
+            self.keep(self.known(f"stage {place.name}", [i.name for i in place.kept], p)[0], value)
+        return extremes
 
-    def kind_of_value(self, stage: Stage) -> str:
-        return kind_of(stage.value, self.kinds)
+    def place_of(self, stage: Stage) -> Stage | None:
+        """The stage that says where a maximum or minimum is."""
+        for other in self.stages.values():
+            if other.how == f"arg{stage.how}" and (other.kept, other.over) == (stage.kept, stage.over):
+                if self.key(other.value)[0] == self.key(stage.value)[0]:
+                    return other
+        return None
+
+    def reduced(self, stage: Stage, points: Sequence[Point]) -> tuple[list[Value], list[Value]]:
+        """Of argmax and argmin what is there, and the reduction."""
+        wide = any(p.at[i.name].wide for p in points for i in stage.kept)
+        by_lanes = not wide and self.takes_lanes(stage)
+        fold = Fold(self, stage.how, kind_of(stage.value, self.kinds), wide or by_lanes)
+        *outer, inner = self.loop_order(stage)
+        found = _Reduction(self, stage, fold, outer, inner, by_lanes).all(points)
+        return [*map(fold.extreme, found)] if fold.places else [], [*map(fold.value, found)]
+
+    def takes_lanes(self, stage: Stage) -> bool:
+        """Whether terms are taken by lanes where no result is: not of what reads nothing."""
+        return bool(self.reads(stage))
+
+    def loop_order(self, stage: Stage) -> list[Index]:
+        """Reduced indexes, outermost first: the one along which most lies side by side is the last."""
+        inner = self.best(stage)
+        return [*(i for i in stage.over if i.name != inner), *(i for i in stage.over if i.name == inner)]
+
+    # ------------------------------------------------------------ where terms are
+    def guards(self, stage: Stage, index: str, later: frozenset[str]) -> list[tuple[Guard, Node, Node]]:
+        axes = {name: o.axes for name, o in self.operands.items()}
+        found = [g for g in guards(stage, axes, lambda n: self.key(n)[0]) if self.is_whole(g.value)]
+        return along(found, index, later)
+
+    def is_whole(self, node: Node) -> bool:
+        return kind_of(node, self.kinds) == INTEGER
+
+    def ranged(self, stage: Stage, p: Point) -> None:
+        """Find where the terms of its reductions begin and end, as far as it is known at a point."""
+        for other in self.made_of(stage):
+            for k, i in enumerate(self.loop_order(other)):
+                self.range(other, i, frozenset(j.name for j in self.loop_order(other)[k + 1 :]), p)
+
+    def made_of(self, stage: Stage) -> list[Stage]:
+        """The reductions that a stage is made of, itself among them."""
+        found = [stage] if stage.how else []
+        for node in walk(stage.value):
+            other = self.stages.get(node.array) if isinstance(node, Element) else None
+            if other is not None and other is not stage and not other.scan:
+                found += [s for s in self.made_of(other) if s not in found]
+        return found
+
+    def range(self, stage: Stage, index: Index, later: frozenset[str], p: Point) -> tuple[Any, Any, list[Any]] | None:
+        """Where terms are along an index, and what is true there; None: that is not known at the point."""
+        size = self.size(index.extent)  # type: ignore[arg-type]
+        found = self.guards(stage, index.name, later)
+        free = sorted({*self.extents} & (frozenset().union(*(names(g.value) for g, _, _ in found)) - {index.name}))
+        if not found:
+            return 0, size, []
+        if not {*free} <= p.at.keys():
+            return None
+        key, value = self.known(f"range {stage.name} {index.name}", free, p)
+        if value is None:
+            at = [(g, self.of(c, p), self.of(r, p)) for g, c, r in found]
+            at = [(g, c.base, r.base) for g, c, r in at if not c.wide and not r.wide]
+            marks = {g.mark for g, _, _ in found if g.mark} - {
+                g.mark for g, _, _ in found if g not in [known for known, _, _ in at]
+            }
+            lo, hi = self.cut(size, [(c, r) for _, c, r in at])
+            value = self.keep(key, (lo, hi, sorted(marks)))
+        return value
+
+    def cut(self, size: Any, found: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+        """From where to where none of ``c*i + r`` is below 0."""
+        w, b = self.w, self.b
+        lo: Any = 0
+        hi = size
+        hard = []
+        for c, r in found:
+            if isinstance(c, int) and c in (1, -1):
+                lo, hi = (w.larger(lo, w.minus(0, r)), hi) if c == 1 else (lo, w.smaller(hi, w.plus(r, 1)))
+            else:
+                hard.append((c, r))
+        if hard:
+            ends = [w.plus(r, w.times(c, k)) for c, r in hard for k in (0, w.minus(size, 1))]
+            inside = TRUE
+            for end in ends:
+                inside = w.both(inside, w.compare(">=", Whole(end), Whole(0)))
+            before = b.block
+            with b.if_then(w.bit(w.holds_not(inside)), likely=False):
+                first: Any = 0
+                last = size
+                for c, r in hard:
+                    up, down = w.compare(">", Whole(c), Whole(0)), w.compare("<", Whole(c), Whole(0))
+                    by = w.max(w.abs(Whole(c)), Whole(1))
+                    least = w.neg(w.divided(Whole(r), by)[0]).base  # ceil(-r / by)
+                    most = w.plus(w.divided(Whole(r), by)[0].base, 1)
+                    none = w.both(w.holds_not(w.either(up, down)), w.compare("<", Whole(r), Whole(0)))
+                    first = w.where(up, Whole(w.larger(first, least)), Whole(first)).base
+                    last = w.where(down, Whole(w.smaller(last, most)), Whole(last)).base
+                    last = w.where(none, Whole(0), Whole(last)).base
+                first, last = w.value(first), w.value(last)
+                here = b.block
+            first = phi(b, I64, (c64(0), before), (first, here))
+            last = phi(b, I64, (w.value(size), before), (last, here))
+            lo, hi = w.larger(lo, first), w.smaller(hi, last)
+        return lo, w.larger(lo, hi)
 
     # ------------------------------------------------------------ results
     def row(self, stages: Sequence[Stage], shared: str | None, lo: Any, hi: Any) -> None:
@@ -137,8 +244,8 @@ class Loops(Values):
     def order(self, stage: Stage) -> list[Index]:
         """A result's indexes, outermost first: that of a scan is the last."""
         along = stage.scan[0] if stage.scan else ""
-        kept = [i for i in stage.kept if i.extent != Number(1)]
-        return [i for i in kept if i.name != along] + [i for i in kept if i.name == along]
+        kept = [i for i in stage.kept if i.extent != Number(1) and i.name != along]
+        return kept + [i for i in stage.kept if i.name == along]
 
     def nest(self, stages: Sequence[Stage], p: Point, depth: int) -> None:
         left = list(stages)
@@ -157,6 +264,7 @@ class Loops(Values):
             free = frozenset(i.name for s in group for i in (*s.kept, *s.over) if i.name not in p.at)
             for stage in group:
                 self.hoist(stage.value, [p], free)
+                self.ranged(stage, p)
             if all(self.by_lanes(s) == name for s in group):
                 self.vectors(group, p, name)
             else:
@@ -194,7 +302,7 @@ class Loops(Values):
         b, e = self.b, self.e
         lo, hi = map(self.w.value, self.run(name))
         reduces = any(self.reduces(s, name) or s.scan for s in stages)
-        many = WIDE if reduces else 1
+        many = WIDE if reduces or not any(self.is_long(s.value) for s in stages) else 1
 
         def finish(points: list[Point]) -> None:
             with self.scope():
@@ -212,6 +320,10 @@ class Loops(Values):
         full = b.add(lo, b.and_(b.sub(hi, lo), c64(-many * e.lanes)))
         counting(b, lo, full, many * e.lanes, [], whole)
         counting(b, full, hi, e.lanes, [], part)
+
+    def is_long(self, node: Node) -> bool:
+        """Whether a value is of functions that take many instructions."""
+        return any(isinstance(n, Call) and n.function not in SHORT for n in walk(node))
 
     def complete(self, stage: Stage, points: Sequence[Point]) -> None:
         """A result at points that say all its indexes."""
@@ -312,7 +424,7 @@ class _Reduction:
         )
         self.ways = WAYS if by_lanes or not windows else 1
         self.chunk = LONG * loops.e.lanes if by_lanes else BLOCK
-        self.long = fold.exact and not self.short()
+        self.may_be_long = fold.exact and not self.short()
 
     def short(self) -> bool:
         count = 1
@@ -320,18 +432,35 @@ class _Reduction:
             count *= i.extent.value if isinstance(i.extent, Number) else self.chunk + 1  # type: ignore[operator]
         return count <= self.chunk
 
-    def all(self, points: Sequence[Point]) -> list[Value]:
-        """State: terms since the last that went to the totals, accumulators by way and point, totals, what they lost."""
-        fold, k = self.fold, len(points)
+    def all(self, points: Sequence[Point]) -> list[list]:
+        """Accumulators at points.  A short sum has code of its own: totals cost as much as a dozen terms."""
+        b, fold, k = self.b, self.fold, len(points)
         self.k = k * fold.n * self.ways
-        state = [c64(0), *fold.neutral * (k * self.ways), *(fold.neutral * (2 * k) if self.long else [])]
+        if not self.may_be_long:
+            return self.whole(points, False)
+        count = self.loops.product([i.extent for i in (*self.outer, self.inner)])
+        with b.if_else(b.icmp_signed("<=", count, c64(self.chunk)), likely=True) as (short, long):
+            with short:
+                alone = self.whole(points, False)
+                here = b.block
+            with long:
+                blocks = self.whole(points, True)
+                there = b.block
+        return [[phi(b, x.type, (x, here), (y, there)) for x, y in zip(*pair)] for pair in zip(alone, blocks)]
+
+    def whole(self, points: Sequence[Point], long: bool) -> list[list]:
+        """Accumulators by point, of one lane.
+
+        State: terms since the last that went to the totals, accumulators by way and point, totals, and what they lost.
+        """
+        fold, k = self.fold, len(points)
+        self.long = long
+        state = [c64(0), *fold.neutral * (k * self.ways), *(fold.neutral * (2 * k) if long else [])]
         with self.loops.scope():
             state = self.over([*self.outer], points, state)
-        state = self.added(state, k) if self.long else state
-        found = [state[1 + self.k + q : 2 + self.k + q] for q in range(k)] if self.long else self.parts(state, k)
-        if self.by_lanes:
-            found = [*map(fold.across, found)]
-        return [*map(fold.value, found)]
+        state = self.added(state, k) if long else state
+        found = [state[1 + self.k + q : 2 + self.k + q] for q in range(k)] if long else self.parts(state, k)
+        return [*map(fold.across, found)] if self.by_lanes else found
 
     def parts(self, state: list, k: int) -> list[list]:
         """The accumulators of each point as one."""
@@ -352,21 +481,36 @@ class _Reduction:
         loops.hoist(self.stage.value, points, frozenset(left))
         if not outer:
             return self.along(points, state)
-        index = outer[0]
+        index, *further = outer
+        lo, hi, true = self.range(index, points, further)
 
         def body(i: Any, state: list) -> list:
-            with loops.scope():
+            with loops.scope(), loops.knowing(true):
                 at = Whole(i)
-                return self.over(outer[1:], [p.to(index.name, at) for p in points], state)
+                return self.over(further, [p.to(index.name, at) for p in points], state)
 
-        return counting(self.b, c64(0), loops.w.value(loops.size(index.extent)), 1, state, body)  # type: ignore[arg-type]
+        return counting(self.b, lo, hi, 1, state, body)
+
+    def range(self, index: Index, points: Sequence[Point], further: Sequence[Index]) -> tuple[Any, Any, list]:
+        """Where terms are along an index, if that is one for all points, and what is true there."""
+        loops = self.loops
+        later = frozenset(i.name for i in (*further, self.inner)) - {index.name}
+        found = [loops.range(self.stage, index, later, p) for p in points]
+        if any(x is None or x is not found[0] for x in found[1:]) or found[0] is None:
+            return c64(0), loops.w.value(loops.size(index.extent)), []  # type: ignore[arg-type]
+        lo, hi, true = found[0]
+        return loops.w.value(lo), loops.w.value(hi), true
 
     def along(self, points: Sequence[Point], state: list) -> list:
         """The last index, in blocks where the sum may be long."""
-        b, loops, k = self.b, self.loops, len(points)
-        end = loops.w.value(loops.size(self.inner.extent))  # type: ignore[arg-type]
+        first, end, true = self.range(self.inner, points, [])
+        with self.loops.knowing(true):
+            return self.inside(points, state, first, end)
+
+    def inside(self, points: Sequence[Point], state: list, first: Any, end: Any) -> list:
+        b, k = self.b, len(points)
         if not self.long:
-            return [state[0], *self.block(points, c64(0), end, state[1 : 1 + self.k])]
+            return [state[0], *self.block(points, first, end, state[1 : 1 + self.k])]
 
         def chunk(start: Any, state: list) -> list:
             state = _when(b, b.icmp_signed(">=", state[0], c64(self.chunk)), lambda s: self.added(s, k), state)
@@ -375,7 +519,7 @@ class _Reduction:
             new = self.block(points, start, b.add(start, n), state[1 : 1 + self.k])
             return [b.add(state[0], n), *new, *state[1 + self.k :]]
 
-        return counting(b, c64(0), end, self.chunk, state, chunk)
+        return counting(b, first, end, self.chunk, state, chunk)
 
     def block(self, points: Sequence[Point], start: Any, end: Any, acc: list) -> list:
         b, width = self.b, len(acc) // self.ways
@@ -410,7 +554,7 @@ class _Reduction:
             loops.prepare(self.stage.value, here)
             for q, p in enumerate(here):
                 term = fold.lifted(loops.of(self.stage.value, p), self.place(p) if fold.places else None, p.live)
-                out += fold.both(acc[q * fold.n : (q + 1) * fold.n], term)
+                out += fold.taken(acc[q * fold.n : (q + 1) * fold.n], term)
         return out
 
     def place(self, p: Point) -> Whole:
@@ -453,18 +597,22 @@ class _Row:
         heap = b.extract_value(me, 0)
         self.operands = {}
         for name, pointer, t in zip(plain.operands, values[m:], given_type.types[m:]):
-            there = TRUE
+            place: Any = -1
             if name in plain.left_out:
                 first = b.gep(b.bitcast(heap, pointer.type), [c64(-1)])
-                there = Cond(b.icmp_unsigned("!=", b.ptrtoint(pointer, I64), b.ptrtoint(first, I64)))
-            kind = (
-                KINDS.get(plain.types.get(name, ""), NUMBER)
-                if isinstance(t.dtype, (types.Integer, types.Boolean))
-                else NUMBER
-            )
-            self.operands[name] = Operand(
-                pointer, t.dtype, kind, plain.axes.get(name, ()), there, float(plain.left_out.get(name, 0))
-            )
+                there = b.icmp_unsigned("!=", b.ptrtoint(pointer, I64), b.ptrtoint(first, I64))
+                pointer = b.select(there, pointer, self.constant(pointer.type.pointee, plain.left_out[name]))
+                place = b.sext(there, I64)
+            whole = isinstance(t.dtype, (types.Integer, types.Boolean))
+            kind = KINDS.get(plain.types.get(name, ""), NUMBER) if whole else NUMBER
+            self.operands[name] = Operand(pointer, t.dtype, kind, plain.axes.get(name, ()), place)
+
+    def constant(self, element: Any, value: float) -> Any:
+        """A pointer to a vector of a number, on the stack."""
+        vec = ir.VectorType(element, self.e.lanes)
+        number = value if isinstance(element, (ir.FloatType, ir.DoubleType)) else int(value)
+        at = cgutils.alloca_once_value(self.b, ir.Constant(vec, [number] * self.e.lanes))
+        return self.b.bitcast(at, element.as_pointer())
 
     def trap(self) -> None:
         b = self.b

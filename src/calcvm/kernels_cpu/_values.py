@@ -47,14 +47,16 @@ class Point(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """An operand in memory.  there : whether it is not left out.  instead : what it counts as then."""
+    """An operand in memory; where it is left out, a vector of what it counts as then.
+
+    place : -1, or 0 where it is left out: what a place is masked by.
+    """
 
     pointer: Any
     dtype: Any
     kind: str
     axes: tuple[Node, ...]
-    there: Cond
-    instead: float
+    place: Any = -1
 
 
 def kind_of(node: Node, kinds: Mapping[str, str]) -> str:
@@ -100,7 +102,9 @@ class Values:
             of = {"argmax": INTEGER, "argmin": INTEGER, "any": CONDITION, "all": CONDITION}.get(stage.how)
             own = NUMBER if stage.scan else of or kind_of(stage.value, self.kinds)
             self.kinds[stage.name] = own
-        self.inside: set[tuple[str, str]] = set()  # places that are known to lie inside, with the extents of their axes
+        self.true: set[tuple[str, ...]] = (
+            set()
+        )  # conditions, and places with the extents of axes that they lie inside of
         self.memo: list[dict[Any, tuple[Value, Any]]] = [{}]
         self.keys: dict[int, tuple[Node, str, frozenset[str]]] = {}
 
@@ -111,6 +115,14 @@ class Values:
         self.memo.append({})
         yield
         self.memo.pop()
+
+    @contextmanager
+    def knowing(self, true: Sequence[tuple[str, ...]]) -> Iterator[None]:
+        """Code before which something has been found to be true: what is known of it from before is not asked again."""
+        new = {*true} - self.true
+        self.true |= new
+        yield
+        self.true -= new
 
     def key(self, node: Node) -> tuple[str, frozenset[str]]:
         """A text that is the same for equal nodes, and the names that it has."""
@@ -140,6 +152,8 @@ class Values:
         if isinstance(node, Name):
             return self.named(node.name, p)
         text, free = self.key(node)
+        if (text,) in self.true:
+            return TRUE
         key, value = self.known(text, sorted(free & p.at.keys()), p)
         if value is None:
             value = self.keep(key, self.element(node, p) if isinstance(node, Element) else self.called(node, p))
@@ -159,6 +173,14 @@ class Values:
     def size(self, extent: Node) -> Any:
         """An extent, no less than 0."""
         return self.w.larger(self.of(extent, Point({})).base, 0)
+
+    def product(self, extents: Sequence[Node | None]) -> Any:
+        """How many places they have together, an i64."""
+        count: Any = 1
+        for extent in extents:
+            assert extent is not None
+            count = self.w.times(count, self.size(extent))
+        return self.w.value(count)
 
     # ------------------------------------------------------------ kinds
     def number(self, x: Value) -> V:
@@ -291,12 +313,9 @@ class Values:
             return self.result(stage, node, p)
         o = self.operands[node.array]
         offset, inside = self.place(node, o.axes, p)
-        w = self.w
-        value = self.loaded(o, offset, w.both(inside, o.there), p)
+        value = self.loaded(o, offset, inside, p)
         if not (inside.known and inside.v) and node.beyond != 0:
             value = self.chosen(inside, value, self.as_kind(node.beyond, o.kind))
-        if not o.there.known:
-            value = self.chosen(o.there, value, self.as_kind(o.instead, o.kind))
         return value
 
     def as_kind(self, x: float, kind: str) -> Value:
@@ -330,7 +349,7 @@ class Values:
 
     def lies_inside(self, place: Node, extent: Node, p: Point) -> bool:
         text = self.key(place)[0], self.key(extent)[0]
-        if text in self.inside:
+        if text in self.true:
             return True
         return (
             isinstance(place, Name)
@@ -355,18 +374,26 @@ class Values:
             mask = w.both(inside, p.live)
             mask = None if mask.known and mask.v else w.mask(mask)
             if offset.vector is None and isinstance(offset.step, int) and offset.step == 1:
-                v = e.load(b.gep(o.pointer, [w.value(offset.base)]), mask)
+                v = e.load(self.where(o, offset.base), mask)
             else:
-                v = self.gathered(o.pointer, w.lanes(offset), w.mask(TRUE) if mask is None else mask)
+                offsets = w.lanes(offset)
+                if not isinstance(o.place, int):
+                    offsets = b.and_(offsets, e.splat(o.place))
+                v = self.gathered(o.pointer, offsets, w.mask(TRUE) if mask is None else mask)
         elif inside.known and inside.v:
-            v = b.load(b.gep(o.pointer, [w.value(offset.base)]), align=bits_of(element) // 8)
+            v = b.load(self.where(o, offset.base), align=bits_of(element) // 8)
         else:
             before = b.block
             with b.if_then(w.bit(inside)):
-                found = b.load(b.gep(o.pointer, [w.value(offset.base)]), align=bits_of(element) // 8)
+                found = b.load(self.where(o, offset.base), align=bits_of(element) // 8)
                 here = b.block
             v = phi(b, element, (found, here), (ir.Constant(element, 0), before))
         return self.seen(V(b, v), o)
+
+    def where(self, o: Operand, offset: Any) -> Any:
+        """The pointer to an element."""
+        place = self.w.value(offset)
+        return self.b.gep(o.pointer, [place if isinstance(o.place, int) else self.b.and_(place, o.place)])
 
     def gathered(self, pointer: Any, offsets: Any, mask: Any) -> Any:
         b, e = self.b, self.e

@@ -41,11 +41,8 @@ def row(of: Row, words: Sequence[Word]) -> RowSpec:
     )
 
 
-@registered
-def declared(
-    of: Declared, shape: Any, words: Any, numbers: Sequence[Word] = (), **more: Any
-) -> OpSpec:
-    """The operator of a declaration, in the table.
+def spec_of(of: Declared, shape: Any, words: Any, numbers: Sequence[Word] = (), **more: Any) -> OpSpec:
+    """The operator of a declaration.
 
     numbers : its words that are no sizes.  The rest is as of `OpSpec`; shapes of what backward rows set beside follow.
     """
@@ -71,3 +68,6 @@ def declared(
         differentiable=tuple(name for name in of.inputs if any(f"d{name}" in sets for sets in of.gradients)),
         **more,
     )
+
+
+declared = registered(spec_of)

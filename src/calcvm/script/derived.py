@@ -8,7 +8,7 @@ from operator import add, and_, ge, gt, invert, le, lt, methodcaller, mul, neg, 
 from typing import Any
 
 from calcvm.equations.places import linear, placed, size
-from calcvm.equations.scans import running_sum
+from calcvm.equations.scans import is_scan, running_sum
 from calcvm.equations.tree import ONE as ONE_NODE
 from calcvm.equations.tree import (
     ZERO,
@@ -40,7 +40,8 @@ from calcvm.script.elementwise import activated, derived
 from calcvm.script.row import FALLBACKS, WRITERS, Row, Writer, slot
 
 WHOLE = ""  # the one axis of whole arrays
-APPLIED: dict[str, Callable[..., Any]] = {f.equation: methodcaller(f.name) for f in FUNCTIONS.values()} | {
+METHODS = {f.equation: f.name for f in FUNCTIONS.values()}
+APPLIED: dict[str, Callable[..., Any]] = {
     "+": add, "-": sub, "*": mul, "/": truediv, "neg": neg, ">": gt, ">=": ge, "<": lt, "<=": le, "and": and_, "or": or_,
     "not": invert, "==": lambda x, y: x.equals(y), "!=": lambda x, y: ~x.equals(y),
     "where": lambda condition, x, y: x.select(condition, x, y), "relu": lambda x: call("np.maximum", x, 0),
@@ -203,7 +204,7 @@ class Axes:
             axes = tuple(a for a in self.stored(e.name, at) if self.dims[a] or a == WHOLE)
             node, more = _increment(e)
             self.sums_wide = self.wide and (e.name in access or e.name == "var")
-            value = self.scanned(e, axes) if own_elements(e) and not more else self.value(node, axes)
+            value = self.scanned(e, axes) if is_scan(e) else self.value(node, axes)
             if e.name not in r:
                 self.made[e.name] = value
                 continue
@@ -426,9 +427,11 @@ class Axes:
         name = node.function
         if name == "^" and (power := self.number(node.arguments[1])) is not None:
             return lambda x, _: x**power
-        if name in ACTIVATIONS and "act" in self.known:
-            return partial(activated, self.r)
-        return APPLIED[name]
+        if name in APPLIED:
+            return APPLIED[name]
+        return (
+            partial(activated, self.r) if name in ACTIVATIONS and "act" in self.known else methodcaller(METHODS[name])
+        )
 
 
 def _factors(node: Node) -> list[Node]:
