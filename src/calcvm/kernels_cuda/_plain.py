@@ -117,7 +117,7 @@ class _Text:
     def free(self, name: str) -> str:
         """A name of Python's that nothing else has."""
         taken = {*TAKEN, *self.called.values(), *self.extents.values()}
-        while name in taken or keyword.iskeyword(name) or name.startswith(("term_", "value_", "unit_", "line_")):
+        while name in taken or keyword.iskeyword(name) or name.startswith(("term_", "value_", "set_", "unit_", "line_")):
             name = f"_{name}" if "_" in name else f"{name}_"
         return name
 
@@ -366,10 +366,6 @@ class _Text:
             lines += [f"{name}, u = u, divide(u, {n})", f"{name} -= u * {n}"]
         return [*lines, f"{self.called[indexes[0].name]} = u"]
 
-    def where(self, flat: str, indexes: Sequence[Index], lines: list[str]) -> list[str]:
-        """Lines, behind those that make indexes if any is named."""
-        return [*self.digits(flat, indexes), *lines] if _named(lines, [self.called[i.name] for i in indexes]) else lines
-
     def batch(self, loop: Units) -> str:
         """The line that finds a unit's number in the batch."""
         places, extents = [self.called[i.name] for i in loop.indexes], [self.extent(i.extent) for i in loop.indexes]
@@ -380,7 +376,9 @@ class _Text:
         rest = [s for s in self.temporaries(stage) if s not in ahead]
         kind = INT if self.kinds[stage.name] == BOOL else self.kinds[stage.name]
         kept = [i.name for i in stage.kept]
-        lines = self.where("k", stage.over, [*self.made_here(rest), f"return {self.value(stage.value, kind)}"])
+        lines = [*self.made_here(rest), f"return {self.value(stage.value, kind)}"]
+        if _named(lines, [self.called[i.name] for i in stage.over]):
+            lines = [*self.digits("k", stage.over), *lines]
         taken = self.taken([*kept, *(s.name for s in ahead)])
         self.function(f"term_{stage.name}(a, here, k)", self.said(stage), [taken, *lines])
 
@@ -404,7 +402,8 @@ class _Text:
 
     def set(self, stage: Stage, loop: Units) -> list[str]:
         """The loop that sets a result element by element."""
-        to, temporaries, self.numbered = self.kind_of(stage.name), self.temporaries(stage), stage.kept
+        to, temporaries = self.kind_of(stage.name), self.temporaries(stage)
+        self.numbered = stage.kept if stage.kept[: len(loop.indexes)] == loop.indexes else ()
         if stage.how:
             value = self.computed(stage)
             if to == FLOAT != self.kinds[stage.name]:
@@ -412,20 +411,46 @@ class _Text:
             temporaries = []
         else:
             value = self.value(stage.value, INT if to == BOOL else to)
-        lines = [*self.made_here(temporaries), f"return {value}"]
-        if _named(lines, ["c"]):
-            lines = [self.batch(loop), *lines]
-        lines = self.where("k", stage.kept, lines)
-        self.function(f"value_{stage.name}(a, q, k)", self.said(stage), lines)
-        by = "every" if stage.how or temporaries else "each"
-        begin, end = self.ends(loop, stage.kept[len(loop.indexes) :])
         y = f"cells({self.called[stage.name]})" if to == BOOL else self.called[stage.name]
-        return [f"{by}(value_{stage.name}, a, 0, {y}, {begin} + thread(), {end} - 1, threads())", "sync()"]
+        lines = self.made_here(temporaries)
+        if stage.kept[: len(loop.indexes)] != loop.indexes:
+            place = self.flat([self.called[i.name] for i in stage.kept], [self.extent(i.extent) for i in stage.kept])
+            return self.lines(stage, loop, f"set_{stage.name}", stage.kept, [*lines, f"{y}[{place}] = {value}"])
+        self.function(f"value_{stage.name}(a, q, k)", self.said(stage), self.where(loop, stage.kept, [*lines, f"return {value}"]))
+        by = "every" if stage.how or temporaries else "each"
+        return [f"{by}(value_{stage.name}, a, 0, {y}, {self.range(loop, stage.kept)})", "sync()"]
 
-    def ends(self, loop: Units, further: Iterable[Index]) -> tuple[str, str]:
-        """The first element of a batch of units, and that behind the last, where each has these further indexes."""
-        many, first, n = self.volume(further), _of(loop, "first"), _of(loop, "n")
-        return (first, f"{first} + {n}") if many == "1" else (f"{first} * {many}", f"({first} + {n}) * {many}")
+    def lines(self, stage: Stage, loop: Units, name: str, indexes: Sequence[Index], lines: list[str]) -> list[str]:
+        """The loop over a function that does something for each value of indexes."""
+        self.function(f"{name}(a, q, k)", self.said(stage), self.where(loop, indexes, lines))
+        return [f"lines({name}, a, {_of(loop, 'n')}, {self.range(loop, indexes)})", "sync()"]
+
+    def range(self, loop: Units, indexes: Sequence[Index]) -> str:
+        """The numbers of a batch's elements that a thread takes: first, last, step."""
+        first, n = _of(loop, "first"), _of(loop, "n")
+        many = self.volume(i for i in indexes if i not in loop.indexes)
+        begin, end = (first, f"{first} + {n}") if many == "1" else (f"{first} * {many}", f"({first} + {n}) * {many}")
+        if tuple(indexes[: len(loop.indexes)]) != loop.indexes:
+            begin, end = "0", n if many == "1" else f"{n} * {many}"
+        return f"{begin} + thread(), {end} - 1, threads()"
+
+    def where(self, loop: Units, indexes: Sequence[Index], lines: list[str]) -> list[str]:
+        """Lines, behind those that make indexes, if they are named, of the number k of an element, or of one in the batch.
+
+        In the batch neighbours are of neighbouring units, where these are neighbours in memory.
+        """
+        names_ = [self.called[i.name] for i in indexes]
+        if tuple(indexes[: len(loop.indexes)]) == loop.indexes:
+            if _named(lines, ["c"]):
+                lines = [self.batch(loop), *lines]
+            return [*self.digits("k", indexes), *lines] if _named(lines, names_) else lines
+        rest = [i for i in indexes if i not in loop.indexes]
+        many = self.volume(rest)
+        if indexes[-1] in loop.indexes:
+            begin = ["u = divide(k, q)", "c = k - u * q"]
+        else:
+            begin = [f"c = divide(k, {many})", f"u = k - c * ({many})"]
+        return [*begin, *self.digits("u", rest), "u = first + c", *self.digits("u", loop.indexes), *lines]
 
     def scanned(self, stage: Stage, loop: Units) -> list[str]:
         """The loop over lines of a scan."""
@@ -436,14 +461,12 @@ class _Text:
         lines = [self.taken(i.name for i in line), *self.made_here(self.temporaries(stage))]
         step = [*lines, f"return {self.value(stage.value, FLOAT)}"]
         self.function(f"value_{stage.name}(a, here, {i}, before)", self.said(stage), step)
-        start = self.flat([self.called[j.name] if j.name != along else "0" for j in stage.kept], [self.extent(j.extent) for j in stage.kept])
-        y, begins, apart = self.called[stage.name], f"like(h, {_number(self.own(stage)[0].beyond)})", self.volume(stage.kept[k + 1 :])
+        places = [self.called[j.name] if j.name != along else "0" for j in stage.kept]
+        shape = f"{self.called[stage.name]}, {self.flat(places, [self.extent(j.extent) for j in stage.kept])}, "
+        shape += f"{self.volume(stage.kept[k + 1 :])}, {self.extent(stage.kept[k].extent)}, {direction > 0}"
         here = f"({', '.join(['c', *(self.called[i.name] for i in line)])},)"
-        shape = f"{y}, {start}, {apart}, {self.extent(stage.kept[k].extent)}, {direction > 0}"
-        call_ = f"scan(value_{stage.name}, a, {here}, {begins}, {shape})"
-        self.function(f"line_{stage.name}(a, q, k)", "A line of it.", [*self.digits("k", line), self.batch(loop), call_])
-        begin, end = self.ends(loop, [i for i in stage.kept[len(loop.indexes) :] if i.name != along])
-        return [f"lines(line_{stage.name}, a, {begin} + thread(), {end} - 1, threads())", "sync()"]
+        begins = f"like(h, {_number(self.own(stage)[0].beyond)})"
+        return self.lines(stage, loop, f"line_{stage.name}", line, [f"scan(value_{stage.name}, a, {here}, {begins}, {shape})"])
 
     # ------------------------------------------------------------ the kernel
     def written(self) -> str:

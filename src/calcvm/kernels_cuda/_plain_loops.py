@@ -167,10 +167,10 @@ def every(value, a, q, y, k, last, step):
 
 
 @device
-def lines(line, a, k, last, step):
-    """line(a, 0, k) for k, k + step, ... up to ``last``, by this thread."""
+def lines(line, a, q, k, last, step):
+    """line(a, q, k) for k, k + step, ... up to ``last``, by this thread."""
     while k <= last:
-        line(a, 0, k)
+        line(a, q, k)
         k += step
 
 

@@ -54,11 +54,15 @@ class Cut:
     def __init__(self, plain: Plain, stages: Sequence[Stage]):
         self.name, self.stages = plain.name, stages
         self.by_name = {stage.name: stage for stage in stages}
-        self.depth = self.depths()
-        common = self.common()
-        self.root = Units(common[: min([*filter(None, self.depth.values()), len(common)])])
+        self.results = [stage for stage in stages if stage.result]
+        self.scans = {s.scan[0] for s in self.results if s.scan}
+        self.common = self.begin()
+        self.needs: dict[str, tuple[Index, ...]] = {}  # indexes of the loop that a stage is in, at least
+        for result in self.results:
+            self.chain(result)
+        self.root = Units(self.first())
         self.home: dict[str, Units] = {}
-        self.fill(self.root, [s for s in stages if s.name in self.depth or self.is_own(s)])
+        self.fill(self.root, [s for s in stages if s.name in self.needs or self.is_own(s)])
         self.check()
 
     def wrong(self, what: str) -> CalcError:
@@ -73,66 +77,87 @@ class Cut:
                 found |= {name: of} | self.reads(of)
         return found
 
-    def depths(self) -> dict[str, int]:
-        """Of each result, and of each temporary that has the first indexes of one, how many of these are around it."""
-        found: dict[str, int] = {}
-        for result in [s for s in self.stages if s.result]:
-            names = [i.name for i in result.kept]
-            most = names.index(result.scan[0]) if result.scan else len(names)
-            found[result.name] = 0
-            for of in self.reads(result).values():
-                n = len(of.kept)
-                if 0 < n < len(names) and of.kept == result.kept[:n]:
-                    if n > most:
-                        raise self.wrong(f"{result.name} is a scan, and reads {of.name} of all lines: make that an operand")
-                    found[of.name] = n
-                    found[result.name] = max(found[result.name], n)
-        return found
-
-    def common(self) -> tuple[Index, ...]:
+    def begin(self) -> tuple[Index, ...]:
         """The indexes that all results begin with, and none scans along."""
-        results = [s for s in self.stages if s.result]
-        scans = {s.scan[0] for s in results if s.scan}
         found: list[Index] = []
-        for at_once in zip(*(s.kept for s in results)):
-            if {*at_once} != {at_once[0]} or at_once[0].name in scans:
+        for at_once in zip(*(s.kept for s in self.results)):
+            if {*at_once} != {at_once[0]} or at_once[0].name in self.scans:
                 break
             found.append(at_once[0])
         return tuple(found)
 
+    def chain(self, result: Stage) -> None:
+        """Loops in one another for the temporaries of a result that have fewer indexes."""
+        chosen: list[tuple[Index, ...]] = [()]
+        fewer = [s for s in self.reads(result).values() if len(s.kept) < len(result.kept) and _within(s.kept, result.kept)]
+        fewer = [s for s in fewer if s.kept and s.kept[:1] == (self.common[:1] or s.kept[:1])]
+        for of in sorted(fewer, key=lambda s: (s.kept != result.kept[: len(s.kept)], len(s.kept))):
+            if result.scan and result.scan[0] in {i.name for i in of.kept}:
+                if of.kept == result.kept[: len(of.kept)]:
+                    raise self.wrong(f"{result.name} is a scan, and reads {of.name} of all lines: make that an operand")
+            elif all(_nested(of.kept, other) for other in chosen):
+                chosen.append(of.kept)
+                self.needs[of.name] = of.kept
+        self.needs[result.name] = max(chosen, key=len)
+
+    def first(self) -> tuple[Index, ...]:
+        """Indexes of the outermost loop: of its units each stage reads its own results alone."""
+        if not self.common:
+            return ()
+        needed = [kept for kept in self.needs.values() if kept]
+        root = min(needed, key=len) if needed else self.common
+        while not all(_within(root, s.kept) and self.is_own_of(s, self.results, root) for s in self.results) or not all(
+            _nested(root, kept) for kept in needed
+        ):
+            root = root[:-1]
+        return root
+
+    def is_own_of(self, stage: Stage, made: Iterable[Stage], indexes: tuple[Index, ...]) -> bool:
+        """Whether a stage reads of others only what has its own values of the indexes."""
+        others, kept = {s.name: s for s in made if s is not stage}, {i.name for i in stage.kept}
+        for of in (stage, *self.reads(stage).values()):
+            for node in walk(of.value):
+                made_by = others.get(node.array) if isinstance(node, Element) else None
+                if made_by is not None and isinstance(node, Element):
+                    for axis, place in zip(made_by.kept, node.places):
+                        if axis in indexes and (place != Name(axis.name) or axis.name not in kept):
+                            return False
+        return True
+
     def is_own(self, stage: Stage) -> bool:
         """Whether it is a temporary of no more indexes than the only loop has, in whatever order."""
-        deeper = any(depth > len(self.root.indexes) for depth in self.depth.values())
+        deeper = any(len(kept) > len(self.root.indexes) for kept in self.needs.values())
         return not stage.result and not deeper and {i.name for i in stage.kept} <= {i.name for i in self.root.indexes}
 
     def fill(self, loop: Units, stages: Sequence[Stage]) -> None:
         """Do stages in a loop: neighbours of more indexes in one inside it."""
-        around, k = len(loop.indexes), 0
-        while k < len(stages):
-            stage, deep = stages[k], self.depth.get(stages[k].name, 0)
-            if deep <= around:
+        left = list(stages)
+        while left:
+            stage = left.pop(0)
+            indexes = self.needs.get(stage.name, ())
+            if len(indexes) <= len(loop.indexes):
                 loop.inside.append(stage)
                 if not stage.result:
                     self.home[stage.name] = loop
-                k += 1
                 continue
-            end = k + 1
-            while end < len(stages) and self.depth[stages[end].name] >= deep and stages[end].kept[:deep] == stage.kept[:deep]:
-                end += 1
-            inner = Units(stage.kept[:deep], loop.level + 1)
+            run, inner = [stage], Units(indexes, loop.level + 1)
+            for other in list(left):
+                reads = {*self.reads(other)} | {*arrays(other.value)}
+                if self.needs.get(other.name, ())[: len(indexes)] == indexes and self.is_own_of(other, run, indexes):
+                    run.append(other)
+                elif other.result or reads & {s.name for s in run}:
+                    break
+                else:  # before what all of them read
+                    self.fill(loop, [other])
+                left.remove(other)
             loop.inside.append(inner)
-            self.fill(inner, stages[k:end])
-            k = end
+            self.fill(inner, run)
 
     def check(self) -> None:
         """Refuse what a worker cannot do alone, and what would be read after its loop."""
-        shared = self.root.indexes[:1]
-        for stage in self.stages if shared else ():
-            for node in walk(stage.value):
-                of = self.by_name.get(node.array) if isinstance(node, Element) else None
-                own = shared[0] in stage.kept and isinstance(node, Element) and node.places[:1] == (Name(shared[0].name),)
-                if of and of.result and not own:
-                    raise self.wrong(f"{stage.name} reads {of.name} where another worker may set it")
+        for stage in self.stages if self.common else ():
+            if not self.is_own_of(stage, self.results, self.common[:1]):
+                raise self.wrong(f"{stage.name} reads a result where another worker may set it")
         for loop, known in self.around(self.root, ()):
             for stage in loop.inside:
                 for name in self.reads(stage) if isinstance(stage, Stage) else ():
@@ -145,3 +170,15 @@ class Cut:
         for part in loop.inside:
             if isinstance(part, Units):
                 yield from self.around(part, known)
+
+
+def _within(some: Sequence[Index], all_: Sequence[Index]) -> bool:
+    """Whether these are among all, in their order."""
+    left = iter(all_)
+    return all(index in left for index in some)
+
+
+def _nested(a: Sequence[Index], b: Sequence[Index]) -> bool:
+    """Whether one begins with the other."""
+    n = min(len(a), len(b))
+    return a[:n] == b[:n]
