@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -17,7 +18,7 @@ from numba.core import cgutils
 
 from calcvm.equations.places import terms
 from calcvm.equations.plain import Plain, Stage
-from calcvm.equations.tree import COMPARISONS, Call, Element, Index, Name, Node, Number, names, substituted, walk
+from calcvm.equations.tree import Element, Index, Name, Node, Number, names, substituted, walk
 from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC
 from calcvm.kernels_cpu._common import I64, intrinsic_of
 from calcvm.kernels_cpu._folds import Fold
@@ -32,7 +33,8 @@ from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 BLOCK = 128  # terms of a sum that are added plainly, a lane
 WAYS = 4  # sums of a long reduction beside one another
 WIDE = 4  # vectors of results at once
-SHORT = (*COMPARISONS, *"+ - * / neg and or not where max min abs stop relu floor ceil rint".split())
+ROWS = 4  # that share what they read
+CHAINS = 8  # scans beside one another, whose numbers wait for the one before
 
 
 # ---------------------------------------------------------------- what lies side by side
@@ -266,7 +268,9 @@ class Loops(Values):
                 self.hoist(stage.value, [p], free)
                 self.ranged(stage, p)
             if all(self.by_lanes(s) == name for s in group):
-                self.vectors(group, p, name)
+                self.vectors(group, [p], name)
+            elif len(group) == 1 and self.rows(group[0], depth) > 1:
+                self.tiles(group[0], p, name, self.rows(group[0], depth))
             else:
                 self.each(group, p, name, depth)
 
@@ -297,12 +301,55 @@ class Loops(Values):
 
         counting(self.b, lo, hi, 1, [], body)
 
-    def vectors(self, stages: Sequence[Stage], p: Point, name: str) -> None:
-        """The last index, several vectors at once, then what is left, by masks."""
+    def rows(self, stage: Stage, depth: int) -> int:
+        """How many places of an index are taken at once: several where they read the same, or wait for one another in a scan."""
+        names_left = [i.name for i in self.order(stage)[depth:]]
+        if len(names_left) != 2 or (set(self.made_of(stage)) - {stage}):
+            return 1
+        row, last = names_left
+        if any(row in names(g.value) for i in stage.over for g, _, _ in self.guards(stage, i.name, frozenset())):
+            return 1
+        if stage.scan:
+            return CHAINS if self.by_lanes(stage) is None else 1
+        if not stage.how or self.by_lanes(stage) != last:
+            return 1
+        used = [frozenset().union(*map(names, n.places)) for n in self.reads(stage)]
+        again = any(last in free and row not in free for free in used) and any(row in free for free in used)
+        return ROWS if again else 1
+
+    def is_tiled(self, stage: Stage) -> bool:
+        return (
+            stage.result
+            and bool(stage.how)
+            and len(self.order(stage)) > 1
+            and self.rows(stage, len(self.order(stage)) - 2) > 1
+        )
+
+    def tiles(self, stage: Stage, p: Point, name: str, rows: int) -> None:
+        """Several places of an index at once, then one after the other."""
+        b, (lo, hi) = self.b, map(self.w.value, self.run(name))
+
+        def body(n: int, i: Any, carried: list) -> list:
+            with self.scope():
+                points = [p.to(name, Whole(b.add(i, c64(k)) if k else i)) for k in range(n)]
+                last = self.order(stage)[-1].name
+                self.hoist(stage.value, points, frozenset({last, *(i.name for i in stage.over)}))
+                if stage.scan:
+                    self.scan(stage, points)
+                else:
+                    self.vectors([stage], points, last)
+            return carried
+
+        full = b.add(lo, b.and_(b.sub(hi, lo), c64(-rows)))
+        counting(b, lo, full, rows, [], partial(body, rows))
+        counting(b, full, hi, 1, [], partial(body, 1))
+
+    def vectors(self, stages: Sequence[Stage], rows: Sequence[Point], name: str) -> None:
+        """The last index of rows, several vectors at once, then what is left, by masks."""
         b, e = self.b, self.e
         lo, hi = map(self.w.value, self.run(name))
         reduces = any(self.reduces(s, name) or s.scan for s in stages)
-        many = WIDE if reduces or not any(self.is_long(s.value) for s in stages) else 1
+        many = WIDE if any(self.reduces(s, name) or s.scan for s in stages) else 1
 
         def finish(points: list[Point]) -> None:
             with self.scope():
@@ -310,20 +357,18 @@ class Loops(Values):
                     (self.scan if stage.scan else self.complete)(stage, points)
 
         def whole(i: Any, carried: list) -> list:
-            finish([p.to(name, Whole(b.add(i, c64(k * e.lanes)) if k else i, 1)) for k in range(many)])
+            places = [Whole(b.add(i, c64(k * e.lanes)) if k else i, 1) for k in range(many)]
+            finish([p.to(name, at) for p in rows for at in places])
             return carried
 
         def part(i: Any, carried: list) -> list:
-            finish([p.to(name, Whole(i, 1), Cond(e.below(b.sub(hi, i))))])
+            at, live = Whole(i, 1), Cond(e.below(b.sub(hi, i)))
+            finish([p.to(name, at, live) for p in rows])
             return carried
 
         full = b.add(lo, b.and_(b.sub(hi, lo), c64(-many * e.lanes)))
         counting(b, lo, full, many * e.lanes, [], whole)
         counting(b, full, hi, e.lanes, [], part)
-
-    def is_long(self, node: Node) -> bool:
-        """Whether a value is of functions that take many instructions."""
-        return any(isinstance(n, Call) and n.function not in SHORT for n in walk(node))
 
     def complete(self, stage: Stage, points: Sequence[Point]) -> None:
         """A result at points that say all its indexes."""
@@ -422,7 +467,7 @@ class _Reduction:
             isinstance(n, Element) and any(not isinstance(q, Name) and {*names_in(q)} & {*self.names} for q in n.places)
             for n in walk(stage.value)
         )
-        self.ways = WAYS if by_lanes or not windows else 1
+        self.ways = WAYS if by_lanes or not (windows or loops.is_tiled(stage)) else 1
         self.chunk = LONG * loops.e.lanes if by_lanes else BLOCK
         self.may_be_long = fold.exact and not self.short()
 
