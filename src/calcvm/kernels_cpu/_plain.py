@@ -16,9 +16,10 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from calcvm.equations.functions import DERIVATIVES
 from calcvm.equations.places import terms
 from calcvm.equations.plain import Plain, Stage
-from calcvm.equations.tree import Element, Index, Name, Node, Number, names, substituted, walk
+from calcvm.equations.tree import ZERO, Call, Element, Index, Name, Node, Number, names, rewritten, substituted, walk
 from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC
 from calcvm.kernels_cpu._common import I64, intrinsic_of
 from calcvm.kernels_cpu._folds import Fold
@@ -30,6 +31,7 @@ from calcvm.kernels_cpu._values import BAD_PLACE, INTEGER, KINDS, NUMBER, Operan
 from calcvm.kernels_cpu._vectors import c64, phi
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
+FUNCTIONS = {*DERIVATIVES} - {"abs", "sign", "floor", "ceil", "rint", "relu", "sqrt"}  # that take many instructions
 BLOCK = 128  # terms of a sum that are added plainly, a lane
 WAYS = 4  # sums of a long reduction beside one another
 WIDE = 4  # vectors of results at once
@@ -68,6 +70,8 @@ def _product(x: Mapping[tuple[str, ...], int], y: Mapping[tuple[str, ...], int])
 
 class Loops(Values):
     """The loops of a row."""
+
+    terms: dict[str, tuple[Stage, str]] = {}  # see `stored_terms`, by sum
 
     # ------------------------------------------------------------ choices
     def reads(self, stage: Stage) -> list[Element]:
@@ -240,6 +244,7 @@ class Loops(Values):
     def row(self, stages: Sequence[Stage], shared: str | None, lo: Any, hi: Any) -> None:
         """All results; those of the units lo to hi of the shared index."""
         self.bounds = {shared: (lo, hi)} if shared else {}
+        self.terms = dict(filter(None, map(self.stored_terms, stages)))
         ones = {i.name: Whole(0) for s in stages for i in s.kept if i.extent == Number(1)}
         self.nest([s for s in stages if s.result], Point(ones), 0)
 
@@ -348,7 +353,6 @@ class Loops(Values):
         """The last index of rows, several vectors at once, then what is left, by masks."""
         b, e = self.b, self.e
         lo, hi = map(self.w.value, self.run(name))
-        reduces = any(self.reduces(s, name) or s.scan for s in stages)
         many = WIDE if any(self.reduces(s, name) or s.scan for s in stages) else 1
 
         def finish(points: list[Point]) -> None:
@@ -370,6 +374,34 @@ class Loops(Values):
         counting(b, lo, full, many * e.lanes, [], whole)
         counting(b, full, hi, e.lanes, [], part)
 
+    def stored_terms(self, stage: Stage) -> tuple[str, tuple[Stage, str]] | None:
+        """A sum whose terms stand in a result as they are, with that and their text there.
+
+        The sum stores them in the place of the result, which reads them again: exp is computed once.  So nothing else may be read
+        after that, and terms read what lies at their own place.
+        """
+        results = [s for s in self.stages.values() if s.result]
+        result = results[-1]
+        if stage.result or stage.how != "sum" or len(stage.over) != 1 or len(results) > 1 or result.how or result.scan:
+            return None
+        (over,), *_, last = (stage.over, *result.kept)
+        if (stage.kept, over.extent) != (result.kept[:-1], last.extent) or not stage.kept or last.extent == Number(1):
+            return None
+        term = substituted(stage.value, {over.name: Name(last.name)})
+        text = self.key(term)[0]
+        rest = rewritten(result.value, lambda n: ZERO if self.key(n)[0] == text else n)
+        plain = all(isinstance(q, Name) for n in walk(term) if isinstance(n, Element) for q in n.places)
+        others = {s.name for s in self.made_of(result)} - {s.name for s in self.made_of(stage)} - {stage.name}
+        if rest == result.value or not plain or others or self.by_lanes(result) != last.name:
+            return None
+        if any(isinstance(n, Element) and n.array not in self.stages for n in walk(rest)):
+            return None
+        if not any(isinstance(n, Call) and n.function in FUNCTIONS for n in walk(term)):
+            return None
+        if self.operands[result.name].pointer.type.pointee != self.e.element:
+            return None
+        return stage.name, (result, text)
+
     def complete(self, stage: Stage, points: Sequence[Point]) -> None:
         """A result at points that say all its indexes."""
         self.prepare(stage.value, points)
@@ -379,7 +411,9 @@ class Loops(Values):
                 found = self.reduce(stage, points)
                 for (key, _), value in zip(made, found):
                     self.keep(key, value)
+        self.again = {text: result for result, text in self.terms.values() if result is stage}
         found = [self.stage(stage, p) for p in points]
+        self.again = {}
         for p, value in zip(points, found):
             self.stored(stage.name, value, p, [i.name for i in stage.kept])
 
@@ -598,7 +632,12 @@ class _Reduction:
             here = [p.to(self.inner.name, at, live) for p in points]
             loops.prepare(self.stage.value, here)
             for q, p in enumerate(here):
-                term = fold.lifted(loops.of(self.stage.value, p), self.place(p) if fold.places else None, p.live)
+                value = loops.of(self.stage.value, p)
+                if self.stage.name in loops.terms:
+                    result, _ = loops.terms[self.stage.name]
+                    last = result.kept[-1].name
+                    loops.stored(result.name, value, p.to(last, at), [i.name for i in result.kept])
+                term = fold.lifted(value, self.place(p) if fold.places else None, p.live)
                 out += fold.taken(acc[q * fold.n : (q + 1) * fold.n], term)
         return out
 
