@@ -125,6 +125,11 @@ class _Stages:
         kept = equation.kept or ()
         equation = Equation(equation.name, kept, expanded(rewritten(equation.value, self.opened), self.another))
         if equation.name not in self.plain.operands:
+            if own_elements(equation):
+                raise CalcError(
+                    f"row {self.plain.name!r}: the scan {equation.name} is no operand of the row: make it a result, or an operator "
+                    "of its own"
+                )
             self.parts[equation.name] = equation
             return
         value = self.lifted(equation.value, top=not own_elements(equation))
