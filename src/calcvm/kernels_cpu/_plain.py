@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from calcvm.equations.functions import DERIVATIVES
 from calcvm.equations.places import terms
 from calcvm.equations.plain import Plain, Stage
-from calcvm.equations.tree import COMPARISONS, Call, Element, Index, Name, Node, Number, names, substituted, walk
+from calcvm.equations.tree import ZERO, Call, Element, Index, Name, Node, Number, names, rewritten, substituted, walk
 from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC
 from calcvm.kernels_cpu._common import I64, intrinsic_of
 from calcvm.kernels_cpu._folds import Fold
@@ -29,10 +31,12 @@ from calcvm.kernels_cpu._values import BAD_PLACE, INTEGER, KINDS, NUMBER, Operan
 from calcvm.kernels_cpu._vectors import c64, phi
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
+FUNCTIONS = {*DERIVATIVES} - {"abs", "sign", "floor", "ceil", "rint", "relu", "sqrt"}  # that take many instructions
 BLOCK = 128  # terms of a sum that are added plainly, a lane
 WAYS = 4  # sums of a long reduction beside one another
 WIDE = 4  # vectors of results at once
-SHORT = (*COMPARISONS, *"+ - * / neg and or not where max min abs stop relu floor ceil rint".split())
+ROWS = 4  # that share what they read
+CHAINS = 8  # scans beside one another, whose numbers wait for the one before
 
 
 # ---------------------------------------------------------------- what lies side by side
@@ -66,6 +70,8 @@ def _product(x: Mapping[tuple[str, ...], int], y: Mapping[tuple[str, ...], int])
 
 class Loops(Values):
     """The loops of a row."""
+
+    terms: dict[str, tuple[Stage, str]] = {}  # see `stored_terms`, by sum
 
     # ------------------------------------------------------------ choices
     def reads(self, stage: Stage) -> list[Element]:
@@ -238,6 +244,7 @@ class Loops(Values):
     def row(self, stages: Sequence[Stage], shared: str | None, lo: Any, hi: Any) -> None:
         """All results; those of the units lo to hi of the shared index."""
         self.bounds = {shared: (lo, hi)} if shared else {}
+        self.terms = dict(filter(None, map(self.stored_terms, stages)))
         ones = {i.name: Whole(0) for s in stages for i in s.kept if i.extent == Number(1)}
         self.nest([s for s in stages if s.result], Point(ones), 0)
 
@@ -266,7 +273,9 @@ class Loops(Values):
                 self.hoist(stage.value, [p], free)
                 self.ranged(stage, p)
             if all(self.by_lanes(s) == name for s in group):
-                self.vectors(group, p, name)
+                self.vectors(group, [p], name)
+            elif len(group) == 1 and self.rows(group[0], depth) > 1:
+                self.tiles(group[0], p, name, self.rows(group[0], depth))
             else:
                 self.each(group, p, name, depth)
 
@@ -297,12 +306,54 @@ class Loops(Values):
 
         counting(self.b, lo, hi, 1, [], body)
 
-    def vectors(self, stages: Sequence[Stage], p: Point, name: str) -> None:
-        """The last index, several vectors at once, then what is left, by masks."""
+    def rows(self, stage: Stage, depth: int) -> int:
+        """How many places of an index are taken at once: several where they read the same, or wait for one another in a scan."""
+        names_left = [i.name for i in self.order(stage)[depth:]]
+        if len(names_left) != 2 or (set(self.made_of(stage)) - {stage}):
+            return 1
+        row, last = names_left
+        if any(row in names(g.value) for i in stage.over for g, _, _ in self.guards(stage, i.name, frozenset())):
+            return 1
+        if stage.scan:
+            return CHAINS if self.by_lanes(stage) is None else 1
+        if not stage.how or self.by_lanes(stage) != last:
+            return 1
+        used = [frozenset().union(*map(names, n.places)) for n in self.reads(stage)]
+        again = any(last in free and row not in free for free in used) and any(row in free for free in used)
+        return ROWS if again else 1
+
+    def is_tiled(self, stage: Stage) -> bool:
+        return (
+            stage.result
+            and bool(stage.how)
+            and len(self.order(stage)) > 1
+            and self.rows(stage, len(self.order(stage)) - 2) > 1
+        )
+
+    def tiles(self, stage: Stage, p: Point, name: str, rows: int) -> None:
+        """Several places of an index at once, then one after the other."""
+        b, (lo, hi) = self.b, map(self.w.value, self.run(name))
+
+        def body(n: int, i: Any, carried: list) -> list:
+            with self.scope():
+                points = [p.to(name, Whole(b.add(i, c64(k)) if k else i)) for k in range(n)]
+                last = self.order(stage)[-1].name
+                self.hoist(stage.value, points, frozenset({last, *(i.name for i in stage.over)}))
+                if stage.scan:
+                    self.scan(stage, points)
+                else:
+                    self.vectors([stage], points, last)
+            return carried
+
+        full = b.add(lo, b.and_(b.sub(hi, lo), c64(-rows)))
+        counting(b, lo, full, rows, [], partial(body, rows))
+        counting(b, full, hi, 1, [], partial(body, 1))
+
+    def vectors(self, stages: Sequence[Stage], rows: Sequence[Point], name: str) -> None:
+        """The last index of rows, several vectors at once, then what is left, by masks."""
         b, e = self.b, self.e
         lo, hi = map(self.w.value, self.run(name))
-        reduces = any(self.reduces(s, name) or s.scan for s in stages)
-        many = WIDE if reduces or not any(self.is_long(s.value) for s in stages) else 1
+        many = WIDE if any(self.reduces(s, name) or s.scan for s in stages) else 1
 
         def finish(points: list[Point]) -> None:
             with self.scope():
@@ -310,20 +361,46 @@ class Loops(Values):
                     (self.scan if stage.scan else self.complete)(stage, points)
 
         def whole(i: Any, carried: list) -> list:
-            finish([p.to(name, Whole(b.add(i, c64(k * e.lanes)) if k else i, 1)) for k in range(many)])
+            places = [Whole(b.add(i, c64(k * e.lanes)) if k else i, 1) for k in range(many)]
+            finish([p.to(name, at) for p in rows for at in places])
             return carried
 
         def part(i: Any, carried: list) -> list:
-            finish([p.to(name, Whole(i, 1), Cond(e.below(b.sub(hi, i))))])
+            at, live = Whole(i, 1), Cond(e.below(b.sub(hi, i)))
+            finish([p.to(name, at, live) for p in rows])
             return carried
 
         full = b.add(lo, b.and_(b.sub(hi, lo), c64(-many * e.lanes)))
         counting(b, lo, full, many * e.lanes, [], whole)
         counting(b, full, hi, e.lanes, [], part)
 
-    def is_long(self, node: Node) -> bool:
-        """Whether a value is of functions that take many instructions."""
-        return any(isinstance(n, Call) and n.function not in SHORT for n in walk(node))
+    def stored_terms(self, stage: Stage) -> tuple[str, tuple[Stage, str]] | None:
+        """A sum whose terms stand in a result as they are, with that and their text there.
+
+        The sum stores them in the place of the result, which reads them again: exp is computed once.  So nothing else may be read
+        after that, and terms read what lies at their own place.
+        """
+        results = [s for s in self.stages.values() if s.result]
+        result = results[-1]
+        if stage.result or stage.how != "sum" or len(stage.over) != 1 or len(results) > 1 or result.how or result.scan:
+            return None
+        (over,), *_, last = (stage.over, *result.kept)
+        if (stage.kept, over.extent) != (result.kept[:-1], last.extent) or not stage.kept or last.extent == Number(1):
+            return None
+        term = substituted(stage.value, {over.name: Name(last.name)})
+        text = self.key(term)[0]
+        rest = rewritten(result.value, lambda n: ZERO if self.key(n)[0] == text else n)
+        plain = all(isinstance(q, Name) for n in walk(term) if isinstance(n, Element) for q in n.places)
+        others = {s.name for s in self.made_of(result)} - {s.name for s in self.made_of(stage)} - {stage.name}
+        if rest == result.value or not plain or others or self.by_lanes(result) != last.name:
+            return None
+        if any(isinstance(n, Element) and n.array not in self.stages for n in walk(rest)):
+            return None
+        if not any(isinstance(n, Call) and n.function in FUNCTIONS for n in walk(term)):
+            return None
+        if self.operands[result.name].pointer.type.pointee != self.e.element:
+            return None
+        return stage.name, (result, text)
 
     def complete(self, stage: Stage, points: Sequence[Point]) -> None:
         """A result at points that say all its indexes."""
@@ -334,7 +411,9 @@ class Loops(Values):
                 found = self.reduce(stage, points)
                 for (key, _), value in zip(made, found):
                     self.keep(key, value)
+        self.again = {text: result for result, text in self.terms.values() if result is stage}
         found = [self.stage(stage, p) for p in points]
+        self.again = {}
         for p, value in zip(points, found):
             self.stored(stage.name, value, p, [i.name for i in stage.kept])
 
@@ -422,7 +501,7 @@ class _Reduction:
             isinstance(n, Element) and any(not isinstance(q, Name) and {*names_in(q)} & {*self.names} for q in n.places)
             for n in walk(stage.value)
         )
-        self.ways = WAYS if by_lanes or not windows else 1
+        self.ways = WAYS if by_lanes or not (windows or loops.is_tiled(stage)) else 1
         self.chunk = LONG * loops.e.lanes if by_lanes else BLOCK
         self.may_be_long = fold.exact and not self.short()
 
@@ -553,7 +632,12 @@ class _Reduction:
             here = [p.to(self.inner.name, at, live) for p in points]
             loops.prepare(self.stage.value, here)
             for q, p in enumerate(here):
-                term = fold.lifted(loops.of(self.stage.value, p), self.place(p) if fold.places else None, p.live)
+                value = loops.of(self.stage.value, p)
+                if self.stage.name in loops.terms:
+                    result, _ = loops.terms[self.stage.name]
+                    last = result.kept[-1].name
+                    loops.stored(result.name, value, p.to(last, at), [i.name for i in result.kept])
+                term = fold.lifted(value, self.place(p) if fold.places else None, p.live)
                 out += fold.taken(acc[q * fold.n : (q + 1) * fold.n], term)
         return out
 

@@ -102,6 +102,7 @@ class Values:
             of = {"argmax": INTEGER, "argmin": INTEGER, "any": CONDITION, "all": CONDITION}.get(stage.how)
             own = NUMBER if stage.scan else of or kind_of(stage.value, self.kinds)
             self.kinds[stage.name] = own
+        self.again: dict[str, Stage] = {}  # texts of values that lie in the place of a result
         self.true: set[tuple[str, ...]] = (
             set()
         )  # conditions, and places with the extents of axes that they lie inside of
@@ -155,6 +156,8 @@ class Values:
         if (text,) in self.true:
             return TRUE
         key, value = self.known(text, sorted(free & p.at.keys()), p)
+        if value is None and text in self.again:
+            value = self.keep(key, self.stored_before(self.again[text], p))
         if value is None:
             value = self.keep(key, self.element(node, p) if isinstance(node, Element) else self.called(node, p))
         return value
@@ -227,7 +230,16 @@ class Values:
             found = self.whole(function, xs)
             if found is not None:
                 return found
+        if function == "/":
+            return self.quotient(*map(self.number, xs))
         return self.function(function, self.level(*xs))
+
+    def quotient(self, x: V, y: V) -> V:
+        """x / y; of lanes by what is one for all by its reciprocal, in vectors of any number: left to the compiler, some would be."""
+        if x.lanes and not y.lanes:
+            return x * self.wide(1.0 / y)
+        one, other = self.level(x, y)
+        return one / other
 
     def whole(self, function: str, xs: list[Whole]) -> Whole | None:
         w = self.w
@@ -245,8 +257,6 @@ class Values:
                 return xs[0] - xs[1]
             case "*":
                 return xs[0] * xs[1]
-            case "/":
-                return xs[0] / xs[1]
             case "//":
                 return F.floor(xs[0] / xs[1])
             case "%":
@@ -424,12 +434,23 @@ class Values:
         x = V(b, b.select(same, x.v, x.const(-(2**63)).v))
         return Whole(0, vector=x.v) if x.lanes else Whole(x.v)
 
+    def stored_before(self, stage: Stage, p: Point) -> Value:
+        """What lies in the place of a result."""
+        return self.loaded(
+            self.operands[stage.name], self.where_kept(stage.name, p, [i.name for i in stage.kept]), TRUE, p
+        )
+
+    def where_kept(self, name: str, p: Point, kept: Sequence[str]) -> Whole:
+        """Where an element of a result lies."""
+        w, offset = self.w, Whole(0)
+        for v, extent in zip(kept, self.operands[name].axes):
+            offset = w.add(w.mul(offset, Whole(self.size(extent))), p.at[v])
+        return offset
+
     def stored(self, name: str, value: Value, p: Point, kept: Sequence[str]) -> None:
         """An element of a result."""
         o, b, w = self.operands[name], self.b, self.w
-        offset = Whole(0)
-        for v, extent in zip(kept, o.axes):
-            offset = w.add(w.mul(offset, Whole(self.size(extent))), p.at[v])
+        offset = self.where_kept(name, p, kept)
         wide = offset.wide
         if isinstance(value, Cond):
             value = V(b, w.mask(value) if wide else w.bit(value))
