@@ -546,6 +546,11 @@ def torch_functions():
     def vectors(fn):
         return lambda x, *rest, axes=1, eps: fn(x, x.shape[x.dim() - axes :], *rest, eps=eps)
 
+    def over(fn, x, axes, keepdims, alone, **more):
+        """A reduction, of which () are all axes to PyTorch and none to calcvm."""
+        axes = tuple(range(x.dim())) if axes is None else axes
+        return fn(x, axes, keepdim=keepdims, **more) if axes else alone
+
     return {
         "batch_norm": last(
             lambda x, m, v, w=None, b=None, momentum=0.1, eps=1e-5: f.batch_norm(x, m, v, w, b, True, momentum, eps)
@@ -587,6 +592,11 @@ def torch_functions():
         "mean": lambda x, axes=None, keepdims=False: (
             x.mean() if axes is None else x if axes == () else x.mean(axes, keepdim=keepdims)
         ),
+        "logsumexp": lambda x, axes=None, keepdims=False: over(torch.logsumexp, x, axes, keepdims, x),
+        "var": lambda x, axes=None, correction=0, keepdims=False: over(torch.var, x, axes, keepdims, x * 0, correction=correction),
+        "std": lambda x, axes=None, correction=0, keepdims=False: over(torch.std, x, axes, keepdims, x * 0, correction=correction),
+        "cumsum": lambda x, axis=-1: x.cumsum(axis),
+        "reverse_cumsum": lambda x, axis=-1: x.flip(axis).cumsum(axis).flip(axis),
         "softmax": lambda x, axis=-1: torch.softmax(x, axis),
         "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
         "transpose": lambda x, axes=None: x.permute(tuple(reversed(range(x.dim()))) if axes is None else axes),
@@ -603,8 +613,8 @@ def torch_functions():
 
 
 PEERS = sorted(
-    "neg abs sqrt square exp log expm1 log1p erf sin cos tan asin acos atan pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean softmax "
-    "log_softmax transpose pick concat concat_many pad upsample linear mse mae huber batch_norm batch_norm_inference "
+    "neg abs sqrt square exp log expm1 log1p erf sin cos tan asin acos atan pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean "
+    "logsumexp var std cumsum reverse_cumsum softmax log_softmax transpose pick concat concat_many pad upsample linear mse mae huber batch_norm batch_norm_inference "
     "group_norm instance_norm layer_norm rms_norm local_response_norm".split()
 )
 

@@ -528,9 +528,18 @@ REFUSED = [
         "y would have the batch twice, along i and j: sizes are linear in the batch", "j] =",
     ),
     (
-        "y[b,i] = y[b,i - 1] + x[b,i]", "x", cv.UnsupportedOperator,
-        "y is read by its own equation: a scan has no row yet; write its steps out, an equation each, or as a product with a "
-        "triangle of ones, where(j <= i, 1, 0)", "y[b,i - 1]",
+        "y[b,i] = 2*y[b,i - 1] + x[b,i]", "x", cv.UnsupportedOperator,
+        "y is read by its own equation: of scans running sums alone have a row, y[r,i] = y[r,i - 1] + ..., or y[r,i + 1]; write "
+        "the steps of others out, an equation each", "y[b,i - 1]",
+    ),
+    (
+        "y[b,i] = y[b,i - 2] + x[b,i]", "x", cv.UnsupportedOperator,
+        "y is read by its own equation: of scans running sums alone have a row, y[r,i] = y[r,i - 1] + ..., or y[r,i + 1]; write "
+        "the steps of others out, an equation each", "y[b,i - 2]",
+    ),
+    (
+        "y[b,i] = y[b - 1,i] + x[b,i]", "x", cv.ShapeError,
+        "b runs over B, and y has B there: along the batch all is read, each place by an index alone", "b - 1",
     ),
     ("x[b,i] += 1", "x", cv.CalcError, "x is an operand, and a variable is not written to: give the result another name", "x["),
     (

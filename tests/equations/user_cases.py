@@ -265,7 +265,7 @@ def cases() -> dict[str, Case]:
             "y[n,o,t<3] = x[n, o*2 + t]", {"x": (None, 9)}, lambda x: x.unfold(1, 3, 2), rows=("concat_many_fwd",),
         ),
         "variance of a window": Case(
-            "y[n,o] = var[t<3] x[n, o + t]", {"x": (None, 6)}, lambda x: windows(x, 3).var(-1, correction=0),
+            "y[n,o] = var[t<3] x[n, o + t]", {"x": (None, 6)}, lambda x: windows(x, 3).var(-1, correction=0), rows=("var_fwd",),
         ),
         "heat stencil": Case(
             "y[n,i] = x[n,i] + a*(x[n, i - 1] - 2*x[n,i] + x[n, i + 1])", {"x": (None, 8)},
@@ -305,6 +305,26 @@ def cases() -> dict[str, Case]:
         ),
         "logsumexp": Case(
             "y[r] = logsumexp[k] x[r,k] + log(sum[k] exp(2*x[r,k]))", {"x": (None, 5)}, lambda x: x.logsumexp(-1) + (2 * x).logsumexp(-1),
+            rows=("logsumexp_fwd",), without=("exp_fwd", "max_fwd"),
+        ),
+        "variance over far axes": Case(
+            "y[b,j] = var[i,k] x[b,i,j,k] + logsumexp[i,k] x[b,i,j,k]", {"x": (None, 2, 3, 4)},
+            lambda x: x.var((1, 3), correction=0) + x.logsumexp((1, 3)), rows=("var_fwd", "logsumexp_fwd"), without=("mean_fwd",),
+        ),
+        # ------------------------------------------------------------ scans
+        "running sum": Case(
+            "y[b,i] = y[b, i - 1] + x[b,i]", {"x": (None, 6)}, lambda x: x.cumsum(1), rows=("cumsum_fwd",), without=("add_fwd",),
+        ),
+        "running sum from behind": Case(
+            "y[b,i,c] = 2*x[b,i,c]*w[c] - 1 + y[b, i + 1, c]", {"x": (None, 6, 3), "w": (3,)},
+            lambda x, w: (2 * x * w - 1).flip(1).cumsum(1).flip(1), rows=("reverse_cumsum_fwd",),
+        ),
+        "running sum in parts": Case(
+            "s[b,j] = s[b, j - 1] + exp(x[b,j]); y[b,i] = s[b,i]/s[b,4] + s[b, i - 1]*(sum[k] s[b,k])", {"x": (None, 5)},
+            lambda x: (s := x.exp().cumsum(1)) / s[:, 4:] + f.pad(s, (1, 0))[:, :-1] * s.sum(1, keepdim=True), rows=("cumsum_fwd",),
+        ),
+        "running sum of what does not run": Case(
+            "y[b,i<4] = y[b, i - 1] + x[b]", {"x": (None,)}, lambda x: x[:, None] * torch.arange(1, 5), without=("cumsum_fwd",),
         ),
         "cross entropy": Case(
             "l[] = mean[r] (logsumexp[k] x[r,k] - x[r, t[r]])", {"x": (None, 5), "t": (None,)}, lambda x, t: f.cross_entropy(x, t),

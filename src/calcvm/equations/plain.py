@@ -13,6 +13,8 @@ from dataclasses import field
 from calcvm.equations.rows import Ranged, read_ranged
 from calcvm.equations.text import show, show_equations
 from calcvm.equations.tree import (
+    COMPARISONS,
+    Call,
     Element,
     Equation,
     Index,
@@ -123,6 +125,11 @@ class _Stages:
         kept = equation.kept or ()
         equation = Equation(equation.name, kept, expanded(rewritten(equation.value, self.opened), self.another))
         if equation.name not in self.plain.operands:
+            if own_elements(equation):
+                raise CalcError(
+                    f"row {self.plain.name!r}: the scan {equation.name} is no operand of the row: make it a result, or an operator "
+                    "of its own"
+                )
             self.parts[equation.name] = equation
             return
         value = self.lifted(equation.value, top=not own_elements(equation))
@@ -137,8 +144,33 @@ class _Stages:
         of = self.parts.get(node.array if isinstance(node, Element) else node.name if isinstance(node, Name) else "")
         if of is None:
             return node
-        places = node.places if isinstance(node, Element) else ()
-        return put_in(of.value, {i.name: p for i, p in zip(of.kept or (), places)}, self.another)
+        if not isinstance(node, Element):
+            return put_in(of.value, {}, self.another)
+        inside: Node | None = None
+        at: dict[str, Node] = {}
+        for index, place in zip(of.kept or (), node.places):
+            at[index.name], there = self.within(place, index)
+            if there is not None:
+                inside = there if inside is None else call("and", inside, there)
+        value = put_in(of.value, at, self.another)
+        if inside is None:
+            return value
+        if isinstance(value, Call) and value.function in (*COMPARISONS, "and", "or", "not"):
+            return call("and", inside, value)
+        beyond = int(node.beyond) if node.beyond.is_integer() else node.beyond
+        return call("where", inside, value, Number(beyond))
+
+    def within(self, place: Node, index: Index) -> tuple[Node, Node | None]:
+        """A place as an integer, and whether it lies in an index's range; None: it does."""
+        assert index.extent is not None
+        if isinstance(place, Name) and self.extents.get(place.name) == index.extent:
+            return place, None
+        exact: Node | None = None
+        if isinstance(place, Call) and place.function == "/":
+            above, below = place.arguments
+            place, exact = call("//", above, below), call("==", call("%", above, below), Number(0))
+        inside = call("and", call("<=", Number(0), place), call("<", place, index.extent))
+        return place, inside if exact is None else call("and", exact, inside)
 
     def another(self, index: Index) -> Index:
         """An index of the same range that nobody has."""

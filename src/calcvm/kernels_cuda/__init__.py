@@ -25,6 +25,7 @@ FAMILIES = (
     "normalization",
     "pooling",
     "exchange",
+    "plain",
 )
 
 

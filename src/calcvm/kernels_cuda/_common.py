@@ -170,7 +170,7 @@ def _code(x: Any, seen: set[int]) -> Iterator[str]:
         yield repr(x) if isinstance(x, (bool, int, float, str, slice)) else type(x).__qualname__
     elif id(x) not in seen:
         seen.add(id(x))
-        yield x.__qualname__
+        yield f"{x.__qualname__}{getattr(x, 'text', '')}"  # of one that is made of a text
         known = [cell.cell_contents for cell in x.__closure__ or ()]
         if not x.__module__.startswith("calcvm."):
             yield from _code(x.__code__, seen)

@@ -184,12 +184,21 @@ def outputs_at_once(shift):
 
 
 @device
-def slot_of(u, count, shift, q, R, I):
-    """Of unit u of ``count`` outputs from q on, each of 2**shift slots: output, slot, first and last element."""
-    along = 1 << shift if I == 1 else count  # neighbouring threads take neighbouring elements: of a row, or of columns
+def slot_in(u, count, shift, row):
+    """Of unit u of ``count`` outputs of 2**shift slots each: output and slot.
+
+    Neighbouring threads take neighbouring elements: those of a ``row``, or of columns.
+    """
+    along = 1 << shift if row else count
     major = np.int64(np.uint32(u) // np.uint32(along))  # 32 bits suffice: both are at most ROOM * threads()
     minor = u - major * along
-    c, slot = (major, minor) if I == 1 else (minor, major)
+    return (major, minor) if row else (minor, major)
+
+
+@device
+def slot_of(u, count, shift, q, R, I):
+    """Of unit u of ``count`` outputs from q on, each of 2**shift slots: output, slot, first and last element."""
+    c, slot = slot_in(u, count, shift, I == 1)
     k = q + c + divide(q + c, I) * (R - 1) * I  # the output's element at r = 0
     return c, slot, k + slot * I, k + (R - 1) * I
 
@@ -221,7 +230,13 @@ def reduce(term, join, zero, total, args, totals, put, to, q, stop, R, I):
 @device
 def join_slots(join, zero, total, totals, put, to, q, count, shift):
     """Call ``put(to, q, c, t)`` for c < count, t the joined totals of output c: ``totals`` are free afterwards."""
-    most, g = outputs_at_once(shift), log2_up(1 << shift, warp_size())
+    join_apart(join, zero, total, totals, outputs_at_once(shift), put, to, q, count, shift)
+
+
+@device
+def join_apart(join, zero, total, totals, most, put, to, q, count, shift):
+    """The same of totals whose slots are ``most`` apart."""
+    g = log2_up(1 << shift, warp_size())
     u = group_before(g)
     while u < count:
         c = u + group_in(g)

@@ -275,7 +275,7 @@ def _concat_bwd(wrt: str, start: str, n: str) -> RowSpec:
     )
 
 
-def _along(attrs: Mapping[str, Any], order: tuple[int, ...]) -> dict[str, Any]:
+def along_axis(attrs: Mapping[str, Any], order: tuple[int, ...]) -> dict[str, Any]:
     """The axis to join along among those that lie in this order."""
     axis = attrs["axis"]
     return {**attrs, "axis": order.index(axis % len(order)) if -len(order) <= axis < len(order) else axis}
@@ -305,7 +305,7 @@ operator(
     ),
     bwd=(_concat_bwd("a", "", "A"), _concat_bwd("b", " A + ", "B")),
     anyhow=True,
-    relaid=_along,
+    relaid=along_axis,
     differentiable=("a", "b"),
     onnx=("Concat",),
     examples=(
@@ -365,7 +365,7 @@ operator(
         ),
     ),
     anyhow=True,
-    relaid=_along,
+    relaid=along_axis,
     differentiable=tuple(PARTS),
     onnx=("Concat",),
     examples=(

@@ -1,0 +1,102 @@
+"""Where the terms of a reduction are: what makes a term neutral, as integers that are below 0 there.
+
+A window that reaches beyond the ends adds zeros, and the largest of it is no -inf from there.  So its loops run over what lies inside, and
+ask nothing: an integer that is linear in a loop's index says where it begins and ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from calcvm.equations.places import linear
+from calcvm.equations.plain import Stage
+from calcvm.equations.tree import ONE, ZERO, Call, Element, Name, Node, Number, call, names, walk
+
+ODD = ("neg", "abs", "sqrt", "stop", "sin", "tan", "asin", "atan", "sinh", "tanh", "expm1", "erf", "sign")  # 0 at 0
+Key = Callable[[Node], str]
+
+
+class Guard(NamedTuple):
+    """An integer that is below 0 where a term is neutral.  mark : what is true where no guard with it is below 0."""
+
+    value: Node
+    mark: tuple[str, ...] = ()
+
+
+def guards(stage: Stage, axes: Mapping[str, tuple[Node, ...]], key: Key) -> list[Guard]:
+    """All of a reduction; ``axes`` : of arrays in memory."""
+    if stage.how == "sum":
+        return [*_zero(stage.value, axes, key)]
+    if stage.how in ("max", "argmax", "min", "argmin"):
+        none = float("-inf") if "max" in stage.how else float("inf")
+        return [*_least(stage.value, none, axes, key)]
+    return []
+
+
+def _zero(node: Node, axes: Mapping[str, tuple[Node, ...]], key: Key) -> Iterator[Guard]:
+    """Where a value is 0; what it is times there is taken for finite."""
+    if isinstance(node, Element) and node.beyond == 0 and node.array in axes:
+        yield from _within(node, axes[node.array], key)
+    if not isinstance(node, Call):
+        return
+    if node.function == "*":
+        for argument in node.arguments:
+            yield from _zero(argument, axes, key)
+    elif node.function == "/" or node.function in ODD:
+        yield from _zero(node.arguments[0], axes, key)
+    elif node.function == "^" and isinstance(node.arguments[1], Number) and node.arguments[1].value > 0:
+        yield from _zero(node.arguments[0], axes, key)
+    elif node.function == "where" and node.arguments[2] == ZERO:
+        yield from _holds(node.arguments[0], key)
+        yield from _zero(node.arguments[1], axes, key)
+
+
+def _least(node: Node, none: float, axes: Mapping[str, tuple[Node, ...]], key: Key) -> Iterator[Guard]:
+    if isinstance(node, Element) and node.beyond == none and node.array in axes:
+        yield from _within(node, axes[node.array], key)
+    if isinstance(node, Call) and node.function == "where" and node.arguments[2] == Number(none):
+        yield from _holds(node.arguments[0], key)
+        yield from _least(node.arguments[1], none, axes, key)
+
+
+def _within(node: Element, axes: tuple[Node, ...], key: Key) -> Iterator[Guard]:
+    """Where an element lies inside."""
+    for place, extent in zip(node.places, axes):
+        if isinstance(place, Name) or any(isinstance(n, Element) for n in walk(place)):
+            continue
+        if isinstance(place, Call) and place.function == "/":  # what divides must be more than 0
+            above, below = place.arguments
+            if isinstance(below, Number) and below.value > 0:
+                yield Guard(above)
+                yield Guard(call("-", call("-", call("*", extent, below), ONE), above))
+            continue
+        mark = (key(place), key(extent))
+        yield Guard(place, mark)
+        yield Guard(call("-", call("-", extent, ONE), place), mark)
+
+
+def _holds(node: Node, key: Key) -> Iterator[Guard]:
+    """Where a condition holds, as far as comparisons of integers say it."""
+    if not isinstance(node, Call):
+        return
+    if node.function == "and":
+        for argument in node.arguments:
+            yield from _holds(argument, key)
+    elif node.function in ("<", "<=", ">", ">="):
+        less, more = node.arguments if node.function[0] == "<" else reversed(node.arguments)
+        gap = call("-", more, less)
+        if any(isinstance(n, Element) for n in walk(gap)):
+            return
+        yield Guard(gap if "=" in node.function else call("-", gap, ONE), (key(node),))
+
+
+def along(found: list[Guard], index: str, later: frozenset[str]) -> list[tuple[Guard, Node, Node]]:
+    """Guards that are linear in an index and have none of others, each with its factor and its rest."""
+    out = []
+    for guard in found:
+        free = names(guard.value)
+        parts = linear(guard.value, index) if index in free and not free & later else None
+        if parts is not None and parts[0] != ZERO:
+            out.append((guard, *parts))
+    return out

@@ -1,0 +1,249 @@
+"""What texts of `calcvm.kernels_cuda._plain` call: elements at places, reductions by a thread and by a block, scans.
+
+A *unit* is what the indexes before the others number; a block takes its share of them in batches.  ``term(a, here, k)`` is what element
+k of all that is reduced gives: ``a`` holds the row's words and operands, ``here`` the unit's number in its batch, then its indexes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from calcvm.formulas.arithmetic import where
+from calcvm.formulas.functions import FUNCTIONS
+from calcvm.kernels_cuda._common import given, share, trap
+from calcvm.kernels_cuda._copies import itemsize
+from calcvm.kernels_cuda._cuda import as_i64, at, cells, device, like, shared, sync, thread, threads, wide
+from calcvm.kernels_cuda._formulas import formula
+from calcvm.kernels_cuda._math import power
+from calcvm.kernels_cuda._reduce import ROOM, add, divide, each, fold, join_apart, maximum, minimum, slot_in, slots_of
+from calcvm.kernels_cuda._tuples import folded
+
+BAD_PLACE = 1  # trap code
+NOWHERE = 1 << 62  # a place beyond the ends of everything, and more than every integer that is reduced
+INF, NAN = float("inf"), float("nan")
+LENGTH = 128  # elements whose total is a number of its own, so that the error of a sum does not grow with each
+
+functions = {f.equation: formula(f) for f in FUNCTIONS.values()}  # of one number
+functions |= {"relu": formula(lambda x: where(x < 0, 0.0, x))}
+
+
+# ---------------------------------------------------------------- integers
+@device
+def floor_div(a, b):
+    """a // b, rounded down; 0 where b is 0."""
+    if b == 0:
+        return 0
+    if b < 0:
+        a, b = -a, -b
+    return divide(a, b) if a >= 0 else -divide(b - 1 - a, b)
+
+
+@device
+def floor_mod(a, b):
+    """What a // b leaves; 0 where b is 0."""
+    return a - floor_div(a, b) * b if b != 0 else 0
+
+
+@device
+def exact(a, b):
+    """The place a / b: nowhere, where it leaves a rest."""
+    q = floor_div(a, b)
+    return q if q * b == a and b != 0 else NOWHERE
+
+
+@device
+def smaller(a, b):
+    return min(a, b)
+
+
+@device
+def greater(a, b):
+    return max(a, b)
+
+
+@device
+def magnitude(a):
+    return max(a, -a)
+
+
+@device
+def whole(x):
+    """An element as an integer: nowhere, where it is none."""
+    x = wide(x)
+    if x > like(x, -1e18) and x < like(x, 1e18):
+        k = int(x)
+        if like(x, k) == x:
+            return k
+    return NOWHERE
+
+
+# ---------------------------------------------------------------- numbers
+@device
+def multiply(x, y):
+    return x * y
+
+
+power2 = device(lambda x: x * x)
+power3 = device(lambda x: x * x * x)
+power4 = device(lambda x: (x * x) * (x * x))
+
+
+# ---------------------------------------------------------------- elements
+@device
+def _axis(before, axis):
+    """The place in axes up to this one, and whether it is in all of them; ``sure`` : it is in this one."""
+    place, inside = before
+    k, n, sure = axis
+    there = sure or (k >= 0 and k < n)
+    return place * n + (k if there else 0), inside and there
+
+
+@device
+def find(axes):
+    """The place in an array of (place, extent, whether it is sure to be inside) an axis, and whether it is inside."""
+    return folded(_axis, ((0, True),) + axes)
+
+
+number_at = device(lambda h, x, k: like(h, x[k]))
+wide_at = device(lambda h, x, k: wide(x[k]))
+whole_at = device(lambda h, x, k: whole(x[k]))
+holds_at = device(lambda h, x, k: x[k] != 0)
+
+
+@device
+def read(of, h, x, axes, beyond):
+    """The element of x at these places as a value, ``of(h, x, k)``, or ``beyond``."""
+    place, inside = find(axes)
+    return of(h, x, place) if inside else beyond
+
+
+@device
+def read_known(me, of, h, x, axes, beyond):
+    """The same at places that data say: others trap."""
+    place, inside = find(axes)
+    if inside:
+        return of(h, x, place)
+    trap(me, BAD_PLACE)
+    return beyond
+
+
+# ---------------------------------------------------------------- by a thread
+@device
+def strand(term, join, zero, a, here, k, last, step):
+    """The joined terms of elements k, k + step, ... up to ``last``, one at a time, in blocks of fixed length."""
+    total = zero
+    while k <= last:
+        part, end = zero, min(last, k + (LENGTH - 1) * step)
+        while k <= end:
+            part = join(part, term(a, here, k))
+            k += step
+        total = join(total, part)
+    return total
+
+
+@device
+def strands(term, join, zero, a, here, k, last, step):
+    """The same, four at a time, so that their loads are in flight together."""
+    total = zero
+    while k <= last:
+        end = min(last, k + (LENGTH - 1) * step)
+        total = join(total, fold(term, join, zero, zero, a, here, k, end, step))
+        k += LENGTH * step
+    return total
+
+
+@device
+def alone(term, join, zero, a, here, n):
+    """The joined terms of n elements, by this thread."""
+    return strand(term, join, zero, a, here, 0, n - 1, 1)
+
+
+@device
+def every(value, a, q, y, k, last, step):
+    """y[k] = value(a, q, k) for k, k + step, ... up to ``last``, by this thread, one at a time: see `_reduce.each`."""
+    while k <= last:
+        y[k] = value(a, q, k)
+        k += step
+
+
+@device
+def lines(line, a, q, k, last, step):
+    """line(a, q, k) for k, k + step, ... up to ``last``, by this thread."""
+    while k <= last:
+        line(a, q, k)
+        k += step
+
+
+@device
+def scan(value, a, here, before, y, place, step, n, forward):
+    """y[i] = value(a, here, i, what was set before) along an axis of n elements, ``step`` apart from ``place`` on."""
+    k = 0
+    while k < n:
+        i = k if forward else n - 1 - k
+        before = value(a, here, i, before)
+        y[place + i * step] = before
+        k += 1
+
+
+# ---------------------------------------------------------------- by a block
+@device
+def units_at_once(slots, temporaries):
+    """Units of so many slots and temporaries, which fit shared memory; odd, so that threads meet no bank twice."""
+    return (ROOM * threads() // (slots + temporaries) - 1) | 1
+
+
+@device
+def behind(k):
+    """The k-th cell behind those of all units."""
+    return ROOM * threads() + k
+
+
+@device
+def scratch(like_this, cell):
+    """Shared memory from a cell of 8 bytes on, as elements of the type of a pointer."""
+    return at(shared(like_this), cell * (8 // itemsize(like_this)))
+
+
+@device
+def whole_scratch(like_this, cell):
+    """The same, as integers."""
+    return at(as_i64(shared(like_this)), cell)
+
+
+@device
+def _put(y, q, c, t):
+    y[c] = t
+
+
+@device
+def together(by, term, join, zero, a, unit, y, totals, most, n, R, along):
+    """y[c] = the joined terms of the R elements of unit c, for c < n, by all threads of the block, which then meet.
+
+    by : `strand` or `strands`.  unit(a, c) : what terms get as ``here``.  along : whether neighbours in memory are reduced, not apart.
+    """
+    shift = slots_of(R)
+    u = thread()
+    while u < n << shift:
+        c, slot = slot_in(u, n, shift, along)
+        t = by(term, join, zero, a, unit(a, c), slot, R - 1, 1 << shift)
+        if shift == 0:
+            y[c] = t
+        else:
+            totals[slot * most + c] = t
+        u += threads()
+    sync()
+    if shift > 0:
+        join_apart(join, zero, zero, totals, most, _put, y, 0, n, shift)
+
+
+# ---------------------------------------------------------------- all that texts name
+KNOWN: dict[str, Any] = functions | {
+    "INF": INF, "NAN": NAN, "NOWHERE": NOWHERE, "power": power, "number_at": number_at, "wide_at": wide_at, "whole_at": whole_at, "holds_at": holds_at, "power2": power2, "power3": power3, "power4": power4,
+} | {
+    f.__name__: f
+    for f in (
+        add, alone, at, behind, cells, device, divide, each, every, exact, floor_div, floor_mod, given, greater, like, lines, magnitude, maximum,
+        minimum, multiply, read, read_known, scan, scratch, share, slots_of, smaller, strand, strands, sync, thread, threads,
+        together, units_at_once, whole, whole_scratch, wide,
+    )
+}  # fmt: skip

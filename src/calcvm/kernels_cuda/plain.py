@@ -1,0 +1,19 @@
+"""Kernels of rows whose equation says all: see `_plain`."""
+
+from __future__ import annotations
+
+from calcvm.equations.declared import plain_rows
+from calcvm.equations.plain import Plain
+from calcvm.kernel import words
+from calcvm.kernels_cuda._common import kernel_as
+from calcvm.kernels_cuda._plain import kernel_of
+
+
+def add(plain: Plain) -> None:
+    """The kernel of a row."""
+    typed = [f"{name}.{plain.types[name]}" if name in plain.types else name for name in plain.operands]
+    kernel_as(plain.name, words(" ".join(plain.words), " ".join(plain.reals), typed))(kernel_of(plain))
+
+
+for _plain in plain_rows():
+    add(_plain)
