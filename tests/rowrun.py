@@ -12,13 +12,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from calcvm.kernels_cpu import load
 from calcvm.kernels_cpu._common import KERNELS
-from calcvm.ops import FAMILIES, epilogues
+from calcvm.ops import epilogues
 from calcvm.ops.dims import Affine, numel, shape_of
 from calcvm.ops.sizes import On, evaluate, workspace
 from calcvm.ops.spec import Example, Operand, OpSpec, RowSpec
@@ -26,8 +26,7 @@ from calcvm.ops.types import BYTES, FLOAT, bytes_of, dtype_of
 from calcvm.vm.program.encoding import FLAG_PHASES, encode_row
 from tests.reference import reference
 
-for _family in FAMILIES:
-    import_module(f"calcvm.kernels_cpu.{_family}")
+load()
 
 NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3)
 RESERVED, PAD = 16, 64  # elements at a heap's begin, bytes of a guard

@@ -60,6 +60,7 @@ __all__ = [
     "log1p",
     "log_cosh",
     "log_softmax",
+    "logsumexp",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -97,6 +98,7 @@ __all__ = [
     "softplus",
     "sqrt",
     "square",
+    "std",
     "stop_gradient",
     "sub",
     "sum",
@@ -104,6 +106,7 @@ __all__ = [
     "tan",
     "tanh",
     "transpose",
+    "var",
     "where",
 ]
 
@@ -445,18 +448,24 @@ def _reduce(name: str, x: Any, axes: Any, keepdims: bool, blocks: int = BLOCKS, 
         return axes._reduced(name, x)
     if axes is None or not isinstance(x, Variable):
         return apply(name, x, axes=None, keepdims=keepdims)
-    given = _axes(name, (axes,) if checks.is_integer(axes) else axes)
-    chosen = sorted({a + x.rank if a < 0 else a for a in given})
-    if not all(0 <= a < x.rank for a in chosen):
-        raise ShapeError(f"{name} of {x}: axes {axes} are outside its {x.rank} dimensions")
-    if len(chosen) < len(given):
-        raise ShapeError(f"{name} of {x}: axes {axes} name a dimension twice: give each once")
+    chosen = _chosen(name, x, axes)
     while chosen:
         taken, left = [chosen.pop()], blocks
         while chosen and (left := left - (chosen[-1] != taken[0] - 1)):
             taken.insert(0, chosen.pop())
         x, name = apply(name, x, axes=tuple(taken), keepdims=keepdims), then or name
     return x
+
+
+def _chosen(name: str, x: Variable, axes: Any) -> list[int]:
+    """Axes of x from the first to the last, each once."""
+    given = _axes(name, (axes,) if checks.is_integer(axes) else axes)
+    chosen = sorted({a + x.rank if a < 0 else a for a in given})
+    if not all(0 <= a < x.rank for a in chosen):
+        raise ShapeError(f"{name} of {x}: axes {axes} are outside its {x.rank} dimensions")
+    if len(chosen) < len(given):
+        raise ShapeError(f"{name} of {x}: axes {axes} name a dimension twice: give each once")
+    return chosen
 
 
 def _axes(name: str, axes: Any) -> tuple[int, ...]:
@@ -488,6 +497,55 @@ def max(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # n
 def min(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Smallest element over axes (default all)."""
     return _reduce("min", x, axes, keepdims, blocks=1)
+
+
+def logsumexp(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:
+    """log(sum(exp(x))) over axes (default all), the largest subtracted first: -inf of what is -inf alone."""
+    return _reduce("logsumexp", x, axes, keepdims, blocks=1)
+
+
+def var(x: Reduced, axes: Axes = None, correction: int = 0, keepdims: bool = False) -> Variable:
+    """Variance over axes (default all): squares of what x is off its mean, in a second pass, over their number less ``correction``.
+
+    Parameters
+    ----------
+    x : Variable, any shape
+    axes : int or sequence of int
+        Those that are reduced.
+    correction : int
+        0 as in NumPy, 1 for the unbiased estimate that is PyTorch's default.  Where no more elements are left to divide by, it is
+        NaN of equal elements and else infinite.
+    keepdims : bool
+        Whether reduced axes stay, with one element.
+
+    Examples
+    --------
+    >>> import calcvm as cv
+    >>> g = cv.CalcGraph()
+    >>> x = g.placeholder("x", (None, 3, 5))
+    >>> with g.path("spread"):
+    ...     print(cv.var(x, axes=-1), cv.std(x, axes=(0, 2), correction=1))
+    var (B, 3) std (3,)
+    """
+    return _spread("var", x, axes, correction, keepdims)
+
+
+def std(x: Variable, axes: Axes = None, correction: int = 0, keepdims: bool = False) -> Variable:
+    """Standard deviation over axes, the root of `var`; its gradient where nothing varies is 0."""
+    return _spread("std", x, axes, correction, keepdims)
+
+
+def _spread(name: str, x: Any, axes: Any, correction: int, keepdims: bool) -> Variable:
+    """Over axes that are neighbours, or have been made so."""
+    correction = checks.integer(f"{name}: correction", correction, 0, 1 << 24)
+    if isinstance(axes, Traced) or axes is None or not isinstance(x, Variable):
+        return _reduce(name, x, axes, keepdims)
+    taken = _chosen(name, x, axes)
+    if taken and taken[-1] - taken[0] >= len(taken):
+        order = [*(k for k in range(x.rank) if k not in taken), *taken]
+        y = apply(name, transpose(x, order), axes=tuple(range(x.rank - len(taken), x.rank)), correction=correction)
+        return reshape(y, [1 if k in taken else n for k, n in enumerate(x.shape)]) if keepdims else y
+    return apply(name, x, axes=tuple(taken), correction=correction, keepdims=keepdims)
 
 
 def center(x: Variable, running: Variable, momentum: float = 0.1, training: bool | None = None) -> Variable:

@@ -43,6 +43,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "clipvalue": ("clip_value",),
     "criterion": ("loss",),
     "loss_fn": ("loss",),
+    "ddof": ("correction",),
     "decay": ("weight_decay", "schedule"),
     "exclude_from_weight_decay": ("no_decay",),
     "device": ("it is the model's: cv.Model(..., device=...)",),
@@ -176,7 +177,7 @@ NONE_YET = {
         "MultiheadAttention", "RNN", "RNNCell", "SimpleRNN", "TimeDistributed", "Transformer", "TransformerDecoder",
         "TransformerEncoder", "TransformerEncoderLayer", "argmax", "argmin", "argsort", "attention", "cumprod", "cumsum",
         "embedding", "fft", "norm", "one_hot", "prod", "repeat", "scaled_dot_product_attention", "scatter", "sort", "split",
-        "stack", "std", "tile", "topk", "unique", "var",
+        "stack", "tile", "topk", "unique",
     ), ""),
     **dict.fromkeys((
         "cosh", "log10", "log2", "sinh",

@@ -1,15 +1,25 @@
 """The float64 definition of every operator, in plain NumPy: what kernels are tested against.
 
 A reference takes the operator's inputs as arrays and its attributes by name, and returns the output, or
-a dict of outputs and saved values by name (for rows that update in place: their new values).
+a dict of outputs and saved values by name (for rows that update in place: their new values).  Of operators that are
+declared by their equations it is the equation, and PyTorch is beside that in tests/equations/test_declared.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
+from typing import Any
 
-from calcvm.ops import FAMILIES
+import numpy as np
+
+from calcvm.equations.declared import DECLARED
+from calcvm.equations.meaning import evaluate
+from calcvm.equations.places import size
+from calcvm.equations.rows import read_ranged
+from calcvm.ops import FAMILIES, OPS
+from calcvm.ops.dims import shape_of
 
 
 def reference(name: str) -> Callable | None:
@@ -22,4 +32,17 @@ def reference(name: str) -> Callable | None:
         found = getattr(module, name, None)
         if found is not None and getattr(found, "__module__", "") == module.__name__:
             return found
-    return None
+    return partial(_by_equation, name) if name in DECLARED else None
+
+
+def _by_equation(name: str, *inputs: np.ndarray, **attrs: Any) -> dict[str, np.ndarray]:
+    """What an operator that is declared by its equation computes, by the equation."""
+    spec, plain = OPS[name], DECLARED[name].forward.plain
+    attrs = {a.name: a.default for a in spec.attrs} | attrs
+    given = dict(zip(spec.inputs, inputs))
+    shapes = {slot: shape_of(x.shape) for slot, x in given.items()}
+    made = spec.shape(shapes, attrs)
+    words = {word: int(n) for word, n in spec.words(shapes | made, attrs).items()}
+    values = {slot: x.reshape([size(n, words) for n in plain.axes[slot]]) for slot, x in given.items()}
+    found = evaluate(read_ranged(plain.text, plain.declares, plain.operands).equations, values, words)
+    return {slot: found[slot].reshape([n.b for n in made[slot]]) for slot in spec.outputs}

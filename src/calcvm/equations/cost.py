@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -61,9 +62,7 @@ def _volume(shape: Sizes) -> int:
 
 
 def _counted(equation: Equation, extents: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
-    """Operations, and how many elements of each array are read.  What depends on few indexes is computed once for the others."""
-    done: set[Node] = set()
-    read: dict[str, int] = {}
+    """Operations, and how many elements of each array are read."""
 
     def volume(indexes: Iterable[str]) -> int:
         out = 1
@@ -71,25 +70,46 @@ def _counted(equation: Equation, extents: Mapping[str, Any]) -> tuple[int, dict[
             out *= max(1, typical(extents[name])) if name in extents else 1
         return out
 
-    def visit(node: Node, places: bool) -> int:
+    found, elements = operations(equation)
+    read: dict[str, int] = {}
+    for array, indexes in elements:
+        read[array] = max(read.get(array, 0), volume(indexes))
+    return sum(n * volume(indexes) for indexes, n in found.items()), read
+
+
+def operations(equation: Equation) -> tuple[Counter[frozenset[str]], list[tuple[str, frozenset[str]]]]:
+    """How many operations an equation does for each place of which names, and arrays with names that their places have.
+
+    What depends on few indexes is computed once for the others.  Names are of indexes, and of whatever else it reads.
+    """
+    done: set[Node] = set()
+    read: list[tuple[str, frozenset[str]]] = []
+    counted: Counter[frozenset[str]] = Counter()
+
+    def visit(node: Node, places: bool) -> None:
         if node in done or isinstance(node, Name):
-            return 0
+            return
         done.add(node)
         if isinstance(node, Element):
-            n = volume(set().union(*map(names, node.places)))
-            read[node.array] = max(read.get(node.array, 0), n)
-            return sum(visit(place, True) for place in node.places)
-        count = sum(visit(part, places) for part in parts(node))
+            read.append((node.array, frozenset().union(*map(names, node.places))))
+            for place in node.places:
+                visit(place, True)
+            return
+        for part in parts(node):
+            visit(part, places)
         if isinstance(node, Reduction):
-            count += volume(names(node.body) | {i.name for i in node.indexes})
+            counted[frozenset(names(node.body) | {i.name for i in node.indexes})] += 1
         elif isinstance(node, Call) and not places and node.function != "stop":
-            count += volume(names(node))
-        return count
+            counted[frozenset(names(node))] += 1
 
     found = scatter(equation)
     if found is None:
-        return visit(equation.value, False), read
+        visit(equation.value, False)
+        return counted, read
     for place in found.places.values():
         visit(place, True)
-    guard = 0 if found.guard is None else visit(found.guard, False)
-    return guard + visit(found.value, False) + volume(names(found.value) | {i.name for i in found.over}), read
+    if found.guard is not None:
+        visit(found.guard, False)
+    visit(found.value, False)
+    counted[frozenset(names(found.value) | {i.name for i in found.over})] += 1
+    return counted, read

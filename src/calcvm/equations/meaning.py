@@ -93,7 +93,7 @@ def evaluate(
 
 
 def _as_computed(value: Any) -> Array:
-    array = np.asarray(value)
+    array = np.asanyarray(value)
     return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 

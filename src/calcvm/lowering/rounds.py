@@ -185,14 +185,14 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
         return OTHER_
     x = shapes[op.spec.inputs[0]]
     at = len(x) + axis.at
-    if name in ("sum", "mean", "sum_squares", "max", "min"):
+    if op.spec.category == "reduction" and "axes" in op.attrs:
         taken = range(len(x)) if op.attrs["axes"] is None else {a % len(x) for a in op.attrs["axes"]}
         if at in taken:
             return {"sum": Over(SUM), "sum_squares": Over(SUM), "mean": Over(MEAN)}.get(name, OTHER_)
         after = sum(1 for a in range(at + 1, len(x)) if a not in taken or op.attrs["keepdims"])
         return _along(replace(axis, at=-1 - after), y, added)
-    if name in ("softmax", "log_softmax"):
-        return _along(axis, y) if axis.at != -1 else OTHER_
+    if op.spec.category == "reduction":
+        return _along(axis, y, added) if at != op.attrs["axis"] % len(x) else OTHER_
     if name in ("layer_norm", "rms_norm"):
         return _along(axis, y) if axis.at < -op.attrs["axes"] else OTHER_
     if name == "transpose":

@@ -72,7 +72,7 @@ SUM = Form("o a m b j c l", "O R0 K0 R1 K1 R2 I", "K0*K1*I", ("1 - O if by else 
 EXTREMUM = Form("o p a b l", "O P R0 R1 I", "I", ("-(R0 - 1)*(O*P - 1)",), "O", "O")
 
 
-def _reduced(shape: Shape, attrs: Mapping[str, Any]) -> list[bool]:
+def reduced_axes(shape: Shape, attrs: Mapping[str, Any]) -> list[bool]:
     """Of each axis, whether it is reduced."""
     axes, rank = attrs.get("axes"), len(shape)
     if axes is None:
@@ -85,13 +85,13 @@ def _reduced(shape: Shape, attrs: Mapping[str, Any]) -> list[bool]:
 
 def reduce_shape(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
     x = shapes["x"]
-    axes = zip(x, _reduced(x, attrs))
+    axes = zip(x, reduced_axes(x, attrs))
     return {"y": tuple(ONE if gone else n for n, gone in axes if attrs.get("keepdims") or not gone)}
 
 
 def sum_words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
     x = shapes["x"]
-    gone = _reduced(x, attrs)
+    gone = reduced_axes(x, attrs)
     if len(x) > 2 and gone[0] == gone[1]:
         x, gone = joined(x), gone[1:]
     blocks: list[tuple[Affine, bool]] = []  # below the leading axis: size, whether reduced
@@ -126,7 +126,7 @@ ATTRS = (
     Attr(name="axes", check=are_axes, doc="axes to reduce; None: all"),
     Attr(name="keepdims", default=False, check=lambda v: isinstance(v, bool), doc="keep reduced axes with size 1"),
 )
-_CASES: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
+CASES: tuple[tuple[tuple[int | None, ...], dict[str, Any]], ...] = (
     ((None, 7), {"axes": (1,)}),
     ((None, 19), {"axes": (0,)}),
     ((None, 3, 5), {"axes": None}),
@@ -221,7 +221,7 @@ def _reduction(name: str, y: str, dx: str, reads: str, onnx: str, flops: tuple[i
         bwd=(bwd,),
         differentiable=("x",),
         onnx=(onnx,),
-        examples=tuple(Example(shapes=(s,), attrs=a) for s, a in _CASES + (() if form is EXTREMUM else _SEVERAL))
+        examples=tuple(Example(shapes=(s,), attrs=a) for s, a in CASES + (() if form is EXTREMUM else _SEVERAL))
         + (Example(shapes=((None, 64),), attrs={"axes": (0,)}, batch=256, bench=True),),
         source="partial sums of fixed shape, then a tree: Higham, Accuracy and Stability, 4.2",
     )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
-from typing import Any, ParamSpec
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from calcvm.errors import CalcError
 from calcvm.lazy import cached_property
@@ -30,6 +30,7 @@ from calcvm.record import record
 
 Shapes = Mapping[str, Any]  # of an operator's values by name: Shape, None for an input that is left out
 P = ParamSpec("P")
+T = TypeVar("T")
 HEADER_WORDS = 2
 LINE_WORDS = 8  # of a cache line: an encoded row is whole ones
 MAX_WORDS = 15 * LINE_WORDS  # of a row: two of them, and a few words more, are what a block of a GPU keeps of them
@@ -60,6 +61,29 @@ def choice(name: str, n: int) -> Word:
     return Word(name=name, kind="int", lo=0, hi=n - 1)
 
 
+class Told(Generic[T]):
+    """A field that is given, or a function that makes it when it is first asked for: an import asks for few."""
+
+    def __init__(self, default: T | None = None):
+        self.default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, spec: Any, owner: type | None = None) -> T:
+        if spec is None:
+            if self.default is None:
+                raise AttributeError(self.name)
+            return self.default
+        value = spec.__dict__[self.name]
+        if callable(value):
+            value = spec.__dict__[self.name] = value()
+        return value
+
+    def __set__(self, spec: Any, value: T | Callable[[], T]) -> None:
+        spec.__dict__[self.name] = value
+
+
 @record(kw_only=True)
 class Operand:
     """One operand of a row: which heap cells it may touch, how, and by which worker.
@@ -79,11 +103,11 @@ class Operand:
 
     name: str
     access: str
-    elems: str
-    part: str = ""
+    elems: Told[str] = Told()
+    part: Told[str] = Told("")
     optional: bool | str = False
     type: str = FLOAT
-    below: str = ""
+    below: Told[str] = Told("")
     moved: bool = False
     paged: bool = False
 
@@ -119,29 +143,6 @@ def U(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
 def S(name: str, elems: str, part: str = "", **kw: Any) -> Operand:
     """Scratch of this row alone."""
     return Operand(name=name, access="s", elems=elems, part=part, **kw)
-
-
-class Told:
-    """A field that is a text, or a function that makes it when it is first asked for: an import asks for few."""
-
-    def __init__(self, default: str | None = None):
-        self.default = default
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, spec: Any, owner: type | None = None) -> str:
-        if spec is None:
-            if self.default is None:
-                raise AttributeError(self.name)
-            return self.default
-        text = spec.__dict__[self.name]
-        if callable(text):
-            text = spec.__dict__[self.name] = text()
-        return text
-
-    def __set__(self, spec: Any, text: str | Callable[[], str]) -> None:
-        spec.__dict__[self.name] = text
 
 
 @record
@@ -184,18 +185,18 @@ class RowSpec:
     """
 
     name: str
-    synopsis: Told = Told()
+    synopsis: Told[str] = Told()
     words: tuple[Word, ...]
     operands: tuple[Operand, ...]
-    in_place: tuple[tuple[str, str], ...] = ()
+    in_place: Told[tuple[tuple[str, str], ...]] = Told(())
     require: tuple[str, ...] = ()
-    flops: Told = Told("0")
+    flops: Told[str] = Told("0")
     phases: str = "1"
     workspace: Callable[[Any, Any], tuple[Any, Any]] | None = None
     useful: tuple[tuple[str, str], ...] = ()
     epilogues: tuple[Epilogue, ...] = ()
     takes: tuple[str, ...] = ()
-    declares: Told = Told("")
+    declares: Told[str] = Told("")
     lies: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]] | None = None
     no_equation: str = ""
 
@@ -318,7 +319,7 @@ class OpSpec:
     """
 
     name: str
-    synopsis: Told = Told()
+    synopsis: Told[str] = Told()
     category: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...] = ("y",)

@@ -1,0 +1,116 @@
+"""What declares an operator by its equation alone: its rows, of which the backward ones are derived when they are first read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from calcvm.lazy import cached_property
+from calcvm.record import record
+
+if TYPE_CHECKING:
+    from calcvm.equations.plain import Plain
+
+
+@record
+class Declared:
+    """An operator whose rows follow from its equation.
+
+    text : of the forward, over its words, every index with its range.
+    sizes, integers, reals : names of its words; an extent is over sizes.
+    inputs, outputs : in the row's order, inputs first.
+    gradients : for each backward row what it sets, and the values that it reads.
+    types, declares : as of `Plain`.
+    """
+
+    name: str
+    text: str
+    sizes: tuple[str, ...]
+    integers: tuple[str, ...]
+    reals: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    gradients: Mapping[tuple[str, ...], tuple[str, ...]]
+    types: Mapping[str, str] = field(default_factory=dict)
+    declares: str = ""
+
+    @cached_property
+    def forward(self) -> Row:
+        return Row(self, f"{self.name}_fwd", self.inputs, self.outputs)
+
+    @cached_property
+    def backward(self) -> tuple[Row, ...]:
+        names = {sets: "".join(f"_{name[1:]}" for name in sets) for sets in self.gradients if len(self.gradients) > 1}
+        return tuple(
+            Row(self, f"{self.name}_bwd{names.get(sets, '')}", reads, sets) for sets, reads in self.gradients.items()
+        )
+
+
+@record
+class Row:
+    """One of its rows: operands that it reads come before those that it sets."""
+
+    of: Declared
+    name: str
+    reads: tuple[str, ...]
+    sets: tuple[str, ...]
+
+    @cached_property
+    def plain(self) -> Plain:
+        from calcvm.equations.facts import check
+        from calcvm.equations.plain import Plain
+
+        of, operands = self.of, (*self.reads, *self.sets)
+        words = (*of.sizes, *of.integers)
+        types = {name: t for name, t in of.types.items() if name in operands}
+        plain = Plain(f"{of.name}_fwd", of.text, words, (*of.inputs, *of.outputs), of.reals, dict(of.types), of.declares)
+        if self.sets != of.outputs:
+            from calcvm.equations.backward import backward_of
+
+            text, declares = backward_of(plain, of.outputs, self.sets, self.reads)
+            plain = Plain(self.name, text, words, operands, of.reals, types, declares)
+        check(plain)
+        return plain
+
+
+DECLARED: dict[str, Declared] = {}
+
+
+def declare(
+    name: str,
+    text: str,
+    sizes: str,
+    *,
+    inputs: str = "x",
+    outputs: str = "y",
+    integers: str = "",
+    reals: str = "",
+    types: Mapping[str, str] | None = None,
+    declares: str = "",
+    backward: Mapping[str, str] | None = None,
+) -> Declared:
+    """An operator by the equation of its forward; names are separated by spaces.
+
+    backward : ``{"dx": "dy y"}``, a row that sets dx reads dy and y, and nothing else; ``{"dx dw": "dy x w"}`` sets both.  Where
+        the gradient of a scan is another scan, the row sets this too: ``{"t_dy dx": "dy x y"}``.  Inputs that are not named
+        have no gradient.
+
+    Examples
+    --------
+    >>> from calcvm.equations.declare import Declared
+    >>> from calcvm.equations.declared import DECLARED
+    >>> DECLARED["logsumexp"].backward[0].plain.text
+    'dx[o<O,n<N,i<I] = dy[o,i]*exp(x[o,n,i] - y[o,i])'
+    """
+    by = {tuple(sets.split()): tuple(reads.split()) for sets, reads in (backward or {}).items()}
+    split = (tuple(names.split()) for names in (sizes, integers, reals, inputs, outputs))
+    made = DECLARED[name] = Declared(name, text, *split, by, types or {}, declares)
+    return made
+
+
+def plain_rows() -> Iterator[Plain]:
+    """Those of all that is declared."""
+    for declared in DECLARED.values():
+        for row in (declared.forward, *declared.backward):
+            yield row.plain

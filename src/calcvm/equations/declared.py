@@ -1,0 +1,21 @@
+"""Operators that are declared by their equations alone: `calcvm.ops.declared` makes operators of them, kernels_*/ kernels.
+
+Most see their input as (O, N, I), the axes that they are over in the middle; workers share O.
+"""
+
+from __future__ import annotations
+
+from calcvm.equations.declare import DECLARED, declare, plain_rows
+
+__all__ = ["DECLARED", "plain_rows"]
+
+declare("logsumexp", "y[o<O,i<I] = logsumexp[n<N] x[o,n,i]", "O N I", backward={"dx": "dy x y"})
+VARIANCE = "[o<O,i<I] = N*(var[n<N] x[o,n,i])/max(N - correction, 0)"
+declare("var", f"y{VARIANCE}", "O N I", integers="correction", backward={"dx": "dy x"})
+declare(  # where nothing varies the deviation has no slope: 0, as in PyTorch
+    "std",
+    f"v{VARIANCE}; y[o,i] = where(v[o,i] == 0, 0, sqrt(v[o,i]))",
+    "O N I",
+    integers="correction",
+    backward={"dx": "dy x"},
+)

@@ -1,0 +1,102 @@
+"""What a row says of itself in the table, from its equation: extents, shares, operations, what may be in place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from calcvm.equations.cost import operations
+from calcvm.equations.plain import Plain, Stage
+from calcvm.equations.text import PRODUCT, show
+from calcvm.equations.tree import Element, Equation, Name, Node, Reduction, walk
+from calcvm.errors import CalcError
+
+
+def check(plain: Plain) -> None:
+    """Refuse an equation of which a worker cannot compute its share alone, between no others' (CalcError)."""
+    shared = plain.shared
+    for stage in plain.stages:
+        reads = [n.array for n in walk(stage.value) if isinstance(n, Element)]
+        if shared and shared.name not in {i.name for i in stage.kept} and reads:
+            over = f"{stage.how} over {', '.join(i.name for i in stage.over)} of {', '.join(dict.fromkeys(reads))}"
+            raise CalcError(
+                f"row {plain.name!r}: workers share {shared.name}, and each would compute the {over} for itself: make it an "
+                "operator of its own, whose result this one reads"
+            )
+
+
+def elems(plain: Plain, name: str) -> str:
+    """How many elements an operand has."""
+    return _product(plain.axes[name])
+
+
+def _product(extents: Sequence[Node]) -> str:
+    return "*".join(show(n, PRODUCT + 1) for n in extents) or "1"
+
+
+def _read(plain: Plain) -> Iterator[tuple[Stage, Element]]:
+    """What stages read, but for what a reduction of a stage has made."""
+    for stage in plain.stages:
+        for node in walk(stage.value):
+            if isinstance(node, Element) and node.array in plain.axes:
+                yield stage, node
+
+
+def part(plain: Plain, name: str) -> str:
+    """Units of an operand that workers share: those of the index that all results begin with, where it is read at that alone."""
+    shared, axes = plain.shared, plain.axes[name]
+    if shared is None:
+        return "w0" if any(s.name == name for s in plain.stages) else ""
+    own = axes[:1] == (shared.extent,) and all(
+        n.places[:1] == (Name(shared.name),) for _, n in _read(plain) if n.array == name
+    )
+    return _product(axes[:1]) if own else ""
+
+
+def below(plain: Plain, name: str) -> str:
+    """The size that an index is below, where it is a place and nothing is said for those beyond."""
+    found = {
+        show(extent)
+        for _, node in _read(plain)
+        for place, extent in zip(node.places, plain.axes[node.array])
+        if isinstance(place, Element) and place.array == name
+    }
+    return min(found, default="")
+
+
+def in_place(plain: Plain, reads: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Pairs of a result and an operand of its axes, each element of which is read for no other element, and no more afterwards."""
+    pairs = ((s, name) for s in plain.stages if s.result and not s.how for name in reads)
+    return tuple((s.name, name) for s, name in pairs if _may_be(plain, s, name))
+
+
+def _may_be(plain: Plain, of: Stage, name: str) -> bool:
+    own = tuple(Name(i.name) for i in of.kept)
+    same = all(f(name) == f(of.name) for f in (plain.axes.get, plain.types.get, partial(part, plain)))
+    before = True
+    for stage in plain.stages:
+        places = [n.places for n in walk(stage.value) if isinstance(n, Element) and n.array == name]
+        if stage is of:
+            same, before = same and all(p == own for p in places), False
+        elif places and before:  # it is whole before the first element is set that lies in what it has read
+            around = len(stage.kept)
+            same = same and not stage.result and of.kept[:around] == stage.kept and around < len(own)
+            same = same and all(p[:around] == own[:around] for p in places)
+        elif places:
+            return False
+    return same
+
+
+def flops(plain: Plain) -> str:
+    """Operations of the stages that run over most."""
+    order = {word: k for k, word in enumerate(plain.words)}
+    found: Counter[tuple[str, ...]] = Counter()
+    for s in plain.stages:
+        extents = {i.name: i.extent for i in (*s.kept, *s.over)}
+        value = Reduction(s.how, s.over, s.value) if s.how else s.value
+        for names, n in operations(Equation(s.name, s.kept, value))[0].items():
+            key = (_product([e]) for v, e in extents.items() if v in names and e is not None)
+            found[tuple(sorted(key, key=lambda e: (order.get(e, len(order)), e)))] += n
+    most = {key: n for key, n in found.items() if not any(Counter(key) < Counter(other) for other in found)}
+    return " + ".join("*".join((*([str(n)] * (n > 1 or not key)), *key)) for key, n in most.items()) or "0"

@@ -1,0 +1,82 @@
+"""Operators that are their equations: rows, gradients and kernels follow (`calcvm.equations.declared`).
+
+Each sees x as (O, N, I): what it is over is N, an axis or a block of neighbouring axes; O are the axes before, I those behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from calcvm.equations.declared import DECLARED
+from calcvm.ops.dims import ONE, Shape, numel, show
+from calcvm.ops.plain import declared
+from calcvm.ops.reduction import ATTRS, CASES, reduce_shape, reduced_axes
+from calcvm.ops.spec import Attr, Example, Shapes, Word
+
+
+def around(shape: Shape, taken: Sequence[int]) -> dict[str, Any]:
+    """A shape by the axes that are taken, which are neighbours: (O, N, I)."""
+    first, end = (taken[0], taken[-1] + 1) if taken else (len(shape),) * 2
+    return {"O": numel(shape[:first]), "N": numel(shape[first:end]), "I": numel(shape[end:])}
+
+
+# ---------------------------------------------------------------- over any block of axes
+def _block(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x = shapes["x"]
+    gone = reduced_axes(x, attrs)
+    taken = [axis for axis, n in enumerate(x) if gone[axis] and n != ONE]
+    if any(x[k] != ONE and not gone[k] for k in range(*(taken[:1] + taken[-1:] or (0, 0)))):
+        raise ValueError(f"axes {attrs['axes']} of {show(x)} are no neighbours: transpose first")
+    return around(x, taken)
+
+
+declared(
+    DECLARED["logsumexp"],
+    reduce_shape,
+    _block,
+    category="reduction",
+    attrs=ATTRS,
+    onnx=("ReduceLogSumExp",),
+    examples=(
+        *(Example(shapes=(s,), attrs=a) for s, a in CASES),
+        Example(shapes=((None, 3, 67),), attrs={"axes": (2,)}, low=-30.0, high=30.0),
+        Example(shapes=((None, 64),), attrs={"axes": (1,)}, batch=256, bench=True),
+    ),
+    source="the largest is subtracted first: Goodfellow et al., Deep Learning, 4.1",
+)
+
+_CORRECTION = Word(name="correction", kind="int", lo=0, hi=2**24)
+
+
+def _spread(name: str) -> None:
+    def words(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        return {**_block(shapes, attrs), "correction": attrs["correction"]}
+
+    declared(
+        DECLARED[name],
+        reduce_shape,
+        words,
+        (_CORRECTION,),
+        category="reduction",
+        attrs=(
+            *ATTRS,
+            Attr(
+                name="correction",
+                default=1,
+                check=lambda v: isinstance(v, int) and 0 <= v <= _CORRECTION.hi,
+                doc="what is taken from the number of elements that is divided by",
+            ),
+        ),
+        examples=(
+            *(Example(shapes=(s,), attrs={**a, "correction": 0}) for s, a in CASES),
+            Example(shapes=((None, 3, 67),), attrs={"axes": (1, 2)}),
+            Example(shapes=((None, 7),), attrs={"axes": (0,), "correction": 2}),
+            Example(shapes=((None, 64),), attrs={"axes": (1,)}, batch=256, bench=True),
+        ),
+        source="two passes: Chan, Golub and LeVeque, Algorithms for computing the sample variance",
+    )
+
+
+_spread("var")
+_spread("std")

@@ -1,0 +1,73 @@
+"""Rows and operators that follow from their equations: extents, shares, operations, what may be in place.
+
+What other rows say of themselves by hand these read from their equations, `calcvm.equations.facts`, when they are first asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from calcvm.equations.declare import Declared, Row
+from calcvm.ops.dims import Shape
+from calcvm.ops.spec import Operand, OpSpec, RowSpec, Shapes, Word, dims, registered
+from calcvm.ops.types import FLOAT
+
+
+def row(of: Row, words: Sequence[Word]) -> RowSpec:
+    """The row of an equation.  words : in its order."""
+
+    def fact(what: str, *given: Any) -> Callable[[], Any]:
+        def found() -> Any:
+            from calcvm.equations import facts  # an import of calcvm reads no equation
+
+            return getattr(facts, what)(of.plain, *given)
+
+        return found
+
+    def operand(name: str, access: str) -> Operand:
+        said = {what: fact(what, name) for what in ("elems", "part", "below")}
+        return Operand(name=name, access=access, type=of.of.types.get(name, FLOAT), **said)
+
+    return RowSpec(
+        name=of.name,
+        synopsis=lambda: of.plain.text,
+        declares=lambda: of.plain.declares,
+        words=tuple(words),
+        operands=(*(operand(name, "r") for name in of.reads), *(operand(name, "w") for name in of.sets)),
+        in_place=fact("in_place", of.reads),
+        flops=fact("flops"),
+    )
+
+
+@registered
+def declared(
+    of: Declared, shape: Any, words: Any, numbers: Sequence[Word] = (), **more: Any
+) -> OpSpec:
+    """The operator of a declaration, in the table.
+
+    numbers : its words that are no sizes.  The rest is as of `OpSpec`; shapes of what backward rows set beside follow.
+    """
+    named = tuple(w.name for w in numbers)
+    assert named == (*of.integers, *of.reals), f"{of.name}: numbers are {named}, and {of.integers + of.reals} declared"
+    rows = partial(row, words=(*dims(" ".join(of.sizes)), *numbers))
+    forward = rows(of.forward)
+    scans = {name: name[3:] for sets in of.gradients for name in sets if name[0] == "t"}  # of t_dy that of y
+
+    def shapes(given: Shapes, attrs: Mapping[str, Any]) -> dict[str, Shape]:
+        made = shape(given, attrs)
+        return made | {name: made[like] for name, like in scans.items()}
+
+    return OpSpec(
+        name=of.name,
+        synopsis=lambda: forward.synopsis,
+        inputs=of.inputs,
+        outputs=of.outputs,
+        shape=shapes if scans else shape,
+        words=words,
+        fwd=(forward,),
+        bwd=tuple(map(rows, of.backward)),
+        differentiable=tuple(name for name in of.inputs if any(f"d{name}" in sets for sets in of.gradients)),
+        **more,
+    )
