@@ -12,6 +12,7 @@ import numpy as np
 from calcvm import functions as F
 from calcvm.equations import meaning
 from calcvm.equations.ranges import Ranges
+from calcvm.equations.scans import RunningSum, running_sum
 from calcvm.equations.tree import (
     ONE,
     Call,
@@ -23,6 +24,7 @@ from calcvm.equations.tree import (
     Number,
     Reduction,
     call,
+    own_elements,
     substituted,
     walk,
 )
@@ -82,8 +84,18 @@ class Lowering(Elements):
         """The value of an equation, computed when it is read first."""
         if name not in self.made:
             equation = self.parts[name]
-            self.made[name] = self.value(equation.value, tuple(i.name for i in equation.kept or ()))
+            order, scan = tuple(i.name for i in equation.kept or ()), running_sum(equation)
+            self.made[name] = self.running(scan, order) if scan else self.value(equation.value, order)
         return self.made[name]
+
+    def running(self, scan: RunningSum, order: Sequence[str]) -> Value:
+        """A value summed up along an index; one that is the same along it is taken as often as it is there."""
+        v, n = self.value(scan.value, order), self.extents[scan.index]
+        if scan.index not in v.axes:
+            times = np.arange(1, int(n) + 1)
+            return self.of_two("*", scan.value, v, Value(times[::-1] if scan.reverse else times, (scan.index,)), order)
+        v = self.variable(v)
+        return Value(F.cumsum(v.data, v.axes.index(scan.index), scan.reverse), v.axes)
 
     def whole(self, name: str) -> Any:
         """An array, of an operand or of a part, with all of its axes in order."""
@@ -92,7 +104,7 @@ class Lowering(Elements):
     def opened(self, node: Node) -> Node:
         """An element of a part as what the part's equation says it is, if its places are indexes."""
         equation = self.parts.get(node.array) if isinstance(node, Element) else None
-        if equation is None or equation.kept is None:
+        if equation is None or equation.kept is None or own_elements(equation):
             return node
         by: dict[str, Node] = {}
         for index, place in zip(equation.kept, node.places):  # type: ignore[union-attr]

@@ -12,7 +12,6 @@ import numpy as np
 from calcvm import functions as F
 from calcvm.errors import CalcError
 from calcvm.graph import Variable, apply
-from calcvm.indexed.values import reshaped
 from calcvm.ops import OPS
 from calcvm.ops.spec import is_own
 from calcvm.ops.types import RANKS
@@ -87,17 +86,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _variance(x: Variable, at: tuple[int, ...]) -> Variable:
-    return F.mean(F.square(x - F.mean(x, at, True)), at)
-
-
-def _log_sum_exp(x: Variable, at: tuple[int, ...]) -> Variable:
-    most = F.stop_gradient(F.max(x, at, True))
-    most = F.where(F.less(F.abs(most), math.inf), most, 0.0)
-    of_sums = reshaped(most, [n for axis, n in enumerate(x.shape) if axis not in at])
-    return F.log(F.sum(F.exp(x - most), at)) + of_sums
-
-
 def _flags(best: Callable[..., Variable]) -> Callable[..., Variable]:
     return lambda x, at: F.greater(best(F.cast(x, None), at), 0.5)
 
@@ -107,8 +95,8 @@ REDUCED: dict[str, Callable[..., Variable]] = {
     "mean": F.mean,
     "max": F.max,
     "min": F.min,
-    "var": _variance,
-    "logsumexp": _log_sum_exp,
+    "var": F.var,
+    "logsumexp": F.logsumexp,
     "any": _flags(F.max),
     "all": _flags(F.min),
 }

@@ -12,6 +12,7 @@ from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import NAME, WORDS, read, wrong
 from calcvm.equations.ranges import ranges
+from calcvm.equations.scans import running_sum
 from calcvm.equations.tree import REDUCTIONS, Element, Equation, Name, Node, arrays, bound, names, own_elements, walk
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.graph import CalcGraph, Variable, as_numbers
@@ -215,10 +216,10 @@ def _of_rows(equation: Equation, given: set[str], known: Sequence[str]) -> None:
         if index.name in known:
             raise refused(f"{index.name} is the name of a result: name the index otherwise", index.at)
     own: list[Node] = [*own_elements(equation), *(n for n in walk(equation.value) if n == Name(equation.name))]
-    if own:
+    if own and running_sum(equation) is None:
         raise refused(
-            f"{equation.name} is read by its own equation: a scan has no row yet; write its steps out, an equation each, or as a "
-            "product with a triangle of ones, where(j <= i, 1, 0)",
+            f"{equation.name} is read by its own equation: of scans running sums alone have a row, y[r,i] = y[r,i - 1] + ..., or "
+            "y[r,i + 1]; write the steps of others out, an equation each",
             own[0].at,
             UnsupportedOperator,
         )

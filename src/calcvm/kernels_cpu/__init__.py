@@ -28,6 +28,7 @@ FAMILIES = (
     "pooling",
     "paging",
     "exchange",
+    "plain",
 )
 
 FEW = 4  # functions from which other processes are of use

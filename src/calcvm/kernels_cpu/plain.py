@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from calcvm.equations.declared import plain_rows
 from calcvm.equations.plain import Plain
 from calcvm.kernel import words
 from calcvm.kernels_cpu._common import kernel_as
@@ -16,3 +17,7 @@ def add(plain: Plain, own: bool = False) -> None:
     @kernel_as(plain.name, words(" ".join(plain.words), " ".join(plain.reals), typed), own)
     def run(me, *given):
         loops(me, given)
+
+
+for _plain in plain_rows():
+    add(_plain)

@@ -74,7 +74,7 @@ def specialized(
 
     out: list[Equation] = []
     for e in equation.equations:
-        value = _of_numbers(rewritten(e.value, lambda node: _folded(put_in(node), numbers)), numbers)
+        value = _of_numbers(rewritten(e.value, lambda node: _folded(put_in(node), numbers)), numbers, equation.axes)
         out.append(replace(e, value=value))
         if e.kept is not None and e.name not in equation.results and terms(value) is not None:
             places[e.name] = replace(e, kept=tuple(i for i in e.kept if i.name not in units), value=value)
@@ -139,15 +139,19 @@ def _number(node: Node, numbers: Mapping[str, int]) -> int | None:
         return None
 
 
-def _of_numbers(node: Node, numbers: Mapping[str, int]) -> Node:
-    """Places with their sizes as numbers, where they are more than an index."""
+def _of_numbers(node: Node, numbers: Mapping[str, int], axes: Mapping[str, Sequence[Node]]) -> Node:
+    """Places with their sizes as numbers, where they are more than an index; what lies beyond the ends is what counts there."""
     by: dict[str, Node] = {name: Number(value) for name, value in numbers.items()}
 
     def rule(node: Node) -> Node:
         if not isinstance(node, Element):
             return node
-        said = (p if isinstance(p, Name) else placed(_folded_all(p, by)) for p in node.places)
-        return Element(node.array, tuple(said), node.beyond)
+        said = tuple(p if isinstance(p, Name) else placed(_folded_all(p, by)) for p in node.places)
+        for place, extent in zip(said, axes.get(node.array, ())):
+            n = _number(extent, numbers)
+            if isinstance(place, Number) and n is not None and not 0 <= place.value < n:
+                return Number(node.beyond)
+        return Element(node.array, said, node.beyond)
 
     return rewritten(node, rule)
 

@@ -119,6 +119,12 @@ for _function in FUNCTIONS.values():
     setattr(Code, _function.name, lambda x, form=_function.numpy: x._of(FLOAT, form, ATOM, (x, LOWEST)))
 
 
+def written(x: Any) -> str:
+    """The text of an expression alone, whatever it shares with others."""
+    parts = ((written(part), part.rank, least) for part, least in x.parts)
+    return x.form.format(*(said if rank >= least else f"({said})" for said, rank, least in parts))
+
+
 def trace() -> Trace:
     return Trace(Code)
 

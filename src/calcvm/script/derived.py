@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import add, gt, methodcaller, mul, neg, sub, truediv
+from operator import add, and_, ge, gt, invert, le, lt, methodcaller, mul, neg, or_, sub, truediv
 from typing import Any
 
 from calcvm.equations.places import linear, placed, size
+from calcvm.equations.scans import running_sum
 from calcvm.equations.tree import ONE as ONE_NODE
 from calcvm.equations.tree import (
     ZERO,
@@ -18,25 +19,30 @@ from calcvm.equations.tree import (
     Node,
     Number,
     Reduction,
+    arrays,
     bound,
     names,
+    own_elements,
+    rewritten,
     substituted,
     walk,
 )
 from calcvm.errors import UnsupportedOperator
 from calcvm.formulas.elementwise import ACTIVATIONS
+from calcvm.formulas.functions import FUNCTIONS
 from calcvm.ops.dims import ONE, Affine, Shape, affine, numel
 from calcvm.ops.equation import equation_of
 from calcvm.ops.spec import is_own, stem_of
 from calcvm.ops.specialized import specialized
 from calcvm.record import record
-from calcvm.script.code import call, show, show_axes
+from calcvm.script.code import ATOM, LOWEST, call, number, show, show_axes, trace, written
 from calcvm.script.elementwise import activated, derived
 from calcvm.script.row import FALLBACKS, WRITERS, Row, Writer, slot
 
 WHOLE = ""  # the one axis of whole arrays
-APPLIED: dict[str, Callable[..., Any]] = {
-    "+": add, "-": sub, "*": mul, "/": truediv, "neg": neg, ">": gt, "==": lambda x, y: x.equals(y),
+APPLIED: dict[str, Callable[..., Any]] = {f.equation: methodcaller(f.name) for f in FUNCTIONS.values()} | {
+    "+": add, "-": sub, "*": mul, "/": truediv, "neg": neg, ">": gt, ">=": ge, "<": lt, "<=": le, "and": and_, "or": or_,
+    "not": invert, "==": lambda x, y: x.equals(y), "!=": lambda x, y: ~x.equals(y),
     "where": lambda condition, x, y: x.select(condition, x, y), "relu": lambda x: call("np.maximum", x, 0),
     "max": partial(call, "np.maximum"), "min": partial(call, "np.minimum"),
 }  # fmt: skip
@@ -197,7 +203,7 @@ class Axes:
             axes = tuple(a for a in self.stored(e.name, at) if self.dims[a] or a == WHOLE)
             node, more = _increment(e)
             self.sums_wide = self.wide and (e.name in access or e.name == "var")
-            value = self.value(node, axes)
+            value = self.scanned(e, axes) if own_elements(e) and not more else self.value(node, axes)
             if e.name not in r:
                 self.made[e.name] = value
                 continue
@@ -207,6 +213,40 @@ class Axes:
             if {*value.axes} != {*axes}:
                 code = r.call("np.broadcast_to", code, self.shape(axes))
             r.put_shaped(e.name, code, self.shape(axes), more or (access[e.name] == "a" and self.known.get("acc") == 1))
+
+    # ------------------------------------------------------------ scans
+    def scanned(self, e: Equation, axes: tuple[str, ...]) -> Value:
+        """A result of which each element is made of the one before, or behind, along an index."""
+        own = own_elements(e)
+        moved = {(i.name, p) for n in own for i, p in zip(e.kept or (), n.places) if p != Name(i.name)}
+        steps = [(v, self.number(rest[1])) for v, p in moved if (rest := linear(p, v))]
+        if len(steps) != 1 or steps[0][1] not in (-1, 1) or len({n.beyond for n in own}) > 1:
+            raise UnsupportedOperator(f"row {self.r.spec.name!r}: a scan that reads more than the element before has no text")
+        ((along, step),) = steps
+        if not self.dims[along]:
+            return self.value(rewritten(e.value, lambda n: Number(own[0].beyond) if n in own else n), axes)
+        k = sum(len(self.dims[a]) for a in axes[: axes.index(along)])
+        if found := running_sum(e):
+            v, back = self.value(found.value, axes), ", ".join([":"] * k + ["::-1"])
+            code = self.at(v, axes)
+            code = code if {*v.axes} == {*axes} else self.r.call("np.broadcast_to", code, self.shape(axes))
+            return Value(axes, code[back].method(f"cumsum({k})")[back] if step > 0 else code.method(f"cumsum({k})"))
+        inner, given = trace(), dict[Node, str]()
+
+        def of_step(node: Node) -> Any:
+            if node in own:
+                return inner.of("before")
+            if (known := self.number(node)) is not None:
+                return number(inner, known)
+            if e.name not in arrays(node):
+                return inner.of(given.setdefault(node, f"x{len(given) + 1}"))
+            assert isinstance(node, Call)
+            return self.applied(node)(*map(of_step, node.arguments))
+
+        text = f"lambda {{}}: {written(of_step(e.value))}"
+        text = f"scan({text.format(', '.join(('before', *given.values())))}, {k}, {written(number(inner, own[0].beyond))}, {step > 0}"
+        parts = tuple((self.at(self.value(node, axes), axes), LOWEST) for node in given)
+        return Value(axes, self.r.trace.of(f"{text}{', {}' * len(parts)})", ATOM, parts))
 
     # ------------------------------------------------------------ nodes
     def value(self, node: Node, over: tuple[str, ...]) -> Value:
@@ -237,6 +277,10 @@ class Axes:
     def named(self, name: str) -> Value:
         """A whole operand, or a hyperparameter."""
         r = self.r
+        if name in self.extents:
+            dims = self.dims[name]
+            places = r.trace.of(f"np.arange({show(numel(dims))})")
+            return Value((name,), places if len(dims) == 1 else places.reshape(*dims)) if dims else self.constant(0)
         if name not in r:
             return Value((), slot(r, name))
         text = r.operands[name].text
@@ -252,6 +296,7 @@ class Axes:
         places = (placed(substituted(place, units)) for place in node.places)
         axes: list[str] = []
         index: list[str] = []
+        beyond: list[tuple[int, Affine, Affine]] = []  # axes of which more is read than there is: from where to where
         shape: Shape = ()
         for place, n in self.stored(name, tuple(zip(places, self.lengths(name)))):
             if len(own := names(place) & {*self.extents}) > 1:  # of those of one place
@@ -261,22 +306,28 @@ class Axes:
                     index.append(show(affine(self.number(place))))
                     shape += (n,)
                 continue
-            v, part = self.along(place, n)
+            v, start, stop = self.along(place)
+            part = "" if start == 0 and stop == n else f"{show(start)}:{show(stop)}"
+            if start.at(1) < 0 or (stop - n).at(1) > 0:
+                beyond.append((sum(len(self.dims[a]) for a in axes), start, stop))
+                part = ":"
             axes.append(v)
             index += [part] if part else [":"] * len(self.dims[v])
             shape += (n,) if part else self.dims[v]
         code = r.shaped(name, shape)
-        if all(part == ":" for part in index):
+        if all(part == ":" for part in index) and not beyond:
             return Value(tuple(axes), code, name)
-        return Value(tuple(axes), code[", ".join(index)])
+        code = code if all(part == ":" for part in index) else code[", ".join(index)]
+        for k, start, stop in beyond:
+            code = r.call("stretched", code, k, start, stop, r.number(node.beyond))
+        return Value(tuple(axes), code)
 
-    def along(self, place: Node, n: Affine) -> tuple[str, str]:
-        """The index that runs along an axis, and the part of the axis that it sees ("": all of it)."""
+    def along(self, place: Node) -> tuple[str, Affine, Affine]:
+        """The index that runs along an axis, and the part of the axis that it sees."""
         (v,) = names(place) & {*self.extents}
         _, rest = linear(place, v) or (None, ZERO)
         start = affine(self.number(rest))
-        stop = start + self.extents[v]
-        return v, "" if start == 0 and stop == n else f"{show(start)}:{show(stop)}"
+        return v, start, start + self.extents[v]
 
     # ------------------------------------------------------------ reductions
     def reduced(self, node: Reduction, over: tuple[str, ...]) -> Value:
@@ -300,6 +351,8 @@ class Axes:
             return product
         v = self.value(_counted(body) if how == "sum" else body, over)
         if not gone or not v.axes:
+            if how == "var":
+                return self.joined(sub, v, v)
             return self.joined(mul, v, self.constant(numel(self.shape(gone)))) if how == "sum" else v
         axes, kept = v.axes, tuple(a for a in v.axes if a not in gone)
         at = tuple(k for k, a in enumerate(a for a in axes for _ in self.dims[a]) if a in gone)
@@ -307,8 +360,12 @@ class Axes:
         if self.sums_wide and how in ("sum", "mean"):
             return Value(kept, self.r.call(f"{how}_of", code, *at))
         said = show_axes(at) if kept else ""
-        single = code.method(f"{how}({said}{', ' * bool(said)}keepdims=True)")
-        return Value(kept, code.method(f"{how}({said})"), spread=(single, axes))
+        more = f"{', ' * bool(said)}keepdims=True"
+        if how == "logsumexp":
+            form = f"logsumexp({{}}{', ' * bool(said)}{said}"
+            whole, single = (self.r.trace.of(f"{form}{end})", ATOM, ((code, LOWEST),)) for end in ("", ", keepdims=True"))
+            return Value(kept, whole, spread=(single, axes))
+        return Value(kept, code.method(f"{how}({said})"), spread=(code.method(f"{how}({said}{more})"), axes))
 
     def _is_product(self, node: Reduction) -> bool:
         """Whether a sum may be one of products of matrices: two factors, each with an index of the result of its own."""
@@ -354,9 +411,7 @@ class Axes:
                 return self.joined(neg, self.value(rest, over)) if known else self.constant(0)
             if isinstance(a, Call) and a.function[0] == "d" and a.function[1:] in ACTIVATIONS:
                 return self.joined(partial(derived, self.r), self.value(rest, over), self.value(a.arguments[0], over))
-        if name == "^" and (power := self.number(arguments[1])) is not None:
-            return self.joined(lambda x: x**power, self.value(arguments[0], over))
-        return self.joined(self.function(name), *(self.value(a, over) for a in arguments))
+        return self.joined(self.applied(node), *(self.value(a, over) for a in arguments))
 
     def holds(self, condition: Node) -> bool:
         """Whether a size of the batch is always more than a number."""
@@ -366,10 +421,14 @@ class Axes:
                 return isinstance(n, Affine) and isinstance(least, int) and n.at(1) > least
         return bool(self.number(condition))
 
-    def function(self, name: str) -> Callable[..., Any]:
-        if name in APPLIED:
-            return APPLIED[name]
-        return partial(activated, self.r) if name in ACTIVATIONS and "act" in self.known else methodcaller(name)
+    def applied(self, node: Call) -> Callable[..., Any]:
+        """What a function is applied by."""
+        name = node.function
+        if name == "^" and (power := self.number(node.arguments[1])) is not None:
+            return lambda x, _: x**power
+        if name in ACTIVATIONS and "act" in self.known:
+            return partial(activated, self.r)
+        return APPLIED[name]
 
 
 def _factors(node: Node) -> list[Node]:

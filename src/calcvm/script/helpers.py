@@ -53,6 +53,25 @@ def unstrided(dy, start, sizes, strides, n):
     return dx
 
 
+# ---------------------------------------------------------------- along axes
+def stretched(x, axis, start, stop, beyond):
+    """Elements from start to stop of an axis, and ``beyond`` in the places of those that it has not."""
+    n = x.shape[axis]
+    x = np.moveaxis(x, axis, 0)[max(start, 0) : max(stop, 0)]
+    more = [(min(max(-start, 0), stop - start), min(max(stop - n, 0), stop - start))] + [(0, 0)] * (x.ndim - 1)
+    return np.moveaxis(np.pad(x, more, constant_values=beyond), 0, axis)
+
+
+def scan(step, axis, first, backwards, *given):
+    """What ``step`` makes, along an axis, of the element before, ``first`` at the begin, and of elements of what is given."""
+    given = [np.moveaxis(x, axis, 0) for x in np.broadcast_arrays(*given)]
+    y = np.empty(given[0].shape, np.result_type(*given))
+    before = np.full(y.shape[1:], first, y.dtype)
+    for k in reversed(range(len(y))) if backwards else range(len(y)):
+        y[k] = before = step(before, *(x[k] for x in given))
+    return np.moveaxis(y, 0, axis)
+
+
 # ---------------------------------------------------------------- sums and softmax
 def first_of(x, y, axes):
     """1 at the first of the elements along axes that is y, the extremum, else 0."""
@@ -63,6 +82,14 @@ def first_of(x, y, axes):
     first = np.zeros(flat.shape, x.dtype)
     np.put_along_axis(first, flat.argmax(-1)[..., None], 1, -1)
     return first.reshape([x.shape[a] for a in order]).transpose(np.argsort(order))
+
+
+def logsumexp(x, axis=None, keepdims=False):
+    """log(sum(exp(x))) along axes."""
+    top = x.max(axis, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0)
+    y = top + np.log(np.exp(x - top).sum(axis, keepdims=True))
+    return y if keepdims else np.squeeze(y, axis)
 
 
 def log_softmax(x):
