@@ -947,6 +947,12 @@ def apply(
     for v in inputs:
         if isinstance(v, Traced):
             return v._called(name, inputs, attrs)
+    return applied(spec, *inputs, out=out, **attrs)
+
+
+def applied(spec: OpSpec, *inputs: Variable | np.ndarray | float | None, out: str | None = None, **attrs: Any) -> Variable:
+    """The same of an operator that may stand in no table."""
+    name = spec.stem
     graph = next((v.graph for v in inputs if isinstance(v, Variable)), None)
     if graph is None:
         others = ", ".join(map(checks.shown, inputs)) or "none"

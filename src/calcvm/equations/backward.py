@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from calcvm.equations.gradient import gradient
+from calcvm.equations.gradient import gradient, needed
 from calcvm.equations.places import size
 from calcvm.equations.plain import Plain
 from calcvm.equations.ranges import Ranges, ranges
-from calcvm.equations.rows import read_ranged
+from calcvm.equations.rows import read_ranged, said_once
 from calcvm.equations.simplify import simplified
+from calcvm.equations.stated import Stated
 from calcvm.equations.text import show, show_equations
 from calcvm.equations.tree import Element, Equation, Index, Name, Node, Number, Reduction, arrays, own_elements, parts, substituted, walk, with_parts
 from calcvm.equations.words import OfWords, of_word
@@ -31,24 +34,15 @@ def backward_of(plain: Plain, outputs: Sequence[str], sets: Sequence[str], reads
     ------
     CalcError : it would read something else, or nothing of what is named.
     """
-    ranged = read_ranged(plain.text, plain.declares, plain.operands)
-    words = {name: of_word(name) for name in plain.words}
-    shapes = {name: tuple(size(n, words) for n in axes) for name, axes in ranged.axes.items()}
-    inputs = {name: shape for name, shape in shapes.items() if name in plain.operands and name not in outputs}
-    integers = [name for name, t in plain.types.items() if t != "bool"]
-    found = ranges(ranged.equations, inputs, words)
-    made = gradient(ranged.equations, [name[1:] for name in sets if name[0] == "d"], outputs, found, integers)
-    names = {array: f"d{name}" for name, array in (*made.of.items(), *made.seeds.items())}
-    scans = {e.name: f"t_{e.name.rstrip('_')}" for e in made.backward if e.name not in names and own_elements(e)}
-    equations = [_renamed(e, names | scans) for e in (*_anew(made.forward, made.backward, reads), *made.backward)]
+    of = _Derived(plain, outputs, [name[1:] for name in sets if name[0] == "d"])
+    scans, equations = of.scans, [*of.anew(reads), *of.backward]
     if {*scans.values()} != {name for name in sets if name[0] == "t"}:
         wanted = " ".join((*scans.values(), *(name for name in sets if name[0] == "d")))
         raise CalcError(
             f"{plain.name}: the gradient sets {', '.join(scans.values()) or 'no scan'} beside: write {wanted!r} for what "
             f"the backward row sets\n    {show_equations(equations)}"
         )
-    known = {**shapes, **{f"d{out}": shapes[out] for out in outputs}}
-    given = {name: known[name] for name in reads}
+    given = {name: of.known[name] for name in reads}
     read = {name for e in equations for name in arrays(e.value)} - {e.name for e in equations}
     for what, wrong in (("reads", read - {*reads}), ("does not read", {*reads} - read)):
         if wrong:
@@ -56,8 +50,106 @@ def backward_of(plain: Plain, outputs: Sequence[str], sets: Sequence[str], reads
                 f"{plain.name}: the gradient {', '.join(sets)} {what} {', '.join(sorted(wrong))}: say that it reads "
                 f"{', '.join(sorted(read))} (and results, not to compute them anew)\n    {show_equations(equations)}"
             )
-    equations = _ranged(equations, ranges(equations, given, {**words, **made.sizes}), plain)
+    equations = _ranged(equations, of.ranges(equations, given), plain)
     return show_equations(equations), _declared(equations, given)
+
+
+class _Derived:
+    """The gradient of a row's equations, in which names are a row's.
+
+    forward, backward : equations, of which `anew` are those that are read and not given.
+    known : shapes of values that the row has: operands, and gradients of outputs.
+    scans : by what they are of, gradients that are scans and no inputs'.
+    """
+
+    def __init__(self, plain: Plain, outputs: Sequence[str], wrt: Sequence[str]):
+        ranged = read_ranged(plain.text, plain.declares, plain.operands)
+        self.words = {name: of_word(name) for name in plain.words}
+        shapes = {name: tuple(size(n, self.words) for n in axes) for name, axes in ranged.axes.items()}
+        inputs = {name: shape for name, shape in shapes.items() if name in plain.operands and name not in outputs}
+        integers = [name for name, t in plain.types.items() if t != "bool"]
+        found = ranges(ranged.equations, inputs, self.words)
+        made = gradient(ranged.equations, wrt, outputs, found, integers)
+        names = {array: f"d{name}" for name, array in (*made.of.items(), *made.seeds.items())}
+        self.scans = {e.name: f"t_{e.name.rstrip('_')}" for e in made.backward if e.name not in names and own_elements(e)}
+        self.forward, self.backward = (
+            [_renamed(e, names | self.scans) for e in equations] for equations in (made.forward, made.backward)
+        )
+        self.known = {**inputs, **{out: shapes[out] for out in outputs}, **{f"d{out}": shapes[out] for out in outputs}}
+        self.sizes = {**self.words, **made.sizes}
+
+    def anew(self, given: Sequence[str]) -> list[Equation]:
+        return _anew(self.forward, self.backward, given)
+
+    def ranges(self, equations: Sequence[Equation], given: Mapping[str, Any]) -> Ranges:
+        return ranges(equations, given, self.sizes)
+
+
+def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tuple[Stated, ...]:
+    """The backward rows of a row that is an equation: one for the gradient of each input, after those for what they share.
+
+    Sums and extrema that are no larger than an operand are temporaries ``t_...``, a row each: computed once, whatever reads them.
+
+    Raises
+    ------
+    CalcError : it has no gradient, or one that no row computes.
+    """
+    derived = _Derived(of.plain, outputs, wrt)
+    equations = [*derived.anew([*derived.known]), *derived.backward]
+    found = derived.ranges(equations, derived.known)
+    targets = {f"d{name}": None for name in wrt}
+    for name in targets:
+        equations = _apart(equations, name)
+    shapes = {e.name: tuple(found.extents[i.name] for i in e.kept or ()) for e in equations}
+    sets = dict.fromkeys(
+        e.name for e in equations if e.name in targets or own_elements(e) or _is_shared(e, equations, shapes, derived.known)
+    )
+    called = {name: name if name in targets or name[:2] == "t_" else f"t_{name}" for name in sets}
+    counts = {e.name for e in equations if isinstance(e.value, Reduction) and e.value.how in ("argmax", "argmin")}
+    types = {**of.types, **{called[name]: "int64" for name in counts if name in called}}
+    known = {**derived.known, **{called[name]: shapes[name] for name in sets}}
+    equations = [_renamed(e, called) for e in equations]
+    rows = []
+    for name in called.values():
+        parts = needed([e for e in equations if e.name == name or e.name not in known], [name])
+        read = dict.fromkeys(v for e in parts for node in walk(e.value) if (v := _array(node)) in known and v != name)
+        given = {v: known[v] for v in read}
+        ranged = _ranged(parts, derived.ranges(parts, given), of.plain)
+        text, declares = show_equations(ranged), _declared(ranged, given)
+        words = [w for w in of.words if w in re.findall(r"\w+", f"{text} {declares}")]
+        said = {v: types[v] for v in (*given, name) if v in types}
+        rows.append(Stated(text, tuple(words), tuple(given), (name,), said, declares).checked())
+    return tuple(rows)
+
+
+def _apart(equations: Sequence[Equation], name: str) -> list[Equation]:
+    """A gradient that others read as a temporary, and itself as a copy of that."""
+    if not any(name in arrays(e.value) for e in equations if e.name != name):
+        return [*equations]
+    out = []
+    for e in equations:
+        out.append(_renamed(e, {name: f"t_{name}"}))
+        if e.name == name:
+            out.append(Equation(name, e.kept, Element(f"t_{name}", tuple(Name(i.name) for i in e.kept or ()))))
+    return out
+
+
+def _is_shared(e: Equation, equations: Sequence[Equation], shapes: Mapping[str, tuple], known: Mapping[str, tuple]) -> bool:
+    """Whether an equation is a reduction to be computed once: no larger than an operand, and not just a part of one equation's places."""
+    own = Counter(shapes[e.name])
+    if not isinstance(e.value, Reduction) or not any(own <= Counter(shape) for shape in known.values()):
+        return False
+    read = [(other, node) for other in equations for node in walk(other.value) if _array(node) == e.name]
+    return len(read) != 1 or not _is_part(*read[0])
+
+
+def _is_part(of: Equation, node: Node) -> bool:
+    kept = tuple(Name(i.name) for i in of.kept or ())
+    return not isinstance(of.value, Reduction) and isinstance(node, Element) and node.places == kept
+
+
+def _array(node: Node) -> str:
+    return node.array if isinstance(node, Element) else node.name if isinstance(node, Name) else ""
 
 
 def _anew(forward: Sequence[Equation], backward: Sequence[Equation], given: Sequence[str]) -> list[Equation]:
@@ -84,23 +176,7 @@ def _ranged(equations: Sequence[Equation], found: Ranges, plain: Plain) -> list[
     """With the range of each index where it is met first, and sizes as words say them."""
     extents = {name: _node(n) for name, n in found.extents.items()}
     by = {name.upper(): n for name, n in extents.items() if name.upper() not in plain.words}
-    met: set[str] = set()
-
-    def said(indexes: Sequence[Index]) -> tuple[Index, ...]:
-        new = tuple(Index(i.name, None if i.name in met else extents[i.name]) for i in indexes)
-        met.update(i.name for i in indexes)
-        return new
-
-    def go(node: Node) -> Node:
-        if isinstance(node, Reduction):
-            return Reduction(node.how, said(node.indexes), go(node.body))
-        return with_parts(node, tuple(map(go, parts(node)))) if parts(node) else node
-
-    out = []
-    for e in equations:
-        kept = said(e.kept or ())
-        out.append(Equation(e.name, kept, go(simplified(substituted(e.value, by)))))
-    return out
+    return said_once([replace(e, value=simplified(substituted(e.value, by))) for e in equations], extents)
 
 
 def _node(n: Any) -> Node:

@@ -56,6 +56,10 @@ class Row:
     reads: tuple[str, ...]
     sets: tuple[str, ...]
 
+    @property
+    def types(self) -> Mapping[str, str]:
+        return self.of.types
+
     @cached_property
     def plain(self) -> Plain:
         from calcvm.equations.facts import check

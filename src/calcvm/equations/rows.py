@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from calcvm.equations.grammar import read, read_declarations, wrong
@@ -16,8 +16,10 @@ from calcvm.equations.tree import (
     Reduction,
     arrays,
     bound,
+    parts,
     rewritten,
     walk,
+    with_parts,
 )
 from calcvm.errors import CalcError
 from calcvm.record import record
@@ -66,6 +68,23 @@ def read_ranged(text: str, declares: str, operands: Collection[str]) -> Ranged:
     if unknown := [array for e in equations for array in arrays(e.value) if array not in axes]:
         raise CalcError(f"the axes of {unknown[0]} follow from no place: say them in declares=")
     return Ranged(said, axes, {e.name: e.value.value for e in given if isinstance(e.value, Number)})
+
+
+def said_once(equations: Iterable[Equation], extents: Mapping[str, Node]) -> list[Equation]:
+    """Equations with the range of each index where it is met first, as rows say them."""
+    met: set[str] = set()
+
+    def of(indexes: Iterable[Index]) -> tuple[Index, ...]:
+        new = tuple(Index(i.name, None if i.name in met else extents[i.name]) for i in indexes)
+        met.update(i.name for i in new)
+        return new
+
+    def go(node: Node) -> Node:
+        if isinstance(node, Reduction):
+            return Reduction(node.how, of(node.indexes), go(node.body))
+        return with_parts(node, tuple(map(go, parts(node)))) if parts(node) else node
+
+    return [Equation(e.name, of(e.kept or ()), go(e.value)) for e in equations]
 
 
 def _extents(given: tuple[Equation, ...], equations: tuple[Equation, ...]) -> dict[str, Node]:

@@ -35,6 +35,7 @@ from calcvm.errors import CalcError
 from calcvm.graph import CalcGraph, Variable, apply
 from calcvm.indexed import patterns
 from calcvm.indexed.elements import MOST_TAPS, Elements
+from calcvm.indexed.fused import Fused
 from calcvm.indexed.operators import FOLDS, OPERATORS, REDUCED, functions
 from calcvm.indexed.products import Addend, contract, varies
 from calcvm.indexed.values import Value, aligned, cut, dropped, numel, ordered, repeated, reshaped, size_of
@@ -48,6 +49,7 @@ class Lowering(Elements):
     """Of the equations of one text.
 
     operands : variables, by name.  numbers : parameters.  found : ranges of the equations.
+    fused : whether parts become rows of their own: None, where that is better.
     """
 
     def __init__(
@@ -57,8 +59,10 @@ class Lowering(Elements):
         operands: Mapping[str, Variable],
         numbers: Mapping[str, Any],
         found: Ranges,
+        fused: bool | None = None,
     ):
         super().__init__(graph, equations[0].text, numbers, found)
+        self.rows = Fused(self, fused)
         self.parts = {equation.name: equation for equation in equations}
         self.operands = operands
         self.known: dict[Any, Value] = {}  # values by `key`
@@ -83,7 +87,12 @@ class Lowering(Elements):
         if name not in self.made:
             equation = self.parts[name]
             order, scan = tuple(i.name for i in equation.kept or ()), running_sum(equation)
-            self.made[name] = self.running(scan, order) if scan else self.value(equation.value, order)
+            if scan:
+                self.made[name] = self.running(scan, order)
+            elif own_elements(equation):
+                self.made[name] = self.rows.scan(name)
+            else:
+                self.made[name] = self.rows.whole(equation) or self.value(equation.value, order)
         return self.made[name]
 
     def running(self, scan: RunningSum, order: Sequence[str]) -> Value:
@@ -150,9 +159,9 @@ class Lowering(Elements):
         if found is not None:
             return self.value(found, order)
         if isinstance(node, Element):
-            return self.element(node, order)
+            return self.rows.after(node, order, lambda: self.element(node, order))
         if isinstance(node, Reduction):
-            return self.reduction(node, order)
+            return self.rows.after(node, order, lambda: self.reduction(node, order))
         if node.function in ("softmax", "log_softmax"):
             return self.soft(node, order)
         if node.function == "pick":
@@ -257,14 +266,17 @@ class Lowering(Elements):
             if not varies(divisor) and (weighted or self.is_product(node.body, over)):
                 total = self.value(Reduction("sum", node.indexes, node.body, node.at), order)
                 return self.of_two("/", node, total, Value(int(divisor)), order)
-        if taps := self.taps([node.body], over):
+        taps = self.taps([node.body], over)
+        if taps:
             seen = self.seen_at_once(node.body, taps) if how in ("max", "min") else None
-            v = self.pooling(how, seen or node.body, over, taps, order)
+            v = self.pooling(how, seen or node.body, over, taps, order) or self.rows.instead(node, order)
             if v is None and how in FOLDS:
                 v = self.unrolled(node, taps, order)
-            if v is not None:
-                return v
-        elif how == "var":  # of the mean that the text may read, too
+        else:
+            v = None if isinstance(node.body, Element) else self.rows.instead(node, order)
+        if v is not None:
+            return v
+        if how == "var" and not taps:  # of the mean that the text may read, too
             mean = Reduction("mean", tuple(Index(self.another(self.extents[v])) for v in over), node.body, node.at)
             by: dict[str, Node] = {v: Name(i.name) for v, i in zip(over, mean.indexes)}
             away = Call("-", (node.body, replace(mean, body=substituted(node.body, by))), node.at)
@@ -400,9 +412,12 @@ class Lowering(Elements):
         inner = (*order, *over)
         if taps := self.taps(inside, over):
             v = self.convolved(inside, over, taps, order, addend)
+            v = self.rows.instead(self.over(node, inside), order) if v is None else v
             return self.unrolled(self.over(node, inside), taps, order) if v is None else v
         if not inside:
             return self.reduced(node, Value(1), over, order)
+        if (v := self.rows.instead(self.over(node, inside), order)) is not None:
+            return v
         if len(inside) == 2 and inside[0] == inside[1]:
             inside = [Call("^", (inside[0], Number(2)), inside[0].at)]
         square = inside[0]

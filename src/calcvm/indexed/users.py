@@ -12,8 +12,7 @@ from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import NAME, WORDS, read, wrong
 from calcvm.equations.ranges import ranges
-from calcvm.equations.scans import running_sum
-from calcvm.equations.tree import REDUCTIONS, Element, Equation, Name, Node, arrays, bound, names, own_elements, walk
+from calcvm.equations.tree import REDUCTIONS, Element, Equation, Name, Node, arrays, bound, names, walk
 from calcvm.errors import CalcError, ShapeError, UnsupportedOperator
 from calcvm.graph import CalcGraph, Variable, as_numbers
 from calcvm.indexed.lowering import Lowering, functions
@@ -28,19 +27,25 @@ class Equations:
     """``cv.equation``: operators of the active path, as index equations say them."""
 
     @overload
-    def __call__(self, text: str, /, results: None | str = None, **operands: Any) -> Variable: ...
+    def __call__(
+        self, text: str, /, results: None | str = None, fused: bool | None = None, **operands: Any
+    ) -> Variable: ...
     @overload
-    def __call__(self, text: str, /, results: Sequence[str], **operands: Any) -> tuple[Variable, ...]: ...
-    def __call__(self, text: str, /, results: Any = None, **operands: Any) -> Any:
+    def __call__(
+        self, text: str, /, results: Sequence[str], fused: bool | None = None, **operands: Any
+    ) -> tuple[Variable, ...]: ...
+    def __call__(self, text: str, /, results: Any = None, fused: Any = None, **operands: Any) -> Any:
         """What an equation says, such as ``y[b,o] = sum[i] x[b,i]*w[i,o] + v[o]``; several are separated by ";".
 
         Sums of products become rows of matrix products or of convolution, windows rows of pooling, softmax its row; all else
-        elementwise operators and reductions.  Equal parts are computed once.
+        elementwise operators and reductions, or rows made of the equation.  Equal parts are computed once.
 
         Parameters
         ----------
         text : equations; those before the last one are parts, which it may read.  docs/equations.md has the language.
         results : the name of the result that is wanted, or several of them: then a tuple comes back.  Default: the last one.
+        fused : whether parts that are no such products become rows of their own, compiled for the equation.  None: where operators
+            would write large arrays in between, or do not compute it; True: always; False: never.
         operands : what the equations read, by name: variables, arrays, or numbers, of which integers may be sizes (``t<K``).
 
         Raises
@@ -61,7 +66,9 @@ class Equations:
         """
         if results is not None and not isinstance(results, (str, list, tuple)):  # an operand of this name
             operands["results"], results = results, None
-        return built("equation", text, results, operands)
+        if not isinstance(fused, (bool, type(None))):  # the same
+            operands["fused"], fused = fused, None
+        return built("equation", text, results, operands, fused)
 
     def __getitem__(self, indexes: Any) -> Kept:
         """``cv.equation[b, o](cv.sum(i, x[b, i]*w[i, o]))``: the same, of indexes that `indexes` has made."""
@@ -86,12 +93,12 @@ def _of_traced(kept: Sequence[Index], value: Any) -> Variable:
     return built("equation", text, None, operands)
 
 
-def built(what: str, text: str, results: Any, given: Mapping[str, Any]) -> Any:
+def built(what: str, text: str, results: Any, given: Mapping[str, Any], fused: bool | None = None) -> Any:
     """Results of equations as variables of the active path, or nothing at all."""
     equations = _within(what, lambda: read(text))
     graph = _graph(what, given)
     with graph.whole():
-        return _within(what, lambda: _built(graph, equations, results, given))
+        return _within(what, lambda: _built(graph, equations, results, given, fused))
 
 
 def _within(what: str, make: Any) -> Any:
@@ -113,7 +120,9 @@ def _graph(what: str, given: Mapping[str, Any]) -> CalcGraph:
     return graph
 
 
-def _built(graph: CalcGraph, equations: Sequence[Equation], results: Any, given: Mapping[str, Any]) -> Any:
+def _built(
+    graph: CalcGraph, equations: Sequence[Equation], results: Any, given: Mapping[str, Any], fused: bool | None
+) -> Any:
     text = equations[0].text
     wanted = _results(equations, results)
     operands, parameters = _operands(graph, given)
@@ -143,7 +152,7 @@ def _built(graph: CalcGraph, equations: Sequence[Equation], results: Any, given:
     }
     for name, v in variables.items():
         v.unnamed = v.unnamed or v is not operands[name]
-    lowering = Lowering(graph, equations, variables, parameters, found)
+    lowering = Lowering(graph, equations, variables, parameters, found, fused)
     before = len(graph.active.operations)
     made = {name: lowering.result(name) for name in wanted}
     new = {id(v) for op in graph.active.operations[before:] for v in op.outputs.values()}
@@ -215,13 +224,10 @@ def _of_rows(equation: Equation, given: set[str], known: Sequence[str]) -> None:
     for index in bound(equation):
         if index.name in known:
             raise refused(f"{index.name} is the name of a result: name the index otherwise", index.at)
-    own: list[Node] = [*own_elements(equation), *(n for n in walk(equation.value) if n == Name(equation.name))]
-    if own and running_sum(equation) is None:
+    if Name(equation.name) in walk(equation.value):
         raise refused(
-            f"{equation.name} is read by its own equation: of scans running sums alone have a row, y[r,i] = y[r,i - 1] + ..., or "
-            "y[r,i + 1]; write the steps of others out, an equation each",
-            own[0].at,
-            UnsupportedOperator,
+            f"{equation.name} is read by its own equation as a whole array: a scan reads elements, such as {equation.name}[r,i - 1]",
+            error=UnsupportedOperator,
         )
 
 

@@ -44,11 +44,19 @@ def find(name: str) -> Kernel:
     """The kernel of a row, from the first family that has it; imports Numba."""
     from calcvm.kernels_cpu._common import KERNELS
 
+    _state(name)
     for family in FAMILIES:
         if name in KERNELS:
             break
         import_module(f"calcvm.kernels_cpu.{family}")
     return KERNELS[name]
+
+
+def _state(name: str) -> None:
+    """Register the kernel of a row that is a user's equation."""
+    stated = sys.modules.get("calcvm.equations.stated")
+    if stated is not None and name in stated.STATED:
+        import_module("calcvm.kernels_cpu.plain").state(stated.STATED[name])
 
 
 def address_of(name: str, dtype: str, device: str = "cpu") -> int:
@@ -118,4 +126,5 @@ def _own(names: Iterable[str]) -> dict[str, Any]:
 def _build(symbol: str, places: tuple[_native.Modules, ...], target: Target) -> _native.Compiled:
     from calcvm.kernels_cpu._common import build
 
+    _state(_native.name_of(symbol))
     return build(symbol, places, target)

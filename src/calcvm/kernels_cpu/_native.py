@@ -72,6 +72,10 @@ def symbol_of(name: str, dtype: str, device: str = "cpu") -> str:
     return f"calcvm_{name}_{dtype}_{device}"
 
 
+def name_of(symbol: str) -> str:
+    return symbol.removeprefix("calcvm_").rsplit("_", 2)[0]
+
+
 def address(symbol: str, build: Build, *places: Modules, kept: bool = True) -> int:
     """Address of a function, linked from the cache or built, with all that it calls, at first use.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from calcvm.equations.declared import plain_rows
 from calcvm.equations.plain import Plain
+from calcvm.equations.stated import Stated
 from calcvm.kernel import words
-from calcvm.kernels_cpu._common import kernel_as
+from calcvm.kernels_cpu._common import KERNELS, kernel_as
 from calcvm.kernels_cpu._plain import kernel_of
 
 
@@ -17,6 +18,12 @@ def add(plain: Plain, own: bool = False) -> None:
     @kernel_as(plain.name, words(" ".join(plain.words), " ".join(plain.reals), typed), own)
     def run(me, *given):
         loops(me, given)
+
+
+def state(row: Stated) -> None:
+    """The kernel of a row that is a user's equation: the row's name says which, so that compiled code is kept by it."""
+    if row.name not in KERNELS:
+        add(row.plain)
 
 
 for _plain in plain_rows():

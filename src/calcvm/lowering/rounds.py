@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from calcvm.graph import Operation, Variable
 from calcvm.ops.dims import Shape
 from calcvm.ops.gradient import GRADIENT
+from calcvm.ops.spec import EQUATION
 from calcvm.ops.types import FLOAT
 
 SAME, SAMPLES, MEAN, SUM, OTHER = "same", "samples", "mean", "sum", "other"
@@ -166,6 +168,8 @@ def _rule(op: Operation, inputs: dict[str, Over]) -> Over | None:
     y = shapes[op.spec.outputs[0]]
     if name in ("matmul", "linear"):
         return _product(op, inputs, placed, y)
+    if op.spec.category == EQUATION:
+        return _of_equation(op, placed, kinds, any(o.added for o in inputs.values()))
     one = {*placed.values()}
     if name in ("pick", "softmax_cross_entropy", "accuracy"):
         return _of_classes(op, inputs, placed)
@@ -276,6 +280,20 @@ def _of_classes(op: Operation, inputs: dict[str, Over], placed: dict[str, _Axis]
     if op.spec.name != "pick":
         return Over(MEAN)
     return _along(replace(placed[labels]), op.laid["y"])
+
+
+def _of_equation(op: Operation, placed: dict[str, _Axis], kinds: set[str], added: bool) -> Over:
+    """Of an operator that is an equation: where one index alone goes along the samples."""
+    spec: Any = op.spec
+    along = {spec.indexes[slot][axis.at] for slot, axis in placed.items()}
+    alike = {(axis.outer, axis.inner) for axis in placed.values()}
+    if kinds != {SAME, SAMPLES} and kinds != {SAMPLES} or added or len(along) != 1 or len(alike) != 1:
+        return OTHER_
+    (index,) = along
+    y, axis = spec.indexes["y"], next(iter(placed.values()))
+    if index in y:
+        return _along(replace(axis, at=y.index(index) - len(y)), op.laid["y"])
+    return {"sum": Over(SUM), "mean": Over(MEAN)}.get(spec.reduces.get(index, ""), OTHER_)
 
 
 def _gradient(inputs: dict[str, Over]) -> Over:

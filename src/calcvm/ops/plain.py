@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from calcvm.equations.declare import Declared, Row
 from calcvm.ops.dims import Shape
 from calcvm.ops.spec import Operand, OpSpec, RowSpec, Shapes, Word, dims, registered
 from calcvm.ops.types import FLOAT
 
+if TYPE_CHECKING:
+    from calcvm.equations.stated import Stated
 
-def row(of: Row, words: Sequence[Word]) -> RowSpec:
+
+def row(of: Row | Stated, words: Sequence[Word], make: type[RowSpec] = RowSpec) -> RowSpec:
     """The row of an equation.  words : in its order."""
 
     def fact(what: str, *given: Any) -> Callable[[], Any]:
@@ -28,9 +31,9 @@ def row(of: Row, words: Sequence[Word]) -> RowSpec:
 
     def operand(name: str, access: str) -> Operand:
         said = {what: fact(what, name) for what in ("elems", "part", "below")}
-        return Operand(name=name, access=access, type=of.of.types.get(name, FLOAT), **said)
+        return Operand(name=name, access=access, type=of.types.get(name, FLOAT), **said)
 
-    return RowSpec(
+    return make(
         name=of.name,
         synopsis=lambda: of.plain.text,
         declares=lambda: of.plain.declares,

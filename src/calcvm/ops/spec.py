@@ -292,7 +292,8 @@ class Example:
 class OpSpec:
     """One operator.
 
-    category : unary | binary | reduction | normalization | contraction | shape | loss | metric | random | optimizer | system;
+    category : unary | binary | reduction | normalization | contraction | shape | loss | metric | random | optimizer | system,
+        or `EQUATION`;
         of the same inputs all but random make the same: what is written twice is computed once (`calcvm.lowering.simplify`).
     inputs, outputs, saved : names.  Saved values are written by the forward for the backward alone; one that is
         optional in the row that writes it has cells only where a backward reads it.
@@ -360,6 +361,11 @@ class OpSpec:
         return repr((self.inputs, self.outputs, [a.name for a in self.attrs], rows))
 
     @property
+    def stem(self) -> str:
+        """What results are called that nobody names."""
+        return self.name
+
+    @property
     def rows(self) -> tuple[RowSpec, ...]:
         return self.fwd + self.bwd
 
@@ -402,6 +408,8 @@ class OpSpec:
 OPS: dict[str, OpSpec] = {}
 ROWS: dict[str, RowSpec] = {}
 OWN: set[str] = set()  # names of rows that users have registered
+EQUATION = "equation"  # category of operators that are users' equations
+STATED: dict[str, RowSpec] = {}  # rows that are users' equations, which stand in no table: `calcvm.ops.stated`
 
 
 def stem_of(name: str) -> str:
@@ -412,7 +420,7 @@ def stem_of(name: str) -> str:
 def find_row(name: str) -> RowSpec | None:
     """A row of the table, or its instance for the types that its name ends with."""
     stem, _, types = name.partition(".")
-    row, given = ROWS.get(stem), tuple(types.split(".")) if types else ()
+    row, given = ROWS.get(stem) or STATED.get(stem), tuple(types.split(".")) if types else ()
     if row is None or not given:
         return row
     may = [VARIABLES[v] for v in row.variables]

@@ -11,7 +11,7 @@ import numpy as np
 from calcvm.errors import ProgramError
 from calcvm.ops.dims import Affine
 from calcvm.ops.sizes import extent
-from calcvm.ops.spec import HEADER_WORDS, row_words
+from calcvm.ops.spec import HEADER_WORDS, STATED, row_words
 from calcvm.ops.statement import Lowered, Statement, Value
 from calcvm.ops.types import dtype_of
 from calcvm.vm.program.encoding import FLAG_PC_SHIFT, FLAG_PHASES, FLAG_SYNC, encode_row, instructions
@@ -82,7 +82,7 @@ def assemble(
         symbols=tuple(_symbol(v, plan, index, dtype) for v in values),
         operand_values=operand_values,
         labels=tuple(s.label for s in lowered.statements),
-        info=_numbered(info or {}, index),
+        info=_numbered(info or {}, index) | _equations(lowered),
         constants=dict(constants or {}),
     )
     verify(program)
@@ -106,6 +106,16 @@ def numbers(statement: Statement, batch: int) -> tuple[dict[str, Any], list[tupl
             value = value.at(batch)
         found[word.name] = value
     return found, forms
+
+
+def _equations(lowered: Lowered) -> dict[str, Any]:
+    """The rows that are users' equations, which a program carries with it."""
+    if not STATED:
+        return {}
+    from calcvm.ops.stated import documents_of
+
+    found = documents_of({s.spec.name: s.spec for s in lowered.statements}.values())
+    return {"equations": found} if found else {}
 
 
 def _numbered(info: Any, index: Mapping[Value, int]) -> Any:

@@ -10,7 +10,7 @@ from calcvm.equations.tree import Element, Name, Node, rewritten
 from calcvm.errors import CalcError
 from calcvm.ops.dims import Affine
 from calcvm.ops.equation import equation_of
-from calcvm.ops.spec import HEADER_WORDS
+from calcvm.ops.spec import EQUATION, HEADER_WORDS, STATED
 from calcvm.ops.specialized import specialized
 from calcvm.vm.program.encoding import ABSENT, FLAG_SYNC, bits_float
 
@@ -79,7 +79,7 @@ class _Line:
         there.sort(key=lambda name: not self.spec.operand(name).writes)  # results first
         tail += f"  {' '.join(dict.fromkeys(self._operand(name) for name in there))}"
         tail += "  |sync" if self.row[1] & FLAG_SYNC else ""
-        return f"{self.index:5d}  {self.spec.name:<16} {self._equation()}{tail}".rstrip()
+        return f"{self.index:5d}  {short(self.spec.name):<16} {self._equation()}{tail}".rstrip()
 
     def _equation(self) -> str:
         equation = equation_of(self.spec)
@@ -112,6 +112,11 @@ class _Line:
             return f"?@{offset}"
         sizes = [str(d if self.batch is None else d.at(self.batch)) for d in self.program.symbols[index].shape]
         return f"{self._symbol(name)}[{','.join(sizes)}]@{offset}"
+
+
+def short(name: str) -> str:
+    """A row's name; of a user's equation as much of it as tells it from others."""
+    return name[: len(EQUATION) + 9] if name in STATED else name
 
 
 def _called(node: Node, names: dict[str, str]) -> Node:

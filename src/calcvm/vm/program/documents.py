@@ -141,6 +141,14 @@ _ADAPTS = record(
     }
 )
 _LAYER = entry(name=text(), shape=_shape, parameters=SIZE, flops=_COUNT, bytes=_COUNT)
+EQUATIONS = table(
+    record(
+        {
+            "language": integer(0, 2**31), "text": text(), "words": _NAMES, "reads": _NAMES, "sets": _NAMES,
+            "types": table(text()), "declares": text(),
+        }
+    )
+)  # fmt: skip
 INFO = record(
     {},
     optional={
@@ -155,6 +163,7 @@ INFO = record(
         "device": one_of("cpu", "blas", "cuda"),
         "mode": one_of(None, "grid", "graph", "fleet"),
         "precision": one_of("float32", "tf32"),
+        "equations": EQUATIONS,
     },
     others=True,
 )
@@ -181,6 +190,17 @@ DOCUMENT = record(
     },
     optional={"layouts": table(one_of(*LAYOUTS))},  # of symbols, by their numbers
 )  # fmt: skip
+
+
+def know_equations(program: Program) -> None:
+    """Know the rows that are users' equations (ProgramError: one was changed, or no kernel can be made of it)."""
+    if found := schema.check(record({}, optional={"equations": EQUATIONS}, others=True), program.info, "info").get("equations"):
+        from calcvm.ops.stated import rows_of  # which reads equations: an import needs none
+
+        try:
+            rows_of(found)
+        except CalcError as error:
+            raise ProgramError(str(error)) from None
 
 
 # ---------------------------------------------------------------- references

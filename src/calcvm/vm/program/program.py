@@ -21,7 +21,7 @@ from calcvm.ops.spec import HEADER_WORDS, RowSpec, find_row, row_named, stem_of
 from calcvm.ops.types import BYTES
 from calcvm.tables import Lines
 from calcvm.vm.program import schema
-from calcvm.vm.program.documents import DOCUMENT, PAGES
+from calcvm.vm.program.documents import DOCUMENT, PAGES, know_equations
 from calcvm.vm.program.encoding import FORMAT_VERSION, ITEMSIZE, Instruction, aligned, form_of
 from calcvm.vm.program.formats import FORMER, converted
 from calcvm.vm.program.serialize import plain, read_archive, write_archive
@@ -152,10 +152,12 @@ class Program:
     @cached_property
     def specs(self) -> tuple[RowSpec, ...]:
         """Its instructions in this calcvm's table."""
+        know_equations(self)
         return tuple(row_named(name) for name, _ in self.instructions)
 
     def check_instructions(self) -> None:
         """Each is in the table, in the form that the program was made for, and they are in order (ProgramError)."""
+        know_equations(self)
         names = [name for name, _ in self.instructions]
         if names != sorted(names):
             raise ProgramError("the program's instructions are not in the order of their names")

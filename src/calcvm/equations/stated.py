@@ -1,0 +1,150 @@
+"""Rows that are users' equations.  A row is named by what it says: one name is one row, in every process and in every file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check
+from calcvm.equations.facts import check as check_shares
+from calcvm.equations.functions import ARGUMENTS
+from calcvm.equations.grammar import read, read_declarations
+from calcvm.equations.plain import Plain
+from calcvm.equations.rows import read_ranged
+from calcvm.equations.text import show_equations
+from calcvm.equations.tree import Equation, Name, Node, Number, bound
+from calcvm.errors import CalcError
+from calcvm.lazy import cached_property
+from calcvm.record import record
+
+LANGUAGE = 1  # the version of what a text means: of another a row is another
+PREFIX = "equation_"
+TYPES = ("bool", "int8", "uint8", "int32", "int64")  # of operands that are not of the program's float
+MOST_CHARACTERS = 10_000  # of a text
+MOST_PLACES = 2**16  # of an index whose range is a number and no axis
+
+
+@record
+class Stated:
+    """A row that is an equation.
+
+    text : over ``words``, every index with its range, a word or a number.
+    reads, sets : its operands, in the row's order.
+    types, declares : as of `Plain`.
+    """
+
+    text: str
+    words: tuple[str, ...]
+    reads: tuple[str, ...]
+    sets: tuple[str, ...]
+    types: Mapping[str, str] = field(default_factory=dict)
+    declares: str = ""
+
+    @cached_property
+    def name(self) -> str:
+        said = json.dumps([LANGUAGE, self.text, self.words, self.reads, self.sets, {**self.types}, self.declares], sort_keys=True)
+        return PREFIX + hashlib.sha256(said.encode()).hexdigest()[:32]
+
+    @cached_property
+    def plain(self) -> Plain:
+        return Plain(self.name, self.text, self.words, (*self.reads, *self.sets), (), self.types, self.declares)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What files hold of it."""
+        out = {"language": LANGUAGE, "text": self.text, "words": [*self.words], "reads": [*self.reads], "sets": [*self.sets]}
+        return out | {"types": {**self.types}, "declares": self.declares}
+
+    def kinds(self) -> dict[str, str]:
+        """Whether each operand and result is a number, an integer or a condition (CalcError: it is used as what it is not)."""
+        found = read_ranged(self.text, self.declares, (*self.reads, *self.sets))
+        read = {name: _kind(self.types.get(name, "")) for name in self.reads}
+        return check(found.equations, read, dict.fromkeys(self.words, INTEGER), ARGUMENTS)
+
+    def checked(self) -> Stated:
+        """Itself, of a text that a kernel can be made of.
+
+        Raises
+        ------
+        CalcError : the text is none, is not in its one form, or says what no row does.
+        """
+        names = (*self.words, *self.reads, *self.sets)
+        if len(self.text) > MOST_CHARACTERS or len(self.declares) > MOST_CHARACTERS:
+            raise CalcError(f"an equation of more than {MOST_CHARACTERS} characters")
+        if twice := [name for name in names if names.count(name) > 1 or not re.fullmatch("[A-Za-z]\\w*", name, re.ASCII)]:
+            raise CalcError(f"{twice[0]!r} is no name of one word or operand")
+        if show_equations(read(self.text, names)) != self.text:
+            raise CalcError(f"the equation is not in its one form, {show_equations(read(self.text, names))!r}")
+        found = read_ranged(self.text, self.declares, (*self.reads, *self.sets))
+        kinds = self.kinds()
+        if wrong := [name for name in self.sets if kinds[name] != _kind(self.types.get(name, ""))]:
+            raise CalcError(f"{wrong[0]} is {kinds[wrong[0]]}, and of another type")
+        made = [e.name for e in found.equations]
+        if missing := [name for name in self.sets if made.count(name) != 1]:
+            raise CalcError(f"{missing[0]} is not set by one equation")
+        if wrong := [e.name for e in found.equations if e.kept is None or e.name in self.reads]:
+            raise CalcError(f"{wrong[0]} is set without indexes, or read too")
+        axes = {extent for name in (*self.reads, *self.sets) for extent in found.axes.get(name, ())}
+        self._extents(found.equations, axes)
+        if unread := [name for name in self.reads if name not in found.axes]:
+            raise CalcError(f"{unread[0]} is never read")
+        if unknown := [word for word in self.words if Name(word) not in axes]:
+            raise CalcError(f"the word {unknown[0]} is no axis of an operand")
+        check_shares(self.plain)
+        return self
+
+    def _extents(self, equations: tuple[Equation, ...], axes: set[Node]) -> None:
+        """Refuse ranges that are not a word or a number, and long ones that no operand has."""
+        for index in [i for e in (*equations, *read_declarations(self.declares, self.reads)) for i in bound(e)]:
+            extent = index.extent
+            number = isinstance(extent, Number) and isinstance(extent.value, int) and extent.value >= 0
+            if not (number or isinstance(extent, Name) and extent.name in self.words or extent is None):
+                raise CalcError(f"the range of {index.name} is neither a word nor a number")
+            if isinstance(extent, Number) and extent.value > MOST_PLACES and extent not in axes:
+                raise CalcError(f"the range of {index.name} is {extent.value}, and no operand has such an axis")
+
+
+def _kind(type_: str) -> str:
+    return {"": NUMBER, "bool": CONDITION}.get(type_, INTEGER)
+
+
+STATED: dict[str, Stated] = {}  # those that this process knows, by name
+
+
+def known(stated: Stated) -> Stated:
+    """The row, which kernels are made of from now on."""
+    return STATED.setdefault(stated.name, stated)
+
+
+def of_document(name: str, document: Mapping[str, Any]) -> Stated:
+    """A row of a file.
+
+    Raises
+    ------
+    CalcError : it is of another version of the language, was changed, or is no row.
+    """
+    if document["language"] != LANGUAGE:
+        raise CalcError(
+            f"the equation {name!r} is of version {document['language']} of the language, and this calcvm reads {LANGUAGE}: "
+            "compile the graph again"
+        )
+    stated = Stated(
+        document["text"],
+        tuple(document["words"]),
+        tuple(document["reads"]),
+        tuple(document["sets"]),
+        dict(document["types"]),
+        document["declares"],
+    )
+    if stated.name != name:
+        raise CalcError(f"the equation {name!r} was changed, {stated.text!r}: compile the graph again")
+    if name not in STATED:
+        try:
+            stated.checked()
+        except CalcError as error:
+            raise CalcError(f"the equation {name!r}, {stated.text!r}: {error}") from None
+    return known(stated)

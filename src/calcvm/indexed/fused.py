@@ -1,0 +1,163 @@
+"""Which parts of users' equations become rows of their own.
+
+What products, convolutions, pooling and softmax compute never does.  Of the rest a part does where operators of the table would
+write more elements in between than all that it reads and makes together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from calcvm.equations.functions import ARGUMENTS
+from calcvm.equations.tree import OPERATORS, Call, Element, Equation, Index, Name, Node, Number, Reduction, own_elements, walk
+from calcvm.errors import UnsupportedOperator
+from calcvm.indexed import patterns
+from calcvm.indexed.products import count
+from calcvm.indexed.rows import At, Row, Unfit
+from calcvm.indexed.values import Value, numel, size_of
+
+if TYPE_CHECKING:
+    from calcvm.indexed.lowering import Lowering
+
+LEAST = 1 << 16  # elements in between, below which a kernel is not worth compiling
+COMPUTED = {*ARGUMENTS, *OPERATORS}  # functions that a row computes
+TWICE = ("sum", "mean", "max", "min", "prod", "any", "all")  # reductions of which one of a part is part of the whole
+
+
+class Fused:
+    """Of one text.  ``choice`` : None: by cost; True: wherever a row can; False: never."""
+
+    def __init__(self, of: Lowering, choice: bool | None):
+        self.of, self.choice = of, choice
+
+    # ------------------------------------------------------------ when
+    def instead(self, node: Element | Reduction, order: Sequence[str], always: bool = False) -> Value | None:
+        """The value of a node by a row of its own, where that is better than what operators would do; always: it is."""
+        if self.choice is False or self.is_product(node) or not (self.choice or always or self.pays(node)):
+            return None
+        try:
+            return self.row(node, order)
+        except Unfit:
+            return None
+
+    def after(self, node: Element | Reduction, order: Sequence[str], compose: Callable[[], Value]) -> Value:
+        """The value by operators, or by a row of its own where those refuse it."""
+        path, known, made = self.of.graph.active, {**self.of.known}, {**self.of.made}
+        n, variables = len(path.operations), {**self.of.graph.variables}
+        try:
+            return compose()
+        except UnsupportedOperator:
+            if self.choice is False:
+                raise
+            del path.operations[n:]
+            self.of.graph.variables, self.of.known, self.of.made = variables, known, made
+            try:
+                return self.row(node, order)
+            except Unfit:
+                pass
+            raise
+
+    def pays(self, node: Element | Reduction) -> bool:
+        """Whether operators would write many elements in between: more than are read and made."""
+        between = self.volume(node.body if isinstance(node, Reduction) else node)
+        return between >= LEAST and between > self.volume(node) + sum(map(self.elements, self.arrays(node)))
+
+    def is_product(self, node: Node) -> bool:
+        """Whether a row of products or of convolution sums it."""
+        sums = isinstance(node, Reduction) and node.how in ("sum", "mean")
+        return sums and self.of.is_product(node.body, [i.name for i in node.indexes])  # type: ignore[union-attr]
+
+    def volume(self, node: Node) -> int:
+        return count(numel(self.of.extents[v] for v in self.of.indexes(node)))
+
+    def arrays(self, node: Node) -> set[str]:
+        return {n.array for n in walk(node) if isinstance(n, Element)}
+
+    def elements(self, name: str) -> int:
+        return count(numel(map(size_of, self.of.found.shapes[name])))
+
+    # ------------------------------------------------------------ how
+    def row(self, node: Node, order: Sequence[str]) -> Value:
+        """The value of a node by an operator of its own (Unfit: there is none)."""
+        free = self.of.indexes(node)
+        kept = [v for v in order if v in free] + [v for v in free if v not in order]
+        if not kept and isinstance(node, Reduction) and node.how in TWICE and len(node.indexes) > 1:
+            first, *rest = node.indexes  # workers share the first
+            inner = self.row(Reduction(node.how, tuple(rest), node.body, node.at), (first.name,))
+            return self.of.reduced(node, inner, [first.name], order)
+        return self.equation(Equation("", tuple(map(Index, kept)), node))
+
+    def whole(self, equation: Equation) -> Value | None:
+        """The value of an equation by one row, where the choice is that, and the row is none of the table's."""
+        value = equation.value
+        if not self.choice or equation.kept is None or self.is_product(value) or isinstance(value, (Name, Number)):
+            return None
+        if patterns.rewritten(value, self.of.opened, self.of.extents) is not None:
+            return None
+        try:
+            return self.equation(equation)
+        except Unfit:
+            return None
+
+    def scan(self, name: str) -> Value:
+        """The value of an equation that reads its own result before, or behind."""
+        equation = self.of.parts[name]
+        try:
+            if self.choice is False:
+                raise Unfit("fused=False")
+            return self.equation(equation)
+        except Unfit as error:
+            raise self.of.wrong(own_elements(equation)[0], f"{name} is read by its own equation, of which no row can be made: {error}") from None
+
+    def equation(self, equation: Equation) -> Value:
+        """The literal form where sizes have to be known to derive its gradient."""
+        try:
+            return Row(self.of.extents, lambda node: self.opened(equation, node)).value(equation)
+        except Unfit:
+            return Row(self.of.extents, lambda node: self.opened(equation, node), literal=True).value(equation)
+
+    def opened(self, equation: Equation, node: Node) -> Node | At:
+        """What stands for a node of an equation: what is large in between is a part of the row, all else an operand."""
+        of = self.of
+        if isinstance(node, Element) and node.array in of.parts and own_elements(of.parts[node.array]) == []:
+            inside = of.opened(node)
+            if inside is not node and node.array not in of.made and self.is_large(equation, node):
+                return self.opened(equation, inside) if isinstance(inside, Element) else inside
+        if isinstance(node, (Element, Name)):
+            return self.operand(node)
+        if node is equation.value or isinstance(node, Number) or equation.name in self.arrays(node):
+            return node
+        if patterns.rewritten(node, of.opened, of.extents) is None:
+            if isinstance(node, Call) and node.function in COMPUTED:
+                return node
+            if isinstance(node, Reduction) and (self.choice or self.is_large(equation, node)) and not self.is_product(node):
+                return node
+        return self.valued(node)
+
+    def operand(self, node: Element | Name) -> Node | At:
+        of = self.of
+        name = node.array if isinstance(node, Element) else node.name
+        if name in of.operands or name in of.parts:
+            x = of.whole(name)
+            if isinstance(node, Name) and x.rank:
+                raise Unfit(f"{name} is a whole array")
+            return x, node.places if isinstance(node, Element) else (), node.beyond if isinstance(node, Element) else 0.0
+        n = of.numbers.get(name, of.found.sizes.get(name))
+        if not isinstance(size_of(n), (int, float)):
+            raise Unfit(f"{name} is a size of the batch")
+        return Number(size_of(n))  # type: ignore[arg-type]
+
+    def valued(self, node: Node) -> Node | At:
+        v = self.of.value(node)
+        if v.constant and not v.axes:
+            return Number(v.data)
+        v = self.of.variable(v)
+        return v.data, tuple(map(Name, v.axes)), 0.0
+
+    def is_large(self, equation: Equation, node: Node) -> bool:
+        """Whether a part has more elements than the equation's result, and all arrays that are read."""
+        given = sum(self.elements(name) for name in self.arrays(equation.value) if name in self.of.operands)
+        made = count(numel(self.of.extents[i.name] for i in equation.kept or ()))
+        return self.volume(node) > made + given
+
