@@ -593,8 +593,12 @@ def torch_functions():
             x.mean() if axes is None else x if axes == () else x.mean(axes, keepdim=keepdims)
         ),
         "logsumexp": lambda x, axes=None, keepdims=False: over(torch.logsumexp, x, axes, keepdims, x),
-        "var": lambda x, axes=None, correction=0, keepdims=False: over(torch.var, x, axes, keepdims, x * 0, correction=correction),
-        "std": lambda x, axes=None, correction=0, keepdims=False: over(torch.std, x, axes, keepdims, x * 0, correction=correction),
+        "var": lambda x, axes=None, correction=0, keepdims=False: over(
+            torch.var, x, axes, keepdims, x * 0, correction=correction
+        ),
+        "std": lambda x, axes=None, correction=0, keepdims=False: over(
+            torch.std, x, axes, keepdims, x * 0, correction=correction
+        ),
         "cumsum": lambda x, axis=-1: x.cumsum(axis),
         "reverse_cumsum": lambda x, axis=-1: x.flip(axis).cumsum(axis).flip(axis),
         "softmax": lambda x, axis=-1: torch.softmax(x, axis),

@@ -947,10 +947,12 @@ def apply(
     for v in inputs:
         if isinstance(v, Traced):
             return v._called(name, inputs, attrs)
-    return applied(spec, *inputs, out=out, **attrs)
+    return applied(spec, *inputs, out=out, **attrs)  # type: ignore[arg-type]  # none is Traced
 
 
-def applied(spec: OpSpec, *inputs: Variable | np.ndarray | float | None, out: str | None = None, **attrs: Any) -> Variable:
+def applied(
+    spec: OpSpec, *inputs: Variable | np.ndarray | float | None, out: str | None = None, **attrs: Any
+) -> Variable:
     """The same of an operator that may stand in no table."""
     name = spec.stem
     graph = next((v.graph for v in inputs if isinstance(v, Variable)), None)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calcvm.equations.plain import Plain
 from calcvm.errors import CalcError
 from calcvm.kernel import TRAP_CODE
-from calcvm.kernels_cuda._common import Kernel
+from calcvm.kernels_cuda._common import KERNELS, Kernel
 from calcvm.kernels_cuda._cuda import SCRATCH_AT
 from calcvm.kernels_cuda._plain import text_of
 from calcvm.kernels_cuda._product import shared_bytes
 from calcvm.kernels_cuda._simulator import launch
 from calcvm.kernels_cuda.plain import add
-from calcvm.kernels_cuda._common import KERNELS
-def made(p):
-    add(p); return KERNELS[p.name]
 from tests.cuda.simulated import on_each
 from tests.equations.generate import generate
 from tests.equations.plainly import Row, close
 
 SAMPLE, WHOLE, PARTS = 60, 1_000, 10
 TEAMS = ((1, 4), (3, 4), (2, 16))  # blocks, threads
+
+
+def made(p):
+    add(p)
+    return KERNELS[p.name]
 
 
 def run(kernel: Kernel, row: Row, dtype: str, blocks: int = 1, threads: int = 4) -> tuple[dict[str, np.ndarray], bool]:

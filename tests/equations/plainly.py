@@ -69,7 +69,10 @@ class Row:
     def laid(self, dtype: str) -> tuple[np.ndarray, np.ndarray, dict[str, tuple[int, int]]]:
         """A heap, the row, and where each operand lies in bytes; all else is NaN, and so are results."""
         at, places, off = RESERVED + GUARD, {}, []
-        sizes = {name: prod(self.shapes[name]) if name in self.shapes else self.values[name].size for name in self.plain.operands}
+        sizes = {
+            name: prod(self.shapes[name]) if name in self.shapes else self.values[name].size
+            for name in self.plain.operands
+        }
         for name, n in sizes.items():
             wide = np.dtype(self.type_of(name, dtype)).itemsize
             places[name] = (8 * at, n * wide)
@@ -85,7 +88,9 @@ class Row:
     def type_of(self, name: str, dtype: str) -> str:
         return self.plain.types.get(name, dtype)
 
-    def taken(self, heap: np.ndarray, before: np.ndarray, places: Mapping[str, tuple[int, int]], dtype: str) -> dict[str, np.ndarray]:
+    def taken(
+        self, heap: np.ndarray, before: np.ndarray, places: Mapping[str, tuple[int, int]], dtype: str
+    ) -> dict[str, np.ndarray]:
         """Results in a heap; nothing else in it has changed, but for a trap."""
         outside = np.ones(heap.size, bool)
         outside[: RESERVED * 8] = False
@@ -115,7 +120,13 @@ def _ranged(equations: Sequence[Equation], extents: Mapping[str, Name]) -> list[
     for e in equations:
         kept = of(e.kept or ())
         made.append(
-            replace(e, kept=kept, value=rewritten(e.value, lambda n: replace(n, indexes=of(n.indexes)) if isinstance(n, Reduction) else n))
+            replace(
+                e,
+                kept=kept,
+                value=rewritten(
+                    e.value, lambda n: replace(n, indexes=of(n.indexes)) if isinstance(n, Reduction) else n
+                ),
+            )
         )
     return made
 
@@ -126,4 +137,7 @@ def close(got: Any, want: Any, tolerance: float) -> bool:
     finite = np.isfinite(want)
     if not np.array_equal(np.where(finite, 0, got), np.where(finite, 0, want), equal_nan=True):
         return False
-    return bool(np.abs(got - want, where=finite, out=np.zeros(want.shape)).max(initial=0) <= tolerance * max(1, np.abs(want[finite]).max(initial=0)))
+    return bool(
+        np.abs(got - want, where=finite, out=np.zeros(want.shape)).max(initial=0)
+        <= tolerance * max(1, np.abs(want[finite]).max(initial=0))
+    )

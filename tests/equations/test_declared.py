@@ -231,7 +231,9 @@ def test_special_values_are_those_of_pytorch(dtype: str, axis: int) -> None:
         (partial(cv.cumsum, axis=axis, reverse=True), x.flip(axis).cumsum(axis).flip(axis)),
     ):
         with np.errstate(all="ignore"):
-            np.testing.assert_allclose(computed(make, x.numpy(), dtype, axis == 0), want.numpy(), 1e-6, err_msg=str(make))
+            np.testing.assert_allclose(
+                computed(make, x.numpy(), dtype, axis == 0), want.numpy(), 1e-6, err_msg=str(make)
+            )
 
 
 @pytest.mark.parametrize("axes", [None, 0, 1, (0, 2), (-1,), (1, 2), (0, 1, 3), (3, 1), ()])
@@ -251,7 +253,9 @@ def test_any_axes(axes: Any, keepdims: bool) -> None:
 def test_a_variance_keeps_its_digits_far_from_zero() -> None:
     x = (1000 + 0.01 * np.random.default_rng(0).normal(size=(64, 1000))).astype(np.float32)
     want = x.astype(np.float64).var(1)
-    np.testing.assert_allclose(computed(lambda v: cv.var(v, 1), x, "float32"), want, 2e-4)  # the mean is two units off: in one pass 1000
+    np.testing.assert_allclose(
+        computed(lambda v: cv.var(v, 1), x, "float32"), want, 2e-4
+    )  # the mean is two units off: in one pass 1000
 
 
 def test_the_deviation_of_what_does_not_vary_has_no_slope() -> None:

@@ -16,7 +16,20 @@ from calcvm.equations.rows import read_ranged, said_once
 from calcvm.equations.simplify import simplified
 from calcvm.equations.stated import Stated
 from calcvm.equations.text import show, show_equations
-from calcvm.equations.tree import Element, Equation, Index, Name, Node, Number, Reduction, arrays, own_elements, parts, substituted, walk, with_parts
+from calcvm.equations.tree import (
+    Element,
+    Equation,
+    Name,
+    Node,
+    Number,
+    Reduction,
+    arrays,
+    own_elements,
+    parts,
+    substituted,
+    walk,
+    with_parts,
+)
 from calcvm.equations.words import OfWords, of_word
 from calcvm.errors import CalcError
 
@@ -71,7 +84,9 @@ class _Derived:
         found = ranges(ranged.equations, inputs, self.words)
         made = gradient(ranged.equations, wrt, outputs, found, integers)
         names = {array: f"d{name}" for name, array in (*made.of.items(), *made.seeds.items())}
-        self.scans = {e.name: f"t_{e.name.rstrip('_')}" for e in made.backward if e.name not in names and own_elements(e)}
+        self.scans = {
+            e.name: f"t_{e.name.rstrip('_')}" for e in made.backward if e.name not in names and own_elements(e)
+        }
         self.forward, self.backward = (
             [_renamed(e, names | self.scans) for e in equations] for equations in (made.forward, made.backward)
         )
@@ -102,7 +117,9 @@ def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tup
         equations = _apart(equations, name)
     shapes = {e.name: tuple(found.extents[i.name] for i in e.kept or ()) for e in equations}
     sets = dict.fromkeys(
-        e.name for e in equations if e.name in targets or own_elements(e) or _is_shared(e, equations, shapes, derived.known)
+        e.name
+        for e in equations
+        if e.name in targets or own_elements(e) or _is_shared(e, equations, shapes, derived.known)
     )
     called = {name: name if name in targets or name[:2] == "t_" else f"t_{name}" for name in sets}
     counts = {e.name for e in equations if isinstance(e.value, Reduction) and e.value.how in ("argmax", "argmin")}
@@ -134,7 +151,9 @@ def _apart(equations: Sequence[Equation], name: str) -> list[Equation]:
     return out
 
 
-def _is_shared(e: Equation, equations: Sequence[Equation], shapes: Mapping[str, tuple], known: Mapping[str, tuple]) -> bool:
+def _is_shared(
+    e: Equation, equations: Sequence[Equation], shapes: Mapping[str, tuple], known: Mapping[str, tuple]
+) -> bool:
     """Whether an equation is a reduction to be computed once: no larger than an operand, and not just a part of one equation's places."""
     own = Counter(shapes[e.name])
     if not isinstance(e.value, Reduction) or not any(own <= Counter(shape) for shape in known.values()):

@@ -68,7 +68,9 @@ class Row:
         of, operands = self.of, (*self.reads, *self.sets)
         words = (*of.sizes, *of.integers)
         types = {name: t for name, t in of.types.items() if name in operands}
-        plain = Plain(f"{of.name}_fwd", of.text, words, (*of.inputs, *of.outputs), of.reals, dict(of.types), of.declares)
+        plain = Plain(
+            f"{of.name}_fwd", of.text, words, (*of.inputs, *of.outputs), of.reals, dict(of.types), of.declares
+        )
         if self.sets != of.outputs:
             from calcvm.equations.backward import backward_of
 
@@ -108,9 +110,9 @@ def declare(
     'dx[o<O,n<N,i<I] = dy[o,i]*exp(x[o,n,i] - y[o,i])'
     """
     by = {tuple(sets.split()): tuple(reads.split()) for sets, reads in (backward or {}).items()}
-    split = (tuple(names.split()) for names in (sizes, integers, reals, inputs, outputs))
-    made = DECLARED[name] = Declared(name, text, *split, by, types or {}, declares)
-    return made
+    words, whole, real, read, made = (tuple(names.split()) for names in (sizes, integers, reals, inputs, outputs))
+    DECLARED[name] = Declared(name, text, words, whole, real, read, made, by, types or {}, declares)
+    return DECLARED[name]
 
 
 def plain_rows() -> Iterator[Plain]:

@@ -46,7 +46,9 @@ class Stated:
 
     @cached_property
     def name(self) -> str:
-        said = json.dumps([LANGUAGE, self.text, self.words, self.reads, self.sets, {**self.types}, self.declares], sort_keys=True)
+        said = json.dumps(
+            [LANGUAGE, self.text, self.words, self.reads, self.sets, {**self.types}, self.declares], sort_keys=True
+        )
         return PREFIX + hashlib.sha256(said.encode()).hexdigest()[:32]
 
     @cached_property
@@ -56,7 +58,13 @@ class Stated:
     @property
     def document(self) -> dict[str, Any]:
         """What files hold of it."""
-        out = {"language": LANGUAGE, "text": self.text, "words": [*self.words], "reads": [*self.reads], "sets": [*self.sets]}
+        out = {
+            "language": LANGUAGE,
+            "text": self.text,
+            "words": [*self.words],
+            "reads": [*self.reads],
+            "sets": [*self.sets],
+        }
         return out | {"types": {**self.types}, "declares": self.declares}
 
     def kinds(self) -> dict[str, str]:
@@ -75,7 +83,9 @@ class Stated:
         names = (*self.words, *self.reads, *self.sets)
         if len(self.text) > MOST_CHARACTERS or len(self.declares) > MOST_CHARACTERS:
             raise CalcError(f"an equation of more than {MOST_CHARACTERS} characters")
-        if twice := [name for name in names if names.count(name) > 1 or not re.fullmatch("[A-Za-z]\\w*", name, re.ASCII)]:
+        if twice := [
+            name for name in names if names.count(name) > 1 or not re.fullmatch("[A-Za-z]\\w*", name, re.ASCII)
+        ]:
             raise CalcError(f"{twice[0]!r} is no name of one word or operand")
         if show_equations(read(self.text, names)) != self.text:
             raise CalcError(f"the equation is not in its one form, {show_equations(read(self.text, names))!r}")

@@ -10,7 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from calcvm.equations.functions import ARGUMENTS
-from calcvm.equations.tree import OPERATORS, Call, Element, Equation, Index, Name, Node, Number, Reduction, own_elements, walk
+from calcvm.equations.tree import (
+    OPERATORS,
+    Call,
+    Element,
+    Equation,
+    Index,
+    Name,
+    Node,
+    Number,
+    Reduction,
+    own_elements,
+    walk,
+)
 from calcvm.errors import UnsupportedOperator
 from calcvm.indexed import patterns
 from calcvm.indexed.products import count
@@ -108,7 +120,9 @@ class Fused:
                 raise Unfit("fused=False")
             return self.equation(equation)
         except Unfit as error:
-            raise self.of.wrong(own_elements(equation)[0], f"{name} is read by its own equation, of which no row can be made: {error}") from None
+            raise self.of.wrong(
+                own_elements(equation)[0], f"{name} is read by its own equation, of which no row can be made: {error}"
+            ) from None
 
     def equation(self, equation: Equation) -> Value:
         """The literal form where sizes have to be known to derive its gradient."""
@@ -131,7 +145,11 @@ class Fused:
         if patterns.rewritten(node, of.opened, of.extents) is None:
             if isinstance(node, Call) and node.function in COMPUTED:
                 return node
-            if isinstance(node, Reduction) and (self.choice or self.is_large(equation, node)) and not self.is_product(node):
+            if (
+                isinstance(node, Reduction)
+                and (self.choice or self.is_large(equation, node))
+                and not self.is_product(node)
+            ):
                 return node
         return self.valued(node)
 
@@ -142,7 +160,11 @@ class Fused:
             x = of.whole(name)
             if isinstance(node, Name) and x.rank:
                 raise Unfit(f"{name} is a whole array")
-            return x, node.places if isinstance(node, Element) else (), node.beyond if isinstance(node, Element) else 0.0
+            return (
+                x,
+                node.places if isinstance(node, Element) else (),
+                node.beyond if isinstance(node, Element) else 0.0,
+            )
         n = of.numbers.get(name, of.found.sizes.get(name))
         if not isinstance(size_of(n), (int, float)):
             raise Unfit(f"{name} is a size of the batch")
@@ -160,4 +182,3 @@ class Fused:
         given = sum(self.elements(name) for name in self.arrays(equation.value) if name in self.of.operands)
         made = count(numel(self.of.extents[i.name] for i in equation.kept or ()))
         return self.volume(node) > made + given
-

@@ -27,6 +27,7 @@ from calcvm.equations.tree import (
     Reduction,
     call,
     names,
+    own_elements,
     rewritten,
     substituted,
     walk,

@@ -17,7 +17,6 @@ import linecache
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from calcvm.equations.plain import Plain, Stage
 from calcvm.equations.text import show, show_indexes
@@ -117,7 +116,9 @@ class _Text:
     def free(self, name: str) -> str:
         """A name of Python's that nothing else has."""
         taken = {*TAKEN, *self.called.values(), *self.extents.values()}
-        while name in taken or keyword.iskeyword(name) or name.startswith(("term_", "value_", "set_", "unit_", "line_")):
+        while (
+            name in taken or keyword.iskeyword(name) or name.startswith(("term_", "value_", "set_", "unit_", "line_"))
+        ):
             name = f"_{name}" if "_" in name else f"{name}_"
         return name
 
@@ -342,7 +343,9 @@ class _Text:
 
     def here(self, stage: Stage) -> str:
         """What the terms of a reduction get: the number in the batch, indexes, temporaries that no element of it changes."""
-        return f"({', '.join(['c', *(self.called[i.name] for i in stage.kept), *map(self.computed, self.ahead(stage))])},)"
+        return (
+            f"({', '.join(['c', *(self.called[i.name] for i in stage.kept), *map(self.computed, self.ahead(stage))])},)"
+        )
 
     def taken(self, names_: Iterable[str]) -> str:
         return f"{', '.join(['c', *(self.called[name] for name in names_)])}, = here"
@@ -416,7 +419,9 @@ class _Text:
         if stage.kept[: len(loop.indexes)] != loop.indexes:
             place = self.flat([self.called[i.name] for i in stage.kept], [self.extent(i.extent) for i in stage.kept])
             return self.lines(stage, loop, f"set_{stage.name}", stage.kept, [*lines, f"{y}[{place}] = {value}"])
-        self.function(f"value_{stage.name}(a, q, k)", self.said(stage), self.where(loop, stage.kept, [*lines, f"return {value}"]))
+        self.function(
+            f"value_{stage.name}(a, q, k)", self.said(stage), self.where(loop, stage.kept, [*lines, f"return {value}"])
+        )
         by = "every" if stage.how or temporaries else "each"
         return [f"{by}(value_{stage.name}, a, 0, {y}, {self.range(loop, stage.kept)})", "sync()"]
 
@@ -466,7 +471,9 @@ class _Text:
         shape += f"{self.volume(stage.kept[k + 1 :])}, {self.extent(stage.kept[k].extent)}, {direction > 0}"
         here = f"({', '.join(['c', *(self.called[i.name] for i in line)])},)"
         begins = f"like(h, {_number(self.own(stage)[0].beyond)})"
-        return self.lines(stage, loop, f"line_{stage.name}", line, [f"scan(value_{stage.name}, a, {here}, {begins}, {shape})"])
+        return self.lines(
+            stage, loop, f"line_{stage.name}", line, [f"scan(value_{stage.name}, a, {here}, {begins}, {shape})"]
+        )
 
     # ------------------------------------------------------------ the kernel
     def written(self) -> str:
@@ -489,10 +496,22 @@ class _Text:
 
     def memory(self) -> list[str]:
         """Shared memory: totals of what is reduced, which all loops use, and temporaries of each."""
-        lines, kinds = [], {INT if self.kinds[s.name] == BOOL else self.kinds[s.name] for loop in self.cut.root.loops() for s in loop.wide()}
-        lines += [f"{name} = {MEMORY[kind]}(h, 0)" for name, kind in (("totals", FLOAT), ("counts", INT)) if kind in kinds]
+        lines, kinds = (
+            [],
+            {
+                INT if self.kinds[s.name] == BOOL else self.kinds[s.name]
+                for loop in self.cut.root.loops()
+                for s in loop.wide()
+            },
+        )
+        lines += [
+            f"{name} = {MEMORY[kind]}(h, 0)" for name, kind in (("totals", FLOAT), ("counts", INT)) if kind in kinds
+        ]
         for loop in self.cut.root.loops():
-            own, sizes = [n for n in self.home if self.home[n] is loop], dict.fromkeys(self.volume(s.over) for s in loop.wide())
+            own, sizes = (
+                [n for n in self.home if self.home[n] is loop],
+                dict.fromkeys(self.volume(s.over) for s in loop.wide()),
+            )
             slots = [f"1 << slots_of({n})" for n in sizes]
             if not slots:
                 continue

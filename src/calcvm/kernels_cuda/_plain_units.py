@@ -89,7 +89,9 @@ class Cut:
     def chain(self, result: Stage) -> None:
         """Loops in one another for the temporaries of a result that have fewer indexes."""
         chosen: list[tuple[Index, ...]] = [()]
-        fewer = [s for s in self.reads(result).values() if len(s.kept) < len(result.kept) and _within(s.kept, result.kept)]
+        fewer = [
+            s for s in self.reads(result).values() if len(s.kept) < len(result.kept) and _within(s.kept, result.kept)
+        ]
         fewer = [s for s in fewer if s.kept and s.kept[:1] == (self.common[:1] or s.kept[:1])]
         for of in sorted(fewer, key=lambda s: (s.kept != result.kept[: len(s.kept)], len(s.kept))):
             if result.scan and result.scan[0] in {i.name for i in of.kept}:

@@ -30,7 +30,7 @@ FAMILIES = tuple(
         convolution,
         elementwise,
         reduction,
-    declared,
+        declared,
         normalization,
         pooling,
         shape,

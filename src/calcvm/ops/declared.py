@@ -102,7 +102,11 @@ def _along(name: str, onnx: str, source: str) -> None:
         relaid=along_axis,
         onnx=(onnx,),
         examples=(
-            *(Example(shapes=(s,), attrs={"axis": k}) for s in ((None, 7), (None, 3, 19), (4, 1, 5)) for k in range(len(s))),
+            *(
+                Example(shapes=(s,), attrs={"axis": k})
+                for s in ((None, 7), (None, 3, 19), (4, 1, 5))
+                for k in range(len(s))
+            ),
             Example(shapes=((None, 2, 150),), batch=3),
             Example(shapes=((None, 64),), batch=256, bench=True),
         ),

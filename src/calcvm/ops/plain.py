@@ -30,7 +30,7 @@ def row(of: Row | Stated, words: Sequence[Word], make: type[RowSpec] = RowSpec) 
         return found
 
     def operand(name: str, access: str) -> Operand:
-        said = {what: fact(what, name) for what in ("elems", "part", "below")}
+        said: dict[str, Any] = {what: fact(what, name) for what in ("elems", "part", "below")}
         return Operand(name=name, access=access, type=of.types.get(name, FLOAT), **said)
 
     return make(

@@ -12,8 +12,8 @@ from calcvm.equations.backward import backward_rows
 from calcvm.equations.check import NUMBER
 from calcvm.equations.grammar import read
 from calcvm.equations.places import size
-from calcvm.equations.stated import Stated, known, of_document
 from calcvm.equations.rows import read_ranged
+from calcvm.equations.stated import Stated, known, of_document
 from calcvm.equations.tree import Element, Name, Node, Number, Reduction, bound, parts
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape, affine, show
@@ -68,8 +68,11 @@ class StatedOp(OpSpec):
 
         visit(equation.value)
         found[OUT] = [{Name(i.name)} for i in equation.kept or ()]
-        alone = {Name(name): name for name in {*extents} - free}
-        return {name: tuple((len(seen) == 1 and alone.get(next(iter(seen)))) or "" for seen in axes) for name, axes in found.items()}
+        alone: dict[Node, str] = {Name(name): name for name in {*extents} - free}
+        return {
+            name: tuple((len(seen) == 1 and alone.get(next(iter(seen)))) or "" for seen in axes)
+            for name, axes in found.items()
+        }
 
     @cached_property
     def reduces(self) -> dict[str, str]:
@@ -172,4 +175,3 @@ def _words(stated: Stated, shapes: Shapes) -> dict[str, Affine]:
             if wanted != n:
                 raise ValueError(f"an axis of {name} {show(shape)} is {wanted} in {stated.text}")
     return words
-

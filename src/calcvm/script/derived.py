@@ -222,7 +222,9 @@ class Axes:
         moved = {(i.name, p) for n in own for i, p in zip(e.kept or (), n.places) if p != Name(i.name)}
         steps = [(v, self.number(rest[1])) for v, p in moved if (rest := linear(p, v))]
         if len(steps) != 1 or steps[0][1] not in (-1, 1) or len({n.beyond for n in own}) > 1:
-            raise UnsupportedOperator(f"row {self.r.spec.name!r}: a scan that reads more than the element before has no text")
+            raise UnsupportedOperator(
+                f"row {self.r.spec.name!r}: a scan that reads more than the element before has no text"
+            )
         ((along, step),) = steps
         if not self.dims[along]:
             return self.value(rewritten(e.value, lambda n: Number(own[0].beyond) if n in own else n), axes)
@@ -364,7 +366,9 @@ class Axes:
         more = f"{', ' * bool(said)}keepdims=True"
         if how == "logsumexp":
             form = f"logsumexp({{}}{', ' * bool(said)}{said}"
-            whole, single = (self.r.trace.of(f"{form}{end})", ATOM, ((code, LOWEST),)) for end in ("", ", keepdims=True"))
+            whole, single = (
+                self.r.trace.of(f"{form}{end})", ATOM, ((code, LOWEST),)) for end in ("", ", keepdims=True")
+            )
             return Value(kept, whole, spread=(single, axes))
         return Value(kept, code.method(f"{how}({said})"), spread=(code.method(f"{how}({said}{more})"), axes))
 

@@ -64,11 +64,11 @@ def stretched(x, axis, start, stop, beyond):
 
 def scan(step, axis, first, backwards, *given):
     """What ``step`` makes, along an axis, of the element before, ``first`` at the begin, and of elements of what is given."""
-    given = [np.moveaxis(x, axis, 0) for x in np.broadcast_arrays(*given)]
-    y = np.empty(given[0].shape, np.result_type(*given))
+    read = [np.moveaxis(x, axis, 0) for x in np.broadcast_arrays(*given)]
+    y = np.empty(read[0].shape, np.result_type(*read))
     before = np.full(y.shape[1:], first, y.dtype)
     for k in reversed(range(len(y))) if backwards else range(len(y)):
-        y[k] = before = step(before, *(x[k] for x in given))
+        y[k] = before = step(before, *(x[k] for x in read))
     return np.moveaxis(y, 0, axis)
 
 
