@@ -35,7 +35,6 @@ __all__ = [
     "clip",
     "concat",
     "cos",
-    "cumsum",
     "div",
     "dropout",
     "dropout2d",
@@ -498,30 +497,6 @@ def max(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # n
 def min(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Smallest element over axes (default all)."""
     return _reduce("min", x, axes, keepdims, blocks=1)
-
-
-def cumsum(x: Variable, axis: int = -1, reverse: bool = False) -> Variable:
-    """Sums of the elements up to each along an axis.
-
-    Parameters
-    ----------
-    x : Variable, any shape but ()
-    axis : int
-        The axis, which may be the batch's.
-    reverse : bool
-        Whether they are of the elements from each to the last.
-
-    Examples
-    --------
-    >>> import calcvm as cv
-    >>> g = cv.CalcGraph()
-    >>> x = g.constant("x", [1.0, 2.0, 3.0])
-    >>> with g.path("sums") as sums:
-    ...     y = cv.cumsum(x, reverse=True)
-    >>> sums.evaluate({})[y.name]
-    array([6., 5., 3.])
-    """
-    return apply("reverse_cumsum" if checks.flag("cumsum: reverse", reverse) else "cumsum", x, axis=axis)
 
 
 def logsumexp(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:

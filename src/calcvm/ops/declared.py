@@ -12,8 +12,7 @@ from calcvm.equations.declared import DECLARED
 from calcvm.ops.dims import ONE, Shape, numel, show
 from calcvm.ops.plain import declared
 from calcvm.ops.reduction import ATTRS, CASES, reduce_shape, reduced_axes
-from calcvm.ops.shape import along_axis
-from calcvm.ops.spec import Attr, Example, Shapes, Word, same_shape
+from calcvm.ops.spec import Attr, Example, Shapes, Word
 
 
 def around(shape: Shape, taken: Sequence[int]) -> dict[str, Any]:
@@ -81,38 +80,3 @@ def _spread(name: str) -> None:
 
 _spread("var")
 _spread("std")
-
-
-# ---------------------------------------------------------------- along an axis
-def _axis(x: Shape, attrs: Mapping[str, Any]) -> int:
-    axis = attrs["axis"]
-    if not -len(x) <= axis < len(x):
-        raise ValueError(f"axis {axis} does not fit shape {show(x)}")
-    return axis % len(x)
-
-
-def _along(name: str, onnx: str, source: str) -> None:
-    declared(
-        DECLARED[name],
-        same_shape,
-        lambda shapes, attrs: around(shapes["x"], [_axis(shapes["x"], attrs)]),
-        category="reduction",
-        attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="the axis"),),
-        anyhow=True,
-        relaid=along_axis,
-        onnx=(onnx,),
-        examples=(
-            *(
-                Example(shapes=(s,), attrs={"axis": k})
-                for s in ((None, 7), (None, 3, 19), (4, 1, 5))
-                for k in range(len(s))
-            ),
-            Example(shapes=((None, 2, 150),), batch=3),
-            Example(shapes=((None, 64),), batch=256, bench=True),
-        ),
-        source=source,
-    )
-
-
-for _name in ("cumsum", "reverse_cumsum"):
-    _along(_name, "CumSum", "an element after the other: each result is the one before, rounded, and one more")
