@@ -35,6 +35,7 @@ __all__ = [
     "clip",
     "concat",
     "cos",
+    "cumsum",
     "div",
     "dropout",
     "dropout2d",
@@ -497,6 +498,27 @@ def max(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # n
 def min(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # noqa: A001
     """Smallest element over axes (default all)."""
     return _reduce("min", x, axes, keepdims, blocks=1)
+
+
+def cumsum(x: Variable, axis: int = -1, reverse: bool = False) -> Variable:
+    """Sums of the elements up to each along an axis; ``reverse``: from each to the last.
+
+    Parameters
+    ----------
+    x : Variable, any shape but ()
+    axis : int, which may be the batch's
+
+    Examples
+    --------
+    >>> import calcvm as cv
+    >>> g = cv.CalcGraph()
+    >>> x = g.constant("x", [1.0, 2.0, 3.0])
+    >>> with g.path("sums") as sums:
+    ...     y = cv.cumsum(x, reverse=True)
+    >>> sums.evaluate({})[y.name]
+    array([6., 5., 3.])
+    """
+    return apply("reverse_cumsum" if checks.flag("cumsum: reverse", reverse) else "cumsum", x, axis=axis)
 
 
 def logsumexp(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:

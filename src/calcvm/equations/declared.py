@@ -19,3 +19,5 @@ declare(  # where nothing varies the deviation has no slope: 0, as in PyTorch
     integers="correction",
     backward={"dx": "dy x"},
 )
+declare("cumsum", "y[o<O,n<N,i<I] = y[o, n - 1, i] + x[o,n,i]", "O N I", backward={"dx": "dy"})
+declare("reverse_cumsum", "y[o<O,n<N,i<I] = y[o, n + 1, i] + x[o,n,i]", "O N I", backward={"dx": "dy"})

@@ -12,7 +12,8 @@ from calcvm.equations.declared import DECLARED
 from calcvm.ops.dims import ONE, Shape, numel, show
 from calcvm.ops.plain import declared
 from calcvm.ops.reduction import ATTRS, CASES, reduce_shape, reduced_axes
-from calcvm.ops.spec import Attr, Example, Shapes, Word
+from calcvm.ops.shape import along_axis
+from calcvm.ops.spec import Attr, Example, Shapes, Word, same_shape
 
 
 def around(shape: Shape, taken: Sequence[int]) -> dict[str, Any]:
@@ -80,3 +81,32 @@ def _spread(name: str) -> None:
 
 _spread("var")
 _spread("std")
+
+
+# ---------------------------------------------------------------- along an axis
+AXIS = Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="the axis")
+ALONG = tuple(
+    Example(shapes=(s,), attrs={"axis": k}) for s in ((None, 7), (None, 3, 19), (4, 1, 5)) for k in range(len(s))
+)
+
+
+def _along(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x, axis = shapes["x"], attrs["axis"]
+    if not -len(x) <= axis < len(x):
+        raise ValueError(f"axis {axis} does not fit shape {show(x)}")
+    return around(x, [axis % len(x)])
+
+
+for _name in ("cumsum", "reverse_cumsum"):
+    declared(
+        DECLARED[_name],
+        same_shape,
+        _along,
+        category="reduction",
+        attrs=(AXIS,),
+        anyhow=True,
+        relaid=along_axis,
+        onnx=("CumSum",),
+        examples=(*ALONG, Example(shapes=((None, 64),), attrs={"axis": 1}, batch=256, bench=True)),
+        source="an element after the other: each result is the one before, rounded, and one more",
+    )
