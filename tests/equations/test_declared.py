@@ -227,6 +227,8 @@ def test_special_values_are_those_of_pytorch(dtype: str, axis: int) -> None:
         (partial(cv.var, axes=axis), x.var(axis, correction=0)),
         (partial(cv.std, axes=axis, correction=1), x.std(axis)),
         (partial(cv.var, axes=axis, correction=3), undetermined),
+        (partial(cv.cumsum, axis=axis), x.cumsum(axis)),
+        (partial(cv.cumsum, axis=axis, reverse=True), x.flip(axis).cumsum(axis).flip(axis)),
     ):
         with np.errstate(all="ignore"):
             np.testing.assert_allclose(
@@ -263,9 +265,31 @@ def test_the_deviation_of_what_does_not_vary_has_no_slope() -> None:
     np.testing.assert_allclose(found[1], (x[1] - x[1].mean()) / (3 * x[1].std()), 1e-13)
 
 
+def test_integers_are_summed_as_floats() -> None:
+    g = cv.CalcGraph()
+    x = g.placeholder("x", (None, 3), "int64")
+    with g.path("look") as look:
+        y = look.output = cv.cumsum(x).rename("found")
+    assert y.type == "float"
+    model = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=2))
+    model["x"] = [[1, 2, 3], [-4, 5, 6]]
+    model.forward("look")
+    assert model["found"].tolist() == [[1, 3, 6], [-4, 1, 7]]
+
+
+def test_along_axes_of_images_as_users_see_them() -> None:
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 5))
+    for axis in range(1, 4):
+        found = computed(lambda v, axis=axis: cv.cumsum(cv.channels_first(cv.channels_last(cv.relu(v))), axis) * 1.0, x)
+        np.testing.assert_allclose(found, np.maximum(x, 0).cumsum(axis), 1e-13)
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
+        (lambda x: cv.cumsum(x, 2), "axis 2 does not fit shape (B, 3)"),
+        (lambda x: cv.cumsum(x, -3), "axis -3 does not fit shape (B, 3)"),
+        (lambda x: cv.cumsum(x, reverse=1), "cumsum: reverse"),
         (lambda x: cv.var(x, (0, 2)), "axes (0, 2) are outside its 2 dimensions"),
         (lambda x: cv.var(x, correction=-1), "var: correction must be an integer"),
         (lambda x: cv.std(x, 1, correction=0.5), "std: correction must be an integer"),

@@ -313,18 +313,18 @@ def cases() -> dict[str, Case]:
         ),
         # ------------------------------------------------------------ scans
         "running sum": Case(
-            "y[b,i] = y[b, i - 1] + x[b,i]", {"x": (None, 6)}, lambda x: x.cumsum(1), without=("add_fwd",),
+            "y[b,i] = y[b, i - 1] + x[b,i]", {"x": (None, 6)}, lambda x: x.cumsum(1), rows=("cumsum_fwd",), without=("add_fwd",),
         ),
         "running sum from behind": Case(
             "y[b,i,c] = 2*x[b,i,c]*w[c] - 1 + y[b, i + 1, c]", {"x": (None, 6, 3), "w": (3,)},
-            lambda x, w: (2 * x * w - 1).flip(1).cumsum(1).flip(1),
+            lambda x, w: (2 * x * w - 1).flip(1).cumsum(1).flip(1), rows=("reverse_cumsum_fwd",),
         ),
         "running sum in parts": Case(
             "s[b,j] = s[b, j - 1] + exp(x[b,j]); y[b,i] = s[b,i]/s[b,4] + s[b, i - 1]*(sum[k] s[b,k])", {"x": (None, 5)},
-            lambda x: (s := x.exp().cumsum(1)) / s[:, 4:] + f.pad(s, (1, 0))[:, :-1] * s.sum(1, keepdim=True),
+            lambda x: (s := x.exp().cumsum(1)) / s[:, 4:] + f.pad(s, (1, 0))[:, :-1] * s.sum(1, keepdim=True), rows=("cumsum_fwd",),
         ),
         "running sum of what does not run": Case(
-            "y[b,i<4] = y[b, i - 1] + x[b]", {"x": (None,)}, lambda x: x[:, None] * torch.arange(1, 5),
+            "y[b,i<4] = y[b, i - 1] + x[b]", {"x": (None,)}, lambda x: x[:, None] * torch.arange(1, 5), without=("cumsum_fwd",),
         ),
         "cross entropy": Case(
             "l[] = mean[r] (logsumexp[k] x[r,k] - x[r, t[r]])", {"x": (None, 5), "t": (None,)}, lambda x, t: f.cross_entropy(x, t),

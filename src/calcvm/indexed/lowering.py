@@ -14,7 +14,7 @@ from calcvm import functions as F
 from calcvm.equations import meaning
 from calcvm.equations.places import placed
 from calcvm.equations.ranges import Ranges
-from calcvm.equations.scans import is_scan
+from calcvm.equations.scans import RunningSum, is_scan, running_sum
 from calcvm.equations.tree import (
     ONE,
     Call,
@@ -87,12 +87,23 @@ class Lowering(Elements):
         """The value of an equation, computed when it is read first."""
         if name not in self.made:
             equation = self.parts[name]
-            order = tuple(i.name for i in equation.kept or ())
-            if own_elements(equation):
+            order, scan = tuple(i.name for i in equation.kept or ()), running_sum(equation)
+            if scan:
+                self.made[name] = self.running(scan, order)
+            elif own_elements(equation):
                 self.made[name] = self.rows.scan(name)
             else:
                 self.made[name] = self.rows.whole(equation) or self.value(equation.value, order)
         return self.made[name]
+
+    def running(self, scan: RunningSum, order: Sequence[str]) -> Value:
+        """A value summed up along an index; one that is the same along it is taken as often as it is there."""
+        v, n = self.value(scan.value, order), self.extents[scan.index]
+        if scan.index not in v.axes:
+            times = np.arange(1, int(n) + 1)
+            return self.of_two("*", scan.value, v, Value(times[::-1] if scan.reverse else times, (scan.index,)), order)
+        v = self.variable(v)
+        return Value(F.cumsum(v.data, v.axes.index(scan.index), scan.reverse), v.axes)
 
     def whole(self, name: str) -> Any:
         """An array, of an operand or of a part, with all of its axes in order."""
