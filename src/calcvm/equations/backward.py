@@ -17,6 +17,7 @@ from calcvm.equations.simplify import simplified
 from calcvm.equations.stated import Stated
 from calcvm.equations.text import show, show_equations
 from calcvm.equations.tree import (
+    ZERO,
     Element,
     Equation,
     Name,
@@ -129,6 +130,10 @@ def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tup
     rows = []
     for name in called.values():
         parts = needed([e for e in equations if e.name == name or e.name not in known], [name])
+        if (
+            not known[name] and parts[-1].value == ZERO
+        ):  # a number, such as the size of the batch, that is only compared
+            continue
         read = dict.fromkeys(v for e in parts for node in walk(e.value) if (v := _array(node)) in known and v != name)
         given = {v: known[v] for v in read}
         ranged = _ranged(parts, derived.ranges(parts, given), of.plain)
@@ -210,5 +215,5 @@ def _declared(equations: Sequence[Equation], given: dict[str, tuple[Any, ...]]) 
         for node in walk(e.value)
         if isinstance(node, Element) and node.array in given and not all(isinstance(p, Name) for p in node.places)
     }
-    axes = {name: ",".join(f"{name}{k}<{show(_node(n))}" for k, n in enumerate(given[name])) for name in elsewhere}
+    axes = {name: ",".join(f"{name}_{k}<{show(_node(n))}" for k, n in enumerate(given[name])) for name in elsewhere}
     return "; ".join(f"{name}[{inside}]" for name, inside in axes.items())
