@@ -72,7 +72,7 @@ def _spread(name: str) -> None:
         examples=(
             *(Example(shapes=(s,), attrs=a) for s, a in CASES),
             Example(shapes=((None, 3, 67),), attrs={"axes": (1, 2), "correction": 1}),
-            Example(shapes=((None, 7),), attrs={"axes": (0,), "correction": 2}),
+            Example(shapes=((None, 7, 3),), attrs={"axes": (1, 2), "correction": 2}),
             Example(shapes=((None, 64),), attrs={"axes": (1,)}, batch=256, bench=True),
         ),
         source="two passes: Chan, Golub and LeVeque, Algorithms for computing the sample variance",
