@@ -5,10 +5,14 @@ In `make test` a sample; ``pytest --whole tests/equations/test_plain_kernels.py`
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from math import prod
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -23,6 +27,7 @@ from calcvm.equations.ranges import ranges
 from calcvm.equations.text import show_equations
 from calcvm.equations.tree import Element, Equation, Index, Name, Node, Number, Reduction, rewritten, walk
 from calcvm.errors import CalcError
+from calcvm.kernels_cpu._native import closure, modules_of
 from calcvm.kernels_cpu.plain import add
 from tests import rowrun
 from tests.equations.generate import generate
@@ -169,3 +174,38 @@ def test_what_is_reduced_over_a_middle_axis_is_computed_once(text: str, monkeypa
     row = row_of(declared(text, "O N I", "x m y" if text.startswith("m") else "x y"))
     monkeypatch.setattr(rowrun.backend, "run", timed, raising=False)
     assert least({"O": 1, "N": 2048, "I": 16}) < 10 * least({"O": 16, "N": 2048, "I": 1})
+
+
+# ---------------------------------------------------------------- what is kept of them
+PROGRAM = """
+import sys
+import numpy as np
+import calcvm as cv
+
+g = cv.CalcGraph()
+x = g.placeholder("x", (None, 3))
+with g.path("p") as p:
+    p.output = cv.equation(sys.argv[1], x=x).rename("y")
+m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1))
+m["x"] = np.array([[1, 3, 2]], np.float32)
+m.forward("p")
+print("numba" in sys.modules, *m["y"][0].tolist())
+"""
+
+
+def test_a_kernel_is_compiled_once_for_its_text(tmp_path: Path) -> None:
+    def lines(text: str) -> tuple[str, int]:
+        environment = {**os.environ, "CALCVM_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", PROGRAM, text], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip(), len([*tmp_path.rglob("*equation*.o")])
+
+    assert lines("y[b,i] = max(y[b,i - 1], x[b,i])") == ("True 1.0 3.0 3.0", 1)
+    assert lines("y[b,i] = max(y[b, i-1], (x[b,i]))") == ("False 1.0 3.0 3.0", 1)
+    assert lines("y[b,i] = max(2*y[b,i - 1], x[b,i])") == ("True 1.0 3.0 6.0", 2)
+
+
+def test_kernels_of_derived_rows_depend_on_what_derives_them() -> None:
+    """Else one of a wrong derivation would be taken from the cache after that has been mended."""
+    found = closure(modules_of("plain"))
+    assert {"equations.declared", "equations.backward", "equations.gradient", "equations.plain"} <= {*found}
