@@ -100,9 +100,10 @@ class Side:
     def __init__(self, case: Case, row: RowSpec, values: Mapping[str, np.ndarray]):
         (self.row,), self.operands = place(case, [row], values)
         self.results = [o.name for o in row.writes]
-        loop = compiled_loop(KERNELS[row.name].address(DTYPE), [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3)
-        heap, at = self.operands["heap"].ctypes.data, self.row.ctypes.data
-        self.run: Run = lambda n: loop(n, heap, at, 0, 1, 0)
+        self.loop = compiled_loop(KERNELS[row.name].address(DTYPE), [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3)
+
+    def run(self, n: int) -> None:
+        self.loop(n, self.operands["heap"].ctypes.data, self.row.ctypes.data, 0, 1, 0)
 
 
 def plain_row(c: Comparison, row: RowSpec) -> RowSpec:
