@@ -31,7 +31,7 @@ from tests.plainrows import as_plain, plain_of, row_of
 from tests.rowrun import Case, _row_runs, words_of
 
 DTYPE = "float32"
-TURNS, QUICK_TURNS, SECONDS, QUICK_SECONDS = 25, 2, 0.003, 0.0002
+TURNS, QUICK_TURNS, SECONDS, QUICK_SECONDS = 15, 2, 0.002, 0.0002
 TOLERANCE = 1e-4  # of the largest element
 NEAR = 1.25  # times as long as the kernel written by hand
 HEADER = ("row", "shape", "by hand us", "plain us", "plain/by hand", "by turns", "NumPy us", "PyTorch us")
@@ -173,13 +173,15 @@ def timed(run: Run, n: int) -> float:
 
 
 def seconds(runs: Mapping[str, Run], quick: bool) -> dict[str, list[float]]:
-    """Of each, of a turn after the other."""
-    turns = {}
+    """Of each, of a turn after the other; of two turns where one call takes longer than turns do."""
+    turns, slow = {}, False
     for who, run in runs.items():
         run(1)
-        n = max(1, int((QUICK_SECONDS if quick else SECONDS) / timed(run, 1)))
+        once = timed(run, 1)
+        slow |= once > TURNS * SECONDS
+        n = max(1, int((QUICK_SECONDS if quick else SECONDS) / once))
         turns[who] = lambda run=run, n=n: timed(run, n)
-    return interleave(turns, QUICK_TURNS if quick else TURNS)
+    return interleave(turns, QUICK_TURNS if quick or slow else TURNS)
 
 
 def agree(sides: Mapping[str, Side], case: Case, what: str, result: Result) -> None:
