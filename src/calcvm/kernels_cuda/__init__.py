@@ -6,6 +6,8 @@ simulator work without.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -29,10 +31,16 @@ FAMILIES = (
 )
 
 
-def kernels() -> dict[str, Kernel]:
-    """All kernels by row (MissingExtra: numba-cuda is not installed)."""
+def kernels(names: Iterable[str] = ()) -> dict[str, Kernel]:
+    """The table's kernels by row, and those of users' equations among ``names`` (MissingExtra: numba-cuda is not installed)."""
     for family in FAMILIES:
         import_module(f"calcvm.kernels_cuda.{family}")
     from calcvm.kernels_cuda._common import KERNELS
 
+    stated = sys.modules.get("calcvm.equations.stated")
+    if stated is not None:
+        from calcvm.kernels_cuda.plain import kernel
+
+        for name in {*names} & {*stated.STATED} - {*KERNELS}:
+            KERNELS[name] = kernel(stated.STATED[name].plain)
     return KERNELS
