@@ -27,7 +27,7 @@ from calcvm.kernels_cuda._plain_loops import KNOWN
 from calcvm.kernels_cuda._plain_units import Cut, Units
 
 INT, FLOAT, BOOL = "int", "float", "bool"
-KINDS = {"bool": BOOL} | dict.fromkeys(("int64", "int32", "uint8", "int8", "index"), INT)
+KINDS = {"bool": BOOL} | dict.fromkeys(("int64", "int32", "uint8", "int8"), INT)
 FIRST = "first"  # the smallest of places: how argmax and argmin go on, once the largest is known
 MOST_TEMPORARIES = 16  # of a unit, which shared memory holds beside its slots
 JOINS = {  # by how and kind: what joins two, and what changes nothing
@@ -275,7 +275,7 @@ class _Text:
         sure = [self.is_sure(place, axis) for place, axis in zip(node.places, axes)]
         places, extents = [self.whole(place) for place in node.places], [self.extent(axis) for axis in axes]
         x = f"cells({array})" if kind == BOOL else array
-        own = {INT: "whole_at" if type_ == "index" else "wide_at", BOOL: "holds_at", FLOAT: "number_at"}[kind]
+        own = {INT: "wide_at", BOOL: "holds_at", FLOAT: "number_at"}[kind]
         if not all(sure):
             of_data = any({*arrays(place)} & {*self.plain.operands} for place in node.places)
             triples = ", ".join(map("({}, {}, {})".format, places, extents, sure))

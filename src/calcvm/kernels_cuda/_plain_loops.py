@@ -106,7 +106,6 @@ def find(axes):
 
 number_at = device(lambda h, x, k: like(h, x[k]))
 wide_at = device(lambda h, x, k: wide(x[k]))
-whole_at = device(lambda h, x, k: whole(x[k]))
 holds_at = device(lambda h, x, k: x[k] != 0)
 
 
@@ -238,7 +237,7 @@ def together(by, term, join, zero, a, unit, y, totals, most, n, R, along):
 
 # ---------------------------------------------------------------- all that texts name
 KNOWN: dict[str, Any] = functions | {
-    "INF": INF, "NAN": NAN, "NOWHERE": NOWHERE, "power": power, "number_at": number_at, "wide_at": wide_at, "whole_at": whole_at, "holds_at": holds_at, "power2": power2, "power3": power3, "power4": power4,
+    "INF": INF, "NAN": NAN, "NOWHERE": NOWHERE, "power": power, "number_at": number_at, "wide_at": wide_at, "holds_at": holds_at, "power2": power2, "power3": power3, "power4": power4,
 } | {
     f.__name__: f
     for f in (
