@@ -386,10 +386,11 @@ def cases() -> dict[str, Case]:
         "pick": Case("y[r] = x[r, t[r]]", {"x": (None, 5), "t": (None,)}, lambda x, t: x.gather(1, t[:, None])[:, 0], classes={"t": 5}, rows=("pick_fwd",)),
         "pick in the middle": Case(
             "y[r,c] = x[r, t[r], c]", {"x": (None, 4, 3), "t": (None,)}, lambda x, t: torch.stack([a[i] for a, i in zip(x, t)]), classes={"t": 4},
-            rows=("matmul_fwd",),
+            rows=("equation",), without=("matmul_fwd",),
         ),
         "embedding": Case(
-            "y[b,s,c] = w[t[b,s], c]", {"w": (7, 4), "t": (None, 3)}, lambda w, t: f.embedding(t, w), classes={"t": 7}, rows=("linear_fwd",),
+            "y[b,s,c] = w[t[b,s], c]", {"w": (7, 4), "t": (None, 3)}, lambda w, t: f.embedding(t, w), classes={"t": 7}, rows=("equation",),
+            without=("linear_fwd",),
         ),
         "large table": Case(
             "y[r,c] = w[t[r], c]", {"w": (5000, 3), "t": (None,)}, lambda w, t: w[t], classes={"t": 5000}, rows=("equation",), without=("linear_fwd",),

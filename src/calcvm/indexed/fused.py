@@ -53,6 +53,12 @@ class Fused:
         except Unfit:
             return None
 
+    def gathered(self, node: Element, order: Sequence[str]) -> Value | None:
+        """An element whose places data say, but of one place in each row, which has a row in the table."""
+        by = [{*self.of.indexes(place)} for place in node.places if self.arrays(place)]
+        rest = set().union(*(self.of.indexes(place) for place in node.places if not self.arrays(place)))
+        return self.instead(node, order, always=True) if by and by != [rest] else None
+
     def after(self, node: Element | Reduction, order: Sequence[str], compose: Callable[[], Value]) -> Value:
         """The value by operators, or by a row of its own where those refuse it."""
         path, known, made = self.of.graph.active, {**self.of.known}, {**self.of.made}

@@ -159,7 +159,8 @@ class Lowering(Elements):
         if found is not None:
             return self.value(found, order)
         if isinstance(node, Element):
-            return self.rows.after(node, order, lambda: self.element(node, order))
+            v = self.rows.gathered(node, order)
+            return self.rows.after(node, order, lambda: self.element(node, order)) if v is None else v
         if isinstance(node, Reduction):
             return self.rows.after(node, order, lambda: self.reduction(node, order))
         if node.function in ("softmax", "log_softmax"):
