@@ -11,7 +11,7 @@ from calcvm.errors import UnsupportedOperator
 from calcvm.ops.dims import ONE, Shape, numel
 from calcvm.ops.spec import EQUATION
 from calcvm.script.derived import Axes, Value, _counted
-from calcvm.script.row import FALLBACKS, Row, Writer
+from calcvm.script.row import FALLBACKS, Writer
 
 
 class Stated(Axes):
