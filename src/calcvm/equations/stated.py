@@ -87,8 +87,12 @@ class Stated:
             name for name in names if names.count(name) > 1 or not re.fullmatch("[A-Za-z]\\w*", name, re.ASCII)
         ]:
             raise CalcError(f"{twice[0]!r} is no name of one word or operand")
-        if show_equations(read(self.text, names)) != self.text:
-            raise CalcError(f"the equation is not in its one form, {show_equations(read(self.text, names))!r}")
+        if wrong := [name for name, type_ in self.types.items() if name not in names or type_ not in TYPES]:
+            raise CalcError(
+                f"the type of {wrong[0]} is {self.types[wrong[0]]!r}: operands are of floats or {', '.join(TYPES)}"
+            )
+        if (canonical := show_equations(read(self.text, names))) != self.text:
+            raise CalcError(f"the equation is not in its one form, {canonical!r}")
         found = read_ranged(self.text, self.declares, (*self.reads, *self.sets))
         kinds = self.kinds()
         if wrong := [name for name in self.sets if kinds[name] != _kind(self.types.get(name, ""))]:
@@ -137,19 +141,7 @@ def of_document(name: str, document: Mapping[str, Any]) -> Stated:
     ------
     CalcError : it is of another version of the language, was changed, or is no row.
     """
-    if document["language"] != LANGUAGE:
-        raise CalcError(
-            f"the equation {name!r} is of version {document['language']} of the language, and this calcvm reads {LANGUAGE}: "
-            "compile the graph again"
-        )
-    stated = Stated(
-        document["text"],
-        tuple(document["words"]),
-        tuple(document["reads"]),
-        tuple(document["sets"]),
-        dict(document["types"]),
-        document["declares"],
-    )
+    stated = said(f"the equation {name!r}", document)
     if stated.name != name:
         raise CalcError(f"the equation {name!r} was changed, {stated.text!r}: compile the graph again")
     if name not in STATED:
@@ -158,3 +150,13 @@ def of_document(name: str, document: Mapping[str, Any]) -> Stated:
         except CalcError as error:
             raise CalcError(f"the equation {name!r}, {stated.text!r}: {error}") from None
     return known(stated)
+
+
+def said(what: str, document: Mapping[str, Any]) -> Stated:
+    """What a document says, which nobody has checked (CalcError: it is of another version of the language)."""
+    if document["language"] != LANGUAGE:
+        raise CalcError(
+            f"{what} is of version {document['language']} of the language, and this calcvm reads {LANGUAGE}: build the graph again"
+        )
+    words, reads, sets = (tuple(document[key]) for key in ("words", "reads", "sets"))
+    return Stated(document["text"], words, reads, sets, dict(document["types"]), document["declares"])

@@ -384,6 +384,8 @@ class Loops(Values):
         result = results[-1]
         if stage.result or stage.how != "sum" or len(stage.over) != 1 or len(results) > 1 or result.how or result.scan:
             return None
+        if not result.kept:
+            return None
         (over,), *_, last = (stage.over, *result.kept)
         if (stage.kept, over.extent) != (result.kept[:-1], last.extent) or not stage.kept or last.extent == Number(1):
             return None

@@ -32,15 +32,18 @@ FAMILIES = (
 
 
 def kernels(names: Iterable[str] = ()) -> dict[str, Kernel]:
-    """The table's kernels by row, and those of users' equations among ``names`` (MissingExtra: numba-cuda is not installed)."""
+    """All kernels by row (MissingExtra: numba-cuda is not installed), those that are users' equations if they are named.
+
+    Raises
+    ------
+    CalcError : an equation says something that no such kernel does.
+    """
     for family in FAMILIES:
         import_module(f"calcvm.kernels_cuda.{family}")
     from calcvm.kernels_cuda._common import KERNELS
 
     stated = sys.modules.get("calcvm.equations.stated")
-    if stated is not None:
-        from calcvm.kernels_cuda.plain import kernel
-
-        for name in {*names} & {*stated.STATED} - {*KERNELS}:
-            KERNELS[name] = kernel(stated.STATED[name].plain)
+    for name in {*names} - {*KERNELS}:
+        if stated is not None and name in stated.STATED:
+            KERNELS[name] = import_module("calcvm.kernels_cuda.plain").kernel(stated.STATED[name].plain)
     return KERNELS

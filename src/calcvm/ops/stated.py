@@ -13,7 +13,7 @@ from calcvm.equations.check import NUMBER
 from calcvm.equations.grammar import read
 from calcvm.equations.places import size
 from calcvm.equations.rows import read_ranged
-from calcvm.equations.stated import Stated, known, of_document
+from calcvm.equations.stated import Stated, known, of_document, said
 from calcvm.equations.tree import Element, Name, Node, Number, Reduction, bound, parts
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape, affine, show
@@ -117,6 +117,11 @@ def _operator_again(name: str, document: Mapping[str, Any]) -> OpSpec:
 
 
 # ---------------------------------------------------------------- operators
+def operator_said(document: Mapping[str, Any]) -> StatedOp:
+    """The operator of a document without a name (CalcError: it is of another version of the language, or none)."""
+    return operator_of(said("the equation", document))
+
+
 _OPERATORS: dict[str, StatedOp] = {}
 
 

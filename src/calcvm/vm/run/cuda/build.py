@@ -73,9 +73,9 @@ def number(name: str) -> int:
 
 
 def _rows(names: Iterable[str]) -> dict[int, Kernel]:
-    names = sorted({*names})
-    known = kernels(names)
-    return {number(name): known[name] for name in names}
+    wanted = sorted(set(names))
+    known = kernels(wanted)
+    return {number(name): known[name] for name in wanted}
 
 
 # ---------------------------------------------------------------- PTX
