@@ -274,7 +274,7 @@ class _Text:
             raise self.wrong(f"{node.array} has {len(axes)} axes, and is read at {len(node.places)} places")
         sure = [self.is_sure(place, axis) for place, axis in zip(node.places, axes)]
         places, extents = [self.whole(place) for place in node.places], [self.extent(axis) for axis in axes]
-        x = f"cells({array})" if kind == BOOL else array
+        x = self.cells(node.array)
         own = {INT: "wide_at", BOOL: "holds_at", FLOAT: "number_at"}[kind]
         if not all(sure):
             of_data = any({*arrays(place)} & {*self.plain.operands} for place in node.places)
@@ -287,6 +287,10 @@ class _Text:
         if node.array in self.plain.left_out:
             text = f"({text} if given(me, {array}) else {self.constant(self.plain.left_out[node.array], kind)})"
         return text
+
+    def cells(self, name: str) -> str:
+        """An operand's elements as they lie: conditions are bytes."""
+        return f"cells({self.called[name]})" if self.kind_of(name) == BOOL else self.called[name]
 
     def merged(self, nodes: Sequence[Node], places: list[str], extents: list[str]) -> tuple[list[str], list[str]]:
         """Places, those of neighbouring indexes that the number k of an element has as one: nothing is divided for it."""
@@ -398,7 +402,7 @@ class _Text:
         join, zero = self.join(stage)
         by = "strand" if self.temporaries(stage) else "strands"
         first, most, n = (_of(loop, name) for name in ("first", "most", "n"))
-        y = f"at({self.called[stage.name]}, {first})" if stage.result else self.called[stage.name]
+        y = f"at({self.cells(stage.name)}, {first})" if stage.result else self.called[stage.name]
         totals = "totals" if self.kinds[stage.name] == FLOAT else "counts"
         shape = f"{totals}, {most}, {n}, {self.volume(stage.over)}, {self.along(stage)}"
         return [f"together({by}, term_{stage.name}, {join}, {zero}, a, unit_{stage.name}, {y}, {shape})"]
@@ -414,8 +418,7 @@ class _Text:
             temporaries = []
         else:
             value = self.value(stage.value, INT if to == BOOL else to)
-        y = f"cells({self.called[stage.name]})" if to == BOOL else self.called[stage.name]
-        lines = self.made_here(temporaries)
+        y, lines = self.cells(stage.name), self.made_here(temporaries)
         if stage.kept[: len(loop.indexes)] != loop.indexes:
             place = self.flat([self.called[i.name] for i in stage.kept], [self.extent(i.extent) for i in stage.kept])
             return self.lines(stage, loop, f"set_{stage.name}", stage.kept, [*lines, f"{y}[{place}] = {value}"])
