@@ -1,7 +1,7 @@
-"""Kernels that follow from equations beside those written by hand, of one core: the same work, in one process, turn by turn.
+"""Kernels that follow from equations beside those written by hand, NumPy and PyTorch, of one core: the same work, turn by turn.
 
-A row's own equation is taken where it is one of a plain row; of some the text here says the same without what a plain row has not:
-an activation, running statistics, scratch.
+A row's own equation is taken where it is one of a plain row, without an activation; of two the text here says the same without what a
+plain row has not: operands that lie otherwise, running statistics.
 """
 
 from __future__ import annotations
@@ -9,38 +9,44 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from statistics import median
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
-from bench.harness import Result, interleave, number, ratio, say, turn_ratio
-from bench.operators import place
+from bench.harness import Result, compiled_loop, geomean, interleave, number, ratio, say, turn_ratio
+from bench.operators import place, torch_functions
+from calcvm.equations.declared import DECLARED
 from calcvm.equations.plain import Plain
 from calcvm.errors import CalcError
+from calcvm.kernels_cpu import _plain
 from calcvm.kernels_cpu._common import KERNELS
 from calcvm.kernels_cpu.plain import add
 from calcvm.ops import OPS
 from calcvm.ops.spec import Example, RowSpec
-from tests.plainrows import plain_of, row_of
-from tests.rowrun import Case
+from tests.plainrows import as_plain, plain_of, row_of
+from tests.rowrun import Case, _row_runs
 
 DTYPE = "float32"
-TURNS, QUICK_TURNS, SECONDS, QUICK_SECONDS = 25, 2, 0.004, 0.0002
+TURNS, QUICK_TURNS, SECONDS, QUICK_SECONDS = 25, 2, 0.003, 0.0002
 TOLERANCE = 1e-4  # of the largest element
-HEADER = ("row", "shape", "own us, min", "median", "plain us, min", "median", "plain/own", "by turns")
+NEAR = 1.25  # times as long as the kernel written by hand
+HEADER = ("row", "shape", "by hand us", "plain us", "plain/by hand", "by turns", "NumPy us", "PyTorch us")
 IMAGES, SMALL = (8, 56, 56, 64), (32, 28, 28, 16)
 POOL32: dict[str, Any] = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1, 1, 1)}
 POOL22: dict[str, Any] = {"kernel": (2, 2)}
-SUM = "y[o<O,i<I] = sum[r<R0*R1*R2] x[o,r,i]"
 PRODUCT = "y[m<M,n<N] = sum[k<K] a[m,k]*b[k,n]"
-CENTER = "y[r<rows*inner,c<N] = (x[r,c] - mean[c])*inv[c]*scale[c] + shift[c]"
 STATS = (
     "mean[c<N] = sum[r<rows*inner] x[r,c]/R; inv[c] = 1/sqrt(sum[r] (x[r,c] - mean[c])^2/R + eps); "
     "var[c] = sum[r] (x[r,c] - mean[c])^2/R"
 )
 CUMSUM = "y[o<O,n<N,i<I] = y[o,n - 1,i] + x[o,n,i]"
+_number = count()
+
+Run = Callable[[int], object]  # repeats it so many times
 
 
 @dataclass
@@ -56,17 +62,30 @@ class Comparison:
     reals: str = ""
     integer: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def called(self) -> str:
+        axes = self.attrs.get("axes")
+        return self.row + (f", axis {axes[0]}" if axes else "")
+
+    def case(self) -> Case:
+        shapes = [(None, *s[1:]) if k == 0 or (self.integer and k) else s for k, s in enumerate(self.shapes)]
+        if self.operator == "matmul":
+            shapes = [*self.shapes]
+        batch = self.shapes[0][0]
+        example = Example(shapes=tuple(shapes), attrs=self.attrs, batch=batch, integer=self.integer, low=-1.0, high=1.0)
+        return Case(OPS[self.operator], example, DTYPE, batch)
+
 
 def comparisons() -> list[Comparison]:
     found = []
     for shape in ((256, 64), (512, 768)):
         for axis in (1, 0):
-            found.append(Comparison("sum", "sum_fwd", (shape,), {"axes": (axis,)}, SUM, "O R0 R1 R2 I"))
+            found.append(Comparison("sum", "sum_fwd", (shape,), {"axes": (axis,)}))
     found += [Comparison("softmax", "softmax_fwd", (s,)) for s in ((4096, 64), (512, 1000), (256, 10))]
     found += [Comparison("layer_norm", "layer_norm_fwd", (s, s[1:], s[1:])) for s in ((32, 128), (512, 768))]
     found.append(Comparison("matmul", "matmul_fwd", ((64, 64), (64, 64)), {}, PRODUCT, "M N K"))
     for s in (SMALL, IMAGES):
-        found.append(Comparison("batch_norm", "batch_norm_fwd", (s, *[s[3:]] * 4), {}, CENTER, "rows inner N"))
+        found.append(Comparison("batch_norm", "batch_norm_fwd", (s, *[s[3:]] * 4)))
         found.append(Comparison("batch_norm", "batch_norm_stats", (s, *[s[3:]] * 4), {}, STATS, "rows inner N", "eps"))
     for pool in ("avg_pool", "max_pool"):
         found += [Comparison(pool, f"{pool}_fwd", (s,), a) for s, a in ((IMAGES, POOL32), (SMALL, POOL22))]
@@ -74,38 +93,86 @@ def comparisons() -> list[Comparison]:
     return found
 
 
+# ---------------------------------------------------------------- contestants
 class Side:
     """A row's kernel, its encoded row and its operands."""
 
     def __init__(self, case: Case, row: RowSpec, values: Mapping[str, np.ndarray]):
         (self.row,), self.operands = place(case, [row], values)
         self.results = [o.name for o in row.writes]
-        from bench.harness import compiled_loop
+        self.loop = compiled_loop(KERNELS[row.name].address(DTYPE), [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3)
 
-        loop = compiled_loop(KERNELS[row.name].address(DTYPE), [ctypes.c_void_p] * 2 + [ctypes.c_int64] * 3)
-        heap, at = self.operands["heap"].ctypes.data, self.row.ctypes.data
-        self.run: Callable[[int], object] = lambda n: loop(n, heap, at, 0, 1, 0)
+    def run(self, n: int) -> None:
+        self.loop(n, self.operands["heap"].ctypes.data, self.row.ctypes.data, 0, 1, 0)
 
 
 def plain_row(c: Comparison, row: RowSpec) -> RowSpec:
-    """The plain row of a comparison, with its kernel."""
-    name = f"plain_{row.name.replace('.', '_')}"
+    """The plain row of a comparison, with its kernel: another at each call."""
+    name = f"plain_{row.name.replace('.', '_')}_{next(_number)}"
     if not c.text:
-        plain = plain_of(row, name)
-    else:
-        operands = [o for o in row.operands if f"{o.name}[" in c.text]
-        plain = Plain(name, c.text, tuple(c.words.split()), tuple(o.name for o in operands), tuple(c.reals.split()))
+        add(plain_of(row, name), own=True)
+        return replace(as_plain(row), name=name)
+    operands = [o for o in row.operands if f"{o.name}[" in c.text]
+    plain = Plain(name, c.text, tuple(c.words.split()), tuple(o.name for o in operands), tuple(c.reals.split()))
     add(plain, own=True)
     return row_of(plain)
 
 
-def timed(run: Callable[[int], object], n: int) -> float:
+def numpys(c: Comparison, x: list[np.ndarray]) -> Callable[[], object] | None:
+    """The same of NumPy."""
+
+    def softmax() -> np.ndarray:
+        e = np.exp(x[0] - x[0].max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True)
+
+    def layer_norm() -> np.ndarray:
+        off = x[0] - x[0].mean(-1, keepdims=True)
+        return off / np.sqrt((off * off).mean(-1, keepdims=True) + 1e-5) * x[1] + x[2]
+
+    return {
+        "sum_fwd": lambda: x[0].sum(c.attrs["axes"]),
+        "softmax_fwd": softmax,
+        "layer_norm_fwd": layer_norm,
+        "matmul_fwd": lambda: x[0] @ x[1],
+        "batch_norm_stats": lambda: (x[0].mean((0, 1, 2)), x[0].var((0, 1, 2))),
+        "pick_fwd": lambda: x[0][np.arange(len(x[0])), x[1]],
+    }.get(c.row)
+
+
+def torchs(c: Comparison, x: list[np.ndarray]) -> Callable[[], object] | None:
+    """The same of PyTorch, images channels last."""
+    import torch
+
+    torch.set_num_threads(1)
+    t = [torch.tensor(a) for a in x]
+    t = [a.movedim(-1, 1) if a.dim() == 4 else a for a in t]
+    functions = torch_functions()
+    if c.row in ("softmax_fwd", "layer_norm_fwd", "max_pool_fwd", "avg_pool_fwd"):
+        return lambda: functions[c.operator](*t, **c.attrs)
+    return {
+        "sum_fwd": lambda: t[0].sum(c.attrs["axes"]),
+        "matmul_fwd": lambda: t[0] @ t[1],
+        "batch_norm_fwd": lambda: functions["batch_norm_inference"](*t),
+        "batch_norm_stats": lambda: torch.var_mean(t[0], (0, 2, 3)),
+        "pick_fwd": lambda: t[0].gather(1, t[1][:, None]),
+    }.get(c.row)
+
+
+def repeated(call: Callable[[], object]) -> Run:
+    def run(n: int) -> None:
+        for _ in range(n):
+            call()
+
+    return run
+
+
+def timed(run: Run, n: int) -> float:
     start = time.perf_counter()
     run(n)
     return (time.perf_counter() - start) / n
 
 
-def seconds(runs: Mapping[str, Callable[[int], object]], quick: bool) -> dict[str, list[float]]:
+def seconds(runs: Mapping[str, Run], quick: bool) -> dict[str, list[float]]:
     """Of each, of a turn after the other."""
     turns = {}
     for who, run in runs.items():
@@ -115,63 +182,150 @@ def seconds(runs: Mapping[str, Callable[[int], object]], quick: bool) -> dict[st
     return interleave(turns, QUICK_TURNS if quick else TURNS)
 
 
-def compared(c: Comparison, result: Result, quick: bool) -> dict[str, list[float]]:
-    shapes = [(None, *s[1:]) if k == 0 or (c.integer and k) else s for k, s in enumerate(c.shapes)]
-    if c.operator == "matmul":
-        shapes = [*c.shapes]
-    example = Example(shapes=tuple(shapes), attrs=c.attrs, batch=c.shapes[0][0], integer=c.integer, low=-1.0, high=1.0)
-    case = Case(OPS[c.operator], example, DTYPE, c.shapes[0][0])
-    values = dict(case.values) | case.forward()
-    row = next(r for r in case.spec.rows if r.name == c.row)
-    sides = {"own": Side(case, row, values), "plain": Side(case, plain_row(c, row), values)}
-    times = seconds({who: side.run for who, side in sides.items()}, quick)
+def agree(sides: Mapping[str, Side], what: str, result: Result) -> None:
+    """Both kernels have run, and have made the same."""
     for name in sides["plain"].results:
-        own, plain = (side.operands[name].view(DTYPE) for side in sides.values())
-        if not np.abs(own - plain).max(initial=0) <= TOLERANCE * np.abs(own).max(initial=1e-3):
-            result.fail(f"{name} of {c.row}, {c.shapes[0]}: the kernels disagree")
+        own, plain = (side.operands[name] for side in sides.values())
+        if own.size % 4 == 0:
+            own, plain = own.view(DTYPE), plain.view(DTYPE)
+        off = np.abs(own.astype(np.float64) - plain).max(initial=0)
+        if not off <= TOLERANCE * np.abs(own.astype(np.float64)).max(initial=1e-3):
+            result.fail(f"{name} of {what}: the kernels disagree")
+
+
+def peers_of(c: Comparison, case: Case) -> dict[str, Run]:
+    x = [case.array(n, case.values[n]).astype("int64" if n in c.integer else DTYPE) for n in case.given]
+    found = {"numpy": numpys(c, x), "torch": torchs(c, x)}
+    return {who: repeated(call) for who, call in found.items() if call}
+
+
+def row_and_values(c: Comparison, case: Case) -> tuple[RowSpec, dict[str, np.ndarray]]:
+    return next(r for r in case.spec.rows if r.name == c.row), dict(case.values) | case.forward()
+
+
+def compared(c: Comparison, result: Result, quick: bool) -> dict[str, list[float]]:
+    case = c.case()
+    row, values = row_and_values(c, case)
+    sides = {"own": Side(case, row, values), "plain": Side(case, plain_row(c, row), values)}
+    times = seconds({who: side.run for who, side in sides.items()} | peers_of(c, case), quick)
+    agree(sides, f"{c.row}, {c.shapes[0]}", result)
     return times
 
 
+# ---------------------------------------------------------------- tables
 def scans(quick: bool) -> Iterator[tuple[str, tuple[int, ...], dict[str, list[float]]]]:
-    """Running sums along both axes, beside NumPy's."""
+    """Running sums along both axes: no kernel is written by hand."""
+    import torch
+
     plain = Plain("plain_cumsum", CUMSUM, ("O", "N", "I"), ("x", "y"))
     add(plain, own=True)
     row = row_of(plain)
     x = np.random.default_rng(0).uniform(-1, 1, (512, 768)).astype(DTYPE)
-    out = np.empty_like(x)
+    out, t = np.empty_like(x), torch.tensor(x)
     case = Case(OPS["neg"], Example(shapes=((None, 768),), batch=512), DTYPE, 512)
     for axis, words in ((1, {"O": 512, "N": 768, "I": 1}), (0, {"O": 1, "N": 512, "I": 768})):
         case.words = words
-        side = Side(case, row, {"x": x})
+        runs = {"plain": Side(case, row, {"x": x}).run}
+        runs["numpy"] = repeated(lambda axis=axis: np.cumsum(x, axis, out=out))
+        runs["torch"] = repeated(lambda axis=axis: torch.cumsum(t, axis))
+        yield f"cumsum, axis {axis}", x.shape, seconds(runs, quick)
 
-        def numpys(n: int, axis: int = axis) -> None:
-            for _ in range(n):
-                np.cumsum(x, axis, out=out)
 
-        times = seconds({"own": numpys, "plain": side.run}, quick)
-        yield f"np.cumsum, axis {axis}", x.shape, times
+def beside_peers(result: Result, quick: bool) -> None:
+    rows = []
+
+    def told(what: str, shape: tuple[int, ...], times: Mapping[str, list[float]]) -> None:
+        us = {who: number(min(found) * 1e6) for who, found in times.items()}
+        ratios = [number(of(times["plain"], times["own"])) if "own" in times else "" for of in (ratio, turn_ratio)]
+        cells = [us.get(who, "") for who in ("own", "plain", "numpy", "torch")]
+        rows.append([what, "x".join(map(str, shape)), *cells[:2], *ratios, *cells[2:]])
+        say("  ".join(f"{cell:>14}" for cell in rows[-1]))
+
+    for c in comparisons()[:: 4 if quick else 1]:
+        told(c.called, c.shapes[0], compared(c, result, quick))
+    for what, shape, times in scans(quick):
+        told(what, shape, times)
+    result.table("us a call of float32 kernels, one worker, minima over the turns", HEADER, rows)
+
+
+def every_row(result: Result, quick: bool) -> None:
+    """Every row of the table that can be plain, on the examples of microbenchmarks, or the first."""
+    rows, ratios = [], {}
+    declared = {row.name for d in DECLARED.values() for row in (d.forward, *d.backward)}
+    for spec in [*OPS.values()][:: 40 if quick else 1]:
+        marked = [e for e in spec.examples if e.bench]
+        for example in marked or spec.examples[:1]:
+            case = Case(spec, example, DTYPE, example.batch)
+            for row, values in _row_runs(case):
+                if row.name in declared or any(o.paged for o in row.operands):
+                    continue
+                try:
+                    plain = as_plain(row)
+                except CalcError:
+                    continue
+                sides = {"own": Side(case, row, values), "plain": Side(case, plain, values)}
+                times = seconds({who: side.run for who, side in sides.items()}, quick)
+                agree(sides, f"{row.name}, {example.shapes}", result)
+                shape = "x".join(str(n or example.batch) for n in example.shapes[0]) if example.shapes else ""
+                by = ratio(times["plain"], times["own"])
+                ratios[row.name] = max(ratios.get(row.name, 0), by)
+                rows.append([row.name, shape, *(number(min(t) * 1e6) for t in times.values()), number(by)])
+                say("  ".join(f"{cell:>14}" for cell in rows[-1]))
+    result.table("Every row that can be plain", ("row", "shape", "by hand us", "plain us", "plain/by hand"), rows)
+    near = sorted(name for name, by in ratios.items() if by <= NEAR)
+    result.note(
+        f"{len(near)} of {len(ratios)} rows take at most {NEAR} times as long by their plain kernel on every shape here; "
+        f"the geometric mean of all is {number(geomean([*ratios.values()]))}: {', '.join(near)}"
+    )
+
+
+def without(name: str, value: Any) -> AbstractContextManager:
+    return patch.object(_plain, name, value)
+
+
+def unruly(method: str, answer: Any) -> AbstractContextManager:
+    return patch.object(_plain.Loops, method, lambda *args: answer)
+
+
+RULES: dict[str, tuple[str, Callable[[], AbstractContextManager], tuple[str, ...]]] = {
+    "A": ("4 vectors of results at once", lambda: without("WIDE", 1), ("sum_fwd, axis 0", "batch_norm_stats", "max_pool_fwd")),
+    "A'": ("4 rows of results at once", lambda: without("ROWS", 1), ("matmul_fwd",)),
+    "B": ("terms of a sum stay in the result", lambda: unruly("stored_terms", None), ("softmax_fwd",)),
+    "B'": ("results of one index in one loop", lambda: unruly("same", False), ("layer_norm_fwd", "batch_norm_stats")),
+    "C": ("4 sums of a long reduction", lambda: without("WAYS", 1), ("sum_fwd, axis 1", "batch_norm_stats", "layer_norm_fwd")),
+    "D": ("what no index changes before the loop", lambda: unruly("hoist", None), ("batch_norm_fwd", "softmax_fwd")),
+    "E": ("terms from the first inside to the last", lambda: unruly("guards", []), ("avg_pool_fwd", "max_pool_fwd")),
+}  # fmt: skip
+
+
+def rules(result: Result, quick: bool) -> None:
+    """What each rule of the loops gains: kernels that are made without it beside those with it."""
+    rows = []
+    for rule, (what, off, called) in [*RULES.items()][:: 4 if quick else 1]:
+        for c in comparisons():
+            if c.called not in called:
+                continue
+            case = c.case()
+            row, values = row_and_values(c, case)
+            sides = {"with": Side(case, plain_row(c, row), values)}
+            with off():
+                sides["without"] = Side(case, plain_row(c, row), values)
+            times = seconds({who: side.run for who, side in sides.items()}, quick)
+            gain = number(ratio(times["without"], times["with"]))
+            shape = "x".join(map(str, c.shapes[0]))
+            rows.append([rule, what, c.called, shape, *(number(min(t) * 1e6) for t in times.values()), gain])
+            say("  ".join(f"{cell:>14}" for cell in rows[-1]))
+    result.table(
+        "What each rule of the loops gains",
+        ("rule", "", "row", "shape", "with us", "without us", "times"), rows,
+    )  # fmt: skip
 
 
 def main(quick: bool = False) -> bool:
     """Run the workload; True when both kernels of every row agree."""
     result = Result("plain", "Kernels that follow from equations", quick)
-    rows = []
-
-    def told(what: str, shape: tuple[int, ...], times: Mapping[str, list[float]]) -> None:
-        us = [number(of(times[who]) * 1e6) for who in ("own", "plain") for of in (min, median)]
-        ratios = [number(of(times["plain"], times["own"])) for of in (ratio, turn_ratio)]
-        rows.append([what, "x".join(map(str, shape)), *us, *ratios])
-        say("  ".join(f"{cell:>14}" for cell in rows[-1]))
-
-    for c in comparisons():
-        axes = c.attrs.get("axes")
-        try:
-            told(c.row + (f", axis {axes[0]}" if axes else ""), c.shapes[0], compared(c, result, quick))
-        except CalcError as error:
-            result.fail(f"{c.row}: {error}")
-    for what, shape, times in scans(quick):
-        told(what, shape, times)
-    result.table("us a call of float32 kernels, one worker; own: the kernel written by hand, or NumPy's", HEADER, rows)
+    for part in (beside_peers, rules, every_row):
+        part(result, quick)
     return result.save()
 
 

@@ -26,6 +26,7 @@ from tests.test_script_rows import run_text, same
 
 ONI = ((3, 7, 2), (None, 19, 1), (2, 1, 5))
 SOFT = "y[o<O,n<N] = exp(x[o,n] - logsumexp[k<N] x[o,k])"
+CROSS = "y[o<O,n<N,i<I] = x[o,n,i] + sum[k<N] x[o,k,i] + sum[j<I] x[o,n,j]"
 ADDED = "y[o<O,n<N,i<I] = x[o,n,i] + softplus(y[o, n - 1, i; -inf] - x[o,n,i])"  # log(sum of exp) up to each
 # name: equation, sizes, what else declares it, shapes; rows with their texts and what may be in place
 OPERATORS: dict[str, tuple[str, str, dict, tuple, dict[str, tuple[str, tuple]]]] = {
@@ -38,7 +39,10 @@ OPERATORS: dict[str, tuple[str, str, dict, tuple, dict[str, tuple[str, tuple]]]]
             ),
         },
     ),
-    "own_softmax_across": (  # what is summed reads elements whose places others are already in
+    "own_cross": (  # what is summed reads elements whose places others are already in
+        CROSS, "O N I", {}, tuple((s,) for s in ONI), {"own_cross_fwd": (CROSS, ())},
+    ),
+    "own_softmax_across": (  # in place on a device that sums once for all places of n, not on one that takes these in parallel
         "y[o<O,n<N,i<I] = exp(x[o,n,i])/sum[k<N] exp(x[o,k,i])", "O N I", {"backward": {"dx": "dy y"}}, tuple((s,) for s in ONI),
         {
             "own_softmax_across_fwd": ("y[o<O,n<N,i<I] = exp(x[o,n,i])/sum[k<N] exp(x[o,k,i])", ()),
@@ -149,7 +153,7 @@ def test_their_text_in_numpy_does_what_kernels_do(spec: OpSpec) -> None:
                     same(got[o].reshape(-1), w, "float64", f"{row.name}.{o} {case.shapes} {pair}\n" + "\n".join(texts))
 
 
-@pytest.mark.parametrize("spec", ["own_softmax_across"], indirect=True)
+@pytest.mark.parametrize("spec", ["own_cross"], indirect=True)
 def test_what_is_not_in_place_would_be_wrong_there(spec: OpSpec) -> None:
     case = Case(spec, spec.examples[0], "float64", 3)
     want = case.forward()["y"]

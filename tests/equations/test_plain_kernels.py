@@ -5,9 +5,15 @@ In `make test` a sample; ``pytest --whole tests/equations/test_plain_kernels.py`
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
+from math import prod
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -21,7 +27,9 @@ from calcvm.equations.ranges import ranges
 from calcvm.equations.text import show_equations
 from calcvm.equations.tree import Element, Equation, Index, Name, Node, Number, Reduction, rewritten, walk
 from calcvm.errors import CalcError
+from calcvm.kernels_cpu._native import closure, modules_of
 from calcvm.kernels_cpu.plain import add
+from tests import rowrun
 from tests.equations.generate import generate
 from tests.equations.random_windows import random_windows
 from tests.plainrows import row_of
@@ -135,3 +143,69 @@ def test_generated_windows(part: int, whole: bool) -> None:
     for seed in range(part, (WHOLE if whole else SAMPLE) // 2, PARTS):
         text, values = random_windows(np.random.default_rng(seed))
         examine(text, values, seed % 3 > 0, ("float32", "float64")[seed % 2])
+
+
+# ---------------------------------------------------------------- how often what is reduced is computed
+MIDDLE = {
+    "softmax": "y[o<O,n<N,i<I] = exp(x[o,n,i] - max[k<N] x[o,k,i])/sum[j<N] exp(x[o,j,i] - max[k] x[o,k,i])",
+    "normed": "y[o<O,n<N,i<I] = (x[o,n,i] - mean[j<N] x[o,j,i])/sqrt(var[k<N] x[o,k,i] + 0.001)",
+    "mean is a result": "m[o<O,i<I] = mean[n<N] x[o,n,i]; y[o,n,i] = x[o,n,i] - m[o,i]",
+}
+
+
+@pytest.mark.parametrize("text", MIDDLE.values(), ids=MIDDLE)
+def test_what_is_reduced_over_a_middle_axis_is_computed_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each of the 2048 places of that axis: then an element would take 40 to 400 times as long as along the last axis."""
+    run, times = rowrun.backend.run, []
+
+    def timed(*args: Any) -> None:
+        start = perf_counter()
+        run(*args)
+        times.append(perf_counter() - start)
+
+    def least(words: Mapping[str, int]) -> float:
+        values = {"x": np.ones(prod(words.values()), np.float32)}
+        run_row(row, words, values, "float32")  # compiled
+        times.clear()
+        for _ in range(9):
+            run_row(row, words, values, "float32")
+        return min(times)
+
+    row = row_of(declared(text, "O N I", "x m y" if text.startswith("m") else "x y"))
+    monkeypatch.setattr(rowrun.backend, "run", timed, raising=False)
+    assert least({"O": 1, "N": 2048, "I": 16}) < 10 * least({"O": 16, "N": 2048, "I": 1})
+
+
+# ---------------------------------------------------------------- what is kept of them
+PROGRAM = """
+import sys
+import numpy as np
+import calcvm as cv
+
+g = cv.CalcGraph()
+x = g.placeholder("x", (None, 3))
+with g.path("p") as p:
+    p.output = cv.equation(sys.argv[1], x=x).rename("y")
+m = cv.CalcHeap("1 MiB").load(cv.compile(g, batch_size=1))
+m["x"] = np.array([[1, 3, 2]], np.float32)
+m.forward("p")
+print("numba" in sys.modules, *m["y"][0].tolist())
+"""
+
+
+def test_a_kernel_is_compiled_once_for_its_text(tmp_path: Path) -> None:
+    def lines(text: str) -> tuple[str, int]:
+        environment = {**os.environ, "CALCVM_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", PROGRAM, text], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip(), len([*tmp_path.rglob("*equation*.o")])
+
+    assert lines("y[b,i] = max(y[b,i - 1], x[b,i])") == ("True 1.0 3.0 3.0", 1)
+    assert lines("y[b,i] = max(y[b, i-1], (x[b,i]))") == ("False 1.0 3.0 3.0", 1)
+    assert lines("y[b,i] = max(2*y[b,i - 1], x[b,i])") == ("True 1.0 3.0 6.0", 2)
+
+
+def test_kernels_of_derived_rows_depend_on_what_derives_them() -> None:
+    """Else one of a wrong derivation would be taken from the cache after that has been mended."""
+    found = closure(modules_of("plain"))
+    assert {"equations.declared", "equations.backward", "equations.gradient", "equations.plain"} <= {*found}

@@ -249,9 +249,12 @@ class Loops(Values):
         self.nest([s for s in stages if s.result], Point(ones), 0)
 
     def order(self, stage: Stage) -> list[Index]:
-        """A result's indexes, outermost first: that of a scan is the last."""
+        """A result's indexes, outermost first: that of a scan is the last, and before it those without which what it reads is reduced."""
         along = stage.scan[0] if stage.scan else ""
         kept = [i for i in stage.kept if i.extent != Number(1) and i.name != along]
+        read = [n for n in walk(stage.value) if isinstance(n, Element) and n.array in self.stages]
+        reduced = [n for n in read if self.made_of(self.stages[n.array])]
+        kept.sort(key=lambda i: any(Name(i.name) not in n.places for n in reduced))
         return kept + [i for i in stage.kept if i.name == along]
 
     def nest(self, stages: Sequence[Stage], p: Point, depth: int) -> None:
@@ -288,8 +291,8 @@ class Loops(Values):
             a[depth].name == b[depth].name
             and not one.scan
             and not other.scan
-            and last[0] == last[1]
             and lanes[0] == lanes[1]
+            and (lanes[0] or last[0] == last[1])
         )
 
     def run(self, name: str) -> tuple[Any, Any]:
@@ -358,7 +361,8 @@ class Loops(Values):
         def finish(points: list[Point]) -> None:
             with self.scope():
                 for stage in stages:
-                    (self.scan if stage.scan else self.complete)(stage, points)
+                    axes = [i.name for i in self.order(stage)]
+                    self.inside(stage, points, axes[axes.index(name) + 1 :])
 
         def whole(i: Any, carried: list) -> list:
             places = [Whole(b.add(i, c64(k * e.lanes)) if k else i, 1) for k in range(many)]
@@ -374,6 +378,24 @@ class Loops(Values):
         counting(b, lo, full, many * e.lanes, [], whole)
         counting(b, full, hi, e.lanes, [], part)
 
+    def inside(self, stage: Stage, points: Sequence[Point], left: Sequence[str]) -> None:
+        """A result at points, along the indexes that are left: one place after the other."""
+        if stage.scan and len(left) == 1:
+            self.scan(stage, points)
+        elif not left:
+            self.complete(stage, points)
+        else:
+            self.prepare(stage.value, points)
+            self.hoist(stage.value, points, frozenset({*left, *(i.name for i in stage.over)}))
+            lo, hi = map(self.w.value, self.run(left[0]))
+
+            def body(i: Any, carried: list) -> list:
+                with self.scope():
+                    self.inside(stage, [p.to(left[0], Whole(i)) for p in points], left[1:])
+                return carried
+
+            counting(self.b, lo, hi, 1, [], body)
+
     def stored_terms(self, stage: Stage) -> tuple[str, tuple[Stage, str]] | None:
         """A sum whose terms stand in a result as they are, with that and their text there.
 
@@ -384,10 +406,10 @@ class Loops(Values):
         result = results[-1]
         if stage.result or stage.how != "sum" or len(stage.over) != 1 or len(results) > 1 or result.how or result.scan:
             return None
-        if not result.kept:
+        if not stage.kept or stage.kept != result.kept[:-1]:
             return None
-        (over,), *_, last = (stage.over, *result.kept)
-        if (stage.kept, over.extent) != (result.kept[:-1], last.extent) or not stage.kept or last.extent == Number(1):
+        (over,), last = stage.over, result.kept[-1]
+        if over.extent != last.extent or last.extent == Number(1):
             return None
         term = substituted(stage.value, {over.name: Name(last.name)})
         text = self.key(term)[0]
@@ -752,7 +774,9 @@ def single(plain: Plain) -> str | None:
     """The word that is the last extent of all results, if loops where it is 1 are others."""
     results = [s for s in plain.stages if s.result]
     last = {s.kept[-1].extent if len(s.kept) > 1 else None for s in results}
-    if len(last) != 1 or not any(s.how or s.scan for s in plain.stages):
+    reads = [(s, n.places) for s in results for n in walk(s.value) if isinstance(n, Element)]
+    spread = any(Name(s.kept[-1].name) in places and len(places) < len(s.kept) for s, places in reads if s.kept)
+    if len(last) != 1 or not (spread or any(s.how or s.scan for s in plain.stages)):
         return None
     (extent,) = last
     return extent.name if isinstance(extent, Name) else None
