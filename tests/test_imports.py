@@ -70,13 +70,13 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lowering": ({"errors", "ops", "graph", "optim"}, {"numpy"}),
     "equations": ({"errors", "formulas", "lazy", "record"}, {"numpy"}),
-    # equations: kernels that follow from what `ops` makes its rows of
+    # kernels import equations: those of a declared operator follow from the equation of which `ops` makes its row
     "kernels_cpu": (
         {"equations", "errors", "formulas", "kernel", "system", "undisturbed"},
         {"numba", "numpy", "llvmlite"},
     ),
     "kernels_cuda": (
-        {"errors", "formulas", "kernel", "lazy", "undisturbed"},
+        {"equations", "errors", "formulas", "kernel", "lazy", "undisturbed"},
         {"numba", "numba_cuda", "numpy", "llvmlite", "greenlet"},
     ),
     "vm": (set(), set()),

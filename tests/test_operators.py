@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from calcvm.equations.declared import DECLARED
 from calcvm.kernels_cpu import _common
 from calcvm.kernels_cpu._common import Ptr, share
 from calcvm.ops import OPS
@@ -546,10 +547,23 @@ def torch_functions():
     def vectors(fn):
         return lambda x, *rest, axes=1, eps: fn(x, x.shape[x.dim() - axes :], *rest, eps=eps)
 
-    def over(fn, x, axes, keepdims, alone, **more):
-        """A reduction, of which () are all axes to PyTorch and none to calcvm."""
-        axes = tuple(range(x.dim())) if axes is None else axes
-        return fn(x, axes, keepdim=keepdims, **more) if axes else alone
+    def theirs(name):
+        """PyTorch's function of this name, over one axis or several: () are all to it, and none to calcvm."""
+        back, fn = name.startswith("reverse_"), getattr(torch, name.removeprefix("reverse_"), None)
+        defaults = {a.name: a.default for a in OPS[name].attrs}
+
+        def run(x, *rest, **attrs):
+            attrs = defaults | attrs
+            given = {"keepdim" if k == "keepdims" else k: v for k, v in attrs.items() if k not in ("axis", "axes")}
+            if "axis" in attrs:
+                y = fn(x.flip(attrs["axis"]) if back else x, *rest, dim=attrs["axis"], **given)
+                return y.flip(attrs["axis"]) if back else y
+            if "axes" in attrs:
+                x = x[..., None] if attrs["axes"] == () else x
+                given["dim"] = attrs["axes"] or tuple(range(attrs["axes"] is None and -x.dim() or -1, 0))
+            return fn(x, *rest, **given)
+
+        return run if fn else None
 
     return {
         "batch_norm": last(
@@ -592,15 +606,7 @@ def torch_functions():
         "mean": lambda x, axes=None, keepdims=False: (
             x.mean() if axes is None else x if axes == () else x.mean(axes, keepdim=keepdims)
         ),
-        "logsumexp": lambda x, axes=None, keepdims=False: over(torch.logsumexp, x, axes, keepdims, x),
-        "var": lambda x, axes=None, correction=0, keepdims=False: over(
-            torch.var, x, axes, keepdims, x * 0, correction=correction
-        ),
-        "std": lambda x, axes=None, correction=0, keepdims=False: over(
-            torch.std, x, axes, keepdims, x * 0, correction=correction
-        ),
-        "cumsum": lambda x, axis=-1: x.cumsum(axis),
-        "reverse_cumsum": lambda x, axis=-1: x.flip(axis).cumsum(axis).flip(axis),
+        **{name: theirs(name) for name in DECLARED},
         "softmax": lambda x, axis=-1: torch.softmax(x, axis),
         "log_softmax": lambda x, axis=-1: torch.log_softmax(x, axis),
         "transpose": lambda x, axes=None: x.permute(tuple(reversed(range(x.dim()))) if axes is None else axes),
@@ -617,8 +623,9 @@ def torch_functions():
 
 
 PEERS = sorted(
-    "neg abs sqrt square exp log expm1 log1p erf sin cos tan asin acos atan pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean "
-    "logsumexp var std cumsum reverse_cumsum softmax log_softmax transpose pick concat concat_many pad upsample linear mse mae huber batch_norm batch_norm_inference "
+    [*DECLARED]
+    + "neg abs sqrt square exp log expm1 log1p erf sin cos tan asin acos atan pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean "
+    "softmax log_softmax transpose pick concat concat_many pad upsample linear mse mae huber batch_norm batch_norm_inference "
     "group_norm instance_norm layer_norm rms_norm local_response_norm".split()
 )
 
@@ -629,6 +636,8 @@ def test_against_torch(name):
     fn = torch_functions()[name]
     import torch
 
+    if fn is None:
+        pytest.skip("PyTorch has none of this name")
     for case in cases(OPS[name], "float32"):
         if case.example.types:
             continue  # their values are compared with NumPy's, and they have no gradient

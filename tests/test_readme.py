@@ -106,7 +106,7 @@ print("the recipe works")
 def test_contributing_recipe_makes_an_operator(way: str, tmp_path: Path) -> None:
     """The operator of CONTRIBUTING.md passes what every operator passes, with nothing else written."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    formulas, spec, kernels, on_gpu, reference, _ = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
+    *_, formulas, spec, kernels, on_gpu, reference, _ = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
     files = {
         "recipe_formulas.py": "from calcvm.formulas import number as n\nfrom calcvm.operators import elementwise\n\n\n"
         + formulas,
@@ -127,6 +127,16 @@ def test_contributing_recipe_makes_an_operator(way: str, tmp_path: Path) -> None
         [sys.executable, "recipe.py", *modules], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert result.stdout == "the recipe works\n", result.stderr
+
+
+def test_contributing_shows_a_declared_operator_as_it_stands_in_its_files() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("### By its equation")[2].partition("### By a formula")[0]
+    blocks = re.findall(r"in `(src/calcvm/\S+\.py)`[^`]*(?:`\w+`[^`]*)?:\n\n```py\n(.*?)```", text, re.DOTALL)
+    assert [path for path, _ in blocks] == [
+        f"src/calcvm/{of}.py" for of in ("equations/declared", "ops/declared", "functions")
+    ]
+    for path, block in blocks:
+        assert block in (ROOT / path).read_text(), path
 
 
 def test_contributing_recipe_makes_a_function(tmp_path: Path) -> None:

@@ -501,15 +501,12 @@ def min(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:  # n
 
 
 def cumsum(x: Variable, axis: int = -1, reverse: bool = False) -> Variable:
-    """Sums of the elements up to each along an axis.
+    """Sums of the elements up to each along an axis; ``reverse``: from each to the last.
 
     Parameters
     ----------
     x : Variable, any shape but ()
-    axis : int
-        The axis, which may be the batch's.
-    reverse : bool
-        Whether they are of the elements from each to the last.
+    axis : int, which may be the batch's
 
     Examples
     --------

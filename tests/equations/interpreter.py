@@ -58,6 +58,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sqrt": lambda a: math.sqrt(a) if a >= 0 else math.nan,
     "sigmoid": lambda a: 1 / (1 + math.exp(-a)) if a > -700 else 0.0,
     "relu": lambda a: a if a > 0 else 0,
+    "logaddexp": np.logaddexp,
     "softplus": lambda a: max(a, 0) + math.log1p(math.exp(-abs(a))),
 } | {f: getattr(math, f) for f in "exp expm1 floor ceil sin cos tan asin acos atan sinh cosh tanh erf".split()}
 

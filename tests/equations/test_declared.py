@@ -28,6 +28,7 @@ ONI = ((3, 7, 2), (None, 19, 1), (2, 1, 5))
 SOFT = "y[o<O,n<N] = exp(x[o,n] - logsumexp[k<N] x[o,k])"
 CROSS = "y[o<O,n<N,i<I] = x[o,n,i] + sum[k<N] x[o,k,i] + sum[j<I] x[o,n,j]"
 ADDED = "y[o<O,n<N,i<I] = x[o,n,i] + softplus(y[o, n - 1, i; -inf] - x[o,n,i])"  # log(sum of exp) up to each
+DECAY = "y[o<O,n<N,i<I] = sin(x[o,n,i]) + tanh(y[o, n - 1, i; -2])"
 # name: equation, sizes, what else declares it, shapes; rows with their texts and what may be in place
 OPERATORS: dict[str, tuple[str, str, dict, tuple, dict[str, tuple[str, tuple]]]] = {
     "own_softmax": (
@@ -70,13 +71,23 @@ OPERATORS: dict[str, tuple[str, str, dict, tuple, dict[str, tuple[str, tuple]]]]
         },
     ),
     "own_decay": (  # whose gradient is another scan
-        ADDED, "O N I", {"backward": {"t_dy dx": "dy x y"}}, tuple((s,) for s in ONI),
+        DECAY, "O N I", {"backward": {"t_dy dx": "dy x y"}}, tuple((s,) for s in ONI),
         {
-            "own_decay_fwd": (ADDED, (("y", "x"),)),
+            "own_decay_fwd": (DECAY, (("y", "x"),)),
             "own_decay_bwd": (
-                "t_dy[o<O,n<N,i<I] = dy[o,n,i] + where(n + 1 < N, t_dy[o, n + 1, i]*sigmoid(y[o,n,i; -inf] - x[o, n + 1, i]), 0); "
-                "dx[o,n,i] = t_dy[o,n,i] - t_dy[o,n,i]*sigmoid(y[o, n - 1, i; -inf] - x[o,n,i])",
-                (("t_dy", "dy"),),
+                "t_dy[o<O,n<N,i<I] = dy[o,n,i] + where(n + 1 < N, t_dy[o, n + 1, i]*(1 - tanh(y[o,n,i; -2])^2), 0); "
+                "dx[o,n,i] = t_dy[o,n,i]*cos(x[o,n,i])",
+                (("t_dy", "dy"), ("t_dy", "y"), ("dx", "x")),
+            ),
+        },
+    ),
+    "own_either": (
+        "y[o<O,n<N] = logaddexp(x[o,n], w[o,n])", "O N", {"inputs": "x w", "backward": {"dx dw": "dy x w"}}, (((None, 7), (None, 7)),),
+        {
+            "own_either_fwd": ("y[o<O,n<N] = logaddexp(x[o,n], w[o,n])", (("y", "x"), ("y", "w"))),
+            "own_either_bwd": (
+                "dx[o<O,n<N] = dy[o,n]*where(x[o,n] == w[o,n] and |x[o,n]| == inf, 0.5, sigmoid(x[o,n] - w[o,n])); "
+                "dw[o,n] = dy[o,n]*where(x[o,n] == w[o,n] and |x[o,n]| == inf, 0.5, sigmoid(w[o,n] - x[o,n]))", (),
             ),
         },
     ),

@@ -401,6 +401,7 @@ def cases() -> dict[str, Case]:
         "cumulative sum": Case(
             "y[b,i<5] = sum[j] where(j <= i, 1, 0)*x[b,j]", {"x": (None, 5)}, lambda x: x.cumsum(-1), rows=("matmul_fwd",), without=("where_fwd",),
         ),
+        "logaddexp": Case("y[b,i] = logaddexp(x[b,i], w[i])", {"x": (None, 5), "w": (5,)}, torch.logaddexp),
         "whole arrays": Case(
             "s = sigmoid(x); y = x*s + max(z, 0)", {"x": (None, 5), "z": (5,)}, lambda x, z: f.silu(x) + torch.relu(z),
         ),

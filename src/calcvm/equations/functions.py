@@ -9,7 +9,15 @@ from calcvm.formulas.functions import FUNCTIONS
 
 # by function of x: its derivative, over x and y, which is its value
 DERIVATIVES = {f.equation: f.derivative for f in FUNCTIONS.values() if f.derivative} | {"relu": "where(x > 0, 1, 0)"}
-ARGUMENTS = dict.fromkeys(DERIVATIVES, 1) | {"stop": 1, "where": 3, "max": 2, "min": 2, "neg": 1, "not": 1}
+ARGUMENTS = dict.fromkeys(DERIVATIVES, 1) | {
+    "stop": 1,
+    "where": 3,
+    "max": 2,
+    "min": 2,
+    "logaddexp": 2,
+    "neg": 1,
+    "not": 1,
+}
 
 
 @cache

@@ -267,6 +267,10 @@ class _Reverse:
             case "max" | "min":
                 first = call(">=" if function == "max" else "<=", *a)
                 return call("where", first, ONE, ZERO), call("where", first, ZERO, ONE)
+            case "logaddexp":  # of two that are infinite alike the difference is none
+                alike = call("and", call("==", *a), call("==", call("abs", a[0]), Number(float("inf"))))
+                ways = call("-", *a), call("-", *a[::-1])
+                return tuple(call("where", alike, Number(0.5), call("sigmoid", off)) for off in ways)
         if function not in DERIVATIVES:
             raise wrong(self.current.text, node.at, f"the function {function} has no derivative here")
         return (substituted(derivative(function), {"x": a[0], "y": value}),)

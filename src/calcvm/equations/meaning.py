@@ -21,6 +21,11 @@ def _power(x: Any, y: Any) -> Any:
     return np.power(np.asarray(x, np.float64), y)
 
 
+def _log_add_exp(a: Any, b: Any) -> Any:
+    least, most = np.minimum(a, b), np.maximum(a, b)
+    return most + np.log1p(np.exp(np.where(least == most, 0, least - most)))
+
+
 def _log_sum_exp(x: Array, axis: tuple[int, ...]) -> Array:
     most = x.max(axis, keepdims=True)
     most = np.where(np.isfinite(most), most, 0)
@@ -59,6 +64,7 @@ FUNCTIONS |= {
     "float32": lambda x: np.asarray(x, np.float32).astype(np.float64),
     "relu": lambda x: np.maximum(x, 0),
     "softplus": lambda x: np.logaddexp(0, x),
+    "logaddexp": _log_add_exp,
 }
 REDUCE: dict[str, Function] = {"logsumexp": _log_sum_exp} | {
     how: getattr(np, how) for how in ("sum", "prod", "max", "min", "mean", "var", "any", "all")

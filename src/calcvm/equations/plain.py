@@ -219,12 +219,16 @@ def put_in(node: Node, by: Mapping[str, Node], another: Another) -> Node:
 
 
 def expanded(node: Node, another: Another) -> Node:
-    """``mean``, ``var`` and ``logsumexp`` as sums and maxima: var in two passes, logsumexp less the largest."""
+    """``mean``, ``var`` and ``logsumexp`` as sums and maxima: var in two passes, logsumexp and logaddexp less the largest."""
 
     def again(how: str, over: Sequence[Index], body: Node) -> Node:
         return put_in(Reduction(how, tuple(over), body), {}, another)
 
     def rule(n: Node) -> Node:
+        if isinstance(n, Call) and n.function == "logaddexp":
+            apart = call("neg", call("abs", call("-", *n.arguments)))
+            apart = call("where", call("==", *n.arguments), Number(0), apart)
+            return call("+", call("max", *n.arguments), call("softplus", apart))
         if not isinstance(n, Reduction) or n.how not in ("mean", "var", "logsumexp"):
             return n
         over, body = n.indexes, n.body

@@ -81,6 +81,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "where": _where,
     "max": F.maximum,
     "min": F.minimum,
+    "logaddexp": lambda x, y: F.where(F.less(x, y), y + F.softplus(x - y), x + F.softplus(y - x)),
     "stop": F.stop_gradient,
     "rint": F.round,
 }

@@ -84,35 +84,29 @@ _spread("std")
 
 
 # ---------------------------------------------------------------- along an axis
-def _axis(x: Shape, attrs: Mapping[str, Any]) -> int:
-    axis = attrs["axis"]
+AXIS = Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="the axis")
+ALONG = tuple(
+    Example(shapes=(s,), attrs={"axis": k}) for s in ((None, 7), (None, 3, 19), (4, 1, 5)) for k in range(len(s))
+)
+
+
+def _along(shapes: Shapes, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    x, axis = shapes["x"], attrs["axis"]
     if not -len(x) <= axis < len(x):
         raise ValueError(f"axis {axis} does not fit shape {show(x)}")
-    return axis % len(x)
-
-
-def _along(name: str, onnx: str, source: str) -> None:
-    declared(
-        DECLARED[name],
-        same_shape,
-        lambda shapes, attrs: around(shapes["x"], [_axis(shapes["x"], attrs)]),
-        category="reduction",
-        attrs=(Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="the axis"),),
-        anyhow=True,
-        relaid=along_axis,
-        onnx=(onnx,),
-        examples=(
-            *(
-                Example(shapes=(s,), attrs={"axis": k})
-                for s in ((None, 7), (None, 3, 19), (4, 1, 5))
-                for k in range(len(s))
-            ),
-            Example(shapes=((None, 2, 150),), batch=3),
-            Example(shapes=((None, 64),), batch=256, bench=True),
-        ),
-        source=source,
-    )
+    return around(x, [axis % len(x)])
 
 
 for _name in ("cumsum", "reverse_cumsum"):
-    _along(_name, "CumSum", "an element after the other: each result is the one before, rounded, and one more")
+    declared(
+        DECLARED[_name],
+        same_shape,
+        _along,
+        category="reduction",
+        attrs=(AXIS,),
+        anyhow=True,
+        relaid=along_axis,
+        onnx=("CumSum",),
+        examples=(*ALONG, Example(shapes=((None, 64),), attrs={"axis": 1}, batch=256, bench=True)),
+        source="an element after the other: each result is the one before, rounded, and one more",
+    )
