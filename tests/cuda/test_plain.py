@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from calcvm.equations.declared import DECLARED
 from calcvm.errors import CalcError
 from calcvm.kernel import TRAP_CODE
 from calcvm.kernels_cuda._common import KERNELS, Kernel
@@ -21,12 +18,18 @@ from tests import rowrun
 from tests.cuda.simulated import Simulated, on_each
 from tests.equations.generate import generate
 from tests.equations.plainly import Row, close
-from tests.plainrows import plain_of
+from tests.equations.test_plain_rows import rows_beside_equations
+from tests.equations.test_row_equations import NAMES
+from tests.plainrows import as_plain, plain_of
 
 SAMPLE, WHOLE, PARTS = 60, 1_000, 10
-CASES, WHOLE_CASES = 2, 12  # of an operator of the table
+CASES, WHOLE_CASES = 2, 8  # of an operator of the table
 TEAMS = ((1, 4), (3, 4), (2, 16))  # blocks, threads
-REFUSED = ("where another worker may set it", "of all lines: make that an operand")  # what no worker can do alone
+REFUSED = (
+    "where another worker may set it",
+    ": make it an operand",
+    ": make that an operand",
+)  # what no worker does alone
 
 
 def run(kernel: Kernel, row: Row, dtype: str, blocks: int = 1, threads: int = 4) -> tuple[dict[str, np.ndarray], bool]:
@@ -73,39 +76,19 @@ def test_random_equations(part: int, whole: bool) -> None:
 
 
 # ---------------------------------------------------------------- the table
-def is_plain(row: RowSpec) -> bool:
-    try:
-        kernel(plain_of(row, row.name))
-    except CalcError:
-        return False
-    return True
-
-
-def plainly(row: RowSpec, monkeypatch: pytest.MonkeyPatch) -> RowSpec:
-    """The row with the kernel of its equation, if it has one."""
-    if not is_plain(row):
-        return row
-    plain = plain_of(row, f"plain_{row.name.replace('.', '_')}")
-    monkeypatch.setitem(KERNELS, plain.name, kernel(plain))
-    return replace(row, name=plain.name)
-
-
-PLAIN = [name for name in OPS if name not in DECLARED and any(map(is_plain, OPS[name].rows))]
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_rows_of_the_table(name: str, whole: bool, monkeypatch) -> None:
-    """By the kernels of their equations; with --whole more cases, by more teams and in float64."""
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_the_table(name: str, dtype: str, whole: bool, monkeypatch) -> None:
+    """Beside their equations; with --whole more cases, convolutions, and in float64."""
+    if not whole and (dtype == "float64" or OPS[name].category == "convolution"):
+        pytest.skip("takes --whole")
     monkeypatch.setattr(rowrun, "backend", Simulated(4))
-    for dtype in ("float32", "float64") if whole else ("float32",):
-        found = rowrun.cases(OPS[name], dtype)
-        for case in found[:: -(-len(found) // (WHOLE_CASES if whole else CASES))]:
-            forward, backward = ([plainly(row, monkeypatch) for row in rows] for rows in (case.spec.fwd, case.spec.bwd))
-            assert any(row.name.startswith("plain_") for row in (*forward, *backward))
-            case.spec = replace(case.spec, fwd=tuple(forward), bwd=tuple(backward))
-            rowrun.check_forward(case)
-            rowrun.check_accumulation(case)
-            if case.spec.differentiable:
-                rowrun.check_gradients_float32(case) if dtype == "float32" else rowrun.check_gradients(case)
-            if whole:
-                rowrun.check_workers(case)
+
+    def made(row: RowSpec) -> RowSpec:
+        plain = as_plain(row)
+        monkeypatch.setitem(KERNELS, plain.name, kernel(plain_of(row, plain.name)))
+        return plain
+
+    found = rowrun.cases(OPS[name], dtype)
+    for case in found[:: -(-len(found) // (WHOLE_CASES if whole else CASES))]:
+        rows_beside_equations(case, made, REFUSED)

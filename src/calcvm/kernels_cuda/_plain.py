@@ -199,6 +199,14 @@ class _Text:
             return f"(1 if {text} else 0)" if own == BOOL else f"whole({text})"
         raise self.wrong(f"{show(node)} is no condition")
 
+    def stored(self, node: Node, kind: str) -> str:
+        """What is stored as an element of a kind: a number as an integer is cut off at its point, and holds where it is not 0."""
+        if (self.kind(node), kind) == (FLOAT, INT):
+            return self.plainly(node)
+        if kind == BOOL != self.kind(node):
+            node = call("!=", node, Number(0))
+        return self.value(node, INT if kind == BOOL else kind)
+
     def whole(self, node: Node) -> str:
         """An integer: a place, or a size."""
         if isinstance(node, Call) and node.function == "/":
@@ -417,7 +425,7 @@ class _Text:
                 value = f"like(h, {value})"
             temporaries = []
         else:
-            value = self.value(stage.value, INT if to == BOOL else to)
+            value = self.stored(stage.value, to)
         y, lines = self.cells(stage.name), self.made_here(temporaries)
         if stage.kept[: len(loop.indexes)] != loop.indexes:
             place = self.flat([self.called[i.name] for i in stage.kept], [self.extent(i.extent) for i in stage.kept])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from calcvm.formulas.arithmetic import where
 from calcvm.formulas.functions import FUNCTIONS
 from calcvm.kernels_cuda._common import given, share, trap
@@ -78,6 +80,12 @@ def whole(x):
 
 
 # ---------------------------------------------------------------- numbers
+@device
+def float32(x):
+    """Rounded to float32 in any heap."""
+    return like(x, np.float32(x))
+
+
 @device
 def multiply(x, y):
     return x * y
@@ -241,7 +249,7 @@ KNOWN: dict[str, Any] = functions | {
 } | {
     f.__name__: f
     for f in (
-        add, alone, at, behind, cells, device, divide, each, every, exact, floor_div, floor_mod, given, greater, like, lines, magnitude, maximum,
+        add, alone, at, behind, cells, device, divide, each, every, exact, float32, floor_div, floor_mod, given, greater, like, lines, magnitude, maximum,
         minimum, multiply, read, read_known, scan, scratch, share, slots_of, smaller, strand, strands, sync, thread, threads,
         together, units_at_once, whole, whole_scratch, wide,
     )
