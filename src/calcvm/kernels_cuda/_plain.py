@@ -9,7 +9,7 @@ stages say (`_plain_units`); each stage is done in one of three ways:
 - A scan: a thread a line.
 
 The bits are the same for any numbers of blocks and threads: one block computes all of a unit, and the shape of a sum depends on its
-length alone, in slots of a fixed number (`_reduce.slots_of`) whose totals a tree joins, and in each by blocks of `LENGTH` elements.
+length alone: slots, whose number follows from it (`_reduce.slots_of`) and whose totals a tree joins, each by blocks of `LENGTH` elements.
 Threads write apart, and meet before one reads what another wrote.
 
 Each stage is a function ``term_NAME(a, here, k)`` or ``value_NAME(a, q, k)``, in `_plain_loops`' terms; ``kernel_of(plain).text`` has them.
