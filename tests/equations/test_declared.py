@@ -22,12 +22,12 @@ from calcvm.ops.spec import ROWS, Example, OpSpec, Word
 from tests import rowrun
 from tests.reference import by_equation
 from tests.rowrun import CHECKS, Case, _row_runs, _run, cases, check_gradients, check_gradients_float32
+from tests.test_script import same as script_does_the_same
 from tests.test_script_rows import run_text, same
 
 ONI = ((3, 7, 2), (None, 19, 1), (2, 1, 5))
 SOFT = "y[o<O,n<N] = exp(x[o,n] - logsumexp[k<N] x[o,k])"
 CROSS = "y[o<O,n<N,i<I] = x[o,n,i] + sum[k<N] x[o,k,i] + sum[j<I] x[o,n,j]"
-ADDED = "y[o<O,n<N,i<I] = x[o,n,i] + softplus(y[o, n - 1, i; -inf] - x[o,n,i])"  # log(sum of exp) up to each
 DECAY = "y[o<O,n<N,i<I] = sin(x[o,n,i]) + tanh(y[o, n - 1, i; -2])"
 # name: equation, sizes, what else declares it, shapes; rows with their texts and what may be in place
 OPERATORS: dict[str, tuple[str, str, dict, tuple, dict[str, tuple[str, tuple]]]] = {
@@ -249,6 +249,62 @@ def test_special_values_are_those_of_pytorch(dtype: str, axis: int) -> None:
             np.testing.assert_allclose(
                 computed(make, x.numpy(), dtype, axis == 0), want.numpy(), 1e-6, err_msg=str(make)
             )
+
+
+CALLS: dict[str, tuple[Any, Any]] = {
+    "cumsum": (lambda x: cv.cumsum(x, 1), lambda x: x.cumsum(1)),
+    "cumsum of the last, from behind": (lambda x: cv.cumsum(x, reverse=True), lambda x: x.flip(-1).cumsum(-1).flip(-1)),
+    "cumsum of the batch": (lambda x: cv.cumsum(x, axis=0), lambda x: x.cumsum(0)),
+    "logsumexp": (lambda x: cv.logsumexp(x, (1, 2)), lambda x: x.logsumexp((1, 2))),
+    "logsumexp of the batch": (lambda x: cv.logsumexp(x, 0, keepdims=True), lambda x: x.logsumexp(0, keepdim=True)),
+    "var": (lambda x: cv.var(x, -1, keepdims=True), lambda x: x.var(-1, correction=0, keepdim=True)),
+    "var of all": (lambda x: cv.var(x), lambda x: x.var(correction=0)),
+    "std": (lambda x: cv.std(x, (1, 2), correction=1), lambda x: x.std((1, 2))),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (1, 4, 5), (3, 2, 1)])
+@pytest.mark.parametrize("name", CALLS)
+def test_values_slopes_and_slopes_of_slopes_are_those_of_pytorch(name: str, shape: tuple, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    ours, theirs = CALLS[name]
+    x = np.random.default_rng(1).normal(size=shape)
+    t = torch.tensor(x, requires_grad=True)
+    y = theirs(t)
+    (slope,) = torch.autograd.grad((y * y).sum(), t, create_graph=True)
+    (second,) = torch.autograd.grad((slope**3).sum(), t)
+
+    def first(v: Any) -> Any:
+        y = ours(v)
+        return cv.gradient(cv.sum(y * y), v)
+
+    for make, want in (
+        (lambda v: ours(v) * 1.0, y),
+        (first, slope),
+        (lambda v: cv.gradient(cv.sum(cv.square(d := first(v)) * d), v), second),
+    ):
+        found, want = computed(make, x, dtype), want.detach().numpy()
+        np.testing.assert_allclose(
+            found, want, 0, {"float32": 5e-5, "float64": 1e-11}[dtype] * max(1, np.abs(want).max())
+        )
+
+
+def test_their_script_trains_as_the_program_does(tmp_path: Any) -> None:
+    g = cv.CalcGraph()
+    x, t = g.placeholder("x", (None, 6)), g.placeholder("t", (None, 3))
+    w = g.parameter("w", (6, 12))
+    with g.path("learn", backward=True) as learn:
+        z = cv.reshape(x @ w, (-1, 3, 4))
+        z = cv.cumsum(z, 2) + cv.cumsum(z, 1, reverse=True)
+        y = cv.logsumexp(z, 2) + cv.std(z, 2, correction=1) - cv.var(z, (1, 2), keepdims=True)[:, :, 0]
+        learn.minimize(cv.mse(y, t), optimizer=cv.SGD(0.01), output=y)
+    with g.path("predict") as predict:
+        predict.output = y
+    model = cv.Model(g, batch_size=8, workers=1, dtype="float64")
+    rng = np.random.default_rng(4)
+    data = {"x": rng.normal(size=(21, 6)).astype("f"), "t": rng.normal(size=(21, 3)).astype("f")}
+    script_does_the_same(model, tmp_path, data, [(0, 8), (8, 16), (16, 21)])
 
 
 @pytest.mark.parametrize("axes", [None, 0, 1, (0, 2), (-1,), (1, 2), (0, 1, 3), (3, 1), ()])

@@ -59,7 +59,8 @@ def slopes(name: str, limit: int) -> Counter[str]:
             cv.UnsupportedOperator
         ) as error:  # the largest of a batch; gradients of weights by windows over many places
             assert str(error).startswith("gradient: 'y' has no second derivative here: "), error
-            assert name in ("max", "min", "conv") and "\n" not in str(error), error
+            assert name in ("max", "min", "conv") or "it counts the batch" in str(error), error
+            assert "\n" not in str(error), error
             done["refused"] += 1
             continue
         except cv.CalcError as error:  # x*0 and x^0

@@ -18,6 +18,7 @@ from calcvm.equations.simplify import simplified
 from calcvm.equations.stated import Stated
 from calcvm.equations.text import show, show_equations
 from calcvm.equations.tree import (
+    ZERO,
     Element,
     Equation,
     Name,
@@ -132,6 +133,10 @@ def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tup
     inside = data_places(read_ranged(of.text, of.declares, of.plain.operands).equations, of.plain.axes)
     for name in called.values():
         parts = needed([e for e in equations if e.name == name or e.name not in known], [name])
+        if (
+            not known[name] and parts[-1].value == ZERO
+        ):  # a number, such as the size of the batch, that is only compared
+            continue
         read = dict.fromkeys(v for e in parts for node in walk(e.value) if (v := _array(node)) in known and v != name)
         given = {v: known[v] for v in read}
         of_parts = derived.ranges(parts, given)
@@ -218,5 +223,5 @@ def _declared(equations: Sequence[Equation], given: dict[str, tuple[Any, ...]]) 
         for place, n in zip(node.places, given[node.array])
         if not isinstance(place, Name) or extents.get(place.name) != _node(n)
     }
-    axes = {name: ",".join(f"{name}{k}<{show(_node(n))}" for k, n in enumerate(given[name])) for name in elsewhere}
+    axes = {name: ",".join(f"{name}_{k}<{show(_node(n))}" for k, n in enumerate(given[name])) for name in elsewhere}
     return "; ".join(f"{name}[{inside}]" for name, inside in axes.items())

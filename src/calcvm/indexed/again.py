@@ -156,10 +156,10 @@ class _Rows:
             return self.lowered[row.name].result(name)
         except UnsupportedOperator as error:  # with the row's equation, which is not the user's
             what, *internal = str(error).split("\n")
-            if not internal:
+            if not internal and "counts the batch" not in what:
                 raise
             why, of_batch = what.partition(": ")[0], "it counts the batch, whose places no row makes: take other axes"
-            why = of_batch if "counts the batch" in why else why
+            why = of_batch if "counts the batch" in what else why
             raise UnsupportedOperator(f"gradient: {self.op.name!r} has no second derivative here: {why}") from None
 
     def words_of(self, row: RowSpec) -> dict[str, Any]:

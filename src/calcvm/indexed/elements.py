@@ -204,6 +204,8 @@ class Elements:
             assert form is not None
             n, v = shape[k], form.index
             if not plain[k] or self.extents[v] != n:
+                if varies(n) or varies(self.extents.get(v, 0)):
+                    raise self.wrong(node, f"{node.array}: a place that counts the batch")
                 x = self.moved(x, axis, form, int(n), node.beyond)
             if v:
                 axes.append(v)

@@ -72,7 +72,7 @@ def _spread(name: str) -> None:
         examples=(
             *(Example(shapes=(s,), attrs=a) for s, a in CASES),
             Example(shapes=((None, 3, 67),), attrs={"axes": (1, 2), "correction": 1}),
-            Example(shapes=((None, 7),), attrs={"axes": (0,), "correction": 2}),
+            Example(shapes=((None, 7, 3),), attrs={"axes": (1, 2), "correction": 2}),
             Example(shapes=((None, 64),), attrs={"axes": (1,)}, batch=256, bench=True),
         ),
         source="two passes: Chan, Golub and LeVeque, Algorithms for computing the sample variance",
@@ -86,7 +86,7 @@ _spread("std")
 # ---------------------------------------------------------------- along an axis
 AXIS = Attr(name="axis", default=-1, check=lambda v: isinstance(v, int), doc="the axis")
 ALONG = tuple(
-    Example(shapes=(s,), attrs={"axis": k}) for s in ((None, 7), (None, 3, 19), (4, 1, 5)) for k in range(len(s))
+    Example(shapes=(s,), attrs={"axis": k}) for s in ((4, 1, 5), (None, 7), (None, 3, 19)) for k in range(len(s))
 )
 
 

@@ -42,11 +42,12 @@ from calcvm.script.row import FALLBACKS, WRITERS, Row, Writer, slot
 WHOLE = ""  # the one axis of whole arrays
 METHODS = {f.equation: f.name for f in FUNCTIONS.values()}
 APPLIED: dict[str, Callable[..., Any]] = {
+    "logaddexp": partial(call, "np.logaddexp"),
     "+": add, "-": sub, "*": mul, "/": truediv, "neg": neg, ">": gt, ">=": ge, "<": lt, "<=": le, "and": and_, "or": or_,
     "not": invert, "==": lambda x, y: x.equals(y), "!=": lambda x, y: ~x.equals(y),
     "where": lambda condition, x, y: x.select(condition, x, y), "relu": lambda x: call("np.maximum", x, 0),
-    "max": partial(call, "np.maximum"), "min": partial(call, "np.minimum"), "logaddexp": partial(call, "np.logaddexp"),
-    "//": partial(call, "np.floor_divide"), "%": partial(call, "np.mod"),
+    "max": partial(call, "np.maximum"), "min": partial(call, "np.minimum"), "//": partial(call, "np.floor_divide"),
+    "%": partial(call, "np.mod"),
 }  # fmt: skip
 
 
