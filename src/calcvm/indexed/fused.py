@@ -59,7 +59,7 @@ class Fused:
         rest = set().union(*(self.of.indexes(place) for place in node.places if not self.arrays(place)))
         return self.instead(node, order, always=True) if by and by != [rest] else None
 
-    def after(self, node: Element | Reduction, order: Sequence[str], compose: Callable[[], Value]) -> Value:
+    def after(self, node: Node, order: Sequence[str], compose: Callable[[], Value]) -> Value:
         """The value by operators, or by a row of its own where those refuse it."""
         path, known, made = self.of.graph.active, {**self.of.known}, {**self.of.made}
         n, variables = len(path.operations), {**self.of.graph.variables}

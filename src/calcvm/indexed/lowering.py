@@ -92,7 +92,9 @@ class Lowering(Elements):
             elif own_elements(equation):
                 self.made[name] = self.rows.scan(name)
             else:
-                self.made[name] = self.rows.whole(equation) or self.value(equation.value, order)
+                self.made[name] = self.rows.whole(equation) or self.rows.after(
+                    equation.value, order, lambda: self.value(equation.value, order)
+                )
         return self.made[name]
 
     def running(self, scan: RunningSum, order: Sequence[str]) -> Value:
