@@ -344,7 +344,7 @@ def _check_use(plan: Plan) -> None:
 
 def check_kernels(lowered: Lowered) -> None:
     """Every row has a CUDA kernel."""
-    kernels = kernels_cuda.kernels()
+    kernels = kernels_cuda.kernels(s.spec.name for s in lowered.statements)
     for s in lowered.statements:
         if s.spec.name not in kernels:
             raise UnsupportedOperator(f"row {s.spec.name!r} (of {s.label}) has no CUDA kernel; take device='cpu'")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 import calcvm as cv
 from calcvm import nn
+from calcvm.equations.stated import STATED
 from calcvm.kernels_cuda import kernels
 from calcvm.kernels_cuda._routines import symbol_of
+from calcvm.ops.types import FLOAT
 from calcvm.vm.run.cuda import build
 from tests.cuda.compiling import ASSEMBLER, assemble, functions_in, process, submit
 from tests.prebuild import instances
@@ -21,6 +24,9 @@ CAPABILITIES = ((9, 0), (8, 0))
 IN_FLOAT64 = {
     "tick", "clip_norm_scale", "pow_fwd", "pow_bwd", "lp_pool_fwd", "lp_pool_bwd_y", "lp_pool_bwd", "sum_fwd", "mean_fwd", "sum_squares_fwd", "dropout_fwd", "dropout_bwd",
 }  # fmt: skip
+IN_LOCAL = re.compile(
+    "tick|(sin|cos|tan)_(fwd|bwd)"
+)  # whose arguments may be so large that their reduction looks up a table
 ARITHMETIC = re.compile(r"^\s*(?:add|sub|mul|fma|div|sqrt|rcp|neg|abs)\.(?:rn\.)?f64\b", re.M)
 
 
@@ -35,6 +41,7 @@ def check_kernel(ptx, name, dtype, cc):
     assert symbol_of(f"row_{name}", dtype) in there and len(there) == len(set(there))
     for call in re.finditer(r"^\t(?:call\.uni \(returned\), )?(calcvm_[\w$]+), ", ptx, re.M):
         assert "$" in call[1] or call[1] in functions_in(ptx[: call.start()])
+    assert ".local" not in ptx or IN_LOCAL.fullmatch(name), f"{name} has local memory"
     assert ".extern .func" not in ptx and ".visible .func" not in ptx and "NumbaEnv" not in ptx
 
 
@@ -104,6 +111,50 @@ def test_what_is_joined_is_assembled(dtype, request, compiled, tmp_path):
     assert keys
     for key in keys:
         assert "calcvm_row" in assemble(compiled[key].result(), str(tmp_path / "cubin"))
+
+
+# ---------------------------------------------------------------- users' equations
+EQUATIONS = (
+    "y[b,i] = w[i]*(x[b,i] - mean[j] x[b,j])/sqrt(var[k] x[b,k] + 0.01)",
+    "y[b,o<4] = max[t<3] exp(x[b,o])*x[b, 2*o + t - 1]",
+    "y[b,i] = w[k[b]]*x[b,i]",
+    "y[b,i] = y[b, i - 1] + w[i]^3*erf(x[b,i])",
+    "y[b] = argmin[i,j] abs(x[b,i] - w[j])",
+    "y[b,j] = any[i] (x[b,i] == w[j] and k[b] % 2 == 0)",
+)
+
+
+def ptx_of_equation(text, dtype):
+    """PTX of the rows of an equation and its gradients, by row."""
+    g = cv.CalcGraph()
+    given = {
+        "x": g.placeholder("x", (None, 300)),
+        "w": g.parameter("w", (300,)),
+        "k": g.placeholder("k", (None,), "int64"),
+    }
+    given = {name: v for name, v in given.items() if f"{name}[" in text.partition("=")[2]}
+    with g.path("p"):
+        y = cv.equation(text, **given, fused=True)
+        if y.type == FLOAT:
+            [cv.gradient(cv.sum(y * y), given[name]) for name in ("x", "w") if name in given]
+    target = build.Target(CAPABILITIES[0], 256, 2)
+    return {name: build.ptx("row", (name,), dtype, target) for name in STATED}
+
+
+@pytest.fixture(scope="module")
+def of_equations():
+    with process() as pool:
+        yield {of: pool.submit(ptx_of_equation, *of) for of in product(EQUATIONS, ("float32", "float64"))}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("text", EQUATIONS)
+def test_kernels_of_a_users_equation(text, dtype, of_equations):
+    found = of_equations[text, dtype].result()
+    assert found
+    for name, ptx in found.items():
+        check_kernel(ptx, name, dtype, CAPABILITIES[0])
+        assert dtype == "float64" or not ARITHMETIC.findall(ptx)
 
 
 # ---------------------------------------------------------------- entries

@@ -6,11 +6,14 @@ import re
 
 import pytest
 
+from calcvm.equations.plain import Plain
+from calcvm.equations.stated import Stated, known
 from calcvm.kernels_cpu import _native
 from calcvm.kernels_cuda import FAMILIES, _cuda, kernels
-from calcvm.kernels_cuda._common import Kernel, Ptr
+from calcvm.kernels_cuda._common import KERNELS, Kernel, Ptr
 from calcvm.kernels_cuda._ptx import Piece, dispatch, joined, piece
 from calcvm.kernels_cuda._routines import ROUTINES, symbol_of
+from calcvm.kernels_cuda.plain import kernel
 from calcvm.vm.run.cuda import build
 
 LOOP = "the loop"
@@ -39,6 +42,7 @@ def places():
         ("kernels_cuda/losses.py", {"losses"}),
         ("kernels_cuda/optimizers.py", {"optimizers"}),
         ("formulas/optimizers.py", {"optimizers"}),
+        ("kernels_cuda/_plain_loops.py", {"plain"}),
         ("kernels_cuda/_tiles.py", {"contraction", "convolution", *TILES}),
         ("kernels_cuda/_product.py", {"contraction", "convolution", *TILES, "put"}),
         ("kernels_cuda/_windows.py", {"contraction", "convolution", *TILES, "put"}),
@@ -98,6 +102,25 @@ def written(name, needs):
         f".extern .func  (.param .b64 func_retval0) {need}\n(\n\t.param .b64 p\n)\n;\n" for need in needs
     )
     return f".version 9.0\n.target sm_90\n.address_size 64\n\n{declared}\n.visible .func {name}(\n)\n{{\n\tret;\n\n}}\n"
+
+
+def test_a_users_equation_is_compiled_once_and_kept_by_its_text(compiled):
+    def new(text):
+        compiled.clear()
+        row = known(Stated(text, ("B",), ("x",), ("y",)))
+        KERNELS.pop(row.name, None)  # as in another process
+        build.ptx("row", [row.name], "float32", build.Target())
+        return {name.removeprefix("calcvm_row_").removesuffix("_float32") for name in compiled} - {"calcvm_row"}
+
+    (one,), again, (other,) = map(new, ("y[b<B] = 2*x[b]", "y[b<B] = 2*x[b]", "y[b<B] = 3*x[b]"))
+    assert one != other and again == set()
+
+
+def test_kernels_of_equations_are_kept_by_their_texts():
+    def mark(text):
+        return kernel(Plain("own_fwd", text, ("B",), ("x", "y"))).mark
+
+    assert mark("y[b<B] = 2*x[b]") == mark("y[b<B] = 2*x[b]") != mark("y[b<B] = 3*x[b]")
 
 
 def test_a_program_compiles_what_no_program_had(compiled):

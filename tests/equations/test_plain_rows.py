@@ -6,16 +6,18 @@ In `make test` a sample; ``pytest --whole tests/equations/test_plain_rows.py`` t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from calcvm.errors import CalcError
 from calcvm.ops import OPS, ROWS
+from calcvm.ops.spec import RowSpec
 from calcvm.script.evaluation import row_values
 from tests.equations.test_row_equations import NAMES, numbers_of, operands_of
 from tests.plainrows import as_plain, plain_of
-from tests.rowrun import EPS, _row_runs, cases, run_row, same_bits
+from tests.rowrun import EPS, Case, _row_runs, cases, run_row, same_bits
 
 TOLERANCES = {"float64": 1e-12, "float32": 256 * EPS["float32"]}
 TEAMS = (2, 3)
@@ -48,28 +50,36 @@ def test_rows_that_are_not_plain():
     assert found == NOT_PLAIN
 
 
+def rows_beside_equations(
+    case: Case, made: Callable[[RowSpec], RowSpec] = as_plain, refused: Sequence[str] = ()
+) -> None:
+    """The rows of a case that ``made`` makes plain ones of; others are none of the table's, or refused for reasons."""
+    dtype = case.dtype
+    for row, values in _row_runs(case):
+        try:
+            plain = made(row)
+        except CalcError as error:
+            assert why_not(error) in NOT_PLAIN or any(why in str(error) for why in refused), error
+            continue
+        known, what = case.known(), f"{row.name} of {case.example.shapes}, {case.attrs}"
+        got = run_row(plain, case.words, values, dtype, known=known)
+        for n in TEAMS:
+            for operand, value in run_row(plain, case.words, values, dtype, known=known, n_workers=n).items():
+                assert same_bits(value, got[operand]), f"{operand} of {what} differs by {n} workers"
+        there = {o.name: values[o.name] for o in operands_of(row, known) if o.name in values}
+        said = row_values(row, numbers_of(row, case.words), there)
+        for operand, value in got.items():
+            want, tolerance = said[operand].astype(np.float64), TOLERANCES[dtype]
+            most = np.abs(want[np.isfinite(want)]).max(initial=0)
+            np.testing.assert_allclose(
+                value.astype(np.float64), want, tolerance, tolerance * most, err_msg=f"{operand} of {what}"
+            )
+
+
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", NAMES)
 def test_plain_kernels_compute_rows(name, dtype, whole):
     if not whole and name not in SAMPLE:
         pytest.skip("with --whole")
     for case in cases(OPS[name], dtype)[: None if whole else 1]:
-        for row, values in _row_runs(case):
-            try:
-                plain = as_plain(row)
-            except CalcError as error:
-                assert why_not(error) in NOT_PLAIN
-                continue
-            known, what = case.known(), f"{row.name} of {case.example.shapes}, {case.attrs}"
-            got = run_row(plain, case.words, values, dtype, known=known)
-            for n in TEAMS:
-                for operand, value in run_row(plain, case.words, values, dtype, known=known, n_workers=n).items():
-                    assert same_bits(value, got[operand]), f"{operand} of {what} differs by {n} workers"
-            there = {o.name: values[o.name] for o in operands_of(row, known) if o.name in values}
-            made = row_values(row, numbers_of(row, case.words), there)
-            for operand, value in got.items():
-                want, tolerance = made[operand].astype(np.float64), TOLERANCES[dtype]
-                most = np.abs(want[np.isfinite(want)]).max(initial=0)
-                np.testing.assert_allclose(
-                    value.astype(np.float64), want, tolerance, tolerance * most, err_msg=f"{operand} of {what}"
-                )
+        rows_beside_equations(case)

@@ -68,7 +68,9 @@ def forward_rows(program: cv.Program, path: str = "f") -> list[str]:
     """Names of the rows of a path's forward, without types."""
     text = program.disassemble().partition(f"{path} / forward")[2].split("\n\n")[0]
     return [
-        re.split(r"[\s.]", line.split(None, 1)[1])[0] for line in text.splitlines()[1:] if line.strip()[:1].isdigit()
+        re.split(r"[\s.]|(?<=^equation)_", line.split(None, 1)[1])[0]
+        for line in text.splitlines()[1:]
+        if line.strip()[:1].isdigit()
     ]
 
 
@@ -389,7 +391,7 @@ def test_equal_parts_are_computed_once():
     assert [rows.count(row) for row in ("linear_fwd", "tanh_fwd", "slice_fwd")] == [1, 1, 1]
     text = "y[b,d] = (x[b,d] - mean[i] x[b,i])/sqrt(var[j] x[b,j] + 0.1)"
     rows = forward_rows(compiled(lambda x, w: cv.equation(text, x=x), shapes), "p")
-    assert [rows.count(row) for row in ("mean_fwd", "sub_fwd")] == [2, 1]
+    assert [rows.count(row) for row in ("mean_fwd", "sub_fwd", "var_fwd", "square_fwd")] == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("body", ["x[b, o*3 + t]", "exp(x[b, o*3 + t])", "sigmoid(2*x[b, o*3 + t] + x[b, o*3 + t])"])
@@ -528,16 +530,6 @@ REFUSED = [
         "y would have the batch twice, along i and j: sizes are linear in the batch", "j] =",
     ),
     (
-        "y[b,i] = 2*y[b,i - 1] + x[b,i]", "x", cv.UnsupportedOperator,
-        "y is read by its own equation: of scans running sums alone have a row, y[r,i] = y[r,i - 1] + ..., or y[r,i + 1]; write "
-        "the steps of others out, an equation each", "y[b,i - 1]",
-    ),
-    (
-        "y[b,i] = y[b,i - 2] + x[b,i]", "x", cv.UnsupportedOperator,
-        "y is read by its own equation: of scans running sums alone have a row, y[r,i] = y[r,i - 1] + ..., or y[r,i + 1]; write "
-        "the steps of others out, an equation each", "y[b,i - 2]",
-    ),
-    (
         "y[b,i] = y[b - 1,i] + x[b,i]", "x", cv.ShapeError,
         "b runs over B, and y has B there: along the batch all is read, each place by an index alone", "b - 1",
     ),
@@ -545,15 +537,6 @@ REFUSED = [
     (
         "y[b] = sum[i] x[b,i]/B", "x", cv.UnsupportedOperator,
         "B is the size of the batch, which no row makes a number of yet: take mean over b in place of a sum that is divided by it", "B",
-    ),
-    (
-        "y[i] = sum[b] x[b,i]*b", "x", cv.UnsupportedOperator,
-        "b counts the batch, whose numbers no row makes yet: give them as an operand of integers", "b",
-    ),
-    (
-        "y[r,c] = tab[t[r], c]", ("tab", "t"), cv.UnsupportedOperator,
-        "reading by an index out of 5000 has no row of its own yet, and a product with rows of 0 and 1, which does it, is for up "
-        "to 4096", "tab[",
     ),
     (
         "y[r,c] = tab[x[r,0], c]", ("tab", "x"), cv.CalcError,
@@ -570,6 +553,23 @@ REFUSED = [
     ("y[b] = sum[y] x[b,y]", "x", cv.CalcError, "y is the name of a result: name the index otherwise", "y] x"),
     ("y = x + w", "xw", cv.ShapeError, "w of shape (4, 3) does not broadcast with (B, 4)", "w"),
     ("y[b] = sum[i] x[b,i]/0", "x", cv.CalcError, "division by zero", "/0"),
+]  # fmt: skip
+
+OPERATORS_ALONE = [
+    (
+        "y[b,i] = 2*y[b,i - 1] + x[b,i]", "x", cv.UnsupportedOperator,
+        "y is read by its own equation, which of operators running sums alone do, y[r,i] = y[r,i - 1] + ..., or y[r,i + 1]: leave out "
+        "fused=False, or write the steps out, an equation each", "y[b,i - 1]",
+    ),
+    (
+        "y[i] = sum[b] x[b,i]*b", "x", cv.UnsupportedOperator,
+        "b counts the batch, whose numbers no row makes yet: give them as an operand of integers", "b",
+    ),
+    (
+        "y[r,c] = tab[t[r], c]", ("tab", "t"), cv.UnsupportedOperator,
+        "reading by an index out of 5000 has no row of its own yet, and a product with rows of 0 and 1, which does it, is for up "
+        "to 4096", "tab[",
+    ),
     (
         "y[b,t<100] = im[b, 5 - t, 0]", "im", cv.UnsupportedOperator,
         "windows of 100 places that no row has are read place by place, up to 64 of them: write it as a convolution (a sum of "
@@ -593,15 +593,18 @@ def operands():
     return g, given
 
 
-@pytest.mark.parametrize(("text", "names", "kind", "what", "at"), REFUSED, ids=[text for text, *_ in REFUSED])
-def test_what_is_refused_is_shown_by_a_caret(text, names, kind, what, at):
+CARETS = [*((*case, None) for case in REFUSED), *((*case, False) for case in OPERATORS_ALONE)]
+
+
+@pytest.mark.parametrize(("text", "names", "kind", "what", "at", "fused"), CARETS, ids=[text for text, *_ in CARETS])
+def test_what_is_refused_is_shown_by_a_caret(text, names, kind, what, at, fused):
     g, given = operands()
     with g.path("p"):
         before = g.form
         names = names if isinstance(names, tuple) or names == "im" else tuple(names)
         names = (names,) if isinstance(names, str) else names
         with pytest.raises(cv.CalcError) as caught:
-            cv.equation(text, **{name: given[name] for name in names})
+            cv.equation(text, fused=fused, **{name: given[name] for name in names})
         assert g.form == before, "something is left in the graph"
     place = text.rindex(at) if at not in ("i]*", "m[", "x[", "^", "j] =", "w] x") else text.index(at)
     assert type(caught.value) is kind

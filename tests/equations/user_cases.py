@@ -326,6 +326,20 @@ def cases() -> dict[str, Case]:
         "running sum of what does not run": Case(
             "y[b,i<4] = y[b, i - 1] + x[b]", {"x": (None,)}, lambda x: x[:, None] * torch.arange(1, 5), without=("cumsum_fwd",),
         ),
+        "recurrence": Case(
+            "y[b,i] = 2*y[b, i - 1] + x[b,i]", {"x": (None, 6)},
+            lambda x: x @ torch.tensor([[2.0 ** (i - j) if j <= i else 0.0 for i in range(6)] for j in range(6)], dtype=x.dtype), rows=("equation",),
+        ),
+        "scan of every other": Case(
+            "y[b,i] = y[b, i - 2] + x[b,i]", {"x": (None, 6)}, lambda x: x.unflatten(1, (3, 2)).cumsum(1).flatten(1), rows=("equation",),
+        ),
+        "gated scan, from behind": Case(
+            "y[b,i,c] = sigmoid(g[b,i,c])*y[b, i + 1, c; 0.5] + x[b,i]", {"x": (None, 3), "g": (None, 3, 4)},
+            lambda x, g: torch.stack([
+                (y2 := g[:, 2].sigmoid() * 0.5 + x[:, 2:], y1 := g[:, 1].sigmoid() * y2 + x[:, 1:2], g[:, 0].sigmoid() * y1 + x[:, :1])[k]
+                for k in (2, 1, 0)
+            ], 1), rows=("equation",),
+        ),
         "cross entropy": Case(
             "l[] = mean[r] (logsumexp[k] x[r,k] - x[r, t[r]])", {"x": (None, 5), "t": (None,)}, lambda x, t: f.cross_entropy(x, t),
             classes={"t": 5}, rows=("softmax_cross_entropy_fwd",),
@@ -355,6 +369,15 @@ def cases() -> dict[str, Case]:
         "argmax": Case(
             "y[b] = argmax[i] x[b,i] + (argmin[i] x[b,i])*10", {"x": (None, 5)}, lambda x: x.argmax(-1) + 10 * x.argmin(-1), graded=False,
         ),
+        "product of many": Case(
+            "y[b] = prod[i] x[b,i]", {"x": (None, 70)}, lambda x: x.prod(1), rows=("equation",),
+        ),
+        "numbers of the batch": Case(
+            "y[i] = sum[b] x[b,i]*b", {"x": (None, 3)}, lambda x: (x * torch.arange(len(x))[:, None]).sum(0), rows=("equation",),
+        ),
+        "many places, backwards": Case(
+            "y[b,t<100,c] = x[b, 5 - t, c]", {"x": (None, 8, 2)}, lambda x: f.pad(x[:, :6].flip(1), (0, 0, 0, 94)), rows=("equation",),
+        ),
         "any and all": Case(
             "y[b] = where(any[i] (x[b,i] > 1), 1, 0) + where(all[i] (x[b,i] < 1 or not x[b,i] < 2), 2, 0)", {"x": (None, 5)},
             lambda x: (x > 1).any(-1) + 2.0 * ((x < 1) | (x >= 2)).all(-1), graded=False,
@@ -363,10 +386,14 @@ def cases() -> dict[str, Case]:
         "pick": Case("y[r] = x[r, t[r]]", {"x": (None, 5), "t": (None,)}, lambda x, t: x.gather(1, t[:, None])[:, 0], classes={"t": 5}, rows=("pick_fwd",)),
         "pick in the middle": Case(
             "y[r,c] = x[r, t[r], c]", {"x": (None, 4, 3), "t": (None,)}, lambda x, t: torch.stack([a[i] for a, i in zip(x, t)]), classes={"t": 4},
-            rows=("matmul_fwd",),
+            rows=("equation",), without=("matmul_fwd",),
         ),
         "embedding": Case(
-            "y[b,s,c] = w[t[b,s], c]", {"w": (7, 4), "t": (None, 3)}, lambda w, t: f.embedding(t, w), classes={"t": 7}, rows=("linear_fwd",),
+            "y[b,s,c] = w[t[b,s], c]", {"w": (7, 4), "t": (None, 3)}, lambda w, t: f.embedding(t, w), classes={"t": 7}, rows=("equation",),
+            without=("linear_fwd",),
+        ),
+        "large table": Case(
+            "y[r,c] = w[t[r], c]", {"w": (5000, 3), "t": (None,)}, lambda w, t: w[t], classes={"t": 5000}, rows=("equation",), without=("linear_fwd",),
         ),
         "causal mask": Case(
             "y[b,i<5] = sum[j] where(j <= i, x[b,j], 0)", {"x": (None, 5)}, lambda x: x.cumsum(-1), rows=("where_fwd",),

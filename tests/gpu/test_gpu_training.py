@@ -328,3 +328,38 @@ def test_parameters_are_copies_that_cannot_be_written_to():
         value[...] = 0
     with pytest.raises(cv.CalcError, match="cuda"):
         _ = model.resident.elements
+
+
+# ---------------------------------------------------------------- users' equations
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y[b,i] = w[i]*x[b,i]/sqrt(mean[j] x[b,j]*x[b,j] + 0.01)",
+        "y[b,o<4] = max[k<3] w[t[b]]*tanh(x[b, 2*o + k - 1])",
+    ],
+)
+def test_users_equations(text):
+    """Values and gradients are the processor's; one block and all give the same bits."""
+    rng, n = np.random.default_rng(5), 8 if SMALL else 300
+    x, t, w = rng.standard_normal((BATCH, n)), rng.integers(0, n, BATCH), rng.standard_normal(n)
+    g = cv.CalcGraph()
+    of = {"x": g.placeholder("x", (None, n)), "w": g.parameter("w", (n,), init=w)}
+    given = {**of, "t": g.placeholder("t", (None,), "int64")} if "t[b]" in text else of
+    with g.path("p"):
+        y = cv.equation(text, **given, fused=True).rename("y")
+        for name, operand in of.items():
+            cv.gradient(cv.sum(y * y), operand).rename(f"d{name}")
+    outcomes = []
+    for device, how in (("cpu", {}), ("cuda", MODES["one block"]), ("cuda", MODES["all blocks"])):
+        program = cv.compile(g, batch_size=BATCH, device=device, keep=("y", "dx", "dw"), **how)
+        assert any(row.startswith("equation_") for row, _ in program.instructions)
+        with cv.CalcHeap(program.heap_bytes, device=device) as heap:
+            model = heap.load(program)
+            for name, value in (("x", x), ("t", t)):
+                if name in given:
+                    model[name] = value
+            model.forward("p")
+            outcomes.append([np.array(model[name]) for name in ("y", "dx", "dw")])
+    for want, one, all_ in zip(*outcomes):
+        np.testing.assert_allclose(one, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+        assert one.tobytes() == all_.tobytes()

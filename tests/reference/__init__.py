@@ -1,8 +1,8 @@
 """The float64 definition of every operator, in plain NumPy: what kernels are tested against.
 
 A reference takes the operator's inputs as arrays and its attributes by name, and returns the output, or
-a dict of outputs and saved values by name (for rows that update in place: their new values).  Of operators that are
-declared by their equations it is the equation, beside which PyTorch is in tests/test_operators.py.
+a dict of outputs and saved values by name (for rows that update in place: their new values).  An operator that is declared by
+its equation and has none here is compared with the equation, and with PyTorch in tests/test_operators.py.
 """
 
 from __future__ import annotations

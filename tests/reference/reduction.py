@@ -31,3 +31,11 @@ def softmax(x, axis=-1):
 def log_softmax(x, axis=-1):
     z = x - x.max(axis, keepdims=True)
     return z - np.log(np.exp(z).sum(axis, keepdims=True))
+
+
+def cumsum(x, axis=-1):
+    return np.cumsum(x, axis)
+
+
+def reverse_cumsum(x, axis=-1):
+    return np.flip(np.cumsum(np.flip(x, axis), axis), axis)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from calcvm.equations.gradient import gradient, needed
+from calcvm.equations.guarded import data_places, guarded
 from calcvm.equations.places import size
 from calcvm.equations.plain import Plain
 from calcvm.equations.ranges import Ranges, ranges
@@ -25,6 +26,7 @@ from calcvm.equations.tree import (
     Number,
     Reduction,
     arrays,
+    bound,
     own_elements,
     parts,
     substituted,
@@ -128,6 +130,7 @@ def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tup
     known = {**derived.known, **{called[name]: shapes[name] for name in sets}}
     equations = [_renamed(e, called) for e in equations]
     rows = []
+    inside = data_places(read_ranged(of.text, of.declares, of.plain.operands).equations, of.plain.axes)
     for name in called.values():
         parts = needed([e for e in equations if e.name == name or e.name not in known], [name])
         if (
@@ -136,7 +139,9 @@ def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tup
             continue
         read = dict.fromkeys(v for e in parts for node in walk(e.value) if (v := _array(node)) in known and v != name)
         given = {v: known[v] for v in read}
-        ranged = _ranged(parts, derived.ranges(parts, given), of.plain)
+        of_parts = derived.ranges(parts, given)
+        axes = {v: [*map(_node, shape)] for v, shape in of_parts.shapes.items()}
+        ranged = _ranged(guarded(parts, axes, inside), of_parts, of.plain)
         text, declares = show_equations(ranged), _declared(ranged, given)
         words = [w for w in of.words if w in re.findall(r"\w+", f"{text} {declares}")]
         said = {v: types[v] for v in (*given, name) if v in types}
@@ -208,12 +213,15 @@ def _node(n: Any) -> Node:
 
 
 def _declared(equations: Sequence[Equation], given: dict[str, tuple[Any, ...]]) -> str:
-    """The axes of what is read at other places than indexes."""
+    """The axes of what is read at other places than indexes that run as far."""
+    extents = {i.name: i.extent for e in equations for i in bound(e) if i.extent is not None}
     elsewhere = {
         node.array: None
         for e in equations
         for node in walk(e.value)
-        if isinstance(node, Element) and node.array in given and not all(isinstance(p, Name) for p in node.places)
+        if isinstance(node, Element) and node.array in given
+        for place, n in zip(node.places, given[node.array])
+        if not isinstance(place, Name) or extents.get(place.name) != _node(n)
     }
     axes = {name: ",".join(f"{name}_{k}<{show(_node(n))}" for k, n in enumerate(given[name])) for name in elsewhere}
     return "; ".join(f"{name}[{inside}]" for name, inside in axes.items())

@@ -60,7 +60,7 @@ def below(plain: Plain, name: str) -> str:
         show(extent)
         for _, node in _read(plain)
         for place, extent in zip(node.places, plain.axes[node.array])
-        if isinstance(place, Element) and place.array == name
+        if isinstance(place, Element) and place.array == name and node.beyond == 0
     }
     return min(found, default="")
 

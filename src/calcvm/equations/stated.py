@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
+from math import prod
 from typing import Any
 
 from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check
@@ -16,7 +17,7 @@ from calcvm.equations.grammar import read, read_declarations
 from calcvm.equations.plain import Plain
 from calcvm.equations.rows import read_ranged
 from calcvm.equations.text import show_equations
-from calcvm.equations.tree import Equation, Name, Node, Number, bound
+from calcvm.equations.tree import Element, Equation, Name, Node, Number, Reduction, bound, parts
 from calcvm.errors import CalcError
 from calcvm.lazy import cached_property
 from calcvm.record import record
@@ -25,6 +26,7 @@ LANGUAGE = 1  # the version of what a text means: of another a row is another
 PREFIX = "equation_"
 TYPES = ("bool", "int8", "uint8", "int32", "int64")  # of operands that are not of the program's float
 MOST_CHARACTERS = 10_000  # of a text
+MOST_NODES = 4_096  # of its equations where parts of it, and of variances and the like, are written out
 MOST_PLACES = 2**16  # of an index whose range is a number and no axis
 
 
@@ -83,19 +85,29 @@ class Stated:
         names = (*self.words, *self.reads, *self.sets)
         if len(self.text) > MOST_CHARACTERS or len(self.declares) > MOST_CHARACTERS:
             raise CalcError(f"an equation of more than {MOST_CHARACTERS} characters")
+        if re.search(r"\d{310}", f"{self.text} {self.declares}"):
+            raise CalcError("an equation with a number of more than 309 digits")
         if twice := [
             name for name in names if names.count(name) > 1 or not re.fullmatch("[A-Za-z]\\w*", name, re.ASCII)
         ]:
             raise CalcError(f"{twice[0]!r} is no name of one word or operand")
-        if show_equations(read(self.text, names)) != self.text:
-            raise CalcError(f"the equation is not in its one form, {show_equations(read(self.text, names))!r}")
+        if wrong := [name for name, type_ in self.types.items() if name not in names or type_ not in TYPES]:
+            raise CalcError(
+                f"the type of {wrong[0]} is {self.types[wrong[0]]!r}: operands are of floats or {', '.join(TYPES)}"
+            )
+        if (canonical := show_equations(read(self.text, names))) != self.text:
+            raise CalcError(f"the equation is not in its one form, {canonical!r}")
         found = read_ranged(self.text, self.declares, (*self.reads, *self.sets))
-        kinds = self.kinds()
-        if wrong := [name for name in self.sets if kinds[name] != _kind(self.types.get(name, ""))]:
-            raise CalcError(f"{wrong[0]} is {kinds[wrong[0]]}, and of another type")
+        if (n := _written_out(found.equations, names)) > MOST_NODES:
+            raise CalcError(
+                f"its parts are {n} where each is written out, and {MOST_NODES} are the most: make them results"
+            )
         made = [e.name for e in found.equations]
         if missing := [name for name in self.sets if made.count(name) != 1]:
             raise CalcError(f"{missing[0]} is not set by one equation")
+        kinds = self.kinds()
+        if wrong := [name for name in self.sets if kinds[name] != _kind(self.types.get(name, ""))]:
+            raise CalcError(f"{wrong[0]} is {kinds[wrong[0]]}, and of another type")
         if wrong := [e.name for e in found.equations if e.kept is None or e.name in self.reads]:
             raise CalcError(f"{wrong[0]} is set without indexes, or read too")
         axes = {extent for name in (*self.reads, *self.sets) for extent in found.axes.get(name, ())}
@@ -114,8 +126,30 @@ class Stated:
             number = isinstance(extent, Number) and isinstance(extent.value, int) and extent.value >= 0
             if not (number or isinstance(extent, Name) and extent.name in self.words or extent is None):
                 raise CalcError(f"the range of {index.name} is neither a word nor a number")
-            if isinstance(extent, Number) and extent.value > MOST_PLACES and extent not in axes:
-                raise CalcError(f"the range of {index.name} is {extent.value}, and no operand has such an axis")
+        for e in equations:
+            own = {i.name: i.extent for i in bound(e) if isinstance(i.extent, Number) and i.extent not in axes}
+            if prod(int(n.value) for n in own.values()) > MOST_PLACES:
+                raise CalcError(
+                    f"the range of {', '.join(own)} is above {MOST_PLACES}, and no operand has such an axis"
+                )
+
+
+def _written_out(equations: Sequence[Equation], operands: Sequence[str]) -> int:
+    """Nodes of equations in which others that are no operands are put in, and reductions stand for what they are made of."""
+    sizes: dict[str, int] = {}
+
+    def count(node: Node) -> int:
+        inside = sizes.get(node.array if isinstance(node, Element) else getattr(node, "name", ""), 0)
+        times = {"var": 2, "logsumexp": 3}.get(node.how, 1) if isinstance(node, Reduction) else 1
+        return 1 + inside + times * sum(map(count, parts(node)))
+
+    for e in equations:
+        n = count(e.value)
+        if e.name not in operands:
+            sizes[e.name] = n
+        else:
+            sizes[""] = sizes.get("", 0) + n
+    return sizes.get("", 0)
 
 
 def _kind(type_: str) -> str:
@@ -137,19 +171,7 @@ def of_document(name: str, document: Mapping[str, Any]) -> Stated:
     ------
     CalcError : it is of another version of the language, was changed, or is no row.
     """
-    if document["language"] != LANGUAGE:
-        raise CalcError(
-            f"the equation {name!r} is of version {document['language']} of the language, and this calcvm reads {LANGUAGE}: "
-            "compile the graph again"
-        )
-    stated = Stated(
-        document["text"],
-        tuple(document["words"]),
-        tuple(document["reads"]),
-        tuple(document["sets"]),
-        dict(document["types"]),
-        document["declares"],
-    )
+    stated = said(f"the equation {name!r}", document)
     if stated.name != name:
         raise CalcError(f"the equation {name!r} was changed, {stated.text!r}: compile the graph again")
     if name not in STATED:
@@ -158,3 +180,13 @@ def of_document(name: str, document: Mapping[str, Any]) -> Stated:
         except CalcError as error:
             raise CalcError(f"the equation {name!r}, {stated.text!r}: {error}") from None
     return known(stated)
+
+
+def said(what: str, document: Mapping[str, Any]) -> Stated:
+    """What a document says, which nobody has checked (CalcError: it is of another version of the language)."""
+    if document["language"] != LANGUAGE:
+        raise CalcError(
+            f"{what} is of version {document['language']} of the language, and this calcvm reads {LANGUAGE}: build the graph again"
+        )
+    words, reads, sets = (tuple(document[key]) for key in ("words", "reads", "sets"))
+    return Stated(document["text"], words, reads, sets, dict(document["types"]), document["declares"])

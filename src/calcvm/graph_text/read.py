@@ -15,12 +15,13 @@ import numpy as np
 from calcvm import checks, dtypes, init, optim
 from calcvm.errors import CalcError, UnsupportedOperator
 from calcvm.gradients import gradient
-from calcvm.graph import CalcGraph, Path, Variable, apply, copied, same_order
+from calcvm.graph import CalcGraph, Path, Variable, applied, apply, copied, same_order
 from calcvm.graph_text import parse
 from calcvm.graph_text.parse import Node, Statement, Wrong, literal
 from calcvm.graph_text.words import (
     BACKWARD,
     CONTINUED,
+    EQUATIONS,
     GRADIENT,
     INITIALIZERS,
     LAID,
@@ -37,6 +38,7 @@ from calcvm.graph_text.words import (
 from calcvm.hints import close_to
 from calcvm.ops import OPS
 from calcvm.ops.layouts import LAYOUTS
+from calcvm.ops.spec import EQUATION, OpSpec
 
 DTYPE = re.compile(r"bool|u?int\d{1,3}|float\d{1,3}|[<>][fiu]\d{1,2}")  # of an array, as NumPy calls it
 
@@ -338,6 +340,10 @@ class _Reader:
         return copied(path, x, layout)
 
     def applied(self, call: Node, out: str) -> list[Variable]:
+        if call.value == EQUATION:
+            y = applied(self.equation(call), *map(self.operand, call.items), out=out)
+            assert y.producer is not None
+            return [*y.producer.outputs.values()]
         spec = OPS.get(call.value)
         if spec is None:
             near = close_to(call.value, OPS)
@@ -353,6 +359,20 @@ class _Reader:
         assert y.producer is not None
         return [*y.producer.outputs.values()]
 
+    def equation(self, call: Node) -> OpSpec:
+        """An operator that is a user's equation."""
+        from calcvm.ops.stated import operator_said
+
+        given = _by_name(EQUATION, call.pairs, [*EQUATIONS])
+        said = {"reads": [f"x{k + 1}" for k in range(len(call.items))], "sets": ["y"], "types": {}, "declares": ""}
+        said |= {key: literal(node) for key, node in given.items()}
+        for key, kind in EQUATIONS.items():
+            inside = said.get(key) if kind in (list, dict) else ()
+            if type(said.get(key)) is not kind or not all(type(v) is str for v in _inside(inside)):
+                at, what = given[key].at if key in given else self.at, {int: "a number", str: "a text"}
+                raise Wrong(at, f"{key} of an equation is {what.get(kind, f'a {kind.__name__} of texts')}")
+        return operator_said(said)
+
     def operand(self, node: Node) -> Variable | np.ndarray | None:
         if node.kind in ("name", "text"):
             return self.variable(node)
@@ -360,6 +380,10 @@ class _Reader:
             return None
         shape = _shape_of(node)
         return np.array(_numbers(node, shape)).reshape(shape)
+
+
+def _inside(value: Any) -> list[Any]:
+    return [*value, *(value.values() if isinstance(value, dict) else ())]
 
 
 # ---------------------------------------------------------------- values

@@ -39,6 +39,10 @@ SOURCES = {
     "constant": ("dtype", "value"),
     "state": ("dtype", "kind", "value", "of"),
 }
+# what an operator that is a user's equation says by name
+EQUATIONS: dict[str, type] = {
+    "language": int, "text": str, "words": list, "reads": list, "sets": list, "types": dict, "declares": str,
+}  # fmt: skip
 # of a kind of state the type, the number of elements (None: any), and whether it starts from a value
 STATES: dict[str, tuple[str | None, int | None, bool]] = {
     "rng": ("int64", 2, False),

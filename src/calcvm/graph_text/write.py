@@ -33,6 +33,7 @@ from calcvm.graph_text.words import (
 from calcvm.ops import OPS
 from calcvm.ops.gradient import GRADIENT as GRADIENT_SPEC
 from calcvm.ops.layouts import axes, back
+from calcvm.ops.spec import EQUATION, OpSpec
 from calcvm.ops.types import FLOAT
 from calcvm.optim import Optimizer
 from calcvm.tables import Lines
@@ -190,6 +191,8 @@ class _Writer:
             return GRADIENT, []
         if _is_copy(op):
             return LAID, [("layout", repr(op.outputs["y"].layout))]
+        if spec.category == EQUATION:
+            return EQUATION, _equation(spec)
         if OPS.get(spec.name) is not spec or spec.name in (GRADIENT, LAID):
             why = (
                 "a word of the language"
@@ -263,6 +266,14 @@ def _is_copy(op: Operation) -> bool:
         return False
     x, y = op.inputs["x"], op.outputs["y"]
     return not same_order(x.shape, x.layout, y.layout)
+
+
+def _equation(spec: OpSpec) -> Keywords:
+    """What a user's equation says, but what is as by default."""
+    from calcvm.ops.stated import stated_of
+
+    default = {"reads": [f"x{k + 1}" for k in range(len(spec.inputs))], "sets": ["y"], "types": {}, "declares": ""}
+    return [(key, _literal(EQUATION, v)) for key, v in stated_of(spec.fwd[0]).document.items() if v != default.get(key)]
 
 
 # ---------------------------------------------------------------- values

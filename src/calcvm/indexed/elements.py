@@ -19,6 +19,7 @@ from calcvm.graph import CalcGraph, Variable, apply
 from calcvm.indexed.products import Extents, contract, varies
 from calcvm.indexed.values import Size, Value, aligned, apart, diagonal, dropped, ordered, reshaped, spaced, stacked
 from calcvm.indexed.windows import Window
+from calcvm.ops.types import FLOAT
 
 MOST_TAPS = 64  # of windows that no row has, each of which is an operator of its own
 MOST_ROWS = 4096  # of a table that is read by a product with rows of 0 and 1
@@ -249,6 +250,8 @@ class Elements:
         n = int(self.extents[name])
         if isinstance(node, Element) and node.beyond:
             inside = F.logical_and(place.data >= 0, place.data < n)
+            if place.data.type == FLOAT:  # a quotient with a rest is no place
+                inside = F.logical_and(inside, F.equal(F.floor(place.data), place.data))
             within = Value(F.where(inside, place.data, 0), place.axes)
             found = self.gathered(x, name, within, Element(node.array, node.places, at=node.at), order)
             chosen = aligned(Value(inside, place.axes), found.axes)

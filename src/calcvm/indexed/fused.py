@@ -53,7 +53,13 @@ class Fused:
         except Unfit:
             return None
 
-    def after(self, node: Element | Reduction, order: Sequence[str], compose: Callable[[], Value]) -> Value:
+    def gathered(self, node: Element, order: Sequence[str]) -> Value | None:
+        """An element whose places data say, but of one place in each row, which has a row in the table."""
+        by = [{*self.of.indexes(place)} for place in node.places if self.arrays(place)]
+        rest = set().union(*(self.of.indexes(place) for place in node.places if not self.arrays(place)))
+        return self.instead(node, order, always=True) if by and by != [rest] else None
+
+    def after(self, node: Node, order: Sequence[str], compose: Callable[[], Value]) -> Value:
         """The value by operators, or by a row of its own where those refuse it."""
         path, known, made = self.of.graph.active, {**self.of.known}, {**self.of.made}
         n, variables = len(path.operations), {**self.of.graph.variables}
@@ -80,6 +86,13 @@ class Fused:
         sums = isinstance(node, Reduction) and node.how in ("sum", "mean")
         return sums and self.of.is_product(node.body, [i.name for i in node.indexes])  # type: ignore[union-attr]
 
+    def is_layer(self, node: Node) -> bool:
+        """Whether a row of products makes it all: the sum, what is added, an activation."""
+        node = self.of.opened(node)
+        if isinstance(node, Call) and (len(node.arguments) == 1 or node.function == "+"):
+            return any(map(self.is_layer, node.arguments))
+        return self.is_product(node)
+
     def volume(self, node: Node) -> int:
         return count(numel(self.of.extents[v] for v in self.of.indexes(node)))
 
@@ -103,7 +116,7 @@ class Fused:
     def whole(self, equation: Equation) -> Value | None:
         """The value of an equation by one row, where the choice is that, and the row is none of the table's."""
         value = equation.value
-        if not self.choice or equation.kept is None or self.is_product(value) or isinstance(value, (Name, Number)):
+        if not self.choice or equation.kept is None or self.is_layer(value) or isinstance(value, (Name, Number)):
             return None
         if patterns.rewritten(value, self.of.opened, self.of.extents) is not None:
             return None
@@ -115,13 +128,19 @@ class Fused:
     def scan(self, name: str) -> Value:
         """The value of an equation that reads its own result before, or behind."""
         equation = self.of.parts[name]
+        own = own_elements(equation)[0]
+        if self.choice is False:
+            raise self.of.wrong(
+                own,
+                f"{name} is read by its own equation, which of operators running sums alone do, {name}[r,i] = {name}[r,i - 1] + ..., or "
+                f"{name}[r,i + 1]: leave out fused=False, or write the steps out, an equation each",
+            )
         try:
-            if self.choice is False:
-                raise Unfit("fused=False")
             return self.equation(equation)
         except Unfit as error:
             raise self.of.wrong(
-                own_elements(equation)[0], f"{name} is read by its own equation, of which no row can be made: {error}"
+                own,
+                f"{name} is read by its own equation, of which no row can be made: {error}; write the steps out, an equation each",
             ) from None
 
     def equation(self, equation: Equation) -> Value:
@@ -137,7 +156,7 @@ class Fused:
         if isinstance(node, Element) and node.array in of.parts and own_elements(of.parts[node.array]) == []:
             inside = of.opened(node)
             if inside is not node and node.array not in of.made and self.is_large(equation, node):
-                return self.opened(equation, inside) if isinstance(inside, Element) else inside
+                return self.opened(equation, inside)
         if isinstance(node, (Element, Name)):
             return self.operand(node)
         if node is equation.value or isinstance(node, Number) or equation.name in self.arrays(node):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -93,7 +92,9 @@ class Lowering(Elements):
             elif own_elements(equation):
                 self.made[name] = self.rows.scan(name)
             else:
-                self.made[name] = self.rows.whole(equation) or self.value(equation.value, order)
+                self.made[name] = self.rows.whole(equation) or self.rows.after(
+                    equation.value, order, lambda: self.value(equation.value, order)
+                )
         return self.made[name]
 
     def running(self, scan: RunningSum, order: Sequence[str]) -> Value:
@@ -160,7 +161,8 @@ class Lowering(Elements):
         if found is not None:
             return self.value(found, order)
         if isinstance(node, Element):
-            return self.rows.after(node, order, lambda: self.element(node, order))
+            v = self.rows.gathered(node, order)
+            return self.rows.after(node, order, lambda: self.element(node, order)) if v is None else v
         if isinstance(node, Reduction):
             return self.rows.after(node, order, lambda: self.reduction(node, order))
         if node.function in ("softmax", "log_softmax"):
@@ -280,11 +282,6 @@ class Lowering(Elements):
             v = None if isinstance(node.body, Element) else self.rows.instead(node, order)
         if v is not None:
             return v
-        if how == "var" and not taps:  # of the mean that the text may read, too
-            mean = Reduction("mean", tuple(Index(self.another(self.extents[v])) for v in over), node.body, node.at)
-            by: dict[str, Node] = {v: Name(i.name) for v, i in zip(over, mean.indexes)}
-            away = Call("-", (node.body, replace(mean, body=substituted(node.body, by))), node.at)
-            return self.value(replace(node, how="mean", body=Call("^", (away, Number(2)), node.at)), order)
         return self.reduced(node, self.value(node.body, inner), over, order)
 
     def reduced(self, node: Reduction, v: Value, over: Sequence[str], order: Sequence[str]) -> Value:
@@ -308,6 +305,8 @@ class Lowering(Elements):
                 return Value(made if made.ndim else made.item(), axes)
             raise self.wrong(node, f"{how} of numbers alone: give the number itself")
         if not here:
+            if how == "var":
+                return self.of_two("-", node, v, v, order)
             return Value(0) if how in ("argmax", "argmin") else v
         if how in ("argmax", "argmin"):
             return Value(self.place_of(node, v, over, at), axes)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 from numba import types
 
+from calcvm.equations.kinds import CONDITION, INTEGER, NUMBER, kind_of
+from calcvm.equations.kinds import KINDS as OF_TYPES
 from calcvm.equations.plain import Plain, Stage
 from calcvm.equations.tree import COMPARISONS, Call, Element, Name, Node, Number, names, walk
 from calcvm.errors import CalcError
@@ -26,8 +28,7 @@ from calcvm.kernels_cpu._whole import FALSE, TRUE, Cond, Whole, Wholes
 from calcvm.kernels_cpu.elementwise import POWERS, power_of
 
 BAD_PLACE = 1  # trap code, as that of a label
-NUMBER, INTEGER, CONDITION = "number", "integer", "condition"
-KINDS = {"bool": CONDITION, **dict.fromkeys(("int64", "int32", "uint8", "int8", "index"), INTEGER)}
+KINDS = {**OF_TYPES, "index": INTEGER}  # where a program's type for indexes is one of integers
 CALLED = {"abs": "fabs", "sigmoid": "logistic"}  # functions that formulas call otherwise
 Value = Any  # V, Whole or Cond
 
@@ -57,24 +58,6 @@ class Operand(NamedTuple):
     kind: str
     axes: tuple[Node, ...]
     place: Any = -1
-
-
-def kind_of(node: Node, kinds: Mapping[str, str]) -> str:
-    """What a value is; ``kinds`` : of names that are no integers."""
-    if isinstance(node, Number):
-        return INTEGER if isinstance(node.value, int) else NUMBER
-    if isinstance(node, Name):
-        return kinds.get(node.name, INTEGER)
-    if isinstance(node, Element):
-        return kinds[node.array]
-    assert isinstance(node, Call)
-    if node.function in COMPARISONS or node.function in ("and", "or", "not"):
-        return CONDITION
-    found = [kind_of(argument, kinds) for argument in node.arguments[node.function == "where" :]]
-    if node.function in ("where", "stop"):
-        return found[0] if len({*found}) == 1 else NUMBER
-    whole = node.function in ("+", "-", "*", "//", "%", "neg", "abs", "max", "min") and {*found} == {INTEGER}
-    return INTEGER if whole else NUMBER
 
 
 class Values:

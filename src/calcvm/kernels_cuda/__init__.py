@@ -6,6 +6,8 @@ simulator work without.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -29,10 +31,19 @@ FAMILIES = (
 )
 
 
-def kernels() -> dict[str, Kernel]:
-    """All kernels by row (MissingExtra: numba-cuda is not installed)."""
+def kernels(names: Iterable[str] = ()) -> dict[str, Kernel]:
+    """All kernels by row (MissingExtra: numba-cuda is not installed), those that are users' equations if they are named.
+
+    Raises
+    ------
+    CalcError : an equation says something that no such kernel does.
+    """
     for family in FAMILIES:
         import_module(f"calcvm.kernels_cuda.{family}")
     from calcvm.kernels_cuda._common import KERNELS
 
+    stated = sys.modules.get("calcvm.equations.stated")
+    for name in {*names} - {*KERNELS}:
+        if stated is not None and name in stated.STATED:
+            KERNELS[name] = import_module("calcvm.kernels_cuda.plain").kernel(stated.STATED[name].plain)
     return KERNELS

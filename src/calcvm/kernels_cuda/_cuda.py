@@ -227,8 +227,8 @@ def _at(tc, base, off):
 
 @compiled_by(_at)
 def at(base, off):
-    """Pointer ``off`` elements past ``base``."""
-    return base[off:]
+    """Pointer ``off`` elements past ``base``, which may be left out: nobody follows it then."""
+    return None if base is None else base[off:]
 
 
 def _in_global(tc, pointer):

@@ -1,11 +1,16 @@
 """Kernels for a GPU that follow from equations: a text in Python for each row, compiled as the hand-written ones are.
 
-The indexes before the others number *units*, of which a block takes its share.  How many these are, a row's stages say:
+Blocks share the units of the first index of the results, and a block takes its units in batches.  How many indexes a unit has, a row's
+stages say (`_plain_units`); each stage is done in one of three ways:
 
 - Reductions for a unit, results and temporaries: by all threads of the block, a batch of units at a time, through shared
-  memory (`_plain_loops.together`).  The shape of a sum depends on its length alone.
+  memory (`_plain_loops.together`).
 - Results of more indexes: a thread an element, neighbouring threads neighbouring elements; a reduction in it is a loop of the thread.
 - A scan: a thread a line.
+
+The bits are the same for any numbers of blocks and threads: one block computes all of a unit, and the shape of a sum depends on its
+length alone: slots, whose number follows from it (`_reduce.slots_of`) and whose totals a tree joins, each by blocks of `LENGTH` elements.
+Threads write apart, and meet before one reads what another wrote.
 
 Each stage is a function ``term_NAME(a, here, k)`` or ``value_NAME(a, q, k)``, in `_plain_loops`' terms; ``kernel_of(plain).text`` has them.
 """
@@ -18,6 +23,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from calcvm.equations.kinds import CONDITION as BOOL
+from calcvm.equations.kinds import INTEGER as INT
+from calcvm.equations.kinds import KINDS, kind_of
+from calcvm.equations.kinds import NUMBER as FLOAT
 from calcvm.equations.plain import Plain, Stage
 from calcvm.equations.text import show, show_indexes
 from calcvm.equations.tree import COMPARISONS, Call, Element, Index, Name, Node, Number, arrays, call, names, walk
@@ -26,8 +35,6 @@ from calcvm.kernels_cuda import _plain_loops
 from calcvm.kernels_cuda._plain_loops import KNOWN
 from calcvm.kernels_cuda._plain_units import Cut, Units
 
-INT, FLOAT, BOOL = "int", "float", "bool"
-KINDS = {"bool": BOOL} | dict.fromkeys(("int64", "int32", "uint8", "int8", "index"), INT)
 FIRST = "first"  # the smallest of places: how argmax and argmin go on, once the largest is known
 MOST_TEMPORARIES = 16  # of a unit, which shared memory holds beside its slots
 JOINS = {  # by how and kind: what joins two, and what changes nothing
@@ -100,9 +107,12 @@ class _Text:
         self.ranges = {i.name: i.extent for s in self.stages for i in (*s.kept, *s.over)}
         for name in dict.fromkeys((*plain.words, *plain.reals, *plain.operands, *self.ranges, *self.by_name)):
             self.called[name] = self.free(name)
-        self.kinds: dict[str, str] = {}
+        self.kinds: dict[str, str] = {}  # of stages
+        self.read_as = {name: KINDS.get(plain.types.get(name, ""), FLOAT) for name in plain.operands}
+        self.read_as |= dict.fromkeys(plain.reals, FLOAT)
         for stage in self.stages:
             self.kinds[stage.name] = self.kind(stage.value)
+            self.read_as.setdefault(stage.name, self.kinds[stage.name])
         self.cut = Cut(plain, self.stages)
         self.home = self.cut.home
         if len(self.home) > MOST_TEMPORARIES:
@@ -141,27 +151,7 @@ class _Text:
 
     # ------------------------------------------------------------ kinds
     def kind(self, node: Node) -> str:
-        if isinstance(node, Number):
-            return INT if isinstance(node.value, int) else FLOAT
-        if isinstance(node, Name):
-            if node.name in self.plain.operands:
-                return self.kind_of(node.name)
-            return FLOAT if node.name in self.plain.reals else INT
-        if isinstance(node, Element):
-            return self.kind_of(node.array)
-        assert isinstance(node, Call)
-        function, kinds = node.function, [self.kind(argument) for argument in node.arguments]
-        if function in ("and", "or", "not", *COMPARISONS):
-            return BOOL
-        if function in ("where", "stop"):
-            return kinds[-1] if kinds[-1] == kinds[-2:][0] else FLOAT
-        whole = function in ("+", "-", "*", "//", "%", "neg", "abs", "max", "min") and {*kinds} == {INT}
-        return INT if whole else FLOAT
-
-    def kind_of(self, array: str) -> str:
-        if array in self.plain.operands:
-            return KINDS.get(self.plain.types.get(array, ""), FLOAT)
-        return self.kinds[array]
+        return kind_of(node, self.read_as)
 
     # ------------------------------------------------------------ sizes
     def extent(self, node: Node | None) -> str:
@@ -198,6 +188,14 @@ class _Text:
         if kind == INT:
             return f"(1 if {text} else 0)" if own == BOOL else f"whole({text})"
         raise self.wrong(f"{show(node)} is no condition")
+
+    def stored(self, node: Node, kind: str) -> str:
+        """What is stored as an element of a kind: a number as an integer is cut off at its point, and holds where it is not 0."""
+        if (self.kind(node), kind) == (FLOAT, INT):
+            return self.plainly(node)
+        if kind == BOOL != self.kind(node):
+            node = call("!=", node, Number(0))
+        return self.value(node, INT if kind == BOOL else kind)
 
     def whole(self, node: Node) -> str:
         """An integer: a place, or a size."""
@@ -262,7 +260,7 @@ class _Text:
     # ------------------------------------------------------------ elements
     def element(self, node: Element) -> str:
         of, array = self.by_name.get(node.array), self.called[node.array]
-        kind, type_ = self.kind_of(node.array), self.plain.types.get(node.array, "")
+        kind, type_ = self.read_as[node.array], self.plain.types.get(node.array, "")
         if of is not None and not of.result:
             home = self.home.get(of.name)
             text = array if home is None else f"{array}[0]" if home.single else f"{array}[c]"
@@ -274,8 +272,8 @@ class _Text:
             raise self.wrong(f"{node.array} has {len(axes)} axes, and is read at {len(node.places)} places")
         sure = [self.is_sure(place, axis) for place, axis in zip(node.places, axes)]
         places, extents = [self.whole(place) for place in node.places], [self.extent(axis) for axis in axes]
-        x = f"cells({array})" if kind == BOOL else array
-        own = {INT: "whole_at" if type_ == "index" else "wide_at", BOOL: "holds_at", FLOAT: "number_at"}[kind]
+        x = self.cells(node.array)
+        own = {INT: "wide_at", BOOL: "holds_at", FLOAT: "number_at"}[kind]
         if not all(sure):
             of_data = any({*arrays(place)} & {*self.plain.operands} for place in node.places)
             triples = ", ".join(map("({}, {}, {})".format, places, extents, sure))
@@ -287,6 +285,10 @@ class _Text:
         if node.array in self.plain.left_out:
             text = f"({text} if given(me, {array}) else {self.constant(self.plain.left_out[node.array], kind)})"
         return text
+
+    def cells(self, name: str) -> str:
+        """An operand's elements as they lie: conditions are bytes."""
+        return f"cells({self.called[name]})" if self.read_as[name] == BOOL else self.called[name]
 
     def merged(self, nodes: Sequence[Node], places: list[str], extents: list[str]) -> tuple[list[str], list[str]]:
         """Places, those of neighbouring indexes that the number k of an element has as one: nothing is divided for it."""
@@ -398,14 +400,14 @@ class _Text:
         join, zero = self.join(stage)
         by = "strand" if self.temporaries(stage) else "strands"
         first, most, n = (_of(loop, name) for name in ("first", "most", "n"))
-        y = f"at({self.called[stage.name]}, {first})" if stage.result else self.called[stage.name]
+        y = f"at({self.cells(stage.name)}, {first})" if stage.result else self.called[stage.name]
         totals = "totals" if self.kinds[stage.name] == FLOAT else "counts"
         shape = f"{totals}, {most}, {n}, {self.volume(stage.over)}, {self.along(stage)}"
         return [f"together({by}, term_{stage.name}, {join}, {zero}, a, unit_{stage.name}, {y}, {shape})"]
 
     def set(self, stage: Stage, loop: Units) -> list[str]:
         """The loop that sets a result element by element."""
-        to, temporaries = self.kind_of(stage.name), self.temporaries(stage)
+        to, temporaries = self.read_as[stage.name], self.temporaries(stage)
         self.numbered = stage.kept if stage.kept[: len(loop.indexes)] == loop.indexes else ()
         if stage.how:
             value = self.computed(stage)
@@ -413,9 +415,8 @@ class _Text:
                 value = f"like(h, {value})"
             temporaries = []
         else:
-            value = self.value(stage.value, INT if to == BOOL else to)
-        y = f"cells({self.called[stage.name]})" if to == BOOL else self.called[stage.name]
-        lines = self.made_here(temporaries)
+            value = self.stored(stage.value, to)
+        y, lines = self.cells(stage.name), self.made_here(temporaries)
         if stage.kept[: len(loop.indexes)] != loop.indexes:
             place = self.flat([self.called[i.name] for i in stage.kept], [self.extent(i.extent) for i in stage.kept])
             return self.lines(stage, loop, f"set_{stage.name}", stage.kept, [*lines, f"{y}[{place}] = {value}"])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from calcvm.formulas.arithmetic import where
 from calcvm.formulas.functions import FUNCTIONS
 from calcvm.kernels_cuda._common import given, share, trap
@@ -79,6 +81,12 @@ def whole(x):
 
 # ---------------------------------------------------------------- numbers
 @device
+def float32(x):
+    """Rounded to float32 in any heap."""
+    return like(x, np.float32(x))
+
+
+@device
 def multiply(x, y):
     return x * y
 
@@ -106,7 +114,6 @@ def find(axes):
 
 number_at = device(lambda h, x, k: like(h, x[k]))
 wide_at = device(lambda h, x, k: wide(x[k]))
-whole_at = device(lambda h, x, k: whole(x[k]))
 holds_at = device(lambda h, x, k: x[k] != 0)
 
 
@@ -238,11 +245,11 @@ def together(by, term, join, zero, a, unit, y, totals, most, n, R, along):
 
 # ---------------------------------------------------------------- all that texts name
 KNOWN: dict[str, Any] = functions | {
-    "INF": INF, "NAN": NAN, "NOWHERE": NOWHERE, "power": power, "number_at": number_at, "wide_at": wide_at, "whole_at": whole_at, "holds_at": holds_at, "power2": power2, "power3": power3, "power4": power4,
+    "INF": INF, "NAN": NAN, "NOWHERE": NOWHERE, "power": power, "number_at": number_at, "wide_at": wide_at, "holds_at": holds_at, "power2": power2, "power3": power3, "power4": power4,
 } | {
     f.__name__: f
     for f in (
-        add, alone, at, behind, cells, device, divide, each, every, exact, floor_div, floor_mod, given, greater, like, lines, magnitude, maximum,
+        add, alone, at, behind, cells, device, divide, each, every, exact, float32, floor_div, floor_mod, given, greater, like, lines, magnitude, maximum,
         minimum, multiply, read, read_known, scan, scratch, share, slots_of, smaller, strand, strands, sync, thread, threads,
         together, units_at_once, whole, whole_scratch, wide,
     )

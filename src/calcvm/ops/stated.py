@@ -13,8 +13,9 @@ from calcvm.equations.check import NUMBER
 from calcvm.equations.grammar import read
 from calcvm.equations.places import size
 from calcvm.equations.rows import read_ranged
-from calcvm.equations.stated import Stated, known, of_document
+from calcvm.equations.stated import Stated, known, of_document, said
 from calcvm.equations.tree import Element, Name, Node, Number, Reduction, bound, parts
+from calcvm.errors import CalcError
 from calcvm.lazy import cached_property
 from calcvm.ops.dims import Affine, Shape, affine, show
 from calcvm.ops.plain import row
@@ -99,8 +100,7 @@ def row_of(stated: Stated) -> RowSpec:
 def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> None:
     """Know the rows of a file (CalcError: one was changed, or is of another version of the language)."""
     for name, document in documents.items():
-        if name not in STATED:
-            row_of(of_document(name, document))
+        row_of(of_document(name, document))
 
 
 def documents_of(specs: Any) -> dict[str, dict[str, Any]]:
@@ -117,6 +117,11 @@ def _operator_again(name: str, document: Mapping[str, Any]) -> OpSpec:
 
 
 # ---------------------------------------------------------------- operators
+def operator_said(document: Mapping[str, Any]) -> StatedOp:
+    """The operator of a document without a name (CalcError: it is of another version of the language, or none)."""
+    return operator_of(said("the equation", document))
+
+
 _OPERATORS: dict[str, StatedOp] = {}
 
 
@@ -128,7 +133,10 @@ def operator_of(stated: Stated) -> StatedOp:
     CalcError : the text is no row's, or its gradient is none.
     """
     if stated.name not in _OPERATORS:
-        _OPERATORS[stated.name] = _operator(stated.checked())
+        try:
+            _OPERATORS[stated.name] = _operator(stated.checked())
+        except (ArithmeticError, RecursionError) as error:
+            raise CalcError(f"{stated.text}: {error}") from None
     return _OPERATORS[stated.name]
 
 

@@ -10,4 +10,5 @@ from calcvm.script import (  # noqa: F401  (each registers the texts of a family
     pooling,
     reduction,
     shape,
+    stated,
 )

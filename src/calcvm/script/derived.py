@@ -46,7 +46,8 @@ APPLIED: dict[str, Callable[..., Any]] = {
     "+": add, "-": sub, "*": mul, "/": truediv, "neg": neg, ">": gt, ">=": ge, "<": lt, "<=": le, "and": and_, "or": or_,
     "not": invert, "==": lambda x, y: x.equals(y), "!=": lambda x, y: ~x.equals(y),
     "where": lambda condition, x, y: x.select(condition, x, y), "relu": lambda x: call("np.maximum", x, 0),
-    "max": partial(call, "np.maximum"), "min": partial(call, "np.minimum"),
+    "max": partial(call, "np.maximum"), "min": partial(call, "np.minimum"), "//": partial(call, "np.floor_divide"),
+    "%": partial(call, "np.mod"),
 }  # fmt: skip
 
 

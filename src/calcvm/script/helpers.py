@@ -62,6 +62,16 @@ def stretched(x, axis, start, stop, beyond):
     return np.moveaxis(np.pad(x, more, constant_values=beyond), 0, axis)
 
 
+def elements(x, beyond, *places):
+    """Elements at places, and ``beyond`` where one is beyond the ends, or no whole number; None: that is an error."""
+    places = np.broadcast_arrays(*places)
+    inside = np.all([(p % 1 == 0) & (p >= 0) & (p < n) for p, n in zip(places, x.shape)], 0)
+    if beyond is None and not inside.all():
+        raise IndexError(f"a place is beyond the ends of an array of shape {x.shape}")
+    found = x[tuple(np.where(inside, p, 0).astype(int) for p in places)]
+    return found if beyond is None else np.where(inside, found, x.dtype.type(beyond))
+
+
 def scan(step, axis, first, backwards, *given):
     """What ``step`` makes, along an axis, of the element before, ``first`` at the begin, and of elements of what is given."""
     read = [np.moveaxis(x, axis, 0) for x in np.broadcast_arrays(*given)]

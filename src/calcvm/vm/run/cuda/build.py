@@ -73,8 +73,9 @@ def number(name: str) -> int:
 
 
 def _rows(names: Iterable[str]) -> dict[int, Kernel]:
-    known = kernels()
-    return {number(name): known[name] for name in sorted(set(names))}
+    wanted = sorted(set(names))
+    known = kernels(wanted)
+    return {number(name): known[name] for name in wanted}
 
 
 # ---------------------------------------------------------------- PTX
