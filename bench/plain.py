@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 from unittest.mock import patch
@@ -226,9 +227,9 @@ def scans(quick: bool) -> Iterator[tuple[str, tuple[int, ...], dict[str, list[fl
     case = Case(OPS["neg"], Example(shapes=((None, 768),), batch=512), DTYPE, 512)
     for axis, words in ((1, {"O": 512, "N": 768, "I": 1}), (0, {"O": 1, "N": 512, "I": 768})):
         case.words = words
-        runs = {"plain": Side(case, row, {"x": x}).run}
-        runs["numpy"] = repeated(lambda axis=axis: np.cumsum(x, axis, out=out))
-        runs["torch"] = repeated(lambda axis=axis: torch.cumsum(t, axis))
+        runs: dict[str, Run] = {"plain": Side(case, row, {"x": x}).run}
+        runs["numpy"] = repeated(partial(np.cumsum, x, axis, out=out))
+        runs["torch"] = repeated(partial(torch.cumsum, t, axis))
         yield f"cumsum, axis {axis}", x.shape, seconds(runs, quick)
 
 
@@ -251,7 +252,8 @@ def beside_peers(result: Result, quick: bool) -> None:
 
 def every_row(result: Result, quick: bool) -> None:
     """Every row of the table that can be plain, on the examples of microbenchmarks, or the first."""
-    rows, ratios = [], {}
+    rows: list[list[str]] = []
+    ratios: dict[str, float] = {}
     declared = {row.name for d in DECLARED.values() for row in (d.forward, *d.backward)}
     for spec in [*OPS.values()][:: 40 if quick else 1]:
         marked = [e for e in spec.examples if e.bench]
