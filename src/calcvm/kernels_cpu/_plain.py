@@ -384,10 +384,10 @@ class Loops(Values):
         result = results[-1]
         if stage.result or stage.how != "sum" or len(stage.over) != 1 or len(results) > 1 or result.how or result.scan:
             return None
-        if not result.kept:
+        if not stage.kept or stage.kept != result.kept[:-1]:
             return None
-        (over,), *_, last = (stage.over, *result.kept)
-        if (stage.kept, over.extent) != (result.kept[:-1], last.extent) or not stage.kept or last.extent == Number(1):
+        (over,), last = stage.over, result.kept[-1]
+        if over.extent != last.extent or last.extent == Number(1):
             return None
         term = substituted(stage.value, {over.name: Name(last.name)})
         text = self.key(term)[0]
