@@ -277,6 +277,27 @@ def test_products_are_no_rows_of_users() -> None:
     )
 
 
+def test_what_workers_cannot_share_is_the_first_ones() -> None:
+    """So the others are waited for before it."""
+    g = cv.CalcGraph()
+    x = g.parameter("x", (400,), init=np.linspace(-1, 1, 400))
+    with g.path("p"):
+        e = cv.equation("e[i] = exp(x[i])", x=x, fused=True)
+        cv.equation("s[i] = s[i - 1]/2 + e[i]", e=e).rename("s")
+    program = cv.compile(g, batch_size=1, workers=3, dtype="float64", keep=["s"])
+    producer, scan = str(program.disassemble()).splitlines()[-2:]
+    assert "s[i - 1]" in scan and "|sync" in producer
+    for text in ("y[i<N] = y[i - 1]/2 + x1[i]", "y[] = max[i<N] x1[i]"):
+        (row,) = operator_of(Stated(text, ("N",), ("x1",), ("y",))).fwd
+        assert {o.part for o in row.operands} == {"w0"}
+    e = np.exp(np.linspace(-1, 1, 400))
+    with cv.CalcHeap(program.heap_bytes) as heap:
+        model = heap.load(program, seed=0)
+        model.forward("p")
+        want = [e[: k + 1] @ 0.5 ** np.arange(k, -1, -1.0) for k in range(400)]
+        np.testing.assert_allclose(model["s"], want, rtol=1e-12)
+
+
 # ---------------------------------------------------------------- gathers
 def table(text: str, **options: Any) -> Any:
     g = cv.CalcGraph()

@@ -695,6 +695,6 @@ def test_a_refusal_in_the_middle_leaves_nothing():
     g, given = operands()
     with g.path("p"):
         before = g.form
-        with pytest.raises(cv.UnsupportedOperator, match="prod over B has no row yet"):
-            cv.equation("m[b] = sum[i] exp(x[b,i]); y[] = prod[b] m[b]*k[0]", x=given["x"], k=np.ones(2))
+        with pytest.raises(cv.UnsupportedOperator, match="B is the size of the batch"):
+            cv.equation("m[b] = sum[i] exp(x[b,i]); y[b] = m[b]*k[0]/B", x=given["x"], k=np.ones(2))
         assert g.form == before

@@ -195,6 +195,8 @@ def _renamed(equation: Equation, names: dict[str, str]) -> Equation:
     def go(node: Node) -> Node:
         below = parts(node)
         node = with_parts(node, tuple(map(go, below))) if below else node
+        if isinstance(node, Name):
+            return replace(node, name=names.get(node.name, node.name))
         return replace(node, array=names.get(node.array, node.array)) if isinstance(node, Element) else node
 
     return replace(equation, name=names.get(equation.name, equation.name), value=go(equation.value))

@@ -44,10 +44,13 @@ def _read(plain: Plain) -> Iterator[tuple[Stage, Element]]:
 
 
 def part(plain: Plain, name: str) -> str:
-    """Units of an operand that workers share: those of the index that all results begin with, where it is read at that alone."""
+    """Units of an operand that workers share: those of the index that all results begin with, where it is read at that alone.
+
+    Worker 0 alone makes numbers, and scans along that index.
+    """
     shared, axes = plain.shared, plain.axes[name]
-    if shared is None:
-        return "w0" if any(s.name == name for s in plain.stages) else ""
+    if shared is None or any(s.result and s.scan and s.scan[0] == shared.name for s in plain.stages):
+        return "w0"
     own = axes[:1] == (shared.extent,) and all(
         n.places[:1] == (Name(shared.name),) for _, n in _read(plain) if n.array == name
     )

@@ -755,12 +755,11 @@ class _Row:
             }
         loops = Loops(self.e, self.plain, stages, words, self.reals, operands, self.trap)
         alone = [s for s in stages if s.result and s.scan and shared and s.scan[0] == shared.name]
-        units = loops.w.value(loops.size(loops.extents[shared.name])) if shared and not alone else c64(1)
-        lo, hi = self.share(units)
-        if shared is None or alone:
-            with self.b.if_then(self.b.icmp_signed("<", lo, hi)):
-                loops.row(stages, None, lo, hi)
+        if shared is None or alone:  # of worker 0
+            with self.b.if_then(self.b.icmp_signed("==", self.b.extract_value(self.me, 2), c64(0))):
+                loops.row(stages, None, c64(0), c64(1))
         else:
+            lo, hi = self.share(loops.w.value(loops.size(loops.extents[shared.name])))
             loops.row(stages, shared.name, lo, hi)
 
     def share(self, n: Any) -> tuple[Any, Any]:
