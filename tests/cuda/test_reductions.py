@@ -5,14 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from calcvm.equations.declared import DECLARED
 from calcvm.ops import OPS
 from calcvm.ops.spec import Example
 from tests import rowrun
 from tests.cuda.simulated import Simulated
 from tests.rowrun import EPS, Case, Cpu, cases, close, run_row, same_bits
 
-REDUCTIONS = ["sum", "mean", "sum_squares", "max", "min"]
+TAKES = {name: {a.name for a in OPS[name].attrs} for name in DECLARED}
+REDUCTIONS = ["sum", "mean", "sum_squares", "max", "min", *(name for name in TAKES if "axes" in TAKES[name])]
 SOFTMAX = ["softmax", "log_softmax"]
+ALONG = [name for name in TAKES if "axis" in TAKES[name]]
 PAIRS = ["mse", "mae", "huber", "log_cosh", "binary_cross_entropy", "rmse"]
 SCORES = ["softmax_cross_entropy", "accuracy"]
 GRIDS = ((4, 2), (4, 3), (4, 5), (16, 1), (16, 2), (16, 3), (64, 1), (64, 2))  # threads of a block, blocks
@@ -30,7 +33,7 @@ LONG = {
             Example(shapes=((None, 9),), attrs={"axes": None}, batch=101),
         ],
     ),
-    **dict.fromkeys(SOFTMAX, [Example(shapes=((None, 203),), batch=5)]),
+    **dict.fromkeys([*SOFTMAX, *ALONG], [Example(shapes=((None, 203),), batch=5)]),
     **dict.fromkeys(PAIRS, [Example(shapes=((None, 300),) * 2, batch=3), Example(shapes=((None,),) * 2, batch=301)]),
     **dict.fromkeys(
         SCORES,
