@@ -61,6 +61,7 @@ __all__ = [
     "log1p",
     "log_cosh",
     "log_softmax",
+    "logcumsumexp",
     "logsumexp",
     "logical_and",
     "logical_not",
@@ -524,6 +525,27 @@ def cumsum(x: Variable, axis: int = -1, reverse: bool = False) -> Variable:
 def logsumexp(x: Reduced, axes: Axes = None, keepdims: bool = False) -> Variable:
     """log(sum(exp(x))) over axes (default all), the largest subtracted first: -inf of what is -inf alone."""
     return _reduce("logsumexp", x, axes, keepdims, blocks=1)
+
+
+def logcumsumexp(x: Variable, axis: int = -1) -> Variable:
+    """log(sum(exp)) of the elements up to each along an axis, without overflow: -inf up to the first that is not -inf.
+
+    Parameters
+    ----------
+    x : Variable, any shape but ()
+    axis : int, which may be the batch's
+
+    Examples
+    --------
+    >>> import calcvm as cv
+    >>> g = cv.CalcGraph()
+    >>> x = g.constant("x", [1000.0, 1000.0, -1000.0])
+    >>> with g.path("sums") as sums:
+    ...     y = cv.logcumsumexp(x)
+    >>> sums.evaluate({})[y.name].round(3)
+    array([1000.   , 1000.693, 1000.693])
+    """
+    return apply("logcumsumexp", x, axis=axis)
 
 
 def var(x: Reduced, axes: Axes = None, correction: int = 0, keepdims: bool = False) -> Variable:

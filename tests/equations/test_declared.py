@@ -244,6 +244,7 @@ def test_special_values_are_those_of_pytorch(dtype: str, axis: int) -> None:
         (partial(cv.var, axes=axis, correction=3), undetermined),
         (partial(cv.cumsum, axis=axis), x.cumsum(axis)),
         (partial(cv.cumsum, axis=axis, reverse=True), x.flip(axis).cumsum(axis).flip(axis)),
+        (partial(cv.logcumsumexp, axis=axis), x.logcumsumexp(axis)),
     ):
         with np.errstate(all="ignore"):
             np.testing.assert_allclose(
@@ -255,6 +256,9 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "cumsum": (lambda x: cv.cumsum(x, 1), lambda x: x.cumsum(1)),
     "cumsum of the last, from behind": (lambda x: cv.cumsum(x, reverse=True), lambda x: x.flip(-1).cumsum(-1).flip(-1)),
     "cumsum of the batch": (lambda x: cv.cumsum(x, axis=0), lambda x: x.cumsum(0)),
+    "logcumsumexp": (lambda x: cv.logcumsumexp(x), lambda x: x.logcumsumexp(-1)),
+    "logcumsumexp of the first": (lambda x: cv.logcumsumexp(x, 1), lambda x: x.logcumsumexp(1)),
+    "logcumsumexp of the batch": (lambda x: cv.logcumsumexp(x, axis=0), lambda x: x.logcumsumexp(0)),
     "logsumexp": (lambda x: cv.logsumexp(x, (1, 2)), lambda x: x.logsumexp((1, 2))),
     "logsumexp of the batch": (lambda x: cv.logsumexp(x, 0, keepdims=True), lambda x: x.logsumexp(0, keepdim=True)),
     "var": (lambda x: cv.var(x, -1, keepdims=True), lambda x: x.var(-1, correction=0, keepdim=True)),
@@ -296,7 +300,7 @@ def test_their_script_trains_as_the_program_does(tmp_path: Any) -> None:
     w = g.parameter("w", (6, 12))
     with g.path("learn", backward=True) as learn:
         z = cv.reshape(x @ w, (-1, 3, 4))
-        z = cv.cumsum(z, 2) + cv.cumsum(z, 1, reverse=True)
+        z = cv.cumsum(z, 2) + cv.cumsum(z, 1, reverse=True) + cv.logcumsumexp(z, 1)
         y = cv.logsumexp(z, 2) + cv.std(z, 2, correction=1) - cv.var(z, (1, 2), keepdims=True)[:, :, 0]
         learn.minimize(cv.mse(y, t), optimizer=cv.SGD(0.01), output=y)
     with g.path("predict") as predict:
@@ -336,6 +340,23 @@ def test_the_deviation_of_what_does_not_vary_has_no_slope() -> None:
     np.testing.assert_allclose(found[1], (x[1] - x[1].mean()) / (3 * x[1].std()), 1e-13)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_running_logsumexps_of_large_and_infinite_numbers_have_slopes(axis: int) -> None:
+    inf = np.inf
+    x = np.array([
+        [1000, 1000, -1000], [-1000, -1000, 1000], [1, -inf, 1], [-inf, 1, 1], [-inf, -inf, 0], [-inf, -inf, -inf],
+    ])  # fmt: skip
+    # of y[0] + 2*y[1] + 4*y[2]; of two equal -inf each has a half, where PyTorch says NaN
+    want = np.array([[4, 3, 0], [2, 1, 4], [5, 0, 2], [1, 4, 2], [2, 1, 4], [3, 2, 2]], float)
+    weights = np.array([1.0, 2.0, 4.0])
+
+    def slopes(v: Any) -> Any:
+        return cv.gradient(cv.sum(cv.logcumsumexp(v, axis) * (weights if axis else weights[:, None])), v)
+
+    found = computed(slopes, x if axis else x.T.copy(), batch=False)
+    np.testing.assert_allclose(found, want if axis else want.T, 0, 1e-12)
+
+
 def test_integers_are_summed_as_floats() -> None:
     g = cv.CalcGraph()
     x = g.placeholder("x", (None, 3), "int64")
@@ -353,6 +374,10 @@ def test_along_axes_of_images_as_users_see_them() -> None:
     for axis in range(1, 4):
         found = computed(lambda v, axis=axis: cv.cumsum(cv.channels_first(cv.channels_last(cv.relu(v))), axis) * 1.0, x)
         np.testing.assert_allclose(found, np.maximum(x, 0).cumsum(axis), 1e-13)
+        found = computed(
+            lambda v, axis=axis: cv.logcumsumexp(cv.channels_first(cv.channels_last(cv.relu(v))), axis) * 1.0, x
+        )
+        np.testing.assert_allclose(found, np.logaddexp.accumulate(np.maximum(x, 0), axis), 1e-13)
 
 
 @pytest.mark.parametrize(
@@ -361,6 +386,7 @@ def test_along_axes_of_images_as_users_see_them() -> None:
         (lambda x: cv.cumsum(x, 2), "axis 2 does not fit shape (B, 3)"),
         (lambda x: cv.cumsum(x, -3), "axis -3 does not fit shape (B, 3)"),
         (lambda x: cv.cumsum(x, reverse=1), "cumsum: reverse"),
+        (lambda x: cv.logcumsumexp(x, 2), "axis 2 does not fit shape (B, 3)"),
         (lambda x: cv.var(x, (0, 2)), "axes (0, 2) are outside its 2 dimensions"),
         (lambda x: cv.var(x, correction=-1), "var: correction must be an integer"),
         (lambda x: cv.std(x, 1, correction=0.5), "std: correction must be an integer"),

@@ -89,7 +89,9 @@ def equations(case: Wild) -> Counter[str]:
 def printed(found: Any, p: Any) -> None:
     defined = {"np", "B", *HELPERS, *found.sources}
     for name, text in found.equations:
-        read = {node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name)}
+        nodes = [*ast.walk(ast.parse(text, mode="eval"))]
+        read = {node.id for node in nodes if isinstance(node, ast.Name)}
+        read -= {node.arg for node in nodes if isinstance(node, ast.arg)}  # of the function of a scan
         assert read <= defined, f"{read - defined} of {name} = {text} is not defined in\n{found}"
         body = ast.parse(text, mode="eval").body
         body = body.operand if isinstance(body, ast.UnaryOp) else body

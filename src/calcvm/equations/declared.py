@@ -21,3 +21,9 @@ declare(  # where nothing varies the deviation has no slope: 0, as in PyTorch
 )
 declare("cumsum", "y[o<O,n<N,i<I] = y[o, n - 1, i] + x[o,n,i]", "O N I", backward={"dx": "dy"})
 declare("reverse_cumsum", "y[o<O,n<N,i<I] = y[o, n + 1, i] + x[o,n,i]", "O N I", backward={"dx": "dy"})
+declare(  # the first is itself: beside a -inf before it, a -inf would have half a slope
+    "logcumsumexp",
+    "y[o<O,n<N,i<I] = where(n == 0, x[o,n,i], logaddexp(y[o, n - 1, i], x[o,n,i]))",
+    "O N I",
+    backward={"t_dy dx": "dy x y"},
+)

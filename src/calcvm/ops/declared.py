@@ -110,3 +110,17 @@ for _name in ("cumsum", "reverse_cumsum"):
         examples=(*ALONG, Example(shapes=((None, 64),), attrs={"axis": 1}, batch=256, bench=True)),
         source="an element after the other: each result is the one before, rounded, and one more",
     )
+
+declared(
+    DECLARED["logcumsumexp"],
+    same_shape,
+    _along,
+    category="reduction",
+    attrs=(AXIS,),
+    examples=(
+        Example(shapes=((None, 3, 19),), attrs={"axis": 2}, low=-30.0, high=30.0),
+        *ALONG,
+        Example(shapes=((None, 64),), attrs={"axis": 1}, batch=256, bench=True),
+    ),
+    source="an element after the other: log(exp(a) + exp(b)) is the larger, and log1p of exp of what the other is less",
+)
