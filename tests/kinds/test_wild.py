@@ -417,7 +417,8 @@ def attributes(name: str) -> dict[str, Any]:
 def with_attribute(name: str, attr: str, number: Any) -> Wild:
     """The operator in a graph of its own (CalcError: it does not take the number)."""
     spec = OPS[name]
-    example = next(e for e in spec.examples if not e.bench)
+    small = [e for e in spec.examples if not e.bench]
+    example = next((e for e in small if any(None in s for s in e.shapes)), small[0])  # of a batch, where there is one
     placed = Placed(spec, replace(example, attrs={**example.attrs, attr: number}, low=max(example.low, 0.1)))
     graph = placed.graph()
     for parameter, init in placed.parameters(np.random.default_rng(0)).items():

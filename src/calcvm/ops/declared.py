@@ -117,9 +117,11 @@ declared(
     _along,
     category="reduction",
     attrs=(AXIS,),
+    anyhow=True,
+    relaid=along_axis,
     examples=(
-        Example(shapes=((None, 3, 19),), attrs={"axis": 2}, low=-30.0, high=30.0),
         *ALONG,
+        Example(shapes=((None, 3, 19),), attrs={"axis": 2}, low=-30.0, high=30.0),
         Example(shapes=((None, 64),), attrs={"axis": 1}, batch=256, bench=True),
     ),
     source="an element after the other: log(exp(a) + exp(b)) is the larger, and log1p of exp of what the other is less",
