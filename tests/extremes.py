@@ -120,6 +120,8 @@ UNARY: dict[str, tuple[dict[str, Any], Callable, Callable | None]] = {
     "asin": ({}, np.arcsin, lambda x: 1 / np.sqrt((1 - x) * (1 + x))),
     "acos": ({}, np.arccos, lambda x: -1 / np.sqrt((1 - x) * (1 + x))),
     "atan": ({}, np.arctan, lambda x: 1 / (1 + x * x)),
+    "sinh": ({}, np.sinh, np.cosh),
+    "cosh": ({}, np.cosh, np.sinh),
     "relu": ({}, lambda x: np.maximum(x, 0), lambda x: (x > 0) * 1.0),
     "leaky_relu": ({"alpha": 0.25}, lambda x: np.where(x > 0, x, x / 4), lambda x: np.where(x > 0, 1, 0.25)),
     "sigmoid": ({}, _sigmoid, lambda x: _sigmoid(x) * _sigmoid(-x)),
@@ -166,7 +168,17 @@ NO_SLOPE_OF_NAN = {
     "affine",
     "clip",
 }  # it is that of one of their pieces
-ZERO_STAYS = {"sqrt", "exp", "log", "expm1", "log1p", "asin", "acos"}  # a gradient of 0, whatever the slope
+ZERO_STAYS = {
+    "sqrt",
+    "exp",
+    "log",
+    "expm1",
+    "log1p",
+    "asin",
+    "acos",
+    "sinh",
+    "cosh",
+}  # a gradient of 0, whatever the slope
 NUMPYS = {"sin", "cos", "tan", "atan"}  # of infinities: 1000 and 10000 do not tell
 
 
@@ -195,6 +207,8 @@ BOUNDS = {
     "asin": Bound(2.5, 2.5),
     "acos": Bound(1.5, 2.5),
     "atan": Bound(2, 1.5, tails=True),
+    "sinh": Bound(3, 3),
+    "cosh": Bound(3, 3),
     "sigmoid": Bound(3, 4, 1, tails=True),
     "tanh": Bound(3, 4, 3),
     "gelu": Bound(6, 8, 2, tails=True),  # further by x*x/2: what exp makes of the rounding of its argument

@@ -143,7 +143,7 @@ NAMED: list[tuple[Callable[[], Any], str]] = [
     (lambda: cv.History().epocs, "did you mean epochs"),
     (lambda: variable().shap, r"a Variable has no 'shap': did you mean shape\?"),
     (lambda: variable().T, r"did you mean cv.transpose\(x\)\?"),
-    (lambda: cv.sinh, r"module 'calcvm' has no 'sinh': calcvm has none yet: declare it by its formulas"),
+    (lambda: cv.log10, r"module 'calcvm' has no 'log10': calcvm has none yet: declare it by its formulas"),
     (lambda: cv.arcsin, r"module 'calcvm' has no 'arcsin': did you mean cv.asin\?"),
 ]
 

@@ -587,7 +587,7 @@ def torch_functions():
         "square": torch.square,
         "exp": torch.exp,
         "log": torch.log,
-        **{name: getattr(torch, name) for name in "expm1 log1p erf sin cos tan asin acos atan".split()},
+        **{name: getattr(torch, name) for name in "expm1 log1p erf sin cos tan asin acos atan sinh cosh".split()},
         "pow": lambda x, exponent: x**exponent,
         "relu": torch.relu,
         "leaky_relu": lambda x, alpha=0.01: f.leaky_relu(x, alpha),
@@ -624,7 +624,7 @@ def torch_functions():
 
 PEERS = sorted(
     [*DECLARED]
-    + "neg abs sqrt square exp log expm1 log1p erf sin cos tan asin acos atan pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean "
+    + "neg abs sqrt square exp log expm1 log1p erf sin cos tan asin acos atan sinh cosh pow relu leaky_relu sigmoid tanh gelu softplus elu add sub mul div sum mean "
     "softmax log_softmax transpose pick concat concat_many pad upsample linear mse mae huber batch_norm batch_norm_inference "
     "group_norm instance_norm layer_norm rms_norm local_response_norm".split()
 )

@@ -35,6 +35,7 @@ __all__ = [
     "clip",
     "concat",
     "cos",
+    "cosh",
     "cumsum",
     "div",
     "dropout",
@@ -94,6 +95,7 @@ __all__ = [
     "sign",
     "silu",
     "sin",
+    "sinh",
     "slice",
     "softmax",
     "softmax_cross_entropy",
@@ -230,6 +232,16 @@ def acos(x: Variable) -> Variable:
 def atan(x: Variable) -> Variable:
     """The angle in [-pi/2, pi/2] whose tangent is x."""
     return apply("atan", x)
+
+
+def sinh(x: Variable) -> Variable:
+    """Hyperbolic sine, (exp(x) - exp(-x))/2."""
+    return apply("sinh", x)
+
+
+def cosh(x: Variable) -> Variable:
+    """Hyperbolic cosine, (exp(x) + exp(-x))/2."""
+    return apply("cosh", x)
 
 
 def pow(x: Variable, exponent: float) -> Variable:  # noqa: A001

@@ -298,6 +298,23 @@ def test_what_workers_cannot_share_is_the_first_ones() -> None:
         np.testing.assert_allclose(model["s"], want, rtol=1e-12)
 
 
+def test_gradients_of_what_has_no_axes_are_read_by_others_as_temporaries() -> None:
+    (spec,) = [operator_of(Stated("y[] = x1/(sinh(x2) + 1)", (), ("x1", "x2"), ("y",)))]
+    assert {o.name for row in spec.bwd for o in row.reads} <= {"dy", "x1", "x2", "y"}
+    g = cv.CalcGraph()
+    x, v = g.parameter("x", (), init=np.array(1.5)), g.parameter("v", (), init=np.array(0.5))
+    with g.path("p"):
+        y = cv.equation("y[] = x/(sinh(v) + 1)", x=x, v=v, fused=True)
+        for name, p in {"dx": x, "dv": v}.items():
+            cv.gradient(y, p).rename(name)
+    program = cv.compile(g, batch_size=1, dtype="float64", keep=["dx", "dv"])
+    with cv.CalcHeap(program.heap_bytes) as heap:
+        model = heap.load(program, seed=0)
+        model.forward("p")
+        below = np.sinh(0.5) + 1
+        np.testing.assert_allclose([model["dx"], model["dv"]], [1 / below, -1.5 * np.cosh(0.5) / below**2], 1e-14)
+
+
 # ---------------------------------------------------------------- gathers
 def table(text: str, **options: Any) -> Any:
     g = cv.CalcGraph()

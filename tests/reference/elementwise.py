@@ -65,6 +65,14 @@ def atan(x):
     return np.arctan(x)
 
 
+def sinh(x):
+    return np.sinh(x)
+
+
+def cosh(x):
+    return np.cosh(x)
+
+
 def pow(x, exponent):  # noqa: A001
     return np.power(x, exponent)
 

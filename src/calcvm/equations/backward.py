@@ -25,11 +25,11 @@ from calcvm.equations.tree import (
     Node,
     Number,
     Reduction,
-    arrays,
     bound,
     own_elements,
     parts,
     substituted,
+    values,
     walk,
     with_parts,
 )
@@ -59,7 +59,7 @@ def backward_of(plain: Plain, outputs: Sequence[str], sets: Sequence[str], reads
             f"the backward row sets\n    {show_equations(equations)}"
         )
     given = {name: of.known[name] for name in reads}
-    read = {name for e in equations for name in arrays(e.value)} - {e.name for e in equations}
+    read = {name for e in equations for name in values(e.value) if name in of.known} - {e.name for e in equations}
     for what, wrong in (("reads", read - {*reads}), ("does not read", {*reads} - read)):
         if wrong:
             raise CalcError(
@@ -151,13 +151,14 @@ def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tup
 
 def _apart(equations: Sequence[Equation], name: str) -> list[Equation]:
     """A gradient that others read as a temporary, and itself as a copy of that."""
-    if not any(name in arrays(e.value) for e in equations if e.name != name):
+    if not any(name in values(e.value) for e in equations if e.name != name):
         return [*equations]
     out = []
     for e in equations:
         out.append(_renamed(e, {name: f"t_{name}"}))
         if e.name == name:
-            out.append(Equation(name, e.kept, Element(f"t_{name}", tuple(Name(i.name) for i in e.kept or ()))))
+            places = tuple(Name(i.name) for i in e.kept or ())
+            out.append(Equation(name, e.kept, Element(f"t_{name}", places) if places else Name(f"t_{name}")))
     return out
 
 
@@ -183,10 +184,10 @@ def _array(node: Node) -> str:
 
 def _anew(forward: Sequence[Equation], backward: Sequence[Equation], given: Sequence[str]) -> list[Equation]:
     """Equations of the forward whose results are read, and not given."""
-    wanted, out = {name for e in backward for name in arrays(e.value)} - {*given}, []
+    wanted, out = {name for e in backward for name in values(e.value)} - {*given}, []
     for e in reversed(forward):
         if e.name in wanted:
-            wanted |= {*arrays(e.value)} - {*given}
+            wanted |= values(e.value) - {*given}
             out.append(e)
     return out[::-1]
 

@@ -42,6 +42,7 @@ from calcvm.equations.tree import (
     own_elements,
     parts,
     substituted,
+    values,
     walk,
     with_parts,
 )
@@ -71,7 +72,7 @@ class Gradient:
     @property
     def equations(self) -> tuple[Equation, ...]:
         """The backward, and all that it needs of the forward."""
-        return (*needed(self.forward, {a for e in self.backward for a in _read(e)}), *self.backward)
+        return (*needed(self.forward, {a for e in self.backward for a in values(e.value)}), *self.backward)
 
 
 def gradient(
@@ -114,18 +115,9 @@ def needed(equations: Sequence[Equation], wanted: Iterable[str]) -> list[Equatio
     names, out = {*wanted}, []
     for equation in reversed(equations):
         if equation.name in names:
-            names |= _read(equation)
+            names |= values(equation.value)
             out.append(equation)
     return out[::-1]
-
-
-def _read(equation: Equation) -> set[str]:
-    """Arrays that it may read."""
-    return {
-        node.name if isinstance(node, Name) else node.array
-        for node in walk(equation.value)
-        if isinstance(node, Name | Element)
-    }
 
 
 def _updates(equation: Equation) -> bool:
@@ -151,7 +143,9 @@ class _Reverse:
         self.shared = Shared(self.scope)
         self.parts: dict[str, list[Contribution]] = {}
         for k, equation in enumerate(equations):
-            if any(equation.name == e.name or equation.name in _read(e) for e in equations[:k]) or _updates(equation):
+            if any(equation.name == e.name or equation.name in values(e.value) for e in equations[:k]) or _updates(
+                equation
+            ):
                 raise refused(
                     equation, f"{equation.name} is there before: a gradient needs another name for the result"
                 )

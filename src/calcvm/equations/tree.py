@@ -152,6 +152,11 @@ def arrays(node: Node) -> dict[str, None]:
     return dict.fromkeys(n.array for n in walk(node) if isinstance(n, Element))
 
 
+def values(node: Node) -> set[str]:
+    """What it reads, arrays by elements and all else by name: what has no axes, indexes and sizes too."""
+    return {n.array if isinstance(n, Element) else n.name for n in walk(node) if isinstance(n, Element | Name)}
+
+
 def bound(equation: Equation) -> list[Index]:
     """Indexes where they are bound, in order: kept, then reduced."""
     reduced = [i for node in walk(equation.value) if isinstance(node, Reduction) for i in node.indexes]

@@ -171,6 +171,24 @@ class atan:
         return dy / n.fma(x, x, 1.0)
 
 
+@elementwise(onnx="Sinh")
+class sinh:
+    def y(x):
+        return n.sinh(x)
+
+    def dx(dy, x):
+        return _passed(dy, dy * n.cosh(x))
+
+
+@elementwise(onnx="Cosh")
+class cosh:
+    def y(x):
+        return n.cosh(x)
+
+    def dx(dy, x):
+        return _passed(dy, dy * n.sinh(x))
+
+
 # ---------------------------------------------------------------- of pieces, and of functions of others
 @elementwise(onnx="Relu")
 class relu:
