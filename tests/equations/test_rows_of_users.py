@@ -315,6 +315,60 @@ def test_gradients_of_what_has_no_axes_are_read_by_others_as_temporaries() -> No
         np.testing.assert_allclose([model["dx"], model["dv"]], [1 / below, -1.5 * np.cosh(0.5) / below**2], 1e-14)
 
 
+@pytest.mark.parametrize("text", ["where(x[b,i] > 0, y[b,i - 1]*a[i], 0.5)", "max(y[b,i - 1], x[b,i])*a[i]"])
+def test_what_a_scan_only_compares_has_no_gradient(text: str) -> None:
+    """Nor has it where a gradient alone compares it, as that of max does."""
+    values, wrong = RNG.normal(size=(3, 5)), "no gradient of"
+    g = cv.CalcGraph()
+    x, a = g.placeholder("x", (None, 5)), g.parameter("a", (5,), init=np.linspace(0.5, 1.5, 5))
+    with g.path("p"):
+        y = cv.equation(f"y[b,i] = {text}", x=x, a=a)
+        first = cv.gradient(cv.sum(y * y), a)
+        total = cv.sum(first * first)
+        total.rename("total"), cv.gradient(total, a).rename("dd"), cv.sum(y * y).rename("loss"), first.rename("d")
+        if "where" in text:
+            with pytest.raises(cv.CalcError, match=wrong):
+                cv.gradient(cv.sum(y * y), x)
+    program = cv.compile(g, batch_size=3, dtype="float64", keep=["loss", "d", "total", "dd"])
+    with cv.CalcHeap(program.heap_bytes) as heap:
+        model = heap.load(program, seed=0)
+        model["x"] = values
+
+        def at(k: int, step: float) -> dict[str, np.ndarray]:
+            model.parameters["a"][...] = np.linspace(0.5, 1.5, 5) + step * (np.arange(5) == k)
+            model.forward("p")
+            return {name: model[name].copy() for name in ("loss", "d", "total", "dd")}
+
+        for of, slope in ("loss", "d"), ("total", "dd"):
+            want = [(at(k, 1e-6)[of] - at(k, -1e-6)[of]) / 2e-6 for k in range(5)]
+            np.testing.assert_allclose(at(0, 0.0)[slope], want, 1e-7, 1e-7)
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "max", "prod"])
+def test_a_scan_in_a_reduction_is_that_of_its_terms(how: str) -> None:
+    """Of few; others are refused with the reason."""
+    text = f"y[b,i] = x[b,i] + 0.5*({how}[k<3] (k + x[b,i + k])*w[i]*y[b,i - 1])"
+    g = cv.CalcGraph()
+    x, w = g.placeholder("x", (None, 4)), g.parameter("w", (4,), init=np.arange(4.0))
+    terms = {"sum": "({} + {} + {})", "mean": "(({} + {} + {})/3)", "max": "max(max({}, {}), {})", "prod": "({}*{}*{})"}
+    out = terms[how].format(*(f"({k} + x[b,i + {k}])*w[i]*y[b,i - 1]" for k in range(3)))
+    with g.path("p"):
+        for name, said in {"y": text, "z": f"y[b,i] = x[b,i] + 0.5*{out}"}.items():
+            y = cv.equation(said, x=x, w=w).rename(name)
+            cv.gradient(cv.sum(y), w).rename(f"d{name}")
+        with pytest.raises(cv.UnsupportedOperator, match=r"in sum over 9: .* of up to 8 is written out"):
+            cv.equation(text.replace(how, "sum").replace("k<3", "k<9"), x=x, w=w)
+    program = cv.compile(g, batch_size=2, dtype="float64", keep=["y", "z", "dy", "dz"])
+    values = RNG.normal(size=(2, 4))
+    with cv.CalcHeap(program.heap_bytes) as heap:
+        model = heap.load(program, seed=0)
+        model["x"] = values
+        model.forward("p")
+        want = evaluate(read(text), {"x": values, "w": np.arange(4.0)})["y"]
+        np.testing.assert_allclose(model["y"], want, 1e-12)
+        np.testing.assert_allclose(model["dy"], model["dz"], 1e-12)
+
+
 # ---------------------------------------------------------------- gathers
 def table(text: str, **options: Any) -> Any:
     g = cv.CalcGraph()

@@ -133,9 +133,7 @@ def backward_rows(of: Stated, outputs: Sequence[str], wrt: Sequence[str]) -> tup
     inside = data_places(read_ranged(of.text, of.declares, of.plain.operands).equations, of.plain.axes)
     for name in called.values():
         parts = needed([e for e in equations if e.name == name or e.name not in known], [name])
-        if (
-            not known[name] and parts[-1].value == ZERO
-        ):  # a number, such as the size of the batch, that is only compared
+        if parts[-1].value == ZERO:  # of what is only compared
             continue
         read = dict.fromkeys(v for e in parts for node in walk(e.value) if (v := _array(node)) in known and v != name)
         given = {v: known[v] for v in read}

@@ -7,9 +7,12 @@ write more elements in between than all that it reads and makes together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from calcvm.equations.functions import ARGUMENTS
+from calcvm.equations.places import placed
 from calcvm.equations.tree import (
     OPERATORS,
     Call,
@@ -20,13 +23,18 @@ from calcvm.equations.tree import (
     Node,
     Number,
     Reduction,
+    call,
     own_elements,
+    rewritten,
+    substituted,
     walk,
+    with_parts,
 )
 from calcvm.errors import UnsupportedOperator
 from calcvm.indexed import patterns
-from calcvm.indexed.products import count
-from calcvm.indexed.rows import At, Row, Unfit
+from calcvm.indexed.operators import FOLDS
+from calcvm.indexed.products import count, varies
+from calcvm.indexed.rows import FEW, At, Row, Unfit
 from calcvm.indexed.values import Value, numel, size_of
 
 if TYPE_CHECKING:
@@ -136,12 +144,31 @@ class Fused:
                 f"{name}[r,i + 1]: leave out fused=False, or write the steps out, an equation each",
             )
         try:
-            return self.equation(equation)
+            return self.equation(replace(equation, value=rewritten(equation.value, lambda n: self.terms(name, n))))
         except Unfit as error:
             raise self.of.wrong(
                 own,
                 f"{name} is read by its own equation, of which no row can be made: {error}; write the steps out, an equation each",
             ) from None
+
+    def terms(self, scan: str, node: Node) -> Node:
+        """A reduction that reads a scan, term by term: a row computes it before what it reads."""
+        if not isinstance(node, Reduction) or scan not in self.arrays(node):
+            return node
+        over = [i.name for i in node.indexes]
+        n = numel(self.of.extents[v] for v in over)
+        if node.how not in FOLDS or varies(n) or int(n) > FEW:
+            raise self.of.wrong(
+                node, f"{scan} is read by its own equation in {node.how} over {n}: a sum, a mean, a product, max or min of up to {FEW} is "
+                "written out, and of others no row is made"
+            )  # fmt: skip
+        made = None
+        for at in product(*(range(int(self.of.extents[v])) for v in over)):
+            by: dict[str, Node] = dict(zip(over, map(Number, at)))
+            term = rewritten(substituted(node.body, by), _placed)
+            made = term if made is None else call(FOLDS[node.how], made, term)
+        assert made is not None
+        return call("/", made, Number(int(n))) if node.how == "mean" else made
 
     def equation(self, equation: Equation) -> Value:
         """The literal form where sizes have to be known to derive its gradient."""
@@ -201,3 +228,8 @@ class Fused:
         given = sum(self.elements(name) for name in self.arrays(equation.value) if name in self.of.operands)
         made = count(numel(self.of.extents[i.name] for i in equation.kept or ()))
         return self.volume(node) > made + given
+
+
+def _placed(node: Node) -> Node:
+    """Places in their one form."""
+    return with_parts(node, tuple(map(placed, node.places))) if isinstance(node, Element) else node
