@@ -515,6 +515,13 @@ REFUSED = [
             ("y[b,s] = sum[t] x[b,t]*v[s - t]", "s"), ("y[b,s] = sum[t<3] x[b, s - t]*v[t]", "s"), ("y[b,o] = sum[t] x[b,o + t]*v[2 - t]", "o"),
         )
     ),
+    *(
+        (text, "x", cv.CalcError, "a place, or a range, of numbers above 2^40: no array is as long", at)
+        for text, at in (
+            ("y[b,i<4] = x[b,i - 9223372036854775808]", "- 9"), ("y[b,i<4] = x[b,i*2305843009213693952 + i*2]", "+ i"),
+            ("y[b,i<4] = x[b,i*3000000*3000000]", "*3000000]"), ("y[b] = sum[i<2000000000000] x[b,i]", "2000"),
+        )
+    ),
     ("y[b,o] = sum[i] x[b i]*w[i,o]", "xw", cv.CalcError, "',' or ']' is wanted here, not 'i'", "i]*"),
     ("y[b] = sum[w] x[b,w]*v[w]", "xwv", cv.CalcError, "w is the name of an operand: name the index otherwise", "w] x"),
     (
@@ -556,6 +563,10 @@ REFUSED = [
 ]  # fmt: skip
 
 OPERATORS_ALONE = [
+    *(
+        (f"y[b] = {how}[i,u<3] x[b,i]", "x", cv.UnsupportedOperator, f"what {how} is of is the same for every u: {remedy}", how)
+        for how, remedy in {"argmax": "leave u out", "prod": "take a power"}.items()
+    ),
     (
         "y[b,i] = 2*y[b,i - 1] + x[b,i]", "x", cv.UnsupportedOperator,
         "y is read by its own equation, which of operators running sums alone do, y[r,i] = y[r,i - 1] + ..., or y[r,i + 1]: leave out "
@@ -636,6 +647,12 @@ WRONG = [
         "the operand w: a variable, a number or an array is wanted",
     ),
     (lambda x, w: cv.equation("y[b] = x[b,0]*w", x=x, w=True), "the operand w is True: give a variable"),
+    (lambda x, w: cv.equation("y[b] = x[b,0]", x=x, fused=7), "fused: True, False or None is wanted, not 7"),
+    (
+        lambda x, w: cv.equation(f"y[b] = x[b,0]*{'9' * 5000}", x=x),
+        "a number of 5000 characters: 309 are the most\n    y[b]",
+    ),
+    (lambda x, w: cv.equation("y[b] = x[b,K]", x=x, K=2**41), "numbers above 2^40"),
     (lambda x, w: cv.equation(3, x=x), "an equation is a text, such as"),
     (lambda x, w: cv.equation("y[b] = foo(x[b,0])", x=x), "there is no function 'foo'; did you mean floor?"),
     (lambda x, w: cv.einsum("bi,io->bo", x), "is of 2 operands, and 1 are given"),

@@ -27,6 +27,7 @@ from calcvm.equations.tree import (
 from calcvm.errors import CalcError
 
 DIVIDES = ("/", "//", "%")
+MOST_PLACE = 2**40
 NUMBER, INTEGER, CONDITION = "a number", "an integer", "a condition"
 
 
@@ -47,11 +48,36 @@ def check(
     ------
     CalcError : a name is unknown, means two things, or is used as what it is not.
     """
+    check_places(equations, {})
     kinds = dict(operands)
     capitals = {i.name.upper() for equation in equations for i in bound(equation)}
     for equation in equations:
         kinds[equation.name] = _Equation(equation, kinds, parameters, functions, capitals).kind()
     return kinds
+
+
+def check_places(equations: Collection[Equation], numbers: Mapping[str, int | float]) -> None:
+    """Refuse places and ranges of numbers so large that no integer holds what is made of them (CalcError).
+
+    numbers : values of parameters that are known.
+    """
+
+    def reach(node: Node) -> int | float:
+        """How large it is where each index is 1."""
+        if isinstance(node, Number):
+            return abs(node.value)
+        if not isinstance(node, Call):
+            return abs(numbers.get(node.name, 1)) if isinstance(node, Name) else 1
+        found = [reach(argument) for argument in node.arguments]
+        if node.function == "*":
+            return min(found[0] * found[1], 2 * MOST_PLACE)
+        return found[0] if node.function in DIVIDES else sum(found)
+
+    for e in equations:
+        places = [p for node in walk(e.value) if isinstance(node, Element) for p in node.places]
+        for node in (*places, *(i.extent for i in bound(e) if i.extent is not None)):
+            if not reach(node) <= MOST_PLACE:
+                raise wrong(e.text, node.at, "a place, or a range, of numbers above 2^40: no array is as long")
 
 
 class _Equation:

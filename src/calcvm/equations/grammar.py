@@ -43,6 +43,7 @@ WORDS = ("and", "or", "not", "inf", "where")
 SIGNS = set("<=|>=|==|!=|+=|-=|*=|//".split("|")) | set("+-*/%^()[],;<>=|")
 PRODUCT = ("*", "/", "//", "%")
 MOST_LEVELS, MOST_TERMS = 40, 100
+MOST_DIGITS, MOST_SHOWN = 309, 500  # of a number; of a line in an error
 ASSIGNMENTS = {"=": "", "+=": "+", "-=": "-", "*=": "*"}
 
 
@@ -52,6 +53,9 @@ def wrong(text: str, at: int, what: str, error: type[CalcError] = CalcError) -> 
         return error(f"{what}, in the equation {text!r}" if text else what)
     start = text.rfind("\n", 0, at) + 1
     line = text[start:].split("\n", 1)[0]
+    if len(line) > MOST_SHOWN:  # the part around the place
+        start += (skipped := max(0, at - start - MOST_SHOWN // 2))
+        line = line[skipped : skipped + MOST_SHOWN]
     return error(f"{what}\n    {line}\n    {' ' * (at - start)}^")
 
 
@@ -236,7 +240,10 @@ class _Reader:
             self.place += 1
             if self.next and self.tokens[self.place][0] == "name" and self.next not in WORDS:
                 raise self.wrong(f"an operator is wanted between {token} and {self.next}, such as {token}*{self.next}")
-            return Number(int(token) if token.isdigit() else float(token), at)
+            if len(token) > MOST_DIGITS:
+                raise self.wrong(f"a number of {len(token)} characters: {MOST_DIGITS} are the most", at)
+            whole = token.isdigit() and int(token) < 2**63  # larger ones are no integers of a machine
+            return Number(int(token) if whole else float(token), at)
         if self.has("inf"):
             return Number(math.inf, at)
         if self.has("("):

@@ -10,7 +10,7 @@ from dataclasses import field
 from math import prod
 from typing import Any
 
-from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check
+from calcvm.equations.check import CONDITION, INTEGER, MOST_PLACE, NUMBER, check
 from calcvm.equations.facts import check as check_shares
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import read, read_declarations
@@ -123,7 +123,7 @@ class Stated:
         """Refuse ranges that are not a word or a number, and long ones that no operand has."""
         for index in [i for e in (*equations, *read_declarations(self.declares, self.reads)) for i in bound(e)]:
             extent = index.extent
-            number = isinstance(extent, Number) and isinstance(extent.value, int) and extent.value >= 0
+            number = isinstance(extent, Number) and isinstance(extent.value, int) and 0 <= extent.value <= MOST_PLACE
             if not (number or isinstance(extent, Name) and extent.name in self.words or extent is None):
                 raise CalcError(f"the range of {index.name} is neither a word nor a number")
         for e in equations:

@@ -292,9 +292,9 @@ class Lowering(Elements):
         times = numel(self.extents[name] for name in over if name not in here)
         if how in ("sum", "prod", "argmax", "argmin") and times != 1:
             if varies(times) or how != "sum":
-                raise self.wrong(
-                    node, f"{how} over an index that its value has not, {', '.join(sorted({*over} - {*here}))}"
-                )
+                without = ", ".join(sorted({*over} - {*here}))
+                remedy = {"sum": "multiply, or take mean", "prod": "take a power"}.get(how, f"leave {without} out")
+                raise self.wrong(node, f"what {how} is of is the same for every {without}: {remedy}")
             v = self.of_two("*", node, v, Value(int(times)), order)
         if how == "logsumexp" and times != 1:
             more = Value(math.log(int(self.times(node, times).data)))

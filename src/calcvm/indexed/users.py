@@ -8,7 +8,7 @@ from typing import Any, overload
 import numpy as np
 
 from calcvm import checks
-from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check
+from calcvm.equations.check import CONDITION, INTEGER, NUMBER, check, check_places
 from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import NAME, WORDS, read, wrong
 from calcvm.equations.ranges import ranges
@@ -129,6 +129,7 @@ def _built(
     for equation in equations:
         _of_rows(equation, {*operands, *parameters}, [e.name for e in equations])
     kinds = {name: _kind(v) for name, v in operands.items()}
+    check_places(equations, parameters)
     check(
         equations,
         kinds,
@@ -243,6 +244,8 @@ def _all_read(text: str, equations: Sequence[Equation], wanted: Sequence[str], g
     if "results" in given and "results" not in read_:
         what = "results: the name of a result, or a list of names, is wanted"
         raise CalcError(f"{what}, not {checks.shown(given['results'])}")
+    if "fused" in given and "fused" not in read_:
+        raise CalcError(f"fused: True, False or None is wanted, not {checks.shown(given['fused'])}")
     for name in given:
         if name not in read_:
             raise CalcError(f"the operand {name} is never read: leave it out, or read it, in the equation {text!r}")
