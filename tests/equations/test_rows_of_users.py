@@ -22,8 +22,10 @@ import calcvm as cv
 from calcvm.equations.grammar import read
 from calcvm.equations.meaning import evaluate
 from calcvm.equations.stated import Stated
+from calcvm.equations.text import show_equations
 from calcvm.kernels_cpu import _common
 from calcvm.ops.stated import operator_of
+from tests.cuda.conftest import gpu  # noqa: F401
 from tests.equations.derive import Derived
 from tests.equations.generate import generate
 from tests.equations.test_plain_kernels import in_range
@@ -399,6 +401,61 @@ def test_what_lies_beyond_may_be_said() -> None:
     model.forward("p")
     assert model["y"].tolist() == [[-7, -7, -7], [6, 7, 8], [-7, -7, -7]]
     assert model["d"].sum() == 3
+
+
+@pytest.mark.parametrize("fused", [None, True, False])
+@pytest.mark.parametrize("type_", ["float", "int64", "bool"])
+def test_zero_may_be_said(type_: str, fused: bool | None, gpu: Any, tmp_path: Any) -> None:  # noqa: F811
+    """Of places that data say: without it they trap.  In programs of both devices, by evaluation, in texts, and in scripts."""
+    text, at = "y[r,c] = tab[t[r] - 1, c; 0]", np.array([0, 6, 2])
+    values = np.arange(1, 16).reshape(5, 3)
+    values = values % 2 > 0 if type_ == "bool" else values if type_ == "int64" else values / 1.0
+    g = cv.CalcGraph()
+    tab = g.parameter("tab", (5, 3), init=values) if type_ == "float" else g.constant("tab", values, type_)
+    t, keep = g.placeholder("t", (None,), "int64"), ["y"]
+    with g.path("p") as path:
+        path.output = y = cv.equation(text, fused=fused, tab=tab, t=t).rename("y")
+        if type_ == "float":
+            cv.gradient(cv.sum(y * y), tab).rename("d")
+            keep.append("d")
+    want, slope = np.zeros((3, 3), values.dtype), np.zeros((5, 3))
+    want[2], slope[1] = values[1], 2 * values[1]
+    assert (path.evaluate({"t": at, "tab": values})["y"] == want).all()
+    assert cv.read_graph(g.text()).text() == g.text()
+    for device in "cpu", "cuda":
+        program = cv.compile(g, batch_size=3, workers=1, device=device, dtype="float64", keep=keep)
+        with cv.CalcHeap(program.heap_bytes, device=device) as heap:
+            model = heap.load(program, seed=0)
+            model["t"] = at
+            model.forward("p")
+            assert (np.array(model["y"]) == want).all()
+            assert type_ != "float" or (np.array(model["d"]) == slope).all()
+    if type_ == "float":
+        g = cv.CalcGraph()
+        tab, t = g.parameter("tab", (5, 3), init=values), g.placeholder("t", (None,), "int64")
+        b = g.placeholder("b", (None,))
+        with g.path("learn", backward=True) as learn:
+            y = cv.equation(text, fused=fused, tab=tab, t=t)
+            learn.minimize(cv.mean(y * y) + cv.mean(b), cv.SGD(0.01), output=y)
+        with g.path("predict") as predict:
+            predict.output = cv.neg(b)
+        model = cv.Model(g, batch_size=3, dtype="float64", workers=1, seed=1)
+        model.to_python(tmp_path / "train.py")
+        script = runpy.run_path(str(tmp_path / "train.py"))
+        with np.errstate(all="ignore"):  # infinities are made and left out, where a gather is a product
+            ours, theirs = ([step(at, np.ones(3)) for _ in range(3)] for step in (model.step, script["step"]))
+        np.testing.assert_allclose(theirs, ours, 1e-12)
+
+
+def test_zero_is_said_where_it_means_something() -> None:
+    said, unsaid = read("y[r] = tab[t[r]; 0]"), read("y[r] = tab[t[r]]")
+    assert said != unsaid and said == read("y[r]=tab[t[r]; -0.0]") == read(show_equations(said)) == pickle.loads(
+        pickle.dumps(said)
+    )
+    assert show_equations(read("y[r] = x[r + 1; 0]*tab[t[r]; 0]")) == "y[r] = x[r + 1]*tab[t[r]; 0]"
+    text = "y[r<R] = x1[x2[r]; 0] - x1[x2[r]]"
+    stated = Stated(text, ("R",), ("x1", "x2"), ("y",), {"x2": "int64"}, "x1[x1_0<5]").checked()
+    assert stated.text == text
 
 
 @pytest.mark.parametrize(

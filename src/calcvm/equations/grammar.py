@@ -32,6 +32,7 @@ from calcvm.equations.tree import (
     Node,
     Number,
     Reduction,
+    said_beyond,
 )
 from calcvm.errors import CalcError
 
@@ -43,7 +44,7 @@ WORDS = ("and", "or", "not", "inf", "where")
 SIGNS = set("<=|>=|==|!=|+=|-=|*=|//".split("|")) | set("+-*/%^()[],;<>=|")
 PRODUCT = ("*", "/", "//", "%")
 MOST_LEVELS, MOST_TERMS = 40, 100
-MOST_DIGITS, MOST_SHOWN = 309, 500  # of a number; of a line in an error
+MOST_DIGITS, MOST_SHOWN = 309, 1000  # of a number; of a line in an error
 ASSIGNMENTS = {"=": "", "+=": "+", "-=": "-", "*=": "*"}
 
 
@@ -297,7 +298,7 @@ class _Reader:
             value = self.factor()
             if not isinstance(value, Number):
                 raise self.wrong(f"what {array} is beyond its ends is a number, such as 0 or -inf", start)
-            beyond = float(value.value)
+            beyond = said_beyond(value.value, tuple(places))
         if self.next != "]":
             raise self.wanted("',' or ']'")
         self.take("]")

@@ -6,13 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from calcvm.equations.simplify import conjunction
-from calcvm.equations.tree import ZERO, Call, Element, Equation, Node, call, parts, walk, with_parts
+from calcvm.equations.tree import ZERO, Call, Element, Equation, Node, call, is_data, parts, walk, with_parts
 
 Place = tuple[Node, Node]  # a place, and the size of its axis
-
-
-def is_data(place: Node) -> bool:
-    return any(isinstance(n, Element) for n in walk(place))
 
 
 def data_places(equations: Sequence[Equation], axes: Mapping[str, Sequence[Node]]) -> set[Place]:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 
 from calcvm.equations.rows import Ranged, read_ranged
+from calcvm.equations.simplify import conjunction
 from calcvm.equations.text import show, show_equations
 from calcvm.equations.tree import (
     COMPARISONS,
+    SAID,
     Call,
     Element,
     Equation,
@@ -123,7 +125,8 @@ class _Stages:
 
     def add(self, equation: Equation) -> None:
         kept = equation.kept or ()
-        equation = Equation(equation.name, kept, expanded(rewritten(equation.value, self.opened), self.another))
+        value = rewritten(rewritten(equation.value, self.opened), self.chosen)
+        equation = Equation(equation.name, kept, expanded(value, self.another))
         if equation.name not in self.plain.operands:
             if own_elements(equation):
                 raise CalcError(
@@ -159,6 +162,17 @@ class _Stages:
             return call("and", inside, value)
         beyond = int(node.beyond) if node.beyond.is_integer() else node.beyond
         return call("where", inside, value, Number(beyond))
+
+    def chosen(self, node: Node) -> Node:
+        """A condition of which 0 is said beyond the ends, which is false: as one that it lies inside."""
+        if not isinstance(node, Element) or node.beyond != SAID or self.plain.types.get(node.array) != "bool":
+            return node
+        places, inside = list[Node](), list[Node]()
+        for place, extent in zip(node.places, self.plain.axes[node.array]):
+            at, there = self.within(place, Index("", extent))
+            inside += [] if there is None else [there]
+            places.append(at if there is None else call("%", at, extent))
+        return call("and", conjunction(inside), Element(node.array, tuple(places)))
 
     def within(self, place: Node, index: Index) -> tuple[Node, Node | None]:
         """A place as an integer, and whether it lies in an index's range; None: it does."""

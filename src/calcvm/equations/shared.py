@@ -10,6 +10,7 @@ from calcvm.equations.scope import Scope, extent
 from calcvm.equations.simplify import addends, chosen, conditions, factors, finite, product, total, where, zero_where
 from calcvm.equations.tree import (
     ONE,
+    SAID,
     ZERO,
     Call,
     Element,
@@ -129,7 +130,7 @@ class Shared:
             n = self.scope.extents[node.name]
             return f"${n}" if met is None else f"${met.setdefault(node.name, str(len(met)))}:{n}"
         if isinstance(node, Element):
-            return f"{node.array}[{','.join(self.spelled(p, met) for p in node.places)};{node.beyond}]"
+            return f"{node.array}[{','.join(self.spelled(p, met) for p in node.places)};{node.beyond}{' said' * (node.beyond == SAID)}]"
         if isinstance(node, Reduction):
             body = self.spelled(node.body, met)
             over = [self.spelled(Name(i.name), met) for i in node.indexes]

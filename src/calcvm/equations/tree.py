@@ -33,9 +33,33 @@ class Name:
     at: int = _at()
 
 
+class _Said(float):
+    """A number that is equal to itself alone, and true."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Said)
+
+    def __ne__(self, other: object) -> bool:
+        return not isinstance(other, _Said)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash(_Said)
+
+
+SAID = _Said(
+    0
+)  # the 0 of ``tab[t[b]; 0]``: where nothing is said 0 lies beyond the ends too, and a place that data say traps there
+
+
 @record
 class Element:
-    """An element of an array, ``x[b, o*s + t]``; where a place lies outside, ``beyond``."""
+    """An element of an array, ``x[b, o*s + t]``; where a place lies outside, ``beyond``.
+
+    beyond : 0.0, where nothing is said; `SAID`, where 0 is said of a place that data say.
+    """
 
     array: str
     places: tuple[Node, ...]
@@ -137,6 +161,16 @@ def rewritten(node: Node, rule: Callable[[Node], Node]) -> Node:
     """``rule`` applied to every node, to those below first."""
     below = parts(node)
     return rule(with_parts(node, tuple(rewritten(part, rule) for part in below)) if below else node)
+
+
+def is_data(place: Node) -> bool:
+    """Whether an array says it."""
+    return any(isinstance(n, Element) for n in walk(place))
+
+
+def said_beyond(value: float, places: tuple[Node, ...]) -> float:
+    """What an element is to be beyond its ends, as it stands in the tree."""
+    return float(value) or (SAID if any(map(is_data, places)) else 0.0)
 
 
 def names(node: Node) -> set[str]:

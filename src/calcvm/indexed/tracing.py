@@ -12,7 +12,7 @@ from calcvm import checks
 from calcvm.equations import tree
 from calcvm.equations.grammar import NAME, WORDS, read
 from calcvm.equations.text import show_equation
-from calcvm.equations.tree import REDUCTIONS, Call, Element, Equation, Name, Node, Number
+from calcvm.equations.tree import REDUCTIONS, Call, Element, Equation, Name, Node, Number, said_beyond
 from calcvm.errors import CalcError, NoNumber
 from calcvm.graph import Traced as Base
 from calcvm.graph import Variable
@@ -35,7 +35,8 @@ class Traced(Base):
             raise CalcError("beyond is of an element, such as x[n, o + t].beyond(-np.inf)")
         if not checks.is_number(value):
             raise CalcError(f"beyond: a number is wanted, such as 0 or -np.inf, not {checks.shown(value)}")
-        return Traced(Element(self.node.array, self.node.places, float(value)), self.arrays)
+        places = self.node.places
+        return Traced(Element(self.node.array, places, said_beyond(value, places)), self.arrays)
 
     # ------------------------------------------------------------ what the graph hands over
     def _element(self, x: Variable, places: tuple[Any, ...]) -> Traced:

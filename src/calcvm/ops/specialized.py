@@ -150,7 +150,7 @@ def _of_numbers(node: Node, numbers: Mapping[str, int], axes: Mapping[str, Seque
         for place, extent in zip(said, axes.get(node.array, ())):
             n = _number(extent, numbers)
             if isinstance(place, Number) and n is not None and not 0 <= place.value < n:
-                return Number(node.beyond)
+                return Number(float(node.beyond))
         return Element(node.array, said, node.beyond)
 
     return rewritten(node, rule)
