@@ -599,8 +599,8 @@ class Path(Answering):
 
         Returns
         -------
-        dict of ndarray, by the names of the path's results, in the order in which they are computed; those that follow from a
-        placeholder that is not given, such as a loss from its target, are left out
+        dict of ndarray, by the names of the path's results, in the order in which they are computed, and of its output, which may
+        be what is given; those that follow from a placeholder that is not given, such as a loss from its target, are left out
 
         Raises
         ------

@@ -11,6 +11,7 @@ import pytest
 
 import calcvm as cv
 from calcvm import nn
+from calcvm.equations.functions import ARGUMENTS
 from calcvm.equations.grammar import read
 from calcvm.equations.meaning import evaluate
 from calcvm.indexed.einsum import equation_of
@@ -473,6 +474,44 @@ def test_a_graph_of_equations_is_a_text_and_evaluated_by_its_rows(name):
     values = case.values(3)
     found = g.paths["f"].evaluate(values)
     np.testing.assert_allclose(found["alone"], meant(case, values), rtol=1e-10, atol=1e-10)
+
+
+FAR = np.array([1e3, 1e-300, 0.5, 37.0, 745.0, 1e300, np.inf])
+FAR = np.array([*FAR, *-FAR, np.nan, 0.0, 1.0])
+UNARY = sorted(f for f, n in ARGUMENTS.items() if n == 1 and f not in ("neg", "not"))
+
+
+@pytest.mark.parametrize("fused", [None, True, False])
+def test_evaluation_and_programs_agree_far_away(fused):
+    """Of all functions, also of infinite numbers: what judges a program must be right where the program is."""
+    g = cv.CalcGraph()
+    x, z = g.placeholder("x", (None,)), g.placeholder("z", (None,))
+    texts = {f: f"y[b] = {f}(x[b])" for f in UNARY}
+    texts |= {f: f"y[b] = {f}(x[b], z[b])" for f in ("max", "min", "logaddexp")} | {"quotient": "y[b] = x[b]//z[b]"}
+    with g.path("p") as path:
+        for f, text in texts.items():
+            operands = {"x": x, "z": z} if "z" in text else {"x": x}
+            cv.equation(text, fused=fused, **operands).rename(f"result.{f}")
+        soft = cv.equation("y[b] = softplus(sum[i<2] 0.5*x[b])", x=x, fused=fused).rename("sum")
+        path.output = soft, cv.equation("y[b] = x[b]", x=x)
+    keep = [f"result.{f}" for f in texts if f != "stop"] + ["sum"]
+    program = cv.compile(g, batch_size=FAR.size**2, dtype="float64", keep=keep, workers=1)
+    values = dict(zip("xz", (a.reshape(-1) for a in np.meshgrid(FAR, FAR))))
+    with cv.CalcHeap(program.heap_bytes) as heap:
+        model = heap.load(program, seed=0)
+        for name, v in values.items():
+            model[name] = v
+        model.forward("p")
+        shown, made = path.evaluate(values), {name: np.array(model[name]) for name in keep}
+    if fused is not True:  # it is x itself, and a result all the same
+        np.testing.assert_array_equal(shown["x"], values["x"])
+    for name in keep:
+        meant = shown[name] if name == "sum" else evaluate(read(texts[name[7:]]), values)["y"]
+        known = (
+            np.isfinite(values["x"]) if name == "result.sign" else slice(None)
+        )  # of NaN rows make 0, the operator NaN
+        for judge in (shown[name], meant):
+            np.testing.assert_allclose(judge[known], made[name][known], 1e-14, 1e-307, err_msg=name)
 
 
 def test_a_script_computes_the_same(tmp_path):

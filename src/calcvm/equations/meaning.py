@@ -21,6 +21,17 @@ def _power(x: Any, y: Any) -> Any:
     return np.power(np.asarray(x, np.float64), y)
 
 
+def _quotient(a: Any, b: Any) -> Any:
+    """Rounded down; of numbers the quotient as it is computed."""
+    whole = all(np.asarray(x).dtype.kind in "iub" for x in (a, b))
+    return np.floor_divide(a, b) if whole else np.floor(np.true_divide(a, b))
+
+
+def _sigmoid(x: Any) -> Any:
+    e = np.exp(-np.abs(x))
+    return np.where(np.asarray(x) < 0, e, 1) / (1 + e)
+
+
 def _log_add_exp(a: Any, b: Any) -> Any:
     least, most = np.minimum(a, b), np.maximum(a, b)
     return most + np.log1p(np.exp(np.where(least == most, 0, least - most)))
@@ -42,7 +53,7 @@ FUNCTIONS |= {
     "-": np.subtract,
     "*": np.multiply,
     "/": np.true_divide,
-    "//": np.floor_divide,
+    "//": _quotient,
     "%": np.mod,
     "^": _power,
     "neg": np.negative,
@@ -60,7 +71,7 @@ FUNCTIONS |= {
     "min": np.minimum,
     "stop": lambda x: x,
     "erf": np.vectorize(math.erf, otypes=[np.float64]),
-    "sigmoid": lambda x: 0.5 + 0.5 * np.tanh(0.5 * np.asarray(x)),
+    "sigmoid": _sigmoid,
     "float32": lambda x: np.asarray(x, np.float32).astype(np.float64),
     "relu": lambda x: np.maximum(x, 0),
     "softplus": lambda x: np.logaddexp(0, x),

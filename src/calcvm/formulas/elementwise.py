@@ -259,7 +259,7 @@ def _by_tanh(x: Any) -> Any:
     return SQRT_2_BY_PI * n.fma(x * x * x, CUBIC, x)
 
 
-@elementwise(onnx="Softplus")
+@elementwise(onnx="Softplus", source="log(1 + exp(x))")
 class softplus:
     def y(x):
         return n.softplus(x)

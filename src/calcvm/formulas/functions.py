@@ -77,7 +77,7 @@ def logistic(x: Any) -> Any:
     return 1 / (1 + exp(-x))
 
 
-@valued(said="log(1 + exp({}))", numpy="np.logaddexp(0, {})", ulp=3, libm=False, long=True, derivative="sigmoid(x)")
+@valued(numpy="np.logaddexp(0, {})", ulp=3, libm=False, long=True, derivative="sigmoid(x)")
 def softplus(x: Any) -> Any:
     return where(x < 0, 0.0, x) + log1p(exp(-fabs(x)))
 

@@ -59,6 +59,12 @@ def _float(x: Any) -> Any:
     return F.cast(x, None) if isinstance(x, Variable) and x.type in RANKS else x
 
 
+def _log_add_exp(x: Any, y: Any) -> Any:
+    """Of two that are infinite alike the difference is none: it is they."""
+    apart = F.where(F.equal(x, y), 0, -F.abs(x - y))
+    return F.maximum(x, y) + F.softplus(apart)
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -81,7 +87,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "where": _where,
     "max": F.maximum,
     "min": F.minimum,
-    "logaddexp": lambda x, y: F.where(F.less(x, y), y + F.softplus(x - y), x + F.softplus(y - x)),
+    "logaddexp": _log_add_exp,
     "stop": F.stop_gradient,
     "rint": F.round,
 }

@@ -128,6 +128,7 @@ def evaluate_path(path: Path, values: Mapping[str, Any], seed: int) -> dict[str,
         for name, v in s.operands.items():
             if v is not None and name in made:
                 cells[v] = made[name].astype(dtype_of(v.type, DTYPE), copy=False)
+    results |= {v: env[v] for v in path.outputs if v in env}  # which may be what is given
     found = {v.name: _as_seen(cells[value], v, batch) for v, value in results.items() if value in cells}
     if results and not found:
         missing = ", ".join(
