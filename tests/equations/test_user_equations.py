@@ -487,6 +487,7 @@ def test_evaluation_and_programs_agree_far_away(fused):
     g = cv.CalcGraph()
     x, z = g.placeholder("x", (None,)), g.placeholder("z", (None,))
     texts = {f: f"y[b] = {f}(x[b])" for f in UNARY}
+    texts |= {f"infinite {at}": f"y[b] = logaddexp(x[b], {at})" for at in ("inf", "-inf")}
     texts |= {f: f"y[b] = {f}(x[b], z[b])" for f in ("max", "min", "logaddexp")} | {"quotient": "y[b] = x[b]//z[b]"}
     with g.path("p") as path:
         for f, text in texts.items():

@@ -216,7 +216,7 @@ class Lowering(Elements):
             return Value(made if made.ndim else made.item(), tuple(axes))
         if function == "where" and not isinstance(data[0], (Variable, np.ndarray)):
             return given[1] if data[0] else given[2]
-        if function in ("+", "-"):  # of a number that is infinite, as beyond the ends, no row is made
+        if function in ("+", "-", "logaddexp"):  # of a number that is infinite, as beyond the ends, no row is made
             far = [isinstance(x, float) and math.isinf(x) for x in data]
             data = [self.graph.constant(self.graph.unique("far"), x) if is_far else x for x, is_far in zip(data, far)]
         try:
