@@ -7,7 +7,7 @@ is no result is made where all its indexes are known, and stays in registers.  T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -678,12 +678,12 @@ def names_in(node: Node) -> set[str]:
 
 
 # ---------------------------------------------------------------- a row
-def kernel_of(plain: Plain) -> Any:
-    """What a kernel calls: ``loops(me, given)``, ``given`` its words and operands."""
+def kernel_of(plain: Callable[[], Plain]) -> Any:
+    """What a kernel calls: ``loops(me, given)``, ``given`` its words and operands; asked for the row when it is compiled."""
 
     def typing(me: Any, given: Any) -> Any:
         def codegen(ctx: Any, b: Any, sig: Any, values: Any) -> Any:
-            _Row(ctx, b, plain, me, given, *values).emit()
+            _Row(ctx, b, plain(), me, given, *values).emit()
             return ctx.get_dummy_value()
 
         return types.void(me, given), codegen
