@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from calcvm.equations.places import linear
 from calcvm.equations.plain import Stage
+from calcvm.equations.scatter import vanishing
 from calcvm.equations.tree import ONE, ZERO, Call, Element, Name, Node, Number, call, names, walk
 
-ODD = ("neg", "abs", "sqrt", "stop", "sin", "tan", "asin", "atan", "sinh", "tanh", "expm1", "erf", "sign")  # 0 at 0
 Key = Callable[[Node], str]
 
 
@@ -35,21 +35,12 @@ def guards(stage: Stage, axes: Mapping[str, tuple[Node, ...]], key: Key) -> list
 
 
 def _zero(node: Node, axes: Mapping[str, tuple[Node, ...]], key: Key) -> Iterator[Guard]:
-    """Where a value is 0; what it is times there is taken for finite."""
-    if isinstance(node, Element) and node.beyond == 0 and node.array in axes:
-        yield from _within(node, axes[node.array], key)
-    if not isinstance(node, Call):
-        return
-    if node.function == "*":
-        for argument in node.arguments:
-            yield from _zero(argument, axes, key)
-    elif node.function == "/" or node.function in ODD:
-        yield from _zero(node.arguments[0], axes, key)
-    elif node.function == "^" and isinstance(node.arguments[1], Number) and node.arguments[1].value > 0:
-        yield from _zero(node.arguments[0], axes, key)
-    elif node.function == "where" and node.arguments[2] == ZERO:
-        yield from _holds(node.arguments[0], key)
-        yield from _zero(node.arguments[1], axes, key)
+    """Where a value is 0."""
+    for part in vanishing(node):
+        if not isinstance(part, Element):
+            yield from _holds(part, key)
+        elif part.beyond == 0 and part.array in axes:
+            yield from _within(part, axes[part.array], key)
 
 
 def _least(node: Node, none: float, axes: Mapping[str, tuple[Node, ...]], key: Key) -> Iterator[Guard]:

@@ -26,6 +26,7 @@ from calcvm.kernels_cpu._folds import Fold
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._guards import Guard, along, guards
 from calcvm.kernels_cpu._math import LONG, Lanes, _vectors, _when, add_exactly, counting
+from calcvm.kernels_cpu._scatter import scattered
 from calcvm.kernels_cpu._target import current
 from calcvm.kernels_cpu._values import BAD_PLACE, INTEGER, KINDS, NUMBER, Operand, Point, Value, Values, kind_of
 from calcvm.kernels_cpu._vectors import c64, phi
@@ -244,9 +245,10 @@ class Loops(Values):
     def row(self, stages: Sequence[Stage], shared: str | None, lo: Any, hi: Any) -> None:
         """All results; those of the units lo to hi of the shared index."""
         self.bounds = {shared: (lo, hi)} if shared else {}
-        self.terms = dict(filter(None, map(self.stored_terms, stages)))
+        results = [made for s in stages if s.result and (made := scattered(self, s)) is not None]
+        self.terms = dict(filter(None, map(self.stored_terms, self.stages.values())))
         ones = {i.name: Whole(0) for s in stages for i in s.kept if i.extent == Number(1)}
-        self.nest([s for s in stages if s.result], Point(ones), 0)
+        self.nest(results, Point(ones), 0)
 
     def order(self, stage: Stage) -> list[Index]:
         """A result's indexes, outermost first: that of a scan is the last, and before it those without which what it reads is reduced."""

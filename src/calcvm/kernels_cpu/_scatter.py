@@ -1,0 +1,154 @@
+"""Sums of which each term goes to one place of a result: it is added there, in memory, and no other place asks for it.
+
+A worker goes through all terms and adds those that fall into its own part of the result, in the order in which they are summed: the
+bits are the same for any team.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from calcvm.equations.plain import Stage
+from calcvm.equations.scatter import Scatter, at_multiples, at_places
+from calcvm.equations.tree import Element, Index, Name, Node, Number, names, rewritten, walk
+from calcvm.kernels_cpu._math import _vectors, counting
+from calcvm.kernels_cpu._values import NUMBER, Point, kind_of
+from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
+
+if TYPE_CHECKING:
+    from calcvm.kernels_cpu._plain import Loops
+
+
+def scattered(loops: Loops, stage: Stage) -> Stage | None:
+    """Make a result, or the sum that it is made of, by a scatter: the result as it is then left to be made, or None: it is made."""
+    sum_ = _sum_of(loops, stage)
+    if sum_ is None or kind_of(sum_.value, loops.kinds) != NUMBER:
+        return stage
+    axes = {name: o.axes for name, o in loops.operands.items()}
+    found = at_places(sum_.kept, sum_.over, sum_.value) or at_multiples(sum_.kept, sum_.over, sum_.value, axes)
+    if found is None or loops.operands[stage.name].pointer.type.pointee != loops.e.element:
+        return stage
+    Scattering(loops, stage, found).emit()
+    if sum_ is stage:
+        return None
+    del loops.stages[sum_.name]
+    loops.operands[sum_.name] = loops.operands[stage.name]  # where it is read again
+    own = Element(sum_.name, tuple(Name(i.name) for i in stage.kept))
+    return replace(stage, value=rewritten(stage.value, lambda n: own if _reads(n, sum_) else n))
+
+
+def _reads(node: Node, stage: Stage) -> bool:
+    return isinstance(node, Element) and node.array == stage.name
+
+
+def _sum_of(loops: Loops, stage: Stage) -> Stage | None:
+    """The sum that is a result, or that it alone reads, at its own place, with no array that may lie in the result's place."""
+    if stage.scan or not stage.kept:
+        return None
+    if stage.how:
+        return stage if stage.how == "sum" and not _readers(loops, stage) else None
+    own = {i.name for i in stage.kept}
+    read = [n for n in walk(stage.value) if isinstance(n, Element)]
+    sums = [loops.stages[n.array] for n in read if n.array in loops.stages]
+    found = [s for s in sums if s.how == "sum" and not s.result and {i.name for i in s.kept} == own]
+    if len({s.name for s in found}) != 1 or _readers(loops, found[0]) != {stage.name} or _readers(loops, stage):
+        return None
+    kept = tuple(Name(i.name) for i in found[0].kept)
+    same = tuple(Name(i.name) for i in stage.kept)
+    for n in read:
+        if n.places != kept if n.array == found[0].name else n.places == same or n.array in loops.stages:
+            return None
+    return found[0]
+
+
+def _readers(loops: Loops, stage: Stage) -> set[str]:
+    return {s.name for s in loops.stages.values() for n in walk(s.value) if _reads(n, stage)}
+
+
+class Scattering:
+    """The loops: kept indexes before those that have places, what is summed, then the other kept ones, the last by vectors."""
+
+    def __init__(self, loops: Loops, stage: Stage, found: Scatter):
+        self.loops, self.b, self.stage, self.found = loops, loops.b, stage, found
+        loops.extents |= {i.name: i.extent for i in found.over if i.extent is not None}
+        kept = [i.name for i in stage.kept]
+        first = min(kept.index(name) for name in found.places)
+        free = [i for i in stage.kept if i.name not in found.places]
+        self.order = [*stage.kept[:first], *found.over, *(i for i in free if i not in stage.kept[:first])]
+        self.known = {i.name for i in self.order} | {*found.places}
+
+    def emit(self) -> None:
+        guard = self.found.guard
+        tests = [*self.found.places.items(), *([("", guard)] if guard is not None else [])]
+        with self.loops.scope():
+            self.clear()
+            self.at(Point({}), self.order, tests)
+
+    def clear(self) -> None:
+        """The worker's part becomes 0."""
+        loops, b, e = self.loops, self.b, self.loops.e
+        lo, hi = map(loops.w.value, loops.run(self.stage.kept[0].name))
+        below = loops.product([i.extent for i in self.stage.kept[1:]])
+        start = b.gep(loops.operands[self.stage.name].pointer, [b.mul(lo, below)])
+        zero = e.splat(e.element(0.0))
+
+        def body(i: Any, left: Any, carried: list) -> list:
+            e.store(zero, b.gep(start, [i]), None if left is None else e.below(left))
+            return carried
+
+        _vectors(e, b.mul(b.sub(hi, lo), below), body, [])
+
+    def at(self, p: Point, left: Sequence[Index], tests: Sequence[tuple[str, Node]]) -> None:
+        """What is added at a point, where all tests hold that can be made there."""
+        loops, b = self.loops, self.b
+        unknown = self.known - p.at.keys()
+        for k, (index, node) in enumerate(tests):
+            if not names(node) & unknown:
+                condition, p = self.test(index, node, p)
+                with b.if_then(loops.w.bit(condition)), loops.scope():
+                    self.at(p, left, [*tests[:k], *tests[k + 1 :]])
+                return
+        loops.hoist(self.found.value, [p], frozenset(unknown))
+        if not left:
+            self.add(p)
+            return
+        index_, *left = left
+        if not left and not tests and index_.name == self.stage.kept[-1].name and index_.extent != Number(1):
+            self.vectors(p, index_.name)
+            return
+
+        def body(i: Any, carried: list) -> list:
+            with loops.scope():
+                self.at(p.to(index_.name, Whole(i)), left, tests)
+            return carried
+
+        counting(b, *map(loops.w.value, loops.run(index_.name)), 1, [], body)
+
+    def test(self, index: str, node: Node, p: Point) -> tuple[Cond, Point]:
+        """Whether a place lies in the worker's part, and the point there; of no index whether a condition holds."""
+        loops, w = self.loops, self.loops.w
+        if not index:
+            return loops.condition(node, p), p
+        place = loops.of(node, p)
+        place = place if isinstance(place, Whole) else loops.integer(loops.number(place))
+        lo, hi = loops.run(index)
+        return w.inside(w.sub(place, Whole(lo)), Whole(w.minus(hi, lo))), p.to(index, place)
+
+    def vectors(self, p: Point, name: str) -> None:
+        loops, b = self.loops, self.b
+        lo, hi = map(loops.w.value, loops.run(name))
+
+        def body(i: Any, left: Any, carried: list) -> list:
+            with loops.scope():
+                live = TRUE if left is None else Cond(loops.e.below(left))
+                self.add(p.to(name, Whole(b.add(lo, i), 1), live))
+            return carried
+
+        _vectors(loops.e, b.sub(hi, lo), body, [])
+
+    def add(self, p: Point) -> None:
+        loops, name, kept = self.loops, self.stage.name, [i.name for i in self.stage.kept]
+        value, before = loops.level(loops.of(self.found.value, p), loops.stored_before(self.stage, p))
+        loops.stored(name, before + value, p, kept)
