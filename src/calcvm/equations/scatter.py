@@ -81,11 +81,18 @@ def _equal(test: Node, kept: list[str], summed: set[str]) -> tuple[str, Node | N
     return "", None
 
 
+def scatter_of(
+    kept: Sequence[Index], over: tuple[Index, ...], value: Node, axes: Mapping[str, Sequence[Node]]
+) -> Scatter | None:
+    """What a sum adds where, by data or by quotients.  axes : of arrays in memory."""
+    return at_places(kept, over, value) or at_multiples(kept, over, value, axes)
+
+
 # ---------------------------------------------------------------- quotients
 def at_multiples(
     kept: Sequence[Index], over: tuple[Index, ...], value: Node, axes: Mapping[str, Sequence[Node]]
 ) -> Scatter | None:
-    """What a sum adds where, by what its quotients are; all that is summed must say where.  axes : of arrays in memory."""
+    """What a sum adds where, by what its quotients are; all that is summed must say where."""
     found = zero_where(value)
     tests = conditions(found[0]) if found and found[2] else []
     known = {i.name for i in (*kept, *over)}

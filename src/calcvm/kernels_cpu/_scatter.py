@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from calcvm.equations.plain import Stage
-from calcvm.equations.scatter import Scatter, at_multiples, at_places
+from calcvm.equations.scatter import Scatter, scatter_of
 from calcvm.equations.tree import Element, Index, Name, Node, Number, names, rewritten, walk
 from calcvm.kernels_cpu._math import _vectors, counting
 from calcvm.kernels_cpu._values import NUMBER, Point, kind_of
@@ -27,7 +27,7 @@ def scattered(loops: Loops, stage: Stage) -> Stage | None:
     if sum_ is None or kind_of(sum_.value, loops.kinds) != NUMBER:
         return stage
     axes = {name: o.axes for name, o in loops.operands.items()}
-    found = at_places(sum_.kept, sum_.over, sum_.value) or at_multiples(sum_.kept, sum_.over, sum_.value, axes)
+    found = scatter_of(sum_.kept, sum_.over, sum_.value, axes)
     if found is None or loops.operands[stage.name].pointer.type.pointee != loops.e.element:
         return stage
     Scattering(loops, stage, found).emit()
@@ -44,7 +44,7 @@ def _reads(node: Node, stage: Stage) -> bool:
 
 
 def _sum_of(loops: Loops, stage: Stage) -> Stage | None:
-    """The sum that is a result, or that it alone reads, at its own place, with no array that may lie in the result's place."""
+    """The sum that is a result, or that it alone reads, at its own place."""
     if stage.scan or not stage.kept:
         return None
     if stage.how:
@@ -56,10 +56,8 @@ def _sum_of(loops: Loops, stage: Stage) -> Stage | None:
     if len({s.name for s in found}) != 1 or _readers(loops, found[0]) != {stage.name} or _readers(loops, stage):
         return None
     kept = tuple(Name(i.name) for i in found[0].kept)
-    same = tuple(Name(i.name) for i in stage.kept)
-    for n in read:
-        if n.places != kept if n.array == found[0].name else n.places == same or n.array in loops.stages:
-            return None
+    if any(n.places != kept if n.array == found[0].name else n.array in loops.stages for n in read):
+        return None
     return found[0]
 
 
