@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
-from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -29,6 +28,8 @@ from calcvm.equations.tree import Element, Equation, Index, Name, Node, Number, 
 from calcvm.errors import CalcError
 from calcvm.kernels_cpu._native import closure, modules_of
 from calcvm.kernels_cpu.plain import add
+from calcvm.ops.spec import RowSpec
+from calcvm.script.evaluation import row_values
 from tests import rowrun
 from tests.equations.generate import generate
 from tests.equations.random_windows import random_windows
@@ -145,6 +146,89 @@ def test_generated_windows(part: int, whole: bool) -> None:
         examine(text, values, seed % 3 > 0, ("float32", "float64")[seed % 2])
 
 
+# ---------------------------------------------------------------- how long a call takes
+def least(monkeypatch: pytest.MonkeyPatch, row: RowSpec, words: Mapping[str, int], values: Mapping[str, Any]) -> float:
+    """The shortest of several calls of a row's kernel, in seconds."""
+    run, times = rowrun.backend.run, []
+
+    def timed(*args: Any) -> None:
+        start = perf_counter()
+        run(*args)
+        times.append(perf_counter() - start)
+
+    run_row(row, words, values, "float32")  # compiled
+    with monkeypatch.context() as patched:
+        patched.setattr(rowrun.backend, "run", timed, raising=False)
+        for _ in range(9):
+            run_row(row, words, values, "float32")
+    return min(times)
+
+
+# ---------------------------------------------------------------- sums that are scatters
+SCATTERS = {
+    "rows": "w[j<J,c<C] = sum[r<R] where(j == t[r], x[r,c], 0)",
+    "elements": "w[j<J] = sum[r<R,c<C] where(j == t[r], x[r,c], 0)",
+    "of a batch": "w[r<R,j<J] = sum[c<C] where(j == u[r,c], x[r,c], 0)",
+    "two places": "w[i<I,j<J] = sum[r<R,c<C] where(i == t[r] and j == u[r,c], x[r,c], 0)",
+    "between": "w[c<C,j<J,d<C] = sum[r<R] where(j == t[r], x[r,c]*x[r,d], 0)",
+    "guarded": "w[j<J,c<C] = sum[r<R] where(j == t[r] and x[r,c] > 0 and t[r] != 2, x[r,c], 0)",
+    "its place is read": "w[j<J,c<C] = sum[r<R] where(j == t[r], x[r,c]*v[j,c], 0)",
+    "scaled": "w[j<J,c<C] = v[j,c]*sum[r<R] where(j == t[r], x[r,c], 0) + 1",
+    "by a number": "w[j<J,c<C] = sum[r<R] where(j == f[r], x[r,c], 0)",
+}
+
+
+@pytest.mark.parametrize("text", SCATTERS.values(), ids=SCATTERS)
+@pytest.mark.parametrize("sizes", [(5, 7, 21), (5, 7, 0), (3, 4, 300), (1, 1, 4), (0, 3, 2)])
+def test_scatters(text: str, sizes: tuple[int, int, int]) -> None:
+    """Indexes are equal, outside, none; a place that no index is equal to is 0."""
+    rng, (n_i, n_j, n_r) = np.random.default_rng(0), sizes
+    words = {"I": n_i, "J": n_j, "C": 19, "R": n_r}
+    values = {
+        "x": rng.uniform(-1, 1, (n_r, 19)),
+        "v": rng.uniform(-1, 1, (n_j, 19)),
+        "t": rng.integers(-2, 9, n_r),
+        "u": rng.integers(-2, 9, (n_r, 19)),
+        "f": rng.choice([0.0, 1.0, 1.5, 3.0, -1.0, np.nan, np.inf, 1e30], n_r),
+    }
+    values = {
+        name: v.astype("float32") if v.dtype.kind == "f" else v for name, v in values.items() if f"{name}[" in text
+    }
+    own = {name: n for name, n in words.items() if f"<{name}" in text}
+    declares = "".join(f"{name}[{at}]; " for name, at in (("v", "j,c"), ("x", "r,c")) if name in values).rstrip("; ")
+    types = {name: "int64" for name in ("t", "u") if name in values}
+    plain = declared(text, " ".join(own), " ".join([*values, "w"]), types, declares=declares)
+    got = made(plain, own, values)["w"]
+    want = row_values(row_of(plain), own, {name: v.reshape(-1) for name, v in values.items()})["w"]
+    near(got, want, 256 * EPS["float32"], text)
+
+
+def test_scatters_by_quotients() -> None:
+    """What steps, and steps that are not coprime with what is between taps, negative ones among them."""
+    rng = np.random.default_rng(0)
+    text = "dx[n<N,i<I] = sum[t<T] dy[n, (i + p - t*d)/s]*w[t]"
+    plain = declared(text, "N I T O p d s", "dy w dx", declares="dy[n,o<O]")
+    for i, taps, o, p, d, s in (
+        (9, 3, 5, 1, 1, 2),
+        (9, 3, 4, 1, 2, 4),
+        (7, 2, 3, 0, 3, 3),
+        (8, 3, 9, 2, -1, -2),
+        (0, 2, 3, 1, 1, 1),
+    ):
+        words = {"N": 3, "I": i, "T": taps, "O": o, "p": p, "d": d, "s": s}
+        values = {"dy": rng.uniform(-1, 1, (3, o)).astype("float32"), "w": rng.uniform(-1, 1, taps).astype("float32")}
+        want = row_values(row_of(plain), words, {name: v.reshape(-1) for name, v in values.items()})["dx"]
+        near(made(plain, words, values)["dx"], want, 256 * EPS["float32"], str(words))
+
+
+def test_what_a_scatter_takes_grows_with_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with the rows that there are: 4096 of them were asked for each of 512 indexes."""
+    plain = declared(SCATTERS["rows"], "J C R", "t x w", {"t": "int64"}, declares="x[r,c]")
+    values = {"t": np.zeros(512, np.int64), "x": np.ones(512 * 8, np.float32)}
+    short, long = (least(monkeypatch, row_of(plain), {"J": n, "C": 8, "R": 512}, values) for n in (64, 4096))
+    assert long < 20 * short
+
+
 # ---------------------------------------------------------------- how often what is reduced is computed
 MIDDLE = {
     "softmax": "y[o<O,n<N,i<I] = exp(x[o,n,i] - max[k<N] x[o,k,i])/sum[j<N] exp(x[o,j,i] - max[k] x[o,k,i])",
@@ -156,24 +240,12 @@ MIDDLE = {
 @pytest.mark.parametrize("text", MIDDLE.values(), ids=MIDDLE)
 def test_what_is_reduced_over_a_middle_axis_is_computed_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for each of the 2048 places of that axis: then an element would take 40 to 400 times as long as along the last axis."""
-    run, times = rowrun.backend.run, []
-
-    def timed(*args: Any) -> None:
-        start = perf_counter()
-        run(*args)
-        times.append(perf_counter() - start)
-
-    def least(words: Mapping[str, int]) -> float:
-        values = {"x": np.ones(prod(words.values()), np.float32)}
-        run_row(row, words, values, "float32")  # compiled
-        times.clear()
-        for _ in range(9):
-            run_row(row, words, values, "float32")
-        return min(times)
-
-    row = row_of(declared(text, "O N I", "x m y" if text.startswith("m") else "x y"))
-    monkeypatch.setattr(rowrun.backend, "run", timed, raising=False)
-    assert least({"O": 1, "N": 2048, "I": 16}) < 10 * least({"O": 16, "N": 2048, "I": 1})
+    row, values = (
+        row_of(declared(text, "O N I", "x m y" if text.startswith("m") else "x y")),
+        {"x": np.ones(2**15, np.float32)},
+    )
+    middle = least(monkeypatch, row, {"O": 1, "N": 2048, "I": 16}, values)
+    assert middle < 10 * least(monkeypatch, row, {"O": 16, "N": 2048, "I": 1}, values)
 
 
 # ---------------------------------------------------------------- what is kept of them
