@@ -174,6 +174,9 @@ SCATTERS = {
     "guarded": "w[j<J,c<C] = sum[r<R] where(j == t[r] and x[r,c] > 0 and t[r] != 2, x[r,c], 0)",
     "its place is read": "w[j<J,c<C] = sum[r<R] where(j == t[r], x[r,c]*v[j,c], 0)",
     "scaled": "w[j<J,c<C] = v[j,c]*sum[r<R] where(j == t[r], x[r,c], 0) + 1",
+    "bands": "w[j<J,c<C] = sum[r<R] where(sqrt(r + 0.5) - 1 < j and j <= sqrt(r + 0.5) + 1, x[r,c]*v[j,c], 0)",
+    "bands of lanes": "w[c<C,j<J] = sum[r<R] where(sqrt(r + 0.5) - 1 < j and j <= sqrt(r + 0.5) + 1, x[r,c], 0)",
+    "of bands": "w[r<R,c<C] = sum[j<J] where(sqrt(r + 0.5) - 1 < j and j <= sqrt(r + 0.5) + 1, v[j,c], 0)",
     "by a number": "w[j<J,c<C] = sum[r<R] where(j == f[r], x[r,c], 0)",
 }
 

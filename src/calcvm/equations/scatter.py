@@ -6,8 +6,9 @@ So does ``dx[i] = sum[t] dy[(i + p - t)/s]``: what stands at ``o`` goes to ``i =
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import field
 
-from calcvm.equations.places import linear
+from calcvm.equations.places import linear, terms
 from calcvm.equations.simplify import conditions, conjunction, zero_where
 from calcvm.equations.tree import (
     ONE,
@@ -23,6 +24,7 @@ from calcvm.equations.tree import (
     call,
     names,
     rewritten,
+    walk,
 )
 from calcvm.record import record
 
@@ -34,12 +36,14 @@ class Scatter:
     """``result[.., place, ..] += value`` for all places of the other indexes.
 
     places : of indexes of the result, where it is added.  over : indexes that are summed.  guard : where it is added, or None.
+    bands : indexes of the result that are added to from somewhere to somewhere, which depends on these names.
     """
 
     places: dict[str, Node]
     over: tuple[Index, ...]
     value: Node
     guard: Node | None = None
+    bands: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 def scatter(equation: Equation) -> Scatter | None:
@@ -84,8 +88,34 @@ def _equal(test: Node, kept: list[str], summed: set[str]) -> tuple[str, Node | N
 def scatter_of(
     kept: Sequence[Index], over: tuple[Index, ...], value: Node, axes: Mapping[str, Sequence[Node]]
 ) -> Scatter | None:
-    """What a sum adds where, by data or by quotients.  axes : of arrays in memory."""
-    return at_places(kept, over, value) or at_multiples(kept, over, value, axes)
+    """What a sum adds where, by data, by quotients or in bands.  axes : of arrays in memory."""
+    return at_places(kept, over, value) or at_multiples(kept, over, value, axes) or in_bands(kept, over, value)
+
+
+def in_bands(kept: Sequence[Index], over: tuple[Index, ...], value: Node) -> Scatter | None:
+    """What a sum adds where ``f(e) < d and d < g(e)``, of which nobody knows for which e it is."""
+    found, summed = zero_where(value), {i.name for i in over}
+    if found is None or not found[2]:
+        return None
+    ends: dict[tuple[str, bool], Node] = {}
+    for test in conditions(found[0]):
+        if isinstance(test, Call) and test.function in ("<", "<=", ">", ">="):
+            less, more = test.arguments if test.function[0] == "<" else reversed(test.arguments)
+            for index, end, below in ((more, less, True), (less, more, False)):
+                if (
+                    isinstance(index, Name)
+                    and names(end) & summed
+                    and not any(isinstance(n, Element) for n in walk(end))
+                ):
+                    ends[index.name, below] = end
+    bands = {}
+    for i in kept:
+        two = [ends[key] for key in ((i.name, True), (i.name, False)) if key in ends]
+        if len(two) == 2 and all(terms(end) is None for end in two):
+            bands[i.name] = frozenset().union(*map(names, two))
+    if not bands or {*bands} & frozenset().union(*bands.values()):
+        return None
+    return Scatter({}, over, found[1], found[0], bands)
 
 
 # ---------------------------------------------------------------- quotients
@@ -94,7 +124,7 @@ def at_multiples(
 ) -> Scatter | None:
     """What a sum adds where, by what its quotients are; all that is summed must say where."""
     found = zero_where(value)
-    tests = conditions(found[0]) if found and found[2] else []
+    tests, inner = (conditions(found[0]), found[1]) if found and found[2] else ([], value)
     known = {i.name for i in (*kept, *over)}
     places: dict[str, Node] = {}
     new: list[Index] = []
@@ -110,15 +140,13 @@ def at_multiples(
             place = call("-", call("*", at, below), parts[1])
             places[i.name] = place if parts[0] == ONE else call("neg", place)
             true = {exact, call("<=", ZERO, call("//", above, below)), call("<", call("//", above, below), extent)}
-            left = [test for test in tests if test not in true]
-            value = _guarded_by(value, left) if len(left) < len(tests) else value
-            tests = [_put(test, above, below, at) for test in left]
-            value = _put(value, above, below, at)
+            tests = [_put(test, above, below, at) for test in tests if test not in true]
+            inner = _put(inner, above, below, at)
             break
     said = set().union(*map(names, places.values())) if places else set()
     if not places or not {i.name for i in over} <= said or {*places} & said:
         return None
-    return Scatter(places, (*new, *over), value)
+    return Scatter(places, (*new, *over), inner, conjunction(tests) if tests else None)
 
 
 def _quotients(
@@ -132,8 +160,8 @@ def _quotients(
                 if isinstance(place, Call) and place.function == "/":
                     found[place.arguments[0], place.arguments[1], extent] = None
     for test in tests:
-        if isinstance(test, Call) and test.function == "<" and isinstance(test.arguments[0], Call):
-            quotient, extent = test.arguments
+        quotient, extent = test.arguments if isinstance(test, Call) and test.function == "<" else (ZERO, ZERO)
+        if isinstance(quotient, Call):
             exact = call("==", call("%", *quotient.arguments), ZERO)
             if quotient.function == "//" and {exact, call("<=", ZERO, quotient)} <= {*tests}:
                 found[quotient.arguments[0], quotient.arguments[1], extent] = None
@@ -144,11 +172,6 @@ def _put(node: Node, above: Node, below: Node, at: Node) -> Node:
     """A quotient replaced by what it is."""
     by = {call("/", above, below), call("//", above, below)}
     return rewritten(node, lambda n: at if n in by else n)
-
-
-def _guarded_by(value: Node, tests: Sequence[Node]) -> Node:
-    condition, inner, zero = value.arguments  # type: ignore[union-attr]
-    return call("where", conjunction(tests), inner, zero) if tests else inner
 
 
 def _unused(name: str, known: set[str]) -> str:

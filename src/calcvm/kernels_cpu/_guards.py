@@ -15,13 +15,27 @@ from calcvm.equations.scatter import vanishing
 from calcvm.equations.tree import ONE, ZERO, Call, Element, Name, Node, Number, call, names, walk
 
 Key = Callable[[Node], str]
+FAR = Number(2.0**62)  # beyond any index
+
+
+class Limit(NamedTuple):
+    """``factor*(index - (end + more)) >= 0``, where the end is a float that is an integer."""
+
+    index: str
+    factor: int
+    end: Node
+    more: int
 
 
 class Guard(NamedTuple):
-    """An integer that is below 0 where a term is neutral.  mark : what is true where no guard with it is below 0."""
+    """An integer that is below 0 where a term is neutral.
+
+    mark : what is true where no guard with it is below 0.  limit : the same where it is no integer.
+    """
 
     value: Node
     mark: tuple[str, ...] = ()
+    limit: Limit | None = None
 
 
 def guards(stage: Stage, axes: Mapping[str, tuple[Node, ...]], key: Key) -> list[Guard]:
@@ -79,13 +93,30 @@ def _holds(node: Node, key: Key) -> Iterator[Guard]:
         gap = call("-", more, less)
         if any(isinstance(n, Element) for n in walk(gap)):
             return
-        yield Guard(gap if "=" in node.function else call("-", gap, ONE), (key(node),))
+        strict = "=" not in node.function
+        yield Guard(call("-", gap, ONE) if strict else gap, (key(node),), _limit(less, more, strict))
+
+
+def _limit(less: Node, more: Node, strict: bool) -> Limit | None:
+    """Where an index begins or ends that is compared with any number."""
+    for index, other, factor in ((more, less, 1), (less, more, -1)):
+        if isinstance(index, Name) and index.name not in names(other):
+            end = call(
+                "floor" if strict == (factor > 0) else "ceil", call("max", call("min", other, FAR), call("neg", FAR))
+            )
+            return Limit(index.name, factor, end, factor if strict else 0)
+    return None
 
 
 def along(found: list[Guard], index: str, later: frozenset[str]) -> list[tuple[Guard, Node, Node]]:
-    """Guards that are linear in an index and have none of others, each with its factor and its rest."""
-    out = []
+    """Guards that are linear in an index and have none of others, each with its factor and its rest, of a limit its end."""
+    out: list[tuple[Guard, Node, Node]] = []
     for guard in found:
+        limit = guard.limit
+        if limit is not None:
+            if limit.index == index and not names(limit.end) & later:
+                out.append((guard._replace(mark=()), Number(limit.factor), limit.end))
+            continue
         free = names(guard.value)
         parts = linear(guard.value, index) if index in free and not free & later else None
         if parts is not None and parts[0] != ZERO:

@@ -164,8 +164,9 @@ class Loops(Values):
     # ------------------------------------------------------------ where terms are
     def guards(self, stage: Stage, index: str, later: frozenset[str]) -> list[tuple[Guard, Node, Node]]:
         axes = {name: o.axes for name, o in self.operands.items()}
-        found = [g for g in guards(stage, axes, lambda n: self.key(n)[0]) if self.is_whole(g.value)]
-        return along(found, index, later)
+        found = guards(stage, axes, lambda n: self.key(n)[0])
+        found = [g._replace(limit=None) if self.is_whole(g.value) else g for g in found]
+        return along([g for g in found if g.limit or self.is_whole(g.value)], index, later)
 
     def is_whole(self, node: Node) -> bool:
         return kind_of(node, self.kinds) == INTEGER
@@ -196,7 +197,7 @@ class Loops(Values):
             return None
         key, value = self.known(f"range {stage.name} {index.name}", free, p)
         if value is None:
-            at = [(g, self.of(c, p), self.of(r, p)) for g, c, r in found]
+            at = [(g, self.of(c, p), self.rest(g, r, p)) for g, c, r in found]
             at = [(g, c.base, r.base) for g, c, r in at if not c.wide and not r.wide]
             marks = {g.mark for g, _, _ in found if g.mark} - {
                 g.mark for g, _, _ in found if g not in [known for known, _, _ in at]
@@ -204,6 +205,14 @@ class Loops(Values):
             lo, hi = self.cut(size, [(c, r) for _, c, r in at])
             value = self.keep(key, (lo, hi, sorted(marks)))
         return value
+
+    def rest(self, guard: Guard, rest: Node, p: Point) -> Whole:
+        """What is added to an index times its factor."""
+        value = self.of(rest, p)
+        if guard.limit is None:
+            return value
+        end = self.w.add(self.integer(self.number(value)), Whole(guard.limit.more))
+        return self.w.neg(end) if guard.limit.factor > 0 else end
 
     def cut(self, size: Any, found: list[tuple[Any, Any]]) -> tuple[Any, Any]:
         """From where to where none of ``c*i + r`` is below 0."""

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from calcvm.equations.plain import Stage
 from calcvm.equations.scatter import Scatter, scatter_of
+from calcvm.equations.simplify import conditions, where
 from calcvm.equations.tree import Element, Index, Name, Node, Number, names, rewritten, walk
+from calcvm.kernels_cpu._common import I64
 from calcvm.kernels_cpu._math import _vectors, counting
 from calcvm.kernels_cpu._values import NUMBER, Point, kind_of
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
@@ -71,18 +73,25 @@ class Scattering:
     def __init__(self, loops: Loops, stage: Stage, found: Scatter):
         self.loops, self.b, self.stage, self.found = loops, loops.b, stage, found
         loops.extents |= {i.name: i.extent for i in found.over if i.extent is not None}
-        kept = [i.name for i in stage.kept]
-        first = min(kept.index(name) for name in found.places)
-        free = [i for i in stage.kept if i.name not in found.places]
-        self.order = [*stage.kept[:first], *found.over, *(i for i in free if i not in stage.kept[:first])]
+        tests = conditions(found.guard) if found.guard else []
+        self.sum = Stage(f"{stage.name} by terms", stage.kept, "sum", found.over, where(tests, found.value), False)
+        last = {stage.kept[-1].name} - {*found.places}  # by lanes, each of which has its own
+        self.tests = [*found.places.items(), *(("", test) for test in tests if not names(test) & last)]
+        self.value = where([test for test in tests if names(test) & last], found.value)
+        aside = {*found.places, *found.bands}
+        first = min(k for k, i in enumerate(stage.kept) if i.name in aside)
+        self.order = [*stage.kept[:first], *found.over]
+        left = [i for i in stage.kept[first:] if i.name not in found.places]
+        for i in [i for i in left if i.name in found.bands]:  # as soon as it is known from where to where
+            behind = max(k for k, j in enumerate(self.order) if j.name in found.bands[i.name])
+            self.order.insert(behind + 1, i)
+        self.order += [i for i in left if i.name not in found.bands]
         self.known = {i.name for i in self.order} | {*found.places}
 
     def emit(self) -> None:
-        guard = self.found.guard
-        tests = [*self.found.places.items(), *([("", guard)] if guard is not None else [])]
         with self.loops.scope():
             self.clear()
-            self.at(Point({}), self.order, tests)
+            self.at(Point({}), self.order, self.tests)
 
     def clear(self) -> None:
         """The worker's part becomes 0."""
@@ -108,21 +117,27 @@ class Scattering:
                 with b.if_then(loops.w.bit(condition)), loops.scope():
                     self.at(p, left, [*tests[:k], *tests[k + 1 :]])
                 return
-        loops.hoist(self.found.value, [p], frozenset(unknown))
+        loops.hoist(self.value, [p], frozenset(unknown))
         if not left:
             self.add(p)
             return
-        index_, *left = left
-        if not left and not tests and index_.name == self.stage.kept[-1].name and index_.extent != Number(1):
-            self.vectors(p, index_.name)
+        along, *left = left
+        name = along.name
+        lo, hi = loops.run(name)
+        found = loops.range(self.sum, along, frozenset(unknown - {name}), p)
+        if found:
+            lo, hi = loops.w.larger(lo, found[0]), loops.w.smaller(hi, found[1])
+        lo, hi, true = loops.w.value(lo), loops.w.value(hi), found[2] if found else []
+        if not left and not tests and name == self.stage.kept[-1].name and along.extent != Number(1):
+            self.vectors(p, name, lo, hi)
             return
 
         def body(i: Any, carried: list) -> list:
-            with loops.scope():
-                self.at(p.to(index_.name, Whole(i)), left, tests)
+            with loops.scope(), loops.knowing(true):
+                self.at(p.to(name, Whole(i)), left, tests)
             return carried
 
-        counting(b, *map(loops.w.value, loops.run(index_.name)), 1, [], body)
+        counting(b, lo, hi, 1, [], body)
 
     def test(self, index: str, node: Node, p: Point) -> tuple[Cond, Point]:
         """Whether a place lies in the worker's part, and the point there; of no index whether a condition holds."""
@@ -134,9 +149,8 @@ class Scattering:
         lo, hi = loops.run(index)
         return w.inside(w.sub(place, Whole(lo)), Whole(w.minus(hi, lo))), p.to(index, place)
 
-    def vectors(self, p: Point, name: str) -> None:
+    def vectors(self, p: Point, name: str, lo: Any, hi: Any) -> None:
         loops, b = self.loops, self.b
-        lo, hi = map(loops.w.value, loops.run(name))
 
         def body(i: Any, left: Any, carried: list) -> list:
             with loops.scope():
@@ -144,9 +158,10 @@ class Scattering:
                 self.add(p.to(name, Whole(b.add(lo, i), 1), live))
             return carried
 
-        _vectors(loops.e, b.sub(hi, lo), body, [])
+        n = b.sub(hi, lo)
+        _vectors(loops.e, b.select(b.icmp_signed(">", n, I64(0)), n, I64(0)), body, [])
 
     def add(self, p: Point) -> None:
         loops, name, kept = self.loops, self.stage.name, [i.name for i in self.stage.kept]
-        value, before = loops.level(loops.of(self.found.value, p), loops.stored_before(self.stage, p))
+        value, before = loops.level(loops.of(self.value, p), loops.stored_before(self.stage, p))
         loops.stored(name, before + value, p, kept)
