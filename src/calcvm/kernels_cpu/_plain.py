@@ -19,6 +19,7 @@ from numba.core import cgutils
 from calcvm.equations.functions import DERIVATIVES
 from calcvm.equations.places import terms
 from calcvm.equations.plain import Plain, Stage
+from calcvm.equations.scatter import vanishing
 from calcvm.equations.tree import ZERO, Call, Element, Index, Name, Node, Number, names, rewritten, substituted, walk
 from calcvm.kernel import FLAG_PC_SHIFT, TRAP_CODE, TRAP_PC
 from calcvm.kernels_cpu._common import I64, intrinsic_of
@@ -167,6 +168,29 @@ class Loops(Values):
         found = guards(stage, axes, lambda n: self.key(n)[0])
         found = [g._replace(limit=None) if self.is_whole(g.value) else g for g in found]
         return along([g for g in found if g.limit or self.is_whole(g.value)], index, later)
+
+    def divides(
+        self, stage: Stage, index: str, later: Sequence[str], points: Sequence[Point]
+    ) -> tuple[Cond, list[tuple[str, ...]]]:
+        """Whether quotients that an index decides are places inside, without which terms are 0, and what is true there."""
+        inside, marks = TRUE, []
+        for n in vanishing(stage.value) if stage.how == "sum" else ():
+            if not isinstance(n, Element) or n.beyond != 0 or n.array not in self.operands:
+                continue
+            for place, extent in zip(n.places, self.operands[n.array].axes):
+                text, free = self.key(place)
+                mark = text, self.key(extent)[0]
+                if not (isinstance(place, Call) and place.function == "/") or mark in marks or index not in free:
+                    continue
+                at = [[p.at[v] for v in sorted(free & p.at.keys())] for p in points]
+                if free & {*later} or self.is_data(place) or any(x.wide for x in at[0]):
+                    continue
+                if all(x is y for other in at[1:] for x, y in zip(at[0], other)):
+                    where, exact = self.divided(place, points[0])
+                    there = self.w.both(exact, self.w.inside(where, Whole(self.size(extent))))
+                    inside = self.w.both(inside, there)
+                    marks += [mark, ("divides", text)]
+        return inside, marks
 
     def is_whole(self, node: Node) -> bool:
         return kind_of(node, self.kinds) == INTEGER
@@ -323,6 +347,8 @@ class Loops(Values):
     def rows(self, stage: Stage, depth: int) -> int:
         """How many places of an index are taken at once: several where they read the same, or wait for one another in a scan."""
         names_left = [i.name for i in self.order(stage)[depth:]]
+        if len(names_left) == 1:
+            return ROWS if self.beside(stage, names_left[0]) else 1
         if len(names_left) != 2 or (set(self.made_of(stage)) - {stage}):
             return 1
         row, last = names_left
@@ -335,6 +361,19 @@ class Loops(Values):
         used = [frozenset().union(*map(names, n.places)) for n in self.reads(stage)]
         again = any(last in free and row not in free for free in used) and any(row in free for free in used)
         return ROWS if again else 1
+
+    def beside(self, stage: Stage, last: str) -> bool:
+        """Whether sums by lanes of several places of a result's last index read the same."""
+        made = self.made_of(stage)
+        if stage.scan or self.by_lanes(stage) or len(made) != 1:
+            return False
+        (sum_,) = made
+        if last not in {i.name for i in sum_.kept} or not self.takes_lanes(sum_):
+            return False
+        if any(last in names(g.value) for i in sum_.over for g, _, _ in self.guards(sum_, i.name, frozenset())):
+            return False
+        free = [last in frozenset().union(*map(names, n.places)) for n in self.reads(sum_)]
+        return any(free) and not all(free)
 
     def is_tiled(self, stage: Stage) -> bool:
         return (
@@ -355,6 +394,8 @@ class Loops(Values):
                 self.hoist(stage.value, points, frozenset({last, *(i.name for i in stage.over)}))
                 if stage.scan:
                     self.scan(stage, points)
+                elif last == name:
+                    self.complete(stage, points)
                 else:
                     self.vectors([stage], points, last)
             return carried
@@ -601,7 +642,14 @@ class _Reduction:
         def body(i: Any, state: list) -> list:
             with loops.scope(), loops.knowing(true):
                 at = Whole(i)
-                return self.over(further, [p.to(index.name, at) for p in points], state)
+                here = [p.to(index.name, at) for p in points]
+                there, marks = loops.divides(
+                    self.stage, index.name, [*(i.name for i in further), self.inner.name], here
+                )
+                if there.known:
+                    return self.over(further, here, state)
+                with loops.knowing(marks), loops.scope():
+                    return _when(self.b, loops.w.bit(there), lambda state: self.over(further, here, state), state)
 
         return counting(self.b, lo, hi, 1, state, body)
 

@@ -336,9 +336,13 @@ class Values:
         if not (isinstance(place, Call) and place.function == "/"):
             at = self.of(place, p)
             return at if isinstance(at, Whole) else self.integer(at), TRUE
-        (above, exact), (below, _) = (self.divided(argument, p) for argument in place.arguments)
-        quotient, rest = self.w.divided(above, below)
-        return quotient, self.w.both(exact, self.w.compare("==", rest, Whole(0)))
+        text, free = self.key(place)
+        key, found = self.known(f"place {text}", sorted(free & p.at.keys()), p)
+        if found is None:
+            (above, exact), (below, _) = (self.divided(argument, p) for argument in place.arguments)
+            quotient, rest = self.w.divided(above, below)
+            found = self.keep(key, (quotient, self.w.both(exact, self.w.compare("==", rest, Whole(0)))))
+        return found[0], TRUE if ("divides", text) in self.true else found[1]
 
     def lies_inside(self, place: Node, extent: Node, p: Point) -> bool:
         text = self.key(place)[0], self.key(extent)[0]
