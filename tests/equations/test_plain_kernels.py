@@ -177,6 +177,7 @@ SCATTERS = {
     "bands": "w[j<J,c<C] = sum[r<R] where(sqrt(r + 0.5) - 1 < j and j <= sqrt(r + 0.5) + 1, x[r,c]*v[j,c], 0)",
     "bands of lanes": "w[c<C,j<J] = sum[r<R] where(sqrt(r + 0.5) - 1 < j and j <= sqrt(r + 0.5) + 1, x[r,c], 0)",
     "of bands": "w[r<R,c<C] = sum[j<J] where(sqrt(r + 0.5) - 1 < j and j <= sqrt(r + 0.5) + 1, v[j,c], 0)",
+    "sums": "w[j<J,c<C] = sum[r<R,d<C] where(j == t[r], x[r,d]*v[c,d], 0)",
     "by a number": "w[j<J,c<C] = sum[r<R] where(j == f[r], x[r,c], 0)",
 }
 
@@ -189,7 +190,7 @@ def test_scatters(text: str, sizes: tuple[int, int, int]) -> None:
     words = {"I": n_i, "J": n_j, "C": 19, "R": n_r}
     values = {
         "x": rng.uniform(-1, 1, (n_r, 19)),
-        "v": rng.uniform(-1, 1, (n_j, 19)),
+        "v": rng.uniform(-1, 1, (19 if "v[c" in text else n_j, 19)),
         "t": rng.integers(-2, 9, n_r),
         "u": rng.integers(-2, 9, (n_r, 19)),
         "f": rng.choice([0.0, 1.0, 1.5, 3.0, -1.0, np.nan, np.inf, 1e30], n_r),

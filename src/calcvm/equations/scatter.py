@@ -122,7 +122,7 @@ def in_bands(kept: Sequence[Index], over: tuple[Index, ...], value: Node) -> Sca
 def at_multiples(
     kept: Sequence[Index], over: tuple[Index, ...], value: Node, axes: Mapping[str, Sequence[Node]]
 ) -> Scatter | None:
-    """What a sum adds where, by what its quotients are; all that is summed must say where."""
+    """What a sum adds where, by what its quotients are."""
     found = zero_where(value)
     tests, inner = (conditions(found[0]), found[1]) if found and found[2] else ([], value)
     known = {i.name for i in (*kept, *over)}
@@ -144,7 +144,7 @@ def at_multiples(
             inner = _put(inner, above, below, at)
             break
     said = set().union(*map(names, places.values())) if places else set()
-    if not places or not {i.name for i in over} <= said or {*places} & said:
+    if not places or {*places} & said:
         return None
     return Scatter(places, (*new, *over), inner, conjunction(tests) if tests else None)
 

@@ -116,14 +116,12 @@ class Loops(Values):
         if not kept or kept[-1] == along:
             return None
         last = kept[-1]
-        for other in self.reduces(stage, last):
-            if (
-                other.over
-                and self.score(other, last) > self.score(other, self.best(other))
-                and self.score(other, last)[0]
-            ):
-                return None
-        return last
+        return last if all(self.takes(other, last) for other in self.reduces(stage, last)) else None
+
+    def takes(self, stage: Stage, index: str) -> bool:
+        """Whether a reduction is rather made for several places of a kept index than by lanes of its own."""
+        own = self.score(stage, index)
+        return not stage.over or own <= self.score(stage, self.best(stage)) or not own[0]
 
     # ------------------------------------------------------------ reductions
     def reduce(self, stage: Stage, points: Sequence[Point]) -> list[Value]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from calcvm.equations.plain import Stage
@@ -21,6 +22,8 @@ from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
 if TYPE_CHECKING:
     from calcvm.kernels_cpu._plain import Loops
+
+BESIDE = 4  # sums that read the same
 
 
 def scattered(loops: Loops, stage: Stage) -> Stage | None:
@@ -75,18 +78,32 @@ class Scattering:
         loops.extents |= {i.name: i.extent for i in found.over if i.extent is not None}
         tests = conditions(found.guard) if found.guard else []
         self.sum = Stage(f"{stage.name} by terms", stage.kept, "sum", found.over, where(tests, found.value), False)
+        said = frozenset().union(*map(names, (*found.places.values(), *tests)))
+        inner = tuple(i for i in found.over if i.name not in said)
+        self.over = tuple(i for i in found.over if i.name in said)
+        self.inner, value = self.summed(inner, found.value)
         last = {stage.kept[-1].name} - {*found.places}  # by lanes, each of which has its own
         self.tests = [*found.places.items(), *(("", test) for test in tests if not names(test) & last)]
-        self.value = where([test for test in tests if names(test) & last], found.value)
+        self.value = where([test for test in tests if names(test) & last], value)
         aside = {*found.places, *found.bands}
         first = min(k for k, i in enumerate(stage.kept) if i.name in aside)
-        self.order = [*stage.kept[:first], *found.over]
+        self.order = [*stage.kept[:first], *self.over]
         left = [i for i in stage.kept[first:] if i.name not in found.places]
         for i in [i for i in left if i.name in found.bands]:  # as soon as it is known from where to where
             behind = max(k for k, j in enumerate(self.order) if j.name in found.bands[i.name])
             self.order.insert(behind + 1, i)
         self.order += [i for i in left if i.name not in found.bands]
         self.known = {i.name for i in self.order} | {*found.places}
+
+    def summed(self, inner: tuple[Index, ...], value: Node) -> tuple[Stage | None, Node]:
+        """What is summed before it is added, over indexes that say nothing of where."""
+        if not inner:
+            return None, value
+        read = names(value)
+        kept = tuple(i for i in (*self.stage.kept, *self.over) if i.name in read)
+        sum_ = Stage(f"{self.stage.name} at once", kept, "sum", inner, value, False)
+        self.loops.stages[sum_.name], self.loops.kinds[sum_.name] = sum_, NUMBER
+        return sum_, Element(sum_.name, tuple(Name(i.name) for i in kept))
 
     def emit(self) -> None:
         with self.loops.scope():
@@ -119,7 +136,7 @@ class Scattering:
                 return
         loops.hoist(self.value, [p], frozenset(unknown))
         if not left:
-            self.add(p)
+            self.add([p])
             return
         along, *left = left
         name = along.name
@@ -127,9 +144,12 @@ class Scattering:
         found = loops.range(self.sum, along, frozenset(unknown - {name}), p)
         if found:
             lo, hi = loops.w.larger(lo, found[0]), loops.w.smaller(hi, found[1])
-        lo, hi, true = loops.w.value(lo), loops.w.value(hi), found[2] if found else []
+        lo, hi, true = loops.w.value(lo), loops.w.value(loops.w.larger(lo, hi)), found[2] if found else []
         if not left and not tests and name == self.stage.kept[-1].name and along.extent != Number(1):
-            self.vectors(p, name, lo, hi)
+            if self.inner is None or loops.takes(self.inner, name):
+                self.vectors(p, name, lo, hi)
+            else:
+                self.several(p, name, lo, hi)
             return
 
         def body(i: Any, carried: list) -> list:
@@ -155,13 +175,27 @@ class Scattering:
         def body(i: Any, left: Any, carried: list) -> list:
             with loops.scope():
                 live = TRUE if left is None else Cond(loops.e.below(left))
-                self.add(p.to(name, Whole(b.add(lo, i), 1), live))
+                self.add([p.to(name, Whole(b.add(lo, i), 1), live)])
             return carried
 
-        n = b.sub(hi, lo)
-        _vectors(loops.e, b.select(b.icmp_signed(">", n, I64(0)), n, I64(0)), body, [])
+        _vectors(loops.e, b.sub(hi, lo), body, [])
 
-    def add(self, p: Point) -> None:
+    def several(self, p: Point, name: str, lo: Any, hi: Any) -> None:
+        """Sums by lanes, several beside one another."""
+        b = self.b
+
+        def body(n: int, i: Any, carried: list) -> list:
+            with self.loops.scope():
+                self.add([p.to(name, Whole(b.add(i, I64(k)))) for k in range(n)])
+            return carried
+
+        full = b.add(lo, b.and_(b.sub(hi, lo), I64(-BESIDE)))
+        counting(b, lo, full, BESIDE, [], partial(body, BESIDE))
+        counting(b, full, hi, 1, [], partial(body, 1))
+
+    def add(self, points: Sequence[Point]) -> None:
         loops, name, kept = self.loops, self.stage.name, [i.name for i in self.stage.kept]
-        value, before = loops.level(loops.of(self.value, p), loops.stored_before(self.stage, p))
-        loops.stored(name, before + value, p, kept)
+        loops.prepare(self.value, points)
+        for p in points:
+            value, before = loops.level(loops.of(self.value, p), loops.stored_before(self.stage, p))
+            loops.stored(name, before + value, p, kept)
