@@ -75,6 +75,41 @@ def near(got: np.ndarray, want: np.ndarray, tolerance: float, what: str) -> None
     close(got[finite], want[finite], tolerance, what)
 
 
+# ---------------------------------------------------------------- teams
+ALIKE = [  # products that are added, in loops that take several places at once and in those of the rest
+    "y[b<B,c<C] = sum[k<3] tab[t[b,k], c]*w[k,c]",
+    "y[b<B,c<C] = sum[k<K] x[b,k]*w[k,c]",
+    "y[b<B,c<C] = sum[k<3] x[b,k]*w[k,c]*w[k, c + 1]",
+    "y[b<B,c<C] = sum[k<K] (x[b,k] - w[k,c])*x[b,k]/(1 + w[0,c]^2)",
+    "y[b<B,c<C] = x[b,0]*w[0,c] + x[b,1]*w[1,c] - x[b,2]*w[2,c]",
+    "y[b<B,c<C] = w[0,c]*w[1,c]*y[b, c - 1] + x[b,0]*w[2,c]",
+    "y[b<B,c<C] = (sum[k<K] x[b,k]*w[k,c])*w[0,c] + w[1,c]*w[2,c]",
+    "y[b<B,c<C] = sum[k<K,j<3] (x[b,k]*w[j,c]/w[k,c] - x[b,j]*x[b,k])",
+]
+
+
+@pytest.mark.parametrize("text", ALIKE)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_products_are_added_alike_by_any_team(text, dtype):
+    rng, sizes = np.random.default_rng(3), {"B": 7, "C": 37, "K": 11}
+    values = {"x": rng.uniform(0.5, 2, (7, 11)), "w": rng.uniform(0.5, 2, (11, 37)), "tab": rng.normal(size=(5, 37))}
+    values["t"] = rng.integers(0, 5, (7, 3))
+    read_ = [name for name in values if f"{name}[" in text.partition("=")[2]]
+    axes = {"x": "x[b<B,k0<11]", "w": "w[k1<11,c<C]", "tab": "tab[v<5,c<C]", "t": "t[b<B,k2<3]"}
+    plain = declared(
+        text,
+        "B C K" if "<K" in text else "B C",
+        " ".join([*read_, "y"]),
+        {"t": "int64"} if "t" in read_ else {},
+        declares="; ".join(f"{axes[name]}" for name in read_),
+    )
+    words = {name: sizes[name] for name in plain.words}
+    given = {name: values[name] for name in read_}
+    found = made(plain, words, given, dtype)["y"]
+    want = evaluate(read(text), given, words)["y"].reshape(-1)
+    near(found, want, 1e-12 if dtype == "float64" else 256 * EPS[dtype], text)
+
+
 # ---------------------------------------------------------------- generated equations
 def as_row(text: str, values: Mapping[str, np.ndarray], by_words: bool) -> tuple[Plain, dict[str, int], str]:
     """Equations as a row's, with extents that are words, or numbers; those before the last are parts of it."""

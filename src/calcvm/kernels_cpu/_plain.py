@@ -718,8 +718,8 @@ class _Reduction:
                     result, _ = loops.terms[self.stage.name]
                     last = result.kept[-1].name
                     loops.stored(result.name, value, p.to(last, at), [i.name for i in result.kept])
-                term = fold.lifted(value, self.place(p) if fold.places else None, p.live)
-                out += fold.taken(acc[q * fold.n : (q + 1) * fold.n], term)
+                place = self.place(p) if fold.places else None
+                out += fold.with_term(acc[q * fold.n : (q + 1) * fold.n], value, place, p.live)
         return out
 
     def place(self, p: Point) -> Whole:

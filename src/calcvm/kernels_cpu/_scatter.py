@@ -17,6 +17,7 @@ from calcvm.equations.simplify import conditions, where
 from calcvm.equations.tree import Element, Index, Name, Node, Number, names, rewritten, walk
 from calcvm.kernels_cpu._common import I64
 from calcvm.kernels_cpu._math import _vectors, counting
+from calcvm.kernels_cpu._rounded import added
 from calcvm.kernels_cpu._values import NUMBER, Point, kind_of
 from calcvm.kernels_cpu._whole import TRUE, Cond, Whole
 
@@ -198,4 +199,4 @@ class Scattering:
         loops.prepare(self.value, points)
         for p in points:
             value, before = loops.level(loops.of(self.value, p), loops.stored_before(self.stage, p))
-            loops.stored(name, before + value, p, kept)
+            loops.stored(name, added(value, before), p, kept)

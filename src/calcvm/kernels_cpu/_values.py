@@ -22,6 +22,7 @@ from calcvm.kernels_cpu import _formulas as F
 from calcvm.kernels_cpu._common import I64
 from calcvm.kernels_cpu._formulas import V
 from calcvm.kernels_cpu._math import Lanes
+from calcvm.kernels_cpu._rounded import added, divided, multiplied, subtracted, widened
 from calcvm.kernels_cpu._types import as_number, in_memory
 from calcvm.kernels_cpu._vectors import bits_of, phi
 from calcvm.kernels_cpu._whole import FALSE, TRUE, Cond, Whole, Wholes
@@ -181,7 +182,7 @@ class Values:
         return V(b, e.element(float(x.base)) if isinstance(x.base, int) else b.sitofp(x.base, e.element))
 
     def wide(self, x: V) -> V:
-        return x if x.lanes else V(self.b, self.e.splat(x.v))
+        return widened(x, self.e.splat)
 
     def level(self, *xs: Value) -> list[V]:
         """Numbers of one width."""
@@ -220,9 +221,8 @@ class Values:
     def quotient(self, x: V, y: V) -> V:
         """x / y; of lanes by what is one for all by its reciprocal, in vectors of any number: left to the compiler, some would be."""
         if x.lanes and not y.lanes:
-            return x * self.wide(1.0 / y)
-        one, other = self.level(x, y)
-        return one / other
+            return multiplied(x, self.wide(divided(y.const(1.0), y)))
+        return divided(*self.level(x, y))
 
     def whole(self, function: str, xs: list[Whole]) -> Whole | None:
         w = self.w
@@ -235,15 +235,15 @@ class Values:
     def function(self, function: str, xs: list[V]) -> V:
         match function:
             case "+":
-                return xs[0] + xs[1]
+                return added(*xs)
             case "-":
-                return xs[0] - xs[1]
+                return subtracted(*xs)
             case "*":
-                return xs[0] * xs[1]
+                return multiplied(*xs)
             case "//":
-                return F.floor(xs[0] / xs[1])
+                return F.floor(divided(*xs))
             case "%":
-                return xs[0] - F.floor(xs[0] / xs[1]) * xs[1]
+                return subtracted(xs[0], multiplied(F.floor(divided(*xs)), xs[1]))
             case "neg":
                 return -xs[0]
             case "max":
