@@ -320,3 +320,24 @@ def test_kernels_of_derived_rows_depend_on_what_derives_them() -> None:
     """Else one of a wrong derivation would be taken from the cache after that has been mended."""
     found = closure(modules_of("plain"))
     assert {"equations.declared", "equations.backward", "equations.gradient", "equations.plain"} <= {*found}
+
+
+# ---------------------------------------------------------------- powers
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("text", ["y[i<N,j<M] = x[i]^w[j]", "y[i<N,j<M] = w[j]^x[i]", "y[i<N,j<M] = 2^x[i] + 0*w[j]^2"])
+def test_powers_of_any_number_by_any(text, dtype):
+    """As `numpy.power`: what is not finite, zeros of both signs, whole and half exponents, overflow."""
+    some = [0.0, 1.0, 2.0, 3.0, 0.5, 1.5, 0.999, 1.001, 10.0, 1e30, 1e-30, 7.0, float("inf")]
+    x = np.array([*some, *(-v for v in some), float("nan")])
+    w = x[np.abs(x) < 1e9] if "0*w" in text else np.append(x, [2.0, -2.0, 5.0, -1 / 3])
+    plain = declared(text, "N M", "x w y")
+    values = {"x": x.astype(dtype).astype(float), "w": w.astype(dtype).astype(float)}
+    found = made(plain, {"N": len(x), "M": len(w)}, values, dtype)["y"]
+    with np.errstate(all="ignore"):
+        want = evaluate(read(text), values, {"N": len(x), "M": len(w)})["y"].reshape(-1).astype(dtype)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(want))
+    np.testing.assert_array_equal(np.isinf(found) * np.sign(found), np.isinf(want) * np.sign(want))
+    fits = np.isfinite(want)
+    np.testing.assert_allclose(
+        found[fits], want[fits], rtol=16 * EPS[dtype], atol=4e-38 if dtype == "float32" else 1e-300
+    )

@@ -287,6 +287,7 @@ class Values:
         return Cond((b.fcmp_unordered if op == "!=" else b.fcmp_ordered)(op, one.v, other.v))
 
     def power(self, x: Value, p: Value) -> V:
+        """As that of IEEE 754 (2019, 9.2.1): x^0 and 1^p are 1, of NaN too."""
         x = self.number(x)
         if isinstance(p, Whole) and not p.wide and isinstance(p.base, int) and float(p.base) in POWERS:
             return POWERS[float(p.base)](x)
@@ -295,9 +296,12 @@ class Values:
             return POWERS[exponent.v.constant](x)
         x, exponent = self.level(x, exponent)
         exponent = exponent.as_f64()
-        half = 0.5 * exponent
-        odd = (1.0 - 4.0 * (half - F.floor(half))).where(exponent.equals(F.floor(exponent)), float("nan"))
-        return power_of(x, exponent, exponent.const(0.0), odd).rounded(x)
+        finite = F.clamp(exponent, -1e30, 1e30)  # where all of |x| but 1 is 0 or inf
+        half = 0.5 * finite
+        odd = (1.0 - 4.0 * (half - F.floor(half))).where(finite.equals(F.floor(finite)), float("nan"))
+        y = power_of(x, finite, exponent.const(0.0), odd).rounded(x)
+        y = y.where(exponent.equals(exponent), float("nan"))
+        return y.const(1.0).where(exponent.equals(0.0), y.const(1.0).where(x.equals(1.0), y))
 
     # ------------------------------------------------------------ elements
     def element(self, node: Element, p: Point) -> Value:
