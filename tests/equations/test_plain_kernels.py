@@ -234,9 +234,8 @@ def test_scatters(text: str, sizes: tuple[int, int, int]) -> None:
         name: v.astype("float32") if v.dtype.kind == "f" else v for name, v in values.items() if f"{name}[" in text
     }
     own = {name: n for name, n in words.items() if f"<{name}" in text}
-    declares = "".join(f"{name}[{at}]; " for name, at in (("v", "j,c"), ("x", "r,c")) if name in values).rstrip("; ")
     types = {name: "int64" for name in ("t", "u") if name in values}
-    plain = declared(text, " ".join(own), " ".join([*values, "w"]), types, declares=declares)
+    plain = declared(text, " ".join(own), " ".join([*values, "w"]), types)
     got = made(plain, own, values)["w"]
     want = row_values(row_of(plain), own, {name: v.reshape(-1) for name, v in values.items()})["w"]
     near(got, want, 256 * EPS["float32"], text)
@@ -262,7 +261,7 @@ def test_scatters_by_quotients() -> None:
 
 def test_what_a_scatter_takes_grows_with_what_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with the rows that there are: 4096 of them were asked for each of 512 indexes."""
-    plain = declared(SCATTERS["rows"], "J C R", "t x w", {"t": "int64"}, declares="x[r,c]")
+    plain = declared(SCATTERS["rows"], "J C R", "t x w", {"t": "int64"})
     values = {"t": np.zeros(512, np.int64), "x": np.ones(512 * 8, np.float32)}
     short, long = (least(monkeypatch, row_of(plain), {"J": n, "C": 8, "R": 512}, values) for n in (64, 4096))
     assert long < 20 * short
